@@ -1,85 +1,85 @@
-//! Why a job was not taken, and why one could not go on.
+//! Errors of submission and of running jobs.
 
 use contract::DeviceError;
 
 use crate::job::JobId;
 
-/// A job that was refused before anything was queued.
+/// A job that was rejected before it was queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The prompt leaves no room for an answer.
+    /// The prompt leaves no space for an answer.
     #[error(
         "the prompt has {prompt_tokens} tokens; the context holds {context_tokens}, answer included"
     )]
     TooLong {
         /// Tokens of the prompt.
         prompt_tokens: usize,
-        /// Tokens of the longest sequence.
+        /// Most tokens of a sequence.
         context_tokens: usize,
     },
-    /// There is nothing to continue.
+    /// The prompt is empty.
     #[error("the prompt has no tokens")]
     EmptyPrompt,
-    /// Too many jobs wait already. Try again later.
+    /// The queue is full. Retry later.
     #[error("the queue is full: {queued} of {limit} jobs wait")]
     QueueFull {
         /// Jobs waiting.
         queued: usize,
-        /// The most that may wait.
+        /// The limit.
         limit: usize,
     },
-    /// A setting is out of its range, or not supported.
+    /// A parameter is out of range or not supported.
     #[error("{field}: {detail}")]
     Invalid {
-        /// The setting, by the name requests use.
+        /// The parameter, as requests name it.
         field: &'static str,
-        /// What was wrong with it.
+        /// What is wrong with it.
         detail: String,
     },
-    /// A live job has this id. A defect in the caller.
+    /// A live job has this id: a bug in the caller.
     #[error("{0} is already there")]
     Duplicate(JobId),
-    /// The device was lost; nothing will ever run again on this scheduler.
+    /// The device is lost; this scheduler runs nothing more.
     #[error("the device was lost in {during}: {detail}")]
     DeviceLost {
         /// The call that failed.
         during: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         detail: String,
     },
 }
 
-/// Why a running job ended without its answer.
+/// Why a running job failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
-    /// The device has not enough of something, and no neighbour whose end would free it.
+    /// The device lacks a resource, and no other job's end would free it.
     #[error("no room for {what}: {wanted} wanted, {free} free")]
     OutOfMemory {
-        /// The resource, with its unit.
+        /// The resource with its unit.
         what: &'static str,
-        /// How much was asked for.
+        /// The requested amount.
         wanted: u64,
-        /// How much is left.
+        /// The free amount.
         free: u64,
     },
-    /// The device was lost, and every job with it.
+    /// The device is lost, and every job with it.
     #[error("the device was lost in {during}: {detail}")]
     DeviceLost {
         /// The call that failed.
         during: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         detail: String,
     },
-    /// What the answer must obey is beyond what can be followed; a simpler grammar may go.
+    /// The constraint exceeds a limit of the grammar engine; a simpler grammar may work.
     #[error("the grammar cannot be followed: {detail}")]
     Constraint {
-        /// Which limit was met.
+        /// The limit.
         detail: String,
     },
-    /// The device refused a call; a defect.
+    /// The device rejected a call: a bug.
     #[error("the device refused a call: {detail}")]
     Device {
-        /// The device's words.
+        /// The device's message.
         detail: String,
     },
 }
@@ -109,7 +109,7 @@ impl From<&DeviceError> for JobError {
 }
 
 impl SubmitError {
-    /// The refusal of a scheduler whose device is gone.
+    /// The rejection by a scheduler whose device is lost.
     pub(crate) fn device_lost(error: &DeviceError) -> SubmitError {
         match JobError::from(error) {
             JobError::DeviceLost { during, detail } => SubmitError::DeviceLost { during, detail },

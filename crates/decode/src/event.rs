@@ -1,21 +1,21 @@
-//! What a caller is told about a job.
+//! Events of a job.
 
 use contract::TokenId;
 
 use crate::error::JobError;
 use crate::stats::{AcceptanceByDepth, StepTimes};
 
-/// One piece of news about one job, in the order things happened.
+/// An event of one job, in order of occurrence.
 ///
-/// A job's last event is the `Finished` of its last open choice, or a `Failed`; after that it is gone.
+/// A job's last event is the `Finished` of its last open choice, or `Failed`. Then the job is gone.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The job left the queue.
     Started {
-        /// Prompt tokens that need not be read because a saved state held them.
+        /// Prompt tokens taken from a cached prefix.
         cached: usize,
     },
-    /// Another chunk of the prompt has been read.
+    /// A chunk of the prompt was read.
     Prefill {
         /// Prompt tokens read or cached so far.
         done: usize,
@@ -24,25 +24,25 @@ pub enum Event {
     },
     /// Logprobs of the prompt's tokens, `[prompt]`; the first token has none.
     PromptLogprobs(Vec<Option<Logprobs>>),
-    /// New tokens of one choice, at least one. A token that ends the choice is the last of its tokens.
+    /// New tokens of one choice, at least one. An end token is the last.
     Tokens {
-        /// Which choice.
+        /// The choice.
         choice: usize,
         /// The tokens, oldest first.
         tokens: Vec<OutputToken>,
     },
-    /// A choice is complete; nothing more comes for it.
+    /// A choice is complete; it has no further events.
     Finished {
-        /// Which choice.
+        /// The choice.
         choice: usize,
         /// Why it ended.
         reason: FinishReason,
-        /// What it took.
+        /// Its counters.
         stats: ChoiceStats,
     },
-    /// The job could not go on; nothing more comes for any of its choices.
+    /// The job failed; none of its choices has further events.
     Failed {
-        /// Why.
+        /// The error.
         error: JobError,
     },
 }
@@ -52,51 +52,51 @@ pub enum Event {
 pub struct OutputToken {
     /// The token.
     pub id: TokenId,
-    /// Its logprob, if the job asked for it.
+    /// Its logprob, if the job requested it.
     pub logprobs: Option<Logprobs>,
 }
 
-/// How likely a token was, by the raw logits: before bias, penalties and temperature.
+/// The probability of a token by the raw logits, before bias, penalties and temperature.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
-    /// Natural logarithm of the token's probability; minus infinity is possible.
+    /// Natural logarithm of the token's probability; may be minus infinity.
     pub logprob: f32,
-    /// The likeliest tokens with theirs, best first, ties to the lower id.
+    /// The likeliest tokens and their logprobs, best first, ties to the lower id.
     pub top: Vec<(TokenId, f32)>,
 }
 
 /// Why a choice ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// It chose a token that ends it.
+    /// It generated an end token.
     Eos,
-    /// It reached the most tokens it was allowed.
+    /// It reached `max_tokens`.
     Length,
     /// Prompt and output filled the context.
     ContextFull,
-    /// Its caller did not want more.
+    /// The caller cancelled it.
     Cancelled,
 }
 
-/// What one choice took.
+/// Counters of one choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChoiceStats {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, tokens that a saved state held.
+    /// Prompt tokens taken from a cached prefix.
     pub cached_tokens: usize,
-    /// Tokens generated, the ending one included.
+    /// Tokens generated, the end token included.
     pub generated_tokens: usize,
-    /// Verify passes it took part in.
+    /// Decode steps it took part in.
     pub decode_steps: usize,
-    /// Tree nodes proposed beyond the roots; 0 where nothing was drafted.
+    /// Drafted tree nodes, without roots.
     pub drafted_tokens: usize,
-    /// Of these, nodes that stood on the path kept.
+    /// Drafted nodes that were accepted.
     pub accepted_tokens: usize,
-    /// Tokens that were forced upon it.
+    /// Forced tokens.
     pub forced_tokens: usize,
-    /// How deep its drafts came true.
+    /// Accepted tokens by depth.
     pub depths: AcceptanceByDepth,
-    /// Time of the rounds it took part in, with whatever others did in them.
+    /// Time of its decode steps, other sequences included.
     pub times: StepTimes,
 }

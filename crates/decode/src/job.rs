@@ -1,4 +1,4 @@
-//! What a caller asks for: a prompt, how to continue it, and how often.
+//! A job: a prompt, how to continue it, and how often.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use contract::{AttentionWindow, TokenId};
 
 use crate::constraint::Constraints;
 
-/// Names a job; chosen by the caller, unique among live jobs.
+/// A job's id; chosen by the caller, unique among live jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
@@ -17,62 +17,63 @@ impl fmt::Display for JobId {
     }
 }
 
-/// One request: a prompt and one or more continuations of it.
+/// One request: a prompt and one or more continuations.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Names the job in every event.
+    /// Identifies the job in its events.
     pub id: JobId,
-    /// The tokens to continue, at least one and fewer than the context holds.
+    /// The prompt: at least one token, and fewer than the context holds.
     pub prompt: Arc<[TokenId]>,
-    /// How many continuations, 1 to [`Job::MAX_CHOICES`]. Choice `i` draws with `seed + i`.
+    /// Number of continuations, 1 to [`Job::MAX_CHOICES`]. Choice `i` samples with `seed + i`.
     pub choices: usize,
     /// How to continue.
     pub params: GenerationParams,
-    /// Higher goes first; equal priorities keep their order of arrival.
+    /// Higher runs first; equal priorities keep their order of arrival.
     pub priority: i32,
 }
 
 impl Job {
-    /// The most continuations of one prompt.
+    /// Most continuations of one prompt.
     pub const MAX_CHOICES: usize = 8;
 }
 
-/// How a prompt is continued, and what is told about it.
+/// How a prompt is continued and reported.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationParams {
-    /// How each token is chosen.
+    /// How tokens are sampled.
     pub sampling: Sampling,
-    /// The most tokens generated per choice; the context may end a choice earlier. With 0 the prompt is
-    /// read, its logprobs are told if wanted, and nothing is generated.
+    /// Most tokens generated per choice; the context may end a choice earlier. With 0 only the
+    /// prompt is read, for its logprobs.
     pub max_tokens: usize,
-    /// No token that would end the choice is chosen before this many tokens have been.
+    /// End tokens are masked until this many tokens are generated.
     pub min_tokens: usize,
-    /// Tokens that end a choice, besides those of [`SchedulerConfig::eos`](crate::SchedulerConfig::eos).
+    /// Tokens that end a choice, besides [`SchedulerConfig::eos`](crate::SchedulerConfig::eos).
     pub stop_tokens: Vec<TokenId>,
-    /// Treats the tokens of [`SchedulerConfig::eos`](crate::SchedulerConfig::eos) as any other.
+    /// Treats [`SchedulerConfig::eos`](crate::SchedulerConfig::eos) as ordinary tokens.
     pub ignore_eos: bool,
-    /// With `Some(n)`, every generated token comes with its logprob and the `n` best ones.
+    /// With `Some(n)`, each generated token has its logprob and the `n` likeliest.
     pub logprobs: Option<usize>,
-    /// With `Some(n)`, the same for the tokens of the prompt, in one event before the first token.
+    /// With `Some(n)`, the same for the prompt's tokens, in one event before the first token.
     pub prompt_logprobs: Option<usize>,
-    /// Whether tokens may be drafted. Without, a round gives one token, or a run of what is forced.
+    /// Whether to speculate. Without, a decode step yields one token or a run of forced tokens.
     pub speculate: bool,
-    /// What of the context is seen in attention once the prompt is read; the prompt itself is read in full.
+    /// The attention window while decoding. The prompt is read with full attention.
     pub window: AttentionWindow,
-    /// What may or must come, one for each choice.
+    /// Constraints, one per choice.
     pub constraints: Option<Constraints>,
-    /// Which conversation this belongs to, if its caller knows. Only ever a hint: it protects the longest saved
-    /// state of a conversation from requests on the side.
+    /// The conversation, if the caller knows it. A hint: it protects the conversation's longest
+    /// cached prefix from side requests.
     pub session: Option<Arc<str>>,
-    /// Whether saved states may be looked up for its prompt, and states of it saved.
+    /// Whether to look up and to save cached prefixes.
     pub use_saved: bool,
 }
 
 impl GenerationParams {
-    /// The most alternatives a logprob may come with.
+    /// Most alternatives of a logprob.
     pub const MAX_LOGPROBS: usize = 20;
 
-    /// Whether its prompt may begin with a saved state. One whose logprobs are told is read whole: a state has no rows.
+    /// Whether its prompt may resume from a cached prefix. With prompt logprobs it cannot: a
+    /// snapshot has no logits.
     pub(crate) fn reuses_prefixes(&self) -> bool {
         self.use_saved && self.prompt_logprobs.is_none()
     }
@@ -97,32 +98,32 @@ impl Default for GenerationParams {
     }
 }
 
-/// How a token is chosen from a row of logits.
+/// How a token is sampled from a row of logits.
 ///
-/// Order: bias, repetition, frequency and presence (these four on the device); then, at temperature 0, the
-/// best token, ties to the lower id; otherwise top-k, temperature, softmax, top-p, min-p, and one draw keyed
-/// by `(seed, absolute position)`.
+/// Order: bias, repetition, frequency and presence penalties, all on the device. Then, at
+/// temperature 0, the argmax with ties to the lower id. Otherwise top-k, temperature, softmax,
+/// top-p, min-p, and one draw keyed by `(seed, absolute position)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
-    /// 0 for greedy; logits are divided by it.
+    /// Divides the logits; 0 is greedy.
     pub temperature: f32,
-    /// Keeps the `k` best tokens; 0 keeps all.
+    /// Keeps the `k` highest logits; 0 keeps all.
     pub top_k: usize,
     /// Keeps the fewest best tokens whose mass reaches this; 1.0 keeps all.
     pub top_p: f32,
     /// Keeps tokens at least this fraction as likely as the best; 0.0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen in the window; 1.0 for none.
+    /// Divides positive and multiplies negative logits of tokens in the window; 1.0 is off.
     pub repetition: f32,
-    /// Subtracted per earlier generation of a token; 0.0 for none.
+    /// Subtracted per earlier generation of a token; 0.0 is off.
     pub frequency: f32,
-    /// Subtracted once from tokens that were generated; 0.0 for none.
+    /// Subtracted once from generated tokens; 0.0 is off.
     pub presence: f32,
-    /// How many of the latest tokens, prompt included, `repetition` looks at; `None` for all.
+    /// Latest tokens, prompt included, that `repetition` covers; `None` for all.
     pub window: Option<usize>,
     /// Added to single logits; each token at most once.
     pub bias: Vec<(TokenId, f32)>,
-    /// Names the sequence of draws.
+    /// Seed of the draws.
     pub seed: u64,
 }
 
@@ -144,7 +145,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Always the best token.
+    /// Always the argmax.
     pub fn greedy() -> Sampling {
         Sampling {
             temperature: 0.0,
@@ -152,7 +153,7 @@ impl Sampling {
         }
     }
 
-    /// Whether the best token is always taken.
+    /// Whether sampling is greedy.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }

@@ -1,23 +1,24 @@
-//! Plain counters; whoever owns the scheduler turns them into metrics.
+//! Counters of a scheduler. Its owner turns them into metrics.
 
 use std::time::Duration;
 
 use crate::prefix::PrefixStats;
 
-/// How deep drafts came true.
+/// Accepted drafts by depth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AcceptanceByDepth {
-    /// Rounds that carried drafted nodes.
+    /// Decode steps with drafted nodes.
     pub steps: u32,
-    /// Entry `i`: those that kept more than `i` drafted tokens; the last entry is for all that is deeper.
+    /// Entry `i`: steps that accepted more than `i` drafted tokens. The last entry includes deeper
+    /// ones.
     pub accepted: [u32; AcceptanceByDepth::COUNTED],
 }
 
 impl AcceptanceByDepth {
-    /// Depths that are counted apart.
+    /// Depths counted separately.
     pub const COUNTED: usize = 16;
 
-    /// Counts a round that kept `n` drafted tokens.
+    /// Counts a step that accepted `n` drafted tokens.
     pub(crate) fn add(&mut self, n: usize) {
         self.steps += 1;
         self.accepted
@@ -27,14 +28,14 @@ impl AcceptanceByDepth {
     }
 }
 
-/// Time that rounds took; zero where the scheduler was given no clock.
+/// Time of decode steps; zero without a clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepTimes {
-    /// Drafting and building trees.
+    /// Drafting and tree building.
     pub draft: Duration,
-    /// Verifying them.
+    /// Verification.
     pub verify: Duration,
-    /// Committing what was accepted.
+    /// Commit of accepted tokens.
     pub commit: Duration,
 }
 
@@ -46,7 +47,7 @@ impl StepTimes {
     }
 }
 
-/// What a scheduler is doing and has done since it was made.
+/// State and counters of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Jobs waiting now.
@@ -55,29 +56,29 @@ pub struct Stats {
     pub running: usize,
     /// Sequences open now.
     pub sequences: usize,
-    /// Of these, sequences still reading their prompt.
+    /// Sequences still reading their prompt.
     pub prefilling: usize,
-    /// Context tokens that sequences share.
+    /// Tokens that the KV pool holds.
     pub pool_tokens: usize,
-    /// Of these, tokens that no sequence holds.
+    /// Pool tokens that no sequence holds.
     pub free_tokens: usize,
-    /// Of these, tokens of saved states, which give way when a sequence needs their place.
+    /// Pool tokens that only cached prefixes hold; they are evicted on demand.
     pub evictable_tokens: usize,
-    /// Prompts and choices that gave their place up to others now, and wait for one.
+    /// Prompts and choices preempted now.
     pub preempted: usize,
-    /// Whether what is next waits for others to leave the pool, and not for a place.
+    /// Whether the next job or resume waits for the pool rather than for a sequence.
     pub pool_waits: bool,
-    /// Times a prompt or a choice gave its place up because another could not grow.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Times one went on after that.
+    /// Resumes after preemption.
     pub resumed: u64,
-    /// Jobs taken in all.
+    /// Jobs submitted.
     pub submitted: u64,
-    /// Choices that ended by themselves (not cancelled, not failed).
+    /// Choices that finished, neither cancelled nor failed.
     pub finished: u64,
     /// Jobs that failed.
     pub failed: u64,
-    /// Jobs and choices that were cancelled, by how far they had come.
+    /// Cancelled jobs and choices by phase.
     pub cancelled: Cancellations,
     /// Prompt tokens read.
     pub prompt_tokens: u64,
@@ -85,41 +86,42 @@ pub struct Stats {
     pub generated_tokens: u64,
     /// Prefill calls.
     pub chunks: u64,
-    /// Rounds.
+    /// Decode steps.
     pub decode_steps: u64,
-    /// Sequences taken through a round, summed over rounds: divided by `rounds`, the mean batch.
+    /// Sequences summed over decode steps; divided by `decode_steps`, the mean batch.
     pub batched: u64,
     /// The largest batch so far.
     pub largest_batch: usize,
-    /// Rounds that wanted trees and had no room to draft them, so that they decoded plainly.
+    /// Decode steps without trees because the draft ran out of memory.
     pub undrafted_steps: u64,
-    /// Tree nodes proposed beyond the roots.
+    /// Drafted tree nodes, without roots.
     pub drafted_tokens: u64,
-    /// Of these, nodes on the paths kept.
+    /// Drafted nodes that were accepted.
     pub accepted_tokens: u64,
-    /// Tokens that were forced upon texts.
+    /// Forced tokens.
     pub forced_tokens: u64,
-    /// Rounds of single sequences that carried drafted nodes.
+    /// Decode steps of single sequences that had drafted nodes.
     pub drafted_steps: u64,
-    /// Entry `i`: those that kept more than `i` drafted tokens; the last entry is for all that is deeper.
+    /// Entry `i`: those that accepted more than `i` drafted tokens. The last entry includes deeper
+    /// ones.
     pub accepted_by_depth: [u64; AcceptanceByDepth::COUNTED],
-    /// Time of all rounds.
+    /// Time of all decode steps.
     pub times: StepTimes,
-    /// Times the device had no room for a sequence to open, read on or go through a round.
+    /// Calls that ran out of memory: open, prefill or verify.
     pub waits: u64,
-    /// Times an idle scheduler found that the device had not got back all it had lent; a defect.
+    /// Times an idle scheduler lacked device capacity: a bug.
     pub leaks: u64,
-    /// Saved states of prompts.
+    /// The prefix cache.
     pub prefix: PrefixStats,
 }
 
-/// Where cancellation met its victims.
+/// Cancellations by phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Cancellations {
-    /// Jobs that waited in the queue.
+    /// Jobs in the queue.
     pub queued: u64,
-    /// Jobs that were reading their prompt.
+    /// Jobs reading their prompt.
     pub prefill: u64,
-    /// Choices that were generating, or waiting for their turn to.
+    /// Choices decoding, or waiting to start.
     pub decode: u64,
 }

@@ -5,32 +5,35 @@ use std::sync::Arc;
 
 use contract::{TokenId, TokenMask};
 
-/// Decides over the tokens of one choice, in the words of tokens that follow those it was told of.
+/// Decides over the next token of one choice. A `path` holds tokens after those passed to
+/// `advance`.
 ///
-/// Both answers must depend on nothing but what it was told and `path`, or speculation would show.
+/// Answers must depend only on the advanced tokens and `path`. Otherwise speculation would change
+/// the output.
 pub trait Constraint: Send {
-    /// The token that must come after `path`, if there is only one. It is said whatever the target thinks.
+    /// The token that must follow `path`, if there is only one. It is generated whatever the logits
+    /// are.
     fn forced(&mut self, path: &[TokenId]) -> Option<TokenId>;
 
-    /// The tokens that may come after `path`; `None` allows all. Asked only where nothing is forced. An empty
-    /// mask is a defect: where a text is complete, its end is what may come.
+    /// The tokens that may follow `path`; `None` allows all. Called only if nothing is forced. An
+    /// empty mask is a bug: complete text allows its end token.
     fn allowed(&mut self, path: &[TokenId]) -> Option<Arc<TokenMask>>;
 
-    /// The token that is to be likelier than it is after `path`. Asked only where nothing is forced.
+    /// The token to make likelier after `path`. Called only if nothing is forced.
     fn logit_boost(&mut self, _path: &[TokenId]) -> Option<LogitBoost> {
         None
     }
 
-    /// Tells of tokens that have come.
+    /// Advances over accepted tokens.
     fn advance(&mut self, tokens: &[TokenId]);
 
-    /// Why it can decide no more, if something went wrong; its answers mean nothing then.
+    /// Why it can decide nothing more, if it failed; its answers are then meaningless.
     fn fault(&self) -> Option<&str> {
         None
     }
 }
 
-/// A token made likelier.
+/// A token whose logit is raised.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogitBoost {
     /// The token.
@@ -39,17 +42,17 @@ pub struct LogitBoost {
     pub boost: f32,
 }
 
-/// Makes the constraint of each choice of a job, fresh.
+/// Creates the constraint of each choice of a job.
 #[derive(Clone)]
 pub struct Constraints(Arc<dyn Fn(usize) -> Box<dyn Constraint> + Send + Sync>);
 
 impl Constraints {
-    /// `make` is called with the number of the choice.
+    /// `make` is called with the choice's number.
     pub fn new(make: impl Fn(usize) -> Box<dyn Constraint> + Send + Sync + 'static) -> Constraints {
         Constraints(Arc::new(make))
     }
 
-    /// The constraint of one choice that has said nothing.
+    /// The constraint of one choice that has generated nothing.
     pub fn begin(&self, choice: usize) -> Box<dyn Constraint> {
         (self.0)(choice)
     }
@@ -61,7 +64,7 @@ impl fmt::Debug for Constraints {
     }
 }
 
-/// Two are equal when they are one.
+/// Equality is identity.
 impl PartialEq for Constraints {
     fn eq(&self, other: &Constraints) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -1,4 +1,4 @@
-//! The prefix cache.
+//! The prefix cache: finds, restores, saves, evicts and persists entries.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use super::radix::{Key, RadixTree};
 use super::save_points::SavePoint;
 use super::store::Store;
 
-/// Saved states of one runner.
+/// Cached prefixes of one runner.
 pub(crate) struct PrefixCache {
     config: PrefixConfig,
     radix: RadixTree<PrefixEntry>,
     store: Option<Box<dyn Store>>,
-    /// Counts uses; the algorithm knows no clock.
+    /// Logical time of uses; the algorithm has no clock.
     use_counter: u64,
     stats: PrefixStats,
 }
@@ -32,17 +32,17 @@ impl PrefixCache {
         }
     }
 
-    /// Gives it something that keeps states beyond the process.
+    /// Adds a store that keeps entries beyond the process.
     pub(crate) fn set_store(&mut self, store: Box<dyn Store>) {
         self.store = Some(store);
     }
 
-    /// Whether anything is ever saved.
+    /// Whether the cache may save anything.
     pub(crate) fn is_on(&self) -> bool {
         self.config.slots > 0
     }
 
-    /// Whether nothing is held.
+    /// Whether the cache has no entry.
     pub(crate) fn is_empty(&self) -> bool {
         self.radix.len() == 0
     }
@@ -55,7 +55,7 @@ impl PrefixCache {
         }
     }
 
-    /// Where to save a prompt of which `read` tokens need not be read.
+    /// Positions at which to save a prompt whose first `read` tokens are cached.
     pub(crate) fn save_points(
         &self,
         prompt: &[TokenId],
@@ -69,7 +69,7 @@ impl PrefixCache {
         }
     }
 
-    /// Puts the longest saved beginning of `prompt` into a fresh sequence.
+    /// Restores the longest cached prefix of `prompt` into a fresh sequence.
     ///
     /// The only error is a lost device.
     pub(crate) fn restore(
@@ -84,7 +84,7 @@ impl PrefixCache {
         }
         self.stats.lookups += 1;
         self.use_counter += 1;
-        // The last token is always read, since its row is wanted.
+        // The last token is always read, since its logits are needed.
         let usable = &prompt[..prompt.len().saturating_sub(1)];
         self.import_from_store(runner, usable, session)?;
         let prefixes = self.radix.prefixes_of(usable);
@@ -120,7 +120,7 @@ impl PrefixCache {
         Ok(Restored::At(position))
     }
 
-    /// Puts a saved state into a fresh sequence.
+    /// Restores an entry into a fresh sequence.
     fn restore_entry(
         &mut self,
         runner: &mut dyn Runner,
@@ -134,7 +134,7 @@ impl PrefixCache {
             Ok(()) => Ok(Restored::At(self.radix.depth(key))),
             Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
-                tracing::warn!(%error, "a saved state cannot be restored; the prompt is read from its beginning");
+                tracing::warn!(%error, "cannot restore a cached prefix; prefilling the whole prompt");
                 self.stats.failed += 1;
                 self.remove_entry(runner, key);
                 Ok(Restored::Broken)
@@ -142,7 +142,7 @@ impl PrefixCache {
         }
     }
 
-    /// Saves the state of a sequence that holds exactly `tokens`, unless that is there already.
+    /// Saves the state of a sequence that holds exactly `tokens`, unless it is cached already.
     ///
     /// The only error is a lost device.
     pub(crate) fn save(
@@ -168,21 +168,22 @@ impl PrefixCache {
             Ok(info) if info.position == tokens.len() => info,
             Ok(info) => {
                 let detail = format!("position {} for {} tokens", info.position, tokens.len());
-                tracing::error!(%detail, "a snapshot stands elsewhere than it should; it is dropped");
+                tracing::error!(%detail, "snapshot at a wrong position dropped");
                 runner.free_snapshot(info.id);
                 self.stats.failed += 1;
                 return Ok(());
             }
             Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
             Err(error) => {
-                tracing::warn!(%error, "a state cannot be saved");
+                tracing::warn!(%error, "cannot save a prefix");
                 self.stats.failed += 1;
                 return Ok(());
             }
         };
         self.stats.saved += 1;
         self.stats.warmup_saved += u64::from(mark.from_warmup);
-        // What went on from a head may be anybody's first turn; what went on from a turn is that conversation's next.
+        // Any conversation may resume from a system prefix. Only the same one resumes from a later
+        // turn.
         let again = |entry: &PrefixEntry| !entry.head && (entry.resumed || entry.returned);
         let mut earlier = prefixes.iter().filter_map(|key| self.radix.get(*key));
         let entry = PrefixEntry {
@@ -199,7 +200,8 @@ impl PrefixCache {
         self.enforce_limits(runner)
     }
 
-    /// Gives up the least dear state. Says whether there was one.
+    /// Evicts the entry of the lowest class, exporting it first if it is worth it. Returns false if
+    /// there is none.
     pub(crate) fn evict_one(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
         let Some(key) = eviction::choose_evictee(&self.radix) else {
             return Ok(false);
@@ -212,7 +214,7 @@ impl PrefixCache {
         Ok(true)
     }
 
-    /// Whether a state waits to be looked at for the store.
+    /// Whether an entry has not been examined for the store.
     pub(crate) fn has_unpersisted(&self) -> bool {
         let unoffered = |entry: &PrefixEntry, depth| {
             !entry.offered_to_store && depth >= self.config.least_stored
@@ -224,7 +226,7 @@ impl PrefixCache {
                 .any(|(_, depth, entry)| unoffered(entry, depth))
     }
 
-    /// Gives one state to the store, if one is class it.
+    /// Exports one entry to the store, if one is worth it.
     pub(crate) fn persist_next(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
         let worth_persisting = eviction::worth_persisting(&self.radix);
         for key in &worth_persisting {
@@ -232,7 +234,7 @@ impl PrefixCache {
                 return Ok(());
             }
         }
-        // Nobody asks again for what another state continues.
+        // Interior entries are not worth storing.
         let all: Vec<Key> = self.radix.entries().map(|(key, ..)| key).collect();
         for key in all {
             if let Some(entry) = self.radix.get_mut(key) {
@@ -242,7 +244,7 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Gives everything to the store that it lacks, the latest used first, since the process ends.
+    /// Exports everything worth keeping that the store lacks, the most recently used first.
     pub(crate) fn flush(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
         let worth_persisting = eviction::worth_persisting(&self.radix);
         if let Some(store) = &mut self.store {
@@ -258,7 +260,7 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Brings the longest stored beginning in, if it is longer than what is there.
+    /// Imports the longest stored prefix, if it is longer than the cached one.
     fn import_from_store(
         &mut self,
         runner: &mut dyn Runner,
@@ -301,7 +303,7 @@ impl PrefixCache {
                     return Ok(());
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a stored state is of no use; it is forgotten");
+                    tracing::warn!(%error, "stored prefix rejected and deleted");
                     store.forget(tokens);
                 }
             }
@@ -316,7 +318,7 @@ impl PrefixCache {
         }
     }
 
-    /// Gives states up until slots and bytes are kept.
+    /// Evicts entries until the limits on slots and bytes hold.
     fn enforce_limits(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
         while self.radix.len() > self.config.slots
             || (!self.is_empty() && runner.capacity().snapshot_bytes > self.config.bytes)
@@ -326,7 +328,8 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Exports a state to the store, if it is long enough and far enough beyond what the store has.
+    /// Exports an entry to the store, if it is long enough and `rule` allows it. Returns whether it
+    /// was exported.
     fn export_to_store(
         &mut self,
         runner: &mut dyn Runner,
@@ -360,7 +363,7 @@ impl PrefixCache {
             }
             Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
-                tracing::warn!(%error, "a state cannot be exported");
+                tracing::warn!(%error, "cannot export a prefix");
                 self.stats.failed += 1;
                 Ok(false)
             }
@@ -374,24 +377,25 @@ impl PrefixCache {
     }
 }
 
-/// For prefix warm-up. None of this counts as a use of an entry.
+/// Queries and counters for prefix warm-up. They do not count as uses of an entry.
 impl PrefixCache {
-    /// Whether anything is to be read ahead.
+    /// Whether warm-up is on.
     pub(crate) fn warmup_enabled(&self) -> bool {
         self.is_on() && self.config.warmup_tokens > 0
     }
 
-    /// How many tokens of a text may still be read, of which `read` were.
+    /// Tokens of a prompt that may still be read, of which `read` were.
     pub(crate) fn warmup_budget_left(&self, read: usize) -> usize {
         self.config.warmup_tokens.saturating_sub(read)
     }
 
-    /// The fewest tokens that are class reading ahead.
+    /// Fewest tokens that are worth a warm-up.
     pub(crate) fn min_warmup_tokens(&self) -> usize {
         self.config.boundaries.apart.max(1)
     }
 
-    /// Where the last turn but one of a text begins, which is the reply in what is foreseen; its end if nobody knows.
+    /// Start of the last turn but one, which is the reply in an expected prompt; the end if there
+    /// is none.
     pub(crate) fn last_reply(&self, tokens: &[TokenId]) -> usize {
         let starts = &self.config.boundaries.turn_starts;
         let mut turns = tokens.iter().enumerate().rev();
@@ -401,18 +405,18 @@ impl PrefixCache {
             .map_or(tokens.len(), |(at, _)| at)
     }
 
-    /// Counts tokens read ahead.
+    /// Counts warmed-up tokens.
     pub(crate) fn count_warmup(&mut self, tokens: usize) {
         self.stats.warmup_tokens += tokens as u64;
     }
 
-    /// How many tokens the longest saved beginning of a text holds.
+    /// Length of the longest cached prefix of a prompt.
     pub(crate) fn covered(&self, tokens: &[TokenId]) -> usize {
         let prefixes = self.radix.prefixes_of(tokens);
         prefixes.last().map_or(0, |key| self.radix.depth(*key))
     }
 
-    /// Puts the longest saved beginning of a text into a fresh sequence.
+    /// Restores the longest cached prefix of an expected prompt into a fresh sequence.
     ///
     /// The only error is a lost device.
     pub(crate) fn restore_for_warmup(
@@ -428,11 +432,11 @@ impl PrefixCache {
     }
 }
 
-/// How much longer than what the store has a state must be to be written.
+/// How much longer than the stored prefix an entry must be to be exported.
 #[derive(Debug, Clone, Copy)]
 enum ExportRule {
-    /// By anything: it is about to be lost.
+    /// By one token: the entry is about to be lost.
     AnyNew,
-    /// By an eighth of its length, so that a growing conversation is written a few times over and not each turn.
+    /// By an eighth of its length, so that a growing conversation is not written at every turn.
     EighthNew,
 }

@@ -4,26 +4,25 @@ use contract::SnapshotLocation;
 
 use super::save_points::SavePointConfig;
 
-/// How much is saved, and where.
+/// Settings of the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixConfig {
-    /// States at most; 0 saves nothing.
+    /// Most entries; 0 disables the cache.
     pub slots: usize,
-    /// Bytes that all snapshots of the runner may hold.
+    /// Most bytes of all snapshots of the runner.
     pub bytes: u64,
-    /// What of a prompt is saved.
+    /// Where prompts are saved.
     pub boundaries: SavePointConfig,
     /// Where snapshots are kept.
     pub place: SnapshotLocation,
-    /// Shorter beginnings are not given to the store.
+    /// Shortest prefix given to the store, in tokens.
     pub least_stored: usize,
-    /// Tokens that are read at most of what a next prompt is thought to begin with, while nothing else is to be done; 0
-    /// reads nothing ahead.
+    /// Most tokens prefilled by prefix warm-up for one expected prompt; 0 disables warm-up.
     pub warmup_tokens: usize,
 }
 
 impl Default for PrefixConfig {
-    /// Off.
+    /// Disabled.
     fn default() -> PrefixConfig {
         PrefixConfig {
             slots: 0,
@@ -36,33 +35,33 @@ impl Default for PrefixConfig {
     }
 }
 
-/// What the cache holds and has done.
+/// State and counters of the prefix cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefixStats {
-    /// States held now.
+    /// Entries now.
     pub entries: usize,
-    /// Bytes that the runner's snapshots hold now.
+    /// Bytes of the runner's snapshots now.
     pub bytes: u64,
     /// Prompts looked up.
     pub lookups: u64,
-    /// Of these, prompts that began with a saved state.
+    /// Prompts that resumed from an entry.
     pub hits: u64,
-    /// Of these, hits of states that came from the store.
+    /// Hits on entries that came from the store.
     pub store_hits: u64,
-    /// Tokens that need not be read because a state held them.
+    /// Prompt tokens taken from entries.
     pub cached_tokens: u64,
-    /// States saved.
+    /// Entries saved.
     pub saved: u64,
-    /// States given up for want of room.
+    /// Entries evicted.
     pub evicted: u64,
-    /// States given to the store.
+    /// Entries given to the store.
     pub stored: u64,
-    /// States that could not be saved, restored or read from the store. Each was a miss and no more.
+    /// Entries that could not be saved, restored or imported. Each is a miss and no more.
     pub failed: u64,
-    /// Tokens read ahead, while nothing else was to be done.
+    /// Tokens prefilled by warm-up.
     pub warmup_tokens: u64,
-    /// States saved of what was read ahead.
+    /// Entries saved by warm-up.
     pub warmup_saved: u64,
-    /// Of these, states that a prompt went on from.
+    /// Warm-up entries that a prompt resumed from.
     pub warmup_hits: u64,
 }

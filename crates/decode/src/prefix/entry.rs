@@ -4,51 +4,52 @@ use std::sync::Arc;
 
 use contract::SnapshotId;
 
-/// A saved state.
+/// A cached prefix.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefixEntry {
-    /// Freed by the cache when the entry goes.
+    /// Freed by the cache when the entry is removed.
     pub(crate) snapshot: SnapshotId,
-    /// The use_counter of its last use.
+    /// Logical time of the last use.
     pub(crate) used: u64,
-    /// Who has it.
+    /// The session that used it last.
     pub(crate) session: Option<Arc<str>>,
-    /// Whether it stands behind the head of a prompt.
+    /// Whether it ends the system prefix (system text and tools).
     pub(crate) head: bool,
-    /// Whether a prompt went on from it.
+    /// Whether a prompt resumed from it.
     pub(crate) resumed: bool,
-    /// Whether its conversation has come more than once: a prompt that went on from an earlier turn led to it.
+    /// Whether its conversation returned: a prompt that resumed from an earlier turn led to it.
     pub(crate) returned: bool,
-    /// Whether it has been looked at for the store.
+    /// Whether it was examined for the store.
     pub(crate) offered_to_store: bool,
-    /// Whether it was read ahead, and no prompt has used it.
+    /// Whether warm-up saved it and no prompt has used it.
     pub(crate) from_warmup: bool,
 }
 
 impl PrefixEntry {
-    /// Whether a prompt has led to it. What was read ahead is but a guess, which makes no other state more or less dear.
+    /// Whether a prompt led to it. Warm-up entries are guesses and do not change the class of
+    /// others.
     pub(crate) fn is_from_prompt(&self) -> bool {
         !self.from_warmup
     }
 }
 
-/// What is told of a state when it is saved.
+/// What the caller of a save knows about the entry.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SaveInfo<'a> {
-    /// Whether it stands behind the head of a prompt.
+    /// Whether it ends the system prefix.
     pub(crate) head: bool,
-    /// Who has it.
+    /// The session of the prompt.
     pub(crate) session: Option<&'a Arc<str>>,
-    /// Whether it is of a prompt that has not come yet.
+    /// Whether warm-up saves it.
     pub(crate) from_warmup: bool,
 }
 
-/// What came of a restore.
+/// The result of a restore.
 pub(crate) enum Restored {
-    /// The sequence holds so many tokens of the prompt.
+    /// The sequence holds this many tokens of the prompt.
     At(usize),
-    /// Nothing fitted, and the sequence is as it was.
+    /// No entry fits; the sequence is unchanged.
     NotFound,
-    /// The device refused in the middle, and nobody knows what the sequence holds: it must be closed.
+    /// The device failed midway. The sequence's content is unknown, so it must be closed.
     Broken,
 }

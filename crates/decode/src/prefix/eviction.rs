@@ -1,13 +1,12 @@
-//! Which saved state goes first when there are too many.
+//! Eviction order of cached prefixes.
 //!
-//! Costs are told by what a state would be wanted for. One that another continues is only wanted by an edit of
-//! the past, and then the one before it costs but the tokens between. One that nothing continues is where a
-//! conversation goes on. One that several continue is what new conversations begin with.
+//! An entry that exactly one other continues serves only edits of the past, and its parent can
+//! replace it at the cost of the tokens between. An entry that none continues is where a
+//! conversation resumes. An entry that several continue is where new conversations start.
 //!
-//! A conversation is kept from requests made on its side: titles, summaries, the errands of an agent. Those come
-//! once, so what tells a conversation from them is its name, or that it came back. Half of the states may be kept
-//! so, those used last; the other half is for whoever comes, or new conversations would never get a place among
-//! old ones that nobody ends.
+//! Conversations are protected from side requests, such as titles and summaries. Those come once,
+//! so a conversation is told by its session or by its return. At most half of the entries are
+//! pinned this way, the most recently used. The other half stays free for new conversations.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,21 +15,22 @@ use std::sync::Arc;
 use super::entry::PrefixEntry;
 use super::radix::{Key, RadixTree};
 
-/// How dear a state is; the least goes first.
+/// Eviction class of an entry; the lowest is evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EvictionClass {
-    /// Exactly one continues it, or it was read ahead and no prompt has used it: as dear as the tokens between it and
-    /// the one before.
+    /// Exactly one entry continues it, or only warm-up led to it. Ranked by the tokens behind its
+    /// parent.
     Interior(usize),
-    /// Nothing continues it, or it stands behind the head of a prompt that has not come twice.
+    /// No entry continues it, or it is a system prefix that one prompt used.
     Leaf,
-    /// The end of a conversation that has a name or came back, or a head that several prompts began with.
+    /// The end of a conversation with a session or a return, or a system prefix that several
+    /// prompts used.
     Pinned,
-    /// Several continue it.
+    /// Several entries continue it.
     Shared,
 }
 
-/// How dear each state is.
+/// The eviction class of each entry.
 pub(crate) fn classes(radix: &RadixTree<PrefixEntry>) -> BTreeMap<Key, EvictionClass> {
     let mut classes = BTreeMap::new();
     for (key, depth, entry) in radix.entries() {
@@ -61,10 +61,10 @@ pub(crate) fn classes(radix: &RadixTree<PrefixEntry>) -> BTreeMap<Key, EvictionC
     classes
 }
 
-/// The tips that are kept from side requests, while there is room for that.
+/// Leaves to protect from side requests.
 ///
-/// Of a name these are two: the longest, which is the conversation from its first turn on, and the one that came
-/// back last, which is the conversation after it was begun anew or cut short under its old name.
+/// Per session these are two: the longest leaf, and the leaf that returned last. The second is the
+/// conversation after it was restarted or cut short under the same session.
 fn pinned_leaves(
     radix: &RadixTree<PrefixEntry>,
     classes: &BTreeMap<Key, EvictionClass>,
@@ -80,7 +80,7 @@ fn pinned_leaves(
             kept.insert(key);
             continue;
         }
-        // What an entry behind the head is followed by is longer, and of the same conversation.
+        // The entries behind a system prefix are longer and of the same conversation.
         if !radix
             .child_entries(key, PrefixEntry::is_from_prompt)
             .is_empty()
@@ -107,7 +107,7 @@ fn pinned_leaves(
     kept
 }
 
-/// The state to give up: the least dear, among equals the one longest unused.
+/// The entry to evict: the lowest class, then the least recently used.
 pub(crate) fn choose_evictee(radix: &RadixTree<PrefixEntry>) -> Option<Key> {
     let classes = classes(radix);
     let used = |key: &Key| radix.get(*key).map_or(0, |entry| entry.used);
@@ -117,8 +117,8 @@ pub(crate) fn choose_evictee(radix: &RadixTree<PrefixEntry>) -> Option<Key> {
         .map(|(key, _)| key)
 }
 
-/// States class keeping when the process ends, the latest used first. Of a prompt that went on from one, the states on the
-/// way to it were used with it: the longest comes first, which saves most.
+/// Entries worth persisting, the most recently used first. Of entries used at the same time the
+/// longest comes first, since it saves the most.
 pub(crate) fn worth_persisting(radix: &RadixTree<PrefixEntry>) -> Vec<Key> {
     let classes = classes(radix);
     let kept = radix
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use contract::{SnapshotId, TokenId};
 
-    /// An entry of a text, without a name.
+    /// An entry of a text.
     #[derive(Clone, Copy, Default)]
     struct Saved {
         text: &'static str,
@@ -213,7 +213,7 @@ mod tests {
         radix
     }
 
-    /// The order in which entries go, by the use_counter of their last use.
+    /// The eviction order, by logical time of last use.
     fn order(entries: &[Saved]) -> Vec<u64> {
         let mut radix = tree(entries);
         let gone = std::iter::from_fn(|| {
@@ -223,14 +223,14 @@ mod tests {
         gone.collect()
     }
 
-    /// The entry that goes first, by the use_counter of its last use.
+    /// The first entry evicted, by logical time of last use.
     fn first(entries: &[Saved]) -> u64 {
         order(entries)[0]
     }
 
     #[test]
     fn interior_entries_are_evicted_before_leaves() {
-        // Passed states 2 (2 tokens behind 1), 3 (4 behind) and 1 (8), then the tip.
+        // Interior entries 2 (2 tokens behind 1), 3 (4 behind) and 1 (8), then the leaf.
         let line = [
             saved("aaaaaaaa", 1),
             saved("aaaaaaaabb", 2),
@@ -326,7 +326,7 @@ mod tests {
             .map(|((name, text), used)| saved(text, used).of(name).returned())
             .collect();
         talks.push(saved("new", 9));
-        // Kept are 5, 4 and 3.
+        // Entries 5, 4 and 3 are kept.
         assert_eq!(first(&talks), 1);
         assert_eq!(first(&talks[1..]), 2);
     }
@@ -355,19 +355,20 @@ mod tests {
             saved("efghij", 3),
             saved("kl", 4),
         ];
-        // The state that another passed saves four tokens, the guess three; then come the ends, the oldest first, of
-        // which that before the guess is one as before.
+        // The interior entry saves four tokens, the warm-up entry three. Then come the leaves,
+        // oldest first; the one before the warm-up entry counts as a leaf.
         assert_eq!(order(&talk), [9, 2, 1, 3, 4]);
         let kept: Vec<u64> = worth_persisting(&tree(&talk))
             .iter()
             .filter_map(|key| tree(&talk).get(*key).map(|entry| entry.used))
             .collect();
-        assert!(!kept.contains(&9), "a guess need not outlive the process");
+        assert!(!kept.contains(&9), "warm-up entries are not persisted");
     }
 
     #[test]
     fn longest_of_equally_recent_entries_is_persisted_first() {
-        // A head, what two branches share, and the end of the branch in use; then a request beside it.
+        // A system prefix, what two branches share, and the end of the branch in use; then a side
+        // request.
         let talk = [
             saved("hh", 7).head().resumed(),
             saved("hhsh", 7),

@@ -1,31 +1,33 @@
-//! A tree over runs of tokens: what has been said about a text is found at the longest beginning it shares.
+//! A radix tree over token sequences: finds the longest cached prefix of a prompt.
 //!
-//! Every token is compared; nothing rests on a hash. A node without an entry stands only where texts part, so
-//! there are at most twice as many nodes as entries.
+//! Every token is compared, and no hash is involved. A node without an entry stands only where
+//! texts diverge, so there are at most twice as many nodes as entries.
+//!
+//! Kept by hand: the crates on offer have no parent links, which the eviction classes need.
 
 use std::collections::BTreeMap;
 
 use contract::TokenId;
 
-/// Names a node that holds an entry, until that entry is removed.
+/// Identifies a node with an entry, until that entry is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key(usize);
 
-/// Entries by the tokens that lead to them.
+/// Entries by their tokens.
 #[derive(Debug)]
 pub(crate) struct RadixTree<E> {
-    /// Freed places are `None` and used again. Place 0 is the root, which leads nowhere and holds nothing.
+    /// Freed nodes are `None` and reused. Node 0 is the root, with no edge and no entry.
     nodes: Vec<Option<Node<E>>>,
 }
 
 #[derive(Debug)]
 struct Node<E> {
     parent: usize,
-    /// The tokens between the parent and here, at least one except at the root.
+    /// Tokens between the parent and this node; at least one except at the root.
     edge: Vec<TokenId>,
     /// Tokens from the root to the end of the edge.
     depth: usize,
-    /// By the first token of their edge.
+    /// Children by the first token of their edge.
     children: BTreeMap<TokenId, usize>,
     entry: Option<E>,
 }
@@ -47,12 +49,12 @@ impl<E> Default for RadixTree<E> {
 }
 
 impl<E> RadixTree<E> {
-    /// How many entries there are.
+    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries().count()
     }
 
-    /// All entries with the number of tokens that lead to them.
+    /// All entries with their length in tokens.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (Key, usize, &E)> {
         let nodes = self.nodes.iter().enumerate();
         nodes.filter_map(|(at, node)| {
@@ -71,12 +73,12 @@ impl<E> RadixTree<E> {
         self.nodes.get(key.0)?.as_ref()?.entry.as_ref()
     }
 
-    /// How many tokens lead to an entry.
+    /// The length of an entry, in tokens.
     pub(crate) fn depth(&self, key: Key) -> usize {
         self.node(key.0).depth
     }
 
-    /// The tokens that lead to an entry.
+    /// The tokens of an entry.
     pub(crate) fn tokens(&self, key: Key) -> Vec<TokenId> {
         let mut edges = Vec::new();
         let mut at = key.0;
@@ -87,7 +89,7 @@ impl<E> RadixTree<E> {
         edges.into_iter().rev().flatten().copied().collect()
     }
 
-    /// The entries at beginnings of `tokens`, `tokens` itself included, shortest first.
+    /// The entries at prefixes of `tokens`, itself included, shortest first.
     pub(crate) fn prefixes_of(&self, tokens: &[TokenId]) -> Vec<Key> {
         let mut found = Vec::new();
         let mut at = ROOT;
@@ -105,7 +107,7 @@ impl<E> RadixTree<E> {
         }
     }
 
-    /// The nearest entry at a shorter beginning.
+    /// The longest entry that is a proper prefix of this one.
     pub(crate) fn parent_entry(&self, key: Key) -> Option<Key> {
         let mut at = key.0;
         while at != ROOT {
@@ -117,7 +119,7 @@ impl<E> RadixTree<E> {
         None
     }
 
-    /// The entries that count and continue this one with no such entry between.
+    /// The counted entries that continue this one with no counted entry between.
     pub(crate) fn child_entries(&self, key: Key, counts: impl Fn(&E) -> bool) -> Vec<Key> {
         let mut found = Vec::new();
         let mut open: Vec<usize> = self.node(key.0).children.values().copied().collect();
@@ -131,7 +133,7 @@ impl<E> RadixTree<E> {
         found
     }
 
-    /// Puts an entry at `tokens`, at least one, and gives back what was there.
+    /// Inserts an entry at `tokens`, at least one, and returns the entry that was there.
     pub(crate) fn insert(&mut self, tokens: &[TokenId], entry: E) -> (Key, Option<E>) {
         let mut at = ROOT;
         loop {
@@ -162,7 +164,7 @@ impl<E> RadixTree<E> {
         }
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub(crate) fn remove(&mut self, key: Key) -> Option<E> {
         let entry = self.nodes.get_mut(key.0)?.as_mut()?.entry.take()?;
         let node = self.node(key.0);
@@ -178,7 +180,7 @@ impl<E> RadixTree<E> {
         Some(entry)
     }
 
-    /// Cuts the edge to `child` behind `shared` tokens and gives the new node there.
+    /// Splits the edge to `child` behind `shared` tokens and returns the new node.
     fn split(&mut self, child: usize, shared: usize) -> usize {
         let node = self.node_mut(child);
         let rest = node.edge.split_off(shared);
@@ -197,7 +199,7 @@ impl<E> RadixTree<E> {
         middle
     }
 
-    /// Joins a node that holds nothing and leads to one place only with that place.
+    /// Merges a node that has no entry and one child with that child.
     fn join(&mut self, at: usize) {
         let node = self.node(at);
         if at == ROOT || node.entry.is_some() || node.children.len() != 1 {
@@ -233,13 +235,13 @@ impl<E> RadixTree<E> {
     fn node(&self, at: usize) -> &Node<E> {
         self.nodes[at]
             .as_ref()
-            .expect("parents and children name nodes that stand")
+            .expect("parents and children are live nodes")
     }
 
     fn node_mut(&mut self, at: usize) -> &mut Node<E> {
         self.nodes[at]
             .as_mut()
-            .expect("parents and children name nodes that stand")
+            .expect("parents and children are live nodes")
     }
 }
 
@@ -304,7 +306,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Against a plain map: the same entries, the same beginnings found, and no more nodes than needed.
+        /// Compared with a plain map: same entries, same prefixes, and no more nodes than needed.
         #[test]
         fn radix_tree_matches_a_plain_map_with_prefix_lookup(
             steps in proptest::collection::vec((any::<bool>(), "[ab]{1,6}"), 0..60),

@@ -1,25 +1,26 @@
-//! Where a prompt is class saving.
+//! Save points: the positions of a prompt at which its state is cached.
 //!
-//! A saved state helps a later prompt only if that prompt begins with the same tokens, and templates change
-//! what they showed before: the reasoning of an earlier reply is dropped, a generation prompt becomes a whole
-//! turn. What stays is everything before the beginning of a turn, so that is where states are saved: behind
-//! the head (system text and tools), before the last turns, and now and then in between for edits.
+//! A cached prefix serves only prompts with the same tokens. Chat templates re-render past turns,
+//! for example without reasoning, so only what lies before a turn's start is stable. States are
+//! saved behind the system prefix (system text and tools), before the last turns, and now and then
+//! between for edits.
 
 use contract::TokenId;
 
-/// When prompts are saved.
+/// Where prompts are saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavePointConfig {
-    /// Tokens that begin a turn. Without any, prompts are saved at `every` and at their end.
+    /// Tokens that start a turn. Without any, prompts are saved at `every` and at their end.
     pub turn_starts: Vec<TokenId>,
-    /// How many of the last turns are saved at their beginning.
+    /// Number of last turns saved at their start.
     pub turns: usize,
-    /// A state is also saved each time so many tokens have been read, unless another is near; 0 for never.
+    /// A state is also saved every so many tokens, unless another is near; 0 disables this.
     pub every: usize,
-    /// Shorter beginnings are not class their bytes.
+    /// Shortest prefix worth saving, in tokens.
     pub least: usize,
-    /// Of two places closer than this, the later one is saved, and a prompt's end only if it is at least as
-    /// far behind the last turn. Behind a state that was found, the same holds for all places but the last.
+    /// Least distance of save points, in tokens. Of two that are closer, the later is kept. A
+    /// prompt's end must be as far behind the last turn. Behind a restored prefix this holds for
+    /// all but the last.
     pub apart: usize,
 }
 
@@ -35,18 +36,18 @@ impl Default for SavePointConfig {
     }
 }
 
-/// A place to save.
+/// A position to save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SavePoint {
     /// Tokens before it.
     pub(crate) at: usize,
-    /// Whether it stands behind the head of the prompt, which other conversations share.
+    /// Whether it ends the system prefix, which other conversations share.
     pub(crate) head: bool,
 }
 
 impl SavePointConfig {
-    /// The places to save of a prompt of which `read` tokens need not be read, rising. All are multiples of
-    /// `align`, and at least one token is left to be read behind each.
+    /// The save points of a prompt whose first `read` tokens are cached, ascending. All are
+    /// multiples of `align`, and at least one token is left to read behind each.
     pub(crate) fn save_points(
         &self,
         prompt: &[TokenId],
@@ -73,7 +74,7 @@ impl SavePointConfig {
         }
         places.sort_unstable();
         places.dedup();
-        // The later of two that stand close is the one a longer prompt can use.
+        // Of two that are close, a longer prompt can use the later.
         let close = |i: usize| {
             places
                 .get(i + 1)
@@ -86,8 +87,8 @@ impl SavePointConfig {
         kept.extend(head);
         kept.sort_unstable();
         kept.dedup();
-        // What stands so close behind a state that is there already is hardly better than that, and each place costs
-        // a chunk of its own. The last one is where the next turn goes on.
+        // A point close behind the restored prefix gains little, and each costs a chunk of its own.
+        // The last one is where the next turn resumes.
         let (deepest, beyond) = (kept.last().copied(), read.saturating_add(self.apart));
         let behind = |at: &usize| {
             let dear = read == 0 || *at >= beyond || Some(*at) == head || Some(*at) == deepest;
@@ -103,7 +104,7 @@ impl SavePointConfig {
         kept.into_iter().map(stop).collect()
     }
 
-    /// The places on a long way between `begin` and `end`: every so often, but not near the beginning or one of `kept`.
+    /// Periodic points between `begin` and `end`, except near the start or near one of `kept`.
     fn between(&self, kept: &[usize], (begin, end): (usize, usize), align: usize) -> Vec<usize> {
         let step = self.every.next_multiple_of(align);
         if self.every == 0 {
@@ -125,7 +126,7 @@ mod tests {
 
     const TURN: TokenId = TokenId(1);
 
-    /// A prompt whose turns begin at the given places.
+    /// A prompt whose turns start at the given positions.
     fn prompt(len: usize, turns: &[usize]) -> Vec<TokenId> {
         let token = |at: usize| {
             if turns.contains(&at) {
@@ -152,12 +153,12 @@ mod tests {
         let long = prompt(3000, &[0, 700, 1000, 1500, 2000, 2990]);
         check(&boundaries, &long, 0, &[640, 1984, 2944]);
         assert!(boundaries.save_points(&long, 0, 64)[0].head);
-        // What is there already is not saved again, nor what stands close behind it.
+        // Cached points are not saved again, nor points close behind the restored prefix.
         check(&boundaries, &long, 1984, &[2944]);
         check(&boundaries, &long, 1792, &[2944]);
         check(&boundaries, &long, 1728, &[1984, 2944]);
         check(&boundaries, &long, 2880, &[2944]);
-        // A long last turn is saved at its end too: the same prompt may come again.
+        // A long last turn is also saved at its end, since the same prompt may return.
         check(
             &boundaries,
             &prompt(3000, &[0, 700, 2000]),
@@ -179,10 +180,10 @@ mod tests {
         let boundaries = SavePointConfig::default();
         check(&boundaries, &prompt(9000, &[]), 0, &[4096, 8192, 8960]);
         check(&boundaries, &prompt(129, &[]), 0, &[128]);
-        // One token is always left to be read.
+        // One token is always left to read.
         check(&boundaries, &prompt(128, &[]), 0, &[64]);
         check(&boundaries, &prompt(64, &[]), 0, &[]);
-        // Not near a state that is there, nor near a place that is saved anyway.
+        // Not near the restored prefix, nor near another save point.
         check(&boundaries, &prompt(9000, &[]), 3584, &[8192, 8960]);
         check(&boundaries, &prompt(9000, &[]), 8128, &[8960]);
         check(&boundaries, &prompt(4200, &[]), 0, &[4160]);

@@ -1,35 +1,38 @@
-//! What keeps saved states beyond the process, as far as the algorithm is concerned.
+//! The interface of a store that keeps prefixes beyond the process.
 //!
-//! This crate knows no files, so whoever owns the scheduler brings a [`Store`]. It is asked before a prompt is
-//! read, and given the bytes of states class keeping when there is nothing else to do.
+//! This crate knows no files, so the scheduler's owner provides a [`Store`]. It is queried before a
+//! prompt is read, and given the entries worth keeping while the scheduler is idle.
 
 use contract::snapshot::ReadAt;
 use contract::{DetachedSnapshot, TokenId};
 
-/// Keeps exported snapshots by their tokens. Nothing it does may fail: what cannot be kept or found is missing.
+/// Keeps exported snapshots by their tokens. No method fails: what cannot be stored or found is
+/// missing.
 pub trait Store {
-    /// The longest beginning of `prompt` that is kept, of more than `more_than` and at most `at_most` tokens.
+    /// The longest stored prefix of `prompt` with more than `more_than` and at most `at_most`
+    /// tokens.
     fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<StoreHit>;
 
-    /// How many tokens of `tokens` the longest kept beginning covers.
+    /// Length of the longest stored prefix of `tokens`.
     fn covered(&mut self, tokens: &[TokenId]) -> usize;
 
-    /// Keeps an exported snapshot of `tokens`. Called on the device's thread, so it must wait neither for a disk nor
-    /// for the parcel's bytes.
+    /// Stores an exported snapshot of `tokens`. Runs on the device's thread, so it must not wait
+    /// for a disk or for the snapshot's bytes.
     fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn DetachedSnapshot>);
 
-    /// The process ends: `by_use` are the states class keeping, the one used last first, whether they are kept already or
-    /// come now. None may push out one that was used after it; and [`Store::put`] may wait for a disk.
+    /// The process ends. `by_use` lists the prefixes worth keeping, the most recently used first,
+    /// stored or not. None may evict one that was used after it. [`Store::put`] may wait for a disk
+    /// from here on.
     fn begin_shutdown(&mut self, _by_use: &[Vec<TokenId>]) {}
 
-    /// Forgets what [`Store::find`] gave for these tokens, because the device did not take it.
+    /// Deletes the entry of these tokens, because the device rejected it.
     fn forget(&mut self, tokens: &[TokenId]);
 }
 
-/// A kept state.
+/// A stored prefix.
 pub struct StoreHit {
-    /// How many tokens of the prompt it covers.
+    /// Its length, in tokens of the prompt.
     pub position: usize,
-    /// Its bytes, as they were exported.
+    /// Its bytes, as exported.
     pub source: Box<dyn ReadAt>,
 }

@@ -1,9 +1,9 @@
-//! From a row of edited logits to one token.
+//! From a row of processed logits to one token.
 //!
-//! Order: top-k, temperature, softmax, top-p, min-p, one draw. Candidates are ranked by falling logit, ties
-//! to the lower id. The draw goes through the cumulative mass in that ranking where anything was cut off,
-//! and in id order where nothing was, so that an uncut row need not be sorted. Masses are summed in f64 in
-//! those same orders; nothing depends on what else the device was doing.
+//! Order: top-k, temperature, softmax, top-p, min-p, one draw. Candidates are ranked by falling
+//! logit, ties to the lower id. The draw goes through the cumulative mass in rank order if anything
+//! was cut, and in id order otherwise, so that an uncut row need not be sorted. Masses are summed
+//! in f64 in that order, so the result does not depend on the batch.
 
 use contract::{LogitsRow, TokenId};
 
@@ -18,7 +18,7 @@ struct Candidate {
     mass: f64,
 }
 
-/// The token that `draw`, from `[0, 1)`, picks out of a row. A row must have at least one token.
+/// The token that `draw`, from `[0, 1)`, selects from a row of at least one token.
 pub(crate) fn choose(row: &LogitsRow, sampling: &Sampling, draw: f64) -> TokenId {
     let max = row.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if sampling.is_greedy() || max == f32::NEG_INFINITY {
@@ -39,7 +39,7 @@ pub(crate) fn choose(row: &LogitsRow, sampling: &Sampling, draw: f64) -> TokenId
             return candidate.id;
         }
     }
-    // Only rounding leads here.
+    // Reached through rounding only.
     let possible = candidates.iter().rfind(|c| c.mass > 0.0);
     possible.map_or_else(|| best(row), |c| c.id)
 }
@@ -56,12 +56,12 @@ fn best(row: &LogitsRow) -> TokenId {
     best.map(|(_, id)| id).unwrap_or_default()
 }
 
-/// What the cuts leave of a row, ranked, with its mass; the best logit is `max`.
+/// The candidates left after all cuts, ranked, with their mass; `max` is the best logit.
 fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> {
     let to_candidate = |at: usize| {
         let (id, logit) = (row.ids[at], row.logits[at]);
         let below = f64::from(logit) - f64::from(max);
-        // Equal infinities give no number; the best is the best.
+        // Equal infinities give NaN; the best stays the best.
         let mass = match below {
             0.0 => 1.0,
             below if below.is_nan() => f64::from(u8::from(logit == max)),
@@ -79,8 +79,8 @@ fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> 
         let total: f64 = mass::block_masses(&row.logits, max, sampling.temperature)
             .iter()
             .sum();
-        // All tokens below an even share of what top-p may leave out to_candidate no more than that together, so
-        // what it keeps lies among the others; half of that share leaves room for rounding.
+        // Tokens below `(1 - top_p) * total / n` weigh at most `(1 - top_p) * total` together, so
+        // top-p keeps none of them. Half of that bound leaves a margin for rounding.
         let share = 0.5 * (1.0 - top_p).max(0.0) * total / row.ids.len() as f64;
         let floor = share.min(1.0).max(min_p);
         let mut left: Vec<Candidate> = indices_above(&row.logits, max, floor, sampling.temperature)
@@ -98,12 +98,12 @@ fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> 
     {
         left.truncate(last + 1);
     }
-    // The best has mass 1, whatever was cut off.
+    // The best has mass 1, whatever was cut.
     left.retain(|c| c.mass >= min_p);
     left
 }
 
-/// Where the cumulative mass of ranked candidates reaches `target`.
+/// Index at which the cumulative mass of ranked candidates reaches `target`.
 fn first_reaching(ranked: &[Candidate], target: f64) -> Option<usize> {
     let mut reached = 0.0;
     ranked.iter().position(|c| {
@@ -112,8 +112,8 @@ fn first_reaching(ranked: &[Candidate], target: f64) -> Option<usize> {
     })
 }
 
-/// Leaves the best candidates, ranked, until their mass reaches `target`; all of them where it does not.
-/// Ranks a few first, since a few are most often enough.
+/// Keeps the best candidates, ranked, until their mass reaches `target`, or all of them. Ranks a
+/// few first, which mostly suffices.
 fn rank_until_mass(left: &mut Vec<Candidate>, target: f64) {
     let by_rank = |a: &Candidate, b: &Candidate| rank::by_rank(&(a.logit, a.id), &(b.logit, b.id));
     let mut few = 128;
@@ -129,14 +129,14 @@ fn rank_until_mass(left: &mut Vec<Candidate>, target: f64) {
     left.sort_unstable_by(by_rank);
 }
 
-/// Places of the logits whose mass may be `floor` or more; a few lighter ones may be among them.
+/// Indices of logits whose mass may reach `floor`; a few lighter ones may be included.
 fn indices_above(
     logits: &[f32],
     max: f32,
     floor: f64,
     temperature: f32,
 ) -> impl Iterator<Item = usize> + '_ {
-    // A little below the exact bound, for its own rounding.
+    // Slightly below the exact bound, for rounding.
     let bound = f64::from(max) + f64::from(temperature) * (floor.ln() - 1e-6);
     let bound = (bound - 1e-6 * bound.abs()) as f32;
     let places = logits.iter().enumerate();
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    /// The ranked head of a row, as a device gives it for `LogitsSelection::TopK(k)`.
+    /// The ranked head of a row, as a device returns it for `LogitsSelection::TopK(k)`.
     fn top(row: &LogitsRow, k: usize) -> LogitsRow {
         let mut order: Vec<usize> = (0..row.ids.len()).collect();
         order.sort_by(|a, b| row.logits[*b].total_cmp(&row.logits[*a]).then(a.cmp(b)));
@@ -198,7 +198,7 @@ mod tests {
         })
     }
 
-    /// The distribution by its definition: everything sorted, everything in f64, cut after cut.
+    /// The distribution by definition: all sorted, all in f64, cut after cut.
     fn exact(logits: &[f32], s: &Sampling) -> Vec<f64> {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
@@ -232,8 +232,8 @@ mod tests {
 
     const N: u64 = 40_000;
 
-    /// Pearson's statistic of `N` draws against `exact`, and its degrees of freedom. Impossible tokens that
-    /// come out count as infinitely bad.
+    /// Pearson's statistic of `N` draws against `exact`, and its degrees of freedom. Impossible
+    /// tokens count as infinitely bad.
     fn chi_square(exact: &[f64], choose: impl Fn(f64) -> TokenId) -> (f64, usize) {
         let mut seen = vec![0_u64; exact.len()];
         for position in 0..N {
@@ -259,7 +259,7 @@ mod tests {
         (chi, bins.max(2) - 1)
     }
 
-    /// Wilson and Hilferty's approximation of the value passed once in a hundred thousand.
+    /// Wilson and Hilferty's approximation of the 1 - 1e-5 quantile.
     fn limit(degrees: usize) -> f64 {
         let d = degrees as f64;
         let z = 4.265;

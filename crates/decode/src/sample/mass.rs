@@ -1,15 +1,15 @@
-//! The probability mass of whole rows, fast: a vocabulary has a quarter of a million tokens.
+//! Probability mass of full rows, vectorized for vocabularies of a quarter of a million tokens.
 //!
-//! Masses are relative to the best token's 1. The exponential is a polynomial in f32 without branches, so
-//! that the compiler makes vectors of it, and without fused operations, so that every machine gives the same
-//! bits; it is right to 2e-7, far less than a logit's own last digit moves a mass. Sums are f64.
+//! Masses are relative to the best token's 1. The exponential is a branch-free f32 polynomial,
+//! which the compiler vectorizes. It uses no fused multiply-add, so every machine gives the same
+//! bits. Its error of 2e-7 is far below the effect of a logit's last digit. Sums are f64.
 
-/// Tokens whose mass is summed in one go.
+/// Tokens whose mass is summed as one block.
 const BLOCK: usize = 512;
-/// Sums carried side by side within a block.
+/// Partial sums side by side within a block.
 const LANES: usize = 8;
 
-/// The mass of each block of a row `[vocab]`, in order, the best logit being `max`.
+/// The mass of each block of a row `[vocab]`, in order; `max` is the best logit.
 pub(super) fn block_masses(logits: &[f32], max: f32, temperature: f32) -> Vec<f64> {
     let blocks = logits.chunks(BLOCK);
     blocks
@@ -30,7 +30,7 @@ pub(super) fn block_masses(logits: &[f32], max: f32, temperature: f32) -> Vec<f6
         .collect()
 }
 
-/// Where in a row the cumulative mass, in order of place, passes the share `draw` of the whole. `None` where
+/// Index at which the cumulative mass, in id order, passes the share `draw` of the total. `None` if
 /// the row has no mass.
 pub(super) fn pick(logits: &[f32], max: f32, temperature: f32, draw: f64) -> Option<usize> {
     let masses = block_masses(logits, max, temperature);
@@ -53,26 +53,26 @@ pub(super) fn pick(logits: &[f32], max: f32, temperature: f32, draw: f64) -> Opt
                 }
             }
         }
-        // The lanes' sum and this one differ in the last digit, and the draw fell between them.
+        // The lanes' sum and this one differ in the last digit, and the draw fell between.
         return possible;
     }
-    // Only rounding leads here: the last token with any mass.
+    // Reached through rounding only: the last token with any mass.
     let mass = |logit: &f32| exp((logit - max) / temperature);
     logits.iter().rposition(|logit| mass(logit) > 0.0)
 }
 
-/// `e^x` for `x <= 0`, 0 below the smallest normal number.
+/// `e^x` for `x <= 0`; 0 below the smallest normal number.
 fn exp(x: f32) -> f32 {
     const LOWEST: f32 = -87.0;
-    /// Adding it rounds to a whole number and leaves that number in the low bits.
+    /// Adding it rounds to an integer and leaves that integer in the low bits.
     const ROUNDING: f32 = 12_582_912.0;
-    /// The natural logarithm of 2 in two parts, the first with few enough digits to multiply exactly.
+    /// The natural logarithm of 2 in two parts, the first short enough for exact products.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     let clamped = x.max(LOWEST);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUNDING;
     let whole = shifted - ROUNDING;
     let r = (clamped - whole * LN_2[0]) - whole * LN_2[1];
-    // Taylor's series; |r| is at most half of ln 2, where the next term is below 5e-9.
+    // Taylor series; |r| is at most ln(2) / 2, where the next term is below 5e-9.
     let series = 1.0 / 5040.0;
     let series = series * r + 1.0 / 720.0;
     let series = series * r + 1.0 / 120.0;

@@ -1,4 +1,4 @@
-//! Which token comes next: what is asked of the device, and how the answer is drawn from.
+//! Sampling: which logits are requested from the device, and how a token is drawn from them.
 
 mod chain;
 mod mass;
@@ -16,23 +16,22 @@ use crate::constraint::LogitBoost;
 use crate::event::{Logprobs, OutputToken};
 use crate::job::GenerationParams;
 
-/// Chooses the tokens of one sequence. What it chooses depends on the params, the seed, the history and
-/// the position alone.
+/// The sampler of one sequence. Its choices depend on parameters, seed, history and position only.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     params: Arc<GenerationParams>,
-    /// The job's seed plus the number of the choice.
+    /// The job's seed plus the choice's number.
     seed: u64,
     selection: LogitsSelection,
-    /// Everything but the tokens that end the sequence, where these must wait for `min_tokens`.
+    /// A mask without end tokens, used until `min_tokens` are generated.
     forbid_end_tokens: Option<Arc<TokenMask>>,
-    /// The edits of every position that needs no mask and no counts.
+    /// The edits of positions without a mask and without counts.
     bias_only: Option<Arc<LogitEdits>>,
 }
 
 impl Sampler {
-    /// A sampler for choice `choice`; `ends` are the tokens that end it, `vocab` the length of a row, and
-    /// rows of more than `top_limit` best tokens are asked for whole.
+    /// The sampler of choice `choice`, with its end tokens. `vocab` is the length of a row. More
+    /// than `top_limit` candidates are requested as a full row.
     pub(crate) fn new(
         params: Arc<GenerationParams>,
         choice: usize,
@@ -61,8 +60,8 @@ impl Sampler {
         }
     }
 
-    /// What to ask at the end of `history` and `path`, the tokens of the nodes below the root, where only
-    /// `allowed` may come and one may be leaned towards.
+    /// The logits request after `history` and `path`, the tokens of the nodes below the root, with
+    /// an optional mask and boost.
     pub(crate) fn logits_request(
         &self,
         history: &History,
@@ -106,7 +105,7 @@ impl Sampler {
         }
     }
 
-    /// What to ask where `token` comes anyway: how likely it was, if that is to be told.
+    /// The logits request where `token` is forced: its logprob, if that is reported.
     pub(crate) fn request_forced(&self, token: TokenId) -> LogitsRequest {
         match self.params.logprobs {
             Some(n) => logprob_request(token, n),
@@ -114,7 +113,7 @@ impl Sampler {
         }
     }
 
-    /// A token that comes anyway, with what the device answered to [`request_forced`](Sampler::request_forced).
+    /// A forced token, with the row for [`request_forced`](Sampler::request_forced).
     pub(crate) fn forced_output(&self, row: &LogitsRow, token: TokenId) -> OutputToken {
         OutputToken {
             id: token,
@@ -122,7 +121,8 @@ impl Sampler {
         }
     }
 
-    /// The token at absolute position `position`, from what the device answered to [`ask`](Sampler::ask).
+    /// The token at absolute position `position`, from the row for
+    /// [`logits_request`](Sampler::logits_request).
     pub(crate) fn choose(&self, row: &LogitsRow, position: usize) -> OutputToken {
         let draw = rng::uniform(self.seed, position as u64);
         let id = chain::choose(row, &self.params.sampling, draw);
@@ -133,7 +133,7 @@ impl Sampler {
     }
 }
 
-/// What both allow; where that is nothing, the text may end before its time.
+/// The intersection of both masks. If it is empty, the text may end early.
 fn intersect(forbid_end_tokens: &TokenMask, allowed: Arc<TokenMask>) -> Option<Arc<TokenMask>> {
     let mut mask = TokenMask::clone(&allowed);
     mask.intersect(forbid_end_tokens);
@@ -149,7 +149,7 @@ fn has_penalties(params: &GenerationParams) -> bool {
     sampling.repetition != 1.0 || sampling.frequency != 0.0 || sampling.presence != 0.0
 }
 
-/// How much of a row the params need: the best tokens where that is enough, else all of it.
+/// The part of a row that the parameters need: top-k if that suffices, else the full row.
 fn selection(params: &GenerationParams, vocab: usize, top_limit: usize) -> LogitsSelection {
     let sampling = &params.sampling;
     let edited = has_penalties(params)
@@ -162,7 +162,7 @@ fn selection(params: &GenerationParams, vocab: usize, top_limit: usize) -> Logit
         (false, k) => k.min(vocab),
     };
     let told = params.logprobs.unwrap_or(0);
-    // The best by raw logit need not be among the best by edited logit.
+    // The best by raw logit may not be among the best by processed logit.
     if told > 0 && edited {
         return LogitsSelection::Full;
     }
@@ -172,10 +172,10 @@ fn selection(params: &GenerationParams, vocab: usize, top_limit: usize) -> Logit
     }
 }
 
-/// The logprob of `token`, which must be in the row, and the `n` best, by the raw logits.
+/// The logprob of `token`, which must be in the row, and the `n` best, by raw logits.
 fn logprobs(row: &LogitsRow, token: TokenId, n: usize) -> Logprobs {
     let at = match row.ids.get(token.index()) {
-        // In a whole row a token stands at its own id.
+        // In a full row a token is at its own id.
         Some(id) if *id == token => Some(token.index()),
         _ => row.ids.iter().position(|id| *id == token),
     };
@@ -189,12 +189,12 @@ fn logprobs(row: &LogitsRow, token: TokenId, n: usize) -> Logprobs {
     }
 }
 
-/// What to ask at a prompt position to learn the logprob of the token that follows it, and the `n` best.
+/// The logits request for the logprob of a prompt token and the `n` best at its position.
 ///
-/// Lifting that one token above all others brings it, with its raw logit, to the head of the best `n + 1`;
-/// the others keep their raw order, so a whole row need not travel.
+/// Raising the token above all others puts it, with its raw logit, at the head of the top `n + 1`.
+/// The others keep their raw order, so no full row is transferred.
 pub(crate) fn logprob_request(next: TokenId, n: usize) -> LogitsRequest {
-    /// Above any logit a model gives, and finite.
+    /// Above any model's logits, and finite.
     const BOOST: f32 = 1e30;
     LogitsRequest {
         selection: LogitsSelection::TopK(n + 1),
@@ -205,7 +205,7 @@ pub(crate) fn logprob_request(next: TokenId, n: usize) -> LogitsRequest {
     }
 }
 
-/// What a row asked for with [`logprob_request`] says of `next`.
+/// The logprob of `next` from a row for [`logprob_request`].
 pub(crate) fn requested_logprob(row: &LogitsRow, next: TokenId, n: usize) -> Logprobs {
     logprobs(row, next, n)
 }

@@ -1,4 +1,4 @@
-//! What the penalties count: the tokens so far, and those on the way to a tree node.
+//! Token counts for penalties: over the history, and along a path of tree nodes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,9 +6,9 @@ use contract::{TokenCount, TokenId};
 
 use crate::job::Sampling;
 
-/// Prompt and output of one sequence, with the counts its penalties need.
+/// Prompt and output of one sequence, with the counts for its penalties.
 ///
-/// The root of the next round is already in it: it was generated, though it is not in the device's cache.
+/// It includes the root of the next step, which is generated but not in the KV cache.
 #[derive(Debug, Clone)]
 pub(crate) struct History {
     tokens: Vec<TokenId>,
@@ -16,13 +16,13 @@ pub(crate) struct History {
     penalties: PenaltyCounts,
 }
 
-/// Counts kept only for penalties that are on.
+/// Counts, kept only for enabled penalties.
 #[derive(Debug, Clone)]
 struct PenaltyCounts {
     counts: BTreeMap<TokenId, TokenUse>,
-    /// The tokens that `repetition` looks at, oldest first; only where the window is bounded.
+    /// The tokens that `repetition` covers, oldest first; only if the window is bounded.
     window: VecDeque<TokenId>,
-    /// `None` where `repetition` is off.
+    /// `None` if `repetition` is off.
     seen: Option<PenaltyWindow>,
     counts_generated: bool,
 }
@@ -40,7 +40,7 @@ struct TokenUse {
 }
 
 impl History {
-    /// The history of a sequence that has generated nothing yet.
+    /// The history of a sequence that has generated nothing.
     pub(crate) fn new(prompt: &[TokenId], sampling: &Sampling) -> History {
         let seen = (sampling.repetition != 1.0).then_some(match sampling.window {
             None => PenaltyWindow::All,
@@ -65,7 +65,7 @@ impl History {
         &self.tokens
     }
 
-    /// How many tokens were generated.
+    /// Number of generated tokens.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_len
     }
@@ -76,7 +76,7 @@ impl History {
         self.penalties.count_generated(token);
     }
 
-    /// What the penalties count once `path` has been generated too.
+    /// The counts after `path` is generated too.
     pub(crate) fn counts_after(&self, path: &[TokenId]) -> Vec<TokenCount> {
         if path.is_empty() {
             return self.penalties.list();
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, counted anew from the whole history.
+    /// The definition: counted anew from the whole history.
     fn counted(tokens: &[TokenId], prompt_len: usize, sampling: &Sampling) -> Vec<TokenCount> {
         let len = sampling.window.unwrap_or(tokens.len()).min(tokens.len());
         let window = &tokens[tokens.len() - len..];

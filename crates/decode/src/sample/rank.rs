@@ -1,4 +1,4 @@
-//! The best few of many values, without sorting the many.
+//! Top-k selection without sorting all values.
 
 use std::cmp::Ordering;
 
@@ -6,11 +6,11 @@ use contract::TokenId;
 
 /// Compares two `(value, id)`: the higher value first, ties to the lower id.
 pub(super) fn by_rank(a: &(f32, TokenId), b: &(f32, TokenId)) -> Ordering {
-    // Adding zero makes the two zeros one, which `total_cmp` would tell apart.
+    // Adding zero makes the two zeros equal, which `total_cmp` tells apart.
     (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 
-/// Places of the `k` best of `values` with their `ids`, best first, ties to the lower id.
+/// Indices of the `k` best of `values` with their `ids`, best first, ties to the lower id.
 pub(super) fn best(values: &[f32], ids: &[TokenId], k: usize) -> Vec<usize> {
     let rank = |a: &usize, b: &usize| by_rank(&(values[*a], ids[*a]), &(values[*b], ids[*b]));
     let len = values.len().min(ids.len());
@@ -22,8 +22,7 @@ pub(super) fn best(values: &[f32], ids: &[TokenId], k: usize) -> Vec<usize> {
         all.sort_unstable_by(rank);
         return all;
     }
-    // What has been found so far and may still be among the best; cut down to `k` whenever it has doubled,
-    // which sets the threshold for what comes.
+    // Candidates so far; cut to `k` whenever they have doubled, which raises the threshold.
     let mut found: Vec<usize> = Vec::with_capacity(2 * k);
     let mut threshold = f32::NEG_INFINITY;
     for (at, value) in values[..len].iter().enumerate() {

@@ -1,7 +1,7 @@
-//! Draws that belong to a place, not to a history of draws.
+//! Random draws by position.
 //!
-//! A counter-based generator has no state to carry: the draw for position `p` under seed `s` is the same
-//! whoever computes it, in whatever order, after whatever restart.
+//! A counter-based generator has no state: the draw for position `p` under seed `s` is the same in
+//! any batch, order or process. Kept by hand: it is 20 lines, and its bits are part of the output.
 
 /// The draw for the token at absolute position `position`, in `[0, 1)` with 53 random bits.
 pub(crate) fn uniform(seed: u64, position: u64) -> f64 {

@@ -1,7 +1,7 @@
-//! The walk through a verified tree: sample at each node, follow the child that matches.
+//! Acceptance: sample at each node of a verified tree, and follow the child with the sampled token.
 //!
-//! Every token that comes out is a sample of the target at its true context, so the tree decides how many
-//! tokens come out and never which.
+//! Every output token is a sample of the target model at its true context. So the tree decides how
+//! many tokens a step yields, never which.
 
 use contract::{DeviceError, LogitsRow, LogitsSelection, NodeIdx, Tree, TreePath};
 
@@ -9,22 +9,23 @@ use super::sequence::{NodePlan, Sequence};
 use crate::event::{FinishReason, OutputToken};
 use crate::speculation::SurprisalEma;
 
-/// What a walk found.
+/// The result of acceptance.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct AcceptResult {
-    /// The tokens chosen, oldest first, at least one. Unless the sequence ends, the last is the next root.
+    /// The sampled tokens, oldest first, at least one. Unless the sequence ends, the last is the
+    /// next root.
     pub(super) tokens: Vec<OutputToken>,
-    /// The nodes walked: what a commit keeps.
+    /// The accepted nodes, for the commit.
     pub(super) path: TreePath,
-    /// Tokens among them that were forced.
+    /// Number of forced tokens among them.
     pub(super) forced: usize,
-    /// How unexpected the text is with them.
+    /// The surprisal after these tokens.
     pub(super) surprisal: SurprisalEma,
     /// Why the sequence ends with the last token, if it does.
     pub(super) finish_reason: Option<FinishReason>,
 }
 
-/// Walks from the root; `plans` and `rows`, as asked by the plans, are `[n_nodes]`.
+/// Accepts from the root; `plans` and `rows` are `[n_nodes]`.
 pub(super) fn accept(
     sequence: &Sequence,
     tree: &Tree,

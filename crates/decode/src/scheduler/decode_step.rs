@@ -1,4 +1,4 @@
-//! One pass over all ready sequences: draft, tree, verify, accept, commit.
+//! One decode step over all ready sequences: draft, build trees, verify, accept, commit.
 
 use contract::{
     CommitItem, DeviceError, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree,
@@ -11,29 +11,29 @@ use crate::speculation::Clock;
 use crate::speculation::{NoDraft, TreeRequest, TreeResult, TreeSource};
 use crate::stats::{AcceptanceByDepth, StepTimes};
 
-/// What became of one sequence.
+/// The outcome of one sequence.
 pub(super) enum SequenceOutcome {
-    /// It has new tokens, already in its history. If it goes on, its path is committed.
+    /// It has new tokens, already in its history. Unless it ends, its path is committed.
     Advanced(AcceptResult),
-    /// There was no room for it this time; nothing has changed.
+    /// The device ran out of memory; nothing has changed.
     OutOfMemory(DeviceError),
-    /// It cannot go on.
+    /// It failed.
     Failed(DeviceError),
 }
 
-/// What became of a round.
+/// The result of a decode step.
 #[derive(Default)]
 pub(super) struct DecodeStepResult {
     /// One per sequence, in order.
     pub(super) outcomes: Vec<SequenceOutcome>,
-    /// Over all its sequences.
+    /// Over all sequences.
     pub(super) counts: StepCounts,
     pub(super) times: StepTimes,
-    /// Whether trees were wanted and there was no room to draft them.
+    /// Whether the draft ran out of memory, so that only roots were verified.
     pub(super) undrafted: bool,
 }
 
-/// What a round drafted, kept and forced.
+/// Token counts of a step.
 #[derive(Default)]
 pub(super) struct StepCounts {
     pub(super) drafted: u64,
@@ -42,7 +42,7 @@ pub(super) struct StepCounts {
     pub(super) depths: AcceptanceByDepth,
 }
 
-/// One sequence's part in a verify call.
+/// One sequence's part of a verify call.
 struct VerifyEntry {
     seq: SeqId,
     tree: Tree,
@@ -51,7 +51,7 @@ struct VerifyEntry {
 }
 
 impl VerifyEntry {
-    /// A sequence's tree, without what no walk can reach.
+    /// The reachable part of a sequence's tree.
     fn new(sequence: &mut Sequence, tree: &Tree) -> VerifyEntry {
         let (tree, plans) = sequence.reachable(tree);
         VerifyEntry {
@@ -62,14 +62,14 @@ impl VerifyEntry {
         }
     }
 
-    /// Nodes that a draft proposed: those that nothing forced.
+    /// Whether the draft proposed a node, rather than a constraint.
     fn is_drafted(&self, node: NodeIdx) -> bool {
         let parent = self.tree.parent(node);
         parent.is_some_and(|parent| self.plans[parent.index()].forced.is_none())
     }
 }
 
-/// Takes every sequence of the batch one round further. Only a lost device is an error.
+/// Runs one decode step over the batch. The only error is a lost device.
 pub(super) fn decode_step(
     runner: &mut dyn Runner,
     source: &mut dyn TreeSource,
@@ -104,7 +104,7 @@ pub(super) fn decode_step(
             Err(error) => SequenceOutcome::Failed(error),
         });
     }
-    // A sequence that ends is about to be closed, which drops what is pending.
+    // Sequences that end are closed next, which drops their pending nodes.
     let continuing: Vec<usize> = (0..batch.len())
         .filter(|i| matches!(&outcomes[*i], SequenceOutcome::Advanced(result) if result.finish_reason.is_none()))
         .collect();
@@ -147,7 +147,7 @@ pub(super) fn decode_step(
     Ok(step)
 }
 
-/// Takes a walk into a sequence's history and into the counts.
+/// Records accepted tokens in the sequence's history and in the counts.
 fn record(
     sequence: &mut Sequence,
     result: &AcceptResult,
@@ -173,7 +173,7 @@ fn record(
     }
 }
 
-/// One tree per sequence, each with the right root, and whether there was no room to draft.
+/// One tree per sequence, each with its root, and whether the draft ran out of memory.
 fn propose_trees(
     runner: &mut dyn Runner,
     source: &mut dyn TreeSource,
@@ -218,7 +218,7 @@ fn propose_trees(
 
 type Answer = Result<Vec<LogitsRow>, DeviceError>;
 
-/// Verifies all together; where that is refused, each alone; where that finds no room, its root alone.
+/// Verifies all together. If that fails, each alone. If that runs out of memory, its root alone.
 fn verify(runner: &mut dyn Runner, items: &mut [VerifyEntry]) -> Result<Vec<Answer>, DeviceError> {
     let calls: Vec<VerifyItem<'_>> = items
         .iter()
@@ -260,7 +260,7 @@ fn verify(runner: &mut dyn Runner, items: &mut [VerifyEntry]) -> Result<Vec<Answ
     }
 }
 
-/// Commits all together; where that is refused, each alone.
+/// Commits all together. If that fails, each alone.
 fn commit(
     runner: &mut dyn Runner,
     paths: &[(SeqId, &TreePath)],

@@ -1,9 +1,12 @@
-//! Reads a prompt chunk by chunk.
+//! Chunked prefill of one prompt.
 //!
-//! Chunks end at absolute multiples of one size, itself a multiple of the runner's alignment, or where a state is to
-//! be saved, at another multiple of the alignment, so a prompt gives the same bits however its reading is interleaved,
-//! and wherever it was resumed. What is left before such a place is one chunk if it fits: each chunk costs a device
-//! about as much as several hundred tokens, and a short turn that was resumed between two multiples should cost one.
+//! Chunks end at absolute multiples of one size, itself a multiple of the runner's alignment, or at
+//! save points, which are multiples of the alignment. So a prompt gives the same bits however its
+//! chunks are interleaved, and wherever it resumed.
+//!
+//! What is left before a save point is one chunk if it fits. Each chunk costs a device about as
+//! much as several hundred tokens, so a short turn that resumed between two multiples should cost
+//! one.
 
 use std::collections::VecDeque;
 
@@ -13,8 +16,7 @@ use crate::event::Logprobs;
 use crate::prefix::SavePoint;
 use crate::sample::{logprob_request, requested_logprob};
 
-/// The size all chunks are cut by: the largest multiple of `align` within `limit`, or `limit` where there
-/// is none.
+/// The chunk size: the largest multiple of `align` within `limit`, or `limit` if there is none.
 pub(super) fn chunk_size(limit: usize, align: usize) -> usize {
     let align = align.max(1);
     match limit / align * align {
@@ -23,35 +25,35 @@ pub(super) fn chunk_size(limit: usize, align: usize) -> usize {
     }
 }
 
-/// The reading of one prompt.
+/// The prefill of one prompt.
 #[derive(Debug)]
 pub(super) struct Prefill {
-    /// The sequence it is read into; closed by whoever takes the prefill out of the scheduler.
+    /// The sequence being filled. The scheduler closes it.
     pub(super) seq: SeqId,
     /// Tokens read so far.
     pub(super) done: usize,
-    /// How many best tokens are to be told with each prompt token's logprob, if any are.
+    /// Number of alternatives in prompt logprobs, if they are reported.
     told: Option<usize>,
-    /// Logprobs of the tokens read so far and the one after.
+    /// Logprobs of the tokens read so far and of the next.
     logprobs: Vec<Option<Logprobs>>,
-    /// Where the state is to be saved: chunks end there too. Places behind which nothing was read yet, rising.
+    /// Save points not reached yet, ascending. Chunks end there.
     save_points: VecDeque<SavePoint>,
 }
 
 impl Prefill {
-    /// The reading of a prompt into a fresh sequence.
+    /// The prefill of a prompt into a fresh sequence.
     pub(super) fn new(seq: SeqId, told: Option<usize>) -> Prefill {
         Prefill {
             seq,
             done: 0,
             told,
-            // Nothing stands before the first token, so nothing says how likely it was.
+            // The first token has no context, so it has no logprob.
             logprobs: vec![None],
             save_points: VecDeque::new(),
         }
     }
 
-    /// The same for a sequence that holds the first `done` tokens, to be saved at `save_points`, all of them later.
+    /// The same for a sequence that holds the first `done` tokens; all `save_points` are later.
     pub(super) fn resumed(self, done: usize, save_points: Vec<SavePoint>) -> Prefill {
         Prefill {
             done,
@@ -60,7 +62,7 @@ impl Prefill {
         }
     }
 
-    /// The place to save that has just been reached, if one has.
+    /// The save point just reached, if one was.
     pub(super) fn reached(&mut self) -> Option<SavePoint> {
         let done = self.done;
         self.save_points.pop_front_if(|stop| stop.at == done)
@@ -71,8 +73,8 @@ impl Prefill {
         self.next_end(len, size) == len
     }
 
-    /// Where the next chunk ends: where a state is to be saved or with the prompt, if that is within `size`, or else at
-    /// the next absolute multiple of `size`.
+    /// End of the next chunk: the next save point or the prompt's end if within `size`, else the
+    /// next absolute multiple of `size`.
     fn next_end(&self, len: usize, size: usize) -> usize {
         let stop = self
             .save_points
@@ -86,8 +88,8 @@ impl Prefill {
         }
     }
 
-    /// Reads one chunk. `last` is what to ask at the last token of the prompt, if anything; the row comes
-    /// back once the prompt is read, empty where nothing was asked.
+    /// Prefills one chunk. `last` is the logits request for the prompt's last token. Its row is
+    /// returned once the prompt is read, empty without a request.
     pub(super) fn chunk(
         &mut self,
         runner: &mut dyn Runner,
@@ -134,7 +136,7 @@ impl Prefill {
         Ok(row)
     }
 
-    /// Logprobs of the whole prompt once it is read, if they are to be told.
+    /// Logprobs of the whole prompt once it is read, if they are reported.
     pub(super) fn take_logprobs(&mut self) -> Option<Vec<Option<Logprobs>>> {
         self.told.map(|_| std::mem::take(&mut self.logprobs))
     }
@@ -158,7 +160,7 @@ mod tests {
         for (done, save_points, len, expected) in [
             (0, &[][..], 5000, vec![2048, 4096, 5000]),
             (0, &[1984, 4096], 5000, vec![1984, 2048, 4096, 5000]),
-            // Resumed between two multiples: across the next one, where all of it fits.
+            // Resumed between two multiples: across the next one, if all of it fits.
             (1984, &[3072], 3100, vec![3072, 3100]),
             (1984, &[4096], 4100, vec![2048, 4096, 4100]),
         ] {

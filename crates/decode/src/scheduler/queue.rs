@@ -1,4 +1,4 @@
-//! Who waits, and who goes next.
+//! The waiting queue.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,46 +6,48 @@ use std::sync::Arc;
 
 use crate::job::{Job, JobId};
 
-/// How often the conversation admitted last may go before a job that came earlier.
+/// How often the last admitted session may overtake an earlier job.
 const MAX_OVERTAKES: u32 = 2;
 
-/// When a job's key comes: higher priority first, then order of arrival.
+/// Priority order: higher priority first, then order of arrival.
 pub(super) type PriorityKey = (Reverse<i32>, u64);
 
-/// A waiting job and those of its choices that nobody has cancelled.
+/// A waiting job and its choices that are not cancelled.
 #[derive(Debug)]
 pub(super) struct QueuedJob {
     /// The job.
     pub(super) job: Job,
-    /// Choices still wanted, rising, at least one.
+    /// Open choices, ascending, at least one.
     pub(super) open: Vec<usize>,
-    /// How many have gone before it that came after it.
+    /// How many later jobs have overtaken it.
     overtaken: u32,
 }
 
-/// Jobs waiting for room, in the order of their turns, but that the conversation admitted last goes on first, since
-/// its state is at hand. That happens to a job [`MAX_OVERTAKES`] times at most, and never across priorities; otherwise the
-/// first one is not overtaken over, however small the ones behind it are, so none waits for ever.
+/// Waiting jobs in priority order, except that the last admitted session goes first, since its
+/// prefix is cached.
+///
+/// A job is overtaken at most [`MAX_OVERTAKES`] times, and only at equal priority. Otherwise the
+/// first job is never skipped, however small the later ones are, so none starves.
 #[derive(Debug, Default)]
 pub(super) struct WaitingQueue {
     entries: BTreeMap<PriorityKey, QueuedJob>,
     arrivals: u64,
-    /// The name of the conversation admitted last, if it had one.
+    /// The session admitted last, if it had a name.
     last_session: Option<Arc<str>>,
 }
 
 impl WaitingQueue {
-    /// How many wait.
+    /// Number of waiting jobs.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none waits.
+    /// Whether no job waits.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Lines a job up.
+    /// Queues a job.
     pub(super) fn push(&mut self, job: Job) {
         self.arrivals += 1;
         let key = (Reverse(job.priority), self.arrivals);
@@ -61,18 +63,18 @@ impl WaitingQueue {
         );
     }
 
-    /// The next in queued.
+    /// The next job.
     pub(super) fn first(&self) -> Option<&Job> {
         let entry = self.entries.get(&self.next_key()?)?;
         Some(&entry.job)
     }
 
-    /// The key of the next in queued.
+    /// The key of the next job.
     pub(super) fn first_key(&self) -> Option<PriorityKey> {
         self.next_key()
     }
 
-    /// Takes the next in queued out.
+    /// Takes the next job out.
     pub(super) fn pop(&mut self) -> Option<(PriorityKey, QueuedJob)> {
         let key = self.next_key()?;
         for (_, entry) in self.entries.range_mut(..key) {
@@ -83,7 +85,7 @@ impl WaitingQueue {
         Some((key, entry))
     }
 
-    /// Whose key it is.
+    /// The key of the next job.
     fn next_key(&self) -> Option<PriorityKey> {
         let (first, _) = self.entries.first_key_value()?;
         let same_session = |entry: &QueuedJob| {
@@ -103,24 +105,24 @@ impl WaitingQueue {
         Some(*first)
     }
 
-    /// A waiting job, wherever it stands.
+    /// The waiting job with this id.
     pub(super) fn find(&mut self, id: JobId) -> Option<&mut QueuedJob> {
         self.entries.values_mut().find(|entry| entry.job.id == id)
     }
 
-    /// Takes a job out, wherever it stands.
+    /// Takes a job out.
     pub(super) fn remove(&mut self, id: JobId) -> Option<QueuedJob> {
         let mut entries = self.entries.iter();
         let key = *entries.find(|(_, entry)| entry.job.id == id)?.0;
         self.entries.remove(&key)
     }
 
-    /// All that wait.
+    /// All waiting jobs.
     pub(super) fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.entries.values().map(|entry| &entry.job)
     }
 
-    /// The names of all that wait, in the order of their turns.
+    /// The ids of all waiting jobs, in priority order.
     pub(super) fn into_ids(self) -> impl Iterator<Item = JobId> {
         self.entries.into_values().map(|entry| entry.job.id)
     }
@@ -176,7 +178,7 @@ mod tests {
         let mut queued = vec![of(1, 0, Some("a")), of(2, 0, Some("b")), of(3, 0, None)];
         queued.extend((4..8).map(|id| of(id, 0, Some("a"))));
         queued.into_iter().for_each(|job| queue.push(job));
-        // After 4 and 5 the second has waited enough; the third then goes before the conversation of the others.
+        // After 4 and 5 overtook job 2, it goes before the session's other jobs.
         assert_eq!(order(&mut queue), [1, 4, 5, 2, 3, 6, 7]);
     }
 

@@ -1,4 +1,4 @@
-//! One continuation of one prompt on the device.
+//! A sequence: one continuation of a prompt on the device.
 
 use contract::{AttentionWindow, LogitsRequest, NodeIdx, SeqId, TokenId, Tree};
 
@@ -8,56 +8,56 @@ use crate::job::{GenerationParams, JobId};
 use crate::sample::{History, Sampler};
 use crate::speculation::SurprisalEma;
 
-/// What is asked at a node, and what comes there.
+/// The logits request and the forced token of a tree node.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NodePlan {
-    /// What to ask of the device.
+    /// The logits request.
     pub(super) request: LogitsRequest,
-    /// The token that comes whatever is answered.
+    /// The token that comes whatever the logits are.
     pub(super) forced: Option<TokenId>,
 }
 
-/// One timeline: what has been said, how the next token is chosen, and when it ends.
+/// A sequence's tokens, sampler and limits.
 ///
-/// While it decodes, the last token of its history is the root: sampled, and not yet in the cache.
+/// While it decodes, the last token of its history is the root: sampled, and not in the KV cache.
 pub(super) struct Sequence {
-    /// The job it belongs to.
+    /// Its job.
     pub(super) job: JobId,
-    /// Which of the job's choices it is.
+    /// Its choice of the job.
     pub(super) choice: usize,
-    /// Its index on the device; closed by whoever takes the sequence out of the scheduler.
+    /// Its id on the device. The scheduler closes it.
     pub(super) seq: SeqId,
     /// Prompt and output.
     pub(super) history: History,
-    /// Chooses its tokens.
+    /// Samples its tokens.
     pub(super) sampler: Sampler,
     /// When it ends.
     pub(super) stop_conditions: StopConditions,
-    /// What may or must come next; it knows of every token that was generated.
+    /// Its constraint, advanced over every generated token.
     pub(super) constraint: Option<Box<dyn Constraint>>,
     /// Whether tokens may be drafted for it.
     pub(super) speculate: bool,
-    /// What of its context it sees while it speaks.
+    /// Its attention window while decoding.
     pub(super) window: AttentionWindow,
-    /// How unexpected its last tokens were.
+    /// Surprisal of its last tokens.
     pub(super) surprisal: SurprisalEma,
-    /// What it has taken so far.
+    /// Its counters.
     pub(super) stats: ChoiceStats,
 }
 
 /// What ends a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StopConditions {
-    /// Tokens that end it.
+    /// End tokens.
     pub(super) end_tokens: Vec<TokenId>,
-    /// The max_tokens tokens it may generate.
+    /// Most tokens generated.
     pub(super) max_tokens: usize,
-    /// The max_tokens tokens of prompt and output together.
+    /// Most tokens of prompt and output together.
     pub(super) context: usize,
 }
 
 impl StopConditions {
-    /// The stop_conditions that `params` mean for a model with these finish_reason tokens and this context.
+    /// The stop conditions of `params`, for a model with these end tokens and this context.
     pub(super) fn new(
         params: &GenerationParams,
         eos: &[TokenId],
@@ -74,19 +74,19 @@ impl StopConditions {
         }
     }
 
-    /// The max_tokens tokens a device must hold for a prompt of this length.
+    /// Most tokens on the device for a prompt of this length.
     pub(super) fn max_len(&self, prompt: usize) -> usize {
         prompt.saturating_add(self.max_tokens).min(self.context)
     }
 }
 
 impl Sequence {
-    /// Position of the next token to be chosen once `ahead` more have been.
+    /// Position of the next token once `ahead` more are sampled.
     pub(super) fn position_after(&self, ahead: usize) -> usize {
         self.history.tokens().len() + ahead
     }
 
-    /// How many tokens may still be generated.
+    /// Tokens that may still be generated.
     pub(super) fn remaining(&self) -> usize {
         let by_count = self
             .stop_conditions
@@ -99,12 +99,13 @@ impl Sequence {
         by_count.min(by_context)
     }
 
-    /// The deepest tree node that can still be of use: the sample taken there is the last one allowed.
+    /// Depth of the deepest useful tree node: the sample taken there is the last one allowed.
     pub(super) fn max_depth(&self) -> usize {
         self.remaining().saturating_sub(1)
     }
 
-    /// Why the sequence ends, if it does, once `ahead` more tokens have been chosen, `last` being the latest.
+    /// Why the sequence ends after `ahead` more tokens, the latest being `last`; `None` if it goes
+    /// on.
     pub(super) fn finish_reason(&self, ahead: usize, last: TokenId) -> Option<FinishReason> {
         if self.stop_conditions.end_tokens.contains(&last) {
             Some(FinishReason::Eos)
@@ -117,12 +118,12 @@ impl Sequence {
         }
     }
 
-    /// Why its constraint can decide no more, if it cannot.
+    /// Why its constraint failed, if it did.
     pub(super) fn fault(&self) -> Option<&str> {
         self.constraint.as_ref()?.fault()
     }
 
-    /// The tokens that come next for certain, at max_tokens `max_tokens`.
+    /// The forced tokens that come next, at most `max_tokens`.
     pub(super) fn forced_run(&mut self, max_tokens: usize) -> Vec<TokenId> {
         let mut run = Vec::new();
         let Some(constraint) = &mut self.constraint else {
@@ -139,7 +140,7 @@ impl Sequence {
         run
     }
 
-    /// What to ask and what comes after `path`, the tokens of the nodes below the root.
+    /// The plan of the node at the end of `path`, the tokens of the nodes below the root.
     pub(super) fn plan(&mut self, path: &[TokenId]) -> NodePlan {
         let constraint = self.constraint.as_mut();
         let forced = constraint.and_then(|constraint| constraint.forced(path));
@@ -161,13 +162,13 @@ impl Sequence {
         }
     }
 
-    /// The part of a tree that a walk can reach, with a plan for each node, `[n_nodes]`: nothing below a token
-    /// that ends the text, beside what is forced, outside what is allowed, or deeper than is of use.
+    /// The part of a tree that acceptance can reach, with a plan per node, `[n_nodes]`. Drops nodes
+    /// below end tokens, beside forced tokens, outside masks, and too deep to be of use.
     pub(super) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodePlan>) {
         let max_depth = self.max_depth();
         let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
         let mut plans = vec![self.plan(&[])];
-        // Where each node of the tree went, if it was kept.
+        // New index of each kept node.
         let mut new_index = vec![Some(NodeIdx::ROOT)];
         for node in tree.nodes().skip(1) {
             let parent = tree
@@ -192,7 +193,7 @@ impl Sequence {
         (kept.with_window(self.window), plans)
     }
 
-    /// Takes chosen tokens into the history.
+    /// Appends sampled tokens to the history.
     pub(super) fn push(&mut self, tokens: &[OutputToken]) {
         tokens.iter().for_each(|token| self.history.push(token.id));
         if let Some(constraint) = &mut self.constraint {
@@ -203,7 +204,7 @@ impl Sequence {
     }
 }
 
-/// Whether a walk may go from a node with this plan to one with this token.
+/// Whether acceptance may go from a node with this plan to a child with this token.
 fn admits(plan: &NodePlan, token: TokenId) -> bool {
     let edits = plan
         .request

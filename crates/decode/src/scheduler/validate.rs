@@ -3,15 +3,15 @@
 use crate::error::SubmitError;
 use crate::job::{GenerationParams, Job};
 
-/// Refuses what cannot be done before anything is queued. `vocab` is the length of a row, `context` the
-/// longest sequence in tokens.
+/// Rejects jobs that cannot run. `vocab` is the length of a row, `context` the most tokens of a
+/// sequence.
 pub(super) fn validate(job: &Job, vocab: usize, context: usize) -> Result<(), SubmitError> {
     let invalid = |field, detail: String| Err(SubmitError::Invalid { field, detail });
     let prompt = job.prompt.len();
     if prompt == 0 {
         return Err(SubmitError::EmptyPrompt);
     }
-    // A prompt that fills the context could be read, but not continued.
+    // A prompt that fills the context can be read but not continued.
     let longest = context.saturating_sub(usize::from(job.params.max_tokens > 0));
     if prompt > longest {
         return Err(SubmitError::TooLong {

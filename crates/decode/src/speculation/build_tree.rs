@@ -1,18 +1,19 @@
-//! From a draft's marginals to a tree: the likeliest prefixes first (DDTree).
+//! Draft tree construction from per-position candidates: the likeliest prefixes first (DDTree).
 //!
-//! A node of depth `d` reached by candidates `c_1 … c_d` has the weight `w = Σ log p_j(c_j)`. Positions being
-//! independent, `Σ exp(w)` over the nodes is the expected number of drafted tokens kept, so the best tree of a
-//! size is the likeliest prefixes of that number, and they come out of a heap in falling order.
+//! A node of depth `d` reached by candidates `c_1 … c_d` has the weight `w = Σ log p_j(c_j)`.
+//! Positions are taken as independent, so `Σ exp(w)` over the nodes is the expected number of
+//! accepted tokens. The best tree of `n` nodes therefore holds the `n` likeliest prefixes, which a
+//! heap yields in descending order.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use contract::{DraftCandidates, NodeIdx, TokenId, Tree};
 
-/// How large a tree may get, and how it begins.
+/// Size limits of a tree, and how it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeBudget {
-    /// DraftModelSource nodes.
+    /// Most drafted nodes.
     pub max_nodes: usize,
     /// Depth of the deepest node.
     pub max_depth: usize,
@@ -23,47 +24,47 @@ pub struct TreeBudget {
 /// How the first nodes of a tree are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TreeInit {
-    /// As all others.
+    /// Like all others.
     #[default]
     None,
-    /// The best candidate of every depth comes first, down to the end; the rest of the max_nodes goes to the
-    /// likeliest prefixes beside that chain.
+    /// The best candidate of every depth first, as a chain to full depth. The rest of the budget
+    /// goes to the likeliest prefixes beside it.
     Chain,
-    /// That chain and nothing else.
+    /// The chain only.
     ChainOnly,
 }
 
 /// A tree and the weight of each node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftTree {
-    /// Nodes in the order of creation: the first `n` of them are a tree for every `n`.
+    /// Nodes in order of creation: the first `n` of them form a tree for every `n`.
     pub tree: Tree,
-    /// `[n_nodes]`: log-probability of the way down to a node; 0 for the root and for what is forced.
+    /// `[n_nodes]`: log-probability of the path to a node; 0 for the root and forced tokens.
     pub weights: Vec<f64>,
 }
 
-/// What a tree grows from.
+/// The inputs of a tree.
 #[derive(Debug, Clone, Copy)]
 pub struct TreeInputs<'a> {
-    /// The root.
+    /// The root's token.
     pub root: TokenId,
-    /// Tokens that come next for certain; they lead the tree and cost no max_nodes.
+    /// Forced tokens; they lead the tree and cost no budget.
     pub forced: &'a [TokenId],
-    /// Tokens that may well come next, from another source than the draft, such as an earlier place of the
-    /// text. They lie in the tree beside the draft's, at the price of the max_nodes.
+    /// Likely tokens from another source than the draft model, such as prompt lookup. They join the
+    /// draft's nodes and cost budget.
     pub hints: &'a [TokenId],
-    /// What the draft says of depth 1 and on.
+    /// The draft's candidates from depth 1 on.
     pub candidates: &'a DraftCandidates,
 }
 
 /// A node that could be added next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct HeapEntry {
-    /// Sum of the log-probabilities from the root down to here.
+    /// Sum of log-probabilities from the root to this node.
     weight: f64,
-    /// The same down to the parent.
+    /// The same sum for the parent.
     parent_weight: f64,
-    /// Order of the heap: equal weights are taken first come, first served.
+    /// Push order: equal weights are expanded first in, first out.
     number: u32,
     parent: NodeIdx,
     depth: usize,
@@ -86,13 +87,13 @@ impl PartialOrd for HeapEntry {
     }
 }
 
-/// Log-probability that each hinted token is believed with, given those before it.
+/// Assumed log-probability of each hinted token, given those before it.
 const HINT_LOG_PROB: f64 = -0.35;
 
-/// Grows a tree.
+/// Builds a tree.
 ///
-/// A taken node heap its next sibling and then its first child, so no heavier prefix is ever missed, and
-/// equal weights come in the order of the heap.
+/// An expanded node pushes its next sibling and then its first child. So no heavier prefix is
+/// missed, and equal weights keep their push order.
 pub fn build_tree(inputs: TreeInputs<'_>, budget: TreeBudget) -> DraftTree {
     let mut builder = TreeBuilder {
         draft_tree: DraftTree {
@@ -120,7 +121,7 @@ pub fn build_tree(inputs: TreeInputs<'_>, budget: TreeBudget) -> DraftTree {
     } else if depth < builder.depths {
         builder.push_entry(0.0, base, depth + 1, 0);
     }
-    // Half at most, so that a hint gone wrong leaves a tree worth its pass.
+    // Half of the budget at most, so that wrong hints leave a tree worth verifying.
     let hints = inputs.hints.len().min(budget.max_nodes / 2);
     let (mut at, mut weight) = (base, 0.0);
     for &token in &inputs.hints[..hints] {
@@ -142,7 +143,7 @@ pub fn build_tree(inputs: TreeInputs<'_>, budget: TreeBudget) -> DraftTree {
     builder.draft_tree
 }
 
-/// Positions that candidates speak of.
+/// Number of positions with candidates.
 fn depths(candidates: &DraftCandidates) -> usize {
     candidates.ids.len().min(candidates.log_probs.len()) / candidates.k.max(1)
 }
@@ -156,7 +157,7 @@ struct TreeBuilder<'a> {
 }
 
 impl TreeBuilder<'_> {
-    /// Adds a node, or finds the one that carries the token; `None` where the tree is full.
+    /// Adds a node, or finds the one with this token; `None` if the tree is full.
     fn add(&mut self, parent: NodeIdx, token: TokenId, weight: f64) -> Option<NodeIdx> {
         let DraftTree { tree, weights } = &mut self.draft_tree;
         if let Some(node) = tree.child_with(parent, token) {
@@ -184,12 +185,12 @@ impl TreeBuilder<'_> {
         self.pushed += 1;
     }
 
-    /// Makes an pushed node, and the heap that follow from it.
+    /// Adds the node of a heap entry and pushes the entries that follow from it.
     fn expand(&mut self, best: HeapEntry) {
         self.push_entry(best.parent_weight, best.parent, best.depth, best.rank + 1);
         let token = self.candidates.ids[(best.depth - 1) * self.candidates.k + best.rank];
-        // A draft that names one token twice at one position heap a twin: the first one stands for both,
-        // and has made its own heap. A node that came from elsewhere has made none.
+        // A token may repeat among the candidates of one position. The first one stands for both
+        // and has pushed its successors. A node from another source has pushed none.
         let is_duplicate = (0..best.rank)
             .any(|rank| self.candidates.ids[(best.depth - 1) * self.candidates.k + rank] == token);
         if is_duplicate {
@@ -200,7 +201,7 @@ impl TreeBuilder<'_> {
         }
     }
 
-    /// The best candidates in a line below `base`, each offering its next sibling.
+    /// Adds the best candidates as a chain below `base`, each pushing its next sibling.
     fn chain(&mut self, base: NodeIdx, depth: usize, full: &dyn Fn(&TreeBuilder<'_>) -> bool) {
         let k = self.candidates.k.max(1);
         let (mut at, mut parent_weight) = (base, 0.0);
@@ -219,10 +220,10 @@ impl TreeBuilder<'_> {
     }
 }
 
-/// The same candidates as if the draft's logits had been divided by `temperature`, parent_weight 0.
+/// The candidates as if the draft's logits had been divided by `temperature`, which is above 0.
 ///
-/// What is known of a row is its best candidates; the rest of its mass is spread as one token would be, which
-/// leaves the order of candidates as it is and their weight against other depths nearly so.
+/// Only the best candidates of a row are known. The remaining mass is scaled as one token's, which
+/// keeps the order of candidates and nearly their weight against other depths.
 pub fn with_temperature(candidates: &DraftCandidates, temperature: f32) -> DraftCandidates {
     if temperature == 1.0 || candidates.k == 0 {
         return candidates.clone();
@@ -241,13 +242,13 @@ pub fn with_temperature(candidates: &DraftCandidates, temperature: f32) -> Draft
     tempered
 }
 
-/// The first nodes of a tree: the same tree as if it had been stopped there.
+/// The first nodes of a tree: the same as a tree built with that budget.
 pub fn truncate(draft_tree: &DraftTree, nodes: usize) -> Tree {
     let n = nodes.clamp(1, draft_tree.tree.len());
     let mut tree = Tree::root(draft_tree.tree.token(NodeIdx::ROOT));
     for node in draft_tree.tree.nodes().take(n).skip(1) {
         if let Some(parent) = draft_tree.tree.parent(node) {
-            // A prefix of a tree breaks none of its rules.
+            // A prefix of a valid tree is valid.
             let _ = tree.push(parent, draft_tree.tree.token(node));
         }
     }
@@ -296,7 +297,7 @@ mod tests {
         steps.iter().flat_map(row).collect()
     }
 
-    /// All prefixes' weights, best first, by listing them.
+    /// All prefixes' weights, best first, by enumeration.
     fn listed(candidates: &DraftCandidates, depths: usize) -> Vec<f64> {
         let (mut all, mut level) = (Vec::new(), vec![0.0]);
         for position in candidates.log_probs.chunks(candidates.k).take(depths) {

@@ -5,24 +5,26 @@ use std::time::Duration;
 use super::build_tree::TreeInit;
 use super::costs::CostTable;
 
-/// How trees are drafted.
+/// Settings of speculative decoding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Speculation {
-    /// DraftModelSource nodes of one sequence's tree, 0 to 63; the runner's own limit applies too. 0 turns drafting off.
+    /// Most drafted nodes of one sequence's tree, 0 to 63. The runner's limit applies too. 0
+    /// disables drafting.
     pub budget: usize,
-    /// How a tree begins; [`TreeInit::ChainOnly`] makes it a chain.
+    /// How a tree starts; [`TreeInit::ChainOnly`] makes it a chain.
     pub init: TreeInit,
-    /// Candidates the draft is asked for per position.
+    /// Candidates per position requested from the draft.
     pub candidates: usize,
-    /// Flattens the draft's figures above 1.0, sharpens them below; above 0.
+    /// Draft temperature: flattens its probabilities above 1.0, sharpens them below; above 0.
     pub temperature: f32,
-    /// Tokens that must repeat for what followed them earlier to be tried too; 0 never tries.
+    /// Prompt lookup: tokens that must repeat before what followed them is tried; 0 disables it.
     pub lookup: usize,
-    /// What passes cost. With it, trees stop growing where they no longer pay, and drafting rests where it
-    /// does not pay at all; without it, every tree gets its whole budget.
+    /// Costs of passes. With them, trees are sized and drafting is paused where it does not pay.
+    /// Without, every tree uses its whole budget.
     pub costs: Option<CostTable>,
-    /// How long the costs may be measured before the first job that may be drafted for, where there is no table and
-    /// the scheduler has a clock: a draft that is loaded at its first use is measured then.
+    /// Time limit for measuring the costs before the first job that may speculate, if there is no
+    /// table and the scheduler has a clock. This serves draft models that are loaded at their first
+    /// use.
     pub measures: Option<Duration>,
 }
 
@@ -40,6 +42,6 @@ impl Default for Speculation {
     }
 }
 
-/// What drafting must be able to bring at its very best, against plain decoding, to be tried at all: where the
-/// gain is small even then, the trials cost more than it.
+/// Least speed-up over plain decoding, at full acceptance, for drafting to be tried at all. Below
+/// it the trials cost more than the gain.
 pub const MIN_SPEEDUP: f64 = 1.5;

@@ -1,10 +1,13 @@
-//! Whether drafting is speedup its time for a sequence now, and how much may be risked to find out.
+//! The speculation controller: whether drafting pays for a sequence now, and how much may be risked
+//! to find out.
 //!
-//! A step is speedup what it gave against what plain decoding would have given in the same time. What is expected
-//! goes by how sure the target is of its text ([`crate::doubt`]), by how such texts have fared, and by how this one
-//! has. What was risked and lost is accepted in a regret_budget: a sequence drafts only from what it has, it begins with little,
-//! earns a small share of its time, and gets back what drafting gains. So over any texts whatever, drafting loses at
-//! max_sequences [`REGRET_RATE`] of the time of plain decoding and what the purses began with.
+//! A step's speed-up is its tokens against those of plain decoding in the same time. Its
+//! expectation comes from the target's surprisal ([`crate::speculation`]), corrected by the steps
+//! of texts in the same bucket and of this sequence.
+//!
+//! Losses are bounded by a regret budget. A sequence drafts only within its budget, starts with
+//! little, earns a small share of its time, and regains what drafting gains. So over any texts,
+//! drafting loses at most [`REGRET_RATE`] of the time of plain decoding plus the initial budgets.
 
 use std::collections::HashMap;
 
@@ -13,53 +16,53 @@ use contract::SeqId;
 use super::costs::CostTable;
 use super::tree_source::TreeResult;
 
-/// What a new sequence may lose before it has earned anything, in plain steps.
+/// Regret budget of a new sequence, in plain steps.
 pub(crate) const INITIAL_BUDGET: f64 = 5.0;
-/// The share of the time of plain decoding that may be lost on and on.
+/// Share of plain decoding time that may be lost in the long run.
 pub(crate) const REGRET_RATE: f64 = 0.015;
-/// The max_sequences that a sequence keeps, in plain steps.
+/// Largest regret budget, in plain steps.
 const MAX_BUDGET: f64 = 8.0;
-/// Purses of new sequences that are in the common shared_budget at the start, for each sequence that speaks at once.
+/// Initial budgets in the shared budget, per concurrently decoding sequence.
 pub(crate) const SHARED_BUDGETS: f64 = 2.0;
-/// How much older steps count against the newest.
+/// Decay of older steps, per step.
 const DECAY: f64 = 0.9;
-/// What a sequence's own steps are weighed against, in steps.
+/// Weight of the prior against a sequence's own steps, in steps.
 const PRIOR_STEPS: f64 = 0.5;
-/// The steps in which the draft's figures are thought to have come true, against which a sequence's own are weighed: how
-/// much of a chain is accepted is mostly luck, and sizes that followed each step's would wander.
+/// Weight of the prior that the draft's probabilities are right, in steps. How much of a chain is
+/// accepted is mostly luck, and sizes that followed each step would fluctuate.
 const CALIBRATION_PRIOR: f64 = 2.0;
-/// What all steps of texts with buckets surprisal are weighed against, in steps, and how many are remembered.
+/// Weight of a surprisal bucket's prior, in steps, and the number of steps it remembers.
 const BUCKET_PRIOR: (f64, f64) = (8.0, 64.0);
-/// What a step must promise, in tokens of plain decoding in its time: the promise is a guess.
+/// Least expected speed-up to draft, since the expectation is a guess.
 const MIN_EXPECTED_SPEEDUP: f64 = 1.1;
-/// Rounds before a sequence that expects_gain too little is tried all the same, from a full regret_budget; they double with
-/// every trial in vain.
+/// Steps until a sequence with too little expected speed-up is tried anyway, with a full budget.
+/// Doubles with every failed trial.
 const RETRY_AFTER: u32 = 64;
-/// The same where a trial costs little: at max_sequences so many tokens of plain decoding. The first one is then at once.
+/// The same for cheap trials, of at most so many plain tokens. The first is immediate.
 const CHEAP_TRIAL: (f64, u32) = (0.5, 8);
-/// The max_sequences failed_trials that make the wait longer.
+/// Most failed trials that lengthen the wait.
 const MAX_BACKOFF: u32 = 6;
-/// Doubts that are told apart end at these, in nats.
+/// Upper bounds of the surprisal buckets, in nats.
 const SURPRISAL_BUCKETS: [f64; 7] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
 
-/// What a step costs that is about to be planned.
+/// The costs of the step being planned.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepCosts<'a> {
     /// Costs of passes.
     pub(crate) costs: &'a CostTable,
-    /// Sequences that take part.
+    /// Sequences in the step.
     pub(crate) sequences: usize,
-    /// Nodes that are verified in any case.
+    /// Nodes verified in any case.
     pub(crate) certain: usize,
 }
 
 impl StepCosts<'_> {
-    /// Seconds of a token of plain decoding.
+    /// Seconds per token of plain decoding.
     pub(crate) fn token(self) -> f64 {
         self.costs.verify(self.sequences) / self.sequences.max(1) as f64
     }
 
-    /// What a sequence adds with `nodes` drafted ones, if the others do buckets, in seconds.
+    /// Seconds that a sequence adds with `nodes` drafted nodes, if the others do the same.
     fn extra(self, nodes: usize) -> f64 {
         let all = self.sequences.max(1);
         let rows = self.certain.max(all);
@@ -67,7 +70,8 @@ impl StepCosts<'_> {
         (self.costs.draft(all) + verify) / all as f64
     }
 
-    /// What drafting is speedup if each further token comes true with `chance`, with up to `max_sequences` nodes.
+    /// Expected speed-up with up to `max_nodes` nodes, if each further token is accepted with
+    /// probability `chance`.
     fn speedup(self, chance: f64, max_nodes: usize) -> f64 {
         let (mut tokens, mut reached) = (1.0, 1.0);
         let mut best = 0.0_f64;
@@ -80,8 +84,8 @@ impl StepCosts<'_> {
     }
 }
 
-/// The chance that a drafted token comes true where the target's surprisal is this. The curve is that of the bundled
-/// pair over code, chat, tools and sources; what steps bring corrects it.
+/// Probability that a drafted token is accepted at this surprisal. The curve was fitted on the
+/// bundled pair over code, chat, tools and sources. Observed steps correct it.
 fn chance(surprisal: f64) -> f64 {
     1.0 - (0.6 * surprisal.powf(0.27)).clamp(0.05, 0.7)
 }
@@ -89,20 +93,20 @@ fn chance(surprisal: f64) -> f64 {
 /// What a sequence may draft now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Allowance {
-    /// DraftModelSource nodes at max_sequences.
+    /// Most drafted nodes.
     pub(crate) nodes: usize,
-    /// What drafting was expected to be speedup.
+    /// The expected speed-up.
     expected: f64,
-    /// Which texts it was likened to.
+    /// The surprisal bucket.
     bucket: usize,
 }
 
-/// What a drafted step was expected to cost and bring.
+/// A drafted step, with its expected cost and gain.
 #[derive(Debug, Clone)]
 pub(crate) struct DraftedStep {
-    /// Seconds of a token of plain decoding.
+    /// Seconds per token of plain decoding.
     pub(crate) token: f64,
-    /// Seconds beyond those of plain decoding: as they turned out, all participants together.
+    /// Seconds beyond plain decoding, as measured, over all participants.
     pub(crate) extra: f64,
     pub(crate) participants: Vec<Participant>,
 }
@@ -112,40 +116,40 @@ pub(crate) struct DraftedStep {
 pub(crate) struct Participant {
     pub(crate) seq: SeqId,
     pub(crate) allowance: Allowance,
-    /// Tokens that the draft's figures predicted.
+    /// Accepted tokens predicted by the draft's probabilities.
     pub(crate) predicted: f64,
     /// Tokens that were certain.
     pub(crate) certain: usize,
-    /// Its share of what the step took beyond plain decoding.
+    /// Its share of the time beyond plain decoding.
     pub(crate) share: f64,
 }
 
-/// What is remembered of one sequence.
+/// The record of one sequence.
 #[derive(Debug, Clone, Copy)]
 struct ParticipantState {
-    /// Faded sums of predicted and of accepted drafted tokens, and of the steps they are of.
+    /// Decayed sums: predicted and accepted tokens, and their steps.
     predicted: f64,
     accepted: f64,
     steps: f64,
-    /// Faded sums of what steps were speedup, and were expected to be.
+    /// Decayed sums: measured and expected speed-ups.
     speedup: f64,
     expected: f64,
-    /// What may be lost, in plain steps.
+    /// Regret budget, in plain steps.
     regret_budget: f64,
-    /// Rounds since drafting was last tried against its promise, and how often that was in vain.
+    /// Steps since the last trial against expectation, and the number of failed trials.
     steps_since_trial: u32,
     failed_trials: u32,
 }
 
-/// What is remembered of all sequences that speak, and of those that spoke.
+/// The records of all decoding sequences, and of surprisal buckets.
 #[derive(Debug)]
 pub(crate) struct SpeculationController {
     all: HashMap<SeqId, ParticipantState>,
-    /// What new sequences begin with, in plain steps.
+    /// Budget for new sequences, in plain steps.
     shared_budget: f64,
-    /// The max_sequences sequences that spoke at once.
+    /// Most concurrent sequences so far.
     max_sequences: usize,
-    /// Per bucket: sums of what steps were speedup, and were expected to be.
+    /// Per bucket: sums of measured and expected speed-ups.
     buckets: [(f64, f64); SURPRISAL_BUCKETS.len() + 1],
 }
 
@@ -161,7 +165,7 @@ impl Default for SpeculationController {
 }
 
 impl SpeculationController {
-    /// Forgets sequences that no longer speak, and meets new ones.
+    /// Drops sequences that ended and adds new ones.
     pub(crate) fn sync_sequences(&mut self, seqs: impl Iterator<Item = SeqId> + Clone) {
         let SpeculationController {
             all,
@@ -200,8 +204,8 @@ impl SpeculationController {
         }
     }
 
-    /// What a sequence may draft in this step, at max_sequences `max_sequences` nodes of up to `deepest`; `None` where it had better
-    /// not.
+    /// The allowance of a sequence for this step, with at most `max_nodes` nodes down to `deepest`;
+    /// `None` if it should not draft.
     pub(crate) fn allow(
         &mut self,
         (seq, surprisal): (SeqId, f64),
@@ -241,7 +245,7 @@ impl SpeculationController {
         })
     }
 
-    /// How far the draft's figures have come true.
+    /// Ratio of accepted to predicted tokens.
     pub(crate) fn calibration(&self, seq: SeqId) -> f64 {
         let state = self.all.get(&seq);
         let weighed = |h: &ParticipantState| {
@@ -251,7 +255,7 @@ impl SpeculationController {
         state.map_or(1.0, |h| weighed(h).clamp(0.2, 1.5))
     }
 
-    /// Takes in what a step brought, `step` being what was drafted in it, if anything was.
+    /// Records a step's results; `step` is what was drafted, if anything was.
     pub(crate) fn learn(&mut self, step: Option<&DraftedStep>, results: &[TreeResult]) {
         for result in results {
             if let Some(state) = self.all.get_mut(&result.seq) {
@@ -294,7 +298,7 @@ impl SpeculationController {
 mod tests {
     use super::*;
 
-    /// The trust in a draft that predicted seven tokens a step and accepted these.
+    /// The calibration after steps that predicted seven tokens and accepted these.
     fn trust(accepted: &[usize]) -> f64 {
         let seq = SeqId(3);
         let mut controller = SpeculationController::default();
@@ -329,7 +333,7 @@ mod tests {
         assert!(trust(&[0]) > 0.65 && trust(&[0, 0]) > 0.5);
         assert!(trust(&[0; 12]) < 0.3 && trust(&[1; 40]) < 0.4);
         assert!((trust(&[7; 12]) - 1.0).abs() < 0.05 && trust(&[15; 12]) > 1.45);
-        // A chain is accepted for as long as luck will have it.
+        // The accepted length of a chain is mostly luck.
         let mixed = [1, 15, 3, 9, 0, 12, 6, 15, 2, 8];
         assert!((0.8..1.2).contains(&trust(&mixed)), "{}", trust(&mixed));
     }

@@ -1,5 +1,5 @@
-//! What the stop by costs may lose: rounds on a fake runner whose passes take the time of a table, with scenarios whose
-//! drafts come true as an adversary likes.
+//! Tests of the speculation controller: steps on a fake runner whose passes take the times of a
+//! table, with adversarial acceptance.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use super::draft_model::DraftModelSource;
 use super::tree_source::{TreeRequest, TreeResult, TreeSource};
 use crate::stats::StepTimes;
 
-/// A device on which a draft costs more than a token, and rows cost a third of one: two CPU cores and a small model.
+/// A device on which a draft costs more than a token, and a row a third of one: two CPU cores and a
+/// small model.
 fn expensive_draft() -> CostTable {
     let verify = [
         (1, 0.64),
@@ -27,19 +28,20 @@ fn expensive_draft() -> CostTable {
     table(&verify, &[(1, 0.91), (2, 1.82)])
 }
 
-/// A device that is bound by reading weights: a draft costs a seventh of a token, 24 rows hardly more than one.
+/// A device bound by reading weights: a draft costs a seventh of a token, 24 rows hardly more than
+/// one.
 fn cheap_draft() -> CostTable {
     let verify = [(1, 7.0), (8, 7.4), (16, 8.3), (24, 9.6)];
     table(&verify, &[(1, 0.97), (2, 1.43)])
 }
 
-/// A table of milliseconds.
+/// A table in milliseconds.
 fn table(verify: &[(usize, f64)], draft: &[(usize, f64)]) -> CostTable {
     let seconds = |points: &[(usize, f64)]| points.iter().map(|p| (p.0, p.1 * 1e-3)).collect();
     CostTable::new(seconds(verify), seconds(draft)).unwrap()
 }
 
-/// What a table says, with every round's time off by up to a fifth.
+/// A device with the table's times, each with noise of up to a fifth.
 struct NoisyDevice {
     costs: CostTable,
     rng: u64,
@@ -47,7 +49,7 @@ struct NoisyDevice {
 
 impl NoisyDevice {
     fn noise(&mut self) -> f64 {
-        // Knuth's MMIX generator; its high bits are good enough for rng.
+        // Knuth's MMIX generator; its high bits suffice here.
         self.rng = self
             .rng
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -56,15 +58,15 @@ impl NoisyDevice {
     }
 }
 
-/// What a scenario is like: how many drafted tokens come true in a round, given its number, the tokens generated so far
-/// and the longest way down the tree; and the surprisal at its tokens.
+/// A text: accepted tokens of a step, given the step's number, the tokens generated so far and the
+/// tree's depth; and the surprisal.
 struct Scenario {
     tokens: usize,
     kept: fn(usize, usize, usize) -> usize,
     surprisal: f64,
 }
 
-/// Time of all scenarios against that of plain decoding, and tokens of all of them, one scenario after another.
+/// Seconds of all scenarios, seconds of plain decoding, and tokens, one scenario after another.
 fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64, f64, usize) {
     let mut device = NoisyDevice {
         costs: costs.clone(),
@@ -134,7 +136,7 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
     (seconds_taken, plain_seconds, generated)
 }
 
-/// Keeps the fake's own position moving; which token it stands at is of no matter.
+/// Advances the fake's position; its token does not matter.
 fn advance(runner: &mut dyn Runner, seq: SeqId, tree: &Tree) {
     let root = Tree::root(tree.token(NodeIdx::ROOT));
     let requests = [LogitsRequest::NONE];
@@ -157,15 +159,15 @@ fn scenarios(n: usize, scenario: impl Fn(usize) -> Scenario) -> impl Iterator<It
 #[test]
 fn adversarial_acceptance_loses_at_most_the_regret_bound() {
     let adversaries: [fn(usize, usize, usize) -> usize; 6] = [
-        // Nothing ever comes true.
+        // Nothing is ever accepted.
         |_, _, _| 0,
-        // Everything does until it is trusted, then nothing, over and over.
+        // Everything is accepted until the controller trusts it, then nothing, repeatedly.
         |round, _, deepest| if round % 12 < 4 { deepest } else { 0 },
-        // One good round in many.
+        // One good step in many.
         |round, _, deepest| if round % 7 == 0 { deepest } else { 0 },
-        // The beginning of each scenario promises what the rest breaks.
+        // The start of each text promises what the rest does not hold.
         |_, generated, deepest| if generated < 30 { deepest } else { 0 },
-        // Just too little, always.
+        // Always slightly too little.
         |_, _, deepest| deepest.min(1),
         |round, _, deepest| deepest.min(round % 3),
     ];
@@ -182,7 +184,7 @@ fn adversarial_acceptance_loses_at_most_the_regret_bound() {
                         simulate(costs.clone(), scenarios(n, of));
                     let token = plain_seconds / generated as f64;
                     let lost = (seconds_taken - plain_seconds) / token;
-                    // Rounds are off by up to a fifth, in both directions.
+                    // Step times have noise of up to a fifth, in both directions.
                     let noise = 0.01 * generated as f64;
                     let most = SHARED_BUDGETS * INITIAL_BUDGET
                         + REGRET_RATE * generated as f64
@@ -228,7 +230,7 @@ fn accepted_drafts_speed_up_from_the_first_step() {
         plain_seconds > 1.4 * seconds_taken,
         "{seconds_taken} for {plain_seconds}"
     );
-    // Where drafts are cheap, scenarios are drafted however doubtful they are.
+    // With cheap drafts, texts are drafted at any surprisal.
     for surprisal in [0.4, 9.0] {
         let of = |_| Scenario {
             tokens: 96,

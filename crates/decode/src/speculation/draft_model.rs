@@ -12,30 +12,30 @@ use super::prompt_lookup::prompt_lookup;
 use super::tree_source::{NoDraft, TreeRequest, TreeResult, TreeSource};
 use crate::stats::StepTimes;
 
-/// Trees from the runner's own draft.
+/// Trees from the runner's draft model.
 pub(crate) struct DraftModelSource {
     config: Speculation,
     controller: SpeculationController,
-    /// What was drafted for the last trees, if anything was.
+    /// The step of the last trees, if anything was drafted.
     planned_step: Option<PlannedStep>,
-    /// Nodes of the last trees together, and for how many sequences they were drafted.
+    /// Nodes of the last trees together, and the number of sequences drafted for.
     last: (usize, usize),
-    /// The costs as rounds go now.
+    /// Current costs of passes.
     cost_model: Option<OnlineCostModel>,
 }
 
-/// A drafted round that has not been verified.
+/// A drafted step that is not verified yet.
 struct PlannedStep {
-    /// Its times are those that were planned.
+    /// With planned times.
     step: DraftedStep,
-    /// Seconds planned in all, and those of plain decoding among them.
+    /// Planned seconds in all, and those of plain decoding among them.
     planned_seconds: f64,
     plain_seconds: f64,
 }
 
 impl PlannedStep {
-    /// The round as it turned out, if a clock says so. What held it up was hardly the draft, so a round counts
-    /// at most half as much again as planned.
+    /// The step with its measured time, if the clock gave one. Outliers are hardly the draft's
+    /// doing, so the time counts within 1.5 times of the plan.
     fn measured(mut self, took: f64) -> DraftedStep {
         const OFF: f64 = 1.5;
         if took > 0.0 {
@@ -46,11 +46,11 @@ impl PlannedStep {
     }
 }
 
-/// A sequence that is to be drafted for.
+/// A sequence to draft for.
 struct Selected {
-    /// Which root.
+    /// Index of its request.
     at: usize,
-    /// What it may draft; `None` where costs are unknown.
+    /// Its allowance; `None` if costs are unknown.
     allowance: Option<Allowance>,
 }
 
@@ -65,8 +65,8 @@ impl DraftModelSource {
         }
     }
 
-    /// Who is drafted for in this round, with up to `budget` nodes: everyone with room in the tree, or those for
-    /// whom it pays.
+    /// The sequences to draft for, with up to `budget` nodes: all that have depth left, or those
+    /// for which it pays.
     fn selected(
         &mut self,
         roots: &[TreeRequest<'_>],
@@ -105,7 +105,7 @@ impl DraftModelSource {
         all
     }
 
-    /// Sizes of all trees: the whole budget, or what the costs say.
+    /// Sizes of all trees: the whole budget, or the best by cost.
     fn sizes(
         &mut self,
         selected: &[Selected],
@@ -129,7 +129,7 @@ impl DraftModelSource {
                 chances: drafted.map(|w| w.exp() * calibration).collect(),
             });
         }
-        // What others verify costs the same whoever drafts.
+        // Other sequences' nodes cost the same whoever drafts.
         let others = certain
             - chances_by_sequence
                 .iter()
@@ -249,7 +249,7 @@ impl TreeSource for DraftModelSource {
         };
         if self.cost_model.is_none() {
             let measured = measure(runner, clock, limit)?;
-            tracing::info!(costs = ?measured, "measured what passes cost");
+            tracing::info!(costs = ?measured, "measured pass costs");
             self.cost_model = measured.map(OnlineCostModel::new);
         }
         Ok(())

@@ -2,10 +2,10 @@
 
 use contract::TokenId;
 
-/// What followed the last earlier place of the text that reads as its end does, over `same` tokens; at most
-/// `most` tokens, none where there is no such place.
+/// The tokens that followed the last earlier occurrence of the text's final `same` tokens; at most
+/// `most`, none if there is no occurrence.
 pub(crate) fn prompt_lookup(history: &[TokenId], same: usize, most: usize) -> &[TokenId] {
-    /// How far back is looked.
+    /// How many tokens back the search goes.
     const REACH: usize = 4096;
     let Some(end) = history.len().checked_sub(same).filter(|_| same > 0) else {
         return &[];

@@ -1,31 +1,31 @@
-//! How unexpected a text is to the model that writes it.
+//! Surprisal of a text under the target model.
 //!
-//! Where the target hardly hesitates, a draft is mostly right, and where it hesitates, mostly wrong. This is known
-//! of every token without drafting anything.
+//! Where the target is certain, a draft is mostly right; where it hesitates, mostly wrong.
+//! Surprisal is known for every token without drafting.
 
 use contract::{LogitsRow, TokenId};
 
-/// The mean surprise of the last tokens, newest first in weight.
+/// Exponential moving average of the surprisal of the last tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct SurprisalEma(Option<f64>);
 
 impl SurprisalEma {
-    /// What the newest token counts.
+    /// Weight of the newest token.
     const SHARE: f64 = 0.5;
-    /// Of a text of which nothing is known.
+    /// Value before any token is observed.
     const UNKNOWN: f64 = 0.02;
 
-    /// Takes in a token that was drawn from `row`. A row that does not hold it says nothing.
+    /// Observes a token sampled from `row`. Ignored if the row lacks the token.
     pub(crate) fn observe(&mut self, row: &LogitsRow, token: TokenId) {
         let at = match row.ids.get(token.index()) {
-            // In a whole row a token stands at its own id.
+            // In a full row a token is at its own id.
             Some(id) if *id == token => Some(token.index()),
             _ => row.ids.iter().position(|id| *id == token),
         };
         let Some(logit) = at.and_then(|at| row.logits.get(at)) else {
             return;
         };
-        // Minus the logarithm of its probability; rounding may bring it below zero.
+        // Minus the log-probability; rounding may bring it below zero.
         let surprise = f64::from(row.lse - logit).max(0.0);
         if surprise.is_finite() {
             let before = self.0.unwrap_or(surprise);
@@ -33,7 +33,7 @@ impl SurprisalEma {
         }
     }
 
-    /// In nats a token.
+    /// In nats per token.
     pub(crate) fn nats(self) -> f64 {
         self.0.unwrap_or(SurprisalEma::UNKNOWN)
     }
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(surprisal.nats(), 2.0);
         surprisal.observe(&row(&[0, 1], &[-1.0, -9.0]), TokenId(0));
         assert_eq!(surprisal.nats(), 1.5);
-        // A token that the row lacks, and one that could not come, say nothing.
+        // A token missing from the row, or impossible, is ignored.
         surprisal.observe(&row(&[7], &[-0.5]), TokenId(3));
         surprisal.observe(&row(&[7], &[f32::NEG_INFINITY]), TokenId(7));
         assert_eq!(surprisal.nats(), 1.5);

@@ -6,30 +6,30 @@ use crate::stats::StepTimes;
 
 use super::costs::Clock;
 
-/// One sequence that wants a tree.
+/// A sequence that needs a tree.
 #[derive(Debug, Clone, Copy)]
 pub struct TreeRequest<'a> {
     /// The sequence.
     pub seq: SeqId,
-    /// Prompt and output so far; the last one is the root: sampled, and not yet in the cache.
+    /// Prompt and output. The last token is the root: sampled, and not in the KV cache.
     pub history: &'a [TokenId],
-    /// The deepest node that can still be of use, given what may be generated; 0 wants the root alone.
+    /// Greatest useful depth, given what may still be generated; 0 needs the root alone.
     pub max_depth: usize,
-    /// Tokens that come next for certain. A tree should begin with them; what lies beside them is dropped.
+    /// Forced tokens. A tree should start with them; nodes beside them are dropped.
     pub forced: &'a [TokenId],
-    /// Whether more than the root and what is forced is wanted.
+    /// Whether more than the root and the forced tokens is wanted.
     pub speculate: bool,
-    /// How unexpected its last tokens were to the target, in nats a token.
+    /// Surprisal of the last tokens, in nats per token.
     pub surprisal: f64,
 }
 
 impl TreeRequest<'_> {
-    /// The token at the root.
+    /// The root's token.
     pub fn token(&self) -> TokenId {
         self.history.last().copied().unwrap_or_default()
     }
 
-    /// The root and what is forced, of at most `nodes` nodes.
+    /// The root and the forced tokens, at most `nodes` nodes.
     pub(crate) fn certain(&self, nodes: usize) -> Tree {
         let forced = self.forced.iter().take(self.max_depth);
         let tokens: Vec<TokenId> = std::iter::once(self.token())
@@ -40,38 +40,39 @@ impl TreeRequest<'_> {
     }
 }
 
-/// What became of one sequence's tree.
+/// The result of one sequence's tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeResult {
     /// The sequence.
     pub seq: SeqId,
-    /// Tokens the round gave, at least one.
+    /// Tokens that the step yielded, at least one.
     pub tokens: usize,
 }
 
-/// Proposes trees. Whatever it proposes, the tokens that come out are those of plain decoding: a tree
-/// decides how many of them one round yields, never which.
+/// Proposes trees. The output tokens never depend on them: a tree decides how many tokens a step
+/// yields, never which.
 pub trait TreeSource {
-    /// One tree per root, in order, each rooted at [`TreeRequest::token`].
+    /// One tree per request, in order, each rooted at [`TreeRequest::token`].
     fn trees(
         &mut self,
         runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],
     ) -> Result<Vec<Tree>, DeviceError>;
 
-    /// Called before the first job is admitted that may be drafted for, and nothing is open on the runner.
+    /// Called before the first job that may speculate is admitted, with no sequence open on the
+    /// runner.
     fn prepare(&mut self, runner: &mut dyn Runner, clock: Clock) -> Result<(), DeviceError> {
         let _ = (runner, clock);
         Ok(())
     }
 
-    /// Tells what the trees of the last call brought and took, so that the next ones can be better.
+    /// Reports the results and times of the last trees.
     fn learn(&mut self, results: &[TreeResult], times: StepTimes) {
         let _ = (results, times);
     }
 }
 
-/// Plain decoding: roots, what is forced, and nothing else.
+/// Plain decoding: roots and forced tokens only.
 pub(crate) struct NoDraft;
 
 impl TreeSource for NoDraft {

@@ -1,8 +1,8 @@
-//! GrammarCompiler over tokens: which tokens a text in a language may go on with, and which it must.
+//! Grammars over tokens: which tokens may follow a text of a language, and which must.
 //!
-//! A language is told in Lark's notation, with JSON schemas inline (`%json { … }`) and special tokens by id
-//! (`<[17]>`). The matching itself is the `llguidance` crate's; here it is made to answer about the nodes of a
-//! tree, one matcher for each.
+//! A grammar is given in Lark's notation, with inline JSON schemas (`%json { … }`) and special
+//! tokens by id (`<[17]>`). Matching is done by the `llguidance` crate. This module answers for
+//! tree nodes, with one matcher each.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use llguidance::toktrie::{
 };
 use llguidance::{Matcher, ParserFactory};
 
-/// The most states that recognising a language's vocab_entries may take, and so its memory: 1 to 2 kB each.
+/// Most lexer states of a grammar, at 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 65_536;
 
-/// What a token stands for.
+/// The content of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VocabEntry {
-    /// These bytes of text.
+    /// Bytes of text.
     Text(Vec<u8>),
-    /// A mark that is no text; a grammar can name it only by its id.
+    /// A special token; grammars name it by its id only.
     Special,
 }
 
-/// A language that was refused, in vocab_entries for whoever wrote it.
+/// A rejected grammar, with a message for its author.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct GrammarError {
@@ -35,17 +35,18 @@ pub struct GrammarError {
     pub detail: String,
 }
 
-/// Turns a text into tokens as the model was taught to read it.
+/// Tokenizes text as the model does.
 pub type Tokenize = dyn Fn(&str) -> Vec<TokenId> + Send + Sync;
 
-/// Makes grammars for one vocabulary. Building it takes time in proportion to the vocabulary; share it.
+/// Compiles grammars for one vocabulary. Its construction takes time proportional to the
+/// vocabulary; share it.
 pub struct GrammarCompiler {
     factory: ParserFactory,
-    /// Length of a row, which may be more than there are vocab_entries.
+    /// Length of a logits row, which may exceed the number of tokens.
     vocab: usize,
 }
 
-/// One language over the tokens of one vocabulary.
+/// A language over the tokens of one vocabulary.
 #[derive(Clone)]
 pub struct Grammar {
     start: Arc<Matcher>,
@@ -54,8 +55,8 @@ pub struct Grammar {
 }
 
 impl GrammarCompiler {
-    /// For `vocab_entries`, `[tokens]`, in rows of `vocab` tokens; `eos` are the tokens that may end a text, at least
-    /// one, and `tokenize` turns text into tokens.
+    /// A compiler for `vocab_entries`, `[tokens]`, with rows of `vocab` logits. `eos` are the end
+    /// tokens, at least one.
     pub fn new(
         vocab_entries: &[VocabEntry],
         vocab: usize,
@@ -86,7 +87,8 @@ impl GrammarCompiler {
             ff_tokens: true,
             ..InferenceCapabilities::default()
         };
-        // Sets of vocab_entries that are let through together: those of JSON strings, and all within a line.
+        // Slices of the vocabulary that are allowed as a whole: JSON string content, and text
+        // within a line.
         let mut slices = SlicedBiasComputer::general_slices();
         slices.push(r"[^\n]+".to_owned());
         let mut factory = ParserFactory::new(&env, capabilities, &slices)
@@ -100,7 +102,7 @@ impl GrammarCompiler {
         Ok(GrammarCompiler { factory, vocab })
     }
 
-    /// The language of a grammar in Lark's notation.
+    /// Compiles a grammar in Lark's notation.
     pub fn compile(&self, lark: &str) -> Result<Grammar, GrammarError> {
         let grammar = TopLevelGrammar::from_lark(lark.to_owned());
         let start = Matcher::new(self.factory.create_parser(grammar));
@@ -117,8 +119,7 @@ impl GrammarCompiler {
     }
 }
 
-/// The vocab_entries of an error that mean something to whoever wrote the grammar: neither where in our own notation it
-/// stood, nor the state of the matcher.
+/// The part of an error that its author understands, without internal notation or matcher state.
 fn summarize(error: &str) -> String {
     let line = error.lines().find(|line| !line.trim().is_empty());
     let line = line.unwrap_or("not understood");
@@ -136,18 +137,18 @@ fn summarize(error: &str) -> String {
     }
 }
 
-/// A word as the trie takes it: marks are told from text by a first byte that no text has.
+/// A token's bytes for the trie. A first byte that no text has marks special tokens.
 fn trie_bytes(word: &VocabEntry) -> Vec<u8> {
     match word {
         VocabEntry::Text(bytes) if bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER) => {
             bytes.clone()
         }
-        // Without bytes a word is in no text. The byte of the mark alone is no text either.
+        // A token without bytes occurs in no text. The marker byte alone is no text either.
         VocabEntry::Text(_) | VocabEntry::Special => Vec::new(),
     }
 }
 
-/// The vocabulary as the matcher asks for it.
+/// The vocabulary as the matcher needs it.
 struct TrieEnv {
     trie: TokTrie,
     tokenize: Arc<Tokenize>,
@@ -162,14 +163,14 @@ impl TokenizerEnv for TrieEnv {
         let whole = std::str::from_utf8(bytes).ok();
         let ids = whole.map(|text| (self.tokenize)(text));
         let ids: Option<Vec<TokenId32>> = ids.map(|ids| ids.iter().map(|id| id.0).collect());
-        // A tokenizer that composes letters, or takes text for a mark, does not give the text back.
+        // Tokenizers that normalize, or parse special tokens, do not reproduce the bytes.
         ids.filter(|ids| self.trie.decode_raw(ids) == bytes)
             .unwrap_or_else(|| self.trie.greedy_tokenize(bytes))
     }
 }
 
 impl Grammar {
-    /// Whether a text can begin at all, within the matcher's limits.
+    /// Checks that a text can start within the matcher's limits.
     pub fn check(&self) -> Result<(), GrammarError> {
         let mut follower = self.begin();
         if follower.forced(&[]).is_none() {
@@ -183,10 +184,10 @@ impl Grammar {
         }
     }
 
-    /// Follows a text from its beginning.
+    /// The state at the start of a text.
     pub(crate) fn begin(&self) -> GrammarState {
         GrammarState {
-            // Deep, so that no request waits for another's or fills up the states of another's.
+            // A deep clone, so that requests share no lock and no lexer states.
             cursors: vec![PathCursor::new(self.start.deep_clone())],
             vocab: self.vocab,
             eos: self.eos,
@@ -200,24 +201,24 @@ impl fmt::Debug for Grammar {
     }
 }
 
-/// One text on its way through a grammar.
+/// The grammar state of one text.
 ///
-/// Every path that is asked about has a matcher of its own, cloned from the one before it: a matcher remembers its
-/// last mask, which most tokens inside of a string do not change, and forgets it when it is taken back.
+/// Every queried path has its own matcher, cloned from that of its longest prefix. A matcher caches
+/// its last mask, which most tokens within a string keep, and loses it on rollback.
 pub(crate) struct GrammarState {
-    /// First the cursor after all tokens told of, whose path is empty.
+    /// The first cursor is after all advanced tokens, with an empty path.
     cursors: Vec<PathCursor>,
     vocab: usize,
     eos: TokenId,
 }
 
-/// Where one path leads.
+/// The matcher at the end of one path.
 struct PathCursor {
-    /// Tokens beyond those that were told of.
+    /// Tokens after the advanced ones.
     path: Vec<TokenId>,
-    /// Stays where the text is complete, whatever comes then.
+    /// Stops changing once the text is complete.
     matcher: Matcher,
-    /// Why nothing can be said here: the language is beyond the matcher's limits.
+    /// Why the matcher failed: the language exceeds a limit.
     fault: Option<String>,
 }
 
@@ -230,7 +231,7 @@ impl PathCursor {
         }
     }
 
-    /// Brings the matcher from the end of the path to the end of `path`, which begins with it.
+    /// Advances the matcher to the end of `path`, which extends the cursor's path.
     fn advance_to(&mut self, path: &[TokenId]) {
         for token in &path[self.path.len()..] {
             if self.fault.is_none()
@@ -253,7 +254,7 @@ impl PathCursor {
 }
 
 impl GrammarState {
-    /// The cursor at the end of the longest beginning of `path` that has one.
+    /// Index of the cursor at the longest prefix of `path`.
     fn nearest(&self, path: &[TokenId]) -> usize {
         let before = self.cursors.iter().enumerate();
         let before = before.filter(|(_, cursor)| path.starts_with(&cursor.path));
@@ -274,7 +275,7 @@ impl GrammarState {
         &mut self.cursors[at]
     }
 
-    /// The only token that may follow `path`, if there is only one or the text is complete.
+    /// The only token that may follow `path`; the end token if the text is complete.
     pub(crate) fn forced(&mut self, path: &[TokenId]) -> Option<TokenId> {
         let eos = self.eos;
         let cursor = self.at(path);
@@ -288,7 +289,7 @@ impl GrammarState {
         run.first().map(|id| TokenId(*id))
     }
 
-    /// The tokens that may follow `path`. After a fault, the ending one.
+    /// The tokens that may follow `path`; the end token after a failure.
     pub(crate) fn allowed(&mut self, path: &[TokenId]) -> Arc<TokenMask> {
         let (vocab, eos) = (self.vocab, self.eos);
         let cursor = self.at(path);
@@ -319,7 +320,7 @@ impl GrammarState {
         })
     }
 
-    /// Tells of tokens that have come.
+    /// Advances over accepted tokens.
     pub(crate) fn advance(&mut self, tokens: &[TokenId]) {
         let at = self.nearest(tokens);
         let mut cursor = self.cursors.swap_remove(at);
@@ -329,7 +330,7 @@ impl GrammarState {
         self.cursors.push(cursor);
     }
 
-    /// Why nothing more can be said, if something went wrong: the language is beyond the matcher's limits.
+    /// Why the matcher failed: the language exceeds a limit.
     pub(crate) fn fault(&self) -> Option<&str> {
         self.cursors[0].fault.as_deref()
     }

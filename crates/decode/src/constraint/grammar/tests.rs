@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The bytes, some longer vocab_entries, a mark, and two tokens that end a text; rows are longer than the vocabulary.
+/// All bytes, some longer tokens, a special token and two end tokens. Rows are longer than the
+/// vocabulary.
 const LONGER: [&str; 8] = [
     "{\"",
     "\":",
@@ -31,7 +32,7 @@ static GRAMMARS: LazyLock<GrammarCompiler> = LazyLock::new(|| {
     GrammarCompiler::new(&vocab_entries, VOCAB, &EOS, Arc::new(tokenize)).unwrap()
 });
 
-/// The longest vocab_entries first.
+/// The longest tokens first.
 fn tokenize(text: &str) -> Vec<TokenId> {
     let mut ids = Vec::new();
     let mut rest = text;
@@ -69,7 +70,7 @@ fn text(ids: &[TokenId]) -> String {
     String::from_utf8(bytes.collect()).unwrap()
 }
 
-/// Every token that may follow, by what is forced and by the mask.
+/// Every token that may follow, by the forced token and by the mask.
 fn next(follower: &mut GrammarState, path: &[TokenId]) -> Vec<TokenId> {
     let forced = follower.forced(path);
     let mask = follower.allowed(path);
@@ -79,14 +80,14 @@ fn next(follower: &mut GrammarState, path: &[TokenId]) -> Vec<TokenId> {
     let all: Vec<TokenId> = all.collect();
     match forced {
         Some(token) => {
-            assert!(all.contains(&token), "{token} is forced and not allowed");
+            assert!(all.contains(&token), "{token} is forced but masked");
             vec![token]
         }
         None => all,
     }
 }
 
-/// A text of the language, choosing with `dice` among what may follow.
+/// A text of the language, choosing with `dice` among the allowed tokens.
 fn spoken(
     follower: &mut GrammarState,
     dice: &mut impl FnMut(usize) -> usize,
@@ -130,7 +131,7 @@ fn forced_tokens_follow_the_grammar_and_end_with_eos() {
     assert_eq!(follower.forced(&path), Some(MARK));
     path.push(MARK);
     assert_eq!(follower.forced(&path), Some(EOS[0]));
-    // What comes behind the end, because ends are ignored, changes nothing, and can be taken back.
+    // Tokens behind the end, with end tokens ignored, change nothing and can be rolled back.
     path.push(EOS[0]);
     assert_eq!(follower.forced(&path), Some(EOS[0]));
     path.extend([EOS[0], EOS[1]]);
@@ -195,7 +196,7 @@ proptest! {
             (0..4).map(|_| spoken(&mut grammar.begin(), &mut dice, 60)).collect();
         let (base, others) = paths.split_first().unwrap();
         let told = told.min(base.len() - 1);
-        // All that share the beginning that was told, cut at every length, in a muddled order.
+        // All paths that extend the advanced tokens, cut at every length, in shuffled order.
         let mut nodes: Vec<&[TokenId]> = others.iter().chain([base])
             .filter(|path| path.starts_with(&base[..told]))
             .flat_map(|path| (told..path.len()).map(|end| &path[..end]))

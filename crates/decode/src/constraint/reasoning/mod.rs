@@ -1,4 +1,5 @@
-//! The machine of a reply: thinking, which may have to end, then a text, which may have to obey a grammar.
+//! The reasoning state machine of a reply: reasoning, which may have to end, then an answer, which
+//! may have to match a grammar.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -8,74 +9,75 @@ use contract::{TokenId, TokenMask};
 use super::grammar::{Grammar, GrammarState};
 use super::interface::{Constraint, LogitBoost};
 
-/// Where a reply begins.
+/// The phase in which a reply starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InitialPhase {
-    /// In a thinking block that the prompt opened.
+    /// Within a reasoning block that the prompt opened.
     Reasoning,
-    /// In the text, unless its first token opens a thinking block.
+    /// In the answer, unless the first token opens a reasoning block.
     Either,
-    /// In the text.
+    /// In the answer.
     Answer,
 }
 
-/// What is the same for all choices of a request.
+/// What all choices of a request share.
 #[derive(Debug, Clone)]
 pub struct ReasoningConfig {
-    /// Where a reply begins.
+    /// The phase in which a reply starts.
     pub opening: InitialPhase,
-    /// The tokens around thinking; without them nothing is known of thinking, and all is text.
+    /// The tokens around reasoning; without them all text is answer.
     pub tags: Option<ReasoningTags>,
-    /// How long thinking may be; `None` for as long as it likes.
+    /// The length limit of reasoning; `None` for no limit.
     pub budget: Option<ReasoningBudget>,
-    /// What closes thinking when it has to be closed, the closing tag included; at least one token where there
-    /// are tags.
+    /// Tokens that end reasoning by force, the closing tag included; at least one if there are
+    /// tags.
     pub closing: Arc<[TokenId]>,
-    /// What comes between thinking that ended by itself and a text that obeys a grammar.
+    /// Tokens between reasoning that ended by itself and an answer that matches a grammar.
     pub gap: Arc<[TokenId]>,
-    /// What may come in thinking; `None` allows all.
+    /// Tokens allowed in reasoning; `None` allows all.
     pub in_thinking: Option<Arc<TokenMask>>,
-    /// The tokens around a call: one in the middle of thinking ends the thinking, and is left alone.
+    /// The tokens around a tool call. A call within reasoning ends the reasoning and is not
+    /// constrained.
     pub call_tags: Option<(TokenId, TokenId)>,
-    /// The language of the text.
+    /// The language of the answer.
     pub grammar: Option<Grammar>,
 }
 
-/// The tokens around thinking.
+/// The tokens around reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReasoningTags {
-    /// Opens it.
+    /// The opening tag.
     pub open: TokenId,
-    /// Closes it.
+    /// The closing tag.
     pub close: TokenId,
 }
 
-/// How long thinking may be.
+/// The length limit of reasoning.
 #[derive(Debug, Clone)]
 pub struct ReasoningBudget {
-    /// After so many tokens it is closed.
+    /// Reasoning is ended after this many tokens.
     pub tokens: usize,
-    /// Over so many tokens before that, the closing tag is leaned towards where a sentence ends.
+    /// Over this many tokens before the limit, the closing tag's logit is raised at sentence ends.
     pub soft: usize,
-    /// How much the closing tag's logit is lifted at most, at the end of the budget.
+    /// The largest boost of the closing tag's logit, at the limit.
     pub boost: f32,
-    /// Tokens after which a sentence or a line is over.
+    /// Tokens that end a sentence or a line.
     pub sentence_ends: Arc<TokenMask>,
 }
 
-/// How thinking ended.
+/// How reasoning ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReasoningEnd {
-    /// By itself, or not at all.
+    /// By itself, or there was none.
     #[default]
     Natural,
-    /// By itself, where it was leaned towards its end.
+    /// By itself, while the closing tag was boosted.
     Soft,
-    /// It was closed.
+    /// By force.
     Hard,
 }
 
-/// The strings between a choice's machine and those who watch it. Shared; one for each choice.
+/// The control handle of a choice's reasoning, shared with other threads.
 #[derive(Debug, Default)]
 pub struct ReasoningHandle {
     end_requested: AtomicBool,
@@ -83,12 +85,12 @@ pub struct ReasoningHandle {
 }
 
 impl ReasoningHandle {
-    /// Closes thinking as soon as possible, if the choice is thinking then.
+    /// Ends reasoning as soon as possible, if the choice is reasoning then.
     pub fn end_reasoning(&self) {
         self.end_requested.store(true, Ordering::Relaxed);
     }
 
-    /// How thinking ended.
+    /// How reasoning ended.
     pub fn end(&self) -> ReasoningEnd {
         match self.end.load(Ordering::Relaxed) {
             1 => ReasoningEnd::Soft,
@@ -107,28 +109,28 @@ impl ReasoningHandle {
     }
 }
 
-/// How far a reply has come.
+/// The phase of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Nothing has been said, and thinking may be opened.
+    /// Nothing is generated, and reasoning may open.
     Undecided,
-    /// `n` tokens of thinking.
+    /// `n` tokens of reasoning.
     Reasoning {
         n: usize,
-        /// A sentence ended with the last of them.
+        /// Whether the last of them ended a sentence.
         at_end: bool,
     },
-    /// A call in the middle of thinking.
+    /// A tool call within reasoning.
     ToolCall,
-    /// `n` tokens of what closes thinking.
+    /// `n` tokens of the forced end.
     Closing { n: usize },
-    /// `n` tokens of the gap.
+    /// `n` tokens of the separator.
     Separator { n: usize },
-    /// `n` tokens of text.
+    /// `n` tokens of the answer.
     Answer { n: usize },
 }
 
-/// A choice's machine.
+/// The reasoning state machine of one choice.
 pub struct ReasoningMachine {
     plan: Arc<ReasoningConfig>,
     phase: Phase,
@@ -137,7 +139,7 @@ pub struct ReasoningMachine {
 }
 
 impl ReasoningMachine {
-    /// A choice that has said nothing.
+    /// The machine of a choice that has generated nothing.
     pub fn new(plan: Arc<ReasoningConfig>, handle: Arc<ReasoningHandle>) -> ReasoningMachine {
         let phase = match (plan.opening, plan.tags) {
             (InitialPhase::Reasoning, Some(_)) => Phase::Reasoning {
@@ -155,7 +157,7 @@ impl ReasoningMachine {
         }
     }
 
-    /// The phase after `path`, and how many tokens at the end of `path` are text.
+    /// The phase after `path`, and the number of answer tokens at the end of `path`.
     fn after(&self, path: &[TokenId]) -> (Phase, usize) {
         let mut phase = self.phase;
         let mut text = 0;
@@ -225,7 +227,8 @@ impl ReasoningConfig {
         }
     }
 
-    /// Whether `n` tokens of thinking lie where its end is leaned towards, and how far in, above 0 up to 1.
+    /// How far `n` reasoning tokens lie within the boosted window, above 0 up to 1; `None` outside
+    /// of it.
     fn boost_fraction(&self, n: usize) -> Option<f32> {
         let budget = self.budget.as_ref().filter(|budget| budget.soft > 0)?;
         let into = (n + budget.soft).checked_sub(budget.tokens)?;

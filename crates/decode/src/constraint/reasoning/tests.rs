@@ -35,7 +35,7 @@ fn plan(budget: Option<(usize, usize)>) -> ReasoningConfig {
     }
 }
 
-/// Says `wanted`, one after another, where nothing is forced, and gives all that came.
+/// Generates `wanted` token by token except where a token is forced, and returns all tokens.
 fn said(machine: &mut ReasoningMachine, wanted: &[u32], told_every: usize) -> Vec<u32> {
     let mut all: Vec<TokenId> = Vec::new();
     let mut told = 0;
@@ -66,9 +66,9 @@ fn check(plan: ReasoningConfig, wanted: &[u32], expected: &[u32], close: Reasoni
         assert_eq!(
             said(&mut machine, wanted, told_every),
             expected,
-            "told every {told_every}"
+            "advanced every {told_every}"
         );
-        assert_eq!(handle.end(), close, "told every {told_every}");
+        assert_eq!(handle.end(), close, "advanced every {told_every}");
     }
 }
 
@@ -130,8 +130,8 @@ fn sentence_ends_boost_reasoning_end_more_near_the_budget() {
     assert_eq!(boost(&[1, 1, 1, STOP]), Some(2.0));
     assert_eq!(boost(&[1, 1, 1, 1, STOP]), Some(4.0));
     assert_eq!(boost(&[1, 1, 1, 1, 1, 1, STOP]), Some(8.0));
-    assert_eq!(boost(&[1, 1, 1, 1, STOP, 1]), None, "in a sentence");
-    assert_eq!(boost(&[1, 1, 1, STOP, CLOSE]), None, "in the text");
+    assert_eq!(boost(&[1, 1, 1, 1, STOP, 1]), None, "within a sentence");
+    assert_eq!(boost(&[1, 1, 1, STOP, CLOSE]), None, "in the answer");
     check(
         plan(Some((8, 4))),
         &[1, 1, 1, 1, STOP, CLOSE, 3],
@@ -146,7 +146,7 @@ fn handle_ends_reasoning_between_decode_steps() {
     let mut machine = ReasoningMachine::new(Arc::new(plan(None)), Arc::clone(&handle));
     machine.advance(&ids(&[1, 2]));
     handle.end_reasoning();
-    assert_eq!(machine.forced(&ids(&[3])), None, "not in the middle of one");
+    assert_eq!(machine.forced(&ids(&[3])), None, "not within a call");
     machine.advance(&ids(&[3]));
     assert_eq!(
         said(&mut machine, &[4], 2),

@@ -1,4 +1,4 @@
-//! Measuring what passes cost on a runner that has nothing to do yet.
+//! Measurement of pass costs on an idle runner.
 
 use std::time::Duration;
 
@@ -9,26 +9,29 @@ use contract::{
 
 use super::table::{Clock, CostTable};
 
-/// Verify sizes that are measured, and the max_nodes that there can be; the start waits for it, and between them lie
-/// nearly straight lines.
+/// Verify sizes to measure, besides the largest. Start-up waits for them, and costs between them
+/// are nearly linear.
 const SIZES: [usize; 10] = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64];
-/// Sequences that passes are measured for together, at most: a device may take more than one pass for the rows of more.
+/// Most sequences measured together. A device may need several passes for the rows of more.
 const MAX_SEQUENCES: usize = 4;
-/// A device on which so many rows cost less than this much more than two pads its passes; there, the costs of one
-/// row more than each size are known to be those of the next.
+/// A device on which so many rows cost less than this factor times two rows pads its passes. There,
+/// one row more than a size costs as much as the next size.
 const PADDED: (usize, f64) = (8, 1.1);
-/// Turns through all passes; the fastest of each counts, since what else the machine does disturbs whole stretches.
+/// Repetitions of all passes. The fastest of each counts, since other load disturbs whole
+/// stretches.
 const REPETITIONS: usize = 4;
-/// Tokens read before anything is measured.
+/// Prompt tokens before the measurement.
 const CONTEXT: usize = 64;
-/// The most passes of a repetition that commit a token.
+/// Most passes per repetition that commit a token.
 const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
 
-/// Measures a runner that has nothing open, within about `limit`; `None` where it has no draft or the clock
-/// stands still. What was measured when the time is over is the table.
+/// Measures an idle runner within about `limit`. Returns `None` without a draft or if the clock
+/// stands still.
+///
+/// If the time runs out, the table holds what was measured.
 ///
 /// # Errors
-/// What the runner's calls give.
+/// Those of the runner's calls.
 pub fn measure(
     runner: &mut dyn Runner,
     clock: Clock,
@@ -46,7 +49,7 @@ pub fn measure(
     let commits = (REPETITIONS + 1) * MAX_COMMITS_PER_REPETITION;
     let max_len = limits.context.min(context + commits + Tree::MAX_NODES);
     let mut seqs = vec![runner.open(max_len)?];
-    // More than one shows what drafts and passes of several cost; there may be no room for them.
+    // More sequences show the cost of shared drafts and passes, if memory allows.
     while seqs.len() < limits.sequences.min(MAX_SEQUENCES)
         && let Ok(seq) = runner.open(max_len)
     {
@@ -66,20 +69,20 @@ pub fn measure(
     measured
 }
 
-/// One pass to be measured over and over.
+/// One pass to measure repeatedly.
 struct MeasuredPass {
     seqs: Vec<SeqId>,
-    /// Rows in all; none for a draft.
+    /// Rows in all; 0 for a draft.
     rows: usize,
     /// Seconds of the fastest so far.
     best: f64,
 }
 
-/// A measurement under way.
+/// A running measurement.
 struct CostMeasurement<'a> {
     runner: &'a mut dyn Runner,
     clock: Clock,
-    /// When no further repetition is begun.
+    /// No repetition starts after this time.
     end: Duration,
     /// Tokens that may still be committed and verified.
     tokens_left: usize,
@@ -100,7 +103,7 @@ impl CostMeasurement<'_> {
             rows,
             best: f64::INFINITY,
         };
-        // Sizes between what fewer sequences can have and the most that `n` can.
+        // Sizes above what fewer sequences reach, up to the most of `n`.
         let sizes = |fewer: usize, n: usize| {
             let between = SIZES.into_iter();
             let between = between.filter(move |rows| (fewer + 1..n * max_nodes).contains(rows));
@@ -115,7 +118,7 @@ impl CostMeasurement<'_> {
         self.turns(&mut drafts)?;
         self.turns(&mut verify)?;
         if is_padded(&points(&verify)) {
-            // What lies beyond one tree is no straight line either.
+            // Costs beyond one tree are not linear either.
             let mut fewer = 1;
             for n in several {
                 let more = sizes(fewer * max_nodes, n);
@@ -127,7 +130,7 @@ impl CostMeasurement<'_> {
         }
         let mut draft: Vec<(usize, f64)> = Vec::new();
         for pass in &drafts {
-            // Drafts for more sequences cannot cost less: what seems so was disturbed.
+            // More sequences cannot cost less; such a time was disturbed.
             let least = draft.last().map_or(0.0, |before| before.1);
             draft.push((pass.seqs.len(), pass.best.max(least)));
         }
@@ -137,7 +140,7 @@ impl CostMeasurement<'_> {
         Ok(CostTable::new(with_steps(&points(&verify)), draft))
     }
 
-    /// Runs every pass once for what happens once, and then repetition by repetition while there is time and room.
+    /// Runs every pass once to warm up, then in repetitions while time and tokens last.
     fn turns(&mut self, passes: &mut [MeasuredPass]) -> Result<(), DeviceError> {
         for repetition in 0..=REPETITIONS {
             for pass in &mut *passes {
@@ -168,7 +171,7 @@ impl CostMeasurement<'_> {
         Ok(((self.clock)() - start).as_secs_f64())
     }
 
-    /// Seconds of a verify of chains of `rows` in all and of a commit.
+    /// Seconds of a verify of chains with `rows` in all, and of a commit.
     fn verify(&mut self, seqs: &[SeqId], rows: usize) -> Result<f64, DeviceError> {
         let chain = |rows: usize| {
             let tokens: Vec<TokenId> = (0..rows as u32).map(|i| TokenId(i % 2)).collect();
@@ -196,14 +199,15 @@ impl CostMeasurement<'_> {
             .collect();
         let start = (self.clock)();
         self.runner.verify(&items)?;
-        // A device may leave part of a commit to the next pass; in turns, each follows one.
+        // A device may defer part of a commit to the next pass. In repetitions each commit is
+        // followed by one.
         self.runner.commit(&commits)?;
         self.tokens_left -= 1;
         Ok(((self.clock)() - start).as_secs_f64())
     }
 }
 
-/// `(rows, seconds)` of what was measured. More rows cannot cost less: what seems so was disturbed.
+/// The measured `(rows, seconds)`. More rows cannot cost less; such a time was disturbed.
 fn points(passes: &[MeasuredPass]) -> Vec<(usize, f64)> {
     let measured = passes.iter().filter(|pass| pass.best.is_finite());
     let mut points: Vec<(usize, f64)> = measured.map(|pass| (pass.rows, pass.best)).collect();
@@ -215,13 +219,13 @@ fn points(passes: &[MeasuredPass]) -> Vec<(usize, f64)> {
     points
 }
 
-/// Whether two rows cost nearly what several do.
+/// Whether two rows cost nearly as much as several.
 fn is_padded(verify: &[(usize, f64)]) -> bool {
     let of = |rows: usize| verify.iter().find(|point| point.0 == rows);
     matches!((of(2), of(PADDED.0)), (Some(two), Some(many)) if many.1 < two.1 * PADDED.1)
 }
 
-/// The table of a device that pads its passes, with the step behind each size; any other is left as it is.
+/// The table of a padding device, with the step behind each size; other tables unchanged.
 fn with_steps(verify: &[(usize, f64)]) -> Vec<(usize, f64)> {
     let padded = is_padded(verify);
     let mut all = Vec::with_capacity(2 * verify.len());
@@ -264,7 +268,7 @@ mod tests {
             ..FakeSpec::default()
         };
         let mut calls = 0_u64;
-        // Every fifth pass is held up.
+        // Every fifth pass is delayed.
         let hook = move |call| {
             calls += 1;
             let delay = if calls.is_multiple_of(5) { 9000 } else { 0 };
@@ -285,7 +289,7 @@ mod tests {
         for rows in [1, 5, 17, 64] {
             assert!((costs.verify(rows) - 1000e-6).abs() < 1e-9, "{rows}");
         }
-        // What several sequences cost together is measured, not guessed.
+        // The shared cost of several sequences is measured, not guessed.
         let sizes = |points: &[(usize, f64)]| points.iter().map(|p| p.0).collect::<Vec<_>>();
         assert_eq!(sizes(costs.draft_points()), [1, 2, 4]);
         assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256]));

@@ -6,7 +6,8 @@ use crate::stats::StepTimes;
 
 use super::table::CostTable;
 
-/// The table as rounds go now: it was measured after few tokens, contexts grow, and machines have other work.
+/// The cost table corrected by recent steps. It was measured at a short context, and contexts and
+/// load change.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OnlineCostModel {
     measured: CostTable,
@@ -14,7 +15,7 @@ pub(crate) struct OnlineCostModel {
 }
 
 impl OnlineCostModel {
-    /// As measured.
+    /// The table as measured.
     pub(crate) fn new(measured: CostTable) -> OnlineCostModel {
         OnlineCostModel {
             now: measured.clone(),
@@ -22,21 +23,21 @@ impl OnlineCostModel {
         }
     }
 
-    /// The table as rounds go now.
+    /// The current table.
     pub(crate) fn now(&self) -> &CostTable {
         &self.now
     }
 
-    /// Takes in a round of `rows` nodes and of drafts for `drafted` sequences. Times of a clock that stands still
-    /// say nothing.
+    /// Observes a step of `rows` nodes and of drafts for `drafted` sequences. Zero times are
+    /// ignored.
     pub(crate) fn learn(&mut self, (rows, drafted): (usize, usize), times: StepTimes) {
-        /// What one round counts; most are alike, and some are disturbed.
+        /// Weight of one step; some steps are disturbed.
         const EMA_WEIGHT: f64 = 0.2;
-        /// With which power a number of rows that is less than half or more than twice its own goes along. A power, and
-        /// not a share of each step: what noise adds and takes away again must leave nothing behind.
+        /// Exponent with which sizes beyond a factor of two follow. An exponent and not a factor:
+        /// noise that cancels must leave no trace.
         const FAR_EXPONENT: f64 = 0.25;
-        /// How much of what is thought of other passes each round forgets, in favour of what was measured at first
-        /// and the speed of now. What a busy hour has taught would else never be found out to be over.
+        /// Share by which each step returns other sizes to the measured shape at the current speed.
+        /// Without it a slow period would never be forgotten.
         const FORGET_RATE: f64 = 1.0 / 256.0;
         let deviation = |took: Duration, expected: f64| {
             let deviation = took.as_secs_f64() / expected;

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-/// A clock that only moves forward. The crate has none of its own.
+/// A monotonic clock. This crate has none of its own.
 pub type Clock = fn() -> Duration;
 
-/// Measured times of the calls of a round, in seconds.
+/// Measured seconds of verify and draft passes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostTable {
-    /// `(rows, seconds)` of a verify, rows rising.
+    /// `(rows, seconds)` of a verify, rows ascending.
     pub(super) verify: Vec<(usize, f64)>,
-    /// `(sequences, seconds)` of a draft, sequences rising.
+    /// `(sequences, seconds)` of a draft, sequences ascending.
     pub(super) draft: Vec<(usize, f64)>,
 }
 
 impl CostTable {
-    /// A table of `(rows, seconds)` of a verify and `(sequences, seconds)` of a draft; `None` where one is
-    /// empty, does not rise in its first column, or holds a time that is no positive number.
+    /// A table of `(rows, seconds)` of verify and `(sequences, seconds)` of draft passes. Returns
+    /// `None` if one is empty, not ascending, or has a time that is not positive and finite.
     pub fn new(verify: Vec<(usize, f64)>, draft: Vec<(usize, f64)>) -> Option<CostTable> {
         let good = |points: &[(usize, f64)]| {
             let times = points
@@ -37,8 +37,8 @@ impl CostTable {
         interpolate(&self.draft, sequences)
     }
 
-    /// The most that drafting could bring: tokens a second against plain decoding, were every drafted token of
-    /// the best-sized chain of up to `depth` kept.
+    /// Speed-up over plain decoding if every token of the best-sized chain of up to `depth` were
+    /// accepted.
     pub fn max_speedup(&self, depth: usize) -> f64 {
         let draft = self.draft(1);
         let at = |drafted: usize| {
@@ -59,7 +59,7 @@ impl CostTable {
     }
 }
 
-/// Between two points a straight line; beyond the last one, in proportion to it and the first.
+/// Linear between points; beyond the last one, along the line through it and the first.
 fn interpolate(points: &[(usize, f64)], at: usize) -> f64 {
     let above = points.partition_point(|p| p.0 < at);
     match (above.checked_sub(1).map(|i| points[i]), points.get(above)) {

@@ -45,10 +45,10 @@ fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
     }
     let now = cost_model.now();
     assert!((now.draft(1) - 1.0).abs() < 0.01 && (now.verify(8) - 2.55).abs() < 0.01);
-    // What is far from it follows more slowly.
+    // Distant sizes follow more slowly.
     assert!(now.verify(16) > 5.5 && now.verify(1) > 1.05 && now.verify(1) < 1.3);
     let before = now.verify(8);
-    // One round that was held up moves little.
+    // One delayed step moves little.
     let held_up = StepTimes {
         verify: ms(90_000),
         ..times
@@ -57,11 +57,11 @@ fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
     assert!(cost_model.now().verify(8) < 1.21 * before);
 }
 
-/// Rounds without drafts whose times are 0.7 to 3 times `seconds`, most of them near it.
+/// Steps without drafts whose times are 0.7 to 3 times `seconds`, most of them near it.
 fn plain_rounds(cost_model: &mut OnlineCostModel, n: usize, seconds: f64) {
     let mut rng = 5_u64;
     for _ in 0..n {
-        // Knuth's MMIX generator; its high bits are good enough for rng.
+        // Knuth's MMIX generator; its high bits suffice here.
         rng = rng
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
@@ -95,7 +95,7 @@ fn cost_model_recovers_after_a_slow_period() {
         verify: Duration::from_millis(8 * ms),
         ..StepTimes::default()
     };
-    // Drafts and large passes take three times as long as measured, and then nothing is drafted any more.
+    // Drafts and large passes take three times as long as measured, and then drafting stops.
     for _ in 0..60 {
         cost_model.learn((16, 1), times(1500));
     }
@@ -107,7 +107,7 @@ fn cost_model_recovers_after_a_slow_period() {
 
 #[test]
 fn max_speedup_assumes_full_acceptance() {
-    // Eight rows of 1.7 and a draft of 0.5 for eight tokens that plainly take 8.
+    // Eight rows of 1.7 and a draft of 0.5 for eight tokens that take 8 in plain decoding.
     assert!((table().max_speedup(7) - 8.0 / 2.2).abs() < 1e-9);
     assert!((table().max_speedup(1) - 2.0 / 1.6).abs() < 1e-9);
 }

@@ -2,27 +2,28 @@
 
 use super::table::CostTable;
 
-/// One sequence's nodes in the order they would be added: the probability that each is kept.
+/// Acceptance probabilities of one sequence's nodes, in order of creation.
 pub(crate) struct NodeChances {
-    /// Nodes that are in any case: the root and what is forced.
+    /// Nodes in the tree in any case: the root and forced tokens.
     pub(crate) certain: usize,
     /// `[drafted nodes]`.
     pub(crate) chances: Vec<f64>,
 }
 
-/// How many drafted nodes of each sequence a round should carry, and what it may hope for.
+/// Drafted nodes of each sequence in a step, and the step's expectation.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TreeSizes {
     pub(crate) nodes: Vec<usize>,
-    /// Tokens expected over all sequences.
+    /// Expected tokens over all sequences.
     pub(crate) tokens: f64,
-    /// Seconds expected, draft included.
+    /// Expected seconds, draft included.
     pub(crate) seconds: f64,
 }
 
-/// The sizes at which tokens per second are most, beside `others` nodes of sequences that do not draft. Nodes are
-/// taken by falling chance over all sequences, and every number of them is tried, so that steps in the table are
-/// seen for what they are.
+/// The sizes with the most tokens per second, beside `others` nodes of sequences that do not draft.
+///
+/// Nodes are added by descending probability over all sequences, and every count is evaluated, so
+/// that steps in the cost table are respected.
 pub(crate) fn choose_sizes(
     costs: &CostTable,
     chances_by_sequence: &[NodeChances],
