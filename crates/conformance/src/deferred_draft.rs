@@ -19,11 +19,12 @@ struct ReadCounter {
 impl WeightSource for ReadCounter {
     fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
         self.reads.fetch_add(1, SeqCst);
-        match self.fails.load(SeqCst) {
-            true => Err(WeightError::Missing {
+        if self.fails.load(SeqCst) {
+            Err(WeightError::Missing {
                 name: Arc::clone(&weight.name),
-            }),
-            false => self.inner.bytes(weight),
+            })
+        } else {
+            self.inner.bytes(weight)
         }
     }
 }
@@ -98,8 +99,9 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
     }
     let reads = source.reads.load(SeqCst);
     drafted(&mut *lazy, &prompt).map_err(told("the second draft"))?;
-    match source.reads.load(SeqCst) == reads && reads >= draft.spec.weights().len() {
-        true => Ok(()),
-        false => Err(format!("weights were read {reads} times, and again later")),
+    if source.reads.load(SeqCst) == reads && reads >= draft.spec.weights().len() {
+        Ok(())
+    } else {
+        Err(format!("weights were read {reads} times, and again later"))
     }
 }

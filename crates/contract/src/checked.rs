@@ -1,7 +1,7 @@
-//! A wrapper that asserts the calling protocol of [`Runner`] around any runner.
+//! A wrapper that enforces the calling protocol of [`Runner`].
 //!
-//! It keeps its own books of what is open, where, and what is pending, and answers a broken call with
-//! [`DeviceError::InvalidCall`] before the device sees it. Every test and every debug build runs behind it.
+//! It tracks open sequences, positions and pending trees, and refuses an invalid call with
+//! [`DeviceError::InvalidCall`] before the device sees it. All tests and debug builds use it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use crate::{
     VerifyItem,
 };
 
-/// A runner whose callers are checked.
+/// A runner that checks every call.
 pub struct CheckedRunner<R> {
     inner: R,
     sequences: BTreeMap<SeqId, Slot>,
@@ -51,7 +51,7 @@ impl<R: Runner> CheckedRunner<R> {
         }
     }
 
-    /// The runner inside, for tests that look into it.
+    /// The wrapped runner, for tests.
     pub fn inner_mut(&mut self) -> &mut R {
         &mut self.inner
     }

@@ -1,46 +1,48 @@
-//! A block-diffusion draft as data (DFlash): a small model that fills a whole block of positions in one pass,
-//! reading the target's own features instead of keeping a context of its own.
+//! A block-diffusion draft model as data (DFlash). It fills a block of positions in one pass and
+//! reads captured hidden states of the target.
 //!
 //! ```text
-//! f[p]  = rms(fc · [target residual after layer capture_layers[0] | capture_layers[1] | …], hidden_norm)       [hidden] per token
-//! x     = target embedding rows of [root, mask, …, mask]                                  [block, hidden]
+//! f[p]  = rms(fc · [target hidden states after capture_layers[0] | capture_layers[1] | …], hidden_norm)
+//!                                                                         [hidden] per token
+//! x     = target embedding rows of [root, mask, …, mask]                  [block, hidden]
 //! per layer:
 //!   h   = rms(x, attention_norm);   q = rope(rms_head(q · h)),  k, v likewise from h
-//!   context k, v = rope(rms_head(k · f[p])), v · f[p]            f goes in as it is, not through attention_norm
+//!   context k, v = rope(rms_head(k · f[p])), v · f[p]      (f[p] without attention_norm)
 //!   x  += o · softmax(q [k_context; k_block] scale) [v_context; v_block]
 //!   x  += ffn(rms(x, ffn_norm))
-//! logits = target head · rms(x[1 ..], final_norm)                                         [block - 1, vocab]
+//! logits = target head · rms(x[1 ..], final_norm)                         [block - 1, vocab]
 //! ```
 //!
-//! LogitsRow `j` of a block stands at position `committed + j` and speaks of the token at that very position, so row
-//! 0, the root, says nothing that is not known. Context keys are those of the committed tokens; they never
-//! depend on the block, so a device computes them once, when a token is committed, and keeps them.
+//! Row `j` of a block predicts the token at position `committed + j`; row 0 is the root, which is
+//! known.
+//! Context keys belong to committed tokens and do not depend on the block. A device computes them
+//! once per committed token and caches them.
 
 use std::sync::Arc;
 
 use crate::{AttentionSpec, FeedForward, KvFormat, ModelHash, TokenId, WeightRef, WeightSource};
 
-/// What a device needs to run a draft beside its target. Embedding and head are the target's.
+/// A draft model. It uses the embedding and LM head of the target.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftSpec {
-    /// For people: the draft's own name, or the file's stem.
+    /// Display name: the draft's own name, or the file's stem.
     pub name: String,
-    /// Identity of the weights and of what was read or overridden beside them.
+    /// Identity of the weights, metadata and overrides.
     pub hash: ModelHash,
-    /// Width of the residual stream: the target's.
+    /// Width of the residual stream, equal to the target's.
     pub hidden: usize,
     /// Epsilon of every RMS norm.
     pub norm_eps: f32,
-    /// Rows of one pass, the root included; at least 2.
+    /// Rows of one pass including the root; at least 2.
     pub block: usize,
-    /// Stands in for the tokens to be found; below the target's vocabulary.
+    /// Placeholder token of the positions to predict, within the target's vocabulary.
     pub mask_token: TokenId,
-    /// Target layers, counted from 0, whose residual stream *after the whole layer* (no final norm) is read, in
-    /// the order of concatenation.
+    /// Target layers, from 0, whose output hidden states (before any final norm) are captured, in
+    /// concatenation order.
     pub capture_layers: Vec<usize>,
-    /// `[hidden, capture_layers * hidden]`.
+    /// `[hidden, n_captured * hidden]`.
     pub fc: WeightRef,
-    /// `[hidden]`: norm of what `fc` gives.
+    /// `[hidden]`: norm of the output of `fc`.
     pub hidden_norm: WeightRef,
     /// Bottom to top.
     pub layers: Vec<DraftLayer>,
@@ -55,10 +57,11 @@ pub struct DraftLayer {
     pub attention_norm: WeightRef,
     /// Projections, head norms and rope; without a gate.
     pub attention: AttentionSpec,
-    /// How far back a row sees: a key at position `k` is seen from `q` while `q - k < window`. Layers that the
-    /// file calls full have a bound too, [`DraftSpec::FULL_WINDOW`], so that what is kept stays bounded.
+    /// Attention window: a query at `q` sees a key at `k` if `q - k < window`. Layers without a
+    /// window in the file use [`DraftSpec::FULL_WINDOW`], so that the draft's KV cache stays
+    /// bounded.
     pub window: usize,
-    /// Which rows of its own block a row sees.
+    /// Mask within the block.
     pub block_mask: BlockMask,
     /// `[hidden]`.
     pub ffn_norm: WeightRef,
@@ -66,25 +69,25 @@ pub struct DraftLayer {
     pub ffn: FeedForward,
 }
 
-/// Which rows of its own block a row of a draft layer sees.
+/// Attention mask within a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BlockMask {
-    /// All of them.
+    /// All rows.
     Full,
-    /// Itself and those before it.
+    /// The row itself and earlier rows.
     Causal,
 }
 
 impl DraftSpec {
-    /// The window of layers that have none of their own; drafts are trained on 4,096 tokens.
+    /// Window of layers without one of their own; drafts are trained on 4,096 tokens.
     pub const FULL_WINDOW: usize = 8192;
 
-    /// Positions that one pass can fill: the root is known.
+    /// Positions that one pass predicts.
     pub fn depth(&self) -> usize {
         self.block - 1
     }
 
-    /// The widest window: features of tokens further back are of no use.
+    /// The largest window. Older hidden states are never used.
     pub fn window(&self) -> usize {
         self.layers
             .iter()
@@ -93,7 +96,7 @@ impl DraftSpec {
             .unwrap_or(0)
     }
 
-    /// Every weight the draft reads, each once.
+    /// Every weight of the draft, each once.
     pub fn weights(&self) -> Vec<&WeightRef> {
         let mut all = vec![&self.fc, &self.hidden_norm];
         for layer in &self.layers {
@@ -109,25 +112,25 @@ impl DraftSpec {
     }
 }
 
-/// A draft as it is opened beside a target.
+/// A draft model to open with its target.
 #[derive(Clone)]
 pub struct DraftPlan {
-    /// What the draft is; checked against the target by whoever read it.
+    /// The draft, already checked against the target.
     pub spec: Arc<DraftSpec>,
-    /// Where its bytes are.
+    /// Source of its weights.
     pub weights: Arc<dyn WeightSource>,
-    /// How its keys and values are stored.
+    /// Its KV cache type.
     pub kv: KvFormat,
-    /// When its weights are made ready.
+    /// When its weights are loaded.
     pub load: DraftLoad,
 }
 
-/// When a draft's weights are made ready. Their memory is counted and reserved at the start either way.
+/// When a draft's weights are loaded. Their memory is reserved at open in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DraftLoad {
-    /// With the target's.
+    /// With the target's weights.
     #[default]
     AtOpen,
-    /// By the first call that needs them.
+    /// At the first call that needs them.
     AtFirstUse,
 }

@@ -6,13 +6,11 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TokenId(pub u32);
 
-/// One timeline on one device: tokens committed so far, and room to grow.
-///
-/// Given out by [`Runner::open`](crate::Runner::open), never reused within a runner's life.
+/// A sequence on a device. [`Runner::open`](crate::Runner::open) creates it; a runner never reuses an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId(pub u64);
 
-/// A saved committed state. Never reused within a runner's life.
+/// A saved committed state. A runner never reuses an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotId(pub u64);
 

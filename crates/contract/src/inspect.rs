@@ -1,8 +1,8 @@
-//! A look inside a runner, for conformance only: it says *which layer* diverged.
+//! Access to a runner's internal state, for tests: it shows which layer diverged.
 
 use crate::{DeviceError, SeqId, TokenId};
 
-/// What a test may read of a sequence's committed state. All values come back as f32.
+/// Committed state of a sequence that tests can read, as f32.
 pub trait Inspect {
     /// Runs `tokens` `[n]` on a fresh sequence and gives the residual stream after each layer,
     /// `[n_layers][n, hidden]`.

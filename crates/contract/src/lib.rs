@@ -1,11 +1,11 @@
-//! The words and traits that the decoding algorithm and the devices agree on.
+//! Types and traits shared by the decoding algorithm and the devices.
 //!
-//! What is here: ids, the draft [`Tree`], the model as data ([`ModelSpec`]), what may be asked of a forward
-//! pass ([`LogitsRequest`], [`LogitsRow`]), the two device traits ([`Backend`], [`Runner`]), and the codecs of the block
-//! formats whose bytes every device must read alike ([`quant`]).
+//! Contents: ids, the draft [`Tree`], the model as data ([`ModelSpec`]), logits requests and rows
+//! ([`LogitsRequest`], [`LogitsRow`]), the device traits ([`Backend`], [`Runner`]), and the codecs of the
+//! quantized block formats, whose bytes all devices must interpret alike ([`quant`]).
 //!
-//! What is not here: any file, any thread, any clock, any tensor type, any family name, and any algorithm
-//! but those codecs and the meaning of [`LogitEdits`].
+//! This crate has no files, threads, clocks, tensor types or model-family names, and no algorithms except
+//! those codecs and [`LogitEdits`].
 //!
 //! Start with [`runner`], then [`tree`], then [`spec`].
 

@@ -1,27 +1,27 @@
-//! What a caller may ask of a position, and what comes back.
+//! Requests for logits at a position, and the returned rows.
 
 use std::sync::Arc;
 
 use crate::TokenId;
 
-/// What is wanted at one position of a prefill or one node of a tree.
+/// The logits that one prefill position or one tree node returns.
 #[derive(Debug, Clone, Default)]
 pub struct LogitsRequest {
-    /// How much of the row.
+    /// The part of the row to return.
     pub selection: LogitsSelection,
-    /// Changes to the logits before they are ranked; `None` leaves them raw.
+    /// Logit processors applied before ranking; `None` keeps raw logits.
     pub edits: Option<Arc<LogitEdits>>,
 }
 
-/// How much of a row is wanted.
+/// The part of a logits row to return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LogitsSelection {
-    /// No row at all.
+    /// No row.
     #[default]
     None,
-    /// The `k` best tokens by edited logit, best first, ties to the lower id. `k >= 1`.
+    /// The `k >= 1` best tokens by edited logit, best first; ties go to the lower id.
     TopK(usize),
-    /// Every token, in id order.
+    /// Every token in id order.
     Full,
 }
 
@@ -32,7 +32,7 @@ impl LogitsRequest {
         edits: None,
     };
 
-    /// The `k` best tokens of the raw row.
+    /// The `k` best tokens by raw logit.
     pub fn top_k(k: usize) -> LogitsRequest {
         LogitsRequest {
             selection: LogitsSelection::TopK(k),
@@ -49,20 +49,20 @@ impl LogitsRequest {
     }
 }
 
-/// Changes made to a row of logits, in this order: ban, bias, repetition, frequency and presence.
+/// Logit processors, applied in this order: mask, bias, repetition, frequency and presence penalty.
 ///
 /// For token `t` with raw logit `x`:
 /// ```text
-/// x = -inf                                    where `allowed` bars t
+/// x = -inf                                    where `allowed` excludes t
 /// x += bias[t]
 /// x = x > 0 ? x / repetition : x * repetition where counts[t].seen
 /// x -= frequency * counts[t].generated + presence * (counts[t].generated > 0)
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogitEdits {
-    /// Only these tokens may come; `None` allows all.
+    /// The allowed tokens; `None` allows all.
     pub allowed: Option<Arc<TokenMask>>,
-    /// Added to single logits; each token at most once.
+    /// Added to single logits; lists each token at most once.
     pub bias: Vec<(TokenId, f32)>,
     /// Repetition penalty, 1.0 for none; above 0.
     pub repetition: f32,
@@ -70,7 +70,7 @@ pub struct LogitEdits {
     pub frequency: f32,
     /// Presence penalty, 0.0 for none.
     pub presence: f32,
-    /// What the penalties count; each token at most once.
+    /// Token counts for the penalties; lists each token at most once.
     pub counts: Vec<TokenCount>,
 }
 
@@ -79,9 +79,9 @@ pub struct LogitEdits {
 pub struct TokenCount {
     /// The token.
     pub token: TokenId,
-    /// Whether it stands inside the repetition window (prompt and output).
+    /// Whether it occurs in the repetition window (prompt and output).
     pub seen: bool,
-    /// How often it was generated.
+    /// Number of times it was generated.
     pub generated: u32,
 }
 
@@ -99,9 +99,9 @@ impl Default for LogitEdits {
 }
 
 impl LogitEdits {
-    /// Applies the edits to a whole row, `[vocab]`; ids beyond the row are ignored.
+    /// Applies the processors to a whole row `[vocab]`. Ignores ids beyond the row.
     ///
-    /// This is the meaning of an edit; every device must give the same values.
+    /// This function is the definition: every device must return the same values.
     pub fn apply(&self, logits: &mut [f32]) {
         if let Some(allowed) = &self.allowed {
             for (i, x) in logits.iter_mut().enumerate() {
@@ -158,8 +158,8 @@ impl TokenMask {
         mask
     }
 
-    /// The set over `vocab` tokens whose [`words`](TokenMask::words) are these; words and bits beyond the
-    /// vocabulary are dropped, missing ones are empty.
+    /// The set over `vocab` tokens with these [`words`](TokenMask::words). Drops words and bits beyond the
+    /// vocabulary; missing words are empty.
     pub fn from_words(vocab: usize, words: impl IntoIterator<Item = u64>) -> TokenMask {
         let mut mask = TokenMask::all(vocab);
         let words = words.into_iter().chain(std::iter::repeat(0));
@@ -169,14 +169,14 @@ impl TokenMask {
         mask
     }
 
-    /// Puts a token in; ids beyond the vocabulary are ignored.
+    /// Adds a token. Ignores ids beyond the vocabulary.
     pub fn insert(&mut self, token: TokenId) {
         if let Some(word) = self.words.get_mut(token.index() / 64) {
             *word |= 1 << (token.index() % 64);
         }
     }
 
-    /// Takes a token out.
+    /// Removes a token.
     pub fn remove(&mut self, token: TokenId) {
         if let Some(word) = self.words.get_mut(token.index() / 64) {
             *word &= !(1 << (token.index() % 64));
@@ -190,14 +190,14 @@ impl TokenMask {
             .is_some_and(|w| w >> (token.index() % 64) & 1 == 1)
     }
 
-    /// Puts in what is in `other`, a set over the same vocabulary.
+    /// Adds the tokens of `other`, a set over the same vocabulary.
     pub fn unite(&mut self, other: &TokenMask) {
         for (word, other) in self.words.iter_mut().zip(&other.words) {
             *word |= other;
         }
     }
 
-    /// Takes out what is not in `other`, a set over the same vocabulary.
+    /// Removes the tokens that are not in `other`, a set over the same vocabulary.
     pub fn intersect(&mut self, other: &TokenMask) {
         let others = other.words.iter().copied().chain(std::iter::repeat(0));
         for (word, other) in self.words.iter_mut().zip(others) {
@@ -211,7 +211,7 @@ impl TokenMask {
     }
 }
 
-/// What the target says at one position.
+/// The target's logits at one position.
 ///
 /// `ids`, `logits` and `raw` have one length: `k` or less for [`LogitsSelection::TopK`], the vocabulary for [`LogitsSelection::Full`]
 /// (then `ids` counts 0, 1, 2, …), nothing for [`LogitsSelection::None`].
@@ -219,9 +219,9 @@ impl TokenMask {
 pub struct LogitsRow {
     /// The tokens, best first for `Top`, in id order for `Full`.
     pub ids: Vec<TokenId>,
-    /// Edited logits of `ids`; what sampling uses.
+    /// Edited logits of `ids`, for sampling.
     pub logits: Vec<f32>,
-    /// Raw logits of `ids`; what logprobs are reported from.
+    /// Raw logits of `ids`, for reported logprobs.
     pub raw: Vec<f32>,
     /// Log-sum-exp of the whole edited row.
     pub lse: f32,
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn edits_are_applied_in_their_order() {
+    fn logit_edits_apply_in_documented_order() {
         let mut allowed = TokenMask::all(4);
         allowed.remove(TokenId(3));
         let edits = LogitEdits {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_mask_has_no_bit_beyond_the_vocabulary() {
+    fn full_mask_sets_no_bit_beyond_the_vocabulary() {
         for vocab in [1, 63, 64, 65, 128] {
             let mask = TokenMask::all(vocab);
             let ones: u32 = mask.words().iter().map(|w| w.count_ones()).sum();

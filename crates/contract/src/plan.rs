@@ -1,30 +1,30 @@
-//! What is opened on a device, what that will cost, and what came of it.
+//! The plan for opening a model on a device, its memory estimate, and the properties of the result.
 
 use std::sync::Arc;
 
 use crate::{DraftPlan, ModelSpec, QuantType, WeightSource};
 
-/// Everything a device needs to open one loaded set. All parts open together, because a draft reads the
-/// target's features, embedding and head on the device.
+/// Everything a device needs to open a model. Target and draft open together, because the draft
+/// shares the target's hidden states, embedding and LM head.
 #[derive(Clone)]
 pub struct OpenPlan {
-    /// What the model is.
+    /// The target model.
     pub target: Arc<ModelSpec>,
-    /// Where its bytes are.
+    /// Source of its weights.
     pub weights: Arc<dyn WeightSource>,
-    /// What proposes tokens, if anything does.
+    /// The draft model, if any.
     pub draft: Option<DraftPlan>,
-    /// How keys and values are stored.
+    /// KV cache types.
     pub kv: KvFormats,
-    /// How much of everything.
+    /// Limits of the runner.
     pub limits: Limits,
-    /// Whether bits must not depend on how a text is computed: a tree gives what its tokens give one by one, a sequence
-    /// the same beside others as alone, and a prompt the same wherever it is cut
-    /// ([`RunnerInfo::prefill_align`]). A device on which that is always so has nothing to choose.
+    /// Whether results must be batch-invariant: bit-identical in a tree and token by token, in a
+    /// batch and alone, and for any split of a prompt ([`RunnerInfo::prefill_align`]). Ignored by
+    /// devices that are always batch-invariant.
     pub batch_invariant: bool,
 }
 
-/// Storage of cached keys and values.
+/// KV cache types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KvFormats {
     /// Keys.
@@ -33,31 +33,31 @@ pub struct KvFormats {
     pub v: KvFormat,
 }
 
-/// A storage format of cached rows, by the name users type.
+/// A storage format of cached keys or values, by its command-line name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvFormat {
-    /// Single precision: nothing is lost, which is what an oracle needs.
+    /// Single precision without loss, for the reference.
     F32,
     /// IEEE half precision.
     F16,
     /// bfloat16.
     Bf16,
-    /// 32 signed bytes and a half scale.
+    /// 32 signed bytes and one f16 scale.
     Q8_0,
-    /// 32 nibbles and a half scale.
+    /// 32 4-bit codes and one f16 scale.
     Q4_0,
-    /// 32 nibbles, a half scale and a half minimum.
+    /// 32 4-bit codes, one f16 scale and one f16 minimum.
     Q4_1,
-    /// 32 five-bit values and a half scale.
+    /// 32 5-bit codes and one f16 scale.
     Q5_0,
-    /// 32 five-bit values, a half scale and a half minimum.
+    /// 32 5-bit codes, one f16 scale and one f16 minimum.
     Q5_1,
-    /// 3.5 bits a value: rotated, eight-level codebook.
+    /// 3.5 bits per value: Hadamard-rotated, eight-level codebook.
     Tq3_0,
 }
 
 impl KvFormat {
-    /// All formats, by falling size.
+    /// All formats, in descending size.
     pub const ALL: [KvFormat; 9] = [
         KvFormat::F32,
         KvFormat::F16,
@@ -85,7 +85,8 @@ impl KvFormat {
         }
     }
 
-    /// The block format that rows are stored in; `None` for TQ3_0 ([`crate::quant::tq3`]), which is for rows only.
+    /// The block format of the stored rows; `None` for TQ3_0 ([`crate::quant::tq3`]), which only
+    /// the KV cache uses.
     pub fn block_type(self) -> Option<QuantType> {
         Some(match self {
             KvFormat::F32 => QuantType::F32,
@@ -100,7 +101,7 @@ impl KvFormat {
         })
     }
 
-    /// Whether values are stored as codes with a scale: what gains from being turned first
+    /// Whether values are stored as scaled codes. Such formats profit from a Hadamard rotation
     /// ([`crate::quant::hadamard`]).
     pub fn is_quantized(self) -> bool {
         !matches!(self, KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16)
@@ -122,59 +123,59 @@ impl KvFormat {
     }
 }
 
-/// How much a runner must be able to hold.
+/// Limits that a runner must support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Sequences open at once.
     pub sequences: usize,
-    /// The longest sequence, in committed tokens. Tree nodes have room beyond it.
+    /// The longest sequence in committed tokens. Tree nodes come on top.
     pub context: usize,
-    /// Nodes of the widest tree, at most [`Tree::MAX_NODES`](crate::Tree::MAX_NODES).
+    /// Most nodes of a tree, at most [`Tree::MAX_NODES`](crate::Tree::MAX_NODES).
     pub tree_nodes: usize,
-    /// Tokens of the longest prefill call.
+    /// Most tokens of a prefill call.
     pub prefill_chunk: usize,
-    /// Tokens that all sequences hold together; `None` for as many as all of them at full length. Whatever is said
-    /// here, one sequence may have its full length, and no more is set aside than all of them could use: [`KvPool::of`].
+    /// KV tokens of all sequences together; `None` for all sequences at full length.
+    /// [`KvPool::for_limits`] clamps it to at least one full sequence and at most all of them.
     pub pool: Option<usize>,
 }
 
-/// The room that sequences share for their keys and values: pages, taken as a sequence grows and given back when it is
-/// closed.
+/// The KV page pool that all sequences share. A sequence takes pages as it grows and returns them
+/// when it is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvPool {
-    /// Pages in all.
+    /// Number of pages.
     pub pages: usize,
-    /// Positions of a page.
+    /// Positions per page.
     pub page_size: usize,
 }
 
 impl KvPool {
-    /// The pool that limits mean, in pages of `page` positions.
+    /// The pool for these limits, in pages of `page_size` positions.
     pub fn for_limits(limits: Limits, page_size: usize) -> KvPool {
         let each = limits.max_pages_per_sequence(page_size);
         let all = each.saturating_mul(limits.sequences);
         KvPool {
             pages: limits.pool.map_or(all, |tokens| {
-                // Below one sequence nobody could ever go on, above all of them nobody could use it.
+                // Fewer pages cannot finish any sequence; more pages are never used.
                 tokens.div_ceil(page_size).clamp(each, all.max(each))
             }),
             page_size,
         }
     }
 
-    /// Tokens that all sequences may hold together, the nodes of their trees included.
+    /// Tokens that all sequences can hold together, tree nodes included.
     pub fn tokens(&self) -> usize {
         self.pages.saturating_mul(self.page_size)
     }
 }
 
 impl Limits {
-    /// Tokens that all sequences hold together, to within a page.
+    /// KV tokens of all sequences together, rounded to a page.
     pub fn pool_tokens(&self) -> usize {
         KvPool::for_limits(*self, 1).tokens()
     }
 
-    /// Pages of `page` positions that the longest sequence takes: the context and the nodes of a tree beyond it.
+    /// Most pages of one sequence: its context plus the nodes of one tree.
     pub fn max_pages_per_sequence(&self, page_size: usize) -> usize {
         self.context
             .saturating_add(self.tree_nodes)
@@ -182,44 +183,44 @@ impl Limits {
     }
 }
 
-/// What a device is, as far as it can be told before anything is opened.
+/// Properties of a device before a model is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The name users type, such as `cpu` or `cuda:0`.
+    /// The user-visible id, such as `cpu` or `cuda:0`.
     pub id: String,
-    /// The hardware's own name.
+    /// The hardware's name.
     pub name: String,
-    /// What of it will be used: threads, instruction sets, architecture.
+    /// Features in use: threads, instruction sets, architecture.
     pub features: Vec<String>,
-    /// Memory in all, in bytes.
+    /// Total memory in bytes.
     pub total_bytes: u64,
-    /// Memory free now, in bytes.
+    /// Free memory in bytes.
     pub free_bytes: u64,
 }
 
-/// Bytes that opening a plan will take, by purpose.
+/// Bytes that opening a plan takes, by purpose.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryPlan {
-    /// Weights, in the device's own layout; bytes read in place from a mapped file are not counted.
+    /// Weights in the device's layout. Excludes weights used in place from a mapped file.
     pub weights_bytes: u64,
-    /// Weights read in place from the mapped file.
+    /// Weights used in place from the mapped file.
     pub mapped_bytes: u64,
-    /// Cached keys and values: the whole pool.
+    /// The KV page pool.
     pub kv_bytes: u64,
-    /// Recurrent states and windows of all sequences.
+    /// Delta states and convolution windows of all sequences.
     pub state_bytes: u64,
-    /// Scratch: activations, pending tree work, logits.
+    /// Scratch: activations, pending trees, logits.
     pub scratch_bytes: u64,
-    /// All of the draft: weights, cached keys and values of all sequences, scratch.
+    /// The draft model: weights, KV cache of all sequences, scratch.
     pub draft_bytes: u64,
-    /// What the device's driver takes beside all that: code, graphs, local memory. An upper bound.
+    /// Memory that the driver takes in addition: code, graphs, local memory. An upper bound.
     pub driver_bytes: u64,
-    /// Page-locked host memory at its peak, while weights are loaded; not part of the device's memory.
+    /// Peak page-locked host memory while weights are loaded. Not device memory.
     pub pinned_bytes: u64,
 }
 
 impl MemoryPlan {
-    /// Bytes of the device's memory that will be taken in all.
+    /// Device memory in total.
     pub fn total_bytes(&self) -> u64 {
         self.weights_bytes
             + self.kv_bytes
@@ -230,36 +231,37 @@ impl MemoryPlan {
     }
 }
 
-/// How far loading has come.
+/// Progress of loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Bytes of weights made ready.
+    /// Weight bytes loaded.
     pub done_bytes: u64,
-    /// Bytes of weights in all.
+    /// Weight bytes in total.
     pub total_bytes: u64,
 }
 
-/// What an opened runner is.
+/// Properties of an opened runner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunnerInfo {
     /// The device it runs on.
     pub device: DeviceInfo,
     /// Length of a logits row.
     pub vocab: usize,
-    /// What it was opened with.
+    /// Its limits.
     pub limits: Limits,
-    /// What its sequences share.
+    /// The KV page pool of its sequences.
     pub pool: KvPool,
-    /// Storage of keys and values.
+    /// KV cache types.
     pub kv: KvFormats,
-    /// Identity of the target.
+    /// Identity of the target model.
     pub model: crate::ModelHash,
-    /// Positions the draft fills in one pass ([`DraftSpec::depth`](crate::DraftSpec::depth)), or `None` without
-    /// a draft; then `draft` must not be called.
+    /// Positions that the draft fills in one pass ([`DraftSpec::depth`](crate::DraftSpec::depth));
+    /// `None` without a draft, and then `draft` must not be called.
     pub draft_depth: Option<usize>,
-    /// Whether a node of a tree gives bit for bit what its token gives alone, and so drafting changes no text.
+    /// Whether results are batch-invariant: a tree node equals its token decoded alone, bit for
+    /// bit, so speculation changes no text.
     pub batch_invariant: bool,
-    /// Prefill gives the same bits however it is cut, as long as cuts fall on multiples of this many tokens.
+    /// Splits of a prompt at multiples of this many tokens do not change a bit.
     pub prefill_align: usize,
     /// Bytes in use, by purpose.
     pub memory: MemoryPlan,

@@ -1,10 +1,9 @@
-//! The calling protocol of [`Runner`](crate::Runner), checked against a device's books.
+//! The calling protocol of [`Runner`](crate::Runner), checked against a device's open sequences.
 //!
-//! Every device asks here before it works, and so does [`Checked`](crate::checked::Checked): a broken call means
-//! the same everywhere and is answered in the same words. A call that passes has changed nothing yet.
+//! Every device and [`CheckedRunner`](crate::checked::CheckedRunner) call these checks first, so an
+//! invalid call gives the same error everywhere. A check changes nothing.
 //!
-//! Here too is what follows from the protocol alone: how a long prompt is cut into passes, and which row answers
-//! which ask.
+//! The module also splits long prompts into chunks and assigns computed rows to their requests.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,33 +13,33 @@ use crate::{
     RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
 };
 
-/// What the protocol needs to know of an open sequence.
+/// State of an open sequence that the protocol needs.
 pub trait SequenceState {
-    /// Committed tokens it may grow to.
+    /// Most committed tokens.
     fn max_len(&self) -> usize;
     /// Committed tokens.
     fn position(&self) -> usize;
-    /// The tree verified last, until it is committed or discarded.
+    /// The pending tree: verified, but not committed or discarded.
     fn pending(&self) -> Option<&Tree>;
 }
 
-/// A runner's books: what it was opened with, and what is open.
+/// A view of a runner: its properties and its open sequences.
 #[derive(Debug)]
 pub struct Protocol<'a, S> {
-    /// What was opened.
+    /// Properties of the runner.
     pub info: &'a RunnerInfo,
-    /// What is open.
+    /// Open sequences.
     pub sequences: &'a BTreeMap<SeqId, S>,
 }
 
-/// A broken call of `call`.
+/// The error of an invalid call.
 pub fn invalid_call(call: &'static str, detail: String) -> DeviceError {
     DeviceError::InvalidCall { call, detail }
 }
 
 impl<'a, S: SequenceState> Protocol<'a, S> {
-    /// What is free where sequences hold `held` pages, snapshots alone hold `kept` others of the pool, and all
-    /// snapshots together hold `snapshot_bytes`.
+    /// Free capacity if sequences hold `held` pages, snapshots alone hold `kept` other pages of the
+    /// pool, and all snapshots hold `snapshot_bytes`.
     pub fn capacity(&self, (held, kept): (usize, usize), snapshot_bytes: u64) -> Capacity {
         let (limits, pool) = (self.info.limits, self.info.pool);
         Capacity {
@@ -51,10 +50,10 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
         }
     }
 
-    /// Whether one more sequence that may grow to `max_len` tokens may be opened.
+    /// Checks that one more sequence of up to `max_len` tokens may be opened.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] if it is too long or all slots are taken.
+    /// [`DeviceError::OutOfMemory`] if `max_len` exceeds the context or all slots are taken.
     pub fn open(&self, max_len: usize) -> Result<(), DeviceError> {
         let limits = self.info.limits;
         if max_len > limits.context {
@@ -84,10 +83,10 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
             .ok_or(DeviceError::UnknownSequence(seq))
     }
 
-    /// An open sequence that has nothing pending.
+    /// An open sequence without a pending tree.
     ///
     /// # Errors
-    /// InvalidCall of `call` where it has.
+    /// [`DeviceError::InvalidCall`] if a tree is pending.
     pub fn require_idle(&self, call: &'static str, seq: SeqId) -> Result<&'a S, DeviceError> {
         let sequence = self.sequence(seq)?;
         match sequence.pending() {
@@ -96,11 +95,11 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
         }
     }
 
-    /// The sequence that shall read `tokens` and answer `asks`.
+    /// Checks a prefill of `tokens` and returns its sequence.
     ///
     /// # Errors
-    /// InvalidCall where a token is beyond the vocabulary or the sequence's length, or asks do not rise within the
-    /// tokens.
+    /// [`DeviceError::InvalidCall`] if a token exceeds the vocabulary, the sequence would exceed
+    /// its length, or request indices do not ascend within the tokens.
     pub fn prefill(
         &self,
         seq: SeqId,
@@ -110,20 +109,25 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
         const CALL: &str = "prefill";
         self.tokens(CALL, tokens)?;
         let in_order = requests.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        if !in_order || requests.last().is_some_and(|ask| ask.0 >= tokens.len()) {
+        if !in_order
+            || requests
+                .last()
+                .is_some_and(|request| request.0 >= tokens.len())
+        {
             let detail = "requests do not rise within the tokens".to_owned();
             return Err(invalid_call(CALL, detail));
         }
         requests
             .iter()
-            .try_for_each(|(_, asked)| ask(CALL, asked))?;
+            .try_for_each(|(_, request)| check_request(CALL, request))?;
         let sequence = self.require_idle(CALL, seq)?;
         fits(CALL, seq, sequence, tokens.len())?;
         Ok(sequence)
     }
 
     /// # Errors
-    /// InvalidCall where there is no draft, it reaches less far, or a sequence is not ready for it.
+    /// [`DeviceError::InvalidCall`] without a draft model, beyond its depth, or for a sequence that
+    /// is not idle.
     pub fn draft(&self, items: &[DraftItem], depth: usize, k: usize) -> Result<(), DeviceError> {
         const CALL: &str = "draft";
         let Some(most) = self.info.draft_depth else {
@@ -142,8 +146,8 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
     }
 
     /// # Errors
-    /// InvalidCall where a tree is too wide, has not an ask for each node, holds a token beyond the vocabulary, or its
-    /// sequence is full or not ready.
+    /// [`DeviceError::InvalidCall`] if a tree has too many nodes, the wrong number of requests or a
+    /// token beyond the vocabulary, or if its sequence is full or not idle.
     pub fn verify(&self, items: &[VerifyItem<'_>]) -> Result<(), DeviceError> {
         const CALL: &str = "verify";
         let limit = self.info.limits.tree_nodes;
@@ -157,7 +161,7 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
             self.tokens(CALL, item.tree.tokens())?;
             item.requests
                 .iter()
-                .try_for_each(|asked| ask(CALL, asked))?;
+                .try_for_each(|request| check_request(CALL, request))?;
             let sequence = self.require_idle(CALL, item.seq)?;
             if sequence.position() >= sequence.max_len() {
                 return Err(invalid_call(CALL, format!("{} is full", item.seq)));
@@ -167,7 +171,8 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
     }
 
     /// # Errors
-    /// InvalidCall where a sequence has nothing pending, the path is none of its tree, or it would grow too long.
+    /// [`DeviceError::InvalidCall`] without a pending tree, for a path of another tree, or beyond
+    /// the sequence's length.
     pub fn commit(&self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         const CALL: &str = "commit";
         once(CALL, items.iter().map(|item| item.seq))?;
@@ -182,15 +187,16 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
     }
 
     /// # Errors
-    /// InvalidCall where the sequence has nothing pending.
+    /// [`DeviceError::InvalidCall`] without a pending tree.
     pub fn discard(&self, seq: SeqId) -> Result<(), DeviceError> {
         pending("discard", seq, self.sequence(seq)?).map(|_| ())
     }
 
-    /// The sequence that shall be put to `position`.
+    /// Checks a restore to `position` and returns its sequence.
     ///
     /// # Errors
-    /// InvalidCall where it has something pending or was opened for less.
+    /// [`DeviceError::InvalidCall`] if a tree is pending or `position` exceeds the sequence's
+    /// length.
     pub fn restore(&self, seq: SeqId, position: usize) -> Result<&'a S, DeviceError> {
         const CALL: &str = "restore";
         let sequence = self.require_idle(CALL, seq)?;
@@ -201,7 +207,7 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
     }
 
     /// # Errors
-    /// InvalidCall of `call` where a token is beyond the vocabulary.
+    /// [`DeviceError::InvalidCall`] if a token exceeds the vocabulary.
     pub fn tokens(&self, call: &'static str, tokens: &[TokenId]) -> Result<(), DeviceError> {
         let vocab = self.info.vocab;
         match tokens.iter().find(|token| token.index() >= vocab) {
@@ -215,7 +221,7 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
 }
 
 fn beyond(seq: SeqId, max_len: usize) -> String {
-    format!("{seq} would pass the {max_len} tokens it was opened for")
+    format!("{seq} would chunk the {max_len} tokens it was opened for")
 }
 
 fn fits<S: SequenceState>(
@@ -224,9 +230,10 @@ fn fits<S: SequenceState>(
     sequence: &S,
     more: usize,
 ) -> Result<(), DeviceError> {
-    match more <= sequence.max_len() - sequence.position() {
-        true => Ok(()),
-        false => Err(invalid_call(call, beyond(seq, sequence.max_len()))),
+    if more <= sequence.max_len() - sequence.position() {
+        Ok(())
+    } else {
+        Err(invalid_call(call, beyond(seq, sequence.max_len())))
     }
 }
 
@@ -239,9 +246,9 @@ fn pending<'a, S: SequenceState>(
     tree.ok_or_else(|| invalid_call(call, format!("{seq} has nothing pending")))
 }
 
-fn ask(call: &'static str, ask: &LogitsRequest) -> Result<(), DeviceError> {
-    match ask.selection {
-        LogitsSelection::TopK(0) => Err(invalid_call(call, "an ask for the top 0".to_owned())),
+fn check_request(call: &'static str, request: &LogitsRequest) -> Result<(), DeviceError> {
+    match request.selection {
+        LogitsSelection::TopK(0) => Err(invalid_call(call, "a request for the top 0".to_owned())),
         _ => Ok(()),
     }
 }
@@ -260,18 +267,18 @@ fn once(call: &'static str, seqs: impl Iterator<Item = SeqId>) -> Result<(), Dev
     Ok(())
 }
 
-/// How a device cuts a prompt that is longer than a pass.
+/// How a device splits a prompt for chunked prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefillChunks {
-    /// Tokens of the longest pass.
+    /// Most tokens of a chunk.
     pub max_tokens: usize,
-    /// Passes but the last end at absolute multiples of this many tokens, so that cutting changes no bit, unless
-    /// the longest pass is shorter than that.
+    /// All chunks but the last end at absolute multiples of `align` tokens, so that splitting
+    /// changes no bit. Ignored if `max_tokens` is smaller than `align`.
     pub align: usize,
 }
 
 impl PrefillChunks {
-    /// The passes over `n` tokens that follow `position` committed ones, as ranges of the tokens.
+    /// Splits `n` tokens after `position` committed ones into chunks, as ranges of the tokens.
     pub fn split(self, position: usize, n: usize) -> Vec<Range<usize>> {
         let whole = self.max_tokens / self.align * self.align;
         let mut passes = Vec::new();
@@ -289,27 +296,28 @@ impl PrefillChunks {
     }
 }
 
-/// The asks for a row within `pass`, their places counted from its begin.
+/// The requests that select a row within `chunk`, with indices relative to its start.
 pub fn requests_within<'a>(
     requests: &'a [(usize, LogitsRequest)],
-    pass: &Range<usize>,
+    chunk: &Range<usize>,
 ) -> Vec<(usize, &'a LogitsRequest)> {
-    let within = requests.iter().filter(|(at, _)| pass.contains(at));
-    let rows = within.filter(|(_, ask)| ask.selection != LogitsSelection::None);
-    rows.map(|(at, ask)| (at - pass.start, ask)).collect()
+    let within = requests.iter().filter(|(at, _)| chunk.contains(at));
+    let rows = within.filter(|(_, request)| request.selection != LogitsSelection::None);
+    rows.map(|(at, request)| (at - chunk.start, request))
+        .collect()
 }
 
-/// A row for each ask: the next of `computed` where something was asked, an empty one elsewhere.
+/// One row per request: the next row of `computed`, or an empty row if the request selects nothing.
 ///
 /// # Panics
-/// If fewer rows were computed than asked for.
+/// If `computed` has too few rows.
 pub fn place_rows<'a>(
     requests: impl Iterator<Item = &'a LogitsRequest>,
     computed: &mut impl Iterator<Item = LogitsRow>,
 ) -> Vec<LogitsRow> {
-    let mut answer = |ask: &LogitsRequest| match ask.selection {
+    let mut answer = |request: &LogitsRequest| match request.selection {
         LogitsSelection::None => LogitsRow::default(),
-        _ => computed.next().expect("every row asked for was computed"),
+        _ => computed.next().expect("every requested row was computed"),
     };
     requests.map(&mut answer).collect()
 }
@@ -319,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passes_end_at_aligned_places_and_cover_everything() {
+    fn chunks_end_at_aligned_positions_and_cover_everything() {
         let chunks = PrefillChunks {
             max_tokens: 128,
             align: 64,
@@ -337,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_go_to_their_asks() {
+    fn rows_are_placed_at_their_requests() {
         let requests: Vec<(usize, LogitsRequest)> = vec![
             (0, LogitsRequest::full()),
             (5, LogitsRequest::NONE),
@@ -352,7 +360,7 @@ mod tests {
             ..LogitsRow::default()
         };
         let mut computed = [row(1.0), row(2.0), row(3.0)].into_iter();
-        let rows = place_rows(requests.iter().map(|(_, ask)| ask), &mut computed);
+        let rows = place_rows(requests.iter().map(|(_, request)| request), &mut computed);
         let sums: Vec<f32> = rows.iter().map(|row| row.lse).collect();
         assert_eq!(sums, [1.0, 0.0, 2.0, 3.0]);
     }

@@ -1,13 +1,12 @@
-//! The seam: one [`Backend`] per kind of device, one [`Runner`] per loaded set.
+//! The device interface: one [`Backend`] per kind of device, one [`Runner`] per loaded model.
 //!
-//! The calling protocol, asserted by [`Checked`](crate::checked::Checked) in tests and debug builds:
+//! [`CheckedRunner`](crate::checked::CheckedRunner) asserts the calling protocol in tests and debug builds:
 //!
-//! - After `verify`, exactly one of `commit` or `discard` must come before any other call on that sequence
-//!   except `close`.
-//! - There is no rewind. An earlier position is reached by `restore`, or by feeding again.
-//! - Calls that return data wait for the device; others may return early. A late fault is reported by the
-//!   next call and is sticky.
-//! - Optional ability is a field of [`RunnerInfo`], never a method that says no.
+//! - After `verify`, the next call on that sequence must be `commit`, `discard` or `close`.
+//! - A sequence cannot be rewound. To reach an earlier position, call `restore` or prefill again.
+//! - Calls that return data wait for the device; others may return early. The next call reports a late
+//!   device fault, and every later call repeats it.
+//! - Optional abilities are fields of [`RunnerInfo`], never methods that always fail.
 
 use std::io::{Read, Write};
 
@@ -19,13 +18,16 @@ use crate::{
 
 /// A kind of device, before anything is loaded on it.
 pub trait Backend {
-    /// What the device is and how much memory it has free.
+    /// Describes the device and its free memory.
     fn probe(&self) -> Result<DeviceInfo, DeviceError>;
 
-    /// What opening `plan` would take. Refuses what the device cannot run, by name.
+    /// Bytes that opening `plan` needs.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] names the part of the plan that the device cannot run.
     fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError>;
 
-    /// Loads the plan. Must be called on the thread that will own the runner.
+    /// Loads the plan. The calling thread will own the runner.
     fn open(
         &self,
         plan: OpenPlan,
@@ -33,25 +35,27 @@ pub trait Backend {
     ) -> Result<Box<dyn Runner>, DeviceError>;
 }
 
-/// One loaded target, with its draft if the plan has one. All calls come from one thread.
+/// One loaded target model, with its draft model if the plan has one. All calls come from one thread.
 pub trait Runner {
-    /// What was opened.
+    /// Limits and properties of the opened model.
     fn info(&self) -> &RunnerInfo;
 
-    /// What is still free.
+    /// Free sequences and KV tokens.
     fn capacity(&self) -> Capacity;
 
-    /// A new sequence at position 0 that may grow to `max_len` committed tokens, as far as the pool has pages when it
-    /// does: nothing is set aside for it. `prefill`, `verify` and `restore` answer [`DeviceError::OutOfMemory`] of [`PAGES`]
-    /// where it has none, and have changed nothing then, but that a sequence being restored may be left empty.
+    /// Opens a sequence at position 0 that may grow to `max_len` committed tokens.
+    ///
+    /// No KV pages are reserved for it. `prefill`, `verify` and `restore` return
+    /// [`DeviceError::PoolExhausted`] if the pool lacks pages. They have then changed nothing, except that a
+    /// failed `restore` may leave the sequence empty.
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError>;
 
-    /// Ends a sequence and drops anything pending on it. Never fails; an unknown id is ignored.
+    /// Closes a sequence and drops its pending tree. Ignores an unknown id.
     fn close(&mut self, seq: SeqId);
 
-    /// Commits `tokens` `[n]` after what is committed, and gives a row for each ask.
+    /// Appends `tokens` `[n]` to the committed tokens and returns one logits row per request.
     ///
-    /// `asks` holds `(index into tokens, ask)` in rising order; rows come in the same order.
+    /// `requests` holds `(index into tokens, request)` in ascending order; rows have the same order.
     fn prefill(
         &mut self,
         seq: SeqId,
@@ -59,8 +63,8 @@ pub trait Runner {
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError>;
 
-    /// Drafts `depth` positions after each item's root, with `k` candidates a position. The context is what is
-    /// committed. `k` may be anything up to the vocabulary; the whole of it is asked for by people who check.
+    /// Drafts `depth` positions after each item's root, with `k <= vocab` candidates per position. The context
+    /// is the committed tokens.
     fn draft(
         &mut self,
         items: &[DraftItem],
@@ -68,16 +72,16 @@ pub trait Runner {
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError>;
 
-    /// Runs a tree on each item's sequence without committing anything; the sequence becomes pending.
+    /// Evaluates a draft tree on each item's sequence without committing it; the tree becomes pending.
     ///
-    /// Gives, per item, one row per node (an empty one where nothing was asked).
-    /// A tree of one node is ordinary decoding; a chain is chain verify.
+    /// Returns one row per node of each item, empty where the request selects nothing. A tree of one node is
+    /// plain decoding; a tree without branches is chain speculation.
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError>;
 
-    /// Keeps the path of each pending sequence: it advances by `path.len()`.
+    /// Commits one path of each pending tree; the sequence advances by `path.len()`.
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError>;
 
-    /// Forgets what is pending on a sequence.
+    /// Drops the pending tree of a sequence.
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError>;
 
     /// Copies the committed state of a sequence.
@@ -87,39 +91,39 @@ pub trait Runner {
         place: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError>;
 
-    /// Puts a sequence, whatever it held, into a snapshot's state. Bit for bit what was saved.
+    /// Replaces a sequence's state by a snapshot, bit-identical to the saved state.
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError>;
 
-    /// Frees a snapshot. An unknown id is ignored.
+    /// Frees a snapshot. Ignores an unknown id.
     fn free_snapshot(&mut self, snapshot: SnapshotId);
 
     /// Writes a snapshot in the device-neutral layout of [`crate::snapshot`].
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError>;
 
-    /// The same for another thread to write, whatever becomes of the snapshot and its sequence meanwhile.
+    /// Exports through another thread, independent of the later life of the snapshot and its sequence.
     ///
-    /// A device whose snapshots can be read from elsewhere gives a [`DetachedSnapshot`] at once; others export it here.
+    /// A device whose snapshot memory other threads can read returns at once; the default exports here.
     fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
         let mut bytes = Vec::new();
         self.export(snapshot, &mut bytes)?;
         Ok(Box::new(bytes))
     }
 
-    /// Reads what `export` wrote; refuses another model, other formats, and damaged bytes.
+    /// Reads the bytes of `export`. Refuses another model, other formats and damaged bytes.
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError>;
 
-    /// The same of bytes that may be read at any place: a device may bring several sections in at once.
+    /// Imports from a random-access source, so that a device can read several sections in parallel.
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
         self.import(&mut SequentialReader::new(source))
     }
 }
 
-/// An exported snapshot that may not have left its device yet. A runner waits at its end until every parcel is gone.
+/// An exported snapshot whose bytes may still be on the device. Dropping a runner waits for all of them.
 pub trait DetachedSnapshot: Send {
-    /// Bytes that [`DetachedSnapshot::write`] writes.
+    /// Number of bytes that [`DetachedSnapshot::write`] writes.
     fn bytes(&self) -> u64;
 
-    /// Writes what [`Runner::export`] would have.
+    /// Writes the same bytes as [`Runner::export`].
     fn write(&mut self, sink: &mut dyn Write) -> Result<(), DeviceError>;
 }
 
@@ -133,36 +137,36 @@ impl DetachedSnapshot for Vec<u8> {
     }
 }
 
-/// What a runner has left, and what is kept on it.
+/// Free capacity of a runner, and the memory that snapshots hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
     /// Sequences that can still be opened.
     pub sequences: usize,
-    /// Tokens that sequences can still grow by: positions of pages that none of them holds.
+    /// Tokens that sequences can still grow by: positions of pages that no sequence holds.
     pub tokens: usize,
-    /// Of these, positions of pages that snapshots hold, which move elsewhere when a sequence needs their place.
+    /// Of these, positions of pages that snapshots hold. The runner moves them elsewhere on demand.
     pub evictable_tokens: usize,
-    /// Bytes that all snapshots hold together; what several of them share is counted once.
+    /// Bytes of all snapshots; shared pages count once.
     pub snapshot_bytes: u64,
 }
 
 /// One sequence of a draft call.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftItem {
-    /// The sequence; it must have nothing pending.
+    /// The sequence, without a pending tree.
     pub seq: SeqId,
-    /// The token sampled but not yet cached.
+    /// The sampled token that is not in the KV cache yet.
     pub root: TokenId,
 }
 
 /// Draft candidates of one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftCandidates {
-    /// `[depth, k]`, best first in each position.
+    /// `[depth, k]`, best first at each position.
     pub ids: Vec<TokenId>,
-    /// Log-probabilities over the whole vocabulary, as `ids`.
+    /// Log-probabilities over the whole vocabulary, `[depth, k]` like `ids`.
     pub log_probs: Vec<f32>,
-    /// `[depth]`: log-sum-exp of each position's logits; added to a log-probability it gives the logit.
+    /// `[depth]`: log-sum-exp of each position's logits; log-probability plus this is the logit.
     pub lse: Vec<f32>,
     /// DraftCandidates per position.
     pub k: usize,
@@ -171,38 +175,38 @@ pub struct DraftCandidates {
 /// One sequence of a verify call.
 #[derive(Debug, Clone, Copy)]
 pub struct VerifyItem<'a> {
-    /// The sequence; it must have nothing pending. A sequence may stand in a call once.
+    /// The sequence, without a pending tree. It may occur once per call.
     pub seq: SeqId,
-    /// The tree, its root being the token sampled but not yet cached.
+    /// The tree; its root is the sampled token that is not in the KV cache yet.
     pub tree: &'a Tree,
-    /// `[n_nodes]`.
+    /// One request per node, `[n_nodes]`.
     pub requests: &'a [LogitsRequest],
 }
 
 /// One sequence of a commit call.
 #[derive(Debug, Clone, Copy)]
 pub struct CommitItem<'a> {
-    /// The sequence; it must be pending.
+    /// The sequence, with a pending tree.
     pub seq: SeqId,
-    /// A path of the tree it is pending on.
+    /// A path of the pending tree.
     pub path: &'a TreePath,
 }
 
-/// Where a snapshot is kept.
+/// Memory that holds a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotLocation {
-    /// In the device's own memory: fast to restore.
+    /// Device memory: fast to restore.
     Device,
-    /// In host memory: cheap to keep.
+    /// Host memory: cheap to keep.
     Host,
 }
 
-/// A snapshot that was made or imported.
+/// A created or imported snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotInfo {
     /// Its id.
     pub id: SnapshotId,
-    /// The position it restores to: committed tokens.
+    /// Committed tokens after a restore.
     pub position: usize,
     /// Bytes it holds.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! The device-neutral bytes of an exported snapshot.
+//! Device-neutral byte format of an exported snapshot.
 //!
 //! ```text
 //! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B each, with
@@ -7,27 +7,28 @@
 //! position u64 | section count u32
 //! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes
 //! ```
-//! Little-endian throughout. The checksum is FNV-1a over the section's bytes, eight at a time; it guards
-//! against damage, not against malice. Section bytes: keys and values as stored rows in position order
-//! `[position, n_kv_heads, row]`, delta states `[n_v_heads, k_dim, v_dim]` f32, windows
-//! `[conv_taps - 1, channels]` f32; draft keys and values as stored rows `[n, n_kv_heads, row]` of the last `n`
-//! positions in position order, `n` the smaller of the position and the layer's window.
+//! Little-endian. The checksum is FNV-1a over the section's bytes, eight at a time; it detects
+//! damage, not attacks.
+//! Keys and values: stored rows in position order `[position, n_kv_heads, row]`. Delta states:
+//! `[n_v_heads, k_dim, v_dim]` f32. Convolution windows: `[conv_taps - 1, channels]` f32.
+//! Draft keys and values: stored rows `[n, n_kv_heads, row]` of the last `n` positions in position
+//! order, where `n` is the smaller of the position and the layer's window.
 
 use std::io::{self, Read, Write};
 
 use crate::{DeviceError, KvFormat, KvFormats, ModelHash};
 
-/// Changes whenever the meaning of any byte does.
+/// Version of the format. Change it with the meaning of any byte.
 pub const LAYOUT_VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"HRTHSNAP";
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 8 + 4 + 16 + 2 * 8 + 16 + 8 + 8 + 4;
-/// Bytes of a section beside its content.
+/// Bytes of a section's header.
 pub const SECTION_BYTES: usize = 4 + 4 + 8 + 8;
-/// Far above any real model; a larger count is damage.
+/// Far above any real model; a larger count means damage.
 const MAX_SECTIONS: u32 = 1 << 16;
 
-/// What a section holds.
+/// Content of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum SectionKind {
@@ -54,23 +55,23 @@ impl SectionKind {
     }
 }
 
-/// Whose state a snapshot holds.
+/// Identity of the models and formats that a snapshot belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotIdentity {
-    /// Identity of the target.
+    /// Identity of the target model.
     pub model: ModelHash,
-    /// Storage of keys and values.
+    /// KV cache types.
     pub kv: KvFormats,
-    /// Whether coarse keys and values are stored rotated ([`crate::quant::hadamard`]).
+    /// Whether quantized keys and values are stored Hadamard-rotated ([`crate::quant::hadamard`]).
     pub rotated: bool,
-    /// Identity of the draft and storage of its keys and values, if there is one.
+    /// Identity and KV cache type of the draft model, if any.
     pub draft: Option<(ModelHash, KvFormat)>,
 }
 
-/// What a snapshot belongs to and where it stands.
+/// Header of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SnapshotHeader {
-    /// Whose it is.
+    /// Models and formats of the snapshot.
     pub identity: SnapshotIdentity,
     /// Committed tokens.
     pub position: u64,
@@ -78,10 +79,10 @@ pub struct SnapshotHeader {
     pub sections: u32,
 }
 
-/// One piece of state of one layer.
+/// State of one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Section {
-    /// What it holds.
+    /// Content of the section.
     pub kind: SectionKind,
     /// The layer, counted over all layers.
     pub layer: u32,
@@ -127,7 +128,7 @@ impl SnapshotIdentity {
     }
 }
 
-/// Reads a header and refuses what does not belong to `identity`.
+/// Reads a header. Refuses a snapshot that does not match `identity`.
 pub fn read_header(
     source: &mut dyn Read,
     identity: SnapshotIdentity,
@@ -138,12 +139,12 @@ pub fn read_header(
     };
     let magic: [u8; 8] = take(source)?;
     if &magic != MAGIC {
-        return Err(refuse("it does not begin as a snapshot does"));
+        return Err(refuse("the magic number is missing"));
     }
     let layout = u32::from_le_bytes(take(source)?);
     if layout != LAYOUT_VERSION {
         return Err(DeviceError::InvalidSnapshot {
-            detail: format!("layout {layout}, this program writes {LAYOUT_VERSION}"),
+            detail: format!("layout {layout}, expected {LAYOUT_VERSION}"),
         });
     }
     if ModelHash(take(source)?) != model {
@@ -179,7 +180,7 @@ pub fn read_header(
     })
 }
 
-/// Reads one section; `expected_bytes` tells the length a section of this kind and layer must have.
+/// Reads one section; `expected_bytes` returns the required length for a kind and layer.
 pub fn read_section(
     source: &mut dyn Read,
     expected_bytes: impl Fn(SectionKind, u32) -> Option<usize>,
@@ -197,21 +198,21 @@ pub fn read_section(
     })
 }
 
-/// What stands before a section's bytes.
+/// Header of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SectionHeader {
-    /// What it holds.
+    /// Content of the section.
     pub kind: SectionKind,
     /// The layer, counted over all layers.
     pub layer: u32,
-    /// How many bytes follow.
+    /// Number of bytes that follow.
     pub length: usize,
-    /// What [`Checksum`] must give for them.
+    /// Expected [`Checksum`] of the bytes.
     pub sum: u64,
 }
 
 impl SectionHeader {
-    /// The refusal of bytes that do not have the sum.
+    /// The error for bytes with another checksum.
     pub fn corrupt_error(&self) -> DeviceError {
         let SectionHeader { kind, layer, .. } = self;
         DeviceError::InvalidSnapshot {
@@ -220,7 +221,7 @@ impl SectionHeader {
     }
 }
 
-/// Reads the head of a section, whose bytes come next; refuses what `expected_bytes` does not tell.
+/// Reads a section's header. Refuses kinds and layers for which `expected_bytes` returns `None`.
 pub fn read_section_header(
     source: &mut dyn Read,
     expected_bytes: impl Fn(SectionKind, u32) -> Option<usize>,
@@ -247,15 +248,15 @@ pub fn read_section_header(
     })
 }
 
-/// Bytes that may be read at any place, by several threads at once.
+/// Random-access bytes that several threads may read at once.
 pub trait ReadAt: Sync {
-    /// How many there are.
+    /// Number of bytes.
     fn length(&self) -> u64;
 
-    /// Fills `into` with the bytes from `at` on.
+    /// Fills `into` with the bytes from offset `at`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] where that runs past the end; others from the medium.
+    /// [`io::ErrorKind::UnexpectedEof`] beyond the end; others from the medium.
     fn read_at(&self, into: &mut [u8], at: u64) -> io::Result<()>;
 }
 
@@ -273,24 +274,24 @@ impl ReadAt for Vec<u8> {
     }
 }
 
-/// The same bytes one after another.
+/// Sequential reader over random-access bytes.
 pub struct SequentialReader<'a> {
     source: &'a dyn ReadAt,
     at: u64,
 }
 
 impl<'a> SequentialReader<'a> {
-    /// From the first on.
+    /// Starts at offset 0.
     pub fn new(source: &'a dyn ReadAt) -> SequentialReader<'a> {
         SequentialReader { source, at: 0 }
     }
 
-    /// Where the next byte is read.
+    /// Offset of the next byte.
     pub fn at(&self) -> u64 {
         self.at
     }
 
-    /// Goes on `bytes` further.
+    /// Skips `bytes` bytes.
     pub fn skip(&mut self, bytes: usize) {
         self.at = self.at.saturating_add(bytes as u64);
     }
@@ -312,7 +313,7 @@ fn take<const N: usize>(source: &mut dyn Read) -> Result<[u8; N], DeviceError> {
     Ok(bytes)
 }
 
-/// A short read means a truncated file, which is a miss, not a fault of the medium.
+/// A short read means a truncated file: a cache miss, not an I/O fault.
 fn read_exact(source: &mut dyn Read, bytes: &mut [u8]) -> Result<(), DeviceError> {
     source
         .read_exact(bytes)
@@ -324,15 +325,16 @@ fn read_exact(source: &mut dyn Read, bytes: &mut [u8]) -> Result<(), DeviceError
         })
 }
 
-/// The name of a format, with a mark where rows are rotated and need not be.
+/// The name of a format, with a star if rows are rotated where rotation is optional.
 fn storage(format: KvFormat, rotated: bool) -> [u8; 8] {
     let always = matches!(
         format,
         KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 | KvFormat::Tq3_0
     );
-    match rotated && !always {
-        true => padded(&format!("{}*", format.name())),
-        false => padded(format.name()),
+    if rotated && !always {
+        padded(&format!("{}*", format.name()))
+    } else {
+        padded(format.name())
     }
 }
 
@@ -354,13 +356,13 @@ fn checksum(bytes: &[u8]) -> u64 {
     sum.finish()
 }
 
-/// FNV-1a over little-endian 64-bit words in eight lanes, every eighth word in one, the tail zero-padded; then over the
-/// lanes and the length. One lane would wait for a multiplication at every word, which is slower than memory.
+/// FNV-1a over little-endian 64-bit words in eight lanes, the tail zero-padded, then over the lanes
+/// and the length. A single lane would be bound by multiplication latency and slower than memory.
 #[derive(Debug, Clone)]
 pub struct Checksum {
     lanes: [u64; LANES],
     length: u64,
-    /// What is left of the last piece, zero-padded.
+    /// Zero-padded rest of the last chunk.
     tail: [u8; Checksum::BLOCK],
 }
 
@@ -369,10 +371,10 @@ const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const LANES: usize = 8;
 
 impl Checksum {
-    /// Pieces that are added one after another must have multiples of so many bytes, all but the last.
+    /// Every added chunk but the last must have a multiple of this many bytes.
     pub const BLOCK: usize = 8 * LANES;
 
-    /// Of no bytes yet.
+    /// Checksum of no bytes.
     pub fn empty() -> Checksum {
         Checksum {
             lanes: [BASIS; LANES],
@@ -381,20 +383,20 @@ impl Checksum {
         }
     }
 
-    /// Adds the next piece.
+    /// Adds the next chunk.
     ///
     /// # Panics
-    /// If the piece before it had not a multiple of [`Checksum::BLOCK`] bytes.
+    /// If the previous chunk's length was not a multiple of [`Checksum::BLOCK`].
     pub fn add(&mut self, bytes: &[u8]) {
         let whole = self.length.is_multiple_of(Checksum::BLOCK as u64);
-        assert!(whole, "a piece after the last");
+        assert!(whole, "a chunk follows the last one");
         let (blocks, rest) = bytes.as_chunks::<{ Checksum::BLOCK }>();
         blocks.iter().for_each(|block| add(&mut self.lanes, block));
         self.tail[..rest.len()].copy_from_slice(rest);
         self.length += bytes.len() as u64;
     }
 
-    /// The sum of all pieces.
+    /// Checksum of all chunks.
     pub fn finish(mut self) -> u64 {
         add(&mut self.lanes, &self.tail);
         let over = self.lanes.into_iter().chain([self.length]);
@@ -444,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_snapshots_read_back() {
         let (header, section) = read(&sample()).unwrap();
         let content = section.bytes.len();
         assert_eq!(sample().len(), HEADER_BYTES + SECTION_BYTES + content);
@@ -460,20 +462,20 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_of_pieces_is_the_sum_of_the_whole() {
+    fn checksum_of_chunks_equals_checksum_of_the_whole() {
         let bytes: Vec<u8> = (0..1000_u32).map(|i| (i * 7 % 251) as u8).collect();
         for length in [0, 1, 63, 64, 65, 128, 640, 1000] {
             let mut sum = Checksum::empty();
             bytes[..length].chunks(128).for_each(|piece| sum.add(piece));
             assert_eq!(sum.finish(), checksum(&bytes[..length]), "{length} bytes");
         }
-        // As files of layout 3 have it.
+        // Values of layout version 3.
         assert_eq!(checksum(b""), 0x2762_5cb0_67ba_a0a7);
         assert_eq!(checksum(&bytes), 0x9385_7821_3bc9_0794);
     }
 
     #[test]
-    fn bytes_at_places_are_the_bytes_in_order() {
+    fn random_access_and_sequential_reads_agree() {
         let bytes = sample();
         let mut source = SequentialReader::new(&bytes);
         let mut all = Vec::new();
@@ -497,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_every_flipped_bit_of_identity_or_content_is_refused() {
+    fn truncated_or_bit_flipped_snapshots_are_refused() {
         let good = sample();
         for cut in 0..good.len() {
             assert!(matches!(
@@ -505,7 +507,7 @@ mod tests {
                 Err(DeviceError::InvalidSnapshot { .. })
             ));
         }
-        // Position and section count carry no redundancy of their own; the device checks them by use.
+        // Position and section count have no checksum; the device checks them by use.
         let unguarded = 68..80;
         for bit in 0..good.len() * 8 {
             if unguarded.contains(&(bit / 8)) {

@@ -1,6 +1,7 @@
-//! A model as data: what a device needs to run it, with no family name in it.
+//! A model as data: everything a device needs to run it, without a model-family name.
 //!
-//! `model` turns a file into a [`ModelSpec`]; each device implements each block kind once and walks the list.
+//! `model` turns a file into a [`ModelSpec`]; each device implements each block kind once and
+//! iterates the list.
 //! Formulas are in the devices' references; here are only shapes and switches.
 
 use crate::WeightRef;
@@ -43,7 +44,7 @@ pub struct ModelSpec {
 /// One layer: a mixer and a feed-forward, each behind its own norm and residual.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
-    /// `[hidden]`, multiplied as stored (any `1 + w` is already in it).
+    /// `[hidden]`, multiplied as stored (already includes any `1 + w`).
     pub mixer_norm: WeightRef,
     /// What mixes positions.
     pub mixer: Mixer,

@@ -2,13 +2,12 @@
 
 use crate::{AttentionWindow, NodeIdx, TokenId};
 
-/// A draft tree in an order where every parent stands before its children.
+/// A draft tree in an order that puts every parent before its children.
 ///
-/// Node 0 is the root: the token already sampled but not yet in the cache.
-/// The position of a node is the committed length plus its depth; a branch sees its ancestors only, in
+/// Node 0 is the root: the sampled token that is not in the KV cache yet.
+/// The position of a node is the committed length plus its depth. A node sees its ancestors only, in
 /// attention, in the convolution window and in the delta state.
-/// Backends rely on `parent < index` and on `len() <= MAX_NODES`; [`Tree::new`] and [`Tree::push`] are the
-/// only ways in.
+/// Backends rely on `parent < index` and `len() <= MAX_NODES`; [`Tree::new`] and [`Tree::push`] enforce both.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     tokens: Vec<TokenId>,
@@ -20,7 +19,7 @@ pub struct Tree {
     window: AttentionWindow,
 }
 
-/// Why a tree or a path was refused.
+/// Why a tree or path is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
     /// A tree needs its root.
@@ -48,7 +47,7 @@ pub enum TreeError {
         /// What it names as its parent.
         parent: usize,
     },
-    /// Two children of one parent carry the same token, so a walk could not choose.
+    /// Two children of one parent carry the same token, so acceptance would be ambiguous.
     #[error("node {node} repeats the token of a sibling")]
     DuplicateSibling {
         /// The later of the two.
@@ -63,10 +62,10 @@ pub enum TreeError {
 }
 
 impl Tree {
-    /// The widest tree one verify may carry, so that a node's ancestors fit one 64-bit mask.
+    /// Most nodes of a tree, so that a node's ancestors fit one 64-bit mask.
     pub const MAX_NODES: usize = 64;
 
-    /// The tree of ordinary decoding: a root and nothing else.
+    /// A tree with only a root, for plain decoding.
     pub fn root(token: TokenId) -> Tree {
         Tree {
             tokens: vec![token],
@@ -77,18 +76,18 @@ impl Tree {
         }
     }
 
-    /// The same tree, seeing the committed context through `window`.
+    /// Sets the attention window over the committed context.
     pub fn with_window(mut self, window: AttentionWindow) -> Tree {
         self.window = window;
         self
     }
 
-    /// What of the committed context its nodes see; everything, unless [`Tree::with_window`] said otherwise.
+    /// The attention window over the committed context; [`AttentionWindow::FULL`] by default.
     pub fn window(&self) -> AttentionWindow {
         self.window
     }
 
-    /// Checks order and size once, so that nobody downstream has to.
+    /// Builds a tree and checks order and size, so that devices need not.
     ///
     /// `tokens` is `[n_nodes]`; `parents` is `[n_nodes - 1]`, the parent of node `i + 1` at `i`.
     pub fn new(tokens: &[TokenId], parents: &[NodeIdx]) -> Result<Tree, TreeError> {
@@ -106,7 +105,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// A tree with one child per node: chain verify.
+    /// A tree with one child per node, for chain speculation.
     pub fn chain(tokens: &[TokenId]) -> Result<Tree, TreeError> {
         if tokens.len() > Tree::MAX_NODES {
             return Err(TreeError::TooLarge {
@@ -228,7 +227,7 @@ impl Tree {
 
 /// Nodes from the root downwards, each a child of the one before. Never empty.
 ///
-/// Made by [`Tree::path`] and [`Tree::path_to`], so a path is right by construction for the tree it came from.
+/// Only [`Tree::path`] and [`Tree::path_to`] create one, so it is valid for the tree it came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreePath {
     nodes: Vec<NodeIdx>,
@@ -240,7 +239,7 @@ impl TreePath {
         &self.nodes
     }
 
-    /// How many tokens a commit of this path keeps; at least 1.
+    /// Number of tokens that a commit of this path adds; at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a path always has the root")]
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -272,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_hold_self_and_ancestors_only() {
+    fn ancestor_masks_hold_self_and_ancestors_only() {
         let tree = Tree::new(&tokens(&[1, 2, 3, 4]), &nodes(&[0, 0, 1])).unwrap();
         assert_eq!(tree.ancestor_mask(NodeIdx(3)), 0b1011);
         assert_eq!(tree.ancestor_mask(NodeIdx(2)), 0b0101);
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_trees_are_refused_with_the_reason() {
+    fn invalid_trees_are_refused_with_the_reason() {
         let bad = |t: &[u32], p: &[u16]| Tree::new(&tokens(t), &nodes(p)).unwrap_err();
         assert_eq!(bad(&[], &[]), TreeError::Empty);
         assert_eq!(
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_must_follow_the_edges() {
+    fn paths_that_skip_an_edge_are_refused() {
         let tree = Tree::new(&tokens(&[1, 2, 3, 4]), &nodes(&[0, 0, 1])).unwrap();
         assert!(tree.path(&nodes(&[0, 1, 3])).is_ok());
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A vocabulary as data: what `model` reads from a file and `chat` builds a tokenizer from.
+//! A vocabulary as data: `model` reads it from a file, `chat` builds a tokenizer from it.
 
 use crate::{ModelMarkup, TokenId};
 
@@ -11,7 +11,7 @@ pub struct Vocab {
     pub kinds: Vec<TokenKind>,
     /// Merge rules, best first.
     pub merges: Vec<(String, String)>,
-    /// How text is cut before merging.
+    /// Pre-tokenizer that splits text before merging.
     pub pre: PreTokenizer,
     /// Tokens that end a generation: the file's own and the family's. Never empty for a chat model.
     pub eos: Vec<TokenId>,
@@ -37,11 +37,11 @@ pub enum TokenKind {
     /// A piece of text in the byte-mapped alphabet.
     #[default]
     Normal,
-    /// Stands for what cannot be encoded.
+    /// Replaces text that cannot be encoded.
     Unknown,
     /// A control token such as a turn marker: matched as literal text in templates, hidden from output.
     Control,
-    /// A literal string added by the model's makers, such as a thinking tag: matched, and shown.
+    /// A literal string that the model's authors added, such as a reasoning tag: matched and shown.
     UserDefined,
     /// A filler that pads the table.
     Unused,
@@ -49,7 +49,7 @@ pub enum TokenKind {
     Byte,
 }
 
-/// The regular expression that cuts text before merging, by the name GGUF files use.
+/// The regular expression that splits text before merging, by its GGUF name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PreTokenizer {
     /// Qwen2, Qwen2.5 and Qwen3.

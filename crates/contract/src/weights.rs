@@ -1,10 +1,10 @@
-//! How a device reaches the bytes of a weight without knowing the file they come from.
+//! Access to weight bytes, independent of the file they come from.
 
 use std::sync::Arc;
 
 use crate::QuantType;
 
-/// One stored matrix or vector: what a [`ModelSpec`](crate::ModelSpec) points to.
+/// A reference to one stored matrix or vector of a [`ModelSpec`](crate::ModelSpec).
 ///
 /// A matrix has `rows` outputs of `cols` contiguous inputs; a vector has one row.
 /// Rows are whole numbers of blocks of `ty`, with no padding between rows.
@@ -21,7 +21,7 @@ pub struct WeightRef {
 }
 
 impl WeightRef {
-    /// Bytes of the whole weight. Cannot overflow for a reference that came from a checked file.
+    /// Bytes of the whole weight. Cannot overflow for a reference from a checked file.
     pub fn bytes(&self) -> usize {
         self.rows * self.ty.row_bytes(self.cols)
     }
@@ -32,13 +32,13 @@ impl WeightRef {
     }
 }
 
-/// Gives the bytes of weights: a mapped file, a model embedded in the executable, or a test's vectors.
+/// A source of weight bytes: a mapped file, an embedded model, or a test's vectors.
 pub trait WeightSource: Send + Sync {
     /// The bytes of `weight`, exactly [`WeightRef::bytes`] long, valid as long as the source.
     fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError>;
 }
 
-/// Why the bytes of a weight could not be had.
+/// Why the bytes of a weight are not available.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WeightError {
     /// No tensor has this name.
@@ -47,7 +47,7 @@ pub enum WeightError {
         /// The tensor's name.
         name: Arc<str>,
     },
-    /// The tensor is there but not as the reference says.
+    /// The tensor's shape, type or size differs from the reference.
     #[error("tensor {name}: {detail}")]
     Mismatch {
         /// The tensor's name.

@@ -1,14 +1,13 @@
-//! How far back attention looks while a reply is written.
+//! Sliding attention window with attention sinks, for decode steps.
 
 use std::ops::Range;
 
 use crate::Tree;
 
-/// What of the committed context the nodes of a tree see in attention: the last tokens, and maybe the first few.
+/// The committed tokens that tree nodes attend to: the last `tokens` and the first `sinks`.
 ///
-/// It is a way of reading: everything stays stored, and prompts are read without one. A node at position `q` sees the
-/// committed keys from `q - tokens` on, so it sees what the same token fed alone would see. Layers with a state have
-/// no window.
+/// The KV cache stays complete, and prefill uses no window. A node at position `q` attends to committed keys from
+/// `q - tokens` on, the same as a token decoded alone. Recurrent layers have no window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AttentionWindow {
     tokens: usize,
@@ -16,16 +15,17 @@ pub struct AttentionWindow {
 }
 
 impl AttentionWindow {
-    /// Everything is seen.
+    /// Attends to everything.
     pub const FULL: AttentionWindow = AttentionWindow {
         tokens: 0,
         sinks: 0,
     };
-    /// The narrowest window: with less, a node could lose sight of its own ancestors.
+    /// The smallest window. A smaller one could mask a node's own ancestors.
     pub const MIN_TOKENS: usize = Tree::MAX_NODES;
 
-    /// The last `tokens` tokens before a node, and the first `sinks` of the context. `tokens` 0 is [`AttentionWindow::FULL`];
-    /// otherwise there are at least [`AttentionWindow::MIN_TOKENS`].
+    /// The last `tokens` tokens before a node and the first `sinks` tokens of the context.
+    ///
+    /// `tokens` 0 means [`AttentionWindow::FULL`]; other values are raised to [`AttentionWindow::MIN_TOKENS`].
     pub fn new(tokens: usize, sinks: usize) -> AttentionWindow {
         match tokens {
             0 => AttentionWindow::FULL,
@@ -36,22 +36,22 @@ impl AttentionWindow {
         }
     }
 
-    /// Whether it hides nothing, however long the context is.
+    /// Whether it masks nothing at any context length.
     pub fn is_full(self) -> bool {
         self.tokens == 0
     }
 
-    /// Tokens before a node that it sees; 0 for all.
+    /// Window length in tokens; 0 for all.
     pub fn tokens(self) -> usize {
         self.tokens
     }
 
-    /// Tokens at the beginning of the context that are seen from everywhere.
+    /// Number of sink tokens at the beginning of the context.
     pub fn sinks(self) -> usize {
         self.sinks
     }
 
-    /// The committed positions that a node at `position` does not see; empty if it sees all.
+    /// The masked committed positions for a node at `position`; empty if none is masked.
     pub fn masked(self, position: usize) -> Range<usize> {
         let begin = match self.tokens {
             0 => 0,
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_hides_what_is_older_and_never_the_sinks() {
+    fn window_masks_older_tokens_but_never_the_sinks() {
         assert_eq!(AttentionWindow::FULL.masked(1 << 20), 0..0);
         assert_eq!(AttentionWindow::new(100, 0).masked(100), 0..0);
         assert_eq!(AttentionWindow::new(100, 0).masked(101), 0..1);
@@ -75,10 +75,10 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_as_wide_as_a_tree_is_deep() {
+    fn window_is_at_least_as_long_as_the_deepest_tree() {
         let narrow = AttentionWindow::new(1, 0);
         assert_eq!(narrow.tokens(), Tree::MAX_NODES);
-        // The deepest node of a tree at 200 sees its root.
+        // The deepest node of a tree at position 200 attends to its root.
         assert!(narrow.masked(200 + Tree::MAX_NODES - 1).end <= 200);
         assert!(AttentionWindow::new(0, 9).is_full());
     }

@@ -1,5 +1,4 @@
-//! How much of a key or value each storage format loses: the table of the KV specification, from data with
-//! the distributions it names.
+//! Relative quantization error of each KV cache type on normal data, with and without outliers.
 
 #![allow(
     clippy::print_stdout,
@@ -11,7 +10,7 @@ use contract::quant::{dequantize_row, hadamard, quantize_row, tq3};
 
 const GROUPS: usize = 400;
 const DIM: usize = 128;
-/// Dimensions that stand out, and how far.
+/// Number of outlier dimensions, and their factor.
 const OUTLIERS: usize = 4;
 const FACTOR: f32 = 20.0;
 
@@ -42,7 +41,7 @@ enum Stored {
 }
 
 impl Stored {
-    /// What is read back of a group, rotated back where it was rotated.
+    /// The values of a group after storing and reading, in the original basis.
     fn round_trip(self, x: &[f32]) -> Vec<f32> {
         let mut kept = x.to_vec();
         match self {
@@ -74,7 +73,7 @@ fn relative_error(stored: Stored, outliers: usize) -> f64 {
     let mut normal = Normal(7);
     let errors = (0..GROUPS).map(|_| {
         let mut x: Vec<f32> = (0..DIM).map(|_| normal.next()).collect();
-        // Channels that stand out do so in every key.
+        // The same channels are outliers in every key.
         (0..outliers).for_each(|i| x[i * 31 + 5] *= FACTOR);
         let kept = stored.round_trip(&x);
         let error: f64 = x
@@ -106,7 +105,7 @@ fn check(stored: Stored, outliers: usize, expected: f64) {
 }
 
 #[test]
-fn normal_data_loses_what_the_table_says() {
+fn normal_data_error_matches_the_documented_table() {
     check(Stored::Plain(QuantType::Q8_0), 0, 2.9e-5);
     check(Stored::Plain(QuantType::Q4_0), 0, 0.0073);
     check(Stored::Rotated(QuantType::Q4_0), 0, 0.0073);
@@ -116,7 +115,7 @@ fn normal_data_loses_what_the_table_says() {
 }
 
 #[test]
-fn turning_saves_four_bits_from_what_stands_out() {
+fn rotation_protects_four_bit_formats_from_outliers() {
     let plain = relative_error(Stored::Plain(QuantType::Q4_0), OUTLIERS);
     let rotated = relative_error(Stored::Rotated(QuantType::Q4_0), OUTLIERS);
     println!("q4_0 plain {plain:.4}, rotated {rotated:.4}");
@@ -126,9 +125,9 @@ fn turning_saves_four_bits_from_what_stands_out() {
     check(Stored::Plain(QuantType::Q4_0), OUTLIERS, 0.0277);
 }
 
-/// Each format's place between its neighbours, rotated as caches are.
+/// Formats in descending size, rotated as in the KV cache.
 #[test]
-fn more_bits_lose_less() {
+fn error_falls_with_bits_per_value() {
     let rotated = [
         QuantType::Q8_0,
         QuantType::Q5_1,

@@ -1,4 +1,4 @@
-//! Codecs against the format's own implementation (`conformance/fixtures/quant`), and laws on any input.
+//! Codecs against the format's own implementation (`conformance/fixtures/quant`), and properties on any input.
 
 use std::fs;
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ fn check_quantize(ty: QuantType) {
 }
 
 /// One test per type, so that a failure names it.
-macro_rules! agrees_with_the_format {
+macro_rules! matches_reference_codec {
     ($($name:ident $ty:ident;)*) => {
         mod dequantize_is_bit_equal {
             use super::*;
@@ -86,7 +86,7 @@ macro_rules! agrees_with_the_format {
     };
 }
 
-agrees_with_the_format! {
+matches_reference_codec! {
     q8_0 Q8_0; q4_0 Q4_0; q4_1 Q4_1; q5_0 Q5_0; q5_1 Q5_1; q2_k Q2_K; q3_k Q3_K; q4_k Q4_K; q5_k Q5_K;
     q6_k Q6_K; iq4_nl IQ4_NL; iq4_xs IQ4_XS;
 }
@@ -113,7 +113,7 @@ fn any_type() -> impl Strategy<Value = QuantType> {
 
 proptest! {
     #[test]
-    fn stored_rows_come_back_within_the_formats_error(
+    fn quantized_rows_stay_within_the_formats_error(
         ty in any_type(),
         x in prop::collection::vec(-1.0f32..1.0, 256),
         exponent in -8i32..8,
@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn any_floats_can_be_stored_and_any_bytes_read(
+    fn codecs_accept_any_floats_and_any_bytes(
         ty in any_type(),
         bits in prop::collection::vec(any::<u32>(), 256),
         noise in prop::collection::vec(any::<u8>(), 4 * 256),
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn a_block_does_not_depend_on_its_neighbours(
+    fn blocks_are_quantized_independently(
         ty in any_type(),
         x in prop::collection::vec(-4.0f32..4.0, 768),
     ) {
@@ -158,7 +158,7 @@ proptest! {
 }
 
 #[test]
-fn narrow_floats_come_back_exactly() {
+fn f16_and_bf16_round_trip_exactly() {
     for ty in [QuantType::F16, QuantType::BF16] {
         let every: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         let mut values = vec![0.0; 65_536];
@@ -178,6 +178,6 @@ fn narrow_floats_come_back_exactly() {
 
 #[test]
 #[should_panic(expected = "a Q4_K row of 255 values does not have 144 bytes")]
-fn a_row_of_the_wrong_length_is_refused() {
+fn rows_of_a_wrong_length_panic() {
     dequantize_row(QuantType::Q4_K, &[0; 144], &mut [0.0; 255]);
 }

@@ -36,9 +36,10 @@ impl CpuBackend {
     pub fn new(options: CpuOptions) -> CpuBackend {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         CpuBackend {
-            dispatch: match options.reference {
-                true => Dispatch::reference(),
-                false => Dispatch::detect(),
+            dispatch: if options.reference {
+                Dispatch::reference()
+            } else {
+                Dispatch::detect()
             },
             threads: options.threads.unwrap_or(processors).max(1),
             rotated: false,

@@ -212,9 +212,10 @@ impl ExecContext<'_> {
     pub(crate) fn light_grain(&self, n_rows: usize, width: usize) -> usize {
         /// Values that are added, multiplied or moved in the time that a region takes.
         const FEW: usize = 8192;
-        match n_rows * width <= FEW {
-            true => n_rows.max(1),
-            false => self.grain(n_rows),
+        if n_rows * width <= FEW {
+            n_rows.max(1)
+        } else {
+            self.grain(n_rows)
         }
     }
 

@@ -187,9 +187,10 @@ pub fn apply_all(pool: &ThreadPool, x: &[f32], n: usize, parts: &mut [(&Linear, 
     };
     let integers = kernels.iter().any(|(packed, _)| !packed.format.is_float());
     let floats = kernels.iter().any(|(packed, _)| packed.format.is_float());
-    let padded = match floats {
-        true => pad_rows(x, cols),
-        false => Cow::Borrowed(x),
+    let padded = if floats {
+        pad_rows(x, cols)
+    } else {
+        Cow::Borrowed(x)
     };
     ROUNDED.with_borrow_mut(|acts| {
         if integers {

@@ -98,9 +98,10 @@ fn vector(weight: &WeightRef) -> usize {
 
 /// Bytes of a matrix as it is loaded: its tiles.
 fn matrix_bytes(weight: &WeightRef, dispatch: &Dispatch) -> usize {
-    match dispatch.is_reference() {
-        true => weight.bytes(),
-        false => Format::of(weight.ty).tile_bytes(weight.cols) * weight.rows.div_ceil(TILE_ROWS),
+    if dispatch.is_reference() {
+        weight.bytes()
+    } else {
+        Format::of(weight.ty).tile_bytes(weight.cols) * weight.rows.div_ceil(TILE_ROWS)
     }
 }
 

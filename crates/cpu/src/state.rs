@@ -199,11 +199,11 @@ impl LayerState {
 }
 
 impl KvShape {
-    /// The storage of a layer's rows, coarse ones rotated if `turn` says so.
-    pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats, turn: bool) -> KvShape {
+    /// The storage of a layer's rows, coarse ones rotated if `rotate` is set.
+    pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats, rotate: bool) -> KvShape {
         KvShape {
-            k: Codec::new(kv.k, turn),
-            v: Codec::new(kv.v, turn),
+            k: Codec::new(kv.k, rotate),
+            v: Codec::new(kv.v, rotate),
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
         }
@@ -223,10 +223,10 @@ impl KvShape {
 impl KvCache {
     pub(crate) fn new(
         spec: &AttentionSpec,
-        (kv, turn): (KvFormats, bool),
+        (kv, rotate): (KvFormats, bool),
         slots: usize,
     ) -> KvCache {
-        let shape = KvShape::new(spec, kv, turn);
+        let shape = KvShape::new(spec, kv, rotate);
         KvCache {
             keys: vec![0; slots * shape.k_bytes()],
             values: vec![0; slots * shape.v_bytes()],

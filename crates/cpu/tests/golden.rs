@@ -27,9 +27,10 @@ const CLOSE: Tolerance = Tolerance {
 
 fn plan(golden: &Golden, options: CpuOptions) -> OpenPlan {
     // Half precision in the cache alone costs the oracle 1e-3.
-    let format = match options.reference {
-        true => KvFormat::F32,
-        false => KvFormat::F16,
+    let format = if options.reference {
+        KvFormat::F32
+    } else {
+        KvFormat::F16
     };
     let kv = KvFormats {
         k: format,

@@ -102,9 +102,10 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
     let (n_vocab, hidden) = (vocab.tokens.len(), trunk.hidden);
     let embedding = reader.matrix(EMBEDDING, n_vocab, hidden)?;
     let final_norm = reader.vector(FINAL_NORM, hidden)?;
-    let head = match reader.has(HEAD) {
-        true => reader.matrix(HEAD, n_vocab, hidden)?,
-        false => embedding.clone(),
+    let head = if reader.has(HEAD) {
+        reader.matrix(HEAD, n_vocab, hidden)?
+    } else {
+        embedding.clone()
     };
     let n_layers = trunk.layers.len();
     let ignored = reader.leftovers(n_layers)?;

@@ -154,9 +154,10 @@ struct Tensor {
 
 impl Tensor {
     fn kind(&self) -> TensorKind {
-        match self.name.ends_with("norm") {
-            true => TensorKind::Norm,
-            false => TensorKind::Matrix,
+        if self.name.ends_with("norm") {
+            TensorKind::Norm
+        } else {
+            TensorKind::Matrix
         }
     }
 
@@ -239,9 +240,10 @@ impl DraftFileContents<'_> {
             window: draft
                 .window
                 .map(|window| window as i32 + quirks.window_offset),
-            causal: match quirks.flip_causal {
-                true => Some(!draft.causal.unwrap_or(slides)),
-                false => draft.causal,
+            causal: if quirks.flip_causal {
+                Some(!draft.causal.unwrap_or(slides))
+            } else {
+                draft.causal
             },
             mask: quirks.mask.unwrap_or(draft.mask),
             capture_layers: draft.capture_layers.iter().map(|tap| *tap as i32).collect(),

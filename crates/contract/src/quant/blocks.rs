@@ -35,14 +35,14 @@ pub(super) fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Stores `value` as a half at byte `at` and gives back what will be read from there.
+/// Stores `value` as a half at byte `at` and returns the value after rounding.
 pub(super) fn put_half<const BYTES: usize>(block: &mut [u8; BYTES], at: usize, value: f32) -> f32 {
     let half = f16::from_f32(value);
     block[at..at + 2].copy_from_slice(&half.to_le_bytes());
     half.to_f32()
 }
 
-/// `1 / v`, or 0 for 0: what scales divide by.
+/// `1 / v`, or 0 for 0.
 pub(super) fn inverse(v: f32) -> f32 {
     if v == 0.0 { 0.0 } else { 1.0 / v }
 }

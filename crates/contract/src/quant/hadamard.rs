@@ -1,12 +1,13 @@
 //! The rotation of cached keys and values before they are quantised, and of queries to match.
 //!
 //! `R x = s2 * (H (s1 * x)) / sqrt(n)` over groups of `n` values, `H` the Hadamard matrix in natural order and
-//! `s1`, `s2` fixed signs. R is orthonormal, so `(R q) . (R k) = q . k`: scores need no turning back. It spreads
-//! what stands out in one dimension over its group, which is what coarse formats need.
+//! `s1`, `s2` fixed signs. R is orthonormal, so `(R q) . (R k) = q . k`, and attention scores need
+//! no inverse rotation. The rotation spreads outliers over their group, which reduces quantization
+//! error (as in QuaRot, arXiv 2404.00456).
 //!
 //! Groups are of 128 values, or of the largest power of two below that which divides a head.
 
-/// Values of a group, where a head has that many.
+/// Values per group, if the head has that many.
 pub const GROUP: usize = 128;
 
 /// Bit `i % 32` of word `i / 32` set means that value `i` changes its sign before the Hadamard matrix.
@@ -14,13 +15,13 @@ pub const SIGNS_BEFORE: [u32; 4] = [0xe46a_0359, 0x42f8_5949, 0xa4c6_3bbb, 0x49f
 /// The same after it.
 pub const SIGNS_AFTER: [u32; 4] = [0x16ac_ee90, 0x3f62_8fdc, 0xb7a5_357a, 0xbea5_6562];
 
-/// Values of the groups that a head of `head_dim` values is turned in.
+/// Group size of a head of `head_dim` values.
 pub const fn group(head_dim: usize) -> usize {
     let largest = 1 << head_dim.trailing_zeros();
     if largest < GROUP { largest } else { GROUP }
 }
 
-/// Turns a head, group by group.
+/// Rotates a head, group by group.
 pub fn rotate(head: &mut [f32]) {
     for group in head.chunks_exact_mut(group(head.len())) {
         flip(group, &SIGNS_BEFORE);
@@ -29,7 +30,7 @@ pub fn rotate(head: &mut [f32]) {
     }
 }
 
-/// Undoes [`turn`], up to rounding.
+/// Inverse of [`rotate`], up to rounding.
 pub fn rotate_inverse(head: &mut [f32]) {
     for group in head.chunks_exact_mut(group(head.len())) {
         flip(group, &SIGNS_AFTER);
@@ -74,13 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn the_signs_are_those_of_the_format() {
+    fn signs_match_the_format() {
         let count = |words: [u32; 4]| words.iter().map(|word| word.count_ones()).sum::<u32>();
         assert_eq!((count(SIGNS_BEFORE), count(SIGNS_AFTER)), (60, 70));
     }
 
     #[test]
-    fn turning_keeps_products_and_can_be_undone() {
+    fn rotation_keeps_dot_products_and_is_invertible() {
         for n in [32, 64, 96, 128, 256, 384] {
             let (x, y) = (ramp(n), ramp(n + 7).split_off(7));
             let dot =
@@ -100,7 +101,7 @@ mod tests {
 
     /// Against the definition: row `i` of H has the sign of the parity of `i & j` in column `j`.
     #[test]
-    fn a_group_is_turned_by_the_matrix_of_the_format() {
+    fn rotation_matches_the_hadamard_matrix_of_the_format() {
         let x = ramp(128);
         let sign = |words: &[u32; 4], i: usize| {
             if words[i / 32] >> (i % 32) & 1 == 1 {

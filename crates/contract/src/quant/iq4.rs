@@ -11,7 +11,7 @@
 use super::blocks::{half_at, inverse, map_blocks, map_values, peak, put_half};
 use super::scale_search::{ALL_ZERO_BELOW, ScaleSums, nearest};
 
-/// What a 4-bit code of IQ4_NL and IQ4_XS stands for, before the scale.
+/// Values of the 4-bit codes of IQ4_NL and IQ4_XS, before scaling.
 pub const IQ4_LEVELS: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];

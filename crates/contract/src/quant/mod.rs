@@ -3,7 +3,7 @@
 //! One file per format family. Every formula is evaluated in f32, each operation rounded (no fused
 //! multiply-add), which makes the codecs bit-equal to the reference implementation of the GGUF format.
 //!
-//! Start with [`dequantize_row`]; each file's head gives the layout of its blocks.
+//! Start with [`dequantize_row`]; each file's header gives the layout of its blocks.
 
 mod block32;
 mod blocks;

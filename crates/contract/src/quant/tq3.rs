@@ -4,8 +4,8 @@
 //! 14 bytes for 32 values: norm f16 @0, low two bits of the codes [8] @2, high bits of the codes [4] @10
 //! ```
 //! Code `j`: its low bits are bits `2 (j % 4)..` of byte `2 + j / 4`, its high bit is bit `j % 8` of byte
-//! `10 + j / 8`. Four blocks are a group of 128 values that were turned ([`super::hadamard`]) together and have the
-//! same norm. A value is `norm * LEVELS[code]`, **still turned**.
+//! `10 + j / 8`. Four blocks are a group of 128 values that were rotated ([`super::hadamard`]) together and have the
+//! same norm. A value is `norm * LEVELS[code]`, **still rotated**.
 //!
 //! The levels are the best eight for a coordinate of a unit vector of 128 dimensions in a random direction.
 
@@ -29,7 +29,7 @@ const THRESHOLDS: [f32; 7] = [
 /// A group no longer than this is all zeros.
 const MIN_NORM: f32 = 1e-10;
 
-/// Stores values that are not turned yet, `[n]`, `n` a multiple of 128, in 14 bytes for each 32.
+/// Stores values that are not rotated yet, `[n]`, `n` a multiple of 128, in 14 bytes for each 32.
 ///
 /// # Panics
 /// When the lengths do not go together.
@@ -68,7 +68,7 @@ fn quantize_group(values: &[f32; GROUP], group: &mut [u8; GROUP_BYTES]) {
     }
 }
 
-/// Reads values, still turned, `[n]`, `n` a multiple of 32.
+/// Reads values, still rotated, `[n]`, `n` a multiple of 32.
 ///
 /// # Panics
 /// When the lengths do not go together.
@@ -92,12 +92,12 @@ mod tests {
     use crate::quant::hadamard::rotate_inverse;
 
     #[test]
-    fn middles_lie_between_levels_and_ties_go_up() {
+    fn thresholds_lie_between_levels_and_ties_go_up() {
         for (i, middle) in THRESHOLDS.iter().enumerate() {
             let between = (LEVELS[i] + LEVELS[i + 1]) / 2.0;
             assert!((between - middle).abs() < 1e-6, "{i}");
         }
-        // The inverse rotation of a unit vector turns into that vector.
+        // The inverse rotation of a unit vector is rotated back to that vector.
         let mut x = [0.0; GROUP];
         x[5] = 1.0;
         rotate_inverse(&mut x);
@@ -116,7 +116,7 @@ mod tests {
 
     /// The layout, bit by bit, from codes chosen by hand.
     #[test]
-    fn codes_lie_where_the_format_says() {
+    fn code_layout_matches_the_format() {
         let mut block = [0_u8; BLOCK_BYTES];
         block[..2].copy_from_slice(&f16::from_f32(2.0).to_le_bytes());
         // Value 0 has code 1, value 6 code 6, value 31 code 7.
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_stays_nothing_and_length_is_kept() {
+    fn zeros_stay_zero_and_norms_are_kept() {
         let mut bytes = [9; GROUP_BYTES];
         let mut back = [1.0; GROUP];
         quantize(&[0.0; GROUP], &mut bytes);

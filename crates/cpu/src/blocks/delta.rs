@@ -324,9 +324,10 @@ pub(crate) fn tree_floats(k_dim: usize, v_dim: usize, forks: usize) -> usize {
 
 /// Columns that are run at a time.
 fn slice_of(v_dim: usize) -> usize {
-    match v_dim.is_multiple_of(SLICE) {
-        true => SLICE,
-        false => v_dim,
+    if v_dim.is_multiple_of(SLICE) {
+        SLICE
+    } else {
+        v_dim
     }
 }
 

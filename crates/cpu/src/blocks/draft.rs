@@ -146,9 +146,12 @@ fn attend_item(
         let mut begin = mask.first(committed).max(ring.held(committed).start);
         while begin < committed {
             let n = BLOCK.min(committed - begin);
-            let read = |key: bool, i: usize, row: &mut [f32]| match key {
-                true => decode_key(ring.key(begin + i, kv_head), row),
-                false => decode_value(ring.value(begin + i, kv_head), row),
+            let read = |key: bool, i: usize, row: &mut [f32]| {
+                if key {
+                    decode_key(ring.key(begin + i, kv_head), row)
+                } else {
+                    decode_value(ring.value(begin + i, kv_head), row)
+                }
             };
             let seen = |row: usize| {
                 let first = (committed + row + 1).saturating_sub(mask.window);
@@ -162,10 +165,7 @@ fn attend_item(
             let from = if key { block.k } else { block.v };
             row.copy_from_slice(&from[i * kv_width + kv_head * dim..][..dim]);
         };
-        let seen = |row: usize| match mask.causal {
-            true => 0..row + 1,
-            false => 0..n_block,
-        };
+        let seen = |row: usize| if mask.causal { 0..row + 1 } else { 0..n_block };
         absorb(rows, &read, n_block, &seen);
         running.finish();
     });

@@ -1,4 +1,4 @@
-//! Elementwise functions.
+//! Elementwise activation functions.
 
 /// `1 / (1 + e^-x)`.
 pub fn sigmoid(x: f32) -> f32 {
@@ -10,7 +10,7 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + (-x).exp())
 }
 
-/// `ln(1 + e^x)`, and `x` itself above 20, where the two agree to the last bit of f32.
+/// `ln(1 + e^x)`; above 20, `x` itself, which equals it in f32.
 pub fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
@@ -39,7 +39,8 @@ pub fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
-/// `x = e^(x - shift)` in place, `[n]`; gives the sum in index order. NaN counts as minus infinity.
+/// Softmax numerators: `x = e^(x - shift)` in place, `[n]`. Returns the sum in index order. NaN
+/// counts as minus infinity.
 pub fn exp_sum(x: &mut [f32], shift: f32) -> f32 {
     let mut sum = 0.0;
     for x in x {
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn softplus_is_continuous_where_it_changes_form() {
+    fn softplus_is_continuous_at_its_threshold() {
         let below = softplus(20.0);
         let above = softplus(f32::from_bits(20.0_f32.to_bits() + 1));
         assert!((above - below).abs() < 4e-6, "{below} {above}");
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_gates_close_and_open_without_a_nan() {
+    fn saturated_gates_give_no_nan() {
         assert_eq!(silu(-1e30), 0.0);
         assert_eq!(silu(1e30), 1e30);
         assert_eq!((sigmoid(-1e30), sigmoid(1e30)), (0.0, 1.0));

@@ -1,12 +1,13 @@
-//! Softmax attention of one query head.
+//! Softmax attention of one query head (Attention Is All You Need, arXiv 1706.03762).
 
 use super::matmul::dot;
 
-/// `out = softmax(scale * q · K^T) V`: `q`, `out` are `[head_dim]`, `keys` and `values` `[n_keys, head_dim]`.
+/// `out = softmax(scale * q · K^T) V` with `q`, `out` `[head_dim]` and `keys`, `values` `[n_keys,
+/// head_dim]`.
 ///
-/// Keys are summed in the order given. For a committed position that is the order of positions; for a node of
-/// a tree it is the committed positions and then the node's ancestors, root first, itself last. A chain
-/// therefore sums exactly as the same tokens fed one by one. A key whose score is NaN has no weight.
+/// The sum runs over keys in the given order: committed positions first, then the node's ancestors
+/// from the root, then the node itself. A chain therefore sums in the same order as token-by-token
+/// decoding. A key with a NaN score gets no weight.
 pub fn attend(q: &[f32], keys: &[f32], values: &[f32], scale: f32, out: &mut [f32]) {
     let dim = q.len();
     let mut scores: Vec<f32> = keys
@@ -47,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poisoned_key_has_no_weight() {
+    fn keys_with_nan_scores_get_no_weight() {
         let mut out = [0.0; 1];
         attend(&[1.0], &[f32::NAN, 1.0], &[9.0, 2.0], 1.0, &mut out);
         assert_eq!(out, [2.0]);

@@ -1,12 +1,13 @@
-//! The short causal depthwise convolution before the delta rule, SiLU included.
+//! The causal depthwise convolution before the gated delta rule, including SiLU (Gated DeltaNet,
+//! arXiv 2412.06464).
 //!
 //! `c[t, ch] = silu(sum_j weight[j, ch] * u[t - taps + 1 + j, ch])`: the last tap multiplies the current
 //! token, and inputs before the first row come from the window `[taps - 1, channels]`, oldest first.
 
 use super::activation::silu;
 
-/// One row: `inputs` holds `taps` rows `[channels]`, oldest first, `weights` is `[taps, channels]`,
-/// `out` is `[channels]`.
+/// One row: `inputs` are `taps` rows `[channels]`, oldest first; `weights` `[taps, channels]`;
+/// `out` `[channels]`.
 pub fn row(inputs: &[&[f32]], weights: &[f32], out: &mut [f32]) {
     let channels = out.len();
     assert_eq!(weights.len(), inputs.len() * channels);
@@ -29,7 +30,8 @@ pub fn sequence(window: &[f32], rows: &[f32], weights: &[f32], taps: usize, out:
     tree(window, rows, &parents, weights, out);
 }
 
-/// A tree of rows `[n_nodes, channels]`: each node's inputs are itself and its ancestors, then the window.
+/// A tree of rows `[n_nodes, channels]`. The inputs of a node are itself, its ancestors, then the
+/// window.
 ///
 /// `parents` is `[n_nodes]`, parents before children, `None` for the root.
 pub fn tree(
@@ -69,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_branch_sees_its_ancestors_and_the_window_but_no_sibling() {
+    fn branches_see_ancestors_and_window_but_no_sibling() {
         // One channel, three taps that read out as decimal digits before the SiLU.
         let weights = [100.0, 10.0, 1.0];
         let window = [1.0, 2.0];
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_is_a_tree_of_single_children() {
+    fn sequence_equals_a_tree_of_single_children() {
         let weights = [0.5, -1.0, 2.0, 0.25, 1.0, -0.5];
         let window = [0.1, 0.2, 0.3, 0.4];
         let rows = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];

@@ -1,16 +1,18 @@
-//! The gated delta rule (arXiv 2412.06464) on one value head.
+//! The gated delta rule of one value head (Gated DeltaNet, arXiv 2412.06464).
 //!
-//! With a state `S` `[k_dim, v_dim]`, a decay `e^g <= 1` and a rate `beta`, each token does
+//! With state `S` `[k_dim, v_dim]`, decay `e^g <= 1` and rate `beta`, each token computes
 //!
 //! ```text
 //! S <- e^g S;   u = beta (v - S^T k);   S <- S + k u^T;   o = S^T q
 //! ```
 //!
-//! [`read_out`] gives `u` and `o` without touching the state and [`update_state`] brings the state forward from a saved
-//! `u`; both use one expression for the new state, so looking and folding later equals stepping, bit for bit.
-//! A tree keeps `k`, `u` and the decay of every node and no state; committing a path folds it.
+//! [`read_out`] computes `u` and `o` without changing the state. [`update_state`] applies a saved
+//! `u`. Both use one expression for the new state, so a deferred update equals [`recurrent_step`]
+//! bit for bit.
+//! A tree keeps `k`, `u` and the decay of every node instead of states; a commit applies the
+//! updates of its path.
 
-/// What one token brings to one value head.
+/// Inputs of one token for one value head.
 #[derive(Debug, Clone, Copy)]
 pub struct Token<'a> {
     /// `[k_dim]`, normalised and scaled.
@@ -25,7 +27,8 @@ pub struct Token<'a> {
     pub beta: f32,
 }
 
-/// `u` and `o` of a token after `state` `[k_dim, v_dim]`, each `[v_dim]`; the state stays as it is.
+/// Computes `u` and `o` `[v_dim]` of a token after `state` `[k_dim, v_dim]`, without changing the
+/// state.
 ///
 /// ```text
 /// u_j = beta (v_j - sum_i k_i (e^g S_ij));   o_j = sum_i q_i (e^g S_ij + k_i u_j)
@@ -57,7 +60,7 @@ pub fn read_out(state: &[f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
     }
 }
 
-/// Brings `state` `[k_dim, v_dim]` past a token: `S_ij <- e^g S_ij + k_i u_j`.
+/// Applies a token to `state` `[k_dim, v_dim]`: `S_ij <- e^g S_ij + k_i u_j`.
 pub fn update_state(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) {
     assert_eq!(state.len(), k.len() * u.len());
     for (row, &k) in state.chunks_exact_mut(u.len()).zip(k) {
@@ -67,7 +70,8 @@ pub fn update_state(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) {
     }
 }
 
-/// A token that was looked at and that a state does not hold yet: what [`update_state`] needs of it.
+/// A rank-one update of a committed token that the state does not include yet; see
+/// [`update_state`].
 #[derive(Debug, Clone, Copy)]
 pub struct PendingUpdate<'a> {
     /// `[k_dim]`.
@@ -78,17 +82,17 @@ pub struct PendingUpdate<'a> {
     pub decay: f32,
 }
 
-/// Some neighbouring columns of a state whose rows lie `stride` apart: row `i` begins at `values[i * stride]`.
+/// Adjacent columns of a state with rows `stride` apart: row `i` begins at `values[i * stride]`.
 #[derive(Debug)]
 pub struct Columns<'a> {
-    /// From the first of the columns on.
+    /// Values from the first column on.
     pub values: &'a mut [f32],
     /// Distance between rows.
     pub stride: usize,
 }
 
-/// Brings columns of a state past `waiting`, in order, and then looks: [`update_state`] of each and [`read_out`], bit for
-/// bit. `copy`, where it is not empty, gets the columns `[k_dim, v_dim]`, dense.
+/// Applies `waiting` to some columns in order, then reads out: [`update_state`] for each and
+/// [`read_out`], bit for bit. A non-empty `copy` receives the dense columns `[k_dim, v_dim]`.
 pub fn update_columns(
     state: Columns<'_>,
     waiting: &[PendingUpdate<'_>],
@@ -113,14 +117,14 @@ pub fn update_columns(
     read_out(&dense, token, u, o);
 }
 
-/// The first `width` columns, dense.
+/// The first `width` columns as a dense matrix.
 pub(crate) fn gather(state: &Columns<'_>, width: usize) -> Vec<f32> {
     let rows = state.values.chunks(state.stride);
     rows.flat_map(|row| &row[..width]).copied().collect()
 }
 
-/// A state `[k_dim, v_dim]` brought past one token, from `from` if that is another place, and then looked at:
-/// [`update_state`] and [`read_out`], bit for bit.
+/// Applies one update to `state` `[k_dim, v_dim]`, after copying it from `from` if given, then
+/// reads out: [`update_state`] and [`read_out`], bit for bit.
 pub fn update_read_out(
     from: Option<&[f32]>,
     state: &mut [f32],
@@ -135,13 +139,13 @@ pub fn update_read_out(
     read_out(state, token, u, o);
 }
 
-/// One token, state included: [`read_out`], then [`update_state`].
+/// The recurrent form for one token: [`read_out`], then [`update_state`].
 pub fn recurrent_step(state: &mut [f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) {
     read_out(state, token, u, o);
     update_state(state, token.k, u, token.decay);
 }
 
-/// Several tokens of one value head, each field `[n, ..]` and dense.
+/// Tokens of one value head, each field `[n, ..]` and dense.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
     /// `[n, k_dim]`, normalised and scaled.
@@ -171,7 +175,8 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// A tree of tokens after `state` `[k_dim, v_dim]`, which stays as it is: each node continues its parent.
+/// A tree of tokens after `state` `[k_dim, v_dim]`: each node continues its parent. Does not change
+/// `state`.
 ///
 /// `parents` is `[n]`, parents before children, `None` for the root; `u` and `o` are `[n, v_dim]`.
 pub fn tree(
@@ -191,7 +196,7 @@ pub fn tree(
     }
 }
 
-/// Consecutive tokens in chunk form: the recurrence solved for a whole chunk at once.
+/// The chunked (WY) form: solves the recurrence for a whole chunk of consecutive tokens at once.
 ///
 /// With `c_i = g_1 + .. + g_i` and `G_ij = e^(c_i - c_j)` for `j <= i`:
 /// ```text
@@ -199,7 +204,7 @@ pub fn tree(
 /// O    = diag(e^c) Q S + (Q K^T * G) U        (j <= i)
 /// S   <- e^(c_n) S + sum_j e^(c_n - c_j) k_j u_j^T
 /// ```
-/// Every exponent is a difference that is at most 0, so nothing overflows. `o` is `[n, v_dim]`.
+/// No exponent is positive, so nothing overflows. `o` is `[n, v_dim]`.
 pub fn chunked(state: &mut [f32], tokens: Tokens<'_>, o: &mut [f32]) {
     let n = tokens.g.len();
     let (k_dim, v_dim) = (tokens.k.len() / n, tokens.v.len() / n);

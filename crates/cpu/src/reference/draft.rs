@@ -1,11 +1,12 @@
-//! Attention of a draft's block: each row over the committed context and over its own block.
+//! Attention of a block-diffusion draft: each row attends to the committed context and to its own
+//! block.
 
 use super::attention::attend;
 
-/// What the rows of a block see.
+/// Attention mask of a block.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftMask {
-    /// A key at position `k` is seen from `q` while `q - k < window`.
+    /// A query at position `q` sees a key at position `k` if `q - k < window`.
     pub window: usize,
     /// Whether a row sees only itself and earlier rows of its block.
     pub causal: bool,
@@ -28,7 +29,8 @@ impl DraftMask {
     }
 }
 
-/// One head: `out[i] = softmax(scale q[i] · K^T) V` over what row `i` sees, context first.
+/// One head: `out[i] = softmax(scale q[i] · K^T) V` over the visible keys of row `i`, context
+/// first.
 ///
 /// `q`, `block_keys`, `block_values` and `out` are `[block, dim]`, row `i` at position `committed + i`;
 /// `keys` and `values` are `[n, dim]`, the context at positions `committed - n ..`.
@@ -67,7 +69,7 @@ pub fn attend_block(
 mod tests {
     use super::*;
 
-    /// Mean of what each row sees, with scores all alike: values are one-hot by key.
+    /// Mean over the visible keys with equal scores; values are one-hot by key.
     fn seen(mask: DraftMask, committed: usize, n: usize, block: usize) -> Vec<Vec<usize>> {
         let dim = n + block;
         let one_hot = |i: usize| (0..dim).map(move |j| f32::from(u8::from(i == j)));
@@ -87,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_and_masks_are_per_row() {
+    fn window_and_mask_apply_per_row() {
         let full = DraftMask {
             window: 100,
             causal: false,
@@ -97,7 +99,8 @@ mod tests {
             window: 3,
             causal: true,
         };
-        // Positions 7, 8, 9 are context; rows stand at 10 and 11 and see 8, 9 and 9, and their block's past.
+        // Context is at positions 7, 8, 9. Rows are at 10 and 11; they see 8, 9 and 9, and the
+        // earlier rows of the block.
         assert_eq!(seen(sliding, 10, 3, 2), [vec![1, 2, 3], vec![2, 3, 4]]);
         assert_eq!(sliding.first(10), 8);
         assert_eq!(sliding.first(1), 0);

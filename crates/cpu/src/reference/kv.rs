@@ -1,17 +1,18 @@
-//! Cached rows: one key or value head, `head_dim` values, in its storage format.
+//! Codecs of the KV cache: one key or value head of `head_dim` values in its storage format.
 
 use contract::KvFormat;
 use contract::quant::{dequantize_row, hadamard, quantize_row, tq3};
 use half::f16;
 
-/// Values of a block of the quantised formats.
+/// Values of a block of the quantized formats.
 const BLOCK: usize = 32;
-/// Bytes of a Q8_0 block: a half scale, then signed bytes.
+/// Bytes of a Q8_0 block: an f16 scale, then signed bytes.
 const BLOCK_BYTES: usize = 34;
-/// Bytes of a Q4_0 block: a half scale, then nibbles, value `j` low and `j + 16` high in byte `j`, biased by 8.
+/// Bytes of a Q4_0 block: an f16 scale, then 4-bit codes biased by 8; byte `j` holds value `j` low
+/// and `j + 16` high.
 const NIBBLE_BYTES: usize = 18;
 
-/// How one head of a key or value is stored.
+/// Storage of one key or value head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Codec {
     format: KvFormat,
@@ -19,13 +20,13 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// Storage in a format. With `turn`, coarse formats hold rows rotated by [`hadamard::rotate`]; halves and floats
-    /// gain nothing from that and never are, and TQ3_0 always is.
-    pub fn new(format: KvFormat, turn: bool) -> Codec {
+    /// Storage in `format`. With `rotate`, quantized formats hold rows rotated by
+    /// [`hadamard::rotate`]. Float formats are never rotated; TQ3_0 always is.
+    pub fn new(format: KvFormat, rotate: bool) -> Codec {
         let rotated = match format {
             KvFormat::F32 | KvFormat::F16 | KvFormat::Bf16 => false,
             KvFormat::Tq3_0 => true,
-            _ => turn,
+            _ => rotate,
         };
         Codec { format, rotated }
     }
@@ -35,8 +36,8 @@ impl Codec {
         self.format
     }
 
-    /// Whether rows are stored rotated: then queries are rotated to match keys, and what is summed of values is
-    /// rotated back.
+    /// Whether rows are stored Hadamard-rotated. Then the query is rotated too, and the weighted
+    /// sum of values is rotated back.
     pub fn is_rotated(self) -> bool {
         self.rotated
     }
@@ -47,7 +48,7 @@ impl Codec {
     }
 }
 
-/// Stores a head `[n]` in [`Codec::row_bytes`] bytes.
+/// Encodes a head `[n]` into [`Codec::row_bytes`] bytes.
 pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
     let Some(ty) = codec.format.block_type() else {
         return tq3::quantize(values, bytes);
@@ -66,7 +67,7 @@ pub fn encode(codec: Codec, values: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Reads a stored head back as it is stored: rotated, if it was rotated.
+/// Decodes a head in its stored basis (still rotated if it was rotated).
 pub fn decode(format: KvFormat, bytes: &[u8], values: &mut [f32]) {
     match format.block_type() {
         Some(ty) => dequantize_row(ty, bytes, values),
@@ -74,7 +75,7 @@ pub fn decode(format: KvFormat, bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// `sum x * row`, the row as [`decode`] reads it, `x` `[n]`.
+/// `sum x * row` with the row of [`decode`], `x` `[n]`.
 pub fn dot(format: KvFormat, x: &[f32], bytes: &[u8]) -> f32 {
     let mut piece = [0.0; 128];
     let size = if x.len().is_multiple_of(128) {
@@ -94,7 +95,7 @@ pub fn dot(format: KvFormat, x: &[f32], bytes: &[u8]) -> f32 {
     sum
 }
 
-/// Reads an f32 row, `[n]` from `4 n` bytes.
+/// Decodes an f32 row, `[n]` from `4 n` bytes.
 pub fn decode_f32(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), 4 * values.len());
     for (value, b) in values.iter_mut().zip(bytes.chunks_exact(4)) {
@@ -111,7 +112,7 @@ pub fn dot_f32(x: &[f32], bytes: &[u8]) -> f32 {
         .sum()
 }
 
-/// Reads an f16 row, `[n]` from `2 n` bytes.
+/// Decodes an f16 row, `[n]` from `2 n` bytes.
 pub fn decode_f16(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), 2 * values.len());
     for (value, half) in values.iter_mut().zip(bytes.chunks_exact(2)) {
@@ -119,7 +120,7 @@ pub fn decode_f16(bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Reads a Q8_0 row, `[n]`, `n` a multiple of 32.
+/// Decodes a Q8_0 row, `[n]`, `n` a multiple of 32.
 pub fn decode_q8_0(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), values.len() / BLOCK * BLOCK_BYTES);
     let blocks = bytes.chunks_exact(BLOCK_BYTES);
@@ -131,7 +132,7 @@ pub fn decode_q8_0(bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// Signed codes of the nibbles of a Q4_0 block, in the order of their values.
+/// Signed codes of a Q4_0 block, in the order of their values.
 pub fn codes_q4_0(nibbles: &[u8; 16]) -> [i8; BLOCK] {
     let mut codes = [0; BLOCK];
     let (low, high) = codes.split_at_mut(BLOCK / 2);
@@ -151,7 +152,7 @@ fn block_q4_0(block: &[u8; NIBBLE_BYTES]) -> (f32, [i8; BLOCK]) {
     )
 }
 
-/// Reads a Q4_0 row, `[n]`, `n` a multiple of 32.
+/// Decodes a Q4_0 row, `[n]`, `n` a multiple of 32.
 pub fn decode_q4_0(bytes: &[u8], values: &mut [f32]) {
     assert_eq!(bytes.len(), values.len() / BLOCK * NIBBLE_BYTES);
     let (blocks, _) = bytes.as_chunks::<NIBBLE_BYTES>();
@@ -163,7 +164,7 @@ pub fn decode_q4_0(bytes: &[u8], values: &mut [f32]) {
     }
 }
 
-/// `sum x * row`, the row in Q4_0, `x` `[n]`: each block is summed and then scaled.
+/// `sum x * row` with a Q4_0 row, `x` `[n]`: sums each block, then scales it.
 pub fn dot_q4_0(x: &[f32], bytes: &[u8]) -> f32 {
     assert_eq!(bytes.len(), x.len() / BLOCK * NIBBLE_BYTES);
     let (blocks, _) = bytes.as_chunks::<NIBBLE_BYTES>();
@@ -176,7 +177,7 @@ pub fn dot_q4_0(x: &[f32], bytes: &[u8]) -> f32 {
     sum
 }
 
-/// [`dot_f16`] of each of several queries, `[m, n]`, into `dots` `[m]`.
+/// [`dot_f16`] of several queries `[m, n]` into `dots` `[m]`.
 pub fn dots_f16(queries: &[f32], key: &[u8], dots: &mut [f32]) {
     let dim = queries.len() / dots.len();
     for (query, dot) in queries.chunks_exact(dim).zip(dots) {
@@ -193,7 +194,7 @@ pub fn dot_f16(x: &[f32], bytes: &[u8]) -> f32 {
         .sum()
 }
 
-/// `sum x * row`, the row in Q8_0, `x` `[n]`: each block is summed and then scaled.
+/// `sum x * row` with a Q8_0 row, `x` `[n]`: sums each block, then scales it.
 pub fn dot_q8_0(x: &[f32], bytes: &[u8]) -> f32 {
     assert_eq!(bytes.len(), x.len() / BLOCK * BLOCK_BYTES);
     let mut sum = 0.0;
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn every_format_gives_back_what_it_holds_in_either_basis() {
+    fn formats_round_trip_in_either_basis() {
         for format in KvFormat::ALL {
             for rotated in [false, true] {
                 for dim in [32_usize, 64, 96, 128, 256] {

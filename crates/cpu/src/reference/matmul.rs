@@ -18,8 +18,8 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// `c[m, n] += a[m, k] · b[k, n]`, all dense; `m = c.len() / n`, `k = b.len() / n`.
 ///
-/// Each element adds its `k` products in index order onto what `c` holds, so a row's result does not depend
-/// on how many rows share the call.
+/// Each element adds its `k` products in index order to the existing value, so a row's result does
+/// not depend on the number of rows.
 pub fn accumulate(a: &[f32], b: &[f32], n: usize, c: &mut [f32]) {
     let k = b.len() / n;
     assert!(b.len() == k * n && a.len() * n == c.len() * k);

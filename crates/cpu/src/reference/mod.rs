@@ -1,8 +1,9 @@
-//! One plain scalar f32 function per operation: slices and sizes in, slices out, no state.
+//! The reference: one scalar f32 function per operation, from slices to slices, without state.
 //!
-//! This is the meaning of every faster kernel, here and on other devices, and documentation as much as code:
-//! each function states its formula and its shapes, slowest dimension first.
-//! A slice of a wrong length is a defect of the caller and panics; nothing here reads a file or a request.
+//! These functions define the meaning of every faster kernel on every device. Each states its
+//! formula and its shapes, slowest dimension first: `[n_tokens, n_heads, head_dim]`.
+//! A slice of a wrong length is a bug in the caller and panics; no input comes from a file or a
+//! request.
 
 pub mod activation;
 pub mod attention;

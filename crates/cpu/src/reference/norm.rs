@@ -1,10 +1,10 @@
-//! Norms over one vector.
+//! Normalization of one vector.
 
 use super::activation::silu;
 
-/// Root-mean-square norm: `out = x / sqrt(mean(x^2) + eps) * weight`, each `[n]`.
+/// RMS norm (arXiv 1910.07467): `out = x / sqrt(mean(x^2) + eps) * weight`, each `[n]`.
 ///
-/// The weight is used as stored; a checkpoint's `1 + w` is already in it.
+/// The stored weight already includes a checkpoint's `1 + w`.
 pub fn rms(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     assert_eq!((x.len(), weight.len()), (out.len(), out.len()));
     let scale = rms_scale(x, eps);
@@ -22,9 +22,9 @@ pub fn rms_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
-/// The delta mixer's output norm: `x = rms(x, weight) * silu(z)` in place, each `[n]`.
+/// Gated RMS norm of the delta mixer's output: `x = rms(x, weight) * silu(z)` in place, each `[n]`.
 ///
-/// The order is norm, weight, gate.
+/// Order: norm, weight, gate.
 pub fn gated_rms(x: &mut [f32], weight: &[f32], z: &[f32], eps: f32) {
     assert_eq!(x.len(), z.len());
     rms_in_place(x, weight, eps);
@@ -33,7 +33,7 @@ pub fn gated_rms(x: &mut [f32], weight: &[f32], z: &[f32], eps: f32) {
     }
 }
 
-/// `x = x / sqrt(sum(x^2) + eps) * scale` in place, `[n]`.
+/// L2 norm: `x = x / sqrt(sum(x^2) + eps) * scale` in place, `[n]`.
 ///
 /// The epsilon is added to the sum, not to the mean.
 pub fn l2(x: &mut [f32], eps: f32, scale: f32) {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_weight_gives_unit_mean_square() {
+    fn unit_weights_give_unit_mean_square() {
         let x = [3.0, -4.0, 12.0, 0.0];
         let mut out = [0.0; 4];
         rms(&x, &[1.0; 4], 0.0, &mut out);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_epsilon_of_l2_is_added_to_the_sum() {
+    fn l2_adds_epsilon_to_the_sum() {
         let mut x = [1e-3; 4];
         l2(&mut x, 4e-6, 1.0);
         assert!((x[0] - 1e-3 / (8e-6_f32).sqrt()).abs() < 1e-6);

@@ -1,9 +1,9 @@
-//! Rotary position embedding.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864).
 
-/// Cosines and sines of one position: pair `j` inverse_frequencies by `position * theta^(-2j / dims)`.
+/// Cosines and sines of one position: pair `j` has the angle `position * theta^(-2j / dims)`.
 ///
-/// `cos`, `sin` are `[dims / 2]`. Angles are computed in f64 and only then rounded, so that they are right at
-/// positions where an f32 product is off by hundredths of a radian.
+/// `cos`, `sin` are `[dims / 2]`. Angles are computed in f64, because at long contexts an f32
+/// product is off by hundredths of a radian.
 pub fn angles(position: usize, theta: f64, cos: &mut [f32], sin: &mut [f32]) {
     angles_at(
         position,
@@ -13,7 +13,7 @@ pub fn angles(position: usize, theta: f64, cos: &mut [f32], sin: &mut [f32]) {
     );
 }
 
-/// How far each pair inverse_frequencies from one position to the next, `[dims / 2]`.
+/// Inverse frequencies `theta^(-2j / dims)`, `[dims / 2]`: the angle per position.
 pub fn inverse_frequencies(theta: f64, dims: usize) -> Vec<f64> {
     let pairs = 0..dims / 2;
     pairs
@@ -21,17 +21,17 @@ pub fn inverse_frequencies(theta: f64, dims: usize) -> Vec<f64> {
         .collect()
 }
 
-/// [`angles`] with the [`inverse_frequencies`] at hand.
+/// [`angles`] with precomputed [`inverse_frequencies`].
 pub fn angles_at(position: usize, inverse_frequencies: &[f64], cos: &mut [f32], sin: &mut [f32]) {
     assert!(cos.len() == inverse_frequencies.len() && sin.len() == inverse_frequencies.len());
-    for ((turn, c), s) in inverse_frequencies.iter().zip(cos).zip(sin) {
-        let (sine, cosine) = (position as f64 * turn).sin_cos();
+    for ((frequency, c), s) in inverse_frequencies.iter().zip(cos).zip(sin) {
+        let (sine, cosine) = (position as f64 * frequency).sin_cos();
         (*c, *s) = (cosine as f32, sine as f32);
     }
 }
 
-/// Turns the first `2 * cos.len()` values of a head, `[head_dim]`, in pairs `(j, j + cos.len())`:
-/// `(u, w) -> (u cos - w sin, w cos + u sin)`. The rest passes through.
+/// Rotates the first `2 * cos.len()` values of a head `[head_dim]` in pairs `(j, j + cos.len())`:
+/// `(u, w) -> (u cos - w sin, w cos + u sin)`. Other values pass through.
 pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let half = cos.len();
     assert!(sin.len() == half && head.len() >= 2 * half);
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_half_the_turned_width_apart_and_the_rest_is_untouched() {
+    fn pairs_are_half_the_rotary_dims_apart_and_the_rest_is_unchanged() {
         let head = rotated(&[1.0, 0.0, 0.0, 0.0, 7.0, 8.0], 1);
         assert!((head[0] - 1f32.cos()).abs() < 1e-7);
         assert!((head[2] - 1f32.sin()).abs() < 1e-7);
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn products_depend_on_the_distance_only() {
+    fn dot_products_depend_on_the_distance_only() {
         let (q, k) = ([0.3, -0.2, 0.9, 0.4], [1.0, 0.5, -0.7, 0.1]);
         let product = |a: usize, b: usize| -> f32 {
             let (q, k) = (rotated(&q, a), rotated(&k, b));

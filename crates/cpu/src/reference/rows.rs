@@ -1,13 +1,14 @@
-//! From a row of logits to what was asked of it.
+//! From a row of logits to a requested logits row.
 
 use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
-/// Terms of a log-sum-exp that are added in f32; the runs are added in f64.
+/// Terms per f32 partial sum of a log-sum-exp; partial sums are added in f64.
 pub const RUN: usize = 1024;
 
-/// `ln sum e^x` over a row `[n]`. NaN counts as minus infinity; an empty or all-barred row gives minus infinity.
+/// `ln sum e^x` of a row `[n]`. NaN counts as minus infinity; a row without finite values gives
+/// minus infinity.
 ///
-/// Terms are added in index order in f32 over runs of [`RUN`], and the runs in f64.
+/// Adds [`RUN`] terms in index order in f32 per partial sum, and the partial sums in f64.
 pub fn log_sum_exp(row: &[f32]) -> f32 {
     let max = max(row);
     if max.is_infinite() {
@@ -17,22 +18,23 @@ pub fn log_sum_exp(row: &[f32]) -> f32 {
     max + runs.sum::<f64>().ln() as f32
 }
 
-/// The largest of a row `[n]`, NaN aside; minus infinity for none.
+/// The largest value of a row `[n]`, ignoring NaN; minus infinity for none.
 pub fn max(row: &[f32]) -> f32 {
     row.iter().copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// `sum e^(x - shift)` over `[n]` in f32, NaN aside.
+/// `sum e^(x - shift)` over `[n]` in f32, ignoring NaN.
 pub fn sum_exp(row: &[f32], shift: f32) -> f32 {
     let terms = row.iter().filter(|x| !x.is_nan());
     terms.map(|x| (x - shift).exp()).sum()
 }
 
-/// The `k` largest of a row `[n]`, best first, ties to the lower index. NaN counts as minus infinity.
+/// The `k` largest of a row `[n]`, best first; ties go to the lower index. NaN counts as minus
+/// infinity.
 pub fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
     let value = |i: u32| {
         let x = row[i as usize];
-        // Adding zero makes the two zeros one value.
+        // Adding zero maps -0 to +0.
         if x.is_nan() {
             f32::NEG_INFINITY
         } else {
@@ -45,19 +47,20 @@ pub fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
     ids.into_iter().map(TokenId).collect()
 }
 
-/// The answer to `ask` from raw logits `[vocab]`: edits applied, ranked, both log-sum-exps taken.
-pub fn row(ask: &LogitsRequest, raw: &[f32]) -> LogitsRow {
-    if ask.selection == LogitsSelection::None {
+/// The row that `request` selects from raw logits `[vocab]`: applies edits, ranks, and computes
+/// both log-sum-exps.
+pub fn row(request: &LogitsRequest, raw: &[f32]) -> LogitsRow {
+    if request.selection == LogitsSelection::None {
         return LogitsRow::default();
     }
     let clean = |x: &f32| if x.is_nan() { f32::NEG_INFINITY } else { *x };
     let raw: Vec<f32> = raw.iter().map(clean).collect();
     let mut edited = raw.clone();
-    if let Some(edits) = &ask.edits {
+    if let Some(edits) = &request.edits {
         edits.apply(&mut edited);
         edited = edited.iter().map(clean).collect();
     }
-    let ids = match ask.selection {
+    let ids = match request.selection {
         LogitsSelection::TopK(k) => top_k(&edited, k),
         _ => (0..raw.len() as u32).map(TokenId).collect(),
     };
@@ -83,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn log_sum_exp_survives_what_a_row_may_hold() {
+    fn log_sum_exp_handles_infinities_and_nan() {
         assert_eq!(log_sum_exp(&[]), f32::NEG_INFINITY);
         assert_eq!(log_sum_exp(&[f32::NEG_INFINITY; 3]), f32::NEG_INFINITY);
         assert_eq!(log_sum_exp(&[f32::INFINITY, 1.0]), f32::INFINITY);

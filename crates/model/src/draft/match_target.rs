@@ -75,13 +75,15 @@ pub(super) fn fit(
         };
         let causal = facts.causal.unwrap_or(slides);
         layers.push(DraftLayer {
-            window: match slides {
-                true => window,
-                false => DraftSpec::FULL_WINDOW,
+            window: if slides {
+                window
+            } else {
+                DraftSpec::FULL_WINDOW
             },
-            block_mask: match causal {
-                true => BlockMask::Causal,
-                false => BlockMask::Full,
+            block_mask: if causal {
+                BlockMask::Causal
+            } else {
+                BlockMask::Full
             },
             attention_norm: layer.vector(LayerTensor::AttentionNorm, hidden)?,
             attention: layer.attention(rope)?,

@@ -46,9 +46,10 @@ impl Safetensors {
     /// Opens a folder with `config.json` and `model.safetensors` (or its index), or such a file in its folder.
     pub(super) fn open(path: &Path) -> Result<(Config, Safetensors), ModelError> {
         let name = path.display().to_string();
-        let folder = match path.is_dir() {
-            true => path,
-            false => path.parent().unwrap_or(Path::new("")),
+        let folder = if path.is_dir() {
+            path
+        } else {
+            path.parent().unwrap_or(Path::new(""))
         };
         let config_path = folder.join("config.json");
         let config = Config::parse(config_path.display().to_string(), read_json(&config_path)?)?;

@@ -285,9 +285,12 @@ impl Export {
     }
 
     pub(crate) fn write_safetensors(&self, folder: &Path) {
-        let kind = |i: usize| match self.sliding && i + 1 < LAYERS {
-            true => "sliding_attention",
-            false => "full_attention",
+        let kind = |i: usize| {
+            if self.sliding && i + 1 < LAYERS {
+                "sliding_attention"
+            } else {
+                "full_attention"
+            }
         };
         let mut config = json!({
             "architectures": ["DFlashDraftModel"], "model_type": "qwen3",

@@ -200,9 +200,10 @@ fn attend(
             SegmentKind::Tree(plan) if share.n_rows < compute.pool.threads() => {
                 let group = spec.n_heads / spec.n_kv_heads;
                 // Heads of a group share the reading of keys, unless that leaves threads without work.
-                let heads = match share.n_rows * spec.n_kv_heads < compute.pool.threads() {
-                    true => 1,
-                    false => group,
+                let heads = if share.n_rows * spec.n_kv_heads < compute.pool.threads() {
+                    1
+                } else {
+                    group
                 };
                 let q = q.chunks_exact(heads * q_stride(spec));
                 let out = out.chunks_exact_mut(heads * spec.head_dim);
