@@ -1,4 +1,4 @@
-//! What a spec must be for the passes to index without asking again.
+//! Checks of a plan, so that forward passes can index without further checks.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use contract::{
 };
 use contract::{Limits, OpenPlan};
 
-/// Values a cached row is stored in multiples of.
+/// Cached rows are stored in multiples of this many values.
 const KV_BLOCK: usize = 32;
 
-/// Refuses, by name, a plan this device cannot run.
+/// Refuses a plan that this device cannot run, with the reason.
 pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     let unsupported = |what: String, instead: &str| DeviceError::Unsupported {
         what,
@@ -49,7 +49,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     Ok(draft_spec(&draft.spec, &plan.target)?)
 }
 
-/// Checks a draft against its target as the passes need it.
+/// Checks a draft against its target.
 fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
     let hidden = target.hidden;
     let beyond = draft
@@ -107,7 +107,7 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
     Ok(())
 }
 
-/// Checks that every weight has the shape its place asks for.
+/// Checks the shape of every weight.
 pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
     let hidden = spec.hidden;
     shape(&spec.embedding, spec.vocab, hidden)?;
@@ -191,7 +191,7 @@ fn delta(spec: &GatedDeltaSpec, hidden: usize) -> Result<(), WeightError> {
     values(&spec.norm, v_dim)
 }
 
-/// A matrix of exactly these dimensions, its rows whole blocks.
+/// A matrix of exactly these dimensions with whole blocks per row.
 fn shape(weight: &WeightRef, rows: usize, cols: usize) -> Result<(), WeightError> {
     if (weight.rows, weight.cols) != (rows, cols) {
         let detail = format!(

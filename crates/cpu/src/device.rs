@@ -14,16 +14,16 @@ use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
 use crate::{check, memory};
 
-/// How the CPU is to be used.
+/// Options of the CPU device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CpuOptions {
-    /// Scalar f32 arithmetic over dequantised weights: the oracle.
+    /// Scalar f32 arithmetic over dequantized weights: the reference.
     pub reference: bool,
-    /// Threads, the caller's included; one per processor when not said.
+    /// Threads including the caller; default: one per processor.
     pub threads: Option<usize>,
 }
 
-/// The CPU, before anything is loaded.
+/// The CPU before a model is loaded.
 #[derive(Debug, Clone)]
 pub struct CpuBackend {
     dispatch: Dispatch,
@@ -32,7 +32,7 @@ pub struct CpuBackend {
 }
 
 impl CpuBackend {
-    /// Chooses the instructions and the number of threads.
+    /// Chooses instruction set and number of threads.
     pub fn new(options: CpuOptions) -> CpuBackend {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         CpuBackend {
@@ -46,9 +46,9 @@ impl CpuBackend {
         }
     }
 
-    /// Stores keys and values of the coarse formats rotated, which loses less of what stands out in one dimension
-    /// ([`contract::quant::hadamard`]). Not the default, because states and rows of devices that store them plainly
-    /// could not be compared.
+    /// Stores quantized keys and values Hadamard-rotated, which reduces the error from outliers
+    /// ([`contract::quant::hadamard`]). Off by default, because the states would differ from those
+    /// of devices without rotation.
     #[must_use]
     pub fn turning(self) -> CpuBackend {
         CpuBackend {
@@ -57,7 +57,7 @@ impl CpuBackend {
         }
     }
 
-    /// The same with a given choice of kernels, for tests and benches.
+    /// A backend with given kernels, for tests and benches.
     pub fn with_dispatch(dispatch: Dispatch, threads: usize) -> CpuBackend {
         CpuBackend {
             dispatch,
@@ -80,7 +80,7 @@ impl CpuBackend {
         }
     }
 
-    /// Opens a runner by its own type, so that tests can look inside.
+    /// Opens a runner of the concrete type, for tests.
     pub(crate) fn open_runner(
         &self,
         plan: OpenPlan,
@@ -150,7 +150,7 @@ impl Backend for CpuBackend {
     }
 }
 
-/// The processor's own name where the system tells it.
+/// The processor's name, if the system reports it.
 fn processor_name() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with("model name"));

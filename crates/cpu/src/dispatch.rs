@@ -1,13 +1,14 @@
-//! Which instructions the kernels use, decided once at start.
+//! Instruction-set dispatch, decided once at start.
 
 use crate::simd::{Avx2, Avx512};
 
-/// One choice of kernels. A value of it proves that the processor has what its kernels need.
+/// A choice of kernels. A value proves that the processor supports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dispatch {
-    /// The oracle: f32 activations against dequantised f32 weights, every sum in the reference's order.
+    /// The reference: f32 activations and dequantized f32 weights, all sums in the reference's
+    /// order.
     Reference,
-    /// The fast path's arithmetic in plain code; gives the same bits as the vector kernels.
+    /// The fast path's arithmetic in scalar code, bit-identical to the vector kernels.
     Scalar,
     /// 256-bit vectors: AVX2, FMA and F16C.
     Avx2(Avx2),
@@ -16,29 +17,29 @@ pub enum Dispatch {
 }
 
 impl Dispatch {
-    /// The oracle.
+    /// The reference.
     pub fn reference() -> Dispatch {
         Dispatch::Reference
     }
 
-    /// The fastest kernels this processor runs.
+    /// The fastest kernels that this processor supports.
     pub fn detect() -> Dispatch {
         Dispatch::avx512()
             .or_else(Dispatch::avx2)
             .unwrap_or(Dispatch::Scalar)
     }
 
-    /// The 256-bit kernels, if the processor has what they need.
+    /// The 256-bit kernels, if supported.
     pub fn avx2() -> Option<Dispatch> {
         Avx2::detect().map(Dispatch::Avx2)
     }
 
-    /// The 512-bit kernels, if the processor has what they need.
+    /// The 512-bit kernels, if supported.
     pub fn avx512() -> Option<Dispatch> {
         Avx512::detect().map(Dispatch::Avx512)
     }
 
-    /// Every fast choice that this processor runs, for tests and benches: scalar first.
+    /// All supported fast kernels, scalar first, for tests and benches.
     pub fn all_fast() -> Vec<Dispatch> {
         let wide = [Dispatch::avx2(), Dispatch::avx512()];
         [Dispatch::Scalar]
@@ -47,7 +48,7 @@ impl Dispatch {
             .collect()
     }
 
-    /// The name for device information and bench lines.
+    /// The name for device information and benches.
     pub fn name(self) -> &'static str {
         match self {
             Dispatch::Reference => "reference",
@@ -57,7 +58,7 @@ impl Dispatch {
         }
     }
 
-    /// Whether this is the oracle.
+    /// Whether this is the reference.
     pub fn is_reference(self) -> bool {
         self == Dispatch::Reference
     }

@@ -1,7 +1,7 @@
-//! One pass of rows of tokens through the layers.
+//! Forward pass of token rows through the layers.
 //!
-//! A row is a token with a position. Rows of one sequence stand together in a [`Segment`], and the segments of
-//! a pass share every product with a weight; what looks at other positions works on one segment at a time.
+//! A row is a token with a position. A [`Segment`] holds the adjacent rows of one sequence. All
+//! segments share the matrix products; attention and the recurrence run per segment.
 
 use contract::{NodeIdx, RopeSpec, Tree};
 
@@ -17,21 +17,21 @@ use crate::weights::{LayerMixer, ModelWeights};
 pub(crate) struct Segment<'a> {
     pub(crate) seq: &'a mut CpuSequence,
     pub(crate) work: SegmentKind<'a>,
-    /// The first row, counted over the pass.
+    /// First row within the pass.
     pub(crate) first_row: usize,
     pub(crate) n_rows: usize,
 }
 
-/// What the rows of a segment are to each other.
+/// Relation between the rows of a segment.
 #[derive(Clone, Copy)]
 pub(crate) enum SegmentKind<'a> {
-    /// Consecutive positions, committed by the pass.
+    /// Consecutive positions; the pass commits them.
     Chunk,
-    /// Nodes of a tree, left pending.
+    /// Nodes of a tree; they stay pending.
     Tree(&'a TreePlan),
 }
 
-/// One layer's part of a segment: the rows, and what the layer holds of their sequence.
+/// The rows of a segment with the state of one layer.
 pub(crate) struct LayerSegment<'a, S> {
     pub(crate) state: &'a mut S,
     pub(crate) work: SegmentKind<'a>,
@@ -41,7 +41,7 @@ pub(crate) struct LayerSegment<'a, S> {
     pub(crate) position: usize,
 }
 
-/// Who computes, and how small a mean square counts as nothing.
+/// Execution context of a pass: threads, kernels, scratch and the RMS epsilon.
 #[derive(Clone, Copy)]
 pub(crate) struct ExecContext<'a> {
     pub(crate) pool: &'a ThreadPool,
@@ -50,21 +50,21 @@ pub(crate) struct ExecContext<'a> {
     pub(crate) norm_eps: f32,
 }
 
-/// The buffers of a pass, one row after another; kept from pass to pass.
+/// Activation buffers of a pass, row-major; reused by later passes.
 pub(crate) struct PassBuffers {
     /// The residual stream, `[n, hidden]`.
     pub(crate) x: Vec<f32>,
-    /// The residual stream behind a norm, `[n, hidden]`.
+    /// The normalized residual stream, `[n, hidden]`.
     pub(crate) y: Vec<f32>,
-    /// What a mixer or feed-forward adds, `[n, hidden]`.
+    /// Output of a mixer or feed-forward, `[n, hidden]`.
     pub(crate) update: Vec<f32>,
-    /// Projections of a block, widest first; each block says what it keeps where.
+    /// Projections of a block, widest first.
     pub(crate) wide: [Vec<f32>; 3],
-    /// Input of a mixer's output projection, head by head and row by row.
+    /// Input of a mixer's output projection, head-major and row-major.
     pub(crate) heads: [Vec<f32>; 2],
     /// Two values per value head, `[n, n_v_heads]`.
     pub(crate) gates: [Vec<f32>; 2],
-    /// Rotations of the rows, per kind of rotation.
+    /// Rotary tables of the rows, one per [`RopeSpec`].
     angles: Vec<RopeTable>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct RopeTable {
     pub(crate) sin: Vec<f32>,
 }
 
-/// Floats per row of the buffers of an [`PassBuffers`].
+/// Floats per row of the [`PassBuffers`].
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct BufferWidths {
     hidden: usize,
@@ -85,7 +85,7 @@ pub(crate) struct BufferWidths {
 }
 
 impl BufferWidths {
-    /// What the layers of a spec need.
+    /// Widths that the layers of `spec` need.
     pub(crate) fn of(spec: &contract::ModelSpec) -> BufferWidths {
         let mut widths = BufferWidths {
             hidden: spec.hidden,
@@ -111,14 +111,14 @@ impl BufferWidths {
         widths
     }
 
-    /// Floats per row in all.
+    /// Floats per row in total.
     pub(crate) fn total(&self) -> usize {
         3 * self.hidden + self.wide.iter().sum::<usize>() + 2 * (self.heads + self.gates)
     }
 }
 
 impl PassBuffers {
-    /// Buffers for passes of up to `n_rows` rows. SystemMemory is taken when it is first used.
+    /// Buffers for up to `n_rows` rows. The system commits the memory at first use.
     pub(crate) fn new(widths: BufferWidths, n_rows: usize) -> PassBuffers {
         let buffer = |width: usize| vec![0.0; width * n_rows];
         PassBuffers {
@@ -132,7 +132,7 @@ impl PassBuffers {
         }
     }
 
-    /// Computes the rotations of a pass once for all layers.
+    /// Computes the rotary tables of a pass once for all layers.
     fn turn(&mut self, weights: &ModelWeights, segments: &[Segment<'_>], n_rows: usize) {
         for attention in weights.spec.attention_layers() {
             let spec = attention.rope;
@@ -163,11 +163,11 @@ impl PassBuffers {
     }
 }
 
-/// The rotations of one kind.
+/// The rotary table of a [`RopeSpec`].
 pub(crate) fn angles_of(all: &[RopeTable], spec: RopeSpec) -> &RopeTable {
     all.iter()
         .find(|angles| angles.spec == spec)
-        .expect("every kind of the model was computed when the pass began")
+        .expect("the pass computed every rotary table of the model")
 }
 
 impl Segment<'_> {
@@ -183,7 +183,7 @@ impl Segment<'_> {
     }
 }
 
-/// The shares of layer `layer`; `pick` finds its state.
+/// The segments of layer `layer`; `pick` selects the state.
 fn shares<'s, S>(
     segments: &'s mut [Segment<'_>],
     layer: usize,
@@ -202,15 +202,15 @@ fn shares<'s, S>(
 }
 
 impl ExecContext<'_> {
-    /// Rows that one parallel item takes, so that every thread finds a few items.
+    /// Rows per parallel item, for a few items per thread.
     pub(crate) fn grain(&self, n_rows: usize) -> usize {
         (n_rows / (4 * self.pool.threads())).clamp(1, 16)
     }
 
-    /// Rows of `width` light values that one parallel item takes: all of them, where sharing them out would take
-    /// longer than the work.
+    /// Rows of `width` cheap values per parallel item: all rows if splitting would take longer than
+    /// the work.
     pub(crate) fn light_grain(&self, n_rows: usize, width: usize) -> usize {
-        /// Values that are added, multiplied or moved in the time that a region takes.
+        /// Number of cheap values that take as long as starting a parallel region.
         const FEW: usize = 8192;
         if n_rows * width <= FEW {
             n_rows.max(1)
@@ -251,10 +251,11 @@ impl ExecContext<'_> {
         self.add_norm(&mut x[..all], &update[..all], weight, &mut y[..all]);
     }
 
-    /// Runs the rows whose embeddings stand in `arena.x` through all layers, and leaves the residual stream
-    /// there. `seen` is told the residual stream `[n, hidden]` after each layer.
+    /// Runs rows with embeddings in `arena.x` through all layers and leaves the residual stream
+    /// there. Calls `seen` with the residual stream `[n, hidden]` after each layer.
     ///
-    /// Segments must cover the rows in order. Sequences get their new rows and states, but keep their position.
+    /// Segments must cover the rows in order. Sequences receive their new rows and states but keep
+    /// their position.
     pub(crate) fn forward(
         &self,
         weights: &ModelWeights,
@@ -291,7 +292,7 @@ impl ExecContext<'_> {
 }
 
 impl PassBuffers {
-    /// The rotations of one kind, beside the buffers a mixer works on.
+    /// The rotary table of a [`RopeSpec`] and the buffers of a mixer.
     pub(crate) fn split(&mut self) -> (PassBufferParts<'_>, &[RopeTable]) {
         let [a, b, c] = &mut self.wide;
         let [heads, rows] = &mut self.heads;
@@ -313,7 +314,7 @@ impl PassBuffers {
     }
 }
 
-/// The buffers of an [`PassBuffers`] that a block uses, all at once.
+/// The [`PassBuffers`] that a block uses.
 pub(crate) struct PassBufferParts<'a> {
     pub(crate) y: &'a mut [f32],
     pub(crate) update: &'a mut [f32],
@@ -326,25 +327,25 @@ pub(crate) struct PassBufferParts<'a> {
     pub(crate) alpha: &'a mut [f32],
 }
 
-/// A tree with what the mixers need to know of its shape, worked out once per verify.
+/// A tree with precomputed paths and state schedule, built once per verify.
 pub(crate) struct TreePlan {
     pub(crate) tree: Tree,
-    /// Per node, its path from the root, itself included: `paths[starts[i]..starts[i + 1]]`.
+    /// Path of each node from the root: `paths[starts[i]..starts[i + 1]]`.
     paths: Vec<NodeIdx>,
     starts: Vec<usize>,
-    /// Nodes in an order that finds each parent's state in a buffer.
+    /// DFS schedule of the nodes: each parent's state is in a buffer when a child needs it.
     pub(crate) steps: Vec<StateStep>,
-    /// State buffers that the steps use.
+    /// State buffers that the schedule uses.
     pub(crate) n_buffers: usize,
 }
 
-/// How one node finds its parent's state, and where it leaves its own.
+/// One step of the schedule: the source and destination of a node's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StateStep {
     pub(crate) node: NodeIdx,
-    /// The buffer with the parent's state; `None` for the committed state.
+    /// Buffer with the parent's state; `None` for the committed state.
     pub(crate) source: Option<usize>,
-    /// The buffer to bring past this node; `None` for a leaf.
+    /// Buffer for this node's state; `None` for a leaf.
     pub(crate) target: Option<usize>,
 }
 
@@ -377,8 +378,8 @@ impl TreePlan {
         self.tree.parent(NodeIdx(node as u16)).map(NodeIdx::index)
     }
 
-    /// Depth first, so that a chain needs one buffer and a tree one more per fork on the way down: the last
-    /// child takes its parent's buffer over, since nobody needs the parent's state after it.
+    /// DFS order, so that a chain needs one buffer and a tree one more per open fork. The last
+    /// child reuses its parent's buffer.
     fn order_states(&mut self) {
         // Entries are `(node, source, whether the source is free afterwards, first free buffer)`.
         let mut stack = vec![(NodeIdx::ROOT, None, false, 0)];
@@ -396,7 +397,7 @@ impl TreePlan {
                 target,
             });
             for (i, &child) in children.iter().enumerate() {
-                // Pushed first is popped last.
+                // Last in, first out: push the first child last.
                 stack.push((child, target, i == 0, free));
             }
         }
@@ -414,7 +415,7 @@ mod tests {
         TreePlan::new(&Tree::new(&tokens, &parents).unwrap())
     }
 
-    /// Plays the steps with paths in place of states.
+    /// Runs the schedule with paths instead of states.
     fn check(plan: &TreePlan) {
         let mut buffers: Vec<Vec<NodeIdx>> = vec![Vec::new(); plan.n_buffers];
         let mut seen = Vec::new();
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_finds_the_state_of_its_parent() {
+    fn schedule_provides_each_node_with_its_parent_state() {
         for parents in [
             &[][..],
             &[0, 1, 2, 3],
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_needs_one_state_and_a_single_node_none() {
+    fn chains_need_one_state_buffer_and_single_nodes_none() {
         assert_eq!(plan(&[]).n_buffers, 0);
         assert_eq!(plan(&[0, 1, 2, 3, 4]).n_buffers, 1);
     }

@@ -1,13 +1,14 @@
-//! The table of vector functions a forward pass calls; the products with stored weights are [`crate::linear`].
+//! The dispatch table of vector functions; [`crate::linear`] has the products with stored weights.
 //!
-//! Each entry has the signature and the meaning of a function in [`crate::reference`], which is named beside
-//! it. The table is chosen once, when a runner is opened; entries differ between tables in rounding only.
-//! No entry's result for one row, head or key may depend on how many others share the call.
+//! Each entry implements the named function of [`crate::reference`]. The table is chosen when a
+//! runner is opened; tables differ in rounding only.
+//! The result for one row, head or key must not depend on the number of others in the call
+//! (batch-invariant).
 
 use crate::dispatch::Dispatch;
 use crate::reference::{activation, conv, delta, kv, matmul, norm, rows};
 
-/// What [`delta::update_columns`] takes.
+/// Signature of [`delta::update_columns`].
 pub type DeltaUpdateColumns = fn(
     delta::Columns<'_>,
     &[delta::PendingUpdate<'_>],
@@ -16,11 +17,11 @@ pub type DeltaUpdateColumns = fn(
     [&mut [f32]; 2],
 );
 
-/// What [`delta::update_read_out`] takes.
+/// Signature of [`delta::update_read_out`].
 pub type DeltaUpdateReadOut =
     fn(Option<&[f32]>, &mut [f32], delta::PendingUpdate<'_>, delta::Token<'_>, [&mut [f32]; 2]);
 
-/// One set of vector functions.
+/// A dispatch table.
 #[derive(Debug, Clone, Copy)]
 pub struct Kernels {
     /// [`norm::rms`].
@@ -53,7 +54,7 @@ pub struct Kernels {
     pub accumulate: fn(&[f32], &[f32], usize, &mut [f32]),
     /// [`kv::dot_f16`].
     pub dot_f16: fn(&[f32], &[u8]) -> f32,
-    /// [`kv::dots_f16`]: the bits of `dot_f16`.
+    /// [`kv::dots_f16`], bit-identical to `dot_f16`.
     pub dots_f16: fn(&[f32], &[u8], &mut [f32]),
     /// [`kv::dot_q8_0`].
     pub dot_q8_0: fn(&[f32], &[u8]) -> f32,
@@ -72,12 +73,12 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The functions that go with a choice of instructions.
+    /// The functions for an instruction set.
     pub fn of(dispatch: Dispatch) -> Kernels {
         crate::simd::kernels(dispatch)
     }
 
-    /// The reference functions themselves.
+    /// The reference functions.
     pub const fn scalar() -> Kernels {
         Kernels {
             rms: norm::rms,

@@ -1,11 +1,12 @@
-//! The CPU as a device: the reference every other device is judged by, and the default where there is no GPU.
+//! The CPU device: the reference for all other devices, and the default without a GPU.
 //!
-//! Knows blocks, shapes and formats; knows no family, no request, no sampling and no rule for building trees.
-//! A forward pass walks a [`contract::ModelSpec`] and calls two things: products with stored weights
-//! ([`linear`]) and the vector functions of [`kernels`], both chosen once at start. Choosing the scalar ones
-//! gives the oracle.
+//! It knows blocks, shapes and formats, but no model family, request, sampling or tree building. A
+//! forward pass iterates a [`contract::ModelSpec`] and calls products with stored weights
+//! ([`linear`]) and the vector functions of [`kernels`]. Both are chosen once at start; the scalar
+//! choice is the reference.
 //!
-//! Start with [`mod@reference`] for what is computed, then `forward` for the walk, then `runner` for the calls.
+//! Start with [`mod@reference`] for the formulas, then `forward` for the pass, then `runner` for
+//! the calls.
 
 mod blocks;
 mod check;

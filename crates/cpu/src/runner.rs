@@ -1,4 +1,4 @@
-//! The CPU runner: books of what is open, and the calls of the seam in terms of passes.
+//! The CPU runner: bookkeeping of sequences and snapshots, and runner calls as forward passes.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -24,7 +24,7 @@ use crate::state::CpuSequence;
 use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
 
-/// One loaded model with its sequences and snapshots. Everything it holds goes when it is dropped.
+/// A loaded model with its sequences and snapshots. Dropping it frees everything.
 pub(crate) struct CpuRunner {
     pub(crate) info: RunnerInfo,
     pub(crate) weights: ModelWeights,
@@ -34,34 +34,35 @@ pub(crate) struct CpuRunner {
     pub(crate) arena: PassBuffers,
     head: HeadBuffers,
     draft: Option<Draft>,
-    /// Features of the rows of a pass, `[n, capture * hidden]`; empty without a draft.
+    /// Captured hidden states of the rows of a pass, `[n, n_captured * hidden]`; empty without a
+    /// draft.
     features: Vec<f32>,
-    /// Whose states the snapshots hold.
+    /// Identity of the snapshots.
     identity: SnapshotIdentity,
     pub(crate) sequences: BTreeMap<SeqId, CpuSequence>,
     pub(crate) snapshots: BTreeMap<SnapshotId, Snapshot>,
-    /// What they hold together.
+    /// Bytes of all snapshots.
     ledger: SnapshotBytes,
-    /// The next id of either kind; ids are never used twice.
+    /// The next sequence or snapshot id; ids are never reused.
     next_id: u64,
-    /// Rows of the longest pass.
+    /// Most rows of a pass.
     max_rows: usize,
 }
 
-/// What a runner is made of.
+/// Parts of a runner.
 pub(crate) struct Parts {
     pub(crate) weights: ModelWeights,
-    /// The draft and how its keys and values are stored.
+    /// The draft model and its KV cache type.
     pub(crate) draft: Option<(Draft, KvFormat)>,
     pub(crate) pool: ThreadPool,
     pub(crate) kernels: Kernels,
-    /// Whether coarse keys and values are rotated before they are stored.
+    /// Whether quantized keys and values are stored rotated.
     pub(crate) rotated: bool,
 }
 
-/// Rows of the longest pass that prefill or verify makes; longer calls take several.
+/// Most rows of a prefill or verify pass; longer calls use several passes.
 pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
-    /// Enough to spread the cost of reading a weight, few enough to stay in cache.
+    /// Enough rows to amortize reading a weight, few enough to stay in cache.
     const MOST: usize = 512;
     let trees = limits.sequences.saturating_mul(limits.tree_nodes);
     limits
@@ -71,7 +72,7 @@ pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
         .next_multiple_of(CHUNK)
 }
 
-/// Raises what a sequence holds to `n` pages, as far as there are `free` ones beside it.
+/// Raises the pages of a sequence to `n` if `free` pages suffice.
 fn give_pages(held: &mut usize, n: usize, free: usize) -> Result<(), DeviceError> {
     let more = n.saturating_sub(*held);
     if more > free {
@@ -82,7 +83,7 @@ fn give_pages(held: &mut usize, n: usize, free: usize) -> Result<(), DeviceError
 }
 
 impl CpuRunner {
-    /// A runner with nothing open.
+    /// A runner without sequences.
     pub(crate) fn new(info: RunnerInfo, parts: Parts) -> Self {
         let Parts {
             weights,
@@ -123,7 +124,7 @@ impl CpuRunner {
         self.info.pool.pages - held
     }
 
-    /// Sees to it that a sequence has pages for its first `n` rows.
+    /// Ensures that a sequence has pages for its first `n` rows.
     fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
         let free = self.free_pages();
         match self.sequences.get_mut(&seq) {
@@ -144,8 +145,8 @@ impl CpuRunner {
         }
     }
 
-    /// Runs `tokens` on after the committed ones, piece by piece, and calls `seen` for each piece with each
-    /// layer and its residual stream `[n, hidden]`.
+    /// Runs `tokens` in chunks after the committed ones. Calls `seen` for each chunk and layer with
+    /// the residual stream `[n, hidden]`.
     pub(crate) fn prefill_seen(
         &mut self,
         seq: SeqId,
@@ -300,7 +301,7 @@ impl Runner for CpuRunner {
 
     fn capacity(&self) -> Capacity {
         let held = self.sequences.values().map(|sequence| sequence.pages).sum();
-        // Snapshots have memory of their own.
+        // Snapshots use memory of their own.
         self.protocol().capacity((held, 0), self.ledger.total())
     }
 
@@ -412,7 +413,7 @@ impl Runner for CpuRunner {
         let free = self.free_pages();
         let sequence = self.sequences.get_mut(&seq);
         let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
-        // What it holds now makes room for what it shall hold.
+        // The sequence's own pages are reusable for the restored state.
         give_pages(&mut 0, pages, free + sequence.pages)?;
         sequence.pages = pages;
         saved.restore(sequence);
@@ -445,7 +446,7 @@ impl Runner for CpuRunner {
 }
 
 impl CpuRunner {
-    /// Loads what was left for the first use, before anything is done that cannot be undone.
+    /// Loads a deferred draft before any state changes.
     fn ready(&mut self) -> Result<(), DeviceError> {
         match &mut self.draft {
             Some(draft) => draft.ready(&self.pool),
@@ -453,7 +454,7 @@ impl CpuRunner {
         }
     }
 
-    /// Projects what a sequence's features wait for, if there is a draft.
+    /// Projects a sequence's pending features, if there is a draft.
     fn project(&mut self, seq: SeqId) -> Result<(), DeviceError> {
         let compute = ExecContext {
             pool: &self.pool,
@@ -474,7 +475,7 @@ impl CpuRunner {
         }
     }
 
-    /// Drafts items that have been checked, in one pass.
+    /// Drafts checked items in one pass.
     fn draft_pass(
         &mut self,
         items: &[DraftItem],

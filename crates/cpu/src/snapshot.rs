@@ -1,4 +1,4 @@
-//! Saved committed states, and their way to bytes and back.
+//! Saved committed states, their export and import.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use crate::memory;
 use crate::snapshot_pages::{CountedBytes, PAGE, Page, SnapshotBytes, cut};
 use crate::state::{CpuSequence, KvShape, LayerState};
 
-/// The committed state of a sequence at one position. Owned by the runner until it is freed.
+/// The committed state of a sequence at one position. The runner owns it until it is freed.
 pub(crate) struct Snapshot {
     pub(crate) position: usize,
     layers: Vec<SavedLayer>,
-    /// Stored keys and values of each draft layer, those positions that are in its sight.
+    /// Stored keys and values of each draft layer, within its attention window.
     draft: Vec<(Vec<u8>, Vec<u8>)>,
-    /// All but the pages.
+    /// Bytes without the pages.
     _held: CountedBytes,
 }
 
-/// What was saved of one layer.
+/// Saved state of one layer.
 enum SavedLayer {
     /// Stored rows of the committed positions.
     Attention(Vec<Arc<Page>>),
-    /// State and window.
+    /// Delta state and convolution window.
     Delta { state: Vec<f32>, window: Vec<f32> },
 }
 
 impl Snapshot {
-    /// Copies what is committed and no snapshot holds. The delta states must be settled, and no feature may wait
-    /// to be projected.
+    /// Copies the committed state that no snapshot holds yet. Deferred updates must be applied and
+    /// pending features projected before.
     pub(crate) fn of(
         sequence: &mut CpuSequence,
         ledger: &SnapshotBytes,
@@ -85,7 +85,7 @@ impl Snapshot {
         }
     }
 
-    /// Puts `sequence` into this state. It must be of the same model and long enough.
+    /// Restores `sequence` to this state. It must be of the same model and long enough.
     pub(crate) fn restore(&self, sequence: &mut CpuSequence) {
         for (layer, saved) in sequence.layers.iter_mut().zip(&self.layers) {
             match (layer, saved) {
@@ -113,7 +113,7 @@ impl Snapshot {
         sequence.pending = None;
     }
 
-    /// Bytes held, what it shares included.
+    /// Bytes including shared pages.
     pub(crate) fn bytes(&self) -> u64 {
         let of = |layer: &SavedLayer| match layer {
             SavedLayer::Attention(pages) => {
@@ -130,7 +130,7 @@ impl Snapshot {
         all.map(|bytes| bytes as u64).sum()
     }
 
-    /// Writes the snapshot in the device-neutral layout, two sections a layer.
+    /// Writes the snapshot in the device-neutral format, two sections per layer.
     pub(crate) fn export(
         &self,
         identity: SnapshotIdentity,
@@ -168,7 +168,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Reads what [`Snapshot::export`] wrote, on this device or another.
+    /// Reads the bytes of [`Snapshot::export`] from any device.
     pub(crate) fn import(
         plan: Imported<'_>,
         source: &mut dyn Read,
@@ -191,7 +191,7 @@ impl Snapshot {
             )));
         }
         memory::require(plan.all_bytes(position) as u64)?;
-        // Layers of the target, then those of the draft, two halves each.
+        // Layers of the target, then of the draft, two halves each.
         let mut halves: Vec<[Option<Vec<u8>>; 2]> = vec![[None, None]; n_layers + n_draft];
         for _ in 0..header.sections {
             let section = read_section(source, |kind, layer| plan.bytes(kind, layer, position))?;
@@ -235,7 +235,7 @@ impl Snapshot {
     }
 }
 
-/// What an imported snapshot must be of.
+/// Requirements on an imported snapshot.
 #[derive(Clone, Copy)]
 pub(crate) struct Imported<'a> {
     pub(crate) identity: SnapshotIdentity,
@@ -243,7 +243,7 @@ pub(crate) struct Imported<'a> {
     pub(crate) draft: Option<&'a DraftSpec>,
     /// The longest sequence.
     pub(crate) context: usize,
-    /// Where what it holds is entered.
+    /// Counter for its bytes.
     pub(crate) ledger: &'a SnapshotBytes,
 }
 
@@ -252,7 +252,7 @@ impl Imported<'_> {
         self.draft.map_or(&[], |draft| &draft.layers)
     }
 
-    /// Bytes of a section of a snapshot at `position`; `None` where there is no such section.
+    /// Bytes of a section of a snapshot at `position`; `None` if there is no such section.
     fn bytes(&self, kind: SectionKind, layer: u32, position: usize) -> Option<usize> {
         let kv = self.identity.kv;
         match kind {

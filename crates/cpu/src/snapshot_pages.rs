@@ -1,8 +1,7 @@
-//! Cached rows of snapshots, in pages that several of them share.
+//! KV rows of snapshots, in pages that snapshots share.
 //!
-//! Committed rows never change, so a page of them that one snapshot holds serves every later snapshot of the
-//! same sequence, and of sequences restored from it. A conversation that is saved at every turn keeps its rows
-//! once.
+//! Committed rows never change. A page of one snapshot therefore serves later snapshots of the same
+//! sequence and of sequences restored from it, and a conversation stores its rows once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,17 +11,17 @@ use crate::state::KvShape;
 /// Positions of a page.
 pub(crate) const PAGE: usize = 256;
 
-/// Bytes that snapshots hold, each page counted once.
+/// Bytes of all snapshots; shared pages count once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SnapshotBytes(Arc<AtomicU64>);
 
 impl SnapshotBytes {
-    /// All that is held.
+    /// Total bytes.
     pub(crate) fn total(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Enters bytes that are held until the entry is dropped.
+    /// Adds bytes until the returned guard is dropped.
     pub(crate) fn enter(&self, bytes: usize) -> CountedBytes {
         self.0.fetch_add(bytes as u64, Ordering::Relaxed);
         CountedBytes {
@@ -32,7 +31,7 @@ impl SnapshotBytes {
     }
 }
 
-/// An entry of a [`SnapshotBytes`], struck out when dropped.
+/// Bytes counted in [`SnapshotBytes`] until dropped.
 #[derive(Debug)]
 pub(crate) struct CountedBytes {
     bytes: u64,
@@ -45,7 +44,7 @@ impl Drop for CountedBytes {
     }
 }
 
-/// Stored rows of one attention layer at consecutive positions, [`PAGE`] of them but in the last page.
+/// Stored rows of one attention layer at [`PAGE`] consecutive positions, fewer in the last page.
 pub(crate) struct Page {
     /// `[n, n_kv_heads, row]`.
     pub(crate) keys: Box<[u8]>,
@@ -64,7 +63,7 @@ impl Page {
     }
 }
 
-/// Which pages of a cache are in some snapshot already.
+/// Pages of a cache that some snapshot already holds.
 #[derive(Default)]
 pub(crate) struct SavedPages(Vec<Weak<Page>>);
 
@@ -79,7 +78,7 @@ impl SavedPages {
         n - there.count() * PAGE
     }
 
-    /// The first `n` positions of a cache, from pages that are there and copies of the rest.
+    /// The first `n` positions of a cache: existing pages and copies of the rest.
     pub(crate) fn save(
         &mut self,
         (keys, values): (&[u8], &[u8]),
@@ -111,13 +110,13 @@ impl SavedPages {
         pages
     }
 
-    /// Takes note that a cache now holds exactly these pages.
+    /// Records that a cache now holds exactly these pages.
     pub(crate) fn restored(&mut self, pages: &[Arc<Page>], n: usize) {
         self.0 = pages.iter().take(n / PAGE).map(Arc::downgrade).collect();
     }
 }
 
-/// Cuts the rows of `n` positions into pages of their own.
+/// Splits the rows of `n` positions into new pages.
 pub(crate) fn cut(
     (keys, values): (&[u8], &[u8]),
     n: usize,

@@ -1,4 +1,4 @@
-//! What a sequence holds on the device: cached rows, delta states, windows, and work that is pending.
+//! Per-sequence device state: KV cache, delta states, convolution windows and pending trees.
 
 use contract::protocol::SequenceState;
 use contract::{AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, Tree};
@@ -10,45 +10,47 @@ use crate::reference::kv::Codec;
 use crate::snapshot_pages::SavedPages;
 use crate::thread_pool::ThreadPool;
 
-/// One open sequence. Dropping it frees everything it holds.
+/// An open sequence. Dropping it frees its memory.
 pub(crate) struct CpuSequence {
-    /// Committed tokens it may grow to.
+    /// Most committed tokens.
     pub(crate) max_len: usize,
     /// Committed tokens.
     pub(crate) position: usize,
-    /// Pages of the pool that it has taken.
+    /// Pages taken from the pool.
     pub(crate) pages: usize,
-    /// What each layer holds, bottom to top.
+    /// State of each layer, bottom to top.
     pub(crate) layers: Vec<LayerState>,
-    /// The tree verified last, until it is committed or discarded.
+    /// The pending tree: verified, but not committed or discarded.
     pub(crate) pending: Option<Tree>,
-    /// What the draft reads of it, if there is a draft.
+    /// Cache of the draft model, if any.
     pub(crate) draft: Option<DraftCache>,
 }
 
-/// What one layer holds of one sequence.
+/// State of one layer of a sequence.
 pub(crate) enum LayerState {
-    /// Cached keys and values.
+    /// KV cache.
     Attention(KvCache),
-    /// State and window.
+    /// Delta state and convolution window.
     Delta(Box<DeltaState>),
 }
 
-/// Keys and values of one attention layer, `[max_len + tree_nodes, n_kv_heads, row]` stored rows each.
+/// KV cache of one attention layer: keys and values as stored rows `[max_len + tree_nodes,
+/// n_kv_heads, row]`.
 ///
-/// Addresses are set aside for the longest sequence; memory behind them is only taken as rows are written, and how many
-/// may be is the pool's business, which counts pages that are nowhere but in [`CpuSequence::pages`].
+/// The vectors reserve address space for the longest sequence; memory is committed when rows are
+/// written. [`CpuSequence::pages`] counts the pool's pages.
 ///
-/// Rows beyond the committed position hold node `i` of a pending tree at `position + i`, or nothing of worth.
+/// Row `position + i` holds node `i` of a pending tree; other rows from `position` on are
+/// undefined.
 pub(crate) struct KvCache {
     pub(crate) keys: Vec<u8>,
     pub(crate) values: Vec<u8>,
     pub(crate) shape: KvShape,
-    /// Pages of committed rows that snapshots hold.
+    /// Pages of committed rows that snapshots share.
     pub(crate) saved: SavedPages,
 }
 
-/// How the rows of a [`KvCache`] are stored.
+/// Row format of a [`KvCache`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvShape {
     /// Storage of keys and values.
@@ -58,27 +60,27 @@ pub(crate) struct KvShape {
     pub(crate) head_dim: usize,
 }
 
-/// State of one delta layer, and the factors of tokens that it does not hold yet.
+/// State of one delta layer and its deferred updates.
 pub(crate) struct DeltaState {
-    /// `[n_v_heads, k_dim, v_dim]`: the committed state, but for the tokens in `deferred`.
+    /// `[n_v_heads, k_dim, v_dim]`: the committed state without the updates in `deferred`.
     pub(crate) state: Vec<f32>,
     /// `[conv_taps - 1, channels]`, oldest first, before the SiLU. Always up to date.
     pub(crate) window: Vec<f32>,
     /// Convolution inputs of the pending nodes, `[n_nodes, channels]`.
     pub(crate) rows: Vec<f32>,
-    /// TreeUpdates of the pending nodes.
+    /// Updates of the pending nodes.
     pub(crate) pending: TreeUpdates,
-    /// TreeUpdates of the nodes committed last.
+    /// Updates of the last committed tree.
     pub(crate) deferred: TreeUpdates,
-    /// The committed path through `deferred`; empty once `state` holds it.
+    /// The committed path through `deferred`; empty once `state` includes it.
     pub(crate) deferred_path: Vec<NodeIdx>,
     shape: DeltaShape,
 }
 
-/// What a tree leaves behind per node instead of its state: enough to bring the state past any path.
+/// Rank-one state updates of the nodes of a tree. They replace one state per node.
 #[derive(Default)]
 pub(crate) struct TreeUpdates {
-    /// Nodes that the buffers are laid out for.
+    /// Number of nodes in the buffers.
     pub(crate) n_nodes: usize,
     /// `[n_nodes, n_k_heads, k_dim]`.
     pub(crate) k: Vec<f32>,
@@ -99,7 +101,7 @@ struct DeltaShape {
     head_map: contract::HeadMap,
 }
 
-/// Bytes of one sequence: `(keys and values of a token, states and windows, pending work)`.
+/// Bytes of one sequence: `(KV cache of a token, delta states and windows, pending trees)`.
 pub(crate) fn sequence_bytes(spec: &ModelSpec, kv: KvFormats, limits: Limits) -> (u64, u64, u64) {
     let per_token = |a: &AttentionSpec| {
         let values = a.n_kv_heads * a.head_dim;
@@ -132,7 +134,7 @@ impl SequenceState for CpuSequence {
 }
 
 impl CpuSequence {
-    /// An empty sequence; `kv` says how rows are stored, and whether coarse ones are rotated.
+    /// An empty sequence; `kv` gives the formats and whether quantized rows are rotated.
     pub(crate) fn new(
         spec: &ModelSpec,
         kv: (KvFormats, bool),
@@ -154,7 +156,7 @@ impl CpuSequence {
         }
     }
 
-    /// Brings every delta state up to the committed position.
+    /// Applies the deferred updates of every delta layer.
     pub(crate) fn apply_deferred(&mut self, pool: &ThreadPool, kernels: &Kernels) {
         for layer in &mut self.layers {
             if let LayerState::Delta(delta) = layer {
@@ -163,7 +165,8 @@ impl CpuSequence {
         }
     }
 
-    /// Keeps `path` of the pending tree: compacts cached rows, moves windows on, remembers the factors.
+    /// Commits `path` of the pending tree: compacts KV rows, shifts windows, and defers the state
+    /// updates.
     pub(crate) fn commit(&mut self, path: &[NodeIdx]) {
         let position = self.position;
         for layer in &mut self.layers {
@@ -181,7 +184,7 @@ impl CpuSequence {
 }
 
 impl LayerState {
-    /// The cache, if this is an attention layer's.
+    /// The KV cache of an attention layer.
     pub(crate) fn attention(&mut self) -> Option<&mut KvCache> {
         match self {
             LayerState::Attention(cache) => Some(cache),
@@ -189,7 +192,7 @@ impl LayerState {
         }
     }
 
-    /// The state, if this is a delta layer's.
+    /// The state of a delta layer.
     pub(crate) fn delta(&mut self) -> Option<&mut DeltaState> {
         match self {
             LayerState::Delta(delta) => Some(delta),
@@ -199,7 +202,7 @@ impl LayerState {
 }
 
 impl KvShape {
-    /// The storage of a layer's rows, coarse ones rotated if `rotate` is set.
+    /// The row format of a layer; `rotate` selects the Hadamard rotation of quantized rows.
     pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats, rotate: bool) -> KvShape {
         KvShape {
             k: Codec::new(kv.k, rotate),
@@ -235,8 +238,8 @@ impl KvCache {
         }
     }
 
-    /// Moves the rows of `path` to `position ..`, verbatim. A node never stands before its depth, so copying in
-    /// path order overwrites nothing that is still needed.
+    /// Copies the rows of `path` to `position ..` unchanged. A node's index is at least its depth,
+    /// so copying in path order overwrites no row that is still needed.
     fn compact(&mut self, position: usize, path: &[NodeIdx]) {
         let (k_bytes, v_bytes) = (self.shape.k_bytes(), self.shape.v_bytes());
         for (depth, node) in path.iter().enumerate() {
@@ -270,7 +273,7 @@ impl DeltaState {
         }
     }
 
-    /// Makes room for the pending work of a tree. The buffers keep their capacity from tree to tree.
+    /// Sizes the buffers for a pending tree. They keep their capacity.
     pub(crate) fn prepare(&mut self, n_nodes: usize) {
         let DeltaShape {
             n_k_heads,
@@ -288,9 +291,12 @@ impl DeltaState {
         factors.decay.resize(n_v_heads * n_nodes, 0.0);
     }
 
-    /// Moves the window past `path` and keeps its factors for the next call that needs the state.
+    /// Shifts the window past `path` and defers its state updates.
     fn commit_path(&mut self, path: &[NodeIdx]) {
-        debug_assert!(self.deferred_path.is_empty(), "verify settles the state");
+        debug_assert!(
+            self.deferred_path.is_empty(),
+            "verify applies deferred updates first"
+        );
         let Self {
             window,
             rows,
@@ -303,14 +309,14 @@ impl DeltaState {
         self.deferred_path.extend_from_slice(path);
     }
 
-    /// Moves the window past `rows` `[n, channels]`.
+    /// Shifts the window past `rows` `[n, channels]`.
     pub(crate) fn shift_window(&mut self, rows: &[f32]) {
         let channels = self.shape.channels;
         let n = rows.len() / channels;
         shift_window(&mut self.window, channels, n, rows.chunks_exact(channels));
     }
 
-    /// Brings the state past the deferred path, and forgets it.
+    /// Applies the deferred updates to the state.
     fn apply_deferred(&mut self, pool: &ThreadPool, kernels: &Kernels) {
         if self.deferred_path.is_empty() {
             return;
@@ -330,9 +336,10 @@ impl DeltaState {
         self.deferred_path.clear();
     }
 
-    /// The parts a pass works on: `(state, what must be folded into it first, pending factors)`.
+    /// Parts for a forward pass: `(state, deferred updates, buffers for pending updates)`.
     ///
-    /// The caller folds [`DeferredUpdates`] into every head and then calls [`DeltaState::settled`].
+    /// The caller applies [`DeferredUpdates`] to every head, then calls
+    /// [`DeltaState::mark_applied`].
     pub(crate) fn parts(&mut self) -> (&mut [f32], DeferredUpdates<'_>, &mut TreeUpdates) {
         let deferred = DeferredUpdates {
             factors: &self.deferred,
@@ -342,13 +349,13 @@ impl DeltaState {
         (&mut self.state, deferred, &mut self.pending)
     }
 
-    /// Says that the state holds the deferred path.
+    /// Marks the deferred updates as applied.
     pub(crate) fn mark_applied(&mut self) {
         self.deferred_path.clear();
     }
 }
 
-/// Drops the oldest rows of a window `[taps, channels]` for the last of `n` new ones.
+/// Shifts a window `[taps, channels]`: drops the oldest rows and appends the last of `n` new ones.
 fn shift_window<'a>(
     window: &mut [f32],
     channels: usize,
@@ -364,7 +371,7 @@ fn shift_window<'a>(
     }
 }
 
-/// Committed tokens that a state does not hold yet.
+/// Updates of committed tokens that a state does not include yet.
 #[derive(Clone, Copy)]
 pub(crate) struct DeferredUpdates<'a> {
     factors: &'a TreeUpdates,
@@ -373,14 +380,14 @@ pub(crate) struct DeferredUpdates<'a> {
 }
 
 impl DeferredUpdates<'_> {
-    /// Folds the path into the state of value head `head`, `[k_dim, v_dim]`, node by node.
+    /// Applies the updates to the state of value head `head`, `[k_dim, v_dim]`, node by node.
     pub(crate) fn fold(&self, kernels: &Kernels, head: usize, state: &mut [f32]) {
         for waiting in self.waiting(head, 0..self.shape.v_dim) {
             (kernels.delta_update)(state, waiting.k, waiting.u, waiting.decay);
         }
     }
 
-    /// The path's tokens as value head `head` has them, in order, and of some columns alone.
+    /// The updates for value head `head` in order, restricted to some columns.
     pub(crate) fn waiting(
         &self,
         head: usize,

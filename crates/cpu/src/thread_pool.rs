@@ -1,11 +1,11 @@
-//! Threads that share the work of one forward pass.
+//! The threads of one forward pass.
 //!
-//! A pass has a few hundred short parallel regions, so waking a sleeping thread for each would cost more than
-//! the region. [`ThreadPool::enter`] therefore keeps the workers spinning while a pass runs, and for a moment after
-//! it; between passes they sleep.
+//! Kept by hand instead of `rayon`: a pass has a few hundred parallel regions of microseconds, and
+//! waking sleeping threads for each costs more than the region. [`ThreadPool::enter`] keeps the
+//! workers spinning during a pass and briefly after it.
 //!
-//! Work is cut into items and an item is computed by whichever thread claims it. Every item's result depends
-//! on the item alone, so neither the number of threads nor their luck can change a bit of any result.
+//! A region is split into items that threads claim dynamically. An item's result depends on the
+//! item alone, so the number of threads cannot change a bit.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,30 +13,30 @@ use std::sync::{Mutex, TryLockError};
 
 use crate::simd::workers::Workers;
 
-/// Who has spun this many turns for an item gives the processor away.
+/// Spins before the thread yields the processor.
 const SPIN_LIMIT: u32 = 1 << 10;
 
-/// The calling thread and its helpers.
+/// The calling thread and its workers.
 pub struct ThreadPool {
     workers: Workers,
 }
 
 impl ThreadPool {
-    /// A pool of `threads` threads, the caller's included; at least one.
+    /// A pool of `threads` threads including the caller; at least one.
     ///
-    /// Threads that the system refuses to start are done without.
+    /// Uses fewer threads if the system refuses to start some.
     pub fn new(threads: usize) -> ThreadPool {
         ThreadPool {
             workers: Workers::new(threads.saturating_sub(1)),
         }
     }
 
-    /// Threads that work, the caller's included.
+    /// Number of threads including the caller.
     pub fn threads(&self) -> usize {
         1 + self.workers.worker_count()
     }
 
-    /// Runs `pass` with the helpers kept awake, so that the regions inside start within a microsecond.
+    /// Runs `pass` with the workers awake, so that regions start within a microsecond.
     pub fn enter<R>(&self, pass: impl FnOnce() -> R) -> R {
         let _awake = self.workers.wake();
         pass()
@@ -56,9 +56,10 @@ impl ThreadPool {
         });
     }
 
-    /// Calls `work` for each item, such as the disjoint parts of a buffer with their numbers.
+    /// Calls `work` for each item, such as disjoint parts of a buffer with their index.
     ///
-    /// Items are handed out under a lock, which is waited for awake: make them worth a microsecond each.
+    /// A lock hands out items and is waited for by spinning, so an item should take at least a
+    /// microsecond.
     pub fn for_each_item<T: Send>(
         &self,
         items: impl ExactSizeIterator<Item = T> + Send,
@@ -73,7 +74,8 @@ impl ThreadPool {
         });
     }
 
-    /// Runs `work` on the caller and the helpers; one of them may claim all `n` items before others begin.
+    /// Runs `work` on the caller and the workers; one of them may claim all `n` items before others
+    /// begin.
     fn on_all(&self, n: usize, work: &(dyn Fn() + Sync)) {
         if n < 2 {
             return work();
@@ -83,13 +85,13 @@ impl ThreadPool {
     }
 }
 
-/// The next item. Whoever holds the lock is about to let it go, so going to sleep would cost more.
+/// The next item. Spins, because the lock is held only briefly.
 fn next<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
     let mut turns = 0_u32;
     loop {
         match items.try_lock() {
             Ok(mut items) => return items.next(),
-            // The iterator of a region whose work panicked elsewhere is still sound to advance.
+            // The iterator stays usable after a panic in another thread's work.
             Err(TryLockError::Poisoned(items)) => return items.into_inner().next(),
             Err(TryLockError::WouldBlock) => {
                 turns = turns.wrapping_add(1);
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_index_is_visited_once_with_and_without_helpers() {
+    fn indices_are_visited_once_for_any_number_of_threads() {
         for threads in [1, 2, 5] {
             let pool = ThreadPool::new(threads);
             for n in [0, 1, 2, 7, 1000] {
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_handed_out_once() {
+    fn items_are_processed_once() {
         let pool = ThreadPool::new(3);
         let mut cells = vec![0_usize; 999];
         for _ in 0..50 {
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_inside_regions_are_whole() {
+    fn nested_regions_run_completely() {
         let pool = ThreadPool::new(3);
         let sum = AtomicUsize::new(0);
         pool.for_each(8, |_| {
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_that_went_to_sleep_are_woken_by_the_next_pass() {
+    fn sleeping_workers_are_woken_by_the_next_pass() {
         let pool = ThreadPool::new(2);
         for _ in 0..3 {
             // Two items that wait for each other need two threads.
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_inside_a_region_reaches_the_caller_and_leaves_the_pool_usable() {
+    fn panics_in_a_region_reach_the_caller_and_the_pool_stays_usable() {
         let pool = ThreadPool::new(2);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pool.enter(|| pool.for_each(64, |i| assert!(i != 40, "item 40")));

@@ -1,8 +1,8 @@
-//! Threads that help with borrowed work.
+//! Worker threads that run borrowed closures.
 //!
-//! A region lends a closure to threads that outlive it, which no safe interface of the standard library
-//! allows without starting threads anew. The rule that makes it sound: a helper announces itself before it
-//! looks for work, and the owner takes the work away and then waits until nobody is active.
+//! A region lends a closure to threads that outlive it, which the standard library cannot do
+//! without starting threads. Soundness: a worker registers as active before it reads the closure's
+//! pointer; the owner clears the pointer and then waits until no worker is active.
 
 use std::any::Any;
 use std::hint::spin_loop;
@@ -13,37 +13,37 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long helpers spin after a pass, so that the next token of a reply finds them awake.
+/// Time that workers spin after a pass, so that the next decode step finds them awake.
 const SPIN_TIMEOUT: Duration = Duration::from_micros(500);
 
-/// Who has spun this many turns in vain gives the processor away: it may be the one needed.
+/// Spins before the worker yields the processor.
 const SPIN_LIMIT: u32 = 1 << 12;
 
-/// Helper threads; dropped, they end.
+/// Worker threads. Dropping this ends them.
 pub struct Workers {
-    /// Joined when the crew is dropped.
+    /// Joined on drop.
     threads: Vec<JoinHandle<()>>,
     shared: Arc<PoolState>,
 }
 
 #[derive(Default)]
 struct PoolState {
-    /// The region's work, or null between regions.
+    /// The region's closure, or null between regions.
     work: AtomicPtr<RegionTask<'static>>,
-    /// Counts regions, so that a helper joins each once.
+    /// Number of regions, so that a worker joins each once.
     region: AtomicUsize,
-    /// Helpers that hold, or are about to look at, `work`.
+    /// Workers that hold or are about to read `work`.
     active: AtomicUsize,
-    /// A region is under way; regions inside regions are run by their caller alone.
+    /// Whether a region is running; nested regions run on their caller alone.
     busy: AtomicBool,
-    /// Passes under way: helpers spin while there is one.
+    /// Running passes; workers spin while there is one.
     passes: AtomicUsize,
     ending: AtomicBool,
-    /// What a helper's panic carried, for the region's owner.
+    /// Panic payload of a worker, for the region's owner.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// A region's closure, on its owner's stack.
+/// A region's closure, on the owner's stack.
 struct RegionTask<'a> {
     run: &'a (dyn Fn() + Sync),
 }
@@ -63,12 +63,12 @@ impl Workers {
         Workers { threads, shared }
     }
 
-    /// Helpers that were started.
+    /// Number of started workers.
     pub fn worker_count(&self) -> usize {
         self.threads.len()
     }
 
-    /// Keeps the helpers awake until the returned value is dropped.
+    /// Keeps the workers awake until the returned guard is dropped.
     pub fn wake(&self) -> AwakeGuard<'_> {
         if self.shared.passes.fetch_add(1, SeqCst) == 0 {
             for thread in &self.threads {
@@ -78,14 +78,14 @@ impl Workers {
         AwakeGuard(&self.shared)
     }
 
-    /// Calls `run` on this thread and on whichever helpers are awake in time; returns when all are done.
+    /// Calls `run` on this thread and on the awake workers; returns when all are done.
     ///
-    /// A panic on any of them is passed on.
+    /// Resumes a panic of any of them.
     pub fn region(&self, run: &(dyn Fn() + Sync)) {
         if self.threads.is_empty() || self.shared.busy.swap(true, SeqCst) {
             return run();
         }
-        // What a helper threw in a region whose owner threw too is nobody's any more.
+        // Drop the payload of an earlier region whose owner panicked too.
         self.shared.take_panic();
         let work = RegionTask { run };
         {
@@ -106,13 +106,13 @@ impl Drop for Workers {
         self.shared.ending.store(true, SeqCst);
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
-            // A helper catches the panics of its work, so there is nothing to learn from its end.
+            // Workers catch the panics of their work, so the result carries no information.
             let _ended = thread.join();
         }
     }
 }
 
-/// Helpers stay awake while one of these exists.
+/// Workers stay awake while this guard exists.
 pub struct AwakeGuard<'a>(&'a PoolState);
 
 impl Drop for AwakeGuard<'_> {
@@ -121,7 +121,7 @@ impl Drop for AwakeGuard<'_> {
     }
 }
 
-/// Takes the work back when the region ends, also by a panic.
+/// Revokes the closure when the region ends or unwinds.
 struct RegionGuard<'a>(&'a PoolState);
 
 impl Drop for RegionGuard<'_> {
@@ -150,10 +150,10 @@ impl PoolState {
         panic.take()
     }
 
-    /// The life of a helper.
+    /// Main loop of a worker.
     fn run_worker(&self) {
         let mut last_region = 0;
-        // The clock is read between passes only: while one runs, a region may begin at any moment.
+        // The clock is read between passes only: during one, a region may begin at any moment.
         let mut idle_since = None;
         let mut turns = 0_u32;
         while !self.ending.load(SeqCst) {
@@ -169,21 +169,21 @@ impl PoolState {
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() < SPIN_TIMEOUT {
                 spin_loop();
             } else {
-                // An unpark between the look at `passes` and here makes this return at once.
+                // An unpark after `passes` was read makes this return at once.
                 std::thread::park();
                 idle_since = None;
             }
         }
     }
 
-    /// Takes part in the region under way, if it still is.
+    /// Joins the running region, if there is one.
     fn join(&self) {
         self.active.fetch_add(1, SeqCst);
         let work = self.work.load(SeqCst);
         if !work.is_null() {
-            // SAFETY: the pointer was seen after this helper was active, so the owner, which first clears
-            // the pointer and then waits for all active helpers, is still inside `region` and keeps the
-            // closure alive until the count below is taken back. The closure is `Sync`.
+            // SAFETY: this worker was active before it read the pointer. The owner clears the
+            // pointer and then waits for all active workers, so it is still inside `region` and
+            // keeps the closure alive until the count below is decremented. The closure is `Sync`.
             let run = unsafe { (*work).run };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(run)) {
                 let mut panic = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
