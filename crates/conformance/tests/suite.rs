@@ -36,63 +36,90 @@ fn a_runner_that_keeps_its_promises_passes() {
 /// A property, and a flaw that offends it.
 const FLAW_OF_PROPERTY: [(&str, Flaw); 31] = [
     (
-        "cuts at aligned places do not show",
+        "aligned prefill chunks change no bit",
         Flaw::ChunkingChangesResult,
     ),
-    ("asking changes nothing", Flaw::RequestsChangeResult),
+    ("logits requests change nothing", Flaw::RequestsChangeResult),
     (
-        "reading is speaking, up to rounding",
+        "prefill equals decode up to rounding",
         Flaw::PrefillDiffersFromDecode,
     ),
     (
-        "prompts read in turns do not mix",
+        "interleaved prefills are independent",
         Flaw::PrefillDisturbsOthers,
     ),
-    ("a node hears what its path would", Flaw::SiblingsVisible),
     (
-        "a node hears what its path would",
+        "tree nodes equal decoding their path",
+        Flaw::SiblingsVisible,
+    ),
+    (
+        "tree nodes equal decoding their path",
         Flaw::TreeWidthChangesResult,
     ),
-    ("siblings do not see each other", Flaw::SiblingsVisible),
-    ("a batch is its members alone", Flaw::BatchChangesResult),
-    ("a commit is its nodes one by one", Flaw::CommitsWholeTree),
+    ("siblings are independent", Flaw::SiblingsVisible),
     (
-        "a commit is its nodes one by one",
+        "batched verify equals single verify",
+        Flaw::BatchChangesResult,
+    ),
+    (
+        "committing a path equals decoding it",
+        Flaw::CommitsWholeTree,
+    ),
+    (
+        "committing a path equals decoding it",
         Flaw::CommitDropsLastNode,
     ),
     (
-        "a commit of many is each alone",
+        "batched commit equals single commit",
         Flaw::BatchCommitKeepsRoots,
     ),
-    ("a discard leaves no trace", Flaw::DiscardCommits),
-    ("a closed sequence leaves no trace", Flaw::SlotNotCleared),
-    ("restoring is identity", Flaw::RestoreDropsLastToken),
-    ("restoring is identity", Flaw::SnapshotNotCopied),
-    ("a snapshot is a copy", Flaw::SnapshotNotCopied),
-    ("a snapshot is a copy", Flaw::RestoreDropsLastToken),
+    ("discard leaves no trace", Flaw::DiscardCommits),
+    ("closed sequences leave no trace", Flaw::SlotNotCleared),
+    ("restore is bit-identical", Flaw::RestoreDropsLastToken),
+    ("restore is bit-identical", Flaw::SnapshotNotCopied),
     (
-        "conversations with one beginning do not mix",
+        "snapshots are independent of their sequence",
         Flaw::SnapshotNotCopied,
     ),
     (
-        "conversations with one beginning do not mix",
+        "snapshots are independent of their sequence",
         Flaw::RestoreDropsLastToken,
     ),
     (
-        "export then import is identity",
+        "conversations with a shared prefix are independent",
+        Flaw::SnapshotNotCopied,
+    ),
+    (
+        "conversations with a shared prefix are independent",
+        Flaw::RestoreDropsLastToken,
+    ),
+    (
+        "import of an export is bit-identical",
         Flaw::ImportDropsFirstToken,
     ),
     ("damaged snapshots are refused", Flaw::ImportUnchecked),
-    ("what was freed is gone", Flaw::FreedSnapshotUsable),
-    ("a top row is the head of the full row", Flaw::TopKUnordered),
-    ("edits mean what they say", Flaw::EditsIgnored),
-    ("sums are those of the row", Flaw::RawLseEdited),
-    ("room is given and given back", Flaw::CloseLeaks),
-    ("a refusal changes nothing", Flaw::RefusedCallChangesState),
-    ("a full pool costs nobody anything", Flaw::PoolUnlimited),
-    ("a full pool costs nobody anything", Flaw::PoolLeaks),
-    ("a broken call is answered", Flaw::InvalidCallAccepted),
-    ("the last token is the last", Flaw::MaxLenIgnored),
+    ("freed snapshots are unknown", Flaw::FreedSnapshotUsable),
+    (
+        "top-k rows equal the best of the full row",
+        Flaw::TopKUnordered,
+    ),
+    ("logit edits match the reference", Flaw::EditsIgnored),
+    ("log-sum-exps cover the whole row", Flaw::RawLseEdited),
+    ("closing returns capacity", Flaw::CloseLeaks),
+    (
+        "refused calls change nothing",
+        Flaw::RefusedCallChangesState,
+    ),
+    (
+        "an exhausted pool refuses without side effects",
+        Flaw::PoolUnlimited,
+    ),
+    (
+        "an exhausted pool refuses without side effects",
+        Flaw::PoolLeaks,
+    ),
+    ("invalid calls are refused", Flaw::InvalidCallAccepted),
+    ("max_len is the exact limit", Flaw::MaxLenIgnored),
 ];
 
 #[test]

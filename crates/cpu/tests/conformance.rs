@@ -1,5 +1,5 @@
 //! The suite every device must pass, on the CPU: each block layout and weight type, each pair of cache
-//! formats, the oracle and every instruction set this machine has.
+//! formats, the reference and every instruction set this machine has.
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::suite::{self, Case};
@@ -29,7 +29,7 @@ fn fast() -> CpuBackend {
     })
 }
 
-fn oracle() -> CpuBackend {
+fn reference() -> CpuBackend {
     CpuBackend::new(CpuOptions {
         reference: true,
         threads: Some(2),
@@ -37,7 +37,7 @@ fn oracle() -> CpuBackend {
 }
 
 #[test]
-fn every_layout_keeps_every_law() {
+fn every_layout_satisfies_every_property() {
     for layout in SyntheticLayout::ALL {
         let model = SyntheticModel::new(layout, QuantType::Q4_K, 1);
         check(&fast(), &model, KvFormat::F16, KvFormat::F16);
@@ -45,7 +45,7 @@ fn every_layout_keeps_every_law() {
 }
 
 #[test]
-fn every_weight_type_keeps_every_law() {
+fn every_weight_type_satisfies_every_property() {
     for ty in QuantType::ALL {
         let model = SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 2);
         check(&fast(), &model, KvFormat::F16, KvFormat::F16);
@@ -53,7 +53,7 @@ fn every_weight_type_keeps_every_law() {
 }
 
 #[test]
-fn every_pair_of_cache_formats_keeps_every_law() {
+fn every_pair_of_cache_formats_satisfies_every_property() {
     let formats = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0];
     let model = SyntheticModel::new(SyntheticLayout::HybridEven, QuantType::Q6_K, 3);
     for k in formats {
@@ -64,7 +64,7 @@ fn every_pair_of_cache_formats_keeps_every_law() {
 }
 
 #[test]
-fn every_instruction_set_keeps_every_law() {
+fn every_instruction_set_satisfies_every_property() {
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q5_K, 4);
     for dispatch in Dispatch::all_fast() {
         let backend = CpuBackend::with_dispatch(dispatch, 3);
@@ -73,9 +73,9 @@ fn every_instruction_set_keeps_every_law() {
 }
 
 #[test]
-fn the_oracle_keeps_every_law() {
+fn reference_satisfies_every_property() {
     for layout in SyntheticLayout::ALL {
         let model = SyntheticModel::new(layout, QuantType::Q8_0, 5);
-        check(&oracle(), &model, KvFormat::F32, KvFormat::F32);
+        check(&reference(), &model, KvFormat::F32, KvFormat::F32);
     }
 }

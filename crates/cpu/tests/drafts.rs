@@ -11,7 +11,7 @@ use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft,
 use contract::{KvFormat, QuantType};
 use cpu::{CpuBackend, CpuOptions};
 
-const ORACLE: CpuOptions = CpuOptions {
+const REFERENCE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };
@@ -21,7 +21,7 @@ const FAST: CpuOptions = CpuOptions {
 };
 /// As the judge computes: in f32 all over.
 const AS_JUDGED: (CpuOptions, KvFormat, WeightPrecision) =
-    (ORACLE, KvFormat::F32, WeightPrecision::AsStored);
+    (REFERENCE, KvFormat::F32, WeightPrecision::AsStored);
 /// Sums in another order, and nothing else.
 const CLOSE: Tolerance = Tolerance {
     absolute: 1e-4,
@@ -48,7 +48,7 @@ fn logits(
 }
 
 #[test]
-fn the_oracles_draft_logits_are_those_of_the_publishers_module_in_every_spelling() {
+fn reference_draft_logits_are_those_of_the_publishers_module_in_every_spelling() {
     let mut checked = 0;
     for draft in DRAFTS {
         let plan = draft

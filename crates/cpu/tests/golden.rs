@@ -11,7 +11,7 @@ use conformance::golden::{Golden, GoldenArray};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};
 use cpu::{CpuBackend, CpuOptions, InspectedRunner};
 
-const ORACLE: CpuOptions = CpuOptions {
+const REFERENCE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };
@@ -26,7 +26,7 @@ const CLOSE: Tolerance = Tolerance {
 };
 
 fn plan(golden: &Golden, options: CpuOptions) -> OpenPlan {
-    // Half precision in the cache alone costs the oracle 1e-3.
+    // Half precision in the cache alone costs the reference 1e-3.
     let format = if options.reference {
         KvFormat::F32
     } else {
@@ -53,10 +53,10 @@ fn open(golden: &Golden, options: CpuOptions) -> Box<dyn InspectedRunner> {
 }
 
 #[test]
-fn the_oracles_logits_are_those_of_the_independent_implementation() {
+fn reference_logits_are_those_of_the_independent_implementation() {
     for golden in Golden::all().unwrap() {
         golden
-            .check_logits(&mut *open(&golden, ORACLE), CLOSE)
+            .check_logits(&mut *open(&golden, REFERENCE), CLOSE)
             .unwrap();
     }
 }
@@ -74,9 +74,9 @@ fn the_fast_paths_logits_are_within_the_error_of_eight_bit_activations() {
 }
 
 #[test]
-fn no_layer_of_the_oracle_diverges() {
+fn no_layer_of_reference_diverges() {
     for golden in Golden::all().unwrap() {
-        let layers = open(&golden, ORACLE).hidden_states(&golden.ids).unwrap();
+        let layers = open(&golden, REFERENCE).hidden_states(&golden.ids).unwrap();
         golden.check_hidden(&layers, CLOSE).unwrap();
     }
 }
@@ -85,7 +85,7 @@ fn no_layer_of_the_oracle_diverges() {
 fn delta_state_and_window_after_the_prompt_are_right() {
     for golden in Golden::all().unwrap() {
         if golden.recurrent_layers.contains(&0) {
-            let mut runner = open(&golden, ORACLE);
+            let mut runner = open(&golden, REFERENCE);
             let seq = runner.open(golden.ids.len()).unwrap();
             runner.prefill(seq, &golden.ids, &[]).unwrap();
             let state = runner.delta_state(seq, 0).unwrap();
@@ -101,10 +101,10 @@ fn delta_state_and_window_after_the_prompt_are_right() {
 }
 
 #[test]
-fn greedy_decoding_of_the_oracle_gives_the_same_ids() {
+fn greedy_decoding_of_reference_gives_the_same_ids() {
     for golden in Golden::all().unwrap() {
         let compared = golden
-            .check_greedy(&mut *open(&golden, ORACLE), CLOSE.absolute)
+            .check_greedy(&mut *open(&golden, REFERENCE), CLOSE.absolute)
             .unwrap();
         assert!(
             compared + 2 >= golden.greedy_ids.len(),
@@ -116,7 +116,7 @@ fn greedy_decoding_of_the_oracle_gives_the_same_ids() {
 #[test]
 fn a_runner_holds_what_was_estimated_and_tells_how_far_loading_is() {
     for golden in Golden::all().unwrap() {
-        for options in [FAST, ORACLE] {
+        for options in [FAST, REFERENCE] {
             let plan = plan(&golden, options);
             let backend = CpuBackend::new(options);
             let estimate = backend.estimate(&plan).unwrap();

@@ -45,7 +45,7 @@ fn check(k: KvFormat, v: KvFormat) {
 }
 
 #[test]
-fn every_format_keeps_every_law_turned() {
+fn every_format_satisfies_every_property_turned() {
     for format in KvFormat::ALL {
         check(format, format);
     }

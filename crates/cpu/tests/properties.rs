@@ -28,7 +28,7 @@ const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };
-const ORACLE: CpuOptions = CpuOptions {
+const REFERENCE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };
@@ -39,8 +39,12 @@ const SETUPS: [Setup; 6] = [
     setup("hybrid_r3_mixed", (KvFormat::Q8_0, KvFormat::Q8_0), FAST),
     setup("hybrid_r1_bf16", (KvFormat::F16, KvFormat::Q8_0), FAST),
     setup("dense_f16", (KvFormat::Q8_0, KvFormat::F16), FAST),
-    setup("hybrid_r3_q4_k_m", (KvFormat::F32, KvFormat::F32), ORACLE),
-    setup("dense_f16", (KvFormat::F16, KvFormat::Q8_0), ORACLE),
+    setup(
+        "hybrid_r3_q4_k_m",
+        (KvFormat::F32, KvFormat::F32),
+        REFERENCE,
+    ),
+    setup("dense_f16", (KvFormat::F16, KvFormat::Q8_0), REFERENCE),
 ];
 
 const fn setup(model: &'static str, kv: (KvFormat, KvFormat), options: CpuOptions) -> Setup {

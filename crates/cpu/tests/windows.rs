@@ -1,4 +1,4 @@
-//! The laws of windows, to the bit: every layout, pairs of cache formats, the oracle, and as many threads as make
+//! The laws of windows, to the bit: every layout, pairs of cache formats, the reference, and as many threads as make
 //! attention go node by node.
 
 #![expect(clippy::panic, reason = "a law that does not hold fails the test")]
@@ -31,7 +31,7 @@ fn fast(threads: usize) -> CpuOptions {
 }
 
 #[test]
-fn every_layout_keeps_the_laws_of_windows() {
+fn every_layout_satisfies_the_window_properties() {
     for layout in SyntheticLayout::ALL {
         let model = SyntheticModel::new(layout, QuantType::Q4_K, 1);
         check(fast(2), &model, (KvFormat::F16, KvFormat::F16));
@@ -39,7 +39,7 @@ fn every_layout_keeps_the_laws_of_windows() {
 }
 
 #[test]
-fn nodes_alone_and_together_keep_the_laws_of_windows() {
+fn nodes_alone_and_together_satisfy_the_window_properties() {
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 2);
     for threads in [1, 3, 16] {
         check(fast(threads), &model, (KvFormat::Q8_0, KvFormat::Q4_0));
@@ -47,11 +47,11 @@ fn nodes_alone_and_together_keep_the_laws_of_windows() {
 }
 
 #[test]
-fn the_oracle_keeps_the_laws_of_windows() {
+fn reference_satisfies_the_window_properties() {
     let model = SyntheticModel::new(SyntheticLayout::Dense, QuantType::Q8_0, 3);
-    let oracle = CpuOptions {
+    let reference = CpuOptions {
         reference: true,
         threads: Some(2),
     };
-    check(oracle, &model, (KvFormat::F32, KvFormat::F32));
+    check(reference, &model, (KvFormat::F32, KvFormat::F32));
 }

@@ -1,4 +1,4 @@
-//! The fake as a device: what the suite is tried on.
+//! The fake runner as a backend, to test the suite.
 
 use contract::{
     Backend, DeviceError, DeviceInfo, KvPool, LoadProgress, MemoryPlan, OpenPlan, Runner,
@@ -6,10 +6,10 @@ use contract::{
 
 use super::{FakeRunner, FakeSpec};
 
-/// Opens fakes whose vocabulary, limits and formats are those of the plan.
+/// Opens fake runners with the vocabulary, limits and formats of the plan.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FakeBackend {
-    /// What every runner pretends to be, as far as the plan does not say otherwise.
+    /// Properties of the runners that the plan does not set.
     pub spec: FakeSpec,
 }
 

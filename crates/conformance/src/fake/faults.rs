@@ -1,4 +1,4 @@
-//! What a fake is told to do wrong, and what it remembers of its callers.
+//! Injected faults and flaws of the fake runner, and the record of its calls.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,23 +43,23 @@ impl RunnerMethod {
     }
 }
 
-/// A failure to be had on demand.
+/// A fault to inject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InjectedFault {
-    /// Which method fails.
+    /// The failing method.
     pub call: RunnerMethod,
-    /// Which of its calls.
+    /// The failing calls.
     pub when: FaultTrigger,
-    /// How.
+    /// The error.
     pub kind: FaultKind,
 }
 
-/// Which calls of a method fail.
+/// The calls of a method that fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultTrigger {
     /// The call with this number, the first being 0.
     Nth(u64),
-    /// That call and all after it.
+    /// The call with this number and all later ones.
     From(u64),
     /// Every call that names this sequence.
     Naming(SeqId),
@@ -70,70 +70,70 @@ pub enum FaultTrigger {
 /// How a call fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
-    /// This call does not fit; nothing has changed.
+    /// Out of memory; nothing has changed.
     OutOfMemory,
-    /// The device is gone, for this call and every later one.
+    /// The device is lost, for this call and every later one.
     DeviceLost,
 }
 
-/// What a flawed fake gets wrong; each is caught by one law of the suite.
+/// A flaw of a fake runner; at least one property of the suite must detect each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flaw {
-    /// Where a prefill was cut shows in what follows.
+    /// Prefill chunking changes later results.
     ChunkingChangesResult,
-    /// Asking for a row while reading shows in what follows.
+    /// A logits request during prefill changes later results.
     RequestsChangeResult,
-    /// Rows told while reading are not those told while speaking.
+    /// Prefill rows differ from decode rows.
     PrefillDiffersFromDecode,
-    /// Reading a prompt disturbs the other sequences.
+    /// A prefill changes other sequences.
     PrefillDisturbsOthers,
     /// A tree node follows the node before it in the list, not its parent.
     SiblingsVisible,
-    /// What a node hears depends on how many nodes share the call.
+    /// A node's row depends on the number of nodes in the call.
     TreeWidthChangesResult,
-    /// What a sequence hears depends on who shares the call.
+    /// A sequence's row depends on the other sequences in the call.
     BatchChangesResult,
     /// A commit keeps the whole tree.
     CommitsWholeTree,
-    /// A commit of several nodes forgets the last one.
+    /// A commit of several nodes drops the last one.
     CommitDropsLastNode,
     /// A commit of several sequences keeps their roots only.
     BatchCommitKeepsRoots,
-    /// A discarded root is kept.
+    /// A discard commits the root.
     DiscardCommits,
     /// A sequence continues where an earlier one of the same slot ended.
     SlotNotCleared,
-    /// Restoring forgets the last token.
+    /// Restore drops the last token.
     RestoreDropsLastToken,
-    /// A snapshot follows its sequence instead of keeping a copy.
+    /// A snapshot aliases its sequence instead of copying it.
     SnapshotNotCopied,
-    /// A freed snapshot is still there.
+    /// A freed snapshot stays usable.
     FreedSnapshotUsable,
-    /// Importing forgets the first token.
+    /// Import drops the first token.
     ImportDropsFirstToken,
-    /// Importing does not look at what it is given.
+    /// Import does not check its input.
     ImportUnchecked,
-    /// Trees are taken whatever is wrong with the call.
+    /// Invalid verify calls are accepted.
     InvalidCallAccepted,
-    /// A commit goes on beyond what the sequence was opened for.
+    /// A commit may exceed `max_len`.
     MaxLenIgnored,
-    /// Edits are left out.
+    /// Logit edits are ignored.
     EditsIgnored,
     /// Top rows come in id order.
     TopKUnordered,
-    /// The log-sum-exp of the edited row stands where the raw one should.
+    /// The raw log-sum-exp is that of the edited row.
     RawLseEdited,
-    /// Closing gives nothing back.
+    /// Close returns no capacity.
     CloseLeaks,
-    /// Sequences get pages that are not there.
+    /// The pool never runs out.
     PoolUnlimited,
-    /// What a closed sequence had is not given out again.
+    /// Pages of a closed sequence are never reused.
     PoolLeaks,
-    /// A refused call changes the sequence all the same.
+    /// A refused call changes the sequence.
     RefusedCallChangesState,
 }
 
-/// What a fake remembers of its callers.
+/// Record of the calls.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {
     /// Every call in order, refused ones included.
@@ -151,7 +151,7 @@ impl Record {
     }
 }
 
-/// A shared view of a fake's record and faults, good while the runner is boxed away in a scheduler.
+/// Shared access to a fake's record and faults while a scheduler owns the runner.
 #[derive(Debug, Clone, Default)]
 pub struct FakeHandle {
     shared: Arc<Mutex<FakeState>>,
@@ -166,7 +166,7 @@ struct FakeState {
 }
 
 impl FakeHandle {
-    /// What has been called so far.
+    /// The calls so far.
     pub fn record(&self) -> Record {
         self.lock().record.clone()
     }
@@ -176,7 +176,7 @@ impl FakeHandle {
         self.lock().faults.push(fault);
     }
 
-    /// Takes all faults away; a lost device stays lost.
+    /// Removes all faults; a lost device stays lost.
     pub fn heal(&self) {
         self.lock().faults.clear();
     }
@@ -189,7 +189,7 @@ impl FakeHandle {
         self.lock().record.verifies.push(nodes);
     }
 
-    /// Counts a call and says whether it is to fail.
+    /// Counts a call and returns its injected error, if any.
     pub(super) fn enter(&self, call: RunnerMethod, seqs: &[SeqId]) -> Result<(), DeviceError> {
         let mut shared = self.lock();
         shared.record.calls.push(call);
@@ -231,6 +231,6 @@ impl FakeHandle {
 fn lost(during: &'static str) -> DeviceError {
     DeviceError::DeviceLost {
         during,
-        detail: "as the script says".to_owned(),
+        detail: "injected fault".to_owned(),
     }
 }

@@ -1,50 +1,50 @@
-//! The fake's language: what comes next is a hash of what came before, and nothing else.
+//! The fake language: the next token is a hash of all previous tokens.
 
 use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
-/// A made-up language over `vocab` tokens.
+/// A hash-based language over `vocab` tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Language {
     /// Number of tokens.
     pub vocab: usize,
     /// Raw logits lie in `[-spread / 2, spread / 2)`.
     pub spread: f32,
-    /// How texts end, if they do.
+    /// End-of-text token and its frequency, if texts end.
     pub ending: Option<Ending>,
-    /// Another salt is another language.
+    /// Selects one of many languages.
     pub salt: u64,
 }
 
-/// The token that ends texts.
+/// The end-of-text token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ending {
     /// The token.
     pub token: TokenId,
-    /// The share of histories after which it is almost certain; after all others it is almost impossible.
+    /// Share of histories after which it is nearly certain; after others it is nearly impossible.
     pub chance: f64,
 }
 
-/// A hash of a history: all the fake ever knows of it.
+/// Hash of a token history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trace(u64);
 
 impl Trace {
-    /// This history and one more token.
+    /// This history plus one token.
     pub fn then(self, token: TokenId) -> Trace {
         Trace(mix(self.0 ^ (u64::from(token.0) + 1)))
     }
 
-    /// This history and more tokens.
+    /// This history plus several tokens.
     pub fn then_all(self, tokens: &[TokenId]) -> Trace {
         tokens.iter().fold(self, |trace, token| trace.then(*token))
     }
 
-    /// Another history, told apart by `salt`: what a flawed fake mistakes it for.
+    /// A different history selected by `salt`, for flaws.
     pub(super) fn disturbed(self, salt: u64) -> Trace {
         Trace(mix(self.0 ^ salt.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
     }
 
-    /// A number in `[0, 1)` that belongs to this history and `purpose`.
+    /// A number in `[0, 1)` derived from this history and `purpose`.
     pub(super) fn unit(self, purpose: u64) -> f64 {
         unit(mix(self.0 ^ mix(purpose)))
     }
@@ -83,23 +83,23 @@ impl Language {
             .unwrap_or_default()
     }
 
-    /// What a runner answers to `ask` after a history.
-    pub fn row(&self, trace: Trace, ask: &LogitsRequest) -> LogitsRow {
-        if ask.selection == LogitsSelection::None {
+    /// The requested logits row after a history.
+    pub fn row(&self, trace: Trace, request: &LogitsRequest) -> LogitsRow {
+        if request.selection == LogitsSelection::None {
             return LogitsRow::default();
         }
-        answer(self.logits(trace), ask)
+        answer(self.logits(trace), request)
     }
 }
 
-/// The row that `ask` wants of raw logits `[vocab]`: the meaning of an [`LogitsRequest`], spelled out.
-pub fn answer(raw: Vec<f32>, ask: &LogitsRequest) -> LogitsRow {
+/// The row that `request` selects from raw logits `[vocab]`: a reference for [`LogitsRequest`].
+pub fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
     let mut logits = raw.clone();
-    if let Some(edits) = &ask.edits {
+    if let Some(edits) = &request.edits {
         edits.apply(&mut logits);
     }
     let (lse, raw_lse) = (log_sum_exp(&logits), log_sum_exp(&raw));
-    let ids = match ask.selection {
+    let ids = match request.selection {
         LogitsSelection::None => return LogitsRow::default(),
         LogitsSelection::Full => (0..raw.len() as u32).map(TokenId).collect(),
         LogitsSelection::TopK(k) => ranked(&logits, k),

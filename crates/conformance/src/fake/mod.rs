@@ -1,7 +1,7 @@
 //! A runner without arithmetic: the next token is a hash of the history.
 //!
-//! It keeps the seam's promises exactly (trees, snapshots, room, refusals), so whatever a scheduler gets
-//! wrong shows as a wrong token. It can be told to fail, and, to prove that the suite notices, to lie.
+//! It implements the runner protocol exactly (trees, snapshots, capacity, refusals), so a scheduler bug shows
+//! as a wrong token. It can inject faults, and has flaws that the suite must detect.
 
 mod backend;
 mod faults;
@@ -23,10 +23,10 @@ pub use backend::FakeBackend;
 pub use faults::{FakeHandle, FaultKind, FaultTrigger, Flaw, InjectedFault, Record, RunnerMethod};
 pub use language::{Ending, Language, Trace, answer, log_sum_exp, ranked};
 
-/// What a fake runner pretends to be.
+/// Properties of a fake runner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FakeSpec {
-    /// The language it speaks.
+    /// Its language.
     pub language: Language,
     /// Its limits.
     pub limits: Limits,
@@ -34,21 +34,20 @@ pub struct FakeSpec {
     pub pool_tokens: usize,
     /// Positions of a page.
     pub page_size: usize,
-    /// What it tells as its prefill alignment.
+    /// Its prefill alignment.
     pub prefill_align: usize,
     /// Its draft, if it has one.
     pub draft: Option<FakeDraft>,
-    /// What it gets wrong, if anything.
+    /// Its flaw, if any.
     pub flaw: Option<Flaw>,
 }
 
 /// A fake draft.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FakeDraft {
-    /// The deepest position it drafts.
+    /// Most drafted positions.
     pub depth: usize,
-    /// The share of positions whose first candidate is the target's best token; else it is the second, as
-    /// long as there is one.
+    /// Share of positions whose first candidate is the target's best token; elsewhere it is the second best.
     pub right: f64,
 }
 
@@ -77,13 +76,13 @@ impl Default for FakeSpec {
     }
 }
 
-/// Bytes a fake claims a snapshot takes, per token.
+/// Snapshot bytes per token.
 const TOKEN_BYTES: usize = size_of::<u32>();
 const WRONG_GUESS: u64 = 2;
 
 type Hook = Box<dyn FnMut(RunnerMethod) + Send>;
 
-/// A runner that speaks a made-up language.
+/// A runner over a hash-based language.
 pub struct FakeRunner {
     language: Language,
     info: RunnerInfo,
@@ -92,9 +91,9 @@ pub struct FakeRunner {
     sequences: BTreeMap<SeqId, FakeSequence>,
     snapshots: HashMap<SnapshotId, (SeqId, Committed)>,
     next_id: u64,
-    /// Pages that a flaw keeps from everyone.
+    /// Pages leaked by a flaw.
     lost: usize,
-    /// What the last closed sequence left behind; only a flaw ever looks.
+    /// State of the last closed sequence, used by a flaw only.
     residue: Trace,
     handle: FakeHandle,
     hook: Option<Hook>,
@@ -136,7 +135,7 @@ impl Committed {
 }
 
 impl FakeRunner {
-    /// A runner with nothing open.
+    /// A runner without sequences.
     pub fn new(spec: FakeSpec) -> FakeRunner {
         let kv = KvFormats {
             k: KvFormat::F16,
@@ -171,8 +170,7 @@ impl FakeRunner {
         }
     }
 
-    /// Calls `hook` at the beginning of every method that works on a device, before the fake does anything:
-    /// to sleep as long as a device would take, for one.
+    /// Calls `hook` first in every device method, for example to sleep for a simulated duration.
     pub fn with_hook(self, hook: impl FnMut(RunnerMethod) + Send + 'static) -> FakeRunner {
         FakeRunner {
             hook: Some(Box::new(hook)),
@@ -180,7 +178,7 @@ impl FakeRunner {
         }
     }
 
-    /// The way to its record and its faults once it is boxed away.
+    /// A handle to its record and faults that stays usable after boxing.
     pub fn handle(&self) -> FakeHandle {
         self.handle.clone()
     }
@@ -214,7 +212,7 @@ impl FakeRunner {
             .ok_or(DeviceError::UnknownSequence(seq))
     }
 
-    /// What each node of a tree follows, itself included, `[n_nodes]`.
+    /// The history hash at each node, itself included, `[n_nodes]`.
     fn node_traces(&self, committed: Trace, tree: &Tree) -> Vec<Trace> {
         let mut traces: Vec<Trace> = Vec::with_capacity(tree.len());
         for node in tree.nodes() {
@@ -231,15 +229,15 @@ impl FakeRunner {
         traces
     }
 
-    fn row(&self, trace: Trace, ask: &LogitsRequest) -> LogitsRow {
+    fn row(&self, trace: Trace, request: &LogitsRequest) -> LogitsRow {
         if self.has(Flaw::EditsIgnored) {
             let raw = LogitsRequest {
-                selection: ask.selection,
+                selection: request.selection,
                 edits: None,
             };
             return self.language.row(trace, &raw);
         }
-        let mut row = self.language.row(trace, ask);
+        let mut row = self.language.row(trace, request);
         if self.has(Flaw::TopKUnordered) {
             let mut order: Vec<usize> = (0..row.ids.len()).collect();
             order.sort_by_key(|i| row.ids[*i]);
@@ -337,7 +335,7 @@ impl Runner for FakeRunner {
         }
         let rows = requests
             .iter()
-            .map(|(at, ask)| self.row(before.then_all(&tokens[..=*at]), ask))
+            .map(|(at, request)| self.row(before.then_all(&tokens[..=*at]), request))
             .collect();
         self.handle.note_prefill(seq, position, tokens.len());
         Ok(rows)
@@ -400,7 +398,10 @@ impl Runner for FakeRunner {
                 traces.iter_mut().for_each(|t| *t = t.disturbed(2));
             }
             let rows = traces.iter().zip(item.requests);
-            answers.push(rows.map(|(trace, ask)| self.row(*trace, ask)).collect());
+            answers.push(
+                rows.map(|(trace, request)| self.row(*trace, request))
+                    .collect(),
+            );
         }
         let nodes = items.iter().map(|item| item.tree.len()).collect();
         self.handle.note_verify(nodes);

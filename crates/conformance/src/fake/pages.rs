@@ -1,4 +1,4 @@
-//! The pool that the sequences of a fake share: counted, and nothing more.
+//! The page pool of the fake runner, as a counter.
 
 use contract::{DeviceError, SeqId};
 
@@ -11,7 +11,7 @@ impl FakeRunner {
         open + self.lost
     }
 
-    /// Sees to it that a sequence has pages for its first `n` rows.
+    /// Ensures that a sequence has pages for its first `n` rows.
     pub(super) fn give_pages(&mut self, seq: SeqId, n: usize) -> Result<(), DeviceError> {
         let pool = self.info.pool;
         let free = pool.pages.saturating_sub(self.held());

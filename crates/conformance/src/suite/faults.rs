@@ -1,12 +1,12 @@
-//! Laws of refusals: what does not fit is refused, and nobody is the worse for it.
+//! Properties of refusals: calls that do not fit are refused without side effects.
 
 use contract::{DeviceError, Runner, SeqId, SnapshotId, SnapshotLocation, Tree};
 
 use super::rig::check;
 use super::{Case, Failure, LIMITS};
 
-/// Every place can be opened, one more is refused, and closing gives back exactly what was taken.
-pub(super) fn room_comes_back(case: &Case<'_>) -> Result<(), Failure> {
+/// All slots can be opened, one more is refused, and closing returns exactly the capacity taken.
+pub(super) fn closing_returns_capacity(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let empty = rig.runner.capacity();
     let enough = empty.sequences == LIMITS.sequences && empty.tokens >= LIMITS.context;
@@ -52,40 +52,40 @@ pub(super) fn room_comes_back(case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Calls that name nothing, or ask for more than was opened, are refused without touching anyone.
-pub(super) fn a_refusal_changes_nothing(case: &Case<'_>) -> Result<(), Failure> {
+/// Calls with unknown ids or beyond `max_len` are refused and change nothing.
+pub(super) fn refused_calls_change_nothing(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let text = rig.text(20, 36);
-    let seq = rig.read(&text)?;
-    let expected = rig.reveal(seq)?;
-    let seq = rig.read(&text)?;
-    let nobody = SeqId(u64::MAX);
+    let seq = rig.prefill(&text)?;
+    let expected = rig.probe(seq)?;
+    let seq = rig.prefill(&text)?;
+    let unknown_seq = SeqId(u64::MAX);
     let tree = Tree::root(text[0]);
-    // Beneath the guard, which would answer these by itself.
+    // Bypasses `CheckedRunner`, which would refuse these itself.
     let runner = rig.runner.inner_mut();
     let unknown = |result: Result<(), DeviceError>, what: &str| {
-        let refused = matches!(result, Err(DeviceError::UnknownSequence(id)) if id == nobody);
+        let refused = matches!(result, Err(DeviceError::UnknownSequence(id)) if id == unknown_seq);
         check(refused, what, || format!("{result:?}"))
     };
     unknown(
-        runner.prefill(nobody, &text, &[]).map(|_| ()),
-        "reading into nobody",
+        runner.prefill(unknown_seq, &text, &[]).map(|_| ()),
+        "prefilling into nobody",
     )?;
     unknown(
         runner
-            .snapshot(nobody, SnapshotLocation::Device)
+            .snapshot(unknown_seq, SnapshotLocation::Device)
             .map(|_| ()),
         "saving nobody",
     )?;
-    unknown(runner.discard(nobody), "discarding for nobody")?;
+    unknown(runner.discard(unknown_seq), "discarding for nobody")?;
     let requests = [contract::LogitsRequest::top_k(1)];
     let item = contract::VerifyItem {
-        seq: nobody,
+        seq: unknown_seq,
         tree: &tree,
         requests: &requests,
     };
     unknown(runner.verify(&[item]).map(|_| ()), "verifying for nobody")?;
-    runner.close(nobody);
+    runner.close(unknown_seq);
     let restored = runner.restore(seq, SnapshotId(u64::MAX));
     check(
         matches!(restored, Err(DeviceError::UnknownSnapshot(_))),
@@ -94,12 +94,14 @@ pub(super) fn a_refusal_changes_nothing(case: &Case<'_>) -> Result<(), Failure> 
     )?;
     let short = rig.runner.open(text.len() + 1)?;
     rig.runner.prefill(short, &text, &[])?;
-    // Beneath the guard again: the device itself must refuse, and stay as it was.
+    // Bypasses `CheckedRunner` again: the device itself must refuse and stay unchanged.
     let runner = rig.runner.inner_mut();
     let longer = runner.prefill(short, &text[..2], &[]);
-    check(longer.is_err(), "reading more than was opened for", || {
-        "it was taken".to_owned()
-    })?;
+    check(
+        longer.is_err(),
+        "prefilling more than was opened for",
+        || "it was taken".to_owned(),
+    )?;
     let saved = rig.runner.snapshot(seq, SnapshotLocation::Host)?;
     let narrow = rig.runner.open(text.len() - 1)?;
     let restored = rig.runner.inner_mut().restore(narrow, saved.id);
@@ -109,8 +111,8 @@ pub(super) fn a_refusal_changes_nothing(case: &Case<'_>) -> Result<(), Failure> 
         || "it was taken".to_owned(),
     )?;
     rig.runner.close(narrow);
-    let found = rig.speak(short, &rig.text(1, 90))?;
-    rig.same("spoken after a refused prompt", &found, &expected[..1])?;
-    let found = rig.reveal(seq)?;
-    rig.same("spoken after the refusals", &found, &expected)
+    let found = rig.decode(short, &rig.text(1, 90))?;
+    rig.same("decoded after a refused prompt", &found, &expected[..1])?;
+    let found = rig.probe(seq)?;
+    rig.same("decoded after the refusals", &found, &expected)
 }

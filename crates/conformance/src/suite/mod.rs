@@ -1,7 +1,7 @@
-//! The laws every device keeps, over any backend and any small model.
+//! Properties that every device must satisfy, checked over any backend and any small model.
 //!
-//! A law is a function that uses the device and says what does not hold. [`run`] keeps them all; [`PROPERTIES`]
-//! names them one by one. None looks inside the device: what a state holds shows in the rows that follow.
+//! A property is a function that calls the runner and returns a [`Failure`]. [`PROPERTIES`] lists
+//! them, [`run`] checks them. They only compare logits rows, never internal state.
 
 mod calls;
 mod commit;
@@ -20,25 +20,25 @@ use crate::compare::{Precision, Tolerance};
 use crate::synthetic_model::SyntheticModel;
 use rig::Rig;
 
-/// What is tried: one device, one model, one storage of keys and values.
+/// A test case: one device, one model, one choice of KV cache types.
 #[derive(Clone, Copy)]
 pub struct Case<'a> {
     /// The device.
     pub backend: &'a dyn Backend,
     /// The model.
     pub model: &'a SyntheticModel,
-    /// How keys and values are stored.
+    /// KV cache types.
     pub kv: KvFormats,
-    /// How closely ways that must give the same may differ. The CPU promises bits.
+    /// Allowed difference between results that must be equal. The CPU requires bit-exact ones.
     pub precision: Precision,
-    /// How far reading a prompt may be from speaking it beyond what weights and cache allow: for a device that
-    /// rounds the activations of the two routes differently.
+    /// Allowed difference between prefill and decode beyond the error of weights and KV cache, for
+    /// devices that round activations differently in the two.
     pub prefill_tolerance: Tolerance,
-    /// Whether the model is opened to give the same bits with trees as without ([`OpenPlan::exact`]).
+    /// Whether to open the model batch-invariant ([`OpenPlan::batch_invariant`]).
     pub batch_invariant: bool,
 }
 
-/// What the laws open a runner with.
+/// Limits of the tested runners.
 pub const LIMITS: Limits = Limits {
     sequences: 4,
     context: 224,
@@ -71,34 +71,34 @@ impl Case<'_> {
     }
 }
 
-/// A property, and the case it does not hold for.
+/// A property that does not hold for a case.
 #[derive(Debug, thiserror::Error)]
 #[error("{property} does not hold for {case}: {failure}")]
 pub struct Violation {
-    /// The law's name.
+    /// The property's name.
     pub property: &'static str,
-    /// The model and the storage.
+    /// The model and KV cache types.
     pub case: String,
-    /// What was seen instead.
+    /// The failure.
     #[source]
     pub failure: Failure,
 }
 
-/// What was seen instead of what a law says.
+/// Why a property does not hold.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A call was refused.
+    /// A call returned an error.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A law was written with a tree that is none.
+    /// The property built an invalid tree.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// Something else came out than should have.
+    /// A result differs from the expected one.
     #[error("{what}: {detail}")]
     Differs {
-        /// What was compared, and where.
+        /// The compared value and its position.
         what: String,
-        /// How it differs.
+        /// The difference.
         detail: String,
     },
 }
@@ -106,104 +106,122 @@ pub enum Failure {
 /// A property.
 pub type Property = fn(&Case<'_>) -> Result<(), Failure>;
 
-/// Every law by its name.
+/// Every property by name.
 pub const PROPERTIES: [(&str, Property); 25] = [
     (
-        "cuts at aligned places do not show",
-        prefill::cuts_do_not_show,
-    ),
-    ("asking changes nothing", prefill::asking_changes_nothing),
-    (
-        "reading is speaking, up to rounding",
-        prefill::reading_is_speaking,
+        "aligned prefill chunks change no bit",
+        prefill::aligned_chunks_change_nothing,
     ),
     (
-        "prompts read in turns do not mix",
-        prefill::turns_do_not_mix,
+        "logits requests change nothing",
+        prefill::logits_requests_change_nothing,
     ),
     (
-        "a node hears what its path would",
-        tree::a_node_hears_its_path,
+        "prefill equals decode up to rounding",
+        prefill::prefill_equals_decode,
     ),
     (
-        "siblings do not see each other",
-        tree::siblings_do_not_see_each_other,
-    ),
-    ("a batch is its members alone", tree::a_batch_is_its_members),
-    (
-        "a commit is its nodes one by one",
-        commit::a_path_is_its_nodes,
+        "interleaved prefills are independent",
+        prefill::interleaved_prefills_are_independent,
     ),
     (
-        "a commit of many is each alone",
-        commit::a_batch_is_its_members,
+        "tree nodes equal decoding their path",
+        tree::nodes_equal_their_path,
+    ),
+    ("siblings are independent", tree::siblings_are_independent),
+    (
+        "batched verify equals single verify",
+        tree::batch_equals_single,
     ),
     (
-        "a discard leaves no trace",
-        commit::a_discard_leaves_no_trace,
+        "committing a path equals decoding it",
+        commit::path_commit_equals_decoding,
     ),
     (
-        "a closed sequence leaves no trace",
-        commit::a_close_leaves_no_trace,
+        "batched commit equals single commit",
+        commit::batch_equals_single,
     ),
-    ("restoring is identity", snapshot::restoring_is_identity),
-    ("a snapshot is a copy", snapshot::a_snapshot_is_a_copy),
+    ("discard leaves no trace", commit::discard_leaves_no_trace),
     (
-        "conversations with one beginning do not mix",
-        snapshot::conversations_do_not_mix,
-    ),
-    (
-        "export then import is identity",
-        snapshot::travel_is_identity,
-    ),
-    ("damaged snapshots are refused", snapshot::damage_is_refused),
-    ("what was freed is gone", snapshot::what_was_freed_is_gone),
-    (
-        "a top row is the head of the full row",
-        rows::top_is_the_head_of_full,
-    ),
-    ("edits mean what they say", rows::edits_mean_what_they_say),
-    ("sums are those of the row", rows::sums_are_those_of_the_row),
-    ("room is given and given back", faults::room_comes_back),
-    (
-        "a refusal changes nothing",
-        faults::a_refusal_changes_nothing,
+        "closed sequences leave no trace",
+        commit::closed_sequences_leave_no_trace,
     ),
     (
-        "a full pool costs nobody anything",
-        pool::a_full_pool_costs_nobody_anything,
+        "restore is bit-identical",
+        snapshot::restore_is_bit_identical,
     ),
     (
-        "a broken call is answered",
-        calls::a_broken_call_is_answered,
+        "snapshots are independent of their sequence",
+        snapshot::snapshots_are_copies,
     ),
     (
-        "the last token is the last",
-        calls::the_last_token_is_the_last,
+        "conversations with a shared prefix are independent",
+        snapshot::shared_prefixes_are_independent,
+    ),
+    (
+        "import of an export is bit-identical",
+        snapshot::import_of_export_is_bit_identical,
+    ),
+    (
+        "damaged snapshots are refused",
+        snapshot::damaged_snapshots_are_refused,
+    ),
+    (
+        "freed snapshots are unknown",
+        snapshot::freed_snapshots_are_unknown,
+    ),
+    (
+        "top-k rows equal the best of the full row",
+        rows::top_k_equals_best_of_full,
+    ),
+    (
+        "logit edits match the reference",
+        rows::logit_edits_match_the_reference,
+    ),
+    (
+        "log-sum-exps cover the whole row",
+        rows::log_sum_exps_cover_the_whole_row,
+    ),
+    ("closing returns capacity", faults::closing_returns_capacity),
+    (
+        "refused calls change nothing",
+        faults::refused_calls_change_nothing,
+    ),
+    (
+        "an exhausted pool refuses without side effects",
+        pool::exhausted_pool_refuses_without_side_effects,
+    ),
+    (
+        "invalid calls are refused",
+        calls::invalid_calls_are_refused,
+    ),
+    (
+        "max_len is the exact limit",
+        calls::max_len_is_the_exact_limit,
     ),
 ];
 
-/// Laws of windows, for a device that was told to have them.
+/// Properties of attention windows, for devices that support them.
 pub const WINDOW_PROPERTIES: [(&str, Property); 4] = [
     (
-        "a window that hides nothing is none",
-        window::a_wide_window_is_none,
+        "a window longer than the context changes nothing",
+        window::wide_window_changes_nothing,
     ),
     (
-        "through a window a node hears what its path would",
-        window::a_node_hears_its_path,
+        "windowed tree nodes equal decoding their path",
+        window::nodes_equal_their_path,
     ),
     (
-        "a window is a way of reading",
-        window::a_window_is_a_way_of_reading,
+        "a window changes no stored state",
+        window::window_changes_no_stored_state,
     ),
     (
-        "windows of a batch do not mix",
-        window::windows_of_a_batch_do_not_mix,
+        "windows in a batch are independent",
+        window::batch_windows_are_independent,
     ),
 ];
 
-/// Tries every law of windows, and tells of all that do not hold.
+/// Checks every window property and returns all violations.
 pub fn window_violations(case: &Case<'_>) -> Vec<Violation> {
     let kept = WINDOW_PROPERTIES
         .into_iter()
@@ -211,14 +229,14 @@ pub fn window_violations(case: &Case<'_>) -> Vec<Violation> {
     kept.filter_map(Result::err).collect()
 }
 
-/// Keeps every property, and tells of the first that does not hold.
+/// Checks every property and returns the first violation.
 pub fn run(case: &Case<'_>) -> Result<(), Violation> {
     PROPERTIES
         .into_iter()
         .try_for_each(|property| keep(case, property))
 }
 
-/// Tries every property, also after one that does not hold, and tells of all of those.
+/// Checks every property and returns all violations.
 pub fn violations(case: &Case<'_>) -> Vec<Violation> {
     let kept = PROPERTIES.into_iter().map(|property| keep(case, property));
     kept.filter_map(Result::err).collect()

@@ -1,4 +1,4 @@
-//! Laws of the pages that sequences share: what does not fit is refused, and nobody is the worse for it.
+//! Properties of the shared KV page pool.
 
 use contract::{DeviceError, Limits, Runner, SnapshotLocation, Tree};
 
@@ -13,25 +13,24 @@ const NARROW: Limits = Limits {
     ..LIMITS
 };
 
-/// Sequences fill the pool to the last page. Nobody can grow then until one is saved and closed; it goes on later as if
-/// nothing had been.
-pub(super) fn a_full_pool_costs_nobody_anything(case: &Case<'_>) -> Result<(), Failure> {
+/// With a full pool no sequence can grow until one is saved and closed. Later it resumes bit-identical.
+pub(super) fn exhausted_pool_refuses_without_side_effects(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open_with(NARROW)?;
     let pool = rig.runner.info().pool;
     let (one, other) = (rig.text(300, 41), rig.text(292, 42));
     let mut alone = Vec::new();
     for text in [&one, &other] {
-        let seq = rig.read(text)?;
-        alone.push(rig.reveal(seq)?);
+        let seq = rig.prefill(text)?;
+        alone.push(rig.probe(seq)?);
         rig.runner.close(seq);
     }
     let free = |rig: &super::Rig| rig.runner.capacity().tokens;
     check(free(&rig) == pool.tokens(), "the room of nobody", || {
         format!("{} of {}", free(&rig), pool.tokens())
     })?;
-    // With pages of 256 tokens two for the first and one for the second, which it fills.
-    let first = rig.read(&one)?;
-    let second = rig.read(&other[..256])?;
+    // With pages of 256 tokens: two for the first sequence, and one full page for the second.
+    let first = rig.prefill(&one)?;
+    let second = rig.prefill(&other[..256])?;
     let third = rig.open()?;
     let rest = rig.text(free(&rig), 43);
     for chunk in rest.chunks(NARROW.prefill_chunk) {
@@ -40,30 +39,30 @@ pub(super) fn a_full_pool_costs_nobody_anything(case: &Case<'_>) -> Result<(), F
     check(free(&rig) == 0, "the room of a full pool", || {
         format!("{} tokens", free(&rig))
     })?;
-    let dry = |result: Result<(), DeviceError>, what: &str| {
+    let expect_exhausted = |result: Result<(), DeviceError>, what: &str| {
         let refused = matches!(result, Err(DeviceError::PoolExhausted { .. }));
         check(refused, what, || format!("{result:?}"))
     };
     let more = rig.runner.prefill(second, &other[256..], &[]).map(|_| ());
-    dry(more, "reading on in a full pool")?;
+    expect_exhausted(more, "prefilling on in a full pool")?;
     let root = rig.verify(second, &Tree::root(other[0])).map(|_| ());
-    dry(root, "speaking on in a full pool")?;
+    expect_exhausted(root, "decoding on in a full pool")?;
     let saved = rig.runner.snapshot(first, SnapshotLocation::Host)?;
     rig.runner.close(first);
     rig.runner.prefill(second, &other[256..], &[])?;
-    let found = rig.reveal(second)?;
-    rig.same("spoken by who waited for pages", &found, &alone[1])?;
+    let found = rig.probe(second)?;
+    rig.same("decoded by who waited for pages", &found, &alone[1])?;
     let back = rig.open()?;
     let restored = rig.runner.restore(back, saved.id);
-    dry(restored, "restoring where there are too few pages")?;
+    expect_exhausted(restored, "restoring where there are too few pages")?;
     rig.runner.close(back);
     rig.runner.close(second);
     rig.runner.close(third);
     let back = rig.open()?;
     rig.runner.restore(back, saved.id)?;
     rig.runner.free_snapshot(saved.id);
-    let found = rig.reveal(back)?;
-    rig.same("spoken by who gave pages up", &found, &alone[0])?;
+    let found = rig.probe(back)?;
+    rig.same("decoded by who gave pages up", &found, &alone[0])?;
     rig.runner.close(back);
     check(free(&rig) == pool.tokens(), "the room after all", || {
         format!("{} of {}", free(&rig), pool.tokens())

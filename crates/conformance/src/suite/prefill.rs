@@ -1,4 +1,4 @@
-//! Laws of reading a prompt.
+//! Properties of prefill.
 
 use contract::{LogitsRequest, LogitsRow, Runner};
 
@@ -6,15 +6,15 @@ use super::rig::{check, same_rows};
 use super::{Case, Failure, LIMITS};
 use crate::compare::{Precision, Tolerance};
 
-/// However a prompt is cut at aligned places, its rows and what follows it are the same.
-pub(super) fn cuts_do_not_show(case: &Case<'_>) -> Result<(), Failure> {
+/// Chunks that end at aligned positions change neither the rows nor later results.
+pub(super) fn aligned_chunks_change_nothing(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let align = rig.align();
     let n = LIMITS.prefill_chunk;
     let text = rig.text(n, 1);
     let seq = rig.open()?;
-    let whole = rig.read_rows(seq, &text)?;
-    let after_whole = rig.reveal(seq)?;
+    let whole = rig.prefill_rows(seq, &text)?;
+    let after_whole = rig.probe(seq)?;
     rig.runner.close(seq);
     for cut in [align, 2 * align, n / align / 2 * align] {
         if cut == 0 || cut >= n {
@@ -23,12 +23,12 @@ pub(super) fn cuts_do_not_show(case: &Case<'_>) -> Result<(), Failure> {
         let seq = rig.open()?;
         let mut rows: Vec<LogitsRow> = Vec::new();
         for chunk in text.chunks(cut) {
-            rows.append(&mut rig.read_rows(seq, chunk)?);
+            rows.append(&mut rig.prefill_rows(seq, chunk)?);
         }
-        rig.same(&format!("read in chunks of {cut}"), &rows, &whole)?;
-        let after = rig.reveal(seq)?;
+        rig.same(&format!("prefilled in chunks of {cut}"), &rows, &whole)?;
+        let after = rig.probe(seq)?;
         rig.same(
-            &format!("spoken after chunks of {cut}"),
+            &format!("decoded after chunks of {cut}"),
             &after,
             &after_whole,
         )?;
@@ -37,13 +37,13 @@ pub(super) fn cuts_do_not_show(case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A row is the same whether it alone is asked for, or all are, and asking leaves no trace.
-pub(super) fn asking_changes_nothing(case: &Case<'_>) -> Result<(), Failure> {
+/// A row does not depend on other requested rows, and requests change no later result.
+pub(super) fn logits_requests_change_nothing(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let text = rig.text(37, 2);
     let seq = rig.open()?;
-    let all = rig.read_rows(seq, &text)?;
-    let after_all = rig.reveal(seq)?;
+    let all = rig.prefill_rows(seq, &text)?;
+    let after_all = rig.probe(seq)?;
     let some = [0, 11, 36];
     let requests: Vec<(usize, LogitsRequest)> =
         some.iter().map(|at| (*at, LogitsRequest::full())).collect();
@@ -51,32 +51,36 @@ pub(super) fn asking_changes_nothing(case: &Case<'_>) -> Result<(), Failure> {
     let rows = rig.runner.prefill(seq, &text, &requests)?;
     let expected: Vec<LogitsRow> = some.iter().map(|at| all[*at].clone()).collect();
     rig.same("three rows of a prompt", &rows, &expected)?;
-    let after = rig.reveal(seq)?;
-    rig.same("spoken after three requests", &after, &after_all)?;
+    let after = rig.probe(seq)?;
+    rig.same("decoded after three requests", &after, &after_all)?;
     let seq = rig.open()?;
     rig.runner.prefill(seq, &text, &[])?;
-    let after = rig.reveal(seq)?;
-    rig.same("spoken after no ask", &after, &after_all)
+    let after = rig.probe(seq)?;
+    rig.same("decoded after no request", &after, &after_all)
 }
 
-/// A text spoken token by token gives the rows of the same text read. The two may take different routes
+/// A text decoded token by token gives the rows of the same text read. The two may take different routes
 /// through recurrent layers, so they agree up to rounding only.
-pub(super) fn reading_is_speaking(case: &Case<'_>) -> Result<(), Failure> {
+pub(super) fn prefill_equals_decode(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let text = rig.text(70, 3);
     let seq = rig.open()?;
-    let read = rig.read_rows(seq, &text)?;
+    let read = rig.prefill_rows(seq, &text)?;
     let seq = rig.open()?;
-    let spoken = rig.speak(seq, &text)?;
+    let decoded = rig.decode(seq, &text)?;
     let tolerance = Tolerance::of_logits(case.model.ty)
         .or(Tolerance::of_cache(case.kv.k))
         .or(Tolerance::of_cache(case.kv.v))
         .or(case.prefill_tolerance);
-    let what = "spoken instead of read";
-    same_rows(what, &spoken, &read, Precision::Within(tolerance))?;
-    // Single values may be far off where activations are rounded; on the whole they may not.
-    for (spoken, read) in spoken.iter().zip(&read) {
-        let off = spoken.raw.iter().zip(&read.raw).map(|(s, r)| (s - r).abs());
+    let what = "decoded instead of read";
+    same_rows(what, &decoded, &read, Precision::Within(tolerance))?;
+    // With quantized activations single values may differ much, but not the mean.
+    for (decoded, read) in decoded.iter().zip(&read) {
+        let off = decoded
+            .raw
+            .iter()
+            .zip(&read.raw)
+            .map(|(s, r)| (s - r).abs());
         let mean = off.sum::<f32>() / read.raw.len().max(1) as f32;
         let most = tolerance.absolute / 4.0;
         check(mean <= most, what, || {
@@ -86,8 +90,8 @@ pub(super) fn reading_is_speaking(case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Two prompts read chunk by chunk in turns are the two read alone.
-pub(super) fn turns_do_not_mix(case: &Case<'_>) -> Result<(), Failure> {
+/// Two prompts with interleaved prefill chunks give the rows of each alone.
+pub(super) fn interleaved_prefills_are_independent(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let align = rig.align();
     let texts = [rig.text(2 * align + 9, 4), rig.text(2 * align + 5, 5)];
@@ -97,7 +101,7 @@ pub(super) fn turns_do_not_mix(case: &Case<'_>) -> Result<(), Failure> {
         for chunk in text.chunks(align) {
             rig.runner.prefill(seq, chunk, &[])?;
         }
-        alone.push(rig.reveal(seq)?);
+        alone.push(rig.probe(seq)?);
         rig.runner.close(seq);
     }
     let seqs = [rig.open()?, rig.open()?];
@@ -109,7 +113,7 @@ pub(super) fn turns_do_not_mix(case: &Case<'_>) -> Result<(), Failure> {
         }
     }
     for (i, seq) in seqs.into_iter().enumerate() {
-        let rows = rig.reveal(seq)?;
+        let rows = rig.probe(seq)?;
         rig.same(
             &format!("prompt {i} of two read in turns"),
             &rows,

@@ -1,4 +1,4 @@
-//! A runner under test, behind the protocol's guard, with short ways to use it.
+//! A runner under test behind [`CheckedRunner`], with helper methods.
 
 use contract::checked::CheckedRunner;
 use contract::{
@@ -9,7 +9,7 @@ use contract::{
 use super::{Failure, LIMITS};
 use crate::compare::{Precision, compare_rows};
 
-/// A runner on the test rig.
+/// A runner under test.
 pub(super) struct Rig {
     pub(super) runner: CheckedRunner<Box<dyn Runner>>,
     precision: Precision,
@@ -23,26 +23,26 @@ impl Rig {
         }
     }
 
-    /// Multiples of this many tokens are where a prompt may be cut.
+    /// Prompts may be split at multiples of this many tokens.
     pub(super) fn align(&self) -> usize {
         self.runner.info().prefill_align.max(1)
     }
 
-    /// `n` tokens that differ by `salt`.
+    /// `n` tokens; another `salt` gives other tokens.
     pub(super) fn text(&self, n: usize, salt: usize) -> Vec<TokenId> {
         let vocab = self.runner.info().vocab;
         let ids = (0..n).map(|i| (i * i + (7 + salt) * i + 31 * salt + 5) % vocab);
         ids.map(|id| TokenId(id as u32)).collect()
     }
 
-    /// A fresh sequence of full length.
+    /// A new sequence of full length.
     pub(super) fn open(&mut self) -> Result<SeqId, DeviceError> {
         let context = self.runner.info().limits.context;
         self.runner.open(context)
     }
 
-    /// A sequence that has read `tokens`, with as few cuts as the runner allows.
-    pub(super) fn read(&mut self, tokens: &[TokenId]) -> Result<SeqId, DeviceError> {
+    /// A sequence after prefill of `tokens` in as few chunks as possible.
+    pub(super) fn prefill(&mut self, tokens: &[TokenId]) -> Result<SeqId, DeviceError> {
         let seq = self.open()?;
         let align = self.align();
         let size = match LIMITS.prefill_chunk / align * align {
@@ -55,8 +55,8 @@ impl Rig {
         Ok(seq)
     }
 
-    /// Reads `tokens` in one go and gives the full row of each.
-    pub(super) fn read_rows(
+    /// Prefills `tokens` in one call and returns the full row of each.
+    pub(super) fn prefill_rows(
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
@@ -67,8 +67,8 @@ impl Rig {
         self.runner.prefill(seq, tokens, &requests)
     }
 
-    /// Speaks `tokens` one by one and gives the full row after each.
-    pub(super) fn speak(
+    /// Decodes `tokens` one by one and returns the full row after each.
+    pub(super) fn decode(
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
@@ -83,13 +83,13 @@ impl Rig {
         Ok(rows)
     }
 
-    /// What a sequence says next, whatever it is told: two tokens spoken, their rows. The sequence moves on.
-    pub(super) fn reveal(&mut self, seq: SeqId) -> Result<Vec<LogitsRow>, DeviceError> {
+    /// Rows of two more decoded tokens, which depend on the whole state. Advances the sequence.
+    pub(super) fn probe(&mut self, seq: SeqId) -> Result<Vec<LogitsRow>, DeviceError> {
         let tokens = self.text(2, 90);
-        self.speak(seq, &tokens)
+        self.decode(seq, &tokens)
     }
 
-    /// Verifies one tree with a full row for each node; the sequence becomes pending.
+    /// Verifies one tree with a full row per node; the tree becomes pending.
     pub(super) fn verify(
         &mut self,
         seq: SeqId,
@@ -106,7 +106,7 @@ impl Rig {
             .pop()
             .ok_or(DeviceError::InvalidCall {
                 call: "verify",
-                detail: "no rows for the one item".to_owned(),
+                detail: "no rows for the item".to_owned(),
             })
     }
 
@@ -121,7 +121,7 @@ impl Rig {
         self.runner.commit(&[CommitItem { seq, path: &path }])
     }
 
-    /// Says where two lists of rows that must be the same are not.
+    /// Compares two lists of rows with the rig's precision.
     pub(super) fn same(
         &self,
         what: &str,
@@ -132,7 +132,7 @@ impl Rig {
     }
 }
 
-/// Says where two lists of rows are further apart than they may be.
+/// Compares two lists of rows with the given precision.
 pub(super) fn same_rows(
     what: &str,
     found: &[LogitsRow],
@@ -151,7 +151,7 @@ pub(super) fn same_rows(
     Ok(())
 }
 
-/// Says what is wrong where `holds` is not.
+/// Fails with `detail` unless `holds`.
 pub(super) fn check(
     holds: bool,
     what: &str,

@@ -1,4 +1,4 @@
-//! Laws of what comes back.
+//! Properties of the returned logits rows.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{Case, Failure};
 use crate::compare::{Tolerance, compare, same_bits};
 use crate::fake::{log_sum_exp, ranked};
 
-/// The edits that try every rule at once.
+/// Logit edits that use every processor at once.
 fn all_edits(vocab: usize) -> LogitEdits {
     let mut allowed = TokenMask::all(vocab);
     (0..vocab as u32)
@@ -50,15 +50,15 @@ fn requests(vocab: usize) -> Vec<(&'static str, Option<Arc<LogitEdits>>)> {
     ]
 }
 
-/// One row by a prefill's ask, and the same by a verify's.
-fn rows(rig: &mut Rig, ask: &LogitsRequest) -> Result<[LogitsRow; 2], Failure> {
+/// One row from a prefill and the same row from a verify.
+fn rows(rig: &mut Rig, request: &LogitsRequest) -> Result<[LogitsRow; 2], Failure> {
     let text = rig.text(10, 33);
-    let mut row = |ask: &LogitsRequest, by_verify: bool| -> Result<LogitsRow, Failure> {
+    let mut row = |request: &LogitsRequest, by_verify: bool| -> Result<LogitsRow, Failure> {
         let seq: SeqId = rig.open()?;
         let found = if by_verify {
             rig.runner.prefill(seq, &text[..9], &[])?;
             let tree = Tree::root(text[9]);
-            let requests = [ask.clone()];
+            let requests = [request.clone()];
             let item = VerifyItem {
                 seq,
                 tree: &tree,
@@ -66,29 +66,29 @@ fn rows(rig: &mut Rig, ask: &LogitsRequest) -> Result<[LogitsRow; 2], Failure> {
             };
             rig.runner.verify(&[item])?.pop().unwrap_or_default()
         } else {
-            rig.runner.prefill(seq, &text, &[(9, ask.clone())])?
+            rig.runner.prefill(seq, &text, &[(9, request.clone())])?
         };
         rig.runner.close(seq);
-        check(found.len() == 1, "rows for one ask", || {
+        check(found.len() == 1, "rows for one request", || {
             found.len().to_string()
         })?;
         Ok(found.into_iter().next().unwrap_or_default())
     };
-    Ok([row(ask, false)?, row(ask, true)?])
+    Ok([row(request, false)?, row(request, true)?])
 }
 
-/// The best `k` come best first, ties to the lower id, with the values they have in the full row.
-pub(super) fn top_is_the_head_of_full(case: &Case<'_>) -> Result<(), Failure> {
+/// A top-k row has the best tokens in order, ties to the lower id, with the values of the full row.
+pub(super) fn top_k_equals_best_of_full(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let vocab = rig.runner.info().vocab;
     for (name, edits) in requests(vocab) {
-        let ask = |selection| LogitsRequest {
+        let request = |selection| LogitsRequest {
             selection,
             edits: edits.clone(),
         };
-        let full = rows(&mut rig, &ask(LogitsSelection::Full))?;
+        let full = rows(&mut rig, &request(LogitsSelection::Full))?;
         for k in [1, 2, 20, vocab - 1] {
-            let top = rows(&mut rig, &ask(LogitsSelection::TopK(k)))?;
+            let top = rows(&mut rig, &request(LogitsSelection::TopK(k)))?;
             for (top, full) in top.iter().zip(&full) {
                 let what = format!("the best {k} with {name}");
                 let ids = ranked(&full.logits, k);
@@ -110,16 +110,16 @@ pub(super) fn top_is_the_head_of_full(case: &Case<'_>) -> Result<(), Failure> {
 
 /// The edited logits of a full row are the raw ones with the edits applied as the contract does, bit for
 /// bit, and the raw ones are those of an ask without edits.
-pub(super) fn edits_mean_what_they_say(case: &Case<'_>) -> Result<(), Failure> {
+pub(super) fn logit_edits_match_the_reference(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let vocab = rig.runner.info().vocab;
     let plain = rows(&mut rig, &LogitsRequest::full())?;
     for (name, edits) in requests(vocab) {
-        let ask = LogitsRequest {
+        let request = LogitsRequest {
             selection: LogitsSelection::Full,
             edits: edits.clone(),
         };
-        let edited = rows(&mut rig, &ask)?;
+        let edited = rows(&mut rig, &request)?;
         for (row, plain) in edited.iter().zip(&plain) {
             let differs = |what: &str, result: Result<(), crate::compare::Difference>| {
                 result.map_err(|difference| Failure::Differs {
@@ -140,9 +140,9 @@ pub(super) fn edits_mean_what_they_say(case: &Case<'_>) -> Result<(), Failure> {
             differs("edited logits", same_bits(&row.logits, &expected))?;
         }
     }
-    // Where nothing was asked, nothing comes.
+    // Requests that select nothing return empty rows.
     let text = rig.text(3, 34);
-    let seq = rig.read(&text)?;
+    let seq = rig.prefill(&text)?;
     let tree = Tree::chain(&text)?;
     let requests = [
         LogitsRequest::NONE,
@@ -163,8 +163,8 @@ pub(super) fn edits_mean_what_they_say(case: &Case<'_>) -> Result<(), Failure> {
     )
 }
 
-/// Both log-sum-exps are those of the whole row, whatever part of it comes back.
-pub(super) fn sums_are_those_of_the_row(case: &Case<'_>) -> Result<(), Failure> {
+/// Both log-sum-exps cover the whole row, whatever part of it is returned.
+pub(super) fn log_sum_exps_cover_the_whole_row(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let vocab = rig.runner.info().vocab;
     for (name, edits) in requests(vocab) {
@@ -173,11 +173,11 @@ pub(super) fn sums_are_those_of_the_row(case: &Case<'_>) -> Result<(), Failure> 
                 selection: LogitsSelection::Full,
                 edits: edits.clone(),
             };
-            let ask = LogitsRequest {
+            let request = LogitsRequest {
                 selection,
                 edits: edits.clone(),
             };
-            let found = rows(&mut rig, &ask)?;
+            let found = rows(&mut rig, &request)?;
             let whole = rows(&mut rig, &full)?;
             for (row, whole) in found.iter().zip(&whole) {
                 let sums = [row.lse, row.raw_lse];

@@ -1,26 +1,26 @@
-//! Laws of saved states.
+//! Properties of snapshots.
 
 use contract::{DeviceError, Limits, Runner, SeqId, SnapshotInfo, SnapshotLocation};
 
 use super::rig::{Rig, check};
 use super::{Case, Failure, LIMITS};
 
-/// Two sequences that together have room for fewer rows than the states of a few conversations.
+/// Two sequences with fewer pages than the snapshots of a few conversations need.
 const CONVERSATIONS: Limits = Limits {
     sequences: 2,
     context: 512,
     ..LIMITS
 };
 
-/// A state worth saving: read, then spoken.
+/// A state after prefill and decode.
 fn saved(
     rig: &mut Rig,
     salt: usize,
     place: SnapshotLocation,
 ) -> Result<(SeqId, SnapshotInfo), Failure> {
     let (prompt, words) = (rig.text(35, salt), rig.text(7, salt + 1));
-    let seq = rig.read(&prompt)?;
-    rig.speak(seq, &words)?;
+    let seq = rig.prefill(&prompt)?;
+    rig.decode(seq, &words)?;
     let info = rig.runner.snapshot(seq, place)?;
     let expected = prompt.len() + words.len();
     check(info.position == expected, "a snapshot's position", || {
@@ -29,52 +29,52 @@ fn saved(
     Ok((seq, info))
 }
 
-/// Restoring puts a sequence, whatever it held, where it was saved, as often as one likes.
-pub(super) fn restoring_is_identity(case: &Case<'_>) -> Result<(), Failure> {
+/// Restore puts any sequence into the saved state, any number of times.
+pub(super) fn restore_is_bit_identical(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     for place in [SnapshotLocation::Device, SnapshotLocation::Host] {
         let (seq, info) = saved(&mut rig, 21, place)?;
-        let expected = rig.reveal(seq)?;
+        let expected = rig.probe(seq)?;
         for _ in 0..2 {
             rig.runner.restore(seq, info.id)?;
-            let found = rig.reveal(seq)?;
+            let found = rig.probe(seq)?;
             rig.same("restored where it was saved", &found, &expected)?;
         }
-        let other = rig.read(&rig.text(50, 23))?;
+        let other = rig.prefill(&rig.text(50, 23))?;
         rig.runner.restore(other, info.id)?;
-        let found = rig.reveal(other)?;
+        let found = rig.probe(other)?;
         rig.same("restored over another sequence", &found, &expected)?;
         let fresh = rig.open()?;
         rig.runner.restore(fresh, info.id)?;
-        let found = rig.reveal(fresh)?;
+        let found = rig.probe(fresh)?;
         rig.same("restored into a fresh sequence", &found, &expected)?;
         for seq in [seq, other, fresh] {
             rig.runner.close(seq);
         }
         rig.runner.free_snapshot(info.id);
     }
-    // A state without a token is one too.
+    // The empty state is a state too.
     let seq = rig.open()?;
     let info = rig.runner.snapshot(seq, SnapshotLocation::Device)?;
-    let expected = rig.reveal(seq)?;
+    let expected = rig.probe(seq)?;
     rig.runner.restore(seq, info.id)?;
-    let found = rig.reveal(seq)?;
+    let found = rig.probe(seq)?;
     rig.same("restored to the beginning", &found, &expected)
 }
 
-/// A snapshot stays what it was, whatever becomes of the sequence it was taken of.
-pub(super) fn a_snapshot_is_a_copy(case: &Case<'_>) -> Result<(), Failure> {
+/// A snapshot does not change with the sequence that it came from.
+pub(super) fn snapshots_are_copies(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let (seq, info) = saved(&mut rig, 24, SnapshotLocation::Device)?;
-    let expected = rig.reveal(seq)?;
-    rig.speak(seq, &rig.text(9, 26))?;
+    let expected = rig.probe(seq)?;
+    rig.decode(seq, &rig.text(9, 26))?;
     let other = rig.open()?;
     rig.runner.restore(other, info.id)?;
-    let found = rig.reveal(other)?;
+    let found = rig.probe(other)?;
     rig.same("restored while the origin moved on", &found, &expected)?;
     rig.runner.close(seq);
     rig.runner.restore(other, info.id)?;
-    let found = rig.reveal(other)?;
+    let found = rig.probe(other)?;
     rig.same("restored after the origin was closed", &found, &expected)
 }
 
@@ -84,13 +84,13 @@ fn exported(rig: &mut Rig, info: SnapshotInfo) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// What is exported and imported restores to the same state, in another runner too, and is exported again as
-/// the same bytes.
-pub(super) fn travel_is_identity(case: &Case<'_>) -> Result<(), Failure> {
+/// An exported snapshot restores to the same state, also in another runner, and its second export
+/// has the same bytes.
+pub(super) fn import_of_export_is_bit_identical(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let (seq, info) = saved(&mut rig, 27, SnapshotLocation::Device)?;
     let bytes = exported(&mut rig, info)?;
-    let expected = rig.reveal(seq)?;
+    let expected = rig.probe(seq)?;
     let mut elsewhere = case.open()?;
     for rig in [&mut rig, &mut elsewhere] {
         let imported = rig.runner.import(&mut &bytes[..])?;
@@ -101,7 +101,7 @@ pub(super) fn travel_is_identity(case: &Case<'_>) -> Result<(), Failure> {
         )?;
         let seq = rig.open()?;
         rig.runner.restore(seq, imported.id)?;
-        let found = rig.reveal(seq)?;
+        let found = rig.probe(seq)?;
         rig.same("restored after a journey", &found, &expected)?;
         let again = exported(rig, imported)?;
         check(again == bytes, "bytes exported a second time", || {
@@ -116,8 +116,8 @@ pub(super) fn travel_is_identity(case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Cut or flipped bytes are refused as such, and nothing breaks.
-pub(super) fn damage_is_refused(case: &Case<'_>) -> Result<(), Failure> {
+/// Truncated or bit-flipped bytes are refused without side effects.
+pub(super) fn damaged_snapshots_are_refused(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let (seq, info) = saved(&mut rig, 29, SnapshotLocation::Host)?;
     let bytes = exported(&mut rig, info)?;
@@ -142,22 +142,22 @@ pub(super) fn damage_is_refused(case: &Case<'_>) -> Result<(), Failure> {
         bad[at] ^= 0x10;
         refused(&mut rig, format!("byte {at} flipped"), &bad)
     };
-    // The head: what it is, its layout, its model, its formats, its position.
+    // The header: magic number, layout version, model, formats, position.
     for at in (0..44).step_by(3).chain(44..52) {
         flip(at)?;
     }
-    // The content, which checksums guard.
+    // The content, which checksums protect.
     for part in 1..16 {
         flip(60 + (bytes.len() - 61) * part / 15)?;
     }
-    let expected = rig.reveal(seq)?;
+    let expected = rig.probe(seq)?;
     rig.runner.restore(seq, info.id)?;
-    let found = rig.reveal(seq)?;
-    rig.same("spoken after refused snapshots", &found, &expected)
+    let found = rig.probe(seq)?;
+    rig.same("decoded after refused snapshots", &found, &expected)
 }
 
-/// A snapshot that was freed, or never was, cannot be restored or exported; freeing it again is nothing.
-pub(super) fn what_was_freed_is_gone(case: &Case<'_>) -> Result<(), Failure> {
+/// A freed or unknown snapshot cannot be restored or exported; freeing it again has no effect.
+pub(super) fn freed_snapshots_are_unknown(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let (seq, info) = saved(&mut rig, 31, SnapshotLocation::Device)?;
     rig.runner.free_snapshot(info.id);
@@ -174,18 +174,18 @@ pub(super) fn what_was_freed_is_gone(case: &Case<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Conversations with one beginning, read on from its state and taken up in turn, say what each says alone, also
-/// when their states together hold more than the sequences have room for.
-pub(super) fn conversations_do_not_mix(case: &Case<'_>) -> Result<(), Failure> {
+/// Conversations with a shared prefix, restored from its snapshot and continued in turn, give the
+/// rows that each gives alone, even if their snapshots exceed the pool.
+pub(super) fn shared_prefixes_are_independent(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open_with(CONVERSATIONS)?;
     let head = rig.text(256, 40);
     let tails: Vec<_> = (0..5).map(|i| rig.text(200 - i, 41 + i)).collect();
-    let seq = rig.read(&head)?;
+    let seq = rig.prefill(&head)?;
     let begun = rig.runner.snapshot(seq, SnapshotLocation::Host)?;
     let mut seqs = vec![seq];
     let mut saved = Vec::new();
     for (i, tail) in tails.iter().enumerate() {
-        // The one before goes on speaking while this one is read.
+        // The previous conversation decodes while this one is prefilled.
         if let [first, _] = seqs[..] {
             rig.runner.close(first);
             seqs.remove(0);
@@ -194,34 +194,34 @@ pub(super) fn conversations_do_not_mix(case: &Case<'_>) -> Result<(), Failure> {
         rig.runner.restore(seq, begun.id)?;
         for chunk in tail.chunks(LIMITS.prefill_chunk) {
             rig.runner.prefill(seq, chunk, &[])?;
-            rig.reveal(seqs[0])?;
+            rig.probe(seqs[0])?;
         }
         let info = rig.runner.snapshot(seq, SnapshotLocation::Host)?;
         let words = rig.text(6, 50 + i);
-        saved.push((info, rig.speak(seq, &words)?));
+        saved.push((info, rig.decode(seq, &words)?));
         seqs.push(seq);
     }
     for round in 0..2 {
         for (i, (info, expected)) in saved.iter().enumerate() {
             let (words, seq) = (rig.text(6, 50 + i), seqs[(round + i) % 2]);
-            // Once every other state is given up, the rest are what they were.
+            // Free every other snapshot; the others stay intact.
             if round == 1 && i % 2 == 1 {
                 rig.runner.free_snapshot(info.id);
                 continue;
             }
             rig.runner.restore(seq, info.id)?;
-            let found = rig.speak(seq, &words)?;
+            let found = rig.decode(seq, &words)?;
             rig.same("a conversation taken up again", &found, expected)?;
         }
     }
-    // And it is what the same text says that was read from its beginning.
+    // The same text, prefilled from its beginning, gives the same rows.
     let mut alone = case.open_with(CONVERSATIONS)?;
-    let seq = alone.read(&head)?;
+    let seq = alone.prefill(&head)?;
     for chunk in tails[4].chunks(LIMITS.prefill_chunk) {
         alone.runner.prefill(seq, chunk, &[])?;
     }
     let words = alone.text(6, 54);
-    let found = alone.speak(seq, &words)?;
+    let found = alone.decode(seq, &words)?;
     rig.same(
         "a conversation read from its beginning",
         &found,

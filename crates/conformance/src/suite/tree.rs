@@ -1,11 +1,11 @@
-//! Laws of verifying trees.
+//! Properties of verify.
 
 use contract::{LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
 
 use super::rig::Rig;
 use super::{Case, Failure, LIMITS};
 
-/// Trees of the shapes that break things: one node, a chain, a star, a comb, and branches of branches.
+/// Tree shapes: one node, a chain, a star, a comb, and nested branches.
 pub(super) fn shapes(rig: &Rig) -> Result<Vec<(&'static str, Tree)>, Failure> {
     let tokens = rig.text(LIMITS.tree_nodes, 7);
     let distinct: Vec<TokenId> = (0..LIMITS.tree_nodes as u32).map(TokenId).collect();
@@ -34,42 +34,42 @@ pub(super) fn shapes(rig: &Rig) -> Result<Vec<(&'static str, Tree)>, Failure> {
     ])
 }
 
-/// Each node's row is the one that speaking the node's path, and nothing else, would give.
-pub(super) fn a_node_hears_its_path(case: &Case<'_>) -> Result<(), Failure> {
+/// A node's row equals the row after decoding its path alone.
+pub(super) fn nodes_equal_their_path(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let prefix = rig.text(11, 6);
     for (name, tree) in shapes(&rig)? {
-        let seq = rig.read(&prefix)?;
+        let seq = rig.prefill(&prefix)?;
         let found = rig.verify(seq, &tree)?;
         rig.runner.close(seq);
         let mut expected: Vec<LogitsRow> = Vec::new();
         for node in tree.nodes() {
             let path = tree.path_to(node);
             let tokens: Vec<TokenId> = path.nodes().iter().map(|n| tree.token(*n)).collect();
-            let seq = rig.read(&prefix)?;
-            expected.extend(rig.speak(seq, &tokens)?.pop());
+            let seq = rig.prefill(&prefix)?;
+            expected.extend(rig.decode(seq, &tokens)?.pop());
             rig.runner.close(seq);
         }
         rig.same(&format!("{name} after a prompt"), &found, &expected)?;
     }
-    // Trees after what was spoken too, and after nothing at all.
+    // Trees after decoded tokens and at position 0.
     let tree = Tree::chain(&rig.text(4, 8))?;
     for spoken in [0, 5] {
         let words = rig.text(spoken, 9);
         let seq = rig.open()?;
-        rig.speak(seq, &words)?;
+        rig.decode(seq, &words)?;
         let found = rig.verify(seq, &tree)?;
         let seq = rig.open()?;
-        rig.speak(seq, &words)?;
-        let expected = rig.speak(seq, tree.tokens())?;
-        let what = format!("a chain after {spoken} spoken tokens");
+        rig.decode(seq, &words)?;
+        let expected = rig.decode(seq, tree.tokens())?;
+        let what = format!("a chain after {spoken} decoded tokens");
         rig.same(&what, &found, &expected)?;
     }
     Ok(())
 }
 
-/// What stands on one branch does not show on another.
-pub(super) fn siblings_do_not_see_each_other(case: &Case<'_>) -> Result<(), Failure> {
+/// The tokens of one branch do not affect another.
+pub(super) fn siblings_are_independent(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let prefix = rig.text(11, 6);
     // Two branches in turn: 1, 3, 5, 7 below the root and 2, 4, 6, 8.
@@ -81,7 +81,7 @@ pub(super) fn siblings_do_not_see_each_other(case: &Case<'_>) -> Result<(), Fail
             tokens[i] = TokenId(other + i as u32);
         }
         let tree = Tree::new(&tokens, &parents)?;
-        let seq = rig.read(&prefix)?;
+        let seq = rig.prefill(&prefix)?;
         let found = rig.verify(seq, &tree)?;
         rows.push([0, 1, 3, 5, 7].map(|i| found[i].clone()));
         rig.runner.close(seq);
@@ -89,8 +89,8 @@ pub(super) fn siblings_do_not_see_each_other(case: &Case<'_>) -> Result<(), Fail
     rig.same("one branch beside another", &rows[1], &rows[0])
 }
 
-/// Sequences verified together hear what each hears alone.
-pub(super) fn a_batch_is_its_members(case: &Case<'_>) -> Result<(), Failure> {
+/// A batched verify gives the rows of single calls.
+pub(super) fn batch_equals_single(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let shapes = shapes(&rig)?;
     let trees = [&shapes[0].1, &shapes[4].1, &shapes[1].1];
@@ -98,7 +98,7 @@ pub(super) fn a_batch_is_its_members(case: &Case<'_>) -> Result<(), Failure> {
     let mut seqs: Vec<SeqId> = Vec::new();
     for (i, tree) in trees.iter().enumerate() {
         let prefix = rig.text(5 + 20 * i, 10 + i);
-        let seq = rig.read(&prefix)?;
+        let seq = rig.prefill(&prefix)?;
         alone.push(rig.verify(seq, tree)?);
         rig.runner.discard(seq)?;
         seqs.push(seq);

@@ -1,4 +1,4 @@
-//! Laws of trees that see only part of the context.
+//! Properties of attention windows.
 
 use contract::{AttentionWindow, LogitsRow, NodeIdx, Runner, TokenId, Tree};
 
@@ -6,11 +6,11 @@ use super::rig::{Rig, same_rows};
 use super::{Case, Failure, LIMITS};
 use crate::compare::Precision;
 
-/// Windows of every kind, for contexts of 100 to 200 tokens: bare, with few and with many sinks.
+/// Windows for contexts of 100 to 200 tokens: without, with few and with many sinks.
 const WINDOWS: [(usize, usize); 4] = [(64, 0), (80, 3), (64, 40), (90, 70)];
 
-/// A window that holds the whole context is none, to the last bit.
-pub(super) fn a_wide_window_is_none(case: &Case<'_>) -> Result<(), Failure> {
+/// A window that covers the whole context changes no bit.
+pub(super) fn wide_window_changes_nothing(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let prefix = rig.text(150, 6);
     let tree = bush(&rig)?;
@@ -19,13 +19,13 @@ pub(super) fn a_wide_window_is_none(case: &Case<'_>) -> Result<(), Failure> {
         AttentionWindow::FULL,
         AttentionWindow::new(LIMITS.context, 0),
         AttentionWindow::new(LIMITS.context, 7),
-        // What it would hide are its sinks.
+        // The masked range consists of sinks.
         AttentionWindow::new(150, 64),
     ] {
-        let seq = rig.read(&prefix)?;
+        let seq = rig.prefill(&prefix)?;
         let mut found = rig.verify(seq, &tree.clone().with_window(window))?;
         rig.commit(seq, &tree, NodeIdx(1))?;
-        let mut after = rig.reveal(seq)?;
+        let mut after = rig.probe(seq)?;
         rig.runner.close(seq);
         found.append(&mut after);
         rows.push(found);
@@ -36,21 +36,21 @@ pub(super) fn a_wide_window_is_none(case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Through a window too, a node hears what speaking its path would give.
-pub(super) fn a_node_hears_its_path(case: &Case<'_>) -> Result<(), Failure> {
+/// With a window too, a node's row equals decoding its path.
+pub(super) fn nodes_equal_their_path(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let prefix = rig.text(150, 6);
     let tree = bush(&rig)?;
     for (tokens, sinks) in WINDOWS {
         let window = AttentionWindow::new(tokens, sinks);
-        let seq = rig.read(&prefix)?;
+        let seq = rig.prefill(&prefix)?;
         let found = rig.verify(seq, &tree.clone().with_window(window))?;
         rig.runner.close(seq);
         let mut expected: Vec<LogitsRow> = Vec::new();
         for node in tree.nodes() {
             let path = tree.path_to(node);
             let tokens = path.nodes().iter().map(|n| tree.token(*n));
-            let seq = rig.read(&prefix)?;
+            let seq = rig.prefill(&prefix)?;
             let mut row = Vec::new();
             for token in tokens {
                 let root = Tree::root(token).with_window(window);
@@ -65,12 +65,12 @@ pub(super) fn a_node_hears_its_path(case: &Case<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A window hides, and only while it is looked through: what is stored stays whole.
-pub(super) fn a_window_is_a_way_of_reading(case: &Case<'_>) -> Result<(), Failure> {
+/// A window masks attention only; the KV cache stays complete.
+pub(super) fn window_changes_no_stored_state(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let prefix = rig.text(150, 6);
     let tree = bush(&rig)?;
-    let seq = rig.read(&prefix)?;
+    let seq = rig.prefill(&prefix)?;
     let full = rig.verify(seq, &tree)?;
     rig.runner.discard(seq)?;
     let narrow = tree.clone().with_window(AttentionWindow::new(64, 0));
@@ -86,8 +86,8 @@ pub(super) fn a_window_is_a_way_of_reading(case: &Case<'_>) -> Result<(), Failur
     same_rows("after a window", &again, &full, Precision::BitExact)
 }
 
-/// Neighbours in a call each see through their own window.
-pub(super) fn windows_of_a_batch_do_not_mix(case: &Case<'_>) -> Result<(), Failure> {
+/// Each sequence of a batch uses its own window.
+pub(super) fn batch_windows_are_independent(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let tree = bush(&rig)?;
     let windows = [
@@ -100,7 +100,7 @@ pub(super) fn windows_of_a_batch_do_not_mix(case: &Case<'_>) -> Result<(), Failu
     let mut seqs = Vec::new();
     for (i, tree) in trees.iter().enumerate() {
         let prefix = rig.text(110 + 20 * i, 10 + i);
-        let seq = rig.read(&prefix)?;
+        let seq = rig.prefill(&prefix)?;
         alone.push(rig.verify(seq, tree)?);
         rig.runner.discard(seq)?;
         seqs.push(seq);
@@ -127,7 +127,7 @@ fn bush(rig: &Rig) -> Result<Tree, Failure> {
     let tokens: Vec<TokenId> = rig.text(12, 7);
     let mut tree = Tree::root(tokens[0]);
     for (i, token) in tokens.into_iter().enumerate().skip(1) {
-        // A token that a sibling has already is left out.
+        // Skips a token that a sibling already has.
         let parent = NodeIdx((i * 2 / 3).min(tree.len() - 1) as u16);
         let _ = tree.push(parent, token);
     }
