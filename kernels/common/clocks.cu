@@ -11,6 +11,7 @@ extern "C" __global__ void __launch_bounds__(1024) clocks_read(ulonglong2* out, 
     if (threadIdx.x) return;
     unsigned int multiprocessor;
     ulonglong2 now;
-    asm volatile("mov.u32 %0, %%smid;\n\tmov.u64 %1, %%clock64;\n\tmov.u64 %2, %%globaltimer;" : "=r"(multiprocessor), "=l"(now.x), "=l"(now.y));
+    asm volatile("mov.u32 %0, %%smid;\n\tmov.u64 %1, %%clock64;\n\tmov.u64 %2, %%globaltimer;"
+                 : "=r"(multiprocessor), "=l"(now.x), "=l"(now.y));
     if (multiprocessor < count) out[multiprocessor] = now;
 }

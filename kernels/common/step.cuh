@@ -27,19 +27,20 @@ struct Step {
     int _pad;
     Tree tree[STEP_TREES];
     int token[STEP_ROWS];
-    int position[STEP_ROWS];  // committed + depth
-    int tree_of[STEP_ROWS];  // index into tree; -1 for padding
-    int parent[STEP_ROWS];  // row index; -1 for a root and for padding
-    int depth[STEP_ROWS];  // 0 for a root
+    int position[STEP_ROWS];                  // committed + depth
+    int tree_of[STEP_ROWS];                   // index into tree; -1 for padding
+    int parent[STEP_ROWS];                    // row index; -1 for a root and for padding
+    int depth[STEP_ROWS];                     // 0 for a root
     unsigned long long ancestors[STEP_ROWS];  // bit j: row tree.first + j is an ancestor or the row itself
-    int logits_row[STEP_ROWS];  // rows whose logits are computed, in order
+    int logits_row[STEP_ROWS];                // rows whose logits are computed, in order
     // Attention windows, if they differ between trees.
-    int window[STEP_TREES];  // query q sees committed key k if q - k < window; 2^30 for no window
-    int sinks[STEP_TREES];  // committed keys before this position are seen whatever the window
+    int window[STEP_TREES];       // query q sees committed key k if q - k < window; 2^30 for no window
+    int sinks[STEP_TREES];        // committed keys before this position are seen whatever the window
     int feature_row[STEP_TREES];  // where the captured hidden states of a tree's root go; its other nodes follow
     // For gated_delta/decode_recurrent and, conv_sources, decode_wy_tree_sm90. Node numbers are relative to their tree,
     // whose part begins at the entry of its first row.
-    unsigned int conv_sources[STEP_ROWS];  // a byte per convolution tap, oldest first: a node, or < 0 a row of the conv window, -1 the newest
+    // a byte per convolution tap, oldest first: a node, or < 0 a row of the conv window, -1 the newest
+    unsigned int conv_sources[STEP_ROWS];
     unsigned int dfs_schedule[STEP_ROWS];  // in visiting order
 };
 
@@ -61,9 +62,9 @@ struct Chunk {
     int rows;
     int slot;
     int committed;
-    int n_logits_rows;  // entries of logits_row
+    int n_logits_rows;          // entries of logits_row
     int logits_row[STEP_ROWS];  // rows whose logits are computed, in order; more need further LM head passes
-    int token[1];  // [rows]
+    int token[1];               // [rows]
 };
 
 // An accepted path of the tree last verified in `slot`: entry i is a node index of that tree, node[0] = 0. Keys and

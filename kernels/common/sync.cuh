@@ -1,12 +1,13 @@
 // Barriers, fences, flags, pipelines, asynchronous copies and cluster operations, each defined once.
 //
-// Names are those of the PTX ISA and of CUTLASS. A shared-memory address is a 32-bit shared-window address (`shared_address`).
-// Which one orders what:
+// Names are those of the PTX ISA and of CUTLASS. A shared-memory address is a 32-bit shared-window address
+// (`shared_address`). Which one orders what:
 //   named barrier    threads of a block, 16 per block (id 0 is __syncthreads); `arrive` does not wait
-//   mbarrier         threads and asynchronous copies of a block or cluster; a wait names the parity of the phase to complete
-//   fence.proxy      writes of threads before reads by the copy engine or by wgmma (the asynchronous proxy), and the reverse
-//   ready flag       one block to another, in band: a word of +0.0 is "not ready", so data needs no flag beside it
-//   semaphore        one block to another, by acquire and release of a counter in device memory
+//   mbarrier         threads and asynchronous copies of a block or cluster; a wait names the parity of the phase to
+//                    complete
+//   fence.proxy      writes of threads before reads by the copy engine or by wgmma (the asynchronous proxy), and the
+//   reverse ready flag       one block to another, in band: a word of +0.0 is "not ready", so data needs no flag beside
+//   it semaphore        one block to another, by acquire and release of a counter in device memory
 //   cluster barrier  all threads of a cluster
 // Architecture floor: sm_80; mbarriers, bulk copies and clusters need sm_90, register reallocation sm_90a.
 #pragma once
@@ -38,11 +39,10 @@ __device__ __forceinline__ void named_barrier_sync() {
 template <int BARRIER_ID, int N_THREADS>
 __device__ __forceinline__ bool named_barrier_or(bool predicate) {
     u32 any;
-    asm volatile(
-        "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}\n"
-        : "=r"(any)
-        : "r"((u32)predicate), "n"(BARRIER_ID), "n"(N_THREADS)
-        : "memory");
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}\n"
+                 : "=r"(any)
+                 : "r"((u32)predicate), "n"(BARRIER_ID), "n"(N_THREADS)
+                 : "memory");
     return any != 0;
 }
 
@@ -87,8 +87,8 @@ __device__ __forceinline__ u64 policy_evict_last() {
 
 // ---- producer/consumer pipeline ------------------------------------------------------------------------------------
 
-// A stage of a ring of N_STAGES and the parity of its phase. A consumer starts at {0, 0}; a producer at {0, 1}, since the
-// phase before the first counts as complete: all stages are empty.
+// A stage of a ring of N_STAGES and the parity of its phase. A consumer starts at {0, 0}; a producer at {0, 1}, since
+// the phase before the first counts as complete: all stages are empty.
 template <int N_STAGES>
 struct PipelineState {
     int stage;
@@ -111,8 +111,8 @@ __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 byte
 }
 __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 mbarrier, u64 policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-            to),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(to),
         "l"(from), "r"(bytes), "r"(mbarrier), "l"(policy)
         : "memory");
 }
@@ -214,7 +214,8 @@ __device__ __forceinline__ u32 mapa(u32 address, int rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
-// Stores to the memory of a block of the cluster; completes the bytes on an mbarrier there (both addresses from `mapa`).
+// Stores to the memory of a block of the cluster; completes the bytes on an mbarrier there (both addresses from
+// `mapa`).
 __device__ __forceinline__ void st_async(u32 to, u32 x, u32 y, u32 mbarrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to), "r"(x),
                  "r"(y), "r"(mbarrier)
@@ -226,15 +227,16 @@ __device__ __forceinline__ void st_async(u32 to, float x, u32 mbarrier) {
                  : "memory");
 }
 __device__ __forceinline__ void st_async(u32 to, float4 v, u32 mbarrier) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                     to),
-                 "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(mbarrier)
-                 : "memory");
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(mbarrier)
+        : "memory");
 }
 
 // ---- warp roles ----------------------------------------------------------------------------------------------------
 
-// One lane of a converged warp. ptxas wraps what a single thread may issue into a loop over lanes, unless elect chose it.
+// One lane of a converged warp. ptxas wraps what a single thread may issue into a loop over lanes, unless elect chose
+// it.
 __device__ __forceinline__ bool elect_one() {
     u32 elected;
     asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}" : "=r"(elected));
@@ -257,7 +259,8 @@ __device__ __forceinline__ void red_add_v4(float* at, const float4& v) {
 }
 #endif
 
-// An optimisation barrier: the compiler forgets where the value came from, so it keeps it and does not compute it again.
+// An optimisation barrier: the compiler forgets where the value came from, so it keeps it and does not compute it
+// again.
 __device__ __forceinline__ u32 opaque(u32 v) {
     asm volatile("" : "+r"(v));
     return v;
@@ -266,8 +269,8 @@ __device__ __forceinline__ void make_opaque(u32& a, u32& b) { asm volatile("" : 
 
 // ---- ready flags in band: a block stores partial sums or activations, another polls them ---------------------------
 //
-// No fence, flag or counter: each 32-bit word shows by itself that it was written. Memory holds +0.0 ("not ready") before
-// and after. A +0.0 to be sent is stored as -0.0, which adds nothing either.
+// No fence, flag or counter: each 32-bit word shows by itself that it was written. Memory holds +0.0 ("not ready")
+// before and after. A +0.0 to be sent is stored as -0.0, which adds nothing either.
 
 __device__ __forceinline__ float encode_ready(float v) { return v == 0.0f ? -0.0f : v; }
 __device__ __forceinline__ bool is_ready(float v) { return __float_as_uint(v) != 0; }
@@ -327,7 +330,8 @@ __device__ __forceinline__ void semaphore_release(int* semaphore, int value) {
 }
 
 // A barrier of all blocks of a grid, which must be resident at once: a word whose top bit flips when the last block has
-// arrived (block 0 adds what flips it, less the ones of the other blocks). Either value may be there at first; no reset.
+// arrived (block 0 adds what flips it, less the ones of the other blocks). Either value may be there at first; no
+// reset.
 __device__ __forceinline__ u32 grid_barrier_phase(const u32* barrier) {
     u32 v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(barrier) : "memory");

@@ -9,8 +9,7 @@
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) capture_hidden_states(
-    const int* header, const float* x, float* out) {
+extern "C" __global__ void __launch_bounds__(256) capture_hidden_states(const int* header, const float* x, float* out) {
     pdl_launch();
     const int row = blockIdx.y, at = (blockIdx.x * 256 + threadIdx.x) * 4;
     const bool is_active = row < header[0] && at < WIDTH;

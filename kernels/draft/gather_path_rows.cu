@@ -10,7 +10,8 @@
 #include "common/step.cuh"
 #include "norm/row_output.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) draft_gather_path_rows(const Commit* commit, const float* x, RowOutput out) {
+extern "C" __global__ void __launch_bounds__(128)
+    draft_gather_path_rows(const Commit* commit, const float* x, RowOutput out) {
     pdl_launch();
     const int group = blockIdx.x * 4 + threadIdx.x / 32;
     pdl_wait();

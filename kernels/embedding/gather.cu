@@ -154,8 +154,8 @@ __device__ __forceinline__ float decode(const u8* row, int i) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256) embedding_gather(
-    const Header* header, const u8* __restrict__ table, float* out) {
+extern "C" __global__ void __launch_bounds__(256)
+    embedding_gather(const Header* header, const u8* __restrict__ table, float* out) {
     pdl_launch();
     __shared__ __align__(16) u8 bytes[BYTES];
     const int row = blockIdx.y, offset = threadIdx.x * 4, at = blockIdx.x * VALUES + offset;

@@ -21,15 +21,15 @@
 // grid    multiprocessors (any number is correct) x 288 threads
 // smem    STAGES * (16 m16 tiles of a slice + its x) bytes, dynamic
 // scratch gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 before and after
-// defines ROWS, N8_TILES = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES (f32
-//         matrices of the same input, f32_gemm.cuh)
+// defines ROWS, N8_TILES = ceil(ROWS / 8), STAGES, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch),
+//         F32_MATRICES (f32 matrices of the same input, f32_gemm.cuh)
 // arch    sm_80 and up; from sm_90 bulk copies fill the ring, weights before the dependency wait; below, cp.async
 // reference cpu::reference::matmul on the dequantised weights     test crates/cuda/tests/gemm_small_batch.rs
 #ifndef F32_MATRICES
 #define F32_MATRICES 0
 #endif
 #define WARPS 8
-#define M16_TILES 2  // m16 tiles of a warp: w and w + 8 of the sixteen of a tile
+#define M16_TILES 2           // m16 tiles of a warp: w and w + 8 of the sixteen of a tile
 #define THREADS (WARPS * 32)  // math threads; 32 more are the producer warp
 
 #include "common/prelude.cuh"
@@ -48,17 +48,17 @@ __device__ __forceinline__ void f32_sync() { sync_math_warps(); }
 struct Matrix {
     const u8* weights;
     float* out;
-    int n_out;  // rows of W, columns of out
+    int n_out;   // rows of W, columns of out
     int stride;  // floats from a row of out to the next
-    int add;  // out += instead of out =
+    int add;     // out += instead of out =
     int kind;
-    int units;  // along K
-    int tiles;  // of 256 rows
-    int tile_bytes;  // of an m16 tile in a unit
+    int units;              // along K
+    int tiles;              // of 256 rows
+    int tile_bytes;         // of an m16 tile in a unit
     int first_slice_bytes;  // of an m16 tile in the first slice of a unit
-    u32 first_cost;  // where its units begin on the line
-    u32 cost;  // of a unit
-    int slices;  // per unit
+    u32 first_cost;         // where its units begin on the line
+    u32 cost;               // of a unit
+    int slices;             // per unit
     int _pad;
 };
 struct SmallBatchParams {
@@ -66,8 +66,10 @@ struct SmallBatchParams {
     const u8* x;  // rows of this launch
     float4* scratch;
     int n_matrices;
-    int x_chunk_stride;  // bytes from 64 values of x to the next: N8_TILES * 1024, or more if other launches take rows of x too
-    u32 cost_per_block, extra_blocks;  // block b begins at b * cost_per_block + min(b, extra_blocks); at least the cost of any unit
+    // bytes from 64 values of x to the next: N8_TILES * 1024, or more if other launches take rows of x too
+    int x_chunk_stride;
+    // block b begins at b * cost_per_block + min(b, extra_blocks); at least the cost of any unit
+    u32 cost_per_block, extra_blocks;
 #if F32_MATRICES
     F32Params f32;
 #endif
@@ -127,20 +129,23 @@ __device__ __forceinline__ void row_factors(const Matrix& s, int tile, int warp,
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int index = m * WARPS + warp, row_block = tile * 2 + index / 8;
-            const float* from = (const float*)row_block_at(s, row_block) + index % 8 * 16 + threadIdx.x % 32 / 4 + i * 8;
+            const float* from =
+                (const float*)row_block_at(s, row_block) + index % 8 * 16 + threadIdx.x % 32 / 4 + i * 8;
             factors[m][i] = index % 8 < row_tiles(s, row_block) ? __ldg(from) : 0.0f;
         }
 }
 
 // Stores m16 tile `index` of a tile's sixteen.
-__device__ __forceinline__ void store_m16_tile(const Matrix& s, int tile, int index, const float (&factors)[2], const float (&residual)[N8_TILES][4], const float (&acc)[N8_TILES][4]) {
+__device__ __forceinline__ void store_m16_tile(const Matrix& s, int tile, int index, const float (&factors)[2],
+                                               const float (&residual)[N8_TILES][4], const float (&acc)[N8_TILES][4]) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int column = (tile * 16 + index) * 16 + lane / 4 + i / 2 * 8, row = n * 8 + lane % 4 * 2 + i % 2;
-            if (row < ROWS && column < s.n_out) s.out[size_t(row) * s.stride + column] = residual[n][i] + acc[n][i] * factors[i / 2];
+            if (row < ROWS && column < s.n_out)
+                s.out[size_t(row) * s.stride + column] = residual[n][i] + acc[n][i] * factors[i / 2];
         }
 }
 // Previous values of that m16 tile in out if it is added to; else zeros.
@@ -156,12 +161,17 @@ __device__ __forceinline__ void load_residual(const Matrix& s, int tile, int ind
 }
 
 // Reduces a tile that several blocks share (split tile, see above).
-__device__ __forceinline__ void reduce_split_tile(const SmallBatchParams& params, const Matrix& s, int tile, int warp, const float (&factors)[M16_TILES][2], float (&acc)[M16_TILES][N8_TILES][4]) {
+__device__ __forceinline__ void reduce_split_tile(const SmallBatchParams& params, const Matrix& s, int tile, int warp,
+                                                  const float (&factors)[M16_TILES][2],
+                                                  float (&acc)[M16_TILES][N8_TILES][4]) {
     constexpr int M16_TILE_FLOAT4 = N8_TILES * 32;  // float4 of an m16 tile
     const u32 begin = s.first_cost + u32(tile) * s.units * s.cost;
     const u32 first = block_at_cost(params, begin), last = block_at_cost(params, begin + u32(s.units - 1) * s.cost);
     // A block has at most two partial tiles: of a tile that others began, and of one that it begins.
-    const auto partial = [&](u32 block, int index) { return params.scratch + ((size_t(block) * 2 + (block == first)) * 16 + index) * M16_TILE_FLOAT4 + threadIdx.x % 32; };
+    const auto partial = [&](u32 block, int index) {
+        return params.scratch + ((size_t(block) * 2 + (block == first)) * 16 + index) * M16_TILE_FLOAT4 +
+               threadIdx.x % 32;
+    };
     const auto exists = [&](int index) { return index % 8 < row_tiles(s, tile * 2 + index / 8); };
 #pragma unroll
     for (int m = 0; m < M16_TILES; m++) {
@@ -169,7 +179,8 @@ __device__ __forceinline__ void reduce_split_tile(const SmallBatchParams& params
         if (first + (2 * warp + m) % (last - first) == blockIdx.x || !exists(index)) continue;
         float4* to = partial(blockIdx.x, index);
 #pragma unroll
-        for (int n = 0; n < N8_TILES; n++) flag_store(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
+        for (int n = 0; n < N8_TILES; n++)
+            flag_store(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
     }
 #pragma unroll
     for (int m = 0; m < M16_TILES; m++) {
@@ -212,7 +223,8 @@ __device__ __forceinline__ void reduce_split_tile(const SmallBatchParams& params
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(const __grid_constant__ SmallBatchParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS + 32)
+    gemm_small_batch(const __grid_constant__ SmallBatchParams params) {
     extern __shared__ __align__(128) u8 ring[];
     const int warp = warp_index();
     pdl_launch();
@@ -253,17 +265,23 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
             const u64 evict_first = policy_evict_first(), evict_last = policy_evict_last();
             const auto load_weights = [&](const SliceIterator& next_slice, int stage) {
                 const u32 to = ring_address + stage * STAGE_BYTES;
-                pipeline.producer_expect_tx(stage, (next_slice.rows[0] + next_slice.rows[1]) * next_slice.bytes[0] + next_slice.slices * N8_TILES * A16_TILE);
-                cp_async_bulk(to, next_slice.weights[0], next_slice.rows[0] * next_slice.bytes[0], pipeline.full_barrier(stage), evict_first);
-                if (next_slice.rows[1]) cp_async_bulk(to + 8 * next_slice.bytes[0], next_slice.weights[1], next_slice.rows[1] * next_slice.bytes[0], pipeline.full_barrier(stage), evict_first);
+                pipeline.producer_expect_tx(stage, (next_slice.rows[0] + next_slice.rows[1]) * next_slice.bytes[0] +
+                                                       next_slice.slices * N8_TILES * A16_TILE);
+                cp_async_bulk(to, next_slice.weights[0], next_slice.rows[0] * next_slice.bytes[0],
+                              pipeline.full_barrier(stage), evict_first);
+                if (next_slice.rows[1])
+                    cp_async_bulk(to + 8 * next_slice.bytes[0], next_slice.weights[1],
+                                  next_slice.rows[1] * next_slice.bytes[0], pipeline.full_barrier(stage), evict_first);
             };
             const auto load_x = [&](const SliceIterator& next_slice, int stage) {
                 const u32 to = ring_address + stage * STAGE_BYTES + WEIGHT_STAGE_BYTES;
                 if (params.x_chunk_stride == N8_TILES * A16_TILE) {
-                    cp_async_bulk(to, next_slice.x, next_slice.slices * N8_TILES * A16_TILE, pipeline.full_barrier(stage), evict_last);
+                    cp_async_bulk(to, next_slice.x, next_slice.slices * N8_TILES * A16_TILE,
+                                  pipeline.full_barrier(stage), evict_last);
                 } else {
                     for (int i = 0; i < next_slice.slices; i++)
-                        cp_async_bulk(to + i * N8_TILES * A16_TILE, next_slice.x + size_t(i) * params.x_chunk_stride, N8_TILES * A16_TILE, pipeline.full_barrier(stage), evict_last);
+                        cp_async_bulk(to + i * N8_TILES * A16_TILE, next_slice.x + size_t(i) * params.x_chunk_stride,
+                                      N8_TILES * A16_TILE, pipeline.full_barrier(stage), evict_last);
                 }
             };
             SliceIterator next_slice;
@@ -322,7 +340,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemm_small_batch(cons
                 for (int i = threadIdx.x * 16; i < next_slice.rows[m] * next_slice.bytes[0]; i += THREADS * 16)
                     cp_async_16(to + m * 8 * next_slice.bytes[0] + i, next_slice.weights[m] + i);
             for (int i = threadIdx.x * 16; i < next_slice.slices * N8_TILES * A16_TILE; i += THREADS * 16)
-                cp_async_16(to + WEIGHT_STAGE_BYTES + i, next_slice.x + (i / (N8_TILES * A16_TILE)) * size_t(params.x_chunk_stride) + i % (N8_TILES * A16_TILE));
+                cp_async_16(to + WEIGHT_STAGE_BYTES + i,
+                            next_slice.x + (i / (N8_TILES * A16_TILE)) * size_t(params.x_chunk_stride) +
+                                i % (N8_TILES * A16_TILE));
             next_slice.advance(params);
             remaining--;
         }

@@ -18,11 +18,15 @@ __device__ __forceinline__ uint4 load_16b(const u8* p) { return *(const uint4*)p
 // Shared-memory loads and stores by address.
 __device__ __forceinline__ uint4 ld_shared_v4(u32 at) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
     return v;
 }
 __device__ __forceinline__ void st_shared_v4(u32 at, const uint4& v) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 __device__ __forceinline__ uint2 ld_shared_v2(u32 at) {
     uint2 v;
@@ -41,7 +45,9 @@ __device__ __forceinline__ u32 ld_shared_u16(u32 at) {
 }
 __device__ __forceinline__ u32 word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 __device__ __forceinline__ u32 rotate_right(u32 v, int bits) { return bits ? __funnelshift_r(v, v, bits) : v; }
-__device__ __forceinline__ void rotate_words_8(uint4& v) { v = make_uint4(rotate_right(v.x, 8), rotate_right(v.y, 8), rotate_right(v.z, 8), rotate_right(v.w, 8)); }
+__device__ __forceinline__ void rotate_words_8(uint4& v) {
+    v = make_uint4(rotate_right(v.x, 8), rotate_right(v.y, 8), rotate_right(v.z, 8), rotate_right(v.w, 8));
+}
 // Half `i` of v in both halves: an operand modifier of the instruction that reads it.
 __device__ __forceinline__ u32 broadcast_half(u32 v, int i) {
     u32 d;
@@ -65,11 +71,14 @@ __device__ __forceinline__ u32 quad_shfl(u32 v, int u) { return __shfl_sync(WARP
 // The 16-byte slots are rotated by u, so eight lanes never write to the same banks. Math warps come first.
 #define SCALE_WARPS 8
 __shared__ uint4 scale_smem[SCALE_WARPS][64];
-__device__ __forceinline__ uint4* scale_slot(int u, int half) { return scale_smem[threadIdx.x / 32] + u * 16 + half * 8 + (threadIdx.x % 32 / 4 + 2 * u) % 8; }
-__device__ __forceinline__ void store_scales(const u32 (&halves)[2][4]) {
+__device__ __forceinline__ uint4* scale_slot(int u, int half) {
+    return scale_smem[threadIdx.x / 32] + u * 16 + half * 8 + (threadIdx.x % 32 / 4 + 2 * u) % 8;
+}
+__device__ __forceinline__ void store_scales(const u32 (&by_half)[2][4]) {
     __syncwarp();
 #pragma unroll
-    for (int p = 0; p < 2; p++) *scale_slot(threadIdx.x % 4, p) = make_uint4(halves[p][0], halves[p][1], halves[p][2], halves[p][3]);
+    for (int p = 0; p < 2; p++)
+        *scale_slot(threadIdx.x % 4, p) = make_uint4(by_half[p][0], by_half[p][1], by_half[p][2], by_half[p][3]);
     __syncwarp();
 }
 
@@ -80,14 +89,16 @@ struct LaneOffsets {
     u32 codes[2], extra_codes[2], head[2], d_f16;  // those that the kind has
 
     __device__ __forceinline__ void init(int tile_distance, int base) {
-        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4 + 8 * (lane & 1), tile = warp + (lane & 2 ? tile_distance : 0);
+        const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4 + 8 * (lane & 1),
+                  tile = warp + (lane & 2 ? tile_distance : 0);
 #pragma unroll
         for (int p = 0; p < 2; p++) {
             codes[p] = opaque(base + warp * slice_tile_bytes(KIND, p) + lane * 16);
             if (KIND == KIND_Q5K) extra_codes[p] = opaque(base + warp * slice_tile_bytes(KIND, p) + 1024 + lane * 8);
             if (KIND == KIND_Q6K) head[p] = opaque(base + tile * slice_tile_bytes(KIND, p) + 1536 + row * 8);
         }
-        if (KIND != KIND_Q6K) head[0] = opaque(base + tile * slice_tile_bytes(KIND, 0) + (KIND == KIND_Q5K ? 1280 : 1024) + row * 16);
+        if (KIND != KIND_Q6K)
+            head[0] = opaque(base + tile * slice_tile_bytes(KIND, 0) + (KIND == KIND_Q5K ? 1280 : 1024) + row * 16);
         if (KIND == KIND_Q6K) d_f16 = opaque(base + tile * slice_tile_bytes(KIND, 0) + 1664 + row * 2);
     }
 };
@@ -96,10 +107,10 @@ template <int KIND>
 struct Tile {
     // Q4K and Q5K. With a single tile, lane u of a quad decodes the scales of chunk u of the unit for all lanes.
     static constexpr bool IS_Q5 = KIND == KIND_Q5K, IS_PAIRED = true;
-    uint4 header[2];  // of rows g and g + 8
+    uint4 header[2];             // of rows g and g + 8
     u32 scale[4][2], min[4][2];  // [chunk][row], pairs (b = 0, b = 1)
     uint4 codes;
-    u32 extra_codes;  // Q5K: the fifth word
+    u32 extra_codes;   // Q5K: the fifth word
     int first, chunk;  // compile-time constants after unrolling
 
     template <int SLICE>
@@ -117,7 +128,8 @@ struct Tile {
     }
     // For the tile `tile_offset` bytes after the warp's own.
     template <int SLICE>
-    __device__ __forceinline__ void load_codes(const LaneOffsets<KIND>& lane_offsets, u32 slice_address, u32 tile_offset, int q) {
+    __device__ __forceinline__ void load_codes(const LaneOffsets<KIND>& lane_offsets, u32 slice_address,
+                                               u32 tile_offset, int q) {
         codes = ld_shared_v4(slice_address + lane_offsets.codes[SLICE] + tile_offset + q * 512);
         if (IS_Q5) extra_codes = ld_shared_u32(slice_address + lane_offsets.extra_codes[SLICE] + tile_offset + q * 4);
     }
@@ -132,7 +144,8 @@ struct Tile {
             // Bytes are 4 c and 4 m of four runs; 0x5c00 + byte is 256 + c.
             const uint4 h = header[i];
             const u32 upper_mins = (h.y << 2 & 0x0c0c0c0cu) | (h.z << 4 & 0x30303030u) | (h.w << 6 & 0xc0c0c0c0u);
-            const u32 c = prmt((is_upper ? h.w : h.y) & 0xfcfcfcfcu, 0x5cu, selector), m = prmt(is_upper ? upper_mins : h.z & 0xfcfcfcfcu, 0x5cu, selector);
+            const u32 c = prmt((is_upper ? h.w : h.y) & 0xfcfcfcfcu, 0x5cu, selector),
+                      m = prmt(is_upper ? upper_mins : h.z & 0xfcfcfcfcu, 0x5cu, selector);
             const u32 d = f16x2_mul(broadcast_half(h.x, 0), IS_Q5 ? 0x28003c00u : 0x2c003c00u);  // 1, 1/32 or 1/16
             const u32 lane_scale = f16x2_fma(c, d, f16x2_mul(d, 0xdc00dc00u));
             const u32 lane_min = f16x2_fma(m, broadcast_half(h.x, 1), f16x2_mul(broadcast_half(h.x, 1), 0xdc00dc00u));
@@ -147,12 +160,14 @@ struct Tile {
     static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const u8* const (&w)[2]) {
         const int lane = threadIdx.x % 32;
         if (SLICE == 0)
-            tile[0].header[0] = load_16b((lane & 2 ? w[1] : w[0]) + (IS_Q5 ? 1280 : 1024) + (lane / 4 + 8 * (lane & 1)) * 16);
+            tile[0].header[0] =
+                load_16b((lane & 2 ? w[1] : w[0]) + (IS_Q5 ? 1280 : 1024) + (lane / 4 + 8 * (lane & 1)) * 16);
         else
             read_scales_pair<SLICE>(tile);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND>& lane_offsets, u32 slice_address) {
+    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND>& lane_offsets,
+                                                            u32 slice_address) {
         if (SLICE == 0)
             tile[0].header[0] = ld_shared_v4(slice_address + lane_offsets.head[0]);
         else
@@ -165,14 +180,16 @@ struct Tile {
         const uint4 h = tile[0].header[0];
         const u32 upper_mins = (h.y << 2 & 0x0c0c0c0cu) | (h.z << 4 & 0x30303030u) | (h.w << 6 & 0xc0c0c0c0u);
         const u32 c[2] = {h.y & 0xfcfcfcfcu, h.w & 0xfcfcfcfcu}, m[2] = {h.z & 0xfcfcfcfcu, upper_mins};
-        const u32 d = f16x2_mul(broadcast_half(h.x, 0), IS_Q5 ? 0x28003c00u : 0x2c003c00u), d_offset = f16x2_mul(d, 0xdc00dc00u);
+        const u32 d = f16x2_mul(broadcast_half(h.x, 0), IS_Q5 ? 0x28003c00u : 0x2c003c00u),
+                  d_offset = f16x2_mul(d, 0xdc00dc00u);
         const u32 min_offset = f16x2_mul(broadcast_half(h.x, 1), 0xdc00dc00u);
         u32 lane_value[2][4];  // of both slices: scale and minimum of two chunks
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             const u32 selector = q % 2 ? 0x4342u : 0x4140u;
             lane_value[q / 2][q % 2 * 2] = f16x2_fma(prmt(c[q / 2], 0x5cu, selector), d, d_offset);
-            lane_value[q / 2][q % 2 * 2 + 1] = f16x2_fma(prmt(m[q / 2], 0x5cu, selector), broadcast_half(h.x, 1), min_offset);
+            lane_value[q / 2][q % 2 * 2 + 1] =
+                f16x2_fma(prmt(m[q / 2], 0x5cu, selector), broadcast_half(h.x, 1), min_offset);
         }
         store_scales(lane_value);
         read_scales_pair<0>(tile);
@@ -190,7 +207,8 @@ struct Tile {
     __device__ __forceinline__ void select_chunk(int q) { chunk = first + q; }
     __device__ __forceinline__ void rotate_codes() {
         if (IS_Q5)
-            codes = make_uint4(rotate_right(codes.x, 10), rotate_right(codes.y, 9), rotate_right(codes.z, 8), rotate_right(codes.w, 7));
+            codes = make_uint4(rotate_right(codes.x, 10), rotate_right(codes.y, 9), rotate_right(codes.z, 8),
+                               rotate_right(codes.w, 7));
         else
             rotate_words_8(codes);
     }
@@ -207,34 +225,44 @@ struct Tile {
     // of each run lie at other bits than its others and have their own scales.
     template <int B>
     __device__ __forceinline__ void dequant_q5(u32 (&a)[4]) const {
-        const u32 shifted_scale[2] = {f16x2_mul(scale[chunk][0], 0x40003800u), f16x2_mul(scale[chunk][1], 0x44003400u)};  // 1/2, 2; 1/4, 4
+        // 1/2, 2; 1/4, 4
+        const u32 shifted_scale[2] = {f16x2_mul(scale[chunk][0], 0x40003800u), f16x2_mul(scale[chunk][1], 0x44003400u)};
         const u32 last = rotate_right(extra_codes, 6);
-        const u32 gathered = (codes.x & 0x00400040u) | (codes.y & 0x00800080u) | (codes.z & 0x01000100u) | (codes.w & 0x02000200u) | (last & 0x04000400u);
-        const u32 code[4] = {B ? last & 0x03e003e0u : codes.y & 0x007c007cu, B ? codes.w & 0x01f001f0u : codes.z & 0x00f800f8u,
-                             B ? gathered : codes.x & 0x003e003eu, extra_codes & (B ? 0x07c007c0u : 0x003e003eu)};
+        const u32 gathered = (codes.x & 0x00400040u) | (codes.y & 0x00800080u) | (codes.z & 0x01000100u) |
+                             (codes.w & 0x02000200u) | (last & 0x04000400u);
+        const u32 code[4] = {B ? last & 0x03e003e0u : codes.y & 0x007c007cu,
+                             B ? codes.w & 0x01f001f0u : codes.z & 0x00f800f8u, B ? gathered : codes.x & 0x003e003eu,
+                             extra_codes & (B ? 0x07c007c0u : 0x003e003eu)};
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            a[j] = f16x2_fms(code[j], broadcast_half(j < 2 ? shifted_scale[j] : scale[chunk][j % 2], B), broadcast_half(min[chunk][j % 2], B));
+            a[j] = f16x2_fms(code[j], broadcast_half(j < 2 ? shifted_scale[j] : scale[chunk][j % 2], B),
+                             broadcast_half(min[chunk][j % 2], B));
     }
 };
 
 template <>
 struct Tile<KIND_Q6K> {
     static constexpr bool IS_PAIRED = true;
-    u32 d_f16[2];  // d of rows g and g + 8
+    u32 d_f16[2];         // d of rows g and g + 8
     uint2 raw_scales[2];  // c + 128 of the slice's eight runs of 16
     uint4 codes;
-    uint2 extra_codes;  // words 4 and 5
-    u32 scaled_d[2];  // d for b = 0 and 1
+    uint2 extra_codes;              // words 4 and 5
+    u32 scaled_d[2];                // d for b = 0 and 1
     u32 scale[4][2], offset[4][2];  // [2 q + s][row], pairs (b = 0, b = 1)
-    int chunk;  // a compile-time constant after unrolling
+    int chunk;                      // a compile-time constant after unrolling
 
     // Factor of d for b = 0 and 1 in row g + 8 i: 1 for codes at bit 1, 1/16 at bit 5.
-    static __device__ __forceinline__ u32 bit_scale(int s, int i) { return s ? 0x3c002c00u : i ? 0x2c003c00u : 0x3c003c00u; }
+    static __device__ __forceinline__ u32 bit_scale(int s, int i) {
+        return s ? 0x3c002c00u : i ? 0x2c003c00u : 0x3c003c00u;
+    }
     // 32 codes: 32 * 2^-23 or 32 * 2^-19 of a scale.
-    static __device__ __forceinline__ u32 offset_of(u32 scale, int s, int i) { return f16x2_mul(scale, s ? 0x00400400u : i ? 0x04000040u : 0x00400040u); }
+    static __device__ __forceinline__ u32 offset_of(u32 scale, int s, int i) {
+        return f16x2_mul(scale, s ? 0x00400400u : i ? 0x04000040u : 0x00400040u);
+    }
     // Pair `selector` of four stored bytes: 0x6400 + byte is 1024 + byte; minus 1152 it is c, exactly.
-    static __device__ __forceinline__ u32 signed_scales(u32 bytes, u32 selector) { return f16x2_add(prmt(bytes, 0x64u, selector), 0xe480e480u); }
+    static __device__ __forceinline__ u32 signed_scales(u32 bytes, u32 selector) {
+        return f16x2_add(prmt(bytes, 0x64u, selector), 0xe480e480u);
+    }
 
     template <int SLICE>
     __device__ __forceinline__ void load_header(const u8* at) {
@@ -251,7 +279,8 @@ struct Tile<KIND_Q6K> {
         extra_codes = *(const uint2*)(at + 1024 + lane * 16 + q * 8);
     }
     template <int SLICE>
-    __device__ __forceinline__ void load_codes(const LaneOffsets<KIND_Q6K>& lane_offsets, u32 slice_address, u32 tile_offset, int q) {
+    __device__ __forceinline__ void load_codes(const LaneOffsets<KIND_Q6K>& lane_offsets, u32 slice_address,
+                                               u32 tile_offset, int q) {
         codes = ld_shared_v4(slice_address + lane_offsets.codes[SLICE] + tile_offset + q * 512);
         extra_codes = ld_shared_v2(slice_address + lane_offsets.codes[SLICE] + tile_offset + 1024 + q * 8);
     }
@@ -262,7 +291,8 @@ struct Tile<KIND_Q6K> {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (SLICE == 0) scaled_d[i] = f16x2_mul(broadcast_half(d_f16[i], 0), bit_scale(threadIdx.x & 1, i));
-            const u32 lane_value = f16x2_mul(signed_scales(threadIdx.x & 2 ? raw_scales[i].y : raw_scales[i].x, selector), scaled_d[i]);
+            const u32 lane_value =
+                f16x2_mul(signed_scales(threadIdx.x & 2 ? raw_scales[i].y : raw_scales[i].x, selector), scaled_d[i]);
 #pragma unroll
             for (int u = 0; u < 4; u++) {
                 scale[u][i] = quad_shfl(lane_value, u);
@@ -279,7 +309,8 @@ struct Tile<KIND_Q6K> {
         if (SLICE == 0) tile[0].d_f16[0] = *(const u16*)(at + 1664 + r * 2);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND_Q6K>& lane_offsets, u32 slice_address) {
+    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND_Q6K>& lane_offsets,
+                                                            u32 slice_address) {
         tile[0].raw_scales[0] = ld_shared_v2(slice_address + lane_offsets.head[SLICE]);
         if (SLICE == 0) tile[0].d_f16[0] = ld_shared_u16(slice_address + lane_offsets.d_f16);
     }
@@ -292,7 +323,9 @@ struct Tile<KIND_Q6K> {
             if (SLICE == 0) tile[0].scaled_d[s] = f16x2_mul(broadcast_half(tile[0].d_f16[0], 0), bit_scale(s, i));
 #pragma unroll
             for (int q = 0; q < 2; q++) {
-                lane_value[q][2 * s] = f16x2_mul(signed_scales(q ? tile[0].raw_scales[0].y : tile[0].raw_scales[0].x, s ? 0x4341u : 0x4240u), tile[0].scaled_d[s]);
+                lane_value[q][2 * s] = f16x2_mul(
+                    signed_scales(q ? tile[0].raw_scales[0].y : tile[0].raw_scales[0].x, s ? 0x4341u : 0x4240u),
+                    tile[0].scaled_d[s]);
                 lane_value[q][2 * s + 1] = offset_of(lane_value[q][2 * s], s, i);
             }
         }
@@ -336,7 +369,9 @@ struct Tile<KIND_Q6K> {
             }
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++) a[j] = f16x2_fms(code[j], broadcast_half(scale[2 * chunk + s][j % 2], B), broadcast_half(offset[2 * chunk + s][j % 2], B));
+        for (int j = 0; j < 4; j++)
+            a[j] = f16x2_fms(code[j], broadcast_half(scale[2 * chunk + s][j % 2], B),
+                             broadcast_half(offset[2 * chunk + s][j % 2], B));
     }
 };
 
@@ -369,7 +404,9 @@ struct Tile<KIND_Q8> {
     template <int B>
     __device__ __forceinline__ void dequant(int, u32 (&a)[4]) const {
 #pragma unroll
-        for (int j = 0; j < 4; j++) a[j] = f16x2_fms(word(codes[B], j) & 0x03fc03fcu, broadcast_half(scale[j % 2], B), broadcast_half(offset[j % 2], B));
+        for (int j = 0; j < 4; j++)
+            a[j] = f16x2_fms(word(codes[B], j) & 0x03fc03fcu, broadcast_half(scale[j % 2], B),
+                             broadcast_half(offset[j % 2], B));
     }
 };
 

@@ -19,13 +19,13 @@
 
 struct F32Matrix {
     const float* weights;  // [n_out][cols]
-    float* out;  // [ROWS][stride]
+    float* out;            // [ROWS][stride]
     int n_out, stride;
     int add, first_row;  // first_row: the matrix's first group of 8 rows
 };
 struct F32Params {
     F32Matrix matrices[MAX_MATRICES];
-    const float* x;  // [ROWS][cols]
+    const float* x;   // [ROWS][cols]
     float* partials;  // [row_groups][k_slices][ROWS][8], +0 before and after
     int n_matrices, cols;
     int row_groups, k_slices;
@@ -59,7 +59,8 @@ __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem,
 // Before the dependency wait: the first chunk of the block's first job.
 __device__ __forceinline__ void f32_prologue(const F32Params& params, F32Smem& smem) {
     const int job = blockIdx.x;
-    if (job < params.row_groups * params.k_slices) f32_load(params, smem, job / params.k_slices, job % params.k_slices * params.k_slice);
+    if (job < params.row_groups * params.k_slices)
+        f32_load(params, smem, job / params.k_slices, job % params.k_slices * params.k_slice);
 }
 
 // Sums v[0..8] over the lanes: lane i gets the sum of v[i / 4].
@@ -98,7 +99,8 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
         const int row_group = job / params.k_slices, k_slice = job % params.k_slices;
         const int k_begin = k_slice * params.k_slice, k_end = min(cols, k_begin + params.k_slice);
         const F32Matrix& s = f32_matrix(params, row_group);
-        for (int first_row = warp; first_row < (ROWS + F32_WARPS - 1) / F32_WARPS * F32_WARPS; first_row += F32_WARPS * F32_ROWS_PER_WARP) {
+        for (int first_row = warp; first_row < (ROWS + F32_WARPS - 1) / F32_WARPS * F32_WARPS;
+             first_row += F32_WARPS * F32_ROWS_PER_WARP) {
             float sum[F32_ROWS_PER_WARP][8];
 #pragma unroll
             for (int r = 0; r < F32_ROWS_PER_WARP; r++)
@@ -119,8 +121,10 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
                     for (int step = 0; step < F32_PREFETCH; step++)
 #pragma unroll
                         for (int r = 0; r < F32_ROWS_PER_WARP; r++) {
-                            const int k = k0 + (from + step) * 128 + lane * 4, row = min(first_row + r * F32_WARPS, ROWS - 1);
-                            x[step][r] = k < cols ? __ldcg((const float4*)(params.x + size_t(row) * cols + k)) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                            const int k = k0 + (from + step) * 128 + lane * 4,
+                                      row = min(first_row + r * F32_WARPS, ROWS - 1);
+                            x[step][r] = k < cols ? __ldcg((const float4*)(params.x + size_t(row) * cols + k))
+                                                  : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                         }
 #pragma unroll
                     for (int step = 0; step < F32_PREFETCH; step++)
@@ -145,7 +149,9 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
                     if (params.k_slices == 1)
                         f32_store(s, row, (row_group - s.first_row) * 8 + lane / 4, v * factor(row));
                     else
-                        flag_store(params.partials + ((size_t(row_group) * params.k_slices + k_slice) * ROWS + row) * 8 + lane / 4, v);
+                        flag_store(params.partials +
+                                       ((size_t(row_group) * params.k_slices + k_slice) * ROWS + row) * 8 + lane / 4,
+                                   v);
                 }
             }
         }
@@ -156,7 +162,8 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
 // them.
 template <typename Factor>
 __device__ __forceinline__ void f32_epilogue(const F32Params& params, const Factor& factor) {
-    if (params.k_slices == 1 || int(blockIdx.x) >= params.row_groups * params.k_slices || blockIdx.x % params.k_slices) return;
+    if (params.k_slices == 1 || int(blockIdx.x) >= params.row_groups * params.k_slices || blockIdx.x % params.k_slices)
+        return;
     const int row_group = blockIdx.x / params.k_slices;
     const F32Matrix& s = f32_matrix(params, row_group);
     constexpr int FETCH = 12;
@@ -166,7 +173,8 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, const Fact
         for (int first_row = 0; first_row < params.k_slices; first_row += FETCH) {
             float component[FETCH];
 #pragma unroll
-            for (int f = 0; f < FETCH; f++) component[f] = flag_load(from + size_t(min(first_row + f, params.k_slices - 1)) * ROWS * 8);
+            for (int f = 0; f < FETCH; f++)
+                component[f] = flag_load(from + size_t(min(first_row + f, params.k_slices - 1)) * ROWS * 8);
 #pragma unroll
             for (int f = 0; f < FETCH; f++) {
                 if (first_row + f >= params.k_slices) break;

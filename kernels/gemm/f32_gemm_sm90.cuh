@@ -22,13 +22,13 @@
 
 struct F32Matrix {
     const float* weights;  // [n_out][cols]
-    float* out;  // [ROWS][stride]
+    float* out;            // [ROWS][stride]
     int n_out, stride;
     int _pad, first_row;  // first_row: the matrix's first group of 16 rows
 };
 struct F32Params {
     F32Matrix matrices[MAX_MATRICES];
-    const float* x;  // [ROWS][cols]
+    const float* x;    // [ROWS][cols]
     float4* partials;  // [row_groups][k_slices][N8_TILES][32]: C fragments; +0 before and after
     int n_matrices, cols;
     int row_groups, k_slices;
@@ -60,7 +60,8 @@ struct F32Job {
 __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem, int row_group, int k0) {
     static_assert(F32_WARPS * 32 == F32_CHUNK / 4, "a quad of a row for each thread");
     const F32Matrix& s = f32_matrix(params, row_group);
-    const int quad = f32_thread(), k = k0 + quad * 4, first_row = (row_group - s.first_row) * F32_TILE_ROWS, bytes = k < params.cols ? 16 : 0;
+    const int quad = f32_thread(), k = k0 + quad * 4, first_row = (row_group - s.first_row) * F32_TILE_ROWS,
+              bytes = k < params.cols ? 16 : 0;
     const float* from = s.weights + size_t(first_row) * params.cols + min(k, params.cols - 4);
 #pragma unroll 1
     for (int n = 0; n < F32_TILE_ROWS; n++) {
@@ -78,27 +79,34 @@ __device__ __forceinline__ void f32_prologue(const F32Params& params, F32Smem& s
 }
 
 // The bits that tf32 drops.
-__device__ __forceinline__ u32 tf32_low(float v) { return __float_as_uint(v - __uint_as_float(__float_as_uint(v) & 0xffffe000u)); }
-__device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+__device__ __forceinline__ u32 tf32_low(float v) {
+    return __float_as_uint(v - __uint_as_float(__float_as_uint(v) & 0xffffe000u));
 }
-__device__ __forceinline__ float component(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float component(const float4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 
 // Blocks of 16 values of x in flight per warp; registers limit them.
 #define F32_PREFETCH (N8_TILES > 6 ? 1 : N8_TILES >= 2 ? 2 : 4)
 
 // Adds the products of 128 values from k on, `quad` in shared memory.
-__device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& smem, int k, int quad, float (&acc)[N8_TILES][4]) {
+__device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& smem, int k, int quad,
+                                        float (&acc)[N8_TILES][4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr int BLOCKS = F32_CHUNK / 2 / 16;
     float4 x[F32_PREFETCH][N8_TILES];
     // Past K any values: their weights are zeros.
-    const auto fetch = [&](float4 (&to)[N8_TILES], int block) {
+    const auto fetch = [&](float4(&to)[N8_TILES], int block) {
         const float* from = params.x + min(k + block * 16 + t * 4, params.cols - 4);
 #pragma unroll
-        for (int n = 0; n < N8_TILES; n++) to[n] = __ldcg((const float4*)(from + size_t(min(n * 8 + g, ROWS - 1)) * params.cols));
+        for (int n = 0; n < N8_TILES; n++)
+            to[n] = __ldcg((const float4*)(from + size_t(min(n * 8 + g, ROWS - 1)) * params.cols));
     };
 #pragma unroll
     for (int i = 0; i < F32_PREFETCH; i++) fetch(x[i], i);
@@ -106,35 +114,35 @@ __device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& 
 #pragma unroll 1
     for (int first_row = 0; first_row < BLOCKS; first_row += F32_PREFETCH)
 #pragma unroll
-    for (int i = 0; i < F32_PREFETCH; i++) {
-        const int block = first_row + i;
-        float4 w[2];  // rows g and g + 8
+        for (int i = 0; i < F32_PREFETCH; i++) {
+            const int block = first_row + i;
+            float4 w[2];  // rows g and g + 8
 #pragma unroll
-        for (int r = 0; r < 2; r++) w[r] = smem.weights[g + 8 * r][(quad + block * 4 + t) ^ (g & 1) << 2];
+            for (int r = 0; r < 2; r++) w[r] = smem.weights[g + 8 * r][(quad + block * 4 + t) ^ (g & 1) << 2];
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            u32 high[4], low[4];
+            for (int e = 0; e < 2; e++) {
+                u32 high[4], low[4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float v = component(w[j % 2], 2 * e + j / 2);
-                high[j] = __float_as_uint(v);
-                low[j] = tf32_low(v);
-            }
+                for (int j = 0; j < 4; j++) {
+                    const float v = component(w[j % 2], 2 * e + j / 2);
+                    high[j] = __float_as_uint(v);
+                    low[j] = tf32_low(v);
+                }
             // MMAs of the same accumulator depend on each other: interleaved.
 #pragma unroll
-            for (int term = 0; term < 3; term++)
+                for (int term = 0; term < 3; term++)
 #pragma unroll
-                for (int n = 0; n < N8_TILES; n++) {
-                    const float b0 = component(x[i][n], 2 * e), b1 = component(x[i][n], 2 * e + 1);
-                    if (term == 1)
-                        mma_tf32(acc[n], high, tf32_low(b0), tf32_low(b1));
-                    else
-                        mma_tf32(acc[n], term ? high : low, __float_as_uint(b0), __float_as_uint(b1));
-                }
+                    for (int n = 0; n < N8_TILES; n++) {
+                        const float b0 = component(x[i][n], 2 * e), b1 = component(x[i][n], 2 * e + 1);
+                        if (term == 1)
+                            mma_tf32(acc[n], high, tf32_low(b0), tf32_low(b1));
+                        else
+                            mma_tf32(acc[n], term ? high : low, __float_as_uint(b0), __float_as_uint(b1));
+                    }
+            }
+            // Past the chunk in the last step, and not used.
+            fetch(x[i], min(block + F32_PREFETCH, BLOCKS - 1));
         }
-        // Past the chunk in the last step, and not used.
-        fetch(x[i], min(block + F32_PREFETCH, BLOCKS - 1));
-    }
 }
 
 // After the dependency wait, once x is there, by all f32 warps: publishes the sums of all jobs of the block.
@@ -164,12 +172,14 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
         float4* half = &smem.weights[0][0];
         f32_sync();
 #pragma unroll
-        for (int n = 0; n < N8_TILES; n++) half[(warp * N8_TILES + n) * 32 + lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+        for (int n = 0; n < N8_TILES; n++)
+            half[(warp * N8_TILES + n) * 32 + lane] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
         f32_sync();
 #pragma unroll 1
         for (int i = f32_thread(); i < N8_TILES * 32; i += F32_WARPS * 32) {
             const float4 a = half[i], b = half[N8_TILES * 32 + i];
-            flag_store(params.partials + size_t(number) * N8_TILES * 32 + i, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
+            flag_store(params.partials + size_t(number) * N8_TILES * 32 + i,
+                       make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
         }
     }
 }
@@ -186,14 +196,16 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
         const F32Job job(params, number);
         const F32Matrix& s = f32_matrix(params, job.row_group);
         float4* const from = params.partials + size_t(job.row_group) * params.k_slices * (N8_TILES * 32) + job.k_slice;
-        const int quads = N8_TILES * 32 - job.k_slice, k_slices = params.k_slices;  // quads of this block: 0, k_slices, .. below `quads`
+        // quads of this block: 0, k_slices, .. below `quads`
+        const int quads = N8_TILES * 32 - job.k_slice, k_slices = params.k_slices;
         f32_sync();
         bool waiting;
         do {
 #pragma unroll 1
             for (int q = warp * k_slices; q < quads; q += F32_WARPS * k_slices)
 #pragma unroll 1
-                for (int f = thread % 32; f < k_slices; f += 32) cp_async_16(shared_address(parts + q + f), from + size_t(f) * (N8_TILES * 32) + q);
+                for (int f = thread % 32; f < k_slices; f += 32)
+                    cp_async_16(shared_address(parts + q + f), from + size_t(f) * (N8_TILES * 32) + q);
             cp_async_commit();
             cp_async_wait<0>();
             waiting = false;
@@ -222,7 +234,8 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
             // Row of x and row of W of quad `at` of the fragments, for each of four lanes.
             const int at = job.k_slice + q, row = at / 32 * 8 + at % 4 * 2 + within % 2;
             const int n = (job.row_group - s.first_row) * F32_TILE_ROWS + at / 4 % 8 + within / 2 * 8;
-            if (within < 4 && q < quads && row < ROWS && n < s.n_out) s.out[size_t(row) * s.stride + n] = component(sum, within) * factor(row);
+            if (within < 4 && q < quads && row < ROWS && n < s.n_out)
+                s.out[size_t(row) * s.stride + n] = component(sum, within) * factor(row);
         }
     }
 }

@@ -30,10 +30,12 @@ __device__ __forceinline__ void zero_fill_f16(const Matrix& s, const Phase& phas
 #pragma unroll 1
     for (int i = thread; i < missing * N8_TILES * 64; i += count) {
         const int index = tiles + i / 64 / N8_TILES, n = i / 64 % N8_TILES;
-        flag_store_f16x2(phase.out_f16 + (size_t(index / 4) * N8_TILES + n) * A16_TILE + index % 4 * 256 + i % 64 * 4, 0);
+        flag_store_f16x2(phase.out_f16 + (size_t(index / 4) * N8_TILES + n) * A16_TILE + index % 4 * 256 + i % 64 * 4,
+                         0);
     }
 #pragma unroll 1
-    for (int i = thread; phase.epilogue_kind == EPILOGUE_ADD_NORM && i < missing * ROWS; i += count) phase.out_squares[size_t(i / missing) * groups + tiles + i % missing] = 0.0f;
+    for (int i = thread; phase.epilogue_kind == EPILOGUE_ADD_NORM && i < missing * ROWS; i += count)
+        phase.out_squares[size_t(i / missing) * groups + tiles + i % missing] = 0.0f;
 }
 
 // Of a lane's columns g and g + 8: row factors of the weights, and weights of the norm (EPILOGUE_ADD_NORM).
@@ -52,7 +54,8 @@ struct TileBlocks {
 };
 __device__ __forceinline__ TileBlocks tile_blocks(const Phase& phase, const Matrix& s, int tile) {
     if (phase.private_tiles) return {blockIdx.x, blockIdx.x, 1};
-    const u32 cost = tile_cost(phase, s, tile), first = block_at_cost(phase, cost), last = block_at_cost(phase, cost + u32(s.units - 1) * s.cost);
+    const u32 cost = tile_cost(phase, s, tile), first = block_at_cost(phase, cost),
+              last = block_at_cost(phase, cost + u32(s.units - 1) * s.cost);
     return {first, last, phase.tile_switch_cost == 0 ? last - first + 1 : last > first ? last - first : 1};
 }
 
@@ -65,7 +68,8 @@ struct EpilogueSmem {
 };
 __device__ __forceinline__ ColumnScales column_scales(const EpilogueSmem& tile, int m, int m16) {
     const int at = m16 * 16 + threadIdx.x % 32 / 4;
-    return {{tile.factors[m][at], tile.factors[m][at + 8]}, {tile.norm[m][at] * HEADROOM, tile.norm[m][at + 8] * HEADROOM}};
+    return {{tile.factors[m][at], tile.factors[m][at + 8]},
+            {tile.norm[m][at] * HEADROOM, tile.norm[m][at + 8] * HEADROOM}};
 }
 
 // Which of a lane's two rows and two columns exist. If ROWS is a multiple of 8, all rows do.
@@ -91,26 +95,30 @@ __device__ __forceinline__ u32 output_offset(u32 index, u32 n, u32 stride) {
 __device__ __forceinline__ int element_offset(int i, int stride) { return i % 2 * stride + i / 2 * 8; }
 
 // Previous values of 16 columns and 8 rows of out. Another block of this launch may have written them.
-__device__ __forceinline__ float4 load_residual(const float* from, int stride, const Bounds& there) {
+__device__ __forceinline__ float4 load_residual(const float* from, int stride, const Bounds& bounds) {
     float residual[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) residual[i] = there[i] ? __ldcg(from + element_offset(i, stride)) : 0.0f;
+    for (int i = 0; i < 4; i++) residual[i] = bounds[i] ? __ldcg(from + element_offset(i, stride)) : 0.0f;
     return make_float4(residual[0], residual[1], residual[2], residual[3]);
 }
 
 // `to`: the fragment in out.
-__device__ __forceinline__ void epilogue_store(const Matrix& s, float* to, const Bounds& there, float2 factor, const ColumnScales& columns, float4 sum) {
+__device__ __forceinline__ void epilogue_store(const Matrix& s, float* to, const Bounds& bounds, float2 factor,
+                                               const ColumnScales& columns, float4 sum) {
     const float acc[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (there[i]) to[element_offset(i, s.stride)] = acc[i] * columns.factors[i / 2] * (i % 2 ? factor.y : factor.x);
+        if (bounds[i])
+            to[element_offset(i, s.stride)] = acc[i] * columns.factors[i / 2] * (i % 2 ? factor.y : factor.x);
 }
 
-__device__ __forceinline__ void epilogue_add_norm(const Matrix& s, const Phase& phase, int index, int n, const RowScales& rows, const ColumnScales& columns,
-                                           float4 residual_in, float4 sum) {
-    const float residual[4] = {residual_in.x, residual_in.y, residual_in.z, residual_in.w}, acc[4] = {sum.x, sum.y, sum.z, sum.w};
+__device__ __forceinline__ void epilogue_add_norm(const Matrix& s, const Phase& phase, int index, int n,
+                                                  const RowScales& rows, const ColumnScales& columns,
+                                                  float4 residual_in, float4 sum) {
+    const float residual[4] = {residual_in.x, residual_in.y, residual_in.z, residual_in.w},
+                acc[4] = {sum.x, sum.y, sum.z, sum.w};
     const int lane = threadIdx.x % 32, row = n * 8 + lane % 4 * 2;
-    const Bounds there(s, index, n);
+    const Bounds bounds(s, index, n);
     float* const to = s.out + output_offset(index, n, s.stride);
     float x[4], y[4];
 #pragma unroll
@@ -119,27 +127,29 @@ __device__ __forceinline__ void epilogue_add_norm(const Matrix& s, const Phase& 
     if (phase.out_f16) {
         const float2 last = *(const float2*)&rows.inv_rms[row];
 #pragma unroll
-        for (int i = 0; i < 4; i++) y[i] = there.columns[i / 2] ? x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x) : 0.0f;
+        for (int i = 0; i < 4; i++)
+            y[i] = bounds.columns[i / 2] ? x[i] * columns.norm[i / 2] * (i % 2 ? last.y : last.x) : 0.0f;
         store_f16_tile(phase.out_f16, index, n, a16_f16x2(y[0], y[1]), a16_f16x2(y[2], y[3]));
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (there[i]) to[element_offset(i, s.stride)] = x[i];
-        if (!there.columns[i / 2]) x[i] = 0.0f;
+        if (bounds[i]) to[element_offset(i, s.stride)] = x[i];
+        if (!bounds.columns[i / 2]) x[i] = 0.0f;
     }
     if (!phase.out_f16) return;
     if (phase.out_f32) {
         float* const floats = phase.out_f32 + output_offset(index, n, s.n_out);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (there[i]) floats[element_offset(i, s.n_out)] = y[i];
+            if (bounds[i]) floats[element_offset(i, s.n_out)] = y[i];
     }
     float squares[2] = {x[0] * x[0] + x[2] * x[2], x[1] * x[1] + x[3] * x[3]};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int offset = 16; offset >= 4; offset >>= 1) squares[i] += __shfl_xor_sync(WARP_ALL, squares[i], offset);
-        if (lane < 4 && there.rows[i]) phase.out_squares[u32(row + i) * (u32(s.n_out + 255) / 256 * 16) + index] = squares[i];
+        if (lane < 4 && bounds.rows[i])
+            phase.out_squares[u32(row + i) * (u32(s.n_out + 255) / 256 * 16) + index] = squares[i];
     }
 }
 
@@ -151,8 +161,9 @@ __device__ __forceinline__ float silu_approx(float v) {
     return __fdividef(v, 1.0f + e);
 }
 
-__device__ __forceinline__ void epilogue_swiglu(const Matrix& s, const Phase& phase, int index, int n, const RowScales& rows, const ColumnScales (&columns)[M16_TILES],
-                                             float4 of_gate, float4 of_up) {
+__device__ __forceinline__ void epilogue_swiglu(const Matrix& s, const Phase& phase, int index, int n,
+                                                const RowScales& rows, const ColumnScales (&columns)[M16_TILES],
+                                                float4 of_gate, float4 of_up) {
     const float gate[4] = {of_gate.x, of_gate.y, of_gate.z, of_gate.w}, up[4] = {of_up.x, of_up.y, of_up.z, of_up.w};
     const int lane = threadIdx.x % 32, column = index * 16 + lane / 4;
     const float2 factor = *(const float2*)&rows.correction[n * 8 + lane % 4 * 2];
@@ -167,38 +178,50 @@ __device__ __forceinline__ void epilogue_swiglu(const Matrix& s, const Phase& ph
 }
 
 // The value as it is now, without a branch; if not wanted, -0.0, which is ready and adds nothing.
-__device__ __forceinline__ float4 flag_load_if(bool wanted, const float4* from) {
+__device__ __forceinline__ float4 flag_load_if(bool enabled, const float4* from) {
     float4 v;
     asm volatile(
-        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\tmov.f32 %0, 0f80000000;\n\tmov.f32 %1, %0;\n\tmov.f32 %2, %0;\n\tmov.f32 %3, %0;\n\t"
+        "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\tmov.f32 %0, 0f80000000;\n\tmov.f32 %1, %0;\n\tmov.f32 %2, "
+        "%0;\n\tmov.f32 %3, %0;\n\t"
         "@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n\t}"
         : "=&f"(v.x), "=&f"(v.y), "=&f"(v.z), "=&f"(v.w)
-        : "l"(from), "r"(u32(wanted))
+        : "l"(from), "r"(u32(enabled))
         : "memory");
     return v;
 }
 
 // Whether any word is not ready, without branches.
-__device__ __forceinline__ bool any_not_ready(const float4& v) { return !is_ready(v.x) | !is_ready(v.y) | !is_ready(v.z) | !is_ready(v.w); }
+__device__ __forceinline__ bool any_not_ready(const float4& v) {
+    return !is_ready(v.x) | !is_ready(v.y) | !is_ready(v.z) | !is_ready(v.w);
+}
 
 // Start of a partial tile. A block has at most two: of a tile that others began, and of one that it begins.
 #define PARTIAL_TILE (16 * N8_TILES * 32)
-__device__ __forceinline__ float4* partial_tile(float4* scratch, u32 block, u32 first) { return scratch + (block * 2 + (block == first)) * PARTIAL_TILE; }
-__device__ __forceinline__ u32 fragment_offset(u32 m, u32 m16, u32 n) { return ((m * WARPS + m16) * N8_TILES + n) * 32; }
-__device__ __forceinline__ u32 fragment_lane_offset(u32 m, u32 m16, u32 n) { return fragment_offset(m, m16, n) + threadIdx.x % 32; }
+__device__ __forceinline__ float4* partial_tile(float4* scratch, u32 block, u32 first) {
+    return scratch + (block * 2 + (block == first)) * PARTIAL_TILE;
+}
+__device__ __forceinline__ u32 fragment_offset(u32 m, u32 m16, u32 n) {
+    return ((m * WARPS + m16) * N8_TILES + n) * 32;
+}
+__device__ __forceinline__ u32 fragment_lane_offset(u32 m, u32 m16, u32 n) {
+    return fragment_offset(m, m16, n) + threadIdx.x % 32;
+}
 
 // Adds fragments of 16 columns and 8 rows published by blocks `from` .. last, in block order. The first is at offset
 // `place`, the others at(c) behind it. BATCH blocks at a time are polled until all are ready. POLL_ONE_WORD: if one is
 // missing, polls one word of each block and then reads all again; for many blocks, whose warps would exceed the L2
 // bandwidth otherwise.
 template <int COUNT, int BATCH, bool POLL_ONE_WORD, typename At>
-__device__ __forceinline__ void reduce_partials(float4* scratch, const TileBlocks& blocks, u32 from, u32 place, const At& at, float4 (&sum)[COUNT]) {
+__device__ __forceinline__ void reduce_partials(float4* scratch, const TileBlocks& blocks, u32 from, u32 offset,
+                                                const At& at, float4 (&sum)[COUNT]) {
     static_assert(COUNT == 1 || !POLL_ONE_WORD, "a lane polls one block's partial tile");
 #pragma unroll 1
     for (u32 b0 = from; b0 <= blocks.last; b0 += BATCH) {
         // Only the first block's partial tile may be elsewhere.
-        float4 *const head = partial_tile(scratch, b0, blocks.first) + place, *const tail = scratch + b0 * 2 * PARTIAL_TILE + place;
-        const auto part_at = [&](int f, int c) { return (f ? tail + 2 * f * PARTIAL_TILE : head) + at(c); };
+        float4 *const first_part = partial_tile(scratch, b0, blocks.first) + offset, *const rest =
+                                                                                         scratch +
+                                                                                         b0 * 2 * PARTIAL_TILE + offset;
+        const auto part_at = [&](int f, int c) { return (f ? rest + 2 * f * PARTIAL_TILE : first_part) + at(c); };
         const u32 more = blocks.last - b0;
         float4 part[BATCH][COUNT];
         bool waiting;
@@ -217,7 +240,7 @@ __device__ __forceinline__ void reduce_partials(float4* scratch, const TileBlock
             waiting = __any_sync(WARP_ALL, waiting);
             if constexpr (POLL_ONE_WORD) {
                 const u32 block = b0 + threadIdx.x % 32;
-                const float* word = (const float*)(partial_tile(scratch, block, blocks.first) + place);
+                const float* word = (const float*)(partial_tile(scratch, block, blocks.first) + offset);
                 const bool is_polling = waiting && threadIdx.x % 32 < BATCH && block <= blocks.last;
                 while (__any_sync(WARP_ALL, is_polling && !is_ready(flag_load(word)))) {}
             }
@@ -244,53 +267,62 @@ struct Fragment {
 };
 
 // Publishes the accumulators of a partial tile for the blocks that reduce it, except row block `skip_row_block`.
-__device__ __forceinline__ void publish_partial_tile(const Phase& phase, const Matrix& s, float4* scratch, int tile, u32 first, int warp, const float (&acc)[M16_TILES][N8_TILES][4],
-                                           u32 skip_row_block = M16_TILES) {
+__device__ __forceinline__ void publish_partial_tile(const Phase& phase, const Matrix& s, float4* scratch, int tile,
+                                                     u32 first, int warp, const float (&acc)[M16_TILES][N8_TILES][4],
+                                                     u32 skip_row_block = M16_TILES) {
 #pragma unroll
     for (int m = 0; m < M16_TILES; m++) {
         if ((row_block(phase.epilogue_kind, tile, m) * 8 + warp) * 16 >= s.n_out || m == skip_row_block) continue;
         float4* to = partial_tile(scratch, blockIdx.x, first) + fragment_lane_offset(m, warp, 0);
 #pragma unroll
-        for (int n = 0; n < N8_TILES; n++) flag_store(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
+        for (int n = 0; n < N8_TILES; n++)
+            flag_store(to + n * 32, make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
     }
 }
 
 // Reduces the remainder tiles of a phase by `warps` auxiliary warps of every block, this one being number `aux_warp`:
 // 16 columns of gate and of up and 8 rows at a time.
-__device__ __forceinline__ void reduce_remainder_tiles(const Phase& phase, const Matrix& s, float4* scratch, u32 aux_warp, u32 warps, const RowScales& rows) {
+__device__ __forceinline__ void reduce_remainder_tiles(const Phase& phase, const Matrix& s, float4* scratch,
+                                                       u32 aux_warp, u32 warps, const RowScales& rows) {
 #pragma unroll 1
-    for (u32 i = blockIdx.x + aux_warp * gridDim.x; i < (s.tiles - phase.remainder_begin) * 8 * N8_TILES; i += warps * gridDim.x) {
+    for (u32 i = blockIdx.x + aux_warp * gridDim.x; i < (s.tiles - phase.remainder_begin) * 8 * N8_TILES;
+         i += warps * gridDim.x) {
         const u32 tile = phase.remainder_begin + i / (8 * N8_TILES), m16 = i / N8_TILES % 8, n = i % N8_TILES;
         const int index = tile * 8 + m16;
         if (index * 16 >= s.n_out) continue;
         ColumnScales columns[M16_TILES];
 #pragma unroll
         for (int m = 0; m < M16_TILES; m++) {
-            const float* factors = (const float*)row_block_at(s, phase.epilogue_kind, tile, m) + m16 * 16 + threadIdx.x % 32 / 4;
+            const float* factors =
+                (const float*)row_block_at(s, phase.epilogue_kind, tile, m) + m16 * 16 + threadIdx.x % 32 / 4;
             columns[m] = {{__ldg(factors), __ldg(factors + 8)}, {}};
         }
         const u32 first = remainder_first_block(phase, s, tile);
         const TileBlocks blocks = {first, first + s.units - 1, 0};
         float4 sum[M16_TILES] = {};
-        reduce_partials<M16_TILES, 2, false>(scratch, blocks, first, fragment_lane_offset(0, m16, n), [](int m) { return fragment_offset(m, 0, 0); }, sum);
+        reduce_partials<M16_TILES, 2, false>(
+            scratch, blocks, first, fragment_lane_offset(0, m16, n), [](int m) { return fragment_offset(m, 0, 0); },
+            sum);
         epilogue_swiglu(s, phase, index, n, rows, columns, sum[0], sum[1]);
     }
 }
 
 // EPILOGUE_ADD_NORM: one fragment at a time; more would be more code than they gain.
-__device__ __forceinline__ void reduce_fragments(const Phase& phase, const Matrix& s, float4* scratch, int tile, const EpilogueSmem& room, int warp,
-                                           const RowScales& rows) {
-    const TileBlocks blocks = room.blocks;
+__device__ __forceinline__ void reduce_fragments(const Phase& phase, const Matrix& s, float4* scratch, int tile,
+                                                 const EpilogueSmem& smem, int warp, const RowScales& rows) {
+    const TileBlocks blocks = smem.blocks;
 #pragma unroll 1
     for (u32 i = blocks.first_fragment(warp); i < 16 * N8_TILES; i += blocks.n_reducers * WARPS) {
         const Fragment fragment(i);
         const int index = row_block(EPILOGUE_ADD_NORM, tile, fragment.m) * 8 + fragment.m16;
         if (index * 16 >= s.n_out) continue;
-        const float4 residual = load_residual(s.out + output_offset(index, fragment.n, s.stride), s.stride, Bounds(s, index, fragment.n));
+        const float4 residual =
+            load_residual(s.out + output_offset(index, fragment.n, s.stride), s.stride, Bounds(s, index, fragment.n));
         float4 sum[1] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-        const u32 place = fragment_lane_offset(fragment.m, fragment.m16, fragment.n);
-        reduce_partials<1, 8, true>(scratch, blocks, blocks.first, place, [](int) { return 0; }, sum);
-        epilogue_add_norm(s, phase, index, fragment.n, rows, column_scales(room, fragment.m, fragment.m16), residual, sum[0]);
+        const u32 offset = fragment_lane_offset(fragment.m, fragment.m16, fragment.n);
+        reduce_partials<1, 8, true>(scratch, blocks, blocks.first, offset, [](int) { return 0; }, sum);
+        epilogue_add_norm(s, phase, index, fragment.n, rows, column_scales(smem, fragment.m, fragment.m16), residual,
+                          sum[0]);
     }
 }
 
@@ -299,16 +331,19 @@ __device__ __forceinline__ void reduce_fragments(const Phase& phase, const Matri
 // `wait_for_scales` returns once `rows` is valid. Registers used here are missing in the mainloop, so this code exists
 // once.
 template <typename Wait>
-__device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, float4* scratch, int tile, int warp, const RowScales& rows,
-                                       const EpilogueSmem& room, const Wait& wait_for_scales, const float (&acc)[M16_TILES][N8_TILES][4]) {
-    const TileBlocks blocks = room.blocks;
-    const bool gated = phase.epilogue_kind == EPILOGUE_SWIGLU, keeps_accumulators = gated && blocks.has_single_reducer();
+__device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, float4* scratch, int tile, int warp,
+                                         const RowScales& rows, const EpilogueSmem& smem, const Wait& wait_for_scales,
+                                         const float (&acc)[M16_TILES][N8_TILES][4]) {
+    const TileBlocks blocks = smem.blocks;
+    const bool gated = phase.epilogue_kind == EPILOGUE_SWIGLU,
+               keeps_accumulators = gated && blocks.has_single_reducer();
     const u32 first = blocks.first;
     const auto index_of = [&](int m, int m16) { return row_block(phase.epilogue_kind, tile, m) * 8 + m16; };
     const auto exists = [&](int m, int m16) { return index_of(m, m16) * 16 < s.n_out; };
     // If two blocks share an EPILOGUE_STORE tile, warps reduce what they have accumulated themselves: each block one
     // row block and publishes the other, or the first block both.
-    const bool two_blocks = N8_TILES <= 4 && phase.epilogue_kind == EPILOGUE_STORE && blocks.last == first + 1, split_row_blocks = two_blocks && blocks.n_reducers == 2;
+    const bool two_blocks = N8_TILES <= 4 && phase.epilogue_kind == EPILOGUE_STORE && blocks.last == first + 1,
+               split_row_blocks = two_blocks && blocks.n_reducers == 2;
     const u32 rank = blockIdx.x - first;
     if (rank || !(keeps_accumulators || two_blocks && !split_row_blocks)) {
         publish_partial_tile(phase, s, scratch, tile, first, warp, acc, split_row_blocks ? rank : M16_TILES);
@@ -318,7 +353,7 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
     if (gated) {
         const int m16 = blocks.first_fragment(warp);
         if (m16 < 8 && exists(0, m16)) {
-            const ColumnScales columns[M16_TILES] = {column_scales(room, 0, m16), column_scales(room, 1, m16)};
+            const ColumnScales columns[M16_TILES] = {column_scales(smem, 0, m16), column_scales(smem, 1, m16)};
             constexpr int COLUMNS = N8_TILES > 4 ? N8_TILES : N8_TILES % 2 ? N8_TILES : 2;  // n8 tiles at a time
 #pragma unroll
             for (int n0 = 0; n0 < N8_TILES; n0 += COLUMNS) {
@@ -326,10 +361,12 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
 #pragma unroll
                 for (int c = 0; c < 2 * COLUMNS; c++) {
                     const float (&part)[4] = acc[c % 2][n0 + c / 2];
-                    sum[c] = keeps_accumulators ? make_float4(part[0], part[1], part[2], part[3]) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    sum[c] = keeps_accumulators ? make_float4(part[0], part[1], part[2], part[3])
+                                                : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
                 }
                 reduce_partials<2 * COLUMNS, COLUMNS == 1 ? 4 : 1, false>(
-                    scratch, blocks, first + keeps_accumulators, fragment_lane_offset(0, m16, n0), [](int c) { return fragment_offset(c % 2, 0, c / 2); }, sum);
+                    scratch, blocks, first + keeps_accumulators, fragment_lane_offset(0, m16, n0),
+                    [](int c) { return fragment_offset(c % 2, 0, c / 2); }, sum);
                 if constexpr (N8_TILES > 4) {
                     // Not unrolled: code that runs once is fetched from far. Selected by comparison: an array with a
                     // dynamic index lies in local memory.
@@ -343,7 +380,8 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
                     }
                 } else {
 #pragma unroll
-                    for (int n = 0; n < COLUMNS; n++) epilogue_swiglu(s, phase, index_of(0, m16), n0 + n, rows, columns, sum[2 * n], sum[2 * n + 1]);
+                    for (int n = 0; n < COLUMNS; n++)
+                        epilogue_swiglu(s, phase, index_of(0, m16), n0 + n, rows, columns, sum[2 * n], sum[2 * n + 1]);
                 }
             }
         }
@@ -366,17 +404,23 @@ __device__ __forceinline__ void epilogue(const Phase& phase, const Matrix& s, fl
             }
             TileBlocks others = blocks;
             if (two_blocks) others.last = blocks.last - rank;
-            reduce_partials<N8_TILES, (N8_TILES == 1 ? 8 : N8_TILES > 4 ? 2 : 3), false>(
-                scratch, others, two_blocks ? others.last : first, fragment_lane_offset(m, m16, 0), [](int n) { return fragment_offset(0, 0, n); }, sum);
-            const ColumnScales columns = column_scales(room, m, m16);
+            reduce_partials<N8_TILES,
+                            (N8_TILES == 1  ? 8
+                             : N8_TILES > 4 ? 2
+                                            : 3),
+                            false>(
+                scratch, others, two_blocks ? others.last : first, fragment_lane_offset(m, m16, 0),
+                [](int n) { return fragment_offset(0, 0, n); }, sum);
+            const ColumnScales columns = column_scales(smem, m, m16);
             float* to = s.out + output_offset(index, 0, s.stride);
 #pragma unroll
             for (int n = 0; n < N8_TILES; n++) {
-                epilogue_store(s, to, Bounds(s, index, n), *(const float2*)&rows.correction[n * 8 + threadIdx.x % 4 * 2], columns, sum[n]);
+                epilogue_store(s, to, Bounds(s, index, n),
+                               *(const float2*)&rows.correction[n * 8 + threadIdx.x % 4 * 2], columns, sum[n]);
                 to += 8 * s.stride;
             }
         }
         return;
     }
-    reduce_fragments(phase, s, scratch, tile, room, warp, rows);
+    reduce_fragments(phase, s, scratch, tile, smem, warp, rows);
 }

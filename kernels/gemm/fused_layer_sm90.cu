@@ -1,6 +1,6 @@
 // gemm/fused_layer_sm90: all GEMMs between two token mixers of a decode step (1 to 64 rows), in one persistent launch.
 //
-//   x += Wo y;   h = silu(Wgate n(x)) * (Wup n(x));   x += Wdown h;   p = W n(x) for the input projections W of the next layer
+//   x += Wo y;   h = silu(Wgate n(x)) * (Wup n(x));   x += Wdown h;   p = W n(x) with W of the next layer
 //   n(x) = x / sqrt(mean(x^2) + eps) * weight of the norm
 //
 // Each GEMM is a phase. A launch per GEMM loses 6 to 8 us at its ends, during which memory is idle. Here a producer
@@ -23,28 +23,29 @@
 // With programmatic dependent launch, this launch may wait for blocks of its predecessors only.
 //
 // in      FusedLayerParams (fused_layer_phases.cuh), by value
-// out     residual f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of the last norm
+// out     residual f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of the
+//         last norm
 // grid    multiprocessors x 384 threads
 // smem    RING_BYTES dynamic: STAGES stages, each a K-slice of 16 m16 tiles of weights and the same values of x
-// scratch two times gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 before and after. Phases alternate, since a block may publish
-//         its first partial tile of a phase while another has yet to consume one of the phase before. Activations between
-//         phases: +0 before and after; those of the last phase's input may be anything before, and stay.
-// defines ROWS, N8_TILES = ceil(ROWS / 8), RING_BYTES, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES
-//         (f32 matrices in the last phase). From 17 rows on the math warps use wgmma.
+// scratch two times gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 before and after. Phases alternate, since a block may
+//         publish its first partial tile of a phase while another has yet to consume one of the phase before.
+//         Activations between phases: +0 before and after; those of the last phase's input may be anything before, and
+//         stay.
+// defines ROWS, N8_TILES = ceil(ROWS / 8), RING_BYTES, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch),
+//         F32_MATRICES (f32 matrices in the last phase). From 17 rows on the math warps use wgmma.
 // arch    sm_90a
 // reference cpu::reference::{matmul, norm, activation}     test crates/cuda/tests/fused_layer.rs
 #ifndef F32_MATRICES
 #define F32_MATRICES 0
 #endif
 #define WARPS 8
-#define M16_TILES 2  // m16 tiles of a warp, one in each row block of a tile
+#define M16_TILES 2           // m16 tiles of a warp, one in each row block of a tile
 #define THREADS (WARPS * 32)  // of the math warps
 
 #include "common/prelude.cuh"
 
 // All math warps.
 __device__ __forceinline__ void sync_math_warps() { named_barrier_sync<1, THREADS>(); }
-
 
 // The auxiliary warps, which compute scales and multiply f32 matrices.
 #define FIRST_AUX_WARP (WARPS + 2)
@@ -62,7 +63,7 @@ struct FusedLayerParams {
     Matrix matrices[MAX_MATRICES];
     Phase phases[MAX_PHASES];
     float4* scratch;
-    u32* barrier;  // 256 bytes, and then two times MAX_ROWS published scales
+    u32* barrier;   // 256 bytes, and then two times MAX_ROWS published scales
     float* scales;  // last known inv_rms of the rows: read, and written after the last norm
     float eps;
     u16 n_phases, n_barrier_phases;  // n_barrier_phases: includes phases without GEMMs
@@ -79,7 +80,9 @@ constexpr int STAGES = RING_BYTES / STAGE_BYTES;
 static_assert(STAGES >= 3, "the ring holds three slices of any kind");
 
 // Partial tiles of a phase.
-__device__ __forceinline__ float4* scratch_of(const FusedLayerParams& params, int phase_index) { return params.scratch + size_t(phase_index & 1) * gridDim.x * 2 * 16 * N8_TILES * 32; }
+__device__ __forceinline__ float4* scratch_of(const FusedLayerParams& params, int phase_index) {
+    return params.scratch + size_t(phase_index & 1) * gridDim.x * 2 * 16 * N8_TILES * 32;
+}
 
 // Between thread writes to shared memory and wgmma reads.
 __device__ __forceinline__ void fence_proxy_async_shared() {
@@ -91,7 +94,9 @@ __device__ __forceinline__ void fence_proxy_async_shared() {
 // Where blocks publish the norm scales of a phase's input, as ready flags: +0 before and after. Only phases 1 and 3
 // have scales; phase 2 clears those of phase 1, phase 1 of the next layer those of phase 3.
 #define MAX_ROWS 64
-__device__ __forceinline__ float* published_scales(const FusedLayerParams& params, int phase_index) { return (float*)(params.barrier + 64) + phase_index / 2 * MAX_ROWS; }
+__device__ __forceinline__ float* published_scales(const FusedLayerParams& params, int phase_index) {
+    return (float*)(params.barrier + 64) + phase_index / 2 * MAX_ROWS;
+}
 
 // A warp arrives with every lane: racecheck follows that, and it costs less than one lane after a __syncwarp.
 #define WARP_LANES 32
@@ -128,7 +133,8 @@ __device__ __forceinline__ void compute_scales(const FusedLayerParams& params, i
 #pragma unroll
             for (int l = 0; l < LOADS; l++) {
                 v[l] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                if (i + 32 * l < quads) v[l] = __ldcg((const float4*)phase.in_squares + size_t(row) * quads + i + 32 * l);
+                if (i + 32 * l < quads)
+                    v[l] = __ldcg((const float4*)phase.in_squares + size_t(row) * quads + i + 32 * l);
             }
 #pragma unroll
             for (int l = 0; l < LOADS; l++) sum += (v[l].x + v[l].y) + (v[l].z + v[l].w);
@@ -166,7 +172,8 @@ constexpr u32 FULL_TO_EMPTY = STAGES * 8;  // from the full barrier of a stage t
 // Barriers of a stage: `landed`, its weights have arrived (only the producer waits for it); `full`, the producer has
 // signalled that, and x is there; `empty`, all math warps have released it.
 struct SharedStorage {
-    uint4 slots[2 * STAGES];  // what consumers read, in ring order: x / 16, full barrier, parity, address of the next entry
+    // what consumers read, in ring order: x / 16, full barrier, parity, address of the next entry
+    uint4 slots[2 * STAGES];
     u64 landed[STAGES], full[STAGES], empty[STAGES];
     u64 null_slot, phase_open, scales_ready, phase_done;
     u64 epilogue_full[2], epilogue_empty[2];  // of the two epilogue stages
@@ -203,7 +210,9 @@ struct EpilogueStages {
 #else
 #define F32_SMEM_BYTES 0
 #endif
-static_assert(RING_BYTES + sizeof(RowScales) + sizeof(EpilogueStages) + sizeof(SharedStorage) + sizeof(scale_smem) + F32_SMEM_BYTES <= 227 << 10,
+static_assert(RING_BYTES + sizeof(RowScales) + sizeof(EpilogueStages) + sizeof(SharedStorage) + sizeof(scale_smem) +
+                      F32_SMEM_BYTES <=
+                  227 << 10,
               "more shared memory beside the ring than the host reserves (launch::gemm::OWN_SHARED)");
 // A stage of the ring by addresses: its `full` barrier, its memory, and the parity of its phase. `landed` and `empty`
 // lie STAGES barriers before and after `full`.
@@ -223,7 +232,8 @@ struct RingCursor {
 
 // Warp 8, one lane: weights, as far ahead as the ring reaches. Its instructions compete with the math warps, so what is
 // known per tile is not recomputed per slice.
-__device__ __forceinline__ void weight_producer(const FusedLayerParams& params, SharedStorage& smem, EpilogueStages& tiles, u32 ring) {
+__device__ __forceinline__ void weight_producer(const FusedLayerParams& params, SharedStorage& smem,
+                                                EpilogueStages& tiles, u32 ring) {
     u32 first = shared_address(smem.full);
     make_opaque(first, ring);  // else recomputed for each slice
     const u64 evict_first = policy_evict_first(), evict_last = policy_evict_last();
@@ -254,7 +264,8 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 rows[m] = row_tiles(s, row_block(phase.epilogue_kind, tile, m));
-                weights[m] = row_block_at(s, phase.epilogue_kind, tile, m) + rows[m] * (64 + range.begin.unit * s.tile_bytes);
+                weights[m] =
+                    row_block_at(s, phase.epilogue_kind, tile, m) + rows[m] * (64 + range.begin.unit * s.tile_bytes);
                 bytes[0][m] = rows[m] * of_tile[0];
                 bytes[1][m] = rows[m] * of_tile[1];
             }
@@ -263,7 +274,9 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
                 mbarrier_wait(state.barrier + FULL_TO_EMPTY, state.parity);
                 mbarrier_arrive_expect_tx(landed_barrier(state), bytes[p][0] + bytes[p][1]);
                 cp_async_bulk(state.stage, weights[0], bytes[p][0], landed_barrier(state), evict_first);
-                if (bytes[p][1]) cp_async_bulk(state.stage + 8 * of_tile[p], weights[1], bytes[p][1], landed_barrier(state), evict_first);
+                if (bytes[p][1])
+                    cp_async_bulk(state.stage + 8 * of_tile[p], weights[1], bytes[p][1], landed_barrier(state),
+                                  evict_first);
                 in_flight++;
                 state.advance(first, ring);
 #pragma unroll
@@ -284,12 +297,21 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
                 to.blocks = tile_blocks(phase, s, tile);
                 u32 norm_bytes[2];
 #pragma unroll
-                for (int m = 0; m < 2; m++) norm_bytes[m] = phase.norm_weight ? max(0, min(128, s.n_out - row_block(phase.epilogue_kind, tile, m) * 128)) / 4 * 16 : 0;
+                for (int m = 0; m < 2; m++)
+                    norm_bytes[m] =
+                        phase.norm_weight
+                            ? max(0, min(128, s.n_out - row_block(phase.epilogue_kind, tile, m) * 128)) / 4 * 16
+                            : 0;
                 mbarrier_arrive_expect_tx(barrier, (rows[0] + rows[1]) * 64 + norm_bytes[0] + norm_bytes[1]);
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
-                    if (rows[m]) cp_async_bulk(shared_address(to.factors[m]), row_block_at(s, phase.epilogue_kind, tile, m), rows[m] * 64, barrier, evict_first);
-                    if (norm_bytes[m]) cp_async_bulk(shared_address(to.norm[m]), phase.norm_weight + row_block(phase.epilogue_kind, tile, m) * 128, norm_bytes[m], barrier, evict_last);
+                    if (rows[m])
+                        cp_async_bulk(shared_address(to.factors[m]), row_block_at(s, phase.epilogue_kind, tile, m),
+                                      rows[m] * 64, barrier, evict_first);
+                    if (norm_bytes[m])
+                        cp_async_bulk(shared_address(to.norm[m]),
+                                      phase.norm_weight + row_block(phase.epilogue_kind, tile, m) * 128, norm_bytes[m],
+                                      barrier, evict_last);
                 }
             };
             bool is_new_tile = range.next < 0;  // not a remainder tile
@@ -316,7 +338,8 @@ __device__ __forceinline__ void poll_slice(const u8* from, u32 to) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const float4 seen = flag_load((const float4*)(from + (i * 32 + threadIdx.x % 32) * 16));
-            v[i] = make_uint4(__float_as_uint(seen.x), __float_as_uint(seen.y), __float_as_uint(seen.z), __float_as_uint(seen.w));
+            v[i] = make_uint4(__float_as_uint(seen.x), __float_as_uint(seen.y), __float_as_uint(seen.z),
+                              __float_as_uint(seen.w));
         }
 #pragma unroll
         for (int i = 0; i < COUNT; i++) waiting |= min(min(v[i].x, v[i].y), min(v[i].z, v[i].w)) == 0;
@@ -409,8 +432,10 @@ __device__ __forceinline__ void activation_producer(const FusedLayerParams& para
 #else
 #define F32_SMEM_PARAM
 #endif
-__device__ __forceinline__ void aux_warps(const FusedLayerParams& params, SharedStorage& smem, RowScales& rows F32_SMEM_PARAM) {
-    const u32 phase_open = shared_address(&smem.phase_open), scales_ready = shared_address(&smem.scales_ready), phase_done = shared_address(&smem.phase_done);
+__device__ __forceinline__ void aux_warps(const FusedLayerParams& params, SharedStorage& smem,
+                                          RowScales& rows F32_SMEM_PARAM) {
+    const u32 phase_open = shared_address(&smem.phase_open), scales_ready = shared_address(&smem.scales_ready),
+              phase_done = shared_address(&smem.phase_done);
     const bool is_barrier_thread = f32_thread() == 0;
 #if F32_MATRICES
     f32_prologue(params.f32, f32_smem);
@@ -439,15 +464,18 @@ __device__ __forceinline__ void aux_warps(const FusedLayerParams& params, Shared
         if (!LOCAL_SCALES && phase_index + 1 == params.n_phases) f32_mainloop(params.f32, f32_smem);
 #endif
         if (has_gemm) collect_scales(params, phase_index, rows);
-        if (blockIdx.x == 0 && phase.out_f16) zero_fill_f16(params.matrices[phase.first], phase, f32_thread(), F32_WARPS * 32);
+        if (blockIdx.x == 0 && phase.out_f16)
+            zero_fill_f16(params.matrices[phase.first], phase, f32_thread(), F32_WARPS * 32);
 #pragma unroll 1
         for (int i = blockIdx.x * F32_WARPS * 32 + f32_thread(); i < phase.n_consumed; i += gridDim.x * F32_WARPS * 32)
             phase.consumed[i] = make_uint4(0, 0, 0, 0);
-        if (blockIdx.x == 0 && (phase_index == 1 || phase_index == 2)) published_scales(params, phase_index == 1 ? 3 : 1)[f32_thread()] = 0.0f;
+        if (blockIdx.x == 0 && (phase_index == 1 || phase_index == 2))
+            published_scales(params, phase_index == 1 ? 3 : 1)[f32_thread()] = 0.0f;
         mbarrier_arrive(scales_ready);
         if (has_gemm && phase.private_tiles) {
             mbarrier_wait(scales_ready, phase_index & 1);
-            reduce_remainder_tiles(phase, params.matrices[phase.first], scratch_of(params, phase_index), f32_warp(), F32_WARPS, rows);
+            reduce_remainder_tiles(phase, params.matrices[phase.first], scratch_of(params, phase_index), f32_warp(),
+                                   F32_WARPS, rows);
             f32_sync();
         }
     }
@@ -458,7 +486,8 @@ __device__ __forceinline__ void aux_warps(const FusedLayerParams& params, Shared
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) fused_layer(const __grid_constant__ FusedLayerParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS + 128, 1)
+    fused_layer(const __grid_constant__ FusedLayerParams params) {
     extern __shared__ __align__(128) u8 ring[];
     __shared__ __align__(16) RowScales rows;
     __shared__ __align__(16) EpilogueStages tiles;
@@ -469,11 +498,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) fused_layer(const
     // Many blocks start only when the kernel before has ended, and all others wait for them: each warp computes one
     // thing at most.
     if (warp < params.n_phases) smem.ranges[warp] = work_range_of(params.matrices, params.phases[warp]);
-    static_assert(MAX_PHASES * 32 + 2 * STAGES <= THREADS + 128, "a thread for each slot of the table, behind the warps that have ranges");
+    static_assert(MAX_PHASES * 32 + 2 * STAGES <= THREADS + 128,
+                  "a thread for each slot of the table, behind the warps that have ranges");
     const int slot = threadIdx.x - MAX_PHASES * 32;
     if (slot >= 0 && slot < 2 * STAGES)
-        smem.slots[slot] = make_uint4((shared_address(ring) + slot % STAGES * STAGE_BYTES + WEIGHT_STAGE_BYTES) / 16, shared_address(smem.full + slot % STAGES), slot / STAGES,
-                                        shared_address(smem.slots + (slot + 1) % (2 * STAGES)));
+        smem.slots[slot] = make_uint4((shared_address(ring) + slot % STAGES * STAGE_BYTES + WEIGHT_STAGE_BYTES) / 16,
+                                      shared_address(smem.full + slot % STAGES), slot / STAGES,
+                                      shared_address(smem.slots + (slot + 1) % (2 * STAGES)));
     smem.init_barriers(warp);
     __syncthreads();
 #if F32_MATRICES
@@ -531,9 +562,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1) fused_layer(const
                 for (int i = 0; i < N8_TILES; i++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            gemm_mainloop(range.shape.kind, ring, n, warp_has_rows(range.shape.rows, warp), acc, consumer_wait, peek_next, consumer_release, null_slot);
+            gemm_mainloop(range.shape.kind, ring, n, warp_has_rows(range.shape.rows, warp), acc, consumer_wait,
+                          peek_next, consumer_release, null_slot);
             if (is_remainder) {
-                publish_partial_tile(phase, s, scratch, unit.tile, remainder_first_block(phase, s, unit.tile), warp, acc);
+                publish_partial_tile(phase, s, scratch, unit.tile, remainder_first_block(phase, s, unit.tile), warp,
+                                     acc);
             } else {
                 mbarrier_wait(shared_address(smem.epilogue_full + (n_tiles & 1)), n_tiles >> 1 & 1);
                 epilogue(phase, s, scratch, unit.tile, warp, rows, tiles.stages[n_tiles & 1], wait_for_scales, acc);

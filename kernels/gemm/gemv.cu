@@ -11,13 +11,14 @@
 // blocks, sums are split here too, and reduced in the same order. The norm is norm/rms_norm, the gated unit ffn/swiglu,
 // f32 matrices f32_gemm.cuh.
 //
-// in      packed weights (weight_layout.cuh); NORM: row f32 [WIDTH] and norm f32 [WIDTH]; else x (a16_layout.cuh) for one row
+// in      packed weights (weight_layout.cuh); NORM: row f32 [WIDTH] and norm f32 [WIDTH]; else x (a16_layout.cuh) for
+//         one row
 // out     f32 [n_out] per matrix; SWIGLU: a16_layout.cuh
-// grid    groups of 8 rows of the f32 matrices (F32_MATRICES), then m16 tiles of all matrices, x WARPS * 32 threads; a warp has
-//         the sums between two splits
+// grid    groups of 8 rows of the f32 matrices (F32_MATRICES), then m16 tiles of all matrices, x WARPS * 32 threads; a
+//         warp has the sums between two splits
 // smem    weights of the block, x in f16 (F32_MATRICES: in f32 too), 68 bytes per partial sum; dynamic
-// defines WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES, NORM,
-//         NORM_WARPS, SWIGLU
+// defines WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES,
+//         NORM, NORM_WARPS, SWIGLU
 // arch    sm_80 and up
 // reference gemm/decode_gemm_small_batch, bit for bit     test crates/cuda/tests/gemv.rs
 // hot
@@ -36,7 +37,7 @@ struct Matrix {
     const u8* weights;
     float* out;  // SWIGLU: the f16 output, of the first matrix
     int n_out, add;
-    int kind, units;  // along K
+    int kind, units;              // along K
     int first_block, tile_bytes;  // its first block; bytes of an m16 tile in a unit
     u32 first_cost, cost;  // where its units begin on the line of gemm/decode_gemm_small_batch, and the cost of each
 };
@@ -44,7 +45,8 @@ struct GemvParams {
     Matrix matrices[MAX_MATRICES];
     const u8* x;
     const float* norm;
-    u32 cost_per_block, extra_blocks;  // block b of gemm/decode_gemm_small_batch begins at b * cost_per_block + min(b, extra_blocks)
+    // block b of gemm/decode_gemm_small_batch begins at b * cost_per_block + min(b, extra_blocks)
+    u32 cost_per_block, extra_blocks;
     int n_matrices;
     float eps;
     int weight_bytes, partials;  // of a tile: bytes of weights, and number of partial sums
@@ -61,17 +63,20 @@ struct GemvParams {
 // to.
 struct TileRows {
     const u8* weights;  // of unit 0
-    int unit_stride;  // bytes from a unit to the next
-    int second_slice;  // bytes from its first slice to its second
-    u32 first_unit;  // its first unit, counted from the matrix's
-    u32 first_block;  // the block of gemm/decode_gemm_small_batch that begins the tile
-    int n;  // blocks that share it
+    int unit_stride;    // bytes from a unit to the next
+    int second_slice;   // bytes from its first slice to its second
+    u32 first_unit;     // its first unit, counted from the matrix's
+    u32 first_block;    // the block of gemm/decode_gemm_small_batch that begins the tile
+    int n;              // blocks that share it
 };
 
-__device__ __forceinline__ u32 range_begin(const GemvParams& params, u32 block) { return block * params.cost_per_block + min(block, params.extra_blocks); }
+__device__ __forceinline__ u32 range_begin(const GemvParams& params, u32 block) {
+    return block * params.cost_per_block + min(block, params.extra_blocks);
+}
 __device__ __forceinline__ u32 block_at_cost(const GemvParams& params, u32 cost) {
     const u32 wide = params.extra_blocks * (params.cost_per_block + 1);
-    return cost < wide ? cost / (params.cost_per_block + 1) : params.extra_blocks + (cost - wide) / params.cost_per_block;
+    return cost < wide ? cost / (params.cost_per_block + 1)
+                       : params.extra_blocks + (cost - wide) / params.cost_per_block;
 }
 // First unit of the tile in block `part` of those that share it, or one past its last.
 __device__ __forceinline__ int split_unit(const GemvParams& params, const Matrix& s, const TileRows& rows, int part) {
@@ -82,14 +87,18 @@ __device__ __forceinline__ int split_unit(const GemvParams& params, const Matrix
 
 // Rows 16 * index .. of a matrix.
 __device__ __forceinline__ TileRows tile_rows(const GemvParams& params, const Matrix& s, int index) {
-    const int row_block = index / 8, tiles = min(8, (s.n_out - row_block * 128 + 15) / 16), first_slice_bytes = s.tile_bytes - [&] {
-        switch (s.kind) {
-            case KIND_Q4K: return slice_tile_bytes(KIND_Q4K, 1);
-            case KIND_Q5K: return slice_tile_bytes(KIND_Q5K, 1);
-            case KIND_Q6K: return slice_tile_bytes(KIND_Q6K, 1);
-        }
-        return 0;
-    }();
+    const int row_block = index / 8, tiles = min(8, (s.n_out - row_block * 128 + 15) / 16),
+              first_slice_bytes = s.tile_bytes - [&] {
+                  switch (s.kind) {
+                      case KIND_Q4K:
+                          return slice_tile_bytes(KIND_Q4K, 1);
+                      case KIND_Q5K:
+                          return slice_tile_bytes(KIND_Q5K, 1);
+                      case KIND_Q6K:
+                          return slice_tile_bytes(KIND_Q6K, 1);
+                  }
+                  return 0;
+              }();
     const u8* block = s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8);
     TileRows rows;
     rows.weights = block + tiles * 64 + index % 8 * first_slice_bytes;
@@ -103,7 +112,8 @@ __device__ __forceinline__ TileRows tile_rows(const GemvParams& params, const Ma
 }
 __device__ __forceinline__ float row_factor(const Matrix& s, int row) {
     const int row_block = row / 128;
-    return __ldg((const float*)(s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8)) + row % 128);
+    return __ldg((const float*)(s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8)) +
+                 row % 128);
 }
 
 // Starts loading all weights of an m16 tile, unit after unit.
@@ -113,7 +123,8 @@ __device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int u
     const u64 evict_first = policy_evict_first();
     for (int i = threadIdx.x; i < units * UNIT; i += THREADS) {
         const int unit = i / UNIT, at = i % UNIT;
-        const u8* from = rows.weights + size_t(unit) * rows.unit_stride + (at < FIRST_SLICE ? at * 16 : rows.second_slice + (at - FIRST_SLICE) * 16);
+        const u8* from = rows.weights + size_t(unit) * rows.unit_stride +
+                         (at < FIRST_SLICE ? at * 16 : rows.second_slice + (at - FIRST_SLICE) * 16);
         cp_async_16_cache_hint(to + i * 16, from, evict_first);
     }
 }
@@ -151,24 +162,37 @@ __device__ __forceinline__ void mma_units(const u8* weights, u32 x, int from, in
         const u8* at = weights + unit * unit_tile_bytes(KIND);
         const u32 x_unit = x + unit * unit_slices(KIND) * slice_chunks(KIND) * 128;
         mma_slice<KIND, 0>(tile, at, x_unit, acc);
-        if constexpr (unit_slices(KIND) == 2) mma_slice<KIND, 1>(tile, at + slice_tile_bytes(KIND, 0), x_unit + slice_chunks(KIND) * 128, acc);
+        if constexpr (unit_slices(KIND) == 2)
+            mma_slice<KIND, 1>(tile, at + slice_tile_bytes(KIND, 0), x_unit + slice_chunks(KIND) * 128, acc);
     }
 }
 
-#define DISPATCH_KIND(CALL)                               \
-    switch (kind) {                                    \
-        case KIND_Q4K: if constexpr (KINDS >> KIND_Q4K & 1) CALL(KIND_Q4K); break;     \
-        case KIND_Q5K: if constexpr (KINDS >> KIND_Q5K & 1) CALL(KIND_Q5K); break;     \
-        case KIND_Q6K: if constexpr (KINDS >> KIND_Q6K & 1) CALL(KIND_Q6K); break;     \
-        case KIND_Q8: if constexpr (KINDS >> KIND_Q8 & 1) CALL(KIND_Q8); break;        \
-        case KIND_WIDE: if constexpr (KINDS >> KIND_WIDE & 1) CALL(KIND_WIDE); break;  \
-        case KIND_F16: if constexpr (KINDS >> KIND_F16 & 1) CALL(KIND_F16); break;     \
+#define DISPATCH_KIND(CALL)                                        \
+    switch (kind) {                                                \
+        case KIND_Q4K:                                             \
+            if constexpr (KINDS >> KIND_Q4K & 1) CALL(KIND_Q4K);   \
+            break;                                                 \
+        case KIND_Q5K:                                             \
+            if constexpr (KINDS >> KIND_Q5K & 1) CALL(KIND_Q5K);   \
+            break;                                                 \
+        case KIND_Q6K:                                             \
+            if constexpr (KINDS >> KIND_Q6K & 1) CALL(KIND_Q6K);   \
+            break;                                                 \
+        case KIND_Q8:                                              \
+            if constexpr (KINDS >> KIND_Q8 & 1) CALL(KIND_Q8);     \
+            break;                                                 \
+        case KIND_WIDE:                                            \
+            if constexpr (KINDS >> KIND_WIDE & 1) CALL(KIND_WIDE); \
+            break;                                                 \
+        case KIND_F16:                                             \
+            if constexpr (KINDS >> KIND_F16 & 1) CALL(KIND_F16);   \
+            break;                                                 \
     }
 
 // The input row for the packed and the f32 matrices.
 struct Input {
-    u8* halves;
-    float* floats;
+    u8* f16;
+    float* f32;
 #if NORM
     float norm[NORM_ROUNDS][GROUPS_PER_WARP][8];
 #endif
@@ -198,7 +222,8 @@ __device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
         if (warp >= NORM_WARPS) break;
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < GROUPS_PER_WARP; i++) load_row_group<WIDTH>((const float*)params.x, warp + i * NORM_WARPS, v[r][i]);
+        for (int i = 0; i < GROUPS_PER_WARP; i++)
+            load_row_group<WIDTH>((const float*)params.x, warp + i * NORM_WARPS, v[r][i]);
 #pragma unroll
         for (int i = 0; i < GROUPS_PER_WARP; i++)
 #pragma unroll
@@ -221,14 +246,16 @@ __device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
 #pragma unroll
             for (int j = 0; j < 8; j++) y[j] = v[r][i][j] * scale * x.norm[r][i][j];
             const int at = group * 256 + threadIdx.x % 32 * 8;
-            *(uint4*)(x.halves + at * 2) = make_uint4(a16_f16x2(y[0], y[1]), a16_f16x2(y[2], y[3]), a16_f16x2(y[4], y[5]), a16_f16x2(y[6], y[7]));
+            *(uint4*)(x.f16 + at * 2) =
+                make_uint4(a16_f16x2(y[0], y[1]), a16_f16x2(y[2], y[3]), a16_f16x2(y[4], y[5]), a16_f16x2(y[6], y[7]));
 #if F32_MATRICES
-            ((float4*)(x.floats + at))[0] = make_float4(y[0], y[1], y[2], y[3]);
-            ((float4*)(x.floats + at))[1] = make_float4(y[4], y[5], y[6], y[7]);
+            ((float4*)(x.f32 + at))[0] = make_float4(y[0], y[1], y[2], y[3]);
+            ((float4*)(x.f32 + at))[1] = make_float4(y[4], y[5], y[6], y[7]);
 #endif
         }
 #else
-    for (int i = threadIdx.x; i < WIDTH / 8; i += THREADS) *(uint4*)(x.halves + i * 16) = __ldcg((const uint4*)(params.x + i * 128));
+    for (int i = threadIdx.x; i < WIDTH / 8; i += THREADS)
+        *(uint4*)(x.f16 + i * 16) = __ldcg((const uint4*)(params.x + i * 128));
 #endif
     cp_async_wait<0>();
     __syncthreads();
@@ -252,7 +279,7 @@ __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weigh
         for (int begin = 0; begin < WIDTH; begin += params.f32.k_slice) {
             float sum = 0.0f;
             for (int k = begin + lane * 4; k < min(WIDTH, begin + params.f32.k_slice); k += 128) {
-                const float4 w = weights[n * (WIDTH / 4) + k / 4], v = *(const float4*)(x.floats + k);
+                const float4 w = weights[n * (WIDTH / 4) + k / 4], v = *(const float4*)(x.f32 + k);
                 sum = fmaf(w.w, v.w, fmaf(w.z, v.z, fmaf(w.y, v.y, fmaf(w.x, v.x, sum))));
             }
             total += warp_sum(sum);
@@ -262,20 +289,24 @@ __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weigh
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(const __grid_constant__ GemvParams params) {
+extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS)
+    gemv_batch_1(const __grid_constant__ GemvParams params) {
     extern __shared__ __align__(128) u8 memory[];
     pdl_launch();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Input x;
-    x.halves = memory + N_MATRICES * params.weight_bytes;
-    x.floats = (float*)(x.halves + 2 * WIDTH);
-    float* partials = F32_MATRICES ? x.floats + WIDTH : x.floats;  // [N_MATRICES][params.partials][16]
-    int* split_begin = (int*)(partials + N_MATRICES * params.partials * 16);  // [N_MATRICES][params.partials]: where a partial sum begins
+    x.f16 = memory + N_MATRICES * params.weight_bytes;
+    x.f32 = (float*)(x.f16 + 2 * WIDTH);
+    float* partials = F32_MATRICES ? x.f32 + WIDTH : x.f32;  // [N_MATRICES][params.partials][16]
+    // [N_MATRICES][params.partials]: where a partial sum begins
+    int* split_begin = (int*)(partials + N_MATRICES * params.partials * 16);
 #if F32_MATRICES
     if (int(blockIdx.x) < params.f32.row_groups) return f32_gemv(params, (float4*)memory, x);
 #endif
     int matrix_index = 0;
-    while (!SWIGLU && matrix_index + 1 < params.n_matrices && int(blockIdx.x) >= params.matrices[matrix_index + 1].first_block) matrix_index++;
+    while (!SWIGLU && matrix_index + 1 < params.n_matrices &&
+           int(blockIdx.x) >= params.matrices[matrix_index + 1].first_block)
+        matrix_index++;
     const int index = blockIdx.x - params.matrices[matrix_index].first_block;
     TileRows rows[N_MATRICES];
 #pragma unroll
@@ -290,14 +321,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(c
     cp_async_commit();
 #pragma unroll
     for (int t = 0; t < N_MATRICES; t++)
-        for (int i = threadIdx.x; i < rows[t].n; i += THREADS) split_begin[t * params.partials + i] = split_unit(params, params.matrices[matrix_index + t], rows[t], i);
+        for (int i = threadIdx.x; i < rows[t].n; i += THREADS)
+            split_begin[t * params.partials + i] = split_unit(params, params.matrices[matrix_index + t], rows[t], i);
     const Matrix& output = params.matrices[matrix_index];
     // Thread i < 16 writes row i.
     const int row = index * 16 + threadIdx.x;
     const bool has_row = threadIdx.x < 16 && row < output.n_out;
     float factor[N_MATRICES];
 #pragma unroll
-    for (int t = 0; t < N_MATRICES; t++) factor[t] = has_row ? row_factor(params.matrices[matrix_index + t], row) : 0.0f;
+    for (int t = 0; t < N_MATRICES; t++)
+        factor[t] = has_row ? row_factor(params.matrices[matrix_index + t], row) : 0.0f;
     prefetch_norm_weights(params, x);
     pdl_wait();
     const float residual = !SWIGLU && has_row && output.add ? output.out[row] : 0.0f;
@@ -311,7 +344,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS) gemv_batch_1(c
         const int from = at[0], to = i + 1 == n || i + 1 == n_first ? s.units : at[1];
         float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         const int kind = s.kind;
-#define PRODUCTS(KIND) mma_units<KIND>(memory + t * params.weight_bytes, shared_address(x.halves), from, to, acc)
+#define PRODUCTS(KIND) mma_units<KIND>(memory + t * params.weight_bytes, shared_address(x.f16), from, to, acc)
         DISPATCH_KIND(PRODUCTS)
 #undef PRODUCTS
         if (lane % 4 == 0) {

@@ -22,9 +22,14 @@
 // Maximum over KINDS from `kind` on: bytes of an m16 tile in a slice, and chunks of x in a slice.
 constexpr int max_of(int a, int b) { return a > b ? a : b; }
 constexpr int max_slice_tile_bytes(int kind) {
-    return kind == KINDS_PACKED ? 0 : max_of(KINDS >> kind & 1 ? max_of(slice_tile_bytes(kind, 0), slice_tile_bytes(kind, 1)) : 0, max_slice_tile_bytes(kind + 1));
+    return kind == KINDS_PACKED
+               ? 0
+               : max_of(KINDS >> kind & 1 ? max_of(slice_tile_bytes(kind, 0), slice_tile_bytes(kind, 1)) : 0,
+                        max_slice_tile_bytes(kind + 1));
 }
-constexpr int max_slice_chunks(int kind) { return kind == KINDS_PACKED ? 1 : max_of(KINDS >> kind & 1 ? slice_chunks(kind) : 1, max_slice_chunks(kind + 1)); }
+constexpr int max_slice_chunks(int kind) {
+    return kind == KINDS_PACKED ? 1 : max_of(KINDS >> kind & 1 ? slice_chunks(kind) : 1, max_slice_chunks(kind + 1));
+}
 
 // Bytes of weights in a stage; x follows.
 constexpr int WEIGHT_STAGE_BYTES = 16 * max_slice_tile_bytes(0);
@@ -49,18 +54,21 @@ __device__ __forceinline__ bool warp_has_rows(int tiles, int warp) { return (USE
 // Adds the products of `units` work units to acc. `null_slot`: a slot of no consequence, released before the first:
 // cheaper than to test whether an earlier slice is in flight.
 template <int KIND, typename Wait, typename PeekNext, typename Release>
-__device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const PeekNext& peek_next, const Release& consumer_release,
-                                     const PipelineSlot& null_slot) {
-    constexpr bool TWO_SLICES = unit_slices(KIND) == 2, USE_LANE_OFFSETS = USE_WGMMA && M16_TILES == 2 && Tile<KIND>::IS_PAIRED;
+__device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (&acc)[M16_TILES][N8_TILES][4],
+                                              const Wait& consumer_wait, const PeekNext& peek_next,
+                                              const Release& consumer_release, const PipelineSlot& null_slot) {
+    constexpr bool TWO_SLICES = unit_slices(KIND) == 2,
+                   USE_LANE_OFFSETS = USE_WGMMA && M16_TILES == 2 && Tile<KIND>::IS_PAIRED;
     Tile<KIND> tile[M16_TILES];
     PipelineSlot slot = {};  // current slice
-    u32 x_desc = 0;  // its x as a wgmma descriptor
+    u32 x_desc = 0;          // its x as a wgmma descriptor
     LaneOffsets<KIND> lane_offsets;
     if constexpr (USE_LANE_OFFSETS) lane_offsets.init(WARPS, -WEIGHT_STAGE_BYTES);
-    const auto weights = [&](auto slice, const u8* (&w)[M16_TILES]) {
+    const auto weights = [&](auto slice, const u8*(&w)[M16_TILES]) {
 #pragma unroll
         for (int m = 0; m < M16_TILES; m++)
-            w[m] = ring + (slot.weights() - shared_address(ring)) + (m * WARPS + threadIdx.x / 32) * slice_tile_bytes(KIND, decltype(slice)::value);
+            w[m] = ring + (slot.weights() - shared_address(ring)) +
+                   (m * WARPS + threadIdx.x / 32) * slice_tile_bytes(KIND, decltype(slice)::value);
     };
     // Loads the codes of chunk q of tile m.
     const auto load_codes = [&](auto slice, int m, int q) {
@@ -104,13 +112,15 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
 #if USE_WGMMA
         // Warp-uniform, and known as such to the compiler.
         const u32 x = __shfl_sync(WARP_ALL, x_desc, 0);
-        wgmma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, [&](int m, int q) { load_codes(slice, m, q); }, x, acc, prefetch_next, release_previous, peek_next);
+        wgmma_slice<KIND, M16_TILES, N8_TILES, SLICE>(
+            tile, [&](int m, int q) { load_codes(slice, m, q); }, x, acc, prefetch_next, release_previous, peek_next);
         previous = current;
 #else
         const u8* w[M16_TILES];
         weights(slice, w);
         peek_next();
-        mma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, w, ring + (current.x * 16 - shared_address(ring)), acc, prefetch_next);
+        mma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, w, ring + (current.x * 16 - shared_address(ring)), acc,
+                                                    prefetch_next);
         consumer_release(current);
 #endif
     };
@@ -130,8 +140,10 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
 
 // The same for a kind known at run time, one of KINDS. `has_work`: see warp_has_rows.
 template <typename Wait, typename PeekNext, typename Release>
-__device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const PeekNext& peek_next,
-                                     const Release& consumer_release, const PipelineSlot& null_slot) {
+__device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work,
+                                              float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait,
+                                              const PeekNext& peek_next, const Release& consumer_release,
+                                              const PipelineSlot& null_slot) {
     if (!has_work) {
         for (int i = 0; i < units * unit_slices(kind); i++) {
             peek_next();
@@ -140,15 +152,20 @@ __device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int unit
         return;
     }
     switch (kind) {
-#define KIND_CASE(K) \
-    case K: if constexpr (KINDS >> K & 1) gemm_mainloop<K>(ring, units, acc, consumer_wait, peek_next, consumer_release, null_slot); break;
-        KIND_CASE(KIND_Q4K) KIND_CASE(KIND_Q5K) KIND_CASE(KIND_Q6K) KIND_CASE(KIND_Q8) KIND_CASE(KIND_WIDE) KIND_CASE(KIND_F16)
+#define KIND_CASE(K)                                                                                   \
+    case K:                                                                                            \
+        if constexpr (KINDS >> K & 1)                                                                  \
+            gemm_mainloop<K>(ring, units, acc, consumer_wait, peek_next, consumer_release, null_slot); \
+        break;
+        KIND_CASE(KIND_Q4K)
+        KIND_CASE(KIND_Q5K) KIND_CASE(KIND_Q6K) KIND_CASE(KIND_Q8) KIND_CASE(KIND_WIDE) KIND_CASE(KIND_F16)
 #undef KIND_CASE
     }
 }
 // The same without peek.
 template <typename Wait, typename Release>
-__device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work, float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait, const Release& consumer_release,
-                                     const PipelineSlot& null_slot) {
+__device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int units, bool has_work,
+                                              float (&acc)[M16_TILES][N8_TILES][4], const Wait& consumer_wait,
+                                              const Release& consumer_release, const PipelineSlot& null_slot) {
     gemm_mainloop(kind, ring, units, has_work, acc, consumer_wait, []() {}, consumer_release, null_slot);
 }

@@ -19,7 +19,8 @@ __device__ __forceinline__ void load_first_chunk(Tile<KIND> (&tile)[M], const u8
 }
 
 template <int KIND, int M, int N, int SLICE, typename PrefetchNext>
-__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4], const PrefetchNext& prefetch_next) {
+__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
+                                          float (&acc)[M][N][4], const PrefetchNext& prefetch_next) {
     const int lane = threadIdx.x % 32;
     // ldmatrix: values 0..15 and 32..47 of 64 for s = 0, 16 more for s = 1.
     const u32 x_address = shared_address(x) + lane / 16 * 512 + lane % 16 * 16;
@@ -54,7 +55,8 @@ __device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const
                     for (int m = 0; m < M; m++)
 #pragma unroll
                         for (int n = 0; n < N_AT_A_TIME; n++)
-                            mma_f16(acc[m][n0 + n], a[half][m][0], a[half][m][1], a[half][m][2], a[half][m][3], b[n][2 * half], b[n][2 * half + 1]);
+                            mma_f16(acc[m][n0 + n], a[half][m][0], a[half][m][1], a[half][m][2], a[half][m][3],
+                                    b[n][2 * half], b[n][2 * half + 1]);
             }
         }
     }
@@ -62,7 +64,8 @@ __device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const
 
 // The whole slice, without prefetch.
 template <int KIND, int M, int N, int SLICE>
-__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x, float (&acc)[M][N][4]) {
+__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
+                                          float (&acc)[M][N][4]) {
     load_first_chunk<SLICE>(tile, w);
     mma_slice<KIND, M, N, SLICE>(tile, w, x, acc, []() {});
 }

@@ -8,8 +8,8 @@
 #include "common/prelude.cuh"
 
 struct OutputMatrix {
-    float *out;  // [rows][stride]
-    int width;  // true columns
+    float* out;  // [rows][stride]
+    int width;   // true columns
     int stride;
 };
 
@@ -18,7 +18,7 @@ struct OutputMatrices {
 };
 
 // The matrix of padded column `column`, which becomes relative to it.
-__device__ __forceinline__ OutputMatrix output_matrix_of(const OutputMatrices &matrices, int &column) {
+__device__ __forceinline__ OutputMatrix output_matrix_of(const OutputMatrices& matrices, int& column) {
     OutputMatrix matrix = matrices.at[0];
 #pragma unroll
     for (int i = 1; i < 4; i++) {
@@ -34,6 +34,8 @@ __device__ __forceinline__ OutputMatrix output_matrix_of(const OutputMatrices &m
 }
 
 // *at = (accumulate ? *at : 0) + v, if in bounds.
-__device__ __forceinline__ void store_one(float *at, float v, bool in_bounds, bool accumulate) {
-    if (in_bounds) { *at = accumulate ? __ldcg(at) + v : v; }
+__device__ __forceinline__ void store_one(float* at, float v, bool in_bounds, bool accumulate) {
+    if (in_bounds) {
+        *at = accumulate ? __ldcg(at) + v : v;
+    }
 }

@@ -7,14 +7,14 @@
 
 // Arguments of a prefill GEMM.
 struct PrefillGemmParams {
-    const char *x;  // panels of rows_cap rows
-    const char *w;  // panels of w_rows rows
-    const Chunk *chunk;
+    const char* x;  // panels of rows_cap rows
+    const char* w;  // panels of w_rows rows
+    const Chunk* chunk;
     int rows_cap;
     int w_rows;
-    int k_blocks;  // K-slices of 64
-    int splits;  // split-K
-    int *semaphores;  // [tiles], see prefill_output.cuh; not read if splits is 1
+    int k_blocks;     // K-slices of 64
+    int splits;       // split-K
+    int* semaphores;  // [tiles], see prefill_output.cuh; not read if splits is 1
 };
 
 // One split of one tile.
@@ -27,13 +27,13 @@ struct WorkTile {
 struct TileScheduler {
     int row_groups, tiles, total;
 
-    __device__ __forceinline__ TileScheduler(const PrefillGemmParams &params) {
+    __device__ __forceinline__ TileScheduler(const PrefillGemmParams& params) {
         row_groups = (params.chunk->rows + TILE_ROWS - 1) / TILE_ROWS;
         tiles = row_groups * (params.w_rows / TILE_COLUMNS);
         total = tiles * params.splits;
     }
 
-    __device__ __forceinline__ WorkTile at(const PrefillGemmParams &params, int index) const {
+    __device__ __forceinline__ WorkTile at(const PrefillGemmParams& params, int index) const {
         WorkTile tile;
         tile.split = index / tiles;
         tile.index = index % tiles;
@@ -50,6 +50,6 @@ struct TileScheduler {
 };
 
 // Releases the split after this one, or clears the semaphore after the last.
-__device__ __forceinline__ void release_split(const PrefillGemmParams &params, const WorkTile &tile) {
+__device__ __forceinline__ void release_split(const PrefillGemmParams& params, const WorkTile& tile) {
     semaphore_release(params.semaphores + tile.index, tile.split + 1 == params.splits ? 0 : tile.split + 1);
 }

@@ -19,7 +19,8 @@ __device__ __forceinline__ u32 range_begin(const Schedule& schedule, u32 block) 
 template <typename Schedule>
 __device__ __forceinline__ u32 block_at_cost(const Schedule& schedule, u32 cost) {
     const u32 wide = schedule.extra_blocks * (schedule.cost_per_block + 1);
-    return cost < wide ? cost / (schedule.cost_per_block + 1) : schedule.extra_blocks + (cost - wide) / schedule.cost_per_block;
+    return cost < wide ? cost / (schedule.cost_per_block + 1)
+                       : schedule.extra_blocks + (cost - wide) / schedule.cost_per_block;
 }
 // First unit of a matrix that begins at or after `cost`.
 template <typename Matrix>

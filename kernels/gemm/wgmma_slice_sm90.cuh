@@ -9,9 +9,11 @@
 #include "gemm/mma_slice.cuh"
 #include "gemm/wgmma_small_n_sm90.cuh"
 
-template <int KIND, int M, int N, int SLICE, typename LoadCodes, typename PrefetchNext, typename OnPreviousDrained, typename PeekNext>
-__device__ __forceinline__ void wgmma_slice(Tile<KIND> (&tile)[M], const LoadCodes& load_codes, u32 x, float (&acc)[M][N][4], const PrefetchNext& prefetch_next,
-                                                 const OnPreviousDrained& on_previous_drained, const PeekNext& peek_next) {
+template <int KIND, int M, int N, int SLICE, typename LoadCodes, typename PrefetchNext, typename OnPreviousDrained,
+          typename PeekNext>
+__device__ __forceinline__ void wgmma_slice(Tile<KIND> (&tile)[M], const LoadCodes& load_codes, u32 x,
+                                            float (&acc)[M][N][4], const PrefetchNext& prefetch_next,
+                                            const OnPreviousDrained& on_previous_drained, const PeekNext& peek_next) {
     constexpr int CHUNKS = slice_chunks(KIND);
     const u64 base = wgmma_desc_no_swizzle(x, 1024);
     u32 a[2][2][M][4];  // [double buffer][b][m]
@@ -36,7 +38,8 @@ __device__ __forceinline__ void wgmma_slice(Tile<KIND> (&tile)[M], const LoadCod
 #pragma unroll
             for (int b = 0; b < 2; b++)
 #pragma unroll
-                for (int m = 0; m < M; m++) wgmma_f16(acc[m], a[s][b][m], base + u64((q * N * 1024 + b * 512 + s * 256) / 16));
+                for (int m = 0; m < M; m++)
+                    wgmma_f16(acc[m], a[s][b][m], base + u64((q * N * 1024 + b * 512 + s * 256) / 16));
             wgmma_commit();
             if (q + 1 == CHUNKS && s == 0) peek_next();
             wgmma_wait<1>();

@@ -10,9 +10,9 @@
 #include "common/prelude.cuh"
 #include "logits/edits.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) logits_edit_dense(
-    const int* __restrict__ header, const float* __restrict__ logits, float* __restrict__ edited,
-    const LogitEditsHeader* __restrict__ edits) {
+extern "C" __global__ void __launch_bounds__(256)
+    logits_edit_dense(const int* __restrict__ header, const float* __restrict__ logits, float* __restrict__ edited,
+                      const LogitEditsHeader* __restrict__ edits) {
     pdl_launch();
     const int row = blockIdx.y;
     pdl_wait();
@@ -30,8 +30,9 @@ extern "C" __global__ void __launch_bounds__(256) logits_edit_dense(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) logits_edit_sparse(
-    const int* __restrict__ header, float* __restrict__ edited, const LogitEditsHeader* __restrict__ edits) {
+extern "C" __global__ void __launch_bounds__(256)
+    logits_edit_sparse(const int* __restrict__ header, float* __restrict__ edited,
+                       const LogitEditsHeader* __restrict__ edits) {
     pdl_launch();
     const int row = blockIdx.x;
     pdl_wait();

@@ -8,9 +8,9 @@
 
 // Edits of one row, in the order: mask, bias, repetition, frequency and presence.
 struct LogitEdit {
-    int bias, biases;  // first BiasEntry, number
+    int bias, biases;   // first BiasEntry, number
     int count, counts;  // first CountEntry, number
-    int mask;  // first word of the bit set of allowed tokens; -1: all
+    int mask;           // first word of the bit set of allowed tokens; -1: all
     float repetition, frequency, presence;
 };
 
@@ -50,6 +50,4 @@ __device__ __forceinline__ unsigned sort_key(float x) {
 __device__ __forceinline__ float nan_to_neg_inf(float x) { return fmaxf(x, __int_as_float(0xff800000)); }
 
 // The edit of logits row `i`; -1 for none.
-__device__ __forceinline__ int edit_of(const LogitEditsHeader* head, int i) {
-    return head ? head->of[i] : -1;
-}
+__device__ __forceinline__ int edit_of(const LogitEditsHeader* head, int i) { return head ? head->of[i] : -1; }

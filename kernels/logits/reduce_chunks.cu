@@ -18,9 +18,9 @@
 
 // header and edits are not __restrict__, or the compiler moves their loads after the dependency wait: one more round
 // trip.
-extern "C" __global__ void __launch_bounds__(WARPS * 32) logits_reduce_chunks(
-    const int* header, const float* __restrict__ logits, const float* __restrict__ edited, const LogitEditsHeader* edits,
-    float* __restrict__ scratch) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+    logits_reduce_chunks(const int* header, const float* __restrict__ logits, const float* __restrict__ edited,
+                         const LogitEditsHeader* edits, float* __restrict__ scratch) {
     pdl_launch();
     const int row = blockIdx.y, raw = blockIdx.z;
     const int lane = threadIdx.x & 31, chunk = blockIdx.x * WARPS + (threadIdx.x >> 5);
@@ -40,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) logits_reduce_chunks(
 #if STRIDE % 4 == 0
         float4 v = make_float4(neg_inf, neg_inf, neg_inf, neg_inf);
         if (at < VOCAB) v = *(const float4*)(values + at);
-        x[4 * i] = nan_to_neg_inf(v.x), x[4 * i + 1] = nan_to_neg_inf(v.y), x[4 * i + 2] = nan_to_neg_inf(v.z), x[4 * i + 3] = nan_to_neg_inf(v.w);
+        x[4 * i] = nan_to_neg_inf(v.x), x[4 * i + 1] = nan_to_neg_inf(v.y), x[4 * i + 2] = nan_to_neg_inf(v.z),
+              x[4 * i + 3] = nan_to_neg_inf(v.w);
         // If VOCAB is a multiple of 4, a vector that begins inside the row ends inside it.
         if (VOCAB % 4 == 0) continue;
 #pragma unroll

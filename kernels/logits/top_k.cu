@@ -28,8 +28,8 @@
 #define LANES_PER_CANDIDATE 8
 
 struct Shared {
-    u64 candidates[MAX_CANDIDATES];  // see pack_candidate()
-    float value[MAX_CANDIDATES];  // their logits: the key does not distinguish zeros
+    u64 candidates[MAX_CANDIDATES];   // see pack_candidate()
+    float value[MAX_CANDIDATES];      // their logits: the key does not distinguish zeros
     float2 chunk_stats[2][N_CHUNKS];  // (max, sum) of the edited row's chunks, then of the raw row's
     unsigned short groups[N_GROUPS];
     int n_groups, n_found, n_at_least;
@@ -86,23 +86,25 @@ __device__ void collect_candidates(const float* values, unsigned bound, Shared& 
             const int other = __shfl_up_sync(WARP_ALL, at, offset);
             at += lane >= offset ? other : 0;
         }
-        int place = 0;
-        if (lane == 31 && at) place = atomicAdd(&s.n_found, at);
-        at += __shfl_sync(WARP_ALL, place, 31) - key;
+        int base = 0;
+        if (lane == 31 && at) base = atomicAdd(&s.n_found, at);
+        at += __shfl_sync(WARP_ALL, base, 31) - key;
 #pragma unroll 1
         for (; hits; hits &= hits - 1, at++) {
             const int which = __ffs(hits) - 1;
-            const int id = s.groups[first + which / per_lane * READER_WARPS] * GROUP_SIZE + lane + which % per_lane * 32;
+            const int id =
+                s.groups[first + which / per_lane * READER_WARPS] * GROUP_SIZE + lane + which % per_lane * 32;
             const float value = values[id];
-            if (at < MAX_CANDIDATES) s.candidates[at] = pack_candidate(sort_key(value), id), s.value[at] = nan_to_neg_inf(value);
+            if (at < MAX_CANDIDATES)
+                s.candidates[at] = pack_candidate(sort_key(value), id), s.value[at] = nan_to_neg_inf(value);
         }
     }
 }
 
 // As in logits_reduce_chunks, header and edits are not __restrict__, so that they are read before the wait.
-extern "C" __global__ void __launch_bounds__(THREADS) logits_top_k(
-    const int* header, const float* __restrict__ logits, const float* __restrict__ edited, const LogitEditsHeader* edits,
-    const float* __restrict__ scratch, int* __restrict__ out) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    logits_top_k(const int* header, const float* __restrict__ logits, const float* __restrict__ edited,
+                 const LogitEditsHeader* edits, const float* __restrict__ scratch, int* __restrict__ out) {
     pdl_launch();
     __shared__ Shared s;
     const int row = blockIdx.x;
@@ -142,7 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_top_k(
     __syncthreads();
 #pragma unroll 1
     for (int g = threadIdx.x; g < N_GROUPS; g += THREADS)
-        if ((g == threadIdx.x ? key : sort_key(group_max[g])) >= bound) s.groups[atomicAdd(&s.n_groups, 1)] = (unsigned short)g;
+        if ((g == threadIdx.x ? key : sort_key(group_max[g])) >= bound)
+            s.groups[atomicAdd(&s.n_groups, 1)] = (unsigned short)g;
     __syncthreads();
     collect_candidates(values, bound, s);
     if (threadIdx.x / 32 == READER_WARPS) {
@@ -190,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_top_k(
                     const bool hit = id < VOCAB && sort_key(values[id]) == bound;
                     const unsigned hits = __ballot_sync(~0u, hit);
                     const int at = n_found + __popc(hits & ((1u << threadIdx.x) - 1));
-                    if (hit && at < N) s.candidates[at] = pack_candidate(bound, id), s.value[at] = nan_to_neg_inf(values[id]);
+                    if (hit && at < N)
+                        s.candidates[at] = pack_candidate(bound, id), s.value[at] = nan_to_neg_inf(values[id]);
                     n_found += __popc(hits);
                 }
             }
@@ -207,7 +211,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) logits_top_k(
 #pragma unroll 4
         for (int j = part; j < n_found; j += LANES_PER_CANDIDATE) rank += s.candidates[j] > key;
 #pragma unroll
-        for (int offset = LANES_PER_CANDIDATE / 2; offset; offset >>= 1) rank += __shfl_xor_sync(WARP_ALL, rank, offset);
+        for (int offset = LANES_PER_CANDIDATE / 2; offset; offset >>= 1)
+            rank += __shfl_xor_sync(WARP_ALL, rank, offset);
         if (i < n_found && part == 0 && rank < N) {
             const int id = (int)~(unsigned)key;
             const float x = s.value[i];

@@ -3,9 +3,11 @@
 //   rms_norm      UPDATE: x += update;   y = x / sqrt(mean(x^2) + eps) * weight
 //   convert_rows  y = x in those formats
 //
-// in   header (source_rows.cuh)     x f32 [rows][WIDTH] (written back with UPDATE)     update as x     weight f32 [WIDTH]
+// in   header (source_rows.cuh)     x f32 [rows][WIDTH] (written back with UPDATE)     update as x     weight f32
+//      [WIDTH]
 // out  y (row_output.cuh); scales f32 [rows], 1 / sqrt(..) of each row, or 0 for none
-// grid rms_norm: rows x NORM_WARPS * 32, the row in registers; convert_rows (NORM_WARPS 0): (groups of 256 / 4, rows) x 128
+// grid rms_norm: rows x NORM_WARPS * 32, the row in registers; convert_rows (NORM_WARPS 0): (groups of 256 / 4, rows) x
+//      128
 // arch sm_80 and up     reference cpu::reference::norm::rms     test crates/cuda/tests/norm.rs
 // hot
 #include "common/prelude.cuh"
@@ -15,8 +17,9 @@
 #define PER_WARP ((ROW_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
 
 #if NORM_WARPS
-extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32) rms_norm(
-    const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps, RowOutput out, float* scales) {
+extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32)
+    rms_norm(const Header* header, float* x, const float* update, const float* __restrict__ weight, float eps,
+             RowOutput out, float* scales) {
     pdl_launch();
     __shared__ float warp_sums[NORM_WARPS];
     const int row = blockIdx.x, warp = threadIdx.x / 32;
