@@ -28,18 +28,20 @@
 #define SPLITS_PER_FETCH ((SPLITS + FETCH_ROUNDS - 1) / FETCH_ROUNDS)
 
 struct SplitReader {
-    const float* o;  // [SPLITS][HEAD_DIM], at this thread's value
-    const float2* max_and_sum;  // (m, l) [SPLITS]
-    int n;  // number of splits
+    const float* o;              // [SPLITS][HEAD_DIM], at this thread's value
+    const float2* max_and_sum;   // (m, l) [SPLITS]
+    int n;                       // number of splits
     int hidden_from, hidden_to;  // those of them without keys
     float fetched[SPLITS_PER_FETCH];
 };
 
-__device__ __forceinline__ bool split_has_keys(const SplitReader& v, int split) { return split < v.n && (split < v.hidden_from || split >= v.hidden_to); }
+__device__ __forceinline__ bool split_has_keys(const SplitReader& v, int split) {
+    return split < v.n && (split < v.hidden_from || split >= v.hidden_to);
+}
 
 // Starts loading value `value` of head `index` = row * HEADS + head; `rows` is the row capacity of `partial`.
-__device__ __forceinline__ void prefetch_splits(SplitReader& v, const float* partial, int rows, size_t index, int value, int n, int hidden_from,
-                                            int hidden_to) {
+__device__ __forceinline__ void prefetch_splits(SplitReader& v, const float* partial, int rows, size_t index, int value,
+                                                int n, int hidden_from, int hidden_to) {
     v.o = partial + index * SPLITS * HEAD_DIM + value;
     v.max_and_sum = (const float2*)(partial + (size_t)rows * HEADS * SPLITS * HEAD_DIM) + index * SPLITS;
     v.n = n, v.hidden_from = hidden_from, v.hidden_to = hidden_to;
@@ -53,7 +55,8 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
     float max_of_splits = -INF, weight[(SPLITS + 31) / 32], l[(SPLITS + 31) / 32];
 #pragma unroll
     for (int i = 0; i < (SPLITS + 31) / 32; i++) {
-        const float2 max_and_sum_of_lane = split_has_keys(v, lane + 32 * i) ? __ldcg(v.max_and_sum + lane + 32 * i) : make_float2(-INF, 0.0f);
+        const float2 max_and_sum_of_lane =
+            split_has_keys(v, lane + 32 * i) ? __ldcg(v.max_and_sum + lane + 32 * i) : make_float2(-INF, 0.0f);
         weight[i] = max_and_sum_of_lane.x, l[i] = max_and_sum_of_lane.y;
         max_of_splits = fmaxf(max_of_splits, max_and_sum_of_lane.x);
     }
@@ -85,7 +88,8 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
         if (begin >= v.n) break;
         float o[SPLITS_PER_FETCH];
 #pragma unroll
-        for (int i = 0; i < SPLITS_PER_FETCH; i++) o[i] = begin + i < SPLITS && split_has_keys(v, begin + i) ? __ldcg(v.o + (begin + i) * HEAD_DIM) : 0.0f;
+        for (int i = 0; i < SPLITS_PER_FETCH; i++)
+            o[i] = begin + i < SPLITS && split_has_keys(v, begin + i) ? __ldcg(v.o + (begin + i) * HEAD_DIM) : 0.0f;
 #pragma unroll
         for (int s = begin; s < begin + SPLITS_PER_FETCH && s < SPLITS; s++) {
             if (s % 8 == 0 && s >= v.n) break;
@@ -96,12 +100,13 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
     return acc * (sum > 0.0f ? 1.0f / sum : sum == sum ? 0.0f : sum);
 }
 
-extern "C" __global__ void __launch_bounds__(256) attn_combine_splits(
-    const Step* step, const float* q, const float* partial, int rows, RowOutput out) {
+extern "C" __global__ void __launch_bounds__(256)
+    attn_combine_splits(const Step* step, const float* q, const float* partial, int rows, RowOutput out) {
     pdl_launch();
     __shared__ __align__(16) float values[256];
     __shared__ float scratch[kv_rotated(V_FORMAT) ? 512 : 1];
-    const int group = blockIdx.x, row = blockIdx.y, warp = warp_index(), head_first = group * 256 + warp * 32, column = head_first + threadIdx.x % 32;
+    const int group = blockIdx.x, row = blockIdx.y, warp = warp_index(), head_first = group * 256 + warp * 32,
+              column = head_first + threadIdx.x % 32;
     const int head = head_first / HEAD_DIM;  // heads are multiples of 32 wide, so a warp is within one head
     if (row >= step->rows) return;
     int n = 1, hidden_from = 0, hidden_to = 0;

@@ -20,7 +20,8 @@ struct Planes {
 };
 
 template <typename Word>
-__device__ __forceinline__ void move_rows(const Path& path, const PageTable& pages, u8* plane, int head, int row_bytes) {
+__device__ __forceinline__ void move_rows(const Path& path, const PageTable& pages, u8* plane, int head,
+                                          int row_bytes) {
     for (int i = threadIdx.x; i < row_bytes / (int)sizeof(Word); i += 128) {
         for (int from = 1; from < path.length; from += 8) {
             Word moving[8];
@@ -40,11 +41,15 @@ __device__ __forceinline__ void move_rows(const Path& path, const PageTable& pag
     }
 }
 
-extern "C" __global__ void __launch_bounds__(128) attn_compact_kv(const Commit* commit, Planes planes, PageTable pages) {
+extern "C" __global__ void __launch_bounds__(128)
+    attn_compact_kv(const Commit* commit, Planes planes, PageTable pages) {
     pdl_launch();
     const int layer = blockIdx.x, which = blockIdx.y / KV_HEADS, head = blockIdx.y % KV_HEADS;
     pdl_wait();
-    const u64 base = which == 0 ? planes.base[0] : which == 1 ? planes.base[1] : which == 2 ? planes.base[2] : planes.base[3];
+    const u64 base = which == 0   ? planes.base[0]
+                     : which == 1 ? planes.base[1]
+                     : which == 2 ? planes.base[2]
+                                  : planes.base[3];
     const u64 stride = which == 0   ? planes.layer_stride[0]
                        : which == 1 ? planes.layer_stride[1]
                        : which == 2 ? planes.layer_stride[2]

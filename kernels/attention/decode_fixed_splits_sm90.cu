@@ -34,12 +34,12 @@ struct TreeStorage {
     TreePlan plans[STEP_TREES];
     BlockSchedule schedule;
     WorkItem items[ITEM_SLOTS];
-    u32 gather_row[4][KV_TILE];  // private items: cache row of each key, NO_ROW for none
-    u8 node[ITEM_SLOTS][ITEM_NODES];  // nodes of the items, NO_NODE after the last
+    u32 gather_row[4][KV_TILE];        // private items: cache row of each key, NO_ROW for none
+    u8 node[ITEM_SLOTS][ITEM_NODES];   // nodes of the items, NO_NODE after the last
     u8 depth[ITEM_SLOTS][ITEM_NODES];  // their depths
-    int rope_position[ITEM_NODES];  // positions of an item's nodes
-    int softmax_index[ITEM_NODES];  // where the softmax warpgroup stores bases and row sums of its nodes
-    int pv_index[2][ITEM_NODES];  // where the PV warpgroups store their accumulators; alternating by item
+    int rope_position[ITEM_NODES];     // positions of an item's nodes
+    int softmax_index[ITEM_NODES];     // where the softmax warpgroup stores bases and row sums of its nodes
+    int pv_index[2][ITEM_NODES];       // where the PV warpgroups store their accumulators; alternating by item
 };
 
 static_assert(sizeof(WorkItem) <= 80 && sizeof(TreePlan) <= 128, "launch::attention counts the bytes of shared memory");
@@ -49,11 +49,13 @@ static_assert(ITEM_SLOTS >= ITEMS_AHEAD + 4, "a new item must not overwrite one 
 // Whether a node at `rope_position` sees the key at `key`; windows hide committed keys only.
 __device__ __forceinline__ bool is_visible(const WorkItem& item, int rope_position, int key) {
     if (!WINDOW) return key <= rope_position;
-    return key <= rope_position && (rope_position - key < item.window || key >= item.committed || (WINDOW < 0 && key < item.sinks));
+    return key <= rope_position &&
+           (rope_position - key < item.window || key >= item.committed || (WINDOW < 0 && key < item.sinks));
 }
 
 // Prefetches item `next` of the block; one warp.
-__device__ __forceinline__ void prefetch_item(const Step* step, const PageTable& pages, TreeStorage& storage, int next) {
+__device__ __forceinline__ void prefetch_item(const Step* step, const PageTable& pages, TreeStorage& storage,
+                                              int next) {
     const int lane = threadIdx.x % 32;
     WorkItem item = work_item(step, storage.plans, storage.schedule, next);
     item.row = first_kv_row(item, pages);
@@ -92,7 +94,8 @@ __device__ __forceinline__ void find_gather_rows(const WorkItem& item, const Pag
 // Stores the queries of an item as the wgmma operand; `warp` of WARPS warps. With ZERO_FILL, columns without a node
 // become zeros; otherwise they keep old data, and their results are unused.
 template <int WARPS, int COLUMNS_AT_ONCE, bool ZERO_FILL>
-__device__ __forceinline__ void load_queries(const TreeStorage& storage, int tree_index, const u16* q16, u32 smem_q, int warp) {
+__device__ __forceinline__ void load_queries(const TreeStorage& storage, int tree_index, const u16* q16, u32 smem_q,
+                                             int warp) {
     const WorkItem& item = storage.items[tree_index % ITEM_SLOTS];
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, columns = item.nodes * GROUP_SIZE;
 #pragma unroll 1
@@ -118,7 +121,8 @@ __device__ __forceinline__ void load_queries(const TreeStorage& storage, int tre
 __device__ __forceinline__ void load_node_slots(TreeStorage& storage, int tree_index) {
     if (threadIdx.x < ITEM_NODES) {
         storage.softmax_index[threadIdx.x] = partial_index(storage, tree_index, threadIdx.x);
-        storage.rope_position[threadIdx.x] = storage.items[tree_index % ITEM_SLOTS].committed + storage.depth[tree_index % ITEM_SLOTS][threadIdx.x];
+        storage.rope_position[threadIdx.x] =
+            storage.items[tree_index % ITEM_SLOTS].committed + storage.depth[tree_index % ITEM_SLOTS][threadIdx.x];
     }
 }
 
@@ -146,8 +150,8 @@ struct TileSource {
 // Iterator over the tiles of a block's items, for the PV warpgroups.
 struct TileIterator {
     int next;  // item of the next tile
-    int key;  // its first key; -1 for the start of the item
-    u32 row;  // its cache row; looked up early because the page table lookup has a long latency
+    int key;   // its first key; -1 for the start of the item
+    u32 row;   // its cache row; looked up early because the page table lookup has a long latency
 };
 __device__ __forceinline__ TileSource next_tile(const KernelParams& params, TileIterator& tiles) {
     TileSource source = {NO_TILE, 0};
@@ -172,7 +176,8 @@ __device__ __forceinline__ TileSource next_tile(const KernelParams& params, Tile
     return source;
 }
 template <int FORMAT, int STRIDE>
-__device__ __forceinline__ void load_tile(const TreeStorage& storage, const TileSource& source, const Plane& plane, u32 to) {
+__device__ __forceinline__ void load_tile(const TreeStorage& storage, const TileSource& source, const Plane& plane,
+                                          u32 to) {
     if (source.row == NO_TILE) return;
     const int thread = int(opaque(threadIdx.x)) - 128;
     if (source.row >= GATHERED_TILE)
@@ -218,7 +223,8 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
 #pragma unroll 1
     for (int next = 0;;) {
         const WorkItem& item = storage.items[next % ITEM_SLOTS];
-        for (int column = threadIdx.x; column < QUERY_COLUMNS; column += 128) softmax.base[column] = 0.0f, softmax.running_max[column] = -INF;
+        for (int column = threadIdx.x; column < QUERY_COLUMNS; column += 128)
+            softmax.base[column] = 0.0f, softmax.running_max[column] = -INF;
 #pragma unroll
         for (int i = 0; i < THREAD_SUMS; i++) sums[i] = 0.0f;
         bool any_column_empty = true;
@@ -235,7 +241,8 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
                 for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const int i = (8 * n + 2 * t + e) / GROUP_SIZE, rope_position = storage.rope_position[min(i, ITEM_NODES - 1)];
+                        const int i = (8 * n + 2 * t + e) / GROUP_SIZE,
+                                  rope_position = storage.rope_position[min(i, ITEM_NODES - 1)];
                         if (!is_visible(item, rope_position, own_key)) scores[4 * n + e] = -INF;
                         if (!is_visible(item, rope_position, own_key + 8)) scores[4 * n + 2 + e] = -INF;
                     }
@@ -249,7 +256,8 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
                 for (int n = first; n < min(first + 6, N8_TILES); n++)
                     base[n - first] = lds64(shared_address(softmax.base) + 32 * n + 8 * t);
 #pragma unroll
-                for (int n = first; n < min(first + 6, N8_TILES); n++) subtract_base(scores, tile_max, n, base[n - first], params.scale_log2);
+                for (int n = first; n < min(first + 6, N8_TILES); n++)
+                    subtract_base(scores, tile_max, n, base[n - first], params.scale_log2);
             }
             any_column_empty = softmax_tile(scores, sums, any_column_empty, tile_max, softmax, tile, params.smem_p);
         }
@@ -260,20 +268,23 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
         float2* max_and_sum = (float2*)(params.partial + (size_t)params.rows * HEADS * SPLITS * HEAD_DIM);
         for (int column = threadIdx.x; column < item.nodes * GROUP_SIZE; column += 128) {
             const float sum = row_sum_of_column(softmax, column);
-            const int row_index = storage.softmax_index[column / GROUP_SIZE], head = item.kv_head * GROUP_SIZE + column % GROUP_SIZE;
+            const int row_index = storage.softmax_index[column / GROUP_SIZE],
+                      head = item.kv_head * GROUP_SIZE + column % GROUP_SIZE;
             if (row_index >= 0) max_and_sum[row_index + head * SPLITS] = make_float2(softmax.running_max[column], sum);
         }
         if (++next == storage.schedule.items) break;
         const WorkItem& next_work_item = storage.items[next % ITEM_SLOTS];
         named_barrier_sync<128>(SOFTMAX_BARRIER);
         load_node_slots(storage, next);
-        if (next_work_item.query_group != item.query_group) load_queries<4, QUERY_COLUMNS < 96 ? 2 : 4, false>(storage, next, params.q16, params.smem_q, warp);
+        if (next_work_item.query_group != item.query_group)
+            load_queries < 4, QUERY_COLUMNS<96 ? 2 : 4, false>(storage, next, params.q16, params.smem_q, warp);
     }
     drain_barriers(tile);
 }
 
 // PV warpgroups: accumulate P V of every tile of every item, and load all tiles.
-__device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIterator tiles, TileQueue queue, const SoftmaxState& softmax) {
+__device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIterator tiles, TileQueue queue,
+                                              const SoftmaxState& softmax) {
     TreeStorage& storage = params.storage;
     const int lane = threadIdx.x % 32, warp = warp_index() - 4, g = lane / 4, t = lane % 4;
     int buffer = 0, key_slot = 0, slot = 0;
@@ -284,7 +295,8 @@ __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIt
 #pragma unroll 1
     for (int next = 0; next < storage.schedule.items; next++) {
         // Prefetched here while the accumulators are dead; all threads pass a barrier before it is read.
-        if (warp == 0 && next > 0 && next + ITEMS_AHEAD < storage.schedule.items) prefetch_item(params.step, params.pages, storage, next + ITEMS_AHEAD);
+        if (warp == 0 && next > 0 && next + ITEMS_AHEAD < storage.schedule.items)
+            prefetch_item(params.step, params.pages, storage, next + ITEMS_AHEAD);
         const WorkItem& item = storage.items[next % ITEM_SLOTS];
 #pragma unroll
         for (int i = 0; i < 4 * N8_TILES; i++) sums[0][i] = sums[1][i] = 0.0f;
@@ -334,18 +346,21 @@ __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIt
                 const int row_index = i < ITEM_NODES ? storage.pv_index[next & 1][i] : -1;
                 if (row_index < 0) continue;
                 const size_t index = row_index + (kv_head * GROUP_SIZE + column % GROUP_SIZE) * SPLITS;
-                const float four_dims[4] = {sums[0][4 * n + e], sums[0][4 * n + 2 + e], sums[1][4 * n + e], sums[1][4 * n + 2 + e]};
+                const float four_dims[4] = {sums[0][4 * n + e], sums[0][4 * n + 2 + e], sums[1][4 * n + e],
+                                            sums[1][4 * n + 2 + e]};
                 store_four_dims<V_FORMAT>(params.partial + index * HEAD_DIM + warp * 32, g, four_dims);
             }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, SMALL_BLOCK ? 2 : 1) attn_decode_tree(
-    const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2, float* partial, int rows) {
+extern "C" __global__ void __launch_bounds__(384, SMALL_BLOCK ? 2 : 1)
+    attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
+                     float* partial, int rows) {
     extern __shared__ __align__(1024) u8 shared[];
     pdl_launch();
     const u32 smem_q = shared_address(shared), smem_k = smem_q + 6 * PANEL_BYTES;
-    SoftmaxState& softmax = *(SoftmaxState*)(shared + 6 * PANEL_BYTES + K_STAGES * KLoader::BYTES + V_STAGES * VLoader::BYTES);
+    SoftmaxState& softmax =
+        *(SoftmaxState*)(shared + 6 * PANEL_BYTES + K_STAGES * KLoader::BYTES + V_STAGES * VLoader::BYTES);
     TreeStorage& storage = *(TreeStorage*)(&softmax + 1);
     const int warp = warp_index();
     if (warp == 0) {
@@ -361,8 +376,13 @@ extern "C" __global__ void __launch_bounds__(384, SMALL_BLOCK ? 2 : 1) attn_deco
     }
     if (warp >= 4 && warp <= 4 + ITEMS_AHEAD && warp - 4 < items) prefetch_item(step, pages, storage, warp - 4);
     __syncthreads();
-    const KernelParams params = {step, q16, keys, values, pages, partial, rows, storage, smem_q, smem_q + 4 * PANEL_BYTES,
-                         smem_k, smem_k + K_STAGES * KLoader::BYTES, scale_log2};
+    const KernelParams params = {step,      q16,
+                                 keys,      values,
+                                 pages,     partial,
+                                 rows,      storage,
+                                 smem_q,    smem_q + 4 * PANEL_BYTES,
+                                 smem_k,    smem_k + K_STAGES * KLoader::BYTES,
+                                 scale_log2};
     const bool is_softmax = warp < 4;
     // The step header and committed KV are not written during a step, so only q16 and the rows of the nodes need
     // pdl_wait.

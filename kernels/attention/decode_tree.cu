@@ -55,8 +55,8 @@ __device__ __host__ constexpr int larger_of(int a, int b) { return a > b ? a : b
 
 struct SoftmaxStorage {
     float tile_max[M16_TILES * 16][KEY_WARPS];  // max score of the current tile
-    float running_max[2][M16_TILES * 16];  // running max before and after the current tile
-    float rescale[M16_TILES * 16];  // factor on the accumulators of earlier tiles
+    float running_max[2][M16_TILES * 16];       // running max before and after the current tile
+    float rescale[M16_TILES * 16];              // factor on the accumulators of earlier tiles
     u64 visible[STEP_ROWS];
     int rope_position[STEP_ROWS];
 };
@@ -70,8 +70,9 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_decode_tree(
-    const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2, float* partial, int rows) {
+extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1)
+    attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
+                     float* partial, int rows) {
     extern __shared__ __align__(16) u8 shared[];
     pdl_launch();
     const int lane = threadIdx.x % 32, warp = warp_index(), g = lane / 4, t = lane % 4;
@@ -87,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
         const WindowedTree own = windowed_tree(step, i);
         total_m_tiles += num_splits(kv_range(own)) * m_tiles(own);
     }
-    const int m_tiles_per_item = max(1, min(M16_TILES, (total_m_tiles * KV_HEADS + (int)gridDim.x - 1) / (int)gridDim.x));
+    const int m_tiles_per_item =
+        max(1, min(M16_TILES, (total_m_tiles * KV_HEADS + (int)gridDim.x - 1) / (int)gridDim.x));
     bool waited = false;
     for (int next_item = blockIdx.x;; next_item += gridDim.x) {
         int item = next_item, tree_index = 0, parts = 0;
@@ -112,7 +114,8 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
         const u32 smem_q = shared_address(shared);
         const u32 smem_p = smem_q + M16_TILES * 32 * HEAD_DIM;
         const u32 smem_kv = smem_p + M16_TILES * 2048;
-        SoftmaxStorage& softmax = *(SoftmaxStorage*)(shared + M16_TILES * (32 * HEAD_DIM + 2048) + STAGES * STAGE_BYTES);
+        SoftmaxStorage& softmax =
+            *(SoftmaxStorage*)(shared + M16_TILES * (32 * HEAD_DIM + 2048) + STAGES * STAGE_BYTES);
 
         // Load h is K of tile h / 2 if h is even, V if h is odd.
         const int loads = (end - begin + KV_TILE - 1) / KV_TILE * 2;
@@ -139,7 +142,8 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
 
         // Q in fragment order: [M tile][dim block][row g or g + 8][lane], 16 bytes each; rows past the last are zeros.
         for (int i = threadIdx.x; i < tiles * DIM_BLOCKS * 64; i += 256) {
-            const int target_lane = i % 32, m = i / (64 * DIM_BLOCKS) * 16 + i / 32 % 2 * 8 + target_lane / 4, b = i / 64 % DIM_BLOCKS;
+            const int target_lane = i % 32, m = i / (64 * DIM_BLOCKS) * 16 + i / 32 % 2 * 8 + target_lane / 4,
+                      b = i / 64 % DIM_BLOCKS;
             uint4 words = make_uint4(0, 0, 0, 0);
             if (m < m_rows) {
                 const int row = tree.first + (m_first + m) / GROUP_SIZE;
@@ -199,7 +203,8 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                     }
                 }
             }
-            const bool masked = position + KV_TILE > tree.committed || (WINDOW && position < tree.committed + STEP_ROWS - tree.window);
+            const bool masked =
+                position + KV_TILE > tree.committed || (WINDOW && position < tree.committed + STEP_ROWS - tree.window);
 #pragma unroll
             for (int i = 0; i < QK_TILES; i++) {
                 const int m = qk_part + i * QK_PARTS;
@@ -213,8 +218,9 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                             u32 visible = ~0u;
                             if (row < m_rows) {
                                 const int node = (m_first + row) / GROUP_SIZE;
-                                visible = u32(visible_keys(position, tree, softmax.visible[node], softmax.rope_position[node]) >>
-                                           (key_warp * KEY_TILES * 8 + 2 * t));
+                                visible = u32(
+                                    visible_keys(position, tree, softmax.visible[node], softmax.rope_position[node]) >>
+                                    (key_warp * KEY_TILES * 8 + 2 * t));
                             }
 #pragma unroll
                             for (int n = 0; n < KEY_TILES; n++)
@@ -260,11 +266,14 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
                     // The C fragments of two key tiles form the A fragment of one K-step of 16 keys.
 #if KEY_WARPS == 4
                     u32* to = (u32*)(shared + M16_TILES * 32 * HEAD_DIM + ((m * 4 + key_warp) * 32 + lane) * 16);
-                    *(uint4*)to = make_uint4(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]),
-                                             f32x2_to_f16x2(s[i][1][0], s[i][1][1]), f32x2_to_f16x2(s[i][1][2], s[i][1][3]));
+                    *(uint4*)to =
+                        make_uint4(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]),
+                                   f32x2_to_f16x2(s[i][1][0], s[i][1][1]), f32x2_to_f16x2(s[i][1][2], s[i][1][3]));
 #else
-                    u32* to = (u32*)(shared + M16_TILES * 32 * HEAD_DIM + ((m * 4 + key_warp / 2) * 32 + lane) * 16 + key_warp % 2 * 8);
-                    *(uint2*)to = make_uint2(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]));
+                    u32* to = (u32*)(shared + M16_TILES * 32 * HEAD_DIM + ((m * 4 + key_warp / 2) * 32 + lane) * 16 +
+                                     key_warp % 2 * 8);
+                    *(uint2*)to =
+                        make_uint2(f32x2_to_f16x2(s[i][0][0], s[i][0][1]), f32x2_to_f16x2(s[i][0][2], s[i][0][3]));
 #endif
                 }
             }
@@ -281,7 +290,8 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1) attn_d
 #pragma unroll
                         for (int n = 0; n < 4; n++) o[i][n][0] *= a, o[i][n][1] *= a, o[i][n][2] *= b, o[i][n][3] *= b;
                         if (i % DIM_BLOCKS == block)
-                            row_sum[i / DIM_BLOCKS][0] *= a, row_sum[i / DIM_BLOCKS][1] *= a, row_sum[i / DIM_BLOCKS][2] *= b, row_sum[i / DIM_BLOCKS][3] *= b;
+                            row_sum[i / DIM_BLOCKS][0] *= a, row_sum[i / DIM_BLOCKS][1] *= a,
+                                row_sum[i / DIM_BLOCKS][2] *= b, row_sum[i / DIM_BLOCKS][3] *= b;
                     }
                 }
             }

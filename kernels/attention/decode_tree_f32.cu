@@ -20,8 +20,9 @@
 
 #define KEYS_PER_RUN 256
 
-extern "C" __global__ void __launch_bounds__(256) attn_decode_tree_f32(
-    const Step* step, const float* q, Plane keys, Plane values, PageTable pages, float scale, float* partial, int rows) {
+extern "C" __global__ void __launch_bounds__(256)
+    attn_decode_tree_f32(const Step* step, const float* q, Plane keys, Plane values, PageTable pages, float scale,
+                         float* partial, int rows) {
     pdl_launch();
     __shared__ float query[HEAD_DIM], score[KEYS_PER_RUN], scratch[8], group_sums[256];
     __shared__ size_t kv_row_of_key[KEYS_PER_RUN];
@@ -32,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(256) attn_decode_tree_f32(
     const WindowedTree tree = windowed_tree(step, step->tree_of[row]);
     const int node = row - tree.first, rope_position = step->position[row];
     const u64 nodes = visible_nodes(step, tree, node);
-    const int window_begin = WINDOW && rope_position >= tree.window ? min(rope_position - tree.window + 1, tree.committed) : 0;
+    const int window_begin =
+        WINDOW && rope_position >= tree.window ? min(rope_position - tree.window + 1, tree.committed) : 0;
     // Sinks before the window are numbered just before it.
     const int begin = WINDOW < 0 ? window_begin - min(window_begin, tree.sinks) : window_begin;
     const int count = tree.committed - begin + __popcll(nodes);
@@ -59,7 +61,8 @@ extern "C" __global__ void __launch_bounds__(256) attn_decode_tree_f32(
         __syncthreads();
         for (int i = warp; i < n; i += 8) {
             float s = 0.0f;
-            for (int j = lane; j < HEAD_DIM; j += 32) s += query[j] * kv_load<K_FORMAT, HEAD_DIM>(keys, kv_row_of_key[i], j);
+            for (int j = lane; j < HEAD_DIM; j += 32)
+                s += query[j] * kv_load<K_FORMAT, HEAD_DIM>(keys, kv_row_of_key[i], j);
             s = warp_sum(s) * scale;
             if (lane == 0) score[i] = s != s ? -INF : s;
         }

@@ -25,7 +25,8 @@ __device__ __forceinline__ TileRows tile_rows(const WorkItem& item, int pass, co
     TileRows rows;
 #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
-        const int key = item.begin + pass * BLOCK_KV + tile * KV_TILE, position = kv_position(key, item.range_begin, item.window_begin);
+        const int key = item.begin + pass * BLOCK_KV + tile * KV_TILE,
+                  position = kv_position(key, item.range_begin, item.window_begin);
         rows.row[tile] = key < item.end ? (u32)kv_row(pages, item.tree.slot, position, KV_HEADS, item.kv_head) : 0;
     }
     return rows;
@@ -33,8 +34,8 @@ __device__ __forceinline__ TileRows tile_rows(const WorkItem& item, int pass, co
 
 // Starts load h of an item: K of KV block h / 2 if h is even, V if h is odd. `rows` are those of its KV block; after V
 // they advance to the next block, because the page table lookup has a long latency.
-__device__ __forceinline__ void load_stage(const WorkItem& item, int h, TileRows& rows, const Plane& keys, const Plane& values, const PageTable& pages,
-                                     u32 smem_kv) {
+__device__ __forceinline__ void load_stage(const WorkItem& item, int h, TileRows& rows, const Plane& keys,
+                                           const Plane& values, const PageTable& pages, u32 smem_kv) {
     const int first = item.begin + h / 2 * BLOCK_KV;
     if (first < item.end) {
 #pragma unroll
@@ -53,8 +54,9 @@ __device__ __forceinline__ void load_stage(const WorkItem& item, int h, TileRows
     cp_async_commit();
 }
 
-extern "C" __global__ void __launch_bounds__(256, N8_TILES <= 2 ? 2 : 1) attn_decode_tree(
-    const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2, float* partial, int rows) {
+extern "C" __global__ void __launch_bounds__(256, N8_TILES <= 2 ? 2 : 1)
+    attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
+                     float* partial, int rows) {
     extern __shared__ __align__(1024) u8 shared[];
     pdl_launch();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, group = warp / 4;
@@ -89,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(256, N8_TILES <= 2 ? 2 : 1) attn_de
                 uint4 words = make_uint4(0, 0, 0, 0);
                 if (node < item.tree.nodes) {
                     const int head = item.kv_head * GROUP_SIZE + m % GROUP_SIZE;
-                    words = query_words<K_FORMAT>(q16 + ((size_t)(item.tree.first + node) * HEADS + head) * HEAD_DIM, g, t);
+                    words =
+                        query_words<K_FORMAT>(q16 + ((size_t)(item.tree.first + node) * HEADS + head) * HEAD_DIM, g, t);
                 }
                 store_query_words(smem_q, column, g, t, words);
             }
@@ -110,22 +113,26 @@ extern "C" __global__ void __launch_bounds__(256, N8_TILES <= 2 ? 2 : 1) attn_de
             __syncthreads();
             load_stage(item, 2 * j + STAGES - 1, next_rows, keys, values, pages, smem_kv);
             qk_mma(scores, smem_kv + 2 * j % STAGES * STAGE_BYTES + group * K_TILE_BYTES, smem_q);
-            const int key = item.begin + j * BLOCK_KV + group * KV_TILE, position = kv_position(key, item.range_begin, item.window_begin);
+            const int key = item.begin + j * BLOCK_KV + group * KV_TILE,
+                      position = kv_position(key, item.range_begin, item.window_begin);
             if (key + KV_TILE > min(item.tree.committed, item.end) ||
                 (WINDOW && position < item.tree.committed + STEP_ROWS - item.tree.window)) {
 #pragma unroll
                 for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const int column = 8 * n + 2 * t + e, node = min((item.m_first + column) / GROUP_SIZE, item.tree.nodes - 1);
-                        const u64 visible =
-                            key < item.end ? visible_keys(position, item.tree, nodes.visible[node], nodes.rope_position[node]) : 0;
+                        const int column = 8 * n + 2 * t + e,
+                                  node = min((item.m_first + column) / GROUP_SIZE, item.tree.nodes - 1);
+                        const u64 visible = key < item.end ? visible_keys(position, item.tree, nodes.visible[node],
+                                                                          nodes.rope_position[node])
+                                                           : 0;
                         const u32 visible_to_lane = u32(visible >> (warp % 4 * 16 + g));
                         if (!(visible_to_lane & 1)) scores[4 * n + e] = -INF;
                         if (!(visible_to_lane >> 8 & 1)) scores[4 * n + 2 + e] = -INF;
                     }
             }
-            online_softmax(scores, sums, softmax, smem_p, scale_log2, [&] { load_stage(item, 2 * j + STAGES, next_rows, keys, values, pages, smem_kv); });
+            online_softmax(scores, sums, softmax, smem_p, scale_log2,
+                           [&] { load_stage(item, 2 * j + STAGES, next_rows, keys, values, pages, smem_kv); });
             cp_async_wait<STAGES - 1>();
             __syncthreads();
             accumulate_row_sums(softmax);
@@ -149,7 +156,8 @@ extern "C" __global__ void __launch_bounds__(256, N8_TILES <= 2 ? 2 : 1) attn_de
                 if (node >= finished.tree.nodes) continue;
                 const int head = finished.kv_head * GROUP_SIZE + m % GROUP_SIZE;
                 const size_t index = ((size_t)(finished.tree.first + node) * HEADS + head) * SPLITS + finished.split;
-                const float four_dims[4] = {sums[0][4 * n + e], sums[0][4 * n + 2 + e], sums[1][4 * n + e], sums[1][4 * n + 2 + e]};
+                const float four_dims[4] = {sums[0][4 * n + e], sums[0][4 * n + 2 + e], sums[1][4 * n + e],
+                                            sums[1][4 * n + 2 + e]};
                 store_four_dims<V_FORMAT>(partial + index * HEAD_DIM + warp * 32, g, four_dims);
                 if (warp == 0 && g == 0) {
                     max_and_sum[2 * index] = softmax.running_max[column];

@@ -21,18 +21,20 @@ __device__ __forceinline__ u32 tile_row(const WorkItem& item, int key, const Pag
 }
 
 template <int FORMAT, int STRIDE, int SLOTS>
-__device__ __forceinline__ void start_loader(TileLoader<FORMAT, STRIDE, SLOTS>& loader, const WorkItem& item, const PageTable& pages) {
+__device__ __forceinline__ void start_loader(TileLoader<FORMAT, STRIDE, SLOTS>& loader, const WorkItem& item,
+                                             const PageTable& pages) {
     loader.key = item.begin;
     loader.row = tile_row(item, loader.key, pages);
 }
 // Loads the next tile if the item has one more.
 template <int FORMAT, int STRIDE, int SLOTS>
-__device__ __forceinline__ void load_tile(TileLoader<FORMAT, STRIDE, SLOTS>& loader, const WorkItem& item, const Plane& plane,
-                                           const PageTable& pages, u32 smem_tiles) {
+__device__ __forceinline__ void load_tile(TileLoader<FORMAT, STRIDE, SLOTS>& loader, const WorkItem& item,
+                                          const Plane& plane, const PageTable& pages, u32 smem_tiles) {
     if (loader.key < item.end) {
         // No row sees keys older than the window; they may never have been written.
         const int low = WINDOW > 0 ? item.tree.committed - WINDOW + 1 - loader.key : 0;
-        tile_load<FORMAT, STRIDE, 256>(loader.to, plane, loader.row, low, item.end - loader.key, int(opaque(threadIdx.x)) - 128);
+        tile_load<FORMAT, STRIDE, 256>(loader.to, plane, loader.row, low, item.end - loader.key,
+                                       int(opaque(threadIdx.x)) - 128);
         loader.key += KV_TILE;
         const int position = kv_position(loader.key, item.range_begin, item.window_begin);
         if (position % PAGE_SIZE == 0 || (WINDOW < 0 && loader.key == item.window_begin))
@@ -78,7 +80,8 @@ struct KernelParams {
 };
 
 // Loads the first tiles of an item, V one stage less than there are.
-__device__ __forceinline__ void load_first_tiles(const KernelParams& params, const WorkItem& item, KLoader& keys, VLoader& values) {
+__device__ __forceinline__ void load_first_tiles(const KernelParams& params, const WorkItem& item, KLoader& keys,
+                                                 VLoader& values) {
     start_loader(keys, item, params.pages);
     start_loader(values, item, params.pages);
 #pragma unroll 1
@@ -89,13 +92,15 @@ __device__ __forceinline__ void load_first_tiles(const KernelParams& params, con
 }
 
 // Softmax warpgroup: P of every tile of every item, then the bases and row sums of the item.
-__device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, WorkItem item, SoftmaxState& softmax, NodeMasks& nodes) {
+__device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, WorkItem item, SoftmaxState& softmax,
+                                                  NodeMasks& nodes) {
     const int lane = threadIdx.x % 32, warp = warp_index(), t = lane % 4;
     int tile = 0;
     u32 slot = params.smem_k;
 #pragma unroll 1
     for (int next_item = params.first_item;;) {
-        for (int column = threadIdx.x; column < QUERY_COLUMNS; column += 128) softmax.base[column] = 0.0f, softmax.running_max[column] = -INF;
+        for (int column = threadIdx.x; column < QUERY_COLUMNS; column += 128)
+            softmax.base[column] = 0.0f, softmax.running_max[column] = -INF;
         float sums[THREAD_SUMS], scores[4 * N8_TILES];
 #pragma unroll
         for (int i = 0; i < THREAD_SUMS; i++) sums[i] = 0.0f;
@@ -110,13 +115,17 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, Wo
             const int position = kv_position(key, item.range_begin, item.window_begin);
             if (key + KV_TILE > min(item.tree.committed, item.end) ||
                 (WINDOW && position < item.tree.committed + STEP_ROWS - item.tree.window)) {
-                const int m_first = int(opaque(item.m_first)), lane = int(opaque(threadIdx.x % 32)), g = lane / 4, t = lane % 4;
+                const int m_first = int(opaque(item.m_first)), lane = int(opaque(threadIdx.x % 32)), g = lane / 4,
+                          t = lane % 4;
 #pragma unroll
                 for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const int column = 8 * n + 2 * t + e, node = min((m_first + column) / GROUP_SIZE, item.tree.nodes - 1);
-                        const u32 visible_to_lane = u32(visible_keys(position, item.tree, nodes.visible[node], nodes.rope_position[node]) >> (warp * 16 + g));
+                        const int column = 8 * n + 2 * t + e,
+                                  node = min((m_first + column) / GROUP_SIZE, item.tree.nodes - 1);
+                        const u32 visible_to_lane =
+                            u32(visible_keys(position, item.tree, nodes.visible[node], nodes.rope_position[node]) >>
+                                (warp * 16 + g));
                         if (!(visible_to_lane & 1)) scores[4 * n + e] = -INF;
                         if (!(visible_to_lane >> 8 & 1)) scores[4 * n + 2 + e] = -INF;
                     }
@@ -130,7 +139,8 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, Wo
                 for (int n = first; n < min(first + 6, N8_TILES); n++)
                     base[n - first] = lds64(shared_address(softmax.base) + 32 * n + 8 * t);
 #pragma unroll
-                for (int n = first; n < min(first + 6, N8_TILES); n++) subtract_base(scores, tile_max, n, base[n - first], params.scale_log2);
+                for (int n = first; n < min(first + 6, N8_TILES); n++)
+                    subtract_base(scores, tile_max, n, base[n - first], params.scale_log2);
             }
             any_column_empty = softmax_tile(scores, sums, any_column_empty, tile_max, softmax, tile, params.smem_p);
         }
@@ -148,7 +158,8 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, Wo
             if (node >= finished.tree.nodes) break;
             const float sum = row_sum_of_column(softmax, column);
             const int head = finished.kv_head * GROUP_SIZE + m % GROUP_SIZE;
-            max_and_sum[((size_t)(finished.tree.first + node) * HEADS + head) * SPLITS + finished.split] = make_float2(softmax.running_max[column], sum);
+            max_and_sum[((size_t)(finished.tree.first + node) * HEADS + head) * SPLITS + finished.split] =
+                make_float2(softmax.running_max[column], sum);
         }
         if (next_item == params.last_item) break;
         named_barrier_sync<128>(SOFTMAX_BARRIER);
@@ -161,7 +172,8 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, Wo
 }
 
 // PV warpgroups: accumulate P V of every tile of every item, and load all tiles.
-__device__ __forceinline__ void pv_warpgroups(const KernelParams& params, KLoader keys, VLoader values, const SoftmaxState& softmax) {
+__device__ __forceinline__ void pv_warpgroups(const KernelParams& params, KLoader keys, VLoader values,
+                                              const SoftmaxState& softmax) {
     const int lane = threadIdx.x % 32, warp = warp_index() - 4, g = lane / 4, t = lane % 4;
     int buffer = 0;
     u32 slot = params.smem_v;
@@ -217,24 +229,38 @@ __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, KLoade
                 if (node >= finished.tree.nodes) continue;
                 const int head = finished.kv_head * GROUP_SIZE + m % GROUP_SIZE;
                 const size_t index = ((size_t)(finished.tree.first + node) * HEADS + head) * SPLITS + finished.split;
-                const float four_dims[4] = {sums[0][4 * n + e], sums[0][4 * n + 2 + e], sums[1][4 * n + e], sums[1][4 * n + 2 + e]};
+                const float four_dims[4] = {sums[0][4 * n + e], sums[0][4 * n + 2 + e], sums[1][4 * n + e],
+                                            sums[1][4 * n + 2 + e]};
                 store_four_dims<V_FORMAT>(params.partial + index * HEAD_DIM + warp * 32, g, four_dims);
             }
         if (next_item == params.last_item) break;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) attn_decode_tree(
-    const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2, float* partial, int rows) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+    attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
+                     float* partial, int rows) {
     extern __shared__ __align__(1024) u8 shared[];
     pdl_launch();
     const u32 smem_q = shared_address(shared), smem_k = smem_q + 6 * PANEL_BYTES;
-    SoftmaxState& softmax = *(SoftmaxState*)(shared + 6 * PANEL_BYTES + K_STAGES * KLoader::BYTES + V_STAGES * VLoader::BYTES);
+    SoftmaxState& softmax =
+        *(SoftmaxState*)(shared + 6 * PANEL_BYTES + K_STAGES * KLoader::BYTES + V_STAGES * VLoader::BYTES);
     NodeMasks& nodes = *(NodeMasks*)(&softmax + 1);
     const int total = num_work_items(step);
-    const KernelParams params = {step, q16, keys, values, pages, partial, rows, (int)((i64)blockIdx.x * total / gridDim.x),
-                         (int)((i64)(blockIdx.x + 1) * total / gridDim.x), smem_q, smem_q + 4 * PANEL_BYTES, smem_k,
-                         smem_k + K_STAGES * KLoader::BYTES, scale_log2};
+    const KernelParams params = {step,
+                                 q16,
+                                 keys,
+                                 values,
+                                 pages,
+                                 partial,
+                                 rows,
+                                 (int)((i64)blockIdx.x * total / gridDim.x),
+                                 (int)((i64)(blockIdx.x + 1) * total / gridDim.x),
+                                 smem_q,
+                                 smem_q + 4 * PANEL_BYTES,
+                                 smem_k,
+                                 smem_k + K_STAGES * KLoader::BYTES,
+                                 scale_log2};
     if (params.first_item == params.last_item) {
         pdl_wait();
         return;

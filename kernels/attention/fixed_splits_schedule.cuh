@@ -38,21 +38,24 @@ __device__ __forceinline__ int num_items(const SplitSeries& series) {
 // Schedule of one tree; bit masks are over nodes.
 struct TreePlan {
     u64 past_root_tile;  // nodes past the root's tile
-    u64 chain_tops;  // nodes that are not a first child: chains of nodes on one path start there
-    u64 last;  // last node of each private item
+    u64 chain_tops;      // nodes that are not a first child: chains of nodes on one path start there
+    u64 last;            // last node of each private item
     WindowedTree tree;
-    SplitSeries root_tile, past_tile;  // for nodes in the root's tile; for nodes past it, the splits that the others do not have
+    // for nodes in the root's tile; for nodes past it, the splits that the others do not have
+    SplitSeries root_tile, past_tile;
     int common_splits;  // splits below this index are the same for both
-    int tile;  // tile of the root
-    int pairs;  // parts x KV heads
-    int shared_items;  // items of a pair: splits, then tile t - 1
-    int full_splits;  // of these, the ones before the rest unit
-    int costs[2];  // of a split and of the rest unit, in tiles
+    int tile;           // tile of the root
+    int pairs;          // parts x KV heads
+    int shared_items;   // items of a pair: splits, then tile t - 1
+    int full_splits;    // of these, the ones before the rest unit
+    int costs[2];       // of a split and of the rest unit, in tiles
     int private_items;  // number of private items
 };
 
 // Length of the chain that ends at the last node of `path`.
-__device__ __forceinline__ int chain_length(u64 path, u64 chain_tops) { return __popcll(path >> (63 - __clzll(path & chain_tops))); }
+__device__ __forceinline__ int chain_length(u64 path, u64 chain_tops) {
+    return __popcll(path >> (63 - __clzll(path & chain_tops)));
+}
 // Nodes of a chain of `length` that share its last item.
 __device__ __forceinline__ int nodes_in_item(int length) { return (length - 1) % ITEM_NODES + 1; }
 
@@ -69,20 +72,24 @@ __device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past
             // Splits that end before tile t - 1; the next one is also common if it is that tile.
             SplitSeries& past_tile = plan.past_tile;
             const int full_splits = t > 0 ? (t - 1) / past_tile.tiles : 0;
-            plan.common_splits = min(full_splits * past_tile.tiles == t - 1 ? past_tile.last : full_splits, past_tile.last);
+            plan.common_splits =
+                min(full_splits * past_tile.tiles == t - 1 ? past_tile.last : full_splits, past_tile.last);
             past_tile.first = plan.common_splits;
-            past_tile.hidden.from = max(past_tile.hidden.from, past_tile.first), past_tile.hidden.to = max(past_tile.hidden.to, past_tile.hidden.from);
+            past_tile.hidden.from = max(past_tile.hidden.from, past_tile.first),
+            past_tile.hidden.to = max(past_tile.hidden.to, past_tile.hidden.from);
         }
     }
     plan.pairs = (tree.nodes + ITEM_NODES - 1) / ITEM_NODES * KV_HEADS;
-    const int root_items = num_items(plan.root_tile), past_items = num_items(plan.past_tile), tiles = plan.root_tile.tiles;
+    const int root_items = num_items(plan.root_tile), past_items = num_items(plan.past_tile),
+              tiles = plan.root_tile.tiles;
     plan.shared_items = root_items + past_items + (t > 0);
     // The last split is no longer than the others; with two different cuts, every split is a unit of its own.
     const bool short_last = root_items > 0 && past_items <= 1;
     plan.full_splits = short_last ? root_items - 1 : root_items + past_items;
     const int short_tiles = short_last ? t - 1 - (plan.root_tile.last - 1) * tiles : 0;
     plan.costs[0] = max(tiles, plan.past_tile.tiles) + ITEM_OVERHEAD;
-    plan.costs[1] = short_tiles + (short_last ? past_items * (short_tiles + 1) : 0) + 1 + ITEM_OVERHEAD * (plan.shared_items - plan.full_splits);
+    plan.costs[1] = short_tiles + (short_last ? past_items * (short_tiles + 1) : 0) + 1 +
+                    ITEM_OVERHEAD * (plan.shared_items - plan.full_splits);
     plan.private_items = (__popcll(last) + __popcll(last & past_root_tile)) * KV_HEADS;
     return plan;
 }
@@ -117,7 +124,8 @@ __device__ __forceinline__ void plan_trees(const Step* step, TreePlan* plans) {
                 const u32 siblings = __match_any_sync(WARP_ALL, key);
                 const bool follows = inner && __ffs(siblings) - 1 == lane && !(parents >> (key & 63) & 1);
                 const u64 own = inner ? 1ull << parent[h] : 0;
-                parents |= u64(__reduce_or_sync(WARP_ALL, u32(own))) | u64(__reduce_or_sync(WARP_ALL, u32(own >> 32))) << 32;
+                parents |= u64(__reduce_or_sync(WARP_ALL, u32(own))) | u64(__reduce_or_sync(WARP_ALL, u32(own >> 32)))
+                                                                           << 32;
                 chain_tops |= u64(__ballot_sync(WARP_ALL, node < tree.nodes && !follows)) << 32 * h;
             }
         }
@@ -127,8 +135,10 @@ __device__ __forceinline__ void plan_trees(const Step* step, TreePlan* plans) {
             const int node = lane + 32 * h;
             const bool live = node < tree.nodes;
             const int length = live ? chain_length(path[h], chain_tops) : 1;
-            past_root_tile |= u64(__ballot_sync(WARP_ALL, live && tree.committed + __popcll(path[h]) > past_tile)) << 32 * h;
-            last |= u64(__ballot_sync(WARP_ALL, live && (length % ITEM_NODES == 0 || !(parents >> node & 1)))) << 32 * h;
+            past_root_tile |= u64(__ballot_sync(WARP_ALL, live && tree.committed + __popcll(path[h]) > past_tile))
+                              << 32 * h;
+            last |= u64(__ballot_sync(WARP_ALL, live && (length % ITEM_NODES == 0 || !(parents >> node & 1))))
+                    << 32 * h;
         }
         const TreePlan plan = tree_plan(tree, past_root_tile, chain_tops, last);
         if (lane == 0) plans[i] = plan;
@@ -146,10 +156,10 @@ struct WorkItem {
     int kv_head;
     int node;  // first node of a shared item, last node of a private one
     int nodes;
-    int first_position;  // private items: position of the first node
+    int first_position;                  // private items: position of the first node
     int root_tile_slot, past_tile_slot;  // result slot of nodes in the root's tile and past it; -1 for none
     bool is_private;
-    u64 path;  // private items only
+    u64 path;         // private items only
     int query_group;  // equal for items with the same queries
     int window, sinks;
     u32 row;  // first cache row, for the loading warps
@@ -166,7 +176,10 @@ struct ItemClass {
 __device__ __forceinline__ ItemClass item_class(const TreePlan* plans, int k) {
     const TreePlan& plan = plans[k / 2];
     const int short_last = plan.shared_items - plan.full_splits;
-    return {k % 2 ? plan.full_splits * plan.pairs : short_last ? plan.pairs : 0, k % 2 ? 1 : short_last, plan.costs[1 - k % 2]};
+    return {k % 2        ? plan.full_splits * plan.pairs
+            : short_last ? plan.pairs
+                         : 0,
+            k % 2 ? 1 : short_last, plan.costs[1 - k % 2]};
 }
 
 // Work of a block: `main` shared items of class k from unit `first`, or single items of tree (-1 - k) / 2 if k < 0;
@@ -198,7 +211,9 @@ __device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans
     }
     const auto units_per_block = [&](const ItemClass& c, int most) { return max(1, most / c.cost); };
     const auto blocks_for = [&](const ItemClass& c, int each) { return (c.units + each - 1) / each; };
-    const auto extra_items = [&](const ItemClass& c, int each, int most) { return max(0, most - each * c.cost) / PRIVATE_ITEM_COST; };
+    const auto extra_items = [&](const ItemClass& c, int each, int most) {
+        return max(0, most - each * c.cost) / PRIVATE_ITEM_COST;
+    };
     const int mean = (cost + private_items * PRIVATE_ITEM_COST) / blocks + 1;
     int most = mean + mean * lane / 24, needed_blocks = 0, spare = 0;
 #pragma unroll 1
@@ -207,7 +222,9 @@ __device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans
         const int each = units_per_block(c, most), own = blocks_for(c, each);
         needed_blocks += own, spare += own * extra_items(c, each, most);
     }
-    const u32 enough = __ballot_sync(WARP_ALL, private_items <= spare + (blocks - needed_blocks) * (most / PRIVATE_ITEM_COST) && needed_blocks <= blocks);
+    const u32 enough =
+        __ballot_sync(WARP_ALL, private_items <= spare + (blocks - needed_blocks) * (most / PRIVATE_ITEM_COST) &&
+                                    needed_blocks <= blocks);
     const int found = enough ? __ffs(enough) - 1 : 31;
     most = __shfl_sync(WARP_ALL, most, found), needed_blocks = __shfl_sync(WARP_ALL, needed_blocks, found);
     // Private items that the blocks without shared items have no time for.
@@ -218,31 +235,39 @@ __device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans
         const ItemClass c = item_class(plans, k);
         const int each = units_per_block(c, most), own = blocks_for(c, each), tree_index = blockIdx.x - before;
         // Evenly, but no more than are left.
-        const int private_of_block = own ? min(extra_items(c, each, most), max(0, left_over - taken + own - 1) / own) : 0;
+        const int private_of_block =
+            own ? min(extra_items(c, each, most), max(0, left_over - taken + own - 1) / own) : 0;
         if (tree_index < own) {
-            const int main = min(each, c.units - tree_index * each) * c.items, extra = min(left_over, taken + tree_index * private_of_block);
+            const int main = min(each, c.units - tree_index * each) * c.items,
+                      extra = min(left_over, taken + tree_index * private_of_block);
             return {k, tree_index * each, main, extra, main + min(private_of_block, left_over - extra)};
         }
         before += own, taken += own * private_of_block;
     }
-    const int each = (private_items - left_over + others - 1) / others, extra = left_over + (blockIdx.x - before) * each;
+    const int each = (private_items - left_over + others - 1) / others,
+              extra = left_over + (blockIdx.x - before) * each;
     return {0, 0, 0, extra, max(0, min(each, private_items - extra))};
 }
 
 // Work item `next` of a block.
-__device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* plans, const BlockSchedule& schedule, int next) {
-    const bool shared_items = next < schedule.main, single = schedule.k < 0, short_last = !single && schedule.k % 2 == 0;
+__device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* plans, const BlockSchedule& schedule,
+                                              int next) {
+    const bool shared_items = next < schedule.main, single = schedule.k < 0,
+               short_last = !single && schedule.k % 2 == 0;
     int index = schedule.extra + next - schedule.main;
     int tree_index = !shared_items ? 0 : single ? (-1 - schedule.k) / 2 : schedule.k / 2;
 #pragma unroll 1
-    for (; !shared_items && index >= plans[tree_index].private_items; tree_index++) index -= plans[tree_index].private_items;
+    for (; !shared_items && index >= plans[tree_index].private_items; tree_index++)
+        index -= plans[tree_index].private_items;
     const TreePlan& plan = plans[tree_index];
     const WindowedTree& tree = plan.tree;
     WorkItem item;
     item.tree = tree_index, item.slot = tree.slot, item.committed = tree.committed, item.first = tree.first;
     item.window = tree.window, item.sinks = tree.sinks;
     if (shared_items) {
-        const int each = short_last ? plan.shared_items - plan.full_splits : single ? plan.shared_items : plan.full_splits;
+        const int each = short_last ? plan.shared_items - plan.full_splits
+                         : single   ? plan.shared_items
+                                    : plan.full_splits;
         const int unit = short_last ? schedule.first * each + next : schedule.first + next;
         const int pair = unit / each, root_items = num_items(plan.root_tile);
         item.is_private = false, item.path = 0, item.first_position = 0;
@@ -253,7 +278,8 @@ __device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* 
         int i = unit - pair * each + (short_last ? plan.full_splits : 0);
         if (i == plan.shared_items - 1 && plan.tile > 0) {
             item.end = plan.tile * KV_TILE, item.begin = item.end - KV_TILE;
-            item.root_tile_slot = plan.root_tile.last, item.past_tile_slot = plan.root_tile.last < plan.common_splits ? plan.root_tile.last : -1;
+            item.root_tile_slot = plan.root_tile.last,
+            item.past_tile_slot = plan.root_tile.last < plan.common_splits ? plan.root_tile.last : -1;
             return item;
         }
         const bool near = i < root_items;

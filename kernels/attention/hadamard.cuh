@@ -10,15 +10,23 @@
 
 // Bit i % 32 of word i / 32 is set if value i of a group changes its sign.
 __device__ __forceinline__ u32 hadamard_signs(bool after_rotation, int word) {
-    return after_rotation ? (word == 0 ? 0x16acee90u : word == 1 ? 0x3f628fdcu : word == 2 ? 0xb7a5357au : 0xbea56562u)
-                 : (word == 0 ? 0xe46a0359u : word == 1 ? 0x42f85949u : word == 2 ? 0xa4c63bbbu : 0x49f250a9u);
+    return after_rotation ? (word == 0   ? 0x16acee90u
+                             : word == 1 ? 0x3f628fdcu
+                             : word == 2 ? 0xb7a5357au
+                                         : 0xbea56562u)
+                          : (word == 0   ? 0xe46a0359u
+                             : word == 1 ? 0x42f85949u
+                             : word == 2 ? 0xa4c63bbbu
+                                         : 0x49f250a9u);
 }
 // x with its sign flipped if bit `bit` of `signs` is set.
 __device__ __forceinline__ float flip_sign(float x, u32 signs, int bit) {
     return __uint_as_float(__float_as_uint(x) ^ (signs >> bit & 1) << 31);
 }
 __device__ __host__ constexpr int hadamard_group(int dim) { return dim < 128 ? dim : 128; }
-__device__ __forceinline__ constexpr float hadamard_scale(int dim) { return dim < 128 ? 0.125f : 1.0f / 11.31370849898476f; }
+__device__ __forceinline__ constexpr float hadamard_scale(int dim) {
+    return dim < 128 ? 0.125f : 1.0f / 11.31370849898476f;
+}
 
 // One head per warp: lane i holds values 32 b + i in x[b].
 template <bool inverse, int dim_blocks>
@@ -46,7 +54,8 @@ __device__ __forceinline__ void hadamard_head(float (&x)[dim_blocks]) {
     }
 #pragma unroll
     for (int b = 0; b < dim_blocks; b++)
-        x[b] = flip_sign(__fmul_rn(x[b], hadamard_scale(32 * dim_blocks)), hadamard_signs(!inverse, b % words_per_group), lane);
+        x[b] = flip_sign(__fmul_rn(x[b], hadamard_scale(32 * dim_blocks)),
+                         hadamard_signs(!inverse, b % words_per_group), lane);
 }
 
 // Heads in a block of 256 threads, one value per thread; every thread takes part. `scratch`: 512 floats of shared

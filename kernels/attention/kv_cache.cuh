@@ -35,18 +35,20 @@
 
 __device__ __host__ constexpr bool kv_quantized(int format) { return format >= KV_Q8_0; }
 // Whether rows are stored Hadamard-rotated.
-__device__ __host__ constexpr bool kv_rotated(int format) { return format == KV_TQ3_0 || (KV_ROTATED && kv_quantized(format)); }
+__device__ __host__ constexpr bool kv_rotated(int format) {
+    return format == KV_TQ3_0 || (KV_ROTATED && kv_quantized(format));
+}
 // Whether blocks have a minimum besides their scale.
 __device__ __host__ constexpr bool kv_has_min(int format) { return format == KV_Q4_1 || format == KV_Q5_1; }
 __device__ __host__ constexpr bool kv_has_fifth_bit(int format) { return format == KV_Q5_0 || format == KV_Q5_1; }
 // Bytes of the codes of one row.
 __device__ __host__ constexpr int kv_row_bytes(int format, int dim) {
-    return format == KV_F32        ? 4 * dim
-           : format <= KV_BF16     ? 2 * dim
-           : format == KV_Q8_0     ? dim
-           : format == KV_TQ3_0    ? dim * 3 / 8
-           : kv_has_fifth_bit(format)       ? (dim / 2 + dim / 8 + 15) / 16 * 16
-                                   : dim / 2;
+    return format == KV_F32           ? 4 * dim
+           : format <= KV_BF16        ? 2 * dim
+           : format == KV_Q8_0        ? dim
+           : format == KV_TQ3_0       ? dim * 3 / 8
+           : kv_has_fifth_bit(format) ? (dim / 2 + dim / 8 + 15) / 16 * 16
+                                      : dim / 2;
 }
 // Bytes of the scales of one row.
 __device__ __host__ constexpr int kv_scale_bytes(int format, int dim) {
@@ -123,7 +125,7 @@ __device__ __forceinline__ void store_blocks(u8* to, u16* scales, const float (&
     }
     const float d = format == KV_Q8_0    ? __fdiv_rn(fabsf(block_extreme), 127.0f)
                     : kv_has_min(format) ? __fdiv_rn(__fsub_rn(block_max, block_extreme), (float)top)
-                                        : __fdiv_rn(block_extreme, -0.5f * (float)(top + 1));
+                                         : __fdiv_rn(block_extreme, -0.5f * (float)(top + 1));
     const float inverse = d == 0.0f ? 0.0f : __fdiv_rn(1.0f, d);
     if (lane < dim_blocks) {
         if (kv_has_min(format))
@@ -152,7 +154,8 @@ __device__ __forceinline__ void store_blocks(u8* to, u16* scales, const float (&
         }
     }
     // The last 16 bytes of the row are padded with zeros.
-    if (kv_has_fifth_bit(format) && lane < (kv_row_bytes(format, 32 * dim_blocks) - 16 * dim_blocks) / 4) ((u32*)(to + 16 * dim_blocks))[lane] = fifth;
+    if (kv_has_fifth_bit(format) && lane < (kv_row_bytes(format, 32 * dim_blocks) - 16 * dim_blocks) / 4)
+        ((u32*)(to + 16 * dim_blocks))[lane] = fifth;
 }
 
 // Groups of 128 values as level codes and the norm of the group.
@@ -232,7 +235,8 @@ __device__ __forceinline__ float kv_load(const Plane& plane, size_t row, int i) 
     if (format == KV_TQ3_0) {
         const u32* words = (const u32*)(from + i / 32 * 12);
         const int at = 4 * (i % 8), w = i % 32 / 8;
-        const u32 code = w < 3 ? words[w] >> at : words[0] >> (at + 3) & 1 | words[1] >> (at + 2) & 2 | words[2] >> (at + 1) & 4;
+        const u32 code =
+            w < 3 ? words[w] >> at : words[0] >> (at + 3) & 1 | words[1] >> (at + 2) & 2 | words[2] >> (at + 1) & 4;
         return f16_to_f32(scales[i / (dim / 2)]) * tq3_level(code & 7);
     }
     const float d = f16_to_f32(scales[kv_has_min(format) ? i / 32 * 2 : i / 32]);
@@ -269,7 +273,9 @@ __device__ __forceinline__ u32 bytes_to_f16x2(u32 bytes, u32 selector, u32 d) {
 // Two codes of four or five bits, in the low bits of both halves.
 template <int format>
 __device__ __forceinline__ u32 codes_to_f16x2(u32 codes, const Scale& scale) {
-    const u32 n = f16x2_add(codes | 0x64006400u, kv_has_min(format) ? 0xe400e400u : kv_has_fifth_bit(format) ? 0xe410e410u : 0xe408e408u);
+    const u32 n = f16x2_add(codes | 0x64006400u, kv_has_min(format)         ? 0xe400e400u
+                                                 : kv_has_fifth_bit(format) ? 0xe410e410u
+                                                                            : 0xe408e408u);
     return kv_has_min(format) ? f16x2_fma(n, scale.d, scale.m) : f16x2_mul(n, scale.d);
 }
 // Pair i of four: nibbles as stored in two bytes (both halves, bits 0 .. 3); their fifth bits are 4 i below bits 0 and
@@ -300,5 +306,6 @@ __device__ __forceinline__ void tq3_levels(u32 codes, u32 norm, u32 (&out)[4]) {
 // The same from three bytes: six codes in the low bits of their nibbles; the high bit of nibble k of byte w is bit w of
 // code 6 + k.
 __device__ __forceinline__ void tq3_to_f16(u32 three, u32 norm, u32 (&out)[4]) {
-    tq3_levels(three & 0x00777777u | three << 21 & 0x11000000u | three << 14 & 0x22000000u | three << 7 & 0x44000000u, norm, out);
+    tq3_levels(three & 0x00777777u | three << 21 & 0x11000000u | three << 14 & 0x22000000u | three << 7 & 0x44000000u,
+               norm, out);
 }

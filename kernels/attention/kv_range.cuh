@@ -14,10 +14,10 @@
 // Keys are numbered from `begin` to `end`. If sinks are separate from the window, their tiles are numbered just before
 // the window, so that splits stay contiguous; kv_position maps a number to its cache position.
 struct KvRange {
-    int begin;  // first key that any row sees, a multiple of KV_TILE
+    int begin;         // first key that any row sees, a multiple of KV_TILE
     int window_begin;  // first key of the window, a multiple of KV_TILE; keys numbered before it are sinks
-    int end;  // committed + nodes
-    int split_size;  // keys per split, a multiple of KV_TILE
+    int end;           // committed + nodes
+    int split_size;    // keys per split, a multiple of KV_TILE
 };
 
 // A tree and its sliding window.
@@ -35,8 +35,11 @@ __device__ __forceinline__ WindowedTree windowed_tree(const Step* step, int tree
 
 __device__ __forceinline__ KvRange kv_range(const WindowedTree& tree) {
     KvRange range;
-    range.window_begin = WINDOW && tree.committed >= tree.window ? (tree.committed - tree.window + 1) / KV_TILE * KV_TILE : 0;
-    range.begin = WINDOW < 0 ? range.window_begin - min(range.window_begin, (tree.sinks + KV_TILE - 1) / KV_TILE * KV_TILE) : range.window_begin;
+    range.window_begin =
+        WINDOW && tree.committed >= tree.window ? (tree.committed - tree.window + 1) / KV_TILE * KV_TILE : 0;
+    range.begin = WINDOW < 0
+                      ? range.window_begin - min(range.window_begin, (tree.sinks + KV_TILE - 1) / KV_TILE * KV_TILE)
+                      : range.window_begin;
     range.end = tree.committed + tree.nodes;
     const int max_keys = tree.committed + STEP_ROWS - range.begin;
     range.split_size = ((max_keys + SPLITS - 1) / SPLITS + KV_TILE - 1) / KV_TILE * KV_TILE;

@@ -19,11 +19,13 @@
 // An odd multiple of 16 bytes.
 __device__ __host__ constexpr int value_stride(int format) { return (kv_row_bytes(format, HEAD_DIM) / 16 | 1) * 16; }
 __device__ __host__ constexpr int key_stride(int format) {
-    return format <= KV_BF16     ? kv_row_bytes(format, HEAD_DIM) + 64
+    return format <= KV_BF16   ? kv_row_bytes(format, HEAD_DIM) + 64
            : format == KV_Q8_0 ? kv_row_bytes(format, HEAD_DIM) + 32
                                : value_stride(format);
 }
-__device__ __host__ constexpr int tile_bytes(int format, int stride) { return 64 * (stride + kv_scale_bytes(format, HEAD_DIM)); }
+__device__ __host__ constexpr int tile_bytes(int format, int stride) {
+    return 64 * (stride + kv_scale_bytes(format, HEAD_DIM));
+}
 
 // cp.async of SIZE bytes (4, 8 or 16): the first `bytes` are read, the rest become zero.
 template <int SIZE>
@@ -56,12 +58,14 @@ __device__ __forceinline__ void tile_load(u32 to, const Plane& plane, size_t fir
         }
     }
     if constexpr (kv_quantized(format)) {
-        constexpr int bytes = kv_scale_bytes(format, HEAD_DIM), piece_bytes = bytes < 16 ? bytes : 16, pieces = bytes / piece_bytes;
+        constexpr int bytes = kv_scale_bytes(format, HEAD_DIM), piece_bytes = bytes < 16 ? bytes : 16,
+                      pieces = bytes / piece_bytes;
         static_assert(64 * pieces <= THREADS, "a thread copies one piece of the scales");
         const int row = thread / pieces;
         if (row < 64)
-            cp_async_part<piece_bytes>(to + 64 * stride + thread * piece_bytes, (const u8*)plane.scales + first * bytes + thread * piece_bytes,
-                                 row >= low && row < high ? piece_bytes : 0);
+            cp_async_part<piece_bytes>(to + 64 * stride + thread * piece_bytes,
+                                       (const u8*)plane.scales + first * bytes + thread * piece_bytes,
+                                       row >= low && row < high ? piece_bytes : 0);
     }
 }
 template <int format, int stride>
@@ -79,15 +83,19 @@ __device__ __forceinline__ void tile_gather(u32 to, const Plane& plane, const u3
         const u32 row = rows[at / words_per_row];
         const bool valid = row != NO_ROW;
         cp_async_part<16>(to + at / words_per_row * stride + at % words_per_row * 16,
-                          plane.values + (size_t)(valid ? row : 0) * row_bytes + at % words_per_row * 16, valid ? 16 : 0);
+                          plane.values + (size_t)(valid ? row : 0) * row_bytes + at % words_per_row * 16,
+                          valid ? 16 : 0);
     }
     if constexpr (kv_quantized(format)) {
-        constexpr int bytes = kv_scale_bytes(format, HEAD_DIM), piece_bytes = bytes < 16 ? bytes : 16, pieces = bytes / piece_bytes;
+        constexpr int bytes = kv_scale_bytes(format, HEAD_DIM), piece_bytes = bytes < 16 ? bytes : 16,
+                      pieces = bytes / piece_bytes;
         if (thread < 64 * pieces) {
             const u32 row = rows[thread / pieces];
             const bool valid = row != NO_ROW;
-            cp_async_part<piece_bytes>(to + 64 * stride + thread * piece_bytes,
-                                 (const u8*)plane.scales + (size_t)(valid ? row : 0) * bytes + thread % pieces * piece_bytes, valid ? piece_bytes : 0);
+            cp_async_part<piece_bytes>(
+                to + 64 * stride + thread * piece_bytes,
+                (const u8*)plane.scales + (size_t)(valid ? row : 0) * bytes + thread % pieces * piece_bytes,
+                valid ? piece_bytes : 0);
         }
     }
 }
@@ -146,7 +154,8 @@ __device__ __forceinline__ void key_fragment(u32 tile, int key, int b, u32 (&out
             const u32 half = lds16(scales + 2 * b);
             scale.d = half | half << 16;
         }
-        const u32 v = lds32(row + 16 * b + 4 * t), fifth = kv_has_fifth_bit(format) ? lds32(row + HEAD_DIM / 2 + 4 * b) >> t : 0;
+        const u32 v = lds32(row + 16 * b + 4 * t),
+                  fifth = kv_has_fifth_bit(format) ? lds32(row + HEAD_DIM / 2 + 4 * b) >> t : 0;
         out[0] = nibbles_to_f16x2<format>(v, fifth, 0, scale);
         out[1] = nibbles_to_f16x2<format>(v >> 8, fifth, 1, scale);
         out[2] = nibbles_to_f16x2<format>(v >> 4, fifth, 2, scale);
@@ -184,51 +193,52 @@ __device__ __forceinline__ void value_fragments(u32 tile, int step, int block, u
         }
     } else {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        constexpr int scale_bytes = kv_scale_bytes(format, HEAD_DIM);
-        const int key = 16 * step + 8 * half + 2 * t;
-        const u32 row = tile + key * stride, scales = tile + 64 * stride + key * scale_bytes;
-        Scale scale;
-        if constexpr (kv_has_min(format)) {
-            const u32 a = lds32(scales + 4 * block), b = lds32(scales + scale_bytes + 4 * block);
-            scale.d = prmt(a, b, 0x5410), scale.m = prmt(a, b, 0x7632);
-        } else {
-            const u32 at = scales + (format == KV_TQ3_0 ? (block < DIM_BLOCKS / 2 ? 0 : 2) : 2 * block);
-            scale.d = u32(lds16(at)) | u32(lds16(at + scale_bytes)) << 16;
-        }
-        if constexpr (format == KV_Q8_0) {
-            const u32 at = row + 32 * block + 4 * g;
-            const u32 a = lds32(at) ^ 0x80808080u, b = lds32(at + stride) ^ 0x80808080u;
-            const u32 low = prmt(a, b, 0x5140), high = prmt(a, b, 0x7362);
-            out[0][half] = bytes_to_f16x2(low, 0x4140, scale.d);
-            out[1][half] = bytes_to_f16x2(low, 0x4342, scale.d);
-            out[2][half] = bytes_to_f16x2(high, 0x4140, scale.d);
-            out[3][half] = bytes_to_f16x2(high, 0x4342, scale.d);
-        } else if constexpr (format == KV_TQ3_0) {
-            // Nibble g of a word of two neighboring keys, the first key's in the low half.
-            u32 words_per_row[3], pairs[4];
-#pragma unroll
-            for (int w = 0; w < 3; w++) {
-                const u32 at = row + 12 * block + 4 * w, a = lds32(at), b = lds32(at + stride);
-                words_per_row[w] = __funnelshift_r(a, a, 4 * g) & 0x0fu | __funnelshift_r(b, b, 4 * g + 28) & 0xf0u;
+        for (int half = 0; half < 2; half++) {
+            constexpr int scale_bytes = kv_scale_bytes(format, HEAD_DIM);
+            const int key = 16 * step + 8 * half + 2 * t;
+            const u32 row = tile + key * stride, scales = tile + 64 * stride + key * scale_bytes;
+            Scale scale;
+            if constexpr (kv_has_min(format)) {
+                const u32 a = lds32(scales + 4 * block), b = lds32(scales + scale_bytes + 4 * block);
+                scale.d = prmt(a, b, 0x5410), scale.m = prmt(a, b, 0x7632);
+            } else {
+                const u32 at = scales + (format == KV_TQ3_0 ? (block < DIM_BLOCKS / 2 ? 0 : 2) : 2 * block);
+                scale.d = u32(lds16(at)) | u32(lds16(at + scale_bytes)) << 16;
             }
-            tq3_to_f16(words_per_row[0] | words_per_row[1] << 8 | words_per_row[2] << 16, scale.d, pairs);
+            if constexpr (format == KV_Q8_0) {
+                const u32 at = row + 32 * block + 4 * g;
+                const u32 a = lds32(at) ^ 0x80808080u, b = lds32(at + stride) ^ 0x80808080u;
+                const u32 low = prmt(a, b, 0x5140), high = prmt(a, b, 0x7362);
+                out[0][half] = bytes_to_f16x2(low, 0x4140, scale.d);
+                out[1][half] = bytes_to_f16x2(low, 0x4342, scale.d);
+                out[2][half] = bytes_to_f16x2(high, 0x4140, scale.d);
+                out[3][half] = bytes_to_f16x2(high, 0x4342, scale.d);
+            } else if constexpr (format == KV_TQ3_0) {
+                // Nibble g of a word of two neighboring keys, the first key's in the low half.
+                u32 words_per_row[3], pairs[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) out[i][half] = pairs[i];
-        } else {
-            const u32 at = row + 16 * block + g / 2 * 4;
-            const u32 v = prmt(lds32(at), lds32(at + stride), g % 2 ? 0x7632 : 0x5410);
-            u32 fifth = 0;
-            if (kv_has_fifth_bit(format)) {
-                const u32 word = row + HEAD_DIM / 2 + 4 * block, shift = g % 2 * 16 + g / 2;
-                fifth = prmt(lds32(word) >> shift, lds32(word + stride) >> shift, 0x5410);
+                for (int w = 0; w < 3; w++) {
+                    const u32 at = row + 12 * block + 4 * w, a = lds32(at), b = lds32(at + stride);
+                    words_per_row[w] = __funnelshift_r(a, a, 4 * g) & 0x0fu | __funnelshift_r(b, b, 4 * g + 28) & 0xf0u;
+                }
+                tq3_to_f16(words_per_row[0] | words_per_row[1] << 8 | words_per_row[2] << 16, scale.d, pairs);
+#pragma unroll
+                for (int i = 0; i < 4; i++) out[i][half] = pairs[i];
+            } else {
+                const u32 at = row + 16 * block + g / 2 * 4;
+                const u32 v = prmt(lds32(at), lds32(at + stride), g % 2 ? 0x7632 : 0x5410);
+                u32 fifth = 0;
+                if (kv_has_fifth_bit(format)) {
+                    const u32 word = row + HEAD_DIM / 2 + 4 * block, shift = g % 2 * 16 + g / 2;
+                    fifth = prmt(lds32(word) >> shift, lds32(word + stride) >> shift, 0x5410);
+                }
+                out[0][half] = nibbles_to_f16x2<format>(v, fifth, 0, scale);
+                out[1][half] = nibbles_to_f16x2<format>(v >> 8, fifth, 1, scale);
+                out[2][half] = nibbles_to_f16x2<format>(v >> 4, fifth, 2, scale);
+                out[3][half] = nibbles_to_f16x2<format>(v >> 12, fifth, 3, scale);
             }
-            out[0][half] = nibbles_to_f16x2<format>(v, fifth, 0, scale);
-            out[1][half] = nibbles_to_f16x2<format>(v >> 8, fifth, 1, scale);
-            out[2][half] = nibbles_to_f16x2<format>(v >> 4, fifth, 2, scale);
-            out[3][half] = nibbles_to_f16x2<format>(v >> 12, fifth, 3, scale);
         }
-    }    }
+    }
 }
 
 // Stores one row of four accumulator tiles (columns 2 t and 2 t + 1 of each) as 32 dims.

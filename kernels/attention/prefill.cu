@@ -28,12 +28,12 @@
 #define LOWEST_SCORE (-1e30f)
 
 // Q of the block as f16; rows past `rows` are zero.
-__device__ __forceinline__ void load_queries(const float *q, int q_stride, int first, int rows, u32 to) {
+__device__ __forceinline__ void load_queries(const float* q, int q_stride, int first, int rows, u32 to) {
     for (int unit = threadIdx.x; unit < QUERIES * HEAD_DIM / 8; unit += THREADS) {
         const int row = unit / (HEAD_DIM / 8), chunk = unit % (HEAD_DIM / 8);
         float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
         if (first + row < rows) {
-            const float4 *from = (const float4 *)(q + (u64)(first + row) * q_stride + chunk * 8);
+            const float4* from = (const float4*)(q + (u64)(first + row) * q_stride + chunk * 8);
             a = from[0];
             b = from[1];
         }
@@ -44,32 +44,43 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
 }
 
 // The C fragment of n8 tile j.
-__device__ __forceinline__ float (&c_fragment(float (&sums)[HEAD_DIM / 2], int j))[4] { return *(float(*)[4])(sums + 4 * j); }
+__device__ __forceinline__ float (&c_fragment(float (&sums)[HEAD_DIM / 2], int j))[4] {
+    return *(float (*)[4])(sums + 4 * j);
+}
 
 // Named barriers between the producer and the consumer warps.
 enum Barrier { K_FULL = 1, K_EMPTY, V_FULL, V_EMPTY };
 
 template <class Tile>
-__device__ __forceinline__ void load_tile(Tile &tile, const Plane &cache, u64 row, int valid, u32 to, Barrier free, bool wait,
-                                     Barrier full) {
+__device__ __forceinline__ void load_tile(Tile& tile, const Plane& cache, u64 row, int valid, u32 to, Barrier free,
+                                          bool wait, Barrier full) {
     const int thread = threadIdx.x - (THREADS - PRODUCER_THREADS);
-    if (!Tile::WRITES_AT_BEGIN) { tile.begin(cache, row, valid, to, thread); }
-    if (wait) { named_barrier_sync<THREADS>(free); }
-    if (Tile::WRITES_AT_BEGIN) { tile.begin(cache, row, valid, to, thread); }
+    if (!Tile::WRITES_AT_BEGIN) {
+        tile.begin(cache, row, valid, to, thread);
+    }
+    if (wait) {
+        named_barrier_sync<THREADS>(free);
+    }
+    if (Tile::WRITES_AT_BEGIN) {
+        tile.begin(cache, row, valid, to, thread);
+    }
     tile.finish(to, thread);
     named_barrier_arrive<THREADS>(full);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attn_prefill(const float *q, int q_stride, const Chunk *chunk, PageTable pages,
-                      Plane keys, Plane values, float scale, char *panels, int rows_cap, float *y) {
+    attn_prefill(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+                 float scale, char* panels, int rows_cap, float* y) {
     extern __shared__ __align__(128) char memory[];
     const int rows = chunk->rows, committed = chunk->committed;
     const int tiles = (rows + QUERIES - 1) / QUERIES;
-    if (blockIdx.y >= tiles) { return; }
+    if (blockIdx.y >= tiles) {
+        return;
+    }
     const int first = (tiles - 1 - blockIdx.y) * QUERIES, head = blockIdx.x;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 smem_q = shared_address(memory), smem_k = smem_q + QUERIES * 2 * HEAD_DIM, smem_v = smem_k + KV_TILE * 2 * HEAD_DIM;
+    const u32 smem_q = shared_address(memory), smem_k = smem_q + QUERIES * 2 * HEAD_DIM,
+              smem_v = smem_k + KV_TILE * 2 * HEAD_DIM;
     const int end = committed + min(first + QUERIES, rows);
     load_queries(q + head * HEAD_STRIDE, q_stride, first, rows, smem_q);
     __syncthreads();
@@ -111,7 +122,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mma_f16(scores[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
             }
         }
-        if (begin + KV_TILE < end) { named_barrier_arrive<THREADS>(K_EMPTY); }
+        if (begin + KV_TILE < end) {
+            named_barrier_arrive<THREADS>(K_EMPTY);
+        }
 
         const bool needs_mask = begin + KV_TILE > committed + first;
         float new_max[2] = {row_max[0], row_max[1]};
@@ -120,7 +133,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float s = scores[j][i] * log2_scale;
-                if (needs_mask && begin + j * 8 + lane % 4 * 2 + i % 2 > row_position + i / 2 * 8) { s = -INF; }
+                if (needs_mask && begin + j * 8 + lane % 4 * 2 + i % 2 > row_position + i / 2 * 8) {
+                    s = -INF;
+                }
                 scores[j][i] = fmaxf(s, -INF);  // NaN becomes -inf
                 new_max[i / 2] = fmaxf(new_max[i / 2], scores[j][i]);
             }
@@ -159,10 +174,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mma_f16(c_fragment(sums, 2 * j + 1), p[k][0], p[k][1], p[k][2], p[k][3], b[2], b[3]);
             }
         }
-        if (begin + KV_TILE < end) { named_barrier_arrive<THREADS>(V_EMPTY); }
+        if (begin + KV_TILE < end) {
+            named_barrier_arrive<THREADS>(V_EMPTY);
+        }
     }
 
-    if (kv_rotated(V_FORMAT)) { hadamard_inverse_rows<HEAD_DIM>(sums); }
+    if (kv_rotated(V_FORMAT)) {
+        hadamard_inverse_rows<HEAD_DIM>(sums);
+    }
     const auto at = [&](int j, int half, int c) { return sums[4 * j + 2 * half + c]; };
     store_head_rows({q, q_stride, rows, panels, rows_cap, y}, first + warp * 16, head, row_sum, at);
 }

@@ -7,17 +7,18 @@
 #define HEAD_STRIDE (GATED ? 2 * HEAD_DIM : HEAD_DIM)
 
 struct HeadOutput {
-    const float *q;  // f32 [rows][q_stride], each gate after its head
+    const float* q;  // f32 [rows][q_stride], each gate after its head
     int q_stride, rows;
-    char *panels;
+    char* panels;
     int rows_cap;
-    float *y;  // f32 [rows][HEADS * HEAD_DIM]
+    float* y;  // f32 [rows][HEADS * HEAD_DIM]
 };
 
 // A warp stores 16 rows from `first` of head `head`; a lane has rows lane / 4 + 8 * half. `at(chunk, half, c)` is its
 // value at column 8 * chunk + 2 * (lane % 4) + c; `row_sum` is its part of the sum of a row.
 template <class Accessor>
-__device__ __forceinline__ void store_head_rows(const HeadOutput &to, int first, int head, const float (&row_sum)[2], const Accessor &at) {
+__device__ __forceinline__ void store_head_rows(const HeadOutput& to, int first, int head, const float (&row_sum)[2],
+                                                const Accessor& at) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -29,8 +30,9 @@ __device__ __forceinline__ void store_head_rows(const HeadOutput &to, int first,
         const int row = first + lane / 4 + 8 * half;
         const bool valid = row < to.rows;
         // A warp may have no row at all.
-        const float *gates = to.q + (u64)(valid ? row : to.rows - 1) * to.q_stride + head * HEAD_STRIDE + HEAD_DIM + lane % 4 * 2;
-        char *panel = to.panels + panel_chunk(to.rows_cap, row, head * (HEAD_DIM / 8) + lane % 4);
+        const float* gates =
+            to.q + (u64)(valid ? row : to.rows - 1) * to.q_stride + head * HEAD_STRIDE + HEAD_DIM + lane % 4 * 2;
+        char* panel = to.panels + panel_chunk(to.rows_cap, row, head * (HEAD_DIM / 8) + lane % 4);
 #pragma unroll
         for (int chunk = 0; chunk < HEAD_DIM / 8; chunk += 4) {
             u32 pairs[4];
@@ -38,24 +40,26 @@ __device__ __forceinline__ void store_head_rows(const HeadOutput &to, int first,
             for (int j = 0; j < 4; j++) {
                 float a = at(chunk + j, half, 0) * factor, b = at(chunk + j, half, 1) * factor;
                 if (GATED) {
-                    const float2 gate = __ldg((const float2 *)(gates + (chunk + j) * 8));
+                    const float2 gate = __ldg((const float2*)(gates + (chunk + j) * 8));
                     a = __fdividef(a, 1.0f + __expf(-gate.x));
                     b = __fdividef(b, 1.0f + __expf(-gate.y));
                 }
 #if F32_OUT
                 const int column = head * HEAD_DIM + (chunk + j) * 8 + lane % 4 * 2;
-                if (valid) { *(float2 *)(to.y + (u64)row * (HEADS * HEAD_DIM) + column) = make_float2(a, b); }
+                if (valid) {
+                    *(float2*)(to.y + (u64)row * (HEADS * HEAD_DIM) + column) = make_float2(a, b);
+                }
 #endif
                 pairs[j] = panel_f16x2(a, b);
             }
 #if PANELS_OUT
             quad_transpose(pairs);
             if (valid) {
-                *(uint4 *)panel = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+                *(uint4*)panel = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
             }
 #endif
             // The other half of the 128-byte line, or the line of the next panel.
-            panel = (char *)((u64)panel ^ 64) + (chunk % 8 ? (u64)to.rows_cap * 128 : 0);
+            panel = (char*)((u64)panel ^ 64) + (chunk % 8 ? (u64)to.rows_cap * 128 : 0);
         }
     }
 }

@@ -24,19 +24,23 @@
 #define LOWEST_SCORE (-1e30f)
 
 extern "C" __global__ void __launch_bounds__(128)
-    attn_prefill_f32(const float *q, int q_stride, const Chunk *chunk, PageTable pages, Plane keys, Plane values,
-                          float scale, char *panels, int rows_cap, float *y) {
+    attn_prefill_f32(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+                     float scale, char* panels, int rows_cap, float* y) {
     const int rows = chunk->rows, head = blockIdx.x, lane = threadIdx.x % 32;
     const int first = blockIdx.y * 16 + threadIdx.x / 32 * ROWS, last = min(first + ROWS, rows) - 1;
-    if (first >= rows) { return; }
+    if (first >= rows) {
+        return;
+    }
     const int slot = chunk->slot, committed = chunk->committed, kv_head = head / (HEADS / KV_HEADS);
     float query[ROWS][PER_LANE], sums[ROWS][PER_LANE] = {}, row_max[ROWS], row_sum[ROWS] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        const float *from = q + (u64)min(first + r, last) * q_stride + head * HEAD_STRIDE;
+        const float* from = q + (u64)min(first + r, last) * q_stride + head * HEAD_STRIDE;
         row_max[r] = LOWEST_SCORE;
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++) { query[r][i] = from[i * 32 + lane]; }
+        for (int i = 0; i < PER_LANE; i++) {
+            query[r][i] = from[i * 32 + lane];
+        }
     }
     for (int position = 0; position <= committed + last; position++) {
         const size_t row = kv_row(pages, slot, position, KV_HEADS, kv_head);
@@ -50,31 +54,46 @@ extern "C" __global__ void __launch_bounds__(128)
         for (int r = 0; r < ROWS; r++) {
             float score = 0.0f;
 #pragma unroll
-            for (int i = 0; i < PER_LANE; i++) { score = fmaf(query[r][i], key[i], score); }
+            for (int i = 0; i < PER_LANE; i++) {
+                score = fmaf(query[r][i], key[i], score);
+            }
             score = fmaxf(warp_sum(score) * scale, -INF);  // NaN becomes -inf
-            if (position > committed + first + r || score == -INF) { continue; }
-            const float new_max = fmaxf(row_max[r], score), rescale = expf(row_max[r] - new_max), p = expf(score - new_max);
+            if (position > committed + first + r || score == -INF) {
+                continue;
+            }
+            const float new_max = fmaxf(row_max[r], score), rescale = expf(row_max[r] - new_max),
+                        p = expf(score - new_max);
             row_max[r] = new_max;
             row_sum[r] = row_sum[r] * rescale + p;
 #pragma unroll
-            for (int i = 0; i < PER_LANE; i++) { sums[r][i] = fmaf(sums[r][i], rescale, p * value[i]); }
+            for (int i = 0; i < PER_LANE; i++) {
+                sums[r][i] = fmaf(sums[r][i], rescale, p * value[i]);
+            }
         }
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int out_row = first + r;
-        if (out_row > last) { break; }
-        if (kv_rotated(V_FORMAT)) { hadamard_head<true>(sums[r]); }
-        const float *gate = q + (u64)out_row * q_stride + head * HEAD_STRIDE + HEAD_DIM;
+        if (out_row > last) {
+            break;
+        }
+        if (kv_rotated(V_FORMAT)) {
+            hadamard_head<true>(sums[r]);
+        }
+        const float* gate = q + (u64)out_row * q_stride + head * HEAD_STRIDE + HEAD_DIM;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             float v = row_sum[r] > 0.0f ? sums[r][i] / row_sum[r] : 0.0f;
-            if (GATED) { v /= 1.0f + expf(-gate[i * 32 + lane]); }
+            if (GATED) {
+                v /= 1.0f + expf(-gate[i * 32 + lane]);
+            }
             const int column = head * HEAD_DIM + i * 32 + lane;
             if (panels) {
-                *(u16 *)(panels + panel_chunk(rows_cap, out_row, column / 8) + column % 8 * 2) = (u16)panel_f16x2(v, v);
+                *(u16*)(panels + panel_chunk(rows_cap, out_row, column / 8) + column % 8 * 2) = (u16)panel_f16x2(v, v);
             }
-            if (y) { y[(u64)out_row * (HEADS * HEAD_DIM) + column] = v; }
+            if (y) {
+                y[(u64)out_row * (HEADS * HEAD_DIM) + column] = v;
+            }
         }
     }
 }

@@ -22,19 +22,24 @@ __device__ __forceinline__ u32 tile_chunk(int row, int chunk, int rows = KV_TILE
 
 // `begin` starts loading a tile, `finish` completes it; a barrier must follow. The destination must be free at
 // `finish`, and already at `begin` if WRITES_AT_BEGIN. All PRODUCER_THREADS take part; `thread` is this one's index.
-template <int FORMAT> struct Fetch;
+template <int FORMAT>
+struct Fetch;
 
-template <> struct Fetch<KV_F16> {
+template <>
+struct Fetch<KV_F16> {
     static constexpr bool WRITES_AT_BEGIN = true;
     static constexpr int UNITS = KEYS_PER_FETCH * HEAD_DIM * 2 / 16;
 
-    __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32 to, int thread) {
-        const u8 *from = cache.values + row * (HEAD_DIM * 2);
+    __device__ __forceinline__ void begin(const Plane& cache, u64 row, int valid, u32 to, int thread) {
+        const u8* from = cache.values + row * (HEAD_DIM * 2);
 #pragma unroll
         for (int i = 0; i < (UNITS + PRODUCER_THREADS - 1) / PRODUCER_THREADS; i++) {
             const int unit = thread + i * PRODUCER_THREADS;
-            const int key = thread / (HEAD_DIM / 8) + i * (PRODUCER_THREADS / (HEAD_DIM / 8)), chunk = thread % (HEAD_DIM / 8);
-            if (UNITS % PRODUCER_THREADS && unit >= UNITS) { break; }
+            const int key = thread / (HEAD_DIM / 8) + i * (PRODUCER_THREADS / (HEAD_DIM / 8)),
+                      chunk = thread % (HEAD_DIM / 8);
+            if (UNITS % PRODUCER_THREADS && unit >= UNITS) {
+                break;
+            }
             cp_async_16_zfill(to + tile_chunk(key, chunk), from + unit * 16, key < valid ? 16 : 0);
         }
         cp_async_commit();
@@ -48,37 +53,44 @@ __device__ __forceinline__ void store_chunk(u32 to, u32 a, u32 b, u32 c, u32 d) 
 }
 
 // A unit is 16 values of Q8_0, or a block of 32 values of the other formats.
-template <int FORMAT> struct Fetch {
+template <int FORMAT>
+struct Fetch {
     static constexpr bool WRITES_AT_BEGIN = false;
-    static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = HEAD_DIM / VALUES, UNITS = KEYS_PER_FETCH * PER_ROW;
+    static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = HEAD_DIM / VALUES,
+                         UNITS = KEYS_PER_FETCH * PER_ROW;
     static constexpr int UNITS_PER_THREAD = (UNITS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
     static constexpr bool SCALES_32_BIT = kv_has_min(FORMAT);  // 32-bit scales
-    uint4 raw[UNITS_PER_THREAD];  // TQ3_0: three words
+    uint4 raw[UNITS_PER_THREAD];                               // TQ3_0: three words
     u32 fifth[kv_has_fifth_bit(FORMAT) ? UNITS_PER_THREAD : 1];
-    u32 scale[SCALES_32_BIT ? UNITS_PER_THREAD : (UNITS_PER_THREAD + 1) / 2];  // 16-bit scales: those of units 2i and 2i + 1
+    // 16-bit scales: those of units 2i and 2i + 1
+    u32 scale[SCALES_32_BIT ? UNITS_PER_THREAD : (UNITS_PER_THREAD + 1) / 2];
 
-    __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32, int thread) {
+    __device__ __forceinline__ void begin(const Plane& cache, u64 row, int valid, u32, int thread) {
         constexpr int ROW = kv_row_bytes(FORMAT, HEAD_DIM), SCALES = kv_scale_bytes(FORMAT, HEAD_DIM);
-        const u8 *from = cache.values + row * ROW;
-        const u8 *scales = (const u8 *)cache.scales + row * SCALES;
+        const u8* from = cache.values + row * ROW;
+        const u8* scales = (const u8*)cache.scales + row * SCALES;
 #pragma unroll
         for (int i = 0; i < UNITS_PER_THREAD; i++) {
             const int unit = thread + i * PRODUCER_THREADS, key = unit / PER_ROW, part = unit % PER_ROW;
-            if (UNITS % PRODUCER_THREADS && unit >= UNITS) { break; }
+            if (UNITS % PRODUCER_THREADS && unit >= UNITS) {
+                break;
+            }
             if (FORMAT == KV_TQ3_0) {
-                const u32 *words = (const u32 *)(from + key * ROW + part * 12);
+                const u32* words = (const u32*)(from + key * ROW + part * 12);
                 raw[i] = make_uint4(words[0], words[1], words[2], 0);
             } else {
-                raw[i] = *(const uint4 *)(from + key * ROW + part * 16);
+                raw[i] = *(const uint4*)(from + key * ROW + part * 16);
             }
-            if (kv_has_fifth_bit(FORMAT)) { fifth[i] = ((const u32 *)(from + key * ROW + HEAD_DIM / 2))[part]; }
+            if (kv_has_fifth_bit(FORMAT)) {
+                fifth[i] = ((const u32*)(from + key * ROW + HEAD_DIM / 2))[part];
+            }
             // A scale of 0 makes every code 0.
             const bool valid_unit = unit < valid * PER_ROW;
             if (SCALES_32_BIT) {
-                scale[i] = valid_unit ? ((const u32 *)(scales + key * SCALES))[part] : 0;
+                scale[i] = valid_unit ? ((const u32*)(scales + key * SCALES))[part] : 0;
             } else {
                 const int block = FORMAT == KV_TQ3_0 ? part / (PER_ROW / 2) : part * VALUES / 32;
-                const u32 s = valid_unit ? ((const u16 *)(scales + key * SCALES))[block] : 0;
+                const u32 s = valid_unit ? ((const u16*)(scales + key * SCALES))[block] : 0;
                 scale[i / 2] = i % 2 ? scale[i / 2] | s << 16 : s;
             }
         }
@@ -88,8 +100,11 @@ template <int FORMAT> struct Fetch {
 #pragma unroll
         for (int i = 0; i < UNITS_PER_THREAD; i++) {
             const int unit = thread + i * PRODUCER_THREADS;
-            const int key = thread / PER_ROW + i * (PRODUCER_THREADS / PER_ROW), first = thread % PER_ROW * (VALUES / 8);
-            if (UNITS % PRODUCER_THREADS && unit >= UNITS) { break; }
+            const int key = thread / PER_ROW + i * (PRODUCER_THREADS / PER_ROW),
+                      first = thread % PER_ROW * (VALUES / 8);
+            if (UNITS % PRODUCER_THREADS && unit >= UNITS) {
+                break;
+            }
             const u32 words[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
             Scale s;
             if (SCALES_32_BIT) {
@@ -101,12 +116,14 @@ template <int FORMAT> struct Fetch {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     const u32 a = words[2 * half] ^ 0x80808080u, b = words[2 * half + 1] ^ 0x80808080u;
-                    store_chunk(to + tile_chunk(key, first + half), bytes_to_f16x2(a, 0x4140, s.d), bytes_to_f16x2(a, 0x4342, s.d),
-                                bytes_to_f16x2(b, 0x4140, s.d), bytes_to_f16x2(b, 0x4342, s.d));
+                    store_chunk(to + tile_chunk(key, first + half), bytes_to_f16x2(a, 0x4140, s.d),
+                                bytes_to_f16x2(a, 0x4342, s.d), bytes_to_f16x2(b, 0x4140, s.d),
+                                bytes_to_f16x2(b, 0x4342, s.d));
                 }
             } else if (FORMAT == KV_TQ3_0) {
                 // Eight codes in the nibbles of each word, and eight in the nibbles' high bits.
-                const u32 last = words[0] >> 3 & 0x11111111u | words[1] >> 2 & 0x22222222u | words[2] >> 1 & 0x44444444u;
+                const u32 last =
+                    words[0] >> 3 & 0x11111111u | words[1] >> 2 & 0x22222222u | words[2] >> 1 & 0x44444444u;
 #pragma unroll
                 for (int quarter = 0; quarter < 4; quarter++) {
                     const u32 codes = quarter < 3 ? words[quarter] & 0x77777777u : last;
@@ -129,7 +146,8 @@ template <int FORMAT> struct Fetch {
                         pairs[j][0] = codes_to_f16x2<FORMAT>(prmt(codes, 0, 0x4140), s);
                         pairs[j][1] = codes_to_f16x2<FORMAT>(prmt(codes, 0, 0x4342), s);
                     }
-                    store_chunk(to + tile_chunk(key, first + quarter), pairs[0][0], pairs[0][1], pairs[1][0], pairs[1][1]);
+                    store_chunk(to + tile_chunk(key, first + quarter), pairs[0][0], pairs[0][1], pairs[1][0],
+                                pairs[1][1]);
                 }
             }
         }
@@ -137,17 +155,21 @@ template <int FORMAT> struct Fetch {
 };
 
 // A unit is eight values.
-template <> struct Fetch<KV_BF16> {
+template <>
+struct Fetch<KV_BF16> {
     static constexpr bool WRITES_AT_BEGIN = false;
-    static constexpr int UNITS = KEYS_PER_FETCH * HEAD_DIM / 8, UNITS_PER_THREAD = (UNITS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
+    static constexpr int UNITS = KEYS_PER_FETCH * HEAD_DIM / 8,
+                         UNITS_PER_THREAD = (UNITS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
     uint4 raw[UNITS_PER_THREAD];
 
-    __device__ __forceinline__ void begin(const Plane &cache, u64 row, int valid, u32, int thread) {
-        const uint4 *from = (const uint4 *)(cache.values + row * (HEAD_DIM * 2));
+    __device__ __forceinline__ void begin(const Plane& cache, u64 row, int valid, u32, int thread) {
+        const uint4* from = (const uint4*)(cache.values + row * (HEAD_DIM * 2));
 #pragma unroll
         for (int i = 0; i < UNITS_PER_THREAD; i++) {
             const int unit = thread + i * PRODUCER_THREADS;
-            if (UNITS % PRODUCER_THREADS && unit >= UNITS) { break; }
+            if (UNITS % PRODUCER_THREADS && unit >= UNITS) {
+                break;
+            }
             raw[i] = unit < valid * (HEAD_DIM / 8) ? from[unit] : make_uint4(0, 0, 0, 0);
         }
     }
@@ -155,9 +177,11 @@ template <> struct Fetch<KV_BF16> {
 #pragma unroll
         for (int i = 0; i < UNITS_PER_THREAD; i++) {
             const int unit = thread + i * PRODUCER_THREADS;
-            if (UNITS % PRODUCER_THREADS && unit >= UNITS) { break; }
-            store_chunk(to + tile_chunk(unit / (HEAD_DIM / 8), unit % (HEAD_DIM / 8)), bf16x2_to_f16x2(raw[i].x), bf16x2_to_f16x2(raw[i].y),
-                        bf16x2_to_f16x2(raw[i].z), bf16x2_to_f16x2(raw[i].w));
+            if (UNITS % PRODUCER_THREADS && unit >= UNITS) {
+                break;
+            }
+            store_chunk(to + tile_chunk(unit / (HEAD_DIM / 8), unit % (HEAD_DIM / 8)), bf16x2_to_f16x2(raw[i].x),
+                        bf16x2_to_f16x2(raw[i].y), bf16x2_to_f16x2(raw[i].z), bf16x2_to_f16x2(raw[i].w));
         }
     }
 };

@@ -15,7 +15,8 @@
 #define PRODUCER_THREADS 64
 #define THREADS 384
 #ifndef KEYS_PER_FETCH
-#define KEYS_PER_FETCH (K_FORMAT == KV_Q8_0 || V_FORMAT == KV_Q8_0 ? 16 : 32)  // what fits the registers of the producers
+// what fits the registers of the producers
+#define KEYS_PER_FETCH (K_FORMAT == KV_Q8_0 || V_FORMAT == KV_Q8_0 ? 16 : 32)
 #endif
 #define PANEL_LAYOUT 1
 #include "attention/kv_cache.cuh"
@@ -64,10 +65,13 @@ struct KvSource {
     int slot, kv_head, end;
 
     // A layer has far fewer than 2^32 rows.
-    __device__ __forceinline__ u32 row(int position) const { return (u32)kv_row(pages, slot, position, KV_HEADS, kv_head); }
+    __device__ __forceinline__ u32 row(int position) const {
+        return (u32)kv_row(pages, slot, position, KV_HEADS, kv_head);
+    }
 };
 
-template <int FORMAT> __device__ __forceinline__ void produce_tiles(const KvSource &from, ProducerPipeline to) {
+template <int FORMAT>
+__device__ __forceinline__ void produce_tiles(const KvSource& from, ProducerPipeline to) {
     const int thread = threadIdx.x % PRODUCER_THREADS;
     if (Fetch<FORMAT>::WRITES_AT_BEGIN) {
         for (int begin = 0; begin < from.end; begin += KV_TILE) {
@@ -93,7 +97,9 @@ template <int FORMAT> __device__ __forceinline__ void produce_tiles(const KvSour
 #pragma unroll
         for (int key = 0; key < KV_TILE; key += 2 * KEYS_PER_FETCH) {
             odd.begin(from.plane, row + key + KEYS_PER_FETCH, valid - key - KEYS_PER_FETCH, 0, thread);
-            if (key == 0) { to.producer_acquire(); }
+            if (key == 0) {
+                to.producer_acquire();
+            }
             even.finish(to.at(key), thread);
             if (key + 2 * KEYS_PER_FETCH < KV_TILE) {
                 even.begin(from.plane, row + key + 2 * KEYS_PER_FETCH, valid - key - 2 * KEYS_PER_FETCH, 0, thread);
@@ -108,12 +114,12 @@ template <int FORMAT> __device__ __forceinline__ void produce_tiles(const KvSour
 }
 
 // Q of the block as f16; rows past `rows` are zero. All threads take part.
-__device__ __forceinline__ void load_queries(const float *q, int q_stride, int first, int rows, u32 to) {
+__device__ __forceinline__ void load_queries(const float* q, int q_stride, int first, int rows, u32 to) {
     for (int unit = threadIdx.x; unit < QUERIES * HEAD_DIM / 8; unit += THREADS) {
         const int row = unit / (HEAD_DIM / 8), chunk = unit % (HEAD_DIM / 8);
         float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
         if (first + row < rows) {
-            const float4 *from = (const float4 *)(q + (u64)(first + row) * q_stride + chunk * 8);
+            const float4* from = (const float4*)(q + (u64)(first + row) * q_stride + chunk * 8);
             a = from[0];
             b = from[1];
         }
@@ -128,7 +134,8 @@ __device__ __forceinline__ void load_queries(const float *q, int q_stride, int f
 __device__ __forceinline__ void issue_qk(float (&scores)[32], u32 q, u32 k) {
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 16; i++) {
-        const u64 a = wgmma_desc(q + i / 4 * (QUERIES * 128)) + i % 4 * 2, b = wgmma_desc(k + i / 4 * (KV_TILE * 128)) + i % 4 * 2;
+        const u64 a = wgmma_desc(q + i / 4 * (QUERIES * 128)) + i % 4 * 2,
+                  b = wgmma_desc(k + i / 4 * (KV_TILE * 128)) + i % 4 * 2;
         wgmma_m64n64(scores, a, b, i > 0);
     }
     wgmma_commit();
@@ -156,7 +163,9 @@ struct Softmax {
         for (int j = 0; j < 8; j++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                if (limit < KV_TILE && j * 8 + lane % 4 * 2 + i % 2 > limit + i / 2 * 8) { scores[4 * j + i] = -INF; }
+                if (limit < KV_TILE && j * 8 + lane % 4 * 2 + i % 2 > limit + i / 2 * 8) {
+                    scores[4 * j + i] = -INF;
+                }
                 new_max[i / 2] = fmaxf(new_max[i / 2], scores[4 * j + i]);
             }
         }
@@ -203,18 +212,22 @@ struct ConsumerPipeline {
         return tiles + state.stage * TILE_BYTES;
     }
     __device__ __forceinline__ void consumer_release() {
-        if (threadIdx.x % 128 == 0) { pipeline.consumer_release(state.stage); }
+        if (threadIdx.x % 128 == 0) {
+            pipeline.consumer_release(state.stage);
+        }
         state.advance();
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attn_prefill(const float *q, int q_stride, const Chunk *chunk, PageTable pages, Plane keys, Plane values,
-                      float scale, char *panels, int rows_cap, float *y) {
+    attn_prefill(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+                 float scale, char* panels, int rows_cap, float* y) {
     extern __shared__ __align__(1024) char memory[];
     const int rows = chunk->rows, committed = chunk->committed;
     const int tiles = (rows + QUERIES - 1) / QUERIES;
-    if (blockIdx.y >= tiles) { return; }
+    if (blockIdx.y >= tiles) {
+        return;
+    }
     const int first = (tiles - 1 - blockIdx.y) * QUERIES, head = blockIdx.x, group = threadIdx.x / 128;
     const u32 smem_q = shared_address(memory), smem_k = smem_q + Q_BYTES, smem_v = smem_k + STAGES * TILE_BYTES;
     const u32 mbarriers = smem_v + STAGES * TILE_BYTES;
@@ -239,8 +252,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         const int kv_head = head / (HEADS / KV_HEADS);
         const bool is_key_producer = threadIdx.x % 128 < PRODUCER_THREADS;
-        const KvSource from = {is_key_producer ? keys : values, {pages.table, pages.max_pages, 0}, chunk->slot, kv_head, end};
-        const ProducerPipeline to = {is_key_producer ? smem_k : smem_v, {is_key_producer ? mbarriers : mbarriers + 32, is_key_producer ? mbarriers + 16 : mbarriers + 48}, {0, 1}};
+        const KvSource from = {
+            is_key_producer ? keys : values, {pages.table, pages.max_pages, 0}, chunk->slot, kv_head, end};
+        const ProducerPipeline to = {
+            is_key_producer ? smem_k : smem_v,
+            {is_key_producer ? mbarriers : mbarriers + 32, is_key_producer ? mbarriers + 16 : mbarriers + 48},
+            {0, 1}};
 #if K_FORMAT == V_FORMAT
         produce_tiles<K_FORMAT>(from, to);
 #else
@@ -263,7 +280,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float sums[128], scores[32], rescale[2];
         u32 p[4][4];
 #pragma unroll
-        for (int i = 0; i < 128; i++) { sums[i] = 0.0f; }
+        for (int i = 0; i < 128; i++) {
+            sums[i] = 0.0f;
+        }
         // Keys that any row of this warpgroup sees; later tiles are for the other warpgroup.
         const int visible_end = min(end, committed + first + group * 64 + 64);
         const u32 first_k = k_pipeline.consumer_wait();
@@ -285,7 +304,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             v_pipeline.consumer_release();
             pack_p(scores, p);
 #pragma unroll
-            for (int i = 0; i < 128; i++) { sums[i] *= rescale[i / 2 % 2]; }
+            for (int i = 0; i < 128; i++) {
+                sums[i] *= rescale[i / 2 % 2];
+            }
         }
         const u32 last_v = v_pipeline.consumer_wait();
         wgmma_fence();
@@ -298,7 +319,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             v_pipeline.consumer_wait();
             v_pipeline.consumer_release();
         }
-        if (kv_rotated(V_FORMAT)) { hadamard_inverse_rows<HEAD_DIM>(sums); }
+        if (kv_rotated(V_FORMAT)) {
+            hadamard_inverse_rows<HEAD_DIM>(sums);
+        }
         const auto at = [&](int j, int half, int c) { return sums[4 * j + 2 * half + c]; };
         store_head_rows({q, q_stride, rows, panels, rows_cap, y}, row_of_lane - lane / 4, head, softmax.row_sum, at);
     }

@@ -22,14 +22,14 @@
 #define OUT_STRIDE 260  // floats between rows in the epilogue
 
 // Pair i of query_words, from f32.
-__device__ __forceinline__ u32 query_pair(const float *query, int b, int t, int i) {
-    const float *from = query + 32 * b;
+__device__ __forceinline__ u32 query_pair(const float* query, int b, int t, int i) {
+    const float* from = query + 32 * b;
     if (K_FORMAT <= KV_Q8_0) {
-        const float2 v = *(const float2 *)(from + 8 * t + 2 * i);
+        const float2 v = *(const float2*)(from + 8 * t + 2 * i);
         return panel_f16x2(v.x, v.y);
     }
     if (K_FORMAT == KV_TQ3_0) {
-        const float2 v = *(const float2 *)(from + 8 * i + 2 * t);
+        const float2 v = *(const float2*)(from + 8 * i + 2 * t);
         return panel_f16x2(v.x, v.y);
     }
     from += i / 2 * 16 + 4 * t + i % 2;
@@ -37,17 +37,19 @@ __device__ __forceinline__ u32 query_pair(const float *query, int b, int t, int 
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)
-    attn_prefill(const float *q, int q_stride, const Chunk *chunk, PageTable pages, Plane keys, Plane values,
-                      float scale, char *panels, int rows_cap, float *y) {
+    attn_prefill(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+                 float scale, char* panels, int rows_cap, float* y) {
     extern __shared__ __align__(1024) u8 memory[];
     const int rows = chunk->rows, committed = chunk->committed, slot = chunk->slot;
     const int tiles = (rows + QUERY_COLUMNS - 1) / QUERY_COLUMNS;
-    if (blockIdx.y >= tiles) { return; }
+    if (blockIdx.y >= tiles) {
+        return;
+    }
     pages.ring_pages = 0;
     const int first = (tiles - 1 - blockIdx.y) * QUERY_COLUMNS, head = blockIdx.x, kv_head = head / (HEADS / KV_HEADS);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, group = warp / 4;
     const u32 smem_q = shared_address(memory), smem_p = smem_q + 4 * PANEL_BYTES, smem_kv = smem_p + 2 * PANEL_BYTES;
-    SoftmaxStorage &softmax = *(SoftmaxStorage *)(memory + 6 * PANEL_BYTES + STAGES * STAGE_BYTES);
+    SoftmaxStorage& softmax = *(SoftmaxStorage*)(memory + 6 * PANEL_BYTES + STAGES * STAGE_BYTES);
     const int end = committed + min(first + QUERY_COLUMNS, rows), passes = (end + BLOCK_KV - 1) / BLOCK_KV;
 
     // Starts load h: K of KV block h / 2 if h is even, V if h is odd. `row` is the cache row of its KV block; after V
@@ -66,29 +68,38 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                     tile_load<V_FORMAT, V_STRIDE>(to + tile * V_TILE_BYTES, values, row + tile * KV_TILE, 0, high);
                 }
             }
-            if (h % 2 && position + BLOCK_KV < end) { row = (u32)kv_row(pages, slot, position + BLOCK_KV, KV_HEADS, kv_head); }
+            if (h % 2 && position + BLOCK_KV < end) {
+                row = (u32)kv_row(pages, slot, position + BLOCK_KV, KV_HEADS, kv_head);
+            }
         }
         cp_async_commit();
     };
 #pragma unroll 1
-    for (int h = 0; h < STAGES - 1; h++) { load_stage(h); }
+    for (int h = 0; h < STAGES - 1; h++) {
+        load_stage(h);
+    }
     // A warp takes rows warp, warp + 8, ..; a lane takes one 16-byte part of each, several loads in flight.
 #pragma unroll 4
     for (int i = 0; i < N8_TILES; i++) {
         const int column = warp + 8 * i;
         uint4 words = make_uint4(0, 0, 0, 0);
         if (first + column < rows) {
-            const float *query = q + (u64)(first + column) * q_stride + head * HEAD_STRIDE;
-            words = make_uint4(query_pair(query, g, t, 0), query_pair(query, g, t, 1), query_pair(query, g, t, 2), query_pair(query, g, t, 3));
+            const float* query = q + (u64)(first + column) * q_stride + head * HEAD_STRIDE;
+            words = make_uint4(query_pair(query, g, t, 0), query_pair(query, g, t, 1), query_pair(query, g, t, 2),
+                               query_pair(query, g, t, 3));
         }
         store_query_words(smem_q, column, g, t, words);
     }
     fence_proxy_async();
-    if (threadIdx.x < QUERY_COLUMNS) { softmax.running_max[threadIdx.x] = -INF, softmax.row_sum[threadIdx.x] = 0.0f; }
+    if (threadIdx.x < QUERY_COLUMNS) {
+        softmax.running_max[threadIdx.x] = -INF, softmax.row_sum[threadIdx.x] = 0.0f;
+    }
 
     float sums[2][4 * N8_TILES], scores[4 * N8_TILES];
 #pragma unroll
-    for (int i = 0; i < 4 * N8_TILES; i++) { sums[0][i] = sums[1][i] = 0.0f; }
+    for (int i = 0; i < 4 * N8_TILES; i++) {
+        sums[0][i] = sums[1][i] = 0.0f;
+    }
     const float log2_scale = scale * 1.4426950408889634f;
 #pragma unroll 1
     for (int j = 0; j < passes; j++) {
@@ -104,8 +115,12 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     const int last = limit + 8 * n + 2 * t + e;
-                    if (last < 0) { scores[4 * n + e] = -INF; }
-                    if (last < 8) { scores[4 * n + 2 + e] = -INF; }
+                    if (last < 0) {
+                        scores[4 * n + e] = -INF;
+                    }
+                    if (last < 8) {
+                        scores[4 * n + 2 + e] = -INF;
+                    }
                 }
             }
         }
@@ -119,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     __syncthreads();
 
     // Epilogue: transpose through shared memory, of which only the row sums are still live.
-    float *out = (float *)memory;
+    float* out = (float*)memory;
 #pragma unroll
     for (int n = 0; n < N8_TILES; n++) {
 #pragma unroll
@@ -129,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
             // No visible key: 0. A NaN sum stays NaN.
             const float factor = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
             const float four_dims[4] = {sums[0][4 * n + e] * factor, sums[0][4 * n + 2 + e] * factor,
-                                   sums[1][4 * n + e] * factor, sums[1][4 * n + 2 + e] * factor};
+                                        sums[1][4 * n + e] * factor, sums[1][4 * n + 2 + e] * factor};
             store_four_dims<V_FORMAT>(out + column * OUT_STRIDE + warp * 32, g, four_dims);
         }
     }
@@ -138,22 +153,33 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         const int row = first + column;
         float *from = out + column * OUT_STRIDE, x[DIM_BLOCKS];
 #pragma unroll
-        for (int b = 0; b < DIM_BLOCKS; b++) { x[b] = from[32 * b + lane]; }
-        if (kv_rotated(V_FORMAT)) { hadamard_head<true>(x); }
-        const float *gate = q + (u64)row * q_stride + head * HEAD_STRIDE + HEAD_DIM + lane;
+        for (int b = 0; b < DIM_BLOCKS; b++) {
+            x[b] = from[32 * b + lane];
+        }
+        if (kv_rotated(V_FORMAT)) {
+            hadamard_head<true>(x);
+        }
+        const float* gate = q + (u64)row * q_stride + head * HEAD_STRIDE + HEAD_DIM + lane;
 #pragma unroll
         for (int b = 0; b < DIM_BLOCKS; b++) {
-            if (GATED) { x[b] = __fdividef(x[b], 1.0f + __expf(-__ldg(gate + 32 * b))); }
-            if (F32_OUT) { y[(u64)row * (HEADS * HEAD_DIM) + head * HEAD_DIM + 32 * b + lane] = x[b]; }
+            if (GATED) {
+                x[b] = __fdividef(x[b], 1.0f + __expf(-__ldg(gate + 32 * b)));
+            }
+            if (F32_OUT) {
+                y[(u64)row * (HEADS * HEAD_DIM) + head * HEAD_DIM + 32 * b + lane] = x[b];
+            }
         }
         if (PANELS_OUT) {
             __syncwarp();
 #pragma unroll
-            for (int b = 0; b < DIM_BLOCKS; b++) { from[32 * b + lane] = x[b]; }
+            for (int b = 0; b < DIM_BLOCKS; b++) {
+                from[32 * b + lane] = x[b];
+            }
             __syncwarp();
-            const float4 low = ((const float4 *)from)[2 * lane], high = ((const float4 *)from)[2 * lane + 1];
-            *(uint4 *)(panels + panel_chunk(rows_cap, row, head * (HEAD_DIM / 8) + lane)) =
-                make_uint4(panel_f16x2(low.x, low.y), panel_f16x2(low.z, low.w), panel_f16x2(high.x, high.y), panel_f16x2(high.z, high.w));
+            const float4 low = ((const float4*)from)[2 * lane], high = ((const float4*)from)[2 * lane + 1];
+            *(uint4*)(panels + panel_chunk(rows_cap, row, head * (HEAD_DIM / 8) + lane)) =
+                make_uint4(panel_f16x2(low.x, low.y), panel_f16x2(low.z, low.w), panel_f16x2(high.x, high.y),
+                           panel_f16x2(high.z, high.w));
         }
     }
 }

@@ -123,10 +123,11 @@ __device__ __forceinline__ void apply_rope(float (&x)[DIM_BLOCKS], const Angles&
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128) attn_qk_norm_rope_append(
-    const Header* header, float* q, const float* k, const float* v, const float* __restrict__ q_norm,
-    const float* __restrict__ k_norm, const double* __restrict__ frequency, u16* q16, float eps, Plane keys,
-    Plane values, PageTable pages) {
+extern "C" __global__ void __launch_bounds__(128)
+    attn_qk_norm_rope_append(const Header* header, float* q, const float* k, const float* v,
+                             const float* __restrict__ q_norm, const float* __restrict__ k_norm,
+                             const double* __restrict__ frequency, u16* q16, float eps, Plane keys, Plane values,
+                             PageTable pages) {
     pdl_launch();
     const int head = blockIdx.x * 4 + warp_index(), row = blockIdx.y, lane = threadIdx.x % 32;
     float norm[DIM_BLOCKS];

@@ -39,9 +39,9 @@
 
 struct SoftmaxStorage {
     float warp_partials[8][QUERY_COLUMNS];  // per warp: row maxima, then row sums of P
-    float running_max[QUERY_COLUMNS];  // in powers of two
-    float base[QUERY_COLUMNS];  // subtracted from the scores of this KV block
-    float rescale[QUERY_COLUMNS];  // factor on earlier accumulators
+    float running_max[QUERY_COLUMNS];       // in powers of two
+    float base[QUERY_COLUMNS];              // subtracted from the scores of this KV block
+    float rescale[QUERY_COLUMNS];           // factor on earlier accumulators
     float row_sum[QUERY_COLUMNS];
 };
 
@@ -58,13 +58,14 @@ struct SoftmaxStorage {
 #define OPERANDS_16 OPERANDS_12 ", %12, %13, %14, %15"
 #define OPERANDS_24 OPERANDS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define OPERANDS_36 OPERANDS_32 ", %32, %33, %34, %35"
-#define OPERANDS_48 OPERANDS_32 \
+#define OPERANDS_48 \
+    OPERANDS_32     \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define OPERANDS_72 OPERANDS_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define WGMMA_RS(N, SUMS, PLACES, A, B, C, D, W, P)                                                                  \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N              \
+#define WGMMA_RS(N, SUMS, PLACES, A, B, C, D, W, P)                                                              \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N            \
                  "k16.f32.f16.f16 {" PLACES "}, {%" #A ", %" #B ", %" #C ", %" #D "}, %" #W ", p, 1, 1, 0;\n}\n" \
-                 : SUMS(d, 0)                                                                                      \
+                 : SUMS(d, 0)                                                                                    \
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add))
 
 // d[64][QUERY_COLUMNS] (+)= a b: a in registers, b in shared memory, K-major.
@@ -110,13 +111,15 @@ __device__ __forceinline__ void store_query_words(u32 smem_q, int column, int b,
     const u32 words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem_q + swizzled_offset(column, 4 * b + i) + 4 * t), "r"(words[i]) : "memory");
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem_q + swizzled_offset(column, 4 * b + i) + 4 * t), "r"(words[i])
+                     : "memory");
 }
 
 // scores[64 keys][QUERY_COLUMNS] of one tile; `key` is this thread's first key. Calls `callback` after CALL_AFTER of
 // the DIM_BLOCKS K-steps are issued.
 template <int CALL_AFTER, class Callback>
-__device__ __forceinline__ void qk_mma_tile(float (&scores)[4 * N8_TILES], u32 tile, int key, u32 smem_q, const Callback& callback) {
+__device__ __forceinline__ void qk_mma_tile(float (&scores)[4 * N8_TILES], u32 tile, int key, u32 smem_q,
+                                            const Callback& callback) {
 #pragma unroll QK_UNROLL
     for (int b = 0; b < DIM_BLOCKS; b++) {
         if (b == CALL_AFTER) callback();
@@ -172,7 +175,8 @@ __device__ __forceinline__ void reduce_columns(float* to, const Value& value_of,
             v[j] = combine(g & 4 ? high : low, __shfl_xor_sync(WARP_ALL, g & 4 ? low : high, 16));
         }
 #pragma unroll
-        for (int j = 0; j < 2; j++) w[j] = combine(g & 2 ? v[j + 2] : v[j], __shfl_xor_sync(WARP_ALL, g & 2 ? v[j] : v[j + 2], 8));
+        for (int j = 0; j < 2; j++)
+            w[j] = combine(g & 2 ? v[j + 2] : v[j], __shfl_xor_sync(WARP_ALL, g & 2 ? v[j] : v[j + 2], 8));
         const float x = combine(g & 1 ? w[1] : w[0], __shfl_xor_sync(WARP_ALL, g & 1 ? w[0] : w[1], 4));
         const int n = 4 * k + g / 2;
         if (N8_TILES % 4 == 0 || n < N8_TILES) to[8 * n + 2 * t + g % 2] = x;
@@ -189,7 +193,8 @@ __device__ __forceinline__ void store_p_columns(u32 smem_p, int n, int lane, int
                      : "memory");
     } else if (n == N8_TILES - 1) {
         const u32 at = smem_p + swizzled_offset(8 * n + lane % 8, chunk);
-        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(halves[0]), "r"(halves[1])
+        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(halves[0]),
+                     "r"(halves[1])
                      : "memory");
     }
 }
@@ -202,8 +207,9 @@ __device__ __forceinline__ void rescale_columns(float (&sums)[4 * N8_TILES], int
 // threads. Calls `release_keys` when no thread reads K any more. V may still be in flight on return: a barrier must
 // precede pv_mma.
 template <class ReleaseKeys>
-__device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], float (&sums)[2][4 * N8_TILES], SoftmaxStorage& softmax, u32 smem_p,
-                                      float scale_log2, const ReleaseKeys& release_keys) {
+__device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], float (&sums)[2][4 * N8_TILES],
+                                               SoftmaxStorage& softmax, u32 smem_p, float scale_log2,
+                                               const ReleaseKeys& release_keys) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
     reduce_columns(
         softmax.warp_partials[warp], [&](int n, int e) { return fmaxf(scores[4 * n + e], scores[4 * n + 2 + e]); },

@@ -41,10 +41,10 @@ static_assert(K_STAGES >= 3 && V_STAGES >= 2, "K or V has too few stages");
 #endif
 
 struct SoftmaxState {
-    float base[QUERY_COLUMNS];  // subtracted from scores, in powers of two; 0 before the first visible key
-    float running_max[QUERY_COLUMNS];  // the same; -INF before the first visible key
-    float shift[QUERY_COLUMNS];  // how far the last change moved the base
-    float rescale[2][QUERY_COLUMNS];  // factor on the accumulators before a tile, valid if any base moved
+    float base[QUERY_COLUMNS];              // subtracted from scores, in powers of two; 0 before the first visible key
+    float running_max[QUERY_COLUMNS];       // the same; -INF before the first visible key
+    float shift[QUERY_COLUMNS];             // how far the last change moved the base
+    float rescale[2][QUERY_COLUMNS];        // factor on the accumulators before a tile, valid if any base moved
     float warp_partials[4][QUERY_COLUMNS];  // per softmax warp: row maxima, or row sums
     int rescaled[2];
 };
@@ -60,7 +60,7 @@ template <int FORMAT, int STRIDE, int STAGES>
 struct TileLoader {
     static constexpr int BYTES = tile_bytes(FORMAT, STRIDE);
     int key;  // next key to load
-    u32 to;  // its stage
+    u32 to;   // its stage
     u32 row;  // its cache row; looked up early because the page table lookup has a long latency
 
     // The stage after `stage`.
@@ -79,7 +79,8 @@ __device__ __forceinline__ int thread_column(int i) {
 
 // Moves the base of every column whose maximum exceeds it by RESCALE_THRESHOLD, or that sees its first key, and
 // rescales scores and row sums. Returns true while any column has seen no key. 128 threads.
-__device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], SoftmaxState& softmax, float* rescale) {
+__device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS],
+                                               SoftmaxState& softmax, float* rescale) {
     const int lane = int(opaque(threadIdx.x % 32)), warp = threadIdx.x / 32, t = lane % 4;
     // A NaN score gets zero weight.
 #pragma unroll
@@ -138,7 +139,8 @@ __device__ __forceinline__ void store_p(const float (&scores)[4 * N8_TILES], flo
         if (n % 4 == 3 || n == N8_TILES - 1) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const float low = j / 2 <= n % 4 ? pair_sums[j] : 0.0f, high = j / 2 + 2 <= n % 4 ? pair_sums[4 + j] : 0.0f;
+                const float low = j / 2 <= n % 4 ? pair_sums[j] : 0.0f,
+                            high = j / 2 + 2 <= n % 4 ? pair_sums[4 + j] : 0.0f;
                 sums[n / 4 * 4 + j] += (upper ? high : low) + __shfl_xor_sync(WARP_ALL, upper ? low : high, 16);
             }
         }
@@ -147,7 +149,8 @@ __device__ __forceinline__ void store_p(const float (&scores)[4 * N8_TILES], flo
 
 // Subtracts the base from the scores of columns 8 n .. + 8, in powers of two. `tile_max` keeps the maximum per fragment
 // element, or NaN.
-__device__ __forceinline__ void subtract_base(float (&scores)[4 * N8_TILES], float (&tile_max)[4], int n, const uint2& base, float scale_log2) {
+__device__ __forceinline__ void subtract_base(float (&scores)[4 * N8_TILES], float (&tile_max)[4], int n,
+                                              const uint2& base, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float own = __uint_as_float(i % 2 ? base.y : base.x);
@@ -158,12 +161,16 @@ __device__ __forceinline__ void subtract_base(float (&scores)[4 * N8_TILES], flo
 
 // Online softmax of tile number `tile`: waits for P empty of its parity, moves bases if `tile_max` requires it or a
 // column has seen no key, and stores P. Returns true while any column has seen no key.
-__device__ __forceinline__ bool softmax_tile(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS], bool any_column_empty, const float (&tile_max)[4],
-                                           SoftmaxState& softmax, int tile, u32 smem_p) {
+__device__ __forceinline__ bool softmax_tile(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS],
+                                             bool any_column_empty, const float (&tile_max)[4], SoftmaxState& softmax,
+                                             int tile, u32 smem_p) {
     const int buffer = tile & 1;
     // P empty: P V of tile - 2 is done.
     if (tile >= 2) named_barrier_sync<384>(P_EMPTY + buffer);
-    const bool any_rescale = named_barrier_or<SOFTMAX_BARRIER, 128>(!(fmax_nan(fmax_nan(tile_max[0], tile_max[1]), fmax_nan(tile_max[2], tile_max[3])) <= RESCALE_THRESHOLD)) || any_column_empty;
+    const bool any_rescale =
+        named_barrier_or<SOFTMAX_BARRIER, 128>(
+            !(fmax_nan(fmax_nan(tile_max[0], tile_max[1]), fmax_nan(tile_max[2], tile_max[3])) <= RESCALE_THRESHOLD)) ||
+        any_column_empty;
     if (any_rescale) any_column_empty = move_row_bases(scores, sums, softmax, softmax.rescale[buffer]);
     if (threadIdx.x == 0) softmax.rescaled[buffer] = any_rescale;
     store_p(scores, sums, smem_p + buffer * PANEL_BYTES);
@@ -186,7 +193,8 @@ __device__ __forceinline__ void reduce_row_sums(float* to, const float (&sums)[T
         const float* v = sums + 4 * k;
         float w[2];
 #pragma unroll
-        for (int j = 0; j < 2; j++) w[j] = (g & 2 ? v[j + 2] : v[j]) + __shfl_xor_sync(WARP_ALL, g & 2 ? v[j] : v[j + 2], 8);
+        for (int j = 0; j < 2; j++)
+            w[j] = (g & 2 ? v[j + 2] : v[j]) + __shfl_xor_sync(WARP_ALL, g & 2 ? v[j] : v[j + 2], 8);
         const float x = (g & 1 ? w[1] : w[0]) + __shfl_xor_sync(WARP_ALL, g & 1 ? w[0] : w[1], 4);
         const int n = 4 * k + g / 4 * 2 + g / 2 % 2;
         if (n < N8_TILES) to[8 * n + 2 * t + g % 2] = x;
@@ -203,7 +211,8 @@ __device__ __forceinline__ float row_sum_of_column(const SoftmaxState& softmax, 
 
 // sums[64 dims][QUERY_COLUMNS] += V^T P^T over 16 keys; `low`, `high` are the value fragments of 16 dims and the next
 // 16.
-__device__ __forceinline__ void pv_mma_step(float (&sums)[4 * N8_TILES], const u32 (&low)[2], const u32 (&high)[2], u64 p) {
+__device__ __forceinline__ void pv_mma_step(float (&sums)[4 * N8_TILES], const u32 (&low)[2], const u32 (&high)[2],
+                                            u64 p) {
     wgmma_fence();
     wgmma_rs(sums, low[0], high[0], low[1], high[1], p, 1);
     wgmma_commit();

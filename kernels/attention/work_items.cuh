@@ -17,7 +17,7 @@ struct NodeMasks {
 
 struct WorkItem {
     WindowedTree tree;
-    int begin, end;  // key numbers, as in KvRange
+    int begin, end;                 // key numbers, as in KvRange
     int range_begin, window_begin;  // of the tree's KvRange
     int kv_head, split, m_first;
     int query_group;  // equal for items with the same queries
@@ -30,7 +30,8 @@ __device__ __forceinline__ WorkItem work_item(const Step* step, int index) {
     for (int tree_index = 0;; tree_index++) {
         item.tree = windowed_tree(step, tree_index);
         const KvRange range = kv_range(item.tree);
-        const int splits = num_splits(range), parts = (item.tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS;
+        const int splits = num_splits(range),
+                  parts = (item.tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS;
         const int items = splits * KV_HEADS * parts;
         if (index < items) {
             const int pair = index / splits;
@@ -53,7 +54,8 @@ __device__ __forceinline__ int num_work_items(const Step* step) {
 #pragma unroll 1
     for (int i = 0; i < step->trees; i++) {
         const WindowedTree tree = windowed_tree(step, i);
-        total += num_splits(kv_range(tree)) * KV_HEADS * ((tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS);
+        total +=
+            num_splits(kv_range(tree)) * KV_HEADS * ((tree.nodes * GROUP_SIZE + QUERY_COLUMNS - 1) / QUERY_COLUMNS);
     }
     return total;
 }

@@ -20,7 +20,9 @@ __device__ __forceinline__ ChunkRows chunk_rows(const Chunk* chunk, int index) {
     const int first = max(0, 64 * index - off);
     return {first, min(chunk->rows, 64 * (index + 1) - off) - first};
 }
-__device__ __forceinline__ int num_chunks(const Chunk* chunk) { return (chunk->committed % 64 + chunk->rows + 63) / 64; }
+__device__ __forceinline__ int num_chunks(const Chunk* chunk) {
+    return (chunk->committed % 64 + chunk->rows + 63) / 64;
+}
 
 // Output of prefill_chunk_prepare.cu per chunk and value head: high then low bf16 parts, [64][64] each, then two
 // vectors:

@@ -21,8 +21,8 @@
 
 // Four blocks per SM overlap loads and math, with 64 registers per thread.
 extern "C" __global__ void __launch_bounds__(256, 4)
-gated_delta_commit(const Commit* commit, float* state, u64 state_stride, u64 state_layer, float* window, u64 window_stride,
-       u64 window_layer, const float* factors, u64 factor_stride, u64 factor_layer) {
+    gated_delta_commit(const Commit* commit, float* state, u64 state_stride, u64 state_layer, float* window,
+                       u64 window_stride, u64 window_layer, const float* factors, u64 factor_stride, u64 factor_layer) {
     pdl_wait();
     if ((int)blockIdx.z >= commit->paths) return;
     const Path* path = commit->path + blockIdx.z;
@@ -38,7 +38,7 @@ gated_delta_commit(const Commit* commit, float* state, u64 state_stride, u64 sta
         for (int i = 0; i < TAPS - 1; i++) {
             const int at = length + i - (TAPS - 1);
             newest[i] = at >= 0 ? *(const float4*)(nodes + (u64)path->node[at] * NODE_FLOATS + NODE_X + channel)
-                              : *(const float4*)(own + (at + TAPS - 1) * CHANNELS);
+                                : *(const float4*)(own + (at + TAPS - 1) * CHANNELS);
         }
 #pragma unroll
         for (int i = 0; i < TAPS - 1; i++) *(float4*)(own + i * CHANNELS) = newest[i];
@@ -46,7 +46,8 @@ gated_delta_commit(const Commit* commit, float* state, u64 state_stride, u64 sta
     }
     const int head = blockIdx.x / (HEAD_DIM / COLUMNS);
     const int column = blockIdx.x % (HEAD_DIM / COLUMNS) * COLUMNS + warp * COLUMNS_PER_WARP;
-    float* own = slot_ptr(slot_ptr(state, slot, state_stride), layer, state_layer) + ((u64)head * HEAD_DIM + column) * HEAD_DIM;
+    float* own =
+        slot_ptr(slot_ptr(state, slot, state_stride), layer, state_layer) + ((u64)head * HEAD_DIM + column) * HEAD_DIM;
     float4 s[COLUMNS_PER_WARP];
 #pragma unroll
     for (int c = 0; c < COLUMNS_PER_WARP; c++) s[c] = *(const float4*)(own + c * HEAD_DIM + 4 * lane);

@@ -22,10 +22,14 @@ __device__ __forceinline__ float silu_approx(float x) { return __fdividef(x, 1.0
 // silu(sum over taps of weight * input) of four channels; x0 is the oldest input.
 __device__ __forceinline__ float4 convolve(const Weights& w, float4 x0, float4 x1, float4 x2, float4 x3) {
     float4 y;
-    y.x = silu_approx(fmaf(w.channel[0].w, x3.x, fmaf(w.channel[0].z, x2.x, fmaf(w.channel[0].y, x1.x, w.channel[0].x * x0.x))));
-    y.y = silu_approx(fmaf(w.channel[1].w, x3.y, fmaf(w.channel[1].z, x2.y, fmaf(w.channel[1].y, x1.y, w.channel[1].x * x0.y))));
-    y.z = silu_approx(fmaf(w.channel[2].w, x3.z, fmaf(w.channel[2].z, x2.z, fmaf(w.channel[2].y, x1.z, w.channel[2].x * x0.z))));
-    y.w = silu_approx(fmaf(w.channel[3].w, x3.w, fmaf(w.channel[3].z, x2.w, fmaf(w.channel[3].y, x1.w, w.channel[3].x * x0.w))));
+    y.x = silu_approx(
+        fmaf(w.channel[0].w, x3.x, fmaf(w.channel[0].z, x2.x, fmaf(w.channel[0].y, x1.x, w.channel[0].x * x0.x))));
+    y.y = silu_approx(
+        fmaf(w.channel[1].w, x3.y, fmaf(w.channel[1].z, x2.y, fmaf(w.channel[1].y, x1.y, w.channel[1].x * x0.y))));
+    y.z = silu_approx(
+        fmaf(w.channel[2].w, x3.z, fmaf(w.channel[2].z, x2.z, fmaf(w.channel[2].y, x1.z, w.channel[2].x * x0.z))));
+    y.w = silu_approx(
+        fmaf(w.channel[3].w, x3.w, fmaf(w.channel[3].z, x2.w, fmaf(w.channel[3].y, x1.w, w.channel[3].x * x0.w))));
     return y;
 }
 

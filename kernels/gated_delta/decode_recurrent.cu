@@ -35,33 +35,37 @@
 #define SLICE_COLUMNS (HEAD_DIM / SLICES)  // columns of a block per head
 #define COLUMNS (SLICE_COLUMNS * HEADS_PER_BLOCK)
 #define THREADS (WARPS * 32)
-#define HEAD_SETS (HEADS_PER_BLOCK / HEADS_PER_WARP)  // a warp with state has four columns of each of HEADS_PER_WARP heads
+// a warp with state has four columns of each of HEADS_PER_WARP heads
+#define HEAD_SETS (HEADS_PER_BLOCK / HEADS_PER_WARP)
 #define STATE_THREADS (HEAD_SETS * SLICE_COLUMNS / 4 * 32)  // threads that hold state
-#define HEAD_GROUPS (V_HEADS / K_HEADS / HEADS_PER_BLOCK)  // of heads that share a key head
-#define QK_PER_BLOCK (2 / CLUSTER)  // of q and k, how many a block convolves
-#define V_PIECES (COLUMNS / 4)  // of a node's v, four channels each
+#define HEAD_GROUPS (V_HEADS / K_HEADS / HEADS_PER_BLOCK)   // of heads that share a key head
+#define QK_PER_BLOCK (2 / CLUSTER)                          // of q and k, how many a block convolves
+#define V_PIECES (COLUMNS / 4)                              // of a node's v, four channels each
 #define REGISTER_STATES (BLOCKS_PER_SM == 1)  // spilled states in registers; SPILLED_STATES counts the others
-#define ADDRESSES_BEFORE_WAIT (BLOCKS_PER_SM == 1 && HEADS_PER_WARP == 1)  // there are registers for addresses before the wait
+// there are registers for addresses before the wait
+#define ADDRESSES_BEFORE_WAIT (BLOCKS_PER_SM == 1 && HEADS_PER_WARP == 1)
 #define QK_ROW_STRIDE (WARPS / QK_PER_BLOCK)  // from a row of q or k that a warp convolves to its next
 // Rows that a warp convolves at once: all of them if they are at most three and registers suffice.
-#define QK_ROWS_AT_ONCE (BLOCKS_PER_SM > 1 || NODES > 3 * QK_ROW_STRIDE ? 2 : (NODES + QK_ROW_STRIDE - 1) / QK_ROW_STRIDE)
+#define QK_ROWS_AT_ONCE \
+    (BLOCKS_PER_SM > 1 || NODES > 3 * QK_ROW_STRIDE ? 2 : (NODES + QK_ROW_STRIDE - 1) / QK_ROW_STRIDE)
 // Partial products q . k that a thread adds up before the shuffles.
-#define SHARES_PER_THREAD (32 * NODES <= THREADS || BLOCKS_PER_SM > 2 ? 1 : 16 * NODES <= THREADS || BLOCKS_PER_SM > 1 ? 2 : 4)
+#define SHARES_PER_THREAD \
+    (32 * NODES <= THREADS || BLOCKS_PER_SM > 2 ? 1 : 16 * NODES <= THREADS || BLOCKS_PER_SM > 1 ? 2 : 4)
 
 // Inputs of the recurrence for one node.
 struct NodeInputs {
     float q[HEAD_DIM], k[HEAD_DIM];
     float v[COLUMNS];
-    float2 gates[HEADS_PER_BLOCK];  // e^g, beta
-    float qk;  // q . k
+    float2 gates[HEADS_PER_BLOCK];              // e^g, beta
+    float qk;                                   // q . k
     float unused[3 - 2 * HEADS_PER_BLOCK % 4];  // pads to 16 bytes
 };
 
 struct SharedStorage {
     alignas(16) NodeInputs inputs[NODES];
     float weight[4][COLUMNS];  // of channel c of v: [c % 4][c / 4] in units of 4 taps
-    int4 taps[NODES];  // conv input rows, oldest first
-    u64 qk_full;  // mbarrier: rows of q and k from the cluster have landed
+    int4 taps[NODES];          // conv input rows, oldest first
+    u64 qk_full;               // mbarrier: rows of q and k from the cluster have landed
     u32 visits[NODES + 1];
 #if SHARED_SPILLS
     alignas(16) float4 spilled[SHARED_SPILLS][4 * HEADS_PER_WARP][STATE_THREADS];
@@ -80,8 +84,8 @@ __device__ __forceinline__ void store_to_cluster(float* to, float4 v, u64* barri
 }
 
 __device__ __forceinline__ void store_global(float* to, float4 v) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(v.x), "f"(v.y), "f"(v.z),
-                 "f"(v.w)
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w)
                  : "memory");
 }
 
@@ -96,7 +100,8 @@ __device__ __forceinline__ int value_head(int key, int head_in_block) {
 
 // Channel of v at index i of the block.
 __device__ __forceinline__ int v_channel(int key, int group, int slice, int i) {
-    return 2 * K_WIDTH + value_head(key, group * HEADS_PER_BLOCK + i / SLICE_COLUMNS) * HEAD_DIM + slice * SLICE_COLUMNS + i % SLICE_COLUMNS;
+    return 2 * K_WIDTH + value_head(key, group * HEADS_PER_BLOCK + i / SLICE_COLUMNS) * HEAD_DIM +
+           slice * SLICE_COLUMNS + i % SLICE_COLUMNS;
 }
 
 // Loads from addresses that are computed before pdl_wait, kept in program order.
@@ -143,7 +148,8 @@ struct SpilledStates {
 #if SHARED_SPILLS
         if (SPILLED_STATES == SHARED_SPILLS || slot < SHARED_SPILLS) {
 #pragma unroll
-            for (int i = 0; i < 4 * HEADS_PER_WARP; i++) shared[(slot * 4 * HEADS_PER_WARP + i) * STATE_THREADS] = s[i / 4][i % 4];
+            for (int i = 0; i < 4 * HEADS_PER_WARP; i++)
+                shared[(slot * 4 * HEADS_PER_WARP + i) * STATE_THREADS] = s[i / 4][i % 4];
             return;
         }
 #endif
@@ -164,7 +170,8 @@ struct SpilledStates {
 #if SHARED_SPILLS
         if (SPILLED_STATES == SHARED_SPILLS || slot < SHARED_SPILLS) {
 #pragma unroll
-            for (int i = 0; i < 4 * HEADS_PER_WARP; i++) s[i / 4][i % 4] = shared[(slot * 4 * HEADS_PER_WARP + i) * STATE_THREADS];
+            for (int i = 0; i < 4 * HEADS_PER_WARP; i++)
+                s[i / 4][i % 4] = shared[(slot * 4 * HEADS_PER_WARP + i) * STATE_THREADS];
             return;
         }
 #endif
@@ -211,13 +218,14 @@ struct OutputWriter {
         asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(at) : "r"(node), "r"(node_stride), "l"(to));
 #pragma unroll
         for (int c = 0; c < HEADS_PER_WARP; c++)
-            asm volatile("st.global.f32 [%0], %1;" ::"l"(at + c * 4 * HEAD_DIM * (GROUPED ? 1 : K_HEADS)), "f"(x[c]) : "memory");
+            asm volatile("st.global.f32 [%0], %1;" ::"l"(at + c * 4 * HEAD_DIM * (GROUPED ? 1 : K_HEADS)), "f"(x[c])
+                         : "memory");
     }
 };
 
 // Computes u in every lane of its column, and the value that this lane stores. Leaves the next node's query in `n`.
-__device__ __forceinline__ void read_out(const float4 (&s)[HEADS_PER_WARP][4], NodeRegisters& n, const NodeInputs& next, float (&u)[HEADS_PER_WARP],
-                                     float (&out)[HEADS_PER_WARP]) {
+__device__ __forceinline__ void read_out(const float4 (&s)[HEADS_PER_WARP][4], NodeRegisters& n, const NodeInputs& next,
+                                         float (&u)[HEADS_PER_WARP], float (&out)[HEADS_PER_WARP]) {
     float state_k[HEADS_PER_WARP], state_q[HEADS_PER_WARP];
 #pragma unroll
     for (int c = 0; c < HEADS_PER_WARP; c++) state_k[c] = partial_dot(n.k, s[c]);
@@ -240,14 +248,17 @@ __device__ __forceinline__ void read_out(const float4 (&s)[HEADS_PER_WARP][4], N
 }
 
 // With one tree, a block leaves registers for the blocks of the next launch.
-extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512 ? 512 : THREADS, BLOCKS_PER_SM) CLUSTER_ATTRIBUTE
-gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
-     const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
-     u64 state_stride, float* factors, u64 factor_stride, float* o, float4* spill_buffer) {
+extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512 ? 512 : THREADS,
+                                             BLOCKS_PER_SM) CLUSTER_ATTRIBUTE
+    gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha,
+                               const float* beta, u32 ld_beta, const float* window, u64 window_stride,
+                               const float* weight, const float* a, const float* dt, const float* state,
+                               u64 state_stride, float* factors, u64 factor_stride, float* o, float4* spill_buffer) {
     extern __shared__ __align__(128) u8 memory[];
     SharedStorage& smem = *(SharedStorage*)memory;
     const int tid = threadIdx.x, warp = __shfl_sync(WARP_ALL, tid / 32, 0), lane = tid % 32;
-    const int key = blockIdx.x / SLICES / HEAD_GROUPS, group = blockIdx.x / SLICES % HEAD_GROUPS, slice = blockIdx.x % SLICES;
+    const int key = blockIdx.x / SLICES / HEAD_GROUPS, group = blockIdx.x / SLICES % HEAD_GROUPS,
+              slice = blockIdx.x % SLICES;
 #if CLUSTER > 1
     if (tid == 0) {
         mbarrier_init(shared_address(&smem.qk_full), 1);
@@ -262,10 +273,12 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
     const int trees = step->trees;
     const Tree tree = step->tree[blockIdx.z];
     u32 schedule_word = 0;
-    if (tid < 2 * STEP_ROWS) schedule_word = tid < STEP_ROWS ? step->conv_sources[tid] : step->dfs_schedule[tid - STEP_ROWS];
+    if (tid < 2 * STEP_ROWS)
+        schedule_word = tid < STEP_ROWS ? step->conv_sources[tid] : step->dfs_schedule[tid - STEP_ROWS];
     const int rank = cluster_rank();
     // A warp convolves q or k of some nodes.
-    const int part = QK_PER_BLOCK == 1 ? rank : warp % QK_PER_BLOCK, block_channel = part * K_WIDTH + key * HEAD_DIM + 4 * lane;
+    const int part = QK_PER_BLOCK == 1 ? rank : warp % QK_PER_BLOCK,
+              block_channel = part * K_WIDTH + key * HEAD_DIM + 4 * lane;
 #pragma unroll 1
     for (int i = tid; i < COLUMNS; i += THREADS)
         cp_async_16(shared_address(&smem.weight[i % 4][i & ~3]), weight + (u64)v_channel(key, group, slice, i) * TAPS);
@@ -287,12 +300,14 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
             if (tid >= STEP_ROWS)
                 smem.visits[at] = schedule_word;
             else
-                smem.taps[at] = make_int4((i8)schedule_word, (i8)(schedule_word >> 8), (i8)(schedule_word >> 16), (i8)(schedule_word >> 24));
+                smem.taps[at] = make_int4((i8)schedule_word, (i8)(schedule_word >> 8), (i8)(schedule_word >> 16),
+                                          (i8)(schedule_word >> 24));
         }
     }
     if (tid == 0) smem.visits[nodes] = 0;
     // Heads and columns of a warp that holds state.
-    const int first = warp / (SLICE_COLUMNS / 4) * HEADS_PER_WARP, column = warp % (SLICE_COLUMNS / 4) * 4 + lane_column();
+    const int first = warp / (SLICE_COLUMNS / 4) * HEADS_PER_WARP,
+              column = warp % (SLICE_COLUMNS / 4) * 4 + lane_column();
     const bool owns_state = warp < STATE_THREADS / 32;
     const int at_head = value_head(key, group * HEADS_PER_BLOCK + first) * HEAD_DIM + slice * SLICE_COLUMNS + column;
     float4 s[HEADS_PER_WARP][4] = {};
@@ -300,7 +315,8 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         const float* own_state = slot_ptr(state, tree.slot, state_stride) + (u64)at_head * HEAD_DIM + 4 * lane_part();
 #pragma unroll
         for (int i = 0; i < 4 * HEADS_PER_WARP; i++)
-            s[i / 4][i % 4] = load_state_once(own_state + i / 4 * HEAD_DIM * HEAD_DIM * (GROUPED ? 1 : K_HEADS) + i % 4 * 32);
+            s[i / 4][i % 4] =
+                load_state_once(own_state + i / 4 * HEAD_DIM * HEAD_DIM * (GROUPED ? 1 : K_HEADS) + i % 4 * 32);
     };
 #if BLOCKS_PER_SM == 1
     if (owns_state) fetch_state();
@@ -311,15 +327,19 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         const int of = i / (HEAD_DIM / 32);
         asm volatile("prefetch.global.L2 [%0];" ::"l"(
             slot_ptr(state, tree.slot, state_stride) +
-            ((u64)value_head(key, group * HEADS_PER_BLOCK + of / SLICE_COLUMNS) * HEAD_DIM + slice * SLICE_COLUMNS + of % SLICE_COLUMNS) * HEAD_DIM + i % (HEAD_DIM / 32) * 32));
+            ((u64)value_head(key, group * HEADS_PER_BLOCK + of / SLICE_COLUMNS) * HEAD_DIM + slice * SLICE_COLUMNS +
+             of % SLICE_COLUMNS) *
+                HEAD_DIM +
+            i % (HEAD_DIM / 32) * 32));
     }
 #endif
     const float* own_window = slot_ptr(window, tree.slot, window_stride);
     if (tid < (TAPS - 1) * 8) {
         const float* row = own_window + tid / 8 * CHANNELS;
         const int at = tid % 8;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + (at < 4 ? rank * K_WIDTH + key * HEAD_DIM + 32 * at
-                                                                    : v_channel(key, group, slice, (at - 4) % HEADS_PER_BLOCK * SLICE_COLUMNS))));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(
+            row + (at < 4 ? rank * K_WIDTH + key * HEAD_DIM + 32 * at
+                          : v_channel(key, group, slice, (at - 4) % HEADS_PER_BLOCK * SLICE_COLUMNS))));
     }
     const ConvInput source = {x + (u64)tree.first * ld_x, own_window + (TAPS - 1) * CHANNELS, ld_x};
 #if CLUSTER > 1
@@ -332,8 +352,8 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
 #if SHARED_SPILLS
         &smem.spilled[0][0][tid % STATE_THREADS],
 #endif
-        spill_buffer + ((u64)blockIdx.z * (SPILLED_STATES - SHARED_SPILLS) * (V_HEADS * HEAD_DIM * HEAD_DIM / 4) + (u64)blockIdx.x * 4 * HEADS_PER_WARP * STATE_THREADS +
-                tid % STATE_THREADS)};
+        spill_buffer + ((u64)blockIdx.z * (SPILLED_STATES - SHARED_SPILLS) * (V_HEADS * HEAD_DIM * HEAD_DIM / 4) +
+                        (u64)blockIdx.x * 4 * HEADS_PER_WARP * STATE_THREADS + tid % STATE_THREADS)};
     float* node_out = slot_ptr(factors, tree.slot, factor_stride);
 #if CLUSTER > 1
     cluster_wait();
@@ -347,7 +367,7 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
     int at = warp / QK_PER_BLOCK;
     u64 rows_at[QK_ROWS_AT_ONCE][TAPS], v_at[TAPS], alpha_at, beta_at;
     float4 in[QK_ROWS_AT_ONCE][TAPS], in_v[TAPS], in_gate;
-    const auto find_taps = [&](u64 (&from)[TAPS], int node, int channel) {
+    const auto find_taps = [&](u64(&from)[TAPS], int node, int channel) {
         const int4 line = smem.taps[min(node, nodes - 1)];
         const int taps[TAPS] = {line.x, line.y, line.z, line.w};
 #pragma unroll
@@ -393,7 +413,8 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         float4 y[QK_ROWS_AT_ONCE];
 #pragma unroll
         for (int e = 0; e < QK_ROWS_AT_ONCE; e++)
-            y[e] = l2_normalize(convolve(own_weights, in[e][0], in[e][1], in[e][2], in[e][3]), part ? 1.0f : QUERY_LENGTH);
+            y[e] =
+                l2_normalize(convolve(own_weights, in[e][0], in[e][1], in[e][2], in[e][3]), part ? 1.0f : QUERY_LENGTH);
 #pragma unroll
         for (int e = 0; e < QK_ROWS_AT_ONCE; e++) {
             const int node = at + e * QK_ROW_STRIDE;
@@ -426,7 +447,8 @@ gated_delta_recurrent_tree(const Step* step, const float* x, u32 ld_x, const flo
         const int at = i / HEADS_PER_BLOCK, head_in_block = i % HEADS_PER_BLOCK;
         const float g = log_decay(in_gate.x, in_gate.z, in_gate.w);
         smem.inputs[at].gates[head_in_block] = make_float2(expf(g), 1.0f / (1.0f + expf(-in_gate.y)));
-        if (slice == 0) node_out[(u64)at * NODE_FLOATS + NODE_G + value_head(key, group * HEADS_PER_BLOCK + head_in_block)] = g;
+        if (slice == 0)
+            node_out[(u64)at * NODE_FLOATS + NODE_G + value_head(key, group * HEADS_PER_BLOCK + head_in_block)] = g;
         if (NODES * HEADS_PER_BLOCK <= THREADS) break;
     }
 #if BLOCKS_PER_SM > 1

@@ -45,12 +45,13 @@ __device__ __forceinline__ float reduce_parts(const float (&x)[2 * COLUMN_PASSES
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-gated_delta_row_fused(const Step* step, const float* x, const float* alpha, const float* beta, const float* window, u64 window_stride,
-          const float* weight, const float* a, const float* dt, const float* state, u64 state_stride, float* factors,
-          u64 factor_stride, const float* z, const float* norm, float eps, RowOutput out) {
+    gated_delta_row_fused(const Step* step, const float* x, const float* alpha, const float* beta, const float* window,
+                          u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
+                          u64 state_stride, float* factors, u64 factor_stride, const float* z, const float* norm,
+                          float eps, RowOutput out) {
     __shared__ __align__(16) float qkv[3][HEAD_DIM];  // q, k, v
-    __shared__ __align__(16) float o_row[HEAD_DIM];  // o
-    __shared__ float gates[2];  // decay, beta
+    __shared__ __align__(16) float o_row[HEAD_DIM];   // o
+    __shared__ float gates[2];                        // decay, beta
     pdl_launch();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.x, key = key_head(head);
     if (step->trees < 1) {

@@ -35,33 +35,34 @@
 #define BLOCK_CHANNELS (2 * HEAD_DIM + COLUMNS)  // channels of a block: q, k, v
 #define LANES_PER_V_ROW (COLUMNS / 4)
 #define V_ROWS_PER_WARP (32 / LANES_PER_V_ROW)  // rows of v that a warp convolves at once
-#define CONV_WARPS (WARPS - 1)  // the last warp computes the gates
-#define QK_ROWS (2 * NODES)  // keys, then queries
+#define CONV_WARPS (WARPS - 1)                  // the last warp computes the gates
+#define QK_ROWS (2 * NODES)                     // keys, then queries
 #define LD (NODES + 4)
 #define NODES_PER_LANE ((NODES + 31) / 32)
 #define K_SCALE 256.0f
 #define Q_SCALE 2048.0f
-#define G_SCALE 1099511627776.0f      // 2^40
+#define G_SCALE 1099511627776.0f  // 2^40
 
 // A node's columns are at `swizzled`. crates/cuda/src/launch/delta/tree.rs computes the size.
 struct SharedStorage {
     union {
-        u8 rows[QK_ROWS * 512];  // keys, then queries
+        u8 rows[QK_ROWS * 512];           // keys, then queries
         float u_solved[NODES * COLUMNS];  // U
     };
     union {
         struct {
             u8 state[COLUMNS * 512];
             float weight[4][BLOCK_CHANNELS];  // of channel c: [c % 4][c / 4] in units of 4 taps
-            int4 taps[NODES];  // conv input rows, oldest first
+            int4 taps[NODES];                 // conv input rows, oldest first
         };
         struct {
             float o_from_state[NODES * COLUMNS];  // S0^T q part of o
-            float pair_products[NODES * LD];  // row i up to the diagonal: P_ij; right of it, row j: A_ij of later nodes i
+            // row i up to the diagonal: P_ij; right of it, row j: A_ij of later nodes i
+            float pair_products[NODES * LD];
         };
     };
     float rhs[NODES * COLUMNS];  // v, then R
-    i64 log_decay_sum[NODES];  // G
+    i64 log_decay_sum[NODES];    // G
     u64 ancestors[NODES];
     float2 gates[NODES];  // e^G, beta
     int parents[NODES];
@@ -97,10 +98,12 @@ __device__ __forceinline__ void store_to_cluster(u32 to, uint4 v) {
 #if CLUSTER > 1
         there = mapa(to, r);
         asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
-        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w) : "memory");
+        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w)
+                     : "memory");
 #else
         asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w) : "memory");
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w)
+                     : "memory");
 #endif
     }
 }
@@ -114,7 +117,8 @@ __device__ __forceinline__ void zero_if_nonfinite(float& x, SharedStorage& smem,
 
 // Stores R and the S0^T q part of o from products x, y of column v with nodes i and i + 1. Returns non-zero if one of
 // them is not finite.
-__device__ __forceinline__ float store_state_products(SharedStorage& smem, bool is_key, int i, int v, float scale, float x, float y) {
+__device__ __forceinline__ float store_state_products(SharedStorage& smem, bool is_key, int i, int v, float scale,
+                                                      float x, float y) {
     const float4 gate = *(const float4*)&smem.gates[i];
     float* to = (is_key ? smem.rhs : smem.o_from_state) + swizzled(i, v);
     scale *= is_key ? 1.0f / K_SCALE : 1.0f / Q_SCALE;
@@ -126,7 +130,8 @@ __device__ __forceinline__ float store_state_products(SharedStorage& smem, bool 
 // Zeroes the non-finite ones among these of `count` nodes.
 __device__ __forceinline__ void zero_nonfinite_state(SharedStorage& smem, bool is_key, int first, int count, int v) {
 #pragma unroll 1
-    for (int i = first; i < first + count; i++) zero_if_nonfinite((is_key ? smem.rhs : smem.o_from_state)[swizzled(i, v)], smem, i);
+    for (int i = first; i < first + count; i++)
+        zero_if_nonfinite((is_key ? smem.rhs : smem.o_from_state)[swizzled(i, v)], smem, i);
 }
 
 // e^(G_i - G_j); zero if j is not on the path of i.
@@ -135,14 +140,16 @@ __device__ __forceinline__ float decay_between(const SharedStorage& smem, u64 pa
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
-gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
-     const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
-     u64 state_stride, float* factors, u64 factor_stride, float* o) {
+    gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta,
+                        u32 ld_beta, const float* window, u64 window_stride, const float* weight, const float* a,
+                        const float* dt, const float* state, u64 state_stride, float* factors, u64 factor_stride,
+                        float* o) {
     extern __shared__ __align__(1024) u8 memory[];
     SharedStorage& smem = *(SharedStorage*)memory;
     const int tid = threadIdx.x;
     const int warp = tid / 32, lane = tid % 32, g = lane / 4, t = lane % 4;
-    const int key = blockIdx.x / BLOCKS_PER_K_HEAD, head_of_key = blockIdx.x % BLOCKS_PER_K_HEAD / SLICES, slice = blockIdx.x % SLICES;
+    const int key = blockIdx.x / BLOCKS_PER_K_HEAD, head_of_key = blockIdx.x % BLOCKS_PER_K_HEAD / SLICES,
+              slice = blockIdx.x % SLICES;
 #if GROUPED
     const int head = key * (V_HEADS / K_HEADS) + head_of_key;
 #else
@@ -159,8 +166,8 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     const Tree tree = step->tree[blockIdx.z];
     const int nodes = tree.nodes, tiles = (nodes + 7) / 8;
     constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // state columns that a warp splits
-    const float* s0 =
-        slot_ptr(state, tree.slot, state_stride) + ((u64)head * HEAD_DIM + first_column + warp * COLUMNS_PER_WARP) * HEAD_DIM + 4 * lane;
+    const float* s0 = slot_ptr(state, tree.slot, state_stride) +
+                      ((u64)head * HEAD_DIM + first_column + warp * COLUMNS_PER_WARP) * HEAD_DIM + 4 * lane;
     float4 state_columns[COLUMNS_PER_WARP];
 #pragma unroll
     for (int i = 0; i < COLUMNS_PER_WARP; i++) state_columns[i] = load_state_once(s0 + i * HEAD_DIM);
@@ -177,14 +184,16 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
     for (int i = nodes + warp; i < 8 * tiles; i += WARPS) {
 #pragma unroll
         for (int part = 0; part < 4; part++)
-            *(u64*)(smem.rows + operand_offset(QK_ROWS, (part & 1) * NODES + i, lane) + (part & 2 ? LOW_PLANE(QK_ROWS) : 0)) = 0;
+            *(u64*)(smem.rows + operand_offset(QK_ROWS, (part & 1) * NODES + i, lane) +
+                    (part & 2 ? LOW_PLANE(QK_ROWS) : 0)) = 0;
 #pragma unroll
         for (int v = 0; v < COLUMNS; v += 32) smem.rhs[i * COLUMNS + v + lane] = 0.0f;
     }
     if (tid < 2) smem.nonfinite[tid] = 0;
     const float own_a = a[head], own_dt = dt[head];
 #pragma unroll
-    for (int i = 0; i < COLUMNS_PER_WARP; i++) store_state_column<COLUMNS>(smem.state, smem.column_scale, warp * COLUMNS_PER_WARP + i, state_columns[i]);
+    for (int i = 0; i < COLUMNS_PER_WARP; i++)
+        store_state_column<COLUMNS>(smem.state, smem.column_scale, warp * COLUMNS_PER_WARP + i, state_columns[i]);
     __syncthreads();
     if (tid < nodes) {
         int taps[TAPS];
@@ -249,7 +258,8 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
         int node = 0, part = 0, within = 0, channel = 0;
         const auto begin = [&](int task) {
             part = task < qk_tasks ? rank + CLUSTER * task & 1 : 2;
-            node = task < qk_tasks ? rank + CLUSTER * task >> 1 : (task - qk_tasks) * V_ROWS_PER_WARP + lane / LANES_PER_V_ROW;
+            node = task < qk_tasks ? rank + CLUSTER * task >> 1
+                                   : (task - qk_tasks) * V_ROWS_PER_WARP + lane / LANES_PER_V_ROW;
             within = task < qk_tasks ? 4 * lane : lane % LANES_PER_V_ROW * 4;
             channel = (part == 2 ? v_channels : part * K_WIDTH + key * HEAD_DIM) + within;
             source.fetch(next, smem.taps[min(node, nodes - 1)], channel);
@@ -274,8 +284,9 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
                 }
             } else {
                 const float4 unit = normalize_head(y, own_part * K_HEADS);
-                store_to_cluster(shared_address(smem.rows) + operand_offset(QK_ROWS, own_part ? own_node : NODES + own_node, lane),
-                        split_f16(unit, own_part ? K_SCALE : Q_SCALE));
+                store_to_cluster(
+                    shared_address(smem.rows) + operand_offset(QK_ROWS, own_part ? own_node : NODES + own_node, lane),
+                    split_f16(unit, own_part ? K_SCALE : Q_SCALE));
                 // Arrive before the global stores, because the arrival waits for this thread's earlier writes.
                 if (task + stride >= qk_tasks) arrive_at_peers(true), arrived = true;
                 if (writes_factors) {
@@ -322,7 +333,8 @@ gated_delta_wy_tree(const Step* step, const float* x, u32 ld_x, const float* alp
             const int v = own16 + g + 8 * h;
             const float of_x = main[2 * h] + (rest[2 * h] + last[2 * h]);
             const float of_y = main[2 * h + 1] + (rest[2 * h + 1] + last[2 * h + 1]);
-            float check = store_state_products(smem, is_key, index / 2 * 8 + 2 * t, v, smem.column_scale[v], of_x, of_y);
+            float check =
+                store_state_products(smem, is_key, index / 2 * 8 + 2 * t, v, smem.column_scale[v], of_x, of_y);
             check += __shfl_xor_sync(WARP_ALL, check, 1);
             check += __shfl_xor_sync(WARP_ALL, check, 2);
             __syncwarp();  // one lane fixes what four lanes have stored

@@ -45,7 +45,7 @@
 struct BlockWork {
     int key, head, slice;
     int first_column;  // of its head
-    int v_channels;  // first channel of v
+    int v_channels;    // first channel of v
 };
 __device__ __forceinline__ BlockWork block_work() {
     BlockWork work;
@@ -94,7 +94,10 @@ struct ConvTasks {
 // A load that the compiler keeps in program order.
 __device__ __forceinline__ float4 load_in_order(const float* from) {
     float4 v;
-    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(from)
+                 : "memory");
     return v;
 }
 
@@ -124,7 +127,8 @@ __device__ __forceinline__ void state_products(float (&sums)[THREAD_SUMS], Share
 }
 
 // R from S0^T k. A non-finite value becomes zero and marks its node, because it would reach all nodes.
-__device__ __forceinline__ void make_rhs(float (&x)[THREAD_SUMS], SharedStorage& smem, const float (&column_factor)[2], int column) {
+__device__ __forceinline__ void make_rhs(float (&x)[THREAD_SUMS], SharedStorage& smem, const float (&column_factor)[2],
+                                         int column) {
     const int t = threadIdx.x % 4;
     float check = 0.0f;
 #pragma unroll
@@ -134,7 +138,7 @@ __device__ __forceinline__ void make_rhs(float (&x)[THREAD_SUMS], SharedStorage&
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const float* v = smem.v + swizzled(i, column + 8 * h);
-            float(&own)[2] = *(float(*)[2])(x + 4 * jt + 2 * h);
+            float (&own)[2] = *(float (*)[2])(x + 4 * jt + 2 * h);
             own[0] = gate.y * (v[0] - own[0] * (gate.x * column_factor[h]));
             own[1] = gate.w * (v[COLUMNS] - own[1] * (gate.z * column_factor[h]));
             check = fmaf(own[0], 0.0f, fmaf(own[1], 0.0f, check));
@@ -152,17 +156,20 @@ __device__ __forceinline__ void make_rhs(float (&x)[THREAD_SUMS], SharedStorage&
 }
 
 // Called by warpgroup 1, for warpgroup 0.
-__device__ __forceinline__ void store_o_from_state(const float (&x)[THREAD_SUMS], SharedStorage& smem, const float (&column_factor)[2]) {
+__device__ __forceinline__ void store_o_from_state(const float (&x)[THREAD_SUMS], SharedStorage& smem,
+                                                   const float (&column_factor)[2]) {
 #pragma unroll
     for (int jt = 0; jt < TILES; jt++) {
         const float4 gate = *(const float4*)&smem.gates[8 * jt + threadIdx.x % 4 * 2];
-        smem.o_from_state[jt][threadIdx.x % WARPGROUP_THREADS] = make_float4(x[4 * jt] * (gate.x * column_factor[0]), x[4 * jt + 1] * (gate.z * column_factor[0]),
-                                                            x[4 * jt + 2] * (gate.x * column_factor[1]), x[4 * jt + 3] * (gate.z * column_factor[1]));
+        smem.o_from_state[jt][threadIdx.x % WARPGROUP_THREADS] =
+            make_float4(x[4 * jt] * (gate.x * column_factor[0]), x[4 * jt + 1] * (gate.z * column_factor[0]),
+                        x[4 * jt + 2] * (gate.x * column_factor[1]), x[4 * jt + 3] * (gate.z * column_factor[1]));
     }
 }
 
 // e^(G_i - G_j) times the operand scales, and -beta for A; zero if j is not on the path of i. 16 nodes i per warp.
-__device__ __forceinline__ void decay_matrix(float (&decay)[THREAD_SUMS], const SharedStorage& smem, bool is_key, int i0) {
+__device__ __forceinline__ void decay_matrix(float (&decay)[THREAD_SUMS], const SharedStorage& smem, bool is_key,
+                                             int i0) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -173,7 +180,8 @@ __device__ __forceinline__ void decay_matrix(float (&decay)[THREAD_SUMS], const 
 #pragma unroll
         for (int jt = 0; jt < TILES; jt++) {
             const float4 of = *(const float4*)&smem.log_decay_sum[8 * jt + 2 * t];
-            const float x = scale * exp2_approx((sum.x - of.x) + (sum.y - of.y)), y = scale * exp2_approx((sum.x - of.z) + (sum.y - of.w));
+            const float x = scale * exp2_approx((sum.x - of.x) + (sum.y - of.y)),
+                        y = scale * exp2_approx((sum.x - of.z) + (sum.y - of.w));
             decay[4 * jt + 2 * h] = path >> 8 * jt & 1 ? x : 0.0f;
             decay[4 * jt + 2 * h + 1] = path >> 8 * jt + 1 & 1 ? y : 0.0f;
         }
@@ -193,7 +201,8 @@ __device__ __forceinline__ void qk_products(SharedStorage& smem, int warp) {
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 8; s++) {
-        const u64 high = k_step_descriptor(rows, QK_ROWS, s), low = k_step_descriptor(rows + LOW_PLANE(QK_ROWS), QK_ROWS, s);
+        const u64 high = k_step_descriptor(rows, QK_ROWS, s),
+                  low = k_step_descriptor(rows + LOW_PLANE(QK_ROWS), QK_ROWS, s);
         wgmma(sums, high, high);
         wgmma(low_sums, high, low);
         wgmma(low_sums, low, high);
@@ -221,7 +230,8 @@ __device__ __forceinline__ void qk_products(SharedStorage& smem, int warp) {
     if (is_key) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float x = warp % 2 ? sums[(8 + 6 * h) % THREAD_SUMS] : sums[6 * h], y = warp % 2 ? sums[(9 + 6 * h) % THREAD_SUMS] : sums[6 * h + 1];
+            const float x = warp % 2 ? sums[(8 + 6 * h) % THREAD_SUMS] : sums[6 * h],
+                        y = warp % 2 ? sums[(9 + 6 * h) % THREAD_SUMS] : sums[6 * h + 1];
             *(float2*)(smem.diagonal + (i0 + 8 * h) * DIAGONAL_STRIDE + 2 * t) = make_float2(x, y);
         }
         named_barrier_arrive(DIAGONAL_READY);
@@ -238,15 +248,16 @@ __device__ __forceinline__ void qk_products(SharedStorage& smem, int warp) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
-gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha, const float* beta, u32 ld_beta,
-          const float* window, u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
-          u64 state_stride, float* factors, u64 factor_stride,
+    gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha,
+                             const float* beta, u32 ld_beta, const float* window, u64 window_stride,
+                             const float* weight, const float* a, const float* dt, const float* state, u64 state_stride,
+                             float* factors, u64 factor_stride,
 #if NORM
-          const float* z, u32 ld_z, const float* norm, float eps, RowOutput out
+                             const float* z, u32 ld_z, const float* norm, float eps, RowOutput out
 #else
-          float* o
+                             float* o
 #endif
-) {
+    ) {
     extern __shared__ __align__(1024) u8 memory[];
     SharedStorage& smem = *(SharedStorage*)memory;
     const int tid = threadIdx.x, lane = tid % 32, warp = warp_index(), group = warp / 4;
@@ -261,7 +272,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
 #endif
     constexpr int COLUMNS_PER_WARP = COLUMNS / WARPS;  // state columns that a warp splits
     // Issued before it is known whether there is a tree at all.
-    const float* s0 = slot_ptr(state, trees < 1 ? 0 : tree.slot, state_stride) + ((u64)work.head * HEAD_DIM + work.first_column + warp * COLUMNS_PER_WARP) * HEAD_DIM + 4 * lane;
+    const float* s0 = slot_ptr(state, trees < 1 ? 0 : tree.slot, state_stride) +
+                      ((u64)work.head * HEAD_DIM + work.first_column + warp * COLUMNS_PER_WARP) * HEAD_DIM + 4 * lane;
     float4 state_columns[COLUMNS_PER_WARP];
 #pragma unroll
     for (int i = 0; i < COLUMNS_PER_WARP; i++) state_columns[i] = load_state_once(s0 + i * HEAD_DIM);
@@ -303,7 +315,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     for (int i = nodes + warp; i < NODES; i += WARPS) {
 #pragma unroll
         for (int part = 0; part < 4; part++)
-            *(u64*)(smem.qk_rows + operand_offset(QK_ROWS, (part & 1) * MAX_NODES + i, lane) + (part & 2 ? LOW_PLANE(QK_ROWS) : 0)) = 0;
+            *(u64*)(smem.qk_rows + operand_offset(QK_ROWS, (part & 1) * MAX_NODES + i, lane) +
+                    (part & 2 ? LOW_PLANE(QK_ROWS) : 0)) = 0;
 #pragma unroll
         for (int v = 0; v < COLUMNS; v += 32) smem.v[i * COLUMNS + v + lane] = 0.0f;
     }
@@ -326,7 +339,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
 #if NORM
     // A thread of the last two warpgroups norms eight columns of a node: neighboring lanes have neighboring nodes, the
     // layout of A16 rows.
-    const int norm_lane = tid % (2 * WARPGROUP_THREADS), norm_node = norm_lane / 64 * 8 + norm_lane % 8, norm_column = norm_lane % 64 / 8 * 8;
+    const int norm_lane = tid % (2 * WARPGROUP_THREADS), norm_node = norm_lane / 64 * 8 + norm_lane % 8,
+              norm_column = norm_lane % 64 / 8 * 8;
     float4 gate[2], norm_weight[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) norm_weight[i] = __ldg((const float4*)(norm + work.first_column + norm_column) + i);
@@ -346,7 +360,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     }
 #if NORM
     if (group >= 2) {
-        const float* z_row = z + (u64)(tree.first + min(norm_node, nodes - 1)) * ld_z + work.head * HEAD_DIM + work.first_column + norm_column;
+        const float* z_row = z + (u64)(tree.first + min(norm_node, nodes - 1)) * ld_z + work.head * HEAD_DIM +
+                             work.first_column + norm_column;
 #pragma unroll
         for (int i = 0; i < 2; i++) gate[i] = __ldcg((const float4*)z_row + i);
     }
@@ -355,7 +370,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
 #endif
     if (nodes > 0) {  // likewise
 #pragma unroll
-        for (int i = 0; i < COLUMNS_PER_WARP; i++) store_state_column<COLUMNS>(smem.state, smem.column_scale, warp * COLUMNS_PER_WARP + i, state_columns[i]);
+        for (int i = 0; i < COLUMNS_PER_WARP; i++)
+            store_state_column<COLUMNS>(smem.state, smem.column_scale, warp * COLUMNS_PER_WARP + i, state_columns[i]);
     }
     cp_async_wait<0>();
     cluster_wait();
@@ -457,7 +473,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
         }
 #if NORM
 #pragma unroll
-        for (int i = 0; i < THREAD_SUMS; i++) smem.o[node_of(i) * O_STRIDE + column + i % 4 / 2 * 8] = o_tiles[i / 4].x[i % 4];
+        for (int i = 0; i < THREAD_SUMS; i++)
+            smem.o[node_of(i) * O_STRIDE + column + i % 4 / 2 * 8] = o_tiles[i / 4].x[i % 4];
         named_barrier_arrive(O_READY);
 #else
         float* o_out = o + (u64)tree.first * V_WIDTH + work.head * HEAD_DIM + work.first_column + column;
@@ -505,7 +522,8 @@ gated_delta_wy_tree_sm90(const Step* step, const float* x, u32 ld_x, const float
     }
     mbarrier_wait_cluster(shared_address(&smem.squares_barrier));
     if (norm_node >= nodes) return;
-    sum = (smem.squares[0][norm_node] + smem.squares[1][norm_node]) + (smem.squares[2][norm_node] + smem.squares[3][norm_node]);
+    sum = (smem.squares[0][norm_node] + smem.squares[1][norm_node]) +
+          (smem.squares[2][norm_node] + smem.squares[3][norm_node]);
     const float factor = rsqrtf(sum * (1.0f / HEAD_DIM) + eps);
     const float normed[8] = {y[0].x * factor * gate[0].x, y[0].y * factor * gate[0].y, y[0].z * factor * gate[0].z,
                              y[0].w * factor * gate[0].w, y[1].x * factor * gate[1].x, y[1].y * factor * gate[1].y,

@@ -16,8 +16,8 @@
 #include "gemm/panel_layout.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm, float eps, RowOutput out,
-           char* panel, int rows_cap) {
+    gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z, u32 ld_z, const float* norm,
+                     float eps, RowOutput out, char* panel, int rows_cap) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     float weight[8];
@@ -48,7 +48,7 @@ gated_delta_norm(const Header* header, const float* o, u32 ld_o, const float* z,
 #if OUT_PANEL
     const int chunk8 = group * 32 + lane;
     if (chunk8 < (V_WIDTH + 63) / 64 * 8)
-        *(uint4*)(panel + panel_chunk(rows_cap, row, chunk8)) =
-            make_uint4(panel_f16x2(y[0], y[1]), panel_f16x2(y[2], y[3]), panel_f16x2(y[4], y[5]), panel_f16x2(y[6], y[7]));
+        *(uint4*)(panel + panel_chunk(rows_cap, row, chunk8)) = make_uint4(
+            panel_f16x2(y[0], y[1]), panel_f16x2(y[2], y[3]), panel_f16x2(y[4], y[5]), panel_f16x2(y[6], y[7]));
 #endif
 }

@@ -46,9 +46,9 @@ __device__ __forceinline__ int value_head(int key, int r) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const float* gates, char* intra) {
+    gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const float* gates, char* intra) {
     extern __shared__ float4 smem[];
-    char* tiles = (char*)smem;  // k high, k low, q high, q low: [64][128] bf16 each
+    char* tiles = (char*)smem;       // k high, k low, q high, q low: [64][128] bf16 each
     float* matrices = (float*)smem;  // then [HEADS_PER_PASS][64][LD]: A below the diagonal, T on it and mirrored above
     float* block_sums = matrices + HEADS_PER_PASS * 64 * LD;  // [4][16][20]
     __shared__ float2 sums[V_HEADS_PER_K_HEAD][64];
@@ -63,7 +63,8 @@ gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const floa
     for (int i = tid; i < 64 * 64; i += 256) {
         const int row = i / 64, part = i % 64 / 16, piece = i % 16;  // part: k high, k low, q high, q low
         const bool valid = row < rows_of_chunk.rows;
-        const char* from = (const char*)(rows + (u64)(valid ? row : 0) * CHANNELS + (part < 2 ? K_WIDTH : 0) + key * HEAD_DIM);
+        const char* from =
+            (const char*)(rows + (u64)(valid ? row : 0) * CHANNELS + (part < 2 ? K_WIDTH : 0) + key * HEAD_DIM);
         const u32 to = shared_address(tiles) + part * 16384 + k_tile_offset(row, piece);
         cp_async_16_zfill(to, from + part % 2 * 256 + piece * 16, valid ? 16 : 0);
     }
@@ -244,8 +245,8 @@ gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const floa
 #pragma unroll
             for (int e = 0; e < 16; e += 2)
                 split_bf16(from[e] * beta[e], from[e + 1] * beta[e + 1], high[e / 2], low[e / 2]);
-            uint4* to = (uint4*)(intra + ((u64)blockIdx.x * V_HEADS + value_head(key, first + r)) * INTRA_BYTES + i * 128 +
-                                 block * 32);
+            uint4* to = (uint4*)(intra + ((u64)blockIdx.x * V_HEADS + value_head(key, first + r)) * INTRA_BYTES +
+                                 i * 128 + block * 32);
             to[0] = make_uint4(high[0], high[1], high[2], high[3]);
             to[1] = make_uint4(high[4], high[5], high[6], high[7]);
             to[512] = make_uint4(low[0], low[1], low[2], low[3]);

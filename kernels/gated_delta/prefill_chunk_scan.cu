@@ -89,7 +89,8 @@ __device__ __forceinline__ void load_k_tile(u32 to, const float* rows, ChunkRows
         const int row = i / 32, half = i / 16 % 2, piece = i % 16;
         const bool valid = row < rows_of_chunk.rows;
         const char* from = (const char*)(rows + (u64)(rows_of_chunk.first + (valid ? row : 0)) * CHANNELS + part);
-        cp_async_16_zfill(to + half * 16384 + k_tile_offset(row, piece), from + half * 256 + piece * 16, valid ? 16 : 0);
+        cp_async_16_zfill(to + half * 16384 + k_tile_offset(row, piece), from + half * 256 + piece * 16,
+                          valid ? 16 : 0);
     }
 }
 
@@ -104,8 +105,8 @@ __device__ __forceinline__ void load_intra(u32 to, const char* from) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* intra, float* state, u64 state_stride, float* o,
-           const float* x, u32 ld_x, float* window, u64 window_stride) {
+    gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* intra, float* state,
+                           u64 state_stride, float* o, const float* x, u32 ld_x, float* window, u64 window_stride) {
     extern __shared__ float4 smem[];
     const u32 base = shared_address(smem);
     const float* vectors = (const float*)((const char*)smem + DECAY_OFFSET);
@@ -115,7 +116,7 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
     const int slot = chunk->slot;
     if (blockIdx.y == V_HEADS) {
         slide_conv_window(chunk, x, ld_x, slot_ptr(window, slot, window_stride), blockIdx.x * THREADS + threadIdx.x,
-                     gridDim.x * THREADS);
+                          gridDim.x * THREADS);
         return;
     }
     const int head = blockIdx.y, key = key_head(head);
@@ -126,7 +127,8 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
         if (c < chunks) {
             load_k_tile(base + Q_OFFSET, mixed_qkv, chunk_rows(chunk, c), key * HEAD_DIM);
             const char* from = own + (u64)c * V_HEADS * INTRA_BYTES + INTRA_DECAY;
-            if (threadIdx.x < 32) cp_async_16(base + DECAY_OFFSET + c % 2 * 512 + threadIdx.x * 16, from + threadIdx.x * 16);
+            if (threadIdx.x < 32)
+                cp_async_16(base + DECAY_OFFSET + c % 2 * 512 + threadIdx.x * 16, from + threadIdx.x * 16);
         }
         cp_async_commit();
     };
@@ -150,7 +152,8 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
     float s[16][4];
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        const float2 top = *(const float2*)(state_ptr + 8 * n), low = *(const float2*)(state_ptr + 8 * HEAD_DIM + 8 * n);
+        const float2 top = *(const float2*)(state_ptr + 8 * n),
+                     low = *(const float2*)(state_ptr + 8 * HEAD_DIM + 8 * n);
         s[n][0] = top.x, s[n][1] = top.y, s[n][2] = low.x, s[n][3] = low.y;
     }
     // A lane's row of the first 16 x 16 B fragment, K-major (keys, intra) or transposed (keys). K-step k is 32 bytes
@@ -216,8 +219,7 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
             if (k % 2) multiply_half(u + 2 * k, a, load_b<false>(at + k * 2048, 8192));
 #pragma unroll
             for (int n = (k + 1) / 2 * 2; n < 4; n += 2)
-                multiply(u + 2 * n, a, load_b<false>(at + n * 2048, 8192),
-                         load_b<false>(at + n * 2048 + 2048, 8192));
+                multiply(u + 2 * n, a, load_b<false>(at + n * 2048, 8192), load_b<false>(at + n * 2048 + 2048, 8192));
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -226,8 +228,7 @@ gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* i
             if (k % 2) multiply_half(out + 2 * k, a, load_b<false>(at + k * 2048, 8192));
 #pragma unroll
             for (int n = (k + 1) / 2 * 2; n < 4; n += 2)
-                multiply(out + 2 * n, a, load_b<false>(at + n * 2048, 8192),
-                         load_b<false>(at + n * 2048 + 2048, 8192));
+                multiply(out + 2 * n, a, load_b<false>(at + n * 2048, 8192), load_b<false>(at + n * 2048 + 2048, 8192));
         }
         __syncthreads();
         load_inverse(c + 1);

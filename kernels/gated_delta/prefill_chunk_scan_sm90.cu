@@ -57,13 +57,15 @@ __device__ __forceinline__ void load_head(u32 to, const float* from, int rows) {
         const int row = i / 32, part = i / 8 % 4, piece = i % 8;
         const bool valid = row < rows;
         cp_async_16_zfill(to + part * 8192 + intra_tile_offset(row, piece),
-                            (const char*)(from + (u64)(valid ? row : 0) * CHANNELS) + part * 128 + piece * 16, valid ? 16 : 0);
+                          (const char*)(from + (u64)(valid ? row : 0) * CHANNELS) + part * 128 + piece * 16,
+                          valid ? 16 : 0);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const char* intra, float* state, u64 state_stride, float* o,
-                const float* x, u32 ld_x, float* window, u64 window_stride) {
+    gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const char* intra, float* state,
+                                u64 state_stride, float* o, const float* x, u32 ld_x, float* window,
+                                u64 window_stride) {
     extern __shared__ __align__(1024) char smem[];
     const u32 base = shared_address(smem);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -72,7 +74,7 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
     const int slot = chunk->slot;
     if (blockIdx.y == V_HEADS) {
         slide_conv_window(chunk, x, ld_x, slot_ptr(window, slot, window_stride), blockIdx.x * THREADS + threadIdx.x,
-                     gridDim.x * THREADS);
+                          gridDim.x * THREADS);
         return;
     }
     const int head = blockIdx.y, key = key_head(head);
@@ -92,14 +94,15 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
         for (int i = threadIdx.x; i < 64 * 32; i += THREADS) {
             const int part = i / 512, row = i / 8 % 64, piece = i % 8;  // inverse high, low, qk high, low
             cp_async_16_zfill(to + INVERSE_OFFSET + part * 8192 + intra_tile_offset(row, piece),
-                                from + part * 8192 + row * 128 + piece * 16, piece / 2 <= row / 16 ? 16 : 0);
+                              from + part * 8192 + row * 128 + piece * 16, piece / 2 <= row / 16 ? 16 : 0);
         }
 #pragma unroll 4
         for (int i = threadIdx.x; i < 64 * 16; i += THREADS) {
             const int row = i / 16, piece = i % 16;
             const bool valid = row < rows_of_chunk.rows;
             cp_async_16_zfill(to + V_OFFSET + row * V_LD * 4 + piece * 16,
-                                values + (u64)(rows_of_chunk.first + (valid ? row : 0)) * CHANNELS + piece * 4, valid ? 16 : 0);
+                              values + (u64)(rows_of_chunk.first + (valid ? row : 0)) * CHANNELS + piece * 4,
+                              valid ? 16 : 0);
         }
         if (threadIdx.x < 32)
             cp_async_16(base + DECAY_OFFSET + c % 2 * 512 + threadIdx.x * 16, from + INTRA_DECAY + threadIdx.x * 16);
@@ -107,11 +110,13 @@ gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const ch
     load(0);
     cp_async_commit();
     // s[4 n ..]: value columns g, g + 8; k = 8 n + 2 t and k + 1.
-    float* state_ptr = slot_ptr(state, slot, state_stride) + ((u64)head * HEAD_DIM + blockIdx.x * COLUMNS + own) * HEAD_DIM + 2 * t;
+    float* state_ptr =
+        slot_ptr(state, slot, state_stride) + ((u64)head * HEAD_DIM + blockIdx.x * COLUMNS + own) * HEAD_DIM + 2 * t;
     float s[64];
 #pragma unroll
     for (int n = 0; n < 16; n++) {
-        const float2 top = *(const float2*)(state_ptr + 8 * n), low = *(const float2*)(state_ptr + 8 * HEAD_DIM + 8 * n);
+        const float2 top = *(const float2*)(state_ptr + 8 * n),
+                     low = *(const float2*)(state_ptr + 8 * HEAD_DIM + 8 * n);
         s[4 * n] = top.x, s[4 * n + 1] = top.y, s[4 * n + 2] = low.x, s[4 * n + 3] = low.y;
     }
     for (int c = 0; c < chunks; c++) {

@@ -32,4 +32,6 @@ __device__ __forceinline__ float warp_dot(float4 q, float4 k) { return warp_sum(
 __device__ __forceinline__ float delta_u(float rate, float decay, float v, float seen) {
     return rate * fmaf(-decay, seen, v);
 }
-__device__ __forceinline__ float delta_o(float decay, float read, float u, float qk) { return fmaf(u, qk, decay * read); }
+__device__ __forceinline__ float delta_o(float decay, float read, float u, float qk) {
+    return fmaf(u, qk, decay * read);
+}

@@ -78,7 +78,8 @@ __device__ __forceinline__ int block_channel(int i, int key, int v_channels) {
 template <int N, int THREADS_IN_BLOCK>
 __device__ __forceinline__ void load_conv_weights(float (&to)[4][N], const float* weight, int key, int v_channels) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < N; i += THREADS_IN_BLOCK) cp_async_16(shared_address(&to[i % 4][i & ~3]), weight + (u64)block_channel(i, key, v_channels) * TAPS);
+    for (int i = threadIdx.x; i < N; i += THREADS_IN_BLOCK)
+        cp_async_16(shared_address(&to[i % 4][i & ~3]), weight + (u64)block_channel(i, key, v_channels) * TAPS);
     cp_async_commit();
 }
 // Prefetches the block's channels of the window into L2.

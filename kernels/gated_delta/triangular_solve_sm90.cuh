@@ -29,7 +29,8 @@ struct AccumulatorTile {
     float x[4];
 };
 // sums += x b: 16 columns x 8 nodes of x times 8 x 8 pairs b; low parts are accumulated separately in `small`.
-__device__ __forceinline__ void mma_3xtf32(AccumulatorTile& sums, AccumulatorTile& small, const u32 (&high)[4], const u32 (&low)[4], const float* pairs) {
+__device__ __forceinline__ void mma_3xtf32(AccumulatorTile& sums, AccumulatorTile& small, const u32 (&high)[4],
+                                           const u32 (&low)[4], const float* pairs) {
     const uint4 b = *(const uint4*)pairs;
     mma_tf32(sums.x, high[0], high[1], high[2], high[3], b.x, b.y);
     mma_tf32(small.x, high[0], high[1], high[2], high[3], b.z, b.w);
@@ -48,7 +49,8 @@ __device__ __forceinline__ void add_small_parts(AccumulatorTile& sums, Accumulat
 // U from R, and o += U P^T, 8 nodes at a time. `a` has pairs of -A below its diagonal blocks and the inverses of the
 // diagonal blocks of I + A in place of those; `p` has P.
 template <int TILES>
-__device__ __forceinline__ void solve(AccumulatorTile (&u)[TILES], AccumulatorTile (&o)[TILES], const float* a, const float* p) {
+__device__ __forceinline__ void solve(AccumulatorTile (&u)[TILES], AccumulatorTile (&o)[TILES], const float* a,
+                                      const float* p) {
     const int lane = threadIdx.x % 32, own = lane / 4 * PAIRS_STRIDE + lane % 4 * 4;
     AccumulatorTile of_u[TILES] = {}, of_o[TILES] = {};
     u32 high[4], low[4];
@@ -61,7 +63,8 @@ __device__ __forceinline__ void solve(AccumulatorTile (&u)[TILES], AccumulatorTi
         add_small_parts(u[k], of_u[k]);
         split_tile(u[k], high, low);
 #pragma unroll
-        for (int i = k + 1; i < TILES; i++) mma_3xtf32(u[i], of_u[i], high, low, a + own + i * 8 * PAIRS_STRIDE + k * 16);
+        for (int i = k + 1; i < TILES; i++)
+            mma_3xtf32(u[i], of_u[i], high, low, a + own + i * 8 * PAIRS_STRIDE + k * 16);
 #pragma unroll
         for (int i = k; i < TILES; i++) mma_3xtf32(o[i], of_o[i], high, low, p + own + i * 8 * PAIRS_STRIDE + k * 16);
     }

@@ -16,39 +16,39 @@
 #define BLOCK_CHANNELS (2 * HEAD_DIM + COLUMNS)  // channels of a block: q, k, v
 #define LANES_PER_V_ROW (COLUMNS / 4)
 #define V_ROWS_PER_WARP (32 / LANES_PER_V_ROW)  // rows of v that a warp convolves at once
-#define QK_WARPS 12  // warps that may have rows of q and k
-#define QK_ROWS (2 * MAX_NODES)  // keys, then queries
+#define QK_WARPS 12                             // warps that may have rows of q and k
+#define QK_ROWS (2 * MAX_NODES)                 // keys, then queries
 #define O_STRIDE (COLUMNS + 4)
 #define K_SCALE 256.0f
 #define Q_SCALE 2048.0f
-#define G_SCALE 1099511627776.0f      // 2^40
+#define G_SCALE 1099511627776.0f  // 2^40
 #define LOG2_E 1.4426950408889634f
 
 // Named barriers and their thread counts.
-#define GATES_READY 1, 32 + WARPGROUP_THREADS  // for warpgroup 2
-#define CONV_DONE 2, THREADS  // v and gates, for warpgroups 0 and 1
-#define DIAGONAL_READY 3, 3 * 32  // diagonal blocks of A, for the warp that inverts them
+#define GATES_READY 1, 32 + WARPGROUP_THREADS       // for warpgroup 2
+#define CONV_DONE 2, THREADS                        // v and gates, for warpgroups 0 and 1
+#define DIAGONAL_READY 3, 3 * 32                    // diagonal blocks of A, for the warp that inverts them
 #define SYSTEM_READY 4, 3 * WARPGROUP_THREADS + 32  // inverses, A, P and S0^T q, for warpgroup 0
-#define O_READY 5, 3 * WARPGROUP_THREADS  // o, for warpgroups 2 and 3
+#define O_READY 5, 3 * WARPGROUP_THREADS            // o, for warpgroups 2 and 3
 
 struct SharedStorage {
     u8 qk_rows[QK_ROWS * 512];  // keys, then queries
     u8 state[COLUMNS * 512];
-    float weight[4][BLOCK_CHANNELS];  // of channel c: [c % 4][c / 4] in units of 4 taps
-    u32 taps[MAX_NODES];  // per node: see common/step.cuh
-    float v[MAX_NODES * COLUMNS];  // a node's columns are at `swizzled`
+    float weight[4][BLOCK_CHANNELS];                // of channel c: [c % 4][c / 4] in units of 4 taps
+    u32 taps[MAX_NODES];                            // per node: see common/step.cuh
+    float v[MAX_NODES * COLUMNS];                   // a node's columns are at `swizzled`
     float4 o_from_state[TILES][WARPGROUP_THREADS];  // S0^T q part of o, in the accumulator layout of warpgroup 0
-    float diagonal[MAX_NODES * DIAGONAL_STRIDE];  // 8 x 8 diagonal blocks of -A
+    float diagonal[MAX_NODES * DIAGONAL_STRIDE];    // 8 x 8 diagonal blocks of -A
     float a[MAX_NODES * PAIRS_STRIDE];  // -A in tf32 pairs; its diagonal blocks hold the inverses of those of I + A
     float p[MAX_NODES * PAIRS_STRIDE];  // P in tf32 pairs
     float o[MAX_NODES * O_STRIDE];
     float squares[2 * SLICES][MAX_NODES];  // of o, over halves of the slices of a head
-    float2 log_decay_sum[MAX_NODES];  // G times log2(e): the nearest f32 and the remainder
+    float2 log_decay_sum[MAX_NODES];       // G times log2(e): the nearest f32 and the remainder
     u64 ancestors[MAX_NODES];
     float2 gates[MAX_NODES];  // e^G, beta
     float column_scale[COLUMNS];
     u64 qk_barrier, squares_barrier;  // mbarriers
-    u32 nonfinite;  // bit mask of nodes
+    u32 nonfinite;                    // bit mask of nodes
 };
 static_assert(sizeof(SharedStorage) <= SMEM_BYTES, "the launch requests less shared memory than SharedStorage needs");
 
@@ -72,11 +72,14 @@ __device__ __forceinline__ int swizzled(int node, int column) {
 #endif
 __device__ __forceinline__ void wgmma(float (&d)[THREAD_SUMS], const u32 (&a)[4], u64 b) {
 #if TILES == 2
-    asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE ".f32.f16.f16 " WGMMA_PLACES ", {%8, %9, %10, %11}, %12, 1, 1, 1, 0;\n"
+    asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE ".f32.f16.f16 " WGMMA_PLACES
+                 ", {%8, %9, %10, %11}, %12, 1, 1, 1, 0;\n"
 #elif TILES == 3
-    asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE ".f32.f16.f16 " WGMMA_PLACES ", {%12, %13, %14, %15}, %16, 1, 1, 1, 0;\n"
+    asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE ".f32.f16.f16 " WGMMA_PLACES
+                 ", {%12, %13, %14, %15}, %16, 1, 1, 1, 0;\n"
 #else
-    asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE ".f32.f16.f16 " WGMMA_PLACES ", {%16, %17, %18, %19}, %20, 1, 1, 1, 0;\n"
+    asm volatile("wgmma.mma_async.sync.aligned." WGMMA_SHAPE ".f32.f16.f16 " WGMMA_PLACES
+                 ", {%16, %17, %18, %19}, %20, 1, 1, 1, 0;\n"
 #endif
                  : WGMMA_SUMS(d)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
@@ -94,7 +97,9 @@ __device__ __forceinline__ void wgmma(float (&d)[THREAD_SUMS], u64 a, u64 b) {
 }
 
 // Descriptor of K-step s (16 values) of the high plane of an operand of `rows` rows at `address`.
-__device__ __forceinline__ u64 k_step_descriptor(u32 address, int rows, int s) { return wgmma_desc(address + s / 4 * (rows * 128)) + 2 * (s % 4); }
+__device__ __forceinline__ u64 k_step_descriptor(u32 address, int rows, int s) {
+    return wgmma_desc(address + s / 4 * (rows * 128)) + 2 * (s % 4);
+}
 
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
