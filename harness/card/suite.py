@@ -1,14 +1,14 @@
-"""Every test that needs a card, several at once, longest first, and a table of what passed.
+"""Run every GPU test in parallel, longest first, and print a table of results.
 
-    suite.py BIN OUT [--lanes N] [--seconds S] [--limit L] [--times FILE] [--only NAME[,NAME...]]
+    suite.py BIN OUT [--quick] [--lanes N] [--seconds S] [--limit L] [--times FILE] [--only NAME[,NAME...]]
     suite.py --names
 
-BIN has the test binaries of `cuda` by name, and `server_ember`, the one of `server/tests/ember`, of which the tests in
-`card` are run. Each test is a process of its own with a log in OUT, so that one that hangs or dies costs no other, and all
-lanes end at about the same time. FILE has a line `seconds binary test` for each; by default that is `times` beside this
-file, of an H100 and 15 lanes. A test that it does not have comes first. OUT/times is such a file in the end. After S
-seconds, or at SIGTERM, what runs is ended; the table names what did not end or begin, and the process fails unless
-everything passed. A test that says SKIPPED did not pass. `--names` prints what BIN should have. Standard library only.
+BIN has the test binaries of `cuda` by name, and `server_ember`, the one of `server/tests/ember`, of which the GPU
+tests run. Each test is a process with its own log in OUT, so that a crash or hang costs no other test. FILE has a
+line `seconds binary test` per test. The default is `times` beside this file (one H100, 15 lanes). Unknown tests run
+first. OUT/times is such a file afterwards. `--quick` runs the tests that the file `quick` lists: each kernel once,
+under 60 s on one GPU. After S seconds, or at SIGTERM, running tests are killed. The process fails unless every
+test passed. A test that prints SKIPPED has not passed. `--names` prints the expected binaries. Standard library only.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-# What tells most comes first.
+# Most informative first.
 BINARIES = (
     "conformance cpu_reference batch_invariance attention attention_batch_invariance fused_layer "
     "gated_delta gated_delta_row gated_delta_chunk kv_types page_pool unsupported_plans rows "
@@ -31,6 +31,7 @@ arguments = argparse.ArgumentParser()
 arguments.add_argument("bin", nargs="?")
 arguments.add_argument("out", nargs="?")
 arguments.add_argument("--names", action="store_true")
+arguments.add_argument("--quick", action="store_true")
 arguments.add_argument("--lanes", type=int, default=12)
 arguments.add_argument("--seconds", type=float, default=3600)
 arguments.add_argument("--limit", type=float, default=600)
@@ -48,17 +49,28 @@ if not os.path.exists(args.times):
     arguments.error(f"--times {args.times}: no such file; leave it out for the times of {os.path.dirname(os.path.abspath(__file__))}")
 
 
+quick = None
+if args.quick:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "quick")) as file:
+        quick = {tuple(line.split()) for line in file if line.strip()}
+
+
 def tests_of(binary):
     path = os.path.join(args.bin, binary)
     listed = subprocess.run([path, "--list", "--format", "terse"], capture_output=True, text=True).stdout
     names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
+    if quick is not None:
+        unknown = sorted(test for own, test in quick if own == binary and test not in names)
+        if unknown:
+            arguments.error(f"quick names tests that {binary} does not have: {' '.join(unknown)}")
+        return [name for name in names if (binary, name) in quick]
     return [name for name in names if binary != "server_ember" or name.startswith("card::")]
 
 
 class Test:
     def __init__(self, binary, name, expected):
         self.binary, self.name, self.expected = binary, name, expected
-        self.result, self.seconds, self.process = "no turn", 0.0, None
+        self.result, self.seconds, self.process = "not run", 0.0, None
         self.log = os.path.join(args.out, f"{binary}.{name.replace('::', '.')}.txt")
 
     def run(self):
@@ -76,7 +88,7 @@ class Test:
         with open(self.log, errors="replace") as log:
             text = log.read()
         if code is None or over.is_set():
-            self.result = "cut off"
+            self.result = "killed"
         elif code != 0 or "1 passed; 0 failed" not in text:
             self.result = "failed"
         else:
@@ -105,11 +117,13 @@ with open(args.times) as file:
     for line in file:
         seconds, binary, name = line.split()
         known[binary, name] = float(seconds)
-wanted = args.only.split(",") if args.only else BINARIES
+wanted = args.only.split(",") if args.only else list(BINARIES)
+if quick is not None:
+    wanted = [binary for binary in wanted if any(own == binary for own, _ in quick)]
 there = [binary for binary in wanted if os.path.exists(os.path.join(args.bin, binary))]
 tests = []
 for binary in there:
-    # Where nothing is known what tells most comes first.
+    # Unknown tests start in the order of BINARIES.
     unknown = 1000.0 - wanted.index(binary)
     tests += [Test(binary, name, known.get((binary, name), unknown)) for name in tests_of(binary)]
 waiting = sorted(tests, key=lambda test: -test.expected)
@@ -123,7 +137,7 @@ while any(thread.is_alive() for thread in lanes):
         end()
     time.sleep(0.05)
 
-results = ["passed", "failed", "skipped", "cut off", "no turn"]
+results = ["passed", "failed", "skipped", "killed", "not run"]
 print(f"{'binary':18}" + "".join(f"{result:>9}" for result in results) + f"{'seconds':>9}  longest")
 for binary in there:
     own = [test for test in tests if test.binary == binary]
@@ -136,7 +150,7 @@ for binary in wanted:
     if binary not in there:
         print(f"absent: {binary}")
 for test in tests:
-    if test.result not in ("passed", "no turn"):
+    if test.result not in ("passed", "not run"):
         print(f"{test.result}: {test.binary} {test.name} ({test.seconds:.1f} s)")
         if test.result == "failed":
             with open(test.log, errors="replace") as log:
