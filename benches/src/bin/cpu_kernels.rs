@@ -1,8 +1,8 @@
-//! Speed of the CPU's matrix products beside the memory bandwidth of the same threads, as JSON lines.
+//! CPU GEMM speed relative to the memory bandwidth of the same threads, as JSON lines.
 //!
 //!   cargo run --release -p benches --bin cpu_kernels -- [THREADS [ROWS COLS]]
 //!
-//! For one row of activations the share of bandwidth counts, for many the operations a second.
+//! One row of activations is bandwidth-bound, many rows are compute-bound.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -28,7 +28,7 @@ const TYPES: [QuantType; 8] = [
     QuantType::F32,
 ];
 
-/// Bytes that one pass over the weights reads: more than any cache that is ours alone.
+/// Bytes of weights per pass, larger than any private cache.
 const WORKING_SET: usize = 512 << 20;
 
 fn main() -> Result<()> {
@@ -72,7 +72,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Best bytes a second, in 1e9, of summing a buffer: the roof for one-row products.
+/// Best read bandwidth in 1e9 bytes per second: the limit of one-row products.
 fn streaming_read(pool: &ThreadPool) -> f64 {
     let words: Vec<u64> = (0..WORKING_SET as u64 / 8).collect();
     let total = AtomicU64::new(0);
@@ -100,7 +100,7 @@ fn streaming_read(pool: &ThreadPool) -> f64 {
     WORKING_SET as f64 / best / 1e9
 }
 
-/// Microseconds of a region with nothing to do but start and end.
+/// Microseconds of an empty parallel region.
 fn empty_region(pool: &ThreadPool) -> f64 {
     const REGIONS: usize = 10_000;
     let start = Instant::now();
@@ -114,7 +114,7 @@ fn empty_region(pool: &ThreadPool) -> f64 {
     start.elapsed().as_secs_f64() * 1e6 / REGIONS as f64
 }
 
-/// Median seconds of `n` rows of activations against a matrix, and the bytes of the matrix.
+/// Median seconds of `n` activation rows against a matrix, and the matrix's bytes.
 fn product(
     pool: &ThreadPool,
     dispatch: Dispatch,
@@ -128,14 +128,14 @@ fn product(
         rows,
         cols,
     };
-    // One row of plausible weights, over and over: what they are does not matter, only that they are normal.
+    // One row of plausible weights, repeated. Only normal values matter.
     let values: Vec<f32> = (0..cols).map(|i| 0.05 * (i as f32 * 0.7).sin()).collect();
     let mut row = vec![0; ty.row_bytes(cols)];
     quantize_row(ty, &values, &mut row);
     let bytes = row.repeat(rows);
     let load = || Linear::load(&weight, &bytes, &dispatch).expect("the length is the reference's");
     let first = load();
-    // One row reads a new matrix each time, so that none comes from a cache.
+    // One row reads a new matrix each time, so that no cache holds it.
     let copies = match n {
         1 => WORKING_SET.div_ceil(first.owned_bytes()),
         _ => 1,

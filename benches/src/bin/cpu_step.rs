@@ -1,11 +1,13 @@
-//! Speed of the CPU device on one model file: a prompt in one call, and single-token rounds, as a JSON line.
+//! CPU device speed on one model file: a prompt in one call, and single-token decode steps, as a
+//! JSON line.
 //!
-//!   cargo run --release -p benches --bin cpu_step -- MODEL.gguf [THREADS [REPETITIONS [PROMPT GENERATE]]]
+//!   cargo run --release -p benches --bin cpu_step -- MODEL.gguf [THREADS [REPETITIONS [PROMPT
+//! GENERATE]]]
 //!
-//! One warm-up of each kind, then per repetition a prompt of PROMPT tokens (512) and GENERATE rounds (128) from
-//! an empty sequence. A round is a tree of one node, verified and committed, with the best token asked for; so
-//! it does what a greedy request does. The arguments and the work are those of the twin bench of another
-//! runtime under `harness/golden`.
+//! Each repetition, after one warm-up, prefills PROMPT tokens (512) and runs GENERATE decode steps
+//! (128) on an empty sequence. A step verifies and commits a one-node tree and requests the best
+//! token, as a greedy request does. Arguments and work equal those of the other runtime's bench in
+//! `harness/golden`.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -93,7 +95,7 @@ fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Tokens per second of one prompt given in a single call.
+/// Tokens per second of one prompt in a single call.
 fn prompt(runner: &mut dyn Runner, tokens: &[TokenId]) -> Result<f64> {
     let seq = runner.open(tokens.len())?;
     let start = Instant::now();
@@ -103,7 +105,7 @@ fn prompt(runner: &mut dyn Runner, tokens: &[TokenId]) -> Result<f64> {
     Ok(rate)
 }
 
-/// Tokens per second of single-token rounds.
+/// Tokens per second of single-token decode steps.
 fn generate(runner: &mut dyn Runner, tokens: &[TokenId]) -> Result<f64> {
     let seq = runner.open(tokens.len())?;
     let requests = [LogitsRequest::top_k(1)];

@@ -1,17 +1,19 @@
-//! Speed of the CUDA kernels beside the card's own memory, as a table and, if asked, JSON lines.
+//! CUDA kernel speed relative to memory bandwidth, as a table and optional JSON lines.
 //!
-//!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [--rows N,N..] [--form NAME=VALUE,..]... [AREA...]
+//!   cargo run --release -p benches --bin cuda_kernels -- [--json FILE] [--rows N,N..] [--form
+//! NAME=VALUE,..]... [AREA...]
 //!
-//! Areas: matmul, chain (layers of products in chains), prefill, delta, attention, orders (attention in either order of sums),
-//! rows; by default all. Lines are appended to FILE. `--rows` chooses the steps of layers in chains; with `--form`, which may
-//! be given several times, chains compiled with these defines take turns with the one that ships.
+//! Areas: matmul (small-batch GEMM), chain (fused layers), prefill, delta, attention, orders
+//! (attention in batch-invariant and fastest order), rows. The default is all. Lines are appended
+//! to FILE. `--rows` sets the row counts of fused layers. `--form` may repeat: fused layers
+//! compiled with these defines run interleaved with the shipped form.
 
 use std::fs::OpenOptions;
 
 use anyhow::{Context, Result, bail};
 use benches::cuda::{Bench, Defines, attention, chain, delta, matmul, prefill, rows};
 
-/// An area's name and what times it.
+/// An area's name and its bench.
 type Area = (&'static str, fn(&mut Bench) -> Result<()>);
 
 const AREAS: [Area; 7] = [

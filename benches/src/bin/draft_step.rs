@@ -1,7 +1,8 @@
-//! What a draft and a verify of so many rows cost on the CPU: the table that trees stop by.
+//! CPU cost of a draft and of verifying a number of rows: the cost table of tree building.
 //!
-//! `draft_step TARGET DRAFT THREADS [REPEATS [ROWS,ROWS...]]`: best of the repeats, in milliseconds, for chains of
-//! so many rows after 64 and 512 tokens of context; 0 rows stand for a draft.
+//! `draft_step TARGET DRAFT THREADS [REPEATS [ROWS,ROWS...]]` prints the best of the repeats in
+//! milliseconds, for chains of these rows after 64 and 512 context tokens. 0 rows stand for a
+//! draft.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,15 +1,18 @@
-//! What it takes to hold a reply to a grammar: the time in which the engine thread finds out which tokens may come.
+//! Cost of constrained decoding: the engine thread's time to compute token masks.
 //!
 //! `cargo run --release -p benches --bin masks -- VOCABULARY.gguf [REQUESTS [TOKENS]]`
 //!
-//! The file needs a vocabulary and nothing else; words of two of its words are added until it has TOKENS (248,320).
-//! Each case is a request and a reply to it; the reply is followed token
-//! by token, each time with the longest allowed token that the rest of the reply begins with, as a model would write it.
-//! `node`: what must or may come after one token. `tree`: the same for all nodes of a draft tree: the next seven
-//! tokens of the reply, each with two siblings that are allowed, other words of the reply, level by level, so that the
-//! matcher goes back and forth; where something is forced there is one child. `begin`: the start of a reply, on the engine thread too.
-//! `compile` is not: a request waits for its grammar before it is queued.
-//! REQUESTS (20) replies of each case, since a reply's first tokens find its tables empty; one JSON line a case.
+//! The file only needs a vocabulary. Two-word tokens are added until it has TOKENS (248,320). Each
+//! case has a request and a reply. The bench follows the reply token by token, each time with the
+//! longest allowed token that prefixes the rest, as a model would.
+//! - `node`: the mask after one token.
+//! - `tree`: the masks of a draft tree, level by level: the next seven tokens of the reply, each
+//!   with two allowed siblings from the reply. The matcher moves back and forth. Forced positions
+//!   have one child.
+//! - `begin`: the start of a reply, also on the engine thread.
+//! `compile` is not on it: a request waits for its grammar before it is queued.
+//! REQUESTS (20) replies run per case, because a reply's first tokens find empty tables. Each case
+//! prints one JSON line.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -141,7 +144,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Adds words of two words of the vocabulary until it has `tokens`.
+/// Adds two-word tokens to the vocabulary until it has `tokens`.
 fn enlarge(vocab: &mut Vocab, tokens: usize) {
     let ordinary: Vec<String> = vocab
         .tokens
@@ -234,7 +237,7 @@ fn measure(
     Ok(times)
 }
 
-/// What the engine asks at a node.
+/// Computes the masks that the engine requests at a node.
 fn ask(
     constraint: &mut dyn Constraint,
     path: &[TokenId],
@@ -245,7 +248,7 @@ fn ask(
     }
 }
 
-/// The tokens of `reply` as the constraint lets it be written.
+/// The tokens of `reply` that the constraint allows, in order.
 fn follow(
     constraint: &mut dyn Constraint,
     tokenizer: &Tokenizer,
@@ -279,8 +282,8 @@ fn follow(
     Ok(tokens)
 }
 
-/// The paths to the nodes of a tree along `reply[at..]`, level by level. Siblings are other words of the reply, as a
-/// draft would propose them.
+/// The paths to a tree's nodes along `reply[at..]`, level by level. Siblings are other words of the
+/// reply, as a draft would propose.
 fn tree(constraint: &mut dyn Constraint, reply: &[TokenId], at: usize) -> Vec<Vec<TokenId>> {
     let mut paths = vec![Vec::new()];
     let ahead = &reply[at..reply.len().min(at + DEPTH)];

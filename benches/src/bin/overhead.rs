@@ -1,12 +1,13 @@
-//! What the server adds to the engine: starts `overhead_server` as a process of its own and talks to it.
+//! Server overhead: starts `overhead_server` as a process and sends it requests.
 //!
-//! - `first_byte`: from the moment the request is about to be written to the first byte of the stream, on a
-//!   connection that is open already. The engine takes no part in it: headers and the first chunk go out when
-//!   the request is admitted.
-//! - `first_token` and `token_event`: from the moment the device returned a token to the moment this process
-//!   has parsed the event that carries it. The device writes that moment into the token's text.
+//! - `first_byte`: from just before the request is written to the first byte of the stream, on an
+//!   open connection. The engine is not involved: headers and the first chunk are sent on
+//!   admission.
+//! - `first_token` and `token_event`: from the time the device returned a token until this process
+//!   has parsed its event. The device writes that time into the token's text.
 //!
-//! Run as `cargo build --release -p benches && target/release/overhead`; writes JSON lines to standard output.
+//! Run as `cargo build --release -p benches && target/release/overhead`. It writes JSON lines to
+//! standard output.
 
 #![expect(clippy::print_stdout, reason = "the figures go to standard output")]
 
@@ -21,21 +22,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const STAMPS: u64 = 1 << 16;
-/// Tokens of one reply.
+/// Tokens per reply.
 const TOKENS: usize = 100;
 
-/// Kills the server when the client ends, well or not.
+/// Kills the server when the client ends.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What one reply took, in milliseconds.
+/// Latencies of one reply in milliseconds.
 #[derive(Default)]
 struct Sample {
     first_byte: Vec<f64>,
@@ -55,7 +56,7 @@ fn main() -> anyhow::Result<()> {
     let mut line = String::new();
     BufReader::new(stdout).read_line(&mut line)?;
     let address: SocketAddr = line.trim().parse().context("the server's address")?;
-    // One thread, so that the client takes no more than one core from the server.
+    // One thread, so that the client takes at most one core from the server.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -93,7 +94,7 @@ async fn run(address: SocketAddr, streams: usize, rounds: usize) -> anyhow::Resu
     for _ in 0..rounds {
         let mut replies = Vec::new();
         for i in 0..streams {
-            // Spread over one step, as clients that know nothing of each other are.
+            // Start times spread over one step, as for independent clients.
             let begin = Duration::from_micros(20_000 * i as u64 / streams as u64);
             replies.push(tokio::spawn(reply(address, begin)));
         }
@@ -107,7 +108,7 @@ async fn run(address: SocketAddr, streams: usize, rounds: usize) -> anyhow::Resu
     Ok(all)
 }
 
-/// One streamed reply on a connection of its own.
+/// One streamed reply on its own connection.
 async fn reply(address: SocketAddr, begin: Duration) -> anyhow::Result<Sample> {
     let mut socket = TcpStream::connect(address).await?;
     socket.set_nodelay(true)?;
@@ -158,7 +159,7 @@ async fn reply(address: SocketAddr, begin: Duration) -> anyhow::Result<Sample> {
     Ok(sample)
 }
 
-/// The stamps in one event: the digits of its content.
+/// The time stamps in one event: the digits of its content.
 fn stamps(event: &[u8]) -> anyhow::Result<Vec<u64>> {
     let Some(at) = event.windows(6).position(|w| w == b"data: ") else {
         return Ok(Vec::new());
@@ -176,7 +177,7 @@ fn stamps(event: &[u8]) -> anyhow::Result<Vec<u64>> {
     Ok(found)
 }
 
-/// Milliseconds since a stamp was made; a stamp says no more than its time modulo 65.5 ms.
+/// Milliseconds since a stamp, which holds its time modulo 65.5 ms.
 fn lateness(stamp: u64) -> f64 {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -185,12 +186,12 @@ fn lateness(stamp: u64) -> f64 {
     ((now + STAMPS - stamp) % STAMPS) as f64 / 1e3
 }
 
-/// To the microsecond, which is all the stamps can tell.
+/// Rounds to microseconds, the resolution of the stamps.
 fn round(ms: f64) -> f64 {
     (ms * 1e3).round() / 1e3
 }
 
-/// The processor's name, from where Linux tells it.
+/// The processor's name on Linux.
 fn machine() -> Option<String> {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = cpus.lines().find(|line| line.starts_with("model name"))?;
@@ -208,7 +209,7 @@ fn commit() -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Who else is running: the load of the last minute.
+/// Other load: the one-minute load average.
 fn load() -> Option<f64> {
     let loads = std::fs::read_to_string("/proc/loadavg").ok()?;
     loads.split_whitespace().next()?.parse().ok()

@@ -1,8 +1,8 @@
-//! The server of the overhead bench: the real HTTP side and engine thread over a device that only sleeps.
+//! The server of the overhead bench: the real HTTP side and engine thread with a sleeping device.
 //!
-//! Each device call takes 20 ms, and the token it gives is the time at which it returned, in microseconds
-//! since 1970 modulo 2^16, written as text. So a client on the same machine can tell, from the text alone,
-//! how long each token took from the device to the client.
+//! Each device call takes 20 ms. Its token is the time of its return as text, in microseconds since
+//! 1970 modulo 2^16. A client on the same machine can therefore compute each token's latency from
+//! the text.
 //!
 //! Prints its address, then serves until it is killed or its standard input closes.
 
@@ -29,7 +29,7 @@ use server::settings::{GenerationDefaults, ServerConfig};
 use server::text::constraints::Constrain;
 use server::text::model_context::{ModelFacts, ServedModel};
 
-/// What one device call takes.
+/// Duration of a device call.
 const STEP: Duration = Duration::from_millis(20);
 const BYTES: usize = 256;
 const STAMPS: usize = 1 << 16;
@@ -39,7 +39,7 @@ const END: TokenId = TokenId((VOCAB - 1) as u32);
 const TEMPLATE: &str = "{% for message in messages %}{{ message.content }}{% endfor %}";
 
 struct StampRunner {
-    /// Keeps the books of sequences and positions; its rows are not used.
+    /// Tracks sequences and positions. Its rows are not used.
     books: FakeRunner,
 }
 
@@ -69,7 +69,7 @@ impl StampRunner {
     }
 }
 
-/// The row that makes `best` the only sensible choice.
+/// A row in which `best` clearly wins.
 fn row(best: TokenId, ask: &LogitsRequest) -> LogitsRow {
     let ids: Vec<TokenId> = match ask.selection {
         LogitsSelection::None => return LogitsRow::default(),
@@ -92,7 +92,7 @@ fn row(best: TokenId, ask: &LogitsRequest) -> LogitsRow {
     }
 }
 
-/// The token that says when the device returned.
+/// The token that encodes the return time.
 fn stamp() -> TokenId {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -141,7 +141,7 @@ impl Runner for StampRunner {
     }
 }
 
-/// A token for each byte, one for each stamp, and an end that never comes.
+/// A token per byte, one per stamp, and an end token that never occurs.
 fn vocab() -> Vocab {
     let mut tokens = Vec::with_capacity(VOCAB);
     let mut beyond = 256;
@@ -205,7 +205,7 @@ fn main() -> anyhow::Result<()> {
         println!("{}", listener.local_addr()?);
         let (switch, stop) = Stop::new();
         std::thread::spawn(move || {
-            // Ends with the client, whatever became of it.
+            // Exits with the client.
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
             switch.ask();
             switch.ask();

@@ -1,6 +1,6 @@
-//! Kernels of `kernels/attention`, at the shape of one attention layer of a 27B hybrid, and of its draft.
+//! Attention kernels at the shape of one attention layer of a 27B hybrid model and of its draft.
 //!
-//! Every launch of a case works on a cache of its own, as many as it takes to be past any cache of the card.
+//! Each launch of a case uses its own KV cache. Together the caches exceed the L2 cache.
 
 use anyhow::Result;
 use contract::{KvFormat, RopeSpec};
@@ -15,13 +15,13 @@ use cuda::launch::{Launch, Unit};
 
 use super::{Bench, Work};
 
-/// Bytes of caches that a case goes round in.
+/// Total bytes of a case's KV caches.
 const ROUND_BYTES: usize = 256 << 20;
 
-/// Times them.
+/// Times the kernels.
 ///
 /// # Errors
-/// Those of the card.
+/// Device errors.
 pub fn run(bench: &mut Bench) -> Result<()> {
     use KvFormat::{F16, Q4_0, Q8_0};
     for (context, format, rows) in [
@@ -49,15 +49,15 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Values of defines to be compared in one process.
+/// Define values to compare in one process.
 type Variant = (&'static str, &'static [(&'static str, &'static str)]);
 const VARIANTS: &[Variant] = &[(" light items", &[("OVERHEAD", "2")])];
 
-/// Times what sums in an order that follows from positions beside what does not: chains, and trees of two children a
-/// node, in sequences that may grow to `room` tokens.
+/// Compares the batch-invariant with the fastest order: chains, and binary trees, in sequences that
+/// may grow to `room` tokens.
 ///
 /// # Errors
-/// Those of the card.
+/// Device errors.
 pub fn orders(bench: &mut Bench) -> Result<()> {
     use KvFormat::{Q4_0, Q8_0, Tq3_0};
     const DEEP: usize = 131_072;
@@ -111,12 +111,12 @@ pub fn orders(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// How the nodes of a step's tree hang together.
+/// The shape of a step's tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Growth {
-    /// One behind the other.
+    /// Each node has one child.
     Chain,
-    /// Two behind each.
+    /// Each node has two children.
     Pairs,
 }
 
@@ -142,7 +142,7 @@ fn target(format: KvFormat) -> Shape {
     }
 }
 
-/// Caches of one shape and context, and the rows of a step.
+/// KV caches of one shape and context, and the rows of a step.
 struct AttentionBench {
     shape: Shape,
     card: Card,
@@ -160,7 +160,7 @@ struct AttentionBench {
     _table: Buffer<i32>,
 }
 
-/// Halves between 2^-8 and 2^-6 of either sign; as bytes, any codes at all.
+/// f16 values between 2^-8 and 2^-6 of either sign. Their bytes are arbitrary codes.
 fn halves(n: usize) -> Vec<u16> {
     let mut x = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -243,7 +243,7 @@ impl AttentionBench {
         })
     }
 
-    /// Times the kernels of a layer for several row counts.
+    /// Times a layer's kernels for several row counts.
     fn run(&self, bench: &mut Bench, rows: &[usize]) -> Result<()> {
         let layers: Vec<Layer> = rows
             .iter()
@@ -278,7 +278,7 @@ impl AttentionBench {
 }
 
 impl AttentionBench {
-    /// Of a case of `rows` rows in one of the orders.
+    /// The name of a case of `rows` rows in one order.
     fn name(&self, rows: usize, order: &str) -> String {
         let growth = match self.growth {
             Growth::Chain => "",
@@ -293,7 +293,7 @@ impl AttentionBench {
     }
 }
 
-/// A `Step` of one tree of `rows` nodes, as `kernels/common/step.cuh` has it.
+/// A `Step` of one tree of `rows` nodes, laid out as in `kernels/common/step.cuh`.
 fn header(rows: usize, committed: usize, growth: Growth) -> Vec<i32> {
     let mut words = vec![0_i32; 532];
     words[0] = rows as i32;
@@ -318,7 +318,7 @@ fn header(rows: usize, committed: usize, growth: Growth) -> Vec<i32> {
     words
 }
 
-/// The launches of a layer, each for every cache.
+/// The launches of a layer, one per cache.
 struct Layer {
     rows: usize,
     work: Work,
@@ -378,7 +378,7 @@ impl Layer {
         [&self.prepares[0], &self.trees[0], &self.combine].map(|launch| launch.unit.clone())
     }
 
-    /// Tree attention by itself, and with the merge of its parts.
+    /// Times tree attention alone and with the split combination.
     fn time_alone(&self, bench: &mut Bench, modules: &Modules, name: &str) -> Result<()> {
         let trees: Vec<&Launch> = self.trees.iter().collect();
         bench.case("tree", name, modules, &trees, self.work)?;
@@ -388,7 +388,7 @@ impl Layer {
         Ok(())
     }
 
-    /// The kernels compiled with other values of some of their defines.
+    /// Replaces define values of the kernels.
     fn vary(&mut self, defines: &[(&'static str, &str)]) {
         for launch in self.trees.iter_mut().chain([&mut self.combine]) {
             for (name, value) in defines {
@@ -421,7 +421,7 @@ impl Layer {
             let case = format!("{kernel}, {name}");
             bench.case("attention", &case, modules, &launches, work)?;
         }
-        // A layer as it is run: the three behind one another.
+        // A layer's three launches in sequence.
         let layer: Vec<&Launch> = self
             .prepares
             .iter()

@@ -1,8 +1,10 @@
-//! `kernels/gemm/fused_layer_sm90.cu`: all products of 64 layers in chains, as a step of a hybrid model of 27 billion weights has them.
+//! `kernels/gemm/fused_layer_sm90.cu`: all GEMMs of 64 fused layers, as in a decode step of a 27B
+//! hybrid model.
 //!
-//! Weights are sound (quantised normal values, 256 rows of them over and over) and lie in allocations of their own, 15.1 GB
-//! in all. Between two chains a small kernel makes the input of the next one's out-projection. The bits of a row have to be those
-//! that it has among more. Forms of `Bench` are compiled from the same source with more defines and take turns.
+//! Weights are quantised normal values that repeat 256 rows. Each matrix is its own allocation,
+//! 15.1 GB in all. Between two fused layers a small kernel makes the input of the next
+//! out-projection. The bench checks that a row's bits do not depend on the other rows. Forms of
+//! `Bench` are compiled from the same source with more defines and run interleaved.
 
 use std::io::Write;
 
@@ -25,15 +27,15 @@ const FFN: usize = 17408;
 const INNER: usize = 6144;
 const LAYERS: usize = 64;
 const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
-/// Turns of each form.
+/// Measurement rounds per form.
 const TURNS: usize = 3;
-/// Rows of a matrix that are random; the others repeat them.
+/// Distinct random rows of a matrix. The others repeat them.
 const PATTERN_ROWS: usize = 256;
-/// Words of a step's header.
+/// Words of a step header.
 const HEADER: usize = 532;
 const EPS: f32 = 1e-6;
 
-/// Random numbers of the benches' own.
+/// The bench's random numbers.
 struct Random(u64);
 
 impl Random {
@@ -49,11 +51,11 @@ impl Random {
     }
 }
 
-/// Makes matrices, and owns their memory.
+/// Creates matrices and owns their memory.
 struct Store<'a> {
     gpu: &'a Gpu,
     random: Random,
-    /// Packed rows of a type and width.
+    /// Packed rows by type and width.
     patterns: Vec<(QuantType, usize, Buffer<u8>)>,
     memory: Vec<Buffer<u8>>,
     bytes: f64,
@@ -96,13 +98,13 @@ impl Store<'_> {
     }
 }
 
-/// One layer's matrices; of `next` each with its output.
+/// One layer's matrices. Those of `next` include their outputs.
 struct Layer {
     own: [Matrix; 4],
     next: Vec<(Matrix, u64)>,
 }
 
-/// A type with more bits in half of the layers, as a Q4_K_M file has it.
+/// The wider type of half the layers, as in a Q4_K_M file.
 fn more(layer: usize) -> QuantType {
     let more = !(8..56).contains(&layer) || (layer - 8) % 3 == 2;
     if more { Q6_K } else { Q4_K }
@@ -136,7 +138,7 @@ fn layers(store: &mut Store<'_>, outs: &[Buffer<f32>]) -> Result<Vec<Layer>> {
     Ok(all)
 }
 
-/// What all launches share.
+/// Buffers shared by all launches.
 struct Room {
     card: Card,
     /// Steps of 1, 2, .. rows.
@@ -206,7 +208,7 @@ impl Room {
         })
     }
 
-    /// Rows as they were at first.
+    /// Restores the initial rows.
     fn begin(&mut self, gpu: &Gpu) -> Result<()> {
         let rows = &self.first;
         let scale = |x: &[f32]| {
@@ -260,10 +262,10 @@ impl Room {
     }
 }
 
-/// Times them.
+/// Times the fused layers.
 ///
 /// # Errors
-/// Those of the card.
+/// Device errors.
 pub fn run(bench: &mut Bench) -> Result<()> {
     if bench.gpu.arch().number != 90 {
         return Ok(());
@@ -301,7 +303,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         buckets.iter().all(|rows| (1..=MOST_ROWS).contains(rows)),
         "chains are for 1 to {MOST_ROWS} rows, not {buckets:?}"
     );
-    // As it ships first.
+    // The shipped form first.
     let mut forms = vec![Defines::new()];
     forms.extend_from_slice(&bench.forms);
     let name_of = |form: &Defines| -> String {
@@ -323,7 +325,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     let mut most: Vec<f32> = Vec::new();
     for (bucket, forms) in cases.iter().rev() {
         for (name, list) in names.iter().zip(forms) {
-            // Four layers, from the first rows on.
+            // Four layers from the initial rows.
             room.begin(&bench.gpu)?;
             for launch in &list[..8] {
                 bench.gpu.run(&modules, launch)?;
@@ -354,7 +356,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         let steps = forms.iter().map(|l| Steps::new(bench, &modules, l));
         let mut steps: Vec<Steps> = steps.collect::<Result<_>>()?;
         for turn in 0..TURNS {
-            // There and back, so that the card is as warm for one as for another.
+            // Forward and backward order, so that every form runs at the same temperature.
             for i in 0..steps.len() {
                 let form = if turn % 2 == 0 {
                     i
@@ -383,12 +385,12 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Whether the values that both have are the same, bit by bit.
+/// Whether the common values are bit-identical.
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// FNV-1a of the bits, by which two builds are compared.
+/// FNV-1a of the bits, to compare builds.
 fn hash(values: &[f32]) -> u64 {
     let step = |h: u64, v: &f32| (h ^ u64::from(v.to_bits())).wrapping_mul(0x0000_0100_0000_01b3);
     values.iter().fold(0xcbf2_9ce4_8422_2325, step)

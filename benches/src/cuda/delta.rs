@@ -1,6 +1,6 @@
-//! Kernels of `kernels/gated_delta`, at the shape of a 27B hybrid: 48 layers, 16 key and 48 value heads.
+//! Delta kernels at the shape of a 27B hybrid model: 48 layers, 16 key and 48 value heads.
 //!
-//! Every layer has its own state, so a pass over the layers reads 151 MB that no cache holds.
+//! Every layer has its own state, so a pass over the layers reads 151 MB, more than any cache.
 
 use anyhow::Result;
 use contract::HeadMap;
@@ -23,10 +23,10 @@ const LAYERS: usize = 48;
 const NODES: usize = 64;
 const PROMPT: usize = 2048;
 
-/// Times them.
+/// Times the kernels.
 ///
 /// # Errors
-/// Those of the card.
+/// Device errors.
 pub fn run(bench: &mut Bench) -> Result<()> {
     let data = DeltaBench::new(bench)?;
     trees(bench, &data)?;
@@ -41,7 +41,7 @@ fn card(bench: &Bench) -> Card {
     }
 }
 
-/// Memory of four slots of all layers and the inputs that layers share.
+/// Memory of four slots of all layers, and the inputs that layers share.
 struct DeltaBench {
     state: Buffer<f32>,
     window: Buffer<f32>,
@@ -54,7 +54,7 @@ struct DeltaBench {
     out: Buffer<f32>,
 }
 
-/// Numbers between -1 and 1 that look random.
+/// Pseudo-random numbers between -1 and 1.
 fn noise(n: usize, scale: f32) -> Vec<f32> {
     let mut x = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -127,16 +127,16 @@ impl DeltaBench {
     }
 }
 
-/// Where the nodes of a tree hang.
+/// The shape of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
-    /// The most likely nodes of a draft whose candidates have the probabilities of [`LIKELY`], somewhat scattered.
+    /// The most likely nodes of a draft with candidate probabilities near [`LIKELY`].
     BestFirst,
-    /// From one of the two nodes before: nearly a chain.
+    /// The parent is one of the two previous nodes: nearly a chain.
     Chain,
 }
 
-/// Probabilities of a node's children, the first being the draft's choice.
+/// Probabilities of a node's children, the draft's first choice first.
 const LIKELY: [f64; 5] = [0.72, 0.13, 0.06, 0.03, 0.015];
 
 /// Parents of the nodes of the tree of `seed`.
@@ -198,7 +198,7 @@ fn step(trees: usize, nodes: usize, form: Form) -> Vec<i32> {
     words
 }
 
-/// The launches of all layers for a step of `count` trees of `nodes` nodes each.
+/// The launches of all layers for a step of `count` trees of `nodes` nodes.
 struct Case {
     count: usize,
     nodes: usize,
@@ -254,7 +254,7 @@ fn trees(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
             cases.push(Case::new(bench, data, size, Exactness::Sequential)?);
         }
     }
-    // One call, so that units are compiled side by side.
+    // One call, so that units compile in parallel.
     let first_layers = cases.iter().flat_map(|case| &case.layers[0]);
     let units: Vec<_> = first_layers.map(|l| l.unit.clone()).collect();
     let modules = bench.modules(&units)?;

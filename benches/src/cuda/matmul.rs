@@ -1,10 +1,12 @@
-//! Kernels of `kernels/matmul`: single matrices, all matrices of a decode step, and a draft's.
+//! GEMM kernels of `kernels/gemm`: single matrices, all matrices of a decode step, and those of a
+//! draft.
 //!
-//! The step is that of a 64-layer hybrid model of 27 billion weights, every tensor an allocation of its own, types as in
-//! a Q4_K_M file: 48 delta layers (fused input projections Q5_K 10240 and Q4_K 6144, plain f32 96), 16
-//! attention layers (Q4_K 12288, 1024 and 1024, half of the last Q6_K), output projections, gate and up
-//! fused, down half Q6_K, and a Q6_K head. `step` launches only matmuls, back to back; in `step, norms between`
-//! each is followed by a small kernel over the same rows, as in a real step.
+//! The step is that of a 64-layer 27B hybrid model with a Q4_K_M file's types, each tensor in its
+//! own allocation. 48 delta layers have fused input projections (Q5_K 10240, Q4_K 6144, f32 96). 16
+//! attention layers have Q4_K 12288, 1024 and 1024, half of the last Q6_K. Output projections,
+//! fused gate and up, down (half Q6_K) and a Q6_K head follow. `step` launches only GEMMs, back to
+//! back. In `step, norms between`, a small kernel over the same rows follows each GEMM, as in a
+//! real step.
 
 use anyhow::{Result, ensure};
 use cuda::driver::{Buffer, Gpu};
@@ -21,15 +23,15 @@ const FFN: usize = 17408;
 const INNER: usize = 6144;
 const VOCAB: usize = 248_320;
 const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
-/// Random bytes that weights are filled with, over and over.
+/// Random bytes that fill the weights repeatedly.
 const PATTERN: usize = 64 << 20;
-/// Words of a step's header.
+/// Words of a step header.
 const HEADER: usize = 532;
 
-/// One launch: input width, and kind and rows of each matrix.
+/// One launch: the input width, and kind and rows of each matrix.
 type Shape = (usize, Vec<(WeightKind, usize)>);
 
-/// Launches and the weights they read.
+/// Launches and the weights that they read.
 struct Plan {
     shapes: Vec<Shape>,
     /// Address of each matrix, in order.
@@ -110,9 +112,9 @@ impl Plan {
     }
 }
 
-/// What all launches share.
+/// Buffers shared by all launches.
 struct Room {
-    /// A step of as many rows as the index says, for [`Room::norm`].
+    /// Step headers by row count, for [`Room::norm`].
     headers: Buffer<i32>,
     normed: Buffer<u8>,
     card: Card,
@@ -149,7 +151,7 @@ impl Room {
         Inputs { f16: x, f32: x }
     }
 
-    /// A norm of rows that nothing else reads or writes.
+    /// A norm of rows that no other launch uses.
     fn norm(&self, rows: usize) -> Launch {
         let shape = Rms {
             width: HIDDEN,
@@ -169,8 +171,7 @@ impl Room {
     }
 }
 
-/// Random bytes that are finite as f16, bf16 or f32 wherever they are read as such: bit 6, the top of every
-/// exponent, is clear.
+/// Random bytes that are finite as f16, bf16 and f32: bit 6, the top exponent bit, is clear.
 fn pattern(gpu: &Gpu) -> Result<Buffer<u8>> {
     let mut state = 1_u64;
     let bytes: Vec<u8> = (0..PATTERN)
@@ -182,7 +183,7 @@ fn pattern(gpu: &Gpu) -> Result<Buffer<u8>> {
     Ok(gpu.upload(&bytes)?)
 }
 
-/// All matmuls of a step.
+/// All GEMMs of a step.
 fn step() -> Vec<Shape> {
     let mut shapes = Vec::new();
     for layer in 0..64 {
@@ -216,7 +217,7 @@ fn step() -> Vec<Shape> {
     shapes
 }
 
-/// All matmuls of a draft of five layers: features in, blocks, and the target's head.
+/// All GEMMs of a five-layer draft: features in, blocks, and the target's head.
 fn draft() -> Vec<Shape> {
     let mut shapes = vec![(5 * HIDDEN, vec![(WeightKind::Q8, HIDDEN)])];
     for _ in 0..5 {
@@ -236,10 +237,10 @@ fn draft() -> Vec<Shape> {
     shapes
 }
 
-/// Times them.
+/// Times the GEMMs.
 ///
 /// # Errors
-/// Those of the card.
+/// Device errors.
 pub fn run(bench: &mut Bench) -> Result<()> {
     let pattern = pattern(&bench.gpu)?;
     let room = Room::new(&bench.gpu, &pattern)?;

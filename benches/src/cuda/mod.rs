@@ -1,7 +1,8 @@
-//! Kernels on the card, each beside what the card's memory can do, measured in the same sitting.
+//! CUDA kernel benches, relative to the memory bandwidth measured in the same run.
 //!
-//! A file per area has `run`, which makes launches and hands them to [`Bench::case`]. A case that is to be
-//! timed from device memory lists launches over distinct buffers, more in all than the second-level cache.
+//! Each file has one area. Its `run` makes launches and passes them to [`Bench::case`]. A case that
+//! should read device memory lists launches over distinct buffers that together exceed the L2
+//! cache.
 
 pub mod attention;
 pub mod chain;
@@ -21,44 +22,44 @@ use cuda::launch::{Launch, Unit, bandwidth};
 use cuda::timing::Timing;
 use serde_json::json;
 
-/// Bytes of the buffers that bandwidth is measured on: far more than any cache.
+/// Buffer size of the bandwidth measurement, far above any cache.
 const BANDWIDTH_BYTES: usize = 2 << 30;
-/// Passes of a timing, after a few to warm up.
+/// Timed passes, after the warm-up passes.
 const PASSES: usize = 30;
 const WARMUP: usize = 5;
 
-/// What a form of a kernel is compiled with besides: names and values.
+/// Additional defines of a kernel form.
 pub type Defines = Vec<(&'static str, String)>;
 
-/// One sitting on one card.
+/// One benchmark run on one GPU.
 pub struct Bench {
-    /// The card.
+    /// The device.
     pub gpu: Gpu,
-    /// Measured bytes a second, in 1e9, of a copy: read plus written.
+    /// Measured copy bandwidth in 1e9 bytes per second, read plus write.
     pub copy_gb_per_s: f64,
-    /// Measured bytes a second, in 1e9, of reading alone.
+    /// Measured read bandwidth in 1e9 bytes per second.
     pub read_gb_per_s: f64,
-    /// Rows of the steps that are timed, where an area has a choice; by default its own list.
+    /// Row counts of timed steps. Empty selects the area's own list.
     pub rows: Vec<usize>,
-    /// Forms of a kernel that are timed beside the one that ships, where an area has them.
+    /// Kernel forms to time beside the shipped one.
     pub forms: Vec<Defines>,
     json: Option<File>,
 }
 
-/// What one launch of a case moves and computes.
+/// Bytes and operations of one launch.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Work {
-    /// Bytes that must cross the memory bus: each input once, each output once.
+    /// Minimum bus traffic in bytes: each input once, each output once.
     pub bytes: f64,
     /// Multiplications and additions.
     pub flops: f64,
 }
 
 impl Bench {
-    /// Opens card 0, measures its memory and prints the head of the table. Lines go to `json` too.
+    /// Opens GPU 0, measures its memory and prints the table head. Lines also go to `json`.
     ///
     /// # Errors
-    /// Without a card, and those of the card.
+    /// No GPU, or a device error.
     pub fn open(json: Option<File>) -> Result<Bench> {
         let gpu = Gpu::open(0)?;
         let mut bench = Bench {
@@ -94,17 +95,17 @@ impl Bench {
     /// Compiles units.
     ///
     /// # Errors
-    /// Those of the compiler, with file and line.
+    /// Compiler errors with file and line.
     pub fn modules(&self, units: &[Unit]) -> Result<Modules> {
         Modules::compile(&self.gpu, units, &Options::default(), &mut |_| ())
             .context("compiling kernels")
     }
 
-    /// Times `launches` one after the other in a replayed graph and prints the figures of one of them.
-    /// `share` is of the measured read bandwidth. Gives microseconds of one launch.
+    /// Times `launches` in sequence in a replayed graph and prints the figures of one. `share` is
+    /// relative to the measured read bandwidth. Returns microseconds per launch.
     ///
     /// # Errors
-    /// Those of the card.
+    /// Device errors.
     pub fn case(
         &mut self,
         area: &str,
@@ -117,11 +118,10 @@ impl Bench {
         self.line(area, case, timing, launches.len() as f64, work)
     }
 
-    /// As [`Bench::case`] for a sequence of launches that belong together: `work` and the figures are of
-    /// the whole sequence.
+    /// As [`Bench::case`] for a launch sequence. `work` and the figures cover the whole sequence.
     ///
     /// # Errors
-    /// Those of the card.
+    /// Device errors.
     pub fn sequence(
         &mut self,
         area: &str,
@@ -168,7 +168,7 @@ impl Bench {
         Ok(us)
     }
 
-    /// Copies and reads two large buffers with several grids, and keeps the best of each.
+    /// Measures copy and read bandwidth with several grids and keeps the best of each.
     fn measure_memory(&mut self) -> Result<()> {
         let modules = self.modules(&[bandwidth::unit()])?;
         let input = self.gpu.filled::<u8>(BANDWIDTH_BYTES, 0x5a)?;

@@ -1,4 +1,4 @@
-//! Kernels of `kernels/prefill`, at the shapes of a 27B model: what a chunk of 2048 tokens is made of.
+//! Prefill kernels at the shapes of a 27B model: the parts of a 2048-token chunk.
 
 use anyhow::Result;
 use contract::{KvFormat, RopeSpec};
@@ -15,13 +15,13 @@ use super::{Bench, Work};
 const ROWS: usize = 2048;
 const HIDDEN: usize = 5120;
 const FFN: usize = 17_408;
-/// An f16 one in every byte pair that is read as a scale or a weight: what is computed stays finite.
+/// A byte that is finite in every scale and weight format.
 const FILL: u8 = 0x2c;
 
-/// Times them.
+/// Times the kernels.
 ///
 /// # Errors
-/// Those of the card.
+/// Device errors.
 pub fn run(bench: &mut Bench) -> Result<()> {
     forms(bench)?;
     products(bench)?;
@@ -42,7 +42,7 @@ fn units(launches: &[Launch]) -> Vec<Unit> {
     units
 }
 
-/// Times launches that belong together.
+/// Times a group of launches.
 fn time(bench: &mut Bench, case: &str, launches: &[Launch], work: Work) -> Result<()> {
     let modules = bench.modules(&units(launches))?;
     let all: Vec<&Launch> = launches.iter().collect();
@@ -50,7 +50,7 @@ fn time(bench: &mut Bench, case: &str, launches: &[Launch], work: Work) -> Resul
     Ok(())
 }
 
-/// Rows of noise, so that products draw the power that real ones do.
+/// Noise rows, so that GEMMs draw realistic power.
 fn noise(bench: &Bench, values: usize) -> Result<Buffer<f32>> {
     let mut x = 0x9e37_79b9_7f4a_7c15_u64;
     let host: Vec<f32> = (0..values)
@@ -64,7 +64,7 @@ fn noise(bench: &Bench, values: usize) -> Result<Buffer<f32>> {
     Ok(bench.gpu.upload(&host)?)
 }
 
-/// Packed bytes of noise whose scales, as f16, are small: a run of random bytes below 0x2d.
+/// Packed noise with small f16 scales: random bytes below 0x2d.
 fn weights(bench: &Bench, bytes: usize) -> Result<Buffer<u8>> {
     let mut x = 0x2545_f491_4f6c_dd1d_u64;
     let host: Vec<u8> = (0..bytes)
@@ -104,7 +104,7 @@ fn forms(bench: &mut Bench) -> Result<()> {
     )
 }
 
-/// Everything that products of one shape need.
+/// Buffers of one GEMM shape.
 struct GemmBench {
     card: Card,
     header: Buffer<i32>,
@@ -159,7 +159,7 @@ fn work(n_out: usize, cols: usize) -> Work {
     }
 }
 
-/// A name, the columns, rows and kind of each matrix, and what is done with the result.
+/// Name, columns, rows and kind of each matrix, and the epilogue.
 type Product = (&'static str, usize, &'static [(usize, WeightKind)], Write);
 
 fn products(bench: &mut Bench) -> Result<()> {
@@ -246,7 +246,7 @@ fn products(bench: &mut Bench) -> Result<()> {
     )
 }
 
-/// The whole, then each launch alone.
+/// Times the whole, then each launch alone.
 fn parts(bench: &mut Bench, name: &str, launches: &[Launch], work: Work) -> Result<()> {
     time(bench, name, launches, work)?;
     for launch in launches {

@@ -1,4 +1,4 @@
-//! Kernels of `kernels/{norm,ffn,embed,rows}`: the glue between products, and the reduction of logits.
+//! Row kernels between GEMMs: norms, SwiGLU and embedding, and the logits reduction.
 
 use anyhow::Result;
 use contract::QuantType;
@@ -13,10 +13,10 @@ const HIDDEN: usize = 5120;
 const FFN: usize = 17_408;
 const VOCAB: usize = 248_320;
 
-/// Times them.
+/// Times the kernels.
 ///
 /// # Errors
-/// Those of the card.
+/// Device errors.
 pub fn run(bench: &mut Bench) -> Result<()> {
     for rows in [1, 24, 64] {
         glue(bench, rows)?;
@@ -44,11 +44,11 @@ fn noise(n: usize) -> Vec<f32> {
         x ^= x << 17;
         (x >> 40) as f32 / (1 << 23) as f32 - 1.0
     };
-    // The sum of three: most values are far from the best, as logits are.
+    // A sum of three: most values are far below the maximum, like logits.
     (0..n).map(|_| 3.0 * (next() + next() + next())).collect()
 }
 
-/// Rows, trees and asked rows of a header; nothing else of it is read here.
+/// A header with rows, trees and requested rows only.
 fn header(rows: usize) -> Vec<i32> {
     let mut words = vec![0_i32; 532];
     words[0] = rows as i32;

@@ -1,8 +1,8 @@
-//! Steps of many launches, timed by the card's own clocks: how many of them a step takes, at what rate, and with what energy.
+//! Decode steps measured in device clock cycles, with clock rate and energy.
 //!
-//! Cards at their power limit change their clock all the time, so milliseconds of two sittings, or of two forms in turn, differ
-//! by 5 % for the same work; clocks of a step differ by 1 %. After a rest a card is not at its limit for some steps, so those
-//! are timed too.
+//! A GPU at its power limit changes its clock constantly. Milliseconds of two runs therefore differ
+//! by 5 % for the same work, but cycles of a step by 1 %. After idling, a GPU is below its limit
+//! for some steps, so those are timed too.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -17,16 +17,17 @@ use serde_json::json;
 
 use super::{Bench, Work};
 
-/// Steps of a graph.
+/// Steps per graph.
 const STEPS: usize = 8;
-/// How long a form runs when its turn comes.
+/// Duration of a form's measurement round.
 const TURN: Duration = Duration::from_millis(300);
-/// Steps of a graph that runs after a rest, before the card comes to its power limit; how long it rests, and how often in a turn.
+/// Steps of a graph that runs after idling, below the power limit. Also the idle time, and the
+/// repetitions per round.
 const FEW_STEPS: usize = 3;
 const REST: Duration = Duration::from_millis(25);
 const RESTS: usize = 8;
 
-/// A graph of so many steps, and what each step has taken so far.
+/// A graph of several steps, and the figures of each step.
 struct Replays {
     graph: Graph,
     steps: usize,
@@ -35,7 +36,7 @@ struct Replays {
 }
 
 impl Replays {
-    /// Runs the graph once, after a rest. `readings` is what it was captured with.
+    /// Runs the graph once after idling. It was captured with `readings`.
     fn once(&mut self, bench: &Bench, readings: &mut Buffer<u64>, rest: Duration) -> Result<()> {
         readings.upload(&bench.gpu, &vec![0; readings.len()])?;
         std::thread::sleep(rest);
@@ -52,23 +53,23 @@ impl Replays {
     }
 }
 
-/// A step, run over and over and after rests.
+/// A step, timed continuously and after idling.
 pub struct Steps {
-    /// Come to the card's power limit.
+    /// At the power limit.
     many: Replays,
-    /// After rests, as single steps of a server are run.
+    /// After idling, as a server runs single steps.
     few: Replays,
     /// `[STEPS + 1][multiprocessors]` readings of two words.
     readings: Buffer<u64>,
-    /// Of `many`.
+    /// Energy of `many`.
     joules: f64,
 }
 
 impl Steps {
-    /// Captures the launches of a step, several times and readings of the clocks between.
+    /// Captures several repetitions of a step with clock readings between them.
     ///
     /// # Errors
-    /// Those of the card.
+    /// Device errors.
     pub fn new(bench: &Bench, modules: &Modules, launches: &[Launch]) -> Result<Steps> {
         let count = bench.gpu.multiprocessors();
         let readings = bench
@@ -104,10 +105,10 @@ impl Steps {
         })
     }
 
-    /// Runs for a while, of which the first replay warms up and does not count, and then after rests.
+    /// Runs continuously, discarding the first replay, and then after idling.
     ///
     /// # Errors
-    /// Those of the card.
+    /// Device errors.
     pub fn turn(&mut self, bench: &Bench, meter: Option<&Meter>) -> Result<()> {
         bench.gpu.replay(&self.many.graph)?;
         bench.gpu.sync()?;
@@ -123,10 +124,10 @@ impl Steps {
         Ok(())
     }
 
-    /// Prints the figures of all turns.
+    /// Prints the figures of all rounds.
     ///
     /// # Errors
-    /// When a line cannot be written.
+    /// Output errors.
     pub fn report(self, bench: &mut Bench, area: &str, case: &str, work: Work) -> Result<()> {
         let Replays { clocks, us, .. } = self.many;
         let mhz = clocks.iter().zip(&us).map(|(clocks, us)| clocks / us);
@@ -169,13 +170,13 @@ impl Steps {
     }
 }
 
-/// The middle of the values, and what one in ten is below and above.
+/// Median, 10th and 90th percentile.
 fn spread(values: Vec<f64>) -> [f64; 3] {
     let of = Timing::of(values);
     [of.median_us, of.low_us, of.high_us]
 }
 
-/// Clocks and nanoseconds from one reading to the next: the middle of all multiprocessors that both have.
+/// Cycles and nanoseconds between two readings: medians over the multiprocessors in both.
 fn between(before: &[u64], after: &[u64]) -> Option<(f64, f64)> {
     let pairs = before.chunks_exact(2).zip(after.chunks_exact(2));
     let both = pairs.filter(|(a, b)| a[1] != 0 && b[1] != 0);

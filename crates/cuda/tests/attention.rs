@@ -1,4 +1,4 @@
-//! Cache writes, tree attention and compaction on the card against the reference.
+//! KV cache writes, tree attention and compaction match the reference.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -18,7 +18,7 @@ use fixtures::attention::{
 use fixtures::gpu::{Random, close, same_bits};
 use fixtures::step::{Device, Placed, chain, chunk, commit, random_tree, star};
 
-/// The card as it is, with sums by position, and without warpgroup products, where it has them and they make a difference.
+/// The device's properties, in batch-invariant form, and without WGMMA where that changes kernels.
 fn cards(fixture: &AttentionFixture) -> Vec<Card> {
     let [plain, exact] = [(false, false), (true, true)].map(|(warpgroups, path_order)| Card {
         warpgroups,
@@ -32,8 +32,8 @@ fn cards(fixture: &AttentionFixture) -> Vec<Card> {
     }
 }
 
-/// Fails unless a stored row is what the codec makes of `row`. A group of TQ3_0 is scaled by its length, which is
-/// summed in another order here: there a code of 256 may be the next one.
+/// Fails unless a stored row equals the codec's row. TQ3_0 scales a group by its norm, whose sum
+/// order differs here. One of 256 codes may therefore round differently.
 fn assert_stored(
     fixture: &AttentionFixture,
     plane: usize,
@@ -63,7 +63,7 @@ fn assert_stored(
     );
 }
 
-/// How far attention may be from the reference: f16 products where the cache is not f32.
+/// Maximum relative error: f16 MMA unless the cache is f32.
 fn allowed(fixture: &AttentionFixture) -> f64 {
     if fixture.shape.wants_f16_queries(fixture.card) {
         2e-3
@@ -91,7 +91,7 @@ fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
     }
 }
 
-/// A pass over committed rows, and the rows it writes, against the reference.
+/// Compares one pass over committed rows, and the rows that it writes, with the reference.
 fn check_on(gpu: &Device, fixture: &mut AttentionFixture, trees: &[Placed], inputs: &Inputs) {
     let shape = fixture.shape;
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
@@ -152,7 +152,7 @@ fn check_on(gpu: &Device, fixture: &mut AttentionFixture, trees: &[Placed], inpu
     );
 }
 
-/// Trees of every kind over every kind of heads, with a cache in these formats.
+/// Compares trees of every kind over every head shape for these KV types.
 fn check_trees_match_reference(k: KvFormat, v: KvFormat) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(1);
@@ -226,7 +226,8 @@ fn tree_attention_over_f32_keys_or_values_matches_reference() {
     check_trees_match_reference(F32, Q8_0);
 }
 
-/// Contexts of many splits; a test for some formats each, since what takes its time is compiling and the reference.
+/// Contexts of many splits. Compilation and the reference dominate the time, so each test covers a
+/// few types.
 fn long_contexts(formats: &[(KvFormat, KvFormat)]) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(2);
@@ -237,7 +238,7 @@ fn long_contexts(formats: &[(KvFormat, KvFormat)]) {
     }
 }
 
-/// The longest that are usual.
+/// The longest usual contexts.
 fn deep_contexts(format: KvFormat) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(2);
@@ -353,7 +354,7 @@ fn each_tree_attends_through_its_own_window() {
                     }
                     check_on(&gpu, &mut fixture, &trees, &inputs);
                 }
-                // Windows that hide nothing are none, to the bit.
+                // Windows that mask nothing give the same bits as no window.
                 for wide in [
                     AttentionWindow::FULL,
                     AttentionWindow::new(1300, 0),

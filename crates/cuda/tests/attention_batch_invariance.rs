@@ -1,4 +1,4 @@
-//! Rows of attention have the same bits whoever shares the call, and as nodes of a tree those of their tokens alone.
+//! Attention rows are batch-invariant, and tree nodes equal single tokens bit for bit.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -21,7 +21,7 @@ fn attention_row_is_batch_invariant() {
     for (k, v) in ALL {
         for (i, shape) in kinds(k, v).into_iter().take(3).enumerate() {
             let committed = 333;
-            // What a block takes depends on how many tokens a sequence may hold, too.
+            // The block partition also depends on the context limit.
             let room = [8_500, committed + 64][i.min(1)];
             let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 2, room);
             fixture.commit_random(&mut random, 0, 0..committed);
@@ -58,8 +58,8 @@ fn attention_row_is_batch_invariant() {
     }
 }
 
-/// Feeds nodes of trees one by one, each behind its ancestors, and fails unless their rows have the bits that all had
-/// together: of every tree the first, the deepest, the last and some more.
+/// Feeds tree nodes one by one after their ancestors and compares the bits with the joint pass. Of
+/// every tree it checks the first, the deepest, the last and some other nodes.
 fn check_equal_alone(
     gpu: &Device,
     random: &mut Random,
@@ -111,7 +111,7 @@ fn check_equal_alone(
     }
 }
 
-/// Trees whose roots stand before and behind the bounds of tiles and spans, in caches of these formats.
+/// Trees whose roots are just before and after tile and split boundaries, for these KV types.
 fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     let Some(gpu) = Device::open() else { return };
     let mut random = Random::new(8);
@@ -130,7 +130,7 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
         check_equal_alone(&gpu, random, &mut fixture, &[tree], &inputs);
     };
     if !windows {
-        // With 132 multiprocessors spans are two tiles from position 2,240 on.
+        // With 132 multiprocessors, splits have two tiles from position 2,240.
         for committed in [0, 40, 63, 64, 127, 190, 2040, 2111, 2237, 2300, 2360] {
             let tree = on(1, committed, random_tree(&mut random, 24));
             of(&mut random, tree);
@@ -158,7 +158,7 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     check_equal_alone(&gpu, &mut random, &mut fixture, &several, &inputs);
 }
 
-/// Plans for sequences of few tokens have blocks of their own (`plan::Depth`).
+/// Plans for short contexts have their own block partition (`plan::Depth`).
 #[test]
 fn attention_row_bits_do_not_depend_on_the_context_limit() {
     let Some(gpu) = Device::open() else { return };
@@ -219,7 +219,7 @@ fn tree_node_attention_equals_single_token_attention_where_splits_grow() {
     fixture.card.path_order = true;
     fixture.commit_random(&mut random, 0, 0..12_500);
     let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
-    // With 132 multiprocessors at 10,688.
+    // With 132 multiprocessors, the boundary is at 10,688.
     for (committed, tree) in [
         (10_680, chain(24)),
         (12_410, chain(24)),

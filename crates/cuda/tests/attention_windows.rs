@@ -1,4 +1,4 @@
-//! Trees that see through windows on the card: the laws, and the oracle.
+//! Windowed trees pass the window properties and match the CPU reference.
 
 #![allow(
     clippy::unwrap_used,
@@ -78,7 +78,7 @@ fn windowed_rows_match_the_cpu_reference() {
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 2);
     let vocab = model.spec.vocab;
     for format in [KvFormat::F16, KvFormat::Q8_0] {
-        // What rounds beside the weights and what rounds in the cache add up here.
+        // Rounding of the weights and of the cache add up.
         let (weights, cache) = (reference_tolerance(QuantType::Q4_K), kv_tolerance(format));
         let each = Tolerance {
             absolute: weights.each.absolute + cache.each.absolute,

@@ -1,7 +1,8 @@
-//! Sums by path: a node of a tree has the bits that its token has when it is fed alone, whatever shares the step.
+//! Batch invariance: a tree node has the bits of its token fed alone, for any other trees in the
+//! step.
 //!
-//! Small models that go as large ones do, and some layers of a large one, so that they have chains, attention by position
-//! and walked states.
+//! The models are small ones on large-model paths, and some layers of a large model. They use fused
+//! layers, fixed KV splits and the recurrent delta form.
 
 #![allow(
     clippy::unwrap_used,
@@ -43,11 +44,11 @@ fn open_device(eager: bool) -> Option<Device> {
     })
 }
 
-/// A model, and the lengths of what its four sequences have read.
+/// A model and the prompt lengths of its four sequences.
 struct ModelCase {
     plan: OpenPlan,
     read: [usize; 4],
-    /// What is asked at every node: sums of a whole row are among it.
+    /// The logits request of every node. It includes whole-row sums.
     ask: LogitsRequest,
 }
 
@@ -61,8 +62,8 @@ impl ModelCase {
         }
     }
 
-    /// The first delta layers and the first attention layer of a large model, which has matrices of f32 in its chains,
-    /// and longer texts, whose keys are shared out otherwise.
+    /// The first delta layers and the first attention layer of a large model, with f32 matrices in
+    /// its fused layers, and longer prompts with other KV splits.
     fn large() -> ModelCase {
         let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
         let loaded = loaded.load().unwrap();
@@ -98,7 +99,7 @@ impl ModelCase {
     }
 }
 
-/// A tree of `n` nodes, each below one of the last few before it, so that paths are long and branch.
+/// A random tree of `n` nodes. Parents are among the last few nodes, so paths are long and branch.
 fn random_tree(random: &mut Random, vocab: usize, n: usize) -> Tree {
     let mut tree = Tree::root(TokenId(random.below(vocab) as u32));
     while tree.len() < n {
@@ -126,7 +127,7 @@ fn verify(
     runner.verify(&[item]).unwrap().remove(0)
 }
 
-/// The row after one token that is fed alone, and stays.
+/// Feeds one token alone, commits it, and returns its row.
 fn feed(runner: &mut dyn Runner, seq: SeqId, (token, ask): (TokenId, &LogitsRequest)) -> LogitsRow {
     let tree = Tree::root(token);
     let row = verify(runner, seq, (&tree, ask)).remove(0);
@@ -140,8 +141,8 @@ fn same(what: &str, found: &LogitsRow, expected: &LogitsRow) {
     same.unwrap_or_else(|e| panic!("{what}: {e}"));
 }
 
-/// Fails unless every node's row is that of its path fed token by token from the saved state on. The tree is
-/// discarded first, and the sequence stands where it was saved in the end.
+/// Fails unless every node's row equals that of its path fed token by token from the saved state.
+/// The tree is discarded first, and the sequence ends at the saved state.
 fn check_nodes_equal_tokens(
     runner: &mut dyn Runner,
     (seq, saved): (SeqId, SnapshotId),
@@ -160,7 +161,7 @@ fn check_nodes_equal_tokens(
     runner.restore(seq, saved).unwrap();
 }
 
-/// Batches of 1 to 4 sequences that have read prompts of all lengths, each with a tree of its own.
+/// Batches of 1 to 4 sequences with prompts of all lengths, each with its own tree.
 fn check_trees_equal_plain_steps(device: &Device, model_case: &ModelCase) -> Vec<LogitsRow> {
     let mut runner = model_case.open(device);
     let runner = &mut *runner;
@@ -204,7 +205,7 @@ fn check_trees_equal_plain_steps(device: &Device, model_case: &ModelCase) -> Vec
             let (at, told) = ((some[i], saved[i]), (&trees[i], ask, &rows[i][..]));
             check_nodes_equal_tokens(runner, at, told, &what);
         }
-        // Then every one goes down its deepest path, and stands where feeding it would have brought it.
+        // Commit every deepest path and compare with the state after feeding it.
         let again = runner.verify(&items).unwrap();
         let paths: Vec<_> = trees
             .iter()
@@ -266,11 +267,12 @@ fn eager_steps_equal_graph_replays() {
     }
 }
 
-/// Nodes of a tree and of every other that shares its step: together they come to all buckets, some with one to four trees.
+/// Nodes of one tree, and of each other tree in its step. Together they cover all row buckets, some
+/// with one to four trees.
 const BATCHES: [(usize, usize); 7] = [(1, 1), (5, 1), (12, 4), (16, 8), (24, 4), (32, 8), (34, 10)];
 
-/// The rows of trees that are verified alone, after it was found that they are the same beside one, two and three others,
-/// wherever they stand in the step: every number of trees has a plan of its own.
+/// Returns the rows of trees verified alone. It first checks them beside one, two and three other
+/// trees, in every order, because each tree count has its own plan.
 fn check_batch_invariance(device: &Device, model_case: &ModelCase) -> Vec<LogitsRow> {
     let mut runner = model_case.open(device);
     let runner = &mut *runner;
@@ -344,7 +346,7 @@ fn tree_bits_do_not_depend_on_the_tree_count_of_the_plan() {
     }
 }
 
-/// A root and the last leaf of a star of 1 to 64 nodes: every number of rows, whatever bucket it is padded to.
+/// The root and the last leaf of a star of 1 to 64 nodes: every row count and its padding.
 #[test]
 fn logits_row_bits_do_not_depend_on_the_batch_width() {
     let Some(device) = open_device(false) else {

@@ -1,6 +1,6 @@
-//! Compiling with a real NVRTC, which needs no card: every standard unit's source, and the cache's life.
+//! Compilation with NVRTC, which needs no GPU: every standard unit, and the cache.
 //!
-//! NVRTC is looked for where CI puts it and where users have it; without one the tests say so and pass.
+//! NVRTC is searched where CI and users install it. Without it the tests print a line and pass.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use cuda::compile::{CompileError, Compiled, Nvrtc, NvrtcSearch, Options, compile
 use cuda::driver::Arch;
 use cuda::launch::{Unit, bandwidth};
 
-/// Options with NVRTC, or `None` with a loud line.
+/// Options with NVRTC, or `None` with a SKIPPED line.
 fn options(test: &str, cache: Option<PathBuf>) -> Option<Options> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ci-tools/nvrtc");
     let nvrtc = NvrtcSearch {

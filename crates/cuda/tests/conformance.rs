@@ -1,4 +1,4 @@
-//! The card against the suite every device must pass. Without a card every test says SKIPPED and passes.
+//! The conformance suite on the GPU. Without a GPU every test prints SKIPPED and passes.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ use fixtures::model::{
     Device, F16_KV, LIMITS, open_device, open_device_with, plan, reference_tolerance, text, verify,
 };
 
-/// How far ways that must give the same may differ: sums in another order, rounded to half precision.
+/// Tolerance between equivalent paths: other sum orders, rounded to half precision.
 fn tolerance(model: &SyntheticModel, kv: KvFormats) -> Tolerance {
     let of_products = match model.ty {
         QuantType::F32 => Tolerance::REORDERED,
@@ -37,16 +37,16 @@ fn tolerance(model: &SyntheticModel, kv: KvFormats) -> Tolerance {
         .or(Tolerance::of_cache(kv.v))
 }
 
-/// How a model is opened, and how closely ways that must give the same may differ.
+/// How to open a model, and the tolerance between equivalent paths.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
-    /// Trees sum in another order than single steps.
+    /// Trees and single steps have different sum orders.
     Fast,
-    /// With and without trees the bits are the same.
+    /// Trees and single steps give the same bits.
     Exact,
 }
 
-/// Tries every law, prints each breach and how long it took; gives how many laws did not hold.
+/// Checks all properties and prints each violation and the time. Returns the number of violations.
 fn count_violations(device: &Device, model: &SyntheticModel, kv: KvFormats, mode: Mode) -> usize {
     let case = Case {
         backend: &device.backend,
@@ -56,7 +56,7 @@ fn count_violations(device: &Device, model: &SyntheticModel, kv: KvFormats, mode
             Mode::Fast => Precision::Within(tolerance(model, kv)),
             Mode::Exact => Precision::BitExact,
         },
-        // Prompts are read with f16 activations, whatever the weights are.
+        // Prefill uses f16 activations for every weight type.
         prefill_tolerance: match model.ty {
             QuantType::F32 => Tolerance::NONE,
             ty => reference_tolerance(ty).each,
@@ -88,7 +88,8 @@ fn every_synthetic_layout_passes_the_suite() {
     assert_no_violations(violations.iter().sum());
 }
 
-/// Small models have launches of their own for one row; here they go as large ones do, where the card has chains in them.
+/// Small models use single-row kernels. Here they use the large-model paths, with fused layers
+/// where the GPU has them.
 #[test]
 fn models_on_large_model_paths_pass_the_suite() {
     let options = Options {
@@ -150,7 +151,7 @@ fn every_kv_type_pair_passes_the_suite() {
         (Q4_0, Bf16),
     ];
     let narrow = same.map(|f| (f, f)).chain(mixed);
-    // Groups of 128 values need heads of as many.
+    // Groups of 128 values need heads of at least 128 values.
     let wide = [(Tq3_0, Tq3_0), (F16, Tq3_0), (Tq3_0, Q8_0), (Q4_0, Tq3_0)];
     let [even, dense] = [SyntheticLayout::HybridEven, SyntheticLayout::Dense]
         .map(|layout| SyntheticModel::new(layout, QuantType::Q6_K, 3));
@@ -163,7 +164,7 @@ fn every_kv_type_pair_passes_the_suite() {
     assert_no_violations(violations);
 }
 
-/// What `--exact` promises: a text is the same to the bit however it is verified.
+/// The promise of `--batch-invariant`: a text is bit-identical for any verification tree.
 #[test]
 fn batch_invariant_models_pass_the_suite_bit_exactly() {
     let Some(device) = open_device(false) else {
@@ -179,7 +180,7 @@ fn batch_invariant_models_pass_the_suite_bit_exactly() {
     assert_no_violations(violations);
 }
 
-/// The same of small models that go as large ones do, in chains where the card has them.
+/// The same on large-model paths, in fused layers where the GPU has them.
 #[test]
 fn batch_invariant_models_on_large_model_paths_pass_the_suite_bit_exactly() {
     let options = Options {
@@ -199,8 +200,8 @@ fn batch_invariant_models_on_large_model_paths_pass_the_suite_bit_exactly() {
     assert_no_violations(violations.iter().sum());
 }
 
-/// In exact mode a row is the same to the bit whatever stands beside it: the root of a star of 1 to 64 nodes, and
-/// its last leaf beside any number of others.
+/// In batch-invariant mode a row has the same bits for any other rows: the root of a star of 1 to
+/// 64 nodes, and its last leaf.
 #[test]
 fn logits_row_bits_do_not_depend_on_the_batch_width() {
     let Some(device) = open_device(false) else {
@@ -214,12 +215,12 @@ fn logits_row_bits_do_not_depend_on_the_batch_width() {
         let vocab = model.spec.vocab;
         let seq = runner.open(300).unwrap();
         runner.prefill(seq, &text(vocab, 70, 7), &[]).unwrap();
-        // Steps of one row have launches of their own.
+        // Single-row steps use kernels of their own.
         let single = verify(&mut *runner, seq, &Tree::root(TokenId(3))).remove(0);
         runner.discard(seq).unwrap();
         let mut alone: Option<(LogitsRow, LogitsRow)> = None;
         for n in 2..=64_u32 {
-            // The same root and the same last leaf, others between them.
+            // The same root and last leaf, with other nodes between them.
             let mut tokens: Vec<TokenId> = (0..n).map(|i| TokenId(i + 100)).collect();
             (tokens[0], tokens[n as usize - 1]) = (TokenId(3), TokenId(9));
             let star = Tree::new(&tokens, &vec![NodeIdx::ROOT; tokens.len() - 1]).unwrap();

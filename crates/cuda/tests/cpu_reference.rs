@@ -1,5 +1,5 @@
-//! The card against the CPU's oracle, row by row and layer by layer. Without a card every test says SKIPPED and
-//! passes.
+//! The GPU against the CPU reference, row by row and layer by layer. Without a GPU every test
+//! prints SKIPPED and passes.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,16 +23,16 @@ use cuda::Options;
 
 use fixtures::model::*;
 
-/// What two runners are compared in.
+/// The comparison state of two runners.
 struct Pair {
-    /// What is tried, for messages.
+    /// The case, for messages.
     what: String,
     tolerance: ReferenceTolerance,
-    /// The largest difference seen, in units of what is allowed.
+    /// The largest difference, in units of the tolerance.
     worst: f32,
     /// The largest mean difference of a row.
     worst_mean: f32,
-    /// What is further off than allowed; the first of them tell where it begins.
+    /// Differences above the tolerance, in order.
     faults: Vec<String>,
 }
 
@@ -55,7 +55,7 @@ impl Pair {
         }
     }
 
-    /// Single values may be far off where activations are rounded; on the whole they may not.
+    /// Activation rounding may move single values far, but not the mean.
     fn values(&mut self, step: &str, found: &[f32], expected: &[f32]) {
         let off = found.iter().zip(expected).map(|(f, e)| (f - e).abs());
         let mean = off.sum::<f32>() / found.len().max(1) as f32;
@@ -80,8 +80,7 @@ impl Pair {
         }
     }
 
-    /// Prints how close it was, and gives 1 if that was not close enough: all models are tried before a test
-    /// fails.
+    /// Prints the result and returns 1 on failure, so that all models run before a test fails.
     fn end(self) -> usize {
         eprintln!(
             "  {}: worst difference {:.3} of what is allowed, in the mean {:.2e}, {} faults",
@@ -97,14 +96,14 @@ impl Pair {
     }
 }
 
-/// Faults of one model that are shown.
+/// Maximum faults shown per model.
 const FAULTS_SHOWN: usize = 6;
 
 fn assert_no_faults(faulty: usize) {
     assert_eq!(faulty, 0, "{faulty} models are further off than allowed");
 }
 
-/// Reads a prompt, verifies and commits trees of many shapes, and compares every row and state on the way.
+/// Prefills a prompt, verifies and commits trees of many shapes, and compares every row and state.
 fn check_against_reference(
     device: &Device,
     specimen: &SyntheticModel,
@@ -165,7 +164,7 @@ fn check_against_reference(
             .unwrap();
         states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
     }
-    // A prompt goes on after what was spoken.
+    // A second prompt part after the decoded tokens.
     let more = text(vocab, 70, 5);
     let requests = [(69, LogitsRequest::full())];
     let found = ours.prefill(a, &more, &requests).unwrap();
@@ -174,7 +173,7 @@ fn check_against_reference(
     pair.end()
 }
 
-/// Compares what both hold of a sequence.
+/// Compares the states of a sequence.
 fn states(
     pair: &mut Pair,
     (ours, a): (&mut dyn Inspect, SeqId),
@@ -247,7 +246,7 @@ fn every_weight_type_matches_the_cpu_reference() {
     assert_no_faults(faulty);
 }
 
-/// Trees of 1 to 64 nodes, so that every bucket is tried full, short by one and with one row in it.
+/// Trees of 1 to 64 nodes: every bucket full, one row short, and with one row.
 #[test]
 fn every_row_count_matches_the_cpu_reference() {
     let Some(device) = open_device(false) else {
@@ -289,7 +288,7 @@ fn every_kv_type_matches_the_cpu_reference() {
         return;
     };
     for format in KvFormat::ALL.into_iter().filter(|f| *f != KvFormat::F32) {
-        // Groups of 128 values need heads of as many.
+        // Groups of 128 values need heads of at least 128 values.
         let layouts = match format {
             KvFormat::Tq3_0 => [SyntheticLayout::Dense].to_vec(),
             _ => [SyntheticLayout::Plain, SyntheticLayout::HybridTiled].to_vec(),
@@ -307,7 +306,7 @@ fn every_kv_type_matches_the_cpu_reference() {
     assert_no_faults(faulty);
 }
 
-/// Four sequences of different lengths, each with a tree of its own, in one call: every row and every state.
+/// Four sequences of different lengths, each with a tree, in one call: every row and state.
 #[test]
 fn four_trees_per_step_match_the_cpu_reference() {
     let Some(device) = open_device(false) else {
@@ -420,7 +419,7 @@ fn decode_state_drift_stays_bounded_over_200_steps() {
     assert_no_faults(faulty);
 }
 
-/// Every kind of pass once, small enough for a memory checker.
+/// Every kind of pass once, small enough for compute-sanitizer.
 fn short_run(device: &Device, specimen: &SyntheticModel, kv: KvFormats) {
     let limits = Limits {
         sequences: 2,

@@ -1,6 +1,6 @@
-//! Random drafts on the card against the publisher's module in PyTorch: as close as sums in another order come where
-//! weights and caches are f32, and within half precision where they are not.
-//! Without a card the test says SKIPPED and passes.
+//! Random drafts against the published PyTorch module: within sum-order differences for f32 weights
+//! and caches, and within half precision otherwise. Without a GPU the test prints SKIPPED and
+//! passes.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,13 +19,13 @@ use contract::{KvFormat, QuantType};
 
 use fixtures::model::{Device, open_device};
 
-/// Anything but what is no number.
+/// Accepts every number and rejects NaN.
 const ANY: Tolerance = Tolerance {
     absolute: f32::MAX,
     relative: 0.0,
 };
-/// How far sums in another order, and a card's own exponentials and roots, are from the judge's, as a share of what
-/// logits spread by: their values are up to twenty.
+/// Tolerance for other sum orders and for the GPU's exponentials and roots, relative to the logits'
+/// deviation. Logits reach twenty.
 const CLOSE: f32 = 1e-4;
 
 /// The standard deviation.
@@ -36,8 +36,8 @@ fn spread(values: &[f32]) -> f32 {
     (values.iter().map(square).sum::<f64>() / n).sqrt() as f32
 }
 
-/// What half precision costs logits that spread by up to 5, in the mean: products of a target and of a draft, up to nine
-/// layers one after the other, and twice that of targets in block formats.
+/// Mean error of half precision for logits that spread by up to 5: GEMMs of a target and a draft,
+/// up to nine layers in sequence, and twice that for targets in block formats.
 fn half(draft: &RandomDraft) -> f32 {
     match draft.target.ends_with("f16") {
         true => 0.02,

@@ -86,7 +86,7 @@ fn device_clock_advances_with_the_host_clock() {
         out.download(&gpu).unwrap()
     };
     read();
-    // The card is read at some time within each call, which may be long beside other programs.
+    // The device clock is read within each call, which may take long beside other programs.
     let start = Instant::now();
     let before = read();
     let between = Instant::now();

@@ -1,4 +1,5 @@
-//! The bundled model on the card: greedy text is the CPU's, but where two tokens are nearly level.
+//! The bundled model: greedy text equals the CPU's, except where the two best tokens are nearly
+//! tied.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,8 +21,8 @@ use contract::{
 use cpu::CpuBackend;
 use cuda::{Card, CudaBackend, Options};
 
-/// How close the two best logits may be for the devices to choose differently: what rounding activations to
-/// eight bits was seen to move a logit by.
+/// Maximum gap of the two best logits at which the devices may choose differently: the largest
+/// measured shift from 8-bit activation rounding.
 const LEVEL: f32 = 0.25;
 const WORDS: usize = 120;
 
@@ -29,7 +30,7 @@ fn file(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember");
     match folder.is_dir() {
         true => folder.join(name),
-        // A test binary that was carried elsewhere runs below the root.
+        // A test binary that runs on another machine starts below the root.
         false => Path::new("../../models/ember").join(name),
     }
 }
@@ -99,7 +100,7 @@ fn on_the_card(card: &Card) -> CudaBackend {
     CudaBackend::with_options(card.clone(), options())
 }
 
-/// Compares candidates over the whole vocabulary: how far apart at most, and in the mean.
+/// The largest and the mean difference of candidates over the whole vocabulary.
 fn apart(found: &DraftCandidates, expected: &DraftCandidates) -> (f32, f32) {
     let by_id = |all: &DraftCandidates, row: usize| {
         let mut logits = vec![f32::NAN; all.k];
@@ -121,8 +122,8 @@ fn apart(found: &DraftCandidates, expected: &DraftCandidates) -> (f32, f32) {
     (worst, (sum / n as f64) as f32)
 }
 
-/// Trees of drafted tokens are verified and committed on the way, so that context comes by prompts, by paths
-/// with gaps, and round the ring.
+/// Trees of drafted tokens are verified and committed on the way. Context therefore comes from
+/// prompts, from paths with gaps, and wraps around the ring.
 #[test]
 fn draft_logits_match_the_cpu_up_to_rounding() {
     let Some(gpu) = fixtures::gpu::gpu() else {
@@ -160,7 +161,7 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
                 "round {round}, row {row}"
             );
         }
-        // Two branches; the second and a half of it is kept.
+        // Two branches. Commit the second and half of its path.
         let mut tree = Tree::root(root);
         let (mut left, mut right) = (NodeIdx::ROOT, NodeIdx::ROOT);
         for row in 0..depth.min(8) {
@@ -200,8 +201,8 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
     assert!(worst < 1.5 && mean < 0.1);
 }
 
-/// Large models read up to 256 tokens in short chunks, small ones in one long chunk: what the draft and the target make of
-/// the prompt is the same but for rounding.
+/// Large models prefill up to 256 tokens in short chunks, small models in one long chunk. Draft and
+/// target must agree up to rounding.
 #[test]
 fn prefill_chunk_length_does_not_change_the_result() {
     let Some(gpu) = fixtures::gpu::gpu() else {
@@ -241,7 +242,7 @@ fn deferred_draft_loads_at_first_use() {
     conformance::deferred_draft::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
 }
 
-/// Mean divergence, in nats, of what `found` says from what `expected` says, row by row.
+/// Mean KL divergence of `found` from `expected`, in nats, row by row.
 fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
     let log_probs = |row: &[f32]| -> Vec<f64> {
         let max = row.iter().copied().fold(f32::MIN, f32::max);
@@ -255,7 +256,7 @@ fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
     expected.iter().zip(found).map(of).sum::<f64>() / expected.len() as f64
 }
 
-/// Logits while a text is read and then spoken, over a cache in this format.
+/// Logits during prefill and decode over a cache of `format`.
 fn logits(card: &CudaBackend, format: KvFormat) -> Vec<Vec<f32>> {
     let mut runner = open(card, format);
     let seq = runner.open(2048).unwrap();
@@ -329,7 +330,7 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
     ] {
         let mut ours = open(&card, format);
         let mut judge = open(&processor, format);
-        // Text the model was trained on would be kinder; these are its own most common tokens in a fixed order.
+        // The model's most common tokens in a fixed order. Training text would give smaller errors.
         let prompt: Vec<TokenId> = (0..prompt_len)
             .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
             .collect();
@@ -362,7 +363,7 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
             } else {
                 worst = worst.max((found.logits[0] - expected.logits[0]).abs());
             }
-            // Both go on with the judge's choice, so that every word is compared.
+            // Both runners continue with the reference's choice, so every token is compared.
             let token = expected.ids[0];
             found = decode_token(&mut *ours, a, token);
             expected = decode_token(&mut *judge, b, token);

@@ -1,4 +1,4 @@
-//! Chains of products against the reference, layer by layer.
+//! Fused layers match the reference, layer by layer.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 #![allow(clippy::print_stderr, reason = "a skipped test says so")]
@@ -21,7 +21,7 @@ use fixtures::gpu::Random;
 
 const EPS: f32 = 1e-6;
 
-/// A matrix of random values, on the card and as stored.
+/// A random matrix on the device and as stored.
 struct Weights {
     matrix: Matrix,
     values: Vec<f32>,
@@ -65,7 +65,7 @@ impl Weights {
     }
 }
 
-/// What a layer is made of.
+/// The weight types of a layer.
 #[derive(Clone)]
 struct Types {
     out: QuantType,
@@ -81,7 +81,7 @@ struct Shape {
     mixed: usize,
 }
 
-/// One layer's products and norms.
+/// GEMMs and norms of one layer.
 struct Layer {
     out: Weights,
     gate: Weights,
@@ -128,7 +128,7 @@ impl Layer {
             .collect()
     }
 
-    /// The reference: residual stream and projections after the layer.
+    /// Reference residual stream and projections after the layer.
     fn expected(&self, x: &[f32], y: &[f32], hidden: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
         let normed = |x: &[f32], weight: &[f32]| {
             let mut out = vec![0.0; x.len()];
@@ -150,7 +150,7 @@ impl Layer {
     }
 }
 
-/// A card's memory for chains of one bucket.
+/// Device memory for fused layers of one bucket.
 struct FusedLayerFixture {
     card: Card,
     bucket: usize,
@@ -165,7 +165,7 @@ struct FusedLayerFixture {
 }
 
 impl FusedLayerFixture {
-    /// Rows `x` and what their mixer gave, `y`.
+    /// Rows `x` and their mixer outputs `y`.
     fn new(gpu: &Gpu, shape: &Shape, layer: &Layer, (x, y): (&[f32], &[f32])) -> FusedLayerFixture {
         let hidden = shape.hidden;
         let bucket = x.len() / hidden;
@@ -250,7 +250,7 @@ impl FusedLayerFixture {
         chain::launch(self.card, self.bucket, form, &products, self.y.ptr(), place)
     }
 
-    /// Runs the chain `times` times over.
+    /// Runs the fused layer `times` times.
     fn run(&self, gpu: &Gpu, form: Form, layer: &Layer, times: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
         let launch = self.launch(form, layer);
         let modules = fixtures::gpu::modules(gpu, std::slice::from_ref(&launch.unit));
@@ -258,16 +258,22 @@ impl FusedLayerFixture {
             gpu.run(&modules, &launch).unwrap();
         }
         let left = self.room.download(gpu).unwrap();
-        assert!(left.iter().all(|&b| b == 0), "a chain left sums behind");
+        assert!(
+            left.iter().all(|&b| b == 0),
+            "the fused layer left nonzero sums"
+        );
         let own = self.own.download(gpu).unwrap();
         let halves = &own[Own::bytes(0, 0)..];
-        assert!(halves.iter().all(|&b| b == 0), "a chain left halves behind");
+        assert!(
+            halves.iter().all(|&b| b == 0),
+            "the fused layer left nonzero f16 rows"
+        );
         let outs = self.outs.iter().map(|out| out.download(gpu).unwrap());
         (self.x.download(gpu).unwrap(), outs.collect())
     }
 }
 
-/// A card that chains are written for.
+/// A GPU with fused-layer kernels.
 fn open_sm90() -> Option<Gpu> {
     let gpu = fixtures::gpu::gpu()?;
     if gpu.arch().number == 90 {
@@ -296,7 +302,7 @@ const SMALL: Shape = Shape {
     ffn: 1280,
     mixed: 768,
 };
-/// Rows that are no whole tiles, and K that is no whole unit.
+/// Row counts that are not whole tiles, and K that is not whole units.
 const ODD: Shape = Shape {
     hidden: 352,
     ffn: 736,
@@ -312,7 +318,7 @@ fn k_quants() -> Types {
     }
 }
 
-/// Rows with a common part and outliers, and what a mixer might give.
+/// Rows with a common part and outliers, and possible mixer outputs.
 fn inputs(random: &mut Random, shape: &Shape, rows: usize) -> (Vec<f32>, Vec<f32>) {
     let x = (0..rows * shape.hidden).map(|i| {
         let outlier = if i % shape.hidden == 5 { 30.0 } else { 1.0 };
@@ -349,7 +355,7 @@ fn check_layer_close(
     }
 }
 
-/// One kind for all matrices.
+/// One weight kind for all matrices.
 fn of(ty: QuantType, next: Vec<(QuantType, usize)>) -> Types {
     Types {
         out: ty,
@@ -396,7 +402,7 @@ fn last_fused_layer_matches_reference() {
     agrees(&gpu, &mut random, ("the last", &SMALL, &last), 8);
 }
 
-/// Shapes in which tiles lie in many blocks, and blocks have tiles of their own.
+/// Shapes whose tiles spread over many blocks, and whose blocks have private tiles.
 #[test]
 fn fused_layer_of_real_widths_matches_reference() {
     let Some(gpu) = open_sm90() else { return };
@@ -413,7 +419,8 @@ fn fused_layer_of_real_widths_matches_reference() {
     }
 }
 
-/// Shapes whose gate has `own` tiles for each block and four more, of which some blocks have a unit; `missing` rows of the last.
+/// Shapes whose gate has `own` tiles per block and four more, so that some blocks have no unit of
+/// those. The last tile lacks `missing` rows.
 fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> Shape {
     let blocks = card_of(gpu).multiprocessors as usize;
     Shape {
@@ -442,7 +449,7 @@ fn fused_layer_of_private_tiles_matches_reference() {
     }
 }
 
-/// Blocks without units run through their stages as fast as these open, and are still to come to their end.
+/// Blocks without units pass all GEMM phases as soon as these open, and must still terminate.
 #[test]
 fn fused_layer_with_idle_blocks_terminates() {
     let Some(gpu) = open_sm90() else { return };
@@ -496,7 +503,8 @@ fn check_row_bits(gpu: &Gpu, shape: &Shape) {
     }
 }
 
-/// At one row and at 24, whose products are of other kinds; the first launches are what racecheck looks at (harness/card/card.sh).
+/// One row and 24 rows use different GEMM forms. Racecheck inspects the first launches
+/// (harness/card/card.sh).
 #[test]
 fn fused_layer_is_deterministic() {
     let Some(gpu) = open_sm90() else { return };
@@ -559,7 +567,8 @@ fn non_finite_row_does_not_affect_other_rows() {
     }
 }
 
-/// The scale that halves are written with is the one before the product; a row may become much larger or smaller by it.
+/// f16 rows are scaled by the scale before the GEMM, and a GEMM may change a row's magnitude by
+/// far.
 #[test]
 fn row_with_outliers_keeps_its_precision() {
     let Some(gpu) = open_sm90() else { return };

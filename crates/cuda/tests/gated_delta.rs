@@ -1,4 +1,4 @@
-//! Steps of trees: the delta rule in both forms, with convolution and output norm, and commits.
+//! Delta steps of trees in both forms, with convolution, output norm and commits.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -31,7 +31,7 @@ fn own_card(gpu: &Device) -> Card {
     }
 }
 
-/// This card, and one with as little shared memory as some have.
+/// This GPU, and one with small shared memory.
 fn cards(gpu: &Device) -> [Card; 2] {
     let small = Card {
         shared_bytes: 99 << 10,
@@ -44,7 +44,7 @@ fn forms() -> [Exactness; 2] {
     [Exactness::Factors, Exactness::Sequential]
 }
 
-/// Runs one of the two forms on layer 0; gives `o`, before the norm, of all rows of the bucket.
+/// Runs one form on layer 0. Returns `o` before the norm, for all rows of the bucket.
 fn run_tree(
     gpu: &Device,
     fixture: &DeltaFixture,
@@ -71,7 +71,7 @@ fn run_tree(
     o.download(gpu).unwrap()
 }
 
-/// `(mixed, u, o)` of one tree of rows `first..` of the reference.
+/// Reference `(mixed, u, o)` of one tree, rows `first..`.
 fn right(
     gpu: &Device,
     fixture: &DeltaFixture,
@@ -89,7 +89,8 @@ fn right(
     (mixed, u, o)
 }
 
-/// Runs a form and compares o and all factors of every node with the reference; gives the worst error of o and u.
+/// Runs a form and compares o and all factors of every node with the reference. Returns the largest
+/// errors of o and u.
 fn check_tree(
     gpu: &Device,
     fixture: &DeltaFixture,
@@ -201,12 +202,12 @@ fn delta_tree_handles_all_decay_values() {
         for parents in [chain(n), random_tree(&mut random, n)] {
             let mut projected = Projected::new(shape, n, &mut random);
             for (alpha, beta) in projected.alpha.iter_mut().zip(&mut projected.beta) {
-                // g of about -50, 0, -0.7, -700 and -0.002; beta of 0, 1 and a half.
+                // g of about -50, 0, -0.7, -700 and -0.002, and beta of 0, 1 and 0.5.
                 *alpha = [50.0, -80.0, 0.0, 700.0, -6.0, -6.0][random.below(6)];
                 *beta = [-90.0, 90.0, 0.0][random.below(3)];
             }
             for form in forms() {
-                // Where almost all is forgotten, what is left of o is small beside the terms it is made of.
+                // Under strong decay, o is small relative to its terms.
                 let trees = [(0, parents.clone())];
                 check_tree(&gpu, &fixture, &trees, &projected, form, 3e-5);
             }
@@ -258,7 +259,8 @@ fn delta_tree_overflow_is_never_finite() {
     fixture.set_decay(&gpu, &[-1.0; 4], &[0.0; 4]);
     let (channels, keys) = (shape.channels(), shape.keys());
     for n in [7, 12, 32, 64] {
-        // Neighbours' keys are opposite and nothing decays, so u_i = v_i + v_(i-1); v comes in pulses near the end of f32.
+        // Neighbouring keys are opposite and nothing decays, so u_i = v_i + v_(i-1). v has pulses
+        // near the f32 maximum.
         let mut projected = Projected::new(shape, n, &mut random);
         projected.alpha.fill(-80.0);
         projected.beta.fill(90.0);
@@ -324,7 +326,7 @@ fn delta_tree_overflow_is_never_finite() {
     }
 }
 
-/// Which of two kernels a bucket of one tree goes to: their sums round differently.
+/// The kernel for a bucket of one tree. The two kernels round sums differently.
 fn kernel(gpu: &Device, shape: Shape, form: Exactness, bucket: usize) -> &'static str {
     match form {
         Exactness::Factors => steps::tree_unit(own_card(gpu), shape, bucket, 1).file,
@@ -375,7 +377,7 @@ fn run_commit(gpu: &Device, fixture: &DeltaFixture, paths: &[(usize, &[usize])])
     gpu.launch(&[commit(fixture.shape, &fixture.group(), 4, header.ptr())]);
 }
 
-/// Random factors for all nodes of a fixture, decays included.
+/// Random factors and decays for all nodes of a fixture.
 fn random_factors(gpu: &Device, fixture: &mut DeltaFixture, random: &mut Random) {
     let shape = fixture.shape;
     let mut factors = random.normals(fixture.factors.len(), 0.1);
@@ -453,7 +455,7 @@ fn delta_commit_of_a_path_equals_single_node_commits() {
     same_bits("windows", &whole, &single);
 }
 
-/// Runs a whole layer, the last of the fixture, and compares its rows with the references, chained.
+/// Runs the fixture's last layer and compares its rows with the composed references.
 fn check_layer(
     gpu: &Device,
     fixture: &DeltaFixture,
@@ -490,7 +492,7 @@ fn check_layer(
         scratch.ptr(),
         &out,
     );
-    // The halves are those of the f32 rows.
+    // f16 rows equal the rounded f32 rows.
     let all = Source::Step(header.ptr());
     let copy = Forms {
         f16: again.ptr(),

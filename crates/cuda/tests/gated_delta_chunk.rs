@@ -1,4 +1,4 @@
-//! Chunks of a prompt: convolution and delta rule in chunk form, with the state and the window they leave.
+//! Prefill chunks: convolution and chunked delta rule, and the final state and window.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -14,7 +14,7 @@ use cuda::launch::norm::Out as Forms;
 use fixtures::gated_delta::{DeltaFixture, Device, HeadRows, Projected, chain, shapes};
 use fixtures::gpu::{Random, close, same_bits};
 
-/// The forms of the scan that this card can run.
+/// The scan forms that this GPU supports.
 fn forms(gpu: &Device) -> Vec<Products> {
     let mut forms = vec![Products::Warp];
     if gpu.arch().number == 90 {
@@ -23,7 +23,8 @@ fn forms(gpu: &Device) -> Vec<Products> {
     forms
 }
 
-/// Runs a layer over a chunk of a prompt; gives the normed output rows. `capacity` is what buffers hold.
+/// Runs a layer over a prefill chunk with buffers of `capacity` rows. Returns the normed output
+/// rows.
 fn run(
     gpu: &Device,
     fixture: &DeltaFixture,
@@ -60,7 +61,7 @@ fn run(
     result
 }
 
-/// The reference, token by token in f32: output rows, states and window.
+/// The f32 reference, token by token: output rows, states and window.
 fn right(
     fixture: &DeltaFixture,
     mut states: Vec<Vec<f32>>,
@@ -95,7 +96,7 @@ fn right(
     (out, states, window)
 }
 
-/// Runs chunk after chunk and compares everything with the reference.
+/// Runs consecutive chunks and compares all results with the reference.
 fn check(
     gpu: &Device,
     products: Products,

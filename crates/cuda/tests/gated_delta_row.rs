@@ -1,5 +1,5 @@
-//! Equal bits: a delta layer of a step of one row in one launch is what the launches of a tree give, and every node of a
-//! tree is what steps of one row and commits give along its path.
+//! Bit equality of delta layers: the fused single-row launch equals the tree launches, and tree
+//! nodes equal single-row steps with commits along their paths.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -21,7 +21,7 @@ use fixtures::gated_delta::{
 };
 use fixtures::gpu::Random;
 
-/// As little shared memory as some cards have.
+/// The smallest shared memory of supported GPUs.
 const SMALL: Card = Card {
     shared_bytes: 99 << 10,
     warpgroups: false,
@@ -34,7 +34,7 @@ fn own_card(gpu: &Device) -> Card {
     }
 }
 
-/// What a layer leaves: f32 rows, halves, and the factors of all slots.
+/// Results of a layer: f32 rows, f16 rows, and the factors of all slots.
 #[derive(Debug, PartialEq, Eq)]
 struct FinalState {
     f32: Vec<u32>,
@@ -42,13 +42,13 @@ struct FinalState {
     factors: Vec<u32>,
 }
 
-/// Bits, every NaN being the same.
+/// Bit patterns with a canonical NaN.
 fn bits(values: &[f32]) -> Vec<u32> {
     let one = |x: &f32| if x.is_nan() { u32::MAX } else { x.to_bits() };
     values.iter().map(one).collect()
 }
 
-/// Runs `launches` of the last layer of a fresh fixture on a step of one row in slot 1.
+/// Runs `launches` of the last layer of a fresh fixture on a single-row step in slot 1.
 fn run(
     gpu: &Device,
     shape: Shape,
@@ -61,7 +61,7 @@ fn run(
         .upload(&fixtures::gated_delta::step(&[(1, chain(1))]))
         .unwrap();
     let result = fixtures::gpu::poisoned::<f32>(gpu, shape.values());
-    // Eight rows of whole groups of 256 values; zeros, for the seven rows that nobody writes.
+    // Eight rows of whole groups of 256 values. Seven rows stay zero.
     let wide = 16 * shape.values().next_multiple_of(256);
     let f16 = gpu.filled::<u8>(wide, 0).unwrap();
     let out = Out::of(Forms {
@@ -105,7 +105,7 @@ fn fused_launch(gpu: &Device, shape: Shape, projected: &Projected) -> FinalState
     })
 }
 
-/// The shapes of the tests, and those of a 0.8B and a 27B hybrid.
+/// The test shapes, and those of a 0.8B and a 27B hybrid model.
 fn all_shapes() -> Vec<Shape> {
     let wide = [(16, 16), (16, 48)].map(|(n_k_heads, n_v_heads)| Shape {
         n_k_heads,
@@ -170,7 +170,7 @@ fn fused_delta_row_without_trees_writes_nothing() {
     assert!(left.f16.iter().all(|x| *x == 0));
 }
 
-/// Every launch of a layer for `trees`, all of slots of `world`: rows after the norm.
+/// Runs all launches of a layer for `trees` on all slots. Returns the normed rows.
 fn layer_rows(
     gpu: &Device,
     fixture: &DeltaFixture,
@@ -213,7 +213,8 @@ fn layer_rows(
     result
 }
 
-/// Compares rows and factors of every node on the way to `leaves` of the first tree with steps of one row and commits.
+/// Compares rows and factors of every node on the paths to `leaves` of the first tree with
+/// single-row steps and commits.
 fn check_paths(gpu: &Device, shape: Shape, trees: &[(usize, Parents)], card: Card, apart: bool) {
     let rows = trees.iter().map(|(_, parents)| parents.len()).sum();
     let projected = Projected::new(shape, rows, &mut Random::new(35));
@@ -248,7 +249,7 @@ fn check_paths(gpu: &Device, shape: Shape, trees: &[(usize, Parents)], card: Car
     }
 }
 
-/// A tree in which every node has two children.
+/// A tree whose nodes have two children each.
 fn full(n: usize) -> Parents {
     (0..n).map(|i| i.checked_sub(1).map(|j| j / 2)).collect()
 }

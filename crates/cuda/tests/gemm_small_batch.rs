@@ -1,4 +1,4 @@
-//! The small-batch products against sums in f64.
+//! Small-batch GEMM against sums in f64.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -18,7 +18,7 @@ use cuda::pack::dequantize::PackedMatrix;
 use cuda::pack::{self, ActivationFormat, WeightKind};
 use fixtures::gpu::Random;
 
-/// A matrix as stored, and on the card.
+/// A matrix as stored and on the device.
 struct Matrix {
     ty: QuantType,
     rows: usize,
@@ -48,7 +48,7 @@ impl Matrix {
         }
     }
 
-    /// As stored.
+    /// The stored values.
     fn values(&self) -> Vec<f32> {
         let mut values = vec![0.0; self.rows * self.cols];
         let row_bytes = self.ty.row_bytes(self.cols);
@@ -62,7 +62,7 @@ impl Matrix {
         values
     }
 
-    /// As kernels round them.
+    /// The values as kernels round them.
     fn rounded(&self) -> Vec<f32> {
         let kind = WeightKind::of(self.ty);
         if kind == WeightKind::F32 {
@@ -86,7 +86,7 @@ fn card_of(gpu: &Gpu) -> Card {
     }
 }
 
-/// Scratch for any test here: zero, and left zero by every launch.
+/// Shared scratch. It is zero before and after every launch.
 struct ZeroedScratch(Buffer<u8>);
 
 impl ZeroedScratch {
@@ -104,7 +104,7 @@ impl ZeroedScratch {
     }
 }
 
-/// Rows in every form that some kind reads.
+/// Rows in every activation format.
 struct X {
     buffers: Vec<(ActivationFormat, Buffer<u8>)>,
 }
@@ -131,7 +131,7 @@ impl X {
     }
 }
 
-/// What adding up in f32 may cost, relative to all outputs.
+/// Error of f32 accumulation relative to all outputs.
 const SUMMING: f64 = 5e-6;
 
 fn segment(matrix: &Matrix, out: u64, stride: usize, write: Write) -> Segment {
@@ -154,7 +154,7 @@ fn run(gpu: &Gpu, launches: &[Launch]) {
     gpu.sync().unwrap();
 }
 
-/// One matrix times the rows of `x`, in a bucket.
+/// One matrix times the rows of `x`, padded to a bucket.
 fn product(
     gpu: &Gpu,
     room: &ZeroedScratch,
@@ -183,7 +183,7 @@ fn gemm_in_f64(m: &Matrix, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Rows with outliers and a common part, as activations have.
+/// Rows with outliers and a common part, like activations.
 fn rows(random: &mut Random, n: usize, cols: usize) -> Vec<f32> {
     (0..n * cols)
         .map(|i| {
@@ -261,7 +261,7 @@ fn row_bits_do_not_depend_on_the_other_rows() {
     };
     let matrices = types.map(|ty| Matrix::new(&gpu, &mut random, ty, n_out, cols));
     let out = fixtures::gpu::poisoned::<f32>(&gpu, 64 * n_out);
-    // All units at once: they compile side by side.
+    // All units at once, so they compile in parallel.
     let units: Vec<_> = matrices
         .iter()
         .flat_map(|m| {
@@ -353,7 +353,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
         }
     }
     fixtures::gpu::close("all segments", &got, &wanted, SUMMING);
-    // What lies between them is untouched.
+    // The space between the outputs is untouched.
     let gap = places[1] - 1;
     for row in 0..bucket {
         assert_eq!(got[row * stride + gap], before[row * stride + gap]);
@@ -396,7 +396,7 @@ fn non_finite_row_does_not_affect_other_rows() {
     }
 }
 
-/// The longest sums and the widest fused launch of the shapes this is built for.
+/// The longest sums and the widest joint launch of the supported shapes.
 #[test]
 fn real_shapes_match_reference() {
     let Some(gpu) = fixtures::gpu::gpu() else {
@@ -419,8 +419,8 @@ fn real_shapes_match_reference() {
     }
 }
 
-/// Cards with less shared memory hold every kind; where rows do not fit one launch they go in several, and a row's
-/// bits stay what they are.
+/// GPUs with small shared memory support every weight kind. Rows that exceed one launch are split,
+/// and a row's bits stay the same.
 #[test]
 fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
     let Some(gpu) = fixtures::gpu::gpu() else {
@@ -447,7 +447,7 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
     }
 }
 
-/// Values that neither f16 nor its scales could hold without the powers of two that rows have.
+/// Values beyond the range of f16 and its scales, without the row exponents.
 #[test]
 fn rows_of_any_magnitude_keep_their_precision() {
     let Some(gpu) = fixtures::gpu::gpu() else {

@@ -1,4 +1,4 @@
-//! Products of one row in one launch against the norm, the products and the gated unit that they stand for, bit for bit.
+//! Single-row GEMV with fused norm, residual or SwiGLU equals the separate launches bit for bit.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -20,7 +20,7 @@ use fixtures::step::{Device, Placed, chain, step};
 
 const EPS: f32 = 1e-6;
 
-/// A packed matrix on the card.
+/// A packed matrix on the device.
 struct Matrix {
     kind: WeightKind,
     rows: usize,
@@ -53,7 +53,7 @@ impl Matrix {
     }
 }
 
-/// What the launches of a test share.
+/// Shared buffers of the tests.
 struct GemvFixture {
     gpu: Device,
     card: Card,
@@ -87,7 +87,7 @@ impl GemvFixture {
         Source::Step(self.header.ptr())
     }
 
-    /// The row in halves, with room for whole groups, and in f32.
+    /// The row in f16, padded to whole groups, and in f32.
     fn forms(&self, width: usize) -> (Buffer<u8>, Buffer<f32>, Out) {
         let halves = poisoned::<u8>(&self.gpu, Input16::bytes(width));
         let floats = poisoned::<f32>(&self.gpu, width);
@@ -98,7 +98,7 @@ impl GemvFixture {
         (halves, floats, out)
     }
 
-    /// What products by several launches give.
+    /// The result of the separate GEMM launches.
     fn products(&self, cols: usize, segments: &[Segment], x: Out) -> Vec<cuda::launch::Launch> {
         let inputs = Inputs {
             f16: x.f16,
@@ -109,7 +109,7 @@ impl GemvFixture {
     }
 }
 
-/// Halves of a bucket of one row.
+/// f16 format of a one-row bucket.
 struct Input16;
 
 impl Input16 {
@@ -125,7 +125,7 @@ fn gemv_with_fused_norm_equals_separate_launches() {
     };
     let (gpu, mut random) = (&fixture.gpu, Random::new(1));
     let cases: &[(usize, &[(QuantType, usize)])] = &[
-        // The delta and the attention layers of a 0.8B shape.
+        // The delta and attention layers of a 0.8B shape.
         (
             1024,
             &[
@@ -143,7 +143,8 @@ fn gemv_with_fused_norm_equals_separate_launches() {
                 (QuantType::BF16, 512),
             ],
         ),
-        // Odd numbers of rows, several kinds, one block for all, norms of more warps than a block has.
+        // Odd row counts, several kinds, one block for all, and norms with more warps than a block
+        // has.
         (
             2560,
             &[
@@ -274,7 +275,7 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
     }
 }
 
-/// Shapes that are left to the launches of any other step.
+/// Shapes that the other launches handle.
 #[test]
 fn oversized_gemv_is_rejected() {
     let card = Card {
@@ -317,7 +318,7 @@ fn oversized_gemv_is_rejected() {
         gated
     ));
     assert!(!fits(1024, &[f16], normed, gated));
-    // A warp would have 5,120 values to add up.
+    // A warp would sum 5,120 values.
     let large = segment(WeightKind::Q4K, 17408);
     assert!(!fits(5120, &[large, large], normed, gated));
 }

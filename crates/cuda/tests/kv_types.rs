@@ -1,4 +1,4 @@
-//! What each storage of keys and values does to what is said, on the shapes of a real 27B model with random weights.
+//! Divergence of each KV type, on the shapes of a real 27B model with random weights.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use contract::{Backend, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, Ru
 use cuda::{CudaBackend, Options};
 use model::synth::SynthSpec;
 
-/// Layers that are kept, a quarter of them attention: enough for errors to pass through several.
+/// Layers kept, a quarter of them attention, so that errors pass through several layers.
 const LAYERS: usize = 16;
 
 fn backend() -> Option<CudaBackend> {
@@ -28,7 +28,7 @@ fn backend() -> Option<CudaBackend> {
     Some(CudaBackend::with_options(gpu.card().clone(), options))
 }
 
-/// Log-probabilities of the next token at sixty places of a text of 800 tokens.
+/// Log-probabilities of the next token at 60 positions of an 800-token text.
 fn decode_probabilities(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>> {
     let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
     let loaded = spec.load().unwrap();

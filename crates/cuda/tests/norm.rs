@@ -1,4 +1,4 @@
-//! Norms and the gated unit on the card against the reference.
+//! Norms and SwiGLU match the reference.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -15,7 +15,7 @@ use fixtures::step::{Device, Placed, chain, chunk, star, step};
 
 const EPS: f32 = 1e-6;
 
-/// Reference rows: `x += update`, then its norm.
+/// Reference rows: `x += update`, then the norm.
 fn expected(x: &[f32], update: &[f32], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let sum: Vec<f32> = x.iter().zip(update).map(|(a, b)| a + b).collect();
     let mut y = vec![0.0; x.len()];
@@ -120,7 +120,7 @@ fn every_norm_output_format_equals_its_f32_rows() {
                 weight.ptr(),
                 out,
             )]);
-            // The rows that came out are converted once more, as they are.
+            // The output rows are converted again, unchanged.
             let all = gpu
                 .upload(&chunk(
                     0,

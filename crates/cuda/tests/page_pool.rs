@@ -1,6 +1,6 @@
-//! Pages of keys and values that sequences and saved states share, on the card: nothing shows of where they are, and
-//! nothing is lost when they move. The book of who holds what is tried without a card, with copies that fail, beside
-//! it. Without a card every test says SKIPPED and passes.
+//! KV pages shared by sequences and snapshots: results do not depend on page locations, and moves
+//! lose nothing. Unit tests of the page pool cover failing copies without a GPU. Without a GPU
+//! every test prints SKIPPED and passes.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ use cuda::Options;
 
 use fixtures::model::{Device, open_device, open_device_with, plan, text, verify};
 
-/// Eight pages on the card: four for each of two sequences.
+/// Eight device pages: four for each of two sequences.
 const FEW: Limits = Limits {
     sequences: 2,
     context: 1000,
@@ -41,7 +41,7 @@ fn open(device: &Device, kv: KvFormat) -> Box<dyn Runner> {
     device.backend.open(plan, &mut |_| {}).unwrap()
 }
 
-/// Says eight tokens, a tree beside each of them, and gives all rows.
+/// Decodes eight tokens with a verification tree each, and returns all rows.
 fn decode_token(runner: &mut dyn Runner, seq: SeqId, salt: usize) -> Vec<LogitsRow> {
     let vocab = runner.info().vocab;
     let mut rows = Vec::new();
@@ -62,7 +62,7 @@ fn same(what: &str, found: &[LogitsRow], expected: &[LogitsRow]) {
     }
 }
 
-/// Reads a prompt in chunks that end where pages do not, with the row of the last token.
+/// Prefills a prompt in chunks that end inside pages. Returns the last token's row.
 fn prefill_tokens(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) -> Vec<LogitsRow> {
     let prompt = text(runner.info().vocab, n, salt);
     let mut rows = Vec::new();
@@ -74,7 +74,7 @@ fn prefill_tokens(runner: &mut dyn Runner, seq: SeqId, n: usize, salt: usize) ->
     rows
 }
 
-/// The same bits, whether pages stand one after another or anywhere.
+/// Bit-identical for contiguous and scattered pages.
 #[test]
 fn page_locations_do_not_affect_results() {
     let (Some(straight), Some(scattered)) = (
@@ -104,8 +104,8 @@ fn page_locations_do_not_affect_results() {
     }
 }
 
-/// Six conversations of three pages each on eight places: states move to the host and back while others speak, and
-/// each goes on as if it were alone, to the bit.
+/// Six sequences of three pages each on eight device pages. Snapshots move to the host and back
+/// while other sequences decode, and each continues bit-identically.
 #[test]
 fn snapshots_beyond_device_memory_move_to_the_host_and_back() {
     let Some(device) = open_device(false) else {
@@ -133,12 +133,12 @@ fn snapshots_beyond_device_memory_move_to_the_host_and_back() {
                 let found = decode_token(runner, seq, 7);
                 same(&format!("{} {round}/{i}", kv.name()), &found, expected);
                 runner.close(seq);
-                // Somebody else writes on meanwhile.
+                // Another sequence continues meanwhile.
                 decode_token(runner, other, i);
             }
         }
         assert_eq!(runner.capacity().snapshot_bytes, held);
-        // What was read from the beginning says the same.
+        // A prefill from the start gives the same rows.
         let mut fresh = open(&device, kv);
         let seq = fresh.open(1000).unwrap();
         prefill_tokens(&mut *fresh, seq, 520 + 31 * 3, 3);
@@ -151,7 +151,7 @@ fn snapshots_beyond_device_memory_move_to_the_host_and_back() {
     }
 }
 
-/// States of one conversation hold its rows once.
+/// Snapshots of one sequence share its rows.
 #[test]
 fn snapshots_of_one_sequence_share_their_pages() {
     let Some(device) = open_device(false) else {
@@ -174,7 +174,8 @@ fn snapshots_of_one_sequence_share_their_pages() {
     assert!(states_only < alone);
 }
 
-/// A state that is on its way to the disk stays what it was while it is freed and its pages move and are written over.
+/// A detached snapshot keeps its state while its source is freed and its pages move and are
+/// overwritten.
 #[test]
 fn detached_snapshot_keeps_the_saved_state() {
     let Some(device) = open_device(false) else {
@@ -197,7 +198,7 @@ fn detached_snapshot_keeps_the_saved_state() {
     });
     runner.free_snapshot(saved.id);
     runner.close(seq);
-    // Two sequences take all eight places, so what the parcels keep moves to the host.
+    // Two sequences take all eight pages, so the detached pages move to the host.
     for salt in 0..3 {
         let seqs = [(); 2].map(|()| runner.open(1000).unwrap());
         for seq in seqs {
@@ -214,7 +215,7 @@ fn detached_snapshot_keeps_the_saved_state() {
     assert!(bytes == exported, "written after its pages had moved");
     drop(late);
     assert_eq!(runner.capacity().snapshot_bytes, 0);
-    // Once into places that hold nothing, once where none is left.
+    // Import once into free device pages, and once with none free.
     let other = runner.open(1000).unwrap();
     for n in [0, 990] {
         prefill_tokens(runner, other, n, 40);
@@ -237,7 +238,8 @@ fn detached_snapshot_keeps_the_saved_state() {
     }
 }
 
-/// States are copied beside the work: whatever comes next on their sequence, and whoever gets their memory, waits for them.
+/// Snapshots are copied concurrently with steps. Later work on the sequence, and new owners of its
+/// memory, wait for the copies.
 #[test]
 fn snapshots_are_saved_and_restored_while_steps_run() {
     let Some(device) = open_device(false) else {
@@ -248,7 +250,7 @@ fn snapshots_are_saved_and_restored_while_steps_run() {
     let seq = runner.open(1000).unwrap();
     prefill_tokens(runner, seq, 320, 3);
     let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap().id;
-    // This writes every state while the one before is still on its way.
+    // This overwrites every state while the previous copy is still running.
     let rows = prefill_tokens(runner, seq, 256, 4);
     runner.restore(seq, saved).unwrap();
     let spoken = decode_token(runner, seq, 5);
@@ -258,7 +260,7 @@ fn snapshots_are_saved_and_restored_while_steps_run() {
         same("read on", &prefill_tokens(runner, seq, 256, 4), &rows);
         runner.restore(seq, again).unwrap();
         runner.free_snapshot(again);
-        // Gets the memory of the one before, and holds another state.
+        // Reuses the memory of the previous sequence, with another state.
         let other = runner.open(1000).unwrap();
         let empty = runner.snapshot(other, place).unwrap().id;
         same("spoken", &decode_token(runner, seq, 5), &spoken);

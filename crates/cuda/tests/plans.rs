@@ -1,5 +1,5 @@
-//! What plans are made of, without a card: every unit compiles for every architecture, and memory is planned
-//! to the byte.
+//! Plans without a GPU: every unit compiles for every architecture, and memory is planned to the
+//! byte.
 
 #![allow(
     clippy::unwrap_used,
@@ -43,7 +43,7 @@ fn plan(layout: SyntheticLayout, ty: QuantType, format: KvFormat) -> OpenPlan {
 fn card(number: u32) -> Card {
     Card {
         ordinal: 0,
-        name: "a card".to_owned(),
+        name: "a GPU".to_owned(),
         capability: (number / 10, number % 10),
         multiprocessors: 82,
         total_bytes: 24 << 30,
@@ -69,8 +69,8 @@ fn compiles(number: u32, plans: &[OpenPlan]) {
     }
 }
 
-/// Steps of one row of small models have launches of their own, on every card; layers of large ones go in chains on
-/// Hopper, and small ones do where they are told to.
+/// Single-row steps of small models use their own launches on every GPU. Layers of large models use
+/// fused layers on Hopper, and small ones on request.
 #[test]
 fn small_models_use_fused_layers_only_on_large_model_paths() {
     let plan = plan(SyntheticLayout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
@@ -91,7 +91,8 @@ fn small_models_use_fused_layers_only_on_large_model_paths() {
     }
 }
 
-/// Steps sum by path where nobody says and the card has forms for it, and where a plan promises it.
+/// Plans are batch-invariant by default where the GPU has the kernels, and always where the plan
+/// promises it.
 #[test]
 fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
     let files = |layout, number, batch_invariant, sums| {
@@ -117,14 +118,14 @@ fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
     assert_eq!(files(wide, 90, false, None), spans);
     assert_eq!(files(wide, 90, false, Some(Sums::Fast)), fast);
     assert_eq!(files(wide, 90, true, Some(Sums::Fast)), spans);
-    // No form for these heads, and none on this card.
+    // No kernel for these heads, and none on this GPU.
     assert_eq!(files(narrow, 90, false, None), fast);
     assert_eq!(files(narrow, 90, true, None), paths);
     assert_eq!(files(wide, 86, false, None), fast);
     assert_eq!(files(wide, 86, true, None), paths);
 }
 
-/// What is compiled for more sequences is the delta rule over several trees, and nothing twice.
+/// More sequences add only the multi-tree delta kernels, without duplicates.
 #[test]
 fn more_sequences_add_few_kernels() {
     let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
@@ -156,7 +157,7 @@ fn more_sequences_add_few_kernels() {
             let names = added.iter().map(|unit| unit.to_string());
             let names = names.collect::<Vec<_>>().join("\n");
             assert!(added.iter().all(|unit| unit.file == file), "{names}");
-            // At each of the widths from 8 rows on at most one for two trees and one for more.
+            // For each width from 8 rows, at most one unit for two trees and one for more.
             assert!((1..=2 * 7).contains(&added.len()), "{names}");
             eprintln!("sm_{number}, {sequences} sequences: {} more", added.len());
         }
@@ -167,7 +168,7 @@ fn more_sequences_add_few_kernels() {
 fn every_unit_of_a_hybrid_model_compiles_for_sm86_and_sm90() {
     let mut plans = [SyntheticLayout::HybridTiled, SyntheticLayout::HybridWide]
         .map(|l| plan(l, QuantType::Q4_K, KvFormat::Q8_0));
-    // Sums by path of wide heads, and of all on the home card.
+    // Batch-invariant sums of wide heads, and of all heads on sm_86.
     plans[1].batch_invariant = true;
     compiles(86, &plans);
     compiles(90, &plans);
@@ -201,7 +202,8 @@ fn longer_context_adds_only_page_memory() {
     let short = backend.estimate(&plan).unwrap();
     plan.limits.context += 256;
     let long = backend.estimate(&plan).unwrap();
-    // Two layers, keys and values, one head of 128 halves: a page more for each of four sequences.
+    // Two layers, keys and values, one head of 128 f16 values: one more page for each of four
+    // sequences.
     let page = 2 * 2 * 128 * 2 * 256_u64;
     let table = long.kv_bytes - short.kv_bytes - 4 * page;
     assert!(table <= 256, "{table} bytes of page table for 4 entries");

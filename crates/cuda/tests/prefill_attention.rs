@@ -1,4 +1,4 @@
-//! Attention of a chunk of a prompt on the card against the reference over the stored bytes.
+//! Prefill attention matches the reference over the stored bytes.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -19,7 +19,7 @@ use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::step::{Device, chunk};
 use half::f16;
 
-/// The card as prefill sees it, and as a card without warpgroup products would.
+/// The device's properties, with and without WGMMA.
 fn cards(gpu: &Device) -> Vec<Card> {
     let card = |warpgroups| Card {
         multiprocessors: gpu.multiprocessors() as usize,
@@ -31,7 +31,7 @@ fn cards(gpu: &Device) -> Vec<Card> {
     }
 }
 
-/// The kernels of some shapes, compiled together.
+/// The kernels of several shapes, compiled in parallel.
 fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
     let cache = AttentionFixture::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
     let out = Out { panels: 1, f32: 1 };
@@ -45,12 +45,12 @@ fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
     fixtures::gpu::modules(gpu, &units)
 }
 
-/// f32 queries with their gates, of deviation 1.5.
+/// f32 queries with gates, of deviation 1.5.
 fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
     random.normals(rows * shape.n_heads * shape.q_stride(), 1.5)
 }
 
-/// Attends to rows on the card; gives f32 rows and what the panels hold.
+/// Attention of rows on the device. Returns f32 rows and the panels' rows.
 fn on_card(
     (gpu, modules, card): (&Device, &Modules, Card),
     fixture: &AttentionFixture,
@@ -164,7 +164,7 @@ fn check_on(
         let expected = expected(fixture, slot, committed, q, row);
         let what = format!("{rows} rows at {committed}, row {row}, of {shape:?}");
         let [plain, panels] = [0, 1].map(|i| &found[i][row * width..][..width]);
-        // Queries, weights and values are f16: 2^-12 each where the cache does not bring more.
+        // Queries, probabilities and values are f16: 2^-12 each, unless the cache adds more.
         close(&what, plain, &expected, if exact { 5e-6 } else { 2e-3 });
         close(&what, panels, &expected, if exact { 4e-4 } else { 2e-3 });
     }

@@ -1,4 +1,4 @@
-//! Prefill's products and row forms on the card against the reference.
+//! Prefill GEMMs and activation formats match the reference.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -121,7 +121,7 @@ fn dequantized_panels_equal_small_batch_weights() {
         return;
     };
     let mut random = Random::new(2);
-    // Unit vectors pick single weights out of a product: what comes back is the weight as f16, exactly.
+    // Unit vectors select single weights, so the output is the exact f16 weight.
     for ty in TYPES {
         let cols = 512;
         let matrix = Matrix::random(&gpu, &mut random, ty, 263, cols);
@@ -156,7 +156,7 @@ fn dequantized_panels_equal_small_batch_weights() {
                     QuantType::F32 => matrix.values[row * cols + k],
                     _ => f16::from_f32(packed.value(row, k)).to_f32(),
                 };
-                // F32 is taken in two terms of 11 bits, both cut off.
+                // F32 is split into two truncated terms of 11 bits.
                 let most = match ty {
                     QuantType::F32 => expected.abs() * 1.0e-6,
                     _ => 0.0,
@@ -192,7 +192,7 @@ fn prefill_gemm_matches_reference() {
         (128, 256, &[1024], usize::MAX),
         (130, 17408, &[640], usize::MAX),
         (300, 2048, &[2057], usize::MAX),
-        // A scratch that holds 512 rows of weights.
+        // Scratch for 512 weight rows.
         (200, 512, &[1500, 700, 48], 512 * 512 * 2),
         (2048, 5120, &[1280, 48], usize::MAX),
         (1100, 4352, &[5120], usize::MAX),
@@ -288,7 +288,7 @@ fn prefill_f32_gemm_matches_reference() {
     }
 }
 
-/// Compares some rows of a product with the reference, and the rest with what may not be touched.
+/// Compares sampled rows of a GEMM with the reference, and checks that the rest is untouched.
 fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, write: Write) {
     let (size, stride, cols) = (matrix.rows, matrix.rows + 3, x.len() / n);
     let sample: Vec<usize> = if n * size * cols < 200_000_000 {

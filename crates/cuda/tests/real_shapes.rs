@@ -1,6 +1,6 @@
-//! One delta layer, one attention layer, feed-forward and head in the shapes of a real 27B model, against the
-//! CPU: prompts of 2,048 tokens, trees of 1, 24 and 64 nodes, and a cache filled to position 131,072 in a slot
-//! that lies more than 2^31 bytes into its array.
+//! One delta layer, one attention layer, feed-forward and head in the shapes of a real 27B model,
+//! against the CPU: prompts of 2,048 tokens, trees of 1, 24 and 64 nodes, and a cache filled to
+//! position 131,072 in a slot more than 2^31 bytes into its array.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,15 +27,15 @@ use fixtures::gpu::Random;
 use half::f16;
 use model::synth::SynthSpec;
 
-/// Root mean square difference over root mean square value in two layers and a head: the CPU rounds activations to
-/// eight bits, which makes the most of it; 0.014 was measured.
+/// Relative RMS difference after two layers and a head. The CPU's 8-bit activations dominate it.
+/// Measured: 0.014.
 const RELATIVE: f32 = 0.02;
 const F16_KV: KvFormats = KvFormats {
     k: KvFormat::F16,
     v: KvFormat::F16,
 };
 
-/// The first delta and the first attention layer of the model, with its whole vocabulary.
+/// The model's first delta and first attention layer, with its whole vocabulary.
 fn plan(limits: Limits) -> OpenPlan {
     let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m")
         .unwrap()
@@ -89,7 +89,7 @@ fn rows(what: &str, found: &[LogitsRow], expected: &[LogitsRow]) {
     check(what, &values(found), &values(expected));
 }
 
-/// Verifies trees on both, comparing some rows of each, and commits a path of each.
+/// Verifies trees on both devices, compares some rows, and commits a path of each.
 fn trees((ours, a): (&mut dyn Runner, SeqId), (cpu, b): (&mut dyn Runner, SeqId)) {
     for (n, salt) in [(1, 3), (24, 4), (64, 5), (1, 6)] {
         let parents: Vec<NodeIdx> = (1..n).map(|i| NodeIdx((i / 2) as u16)).collect();
@@ -151,7 +151,7 @@ fn two_layers_of_real_shapes_match_the_cpu() {
     );
 }
 
-/// Neutral bytes of a made-up state at `position`.
+/// Neutral bytes of a simulated state at `position`.
 fn simulated_snapshot(plan: &OpenPlan, position: usize) -> Vec<u8> {
     let mut random = Random::new(9);
     let mut bytes = Vec::new();

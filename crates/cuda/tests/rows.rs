@@ -1,4 +1,4 @@
-//! Embedding rows, row reductions, edits and taps on the card against the reference.
+//! Embedding rows, logits reduction, logit edits and hidden-state capture match the reference.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -48,16 +48,16 @@ fn embedding_rows_match_the_codec() {
     }
 }
 
-/// A row of logits of some kind, hostile ones among them.
+/// A logits row of one kind, adversarial ones included.
 fn logits(random: &mut Random, vocab: usize, kind: usize) -> Vec<f32> {
     let mut row = random.normals(vocab, 3.0);
     match kind {
         // Few distinct values: ties everywhere.
         1 => row.iter_mut().for_each(|x| *x = x.round()),
-        // One value, or nothing at all.
+        // One value everywhere, or nothing.
         2 => row.fill(0.25),
         3 => row.fill(f32::NEG_INFINITY),
-        // Rising with the id: the best are neighbours.
+        // Rising with the id, so the best are adjacent.
         4 => (0..vocab).for_each(|i| row[i] = i as f32 * 1e-3),
         5 => {
             row.fill(f32::NEG_INFINITY);
@@ -71,7 +71,7 @@ fn logits(random: &mut Random, vocab: usize, kind: usize) -> Vec<f32> {
             }
         }
         7 => row[vocab / 2] = f32::INFINITY,
-        // A plateau wider than the candidates that fit.
+        // A plateau wider than the candidate list.
         8 => {
             for x in &mut row[vocab / 4..vocab / 2] {
                 *x = 50.0;
@@ -256,7 +256,7 @@ fn captured_hidden_states_are_stored_side_by_side() {
         },
     ];
     let mut header = step(&trees, &[]);
-    // The second tree's come behind two rows that are there.
+    // The second tree's rows follow two existing rows.
     let places = [2 * nodes, 2];
     header[FEATURES..][..2].copy_from_slice(&places.map(|row| row as i32));
     let header = gpu.upload(&header).unwrap();
@@ -286,7 +286,7 @@ fn captured_hidden_states_are_stored_side_by_side() {
     }
     same_bits("taps", &found, &expected);
 
-    // And the rows of two paths come back from there in order.
+    // The rows of two paths return in order.
     let paths = [(2, 5, vec![0, 2]), (0, 9, vec![2, 3, 5])];
     let header = gpu.upload(&commit(&paths)).unwrap();
     let kept = poisoned::<f32>(&gpu, 8 * stride);

@@ -1,5 +1,5 @@
-//! What the card answers when it is asked for more than there is: an error that says why. Calls that break the
-//! protocol are laws of the suite. Without a card every test but the plans' says SKIPPED and passes.
+//! Plans and requests beyond the device's limits return errors with a reason. The suite covers
+//! invalid calls. Without a GPU every test but the plans' prints SKIPPED and passes.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,11 +48,11 @@ fn options() -> Options {
     }
 }
 
-/// A card that no test opens.
+/// A GPU that no test opens.
 fn home_card() -> Card {
     Card {
         ordinal: 0,
-        name: "a home card".to_owned(),
+        name: "an RTX 3090".to_owned(),
         capability: (8, 6),
         multiprocessors: 82,
         total_bytes: 24 << 30,
