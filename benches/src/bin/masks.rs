@@ -35,7 +35,7 @@ use server::text::reasoning::ReasoningDefaults;
 const DEPTH: usize = 7;
 const CHILDREN: usize = 3;
 
-struct Case {
+struct MaskCase {
     name: &'static str,
     request: Value,
     reply: String,
@@ -78,7 +78,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn cases() -> Vec<Case> {
+fn cases() -> Vec<MaskCase> {
     let shaped = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}});
     let person = json!({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "email": {"type": "string", "format": "email"}, "tags": {"type": "array", "items": {"type": "string"}}},
@@ -91,32 +91,32 @@ fn cases() -> Vec<Case> {
         "properties": {"path": {"type": "string"}, "line": {"type": "integer"}, "text": {"type": "string"}, "force": {"type": "boolean"}},
         "required": ["path", "line", "text", "force"], "additionalProperties": false}}}]);
     vec![
-        Case {
+        MaskCase {
             name: "person",
             request: shaped(person),
             reply: r#"{"name": "Ada Lovelace-Byron", "age": 36, "email": "ada.lovelace@analytical.example", "tags": ["mathematics", "poetical science", "エイダ"]}"#.to_owned(),
         },
-        Case {
+        MaskCase {
             name: "long string",
             request: shaped(json!({"type": "object", "properties": {"story": {"type": "string"}}, "required": ["story"], "additionalProperties": false})),
             reply: format!(r#"{{"story": "{}"}}"#, prose.repeat(4)),
         },
-        Case {
+        MaskCase {
             name: "bounded string",
             request: shaped(json!({"type": "object", "properties": {"story": {"type": "string", "minLength": 20, "maxLength": 600}}, "required": ["story"], "additionalProperties": false})),
             reply: format!(r#"{{"story": "{}"}}"#, prose.repeat(4)),
         },
-        Case {
+        MaskCase {
             name: "recursive",
             request: shaped(tree),
             reply: r#"{"title": "home", "kind": "folder", "children": [{"title": "notes", "kind": "folder", "children": [{"title": "june.txt", "kind": "file", "children": []}]}]}"#.to_owned(),
         },
-        Case {
+        MaskCase {
             name: "json_object",
             request: json!({"response_format": {"type": "json_object"}}),
             reply: r#"{"a": [1, 2.5e3, true, null], "nested": {"text": "some words in a row", "more": [{"x": -1}, {"y": "z"}]}}"#.to_owned(),
         },
-        Case {
+        MaskCase {
             name: "json_object, long",
             request: json!({"response_format": {"type": "json_object"}}),
             reply: format!(
@@ -126,17 +126,17 @@ fn cases() -> Vec<Case> {
             .replacen('[', "{\"all\": [", 1)
                 + "}",
         },
-        Case {
+        MaskCase {
             name: "regex",
             request: json!({"regex": "([a-z]+ ){3,12}[0-9]{4}-[0-9]{2}-[0-9]{2}"}),
             reply: "the meeting was moved to the morning of 2026-11-22".to_owned(),
         },
-        Case {
+        MaskCase {
             name: "forced call",
             request: json!({"tools": tool, "tool_choice": "required"}),
             reply: "<tool_call>\n<function=edit_file>\n<parameter=path>\nsrc/main.rs\n</parameter>\n<parameter=line>\n120\n</parameter>\n<parameter=text>\nfn main() {\n    println!(\"{}\", 1 + 1);\n}\n</parameter>\n<parameter=force>\ntrue\n</parameter>\n</function>\n</tool_call>".to_owned(),
         },
-        Case {
+        MaskCase {
             name: "text with strict calls",
             request: json!({"tools": tool}),
             reply: prose.repeat(4),
@@ -183,7 +183,7 @@ struct Times {
 fn measure(
     constrain: &Constrain,
     tokenizer: &Tokenizer,
-    case: &Case,
+    case: &MaskCase,
     requests: usize,
 ) -> Result<Times> {
     let mut body = case.request.clone();

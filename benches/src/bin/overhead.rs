@@ -1,4 +1,4 @@
-//! Server overhead: starts `overhead_server` as a process and sends it requests.
+//! ServerProcess overhead: starts `overhead_server` as a process and sends it requests.
 //!
 //! - `first_byte`: from just before the request is written to the first byte of the stream, on an
 //!   open connection. The engine is not involved: headers and the first chunk are sent on
@@ -26,9 +26,9 @@ const STAMPS: u64 = 1 << 16;
 const TOKENS: usize = 100;
 
 /// Kills the server when the client ends.
-struct Server(Child);
+struct ServerProcess(Child);
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // It may have exited already.
         let _ = self.0.kill();
@@ -51,7 +51,7 @@ fn main() -> anyhow::Result<()> {
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("{} is not built", program.display()))?;
-    let mut server = Server(child);
+    let mut server = ServerProcess(child);
     let stdout = server.0.stdout.take().context("the server has no output")?;
     let mut line = String::new();
     BufReader::new(stdout).read_line(&mut line)?;

@@ -245,11 +245,11 @@ impl AttentionBench {
 
     /// Times a layer's kernels for several row counts.
     fn run(&self, bench: &mut Bench, rows: &[usize]) -> Result<()> {
-        let layers: Vec<Layer> = rows
+        let layers: Vec<LayerLaunches> = rows
             .iter()
             .map(|&rows| self.layer(bench, rows))
             .collect::<Result<_>>()?;
-        let units: Vec<Unit> = layers.iter().flat_map(Layer::units).collect();
+        let units: Vec<Unit> = layers.iter().flat_map(LayerLaunches::units).collect();
         let modules = bench.modules(&units)?;
         layers
             .iter()
@@ -319,7 +319,7 @@ fn header(rows: usize, committed: usize, growth: Growth) -> Vec<i32> {
 }
 
 /// The launches of a layer, one per cache.
-struct Layer {
+struct LayerLaunches {
     rows: usize,
     work: Work,
     prepares: Vec<Launch>,
@@ -331,7 +331,7 @@ struct Layer {
 }
 
 impl AttentionBench {
-    fn layer(&self, bench: &Bench, rows: usize) -> Result<Layer> {
+    fn layer(&self, bench: &Bench, rows: usize) -> Result<LayerLaunches> {
         let (shape, card) = (&self.shape, self.card);
         let step = bench.gpu.upload(&header(rows, self.context, self.growth))?;
         let room = (rows, self.caches[0].max_pages * PAGE);
@@ -350,7 +350,7 @@ impl AttentionBench {
             ..Out::default()
         };
         let (at, q16) = (step.ptr(), self.q16.ptr());
-        Ok(Layer {
+        Ok(LayerLaunches {
             rows,
             work: Work {
                 bytes: self.bytes(),
@@ -373,7 +373,7 @@ impl AttentionBench {
     }
 }
 
-impl Layer {
+impl LayerLaunches {
     fn units(&self) -> [Unit; 3] {
         [&self.prepares[0], &self.trees[0], &self.combine].map(|launch| launch.unit.clone())
     }

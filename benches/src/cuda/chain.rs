@@ -99,7 +99,7 @@ impl Store<'_> {
 }
 
 /// One layer's matrices. Those of `next` include their outputs.
-struct Layer {
+struct LayerMatrices {
     own: [Matrix; 4],
     next: Vec<(Matrix, u64)>,
 }
@@ -110,7 +110,7 @@ fn more(layer: usize) -> QuantType {
     if more { Q6_K } else { Q4_K }
 }
 
-fn layers(store: &mut Store<'_>, outs: &[Buffer<f32>]) -> Result<Vec<Layer>> {
+fn layers(store: &mut Store<'_>, outs: &[Buffer<f32>]) -> Result<Vec<LayerMatrices>> {
     let mut all = Vec::new();
     for layer in 0..LAYERS {
         let own = [
@@ -133,13 +133,13 @@ fn layers(store: &mut Store<'_>, outs: &[Buffer<f32>]) -> Result<Vec<Layer>> {
         for ((ty, rows), out) in types.into_iter().zip(outs) {
             next.push((store.matrix(ty, rows, HIDDEN)?, out.ptr()));
         }
-        all.push(Layer { own, next });
+        all.push(LayerMatrices { own, next });
     }
     Ok(all)
 }
 
 /// Buffers shared by all launches.
-struct Room {
+struct LayerBuffers {
     card: Card,
     /// Steps of 1, 2, .. rows.
     headers: Buffer<i32>,
@@ -155,8 +155,8 @@ struct Room {
     _rest: Vec<Buffer<u8>>,
 }
 
-impl Room {
-    fn new(gpu: &Gpu, random: &mut Random) -> Result<Room> {
+impl LayerBuffers {
+    fn new(gpu: &Gpu, random: &mut Random) -> Result<LayerBuffers> {
         let card = Card {
             multiprocessors: gpu.multiprocessors(),
             shared: gpu.shared_per_block().min(200 << 10),
@@ -192,7 +192,7 @@ impl Room {
             scratch: Scratch(scratch.ptr()),
         };
         let norm: Vec<f32> = (0..HIDDEN).map(|_| 0.5 + random.unit()).collect();
-        Ok(Room {
+        Ok(LayerBuffers {
             card,
             headers: gpu.upload(&headers)?,
             first,
@@ -225,7 +225,7 @@ impl Room {
         &self,
         bucket: usize,
         form: Form,
-        layers: &[Layer],
+        layers: &[LayerMatrices],
         extra: &Defines,
     ) -> Vec<Launch> {
         let norms = Norms {
@@ -271,7 +271,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         return Ok(());
     }
     let mut random = Random(1);
-    let mut room = Room::new(&bench.gpu, &mut random)?;
+    let mut room = LayerBuffers::new(&bench.gpu, &mut random)?;
     let outs = [2 * INNER, INNER, 1024, 48].map(|n| bench.gpu.alloc::<f32>(MOST_ROWS * n));
     let outs: Vec<Buffer<f32>> = outs.into_iter().collect::<Result<_, _>>()?;
     let (layers, work) = {

@@ -129,7 +129,7 @@ impl DeltaBench {
 
 /// The shape of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum TreeShape {
     /// The most likely nodes of a draft with candidate probabilities near [`LIKELY`].
     BestFirst,
     /// The parent is one of the two previous nodes: nearly a chain.
@@ -140,7 +140,7 @@ enum Form {
 const LIKELY: [f64; 5] = [0.72, 0.13, 0.06, 0.03, 0.015];
 
 /// Parents of the nodes of the tree of `seed`.
-fn parents(form: Form, nodes: usize, seed: u64) -> Vec<Option<usize>> {
+fn parents(form: TreeShape, nodes: usize, seed: u64) -> Vec<Option<usize>> {
     let mut x = 0x9e37_79b9_7f4a_7c15_u64 ^ (seed << 20);
     let mut scatter = || {
         x ^= x << 13;
@@ -153,7 +153,7 @@ fn parents(form: Form, nodes: usize, seed: u64) -> Vec<Option<usize>> {
     let mut likely = 1.0;
     while parents.len() < nodes {
         let node = parents.len() - 1;
-        if form == Form::Chain {
+        if form == TreeShape::Chain {
             let back = (7 * (node + 1) % 3).min(node).min(1);
             parents.push(Some(node - back));
             continue;
@@ -168,7 +168,7 @@ fn parents(form: Form, nodes: usize, seed: u64) -> Vec<Option<usize>> {
 }
 
 /// A `Step` of `trees` trees of `nodes` nodes.
-fn step(trees: usize, nodes: usize, form: Form) -> Vec<i32> {
+fn step(trees: usize, nodes: usize, form: TreeShape) -> Vec<i32> {
     let mut words = vec![0_i32; 544 + 64 * order::PARTS];
     let field = |at: usize| 20 + 64 * at;
     words[field(2)..field(4)].fill(-1);
@@ -199,22 +199,22 @@ fn step(trees: usize, nodes: usize, form: Form) -> Vec<i32> {
 }
 
 /// The launches of all layers for a step of `count` trees of `nodes` nodes.
-struct Case {
+struct TreeCase {
     count: usize,
     nodes: usize,
-    form: Form,
+    form: TreeShape,
     exactness: Exactness,
     layers: Vec<Vec<Launch>>,
     _header: Buffer<i32>,
 }
 
-impl Case {
+impl TreeCase {
     fn new(
         bench: &Bench,
         data: &DeltaBench,
-        (count, nodes, form): (usize, usize, Form),
+        (count, nodes, form): (usize, usize, TreeShape),
         exactness: Exactness,
-    ) -> Result<Case> {
+    ) -> Result<TreeCase> {
         let header = bench.gpu.upload(&step(count, nodes, form))?;
         let card = card(bench);
         let layer = |layer: usize| {
@@ -231,7 +231,7 @@ impl Case {
                 &data.out(),
             )
         };
-        Ok(Case {
+        Ok(TreeCase {
             count,
             nodes,
             form,
@@ -244,14 +244,14 @@ impl Case {
 
 fn trees(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
     let state = SHAPE.state_bytes() as f64;
-    let one = [1, 8, 16, 22, 24, 32, 48, 64].map(|nodes| (1, nodes, Form::BestFirst));
-    let several = [(2, 24), (4, 8)].map(|(count, nodes)| (count, nodes, Form::BestFirst));
-    let hard = [22, 64].map(|nodes| (1, nodes, Form::Chain));
+    let one = [1, 8, 16, 22, 24, 32, 48, 64].map(|nodes| (1, nodes, TreeShape::BestFirst));
+    let several = [(2, 24), (4, 8)].map(|(count, nodes)| (count, nodes, TreeShape::BestFirst));
+    let hard = [22, 64].map(|nodes| (1, nodes, TreeShape::Chain));
     let mut cases = Vec::new();
     for size in one.into_iter().chain(several).chain(hard) {
-        cases.push(Case::new(bench, data, size, Exactness::Factors)?);
+        cases.push(TreeCase::new(bench, data, size, Exactness::Factors)?);
         if size.1 > 1 {
-            cases.push(Case::new(bench, data, size, Exactness::Sequential)?);
+            cases.push(TreeCase::new(bench, data, size, Exactness::Sequential)?);
         }
     }
     // One call, so that units compile in parallel.
@@ -266,8 +266,8 @@ fn trees(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
             flops: 0.0,
         };
         let name = match case.form {
-            Form::BestFirst => format!("{count} x {nodes} nodes"),
-            Form::Chain => format!("{count} x {nodes} nodes, nearly chains"),
+            TreeShape::BestFirst => format!("{count} x {nodes} nodes"),
+            TreeShape::Chain => format!("{count} x {nodes} nodes, nearly chains"),
         };
         for part in 0..case.layers[0].len() {
             let same: Vec<&Launch> = case.layers.iter().map(|layer| &layer[part]).collect();

@@ -29,11 +29,11 @@ const PATTERN: usize = 64 << 20;
 const HEADER: usize = 532;
 
 /// One launch: the input width, and kind and rows of each matrix.
-type Shape = (usize, Vec<(WeightKind, usize)>);
+type LaunchShape = (usize, Vec<(WeightKind, usize)>);
 
 /// Launches and the weights that they read.
-struct Plan {
-    shapes: Vec<Shape>,
+struct GemmPlan {
+    shapes: Vec<LaunchShape>,
     /// Address of each matrix, in order.
     weights: Vec<Vec<u64>>,
     bytes: f64,
@@ -42,9 +42,9 @@ struct Plan {
     _memory: Vec<Buffer<u8>>,
 }
 
-impl Plan {
-    fn new(gpu: &Gpu, pattern: &Buffer<u8>, shapes: Vec<Shape>) -> Result<Plan> {
-        let mut plan = Plan {
+impl GemmPlan {
+    fn new(gpu: &Gpu, pattern: &Buffer<u8>, shapes: Vec<LaunchShape>) -> Result<GemmPlan> {
+        let mut plan = GemmPlan {
             shapes,
             weights: Vec::new(),
             bytes: 0.0,
@@ -71,7 +71,7 @@ impl Plan {
         Ok(plan)
     }
 
-    fn launches(&self, room: &Room, bucket: usize) -> Vec<Launch> {
+    fn launches(&self, room: &GemmBuffers, bucket: usize) -> Vec<Launch> {
         let mut all = Vec::new();
         for ((cols, matrices), weights) in self.shapes.iter().zip(&self.weights) {
             let stride = matrices.iter().map(|m| m.1).sum();
@@ -113,8 +113,8 @@ impl Plan {
 }
 
 /// Buffers shared by all launches.
-struct Room {
-    /// Step headers by row count, for [`Room::norm`].
+struct GemmBuffers {
+    /// Step headers by row count, for [`GemmBuffers::norm`].
     headers: Buffer<i32>,
     normed: Buffer<u8>,
     card: Card,
@@ -123,8 +123,8 @@ struct Room {
     partials: Buffer<u8>,
 }
 
-impl Room {
-    fn new(gpu: &Gpu, pattern: &Buffer<u8>) -> Result<Room> {
+impl GemmBuffers {
+    fn new(gpu: &Gpu, pattern: &Buffer<u8>) -> Result<GemmBuffers> {
         let card = Card {
             multiprocessors: gpu.multiprocessors(),
             shared: gpu.shared_per_block(),
@@ -136,7 +136,7 @@ impl Room {
         for rows in 0..65 {
             headers[rows * HEADER] = rows as i32;
         }
-        Ok(Room {
+        Ok(GemmBuffers {
             headers: gpu.upload(&headers)?,
             normed: gpu.alloc(ActivationFormat::F16.bytes(64, HIDDEN))?,
             card,
@@ -184,7 +184,7 @@ fn pattern(gpu: &Gpu) -> Result<Buffer<u8>> {
 }
 
 /// All GEMMs of a step.
-fn step() -> Vec<Shape> {
+fn step() -> Vec<LaunchShape> {
     let mut shapes = Vec::new();
     for layer in 0..64 {
         let more = !(8..56).contains(&layer) || (layer - 8) % 3 == 2;
@@ -218,7 +218,7 @@ fn step() -> Vec<Shape> {
 }
 
 /// All GEMMs of a five-layer draft: features in, blocks, and the target's head.
-fn draft() -> Vec<Shape> {
+fn draft() -> Vec<LaunchShape> {
     let mut shapes = vec![(5 * HIDDEN, vec![(WeightKind::Q8, HIDDEN)])];
     for _ in 0..5 {
         shapes.push((
@@ -243,8 +243,8 @@ fn draft() -> Vec<Shape> {
 /// Device errors.
 pub fn run(bench: &mut Bench) -> Result<()> {
     let pattern = pattern(&bench.gpu)?;
-    let room = Room::new(&bench.gpu, &pattern)?;
-    let singles: [(&str, usize, Shape); 7] = [
+    let room = GemmBuffers::new(&bench.gpu, &pattern)?;
+    let singles: [(&str, usize, LaunchShape); 7] = [
         (
             "out q4_k 5120x6144",
             12,
@@ -285,7 +285,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         ),
     ];
     for (name, copies, shape) in singles {
-        let plan = Plan::new(&bench.gpu, &pattern, vec![shape; copies])?;
+        let plan = GemmPlan::new(&bench.gpu, &pattern, vec![shape; copies])?;
         let all: Vec<_> = BUCKETS.map(|bucket| plan.launches(&room, bucket)).into();
         let units: Vec<_> = all.iter().map(|l| l[0].unit.clone()).collect();
         let modules = bench.modules(&units)?;
@@ -307,7 +307,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         ("step", step(), &BUCKETS[..]),
         ("draft", draft(), &[16][..]),
     ] {
-        let plan = Plan::new(&bench.gpu, &pattern, shapes)?;
+        let plan = GemmPlan::new(&bench.gpu, &pattern, shapes)?;
         for &bucket in buckets {
             let list = plan.launches(&room, bucket);
             let norm = room.norm(bucket);

@@ -13,10 +13,11 @@ use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3
 use cuda::launch::attention::{Card, Mask, Positions, Shape, compact, prepare};
 use cuda::launch::draft;
 use fixtures::attention::{
-    ALL, AttentionFixture, Inputs, codecs, join, kinds, max_code_distance, on, pass, shape, split,
+    ALL, AttentionFixture, LayerInputs, codecs, join, kinds, max_code_distance, on, pass, shape,
+    split,
 };
 use fixtures::gpu::{Random, close, same_bits};
-use fixtures::step::{Device, Placed, chain, chunk, commit, random_tree, star};
+use fixtures::step::{KernelDevice, Placed, chain, chunk, commit, random_tree, star};
 
 /// The device's properties, in batch-invariant form, and without WGMMA where that changes kernels.
 fn cards(fixture: &AttentionFixture) -> Vec<Card> {
@@ -72,7 +73,7 @@ fn allowed(fixture: &AttentionFixture) -> f64 {
     }
 }
 
-fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
+fn check(gpu: &KernelDevice, random: &mut Random, shape: Shape, trees: &[Placed]) {
     let most = trees.iter().map(|p| p.committed + 64).max().unwrap();
     let mut fixture = AttentionFixture::new(gpu, random, shape, 3, most);
     for placed in trees {
@@ -84,7 +85,7 @@ fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
     }
     fixture.upload(gpu);
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
-    let inputs = Inputs::random(gpu, random, &shape, rows);
+    let inputs = LayerInputs::random(gpu, random, &shape, rows);
     for card in cards(&fixture) {
         fixture.card = card;
         check_on(gpu, &mut fixture, trees, &inputs);
@@ -92,7 +93,12 @@ fn check(gpu: &Device, random: &mut Random, shape: Shape, trees: &[Placed]) {
 }
 
 /// Compares one pass over committed rows, and the rows that it writes, with the reference.
-fn check_on(gpu: &Device, fixture: &mut AttentionFixture, trees: &[Placed], inputs: &Inputs) {
+fn check_on(
+    gpu: &KernelDevice,
+    fixture: &mut AttentionFixture,
+    trees: &[Placed],
+    inputs: &LayerInputs,
+) {
     let shape = fixture.shape;
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
     let found = pass(gpu, fixture, trees, inputs, rows.next_multiple_of(8));
@@ -154,7 +160,9 @@ fn check_on(gpu: &Device, fixture: &mut AttentionFixture, trees: &[Placed], inpu
 
 /// Compares trees of every kind over every head shape for these KV types.
 fn check_trees_match_reference(k: KvFormat, v: KvFormat) {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(1);
     for (i, shape) in kinds(k, v).into_iter().enumerate() {
         let small = [0, 1, 63, 64, 250, 97, 31, 128][i];
@@ -229,7 +237,9 @@ fn tree_attention_over_f32_keys_or_values_matches_reference() {
 /// Contexts of many splits. Compilation and the reference dominate the time, so each test covers a
 /// few types.
 fn long_contexts(formats: &[(KvFormat, KvFormat)]) {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(2);
     for &(k, v) in formats {
         let shape = shape((6, 1, 256, 64), true, true, k, v);
@@ -240,7 +250,9 @@ fn long_contexts(formats: &[(KvFormat, KvFormat)]) {
 
 /// The longest usual contexts.
 fn deep_contexts(format: KvFormat) {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(2);
     let shape = shape((6, 1, 256, 64), true, true, format, format);
     check(&gpu, &mut random, shape, &[on(0, 131_072, chain(3))]);
@@ -298,7 +310,9 @@ fn very_long_context_attention_over_tq3_0_matches_reference() {
 
 #[test]
 fn windowed_and_block_attention_matches_reference() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(3);
     for format in [F32, F16, Q8_0, Q5_0] {
         for mask in [Mask::Full, Mask::Causal] {
@@ -316,7 +330,9 @@ fn windowed_and_block_attention_matches_reference() {
 
 #[test]
 fn each_tree_attends_through_its_own_window() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(7);
     for (format, heads) in [
         (F32, vec![(4, 2, 64, 16)]),
@@ -337,7 +353,7 @@ fn each_tree_attends_through_its_own_window() {
                 fixture.commit_random(&mut random, tree.slot, 0..tree.committed);
             }
             fixture.upload(&gpu);
-            let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+            let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
             for card in cards(&fixture) {
                 fixture.card = card;
                 let full = pass(&gpu, &fixture, &trees, &inputs, 64);
@@ -373,13 +389,15 @@ fn each_tree_attends_through_its_own_window() {
 
 #[test]
 fn prefill_chunk_appends_keys_and_values_at_their_pages() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(5);
     for (k, v) in ALL {
         for shape in kinds(k, v) {
             let (rows, committed) = (37, 240);
             let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 2, committed + rows);
-            let inputs = Inputs::random(&gpu, &mut random, &shape, rows);
+            let inputs = LayerInputs::random(&gpu, &mut random, &shape, rows);
             let header = gpu
                 .upload(&chunk(1, committed, &vec![0; rows], &[]))
                 .unwrap();
@@ -416,7 +434,9 @@ fn prefill_chunk_appends_keys_and_values_at_their_pages() {
 
 #[test]
 fn extreme_rows_are_stored_as_the_codec_stores_them() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(6);
     let plain = KvFormat::ALL.map(|format| (format, false));
     let turned = KvFormat::ALL.map(|format| (format, true));
@@ -425,7 +445,7 @@ fn extreme_rows_are_stored_as_the_codec_stores_them() {
         shape.turned = turned;
         let rows = 7;
         let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, rows);
-        let mut inputs = Inputs::random(&gpu, &mut random, &shape, rows);
+        let mut inputs = LayerInputs::random(&gpu, &mut random, &shape, rows);
         let v = &mut inputs.host_v;
         v[..256].fill(0.0);
         for (i, x) in v[256..512].iter_mut().enumerate() {
@@ -464,7 +484,9 @@ fn extreme_rows_are_stored_as_the_codec_stores_them() {
 
 #[test]
 fn compact_kv_moves_bytes_verbatim() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(7);
     for (k, v) in ALL {
         for shape in kinds(k, v) {

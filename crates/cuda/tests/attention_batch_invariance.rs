@@ -10,13 +10,15 @@ mod fixtures {
 
 use contract::AttentionWindow;
 use contract::KvFormat::{self, F16, Q4_0, Q5_1, Q8_0, Tq3_0};
-use fixtures::attention::{ALL, AttentionFixture, Inputs, kinds, on, pass, shape};
+use fixtures::attention::{ALL, AttentionFixture, LayerInputs, kinds, on, pass, shape};
 use fixtures::gpu::{Random, same_bits};
-use fixtures::step::{Device, Placed, chain, random_tree, star};
+use fixtures::step::{KernelDevice, Placed, chain, random_tree, star};
 
 #[test]
 fn attention_row_is_batch_invariant() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(4);
     for (k, v) in ALL {
         for (i, shape) in kinds(k, v).into_iter().take(3).enumerate() {
@@ -28,7 +30,7 @@ fn attention_row_is_batch_invariant() {
             fixture.commit_random(&mut random, 1, 0..40);
             fixture.upload(&gpu);
             let full = random_tree(&mut random, 48);
-            let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+            let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
             let width = shape.n_heads * shape.head_dim;
             let all = pass(
                 &gpu,
@@ -61,11 +63,11 @@ fn attention_row_is_batch_invariant() {
 /// Feeds tree nodes one by one after their ancestors and compares the bits with the joint pass. Of
 /// every tree it checks the first, the deepest, the last and some other nodes.
 fn check_equal_alone(
-    gpu: &Device,
+    gpu: &KernelDevice,
     random: &mut Random,
     fixture: &mut AttentionFixture,
     trees: &[Placed],
-    inputs: &Inputs,
+    inputs: &LayerInputs,
 ) {
     let width = fixture.shape.n_heads * fixture.shape.head_dim;
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
@@ -113,7 +115,9 @@ fn check_equal_alone(
 
 /// Trees whose roots are just before and after tile and split boundaries, for these KV types.
 fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(8);
     let shape = shape((24, 4, 256, 64), true, true, k, v);
     let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 3, 2500);
@@ -125,7 +129,7 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     for slot in 0..3 {
         fixture.commit_random(&mut random, slot, 0..2430);
     }
-    let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+    let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
     let mut of = |random: &mut Random, tree: Placed| {
         check_equal_alone(&gpu, random, &mut fixture, &[tree], &inputs);
     };
@@ -161,7 +165,9 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
 /// Plans for short contexts have their own block partition (`plan::Depth`).
 #[test]
 fn attention_row_bits_do_not_depend_on_the_context_limit() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(10);
     for format in [Q8_0, Tq3_0, F16] {
         let shape = shape((24, 4, 256, 64), true, true, format, format);
@@ -170,7 +176,7 @@ fn attention_row_bits_do_not_depend_on_the_context_limit() {
         fixture.commit_random(&mut random, 0, 0..1024);
         fixture.upload(&gpu);
         let room = fixture.tokens;
-        let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+        let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
         for (committed, tree) in [
             (0, chain(24)),
             (500, chain(32)),
@@ -212,13 +218,15 @@ fn windowed_tree_node_attention_equals_single_token_attention() {
 
 #[test]
 fn tree_node_attention_equals_single_token_attention_where_splits_grow() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(9);
     let shape = shape((24, 4, 256, 64), true, true, Q8_0, Q8_0);
     let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 12_600);
     fixture.card.path_order = true;
     fixture.commit_random(&mut random, 0, 0..12_500);
-    let inputs = Inputs::random(&gpu, &mut random, &shape, 64);
+    let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
     // With 132 multiprocessors, the boundary is at 10,688.
     for (committed, tree) in [
         (10_680, chain(24)),

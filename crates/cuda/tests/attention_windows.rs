@@ -19,11 +19,11 @@ use contract::{AttentionWindow, Backend, KvFormat, KvFormats, NodeIdx, QuantType
 use cuda::Options;
 
 use fixtures::model::{
-    Device, SMALL, cpu_reference, kv_tolerance, open_device_with, plan, reference_tolerance, text,
-    verify,
+    ModelDevice, SMALL, cpu_reference, kv_tolerance, open_device_with, plan, reference_tolerance,
+    text, verify,
 };
 
-fn open_device() -> Option<Device> {
+fn open_device() -> Option<ModelDevice> {
     open_device_with(Options {
         windows: true,
         ..Options::default()

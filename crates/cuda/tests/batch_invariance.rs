@@ -28,14 +28,14 @@ use cuda::{Options, Sums};
 use fixtures::gpu::Random;
 use model::synth::SynthSpec;
 
-use fixtures::model::{Device, LIMITS, open_device_with, plan, text};
+use fixtures::model::{LIMITS, ModelDevice, open_device_with, plan, text};
 
 const Q8_0_KV: KvFormats = KvFormats {
     k: KvFormat::Q8_0,
     v: KvFormat::Q8_0,
 };
 
-fn open_device(eager: bool) -> Option<Device> {
+fn open_device(eager: bool) -> Option<ModelDevice> {
     open_device_with(Options {
         eager,
         as_large: true,
@@ -94,7 +94,7 @@ impl ModelCase {
         &self.plan.target.name
     }
 
-    fn open(&self, device: &Device) -> Box<dyn Runner> {
+    fn open(&self, device: &ModelDevice) -> Box<dyn Runner> {
         device.backend.open(self.plan.clone(), &mut |_| {}).unwrap()
     }
 }
@@ -162,7 +162,7 @@ fn check_nodes_equal_tokens(
 }
 
 /// Batches of 1 to 4 sequences with prompts of all lengths, each with its own tree.
-fn check_trees_equal_plain_steps(device: &Device, model_case: &ModelCase) -> Vec<LogitsRow> {
+fn check_trees_equal_plain_steps(device: &ModelDevice, model_case: &ModelCase) -> Vec<LogitsRow> {
     let mut runner = model_case.open(device);
     let runner = &mut *runner;
     assert!(runner.info().batch_invariant);
@@ -273,7 +273,7 @@ const BATCHES: [(usize, usize); 7] = [(1, 1), (5, 1), (12, 4), (16, 8), (24, 4),
 
 /// Returns the rows of trees verified alone. It first checks them beside one, two and three other
 /// trees, in every order, because each tree count has its own plan.
-fn check_batch_invariance(device: &Device, model_case: &ModelCase) -> Vec<LogitsRow> {
+fn check_batch_invariance(device: &ModelDevice, model_case: &ModelCase) -> Vec<LogitsRow> {
     let mut runner = model_case.open(device);
     let runner = &mut *runner;
     let (vocab, ask) = (model_case.plan.target.vocab, &model_case.ask);

@@ -20,7 +20,8 @@ use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, Toke
 
 use cuda::Options;
 use fixtures::model::{
-    Device, F16_KV, LIMITS, open_device, open_device_with, plan, reference_tolerance, text, verify,
+    F16_KV, LIMITS, ModelDevice, open_device, open_device_with, plan, reference_tolerance, text,
+    verify,
 };
 
 /// Tolerance between equivalent paths: other sum orders, rounded to half precision.
@@ -47,7 +48,12 @@ enum Mode {
 }
 
 /// Checks all properties and prints each violation and the time. Returns the number of violations.
-fn count_violations(device: &Device, model: &SyntheticModel, kv: KvFormats, mode: Mode) -> usize {
+fn count_violations(
+    device: &ModelDevice,
+    model: &SyntheticModel,
+    kv: KvFormats,
+    mode: Mode,
+) -> usize {
     let case = Case {
         backend: &device.backend,
         model,

@@ -105,7 +105,7 @@ fn assert_no_faults(faulty: usize) {
 
 /// Prefills a prompt, verifies and commits trees of many shapes, and compares every row and state.
 fn check_against_reference(
-    device: &Device,
+    device: &ModelDevice,
     specimen: &SyntheticModel,
     (kv, limits): (KvFormats, Limits),
     tolerance: ReferenceTolerance,
@@ -420,7 +420,7 @@ fn decode_state_drift_stays_bounded_over_200_steps() {
 }
 
 /// Every kind of pass once, small enough for compute-sanitizer.
-fn short_run(device: &Device, specimen: &SyntheticModel, kv: KvFormats) {
+fn short_run(device: &ModelDevice, specimen: &SyntheticModel, kv: KvFormats) {
     let limits = Limits {
         sequences: 2,
         ..SMALL

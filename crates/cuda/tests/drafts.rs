@@ -17,7 +17,7 @@ use conformance::compare::Tolerance;
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft, WeightPrecision};
 use contract::{KvFormat, QuantType};
 
-use fixtures::model::{Device, open_device};
+use fixtures::model::{ModelDevice, open_device};
 
 /// Accepts every number and rejects NaN.
 const ANY: Tolerance = Tolerance {
@@ -46,7 +46,7 @@ fn half(draft: &RandomDraft) -> f32 {
 }
 
 fn logits(
-    device: &Device,
+    device: &ModelDevice,
     draft: &RandomDraft,
     (ty, kv, weights): (QuantType, KvFormat, WeightPrecision),
 ) -> Vec<f32> {

@@ -22,14 +22,14 @@ use fixtures::gpu::Random;
 const EPS: f32 = 1e-6;
 
 /// A random matrix on the device and as stored.
-struct Weights {
+struct TestMatrix {
     matrix: Matrix,
     values: Vec<f32>,
     _packed: Buffer<u8>,
 }
 
-impl Weights {
-    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> Weights {
+impl TestMatrix {
+    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> TestMatrix {
         let row_bytes = ty.row_bytes(cols);
         let mut stored = vec![0; rows * row_bytes];
         let mut values = vec![0.0; rows * cols];
@@ -51,7 +51,7 @@ impl Weights {
             cols,
             weight: packed.ptr(),
         };
-        Weights {
+        TestMatrix {
             matrix,
             values,
             _packed: packed,
@@ -75,26 +75,26 @@ struct Types {
     next: Vec<(QuantType, usize)>,
 }
 
-struct Shape {
+struct LayerShape {
     hidden: usize,
     ffn: usize,
     mixed: usize,
 }
 
 /// GEMMs and norms of one layer.
-struct Layer {
-    out: Weights,
-    gate: Weights,
-    up: Weights,
-    down: Weights,
-    next: Vec<Weights>,
+struct TestLayer {
+    out: TestMatrix,
+    gate: TestMatrix,
+    up: TestMatrix,
+    down: TestMatrix,
+    next: Vec<TestMatrix>,
     norms: [(Vec<f32>, Buffer<f32>); 2],
 }
 
-impl Layer {
-    fn new(gpu: &Gpu, random: &mut Random, shape: &Shape, types: &Types) -> Layer {
-        let mut matrix = |ty, rows, cols| Weights::new(gpu, random, ty, rows, cols);
-        let &Shape { hidden, ffn, mixed } = shape;
+impl TestLayer {
+    fn new(gpu: &Gpu, random: &mut Random, shape: &LayerShape, types: &Types) -> TestLayer {
+        let mut matrix = |ty, rows, cols| TestMatrix::new(gpu, random, ty, rows, cols);
+        let &LayerShape { hidden, ffn, mixed } = shape;
         let (out, gate) = (
             matrix(types.out, hidden, mixed),
             matrix(types.gate, ffn, hidden),
@@ -110,7 +110,7 @@ impl Layer {
             let on_card = gpu.upload(&weights).unwrap();
             (weights, on_card)
         });
-        Layer {
+        TestLayer {
             out,
             gate,
             up,
@@ -166,7 +166,12 @@ struct FusedLayerFixture {
 
 impl FusedLayerFixture {
     /// Rows `x` and their mixer outputs `y`.
-    fn new(gpu: &Gpu, shape: &Shape, layer: &Layer, (x, y): (&[f32], &[f32])) -> FusedLayerFixture {
+    fn new(
+        gpu: &Gpu,
+        shape: &LayerShape,
+        layer: &TestLayer,
+        (x, y): (&[f32], &[f32]),
+    ) -> FusedLayerFixture {
         let hidden = shape.hidden;
         let bucket = x.len() / hidden;
         let card = card_of(gpu);
@@ -223,7 +228,7 @@ impl FusedLayerFixture {
         }
     }
 
-    fn launch(&self, form: Form, layer: &Layer) -> Launch {
+    fn launch(&self, form: Form, layer: &TestLayer) -> Launch {
         let next: Vec<_> = layer
             .next
             .iter()
@@ -251,7 +256,13 @@ impl FusedLayerFixture {
     }
 
     /// Runs the fused layer `times` times.
-    fn run(&self, gpu: &Gpu, form: Form, layer: &Layer, times: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
+    fn run(
+        &self,
+        gpu: &Gpu,
+        form: Form,
+        layer: &TestLayer,
+        times: usize,
+    ) -> (Vec<f32>, Vec<Vec<f32>>) {
         let launch = self.launch(form, layer);
         let modules = fixtures::gpu::modules(gpu, std::slice::from_ref(&launch.unit));
         for _ in 0..times {
@@ -293,17 +304,17 @@ fn card_of(gpu: &Gpu) -> Card {
     }
 }
 
-fn form(gpu: &Gpu, layer: &Layer) -> Form {
+fn form(gpu: &Gpu, layer: &TestLayer) -> Form {
     Form::new(card_of(gpu), MOST_ROWS, &layer.kinds()).unwrap()
 }
 
-const SMALL: Shape = Shape {
+const SMALL: LayerShape = LayerShape {
     hidden: 512,
     ffn: 1280,
     mixed: 768,
 };
 /// Row counts that are not whole tiles, and K that is not whole units.
-const ODD: Shape = Shape {
+const ODD: LayerShape = LayerShape {
     hidden: 352,
     ffn: 736,
     mixed: 416,
@@ -319,7 +330,7 @@ fn k_quants() -> Types {
 }
 
 /// Rows with a common part and outliers, and possible mixer outputs.
-fn inputs(random: &mut Random, shape: &Shape, rows: usize) -> (Vec<f32>, Vec<f32>) {
+fn inputs(random: &mut Random, shape: &LayerShape, rows: usize) -> (Vec<f32>, Vec<f32>) {
     let x = (0..rows * shape.hidden).map(|i| {
         let outlier = if i % shape.hidden == 5 { 30.0 } else { 1.0 };
         random.normal() * outlier
@@ -331,17 +342,17 @@ fn inputs(random: &mut Random, shape: &Shape, rows: usize) -> (Vec<f32>, Vec<f32
 fn agrees(
     gpu: &Gpu,
     random: &mut Random,
-    (what, shape, types): (&str, &Shape, &Types),
+    (what, shape, types): (&str, &LayerShape, &Types),
     rows: usize,
 ) {
-    let layer = Layer::new(gpu, random, shape, types);
+    let layer = TestLayer::new(gpu, random, shape, types);
     check_layer_close(gpu, random, (what, shape, &layer), rows);
 }
 
 fn check_layer_close(
     gpu: &Gpu,
     random: &mut Random,
-    (what, shape, layer): (&str, &Shape, &Layer),
+    (what, shape, layer): (&str, &LayerShape, &TestLayer),
     rows: usize,
 ) {
     let (x, y) = inputs(random, shape, rows);
@@ -407,7 +418,7 @@ fn last_fused_layer_matches_reference() {
 fn fused_layer_of_real_widths_matches_reference() {
     let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(2);
-    let shape = Shape {
+    let shape = LayerShape {
         hidden: 5120,
         ffn: 2048,
         mixed: 1024,
@@ -421,9 +432,9 @@ fn fused_layer_of_real_widths_matches_reference() {
 
 /// Shapes whose gate has `own` tiles per block and four more, so that some blocks have no unit of
 /// those. The last tile lacks `missing` rows.
-fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> Shape {
+fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
     let blocks = card_of(gpu).multiprocessors as usize;
-    Shape {
+    LayerShape {
         hidden: 512 / own,
         ffn: 128 * (own * blocks + 4) - missing,
         mixed: 256,
@@ -441,7 +452,7 @@ fn fused_layer_of_private_tiles_matches_reference() {
         (&bytes, 1, 32, [1, 40]),
     ] {
         let shape = private_tile_shape(&gpu, own, missing);
-        let layer = Layer::new(&gpu, &mut random, &shape, types);
+        let layer = TestLayer::new(&gpu, &mut random, &shape, types);
         for rows in rows {
             let what = format!("{own} tiles a block");
             check_layer_close(&gpu, &mut random, (&what, &shape, &layer), rows);
@@ -454,13 +465,13 @@ fn fused_layer_of_private_tiles_matches_reference() {
 fn fused_layer_with_idle_blocks_terminates() {
     let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(10);
-    let shape = Shape {
+    let shape = LayerShape {
         hidden: 256,
         ffn: 256,
         mixed: 256,
     };
     for types in [of(Q4_K, vec![(Q4_K, 256)]), of(Q4_K, Vec::new())] {
-        let layer = Layer::new(&gpu, &mut random, &shape, &types);
+        let layer = TestLayer::new(&gpu, &mut random, &shape, &types);
         let (x, y) = inputs(&mut random, &shape, 1);
         let fixture = FusedLayerFixture::new(&gpu, &shape, &layer, (&x, &y));
         fixture.run(&gpu, form(&gpu, &layer), &layer, 3000);
@@ -479,9 +490,9 @@ fn row_bits_of_private_tiles_do_not_depend_on_the_other_rows() {
     check_row_bits(&gpu, &private_tile_shape(&gpu, 1, 0));
 }
 
-fn check_row_bits(gpu: &Gpu, shape: &Shape) {
+fn check_row_bits(gpu: &Gpu, shape: &LayerShape) {
     let mut random = Random::new(3);
-    let layer = Layer::new(gpu, &mut random, shape, &k_quants());
+    let layer = TestLayer::new(gpu, &mut random, shape, &k_quants());
     let (x, y) = inputs(&mut random, shape, MOST_ROWS);
     let form = form(gpu, &layer);
     let run = |first: usize, rows: usize| {
@@ -517,9 +528,9 @@ fn fused_layer_of_private_tiles_is_deterministic() {
     check_repeated_bits(&gpu, &private_tile_shape(&gpu, 1, 0));
 }
 
-fn check_repeated_bits(gpu: &Gpu, shape: &Shape) {
+fn check_repeated_bits(gpu: &Gpu, shape: &LayerShape) {
     let mut random = Random::new(11);
-    let layer = Layer::new(gpu, &mut random, shape, &k_quants());
+    let layer = TestLayer::new(gpu, &mut random, shape, &k_quants());
     let form = form(gpu, &layer);
     let inputs = [1, 24].map(|rows| inputs(&mut random, shape, rows));
     let run = || {
@@ -543,7 +554,7 @@ fn check_repeated_bits(gpu: &Gpu, shape: &Shape) {
 fn non_finite_row_does_not_affect_other_rows() {
     let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(4);
-    let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
+    let layer = TestLayer::new(&gpu, &mut random, &SMALL, &k_quants());
     let (mut x, mut y) = inputs(&mut random, &SMALL, 8);
     let form = form(&gpu, &layer);
     let clean = FusedLayerFixture::new(&gpu, &SMALL, &layer, (&x, &y)).run(&gpu, form, &layer, 1);
@@ -573,7 +584,7 @@ fn non_finite_row_does_not_affect_other_rows() {
 fn row_with_outliers_keeps_its_precision() {
     let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(5);
-    let layer = Layer::new(&gpu, &mut random, &SMALL, &k_quants());
+    let layer = TestLayer::new(&gpu, &mut random, &SMALL, &k_quants());
     for (before, mixed) in [(1e-3, 3.0), (1.0, 300.0), (1e3, 1e-3)] {
         let x = random.normals(8 * SMALL.hidden, before);
         let y = random.normals(8 * SMALL.mixed, mixed);

@@ -14,7 +14,7 @@ use cuda::launch::delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
 use fixtures::gated_delta::{
-    DeltaFixture, Device, HeadRows, Parents, Projected, chain, path, random_tree, shapes, star,
+    DeltaDevice, DeltaFixture, HeadRows, Parents, Projected, chain, path, random_tree, shapes, star,
 };
 use fixtures::gpu::{Random, close, same_bits};
 
@@ -24,7 +24,7 @@ fn bucket(rows: usize) -> usize {
     BUCKETS.into_iter().find(|b| *b >= rows).unwrap()
 }
 
-fn own_card(gpu: &Device) -> Card {
+fn own_card(gpu: &DeltaDevice) -> Card {
     Card {
         shared_bytes: gpu.shared_per_block() as usize,
         warpgroups: gpu.arch().to_string() == "sm_90a",
@@ -32,7 +32,7 @@ fn own_card(gpu: &Device) -> Card {
 }
 
 /// This GPU, and one with small shared memory.
-fn cards(gpu: &Device) -> [Card; 2] {
+fn cards(gpu: &DeltaDevice) -> [Card; 2] {
     let small = Card {
         shared_bytes: 99 << 10,
         warpgroups: false,
@@ -46,7 +46,7 @@ fn forms() -> [Exactness; 2] {
 
 /// Runs one form on layer 0. Returns `o` before the norm, for all rows of the bucket.
 fn run_tree(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
@@ -73,7 +73,7 @@ fn run_tree(
 
 /// Reference `(mixed, u, o)` of one tree, rows `first..`.
 fn right(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     fixture: &DeltaFixture,
     slot: usize,
     parents: &[Option<usize>],
@@ -92,7 +92,7 @@ fn right(
 /// Runs a form and compares o and all factors of every node with the reference. Returns the largest
 /// errors of o and u.
 fn check_tree(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
@@ -142,7 +142,9 @@ fn check_tree(
 
 #[test]
 fn delta_tree_paths_equal_recurrent_steps() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(11);
     let mut worst = [0.0_f64; 2];
     let all: Vec<_> = shapes()
@@ -173,7 +175,9 @@ fn delta_tree_paths_equal_recurrent_steps() {
 
 #[test]
 fn delta_trees_of_several_sequences_share_a_launch() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(12);
     let shape = shapes()[2];
     let fixture = DeltaFixture::new(&gpu, shape, [5, 1, 64], 6);
@@ -193,7 +197,9 @@ fn delta_trees_of_several_sequences_share_a_launch() {
 
 #[test]
 fn delta_tree_handles_all_decay_values() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(13);
     let shape = shapes()[0];
     let mut fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 7);
@@ -217,7 +223,9 @@ fn delta_tree_handles_all_decay_values() {
 
 #[test]
 fn delta_tree_nan_node_reaches_only_its_descendants() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(14);
     let shape = shapes()[1];
     let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 8);
@@ -252,7 +260,9 @@ fn delta_tree_nan_node_reaches_only_its_descendants() {
 
 #[test]
 fn delta_tree_overflow_is_never_finite() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(19);
     let shape = shapes()[3];
     let mut fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 12);
@@ -327,7 +337,7 @@ fn delta_tree_overflow_is_never_finite() {
 }
 
 /// The kernel for a bucket of one tree. The two kernels round sums differently.
-fn kernel(gpu: &Device, shape: Shape, form: Exactness, bucket: usize) -> &'static str {
+fn kernel(gpu: &DeltaDevice, shape: Shape, form: Exactness, bucket: usize) -> &'static str {
     match form {
         Exactness::Factors => steps::tree_unit(own_card(gpu), shape, bucket, 1).file,
         Exactness::Sequential => walk::walk_unit(own_card(gpu), shape, bucket, 1).file,
@@ -336,7 +346,9 @@ fn kernel(gpu: &Device, shape: Shape, form: Exactness, bucket: usize) -> &'stati
 
 #[test]
 fn delta_tree_row_bits_do_not_depend_on_the_row_count() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(15);
     let shape = shapes()[3];
     let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 9);
@@ -372,13 +384,13 @@ fn delta_tree_row_bits_do_not_depend_on_the_row_count() {
     }
 }
 
-fn run_commit(gpu: &Device, fixture: &DeltaFixture, paths: &[(usize, &[usize])]) {
+fn run_commit(gpu: &DeltaDevice, fixture: &DeltaFixture, paths: &[(usize, &[usize])]) {
     let header = gpu.upload(&fixtures::gated_delta::commit(paths)).unwrap();
     gpu.launch(&[commit(fixture.shape, &fixture.group(), 4, header.ptr())]);
 }
 
 /// Random factors and decays for all nodes of a fixture.
-fn random_factors(gpu: &Device, fixture: &mut DeltaFixture, random: &mut Random) {
+fn random_factors(gpu: &DeltaDevice, fixture: &mut DeltaFixture, random: &mut Random) {
     let shape = fixture.shape;
     let mut factors = random.normals(fixture.factors.len(), 0.1);
     for node in factors.chunks_exact_mut(shape.factor_bytes(1) / 4) {
@@ -391,7 +403,9 @@ fn random_factors(gpu: &Device, fixture: &mut DeltaFixture, random: &mut Random)
 
 #[test]
 fn delta_commit_advances_states_and_windows_of_every_layer() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(16);
     for shape in shapes() {
         let mut fixture = DeltaFixture::new(&gpu, shape, [3, 3, 8], 10);
@@ -436,7 +450,9 @@ fn delta_commit_advances_states_and_windows_of_every_layer() {
 
 #[test]
 fn delta_commit_of_a_path_equals_single_node_commits() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let shape = shapes()[2];
     let mut worlds: Vec<DeltaFixture> = (0..2)
         .map(|_| DeltaFixture::new(&gpu, shape, [1, 2, 16], 11))
@@ -457,7 +473,7 @@ fn delta_commit_of_a_path_equals_single_node_commits() {
 
 /// Runs the fixture's last layer and compares its rows with the composed references.
 fn check_layer(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     card: Card,
@@ -525,7 +541,9 @@ fn check_layer(
 
 #[test]
 fn delta_layer_matches_composed_references() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(20);
     for shape in shapes() {
         let fixture = DeltaFixture::new(&gpu, shape, [3, 2, 64], 13);
@@ -547,7 +565,9 @@ fn delta_layer_matches_composed_references() {
 
 #[test]
 fn delta_layer_of_production_shape_matches_references() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let shape = Shape {
         n_k_heads: 16,
         n_v_heads: 48,
@@ -566,7 +586,9 @@ fn delta_layer_of_production_shape_matches_references() {
 
 #[test]
 fn delta_state_drift_stays_bounded_over_500_steps() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(22);
     let shape = shapes()[0];
     let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 15);

@@ -11,11 +11,11 @@ use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::launch::delta::{DIM, Out, Products, Shape, prefill_on, prefill_scratch_bytes};
 use cuda::launch::norm::Out as Forms;
-use fixtures::gated_delta::{DeltaFixture, Device, HeadRows, Projected, chain, shapes};
+use fixtures::gated_delta::{DeltaDevice, DeltaFixture, HeadRows, Projected, chain, shapes};
 use fixtures::gpu::{Random, close, same_bits};
 
 /// The scan forms that this GPU supports.
-fn forms(gpu: &Device) -> Vec<Products> {
+fn forms(gpu: &DeltaDevice) -> Vec<Products> {
     let mut forms = vec![Products::Warp];
     if gpu.arch().number == 90 {
         forms.push(Products::Warpgroup);
@@ -26,7 +26,7 @@ fn forms(gpu: &Device) -> Vec<Products> {
 /// Runs a layer over a prefill chunk with buffers of `capacity` rows. Returns the normed output
 /// rows.
 fn run(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     fixture: &DeltaFixture,
     products: Products,
     [slot, committed, capacity]: [usize; 3],
@@ -98,7 +98,7 @@ fn right(
 
 /// Runs consecutive chunks and compares all results with the reference.
 fn check(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     products: Products,
     shape: Shape,
     start: usize,
@@ -133,7 +133,9 @@ fn check(
 
 #[test]
 fn delta_chunked_prefill_equals_recurrent_steps() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     for shape in shapes() {
         for (start, cuts) in [
             (0, vec![64]),
@@ -155,7 +157,9 @@ fn delta_chunked_prefill_equals_recurrent_steps() {
 
 #[test]
 fn delta_chunked_prefill_of_production_shape_equals_recurrent_steps() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let shape = Shape {
         n_k_heads: 16,
         n_v_heads: 48,
@@ -169,7 +173,9 @@ fn delta_chunked_prefill_of_production_shape_equals_recurrent_steps() {
 
 #[test]
 fn delta_chunked_state_drift_stays_bounded_over_16384_positions() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let cuts = [2048; 8];
     for form in forms(&gpu) {
         let [rows, state] = check(&gpu, form, shapes()[1], 0, &cuts, 1e-4);
@@ -179,7 +185,9 @@ fn delta_chunked_state_drift_stays_bounded_over_16384_positions() {
 
 #[test]
 fn delta_chunk_boundaries_at_multiples_of_64_change_no_bit() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let shape = shapes()[2];
     let prompt = Projected::new(shape, 300, &mut Random::new(33));
     for form in forms(&gpu) {
@@ -203,7 +211,9 @@ fn delta_chunk_boundaries_at_multiples_of_64_change_no_bit() {
 
 #[test]
 fn delta_chunk_handles_all_decay_values() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let shape = shapes()[0];
     let mut random = Random::new(36);
     let mut prompt = Projected::new(shape, 192, &mut random);

@@ -17,7 +17,7 @@ use cuda::launch::delta::{
 };
 use cuda::launch::norm::Out as Forms;
 use fixtures::gated_delta::{
-    DeltaFixture, Device, Parents, Projected, chain, path, random_tree, shapes, star,
+    DeltaDevice, DeltaFixture, Parents, Projected, chain, path, random_tree, shapes, star,
 };
 use fixtures::gpu::Random;
 
@@ -27,7 +27,7 @@ const SMALL: Card = Card {
     warpgroups: false,
 };
 
-fn own_card(gpu: &Device) -> Card {
+fn own_card(gpu: &DeltaDevice) -> Card {
     Card {
         shared_bytes: gpu.shared_per_block() as usize,
         warpgroups: gpu.arch().to_string() == "sm_90a",
@@ -50,7 +50,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Runs `launches` of the last layer of a fresh fixture on a single-row step in slot 1.
 fn run(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     shape: Shape,
     projected: &Projected,
     launches: impl Fn(u64, &Layer, &Inputs, &Out) -> Vec<Launch>,
@@ -81,7 +81,7 @@ fn run(
     }
 }
 
-fn separate_launches(gpu: &Device, shape: Shape, projected: &Projected) -> FinalState {
+fn separate_launches(gpu: &DeltaDevice, shape: Shape, projected: &Projected) -> FinalState {
     let card = own_card(gpu);
     let o = fixtures::gpu::poisoned::<f32>(gpu, shape.values());
     let kept = fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, 1, 1).max(1));
@@ -99,7 +99,7 @@ fn separate_launches(gpu: &Device, shape: Shape, projected: &Projected) -> Final
     })
 }
 
-fn fused_launch(gpu: &Device, shape: Shape, projected: &Projected) -> FinalState {
+fn fused_launch(gpu: &DeltaDevice, shape: Shape, projected: &Projected) -> FinalState {
     run(gpu, shape, projected, |step, layer, inputs, out| {
         vec![steps::row(shape, step, layer, inputs, out)]
     })
@@ -117,7 +117,9 @@ fn all_shapes() -> Vec<Shape> {
 
 #[test]
 fn fused_delta_row_equals_separate_launches() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(32);
     for shape in all_shapes() {
         for _ in 0..3 {
@@ -137,7 +139,9 @@ fn fused_delta_row_equals_separate_launches() {
 
 #[test]
 fn fused_delta_row_of_extreme_values_equals_separate_launches() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(33);
     for shape in shapes() {
         let gates = [(50.0, -90.0), (700.0, 90.0), (-80.0, 0.0), (f32::NAN, 1.0)];
@@ -158,7 +162,9 @@ fn fused_delta_row_of_extreme_values_equals_separate_launches() {
 
 #[test]
 fn fused_delta_row_without_trees_writes_nothing() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let shape = shapes()[1];
     let projected = Projected::new(shape, 1, &mut Random::new(34));
     let empty = gpu.upload(&fixtures::gated_delta::step(&[])).unwrap();
@@ -172,7 +178,7 @@ fn fused_delta_row_without_trees_writes_nothing() {
 
 /// Runs all launches of a layer for `trees` on all slots. Returns the normed rows.
 fn layer_rows(
-    gpu: &Device,
+    gpu: &DeltaDevice,
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
@@ -215,7 +221,13 @@ fn layer_rows(
 
 /// Compares rows and factors of every node on the paths to `leaves` of the first tree with
 /// single-row steps and commits.
-fn check_paths(gpu: &Device, shape: Shape, trees: &[(usize, Parents)], card: Card, apart: bool) {
+fn check_paths(
+    gpu: &DeltaDevice,
+    shape: Shape,
+    trees: &[(usize, Parents)],
+    card: Card,
+    apart: bool,
+) {
     let rows = trees.iter().map(|(_, parents)| parents.len()).sum();
     let projected = Projected::new(shape, rows, &mut Random::new(35));
     let fixture = DeltaFixture::new(gpu, shape, [4, 1, 64], 36);
@@ -256,7 +268,9 @@ fn full(n: usize) -> Parents {
 
 #[test]
 fn delta_tree_nodes_equal_single_row_steps() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(37);
     let mut units = Vec::new();
     for card in [own_card(&gpu), SMALL] {
@@ -282,7 +296,9 @@ fn delta_tree_nodes_equal_single_row_steps() {
 
 #[test]
 fn delta_tree_nodes_of_several_sequences_equal_single_row_steps() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     let mut random = Random::new(38);
     let shape = shapes()[2];
     for sizes in [vec![8, 8, 8, 8], vec![1, 2], vec![30, 3, 20, 11]] {
@@ -300,7 +316,9 @@ fn delta_tree_nodes_of_several_sequences_equal_single_row_steps() {
 
 #[test]
 fn delta_tree_without_clusters_has_the_same_bits() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = DeltaDevice::open() else {
+        return;
+    };
     for shape in all_shapes() {
         for parents in [random_tree(&mut Random::new(39), 24), full(64)] {
             check_paths(&gpu, shape, &[(1, parents)], SMALL, true);

@@ -19,7 +19,7 @@ use cuda::pack::{self, ActivationFormat, WeightKind};
 use fixtures::gpu::Random;
 
 /// A matrix as stored and on the device.
-struct Matrix {
+struct GemmMatrix {
     ty: QuantType,
     rows: usize,
     cols: usize,
@@ -28,8 +28,8 @@ struct Matrix {
     on_card: Buffer<u8>,
 }
 
-impl Matrix {
-    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> Matrix {
+impl GemmMatrix {
+    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> GemmMatrix {
         let row_bytes = ty.row_bytes(cols);
         let mut stored = vec![0; rows * row_bytes];
         for bytes in stored.chunks_exact_mut(row_bytes) {
@@ -38,7 +38,7 @@ impl Matrix {
         let kind = WeightKind::of(ty);
         let mut packed = vec![0xff; kind.bytes(rows, cols)];
         pack::pack(ty, cols, &stored, &mut packed);
-        Matrix {
+        GemmMatrix {
             ty,
             rows,
             cols,
@@ -134,7 +134,7 @@ impl X {
 /// Error of f32 accumulation relative to all outputs.
 const SUMMING: f64 = 5e-6;
 
-fn segment(matrix: &Matrix, out: u64, stride: usize, write: Write) -> Segment {
+fn segment(matrix: &GemmMatrix, out: u64, stride: usize, write: Write) -> Segment {
     Segment {
         kind: WeightKind::of(matrix.ty),
         rows: matrix.rows,
@@ -159,7 +159,7 @@ fn product(
     gpu: &Gpu,
     room: &ZeroedScratch,
     card: Card,
-    m: &Matrix,
+    m: &GemmMatrix,
     x: &[f32],
     bucket: usize,
 ) -> Vec<f32> {
@@ -171,7 +171,7 @@ fn product(
     out.download(gpu).unwrap()
 }
 
-fn gemm_in_f64(m: &Matrix, x: &[f32]) -> Vec<f32> {
+fn gemm_in_f64(m: &GemmMatrix, x: &[f32]) -> Vec<f32> {
     let values = m.rounded();
     let mut out = Vec::new();
     for x in x.chunks_exact(m.cols) {
@@ -208,7 +208,7 @@ fn every_weight_type_matches_reference() {
             &[(263, 96, 1), (300, 1280, 24), (17, 416, 8)]
         };
         for &(n_out, cols, bucket) in shapes {
-            let m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
+            let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
             let x = rows(&mut random, bucket, cols);
             let out = product(&gpu, &room, card, &m, &x, bucket);
             let input = WeightKind::of(ty).input();
@@ -255,11 +255,11 @@ fn row_bits_do_not_depend_on_the_other_rows() {
     let together: Vec<(usize, X)> = [8, 16, 24, 32, 48, 64]
         .map(|bucket| (bucket, X::new(&gpu, &x[..bucket * cols], cols, bucket)))
         .into();
-    let launches_of = |m: &Matrix, x: &X, bucket: usize, out: u64| {
+    let launches_of = |m: &GemmMatrix, x: &X, bucket: usize, out: u64| {
         let segments = [segment(m, out, n_out, Write::Store)];
         matmul::launches(card, bucket, cols, &segments, x.inputs(), room.scratch())
     };
-    let matrices = types.map(|ty| Matrix::new(&gpu, &mut random, ty, n_out, cols));
+    let matrices = types.map(|ty| GemmMatrix::new(&gpu, &mut random, ty, n_out, cols));
     let out = fixtures::gpu::poisoned::<f32>(&gpu, 64 * n_out);
     // All units at once, so they compile in parallel.
     let units: Vec<_> = matrices
@@ -313,7 +313,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
         (QuantType::BF16, 48),
         (QuantType::Q8_0, 257),
     ];
-    let matrices = sizes.map(|(ty, n)| Matrix::new(&gpu, &mut random, ty, n, cols));
+    let matrices = sizes.map(|(ty, n)| GemmMatrix::new(&gpu, &mut random, ty, n, cols));
     let stride = 1300;
     let before = random.normals(bucket * stride, 1.0);
     let out = gpu.upload(&before).unwrap();
@@ -375,7 +375,7 @@ fn non_finite_row_does_not_affect_other_rows() {
         QuantType::Q8_0,
         QuantType::BF16,
     ] {
-        let m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
+        let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let mut x = rows(&mut random, 8, cols);
         let clean = product(&gpu, &room, card, &m, &x, 8);
         x[3 * cols + 300] = f32::INFINITY;
@@ -410,7 +410,7 @@ fn real_shapes_match_reference() {
         (QuantType::Q6_K, 5120, 512, 64),
         (QuantType::Q5_K, 10240, 512, 1),
     ] {
-        let m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
+        let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let x = rows(&mut random, bucket, cols);
         let out = product(&gpu, &room, card, &m, &x, bucket);
         let rounded = activations(ActivationFormat::F16, &x, cols, bucket).rounded;
@@ -436,7 +436,7 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
     let (n_out, cols) = (300, 768);
     let x = rows(&mut random, 64, cols);
     for ty in QuantType::ALL {
-        let m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
+        let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
         assert!(matmul::holds(small, WeightKind::of(ty)), "{}", ty.name());
         for bucket in [1, 64] {
             let x = &x[..bucket * cols];
@@ -466,7 +466,7 @@ fn rows_of_any_magnitude_keep_their_precision() {
         QuantType::BF16,
     ] {
         for scale in [1e-4, 1e3] {
-            let mut m = Matrix::new(&gpu, &mut random, ty, n_out, cols);
+            let mut m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
             let row_bytes = ty.row_bytes(cols);
             for bytes in m.stored.chunks_exact_mut(row_bytes) {
                 quantize_row(ty, &random.normals(cols, scale), bytes);

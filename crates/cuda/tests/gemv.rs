@@ -16,19 +16,25 @@ use cuda::launch::norm::{self, Out, Residual, Rms, Source};
 use cuda::launch::one::{self, Input, Results};
 use cuda::pack::{self, WeightKind};
 use fixtures::gpu::{Random, poisoned, same_bits};
-use fixtures::step::{Device, Placed, chain, step};
+use fixtures::step::{KernelDevice, Placed, chain, step};
 
 const EPS: f32 = 1e-6;
 
 /// A packed matrix on the device.
-struct Matrix {
+struct GemvMatrix {
     kind: WeightKind,
     rows: usize,
     at: Buffer<u8>,
 }
 
-impl Matrix {
-    fn new(gpu: &Device, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> Matrix {
+impl GemvMatrix {
+    fn new(
+        gpu: &KernelDevice,
+        random: &mut Random,
+        ty: QuantType,
+        rows: usize,
+        cols: usize,
+    ) -> GemvMatrix {
         let row_bytes = ty.row_bytes(cols);
         let mut stored = vec![0; rows * row_bytes];
         for bytes in stored.chunks_exact_mut(row_bytes) {
@@ -38,7 +44,7 @@ impl Matrix {
         let mut packed = vec![0xff; kind.bytes(rows, cols)];
         pack::pack(ty, cols, &stored, &mut packed);
         let at = gpu.bytes(&packed);
-        Matrix { kind, rows, at }
+        GemvMatrix { kind, rows, at }
     }
 
     fn segment(&self, out: u64, write: Write) -> Segment {
@@ -55,7 +61,7 @@ impl Matrix {
 
 /// Shared buffers of the tests.
 struct GemvFixture {
-    gpu: Device,
+    gpu: KernelDevice,
     card: Card,
     scratch: Buffer<u8>,
     header: Buffer<i32>,
@@ -63,7 +69,7 @@ struct GemvFixture {
 
 impl GemvFixture {
     fn open() -> Option<GemvFixture> {
-        let gpu = Device::open()?;
+        let gpu = KernelDevice::open()?;
         let card = Card {
             multiprocessors: gpu.multiprocessors(),
             shared: gpu.shared_per_block(),
@@ -159,9 +165,9 @@ fn gemv_with_fused_norm_equals_separate_launches() {
     ];
     for (case, (cols, matrices)) in cases.iter().enumerate() {
         let cols = *cols;
-        let matrices: Vec<Matrix> = matrices
+        let matrices: Vec<GemvMatrix> = matrices
             .iter()
-            .map(|&(ty, rows)| Matrix::new(gpu, &mut random, ty, rows, cols))
+            .map(|&(ty, rows)| GemvMatrix::new(gpu, &mut random, ty, rows, cols))
             .collect();
         let row = gpu.upload(&random.normals(cols, 3.0)).unwrap();
         let weight = gpu.upload(&random.between(cols, 0.5, 1.5)).unwrap();
@@ -211,7 +217,7 @@ fn gemv_with_fused_residual_equals_separate_launches() {
         (QuantType::Q4_K, 2560, 6144),
         (QuantType::Q8_0, 1031, 768),
     ] {
-        let matrix = Matrix::new(gpu, &mut random, ty, rows, cols);
+        let matrix = GemvMatrix::new(gpu, &mut random, ty, rows, cols);
         let row = gpu.upload(&random.normals(cols, 1.0)).unwrap();
         let before = random.normals(rows, 2.0);
         let streams = [(); 2].map(|()| gpu.upload(&before).unwrap());
@@ -240,7 +246,7 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
         (QuantType::Q4_K, 1536, 2560),
         (QuantType::Q6_K, 256, 512),
     ] {
-        let matrices = [(); 2].map(|()| Matrix::new(gpu, &mut random, ty, width, cols));
+        let matrices = [(); 2].map(|()| GemvMatrix::new(gpu, &mut random, ty, width, cols));
         let row = gpu.upload(&random.normals(cols, 3.0)).unwrap();
         let weight = gpu.upload(&random.between(cols, 0.5, 1.5)).unwrap();
         let (_halves, _floats, x) = fixture.forms(cols);

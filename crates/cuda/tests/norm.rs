@@ -11,7 +11,7 @@ use cpu::reference::{activation, norm};
 use cuda::launch::ffn;
 use cuda::launch::norm::{Out, Residual, Rms, Source, convert, rms};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
-use fixtures::step::{Device, Placed, chain, chunk, star, step};
+use fixtures::step::{KernelDevice, Placed, chain, chunk, star, step};
 
 const EPS: f32 = 1e-6;
 
@@ -28,7 +28,9 @@ fn expected(x: &[f32], update: &[f32], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
 
 #[test]
 fn rms_norm_matches_reference() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(1);
     for (width, nodes) in [
         (5120, 24),
@@ -88,7 +90,9 @@ fn rms_norm_matches_reference() {
 
 #[test]
 fn every_norm_output_format_equals_its_f32_rows() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(2);
     for (width, rows) in [(5120, 9), (384, 8), (256, 64)] {
         let tokens = vec![0; rows];
@@ -150,7 +154,9 @@ fn requested_rows(source: Source, rows: usize, asked: &[usize]) -> usize {
 
 #[test]
 fn gathered_norm_takes_the_requested_rows() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(3);
     let (width, nodes) = (512, 12);
     let asked = [11, 0, 5];
@@ -186,7 +192,9 @@ fn gathered_norm_takes_the_requested_rows() {
 
 #[test]
 fn swiglu_matches_reference() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(4);
     for (width, rows, packed) in [(17408, 24, true), (512, 3, false), (17408, 1, true)] {
         let header = gpu.upload(&chunk(0, 0, &vec![0; rows], &[])).unwrap();

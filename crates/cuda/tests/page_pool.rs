@@ -21,7 +21,7 @@ use contract::{
 };
 use cuda::Options;
 
-use fixtures::model::{Device, open_device, open_device_with, plan, text, verify};
+use fixtures::model::{ModelDevice, open_device, open_device_with, plan, text, verify};
 
 /// Eight device pages: four for each of two sequences.
 const FEW: Limits = Limits {
@@ -36,7 +36,7 @@ fn specimen() -> SyntheticModel {
     SyntheticModel::new(SyntheticLayout::HybridEven, QuantType::Q4_K, 8)
 }
 
-fn open(device: &Device, kv: KvFormat) -> Box<dyn Runner> {
+fn open(device: &ModelDevice, kv: KvFormat) -> Box<dyn Runner> {
     let plan = plan(&specimen(), KvFormats { k: kv, v: kv }, FEW);
     device.backend.open(plan, &mut |_| {}).unwrap()
 }

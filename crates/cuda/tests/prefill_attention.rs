@@ -16,11 +16,11 @@ use cuda::launch::attention::Shape;
 use cuda::launch::prefill::{self, Card, Out, Panels};
 use fixtures::attention::{AttentionFixture, codecs, shape, shapes};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
-use fixtures::step::{Device, chunk};
+use fixtures::step::{KernelDevice, chunk};
 use half::f16;
 
 /// The device's properties, with and without WGMMA.
-fn cards(gpu: &Device) -> Vec<Card> {
+fn cards(gpu: &KernelDevice) -> Vec<Card> {
     let card = |warpgroups| Card {
         multiprocessors: gpu.multiprocessors() as usize,
         warpgroups,
@@ -32,7 +32,7 @@ fn cards(gpu: &Device) -> Vec<Card> {
 }
 
 /// The kernels of several shapes, compiled in parallel.
-fn compiled(gpu: &Device, shapes: &[Shape]) -> Modules {
+fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
     let cache = AttentionFixture::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
     let out = Out { panels: 1, f32: 1 };
     let launch = |(card, shape)| prefill::attend(card, shape, 1, (1, 1), cache, out);
@@ -52,7 +52,7 @@ fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
 
 /// Attention of rows on the device. Returns f32 rows and the panels' rows.
 fn on_card(
-    (gpu, modules, card): (&Device, &Modules, Card),
+    (gpu, modules, card): (&KernelDevice, &Modules, Card),
     fixture: &AttentionFixture,
     slot: usize,
     committed: usize,
@@ -130,7 +130,7 @@ fn expected(
 }
 
 fn check(
-    (gpu, modules): (&Device, &Modules),
+    (gpu, modules): (&KernelDevice, &Modules),
     random: &mut Random,
     shape: Shape,
     (rows, committed): (usize, usize),
@@ -146,7 +146,7 @@ fn check(
 }
 
 fn check_on(
-    on: (&Device, &Modules, Card),
+    on: (&KernelDevice, &Modules, Card),
     fixture: &AttentionFixture,
     slot: usize,
     committed: usize,
@@ -172,7 +172,9 @@ fn check_on(
 
 #[test]
 fn prefill_attention_matches_reference() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(11);
     let of = |format| {
         let mut all = shapes(format, format);
@@ -215,7 +217,9 @@ fn prefill_attention_matches_reference() {
 
 #[test]
 fn prefill_attention_at_long_context_matches_reference() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(12);
     for format in [
         KvFormat::F16,
@@ -232,7 +236,9 @@ fn prefill_attention_at_long_context_matches_reference() {
 
 #[test]
 fn prefill_attention_row_bits_do_not_depend_on_the_chunk() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(13);
     let formats = [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q5_1, KvFormat::F32];
     let heads = [(4, 2, 64, 16), (3, 1, 256, 64)];
@@ -266,7 +272,9 @@ fn prefill_attention_row_bits_do_not_depend_on_the_chunk() {
 
 #[test]
 fn nan_key_beyond_the_mask_has_no_effect() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(14);
     for (format, dim) in [
         (KvFormat::F16, 64),

@@ -17,7 +17,7 @@ use cuda::pack::WeightKind;
 use cuda::pack::dequantize::PackedMatrix;
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::prefill::{
-    Matrix, PrefillFixture, ZeroedScratch, cards, from_panels, header, rows_of, segment,
+    PrefillFixture, PrefillMatrix, ZeroedScratch, cards, from_panels, header, rows_of, segment,
 };
 use half::f16;
 
@@ -124,7 +124,7 @@ fn dequantized_panels_equal_small_batch_weights() {
     // Unit vectors select single weights, so the output is the exact f16 weight.
     for ty in TYPES {
         let cols = 512;
-        let matrix = Matrix::random(&gpu, &mut random, ty, 263, cols);
+        let matrix = PrefillMatrix::random(&gpu, &mut random, ty, 263, cols);
         let bytes = matrix.weight.download(&gpu).unwrap();
         let packed = PackedMatrix {
             kind: matrix.kind,
@@ -202,10 +202,10 @@ fn prefill_gemm_matches_reference() {
         let cap = n + 5;
         let x = random.normals(n * cols, 1.0);
         let rows = rows_of(&gpu, &x, n, cap, &header);
-        let matrices: Vec<Matrix> = sizes
+        let matrices: Vec<PrefillMatrix> = sizes
             .iter()
             .enumerate()
-            .map(|(i, &size)| Matrix::random(&gpu, &mut random, k[i % k.len()], size, cols))
+            .map(|(i, &size)| PrefillMatrix::random(&gpu, &mut random, k[i % k.len()], size, cols))
             .collect();
         let bytes = bytes.min(product::bytes_to_expand(sizes.iter().copied(), cols));
         let room = ZeroedScratch::new(&gpu, bytes, cap);
@@ -263,7 +263,7 @@ fn prefill_f32_gemm_matches_reference() {
         let rows = rows_of(&gpu, &x, n, n, &header);
         let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([256], cols), n);
         let matrices =
-            sizes.map(|size| Matrix::random(&gpu, &mut random, QuantType::F32, size, cols));
+            sizes.map(|size| PrefillMatrix::random(&gpu, &mut random, QuantType::F32, size, cols));
         let before = sizes.map(|size| random.normals(n * (size + 3), 1.0));
         for write in [Write::Store, Write::Add] {
             let outs: Vec<Buffer<f32>> = before.iter().map(|b| gpu.upload(b).unwrap()).collect();
@@ -289,7 +289,7 @@ fn prefill_f32_gemm_matches_reference() {
 }
 
 /// Compares sampled rows of a GEMM with the reference, and checks that the rest is untouched.
-fn check(matrix: &Matrix, found: &[f32], before: &[f32], x: &[f32], n: usize, write: Write) {
+fn check(matrix: &PrefillMatrix, found: &[f32], before: &[f32], x: &[f32], n: usize, write: Write) {
     let (size, stride, cols) = (matrix.rows, matrix.rows + 3, x.len() / n);
     let sample: Vec<usize> = if n * size * cols < 200_000_000 {
         (0..n).collect()
@@ -347,8 +347,8 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
     };
     let mut random = Random::new(4);
     let (n, cols, size) = (192, 6144, 5120);
-    let matrix = Matrix::random(&gpu, &mut random, QuantType::Q4_K, size, cols);
-    let plain = Matrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
+    let matrix = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, size, cols);
+    let plain = PrefillMatrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
     let x = random.normals(n * cols, 1.0);
     let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([size, 48], cols), n);
     for card in cards(&gpu) {
@@ -405,8 +405,8 @@ fn prefill_gated_gemm_matches_reference() {
         let x = random.normals(n * cols, 1.0);
         let cap = n + 70;
         let rows = rows_of(&gpu, &x, n, cap, &header);
-        let gate = Matrix::random(&gpu, &mut random, QuantType::Q4_K, ffn, cols);
-        let up = Matrix::random(&gpu, &mut random, QuantType::Q6_K, ffn, cols);
+        let gate = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, ffn, cols);
+        let up = PrefillMatrix::random(&gpu, &mut random, QuantType::Q6_K, ffn, cols);
         let room = ZeroedScratch::new(
             &gpu,
             product::bytes_to_expand([ffn, ffn], cols) / pieces,

@@ -18,11 +18,13 @@ use cuda::launch::norm::Source;
 use cuda::launch::rows::{Reduce, Rows, Tap, edit, edits, reduce, tap};
 use cuda::launch::{draft, embed};
 use fixtures::gpu::{Random, poisoned, same_bits};
-use fixtures::step::{Device, FEATURES, Placed, chain, chunk, commit, star, step};
+use fixtures::step::{FEATURES, KernelDevice, Placed, chain, chunk, commit, star, step};
 
 #[test]
 fn embedding_rows_match_the_codec() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(1);
     for ty in QuantType::ALL {
         for width in [256, 5120] {
@@ -85,7 +87,7 @@ fn logits(random: &mut Random, vocab: usize, kind: usize) -> Vec<f32> {
 }
 
 fn check_reduction(
-    gpu: &Device,
+    gpu: &KernelDevice,
     vocab: usize,
     k: usize,
     rows: &[Vec<f32>],
@@ -173,7 +175,9 @@ fn check_reduction(
 
 #[test]
 fn logits_reduction_matches_reference() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(5);
     for (vocab, k) in [
         (263, 1),
@@ -194,7 +198,9 @@ fn logits_reduction_matches_reference() {
 
 #[test]
 fn logit_edits_match_the_contract() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(6);
     for (vocab, k) in [(263, 8), (248_320, 20)] {
         let rows: Vec<Vec<f32>> = [0, 6, 1, 0]
@@ -240,7 +246,9 @@ fn logit_edits_match_the_contract() {
 
 #[test]
 fn captured_hidden_states_are_stored_side_by_side() {
-    let Some(gpu) = Device::open() else { return };
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
     let mut random = Random::new(7);
     let (width, stride, nodes) = (256, 768, 16);
     let trees = [

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-type Rows = Vec<u64>;
+type RowIds = Vec<u64>;
 
 /// Device pages as vectors of row ids. `dice` injects copy failures.
 struct FakeDevice {
-    pages_on_device: Vec<Rows>,
+    pages_on_device: Vec<RowIds>,
     faults: bool,
     dice: Dice,
     saved: usize,
@@ -49,9 +49,9 @@ impl FakeDevice {
 }
 
 impl PageCopier for FakeDevice {
-    type HostCopy = Rows;
+    type HostCopy = RowIds;
 
-    fn save(&mut self, index: usize) -> Result<Rows, DeviceError> {
+    fn save(&mut self, index: usize) -> Result<RowIds, DeviceError> {
         self.fails()?;
         self.saved += 1;
         // The contents of a freed device page are undefined.
@@ -61,7 +61,7 @@ impl PageCopier for FakeDevice {
         ))
     }
 
-    fn load(&mut self, page: &Rows, index: usize) -> Result<(), DeviceError> {
+    fn load(&mut self, page: &RowIds, index: usize) -> Result<(), DeviceError> {
         self.fails()?;
         self.pages_on_device[index].clone_from(page);
         Ok(())
@@ -77,13 +77,13 @@ impl PageCopier for FakeDevice {
 /// A sequence or a snapshot: the expected rows, and its pages.
 #[derive(Default, Clone)]
 struct Holder {
-    rows: Rows,
+    rows: RowIds,
     pages: Vec<PageId>,
 }
 
 struct PagePoolFixture {
     device: FakeDevice,
-    pages: PagePool<Rows>,
+    pages: PagePool<RowIds>,
     live: BTreeMap<usize, Holder>,
     kept: Vec<Holder>,
     next_row: u64,
@@ -351,7 +351,7 @@ fn least_recently_used_sequence_is_evicted_first_from_its_end() {
     fixture.close(0);
     fixture.live.insert(2, Holder::default());
     let table = &mut fixture.live.get_mut(&2).unwrap().pages;
-    let gone = |pages: &PagePool<Rows>, id: PageId| pages.locate(id).is_err();
+    let gone = |pages: &PagePool<RowIds>, id: PageId| pages.locate(id).is_err();
     for (n, expected) in [
         (2, [[false, false], [false, false]]),
         (3, [[false, false], [false, true]]),
