@@ -10,6 +10,7 @@
 //!   with two allowed siblings from the reply. The matcher moves back and forth. Forced positions
 //!   have one child.
 //! - `begin`: the start of a reply, also on the engine thread.
+//!
 //! `compile` is not on it: a request waits for its grammar before it is queued.
 //! REQUESTS (20) replies run per case, because a reply's first tokens find empty tables. Each case
 //! prints one JSON line.
