@@ -69,7 +69,7 @@ fn window_properties_hold() {
             violations += 1;
         }
     }
-    assert_eq!(violations, 0, "{violations} times a law did not hold");
+    assert_eq!(violations, 0, "{violations} property violations");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn windowed_rows_match_the_cpu_reference() {
             let plan = plan(&model, same(format), SMALL);
             device.open(plan, &mut |_| {}).unwrap()
         });
-        let bush = fixtures::model::tree(vocab, 20, |i| (i - 1) / 2);
+        let wide_tree = fixtures::model::tree(vocab, 20, |i| (i - 1) / 2);
         let rows = runners.map(|mut runner| {
             let runner: &mut dyn Runner = &mut *runner;
             let seq = runner.open(500).unwrap();
@@ -102,7 +102,7 @@ fn windowed_rows_match_the_cpu_reference() {
                 AttentionWindow::new(100, 5),
                 AttentionWindow::new(64, 130),
             ] {
-                let tree: Tree = bush.clone().with_window(window);
+                let tree: Tree = wide_tree.clone().with_window(window);
                 rows.extend(verify(runner, seq, &tree));
                 let path = tree.path_to(NodeIdx(1));
                 runner

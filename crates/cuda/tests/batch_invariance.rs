@@ -54,9 +54,9 @@ struct ModelCase {
 
 impl ModelCase {
     fn small(ty: QuantType, seed: u64) -> ModelCase {
-        let specimen = SyntheticModel::new(SyntheticLayout::HybridWide, ty, seed);
+        let synthetic = SyntheticModel::new(SyntheticLayout::HybridWide, ty, seed);
         ModelCase {
-            plan: plan(&specimen, Q8_0_KV, LIMITS),
+            plan: plan(&synthetic, Q8_0_KV, LIMITS),
             read: [70, 3, 190, 121],
             ask: LogitsRequest::full(),
         }
@@ -202,8 +202,8 @@ fn check_trees_equal_plain_steps(device: &ModelDevice, model_case: &ModelCase) -
         for i in 0..together {
             let what = format!("{}, {together} together, the {i}th", model_case.name());
             runner.discard(some[i]).unwrap();
-            let (at, told) = ((some[i], saved[i]), (&trees[i], ask, &rows[i][..]));
-            check_nodes_equal_tokens(runner, at, told, &what);
+            let (at, on_progress) = ((some[i], saved[i]), (&trees[i], ask, &rows[i][..]));
+            check_nodes_equal_tokens(runner, at, on_progress, &what);
         }
         // Commit every deepest path and compare with the state after feeding it.
         let again = runner.verify(&items).unwrap();
@@ -300,9 +300,9 @@ fn check_batch_invariance(device: &ModelDevice, model_case: &ModelCase) -> Vec<L
         let requests: Vec<Vec<LogitsRequest>> =
             trees.iter().map(|t| vec![ask.clone(); t.len()]).collect();
         for together in 2..=seqs.len() {
-            for place in [0, together - 1] {
+            for position_in_step in [0, together - 1] {
                 let mut step: Vec<usize> = (1..together).map(|k| (own + k) % seqs.len()).collect();
-                step.insert(place, own);
+                step.insert(position_in_step, own);
                 let items: Vec<VerifyItem<'_>> = step
                     .iter()
                     .map(|&i| VerifyItem {
@@ -316,9 +316,12 @@ fn check_batch_invariance(device: &ModelDevice, model_case: &ModelCase) -> Vec<L
                     runner.discard(seqs[i]).unwrap();
                 }
                 let name = model_case.name();
-                for (node, (found, expected)) in rows[place].iter().zip(&alone).enumerate() {
-                    let what =
-                        format!("{name}: node {node} of {nodes}, the {place}th of {together}");
+                for (node, (found, expected)) in
+                    rows[position_in_step].iter().zip(&alone).enumerate()
+                {
+                    let what = format!(
+                        "{name}: node {node} of {nodes}, the {position_in_step}th of {together}"
+                    );
                     same(&what, found, expected);
                 }
             }

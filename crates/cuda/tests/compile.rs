@@ -50,10 +50,11 @@ fn unit_compiles_to_a_cubin_with_resource_usage() {
     };
     for target in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"] {
         let units = [bandwidth::unit(), bandwidth::unit()];
-        let mut told = Vec::new();
-        let compiled = compile(arch(target), &units, &options, &mut |p| told.push(p)).unwrap();
+        let mut on_progress = Vec::new();
+        let compiled =
+            compile(arch(target), &units, &options, &mut |p| on_progress.push(p)).unwrap();
         assert_eq!(compiled.len(), 1, "a unit named twice is compiled once");
-        assert_eq!((told[0].done, told[0].total), (1, 1));
+        assert_eq!((on_progress[0].done, on_progress[0].total), (1, 1));
         let unit = &compiled[0];
         assert!(unit.cubin.starts_with(b"\x7fELF"), "{target}");
         let names: Vec<&str> = unit.entries.iter().map(|e| e.entry.as_str()).collect();

@@ -80,7 +80,7 @@ fn count_violations(
 }
 
 fn assert_no_violations(violations: usize) {
-    assert_eq!(violations, 0, "{violations} times a law did not hold");
+    assert_eq!(violations, 0, "{violations} property violations");
 }
 
 #[test]
@@ -88,9 +88,8 @@ fn every_synthetic_layout_passes_the_suite() {
     let Some(device) = open_device(false) else {
         return;
     };
-    let specimens =
-        SyntheticLayout::ALL.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 1));
-    let violations = specimens.map(|model| count_violations(&device, &model, F16_KV, Mode::Fast));
+    let models = SyntheticLayout::ALL.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 1));
+    let violations = models.map(|model| count_violations(&device, &model, F16_KV, Mode::Fast));
     assert_no_violations(violations.iter().sum());
 }
 
@@ -109,9 +108,9 @@ fn models_on_large_model_paths_pass_the_suite() {
         SyntheticLayout::ALL.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 7));
     let types = [QuantType::Q6_K, QuantType::BF16, QuantType::F32];
     let types = types.map(|ty| SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 7));
-    let specimens = layouts.iter().chain(&types);
+    let models = layouts.iter().chain(&types);
     assert_no_violations(
-        specimens
+        models
             .map(|model| count_violations(&device, model, F16_KV, Mode::Fast))
             .sum(),
     );
@@ -135,9 +134,8 @@ fn every_weight_type_passes_the_suite() {
     let Some(device) = open_device(false) else {
         return;
     };
-    let specimens =
-        QuantType::ALL.map(|ty| SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 2));
-    let violations = specimens.map(|model| count_violations(&device, &model, F16_KV, Mode::Fast));
+    let models = QuantType::ALL.map(|ty| SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 2));
+    let violations = models.map(|model| count_violations(&device, &model, F16_KV, Mode::Fast));
     assert_no_violations(violations.iter().sum());
 }
 
@@ -201,8 +199,8 @@ fn batch_invariant_models_on_large_model_paths_pass_the_suite_bit_exactly() {
         SyntheticLayout::Dense,
         SyntheticLayout::Odd,
     ];
-    let specimens = layouts.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 8));
-    let violations = specimens.map(|model| count_violations(&device, &model, F16_KV, Mode::Exact));
+    let models = layouts.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 8));
+    let violations = models.map(|model| count_violations(&device, &model, F16_KV, Mode::Exact));
     assert_no_violations(violations.iter().sum());
 }
 

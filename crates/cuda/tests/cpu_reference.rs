@@ -37,10 +37,10 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(specimen: &SyntheticModel, kv: KvFormats, tolerance: ReferenceTolerance) -> Pair {
+    fn new(synthetic: &SyntheticModel, kv: KvFormats, tolerance: ReferenceTolerance) -> Pair {
         let (k, v) = (kv.k.name(), kv.v.name());
         Pair {
-            what: format!("{}, keys {k}, values {v}", specimen.spec.name),
+            what: format!("{}, keys {k}, values {v}", synthetic.spec.name),
             tolerance,
             worst: 0.0,
             worst_mean: 0.0,
@@ -106,33 +106,38 @@ fn assert_no_faults(faulty: usize) {
 /// Prefills a prompt, verifies and commits trees of many shapes, and compares every row and state.
 fn check_against_reference(
     device: &ModelDevice,
-    specimen: &SyntheticModel,
+    synthetic: &SyntheticModel,
     (kv, limits): (KvFormats, Limits),
     tolerance: ReferenceTolerance,
 ) -> usize {
-    let vocab = specimen.spec.vocab;
-    let mut pair = Pair::new(specimen, kv, tolerance);
-    let mut ours = device
+    let vocab = synthetic.spec.vocab;
+    let mut pair = Pair::new(synthetic, kv, tolerance);
+    let mut gpu_runner = device
         .backend
-        .open_inspected(plan(specimen, kv, limits), &mut |_| {})
+        .open_inspected(plan(synthetic, kv, limits), &mut |_| {})
         .unwrap();
-    let mut judge = cpu_reference()
-        .open_inspected(plan(specimen, kv, limits), &mut |_| {})
+    let mut reference = cpu_reference()
+        .open_inspected(plan(synthetic, kv, limits), &mut |_| {})
         .unwrap();
     let prompt = text(vocab, 150, 1);
-    let found = ours.hidden_states(&prompt).unwrap();
-    let expected = judge.hidden_states(&prompt).unwrap();
+    let found = gpu_runner.hidden_states(&prompt).unwrap();
+    let expected = reference.hidden_states(&prompt).unwrap();
     for (layer, (found, expected)) in found.iter().zip(&expected).enumerate() {
         pair.values(&format!("after layer {layer}"), found, expected);
     }
-    let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
+    let (a, b) = (gpu_runner.open(600).unwrap(), reference.open(600).unwrap());
     let requests: Vec<(usize, LogitsRequest)> = (0..prompt.len())
         .map(|i| (i, LogitsRequest::full()))
         .collect();
-    let found = ours.prefill(a, &prompt, &requests).unwrap();
-    let expected = judge.prefill(b, &prompt, &requests).unwrap();
+    let found = gpu_runner.prefill(a, &prompt, &requests).unwrap();
+    let expected = reference.prefill(b, &prompt, &requests).unwrap();
     pair.rows("prompt", &found, &expected);
-    states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
+    states(
+        &mut pair,
+        (&mut *gpu_runner, a),
+        (&mut *reference, b),
+        synthetic,
+    );
     let shapes: Vec<(&str, Tree)> = vec![
         ("a root", tree(vocab, 1, |_| 0)),
         ("a chain of 5", tree(vocab, 5, |i| i - 1)),
@@ -147,28 +152,34 @@ fn check_against_reference(
         if tree.len() > limits.tree_nodes {
             continue;
         }
-        let found = verify(&mut *ours, a, &tree);
-        let expected = verify(&mut *judge, b, &tree);
+        let found = verify(&mut *gpu_runner, a, &tree);
+        let expected = verify(&mut *reference, b, &tree);
         pair.rows(name, &found, &expected);
         let path = tree.path_to(NodeIdx(tree.len() as u16 - 1));
-        ours.commit(&[CommitItem {
-            seq: a,
-            path: &path,
-        }])
-        .unwrap();
-        judge
+        gpu_runner
+            .commit(&[CommitItem {
+                seq: a,
+                path: &path,
+            }])
+            .unwrap();
+        reference
             .commit(&[CommitItem {
                 seq: b,
                 path: &path,
             }])
             .unwrap();
-        states(&mut pair, (&mut *ours, a), (&mut *judge, b), specimen);
+        states(
+            &mut pair,
+            (&mut *gpu_runner, a),
+            (&mut *reference, b),
+            synthetic,
+        );
     }
     // A second prompt part after the decoded tokens.
     let more = text(vocab, 70, 5);
     let requests = [(69, LogitsRequest::full())];
-    let found = ours.prefill(a, &more, &requests).unwrap();
-    let expected = judge.prefill(b, &more, &requests).unwrap();
+    let found = gpu_runner.prefill(a, &more, &requests).unwrap();
+    let expected = reference.prefill(b, &more, &requests).unwrap();
     pair.rows("a second prompt", &found, &expected);
     pair.end()
 }
@@ -176,19 +187,19 @@ fn check_against_reference(
 /// Compares the states of a sequence.
 fn states(
     pair: &mut Pair,
-    (ours, a): (&mut dyn Inspect, SeqId),
-    (judge, b): (&mut dyn Inspect, SeqId),
-    specimen: &SyntheticModel,
+    (gpu_runner, a): (&mut dyn Inspect, SeqId),
+    (reference, b): (&mut dyn Inspect, SeqId),
+    synthetic: &SyntheticModel,
 ) {
-    for layer in 0..specimen.spec.layers.len() {
-        let found = ours.conv_window(a, layer).unwrap();
-        let expected = judge.conv_window(b, layer).unwrap();
+    for layer in 0..synthetic.spec.layers.len() {
+        let found = gpu_runner.conv_window(a, layer).unwrap();
+        let expected = reference.conv_window(b, layer).unwrap();
         pair.values(&format!("window of layer {layer}"), &found, &expected);
-        let found = ours.delta_state(a, layer).unwrap();
-        let expected = judge.delta_state(b, layer).unwrap();
+        let found = gpu_runner.delta_state(a, layer).unwrap();
+        let expected = reference.delta_state(b, layer).unwrap();
         pair.values(&format!("state of layer {layer}"), &found, &expected);
-        let found = ours.kv_rows(a, layer).unwrap();
-        let expected = judge.kv_rows(b, layer).unwrap();
+        let found = gpu_runner.kv_rows(a, layer).unwrap();
+        let expected = reference.kv_rows(b, layer).unwrap();
         pair.values(&format!("keys of layer {layer}"), &found.0, &expected.0);
         pair.values(&format!("values of layer {layer}"), &found.1, &expected.1);
     }
@@ -202,9 +213,9 @@ fn every_synthetic_layout_matches_the_cpu_reference() {
             return;
         };
         for layout in SyntheticLayout::ALL {
-            let specimen = SyntheticModel::new(layout, QuantType::F32, 6);
+            let synthetic = SyntheticModel::new(layout, QuantType::F32, 6);
             let tolerance = reference_tolerance(QuantType::F32);
-            faulty += check_against_reference(&device, &specimen, (F32_KV, LIMITS), tolerance);
+            faulty += check_against_reference(&device, &synthetic, (F32_KV, LIMITS), tolerance);
         }
     }
     assert_no_faults(faulty);
@@ -221,9 +232,9 @@ fn prompts_fed_as_trees_match_the_cpu_reference() {
         return;
     };
     for layout in SyntheticLayout::ALL {
-        let specimen = SyntheticModel::new(layout, QuantType::F32, 6);
+        let synthetic = SyntheticModel::new(layout, QuantType::F32, 6);
         let tolerance = reference_tolerance(QuantType::F32);
-        faulty += check_against_reference(&device, &specimen, (F32_KV, LIMITS), tolerance);
+        faulty += check_against_reference(&device, &synthetic, (F32_KV, LIMITS), tolerance);
     }
     assert_no_faults(faulty);
 }
@@ -235,12 +246,12 @@ fn every_weight_type_matches_the_cpu_reference() {
         return;
     };
     for ty in QuantType::ALL {
-        let specimen = SyntheticModel::new(SyntheticLayout::HybridEven, ty, 7);
+        let synthetic = SyntheticModel::new(SyntheticLayout::HybridEven, ty, 7);
         let tolerance = reference_tolerance(ty).at_least_f16();
-        faulty += check_against_reference(&device, &specimen, (F16_KV, SMALL), tolerance);
+        faulty += check_against_reference(&device, &synthetic, (F16_KV, SMALL), tolerance);
         if SyntheticModel::stores_odd_widths(ty) {
-            let specimen = SyntheticModel::new(SyntheticLayout::Odd, ty, 7);
-            faulty += check_against_reference(&device, &specimen, (F16_KV, SMALL), tolerance);
+            let synthetic = SyntheticModel::new(SyntheticLayout::Odd, ty, 7);
+            faulty += check_against_reference(&device, &synthetic, (F16_KV, SMALL), tolerance);
         }
     }
     assert_no_faults(faulty);
@@ -258,23 +269,23 @@ fn every_row_count_matches_the_cpu_reference() {
         (SyntheticLayout::Odd, QuantType::Q8_0),
         (SyntheticLayout::HybridEven, QuantType::Q4_K),
     ] {
-        let specimen = SyntheticModel::new(layout, ty, 12);
-        let vocab = specimen.spec.vocab;
-        let mut pair = Pair::new(&specimen, F16_KV, reference_tolerance(ty).at_least_f16());
-        let plan = || plan(&specimen, F16_KV, LIMITS);
-        let mut ours = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
-        let mut judge = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
-        let (a, b) = (ours.open(300).unwrap(), judge.open(300).unwrap());
+        let synthetic = SyntheticModel::new(layout, ty, 12);
+        let vocab = synthetic.spec.vocab;
+        let mut pair = Pair::new(&synthetic, F16_KV, reference_tolerance(ty).at_least_f16());
+        let plan = || plan(&synthetic, F16_KV, LIMITS);
+        let mut gpu_runner = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut reference = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
+        let (a, b) = (gpu_runner.open(300).unwrap(), reference.open(300).unwrap());
         let prompt = text(vocab, 77, 4);
-        ours.prefill(a, &prompt, &[]).unwrap();
-        judge.prefill(b, &prompt, &[]).unwrap();
+        gpu_runner.prefill(a, &prompt, &[]).unwrap();
+        reference.prefill(b, &prompt, &[]).unwrap();
         for n in 1..=64 {
             let tree = tree(vocab, n, |i| i / 3);
-            let found = verify(&mut *ours, a, &tree);
-            let expected = verify(&mut *judge, b, &tree);
+            let found = verify(&mut *gpu_runner, a, &tree);
+            let expected = verify(&mut *reference, b, &tree);
             pair.rows(&format!("a bush of {n}"), &found, &expected);
-            ours.discard(a).unwrap();
-            judge.discard(b).unwrap();
+            gpu_runner.discard(a).unwrap();
+            reference.discard(b).unwrap();
         }
         faulty += pair.end();
     }
@@ -294,13 +305,13 @@ fn every_kv_type_matches_the_cpu_reference() {
             _ => [SyntheticLayout::Plain, SyntheticLayout::HybridTiled].to_vec(),
         };
         for layout in layouts {
-            let specimen = SyntheticModel::new(layout, QuantType::F32, 8);
+            let synthetic = SyntheticModel::new(layout, QuantType::F32, 8);
             let kv = KvFormats {
                 k: format,
                 v: format,
             };
             let tolerance = kv_tolerance(format);
-            faulty += check_against_reference(&device, &specimen, (kv, SMALL), tolerance);
+            faulty += check_against_reference(&device, &synthetic, (kv, SMALL), tolerance);
         }
     }
     assert_no_faults(faulty);
@@ -318,18 +329,18 @@ fn four_trees_per_step_match_the_cpu_reference() {
         (SyntheticLayout::HybridTiled, [1, 24, 5, 34]),
         (SyntheticLayout::Dense, [16, 16, 16, 16]),
     ] {
-        let specimen = SyntheticModel::new(layout, QuantType::F32, 10);
-        let vocab = specimen.spec.vocab;
-        let mut pair = Pair::new(&specimen, F32_KV, reference_tolerance(QuantType::F32));
-        let plan = || plan(&specimen, F32_KV, LIMITS);
-        let mut ours = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
-        let mut judge = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
+        let synthetic = SyntheticModel::new(layout, QuantType::F32, 10);
+        let vocab = synthetic.spec.vocab;
+        let mut pair = Pair::new(&synthetic, F32_KV, reference_tolerance(QuantType::F32));
+        let plan = || plan(&synthetic, F32_KV, LIMITS);
+        let mut gpu_runner = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
+        let mut reference = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
         let mut seqs = Vec::new();
         for i in 0..sizes.len() {
             let prompt = text(vocab, [3, 64, 65, 190][i], i);
-            let both = (ours.open(300).unwrap(), judge.open(300).unwrap());
-            ours.prefill(both.0, &prompt, &[]).unwrap();
-            judge.prefill(both.1, &prompt, &[]).unwrap();
+            let both = (gpu_runner.open(300).unwrap(), reference.open(300).unwrap());
+            gpu_runner.prefill(both.0, &prompt, &[]).unwrap();
+            reference.prefill(both.1, &prompt, &[]).unwrap();
             seqs.push(both);
         }
         for round in 0..3 {
@@ -361,15 +372,15 @@ fn four_trees_per_step_match_the_cpu_reference() {
                 rows
             };
             let (a, b): (Vec<SeqId>, Vec<SeqId>) = seqs.iter().copied().unzip();
-            let (found, expected) = (pass(&mut *ours, &a), pass(&mut *judge, &b));
+            let (found, expected) = (pass(&mut *gpu_runner, &a), pass(&mut *reference, &b));
             for i in 0..seqs.len() {
                 let step = format!("round {round}, tree {i}");
                 pair.rows(&step, &found[i], &expected[i]);
                 states(
                     &mut pair,
-                    (&mut *ours, a[i]),
-                    (&mut *judge, b[i]),
-                    &specimen,
+                    (&mut *gpu_runner, a[i]),
+                    (&mut *reference, b[i]),
+                    &synthetic,
                 );
             }
         }
@@ -385,51 +396,57 @@ fn decode_state_drift_stays_bounded_over_200_steps() {
         return;
     };
     for layout in [SyntheticLayout::HybridEven, SyntheticLayout::HybridGrouped] {
-        let specimen = SyntheticModel::new(layout, QuantType::F32, 9);
-        let mut ours = device
+        let synthetic = SyntheticModel::new(layout, QuantType::F32, 9);
+        let mut gpu_runner = device
             .backend
-            .open_inspected(plan(&specimen, F32_KV, SMALL), &mut |_| {})
+            .open_inspected(plan(&synthetic, F32_KV, SMALL), &mut |_| {})
             .unwrap();
-        let mut judge = cpu_reference()
-            .open_inspected(plan(&specimen, F32_KV, SMALL), &mut |_| {})
+        let mut reference = cpu_reference()
+            .open_inspected(plan(&synthetic, F32_KV, SMALL), &mut |_| {})
             .unwrap();
-        let mut pair = Pair::new(&specimen, F32_KV, reference_tolerance(QuantType::F32));
-        let (a, b) = (ours.open(600).unwrap(), judge.open(600).unwrap());
-        for (i, token) in text(specimen.spec.vocab, 200, 3).into_iter().enumerate() {
+        let mut pair = Pair::new(&synthetic, F32_KV, reference_tolerance(QuantType::F32));
+        let (a, b) = (gpu_runner.open(600).unwrap(), reference.open(600).unwrap());
+        for (i, token) in text(synthetic.spec.vocab, 200, 3).into_iter().enumerate() {
             let tree = Tree::root(token);
-            let found = verify(&mut *ours, a, &tree);
-            let expected = verify(&mut *judge, b, &tree);
+            let found = verify(&mut *gpu_runner, a, &tree);
+            let expected = verify(&mut *reference, b, &tree);
             pair.rows(&format!("step {i}"), &found, &expected);
             let path = tree.path_to(NodeIdx::ROOT);
-            ours.commit(&[CommitItem {
-                seq: a,
-                path: &path,
-            }])
-            .unwrap();
-            judge
+            gpu_runner
+                .commit(&[CommitItem {
+                    seq: a,
+                    path: &path,
+                }])
+                .unwrap();
+            reference
                 .commit(&[CommitItem {
                     seq: b,
                     path: &path,
                 }])
                 .unwrap();
         }
-        states(&mut pair, (&mut *ours, a), (&mut *judge, b), &specimen);
+        states(
+            &mut pair,
+            (&mut *gpu_runner, a),
+            (&mut *reference, b),
+            &synthetic,
+        );
         faulty += pair.end();
     }
     assert_no_faults(faulty);
 }
 
 /// Every kind of pass once, small enough for compute-sanitizer.
-fn short_run(device: &ModelDevice, specimen: &SyntheticModel, kv: KvFormats) {
+fn short_run(device: &ModelDevice, synthetic: &SyntheticModel, kv: KvFormats) {
     let limits = Limits {
         sequences: 2,
         ..SMALL
     };
     let opened = device
         .backend
-        .open_inspected(plan(specimen, kv, limits), &mut |_| {});
+        .open_inspected(plan(synthetic, kv, limits), &mut |_| {});
     let mut runner = opened.unwrap();
-    let vocab = specimen.spec.vocab;
+    let vocab = synthetic.spec.vocab;
     let seqs = [runner.open(300).unwrap(), runner.open(300).unwrap()];
     let prompt = text(vocab, 70, 2);
     let requests = [(0, LogitsRequest::top_k(3)), (69, LogitsRequest::full())];
@@ -469,12 +486,12 @@ fn short_run_covers_every_pass() {
     let Some(device) = open_device(true) else {
         return;
     };
-    let specimen = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q4_K, 11);
+    let synthetic = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q4_K, 11);
     let kv = KvFormats {
         k: KvFormat::Q8_0,
         v: KvFormat::F16,
     };
-    short_run(&device, &specimen, kv);
+    short_run(&device, &synthetic, kv);
 }
 
 #[test]
@@ -492,7 +509,7 @@ fn short_run_covers_other_weight_kinds() {
         (SyntheticLayout::Dense, QuantType::BF16, KvFormat::F16),
         (SyntheticLayout::Plain, QuantType::F32, KvFormat::F32),
     ] {
-        let specimen = SyntheticModel::new(layout, ty, 11);
-        short_run(&device, &specimen, KvFormats { k, v: k });
+        let synthetic = SyntheticModel::new(layout, ty, 11);
+        short_run(&device, &synthetic, KvFormats { k, v: k });
     }
 }

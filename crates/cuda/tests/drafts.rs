@@ -116,8 +116,9 @@ fn draft_logits_do_not_depend_on_when_features_are_appended() {
             let loaded = draft
                 .load((DraftFileFormat::C, quirks), &plan.target)
                 .unwrap();
-            let told = (plan.clone(), &ids[..]);
-            let checked = draft.check_waiting(&device.backend, told, (loaded, KvFormat::F16));
+            let on_progress = (plan.clone(), &ids[..]);
+            let checked =
+                draft.check_waiting(&device.backend, on_progress, (loaded, KvFormat::F16));
             checked.unwrap_or_else(|error| panic!("{ty:?}: {error}"));
         }
     }

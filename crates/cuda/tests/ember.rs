@@ -130,29 +130,34 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
         return;
     };
     let processor = CpuBackend::new(cpu::CpuOptions::default());
-    let mut ours = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
-    let mut judge = open_with(&processor, KvFormat::F16, true);
-    let depth = judge.info().draft_depth.unwrap();
-    assert_eq!(ours.info().draft_depth, Some(depth));
-    let vocab = judge.info().vocab;
-    let (a, b) = (ours.open(2048).unwrap(), judge.open(2048).unwrap());
+    let mut gpu_runner = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
+    let mut reference = open_with(&processor, KvFormat::F16, true);
+    let depth = reference.info().draft_depth.unwrap();
+    assert_eq!(gpu_runner.info().draft_depth, Some(depth));
+    let vocab = reference.info().vocab;
+    let (a, b) = (
+        gpu_runner.open(2048).unwrap(),
+        reference.open(2048).unwrap(),
+    );
     let prompt: Vec<TokenId> = (0..300)
         .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
         .collect();
-    ours.prefill(a, &prompt, &[]).unwrap();
-    judge.prefill(b, &prompt, &[]).unwrap();
+    gpu_runner.prefill(a, &prompt, &[]).unwrap();
+    reference.prefill(b, &prompt, &[]).unwrap();
     let (mut worst, mut mean) = (0.0_f32, 0.0_f32);
     for round in 0..40_u32 {
         let root = TokenId(17 + 31 * round);
-        let found = ours.draft(&[DraftItem { seq: a, root }], depth, vocab);
+        let found = gpu_runner.draft(&[DraftItem { seq: a, root }], depth, vocab);
         let found = found.unwrap().remove(0);
-        let expected = judge.draft(&[DraftItem { seq: b, root }], depth, vocab);
+        let expected = reference.draft(&[DraftItem { seq: b, root }], depth, vocab);
         let expected = expected.unwrap().remove(0);
         assert_eq!((found.k, found.lse.len()), (vocab, depth));
         let (most, of_round) = apart(&found, &expected);
         worst = worst.max(most);
         mean = mean.max(of_round);
-        let few = ours.draft(&[DraftItem { seq: a, root }], depth, 8).unwrap();
+        let few = gpu_runner
+            .draft(&[DraftItem { seq: a, root }], depth, 8)
+            .unwrap();
         for row in 0..depth {
             let head = &found.ids[row * vocab..row * vocab + 8];
             assert_eq!(
@@ -170,7 +175,7 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
         }
         let path = tree.path_to(right).truncated(1 + round as usize % 7);
         let requests = vec![LogitsRequest::NONE; tree.len()];
-        for (runner, seq) in [(&mut ours, a), (&mut judge, b)] {
+        for (runner, seq) in [(&mut gpu_runner, a), (&mut reference, b)] {
             let tree = &tree;
             let requests = &requests;
             runner
@@ -184,17 +189,17 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
         }
         // A snapshot in between changes nothing.
         if round == 20 {
-            let saved = ours.snapshot(a, SnapshotLocation::Host).unwrap();
+            let saved = gpu_runner.snapshot(a, SnapshotLocation::Host).unwrap();
             let mut bytes = Vec::new();
-            ours.export(saved.id, &mut bytes).unwrap();
-            let travelled = ours.import(&mut &bytes[..]).unwrap();
-            let other = ours.open(2048).unwrap();
-            ours.restore(other, travelled.id).unwrap();
+            gpu_runner.export(saved.id, &mut bytes).unwrap();
+            let travelled = gpu_runner.import(&mut &bytes[..]).unwrap();
+            let other = gpu_runner.open(2048).unwrap();
+            gpu_runner.restore(other, travelled.id).unwrap();
             let root = TokenId(5);
             let items = [a, other].map(|seq| DraftItem { seq, root });
-            let both = ours.draft(&items, depth, vocab).unwrap();
+            let both = gpu_runner.draft(&items, depth, vocab).unwrap();
             assert!(apart(&both[1], &both[0]).0 < 1e-4, "after a journey");
-            ours.close(other);
+            gpu_runner.close(other);
         }
     }
     eprintln!("  log-probabilities at most {worst:.3} off, {mean:.4} in the mean of a round");
@@ -213,21 +218,27 @@ fn prefill_chunk_length_does_not_change_the_result() {
         ..options()
     };
     let short = CudaBackend::with_options(gpu.card().clone(), options);
-    let mut ours = open_with(&short, KvFormat::F16, true);
-    let mut judge = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
-    let (depth, vocab) = (judge.info().draft_depth.unwrap(), judge.info().vocab);
-    let (a, b) = (ours.open(2048).unwrap(), judge.open(2048).unwrap());
+    let mut gpu_runner = open_with(&short, KvFormat::F16, true);
+    let mut reference = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
+    let (depth, vocab) = (
+        reference.info().draft_depth.unwrap(),
+        reference.info().vocab,
+    );
+    let (a, b) = (
+        gpu_runner.open(2048).unwrap(),
+        reference.open(2048).unwrap(),
+    );
     let prompt: Vec<TokenId> = (0..250)
         .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
         .collect();
     let last = [(prompt.len() - 1, LogitsRequest::full())];
-    let found = ours.prefill(a, &prompt, &last).unwrap().remove(0);
-    let expected = judge.prefill(b, &prompt, &last).unwrap().remove(0);
+    let found = gpu_runner.prefill(a, &prompt, &last).unwrap().remove(0);
+    let expected = reference.prefill(b, &prompt, &last).unwrap().remove(0);
     let off = found.logits.iter().zip(&expected.logits);
     let off = off.map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
     let root = TokenId(17);
-    let found = ours.draft(&[DraftItem { seq: a, root }], depth, vocab);
-    let expected = judge.draft(&[DraftItem { seq: b, root }], depth, vocab);
+    let found = gpu_runner.draft(&[DraftItem { seq: a, root }], depth, vocab);
+    let expected = reference.draft(&[DraftItem { seq: b, root }], depth, vocab);
     let (worst, mean) = apart(&found.unwrap()[0], &expected.unwrap()[0]);
     eprintln!("  logits {off:.4} off; the draft's {worst:.4}, {mean:.5} in the mean");
     assert!(off < LEVEL && worst < 1.5 && mean < 0.1);
@@ -328,13 +339,16 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
         (70, KvFormat::Q4_0),
         (210, KvFormat::Tq3_0),
     ] {
-        let mut ours = open(&card, format);
-        let mut judge = open(&processor, format);
+        let mut gpu_runner = open(&card, format);
+        let mut reference = open(&processor, format);
         // The model's most common tokens in a fixed order. Training text would give smaller errors.
         let prompt: Vec<TokenId> = (0..prompt_len)
             .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
             .collect();
-        let (a, b) = (ours.open(2048).unwrap(), judge.open(2048).unwrap());
+        let (a, b) = (
+            gpu_runner.open(2048).unwrap(),
+            reference.open(2048).unwrap(),
+        );
         let (mut found, mut expected) = (Vec::new(), Vec::new());
         let mut begin = 0;
         for piece in prompt.chunks(512) {
@@ -345,8 +359,8 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
             } else {
                 &[]
             };
-            found = ours.prefill(a, piece, requests).unwrap();
-            expected = judge.prefill(b, piece, requests).unwrap();
+            found = gpu_runner.prefill(a, piece, requests).unwrap();
+            expected = reference.prefill(b, piece, requests).unwrap();
         }
         let (mut found, mut expected) = (found.remove(0), expected.remove(0));
         let (mut ties, mut worst) = (0, 0.0_f32);
@@ -365,8 +379,8 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
             }
             // Both runners continue with the reference's choice, so every token is compared.
             let token = expected.ids[0];
-            found = decode_token(&mut *ours, a, token);
-            expected = decode_token(&mut *judge, b, token);
+            found = decode_token(&mut *gpu_runner, a, token);
+            expected = decode_token(&mut *reference, b, token);
         }
         eprintln!(
             "  prompt {prompt_len}, {}: {ties} near ties of {WORDS}, best logit at most {worst:.3} off",

@@ -107,8 +107,8 @@ impl TestLayer {
         let next = next.collect();
         let norms = [(); 2].map(|()| {
             let weights: Vec<f32> = (0..hidden).map(|_| 0.5 + random.unit()).collect();
-            let on_card = gpu.upload(&weights).unwrap();
-            (weights, on_card)
+            let device = gpu.upload(&weights).unwrap();
+            (weights, device)
         });
         TestLayer {
             out,
@@ -159,7 +159,7 @@ struct FusedLayerFixture {
     y: Buffer<u8>,
     outs: Vec<Buffer<f32>>,
     memory: Memory,
-    room: Buffer<u8>,
+    scratch_memory: Buffer<u8>,
     own: Buffer<u8>,
     _rest: Vec<Buffer<u8>>,
 }
@@ -195,7 +195,7 @@ impl FusedLayerFixture {
             .collect();
         let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
         let scales = gpu.upload(&bytes).unwrap();
-        let room: Buffer<u8> = gpu
+        let scratch_memory: Buffer<u8> = gpu
             .filled(matmul::scratch_bytes(card, 2 * MOST_ROWS), 0)
             .unwrap();
         let own_bytes = Own::bytes(hidden, shape.ffn);
@@ -208,7 +208,7 @@ impl FusedLayerFixture {
             next,
             squares,
             scales: scales.ptr(),
-            scratch: Scratch(room.ptr()),
+            scratch: Scratch(scratch_memory.ptr()),
         };
         rest.push(scales);
         let outs = layer.next.iter();
@@ -222,7 +222,7 @@ impl FusedLayerFixture {
                 .map(|w| fixtures::gpu::poisoned(gpu, bucket * w.matrix.rows))
                 .collect(),
             memory,
-            room,
+            scratch_memory,
             own,
             _rest: rest,
         }
@@ -251,8 +251,15 @@ impl FusedLayerFixture {
             },
             eps: EPS,
         };
-        let place = (norms, &self.memory);
-        chain::launch(self.card, self.bucket, form, &products, self.y.ptr(), place)
+        let context = (norms, &self.memory);
+        chain::launch(
+            self.card,
+            self.bucket,
+            form,
+            &products,
+            self.y.ptr(),
+            context,
+        )
     }
 
     /// Runs the fused layer `times` times.
@@ -268,7 +275,7 @@ impl FusedLayerFixture {
         for _ in 0..times {
             gpu.run(&modules, &launch).unwrap();
         }
-        let left = self.room.download(gpu).unwrap();
+        let left = self.scratch_memory.download(gpu).unwrap();
         assert!(
             left.iter().all(|&b| b == 0),
             "the fused layer left nonzero sums"

@@ -54,15 +54,15 @@ fn run_tree(
     bucket: usize,
 ) -> Vec<f32> {
     let shape = fixture.shape;
-    let on_card = projected.upload(gpu, shape, bucket);
-    let inputs = &on_card.inputs;
+    let device = projected.upload(gpu, shape, bucket);
+    let inputs = &device.inputs;
     let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
     let step = header.ptr();
     let o = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
     let (layer, card, count) = (fixture.layer(0), own_card(gpu), trees.len());
-    let kept =
+    let f16_rows =
         fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
-    let to = [o.ptr(), kept.ptr()];
+    let to = [o.ptr(), f16_rows.ptr()];
     let launch = match exactness {
         Exactness::Factors => steps::tree(card, shape, bucket, count, step, &layer, inputs, to[0]),
         Exactness::Sequential => walk::walk(card, shape, bucket, count, step, &layer, inputs, to),
@@ -484,7 +484,7 @@ fn check_layer(
     let rows: usize = trees.iter().map(|(_, parents)| parents.len()).sum();
     let (bucket, values) = (bucket(rows), shape.values());
     let projected = Projected::new(shape, rows, &mut random);
-    let on_card = projected.upload(gpu, shape, bucket);
+    let device = projected.upload(gpu, shape, bucket);
     let index = fixture.layers - 1;
     let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), exactness);
     let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
@@ -504,7 +504,7 @@ fn check_layer(
         exactness,
         header.ptr(),
         &fixture.layer(index),
-        &on_card.inputs,
+        &device.inputs,
         scratch.ptr(),
         &out,
     );

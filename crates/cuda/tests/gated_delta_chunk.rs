@@ -33,7 +33,7 @@ fn run(
     prompt: &Projected,
 ) -> Vec<f32> {
     let shape = fixture.shape;
-    let on_card = prompt.upload(gpu, shape, capacity);
+    let device = prompt.upload(gpu, shape, capacity);
     let scratch = fixtures::gpu::poisoned::<u8>(gpu, prefill_scratch_bytes(shape, capacity));
     let header = gpu
         .upload(&fixtures::gated_delta::chunk(slot, committed, prompt.rows))
@@ -48,16 +48,13 @@ fn run(
         capacity,
         header,
         &layer,
-        &on_card.inputs,
+        &device.inputs,
         scratch.ptr(),
         &out,
     ));
     let mut result = result.download(gpu).unwrap();
     let rest = result.split_off(prompt.rows * shape.values());
-    assert!(
-        rest.iter().all(|x| x.is_nan()),
-        "rows of nobody were written"
-    );
+    assert!(rest.iter().all(|x| x.is_nan()), "padding rows were written");
     result
 }
 
@@ -115,14 +112,19 @@ fn check(
     let mut got = Vec::new();
     for &rows in cuts {
         let part = prompt.part(shape, at..at + rows);
-        let place = [1, start + at, rows.next_multiple_of(128)];
-        got.extend(run(gpu, &fixture, products, place, &part));
+        let placement = [1, start + at, rows.next_multiple_of(128)];
+        got.extend(run(gpu, &fixture, products, placement, &part));
         at += rows;
     }
     let what = format!("{products:?} {shape:?}, {cuts:?} rows from {start}");
     let output = close(&format!("{what}: rows"), &got, &out, most);
-    let kept = fixture.state_of(gpu, 1, 0).concat();
-    let state = close(&format!("{what}: state"), &kept, &states.concat(), most);
+    let final_state = fixture.state_of(gpu, 1, 0).concat();
+    let state = close(
+        &format!("{what}: state"),
+        &final_state,
+        &states.concat(),
+        most,
+    );
     same_bits(
         &format!("{what}: window"),
         &fixture.window_of(gpu, 1, 0),

@@ -25,7 +25,7 @@ struct GemmMatrix {
     cols: usize,
     stored: Vec<u8>,
     packed: Vec<u8>,
-    on_card: Buffer<u8>,
+    device: Buffer<u8>,
 }
 
 impl GemmMatrix {
@@ -43,7 +43,7 @@ impl GemmMatrix {
             rows,
             cols,
             stored,
-            on_card: gpu.upload(&packed).unwrap(),
+            device: gpu.upload(&packed).unwrap(),
             packed,
         }
     }
@@ -138,7 +138,7 @@ fn segment(matrix: &GemmMatrix, out: u64, stride: usize, write: Write) -> Segmen
     Segment {
         kind: WeightKind::of(matrix.ty),
         rows: matrix.rows,
-        weight: matrix.on_card.ptr(),
+        weight: matrix.device.ptr(),
         out,
         stride,
         write,
@@ -157,7 +157,7 @@ fn run(gpu: &Gpu, launches: &[Launch]) {
 /// One matrix times the rows of `x`, padded to a bucket.
 fn product(
     gpu: &Gpu,
-    room: &ZeroedScratch,
+    scratch: &ZeroedScratch,
     card: Card,
     m: &GemmMatrix,
     x: &[f32],
@@ -166,7 +166,14 @@ fn product(
     let out = fixtures::gpu::poisoned::<f32>(gpu, bucket * m.rows);
     let x = X::new(gpu, x, m.cols, bucket);
     let segments = [segment(m, out.ptr(), m.rows, Write::Store)];
-    let launches = matmul::launches(card, bucket, m.cols, &segments, x.inputs(), room.scratch());
+    let launches = matmul::launches(
+        card,
+        bucket,
+        m.cols,
+        &segments,
+        x.inputs(),
+        scratch.scratch(),
+    );
     run(gpu, &launches);
     out.download(gpu).unwrap()
 }
@@ -199,7 +206,7 @@ fn every_weight_type_matches_reference() {
         return;
     };
     let card = card_of(&gpu);
-    let room = ZeroedScratch::new(&gpu, card);
+    let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(1);
     for ty in QuantType::ALL {
         let shapes: &[(usize, usize, usize)] = if ty.block_values() == 256 {
@@ -210,7 +217,7 @@ fn every_weight_type_matches_reference() {
         for &(n_out, cols, bucket) in shapes {
             let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
             let x = rows(&mut random, bucket, cols);
-            let out = product(&gpu, &room, card, &m, &x, bucket);
+            let out = product(&gpu, &scratch, card, &m, &x, bucket);
             let input = WeightKind::of(ty).input();
             let rounded = activations(input, &x, cols, bucket).rounded;
             let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
@@ -225,7 +232,7 @@ fn every_weight_type_matches_reference() {
             fixtures::gpu::close(&format!("{what}, reference"), &out, &wanted, rounding);
         }
     }
-    room.assert_zero(&gpu);
+    scratch.assert_zero(&gpu);
 }
 
 #[test]
@@ -234,7 +241,7 @@ fn row_bits_do_not_depend_on_the_other_rows() {
         return;
     };
     let card = card_of(&gpu);
-    let room = ZeroedScratch::new(&gpu, card);
+    let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(2);
     let types = [
         QuantType::Q4_K,
@@ -257,7 +264,7 @@ fn row_bits_do_not_depend_on_the_other_rows() {
         .into();
     let launches_of = |m: &GemmMatrix, x: &X, bucket: usize, out: u64| {
         let segments = [segment(m, out, n_out, Write::Store)];
-        matmul::launches(card, bucket, cols, &segments, x.inputs(), room.scratch())
+        matmul::launches(card, bucket, cols, &segments, x.inputs(), scratch.scratch())
     };
     let matrices = types.map(|ty| GemmMatrix::new(&gpu, &mut random, ty, n_out, cols));
     let out = fixtures::gpu::poisoned::<f32>(&gpu, 64 * n_out);
@@ -300,7 +307,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
         return;
     };
     let card = card_of(&gpu);
-    let room = ZeroedScratch::new(&gpu, card);
+    let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(4);
     let (cols, bucket) = (1024, 24);
     let x = rows(&mut random, bucket, cols);
@@ -318,14 +325,14 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
     let before = random.normals(bucket * stride, 1.0);
     let out = gpu.upload(&before).unwrap();
     let mut first = 7;
-    let mut places = Vec::new();
+    let mut starts = Vec::new();
     let segments: Vec<Segment> = matrices
         .iter()
         .enumerate()
         .map(|(i, m)| {
             let write = if i % 2 == 0 { Write::Add } else { Write::Store };
             let at = out.ptr() + 4 * first as u64;
-            places.push(first);
+            starts.push(first);
             first += m.rows + 3;
             segment(m, at, stride, write)
         })
@@ -336,7 +343,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
         cols,
         &segments,
         forms.inputs(),
-        room.scratch(),
+        scratch.scratch(),
     );
     assert_eq!(launches.len(), 1, "all go together");
     run(&gpu, &launches);
@@ -347,14 +354,14 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
         let products = gemm_in_f64(m, &rounded);
         for (row, products) in products.chunks_exact(m.rows).enumerate() {
             for (n, &v) in products.iter().enumerate() {
-                let to = &mut wanted[row * stride + places[i] + n];
+                let to = &mut wanted[row * stride + starts[i] + n];
                 *to = if i % 2 == 0 { *to + v } else { v };
             }
         }
     }
     fixtures::gpu::close("all segments", &got, &wanted, SUMMING);
     // The space between the outputs is untouched.
-    let gap = places[1] - 1;
+    let gap = starts[1] - 1;
     for row in 0..bucket {
         assert_eq!(got[row * stride + gap], before[row * stride + gap]);
     }
@@ -366,7 +373,7 @@ fn non_finite_row_does_not_affect_other_rows() {
         return;
     };
     let card = card_of(&gpu);
-    let room = ZeroedScratch::new(&gpu, card);
+    let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(5);
     let (n_out, cols) = (160, 512);
     for ty in [
@@ -377,10 +384,10 @@ fn non_finite_row_does_not_affect_other_rows() {
     ] {
         let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let mut x = rows(&mut random, 8, cols);
-        let clean = product(&gpu, &room, card, &m, &x, 8);
+        let clean = product(&gpu, &scratch, card, &m, &x, 8);
         x[3 * cols + 300] = f32::INFINITY;
         x[6 * cols] = f32::NAN;
-        let out = product(&gpu, &room, card, &m, &x, 8);
+        let out = product(&gpu, &scratch, card, &m, &x, 8);
         for row in 0..8 {
             let (out, clean) = (&out[row * n_out..][..n_out], &clean[row * n_out..][..n_out]);
             if matches!(row, 3 | 6) {
@@ -403,7 +410,7 @@ fn real_shapes_match_reference() {
         return;
     };
     let card = card_of(&gpu);
-    let room = ZeroedScratch::new(&gpu, card);
+    let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(6);
     for (ty, n_out, cols, bucket) in [
         (QuantType::Q4_K, 144, 17408, 24),
@@ -412,7 +419,7 @@ fn real_shapes_match_reference() {
     ] {
         let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let x = rows(&mut random, bucket, cols);
-        let out = product(&gpu, &room, card, &m, &x, bucket);
+        let out = product(&gpu, &scratch, card, &m, &x, bucket);
         let rounded = activations(ActivationFormat::F16, &x, cols, bucket).rounded;
         let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
         fixtures::gpu::close(&what, &out, &gemm_in_f64(&m, &rounded), 2e-5);
@@ -431,7 +438,7 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
         shared: 99 << 10,
         ..large
     };
-    let room = ZeroedScratch::new(&gpu, large);
+    let scratch = ZeroedScratch::new(&gpu, large);
     let mut random = Random::new(7);
     let (n_out, cols) = (300, 768);
     let x = rows(&mut random, 64, cols);
@@ -440,8 +447,8 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
         assert!(matmul::holds(small, WeightKind::of(ty)), "{}", ty.name());
         for bucket in [1, 64] {
             let x = &x[..bucket * cols];
-            let on_large = product(&gpu, &room, large, &m, x, bucket);
-            let on_small = product(&gpu, &room, small, &m, x, bucket);
+            let on_large = product(&gpu, &scratch, large, &m, x, bucket);
+            let on_small = product(&gpu, &scratch, small, &m, x, bucket);
             fixtures::gpu::same_bits(ty.name(), &on_small, &on_large);
         }
     }
@@ -454,7 +461,7 @@ fn rows_of_any_magnitude_keep_their_precision() {
         return;
     };
     let card = card_of(&gpu);
-    let room = ZeroedScratch::new(&gpu, card);
+    let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(8);
     let (n_out, cols, bucket) = (48, 512, 8);
     let x = rows(&mut random, bucket, cols);
@@ -472,8 +479,8 @@ fn rows_of_any_magnitude_keep_their_precision() {
                 quantize_row(ty, &random.normals(cols, scale), bytes);
             }
             pack::pack(ty, cols, &m.stored, &mut m.packed);
-            m.on_card = gpu.upload(&m.packed).unwrap();
-            let out = product(&gpu, &room, card, &m, &x, bucket);
+            m.device = gpu.upload(&m.packed).unwrap();
+            let out = product(&gpu, &scratch, card, &m, &x, bucket);
             let mut wanted = vec![0.0; bucket * n_out];
             reference::matmul::linear(&m.values(), &x, cols, &mut wanted);
             let what = format!("{} around {scale}", ty.name());

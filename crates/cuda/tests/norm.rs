@@ -96,8 +96,8 @@ fn every_norm_output_format_equals_its_f32_rows() {
     let mut random = Random::new(2);
     for (width, rows) in [(5120, 9), (384, 8), (256, 64)] {
         let tokens = vec![0; rows];
-        let asked: Vec<usize> = (0..rows).rev().step_by(2).take(64).collect();
-        let header = gpu.upload(&chunk(0, 0, &tokens, &asked)).unwrap();
+        let requested: Vec<usize> = (0..rows).rev().step_by(2).take(64).collect();
+        let header = gpu.upload(&chunk(0, 0, &tokens, &requested)).unwrap();
         let x = gpu.upload(&random.normals(rows * width, 1.0)).unwrap();
         let weight = gpu.upload(&random.between(width, 0.5, 1.5)).unwrap();
         let wide = rows.div_ceil(8) * width.div_ceil(256) * 4096;
@@ -129,7 +129,7 @@ fn every_norm_output_format_equals_its_f32_rows() {
                 .upload(&chunk(
                     0,
                     0,
-                    &tokens[..requested_rows(source, rows, &asked)],
+                    &tokens[..requested_rows(source, rows, &requested)],
                     &[],
                 ))
                 .unwrap();
@@ -145,10 +145,10 @@ fn every_norm_output_format_equals_its_f32_rows() {
     }
 }
 
-fn requested_rows(source: Source, rows: usize, asked: &[usize]) -> usize {
+fn requested_rows(source: Source, rows: usize, requested: &[usize]) -> usize {
     match source {
         Source::Chunk(_) | Source::Step(_) => rows,
-        _ => asked.len(),
+        _ => requested.len(),
     }
 }
 
@@ -159,16 +159,16 @@ fn gathered_norm_takes_the_requested_rows() {
     };
     let mut random = Random::new(3);
     let (width, nodes) = (512, 12);
-    let asked = [11, 0, 5];
+    let requested = [11, 0, 5];
     let head = [Placed {
         slot: 0,
         committed: 7,
         tree: chain(nodes),
     }];
-    let header = gpu.upload(&step(&head, &asked)).unwrap();
+    let header = gpu.upload(&step(&head, &requested)).unwrap();
     let x = random.normals(nodes * width, 1.0);
     let weight = random.between(width, 0.5, 1.5);
-    let gathered: Vec<f32> = asked
+    let gathered: Vec<f32> = requested
         .iter()
         .flat_map(|r| x[r * width..][..width].to_vec())
         .collect();

@@ -32,12 +32,12 @@ const FEW: Limits = Limits {
     pool: None,
 };
 
-fn specimen() -> SyntheticModel {
+fn synthetic() -> SyntheticModel {
     SyntheticModel::new(SyntheticLayout::HybridEven, QuantType::Q4_K, 8)
 }
 
 fn open(device: &ModelDevice, kv: KvFormat) -> Box<dyn Runner> {
-    let plan = plan(&specimen(), KvFormats { k: kv, v: kv }, FEW);
+    let plan = plan(&synthetic(), KvFormats { k: kv, v: kv }, FEW);
     device.backend.open(plan, &mut |_| {}).unwrap()
 }
 
@@ -87,7 +87,7 @@ fn page_locations_do_not_affect_results() {
         return;
     };
     for kv in [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
-        let said = [&straight, &scattered].map(|device| {
+        let rows_by_layout = [&straight, &scattered].map(|device| {
             let mut runner = open(device, kv);
             let mut rows = Vec::new();
             let (a, b) = (runner.open(1000).unwrap(), runner.open(1000).unwrap());
@@ -100,7 +100,7 @@ fn page_locations_do_not_affect_results() {
             }
             rows
         });
-        same(kv.name(), &said[1], &said[0]);
+        same(kv.name(), &rows_by_layout[1], &rows_by_layout[0]);
     }
 }
 
@@ -120,12 +120,12 @@ fn snapshots_beyond_device_memory_move_to_the_host_and_back() {
         for i in 0..6 {
             let seq = runner.open(1000).unwrap();
             prefill_tokens(runner, seq, 520 + 31 * i, i);
-            let place = [SnapshotLocation::Host, SnapshotLocation::Device][i % 2];
-            let saved = runner.snapshot(seq, place).unwrap();
+            let location = [SnapshotLocation::Host, SnapshotLocation::Device][i % 2];
+            let saved = runner.snapshot(seq, location).unwrap();
             states.push((saved.id, decode_token(runner, seq, 7)));
             runner.close(seq);
         }
-        let held = runner.capacity().snapshot_bytes;
+        let saved_bytes = runner.capacity().snapshot_bytes;
         for round in 0..2 {
             for (i, (id, expected)) in states.iter().enumerate() {
                 let seq = runner.open(1000).unwrap();
@@ -137,7 +137,7 @@ fn snapshots_beyond_device_memory_move_to_the_host_and_back() {
                 decode_token(runner, other, i);
             }
         }
-        assert_eq!(runner.capacity().snapshot_bytes, held);
+        assert_eq!(runner.capacity().snapshot_bytes, saved_bytes);
         // A prefill from the start gives the same rows.
         let mut fresh = open(&device, kv);
         let seq = fresh.open(1000).unwrap();
@@ -253,17 +253,17 @@ fn snapshots_are_saved_and_restored_while_steps_run() {
     // This overwrites every state while the previous copy is still running.
     let rows = prefill_tokens(runner, seq, 256, 4);
     runner.restore(seq, saved).unwrap();
-    let spoken = decode_token(runner, seq, 5);
-    for place in [SnapshotLocation::Host, SnapshotLocation::Device].repeat(4) {
+    let decoded = decode_token(runner, seq, 5);
+    for location in [SnapshotLocation::Host, SnapshotLocation::Device].repeat(4) {
         runner.restore(seq, saved).unwrap();
-        let again = runner.snapshot(seq, place).unwrap().id;
+        let again = runner.snapshot(seq, location).unwrap().id;
         same("read on", &prefill_tokens(runner, seq, 256, 4), &rows);
         runner.restore(seq, again).unwrap();
         runner.free_snapshot(again);
         // Reuses the memory of the previous sequence, with another state.
         let other = runner.open(1000).unwrap();
-        let empty = runner.snapshot(other, place).unwrap().id;
-        same("spoken", &decode_token(runner, seq, 5), &spoken);
+        let empty = runner.snapshot(other, location).unwrap().id;
+        same("decoded", &decode_token(runner, seq, 5), &decoded);
         runner.free_snapshot(empty);
         runner.close(other);
     }

@@ -26,10 +26,10 @@ const LIMITS: Limits = Limits {
 };
 
 fn plan(layout: SyntheticLayout, ty: QuantType, format: KvFormat) -> OpenPlan {
-    let specimen = SyntheticModel::new(layout, ty, 1);
+    let synthetic = SyntheticModel::new(layout, ty, 1);
     OpenPlan {
-        target: specimen.spec,
-        weights: specimen.weights,
+        target: synthetic.spec,
+        weights: synthetic.weights,
         draft: None,
         batch_invariant: false,
         kv: KvFormats {

@@ -96,14 +96,14 @@ fn activation_formats_match_reference() {
                 "rows beyond the chunk were written"
             );
             let panels = panels.download(&gpu).unwrap();
-            let held: Vec<f32> = expected
+            let stored: Vec<f32> = expected
                 .iter()
                 .map(|v| v.clamp(-65504.0, 65504.0))
                 .collect();
             let found = from_panels(&panels, panel_rows, n, width.next_multiple_of(64));
             for (row, expected) in found
                 .chunks(width.next_multiple_of(64))
-                .zip(held.chunks(width))
+                .zip(stored.chunks(width))
             {
                 close("panels", &row[..width], expected, 4e-4);
                 assert!(
@@ -136,7 +136,7 @@ fn dequantized_panels_equal_small_batch_weights() {
         x.iter_mut().step_by(cols + 1).for_each(|v| *v = 1.0);
         let header = header(&gpu, cols);
         let rows = rows_of(&gpu, &x, cols, cols, &header);
-        let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([263], cols), cols);
+        let scratch = ZeroedScratch::new(&gpu, product::bytes_to_expand([263], cols), cols);
         for card in cards(&gpu) {
             let out = poisoned::<f32>(&gpu, cols * 263);
             let segment = segment(&matrix, &out, 263, Write::Store);
@@ -147,7 +147,7 @@ fn dequantized_panels_equal_small_batch_weights() {
                 cols,
                 &[segment],
                 from,
-                room.scratch(),
+                scratch.scratch(),
             ));
             let found = out.download(&gpu).unwrap();
             for (i, &found) in found.iter().enumerate() {
@@ -208,7 +208,7 @@ fn prefill_gemm_matches_reference() {
             .map(|(i, &size)| PrefillMatrix::random(&gpu, &mut random, k[i % k.len()], size, cols))
             .collect();
         let bytes = bytes.min(product::bytes_to_expand(sizes.iter().copied(), cols));
-        let room = ZeroedScratch::new(&gpu, bytes, cap);
+        let scratch = ZeroedScratch::new(&gpu, bytes, cap);
         for card in cards(&gpu) {
             for write in [Write::Store, Write::Add] {
                 let before: Vec<Vec<f32>> = sizes
@@ -236,9 +236,9 @@ fn prefill_gemm_matches_reference() {
                     cols,
                     &segments,
                     from,
-                    room.scratch(),
+                    scratch.scratch(),
                 ));
-                room.is_left_zero(&gpu);
+                scratch.is_left_zero(&gpu);
                 for ((matrix, out), before) in matrices.iter().zip(&outs).zip(&before) {
                     check(matrix, &out.download(&gpu).unwrap(), before, &x, n, write);
                 }
@@ -261,7 +261,7 @@ fn prefill_f32_gemm_matches_reference() {
         let header = header(&gpu, n);
         let x = random.normals(n * cols, 1.0);
         let rows = rows_of(&gpu, &x, n, n, &header);
-        let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([256], cols), n);
+        let scratch = ZeroedScratch::new(&gpu, product::bytes_to_expand([256], cols), n);
         let matrices =
             sizes.map(|size| PrefillMatrix::random(&gpu, &mut random, QuantType::F32, size, cols));
         let before = sizes.map(|size| random.normals(n * (size + 3), 1.0));
@@ -279,7 +279,7 @@ fn prefill_f32_gemm_matches_reference() {
                 cols,
                 &segments,
                 from,
-                room.scratch(),
+                scratch.scratch(),
             ));
             for ((matrix, out), before) in matrices.iter().zip(&outs).zip(&before) {
                 check(matrix, &out.download(&gpu).unwrap(), before, &x, n, write);
@@ -350,7 +350,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
     let matrix = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, size, cols);
     let plain = PrefillMatrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
     let x = random.normals(n * cols, 1.0);
-    let room = ZeroedScratch::new(&gpu, product::bytes_to_expand([size, 48], cols), n);
+    let scratch = ZeroedScratch::new(&gpu, product::bytes_to_expand([size, 48], cols), n);
     for card in cards(&gpu) {
         let run = |x: &[f32]| -> [Vec<f32>; 2] {
             let n = x.len() / cols;
@@ -371,7 +371,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
                 cols,
                 &segments,
                 from,
-                room.scratch(),
+                scratch.scratch(),
             ));
             outs.map(|out| out.download(&gpu).unwrap())
         };
@@ -407,7 +407,7 @@ fn prefill_gated_gemm_matches_reference() {
         let rows = rows_of(&gpu, &x, n, cap, &header);
         let gate = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, ffn, cols);
         let up = PrefillMatrix::random(&gpu, &mut random, QuantType::Q6_K, ffn, cols);
-        let room = ZeroedScratch::new(
+        let scratch = ZeroedScratch::new(
             &gpu,
             product::bytes_to_expand([ffn, ffn], cols) / pieces,
             cap,
@@ -430,7 +430,7 @@ fn prefill_gated_gemm_matches_reference() {
                 cap,
                 pair,
                 from,
-                room.scratch(),
+                scratch.scratch(),
                 h.ptr(),
             ));
             let h = h.download(&gpu).unwrap();

@@ -35,9 +35,9 @@ fn embedding_rows_match_the_codec() {
             }
             let tokens = [36, 0, 17, 17, 5];
             let header = gpu.upload(&chunk(0, 0, &tokens, &[])).unwrap();
-            let on_card = gpu.bytes(&table);
+            let device = gpu.bytes(&table);
             let out = poisoned::<f32>(&gpu, 8 * width);
-            let at = (on_card.ptr(), out.ptr());
+            let at = (device.ptr(), out.ptr());
             gpu.launch(&[embed::gather(ty, width, 8, Source::Chunk(header.ptr()), at)]);
             let mut expected = vec![0.0; tokens.len() * width];
             for (token, row) in tokens.iter().zip(expected.chunks_mut(width)) {
@@ -93,13 +93,13 @@ fn check_reduction(
     rows: &[Vec<f32>],
     changes: &[(usize, LogitEdits)],
 ) {
-    let asked: Vec<usize> = (0..rows.len()).collect();
+    let requested: Vec<usize> = (0..rows.len()).collect();
     let head = [Placed {
         slot: 0,
         committed: 3,
         tree: chain(rows.len()),
     }];
-    let header = gpu.upload(&step(&head, &asked)).unwrap();
+    let header = gpu.upload(&step(&head, &requested)).unwrap();
     let source = Source::Step(header.ptr());
     let bucket = rows.len() + 2;
     let shape = Reduce {
@@ -265,11 +265,11 @@ fn captured_hidden_states_are_stored_side_by_side() {
     ];
     let mut header = step(&trees, &[]);
     // The second tree's rows follow two existing rows.
-    let places = [2 * nodes, 2];
-    header[FEATURES..][..2].copy_from_slice(&places.map(|row| row as i32));
+    let feature_rows = [2 * nodes, 2];
+    header[FEATURES..][..2].copy_from_slice(&feature_rows.map(|row| row as i32));
     let header = gpu.upload(&header).unwrap();
     let x = random.normals(7 * width, 1.0);
-    let on_card = gpu.upload(&x).unwrap();
+    let device = gpu.upload(&x).unwrap();
     let out = poisoned::<f32>(&gpu, 3 * nodes * stride);
     let taps = [0, 256, 512].map(|offset| {
         let to = Tap {
@@ -278,7 +278,7 @@ fn captured_hidden_states_are_stored_side_by_side() {
             offset,
             placed: true,
         };
-        tap(width, 8, Source::Step(header.ptr()), on_card.ptr(), to)
+        tap(width, 8, Source::Step(header.ptr()), device.ptr(), to)
     });
     gpu.launch(&taps);
     let found = out.download(&gpu).unwrap();

@@ -25,11 +25,11 @@ pub fn forbids_spills(file: &str) -> bool {
 
 /// The oldest supported architecture: the line `// floor sm_75` of the file, else sm_80.
 pub fn min_arch(file: &str) -> Arch {
-    let said = text(file).and_then(|text| {
+    let marked = text(file).and_then(|text| {
         text.lines()
             .find_map(|line| Arch::parse(line.trim().strip_prefix("// floor ")?))
     });
-    said.unwrap_or(Arch { number: 80 })
+    marked.unwrap_or(Arch { number: 80 })
 }
 
 fn text(file: &str) -> Option<&'static str> {

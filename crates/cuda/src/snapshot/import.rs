@@ -46,7 +46,7 @@ impl Snapshot {
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > context {
             return Err(invalid_snapshot(format!(
-                "it stands at position {position}, the context is {context}"
+                "its position is {position}, the context is {context}"
             )));
         }
         let sections = sections(of, position, header.sections, &mut in_order)?;
