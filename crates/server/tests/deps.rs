@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// Outside packages and the only crates of ours that may ship with them.
-const HOMES: [(&str, &[&str]); 37] = [
+const HOMES: [(&str, &[&str]); 38] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -45,6 +45,7 @@ const HOMES: [(&str, &[&str]); 37] = [
     ("half", &["contract", "cpu", "cuda"]),
     ("http-body-util", &["server"]),
     ("indicatif", &["server"]),
+    ("jiff", &["chat"]),
     ("libloading", &["cuda"]),
     ("llguidance", &["decode"]),
     ("memmap2", &["gguf"]),
