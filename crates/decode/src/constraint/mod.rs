@@ -1,7 +1,8 @@
 //! Constraints on the next token besides sampling: grammars, reasoning budgets, forced tokens.
 //!
-//! A [`Constraint`] follows one choice. It is queried at tree nodes, which may never be accepted, and advanced by
-//! accepted tokens. Forced tokens are verified and committed like others, a whole run in one pass, draft or not.
+//! A [`Constraint`] follows one choice. It is queried at tree nodes, which may never be accepted,
+//! and advanced by accepted tokens. Forced tokens are verified and committed like others, a whole
+//! run in one pass, draft or not.
 
 mod grammar;
 mod interface;

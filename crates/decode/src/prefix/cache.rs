@@ -134,7 +134,7 @@ impl PrefixCache {
             Ok(()) => Ok(Restored::At(self.radix.depth(key))),
             Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
             Err(error) => {
-                tracing::warn!(%error, "cannot restore a cached prefix; prefilling the whole prompt");
+                tracing::warn!(%error, "cannot restore a cached prefix; full prefill");
                 self.stats.failed += 1;
                 self.remove_entry(runner, key);
                 Ok(Restored::Broken)

@@ -242,8 +242,8 @@ mod tests {
 
     #[test]
     fn unused_leaf_goes_first_and_shared_prefix_last() {
-        let talks = [saved("hhaa", 5), saved("hhbb", 3), saved("hh", 1)];
-        assert_eq!(order(&talks), [3, 1, 5]);
+        let entries = [saved("hhaa", 5), saved("hhbb", 3), saved("hh", 1)];
+        assert_eq!(order(&entries), [3, 1, 5]);
         let with_head = [
             saved("hhaa", 5),
             saved("hhbb", 3),
@@ -265,12 +265,12 @@ mod tests {
 
     #[test]
     fn side_request_is_evicted_before_its_session() {
-        let talks = [
+        let entries = [
             saved("abcdef", 1).of("s"),
             saved("xy", 9).of("s"),
             saved("q", 5),
         ];
-        assert_eq!(order(&talks), [5, 9, 1]);
+        assert_eq!(order(&entries), [5, 9, 1]);
     }
 
     #[test]
@@ -280,26 +280,26 @@ mod tests {
                 session: name,
                 ..saved(text, used)
             };
-            let talks = [
+            let entries = [
                 saved("abcdef", 1).of("s"),
                 side("x", 6).head(),
                 side("xy", 7),
                 side("z", 8).head(),
                 side("zz", 9),
             ];
-            assert_eq!(*order(&talks).last().unwrap(), 1, "{name:?}");
+            assert_eq!(*order(&entries).last().unwrap(), 1, "{name:?}");
         }
     }
 
     #[test]
     fn returning_conversation_is_pinned_without_session() {
-        let talks = [
+        let entries = [
             saved("abcdef", 1).returned(),
             saved("x", 2),
             saved("y", 3),
             saved("z", 4),
         ];
-        assert_eq!(order(&talks), [2, 3, 4, 1]);
+        assert_eq!(order(&entries), [2, 3, 4, 1]);
     }
 
     #[test]
@@ -322,13 +322,13 @@ mod tests {
     fn pinned_entries_take_at_most_half_of_the_slots() {
         let names = ["a", "b", "c", "d", "e"];
         let texts = ["aa", "bb", "cc", "dd", "ee"];
-        let mut talks: Vec<Saved> = (names.iter().zip(texts).zip(1..))
+        let mut entries: Vec<Saved> = (names.iter().zip(texts).zip(1..))
             .map(|((name, text), used)| saved(text, used).of(name).returned())
             .collect();
-        talks.push(saved("new", 9));
+        entries.push(saved("new", 9));
         // Entries 5, 4 and 3 are kept.
-        assert_eq!(first(&talks), 1);
-        assert_eq!(first(&talks[1..]), 2);
+        assert_eq!(first(&entries), 1);
+        assert_eq!(first(&entries[1..]), 2);
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn warmup_entries_are_evicted_before_prompt_entries() {
-        let talk = [
+        let entries = [
             saved("abcd", 1),
             saved("abcdxyz", 9).of("s").ahead(),
             saved("efgh", 2),
@@ -357,10 +357,10 @@ mod tests {
         ];
         // The interior entry saves four tokens, the warm-up entry three. Then come the leaves,
         // oldest first; the one before the warm-up entry counts as a leaf.
-        assert_eq!(order(&talk), [9, 2, 1, 3, 4]);
-        let kept: Vec<u64> = worth_persisting(&tree(&talk))
+        assert_eq!(order(&entries), [9, 2, 1, 3, 4]);
+        let kept: Vec<u64> = worth_persisting(&tree(&entries))
             .iter()
-            .filter_map(|key| tree(&talk).get(*key).map(|entry| entry.used))
+            .filter_map(|key| tree(&entries).get(*key).map(|entry| entry.used))
             .collect();
         assert!(!kept.contains(&9), "warm-up entries are not persisted");
     }
@@ -369,14 +369,14 @@ mod tests {
     fn longest_of_equally_recent_entries_is_persisted_first() {
         // A system prefix, what two branches share, and the end of the branch in use; then a side
         // request.
-        let talk = [
+        let entries = [
             saved("hh", 7).head().resumed(),
             saved("hhsh", 7),
             saved("hhshab", 7).returned(),
             saved("hhshxy", 3),
             saved("q", 9),
         ];
-        let radix = tree(&talk);
+        let radix = tree(&entries);
         let kept: Vec<usize> = worth_persisting(&radix)
             .into_iter()
             .map(|key| radix.depth(key))

@@ -1,11 +1,13 @@
-//! The prefix cache: snapshots of prompt prefixes, found again when another prompt starts with the same tokens.
+//! The prefix cache: snapshots of prompt prefixes, found again when another prompt starts with the
+//! same tokens.
 //!
-//! `radix` finds entries, `save_points` decides where prompts are saved, `eviction` ranks the entries, and a
-//! [`Store`] keeps entries beyond the process. An entry is a snapshot of the runner. The runner shares pages between
-//! snapshots and counts their bytes ([`Capacity::snapshot_bytes`](contract::Capacity)).
+//! `radix` finds entries, `save_points` decides where prompts are saved, `eviction` ranks the
+//! entries, and a [`Store`] keeps entries beyond the process. An entry is a snapshot of the runner.
+//! The runner shares pages between snapshots and counts their bytes
+//! ([`Capacity::snapshot_bytes`](contract::Capacity)).
 //!
-//! An entry is used only for a prompt that starts with exactly its tokens and has more. Entries are saved at chunk
-//! boundaries, so resuming from one gives the same bits as reading the whole prompt.
+//! An entry is used only for a prompt that starts with exactly its tokens and has more. Entries are
+//! saved at chunk boundaries, so resuming from one gives the same bits as reading the whole prompt.
 
 mod cache;
 mod config;

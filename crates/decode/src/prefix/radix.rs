@@ -304,7 +304,10 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         /// Compared with a plain map: same entries, same prefixes, and no more nodes than needed.
         #[test]
@@ -317,7 +320,8 @@ mod tests {
             for (i, (put, word)) in steps.into_iter().enumerate() {
                 let word_ids = ids(&word);
                 if put {
-                    prop_assert_eq!(radix.insert(&word_ids, i as u32).1, model.insert(word, i as u32));
+                    let replaced = model.insert(word, i as u32);
+                    prop_assert_eq!(radix.insert(&word_ids, i as u32).1, replaced);
                 } else {
                     let key = radix.prefixes_of(&word_ids).last().copied();
                     let key = key.filter(|key| radix.depth(*key) == word.len());

@@ -316,7 +316,8 @@ mod tests {
             let sampler = Sampler::new(params.clone(), 0, &[], LANGUAGE.vocab, 64);
             let history = History::new(&prompt, &params.sampling);
             let trace = LANGUAGE.begin().then_all(&prompt);
-            let out = sampler.choose(&LANGUAGE.row(trace, &sampler.logits_request(&history, &[], None, None)), prompt.len());
+            let request = sampler.logits_request(&history, &[], None, None);
+            let out = sampler.choose(&LANGUAGE.row(trace, &request), prompt.len());
             let raw = LANGUAGE.row(trace, &LogitsRequest::full());
             let told = out.logprobs.unwrap();
             prop_assert_eq!(told.logprob, raw.raw[out.id.index()] - raw.raw_lse);

@@ -19,7 +19,8 @@ fn halves(low: u64, high: u64) -> [u32; 4] {
     ]
 }
 
-/// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+/// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
+/// 2011).
 fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     const ROUNDS: usize = 10;
     const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];

@@ -91,7 +91,8 @@ impl Scheduler {
         Ok(outcome)
     }
 
-    /// Opens a sequence that holds the longest cached prefix of a prompt, and returns that prefix's length.
+    /// Opens a sequence that holds the longest cached prefix of a prompt, and returns that prefix's
+    /// length.
     ///
     /// Prefixes are used only if `use_prefixes`. Returns `None` if no sequence can be opened now.
     pub(super) fn open_with_prefix(
@@ -121,7 +122,8 @@ impl Scheduler {
 
     /// Opens a sequence of `len` tokens soon and at most `max_len`, for work of this priority.
     ///
-    /// Returns `None` if no sequence is free, the pool lacks capacity, or preempted work goes first.
+    /// Returns `None` if no sequence is free, the pool lacks capacity, or preempted work goes
+    /// first.
     pub(super) fn open_sequence(
         &mut self,
         key: PriorityKey,
@@ -191,7 +193,8 @@ impl Scheduler {
         Ok(StepOutcome::Advanced)
     }
 
-    /// Handles the error of a prefill call: preempts a sequence if the pool ran out, or fails the job.
+    /// Handles the error of a prefill call: preempts a sequence if the pool ran out, or fails the
+    /// job.
     pub(super) fn prefill_failed(
         &mut self,
         at: usize,
@@ -210,7 +213,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts the first choice of a job whose prompt is read, and saves the prompt's state for the others.
+    /// Starts the first choice of a job whose prompt is read, and saves the prompt's state for the
+    /// others.
     fn finish_prefill(
         &mut self,
         at: usize,

@@ -20,7 +20,8 @@ impl Scheduler {
             .for_each(|choice| self.cancel_choice(id, choice));
     }
 
-    /// Ends one choice of a job at once; the next step emits its event. A choice that is not open is ignored.
+    /// Ends one choice of a job at once; the next step emits its event. A choice that is not open
+    /// is ignored.
     pub fn cancel_choice(&mut self, id: JobId, choice: usize) {
         let stats = if self.queue.find(id).is_some() {
             self.cancel_queued(id, choice)

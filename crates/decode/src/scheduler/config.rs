@@ -8,14 +8,15 @@ use crate::speculation::{Clock, Speculation};
 /// The settings of a scheduler.
 #[derive(Debug, Clone)]
 pub struct SchedulerConfig {
-    /// Most sequences decoded at once, at least 1. A job takes one per choice. The runner's limit applies too.
+    /// Most sequences decoded at once, at least 1. A job takes one per choice. The runner's limit
+    /// applies too.
     pub max_sequences: usize,
     /// Most waiting jobs; one more is rejected.
     pub queue_limit: usize,
     /// Expected growth of each sequence, in tokens, or its `max_tokens` if that is less.
     ///
-    /// A job is admitted if the pool holds its prompt plus this many tokens, beside as many for each
-    /// open sequence. A pool that still runs out costs time and never changes a token.
+    /// A job is admitted if the pool holds its prompt plus this many tokens, beside as many for
+    /// each open sequence. A pool that still runs out costs time and never changes a token.
     pub reserve: usize,
     /// Prompt tokens per prefill call. The runner's limit and alignment apply too.
     pub prefill_chunk: usize,

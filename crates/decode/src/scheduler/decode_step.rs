@@ -21,6 +21,13 @@ pub(super) enum SequenceOutcome {
     Failed(DeviceError),
 }
 
+impl SequenceOutcome {
+    /// Whether the sequence has new tokens and does not end with them.
+    fn continues(&self) -> bool {
+        matches!(self, SequenceOutcome::Advanced(result) if result.finish_reason.is_none())
+    }
+}
+
 /// The result of a decode step.
 #[derive(Default)]
 pub(super) struct DecodeStepResult {
@@ -106,7 +113,7 @@ pub(super) fn decode_step(
     }
     // Sequences that end are closed next, which drops their pending nodes.
     let continuing: Vec<usize> = (0..batch.len())
-        .filter(|i| matches!(&outcomes[*i], SequenceOutcome::Advanced(result) if result.finish_reason.is_none()))
+        .filter(|i| outcomes[*i].continues())
         .collect();
     let paths: Vec<(SeqId, &TreePath)> = continuing
         .iter()

@@ -99,7 +99,8 @@ impl Device {
         self.out_of_memory.take()
     }
 
-    /// Whether an idle scheduler lacks capacity that it had when it was empty. Each leak is reported once.
+    /// Whether an idle scheduler lacks capacity that it had when it was empty. Each leak is
+    /// reported once.
     ///
     /// The bytes and pages of saved prefixes are not a leak.
     pub(super) fn has_leaked(&mut self, has_prefixes: bool) -> bool {

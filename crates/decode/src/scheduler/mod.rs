@@ -1,18 +1,26 @@
-//! The scheduler: takes jobs, admits them, and spends each step on a prefill chunk or on a decode step.
+//! The scheduler: takes jobs, admits them, and spends each step on a prefill chunk or on a decode
+//! step.
 //!
 //! It composes objects that own their state: [`WaitingQueue`], [`RunningSet`], [`PrefixCache`],
-//! [`PrefixWarmup`] and [`Device`]. Admission, preemption and cancellation are methods over them, a file each.
+//! [`PrefixWarmup`] and [`Device`]. Admission, preemption and cancellation are methods over them, a
+//! file each.
 //!
 //! # A job's life
 //!
-//! 1. [`Scheduler::submit`] validates a job (`validate`) and puts it into the waiting queue (`queue`).
-//! 2. `admission` takes it out once the pool has capacity, and opens a sequence from the longest cached prefix.
+//! 1. [`Scheduler::submit`] validates a job (`validate`) and puts it into the waiting queue
+//!    (`queue`).
+//! 2. `admission` takes it out once the pool has capacity, and opens a sequence from the longest
+//!    cached prefix.
 //! 3. `prefill` reads the prompt in chunks. The prefix cache saves a snapshot at each save point.
-//! 4. At the end of the prompt `admission` samples each choice's first token from one shared logits row.
+//! 4. At the end of the prompt `admission` samples each choice's first token from one shared logits
+//!    row.
 //! 5. `decode_step` advances all decoding sequences: propose trees, verify, `accept`, commit.
-//! 6. If the KV pool runs out, `preemption` saves the lowest-priority sequence and resumes it later.
-//! 7. An end token, a limit, `cancel` or an error ends a choice; its last event is `Finished` or `Failed`.
-//! 8. While idle, the caller may run `warmup` (prefill expected prompts) and persist cached prefixes.
+//! 6. If the KV pool runs out, `preemption` saves the lowest-priority sequence and resumes it
+//!    later.
+//! 7. An end token, a limit, `cancel` or an error ends a choice; its last event is `Finished` or
+//!    `Failed`.
+//! 8. While idle, the caller may run `warmup` (prefill expected prompts) and persist cached
+//!    prefixes.
 
 mod accept;
 mod admission;
@@ -141,8 +149,9 @@ impl Scheduler {
 
     /// Does one piece of device work and appends its events to `out`.
     ///
-    /// A step runs a prefill chunk or a decode step, in alternation, so that neither delays the other's tokens.
-    /// The only error is [`DeviceError::DeviceLost`]: every job has then failed, and no more are taken.
+    /// A step runs a prefill chunk or a decode step, in alternation, so that neither delays the
+    /// other's tokens. The only error is [`DeviceError::DeviceLost`]: every job has then failed,
+    /// and no more are taken.
     pub fn step(&mut self, out: &mut Vec<(JobId, Event)>) -> Result<Progress, DeviceError> {
         out.append(&mut self.pending_events);
         if let Some(error) = self.device.lost() {
@@ -171,7 +180,8 @@ impl Scheduler {
         self.device.lost().is_none() && self.prefix.has_unpersisted()
     }
 
-    /// Exports one cached prefix to the store, if one is worth it. Call it while [`is_idle`](Scheduler::is_idle).
+    /// Exports one cached prefix to the store, if one is worth it. Call it while
+    /// [`is_idle`](Scheduler::is_idle).
     ///
     /// The only error is [`DeviceError::DeviceLost`].
     pub fn persist_next(&mut self) -> Result<(), DeviceError> {
@@ -192,7 +202,8 @@ impl Scheduler {
         self.prefix.flush(self.device.runner())
     }
 
-    /// Queues the expected start of a conversation's next prompt for warm-up. Dropped if warm-up is off.
+    /// Queues the expected start of a conversation's next prompt for warm-up. Dropped if warm-up is
+    /// off.
     pub fn queue_warmup(&mut self, next: NextPrompt) {
         if self.prefix.warmup_enabled() && self.device.lost().is_none() {
             self.warmup.push(next, &self.prefix);
@@ -204,7 +215,8 @@ impl Scheduler {
         self.device.lost().is_none() && self.warmup.has_work()
     }
 
-    /// Prefills at most one chunk of an expected prompt. Does nothing unless [`is_idle`](Scheduler::is_idle).
+    /// Prefills at most one chunk of an expected prompt. Does nothing unless
+    /// [`is_idle`](Scheduler::is_idle).
     ///
     /// The only error is [`DeviceError::DeviceLost`].
     pub fn warmup_step(&mut self) -> Result<(), DeviceError> {
@@ -301,7 +313,8 @@ impl Scheduler {
             .pause(&mut self.device, &mut self.prefix, || queue.jobs())
     }
 
-    /// Emits new tokens and, if the sequence ends with them, its `Finished`; then the sequence is closed.
+    /// Emits new tokens and, if the sequence ends with them, its `Finished`; then the sequence is
+    /// closed.
     fn emit(
         &mut self,
         sequence: &Sequence,
@@ -402,7 +415,8 @@ impl Scheduler {
         }
     }
 
-    /// Nothing advanced for lack of memory: the last job in priority order fails and frees its memory.
+    /// Nothing advanced for lack of memory: the last job in priority order fails and frees its
+    /// memory.
     fn fail_last_admitted(&mut self, out: &mut Events) {
         let last = self.running.last();
         let (prompt, max_tokens) = match (last, self.queue.first()) {

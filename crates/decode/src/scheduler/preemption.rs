@@ -1,22 +1,27 @@
 //! Preemption: which sequence gives up its KV pages if the pool has too few, and how it resumes.
 //!
-//! Sequences take pages from one pool as they grow. No page is reserved for `max_tokens`, since most requests
-//! generate far fewer tokens than they allow. The rules:
+//! Sequences take pages from one pool as they grow. No page is reserved for `max_tokens`, since
+//! most requests generate far fewer tokens than they allow. The rules:
 //!
-//! - A job is admitted if the pool holds its prompt plus [`reserve`](crate::SchedulerConfig::reserve) tokens (fewer if
-//!   its `max_tokens` are fewer), beside as many for every open sequence. Until then it waits, and so do the jobs
-//!   behind it. Pages that only cached prefixes hold count as free, since the device evicts them on demand.
-//!   A new job is counted in full, though pages it shares with an open sequence are stored once.
-//! - If a sequence cannot grow, the last open sequence in priority order is *preempted*: its state is saved to host
-//!   memory and it is closed. Its pages stay in place until another sequence needs them.
-//! - Preempted sequences resume in priority order, before any later job starts, once the pool holds their tokens
-//!   plus the reserve. They resume from the saved state, so their output does not change.
-//! - If no state could be saved, even after evicting all cached prefixes, prompt and output are *recomputed*.
-//!   The sampler's state is kept, so the output changes only as far as prefill and decode differ in rounding.
+//! - A job is admitted if the pool holds its prompt plus
+//!   [`reserve`](crate::SchedulerConfig::reserve) tokens (fewer if its `max_tokens` are fewer),
+//!   beside as many for every open sequence. Until then it waits, and so do the jobs behind it.
+//!   Pages that only cached prefixes hold count as free, since the device evicts them on demand. A
+//!   new job is counted in full, though pages it shares with an open sequence are stored once.
+//! - If a sequence cannot grow, the last open sequence in priority order is *preempted*: its state
+//!   is saved to host memory and it is closed. Its pages stay in place until another sequence needs
+//!   them.
+//! - Preempted sequences resume in priority order, before any later job starts, once the pool holds
+//!   their tokens plus the reserve. They resume from the saved state, so their output does not
+//!   change.
+//! - If no state could be saved, even after evicting all cached prefixes, prompt and output are
+//!   *recomputed*. The sampler's state is kept, so the output changes only as far as prefill and
+//!   decode differ in rounding.
 //!
-//! The first sequence in priority order is never preempted while another is open, and the pool holds at least one
-//! sequence of full length. So it always finishes, then the next, and none starves. Two sequences cannot preempt
-//! each other in turn: a preempted one needs its pages and more, which only an end or another preemption frees.
+//! The first sequence in priority order is never preempted while another is open, and the pool
+//! holds at least one sequence of full length. So it always finishes, then the next, and none
+//! starves. Two sequences cannot preempt each other in turn: a preempted one needs its pages and
+//! more, which only an end or another preemption frees.
 
 use contract::{DeviceError, SeqId, SnapshotId, SnapshotLocation};
 
@@ -27,7 +32,8 @@ use super::prefill::Prefill;
 use super::running::{Preempted, Recompute};
 
 impl Scheduler {
-    /// Whether the pool has capacity for one more sequence of `len` tokens soon and at most `max_len`.
+    /// Whether the pool has capacity for one more sequence of `len` tokens soon and at most
+    /// `max_len`.
     pub(super) fn has_capacity(&self, len: usize, max_len: usize) -> bool {
         let info = self.device.info();
         let (page, nodes) = (info.pool.page_size, info.limits.tree_nodes);
@@ -208,7 +214,8 @@ impl Scheduler {
         }
     }
 
-    /// Opens a sequence for preempted work, and returns how many tokens it holds if the work is recomputed.
+    /// Opens a sequence for preempted work, and returns how many tokens it holds if the work is
+    /// recomputed.
     ///
     /// Returns `None` if no sequence can be opened now.
     fn open_for_resume(

@@ -143,7 +143,8 @@ impl RunningJob {
         }
     }
 
-    /// The logits request for the last prompt token, if the next chunk of `size` reads it and a token is sampled there.
+    /// The logits request for the last prompt token, if the next chunk of `size` reads it and a
+    /// token is sampled there.
     ///
     /// All choices share the row, since none has generated anything yet.
     pub(super) fn first_request(

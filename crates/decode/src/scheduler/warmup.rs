@@ -1,18 +1,19 @@
 //! Prefix warm-up: while idle, prefills the start of a conversation's expected next prompt.
 //!
-//! Chat templates re-render past turns, for example without reasoning, so the cached prefix would miss.
-//! The caller knows the new rendering once the reply is complete and queues its tokens
-//! ([`Scheduler::queue_warmup`](super::Scheduler::queue_warmup)). Their prefixes are saved like any others.
-//! A prompt that starts otherwise loses nothing, since prefixes are found by their tokens. The rules:
+//! Chat templates re-render past turns, for example without reasoning, so the cached prefix would
+//! miss. The caller knows the new rendering once the reply is complete and queues its tokens
+//! ([`Scheduler::queue_warmup`](super::Scheduler::queue_warmup)). Their prefixes are saved like any
+//! others. A prompt that starts otherwise loses nothing, since prefixes are found by their tokens.
+//! The rules:
 //!
-//! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was read is saved, and
-//!   the rest waits for the next idle time unless that job supersedes it.
-//! - A conversation has one pending prompt. A newer one, or the actual next prompt, replaces it. Two prompts
-//!   belong together if they agree up to the start of the last reply.
-//! - Warm-up must spare the prompt at least [`apart`](crate::SavePointConfig::apart) tokens, and reads at most
-//!   [`warmup_tokens`](crate::PrefixConfig::warmup_tokens).
-//! - It takes only pages that neither a sequence nor a prefix holds. Its prefixes are evicted first until a prompt
-//!   uses them.
+//! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was read is
+//!   saved, and the rest waits for the next idle time unless that job supersedes it.
+//! - A conversation has one pending prompt. A newer one, or the actual next prompt, replaces it.
+//!   Two prompts belong together if they agree up to the start of the last reply.
+//! - Warm-up must spare the prompt at least [`apart`](crate::SavePointConfig::apart) tokens, and
+//!   reads at most [`warmup_tokens`](crate::PrefixConfig::warmup_tokens).
+//! - It takes only pages that neither a sequence nor a prefix holds. Its prefixes are evicted first
+//!   until a prompt uses them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -150,7 +151,8 @@ impl PrefixWarmup {
         Ok(())
     }
 
-    /// Saves what was read and closes the sequence. The rest stays pending unless one of `jobs` supersedes it.
+    /// Saves what was read and closes the sequence. The rest stays pending unless one of `jobs`
+    /// supersedes it.
     ///
     /// The only error is a lost device.
     pub(super) fn pause<'a, I: Iterator<Item = &'a Job>>(
@@ -180,7 +182,8 @@ impl PrefixWarmup {
 }
 
 impl ActiveWarmup {
-    /// Opens a sequence from the longest cached prefix, if reading on is worth it and takes no used pages.
+    /// Opens a sequence from the longest cached prefix, if reading on is worth it and takes no used
+    /// pages.
     fn start(
         prompt: PendingPrompt,
         device: &mut Device,

@@ -331,10 +331,17 @@ mod tests {
         fn every_prefix_of_a_tree_is_the_tree_of_that_size(
             steps in prop::collection::vec(prop::collection::vec(0.01_f32..3.0, 3), 1..5),
             max_nodes in 0..40_usize, less in 0..40_usize,
-            init in prop::sample::select(vec![TreeInit::None, TreeInit::Chain, TreeInit::ChainOnly]),
+            init in prop::sample::select(vec![
+                TreeInit::None,
+                TreeInit::Chain,
+                TreeInit::ChainOnly,
+            ]),
         ) {
             let candidates = candidates(&falling(&steps), 3);
-            let of = |max_nodes| build_tree(inputs(&candidates), TreeBudget { init, ..budget(max_nodes, 9) });
+            let of = |max_nodes| {
+                let budget = TreeBudget { init, ..budget(max_nodes, 9) };
+                build_tree(inputs(&candidates), budget)
+            };
             let less = less.min(max_nodes);
             prop_assert_eq!(truncate(&of(max_nodes), less + 1), of(less).tree);
         }

@@ -1,4 +1,4 @@
-//! Who gets in, when, and what those who do not are reported.
+//! Admission: which jobs start, when, and how rejected ones are reported.
 
 use conformance::fake::{FakeSpec, RunnerMethod};
 use contract::TokenId;
@@ -35,7 +35,7 @@ fn too_long_prompt_is_rejected_with_both_lengths() {
         fixture.scheduler.submit(job(0, prompt(95, 0), greedy(5))),
         Ok(())
     );
-    // What is only to be read may fill the context.
+    // A prompt that is only read may fill the context.
     assert_eq!(
         fixture.scheduler.submit(job(1, prompt(96, 0), greedy(0))),
         Ok(())
@@ -137,7 +137,7 @@ fn jobs_start_by_priority_then_arrival() {
 
 #[test]
 fn large_job_is_not_starved_by_small_jobs() {
-    // Room for one large job and its trees, or for two small ones.
+    // Capacity for one large job and its trees, or for two small ones.
     let tight = FakeSpec {
         pool_tokens: 96 + 24,
         ..spec(ENDLESS)

@@ -1,4 +1,4 @@
-//! Cancellation meets a job wherever it is, and costs its neighbours nothing.
+//! Cancellation works in every phase and does not affect other jobs.
 
 use decode::{Event, FinishReason, Job, JobId, SchedulerConfig};
 
@@ -77,7 +77,7 @@ fn cancelled_choice_leaves_other_choices_running() {
         fixture.step().unwrap();
     }
     fixture.scheduler.cancel_choice(JobId(0), 1);
-    // A second time, and for what is not there, it is ignored.
+    // A second cancellation, and one of an unknown id, is ignored.
     fixture.scheduler.cancel_choice(JobId(0), 1);
     fixture.scheduler.cancel_choice(JobId(0), 7);
     fixture.scheduler.cancel(JobId(9));

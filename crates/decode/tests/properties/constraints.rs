@@ -1,5 +1,5 @@
-//! What must or may come next: forced runs and masks give the same text with and without trees, and whole runs
-//! of forced tokens take one pass.
+//! Constraints: masks and forced runs give the same output with and without trees, and a forced run
+//! takes one pass.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::fixture::{
     sampled, spec,
 };
 
-/// A grammar of sorts: the residue of the last token decides which residues may follow; where the sum of what
-/// was outputs is a multiple of seven, the next token is forced.
+/// A toy grammar: the residue of the last token masks the next. If the output's sum is a multiple
+/// of seven, the next token is forced.
 #[derive(Clone)]
 struct Residues {
     last: u32,
@@ -56,18 +56,18 @@ impl Constraint for Residues {
     }
 }
 
-/// Forces a text once a number of tokens has come: a prefix, or what closes a text that has grown too long.
+/// Forces a text after a number of tokens: a prefix, or the end of reasoning.
 #[derive(Debug, Clone)]
 struct ForcedText {
-    /// Tokens until the text, as of those told of.
+    /// Tokens before the text, from the advanced ones on.
     wait: usize,
     text: Arc<[TokenId]>,
-    /// Tokens of the text that have come.
+    /// Tokens of the text already advanced.
     done: usize,
 }
 
 impl ForcedText {
-    /// `text` after `wait` tokens; with 0, the text begins the answer.
+    /// `text` after `wait` tokens; with 0 it starts the output.
     fn after(wait: usize, text: Arc<[TokenId]>) -> ForcedText {
         ForcedText {
             wait,
@@ -121,7 +121,7 @@ fn outputs(fixture: &mut SchedulerFixture, job: Job) -> Vec<Output> {
         .collect()
 }
 
-/// Plainly: one token a round, forced or not, in a fixture whose passes hold one row.
+/// Plain decoding: one token per step, forced or not, since passes hold one row.
 fn plain_outputs(language: Language, job: &Job) -> Vec<Output> {
     let mut narrow = spec(language);
     narrow.limits.tree_nodes = 1;
@@ -139,17 +139,23 @@ proptest! {
     fn constrained_output_is_independent_of_trees(
         len in 1..40_usize, salt in 0..40_u32, max_tokens in 1..60_usize, seed: u64,
         sample: bool, wait in 0..12_usize, run in 1..30_u32, grammar: bool,
-        nodes in 1..24_usize, right in 0.0..1.0_f64, choices in 1..3_usize, logprobs in prop::option::of(0..3_usize),
+        nodes in 1..24_usize, right in 0.0..1.0_f64, choices in 1..3_usize,
+        logprobs in prop::option::of(0..3_usize),
     ) {
         let params = if sample { sampled(max_tokens, seed) } else { greedy(max_tokens) };
         let constraints = if grammar { residues() } else { text(wait, run).0 };
         let job = Job {
             choices,
-            ..job(0, prompt(len, salt), GenerationParams { constraints: Some(constraints), logprobs, ..params })
+            ..job(0, prompt(len, salt), GenerationParams {
+                constraints: Some(constraints),
+                logprobs,
+                ..params
+            })
         };
         let expected = plain_outputs(LANGUAGE, &job);
         let random_trees = RandomTrees { language: LANGUAGE, rng: TestRng(seed), nodes };
-        let found = outputs(&mut SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees), job.clone());
+        let mut fixture = SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees);
+        let found = outputs(&mut fixture, job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, right }), ..spec(LANGUAGE) };
         let found = outputs(&mut SchedulerFixture::new(drafting.clone(), config()), job.clone());
@@ -187,7 +193,7 @@ fn forced_run_takes_one_pass_with_and_without_draft() {
         assert_eq!(outputs.ids()[4..24], text);
         assert_eq!(outputs.reason, Some(FinishReason::Length));
         assert_eq!(outputs.stats.forced_tokens, 20);
-        // Plainly: three more, then the run and the token after it at once, then five.
+        // Plain decoding: three more tokens, then the run and the next token at once, then five.
         let most = if draft.is_some() { 4 } else { 9 };
         assert!(outputs.stats.decode_steps <= most, "{:?}", outputs.stats);
         assert!(draft.is_some() || outputs.stats.drafted_tokens == 0);
@@ -276,7 +282,7 @@ fn drafting_stops_when_a_perfect_draft_cannot_pay() {
         depth: 7,
         right: 1.0,
     });
-    // A pass of eight rows at the price of one, or of eight: drafting brings much, or nothing.
+    // A pass of eight rows at the cost of one, or of eight: drafting pays, or it does not.
     for (eight, drafts) in [(1.0, true), (8.0, false)] {
         let costs = decode::CostTable::new(vec![(1, 1.0), (8, eight)], vec![(1, 0.2)]);
         let config = decode::SchedulerConfig {

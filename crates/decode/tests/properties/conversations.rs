@@ -1,4 +1,4 @@
-//! Conversations for the tests of saved states: prompts made of turns, a context that holds many, and where states are kept.
+//! Conversations for tests of the prefix cache: prompts of turns, and save points between them.
 
 use conformance::fake::FakeSpec;
 use contract::{Limits, TokenId};
@@ -6,7 +6,7 @@ use decode::{PrefixConfig, SavePointConfig};
 
 use crate::fixture::{ENDLESS, spec};
 
-/// Begins a turn in the prompts of these tests.
+/// Starts a turn in these prompts.
 const TURN: TokenId = TokenId(1);
 
 pub(crate) fn long_spec() -> FakeSpec {
@@ -21,7 +21,7 @@ pub(crate) fn long_spec() -> FakeSpec {
     }
 }
 
-/// States at the last turns and at some distances, of prompts as short as these.
+/// Save points at the last turns and at regular distances, for prompts as short as these.
 pub(crate) fn by_turns(slots: usize) -> PrefixConfig {
     PrefixConfig {
         slots,

@@ -1,5 +1,5 @@
-//! Sampled continuations follow the target's own distribution, tree or no tree, and a sampler that is wrong by a
-//! little is found out.
+//! Sampled output follows the target's distribution, with and without trees. A slightly wrong
+//! sampler is detected.
 
 use conformance::fake::{FakeDraft, FakeSpec, Language};
 use contract::{LogitsRequest, TokenId};
@@ -15,7 +15,7 @@ const TINY: Language = Language {
 };
 const DRAWS: u64 = 20_000;
 
-/// What the params make of a raw row, written down once more: `[vocab]` probabilities.
+/// The distribution of a raw row under the parameters, by definition: `[vocab]` probabilities.
 fn probabilities(history: &[TokenId], prompt_len: usize, sampling: &Sampling) -> Vec<f64> {
     let row = TINY.row(TINY.begin().then_all(history), &LogitsRequest::full());
     let mut logits: Vec<f64> = row.raw.iter().map(|x| f64::from(*x)).collect();
@@ -56,8 +56,8 @@ fn probabilities(history: &[TokenId], prompt_len: usize, sampling: &Sampling) ->
     all
 }
 
-/// Counts of pairs of tokens, `[vocab, vocab]`, one draw per seed; `wrong` is the share of seeds that are asked
-/// at another temperature.
+/// Counts of token pairs, `[vocab, vocab]`, one draw per seed. A share `wrong` of the seeds uses
+/// another temperature.
 fn pair_counts(sampling: &Sampling, drafted: bool, wrong: f64) -> Vec<u64> {
     let mut counts = vec![0; TINY.vocab * TINY.vocab];
     let mut fixture = SchedulerFixture::new(
@@ -96,8 +96,8 @@ fn start() -> Vec<TokenId> {
     prompt(5, 2).into_iter().map(|t| TokenId(t.0 % 8)).collect()
 }
 
-/// Chi-square over the pairs, cells that expect fewer than five draws thrown together, against the bound that a
-/// right sampler passes with a probability of about 0.001.
+/// Chi-square over the pairs, with cells of fewer than five expected draws merged, and the bound
+/// that a correct sampler exceeds with a probability of about 0.001.
 fn chi_square(sampling: &Sampling, counts: &[u64]) -> (f64, f64) {
     let prompt = start();
     let first = probabilities(&prompt, prompt.len(), sampling);
@@ -109,7 +109,7 @@ fn chi_square(sampling: &Sampling, counts: &[u64]) -> (f64, f64) {
         for (b, q) in second.iter().enumerate() {
             let (found, expected) = (counts[a * TINY.vocab + b] as f64, p * q * DRAWS as f64);
             if expected < 1e-9 {
-                assert_eq!(found, 0.0, "{a} then {b} cannot be");
+                assert_eq!(found, 0.0, "{a} then {b} is impossible");
             } else if expected < 5.0 {
                 rest += found;
                 rest_expected += expected;
@@ -168,5 +168,5 @@ fn sampled_token_pairs_follow_the_target_distribution() {
 fn chi_square_test_detects_a_sampler_wrong_one_time_in_five() {
     let sampling = &cases()[0];
     let (chi, bound) = chi_square(sampling, &pair_counts(sampling, true, 0.2));
-    assert!(chi > bound, "{chi} under {bound}: the test has no teeth");
+    assert!(chi > bound, "{chi} under {bound}: the test detects nothing");
 }

@@ -1,4 +1,4 @@
-//! Nothing but prompt, params and seed decides a text.
+//! Output depends only on prompt, parameters and seed.
 
 use conformance::fake::{FakeDraft, FakeSpec, RunnerMethod};
 use contract::{KvPool, LogitEdits, LogitsRequest, TokenCount, TokenId};
@@ -81,7 +81,7 @@ fn any_job(id: u64) -> impl Strategy<Value = Job> {
     )
 }
 
-/// How trees come about.
+/// The source of trees.
 #[derive(Debug, Clone)]
 enum Trees {
     Plain,
@@ -148,7 +148,7 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// The law of the algorithm.
+    /// The main property of the algorithm.
     #[test]
     fn any_tree_batch_chunk_and_cancellation_matches_plain_decoding(
         jobs in (any_job(0), any_job(1), any_job(2), any_job(3)),
@@ -158,10 +158,13 @@ proptest! {
         prefill_chunk in 1..40_usize,
         (pool_contexts, page, reserve) in (8..48_usize, 1..20_usize, 0..40_usize),
         arrivals in prop::collection::vec(0..12_usize, 4),
-        cancelled in prop::collection::vec((0..4_u64, prop::option::of(0..3_usize), 0..30_usize), 0..3),
+        cancelled in prop::collection::vec(
+            (0..4_u64, prop::option::of(0..3_usize), 0..30_usize),
+            0..3,
+        ),
     ) {
         let mut spec = spec(LANGUAGE);
-        // From hardly more than one sequence to six times that, in eighths.
+        // From little more than one sequence to six, in eighths.
         spec.limits.pool = Some(spec.limits.context * pool_contexts / 8);
         (spec.page_size, spec.pool_tokens) = (page, KvPool::for_limits(spec.limits, page).tokens());
         let jobs = [jobs.0, jobs.1, jobs.2, jobs.3];
@@ -185,7 +188,7 @@ proptest! {
         for job in jobs {
             for (choice, expected) in reference_outputs(&spec, job).into_iter().enumerate() {
                 let found = outputs.get(&(job.id.0, choice));
-                let found = found.ok_or_else(|| TestCaseError::fail("a choice was forgotten"))?;
+                let found = found.ok_or_else(|| TestCaseError::fail("a choice has no output"))?;
                 if found.reason == Some(FinishReason::Cancelled) {
                     prop_assert!(expected.tokens.starts_with(&found.tokens));
                 } else {
@@ -196,7 +199,7 @@ proptest! {
         }
     }
 
-    /// Plain decoding itself, against the definition worked out by hand.
+    /// Plain decoding against the definition.
     #[test]
     fn greedy_output_is_the_argmax_of_processed_logits(
         len in 1..40_usize, salt in 0..50_u32, params in any_params(),
@@ -223,7 +226,8 @@ proptest! {
                 presence: s.presence,
                 counts: counts.collect(),
             };
-            let mut row = LANGUAGE.row(LANGUAGE.begin().then_all(&text), &LogitsRequest::full()).raw;
+            let trace = LANGUAGE.begin().then_all(&text);
+            let mut row = LANGUAGE.row(trace, &LogitsRequest::full()).raw;
             edits.apply(&mut row);
             let ends = |token: TokenId| {
                 params.stop_tokens.contains(&token) || (token == EOS && !params.ignore_eos)
@@ -268,7 +272,7 @@ fn perfect_draft_yields_several_tokens_per_step() {
     fixture.finish();
     let outputs = &fixture.outputs()[&(0, 0)];
     assert_eq!(outputs.tokens, plain.tokens);
-    // 39 tokens after the first, 8 a round.
+    // 39 tokens after the first, 8 per step.
     assert_eq!(
         (plain.stats.decode_steps, outputs.stats.decode_steps),
         (39, 5)
@@ -417,6 +421,6 @@ fn pass_costs_are_measured_before_first_speculative_job() {
     for outputs in fixture.outputs().values() {
         assert_eq!(outputs.tokens, expected.tokens);
     }
-    // A draft and a token cost the same on this clock, so few rounds draft; measuring is over.
+    // A draft and a token cost the same on this clock, so few steps draft; the measurement is over.
     assert!(fixture.handle.record().count(RunnerMethod::Draft) < measuring + 40);
 }

@@ -1,4 +1,4 @@
-//! A device that refuses or dies: whose fault it is, and who goes on.
+//! Device faults: which job fails, and which go on.
 
 use conformance::fake::{
     FakeDraft, FakeSpec, FaultKind, FaultTrigger, Flaw, InjectedFault, RunnerMethod,
@@ -20,7 +20,7 @@ fn out_of_memory(call: RunnerMethod, when: FaultTrigger) -> InjectedFault {
     }
 }
 
-/// Three jobs, begun one after another.
+/// Three jobs, submitted one after another.
 fn three_jobs() -> Vec<Job> {
     (0..3)
         .map(|id| job(id, prompt(6, id as u32), sampled(15, id)))
@@ -119,7 +119,7 @@ fn out_of_memory_batch_is_decoded_sequence_by_sequence() {
 #[test]
 fn out_of_memory_sequence_waits_for_others_then_fails_alone() {
     let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
-    // The fake numbers what it opens from 1.
+    // The fake numbers sequences from 1.
     fixture.handle.fail(out_of_memory(
         RunnerMethod::Verify,
         FaultTrigger::Naming(SeqId(2)),
@@ -251,7 +251,7 @@ fn idle_scheduler_reports_leaked_device_resources() {
     assert_eq!(fixture.scheduler.stats().leaks, 1);
 }
 
-/// What the laws rest on: a runner that breaks a promise does give other tokens.
+/// The premise of these properties: a runner that breaks its contract changes tokens.
 #[test]
 fn runner_with_sibling_or_commit_flaw_changes_tokens() {
     for flaw in [

@@ -1,4 +1,4 @@
-//! One scheduler over one fake, and everything it outputs.
+//! A scheduler over a fake runner, and all its output.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use decode::{
 
 pub(crate) const EOS: TokenId = TokenId(2);
 
-/// A small language whose texts end after thirty tokens or so.
+/// A small language whose texts end after about thirty tokens.
 pub(crate) const LANGUAGE: Language = Language {
     vocab: 40,
     spread: 8.0,
@@ -22,7 +22,7 @@ pub(crate) const LANGUAGE: Language = Language {
     salt: 9,
 };
 
-/// The same, but texts do not end by themselves.
+/// The same without end tokens.
 pub(crate) const ENDLESS: Language = Language {
     ending: Some(Ending {
         token: EOS,
@@ -90,7 +90,7 @@ pub(crate) fn sampled(max_tokens: usize, seed: u64) -> GenerationParams {
     }
 }
 
-/// What one choice outputs.
+/// The output of one choice.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Output {
     pub(crate) tokens: Vec<OutputToken>,
@@ -137,7 +137,7 @@ impl SchedulerFixture {
         self.scheduler.step(&mut self.events)
     }
 
-    /// Steps until nothing is left.
+    /// Steps until the scheduler is idle.
     pub(crate) fn finish(&mut self) {
         for _ in 0..20_000 {
             if self.step().expect("no device is lost here") == Progress::Idle {
@@ -146,19 +146,25 @@ impl SchedulerFixture {
                 return;
             }
         }
-        panic!("no end: {:?}", self.scheduler.stats());
+        panic!(
+            "scheduler does not become idle: {:?}",
+            self.scheduler.stats()
+        );
     }
 
     pub(crate) fn submit(&mut self, job: Job) {
         self.scheduler.submit(job).expect("the job is admissible");
     }
 
-    /// What every choice outputs, checked against the order that events promise.
+    /// The output of every choice, with the order of events checked.
     pub(crate) fn outputs(&self) -> BTreeMap<(u64, usize), Output> {
         let mut all: BTreeMap<(u64, usize), Output> = BTreeMap::new();
         let mut over: Vec<JobId> = Vec::new();
         for (id, event) in &self.events {
-            assert!(!over.contains(id), "{id} speaks after its end: {event:?}");
+            assert!(
+                !over.contains(id),
+                "{id} has events after its end: {event:?}"
+            );
             match event {
                 Event::Tokens { choice, tokens } => {
                     let outputs = all.entry((id.0, *choice)).or_default();
@@ -197,7 +203,7 @@ impl SchedulerFixture {
         })
     }
 
-    /// The order in which jobs left the queue.
+    /// Job ids in the order in which they left the queue.
     pub(crate) fn started(&self) -> Vec<u64> {
         let started = self.events.iter();
         started
@@ -207,7 +213,7 @@ impl SchedulerFixture {
     }
 }
 
-/// What each choice of a job says when it is reference_outputs, decoded plainly, its prompt read at once.
+/// The output of each choice alone, in plain decoding, with the prompt read at once.
 pub(crate) fn reference_outputs(spec: &FakeSpec, job: &Job) -> Vec<Output> {
     let mut spec = spec.clone();
     spec.limits.prefill_chunk = spec.limits.context;
@@ -234,12 +240,12 @@ pub(crate) fn reference_outputs(spec: &FakeSpec, job: &Job) -> Vec<Output> {
         .collect()
 }
 
-/// Numbers for tests; a fixed start gives a fixed sequence.
+/// A seeded generator for tests.
 pub(crate) struct TestRng(pub(crate) u64);
 
 impl TestRng {
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        // Knuth's MMIX multiplier; the high bits are good enough for rng.
+        // Knuth's MMIX multiplier; its high bits suffice here.
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -248,7 +254,7 @@ impl TestRng {
     }
 }
 
-/// Trees of any shape: sometimes right, sometimes wrong, sometimes deeper than is of use.
+/// Random trees: sometimes right, sometimes wrong, sometimes deeper than useful.
 pub(crate) struct RandomTrees {
     pub(crate) language: Language,
     pub(crate) rng: TestRng,

@@ -1,4 +1,4 @@
-//! One pool of pages for all: who waits, who gives his place up, and that nobody can tell from his text.
+//! Preemption in a shared KV pool: who waits, who is preempted, and that output never changes.
 
 use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use contract::{KvPool, Limits};
@@ -10,7 +10,7 @@ use crate::fixture::{
 
 const PAGE: usize = 8;
 
-/// A pool of so many pages of eight positions, with chains of one node so that pages can be counted.
+/// A pool of this many pages of eight tokens. Trees have one node, so that pages can be counted.
 fn pool(pages: usize) -> FakeSpec {
     let spec = spec(ENDLESS);
     let limits = Limits {
@@ -19,7 +19,7 @@ fn pool(pages: usize) -> FakeSpec {
         ..spec.limits
     };
     let pool = KvPool::for_limits(limits, PAGE);
-    assert_eq!(pool.pages, pages, "a context fits and not all of them do");
+    assert_eq!(pool.pages, pages, "the pool holds one context and not all");
     FakeSpec {
         limits,
         pool_tokens: pool.tokens(),
@@ -36,7 +36,7 @@ fn with_reserve(reserve: usize) -> SchedulerConfig {
     }
 }
 
-/// Steps to the end and looks at the stats after each step.
+/// Steps until idle and observes the stats after each step.
 fn run_observed(fixture: &mut SchedulerFixture, mut seen: impl FnMut(Stats)) {
     while fixture.step().unwrap() != Progress::Idle {
         seen(fixture.scheduler.stats());
@@ -45,7 +45,7 @@ fn run_observed(fixture: &mut SchedulerFixture, mut seen: impl FnMut(Stats)) {
     assert_eq!((stats.leaks, stats.preempted, stats.failed), (0, 0, 0));
     assert_eq!(stats.preemptions, stats.resumed);
     assert_eq!(stats.free_tokens, stats.pool_tokens);
-    assert_eq!(stats.prefix.bytes, 0, "no state of a preempted one is left");
+    assert_eq!(stats.prefix.bytes, 0, "a preemption snapshot is left");
 }
 
 fn check_against_reference(fixture: &SchedulerFixture, spec: &FakeSpec, jobs: &[Job]) {
@@ -86,7 +86,7 @@ fn full_pool_queues_and_preempts_without_changing_tokens() {
 fn exactly_full_pool_never_preempts_and_one_page_less_preempts_once() {
     for (pages, preemptions) in [(16, 0), (15, 1)] {
         let spec = pool(pages);
-        // 63 rows each in the end, which is eight pages: the last token is never read.
+        // 63 tokens each at the end, which is eight pages: the last token is never read.
         let jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
         let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
         jobs.iter().for_each(|job| fixture.submit(job.clone()));
@@ -123,7 +123,11 @@ fn preempted_sequences_resume_before_new_jobs_and_only_once() {
         }
         let done = fixture.step().unwrap() == Progress::Idle;
         if preempted > 0 && fixture.scheduler.stats().preempted > 0 {
-            assert_eq!(fixture.started().len(), began, "somebody overtook");
+            assert_eq!(
+                fixture.started().len(),
+                began,
+                "a job overtook a preempted one"
+            );
             waits_behind += fixture.scheduler.stats().queued;
         }
         if done && late.len() == 0 {
@@ -175,19 +179,20 @@ fn choices_of_one_job_are_preempted_one_by_one() {
     assert!(preempted >= 2, "{preempted}");
 }
 
-/// One that speaks and one that reads behind it, so that the reader is preempted in the middle of its prompt.
+/// A decoding job and a prefilling one, so that the second is preempted within its prompt.
 fn prefill_case() -> (FakeSpec, [Job; 2]) {
     let jobs = [
         job(0, prompt(8, 0), greedy(88)),
         job(1, prompt(90, 1), greedy(4)),
     ];
-    // Room for both when the second comes, but not once the first has spoken on while its prompt is read.
+    // The pool holds both when the second arrives, but not once the first has grown during its
+    // prefill.
     (pool(15), jobs)
 }
 
 fn submit_with_prefill_preempted(fixture: &mut SchedulerFixture, jobs: &[Job; 2]) {
     fixture.submit(jobs[0].clone());
-    // It speaks for a while, then somebody begins to read whom there is hardly room for.
+    // The first decodes for a while. Then a job starts that hardly fits.
     for _ in 0..8 {
         fixture.step().unwrap();
     }
@@ -222,7 +227,7 @@ fn preempted_prefill_without_snapshot_is_recomputed() {
     assert!(stats.prompt_tokens > 98);
 }
 
-/// No state can be saved from here on.
+/// Snapshots fail from here on.
 fn fail_snapshots(fixture: &SchedulerFixture) {
     fixture.handle.fail(InjectedFault {
         call: RunnerMethod::Snapshot,
@@ -243,7 +248,7 @@ fn preempted_decode_without_snapshot_is_recomputed() {
         check_against_reference(&fixture, &spec, &jobs);
         let stats = fixture.scheduler.stats();
         assert_eq!(stats.preemptions, 1);
-        // Both prompts, and once more the second with what it had outputs.
+        // Both prompts, and the second again with its output.
         assert!(stats.prompt_tokens > 40 + 40 + 40, "{stats:?}");
     }
 }
@@ -258,7 +263,7 @@ fn preempted_choices_without_snapshot_are_recomputed_one_by_one() {
     let jobs = [job(0, prompt(24, 0), greedy(60)), three];
     let mut fixture = SchedulerFixture::new(spec.clone(), with_reserve(0));
     jobs.iter().for_each(|job| fixture.submit(job.clone()));
-    // Where the prompt's end is saved for the later choices, that goes well.
+    // The prompt's snapshot for later choices still succeeds.
     while fixture.scheduler.stats().sequences < 4 {
         fixture.step().unwrap();
     }

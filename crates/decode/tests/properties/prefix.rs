@@ -1,5 +1,4 @@
-//! Saved states: a prompt that begins like an earlier one says what it would have outputs without them, whatever
-//! is saved, given up, lost or brought back from elsewhere.
+//! The prefix cache never changes output, whatever is saved, evicted, lost or imported.
 
 use std::sync::{Arc, Mutex};
 
@@ -52,7 +51,7 @@ fn prefix_cache_resumes_conversation_at_last_turn_start() {
     let first = job(0, head.clone(), greedy(6));
     fixture.submit(first.clone());
     fixture.finish();
-    // The template shows the reply otherwise than it was outputs: what came before it still holds.
+    // The template re-renders the reply; what precedes it still matches.
     let second = job(
         1,
         [&head[..52], &turn(40, 4), &turn(9, 5)].concat(),
@@ -61,12 +60,12 @@ fn prefix_cache_resumes_conversation_at_last_turn_start() {
     fixture.submit(second.clone());
     fixture.finish();
     assert_eq!((cached(&fixture, 0), cached(&fixture, 1)), (0, 52));
-    // Another conversation with the same head.
+    // Another conversation with the same system prefix.
     let third = job(2, [turn(20, 1), turn(30, 9)].concat(), greedy(6));
     fixture.submit(third.clone());
     fixture.finish();
     assert_eq!(cached(&fixture, 2), 20);
-    // Exactly the same prompt again: only what must be read for a row.
+    // The same prompt again: only what must be read for logits.
     let again = Job {
         id: decode::JobId(3),
         ..second.clone()
@@ -119,7 +118,7 @@ fn zero_prefix_slots_take_no_snapshots() {
     assert_eq!(cached(&fixture, 1), 0);
 }
 
-/// Conversations that grow, are edited, branch and are asked aside, in any order.
+/// Conversations that grow, are edited, branch and have side requests, in any order.
 struct Conversations {
     rng: TestRng,
     conversations: Vec<Vec<Vec<TokenId>>>,
@@ -170,7 +169,7 @@ impl Conversations {
     }
 }
 
-/// Plays `n` jobs, a few at a time, with `before` called before each.
+/// Runs `n` jobs, a few at a time.
 fn play(fixture: &mut SchedulerFixture, seed: u64, n: usize, limit: (usize, u64)) -> Vec<Job> {
     let mut conversations = Conversations::new(seed);
     let mut jobs = Vec::new();
@@ -181,7 +180,7 @@ fn play(fixture: &mut SchedulerFixture, seed: u64, n: usize, limit: (usize, u64)
         for _ in 0..conversations.rng.below(30) {
             fixture.step().expect("no device is lost here");
             let held = fixture.scheduler.stats().prefix;
-            // A job of two choices keeps a state of its own for as long as one waits.
+            // A job of two choices holds its own snapshot while one waits.
             assert!(held.entries <= limit.0, "{held:?}");
         }
     }
@@ -191,7 +190,11 @@ fn play(fixture: &mut SchedulerFixture, seed: u64, n: usize, limit: (usize, u64)
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn interleaved_conversations_match_isolated_runs(
@@ -212,11 +215,12 @@ proptest! {
         let mut fixture = SchedulerFixture::new(long_spec(), caching(4, 3000));
         for nth in nth {
             for call in [RunnerMethod::Snapshot, RunnerMethod::Restore] {
-                fixture.handle.fail(InjectedFault { call, when: FaultTrigger::Nth(nth), kind: FaultKind::OutOfMemory });
+                let when = FaultTrigger::Nth(nth);
+                fixture.handle.fail(InjectedFault { call, when, kind: FaultKind::OutOfMemory });
             }
         }
         let mut conversations = Conversations::new(seed);
-        // One choice each: several begin from a state that the job cannot do without.
+        // One choice each: several choices need a snapshot that must not fail.
         let jobs: Vec<Job> = (0..10).map(|_| Job { choices: 1, ..conversations.job() }).collect();
         for job in &jobs {
             fixture.submit(job.clone());
@@ -255,7 +259,7 @@ fn prefix_entries_are_evicted_before_a_job_fails() {
 /// Tokens and bytes of everything stored.
 type StoredStates = Arc<Mutex<Vec<(Vec<TokenId>, Vec<u8>)>>>;
 
-/// A store of these, and what it was reported when the process ended.
+/// A store of these, and the order it received at shutdown.
 #[derive(Default, Clone)]
 struct MemoryStore(StoredStates, Arc<Mutex<Vec<Vec<TokenId>>>>);
 
@@ -338,7 +342,7 @@ fn flush_reports_usage_order_and_exports_missing_states() {
     }
 }
 
-/// A conversation of two turns, the second in a new process whose store `change` has been at.
+/// A conversation of two turns, the second in a new process after `change` edited the store.
 fn cached_after_restart(
     change: impl FnOnce(&mut Vec<(Vec<TokenId>, Vec<u8>)>),
     later: FakeSpec,
@@ -391,7 +395,7 @@ fn invalid_stored_states_are_misses_and_are_deleted() {
         ..long_spec()
     };
     assert_eq!(cached_after_restart(|_| (), other), (0, 0));
-    // Bytes of other tokens than it says.
+    // Bytes of other tokens than the key.
     let swapped = |stored_states: &mut Vec<(Vec<TokenId>, Vec<u8>)>| {
         stored_states
             .iter_mut()

@@ -1,5 +1,5 @@
-//! A reply that thinks within a budget and then obeys a grammar is the same with any tree and with none, and is
-//! of the grammar when it ends.
+//! Reasoning within a budget, then a grammar: the output is the same with and without trees, and
+//! matches the grammar.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,7 +17,8 @@ use crate::fixture::{
     sampled, spec,
 };
 
-/// What the fake's forty tokens stand for; the ending one, the tags of thinking, and three that are nothing.
+/// The text of the fake's forty tokens; with an end token, the reasoning tags, and three empty
+/// ones.
 const WORDS: [&str; 40] = [
     "{", "}", "", "\"", ":", ",", "[", "]", "1", "2", "3", "0", "-", "a", "b", "c", "\"a\"",
     "\"b\":", "{\"", "true", "false", "null", "[[", "]]", " ", "\n", ".", "12", "ab", "\":",
@@ -25,8 +26,10 @@ const WORDS: [&str; 40] = [
 ];
 const OPEN: TokenId = TokenId(32);
 const CLOSE: TokenId = TokenId(33);
-const LARK: &str = r#"start: %json {"type": "object", "properties": {"a": {"type": "array", "maxItems": 3,
-    "items": {"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": -12, "maximum": 30}, {"const": "ab"}]}},
+const LARK: &str = r#"start: %json {"type": "object", "properties": {
+    "a": {"type": "array", "maxItems": 3,
+    "items": {"anyOf": [{"type": "boolean"},
+    {"type": "integer", "minimum": -12, "maximum": 30}, {"const": "ab"}]}},
     "b": {"type": ["null", "boolean"]}}, "required": ["a"], "additionalProperties": false,
     "x-guidance": {"whitespace_pattern": "[ \\n]"}}"#;
 
@@ -39,7 +42,7 @@ static GRAMMAR: LazyLock<Grammar> = LazyLock::new(|| {
         }
     };
     let words: Vec<VocabEntry> = WORDS.iter().map(word).collect();
-    // Greedy from the left, as the words allow it.
+    // Greedy from the left.
     let encode = |text: &str| {
         let mut ids = Vec::new();
         let mut rest = text;
@@ -98,7 +101,7 @@ fn outputs(mut fixture: SchedulerFixture, job: &Job) -> Output {
     fixture.outputs().remove(&(0, 0)).unwrap_or_default()
 }
 
-/// The reply's text, without the ending token.
+/// The reply's text.
 fn text(ids: &[TokenId]) -> String {
     ids.iter().map(|id| WORDS[id.index()]).collect()
 }
@@ -156,7 +159,7 @@ proptest! {
     }
 }
 
-/// Without these the law above would be about nothing.
+/// The property above needs samples of every kind.
 #[test]
 fn samples_cover_every_reasoning_end() {
     let mut ended = 0;

@@ -1,4 +1,4 @@
-//! What is read in pauses: it makes prompts shorter to read, and nothing else of it can be noticed.
+//! Prefix warm-up shortens the next prefill and changes nothing else.
 
 use std::slice;
 use std::sync::Arc;
@@ -31,12 +31,12 @@ fn next_prompt(tokens: Vec<TokenId>) -> NextPrompt {
     }
 }
 
-/// A prompt, what the template makes of it once its reply stands there, and the prompt that comes then.
+/// A prompt, its re-rendering with the reply, and the next prompt.
 fn conversation() -> (Job, Vec<TokenId>, Job) {
     let wish = turn(20, 1);
-    // Turns with thoughts in them.
+    // Turns with reasoning.
     let asked = [wish.clone(), turn(60, 2), turn(50, 3), turn(2, 4)].concat();
-    // The same without, the reply, and the beginning of the next wish.
+    // The same without reasoning, the reply, and the start of the next question.
     let shown = [wish, turn(40, 5), turn(30, 6), turn(25, 7), turn(1, 8)].concat();
     let next = [shown.clone(), turn(9, 9)[1..].to_vec(), turn(2, 4)].concat();
     (job(0, asked, greedy(6)), shown, job(1, next, greedy(6)))
@@ -47,7 +47,7 @@ fn run_warmup(fixture: &mut SchedulerFixture) -> usize {
     while fixture.scheduler.has_warmup() {
         fixture.scheduler.warmup_step().unwrap();
         chunks += 1;
-        assert!(chunks < 1000, "no end");
+        assert!(chunks < 1000, "warm-up does not end");
     }
     chunks
 }
@@ -88,7 +88,7 @@ fn next_prompt_resumes_from_warmed_up_prefix() {
         let stats = fixture.scheduler.stats();
         assert_eq!(stats.prefix.warmup_hits, u64::from(ahead > 0));
         assert_eq!(stats.prefix.warmup_tokens > 0, ahead > 0);
-        assert_eq!(stats.prefix.lookups, 2, "reading ahead looks nothing up");
+        assert_eq!(stats.prefix.lookups, 2, "warm-up counts no lookups");
         assert_eq!(stats.prompt_tokens as usize, {
             let whole = first.prompt.len() + next.prompt.len();
             whole - cached(&fixture, 1)
@@ -103,7 +103,7 @@ fn warmup_skips_prompts_already_cached() {
     fixture.submit(first.clone());
     fixture.finish();
     let calls = fixture.handle.record().prefills.len();
-    // As it was asked, and a reply of a few tokens.
+    // The same rendering, and a reply of a few tokens.
     let shown = [first.prompt[..132].to_vec(), turn(5, 5), turn(1, 6)].concat();
     fixture.scheduler.queue_warmup(next_prompt(shown));
     assert_eq!(run_warmup(&mut fixture), 1);
@@ -124,19 +124,19 @@ fn arriving_job_waits_for_at_most_one_warmup_chunk() {
         }
         let read = fixture.handle.record().prefills.len();
         fixture.submit(job.clone());
-        // No more of it is read, though it is asked for.
+        // Warm-up does not continue, though it is called.
         fixture.scheduler.warmup_step().unwrap();
         assert_eq!(fixture.handle.record().prefills.len(), read);
         fixture.finish();
         assert_eq!(cached(&fixture, job.id.0), kept);
         check(&fixture, &long_spec(), &[first.clone(), job.clone()]);
-        // The rest waits for another pause, unless its prompt has come.
+        // The rest waits for the next idle time, unless its prompt arrived.
         assert_eq!(fixture.scheduler.has_warmup(), kept == 0);
         let before = fixture.scheduler.stats().prefix.warmup_tokens;
         run_warmup(&mut fixture);
         let after = fixture.scheduler.stats().prefix.warmup_tokens;
         assert_eq!(after > before, kept == 0);
-        assert!(after <= 96, "what was read is not read again: {after}");
+        assert!(after <= 96, "tokens were read twice: {after}");
         fixture.finish();
     }
 }
@@ -162,7 +162,7 @@ fn warmup_stays_within_token_budget() {
 #[test]
 fn warmup_entries_are_evicted_first_and_take_no_used_pages() {
     let (first, shown, _) = conversation();
-    // Room for the states of the prompt and no more.
+    // Capacity for the prompt's own entries only.
     let saved = {
         let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(8, 0));
         fixture.submit(first.clone());
@@ -183,9 +183,9 @@ fn warmup_entries_are_evicted_first_and_take_no_used_pages() {
     assert_eq!(
         cached(&fixture, 7),
         132,
-        "the prompt's own states are there"
+        "the prompt's own entries are cached"
     );
-    // A device without a free page: nothing is tried.
+    // A device without a free page: warm-up does not start.
     let full = FakeSpec {
         pool_tokens: 160 + 24,
         limits: Limits {
@@ -239,7 +239,7 @@ fn arriving_prompt_drops_superseded_warmup() {
         job.params.session = Some(name.into());
         job
     };
-    // The same beginning, but other words than were thought in the turn before the reply, or in the reply.
+    // The same start, but the reasoning before the reply or the reply itself differs.
     let mut differs = next.prompt.to_vec();
     differs[85] = TokenId(30);
     let mut echoed = next.prompt.to_vec();
@@ -273,14 +273,14 @@ fn warmup_queue_keeps_one_prompt_per_conversation_and_four_in_all() {
         let turns = [turn(20, 1), turn(9, salt), turn(12, reply), turn(1, 8)];
         next_prompt(turns.concat())
     };
-    // The same reply written otherwise takes the place of the one before.
+    // The same reply rendered otherwise replaces the earlier one.
     for reply in [11, 12, 13] {
         fixture.scheduler.queue_warmup(text(2, reply));
     }
     run_warmup(&mut fixture);
     let opened = fixture.handle.record().count(RunnerMethod::Open);
     assert_eq!(opened, 1);
-    // Six conversations: the oldest two are not read.
+    // Six conversations: the oldest two are dropped.
     for salt in 20..26 {
         fixture.scheduler.queue_warmup(text(salt, 11));
     }
@@ -292,9 +292,14 @@ fn warmup_queue_keeps_one_prompt_per_conversation_and_four_in_all() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
-    /// Conversations that go on as foreseen or not, with pauses of any length in between, say what they say alone.
+    /// Conversations that continue as expected or not, with idle times of any length, match
+    /// isolated runs.
     #[test]
     fn warmup_never_changes_tokens(
         seed in any::<u64>(),

@@ -71,9 +71,9 @@ fn text(ids: &[TokenId]) -> String {
 }
 
 /// Every token that may follow, by the forced token and by the mask.
-fn next(follower: &mut GrammarState, path: &[TokenId]) -> Vec<TokenId> {
-    let forced = follower.forced(path);
-    let mask = follower.allowed(path);
+fn next(state: &mut GrammarState, path: &[TokenId]) -> Vec<TokenId> {
+    let forced = state.forced(path);
+    let mask = state.allowed(path);
     let all = (0..VOCAB as u32)
         .map(TokenId)
         .filter(|id| mask.contains(*id));
@@ -87,19 +87,19 @@ fn next(follower: &mut GrammarState, path: &[TokenId]) -> Vec<TokenId> {
     }
 }
 
-/// A text of the language, choosing with `dice` among the allowed tokens.
-fn spoken(
-    follower: &mut GrammarState,
-    dice: &mut impl FnMut(usize) -> usize,
+/// A text of the language, choosing with `pick` among the allowed tokens.
+fn generate(
+    state: &mut GrammarState,
+    pick: &mut impl FnMut(usize) -> usize,
     most: usize,
 ) -> Vec<TokenId> {
     let mut path = Vec::new();
     while path.len() < most {
-        let may = next(follower, &path);
+        let may = next(state, &path);
         let ends = may.iter().find(|id| EOS.contains(id));
         let token = match ends {
-            Some(end) if dice(2) == 0 => *end,
-            _ => may[dice(may.len())],
+            Some(end) if pick(2) == 0 => *end,
+            _ => may[pick(may.len())],
         };
         path.push(token);
         if EOS.contains(&token) {
@@ -109,8 +109,10 @@ fn spoken(
     path
 }
 
-const PERSON: &str = r#"start: %json {"type": "object", "properties": {"name": {"enum": ["a", "bc"]},
-    "ok": {"type": "boolean"}, "of": {"type": ["null", "integer"]}}, "required": ["name", "ok", "of"],
+const PERSON: &str = r#"start: %json {"type": "object", "properties": {
+    "name": {"enum": ["a", "bc"]},
+    "ok": {"type": "boolean"}, "of": {"type": ["null", "integer"]}},
+    "required": ["name", "ok", "of"],
     "additionalProperties": false}"#;
 
 #[test]
@@ -119,29 +121,29 @@ fn forced_tokens_follow_the_grammar_and_end_with_eos() {
         .compile("start: \"{\\\"name\\\":\" (\"true\" | \"null\") <[264]>")
         .unwrap();
     grammar.check().unwrap();
-    let mut follower = grammar.begin();
+    let mut state = grammar.begin();
     let mut path = Vec::new();
-    while let Some(token) = follower.forced(&path) {
+    while let Some(token) = state.forced(&path) {
         path.push(token);
     }
     assert_eq!(text(&path), "{\"name\":");
-    let may: Vec<u32> = next(&mut follower, &path).iter().map(|id| id.0).collect();
+    let may: Vec<u32> = next(&mut state, &path).iter().map(|id| id.0).collect();
     assert_eq!(may, [u32::from(b'n'), u32::from(b't'), 260, 261]);
     path.push(TokenId(261));
-    assert_eq!(follower.forced(&path), Some(MARK));
+    assert_eq!(state.forced(&path), Some(MARK));
     path.push(MARK);
-    assert_eq!(follower.forced(&path), Some(EOS[0]));
+    assert_eq!(state.forced(&path), Some(EOS[0]));
     // Tokens behind the end, with end tokens ignored, change nothing and can be rolled back.
     path.push(EOS[0]);
-    assert_eq!(follower.forced(&path), Some(EOS[0]));
+    assert_eq!(state.forced(&path), Some(EOS[0]));
     path.extend([EOS[0], EOS[1]]);
-    assert_eq!(follower.forced(&path), Some(EOS[0]));
+    assert_eq!(state.forced(&path), Some(EOS[0]));
     path.truncate(path.len() - 4);
-    assert_eq!(follower.forced(&path), Some(MARK));
+    assert_eq!(state.forced(&path), Some(MARK));
     path.extend([MARK, EOS[0]]);
-    follower.advance(&path);
-    assert_eq!(follower.forced(&[]), Some(EOS[0]));
-    assert_eq!(follower.fault(), None);
+    state.advance(&path);
+    assert_eq!(state.forced(&[]), Some(EOS[0]));
+    assert_eq!(state.fault(), None);
 }
 
 #[test]
@@ -187,39 +189,42 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
     #[test]
     fn mask_of_a_path_is_independent_of_earlier_queries(
-        choices in prop::collection::vec(0..1000_usize, 200), told in 0..12_usize, rank: u64,
+        choices in prop::collection::vec(0..1000_usize, 200), advanced in 0..12_usize, rank: u64,
     ) {
         let grammar = GRAMMARS.compile(PERSON).unwrap();
         let mut choices = choices.into_iter().cycle();
-        let mut dice = move |n: usize| choices.next().unwrap() % n;
+        let mut pick = move |n: usize| choices.next().unwrap() % n;
         let paths: Vec<Vec<TokenId>> =
-            (0..4).map(|_| spoken(&mut grammar.begin(), &mut dice, 60)).collect();
+            (0..4).map(|_| generate(&mut grammar.begin(), &mut pick, 60)).collect();
         let (base, others) = paths.split_first().unwrap();
-        let told = told.min(base.len() - 1);
+        let advanced = advanced.min(base.len() - 1);
         // All paths that extend the advanced tokens, cut at every length, in shuffled order.
         let mut nodes: Vec<&[TokenId]> = others.iter().chain([base])
-            .filter(|path| path.starts_with(&base[..told]))
-            .flat_map(|path| (told..path.len()).map(|end| &path[..end]))
+            .filter(|path| path.starts_with(&base[..advanced]))
+            .flat_map(|path| (advanced..path.len()).map(|end| &path[..end]))
             .collect();
         nodes.sort_by_key(|node| (node.len() as u64).wrapping_mul(rank | 1) ^ rank);
-        let mut follower = grammar.begin();
-        follower.advance(&base[..told]);
+        let mut state = grammar.begin();
+        state.advance(&base[..advanced]);
         for node in nodes {
             let mut fresh = grammar.begin();
-            prop_assert_eq!(next(&mut follower, &node[told..]), next(&mut fresh, node), "{:?}", text(node));
+            let found = next(&mut state, &node[advanced..]);
+            prop_assert_eq!(found, next(&mut fresh, node), "{:?}", text(node));
         }
-        prop_assert_eq!(follower.fault(), None);
+        prop_assert_eq!(state.fault(), None);
     }
 
     #[test]
-    fn generated_text_is_complete_when_it_ends(choices in prop::collection::vec(0..1000_usize, 200)) {
+    fn generated_text_is_complete_when_it_ends(
+        choices in prop::collection::vec(0..1000_usize, 200),
+    ) {
         let grammar = GRAMMARS.compile(PERSON).unwrap();
         let mut choices = choices.into_iter().cycle();
-        let path = spoken(&mut grammar.begin(), &mut move |n| choices.next().unwrap() % n, 400);
+        let path = generate(&mut grammar.begin(), &mut move |n| choices.next().unwrap() % n, 400);
         prop_assume!(path.last().is_some_and(|last| EOS.contains(last)));
-        let said = text(&path[..path.len() - 1]);
-        let bare: String = said.chars().filter(|c| !c.is_whitespace()).collect();
-        prop_assert!(bare.starts_with("{\"name\":\"") && bare.ends_with('}'), "{said}");
-        prop_assert!(bare.contains("\"ok\":") && bare.contains("\"of\":"), "{said}");
+        let output = text(&path[..path.len() - 1]);
+        let bare: String = output.chars().filter(|c| !c.is_whitespace()).collect();
+        prop_assert!(bare.starts_with("{\"name\":\"") && bare.ends_with('}'), "{output}");
+        prop_assert!(bare.contains("\"ok\":") && bare.contains("\"of\":"), "{output}");
     }
 }

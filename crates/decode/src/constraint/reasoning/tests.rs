@@ -36,12 +36,12 @@ fn plan(budget: Option<(usize, usize)>) -> ReasoningConfig {
 }
 
 /// Generates `wanted` token by token except where a token is forced, and returns all tokens.
-fn said(machine: &mut ReasoningMachine, wanted: &[u32], told_every: usize) -> Vec<u32> {
+fn generate(machine: &mut ReasoningMachine, wanted: &[u32], advance_every: usize) -> Vec<u32> {
     let mut all: Vec<TokenId> = Vec::new();
-    let mut told = 0;
+    let mut advanced = 0;
     let mut wanted = wanted.iter();
     loop {
-        let token = match machine.forced(&all[told..]) {
+        let token = match machine.forced(&all[advanced..]) {
             Some(token) => token,
             None => match wanted.next() {
                 Some(token) => TokenId(*token),
@@ -49,26 +49,26 @@ fn said(machine: &mut ReasoningMachine, wanted: &[u32], told_every: usize) -> Ve
             },
         };
         all.push(token);
-        if all.len() - told == told_every {
-            machine.advance(&all[told..]);
-            told = all.len();
+        if all.len() - advanced == advance_every {
+            machine.advance(&all[advanced..]);
+            advanced = all.len();
         }
     }
-    machine.advance(&all[told..]);
+    machine.advance(&all[advanced..]);
     all.iter().map(|token| token.0).collect()
 }
 
 #[track_caller]
 fn check(plan: ReasoningConfig, wanted: &[u32], expected: &[u32], close: ReasoningEnd) {
-    for told_every in [1, 2, 3, 100] {
+    for advance_every in [1, 2, 3, 100] {
         let handle = Arc::new(ReasoningHandle::default());
         let mut machine = ReasoningMachine::new(Arc::new(plan.clone()), Arc::clone(&handle));
         assert_eq!(
-            said(&mut machine, wanted, told_every),
+            generate(&mut machine, wanted, advance_every),
             expected,
-            "advanced every {told_every}"
+            "advanced every {advance_every}"
         );
-        assert_eq!(handle.end(), close, "advanced every {told_every}");
+        assert_eq!(handle.end(), close, "advanced every {advance_every}");
     }
 }
 
@@ -149,7 +149,7 @@ fn handle_ends_reasoning_between_decode_steps() {
     assert_eq!(machine.forced(&ids(&[3])), None, "not within a call");
     machine.advance(&ids(&[3]));
     assert_eq!(
-        said(&mut machine, &[4], 2),
+        generate(&mut machine, &[4], 2),
         [70, CLOSE, 71, 4],
         "the closing text comes whole"
     );

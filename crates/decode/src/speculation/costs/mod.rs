@@ -1,7 +1,8 @@
 //! Costs of passes, and the tree sizes that are worth them.
 //!
-//! With `E` the expected tokens of a step and `C` its cost in seconds, nodes are added while `E / C` grows.
-//! The costs are measured on the device and model in use. Without a table, the budget alone decides.
+//! With `E` the expected tokens of a step and `C` its cost in seconds, nodes are added while `E /
+//! C` grows. The costs are measured on the device and model in use. Without a table, the budget
+//! alone decides.
 
 mod measure;
 mod online;
