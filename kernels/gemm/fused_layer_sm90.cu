@@ -213,7 +213,7 @@ struct EpilogueStages {
 static_assert(RING_BYTES + sizeof(RowScales) + sizeof(EpilogueStages) + sizeof(SharedStorage) + sizeof(scale_smem) +
                       F32_SMEM_BYTES <=
                   227 << 10,
-              "more shared memory beside the ring than the host reserves (launch::gemm::OWN_SHARED)");
+              "more shared memory beside the ring than the host reserves (OWN_SHARED of its launch)");
 // A stage of the ring by addresses: its `full` barrier, its memory, and the parity of its phase. `landed` and `empty`
 // lie STAGES barriers before and after `full`.
 struct RingCursor {
