@@ -79,9 +79,9 @@ __device__ __forceinline__ void find_gather_rows(const WorkItem& item, const Pag
     const int thread = int(opaque(threadIdx.x)) - 128;
     if (thread < KV_TILE) {
         const int position = item.begin + thread;
-        const bool seen = position < item.committed && (WINDOW <= 0 || position > item.committed - WINDOW);
-        if (seen || position < item.committed || position >= item.committed + __popcll(item.path))
-            rows[thread] = seen ? (u32)kv_row(pages, item.slot, position, KV_HEADS, item.kv_head) : NO_ROW;
+        const bool in_window = position < item.committed && (WINDOW <= 0 || position > item.committed - WINDOW);
+        if (in_window || position < item.committed || position >= item.committed + __popcll(item.path))
+            rows[thread] = in_window ? (u32)kv_row(pages, item.slot, position, KV_HEADS, item.kv_head) : NO_ROW;
     } else if (thread < 2 * KV_TILE) {
         const int node = thread - KV_TILE;
         const int at = item.committed + __popcll(item.path & ((1ull << node) - 1)) - item.begin;
@@ -236,15 +236,15 @@ __device__ __forceinline__ void softmax_warpgroup(const KernelParams& params, So
             });
             slot = KLoader::after(slot, params.smem_k);
             if (item.is_private || (WINDOW && key < item.committed + STEP_ROWS - item.window)) {
-                const int lane = int(opaque(threadIdx.x % 32)), t = lane % 4, own_key = key + warp * 16 + lane / 4;
+                const int lane = int(opaque(threadIdx.x % 32)), t = lane % 4, key_of_lane = key + warp * 16 + lane / 4;
 #pragma unroll
                 for (int n = 0; n < N8_TILES; n++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         const int i = (8 * n + 2 * t + e) / GROUP_SIZE,
                                   rope_position = storage.rope_position[min(i, ITEM_NODES - 1)];
-                        if (!is_visible(item, rope_position, own_key)) scores[4 * n + e] = -INF;
-                        if (!is_visible(item, rope_position, own_key + 8)) scores[4 * n + 2 + e] = -INF;
+                        if (!is_visible(item, rope_position, key_of_lane)) scores[4 * n + e] = -INF;
+                        if (!is_visible(item, rope_position, key_of_lane + 8)) scores[4 * n + 2 + e] = -INF;
                     }
             }
             // Six loads of bases in flight.

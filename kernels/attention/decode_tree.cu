@@ -85,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1)
     int total_m_tiles = 0;
 #pragma unroll 1
     for (int i = 0; i < trees; i++) {
-        const WindowedTree own = windowed_tree(step, i);
-        total_m_tiles += num_splits(kv_range(own)) * m_tiles(own);
+        const WindowedTree windowed = windowed_tree(step, i);
+        total_m_tiles += num_splits(kv_range(windowed)) * m_tiles(windowed);
     }
     const int m_tiles_per_item =
         max(1, min(M16_TILES, (total_m_tiles * KV_HEADS + (int)gridDim.x - 1) / (int)gridDim.x));
@@ -246,16 +246,16 @@ extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1)
 #pragma unroll
                     for (int r = 0; r < 2; r++) {
                         const int row = m * 16 + g + 8 * r;
-                        const float before = softmax.running_max[j & 1][row];
+                        const float old_max = softmax.running_max[j & 1][row];
                         float top = -INF;
 #pragma unroll
                         for (int w = 0; w < KEY_WARPS; w++) top = fmaxf(top, softmax.tile_max[row][w]);
                         // From here on scores are exponents of two; the scale is not negative.
-                        top = fmaxf(before, top * scale_log2);
+                        top = fmaxf(old_max, top * scale_log2);
                         const float base = top == -INF ? 0.0f : top;
                         if (t == 0 && key_warp == 0) {
                             softmax.running_max[(j & 1) ^ 1][row] = top;
-                            softmax.rescale[row] = exp2_approx(before - base);
+                            softmax.rescale[row] = exp2_approx(old_max - base);
                         }
 #pragma unroll
                         for (int n = 0; n < KEY_TILES; n++)

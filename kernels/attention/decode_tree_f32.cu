@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = threadIdx.x; i < HEAD_DIM; i += 256) query[i] = q[((size_t)row * HEADS + head) * Q_STRIDE + i];
 
     // 256 / HEAD_DIM groups of HEAD_DIM threads; each accumulates every (256 / HEAD_DIM)-th key of a run.
-    const int parts = 256 / HEAD_DIM, d = threadIdx.x % HEAD_DIM, part = threadIdx.x / HEAD_DIM;
+    const int groups = 256 / HEAD_DIM, d = threadIdx.x % HEAD_DIM, group = threadIdx.x / HEAD_DIM;
     float running_max = -INF, row_sum = 0.0f, acc = 0.0f;
     for (int run_begin = 0; run_begin < count; run_begin += KEYS_PER_RUN) {
         const int n = min(KEYS_PER_RUN, count - run_begin);
@@ -52,9 +52,9 @@ extern "C" __global__ void __launch_bounds__(256)
                 key -= begin;
             } else if (key >= tree.committed) {
                 // The (key - committed)-th node of the path.
-                u64 left = nodes;
-                for (int skip = key - tree.committed; skip; skip--) left &= left - 1;
-                key = tree.committed + __ffsll(left) - 1;
+                u64 remaining = nodes;
+                for (int skip = key - tree.committed; skip; skip--) remaining &= remaining - 1;
+                key = tree.committed + __ffsll(remaining) - 1;
             }
             kv_row_of_key[threadIdx.x] = kv_row(pages, tree.slot, key, KV_HEADS, kv_head);
         }
@@ -76,15 +76,15 @@ extern "C" __global__ void __launch_bounds__(256)
         if (threadIdx.x < n) score[threadIdx.x] = p;
         __syncthreads();
         acc *= rescale;
-        for (int i = part; i < n; i += parts)
+        for (int i = group; i < n; i += groups)
             if (score[i] > 0.0f) acc += score[i] * kv_load<V_FORMAT, HEAD_DIM>(values, kv_row_of_key[i], d);
         running_max = new_max;
     }
     group_sums[threadIdx.x] = acc;
     __syncthreads();
     const size_t out = (size_t)row * HEADS + head;
-    if (part == 0) {
-        for (int p = 1; p < parts; p++) acc += group_sums[threadIdx.x + p * HEAD_DIM];
+    if (group == 0) {
+        for (int p = 1; p < groups; p++) acc += group_sums[threadIdx.x + p * HEAD_DIM];
         partial[out * HEAD_DIM + d] = acc;
     }
     if (threadIdx.x == 0) {

@@ -209,44 +209,45 @@ __device__ __forceinline__ BlockSchedule schedule_of_block(const TreePlan* plans
         }
         return {0, 0, 0, index, index < private_items};
     }
-    const auto units_per_block = [&](const ItemClass& c, int most) { return max(1, most / c.cost); };
-    const auto blocks_for = [&](const ItemClass& c, int each) { return (c.units + each - 1) / each; };
-    const auto extra_items = [&](const ItemClass& c, int each, int most) {
-        return max(0, most - each * c.cost) / PRIVATE_ITEM_COST;
+    const auto units_per_block = [&](const ItemClass& c, int limit) { return max(1, limit / c.cost); };
+    const auto blocks_for = [&](const ItemClass& c, int per_block) { return (c.units + per_block - 1) / per_block; };
+    const auto extra_items = [&](const ItemClass& c, int per_block, int limit) {
+        return max(0, limit - per_block * c.cost) / PRIVATE_ITEM_COST;
     };
     const int mean = (cost + private_items * PRIVATE_ITEM_COST) / blocks + 1;
-    int most = mean + mean * lane / 24, needed_blocks = 0, spare = 0;
+    int limit = mean + mean * lane / 24, needed_blocks = 0, spare = 0;
 #pragma unroll 1
     for (int k = 0; k < 2 * trees; k++) {
         const ItemClass c = item_class(plans, k);
-        const int each = units_per_block(c, most), own = blocks_for(c, each);
-        needed_blocks += own, spare += own * extra_items(c, each, most);
+        const int per_block = units_per_block(c, limit), own = blocks_for(c, per_block);
+        needed_blocks += own, spare += own * extra_items(c, per_block, limit);
     }
     const u32 enough =
-        __ballot_sync(WARP_ALL, private_items <= spare + (blocks - needed_blocks) * (most / PRIVATE_ITEM_COST) &&
+        __ballot_sync(WARP_ALL, private_items <= spare + (blocks - needed_blocks) * (limit / PRIVATE_ITEM_COST) &&
                                     needed_blocks <= blocks);
     const int found = enough ? __ffs(enough) - 1 : 31;
-    most = __shfl_sync(WARP_ALL, most, found), needed_blocks = __shfl_sync(WARP_ALL, needed_blocks, found);
+    limit = __shfl_sync(WARP_ALL, limit, found), needed_blocks = __shfl_sync(WARP_ALL, needed_blocks, found);
     // Private items that the blocks without shared items have no time for.
-    const int others = blocks - needed_blocks, left_over = max(0, private_items - others * (most / PRIVATE_ITEM_COST));
+    const int others = blocks - needed_blocks, left_over = max(0, private_items - others * (limit / PRIVATE_ITEM_COST));
     int before = 0, taken = 0;
 #pragma unroll 1
     for (int k = 0; k < 2 * trees; k++) {
         const ItemClass c = item_class(plans, k);
-        const int each = units_per_block(c, most), own = blocks_for(c, each), tree_index = blockIdx.x - before;
+        const int per_block = units_per_block(c, limit), own = blocks_for(c, per_block),
+                  tree_index = blockIdx.x - before;
         // Evenly, but no more than are left.
         const int private_of_block =
-            own ? min(extra_items(c, each, most), max(0, left_over - taken + own - 1) / own) : 0;
+            own ? min(extra_items(c, per_block, limit), max(0, left_over - taken + own - 1) / own) : 0;
         if (tree_index < own) {
-            const int main = min(each, c.units - tree_index * each) * c.items,
+            const int main = min(per_block, c.units - tree_index * per_block) * c.items,
                       extra = min(left_over, taken + tree_index * private_of_block);
-            return {k, tree_index * each, main, extra, main + min(private_of_block, left_over - extra)};
+            return {k, tree_index * per_block, main, extra, main + min(private_of_block, left_over - extra)};
         }
         before += own, taken += own * private_of_block;
     }
-    const int each = (private_items - left_over + others - 1) / others,
-              extra = left_over + (blockIdx.x - before) * each;
-    return {0, 0, 0, extra, max(0, min(each, private_items - extra))};
+    const int per_block = (private_items - left_over + others - 1) / others,
+              extra = left_over + (blockIdx.x - before) * per_block;
+    return {0, 0, 0, extra, max(0, min(per_block, private_items - extra))};
 }
 
 // Work item `next` of a block.
@@ -265,46 +266,46 @@ __device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* 
     item.tree = tree_index, item.slot = tree.slot, item.committed = tree.committed, item.first = tree.first;
     item.window = tree.window, item.sinks = tree.sinks;
     if (shared_items) {
-        const int each = short_last ? plan.shared_items - plan.full_splits
-                         : single   ? plan.shared_items
-                                    : plan.full_splits;
-        const int unit = short_last ? schedule.first * each + next : schedule.first + next;
-        const int pair = unit / each, root_items = num_items(plan.root_tile);
+        const int per_block = short_last ? plan.shared_items - plan.full_splits
+                              : single   ? plan.shared_items
+                                         : plan.full_splits;
+        const int unit = short_last ? schedule.first * per_block + next : schedule.first + next;
+        const int pair = unit / per_block, root_items = num_items(plan.root_tile);
         item.is_private = false, item.path = 0, item.first_position = 0;
         item.kv_head = pair % KV_HEADS;
         item.node = pair / KV_HEADS * ITEM_NODES;
         item.nodes = min(tree.nodes - item.node, ITEM_NODES);
         item.query_group = tree_index << 16 | pair;
-        int i = unit - pair * each + (short_last ? plan.full_splits : 0);
+        int i = unit - pair * per_block + (short_last ? plan.full_splits : 0);
         if (i == plan.shared_items - 1 && plan.tile > 0) {
             item.end = plan.tile * KV_TILE, item.begin = item.end - KV_TILE;
             item.root_tile_slot = plan.root_tile.last,
             item.past_tile_slot = plan.root_tile.last < plan.common_splits ? plan.root_tile.last : -1;
             return item;
         }
-        const bool near = i < root_items;
-        const SplitSeries& series = near ? plan.root_tile : plan.past_tile;
-        i += series.first - (near ? 0 : root_items);
+        const bool in_root_tile = i < root_items;
+        const SplitSeries& series = in_root_tile ? plan.root_tile : plan.past_tile;
+        i += series.first - (in_root_tile ? 0 : root_items);
         const int span = i >= series.hidden.from ? i + series.hidden.to - series.hidden.from : i;
         int begin = span * series.tiles;
-        const int end = min(begin + series.tiles, plan.tile - near);
+        const int end = min(begin + series.tiles, plan.tile - in_root_tile);
         // The first split of a window is never empty, but its only tile may have zero weight.
         if (WINDOW && begin * KV_TILE >= tree.sinks) begin = max(begin, min(window_tile(tree), end - 1));
         item.begin = begin * KV_TILE, item.end = end * KV_TILE;
-        item.root_tile_slot = near ? span : -1;
-        item.past_tile_slot = near && span >= plan.common_splits ? -1 : span;
+        item.root_tile_slot = in_root_tile ? span : -1;
+        item.past_tile_slot = in_root_tile && span >= plan.common_splits ? -1 : span;
         return item;
     }
     item.is_private = true;
     item.kv_head = index % KV_HEADS;
     int skip = index / KV_HEADS;
-    const int near = __popcll(plan.last);
-    const bool second = skip >= near;
-    u64 left = second ? plan.last & plan.past_root_tile : plan.last;
-    skip -= second ? near : 0;
+    const int in_root_tile = __popcll(plan.last);
+    const bool second = skip >= in_root_tile;
+    u64 remaining = second ? plan.last & plan.past_root_tile : plan.last;
+    skip -= second ? in_root_tile : 0;
 #pragma unroll 1
-    for (; skip; skip--) left &= left - 1;
-    item.node = __ffsll(left) - 1;
+    for (; skip; skip--) remaining &= remaining - 1;
+    item.node = __ffsll(remaining) - 1;
     item.path = step->ancestors[tree.first + item.node];
     item.nodes = nodes_in_item(chain_length(item.path, plan.chain_tops));
     item.first_position = tree.committed + __popcll(item.path) - item.nodes;

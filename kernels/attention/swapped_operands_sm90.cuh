@@ -185,16 +185,16 @@ __device__ __forceinline__ void reduce_columns(float* to, const Value& value_of,
 
 // Stores P of 16 keys as f16 pairs. Columns 8 n .. + 8 are in halves[n % 2 * 2] and the next; stmatrix runs for two n8
 // tiles if n is odd, and for one if n is even and the last.
-__device__ __forceinline__ void store_p_columns(u32 smem_p, int n, int lane, int chunk, const u32 (&halves)[4]) {
+__device__ __forceinline__ void store_p_columns(u32 smem_p, int n, int lane, int chunk, const u32 (&f16_pairs)[4]) {
     if (n % 2) {
         const u32 at = smem_p + swizzled_offset(8 * (n - 1 + lane / 16) + lane % 8, chunk);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(halves[0]),
-                     "r"(halves[1]), "r"(halves[2]), "r"(halves[3])
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                     "r"(f16_pairs[0]), "r"(f16_pairs[1]), "r"(f16_pairs[2]), "r"(f16_pairs[3])
                      : "memory");
     } else if (n == N8_TILES - 1) {
         const u32 at = smem_p + swizzled_offset(8 * n + lane % 8, chunk);
-        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(halves[0]),
-                     "r"(halves[1])
+        asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(f16_pairs[0]),
+                     "r"(f16_pairs[1])
                      : "memory");
     }
 }
@@ -238,7 +238,7 @@ __device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], fl
     }
     // P of a warp's 16 keys; keys run along the rows of its warpgroup's panel.
     const int chunk = warp * 2 + lane / 8 % 2;
-    u32 halves[4];
+    u32 f16_pairs[4];
 #pragma unroll
     for (int n = 0; n < N8_TILES; n++) {
         const float2 base = *(const float2*)(softmax.base + 8 * n + 2 * t);
@@ -248,9 +248,9 @@ __device__ __forceinline__ void online_softmax(float (&scores)[4 * N8_TILES], fl
             // A NaN score gets zero weight.
             s[0] = fmaxf(exp2_approx(fmaf(s[0], scale_log2, -base.x)), 0.0f);
             s[1] = fmaxf(exp2_approx(fmaf(s[1], scale_log2, -base.y)), 0.0f);
-            halves[n % 2 * 2 + r] = f32x2_to_f16x2(s[0], s[1]);
+            f16_pairs[n % 2 * 2 + r] = f32x2_to_f16x2(s[0], s[1]);
         }
-        store_p_columns(smem_p, n, lane, chunk, halves);
+        store_p_columns(smem_p, n, lane, chunk, f16_pairs);
     }
     fence_proxy_async();
     reduce_columns(

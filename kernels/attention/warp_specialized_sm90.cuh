@@ -126,16 +126,16 @@ __device__ __forceinline__ void store_p(const float (&scores)[4 * N8_TILES], flo
     const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 * 2 + lane / 8 % 2;
     const bool upper = lane / 16;
     float pair_sums[8];
-    u32 halves[4];
+    u32 f16_pairs[4];
 #pragma unroll
     for (int n = 0; n < N8_TILES; n++) {
         float w[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] = exp2_approx(scores[4 * n + i]);
-        halves[n % 2 * 2] = f32x2_to_f16x2(w[0], w[1]);
-        halves[n % 2 * 2 + 1] = f32x2_to_f16x2(w[2], w[3]);
+        f16_pairs[n % 2 * 2] = f32x2_to_f16x2(w[0], w[1]);
+        f16_pairs[n % 2 * 2 + 1] = f32x2_to_f16x2(w[2], w[3]);
         pair_sums[n % 4 * 2] = w[0] + w[2], pair_sums[n % 4 * 2 + 1] = w[1] + w[3];
-        store_p_columns(smem_p, n, lane, chunk, halves);
+        store_p_columns(smem_p, n, lane, chunk, f16_pairs);
         if (n % 4 == 3 || n == N8_TILES - 1) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -153,8 +153,8 @@ __device__ __forceinline__ void subtract_base(float (&scores)[4 * N8_TILES], flo
                                               const uint2& base, float scale_log2) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float own = __uint_as_float(i % 2 ? base.y : base.x);
-        scores[4 * n + i] = fmaf(scores[4 * n + i], scale_log2, -own);
+        const float base_of_column = __uint_as_float(i % 2 ? base.y : base.x);
+        scores[4 * n + i] = fmaf(scores[4 * n + i], scale_log2, -base_of_column);
         tile_max[i] = fmax_nan(tile_max[i], scores[4 * n + i]);
     }
 }

@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512
     for (int i = tid; i < COLUMNS; i += THREADS)
         cp_async_16(shared_address(&smem.weight[i % 4][i & ~3]), weight + (u64)v_channel(key, group, slice, i) * TAPS);
     cp_async_commit();
-    const Weights own_weights = load_weights(weight, block_channel);
+    const Weights qk_weights = load_weights(weight, block_channel);
     if ((int)blockIdx.z >= trees || tree.nodes < 1) {
 #if CLUSTER > 1
         cluster_wait();
@@ -309,14 +309,16 @@ extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512
     const int first = warp / (SLICE_COLUMNS / 4) * HEADS_PER_WARP,
               column = warp % (SLICE_COLUMNS / 4) * 4 + lane_column();
     const bool owns_state = warp < STATE_THREADS / 32;
-    const int at_head = value_head(key, group * HEADS_PER_BLOCK + first) * HEAD_DIM + slice * SLICE_COLUMNS + column;
+    const int head_offset =
+        value_head(key, group * HEADS_PER_BLOCK + first) * HEAD_DIM + slice * SLICE_COLUMNS + column;
     float4 s[HEADS_PER_WARP][4] = {};
     const auto fetch_state = [&]() {
-        const float* own_state = slot_ptr(state, tree.slot, state_stride) + (u64)at_head * HEAD_DIM + 4 * lane_part();
+        const float* state_ptr =
+            slot_ptr(state, tree.slot, state_stride) + (u64)head_offset * HEAD_DIM + 4 * lane_part();
 #pragma unroll
         for (int i = 0; i < 4 * HEADS_PER_WARP; i++)
             s[i / 4][i % 4] =
-                load_state_once(own_state + i / 4 * HEAD_DIM * HEAD_DIM * (GROUPED ? 1 : K_HEADS) + i % 4 * 32);
+                load_state_once(state_ptr + i / 4 * HEAD_DIM * HEAD_DIM * (GROUPED ? 1 : K_HEADS) + i % 4 * 32);
     };
 #if BLOCKS_PER_SM == 1
     if (owns_state) fetch_state();
@@ -333,15 +335,15 @@ extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512
             i % (HEAD_DIM / 32) * 32));
     }
 #endif
-    const float* own_window = slot_ptr(window, tree.slot, window_stride);
+    const float* slot_window = slot_ptr(window, tree.slot, window_stride);
     if (tid < (TAPS - 1) * 8) {
-        const float* row = own_window + tid / 8 * CHANNELS;
+        const float* row = slot_window + tid / 8 * CHANNELS;
         const int at = tid % 8;
         asm volatile("prefetch.global.L2 [%0];" ::"l"(
             row + (at < 4 ? rank * K_WIDTH + key * HEAD_DIM + 32 * at
                           : v_channel(key, group, slice, (at - 4) % HEADS_PER_BLOCK * SLICE_COLUMNS))));
     }
-    const ConvInput source = {x + (u64)tree.first * ld_x, own_window + (TAPS - 1) * CHANNELS, ld_x};
+    const ConvInput source = {x + (u64)tree.first * ld_x, slot_window + (TAPS - 1) * CHANNELS, ld_x};
 #if CLUSTER > 1
     if (tid == 0) mbarrier_arrive_expect_tx(shared_address(&smem.qk_full), nodes * 2 * HEAD_DIM * 4);
 #endif
@@ -363,38 +365,40 @@ extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512
 
     // The last threads compute the gates. The first loads of a thread are issued before any math, and addresses are
     // computed before the wait.
-    const int gate = THREADS - 1 - tid, v_pieces = nodes * V_PIECES, gates = nodes * HEADS_PER_BLOCK;
+    const int gate = THREADS - 1 - tid, n_v_pieces = nodes * V_PIECES, gates = nodes * HEADS_PER_BLOCK;
     int at = warp / QK_PER_BLOCK;
-    u64 rows_at[QK_ROWS_AT_ONCE][TAPS], v_at[TAPS], alpha_at, beta_at;
+    u64 qk_addresses[QK_ROWS_AT_ONCE][TAPS], v_addresses[TAPS], alpha_address, beta_address;
     float4 in[QK_ROWS_AT_ONCE][TAPS], in_v[TAPS], in_gate;
     const auto find_taps = [&](u64(&from)[TAPS], int node, int channel) {
-        const int4 line = smem.taps[min(node, nodes - 1)];
-        const int taps[TAPS] = {line.x, line.y, line.z, line.w};
+        const int4 rows_of_taps = smem.taps[min(node, nodes - 1)];
+        const int taps[TAPS] = {rows_of_taps.x, rows_of_taps.y, rows_of_taps.z, rows_of_taps.w};
 #pragma unroll
         for (int i = 0; i < TAPS; i++) from[i] = __cvta_generic_to_global(source.at(taps[i], channel));
     };
     const auto find_rows = [&]() {
 #pragma unroll
-        for (int e = 0; e < QK_ROWS_AT_ONCE; e++) find_taps(rows_at[e], at + e * QK_ROW_STRIDE, block_channel);
+        for (int e = 0; e < QK_ROWS_AT_ONCE; e++) find_taps(qk_addresses[e], at + e * QK_ROW_STRIDE, block_channel);
     };
-    const auto find_v = [&](int i) { find_taps(v_at, i / V_PIECES, v_channel(key, group, slice, i % V_PIECES * 4)); };
+    const auto find_v = [&](int i) {
+        find_taps(v_addresses, i / V_PIECES, v_channel(key, group, slice, i % V_PIECES * 4));
+    };
     const auto find_gate = [&](int i) {
         const int head = value_head(key, group * HEADS_PER_BLOCK + i % HEADS_PER_BLOCK);
         const u64 row = tree.first + min(i / HEADS_PER_BLOCK, nodes - 1);
-        alpha_at = __cvta_generic_to_global(alpha + row * ld_alpha + head);
-        beta_at = __cvta_generic_to_global(beta + row * ld_beta + head);
+        alpha_address = __cvta_generic_to_global(alpha + row * ld_alpha + head);
+        beta_address = __cvta_generic_to_global(beta + row * ld_beta + head);
         in_gate.z = a[head], in_gate.w = dt[head];
     };
-    const auto load_gate = [&]() { in_gate.x = load_global(alpha_at), in_gate.y = load_global(beta_at); };
+    const auto load_gate = [&]() { in_gate.x = load_global(alpha_address), in_gate.y = load_global(beta_address); };
 #if ADDRESSES_BEFORE_WAIT
     find_rows(), find_v(tid), find_gate(gate);
 #pragma unroll
     for (int i = 0; i < TAPS; i++) {
 #pragma unroll
-        for (int e = 0; e < QK_ROWS_AT_ONCE; e++) asm volatile("" : "+l"(rows_at[e][i]));
-        asm volatile("" : "+l"(v_at[i]));
+        for (int e = 0; e < QK_ROWS_AT_ONCE; e++) asm volatile("" : "+l"(qk_addresses[e][i]));
+        asm volatile("" : "+l"(v_addresses[i]));
     }
-    asm volatile("" : "+l"(alpha_at), "+l"(beta_at));
+    asm volatile("" : "+l"(alpha_address), "+l"(beta_address));
     // A branch that is always taken: the compiler would sink the address computation, but not past a branch.
     if (tree.slot >= 0) pdl_wait();
 #else
@@ -406,15 +410,15 @@ extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512
     // Blocks of a key head divide the stores of its factors.
     const int writers = SLICES / CLUSTER, writer = slice / CLUSTER;
 #pragma unroll
-    for (int e = 0; e < QK_ROWS_AT_ONCE; e++) load_global(in[e], rows_at[e]);
-    if (ADDRESSES_BEFORE_WAIT) load_global(in_v, v_at), load_gate();
+    for (int e = 0; e < QK_ROWS_AT_ONCE; e++) load_global(in[e], qk_addresses[e]);
+    if (ADDRESSES_BEFORE_WAIT) load_global(in_v, v_addresses), load_gate();
 #pragma unroll 1
     while (at < nodes) {
         float4 y[QK_ROWS_AT_ONCE];
 #pragma unroll
         for (int e = 0; e < QK_ROWS_AT_ONCE; e++)
             y[e] =
-                l2_normalize(convolve(own_weights, in[e][0], in[e][1], in[e][2], in[e][3]), part ? 1.0f : QUERY_LENGTH);
+                l2_normalize(convolve(qk_weights, in[e][0], in[e][1], in[e][2], in[e][3]), part ? 1.0f : QUERY_LENGTH);
 #pragma unroll
         for (int e = 0; e < QK_ROWS_AT_ONCE; e++) {
             const int node = at + e * QK_ROW_STRIDE;
@@ -430,12 +434,12 @@ extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512
         at += QK_ROWS_AT_ONCE * QK_ROW_STRIDE;
         find_rows();
 #pragma unroll
-        for (int e = 0; e < QK_ROWS_AT_ONCE; e++) load_global(in[e], rows_at[e]);
+        for (int e = 0; e < QK_ROWS_AT_ONCE; e++) load_global(in[e], qk_addresses[e]);
     }
-    if (!ADDRESSES_BEFORE_WAIT) find_v(tid), load_global(in_v, v_at), find_gate(gate), load_gate();
+    if (!ADDRESSES_BEFORE_WAIT) find_v(tid), load_global(in_v, v_addresses), find_gate(gate), load_gate();
 #pragma unroll 1
-    for (int i = tid; i < v_pieces; i += THREADS) {
-        if (i != tid) find_v(i), load_global(in_v, v_at);
+    for (int i = tid; i < n_v_pieces; i += THREADS) {
+        if (i != tid) find_v(i), load_global(in_v, v_addresses);
         const int at = i / V_PIECES, within = i % V_PIECES * 4;
         *(float4*)&smem.inputs[at].v[within] = conv_silu(smem.weight, in_v, within);
         *(float4*)(node_out + (u64)at * NODE_FLOATS + NODE_X + v_channel(key, group, slice, within)) = in_v[TAPS - 1];
@@ -456,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(BLOCKS_PER_SM == 1 && THREADS < 512
 #endif
     // Set up the recurrence before waiting for the other warps.
     u32 now = smem.visits[0];
-    OutputWriter output(node_out + NODE_U + at_head, o + (u64)tree.first * V_WIDTH + at_head);
+    OutputWriter output(node_out + NODE_U + head_offset, o + (u64)tree.first * V_WIDTH + head_offset);
     if (BLOCKS_PER_SM == 1) asm volatile("" : "+l"(output.to), "+r"(output.node_stride), "+r"(now));
 #if CLUSTER > 1
     mbarrier_wait(shared_address(&smem.qk_full), 0);

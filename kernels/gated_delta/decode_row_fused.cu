@@ -32,16 +32,16 @@ __device__ __forceinline__ float reduce_parts(const float (&x)[2 * COLUMN_PASSES
     float four[4], two[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float keep = lane & 16 ? x[4 + i] : x[i], give = lane & 16 ? x[i] : x[4 + i];
-        four[i] = keep + __shfl_xor_sync(WARP_ALL, give, 16);
+        const float kept_half = lane & 16 ? x[4 + i] : x[i], given_half = lane & 16 ? x[i] : x[4 + i];
+        four[i] = kept_half + __shfl_xor_sync(WARP_ALL, given_half, 16);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const float keep = lane & 8 ? four[2 + i] : four[i], give = lane & 8 ? four[i] : four[2 + i];
-        two[i] = keep + __shfl_xor_sync(WARP_ALL, give, 8);
+        const float kept_half = lane & 8 ? four[2 + i] : four[i], given_half = lane & 8 ? four[i] : four[2 + i];
+        two[i] = kept_half + __shfl_xor_sync(WARP_ALL, given_half, 8);
     }
-    const float keep = lane & 4 ? two[1] : two[0], give = lane & 4 ? two[0] : two[1];
-    return keep + __shfl_xor_sync(WARP_ALL, give, 4);
+    const float kept_half = lane & 4 ? two[1] : two[0], given_half = lane & 4 ? two[0] : two[1];
+    return kept_half + __shfl_xor_sync(WARP_ALL, given_half, 4);
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
@@ -72,14 +72,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const int channel = conv_head * HEAD_DIM + 4 * lane;
     Weights w;
     float4 past[TAPS - 1];
-    float own_a = 0.0f, own_dt = 0.0f, scale[8];
+    float gate_a = 0.0f, gate_dt = 0.0f, scale[8];
     if (warp < 3) {
         const float* before = slot_ptr(window, slot, window_stride) + channel;
         w = load_weights(weight, channel);
 #pragma unroll
         for (int i = 0; i < TAPS - 1; i++) past[i] = *(const float4*)(before + i * CHANNELS);
     } else if (warp == 3) {
-        own_a = a[head], own_dt = dt[head];
+        gate_a = a[head], gate_dt = dt[head];
     } else if (warp == 4) {
         load_row_group<HEAD_DIM * 2>(norm - lane / 16 * HEAD_DIM, 0, scale);
     }
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         if (warp == 2 || writes_key_factors) *(float4*)(node + NODE_X + channel) = now;
         if (warp == 1 && writes_key_factors) *(float4*)(node + key * HEAD_DIM + 4 * lane) = y;
     } else if (warp == 3) {
-        const float g = log_decay(alpha[head], own_a, own_dt);
+        const float g = log_decay(alpha[head], gate_a, gate_dt);
         if (lane == 0) {
             gates[0] = expf(g);
             gates[1] = 1.0f / (1.0f + expf(-beta[head]));

@@ -58,7 +58,7 @@ struct SharedStorage {
         struct {
             float o_from_state[NODES * COLUMNS];  // S0^T q part of o
             // row i up to the diagonal: P_ij; right of it, row j: A_ij of later nodes i
-            float pair_products[NODES * LD];
+            float pair_terms[NODES * LD];
         };
     };
     float rhs[NODES * COLUMNS];  // v, then R
@@ -94,15 +94,15 @@ __device__ __forceinline__ void wait_for_peers() {
 __device__ __forceinline__ void store_to_cluster(u32 to, uint4 v) {
 #pragma unroll
     for (int r = 0; r < CLUSTER; r++) {
-        u32 there = to;
+        u32 peer = to;
 #if CLUSTER > 1
-        there = mapa(to, r);
-        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
-        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w)
+        peer = mapa(to, r);
+        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(peer), "r"(v.x), "r"(v.y) : "memory");
+        asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(peer + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w)
                      : "memory");
 #else
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there), "r"(v.x), "r"(v.y) : "memory");
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(there + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w)
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(peer), "r"(v.x), "r"(v.y) : "memory");
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(peer + LOW_PLANE(QK_ROWS)), "r"(v.z), "r"(v.w)
                      : "memory");
 #endif
     }
@@ -230,9 +230,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
         for (int h = 0; h < NODES_PER_LANE; h++) path[h] = smem.ancestors[min(lane + 32 * h, NODES - 1)];
 #pragma unroll 4
         for (int j = 0; j < NODES; j++) {
-            const i64 one = smem.log_decay_sum[j];
+            const i64 g_j = smem.log_decay_sum[j];
 #pragma unroll
-            for (int h = 0; h < NODES_PER_LANE; h++) sum[h] += path[h] >> j & 1 ? one : 0;
+            for (int h = 0; h < NODES_PER_LANE; h++) sum[h] += path[h] >> j & 1 ? g_j : 0;
         }
         __syncwarp();
 #pragma unroll
@@ -252,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
         const int rank = cluster_rank(), qk_tasks = (2 * nodes - rank + CLUSTER - 1) / CLUSTER;
         const int tasks = qk_tasks + (nodes + V_ROWS_PER_WARP - 1) / V_ROWS_PER_WARP;
         const bool split_roles = 2 * qk_tasks <= CONV_WARPS + 1;
-        const bool first_ones = warp < qk_tasks;
-        const int stride = !split_roles ? CONV_WARPS : first_ones ? tasks : CONV_WARPS - qk_tasks;
+        const bool has_qk_rows = warp < qk_tasks;
+        const int stride = !split_roles ? CONV_WARPS : has_qk_rows ? tasks : CONV_WARPS - qk_tasks;
         float4 next[TAPS];
         int node = 0, part = 0, within = 0, channel = 0;
         const auto begin = [&](int task) {
@@ -273,25 +273,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
             for (int i = 0; i < TAPS; i++) in[i] = next[i];
             float* to = node_out + (u64)node * NODE_FLOATS;
             float* to_x = to + NODE_X + channel;
-            const int own_node = node, own_part = part, own = within;
+            const int done_node = node, done_part = part, own = within;
             if (task + stride < tasks) begin(task + stride);
-            const float4 y = conv_silu(smem.weight, in, own_part * HEAD_DIM + own);
-            if (own_part == 2) {
+            const float4 y = conv_silu(smem.weight, in, done_part * HEAD_DIM + own);
+            if (done_part == 2) {
                 if (!arrived) arrive_at_peers(false), arrived = true;
-                if (own_node < nodes) {
-                    *(float4*)(smem.rhs + swizzled(own_node, own)) = y;
+                if (done_node < nodes) {
+                    *(float4*)(smem.rhs + swizzled(done_node, own)) = y;
                     *(float4*)to_x = in[3];
                 }
             } else {
-                const float4 unit = normalize_head(y, own_part * K_HEADS);
-                store_to_cluster(
-                    shared_address(smem.rows) + operand_offset(QK_ROWS, own_part ? own_node : NODES + own_node, lane),
-                    split_f16(unit, own_part ? K_SCALE : Q_SCALE));
+                const float4 unit = normalize_head(y, done_part * K_HEADS);
+                store_to_cluster(shared_address(smem.rows) +
+                                     operand_offset(QK_ROWS, done_part ? done_node : NODES + done_node, lane),
+                                 split_f16(unit, done_part ? K_SCALE : Q_SCALE));
                 // Arrive before the global stores, because the arrival waits for this thread's earlier writes.
                 if (task + stride >= qk_tasks) arrive_at_peers(true), arrived = true;
                 if (writes_factors) {
                     *(float4*)to_x = in[3];
-                    if (own_part) *(float4*)(to + key * HEAD_DIM + 4 * lane) = unit;
+                    if (done_part) *(float4*)(to + key * HEAD_DIM + 4 * lane) = unit;
                 }
             }
         }
@@ -313,7 +313,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
     for (int index = warp / COLUMN_TILES; index < 2 * tiles; index += ROW_WARPS) {
         const bool is_key = index & 1;
         const int first_row = is_key ? index / 2 * 8 : NODES + index / 2 * 8;
-        float main[4] = {}, rest[4] = {}, last[4] = {};
+        float acc_high[4] = {}, acc_cross[4] = {}, acc_low[4] = {};
 #pragma unroll
         for (int s = 0; s < 8; s += 2) {
             u32 b[4], c[4];
@@ -323,18 +323,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
             for (int e = 0; e < 2; e++) {
                 const u32(&h)[4] = high[s + e];
                 const u32(&l)[4] = low[s + e];
-                mma_f16(main, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
-                mma_f16(rest, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
-                mma_f16(last, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(acc_high, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(acc_cross, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
+                mma_f16(acc_low, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
             }
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int v = own16 + g + 8 * h;
-            const float of_x = main[2 * h] + (rest[2 * h] + last[2 * h]);
-            const float of_y = main[2 * h + 1] + (rest[2 * h + 1] + last[2 * h + 1]);
-            float check =
-                store_state_products(smem, is_key, index / 2 * 8 + 2 * t, v, smem.column_scale[v], of_x, of_y);
+            const float product_x = acc_high[2 * h] + (acc_cross[2 * h] + acc_low[2 * h]);
+            const float product_y = acc_high[2 * h + 1] + (acc_cross[2 * h + 1] + acc_low[2 * h + 1]);
+            float check = store_state_products(smem, is_key, index / 2 * 8 + 2 * t, v, smem.column_scale[v], product_x,
+                                               product_y);
             check += __shfl_xor_sync(WARP_ALL, check, 1);
             check += __shfl_xor_sync(WARP_ALL, check, 2);
             __syncwarp();  // one lane fixes what four lanes have stored
@@ -347,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
     while (true) {
         while (jt > it) jt -= ++it;
         if (it >= tiles) break;
-        float main[4] = {}, rest[4] = {}, last[4] = {};
+        float acc_high[4] = {}, acc_cross[4] = {}, acc_low[4] = {};
 #pragma unroll
         for (int s = 0; s < 8; s += 2) {
             u32 b[4], c[4];
@@ -358,9 +358,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
                 u32 h[4], l[4];
                 load_a_fragment(h, rows_at, QK_ROWS, it * 8, NODES + it * 8, s + e);
                 load_a_fragment(l, rows_at + LOW_PLANE(QK_ROWS), QK_ROWS, it * 8, NODES + it * 8, s + e);
-                mma_f16(main, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
-                mma_f16(rest, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
-                mma_f16(last, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(acc_high, h[0], h[1], h[2], h[3], b[2 * e], b[2 * e + 1]);
+                mma_f16(acc_cross, h[0], h[1], h[2], h[3], c[2 * e], c[2 * e + 1]);
+                mma_f16(acc_low, l[0], l[1], l[2], l[3], b[2 * e], b[2 * e + 1]);
             }
         }
         const int i = it * 8 + g;
@@ -370,12 +370,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
         for (int e = 0; e < 2; e++) {
             const int j = jt * 8 + 2 * t + e;
             const float decay = decay_between(smem, path, smem.log_decay_sum[i], j);
-            const float of_k = main[e] + (rest[e] + last[e]), of_q = main[2 + e] + (rest[2 + e] + last[2 + e]);
-            const bool seen = path >> j & 1;
-            float p = seen ? decay * (1.0f / (K_SCALE * Q_SCALE)) * of_q : 0.0f, w = seen ? rate * decay * of_k : 0.0f;
+            const float kk = acc_high[e] + (acc_cross[e] + acc_low[e]),
+                        qk = acc_high[2 + e] + (acc_cross[2 + e] + acc_low[2 + e]);
+            const bool visible = path >> j & 1;
+            float p = visible ? decay * (1.0f / (K_SCALE * Q_SCALE)) * qk : 0.0f,
+                  w = visible ? rate * decay * kk : 0.0f;
             zero_if_nonfinite(p, smem, i), zero_if_nonfinite(w, smem, i);
-            if (j <= i) smem.pair_products[i * LD + j] = p;
-            if (j < i) smem.pair_products[j * LD + i] = w;
+            if (j <= i) smem.pair_terms[i * LD + j] = p;
+            if (j < i) smem.pair_terms[j * LD + i] = w;
         }
         jt += WARPS;
     }
@@ -383,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
 
     // A lane has a column, a warp groups of four rows. The first warps solve the system one block of rows at a time.
     constexpr int GROUPS = WARPS / (COLUMNS / 32);
-    const int own_column = warp / GROUPS * 32 + lane, own_rows = warp % GROUPS * 4;
+    const int thread_column = warp / GROUPS * 32 + lane, first_row_of_warp = warp % GROUPS * 4;
     float* u_solved = smem.u_solved;
 #pragma unroll 1
     for (int begin = 0; begin < 8 * tiles; begin += 32) {
@@ -391,19 +393,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
         if (begin) {
             // Contribution of the first block of nodes to R of the second.
 #pragma unroll 1
-            for (int i = begin + own_rows; i < 8 * tiles; i += 4 * GROUPS) {
+            for (int i = begin + first_row_of_warp; i < 8 * tiles; i += 4 * GROUPS) {
                 float r[4];
 #pragma unroll
-                for (int e = 0; e < 4; e++) r[e] = smem.rhs[swizzled(i + e, own_column)];
+                for (int e = 0; e < 4; e++) r[e] = smem.rhs[swizzled(i + e, thread_column)];
 #pragma unroll 8
                 for (int j = 0; j < 32; j++) {
-                    const float4 w = *(const float4*)(smem.pair_products + j * LD + i);
-                    const float u = u_solved[j * COLUMNS + own_column];
+                    const float4 w = *(const float4*)(smem.pair_terms + j * LD + i);
+                    const float u = u_solved[j * COLUMNS + thread_column];
                     r[0] = fmaf(-w.x, u, r[0]), r[1] = fmaf(-w.y, u, r[1]);
                     r[2] = fmaf(-w.z, u, r[2]), r[3] = fmaf(-w.w, u, r[3]);
                 }
 #pragma unroll
-                for (int e = 0; e < 4; e++) smem.rhs[swizzled(i + e, own_column)] = r[e];
+                for (int e = 0; e < 4; e++) smem.rhs[swizzled(i + e, thread_column)] = r[e];
             }
             __syncthreads();
         }
@@ -414,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
                 float u[8];
 #pragma unroll
                 for (int k = 0; k < 8; k++) u[k] = smem.rhs[swizzled(tile + k, tid)];
-                const float* later = smem.pair_products + begin * LD + tile;
+                const float* later = smem.pair_terms + begin * LD + tile;
 #pragma unroll 8
                 for (int j = begin; j < tile; j++, later += LD) {
                     const float4 w = *(const float4*)later, z = *(const float4*)(later + 4);
@@ -438,32 +440,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
         __syncthreads();
     }
     const u64 nonfinite = (u64)smem.nonfinite[1] << 32 | smem.nonfinite[0];
-    float* u_out = node_out + NODE_U + head * HEAD_DIM + first_column + own_column;
-    float* o_out = o + (u64)tree.first * V_WIDTH + head * HEAD_DIM + first_column + own_column;
+    float* u_out = node_out + NODE_U + head * HEAD_DIM + first_column + thread_column;
+    float* o_out = o + (u64)tree.first * V_WIDTH + head * HEAD_DIM + first_column + thread_column;
 #pragma unroll 1
-    for (int i = own_rows; i < 8 * tiles; i += 4 * GROUPS) {
+    for (int i = first_row_of_warp; i < 8 * tiles; i += 4 * GROUPS) {
         float out[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            out[e] = smem.o_from_state[swizzled(i + e, own_column)];
+            out[e] = smem.o_from_state[swizzled(i + e, thread_column)];
         }
 #pragma unroll 2
         for (int j = 0; j < i; j += 4) {
             float u[4];
 #pragma unroll
-            for (int f = 0; f < 4; f++) u[f] = u_solved[(j + f) * COLUMNS + own_column];
+            for (int f = 0; f < 4; f++) u[f] = u_solved[(j + f) * COLUMNS + thread_column];
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float4 p = *(const float4*)(smem.pair_products + (i + e) * LD + j);
+                const float4 p = *(const float4*)(smem.pair_terms + (i + e) * LD + j);
                 out[e] = fmaf(p.w, u[3], fmaf(p.z, u[2], fmaf(p.y, u[1], fmaf(p.x, u[0], out[e]))));
             }
         }
         float u[4];
 #pragma unroll
         for (int f = 0; f < 4; f++) {
-            u[f] = u_solved[(i + f) * COLUMNS + own_column];
+            u[f] = u_solved[(i + f) * COLUMNS + thread_column];
 #pragma unroll
-            for (int e = f; e < 4; e++) out[e] = fmaf(smem.pair_products[(i + e) * LD + i + f], u[f], out[e]);
+            for (int e = f; e < 4; e++) out[e] = fmaf(smem.pair_terms[(i + e) * LD + i + f], u[f], out[e]);
         }
 #pragma unroll
         for (int e = 0; e < 4; e++) {

@@ -85,8 +85,8 @@ struct ConvTasks {
             pair += stride;
     }
     __device__ __forceinline__ ConvTask task() const {
-        const int of_key = cluster_rank() + CLUSTER * row, lane = threadIdx.x % 32;
-        if (row < qk_end) return {of_key >> 1, of_key & 1, 4 * lane};
+        const int qk_index = cluster_rank() + CLUSTER * row, lane = threadIdx.x % 32;
+        if (row < qk_end) return {qk_index >> 1, qk_index & 1, 4 * lane};
         return {pair * V_ROWS_PER_WARP + lane / LANES_PER_V_ROW, 2, lane % LANES_PER_V_ROW * 4};
     }
 };
@@ -102,13 +102,14 @@ __device__ __forceinline__ float4 load_in_order(const float* from) {
 }
 
 // S0^T k or S0^T q, depending on `rows`: a warp's 16 state columns times all nodes.
-__device__ __forceinline__ void state_products(float (&sums)[THREAD_SUMS], SharedStorage& smem, u32 rows, int own16) {
+__device__ __forceinline__ void state_products(float (&sums)[THREAD_SUMS], SharedStorage& smem, u32 rows,
+                                               int column16) {
     const u32 state = shared_address(smem.state);
     u32 high[8][4], low[8][4];
 #pragma unroll
     for (int s = 0; s < 8; s++) {
-        load_a_fragment(high[s], state, COLUMNS, own16, own16 + 8, s);
-        load_a_fragment(low[s], state + LOW_PLANE(COLUMNS), COLUMNS, own16, own16 + 8, s);
+        load_a_fragment(high[s], state, COLUMNS, column16, column16 + 8, s);
+        load_a_fragment(low[s], state + LOW_PLANE(COLUMNS), COLUMNS, column16, column16 + 8, s);
     }
     float low_sums[THREAD_SUMS] = {};
     mbarrier_wait_cluster(shared_address(&smem.qk_barrier));
@@ -288,10 +289,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
     const u32 taps = step->conv_sources[tree.first + min(task.node, nodes - 1)];
     // Gate warp: the ancestors 1, 2, 4, 8 and 16 levels above the lane's node, negative if there is none.
     int jump_parents[5];
-    float own_a, own_dt;
+    float gate_a, gate_dt;
     if (warp == WARPS - 1) {
         jump_parents[0] = lane < nodes ? max(step->parent[tree.first + lane] - tree.first, -1) : -1;
-        own_a = a[work.head], own_dt = dt[work.head];
+        gate_a = a[work.head], gate_dt = dt[work.head];
     }
     if (tid < MAX_NODES) {
         smem.ancestors[tid] = tid < nodes ? step->ancestors[tree.first + tid] : 0;
@@ -385,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
 
     if (warp == WARPS - 1) {
         float g = gate_inputs[0], rate = gate_inputs[1];
-        g = lane < nodes ? log_decay(g, own_a, own_dt) : 0.0f;
+        g = lane < nodes ? log_decay(g, gate_a, gate_dt) : 0.0f;
         rate = lane < nodes ? __fdividef(1.0f, 1.0f + __expf(-rate)) : 0.0f;
         i64 sum = __float2ll_rn(fminf(fmaxf(g, -1e5f), 1e5f) * (LOG2_E * G_SCALE));
 #pragma unroll
@@ -407,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
             float4 in[TAPS];
 #pragma unroll
             for (int i = 0; i < TAPS; i++) in[i] = next[i];
-            const ConvTask done = task;
+            const ConvTask finished = task;
             const float4 y = convolve(w, in[0], in[1], in[2], in[3]);
             tasks.next();
             if (tasks.more()) {
@@ -417,32 +418,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER_ATTRIBUTE
                 for (int i = 0; i < TAPS; i++) next[i] = *(const float4*)from[i];
                 fetch_weights();
             }
-            float* node_factors = node_out + (u64)done.node * NODE_FLOATS;
-            if (done.part < 2) {
-                const float4 unit = normalize_head(y, done.part * K_HEADS);
-                const uint4 h = split_f16(unit, done.part ? K_SCALE : Q_SCALE);
-                const u32 to = rows + operand_offset(QK_ROWS, done.part ? done.node : MAX_NODES + done.node, lane);
+            float* node_factors = node_out + (u64)finished.node * NODE_FLOATS;
+            if (finished.part < 2) {
+                const float4 unit = normalize_head(y, finished.part * K_HEADS);
+                const uint4 h = split_f16(unit, finished.part ? K_SCALE : Q_SCALE);
+                const u32 to =
+                    rows + operand_offset(QK_ROWS, finished.part ? finished.node : MAX_NODES + finished.node, lane);
 #pragma unroll
                 for (int r = 0; r < CLUSTER; r++) {
                     st_async(to + peer_offset[r], h.x, h.y, qk_barrier + peer_offset[r]);
                     st_async(to + LOW_PLANE(QK_ROWS) + peer_offset[r], h.z, h.w, qk_barrier + peer_offset[r]);
                 }
                 if (writes_factors) {
-                    *(float4*)(node_factors + NODE_X + done.channel(work)) = in[3];
-                    if (done.part) *(float4*)(node_factors + work.key * HEAD_DIM + done.within) = unit;
+                    *(float4*)(node_factors + NODE_X + finished.channel(work)) = in[3];
+                    if (finished.part) *(float4*)(node_factors + work.key * HEAD_DIM + finished.within) = unit;
                 }
-            } else if (done.node < nodes) {
-                *(float4*)(smem.v + swizzled(done.node, done.within)) = y;
-                *(float4*)(node_factors + NODE_X + done.channel(work)) = in[3];
+            } else if (finished.node < nodes) {
+                *(float4*)(smem.v + swizzled(finished.node, finished.within)) = y;
+                *(float4*)(node_factors + NODE_X + finished.channel(work)) = in[3];
             }
         }
     }
 
     if (group < 2) {
         // A warp has 16 columns.
-        const int own16 = warp % 4 * 16, column = own16 + lane / 4, first_node = lane % 4 * 2;
+        const int column16 = warp % 4 * 16, column = column16 + lane / 4, first_node = lane % 4 * 2;
         float sums[THREAD_SUMS] = {};
-        state_products(sums, smem, shared_address(smem.qk_rows) + group * (MAX_NODES * 128), own16);
+        state_products(sums, smem, shared_address(smem.qk_rows) + group * (MAX_NODES * 128), column16);
         const float scale = 1.0f / (group == 0 ? K_SCALE : Q_SCALE);
         const float column_factor[2] = {smem.column_scale[column] * scale, smem.column_scale[column + 8] * scale};
         named_barrier_sync(CONV_DONE);

@@ -99,8 +99,8 @@ extern "C" __global__ void __launch_bounds__(256)
     // 20 blocks of 16 x 16: k . k, then q . k. product[..][4 p + 2 h + e]: row g + 8 h, column 8 p + 2 t + e.
     float product[3][8];
 #pragma unroll
-    for (int round = 0; round < 3; round++) {
-        const int task = warp + round * WARPS;
+    for (int task_round = 0; task_round < 3; task_round++) {
+        const int task = warp + task_round * WARPS;
         if (task >= 20) break;
         int block_i, block_j;
         block_indices(task % 10, block_i, block_j);
@@ -110,12 +110,12 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             u32 a_high[4], a_low[4], b_high[4], b_low[4];
-            const u32 a_at = k_tile_offset(block_i * 16 + lane % 16, 2 * k + lane / 16);
-            const u32 b_at = k_tile_offset(block_j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
-            ldmatrix_x4(a_high, a_base + a_at);
-            ldmatrix_x4(a_low, a_base + 16384 + a_at);
-            ldmatrix_x4(b_high, base + b_at);
-            ldmatrix_x4(b_low, base + 16384 + b_at);
+            const u32 a_offset = k_tile_offset(block_i * 16 + lane % 16, 2 * k + lane / 16);
+            const u32 b_offset = k_tile_offset(block_j * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2);
+            ldmatrix_x4(a_high, a_base + a_offset);
+            ldmatrix_x4(a_low, a_base + 16384 + a_offset);
+            ldmatrix_x4(b_high, base + b_offset);
+            ldmatrix_x4(b_low, base + 16384 + b_offset);
             mma_bf16(c0, a_high[0], a_high[1], a_high[2], a_high[3], b_high[0], b_high[1]);
             mma_bf16(c1, a_high[0], a_high[1], a_high[2], a_high[3], b_high[2], b_high[3]);
             mma_bf16(d0, a_high[0], a_high[1], a_high[2], a_high[3], b_low[0], b_low[1]);
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256)
             mma_bf16(d1, a_low[0], a_low[1], a_low[2], a_low[3], b_high[2], b_high[3]);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) product[round][i] = c0[i] + d0[i], product[round][4 + i] = c1[i] + d1[i];
+        for (int i = 0; i < 4; i++) product[task_round][i] = c0[i] + d0[i], product[task_round][4 + i] = c1[i] + d1[i];
     }
 #pragma unroll 1
     for (int first = 0; first < V_HEADS_PER_K_HEAD; first += HEADS_PER_PASS) {
@@ -137,15 +137,15 @@ extern "C" __global__ void __launch_bounds__(256)
             const float2* sum = sums[first + r];
             float* a = matrices + r * 64 * LD;
 #pragma unroll
-            for (int round = 0; round < 3; round++) {
-                const int task = warp + round * WARPS;
+            for (int task_round = 0; task_round < 3; task_round++) {
+                const int task = warp + task_round * WARPS;
                 if (task >= 20) break;
                 int block_i, block_j;
                 block_indices(task % 10, block_i, block_j);
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const int i = block_i * 16 + g + 8 * h;
-                    const float2 mine = sum[i];
+                    const float2 sum_i = sum[i];
                     const float beta = betas[first + r][i];
 #pragma unroll
                     for (int p = 0; p < 2; p++) {
@@ -153,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(256)
                         float x[2];
 #pragma unroll
                         for (int e = 0; e < 2; e++) {
-                            const float2 past = sum[j + e];
-                            const float decay = j + e <= i ? expf((mine.x - past.x) + (mine.y - past.y)) : 0.0f;
-                            x[e] = j + e <= i ? decay * product[round][4 * p + 2 * h + e] : 0.0f;
+                            const float2 sum_j = sum[j + e];
+                            const float decay = j + e <= i ? expf((sum_i.x - sum_j.x) + (sum_i.y - sum_j.y)) : 0.0f;
+                            x[e] = j + e <= i ? decay * product[task_round][4 * p + 2 * h + e] : 0.0f;
                         }
                         if (task < 10) {
                             *(float2*)(a + i * LD + j) =
@@ -170,27 +170,27 @@ extern "C" __global__ void __launch_bounds__(256)
                 }
             }
             if (tid < 64) {
-                const float2 mine = sum[tid], all = sum[63];
-                ((float*)(out + INTRA_DECAY))[tid] = expf(mine.x + mine.y);
-                ((float*)(out + INTRA_TAIL))[tid] = expf((all.x - mine.x) + (all.y - mine.y));
+                const float2 sum_i = sum[tid], all = sum[63];
+                ((float*)(out + INTRA_DECAY))[tid] = expf(sum_i.x + sum_i.y);
+                ((float*)(out + INTRA_TAIL))[tid] = expf((all.x - sum_i.x) + (all.y - sum_i.y));
             }
         }
         __syncthreads();
         if (tid < 64 * count) {
             const int column = tid % 16, corner = tid / 16 % 4 * 16;
-            float* own = matrices + tid / 64 * 64 * LD + corner * LD + corner;
+            float* diagonal_block = matrices + tid / 64 * 64 * LD + corner * LD + corner;
             float x[16];
 #pragma unroll
             for (int row = 0; row < 16; row++) {
                 float sum = row == column ? 1.0f : 0.0f;
 #pragma unroll
-                for (int j = 0; j < row; j++) sum = fmaf(-own[row * LD + j], x[j], sum);
+                for (int j = 0; j < row; j++) sum = fmaf(-diagonal_block[row * LD + j], x[j], sum);
                 x[row] = sum;
             }
             __syncwarp();
             // The 16 threads of a block are in one warp, so A's block has been read completely.
 #pragma unroll
-            for (int row = 0; row < 16; row++) own[row * LD + column] = x[row];
+            for (int row = 0; row < 16; row++) diagonal_block[row * LD + column] = x[row];
         }
         __syncthreads();
 #pragma unroll 1
@@ -204,14 +204,14 @@ extern "C" __global__ void __launch_bounds__(256)
                 float* block_sum = block_sums + tid / 64 * 320;
                 if (item < blocks) {
                     float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    const float* left = m + (block_i * 16 + row) * LD;
+                    const float* a_row = m + (block_i * 16 + row) * LD;
 #pragma unroll 1
                     for (int block = block_j; block < block_i; block++) {
-                        const float* right = m + block_j * 16 * LD + block * 16 + column;
+                        const float* t_block = m + block_j * 16 * LD + block * 16 + column;
 #pragma unroll
                         for (int k = 0; k < 16; k++) {
-                            const float w = left[block * 16 + k];
-                            const float4 x = *(const float4*)(right + k * LD);
+                            const float w = a_row[block * 16 + k];
+                            const float4 x = *(const float4*)(t_block + k * LD);
                             sum.x = fmaf(w, x.x, sum.x), sum.y = fmaf(w, x.y, sum.y);
                             sum.z = fmaf(w, x.z, sum.z), sum.w = fmaf(w, x.w, sum.w);
                         }
@@ -220,11 +220,11 @@ extern "C" __global__ void __launch_bounds__(256)
                 }
                 __syncthreads();
                 if (item < blocks) {
-                    const float* left = m + (block_i * 16 + row) * LD + block_i * 16;
+                    const float* a_row = m + (block_i * 16 + row) * LD + block_i * 16;
                     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
                     for (int k = 0; k < 16; k++) {
-                        const float w = left[k];
+                        const float w = a_row[k];
                         const float4 y = *(const float4*)(block_sum + k * 20 + column);
                         x.x = fmaf(-w, y.x, x.x), x.y = fmaf(-w, y.y, x.y);
                         x.z = fmaf(-w, y.z, x.z), x.w = fmaf(-w, y.w, x.w);

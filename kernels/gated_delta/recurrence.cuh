@@ -29,9 +29,9 @@ __device__ __forceinline__ float dot4(float4 q, float4 k) {
 }
 __device__ __forceinline__ float warp_dot(float4 q, float4 k) { return warp_sum(dot4(q, k)); }
 
-__device__ __forceinline__ float delta_u(float rate, float decay, float v, float seen) {
-    return rate * fmaf(-decay, seen, v);
+__device__ __forceinline__ float delta_u(float beta, float decay, float v, float state_k) {
+    return beta * fmaf(-decay, state_k, v);
 }
-__device__ __forceinline__ float delta_o(float decay, float read, float u, float qk) {
-    return fmaf(u, qk, decay * read);
+__device__ __forceinline__ float delta_o(float decay, float state_q, float u, float qk) {
+    return fmaf(u, qk, decay * state_q);
 }

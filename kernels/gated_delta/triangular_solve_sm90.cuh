@@ -51,25 +51,26 @@ __device__ __forceinline__ void add_small_parts(AccumulatorTile& sums, Accumulat
 template <int TILES>
 __device__ __forceinline__ void solve(AccumulatorTile (&u)[TILES], AccumulatorTile (&o)[TILES], const float* a,
                                       const float* p) {
-    const int lane = threadIdx.x % 32, own = lane / 4 * PAIRS_STRIDE + lane % 4 * 4;
-    AccumulatorTile of_u[TILES] = {}, of_o[TILES] = {};
+    const int lane = threadIdx.x % 32, lane_offset = lane / 4 * PAIRS_STRIDE + lane % 4 * 4;
+    AccumulatorTile u_low[TILES] = {}, o_low[TILES] = {};
     u32 high[4], low[4];
 #pragma unroll
     for (int k = 0; k < TILES; k++) {
-        add_small_parts(u[k], of_u[k]);
+        add_small_parts(u[k], u_low[k]);
         split_tile(u[k], high, low);
         u[k] = {};
-        mma_3xtf32(u[k], of_u[k], high, low, a + own + k * (8 * PAIRS_STRIDE + 16));
-        add_small_parts(u[k], of_u[k]);
+        mma_3xtf32(u[k], u_low[k], high, low, a + lane_offset + k * (8 * PAIRS_STRIDE + 16));
+        add_small_parts(u[k], u_low[k]);
         split_tile(u[k], high, low);
 #pragma unroll
         for (int i = k + 1; i < TILES; i++)
-            mma_3xtf32(u[i], of_u[i], high, low, a + own + i * 8 * PAIRS_STRIDE + k * 16);
+            mma_3xtf32(u[i], u_low[i], high, low, a + lane_offset + i * 8 * PAIRS_STRIDE + k * 16);
 #pragma unroll
-        for (int i = k; i < TILES; i++) mma_3xtf32(o[i], of_o[i], high, low, p + own + i * 8 * PAIRS_STRIDE + k * 16);
+        for (int i = k; i < TILES; i++)
+            mma_3xtf32(o[i], o_low[i], high, low, p + lane_offset + i * 8 * PAIRS_STRIDE + k * 16);
     }
 #pragma unroll
-    for (int k = 0; k < TILES; k++) add_small_parts(o[k], of_o[k]);
+    for (int k = 0; k < TILES; k++) add_small_parts(o[k], o_low[k]);
 }
 
 // Inverts the four 8 x 8 diagonal blocks of I + A, by one warp, one column per lane. `diagonal` has the blocks of -A,
@@ -81,10 +82,10 @@ __device__ __forceinline__ void invert_diagonal_blocks(float* a, const float* di
     for (int r = 0; r < 8; r++) {
         const float* row = diagonal + (at + r) * DIAGONAL_STRIDE;
         const float4 w = *(const float4*)row, z = *(const float4*)(row + 4);
-        const float of[8] = {w.x, w.y, w.z, w.w, z.x, z.y, z.z, z.w};
+        const float entries[8] = {w.x, w.y, w.z, w.w, z.x, z.y, z.z, z.w};
         x[r] = r == c ? 1.0f : 0.0f;
 #pragma unroll
-        for (int k = 0; k < r; k++) x[r] = fmaf(of[k], x[k], x[r]);
+        for (int k = 0; k < r; k++) x[r] = fmaf(entries[k], x[k], x[r]);
     }
 #pragma unroll
     for (int r = 0; r < 8; r++) {
