@@ -4,11 +4,12 @@
 
 use anyhow::Result;
 use contract::{KvFormat, RopeSpec};
+use cuda::Numerics;
 use cuda::compile::Modules;
 use cuda::driver::Buffer;
 use cuda::launch::attention::rows::row_bytes;
 use cuda::launch::attention::{
-    Cache, Card, Mask, PAGE, Positions, Projections, Shape, combine, prepare, tree,
+    AttentionConfig, Cache, Mask, PAGE, Positions, Projections, Shape, combine, prepare, tree,
 };
 use cuda::launch::norm::Out;
 use cuda::launch::{Launch, Unit};
@@ -87,9 +88,9 @@ pub fn orders(bench: &mut Bench) -> Result<()> {
                 continue;
             }
             data.growth = growth;
-            data.card.path_order = false;
+            data.card.numerics = Numerics::Fastest;
             layers.push((data.layer(bench, rows)?, data.name(rows, "")));
-            data.card.path_order = true;
+            data.card.numerics = Numerics::BatchInvariant;
             layers.push((data.layer(bench, rows)?, data.name(rows, " by position")));
             for (name, defines) in VARIANTS {
                 let mut layer = data.layer(bench, rows)?;
@@ -145,7 +146,7 @@ fn target(format: KvFormat) -> Shape {
 /// KV caches of one shape and context, and the rows of a step.
 struct AttentionBench {
     shape: Shape,
-    card: Card,
+    card: AttentionConfig,
     growth: Growth,
     context: usize,
     caches: Vec<Cache>,
@@ -221,12 +222,10 @@ impl AttentionBench {
         };
         let width = shape.n_heads * shape.head_dim;
         Ok(AttentionBench {
-            card: Card {
-                multiprocessors: gpu.multiprocessors() as usize,
-                shared_bytes: gpu.shared_per_block() as usize,
-                warpgroups: gpu.arch().to_string() == "sm_90a",
-                path_order: false,
-                windows: false,
+            card: AttentionConfig {
+                gpu: gpu.info().props(),
+                numerics: Numerics::Fastest,
+                tree_windows: false,
             },
             growth: Growth::Chain,
             context,

@@ -11,10 +11,11 @@ use std::io::Write;
 use anyhow::{Result, ensure};
 use contract::QuantType::{self, Q4_K, Q5_K, Q6_K};
 use contract::quant::quantize_row;
+use cuda::GpuProps;
 use cuda::Meter;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products};
-use cuda::launch::matmul::{Card, Scratch, scratch_bytes};
+use cuda::launch::matmul::{Scratch, scratch_bytes};
 use cuda::launch::norm::{Out, Source, convert};
 use cuda::launch::{Launch, clocks};
 use cuda::pack::{self, ActivationFormat, WeightKind};
@@ -140,7 +141,7 @@ fn layers(store: &mut Store<'_>, outs: &[Buffer<f32>]) -> Result<Vec<LayerMatric
 
 /// Buffers shared by all launches.
 struct LayerBuffers {
-    card: Card,
+    card: GpuProps,
     /// Steps of 1, 2, .. rows.
     headers: Buffer<i32>,
     first: Vec<f32>,
@@ -157,10 +158,7 @@ struct LayerBuffers {
 
 impl LayerBuffers {
     fn new(gpu: &Gpu, random: &mut Random) -> Result<LayerBuffers> {
-        let card = Card {
-            multiprocessors: gpu.multiprocessors(),
-            shared: gpu.shared_per_block().min(200 << 10),
-        };
+        let card = gpu.info().props();
         let mut headers = vec![0; (MOST_ROWS + 1) * HEADER];
         for rows in 0..=MOST_ROWS {
             headers[rows * HEADER] = rows as i32;
@@ -350,7 +348,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         "bits of row 0 after four layers: {:016x}",
         hash(&most[..HIDDEN])
     )?;
-    let meter = Meter::open(bench.gpu.card());
+    let meter = Meter::open(bench.gpu.info());
     for (bucket, forms) in &cases {
         room.begin(&bench.gpu)?;
         let steps = forms.iter().map(|l| Steps::new(bench, &modules, l));

@@ -4,11 +4,13 @@
 
 use anyhow::Result;
 use contract::HeadMap;
+use cuda::GpuProps;
+use cuda::Numerics;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::delta::{
-    Card, Exactness, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit, order,
-    prefill_on, prefill_scratch_bytes, verify, verify_scratch_bytes,
+    Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit, order, prefill_on,
+    prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
 use cuda::launch::norm::Out as Forms;
 
@@ -34,11 +36,8 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     prompt(bench, &data)
 }
 
-fn card(bench: &Bench) -> Card {
-    Card {
-        shared_bytes: bench.gpu.shared_per_block() as usize,
-        warpgroups: bench.gpu.arch().to_string() == "sm_90a",
-    }
+fn card(bench: &Bench) -> GpuProps {
+    bench.gpu.info().props()
 }
 
 /// Memory of four slots of all layers, and the inputs that layers share.
@@ -74,7 +73,7 @@ impl DeltaBench {
             let all: Vec<f32> = piece.iter().copied().cycle().take(floats).collect();
             Ok(gpu.upload(&all)?)
         };
-        let steps = verify_scratch_bytes(card(bench), SHAPE, NODES, 4, Exactness::Sequential);
+        let steps = verify_scratch_bytes(card(bench), SHAPE, NODES, 4, Numerics::BatchInvariant);
         let scratch = prefill_scratch_bytes(SHAPE, PROMPT).max(steps);
         Ok(DeltaBench {
             state: repeated(4 * LAYERS * SHAPE.state_bytes() / 4, 0.1)?,
@@ -203,7 +202,7 @@ struct TreeCase {
     count: usize,
     nodes: usize,
     form: TreeShape,
-    exactness: Exactness,
+    numerics: Numerics,
     layers: Vec<Vec<Launch>>,
     _header: Buffer<i32>,
 }
@@ -213,7 +212,7 @@ impl TreeCase {
         bench: &Bench,
         data: &DeltaBench,
         (count, nodes, form): (usize, usize, TreeShape),
-        exactness: Exactness,
+        numerics: Numerics,
     ) -> Result<TreeCase> {
         let header = bench.gpu.upload(&step(count, nodes, form))?;
         let card = card(bench);
@@ -223,7 +222,7 @@ impl TreeCase {
                 SHAPE,
                 count * nodes,
                 count,
-                exactness,
+                numerics,
                 header.ptr(),
                 &data.layer(layer),
                 &data.inputs(),
@@ -235,7 +234,7 @@ impl TreeCase {
             count,
             nodes,
             form,
-            exactness,
+            numerics,
             layers: (0..LAYERS).map(layer).collect(),
             _header: header,
         })
@@ -249,9 +248,9 @@ fn trees(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
     let hard = [22, 64].map(|nodes| (1, nodes, TreeShape::Chain));
     let mut cases = Vec::new();
     for size in one.into_iter().chain(several).chain(hard) {
-        cases.push(TreeCase::new(bench, data, size, Exactness::Factors)?);
+        cases.push(TreeCase::new(bench, data, size, Numerics::Fastest)?);
         if size.1 > 1 {
-            cases.push(TreeCase::new(bench, data, size, Exactness::Sequential)?);
+            cases.push(TreeCase::new(bench, data, size, Numerics::BatchInvariant)?);
         }
     }
     // One call, so that units compile in parallel.
@@ -283,7 +282,7 @@ fn trees(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
             flops: 0.0,
         };
         let trees: Vec<&Launch> = case.layers.iter().map(|layer| &layer[0]).collect();
-        let label = format!("48 layers {name}, {:?}", case.exactness);
+        let label = format!("48 layers {name}, {:?}", case.numerics);
         bench.sequence("delta", &label, &modules, &trees, all)?;
         let together: Vec<&Launch> = case.layers.iter().flatten().collect();
         bench.sequence("delta", &format!("{label}, norm"), &modules, &together, all)?;

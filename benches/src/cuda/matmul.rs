@@ -9,10 +9,11 @@
 //! real step.
 
 use anyhow::{Result, ensure};
+use cuda::GpuProps;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
 use cuda::launch::matmul::scratch_bytes;
-use cuda::launch::matmul::{Card, Inputs, Scratch, Segment, Write, launches};
+use cuda::launch::matmul::{Inputs, Scratch, Segment, Write, launches};
 use cuda::launch::norm::{Out, Residual, Rms, Source, rms};
 use cuda::pack::{ActivationFormat, WeightKind};
 
@@ -117,7 +118,7 @@ struct GemmBuffers {
     /// Step headers by row count, for [`GemmBuffers::norm`].
     headers: Buffer<i32>,
     normed: Buffer<u8>,
-    card: Card,
+    card: GpuProps,
     x: Buffer<u8>,
     out: Buffer<f32>,
     partials: Buffer<u8>,
@@ -125,10 +126,7 @@ struct GemmBuffers {
 
 impl GemmBuffers {
     fn new(gpu: &Gpu, pattern: &Buffer<u8>) -> Result<GemmBuffers> {
-        let card = Card {
-            multiprocessors: gpu.multiprocessors(),
-            shared: gpu.shared_per_block(),
-        };
+        let card = gpu.info().props();
         let x = gpu.alloc::<u8>(ActivationFormat::F32.bytes(64, 25600))?;
         ensure!(x.bytes() < PATTERN);
         gpu.copy_bytes(x.ptr(), pattern.ptr(), x.bytes())?;

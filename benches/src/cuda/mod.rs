@@ -71,14 +71,14 @@ impl Bench {
             json,
         };
         bench.measure_memory()?;
-        let card = bench.gpu.card();
+        let card = bench.gpu.info();
         writeln!(
             std::io::stdout(),
             "{}, {}, {} multiprocessors, driver {}: copy {:.0} GB/s, read {:.0} GB/s\n\
              {:<52} {:>9} {:>15} {:>8} {:>6} {:>8}",
             card.name,
             bench.gpu.arch(),
-            card.multiprocessors,
+            card.sm_count,
             bench.gpu.driver_version(),
             bench.copy_gb_per_s,
             bench.read_gb_per_s,
@@ -157,7 +157,7 @@ impl Bench {
         if let Some(file) = &mut self.json {
             let line = json!({
                 "bench": "cuda_kernels", "area": area, "case": case,
-                "card": self.gpu.card().name, "arch": self.gpu.arch().to_string(),
+                "card": self.gpu.info().name, "arch": self.gpu.arch().to_string(),
                 "driver": self.gpu.driver_version(),
                 "us": us, "low_us": low, "high_us": high,
                 "gb_per_s": gb_per_s, "share_of_read": share, "tflop_per_s": tflops,
@@ -174,7 +174,7 @@ impl Bench {
         let input = self.gpu.filled::<u8>(BANDWIDTH_BYTES, 0x5a)?;
         let output = self.gpu.alloc::<u8>(BANDWIDTH_BYTES)?;
         let bytes = BANDWIDTH_BYTES as u64;
-        let multiprocessors = self.gpu.multiprocessors();
+        let multiprocessors = self.gpu.sm_count();
         for blocks in [1, 2, 4].map(|n| n * multiprocessors) {
             let copy = bandwidth::copy(input.ptr(), output.ptr(), bytes, blocks);
             let us = self.gpu.time_us(&modules, &[&copy], 2, 10)?;

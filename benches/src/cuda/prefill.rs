@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use contract::{KvFormat, RopeSpec};
+use cuda::GpuProps;
 use cuda::driver::Buffer;
 use cuda::launch::attention::{Cache, Mask, PAGE, Shape};
 use cuda::launch::matmul::{Segment, Write};
 use cuda::launch::prefill::product::{self, Inputs, Scratch};
-use cuda::launch::prefill::{self, Card, Out, Panels, rows};
+use cuda::launch::prefill::{self, Out, Panels, rows};
 use cuda::launch::{Launch, Unit};
 use cuda::pack::WeightKind;
 
@@ -106,7 +107,7 @@ fn forms(bench: &mut Bench) -> Result<()> {
 
 /// Buffers of one GEMM shape.
 struct GemmBench {
-    card: Card,
+    card: GpuProps,
     header: Buffer<i32>,
     x: Buffer<f32>,
     panels: Buffer<u8>,
@@ -120,10 +121,7 @@ impl GemmBench {
     fn new(bench: &mut Bench, cols: usize, n_out: usize) -> Result<GemmBench> {
         let bytes = product::bytes_to_expand([n_out], cols);
         let data = GemmBench {
-            card: Card {
-                multiprocessors: bench.gpu.multiprocessors() as usize,
-                warpgroups: bench.gpu.arch().to_string() == "sm_90a",
-            },
+            card: bench.gpu.info().props(),
             header: header(bench, ROWS, 0)?,
             x: noise(bench, ROWS * cols)?,
             panels: bench.gpu.alloc(Panels::bytes(ROWS, cols))?,
@@ -265,10 +263,7 @@ fn parts(bench: &mut Bench, name: &str, launches: &[Launch], work: Work) -> Resu
 }
 
 fn attention(bench: &mut Bench) -> Result<()> {
-    let card = Card {
-        multiprocessors: bench.gpu.multiprocessors() as usize,
-        warpgroups: bench.gpu.arch().to_string() == "sm_90a",
-    };
+    let card = bench.gpu.info().props();
     for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
         for committed in [0, 6144, 129_024] {
             let shape = Shape {

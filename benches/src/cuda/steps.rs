@@ -71,7 +71,7 @@ impl Steps {
     /// # Errors
     /// Device errors.
     pub fn new(bench: &Bench, modules: &Modules, launches: &[Launch]) -> Result<Steps> {
-        let count = bench.gpu.multiprocessors();
+        let count = bench.gpu.sm_count();
         let readings = bench
             .gpu
             .filled::<u64>((STEPS + 1) * 2 * count as usize, 0)?;

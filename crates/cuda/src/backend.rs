@@ -13,23 +13,17 @@ use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
 use crate::launch::Unit;
-use crate::launch::attention::Card as Limits;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
-use crate::plan::{Facts, Plans, Sums};
-use crate::probe::Card;
+use crate::numerics::Numerics;
+use crate::plan::{Facts, Plans, numerics_of};
+use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, DraftFacts};
 use crate::state::{PAGE_SIZE, State};
 use crate::weights::{Sources, WeightSet, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to rounding.
 const PREFILL_ALIGN: usize = 64;
-/// Devices of compute capability 8.0 and 9.0 give a block more shared memory than the others' 99 KiB.
-const SHARED_BYTES: [((u32, u32), usize); 3] = [
-    ((8, 0), 163 << 10),
-    ((8, 7), 163 << 10),
-    ((9, 0), 227 << 10),
-];
 
 /// How a card is to be used.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +43,7 @@ pub struct Options {
     /// Run small models as large ones run, without launches of their own for steps of one row, for tests.
     pub as_large: bool,
     /// In which order steps sum where nothing is promised ([`contract::OpenPlan::exact`]); `None` for what is best here.
-    pub sums: Option<Sums>,
+    pub numerics: Option<Numerics>,
     /// Plan as if all of the card's memory were free: for a card that is not here.
     pub unseen: bool,
     /// How kernels are compiled.
@@ -59,7 +53,7 @@ pub struct Options {
 /// One card as a device.
 #[derive(Debug, Clone)]
 pub struct CudaBackend {
-    card: Card,
+    gpu: GpuInfo,
     options: Options,
 }
 
@@ -69,7 +63,7 @@ struct Layout {
     state: State,
     plans: Plans,
     /// In which order steps sum.
-    sums: Sums,
+    numerics: Numerics,
     /// Bytes of weights, cached rows, states, scratch, all of the draft, and of the table on the host.
     sizes: [u64; 6],
     /// Whether the draft's weights come later.
@@ -85,7 +79,7 @@ fn at_open(lazy: bool) -> &'static [WeightSet] {
 }
 
 impl Layout {
-    fn new(plan: &OpenPlan, (card, options): (&Card, &Options), bases: [u64; 6]) -> Layout {
+    fn new(plan: &OpenPlan, (gpu, options): (&GpuInfo, &Options), bases: [u64; 6]) -> Layout {
         let [
             mut weights,
             mut kv,
@@ -99,11 +93,12 @@ impl Layout {
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(plan, regions);
-        let limits = limits(card, options.windows);
-        let sums = Sums::of(plan, limits, options.sums);
+        let gpu = gpu.props();
+        let numerics = numerics_of(plan, gpu, options.numerics);
         let facts = Facts {
-            card: limits,
-            sums,
+            gpu,
+            tree_windows: options.windows,
+            numerics,
             as_large: options.as_large,
         };
         let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
@@ -113,7 +108,7 @@ impl Layout {
             weights: placed,
             state,
             plans,
-            sums,
+            numerics,
             sizes: [weights, kv, states, scratch, draft, table]
                 .map(|arena| arena.used() + REGION_ALIGN),
         }
@@ -139,19 +134,7 @@ impl Layout {
     }
 }
 
-/// What launches need to know of a card.
-fn limits(card: &Card, windows: bool) -> Limits {
-    let known = SHARED_BYTES.iter().find(|(cc, _)| *cc == card.capability);
-    Limits {
-        multiprocessors: card.multiprocessors as usize,
-        shared_bytes: known.map_or(99 << 10, |(_, bytes)| *bytes),
-        warpgroups: card.capability == (9, 0),
-        path_order: false,
-        windows,
-    }
-}
-
-impl Card {
+impl GpuInfo {
     /// Whether the kernels can be compiled for it: they need the asynchronous copies and matrix products of
     /// compute capability 8.0.
     pub fn runs_kernels(&self) -> bool {
@@ -161,44 +144,41 @@ impl Card {
 
 impl CudaBackend {
     /// A card that [`probe`](crate::probe()) found, used as far as there is memory.
-    pub fn new(card: Card) -> CudaBackend {
-        CudaBackend::with_options(card, Options::default())
+    pub fn new(gpu: GpuInfo) -> CudaBackend {
+        CudaBackend::with_options(gpu, Options::default())
     }
 
     /// The same, used as told.
-    pub fn with_options(card: Card, options: Options) -> CudaBackend {
-        CudaBackend { card, options }
+    pub fn with_options(gpu: GpuInfo, options: Options) -> CudaBackend {
+        CudaBackend { gpu, options }
     }
 
     fn name(&self) -> String {
-        format!("cuda:{} ({})", self.card.ordinal, self.card.name)
+        format!("cuda:{} ({})", self.gpu.ordinal, self.gpu.name)
     }
 
     fn info(&self, free_bytes: u64) -> DeviceInfo {
-        let card = &self.card;
-        let mut features = vec![
-            card.arch(),
-            format!("{} multiprocessors", card.multiprocessors),
-        ];
+        let gpu = &self.gpu;
+        let mut features = vec![gpu.arch(), format!("{} multiprocessors", gpu.sm_count)];
         if let Some(limit) = self.options.vram_limit {
             features.push(format!("limited to {limit} bytes"));
         }
         DeviceInfo {
-            id: format!("cuda:{}", card.ordinal),
-            name: card.name.clone(),
+            id: format!("cuda:{}", gpu.ordinal),
+            name: gpu.name.clone(),
             features,
-            total_bytes: card.total_bytes,
+            total_bytes: gpu.total_bytes,
             free_bytes,
         }
     }
 
     fn layout(&self, plan: &OpenPlan, bases: [u64; 6]) -> Layout {
-        Layout::new(plan, (&self.card, &self.options), bases)
+        Layout::new(plan, (&self.gpu, &self.options), bases)
     }
 
     fn checked(&self, plan: &OpenPlan) -> Result<(), DeviceError> {
-        if !self.card.runs_kernels() {
-            let (major, minor) = self.card.capability;
+        if !self.gpu.runs_kernels() {
+            let (major, minor) = self.gpu.capability;
             return Err(DeviceError::Unsupported {
                 what: format!("compute capability {major}.{minor}"),
                 device: self.name(),
@@ -206,8 +186,7 @@ impl CudaBackend {
             });
         }
         check::require_supported(plan, &self.name())?;
-        let card = limits(&self.card, self.options.windows);
-        check::check_shared_memory(plan, card, &self.name())
+        check::check_shared_memory(plan, self.gpu.props(), &self.name())
     }
 
     /// Everything that is compiled to run a plan, for filling a cache ahead of time.
@@ -228,7 +207,7 @@ impl CudaBackend {
         self.checked(&plan)?;
         let planned = self.layout(&plan, [0; 6]);
         let memory = planned.memory();
-        let gpu = Gpu::open(self.card.ordinal)?;
+        let gpu = Gpu::open(self.gpu.ordinal)?;
         let free = gpu.memory()?.0;
         let budget = MemoryBudget {
             free: free + CONTEXT_BYTES,
@@ -275,7 +254,7 @@ impl CudaBackend {
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
-            batch_invariant: layout.sums == Sums::ByPath,
+            batch_invariant: layout.numerics == Numerics::BatchInvariant,
             prefill_align: PREFILL_ALIGN,
             memory,
         };
@@ -315,10 +294,10 @@ impl Backend for CudaBackend {
     fn probe(&self) -> Result<DeviceInfo, DeviceError> {
         // Asking the driver needs a context, which costs hundreds of megabytes on the card. Its management library
         // tells without one; where that is missing, whoever opens a plan learns what is free.
-        let total = self.card.total_bytes;
+        let total = self.gpu.total_bytes;
         let told = match self.options.unseen {
             true => None,
-            false => Meter::open(&self.card).and_then(|meter| meter.free_bytes()),
+            false => Meter::open(&self.gpu).and_then(|meter| meter.free_bytes()),
         };
         let free = told.unwrap_or(total).min(total);
         let limit = self.options.vram_limit.unwrap_or(free);
@@ -349,7 +328,11 @@ mod tests {
     use crate::plan::Key;
 
     /// The plans of a small model with delta layers, for so many sequences.
-    fn plans(specimen: &SyntheticModel, (number, sums): (u32, Sums), sequences: usize) -> Plans {
+    fn plans(
+        specimen: &SyntheticModel,
+        (number, numerics): (u32, Numerics),
+        sequences: usize,
+    ) -> Plans {
         let plan = OpenPlan {
             target: specimen.spec.clone(),
             weights: specimen.weights.clone(),
@@ -367,19 +350,19 @@ mod tests {
                 pool: None,
             },
         };
-        let card = Card {
+        let gpu = GpuInfo {
             ordinal: 0,
             name: "a card".to_owned(),
             capability: (number / 10, number % 10),
-            multiprocessors: 82,
+            sm_count: 82,
             total_bytes: 24 << 30,
         };
         let options = Options {
-            sums: Some(sums),
+            numerics: Some(numerics),
             as_large: true,
             ..Options::default()
         };
-        let backend = CudaBackend::with_options(card, options);
+        let backend = CudaBackend::with_options(gpu, options);
         backend.layout(&plan, [0; 6]).plans
     }
 
@@ -403,7 +386,9 @@ mod tests {
                 assert_eq!(few, many, "{key:?}");
             }
         };
-        let cards = [86, 90].map(|number| [Sums::Fast, Sums::ByPath].map(|sums| (number, sums)));
+        let cards = [86, 90].map(|number| {
+            [Numerics::Fastest, Numerics::BatchInvariant].map(|numerics| (number, numerics))
+        });
         for card in cards.into_iter().flatten() {
             let [one, two, four] = [1, 2, 4].map(|sequences| plans(&specimen, card, sequences));
             for (few, trees) in [(&one, 1), (&two, 1), (&two, 2)] {
@@ -420,18 +405,18 @@ mod tests {
 
     #[test]
     fn a_card_is_described_by_what_the_driver_said() {
-        let card = Card {
+        let gpu = GpuInfo {
             ordinal: 1,
             name: "Test Card".to_owned(),
             capability: (8, 6),
-            multiprocessors: 82,
+            sm_count: 82,
             total_bytes: 24 << 30,
         };
         let limit = Options {
             vram_limit: Some(1 << 30),
             ..Options::default()
         };
-        let info = CudaBackend::with_options(card, limit).probe().unwrap();
+        let info = CudaBackend::with_options(gpu, limit).probe().unwrap();
         assert_eq!(info.id, "cuda:1");
         assert_eq!(info.features[..2], ["sm_86", "82 multiprocessors"]);
         assert_eq!((info.total_bytes, info.free_bytes), (24 << 30, 1 << 30));

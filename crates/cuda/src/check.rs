@@ -8,7 +8,7 @@ use contract::{
     ModelSpec, OpenPlan, OutputGate, Tree, WeightError, WeightRef,
 };
 
-use crate::launch::attention::Card;
+use crate::gpu_props::GpuProps;
 use crate::launch::matmul;
 use crate::pack::WeightKind;
 use crate::step;
@@ -67,7 +67,7 @@ fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
 /// Rejects weights whose GEMMs need more shared memory than the device has.
 pub(crate) fn check_shared_memory(
     plan: &OpenPlan,
-    card: Card,
+    gpu: GpuProps,
     device: &str,
 ) -> Result<(), DeviceError> {
     let target = &plan.target;
@@ -75,10 +75,9 @@ pub(crate) fn check_shared_memory(
     let looked_up = target.embedding.name != target.head.name;
     let draft = plan.draft.iter().flat_map(|draft| draft.spec.weights());
     let mut all = target.weights().into_iter().chain(draft);
-    let card = matmul::Card::of(card);
     let too_large = all.find(|weight| {
         let multiplied = !(looked_up && weight.name == target.embedding.name);
-        multiplied && !matmul::holds(card, WeightKind::of(weight.ty))
+        multiplied && !matmul::holds(gpu, WeightKind::of(weight.ty))
     });
     match too_large {
         None => Ok(()),
@@ -86,9 +85,9 @@ pub(crate) fn check_shared_memory(
             what: format!("multiplying {} weights ({})", weight.ty.name(), weight.name),
             device: device.to_owned(),
             instead: format!(
-                "the {} bytes of shared memory of this card are too few for them; \
+                "the {} bytes of shared memory of this GPU are too few for them; \
                  use a file of q4_k_m, q8_0 or another type, or --device cpu",
-                card.shared
+                matmul::gemm_shared_bytes(gpu)
             ),
         }),
     }

@@ -17,11 +17,13 @@ pub mod compile;
 mod deferred_draft;
 pub mod driver;
 mod exec;
+mod gpu_props;
 #[cfg(feature = "inspect")]
 mod inspect;
 pub mod launch;
 mod memory;
 mod meter;
+mod numerics;
 pub mod pack;
 mod pages;
 mod pinned;
@@ -36,9 +38,10 @@ pub mod timing;
 mod weights;
 
 pub use backend::{CudaBackend, Options};
+pub use gpu_props::GpuProps;
 #[cfg(feature = "inspect")]
 pub use inspect::InspectedRunner;
 pub use meter::{Meter, Reading};
-pub use plan::Sums;
-pub use probe::{Absence, Card, probe};
+pub use numerics::Numerics;
+pub use probe::{Absence, GpuInfo, probe};
 pub use roof::read_bandwidth;

@@ -6,7 +6,7 @@
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 
-use crate::probe::Card;
+use crate::probe::GpuInfo;
 
 /// What a meter showed at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -33,7 +33,7 @@ pub struct Meter {
 
 impl Meter {
     /// The meter of `card`, or `None` where there is none.
-    pub fn open(card: &Card) -> Option<Meter> {
+    pub fn open(card: &GpuInfo) -> Option<Meter> {
         let nvml = match Nvml::init() {
             Ok(nvml) => nvml,
             Err(error) => {
@@ -85,11 +85,11 @@ mod tests {
 
     #[test]
     fn a_card_that_is_not_there_has_no_meter() {
-        let card = Card {
+        let card = GpuInfo {
             ordinal: 9_999,
-            name: "Test Card".to_owned(),
+            name: "Test GpuInfo".to_owned(),
             capability: (8, 6),
-            multiprocessors: 82,
+            sm_count: 82,
             total_bytes: 24 << 30,
         };
         assert!(Meter::open(&card).is_none());

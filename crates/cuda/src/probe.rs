@@ -1,13 +1,15 @@
-//! What the machine has: driver, cards, their memory. Never panics and never keeps a context.
+//! The GPUs of this machine, as the driver lists them. Never panics and never keeps a context.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
 
 use cudarc::driver::{result, sys};
 
-/// One card, as the driver describes it.
+use crate::gpu_props::GpuProps;
+
+/// One GPU, as the driver describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Card {
+pub struct GpuInfo {
     /// The driver's number for it, the `0` of `cuda:0`.
     pub ordinal: u32,
     /// The hardware's name.
@@ -15,12 +17,17 @@ pub struct Card {
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
-    pub multiprocessors: u32,
+    pub sm_count: u32,
     /// Device memory in all, in bytes.
     pub total_bytes: u64,
 }
 
-impl Card {
+impl GpuInfo {
+    /// What launches depend on.
+    pub fn props(&self) -> GpuProps {
+        GpuProps::new(self.capability, self.sm_count as usize)
+    }
+
     /// The exact architecture kernels would be compiled for, such as `sm_90`.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
@@ -46,18 +53,18 @@ impl Card {
     }
 }
 
-/// Why there is no card to use, and what would help.
+/// Why there is no GPU to use, and what would help.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
     /// `libcuda` cannot be opened.
     NoDriver,
-    /// The driver is there but sees no card.
-    NoCard,
-    /// The driver answered with an error.
+    /// The driver is there but sees no GPU.
+    NoGpu,
+    /// The driver returned an error.
     Driver {
         /// The driver call.
         call: &'static str,
-        /// Its words.
+        /// Its message.
         detail: String,
     },
 }
@@ -66,10 +73,10 @@ impl fmt::Display for Absence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Absence::NoDriver => f.write_str(
-                "no CUDA driver (libcuda) was found; install the NVIDIA driver to use a card",
+                "no CUDA driver (libcuda) was found; install the NVIDIA driver to use a GPU",
             ),
-            Absence::NoCard => f.write_str(
-                "the CUDA driver sees no card; check nvidia-smi and CUDA_VISIBLE_DEVICES",
+            Absence::NoGpu => f.write_str(
+                "the CUDA driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES",
             ),
             Absence::Driver { call, detail } => {
                 write!(
@@ -81,25 +88,25 @@ impl fmt::Display for Absence {
     }
 }
 
-/// Lists the cards, or says why there are none.
-pub fn probe() -> Result<Vec<Card>, Absence> {
+/// Lists the GPUs, or says why there are none.
+pub fn probe() -> Result<Vec<GpuInfo>, Absence> {
     // SAFETY: only tries to open the library by its well-known names; it is sound to call at any time.
     // It must come before any other call, because cudarc panics when the library is absent.
     if !unsafe { sys::is_culib_present() } {
         return Err(Absence::NoDriver);
     }
     result::init().map_err(|error| match error.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => Absence::NoCard,
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => Absence::NoGpu,
         _ => failed("cuInit", error),
     })?;
     let count = result::device::get_count().map_err(|error| failed("cuDeviceGetCount", error))?;
     if count <= 0 {
-        return Err(Absence::NoCard);
+        return Err(Absence::NoGpu);
     }
-    (0..count).map(card).collect()
+    (0..count).map(gpu_info).collect()
 }
 
-fn card(ordinal: c_int) -> Result<Card, Absence> {
+fn gpu_info(ordinal: c_int) -> Result<GpuInfo, Absence> {
     use sys::CUdevice_attribute as Attribute;
     let device = result::device::get(ordinal).map_err(|error| failed("cuDeviceGet", error))?;
     let name = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
@@ -111,15 +118,15 @@ fn card(ordinal: c_int) -> Result<Card, Absence> {
     };
     let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let sm_count = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     // SAFETY: `device` came from `cuDeviceGet` above.
     let total = unsafe { result::device::total_mem(device) }
         .map_err(|error| failed("cuDeviceTotalMem", error))?;
-    Ok(Card {
+    Ok(GpuInfo {
         ordinal: u32::try_from(ordinal).unwrap_or(0),
         name,
         capability: (major, minor),
-        multiprocessors,
+        sm_count,
         total_bytes: total as u64,
     })
 }
@@ -136,12 +143,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_card_is_told_what_is_missing() {
+    fn a_machine_without_a_gpu_names_what_is_missing() {
         match probe() {
-            Ok(cards) => {
-                assert!(!cards.is_empty());
-                for card in cards {
-                    assert!(card.total_bytes > 0 && card.capability.0 > 0, "{card:?}");
+            Ok(gpus) => {
+                assert!(!gpus.is_empty());
+                for gpu in gpus {
+                    assert!(gpu.total_bytes > 0 && gpu.capability.0 > 0, "{gpu:?}");
                 }
             }
             Err(absence) => {

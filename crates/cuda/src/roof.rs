@@ -5,7 +5,7 @@ use contract::DeviceError;
 use crate::compile::{Modules, Options};
 use crate::driver::Gpu;
 use crate::launch::bandwidth;
-use crate::probe::Card;
+use crate::probe::GpuInfo;
 
 /// Bytes that are read: far more than any cache, and little of any card.
 const BYTES: u64 = 1 << 30;
@@ -14,13 +14,13 @@ const BYTES: u64 = 1 << 30;
 ///
 /// # Errors
 /// As opening a card and compiling a kernel.
-pub fn read_bandwidth(card: &Card, options: &Options) -> Result<f64, DeviceError> {
+pub fn read_bandwidth(card: &GpuInfo, options: &Options) -> Result<f64, DeviceError> {
     let gpu = Gpu::open(card.ordinal)?;
     let modules = Modules::compile(&gpu, &[bandwidth::unit()], options, &mut |_| ())?;
     let input = gpu.filled::<u8>(usize::try_from(BYTES).unwrap_or(0), 0x5a)?;
-    let sums = gpu.alloc::<u32>(4 * gpu.multiprocessors() as usize)?;
+    let sums = gpu.alloc::<u32>(4 * gpu.sm_count() as usize)?;
     let mut best = f64::INFINITY;
-    for blocks in [1, 2, 4].map(|n| n * gpu.multiprocessors()) {
+    for blocks in [1, 2, 4].map(|n| n * gpu.sm_count()) {
         let read = bandwidth::read(input.ptr(), sums.ptr(), BYTES, blocks);
         best = best.min(gpu.time_us(&modules, &[&read], 2, 10)?);
     }

@@ -10,7 +10,9 @@ mod fixtures {
 
 use contract::AttentionWindow;
 use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
-use cuda::launch::attention::{Card, Mask, Positions, Shape, compact, prepare};
+use cuda::GpuProps;
+use cuda::Numerics;
+use cuda::launch::attention::{AttentionConfig, Mask, Positions, Shape, compact, prepare};
 use cuda::launch::draft;
 use fixtures::attention::{
     ALL, AttentionFixture, LayerInputs, codecs, join, kinds, max_code_distance, on, pass, shape,
@@ -20,13 +22,18 @@ use fixtures::gpu::{Random, close, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, chunk, commit, random_tree, star};
 
 /// The device's properties, in batch-invariant form, and without WGMMA where that changes kernels.
-fn cards(fixture: &AttentionFixture) -> Vec<Card> {
-    let [plain, exact] = [(false, false), (true, true)].map(|(warpgroups, path_order)| Card {
-        warpgroups,
-        path_order,
-        ..fixture.card
-    });
-    match fixture.card.warpgroups && fixture.shape.head_dim == 256 {
+fn cards(fixture: &AttentionFixture) -> Vec<AttentionConfig> {
+    let [plain, exact] = [(false, Numerics::Fastest), (true, Numerics::BatchInvariant)].map(
+        |(has_wgmma, numerics)| AttentionConfig {
+            gpu: GpuProps {
+                has_wgmma,
+                ..fixture.card.gpu
+            },
+            numerics,
+            ..fixture.card
+        },
+    );
+    match fixture.card.gpu.has_wgmma && fixture.shape.head_dim == 256 {
         true if fixture.shape.wants_f16_queries(exact) => vec![fixture.card, exact, plain],
         true => vec![fixture.card, plain],
         false => vec![plain],
@@ -357,7 +364,7 @@ fn each_tree_attends_through_its_own_window() {
             for card in cards(&fixture) {
                 fixture.card = card;
                 let full = pass(&gpu, &fixture, &trees, &inputs, 64);
-                fixture.card.windows = true;
+                fixture.card.tree_windows = true;
                 for windows in [
                     [(64, 0), (64, 0), (64, 0)],
                     [(65, 5), (200, 64), (0, 0)],

@@ -10,6 +10,7 @@ mod fixtures {
 
 use contract::AttentionWindow;
 use contract::KvFormat::{self, F16, Q4_0, Q5_1, Q8_0, Tq3_0};
+use cuda::Numerics;
 use fixtures::attention::{ALL, AttentionFixture, LayerInputs, kinds, on, pass, shape};
 use fixtures::gpu::{Random, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, random_tree, star};
@@ -121,8 +122,8 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     let mut random = Random::new(8);
     let shape = shape((24, 4, 256, 64), true, true, k, v);
     let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 3, 2500);
-    fixture.card.path_order = true;
-    fixture.card.windows = windows;
+    fixture.card.numerics = Numerics::BatchInvariant;
+    fixture.card.tree_windows = windows;
     if !shape.wants_f16_queries(fixture.card) {
         return;
     }
@@ -172,7 +173,7 @@ fn attention_row_bits_do_not_depend_on_the_context_limit() {
     for format in [Q8_0, Tq3_0, F16] {
         let shape = shape((24, 4, 256, 64), true, true, format, format);
         let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 20_000);
-        fixture.card.path_order = true;
+        fixture.card.numerics = Numerics::BatchInvariant;
         fixture.commit_random(&mut random, 0, 0..1024);
         fixture.upload(&gpu);
         let room = fixture.tokens;
@@ -224,7 +225,7 @@ fn tree_node_attention_equals_single_token_attention_where_splits_grow() {
     let mut random = Random::new(9);
     let shape = shape((24, 4, 256, 64), true, true, Q8_0, Q8_0);
     let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 12_600);
-    fixture.card.path_order = true;
+    fixture.card.numerics = Numerics::BatchInvariant;
     fixture.commit_random(&mut random, 0, 0..12_500);
     let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
     // With 132 multiprocessors, the boundary is at 10,688.

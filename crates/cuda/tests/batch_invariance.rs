@@ -24,7 +24,7 @@ use contract::{
     Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, Mixer, NodeIdx,
     OpenPlan, QuantType, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
-use cuda::{Options, Sums};
+use cuda::{Numerics, Options};
 use fixtures::gpu::Random;
 use model::synth::SynthSpec;
 
@@ -39,7 +39,7 @@ fn open_device(eager: bool) -> Option<ModelDevice> {
     open_device_with(Options {
         eager,
         as_large: true,
-        sums: Some(Sums::ByPath),
+        numerics: Some(Numerics::BatchInvariant),
         ..Options::default()
     })
 }

@@ -78,7 +78,7 @@ fn device_clock_advances_with_the_host_clock() {
         return;
     };
     let modules = fixtures::gpu::modules(&gpu, &[clocks::unit()]);
-    let count = gpu.multiprocessors();
+    let count = gpu.sm_count();
     let read = || {
         let out = gpu.filled::<u64>(2 * count as usize, 0).unwrap();
         let launch = clocks::read(out.ptr(), count);

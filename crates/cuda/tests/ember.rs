@@ -19,7 +19,7 @@ use contract::{
     Tree, VerifyItem,
 };
 use cpu::CpuBackend;
-use cuda::{Card, CudaBackend, Options};
+use cuda::{CudaBackend, GpuInfo, Options};
 
 /// Maximum gap of the two best logits at which the devices may choose differently: the largest
 /// measured shift from 8-bit activation rounding.
@@ -96,7 +96,7 @@ fn options() -> Options {
     }
 }
 
-fn on_the_card(card: &Card) -> CudaBackend {
+fn on_the_card(card: &GpuInfo) -> CudaBackend {
     CudaBackend::with_options(card.clone(), options())
 }
 
@@ -130,7 +130,7 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
         return;
     };
     let processor = CpuBackend::new(cpu::CpuOptions::default());
-    let mut gpu_runner = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
+    let mut gpu_runner = open_with(&on_the_card(gpu.info()), KvFormat::F16, true);
     let mut reference = open_with(&processor, KvFormat::F16, true);
     let depth = reference.info().draft_depth.unwrap();
     assert_eq!(gpu_runner.info().draft_depth, Some(depth));
@@ -217,9 +217,9 @@ fn prefill_chunk_length_does_not_change_the_result() {
         as_large: true,
         ..options()
     };
-    let short = CudaBackend::with_options(gpu.card().clone(), options);
+    let short = CudaBackend::with_options(gpu.info().clone(), options);
     let mut gpu_runner = open_with(&short, KvFormat::F16, true);
-    let mut reference = open_with(&on_the_card(gpu.card()), KvFormat::F16, true);
+    let mut reference = open_with(&on_the_card(gpu.info()), KvFormat::F16, true);
     let (depth, vocab) = (
         reference.info().draft_depth.unwrap(),
         reference.info().vocab,
@@ -249,7 +249,7 @@ fn deferred_draft_loads_at_first_use() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = on_the_card(gpu.card());
+    let card = on_the_card(gpu.info());
     conformance::deferred_draft::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
 }
 
@@ -307,7 +307,7 @@ fn kv_type_divergence_is_ordered_by_precision() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = on_the_card(gpu.card());
+    let card = on_the_card(gpu.info());
     let half = logits(&card, KvFormat::F16);
     let drift = |format: KvFormat| {
         let drift = divergence(&half, &logits(&card, format));
@@ -329,7 +329,7 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = on_the_card(gpu.card());
+    let card = on_the_card(gpu.info());
     let processor = CpuBackend::new(cpu::CpuOptions::default()).turning();
     for (prompt_len, format) in [
         (1, KvFormat::F16),

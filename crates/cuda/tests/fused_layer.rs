@@ -10,10 +10,11 @@ mod fixtures {
 use contract::QuantType::{self, BF16, F32, Q4_K, Q5_K, Q6_K, Q8_0};
 use contract::quant::{dequantize_row, quantize_row};
 use cpu::reference::{activation, matmul::linear, norm::rms};
+use cuda::GpuProps;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
 use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products};
-use cuda::launch::matmul::{self, Card, Scratch};
+use cuda::launch::matmul::{self, Scratch};
 use cuda::launch::norm::Out;
 use cuda::pack::activations::activations;
 use cuda::pack::{self, ActivationFormat, WeightKind};
@@ -152,7 +153,7 @@ impl TestLayer {
 
 /// Device memory for fused layers of one bucket.
 struct FusedLayerFixture {
-    card: Card,
+    card: GpuProps,
     bucket: usize,
     hidden: usize,
     x: Buffer<f32>,
@@ -304,11 +305,8 @@ fn open_sm90() -> Option<Gpu> {
     None
 }
 
-fn card_of(gpu: &Gpu) -> Card {
-    Card {
-        multiprocessors: gpu.multiprocessors(),
-        shared: gpu.shared_per_block().min(200 << 10),
-    }
+fn card_of(gpu: &Gpu) -> GpuProps {
+    gpu.info().props()
 }
 
 fn form(gpu: &Gpu, layer: &TestLayer) -> Form {
@@ -440,7 +438,7 @@ fn fused_layer_of_real_widths_matches_reference() {
 /// Shapes whose gate has `own` tiles per block and four more, so that some blocks have no unit of
 /// those. The last tile lacks `missing` rows.
 fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
-    let blocks = card_of(gpu).multiprocessors as usize;
+    let blocks = card_of(gpu).sm_count as usize;
     LayerShape {
         hidden: 512 / own,
         ffn: 128 * (own * blocks + 4) - missing,

@@ -9,7 +9,9 @@ mod fixtures {
 
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
-use cuda::launch::delta::{Card, DIM, Exactness, Out, Shape, TAPS, tree as steps, verify, walk};
+use cuda::GpuProps;
+use cuda::Numerics;
+use cuda::launch::delta::{DIM, Out, Shape, TAPS, tree as steps, verify, walk};
 use cuda::launch::delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
@@ -24,24 +26,18 @@ fn bucket(rows: usize) -> usize {
     BUCKETS.into_iter().find(|b| *b >= rows).unwrap()
 }
 
-fn own_card(gpu: &DeltaDevice) -> Card {
-    Card {
-        shared_bytes: gpu.shared_per_block() as usize,
-        warpgroups: gpu.arch().to_string() == "sm_90a",
-    }
+fn own_card(gpu: &DeltaDevice) -> GpuProps {
+    gpu.info().props()
 }
 
 /// This GPU, and one with small shared memory.
-fn cards(gpu: &DeltaDevice) -> [Card; 2] {
-    let small = Card {
-        shared_bytes: 99 << 10,
-        warpgroups: false,
-    };
+fn cards(gpu: &DeltaDevice) -> [GpuProps; 2] {
+    let small = GpuProps::new((8, 6), 82);
     [own_card(gpu), small]
 }
 
-fn forms() -> [Exactness; 2] {
-    [Exactness::Factors, Exactness::Sequential]
+fn forms() -> [Numerics; 2] {
+    [Numerics::Fastest, Numerics::BatchInvariant]
 }
 
 /// Runs one form on layer 0. Returns `o` before the norm, for all rows of the bucket.
@@ -50,7 +46,7 @@ fn run_tree(
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
-    exactness: Exactness,
+    numerics: Numerics,
     bucket: usize,
 ) -> Vec<f32> {
     let shape = fixture.shape;
@@ -63,9 +59,11 @@ fn run_tree(
     let f16_rows =
         fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
     let to = [o.ptr(), f16_rows.ptr()];
-    let launch = match exactness {
-        Exactness::Factors => steps::tree(card, shape, bucket, count, step, &layer, inputs, to[0]),
-        Exactness::Sequential => walk::walk(card, shape, bucket, count, step, &layer, inputs, to),
+    let launch = match numerics {
+        Numerics::Fastest => steps::tree(card, shape, bucket, count, step, &layer, inputs, to[0]),
+        Numerics::BatchInvariant => {
+            walk::walk(card, shape, bucket, count, step, &layer, inputs, to)
+        }
     };
     gpu.launch(&[launch]);
     o.download(gpu).unwrap()
@@ -96,13 +94,13 @@ fn check_tree(
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
-    exactness: Exactness,
+    numerics: Numerics,
     most: f64,
 ) -> f64 {
     let shape = fixture.shape;
     let (channels, values) = (shape.channels(), shape.values());
     let rows = projected.rows;
-    let o = run_tree(gpu, fixture, trees, projected, exactness, bucket(rows));
+    let o = run_tree(gpu, fixture, trees, projected, numerics, bucket(rows));
     let (mut first, mut worst) = (0, 0.0_f64);
     for (slot, parents) in trees {
         let n = parents.len();
@@ -110,7 +108,7 @@ fn check_tree(
         let (mixed, u_right, o_right) = right(gpu, fixture, *slot, parents, &own);
         let gates = own.gates(shape, &fixture.weights);
         for node in 0..n {
-            let what = format!("{exactness:?} {shape:?}, {n} nodes, node {node}");
+            let what = format!("{numerics:?} {shape:?}, {n} nodes, node {node}");
             let at = node * values..(node + 1) * values;
             let mine = &o[(first + node) * values..][..values];
             worst = worst.max(close(
@@ -337,10 +335,10 @@ fn delta_tree_overflow_is_never_finite() {
 }
 
 /// The kernel for a bucket of one tree. The two kernels round sums differently.
-fn kernel(gpu: &DeltaDevice, shape: Shape, form: Exactness, bucket: usize) -> &'static str {
+fn kernel(gpu: &DeltaDevice, shape: Shape, form: Numerics, bucket: usize) -> &'static str {
     match form {
-        Exactness::Factors => steps::tree_unit(own_card(gpu), shape, bucket, 1).file,
-        Exactness::Sequential => walk::walk_unit(own_card(gpu), shape, bucket, 1).file,
+        Numerics::Fastest => steps::tree_unit(own_card(gpu), shape, bucket, 1).file,
+        Numerics::BatchInvariant => walk::walk_unit(own_card(gpu), shape, bucket, 1).file,
     }
 }
 
@@ -476,8 +474,8 @@ fn check_layer(
     gpu: &DeltaDevice,
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
-    card: Card,
-    exactness: Exactness,
+    card: GpuProps,
+    numerics: Numerics,
 ) {
     let shape = fixture.shape;
     let mut random = Random::new(19);
@@ -486,7 +484,7 @@ fn check_layer(
     let projected = Projected::new(shape, rows, &mut random);
     let device = projected.upload(gpu, shape, bucket);
     let index = fixture.layers - 1;
-    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), exactness);
+    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), numerics);
     let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
     let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
     let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * values);
@@ -501,7 +499,7 @@ fn check_layer(
         shape,
         bucket,
         trees.len(),
-        exactness,
+        numerics,
         header.ptr(),
         &fixture.layer(index),
         &device.inputs,
@@ -532,7 +530,7 @@ fn check_layer(
             norm::gated_rms(head, &fixture.weights.norm, z, fixtures::gated_delta::EPS);
         }
         let got = &result[first * values..(first + n) * values];
-        let what = format!("{exactness:?} {shape:?}, {n} rows of slot {slot}");
+        let what = format!("{numerics:?} {shape:?}, {n} rows of slot {slot}");
         close(&what, got, &o, 1e-5);
         first += n;
     }
@@ -612,7 +610,7 @@ fn delta_state_drift_stays_bounded_over_500_steps() {
             &fixture,
             &trees,
             &projected,
-            Exactness::Factors,
+            Numerics::Fastest,
             bucket(n),
         );
         let line = path(&parents, random.below(n));

@@ -9,11 +9,13 @@ mod fixtures {
 }
 
 use contract::HeadMap;
+use cuda::GpuProps;
+use cuda::Numerics;
 use cuda::launch::Launch;
 use cuda::launch::delta::norm::gated_norm;
 use cuda::launch::delta::{
-    Card, Exactness, Inputs, Layer, Out, Rows, Shape, Source, commit, tree as steps, verify,
-    verify_scratch_bytes, walk,
+    Inputs, Layer, Out, Rows, Shape, Source, commit, tree as steps, verify, verify_scratch_bytes,
+    walk,
 };
 use cuda::launch::norm::Out as Forms;
 use fixtures::gated_delta::{
@@ -22,16 +24,14 @@ use fixtures::gated_delta::{
 use fixtures::gpu::Random;
 
 /// The smallest shared memory of supported GPUs.
-const SMALL: Card = Card {
+const SMALL: GpuProps = GpuProps {
+    sm_count: 82,
     shared_bytes: 99 << 10,
-    warpgroups: false,
+    has_wgmma: false,
 };
 
-fn own_card(gpu: &DeltaDevice) -> Card {
-    Card {
-        shared_bytes: gpu.shared_per_block() as usize,
-        warpgroups: gpu.arch().to_string() == "sm_90a",
-    }
+fn own_card(gpu: &DeltaDevice) -> GpuProps {
+    gpu.info().props()
 }
 
 /// Results of a layer: f32 rows, f16 rows, and the factors of all slots.
@@ -182,7 +182,7 @@ fn layer_rows(
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
-    card: Card,
+    card: GpuProps,
     without_clusters: bool,
 ) -> Vec<f32> {
     let (shape, rows) = (fixture.shape, projected.rows);
@@ -191,7 +191,7 @@ fn layer_rows(
     let on_card = projected.upload(gpu, shape, bucket);
     let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
     let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
-    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), Exactness::Sequential);
+    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), Numerics::BatchInvariant);
     let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
     let out = Out::of(Forms::f32(result.ptr()));
     let mut launches = verify(
@@ -199,7 +199,7 @@ fn layer_rows(
         shape,
         bucket,
         trees.len(),
-        Exactness::Sequential,
+        Numerics::BatchInvariant,
         header.ptr(),
         &fixture.layer(0),
         &on_card.inputs,
@@ -225,7 +225,7 @@ fn check_paths(
     gpu: &DeltaDevice,
     shape: Shape,
     trees: &[(usize, Parents)],
-    card: Card,
+    card: GpuProps,
     apart: bool,
 ) {
     let rows = trees.iter().map(|(_, parents)| parents.len()).sum();

@@ -9,10 +9,11 @@ mod fixtures {
 use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row};
 use cpu::reference;
+use cuda::GpuProps;
 use cuda::compile::Modules;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
-use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
+use cuda::launch::matmul::{self, Inputs, Scratch, Segment, Write};
 use cuda::pack::activations::activations;
 use cuda::pack::dequantize::PackedMatrix;
 use cuda::pack::{self, ActivationFormat, WeightKind};
@@ -79,18 +80,15 @@ impl GemmMatrix {
     }
 }
 
-fn card_of(gpu: &Gpu) -> Card {
-    Card {
-        multiprocessors: gpu.multiprocessors(),
-        shared: gpu.shared_per_block(),
-    }
+fn card_of(gpu: &Gpu) -> GpuProps {
+    gpu.info().props()
 }
 
 /// Shared scratch. It is zero before and after every launch.
 struct ZeroedScratch(Buffer<u8>);
 
 impl ZeroedScratch {
-    fn new(gpu: &Gpu, card: Card) -> ZeroedScratch {
+    fn new(gpu: &Gpu, card: GpuProps) -> ZeroedScratch {
         ZeroedScratch(gpu.filled(matmul::scratch_bytes(card, 64), 0).unwrap())
     }
 
@@ -158,7 +156,7 @@ fn run(gpu: &Gpu, launches: &[Launch]) {
 fn product(
     gpu: &Gpu,
     scratch: &ZeroedScratch,
-    card: Card,
+    card: GpuProps,
     m: &GemmMatrix,
     x: &[f32],
     bucket: usize,
@@ -434,8 +432,8 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
         return;
     };
     let large = card_of(&gpu);
-    let small = Card {
-        shared: 99 << 10,
+    let small = GpuProps {
+        shared_bytes: 99 << 10,
         ..large
     };
     let scratch = ZeroedScratch::new(&gpu, large);

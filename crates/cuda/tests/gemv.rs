@@ -9,9 +9,10 @@ mod fixtures {
 
 use contract::QuantType;
 use contract::quant::quantize_row;
+use cuda::GpuProps;
 use cuda::driver::Buffer;
 use cuda::launch::ffn;
-use cuda::launch::matmul::{self, Card, Inputs, Scratch, Segment, Write};
+use cuda::launch::matmul::{self, Inputs, Scratch, Segment, Write};
 use cuda::launch::norm::{self, Out, Residual, Rms, Source};
 use cuda::launch::one::{self, Input, Results};
 use cuda::pack::{self, WeightKind};
@@ -62,7 +63,7 @@ impl GemvMatrix {
 /// Shared buffers of the tests.
 struct GemvFixture {
     gpu: KernelDevice,
-    card: Card,
+    card: GpuProps,
     scratch: Buffer<u8>,
     header: Buffer<i32>,
 }
@@ -70,10 +71,7 @@ struct GemvFixture {
 impl GemvFixture {
     fn open() -> Option<GemvFixture> {
         let gpu = KernelDevice::open()?;
-        let card = Card {
-            multiprocessors: gpu.multiprocessors(),
-            shared: gpu.shared_per_block(),
-        };
+        let card = gpu.info().props();
         let scratch = gpu.filled(matmul::scratch_bytes(card, 8), 0).unwrap();
         let head = [Placed {
             slot: 0,
@@ -284,10 +282,7 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
 /// Shapes that the other launches handle.
 #[test]
 fn oversized_gemv_is_rejected() {
-    let card = Card {
-        multiprocessors: 82,
-        shared: 99 << 10,
-    };
+    let card = GpuProps::new((8, 6), 82);
     let segment = |kind, rows| Segment {
         kind,
         rows,

@@ -25,7 +25,7 @@ fn backend() -> Option<CudaBackend> {
         compile: fixtures::gpu::compiling(),
         ..Options::default()
     };
-    Some(CudaBackend::with_options(gpu.card().clone(), options))
+    Some(CudaBackend::with_options(gpu.info().clone(), options))
 }
 
 /// Log-probabilities of the next token at 60 positions of an 800-token text.

@@ -14,7 +14,7 @@ use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
 use cuda::compile::{self, Nvrtc, NvrtcSearch};
 use cuda::driver::Arch;
-use cuda::{Card, CudaBackend, Options, Sums};
+use cuda::{CudaBackend, GpuInfo, Numerics, Options};
 use model::synth::SynthSpec;
 
 const LIMITS: Limits = Limits {
@@ -40,12 +40,12 @@ fn plan(layout: SyntheticLayout, ty: QuantType, format: KvFormat) -> OpenPlan {
     }
 }
 
-fn card(number: u32) -> Card {
-    Card {
+fn card(number: u32) -> GpuInfo {
+    GpuInfo {
         ordinal: 0,
         name: "a GPU".to_owned(),
         capability: (number / 10, number % 10),
-        multiprocessors: 82,
+        sm_count: 82,
         total_bytes: 24 << 30,
     }
 }
@@ -95,11 +95,11 @@ fn small_models_use_fused_layers_only_on_large_model_paths() {
 /// promises it.
 #[test]
 fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
-    let files = |layout, number, batch_invariant, sums| {
+    let files = |layout, number, batch_invariant, numerics| {
         let mut plan = plan(layout, QuantType::Q4_K, KvFormat::Q8_0);
         plan.batch_invariant = batch_invariant;
         let options = Options {
-            sums,
+            numerics,
             ..Options::default()
         };
         let units = CudaBackend::with_options(card(number), options).units(&plan);
@@ -116,8 +116,8 @@ fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
     let fast = [false, false, false, true];
     let (wide, narrow) = (SyntheticLayout::HybridWide, SyntheticLayout::HybridTiled);
     assert_eq!(files(wide, 90, false, None), spans);
-    assert_eq!(files(wide, 90, false, Some(Sums::Fast)), fast);
-    assert_eq!(files(wide, 90, true, Some(Sums::Fast)), spans);
+    assert_eq!(files(wide, 90, false, Some(Numerics::Fastest)), fast);
+    assert_eq!(files(wide, 90, true, Some(Numerics::Fastest)), spans);
     // No kernel for these heads, and none on this GPU.
     assert_eq!(files(narrow, 90, false, None), fast);
     assert_eq!(files(narrow, 90, true, None), paths);

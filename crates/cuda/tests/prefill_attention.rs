@@ -11,19 +11,20 @@ mod fixtures {
 use contract::KvFormat;
 use contract::quant::hadamard::rotate_inverse;
 use cpu::reference::{activation, attention};
+use cuda::GpuProps;
 use cuda::compile::Modules;
 use cuda::launch::attention::Shape;
-use cuda::launch::prefill::{self, Card, Out, Panels};
+use cuda::launch::prefill::{self, Out, Panels};
 use fixtures::attention::{AttentionFixture, codecs, shape, shapes};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::step::{KernelDevice, chunk};
 use half::f16;
 
 /// The device's properties, with and without WGMMA.
-fn cards(gpu: &KernelDevice) -> Vec<Card> {
-    let card = |warpgroups| Card {
-        multiprocessors: gpu.multiprocessors() as usize,
-        warpgroups,
+fn cards(gpu: &KernelDevice) -> Vec<GpuProps> {
+    let card = |has_wgmma| GpuProps {
+        has_wgmma,
+        ..gpu.info().props()
     };
     match gpu.arch().to_string() == "sm_90a" {
         true => vec![card(true), card(false)],
@@ -52,7 +53,7 @@ fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
 
 /// Attention of rows on the device. Returns f32 rows and the panels' rows.
 fn on_card(
-    (gpu, modules, card): (&KernelDevice, &Modules, Card),
+    (gpu, modules, card): (&KernelDevice, &Modules, GpuProps),
     fixture: &AttentionFixture,
     slot: usize,
     committed: usize,
@@ -146,7 +147,7 @@ fn check(
 }
 
 fn check_on(
-    on: (&KernelDevice, &Modules, Card),
+    on: (&KernelDevice, &Modules, GpuProps),
     fixture: &AttentionFixture,
     slot: usize,
     committed: usize,

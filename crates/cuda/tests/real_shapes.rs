@@ -64,7 +64,7 @@ fn backend() -> Option<CudaBackend> {
         compile: fixtures::gpu::compiling(),
         ..Options::default()
     };
-    Some(CudaBackend::with_options(gpu.card().clone(), options))
+    Some(CudaBackend::with_options(gpu.info().clone(), options))
 }
 
 fn tokens(n: usize, salt: usize) -> Vec<TokenId> {

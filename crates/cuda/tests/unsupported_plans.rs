@@ -13,7 +13,7 @@ mod fixtures {
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
-use cuda::{Card, CudaBackend, Options, compile};
+use cuda::{CudaBackend, GpuInfo, Options, compile};
 
 const LIMITS: Limits = Limits {
     sequences: 2,
@@ -49,12 +49,12 @@ fn options() -> Options {
 }
 
 /// A GPU that no test opens.
-fn home_card() -> Card {
-    Card {
+fn home_card() -> GpuInfo {
+    GpuInfo {
         ordinal: 0,
         name: "an RTX 3090".to_owned(),
         capability: (8, 6),
-        multiprocessors: 82,
+        sm_count: 82,
         total_bytes: 24 << 30,
     }
 }
@@ -84,7 +84,7 @@ fn oversized_plan_error_names_the_context_that_fits() {
         vram_limit: Some(1 << 30),
         ..options()
     };
-    let backend = CudaBackend::with_options(gpu.card().clone(), limited);
+    let backend = CudaBackend::with_options(gpu.info().clone(), limited);
     let mut long = plan();
     long.limits.context = 1 << 20;
     let error = backend.open(long.clone(), &mut |_| {}).map(|_| ());

@@ -10,7 +10,7 @@ use super::arch::Arch;
 use super::context::Context;
 use super::error::failed;
 use super::stream::{Event, Stream};
-use crate::probe::{Card, probe};
+use crate::probe::{GpuInfo, probe};
 
 /// A device opened on this thread. The context lives until this and every buffer, module and graph
 /// are dropped.
@@ -18,7 +18,7 @@ use crate::probe::{Card, probe};
 pub struct Gpu {
     pub(super) context: Arc<Context>,
     stream: Stream,
-    card: Card,
+    info: GpuInfo,
     shared_per_block: u32,
     l2_bytes: u64,
     driver: i32,
@@ -73,27 +73,27 @@ impl Gpu {
             shared_per_block: shared,
             l2_bytes: u64::from(l2),
             driver,
-            card,
+            info: card,
             last_entry: Cell::new("nothing"),
         })
     }
 
     /// Properties that the driver reports.
-    pub fn card(&self) -> &Card {
-        &self.card
+    pub fn info(&self) -> &GpuInfo {
+        &self.info
     }
 
     /// The compile target.
     pub fn arch(&self) -> Arch {
-        let (major, minor) = self.card.capability;
+        let (major, minor) = self.info.capability;
         Arch {
             number: major * 10 + minor,
         }
     }
 
     /// Number of streaming multiprocessors.
-    pub fn multiprocessors(&self) -> u32 {
-        self.card.multiprocessors
+    pub fn sm_count(&self) -> u32 {
+        self.info.sm_count
     }
 
     /// Maximum dynamic shared memory per block in bytes.
@@ -125,7 +125,7 @@ impl Gpu {
     pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
         self.context.enter()?;
         let (free, total) =
-            result::mem_get_info().map_err(|e| failed("cuMemGetInfo", &self.card.name, e))?;
+            result::mem_get_info().map_err(|e| failed("cuMemGetInfo", &self.info.name, e))?;
         Ok((free as u64, total as u64))
     }
 

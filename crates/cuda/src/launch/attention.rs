@@ -11,6 +11,8 @@ mod tree;
 pub use tree::{combine, tree};
 
 use super::{Args, Launch, Unit};
+use crate::gpu_props::GpuProps;
+use crate::numerics::Numerics;
 
 /// Positions of a page of the cache.
 pub const PAGE: usize = 256;
@@ -61,19 +63,15 @@ pub enum Mask {
     Causal,
 }
 
-/// What of a card decides how attention is launched.
+/// What attention launches depend on besides shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Card {
-    /// Streaming multiprocessors.
-    pub multiprocessors: usize,
-    /// Most dynamic shared memory of a block, in bytes.
-    pub shared_bytes: usize,
-    /// Whether it has the warpgroup products of compute capability 9.0.
-    pub warpgroups: bool,
-    /// Whether what a row sums in which order may depend on its path alone, not on its tree (`--exact`).
-    pub path_order: bool,
+pub struct AttentionConfig {
+    /// The hardware.
+    pub gpu: GpuProps,
+    /// Whether a tree node must have the bits of its token decoded alone.
+    pub numerics: Numerics,
     /// Whether trees may have windows of their own ([`contract::AttentionWindow`]).
-    pub windows: bool,
+    pub tree_windows: bool,
 }
 
 /// One layer's cache.
@@ -138,23 +136,23 @@ impl Shape {
     }
 
     /// Whether [`tree`] wants queries in f16 beside the projection, rather than normed in place.
-    pub fn wants_f16_queries(&self, card: Card) -> bool {
+    pub fn wants_f16_queries(&self, config: AttentionConfig) -> bool {
         let whole = self.k != KvFormat::F32 && self.v != KvFormat::F32;
-        whole && (!card.path_order || self.by_position(card))
+        whole && (config.numerics == Numerics::Fastest || self.by_position(config))
     }
 
     /// Parts the keys are split into, two for each multiprocessor, in the steps of a bucket of `rows`; one for
     /// each where blocks by warpgroups have a multiprocessor for themselves, since what every part leaves behind
     /// is then most of what is written. By position, as many as a sequence of `tokens` tokens can have.
-    fn splits(&self, card: Card, (rows, tokens): (usize, usize)) -> usize {
-        if self.by_position(card) {
-            return self.slots(card, tokens);
+    fn splits(&self, config: AttentionConfig, (rows, tokens): (usize, usize)) -> usize {
+        if self.by_position(config) {
+            return self.slots(config, tokens);
         }
-        let blocks = match self.by_warpgroups(card, rows) && !self.shares(card, rows) {
-            true => card.multiprocessors,
-            false => 2 * card.multiprocessors,
+        let blocks = match self.by_warpgroups(config, rows) && !self.shares(config, rows) {
+            true => config.gpu.sm_count,
+            false => 2 * config.gpu.sm_count,
         };
-        match self.wants_f16_queries(card) {
+        match self.wants_f16_queries(config) {
             true => (blocks / self.n_kv_heads).clamp(1, MOST_SPLITS),
             false => 1,
         }
@@ -162,8 +160,8 @@ impl Shape {
 
     /// Bytes of scratch that [`tree`] and [`combine`] share, for `rows` rows of sequences of at most `tokens` tokens.
     /// Need not be zeroed.
-    pub fn scratch_bytes(&self, card: Card, (rows, tokens): (usize, usize)) -> usize {
-        rows * self.n_heads * self.splits(card, (rows, tokens)) * (self.head_dim + 2) * 4
+    pub fn scratch_bytes(&self, config: AttentionConfig, (rows, tokens): (usize, usize)) -> usize {
+        rows * self.n_heads * self.splits(config, (rows, tokens)) * (self.head_dim + 2) * 4
     }
 
     fn check(&self) {
@@ -189,26 +187,26 @@ impl Shape {
     }
 
     /// The defines of `kernels/attention/kv_range.cuh`.
-    fn spanned(&self, unit: Unit, card: Card, room: (usize, usize)) -> Unit {
+    fn spanned(&self, unit: Unit, config: AttentionConfig, room: (usize, usize)) -> Unit {
         let mask = match self.mask {
             Mask::Ancestors => 0,
             Mask::Full => 1,
             Mask::Causal => 2,
         };
         // Blocks of a draft have the window of their layer.
-        let of_trees = card.windows && self.mask == Mask::Ancestors && self.window == 0;
+        let of_trees = config.tree_windows && self.mask == Mask::Ancestors && self.window == 0;
         let window = match of_trees {
             true => "-1".to_owned(),
             false => self.window.to_string(),
         };
-        let unit = match self.by_position(card) {
-            true => self.in_spans(unit, card),
+        let unit = match self.by_position(config) {
+            true => self.in_spans(unit, config),
             false => unit,
         };
         unit.define("WINDOW", window)
             .define("MASK", mask)
-            .define("SPLITS", self.splits(card, room))
-            .define("FIXED_SPLITS", u32::from(self.by_position(card)))
+            .define("SPLITS", self.splits(config, room))
+            .define("FIXED_SPLITS", u32::from(self.by_position(config)))
             .define("Q_STRIDE", self.q_stride())
     }
 

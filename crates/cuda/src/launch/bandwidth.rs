@@ -14,7 +14,7 @@ pub fn standard_units() -> Vec<Unit> {
     vec![unit()]
 }
 
-/// Sums `bytes` at `input` into `sums` `[blocks]`, a `u32` a block.
+/// Numerics `bytes` at `input` into `sums` `[blocks]`, a `u32` a block.
 ///
 /// # Panics
 /// If `bytes` is no multiple of 16.

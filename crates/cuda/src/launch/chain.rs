@@ -4,11 +4,12 @@
 //! projections of the next layer, the norms before them included.
 
 use super::matmul::{
-    self, BLOCK_ROWS, Card, PLAIN_SHARED, ROW_BLOCKS, Scratch, TILES, kinds_of, narrow,
+    self, BLOCK_ROWS, PLAIN_SHARED, ROW_BLOCKS, Scratch, TILES, kinds_of, narrow,
     packed_scratch_bytes, pair,
 };
 use super::norm::Out;
 use super::{Args, Launch, Unit};
+use crate::gpu_props::GpuProps;
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
@@ -143,12 +144,13 @@ pub struct Form {
 
 impl Form {
     /// For chains of matrices of these kinds on up to `most_rows` rows; `None` if the card has too little shared memory.
-    pub fn new(card: Card, most_rows: usize, kinds: &[WeightKind]) -> Option<Form> {
+    pub fn new(gpu: GpuProps, most_rows: usize, kinds: &[WeightKind]) -> Option<Form> {
         let (bits, plain) = kinds_of(kinds);
         let own = OWN_SHARED + if plain { PLAIN_SHARED } else { 0 };
-        let room = match card.shared as usize >= matmul::MOST_SHARED {
-            true => MOST_SHARED,
-            false => card.shared as usize,
+        let room = if gpu.shared_bytes >= matmul::MOST_SHARED {
+            MOST_SHARED
+        } else {
+            gpu.shared_bytes
         };
         let ring = room.saturating_sub(own) / 128 * 128;
         let packed = || kinds.iter().filter(|kind| **kind != WeightKind::F32);
@@ -201,8 +203,8 @@ pub fn fits(products: &Products<'_>) -> bool {
 
 /// Units and blocks of a tile, where a block can have units of one tile alone and has no more of them than if the line was cut into equal
 /// parts, with a tile's beginning as long as a unit. Then no block goes on to another tile, and all of a tile's sum it.
-fn whole_cut(card: Card, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(usize, usize)> {
-    let blocks = card.multiprocessors as usize;
+fn whole_cut(gpu: GpuProps, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(usize, usize)> {
+    let blocks = gpu.sm_count;
     let units = matrices[0].0.kind.units(matrices[0].0.cols);
     let alike = matrices.iter().all(|(m, ..)| m.kind.units(m.cols) == units);
     let tiles = matrices
@@ -220,15 +222,15 @@ fn whole_cut(card: Card, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(
 
 /// Tiles of gate and up that each block has for itself, where there are as many as blocks or more, and those left over have no more units
 /// than there are blocks.
-fn own_tiles(card: Card, gate: &Matrix) -> Option<usize> {
-    let blocks = card.multiprocessors as usize;
+fn own_tiles(gpu: GpuProps, gate: &Matrix) -> Option<usize> {
+    let blocks = gpu.sm_count;
     let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.kind.units(gate.cols));
     (tiles >= blocks && tiles % blocks * units <= blocks).then_some(tiles / blocks)
 }
 
 /// The stages of one launch, as it is being put together.
 struct Stages {
-    card: Card,
+    gpu: GpuProps,
     bucket: usize,
     segments: Vec<u64>,
     stages: Vec<u64>,
@@ -266,12 +268,12 @@ impl Stages {
         let dearest = costs.max().unwrap_or(1);
         let whole = match results {
             Results::Gated { .. } => None,
-            _ => whole_cut(self.card, matrices),
+            _ => whole_cut(self.gpu, matrices),
         };
         // Going on to another tile takes a block about as long as a unit.
         let gap = if whole.is_some() { 0 } else { dearest };
         let own = match results {
-            Results::Gated { .. } => own_tiles(self.card, &matrices[0].0).unwrap_or(0),
+            Results::Gated { .. } => own_tiles(self.gpu, &matrices[0].0).unwrap_or(0),
             _ => 0,
         };
         let mut line = 0;
@@ -326,11 +328,11 @@ impl Stages {
             pair(self.quads(x.spent), gap),
             pair(first, self.segments.len() / SEGMENT_WORDS),
             whole.map_or_else(
-                || matmul::shares(self.card, line, dearest),
+                || matmul::shares(self.gpu, line, dearest),
                 |(units, _)| pair(units, 0),
             ),
             pair(write, x.width),
-            pair(own, own * self.card.multiprocessors as usize),
+            pair(own, own * self.gpu.sm_count),
         ]);
     }
 
@@ -355,7 +357,7 @@ impl Stages {
             self.stages.extend(words);
         }
         let Stages {
-            card,
+            gpu,
             bucket,
             segments: mut words,
             mut stages,
@@ -374,7 +376,7 @@ impl Stages {
         Launch {
             entry: "fused_layer",
             unit: form.unit(bucket),
-            grid: [card.multiprocessors, 1, 1],
+            grid: [narrow(gpu.sm_count), 1, 1],
             block: [THREADS, 1, 1],
             shared: narrow(form.ring),
             args: Args::new().words(&words),
@@ -387,7 +389,7 @@ impl Stages {
 /// `Plain` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone would leave multiprocessors without
 /// work. `matrices`: each with its output; `x` f32 `[rows][cols]`.
 fn plain_words(
-    card: Card,
+    gpu: GpuProps,
     cols: usize,
     matrices: &[(Matrix, u64)],
     (x, partials): (u64, u64),
@@ -401,7 +403,7 @@ fn plain_words(
     }
     words.resize(MAX_SEGMENTS * 4, 0);
     let chunks = cols.div_ceil(PLAIN_CHUNK).max(1);
-    let at_once = (card.multiprocessors as usize).min(PLAIN_JOBS) / groups.max(1);
+    let at_once = (gpu.sm_count).min(PLAIN_JOBS) / groups.max(1);
     let slice = chunks.div_ceil(at_once.clamp(1, chunks)) * PLAIN_CHUNK;
     words.extend([
         x,
@@ -418,7 +420,7 @@ fn plain_words(
 /// # Panics
 /// If the matrices do not [`fits`], or their kinds are not those of `form`.
 pub fn launch(
-    card: Card,
+    gpu: GpuProps,
     bucket: usize,
     form: Form,
     products: &Products<'_>,
@@ -450,7 +452,7 @@ pub fn launch(
         "{kinds:?} in {form:?}"
     );
     let mut stages = Stages {
-        card,
+        gpu,
         bucket,
         segments: Vec::new(),
         stages: Vec::new(),
@@ -511,8 +513,8 @@ pub fn launch(
         stages.stage(input, &packed, Results::Store);
     }
     let plain = form.plain.then(|| {
-        let partials = memory.scratch.0 + 2 * packed_scratch_bytes(card, bucket) as u64;
-        plain_words(card, hidden, &plain, (forms.f32, partials))
+        let partials = memory.scratch.0 + 2 * packed_scratch_bytes(gpu, bucket) as u64;
+        plain_words(gpu, hidden, &plain, (forms.f32, partials))
     });
     let spent = next.is_empty().then_some(of_down);
     stages.launch(spent, form, (memory, norms.eps), plain)
@@ -522,9 +524,10 @@ pub fn launch(
 mod tests {
     use super::*;
 
-    const H200: Card = Card {
-        multiprocessors: 132,
-        shared: 200 << 10,
+    const H200: GpuProps = GpuProps {
+        sm_count: 132,
+        shared_bytes: 227 << 10,
+        has_wgmma: true,
     };
 
     fn cut(rows: &[usize], cols: usize) -> Option<(usize, usize)> {

@@ -17,7 +17,7 @@ pub mod walk;
 
 pub use chunk::{Products, prefill, prefill_on, prefill_scratch_bytes};
 pub use norm::{Out, Source};
-pub use tree::{Card, Exactness, commit, verify, verify_scratch_bytes};
+pub use tree::{commit, verify, verify_scratch_bytes};
 
 /// Width of a key and of a value head.
 pub const DIM: usize = 128;

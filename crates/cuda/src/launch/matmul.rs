@@ -4,6 +4,7 @@
 //! of `gemm/decode_gemm_small_batch.cu`.
 
 use super::{Args, Launch, Unit};
+use crate::gpu_props::GpuProps;
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
@@ -33,23 +34,9 @@ pub(super) const PLAIN_SHARED: usize = 17 << 10;
 /// Words that `Segment` of `gemm/decode_gemm_small_batch.cu` has.
 const SEGMENT_WORDS: usize = 8;
 
-/// What launches depend on besides shapes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Card {
-    /// Multiprocessors: blocks of a launch, which decide where sums are cut.
-    pub multiprocessors: u32,
-    /// Shared memory a block may have, in bytes.
-    pub shared: u32,
-}
-
-impl Card {
-    /// From what attention knows of the same card.
-    pub fn of(card: super::attention::Card) -> Card {
-        Card {
-            multiprocessors: narrow(card.multiprocessors),
-            shared: narrow(card.shared_bytes.min(MOST_SHARED)),
-        }
-    }
+/// Dynamic shared memory of a block of small-batch GEMMs, in bytes.
+pub(crate) fn gemm_shared_bytes(gpu: GpuProps) -> usize {
+    gpu.shared_bytes.min(MOST_SHARED)
 }
 
 /// What a matrix does to its output.
@@ -102,13 +89,13 @@ impl Inputs {
 pub struct Scratch(pub u64);
 
 /// Bytes of [`Scratch`] for buckets of up to `bucket` rows.
-pub fn scratch_bytes(card: Card, bucket: usize) -> usize {
-    packed_scratch_bytes(card, bucket) + PLAIN_JOBS * PLAIN_ROWS * bucket * 4
+pub fn scratch_bytes(gpu: GpuProps, bucket: usize) -> usize {
+    packed_scratch_bytes(gpu, bucket) + PLAIN_JOBS * PLAIN_ROWS * bucket * 4
 }
 
 /// What the packed matrices of a launch need of it, at its start.
-pub(super) fn packed_scratch_bytes(card: Card, bucket: usize) -> usize {
-    card.multiprocessors as usize * 2 * TILES * ROW_BLOCKS * bucket.div_ceil(8) * 512
+pub(super) fn packed_scratch_bytes(gpu: GpuProps, bucket: usize) -> usize {
+    gpu.sm_count * 2 * TILES * ROW_BLOCKS * bucket.div_ceil(8) * 512
 }
 
 /// How a launch of packed kinds is compiled.
@@ -126,9 +113,9 @@ struct Form {
 
 impl Form {
     /// `None` if not even 8 rows of these kinds leave room for a ring of two turns.
-    fn new(card: Card, rows: usize, kinds: u32, plain: bool) -> Option<Form> {
+    fn new(gpu: GpuProps, rows: usize, kinds: u32, plain: bool) -> Option<Form> {
         let own = if plain { PLAIN_SHARED } else { 0 };
-        let room = (card.shared as usize).saturating_sub(OWN_SHARED + own);
+        let room = gemm_shared_bytes(gpu).saturating_sub(OWN_SHARED + own);
         let mut form = Form {
             rows,
             kinds,
@@ -184,7 +171,7 @@ impl Form {
 /// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, an input that a kind
 /// reads is missing, or the card does not hold a kind (see [`holds`]).
 pub fn launches(
-    card: Card,
+    gpu: GpuProps,
     bucket: usize,
     cols: usize,
     segments: &[Segment],
@@ -214,9 +201,9 @@ pub fn launches(
         cols,
         inputs,
     };
-    parts(card, segments)
+    parts(gpu, segments)
         .iter()
-        .flat_map(|segments| part_launches(card, rows, segments, scratch))
+        .flat_map(|segments| part_launches(gpu, rows, segments, scratch))
         .collect()
 }
 
@@ -229,9 +216,9 @@ struct Rows {
 }
 
 /// Whether a card has the shared memory that matrices of a kind need.
-pub fn holds(card: Card, kind: WeightKind) -> bool {
+pub fn holds(gpu: GpuProps, kind: WeightKind) -> bool {
     let (kinds, plain) = kinds_of(&[kind]);
-    Form::new(card, 8, kinds, plain).is_some()
+    Form::new(gpu, 8, kinds, plain).is_some()
 }
 
 /// The packed kinds as bits, and whether there are f32 matrices.
@@ -242,10 +229,10 @@ pub(super) fn kinds_of(kinds: &[WeightKind]) -> (u32, bool) {
 }
 
 /// The segments of each launch: all in one where the card has the room, else those of a kind.
-pub(super) fn parts(card: Card, segments: &[Segment]) -> Vec<Vec<Segment>> {
+pub(super) fn parts(gpu: GpuProps, segments: &[Segment]) -> Vec<Vec<Segment>> {
     let kinds: Vec<WeightKind> = segments.iter().map(|s| s.kind).collect();
     let (bits, plain) = kinds_of(&kinds);
-    if Form::new(card, 8, bits, plain).is_some() {
+    if Form::new(gpu, 8, bits, plain).is_some() {
         return vec![segments.to_vec()];
     }
     let of = |kind| {
@@ -257,7 +244,7 @@ pub(super) fn parts(card: Card, segments: &[Segment]) -> Vec<Vec<Segment>> {
 }
 
 /// The launches of segments that share one form.
-fn part_launches(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch) -> Vec<Launch> {
+fn part_launches(gpu: GpuProps, rows: Rows, segments: &[Segment], scratch: Scratch) -> Vec<Launch> {
     let Rows {
         bucket,
         cols,
@@ -270,10 +257,10 @@ fn part_launches(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch)
     let mut launches = Vec::new();
     let mut first = 0;
     while first < bucket {
-        let form = Form::new(card, bucket - first, kinds, has_plain)
+        let form = Form::new(gpu, bucket - first, kinds, has_plain)
             .expect("kinds that a card cannot hold are refused before anything is planned");
         let part = Part {
-            card,
+            gpu,
             bucket,
             cols,
             first,
@@ -287,7 +274,7 @@ fn part_launches(card: Card, rows: Rows, segments: &[Segment], scratch: Scratch)
 
 /// The rows of a bucket that one launch multiplies.
 struct Part {
-    card: Card,
+    gpu: GpuProps,
     bucket: usize,
     cols: usize,
     /// The first of them, a multiple of 8.
@@ -330,10 +317,10 @@ impl Part {
             x,
             scratch.0,
             pair(packed.len(), self.bucket.div_ceil(8) * A16_TILE),
-            shares(self.card, line, dearest),
+            shares(self.gpu, line, dearest),
         ]);
         if !plain.is_empty() {
-            let room = scratch.0 + packed_scratch_bytes(self.card, self.bucket) as u64;
+            let room = scratch.0 + packed_scratch_bytes(self.gpu, self.bucket) as u64;
             let plain: Vec<Segment> = plain
                 .iter()
                 .map(|segment| Segment {
@@ -342,18 +329,12 @@ impl Part {
                 })
                 .collect();
             let x = inputs.f32 + (4 * self.first * cols) as u64;
-            words.extend(plain_words(
-                self.card,
-                cols,
-                (&plain, MAX_SEGMENTS),
-                x,
-                room,
-            ));
+            words.extend(plain_words(self.gpu, cols, (&plain, MAX_SEGMENTS), x, room));
         }
         Launch {
             entry: "gemm_small_batch",
             unit: form.unit(),
-            grid: [self.card.multiprocessors, 1, 1],
+            grid: [narrow(self.gpu.sm_count), 1, 1],
             block: [THREADS, 1, 1],
             shared: narrow(form.shared()),
             args: Args::new().words(&words),
@@ -371,7 +352,7 @@ impl Part {
 /// `Plain` of `gemm/f32_gemm.cuh` with room for `most` segments: groups of 8 rows, K cut into slices where groups alone
 /// would leave multiprocessors without work. `x` f32 `[rows][cols]`; the outputs are those of the first of its rows.
 pub(super) fn plain_words(
-    card: Card,
+    gpu: GpuProps,
     cols: usize,
     (segments, most): (&[Segment], usize),
     x: u64,
@@ -390,7 +371,7 @@ pub(super) fn plain_words(
     }
     words.resize(most * 4, 0);
     let turns = cols.div_ceil(PLAIN_TURN).max(1);
-    let at_once = (card.multiprocessors as usize).min(PLAIN_JOBS) / groups.max(1);
+    let at_once = (gpu.sm_count).min(PLAIN_JOBS) / groups.max(1);
     let slice = turns.div_ceil(at_once.clamp(1, turns)) * PLAIN_TURN;
     words.extend([
         x,
@@ -404,8 +385,8 @@ pub(super) fn plain_words(
 
 /// Where blocks cut a line of units: the share of each, and how many have one more. Every share holds the
 /// beginning of some unit: those who wait for a tile count on it.
-pub(super) fn shares(card: Card, line: usize, dearest: usize) -> u64 {
-    let blocks = (card.multiprocessors as usize).min((line / dearest).max(1));
+pub(super) fn shares(gpu: GpuProps, line: usize, dearest: usize) -> u64 {
+    let blocks = (gpu.sm_count).min((line / dearest).max(1));
     pair(line / blocks, line % blocks)
 }
 

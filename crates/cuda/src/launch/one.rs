@@ -5,10 +5,12 @@
 //! launches and not for memory, are done sooner.
 
 use super::matmul::{
-    Card, MAX_SEGMENTS, Segment, Write, kinds_of, narrow, pair, parts, plain_words, shares,
+    MAX_SEGMENTS, Segment, Write, gemm_shared_bytes, kinds_of, narrow, pair, parts, plain_words,
+    shares,
 };
 use super::norm::{self, Out};
 use super::{Args, Launch, Unit};
+use crate::gpu_props::GpuProps;
 use crate::pack::WeightKind;
 
 /// Rows of a tile, which a block has.
@@ -70,14 +72,14 @@ struct Line {
 
 impl Line {
     /// `first`: the block that has the first tile.
-    fn new(card: Card, cols: usize, packed: &[Segment], first: usize, results: Results) -> Line {
+    fn new(gpu: GpuProps, cols: usize, packed: &[Segment], first: usize, results: Results) -> Line {
         let cost = |s: &Segment| CUT_ROWS / TILE_ROWS * s.kind.tile_bytes() / 16;
         let cost_of = |s: &Segment| s.kind.units(cols) * s.rows.div_ceil(CUT_ROWS) * cost(s);
         let length: usize = packed.iter().map(cost_of).sum();
         let dearest = packed.iter().map(cost).max().unwrap_or(1).max(1);
         let mut line = Line {
             words: Vec::new(),
-            shares: shares(card, length, dearest),
+            shares: shares(gpu, length, dearest),
             blocks: 0,
             weight_bytes: 0,
             sums: 0,
@@ -132,7 +134,7 @@ fn block_of(shares: u64, cost: usize) -> usize {
 /// The launch that multiplies one row of `cols` values by every segment, or `None` where it cannot be or would be slow: where
 /// a block has too little shared memory, shapes are not whole, or matrices are large.
 pub fn launch(
-    card: Card,
+    gpu: GpuProps,
     cols: usize,
     segments: &[Segment],
     input: Input,
@@ -154,14 +156,14 @@ pub fn launch(
         && (1..=MAX_SEGMENTS).contains(&segments.len())
         && bits != 0
         && (normed || !has_plain)
-        && parts(card, segments).len() == 1;
+        && parts(gpu, segments).len() == 1;
     if !(whole && fits) {
         return None;
     }
     let (plain, packed): (Vec<Segment>, Vec<Segment>) =
         segments.iter().partition(|s| s.kind == WeightKind::F32);
     let groups: usize = plain.iter().map(|s| s.rows.div_ceil(PLAIN_ROWS)).sum();
-    let line = Line::new(card, cols, &packed, groups, results);
+    let line = Line::new(gpu, cols, &packed, groups, results);
     let weight_bytes = match has_plain {
         true => line.weight_bytes.max(4 * PLAIN_ROWS * cols),
         false => line.weight_bytes,
@@ -169,7 +171,7 @@ pub fn launch(
     let tiles = if gated { 2 } else { 1 };
     let floats = if has_plain { 4 * cols } else { 0 };
     let shared = tiles * (weight_bytes + line.sums * SUM_BYTES) + 2 * cols + floats;
-    if shared + OWN_SHARED > card.shared as usize || line.longest > MOST_VALUES {
+    if shared + OWN_SHARED > gemm_shared_bytes(gpu) || line.longest > MOST_VALUES {
         return None;
     }
     let (x, weight, eps) = match input {
@@ -186,7 +188,7 @@ pub fn launch(
         pair(weight_bytes, line.sums),
     ]);
     if has_plain {
-        words.extend(plain_words(card, cols, (&plain, MAX_SEGMENTS), x, 0));
+        words.extend(plain_words(gpu, cols, (&plain, MAX_SEGMENTS), x, 0));
     }
     let warps: usize = if tiles * line.sums <= 8 { 8 } else { 16 };
     let unit = Unit::new("gemm/gemv.cu")

@@ -19,16 +19,7 @@ const TILE: usize = 128;
 /// Columns of a panel.
 const PANEL: usize = 64;
 
-/// What of a card decides how a prefill is launched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Card {
-    /// Streaming multiprocessors.
-    pub multiprocessors: usize,
-    /// Whether it has the warpgroup products of compute capability 9.0.
-    pub warpgroups: bool,
-}
-
-/// Rows as f16 panels on the card.
+/// Rows as f16 panels on the gpu.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Panels {
     /// Device address, 1024-byte aligned.

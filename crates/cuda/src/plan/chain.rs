@@ -4,7 +4,7 @@ use super::Site;
 use super::forms::Forms;
 use super::layers::Builder;
 use crate::launch::chain::{self, Form, MOST_ROWS, Memory, Norms, Own, Products};
-use crate::launch::matmul::{Card, Scratch};
+use crate::launch::matmul::Scratch;
 use crate::launch::norm::{self, Out, Residual, Rms};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
@@ -96,11 +96,11 @@ impl<'a> Links<'a> {
     /// rounding, so a model has them at every number of rows of a step or at none: nothing here looks at the rows, since no
     /// step has more than [`MOST_ROWS`].
     fn new(site: &Site<'a>, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
-        if !site.card.warpgroups {
+        if !site.gpu.has_wgmma {
             return None;
         }
         let kinds: Vec<WeightKind> = layers.iter().flat_map(Link::kinds).collect();
-        let form = Form::new(Card::of(site.card), MOST_ROWS, &kinds)?;
+        let form = Form::new(site.gpu, MOST_ROWS, &kinds)?;
         let fits = |i: usize, link: &Link<'_>| {
             let next = layers
                 .get(i + 1)
@@ -124,7 +124,7 @@ impl Builder<'_> {
         end: impl Fn(&mut Self, usize),
     ) {
         let (site, rows) = (self.site, self.rows);
-        let (hidden, card) = (site.spec.hidden, Card::of(site.card));
+        let (hidden, gpu) = (site.spec.hidden, site.gpu);
         let Some(first) = links.layers.first() else {
             return;
         };
@@ -195,7 +195,7 @@ impl Builder<'_> {
             let products = link.products(&outs);
             let place = (norms, &memory);
             self.push(chain::launch(
-                card, rows, links.form, &products, mixed.f16, place,
+                gpu, rows, links.form, &products, mixed.f16, place,
             ));
             end(self, i);
         }

@@ -11,7 +11,7 @@ use crate::launch::delta::{self, Layer};
 use crate::launch::matmul::{Segment, Write};
 use crate::launch::norm::{self, Source};
 use crate::launch::prefill::product::{self, Inputs, Scratch};
-use crate::launch::prefill::{self, Card, Out, Panels, rows};
+use crate::launch::prefill::{self, Out, Panels, rows};
 use crate::launch::rows::tap;
 use crate::launch::{Launch, embed};
 use crate::memory::BumpAllocator;
@@ -129,13 +129,6 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn push(&mut self, launch: Launch) {
         self.plan.launches.push(launch);
-    }
-
-    fn card(&self) -> Card {
-        Card {
-            multiprocessors: self.site.card.multiprocessors,
-            warpgroups: self.site.card.warpgroups,
-        }
     }
 
     /// Buffers of one block, given back when it is complete.
@@ -259,8 +252,8 @@ impl Builder<'_> {
             f32: input.f32,
         };
         let from = (self.site.addresses.chunk, inputs);
-        let card = self.card();
-        let launches = product::products(card, self.rows, cols, segments, from, self.scratch);
+        let gpu = self.site.gpu;
+        let launches = product::products(gpu, self.rows, cols, segments, from, self.scratch);
         self.plan.launches.extend(launches);
     }
 
@@ -290,8 +283,8 @@ impl Builder<'_> {
         let at = Positions::Chunk(chunk);
         self.push(attention::prepare(&shape, rows, at, from, (cache, 0)));
         let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
-        let card = self.card();
-        self.push(prefill::attend(card, &shape, rows, (chunk, q), cache, out));
+        let gpu = self.site.gpu;
+        self.push(prefill::attend(gpu, &shape, rows, (chunk, q), cache, out));
         self.add(out, w.o);
     }
 
@@ -337,7 +330,8 @@ impl Builder<'_> {
         };
         if pair.fits() && out.f32 == 0 {
             let from = (chunk, y.panels);
-            let launches = product::gated(self.card(), rows, pair, from, self.scratch, out.panels);
+            let launches =
+                product::gated(self.site.gpu, rows, pair, from, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
             let projected = self.project(y, &input_projections, arena);

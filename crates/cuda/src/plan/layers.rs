@@ -5,7 +5,7 @@ use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 use super::chain::Links;
 use super::forms::Forms;
 use super::product::{self, Product};
-use super::{Depth, Plan, Site, Sums, head, one};
+use super::{Depth, Plan, Site, attention_config, head, one};
 use crate::launch::attention::{self, Cache, Mask, Positions, Projections, Shape};
 use crate::launch::delta::{self, Layer, Slots};
 use crate::launch::matmul::Write;
@@ -13,6 +13,7 @@ use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::launch::rows::{self, Tap};
 use crate::launch::{Launch, embed, ffn};
 use crate::memory::BumpAllocator;
+use crate::numerics::Numerics;
 use crate::state::{DeltaGroup, KvGroup, LayerState};
 use crate::weights::{AttentionWeights, DeltaWeights, FfnWeights, MixerWeights, WeightMatrix};
 
@@ -92,7 +93,7 @@ pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs
 
 /// With which products the chunked delta rule of this card goes.
 pub(super) fn chunk_products(site: &Site<'_>) -> delta::Products {
-    match site.card.warpgroups {
+    match site.gpu.has_wgmma {
         true => delta::Products::Warpgroup,
         false => delta::Products::Warp,
     }
@@ -111,7 +112,7 @@ pub(super) fn builder<'a>(
         rows,
         trees,
         step,
-        sums: Sums::Fast,
+        numerics: Numerics::Fastest,
         depth: Depth::Any,
         source: Source::Step(step),
         eps,
@@ -130,7 +131,7 @@ pub(super) fn step(
 ) -> Plan {
     let (at, eps) = (site.addresses, site.spec.norm_eps);
     let mut builder = builder(site, (rows, trees), at.step, eps, *arena);
-    builder.sums = site.sums;
+    builder.numerics = site.numerics;
     builder.depth = depth;
     builder.embed();
     let layers = 0..site.spec.layers.len();
@@ -156,7 +157,7 @@ pub(super) struct Builder<'a> {
     /// Address of the step's header.
     pub(super) step: u64,
     /// In which order it sums.
-    sums: Sums,
+    numerics: Numerics,
     /// Behind how many tokens its trees stand.
     depth: Depth,
     pub(super) source: Source,
@@ -347,7 +348,7 @@ impl Builder<'_> {
         arena: &mut BumpAllocator,
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
-        let card = self.sums.on(site.card);
+        let config = attention_config(site.gpu, self.numerics, site.tree_windows);
         let &[q, k, v] = projected else {
             unreachable!("three matrices give three outputs")
         };
@@ -362,9 +363,9 @@ impl Builder<'_> {
         };
         let step = self.step;
         let room = (rows, self.depth.tokens(cache.max_pages * attention::PAGE));
-        let scratch = arena.take(shape.scratch_bytes(card, room));
+        let scratch = arena.take(shape.scratch_bytes(config, room));
         let out = Forms::of([w.o.kind]).carve(arena, rows, a.n_heads * a.head_dim);
-        let half = match shape.wants_f16_queries(card) {
+        let half = match shape.wants_f16_queries(config) {
             true => arena.take(2 * rows * a.n_heads * a.head_dim),
             false => 0,
         };
@@ -372,9 +373,9 @@ impl Builder<'_> {
         self.push(attention::prepare(&shape, rows, at, from, (cache, half)));
         let query = if half == 0 { q } else { half };
         let keys = (cache, scratch);
-        self.push(attention::tree(&shape, card, room, (step, query), keys));
+        self.push(attention::tree(&shape, config, room, (step, query), keys));
         let from = (step, q, scratch);
-        self.push(attention::combine(&shape, card, room, from, out));
+        self.push(attention::combine(&shape, config, room, from, out));
         out
     }
 
@@ -389,17 +390,13 @@ impl Builder<'_> {
         let (site, rows) = (self.site, self.rows);
         let shape = delta::Shape::of(&group.spec);
         let inputs = delta_inputs(w, projected);
-        let exactness = self.sums.of_states();
-        let card = delta::Card {
-            shared_bytes: site.card.shared_bytes,
-            warpgroups: site.card.warpgroups,
-        };
-        let bytes = delta::verify_scratch_bytes(card, shape, rows, self.trees, exactness);
+        let (gpu, numerics) = (site.gpu, self.numerics);
+        let bytes = delta::verify_scratch_bytes(gpu, shape, rows, self.trees, numerics);
         let scratch = arena.take(bytes);
         let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
         let out = delta::Out::of(forms);
         let launches = delta::verify(
-            card, shape, rows, self.trees, exactness, self.step, &layer, &inputs, scratch, &out,
+            gpu, shape, rows, self.trees, numerics, self.step, &layer, &inputs, scratch, &out,
         );
         self.plan.launches.extend(launches);
         forms

@@ -10,24 +10,25 @@ mod draft;
 mod forms;
 mod head;
 mod layers;
+mod numerics;
 mod one;
 mod product;
 mod short;
-mod sums;
 
 use std::collections::BTreeMap;
 
 use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
-use crate::launch::attention::Card;
+use crate::gpu_props::GpuProps;
 use crate::launch::norm::Source;
 use crate::launch::{Launch, Unit, matmul, rows};
 use crate::memory::BumpAllocator;
+use crate::numerics::Numerics;
 use crate::state::{DraftState, State};
 use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
 use chunk::Expanded;
-pub use sums::Sums;
+pub(crate) use numerics::{attention_config, numerics_of};
 
 /// The deepest that [`Depth::Shallow`] is, in tokens.
 const SHALLOW: usize = 1024;
@@ -173,12 +174,14 @@ pub(crate) struct Plans {
     short: bool,
 }
 
-/// What plans need to know of the card.
+/// What plans depend on besides the model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
-    pub(crate) card: Card,
-    /// In which order steps sum.
-    pub(crate) sums: Sums,
+    pub(crate) gpu: GpuProps,
+    /// Whether trees may have windows of their own.
+    pub(crate) tree_windows: bool,
+    /// Numerics of decode steps.
+    pub(crate) numerics: Numerics,
     /// Whether small models run as large ones do.
     pub(crate) as_large: bool,
 }
@@ -189,9 +192,10 @@ pub(crate) struct Site<'a> {
     pub(crate) weights: &'a Weights,
     pub(crate) state: &'a State,
     pub(crate) open: &'a OpenPlan,
-    pub(crate) card: Card,
-    /// In which order steps of the target sum.
-    sums: Sums,
+    pub(crate) gpu: GpuProps,
+    tree_windows: bool,
+    /// Numerics of the target's decode steps.
+    numerics: Numerics,
     /// Whether small models run as large ones do.
     as_large: bool,
     pub(crate) addresses: Addresses,
@@ -244,9 +248,9 @@ impl Plans {
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
         // Stages of a chain take turns at theirs.
-        let turns = 1 + usize::from(facts.card.warpgroups);
-        let partial_bytes = matmul::scratch_bytes(matmul::Card::of(facts.card), turns * ROWS);
-        let chain_bytes = match facts.card.warpgroups {
+        let turns = 1 + usize::from(facts.gpu.has_wgmma);
+        let partial_bytes = matmul::scratch_bytes(facts.gpu, turns * ROWS);
+        let chain_bytes = match facts.gpu.has_wgmma {
             true => chain::own_bytes(weights, spec.hidden),
             false => 0,
         };
@@ -284,8 +288,9 @@ impl Plans {
             weights,
             state,
             open,
-            card: facts.card,
-            sums: facts.sums,
+            gpu: facts.gpu,
+            tree_windows: facts.tree_windows,
+            numerics: facts.numerics,
             as_large: facts.as_large,
             addresses,
             expanded,

@@ -5,7 +5,7 @@ use super::forms::Forms;
 use super::layers::Builder;
 use super::product::{Product, segment};
 use crate::launch::Launch;
-use crate::launch::matmul::{Card, Segment, Write};
+use crate::launch::matmul::{Segment, Write};
 use crate::launch::norm::Out;
 use crate::launch::one::{self, Input, Results};
 use crate::memory::BumpAllocator;
@@ -48,7 +48,7 @@ fn launch(
     input: Input,
     results: Results,
 ) -> Option<Launch> {
-    one::launch(Card::of(site.card), cols, segments, input, results)
+    one::launch(site.gpu, cols, segments, input, results)
 }
 
 fn residual_normed(site: &Site<'_>, (weight, eps): (u64, f32)) -> Input {

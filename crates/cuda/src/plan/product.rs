@@ -3,7 +3,7 @@
 use super::Site;
 use super::forms::inputs;
 use crate::launch::Launch;
-use crate::launch::matmul::{self, Card, Scratch, Segment, Write};
+use crate::launch::matmul::{self, Scratch, Segment, Write};
 use crate::launch::norm::Out;
 use crate::weights::WeightMatrix;
 
@@ -26,7 +26,7 @@ pub(super) fn launches(
     input: &Out,
     products: &[Product],
 ) -> Vec<Launch> {
-    let card = Card::of(site.card);
+    let gpu = site.gpu;
     let Some(first) = products.first() else {
         return Vec::new();
     };
@@ -42,7 +42,7 @@ pub(super) fn launches(
         .collect();
     segments
         .chunks(matmul::MAX_SEGMENTS)
-        .flat_map(|segments| matmul::launches(card, rows, cols, segments, inputs(input), scratch))
+        .flat_map(|segments| matmul::launches(gpu, rows, cols, segments, inputs(input), scratch))
         .collect()
 }
 

@@ -14,7 +14,7 @@ use contract::{KvFormat, KvFormats, Limits, OpenPlan};
 use cuda::compile::{Compiled, EntryReport, Options, compile, forbids_spills, min_arch};
 use cuda::driver::Arch;
 use cuda::launch::{Unit, standard_units};
-use cuda::{Card, CudaBackend};
+use cuda::{CudaBackend, GpuInfo};
 use model::synth::SynthSpec;
 use serde_json::json;
 
@@ -164,7 +164,7 @@ struct Wanted<'a> {
     /// Of units with a width, those of these widths where any are named.
     widths: &'a [usize],
     /// The order in which steps sum, where it is not the one a model is opened with.
-    sums: Option<cuda::Sums>,
+    sums: Option<cuda::Numerics>,
 }
 
 /// What is `wanted` on `arch`.
@@ -226,7 +226,7 @@ fn width(unit: &Unit) -> Option<usize> {
 fn of_model(
     loaded: &model::LoadedModel,
     arch: Arch,
-    sums: Option<cuda::Sums>,
+    sums: Option<cuda::Numerics>,
     format: KvFormat,
 ) -> anyhow::Result<Vec<Unit>> {
     let plan = OpenPlan {
@@ -241,21 +241,21 @@ fn of_model(
         limits: LIMITS,
     };
     let options = cuda::Options {
-        sums,
+        numerics: sums,
         ..cuda::Options::default()
     };
     Ok(CudaBackend::with_options(card(arch), options).units(&plan)?)
 }
 
 /// This machine's card of an architecture, or a usual one.
-fn card(arch: Arch) -> Card {
+fn card(arch: Arch) -> GpuInfo {
     let here = cuda::probe().unwrap_or_default();
-    let this = |card: &Card| card.capability == (arch.number / 10, arch.number % 10);
-    here.into_iter().find(this).unwrap_or_else(|| Card {
+    let this = |card: &GpuInfo| card.capability == (arch.number / 10, arch.number % 10);
+    here.into_iter().find(this).unwrap_or_else(|| GpuInfo {
         ordinal: 0,
         name: arch.to_string(),
         capability: (arch.number / 10, arch.number % 10),
-        multiprocessors: USUAL
+        sm_count: USUAL
             .iter()
             .find(|(number, _)| *number == arch.number)
             .map_or(80, |(_, count)| *count),

@@ -176,7 +176,7 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
 }
 
 /// The first card, if kernels can be compiled for it. Why not is a warning: the CPU serves.
-fn usable_card(choice: &DeviceChoice) -> Option<cuda::Card> {
+fn usable_card(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
     if choice.cpu_reference {
         return None;
     }

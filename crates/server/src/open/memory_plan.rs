@@ -40,7 +40,7 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
     let here = cuda::probe()
         .ok()
         .and_then(|cards| cards.into_iter().next());
-    let card = cuda::Card {
+    let card = cuda::GpuInfo {
         total_bytes,
         name: format!("a card with {}", bytes_text(total_bytes)),
         ..here.unwrap_or_else(usual_card)
@@ -53,12 +53,12 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
 }
 
 /// What is planned for where there is no card: an RTX 3090, as far as a plan depends on it.
-fn usual_card() -> cuda::Card {
-    cuda::Card {
+fn usual_card() -> cuda::GpuInfo {
+    cuda::GpuInfo {
         ordinal: 0,
         name: String::new(),
         capability: (8, 6),
-        multiprocessors: 82,
+        sm_count: 82,
         total_bytes: 0,
     }
 }
@@ -182,9 +182,9 @@ mod tests {
         let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
         let loaded = spec.load().unwrap();
         let made = draft_for(&loaded, QuantType::Q8_0, 1);
-        let card = cuda::Card {
+        let card = cuda::GpuInfo {
             capability,
-            multiprocessors: if capability == (9, 0) { 132 } else { 82 },
+            sm_count: if capability == (9, 0) { 132 } else { 82 },
             total_bytes: 24 << 30,
             ..usual_card()
         };

@@ -45,7 +45,7 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
         card: cuda::Options {
             vram_limit,
             eager: args.eager,
-            sums: args.sums.map(sums),
+            numerics: args.sums.map(sums),
             compile: config::kernels::options(&args.compiler),
             ..cuda::Options::default()
         },
@@ -53,10 +53,10 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
 }
 
 /// An order of sums as the card's crate calls it.
-pub(crate) fn sums(named: Sums) -> cuda::Sums {
+pub(crate) fn sums(named: Sums) -> cuda::Numerics {
     match named {
-        Sums::ByPath => cuda::Sums::ByPath,
-        Sums::Fast => cuda::Sums::Fast,
+        Sums::ByPath => cuda::Numerics::BatchInvariant,
+        Sums::Fast => cuda::Numerics::Fastest,
     }
 }
 

@@ -15,7 +15,7 @@ use contract::{
     Backend, CommitItem, DraftItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree,
     VerifyItem,
 };
-use cuda::{CudaBackend, Options, Sums, compile};
+use cuda::{CudaBackend, Numerics, Options, compile};
 use decode::{
     Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
     Speculation,
@@ -38,7 +38,7 @@ fn card() -> Option<CudaBackend> {
 }
 
 /// The same, its steps in this order where nothing is promised.
-fn card_that_sums(sums: Option<Sums>) -> Option<CudaBackend> {
+fn card_that_sums(numerics: Option<Numerics>) -> Option<CudaBackend> {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test").to_owned();
     let cards = match cuda::probe() {
@@ -49,7 +49,7 @@ fn card_that_sums(sums: Option<Sums>) -> Option<CudaBackend> {
         }
     };
     let options = Options {
-        sums,
+        numerics,
         compile: compile::Options {
             cache: Some(std::env::temp_dir().join("hearth-test-kernels")),
             ..compile::Options::default()
@@ -268,7 +268,7 @@ fn lead(card: &CudaBackend, prompt: &[TokenId], text: &[TokenId], other: TokenId
 
 #[test]
 fn in_the_fastest_order_trees_part_from_plain_decoding_at_near_ties_only_and_seldom() {
-    let Some(card) = card_that_sums(Some(Sums::Fast)) else {
+    let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };
     let prompts: Vec<Vec<TokenId>> = prompts().into_iter().take(PROMPTS).collect();
@@ -365,7 +365,7 @@ fn five_hundred_steps_of_trees_on_the_card_leave_the_states_of_plain_decoding() 
 
 #[test]
 fn in_the_fastest_order_states_are_as_far_from_plain_decoding_as_that_is_from_itself() {
-    let Some(card) = card_that_sums(Some(Sums::Fast)) else {
+    let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };
     let drift = Drift::of(&card, false, Held::AsShipped);
@@ -392,7 +392,7 @@ fn in_the_fastest_order_states_are_as_far_from_plain_decoding_as_that_is_from_it
 
 #[test]
 fn where_products_round_nothing_trees_leave_the_states_of_plain_decoding_within_their_sums() {
-    let Some(card) = card_that_sums(Some(Sums::Fast)) else {
+    let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };
     for (held, most) in [(Held::Floats, 1e-4), (Held::FloatWeights, 1e-3)] {

@@ -1,4 +1,4 @@
-//! How a cached row of each storage format lies on the card, in a plane of values and one of scales, and the way
+//! How a cached row of each storage format lies on the config, in a plane of values and one of scales, and the way
 //! from there to the bytes of the format and back. `kernels/attention/kv_cache.cuh` has the layouts.
 
 use contract::KvFormat;

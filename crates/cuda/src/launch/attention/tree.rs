@@ -5,7 +5,10 @@ use contract::KvFormat;
 use super::super::norm::Out;
 use super::super::{Args, Launch, Unit};
 use super::rows::row_bytes;
-use super::{Cache, Card, MOST_SPLITS, Mask, Shape};
+use super::{AttentionConfig, Cache, MOST_SPLITS, Mask, Shape};
+#[cfg(test)]
+use crate::gpu_props::GpuProps;
+use crate::numerics::Numerics;
 
 /// Keys of a tile.
 const TILE: usize = 64;
@@ -77,14 +80,14 @@ impl Shape {
 
     /// Whether the form by warpgroup products computes steps of `rows` rows: not where one block of few rows would
     /// have a multiprocessor for itself, which is slower than two of the other form.
-    pub(super) fn by_warpgroups(&self, card: Card, rows: usize) -> bool {
-        let able = card.warpgroups && self.head_dim == 256 && self.wants_f16_queries(card);
-        able && (self.shares(card, rows) || self.across(card, rows).tiles > 2)
+    pub(super) fn by_warpgroups(&self, config: AttentionConfig, rows: usize) -> bool {
+        let able = config.gpu.has_wgmma && self.head_dim == 256 && self.wants_f16_queries(config);
+        able && (self.shares(config, rows) || self.across(config, rows).tiles > 2)
     }
 
     /// Whether a multiprocessor holds two blocks by warpgroups of a launch for `rows` rows.
-    pub(super) fn shares(&self, card: Card, rows: usize) -> bool {
-        self.across(card, rows).resident == 2
+    pub(super) fn shares(&self, config: AttentionConfig, rows: usize) -> bool {
+        self.across(config, rows).resident == 2
     }
 
     /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in `room` bytes of
@@ -98,20 +101,20 @@ impl Shape {
     }
 
     /// The tiling of a launch by warpgroup products for `rows` rows, all of which may be one tree's.
-    fn across(&self, card: Card, rows: usize) -> Tiling {
+    fn across(&self, config: AttentionConfig, rows: usize) -> Tiling {
         let columns = rows * self.n_heads / self.n_kv_heads;
-        let fits = |eights: &usize| self.across_ring(*eights, 0).1 <= card.shared_bytes;
+        let fits = |eights: &usize| self.across_ring(*eights, 0).1 <= config.gpu.shared_bytes;
         let most = EIGHTS.into_iter().rfind(fits).unwrap_or(1);
         // Equal parts, each rounded up to what there is a product for.
         let parts = columns.div_ceil(8 * most);
         let wanted = columns.div_ceil(8 * parts);
         let found = EIGHTS.into_iter().find(|eights| *eights >= wanted);
         let tiles = found.unwrap_or(most);
-        let half = (card.shared_bytes / 2).saturating_sub(1024);
+        let half = (config.gpu.shared_bytes / 2).saturating_sub(1024);
         let both = tiles <= 2 && self.across_ring(tiles, 0).1 <= half;
         let (resident, room) = match both {
             true => (2, half),
-            false => (1, card.shared_bytes),
+            false => (1, config.gpu.shared_bytes),
         };
         let (ring, shared_bytes) = self.across_ring(tiles, room);
         Tiling {
@@ -125,14 +128,14 @@ impl Shape {
     /// Eights of columns of a launch by three warpgroups for `rows` rows of sequences of at most `tokens` tokens, and
     /// the bytes of its shared memory; none for formats whose tiles are too large beside the queries of as many rows
     /// as are worth it.
-    fn trio(&self, card: Card, rows: usize, tokens: usize) -> Option<(usize, usize)> {
+    fn trio(&self, config: AttentionConfig, rows: usize, tokens: usize) -> Option<(usize, usize)> {
         let (key, value) = self.tiles_bytes();
         let rings = TRIO_RINGS.0 * key + TRIO_RINGS.1 * value + 8 + STEP_ROWS * 12;
         let bytes = |eights: usize| eights * (6 * 1024 + 9 * 8 * 4) + rings;
         let most = TRIO_EIGHTS
             .into_iter()
-            .rfind(|&eights| bytes(eights) <= card.shared_bytes)?;
-        if most < 12 || !self.by_warpgroups(card, rows) || self.shares(card, rows) {
+            .rfind(|&eights| bytes(eights) <= config.gpu.shared_bytes)?;
+        if most < 12 || !self.by_warpgroups(config, rows) || self.shares(config, rows) {
             return None;
         }
         let most = match tokens > TRIO_SHORT.0 {
@@ -147,31 +150,34 @@ impl Shape {
 
     /// Whether what a row sums in which order follows from its position alone (`kernels/attention/fixed_splits.cuh`), so that a
     /// node of a tree has the bits that its token alone would have.
-    pub(super) fn by_position(&self, card: Card) -> bool {
-        let able = card.warpgroups && self.head_dim == 256 && self.mask == Mask::Ancestors;
+    pub(super) fn by_position(&self, config: AttentionConfig) -> bool {
+        let able = config.gpu.has_wgmma && self.head_dim == 256 && self.mask == Mask::Ancestors;
         let whole = self.k != KvFormat::F32 && self.v != KvFormat::F32;
-        card.path_order && able && whole && self.spans(card, STEP_ROWS, usize::MAX).is_some()
+        config.numerics == Numerics::BatchInvariant
+            && able
+            && whole
+            && self.spans(config, STEP_ROWS, usize::MAX).is_some()
     }
 
     /// Spans of a row by position at most: as many as there are blocks over all key heads.
-    fn most_spans(&self, card: Card) -> usize {
-        (card.multiprocessors / self.n_kv_heads).clamp(1, MOST_SPLITS)
+    fn most_spans(&self, config: AttentionConfig) -> usize {
+        (config.gpu.sm_count / self.n_kv_heads).clamp(1, MOST_SPLITS)
     }
 
     /// Slots of a row by position, in sequences of at most `tokens` tokens: its spans and two tiles.
-    pub(super) fn slots(&self, card: Card, tokens: usize) -> usize {
+    pub(super) fn slots(&self, config: AttentionConfig, tokens: usize) -> usize {
         let before = tokens.div_ceil(TILE).saturating_sub(2);
-        2 + before.min(self.most_spans(card))
+        2 + before.min(self.most_spans(config))
     }
 
     /// The define of `kernels/attention/fixed_splits.cuh`.
-    pub(super) fn in_spans(&self, unit: Unit, card: Card) -> Unit {
-        unit.define("MAX_FIXED_SPLITS", self.most_spans(card))
+    pub(super) fn in_spans(&self, unit: Unit, config: AttentionConfig) -> Unit {
+        unit.define("MAX_FIXED_SPLITS", self.most_spans(config))
     }
 
     /// The shape of a launch by position for `rows` rows of sequences of at most `tokens` tokens; none for formats whose
     /// tiles are too large.
-    fn spans(&self, card: Card, rows: usize, tokens: usize) -> Option<Spans> {
+    fn spans(&self, config: AttentionConfig, rows: usize, tokens: usize) -> Option<Spans> {
         let (key, value) = self.tiles_bytes();
         let group = self.n_heads / self.n_kv_heads;
         let bytes = |eights: usize, (keys, values): (usize, usize)| {
@@ -193,25 +199,25 @@ impl Shape {
                 .filter(|&e| e <= most && 8 * e >= group)
         };
         let (most, rings) = [(3, 3), (3, 2)].into_iter().find_map(|rings| {
-            let eights = widths().rfind(|&e| fits(e, rings, card.shared_bytes))?;
+            let eights = widths().rfind(|&e| fits(e, rings, config.gpu.shared_bytes))?;
             (eights >= few.min(6)).then_some((eights, rings))
         })?;
         // Equal parts of whole nodes.
         let parts = rows.div_ceil(8 * most / group);
         let wanted = (rows.div_ceil(parts) * group).div_ceil(8);
         let eights = widths().find(|&e| e >= wanted)?;
-        let deepest = |r: &(usize, usize)| fits(eights, *r, card.shared_bytes);
+        let deepest = |r: &(usize, usize)| fits(eights, *r, config.gpu.shared_bytes);
         let rings = SPAN_RINGS.into_iter().find(deepest).unwrap_or(rings);
         Some(Spans {
             eights,
             rings,
             // Two on one multiprocessor would leave another without.
-            shared_bytes: bytes(eights, rings).max(card.shared_bytes / 2 + 1),
+            shared_bytes: bytes(eights, rings).max(config.gpu.shared_bytes / 2 + 1),
         })
     }
 
     /// The tiling of a launch for `rows` rows, all of which may be one tree's.
-    fn tiling(&self, card: Card, rows: usize) -> Tiling {
+    fn tiling(&self, config: AttentionConfig, rows: usize) -> Tiling {
         let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
         let fixed = |tiles: usize| {
             let key_warps = if tiles == 1 { 8 } else { 4 };
@@ -219,7 +225,8 @@ impl Shape {
             tiles * (32 * self.head_dim + 2048) + stats
         };
         let slot = self.tile_bytes();
-        let fits = |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= card.shared_bytes;
+        let fits =
+            |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= config.gpu.shared_bytes;
         let most = (1..=MOST_TILES)
             .rev()
             .find(|&tiles| fits(tiles, 2))
@@ -227,7 +234,7 @@ impl Shape {
         // Equal parts: nine tiles are five and four, not eight and one.
         let tiles = wanted.div_ceil(wanted.div_ceil(most));
         // Blocks of few rows wait for memory: two on a multiprocessor hide more than one.
-        let half = (card.shared_bytes / 2).saturating_sub(1024);
+        let half = (config.gpu.shared_bytes / 2).saturating_sub(1024);
         let resident = if tiles <= 2 && fixed(tiles) + 2 * slot <= half {
             2
         } else {
@@ -236,7 +243,7 @@ impl Shape {
         let room = if resident == 2 {
             half
         } else {
-            card.shared_bytes
+            config.gpu.shared_bytes
         };
         let ring = ((room - fixed(tiles)) / slot).clamp(2, 5);
         Tiling {
@@ -254,7 +261,7 @@ impl Shape {
 /// stays in `scratch` for [`combine`]. The sequences of the step hold at most `tokens` tokens, its nodes included.
 pub fn tree(
     shape: &Shape,
-    card: Card,
+    config: AttentionConfig,
     (rows, tokens): (usize, usize),
     (step, q): (u64, u64),
     (cache, scratch): (Cache, u64),
@@ -265,10 +272,14 @@ pub fn tree(
         .words(&[cache.k, cache.k_scale])
         .words(&[cache.v, cache.v_scale])
         .words(&shape.pages(&cache));
-    if !shape.wants_f16_queries(card) {
+    if !shape.wants_f16_queries(config) {
         return Launch {
             entry: "attn_decode_tree_f32",
-            unit: shape.spanned(shape.unit("attention/decode_tree_f32.cu"), card, (rows, 0)),
+            unit: shape.spanned(
+                shape.unit("attention/decode_tree_f32.cu"),
+                config,
+                (rows, 0),
+            ),
             grid: [shape.n_heads as u32, rows as u32, 1],
             block: [256, 1, 1],
             shared: 0,
@@ -281,9 +292,9 @@ pub fn tree(
         .f32(shape.scale * std::f32::consts::LOG2_E)
         .ptr(scratch)
         .i32(rows as i32);
-    let by_position = shape.by_position(card);
-    let spans = by_position.then(|| shape.spans(card, rows, tokens));
-    let unit = |file| shape.spanned(shape.unit(file), card, (rows, tokens));
+    let by_position = shape.by_position(config);
+    let spans = by_position.then(|| shape.spans(config, rows, tokens));
+    let unit = |file| shape.spanned(shape.unit(file), config, (rows, tokens));
     let (unit, resident, threads, shared) = if let Some(spans) = spans.flatten() {
         let unit = unit("attention/decode_fixed_splits_sm90.cu")
             .define("N8_TILES", spans.eights)
@@ -291,23 +302,23 @@ pub fn tree(
             .define("V_STAGES", spans.rings.1)
             .define("ROLLED", u32::from(tokens <= ROLLED));
         (unit, 1, 384, spans.shared_bytes)
-    } else if let Some((eights, shared)) = shape.trio(card, rows, tokens) {
+    } else if let Some((eights, shared)) = shape.trio(config, rows, tokens) {
         let unit = unit("attention/decode_tree_warp_specialized_sm90.cu")
             .define("N8_TILES", eights)
             .define("K_STAGES", TRIO_RINGS.0)
             .define("V_STAGES", TRIO_RINGS.1);
         (unit, 1, 384, shared)
     } else {
-        let (file, tiles, tiling) = match shape.by_warpgroups(card, rows) {
+        let (file, tiles, tiling) = match shape.by_warpgroups(config, rows) {
             true => (
                 "attention/decode_tree_sm90.cu",
                 "N8_TILES",
-                shape.across(card, rows),
+                shape.across(config, rows),
             ),
             false => (
                 "attention/decode_tree.cu",
                 "M16_TILES",
-                shape.tiling(card, rows),
+                shape.tiling(config, rows),
             ),
         };
         let unit = unit(file)
@@ -318,7 +329,7 @@ pub fn tree(
     Launch {
         entry: "attn_decode_tree",
         unit,
-        grid: [(resident * card.multiprocessors) as u32, 1, 1],
+        grid: [(resident * config.gpu.sm_count) as u32, 1, 1],
         block: [threads, 1, 1],
         shared: shared as u32,
         args,
@@ -327,11 +338,11 @@ pub fn tree(
     }
 }
 
-/// Sums the splits that [`tree`] left in `scratch` for a cache whose sequences hold `tokens` tokens, applies the gates in
+/// Numerics the splits that [`tree`] left in `scratch` for a cache whose sequences hold `tokens` tokens, applies the gates in
 /// the projection `q`, and writes `[rows][n_heads * head_dim]` in the forms of `out`.
 pub fn combine(
     shape: &Shape,
-    card: Card,
+    config: AttentionConfig,
     (rows, tokens): (usize, usize),
     (step, q, scratch): (u64, u64, u64),
     out: Out,
@@ -340,7 +351,7 @@ pub fn combine(
     let unit = shape
         .spanned(
             shape.unit("attention/combine_splits.cu"),
-            card,
+            config,
             (rows, tokens),
         )
         .define("GATED", u32::from(shape.gate));
@@ -388,23 +399,21 @@ mod tests {
             mask: Mask::Ancestors,
             ring_pages: 0,
         };
-        let card = Card {
-            multiprocessors: 132,
-            shared_bytes: 232_448,
-            warpgroups: true,
-            path_order: false,
-            windows: false,
+        let config = AttentionConfig {
+            gpu: GpuProps::new((9, 0), 132),
+            numerics: Numerics::Fastest,
+            tree_windows: false,
         };
         assert_eq!(
             (
-                shape.splits(card, (1, 4096)),
-                shape.splits(card, (24, 4096))
+                shape.splits(config, (1, 4096)),
+                shape.splits(config, (24, 4096))
             ),
             (64, 33)
         );
-        let exact = Card {
-            path_order: true,
-            ..card
+        let exact = AttentionConfig {
+            numerics: Numerics::BatchInvariant,
+            ..config
         };
         assert_eq!(shape.splits(exact, (1, 4096)), 35);
         assert_eq!(
@@ -415,44 +424,50 @@ mod tests {
             for (tokens, eights) in [(8192, short), (131_072, deep)] {
                 let found = shape.spans(exact, rows, tokens).unwrap();
                 assert_eq!(found.eights, eights, "{rows} rows of {tokens} tokens");
-                assert!(found.shared_bytes <= card.shared_bytes);
+                assert!(found.shared_bytes <= config.gpu.shared_bytes);
             }
         }
-        assert_eq!(shape.scratch_bytes(card, (2, 4096)), 2 * 24 * 64 * 258 * 4);
+        assert_eq!(
+            shape.scratch_bytes(config, (2, 4096)),
+            2 * 24 * 64 * 258 * 4
+        );
         assert_eq!(shape.frequencies().len(), 32);
         assert_eq!(shape.frequencies()[0], 1.0);
 
         for (rows, tiles, resident) in [(1, 1, 2), (8, 6, 1), (24, 9, 1), (64, 12, 1)] {
-            let across = shape.across(card, rows);
+            let across = shape.across(config, rows);
             assert_eq!((across.tiles, across.resident), (tiles, resident));
-            assert!(across.shared_bytes <= card.shared_bytes && across.ring >= 2);
+            assert!(across.shared_bytes <= config.gpu.shared_bytes && across.ring >= 2);
         }
         for (rows, short, deep) in [(3, 3, 3), (8, 6, 6), (24, 9, 18), (32, 8, 12), (64, 8, 16)] {
             for (tokens, eights) in [(8192, short), (131_072, deep)] {
-                let (found, bytes) = shape.trio(card, rows, tokens).unwrap();
+                let (found, bytes) = shape.trio(config, rows, tokens).unwrap();
                 assert_eq!(found, eights, "{rows} rows of {tokens} tokens");
-                assert!(bytes <= card.shared_bytes);
+                assert!(bytes <= config.gpu.shared_bytes);
             }
         }
-        assert_eq!(shape.trio(card, 1, 131_072), None);
+        assert_eq!(shape.trio(config, 1, 131_072), None);
         let half = Shape {
             k: KvFormat::F16,
             v: KvFormat::F16,
             ..shape
         };
-        assert_eq!(half.trio(card, 24, 131_072), None);
+        assert_eq!(half.trio(config, 24, 131_072), None);
         assert_eq!(half.spans(exact, 24, 131_072).unwrap().rings, (3, 2));
-        assert!(half.by_position(exact) && !half.by_position(card));
-        assert!(shape.by_warpgroups(card, 1) && half.by_warpgroups(card, 24));
-        assert!(!half.by_warpgroups(card, 1) && half.splits(card, (1, 4096)) == 64);
-        let one = shape.tiling(card, 1);
+        assert!(half.by_position(exact) && !half.by_position(config));
+        assert!(shape.by_warpgroups(config, 1) && half.by_warpgroups(config, 24));
+        assert!(!half.by_warpgroups(config, 1) && half.splits(config, (1, 4096)) == 64);
+        let one = shape.tiling(config, 1);
         assert_eq!((one.tiles, one.resident), (1, 2));
         assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
-        assert_eq!(shape.tiling(card, 24).tiles, 5);
-        assert_eq!(shape.tiling(card, 64).tiles, 6);
-        let small = Card {
-            shared_bytes: 99 * 1024,
-            ..card
+        assert_eq!(shape.tiling(config, 24).tiles, 5);
+        assert_eq!(shape.tiling(config, 64).tiles, 6);
+        let small = AttentionConfig {
+            gpu: GpuProps {
+                shared_bytes: 99 * 1024,
+                ..config.gpu
+            },
+            ..config
         };
         for rows in [1, 8, 24, 64] {
             let tiling = shape.tiling(small, rows);

@@ -150,7 +150,7 @@ pub fn chunk_prepare(
     launch
 }
 
-/// Value columns of a block of the scan: few enough that the blocks fill a card.
+/// Value columns of a block of the scan: few enough that the blocks fill a gpu.
 fn scan_columns(shape: Shape) -> usize {
     if shape.n_v_heads > 32 { 64 } else { 32 }
 }

@@ -4,30 +4,14 @@ use super::norm::{Out, Source, gated_norm};
 use super::tree_sm90;
 use super::walk::{kept_bytes, walk};
 use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
+use crate::gpu_props::GpuProps;
 use crate::launch::{Args, Launch, Unit};
+use crate::numerics::Numerics;
 
 /// Value columns of a block of the commit launch.
 const COMMIT_COLUMNS: usize = 64;
 /// Threads of a block of the commit launch.
 const COMMIT_THREADS: usize = 256;
-/// In which order a tree's sums are taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exactness {
-    /// All nodes at once from one read of the state; rounds differently from node by node. A step of one row
-    /// takes a form of its own, which has the bits of the other order.
-    Factors,
-    /// Node by node, states carried from parent to child: the same bits as one node a step.
-    Sequential,
-}
-
-/// What of a card decides how trees are launched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Card {
-    /// Shared memory a block may have, in bytes.
-    pub shared_bytes: usize,
-    /// Whether it has the warpgroup products of compute capability 9.0.
-    pub warpgroups: bool,
-}
 
 /// Bytes of `o` in the scratch, which states that wait follow.
 fn o_bytes(shape: Shape, rows: usize) -> usize {
@@ -36,15 +20,15 @@ fn o_bytes(shape: Shape, rows: usize) -> usize {
 
 /// Bytes that [`verify`] works in; layers of a step may share them, and they need not be zeroed.
 pub fn verify_scratch_bytes(
-    card: Card,
+    gpu: GpuProps,
     shape: Shape,
     rows: usize,
     trees: usize,
-    exactness: Exactness,
+    numerics: Numerics,
 ) -> usize {
-    let kept = match exactness {
-        Exactness::Factors => 0,
-        Exactness::Sequential => kept_bytes(card, shape, rows, trees),
+    let kept = match numerics {
+        Numerics::Fastest => 0,
+        Numerics::BatchInvariant => kept_bytes(gpu, shape, rows, trees),
     };
     o_bytes(shape, rows) + kept
 }
@@ -58,11 +42,11 @@ pub fn verify_scratch_bytes(
     reason = "shapes first, then addresses; every one is a concept of its own"
 )]
 pub fn verify(
-    card: Card,
+    gpu: GpuProps,
     shape: Shape,
     rows: usize,
     trees: usize,
-    exactness: Exactness,
+    numerics: Numerics,
     step: u64,
     layer: &Layer,
     inputs: &Inputs,
@@ -76,7 +60,7 @@ pub fn verify(
     if rows == 1 && out.panel.0 == 0 {
         return vec![row(shape, step, layer, inputs, out)];
     }
-    let whole = exactness == Exactness::Factors && tree_sm90::suits(card, shape, rows, trees);
+    let whole = numerics == Numerics::Fastest && tree_sm90::suits(gpu, shape, rows, trees);
     if whole && let Some(launch) = tree_sm90::tree_and_norm(shape, rows, step, layer, inputs, out) {
         return vec![launch];
     }
@@ -85,9 +69,9 @@ pub fn verify(
         stride: shape.values(),
     };
     let kept = at + o_bytes(shape, rows) as u64;
-    let nodes = match exactness {
-        Exactness::Factors => tree(card, shape, rows, trees, step, layer, inputs, at),
-        Exactness::Sequential => walk(card, shape, rows, trees, step, layer, inputs, [at, kept]),
+    let nodes = match numerics {
+        Numerics::Fastest => tree(gpu, shape, rows, trees, step, layer, inputs, at),
+        Numerics::BatchInvariant => walk(gpu, shape, rows, trees, step, layer, inputs, [at, kept]),
     };
     let source = Source::Step(step);
     let norm = gated_norm(shape, rows, source, layer, [o, inputs.z], out);
@@ -138,10 +122,10 @@ struct Cut {
 }
 
 impl Cut {
-    fn of(card: Card, shape: Shape, rows: usize, trees: usize) -> Cut {
+    fn of(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Cut {
         let nodes = rows.next_multiple_of(8);
         let (columns, warps) = match (rows, trees) {
-            (33.., 1) if shared(nodes, 64) <= card.shared_bytes => (64, 16),
+            (33.., 1) if shared(nodes, 64) <= gpu.shared_bytes => (64, 16),
             (33.., _) => (32, 8),
             (..=8, _) | (_, 2..) => (64, 8),
             _ => (64, 16),
@@ -178,10 +162,10 @@ fn shared(nodes: usize, columns: usize) -> usize {
 }
 
 /// The unit of [`tree`] for a bucket of `rows` rows of up to `trees` trees.
-pub fn tree_unit(card: Card, shape: Shape, rows: usize, trees: usize) -> Unit {
-    match tree_sm90::suits(card, shape, rows, trees) {
+pub fn tree_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Unit {
+    match tree_sm90::suits(gpu, shape, rows, trees) {
         true => tree_sm90::tree_unit(shape, rows),
-        false => Cut::of(card, shape, rows, trees).unit(shape),
+        false => Cut::of(gpu, shape, rows, trees).unit(shape),
     }
 }
 
@@ -201,7 +185,7 @@ pub(super) fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
     reason = "as `verify`: shapes first, then addresses"
 )]
 pub fn tree(
-    card: Card,
+    gpu: GpuProps,
     shape: Shape,
     rows: usize,
     trees: usize,
@@ -210,10 +194,10 @@ pub fn tree(
     inputs: &Inputs,
     o: u64,
 ) -> Launch {
-    if tree_sm90::suits(card, shape, rows, trees) {
+    if tree_sm90::suits(gpu, shape, rows, trees) {
         return tree_sm90::tree(shape, rows, step, layer, inputs, o);
     }
-    let cut = Cut::of(card, shape, rows, trees);
+    let cut = Cut::of(gpu, shape, rows, trees);
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
     let grid = [shape.n_v_heads * DIM / cut.columns, 1, trees];
@@ -267,18 +251,20 @@ pub(super) mod tests {
         head_map: HeadMap::Tiled,
     };
 
-    pub(crate) const SMALL: Card = Card {
+    pub(crate) const SMALL: GpuProps = GpuProps {
+        sm_count: 82,
         shared_bytes: 99 << 10,
-        warpgroups: false,
+        has_wgmma: false,
     };
 
-    pub(crate) const LARGE: Card = Card {
+    pub(crate) const LARGE: GpuProps = GpuProps {
+        sm_count: 132,
         shared_bytes: 227 << 10,
-        warpgroups: true,
+        has_wgmma: true,
     };
 
     /// Entries of a layer's launches.
-    fn entries(card: Card, rows: usize, exactness: Exactness) -> Vec<&'static str> {
+    fn entries(gpu: GpuProps, rows: usize, numerics: Numerics) -> Vec<&'static str> {
         let slots = Slots { at: 0, stride: 0 };
         let layer = Layer {
             state: slots,
@@ -298,11 +284,11 @@ pub(super) mod tests {
             beta: none,
         };
         let launches = verify(
-            card,
+            gpu,
             SHAPE,
             rows,
             1,
-            exactness,
+            numerics,
             0,
             &layer,
             &inputs,
@@ -314,38 +300,38 @@ pub(super) mod tests {
 
     #[test]
     fn one_row_is_one_launch_and_exact_steps_go_node_by_node() {
-        use Exactness::{Factors, Sequential};
-        for card in [SMALL, LARGE] {
-            assert_eq!(entries(card, 1, Factors), ["gated_delta_row_fused"]);
-            assert_eq!(entries(card, 1, Sequential), ["gated_delta_row_fused"]);
+        use Numerics::{BatchInvariant, Fastest};
+        for gpu in [SMALL, LARGE] {
+            assert_eq!(entries(gpu, 1, Fastest), ["gated_delta_row_fused"]);
+            assert_eq!(entries(gpu, 1, BatchInvariant), ["gated_delta_row_fused"]);
             assert_eq!(
-                entries(card, 24, Sequential),
+                entries(gpu, 24, BatchInvariant),
                 ["gated_delta_recurrent_tree", "gated_delta_norm"]
             );
             assert_eq!(
-                entries(card, 8, Factors),
+                entries(gpu, 8, Fastest),
                 ["gated_delta_wy_tree", "gated_delta_norm"]
             );
         }
         assert_eq!(
-            entries(SMALL, 24, Factors),
+            entries(SMALL, 24, Fastest),
             ["gated_delta_wy_tree", "gated_delta_norm"]
         );
-        assert_eq!(entries(LARGE, 24, Factors), ["gated_delta_wy_tree_sm90"]);
+        assert_eq!(entries(LARGE, 24, Fastest), ["gated_delta_wy_tree_sm90"]);
     }
 
     #[test]
     fn shared_memory_of_a_tree_fits_every_card() {
-        for card in [SMALL, LARGE] {
+        for gpu in [SMALL, LARGE] {
             for rows in [1, 8, 16, 24, 32, 40, 48, 64] {
                 for trees in [1, 4] {
-                    let cut = Cut::of(card, SHAPE, rows, trees);
+                    let cut = Cut::of(gpu, SHAPE, rows, trees);
                     let bytes = shared(cut.nodes, cut.columns);
-                    assert!(bytes <= card.shared_bytes, "{rows} rows take {bytes} bytes");
+                    assert!(bytes <= gpu.shared_bytes, "{rows} rows take {bytes} bytes");
                 }
             }
         }
-        let columns = |card| Cut::of(card, SHAPE, 64, 1).columns;
+        let columns = |gpu| Cut::of(gpu, SHAPE, 64, 1).columns;
         assert_eq!([SMALL, LARGE].map(columns), [32, 64]);
     }
 

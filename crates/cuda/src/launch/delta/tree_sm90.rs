@@ -1,8 +1,9 @@
 //! The factor form of one tree on Hopper: products by warpgroups, and the output norm in the same launch.
 
 use super::norm::Out;
-use super::tree::{Card, conv_args};
+use super::tree::conv_args;
 use super::{DIM, Inputs, Layer, Shape, dim, row_args, slot_args};
+use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
 
 /// Nodes of the largest tree, which are a column of a product each, and of the smallest for which this pays.
@@ -14,9 +15,9 @@ const THREADS: u32 = 512;
 const MOST_TOGETHER: usize = 8;
 
 /// Whether steps of up to `trees` trees in `rows` rows have this form on `card`.
-pub(super) fn suits(card: Card, shape: Shape, rows: usize, trees: usize) -> bool {
-    let fits = shared(*NODES.end()) <= card.shared_bytes && cluster(shape).is_some();
-    card.warpgroups && fits && NODES.contains(&rows) && trees == 1
+pub(super) fn suits(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> bool {
+    let fits = shared(*NODES.end()) <= gpu.shared_bytes && cluster(shape).is_some();
+    gpu.has_wgmma && fits && NODES.contains(&rows) && trees == 1
 }
 
 /// Neighbouring blocks that convolve the queries and keys of their key head together: whole heads, as the norm wants.
@@ -102,12 +103,12 @@ mod tests {
 
     #[test]
     fn one_tree_of_9_to_32_nodes_has_it_where_there_are_warpgroups_and_memory() {
-        let suits = |card, rows, trees| suits(card, SHAPE, rows, trees);
+        let suits = |gpu, rows, trees| suits(gpu, SHAPE, rows, trees);
         assert!(suits(LARGE, 16, 1) && suits(LARGE, 32, 1));
         assert!(!suits(LARGE, 8, 1) && !suits(LARGE, 40, 1) && !suits(LARGE, 24, 2));
         assert!(!suits(SMALL, 24, 1));
-        let without = Card {
-            warpgroups: false,
+        let without = GpuProps {
+            has_wgmma: false,
             ..LARGE
         };
         assert!(!suits(without, 24, 1));

@@ -1,7 +1,8 @@
 //! The walk over trees: node by node, with the bits of single steps.
 
-use super::tree::{Card, conv_args};
+use super::tree::conv_args;
 use super::{DIM, Inputs, Layer, Shape, dim, launch, order, slot_args};
+use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
 
 /// Blocks that share a head of a tree.
@@ -35,7 +36,7 @@ struct Cut {
 }
 
 impl Cut {
-    fn of(card: Card, shape: Shape, rows: usize, trees: usize) -> Cut {
+    fn of(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Cut {
         let nodes = rows.next_multiple_of(8);
         let together = shape.n_v_heads / shape.n_k_heads;
         let fits = |n: &usize| together.is_multiple_of(*n);
@@ -59,7 +60,7 @@ impl Cut {
             warps,
             blocks,
         };
-        let room = (card.shared_bytes / blocks).saturating_sub(1024 + cut.room());
+        let room = (gpu.shared_bytes / blocks).saturating_sub(1024 + cut.room());
         cut.shared_saves = (room / cut.save_bytes()).min(cut.saves);
         cut
     }
@@ -83,10 +84,10 @@ impl Cut {
     }
 
     /// Bytes of shared memory to ask for.
-    fn shared(self, card: Card) -> usize {
+    fn shared(self, gpu: GpuProps) -> usize {
         match self.blocks {
             // More than half of what there is, so that it has the multiprocessor for itself.
-            1 => self.room().max(card.shared_bytes / 2 + 1024),
+            1 => self.room().max(gpu.shared_bytes / 2 + 1024),
             _ => self.room(),
         }
     }
@@ -106,14 +107,14 @@ impl Cut {
 }
 
 /// Bytes of the states of [`walk`] that shared memory has no room for; they need not be zeroed.
-pub fn kept_bytes(card: Card, shape: Shape, rows: usize, trees: usize) -> usize {
-    let cut = Cut::of(card, shape, rows, trees);
+pub fn kept_bytes(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> usize {
+    let cut = Cut::of(gpu, shape, rows, trees);
     trees * (cut.saves - cut.shared_saves) * shape.state_bytes()
 }
 
 /// The unit of [`walk`] for a bucket of `rows` rows of up to `trees` trees.
-pub fn walk_unit(card: Card, shape: Shape, rows: usize, trees: usize) -> Unit {
-    Cut::of(card, shape, rows, trees).unit(shape)
+pub fn walk_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Unit {
+    Cut::of(gpu, shape, rows, trees).unit(shape)
 }
 
 /// Convolution, gates, u and o of all nodes of a tree, walked with the state in registers.
@@ -125,7 +126,7 @@ pub fn walk_unit(card: Card, shape: Shape, rows: usize, trees: usize) -> Unit {
     reason = "as `tree::verify`: shapes first, then addresses"
 )]
 pub fn walk(
-    card: Card,
+    gpu: GpuProps,
     shape: Shape,
     rows: usize,
     trees: usize,
@@ -134,7 +135,7 @@ pub fn walk(
     inputs: &Inputs,
     [o, kept]: [u64; 2],
 ) -> Launch {
-    let cut = Cut::of(card, shape, rows, trees);
+    let cut = Cut::of(gpu, shape, rows, trees);
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors);
     let args = args.ptr(o).ptr(kept);
@@ -146,7 +147,7 @@ pub fn walk(
         dim(32 * cut.warps),
         args,
     );
-    launch.shared = dim(cut.shared(card));
+    launch.shared = dim(cut.shared(gpu));
     launch
 }
 
@@ -157,7 +158,7 @@ mod tests {
 
     #[test]
     fn states_wait_in_the_scratch_where_shared_memory_has_no_room() {
-        let bytes = |card, rows, trees| kept_bytes(card, SHAPE, rows, trees);
+        let bytes = |gpu, rows, trees| kept_bytes(gpu, SHAPE, rows, trees);
         assert_eq!(bytes(LARGE, 64, 1), 0);
         assert_eq!(bytes(SMALL, 64, 1), 3 * SHAPE.state_bytes());
         assert_eq!(bytes(SMALL, 16, 1), 0);
@@ -166,20 +167,20 @@ mod tests {
 
     #[test]
     fn shared_memory_of_a_tree_fits_every_card() {
-        for card in [SMALL, LARGE] {
+        for gpu in [SMALL, LARGE] {
             for (n_v_heads, heads) in [(2, 1), (4, 2), (6, 3), (8, 4), (10, 1), (12, 3), (16, 4)] {
                 let shape = Shape { n_v_heads, ..SHAPE };
                 for rows in [1, 8, 16, 24, 32, 48, 64] {
                     for trees in [1, 2, 4] {
-                        let cut = Cut::of(card, shape, rows, trees);
-                        let bytes = cut.shared(card);
-                        assert!(bytes <= card.shared_bytes, "{rows} rows: {cut:?}");
+                        let cut = Cut::of(gpu, shape, rows, trees);
+                        let bytes = cut.shared(gpu);
+                        assert!(bytes <= gpu.shared_bytes, "{rows} rows: {cut:?}");
                         assert_eq!(cut.heads, heads);
                     }
                 }
             }
         }
-        let saves = |card| Cut::of(card, SHAPE, 64, 1).shared_saves;
+        let saves = |gpu| Cut::of(gpu, SHAPE, 64, 1).shared_saves;
         assert_eq!([SMALL, LARGE].map(saves), [0, 3]);
     }
 }

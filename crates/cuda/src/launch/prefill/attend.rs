@@ -2,7 +2,8 @@
 
 use contract::KvFormat;
 
-use super::{Card, Out, Panels, count, int};
+use super::{Out, Panels, count, int};
+use crate::gpu_props::GpuProps;
 use crate::launch::attention::{Cache, Shape, number};
 use crate::launch::{Args, Launch, Unit};
 
@@ -23,7 +24,7 @@ pub fn attention_is_exact(shape: &Shape) -> bool {
 ///
 /// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads * head_dim` columns.
 pub fn attend(
-    card: Card,
+    gpu: GpuProps,
     shape: &Shape,
     rows: usize,
     (chunk, q): (u64, u64),
@@ -35,7 +36,7 @@ pub fn attend(
         shape.window == 0 && shape.ring_pages == 0,
         "prefill attends to every position: {shape:?}"
     );
-    let form = Form::of(card, shape);
+    let form = Form::of(gpu, shape);
     let unit = match form.across {
         Some((eights, ring)) => Unit::new(form.file)
             .define("N8_TILES", eights)
@@ -87,7 +88,7 @@ struct Form {
 }
 
 impl Form {
-    fn of(card: Card, shape: &Shape) -> Form {
+    fn of(gpu: GpuProps, shape: &Shape) -> Form {
         if attention_is_exact(shape) {
             return Form {
                 file: "attention/prefill_f32.cu",
@@ -99,7 +100,7 @@ impl Form {
             };
         }
         // Rows of queries and of two or one stages of keys and values, and barriers.
-        match card.warpgroups && shape.head_dim == 256 {
+        match gpu.has_wgmma && shape.head_dim == 256 {
             true if shape.k == KvFormat::F16 && shape.v == KvFormat::F16 => Form {
                 file: "attention/prefill_sm90.cu",
                 entry: "attn_prefill",

@@ -1,6 +1,7 @@
 //! Products of a chunk's rows with matrices that share their input.
 
-use super::{Card, PANEL, Panels, TILE, count, int};
+use super::{PANEL, Panels, TILE, count, int};
+use crate::gpu_props::GpuProps;
 use crate::launch::matmul::{Segment, Write};
 use crate::launch::{Args, Launch, Unit};
 use crate::pack::{BLOCK_ROWS, WeightKind};
@@ -56,13 +57,13 @@ pub fn turn_bytes(rows: usize, weight_bytes: usize) -> usize {
 
 /// Parts that K is cut in, from the matrix and the card alone: two where one leaves the last wave of a chunk of
 /// 2048 rows mostly idle.
-fn splits(card: Card, w_rows: usize, blocks: usize) -> usize {
+fn splits(gpu: GpuProps, w_rows: usize, blocks: usize) -> usize {
     let tiles = 2048 / TILE * (w_rows / COLUMNS);
     let waste = |units: usize| {
-        let waves = units.div_ceil(card.multiprocessors);
-        (waves * card.multiprocessors) as f64 / units as f64
+        let waves = units.div_ceil(gpu.sm_count);
+        (waves * gpu.sm_count) as f64 / units as f64
     };
-    match card.warpgroups && blocks >= 32 && waste(2 * tiles) + 0.08 < waste(tiles) {
+    match gpu.has_wgmma && blocks >= 32 && waste(2 * tiles) + 0.08 < waste(tiles) {
         true => 2,
         false => 1,
     }
@@ -81,7 +82,7 @@ struct Piece {
 /// # Panics
 /// If a matrix has no input in its form, or the scratch is below [`least_bytes`].
 pub fn products(
-    card: Card,
+    gpu: GpuProps,
     rows: usize,
     cols: usize,
     segments: &[Segment],
@@ -113,7 +114,7 @@ pub fn products(
                 first += padded(piece);
             }
             launches.push(multiply(
-                card,
+                gpu,
                 rows,
                 cols,
                 &batch,
@@ -133,7 +134,7 @@ pub struct Pair {
     pub cols: usize,
     /// Rows of either.
     pub ffn: usize,
-    /// How the gate's matrix lies on the card, and where.
+    /// How the gate's matrix lies on the gpu, and where.
     pub gate: (WeightKind, u64),
     /// The same of the other.
     pub up: (WeightKind, u64),
@@ -153,7 +154,7 @@ impl Pair {
 /// # Panics
 /// Unless the pair [fits](Pair::fits); then take [`products`] and [`super::rows::swiglu`].
 pub fn gated(
-    card: Card,
+    gpu: GpuProps,
     rows: usize,
     pair: Pair,
     from: (u64, u64),
@@ -210,7 +211,7 @@ pub fn gated(
             .f32(1.0)
             .f32(1.0)
             .ptr(to);
-        launches.push(on_tiles(card, "prefill_gemm_swiglu", args));
+        launches.push(on_tiles(gpu, "prefill_gemm_swiglu", args));
     }
     launches
 }
@@ -293,7 +294,7 @@ fn expand(piece: Piece, cols: usize, panels: u64, place: Place) -> Launch {
 }
 
 fn multiply(
-    card: Card,
+    gpu: GpuProps,
     rows: usize,
     cols: usize,
     batch: &[Piece],
@@ -318,17 +319,17 @@ fn multiply(
         .i32(int(Panels::new(0, rows).rows))
         .i32(int(w_rows))
         .i32(int(blocks))
-        .i32(int(splits(card, w_rows, blocks)))
+        .i32(int(splits(gpu, w_rows, blocks)))
         .ptr(scratch.turns)
         .f32(1.0)
         .i32(i32::from(add))
         .words(&words);
-    on_tiles(card, "prefill_gemm", args)
+    on_tiles(gpu, "prefill_gemm", args)
 }
 
 /// A persistent launch over tiles: a block for each multiprocessor.
-fn on_tiles(card: Card, entry: &'static str, args: Args) -> Launch {
-    let (file, threads, shared) = match card.warpgroups {
+fn on_tiles(gpu: GpuProps, entry: &'static str, args: Args) -> Launch {
+    let (file, threads, shared) = match gpu.has_wgmma {
         true => (
             "gemm/prefill_gemm_sm90.cu",
             384,
@@ -339,7 +340,7 @@ fn on_tiles(card: Card, entry: &'static str, args: Args) -> Launch {
     Launch {
         entry,
         unit: Unit::new(file).define("SWIGLU", u32::from(entry == "prefill_gemm_swiglu")),
-        grid: [count(card.multiprocessors), 1, 1],
+        grid: [count(gpu.sm_count), 1, 1],
         block: [threads, 1, 1],
         shared,
         args,
