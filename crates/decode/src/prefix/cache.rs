@@ -103,7 +103,7 @@ impl PrefixCache {
                     .len()
                     > 1;
             if let Some(entry) = self.radix.get_mut(passed)
-                && (shared || entry.head)
+                && (shared || entry.system_prefix)
             {
                 entry.used = self.use_counter;
             }
@@ -152,14 +152,18 @@ impl PrefixCache {
         tokens: &[TokenId],
         mark: SaveInfo<'_>,
     ) -> Result<(), DeviceError> {
-        let SaveInfo { head, session, .. } = mark;
+        let SaveInfo {
+            system_prefix,
+            session,
+            ..
+        } = mark;
         self.use_counter += 1;
         let prefixes = self.radix.prefixes_of(tokens);
         let there = prefixes.last().copied();
         if let Some(key) = there.filter(|key| self.radix.depth(*key) == tokens.len()) {
             if let Some(entry) = self.radix.get_mut(key) {
                 entry.used = self.use_counter;
-                entry.head |= head;
+                entry.system_prefix |= system_prefix;
                 entry.from_warmup &= mark.from_warmup;
             }
             return Ok(());
@@ -184,13 +188,13 @@ impl PrefixCache {
         self.stats.warmup_saved += u64::from(mark.from_warmup);
         // Any conversation may resume from a system prefix. Only the same one resumes from a later
         // turn.
-        let again = |entry: &PrefixEntry| !entry.head && (entry.resumed || entry.returned);
+        let again = |entry: &PrefixEntry| !entry.system_prefix && (entry.resumed || entry.returned);
         let mut earlier = prefixes.iter().filter_map(|key| self.radix.get(*key));
         let entry = PrefixEntry {
             snapshot: info.id,
             used: self.use_counter,
             session: session.cloned(),
-            head,
+            system_prefix,
             resumed: false,
             returned: earlier.any(again),
             offered_to_store: false,
@@ -217,7 +221,7 @@ impl PrefixCache {
     /// Whether an entry has not been examined for the store.
     pub(crate) fn has_unpersisted(&self) -> bool {
         let unoffered = |entry: &PrefixEntry, depth| {
-            !entry.offered_to_store && depth >= self.config.least_stored
+            !entry.offered_to_store && depth >= self.config.min_store_tokens
         };
         self.store.is_some()
             && self
@@ -284,7 +288,7 @@ impl PrefixCache {
                         snapshot: info.id,
                         used: self.use_counter,
                         session: session.cloned(),
-                        head: false,
+                        system_prefix: false,
                         resumed: false,
                         returned: false,
                         offered_to_store: true,
@@ -341,7 +345,7 @@ impl PrefixCache {
             return Ok(false);
         };
         let again = matches!(rule, ExportRule::AnyNew);
-        if depth < self.config.least_stored || (entry.offered_to_store && !again) {
+        if depth < self.config.min_store_tokens || (entry.offered_to_store && !again) {
             return Ok(false);
         }
         entry.offered_to_store = true;
@@ -356,9 +360,9 @@ impl PrefixCache {
             return Ok(false);
         }
         match runner.detach(snapshot) {
-            Ok(parcel) => {
+            Ok(detached) => {
                 self.stats.stored += 1;
-                store.put(&tokens, parcel);
+                store.put(&tokens, detached);
                 Ok(true)
             }
             Err(lost @ DeviceError::DeviceLost { .. }) => Err(lost),
@@ -391,7 +395,7 @@ impl PrefixCache {
 
     /// Fewest tokens that are worth a warm-up.
     pub(crate) fn min_warmup_tokens(&self) -> usize {
-        self.config.boundaries.apart.max(1)
+        self.config.boundaries.min_distance.max(1)
     }
 
     /// Start of the last turn but one, which is the reply in an expected prompt; the end if there

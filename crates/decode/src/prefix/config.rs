@@ -16,7 +16,7 @@ pub struct PrefixConfig {
     /// Where snapshots are kept.
     pub place: SnapshotLocation,
     /// Shortest prefix given to the store, in tokens.
-    pub least_stored: usize,
+    pub min_store_tokens: usize,
     /// Most tokens prefilled by prefix warm-up for one expected prompt; 0 disables warm-up.
     pub warmup_tokens: usize,
 }
@@ -29,7 +29,7 @@ impl Default for PrefixConfig {
             bytes: u64::MAX,
             boundaries: SavePointConfig::default(),
             place: SnapshotLocation::Host,
-            least_stored: 512,
+            min_store_tokens: 512,
             warmup_tokens: 0,
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct PrefixEntry {
     /// The session that used it last.
     pub(crate) session: Option<Arc<str>>,
     /// Whether it ends the system prefix (system text and tools).
-    pub(crate) head: bool,
+    pub(crate) system_prefix: bool,
     /// Whether a prompt resumed from it.
     pub(crate) resumed: bool,
     /// Whether its conversation returned: a prompt that resumed from an earlier turn led to it.
@@ -37,7 +37,7 @@ impl PrefixEntry {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SaveInfo<'a> {
     /// Whether it ends the system prefix.
-    pub(crate) head: bool,
+    pub(crate) system_prefix: bool,
     /// The session of the prompt.
     pub(crate) session: Option<&'a Arc<str>>,
     /// Whether warm-up saves it.

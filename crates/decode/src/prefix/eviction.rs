@@ -45,7 +45,7 @@ pub(crate) fn classes(radix: &RadixTree<PrefixEntry>) -> BTreeMap<Key, EvictionC
         let class = match radix.child_entries(key, PrefixEntry::is_from_prompt).len() {
             _ if entry.from_warmup => passed(),
             0 => EvictionClass::Leaf,
-            1 if entry.head => EvictionClass::Leaf,
+            1 if entry.system_prefix => EvictionClass::Leaf,
             1 => passed(),
             _ => EvictionClass::Shared,
         };
@@ -76,7 +76,7 @@ fn pinned_leaves(
         if classes.get(&key) != Some(&EvictionClass::Leaf) {
             continue;
         }
-        if entry.head && entry.resumed {
+        if entry.system_prefix && entry.resumed {
             kept.insert(key);
             continue;
         }
@@ -142,7 +142,7 @@ mod tests {
         text: &'static str,
         used: u64,
         session: Option<&'static str>,
-        head: bool,
+        system_prefix: bool,
         resumed: bool,
         returned: bool,
         from_warmup: bool,
@@ -153,7 +153,7 @@ mod tests {
             text,
             used,
             session: None,
-            head: false,
+            system_prefix: false,
             resumed: false,
             returned: false,
             from_warmup: false,
@@ -168,8 +168,11 @@ mod tests {
             }
         }
 
-        const fn head(self) -> Saved {
-            Saved { head: true, ..self }
+        const fn system_prefix(self) -> Saved {
+            Saved {
+                system_prefix: true,
+                ..self
+            }
         }
 
         const fn resumed(self) -> Saved {
@@ -202,7 +205,7 @@ mod tests {
                 snapshot: SnapshotId(saved.used),
                 used: saved.used,
                 session: saved.session.map(Into::into),
-                head: saved.head,
+                system_prefix: saved.system_prefix,
                 resumed: saved.resumed,
                 returned: saved.returned,
                 offered_to_store: false,
@@ -247,7 +250,7 @@ mod tests {
         let with_head = [
             saved("hhaa", 5),
             saved("hhbb", 3),
-            saved("hh", 4).head().resumed(),
+            saved("hh", 4).system_prefix().resumed(),
         ];
         assert_eq!(order(&with_head), [3, 5, 4]);
     }
@@ -256,8 +259,8 @@ mod tests {
     fn system_prefix_used_once_ranks_as_a_leaf() {
         let once = [
             saved("hhaa", 4),
-            saved("hh", 3).head(),
-            saved("gg", 1).head(),
+            saved("hh", 3).system_prefix(),
+            saved("gg", 1).system_prefix(),
             saved("ggbb", 2),
         ];
         assert_eq!(order(&once), [1, 2, 3, 4]);
@@ -282,9 +285,9 @@ mod tests {
             };
             let entries = [
                 saved("abcdef", 1).of("s"),
-                side("x", 6).head(),
+                side("x", 6).system_prefix(),
                 side("xy", 7),
-                side("z", 8).head(),
+                side("z", 8).system_prefix(),
                 side("zz", 9),
             ];
             assert_eq!(*order(&entries).last().unwrap(), 1, "{name:?}");
@@ -336,7 +339,7 @@ mod tests {
         let radix = tree(&[
             saved("ab", 1),
             saved("abcd", 2),
-            saved("x", 3).head(),
+            saved("x", 3).system_prefix(),
             saved("xyz", 4),
         ]);
         let kept: Vec<u64> = worth_persisting(&radix)
@@ -370,7 +373,7 @@ mod tests {
         // A system prefix, what two branches share, and the end of the branch in use; then a side
         // request.
         let entries = [
-            saved("hh", 7).head().resumed(),
+            saved("hh", 7).system_prefix().resumed(),
             saved("hhsh", 7),
             saved("hhshab", 7).returned(),
             saved("hhshxy", 3),

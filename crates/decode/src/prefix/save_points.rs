@@ -10,28 +10,28 @@ use contract::TokenId;
 /// Where prompts are saved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavePointConfig {
-    /// Tokens that start a turn. Without any, prompts are saved at `every` and at their end.
+    /// Tokens that start a turn. Without any, prompts are saved at `interval` and at their end.
     pub turn_starts: Vec<TokenId>,
     /// Number of last turns saved at their start.
-    pub turns: usize,
+    pub last_turns: usize,
     /// A state is also saved every so many tokens, unless another is near; 0 disables this.
-    pub every: usize,
+    pub interval: usize,
     /// Shortest prefix worth saving, in tokens.
-    pub least: usize,
+    pub min_tokens: usize,
     /// Least distance of save points, in tokens. Of two that are closer, the later is kept. A
     /// prompt's end must be as far behind the last turn. Behind a restored prefix this holds for
     /// all but the last.
-    pub apart: usize,
+    pub min_distance: usize,
 }
 
 impl Default for SavePointConfig {
     fn default() -> SavePointConfig {
         SavePointConfig {
             turn_starts: Vec::new(),
-            turns: 2,
-            every: 4096,
-            least: 64,
-            apart: 256,
+            last_turns: 2,
+            interval: 4096,
+            min_tokens: 64,
+            min_distance: 256,
         }
     }
 }
@@ -42,7 +42,7 @@ pub(crate) struct SavePoint {
     /// Tokens before it.
     pub(crate) at: usize,
     /// Whether it ends the system prefix, which other conversations share.
-    pub(crate) head: bool,
+    pub(crate) system_prefix: bool,
 }
 
 impl SavePointConfig {
@@ -59,17 +59,17 @@ impl SavePointConfig {
         let begins =
             |(at, token): (usize, &TokenId)| self.turn_starts.contains(token).then_some(at);
         let turns: Vec<usize> = prompt.iter().enumerate().filter_map(begins).collect();
-        let head = turns.get(1).map(|at| floor(*at));
+        let system_prefix = turns.get(1).map(|at| floor(*at));
         let mut places: Vec<usize> = turns
             .iter()
             .skip(1)
             .rev()
-            .take(self.turns)
+            .take(self.last_turns)
             .map(|at| floor(*at))
             .collect();
         let last = places.first().copied().unwrap_or(0);
         let end = floor(prompt.len());
-        if end >= last + self.apart || turns.is_empty() {
+        if end >= last + self.min_distance || turns.is_empty() {
             places.push(end);
         }
         places.sort_unstable();
@@ -78,42 +78,43 @@ impl SavePointConfig {
         let close = |i: usize| {
             places
                 .get(i + 1)
-                .is_some_and(|next| next - places[i] < self.apart)
+                .is_some_and(|next| next - places[i] < self.min_distance)
         };
         let mut kept: Vec<usize> = (0..places.len())
             .filter(|i| !close(*i))
             .map(|i| places[i])
             .collect();
-        kept.extend(head);
+        kept.extend(system_prefix);
         kept.sort_unstable();
         kept.dedup();
         // A point close behind the restored prefix gains little, and each costs a chunk of its own.
         // The last one is where the next turn resumes.
-        let (deepest, beyond) = (kept.last().copied(), read.saturating_add(self.apart));
+        let (deepest, beyond) = (kept.last().copied(), read.saturating_add(self.min_distance));
         let behind = |at: &usize| {
-            let dear = read == 0 || *at >= beyond || Some(*at) == head || Some(*at) == deepest;
-            *at > read && *at >= self.least.max(1) && dear
+            let dear =
+                read == 0 || *at >= beyond || Some(*at) == system_prefix || Some(*at) == deepest;
+            *at > read && *at >= self.min_tokens.max(1) && dear
         };
         kept.retain(behind);
         kept.extend(self.between(&kept, (read, end), align));
         kept.sort_unstable();
         let stop = |at| SavePoint {
             at,
-            head: Some(at) == head,
+            system_prefix: Some(at) == system_prefix,
         };
         kept.into_iter().map(stop).collect()
     }
 
     /// Periodic points between `begin` and `end`, except near the start or near one of `kept`.
     fn between(&self, kept: &[usize], (begin, end): (usize, usize), align: usize) -> Vec<usize> {
-        let step = self.every.next_multiple_of(align);
-        if self.every == 0 {
+        let step = self.interval.next_multiple_of(align);
+        if self.interval == 0 {
             return Vec::new();
         }
         let places = (begin / step + 1..).map(|i| i * step);
-        let places = places.take_while(|at| *at <= end && *at >= self.least.max(1));
+        let places = places.take_while(|at| *at <= end && *at >= self.min_tokens.max(1));
         let far = |at: &usize| {
-            let near = |kept: &usize| kept.abs_diff(*at) < self.apart;
+            let near = |kept: &usize| kept.abs_diff(*at) < self.min_distance;
             (begin == 0 || *at >= begin + step / 2) && !kept.iter().any(near)
         };
         places.filter(far).collect()
@@ -152,7 +153,7 @@ mod tests {
         };
         let long = prompt(3000, &[0, 700, 1000, 1500, 2000, 2990]);
         check(&boundaries, &long, 0, &[640, 1984, 2944]);
-        assert!(boundaries.save_points(&long, 0, 64)[0].head);
+        assert!(boundaries.save_points(&long, 0, 64)[0].system_prefix);
         // Cached points are not saved again, nor points close behind the restored prefix.
         check(&boundaries, &long, 1984, &[2944]);
         check(&boundaries, &long, 1792, &[2944]);
@@ -188,7 +189,7 @@ mod tests {
         check(&boundaries, &prompt(9000, &[]), 8128, &[8960]);
         check(&boundaries, &prompt(4200, &[]), 0, &[4160]);
         let never = SavePointConfig {
-            every: 0,
+            interval: 0,
             ..boundaries
         };
         check(&never, &prompt(9000, &[]), 0, &[8960]);

@@ -18,7 +18,7 @@ pub trait Store {
 
     /// Stores an exported snapshot of `tokens`. Runs on the device's thread, so it must not wait
     /// for a disk or for the snapshot's bytes.
-    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn DetachedSnapshot>);
+    fn put(&mut self, tokens: &[TokenId], detached: Box<dyn DetachedSnapshot>);
 
     /// The process ends. `by_use` lists the prefixes worth keeping, the most recently used first,
     /// stored or not. None may evict one that was used after it. [`Store::put`] may wait for a disk

@@ -161,12 +161,12 @@ fn selection(params: &GenerationParams, vocab: usize, top_limit: usize) -> Logit
         (false, 0) => return LogitsSelection::Full,
         (false, k) => k.min(vocab),
     };
-    let told = params.logprobs.unwrap_or(0);
+    let reported = params.logprobs.unwrap_or(0);
     // The best by raw logit may not be among the best by processed logit.
-    if told > 0 && edited {
+    if reported > 0 && edited {
         return LogitsSelection::Full;
     }
-    match drawn.max(told) {
+    match drawn.max(reported) {
         k if k > top_limit || k >= vocab => LogitsSelection::Full,
         k => LogitsSelection::TopK(k),
     }
@@ -319,12 +319,12 @@ mod tests {
             let request = sampler.logits_request(&history, &[], None, None);
             let out = sampler.choose(&LANGUAGE.row(trace, &request), prompt.len());
             let raw = LANGUAGE.row(trace, &LogitsRequest::full());
-            let told = out.logprobs.unwrap();
-            prop_assert_eq!(told.logprob, raw.raw[out.id.index()] - raw.raw_lse);
+            let reported = out.logprobs.unwrap();
+            prop_assert_eq!(reported.logprob, raw.raw[out.id.index()] - raw.raw_lse);
             let best = LANGUAGE.row(trace, &LogitsRequest::top_k(n.max(1)));
             let expected: Vec<_> = best.ids.iter().zip(&best.raw)
                 .map(|(id, x)| (*id, x - best.raw_lse)).take(n).collect();
-            prop_assert_eq!(told.top, expected);
+            prop_assert_eq!(reported.top, expected);
         }
 
         #[test]
@@ -334,9 +334,9 @@ mod tests {
             let prompt: Vec<TokenId> = prompt.into_iter().map(TokenId).collect();
             let trace = LANGUAGE.begin().then_all(&prompt);
             let row = LANGUAGE.row(trace, &logprob_request(TokenId(next), n));
-            let told = requested_logprob(&row, TokenId(next), n);
+            let reported = requested_logprob(&row, TokenId(next), n);
             let raw = LANGUAGE.row(trace, &LogitsRequest::full());
-            prop_assert_eq!(told, logprobs(&raw, TokenId(next), n));
+            prop_assert_eq!(reported, logprobs(&raw, TokenId(next), n));
         }
     }
 }

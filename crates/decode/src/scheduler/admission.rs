@@ -177,7 +177,7 @@ impl Scheduler {
         let (done, total) = (prefill.done, running.prompt.len());
         if let Some(save_point) = prefill.reached().filter(|_| running.params.use_saved) {
             let info = SaveInfo {
-                head: save_point.head,
+                system_prefix: save_point.system_prefix,
                 session: running.params.session.as_ref(),
                 from_warmup: false,
             };

@@ -33,7 +33,7 @@ pub(super) struct Prefill {
     /// Tokens read so far.
     pub(super) done: usize,
     /// Number of alternatives in prompt logprobs, if they are reported.
-    told: Option<usize>,
+    top_logprobs: Option<usize>,
     /// Logprobs of the tokens read so far and of the next.
     logprobs: Vec<Option<Logprobs>>,
     /// Save points not reached yet, ascending. Chunks end there.
@@ -42,11 +42,11 @@ pub(super) struct Prefill {
 
 impl Prefill {
     /// The prefill of a prompt into a fresh sequence.
-    pub(super) fn new(seq: SeqId, told: Option<usize>) -> Prefill {
+    pub(super) fn new(seq: SeqId, top_logprobs: Option<usize>) -> Prefill {
         Prefill {
             seq,
             done: 0,
-            told,
+            top_logprobs,
             // The first token has no context, so it has no logprob.
             logprobs: vec![None],
             save_points: VecDeque::new(),
@@ -101,7 +101,7 @@ impl Prefill {
         let tokens = &prompt[self.done..end];
         let mut requests: Vec<(usize, LogitsRequest)> = Vec::new();
         let followers = prompt[self.done + 1..].iter().take(tokens.len());
-        if let Some(n) = self.told {
+        if let Some(n) = self.top_logprobs {
             requests.extend(
                 followers
                     .clone()
@@ -127,10 +127,10 @@ impl Prefill {
             Some(_) => rows.pop(),
             None => ends.then(LogitsRow::default),
         };
-        if let Some(n) = self.told {
-            let told = followers.zip(&rows);
+        if let Some(n) = self.top_logprobs {
+            let top_logprobs = followers.zip(&rows);
             self.logprobs
-                .extend(told.map(|(next, row)| Some(requested_logprob(row, *next, n))));
+                .extend(top_logprobs.map(|(next, row)| Some(requested_logprob(row, *next, n))));
         }
         self.done = end;
         Ok(row)
@@ -138,7 +138,8 @@ impl Prefill {
 
     /// Logprobs of the whole prompt once it is read, if they are reported.
     pub(super) fn take_logprobs(&mut self) -> Option<Vec<Option<Logprobs>>> {
-        self.told.map(|_| std::mem::take(&mut self.logprobs))
+        self.top_logprobs
+            .map(|_| std::mem::take(&mut self.logprobs))
     }
 }
 
@@ -153,7 +154,7 @@ mod tests {
                 .iter()
                 .map(|at| SavePoint {
                     at: *at,
-                    head: false,
+                    system_prefix: false,
                 })
                 .collect()
         };

@@ -10,8 +10,8 @@
 //!   saved, and the rest waits for the next idle time unless that job supersedes it.
 //! - A conversation has one pending prompt. A newer one, or the actual next prompt, replaces it.
 //!   Two prompts belong together if they agree up to the start of the last reply.
-//! - Warm-up must spare the prompt at least [`apart`](crate::SavePointConfig::apart) tokens, and
-//!   reads at most [`warmup_tokens`](crate::PrefixConfig::warmup_tokens).
+//! - Warm-up must spare the prompt at least [`min_distance`](crate::SavePointConfig::min_distance)
+//!   tokens, and reads at most [`warmup_tokens`](crate::PrefixConfig::warmup_tokens).
 //! - It takes only pages that neither a sequence nor a prefix holds. Its prefixes are evicted first
 //!   until a prompt uses them.
 
@@ -140,7 +140,7 @@ impl PrefixWarmup {
         active.prompt.read += done - before;
         prefix.count_warmup(done - before);
         let saved = match active.prefill.reached() {
-            Some(save_point) => active.save(device, prefix, save_point.head),
+            Some(save_point) => active.save(device, prefix, save_point.system_prefix),
             None => Ok(()),
         };
         if saved.is_err() || done == active.end {
@@ -202,8 +202,8 @@ impl ActiveWarmup {
         }
         save_points.retain(|save_point| save_point.at <= end);
         if save_points.last().is_none_or(|last| last.at < end) {
-            let (at, head) = (end, false);
-            save_points.push(SavePoint { at, head });
+            let (at, system_prefix) = (end, false);
+            save_points.push(SavePoint { at, system_prefix });
         }
         let capacity = device.capacity();
         let free = capacity.tokens.saturating_sub(capacity.evictable_tokens);
@@ -238,12 +238,12 @@ impl ActiveWarmup {
         &mut self,
         device: &mut Device,
         prefix: &mut PrefixCache,
-        head: bool,
+        system_prefix: bool,
     ) -> Result<(), DeviceError> {
         let Prefill { seq, done, .. } = self.prefill;
         self.saved = done;
         let info = SaveInfo {
-            head,
+            system_prefix,
             session: self.prompt.next.session.as_ref(),
             from_warmup: true,
         };

@@ -27,12 +27,12 @@ pub(crate) fn by_turns(slots: usize) -> PrefixConfig {
         slots,
         boundaries: SavePointConfig {
             turn_starts: vec![TURN],
-            turns: 2,
-            every: 64,
-            least: 4,
-            apart: 8,
+            last_turns: 2,
+            interval: 64,
+            min_tokens: 4,
+            min_distance: 8,
         },
-        least_stored: 8,
+        min_store_tokens: 8,
         ..PrefixConfig::default()
     }
 }

@@ -66,24 +66,24 @@ fn reasoning(opening: InitialPhase, budget: usize, handle: &Arc<ReasoningHandle>
     for id in [25, 26] {
         sentence_ends.insert(TokenId(id));
     }
-    let mut in_thinking = TokenMask::all(LANGUAGE.vocab);
-    in_thinking.remove(EOS);
+    let mut allowed_in_reasoning = TokenMask::all(LANGUAGE.vocab);
+    allowed_in_reasoning.remove(EOS);
     let plan = Arc::new(ReasoningConfig {
-        opening,
+        initial_phase: opening,
         tags: Some(ReasoningTags {
             open: OPEN,
             close: CLOSE,
         }),
         budget: Some(ReasoningBudget {
             tokens: budget,
-            soft: budget / 2,
+            soft_window: budget / 2,
             boost: 8.0,
             sentence_ends: Arc::new(sentence_ends),
         }),
-        closing: Arc::new([TokenId(26), TokenId(25), CLOSE, TokenId(25)]),
-        gap: Arc::new([TokenId(25)]),
-        in_thinking: Some(Arc::new(in_thinking)),
-        call_tags: None,
+        end_sequence: Arc::new([TokenId(26), TokenId(25), CLOSE, TokenId(25)]),
+        separator: Arc::new([TokenId(25)]),
+        allowed_in_reasoning: Some(Arc::new(allowed_in_reasoning)),
+        tool_call_tags: None,
         grammar: Some(GRAMMAR.clone()),
     });
     let handle = Arc::clone(handle);

@@ -38,11 +38,11 @@ pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<Pr
         bytes,
         boundaries: SavePointConfig {
             turn_starts: turn_starts(model),
-            every: EVERY,
+            interval: EVERY,
             ..SavePointConfig::default()
         },
         place: SnapshotLocation::Host,
-        least_stored: args.kv_cache_min_tokens.max(1),
+        min_store_tokens: args.kv_cache_min_tokens.max(1),
         warmup_tokens: args.read_ahead,
     })
 }

@@ -38,10 +38,10 @@ fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Schedu
             boundaries: SavePointConfig {
                 turn_starts: vec![tokenizer.id_of("<|im_start|>").unwrap()],
                 // Turns are short here.
-                apart: 64,
+                min_distance: 64,
                 ..SavePointConfig::default()
             },
-            least_stored: 64,
+            min_store_tokens: 64,
             warmup_tokens: 1 << 20,
             ..PrefixConfig::default()
         },

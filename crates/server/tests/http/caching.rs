@@ -19,7 +19,7 @@ fn plan() -> Plan {
             slots: 8,
             boundaries: SavePointConfig {
                 turn_starts: vec![special("<|im_start|>")],
-                apart: 8,
+                min_distance: 8,
                 ..SavePointConfig::default()
             },
             ..PrefixConfig::default()

@@ -24,21 +24,21 @@ pub enum InitialPhase {
 #[derive(Debug, Clone)]
 pub struct ReasoningConfig {
     /// The phase in which a reply starts.
-    pub opening: InitialPhase,
+    pub initial_phase: InitialPhase,
     /// The tokens around reasoning; without them all text is answer.
     pub tags: Option<ReasoningTags>,
     /// The length limit of reasoning; `None` for no limit.
     pub budget: Option<ReasoningBudget>,
     /// Tokens that end reasoning by force, the closing tag included; at least one if there are
     /// tags.
-    pub closing: Arc<[TokenId]>,
+    pub end_sequence: Arc<[TokenId]>,
     /// Tokens between reasoning that ended by itself and an answer that matches a grammar.
-    pub gap: Arc<[TokenId]>,
+    pub separator: Arc<[TokenId]>,
     /// Tokens allowed in reasoning; `None` allows all.
-    pub in_thinking: Option<Arc<TokenMask>>,
+    pub allowed_in_reasoning: Option<Arc<TokenMask>>,
     /// The tokens around a tool call. A call within reasoning ends the reasoning and is not
     /// constrained.
-    pub call_tags: Option<(TokenId, TokenId)>,
+    pub tool_call_tags: Option<(TokenId, TokenId)>,
     /// The language of the answer.
     pub grammar: Option<Grammar>,
 }
@@ -58,7 +58,7 @@ pub struct ReasoningBudget {
     /// Reasoning is ended after this many tokens.
     pub tokens: usize,
     /// Over this many tokens before the limit, the closing tag's logit is raised at sentence ends.
-    pub soft: usize,
+    pub soft_window: usize,
     /// The largest boost of the closing tag's logit, at the limit.
     pub boost: f32,
     /// Tokens that end a sentence or a line.
@@ -141,7 +141,7 @@ pub struct ReasoningMachine {
 impl ReasoningMachine {
     /// The machine of a choice that has generated nothing.
     pub fn new(plan: Arc<ReasoningConfig>, handle: Arc<ReasoningHandle>) -> ReasoningMachine {
-        let phase = match (plan.opening, plan.tags) {
+        let phase = match (plan.initial_phase, plan.tags) {
             (InitialPhase::Reasoning, Some(_)) => Phase::Reasoning {
                 n: 0,
                 at_end: false,
@@ -184,7 +184,9 @@ impl ReasoningConfig {
             Phase::Undecided => Phase::Answer { n: 1 },
             Phase::Reasoning { n, .. } if self.budget_used(n) => self.end_sequence_after(1),
             Phase::Reasoning { .. } if is(|tags| tags.close) => self.separator_after(0),
-            Phase::Reasoning { .. } if self.call_tags.is_some_and(|(open, _)| open == token) => {
+            Phase::Reasoning { .. }
+                if self.tool_call_tags.is_some_and(|(open, _)| open == token) =>
+            {
                 Phase::ToolCall
             }
             Phase::Reasoning { n, .. } => Phase::Reasoning {
@@ -194,7 +196,7 @@ impl ReasoningConfig {
                     .as_ref()
                     .is_some_and(|budget| budget.sentence_ends.contains(token)),
             },
-            Phase::ToolCall if self.call_tags.is_some_and(|(_, close)| close == token) => {
+            Phase::ToolCall if self.tool_call_tags.is_some_and(|(_, close)| close == token) => {
                 Phase::Answer { n: 0 }
             }
             Phase::ToolCall if is(|tags| tags.close) => self.separator_after(0),
@@ -212,7 +214,7 @@ impl ReasoningConfig {
     }
 
     fn end_sequence_after(&self, n: usize) -> Phase {
-        if n < self.closing.len() {
+        if n < self.end_sequence.len() {
             Phase::Closing { n }
         } else {
             Phase::Answer { n: 0 }
@@ -220,7 +222,7 @@ impl ReasoningConfig {
     }
 
     fn separator_after(&self, n: usize) -> Phase {
-        if self.grammar.is_some() && n < self.gap.len() {
+        if self.grammar.is_some() && n < self.separator.len() {
             Phase::Separator { n }
         } else {
             Phase::Answer { n: 0 }
@@ -230,9 +232,12 @@ impl ReasoningConfig {
     /// How far `n` reasoning tokens lie within the boosted window, above 0 up to 1; `None` outside
     /// of it.
     fn boost_fraction(&self, n: usize) -> Option<f32> {
-        let budget = self.budget.as_ref().filter(|budget| budget.soft > 0)?;
-        let into = (n + budget.soft).checked_sub(budget.tokens)?;
-        Some((into + 1).min(budget.soft) as f32 / budget.soft as f32)
+        let budget = self
+            .budget
+            .as_ref()
+            .filter(|budget| budget.soft_window > 0)?;
+        let into = (n + budget.soft_window).checked_sub(budget.tokens)?;
+        Some((into + 1).min(budget.soft_window) as f32 / budget.soft_window as f32)
     }
 }
 
@@ -241,10 +246,10 @@ impl Constraint for ReasoningMachine {
         let (phase, text) = self.after(path);
         match phase {
             Phase::Reasoning { n, .. } if self.plan.budget_used(n) => {
-                self.plan.closing.first().copied()
+                self.plan.end_sequence.first().copied()
             }
-            Phase::Closing { n } => self.plan.closing.get(n).copied(),
-            Phase::Separator { n } => self.plan.gap.get(n).copied(),
+            Phase::Closing { n } => self.plan.end_sequence.get(n).copied(),
+            Phase::Separator { n } => self.plan.separator.get(n).copied(),
             Phase::Answer { .. } => {
                 let tail = &path[path.len() - text..];
                 self.grammar_state.as_mut()?.forced(tail)
@@ -256,7 +261,7 @@ impl Constraint for ReasoningMachine {
     fn allowed(&mut self, path: &[TokenId]) -> Option<Arc<TokenMask>> {
         let (phase, text) = self.after(path);
         match phase {
-            Phase::Reasoning { .. } => self.plan.in_thinking.clone(),
+            Phase::Reasoning { .. } => self.plan.allowed_in_reasoning.clone(),
             Phase::ToolCall | Phase::Closing { .. } | Phase::Separator { .. } => None,
             Phase::Undecided => {
                 let mask = self.grammar_state.as_mut()?.allowed(&[]);

@@ -16,21 +16,21 @@ fn plan(budget: Option<(usize, usize)>) -> ReasoningConfig {
     let mut sentence_ends = TokenMask::none(100);
     sentence_ends.insert(TokenId(STOP));
     ReasoningConfig {
-        opening: InitialPhase::Reasoning,
+        initial_phase: InitialPhase::Reasoning,
         tags: Some(ReasoningTags {
             open: TokenId(OPEN),
             close: TokenId(CLOSE),
         }),
         budget: budget.map(|(tokens, soft)| ReasoningBudget {
             tokens,
-            soft,
+            soft_window: soft,
             boost: 8.0,
             sentence_ends: Arc::new(sentence_ends),
         }),
-        closing: ids(&[70, CLOSE, 71]).into(),
-        gap: ids(&[71]).into(),
-        in_thinking: None,
-        call_tags: Some((TokenId(CALL), TokenId(CALL_END))),
+        end_sequence: ids(&[70, CLOSE, 71]).into(),
+        separator: ids(&[71]).into(),
+        allowed_in_reasoning: None,
+        tool_call_tags: Some((TokenId(CALL), TokenId(CALL_END))),
         grammar: None,
     }
 }
@@ -84,7 +84,7 @@ fn reasoning_ends_at_its_budget_and_answer_is_unlimited() {
     check(plan(Some((3, 0))), &early, &early, ReasoningEnd::Natural);
     check(plan(None), &early, &early, ReasoningEnd::Natural);
     let mut text = plan(Some((3, 0)));
-    text.opening = InitialPhase::Answer;
+    text.initial_phase = InitialPhase::Answer;
     check(
         text,
         &[1, 2, 3, 4, 5],
@@ -96,7 +96,7 @@ fn reasoning_ends_at_its_budget_and_answer_is_unlimited() {
 #[test]
 fn model_may_open_reasoning_itself() {
     let mut either = plan(Some((2, 0)));
-    either.opening = InitialPhase::Either;
+    either.initial_phase = InitialPhase::Either;
     check(
         either.clone(),
         &[OPEN, 1, 2, 3],

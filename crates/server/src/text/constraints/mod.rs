@@ -138,13 +138,13 @@ impl Constrain {
     /// A text that is of a grammar from its beginning.
     pub fn text(&self, grammar: Grammar) -> Constraints {
         let plan = Arc::new(ReasoningConfig {
-            opening: InitialPhase::Answer,
+            initial_phase: InitialPhase::Answer,
             tags: None,
             budget: None,
-            closing: Arc::default(),
-            gap: Arc::default(),
-            in_thinking: None,
-            call_tags: None,
+            end_sequence: Arc::default(),
+            separator: Arc::default(),
+            allowed_in_reasoning: None,
+            tool_call_tags: None,
             grammar: Some(grammar),
         });
         Constraints::new(move |_| {
@@ -166,7 +166,7 @@ impl Constrain {
         }
         let budget = prompt.thinking_budget.map(|tokens| ReasoningBudget {
             tokens,
-            soft: ReasoningDefaults::soft_tokens(tokens),
+            soft_window: ReasoningDefaults::soft_tokens(tokens),
             boost: self.soft_lift,
             sentence_ends: Arc::clone(
                 self.sentence_ends
@@ -174,13 +174,13 @@ impl Constrain {
             ),
         });
         let plan = Arc::new(ReasoningConfig {
-            opening: prompt.opening,
+            initial_phase: prompt.opening,
             tags: self.tags,
             budget,
-            closing: Arc::clone(&self.closing),
-            gap: Arc::clone(&self.gap),
-            in_thinking: grammar.is_some().then(|| Arc::new(self.only_thoughts())),
-            call_tags: self.call_tags.filter(|_| grammar.is_none()),
+            end_sequence: Arc::clone(&self.closing),
+            separator: Arc::clone(&self.gap),
+            allowed_in_reasoning: grammar.is_some().then(|| Arc::new(self.only_thoughts())),
+            tool_call_tags: self.call_tags.filter(|_| grammar.is_none()),
             grammar,
         });
         let reins: Vec<Arc<ReasoningHandle>> = (0..n).map(|_| Arc::default()).collect();
