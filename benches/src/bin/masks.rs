@@ -29,7 +29,7 @@ use chat::template::ToolCallFormat;
 use contract::{TokenId, TokenKind, TokenMask, Vocab};
 use decode::Constraint;
 use serde_json::{Value, json};
-use server::text::constraints::Constrain;
+use server::text::constraints::ModelConstraints;
 use server::text::reasoning::ReasoningDefaults;
 
 /// Depth of the tree, and children of each node on the path.
@@ -56,14 +56,14 @@ fn main() -> Result<()> {
     let mut vocab = model::load_vocab(&path).with_context(|| path.display().to_string())?;
     enlarge(&mut vocab, tokens);
     let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
-    let constrain = Constrain::new(
+    let constraints_of_model = ModelConstraints::new(
         &tokenizer,
         tokenizer.eos(),
         tokenizer.n_tokens(),
         &ReasoningDefaults::default(),
     );
     for (number, case) in cases().into_iter().enumerate() {
-        let line = measure(&constrain, &tokenizer, &case, requests)
+        let line = measure(&constraints_of_model, &tokenizer, &case, requests)
             .with_context(|| case.name.to_owned())?;
         let mut out = std::io::stdout().lock();
         let tables = (number == 0).then_some("with the vocabulary's tables");
@@ -182,7 +182,7 @@ struct Times {
 }
 
 fn measure(
-    constrain: &Constrain,
+    constraints_of_model: &ModelConstraints,
     tokenizer: &Tokenizer,
     case: &MaskCase,
     requests: usize,
@@ -199,9 +199,9 @@ fn measure(
         .context("the request asks for no shape")?;
     let mut times = Times::default();
     let begun = Instant::now();
-    let grammar = constrain.compile(&shape)?;
+    let grammar = constraints_of_model.compile(&shape)?;
     times.compile = ms(begun);
-    let constraints = constrain.text(grammar);
+    let constraints = constraints_of_model.for_text(grammar);
 
     let mut alone = constraints.begin(0);
     let reply = follow(&mut *alone, tokenizer, &case.reply)?;

@@ -24,10 +24,10 @@ use contract::{
 };
 use decode::SchedulerConfig;
 use server::engine::{EngineFactory, Loaded};
-use server::http::shutdown::Stop;
+use server::http::shutdown::ShutdownSignal;
 use server::settings::{GenerationDefaults, ServerConfig};
-use server::text::constraints::Constrain;
-use server::text::model_context::{ModelFacts, ServedModel};
+use server::text::constraints::ModelConstraints;
+use server::text::model_context::{ModelContext, ModelDescription};
 
 /// Duration of a device call.
 const STEP: Duration = Duration::from_millis(20);
@@ -181,8 +181,8 @@ fn main() -> anyhow::Result<()> {
                 eos: vocab.eos.clone(),
                 ..SchedulerConfig::default()
             },
-            model: ServedModel {
-                constrain: Constrain::new(
+            model: ModelContext {
+                constraints: ModelConstraints::new(
                     &tokenizer,
                     &vocab.eos,
                     vocab.tokens.len(),
@@ -192,7 +192,7 @@ fn main() -> anyhow::Result<()> {
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
                 defaults,
-                facts: ModelFacts::default(),
+                facts: ModelDescription::default(),
             },
             store: None,
         })
@@ -203,12 +203,12 @@ fn main() -> anyhow::Result<()> {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         println!("{}", listener.local_addr()?);
-        let (switch, stop) = Stop::new();
+        let (switch, stop) = ShutdownSignal::new();
         std::thread::spawn(move || {
             // Exits with the client.
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
-            switch.ask();
-            switch.ask();
+            switch.trigger();
+            switch.trigger();
         });
         match server::serve(ServerConfig::default(), factory, listener, stop).await {
             Ok(()) | Err(server::error::ServeError::Forced) => Ok(()),

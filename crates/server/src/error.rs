@@ -13,7 +13,7 @@ use decode::{JobError, SubmitError};
 use serde_json::{Value, json};
 
 use crate::engine::Phase;
-use crate::engine::handle::{Fault, Refusal};
+use crate::engine::handle::{AdmissionError, TerminalError};
 
 /// Whose protocol a route speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -305,25 +305,27 @@ impl From<JobError> for ApiError {
     }
 }
 
-impl From<Fault> for ApiError {
-    fn from(fault: Fault) -> ApiError {
-        match fault {
-            Fault::Rejected(reject) => reject.into(),
-            Fault::QueueTimeout(after) => ApiError::unavailable(format!(
+impl From<TerminalError> for ApiError {
+    fn from(error: TerminalError) -> ApiError {
+        match error {
+            TerminalError::Rejected(reject) => reject.into(),
+            TerminalError::QueueTimeout(after) => ApiError::unavailable(format!(
                 "the request waited {} s for its turn and was given up",
                 after.as_secs_f64()
             )),
-            Fault::Draining => ApiError::unavailable("the server is shutting down"),
-            Fault::Lost(detail) => ApiError::internal(format!("the engine was lost: {detail}")),
+            TerminalError::Draining => ApiError::unavailable("the server is shutting down"),
+            TerminalError::EngineLost(detail) => {
+                ApiError::internal(format!("the engine was lost: {detail}"))
+            }
         }
     }
 }
 
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> ApiError {
-        match refusal {
-            Refusal::QueueFull { waiting } => ApiError::QueueFull { waiting },
-            Refusal::NotReady(phase) => phase_error(&phase),
+impl From<AdmissionError> for ApiError {
+    fn from(error: AdmissionError) -> ApiError {
+        match error {
+            AdmissionError::QueueFull { waiting } => ApiError::QueueFull { waiting },
+            AdmissionError::NotReady(phase) => phase_error(&phase),
         }
     }
 }

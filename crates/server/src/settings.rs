@@ -38,25 +38,25 @@ pub struct ServerConfig {
     /// What becomes of a system message in the middle of a conversation.
     pub late_system: LateSystem,
     /// Time limits.
-    pub times: Times,
+    pub timeouts: Timeouts,
     /// How many requests may wait for a place on the device.
     pub queue_limit: usize,
     /// How far back replies look.
-    pub window: WindowRule,
+    pub window: WindowPolicy,
     /// What a request gets that does not say.
     pub defaults: GenerationDefaults,
 }
 
 /// Which requests look through a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WindowRule {
+pub struct WindowPolicy {
     /// The window.
     pub window: AttentionWindow,
     /// Whether requests with tools look through it too; what they can call stands at the beginning of their prompts.
     pub force: bool,
 }
 
-impl WindowRule {
+impl WindowPolicy {
     /// The window of a request.
     pub fn of(self, has_tools: bool) -> AttentionWindow {
         match has_tools && !self.force {
@@ -68,7 +68,7 @@ impl WindowRule {
 
 /// Time limits; `None` means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Times {
+pub struct Timeouts {
     /// How long a request may wait for its turn before it is refused.
     pub queue: Option<Duration>,
     /// How long a request may take in all before it is ended as if it had reached its length limit.
@@ -76,7 +76,7 @@ pub struct Times {
     /// How long a client may take nothing of its stream before it is given up.
     pub write: Duration,
     /// How long a stream may stay silent before a comment is sent.
-    pub ping: Duration,
+    pub keep_alive: Duration,
     /// How long running requests may go on after the server was asked to stop.
     pub shutdown: Duration,
     /// How long one turn of the engine may take before health reports it as stuck.
@@ -125,21 +125,21 @@ impl Default for ServerConfig {
             always_usage: false,
             log_prompts: false,
             late_system: LateSystem::default(),
-            times: Times::default(),
+            timeouts: Timeouts::default(),
             queue_limit: 64,
-            window: WindowRule::default(),
+            window: WindowPolicy::default(),
             defaults: GenerationDefaults::default(),
         }
     }
 }
 
-impl Default for Times {
-    fn default() -> Times {
-        Times {
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts {
             queue: Some(Duration::from_secs(600)),
             request: None,
             write: Duration::from_secs(120),
-            ping: Duration::from_secs(10),
+            keep_alive: Duration::from_secs(10),
             shutdown: Duration::from_secs(30),
             stall: Duration::from_secs(300),
             linger: Duration::from_secs(2),

@@ -113,7 +113,7 @@ fn kill(times: u64) {
         child.kill().unwrap();
         child.wait().unwrap();
         let mut store = DiskStore::open(config(dir.path())).unwrap();
-        let kept = store.kept();
+        let kept = store.token_lists();
         for tokens in &kept {
             let prompt = [&tokens[..], &[TokenId(1), TokenId(2)]].concat();
             let state = store.find(&prompt, 0, prompt.len()).unwrap();

@@ -13,8 +13,8 @@ use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculatio
 use crate::commands::caching;
 use crate::ids;
 use crate::open::drafting;
-use crate::text::model_context::ServedModel;
-use crate::text::reply::{Choice, ChoicePlan, Part};
+use crate::text::model_context::ModelContext;
+use crate::text::reply::{Choice, ChoiceConfig, Part};
 use crate::text::sampling_params;
 
 /// What is asked of every answer.
@@ -33,7 +33,7 @@ pub(super) struct Wanted {
 /// A model that answers.
 pub(super) struct Answerer {
     scheduler: Scheduler,
-    model: ServedModel,
+    model: ModelContext,
     wanted: Wanted,
     next_job: u64,
 }
@@ -55,7 +55,7 @@ impl Answerer {
     /// Takes an opened runner and the text side of the same model.
     pub(super) fn new(
         runner: Box<dyn Runner>,
-        model: ServedModel,
+        model: ModelContext,
         wanted: Wanted,
         speculation: Speculation,
     ) -> Answerer {
@@ -94,9 +94,9 @@ impl Answerer {
         })?;
         let prompt = self.model.tokenizer.encode_rendered(&rendered)?;
         let n_prompt = prompt.len();
-        let mut choice = Choice::new(&ChoicePlan {
+        let mut choice = Choice::new(&ChoiceConfig {
             tokenizer: Arc::clone(&self.model.tokenizer),
-            reading: ReplyConfig {
+            reply_config: ReplyConfig {
                 starts_in_reasoning: rendered
                     .opens_reasoning(&self.model.tokenizer.markup().reasoning),
                 split_reasoning: true,
@@ -173,7 +173,7 @@ impl Answerer {
 
     fn settings(&self, n_prompt: usize) -> anyhow::Result<decode::GenerationParams> {
         let info = self.scheduler.info();
-        let room = sampling_params::room(n_prompt, info.limits.context)?;
+        let room = sampling_params::remaining_context(n_prompt, info.limits.context)?;
         let fields = SamplingParams {
             temperature: self.wanted.temperature,
             seed: self.wanted.seed,
@@ -181,7 +181,7 @@ impl Answerer {
         };
         let usual = self.model.defaults.max_tokens.unwrap_or(room);
         let most = self.wanted.max_tokens.unwrap_or(usual).min(room);
-        Ok(sampling_params::settings(
+        Ok(sampling_params::generation_params(
             &fields,
             &self.model.defaults,
             most,

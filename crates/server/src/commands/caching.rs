@@ -8,9 +8,9 @@ use decode::{PrefixConfig, SavePointConfig};
 
 use crate::cli::CacheArgs;
 use crate::engine::store::{DiskStore, StoreConfig};
-use crate::open::{self, Fitted};
+use crate::open::{self, FittedPlan};
 use crate::progress::bytes_text;
-use crate::text::model_context::ServedModel;
+use crate::text::model_context::ModelContext;
 
 /// Tokens between states while a prompt is read.
 const EVERY: usize = 4096;
@@ -20,7 +20,7 @@ const TALK_SLOTS: usize = 4;
 const ENGINE: &str = "hearth state 1";
 
 /// What is saved of prompts.
-pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<PrefixConfig> {
+pub(super) fn prefix(args: &CacheArgs, model: &ModelContext) -> anyhow::Result<PrefixConfig> {
     let bytes = match &args.prefix_cache_bytes {
         Some(text) => open::bytes_of(text)
             .with_context(|| format!("--prefix-cache-bytes {text}: use a size such as 8G"))?,
@@ -48,7 +48,7 @@ pub(super) fn prefix(args: &CacheArgs, model: &ServedModel) -> anyhow::Result<Pr
 }
 
 /// What is saved of the prompts of one conversation on a terminal.
-pub(super) fn of_talk(model: &ServedModel) -> PrefixConfig {
+pub(super) fn of_talk(model: &ModelContext) -> PrefixConfig {
     PrefixConfig {
         slots: TALK_SLOTS,
         boundaries: SavePointConfig {
@@ -60,7 +60,7 @@ pub(super) fn of_talk(model: &ServedModel) -> PrefixConfig {
 }
 
 /// The store of the flags, if they name one.
-pub(super) fn store(args: &CacheArgs, fitted: &Fitted) -> anyhow::Result<Option<DiskStore>> {
+pub(super) fn store(args: &CacheArgs, fitted: &FittedPlan) -> anyhow::Result<Option<DiskStore>> {
     let Some(dir) = &args.kv_cache_dir else {
         return Ok(None);
     };
@@ -95,7 +95,7 @@ pub(super) fn warm(runner: &mut dyn Runner, place: SnapshotLocation) -> Result<(
 ///
 /// The instructions a device uses count too: another set rounds otherwise, and a state must give the bits of
 /// reading the prompt.
-fn owner(fitted: &Fitted) -> [u8; 16] {
+fn owner(fitted: &FittedPlan) -> [u8; 16] {
     let (plan, device) = (&fitted.plan, &fitted.device);
     let mut hasher = blake3::Hasher::new();
     for part in [Some(&device.id), device.features.first()] {
@@ -120,7 +120,7 @@ fn owner(fitted: &Fitted) -> [u8; 16] {
 
 /// The tokens that begin a turn in the model's prompts: the first control token that a conversation of five
 /// turns shows once a turn, or at least in every turn of the user.
-fn turn_starts(model: &ServedModel) -> Vec<TokenId> {
+fn turn_starts(model: &ModelContext) -> Vec<TokenId> {
     let roles = [
         Role::User,
         Role::Assistant,
@@ -152,8 +152,8 @@ pub(super) fn line(prefix: &PrefixConfig, store: Option<&DiskStore>) -> String {
         return "prompts: nothing of them is kept".to_owned();
     }
     let disk = store.map(|store| {
-        let facts = store.facts();
-        let (n, budget) = (store.kept().len(), bytes_text(facts.budget));
+        let facts = store.status();
+        let (n, budget) = (store.token_lists().len(), bytes_text(facts.budget));
         format!("; {n} on disk in {}, at most {budget}", facts.dir.display())
     });
     format!(
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::settings::GenerationDefaults;
 
-    fn served() -> (model::LoadedModel, ServedModel) {
+    fn served() -> (model::LoadedModel, ModelContext) {
         let loaded = open::tiny();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
         (loaded, model)

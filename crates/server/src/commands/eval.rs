@@ -11,7 +11,7 @@ use contract::{
 use crate::cli::EvalArgs;
 use crate::commands::npy::NpyWriter;
 use crate::open::drafting::{self, Drafting};
-use crate::open::{self, Wish};
+use crate::open::{self, MemoryRequest};
 use crate::progress::Progress;
 
 pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
@@ -25,12 +25,12 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     }
     let steps = args.greedy.unwrap_or(0);
     let backend = open::device(&args.device)?;
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: 1,
         context: Some(ids.len() + steps),
         tree_nodes: 1,
     };
-    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     let context = fitted.plan.limits.context;
     if ids.len() + steps > context {
         bail!(
@@ -96,12 +96,13 @@ fn draft_logits(
     let reference = args.device.cpu_reference;
     drafting.plan = Some(drafting::draft_plan(found, reference, false));
     let backend = open::device(&args.device)?;
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: 1,
         context: Some(ids.len()),
         tree_nodes: 1,
     };
-    let fitted = open::fit_beside(backend.as_ref(), loaded, &args.device, (wish, &drafting))?;
+    let fitted =
+        open::fit_with_draft(backend.as_ref(), loaded, &args.device, (request, &drafting))?;
     let chunk = fitted.plan.limits.prefill_chunk;
     let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
     let seq = runner.open(ids.len())?;

@@ -11,7 +11,7 @@ use crate::commands::all_causes;
 use crate::commands::shape;
 use crate::open::drafting::{Drafting, draft_plan};
 use crate::open::memory_plan;
-use crate::open::{self, Fitted, Wish, count_text};
+use crate::open::{self, FittedPlan, MemoryRequest, count_text};
 use crate::progress::bytes_text;
 
 pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
@@ -155,13 +155,14 @@ impl Report {
             self.text.push_str(&text);
             self.json.insert("memory".to_owned(), json);
         }
-        let wish = Wish {
+        let request = MemoryRequest {
             sequences: args.max_sequences,
             context: None,
             tree_nodes: drafting.tree_nodes(),
         };
-        let fitted = open::fit_beside(backend.as_ref(), loaded, &args.device, (wish, &drafting));
-        let Fitted {
+        let fitted =
+            open::fit_with_draft(backend.as_ref(), loaded, &args.device, (request, &drafting));
+        let FittedPlan {
             plan,
             memory,
             device,

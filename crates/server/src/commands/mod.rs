@@ -36,7 +36,7 @@ pub use bench::{BENCH_HELP, BenchArgs};
 
 /// The text side of a tiny model with random weights.
 #[cfg(test)]
-pub(crate) fn tiny_model() -> crate::text::model_context::ServedModel {
+pub(crate) fn tiny_model() -> crate::text::model_context::ModelContext {
     let defaults = crate::settings::GenerationDefaults::default();
     crate::open::text_side(&crate::open::tiny(), None, None, defaults)
         .expect("a tiny model has a vocabulary")
@@ -47,8 +47,8 @@ const INTERRUPTED: u8 = 130;
 
 /// Runs the command line of this process; `bundled` is run where no file is named.
 pub fn main(bundled: Bundled) -> ExitCode {
-    let typed = match config::parse(std::env::args_os()) {
-        Ok(typed) => typed,
+    let parsed = match config::parse(std::env::args_os()) {
+        Ok(parsed) => parsed,
         Err(ConfigError::Usage(usage)) => {
             // Nothing can be done if even standard error is closed.
             let _ = usage.print();
@@ -56,13 +56,13 @@ pub fn main(bundled: Bundled) -> ExitCode {
         }
         Err(error) => return fail(&error.into()),
     };
-    let cli = typed.cli;
+    let cli = parsed.cli;
     if let Err(error) = start_logging(&cli.log, cli.log_format, cli.no_color) {
         return fail(&error);
     }
     let result = match cli.command {
-        Command::Serve(args) => serve::serve(*args, &typed.told, bundled),
-        Command::Config(ConfigCommand::Show(args)) => show::show(&args, typed.told, bundled),
+        Command::Serve(args) => serve::serve(*args, &parsed.settings, bundled),
+        Command::Config(ConfigCommand::Show(args)) => show::show(&args, parsed.settings, bundled),
         Command::Connect(args) => connect::connect(&args),
         Command::Probe(args) => probe::probe(&args),
         Command::Run(args) => run::run(&args, bundled, cli.no_color),

@@ -21,7 +21,7 @@ use crate::config::server::is_on;
 use crate::error::ApiError;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::drafting::Drafting;
-use crate::open::{self, Wish};
+use crate::open::{self, MemoryRequest};
 
 pub(super) fn run(args: &RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
     let (path, prompt) = words(&args.words);
@@ -94,12 +94,17 @@ fn speaker(
     let backend = open::device(&args.device)?;
     let beside = path.is_none().then_some(bundled);
     let drafting = Drafting::of(&args.draft, &args.device, &loaded, beside)?;
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: 1,
         context: None,
         tree_nodes: drafting.tree_nodes(),
     };
-    let fitted = open::fit_beside(backend.as_ref(), &loaded, &args.device, (wish, &drafting))?;
+    let fitted = open::fit_with_draft(
+        backend.as_ref(),
+        &loaded,
+        &args.device,
+        (request, &drafting),
+    )?;
     let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, &mut |_| {})?;
     let wanted = Wanted {
         max_tokens: args.max_tokens,

@@ -13,21 +13,21 @@ use tokio::net::TcpListener;
 use crate::cli::ServeArgs;
 use crate::commands::caching;
 use crate::commands::{all_causes, supervisor};
-use crate::config::card::{self, Found, GenerationFlags};
+use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
-use crate::config::{self, Told};
+use crate::config::{self, ResolvedSetting};
 use crate::engine::handle::EngineHandle;
 use crate::engine::{BoxError, Engine, EngineFactory, Loaded, Phase};
 use crate::error::ServeError;
-use crate::http::shutdown::Stop;
+use crate::http::shutdown::ShutdownSignal;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::devices;
 use crate::open::drafting::{Drafting, clock};
-use crate::open::{self, Fitted, Wish};
+use crate::open::{self, FittedPlan, MemoryRequest};
 use crate::progress::percent;
 use crate::scripted::{Script, ScriptedRunner, WARNING};
 use crate::settings::{GenerationDefaults, ServerConfig};
-use crate::text::model_context::ServedModel;
+use crate::text::model_context::ModelContext;
 
 /// HTTP work is light, and the cores belong to the device.
 const MOST_WORKERS: usize = 4;
@@ -38,12 +38,16 @@ const SCRIPT_CHUNK: usize = 2048;
 /// How often a service manager hears of loading.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
-pub(super) fn serve(args: ServeArgs, told: &[Told], bundled: Bundled) -> anyhow::Result<()> {
+pub(super) fn serve(
+    args: ServeArgs,
+    settings: &[ResolvedSetting],
+    bundled: Bundled,
+) -> anyhow::Result<()> {
     let config = server_config(&args)?;
     if args.dry_run {
         return dry_run(&args, bundled);
     }
-    config::log(told);
+    config::log(settings);
     if args.window.fa_window > 0 {
         tracing::warn!(
             "--fa-window {}: replies see no more of their prompts than that, and so may forget the system prompt{}",
@@ -72,7 +76,7 @@ async fn listen_and_serve(
     config: ServerConfig,
     bundled: Bundled,
 ) -> anyhow::Result<()> {
-    let stop = Stop::on_signals().context("cannot listen for signals")?;
+    let stop = ShutdownSignal::on_signals().context("cannot listen for signals")?;
     let listener = listen(&config).await?;
     let address = listener.local_addr().context("cannot tell the port")?;
     let url = format!("http://{address}/v1");
@@ -83,14 +87,14 @@ async fn listen_and_serve(
     }
     tracing::info!("listening on http://{address}; loading");
     let (engine, handle) = Engine::start(factory(args, bundled), config.queue_limit)?;
-    let stall = config.times.stall;
+    let stall = config.timeouts.stall;
     tokio::spawn(announce(handle.clone(), url));
     tokio::spawn(supervisor::feed_watchdog(handle.clone(), stall));
     let announced = tokio::spawn(announce_stop(stop.clone()));
     let served = crate::serve_with(config, handle.clone(), listener, stop.clone()).await;
     let forced = matches!(served, Err(ServeError::Forced));
     // An idle server can be done before that task has had its turn; a second signal does not wait for it.
-    if stop.is_asked() && !forced {
+    if stop.is_requested() && !forced {
         announced
             .await
             .context("the announcement of the stop broke off")?;
@@ -128,8 +132,8 @@ async fn announce(handle: EngineHandle, url: String) {
     }
 }
 
-async fn announce_stop(stop: Stop) {
-    stop.asked(1).await;
+async fn announce_stop(stop: ShutdownSignal) {
+    stop.requested(1).await;
     supervisor::stopping();
 }
 
@@ -139,7 +143,7 @@ fn factory(args: ServeArgs, bundled: Bundled) -> EngineFactory {
         let mut last: Option<Instant> = None;
         let mut also = |at: contract::LoadProgress| {
             progress(at);
-            if last.is_none_or(|told| told.elapsed() >= STATUS_EVERY) {
+            if last.is_none_or(|last: Instant| last.elapsed() >= STATUS_EVERY) {
                 last = Some(Instant::now());
                 supervisor::loading(percent(at.done_bytes, at.total_bytes));
             }
@@ -158,9 +162,9 @@ fn load(
     if path.is_none() && args.script.is_none() {
         tracing::warn!("{BUNDLED_NOTE}");
     }
-    let (found, defaults, told) = generation(args, &loaded);
+    let (found, defaults, settings) = generation(args, &loaded);
     tracing::info!("model card: {}", found.place);
-    config::log(&told);
+    config::log(&settings);
     let template = args.chat_template_file.as_deref();
     let mut model = open::text_side(&loaded, path, template, defaults)?;
     model.facts.card = Some(found.facts());
@@ -206,7 +210,7 @@ fn load(
 /// The device that the flags mean, able to look through windows if there is one.
 fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
     let mut choice = open::choice(&args.device)?;
-    choice.card.windows = args.window.fa_window > 0;
+    choice.gpu.windows = args.window.fa_window > 0;
     Ok(devices::choose(&choice)?)
 }
 
@@ -215,7 +219,7 @@ fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
 pub(super) fn generation(
     args: &ServeArgs,
     loaded: &model::LoadedModel,
-) -> (Found, GenerationDefaults, Vec<Told>) {
+) -> (FoundCard, GenerationDefaults, Vec<ResolvedSetting>) {
     let facts = &loaded.facts;
     let found = card::find(
         &facts.name,
@@ -227,13 +231,13 @@ pub(super) fn generation(
         thinking: args.reasoning.thinking_default.map(is_on),
         reasoning: args.reasoning.flags(),
     };
-    let (defaults, told) = card::generation_defaults(flags, &found);
-    (found, defaults, told)
+    let (defaults, settings) = card::generation_defaults(flags, &found);
+    (found, defaults, settings)
 }
 
 fn scheduler(
     args: &ServeArgs,
-    model: &ServedModel,
+    model: &ModelContext,
     prefill_chunk: usize,
     speculation: Speculation,
 ) -> SchedulerConfig {
@@ -254,7 +258,7 @@ fn scripted(
     args: &ServeArgs,
     file: &Path,
     loaded: &model::LoadedModel,
-    model: ServedModel,
+    model: ModelContext,
 ) -> anyhow::Result<Loaded> {
     let script = Script::parse(&config::read_text("--script", file)?)
         .with_context(|| format!("--script {}", file.display()))?;
@@ -295,13 +299,13 @@ fn fit(
     backend: &dyn contract::Backend,
     loaded: &model::LoadedModel,
     drafting: &Drafting,
-) -> anyhow::Result<Fitted> {
-    let wish = Wish {
+) -> anyhow::Result<FittedPlan> {
+    let request = MemoryRequest {
         sequences: args.max_sequences,
         context: None,
         tree_nodes: drafting.tree_nodes(),
     };
-    open::fit_beside(backend, loaded, &args.device, (wish, drafting))
+    open::fit_with_draft(backend, loaded, &args.device, (request, drafting))
 }
 
 /// Prints the plan and starts nothing.

@@ -8,14 +8,18 @@ use serde_json::{Value, json};
 use crate::cli::{ServeArgs, ShowArgs};
 use crate::commands::serve::generation;
 use crate::config::server::{model_path, server_config};
-use crate::config::{Origin, Told};
+use crate::config::{Origin, ResolvedSetting};
 use crate::open;
 use crate::open::bundled::Bundled;
 
-pub(super) fn show(args: &ShowArgs, told: Vec<Told>, bundled: Bundled) -> anyhow::Result<()> {
+pub(super) fn show(
+    args: &ShowArgs,
+    settings: Vec<ResolvedSetting>,
+    bundled: Bundled,
+) -> anyhow::Result<()> {
     // Wrong settings are refused here as `serve` would refuse them.
     server_config(&args.serve)?;
-    let settings = all(&args.serve, told, bundled)?;
+    let settings = all(&args.serve, settings, bundled)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         let shown: Vec<Value> = settings.iter().map(as_json).collect();
@@ -23,48 +27,53 @@ pub(super) fn show(args: &ShowArgs, told: Vec<Told>, bundled: Bundled) -> anyhow
         writeln!(out, "{text}")?;
         return Ok(());
     }
-    let width = |of: fn(&Told) -> &str| settings.iter().map(|told| of(told).len()).max();
-    let names = width(|told| &told.name).unwrap_or(0);
+    let width =
+        |of: fn(&ResolvedSetting) -> &str| settings.iter().map(|setting| of(setting).len()).max();
+    let names = width(|setting| &setting.name).unwrap_or(0);
     let values = width(value).unwrap_or(0).min(40);
-    for told in &settings {
+    for setting in &settings {
         writeln!(
             out,
             "{:names$}  {:values$}  {}",
-            told.name,
-            value(told),
-            told.origin
+            setting.name,
+            value(setting),
+            setting.origin
         )?;
     }
     Ok(())
 }
 
 /// What was typed, and what the model's card adds to it.
-fn all(args: &ServeArgs, mut told: Vec<Told>, bundled: Bundled) -> anyhow::Result<Vec<Told>> {
+fn all(
+    args: &ServeArgs,
+    mut settings: Vec<ResolvedSetting>,
+    bundled: Bundled,
+) -> anyhow::Result<Vec<ResolvedSetting>> {
     let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
     let (_, _, by_card) = generation(args, &loaded);
     for card in by_card {
         let name = card.name.replace('_', "-");
-        match told.iter_mut().find(|told| told.name == name) {
+        match settings.iter_mut().find(|setting| setting.name == name) {
             // A flag that stands in for the card's value has been told already.
             Some(flag) if flag.origin != Origin::Default => {}
             Some(flag) => {
                 flag.value = card.value;
                 flag.origin = card.origin;
             }
-            None => told.push(Told { name, ..card }),
+            None => settings.push(ResolvedSetting { name, ..card }),
         }
     }
-    Ok(told)
+    Ok(settings)
 }
 
-fn value(told: &Told) -> &str {
-    match told.value.is_empty() {
+fn value(settings: &ResolvedSetting) -> &str {
+    match settings.value.is_empty() {
         true => "-",
-        false => &told.value,
+        false => &settings.value,
     }
 }
 
-fn as_json(told: &Told) -> Value {
-    let value = (!told.value.is_empty()).then_some(&told.value);
-    json!({"name": told.name, "value": value, "origin": told.origin.to_string()})
+fn as_json(settings: &ResolvedSetting) -> Value {
+    let value = (!settings.value.is_empty()).then_some(&settings.value);
+    json!({"name": settings.name, "value": value, "origin": settings.origin.to_string()})
 }

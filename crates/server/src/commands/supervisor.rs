@@ -45,7 +45,7 @@ pub(super) async fn feed_watchdog(engine: EngineHandle, stall: Duration) {
     let mut ticks = tokio::time::interval((period / 2).max(Duration::from_millis(1)));
     loop {
         ticks.tick().await;
-        if engine.turn_age().is_none_or(|age| age < stall) {
+        if engine.step_age().is_none_or(|age| age < stall) {
             tell(&[NotifyState::Watchdog]);
         }
     }

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use model::ModelCard;
 
-use crate::config::{Origin, Told};
+use crate::config::{Origin, ResolvedSetting};
 use crate::settings::GenerationDefaults;
-use crate::text::model_context::CardFacts;
+use crate::text::model_context::CardDescription;
 use crate::text::reasoning::{ReasoningDefaults, ReasoningFlags};
 
 /// Efforts by the names of their flags, in the order of a card's tiers.
@@ -19,7 +19,7 @@ const BUILT_IN: [(&str, &str); 1] =
 
 /// A card and where it was found.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Found {
+pub struct FoundCard {
     /// What it says, or the family's defaults.
     pub card: ModelCard,
     /// The file, or what stands in for one.
@@ -30,10 +30,10 @@ pub struct Found {
     pub verbatim: Option<serde_json::Value>,
 }
 
-impl Found {
+impl FoundCard {
     /// What is shown of it.
-    pub fn facts(&self) -> CardFacts {
-        CardFacts {
+    pub fn facts(&self) -> CardDescription {
+        CardDescription {
             source: self.place.clone(),
             verbatim: self.verbatim.clone(),
         }
@@ -53,7 +53,7 @@ pub struct GenerationFlags {
 
 /// Looks for the card of a model: in `dir`, in the checkout, in the executable. A bad card is warned of and
 /// read as far as it is good; without any the family's defaults stand.
-pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
+pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> FoundCard {
     let stem = ModelCard::stem(model_name);
     let dirs = dir.into_iter().chain([Path::new(CHECKOUT)]);
     for path in dirs.map(|dir| dir.join(format!("{stem}.json"))) {
@@ -71,7 +71,7 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
     if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
         tracing::warn!(dir = %dir.display(), "--model-cards-dir is not a directory");
     }
-    Found {
+    FoundCard {
         card: ModelCard::of_architecture(architecture),
         place: format!("none for {stem}, so {architecture} defaults"),
         origin: Origin::Default,
@@ -79,12 +79,12 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> Found {
     }
 }
 
-fn read(json: &str, architecture: &str, place: &str) -> Found {
+fn read(json: &str, architecture: &str, place: &str) -> FoundCard {
     let (card, warnings) = ModelCard::parse(json, architecture);
     for warning in warnings {
         tracing::warn!(card = place, "model card: {warning}");
     }
-    Found {
+    FoundCard {
         card,
         place: place.to_owned(),
         origin: Origin::Card,
@@ -95,13 +95,13 @@ fn read(json: &str, architecture: &str, place: &str) -> Found {
 /// What a request gets that does not say, each value with its origin: flag, then card, then neutral.
 pub fn generation_defaults(
     flags: GenerationFlags,
-    found: &Found,
-) -> (GenerationDefaults, Vec<Told>) {
+    found: &FoundCard,
+) -> (GenerationDefaults, Vec<ResolvedSetting>) {
     let neutral = GenerationDefaults::default();
     let sampling = &found.card.sampling;
-    let mut told = Vec::new();
+    let mut settings = Vec::new();
     let mut tell = |name: &str, value: String, origin| {
-        told.push(Told {
+        settings.push(ResolvedSetting {
             name: name.to_owned(),
             value,
             origin,
@@ -158,14 +158,14 @@ pub fn generation_defaults(
         );
     }
     tell_thinking(&flags.reasoning, &defaults.reasoning, found, &mut tell);
-    (defaults, told)
+    (defaults, settings)
 }
 
 /// Tells what no flag says of thinking, by the names of the flags.
 fn tell_thinking(
     flags: &ReasoningFlags,
     values: &ReasoningDefaults,
-    found: &Found,
+    found: &FoundCard,
     tell: &mut impl FnMut(&str, String, Origin),
 ) {
     let budget = values.reply_budget.to_string();
@@ -224,13 +224,19 @@ mod tests {
     #[test]
     fn flags_win_over_the_card_and_the_card_over_neutral_values() {
         let found = read(CARD, "qwen35", "a file");
-        let (by_card, told) = generation_defaults(GenerationFlags::default(), &found);
+        let (by_card, settings) = generation_defaults(GenerationFlags::default(), &found);
         assert_eq!(
             (by_card.temperature, by_card.top_k, by_card.top_p),
             (0.25, 20, 1.0)
         );
         assert_eq!(by_card.max_tokens, Some(100));
-        let origin = |name: &str| told.iter().find(|told| told.name == name).unwrap().origin;
+        let origin = |name: &str| {
+            settings
+                .iter()
+                .find(|setting| setting.name == name)
+                .unwrap()
+                .origin
+        };
         assert_eq!(origin("temperature"), Origin::Card);
         assert_eq!(origin("top_p"), Origin::Default);
         let flags = GenerationFlags {

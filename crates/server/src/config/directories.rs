@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// Folders of one user.
 #[derive(Debug, Clone)]
-pub struct Places {
+pub struct Directories {
     /// The user's home.
     pub home: PathBuf,
     /// Where programs keep settings.
@@ -24,7 +24,7 @@ pub struct Places {
 }
 
 /// The folders of this user; `None` where there is no home.
-pub fn places() -> Option<Places> {
+pub fn places() -> Option<Directories> {
     let folder = |name: &str| {
         let value = env::var_os(name).filter(|value| !value.is_empty());
         value.map(PathBuf::from)
@@ -33,7 +33,7 @@ pub fn places() -> Option<Places> {
     let config = folder("XDG_CONFIG_HOME")
         .filter(|path| path.is_absolute())
         .unwrap_or_else(|| home.join(".config"));
-    Some(Places {
+    Some(Directories {
         codex: folder("CODEX_HOME").unwrap_or_else(|| home.join(".codex")),
         claude: folder("CLAUDE_CONFIG_DIR").unwrap_or_else(|| home.join(".claude")),
         llm: folder("LLM_USER_PATH").unwrap_or_else(|| config.join("io.datasette.llm")),

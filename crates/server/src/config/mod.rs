@@ -86,7 +86,7 @@ impl fmt::Display for Origin {
 
 /// One setting with its value, to be shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct ResolvedSetting {
     /// The flag without its dashes.
     pub name: String,
     /// Its value; never that of a secret, and empty where none is set.
@@ -97,18 +97,18 @@ pub struct Told {
 
 /// The command line, and every setting of `serve` with its origin.
 #[derive(Debug)]
-pub struct Typed {
+pub struct ParsedCommandLine {
     /// What was typed, the configuration file's values included.
     pub cli: Cli,
     /// The settings of `serve`; empty for other commands.
-    pub told: Vec<Told>,
+    pub settings: Vec<ResolvedSetting>,
 }
 
 /// Where the settings of `serve` are taken, as words of the command line.
 const SERVING: [&[&str]; 2] = [&["serve"], &["config", "show"]];
 
 /// Reads the command line, the variables of this process, and the configuration file if one is named.
-pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Typed, ConfigError> {
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLine, ConfigError> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     if args.get(1).is_some_and(is_model_file) {
         args.insert(1, "serve".into());
@@ -121,8 +121,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Typed, ConfigEr
     let mut matches = command.try_get_matches_from_mut(&args)?;
     let Some(path) = SERVING.iter().find(|path| under(&matches, path).is_some()) else {
         let cli = Cli::from_arg_matches(&matches)?;
-        let told = Vec::new();
-        return Ok(Typed { cli, told });
+        let settings = Vec::new();
+        return Ok(ParsedCommandLine { cli, settings });
     };
     let named = under(&matches, path).and_then(|matches| matches.get_one::<PathBuf>("config"));
     let mut entries = match named {
@@ -142,9 +142,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Typed, ConfigEr
     }
     let cli = Cli::from_arg_matches(&matches)?;
     let found = under(&matches, path).expect("it was there before");
-    let told = told(subcommand(&command, path), found, &entries);
+    let settings = settings(subcommand(&command, path), found, &entries);
     refused::check(&mut command, found)?;
-    Ok(Typed { cli, told })
+    Ok(ParsedCommandLine { cli, settings })
 }
 
 /// The command line, with the refused flags wherever settings of `serve` are taken.
@@ -184,10 +184,14 @@ fn under<'a>(matches: &'a ArgMatches, path: &[&str]) -> Option<&'a ArgMatches> {
 }
 
 /// Every setting; a flag that was given and is refused among them is not shown.
-fn told(command: &Command, matches: &ArgMatches, entries: &[file::Entry]) -> Vec<Told> {
+fn settings(
+    command: &Command,
+    matches: &ArgMatches,
+    entries: &[file::Entry],
+) -> Vec<ResolvedSetting> {
     let now = ["help", "version", "dry_run", "json"];
     let shown = |arg: &&clap::Arg| !arg.is_hide_set() && !now.contains(&arg.get_id().as_str());
-    let mut told = Vec::new();
+    let mut settings = Vec::new();
     for arg in command.get_arguments().filter(shown) {
         let id = arg.get_id().as_str();
         let entry = entries.iter().rfind(|entry| entry.id == id);
@@ -205,30 +209,34 @@ fn told(command: &Command, matches: &ArgMatches, entries: &[file::Entry]) -> Vec
             _ => values.join(","),
         };
         let name = arg.get_long().unwrap_or("model").to_owned();
-        told.push(Told {
+        settings.push(ResolvedSetting {
             name,
             value,
             origin,
         });
     }
     // The model may be named in two ways; only the one that was used tells something.
-    if let Some(at) = told
+    if let Some(at) = settings
         .iter()
-        .rposition(|told| told.name == "model" && told.value.is_empty())
-        && told.iter().filter(|told| told.name == "model").count() > 1
+        .rposition(|setting| setting.name == "model" && setting.value.is_empty())
+        && settings
+            .iter()
+            .filter(|setting| setting.name == "model")
+            .count()
+            > 1
     {
-        told.remove(at);
+        settings.remove(at);
     }
-    told
+    settings
 }
 
 /// Logs settings, one line for each origin.
-pub fn log(told: &[Told]) {
+pub fn log(settings: &[ResolvedSetting]) {
     for origin in Origin::ALL {
-        let values: Vec<String> = told
+        let values: Vec<String> = settings
             .iter()
-            .filter(|told| told.origin == origin && !told.value.is_empty())
-            .map(|told| format!("{}={}", told.name, told.value))
+            .filter(|setting| setting.origin == origin && !setting.value.is_empty())
+            .map(|setting| format!("{}={}", setting.name, setting.value))
             .collect();
         if !values.is_empty() {
             tracing::info!("settings by {origin}: {}", values.join(" "));
@@ -249,13 +257,13 @@ pub fn read_text(flag: &'static str, path: &Path) -> Result<String, ConfigError>
 mod tests {
     use super::*;
 
-    fn typed(words: &[&str]) -> Result<Typed, ConfigError> {
+    fn parsed(words: &[&str]) -> Result<ParsedCommandLine, ConfigError> {
         let words = ["hearth"].iter().chain(words);
         parse(words.map(OsString::from))
     }
 
-    fn serve(typed: Typed) -> crate::cli::ServeArgs {
-        match typed.cli.command {
+    fn serve(parsed: ParsedCommandLine) -> crate::cli::ServeArgs {
+        match parsed.cli.command {
             crate::cli::Command::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
@@ -277,12 +285,12 @@ mod tests {
         let file =
             config_file("port = 9001\nmax_ctx = 512\nno-cors = true\napi-key = [\"a\", \"b\"]\n");
         let path = file.path().to_str().unwrap();
-        let typed = typed(&["serve", "--config", path, "--port", "9002"]).unwrap();
+        let parsed = parsed(&["serve", "--config", path, "--port", "9002"]).unwrap();
         let origin = |name: &str| {
-            typed
-                .told
+            parsed
+                .settings
                 .iter()
-                .find(|told| told.name == name)
+                .find(|setting| setting.name == name)
                 .unwrap()
                 .clone()
         };
@@ -290,7 +298,7 @@ mod tests {
         assert_eq!(origin("max-ctx").origin, Origin::File);
         assert_eq!(origin("host").origin, Origin::Default);
         assert_eq!(origin("api-key").value, "2 keys");
-        let args = serve(typed);
+        let args = serve(parsed);
         assert_eq!(
             (args.port, args.device.max_ctx, args.no_cors),
             (9002, Some(512), true)
@@ -302,16 +310,18 @@ mod tests {
     fn the_file_may_name_the_model() {
         let file = config_file("model = \"a.gguf\"\n");
         let path = file.path().to_str().unwrap();
-        let by_file = serve(typed(&["serve", "--config", path]).unwrap());
+        let by_file = serve(parsed(&["serve", "--config", path]).unwrap());
         assert_eq!(by_file.model_flag.unwrap().to_str(), Some("a.gguf"));
-        let by_word = serve(typed(&["serve", "b.gguf", "--config", path]).unwrap());
+        let by_word = serve(parsed(&["serve", "b.gguf", "--config", path]).unwrap());
         assert_eq!(by_word.model.unwrap().to_str(), Some("b.gguf"));
     }
 
     fn check_refused(text: &str, part: &str) {
         let file = config_file(text);
         let path = file.path().to_str().unwrap();
-        let error = typed(&["serve", "--config", path]).unwrap_err().to_string();
+        let error = parsed(&["serve", "--config", path])
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(part), "{part} in {error}");
     }
 

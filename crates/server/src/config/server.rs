@@ -8,7 +8,7 @@ use contract::AttentionWindow;
 
 use crate::cli::{LateSystemArg, OnOff, ServeArgs};
 use crate::config::{ConfigError, read_text};
-use crate::settings::{GenerationDefaults, ServerConfig, Times, WindowRule};
+use crate::settings::{GenerationDefaults, ServerConfig, Timeouts, WindowPolicy};
 
 /// The name the bundled model is served under.
 const UNNAMED: &str = "ember";
@@ -36,16 +36,16 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
             LateSystemArg::Hoist => LateSystem::Hoist,
             LateSystemArg::Error => LateSystem::Refuse,
         },
-        times: Times {
+        timeouts: Timeouts {
             queue: limit(args.queue_timeout),
             request: limit(args.request_timeout),
             write: Duration::from_secs(args.write_timeout),
-            ping: Duration::from_secs(args.sse_ping_interval),
+            keep_alive: Duration::from_secs(args.sse_ping_interval),
             shutdown: Duration::from_secs(args.shutdown_timeout),
-            ..Times::default()
+            ..Timeouts::default()
         },
         queue_limit: args.queue_limit,
-        window: WindowRule {
+        window: WindowPolicy {
             window: AttentionWindow::new(args.window.fa_window, args.window.fa_window_sinks),
             force: args.window.fa_window_force,
         },
@@ -122,8 +122,8 @@ mod tests {
         let own = ServerConfig::default();
         assert_eq!((config.host, config.port), (own.host, own.port));
         assert_eq!(
-            (config.times, config.queue_limit),
-            (own.times, own.queue_limit)
+            (config.timeouts, config.queue_limit),
+            (own.timeouts, own.queue_limit)
         );
         assert_eq!(
             (config.cors, config.metrics, config.body_limit_bytes),
@@ -149,8 +149,8 @@ mod tests {
     #[test]
     fn nought_means_no_limit() {
         let config = config(&["--queue-timeout", "0", "--request-timeout", "7"]).unwrap();
-        assert_eq!(config.times.queue, None);
-        assert_eq!(config.times.request, Some(Duration::from_secs(7)));
+        assert_eq!(config.timeouts.queue, None);
+        assert_eq!(config.timeouts.request, Some(Duration::from_secs(7)));
     }
 
     #[test]

@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::engine::handle::Order;
-use crate::engine::usage::Meter;
-use crate::http::metrics::Stage;
+use crate::engine::request_stats::RequestStats;
+use crate::http::metrics::RequestStage;
 
 /// All requests of one server.
 #[derive(Debug, Default)]
-pub struct Board {
-    entries: Mutex<Vec<Arc<Entry>>>,
+pub struct ActiveRequests {
+    entries: Mutex<Vec<Arc<RequestEntry>>>,
     last_id: AtomicU64,
 }
 
 /// One request as it is shown.
 #[derive(Debug)]
-pub struct Entry {
+pub struct RequestEntry {
     /// Counted from the server's start.
     pub id: u64,
     /// Higher goes first in the queue.
@@ -39,11 +39,15 @@ pub struct Entry {
     generated: AtomicUsize,
 }
 
-const STAGES: [Stage; 3] = [Stage::Queue, Stage::Prefill, Stage::Decode];
+const STAGES: [RequestStage; 3] = [
+    RequestStage::Queue,
+    RequestStage::Prefill,
+    RequestStage::Decode,
+];
 
-impl Entry {
+impl RequestEntry {
     /// How far it has come.
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> RequestStage {
         STAGES[self.stage.load(Ordering::Relaxed).min(2)]
     }
 
@@ -63,10 +67,10 @@ impl Entry {
     }
 }
 
-impl Board {
+impl ActiveRequests {
     /// Puts a request on; it is taken off when the place is dropped.
-    pub fn enter(self: &Arc<Board>, order: &Order) -> Place {
-        let entry = Arc::new(Entry {
+    pub fn register(self: &Arc<ActiveRequests>, order: &Order) -> EntryGuard {
+        let entry = Arc::new(RequestEntry {
             id: self.last_id.fetch_add(1, Ordering::Relaxed) + 1,
             priority: order.priority,
             session: order.settings.session.clone(),
@@ -79,18 +83,18 @@ impl Board {
             generated: AtomicUsize::new(0),
         });
         self.lock().push(Arc::clone(&entry));
-        Place {
-            board: Arc::clone(self),
+        EntryGuard {
+            requests: Arc::clone(self),
             entry,
         }
     }
 
     /// Everyone on it, in the order they came.
-    pub fn entries(&self) -> Vec<Arc<Entry>> {
+    pub fn entries(&self) -> Vec<Arc<RequestEntry>> {
         self.lock().clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Entry>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<RequestEntry>>> {
         // Nothing can panic while it is held, and a list is never half changed.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -98,25 +102,27 @@ impl Board {
 
 /// A request's place on the board.
 #[derive(Debug)]
-pub struct Place {
-    board: Arc<Board>,
-    entry: Arc<Entry>,
+pub struct EntryGuard {
+    requests: Arc<ActiveRequests>,
+    entry: Arc<RequestEntry>,
 }
 
-impl Place {
+impl EntryGuard {
     /// Shows how far the request has come.
-    pub fn show(&self, meter: &Meter) {
-        let stage = STAGES.iter().position(|stage| *stage == meter.stage());
+    pub fn update(&self, stats: &RequestStats) {
+        let stage = STAGES.iter().position(|stage| *stage == stats.stage());
         let entry = &self.entry;
         entry.stage.store(stage.unwrap_or(0), Ordering::Relaxed);
-        entry.cached.store(meter.cached_tokens, Ordering::Relaxed);
-        let generated = meter.completion_tokens;
+        entry.cached.store(stats.cached_tokens, Ordering::Relaxed);
+        let generated = stats.completion_tokens;
         entry.generated.store(generated, Ordering::Relaxed);
     }
 }
 
-impl Drop for Place {
+impl Drop for EntryGuard {
     fn drop(&mut self) {
-        self.board.lock().retain(|entry| entry.id != self.entry.id);
+        self.requests
+            .lock()
+            .retain(|entry| entry.id != self.entry.id);
     }
 }

@@ -7,32 +7,38 @@ use decode::ReasoningHandle;
 
 /// Answers under way that have reins.
 #[derive(Debug, Clone, Default)]
-pub struct Live {
-    held: Arc<Mutex<HashMap<String, Vec<Arc<ReasoningHandle>>>>>,
+pub struct ControlRegistry {
+    handles: Arc<Mutex<HashMap<String, Vec<Arc<ReasoningHandle>>>>>,
 }
 
 /// Keeps an answer listed while it lives.
 #[derive(Debug)]
-pub struct Listed {
-    live: Live,
+pub struct ControlGuard {
+    registry: ControlRegistry,
     id: String,
 }
 
-impl Live {
+impl ControlRegistry {
     /// Lists an answer until what is returned is dropped.
-    pub fn list(&self, id: &str, reins: Vec<Arc<ReasoningHandle>>) -> Listed {
-        self.map(|held| held.insert(id.to_owned(), reins));
-        Listed {
-            live: self.clone(),
+    pub fn register(
+        &self,
+        id: &str,
+        handles_of_request: Vec<Arc<ReasoningHandle>>,
+    ) -> ControlGuard {
+        self.map(|handles| handles.insert(id.to_owned(), handles_of_request));
+        ControlGuard {
+            registry: self.clone(),
             id: id.to_owned(),
         }
     }
 
     /// Closes the thinking of an answer; `false` if none of that id is under way.
-    pub fn close_thinking(&self, id: &str) -> bool {
-        self.map(|held| match held.get(id) {
-            Some(reins) => {
-                reins.iter().for_each(|reins| reins.end_reasoning());
+    pub fn end_reasoning(&self, id: &str) -> bool {
+        self.map(|handles| match handles.get(id) {
+            Some(handles_of_request) => {
+                handles_of_request
+                    .iter()
+                    .for_each(|handles_of_request| handles_of_request.end_reasoning());
                 true
             }
             None => false,
@@ -40,13 +46,13 @@ impl Live {
     }
 
     fn map<T>(&self, work: impl FnOnce(&mut HashMap<String, Vec<Arc<ReasoningHandle>>>) -> T) -> T {
-        work(&mut self.held.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.handles.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Drop for Listed {
+impl Drop for ControlGuard {
     fn drop(&mut self) {
-        self.live.map(|held| held.remove(&self.id));
+        self.registry.map(|handles| handles.remove(&self.id));
     }
 }
 
@@ -56,11 +62,11 @@ mod tests {
 
     #[test]
     fn an_answer_is_listed_while_it_lives() {
-        let live = Live::default();
-        let listed = live.list("a", vec![Arc::default()]);
-        assert!(live.close_thinking("a"));
-        assert!(!live.close_thinking("b"));
-        drop(listed);
-        assert!(!live.close_thinking("a"));
+        let registry = ControlRegistry::default();
+        let guard = registry.register("a", vec![Arc::default()]);
+        assert!(registry.end_reasoning("a"));
+        assert!(!registry.end_reasoning("b"));
+        drop(guard);
+        assert!(!registry.end_reasoning("a"));
     }
 }

@@ -9,8 +9,8 @@ use contract::TokenId;
 use decode::{Event, FinishReason, GenerationParams, Job, JobId, NextPrompt, SubmitError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use crate::engine::{Beat, Message, Phase, Published, Ready, Submission};
-use crate::settings::Times;
+use crate::engine::{Heartbeat, Message, Phase, Published, Ready, Submission};
+use crate::settings::Timeouts;
 
 /// A request as the engine takes it: all text is tokens by now.
 #[derive(Debug, Clone)]
@@ -27,34 +27,34 @@ pub struct Order {
 
 /// What happened, and when the engine saw it happen.
 #[derive(Debug)]
-pub struct Stamped {
+pub struct Timestamped {
     /// End of the engine's step that gave rise to it; its beginning for a start.
     pub at: Instant,
     /// What happened.
-    pub update: Update,
+    pub event: EngineEvent,
 }
 
-impl Stamped {
-    pub(crate) fn now(update: Update) -> Stamped {
-        Stamped {
+impl Timestamped {
+    pub(crate) fn now(event: EngineEvent) -> Timestamped {
+        Timestamped {
             at: Instant::now(),
-            update,
+            event,
         }
     }
 }
 
 /// One thing that happened to a request.
 #[derive(Debug)]
-pub enum Update {
+pub enum EngineEvent {
     /// The scheduler's own words.
-    Event(Event),
+    Scheduler(Event),
     /// The end, and not a good one; nothing follows.
-    Fault(Fault),
+    Error(TerminalError),
 }
 
 /// Why a request ended without being finished by the scheduler.
 #[derive(Debug, Clone)]
-pub enum Fault {
+pub enum TerminalError {
     /// The scheduler does not take it.
     Rejected(SubmitError),
     /// It waited too long for its turn.
@@ -62,12 +62,12 @@ pub enum Fault {
     /// The server is going down.
     Draining,
     /// The engine is gone.
-    Lost(Arc<str>),
+    EngineLost(Arc<str>),
 }
 
 /// Why a request was not taken at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum AdmissionError {
     /// As many requests wait as may wait.
     QueueFull {
         /// How many that is.
@@ -82,9 +82,9 @@ pub enum Refusal {
 pub struct EngineHandle {
     inbox: mpsc::UnboundedSender<Message>,
     published: watch::Receiver<Published>,
-    beat: Arc<Beat>,
+    heartbeat: Arc<Heartbeat>,
     /// One permit per place in the queue; a request holds one until it starts. Bounds the inbox.
-    places: Arc<Semaphore>,
+    queue_permits: Arc<Semaphore>,
     queue_limit: usize,
     next_id: Arc<AtomicU64>,
 }
@@ -93,57 +93,60 @@ impl EngineHandle {
     pub(crate) fn new(
         inbox: mpsc::UnboundedSender<Message>,
         published: watch::Receiver<Published>,
-        beat: Arc<Beat>,
+        heartbeat: Arc<Heartbeat>,
         queue_limit: usize,
     ) -> EngineHandle {
         EngineHandle {
             inbox,
             published,
-            beat,
-            places: Arc::new(Semaphore::new(queue_limit)),
+            heartbeat,
+            queue_permits: Arc::new(Semaphore::new(queue_limit)),
             queue_limit,
             next_id: Arc::new(AtomicU64::new(1)),
         }
     }
 
     /// Hands a request over. Refuses at once when the queue is full or the engine does not take requests.
-    pub fn submit(&self, order: Order, times: Times) -> Result<Events, Refusal> {
+    pub fn submit(&self, order: Order, timeouts: Timeouts) -> Result<Events, AdmissionError> {
         self.check_ready()?;
-        let place =
-            Arc::clone(&self.places)
-                .try_acquire_owned()
-                .map_err(|_| Refusal::QueueFull {
-                    waiting: self.queue_limit,
-                })?;
-        self.hand_over(order, times, place)
+        let permit = Arc::clone(&self.queue_permits)
+            .try_acquire_owned()
+            .map_err(|_| AdmissionError::QueueFull {
+                waiting: self.queue_limit,
+            })?;
+        self.enqueue(order, timeouts, permit)
     }
 
     /// As [`submit`](EngineHandle::submit), but waits for a place in the queue, for further parts of a
     /// request whose first part was taken.
-    pub async fn submit_later(&self, order: Order, times: Times) -> Result<Events, Refusal> {
-        let place = Arc::clone(&self.places).acquire_owned().await;
+    pub async fn submit_later(
+        &self,
+        order: Order,
+        timeouts: Timeouts,
+    ) -> Result<Events, AdmissionError> {
+        let permit = Arc::clone(&self.queue_permits).acquire_owned().await;
         self.check_ready()?;
-        let place = place.map_err(|_| Refusal::QueueFull {
+        let permit = permit.map_err(|_| AdmissionError::QueueFull {
             waiting: self.queue_limit,
         })?;
-        self.hand_over(order, times, place)
+        self.enqueue(order, timeouts, permit)
     }
 
-    fn check_ready(&self) -> Result<(), Refusal> {
+    fn check_ready(&self) -> Result<(), AdmissionError> {
         match self.phase() {
             Phase::Ready => Ok(()),
-            phase => Err(Refusal::NotReady(phase)),
+            phase => Err(AdmissionError::NotReady(phase)),
         }
     }
 
-    fn hand_over(
+    fn enqueue(
         &self,
         order: Order,
-        times: Times,
-        place: OwnedSemaphorePermit,
-    ) -> Result<Events, Refusal> {
+        timeouts: Timeouts,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Events, AdmissionError> {
         let id = JobId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let (sink, events) = mpsc::channel(room_for(&order));
+        let (sender, events) = mpsc::channel(channel_capacity(&order));
         let choices = order.choices;
         let job = Job {
             id,
@@ -152,9 +155,13 @@ impl EngineHandle {
             params: order.settings,
             priority: order.priority,
         };
-        let submission = Box::new(Submission { job, sink, place });
+        let submission = Box::new(Submission {
+            job,
+            events: sender,
+            queue_permit: permit,
+        });
         if self.inbox.send(Message::Submit(submission)).is_err() {
-            return Err(Refusal::NotReady(self.phase()));
+            return Err(AdmissionError::NotReady(self.phase()));
         }
         let now = tokio::time::Instant::now();
         Ok(Events {
@@ -163,16 +170,16 @@ impl EngineHandle {
             inbox: self.inbox.clone(),
             choices,
             choices_left: choices,
-            queue_deadline: times.queue.map(|after| (now + after, after)),
-            deadline: times.request.map(|after| (now + after, after)),
+            queue_deadline: timeouts.queue.map(|after| (now + after, after)),
+            deadline: timeouts.request.map(|after| (now + after, after)),
             timed_out: false,
         })
     }
 
     /// Tells the engine what a conversation's next prompt will begin with, to be read when there is nothing else to do.
-    pub fn foresee(&self, text: NextPrompt) {
+    pub fn warm_prefix(&self, text: NextPrompt) {
         // An engine that is gone reads nothing.
-        let _ = self.inbox.send(Message::Foresee(text));
+        let _ = self.inbox.send(Message::WarmPrefix(text));
     }
 
     /// Where the engine stands.
@@ -192,12 +199,12 @@ impl EngineHandle {
 
     /// How many requests wait for a place on the device.
     pub fn waiting(&self) -> usize {
-        self.queue_limit - self.places.available_permits()
+        self.queue_limit - self.queue_permits.available_permits()
     }
 
     /// How long the engine's present turn has taken so far; `None` while it is idle.
-    pub fn turn_age(&self) -> Option<Duration> {
-        self.beat.age()
+    pub fn step_age(&self) -> Option<Duration> {
+        self.heartbeat.age()
     }
 
     /// Asks the engine to take nothing more and to end within `grace`.
@@ -221,7 +228,7 @@ impl EngineHandle {
 ///
 /// Each token, at worst, is an event of its own; each choice has an end; a prompt is cut into chunks of at
 /// least 16 tokens with a progress and a logprobs event each.
-fn room_for(order: &Order) -> usize {
+fn channel_capacity(order: &Order) -> usize {
     let per_choice = order.settings.max_tokens.saturating_add(4);
     let prefill = order.prompt.len() / 8 + 64;
     order
@@ -234,7 +241,7 @@ fn room_for(order: &Order) -> usize {
 /// What happens to one request, in order. Dropping it before the end cancels the request.
 pub struct Events {
     id: JobId,
-    events: mpsc::Receiver<Stamped>,
+    events: mpsc::Receiver<Timestamped>,
     inbox: mpsc::UnboundedSender<Message>,
     choices: usize,
     choices_left: usize,
@@ -249,7 +256,7 @@ impl Events {
     /// The next thing that happens; `None` after the last choice finished or after a fault.
     ///
     /// Safe to drop in the middle: nothing is lost.
-    pub async fn next(&mut self) -> Option<Stamped> {
+    pub async fn next(&mut self) -> Option<Timestamped> {
         if self.choices_left == 0 {
             return None;
         }
@@ -263,23 +270,23 @@ impl Events {
                 None => self.events.recv().await,
                 Some(wake) => match tokio::time::timeout_at(wake, self.events.recv()).await {
                     Ok(received) => received,
-                    Err(_) => match self.pass_deadline() {
-                        Some(fault) => return Some(fault),
+                    Err(_) => match self.check_deadlines() {
+                        Some(error) => return Some(error),
                         None => continue,
                     },
                 },
             };
-            return Some(self.note(received));
+            return Some(self.record(received));
         }
     }
 
     /// What has already happened, without waiting.
-    pub fn try_next(&mut self) -> Option<Stamped> {
+    pub fn try_next(&mut self) -> Option<Timestamped> {
         if self.choices_left == 0 {
             return None;
         }
         let received = self.events.try_recv().ok()?;
-        Some(self.note(Some(received)))
+        Some(self.record(Some(received)))
     }
 
     /// Ends one choice early; it still finishes, as cancelled.
@@ -292,20 +299,24 @@ impl Events {
         self.timed_out
     }
 
-    fn pass_deadline(&mut self) -> Option<Stamped> {
+    fn check_deadlines(&mut self) -> Option<Timestamped> {
         let now = tokio::time::Instant::now();
         if let Some((queue, after)) = self.queue_deadline
             && queue <= now
         {
             self.cancel();
-            return Some(Stamped::now(Update::Fault(Fault::QueueTimeout(after))));
+            return Some(Timestamped::now(EngineEvent::Error(
+                TerminalError::QueueTimeout(after),
+            )));
         }
         if let Some((_, after)) = self.deadline.take_if(|(deadline, _)| *deadline <= now) {
             self.timed_out = true;
             if self.queue_deadline.is_some() {
                 // It never started, so there is no text that could end here.
                 self.cancel();
-                return Some(Stamped::now(Update::Fault(Fault::QueueTimeout(after))));
+                return Some(Timestamped::now(EngineEvent::Error(
+                    TerminalError::QueueTimeout(after),
+                )));
             }
             for choice in 0..self.choices {
                 self.cancel_choice(choice);
@@ -314,24 +325,26 @@ impl Events {
         None
     }
 
-    fn note(&mut self, received: Option<Stamped>) -> Stamped {
-        let Some(mut stamped) = received else {
+    fn record(&mut self, received: Option<Timestamped>) -> Timestamped {
+        let Some(mut timestamped) = received else {
             self.choices_left = 0;
-            let fault = Fault::Lost("the engine ended".into());
-            return Stamped::now(Update::Fault(fault));
+            let error = TerminalError::EngineLost("the engine ended".into());
+            return Timestamped::now(EngineEvent::Error(error));
         };
-        match &mut stamped.update {
-            Update::Event(Event::Started { .. }) => self.queue_deadline = None,
-            Update::Event(Event::Finished { reason, .. }) => {
+        match &mut timestamped.event {
+            EngineEvent::Scheduler(Event::Started { .. }) => self.queue_deadline = None,
+            EngineEvent::Scheduler(Event::Finished { reason, .. }) => {
                 self.choices_left -= 1;
                 if self.timed_out && *reason == FinishReason::Cancelled {
                     *reason = FinishReason::Length;
                 }
             }
-            Update::Event(Event::Failed { .. }) | Update::Fault(_) => self.choices_left = 0,
-            Update::Event(_) => {}
+            EngineEvent::Scheduler(Event::Failed { .. }) | EngineEvent::Error(_) => {
+                self.choices_left = 0
+            }
+            EngineEvent::Scheduler(_) => {}
         }
-        stamped
+        timestamped
     }
 
     fn cancel(&mut self) {

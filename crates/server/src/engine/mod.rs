@@ -12,8 +12,8 @@ pub mod control;
 pub mod handle;
 pub mod in_flight;
 pub mod prefix_warmup;
+pub mod request_stats;
 pub mod store;
-pub mod usage;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -28,14 +28,14 @@ use decode::{Event, Job, JobId, NextPrompt, PrefixConfig, Scheduler, SchedulerCo
 use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
-use crate::engine::handle::{EngineHandle, Fault, Stamped, Update};
-use crate::engine::store::{DiskStore, StoreFacts};
-use crate::text::model_context::ServedModel;
+use crate::engine::handle::{EngineEvent, EngineHandle, TerminalError, Timestamped};
+use crate::engine::store::{DiskStore, StoreStatus};
+use crate::text::model_context::ModelContext;
 
 /// An idle engine keeps its hands free for this long: the next turn of a conversation often comes at once.
-const BETWEEN_TURNS: Duration = Duration::from_millis(300);
+const IDLE_DELAY: Duration = Duration::from_millis(300);
 /// How late a message may be seen in that time.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// An error of any kind, as far as loading is concerned: it is only shown.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -51,7 +51,7 @@ pub struct Loaded {
     /// How the scheduler is to work; its queue limit is replaced by the engine's.
     pub scheduler: SchedulerConfig,
     /// The text side of the same model.
-    pub model: ServedModel,
+    pub model: ModelContext,
     /// Where saved states outlive the process, if anywhere.
     pub store: Option<DiskStore>,
 }
@@ -59,13 +59,13 @@ pub struct Loaded {
 /// The loaded model as the HTTP side sees it.
 pub struct Ready {
     /// Text side: tokenizer, template, facts.
-    pub model: ServedModel,
+    pub model: ModelContext,
     /// Device side: limits and sizes.
     pub info: RunnerInfo,
     /// What of prompts is saved.
     pub prefix: PrefixConfig,
     /// Where it outlives the process, if anywhere.
-    pub store: Option<StoreFacts>,
+    pub store: Option<StoreStatus>,
 }
 
 /// Where the engine stands in its life.
@@ -109,7 +109,7 @@ pub(crate) enum Message {
     /// Drop one choice of a request.
     CancelChoice(JobId, usize),
     /// What a conversation's next prompt will begin with.
-    Foresee(NextPrompt),
+    WarmPrefix(NextPrompt),
     /// Take nothing more, finish what runs within the given time, and end.
     Drain(Duration),
 }
@@ -118,28 +118,28 @@ pub(crate) enum Message {
 pub(crate) struct Submission {
     pub(crate) job: Job,
     /// Where its events go.
-    pub(crate) sink: mpsc::Sender<Stamped>,
+    pub(crate) events: mpsc::Sender<Timestamped>,
     /// A place in the queue, given back once the request has started.
-    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) queue_permit: OwnedSemaphorePermit,
 }
 
 /// When the present turn began; lets others see that a turn does not end.
 #[derive(Debug)]
-pub(crate) struct Beat {
+pub(crate) struct Heartbeat {
     origin: Instant,
     /// Milliseconds since `origin`, plus one; 0 while idle.
     since: AtomicU64,
 }
 
-impl Beat {
-    fn new() -> Beat {
-        Beat {
+impl Heartbeat {
+    fn new() -> Heartbeat {
+        Heartbeat {
             origin: Instant::now(),
             since: AtomicU64::new(0),
         }
     }
 
-    fn turn(&self) {
+    fn begin_step(&self) {
         let now = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
         self.since.store(now + 1, Ordering::Relaxed);
     }
@@ -181,11 +181,16 @@ impl Engine {
             running: 0,
             waiting: 0,
         });
-        let beat = Arc::new(Beat::new());
-        let handle = EngineHandle::new(inbox_in, published, Arc::clone(&beat), queue_limit.max(1));
+        let heartbeat = Arc::new(Heartbeat::new());
+        let handle = EngineHandle::new(
+            inbox_in,
+            published,
+            Arc::clone(&heartbeat),
+            queue_limit.max(1),
+        );
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || run(factory, inbox, published_in, &beat))?;
+            .spawn(move || run_engine(factory, inbox, published_in, &heartbeat))?;
         Ok((Engine { thread }, handle))
     }
 
@@ -196,11 +201,11 @@ impl Engine {
     }
 }
 
-fn run(
+fn run_engine(
     factory: EngineFactory,
     mut inbox: mpsc::UnboundedReceiver<Message>,
     published: watch::Sender<Published>,
-    beat: &Beat,
+    heartbeat: &Heartbeat,
 ) {
     let loading = catch_unwind(AssertUnwindSafe(|| {
         factory(&mut |progress| {
@@ -220,7 +225,7 @@ fn run(
         model: loaded.model,
         info,
         prefix: loaded.scheduler.prefix.clone(),
-        store: loaded.store.as_ref().map(DiskStore::facts),
+        store: loaded.store.as_ref().map(DiskStore::status),
     });
     let scheduler = SchedulerConfig {
         // The handle's places bound what waits; a second bound here could refuse what was admitted there.
@@ -231,9 +236,9 @@ fn run(
     if let Some(store) = loaded.store {
         scheduler = scheduler.with_store(Box::new(store));
     }
-    let mut turns = Turns {
+    let mut engine = EngineLoop {
         scheduler,
-        live: HashMap::new(),
+        requests: HashMap::new(),
         published: &published,
         drain_until: None,
     };
@@ -241,8 +246,8 @@ fn run(
         p.ready = Some(ready);
         p.phase = Phase::Ready;
     });
-    let outcome = catch_unwind(AssertUnwindSafe(|| turns.run(&mut inbox, beat)));
-    beat.idle();
+    let outcome = catch_unwind(AssertUnwindSafe(|| engine.run(&mut inbox, heartbeat)));
+    heartbeat.idle();
     let lost = match outcome {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(error.to_string()),
@@ -251,12 +256,12 @@ fn run(
     match lost {
         Some(detail) => {
             tracing::error!(%detail, "the engine is lost");
-            let fault = Fault::Lost(detail.as_str().into());
+            let error = TerminalError::EngineLost(detail.as_str().into());
             fail(&published, &mut inbox, detail);
-            turns.tell_all(&fault);
+            engine.fail_all(&error);
         }
         None => {
-            turns.tell_all(&Fault::Draining);
+            engine.fail_all(&TerminalError::Draining);
             inbox.close();
             published.send_modify(|p| p.phase = Phase::Stopped);
         }
@@ -282,27 +287,27 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 /// One request on the engine's side.
-struct Live {
-    sink: mpsc::Sender<Stamped>,
+struct EngineRequest {
+    events: mpsc::Sender<Timestamped>,
     /// Held while the request waits; `None` once it has started.
-    place: Option<OwnedSemaphorePermit>,
+    queue_permit: Option<OwnedSemaphorePermit>,
     /// Choices that have not finished.
     choices_left: usize,
 }
 
-struct Turns<'a> {
+struct EngineLoop<'a> {
     scheduler: Scheduler,
-    live: HashMap<JobId, Live>,
+    requests: HashMap<JobId, EngineRequest>,
     published: &'a watch::Sender<Published>,
     /// Set once the engine is asked to stop.
     drain_until: Option<Instant>,
 }
 
-impl Turns<'_> {
+impl EngineLoop<'_> {
     fn run(
         &mut self,
         inbox: &mut mpsc::UnboundedReceiver<Message>,
-        beat: &Beat,
+        heartbeat: &Heartbeat,
     ) -> Result<(), contract::DeviceError> {
         let mut events = Vec::new();
         loop {
@@ -311,27 +316,27 @@ impl Turns<'_> {
                 if self.drain_until.is_some() {
                     return self.scheduler.flush();
                 }
-                beat.idle();
-                match self.wait(inbox, beat)? {
-                    Some(message) => self.take(message),
+                heartbeat.idle();
+                match self.wait(inbox, heartbeat)? {
+                    Some(message) => self.handle_message(message),
                     // Every handle is gone, so nobody can ever ask for anything again.
                     None => return Ok(()),
                 }
             }
             while let Ok(message) = inbox.try_recv() {
-                self.take(message);
+                self.handle_message(message);
             }
             if self
                 .drain_until
                 .is_some_and(|until| Instant::now() >= until)
             {
-                self.give_up();
+                self.abort_all();
                 return self.scheduler.flush();
             }
             if self.scheduler.is_idle() {
                 continue;
             }
-            beat.turn();
+            heartbeat.begin_step();
             let begun = Instant::now();
             let outcome = self.scheduler.step(&mut events);
             if let Err(error) = &outcome {
@@ -351,20 +356,20 @@ impl Turns<'_> {
     fn wait(
         &mut self,
         inbox: &mut mpsc::UnboundedReceiver<Message>,
-        beat: &Beat,
+        heartbeat: &Heartbeat,
     ) -> Result<Option<Message>, contract::DeviceError> {
         let begun = Instant::now();
         while self.scheduler.has_warmup() || self.scheduler.has_unpersisted() {
             match inbox.try_recv() {
                 Ok(message) => return Ok(Some(message)),
                 Err(TryRecvError::Disconnected) => return Ok(None),
-                Err(TryRecvError::Empty) if begun.elapsed() < BETWEEN_TURNS => {
-                    std::thread::sleep(LOOK_AGAIN);
+                Err(TryRecvError::Empty) if begun.elapsed() < IDLE_DELAY => {
+                    std::thread::sleep(POLL_INTERVAL);
                 }
                 Err(TryRecvError::Empty) if self.scheduler.has_warmup() => {
-                    beat.turn();
+                    heartbeat.begin_step();
                     self.scheduler.warmup_step()?;
-                    beat.idle();
+                    heartbeat.idle();
                     self.publish();
                 }
                 Err(TryRecvError::Empty) => {
@@ -375,49 +380,55 @@ impl Turns<'_> {
         Ok(inbox.blocking_recv())
     }
 
-    fn take(&mut self, message: Message) {
+    fn handle_message(&mut self, message: Message) {
         match message {
             Message::Submit(submission) => self.submit(*submission),
             Message::Cancel(id) => {
-                if self.live.remove(&id).is_some() {
+                if self.requests.remove(&id).is_some() {
                     self.scheduler.cancel(id);
                 }
             }
             Message::CancelChoice(id, choice) => {
-                if self.live.contains_key(&id) {
+                if self.requests.contains_key(&id) {
                     self.scheduler.cancel_choice(id, choice);
                 }
             }
-            Message::Foresee(text) => self.scheduler.queue_warmup(text),
+            Message::WarmPrefix(text) => self.scheduler.queue_warmup(text),
             Message::Drain(grace) => self.drain(grace),
         }
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { job, sink, place } = submission;
+        let Submission {
+            job,
+            events,
+            queue_permit,
+        } = submission;
         if self.drain_until.is_some() {
             // A failed send means that the reader has gone, which needs no answer; so in all of this file.
-            let _ = sink.try_send(Stamped::now(Update::Fault(Fault::Draining)));
+            let _ = events.try_send(Timestamped::now(EngineEvent::Error(
+                TerminalError::Draining,
+            )));
             return;
         }
-        if sink.is_closed() {
+        if events.is_closed() {
             return;
         }
         let (id, choices_left) = (job.id, job.choices);
         match self.scheduler.submit(job) {
             Ok(()) => {
-                self.live.insert(
+                self.requests.insert(
                     id,
-                    Live {
-                        sink,
-                        place: Some(place),
+                    EngineRequest {
+                        events,
+                        queue_permit: Some(queue_permit),
                         choices_left,
                     },
                 );
             }
             Err(reject) => {
-                let fault = Fault::Rejected(reject);
-                let _ = sink.try_send(Stamped::now(Update::Fault(fault)));
+                let error = TerminalError::Rejected(reject);
+                let _ = events.try_send(Timestamped::now(EngineEvent::Error(error)));
             }
         }
     }
@@ -427,38 +438,38 @@ impl Turns<'_> {
         self.drain_until = Instant::now().checked_add(grace);
         self.published.send_modify(|p| p.phase = Phase::Draining);
         let waiting: Vec<JobId> = self
-            .live
+            .requests
             .iter()
-            .filter(|(_, live)| live.place.is_some())
+            .filter(|(_, request)| request.queue_permit.is_some())
             .map(|(id, _)| *id)
             .collect();
         for id in waiting {
-            self.drop_with(id, &Fault::Draining);
+            self.abort(id, &TerminalError::Draining);
         }
     }
 
-    fn give_up(&mut self) {
-        let ids: Vec<JobId> = self.live.keys().copied().collect();
+    fn abort_all(&mut self) {
+        let ids: Vec<JobId> = self.requests.keys().copied().collect();
         for id in ids {
-            self.drop_with(id, &Fault::Draining);
+            self.abort(id, &TerminalError::Draining);
         }
         self.publish();
     }
 
-    fn drop_with(&mut self, id: JobId, fault: &Fault) {
-        if let Some(live) = self.live.remove(&id) {
-            let _ = live
-                .sink
-                .try_send(Stamped::now(Update::Fault(fault.clone())));
+    fn abort(&mut self, id: JobId, error: &TerminalError) {
+        if let Some(request) = self.requests.remove(&id) {
+            let _ = request
+                .events
+                .try_send(Timestamped::now(EngineEvent::Error(error.clone())));
             self.scheduler.cancel(id);
         }
     }
 
-    fn tell_all(&mut self, fault: &Fault) {
-        for (_, live) in self.live.drain() {
-            let _ = live
-                .sink
-                .try_send(Stamped::now(Update::Fault(fault.clone())));
+    fn fail_all(&mut self, error: &TerminalError) {
+        for (_, request) in self.requests.drain() {
+            let _ = request
+                .events
+                .try_send(Timestamped::now(EngineEvent::Error(error.clone())));
         }
     }
 
@@ -466,16 +477,16 @@ impl Turns<'_> {
     fn deliver(&mut self, events: &mut Vec<(JobId, Event)>, begun: Instant) {
         let ended = Instant::now();
         for (id, event) in events.drain(..) {
-            let Some(live) = self.live.get_mut(&id) else {
+            let Some(request) = self.requests.get_mut(&id) else {
                 continue;
             };
             let droppable = matches!(event, Event::Prefill { .. });
             match &event {
-                Event::Started { .. } => live.place = None,
+                Event::Started { .. } => request.queue_permit = None,
                 Event::Finished { .. } => {
-                    live.choices_left = live.choices_left.saturating_sub(1);
+                    request.choices_left = request.choices_left.saturating_sub(1);
                 }
-                Event::Failed { .. } => live.choices_left = 0,
+                Event::Failed { .. } => request.choices_left = 0,
                 _ => {}
             }
             // Admission comes first in a step, everything else at its end.
@@ -483,15 +494,15 @@ impl Turns<'_> {
                 Event::Started { .. } => begun,
                 _ => ended,
             };
-            let over = live.choices_left == 0;
-            let update = Update::Event(event);
-            let gone = match live.sink.try_send(Stamped { at, update }) {
+            let over = request.choices_left == 0;
+            let event = EngineEvent::Scheduler(event);
+            let gone = match request.events.try_send(Timestamped { at, event }) {
                 Ok(()) => false,
                 Err(TrySendError::Full(_)) => !droppable,
                 Err(TrySendError::Closed(_)) => true,
             };
             if over || gone {
-                self.live.remove(&id);
+                self.requests.remove(&id);
             }
             if gone && !over {
                 self.scheduler.cancel(id);
@@ -500,8 +511,12 @@ impl Turns<'_> {
     }
 
     fn publish(&self) {
-        let running = self.live.values().filter(|l| l.place.is_none()).count();
-        let waiting = self.live.len() - running;
+        let running = self
+            .requests
+            .values()
+            .filter(|request| request.queue_permit.is_none())
+            .count();
+        let waiting = self.requests.len() - running;
         let stats = self.scheduler.stats();
         self.published.send_if_modified(|p| {
             p.stats = stats;

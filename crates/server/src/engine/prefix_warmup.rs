@@ -21,7 +21,7 @@ use crate::http::state::App;
 use crate::text::prepare;
 
 /// A conversation whose reply is being made.
-pub struct Foresight {
+pub struct PrefixWarmup {
     ready: Arc<Ready>,
     policy: ConversationPolicy,
     request: ChatRequest,
@@ -29,15 +29,15 @@ pub struct Foresight {
     reply: Reply,
 }
 
-impl Foresight {
+impl PrefixWarmup {
     /// Follows a request, if reading ahead is on and its next one can be foreseen: one reply, which is a whole message,
     /// and saved states are not forbidden.
-    pub fn new(app: &App, ready: &Arc<Ready>, request: &ChatRequest) -> Option<Foresight> {
+    pub fn new(app: &App, ready: &Arc<Ready>, request: &ChatRequest) -> Option<PrefixWarmup> {
         let on = ready.prefix.slots > 0 && ready.prefix.warmup_tokens > 0 && request.cache.enabled;
         let plain = request.sampling.n == 1
             && request.add_generation_prompt
             && !request.continue_final_message;
-        (on && plain).then(|| Foresight {
+        (on && plain).then(|| PrefixWarmup {
             ready: Arc::clone(ready),
             policy: prepare::policy(app.config()),
             request: request.clone(),
@@ -52,7 +52,7 @@ impl Foresight {
 
     /// The reply is whole: the engine is told what comes next. Rendering is long work for a long conversation, so this
     /// returns before it is done; must be called within a runtime.
-    pub fn tell(self, engine: &EngineHandle, reason: FinishReason) {
+    pub fn submit(self, engine: &EngineHandle, reason: FinishReason) {
         let next = match reason {
             FinishReason::ToolCalls => Role::Tool,
             FinishReason::Stop | FinishReason::Length => Role::User,
@@ -62,7 +62,7 @@ impl Foresight {
             Ok(tokens) => {
                 let session = self.request.cache.session.as_deref().map(Arc::from);
                 let tokens = tokens.into();
-                engine.foresee(NextPrompt { tokens, session });
+                engine.warm_prefix(NextPrompt { tokens, session });
             }
             Err(error) => tracing::debug!(%error, "the next prompt cannot be foreseen"),
         });
@@ -151,13 +151,13 @@ mod tests {
     /// What is foreseen of `asked` once it was answered with `reply`, and the prompt of the request that comes then.
     fn check(asked: &[Value], reply: Reply, next: Role, came: &[Value]) -> (String, String) {
         let ready = ready();
-        let foresight = Foresight {
+        let warmup = PrefixWarmup {
             ready: Arc::clone(&ready),
             policy: ConversationPolicy::default(),
             request: request(asked),
             reply,
         };
-        let found = foresight.tokens(next).unwrap();
+        let found = warmup.tokens(next).unwrap();
         let conversation = request(&[asked, came].concat());
         let conversation = conversation.conversation(&ConversationPolicy::default());
         let rendered = ready.model.template.render(&conversation.unwrap()).unwrap();

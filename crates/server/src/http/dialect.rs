@@ -15,21 +15,21 @@ use decode::{Grammar, InitialPhase};
 
 use crate::engine::Ready;
 use crate::engine::handle::Order;
-use crate::engine::in_flight::{News, Run};
-use crate::engine::prefix_warmup::Foresight;
+use crate::engine::in_flight::{InFlight, StreamEvent};
+use crate::engine::prefix_warmup::PrefixWarmup;
 use crate::error::ApiError;
 use crate::http::body;
-use crate::http::sse::{self, Encoder, Gone, Silence, Writer};
+use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
 use crate::text::prepare::{self, Prompt};
-use crate::text::reply::{Choice, ChoicePlan, Collected};
+use crate::text::reply::{Choice, ChoiceConfig, CollectedReply};
 use crate::text::sampling_params;
 
 /// How a dialect reads a body: the request all dialects share, and what only this one knows of it.
 pub type Parse<T> = fn(&[u8]) -> Result<(ChatRequest, T), ChatError>;
 
 /// A request that was read and made into a prompt, but not handed over yet.
-pub struct Talk<T> {
+pub struct ParsedRequest<T> {
     ready: Arc<Ready>,
     /// The request in the form all dialects share.
     pub request: ChatRequest,
@@ -39,14 +39,14 @@ pub struct Talk<T> {
     pub prompt: Prompt,
 }
 
-impl<T: Send + 'static> Talk<T> {
+impl<T: Send + 'static> ParsedRequest<T> {
     /// Reads a body with the dialect's function `parse`, and makes the prompt.
     pub async fn read(
         app: &App,
         headers: &HeaderMap,
         body: Body,
         parse: Parse<T>,
-    ) -> Result<Talk<T>, ApiError> {
+    ) -> Result<ParsedRequest<T>, ApiError> {
         let bytes = body::read(body, app.config().body_limit_bytes).await?;
         let ready = app.ready()?;
         let policy = prepare::policy(app.config());
@@ -67,7 +67,7 @@ impl<T: Send + 'static> Talk<T> {
         if app.config().log_prompts {
             tracing::info!(prompt = %prompt.text, "prompt");
         }
-        Ok(Talk {
+        Ok(ParsedRequest {
             ready,
             request,
             own,
@@ -82,35 +82,39 @@ impl<T: Send + 'static> Talk<T> {
             return Ok(None);
         };
         let ready = Arc::clone(&self.ready);
-        let compiled = move || ready.model.constrain.compile(&shape);
+        let compiled = move || ready.model.constraints.compile(&shape);
         body::run_long(compiled).await.map(Some)
     }
 
     /// Hands the request over; refuses what cannot be promised or does not fit.
-    pub async fn start(&self, app: &App) -> Result<Run, ApiError> {
+    pub async fn start(&self, app: &App) -> Result<InFlight, ApiError> {
         let grammar = self.grammar().await?;
         let (request, model) = (&self.request, &self.ready.model);
         let fields = &request.sampling;
-        let room = sampling_params::room(self.prompt.ids.len(), self.ready.info.limits.context)?;
-        let max_tokens = prepare::most_tokens(model, request, room);
+        let room = sampling_params::remaining_context(
+            self.prompt.ids.len(),
+            self.ready.info.limits.context,
+        )?;
+        let max_tokens = prepare::max_reply_tokens(model, request, room);
         let vocab = self.ready.info.vocab;
-        let mut settings = sampling_params::settings(fields, &model.defaults, max_tokens, vocab)?;
+        let mut settings =
+            sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
         settings.logprobs = request.logprobs;
         settings.session = request.cache.session.as_deref().map(Arc::from);
         settings.use_saved = request.cache.enabled;
         settings.window = app.config().window.of(!request.tools.is_empty());
-        if let Some(token) = prepare::barred_token(model, request) {
+        if let Some(token) = prepare::forbidden_call_token(model, request) {
             settings.sampling.bias.retain(|(other, _)| *other != token);
             settings.sampling.bias.push((token, f32::NEG_INFINITY));
         }
-        let course = model.constrain.course(&self.prompt, grammar, fields.n);
-        let (constraints, reins) = course.unzip();
+        let constraints = model.constraints.for_chat(&self.prompt, grammar, fields.n);
+        let (constraints, reasoning_handles) = constraints.unzip();
         settings.constraints = constraints;
-        let reins = reins.unwrap_or_default();
-        let plan = ChoicePlan {
+        let reasoning_handles = reasoning_handles.unwrap_or_default();
+        let plan = ChoiceConfig {
             tokenizer: Arc::clone(&model.tokenizer),
-            reading: ReplyConfig {
-                starts_in_reasoning: self.prompt.opening == InitialPhase::Reasoning,
+            reply_config: ReplyConfig {
+                starts_in_reasoning: self.prompt.initial_phase == InitialPhase::Reasoning,
                 split_reasoning: request.reasoning_format == ReasoningFormat::Split,
                 tools: request.callable_tools(),
                 parallel_tool_calls: request.parallel_tool_calls,
@@ -121,7 +125,8 @@ impl<T: Send + 'static> Talk<T> {
             stop_tokens: fields.stop_token_ids.clone(),
             logprobs: request.logprobs.is_some(),
         };
-        let choice = |i: usize| Choice::new(&plan).held(reins.get(i).cloned());
+        let choice =
+            |i: usize| Choice::new(&plan).with_reasoning(reasoning_handles.get(i).cloned());
         let choices = (0..fields.n).map(choice).collect();
         let order = Order {
             prompt: Arc::clone(&self.prompt.ids),
@@ -129,8 +134,8 @@ impl<T: Send + 'static> Talk<T> {
             settings,
             priority: request.priority,
         };
-        let foresight = Foresight::new(app, &self.ready, request);
-        Run::start(app, order, choices).map(|run| run.foreseeing(foresight))
+        let warmup = PrefixWarmup::new(app, &self.ready, request);
+        InFlight::start(app, order, choices).map(|request| request.with_warmup(warmup))
     }
 
     /// The model as the client named it, or as it is served.
@@ -163,48 +168,54 @@ fn session(headers: &HeaderMap) -> Option<String> {
 }
 
 /// How a dialect writes a stream.
-pub trait Voice: Send + 'static {
+pub trait StreamFormat: Send + 'static {
     /// What fills silence.
-    const SILENCE: Silence;
+    const KEEP_ALIVE: KeepAlive;
 
     /// The events before the first news.
-    fn begin(&mut self, out: &mut Encoder, run: &Run);
+    fn begin(&mut self, out: &mut SseEncoder, request: &InFlight);
 
     /// The events of one piece of news.
-    fn news(&mut self, out: &mut Encoder, run: &Run, news: News);
+    fn event(&mut self, out: &mut SseEncoder, request: &InFlight, event: StreamEvent);
 
     /// The events after the last news.
-    fn end(&mut self, out: &mut Encoder, run: &Run);
+    fn end(&mut self, out: &mut SseEncoder, request: &InFlight);
 
     /// The events of a failure; nothing follows them.
-    fn fail(&mut self, out: &mut Encoder, run: &Run, error: &ApiError);
+    fn fail(&mut self, out: &mut SseEncoder, request: &InFlight, error: &ApiError);
 }
 
 /// Answers with events in the words of `voice`. Headers go out at once.
-pub fn stream<V: Voice>(app: &App, run: Run, voice: V) -> Response {
-    let times = app.config().times;
-    sse::response(times, V::SILENCE, move |writer| speak(writer, run, voice))
+pub fn stream<V: StreamFormat>(app: &App, request: InFlight, format: V) -> Response {
+    let timeouts = app.config().timeouts;
+    sse::response(timeouts, V::KEEP_ALIVE, move |writer| {
+        write_stream(writer, request, format)
+    })
 }
 
-async fn speak<V: Voice>(mut writer: Writer, mut run: Run, mut voice: V) -> Result<(), Gone> {
-    let mut out = Encoder::default();
-    voice.begin(&mut out, &run);
+async fn write_stream<V: StreamFormat>(
+    mut writer: SseWriter,
+    mut request: InFlight,
+    mut format: V,
+) -> Result<(), ClientGone> {
+    let mut out = SseEncoder::default();
+    format.begin(&mut out, &request);
     loop {
         if let Some(part) = out.take() {
             writer.send(part).await?;
         }
-        match writer.while_waiting(run.next()).await? {
-            Ok(Some(news)) => {
-                for item in news {
-                    voice.news(&mut out, &run, item);
+        match writer.keep_alive_while(request.next()).await? {
+            Ok(Some(events)) => {
+                for event in events {
+                    format.event(&mut out, &request, event);
                 }
             }
             Ok(None) => {
-                voice.end(&mut out, &run);
+                format.end(&mut out, &request);
                 break;
             }
             Err(error) => {
-                voice.fail(&mut out, &run, &error);
+                format.fail(&mut out, &request, &error);
                 break;
             }
         }
@@ -216,20 +227,22 @@ async fn speak<V: Voice>(mut writer: Writer, mut run: Run, mut voice: V) -> Resu
 }
 
 /// Waits for the end and gives each choice whole.
-pub async fn whole(run: &mut Run) -> Result<Vec<(Collected, FinishReason)>, ApiError> {
-    let mut choices: Vec<(Collected, FinishReason)> = (0..run.n_choices())
-        .map(|_| (Collected::default(), FinishReason::Stop))
+pub async fn whole(
+    request: &mut InFlight,
+) -> Result<Vec<(CollectedReply, FinishReason)>, ApiError> {
+    let mut choices: Vec<(CollectedReply, FinishReason)> = (0..request.n_choices())
+        .map(|_| (CollectedReply::default(), FinishReason::Stop))
         .collect();
-    while let Some(news) = run.next().await? {
-        for item in news {
-            match item {
-                News::Parts { choice, parts } => {
+    while let Some(events) = request.next().await? {
+        for event in events {
+            match event {
+                StreamEvent::Parts { choice, parts } => {
                     for part in parts {
-                        choices[choice].0.push(run.choice(choice), part);
+                        choices[choice].0.push(request.choice(choice), part);
                     }
                 }
-                News::End { choice, reason } => choices[choice].1 = reason,
-                News::Progress { .. } | News::PromptLogprobs(_) => {}
+                StreamEvent::End { choice, reason } => choices[choice].1 = reason,
+                StreamEvent::Progress { .. } | StreamEvent::PromptLogprobs(_) => {}
             }
         }
     }

@@ -23,14 +23,14 @@ const SERVER: &str = concat!("hearth/", env!("CARGO_PKG_VERSION"));
 
 /// Keys, kept as hashes only. Comparing hashes of equal length takes the same time wherever they differ.
 #[derive(Debug, Clone, Default)]
-pub struct Keys {
+pub struct ApiKeys {
     hashes: Vec<blake3::Hash>,
 }
 
-impl Keys {
+impl ApiKeys {
     /// Takes the keys of which one must be presented; none lets everyone in.
-    pub fn new(keys: &[String]) -> Keys {
-        Keys {
+    pub fn new(keys: &[String]) -> ApiKeys {
+        ApiKeys {
             hashes: keys.iter().map(|k| blake3::hash(k.as_bytes())).collect(),
         }
     }
@@ -76,7 +76,11 @@ impl Keys {
 pub struct RequestId(pub String);
 
 /// The outermost layer.
-pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
+pub async fn request_middleware(
+    State(app): State<App>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let begun = Instant::now();
     let id = request_id(request.headers());
     let dialect = dialect(&request);
@@ -88,7 +92,7 @@ pub async fn guard(State(app): State<App>, mut request: Request, next: Next) -> 
     let method = request.method().clone();
     let mut response = if method == Method::OPTIONS {
         StatusCode::NO_CONTENT.into_response()
-    } else if let Err(error) = allow(&app, &request) {
+    } else if let Err(error) = authorize(&app, &request) {
         error.into_response()
     } else {
         let span = tracing::info_span!("request", id, endpoint = route);
@@ -149,7 +153,7 @@ fn dialect(request: &Request) -> Dialect {
 }
 
 /// Health is open to probes; everything else wants a key if there are keys.
-fn allow(app: &App, request: &Request) -> Result<(), ApiError> {
+fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
     let path = request.uri().path();
     let open = path == "/" || path.trim_end_matches('/').ends_with("/health");
     match open {
@@ -197,7 +201,7 @@ mod tests {
     use super::*;
 
     fn check(name: &'static str, value: &'static str) -> bool {
-        let keys = Keys::new(&["one".to_owned(), "two".to_owned()]);
+        let keys = ApiKeys::new(&["one".to_owned(), "two".to_owned()]);
         let mut headers = HeaderMap::new();
         headers.insert(name, HeaderValue::from_static(value));
         keys.check(&headers).is_ok()
@@ -218,7 +222,7 @@ mod tests {
 
     #[test]
     fn a_wrong_bearer_beside_a_right_key_is_let_in() {
-        let keys = Keys::new(&["one".to_owned()]);
+        let keys = ApiKeys::new(&["one".to_owned()]);
         let mut headers = HeaderMap::new();
         headers.insert("authorization", HeaderValue::from_static("Bearer x"));
         headers.insert("x-api-key", HeaderValue::from_static("one"));
@@ -227,6 +231,6 @@ mod tests {
 
     #[test]
     fn without_keys_everyone_is_let_in() {
-        assert!(Keys::new(&[]).check(&HeaderMap::new()).is_ok());
+        assert!(ApiKeys::new(&[]).check(&HeaderMap::new()).is_ok());
     }
 }

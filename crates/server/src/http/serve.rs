@@ -9,7 +9,7 @@ use crate::engine::handle::EngineHandle;
 use crate::engine::{Engine, EngineFactory, Phase};
 use crate::error::ServeError;
 use crate::http::routes;
-use crate::http::shutdown::Stop;
+use crate::http::shutdown::ShutdownSignal;
 use crate::http::state::App;
 use crate::settings::ServerConfig;
 
@@ -25,7 +25,7 @@ pub async fn serve(
     config: ServerConfig,
     factory: EngineFactory,
     listener: TcpListener,
-    stop: Stop,
+    stop: ShutdownSignal,
 ) -> Result<(), ServeError> {
     let (engine, handle) = Engine::start(factory, config.queue_limit)?;
     let served = serve_with(config, handle.clone(), listener, stop).await;
@@ -44,9 +44,9 @@ pub async fn serve_with(
     config: ServerConfig,
     handle: EngineHandle,
     listener: TcpListener,
-    stop: Stop,
+    stop: ShutdownSignal,
 ) -> Result<(), ServeError> {
-    let times = config.times;
+    let timeouts = config.timeouts;
     let app = App::new(config, handle.clone());
     let listener = listener.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
@@ -72,9 +72,9 @@ pub async fn serve_with(
     };
     let outcome = tokio::select! {
         how = life => how,
-        () = stop.asked(1) => Ended::Asked,
+        () = stop.requested(1) => Ended::Asked,
         broken = &mut server => {
-            handle.drain(times.shutdown);
+            handle.drain(timeouts.shutdown);
             return broken.map_err(std::io::Error::other)?.map_err(ServeError::Io);
         }
     };
@@ -82,16 +82,16 @@ pub async fn serve_with(
         Ended::NotLoaded(detail) => Err(ServeError::Load(detail)),
         Ended::Lost(detail) => {
             // Long enough for probes and for the error events of live requests.
-            tokio::time::sleep(times.linger).await;
+            tokio::time::sleep(timeouts.linger).await;
             Err(ServeError::EngineLost(detail))
         }
         Ended::Stopped => Ok(()),
         Ended::Asked => {
-            tracing::info!(grace_s = times.shutdown.as_secs(), "stopping");
+            tracing::info!(grace_s = timeouts.shutdown.as_secs(), "stopping");
             if handle.phase() == Phase::Loading {
                 return Ok(());
             }
-            handle.drain(times.shutdown);
+            handle.drain(timeouts.shutdown);
             drop(closing);
             let drained = async {
                 let phase = handle.wait_for(ended).await;
@@ -103,7 +103,7 @@ pub async fn serve_with(
                     Phase::Failed(detail) => Err(ServeError::EngineLost(detail.to_string())),
                     _ => Ok(()),
                 },
-                () = stop.asked(2) => Err(ServeError::Forced),
+                () = stop.requested(2) => Err(ServeError::Forced),
             };
         }
     };

@@ -16,18 +16,18 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-use crate::settings::Times;
+use crate::settings::Timeouts;
 
 /// Parts that may wait for a slow reader before the writer has to wait too.
-const PARTS_IN_FLIGHT: usize = 32;
+const CHANNEL_PARTS: usize = 32;
 
 /// Encodes events into one buffer, so that all of one engine step goes out in one piece.
 #[derive(Debug, Default)]
-pub struct Encoder {
+pub struct SseEncoder {
     out: BytesMut,
 }
 
-impl Encoder {
+impl SseEncoder {
     /// `data: {json}`.
     pub fn data(&mut self, value: &impl Serialize) {
         self.out.put_slice(b"data: ");
@@ -72,74 +72,77 @@ impl Encoder {
 /// The reader has gone, or has taken nothing for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the client has gone")]
-pub struct Gone;
+pub struct ClientGone;
 
 /// What fills a stream that has been silent for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Silence {
+pub enum KeepAlive {
     /// A comment, which every reader skips.
     Comment,
     /// Anthropic's event for this; its clients do not count comments as signs of life.
     Ping,
 }
 
-impl Silence {
+impl KeepAlive {
     fn bytes(self) -> Bytes {
         Bytes::from_static(match self {
-            Silence::Comment => b": keepalive\n\n",
-            Silence::Ping => b"event: ping\ndata: {\"type\":\"ping\"}\n\n",
+            KeepAlive::Comment => b": keepalive\n\n",
+            KeepAlive::Ping => b"event: ping\ndata: {\"type\":\"ping\"}\n\n",
         })
     }
 }
 
 /// The writing end of a stream.
 #[derive(Debug)]
-pub struct Writer {
+pub struct SseWriter {
     parts: mpsc::Sender<Bytes>,
-    write_limit: Duration,
-    ping_every: Duration,
-    silence: Silence,
+    write_timeout: Duration,
+    keep_alive_interval: Duration,
+    keep_alive: KeepAlive,
     last_write: Instant,
 }
 
-impl Writer {
+impl SseWriter {
     /// Hands a part to the connection; waits while it is behind, up to the write limit.
-    pub async fn send(&mut self, part: Bytes) -> Result<(), Gone> {
-        let sent = self.parts.send_timeout(part, self.write_limit).await;
+    pub async fn send(&mut self, part: Bytes) -> Result<(), ClientGone> {
+        let sent = self.parts.send_timeout(part, self.write_timeout).await;
         self.last_write = Instant::now();
-        sent.map_err(|_| Gone)
+        sent.map_err(|_| ClientGone)
     }
 
     /// Waits for `work`, filling it whenever the stream has been silent for too long, and giving up
     /// when the reader goes.
-    pub async fn while_waiting<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
+    pub async fn keep_alive_while<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, ClientGone> {
         tokio::pin!(work);
         loop {
-            let silent_at = self.last_write + self.ping_every;
+            let keep_alive_at = self.last_write + self.keep_alive_interval;
             tokio::select! {
                 biased;
-                done = timeout_at(silent_at, &mut work) => match done {
+                done = timeout_at(keep_alive_at, &mut work) => match done {
                     Ok(value) => return Ok(value),
-                    Err(_) => self.send(self.silence.bytes()).await?,
+                    Err(_) => self.send(self.keep_alive.bytes()).await?,
                 },
-                () = self.parts.closed() => return Err(Gone),
+                () = self.parts.closed() => return Err(ClientGone),
             }
         }
     }
 }
 
 /// A streaming response whose body is what `write` sends. Headers go out at once.
-pub fn response<F, W>(times: Times, silence: Silence, write: W) -> Response
+pub fn response<F, W>(timeouts: Timeouts, keep_alive: KeepAlive, write: W) -> Response
 where
-    F: Future<Output = Result<(), Gone>> + Send + 'static,
-    W: FnOnce(Writer) -> F,
+    F: Future<Output = Result<(), ClientGone>> + Send + 'static,
+    W: FnOnce(SseWriter) -> F,
 {
-    let (parts, body) = mpsc::channel(PARTS_IN_FLIGHT);
-    let writer = Writer {
+    let (parts, body) = mpsc::channel(CHANNEL_PARTS);
+    let writer = SseWriter {
         parts,
-        write_limit: times.write,
-        ping_every: times.ping,
-        silence,
+        write_timeout: timeouts.write,
+        keep_alive_interval: timeouts.keep_alive,
+        keep_alive,
         last_write: Instant::now(),
     };
     tokio::spawn(write(writer));
@@ -165,7 +168,7 @@ mod tests {
 
     #[test]
     fn events_are_one_line_each_and_leave_the_encoder_empty() {
-        let mut encoder = Encoder::default();
+        let mut encoder = SseEncoder::default();
         assert_eq!(encoder.take(), None);
         encoder.data(&serde_json::json!({"text": "a\nb"}));
         encoder.comment("keepalive");
@@ -181,16 +184,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_takes_nothing_is_given_up() {
         let (parts, mut body) = mpsc::channel(1);
-        let mut writer = Writer {
+        let mut writer = SseWriter {
             parts,
-            write_limit: Duration::from_secs(120),
-            ping_every: Duration::from_secs(10),
-            silence: Silence::Comment,
+            write_timeout: Duration::from_secs(120),
+            keep_alive_interval: Duration::from_secs(10),
+            keep_alive: KeepAlive::Comment,
             last_write: Instant::now(),
         };
         let begun = Instant::now();
         assert_eq!(writer.send(Bytes::from_static(b"a")).await, Ok(()));
-        assert_eq!(writer.send(Bytes::from_static(b"b")).await, Err(Gone));
+        assert_eq!(writer.send(Bytes::from_static(b"b")).await, Err(ClientGone));
         assert_eq!(begun.elapsed(), Duration::from_secs(120));
         assert_eq!(body.recv().await.unwrap(), "a");
     }
@@ -198,19 +201,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_is_filled_and_a_leaving_reader_is_noticed() {
         let (parts, mut body) = mpsc::channel(8);
-        let mut writer = Writer {
+        let mut writer = SseWriter {
             parts,
-            write_limit: Duration::from_secs(120),
-            ping_every: Duration::from_secs(10),
-            silence: Silence::Comment,
+            write_timeout: Duration::from_secs(120),
+            keep_alive_interval: Duration::from_secs(10),
+            keep_alive: KeepAlive::Comment,
             last_write: Instant::now(),
         };
         let work = tokio::time::sleep(Duration::from_secs(25));
-        assert_eq!(writer.while_waiting(work).await, Ok(()));
+        assert_eq!(writer.keep_alive_while(work).await, Ok(()));
         assert_eq!(body.len(), 2);
         assert_eq!(body.recv().await.unwrap(), ": keepalive\n\n");
         drop(body);
         let never = std::future::pending::<()>();
-        assert_eq!(writer.while_waiting(never).await, Err(Gone));
+        assert_eq!(writer.keep_alive_while(never).await, Err(ClientGone));
     }
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::engine::active_requests::Board;
-use crate::engine::control::Live;
+use crate::engine::active_requests::ActiveRequests;
+use crate::engine::control::ControlRegistry;
 use crate::engine::handle::EngineHandle;
 use crate::engine::{Phase, Ready};
 use crate::error::{ApiError, phase_error};
 use crate::http::metrics::Metrics;
-use crate::http::middleware::Keys;
+use crate::http::middleware::ApiKeys;
 use crate::settings::ServerConfig;
 
 /// The shared state; cheap to clone.
@@ -18,10 +18,10 @@ pub struct App(Arc<Inner>);
 struct Inner {
     config: ServerConfig,
     engine: EngineHandle,
-    keys: Keys,
+    keys: ApiKeys,
     metrics: Metrics,
-    live: Live,
-    board: Arc<Board>,
+    controls: ControlRegistry,
+    active_requests: Arc<ActiveRequests>,
     started_unix: u64,
 }
 
@@ -29,10 +29,10 @@ impl App {
     /// Joins a configuration and a running engine.
     pub fn new(config: ServerConfig, engine: EngineHandle) -> App {
         App(Arc::new(Inner {
-            keys: Keys::new(&config.api_keys),
+            keys: ApiKeys::new(&config.api_keys),
             metrics: Metrics::new(),
-            live: Live::default(),
-            board: Arc::default(),
+            controls: ControlRegistry::default(),
+            active_requests: Arc::default(),
             started_unix: crate::ids::unix_now(),
             config,
             engine,
@@ -50,7 +50,7 @@ impl App {
     }
 
     /// Who is let in.
-    pub fn keys(&self) -> &Keys {
+    pub fn keys(&self) -> &ApiKeys {
         &self.0.keys
     }
 
@@ -60,13 +60,13 @@ impl App {
     }
 
     /// Who is being served.
-    pub fn board(&self) -> &Arc<Board> {
-        &self.0.board
+    pub fn active_requests(&self) -> &Arc<ActiveRequests> {
+        &self.0.active_requests
     }
 
     /// Answers under way.
-    pub fn live(&self) -> &Live {
-        &self.0.live
+    pub fn controls(&self) -> &ControlRegistry {
+        &self.0.controls
     }
 
     /// When the server started, in seconds since 1970.

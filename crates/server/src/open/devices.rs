@@ -21,11 +21,11 @@ pub struct DeviceChoice {
     /// Threads of the CPU device; `None` for one per core.
     pub threads: Option<usize>,
     /// How a card is used.
-    pub card: cuda::Options,
+    pub gpu: cuda::Options,
 }
 
 /// A card beside the runner on it: what measuring needs.
-pub struct Instruments {
+pub struct GpuInstruments {
     /// Measured bytes a second of reading its memory.
     pub read_bytes_per_s: f64,
     /// Clock and energy, where they can be had.
@@ -36,22 +36,22 @@ pub struct Instruments {
 ///
 /// # Errors
 /// As opening the card.
-pub fn instruments(id: &str, choice: &DeviceChoice) -> anyhow::Result<Option<Instruments>> {
+pub fn instruments(id: &str, choice: &DeviceChoice) -> anyhow::Result<Option<GpuInstruments>> {
     let Some(ordinal) = ordinal(id) else {
         return Ok(None);
     };
-    let cards = cuda::probe().map_err(|absence| anyhow::anyhow!("{absence}"))?;
-    let Some(card) = cards.iter().find(|card| card.ordinal == ordinal) else {
+    let gpus = cuda::probe().map_err(|absence| anyhow::anyhow!("{absence}"))?;
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.ordinal == ordinal) else {
         return Ok(None);
     };
-    Ok(Some(Instruments {
-        read_bytes_per_s: cuda::read_bandwidth(card, &choice.card.compile)?,
-        meter: cuda::Meter::open(card),
+    Ok(Some(GpuInstruments {
+        read_bytes_per_s: cuda::read_bandwidth(gpu, &choice.gpu.compile)?,
+        meter: cuda::Meter::open(gpu),
     }))
 }
 
 /// Looks again and again at what is free on a card, and remembers the least.
-pub struct Watch {
+pub struct MemoryWatch {
     before: u64,
     least: Arc<AtomicU64>,
     over: Arc<AtomicBool>,
@@ -59,19 +59,19 @@ pub struct Watch {
 }
 
 /// How often a watch looks.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Watches the memory of the card that `id` names, from now on; `None` for the CPU, and where nobody tells.
 ///
 /// # Errors
 /// Where the card has gone, or no thread can be had.
-pub fn watch(id: &str) -> anyhow::Result<Option<Watch>> {
+pub fn watch(id: &str) -> anyhow::Result<Option<MemoryWatch>> {
     let Some(ordinal) = ordinal(id) else {
         return Ok(None);
     };
-    let cards = cuda::probe().map_err(|absence| anyhow::anyhow!("{absence}"))?;
-    let card = cards.iter().find(|card| card.ordinal == ordinal);
-    let Some(meter) = card.and_then(cuda::Meter::open) else {
+    let gpus = cuda::probe().map_err(|absence| anyhow::anyhow!("{absence}"))?;
+    let gpu = gpus.iter().find(|gpu| gpu.ordinal == ordinal);
+    let Some(meter) = gpu.and_then(cuda::Meter::open) else {
         return Ok(None);
     };
     let Some(before) = meter.free_bytes() else {
@@ -81,18 +81,18 @@ pub fn watch(id: &str) -> anyhow::Result<Option<Watch>> {
         Arc::new(AtomicU64::new(before)),
         Arc::new(AtomicBool::new(false)),
     );
-    let theirs = (Arc::clone(&least), Arc::clone(&over));
+    let shared = (Arc::clone(&least), Arc::clone(&over));
     let work = move || {
-        let (least, over) = theirs;
+        let (least, over) = shared;
         while !over.load(Ordering::Relaxed) {
             if let Some(free) = meter.free_bytes() {
                 least.fetch_min(free, Ordering::Relaxed);
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     };
     let thread = std::thread::Builder::new().name("memory watch".to_owned());
-    Ok(Some(Watch {
+    Ok(Some(MemoryWatch {
         before,
         least,
         over,
@@ -100,9 +100,9 @@ pub fn watch(id: &str) -> anyhow::Result<Option<Watch>> {
     }))
 }
 
-impl Watch {
+impl MemoryWatch {
     /// Ends it: bytes by which the card had less free than at its beginning, at most.
-    pub fn most_taken(self) -> Option<u64> {
+    pub fn peak_bytes(self) -> Option<u64> {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().ok()?;
         Some(
@@ -128,7 +128,7 @@ pub enum DeviceChoiceError {
     Unknown(String),
     /// A card that is not there.
     #[error("--device {name}: {detail}")]
-    NoCard {
+    NoGpu {
         /// What was asked for.
         name: String,
         /// What was found instead.
@@ -148,8 +148,8 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
     match name {
         "cpu" => Ok(cpu_device(choice)),
         "auto" => {
-            if let Some(card) = usable_card(choice) {
-                let backend = CudaBackend::with_options(card, choice.card.clone());
+            if let Some(gpu) = usable_gpu(choice) {
+                let backend = CudaBackend::with_options(gpu, choice.gpu.clone());
                 return Ok(Box::new(backend));
             }
             Ok(cpu_device(choice))
@@ -157,49 +157,46 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
         _ => {
             let ordinal =
                 ordinal(name).ok_or_else(|| DeviceChoiceError::Unknown(name.to_owned()))?;
-            let no_card = |detail: String| DeviceChoiceError::NoCard {
+            let no_gpu = |detail: String| DeviceChoiceError::NoGpu {
                 name: name.to_owned(),
                 detail,
             };
-            let cards = cuda::probe().map_err(|absence| no_card(absence.to_string()))?;
-            let count = cards.len();
-            let card = cards
+            let gpus = cuda::probe().map_err(|absence| no_gpu(absence.to_string()))?;
+            let count = gpus.len();
+            let gpu = gpus
                 .into_iter()
-                .find(|card| card.ordinal == ordinal)
-                .ok_or_else(|| no_card(format!("this machine has {count} cards")))?;
-            Ok(Box::new(CudaBackend::with_options(
-                card,
-                choice.card.clone(),
-            )))
+                .find(|gpu| gpu.ordinal == ordinal)
+                .ok_or_else(|| no_gpu(format!("this machine has {count} cards")))?;
+            Ok(Box::new(CudaBackend::with_options(gpu, choice.gpu.clone())))
         }
     }
 }
 
 /// The first card, if kernels can be compiled for it. Why not is a warning: the CPU serves.
-fn usable_card(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
+fn usable_gpu(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
     if choice.cpu_reference {
         return None;
     }
-    let card = match cuda::probe() {
-        Ok(cards) => cards.into_iter().next()?,
+    let gpu = match cuda::probe() {
+        Ok(gpus) => gpus.into_iter().next()?,
         Err(cuda::Absence::NoDriver) => return None,
         Err(absence) => {
             tracing::warn!("no card is used: {absence}");
             return None;
         }
     };
-    if !card.runs_kernels() {
-        let (major, minor) = card.capability;
+    if !gpu.runs_kernels() {
+        let (major, minor) = gpu.capability;
         tracing::warn!(
-            card = %card.name,
+            gpu = %gpu.name,
             "the card is not used: its compute capability is {major}.{minor}, the kernels need 8.0"
         );
         return None;
     }
-    match cuda::compile::Nvrtc::open(&choice.card.compile.nvrtc) {
-        Ok(_) => Some(card),
+    match cuda::compile::Nvrtc::open(&choice.gpu.compile.nvrtc) {
+        Ok(_) => Some(gpu),
         Err(error) => {
-            tracing::warn!(card = %card.name, "the card is not used: {error}");
+            tracing::warn!(gpu = %gpu.name, "the card is not used: {error}");
             None
         }
     }

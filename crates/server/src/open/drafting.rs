@@ -14,22 +14,22 @@ use crate::open::bundled::Bundled;
 use crate::progress::bytes_text;
 
 /// Drafted nodes of a tree when nobody says.
-const BUDGET: usize = 22;
+const DEFAULT_TREE_BUDGET: usize = 22;
 /// Nodes of a pass without a draft: a run of forced tokens takes one each.
 const FORCED_NODES: usize = 16;
 /// How long measuring the costs may take.
-pub(crate) const MEASURING: Duration = Duration::from_secs(1);
+pub(crate) const MEASURE_TIME: Duration = Duration::from_secs(1);
 
 /// What goes beside a model, and how it is used.
 pub(crate) struct Drafting {
     /// The draft, if there is one.
     pub plan: Option<DraftPlan>,
     /// Whether trees must give the bits of plain decoding.
-    pub exact: bool,
+    pub batch_invariant: bool,
     /// How trees are built.
     pub speculation: Speculation,
     /// Whether the costs are to be measured once the model is open.
-    measures: bool,
+    measure_costs: bool,
 }
 
 impl Drafting {
@@ -37,12 +37,12 @@ impl Drafting {
     pub(crate) fn none() -> Drafting {
         Drafting {
             plan: None,
-            exact: false,
+            batch_invariant: false,
             speculation: Speculation {
                 budget: 0,
                 ..Speculation::default()
             },
-            measures: false,
+            measure_costs: false,
         }
     }
 
@@ -54,7 +54,7 @@ impl Drafting {
         bundled: Option<Bundled>,
     ) -> anyhow::Result<Drafting> {
         let mut drafting = Drafting {
-            exact: args.exact,
+            batch_invariant: args.exact,
             ..Drafting::none()
         };
         if let Some(name) = &args.draft_device
@@ -87,7 +87,7 @@ impl Drafting {
         let Some(found) = found else {
             return Ok(drafting);
         };
-        let budget = args.ddtree_budget.map_or(BUDGET, usize::from);
+        let budget = args.ddtree_budget.map_or(DEFAULT_TREE_BUDGET, usize::from);
         let init = match (args.no_ddtree, args.ddtree_chain_seed) {
             (true, _) => TreeInit::ChainOnly,
             (false, true) => TreeInit::Chain,
@@ -101,7 +101,7 @@ impl Drafting {
             lookup: args.lookup,
             ..Speculation::default()
         };
-        drafting.measures = args.ddtree_cost_stop == OnOff::On && budget > 0;
+        drafting.measure_costs = args.ddtree_cost_stop == OnOff::On && budget > 0;
         Ok(drafting)
     }
 
@@ -150,11 +150,11 @@ impl Drafting {
             .plan
             .as_ref()
             .is_some_and(|plan| plan.load == DraftLoad::AtFirstUse);
-        if self.measures && lazy {
+        if self.measure_costs && lazy {
             // Measuring would load it.
-            speculation.measures = Some(MEASURING);
-        } else if self.measures && runner.info().draft_depth.is_some() {
-            speculation.costs = decode::speculation::measure(runner, clock, MEASURING)?;
+            speculation.measures = Some(MEASURE_TIME);
+        } else if self.measure_costs && runner.info().draft_depth.is_some() {
+            speculation.costs = decode::speculation::measure(runner, clock, MEASURE_TIME)?;
         }
         if let Some(costs) = &speculation.costs {
             let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);

@@ -23,22 +23,22 @@ use crate::progress::bytes_text;
 /// The longest context that is planned for on the CPU when nobody asked for one.
 const CPU_CONTEXT: usize = 32_768;
 /// Tokens with which a storage is good enough when nobody asked for a context.
-const ENOUGH: usize = 32_768;
+const SUFFICIENT_CONTEXT: usize = 32_768;
 /// Contexts shorter than this help nobody.
-const LEAST_CONTEXT: usize = 1_024;
+const MIN_CONTEXT: usize = 1_024;
 /// No model comes near this; a longer context is a slip of the keyboard.
-pub(crate) const MOST_CONTEXT: usize = 1 << 24;
+pub(crate) const MAX_CONTEXT: usize = 1 << 24;
 /// Contexts that nobody asked for are multiples of this, or what the model was trained for.
-const STEP: usize = 256;
+const CONTEXT_STEP: usize = 256;
 const DEFAULT_CHUNK: usize = 512;
 /// A card needs more rows to be busy.
-const CARD_CHUNK: usize = 2048;
+const GPU_CHUNK: usize = 2048;
 /// Storages on a card when none is named, the finest first.
-const CARD_KV: [KvFormat; 3] = [KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Tq3_0];
+const GPU_KV_FORMATS: [KvFormat; 3] = [KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Tq3_0];
 
 /// What a command wants to open, before the context is fitted to the memory.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wish {
+pub(crate) struct MemoryRequest {
     /// Sequences open at once.
     pub sequences: usize,
     /// Context in tokens when no flag says otherwise; `None` for as much as fits.
@@ -48,7 +48,7 @@ pub(crate) struct Wish {
 }
 
 /// A plan that fits, what it takes, and of what.
-pub(crate) struct Fitted {
+pub(crate) struct FittedPlan {
     /// What to open.
     pub plan: OpenPlan,
     /// What it takes.
@@ -61,23 +61,23 @@ pub(crate) struct Fitted {
 
 /// Storages to try, the best first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Choices {
-    kinds: Vec<KvFormats>,
+struct KvCandidates {
+    formats: Vec<KvFormats>,
     /// Whether they were named.
     named: bool,
 }
 
 /// What was chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Picked {
+struct KvChoice {
     kv: KvFormats,
     context: usize,
     why: String,
 }
 
 /// What there is to choose by.
-struct Room<'a> {
-    choices: &'a Choices,
+struct FitBudget<'a> {
+    choices: &'a KvCandidates,
     /// The context that was asked for.
     asked: Option<usize>,
     /// The longest context that is taken unasked, and the least with which a storage is good enough.
@@ -89,7 +89,7 @@ struct Room<'a> {
 }
 
 /// Storages of keys and values that the flags mean.
-fn choices(args: &DeviceArgs, on_card: bool) -> anyhow::Result<Choices> {
+fn choices(args: &DeviceArgs, on_gpu: bool) -> anyhow::Result<KvCandidates> {
     let parse = |flag: &str, name: &str| -> anyhow::Result<KvFormat> {
         let known = KvFormat::ALL
             .into_iter()
@@ -115,21 +115,21 @@ fn choices(args: &DeviceArgs, on_card: bool) -> anyhow::Result<Choices> {
             .collect::<anyhow::Result<_>>()?,
         // The reference judges others, so it rounds nothing unless it is told to.
         None if args.cpu_reference => vec![KvFormat::F32],
-        None if on_card => CARD_KV.to_vec(),
+        None if on_gpu => GPU_KV_FORMATS.to_vec(),
         None => vec![KvFormat::F16],
     };
-    let mut kinds: Vec<KvFormats> = Vec::new();
+    let mut formats: Vec<KvFormats> = Vec::new();
     for both in both {
         let pair = KvFormats {
             k: k.unwrap_or(both),
             v: v.unwrap_or(both),
         };
-        if !kinds.contains(&pair) {
-            kinds.push(pair);
+        if !formats.contains(&pair) {
+            formats.push(pair);
         }
     }
-    Ok(Choices {
-        kinds,
+    Ok(KvCandidates {
+        formats,
         named: args.kv_type.is_some() || (k.is_some() && v.is_some()),
     })
 }
@@ -143,120 +143,129 @@ fn name(kv: KvFormats) -> String {
 
 /// Chooses by what each storage takes at a context; a storage that the device lacks is passed over unless it is the
 /// last.
-fn pick(
-    room: &Room<'_>,
-    takes: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
-) -> anyhow::Result<Picked> {
-    let mut passed: Vec<String> = Vec::new();
-    let mut best: Option<Picked> = None;
-    let last = room.choices.kinds.len().saturating_sub(1);
-    for (i, kv) in room.choices.kinds.iter().enumerate() {
-        let least = match takes(*kv, room.asked.unwrap_or(LEAST_CONTEXT.min(room.longest))) {
-            Ok(bytes) => bytes,
-            Err(DeviceError::Unsupported { .. }) if i < last => {
-                tracing::debug!("the device does not store {}; trying the next", name(*kv));
-                passed.push(format!("the device does not store {}", name(*kv)));
-                continue;
-            }
-            Err(_) if best.is_some() => break,
-            Err(error) => return Err(error.into()),
-        };
-        let told = |bytes: u64| {
+fn choose_kv(
+    budget: &FitBudget<'_>,
+    bytes_for: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
+) -> anyhow::Result<KvChoice> {
+    let mut rejected: Vec<String> = Vec::new();
+    let mut best: Option<KvChoice> = None;
+    let last = budget.choices.formats.len().saturating_sub(1);
+    for (i, kv) in budget.choices.formats.iter().enumerate() {
+        let min_bytes =
+            match bytes_for(*kv, budget.asked.unwrap_or(MIN_CONTEXT.min(budget.longest))) {
+                Ok(bytes) => bytes,
+                Err(DeviceError::Unsupported { .. }) if i < last => {
+                    tracing::debug!("the device does not store {}; trying the next", name(*kv));
+                    rejected.push(format!("the device does not store {}", name(*kv)));
+                    continue;
+                }
+                Err(_) if best.is_some() => break,
+                Err(error) => return Err(error.into()),
+            };
+        let too_large = |bytes: u64| {
             format!(
                 "{} would take {} of {}",
                 name(*kv),
                 bytes_text(bytes),
-                bytes_text(room.bytes)
+                bytes_text(budget.bytes)
             )
         };
-        if least > room.bytes {
-            passed.push(told(least));
+        if min_bytes > budget.bytes {
+            rejected.push(too_large(min_bytes));
             continue;
         }
-        let fits = |n: usize| takes(*kv, n).is_ok_and(|bytes| bytes <= room.bytes);
-        let context = match room.asked {
+        let fits = |n: usize| bytes_for(*kv, n).is_ok_and(|bytes| bytes <= budget.bytes);
+        let context = match budget.asked {
             Some(context) => context,
-            None => longest(room.longest, fits),
+            None => longest_context(budget.longest, fits),
         };
-        let enough = room.asked.is_some() || context >= room.enough.min(room.longest);
-        let picked = Picked {
+        let enough = budget.asked.is_some() || context >= budget.enough.min(budget.longest);
+        let choice = KvChoice {
             kv: *kv,
             context,
-            why: why(room, *kv, (context, &passed)),
+            why: explain(budget, *kv, (context, &rejected)),
         };
         if enough {
-            return Ok(picked);
+            return Ok(choice);
         }
-        passed.push(format!("{} leaves {context} tokens", name(*kv)));
+        rejected.push(format!("{} leaves {context} tokens", name(*kv)));
         if best.as_ref().is_none_or(|best| best.context < context) {
-            best = Some(picked);
+            best = Some(choice);
         }
     }
-    best.with_context(|| refusal(room, &passed, takes))
+    best.with_context(|| refusal_text(budget, &rejected, bytes_for))
 }
 
 /// The longest context up to `most` that fits; memory grows with the context.
-pub(crate) fn longest(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+pub(crate) fn longest_context(most: usize, fits: impl Fn(usize) -> bool) -> usize {
     if fits(most) {
         return most;
     }
-    let (mut low, mut high) = (0, most / STEP);
+    let (mut low, mut high) = (0, most / CONTEXT_STEP);
     while low < high {
         let middle = (low + high).div_ceil(2);
-        match fits(middle * STEP) {
+        match fits(middle * CONTEXT_STEP) {
             true => low = middle,
             false => high = middle - 1,
         }
     }
-    low * STEP
+    low * CONTEXT_STEP
 }
 
 /// Why a storage and a context were chosen.
-fn why(room: &Room<'_>, kv: KvFormats, (context, passed): (usize, &[String])) -> String {
-    let storage = match (room.choices.named, passed.is_empty()) {
+fn explain(
+    budget: &FitBudget<'_>,
+    kv: KvFormats,
+    (context, rejected): (usize, &[String]),
+) -> String {
+    let storage = match (budget.choices.named, rejected.is_empty()) {
         (true, true) => "as asked".to_owned(),
-        (false, true) if room.choices.kinds.len() == 1 => "the default here".to_owned(),
+        (false, true) if budget.choices.formats.len() == 1 => "the default here".to_owned(),
         (false, true) => "the finest of the types tried on a card".to_owned(),
-        (_, false) => passed.join(", "),
+        (_, false) => rejected.join(", "),
     };
-    let length = match room.asked {
+    let length = match budget.asked {
         Some(_) => "as asked".to_owned(),
-        None if context == room.longest => "the longest taken unasked".to_owned(),
+        None if context == budget.longest => "the longest taken unasked".to_owned(),
         None => "the longest that fits".to_owned(),
     };
     format!("{}: {storage}; context of {context}: {length}", name(kv))
 }
 
 /// What is said when nothing fits.
-fn refusal(
-    room: &Room<'_>,
-    passed: &[String],
-    takes: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
+fn refusal_text(
+    budget: &FitBudget<'_>,
+    rejected: &[String],
+    bytes_for: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
 ) -> String {
-    let free = bytes_text(room.bytes);
-    let tried = passed.join(", ");
-    let Some(context) = room.asked else {
+    let free = bytes_text(budget.bytes);
+    let tried = rejected.join(", ");
+    let Some(context) = budget.asked else {
         return format!(
-            "even a context of {LEAST_CONTEXT} tokens does not fit: {tried}; {free} are free"
+            "even a context of {MIN_CONTEXT} tokens does not fit: {tried}; {free} are free"
         );
     };
-    let fits = |kv: KvFormats| longest(context, |n| takes(kv, n).is_ok_and(|b| b <= room.bytes));
-    let most = room.choices.kinds.iter().map(|kv| (fits(*kv), *kv));
+    let fits = |kv: KvFormats| {
+        longest_context(context, |n| {
+            bytes_for(kv, n).is_ok_and(|b| b <= budget.bytes)
+        })
+    };
+    let most = budget.choices.formats.iter().map(|kv| (fits(*kv), *kv));
     let instead = match most.max_by_key(|(n, _)| *n) {
-        Some((n, kv)) if n >= STEP => format!("--max-ctx {n} fits with {}", name(kv)),
+        Some((n, kv)) if n >= CONTEXT_STEP => format!("--max-ctx {n} fits with {}", name(kv)),
         _ => "no context fits; use a smaller model".to_owned(),
     };
     format!(
         "--max-ctx {context}: a context of {context} tokens for {} sequences to share does not fit: {tried}, and {free} \
          are free; {instead}, or lower --max-sequences or --kv-pool, or use a coarser --kv-type",
-        room.sequences
+        budget.sequences
     )
 }
 
 /// Tokens of a prefill call.
-pub(crate) fn chunk(args: &DeviceArgs, on_card: bool) -> usize {
-    args.chunk.unwrap_or(match on_card {
-        true => CARD_CHUNK,
+pub(crate) fn prefill_chunk(args: &DeviceArgs, on_gpu: bool) -> usize {
+    args.chunk.unwrap_or(match on_gpu {
+        true => GPU_CHUNK,
         false => DEFAULT_CHUNK,
     })
 }
@@ -266,30 +275,30 @@ pub(crate) fn fit(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
     args: &DeviceArgs,
-    wish: Wish,
-) -> anyhow::Result<Fitted> {
-    fit_beside(backend, loaded, args, (wish, &Drafting::none()))
+    request: MemoryRequest,
+) -> anyhow::Result<FittedPlan> {
+    fit_with_draft(backend, loaded, args, (request, &Drafting::none()))
 }
 
 /// Makes a plan. An asked-for context is taken or refused; otherwise the longest that fits is found.
-pub(crate) fn fit_beside(
+pub(crate) fn fit_with_draft(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
     args: &DeviceArgs,
-    (wish, drafting): (Wish, &Drafting),
-) -> anyhow::Result<Fitted> {
+    (request, drafting): (MemoryRequest, &Drafting),
+) -> anyhow::Result<FittedPlan> {
     let trained = loaded.spec.trained_context;
     let device = backend.probe()?;
-    let on_card = device.id != "cpu";
-    let prefill_chunk = chunk(args, on_card);
+    let on_gpu = device.id != "cpu";
+    let prefill_chunk = prefill_chunk(args, on_gpu);
     if prefill_chunk == 0 || !prefill_chunk.is_multiple_of(64) {
         bail!("--chunk {prefill_chunk}: use a multiple of 64");
     }
-    let asked = args.max_ctx.or(wish.context);
+    let asked = args.max_ctx.or(request.context);
     if let Some(context) = asked {
-        if context > MOST_CONTEXT {
+        if context > MAX_CONTEXT {
             bail!(
-                "--max-ctx {context}: use at most {MOST_CONTEXT}; the model was trained for {trained}"
+                "--max-ctx {context}: use at most {MAX_CONTEXT}; the model was trained for {trained}"
             );
         }
         if context > trained {
@@ -310,56 +319,56 @@ pub(crate) fn fit_beside(
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.plan.clone(),
-        batch_invariant: drafting.exact,
+        batch_invariant: drafting.batch_invariant,
         kv,
         limits: Limits {
-            sequences: wish.sequences,
+            sequences: request.sequences,
             context,
-            tree_nodes: wish.tree_nodes,
+            tree_nodes: request.tree_nodes,
             prefill_chunk,
             pool: Some(pool),
         },
     };
     let free = device.free_bytes;
-    let choices = choices(args, on_card)?;
-    let room = Room {
+    let choices = choices(args, on_gpu)?;
+    let budget = FitBudget {
         choices: &choices,
         asked,
-        longest: match on_card {
+        longest: match on_gpu {
             true => trained,
             false => trained.min(CPU_CONTEXT),
         }
         .min(args.kv_pool.unwrap_or(usize::MAX)),
-        enough: match on_card {
-            true => ENOUGH,
-            false => LEAST_CONTEXT,
+        enough: match on_gpu {
+            true => SUFFICIENT_CONTEXT,
+            false => MIN_CONTEXT,
         },
-        bytes: match on_card || asked.is_some() {
+        bytes: match on_gpu || asked.is_some() {
             true => free,
             false => free / 5 * 4,
         },
-        sequences: wish.sequences,
+        sequences: request.sequences,
     };
-    let takes = |kv: KvFormats, (context, pool): (usize, usize)| {
+    let bytes_for = |kv: KvFormats, (context, pool): (usize, usize)| {
         let memory = backend.estimate(&plan(kv, context, pool))?;
         Ok(memory.total_bytes())
     };
     // A pool is never smaller than one sequence.
-    let least = args.kv_pool.unwrap_or(0);
-    let picked = pick(&room, |kv, context| takes(kv, (context, least)))?;
-    let (kv, context) = (picked.kv, picked.context);
+    let min_bytes = args.kv_pool.unwrap_or(0);
+    let choice = choose_kv(&budget, |kv, context| bytes_for(kv, (context, min_bytes)))?;
+    let (kv, context) = (choice.kv, choice.context);
     let pool = args.kv_pool.unwrap_or_else(|| {
-        let each = (context + wish.tree_nodes).next_multiple_of(STEP);
-        let fits = |n: usize| takes(kv, (context, n)).is_ok_and(|bytes| bytes <= room.bytes);
-        longest(each.saturating_mul(wish.sequences), fits)
+        let each = (context + request.tree_nodes).next_multiple_of(CONTEXT_STEP);
+        let fits = |n: usize| bytes_for(kv, (context, n)).is_ok_and(|bytes| bytes <= budget.bytes);
+        longest_context(each.saturating_mul(request.sequences), fits)
     });
     let plan = plan(kv, context, pool);
     let memory = backend.estimate(&plan)?;
-    Ok(Fitted {
+    Ok(FittedPlan {
         plan,
         memory,
         device,
-        why: picked.why,
+        why: choice.why,
     })
 }
 
@@ -383,12 +392,12 @@ mod tests {
         let args = device_args(words);
         let loaded = tiny();
         let backend = device(&args).unwrap();
-        let wish = Wish {
+        let request = MemoryRequest {
             sequences: 4,
             context: None,
             tree_nodes: 1,
         };
-        let Err(error) = fit(backend.as_ref(), &loaded, &args, wish) else {
+        let Err(error) = fit(backend.as_ref(), &loaded, &args, request) else {
             panic!("{words:?} was taken");
         };
         for part in parts {
@@ -402,7 +411,7 @@ mod tests {
     fn one_flag_sets_both_cache_types_and_the_single_ones_win() {
         let check = |words: &[&str], expected: &[(KvFormat, KvFormat)]| {
             let choices = choices(&device_args(words), false).unwrap();
-            let pairs: Vec<_> = choices.kinds.iter().map(|kv| (kv.k, kv.v)).collect();
+            let pairs: Vec<_> = choices.formats.iter().map(|kv| (kv.k, kv.v)).collect();
             assert_eq!(pairs, expected, "{words:?}");
         };
         check(&["--kv-type", "q8_0"], &[(Q8_0, Q8_0)]);
@@ -416,23 +425,23 @@ mod tests {
 
     #[test]
     fn on_a_card_the_types_are_tried_from_fine_to_coarse() {
-        let kinds = |words: &[&str]| {
+        let formats = |words: &[&str]| {
             let choices = choices(&device_args(words), true).unwrap();
             choices
-                .kinds
+                .formats
                 .iter()
                 .map(|kv| (kv.k, kv.v))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(kinds(&[]), [(Q8_0, Q8_0), (Q4_0, Q4_0), (Tq3_0, Tq3_0)]);
-        assert_eq!(kinds(&["--cache-type-k", "f16"])[0], (F16, Q8_0));
-        assert_eq!(kinds(&["--kv-type", "f16"]), [(F16, F16)]);
+        assert_eq!(formats(&[]), [(Q8_0, Q8_0), (Q4_0, Q4_0), (Tq3_0, Tq3_0)]);
+        assert_eq!(formats(&["--cache-type-k", "f16"])[0], (F16, Q8_0));
+        assert_eq!(formats(&["--kv-type", "f16"]), [(F16, F16)]);
         let both = ["--cache-type-k", "f16", "--cache-type-v", "q8_0"];
-        assert_eq!(kinds(&both), [(F16, Q8_0)]);
+        assert_eq!(formats(&both), [(F16, Q8_0)]);
     }
 
     /// A device with 24,000 bytes, of which weights take 16,000, and each token 34, 18 or 14 thousandths.
-    fn takes(kv: KvFormats, context: usize) -> Result<u64, DeviceError> {
+    fn bytes_for(kv: KvFormats, context: usize) -> Result<u64, DeviceError> {
         let each = match kv.k {
             Q8_0 => 34,
             Q4_0 => 18,
@@ -448,29 +457,29 @@ mod tests {
         Ok(16_000 + each * context as u64 / 1000)
     }
 
-    fn picked(kinds: &[KvFormat], asked: Option<usize>, bytes: u64) -> anyhow::Result<Picked> {
-        let choices = Choices {
-            kinds: kinds.iter().map(|k| KvFormats { k: *k, v: *k }).collect(),
+    fn choice(formats: &[KvFormat], asked: Option<usize>, bytes: u64) -> anyhow::Result<KvChoice> {
+        let choices = KvCandidates {
+            formats: formats.iter().map(|k| KvFormats { k: *k, v: *k }).collect(),
             named: false,
         };
-        let room = Room {
+        let budget = FitBudget {
             choices: &choices,
             asked,
             longest: 262_144,
-            enough: ENOUGH,
+            enough: SUFFICIENT_CONTEXT,
             bytes,
             sequences: 1,
         };
-        pick(&room, takes)
+        choose_kv(&budget, bytes_for)
     }
 
     #[test]
     fn an_asked_context_gets_the_finest_type_that_fits() {
         for (asked, kv) in [(131_072, Q8_0), (262_144, Q4_0), (500_000, Tq3_0)] {
-            let picked = picked(&CARD_KV, Some(asked), 24_000).unwrap();
-            assert_eq!((picked.kv.k, picked.context), (kv, asked), "{}", picked.why);
+            let choice = choice(&GPU_KV_FORMATS, Some(asked), 24_000).unwrap();
+            assert_eq!((choice.kv.k, choice.context), (kv, asked), "{}", choice.why);
         }
-        let refused = picked(&CARD_KV, Some(600_000), 24_000)
+        let refused = choice(&GPU_KV_FORMATS, Some(600_000), 24_000)
             .unwrap_err()
             .to_string();
         for part in [
@@ -485,12 +494,12 @@ mod tests {
     #[test]
     fn unasked_the_finest_type_with_enough_tokens_gets_all_that_fits() {
         let check = |bytes, kv, context| {
-            let picked = picked(&CARD_KV, None, bytes).unwrap();
+            let choice = choice(&GPU_KV_FORMATS, None, bytes).unwrap();
             assert_eq!(
-                (picked.kv.k, picked.context),
+                (choice.kv.k, choice.context),
                 (kv, context),
                 "{}",
-                picked.why
+                choice.why
             );
         };
         check(24_000, Q8_0, 235_264);
@@ -499,12 +508,12 @@ mod tests {
         check(17_000, Q4_0, 55_552);
         // Less than enough with each: the type with the longest.
         check(16_200, Tq3_0, 14_336);
-        assert!(picked(&CARD_KV, None, 16_001).is_err());
+        assert!(choice(&GPU_KV_FORMATS, None, 16_001).is_err());
     }
 
     #[test]
     fn a_type_that_the_device_lacks_gives_way_to_the_next_one_named() {
-        let choose = |kinds: &[KvFormat]| picked(kinds, Some(4096), 24_000).map(|p| p.kv.k);
+        let choose = |formats: &[KvFormat]| choice(formats, Some(4096), 24_000).map(|p| p.kv.k);
         assert_eq!(choose(&[F16, Q4_0]).unwrap(), Q4_0);
         assert_eq!(choose(&[Q8_0, F16]).unwrap(), Q8_0);
         // The last is left to be refused by the device in its own words.
@@ -531,12 +540,12 @@ mod tests {
         let pool = |words: &[&str]| {
             let args = device_args(words);
             let backend = device(&args).unwrap();
-            let wish = Wish {
+            let request = MemoryRequest {
                 sequences: 4,
                 context: None,
                 tree_nodes: 16,
             };
-            let fitted = fit(backend.as_ref(), &loaded, &args, wish).unwrap();
+            let fitted = fit(backend.as_ref(), &loaded, &args, request).unwrap();
             let limits = fitted.plan.limits;
             (
                 limits.context,
@@ -560,12 +569,12 @@ mod tests {
         let args = device_args(&[]);
         let loaded = tiny();
         let backend = device(&args).unwrap();
-        let wish = Wish {
+        let request = MemoryRequest {
             sequences: 1,
             context: None,
             tree_nodes: 1,
         };
-        let fitted = fit(backend.as_ref(), &loaded, &args, wish).unwrap();
+        let fitted = fit(backend.as_ref(), &loaded, &args, request).unwrap();
         assert_eq!(fitted.plan.limits.context, loaded.spec.trained_context);
         let runner = open(backend.as_ref(), fitted.plan, &mut |_| {}).unwrap();
         assert_eq!(runner.info().vocab, loaded.spec.vocab);

@@ -17,7 +17,7 @@ use crate::progress::bytes_text;
 const CONTEXTS: [usize; 6] = [8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
 
 /// One storage of keys and values.
-struct Line {
+struct FormatRow {
     format: KvFormat,
     /// Bytes of one token of one sequence.
     token_bytes: u64,
@@ -40,20 +40,20 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
     let here = cuda::probe()
         .ok()
         .and_then(|cards| cards.into_iter().next());
-    let card = cuda::GpuInfo {
+    let gpu = cuda::GpuInfo {
         total_bytes,
         name: format!("a card with {}", bytes_text(total_bytes)),
-        ..here.unwrap_or_else(usual_card)
+        ..here.unwrap_or_else(default_gpu)
     };
     let options = cuda::Options {
         unseen: true,
-        ..open::choice(&args.device)?.card
+        ..open::choice(&args.device)?.gpu
     };
-    Ok(Box::new(cuda::CudaBackend::with_options(card, options)))
+    Ok(Box::new(cuda::CudaBackend::with_options(gpu, options)))
 }
 
 /// What is planned for where there is no card: an RTX 3090, as far as a plan depends on it.
-fn usual_card() -> cuda::GpuInfo {
+fn default_gpu() -> cuda::GpuInfo {
     cuda::GpuInfo {
         ordinal: 0,
         name: String::new(),
@@ -76,7 +76,7 @@ pub(crate) fn table(
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.plan.clone(),
-        batch_invariant: drafting.exact,
+        batch_invariant: drafting.batch_invariant,
         kv: KvFormats {
             k: format,
             v: format,
@@ -85,34 +85,34 @@ pub(crate) fn table(
             sequences: args.max_sequences,
             context,
             tree_nodes: drafting.tree_nodes(),
-            prefill_chunk: memory_fit::chunk(&args.device, device.id != "cpu"),
+            prefill_chunk: memory_fit::prefill_chunk(&args.device, device.id != "cpu"),
             // What one sequence at full length takes; more only lets more of them be long at once.
             pool: Some(args.device.kv_pool.unwrap_or(0)),
         },
     };
-    let mut lines = Vec::new();
+    let mut rows = Vec::new();
     for format in KvFormat::ALL {
         if format == KvFormat::F32 {
             continue;
         }
-        let takes = |context: usize| match backend.estimate(&plan(format, context)) {
+        let planned_gib = |context: usize| match backend.estimate(&plan(format, context)) {
             Ok(memory) => Ok(Some(memory.total_bytes())),
             Err(DeviceError::Unsupported { .. }) => Ok(None),
             Err(error) => Err(error),
         };
         // What the device does not store has no line.
         let totals: Result<Option<Vec<u64>>, DeviceError> =
-            CONTEXTS.into_iter().map(takes).collect();
+            CONTEXTS.into_iter().map(planned_gib).collect();
         let Some(totals) = totals? else { continue };
-        let fits = |n: usize| takes(n).is_ok_and(|bytes| bytes.is_some_and(|b| b <= room));
-        lines.push(Line {
+        let fits = |n: usize| planned_gib(n).is_ok_and(|bytes| bytes.is_some_and(|b| b <= room));
+        rows.push(FormatRow {
             format,
             token_bytes: token_bytes(&loaded.spec, format),
             totals,
-            longest: memory_fit::longest(memory_fit::MOST_CONTEXT, fits),
+            longest: memory_fit::longest_context(memory_fit::MAX_CONTEXT, fits),
         });
     }
-    Ok((text(&lines, room, args), json_of(&lines, room, args)))
+    Ok((text(&rows, room, args), json_of(&rows, room, args)))
 }
 
 /// Bytes of the keys and values of one token.
@@ -123,7 +123,7 @@ fn token_bytes(spec: &ModelSpec, format: KvFormat) -> u64 {
         .sum()
 }
 
-fn text(lines: &[Line], room: u64, args: &InspectArgs) -> String {
+fn text(rows: &[FormatRow], room: u64, args: &InspectArgs) -> String {
     let mut text = format!(
         "\nmemory for {} sequences that share one context, in GiB; what does not fit {} is in brackets\n  {:<8}{:>10}",
         args.max_sequences,
@@ -135,9 +135,9 @@ fn text(lines: &[Line], room: u64, args: &InspectArgs) -> String {
         let _ = write!(text, "{:>10}", format!("{}K", context / 1024));
     }
     text.push_str("   longest\n");
-    for line in lines {
-        let _ = write!(text, "  {:<8}{:>10}", line.format.name(), line.token_bytes);
-        for total in &line.totals {
+    for row in rows {
+        let _ = write!(text, "  {:<8}{:>10}", row.format.name(), row.token_bytes);
+        for total in &row.totals {
             let gib = *total as f64 / f64::from(1 << 30);
             let shown = match *total <= room {
                 true => format!("{gib:.2} "),
@@ -145,21 +145,21 @@ fn text(lines: &[Line], room: u64, args: &InspectArgs) -> String {
             };
             let _ = write!(text, "{shown:>10}");
         }
-        let _ = writeln!(text, "{:>10}", line.longest);
+        let _ = writeln!(text, "{:>10}", row.longest);
     }
     text
 }
 
-fn json_of(lines: &[Line], room: u64, args: &InspectArgs) -> Value {
-    let rows = lines.iter().map(|line| {
-        let totals = CONTEXTS.iter().zip(&line.totals);
+fn json_of(rows: &[FormatRow], room: u64, args: &InspectArgs) -> Value {
+    let rows = rows.iter().map(|row| {
+        let totals = CONTEXTS.iter().zip(&row.totals);
         let totals = totals.map(
             |(context, bytes)| json!({"context": context, "bytes": bytes, "fits": *bytes <= room}),
         );
         json!({
-            "type": line.format.name(),
-            "token_bytes": line.token_bytes,
-            "longest_context": line.longest,
+            "type": row.format.name(),
+            "token_bytes": row.token_bytes,
+            "longest_context": row.longest,
             "totals": totals.collect::<Vec<Value>>(),
         })
     });
@@ -178,15 +178,15 @@ mod tests {
     use model::synth::{SynthSpec, draft_for};
 
     /// GiB planned for the 27B shape, upper bounds of what the driver takes included.
-    fn takes(capability: (u32, u32), (format, context): (KvFormat, usize)) -> f64 {
+    fn planned_gib(capability: (u32, u32), (format, context): (KvFormat, usize)) -> f64 {
         let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
         let loaded = spec.load().unwrap();
         let made = draft_for(&loaded, QuantType::Q8_0, 1);
-        let card = cuda::GpuInfo {
+        let gpu = cuda::GpuInfo {
             capability,
             sm_count: if capability == (9, 0) { 132 } else { 82 },
             total_bytes: 24 << 30,
-            ..usual_card()
+            ..default_gpu()
         };
         let plan = OpenPlan {
             target: Arc::clone(&loaded.spec),
@@ -210,7 +210,7 @@ mod tests {
                 pool: None,
             },
         };
-        let memory = cuda::CudaBackend::new(card).estimate(&plan).unwrap();
+        let memory = cuda::CudaBackend::new(gpu).estimate(&plan).unwrap();
         memory.total_bytes() as f64 / f64::from(1 << 30)
     }
 
@@ -223,7 +223,7 @@ mod tests {
                 (KvFormat::Q4_0, 262_144),
                 (KvFormat::Tq3_0, 262_144),
             ] {
-                let gib = takes(capability, wanted);
+                let gib = planned_gib(capability, wanted);
                 assert!(gib < 23.6, "{wanted:?} on {capability:?}: {gib:.2} GiB");
             }
         }

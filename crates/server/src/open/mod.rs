@@ -17,11 +17,11 @@ use contract::{Backend, LoadProgress, OpenPlan, Runner};
 use crate::cli::{DeviceArgs, Sums};
 use crate::config;
 use crate::open::bundled::Bundled;
-pub(crate) use crate::open::memory_fit::{Fitted, Wish, fit, fit_beside};
+pub(crate) use crate::open::memory_fit::{FittedPlan, MemoryRequest, fit, fit_with_draft};
 use crate::progress::{Progress, bytes_text};
 use crate::settings::GenerationDefaults;
-use crate::text::constraints::Constrain;
-use crate::text::model_context::{ModelFacts, ServedModel};
+use crate::text::constraints::ModelConstraints;
+use crate::text::model_context::{ModelContext, ModelDescription};
 use devices::DeviceChoice;
 
 /// The device that the flags mean.
@@ -42,7 +42,7 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
         name: args.device.clone(),
         cpu_reference: args.cpu_reference,
         threads: args.threads,
-        card: cuda::Options {
+        gpu: cuda::Options {
             vram_limit,
             eager: args.eager,
             numerics: args.sums.map(sums),
@@ -103,7 +103,7 @@ pub(crate) fn text_side(
     path: Option<&Path>,
     template_file: Option<&Path>,
     defaults: GenerationDefaults,
-) -> anyhow::Result<ServedModel> {
+) -> anyhow::Result<ModelContext> {
     let template = match template_file {
         Some(file) => {
             let source = config::read_text("--chat-template-file", file)?;
@@ -114,20 +114,25 @@ pub(crate) fn text_side(
     };
     let tokenizer = Arc::new(Tokenizer::new(&loaded.vocab)?);
     let eos = loaded.vocab.eos.clone();
-    Ok(ServedModel {
-        constrain: Constrain::new(&tokenizer, &eos, loaded.spec.vocab, &defaults.reasoning),
+    Ok(ModelContext {
+        constraints: ModelConstraints::new(
+            &tokenizer,
+            &eos,
+            loaded.spec.vocab,
+            &defaults.reasoning,
+        ),
         tokenizer,
         template,
         eos,
         defaults,
-        facts: ModelFacts {
+        facts: ModelDescription {
             trained_context: loaded.spec.trained_context,
             vocab: loaded.spec.vocab,
             parameters: loaded.facts.parameters,
             size_bytes: loaded.facts.bytes,
             architecture: loaded.facts.architecture.clone(),
             path: path.map(|path| path.display().to_string()),
-            ..ModelFacts::default()
+            ..ModelDescription::default()
         },
     })
 }
@@ -146,8 +151,8 @@ pub(crate) fn open(
 }
 
 /// The plan in four lines: model, device, memory, and why keys and values are stored as they are.
-pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &Fitted) -> [String; 4] {
-    let Fitted {
+pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedPlan) -> [String; 4] {
+    let FittedPlan {
         plan,
         memory,
         device,

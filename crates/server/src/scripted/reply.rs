@@ -14,7 +14,7 @@ const NEVER: f32 = -20.0;
 
 /// What is to be said.
 #[derive(Debug, PartialEq)]
-pub(super) struct Reply {
+pub(super) struct ScriptedReply {
     tokens: Vec<TokenId>,
     /// All tokens' bytes, one after another.
     bytes: Vec<u8>,
@@ -24,11 +24,11 @@ pub(super) struct Reply {
 
 /// How far a text has come in a reply: bytes of it that were said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Place(usize);
+pub(super) struct ReplyOffset(usize);
 
-impl Reply {
+impl ScriptedReply {
     /// The reply as the tokenizer cuts it; a text that cannot be cut is said as nothing.
-    pub(super) fn new(text: &str, tokenizer: &Tokenizer) -> Reply {
+    pub(super) fn new(text: &str, tokenizer: &Tokenizer) -> ScriptedReply {
         let tokens = match tokenizer.encode(text, SpecialTokens::Parse) {
             Ok(tokens) => tokens,
             Err(error) => {
@@ -42,7 +42,7 @@ impl Reply {
             starts.push(bytes.len());
             bytes.extend_from_slice(tokenizer.bytes(*token));
         }
-        Reply {
+        ScriptedReply {
             tokens,
             bytes,
             starts,
@@ -53,41 +53,46 @@ impl Reply {
     ///
     /// A token that spells what comes next goes on there. A control token that comes later jumps behind it, so
     /// that reasoning which is closed early is left away. Any other token was forced, and moves nothing.
-    pub(super) fn after(&self, place: Place, token: TokenId, tokenizer: &Tokenizer) -> Place {
+    pub(super) fn after(
+        &self,
+        offset: ReplyOffset,
+        token: TokenId,
+        tokenizer: &Tokenizer,
+    ) -> ReplyOffset {
         let bytes = tokenizer.bytes(token);
-        if !bytes.is_empty() && self.bytes[place.0..].starts_with(bytes) {
-            return Place(place.0 + bytes.len());
+        if !bytes.is_empty() && self.bytes[offset.0..].starts_with(bytes) {
+            return ReplyOffset(offset.0 + bytes.len());
         }
         let kind = tokenizer.kind(token);
         if !matches!(kind, TokenKind::Control | TokenKind::UserDefined) {
-            return place;
+            return offset;
         }
         let mut later = self.starts.iter().zip(&self.tokens);
-        match later.find(|(start, other)| **start >= place.0 && **other == token) {
-            Some((start, _)) => Place(start + bytes.len()),
-            None => place,
+        match later.find(|(start, other)| **start >= offset.0 && **other == token) {
+            Some((start, _)) => ReplyOffset(start + bytes.len()),
+            None => offset,
         }
     }
 
     /// The row that `ask` wants at `place`, over `vocab` tokens.
     pub(super) fn row(
         &self,
-        place: Place,
-        ask: &LogitsRequest,
+        offset: ReplyOffset,
+        request: &LogitsRequest,
         (tokenizer, vocab): (&Tokenizer, usize),
     ) -> LogitsRow {
-        if ask.selection == LogitsSelection::None {
+        if request.selection == LogitsSelection::None {
             return LogitsRow::default();
         }
-        let rest = &self.bytes[place.0..];
+        let rest = &self.bytes[offset.0..];
         let mut raw = vec![NEVER; vocab];
         let mut set = |token: TokenId, logit: f32| {
             if let Some(x) = raw.get_mut(token.index()) {
                 *x = logit;
             }
         };
-        let canonical = self.starts.binary_search(&place.0).ok();
-        let masked = ask.edits.as_ref().is_some_and(|e| e.allowed.is_some());
+        let canonical = self.starts.binary_search(&offset.0).ok();
+        let masked = request.edits.as_ref().is_some_and(|e| e.allowed.is_some());
         if masked || canonical.is_none() {
             for id in (0..vocab as u32).map(TokenId) {
                 let bytes = tokenizer.bytes(id);
@@ -103,26 +108,26 @@ impl Reply {
         if let Some(next) = canonical.and_then(|at| self.tokens.get(at)) {
             set(*next, NEXT);
         }
-        answer(raw, ask)
+        answer(raw, request)
     }
 }
 
 /// The row in which `token` is all but certain.
-pub(super) fn certain(token: TokenId, ask: &LogitsRequest, vocab: usize) -> LogitsRow {
+pub(super) fn certain(token: TokenId, request: &LogitsRequest, vocab: usize) -> LogitsRow {
     let mut raw = vec![NEVER; vocab];
     if let Some(x) = raw.get_mut(token.index()) {
         *x = NEXT;
     }
-    answer(raw, ask)
+    answer(raw, request)
 }
 
 /// What an ask wants of raw logits `[vocab]`.
-fn answer(raw: Vec<f32>, ask: &LogitsRequest) -> LogitsRow {
+fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
     let mut logits = raw.clone();
-    if let Some(edits) = &ask.edits {
+    if let Some(edits) = &request.edits {
         edits.apply(&mut logits);
     }
-    let ids: Vec<TokenId> = match ask.selection {
+    let ids: Vec<TokenId> = match request.selection {
         LogitsSelection::None => return LogitsRow::default(),
         LogitsSelection::Full => (0..raw.len() as u32).map(TokenId).collect(),
         LogitsSelection::TopK(k) => best(&logits, k),

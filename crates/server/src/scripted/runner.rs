@@ -12,7 +12,7 @@ use contract::{
 };
 
 use super::file::Script;
-use super::reply::{Place, Reply, certain};
+use super::reply::{ReplyOffset, ScriptedReply, certain};
 
 /// The device a script calls itself.
 pub const DEVICE: &str = "script";
@@ -38,7 +38,7 @@ pub struct ScriptedRunner {
 struct State {
     history: Vec<TokenId>,
     /// Chosen when the first row after a prompt is wanted; a further prompt ends it.
-    reply: Option<(Arc<Reply>, Place)>,
+    reply: Option<(Arc<ScriptedReply>, ReplyOffset)>,
 }
 
 impl State {
@@ -100,11 +100,11 @@ impl ScriptedRunner {
     }
 
     /// The reply a sequence is in; its history is the prompt if it is in none yet.
-    fn reply(&mut self, seq: SeqId) -> Result<(Arc<Reply>, Place), DeviceError> {
+    fn reply(&mut self, seq: SeqId) -> Result<(Arc<ScriptedReply>, ReplyOffset), DeviceError> {
         let state = &self.sequences.get(&seq);
         let state = &state.ok_or(DeviceError::UnknownSequence(seq))?.state;
-        if let Some((reply, place)) = &state.reply {
-            return Ok((Arc::clone(reply), *place));
+        if let Some((reply, offset)) = &state.reply {
+            return Ok((Arc::clone(reply), *offset));
         }
         let prompt = self.tokenizer.decode(&state.history);
         let (text, line) =
@@ -115,8 +115,8 @@ impl ScriptedRunner {
             None => tracing::warn!("no line of the script fits a prompt"),
         }
         let chosen = (
-            Arc::new(Reply::new(&text, &self.tokenizer)),
-            Place::default(),
+            Arc::new(ScriptedReply::new(&text, &self.tokenizer)),
+            ReplyOffset::default(),
         );
         self.sequence(seq)?.state.reply = Some(chosen.clone());
         Ok(chosen)
@@ -202,12 +202,12 @@ impl Runner for ScriptedRunner {
         sequence.state.reply = None;
         let vocab = self.info.vocab;
         let mut rows = Vec::with_capacity(requests.len());
-        for (at, ask) in requests {
+        for (at, request) in requests {
             rows.push(match tokens.get(at + 1) {
-                Some(next) => certain(*next, ask, vocab),
+                Some(next) => certain(*next, request, vocab),
                 None => {
-                    let (reply, place) = self.reply(seq)?;
-                    reply.row(place, ask, (&self.tokenizer, vocab))
+                    let (reply, offset) = self.reply(seq)?;
+                    reply.row(offset, request, (&self.tokenizer, vocab))
                 }
             });
         }
@@ -227,15 +227,21 @@ impl Runner for ScriptedRunner {
         std::thread::sleep(self.script.step);
         let mut answers = Vec::with_capacity(items.len());
         for item in items {
-            let (reply, place) = self.reply(item.seq)?;
-            let mut places: Vec<Place> = Vec::with_capacity(item.tree.len());
+            let (reply, offset) = self.reply(item.seq)?;
+            let mut offsets: Vec<ReplyOffset> = Vec::with_capacity(item.tree.len());
             for node in item.tree.nodes() {
-                let before = item.tree.parent(node).map_or(place, |p| places[p.index()]);
-                places.push(reply.after(before, item.tree.token(node), &self.tokenizer));
+                let before = item
+                    .tree
+                    .parent(node)
+                    .map_or(offset, |p| offsets[p.index()]);
+                offsets.push(reply.after(before, item.tree.token(node), &self.tokenizer));
             }
             let about = (&*self.tokenizer, self.info.vocab);
-            let rows = places.iter().zip(item.requests);
-            answers.push(rows.map(|(at, ask)| reply.row(*at, ask, about)).collect());
+            let rows = offsets.iter().zip(item.requests);
+            answers.push(
+                rows.map(|(at, request)| reply.row(*at, request, about))
+                    .collect(),
+            );
             self.sequence(item.seq)?.pending = Some(item.tree.clone());
         }
         Ok(answers)
@@ -243,7 +249,7 @@ impl Runner for ScriptedRunner {
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         for item in items {
-            let (reply, mut place) = self.reply(item.seq)?;
+            let (reply, mut offset) = self.reply(item.seq)?;
             let tokenizer = Arc::clone(&self.tokenizer);
             let sequence = self.sequence(item.seq)?;
             let tree = sequence.pending.take().ok_or(DeviceError::InvalidCall {
@@ -252,10 +258,10 @@ impl Runner for ScriptedRunner {
             })?;
             for node in item.path.nodes() {
                 let token = tree.token(*node);
-                place = reply.after(place, token, &tokenizer);
+                offset = reply.after(offset, token, &tokenizer);
                 sequence.state.history.push(token);
             }
-            sequence.state.reply = Some((reply, place));
+            sequence.state.reply = Some((reply, offset));
         }
         Ok(())
     }

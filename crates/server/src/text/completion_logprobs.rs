@@ -8,10 +8,10 @@ use chat::reply::TopLogprob;
 use contract::TokenId;
 use decode::Logprobs;
 
-use crate::text::logprobs::Shown;
+use crate::text::logprobs::ShownToken;
 
 /// The columns of one choice as they grow.
-pub struct Columns {
+pub struct LogprobColumns {
     tokenizer: Arc<Tokenizer>,
     /// Rows not yet taken.
     rows: CompletionLogprobs,
@@ -19,10 +19,10 @@ pub struct Columns {
     characters: usize,
 }
 
-impl Columns {
+impl LogprobColumns {
     /// No rows, at the beginning of the text.
-    pub fn new(tokenizer: Arc<Tokenizer>) -> Columns {
-        Columns {
+    pub fn new(tokenizer: Arc<Tokenizer>) -> LogprobColumns {
+        LogprobColumns {
             tokenizer,
             rows: CompletionLogprobs::default(),
             characters: 0,
@@ -38,7 +38,7 @@ impl Columns {
     }
 
     /// Adds generated tokens whose text is shown.
-    pub fn shown(&mut self, shown: &[Shown]) {
+    pub fn shown(&mut self, shown: &[ShownToken]) {
         for token in shown {
             self.row(&token.bytes, Some(&token.logprobs));
         }

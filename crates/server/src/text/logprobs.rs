@@ -13,12 +13,12 @@ use contract::TokenId;
 use decode::{Logprobs, OutputToken};
 
 /// Tokens whose text has not been given out yet.
-pub struct Pending {
+pub struct PendingTokens {
     tokenizer: Arc<Tokenizer>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<HeldToken>,
 }
 
-struct Waiting {
+struct HeldToken {
     id: TokenId,
     bytes: Vec<u8>,
     logprobs: Logprobs,
@@ -26,7 +26,7 @@ struct Waiting {
 
 /// One token with the part of its bytes that was shown.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Shown {
+pub struct ShownToken {
     /// The token.
     pub id: TokenId,
     /// The bytes of it that the text shows.
@@ -35,10 +35,10 @@ pub struct Shown {
     pub logprobs: Logprobs,
 }
 
-impl Pending {
+impl PendingTokens {
     /// Nothing waiting.
-    pub fn new(tokenizer: Arc<Tokenizer>) -> Pending {
-        Pending {
+    pub fn new(tokenizer: Arc<Tokenizer>) -> PendingTokens {
+        PendingTokens {
             tokenizer,
             waiting: VecDeque::new(),
         }
@@ -47,7 +47,7 @@ impl Pending {
     /// Takes a token as it is generated; one without logprobs was not asked for.
     pub fn push(&mut self, token: OutputToken) {
         if let Some(logprobs) = token.logprobs {
-            self.waiting.push_back(Waiting {
+            self.waiting.push_back(HeldToken {
                 id: token.id,
                 bytes: self.tokenizer.bytes(token.id).to_vec(),
                 logprobs,
@@ -59,7 +59,7 @@ impl Pending {
     ///
     /// Tokens before its first byte are dropped: their text was a tag or was trimmed. Where the text holds
     /// U+FFFD for bytes that were no UTF-8, the bytes behind it are shown as they were.
-    pub fn show(&mut self, text: &str) -> Vec<Shown> {
+    pub fn show(&mut self, text: &str) -> Vec<ShownToken> {
         if self.waiting.is_empty() || text.is_empty() {
             return Vec::new();
         }
@@ -80,7 +80,7 @@ impl Pending {
                 self.waiting.pop_front();
                 continue;
             }
-            shown.push(Shown {
+            shown.push(ShownToken {
                 id: waiting.id,
                 bytes: waiting.bytes[visible.start - first..visible.end - first].to_vec(),
                 logprobs: waiting.logprobs.clone(),
@@ -96,8 +96,8 @@ impl Pending {
     }
 
     /// Shown tokens as OpenAI lists them.
-    pub fn listed(&self, shown: &[Shown]) -> Vec<TokenLogprob> {
-        let one = |token: &Shown| {
+    pub fn listed(&self, shown: &[ShownToken]) -> Vec<TokenLogprob> {
+        let one = |token: &ShownToken| {
             let rivals = token.logprobs.top.iter();
             TokenLogprob {
                 token: TopLogprob::new(&token.bytes, token.logprobs.logprob),

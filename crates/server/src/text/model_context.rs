@@ -7,10 +7,10 @@ use chat::template::ChatTemplate;
 use contract::TokenId;
 
 use crate::settings::GenerationDefaults;
-use crate::text::constraints::Constrain;
+use crate::text::constraints::ModelConstraints;
 
 /// What requests need to know of a model: how text becomes tokens and back, and what is usual.
-pub struct ServedModel {
+pub struct ModelContext {
     /// Text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
     /// Messages to a prompt.
@@ -20,14 +20,14 @@ pub struct ServedModel {
     /// What a request gets that does not say: the card's values where it has them.
     pub defaults: GenerationDefaults,
     /// What its replies can be held to.
-    pub constrain: Constrain,
+    pub constraints: ModelConstraints,
     /// What is shown of it.
-    pub facts: ModelFacts,
+    pub facts: ModelDescription,
 }
 
 /// What `/v1/models` and `/props` tell.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ModelFacts {
+pub struct ModelDescription {
     /// The longest context the model was trained for, in tokens.
     pub trained_context: usize,
     /// Tokens in the vocabulary.
@@ -47,12 +47,12 @@ pub struct ModelFacts {
     /// Why keys and values are stored as they are, and the context is as long as it is, if somebody chose.
     pub kv_choice: Option<String>,
     /// Its card.
-    pub card: Option<CardFacts>,
+    pub card: Option<CardDescription>,
 }
 
 /// What is shown of a model's card.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CardFacts {
+pub struct CardDescription {
     /// Where it was found, or what stands in for it.
     pub source: String,
     /// The card as it was read, if there is one.

@@ -15,8 +15,8 @@ use crate::engine::Ready;
 use crate::error::ApiError;
 use crate::ids;
 use crate::settings::ServerConfig;
-use crate::text::model_context::ServedModel;
-use crate::text::reasoning::LEAST_THINKING;
+use crate::text::model_context::ModelContext;
+use crate::text::reasoning::MIN_REASONING_TOKENS;
 
 /// A prompt ready for the engine.
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ pub struct Prompt {
     /// Its tokens.
     pub ids: Arc<[TokenId]>,
     /// Where the reply begins.
-    pub opening: InitialPhase,
+    pub initial_phase: InitialPhase,
     /// The most tokens of thinking.
     pub thinking_budget: Option<usize>,
 }
@@ -48,8 +48,10 @@ pub fn chat(
 ) -> Result<Prompt, ApiError> {
     let conversation = request.conversation(policy)?;
     let prompt = prompt(ready, request, &conversation)?;
-    let is_short = prompt.thinking_budget.is_some_and(|n| n < LEAST_THINKING);
-    if prompt.opening == InitialPhase::Reasoning && is_short {
+    let is_short = prompt
+        .thinking_budget
+        .is_some_and(|n| n < MIN_REASONING_TOKENS);
+    if prompt.initial_phase == InitialPhase::Reasoning && is_short {
         let briefly = Conversation {
             enable_thinking: Some(false),
             ..conversation
@@ -68,10 +70,10 @@ fn prompt(
     let rendered = model.template.render(conversation)?;
     let ids = model.tokenizer.encode_rendered(&rendered)?;
     let room = ready.info.limits.context.saturating_sub(ids.len());
-    let max_tokens = most_tokens(model, request, room);
+    let max_tokens = max_reply_tokens(model, request, room);
     let reasoning = &model.defaults.reasoning;
     Ok(Prompt {
-        opening: opening(model, &rendered, conversation),
+        initial_phase: initial_phase(model, &rendered, conversation),
         thinking_budget: reasoning.budget(&request.thinking, max_tokens),
         ids: ids.into(),
         text: rendered.text,
@@ -79,8 +81,8 @@ fn prompt(
 }
 
 /// Where the reply to a prompt begins.
-fn opening(
-    model: &ServedModel,
+fn initial_phase(
+    model: &ModelContext,
     rendered: &RenderedPrompt,
     conversation: &Conversation,
 ) -> InitialPhase {
@@ -97,23 +99,23 @@ fn opening(
 
 /// The most tokens of a reply where `room` are free: what is asked for or usual, but never more than the model
 /// is good for.
-pub fn most_tokens(model: &ServedModel, request: &ChatRequest, room: usize) -> usize {
+pub fn max_reply_tokens(model: &ModelContext, request: &ChatRequest, room: usize) -> usize {
     let defaults = &model.defaults;
     let wanted = request.sampling.max_tokens.or(defaults.max_tokens);
-    let most = defaults.reasoning.most_tokens.unwrap_or(usize::MAX);
+    let most = defaults.reasoning.max_total_tokens.unwrap_or(usize::MAX);
     wanted.unwrap_or(room).min(most).min(room)
 }
 
 /// The token that opens a call, for a request that shows tools but forbids calling them.
-pub fn barred_token(model: &ServedModel, request: &ChatRequest) -> Option<TokenId> {
-    let barred = request.tool_choice == ToolChoice::None && !request.tools.is_empty();
-    barred
+pub fn forbidden_call_token(model: &ModelContext, request: &ChatRequest) -> Option<TokenId> {
+    let forbidden = request.tool_choice == ToolChoice::None && !request.tools.is_empty();
+    forbidden
         .then(|| tool_call_start_token(&model.tokenizer))
         .flatten()
 }
 
 /// How the model writes calls.
-pub fn call_markup(model: &ServedModel) -> ToolCallMarkup<'_> {
+pub fn call_markup(model: &ModelContext) -> ToolCallMarkup<'_> {
     let format = model.template.capabilities().call_format;
     ToolCallMarkup {
         tokenizer: &model.tokenizer,

@@ -10,9 +10,9 @@ use contract::ReasoningTags;
 use model::ModelCard;
 
 /// Thinking that would have to be shorter is left out: closing it costs about half as much.
-pub const LEAST_THINKING: usize = 64;
+pub const MIN_REASONING_TOKENS: usize = 64;
 /// How much the closing tag is lifted at most while thinking nears its end.
-const SOFT_LIFT: f32 = 8.0;
+const SOFT_END_BOOST: f32 = 8.0;
 /// The most tokens over which it is lifted, and the part of the budget that is at most.
 const SOFT_TOKENS: usize = 256;
 const SOFT_PART: usize = 8;
@@ -38,11 +38,11 @@ pub struct ReasoningDefaults {
     /// Tokens of thinking by effort: low, medium, high, x-high, max.
     pub tiers: Option<[usize; 5]>,
     /// No request gets more tokens than this, thinking included.
-    pub most_tokens: Option<usize>,
+    pub max_total_tokens: Option<usize>,
     /// Text that ends reasoning, from the model card; `None` writes the closing tag alone.
     pub close_hint: Option<Arc<str>>,
     /// How much the closing tag is lifted at most while thinking nears its end; 0 for not at all.
-    pub soft_lift: f32,
+    pub soft_end_boost: f32,
 }
 
 impl Default for ReasoningDefaults {
@@ -51,9 +51,9 @@ impl Default for ReasoningDefaults {
             reply_budget: 4096,
             think_max_tokens: None,
             tiers: None,
-            most_tokens: None,
+            max_total_tokens: None,
             close_hint: None,
-            soft_lift: SOFT_LIFT,
+            soft_end_boost: SOFT_END_BOOST,
         }
     }
 }
@@ -94,9 +94,9 @@ impl ReasoningDefaults {
             reply_budget,
             think_max_tokens: flags.think_max_tokens,
             tiers: Some(tiers),
-            most_tokens: Some(max_tokens.max(complex.unwrap_or(0)).max(card.max_tokens)),
+            max_total_tokens: Some(max_tokens.max(complex.unwrap_or(0)).max(card.max_tokens)),
             close_hint: card.thinking_terminator_hint.as_deref().map(Arc::from),
-            soft_lift: SOFT_LIFT,
+            soft_end_boost: SOFT_END_BOOST,
         }
     }
 
@@ -180,7 +180,7 @@ mod tests {
     fn tiers_are_worked_out_where_a_card_does_not_name_them() {
         let defaults = large();
         assert_eq!(defaults.tiers, Some([3584, 14336, 28672, 53248, 77824]));
-        assert_eq!(defaults.most_tokens, Some(81920));
+        assert_eq!(defaults.max_total_tokens, Some(81920));
         let short = card(r#"{"name": "a", "source": "s", "verified_at": "d", "max_tokens": 8192}"#);
         let defaults = ReasoningDefaults::of_card(&short, &ReasoningFlags::default(), 8192);
         assert_eq!(defaults.tiers, Some([512, 2048, 4096, 4096, 4096]));

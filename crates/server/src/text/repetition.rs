@@ -10,23 +10,23 @@ const PERIODS: RangeInclusive<usize> = 12..=80;
 
 /// The last tokens, and for each period how many of them agree with those a period before.
 #[derive(Debug, Clone)]
-pub struct Loops {
+pub struct RepetitionDetector {
     last: VecDeque<TokenId>,
     agreeing: Vec<usize>,
 }
 
-impl Default for Loops {
-    fn default() -> Loops {
-        Loops {
+impl Default for RepetitionDetector {
+    fn default() -> RepetitionDetector {
+        RepetitionDetector {
             last: VecDeque::with_capacity(*PERIODS.end() + 1),
             agreeing: vec![0; PERIODS.count()],
         }
     }
 }
 
-impl Loops {
+impl RepetitionDetector {
     /// Takes the next token, and says whether with it a stretch has come twice in a row.
-    pub fn closes(&mut self, token: TokenId) -> bool {
+    pub fn repeats(&mut self, token: TokenId) -> bool {
         let mut closes = false;
         for (period, agreeing) in PERIODS.zip(&mut self.agreeing) {
             let before = self.last.len().checked_sub(period).map(|at| self.last[at]);
@@ -50,8 +50,9 @@ mod tests {
 
     /// Where it is noticed, if it is.
     fn noticed(ids: impl IntoIterator<Item = u32>) -> Option<usize> {
-        let mut loops = Loops::default();
-        ids.into_iter().position(|id| loops.closes(TokenId(id)))
+        let mut repetition = RepetitionDetector::default();
+        ids.into_iter()
+            .position(|id| repetition.repeats(TokenId(id)))
     }
 
     #[test]

@@ -11,16 +11,16 @@ use contract::TokenId;
 use decode::{FinishReason as Ended, OutputToken, ReasoningEnd, ReasoningHandle};
 
 use crate::ids;
-use crate::text::logprobs::{Pending, Shown};
-use crate::text::repetition::Loops;
+use crate::text::logprobs::{PendingTokens, ShownToken};
+use crate::text::repetition::RepetitionDetector;
 
 /// What all choices of a request have in common.
 #[derive(Clone)]
-pub struct ChoicePlan {
+pub struct ChoiceConfig {
     /// Turns tokens into text.
     pub tokenizer: Arc<Tokenizer>,
     /// What is told apart in the text, and what ends it. The seed of call ids is each choice's own.
-    pub reading: ReplyConfig,
+    pub reply_config: ReplyConfig,
     /// Tokens that end the text and are not shown.
     pub stop_tokens: Vec<TokenId>,
     /// Whether logprobs were asked for.
@@ -33,71 +33,78 @@ pub struct Part {
     /// The stretch.
     pub piece: ReplyDelta,
     /// The tokens it shows, if logprobs were asked for.
-    pub shown: Vec<Shown>,
+    pub shown: Vec<ShownToken>,
 }
 
 /// One choice.
 pub struct Choice {
     parser: ReplyParser,
     stop_tokens: Vec<TokenId>,
-    pending: Option<Pending>,
+    pending: Option<PendingTokens>,
     over: bool,
     /// Whether a stop token came.
     stopped: bool,
     /// Where its thinking is held, if it is.
-    reins: Option<Arc<ReasoningHandle>>,
+    reasoning_handle: Option<Arc<ReasoningHandle>>,
     /// Closes thinking.
-    close_token: Option<TokenId>,
+    reasoning_end_token: Option<TokenId>,
     /// Whether that came.
-    is_closed: bool,
+    reasoning_cut: bool,
     /// Looks for a text that goes round and round behind a thought that was closed.
-    loops: Loops,
+    repetition: RepetitionDetector,
     /// Whether it did.
-    went_round: bool,
+    is_degenerate: bool,
 }
 
 impl Choice {
     /// A choice that has not begun.
-    pub fn new(plan: &ChoicePlan) -> Choice {
-        let reading = ReplyConfig {
+    pub fn new(config: &ChoiceConfig) -> Choice {
+        let reply_config = ReplyConfig {
             call_id_seed: ids::random_seed(),
-            ..plan.reading.clone()
+            ..config.reply_config.clone()
         };
-        let tokenizer = &plan.tokenizer;
+        let tokenizer = &config.tokenizer;
         Choice {
-            parser: ReplyParser::new(Arc::clone(tokenizer), reading),
-            stop_tokens: plan.stop_tokens.clone(),
-            pending: plan.logprobs.then(|| Pending::new(Arc::clone(tokenizer))),
+            parser: ReplyParser::new(Arc::clone(tokenizer), reply_config),
+            stop_tokens: config.stop_tokens.clone(),
+            pending: config
+                .logprobs
+                .then(|| PendingTokens::new(Arc::clone(tokenizer))),
             over: false,
             stopped: false,
-            reins: None,
-            close_token: tokenizer.id_of(&tokenizer.markup().reasoning.close),
-            is_closed: false,
-            loops: Loops::default(),
-            went_round: false,
+            reasoning_handle: None,
+            reasoning_end_token: tokenizer.id_of(&tokenizer.markup().reasoning.close),
+            reasoning_cut: false,
+            repetition: RepetitionDetector::default(),
+            is_degenerate: false,
         }
     }
 
     /// The same, with its thinking held by `reins`.
-    pub fn held(self, reins: Option<Arc<ReasoningHandle>>) -> Choice {
-        Choice { reins, ..self }
+    pub fn with_reasoning(self, reasoning_handle: Option<Arc<ReasoningHandle>>) -> Choice {
+        Choice {
+            reasoning_handle,
+            ..self
+        }
     }
 
     /// Where its thinking is held, if it is.
-    pub fn reins(&self) -> Option<&Arc<ReasoningHandle>> {
-        self.reins.as_ref()
+    pub fn reasoning_handle(&self) -> Option<&Arc<ReasoningHandle>> {
+        self.reasoning_handle.as_ref()
     }
 
     /// How its thinking ended.
-    pub fn close(&self) -> ReasoningEnd {
-        self.reins
+    pub fn reasoning_end(&self) -> ReasoningEnd {
+        self.reasoning_handle
             .as_ref()
-            .map_or(ReasoningEnd::Natural, |reins| reins.end())
+            .map_or(ReasoningEnd::Natural, |reasoning_handle| {
+                reasoning_handle.end()
+            })
     }
 
     /// Whether it was ended because it said the same over and over.
-    pub fn went_round(&self) -> bool {
-        self.went_round
+    pub fn is_degenerate(&self) -> bool {
+        self.is_degenerate
     }
 
     /// Whether its end was told.
@@ -107,7 +114,7 @@ impl Choice {
 
     /// Whether nothing that may still be generated would be shown.
     pub fn wants_no_more(&self) -> bool {
-        self.stopped || self.went_round || self.parser.stopped().is_some()
+        self.stopped || self.is_degenerate || self.parser.stopped().is_some()
     }
 
     /// The stop string that ended the text, if one did.
@@ -140,12 +147,12 @@ impl Choice {
                 self.stopped = true;
                 break;
             }
-            if self.is_closed && self.loops.closes(token.id) {
-                self.went_round = true;
+            if self.reasoning_cut && self.repetition.repeats(token.id) {
+                self.is_degenerate = true;
             }
             // The engine is ahead: how the thought ended is known before its tokens are seen here.
-            let is_close = self.close_token == Some(token.id);
-            self.is_closed |= is_close && self.close() == ReasoningEnd::Hard;
+            let is_close = self.reasoning_end_token == Some(token.id);
+            self.reasoning_cut |= is_close && self.reasoning_end() == ReasoningEnd::Hard;
             match &mut self.pending {
                 None => ids.push(token.id),
                 Some(pending) => {
@@ -166,7 +173,7 @@ impl Choice {
     pub fn finish(&mut self, ended: Ended) -> (Vec<Part>, FinishReason) {
         self.over = true;
         let end = match ended {
-            _ if self.went_round => ReplyEnd::Length,
+            _ if self.is_degenerate => ReplyEnd::Length,
             _ if self.wants_no_more() => ReplyEnd::Stopped,
             Ended::Eos => ReplyEnd::Eos,
             Ended::Length | Ended::ContextFull => ReplyEnd::Length,
@@ -205,14 +212,14 @@ impl Choice {
 
 /// A whole reply, collected from its parts.
 #[derive(Debug, Default)]
-pub struct Collected {
+pub struct CollectedReply {
     /// Text, thinking, calls.
     pub reply: Reply,
     /// Logprobs of all of it.
     pub logprobs: ChatLogprobs,
 }
 
-impl Collected {
+impl CollectedReply {
     /// Adds the next part of `choice`.
     pub fn push(&mut self, choice: &Choice, part: Part) {
         if let Some(logprobs) = choice.chat_logprobs(&part) {

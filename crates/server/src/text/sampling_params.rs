@@ -12,7 +12,7 @@ use crate::settings::GenerationDefaults;
 const REPETITION_WINDOW: usize = 256;
 
 /// Tokens that may still be generated after a prompt; an error when that is none, or when there is no prompt.
-pub fn room(prompt_tokens: usize, context: usize) -> Result<usize, ApiError> {
+pub fn remaining_context(prompt_tokens: usize, context: usize) -> Result<usize, ApiError> {
     if prompt_tokens == 0 {
         return Err(ApiError::invalid_param(
             "prompt",
@@ -24,7 +24,7 @@ pub fn room(prompt_tokens: usize, context: usize) -> Result<usize, ApiError> {
             prompt: prompt_tokens,
             limit: context,
         }),
-        Some(room) => Ok(room),
+        Some(remaining) => Ok(remaining),
     }
 }
 
@@ -32,17 +32,17 @@ pub fn room(prompt_tokens: usize, context: usize) -> Result<usize, ApiError> {
 ///
 /// `max_tokens` is what was asked for, or the route's default, cut to `room`: asking for more than fits is
 /// what clients do, and never a reason to refuse.
-pub fn settings(
+pub fn generation_params(
     fields: &SamplingParams,
     defaults: &GenerationDefaults,
     max_tokens: usize,
     vocab: usize,
 ) -> Result<GenerationParams, ApiError> {
     for (token, _) in &fields.logit_bias {
-        known(*token, vocab, "logit_bias")?;
+        check_token(*token, vocab, "logit_bias")?;
     }
     for token in &fields.stop_token_ids {
-        known(*token, vocab, "stop_token_ids")?;
+        check_token(*token, vocab, "stop_token_ids")?;
     }
     let window = match fields.rep_window {
         None => Some(REPETITION_WINDOW),
@@ -81,7 +81,7 @@ pub fn settings(
     })
 }
 
-fn known(token: TokenId, vocab: usize, field: &str) -> Result<(), ApiError> {
+fn check_token(token: TokenId, vocab: usize, field: &str) -> Result<(), ApiError> {
     if token.index() < vocab {
         return Ok(());
     }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     fn check(fields: SamplingParams) -> GenerationParams {
-        settings(&fields, &GenerationDefaults::default(), 100, 1000).unwrap()
+        generation_params(&fields, &GenerationDefaults::default(), 100, 1000).unwrap()
     }
 
     #[test]
@@ -111,11 +111,11 @@ mod tests {
             top_k: Some(0),
             ..SamplingParams::default()
         };
-        let settings = settings(&fields, &defaults, 100, 1000).unwrap();
-        assert_eq!(settings.sampling.temperature, 0.6);
-        assert_eq!(settings.sampling.min_p, 0.1);
-        assert_eq!(settings.sampling.top_k, 0);
-        assert_eq!(settings.sampling.window, Some(REPETITION_WINDOW));
+        let params = generation_params(&fields, &defaults, 100, 1000).unwrap();
+        assert_eq!(params.sampling.temperature, 0.6);
+        assert_eq!(params.sampling.min_p, 0.1);
+        assert_eq!(params.sampling.top_k, 0);
+        assert_eq!(params.sampling.window, Some(REPETITION_WINDOW));
     }
 
     #[test]
@@ -145,18 +145,19 @@ mod tests {
             stop_token_ids: vec![TokenId(1000)],
             ..SamplingParams::default()
         };
-        let error = settings(&fields, &GenerationDefaults::default(), 1, 1000).unwrap_err();
+        let error =
+            generation_params(&fields, &GenerationDefaults::default(), 1, 1000).unwrap_err();
         assert!(matches!(error, ApiError::Invalid { param: Some(p), .. } if p == "stop_token_ids"));
     }
 
     #[test]
     fn the_last_free_token_is_room_and_a_full_context_is_an_error() {
-        assert_eq!(room(99, 100), Ok(1));
+        assert_eq!(remaining_context(99, 100), Ok(1));
         let full = ApiError::ContextLength {
             prompt: 100,
             limit: 100,
         };
-        assert_eq!(room(100, 100), Err(full));
-        assert!(room(101, 100).is_err());
+        assert_eq!(remaining_context(100, 100), Err(full));
+        assert!(remaining_context(101, 100).is_err());
     }
 }

@@ -22,7 +22,7 @@ use decode::{
 };
 
 use crate::draft::{acceptance, feed, plan_with_draft};
-use crate::drift::{Apart, Drift, Held, STEPS};
+use crate::drift::{CacheFormat, Difference, Drift, STEPS};
 use crate::golden::FAST;
 use crate::pool::few_pages_change_no_bit;
 use crate::properties::{every_budget_says_the_same, prompts};
@@ -351,8 +351,8 @@ fn as_many_drafted_tokens_come_true_on_the_card_as_in_the_independent_implementa
 #[test]
 fn five_hundred_steps_of_trees_on_the_card_leave_the_states_of_plain_decoding() {
     let Some(card) = card() else { return };
-    let drift = Drift::of(&card, must_ask(&card), Held::AsShipped);
-    let worst = Apart::worst(&drift.end);
+    let drift = Drift::of(&card, must_ask(&card), CacheFormat::AsShipped);
+    let worst = Difference::worst(&drift.end);
     eprintln!(
         "  {STEPS} steps of {:.2} tokens: worst {worst}",
         drift.per_step()
@@ -368,10 +368,10 @@ fn in_the_fastest_order_states_are_as_far_from_plain_decoding_as_that_is_from_it
     let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };
-    let drift = Drift::of(&card, false, Held::AsShipped);
+    let drift = Drift::of(&card, false, CacheFormat::AsShipped);
     let order = drift.of_another_order(&card);
-    let (first, worst) = (drift.end[0], Apart::worst(&drift.end));
-    let (quarter, order) = (Apart::worst(&drift.quarter), Apart::worst(&order));
+    let (first, worst) = (drift.end[0], Difference::worst(&drift.end));
+    let (quarter, order) = (Difference::worst(&drift.quarter), Difference::worst(&order));
     eprintln!("  {STEPS} steps of {:.2} tokens", drift.per_step());
     eprintln!("  first layer {first}; worst {worst}");
     eprintln!("  after a quarter of them: worst {quarter}");
@@ -395,9 +395,15 @@ fn where_products_round_nothing_trees_leave_the_states_of_plain_decoding_within_
     let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };
-    for (held, most) in [(Held::Floats, 1e-4), (Held::FloatWeights, 1e-3)] {
+    for (held, most) in [
+        (CacheFormat::Floats, 1e-4),
+        (CacheFormat::FloatWeights, 1e-3),
+    ] {
         let drift = Drift::of(&card, false, held);
-        let (worst, quarter) = (Apart::worst(&drift.end), Apart::worst(&drift.quarter));
+        let (worst, quarter) = (
+            Difference::worst(&drift.end),
+            Difference::worst(&drift.quarter),
+        );
         eprintln!(
             "  {held:?}, {STEPS} steps of {:.2} tokens: worst {worst}; after a quarter {quarter}",
             drift.per_step()

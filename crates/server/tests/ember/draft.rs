@@ -10,7 +10,7 @@ use decode::TreeInit;
 use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 use model::DraftOptions;
 
-use crate::golden::{FAST, ORACLE, cases, ember, ids, numbers, tensors};
+use crate::golden::{FAST, REFERENCE, cases, ember, ids, numbers, tensors};
 use crate::plan;
 
 /// Candidates a depth in the golden file.
@@ -125,13 +125,13 @@ fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
 
 #[test]
 fn the_oracle_drafts_what_the_independent_implementation_drafts() {
-    let off = worst(None, ORACLE);
+    let off = worst(None, REFERENCE);
     assert!(off < 1e-4, "{off}");
 }
 
 #[test]
 fn windows_and_causal_blocks_are_those_of_the_independent_implementation() {
-    let off = worst(Some(WINDOW), ORACLE);
+    let off = worst(Some(WINDOW), REFERENCE);
     assert!(off < 1e-4, "{off}");
 }
 

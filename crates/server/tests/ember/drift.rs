@@ -13,7 +13,7 @@ use decode::TreeInit;
 use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 
 use crate::draft::{feed, plan_with_draft};
-use crate::golden::{FAST, ORACLE, ember};
+use crate::golden::{FAST, REFERENCE, ember};
 use crate::properties::prompts;
 
 /// Steps of one text.
@@ -85,7 +85,7 @@ fn states(runner: &mut dyn Runner, seq: SeqId, identity: SnapshotIdentity) -> Ve
 }
 
 /// A runner for one text, whom its snapshots belong to, and its sequence after the prompt with the next token.
-struct Desk {
+struct Rig {
     runner: Box<dyn Runner>,
     identity: SnapshotIdentity,
     prompt: Vec<TokenId>,
@@ -93,7 +93,7 @@ struct Desk {
 
 /// How what is multiplied and kept is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum CacheFormat {
     /// As the files have it, keys and values in half precision.
     AsShipped,
     /// The target's weights as the f32 numbers that they stand for, keys and values in half precision.
@@ -102,15 +102,15 @@ pub(crate) enum Held {
     Floats,
 }
 
-impl Desk {
-    fn new(backend: &dyn Backend, exact: bool, held: Held) -> Desk {
+impl Rig {
+    fn new(backend: &dyn Backend, exact: bool, held: CacheFormat) -> Rig {
         let mut plan = plan_with_draft(None, FAST);
         plan.batch_invariant = exact;
-        if held != Held::AsShipped {
+        if held != CacheFormat::AsShipped {
             let loaded = load_as_floats(&ember("ember.gguf")).unwrap();
             (plan.target, plan.weights) = (loaded.spec, loaded.weights);
         }
-        if held == Held::Floats {
+        if held == CacheFormat::Floats {
             plan.kv = KvFormats {
                 k: KvFormat::F32,
                 v: KvFormat::F32,
@@ -125,7 +125,7 @@ impl Desk {
             rotated: false,
             draft: Some((draft.spec.hash, draft.kv)),
         };
-        Desk {
+        Rig {
             runner: backend.open(plan, &mut |_| {}).unwrap(),
             identity,
             prompt: prompts().remove(0),
@@ -158,16 +158,16 @@ impl Desk {
 
 /// What is between two states of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Apart {
+pub(crate) struct Difference {
     /// The largest difference as a share of the largest value.
     pub(crate) largest: f32,
     /// The length of the difference as a share of the length.
     pub(crate) length: f64,
 }
 
-impl std::fmt::Display for Apart {
+impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Apart { largest, length } = self;
+        let Difference { largest, length } = self;
         write!(
             f,
             "{largest:.2e} of the largest value and {length:.2e} of the length off"
@@ -175,9 +175,9 @@ impl std::fmt::Display for Apart {
     }
 }
 
-impl Apart {
+impl Difference {
     /// Layer by layer.
-    fn of(found: &[Vec<f32>], expected: &[Vec<f32>]) -> Vec<Apart> {
+    fn of(found: &[Vec<f32>], expected: &[Vec<f32>]) -> Vec<Difference> {
         let square = |x: f32| f64::from(x) * f64::from(x);
         let pairs = found.iter().zip(expected);
         let of = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
@@ -186,7 +186,7 @@ impl Apart {
             let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
             let off: f64 = both().map(|(a, b)| square(a - b)).sum();
             let all: f64 = expected.iter().map(|x| square(*x)).sum();
-            Apart {
+            Difference {
                 largest: most / largest,
                 length: (off / all).sqrt(),
             }
@@ -195,10 +195,10 @@ impl Apart {
     }
 
     /// The most of each, over layers.
-    pub(crate) fn worst(layers: &[Apart]) -> Apart {
+    pub(crate) fn worst(layers: &[Difference]) -> Difference {
         let largest = layers.iter().map(|layer| layer.largest);
         let length = layers.iter().map(|layer| layer.length);
-        Apart {
+        Difference {
             largest: largest.fold(0.0, f32::max),
             length: length.fold(0.0, f64::max),
         }
@@ -209,26 +209,26 @@ impl Apart {
 pub(crate) struct Drift {
     /// Between trees and plain decoding of the same tokens, layer by layer: after a quarter of the steps and in the
     /// end.
-    pub(crate) quarter: Vec<Apart>,
-    pub(crate) end: Vec<Apart>,
+    pub(crate) quarter: Vec<Difference>,
+    pub(crate) end: Vec<Difference>,
     /// Tokens of the quarter and of the rest.
     parts: [Vec<TokenId>; 2],
     plain: Vec<Vec<f32>>,
 }
 
 impl Drift {
-    pub(crate) fn of(backend: &dyn Backend, exact: bool, held: Held) -> Drift {
-        let mut desk = Desk::new(backend, exact, held);
-        let (seq, root) = desk.begin();
-        let (quarter, root) = tree_text(&mut *desk.runner, (seq, root), STEPS / 4);
-        let after_quarter = desk.states(seq);
-        let (rest, _) = tree_text(&mut *desk.runner, (seq, root), STEPS - STEPS / 4);
-        let in_the_end = desk.states(seq);
+    pub(crate) fn of(backend: &dyn Backend, exact: bool, held: CacheFormat) -> Drift {
+        let mut rig = Rig::new(backend, exact, held);
+        let (seq, root) = rig.begin();
+        let (quarter, root) = tree_text(&mut *rig.runner, (seq, root), STEPS / 4);
+        let after_quarter = rig.states(seq);
+        let (rest, _) = tree_text(&mut *rig.runner, (seq, root), STEPS - STEPS / 4);
+        let in_the_end = rig.states(seq);
         let parts = [quarter, rest];
-        let mut plain = desk.plainly(&parts);
+        let mut plain = rig.plainly(&parts);
         Drift {
-            quarter: Apart::of(&after_quarter, &plain[0]),
-            end: Apart::of(&in_the_end, &plain[1]),
+            quarter: Difference::of(&after_quarter, &plain[0]),
+            end: Difference::of(&in_the_end, &plain[1]),
             parts,
             plain: plain.remove(1),
         }
@@ -239,16 +239,16 @@ impl Drift {
     }
 
     /// Between plain decoding and plain decoding whose attention sums in another order: no tree has any part in it.
-    pub(crate) fn of_another_order(&self, backend: &dyn Backend) -> Vec<Apart> {
-        let mut desk = Desk::new(backend, true, Held::AsShipped);
-        Apart::of(&desk.plainly(&self.parts)[1], &self.plain)
+    pub(crate) fn of_another_order(&self, backend: &dyn Backend) -> Vec<Difference> {
+        let mut rig = Rig::new(backend, true, CacheFormat::AsShipped);
+        Difference::of(&rig.plainly(&self.parts)[1], &self.plain)
     }
 }
 
 #[test]
 fn five_hundred_steps_of_trees_leave_the_states_of_plain_decoding_to_the_bit() {
-    let drift = Drift::of(&CpuBackend::new(FAST), false, Held::AsShipped);
-    assert_eq!(Apart::worst(&drift.end).largest, 0.0);
+    let drift = Drift::of(&CpuBackend::new(FAST), false, CacheFormat::AsShipped);
+    assert_eq!(Difference::worst(&drift.end).largest, 0.0);
     // A toy that goes on after its end rambles, and little of that is foreseen.
     assert!(drift.per_step() > 1.2, "{}", drift.per_step());
 }
@@ -257,14 +257,14 @@ fn five_hundred_steps_of_trees_leave_the_states_of_plain_decoding_to_the_bit() {
 fn two_orders_of_f32_sums_leave_nearly_the_same_states() {
     // The oracle sums one value after the other, the fast path in lanes; neither rounds anything to less than f32.
     let fast = CpuBackend::new(FAST);
-    let mut desk = Desk::new(&fast, false, Held::Floats);
-    let (seq, root) = desk.begin();
-    let (text, _) = tree_text(&mut *desk.runner, (seq, root), STEPS / 8);
+    let mut rig = Rig::new(&fast, false, CacheFormat::Floats);
+    let (seq, root) = rig.begin();
+    let (text, _) = tree_text(&mut *rig.runner, (seq, root), STEPS / 8);
     let parts = [text];
-    let found = desk.plainly(&parts).remove(0);
-    let mut judge = Desk::new(&CpuBackend::new(ORACLE), false, Held::Floats);
-    let expected = judge.plainly(&parts).remove(0);
-    let worst = Apart::worst(&Apart::of(&found, &expected));
+    let found = rig.plainly(&parts).remove(0);
+    let mut reference = Rig::new(&CpuBackend::new(REFERENCE), false, CacheFormat::Floats);
+    let expected = reference.plainly(&parts).remove(0);
+    let worst = Difference::worst(&Difference::of(&found, &expected));
     eprintln!("  {} tokens: worst {worst}", parts[0].len());
     assert!(worst.length > 0.0 && worst.length <= 1e-5, "{worst:?}");
 }

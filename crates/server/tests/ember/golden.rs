@@ -8,7 +8,7 @@ use contract::TokenId;
 use cpu::CpuOptions;
 use serde_json::Value;
 
-pub(crate) const ORACLE: CpuOptions = CpuOptions {
+pub(crate) const REFERENCE: CpuOptions = CpuOptions {
     reference: true,
     threads: Some(2),
 };

@@ -21,7 +21,7 @@ use contract::{Backend, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, O
 use cpu::{CpuBackend, CpuOptions};
 use serde_json::json;
 
-use golden::{FAST, ORACLE, cases, ember, ids, numbers, tensors};
+use golden::{FAST, REFERENCE, cases, ember, ids, numbers, tensors};
 
 /// What a device says after each token of a case: the prompt and the greedy tokens together.
 fn rows(loaded: &model::LoadedModel, options: CpuOptions, tokens: &[TokenId]) -> Vec<LogitsRow> {
@@ -134,7 +134,7 @@ fn prompts_are_rendered_and_tokenised_as_the_makers_tools_do() {
 
 #[test]
 fn the_oracle_says_what_the_independent_implementation_says() {
-    let (mean, worst) = distance(ORACLE, 1e-3);
+    let (mean, worst) = distance(REFERENCE, 1e-3);
     assert!(worst < 1e-3 && mean < 1e-4, "mean {mean}, worst {worst}");
 }
 
@@ -150,8 +150,8 @@ fn the_residual_stream_after_each_tap_is_right() {
     let cases = cases();
     let code = cases.iter().find(|case| case["name"] == "code").unwrap();
     let tokens = [ids(&code["prompt_ids"]), ids(&code["greedy_ids"])].concat();
-    let mut runner = CpuBackend::new(ORACLE)
-        .open_inspected(plan(&loaded, ORACLE), &mut |_| {})
+    let mut runner = CpuBackend::new(REFERENCE)
+        .open_inspected(plan(&loaded, REFERENCE), &mut |_| {})
         .unwrap();
     let layers = runner.hidden_states(&tokens[..48]).unwrap();
     let golden = &tensors()["code.taps"];

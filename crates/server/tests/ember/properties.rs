@@ -85,19 +85,19 @@ fn settings(i: usize) -> GenerationParams {
 }
 
 /// What each choice of each job said, and what it took.
-type Said = Vec<(Vec<TokenId>, Option<FinishReason>, ChoiceStats)>;
+type Outputs = Vec<(Vec<TokenId>, Option<FinishReason>, ChoiceStats)>;
 
-struct World {
+struct Fixture {
     scheduler: Scheduler,
-    said: Said,
+    said: Outputs,
 }
 
-impl World {
+impl Fixture {
     fn new(
         (backend, exact): (&dyn Backend, bool),
         speculation: Speculation,
         sequences: usize,
-    ) -> World {
+    ) -> Fixture {
         let mut plan = plan_with_draft(None, FAST);
         plan.limits.sequences = 5;
         plan.batch_invariant = exact;
@@ -110,7 +110,7 @@ impl World {
             ..SchedulerConfig::default()
         };
         let runner = backend.open(plan, &mut |_| {}).unwrap();
-        World {
+        Fixture {
             scheduler: Scheduler::new(runner, config),
             said: vec![(Vec::new(), None, ChoiceStats::default()); 2 * PROMPTS],
         }
@@ -180,7 +180,7 @@ pub(crate) fn every_budget_says_the_same(
     let budgets: Vec<usize> = budgets.collect();
     // Each budget takes its own prompts, three or four of them.
     let of = |budget: usize| (0..PROMPTS).filter(move |i| i % 64 == budget);
-    let mut plain = World::new((backend, exact), speculation(0, TreeInit::None), 1);
+    let mut plain = Fixture::new((backend, exact), speculation(0, TreeInit::None), 1);
     for i in budgets.iter().copied().flat_map(of) {
         plain.submit(i, &prompts[i]);
     }
@@ -195,15 +195,15 @@ pub(crate) fn every_budget_says_the_same(
             TreeInit::None,
             TreeInit::ChainOnly,
         ][budget % 4];
-        let mut world = World::new((backend, exact), speculation(budget, seed), 1 + budget % 4);
+        let mut fixture = Fixture::new((backend, exact), speculation(budget, seed), 1 + budget % 4);
         for &i in &mine {
-            world.submit(i, &prompts[i]);
+            fixture.submit(i, &prompts[i]);
         }
         // One in five is cancelled on the way; the others must not notice.
         let cancelled: Vec<usize> = mine.iter().copied().filter(|i| i % 5 == 3).collect();
-        world.finish(&cancelled);
+        fixture.finish(&cancelled);
         for i in mine.into_iter().flat_map(|i| [2 * i, 2 * i + 1]) {
-            let (expected, found) = (&plain.said[i], &world.said[i]);
+            let (expected, found) = (&plain.said[i], &fixture.said[i]);
             if found.1 == Some(FinishReason::Cancelled) {
                 assert!(
                     expected.0.starts_with(&found.0),
@@ -235,13 +235,13 @@ fn trees_of_every_budget_chains_and_no_draft_say_the_same_tokens() {
 fn one_pass_a_step_and_several_tokens_a_pass() {
     let prompts = prompts();
     let cpu = CpuBackend::new(FAST);
-    let mut world = World::new((&cpu, false), speculation(22, TreeInit::None), 1);
+    let mut fixture = Fixture::new((&cpu, false), speculation(22, TreeInit::None), 1);
     for (i, prompt) in prompts.iter().enumerate().take(24) {
-        world.submit(i, prompt);
+        fixture.submit(i, prompt);
     }
-    world.finish(&[]);
-    let stats = world.scheduler.stats();
-    let texts = world.said.iter().filter(|said| said.1.is_some()).count() as u64;
+    fixture.finish(&[]);
+    let stats = fixture.scheduler.stats();
+    let texts = fixture.said.iter().filter(|said| said.1.is_some()).count() as u64;
     // A round is one verify: with one sequence at a time there are as many as steps.
     assert_eq!(stats.decode_steps, stats.batched);
     assert!(
@@ -251,7 +251,7 @@ fn one_pass_a_step_and_several_tokens_a_pass() {
     assert_eq!(stats.undrafted_steps, 0);
     let per_step = (stats.generated_tokens - texts) as f64 / stats.decode_steps as f64;
     assert!(per_step > 1.5, "{per_step} tokens a step");
-    let kept: u64 = world
+    let kept: u64 = fixture
         .said
         .iter()
         .map(|said| said.2.accepted_tokens as u64)

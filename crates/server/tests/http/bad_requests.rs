@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
 use crate::client;
-use crate::test_server::{Plan, chat_body};
+use crate::test_server::{ServerSetup, chat_body};
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
 async fn malformed_bodies_are_refused_with_the_reason() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
     let deep_field = format!("{{\"messages\": {deep}}}");
     let invalid_utf8 = b"{\"messages\": [{\"role\": \"user\", \"content\": \"\xff\xfe\"}]}";
@@ -32,19 +32,19 @@ async fn malformed_bodies_are_refused_with_the_reason() {
         "/apply-template",
     ] {
         for body in bodies {
-            let answer = house.post_bytes(path, body).await;
+            let answer = server.post_bytes(path, body).await;
             assert_eq!(answer.status, 400, "{path} {}", body.len());
             let error = answer.json().await;
             assert_eq!(error["error"]["type"], "invalid_request_error");
             assert!(!error["error"]["message"].as_str().unwrap().is_empty());
         }
     }
-    assert_eq!(house.chat(json!({})).await.status, 200);
+    assert_eq!(server.chat(json!({})).await.status, 200);
 }
 
 #[tokio::test]
 async fn fields_out_of_range_are_refused_by_name() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     for (fields, param) in [
         (json!({"temperature": -1}), "temperature"),
         (json!({"temperature": "1"}), "temperature"),
@@ -65,7 +65,7 @@ async fn fields_out_of_range_are_refused_by_name() {
         ),
         (json!({"audio": {}}), "audio"),
     ] {
-        let answer = house.chat(fields.clone()).await;
+        let answer = server.chat(fields.clone()).await;
         assert_eq!(answer.status, 400, "{fields}");
         let error = answer.json().await;
         assert_eq!(error["error"]["param"], param, "{fields}: {error}");
@@ -74,12 +74,12 @@ async fn fields_out_of_range_are_refused_by_name() {
 
 #[tokio::test]
 async fn images_are_refused_in_words() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let messages = json!([{"role": "user", "content": [
         {"type": "text", "text": "what is this"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
     ]}]);
-    let answer = house.chat(json!({"messages": messages})).await;
+    let answer = server.chat(json!({"messages": messages})).await;
     assert_eq!(answer.status, 400);
     let error = answer.json().await;
     let message = error["error"]["message"].as_str().unwrap();
@@ -88,12 +88,12 @@ async fn images_are_refused_in_words() {
 
 #[tokio::test]
 async fn a_conversation_that_fills_the_context_tells_both_numbers() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let mut body = chat_body(json!({}));
     body["messages"][0]["content"] = json!("y".repeat(700));
     for stream in [false, true] {
         body["stream"] = json!(stream);
-        let answer = house.post(CHAT, &body).await;
+        let answer = server.post(CHAT, &body).await;
         assert_eq!(answer.status, 400, "before any header of a stream");
         let error = answer.json().await;
         assert_eq!(error["error"]["code"], "context_length_exceeded");
@@ -107,9 +107,9 @@ async fn a_conversation_that_fills_the_context_tells_both_numbers() {
 
 #[tokio::test]
 async fn what_the_template_raises_is_the_clients_fault() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let messages = json!([{"role": "user", "content": "template, break"}]);
-    let answer = house.chat(json!({"messages": messages})).await;
+    let answer = server.chat(json!({"messages": messages})).await;
     assert_eq!(answer.status, 400);
     let error = answer.json().await;
     let message = error["error"]["message"].as_str().unwrap();
@@ -118,9 +118,9 @@ async fn what_the_template_raises_is_the_clients_fault() {
 
 #[tokio::test]
 async fn what_breaks_the_template_is_our_fault() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let messages = json!([{"role": "user", "content": "template, fall"}]);
-    let answer = house.chat(json!({"messages": messages})).await;
+    let answer = server.chat(json!({"messages": messages})).await;
     assert_eq!(answer.status, 500);
     let error = answer.json().await;
     assert_eq!(error["error"]["type"], "server_error");
@@ -128,21 +128,23 @@ async fn what_breaks_the_template_is_our_fault() {
 
 #[tokio::test]
 async fn a_hundred_megabytes_are_read_away_and_refused() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let mut body = b"{\"messages\": [{\"role\": \"user\", \"content\": \"".to_vec();
     body.resize(100 << 20, b'a');
-    let answer = house.post_bytes(CHAT, &body).await;
+    let answer = server.post_bytes(CHAT, &body).await;
     assert_eq!(answer.status, 413);
     let error = answer.json().await;
     let message = error["error"]["message"].as_str().unwrap();
     assert!(message.contains(&(64 << 20).to_string()), "{message}");
-    assert_eq!(house.chat(json!({})).await.status, 200);
+    assert_eq!(server.chat(json!({})).await.status, 200);
 }
 
 #[tokio::test]
 async fn a_hundred_megabytes_of_unknown_length_are_refused_too() {
-    let house = Plan::saying("x").open().await;
-    let mut socket = tokio::net::TcpStream::connect(house.address).await.unwrap();
+    let server = ServerSetup::saying("x").open().await;
+    let mut socket = tokio::net::TcpStream::connect(server.address)
+        .await
+        .unwrap();
     let head = format!("POST {CHAT} HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n");
     socket.write_all(head.as_bytes()).await.unwrap();
     let part = vec![b' '; 1 << 20];
@@ -157,15 +159,15 @@ async fn a_hundred_megabytes_of_unknown_length_are_refused_too() {
 
 #[tokio::test]
 async fn a_long_valid_body_is_served() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let mut body = chat_body(json!({}));
     body["metadata"] = json!({"padding": "z".repeat(8 << 20)});
-    assert_eq!(house.post(CHAT, &body).await.status, 200);
+    assert_eq!(server.post(CHAT, &body).await.status, 200);
 }
 
 #[tokio::test]
 async fn unknown_paths_and_methods_get_short_answers_in_our_shape() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     for path in [
         "/v1/embeddings",
         "/api/tags",
@@ -174,16 +176,16 @@ async fn unknown_paths_and_methods_get_short_answers_in_our_shape() {
         "/v1/chat/nothing",
         "/v1/responses/x",
     ] {
-        let answer = house.get(path).await;
+        let answer = server.get(path).await;
         assert_eq!(answer.status, 404, "{path}");
         assert_eq!(answer.json().await["error"]["type"], "not_found_error");
     }
-    let answer = house.get(CHAT).await;
+    let answer = server.get(CHAT).await;
     assert_eq!(answer.status, 405);
     assert_eq!(
         answer.json().await["error"]["type"],
         "invalid_request_error"
     );
-    let answer = house.post("/v1/models", &Value::Null).await;
+    let answer = server.post("/v1/models", &Value::Null).await;
     assert_eq!(answer.status, 405);
 }

@@ -6,14 +6,14 @@ use decode::{PrefixConfig, SavePointConfig};
 use serde_json::{Value, json};
 
 use crate::client;
-use crate::test_server::{House, Plan, special};
+use crate::test_server::{ServerSetup, TestServer, special};
 
-fn plan() -> Plan {
-    let plan = Plan::saying("Fine.");
-    Plan {
+fn setup() -> ServerSetup {
+    let setup = ServerSetup::saying("Fine.");
+    ServerSetup {
         limits: Limits {
             context: 2048,
-            ..plan.limits
+            ..setup.limits
         },
         prefix: PrefixConfig {
             slots: 8,
@@ -24,7 +24,7 @@ fn plan() -> Plan {
             },
             ..PrefixConfig::default()
         },
-        ..plan
+        ..setup
     }
 }
 
@@ -42,7 +42,7 @@ fn messages(n: usize) -> Vec<Value> {
 }
 
 /// Prompt tokens, and how many of them were cached, in each dialect.
-async fn ask(house: &House, dialect: &str, n: usize) -> (u64, u64) {
+async fn ask(server: &TestServer, dialect: &str, n: usize) -> (u64, u64) {
     let messages = messages(n);
     let (path, body) = match dialect {
         "chat" => (
@@ -55,7 +55,7 @@ async fn ask(house: &House, dialect: &str, n: usize) -> (u64, u64) {
         ),
         _ => ("/v1/responses", json!({"model": "m", "input": messages})),
     };
-    let answer = house.post(path, &body).await;
+    let answer = server.post(path, &body).await;
     assert_eq!(answer.status, 200, "{dialect}");
     let usage = &answer.json().await["usage"];
     let count = |value: &Value| value.as_u64().unwrap();
@@ -79,20 +79,20 @@ async fn ask(house: &House, dialect: &str, n: usize) -> (u64, u64) {
 #[tokio::test]
 async fn the_second_turn_is_mostly_cached_in_every_dialect() {
     for dialect in ["chat", "messages", "responses"] {
-        let house = plan().open().await;
-        let (first, cold) = ask(&house, dialect, 3).await;
+        let server = setup().open().await;
+        let (first, cold) = ask(&server, dialect, 3).await;
         assert_eq!(cold, 0, "{dialect}");
-        let (second, cached) = ask(&house, dialect, 5).await;
+        let (second, cached) = ask(&server, dialect, 5).await;
         // All up to the reply of the first request, but for what alignment costs.
         assert!(
             cached + 64 + 24 > first && cached < first,
             "{dialect}: {cached} of {first}"
         );
         assert!(second > first);
-        let props = house.get("/props").await.json().await;
+        let props = server.get("/props").await.json().await;
         assert_eq!(props["prefix_cache"]["lifetime_hits"], 1, "{dialect}");
         assert_eq!(props["prefix_cache"]["capacity"], 8);
-        let metrics = house.get("/metrics").await.text().await;
+        let metrics = server.get("/metrics").await.text().await;
         assert!(metrics.contains("hearth_prefix_hits_total 1"), "{metrics}");
         assert!(metrics.contains(&format!("hearth_prompt_tokens_cached_total {cached}")));
     }
@@ -100,28 +100,28 @@ async fn the_second_turn_is_mostly_cached_in_every_dialect() {
 
 #[tokio::test]
 async fn one_dialect_finds_what_another_left() {
-    let house = plan().open().await;
-    ask(&house, "chat", 3).await;
-    let (_, by_messages) = ask(&house, "messages", 5).await;
-    let (_, by_responses) = ask(&house, "responses", 5).await;
+    let server = setup().open().await;
+    ask(&server, "chat", 3).await;
+    let (_, by_messages) = ask(&server, "messages", 5).await;
+    let (_, by_responses) = ask(&server, "responses", 5).await;
     assert!(by_messages > 0 && by_responses > by_messages);
 }
 
 #[tokio::test]
 async fn without_a_cache_nothing_is_said_to_be_cached() {
-    let house = Plan {
+    let server = ServerSetup {
         prefix: PrefixConfig::default(),
-        ..plan()
+        ..setup()
     }
     .open()
     .await;
-    ask(&house, "chat", 3).await;
-    assert_eq!(ask(&house, "chat", 5).await.1, 0);
+    ask(&server, "chat", 3).await;
+    assert_eq!(ask(&server, "chat", 5).await.1, 0);
 }
 
 /// How many tokens of a chat request's prompt were cached, sent with more fields and headers.
 async fn cached(
-    house: &House,
+    server: &TestServer,
     messages: Vec<Value>,
     fields: &Value,
     headers: &[(&str, &str)],
@@ -133,7 +133,7 @@ async fn cached(
     let headers = [&[("content-type", "application/json")], headers].concat();
     let body = body.to_string();
     let path = "/v1/chat/completions";
-    let answer = client::send(house.address, "POST", path, &headers, body.as_bytes()).await;
+    let answer = client::send(server.address, "POST", path, &headers, body.as_bytes()).await;
     assert_eq!(answer.status, 200, "{fields}");
     let usage = answer.json().await["usage"].clone();
     let count = &usage["prompt_tokens_details"]["cached_tokens"];
@@ -146,13 +146,13 @@ async fn a_request_that_wants_no_cache_neither_uses_nor_leaves_anything() {
         json!({"cache_prompt": false}),
         json!({"prefix_cache": {"scope": "off"}}),
     ] {
-        let house = plan().open().await;
-        cached(&house, messages(3), &off, &[]).await;
-        let after = cached(&house, messages(5), &json!({}), &[]).await;
+        let server = setup().open().await;
+        cached(&server, messages(3), &off, &[]).await;
+        let after = cached(&server, messages(5), &json!({}), &[]).await;
         assert_eq!(after, 0, "{off} left something");
-        let without = cached(&house, messages(7), &off, &[]).await;
+        let without = cached(&server, messages(7), &off, &[]).await;
         assert_eq!(without, 0, "{off} used something");
-        let with = cached(&house, messages(7), &json!({}), &[]).await;
+        let with = cached(&server, messages(7), &json!({}), &[]).await;
         assert!(with > 0, "there was something to be used");
     }
 }
@@ -160,7 +160,7 @@ async fn a_request_that_wants_no_cache_neither_uses_nor_leaves_anything() {
 #[tokio::test]
 async fn the_surest_name_of_a_conversation_counts() {
     let long = "n".repeat(300);
-    let house = plan().open().await;
+    let server = setup().open().await;
     for (fields, headers, expected) in [
         (
             json!({"session_id": "a", "prompt_cache_key": "c"}),
@@ -176,19 +176,19 @@ async fn the_surest_name_of_a_conversation_counts() {
         (json!({}), vec![("x-session-id", "")], json!(null)),
         (json!({"session_id": long}), vec![], json!("n".repeat(256))),
     ] {
-        house.watch.gate.hold();
+        server.watch.gate.hold();
         let shown = async {
             loop {
-                let slots = house.get("/slots").await.json().await;
+                let slots = server.get("/slots").await.json().await;
                 if let Some(request) = slots["requests"].get(0) {
                     let session = request["session"].clone();
-                    house.watch.gate.release();
+                    server.watch.gate.release();
                     return session;
                 }
                 tokio::time::sleep(std::time::Duration::from_millis(2)).await;
             }
         };
-        let (_, session) = tokio::join!(cached(&house, messages(1), &fields, &headers), shown);
+        let (_, session) = tokio::join!(cached(&server, messages(1), &fields, &headers), shown);
         assert_eq!(session, expected, "{fields} {headers:?}");
     }
 }
@@ -202,14 +202,14 @@ async fn a_conversation_is_kept_from_six_requests_beside_it_in_four_places() {
         (&name[..], &name[..], 3),
         (&[][..], &[][..], 5),
     ] {
-        let plan = plan();
+        let setup = setup();
         let prefix = PrefixConfig {
             slots: 4,
-            ..plan.prefix
+            ..setup.prefix
         };
-        let house = Plan { prefix, ..plan }.open().await;
+        let server = ServerSetup { prefix, ..setup }.open().await;
         for n in (3..=turns).step_by(2) {
-            cached(&house, messages(n), &json!({}), own).await;
+            cached(&server, messages(n), &json!({}), own).await;
         }
         for side in 0..6 {
             let instruction = format!("Errand {side}: {}", "make a title of this, ".repeat(4));
@@ -219,11 +219,11 @@ async fn a_conversation_is_kept_from_six_requests_beside_it_in_four_places() {
                 json!({"role": "user", "content": text}),
             ];
             // Shorter than the conversation, as such errands are, and long enough to be kept.
-            let found = cached(&house, errand, &json!({"max_tokens": 4}), beside).await;
+            let found = cached(&server, errand, &json!({"max_tokens": 4}), beside).await;
             assert_eq!(found, 0);
         }
-        let next = cached(&house, messages(turns + 2), &json!({}), own).await;
-        let whole = ask(&house, "chat", turns).await.0;
+        let next = cached(&server, messages(turns + 2), &json!({}), own).await;
+        let whole = ask(&server, "chat", turns).await.0;
         assert!(
             next + 64 + 24 > whole,
             "{own:?} beside {beside:?}: {next} of {whole} tokens were still there"
@@ -232,21 +232,21 @@ async fn a_conversation_is_kept_from_six_requests_beside_it_in_four_places() {
 }
 
 /// A house that reads ahead, and answers with some hundred tokens.
-fn reader(ahead: usize) -> Plan {
-    let plan = plan();
-    Plan {
+fn reader(ahead: usize) -> ServerSetup {
+    let setup = setup();
+    ServerSetup {
         script: crate::test_server::says(&"A long answer, of many words. ".repeat(8)),
         prefix: PrefixConfig {
             warmup_tokens: ahead,
-            ..plan.prefix
+            ..setup.prefix
         },
-        ..plan
+        ..setup
     }
 }
 
 /// The value of a counter.
-async fn counter(house: &House, name: &str) -> u64 {
-    let metrics = house.get("/metrics").await.text().await;
+async fn counter(server: &TestServer, name: &str) -> u64 {
+    let metrics = server.get("/metrics").await.text().await;
     let mut lines = metrics.lines().filter_map(|line| line.split_once(' '));
     let value = lines.find(|(named, _)| *named == name);
     value.expect("the counter is there").1.parse().unwrap()
@@ -264,31 +264,31 @@ fn continued(answer: &Value) -> Vec<Value> {
 async fn a_finished_reply_is_read_in_the_pause_before_the_next_request() {
     let mut found = Vec::new();
     for ahead in [0, 2048] {
-        let house = reader(ahead).open().await;
+        let server = reader(ahead).open().await;
         let body = json!({"messages": messages(3), "max_tokens": 400});
-        let answer = house.post("/v1/chat/completions", &body).await;
+        let answer = server.post("/v1/chat/completions", &body).await;
         let answer = answer.json().await;
         let reply = answer["usage"]["completion_tokens"].as_u64().unwrap();
         assert!(reply > 200);
         if ahead > 0 {
             let read = async {
-                while counter(&house, "hearth_read_ahead_saved_total").await == 0 {
+                while counter(&server, "hearth_read_ahead_saved_total").await == 0 {
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }
             };
             let read = tokio::time::timeout(client::PATIENCE, read).await;
             read.expect("the reply is read in time");
-            let tokens = counter(&house, "hearth_read_ahead_tokens_total").await;
+            let tokens = counter(&server, "hearth_read_ahead_tokens_total").await;
             assert!(tokens + 64 > reply, "{tokens} of {reply}");
         } else {
             tokio::time::sleep(std::time::Duration::from_millis(600)).await;
-            assert_eq!(counter(&house, "hearth_read_ahead_tokens_total").await, 0);
+            assert_eq!(counter(&server, "hearth_read_ahead_tokens_total").await, 0);
         }
         let next = continued(&answer);
-        let cached = cached(&house, next, &json!({"max_tokens": 4}), &[]).await;
-        let hits = counter(&house, "hearth_read_ahead_hits_total").await;
+        let cached = cached(&server, next, &json!({"max_tokens": 4}), &[]).await;
+        let hits = counter(&server, "hearth_read_ahead_hits_total").await;
         assert_eq!(hits, u64::from(ahead > 0));
-        let props = house.get("/props").await.json().await;
+        let props = server.get("/props").await.json().await;
         let told = &props["prefix_cache"]["read_ahead"];
         assert_eq!(
             (&told["most_tokens"], &told["hits"]),
@@ -307,25 +307,29 @@ async fn a_finished_reply_is_read_in_the_pause_before_the_next_request() {
 
 #[tokio::test]
 async fn a_request_that_comes_while_something_is_read_ahead_waits_for_one_chunk() {
-    let house = reader(2048).open().await;
+    let server = reader(2048).open().await;
     let body = json!({"messages": messages(3), "max_tokens": 400});
-    house.post("/v1/chat/completions", &body).await.json().await;
+    server
+        .post("/v1/chat/completions", &body)
+        .await
+        .json()
+        .await;
     let chunks = |watch: &crate::script::Watch| watch.fake.record().prefills.len();
-    let before = chunks(&house.watch);
-    house.watch.gate.hold();
+    let before = chunks(&server.watch);
+    server.watch.gate.hold();
     // The chunk that is read ahead, at the second place, stands at the gate; the request comes; then it has the device.
     let begins = |watch: &crate::script::Watch| watch.fake.record().count(RunnerMethod::Open) == 2;
-    house.eventually("something is read ahead", begins).await;
+    server.eventually("something is read ahead", begins).await;
     let other = vec![json!({"role": "user", "content": "Something else."})];
     let (no_fields, no_headers) = (json!({"max_tokens": 4}), []);
-    let answered = cached(&house, other, &no_fields, &no_headers);
+    let answered = cached(&server, other, &no_fields, &no_headers);
     let release = async {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        house.watch.gate.release();
+        server.watch.gate.release();
     };
     let (cached, ()) = tokio::join!(answered, release);
     assert_eq!(cached, 0);
-    let record = house.watch.fake.record();
+    let record = server.watch.fake.record();
     let between = &record.prefills[before..];
     // One chunk of the text foreseen, then the prompt from its beginning.
     assert_eq!(between[1].1, 0, "{between:?}");

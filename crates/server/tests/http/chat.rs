@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::test_server::{House, Plan, chat_body};
+use crate::test_server::{ServerSetup, TestServer, chat_body};
 
 /// All content deltas of choice `index`, joined.
 fn content(chunks: &[Value], index: usize) -> String {
@@ -27,8 +27,8 @@ fn finish_reason(chunks: &[Value], index: usize) -> String {
 
 #[tokio::test]
 async fn a_whole_answer_has_every_field_clients_read() {
-    let house = Plan::saying("Hello there.").open().await;
-    let answer = house.chat(json!({"model": "whatever"})).await;
+    let server = ServerSetup::saying("Hello there.").open().await;
+    let answer = server.chat(json!({"model": "whatever"})).await;
     assert_eq!(answer.status, 200);
     let body = answer.json().await;
     assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
@@ -55,8 +55,8 @@ async fn a_whole_answer_has_every_field_clients_read() {
 
 #[tokio::test]
 async fn a_stream_says_what_the_whole_answer_says() {
-    let house = Plan::saying("Hello there.").open().await;
-    let answer = house.chat(json!({"stream": true})).await;
+    let server = ServerSetup::saying("Hello there.").open().await;
+    let answer = server.chat(json!({"stream": true})).await;
     assert_eq!(answer.status, 200);
     assert_eq!(
         answer.header("content-type"),
@@ -82,9 +82,9 @@ async fn a_stream_says_what_the_whole_answer_says() {
 
 #[tokio::test]
 async fn usage_comes_last_when_asked_for_and_null_before() {
-    let house = Plan::saying("Hi.").open().await;
+    let server = ServerSetup::saying("Hi.").open().await;
     let fields = json!({"stream": true, "stream_options": {"include_usage": true}});
-    let chunks = house.chat(fields).await.chunks().await;
+    let chunks = server.chat(fields).await.chunks().await;
     let (last, before) = chunks.split_last().unwrap();
     assert_eq!(last["choices"], json!([]));
     assert_eq!(last["usage"]["completion_tokens"], 4);
@@ -97,9 +97,9 @@ async fn usage_comes_last_when_asked_for_and_null_before() {
 
 #[tokio::test]
 async fn usage_runs_along_when_asked_for() {
-    let house = Plan::saying("Hi.").open().await;
+    let server = ServerSetup::saying("Hi.").open().await;
     let fields = json!({"stream": true, "stream_options": {"continuous_usage_stats": true}});
-    let chunks = house.chat(fields).await.chunks().await;
+    let chunks = server.chat(fields).await.chunks().await;
     let counts: Vec<u64> = chunks
         .iter()
         .map(|c| c["usage"]["completion_tokens"].as_u64().unwrap())
@@ -110,43 +110,43 @@ async fn usage_runs_along_when_asked_for() {
 
 #[tokio::test]
 async fn a_length_limit_is_told_as_one_in_both_forms() {
-    let house = Plan::saying("Hello there.").open().await;
-    let body = house.chat(json!({"max_tokens": 5})).await.json().await;
+    let server = ServerSetup::saying("Hello there.").open().await;
+    let body = server.chat(json!({"max_tokens": 5})).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], "Hello");
     assert_eq!(body["choices"][0]["finish_reason"], "length");
     assert_eq!(body["usage"]["completion_tokens"], 5);
     let fields = json!({"max_completion_tokens": 5, "stream": true});
-    let chunks = house.chat(fields).await.chunks().await;
+    let chunks = server.chat(fields).await.chunks().await;
     assert_eq!(content(&chunks, 0), "Hello");
     assert_eq!(finish_reason(&chunks, 0), "length");
 }
 
 #[tokio::test]
 async fn asking_for_more_than_fits_ends_with_length_and_is_not_refused() {
-    let house = Plan {
+    let server = ServerSetup {
         limits: contract::Limits {
             context: 64,
-            ..Plan::default().limits
+            ..ServerSetup::default().limits
         },
-        ..Plan::saying(&"x".repeat(500))
+        ..ServerSetup::saying(&"x".repeat(500))
     }
     .open()
     .await;
-    let body = house.chat(json!({"max_tokens": 32000})).await.json().await;
+    let body = server.chat(json!({"max_tokens": 32000})).await.json().await;
     assert_eq!(body["choices"][0]["finish_reason"], "length");
     assert_eq!(body["usage"]["total_tokens"], 64);
 }
 
 #[tokio::test]
 async fn a_stop_string_across_tokens_ends_the_text_before_it() {
-    let house = Plan::saying("one STOP two").open().await;
-    let body = house.chat(json!({"stop": ["STOP"]})).await.json().await;
+    let server = ServerSetup::saying("one STOP two").open().await;
+    let body = server.chat(json!({"stop": ["STOP"]})).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], "one ");
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     // Everything up to the match was generated; nothing after it is billed.
     assert_eq!(body["usage"]["completion_tokens"], 8);
     let fields = json!({"stop": "STOP", "stream": true});
-    let chunks = house.chat(fields).await.chunks().await;
+    let chunks = server.chat(fields).await.chunks().await;
     assert_eq!(content(&chunks, 0), "one ");
     assert_eq!(finish_reason(&chunks, 0), "stop");
 }
@@ -154,25 +154,25 @@ async fn a_stop_string_across_tokens_ends_the_text_before_it() {
 #[tokio::test]
 async fn a_stop_string_frees_the_device() {
     let script = crate::test_server::says(&"abc".repeat(100_000));
-    let house = Plan {
+    let server = ServerSetup {
         script,
         step: std::time::Duration::from_millis(1),
-        ..Plan::default()
+        ..ServerSetup::default()
     }
     .open()
     .await;
-    let body = house.chat(json!({"stop": ["ca"]})).await.json().await;
+    let body = server.chat(json!({"stop": ["ca"]})).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], "ab");
-    house
+    server
         .eventually("the sequence is closed", |w| w.open_now() == 0)
         .await;
 }
 
 #[tokio::test]
 async fn a_stop_token_ends_the_text_and_is_not_shown() {
-    let house = Plan::saying("ab;cd").open().await;
+    let server = ServerSetup::saying("ab;cd").open().await;
     let fields = json!({"stop_token_ids": [u32::from(b';')]});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], "ab");
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
 }
@@ -180,22 +180,22 @@ async fn a_stop_token_ends_the_text_and_is_not_shown() {
 #[tokio::test]
 async fn characters_split_over_tokens_arrive_whole() {
     let text = "héllo 😀 日本語";
-    let house = Plan::saying(text).open().await;
-    let chunks = house.chat(json!({"stream": true})).await.chunks().await;
+    let server = ServerSetup::saying(text).open().await;
+    let chunks = server.chat(json!({"stream": true})).await.chunks().await;
     assert_eq!(content(&chunks, 0), text);
     assert!(chunks.iter().all(|c| {
         let text = c["choices"][0]["delta"]["content"].as_str();
         !text.unwrap_or("").contains('\u{fffd}')
     }));
-    let body = house.chat(json!({})).await.json().await;
+    let body = server.chat(json!({})).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], text);
 }
 
 #[tokio::test]
 async fn several_choices_are_told_apart_by_their_index() {
-    let house = Plan::default().open().await;
+    let server = ServerSetup::default().open().await;
     let fields = json!({"n": 4, "max_tokens": 6, "temperature": 1.0, "seed": 11});
-    let body = house.chat(fields.clone()).await.json().await;
+    let body = server.chat(fields.clone()).await.json().await;
     let choices = body["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 4);
     let texts: Vec<&str> = choices
@@ -209,7 +209,7 @@ async fn several_choices_are_told_apart_by_their_index() {
     );
     let mut streamed = fields;
     streamed["stream"] = json!(true);
-    let chunks = house.chat(streamed).await.chunks().await;
+    let chunks = server.chat(streamed).await.chunks().await;
     for (index, text) in texts.iter().enumerate() {
         assert_eq!(choices[index]["index"], index);
         assert_eq!(content(&chunks, index), *text, "same seed, same text");
@@ -219,10 +219,10 @@ async fn several_choices_are_told_apart_by_their_index() {
 
 #[tokio::test]
 async fn the_same_seed_gives_the_same_text() {
-    let house = Plan::default().open().await;
+    let server = ServerSetup::default().open().await;
     let ask = async |seed: u64| {
         let fields = json!({"max_tokens": 16, "temperature": 1.5, "seed": seed});
-        let body = house.chat(fields).await.json().await;
+        let body = server.chat(fields).await.json().await;
         body["choices"][0]["message"]["content"].clone()
     };
     assert_eq!(ask(3).await, ask(3).await);
@@ -231,11 +231,11 @@ async fn the_same_seed_gives_the_same_text() {
 
 #[tokio::test]
 async fn thinking_is_told_apart_from_the_reply() {
-    let house = Plan::saying("first this\n</think>\n\nthen that")
+    let server = ServerSetup::saying("first this\n</think>\n\nthen that")
         .open()
         .await;
     let fields = json!({"enable_thinking": true});
-    let body = house.chat(fields.clone()).await.json().await;
+    let body = server.chat(fields.clone()).await.json().await;
     let message = &body["choices"][0]["message"];
     assert_eq!(message["reasoning_content"], message["reasoning"]);
     assert_eq!(
@@ -251,16 +251,16 @@ async fn thinking_is_told_apart_from_the_reply() {
     assert_eq!(finish["thinking_tokens"], thinking);
     let mut streamed = fields;
     streamed["stream"] = json!(true);
-    let chunks = house.chat(streamed).await.chunks().await;
+    let chunks = server.chat(streamed).await.chunks().await;
     assert_eq!(deltas(&chunks, 0, "reasoning_content").trim(), "first this");
     assert_eq!(content(&chunks, 0), "then that");
 }
 
 #[tokio::test]
 async fn raw_thinking_keeps_its_tags() {
-    let house = Plan::saying("a</think>b").open().await;
+    let server = ServerSetup::saying("a</think>b").open().await;
     let fields = json!({"enable_thinking": true, "reasoning_format": "none"});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], "a</think>b");
 }
 
@@ -276,8 +276,8 @@ fn weather_tool() -> Value {
 async fn a_tool_call_comes_as_one_whole_and_streamed() {
     let said =
         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
-    let house = Plan::saying(said).open().await;
-    let body = house
+    let server = ServerSetup::saying(said).open().await;
+    let body = server
         .chat(json!({"tools": weather_tool()}))
         .await
         .json()
@@ -294,7 +294,7 @@ async fn a_tool_call_comes_as_one_whole_and_streamed() {
     assert_eq!(arguments, json!({"city": "Rome"}));
 
     let fields = json!({"tools": weather_tool(), "stream": true});
-    let chunks = house.chat(fields).await.chunks().await;
+    let chunks = server.chat(fields).await.chunks().await;
     assert_eq!(finish_reason(&chunks, 0), "tool_calls");
     let calls: Vec<&Value> = chunks
         .iter()
@@ -315,9 +315,9 @@ async fn a_tool_call_comes_as_one_whole_and_streamed() {
 #[tokio::test]
 async fn without_leave_to_call_the_call_is_barred() {
     let said = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
-    let house = Plan::saying(said).open().await;
+    let server = ServerSetup::saying(said).open().await;
     let fields = json!({"tools": weather_tool(), "tool_choice": "none"});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     let choice = &body["choices"][0];
     assert!(choice["message"].get("tool_calls").is_none());
     let content = choice["message"]["content"].as_str().unwrap();
@@ -326,10 +326,10 @@ async fn without_leave_to_call_the_call_is_barred() {
 
 #[tokio::test]
 async fn prefill_progress_is_told_when_asked_for() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let mut body = chat_body(json!({"stream": true, "return_progress": true}));
     body["messages"][0]["content"] = json!("y".repeat(300));
-    let chunks = house
+    let chunks = server
         .post("/v1/chat/completions", &body)
         .await
         .chunks()
@@ -346,21 +346,21 @@ async fn prefill_progress_is_told_when_asked_for() {
 
 #[tokio::test]
 async fn timings_come_with_each_event_when_asked_for() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let fields = json!({"stream": true, "timings_per_token": true});
-    let chunks = house.chat(fields).await.chunks().await;
+    let chunks = server.chat(fields).await.chunks().await;
     assert!(chunks.iter().all(|c| c["timings"]["decode_ms"].is_number()));
 }
 
 #[tokio::test]
 async fn timings_tell_how_long_the_device_took() {
-    let house = Plan {
+    let server = ServerSetup {
         step: std::time::Duration::from_millis(20),
-        ..Plan::saying("abcd")
+        ..ServerSetup::saying("abcd")
     }
     .open()
     .await;
-    let body = house.chat(json!({})).await.json().await;
+    let body = server.chat(json!({})).await.json().await;
     let ms = |name: &str| body["timings"][name].as_f64().unwrap();
     assert!(ms("prefill_ms") >= 20.0, "{body}");
     assert!(ms("decode_ms") >= 4.0 * 20.0, "{body}");
@@ -370,19 +370,19 @@ async fn timings_tell_how_long_the_device_took() {
 
 #[tokio::test]
 async fn ignoring_the_end_goes_on_to_the_limit() {
-    let house = Plan::saying("ab").open().await;
+    let server = ServerSetup::saying("ab").open().await;
     let fields = json!({"ignore_eos": true, "max_tokens": 10});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     assert_eq!(body["usage"]["completion_tokens"], 10);
     assert_eq!(body["choices"][0]["finish_reason"], "length");
 }
 
 #[tokio::test]
 async fn a_token_is_forced_and_barred_by_its_bias() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let said = async |bias: Value| {
         let fields = json!({"max_tokens": 3, "logit_bias": bias});
-        let body = house.chat(fields).await.json().await;
+        let body = server.chat(fields).await.json().await;
         body["choices"][0]["message"]["content"].clone()
     };
     // A byte is its own token here.
@@ -393,36 +393,36 @@ async fn a_token_is_forced_and_barred_by_its_bias() {
 
 #[tokio::test]
 async fn a_text_is_no_shorter_than_its_least_length() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let fields = json!({"min_tokens": 8, "max_tokens": 20});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     let tokens = body["usage"]["completion_tokens"].as_u64().unwrap();
     assert!(tokens >= 8, "{body}");
 }
 
 #[tokio::test]
 async fn null_fields_are_absent_fields() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let fields = json!({
         "temperature": null, "top_p": null, "max_tokens": null, "stop": null, "tools": null,
         "n": null, "seed": null, "stream": null, "stream_options": null, "logprobs": null,
         "response_format": null, "logit_bias": null, "user": null, "model": null,
     });
-    let answer = house.chat(fields).await;
+    let answer = server.chat(fields).await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.json().await["model"], "tiny");
 }
 
 #[tokio::test]
 async fn two_streams_at_once_do_not_mix() {
-    let house: House = Plan::default().open().await;
+    let server: TestServer = ServerSetup::default().open().await;
     let ask = |text: &'static str| {
         let mut body = chat_body(json!({"max_tokens": 20, "stream": true}));
         body["messages"][0]["content"] = json!(text);
         body
     };
     let alone = async |text| {
-        let answer = house.post("/v1/chat/completions", &ask(text)).await;
+        let answer = server.post("/v1/chat/completions", &ask(text)).await;
         content(&answer.chunks().await, 0)
     };
     let (one, two) = (alone("one").await, alone("two").await);

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use crate::test_server::{Plan, tokens};
+use crate::test_server::{ServerSetup, tokens};
 
 #[tokio::test]
 async fn a_string_is_continued() {
-    let house = Plan::saying(" upon a time").open().await;
+    let server = ServerSetup::saying(" upon a time").open().await;
     let body = json!({"prompt": "Once", "max_tokens": 64});
-    let body = house.post("/v1/completions", &body).await.json().await;
+    let body = server.post("/v1/completions", &body).await.json().await;
     assert_eq!(body["object"], "text_completion");
     assert!(body["id"].as_str().unwrap().starts_with("cmpl-"));
     assert_eq!(body["choices"][0]["text"], " upon a time");
@@ -19,16 +19,16 @@ async fn a_string_is_continued() {
 
 #[tokio::test]
 async fn sixteen_tokens_are_the_default() {
-    let house = Plan::saying(&"x".repeat(100)).open().await;
+    let server = ServerSetup::saying(&"x".repeat(100)).open().await;
     let body = json!({"prompt": "Once"});
-    let body = house.post("/v1/completions", &body).await.json().await;
+    let body = server.post("/v1/completions", &body).await.json().await;
     assert_eq!(body["usage"]["completion_tokens"], 16);
     assert_eq!(body["choices"][0]["finish_reason"], "length");
 }
 
 #[tokio::test]
 async fn prompts_come_as_strings_tokens_or_lists_of_either() {
-    let house = Plan::saying("!").open().await;
+    let server = ServerSetup::saying("!").open().await;
     let ids: Vec<u32> = tokens("ab").iter().map(|t| t.0).collect();
     for (prompt, choices) in [
         (json!("ab"), 1),
@@ -37,7 +37,7 @@ async fn prompts_come_as_strings_tokens_or_lists_of_either() {
         (json!([ids, ids]), 2),
     ] {
         let body = json!({"prompt": prompt});
-        let body = house.post("/v1/completions", &body).await.json().await;
+        let body = server.post("/v1/completions", &body).await.json().await;
         let found = body["choices"].as_array().unwrap();
         assert_eq!(found.len(), choices, "{body}");
         for (index, choice) in found.iter().enumerate() {
@@ -51,10 +51,10 @@ async fn prompts_come_as_strings_tokens_or_lists_of_either() {
 
 #[tokio::test]
 async fn more_prompts_than_places_are_all_answered() {
-    let house = Plan::saying("!").open().await;
+    let server = ServerSetup::saying("!").open().await;
     let prompts: Vec<String> = (0..100).map(|i| format!("p{i}")).collect();
     let body = json!({"prompt": prompts});
-    let answer = house.post("/v1/completions", &body).await;
+    let answer = server.post("/v1/completions", &body).await;
     assert_eq!(answer.status, 200);
     let body = answer.json().await;
     assert_eq!(body["choices"].as_array().unwrap().len(), 100);
@@ -62,10 +62,10 @@ async fn more_prompts_than_places_are_all_answered() {
 
 #[tokio::test]
 async fn a_stream_gives_text_and_then_the_reason() {
-    let house = Plan::saying("abc").open().await;
+    let server = ServerSetup::saying("abc").open().await;
     let body =
         json!({"prompt": ["x", "y"], "stream": true, "stream_options": {"include_usage": true}});
-    let chunks = house.post("/v1/completions", &body).await.chunks().await;
+    let chunks = server.post("/v1/completions", &body).await.chunks().await;
     let mut texts = [String::new(), String::new()];
     let mut reasons = [Value::Null, Value::Null];
     let (last, before) = chunks.split_last().unwrap();
@@ -86,12 +86,12 @@ async fn a_stream_gives_text_and_then_the_reason() {
 
 #[tokio::test]
 async fn an_echo_begins_with_the_prompt() {
-    let house = Plan::saying(" there").open().await;
+    let server = ServerSetup::saying(" there").open().await;
     let body = json!({"prompt": "Hi", "echo": true});
-    let whole = house.post("/v1/completions", &body).await.json().await;
+    let whole = server.post("/v1/completions", &body).await.json().await;
     assert_eq!(whole["choices"][0]["text"], "Hi there");
     let body = json!({"prompt": "Hi", "echo": true, "stream": true});
-    let chunks = house.post("/v1/completions", &body).await.chunks().await;
+    let chunks = server.post("/v1/completions", &body).await.chunks().await;
     let text: String = chunks
         .iter()
         .map(|c| c["choices"][0]["text"].as_str().unwrap())
@@ -101,10 +101,10 @@ async fn an_echo_begins_with_the_prompt() {
 
 #[tokio::test]
 async fn an_echo_with_logprobs_tells_the_prompts_too() {
-    let house = Plan::saying("é!").open().await;
+    let server = ServerSetup::saying("é!").open().await;
     let body =
         json!({"prompt": "aé", "echo": true, "logprobs": 2, "max_tokens": 3, "temperature": 0});
-    let body = house.post("/v1/completions", &body).await.json().await;
+    let body = server.post("/v1/completions", &body).await.json().await;
     let choice = &body["choices"][0];
     assert_eq!(choice["text"], "aéé!");
     let logprobs = &choice["logprobs"];
@@ -122,11 +122,11 @@ async fn an_echo_with_logprobs_tells_the_prompts_too() {
 
 #[tokio::test]
 async fn several_choices_of_several_prompts_are_numbered_through() {
-    let house = Plan::default().open().await;
+    let server = ServerSetup::default().open().await;
     // Drawn without a seed, so that one of the twelve may well be an end of text.
     let body = json!({"prompt": ["a", "b"], "n": 2, "best_of": 2, "temperature": 1,
         "max_tokens": 3, "ignore_eos": true});
-    let body = house.post("/v1/completions", &body).await.json().await;
+    let body = server.post("/v1/completions", &body).await.json().await;
     let indices: Vec<u64> = body["choices"]
         .as_array()
         .unwrap()
@@ -139,7 +139,7 @@ async fn several_choices_of_several_prompts_are_numbered_through() {
 
 #[tokio::test]
 async fn what_cannot_be_done_is_refused() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     for (body, param) in [
         (json!({"prompt": "a", "suffix": "b"}), "suffix"),
         (json!({"prompt": "a", "n": 1, "best_of": 3}), "best_of"),
@@ -148,7 +148,7 @@ async fn what_cannot_be_done_is_refused() {
         (json!({"prompt": ""}), "prompt"),
         (json!({}), "prompt"),
     ] {
-        let answer = house.post("/v1/completions", &body).await;
+        let answer = server.post("/v1/completions", &body).await;
         assert_eq!(answer.status, 400, "{body}");
         let error = answer.json().await;
         assert_eq!(error["error"]["param"], param, "{error}");
@@ -157,9 +157,9 @@ async fn what_cannot_be_done_is_refused() {
 
 #[tokio::test]
 async fn a_prompt_that_fills_the_context_tells_both_numbers() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let body = json!({"prompt": "y".repeat(600)});
-    let answer = house.post("/v1/completions", &body).await;
+    let answer = server.post("/v1/completions", &body).await;
     assert_eq!(answer.status, 400);
     let error = answer.json().await;
     assert_eq!(error["error"]["code"], "context_length_exceeded");

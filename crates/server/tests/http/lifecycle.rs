@@ -8,30 +8,30 @@ use serde_json::{Value, json};
 use server::error::ServeError;
 
 use crate::client::{Answer, PATIENCE};
-use crate::test_server::{House, Plan, says};
+use crate::test_server::{ServerSetup, TestServer, says};
 
-fn steady(text: &str) -> Plan {
-    Plan {
+fn steady(text: &str) -> ServerSetup {
+    ServerSetup {
         script: says(text),
         step: Duration::from_millis(5),
         limits: Limits {
             context: 100_000,
             sequences: 1,
-            ..Plan::default().limits
+            ..ServerSetup::default().limits
         },
-        ..Plan::default()
+        ..ServerSetup::default()
     }
 }
 
-async fn begun(house: &House) -> Answer {
-    let mut stream = house.chat(json!({"stream": true})).await;
+async fn begun(server: &TestServer) -> Answer {
+    let mut stream = server.chat(json!({"stream": true})).await;
     stream.event().await.expect("the opening");
     stream.event().await.expect("a token");
     stream
 }
 
-async fn end(house: House) -> Result<(), ServeError> {
-    tokio::time::timeout(PATIENCE, house.served)
+async fn end(server: TestServer) -> Result<(), ServeError> {
+    tokio::time::timeout(PATIENCE, server.served)
         .await
         .expect("the server ends in time")
         .unwrap()
@@ -43,10 +43,10 @@ fn last_error(chunks: &[Value]) -> &Value {
 
 #[tokio::test]
 async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
-    let house = steady(&"x".repeat(60)).open().await;
-    let stream = begun(&house).await;
-    let waiting = house.chat(json!({"stream": true})).await;
-    house.stop.ask();
+    let server = steady(&"x".repeat(60)).open().await;
+    let stream = begun(&server).await;
+    let waiting = server.chat(json!({"stream": true})).await;
+    server.stop.trigger();
     let refused = waiting.chunks().await;
     assert_eq!(last_error(&refused)["code"], "unavailable");
     let chunks = stream.chunks().await;
@@ -54,60 +54,60 @@ async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
         chunks[chunks.len() - 1]["choices"][0]["finish_reason"],
         "stop"
     );
-    let address = house.address;
-    assert!(end(house).await.is_ok());
+    let address = server.address;
+    assert!(end(server).await.is_ok());
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
 
 #[tokio::test]
 async fn what_outlives_the_grace_is_told_and_cut() {
-    let mut plan = steady(&"x".repeat(100_000));
-    plan.config.times.shutdown = Duration::from_millis(200);
-    let house = plan.open().await;
-    let stream = begun(&house).await;
-    house.stop.ask();
+    let mut setup = steady(&"x".repeat(100_000));
+    setup.config.timeouts.shutdown = Duration::from_millis(200);
+    let server = setup.open().await;
+    let stream = begun(&server).await;
+    server.stop.trigger();
     let chunks = stream.chunks().await;
     assert_eq!(last_error(&chunks)["code"], "unavailable");
-    let watch = house.watch.clone();
-    assert!(end(house).await.is_ok());
+    let watch = server.watch.clone();
+    assert!(end(server).await.is_ok());
     assert_eq!(watch.open_now(), 0, "the runner was left clean");
 }
 
 #[tokio::test]
 async fn asked_twice_it_returns_at_once() {
-    let house = steady(&"x".repeat(100_000)).open().await;
-    let _stream = begun(&house).await;
-    house.stop.ask();
-    house.stop.ask();
-    assert!(matches!(end(house).await, Err(ServeError::Forced)));
+    let server = steady(&"x".repeat(100_000)).open().await;
+    let _stream = begun(&server).await;
+    server.stop.trigger();
+    server.stop.trigger();
+    assert!(matches!(end(server).await, Err(ServeError::Forced)));
 }
 
 #[tokio::test]
 async fn an_idle_server_stops_without_delay() {
-    let house = steady("x").open().await;
+    let server = steady("x").open().await;
     let begun = std::time::Instant::now();
-    house.stop.ask();
-    assert!(end(house).await.is_ok());
+    server.stop.trigger();
+    assert!(end(server).await.is_ok());
     assert!(begun.elapsed() < Duration::from_secs(3));
 }
 
 #[tokio::test]
 async fn stopping_while_loading_does_not_wait_for_the_load() {
-    let house = Plan {
+    let server = ServerSetup {
         load_time: Duration::from_secs(3),
-        ..Plan::default()
+        ..ServerSetup::default()
     }
     .open()
     .await;
     let begun = std::time::Instant::now();
-    house.stop.ask();
-    assert!(end(house).await.is_ok());
+    server.stop.trigger();
+    assert!(end(server).await.is_ok());
     assert!(begun.elapsed() < Duration::from_secs(2));
 }
 
-async fn check_lost(house: House) {
-    let mut stream = begun(&house).await;
-    house.watch.fake.fail(InjectedFault {
+async fn check_lost(server: TestServer) {
+    let mut stream = begun(&server).await;
+    server.watch.fake.fail(InjectedFault {
         call: RunnerMethod::Verify,
         when: FaultTrigger::From(0),
         kind: FaultKind::DeviceLost,
@@ -120,16 +120,16 @@ async fn check_lost(house: House) {
         last = event;
     }
     assert!(last.contains("server_error"), "{last}");
-    lost_to_the_world(house).await;
+    lost_to_the_world(server).await;
 }
 
-async fn lost_to_the_world(house: House) {
-    let health = house.get("/health").await;
+async fn lost_to_the_world(server: TestServer) {
+    let health = server.get("/health").await;
     assert_eq!(health.status, 503);
     assert_eq!(health.json().await["status"], "error");
-    let next = house.chat(json!({})).await;
+    let next = server.chat(json!({})).await;
     assert_eq!(next.status, 500);
-    assert!(matches!(end(house).await, Err(ServeError::EngineLost(_))));
+    assert!(matches!(end(server).await, Err(ServeError::EngineLost(_))));
 }
 
 #[tokio::test]
@@ -139,42 +139,42 @@ async fn a_lost_device_is_told_to_everyone_and_ends_the_server() {
 
 #[tokio::test]
 async fn a_panic_on_the_engine_thread_is_told_and_ends_the_server() {
-    let house = steady(&"x".repeat(100_000)).open().await;
-    let stream = begun(&house).await;
-    house.watch.gate.panic_next();
+    let server = steady(&"x".repeat(100_000)).open().await;
+    let stream = begun(&server).await;
+    server.watch.gate.panic_next();
     let chunks = stream.chunks().await;
     let error = last_error(&chunks);
     assert_eq!(error["type"], "server_error");
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("the test says so"), "{message}");
-    lost_to_the_world(house).await;
+    lost_to_the_world(server).await;
 }
 
 #[tokio::test]
 async fn a_whole_answer_that_is_lost_is_an_error_500() {
-    let house = steady(&"x".repeat(100_000)).open().await;
-    house.watch.fake.fail(InjectedFault {
+    let server = steady(&"x".repeat(100_000)).open().await;
+    server.watch.fake.fail(InjectedFault {
         call: RunnerMethod::Verify,
         when: FaultTrigger::Nth(3),
         kind: FaultKind::DeviceLost,
     });
-    let answer = house.chat(json!({})).await;
+    let answer = server.chat(json!({})).await;
     assert_eq!(answer.status, 500);
     assert_eq!(answer.json().await["error"]["type"], "server_error");
-    lost_to_the_world(house).await;
+    lost_to_the_world(server).await;
 }
 
 #[tokio::test]
 async fn a_step_that_does_not_end_shows_in_health_until_it_does() {
-    let mut plan = steady("ok");
-    plan.config.times.stall = Duration::from_millis(100);
-    let house = plan.open().await;
-    house.watch.gate.hold();
-    let stream = house.chat(json!({"stream": true})).await;
-    house.until(503).await;
-    let health = house.get("/health").await.json().await;
+    let mut setup = steady("ok");
+    setup.config.timeouts.stall = Duration::from_millis(100);
+    let server = setup.open().await;
+    server.watch.gate.hold();
+    let stream = server.chat(json!({"stream": true})).await;
+    server.until(503).await;
+    let health = server.get("/health").await.json().await;
     assert_eq!(health["status"], "error");
-    house.watch.gate.release();
+    server.watch.gate.release();
     stream.chunks().await;
-    house.until(200).await;
+    server.until(200).await;
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::test_server::Plan;
+use crate::test_server::ServerSetup;
 
 fn bytes(entries: &[Value]) -> Vec<u8> {
     let of = |entry: &Value| -> Vec<u8> {
@@ -15,15 +15,15 @@ fn bytes(entries: &[Value]) -> Vec<u8> {
 #[tokio::test]
 async fn responses_tell_them_with_their_text() {
     let text = "héllo 😀!";
-    let house = Plan::saying(text).open().await;
+    let server = ServerSetup::saying(text).open().await;
     let fields = json!({"input": "hi", "top_logprobs": 2});
-    let body = house.post("/v1/responses", &fields).await.json().await;
+    let body = server.post("/v1/responses", &fields).await.json().await;
     let part = &body["output"][0]["content"][0];
     let entries = part["logprobs"].as_array().unwrap();
     assert_eq!(bytes(entries), text.as_bytes());
     assert_eq!(entries[0]["top_logprobs"].as_array().unwrap().len(), 2);
     let named = json!({"input": "hi", "include": ["message.output_text.logprobs"], "stream": true});
-    let events = house.post("/v1/responses", &named).await.events().await;
+    let events = server.post("/v1/responses", &named).await.events().await;
     let deltas = events
         .iter()
         .filter(|(name, _)| name == "response.output_text.delta");
@@ -32,7 +32,7 @@ async fn responses_tell_them_with_their_text() {
         assert_eq!(bytes(told), delta["delta"].as_str().unwrap().as_bytes());
         assert_eq!(told[0]["top_logprobs"], json!([]));
     }
-    let plain = house
+    let plain = server
         .post("/v1/responses", &json!({"input": "hi"}))
         .await
         .json()
@@ -43,9 +43,9 @@ async fn responses_tell_them_with_their_text() {
 #[tokio::test]
 async fn tokens_join_to_the_content_whole_and_streamed() {
     let text = "héllo 😀!";
-    let house = Plan::saying(text).open().await;
+    let server = ServerSetup::saying(text).open().await;
     let fields = json!({"logprobs": true, "top_logprobs": 3});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     let entries = body["choices"][0]["logprobs"]["content"]
         .as_array()
         .unwrap();
@@ -58,7 +58,7 @@ async fn tokens_join_to_the_content_whole_and_streamed() {
         assert!(chances.is_sorted_by(|a, b| a >= b));
     }
     let fields = json!({"logprobs": true, "stream": true});
-    let chunks = house.chat(fields).await.chunks().await;
+    let chunks = server.chat(fields).await.chunks().await;
     for chunk in &chunks {
         let choice = &chunk["choices"][0];
         let Some(content) = choice["delta"]["content"]
@@ -75,9 +75,9 @@ async fn tokens_join_to_the_content_whole_and_streamed() {
 
 #[tokio::test]
 async fn a_cut_by_a_stop_string_cuts_the_tokens_too() {
-    let house = Plan::saying("one STOP two").open().await;
+    let server = ServerSetup::saying("one STOP two").open().await;
     let fields = json!({"logprobs": true, "stop": ["STOP"]});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     let entries = body["choices"][0]["logprobs"]["content"]
         .as_array()
         .unwrap();
@@ -86,9 +86,9 @@ async fn a_cut_by_a_stop_string_cuts_the_tokens_too() {
 
 #[tokio::test]
 async fn thinking_has_a_list_of_its_own() {
-    let house = Plan::saying("hm\n</think>\n\nyes").open().await;
+    let server = ServerSetup::saying("hm\n</think>\n\nyes").open().await;
     let fields = json!({"logprobs": true, "enable_thinking": true});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     let logprobs = &body["choices"][0]["logprobs"];
     assert_eq!(bytes(logprobs["content"].as_array().unwrap()), b"yes");
     let thinking = bytes(logprobs["reasoning_content"].as_array().unwrap());
@@ -103,10 +103,10 @@ async fn thinking_has_a_list_of_its_own() {
 
 #[tokio::test]
 async fn alternatives_without_logprobs_are_refused() {
-    let house = Plan::saying("x").open().await;
-    let answer = house.chat(json!({"top_logprobs": 3})).await;
+    let server = ServerSetup::saying("x").open().await;
+    let answer = server.chat(json!({"top_logprobs": 3})).await;
     assert_eq!(answer.status, 400);
-    let answer = house
+    let answer = server
         .chat(json!({"logprobs": true, "top_logprobs": 21}))
         .await;
     assert_eq!(answer.status, 400);
@@ -114,8 +114,8 @@ async fn alternatives_without_logprobs_are_refused() {
 
 #[tokio::test]
 async fn a_certain_token_has_almost_no_surprise() {
-    let house = Plan::saying("ab").open().await;
-    let body = house.chat(json!({"logprobs": true})).await.json().await;
+    let server = ServerSetup::saying("ab").open().await;
+    let body = server.chat(json!({"logprobs": true})).await.json().await;
     let entries = body["choices"][0]["logprobs"]["content"]
         .as_array()
         .unwrap();

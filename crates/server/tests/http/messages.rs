@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use server::settings::ServerConfig;
 
 use crate::client;
-use crate::test_server::{House, Plan};
+use crate::test_server::{ServerSetup, TestServer};
 
 const MESSAGES: &str = "/v1/messages?beta=true";
 
@@ -31,10 +31,10 @@ fn tools() -> Value {
 
 /// The events of a stream, checked for what holds of every stream: the name is the type, blocks count up,
 /// open once and close once, and the message starts first and stops last.
-async fn events(house: &House, fields: Value) -> Vec<Value> {
+async fn events(server: &TestServer, fields: Value) -> Vec<Value> {
     let mut fields = body(fields);
     fields["stream"] = json!(true);
-    let answer = house.post(MESSAGES, &fields).await;
+    let answer = server.post(MESSAGES, &fields).await;
     assert_eq!(answer.status, 200);
     let mut events = Vec::new();
     for (name, data) in answer.events().await {
@@ -82,8 +82,8 @@ fn starts(events: &[Value]) -> Vec<&Value> {
 
 #[tokio::test]
 async fn a_whole_message_has_every_field_clients_read() {
-    let house = Plan::saying("Hello 日本 😀.").open().await;
-    let answer = house.post(MESSAGES, &body(json!({}))).await;
+    let server = ServerSetup::saying("Hello 日本 😀.").open().await;
+    let answer = server.post(MESSAGES, &body(json!({}))).await;
     assert_eq!(answer.status, 200);
     let id = answer.header("request-id").unwrap().to_owned();
     assert_eq!(answer.header("x-request-id"), Some(id.as_str()));
@@ -102,7 +102,7 @@ async fn a_whole_message_has_every_field_clients_read() {
     assert_eq!(usage["output_tokens"], 19);
     assert_eq!(usage["cache_creation_input_tokens"], 0);
     assert_eq!(usage["cache_read_input_tokens"], 0);
-    let counted = house
+    let counted = server
         .post("/v1/messages/count_tokens?beta=true", &body(json!({})))
         .await
         .json()
@@ -113,8 +113,8 @@ async fn a_whole_message_has_every_field_clients_read() {
 #[tokio::test]
 async fn a_stream_says_what_the_whole_message_says() {
     let text = "Hello 日本 😀.";
-    let house = Plan::saying(text).open().await;
-    let events = events(&house, json!({})).await;
+    let server = ServerSetup::saying(text).open().await;
+    let events = events(&server, json!({})).await;
     let message = &events[0]["message"];
     assert_eq!(message["content"], json!([]));
     assert!(message["stop_reason"].is_null());
@@ -132,17 +132,17 @@ async fn a_stream_says_what_the_whole_message_says() {
 
 #[tokio::test]
 async fn thinking_is_a_signed_block_before_the_text() {
-    let house = Plan::saying("first this\n</think>\n\nthen that")
+    let server = ServerSetup::saying("first this\n</think>\n\nthen that")
         .open()
         .await;
     let thinking = json!({"thinking": {"type": "adaptive", "display": "summarized"}});
-    let events = events(&house, thinking.clone()).await;
+    let events = events(&server, thinking.clone()).await;
     let kinds: Vec<&Value> = starts(&events).iter().map(|b| &b["type"]).collect();
     assert_eq!(kinds, ["thinking", "text"]);
     assert_eq!(joined(&events, 0, "thinking"), "first this");
     assert!(joined(&events, 0, "signature").len() > 8);
     assert_eq!(joined(&events, 1, "text"), "then that");
-    let message = house.post(MESSAGES, &body(thinking)).await.json().await;
+    let message = server.post(MESSAGES, &body(thinking)).await.json().await;
     let blocks = &message["content"];
     assert_eq!(blocks[0]["thinking"].as_str().unwrap().trim(), "first this");
     assert!(!blocks[0]["signature"].as_str().unwrap().is_empty());
@@ -154,10 +154,10 @@ async fn calls_are_tool_use_blocks_in_both_forms() {
     let said = "Reading.\n<tool_call>\n<function=Read>\n<parameter=path>\na \"b\"\n</parameter>\n\
                 <parameter=n>\n7\n</parameter>\n</function>\n</tool_call>\n\
                 <tool_call>\n{\"name\": \"Read\", \"arguments\": {\"path\": \"c\"}}\n</tool_call>";
-    let house = Plan::saying(said).open().await;
+    let server = ServerSetup::saying(said).open().await;
     let fields = json!({"tools": tools()});
     let first = json!({"path": "a \"b\"", "n": 7});
-    let events = events(&house, fields.clone()).await;
+    let events = events(&server, fields.clone()).await;
     let blocks = starts(&events);
     assert_eq!(blocks.len(), 3);
     assert_eq!(joined(&events, 0, "text"), "Reading.");
@@ -172,7 +172,7 @@ async fn calls_are_tool_use_blocks_in_both_forms() {
     assert_ne!(blocks[1]["id"], blocks[2]["id"]);
     let end = &events[events.len() - 2]["delta"];
     assert_eq!(end["stop_reason"], "tool_use");
-    let message = house.post(MESSAGES, &body(fields)).await.json().await;
+    let message = server.post(MESSAGES, &body(fields)).await.json().await;
     assert_eq!(message["stop_reason"], "tool_use");
     assert_eq!(message["content"][1]["input"], first);
     assert_eq!(message["content"][2]["input"], json!({"path": "c"}));
@@ -180,27 +180,27 @@ async fn calls_are_tool_use_blocks_in_both_forms() {
 
 #[tokio::test]
 async fn the_stop_string_that_ended_the_text_is_named() {
-    let house = Plan::saying("one STOP two").open().await;
+    let server = ServerSetup::saying("one STOP two").open().await;
     let fields = json!({"stop_sequences": ["NEVER", "STOP"]});
-    let message = house.post(MESSAGES, &body(fields.clone())).await;
+    let message = server.post(MESSAGES, &body(fields.clone())).await;
     let message = message.json().await;
     assert_eq!(message["content"][0]["text"], "one ");
     assert_eq!(message["stop_reason"], "stop_sequence");
     assert_eq!(message["stop_sequence"], "STOP");
-    let events = events(&house, fields).await;
+    let events = events(&server, fields).await;
     let end = &events[events.len() - 2]["delta"];
     assert_eq!(
         end,
         &json!({"stop_reason": "stop_sequence", "stop_sequence": "STOP"})
     );
     let short = body(json!({"max_tokens": 3}));
-    let message = house.post(MESSAGES, &short).await.json().await;
+    let message = server.post(MESSAGES, &short).await.json().await;
     assert_eq!(message["stop_reason"], "max_tokens");
 }
 
 #[tokio::test]
 async fn a_history_of_calls_a_late_system_message_and_billing_lines_are_taken() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let line = "x-anthropic-billing-header: cc_version=2.1; cch=";
     let turns = |nonce: &str| {
         body(json!({
@@ -218,9 +218,11 @@ async fn a_history_of_calls_a_late_system_message_and_billing_lines_are_taken() 
             ],
         }))
     };
-    assert_eq!(house.post(MESSAGES, &turns("1a")).await.status, 200);
+    assert_eq!(server.post(MESSAGES, &turns("1a")).await.status, 200);
     let count = async |nonce: &str| {
-        let answer = house.post("/v1/messages/count_tokens", &turns(nonce)).await;
+        let answer = server
+            .post("/v1/messages/count_tokens", &turns(nonce))
+            .await;
         answer.json().await["input_tokens"].as_u64().unwrap()
     };
     assert_eq!(count("1a").await, count("a much longer nonce").await);
@@ -228,7 +230,7 @@ async fn a_history_of_calls_a_late_system_message_and_billing_lines_are_taken() 
 
 #[tokio::test]
 async fn errors_are_in_the_dialects_words() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let long = json!([{"role": "user", "content": "y".repeat(700)}]);
     let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
     for (fields, words) in [
@@ -240,7 +242,7 @@ async fn errors_are_in_the_dialects_words() {
             "tool_choice",
         ),
     ] {
-        let answer = house.post(MESSAGES, &body(fields)).await;
+        let answer = server.post(MESSAGES, &body(fields)).await;
         assert_eq!(answer.status, 400, "{words}");
         let id = answer.header("request-id").unwrap().to_owned();
         let error = answer.json().await;
@@ -250,11 +252,11 @@ async fn errors_are_in_the_dialects_words() {
         let message = error["error"]["message"].as_str().unwrap();
         assert!(message.contains(words), "{message}");
     }
-    let answer = house.get("/v1/messages").await;
+    let answer = server.get("/v1/messages").await;
     assert_eq!(answer.status, 405);
     assert_eq!(answer.json().await["type"], "error");
     let header = [("anthropic-version", "2023-06-01")];
-    let answer = client::send(house.address, "GET", "/v1/models/other", &header, b"").await;
+    let answer = client::send(server.address, "GET", "/v1/models/other", &header, b"").await;
     assert_eq!(answer.status, 404);
     let error = answer.json().await;
     assert_eq!(error["error"]["type"], "not_found_error");
@@ -262,27 +264,27 @@ async fn errors_are_in_the_dialects_words() {
 
 #[tokio::test]
 async fn a_missing_key_is_said_in_the_dialects_words() {
-    let house = Plan {
+    let server = ServerSetup {
         config: ServerConfig {
             api_keys: vec!["k".to_owned()],
-            ..Plan::default().config
+            ..ServerSetup::default().config
         },
-        ..Plan::saying("x")
+        ..ServerSetup::saying("x")
     }
     .open()
     .await;
-    let answer = house.post(MESSAGES, &body(json!({}))).await;
+    let answer = server.post(MESSAGES, &body(json!({}))).await;
     assert_eq!(answer.status, 401);
     assert_eq!(answer.json().await["error"]["type"], "authentication_error");
 }
 
 #[tokio::test]
 async fn silence_is_filled_with_ping_events_and_a_fault_is_an_error_event() {
-    let mut plan = Plan::saying("Hello.");
-    plan.config.times.ping = Duration::from_millis(20);
-    let house = plan.open().await;
-    house.watch.gate.hold();
-    let mut answer = house.post(MESSAGES, &body(json!({"stream": true}))).await;
+    let mut setup = ServerSetup::saying("Hello.");
+    setup.config.timeouts.keep_alive = Duration::from_millis(20);
+    let server = setup.open().await;
+    server.watch.gate.hold();
+    let mut answer = server.post(MESSAGES, &body(json!({"stream": true}))).await;
     assert_eq!(answer.status, 200, "headers come before the prompt is read");
     let ping = "event: ping\ndata: {\"type\":\"ping\"}";
     assert!(
@@ -295,8 +297,8 @@ async fn silence_is_filled_with_ping_events_and_a_fault_is_an_error_event() {
     for _ in 0..3 {
         assert_eq!(answer.event().await.as_deref(), Some(ping));
     }
-    house.watch.gate.panic_next();
-    house.watch.gate.release();
+    server.watch.gate.panic_next();
+    server.watch.gate.release();
     let events = answer.events().await;
     let (name, error) = events.last().unwrap();
     assert_eq!(name, "error");

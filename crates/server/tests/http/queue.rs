@@ -7,52 +7,52 @@ use contract::Limits;
 use serde_json::json;
 
 use crate::client::Answer;
-use crate::test_server::{House, Plan, chat_body, says};
+use crate::test_server::{ServerSetup, TestServer, chat_body, says};
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// One place on the device and a reply without end.
-fn narrow() -> Plan {
-    let mut plan = Plan {
+fn narrow() -> ServerSetup {
+    let mut setup = ServerSetup {
         script: says(&"abc ".repeat(100_000)),
         limits: Limits {
             sequences: 1,
             context: 100_000,
-            ..Plan::default().limits
+            ..ServerSetup::default().limits
         },
         step: Duration::from_millis(1),
-        ..Plan::default()
+        ..ServerSetup::default()
     };
-    plan.config.queue_limit = 1;
-    plan
+    setup.config.queue_limit = 1;
+    setup
 }
 
 /// A stream that holds the only place and has begun.
-async fn occupy(house: &House) -> Answer {
-    let mut stream = house.chat(json!({"stream": true})).await;
+async fn occupy(server: &TestServer) -> Answer {
+    let mut stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
     stream.event().await.expect("the opening");
     stream.event().await.expect("a token");
     stream
 }
 
-async fn idle(house: &House) {
-    house
+async fn idle(server: &TestServer) {
+    server
         .eventually("the device is empty", |w| w.open_now() == 0)
         .await;
-    assert!(house.watch.count(RunnerMethod::Open) > 0);
+    assert!(server.watch.count(RunnerMethod::Open) > 0);
 }
 
 #[tokio::test]
 async fn one_too_many_is_told_to_come_back() {
-    let house = narrow().open().await;
-    let running = occupy(&house).await;
-    let waiting = house.chat(json!({"stream": true, "max_tokens": 2})).await;
+    let server = narrow().open().await;
+    let running = occupy(&server).await;
+    let waiting = server.chat(json!({"stream": true, "max_tokens": 2})).await;
     assert_eq!(waiting.status, 200, "headers go out while it waits");
-    let refused = house.chat(json!({"stream": true})).await;
+    let refused = server.chat(json!({"stream": true})).await;
     assert_eq!(refused.status, 429);
     let ask = json!({"max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
-    let overloaded = house.post("/v1/messages", &ask).await;
+    let overloaded = server.post("/v1/messages", &ask).await;
     assert_eq!(overloaded.status, 529);
     assert!(overloaded.header("retry-after").is_some());
     assert_eq!(overloaded.json().await["error"]["type"], "overloaded_error");
@@ -66,65 +66,65 @@ async fn one_too_many_is_told_to_come_back() {
         chunks[chunks.len() - 1]["choices"][0]["finish_reason"],
         "length"
     );
-    let next = house.chat(json!({"max_tokens": 1})).await;
+    let next = server.chat(json!({"max_tokens": 1})).await;
     assert_eq!(next.status, 200, "the place in the queue is free again");
 }
 
 #[tokio::test]
 async fn leaving_a_stream_frees_the_device() {
-    let house = narrow().open().await;
-    let stream = occupy(&house).await;
-    assert_eq!(house.watch.open_now(), 1);
+    let server = narrow().open().await;
+    let stream = occupy(&server).await;
+    assert_eq!(server.watch.open_now(), 1);
     drop(stream);
-    idle(&house).await;
+    idle(&server).await;
 }
 
 #[tokio::test]
 async fn leaving_while_waiting_for_a_whole_answer_frees_the_device() {
-    let house = narrow().open().await;
-    let address = house.address;
+    let server = narrow().open().await;
+    let address = server.address;
     let asked = tokio::spawn(async move {
         let body = chat_body(json!({})).to_string();
         crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await
     });
-    house
+    server
         .eventually("it runs", |w| w.count(RunnerMethod::Verify) > 3)
         .await;
     asked.abort();
-    idle(&house).await;
+    idle(&server).await;
 }
 
 #[tokio::test]
 async fn leaving_during_prefill_stops_it_before_its_end() {
-    let house = narrow().open().await;
+    let server = narrow().open().await;
     let mut body = chat_body(json!({"stream": true}));
     body["messages"][0]["content"] = json!("x".repeat(6400));
-    house.watch.gate.hold();
-    let stream = house.post(CHAT, &body).await;
-    house
+    server.watch.gate.hold();
+    let stream = server.post(CHAT, &body).await;
+    server
         .eventually("it has its place", |w| w.open_now() == 1)
         .await;
     drop(stream);
     // The server notices by itself; nothing is written that could fail.
     tokio::time::sleep(Duration::from_millis(100)).await;
-    house.watch.gate.release();
-    idle(&house).await;
-    assert!(house.watch.count(RunnerMethod::Prefill) < 10);
-    assert_eq!(house.watch.count(RunnerMethod::Verify), 0);
+    server.watch.gate.release();
+    idle(&server).await;
+    assert!(server.watch.count(RunnerMethod::Prefill) < 10);
+    assert_eq!(server.watch.count(RunnerMethod::Verify), 0);
 }
 
 #[tokio::test]
 async fn leaving_the_queue_does_not_touch_who_runs() {
-    let house = narrow().open().await;
-    let mut running = occupy(&house).await;
-    let waiting = house.chat(json!({"stream": true})).await;
+    let server = narrow().open().await;
+    let mut running = occupy(&server).await;
+    let waiting = server.chat(json!({"stream": true})).await;
     drop(waiting);
     for _ in 0..50 {
         let event = running.event().await.expect("it goes on");
         assert!(event.contains("\"content\""), "{event}");
     }
     let retry = async {
-        while house.chat(json!({"stream": true})).await.status == 429 {
+        while server.chat(json!({"stream": true})).await.status == 429 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -136,16 +136,16 @@ async fn leaving_the_queue_does_not_touch_who_runs() {
 
 #[tokio::test]
 async fn silence_is_filled_with_comments() {
-    let mut plan = Plan::saying("ok");
-    plan.config.times.ping = Duration::from_millis(30);
-    let house = plan.open().await;
-    house.watch.gate.hold();
-    let mut stream = house.chat(json!({"stream": true})).await;
+    let mut setup = ServerSetup::saying("ok");
+    setup.config.timeouts.keep_alive = Duration::from_millis(30);
+    let server = setup.open().await;
+    server.watch.gate.hold();
+    let mut stream = server.chat(json!({"stream": true})).await;
     assert!(stream.event().await.unwrap().starts_with("data: "));
     for _ in 0..3 {
         assert_eq!(stream.event().await.unwrap(), ": keepalive");
     }
-    house.watch.gate.release();
+    server.watch.gate.release();
     let chunks = stream.chunks().await;
     let text: String = chunks
         .iter()
@@ -156,16 +156,16 @@ async fn silence_is_filled_with_comments() {
 
 #[tokio::test]
 async fn waiting_too_long_is_refused_or_told_in_the_stream() {
-    let mut plan = narrow();
-    plan.config.queue_limit = 8;
-    plan.config.times.queue = Some(Duration::from_millis(100));
-    let house = plan.open().await;
-    let running = occupy(&house).await;
-    let late = house.chat(json!({})).await;
+    let mut setup = narrow();
+    setup.config.queue_limit = 8;
+    setup.config.timeouts.queue = Some(Duration::from_millis(100));
+    let server = setup.open().await;
+    let running = occupy(&server).await;
+    let late = server.chat(json!({})).await;
     assert_eq!(late.status, 503);
     let error = late.json().await;
     assert_eq!(error["error"]["code"], "unavailable");
-    let stream = house.chat(json!({"stream": true})).await;
+    let stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
     let chunks = stream.chunks().await;
     let error = &chunks[chunks.len() - 1]["error"];
@@ -175,10 +175,10 @@ async fn waiting_too_long_is_refused_or_told_in_the_stream() {
 
 #[tokio::test]
 async fn a_request_out_of_time_ends_as_if_at_its_limit() {
-    let mut plan = narrow();
-    plan.config.times.request = Some(Duration::from_millis(200));
-    let house = plan.open().await;
-    let body = house.chat(json!({})).await.json().await;
+    let mut setup = narrow();
+    setup.config.timeouts.request = Some(Duration::from_millis(200));
+    let server = setup.open().await;
+    let body = server.chat(json!({})).await.json().await;
     let choice = &body["choices"][0];
     assert_eq!(choice["finish_reason"], "length");
     assert!(
@@ -187,33 +187,33 @@ async fn a_request_out_of_time_ends_as_if_at_its_limit() {
             .unwrap()
             .starts_with("abc ")
     );
-    idle(&house).await;
-    let chunks = house.chat(json!({"stream": true})).await.chunks().await;
+    idle(&server).await;
+    let chunks = server.chat(json!({"stream": true})).await.chunks().await;
     let last = &chunks[chunks.len() - 1];
     assert_eq!(last["choices"][0]["finish_reason"], "length");
 }
 
 #[tokio::test]
 async fn leaving_is_counted_by_how_far_the_request_had_come() {
-    let house = narrow().open().await;
-    drop(occupy(&house).await);
-    idle(&house).await;
-    let text = house.get("/metrics").await.text().await;
+    let server = narrow().open().await;
+    drop(occupy(&server).await);
+    idle(&server).await;
+    let text = server.get("/metrics").await.text().await;
     let line = "hearth_request_cancelled_total{phase=\"decode\"} 1";
     assert!(text.lines().any(|l| l == line), "{text}");
 }
 
 #[tokio::test]
 async fn higher_priority_goes_first() {
-    let mut plan = narrow();
-    plan.config.queue_limit = 8;
-    let house = plan.open().await;
-    let running = occupy(&house).await;
+    let mut setup = narrow();
+    setup.config.queue_limit = 8;
+    let server = setup.open().await;
+    let running = occupy(&server).await;
     let ask = |priority: i32| {
         let fields = json!({"max_tokens": 200, "priority": priority});
-        let house = &house;
+        let server = &server;
         async move {
-            house.chat(fields).await.json().await;
+            server.chat(fields).await.json().await;
             std::time::Instant::now()
         }
     };
@@ -233,8 +233,8 @@ async fn higher_priority_goes_first() {
 
 #[tokio::test]
 async fn more_choices_than_places_are_all_answered() {
-    let house = narrow().open().await;
-    let answer = house.chat(json!({"n": 4, "max_tokens": 5})).await;
+    let server = narrow().open().await;
+    let answer = server.chat(json!({"n": 4, "max_tokens": 5})).await;
     assert_eq!(answer.status, 200);
     let body = answer.json().await;
     for choice in body["choices"].as_array().unwrap() {
@@ -246,13 +246,13 @@ async fn more_choices_than_places_are_all_answered() {
 
 #[tokio::test]
 async fn further_prompts_of_a_request_wait_for_a_place_instead_of_failing() {
-    let mut plan = narrow();
-    plan.limits.sequences = 4;
-    let house = plan.open().await;
+    let mut setup = narrow();
+    setup.limits.sequences = 4;
+    let server = setup.open().await;
     let prompts: Vec<String> = (0..40).map(|i| format!("p{i}")).collect();
     let ask = || async {
         let body = json!({"prompt": prompts, "max_tokens": 3});
-        house.post("/v1/completions", &body).await
+        server.post("/v1/completions", &body).await
     };
     let both = tokio::join!(ask(), async {
         tokio::time::sleep(Duration::from_millis(30)).await;
@@ -273,18 +273,18 @@ async fn further_prompts_of_a_request_wait_for_a_place_instead_of_failing() {
 
 #[tokio::test]
 async fn a_reader_that_takes_nothing_is_given_up() {
-    let mut plan = narrow();
-    plan.step = Duration::ZERO;
-    plan.config.times.write = Duration::from_millis(200);
-    let house = plan.open().await;
+    let mut setup = narrow();
+    setup.step = Duration::ZERO;
+    setup.config.timeouts.write = Duration::from_millis(200);
+    let server = setup.open().await;
     // Headers only; what follows is never read and fills the socket's buffers.
-    let stream = house.chat(json!({"stream": true})).await;
+    let stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
-    house
+    server
         .eventually("it runs", |w| w.count(RunnerMethod::Verify) > 0)
         .await;
-    idle(&house).await;
-    let text = house.get("/metrics").await.text().await;
+    idle(&server).await;
+    let text = server.get("/metrics").await.text().await;
     let line = "hearth_request_cancelled_total{phase=\"decode\"} 1";
     assert!(text.lines().any(|l| l == line), "{text}");
     drop(stream);
@@ -292,11 +292,11 @@ async fn a_reader_that_takes_nothing_is_given_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_crowd_that_comes_and_goes_leaves_nothing_behind() {
-    let mut plan = narrow();
-    plan.limits.sequences = 3;
-    plan.config.queue_limit = 16;
-    let house = plan.open().await;
-    let address = house.address;
+    let mut setup = narrow();
+    setup.limits.sequences = 3;
+    setup.config.queue_limit = 16;
+    let server = setup.open().await;
+    let address = server.address;
     let guests = (0..60_u64).map(|i| {
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(i * 7 % 90)).await;
@@ -315,30 +315,30 @@ async fn a_crowd_that_comes_and_goes_leaves_nothing_behind() {
     for guest in guests.collect::<Vec<_>>() {
         guest.await.unwrap();
     }
-    idle(&house).await;
-    let slots = house.get("/slots").await.json().await;
+    idle(&server).await;
+    let slots = server.get("/slots").await.json().await;
     assert_eq!(slots["sequences"], 0, "{slots}");
     assert_eq!(slots["requests_waiting"], 0, "{slots}");
     assert_eq!(slots["requests_running"], 0, "{slots}");
-    assert_eq!(house.chat(json!({"max_tokens": 1})).await.status, 200);
+    assert_eq!(server.chat(json!({"max_tokens": 1})).await.status, 200);
 }
 
 #[tokio::test]
 async fn who_waits_for_pages_is_told_of_and_comes_in_when_there_are_some() {
-    let mut plan = narrow();
-    plan.config.queue_limit = 4;
-    plan.step = Duration::from_millis(3);
+    let mut setup = narrow();
+    setup.config.queue_limit = 4;
+    setup.step = Duration::from_millis(3);
     // Places for three, pages for one of full length, which may be reached within the reserve.
-    plan.limits = Limits {
+    setup.limits = Limits {
         sequences: 3,
         context: 1000,
         pool: Some(0),
-        ..plan.limits
+        ..setup.limits
     };
-    let house = plan.open().await;
-    let running = occupy(&house).await;
-    let waiting = house.chat(json!({"stream": true, "max_tokens": 2})).await;
-    let pool = async || house.get("/props").await.json().await["runtime"]["kv_pool"].clone();
+    let server = setup.open().await;
+    let running = occupy(&server).await;
+    let waiting = server.chat(json!({"stream": true, "max_tokens": 2})).await;
+    let pool = async || server.get("/props").await.json().await["runtime"]["kv_pool"].clone();
     let mut told = pool().await;
     for _ in 0..200 {
         if told["queue_waits_for_it"] == true {
@@ -353,16 +353,16 @@ async fn who_waits_for_pages_is_told_of_and_comes_in_when_there_are_some() {
         used > 0 && used < told["tokens"].as_u64().unwrap(),
         "{told}"
     );
-    let metrics = house.get("/metrics").await.text().await;
+    let metrics = server.get("/metrics").await.text().await;
     assert!(
         metrics.contains("hearth_kv_pool_requests_waiting 1"),
         "{metrics}"
     );
-    let slots = house.get("/slots").await.json().await;
+    let slots = server.get("/slots").await.json().await;
     assert_eq!(slots["pool_waits"], true);
     drop(running);
     assert!(waiting.text().await.contains("[DONE]"));
-    idle(&house).await;
+    idle(&server).await;
     let told = pool().await;
     assert_eq!((&told["in_use"], &told["parked"]), (&json!(0), &json!(0)));
 }

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::test_server::{Plan, chat_body};
+use crate::test_server::{ServerSetup, chat_body};
 
 /// Thinks for ever, one step after another, and goes on with them when its thought is closed.
-fn thinker() -> Plan {
+fn thinker() -> ServerSetup {
     let steps = (0..100).map(|n| format!("step {n}: {}. ", n * n * 7919));
-    Plan::saying(&steps.collect::<String>())
+    ServerSetup::saying(&steps.collect::<String>())
 }
 
 async fn thought(fields: Value) -> Value {
-    let house = thinker().open().await;
-    let body = house.chat(fields).await.json().await;
+    let server = thinker().open().await;
+    let body = server.chat(fields).await.json().await;
     body["choices"][0].clone()
 }
 
@@ -51,9 +51,9 @@ async fn tiers_and_the_length_bound_a_thought_that_has_no_budget() {
 
 #[tokio::test]
 async fn where_there_is_no_room_to_think_there_is_no_thought() {
-    let house = thinker().open().await;
+    let server = thinker().open().await;
     let prompt = async |fields: Value| {
-        let body = house
+        let body = server
             .post("/apply-template", &chat_body(fields))
             .await
             .json()
@@ -64,7 +64,7 @@ async fn where_there_is_no_room_to_think_there_is_no_thought() {
     assert!(!prompt(json!({"enable_thinking": true, "max_tokens": 32})).await);
     assert!(!prompt(json!({"enable_thinking": true, "thinking_budget": 63})).await);
     let short = json!({"reasoning_effort": "low", "max_tokens": 32});
-    let body = house.chat(short).await.json().await;
+    let body = server.chat(short).await.json().await;
     assert!(
         !body["choices"][0]["message"]["content"]
             .as_str()
@@ -77,9 +77,9 @@ async fn where_there_is_no_room_to_think_there_is_no_thought() {
 #[tokio::test]
 async fn a_thought_that_ends_by_itself_frees_the_rest_of_the_reply() {
     let said = format!("hm.</think>\n\n{}", "word ".repeat(80));
-    let house = Plan::saying(&said).open().await;
+    let server = ServerSetup::saying(&said).open().await;
     let fields = json!({"thinking": {"type": "enabled", "budget_tokens": 64}, "max_tokens": 300});
-    let choice = house.chat(fields).await.json().await["choices"][0].clone();
+    let choice = server.chat(fields).await.json().await["choices"][0].clone();
     assert_eq!(choice["finish_details"]["close_kind"], "natural");
     assert_eq!(choice["finish_details"]["thinking_tokens"], 3);
     assert!(
@@ -94,16 +94,16 @@ async fn the_line_break_before_the_close_is_not_part_of_the_thought() {
         ("hm.\n</think>\n\nhi", "hm."),
         ("a\n\nb\r\n</think>hi", "a\n\nb"),
     ] {
-        let house = Plan::saying(said).open().await;
+        let server = ServerSetup::saying(said).open().await;
         let fields = json!({"enable_thinking": true, "stream": true});
-        let chunks = house.chat(fields.clone()).await.chunks().await;
+        let chunks = server.chat(fields.clone()).await.chunks().await;
         let parts = chunks
             .iter()
             .filter_map(|c| c["choices"][0]["delta"]["reasoning_content"].as_str());
         assert_eq!(parts.collect::<String>(), expected);
         let mut whole = fields;
         whole["stream"] = json!(false);
-        let body = house.chat(whole).await.json().await;
+        let body = server.chat(whole).await.json().await;
         assert_eq!(body["choices"][0]["message"]["reasoning_content"], expected);
         assert_eq!(body["choices"][0]["message"]["content"], "hi");
     }
@@ -111,10 +111,10 @@ async fn the_line_break_before_the_close_is_not_part_of_the_thought() {
 
 #[tokio::test]
 async fn a_reply_under_way_can_be_told_to_stop_thinking() {
-    let mut plan = thinker();
-    plan.step = Duration::from_millis(3);
-    let house = plan.open().await;
-    let mut stream = house
+    let mut setup = thinker();
+    setup.step = Duration::from_millis(3);
+    let server = setup.open().await;
+    let mut stream = server
         .chat(json!({"enable_thinking": true, "stream": true, "max_tokens": 420}))
         .await;
     let mut id = String::new();
@@ -133,20 +133,20 @@ async fn a_reply_under_way_can_be_told_to_stop_thinking() {
         if thought.len() > 10 && !asked {
             asked = true;
             let order = json!({"id": id, "action": "reasoning_end"});
-            let answer = house.post("/v1/chat/completions/control", &order).await;
+            let answer = server.post("/v1/chat/completions/control", &order).await;
             assert_eq!(answer.status, 200);
         }
     }
     assert!(thought.len() < 200, "{thought}");
     assert!(!said.is_empty());
     let order = |id: &str| json!({"id": id, "action": "reasoning_end"});
-    let over = house
+    let over = server
         .post("/v1/chat/completions/control", &order(&id))
         .await;
     assert_eq!(over.status, 404, "it is over");
     let bad = json!({"id": id, "action": "louder"});
     assert_eq!(
-        house
+        server
             .post("/v1/chat/completions/control", &bad)
             .await
             .status,
@@ -158,9 +158,9 @@ async fn a_reply_under_way_can_be_told_to_stop_thinking() {
 async fn a_text_that_goes_round_behind_a_closed_thought_is_ended() {
     // Sixteen letters, again and again.
     let round = "abcdefghijklmno.".repeat(60);
-    let house = Plan::saying(&round).open().await;
+    let server = ServerSetup::saying(&round).open().await;
     let fields = json!({"thinking": {"type": "enabled", "budget_tokens": 70}, "max_tokens": 400});
-    let choice = house.chat(fields).await.json().await["choices"][0].clone();
+    let choice = server.chat(fields).await.json().await["choices"][0].clone();
     assert_eq!(
         choice["finish_details"]["degenerate_decode"], true,
         "{choice}"
@@ -174,7 +174,7 @@ async fn a_text_that_goes_round_behind_a_closed_thought_is_ended() {
 
 #[tokio::test]
 async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
-    let house = Plan::saying("hm.</think>\n\nhi").open().await;
+    let server = ServerSetup::saying("hm.</think>\n\nhi").open().await;
     let body = |display: Option<&str>| {
         let mut thinking = json!({"type": "enabled", "budget_tokens": 100});
         if let Some(display) = display {
@@ -182,7 +182,7 @@ async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
         }
         json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "thinking": thinking})
     };
-    let shown = house.post("/v1/messages", &body(None)).await.json().await;
+    let shown = server.post("/v1/messages", &body(None)).await.json().await;
     assert_eq!(shown["content"][0]["thinking"], "hm.");
     assert!(
         !shown["content"][0]["signature"]
@@ -190,7 +190,7 @@ async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
             .unwrap()
             .is_empty()
     );
-    let hidden = house
+    let hidden = server
         .post("/v1/messages", &body(Some("omitted")))
         .await
         .json()
@@ -206,7 +206,7 @@ async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
     assert_eq!(hidden["content"][1]["text"], "hi");
     let mut streamed = body(Some("omitted"));
     streamed["stream"] = json!(true);
-    let events = house.post("/v1/messages", &streamed).await.events().await;
+    let events = server.post("/v1/messages", &streamed).await.events().await;
     let deltas: Vec<&str> = events
         .iter()
         .filter_map(|(_, data)| data["delta"]["type"].as_str())
@@ -214,7 +214,7 @@ async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
     assert!(!deltas.contains(&"thinking_delta"), "{deltas:?}");
     assert!(deltas.contains(&"signature_delta"), "{deltas:?}");
     // What clients say beyond that means that it is shown.
-    let unknown = house.post("/v1/messages", &body(Some("updates"))).await;
+    let unknown = server.post("/v1/messages", &body(Some("updates"))).await;
     let shown = unknown.json().await;
     assert_eq!(shown["content"][0]["thinking"], "hm.");
 }

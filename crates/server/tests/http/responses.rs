@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::test_server::{House, Plan};
+use crate::test_server::{ServerSetup, TestServer};
 
 const RESPONSES: &str = "/v1/responses";
 
@@ -27,10 +27,10 @@ fn tools() -> Value {
 }
 
 /// The events of a stream, checked for what holds of every stream.
-async fn events(house: &House, fields: Value) -> Vec<Value> {
+async fn events(server: &TestServer, fields: Value) -> Vec<Value> {
     let mut fields = body(fields);
     fields["stream"] = json!(true);
-    let answer = house.post(RESPONSES, &fields).await;
+    let answer = server.post(RESPONSES, &fields).await;
     assert_eq!(answer.status, 200);
     let mut events = Vec::new();
     for (number, (name, data)) in answer.events().await.into_iter().enumerate() {
@@ -66,10 +66,10 @@ fn joined(events: &[Value], kind: &str) -> String {
 
 #[tokio::test]
 async fn a_whole_answer_has_every_field_clients_read() {
-    let house = Plan::saying("Hello 日本 😀.").open().await;
+    let server = ServerSetup::saying("Hello 日本 😀.").open().await;
     let fields =
         json!({"instructions": "be short", "max_output_tokens": 100, "metadata": {"a": "b"}});
-    let answer = house.post(RESPONSES, &body(fields.clone())).await;
+    let answer = server.post(RESPONSES, &body(fields.clone())).await;
     assert_eq!(answer.status, 200);
     let whole = answer.json().await;
     assert!(whole["id"].as_str().unwrap().starts_with("resp_"));
@@ -95,7 +95,7 @@ async fn a_whole_answer_has_every_field_clients_read() {
     assert_eq!(whole["usage"]["output_tokens"], 19);
     assert!(whole["timings"]["prefill_ms"].is_number(), "{whole}");
     assert_eq!(whole["timings"]["draft_n"], 0, "{whole}");
-    let counted = house
+    let counted = server
         .post("/v1/responses/input_tokens", &body(fields))
         .await
         .json()
@@ -106,8 +106,8 @@ async fn a_whole_answer_has_every_field_clients_read() {
 #[tokio::test]
 async fn a_stream_says_what_the_whole_answer_says() {
     let text = "Hello 日本 😀.";
-    let house = Plan::saying(text).open().await;
-    let events = events(&house, json!({})).await;
+    let server = ServerSetup::saying(text).open().await;
+    let events = events(&server, json!({})).await;
     assert_eq!(joined(&events, "response.output_text.delta"), text);
     let last = events.last().unwrap();
     assert_eq!(last["type"], "response.completed");
@@ -124,22 +124,22 @@ async fn a_stream_says_what_the_whole_answer_says() {
 
 #[tokio::test]
 async fn thinking_calls_and_free_text_are_items_of_their_own() {
-    let said = "plan\n</think>\n\nDoing it.\n\
+    let said = "setup\n</think>\n\nDoing it.\n\
         <tool_call>\n<function=shell>\n<parameter=command>\n[\"ls\", \"-l\"]\n</parameter>\n</function>\n</tool_call>\n\
         <tool_call>\n<function=mcp__fs__read>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>\n\
         <tool_call>\n<function=patch>\n<parameter=input>\nline \"1\"\nline 2\n</parameter>\n</function>\n</tool_call>";
-    let house = Plan {
+    let server = ServerSetup {
         limits: contract::Limits {
             context: 1024,
-            ..Plan::default().limits
+            ..ServerSetup::default().limits
         },
-        ..Plan::saying(said)
+        ..ServerSetup::saying(said)
     }
     .open()
     .await;
     let fields = json!({"tools": tools(), "reasoning": {"effort": "high"}, "tool_choice": "auto",
         "parallel_tool_calls": true, "store": false, "include": ["reasoning.encrypted_content"]});
-    let events = events(&house, fields.clone()).await;
+    let events = events(&server, fields.clone()).await;
     let items = done(&events);
     let kinds: Vec<&Value> = items.iter().map(|item| &item["type"]).collect();
     assert_eq!(
@@ -154,7 +154,7 @@ async fn thinking_calls_and_free_text_are_items_of_their_own() {
     );
     assert_eq!(
         joined(&events, "response.reasoning_text.delta").trim(),
-        "plan"
+        "setup"
     );
     assert_eq!(items[0]["encrypted_content"], Value::Null);
     assert_eq!(items[1]["content"][0]["text"], "Doing it.");
@@ -170,7 +170,7 @@ async fn thinking_calls_and_free_text_are_items_of_their_own() {
     assert_eq!(items[4]["name"], "patch");
     assert_eq!(items[4]["input"], "line \"1\"\nline 2");
     assert_ne!(items[2]["call_id"], items[3]["call_id"]);
-    let whole = house.post(RESPONSES, &body(fields)).await.json().await;
+    let whole = server.post(RESPONSES, &body(fields)).await.json().await;
     let output = whole["output"].as_array().unwrap();
     assert_eq!(output.len(), 5, "text and calls both appear");
     assert_eq!(output[4]["input"], items[4]["input"]);
@@ -179,19 +179,19 @@ async fn thinking_calls_and_free_text_are_items_of_their_own() {
 
 #[tokio::test]
 async fn a_limit_makes_the_answer_incomplete() {
-    let house = Plan::saying("Hello there.").open().await;
+    let server = ServerSetup::saying("Hello there.").open().await;
     let fields = json!({"max_output_tokens": 5});
-    let whole = house.post(RESPONSES, &body(fields.clone())).await;
+    let whole = server.post(RESPONSES, &body(fields.clone())).await;
     let whole = whole.json().await;
     assert_eq!(whole["status"], "incomplete");
     assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
-    let events = events(&house, fields).await;
+    let events = events(&server, fields).await;
     assert_eq!(events.last().unwrap()["type"], "response.incomplete");
 }
 
 #[tokio::test]
 async fn a_history_of_items_is_taken() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let input = json!([
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go"}]},
@@ -203,15 +203,15 @@ async fn a_history_of_items_is_taken() {
     ]);
     let fields =
         json!({"input": input, "tools": tools(), "prompt_cache_key": "k", "client_metadata": {}});
-    let whole = house.post(RESPONSES, &body(fields)).await;
+    let whole = server.post(RESPONSES, &body(fields)).await;
     assert_eq!(whole.status, 200);
     let probe = json!({"instructions": "x", "max_output_tokens": 1});
-    assert_eq!(house.post(RESPONSES, &probe).await.status, 200);
+    assert_eq!(server.post(RESPONSES, &probe).await.status, 200);
 }
 
 #[tokio::test]
 async fn errors_are_told_before_the_stream_and_a_fault_ends_it() {
-    let house = Plan::saying("Hello.").open().await;
+    let server = ServerSetup::saying("Hello.").open().await;
     for (fields, code) in [
         (
             json!({"previous_response_id": "resp_1"}),
@@ -225,12 +225,12 @@ async fn errors_are_told_before_the_stream_and_a_fault_ends_it() {
     ] {
         let mut fields = body(fields);
         fields["stream"] = json!(true);
-        let answer = house.post(RESPONSES, &fields).await;
+        let answer = server.post(RESPONSES, &fields).await;
         assert_eq!(answer.status, 400);
         assert_eq!(answer.json().await["error"]["code"], code);
     }
-    house.watch.gate.panic_next();
-    let answer = house.post(RESPONSES, &body(json!({"stream": true}))).await;
+    server.watch.gate.panic_next();
+    let answer = server.post(RESPONSES, &body(json!({"stream": true}))).await;
     assert_eq!(answer.status, 200);
     let events = answer.events().await;
     let (name, last) = events.last().unwrap();

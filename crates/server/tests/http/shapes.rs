@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::test_server::{House, Plan};
+use crate::test_server::{ServerSetup, TestServer};
 
 /// Never JSON, and no call.
 const STUBBORN: &str = "I would rather tell you about the weather. It is fine today, and warm.";
@@ -25,8 +25,8 @@ fn check(text: &str) {
     assert!((3..=17).contains(&value["n"].as_i64().unwrap()), "{text}");
 }
 
-async fn post(house: &House, path: &str, body: Value) -> Value {
-    let answer = house.post(path, &body).await;
+async fn post(server: &TestServer, path: &str, body: Value) -> Value {
+    let answer = server.post(path, &body).await;
     let status = answer.status;
     let body = answer.json().await;
     assert_eq!(status, 200, "{path}: {body}");
@@ -38,33 +38,33 @@ fn format() -> Value {
 }
 
 /// The text of an answer in each dialect to a request for the schema.
-async fn texts(house: &House) -> Vec<String> {
+async fn texts(server: &TestServer) -> Vec<String> {
     let wrapped = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema(), "strict": true}});
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let user = json!([{"role": "user", "content": "hi"}]);
     let chat = post(
-        house,
+        server,
         "/v1/chat/completions",
         json!({"messages": user, "response_format": wrapped}),
     )
     .await;
     assert_eq!(chat["choices"][0]["finish_reason"], "stop");
     let messages = post(
-        house,
+        server,
         "/v1/messages",
         json!({"messages": user, "max_tokens": 300, "output_config": {"format": format()}}),
     )
     .await;
     assert_eq!(messages["stop_reason"], "end_turn");
     let responses = post(
-        house,
+        server,
         "/v1/responses",
         json!({"input": "hi", "text": {"format": format()}}),
     )
     .await;
     assert_eq!(responses["status"], "completed");
     let completions = post(
-        house,
+        server,
         "/v1/completions",
         json!({"prompt": "hi", "max_tokens": 300, "response_format": wrapped}),
     )
@@ -80,9 +80,9 @@ async fn texts(house: &House) -> Vec<String> {
 #[tokio::test]
 async fn a_schema_is_kept_in_every_dialect() {
     // One that would rather say something else, one that says anything at all.
-    for plan in [Plan::saying(STUBBORN), Plan::default()] {
-        let house = plan.open().await;
-        for text in texts(&house).await {
+    for setup in [ServerSetup::saying(STUBBORN), ServerSetup::default()] {
+        let server = setup.open().await;
+        for text in texts(&server).await {
             check(&text);
         }
     }
@@ -90,14 +90,14 @@ async fn a_schema_is_kept_in_every_dialect() {
 
 #[tokio::test]
 async fn a_streamed_shape_is_the_same_and_so_is_each_of_several_choices() {
-    let house = Plan::default().open().await;
+    let server = ServerSetup::default().open().await;
     let wanted = json!({"type": "json_schema", "json_schema": {"schema": schema()}});
     for seed in 0..6 {
         let fields = json!({"response_format": wanted, "temperature": 1.0, "seed": seed, "n": 2});
-        let whole = house.chat(fields.clone()).await.json().await;
+        let whole = server.chat(fields.clone()).await.json().await;
         let mut streamed = fields;
         streamed["stream"] = json!(true);
-        let chunks = house.chat(streamed).await.chunks().await;
+        let chunks = server.chat(streamed).await.chunks().await;
         for index in 0..2 {
             let whole = whole["choices"][index]["message"]["content"]
                 .as_str()
@@ -112,9 +112,9 @@ async fn a_streamed_shape_is_the_same_and_so_is_each_of_several_choices() {
 
 #[tokio::test]
 async fn patterns_choices_and_grammars_are_kept() {
-    let house = Plan::saying(STUBBORN).open().await;
+    let server = ServerSetup::saying(STUBBORN).open().await;
     let said = async |fields: Value| {
-        let body = house.chat(fields).await.json().await;
+        let body = server.chat(fields).await.json().await;
         body["choices"][0]["message"]["content"]
             .as_str()
             .unwrap_or_else(|| panic!("{body}"))
@@ -139,10 +139,10 @@ async fn patterns_choices_and_grammars_are_kept() {
 #[tokio::test]
 async fn thinking_comes_before_the_shape_and_ends_by_itself() {
     let said = format!("let me see.\n</think>{STUBBORN}");
-    let house = Plan::saying(&said).open().await;
+    let server = ServerSetup::saying(&said).open().await;
     let fields = json!({"enable_thinking": true, "max_tokens": 400,
         "response_format": {"type": "json_schema", "json_schema": {"schema": schema()}}});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     let message = &body["choices"][0]["message"];
     assert_eq!(message["reasoning_content"], "let me see.");
     check(message["content"].as_str().unwrap());
@@ -154,9 +154,9 @@ async fn thinking_comes_before_the_shape_and_ends_by_itself() {
 
 #[tokio::test]
 async fn a_length_that_is_too_short_is_told_and_the_text_is_as_it_is() {
-    let house = Plan::saying(STUBBORN).open().await;
+    let server = ServerSetup::saying(STUBBORN).open().await;
     let fields = json!({"max_tokens": 9, "response_format": {"type": "json_schema", "json_schema": {"schema": schema()}}});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     assert_eq!(body["choices"][0]["finish_reason"], "length");
     assert!(
         body["choices"][0]["message"]["content"]
@@ -168,9 +168,9 @@ async fn a_length_that_is_too_short_is_told_and_the_text_is_as_it_is() {
 
 #[tokio::test]
 async fn logprobs_of_a_shape_are_those_of_the_model() {
-    let house = Plan::saying(STUBBORN).open().await;
+    let server = ServerSetup::saying(STUBBORN).open().await;
     let fields = json!({"logprobs": true, "top_logprobs": 1, "guided_choice": ["yes", "no"]});
-    let body = house.chat(fields).await.json().await;
+    let body = server.chat(fields).await.json().await;
     let first = &body["choices"][0]["logprobs"]["content"][0];
     assert_eq!(first["top_logprobs"][0]["token"], "I", "{first}");
     assert!(first["logprob"].as_f64().unwrap() < -19.0, "{first}");
@@ -178,7 +178,7 @@ async fn logprobs_of_a_shape_are_those_of_the_model() {
 
 #[tokio::test]
 async fn what_cannot_be_kept_is_refused_by_name_in_each_dialect() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let bad = json!({"type": "object", "properties": {"a": {"not": {"type": "null"}}}});
     let user = json!([{"role": "user", "content": "hi"}]);
     let plain = json!({"type": "json_schema", "schema": bad});
@@ -202,7 +202,7 @@ async fn what_cannot_be_kept_is_refused_by_name_in_each_dialect() {
         ),
     ];
     for (path, body) in cases {
-        let answer = house.post(path, &body).await;
+        let answer = server.post(path, &body).await;
         assert_eq!(answer.status, 400, "{path}");
         let body = answer.json().await;
         assert_eq!(body["error"]["type"], "invalid_request_error");
@@ -221,7 +221,7 @@ async fn what_cannot_be_kept_is_refused_by_name_in_each_dialect() {
             "guided_json",
         ),
     ] {
-        let answer = house.chat(fields).await;
+        let answer = server.chat(fields).await;
         assert_eq!(answer.status, 400);
         let body = answer.json().await;
         assert_eq!(body["error"]["param"], param, "{body}");
@@ -246,15 +246,15 @@ fn check_call(name: &Value, arguments: &Value) {
 
 #[tokio::test]
 async fn a_forced_call_is_made_in_every_dialect_with_arguments_of_its_schema() {
-    for plan in [Plan::saying(STUBBORN), Plan::default()] {
-        let house = plan.open().await;
+    for setup in [ServerSetup::saying(STUBBORN), ServerSetup::default()] {
+        let server = setup.open().await;
         let user = json!([{"role": "user", "content": "hi"}]);
         let nested = json!([
             {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}},
             {"type": "function", "function": {"name": "weather", "parameters": parameters()}},
         ]);
         let chat = post(
-            &house,
+            &server,
             "/v1/chat/completions",
             json!({"messages": user, "tools": nested,
             "tool_choice": {"type": "function", "function": {"name": "weather"}}}),
@@ -273,7 +273,7 @@ async fn a_forced_call_is_made_in_every_dialect_with_arguments_of_its_schema() {
 
         let tools = json!([{"name": "weather", "input_schema": parameters()}]);
         let messages = post(
-            &house,
+            &server,
             "/v1/messages",
             json!({"messages": user, "max_tokens": 400, "tools": tools,
             "tool_choice": {"type": "any", "disable_parallel_tool_use": true}}),
@@ -286,7 +286,7 @@ async fn a_forced_call_is_made_in_every_dialect_with_arguments_of_its_schema() {
 
         let flat = json!([{"type": "function", "name": "weather", "parameters": parameters()}]);
         let responses = post(
-            &house,
+            &server,
             "/v1/responses",
             json!({"input": "hi", "tools": flat,
             "tool_choice": "required", "parallel_tool_calls": false}),
@@ -304,9 +304,9 @@ async fn a_forced_call_is_made_in_every_dialect_with_arguments_of_its_schema() {
 #[tokio::test]
 async fn a_strict_tool_is_kept_to_where_the_model_calls_it_by_itself() {
     let call = "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": 7, \"days\": \"many\"}}\n</tool_call>";
-    let house = Plan::saying(call).open().await;
+    let server = ServerSetup::saying(call).open().await;
     let tool = |strict: bool| json!([{"type": "function", "function": {"name": "weather", "strict": strict, "parameters": parameters()}}]);
-    let body = house
+    let body = server
         .chat(json!({"tools": tool(true), "max_tokens": 300}))
         .await
         .json()
@@ -318,7 +318,7 @@ async fn a_strict_tool_is_kept_to_where_the_model_calls_it_by_itself() {
         &function["name"],
         &serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap(),
     );
-    let body = house
+    let body = server
         .chat(json!({"tools": tool(false), "max_tokens": 300}))
         .await
         .json()
@@ -333,10 +333,10 @@ async fn a_shape_and_tools_go_together() {
     let tools =
         json!([{"type": "function", "function": {"name": "weather", "parameters": parameters()}}]);
     let fields = json!({"response_format": wanted, "tools": tools, "max_tokens": 300});
-    let house = Plan::saying("<tool_call>\nhm").open().await;
-    let body = house.chat(fields.clone()).await.json().await;
+    let server = ServerSetup::saying("<tool_call>\nhm").open().await;
+    let body = server.chat(fields.clone()).await.json().await;
     assert_eq!(body["choices"][0]["finish_reason"], "tool_calls", "{body}");
-    let house = Plan::saying(STUBBORN).open().await;
-    let body = house.chat(fields).await.json().await;
+    let server = ServerSetup::saying(STUBBORN).open().await;
+    let body = server.chat(fields).await.json().await;
     check(body["choices"][0]["message"]["content"].as_str().unwrap());
 }

@@ -6,19 +6,19 @@ use serde_json::json;
 use server::settings::ServerConfig;
 
 use crate::client;
-use crate::test_server::{House, Plan};
+use crate::test_server::{ServerSetup, TestServer};
 
-fn with_config(change: impl FnOnce(&mut ServerConfig)) -> Plan {
-    let mut plan = Plan::saying("ok");
-    change(&mut plan.config);
-    plan
+fn with_config(change: impl FnOnce(&mut ServerConfig)) -> ServerSetup {
+    let mut setup = ServerSetup::saying("ok");
+    change(&mut setup.config);
+    setup
 }
 
 #[tokio::test]
 async fn health_and_models_answer_under_all_three_prefixes() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     for path in ["/", "/v1", "/health", "/v1/health", "/v1/v1/health"] {
-        let answer = house.get(path).await;
+        let answer = server.get(path).await;
         assert_eq!(answer.status, 200, "{path}");
         assert_eq!(answer.json().await, json!({"status": "ok"}));
     }
@@ -28,30 +28,30 @@ async fn health_and_models_answer_under_all_three_prefixes() {
         "/v1/models?client_version=1",
         "/v1/v1/models",
     ] {
-        let body = house.get(path).await.json().await;
+        let body = server.get(path).await.json().await;
         let model = &body["data"][0];
         assert_eq!(model["id"], "tiny", "{path}");
         assert_eq!(model["context_length"], 512);
         assert_eq!(model["max_model_len"], 512);
         assert_eq!(model["meta"]["n_ctx_train"], 1024);
     }
-    let one = house.get("/v1/models/tiny").await.json().await;
+    let one = server.get("/v1/models/tiny").await.json().await;
     assert_eq!(one["id"], "tiny");
-    let other = house.get("/v1/models/some/other").await;
+    let other = server.get("/v1/models/some/other").await;
     assert_eq!(other.status, 404);
     assert_eq!(other.json().await["error"]["code"], "model_not_found");
-    let head = client::send(house.address, "HEAD", "/", &[], b"").await;
+    let head = client::send(server.address, "HEAD", "/", &[], b"").await;
     assert_eq!(head.status, 200);
 }
 
 #[tokio::test]
 async fn codex_gets_its_catalogue_with_every_field_it_insists_on() {
-    let house = Plan::saying("ok").open().await;
-    let plain = house.get("/v1/models").await.json().await;
+    let server = ServerSetup::saying("ok").open().await;
+    let plain = server.get("/v1/models").await.json().await;
     assert!(plain.get("models").is_none());
     assert_eq!(plain["last_id"], "tiny");
     assert_eq!(plain["data"][0]["display_name"], "tiny");
-    let body = house.get("/v1/models?a=b&client_version=0.169.0").await;
+    let body = server.get("/v1/models?a=b&client_version=0.169.0").await;
     let body = body.json().await;
     let model = &body["models"][0];
     for key in ["slug", "display_name", "description", "base_instructions"] {
@@ -93,9 +93,9 @@ async fn codex_gets_its_catalogue_with_every_field_it_insists_on() {
 
 #[tokio::test]
 async fn the_root_is_a_page_for_browsers_and_health_for_the_rest() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let browser = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
-    let page = client::send(house.address, "GET", "/", &browser, b"").await;
+    let page = client::send(server.address, "GET", "/", &browser, b"").await;
     assert_eq!(page.status, 200);
     assert_eq!(
         page.header("content-type"),
@@ -111,16 +111,16 @@ async fn the_root_is_a_page_for_browsers_and_health_for_the_rest() {
         );
     }
     let program = [("accept", "*/*")];
-    let health = client::send(house.address, "GET", "/", &program, b"").await;
+    let health = client::send(server.address, "GET", "/", &program, b"").await;
     assert_eq!(health.json().await, json!({"status": "ok"}));
-    let described = house.get("/openapi.json").await.json().await;
+    let described = server.get("/openapi.json").await.json().await;
     assert!(described["paths"]["/v1/messages"]["post"].is_object());
 }
 
 #[tokio::test]
 async fn props_has_every_key_clients_look_for() {
-    let house = Plan::saying("ok").open().await;
-    let props = house.get("/props").await.json().await;
+    let server = ServerSetup::saying("ok").open().await;
+    let props = server.get("/props").await.json().await;
     for key in [
         "api",
         "budget_envelope",
@@ -160,50 +160,50 @@ async fn props_has_every_key_clients_look_for() {
 
 #[tokio::test]
 async fn while_loading_health_says_so_and_requests_are_put_off() {
-    let plan = Plan {
+    let setup = ServerSetup {
         load_time: Duration::from_millis(400),
-        ..Plan::saying("ok")
+        ..ServerSetup::saying("ok")
     };
-    let house = plan.open().await;
-    let health = house.get("/health").await;
+    let server = setup.open().await;
+    let health = server.get("/health").await;
     assert_eq!(health.status, 503);
     assert!(health.header("retry-after").is_some());
     assert_eq!(health.json().await["status"], "loading");
-    let early = house.chat(json!({})).await;
+    let early = server.chat(json!({})).await;
     assert_eq!(early.status, 503);
     assert!(early.header("retry-after").is_some());
     assert_eq!(early.json().await["error"]["code"], "unavailable");
-    assert_eq!(house.get("/v1/models").await.status, 200);
-    house.until(200).await;
-    assert_eq!(house.chat(json!({})).await.status, 200);
+    assert_eq!(server.get("/v1/models").await.status, 200);
+    server.until(200).await;
+    assert_eq!(server.chat(json!({})).await.status, 200);
 }
 
 #[tokio::test]
 async fn a_failed_load_ends_the_server_with_its_reason() {
-    let house = Plan {
+    let server = ServerSetup {
         load_error: Some("weights.gguf: no such tensor"),
-        ..Plan::saying("ok")
+        ..ServerSetup::saying("ok")
     }
     .open()
     .await;
-    let error = house.served.await.unwrap().unwrap_err();
+    let error = server.served.await.unwrap().unwrap_err();
     assert!(matches!(error, server::error::ServeError::Load(_)));
     assert_eq!(error.to_string(), "weights.gguf: no such tensor");
 }
 
-async fn with_key(house: &House, name: &str, value: &str) -> u16 {
+async fn with_key(server: &TestServer, name: &str, value: &str) -> u16 {
     let headers = [(name, value)];
-    let answer = client::send(house.address, "GET", "/v1/models", &headers, b"").await;
+    let answer = client::send(server.address, "GET", "/v1/models", &headers, b"").await;
     answer.status
 }
 
 #[tokio::test]
 async fn keys_are_wanted_everywhere_but_for_health_and_preflight() {
-    let plan = with_config(|config| {
+    let setup = with_config(|config| {
         config.api_keys = vec!["alpha".to_owned(), "beta".to_owned()];
     });
-    let house = plan.open().await;
-    let refused = house.chat(json!({})).await;
+    let server = setup.open().await;
+    let refused = server.chat(json!({})).await;
     assert_eq!(refused.status, 401);
     assert_eq!(
         refused.header("access-control-allow-origin"),
@@ -213,28 +213,34 @@ async fn keys_are_wanted_everywhere_but_for_health_and_preflight() {
     let error = refused.json().await;
     assert_eq!(error["error"]["type"], "authentication_error");
     assert_eq!(error["error"]["code"], "invalid_api_key");
-    assert_eq!(house.get("/metrics").await.status, 401);
-    assert_eq!(house.get("/nothing/here").await.status, 401);
-    assert_eq!(house.get("/health").await.status, 200);
-    let preflight = client::send(house.address, "OPTIONS", "/v1/models", &[], b"").await;
+    assert_eq!(server.get("/metrics").await.status, 401);
+    assert_eq!(server.get("/nothing/here").await.status, 401);
+    assert_eq!(server.get("/health").await.status, 200);
+    let preflight = client::send(server.address, "OPTIONS", "/v1/models", &[], b"").await;
     assert_eq!(preflight.status, 204);
-    assert_eq!(with_key(&house, "authorization", "Bearer alpha").await, 200);
-    assert_eq!(with_key(&house, "x-api-key", "beta").await, 200);
-    assert_eq!(with_key(&house, "authorization", "Bearer gamma").await, 401);
-    assert_eq!(with_key(&house, "x-api-key", "alph").await, 401);
+    assert_eq!(
+        with_key(&server, "authorization", "Bearer alpha").await,
+        200
+    );
+    assert_eq!(with_key(&server, "x-api-key", "beta").await, 200);
+    assert_eq!(
+        with_key(&server, "authorization", "Bearer gamma").await,
+        401
+    );
+    assert_eq!(with_key(&server, "x-api-key", "alph").await, 401);
     let headers = [("x-api-key", "alpha")];
-    let props = client::send(house.address, "GET", "/props", &headers, b"").await;
+    let props = client::send(server.address, "GET", "/props", &headers, b"").await;
     assert_eq!(props.json().await["model_path"], "/models/tiny.gguf");
 }
 
 #[tokio::test]
 async fn without_keys_any_key_is_fine_and_paths_stay_private() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     assert_eq!(
-        with_key(&house, "authorization", "Bearer whatever").await,
+        with_key(&server, "authorization", "Bearer whatever").await,
         200
     );
-    let props = house.get("/props").await.json().await;
+    let props = server.get("/props").await.json().await;
     assert!(props["model_path"].is_null());
     assert_eq!(props["total_slots"], 4);
     assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
@@ -247,9 +253,9 @@ async fn without_keys_any_key_is_fine_and_paths_stay_private() {
 
 #[tokio::test]
 async fn browsers_of_any_origin_are_let_in_unless_told_otherwise() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let path = "/v1/chat/completions";
-    let preflight = client::send(house.address, "OPTIONS", path, &[], b"").await;
+    let preflight = client::send(server.address, "OPTIONS", path, &[], b"").await;
     assert_eq!(preflight.status, 204);
     for (name, value) in [
         ("access-control-allow-origin", "*"),
@@ -258,22 +264,22 @@ async fn browsers_of_any_origin_are_let_in_unless_told_otherwise() {
     ] {
         assert_eq!(preflight.header(name), Some(value));
     }
-    let stream = house.chat(json!({"stream": true})).await;
+    let stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.header("access-control-allow-origin"), Some("*"));
-    let house = with_config(|config| config.cors = false).open().await;
-    let answer = house.get("/health").await;
+    let server = with_config(|config| config.cors = false).open().await;
+    let answer = server.get("/health").await;
     assert_eq!(answer.header("access-control-allow-origin"), None);
 }
 
 #[tokio::test]
 async fn request_ids_are_echoed_or_made_up() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     let headers = [("x-request-id", "mine-1")];
-    let answer = client::send(house.address, "GET", "/health", &headers, b"").await;
+    let answer = client::send(server.address, "GET", "/health", &headers, b"").await;
     assert_eq!(answer.header("x-request-id"), Some("mine-1"));
     assert!(answer.header("server").unwrap().starts_with("hearth/"));
-    let one = house.get("/health").await;
-    let two = house.get("/nothing").await;
+    let one = server.get("/health").await;
+    let two = server.get("/nothing").await;
     let id = one.header("x-request-id").unwrap();
     assert!(id.len() > 20);
     assert_ne!(Some(id), two.header("x-request-id"));
@@ -281,31 +287,31 @@ async fn request_ids_are_echoed_or_made_up() {
 
 #[tokio::test]
 async fn another_models_name_is_refused_only_when_names_are_checked() {
-    let house = with_config(|config| config.strict_model = true)
+    let server = with_config(|config| config.strict_model = true)
         .open()
         .await;
-    let answer = house.chat(json!({"model": "gpt-9"})).await;
+    let answer = server.chat(json!({"model": "gpt-9"})).await;
     assert_eq!(answer.status, 404);
     assert_eq!(answer.json().await["error"]["code"], "model_not_found");
-    assert_eq!(house.chat(json!({"model": "tiny"})).await.status, 200);
+    assert_eq!(server.chat(json!({"model": "tiny"})).await.status, 200);
 }
 
 #[tokio::test]
 async fn usage_is_sent_unasked_when_so_configured() {
-    let house = with_config(|config| config.always_usage = true)
+    let server = with_config(|config| config.always_usage = true)
         .open()
         .await;
-    let chunks = house.chat(json!({"stream": true})).await.chunks().await;
+    let chunks = server.chat(json!({"stream": true})).await.chunks().await;
     assert_eq!(chunks[chunks.len() - 1]["usage"]["completion_tokens"], 3);
 }
 
 #[tokio::test]
 async fn metrics_count_what_happened() {
-    let house = Plan::saying("ok").open().await;
-    house.chat(json!({})).await.json().await;
-    house.chat(json!({"max_tokens": 1})).await.json().await;
-    house.get("/nothing").await;
-    let answer = house.get("/metrics").await;
+    let server = ServerSetup::saying("ok").open().await;
+    server.chat(json!({})).await.json().await;
+    server.chat(json!({"max_tokens": 1})).await.json().await;
+    server.get("/nothing").await;
+    let answer = server.get("/metrics").await;
     let kind = answer.header("content-type").unwrap().to_owned();
     assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
     let text = answer.text().await;
@@ -324,20 +330,20 @@ async fn metrics_count_what_happened() {
     ] {
         assert!(text.lines().any(|l| l == line), "{line} in:\n{text}");
     }
-    let slots = house.get("/slots").await.json().await;
+    let slots = server.get("/slots").await.json().await;
     assert_eq!(slots["total"], 4);
     assert_eq!(slots["sequences"], 0);
 }
 
 #[tokio::test]
 async fn slots_and_the_status_pages_tell_who_is_served_and_never_what_is_said() {
-    let mut plan = with_config(|config| config.status_page = true);
-    plan.step = Duration::from_millis(20);
-    let house = plan.open().await;
-    house.watch.gate.hold();
+    let mut setup = with_config(|config| config.status_page = true);
+    setup.step = Duration::from_millis(20);
+    let server = setup.open().await;
+    server.watch.gate.hold();
     let body = json!({"messages": [{"role": "user", "content": "secret words"}], "priority": 7, "max_tokens": 9});
     let waiting = {
-        let address = house.address;
+        let address = server.address;
         let body = body.to_string();
         tokio::spawn(async move {
             let kind = [("content-type", "application/json")];
@@ -352,7 +358,7 @@ async fn slots_and_the_status_pages_tell_who_is_served_and_never_what_is_said() 
         })
     };
     let request = loop {
-        let slots = house.get("/slots").await.json().await;
+        let slots = server.get("/slots").await.json().await;
         if let Some(request) = slots["requests"].get(0) {
             break request.clone();
         }
@@ -362,12 +368,12 @@ async fn slots_and_the_status_pages_tell_who_is_served_and_never_what_is_said() 
     assert_eq!(request["max_tokens"], 9);
     assert!(request["prompt_tokens"].as_u64().unwrap() > 0);
     assert!(["waiting", "prefill"].contains(&request["state"].as_str().unwrap()));
-    let status = house.get("/status/json").await.text().await;
+    let status = server.get("/status/json").await.text().await;
     assert!(
         status.contains("\"priority\":7") && !status.contains("secret"),
         "{status}"
     );
-    let page = house.get("/status").await;
+    let page = server.get("/status").await;
     assert_eq!(
         page.header("content-type"),
         Some("text/html; charset=utf-8")
@@ -376,17 +382,17 @@ async fn slots_and_the_status_pages_tell_who_is_served_and_never_what_is_said() 
     for outside in ["http://", "https://", "src="] {
         assert!(!page.contains(outside), "{outside}");
     }
-    house.watch.gate.release();
+    server.watch.gate.release();
     assert_eq!(waiting.await.unwrap().status, 200);
-    let slots = house.get("/slots").await.json().await;
+    let slots = server.get("/slots").await.json().await;
     assert_eq!(slots["requests"], json!([]), "{slots}");
 }
 
 #[tokio::test]
 async fn the_status_pages_are_off_unless_asked_for_and_want_the_key() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     for path in ["/status", "/status/json", "/v1/status/events"] {
-        let answer = house.get(path).await;
+        let answer = server.get(path).await;
         assert_eq!(answer.status, 404, "{path}");
         let error = answer.json().await;
         let message = error["error"]["message"].as_str().unwrap();
@@ -396,21 +402,21 @@ async fn the_status_pages_are_off_unless_asked_for_and_want_the_key() {
         config.status_page = true;
         config.api_keys = vec!["k".to_owned()];
     });
-    let house = closed.open().await;
-    assert_eq!(house.get("/status/json").await.status, 401);
+    let server = closed.open().await;
+    assert_eq!(server.get("/status/json").await.status, 401);
     let key = [("authorization", "Bearer k")];
-    let open = client::send(house.address, "GET", "/status/json", &key, b"").await;
+    let open = client::send(server.address, "GET", "/status/json", &key, b"").await;
     assert_eq!(open.status, 200);
 }
 
 #[tokio::test]
 async fn a_wrong_method_is_told_with_the_right_ones() {
-    let house = Plan::saying("ok").open().await;
+    let server = ServerSetup::saying("ok").open().await;
     for (method, path, right) in [
         ("GET", "/v1/messages", "POST"),
         ("DELETE", "/v1/models", "GET"),
     ] {
-        let answer = client::send(house.address, method, path, &[], b"").await;
+        let answer = client::send(server.address, method, path, &[], b"").await;
         assert_eq!(answer.status, 405, "{path}");
         let allowed = answer.header("allow").unwrap_or_default().to_owned();
         assert!(allowed.contains(right), "{path}: {allowed}");

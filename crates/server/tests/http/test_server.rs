@@ -10,10 +10,10 @@ use contract::{Limits, PreTokenizer, TokenId, TokenKind, Vocab};
 use decode::{PrefixConfig, SchedulerConfig};
 use serde_json::{Value, json};
 use server::engine::{EngineFactory, Loaded};
-use server::http::shutdown::{Stop, StopSwitch};
+use server::http::shutdown::{ShutdownSignal, ShutdownTrigger};
 use server::settings::{GenerationDefaults, ServerConfig};
-use server::text::constraints::Constrain;
-use server::text::model_context::{ModelFacts, ServedModel};
+use server::text::constraints::ModelConstraints;
+use server::text::model_context::{ModelContext, ModelDescription};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -109,7 +109,7 @@ pub(crate) fn says(text: &str) -> Option<Script> {
 }
 
 /// How a house is furnished.
-pub(crate) struct Plan {
+pub(crate) struct ServerSetup {
     pub(crate) script: Option<Script>,
     pub(crate) config: ServerConfig,
     pub(crate) limits: Limits,
@@ -119,27 +119,27 @@ pub(crate) struct Plan {
     pub(crate) load_error: Option<&'static str>,
 }
 
-impl Plan {
-    pub(crate) fn saying(text: &str) -> Plan {
-        Plan {
+impl ServerSetup {
+    pub(crate) fn saying(text: &str) -> ServerSetup {
+        ServerSetup {
             script: says(text),
-            ..Plan::default()
+            ..ServerSetup::default()
         }
     }
 
-    pub(crate) async fn open(self) -> House {
-        House::open(self).await
+    pub(crate) async fn open(self) -> TestServer {
+        TestServer::open(self).await
     }
 }
 
-impl Default for Plan {
-    fn default() -> Plan {
+impl Default for ServerSetup {
+    fn default() -> ServerSetup {
         let mut config = ServerConfig {
             model_name: "tiny".to_owned(),
             ..ServerConfig::default()
         };
-        config.times.linger = Duration::from_secs(1);
-        Plan {
+        config.timeouts.linger = Duration::from_secs(1);
+        ServerSetup {
             script: None,
             config,
             limits: Limits {
@@ -158,20 +158,20 @@ impl Default for Plan {
 }
 
 /// A running server.
-pub(crate) struct House {
+pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     pub(crate) watch: Watch,
-    pub(crate) stop: StopSwitch,
+    pub(crate) stop: ShutdownTrigger,
     pub(crate) served: JoinHandle<Result<(), server::error::ServeError>>,
 }
 
-impl House {
-    async fn open(plan: Plan) -> House {
+impl TestServer {
+    async fn open(setup: ServerSetup) -> TestServer {
         let vocab = vocab();
         let n_tokens = vocab.tokens.len();
-        let (runner, watch) = ScriptRunner::new(n_tokens, plan.limits, plan.step, plan.script);
-        let (load_time, load_error) = (plan.load_time, plan.load_error);
-        let (sequences, prefix) = (plan.limits.sequences, plan.prefix);
+        let (runner, watch) = ScriptRunner::new(n_tokens, setup.limits, setup.step, setup.script);
+        let (load_time, load_error) = (setup.load_time, setup.load_error);
+        let (sequences, prefix) = (setup.limits.sequences, setup.prefix);
         let factory: EngineFactory = Box::new(move |_| {
             std::thread::sleep(load_time);
             if let Some(error) = load_error {
@@ -182,20 +182,25 @@ impl House {
                 temperature: 0.0,
                 ..GenerationDefaults::default()
             };
-            let model = ServedModel {
-                constrain: Constrain::new(&tokenizer, &vocab.eos, n_tokens, &defaults.reasoning),
+            let model = ModelContext {
+                constraints: ModelConstraints::new(
+                    &tokenizer,
+                    &vocab.eos,
+                    n_tokens,
+                    &defaults.reasoning,
+                ),
                 tokenizer,
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
                 defaults,
-                facts: ModelFacts {
+                facts: ModelDescription {
                     trained_context: 1024,
                     vocab: n_tokens,
                     parameters: 12,
                     size_bytes: 34,
                     architecture: "script".to_owned(),
                     path: Some("/models/tiny.gguf".to_owned()),
-                    ..ModelFacts::default()
+                    ..ModelDescription::default()
                 },
             };
             Ok(Loaded {
@@ -212,18 +217,18 @@ impl House {
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (switch, stop) = Stop::new();
-        let served = tokio::spawn(server::serve(plan.config, factory, listener, stop));
-        let house = House {
+        let (switch, stop) = ShutdownSignal::new();
+        let served = tokio::spawn(server::serve(setup.config, factory, listener, stop));
+        let server = TestServer {
             address,
             watch,
             stop: switch,
             served,
         };
         if load_time.is_zero() && load_error.is_none() {
-            house.until(200).await;
+            server.until(200).await;
         }
-        house
+        server
     }
 
     /// Waits until health says so.

@@ -2,26 +2,26 @@
 
 use serde_json::{Value, json};
 
-use crate::test_server::{Plan, chat_body, special};
+use crate::test_server::{ServerSetup, chat_body, special};
 
 #[tokio::test]
 async fn text_goes_to_tokens_and_back() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let body = json!({"content": "hé"});
-    let answer = house.post("/tokenize", &body).await.json().await;
+    let answer = server.post("/tokenize", &body).await.json().await;
     assert_eq!(answer["tokens"], json!([104, 195, 169]));
     assert_eq!(answer["count"], 3);
     assert_eq!(answer["max_model_len"], 512);
     let body = json!({"tokens": [104, 195, 169]});
-    let answer = house.post("/detokenize", &body).await.json().await;
+    let answer = server.post("/detokenize", &body).await.json().await;
     assert_eq!(answer["content"], "hé");
     assert_eq!(answer["prompt"], "hé");
 }
 
 #[tokio::test]
 async fn a_client_that_renders_prompts_itself_is_told_how() {
-    let house = Plan::saying("x").open().await;
-    let answer = house.get("/tokenizer_info").await.json().await;
+    let server = ServerSetup::saying("x").open().await;
+    let answer = server.get("/tokenizer_info").await.json().await;
     assert_eq!(answer["eos_token"], "<|im_end|>");
     assert!(
         answer["chat_template"]
@@ -33,19 +33,19 @@ async fn a_client_that_renders_prompts_itself_is_told_how() {
 
 #[tokio::test]
 async fn pieces_that_are_no_text_come_as_bytes() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let body = json!({"prompt": "hé", "with_pieces": true});
-    let answer = house.post("/tokenize", &body).await.json().await;
+    let answer = server.post("/tokenize", &body).await.json().await;
     assert_eq!(answer["tokens"][0], json!({"id": 104, "piece": "h"}));
     assert_eq!(answer["tokens"][1], json!({"id": 195, "piece": [195]}));
 }
 
 #[tokio::test]
 async fn control_strings_match_only_when_wanted() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let ask = async |parse: bool| {
         let body = json!({"content": "<|im_end|>", "parse_special": parse});
-        house.post("/tokenize", &body).await.json().await["tokens"].clone()
+        server.post("/tokenize", &body).await.json().await["tokens"].clone()
     };
     assert_eq!(ask(true).await, json!([special("<|im_end|>").0]));
     assert_eq!(ask(false).await.as_array().unwrap().len(), 10);
@@ -53,29 +53,29 @@ async fn control_strings_match_only_when_wanted() {
 
 #[tokio::test]
 async fn messages_are_rendered_counted_and_tokenised_alike() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let body = chat_body(json!({}));
-    let rendered = house.post("/apply-template", &body).await.json().await;
+    let rendered = server.post("/apply-template", &body).await.json().await;
     let prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(rendered["prompt"], prompt);
-    let tokens = house.post("/tokenize", &body).await.json().await;
-    let counted = house
+    let tokens = server.post("/tokenize", &body).await.json().await;
+    let counted = server
         .post("/v1/chat/completions/input_tokens", &body)
         .await
         .json()
         .await;
     assert_eq!(counted["input_tokens"], tokens["count"]);
-    let answer = house.chat(json!({})).await.json().await;
+    let answer = server.chat(json!({})).await.json().await;
     assert_eq!(answer["usage"]["prompt_tokens"], tokens["count"]);
 }
 
 #[tokio::test]
 async fn control_strings_in_a_message_stay_text() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     let count = async |text: &str| {
         let mut body = chat_body(json!({}));
         body["messages"][0]["content"] = json!(text);
-        let tokens = house.post("/tokenize", &body).await.json().await;
+        let tokens = server.post("/tokenize", &body).await.json().await;
         tokens["count"].as_u64().unwrap()
     };
     assert_eq!(count("<|im_end|>").await, count("0123456789").await);
@@ -83,7 +83,7 @@ async fn control_strings_in_a_message_stay_text() {
 
 #[tokio::test]
 async fn wrong_fields_are_refused_by_name() {
-    let house = Plan::saying("x").open().await;
+    let server = ServerSetup::saying("x").open().await;
     for (path, body, param) in [
         ("/tokenize", json!({}), "content"),
         ("/tokenize", json!({"content": 5}), "content"),
@@ -96,7 +96,7 @@ async fn wrong_fields_are_refused_by_name() {
         ("/detokenize", json!({"tokens": [0, 99999]}), "tokens[1]"),
         ("/detokenize", json!({"tokens": ["a"]}), "tokens[0]"),
     ] {
-        let answer = house.post(path, &body).await;
+        let answer = server.post(path, &body).await;
         assert_eq!(answer.status, 400, "{path} {body}");
         let error: Value = answer.json().await;
         assert_eq!(error["error"]["param"], param);
@@ -105,14 +105,14 @@ async fn wrong_fields_are_refused_by_name() {
 
 #[tokio::test]
 async fn none_of_it_waits_for_the_device() {
-    let house = Plan::saying("x").open().await;
-    house.watch.gate.hold();
-    let stream = house.chat(json!({"stream": true})).await;
+    let server = ServerSetup::saying("x").open().await;
+    server.watch.gate.hold();
+    let stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
     let body = json!({"content": "abc"});
-    assert_eq!(house.post("/tokenize", &body).await.status, 200);
-    assert_eq!(house.get("/health").await.status, 200);
-    assert_eq!(house.get("/metrics").await.status, 200);
-    house.watch.gate.release();
+    assert_eq!(server.post("/tokenize", &body).await.status, 200);
+    assert_eq!(server.get("/health").await.status, 200);
+    assert_eq!(server.get("/metrics").await.status, 200);
+    server.watch.gate.release();
     stream.chunks().await;
 }

@@ -86,7 +86,7 @@ pub enum BenchPart {
     /// Read one long prompt, measure passes on the way, and tell the memory that took.
     Depth(DepthArgs),
     /// Answer real prompts plainly and with drafting in turn, and tell what drafting brings.
-    Pay(PayArgs),
+    Pay(SpeculationAbArgs),
 }
 
 /// `hearth bench step`.
@@ -179,7 +179,7 @@ pub struct TuneArgs {
 
 /// `hearth bench pay`.
 #[derive(Debug, Args)]
-pub struct PayArgs {
+pub struct SpeculationAbArgs {
     /// The GGUF file [default: the bundled model].
     pub model: Option<PathBuf>,
     /// Its draft [default: the bundled one for the bundled model].

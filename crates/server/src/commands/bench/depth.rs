@@ -16,7 +16,7 @@ use super::{Source, draft, model};
 use crate::cli::{DeviceArgs, window_tokens};
 use crate::open::bundled::Bundled;
 use crate::open::devices;
-use crate::open::{self, Fitted, Wish};
+use crate::open::{self, FittedPlan, MemoryRequest};
 use crate::progress::bytes_text;
 
 /// Room behind the deepest point for what is decoded there.
@@ -74,7 +74,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
         bundled: Some(bundled),
     };
     let mut choice = open::choice(&args.device)?;
-    choice.card.windows = args.fa_window.iter().any(|&tokens| tokens > 0);
+    choice.gpu.windows = args.fa_window.iter().any(|&tokens| tokens > 0);
     let backend = devices::choose(&choice)?;
     let id = backend.probe()?.id;
     // Before anything of ours is on the card.
@@ -83,12 +83,12 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     let instruments = devices::instruments(&id, &choice)?;
     let forms = forms(&args.verify)?;
     let deepest = args.at.last().copied().unwrap_or(0);
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: 1,
         context: Some(deepest + BEHIND),
         tree_nodes: forms.iter().map(|form| form.nodes).max().unwrap_or(1),
     };
-    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     if args.draft.is_some() {
         // As in serving.
         let draft = draft(&loaded, args.draft.as_deref(), &source, KvFormat::F16)?;
@@ -98,7 +98,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     for line in open::plan_lines(&loaded, &fitted) {
         tracing::info!("{line}");
     }
-    let Fitted {
+    let FittedPlan {
         plan,
         memory,
         device,
@@ -133,7 +133,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     }
     let mut report = bench.end();
     let planned = memory.total_bytes();
-    if let Some(taken) = watch.and_then(devices::Watch::most_taken) {
+    if let Some(taken) = watch.and_then(devices::MemoryWatch::peak_bytes) {
         report.memory(taken, planned, plan.limits.context)?;
     } else {
         tracing::info!(

@@ -30,7 +30,7 @@ use report::Report;
 use crate::open::bundled::Bundled;
 use crate::open::devices;
 use crate::open::drafting;
-use crate::open::{self, Fitted, Wish};
+use crate::open::{self, FittedPlan, MemoryRequest};
 
 /// Tokens of a page of keys and values, on any device.
 const PAGE: usize = 256;
@@ -64,21 +64,21 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     // Before the model takes the card.
     let instruments = devices::instruments(&backend.probe()?.id, &choice)?;
     let longest = args.pp.iter().copied().max().unwrap_or(0).max(args.tg + 1);
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: forms.iter().map(|form| form.trees).max().unwrap_or(1),
         context: Some(room(&args.depth, longest)),
         tree_nodes: forms.iter().map(|form| form.nodes).max().unwrap_or(1),
     };
-    let Fitted {
+    let FittedPlan {
         mut plan,
         memory,
         device,
         why,
-    } = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    } = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     if args.draft.is_some() {
         plan.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plan.kv.k)?);
     }
-    let fitted = Fitted {
+    let fitted = FittedPlan {
         plan: plan.clone(),
         memory,
         device: device.clone(),

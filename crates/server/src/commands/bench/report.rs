@@ -10,7 +10,7 @@ use contract::DeviceInfo;
 use cuda::Reading;
 use serde_json::json;
 
-use crate::open::devices::Instruments;
+use crate::open::devices::GpuInstruments;
 
 /// Runs at least this long are long beside the steps of the energy counter.
 const COUNTED: Duration = Duration::from_millis(500);
@@ -57,7 +57,7 @@ impl Energy {
 
 /// Writes lines as they come.
 pub(super) struct Report {
-    instruments: Option<Instruments>,
+    instruments: Option<GpuInstruments>,
     json: Option<File>,
     model: String,
     device: String,
@@ -71,7 +71,7 @@ impl Report {
         json: Option<&Path>,
         loaded: &model::LoadedModel,
         device: &DeviceInfo,
-        instruments: Option<Instruments>,
+        instruments: Option<GpuInstruments>,
     ) -> anyhow::Result<Report> {
         let json = match json {
             Some(path) => {

@@ -17,12 +17,12 @@ use decode::{
 };
 use serde_json::json;
 
-use super::args::PayArgs;
+use super::args::SpeculationAbArgs;
 use super::tune::{Prompt, prompts, sized};
 use super::{Source, draft, model};
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
-use crate::open::{self, Wish};
+use crate::open::{self, MemoryRequest};
 use crate::settings::GenerationDefaults;
 
 /// Texts that were not written for a model to continue: the beginnings of these files.
@@ -39,7 +39,7 @@ pub(super) const OF_SOURCE: usize = 200;
 
 /// What became of one prompt.
 #[derive(Debug, Clone, Copy)]
-struct Took {
+struct Timing {
     seconds: f64,
     tokens: usize,
     rounds: usize,
@@ -47,9 +47,9 @@ struct Took {
 }
 
 /// One prompt's answers, plainly and drafted, in pairs.
-type Pairs = Vec<(Took, Took)>;
+type Pairs = Vec<(Timing, Timing)>;
 
-pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
+pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<()> {
     let source = Source {
         model: args.model.as_deref(),
         synthetic: None,
@@ -69,18 +69,18 @@ pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
     }
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let backend = open::device(&args.device)?;
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: 1,
         context: Some(sized(longest, args.tokens)),
         tree_nodes: usize::from(args.budget) + 1,
     };
-    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     let plain = fitted.plan;
     let mut with_draft = plain.clone();
     with_draft.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let mut runner = open::open(backend.as_ref(), with_draft, &mut |_| {})?;
     let costs =
-        decode::speculation::measure(runner.as_mut(), drafting::clock, drafting::MEASURING)?;
+        decode::speculation::measure(runner.as_mut(), drafting::clock, drafting::MEASURE_TIME)?;
     let Some(costs) = costs else {
         bail!("nothing was measured: the device has no draft");
     };
@@ -158,7 +158,7 @@ pub(super) fn pay(args: &PayArgs, bundled: Bundled) -> anyhow::Result<()> {
 fn answer(
     scheduler: &mut Scheduler,
     (prompt, most): (&[TokenId], usize),
-) -> anyhow::Result<(Took, Vec<TokenId>)> {
+) -> anyhow::Result<(Timing, Vec<TokenId>)> {
     scheduler.submit(Job {
         id: JobId(0),
         prompt: prompt.into(),
@@ -174,7 +174,7 @@ fn answer(
     })?;
     let mut events = Vec::new();
     let (mut start, mut said) = (None, Vec::new());
-    let mut took = Took {
+    let mut took = Timing {
         seconds: 0.0,
         tokens: 0,
         rounds: 0,
@@ -232,15 +232,16 @@ fn figures(all: &[&Pairs]) -> Figures {
         .filter(|p| p.iter().any(|x| x.0.tokens > 0))
         .collect();
     let sum = |of: &dyn Fn(&Pairs) -> f64| all.iter().map(|pairs| of(pairs)).sum::<f64>();
-    let each =
-        |of: fn(&(Took, Took)) -> f64| move |p: &Pairs| -> Vec<f64> { p.iter().map(of).collect() };
+    let each = |of: fn(&(Timing, Timing)) -> f64| {
+        move |p: &Pairs| -> Vec<f64> { p.iter().map(of).collect() }
+    };
     let (one, other) = (each(|p| p.0.seconds), each(|p| p.1.seconds));
     let ratio = each(|p| p.0.seconds / p.1.seconds);
     let least = |all: Vec<f64>| all.into_iter().fold(f64::INFINITY, f64::min);
     let tokens = sum(&|p| p[0].1.tokens as f64);
     // A turn's number of rounds depends on what was learned before it.
     let mean =
-        |of: fn(&(Took, Took)) -> f64| sum(&|p| p.iter().map(of).sum::<f64>() / p.len() as f64);
+        |of: fn(&(Timing, Timing)) -> f64| sum(&|p| p.iter().map(of).sum::<f64>() / p.len() as f64);
     let rounds = mean(|p| p.1.rounds as f64);
     Figures {
         prompts: all.len(),
@@ -256,7 +257,7 @@ fn figures(all: &[&Pairs]) -> Figures {
 }
 
 fn report(
-    args: &PayArgs,
+    args: &SpeculationAbArgs,
     (name, device): (&str, &str),
     seconds: f64,
     (prompts, pairs, costs): (&[Prompt], &[Pairs], &decode::CostTable),
@@ -333,7 +334,7 @@ mod tests {
 
     #[test]
     fn figures_are_of_medians_of_the_fastest_and_of_pairs() {
-        let took = |seconds: f64, rounds: usize| Took {
+        let took = |seconds: f64, rounds: usize| Timing {
             seconds,
             tokens: 10,
             rounds,
@@ -345,7 +346,7 @@ mod tests {
             (took(9.0, 10), took(0.7, 4)),
         ];
         // An answer of one token took no time and says nothing.
-        let nothing = Took {
+        let nothing = Timing {
             tokens: 0,
             ..took(0.0, 0)
         };

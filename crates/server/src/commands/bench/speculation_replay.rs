@@ -92,7 +92,7 @@ impl Table {
 }
 
 /// What target and draft say to one prompt.
-struct Told {
+struct Recording {
     class: String,
     prompt: Vec<TokenId>,
     /// The greedy answer.
@@ -109,7 +109,7 @@ fn ember(name: &str) -> PathBuf {
 }
 
 /// Answers of the bundled pair to the prompts of the bench.
-fn told() -> (RunnerInfo, Vec<Told>) {
+fn record_all() -> (RunnerInfo, Vec<Recording>) {
     let (target, beside) = (ember("ember.gguf"), ember("ember-draft.gguf"));
     let source = Source {
         model: Some(&target),
@@ -145,15 +145,15 @@ fn told() -> (RunnerInfo, Vec<Told>) {
     let backend = CpuBackend::new(cpu::CpuOptions::default());
     let mut runner = backend.open(plan, &mut |_| {}).unwrap();
     let eos = &loaded.vocab.eos;
-    let told = all
+    let recordings = all
         .into_iter()
-        .map(|prompt| tell(&mut *runner, prompt, eos));
-    let told = told.collect();
-    (runner.info().clone(), told)
+        .map(|prompt| record(&mut *runner, prompt, eos));
+    let recordings = recordings.collect();
+    (runner.info().clone(), recordings)
 }
 
 /// Answers one prompt greedily and drafts behind every token.
-fn tell(runner: &mut dyn Runner, prompt: Prompt, eos: &[TokenId]) -> Told {
+fn record(runner: &mut dyn Runner, prompt: Prompt, eos: &[TokenId]) -> Recording {
     let depth = runner.info().draft_depth.unwrap();
     let seq = runner.open(prompt.tokens.len() + TOKENS).unwrap();
     let requests = [(prompt.tokens.len() - 1, LogitsRequest::top_k(1))];
@@ -181,7 +181,7 @@ fn tell(runner: &mut dyn Runner, prompt: Prompt, eos: &[TokenId]) -> Told {
         rows.push(row);
     }
     runner.close(seq);
-    Told {
+    Recording {
         class: prompt.class,
         prompt: prompt.tokens,
         tokens,
@@ -218,9 +218,9 @@ fn pass(seconds: f64) {
 }
 
 /// Says again what was said, one sequence at a time, in the time of a table.
-struct Again {
+struct ReplayRunner {
     info: RunnerInfo,
-    told: Rc<Vec<Told>>,
+    recordings: Rc<Vec<Recording>>,
     costs: CostTable,
     /// What every token is as unexpected as, where that is not to be known, in nats.
     doubt: Option<f32>,
@@ -240,10 +240,10 @@ struct Open {
     said: usize,
 }
 
-impl Again {
+impl ReplayRunner {
     fn row(&self, which: usize, token: usize) -> LogitsRow {
         // Beyond the end nothing is walked, and any row will do.
-        let rows = &self.told[which].rows;
+        let rows = &self.recordings[which].rows;
         let mut row = rows[token.min(rows.len() - 1)].clone();
         if let Some(doubt) = self.doubt {
             row.lse = row.logits[0] + doubt;
@@ -256,7 +256,7 @@ impl Again {
     }
 }
 
-impl Runner for Again {
+impl Runner for ReplayRunner {
     fn info(&self) -> &RunnerInfo {
         &self.info
     }
@@ -294,13 +294,15 @@ impl Runner for Again {
         tokens: &[TokenId],
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError> {
-        let told = Rc::clone(&self.told);
+        let recordings = Rc::clone(&self.recordings);
         let open = self.opened();
         open.read.extend(tokens);
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let which = told.iter().position(|told| told.prompt == open.read);
+        let which = recordings
+            .iter()
+            .position(|recording| recording.prompt == open.read);
         open.which = which.unwrap();
         let which = open.which;
         Ok(vec![self.row(which, 0)])
@@ -313,11 +315,14 @@ impl Runner for Again {
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         pass(self.costs.draft(items.len()));
-        let told = Rc::clone(&self.told);
+        let recordings = Rc::clone(&self.recordings);
         let open = self.opened();
-        let told = &told[open.which];
-        assert_eq!((items[0].root, k), (told.tokens[open.said], CANDIDATES));
-        let mut found = told.drafts[open.said].clone();
+        let recording = &recordings[open.which];
+        assert_eq!(
+            (items[0].root, k),
+            (recording.tokens[open.said], CANDIDATES)
+        );
+        let mut found = recording.drafts[open.said].clone();
         found.ids.truncate(depth * k);
         found.log_probs.truncate(depth * k);
         found.lse.truncate(depth);
@@ -373,11 +378,11 @@ fn none(call: &'static str) -> DeviceError {
 }
 
 /// What was kept of all prompts.
-type Kept = (RunnerInfo, Rc<Vec<Told>>);
+type Kept = (RunnerInfo, Rc<Vec<Recording>>);
 
 /// How drafting is decided upon.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
+enum SpeculationMode {
     /// As in serving.
     Stop,
     /// The same without knowing how sure the target is: every token is as unexpected as any other, in nats.
@@ -388,15 +393,19 @@ enum Way {
 
 /// Plain time over drafted time of each class, all these prompts once, on a server that has just begun, where passes
 /// cost this.
-fn gains(of: &Kept, order: &[usize], (way, costs): (Way, CostTable)) -> BTreeMap<String, f64> {
-    let (info, told) = of;
-    let runner = Again {
+fn gains(
+    of: &Kept,
+    order: &[usize],
+    (way, costs): (SpeculationMode, CostTable),
+) -> BTreeMap<String, f64> {
+    let (info, recordings) = of;
+    let runner = ReplayRunner {
         info: info.clone(),
-        told: Rc::clone(told),
+        recordings: Rc::clone(recordings),
         costs: costs.clone(),
         doubt: match way {
-            Way::Blind(nats) => Some(nats),
-            Way::Stop | Way::Always => None,
+            SpeculationMode::Blind(nats) => Some(nats),
+            SpeculationMode::Stop | SpeculationMode::Always => None,
         },
         open: None,
         opened: 0,
@@ -405,7 +414,7 @@ fn gains(of: &Kept, order: &[usize], (way, costs): (Way, CostTable)) -> BTreeMap
         max_sequences: 1,
         speculation: Speculation {
             budget: BUDGET,
-            costs: (way != Way::Always).then(|| costs.clone()),
+            costs: (way != SpeculationMode::Always).then(|| costs.clone()),
             ..Speculation::default()
         },
         clock: Some(now),
@@ -413,11 +422,11 @@ fn gains(of: &Kept, order: &[usize], (way, costs): (Way, CostTable)) -> BTreeMap
     };
     let mut scheduler = Scheduler::new(Box::new(runner), config);
     let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
-    for told in order.iter().map(|i| &told[*i]) {
-        let (said, seconds) = answer(&mut scheduler, told);
-        assert_eq!(said, told.tokens, "{way:?} changed an answer");
+    for recording in order.iter().map(|i| &recordings[*i]) {
+        let (said, seconds) = answer(&mut scheduler, recording);
+        assert_eq!(said, recording.tokens, "{way:?} changed an answer");
         let plainly = (said.len() - 1) as f64 * costs.verify(1);
-        let sum = sums.entry(told.class.clone()).or_default();
+        let sum = sums.entry(recording.class.clone()).or_default();
         *sum = (sum.0 + plainly, sum.1 + seconds);
     }
     let gain = |(class, sum): (String, (f64, f64))| (class, sum.0 / sum.1);
@@ -425,14 +434,14 @@ fn gains(of: &Kept, order: &[usize], (way, costs): (Way, CostTable)) -> BTreeMap
 }
 
 /// An answer, and the seconds from its first token to its last.
-fn answer(scheduler: &mut Scheduler, told: &Told) -> (Vec<TokenId>, f64) {
+fn answer(scheduler: &mut Scheduler, recording: &Recording) -> (Vec<TokenId>, f64) {
     let job = Job {
         id: JobId(0),
-        prompt: told.prompt.as_slice().into(),
+        prompt: recording.prompt.as_slice().into(),
         choices: 1,
         params: GenerationParams {
             sampling: Sampling::greedy(),
-            max_tokens: told.tokens.len(),
+            max_tokens: recording.tokens.len(),
             use_saved: false,
             ..GenerationParams::default()
         },
@@ -466,10 +475,10 @@ fn suffices(gains: &BTreeMap<String, f64>) -> bool {
 
 #[test]
 fn drafting_pays_on_code_and_costs_next_to_nothing_where_it_does_not() {
-    let (info, told) = told();
-    let of = (info, Rc::new(told));
+    let (info, recordings) = record_all();
+    let of = (info, Rc::new(recordings));
     let all: Vec<usize> = (0..of.1.len()).collect();
-    let stop = gains(&of, &all, (Way::Stop, CORES.costs(1.0)));
+    let stop = gains(&of, &all, (SpeculationMode::Stop, CORES.costs(1.0)));
     eprintln!("  plain time over drafted time: {stop:.3?}");
     assert_eq!(stop.len(), 5);
     assert!(suffices(&stop), "{stop:?}");
@@ -483,7 +492,7 @@ fn drafting_pays_on_code_and_costs_next_to_nothing_where_it_does_not() {
     }
     for order in &orders {
         for dear in [0.8, 1.0, 1.2] {
-            let found = gains(&of, order, (Way::Stop, CORES.costs(dear)));
+            let found = gains(&of, order, (SpeculationMode::Stop, CORES.costs(dear)));
             let worst = found.values().copied().fold(f64::INFINITY, f64::min);
             eprintln!("  passes {dear} times as dear: {found:.3?}");
             assert!(worst >= NEVER_BELOW, "{dear}, {order:?}: {found:?}");
@@ -492,31 +501,31 @@ fn drafting_pays_on_code_and_costs_next_to_nothing_where_it_does_not() {
     // A server that lives long beside other work draws no wrong conclusions from what holds its passes up.
     let often = all.repeat(TIMES);
     HELD_UP.set(Some(3));
-    let busy = gains(&of, &often, (Way::Stop, CORES.costs(1.0)));
+    let busy = gains(&of, &often, (SpeculationMode::Stop, CORES.costs(1.0)));
     HELD_UP.set(None);
     eprintln!("  {TIMES} times over, held up: {busy:.3?}");
     assert!(suffices(&busy), "{busy:?}");
     // Where drafts are cheap, nearly everything is drafted.
-    let card = gains(&of, &all, (Way::Stop, CARD.costs(1.0)));
+    let card = gains(&of, &all, (SpeculationMode::Stop, CARD.costs(1.0)));
     eprintln!("  on a card: {card:.3?}");
     assert!(suffices(&card) && card["code"] > 3.0, "{card:?}");
     // Without the stop it is another matter.
-    let always = gains(&of, &all, (Way::Always, CORES.costs(1.0)));
+    let always = gains(&of, &all, (SpeculationMode::Always, CORES.costs(1.0)));
     eprintln!("  a whole tree every time: {always:.3?}");
     assert!(always["source"] < 0.5 && !suffices(&always), "{always:?}");
     // So it is where the target's doubt is not known, whatever constant stands for it: sources that come first then
     // speak for all texts, and nothing is drafted any more.
     let both = [&orders[0], &orders[1]];
-    let fails = |way: Way| {
+    let fails = |way: SpeculationMode| {
         let cases = both
             .iter()
             .flat_map(|order| [1.0, 1.2].map(|dear| (*order, dear)));
         let mut gains = cases.map(|(order, dear)| gains(&of, order, (way, CORES.costs(dear))));
         gains.find(|gains| !suffices(gains))
     };
-    assert_eq!(fails(Way::Stop), None);
+    assert_eq!(fails(SpeculationMode::Stop), None);
     for nats in [0.0, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0] {
-        let found = fails(Way::Blind(nats));
+        let found = fails(SpeculationMode::Blind(nats));
         eprintln!("  every token as unexpected as {nats} nats: {found:.3?}");
         assert!(found.is_some(), "{nats} nats would do as well");
     }

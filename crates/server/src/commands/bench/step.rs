@@ -18,12 +18,12 @@ use decode::{
 use serde_json::json;
 
 use super::args::StepArgs;
-use super::timed_runner::{Calls, Lent};
+use super::timed_runner::{Calls, TimedRunner};
 use super::{Source, draft, model};
 use crate::cli::OnOff;
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
-use crate::open::{self, Wish};
+use crate::open::{self, MemoryRequest};
 
 /// Steps before those that count: plans are made and caches filled.
 const WARM_UP: usize = 3;
@@ -72,12 +72,12 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let most = args.sequences.iter().copied().max().unwrap_or(1);
     let tokens = ((WARM_UP + args.rounds) as f64 * args.accept).ceil() as usize + 1;
     let backend = open::device(&args.device)?;
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: most,
         context: Some(args.depth + tokens + 80),
         tree_nodes: usize::from(args.budget) + 1,
     };
-    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     fitted.plan.draft = Some(draft(
         &loaded,
         args.draft.as_deref(),
@@ -87,16 +87,18 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     fitted.plan.batch_invariant = args.exact;
     let vocab = loaded.spec.vocab as u32;
     let chunk = fitted.plan.limits.prefill_chunk;
-    let runner = Lent::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
+    let runner = TimedRunner::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
     let exact = runner.info().batch_invariant;
     let costs = match args.cost_stop {
         OnOff::Off => None,
-        OnOff::On => {
-            decode::speculation::measure(&mut runner.clone(), drafting::clock, drafting::MEASURING)?
-        }
+        OnOff::On => decode::speculation::measure(
+            &mut runner.clone(),
+            drafting::clock,
+            drafting::MEASURE_TIME,
+        )?,
     };
     let budget = usize::from(args.budget);
-    let accept = runner.make_up(args.accept, budget);
+    let accept = runner.simulate_acceptance(args.accept, budget);
     if accept < args.accept - 0.01 {
         bail!(
             "--accept {}: a tree of {budget} keeps at most {accept:.2} tokens",
@@ -141,7 +143,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     }
     let mut alone = None;
     for &sequences in &args.sequences {
-        runner.turn_luck_back();
+        runner.reset_simulation();
         let mut steps = Vec::new();
         for rep in 0..args.reps.max(1) {
             let config = SchedulerConfig {
@@ -234,7 +236,11 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
 }
 
 /// Runs everything to its end, and tells of each step in which all sequences spoke, but for the first ones.
-fn drive(scheduler: &mut Scheduler, runner: &Lent, sequences: usize) -> anyhow::Result<Vec<Step>> {
+fn drive(
+    scheduler: &mut Scheduler,
+    runner: &TimedRunner,
+    sequences: usize,
+) -> anyhow::Result<Vec<Step>> {
     let mut steps = Vec::new();
     let mut events = Vec::new();
     loop {

@@ -42,7 +42,7 @@ impl Calls {
 /// Acceptance that is made up: at every depth one of the candidates comes true, the better ones more often,
 /// whatever came before.
 #[derive(Debug)]
-struct MadeUp {
+struct SimulatedAcceptance {
     /// The chance of the best candidate.
     right: f64,
     /// Blocks drafted since luck was last turned back.
@@ -63,25 +63,25 @@ struct Position {
 struct Shared {
     runner: Box<dyn Runner>,
     calls: Calls,
-    made_up: Option<MadeUp>,
+    simulated: Option<SimulatedAcceptance>,
 }
 
 /// A handle on the runner; it is dropped with the last one.
 #[derive(Clone)]
-pub(super) struct Lent {
+pub(super) struct TimedRunner {
     info: Rc<RunnerInfo>,
     shared: Rc<RefCell<Shared>>,
 }
 
-impl Lent {
+impl TimedRunner {
     /// Takes an opened runner.
-    pub(super) fn new(runner: Box<dyn Runner>) -> Lent {
-        Lent {
+    pub(super) fn new(runner: Box<dyn Runner>) -> TimedRunner {
+        TimedRunner {
             info: Rc::new(runner.info().clone()),
             shared: Rc::new(RefCell::new(Shared {
                 runner,
                 calls: Calls::default(),
-                made_up: None,
+                simulated: None,
             })),
         }
     }
@@ -89,18 +89,18 @@ impl Lent {
     /// From now on a tree of `budget` nodes keeps `accept` tokens in the mean, the one that the target adds
     /// included; larger and smaller trees what trees of theirs keep. Gives the most that can be had, where `accept`
     /// is more.
-    pub(super) fn make_up(&self, accept: f64, budget: usize) -> f64 {
+    pub(super) fn simulate_acceptance(&self, accept: f64, budget: usize) -> f64 {
         let depth = self.info.draft_depth.unwrap_or(0);
-        let made_up = MadeUp::of(accept, budget, depth);
-        let tokens = made_up.tokens(budget, depth);
-        self.shared.borrow_mut().made_up = Some(made_up);
+        let simulated = SimulatedAcceptance::of(accept, budget, depth);
+        let tokens = simulated.tokens(budget, depth);
+        self.shared.borrow_mut().simulated = Some(simulated);
         tokens
     }
 
     /// Begins the luck of made-up acceptance anew, so that whatever is compared meets the same.
-    pub(super) fn turn_luck_back(&self) {
-        if let Some(made_up) = &mut self.shared.borrow_mut().made_up {
-            made_up.drafted = 0;
+    pub(super) fn reset_simulation(&self) {
+        if let Some(simulated) = &mut self.shared.borrow_mut().simulated {
+            simulated.drafted = 0;
         }
     }
 
@@ -111,12 +111,12 @@ impl Lent {
 }
 
 /// Candidates of a position that are made up.
-const RANKS: usize = 8;
+const SIMULATED_CANDIDATES: usize = 8;
 
-impl MadeUp {
+impl SimulatedAcceptance {
     /// What gives `accept` tokens for the best tree of `budget` nodes of up to `depth`.
-    fn of(accept: f64, budget: usize, depth: usize) -> MadeUp {
-        let with = |right: f64| MadeUp {
+    fn of(accept: f64, budget: usize, depth: usize) -> SimulatedAcceptance {
+        let with = |right: f64| SimulatedAcceptance {
             right,
             drafted: 0,
             coming: HashMap::new(),
@@ -135,10 +135,12 @@ impl MadeUp {
     /// Tokens that the best tree of `budget` nodes keeps in the mean.
     fn tokens(&self, budget: usize, depth: usize) -> f64 {
         let mut candidates = DraftCandidates {
-            ids: (0..(depth * RANKS) as u32).map(TokenId).collect(),
-            log_probs: vec![0.0; depth * RANKS],
+            ids: (0..(depth * SIMULATED_CANDIDATES) as u32)
+                .map(TokenId)
+                .collect(),
+            log_probs: vec![0.0; depth * SIMULATED_CANDIDATES],
             lse: vec![0.0; depth],
-            k: RANKS,
+            k: SIMULATED_CANDIDATES,
         };
         self.rate(&mut candidates);
         let inputs = TreeInputs {
@@ -262,7 +264,7 @@ fn say(row: &mut LogitsRow, token: TokenId) {
     }
 }
 
-impl Runner for Lent {
+impl Runner for TimedRunner {
     contract::forward_runner!(self => self.shared.borrow_mut().runner; open, close, prefill,
         discard, snapshot, restore, free_snapshot, export, import);
 
@@ -283,15 +285,15 @@ impl Runner for Lent {
         let Shared {
             runner,
             calls,
-            made_up,
+            simulated,
         } = &mut *self.shared.borrow_mut();
         let start = Instant::now();
         let mut drafted = runner.draft(items, depth, k)?;
         calls.draft += start.elapsed();
         calls.drafted += items.len();
-        if let Some(made_up) = made_up {
+        if let Some(simulated) = simulated {
             let pairs = items.iter().zip(&mut drafted);
-            pairs.for_each(|(item, candidates)| made_up.draft(item.seq, candidates));
+            pairs.for_each(|(item, candidates)| simulated.draft(item.seq, candidates));
         }
         Ok(drafted)
     }
@@ -300,15 +302,15 @@ impl Runner for Lent {
         let Shared {
             runner,
             calls,
-            made_up,
+            simulated,
         } = &mut *self.shared.borrow_mut();
         let start = Instant::now();
         let mut rows = runner.verify(items)?;
         calls.verify += start.elapsed();
         calls.nodes.extend(items.iter().map(|item| item.tree.len()));
-        if let Some(made_up) = made_up {
+        if let Some(simulated) = simulated {
             for (item, rows) in items.iter().zip(&mut rows) {
-                calls.mean_tokens += made_up.verify(item.seq, item.tree, rows);
+                calls.mean_tokens += simulated.verify(item.seq, item.tree, rows);
             }
         }
         Ok(rows)
@@ -338,16 +340,18 @@ mod tests {
     }
 
     /// Tokens a step, with trees of `budget` from a draft that is made up, and what they were said to be in the mean.
-    fn mean(made_up: &mut MadeUp, budget: usize, steps: usize) -> (f64, f64) {
+    fn mean(simulated: &mut SimulatedAcceptance, budget: usize, steps: usize) -> (f64, f64) {
         let (mut sum, mut said) = (0, 0.0);
         for _ in 0..steps {
             let mut candidates = DraftCandidates {
-                ids: (100..100 + 15 * RANKS as u32).map(TokenId).collect(),
-                log_probs: vec![0.0; 15 * RANKS],
+                ids: (100..100 + 15 * SIMULATED_CANDIDATES as u32)
+                    .map(TokenId)
+                    .collect(),
+                log_probs: vec![0.0; 15 * SIMULATED_CANDIDATES],
                 lse: vec![0.0; 15],
-                k: RANKS,
+                k: SIMULATED_CANDIDATES,
             };
-            made_up.draft(SeqId(1), &mut candidates);
+            simulated.draft(SeqId(1), &mut candidates);
             let inputs = TreeInputs {
                 root: TokenId(1),
                 forced: &[],
@@ -361,7 +365,7 @@ mod tests {
             };
             let tree = build_tree(inputs, budget).tree;
             let mut rows: Vec<LogitsRow> = (0..tree.len()).map(|_| row(0)).collect();
-            said += made_up.verify(SeqId(1), &tree, &mut rows);
+            said += simulated.verify(SeqId(1), &tree, &mut rows);
             let mut at = NodeIdx::ROOT;
             sum += 1;
             while let Some(child) = tree.child_with(at, rows[at.index()].ids[0]) {
@@ -374,42 +378,42 @@ mod tests {
     #[test]
     fn a_made_up_draft_keeps_what_is_wanted_in_the_mean_and_a_smaller_tree_less() {
         for accept in [2.0, 8.31] {
-            let mut made_up = MadeUp::of(accept, 22, 15);
-            let (found, said) = mean(&mut made_up, 22, 4000);
+            let mut simulated = SimulatedAcceptance::of(accept, 22, 15);
+            let (found, said) = mean(&mut simulated, 22, 4000);
             assert!((found - accept).abs() < 0.02, "{accept}: {found}");
             assert!((said - accept).abs() < 1e-6, "{accept}: {said}");
-            let (less, _) = mean(&mut made_up, 8, 4000);
-            let expected = made_up.tokens(8, 15);
+            let (less, _) = mean(&mut simulated, 8, 4000);
+            let expected = simulated.tokens(8, 15);
             assert!(
                 (less - expected).abs() < 0.02 && less < found - 0.1,
                 "{less} of {expected}"
             );
         }
         // Every drafted token comes true, and the target adds one.
-        assert!((MadeUp::of(30.0, 22, 15).tokens(22, 15) - 16.0).abs() < 0.01);
+        assert!((SimulatedAcceptance::of(30.0, 22, 15).tokens(22, 15) - 16.0).abs() < 0.01);
     }
 
     #[test]
     fn a_few_dozen_steps_are_as_lucky_as_thousands_and_equally_lucky_when_turned_back() {
-        let mut made_up = MadeUp::of(8.31, 22, 15);
-        let (first, said) = mean(&mut made_up, 22, 30);
+        let mut simulated = SimulatedAcceptance::of(8.31, 22, 15);
+        let (first, said) = mean(&mut simulated, 22, 30);
         assert!((first - said).abs() < 0.35, "{first} of {said}");
-        let (other, _) = mean(&mut made_up, 22, 30);
-        made_up.drafted = 0;
-        assert_eq!(mean(&mut made_up, 22, 30).0, first);
+        let (other, _) = mean(&mut simulated, 22, 30);
+        simulated.drafted = 0;
+        assert_eq!(mean(&mut simulated, 22, 30).0, first);
         assert!((other - said).abs() < 0.35, "{other} of {said}");
     }
 
     #[test]
     fn made_up_candidates_fall_with_their_rank() {
-        let mut made_up = MadeUp::of(8.3, 22, 15);
+        let mut simulated = SimulatedAcceptance::of(8.3, 22, 15);
         let mut candidates = DraftCandidates {
             ids: (0..8).map(TokenId).collect(),
             log_probs: vec![0.0; 8],
             lse: vec![0.0; 2],
             k: 4,
         };
-        made_up.draft(SeqId(1), &mut candidates);
+        simulated.draft(SeqId(1), &mut candidates);
         for row in candidates.log_probs.chunks(4) {
             assert!(row.is_sorted_by(|a, b| a > b), "{row:?}");
             let mass: f32 = row.iter().map(|p| p.exp()).sum();

@@ -20,11 +20,11 @@ use decode::{
 use serde_json::{Value, json};
 
 use super::args::TuneArgs;
-use super::timed_runner::Lent;
+use super::timed_runner::TimedRunner;
 use super::{Source, draft, model};
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
-use crate::open::{self, Wish};
+use crate::open::{self, MemoryRequest};
 use crate::settings::GenerationDefaults;
 
 /// What is asked when nobody brings prompts.
@@ -34,7 +34,7 @@ const LEVEL: f64 = 0.02;
 
 /// One way of drafting.
 #[derive(Debug, Clone)]
-struct Way {
+struct DraftConfiguration {
     name: String,
     /// `None` decodes plainly, on a runner without a draft.
     speculation: Option<Speculation>,
@@ -48,7 +48,7 @@ pub(super) struct Prompt {
 
 /// What a way made of one prompt: the fastest of several times.
 #[derive(Debug, Clone, Copy)]
-struct Took {
+struct Timing {
     seconds: f64,
     tokens: usize,
     rounds: usize,
@@ -69,17 +69,17 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let backend = open::device(&args.device)?;
     let widest = args.budgets.iter().copied().max().unwrap_or(0);
-    let wish = Wish {
+    let request = MemoryRequest {
         sequences: 1,
         context: Some(sized(longest, args.tokens)),
         tree_nodes: widest + 1,
     };
-    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, wish)?;
+    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     let plain = fitted.plan;
     let mut drafted = plain.clone();
     drafted.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
-    let ways = ways(args, widest);
-    let mut best: Vec<Vec<Option<Took>>> = vec![vec![None; prompts.len()]; ways.len()];
+    let configurations = configurations(args, widest);
+    let mut best: Vec<Vec<Option<Timing>>> = vec![vec![None; prompts.len()]; configurations.len()];
     for _ in 0..args.reps.max(1) {
         // Plainly first: that runner has no draft to keep up with.
         for plainly in [true, false] {
@@ -90,19 +90,20 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
                 false => decode::speculation::measure(
                     &mut runner.clone(),
                     drafting::clock,
-                    drafting::MEASURING,
+                    drafting::MEASURE_TIME,
                 )?,
             };
             for (prompt_idx, prompt) in prompts.iter().enumerate() {
-                for (way, best) in ways.iter().zip(&mut best) {
-                    if way.speculation.is_none() != plainly {
+                for (configuration, best) in configurations.iter().zip(&mut best) {
+                    if configuration.speculation.is_none() != plainly {
                         continue;
                     }
-                    let mut speculation = way.speculation.clone().unwrap_or(Speculation {
-                        budget: 0,
-                        ..Speculation::default()
-                    });
-                    if way.name == STOPPED {
+                    let mut speculation =
+                        configuration.speculation.clone().unwrap_or(Speculation {
+                            budget: 0,
+                            ..Speculation::default()
+                        });
+                    if configuration.name == STOPPED {
                         speculation.costs = costs.clone();
                     }
                     let took = answer(&runner, &loaded, (prompt, args.tokens), speculation)?;
@@ -114,14 +115,19 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
             }
         }
     }
-    report(args, &loaded, &fitted.device.name, (&ways, &prompts, &best))
+    report(
+        args,
+        &loaded,
+        &fitted.device.name,
+        (&configurations, &prompts, &best),
+    )
 }
 
 /// Name of the way that goes by costs.
 const STOPPED: &str = "cost stop";
 
-fn ways(args: &TuneArgs, widest: usize) -> Vec<Way> {
-    let way = |name: String, budget: usize, init: TreeInit| Way {
+fn configurations(args: &TuneArgs, widest: usize) -> Vec<DraftConfiguration> {
+    let configuration = |name: String, budget: usize, init: TreeInit| DraftConfiguration {
         name,
         speculation: Some(Speculation {
             budget,
@@ -129,15 +135,20 @@ fn ways(args: &TuneArgs, widest: usize) -> Vec<Way> {
             ..Speculation::default()
         }),
     };
-    let mut ways = vec![Way {
+    let mut configurations = vec![DraftConfiguration {
         name: "plain".to_owned(),
         speculation: None,
     }];
     let budgets = args.budgets.iter().filter(|budget| **budget > 0);
-    ways.extend(budgets.map(|&budget| way(budget.to_string(), budget, TreeInit::None)));
-    ways.push(way("chain".to_owned(), widest, TreeInit::ChainOnly));
-    ways.push(way(STOPPED.to_owned(), widest, TreeInit::None));
-    ways
+    configurations
+        .extend(budgets.map(|&budget| configuration(budget.to_string(), budget, TreeInit::None)));
+    configurations.push(configuration(
+        "chain".to_owned(),
+        widest,
+        TreeInit::ChainOnly,
+    ));
+    configurations.push(configuration(STOPPED.to_owned(), widest, TreeInit::None));
+    configurations
 }
 
 /// A context for such a prompt, an answer, and what measuring the costs takes.
@@ -145,8 +156,12 @@ pub(super) fn sized(prompt: usize, answer: usize) -> usize {
     prompt + answer + 256
 }
 
-fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<Lent> {
-    Ok(Lent::new(open::open(backend, plan.clone(), &mut |_| {})?))
+fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<TimedRunner> {
+    Ok(TimedRunner::new(open::open(
+        backend,
+        plan.clone(),
+        &mut |_| {},
+    )?))
 }
 
 /// The prompts of a file, or the built-in ones, as the model's template renders them.
@@ -192,11 +207,11 @@ pub(super) fn prompts(
 
 /// Answers a prompt; the time is from the first token to the last.
 fn answer(
-    runner: &Lent,
+    runner: &TimedRunner,
     loaded: &model::LoadedModel,
     (prompt, most): (&Prompt, usize),
     speculation: Speculation,
-) -> anyhow::Result<Took> {
+) -> anyhow::Result<Timing> {
     let config = SchedulerConfig {
         max_sequences: 1,
         eos: loaded.vocab.eos.clone(),
@@ -217,7 +232,7 @@ fn answer(
     })?;
     let mut events = Vec::new();
     let mut start = None;
-    let mut took = Took {
+    let mut took = Timing {
         seconds: 0.0,
         tokens: 0,
         rounds: 0,
@@ -245,8 +260,11 @@ fn answer(
 }
 
 /// Sums over prompts: seconds, tokens, rounds.
-fn sum<'a>(all: impl Iterator<Item = (&'a Option<Took>, &'a Prompt)>, class: Option<&str>) -> Took {
-    let mut sum = Took {
+fn sum<'a>(
+    all: impl Iterator<Item = (&'a Option<Timing>, &'a Prompt)>,
+    class: Option<&str>,
+) -> Timing {
+    let mut sum = Timing {
         seconds: 0.0,
         tokens: 0,
         rounds: 0,
@@ -263,19 +281,23 @@ fn sum<'a>(all: impl Iterator<Item = (&'a Option<Took>, &'a Prompt)>, class: Opt
     sum
 }
 
-impl Took {
+impl Timing {
     fn per_s(&self) -> f64 {
         self.tokens as f64 / self.seconds.max(1e-9)
     }
 }
 
-type Measured<'a> = (&'a [Way], &'a [Prompt], &'a [Vec<Option<Took>>]);
+type Measured<'a> = (
+    &'a [DraftConfiguration],
+    &'a [Prompt],
+    &'a [Vec<Option<Timing>>],
+);
 
 fn report(
     args: &TuneArgs,
     loaded: &model::LoadedModel,
     device: &str,
-    (ways, prompts, best): Measured<'_>,
+    (configurations, prompts, best): Measured<'_>,
 ) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
@@ -301,15 +323,15 @@ fn report(
     writeln!(out)?;
     let over = |way: usize, class: Option<&str>| sum(best[way].iter().zip(prompts), class);
     let plain = over(0, None);
-    let mut lines = Vec::with_capacity(ways.len());
-    for (i, way) in ways.iter().enumerate() {
+    let mut lines = Vec::with_capacity(configurations.len());
+    for (i, configuration) in configurations.iter().enumerate() {
         let all = over(i, None);
         let rounds = all.rounds.max(1) as f64;
         let gain = all.per_s() / plain.per_s();
         write!(
             out,
             "{:<10} {:>11.2} {:>9.3} {:>9.1} {gain:>8.2}",
-            way.name,
+            configuration.name,
             all.tokens as f64 / rounds,
             all.seconds / rounds * 1e3,
             all.per_s()
@@ -322,15 +344,17 @@ fn report(
         }
         writeln!(out)?;
         lines.push(json!({
-            "budget": way.name, "tokens_per_step": all.tokens as f64 / rounds,
+            "budget": configuration.name, "tokens_per_step": all.tokens as f64 / rounds,
             "ms_per_step": all.seconds / rounds * 1e3, "tokens_per_s": all.per_s(), "times_plain": gain,
             "times_plain_by_class": by_class,
         }));
     }
-    let trees: Vec<(usize, f64)> = ways
+    let trees: Vec<(usize, f64)> = configurations
         .iter()
         .enumerate()
-        .filter_map(|(i, way)| Some((way.name.parse().ok()?, over(i, None).per_s())))
+        .filter_map(|(i, configuration)| {
+            Some((configuration.name.parse().ok()?, over(i, None).per_s()))
+        })
         .collect();
     let knee = knee(&trees);
     match knee {

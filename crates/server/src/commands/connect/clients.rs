@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::Target;
 use super::pieces::{Form, Piece};
-use crate::config::directories::Places;
+use crate::config::directories::Directories;
 
 /// A client that can be pointed here.
 pub(super) struct Client {
@@ -15,7 +15,7 @@ pub(super) struct Client {
     /// Its name for people.
     pub(super) title: &'static str,
     /// What has to be set.
-    pub(super) pieces: fn(&Target, &Places) -> Vec<Piece>,
+    pub(super) pieces: fn(&Target, &Directories) -> Vec<Piece>,
     /// What to run then.
     pub(super) then: fn(&Target) -> String,
 }
@@ -126,7 +126,7 @@ pub(super) const CLIENTS: [Client; 13] = [
     },
 ];
 
-fn claude_code(to: &Target, places: &Places) -> Vec<Piece> {
+fn claude_code(to: &Target, places: &Directories) -> Vec<Piece> {
     let context = to.context.to_string();
     let env = json!({
         "ANTHROPIC_BASE_URL": to.base,
@@ -150,7 +150,7 @@ fn claude_code(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn codex(to: &Target, places: &Places) -> Vec<Piece> {
+fn codex(to: &Target, places: &Directories) -> Vec<Piece> {
     let mut table = format!(
         "name = \"Hearth\"\nbase_url = {}\nwire_api = \"responses\"\nstream_idle_timeout_ms = 600000\n",
         quoted(&format!("{}/v1", to.base))
@@ -174,7 +174,7 @@ fn codex(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn opencode(to: &Target, places: &Places) -> Vec<Piece> {
+fn opencode(to: &Target, places: &Directories) -> Vec<Piece> {
     let model = format!("hearth/{}", to.model);
     let limit = json!({"context": to.context, "output": to.output()});
     let value = json!({
@@ -201,7 +201,7 @@ fn opencode(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn open_webui(to: &Target, places: &Places) -> Vec<Piece> {
+fn open_webui(to: &Target, places: &Directories) -> Vec<Piece> {
     let base = format!("{}/v1", to.base);
     variables(
         places,
@@ -215,7 +215,7 @@ fn open_webui(to: &Target, places: &Places) -> Vec<Piece> {
     )
 }
 
-fn hermes(to: &Target, places: &Places) -> Vec<Piece> {
+fn hermes(to: &Target, places: &Directories) -> Vec<Piece> {
     let block = format!(
         "model:\n  provider: custom\n  base_url: {}\n  api_key: {}\n  \
          default: {}\n  context_length: {}\n",
@@ -230,7 +230,7 @@ fn hermes(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn pi(to: &Target, places: &Places) -> Vec<Piece> {
+fn pi(to: &Target, places: &Directories) -> Vec<Piece> {
     let value = json!({"providers": {"hearth": {
         "baseUrl": format!("{}/v1", to.base),
         "api": "openai-completions",
@@ -250,7 +250,7 @@ fn pi(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn openclaw(to: &Target, places: &Places) -> Vec<Piece> {
+fn openclaw(to: &Target, places: &Directories) -> Vec<Piece> {
     let value = json!({
         "agents": {"defaults": {"model": {"primary": format!("hearth/{}", to.model)}}},
         "models": {"providers": {"hearth": {
@@ -277,7 +277,7 @@ fn openclaw(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn aider(to: &Target, places: &Places) -> Vec<Piece> {
+fn aider(to: &Target, places: &Directories) -> Vec<Piece> {
     let lines = [
         ("openai-api-base", quoted(&format!("{}/v1", to.base))),
         ("openai-api-key", quoted(to.key())),
@@ -310,7 +310,7 @@ fn aider(to: &Target, places: &Places) -> Vec<Piece> {
     ]
 }
 
-fn llm(to: &Target, places: &Places) -> Vec<Piece> {
+fn llm(to: &Target, places: &Directories) -> Vec<Piece> {
     let model = quoted(&to.model);
     let base = quoted(&format!("{}/v1", to.base));
     vec![Piece {
@@ -322,7 +322,7 @@ fn llm(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn litellm(to: &Target, places: &Places) -> Vec<Piece> {
+fn litellm(to: &Target, places: &Directories) -> Vec<Piece> {
     let (model, key) = (&to.model, quoted(to.key()));
     let text = format!(
         "model_list:\n- model_name: {}\n  litellm_params:\n    model: {}\n    api_base: {}\n    api_key: {key}\n",
@@ -336,7 +336,7 @@ fn litellm(to: &Target, places: &Places) -> Vec<Piece> {
     }]
 }
 
-fn open_ai(to: &Target, places: &Places) -> Vec<Piece> {
+fn open_ai(to: &Target, places: &Directories) -> Vec<Piece> {
     let base = format!("{}/v1", to.base);
     let pairs = [
         ("OPENAI_BASE_URL", base.as_str()),
@@ -345,7 +345,7 @@ fn open_ai(to: &Target, places: &Places) -> Vec<Piece> {
     variables(places, "openai", &pairs)
 }
 
-fn anthropic_sdk(to: &Target, places: &Places) -> Vec<Piece> {
+fn anthropic_sdk(to: &Target, places: &Directories) -> Vec<Piece> {
     let pairs = [
         ("ANTHROPIC_BASE_URL", to.base.as_str()),
         ("ANTHROPIC_AUTH_TOKEN", to.key()),
@@ -354,7 +354,7 @@ fn anthropic_sdk(to: &Target, places: &Places) -> Vec<Piece> {
 }
 
 /// A file of our own for a shell to read.
-fn variables(places: &Places, name: &str, pairs: &[(&str, &str)]) -> Vec<Piece> {
+fn variables(places: &Directories, name: &str, pairs: &[(&str, &str)]) -> Vec<Piece> {
     let lines = pairs
         .iter()
         .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', "'\\''")));
@@ -364,7 +364,7 @@ fn variables(places: &Places, name: &str, pairs: &[(&str, &str)]) -> Vec<Piece> 
     }]
 }
 
-fn own(places: &Places, name: &str) -> PathBuf {
+fn own(places: &Directories, name: &str) -> PathBuf {
     places.config.join("hearth").join(name)
 }
 

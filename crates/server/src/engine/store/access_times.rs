@@ -7,19 +7,19 @@ use contract::TokenId;
 
 /// When states count as used, once the process ends: in the order told, a step apart, and all others before them.
 /// However long the disk takes, a state takes the place of none that was used after it.
-pub(super) struct LastUses {
+pub(super) struct AccessTimes {
     by_use: Vec<Arc<[TokenId]>>,
     end: SystemTime,
 }
 
-impl LastUses {
+impl AccessTimes {
     /// Between two states: more than what ext4, XFS, Btrfs or APFS round times to. On a file system that keeps whole seconds
     /// states of one end count as used together.
     const STEP: Duration = Duration::from_millis(1);
 
     /// States by their tokens, the one used last first.
-    pub(super) fn new(by_use: &[Vec<TokenId>], end: SystemTime) -> LastUses {
-        LastUses {
+    pub(super) fn new(by_use: &[Vec<TokenId>], end: SystemTime) -> AccessTimes {
+        AccessTimes {
             by_use: by_use
                 .iter()
                 .map(|tokens| tokens.as_slice().into())

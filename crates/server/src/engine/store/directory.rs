@@ -9,13 +9,13 @@ use std::time::{Duration, SystemTime};
 
 use contract::TokenId;
 
-use super::file::{self, PART, WHOLE};
+use super::file::{self, PART_EXT, STATE_EXT};
 
 /// Coarser than any file system's time of last change.
 const CLOCK_GRAIN: Duration = Duration::from_secs(2);
 
 /// The files of one owner.
-pub(super) struct Shelf {
+pub(super) struct StateDirectory {
     root: PathBuf,
     dir: PathBuf,
     /// By path; `None` for a file that is of no use and could not be taken away.
@@ -25,15 +25,15 @@ pub(super) struct Shelf {
 }
 
 /// A file of any owner.
-struct Item {
+struct StateFile {
     path: PathBuf,
     bytes: u64,
     used: SystemTime,
 }
 
-impl Shelf {
+impl StateDirectory {
     /// Makes the folders that are not there.
-    pub(super) fn open(root: &Path, owner: [u8; 16]) -> io::Result<Shelf> {
+    pub(super) fn open(root: &Path, owner: [u8; 16]) -> io::Result<StateDirectory> {
         let name: String = owner.iter().map(|byte| format!("{byte:02x}")).collect();
         let dir = root.join(name);
         let mut builder = fs::DirBuilder::new();
@@ -41,7 +41,7 @@ impl Shelf {
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.create(&dir)?;
-        Ok(Shelf {
+        Ok(StateDirectory {
             root: root.to_path_buf(),
             dir,
             files: BTreeMap::new(),
@@ -55,12 +55,12 @@ impl Shelf {
     }
 
     /// Tokens of all files.
-    pub(super) fn kept(&self) -> Vec<Arc<[TokenId]>> {
+    pub(super) fn token_lists(&self) -> Vec<Arc<[TokenId]>> {
         self.files.values().flatten().cloned().collect()
     }
 
     /// Takes notice of files that came or went, by this process or another.
-    pub(super) fn look(&mut self) {
+    pub(super) fn refresh(&mut self) {
         let changed = fs::metadata(&self.dir).and_then(|dir| dir.modified()).ok();
         if changed.is_some() && changed == self.seen {
             return;
@@ -74,7 +74,7 @@ impl Shelf {
         };
         let mut before = std::mem::take(&mut self.files);
         for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_none_or(|ending| ending != WHOLE) {
+            if path.extension().is_none_or(|ending| ending != STATE_EXT) {
                 continue;
             }
             let known = before.remove(&path).flatten();
@@ -93,7 +93,7 @@ impl Shelf {
     }
 
     /// The longest file at a beginning of `prompt` within the bounds.
-    pub(super) fn longest(
+    pub(super) fn longest_prefix(
         &self,
         prompt: &[TokenId],
         more_than: usize,
@@ -120,7 +120,7 @@ impl Shelf {
 
     /// The file of exactly these tokens, if there is one, was used at that time, which is what its time of last change
     /// tells. A folder that may only be read still serves.
-    pub(super) fn renew(&self, tokens: &[TokenId], used: SystemTime) {
+    pub(super) fn touch(&self, tokens: &[TokenId], used: SystemTime) {
         let file = File::options()
             .write(true)
             .open(self.dir.join(file::name(tokens)));
@@ -137,7 +137,7 @@ impl Shelf {
 
     /// Takes away what dead writers left, and the files longest unused until all are within `budget` bytes, but none
     /// used since `spare`. Says whether they are within it.
-    pub(super) fn tidy(&mut self, budget: u64, spare: Option<SystemTime>) -> io::Result<bool> {
+    pub(super) fn evict(&mut self, budget: u64, spare: Option<SystemTime>) -> io::Result<bool> {
         let lock = File::create(self.root.join("lock"))?;
         lock.lock()?;
         let mut items = Vec::new();
@@ -149,14 +149,14 @@ impl Shelf {
                 continue;
             };
             let ending = path.extension().unwrap_or_default();
-            if ending == PART && is_orphan(&path) && fs::remove_file(&path).is_ok() {
+            if ending == PART_EXT && is_orphan(&path) && fs::remove_file(&path).is_ok() {
                 continue;
             }
             all += metadata.len();
-            if ending == WHOLE {
+            if ending == STATE_EXT {
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
                 let bytes = metadata.len();
-                items.push(Item { path, bytes, used });
+                items.push(StateFile { path, bytes, used });
             }
         }
         items.sort_by_key(|item| item.used);

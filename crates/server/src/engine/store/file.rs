@@ -24,12 +24,12 @@ const HASH: usize = 32;
 /// The payload begins at a multiple of this, so that it can be mapped or read past the page cache.
 const PAGE: usize = 4096;
 /// No prompt comes near this; a larger count is damage.
-const MOST_TOKENS: u64 = 1 << 24;
+const MAX_TOKENS: u64 = 1 << 24;
 
 /// Ending of a whole file.
-pub const WHOLE: &str = "state";
+pub const STATE_EXT: &str = "state";
 /// Ending of a file being written.
-pub const PART: &str = "part";
+pub const PART_EXT: &str = "part";
 
 /// Bytes of a file.
 pub fn size(n_tokens: usize, payload_bytes: u64) -> u64 {
@@ -43,7 +43,7 @@ fn head_size(n_tokens: usize) -> usize {
 /// The name of the file of these tokens.
 pub fn name(tokens: &[TokenId]) -> String {
     let hash = blake3::hash(&ids(tokens));
-    format!("{}.{WHOLE}", &hash.to_hex()[..32])
+    format!("{}.{STATE_EXT}", &hash.to_hex()[..32])
 }
 
 /// Writes a file under its final name, or nothing: the bytes and the name are on the medium when this returns.
@@ -71,7 +71,7 @@ fn try_write(
 ) -> Result<PathBuf, DeviceError> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let part = dir.join(format!("{}-{number}.{PART}", std::process::id()));
+    let part = dir.join(format!("{}-{number}.{PART_EXT}", std::process::id()));
     let path = dir.join(name(tokens));
     let written = write_part(&part, tokens, payload).and_then(|file| {
         fs::rename(&part, &path)?;
@@ -184,7 +184,7 @@ fn read_head(path: &Path) -> io::Result<(File, Vec<TokenId>, u64)> {
         return Err(damaged("it does not begin as a state of this version does"));
     }
     let (n_tokens, payload) = (word(16), word(24));
-    if n_tokens > MOST_TOKENS
+    if n_tokens > MAX_TOKENS
         || length != (head_size(n_tokens as usize) as u64).saturating_add(payload)
     {
         return Err(damaged("its length is not what its beginning says"));

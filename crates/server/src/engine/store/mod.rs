@@ -31,13 +31,13 @@ use contract::{DetachedSnapshot, DeviceError, TokenId};
 use decode::Store;
 use decode::prefix::StoreHit;
 
-use access_times::LastUses;
-use directory::Shelf;
-use write_queue::{Order, Waiting};
+use access_times::AccessTimes;
+use directory::StateDirectory;
+use write_queue::{PendingWrite, WriteQueue};
 
 /// Bytes that may wait to be written, so that a slow disk does not fill the memory: beyond that the newest state takes
 /// the place of those that have waited longest.
-const MOST_WAITING: u64 = 4 << 30;
+const MAX_QUEUED_BYTES: u64 = 4 << 30;
 
 /// Where states are kept, and how many.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,31 +53,31 @@ pub struct StoreConfig {
 
 /// What can be told of a store from outside.
 #[derive(Debug, Clone)]
-pub struct StoreFacts {
+pub struct StoreStatus {
     /// Its folder.
     pub dir: PathBuf,
     /// Bytes that all files below it may have.
     pub budget: u64,
-    trouble: Arc<Mutex<Option<String>>>,
+    failure: Arc<Mutex<Option<String>>>,
 }
 
-impl StoreFacts {
+impl StoreStatus {
     /// Why nothing is written any more, if so.
-    pub fn trouble(&self) -> Option<String> {
-        lock(&self.trouble).clone()
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.failure).clone()
     }
 
     fn fail(&self, what: String) {
         tracing::warn!("states are kept on disk no longer: {what}");
-        *lock(&self.trouble) = Some(what);
+        *lock(&self.failure) = Some(what);
     }
 }
 
 /// The states of one owner in one folder. Dropping it waits until everything it took is written.
 pub struct DiskStore {
-    shelf: Arc<Mutex<Shelf>>,
-    waiting: Arc<Waiting>,
-    facts: StoreFacts,
+    directory: Arc<Mutex<StateDirectory>>,
+    queue: Arc<WriteQueue>,
+    status: StoreStatus,
     /// Whether the process ends.
     closing: bool,
     writer: Option<JoinHandle<()>>,
@@ -86,25 +86,25 @@ pub struct DiskStore {
 impl DiskStore {
     /// Opens a folder, reads what is there, and takes away what dead writers left.
     pub fn open(config: StoreConfig) -> io::Result<DiskStore> {
-        let mut shelf = Shelf::open(&config.dir, config.owner)?;
-        shelf.tidy(config.budget, None)?;
-        shelf.look();
-        let shelf = Arc::new(Mutex::new(shelf));
+        let mut directory = StateDirectory::open(&config.dir, config.owner)?;
+        directory.evict(config.budget, None)?;
+        directory.refresh();
+        let directory = Arc::new(Mutex::new(directory));
         let mut store = DiskStore {
-            shelf,
-            waiting: Arc::new(Waiting::new(MOST_WAITING)),
-            facts: StoreFacts {
+            directory,
+            queue: Arc::new(WriteQueue::new(MAX_QUEUED_BYTES)),
+            status: StoreStatus {
                 dir: config.dir,
                 budget: config.budget,
-                trouble: Arc::default(),
+                failure: Arc::default(),
             },
             closing: false,
             writer: None,
         };
         let writer = Writer {
-            shelf: Arc::clone(&store.shelf),
-            waiting: Arc::clone(&store.waiting),
-            facts: store.facts.clone(),
+            directory: Arc::clone(&store.directory),
+            queue: Arc::clone(&store.queue),
+            status: store.status.clone(),
         };
         let thread = std::thread::Builder::new().name("state writer".to_owned());
         store.writer = Some(thread.spawn(move || writer.run())?);
@@ -112,25 +112,25 @@ impl DiskStore {
     }
 
     /// What can be told from outside.
-    pub fn facts(&self) -> StoreFacts {
-        self.facts.clone()
+    pub fn status(&self) -> StoreStatus {
+        self.status.clone()
     }
 
     /// Files of this owner, with their tokens.
-    pub fn kept(&self) -> Vec<Arc<[TokenId]>> {
-        lock(&self.shelf).kept()
+    pub fn token_lists(&self) -> Vec<Arc<[TokenId]>> {
+        lock(&self.directory).token_lists()
     }
 }
 
 impl Store for DiskStore {
     fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<StoreHit> {
-        let mut shelf = lock(&self.shelf);
-        shelf.look();
+        let mut directory = lock(&self.directory);
+        directory.refresh();
         loop {
-            let (tokens, path) = shelf.longest(prompt, more_than, at_most)?;
+            let (tokens, path) = directory.longest_prefix(prompt, more_than, at_most)?;
             match file::open(&path, &tokens) {
                 Ok(payload) => {
-                    shelf.renew(&tokens, SystemTime::now());
+                    directory.touch(&tokens, SystemTime::now());
                     return Some(StoreHit {
                         position: tokens.len(),
                         source: Box::new(payload),
@@ -138,54 +138,54 @@ impl Store for DiskStore {
                 }
                 Err(error) => {
                     tracing::warn!(path = %path.display(), %error, "a stored state is of no use");
-                    shelf.forget(&tokens);
+                    directory.forget(&tokens);
                 }
             }
         }
     }
 
     fn covered(&mut self, tokens: &[TokenId]) -> usize {
-        let begun = self.waiting.covered(tokens);
-        let mut shelf = lock(&self.shelf);
-        shelf.look();
-        let kept = shelf.longest(tokens, begun, tokens.len());
+        let begun = self.queue.covered(tokens);
+        let mut directory = lock(&self.directory);
+        directory.refresh();
+        let kept = directory.longest_prefix(tokens, begun, tokens.len());
         kept.map_or(begun, |(kept, _)| kept.len())
     }
 
-    fn put(&mut self, tokens: &[TokenId], parcel: Box<dyn DetachedSnapshot>) {
-        let size = parcel.bytes();
-        if size > self.facts.budget || self.facts.trouble().is_some() {
+    fn put(&mut self, tokens: &[TokenId], snapshot: Box<dyn DetachedSnapshot>) {
+        let size = snapshot.bytes();
+        if size > self.status.budget || self.status.failure().is_some() {
             return;
         }
-        let order = Order {
+        let write = PendingWrite {
             tokens: tokens.into(),
-            parcel,
+            snapshot,
             size,
         };
         match self.closing {
-            false => self.waiting.push(order),
-            true => self.waiting.push_with_room(order),
+            false => self.queue.push(write),
+            true => self.queue.push_with_room(write),
         }
     }
 
     fn begin_shutdown(&mut self, by_use: &[Vec<TokenId>]) {
         self.closing = true;
-        let last_uses = LastUses::new(by_use, SystemTime::now());
-        let shelf = lock(&self.shelf);
+        let access_times = AccessTimes::new(by_use, SystemTime::now());
+        let directory = lock(&self.directory);
         for tokens in by_use {
-            shelf.renew(tokens, last_uses.of(tokens));
+            directory.touch(tokens, access_times.of(tokens));
         }
-        self.waiting.end(last_uses);
+        self.queue.end(access_times);
     }
 
     fn forget(&mut self, tokens: &[TokenId]) {
-        lock(&self.shelf).forget(tokens);
+        lock(&self.directory).forget(tokens);
     }
 }
 
 impl Drop for DiskStore {
     fn drop(&mut self) {
-        self.waiting.close();
+        self.queue.close();
         if let Some(writer) = self.writer.take() {
             // A panic there was told where it happened.
             let _ = writer.join();
@@ -195,36 +195,36 @@ impl Drop for DiskStore {
 
 /// The thread that writes.
 struct Writer {
-    shelf: Arc<Mutex<Shelf>>,
-    waiting: Arc<Waiting>,
-    facts: StoreFacts,
+    directory: Arc<Mutex<StateDirectory>>,
+    queue: Arc<WriteQueue>,
+    status: StoreStatus,
 }
 
 impl Writer {
     fn run(&self) {
-        while let Some(mut order) = self.waiting.next() {
-            if self.facts.trouble().is_none()
-                && let Err(error) = self.write(&mut order)
+        while let Some(mut write) = self.queue.next() {
+            if self.status.failure().is_none()
+                && let Err(error) = self.write(&mut write)
             {
                 match error {
-                    DeviceError::SnapshotIo(error) => self.facts.fail(error.to_string()),
+                    DeviceError::SnapshotIo(error) => self.status.fail(error.to_string()),
                     error => tracing::warn!(%error, "a state cannot be brought to the disk"),
                 }
             }
-            self.waiting.done();
+            self.queue.done();
         }
     }
 
-    fn write(&self, order: &mut Order) -> Result<(), DeviceError> {
-        let size = file::size(order.tokens.len(), order.size);
-        if size > self.facts.budget {
+    fn write(&self, write: &mut PendingWrite) -> Result<(), DeviceError> {
+        let size = file::size(write.tokens.len(), write.size);
+        if size > self.status.budget {
             return Ok(());
         }
         let dir = {
-            let mut shelf = lock(&self.shelf);
-            let spare = self.waiting.last_use(&order.tokens);
-            if !shelf.tidy(self.facts.budget - size, spare)? {
-                let tokens = order.tokens.len();
+            let mut directory = lock(&self.directory);
+            let spare = self.queue.access_time(&write.tokens);
+            if !directory.evict(self.status.budget - size, spare)? {
+                let tokens = write.tokens.len();
                 tracing::info!(
                     tokens,
                     size,
@@ -232,15 +232,15 @@ impl Writer {
                 );
                 return Ok(());
             }
-            shelf.dir().to_path_buf()
+            directory.dir().to_path_buf()
         };
         // The lock of the shelf is not held while the disk works.
-        let path = file::write(&dir, &order.tokens, &mut *order.parcel)?;
-        let mut shelf = lock(&self.shelf);
+        let path = file::write(&dir, &write.tokens, &mut *write.snapshot)?;
+        let mut directory = lock(&self.directory);
         // The disk may have taken its time since the last byte.
-        let used = self.waiting.last_use(&order.tokens);
-        shelf.renew(&order.tokens, used.unwrap_or_else(SystemTime::now));
-        shelf.add(Arc::clone(&order.tokens), path);
+        let used = self.queue.access_time(&write.tokens);
+        directory.touch(&write.tokens, used.unwrap_or_else(SystemTime::now));
+        directory.add(Arc::clone(&write.tokens), path);
         Ok(())
     }
 }

@@ -224,7 +224,7 @@ fn two_processes_see_each_others_files() {
 fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
-    let health = store.facts();
+    let health = store.status();
     // Where the owner's folder was there is a file now, which stops even an administrator.
     let owner = fs::read_dir(dir.path())
         .unwrap()
@@ -236,7 +236,7 @@ fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
     fs::write(&owner, "").unwrap();
     store.put(&tokens(10, 0), Box::new(vec![1; 10]));
     drop(store);
-    assert!(health.trouble().is_some());
+    assert!(health.failure().is_some());
 }
 
 #[test]

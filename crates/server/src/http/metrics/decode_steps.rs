@@ -4,13 +4,13 @@ use decode::{AcceptanceByDepth, Stats};
 use metrics::{Counter, Gauge, Key, Label, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
-use super::{METADATA, Maker};
+use super::{METADATA, Registrar};
 
 const DEPTHS: &str = "hearth_draft_kept_depth_total";
 const TIME: &str = "hearth_round_seconds";
 
 /// What rounds did since the start.
-pub(super) struct RoundMeters {
+pub(super) struct DecodeStepMetrics {
     steps: Counter,
     batched: Counter,
     drafted_steps: Counter,
@@ -24,9 +24,9 @@ pub(super) struct RoundMeters {
     times: [Gauge; 3],
 }
 
-impl RoundMeters {
-    pub(super) fn new(recorder: &PrometheusRecorder) -> RoundMeters {
-        let make = Maker(recorder);
+impl DecodeStepMetrics {
+    pub(super) fn new(recorder: &PrometheusRecorder) -> DecodeStepMetrics {
+        let registrar = Registrar(recorder);
         recorder.describe_counter(
             DEPTHS.into(),
             None,
@@ -42,23 +42,23 @@ impl RoundMeters {
         };
         let depth = |i: usize| labelled(DEPTHS, "depth", (i + 1).to_string());
         let part = |name: &str| labelled(TIME, "part", name.to_owned());
-        RoundMeters {
-            steps: make.counter("hearth_decode_rounds_total", "Verify passes."),
-            batched: make.counter(
+        DecodeStepMetrics {
+            steps: registrar.counter("hearth_decode_rounds_total", "Verify passes."),
+            batched: registrar.counter(
                 "hearth_decode_steps_total",
                 "Verify passes of single sequences: generated tokens by steps are tokens per step.",
             ),
-            drafted_steps: make.counter(
+            drafted_steps: registrar.counter(
                 "hearth_drafted_steps_total",
                 "Of these, passes that carried drafted tokens.",
             ),
-            drafted: make.counter("hearth_draft_tokens_total", "Tokens drafted."),
-            accepted: make.counter(
+            drafted: registrar.counter("hearth_draft_tokens_total", "Tokens drafted."),
+            accepted: registrar.counter(
                 "hearth_draft_tokens_accepted_total",
                 "Drafted tokens that were kept.",
             ),
-            forced: make.counter("hearth_forced_tokens_total", "Tokens forced upon answers."),
-            undrafted: make.counter(
+            forced: registrar.counter("hearth_forced_tokens_total", "Tokens forced upon answers."),
+            undrafted: registrar.counter(
                 "hearth_undrafted_rounds_total",
                 "Rounds that decoded plainly because there was no room to draft.",
             ),

@@ -18,9 +18,9 @@ use metrics_exporter_prometheus::{
 };
 
 use crate::engine::{Phase, Published};
-use decode_steps::RoundMeters;
-use pool::PoolMeters;
-use prefix::PrefixMeters;
+use decode_steps::DecodeStepMetrics;
+use pool::PoolMetrics;
+use prefix::PrefixMetrics;
 
 static METADATA: Metadata<'static> = Metadata::new("server", Level::INFO, None);
 
@@ -41,7 +41,7 @@ const CANCELLED: &str = "hearth_request_cancelled_total";
 
 /// Where a request was when its client left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum RequestStage {
     /// Waiting for a place on the device.
     Queue,
     /// Running its prompt.
@@ -50,13 +50,13 @@ pub enum Stage {
     Decode,
 }
 
-impl Stage {
+impl RequestStage {
     /// The label's value.
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Queue => "queue",
-            Stage::Prefill => "prefill",
-            Stage::Decode => "decode",
+            RequestStage::Queue => "queue",
+            RequestStage::Prefill => "prefill",
+            RequestStage::Decode => "decode",
         }
     }
 }
@@ -109,9 +109,9 @@ pub struct Metrics {
     decode_rate: Histogram,
     prompt_size: Histogram,
     generation_size: Histogram,
-    rounds: RoundMeters,
-    prefix: PrefixMeters,
-    pool: PoolMeters,
+    decode_steps: DecodeStepMetrics,
+    prefix: PrefixMetrics,
+    pool: PoolMetrics,
 }
 
 impl Metrics {
@@ -130,72 +130,73 @@ impl Metrics {
         }
         let recorder = builder.build_recorder();
         let handle = recorder.handle();
-        let make = Maker(&recorder);
+        let registrar = Registrar(&recorder);
         let metrics = Metrics {
-            prompt_tokens: make.counter("hearth_prompt_tokens_total", "Tokens of prompts."),
-            cached_tokens: make.counter(
+            prompt_tokens: registrar.counter("hearth_prompt_tokens_total", "Tokens of prompts."),
+            cached_tokens: registrar.counter(
                 "hearth_prompt_tokens_cached_total",
                 "Tokens of prompts restored from the prefix cache.",
             ),
-            generation_tokens: make.counter(
+            generation_tokens: registrar.counter(
                 "hearth_generation_tokens_total",
                 "Tokens generated, thinking included.",
             ),
-            reasoning_tokens: make.counter(
+            reasoning_tokens: registrar.counter(
                 "hearth_reasoning_tokens_total",
                 "Tokens generated while thinking.",
             ),
-            tool_calls: make.counter("hearth_tool_calls_total", "Complete tool calls in replies."),
-            malformed_calls: make.counter(
+            tool_calls: registrar
+                .counter("hearth_tool_calls_total", "Complete tool calls in replies."),
+            malformed_calls: registrar.counter(
                 "hearth_tool_calls_malformed_total",
                 "Tool calls that had to be mended, and text that only began like one.",
             ),
-            running: make.gauge("hearth_num_requests_running", "Requests on the device."),
-            waiting: make.gauge(
+            running: registrar.gauge("hearth_num_requests_running", "Requests on the device."),
+            waiting: registrar.gauge(
                 "hearth_num_requests_waiting",
                 "Requests waiting for a place on the device.",
             ),
-            up: make.gauge("hearth_engine_up", "1 while the engine takes requests."),
-            queue_time: make.histogram(
+            up: registrar.gauge("hearth_engine_up", "1 while the engine takes requests."),
+            queue_time: registrar.histogram(
                 "hearth_request_queue_time_seconds",
                 "From hand-over to start.",
             ),
-            time_to_first_token: make.histogram(
+            time_to_first_token: registrar.histogram(
                 "hearth_time_to_first_token_seconds",
                 "From hand-over to the first token.",
             ),
-            inter_token: make.histogram(
+            inter_token: registrar.histogram(
                 "hearth_inter_token_latency_seconds",
                 "Time between a request's tokens, averaged over each engine step.",
             ),
-            prefill_time: make.histogram(
+            prefill_time: registrar.histogram(
                 "hearth_request_prefill_time_seconds",
                 "From start to the first token.",
             ),
-            decode_time: make.histogram(
+            decode_time: registrar.histogram(
                 "hearth_request_decode_time_seconds",
                 "From the first token to the last.",
             ),
-            whole_time: make.histogram(
+            whole_time: registrar.histogram(
                 "hearth_e2e_request_latency_seconds",
                 "From hand-over to the end.",
             ),
-            prefill_rate: make.histogram(
+            prefill_rate: registrar.histogram(
                 "hearth_prefill_tokens_per_second",
                 "Prompt tokens run a second, by request.",
             ),
-            decode_rate: make.histogram(
+            decode_rate: registrar.histogram(
                 "hearth_decode_tokens_per_second",
                 "Tokens generated a second, by request.",
             ),
-            prompt_size: make.histogram("hearth_request_prompt_tokens", "Tokens of a prompt."),
-            generation_size: make.histogram(
+            prompt_size: registrar.histogram("hearth_request_prompt_tokens", "Tokens of a prompt."),
+            generation_size: registrar.histogram(
                 "hearth_request_generation_tokens",
                 "Tokens generated by a request.",
             ),
-            rounds: RoundMeters::new(&recorder),
-            prefix: PrefixMeters::new(&recorder),
-            pool: PoolMeters::new(&recorder),
+            decode_steps: DecodeStepMetrics::new(&recorder),
+            prefix: PrefixMetrics::new(&recorder),
+            pool: PoolMetrics::new(&recorder),
             recorder,
             handle,
         };
@@ -233,7 +234,7 @@ impl Metrics {
     }
 
     /// Counts a request whose client left.
-    pub fn cancelled(&self, stage: Stage) {
+    pub fn cancelled(&self, stage: RequestStage) {
         self.count(CANCELLED, vec![Label::new("phase", stage.name())]);
     }
 
@@ -284,7 +285,7 @@ impl Metrics {
         self.waiting.set(waiting as f64);
         let up = engine.phase == Phase::Ready;
         self.up.set(f64::from(u8::from(up)));
-        self.rounds.set(&engine.stats);
+        self.decode_steps.set(&engine.stats);
         self.prefix.set(&engine.stats.prefix);
         self.pool.set(&engine.stats);
         self.handle.run_upkeep();
@@ -305,9 +306,9 @@ impl Default for Metrics {
 }
 
 /// Registers meters with their descriptions.
-struct Maker<'a>(&'a PrometheusRecorder);
+struct Registrar<'a>(&'a PrometheusRecorder);
 
-impl Maker<'_> {
+impl Registrar<'_> {
     fn counter(&self, name: &'static str, text: &'static str) -> Counter {
         let unit: Option<Unit> = None;
         self.0

@@ -4,10 +4,10 @@ use decode::Stats;
 use metrics::{Counter, Gauge};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
-use super::Maker;
+use super::Registrar;
 
 /// Who has how much of the pool, and who waits for it.
-pub(super) struct PoolMeters {
+pub(super) struct PoolMetrics {
     tokens: Gauge,
     used: Gauge,
     kept: Gauge,
@@ -16,28 +16,28 @@ pub(super) struct PoolMeters {
     preemptions: Counter,
 }
 
-impl PoolMeters {
-    pub(super) fn new(recorder: &PrometheusRecorder) -> PoolMeters {
-        let make = Maker(recorder);
-        PoolMeters {
-            tokens: make.gauge("hearth_kv_pool_tokens", "Tokens that sequences share."),
-            used: make.gauge(
+impl PoolMetrics {
+    pub(super) fn new(recorder: &PrometheusRecorder) -> PoolMetrics {
+        let registrar = Registrar(recorder);
+        PoolMetrics {
+            tokens: registrar.gauge("hearth_kv_pool_tokens", "Tokens that sequences share."),
+            used: registrar.gauge(
                 "hearth_kv_pool_used_tokens",
                 "Tokens of pages that sequences hold.",
             ),
-            kept: make.gauge(
+            kept: registrar.gauge(
                 "hearth_kv_pool_kept_tokens",
                 "Tokens of pages that saved states hold and sequences can have.",
             ),
-            waiting: make.gauge(
+            waiting: registrar.gauge(
                 "hearth_kv_pool_requests_waiting",
                 "Requests in the queue while the next of them waits for pages.",
             ),
-            parked: make.gauge(
+            parked: registrar.gauge(
                 "hearth_kv_pool_parked",
                 "Prompts and replies that gave their place up to others and wait to go on.",
             ),
-            preemptions: make.counter(
+            preemptions: registrar.counter(
                 "hearth_kv_pool_parked_total",
                 "Times one did, because another could not grow.",
             ),

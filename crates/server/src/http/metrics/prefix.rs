@@ -4,10 +4,10 @@ use decode::PrefixStats;
 use metrics::{Counter, Gauge};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
-use super::Maker;
+use super::Registrar;
 
 /// What the prefix cache holds and has done.
-pub(super) struct PrefixMeters {
+pub(super) struct PrefixMetrics {
     snapshots: Gauge,
     bytes: Gauge,
     lookups: Counter,
@@ -22,46 +22,46 @@ pub(super) struct PrefixMeters {
     warmup_hits: Counter,
 }
 
-impl PrefixMeters {
-    pub(super) fn new(recorder: &PrometheusRecorder) -> PrefixMeters {
-        let make = Maker(recorder);
-        PrefixMeters {
-            snapshots: make.gauge(
+impl PrefixMetrics {
+    pub(super) fn new(recorder: &PrometheusRecorder) -> PrefixMetrics {
+        let registrar = Registrar(recorder);
+        PrefixMetrics {
+            snapshots: registrar.gauge(
                 "hearth_prefix_cache_snapshots",
                 "States of prompts held in memory.",
             ),
-            bytes: make.gauge(
+            bytes: registrar.gauge(
                 "hearth_prefix_cache_bytes",
                 "Bytes that all snapshots hold; what several share is counted once.",
             ),
-            lookups: make.counter("hearth_prefix_lookups_total", "Prompts looked up."),
-            hits: make.counter(
+            lookups: registrar.counter("hearth_prefix_lookups_total", "Prompts looked up."),
+            hits: registrar.counter(
                 "hearth_prefix_hits_total",
                 "Prompts that began with a saved state.",
             ),
-            store_hits: make.counter(
+            store_hits: registrar.counter(
                 "hearth_prefix_store_hits_total",
                 "States that were read from disk for a prompt.",
             ),
-            saved: make.counter("hearth_prefix_saved_total", "States saved."),
-            evicted: make.counter(
+            saved: registrar.counter("hearth_prefix_saved_total", "States saved."),
+            evicted: registrar.counter(
                 "hearth_prefix_evicted_total",
                 "States given up for want of room.",
             ),
-            stored: make.counter("hearth_prefix_stored_total", "States given to the disk."),
-            failed: make.counter(
+            stored: registrar.counter("hearth_prefix_stored_total", "States given to the disk."),
+            failed: registrar.counter(
                 "hearth_prefix_failed_total",
                 "States that could not be saved, restored or read.",
             ),
-            warmup_tokens: make.counter(
+            warmup_tokens: registrar.counter(
                 "hearth_read_ahead_tokens_total",
                 "Tokens read while nobody asked for anything, since the next prompt will begin with them.",
             ),
-            warmup_saved: make.counter(
+            warmup_saved: registrar.counter(
                 "hearth_read_ahead_saved_total",
                 "States saved of what was read ahead.",
             ),
-            warmup_hits: make.counter(
+            warmup_hits: registrar.counter(
                 "hearth_read_ahead_hits_total",
                 "Prompts that went on from a state that was read ahead.",
             ),

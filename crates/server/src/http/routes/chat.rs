@@ -13,12 +13,12 @@ use chat::request::ChatRequest;
 use decode::ReasoningEnd;
 use serde_json::{Value, json};
 
-use crate::engine::control::Listed;
-use crate::engine::in_flight::{News, Run};
+use crate::engine::control::ControlGuard;
+use crate::engine::in_flight::{InFlight, StreamEvent};
 use crate::error::{ApiError, Dialect};
 use crate::http::body;
-use crate::http::dialect::{self, Talk, Voice};
-use crate::http::sse::{Encoder, Silence};
+use crate::http::dialect::{self, ParsedRequest, StreamFormat};
+use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
 
@@ -28,13 +28,15 @@ pub(super) async fn completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let talk = Talk::read(&app, &headers, body, parse).await?;
-    let run = talk.start(&app).await?;
-    let envelope = Envelope::new(&app, &talk, &run);
-    if talk.request.stream {
-        return Ok(dialect::stream(&app, run, envelope));
+    let parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
+    let request = parsed.start(&app).await?;
+    let format = ChatFormat::new(&app, &parsed, &request);
+    if parsed.request.stream {
+        return Ok(dialect::stream(&app, request, format));
     }
-    whole(run, &envelope).await.map(IntoResponse::into_response)
+    whole(request, &format)
+        .await
+        .map(IntoResponse::into_response)
 }
 
 /// `POST /v1/chat/completions/input_tokens`: how long the prompt would be.
@@ -43,10 +45,10 @@ pub(super) async fn input_tokens(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let talk = Talk::read(&app, &headers, body, parse).await?;
+    let parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
     Ok(Json(json!({
         "object": "response.input_tokens",
-        "input_tokens": talk.prompt.ids.len(),
+        "input_tokens": parsed.prompt.ids.len(),
     })))
 }
 
@@ -55,7 +57,7 @@ pub(super) async fn control(State(app): State<App>, body: Body) -> Result<Json<V
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
     let order = ControlRequest::from_json(&bytes)?;
     let ControlAction::ReasoningEnd = order.action;
-    if !app.live().close_thinking(&order.id) {
+    if !app.controls().end_reasoning(&order.id) {
         let message = format!("id: no answer {:?} is under way", order.id);
         return Err(ApiError::NotFound { message });
     }
@@ -67,9 +69,9 @@ fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
 }
 
 /// What is the same on all events of one answer.
-struct Envelope {
+struct ChatFormat {
     /// Lets the answer be controlled while it lasts.
-    _listed: Listed,
+    _control: ControlGuard,
     id: String,
     created: i64,
     model: String,
@@ -82,16 +84,16 @@ struct Envelope {
     logprobs: bool,
 }
 
-impl Envelope {
-    fn new(app: &App, talk: &Talk<()>, run: &Run) -> Envelope {
-        let request = &talk.request;
+impl ChatFormat {
+    fn new(app: &App, parsed: &ParsedRequest<()>, in_flight: &InFlight) -> ChatFormat {
+        let request = &parsed.request;
         let options = request.stream_options;
         let id = ids::random("chatcmpl-");
-        Envelope {
-            _listed: app.live().list(&id, run.reins()),
+        ChatFormat {
+            _control: app.controls().register(&id, in_flight.reasoning_handles()),
             id,
             created: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
-            model: talk.model_name(app),
+            model: parsed.model_name(app),
             n: request.sampling.n,
             include_usage: options.include_usage || app.config().always_usage,
             running_usage: options.continuous_usage_stats,
@@ -102,19 +104,19 @@ impl Envelope {
         }
     }
 
-    fn details(&self, run: &Run, choice: usize) -> Option<FinishDetails> {
+    fn details(&self, request: &InFlight, choice: usize) -> Option<FinishDetails> {
         if !self.details {
             return None;
         }
-        let choice = run.choice(choice);
+        let choice = request.choice(choice);
         let (thinking, total) = (choice.summary().reasoning_tokens, choice.n_tokens());
         Some(FinishDetails {
-            close_kind: match choice.close() {
+            close_kind: match choice.reasoning_end() {
                 ReasoningEnd::Natural => CloseKind::Natural,
                 ReasoningEnd::Soft => CloseKind::Soft,
                 ReasoningEnd::Hard => CloseKind::Hard,
             },
-            degenerate_decode: choice.went_round(),
+            degenerate_decode: choice.is_degenerate(),
             thinking_tokens: thinking,
             content_tokens: total.saturating_sub(thinking),
             total_tokens: total,
@@ -122,9 +124,9 @@ impl Envelope {
     }
 
     /// An event with these choices; `usage` and `timings` as the request wants them on every event.
-    fn chunk(&self, run: &Run, choices: Vec<ChunkChoice>) -> ChatChunk<'_> {
+    fn chunk(&self, request: &InFlight, choices: Vec<ChunkChoice>) -> ChatChunk<'_> {
         let usage = match (self.running_usage, self.include_usage) {
-            (true, _) => UsageField::Counts(run.meter().usage()),
+            (true, _) => UsageField::Counts(request.stats().usage()),
             (false, true) => UsageField::Null,
             (false, false) => UsageField::Absent,
         };
@@ -136,92 +138,95 @@ impl Envelope {
             system_fingerprint: None,
             choices,
             usage,
-            timings: self.timings.then(|| run.meter().timings()),
+            timings: self.timings.then(|| request.stats().timings()),
             prompt_progress: None,
         }
     }
 }
 
-async fn whole(mut run: Run, envelope: &Envelope) -> Result<Json<ChatCompletion>, ApiError> {
-    let whole = dialect::whole(&mut run).await?;
+async fn whole(
+    mut request: InFlight,
+    format: &ChatFormat,
+) -> Result<Json<ChatCompletion>, ApiError> {
+    let whole = dialect::whole(&mut request).await?;
     let choices = whole.into_iter().enumerate();
     let choices = choices.map(|(index, (whole, finish_reason))| ChatChoice {
         index,
         message: whole.reply.into(),
-        logprobs: envelope.logprobs.then_some(whole.logprobs),
+        logprobs: format.logprobs.then_some(whole.logprobs),
         finish_reason,
-        finish_details: envelope.details(&run, index),
+        finish_details: format.details(&request, index),
     });
     Ok(Json(ChatCompletion {
-        id: envelope.id.clone(),
+        id: format.id.clone(),
         object: ChatCompletion::OBJECT,
-        created: envelope.created,
-        model: envelope.model.clone(),
+        created: format.created,
+        model: format.model.clone(),
         system_fingerprint: None,
         choices: choices.collect(),
-        usage: run.meter().usage(),
-        timings: Some(run.meter().timings()),
+        usage: request.stats().usage(),
+        timings: Some(request.stats().timings()),
     }))
 }
 
-impl Voice for Envelope {
-    const SILENCE: Silence = Silence::Comment;
+impl StreamFormat for ChatFormat {
+    const KEEP_ALIVE: KeepAlive = KeepAlive::Comment;
 
-    fn begin(&mut self, out: &mut Encoder, run: &Run) {
+    fn begin(&mut self, out: &mut SseEncoder, request: &InFlight) {
         for index in 0..self.n {
             let opening = ChunkChoice::new(index, Delta::first());
-            out.data(&self.chunk(run, vec![opening]));
+            out.data(&self.chunk(request, vec![opening]));
         }
     }
 
-    fn news(&mut self, out: &mut Encoder, run: &Run, news: News) {
-        match news {
-            News::Progress { done, total } => {
+    fn event(&mut self, out: &mut SseEncoder, request: &InFlight, event: StreamEvent) {
+        match event {
+            StreamEvent::Progress { done, total } => {
                 if self.progress {
                     // An empty part, since clients look at the first choice of every event.
                     let nothing = ChunkChoice::new(0, Delta::default());
-                    let mut chunk = self.chunk(run, vec![nothing]);
-                    let elapsed = run.meter().elapsed().as_millis();
+                    let mut chunk = self.chunk(request, vec![nothing]);
+                    let elapsed = request.stats().elapsed().as_millis();
                     chunk.prompt_progress = Some(PromptProgress {
                         total,
-                        cache: run.meter().cached_tokens,
+                        cache: request.stats().cached_tokens,
                         processed: done,
                         time_ms: u64::try_from(elapsed).unwrap_or(u64::MAX),
                     });
                     out.data(&chunk);
                 }
             }
-            News::PromptLogprobs(_) => {}
-            News::Parts { choice, parts } => {
+            StreamEvent::PromptLogprobs(_) => {}
+            StreamEvent::Parts { choice, parts } => {
                 for part in parts {
-                    let logprobs = run.choice(choice).chat_logprobs(&part);
+                    let logprobs = request.choice(choice).chat_logprobs(&part);
                     let mut of = ChunkChoice::new(choice, part.piece.into());
                     of.logprobs = logprobs;
-                    out.data(&self.chunk(run, vec![of]));
+                    out.data(&self.chunk(request, vec![of]));
                 }
             }
-            News::End { choice, reason } => {
+            StreamEvent::End { choice, reason } => {
                 let mut of = ChunkChoice::new(choice, Delta::default());
                 of.finish_reason = Some(reason);
-                of.finish_details = self.details(run, choice);
-                let mut chunk = self.chunk(run, vec![of]);
-                chunk.timings = Some(run.meter().timings());
+                of.finish_details = self.details(request, choice);
+                let mut chunk = self.chunk(request, vec![of]);
+                chunk.timings = Some(request.stats().timings());
                 out.data(&chunk);
             }
         }
     }
 
-    fn end(&mut self, out: &mut Encoder, run: &Run) {
+    fn end(&mut self, out: &mut SseEncoder, request: &InFlight) {
         if self.include_usage {
-            let mut last = self.chunk(run, Vec::new());
-            last.usage = UsageField::Counts(run.meter().usage());
-            last.timings = Some(run.meter().timings());
+            let mut last = self.chunk(request, Vec::new());
+            last.usage = UsageField::Counts(request.stats().usage());
+            last.timings = Some(request.stats().timings());
             out.data(&last);
         }
         out.done();
     }
 
-    fn fail(&mut self, out: &mut Encoder, _run: &Run, error: &ApiError) {
+    fn fail(&mut self, out: &mut SseEncoder, _request: &InFlight, error: &ApiError) {
         out.data(&error.body(Dialect::OpenAi, None));
         out.done();
     }

@@ -16,15 +16,15 @@ use futures::{Stream, StreamExt, stream};
 
 use crate::engine::Ready;
 use crate::engine::handle::Order;
-use crate::engine::in_flight::{News, Run};
-use crate::engine::usage::Meter;
+use crate::engine::in_flight::{InFlight, StreamEvent};
+use crate::engine::request_stats::RequestStats;
 use crate::error::{ApiError, Dialect};
 use crate::http::body;
-use crate::http::sse::{self, Encoder, Gone, Silence, Writer};
+use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
 use crate::ids;
-use crate::text::completion_logprobs::Columns;
-use crate::text::reply::{Choice, ChoicePlan, Part};
+use crate::text::completion_logprobs::LogprobColumns;
+use crate::text::reply::{Choice, ChoiceConfig, Part};
 use crate::text::sampling_params;
 
 /// `POST /v1/completions`.
@@ -37,7 +37,7 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
         let mut prompts: Vec<Arc<[TokenId]>> = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
             let ids = request.token_ids(prompt, &model.model.tokenizer)?;
-            sampling_params::room(ids.len(), model.info.limits.context)?;
+            sampling_params::remaining_context(ids.len(), model.info.limits.context)?;
             prompts.push(ids.into());
         }
         Ok((request, prompts))
@@ -48,7 +48,7 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
         None => None,
         Some(shape) => {
             let model = Arc::clone(&ready);
-            let compiled = move || model.model.constrain.compile(&shape);
+            let compiled = move || model.model.constraints.compile(&shape);
             Some(body::run_long(compiled).await?)
         }
     };
@@ -63,8 +63,8 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
     // The first prompt is handed over here, so that a refusal still has a status of its own.
     let first = job.start(0)?;
     if job.request.stream {
-        let times = app.config().times;
-        return Ok(sse::response(times, Silence::Comment, move |writer| {
+        let timeouts = app.config().timeouts;
+        return Ok(sse::response(timeouts, KeepAlive::Comment, move |writer| {
             stream_all(writer, job, first)
         }));
     }
@@ -122,11 +122,11 @@ impl Envelope {
 
 /// One prompt under way.
 struct Line {
-    run: Run,
+    request: InFlight,
     /// Which prompt.
     prompt: usize,
     /// Per choice; `None` if no logprobs were asked for.
-    columns: Vec<Option<Columns>>,
+    columns: Vec<Option<LogprobColumns>>,
     /// Per choice: whether the prompt has still to be shown.
     echo: Vec<bool>,
 }
@@ -135,7 +135,7 @@ struct Line {
 struct Step {
     choice: TextChoice,
     prompt: usize,
-    meter: Meter,
+    stats: RequestStats,
 }
 
 type Steps = Pin<Box<dyn Stream<Item = Result<Step, ApiError>> + Send>>;
@@ -145,21 +145,22 @@ impl Job {
         let (request, model) = (&self.request, &self.ready.model);
         let fields = &request.sampling;
         let ids = &self.prompts[prompt];
-        let room = sampling_params::room(ids.len(), self.ready.info.limits.context)?;
+        let room = sampling_params::remaining_context(ids.len(), self.ready.info.limits.context)?;
         let wanted = fields
             .max_tokens
             .unwrap_or(self.app.config().defaults.completion_max_tokens);
         let max_tokens = wanted.min(room);
         let vocab = self.ready.info.vocab;
-        let mut settings = sampling_params::settings(fields, &model.defaults, max_tokens, vocab)?;
+        let mut settings =
+            sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
         settings.logprobs = request.logprobs;
         settings.window = self.app.config().window.of(false);
         settings.prompt_logprobs = request.logprobs.filter(|_| request.echo);
         let grammar = self.grammar.clone();
-        settings.constraints = grammar.map(|grammar| model.constrain.text(grammar));
-        let plan = ChoicePlan {
+        settings.constraints = grammar.map(|grammar| model.constraints.for_text(grammar));
+        let plan = ChoiceConfig {
             tokenizer: Arc::clone(&model.tokenizer),
-            reading: ReplyConfig {
+            reply_config: ReplyConfig {
                 stop: fields.stop.clone(),
                 min_tokens: settings.min_tokens,
                 ..ReplyConfig::default()
@@ -177,16 +178,16 @@ impl Job {
         Ok((order, choices))
     }
 
-    fn line_of(&self, prompt: usize, run: Run) -> Line {
+    fn line_of(&self, prompt: usize, in_flight: InFlight) -> Line {
         let (request, n) = (&self.request, self.request.sampling.n);
         let tokenizer = &self.ready.model.tokenizer;
         let columns = || {
             request
                 .logprobs
-                .map(|_| Columns::new(Arc::clone(tokenizer)))
+                .map(|_| LogprobColumns::new(Arc::clone(tokenizer)))
         };
         Line {
-            run,
+            request: in_flight,
             prompt,
             columns: (0..n).map(|_| columns()).collect(),
             echo: vec![request.echo; n],
@@ -195,14 +196,14 @@ impl Job {
 
     fn start(&self, prompt: usize) -> Result<Line, ApiError> {
         let (order, choices) = self.order(prompt)?;
-        let run = Run::start(&self.app, order, choices)?;
-        Ok(self.line_of(prompt, run))
+        let request = InFlight::start(&self.app, order, choices)?;
+        Ok(self.line_of(prompt, request))
     }
 
     async fn start_later(&self, prompt: usize) -> Result<Line, ApiError> {
         let (order, choices) = self.order(prompt)?;
-        let run = Run::start_later(&self.app, order, choices).await?;
-        Ok(self.line_of(prompt, run))
+        let request = InFlight::start_later(&self.app, order, choices).await?;
+        Ok(self.line_of(prompt, request))
     }
 
     /// All prompts' steps as they come; no more prompts at once than the device has places.
@@ -229,11 +230,11 @@ impl Job {
             let job = Arc::clone(&self);
             async move {
                 let mut line = line?;
-                match line.run.next().await {
+                match line.request.next().await {
                     Ok(None) => None,
                     Err(error) => Some((vec![Err(error)], None)),
-                    Ok(Some(news)) => {
-                        let steps = news.into_iter().flat_map(|item| line.take(&job, item));
+                    Ok(Some(events)) => {
+                        let steps = events.into_iter().flat_map(|event| line.take(&job, event));
                         let steps = steps.map(Ok).collect();
                         Some((steps, Some(line)))
                     }
@@ -245,21 +246,21 @@ impl Job {
 }
 
 impl Line {
-    fn take(&mut self, job: &Job, news: News) -> Vec<Step> {
-        match news {
-            News::Progress { .. } => Vec::new(),
-            News::PromptLogprobs(rows) => {
+    fn take(&mut self, job: &Job, event: StreamEvent) -> Vec<Step> {
+        match event {
+            StreamEvent::Progress { .. } => Vec::new(),
+            StreamEvent::PromptLogprobs(rows) => {
                 let ids = &job.prompts[self.prompt];
                 for columns in self.columns.iter_mut().flatten() {
                     columns.prompt(ids, &rows);
                 }
                 Vec::new()
             }
-            News::Parts { choice, parts } => {
+            StreamEvent::Parts { choice, parts } => {
                 let parts = parts.into_iter();
                 parts.map(|part| self.part(job, choice, part)).collect()
             }
-            News::End { choice, reason } => vec![self.step(job, choice, "", Some(reason))],
+            StreamEvent::End { choice, reason } => vec![self.step(job, choice, "", Some(reason))],
         }
     }
 
@@ -285,7 +286,8 @@ impl Line {
             true => format!("{}{text}", job.echoed(self.prompt)),
             false => text.to_owned(),
         };
-        let logprobs: Option<CompletionLogprobs> = self.columns[choice].as_mut().map(Columns::take);
+        let logprobs: Option<CompletionLogprobs> =
+            self.columns[choice].as_mut().map(LogprobColumns::take);
         Step {
             choice: TextChoice {
                 index: self.prompt * job.request.sampling.n + choice,
@@ -294,7 +296,7 @@ impl Line {
                 finish_reason,
             },
             prompt: self.prompt,
-            meter: self.run.meter().clone(),
+            stats: self.request.stats().clone(),
         }
     }
 }
@@ -308,20 +310,20 @@ impl Job {
 
 /// The counts of all prompts together, each as last seen.
 #[derive(Default)]
-struct Totals(Vec<Option<Meter>>);
+struct Totals(Vec<Option<RequestStats>>);
 
 impl Totals {
-    fn note(&mut self, prompt: usize, meter: Meter) {
+    fn note(&mut self, prompt: usize, stats: RequestStats) {
         if self.0.len() <= prompt {
             self.0.resize_with(prompt + 1, || None);
         }
-        self.0[prompt] = Some(meter);
+        self.0[prompt] = Some(stats);
     }
 
     fn usage(&self) -> Usage {
         let mut sum = Usage::default();
-        for meter in self.0.iter().flatten() {
-            let one = meter.usage();
+        for stats in self.0.iter().flatten() {
+            let one = stats.usage();
             sum.prompt_tokens += one.prompt_tokens;
             sum.completion_tokens += one.completion_tokens;
             sum.cached_tokens += one.cached_tokens;
@@ -356,20 +358,20 @@ async fn whole(job: Job, first: Line) -> Result<Json<TextCompletion>, ApiError> 
             all.text_offset.extend(more.text_offset);
         }
         choice.finish_reason = choice.finish_reason.or(step.choice.finish_reason);
-        timings = Some(step.meter.timings());
-        totals.note(step.prompt, step.meter);
+        timings = Some(step.stats.timings());
+        totals.note(step.prompt, step.stats);
     }
     let mut completion = job.envelope.completion(choices, Some(totals.usage()));
     completion.timings = timings.filter(|_| job.prompts.len() == 1);
     Ok(Json(completion))
 }
 
-async fn stream_all(mut writer: Writer, job: Job, first: Line) -> Result<(), Gone> {
+async fn stream_all(mut writer: SseWriter, job: Job, first: Line) -> Result<(), ClientGone> {
     let envelope = job.envelope.clone();
     let mut steps = Box::pin(Arc::new(job).steps(first)).ready_chunks(64);
-    let mut out = Encoder::default();
+    let mut out = SseEncoder::default();
     let mut totals = Totals::default();
-    while let Some(ready) = writer.while_waiting(steps.next()).await? {
+    while let Some(ready) = writer.keep_alive_while(steps.next()).await? {
         for step in ready {
             let step = match step {
                 Ok(step) => step,
@@ -379,7 +381,7 @@ async fn stream_all(mut writer: Writer, job: Job, first: Line) -> Result<(), Gon
                     return send(&mut writer, &mut out).await;
                 }
             };
-            totals.note(step.prompt, step.meter);
+            totals.note(step.prompt, step.stats);
             let usage = envelope.running_usage.then(|| totals.usage());
             out.data(&envelope.completion(vec![step.choice], usage));
         }
@@ -392,7 +394,7 @@ async fn stream_all(mut writer: Writer, job: Job, first: Line) -> Result<(), Gon
     send(&mut writer, &mut out).await
 }
 
-async fn send(writer: &mut Writer, out: &mut Encoder) -> Result<(), Gone> {
+async fn send(writer: &mut SseWriter, out: &mut SseEncoder) -> Result<(), ClientGone> {
     match out.take() {
         Some(part) => writer.send(part).await,
         None => Ok(()),

@@ -13,11 +13,11 @@ use chat::reply::FinishReason;
 use chat::request::ChatRequest;
 use serde_json::{Value, json};
 
-use crate::engine::in_flight::{News, Run};
+use crate::engine::in_flight::{InFlight, StreamEvent};
 use crate::error::{ApiError, Dialect};
-use crate::http::dialect::{self, Talk, Voice};
+use crate::http::dialect::{self, ParsedRequest, StreamFormat};
 use crate::http::middleware::RequestId;
-use crate::http::sse::{Encoder, Silence};
+use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
 
@@ -28,28 +28,28 @@ pub(super) async fn messages(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let talk = Talk::read(&app, &headers, body, parse).await?;
-    let mut run = talk.start(&app).await?;
-    let usage = MessageUsage::new(run.meter().usage(), None);
-    let mut message = MessageResponse::new(ids::random("msg_"), talk.model_name(&app), usage);
-    let omits = talk.request.thinking.omitted;
-    if talk.request.stream {
-        let voice = MessageVoice {
+    let parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
+    let mut request = parsed.start(&app).await?;
+    let usage = MessageUsage::new(request.stats().usage(), None);
+    let mut message = MessageResponse::new(ids::random("msg_"), parsed.model_name(&app), usage);
+    let omits = parsed.request.thinking.omitted;
+    if parsed.request.stream {
+        let format = MessagesFormat {
             message,
             blocks: ContentBlockStream::new(ids::random("")).with_thinking_omitted(omits),
             reason: FinishReason::Stop,
             request_id,
         };
-        return Ok(dialect::stream(&app, run, voice));
+        return Ok(dialect::stream(&app, request, format));
     }
-    let choices = dialect::whole(&mut run).await?;
+    let choices = dialect::whole(&mut request).await?;
     for (whole, reason) in choices {
-        let ending = ending(&run, reason);
+        let ending = ending(&request, reason);
         message.stop_reason = Some(ending.stop_reason);
         message.stop_sequence = ending.stop_sequence;
         message.content = content_blocks(whole.reply, &ids::random(""), omits);
     }
-    message.usage = final_usage(&run);
+    message.usage = final_usage(&request);
     Ok(Json(message).into_response())
 }
 
@@ -59,21 +59,21 @@ pub(super) async fn count_tokens(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let talk = Talk::read(&app, &headers, body, parse).await?;
-    Ok(Json(json!({ "input_tokens": talk.prompt.ids.len() })))
+    let parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
+    Ok(Json(json!({ "input_tokens": parsed.prompt.ids.len() })))
 }
 
 fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
     Ok((anthropic::chat_request(bytes)?, ()))
 }
 
-fn final_usage(run: &Run) -> MessageUsage {
-    let meter = run.meter();
-    MessageUsage::new(meter.usage(), Some(meter.timings()))
+fn final_usage(request: &InFlight) -> MessageUsage {
+    let stats = request.stats();
+    MessageUsage::new(stats.usage(), Some(stats.timings()))
 }
 
-fn ending(run: &Run, reason: FinishReason) -> MessageDelta {
-    let stop_string = run.choice(0).stop_string();
+fn ending(request: &InFlight, reason: FinishReason) -> MessageDelta {
+    let stop_string = request.choice(0).stop_string();
     let stop_reason = StopReason::new(reason, stop_string);
     MessageDelta {
         stop_sequence: match stop_reason {
@@ -85,21 +85,21 @@ fn ending(run: &Run, reason: FinishReason) -> MessageDelta {
 }
 
 /// One streamed message.
-struct MessageVoice {
+struct MessagesFormat {
     message: MessageResponse,
     blocks: ContentBlockStream,
     reason: FinishReason,
     request_id: RequestId,
 }
 
-fn write(out: &mut Encoder, event: &MessagesEvent) {
+fn write(out: &mut SseEncoder, event: &MessagesEvent) {
     out.event(event.name(), event);
 }
 
-impl Voice for MessageVoice {
-    const SILENCE: Silence = Silence::Ping;
+impl StreamFormat for MessagesFormat {
+    const KEEP_ALIVE: KeepAlive = KeepAlive::Ping;
 
-    fn begin(&mut self, out: &mut Encoder, _run: &Run) {
+    fn begin(&mut self, out: &mut SseEncoder, _request: &InFlight) {
         let mut message = self.message.clone();
         // As the protocol has it: the first token is counted before it is there.
         message.usage.output_tokens = 1;
@@ -107,30 +107,30 @@ impl Voice for MessageVoice {
         write(out, &MessagesEvent::Ping {});
     }
 
-    fn news(&mut self, out: &mut Encoder, _run: &Run, news: News) {
-        match news {
-            News::Progress { .. } | News::PromptLogprobs(_) => {}
-            News::Parts { parts, .. } => {
+    fn event(&mut self, out: &mut SseEncoder, _request: &InFlight, event: StreamEvent) {
+        match event {
+            StreamEvent::Progress { .. } | StreamEvent::PromptLogprobs(_) => {}
+            StreamEvent::Parts { parts, .. } => {
                 for part in parts {
                     for event in self.blocks.push(part.piece) {
                         write(out, &event);
                     }
                 }
             }
-            News::End { reason, .. } => self.reason = reason,
+            StreamEvent::End { reason, .. } => self.reason = reason,
         }
     }
 
-    fn end(&mut self, out: &mut Encoder, run: &Run) {
+    fn end(&mut self, out: &mut SseEncoder, request: &InFlight) {
         for event in self.blocks.finish() {
             write(out, &event);
         }
-        let (delta, usage) = (ending(run, self.reason), final_usage(run));
+        let (delta, usage) = (ending(request, self.reason), final_usage(request));
         write(out, &MessagesEvent::MessageDelta { delta, usage });
         write(out, &MessagesEvent::MessageStop {});
     }
 
-    fn fail(&mut self, out: &mut Encoder, _run: &Run, error: &ApiError) {
+    fn fail(&mut self, out: &mut SseEncoder, _request: &InFlight, error: &ApiError) {
         let body = error.body(Dialect::Anthropic, Some(&self.request_id.0));
         out.event("error", &body);
     }

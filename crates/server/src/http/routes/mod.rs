@@ -81,7 +81,10 @@ pub fn router(app: App) -> Router {
     router
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(app.clone(), middleware::guard))
+        .layer(from_fn_with_state(
+            app.clone(),
+            middleware::request_middleware,
+        ))
         .with_state(app)
 }
 

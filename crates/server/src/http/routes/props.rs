@@ -8,7 +8,7 @@ use decode::{PrefixStats, Stats};
 use serde_json::{Value, json};
 
 use super::status::{NAME, VERSION};
-use crate::engine::store::StoreFacts;
+use crate::engine::store::StoreStatus;
 use crate::engine::{Phase, Ready};
 use crate::error::ApiError;
 use crate::http::state::App;
@@ -137,7 +137,7 @@ fn envelope(ready: &Ready) -> Value {
     json!({
         "model_card_source": facts.card.as_ref().map(|card| &card.source),
         "default_max_tokens": defaults.max_tokens,
-        "most_tokens": reasoning.most_tokens,
+        "most_tokens": reasoning.max_total_tokens,
         "hard_limit_reply_budget": reasoning.reply_budget,
         "think_max_tokens": reasoning.think_max_tokens,
         "effort_tiers": tiers.collect::<serde_json::Map<String, Value>>(),
@@ -197,7 +197,7 @@ fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
             "stored": prefix.stored,
             "lifetime_hits": prefix.store_hits,
             "disk_policy": if store.is_some() { "full" } else { "off" },
-            "trouble": store.and_then(StoreFacts::trouble),
+            "trouble": store.and_then(StoreStatus::failure),
             "capacity": 0, "in_use": 0, "disk_bytes": 0,
         },
         "pflash": {

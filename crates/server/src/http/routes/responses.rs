@@ -11,10 +11,10 @@ use chat::responses::response::ResponseObject;
 use chat::responses::stream::{OutputItemStream, ResponsesEvent};
 use serde_json::{Value, json};
 
-use crate::engine::in_flight::{News, Run};
+use crate::engine::in_flight::{InFlight, StreamEvent};
 use crate::error::ApiError;
-use crate::http::dialect::{self, Talk, Voice};
-use crate::http::sse::{Encoder, Silence};
+use crate::http::dialect::{self, ParsedRequest, StreamFormat};
+use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
 use crate::text::reply::Part;
@@ -25,23 +25,23 @@ pub(super) async fn responses(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let talk = Talk::read(&app, &headers, body, ResponsesRequest::from_json).await?;
-    let mut run = talk.start(&app).await?;
-    let mut voice = ResponsesVoice::new(&app, &talk);
-    if talk.request.stream {
-        return Ok(dialect::stream(&app, run, voice));
+    let parsed = ParsedRequest::read(&app, &headers, body, ResponsesRequest::from_json).await?;
+    let mut request = parsed.start(&app).await?;
+    let mut format = ResponsesFormat::new(&app, &parsed);
+    if parsed.request.stream {
+        return Ok(dialect::stream(&app, request, format));
     }
-    while let Some(news) = run.next().await? {
-        for item in news {
-            voice.take(&run, item);
+    while let Some(events) = request.next().await? {
+        for event in events {
+            format.take(&request, event);
         }
     }
-    let hit_token_limit = voice.hit_token_limit();
-    voice.items.finish(hit_token_limit);
-    let took = (run.meter().usage(), run.meter().timings());
-    let whole = voice
+    let hit_token_limit = format.hit_token_limit();
+    format.items.finish(hit_token_limit);
+    let took = (request.stats().usage(), request.stats().timings());
+    let whole = format
         .answer
-        .completed(hit_token_limit, voice.items.done(), took);
+        .completed(hit_token_limit, format.items.done(), took);
     Ok(Json(whole).into_response())
 }
 
@@ -51,28 +51,28 @@ pub(super) async fn input_tokens(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let talk = Talk::read(&app, &headers, body, ResponsesRequest::from_json).await?;
+    let parsed = ParsedRequest::read(&app, &headers, body, ResponsesRequest::from_json).await?;
     Ok(Json(json!({
         "object": "response.input_tokens",
-        "input_tokens": talk.prompt.ids.len(),
+        "input_tokens": parsed.prompt.ids.len(),
     })))
 }
 
 /// One answer on its way.
-struct ResponsesVoice {
+struct ResponsesFormat {
     answer: ResponseObject,
     items: OutputItemStream,
     reason: FinishReason,
 }
 
-impl ResponsesVoice {
-    fn new(app: &App, talk: &Talk<ResponsesRequest>) -> ResponsesVoice {
-        let own = &talk.own;
-        ResponsesVoice {
+impl ResponsesFormat {
+    fn new(app: &App, parsed: &ParsedRequest<ResponsesRequest>) -> ResponsesFormat {
+        let own = &parsed.own;
+        ResponsesFormat {
             answer: ResponseObject {
                 id: ids::random("resp_"),
                 created_at: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
-                model: talk.model_name(app),
+                model: parsed.model_name(app),
                 echo: own.echo.clone(),
             },
             items: OutputItemStream::new(own.names.clone(), own.summary, ids::random("")),
@@ -81,10 +81,10 @@ impl ResponsesVoice {
     }
 
     /// Takes news, and gives the events they make.
-    fn take(&mut self, run: &Run, news: News) -> Vec<ResponsesEvent> {
-        match news {
-            News::Parts { choice, parts } => {
-                let choice = run.choice(choice);
+    fn take(&mut self, request: &InFlight, event: StreamEvent) -> Vec<ResponsesEvent> {
+        match event {
+            StreamEvent::Parts { choice, parts } => {
+                let choice = request.choice(choice);
                 let told = |part: &Part| choice.chat_logprobs(part).map(|told| told.content);
                 let parts = parts.into_iter().map(|part| (told(&part), part.piece));
                 let events = parts.flat_map(|(told, piece)| {
@@ -92,11 +92,11 @@ impl ResponsesVoice {
                 });
                 events.collect()
             }
-            News::End { reason, .. } => {
+            StreamEvent::End { reason, .. } => {
                 self.reason = reason;
                 Vec::new()
             }
-            News::Progress { .. } | News::PromptLogprobs(_) => Vec::new(),
+            StreamEvent::Progress { .. } | StreamEvent::PromptLogprobs(_) => Vec::new(),
         }
     }
 
@@ -105,28 +105,28 @@ impl ResponsesVoice {
     }
 
     /// An event about the answer as a whole.
-    fn tell(&mut self, out: &mut Encoder, name: &'static str, answer: Value) {
+    fn tell(&mut self, out: &mut SseEncoder, name: &'static str, answer: Value) {
         let event = self.items.next_event(name, json!({ "response": answer }));
         out.event(event.name, &event.data);
     }
 }
 
-impl Voice for ResponsesVoice {
-    const SILENCE: Silence = Silence::Comment;
+impl StreamFormat for ResponsesFormat {
+    const KEEP_ALIVE: KeepAlive = KeepAlive::Comment;
 
-    fn begin(&mut self, out: &mut Encoder, _run: &Run) {
+    fn begin(&mut self, out: &mut SseEncoder, _request: &InFlight) {
         let begun = self.answer.in_progress();
         self.tell(out, "response.created", begun.clone());
         self.tell(out, "response.in_progress", begun);
     }
 
-    fn news(&mut self, out: &mut Encoder, run: &Run, news: News) {
-        for event in self.take(run, news) {
+    fn event(&mut self, out: &mut SseEncoder, request: &InFlight, event: StreamEvent) {
+        for event in self.take(request, event) {
             out.event(event.name, &event.data);
         }
     }
 
-    fn end(&mut self, out: &mut Encoder, run: &Run) {
+    fn end(&mut self, out: &mut SseEncoder, request: &InFlight) {
         let hit_token_limit = self.hit_token_limit();
         for event in self.items.finish(hit_token_limit) {
             out.event(event.name, &event.data);
@@ -135,14 +135,14 @@ impl Voice for ResponsesVoice {
             true => "response.incomplete",
             false => "response.completed",
         };
-        let took = (run.meter().usage(), run.meter().timings());
+        let took = (request.stats().usage(), request.stats().timings());
         let whole = self
             .answer
             .completed(hit_token_limit, self.items.done(), took);
         self.tell(out, name, whole);
     }
 
-    fn fail(&mut self, out: &mut Encoder, _run: &Run, error: &ApiError) {
+    fn fail(&mut self, out: &mut SseEncoder, _request: &InFlight, error: &ApiError) {
         let code = error.code().unwrap_or("server_error");
         let message = error.to_string();
         let failed = self.answer.failed(self.items.done(), code, &message);

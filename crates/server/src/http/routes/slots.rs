@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 
 use super::page::POLICY;
 use super::status::{NAME, VERSION};
-use crate::engine::active_requests::Entry;
+use crate::engine::active_requests::RequestEntry;
 use crate::error::ApiError;
-use crate::http::metrics::Stage;
+use crate::http::metrics::RequestStage;
 use crate::http::state::App;
 
 const PAGE: &str = include_str!("../page/status.html");
@@ -41,7 +41,7 @@ fn now(app: &App) -> Value {
     let stats = &published.stats;
     let limits = published.ready.as_ref().map(|ready| ready.info.limits);
     let requests: Vec<Value> = app
-        .board()
+        .active_requests()
         .entries()
         .iter()
         .map(|entry| shown(entry))
@@ -66,11 +66,11 @@ fn now(app: &App) -> Value {
     })
 }
 
-fn shown(entry: &Entry) -> Value {
+fn shown(entry: &RequestEntry) -> Value {
     let state = match entry.stage() {
-        Stage::Queue => "waiting",
-        Stage::Prefill => "prefill",
-        Stage::Decode => "decode",
+        RequestStage::Queue => "waiting",
+        RequestStage::Prefill => "prefill",
+        RequestStage::Decode => "decode",
     };
     json!({
         "id": entry.id,
@@ -151,7 +151,7 @@ async fn watch(app: App, sender: mpsc::Sender<Bytes>) {
     for tick in 0_u32.. {
         ticks.tick().await;
         let mut text = String::new();
-        let entries = app.board().entries();
+        let entries = app.active_requests().entries();
         generated.retain(|id, _| entries.iter().any(|entry| entry.id == *id));
         for entry in &entries {
             let tokens = entry.generated_tokens();

@@ -18,8 +18,8 @@ pub(super) async fn health(State(app): State<App>) -> Response {
     let published = app.engine().published();
     let stuck = app
         .engine()
-        .turn_age()
-        .filter(|age| *age >= app.config().times.stall);
+        .step_age()
+        .filter(|age| *age >= app.config().timeouts.stall);
     let (status, body) = match (&published.phase, stuck) {
         (Phase::Ready, None) => return Json(json!({"status": "ok"})).into_response(),
         (Phase::Ready, Some(age)) => (

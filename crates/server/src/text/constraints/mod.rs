@@ -16,10 +16,10 @@ use crate::text::prepare::Prompt;
 use crate::text::reasoning::{ReasoningDefaults, close_text};
 
 /// How many compiled grammars are kept.
-const KEPT: usize = 64;
+const MAX_COMPILED: usize = 64;
 
 /// What constraints need to know of a model. Made once; grammars build their tables at the first use.
-pub struct Constrain {
+pub struct ModelConstraints {
     tokenizer: Arc<Tokenizer>,
     eos: Vec<TokenId>,
     /// Length of a row.
@@ -28,21 +28,21 @@ pub struct Constrain {
     call_tags: Option<(TokenId, TokenId)>,
     closing: Arc<[TokenId]>,
     gap: Arc<[TokenId]>,
-    soft_lift: f32,
+    soft_end_boost: f32,
     sentence_ends: OnceLock<Arc<TokenMask>>,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
     /// GrammarCompiler by their text, the latest used last.
     compiled: Mutex<VecDeque<(String, Grammar)>>,
 }
 
-impl Constrain {
+impl ModelConstraints {
     /// For a model with rows of `vocab` tokens, of which `eos` end a reply.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         eos: &[TokenId],
         vocab: usize,
         reasoning: &ReasoningDefaults,
-    ) -> Constrain {
+    ) -> ModelConstraints {
         let pair = |open: &str, close: &str| tokenizer.id_of(open).zip(tokenizer.id_of(close));
         let markup = Arc::clone(tokenizer.markup());
         let tags = pair(&markup.reasoning.open, &markup.reasoning.close)
@@ -61,14 +61,14 @@ impl Constrain {
         {
             closing.push(tags.close);
         }
-        Constrain {
+        ModelConstraints {
             eos: eos.to_vec(),
             vocab: vocab.max(tokenizer.n_tokens()),
             tags,
             call_tags: pair(&markup.tool_calls.open, &markup.tool_calls.close),
             closing: closing.into(),
             gap: encode("\n\n").into(),
-            soft_lift: reasoning.soft_lift,
+            soft_end_boost: reasoning.soft_end_boost,
             sentence_ends: OnceLock::new(),
             grammars: OnceLock::new(),
             compiled: Mutex::new(VecDeque::new()),
@@ -108,7 +108,7 @@ impl Constrain {
         grammar.check()?;
         let mut kept = compiled();
         kept.push_back((lark.to_owned(), grammar.clone()));
-        if kept.len() > KEPT {
+        if kept.len() > MAX_COMPILED {
             kept.pop_front();
         }
         Ok(grammar)
@@ -136,7 +136,7 @@ impl Constrain {
     }
 
     /// A text that is of a grammar from its beginning.
-    pub fn text(&self, grammar: Grammar) -> Constraints {
+    pub fn for_text(&self, grammar: Grammar) -> Constraints {
         let plan = Arc::new(ReasoningConfig {
             initial_phase: InitialPhase::Answer,
             tags: None,
@@ -154,46 +154,46 @@ impl Constrain {
 
     /// The course of each of a request's `n` replies, and what holds on to them; `None` where nothing is to be
     /// kept to.
-    pub fn course(
+    pub fn for_chat(
         &self,
         prompt: &Prompt,
         grammar: Option<Grammar>,
         n: usize,
     ) -> Option<(Constraints, Vec<Arc<ReasoningHandle>>)> {
-        let thinks = self.tags.is_some() && prompt.opening != InitialPhase::Answer;
+        let thinks = self.tags.is_some() && prompt.initial_phase != InitialPhase::Answer;
         if !thinks && grammar.is_none() {
             return None;
         }
         let budget = prompt.thinking_budget.map(|tokens| ReasoningBudget {
             tokens,
             soft_window: ReasoningDefaults::soft_tokens(tokens),
-            boost: self.soft_lift,
+            boost: self.soft_end_boost,
             sentence_ends: Arc::clone(
                 self.sentence_ends
-                    .get_or_init(|| Arc::new(self.ends_of_sentences())),
+                    .get_or_init(|| Arc::new(self.sentence_end_mask())),
             ),
         });
         let plan = Arc::new(ReasoningConfig {
-            initial_phase: prompt.opening,
+            initial_phase: prompt.initial_phase,
             tags: self.tags,
             budget,
             end_sequence: Arc::clone(&self.closing),
             separator: Arc::clone(&self.gap),
-            allowed_in_reasoning: grammar.is_some().then(|| Arc::new(self.only_thoughts())),
+            allowed_in_reasoning: grammar.is_some().then(|| Arc::new(self.reasoning_mask())),
             tool_call_tags: self.call_tags.filter(|_| grammar.is_none()),
             grammar,
         });
-        let reins: Vec<Arc<ReasoningHandle>> = (0..n).map(|_| Arc::default()).collect();
-        let held = reins.clone();
-        let course = Constraints::new(move |choice| -> Box<dyn Constraint> {
-            let reins = held.get(choice).map(Arc::clone).unwrap_or_default();
-            Box::new(ReasoningMachine::new(Arc::clone(&plan), reins))
+        let handles: Vec<Arc<ReasoningHandle>> = (0..n).map(|_| Arc::default()).collect();
+        let shared = handles.clone();
+        let machine = Constraints::new(move |choice| -> Box<dyn Constraint> {
+            let handles = shared.get(choice).map(Arc::clone).unwrap_or_default();
+            Box::new(ReasoningMachine::new(Arc::clone(&plan), handles))
         });
-        Some((course, reins))
+        Some((machine, handles))
     }
 
     /// All tokens but those that end a reply or begin a call: thinking comes before what a grammar describes.
-    fn only_thoughts(&self) -> TokenMask {
+    fn reasoning_mask(&self) -> TokenMask {
         let mut mask = TokenMask::all(self.vocab);
         self.eos.iter().for_each(|id| mask.remove(*id));
         if let Some((open, _)) = self.call_tags {
@@ -203,7 +203,7 @@ impl Constrain {
     }
 
     /// Tokens after which a sentence or a line is over.
-    fn ends_of_sentences(&self) -> TokenMask {
+    fn sentence_end_mask(&self) -> TokenMask {
         let mut mask = TokenMask::none(self.vocab);
         for id in (0..self.tokenizer.n_tokens()).filter_map(|id| u32::try_from(id).ok()) {
             let bytes = self.tokenizer.bytes(TokenId(id));

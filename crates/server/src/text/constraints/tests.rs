@@ -11,7 +11,7 @@ use super::*;
 fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
     let tokenizer = Arc::new(Tokenizer::new(&model::load_vocab(&path).unwrap()).unwrap());
-    let constrain = Constrain::new(
+    let constraints = ModelConstraints::new(
         &tokenizer,
         tokenizer.eos(),
         tokenizer.n_tokens(),
@@ -25,8 +25,8 @@ fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
         format: ToolCallFormat::XmlParameters,
     };
     let shape = request.output_grammar(markup).unwrap().unwrap();
-    let grammar = constrain.compile(&shape).unwrap();
-    (tokenizer, constrain.text(grammar))
+    let grammar = constraints.compile(&shape).unwrap();
+    (tokenizer, constraints.for_text(grammar))
 }
 
 /// Numbers below what is asked for, always the same ones.

@@ -6,11 +6,11 @@ use chat::reply::{SpeculationTimings, Timings, Usage};
 use contract::AttentionWindow;
 use decode::{AcceptanceByDepth, ChoiceStats, StepTimes};
 
-use crate::http::metrics::{RequestSummary, Stage};
+use crate::http::metrics::{RequestStage, RequestSummary};
 
 /// Follows one request from hand-over to end.
 #[derive(Debug, Clone)]
-pub struct Meter {
+pub struct RequestStats {
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
@@ -28,16 +28,16 @@ pub struct Meter {
     /// Calls that had to be mended, and text that only began like one.
     pub malformed_calls: usize,
     /// What the rounds of finished choices took and brought.
-    pub rounds: Rounds,
+    pub decode_steps: DecodeSteps,
     /// How far back it looks, where the server has a window.
     pub window: Option<AttentionWindow>,
 }
 
 /// Rounds of finished choices.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Rounds {
+pub struct DecodeSteps {
     /// Verify passes.
-    pub passes: usize,
+    pub steps: usize,
     /// Tokens they gave: all but the first of each choice.
     pub tokens: usize,
     /// Draft tokens proposed.
@@ -52,10 +52,10 @@ pub struct Rounds {
     pub times: StepTimes,
 }
 
-impl Rounds {
+impl DecodeSteps {
     /// Adds a finished choice.
     pub fn add(&mut self, stats: &ChoiceStats) {
-        self.passes += stats.decode_steps;
+        self.steps += stats.decode_steps;
         self.tokens += stats.generated_tokens.saturating_sub(1);
         self.drafted += stats.drafted_tokens;
         self.accepted += stats.accepted_tokens;
@@ -87,8 +87,8 @@ impl Rounds {
             by_depth.pop();
         }
         SpeculationTimings {
-            steps: self.passes,
-            tokens_per_step: round(share(self.tokens as f64, self.passes as f64), 100.0),
+            steps: self.steps,
+            tokens_per_step: round(share(self.tokens as f64, self.steps as f64), 100.0),
             draft_n: self.drafted,
             draft_n_accepted: self.accepted,
             accept_rate: round(share(self.accepted as f64, self.drafted as f64), 1000.0),
@@ -101,10 +101,10 @@ impl Rounds {
     }
 }
 
-impl Meter {
+impl RequestStats {
     /// Begins now.
-    pub fn new(prompt_tokens: usize) -> Meter {
-        Meter {
+    pub fn new(prompt_tokens: usize) -> RequestStats {
+        RequestStats {
             submitted: Instant::now(),
             started: None,
             first_token: None,
@@ -115,7 +115,7 @@ impl Meter {
             reasoning_tokens: 0,
             tool_calls: 0,
             malformed_calls: 0,
-            rounds: Rounds::default(),
+            decode_steps: DecodeSteps::default(),
             window: None,
         }
     }
@@ -134,11 +134,11 @@ impl Meter {
     }
 
     /// How far the request has come.
-    pub fn stage(&self) -> Stage {
+    pub fn stage(&self) -> RequestStage {
         match (self.started, self.first_token) {
-            (None, _) => Stage::Queue,
-            (Some(_), None) => Stage::Prefill,
-            (Some(_), Some(_)) => Stage::Decode,
+            (None, _) => RequestStage::Queue,
+            (Some(_), None) => RequestStage::Prefill,
+            (Some(_), Some(_)) => RequestStage::Decode,
         }
     }
 
@@ -170,9 +170,9 @@ impl Meter {
             reasoning_tokens: self.reasoning_tokens,
             ..Usage::default()
         };
-        let Rounds {
+        let DecodeSteps {
             drafted, accepted, ..
-        } = self.rounds;
+        } = self.decode_steps;
         if drafted > 0 {
             usage.accepted_draft_tokens = Some(accepted);
             usage.rejected_draft_tokens = Some(drafted.saturating_sub(accepted));
@@ -191,7 +191,7 @@ impl Meter {
                 .window
                 .is_some_and(AttentionWindow::is_full)
                 .then_some("the request has tools"),
-            speculation: (self.rounds.passes > 0).then(|| self.rounds.timings()),
+            speculation: (self.decode_steps.steps > 0).then(|| self.decode_steps.timings()),
             ..Timings::new(ms(self.prefill()), ms(self.decode()), decoded)
         }
     }
@@ -224,22 +224,22 @@ mod tests {
 
     #[test]
     fn rates_are_numbers_even_when_nothing_was_measured() {
-        let timings = Meter::new(3).timings();
+        let timings = RequestStats::new(3).timings();
         assert_eq!(timings.decode_tokens_per_sec, 0.0);
         assert_eq!(timings.decode_ms, 0.0);
     }
 
     #[test]
     fn usage_adds_up() {
-        let mut meter = Meter::new(10);
+        let mut stats = RequestStats::new(10);
         let at = Instant::now();
-        meter.start(at, 4);
-        meter.tokens(at, 2);
-        meter.tokens(at + Duration::from_millis(50), 3);
-        let usage = meter.usage();
+        stats.start(at, 4);
+        stats.tokens(at, 2);
+        stats.tokens(at + Duration::from_millis(50), 3);
+        let usage = stats.usage();
         assert_eq!(usage.total_tokens(), 15);
         assert_eq!(usage.cached_tokens, 4);
-        assert_eq!(meter.timings().decode_tokens_per_sec, 80.0);
-        assert_eq!(meter.stage(), Stage::Decode);
+        assert_eq!(stats.timings().decode_tokens_per_sec, 80.0);
+        assert_eq!(stats.stage(), RequestStage::Decode);
     }
 }
