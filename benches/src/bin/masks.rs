@@ -29,8 +29,8 @@ use chat::template::ToolCallFormat;
 use contract::{TokenId, TokenKind, TokenMask, Vocab};
 use decode::Constraint;
 use serde_json::{Value, json};
+use server::settings::reasoning::ReasoningDefaults;
 use server::text::constraints::ModelConstraints;
-use server::text::reasoning::ReasoningDefaults;
 
 /// Depth of the tree, and children of each node on the path.
 const DEPTH: usize = 7;

@@ -1,7 +1,7 @@
-//! The only place where an error meets a status code.
+//! Errors of requests, and the only place that maps them to HTTP.
 //!
-//! Everything that can go wrong with a request becomes an [`ApiError`]; which status, which words and which
-//! shape a client sees depends on the variant and on the [`Dialect`] of the route, and on nothing else.
+//! Every request failure is an [`ApiError`]. Status, type and body depend only on the variant and
+//! on the route's [`Dialect`].
 
 use std::time::Duration;
 
@@ -12,61 +12,58 @@ use chat::{ChatError, ErrorKind};
 use decode::{JobError, SubmitError};
 use serde_json::{Value, json};
 
-use crate::engine::Phase;
-use crate::engine::handle::{AdmissionError, TerminalError};
-
-/// Whose protocol a route speaks.
+/// Protocol of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dialect {
-    /// OpenAI and everything that copies it.
+    /// OpenAI and compatible protocols.
     #[default]
     OpenAi,
-    /// Anthropic messages.
+    /// Anthropic Messages.
     Anthropic,
 }
 
-/// Why a request was not, or not wholly, answered.
+/// Failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiError {
-    /// The request is wrong; sending it again changes nothing.
+    /// Invalid request; a retry fails again.
     #[error("{message}")]
     Invalid {
-        /// What is wrong, where, and what would be right.
+        /// What is invalid, where, and what is valid.
         message: String,
-        /// The field at fault.
+        /// Field at fault.
         param: Option<String>,
     },
-    /// The prompt leaves no room for a single token.
+    /// The prompt fills the context.
     #[error(
         "this model's maximum context length is {limit} tokens, but the prompt has {prompt} tokens; shorten the prompt"
     )]
     ContextLength {
-        /// Tokens of the prompt.
+        /// Prompt tokens.
         prompt: usize,
-        /// Tokens the context holds.
+        /// Context length in tokens.
         limit: usize,
     },
-    /// No key, or a wrong one.
+    /// Missing or unknown API key.
     #[error("{message}")]
     Unauthorized {
-        /// What was missing or wrong.
+        /// What is missing or unknown.
         message: String,
     },
-    /// Nothing is served at this path.
+    /// No route at this path.
     #[error("{message}")]
     NotFound {
-        /// What was looked for.
+        /// What was requested.
         message: String,
     },
-    /// Another model was named and names are checked.
+    /// Unknown model name, with `strict_model`.
     #[error("the model '{asked}' does not exist; this server serves '{served}'")]
     ModelNotFound {
         /// The name in the request.
         asked: String,
-        /// The name of the model that is loaded.
+        /// Name of the loaded model.
         served: String,
     },
-    /// The path exists, the method does not.
+    /// Method not allowed at this path.
     #[error("{method} is not allowed at {path}")]
     MethodNotAllowed {
         /// The request's method.
@@ -74,34 +71,34 @@ pub enum ApiError {
         /// The request's path.
         path: String,
     },
-    /// The body is longer than the limit.
+    /// The body exceeds the limit.
     #[error("the request body is larger than the limit of {limit_bytes} bytes")]
     TooLarge {
-        /// The limit.
+        /// Limit in bytes.
         limit_bytes: usize,
     },
-    /// Too many requests are waiting already.
+    /// The queue is full.
     #[error("the queue is full: {waiting} requests are waiting; try again later")]
     QueueFull {
-        /// How many are waiting.
+        /// Queue length.
         waiting: usize,
     },
-    /// The server cannot take the request now, but another time it can.
+    /// Temporarily unavailable.
     #[error("{message}")]
     Unavailable {
-        /// Why not now.
+        /// Reason.
         message: String,
     },
-    /// The fault is ours.
+    /// Internal error.
     #[error("{message}")]
     Internal {
-        /// What happened.
+        /// Detail.
         message: String,
     },
 }
 
 impl ApiError {
-    /// A wrong request, without a field to blame.
+    /// Invalid request without a field.
     pub fn invalid(message: impl Into<String>) -> ApiError {
         ApiError::Invalid {
             message: message.into(),
@@ -109,7 +106,7 @@ impl ApiError {
         }
     }
 
-    /// A wrong field.
+    /// Invalid field.
     pub fn invalid_param(param: &str, message: impl Into<String>) -> ApiError {
         ApiError::Invalid {
             message: message.into(),
@@ -117,21 +114,21 @@ impl ApiError {
         }
     }
 
-    /// Not now.
+    /// Temporarily unavailable.
     pub fn unavailable(message: impl Into<String>) -> ApiError {
         ApiError::Unavailable {
             message: message.into(),
         }
     }
 
-    /// Our fault.
+    /// Internal error.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::Internal {
             message: message.into(),
         }
     }
 
-    /// The status a client of `dialect` gets.
+    /// HTTP status in `dialect`.
     pub fn status(&self, dialect: Dialect) -> StatusCode {
         match self {
             ApiError::Invalid { .. } | ApiError::ContextLength { .. } => StatusCode::BAD_REQUEST,
@@ -148,7 +145,7 @@ impl ApiError {
         }
     }
 
-    /// The error's type in the words of `dialect`.
+    /// Error type string in `dialect`.
     pub fn kind(&self, dialect: Dialect) -> &'static str {
         match (self, dialect) {
             (ApiError::TooLarge { .. }, Dialect::Anthropic) => "request_too_large",
@@ -172,7 +169,7 @@ impl ApiError {
         }
     }
 
-    /// OpenAI's machine-readable code, where there is one.
+    /// OpenAI's error code, if one applies.
     pub fn code(&self) -> Option<&'static str> {
         match self {
             ApiError::ContextLength { .. } => Some("context_length_exceeded"),
@@ -180,7 +177,7 @@ impl ApiError {
             ApiError::ModelNotFound { .. } => Some("model_not_found"),
             ApiError::QueueFull { .. } => Some("queue_full"),
             ApiError::Unavailable { .. } => Some("unavailable"),
-            // The only thing that can be wrong with this field is that nothing is kept under that id.
+            // No response is stored under any id, so this field is always unknown.
             ApiError::Invalid {
                 param: Some(param), ..
             } if param == "previous_response_id" => Some("previous_response_not_found"),
@@ -188,7 +185,7 @@ impl ApiError {
         }
     }
 
-    /// Whether, and after how long, trying again makes sense.
+    /// Delay before a retry makes sense, if it does.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             ApiError::QueueFull { .. } => Some(Duration::from_secs(2)),
@@ -197,7 +194,7 @@ impl ApiError {
         }
     }
 
-    /// The body a client of `dialect` gets; also what goes into a stream after its headers were sent.
+    /// JSON body in `dialect`; also sent within streams whose headers are out.
     pub fn body(&self, dialect: Dialect, request_id: Option<&str>) -> Value {
         match dialect {
             Dialect::OpenAi => json!({
@@ -213,7 +210,7 @@ impl ApiError {
             }),
             Dialect::Anthropic => {
                 let message = match self {
-                    // Clients look for this wording and shorten the conversation by themselves.
+                    // Clients match this text and then shorten the conversation.
                     ApiError::ContextLength { prompt, limit } => {
                         format!("prompt is too long: {prompt} tokens > {limit} maximum")
                     }
@@ -228,7 +225,7 @@ impl ApiError {
         }
     }
 
-    /// The whole response for a client of `dialect`.
+    /// Full response in `dialect`.
     pub fn respond(&self, dialect: Dialect, request_id: Option<&str>) -> Response {
         let body = Json(self.body(dialect, request_id));
         let mut response = (self.status(dialect), body).into_response();
@@ -247,8 +244,8 @@ impl ApiError {
 }
 
 impl IntoResponse for ApiError {
-    /// In OpenAI's words; the error goes along, so that the outermost layer can put it in the words of the
-    /// request's dialect.
+    /// Response in OpenAI's format; the error travels as an extension so that the middleware can
+    /// re-render it in the request's dialect.
     fn into_response(self) -> Response {
         let mut response = self.respond(Dialect::OpenAi, None);
         response.extensions_mut().insert(self);
@@ -259,7 +256,8 @@ impl IntoResponse for ApiError {
 impl From<ChatError> for ApiError {
     fn from(error: ChatError) -> ApiError {
         match error.kind {
-            // What the template itself raises is about these messages; what breaks it is about the file.
+            // An error raised by the template concerns the messages; a failure of the template
+            // concerns the file.
             ErrorKind::InvalidRequest | ErrorKind::TemplateRefused => ApiError::Invalid {
                 message: error.message,
                 param: error.param,
@@ -305,59 +303,24 @@ impl From<JobError> for ApiError {
     }
 }
 
-impl From<TerminalError> for ApiError {
-    fn from(error: TerminalError) -> ApiError {
-        match error {
-            TerminalError::Rejected(reject) => reject.into(),
-            TerminalError::QueueTimeout(after) => ApiError::unavailable(format!(
-                "the request waited {} s for its turn and was given up",
-                after.as_secs_f64()
-            )),
-            TerminalError::Draining => ApiError::unavailable("the server is shutting down"),
-            TerminalError::EngineLost(detail) => {
-                ApiError::internal(format!("the engine was lost: {detail}"))
-            }
-        }
-    }
-}
-
-impl From<AdmissionError> for ApiError {
-    fn from(error: AdmissionError) -> ApiError {
-        match error {
-            AdmissionError::QueueFull { waiting } => ApiError::QueueFull { waiting },
-            AdmissionError::NotReady(phase) => phase_error(&phase),
-        }
-    }
-}
-
-/// What a client hears while the engine takes no requests.
-pub fn phase_error(phase: &Phase) -> ApiError {
-    match phase {
-        Phase::Loading => ApiError::unavailable("the model is still loading"),
-        Phase::Draining | Phase::Stopped => ApiError::unavailable("the server is shutting down"),
-        Phase::Ready => ApiError::unavailable("the server is busy"),
-        Phase::Failed(detail) => ApiError::internal(format!("the engine was lost: {detail}")),
-    }
-}
-
-/// 529, which Anthropic's clients know as "overloaded" and no registry lists.
+/// 529 "overloaded": Anthropic's own status code.
 fn overloaded() -> StatusCode {
     StatusCode::from_u16(529).expect("529 lies within the range of status codes")
 }
 
-/// What can end a server other than being asked to stop.
+/// Why a server ended, other than by a shutdown request.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The model could not be loaded.
+    /// The model failed to load.
     #[error("{0}")]
     Load(String),
-    /// The engine thread died or lost its device; a supervisor should start the process anew.
+    /// The engine thread or its device failed; a supervisor should restart the process.
     #[error("the engine was lost: {0}")]
     EngineLost(String),
-    /// The engine thread could not be started, or the listener broke.
+    /// The engine thread failed to start, or the listener failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// A second signal asked to stop at once.
+    /// A second shutdown request.
     #[error("stopped at once by a second signal")]
     Forced,
 }

@@ -1,10 +1,11 @@
-//! Everything async, every thread and every setting: HTTP on tokio in front, one engine thread behind it.
+//! The server: HTTP on tokio, one engine thread, and all settings and commands.
 //!
-//! A request's way: [`routes`] read the body, [`prepare`] makes tokens of it, [`handle`] carries them to the
-//! [`engine`] thread, [`run`] takes its events back, [`reply`] makes text of them, [`sse`] sends it.
+//! A request passes through [`http::routes`] (parse), [`text::prepare`] (render and tokenise),
+//! [`engine::handle`] (submit), [`engine`] (schedule), [`http::in_flight`] (events),
+//! [`text::reply`] (detokenise and parse) and [`http::sse`] (stream).
 //!
-//! What this crate must not know: how anything is computed. What no other crate may know: sockets, clocks,
-//! statuses and settings.
+//! This crate knows nothing of kernels or models' arithmetic. No other crate knows sockets, clocks,
+//! status codes or settings.
 //!
 //! Start reading at [`serve()`].
 

@@ -1,16 +1,16 @@
-//! The `hearth` executable: everything is in the library, so that tests can reach it.
+//! The `hearth` executable; all code is in the library for tests.
 
 use std::process::ExitCode;
 
 use mimalloc::MiMalloc;
 use server::open::bundled::Bundled;
 
-/// Sequences come and go with buffers of many sizes. The allocator of glibc keeps what they leave as holes of one
-/// thread's arena and grows it for the next; this one gives whole pages back, so that memory follows what is open.
+/// Sequences allocate and free buffers of many sizes. glibc's per-thread arenas fragment and grow;
+/// mimalloc returns free pages to the system.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// See `models/README.md` for where it comes from.
+/// Provenance: `models/README.md`.
 const EMBER: Bundled = Bundled {
     name: "ember",
     gguf: include_bytes!("../../../models/ember/ember.gguf"),

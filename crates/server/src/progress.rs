@@ -62,9 +62,10 @@ impl Progress {
             None if self.last_line.get().elapsed() >= QUIET => {
                 self.last_line.set(Instant::now());
                 let percent = percent(done_bytes, total_bytes);
-                let total = match self.things {
-                    true => total_bytes.to_string(),
-                    false => bytes_text(total_bytes),
+                let total = if self.things {
+                    total_bytes.to_string()
+                } else {
+                    bytes_text(total_bytes)
                 };
                 tracing::info!("{}: {percent} % of {total}", self.what);
             }

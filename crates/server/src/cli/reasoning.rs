@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{OnOff, at_least_one};
-use crate::text::reasoning::ReasoningFlags;
+use crate::settings::reasoning::ReasoningFlags;
 
 /// How long requests may think and answer where they do not say.
 #[derive(Debug, Clone, Args)]

@@ -6,8 +6,8 @@ use model::ModelCard;
 
 use crate::config::{Origin, ResolvedSetting};
 use crate::settings::GenerationDefaults;
+use crate::settings::reasoning::{ReasoningDefaults, ReasoningFlags};
 use crate::text::model_context::CardDescription;
-use crate::text::reasoning::{ReasoningDefaults, ReasoningFlags};
 
 /// Efforts by the names of their flags, in the order of a card's tiers.
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];

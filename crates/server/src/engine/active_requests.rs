@@ -1,37 +1,37 @@
-//! Who is being served now, for `/slots` and the status pages: counts and times, never text.
+//! Active requests, for `/slots` and the status pages: counts and times, never text.
 //!
-//! Each request writes its own entry and nobody waits: numbers are atomics, and the list is locked only for as
-//! long as it takes to put an entry in or out.
+//! Each request updates its own atomics without waiting; the list is locked only to add or remove
+//! an entry.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::engine::handle::Order;
-use crate::engine::request_stats::RequestStats;
-use crate::http::metrics::RequestStage;
+use decode::Job;
 
-/// All requests of one server.
+use crate::engine::request_stats::{RequestStage, RequestStats};
+
+/// All active requests of one server.
 #[derive(Debug, Default)]
 pub struct ActiveRequests {
     entries: Mutex<Vec<Arc<RequestEntry>>>,
     last_id: AtomicU64,
 }
 
-/// One request as it is shown.
+/// One active request as the status pages show it.
 #[derive(Debug)]
 pub struct RequestEntry {
-    /// Counted from the server's start.
+    /// Serial number since the server's start.
     pub id: u64,
-    /// Higher goes first in the queue.
+    /// Higher priority runs first.
     pub priority: i32,
-    /// The conversation it says it belongs to.
+    /// Session id that the client sent.
     pub session: Option<Arc<str>>,
-    /// Replies wanted.
+    /// Number of choices.
     pub choices: usize,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// The most tokens of each reply.
+    /// Maximum tokens of each choice.
     pub max_tokens: usize,
     since: Instant,
     stage: AtomicUsize,
@@ -46,37 +46,37 @@ const STAGES: [RequestStage; 3] = [
 ];
 
 impl RequestEntry {
-    /// How far it has come.
+    /// Stage of the request.
     pub fn stage(&self) -> RequestStage {
         STAGES[self.stage.load(Ordering::Relaxed).min(2)]
     }
 
-    /// Tokens of the prompt that a saved state held.
+    /// Prompt tokens restored from the prefix cache.
     pub fn cached_tokens(&self) -> usize {
         self.cached.load(Ordering::Relaxed)
     }
 
-    /// Tokens generated, by all choices.
+    /// Tokens generated in all choices.
     pub fn generated_tokens(&self) -> usize {
         self.generated.load(Ordering::Relaxed)
     }
 
-    /// Seconds since it came.
+    /// Seconds since arrival.
     pub fn age_s(&self) -> f64 {
         self.since.elapsed().as_secs_f64()
     }
 }
 
 impl ActiveRequests {
-    /// Puts a request on; it is taken off when the place is dropped.
-    pub fn register(self: &Arc<ActiveRequests>, order: &Order) -> EntryGuard {
+    /// Registers a request; dropping the guard removes it.
+    pub fn register(self: &Arc<ActiveRequests>, job: &Job) -> EntryGuard {
         let entry = Arc::new(RequestEntry {
             id: self.last_id.fetch_add(1, Ordering::Relaxed) + 1,
-            priority: order.priority,
-            session: order.settings.session.clone(),
-            choices: order.choices,
-            prompt_tokens: order.prompt.len(),
-            max_tokens: order.settings.max_tokens,
+            priority: job.priority,
+            session: job.params.session.clone(),
+            choices: job.choices,
+            prompt_tokens: job.prompt.len(),
+            max_tokens: job.params.max_tokens,
             since: Instant::now(),
             stage: AtomicUsize::new(0),
             cached: AtomicUsize::new(0),
@@ -89,18 +89,18 @@ impl ActiveRequests {
         }
     }
 
-    /// Everyone on it, in the order they came.
+    /// All active requests in arrival order.
     pub fn entries(&self) -> Vec<Arc<RequestEntry>> {
         self.lock().clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Arc<RequestEntry>>> {
-        // Nothing can panic while it is held, and a list is never half changed.
+        // No code panics while it is locked.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request's place on the board.
+/// Guard of an entry: removes it on drop.
 #[derive(Debug)]
 pub struct EntryGuard {
     requests: Arc<ActiveRequests>,
@@ -108,7 +108,7 @@ pub struct EntryGuard {
 }
 
 impl EntryGuard {
-    /// Shows how far the request has come.
+    /// Updates the entry from the request's statistics.
     pub fn update(&self, stats: &RequestStats) {
         let stage = STAGES.iter().position(|stage| *stage == stats.stage());
         let entry = &self.entry;

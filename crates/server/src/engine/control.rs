@@ -1,17 +1,17 @@
-//! Requests that can still be told something: by the id their answer carries.
+//! Registry of running requests that `/chat/completions/control` can address by response id.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use decode::ReasoningHandle;
 
-/// Answers under way that have reins.
+/// Running responses with reasoning control.
 #[derive(Debug, Clone, Default)]
 pub struct ControlRegistry {
     handles: Arc<Mutex<HashMap<String, Vec<Arc<ReasoningHandle>>>>>,
 }
 
-/// Keeps an answer listed while it lives.
+/// Guard of a registered response: removes it on drop.
 #[derive(Debug)]
 pub struct ControlGuard {
     registry: ControlRegistry,
@@ -19,7 +19,7 @@ pub struct ControlGuard {
 }
 
 impl ControlRegistry {
-    /// Lists an answer until what is returned is dropped.
+    /// Registers a response until the returned guard is dropped.
     pub fn register(
         &self,
         id: &str,
@@ -32,7 +32,7 @@ impl ControlRegistry {
         }
     }
 
-    /// Closes the thinking of an answer; `false` if none of that id is under way.
+    /// Ends the reasoning of a response; `false` if no running response has that id.
     pub fn end_reasoning(&self, id: &str) -> bool {
         self.map(|handles| match handles.get(id) {
             Some(handles_of_request) => {

@@ -1,36 +1,23 @@
-//! How the async side talks to the engine thread: [`EngineHandle::submit`] gives a stream of what happens to
-//! a request, and dropping that stream cancels the request.
+//! Handle to the engine thread: [`EngineHandle::submit`] returns the request's event stream;
+//! dropping the stream cancels the request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use contract::TokenId;
-use decode::{Event, FinishReason, GenerationParams, Job, JobId, NextPrompt, SubmitError};
+use decode::{Event, FinishReason, Job, JobId, NextPrompt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
+use crate::engine::errors::{AdmissionError, TerminalError};
 use crate::engine::{Heartbeat, Message, Phase, Published, Ready, Submission};
 use crate::settings::Timeouts;
 
-/// A request as the engine takes it: all text is tokens by now.
-#[derive(Debug, Clone)]
-pub struct Order {
-    /// The prompt, at least one token.
-    pub prompt: Arc<[TokenId]>,
-    /// How many replies are wanted; reply `i` is seeded with `seed + i`.
-    pub choices: usize,
-    /// How each is sampled and ended.
-    pub settings: GenerationParams,
-    /// Higher goes first in the queue.
-    pub priority: i32,
-}
-
-/// What happened, and when the engine saw it happen.
+/// An engine event with the engine's timestamp.
 #[derive(Debug)]
 pub struct Timestamped {
-    /// End of the engine's step that gave rise to it; its beginning for a start.
+    /// End of the engine step that caused it; the step's beginning for a start event.
     pub at: Instant,
-    /// What happened.
+    /// The event.
     pub event: EngineEvent,
 }
 
@@ -43,47 +30,22 @@ impl Timestamped {
     }
 }
 
-/// One thing that happened to a request.
+/// Event of one request.
 #[derive(Debug)]
 pub enum EngineEvent {
-    /// The scheduler's own words.
+    /// An event of the scheduler.
     Scheduler(Event),
-    /// The end, and not a good one; nothing follows.
+    /// A terminal error; nothing follows it.
     Error(TerminalError),
 }
 
-/// Why a request ended without being finished by the scheduler.
-#[derive(Debug, Clone)]
-pub enum TerminalError {
-    /// The scheduler does not take it.
-    Rejected(SubmitError),
-    /// It waited too long for its turn.
-    QueueTimeout(Duration),
-    /// The server is going down.
-    Draining,
-    /// The engine is gone.
-    EngineLost(Arc<str>),
-}
-
-/// Why a request was not taken at all.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AdmissionError {
-    /// As many requests wait as may wait.
-    QueueFull {
-        /// How many that is.
-        waiting: usize,
-    },
-    /// The engine is loading, draining or gone.
-    NotReady(Phase),
-}
-
-/// A cloneable door to the engine thread.
+/// Cloneable handle to the engine thread.
 #[derive(Clone)]
 pub struct EngineHandle {
     inbox: mpsc::UnboundedSender<Message>,
     published: watch::Receiver<Published>,
     heartbeat: Arc<Heartbeat>,
-    /// One permit per place in the queue; a request holds one until it starts. Bounds the inbox.
+    /// One permit per queue slot, held until the request starts; it also bounds the inbox.
     queue_permits: Arc<Semaphore>,
     queue_limit: usize,
     next_id: Arc<AtomicU64>,
@@ -106,22 +68,27 @@ impl EngineHandle {
         }
     }
 
-    /// Hands a request over. Refuses at once when the queue is full or the engine does not take requests.
-    pub fn submit(&self, order: Order, timeouts: Timeouts) -> Result<Events, AdmissionError> {
+    /// A job id that is unique in this process.
+    pub fn new_job_id(&self) -> JobId {
+        JobId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Submits a request. Fails at once if the queue is full or the engine does not admit requests.
+    pub fn submit(&self, job: Job, timeouts: Timeouts) -> Result<Events, AdmissionError> {
         self.check_ready()?;
         let permit = Arc::clone(&self.queue_permits)
             .try_acquire_owned()
             .map_err(|_| AdmissionError::QueueFull {
                 waiting: self.queue_limit,
             })?;
-        self.enqueue(order, timeouts, permit)
+        self.enqueue(job, timeouts, permit)
     }
 
-    /// As [`submit`](EngineHandle::submit), but waits for a place in the queue, for further parts of a
-    /// request whose first part was taken.
+    /// As [`submit`](EngineHandle::submit), but waits for a queue permit: for further prompts of a
+    /// request whose first prompt was admitted.
     pub async fn submit_later(
         &self,
-        order: Order,
+        job: Job,
         timeouts: Timeouts,
     ) -> Result<Events, AdmissionError> {
         let permit = Arc::clone(&self.queue_permits).acquire_owned().await;
@@ -129,7 +96,7 @@ impl EngineHandle {
         let permit = permit.map_err(|_| AdmissionError::QueueFull {
             waiting: self.queue_limit,
         })?;
-        self.enqueue(order, timeouts, permit)
+        self.enqueue(job, timeouts, permit)
     }
 
     fn check_ready(&self) -> Result<(), AdmissionError> {
@@ -141,20 +108,12 @@ impl EngineHandle {
 
     fn enqueue(
         &self,
-        order: Order,
+        job: Job,
         timeouts: Timeouts,
         permit: OwnedSemaphorePermit,
     ) -> Result<Events, AdmissionError> {
-        let id = JobId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let (sender, events) = mpsc::channel(channel_capacity(&order));
-        let choices = order.choices;
-        let job = Job {
-            id,
-            prompt: order.prompt,
-            choices,
-            params: order.settings,
-            priority: order.priority,
-        };
+        let (id, choices) = (job.id, job.choices);
+        let (sender, events) = mpsc::channel(channel_capacity(&job));
         let submission = Box::new(Submission {
             job,
             events: sender,
@@ -176,18 +135,18 @@ impl EngineHandle {
         })
     }
 
-    /// Tells the engine what a conversation's next prompt will begin with, to be read when there is nothing else to do.
+    /// Queues the start of a conversation's next prompt for prefix warm-up.
     pub fn warm_prefix(&self, text: NextPrompt) {
-        // An engine that is gone reads nothing.
+        // An ended engine ignores it.
         let _ = self.inbox.send(Message::WarmPrefix(text));
     }
 
-    /// Where the engine stands.
+    /// Phase of the engine.
     pub fn phase(&self) -> Phase {
         self.published.borrow().phase.clone()
     }
 
-    /// All it publishes.
+    /// Everything that the engine publishes.
     pub fn published(&self) -> Published {
         self.published.borrow().clone()
     }
@@ -197,65 +156,64 @@ impl EngineHandle {
         self.published.borrow().ready.clone()
     }
 
-    /// How many requests wait for a place on the device.
+    /// Number of queued requests.
     pub fn waiting(&self) -> usize {
         self.queue_limit - self.queue_permits.available_permits()
     }
 
-    /// How long the engine's present turn has taken so far; `None` while it is idle.
+    /// Age of the current engine step; `None` while idle.
     pub fn step_age(&self) -> Option<Duration> {
         self.heartbeat.age()
     }
 
-    /// Asks the engine to take nothing more and to end within `grace`.
+    /// Starts a shutdown: no more admissions, end within `grace`.
     pub fn drain(&self, grace: Duration) {
-        // An engine that is gone already needs no telling.
+        // An ended engine ignores it.
         let _ = self.inbox.send(Message::Drain(grace));
     }
 
-    /// Waits until `reached` holds for the engine's phase, and gives that phase.
+    /// Waits until `reached` is true for the engine's phase, and returns that phase.
     pub async fn wait_for(&self, reached: impl Fn(&Phase) -> bool) -> Phase {
         let mut published = self.published.clone();
         match published.wait_for(|p| reached(&p.phase)).await {
             Ok(found) => found.phase.clone(),
-            // The thread has dropped its end; what it said last stands.
+            // The thread has ended; its last published phase is final.
             Err(_) => self.phase(),
         }
     }
 }
 
-/// Events of one request can never outnumber this.
+/// Upper bound of the number of events of one request.
 ///
-/// Each token, at worst, is an event of its own; each choice has an end; a prompt is cut into chunks of at
-/// least 16 tokens with a progress and a logprobs event each.
-fn channel_capacity(order: &Order) -> usize {
-    let per_choice = order.settings.max_tokens.saturating_add(4);
-    let prefill = order.prompt.len() / 8 + 64;
-    order
-        .choices
+/// At worst each token is an event and each choice has an end; a prompt is prefilled in chunks of
+/// at least 16 tokens, with one progress and one logprobs event each.
+fn channel_capacity(job: &Job) -> usize {
+    let per_choice = job.params.max_tokens.saturating_add(4);
+    let prefill = job.prompt.len() / 8 + 64;
+    job.choices
         .saturating_mul(per_choice)
         .saturating_add(prefill)
         .min(Semaphore::MAX_PERMITS)
 }
 
-/// What happens to one request, in order. Dropping it before the end cancels the request.
+/// Event stream of one request, in order. Dropping it before the end cancels the request.
 pub struct Events {
     id: JobId,
     events: mpsc::Receiver<Timestamped>,
     inbox: mpsc::UnboundedSender<Message>,
     choices: usize,
     choices_left: usize,
-    /// When to give up waiting for the start, and how long that was; `None` once started.
+    /// Queue deadline and its duration; `None` once started.
     queue_deadline: Option<(tokio::time::Instant, Duration)>,
-    /// When to end the request as if it had reached its length limit, and how long that was.
+    /// Request deadline and its duration; the request then ends as if at its length limit.
     deadline: Option<(tokio::time::Instant, Duration)>,
     timed_out: bool,
 }
 
 impl Events {
-    /// The next thing that happens; `None` after the last choice finished or after a fault.
+    /// The next event; `None` after the last choice finished or after a terminal error.
     ///
-    /// Safe to drop in the middle: nothing is lost.
+    /// Cancellation-safe: no event is lost.
     pub async fn next(&mut self) -> Option<Timestamped> {
         if self.choices_left == 0 {
             return None;
@@ -280,7 +238,7 @@ impl Events {
         }
     }
 
-    /// What has already happened, without waiting.
+    /// The next event, if one is available without waiting.
     pub fn try_next(&mut self) -> Option<Timestamped> {
         if self.choices_left == 0 {
             return None;
@@ -289,12 +247,12 @@ impl Events {
         Some(self.record(Some(received)))
     }
 
-    /// Ends one choice early; it still finishes, as cancelled.
+    /// Cancels one choice; it still finishes, with reason `cancelled`.
     pub fn cancel_choice(&self, choice: usize) {
         let _ = self.inbox.send(Message::CancelChoice(self.id, choice));
     }
 
-    /// Whether the request was ended because its time was up.
+    /// Whether a deadline ended the request.
     pub fn timed_out(&self) -> bool {
         self.timed_out
     }
@@ -312,7 +270,7 @@ impl Events {
         if let Some((_, after)) = self.deadline.take_if(|(deadline, _)| *deadline <= now) {
             self.timed_out = true;
             if self.queue_deadline.is_some() {
-                // It never started, so there is no text that could end here.
+                // It never started, so there is no text to finish.
                 self.cancel();
                 return Some(Timestamped::now(EngineEvent::Error(
                     TerminalError::QueueTimeout(after),

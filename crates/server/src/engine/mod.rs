@@ -1,17 +1,18 @@
-//! The engine thread: one std thread that owns the scheduler and, inside it, the device.
+//! Engine thread: one std thread that owns the scheduler and the device.
 //!
-//! It never awaits and never waits on a client. Messages come in through one inbox; what happens goes out
-//! through one channel per request, made with room for everything the request can ever say, so a send fails
-//! only when the reader has gone, which is cancellation. Health and counts are published as a watch value.
+//! The thread never awaits and never blocks on a client. Messages arrive through one inbox. Events
+//! leave through one channel per request, whose capacity covers every event of that request. A send
+//! therefore fails only if the reader is gone, which cancels the request. Health and counters are
+//! published as a watch value.
 //!
-//! A fault of the device, or a panic in here, ends the thread: every live request is told, health turns to
-//! failing, and [`serve`](crate::http::serve()) ends the process. A broken context is not repaired in place.
+//! A device error or a panic ends the thread: every open request gets the error, health reports it,
+//! and [`serve`](crate::http::serve()) ends the process. A broken device context is not repaired in
+//! place.
 
 pub mod active_requests;
 pub mod control;
+pub mod errors;
 pub mod handle;
-pub mod in_flight;
-pub mod prefix_warmup;
 pub mod request_stats;
 pub mod store;
 
@@ -28,102 +29,110 @@ use decode::{Event, Job, JobId, NextPrompt, PrefixConfig, Scheduler, SchedulerCo
 use tokio::sync::mpsc::error::{TryRecvError, TrySendError};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
-use crate::engine::handle::{EngineEvent, EngineHandle, TerminalError, Timestamped};
+use crate::engine::errors::TerminalError;
+use crate::engine::handle::{EngineEvent, EngineHandle, Timestamped};
 use crate::engine::store::{DiskStore, StoreStatus};
 use crate::text::model_context::ModelContext;
 
-/// An idle engine keeps its hands free for this long: the next turn of a conversation often comes at once.
+/// Idle time before prefix warm-up starts: the next turn of a conversation often arrives within it.
 const IDLE_DELAY: Duration = Duration::from_millis(300);
-/// How late a message may be seen in that time.
+/// Poll interval of the inbox during that time.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// An error of any kind, as far as loading is concerned: it is only shown.
+/// Load error of any type; it is only displayed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Loads everything, on the engine thread, so that a device context never moves between threads.
+/// Loads the model on the engine thread, so that a device context never changes threads.
 pub type EngineFactory =
     Box<dyn FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<Loaded, BoxError> + Send>;
 
-/// What a factory gives.
+/// Result of an [`EngineFactory`].
 pub struct Loaded {
-    /// The opened device; owned, and dropped, by the engine thread.
+    /// Opened device; the engine thread owns and drops it.
     pub runner: Box<dyn Runner>,
-    /// How the scheduler is to work; its queue limit is replaced by the engine's.
+    /// Scheduler configuration; the engine replaces its queue limit.
     pub scheduler: SchedulerConfig,
-    /// The text side of the same model.
+    /// Tokenizer, template and constraints of the same model.
     pub model: ModelContext,
-    /// Where saved states outlive the process, if anywhere.
+    /// Disk store of the KV prefix cache, if one is configured.
     pub store: Option<DiskStore>,
 }
 
-/// The loaded model as the HTTP side sees it.
+/// Loaded model as the HTTP side sees it.
 pub struct Ready {
-    /// Text side: tokenizer, template, facts.
+    /// Tokenizer, template and description.
     pub model: ModelContext,
-    /// Device side: limits and sizes.
+    /// Device limits and sizes.
     pub info: RunnerInfo,
-    /// What of prompts is saved.
+    /// Prefix cache configuration.
     pub prefix: PrefixConfig,
-    /// Where it outlives the process, if anywhere.
+    /// Status of the disk store, if one is configured.
     pub store: Option<StoreStatus>,
 }
 
-/// Where the engine stands in its life.
+impl Ready {
+    /// The text side and the context length in tokens.
+    pub fn text_side(&self) -> (&ModelContext, usize) {
+        (&self.model, self.info.limits.context)
+    }
+}
+
+/// Life-cycle phase of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
-    /// Reading weights.
+    /// Loads weights.
     Loading,
-    /// Taking requests.
+    /// Admits requests.
     Ready,
-    /// Finishing what runs; nothing new is taken.
+    /// Finishes running requests and admits none.
     Draining,
-    /// Over, because of a fault.
+    /// Ended by an error.
     Failed(Arc<str>),
-    /// Over, because it was asked to stop.
+    /// Ended by a shutdown.
     Stopped,
 }
 
-/// What the engine tells everyone, without a lock that a turn could wait on.
+/// State that the engine publishes without a lock on its step.
 #[derive(Clone)]
 pub struct Published {
-    /// Where it stands. Changes of this, and of nothing else, wake those who wait on the value.
+    /// Phase. Only a phase change wakes the watchers of this value.
     pub phase: Phase,
-    /// How far loading has come.
+    /// Load progress.
     pub progress: Option<LoadProgress>,
     /// The model, once loaded.
     pub ready: Option<Arc<Ready>>,
     /// The scheduler's counters.
     pub stats: Stats,
-    /// Requests on the device.
+    /// Requests that hold a sequence on the device.
     pub running: usize,
-    /// Requests that wait for a place.
+    /// Requests in the queue.
     pub waiting: usize,
 }
 
-/// What the engine thread can be told.
+/// Message to the engine thread.
 pub(crate) enum Message {
-    /// Take a request.
+    /// Submit a request.
     Submit(Box<Submission>),
-    /// Drop a request; its reader has gone.
+    /// Cancel a request; its reader is gone.
     Cancel(JobId),
-    /// Drop one choice of a request.
+    /// Cancel one choice of a request.
     CancelChoice(JobId, usize),
-    /// What a conversation's next prompt will begin with.
+    /// Prefill the start of a conversation's next prompt when idle.
     WarmPrefix(NextPrompt),
-    /// Take nothing more, finish what runs within the given time, and end.
+    /// Admit no more requests, finish running ones within the given time, and end.
     Drain(Duration),
 }
 
 /// A request on its way to the scheduler.
 pub(crate) struct Submission {
     pub(crate) job: Job,
-    /// Where its events go.
+    /// Sender of the request's events.
     pub(crate) events: mpsc::Sender<Timestamped>,
-    /// A place in the queue, given back once the request has started.
+    /// Queue permit, released when the request starts.
     pub(crate) queue_permit: OwnedSemaphorePermit,
 }
 
-/// When the present turn began; lets others see that a turn does not end.
+/// Start time of the current engine step; a watchdog detects a stalled step with it.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     origin: Instant,
@@ -148,7 +157,7 @@ impl Heartbeat {
         self.since.store(0, Ordering::Relaxed);
     }
 
-    /// How long the present turn has taken so far; `None` while idle.
+    /// Age of the current step; `None` while idle.
     pub(crate) fn age(&self) -> Option<Duration> {
         let since = self.since.load(Ordering::Relaxed).checked_sub(1)?;
         Some(
@@ -167,7 +176,7 @@ pub struct Engine {
 impl Engine {
     /// Starts the thread, which begins by loading.
     ///
-    /// `queue_limit` is how many requests may wait for a place on the device, at least one.
+    /// `queue_limit` is the maximum queue length, at least one.
     pub fn start(
         factory: EngineFactory,
         queue_limit: usize,
@@ -196,7 +205,7 @@ impl Engine {
 
     /// Waits for the thread to end.
     pub fn join(self) {
-        // A panic was caught inside and published; there is nothing to learn from a second one.
+        // The thread catches and publishes a panic, so a join error adds nothing.
         let _ = self.thread.join();
     }
 }
@@ -228,7 +237,7 @@ fn run_engine(
         store: loaded.store.as_ref().map(DiskStore::status),
     });
     let scheduler = SchedulerConfig {
-        // The handle's places bound what waits; a second bound here could refuse what was admitted there.
+        // The handle's queue permits already bound the queue.
         queue_limit: usize::MAX,
         ..loaded.scheduler
     };
@@ -268,7 +277,7 @@ fn run_engine(
     }
 }
 
-/// Ends the thread's public life; requests still in the inbox see their channel close.
+/// Publishes the failure; requests still in the inbox see their channel close.
 fn fail(
     published: &watch::Sender<Published>,
     inbox: &mut mpsc::UnboundedReceiver<Message>,
@@ -286,12 +295,12 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     format!("panic: {}", text.unwrap_or("no message"))
 }
 
-/// One request on the engine's side.
+/// One open request, as the engine thread sees it.
 struct EngineRequest {
     events: mpsc::Sender<Timestamped>,
-    /// Held while the request waits; `None` once it has started.
+    /// Queue permit; `None` once the request has started.
     queue_permit: Option<OwnedSemaphorePermit>,
-    /// Choices that have not finished.
+    /// Unfinished choices.
     choices_left: usize,
 }
 
@@ -299,7 +308,7 @@ struct EngineLoop<'a> {
     scheduler: Scheduler,
     requests: HashMap<JobId, EngineRequest>,
     published: &'a watch::Sender<Published>,
-    /// Set once the engine is asked to stop.
+    /// Deadline of a shutdown, if one was requested.
     drain_until: Option<Instant>,
 }
 
@@ -319,7 +328,7 @@ impl EngineLoop<'_> {
                 heartbeat.idle();
                 match self.wait(inbox, heartbeat)? {
                     Some(message) => self.handle_message(message),
-                    // Every handle is gone, so nobody can ever ask for anything again.
+                    // All handles are dropped, so no further message can arrive.
                     None => return Ok(()),
                 }
             }
@@ -340,7 +349,8 @@ impl EngineLoop<'_> {
             let begun = Instant::now();
             let outcome = self.scheduler.step(&mut events);
             if let Err(error) = &outcome {
-                // Before anyone is told, so that whoever was told and asks for health gets the same answer.
+                // Published before the error events, so that a client that asks for health sees the
+                // failure.
                 let detail = error.to_string().into();
                 self.published
                     .send_modify(|p| p.phase = Phase::Failed(detail));
@@ -351,8 +361,8 @@ impl EngineLoop<'_> {
         }
     }
 
-    /// The next message, however long it takes. Once it takes longer than clients do between two turns, what prompts
-    /// will begin with is read meanwhile, chunk by chunk, and then saved states go to the store, one at a time.
+    /// Waits for the next message. After [`IDLE_DELAY`] without one, runs prefix warm-up chunk by
+    /// chunk, then writes prefix-cache entries to the disk store one at a time.
     fn wait(
         &mut self,
         inbox: &mut mpsc::UnboundedReceiver<Message>,
@@ -405,7 +415,7 @@ impl EngineLoop<'_> {
             queue_permit,
         } = submission;
         if self.drain_until.is_some() {
-            // A failed send means that the reader has gone, which needs no answer; so in all of this file.
+            // A failed send means that the reader is gone; it needs no answer (also below).
             let _ = events.try_send(Timestamped::now(EngineEvent::Error(
                 TerminalError::Draining,
             )));
@@ -433,7 +443,7 @@ impl EngineLoop<'_> {
         }
     }
 
-    /// Refuses what waits, lets run what runs.
+    /// Rejects queued requests and lets running ones finish.
     fn drain(&mut self, grace: Duration) {
         self.drain_until = Instant::now().checked_add(grace);
         self.published.send_modify(|p| p.phase = Phase::Draining);
@@ -473,7 +483,7 @@ impl EngineLoop<'_> {
         }
     }
 
-    /// Sends what a step that began at `begun` gave rise to.
+    /// Sends the events of a step that began at `begun`.
     fn deliver(&mut self, events: &mut Vec<(JobId, Event)>, begun: Instant) {
         let ended = Instant::now();
         for (id, event) in events.drain(..) {
@@ -489,7 +499,7 @@ impl EngineLoop<'_> {
                 Event::Failed { .. } => request.choices_left = 0,
                 _ => {}
             }
-            // Admission comes first in a step, everything else at its end.
+            // Admission happens at the start of a step, everything else at its end.
             let at = match &event {
                 Event::Started { .. } => begun,
                 _ => ended,

@@ -8,12 +8,12 @@ use futures::{StreamExt, TryStreamExt};
 
 use crate::error::ApiError;
 
-/// How long, and how much of, an overlong body is read away before the refusal is sent. Closing the
-/// connection while the client still writes would make it lose the refusal.
+/// Limits of discarding an oversized body before the error is sent: closing the connection while
+/// the client still writes would lose the error.
 const DISCARD_TIME: Duration = Duration::from_secs(20);
 const DISCARD_BYTES: usize = 1 << 30;
 
-/// Work on texts up to this size is done in place; longer texts go to the blocking pool.
+/// Work on bodies up to this size runs inline; larger work runs on the blocking pool.
 pub const INLINE_BYTES: usize = 4 << 10;
 
 /// Reads a body of at most `limit_bytes`.
@@ -49,20 +49,21 @@ pub async fn read(body: Body, limit_bytes: usize) -> Result<Bytes, ApiError> {
             }
         }
     };
-    // Whether the rest was read in time or not, the answer is the same.
+    // The answer is the same whether or not the rest was read in time.
     let _ = tokio::time::timeout(DISCARD_TIME, discard).await;
     Err(ApiError::TooLarge { limit_bytes })
 }
 
-/// Runs `work` in place when it is about little text, and on the blocking pool when it is about much.
+/// Runs `work` inline for small inputs, on the blocking pool for large ones.
 pub async fn run_sized<T, W>(size_bytes: usize, work: W) -> Result<T, ApiError>
 where
     T: Send + 'static,
     W: FnOnce() -> Result<T, ApiError> + Send + 'static,
 {
-    match size_bytes <= INLINE_BYTES {
-        true => work(),
-        false => run_long(work).await,
+    if size_bytes <= INLINE_BYTES {
+        work()
+    } else {
+        run_long(work).await
     }
 }
 

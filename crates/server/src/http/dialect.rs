@@ -1,7 +1,7 @@
-//! What every chat dialect does alike: read a request, hand it over, and write what comes back.
+//! Steps common to all chat dialects: parse a request, submit it, write the response.
 //!
-//! A dialect brings two things: a function that reads its body into a [`ChatRequest`], and a [`Voice`] that
-//! writes the news of a run in its own words.
+//! A dialect supplies a function that parses its body into a [`ChatRequest`], and a
+//! [`StreamFormat`] that encodes [`StreamEvent`]s as its own server-sent events.
 
 use std::sync::Arc;
 
@@ -11,36 +11,35 @@ use axum::response::Response;
 use chat::ChatError;
 use chat::reply::{FinishReason, ReplyConfig};
 use chat::request::{ChatRequest, ReasoningFormat};
-use decode::{Grammar, InitialPhase};
+use decode::{Grammar, InitialPhase, Job};
 
 use crate::engine::Ready;
-use crate::engine::handle::Order;
-use crate::engine::in_flight::{InFlight, StreamEvent};
-use crate::engine::prefix_warmup::PrefixWarmup;
 use crate::error::ApiError;
 use crate::http::body;
+use crate::http::in_flight::{InFlight, StreamEvent};
+use crate::http::prefix_warmup::PrefixWarmup;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
 use crate::text::prepare::{self, Prompt};
 use crate::text::reply::{Choice, ChoiceConfig, CollectedReply};
 use crate::text::sampling_params;
 
-/// How a dialect reads a body: the request all dialects share, and what only this one knows of it.
+/// Parser of a dialect's body: the neutral request, and the dialect's own fields.
 pub type Parse<T> = fn(&[u8]) -> Result<(ChatRequest, T), ChatError>;
 
-/// A request that was read and made into a prompt, but not handed over yet.
+/// Parsed request with its prompt, not yet submitted.
 pub struct ParsedRequest<T> {
     ready: Arc<Ready>,
-    /// The request in the form all dialects share.
+    /// Neutral request.
     pub request: ChatRequest,
-    /// What only its dialect knows of it.
+    /// The dialect's own fields.
     pub own: T,
-    /// Its prompt.
+    /// Rendered and tokenised prompt.
     pub prompt: Prompt,
 }
 
 impl<T: Send + 'static> ParsedRequest<T> {
-    /// Reads a body with the dialect's function `parse`, and makes the prompt.
+    /// Parses a body with `parse`, then renders and tokenises the prompt.
     pub async fn read(
         app: &App,
         headers: &HeaderMap,
@@ -53,7 +52,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
         let model = Arc::clone(&ready);
         let (mut request, own, prompt) = body::run_sized(bytes.len(), move || {
             let (request, own) = parse(&bytes)?;
-            let prompt = prepare::chat(&model, &policy, &request)?;
+            let prompt = prepare::chat(model.text_side(), &policy, &request)?;
             Ok((request, own, prompt))
         })
         .await?;
@@ -75,7 +74,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
         })
     }
 
-    /// What the reply must be, if it may not be anything.
+    /// Grammar of the reply, if the request constrains it.
     async fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
         let markup = prepare::call_markup(&self.ready.model);
         let Some(shape) = self.request.output_grammar(markup)? else {
@@ -86,7 +85,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
         body::run_long(compiled).await.map(Some)
     }
 
-    /// Hands the request over; refuses what cannot be promised or does not fit.
+    /// Submits the request; fails if a parameter is invalid or the prompt does not fit.
     pub async fn start(&self, app: &App) -> Result<InFlight, ApiError> {
         let grammar = self.grammar().await?;
         let (request, model) = (&self.request, &self.ready.model);
@@ -97,19 +96,23 @@ impl<T: Send + 'static> ParsedRequest<T> {
         )?;
         let max_tokens = prepare::max_reply_tokens(model, request, room);
         let vocab = self.ready.info.vocab;
-        let mut settings =
+        let mut params =
             sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
-        settings.logprobs = request.logprobs;
-        settings.session = request.cache.session.as_deref().map(Arc::from);
-        settings.use_saved = request.cache.enabled;
-        settings.window = app.config().window.of(!request.tools.is_empty());
+        params.logprobs = request.logprobs;
+        params.session = request.cache.session.as_deref().map(Arc::from);
+        params.use_saved = request.cache.enabled;
+        params.window = app.config().window.of(!request.tools.is_empty());
         if let Some(token) = prepare::forbidden_call_token(model, request) {
-            settings.sampling.bias.retain(|(other, _)| *other != token);
-            settings.sampling.bias.push((token, f32::NEG_INFINITY));
+            params.sampling.bias.retain(|(other, _)| *other != token);
+            params.sampling.bias.push((token, f32::NEG_INFINITY));
         }
-        let constraints = model.constraints.for_chat(&self.prompt, grammar, fields.n);
+        let constraints = model.constraints.for_chat(
+            (self.prompt.initial_phase, self.prompt.reasoning_budget),
+            grammar,
+            fields.n,
+        );
         let (constraints, reasoning_handles) = constraints.unzip();
-        settings.constraints = constraints;
+        params.constraints = constraints;
         let reasoning_handles = reasoning_handles.unwrap_or_default();
         let plan = ChoiceConfig {
             tokenizer: Arc::clone(&model.tokenizer),
@@ -119,7 +122,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
                 tools: request.callable_tools(),
                 parallel_tool_calls: request.parallel_tool_calls,
                 stop: fields.stop.clone(),
-                min_tokens: settings.min_tokens,
+                min_tokens: params.min_tokens,
                 call_id_seed: 0,
             },
             stop_tokens: fields.stop_token_ids.clone(),
@@ -128,24 +131,25 @@ impl<T: Send + 'static> ParsedRequest<T> {
         let choice =
             |i: usize| Choice::new(&plan).with_reasoning(reasoning_handles.get(i).cloned());
         let choices = (0..fields.n).map(choice).collect();
-        let order = Order {
+        let job = Job {
+            id: app.engine().new_job_id(),
             prompt: Arc::clone(&self.prompt.ids),
             choices: fields.n,
-            settings,
+            params,
             priority: request.priority,
         };
         let warmup = PrefixWarmup::new(app, &self.ready, request);
-        InFlight::start(app, order, choices).map(|request| request.with_warmup(warmup))
+        InFlight::start(app, job, choices).map(|request| request.with_warmup(warmup))
     }
 
-    /// The model as the client named it, or as it is served.
+    /// Model name to echo: the client's, else the served one.
     pub fn model_name(&self, app: &App) -> String {
         let asked = self.request.model.clone();
         asked.unwrap_or_else(|| app.config().model_name.clone())
     }
 }
 
-/// Headers in which clients name a conversation, the surest first.
+/// Headers that carry a session id, most specific first.
 const SESSIONS: [&str; 9] = [
     "x-session-affinity",
     "x-session-id",
@@ -158,7 +162,7 @@ const SESSIONS: [&str; 9] = [
     "x-hermes-session-id",
 ];
 
-/// The conversation that headers name: a hint, never a right.
+/// Session id from the headers; a cache hint only.
 fn session(headers: &HeaderMap) -> Option<String> {
     let named = SESSIONS
         .iter()
@@ -167,25 +171,25 @@ fn session(headers: &HeaderMap) -> Option<String> {
     named.next().map(|text| text.chars().take(256).collect())
 }
 
-/// How a dialect writes a stream.
+/// Encoder of a dialect's stream.
 pub trait StreamFormat: Send + 'static {
-    /// What fills silence.
+    /// Keep-alive bytes of an idle stream.
     const KEEP_ALIVE: KeepAlive;
 
-    /// The events before the first news.
+    /// Encodes the events that open the stream.
     fn begin(&mut self, out: &mut SseEncoder, request: &InFlight);
 
-    /// The events of one piece of news.
+    /// Encodes one stream event.
     fn event(&mut self, out: &mut SseEncoder, request: &InFlight, event: StreamEvent);
 
-    /// The events after the last news.
+    /// Encodes the events that close the stream.
     fn end(&mut self, out: &mut SseEncoder, request: &InFlight);
 
-    /// The events of a failure; nothing follows them.
+    /// Encodes an error; nothing follows it.
     fn fail(&mut self, out: &mut SseEncoder, request: &InFlight, error: &ApiError);
 }
 
-/// Answers with events in the words of `voice`. Headers go out at once.
+/// Streaming response in the given format. Headers are sent at once.
 pub fn stream<V: StreamFormat>(app: &App, request: InFlight, format: V) -> Response {
     let timeouts = app.config().timeouts;
     sse::response(timeouts, V::KEEP_ALIVE, move |writer| {
@@ -226,7 +230,7 @@ async fn write_stream<V: StreamFormat>(
     }
 }
 
-/// Waits for the end and gives each choice whole.
+/// Runs the request to its end and collects each choice.
 pub async fn whole(
     request: &mut InFlight,
 ) -> Result<Vec<(CollectedReply, FinishReason)>, ApiError> {

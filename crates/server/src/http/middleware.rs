@@ -1,4 +1,4 @@
-//! What every request meets before its route: an id, cross-origin rules, the key, and a net under panics.
+//! Middleware of every request: request id, CORS, API key, panic handler, metrics.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
@@ -15,20 +15,20 @@ use crate::http::state::App;
 use crate::ids;
 
 const REQUEST_ID: &str = "x-request-id";
-/// The same under the name Anthropic's clients read.
+/// Name of the same header in Anthropic's protocol.
 const ANTHROPIC_REQUEST_ID: &str = "request-id";
-/// Longer ids from clients are replaced rather than echoed.
+/// Longer client ids are replaced.
 const MAX_REQUEST_ID: usize = 128;
 const SERVER: &str = concat!("hearth/", env!("CARGO_PKG_VERSION"));
 
-/// Keys, kept as hashes only. Comparing hashes of equal length takes the same time wherever they differ.
+/// API keys, kept as hashes: comparing hashes takes constant time.
 #[derive(Debug, Clone, Default)]
 pub struct ApiKeys {
     hashes: Vec<blake3::Hash>,
 }
 
 impl ApiKeys {
-    /// Takes the keys of which one must be presented; none lets everyone in.
+    /// Accepts any of these keys; an empty list disables the check.
     pub fn new(keys: &[String]) -> ApiKeys {
         ApiKeys {
             hashes: keys.iter().map(|k| blake3::hash(k.as_bytes())).collect(),
@@ -50,7 +50,7 @@ impl ApiKeys {
         for key in bearer.into_iter().chain(plain) {
             presented = true;
             let hash = blake3::hash(key);
-            // No early end: which of the keys matched must not show in the time either.
+            // No early exit: timing must not show which key matched.
             if self
                 .hashes
                 .iter()
@@ -59,11 +59,10 @@ impl ApiKeys {
                 return Ok(());
             }
         }
-        let message = match presented {
-            true => "the API key is not one this server knows",
-            false => {
-                "this server needs an API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-            }
+        let message = if presented {
+            "the API key is not one this server knows"
+        } else {
+            "this server needs an API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
         };
         Err(ApiError::Unauthorized {
             message: message.to_owned(),
@@ -71,11 +70,11 @@ impl ApiKeys {
     }
 }
 
-/// The id of a request, for routes that tell it in a body.
+/// Request id, for routes that return it in a body.
 #[derive(Debug, Clone)]
 pub struct RequestId(pub String);
 
-/// The outermost layer.
+/// Outermost middleware layer.
 pub async fn request_middleware(
     State(app): State<App>,
     mut request: Request,
@@ -107,7 +106,7 @@ pub async fn request_middleware(
         }
     };
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        // What the router says of other methods stays true in any dialect.
+        // The router's `Allow` header holds for every dialect.
         let allowed = response.headers_mut().remove(header::ALLOW);
         response = error.respond(dialect, Some(&id));
         if let Some(allowed) = allowed {
@@ -137,8 +136,7 @@ pub async fn request_middleware(
     response
 }
 
-/// Whose words an error is told in: by the path, and on paths that several protocols share by the header
-/// that only one of them sends.
+/// Dialect of an error: by path, or on shared paths by the `anthropic-version` header.
 fn dialect(request: &Request) -> Dialect {
     let mut parts = request
         .uri()
@@ -146,19 +144,21 @@ fn dialect(request: &Request) -> Dialect {
         .split('/')
         .filter(|part| !part.is_empty());
     let first = parts.find(|part| *part != "v1");
-    match first == Some("messages") || request.headers().contains_key("anthropic-version") {
-        true => Dialect::Anthropic,
-        false => Dialect::OpenAi,
+    if first == Some("messages") || request.headers().contains_key("anthropic-version") {
+        Dialect::Anthropic
+    } else {
+        Dialect::OpenAi
     }
 }
 
-/// Health is open to probes; everything else wants a key if there are keys.
+/// Health needs no key; every other path does if keys are configured.
 fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
     let path = request.uri().path();
     let open = path == "/" || path.trim_end_matches('/').ends_with("/health");
-    match open {
-        true => Ok(()),
-        false => app.keys().check(request.headers()),
+    if open {
+        Ok(())
+    } else {
+        app.keys().check(request.headers())
     }
 }
 
@@ -184,7 +184,7 @@ fn cross_origin(headers: &mut HeaderMap, preflight: bool) {
             header::ACCESS_CONTROL_ALLOW_METHODS,
             HeaderValue::from_static("GET, POST, OPTIONS"),
         );
-        // The wildcard does not cover `authorization`, which browsers want named.
+        // Browsers require `authorization` by name; the wildcard does not cover it.
         headers.insert(
             header::ACCESS_CONTROL_ALLOW_HEADERS,
             HeaderValue::from_static("*, authorization"),

@@ -2,8 +2,10 @@
 
 pub mod body;
 pub mod dialect;
+pub mod in_flight;
 pub mod metrics;
 pub mod middleware;
+pub mod prefix_warmup;
 pub mod routes;
 pub mod serve;
 pub mod shutdown;

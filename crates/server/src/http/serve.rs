@@ -1,4 +1,4 @@
-//! One server from its listener to its end.
+//! Life cycle of one server.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::http::shutdown::ShutdownSignal;
 use crate::http::state::App;
 use crate::settings::ServerConfig;
 
-/// After the engine has ended, connections get this long to read what was written for them.
+/// Time for connections to flush after the engine has ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
-/// Serves until it is asked to stop or the engine is lost.
+/// Serves until a shutdown is requested or the engine fails.
 ///
-/// The listener answers from the first moment: health says "loading" until `factory`, run on the engine
-/// thread, has given the model. Asked to stop once, the server takes nothing more, lets running requests
-/// finish within the configured time, refuses those that wait, and ends; asked twice, it returns at once.
+/// The listener answers at once: health reports "loading" until `factory`, run on the engine
+/// thread, returns the model. The first shutdown request stops admission, rejects queued requests
+/// and lets running ones finish within the timeout. The second returns at once.
 pub async fn serve(
     config: ServerConfig,
     factory: EngineFactory,
@@ -29,17 +29,19 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let (engine, handle) = Engine::start(factory, config.queue_limit)?;
     let served = serve_with(config, handle.clone(), listener, stop).await;
-    // A load cannot be interrupted, and a second signal does not wait; the process's end ends the thread.
+    // Loading cannot be interrupted and a second signal does not wait: process exit ends the
+    // thread.
     let leaves = handle.phase() == Phase::Loading || matches!(served, Err(ServeError::Forced));
     if !leaves {
         handle.drain(Duration::ZERO);
-        // The engine has ended or ends with its present step; a blocking join would hold up a worker.
+        // The engine ends with its current step at the latest; a blocking join would stall a
+        // worker.
         let _ = tokio::task::spawn_blocking(move || engine.join()).await;
     }
     served
 }
 
-/// As [`serve`], on an engine that was started elsewhere and stays its starter's to join.
+/// As [`serve`], on an engine that the caller started and joins.
 pub async fn serve_with(
     config: ServerConfig,
     handle: EngineHandle,
@@ -55,14 +57,14 @@ pub async fn serve_with(
     });
     let (closing, close) = tokio::sync::oneshot::channel::<()>();
     let server = axum::serve(listener, routes::router(app)).with_graceful_shutdown(async {
-        // A dropped sender closes just as well.
+        // A dropped sender has the same effect.
         let _ = close.await;
     });
     let mut server = tokio::spawn(server.into_future());
     let ended = |phase: &Phase| matches!(phase, Phase::Failed(_) | Phase::Stopped);
     let life = async {
         match handle.wait_for(ended).await {
-            // An engine that failed without ever having had a model failed to load it.
+            // A failed engine without a model failed to load it.
             Phase::Failed(detail) if handle.ready().is_none() => {
                 Ended::NotLoaded(detail.to_string())
             }
@@ -81,7 +83,7 @@ pub async fn serve_with(
     let result = match outcome {
         Ended::NotLoaded(detail) => Err(ServeError::Load(detail)),
         Ended::Lost(detail) => {
-            // Long enough for probes and for the error events of live requests.
+            // Long enough for health probes and for error events of open requests.
             tokio::time::sleep(timeouts.linger).await;
             Err(ServeError::EngineLost(detail))
         }

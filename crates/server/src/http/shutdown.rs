@@ -1,28 +1,28 @@
-//! Being asked to stop: once politely, a second time at once.
+//! Shutdown signal: graceful on the first request, immediate on the second.
 
 use tokio::sync::watch;
 
-/// How often the server was asked to stop. Cloneable; all clones see the same count.
+/// Count of shutdown requests; all clones share it.
 #[derive(Debug, Clone)]
 pub struct ShutdownSignal {
     requests: watch::Receiver<u32>,
 }
 
-/// Asks a server to stop.
+/// Sender side of a [`ShutdownSignal`].
 #[derive(Debug, Clone)]
 pub struct ShutdownTrigger {
     requests: watch::Sender<u32>,
 }
 
 impl ShutdownTrigger {
-    /// Counts one request to stop.
+    /// Requests a shutdown.
     pub fn trigger(&self) {
         self.requests.send_modify(|count| *count += 1);
     }
 }
 
 impl ShutdownSignal {
-    /// A pair of switch and lamp.
+    /// A connected trigger and signal.
     pub fn new() -> (ShutdownTrigger, ShutdownSignal) {
         let (sender, receiver) = watch::channel(0);
         (
@@ -31,7 +31,7 @@ impl ShutdownSignal {
         )
     }
 
-    /// A lamp that follows the process's interrupt and terminate signals.
+    /// A signal connected to the process's interrupt and terminate signals.
     pub fn on_signals() -> std::io::Result<ShutdownSignal> {
         use tokio::signal::unix::{SignalKind, signal};
         let (switch, stop) = ShutdownSignal::new();
@@ -49,12 +49,12 @@ impl ShutdownSignal {
         Ok(stop)
     }
 
-    /// Whether it was asked at least once.
+    /// Whether a shutdown was requested.
     pub fn is_requested(&self) -> bool {
         *self.requests.borrow() > 0
     }
 
-    /// Waits until it was asked `times` times; forever if nobody is left who could ask.
+    /// Waits until `times` requests arrived; forever if no trigger is left.
     pub async fn requested(&self, times: u32) {
         let mut requests = self.requests.clone();
         if requests.wait_for(|count| *count >= times).await.is_err() {

@@ -1,8 +1,7 @@
-//! Server-sent events: the bytes of one stream, and who writes them.
+//! Server-sent events: encoder, writer task and streaming response.
 //!
-//! A stream is written by a task of its own into a short channel that the connection reads. So silence can be
-//! filled with comments, a reader that takes nothing can be given up, and a reader that goes away is noticed at
-//! once: the task is dropped, and with it the request.
+//! Each stream has a writer task and a short channel to the connection. The task sends keep-alives,
+//! times out a stalled reader, and is dropped with its request when the reader disconnects.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,10 +17,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::settings::Timeouts;
 
-/// Parts that may wait for a slow reader before the writer has to wait too.
+/// Channel capacity: parts that a slow reader may lag behind.
 const CHANNEL_PARTS: usize = 32;
 
-/// Encodes events into one buffer, so that all of one engine step goes out in one piece.
+/// Encodes all events of one engine step into one buffer.
 #[derive(Debug, Default)]
 pub struct SseEncoder {
     out: BytesMut,
@@ -33,8 +32,8 @@ impl SseEncoder {
         self.out.put_slice(b"data: ");
         match serde_json::to_writer((&mut self.out).writer(), value) {
             Ok(()) => {}
-            // The types written here hold strings and numbers only, so this cannot arise; a client still
-            // gets a well-formed line if it ever does.
+            // The serialised types hold strings and numbers only, so this cannot fail; the line
+            // stays well-formed.
             Err(error) => tracing::error!(%error, "an event could not be written"),
         }
         self.out.put_slice(b"\n\n");
@@ -48,7 +47,7 @@ impl SseEncoder {
         self.data(value);
     }
 
-    /// The end mark of OpenAI streams.
+    /// Terminator of OpenAI streams.
     pub fn done(&mut self) {
         self.out.put_slice(b"data: [DONE]\n\n");
     }
@@ -60,7 +59,7 @@ impl SseEncoder {
         self.out.put_slice(b"\n\n");
     }
 
-    /// What was encoded since the last call; `None` when that is nothing.
+    /// Bytes encoded since the last call; `None` if there are none.
     pub fn take(&mut self) -> Option<Bytes> {
         if self.out.is_empty() {
             return None;
@@ -69,17 +68,17 @@ impl SseEncoder {
     }
 }
 
-/// The reader has gone, or has taken nothing for too long.
+/// The reader disconnected or stalled beyond the write timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the client has gone")]
 pub struct ClientGone;
 
-/// What fills a stream that has been silent for too long.
+/// Keep-alive of an idle stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// A comment, which every reader skips.
+    /// SSE comment, which readers skip.
     Comment,
-    /// Anthropic's event for this; its clients do not count comments as signs of life.
+    /// Anthropic's `ping` event; its clients ignore comments as signs of life.
     Ping,
 }
 
@@ -92,7 +91,7 @@ impl KeepAlive {
     }
 }
 
-/// The writing end of a stream.
+/// Writing end of a stream.
 #[derive(Debug)]
 pub struct SseWriter {
     parts: mpsc::Sender<Bytes>,
@@ -103,15 +102,14 @@ pub struct SseWriter {
 }
 
 impl SseWriter {
-    /// Hands a part to the connection; waits while it is behind, up to the write limit.
+    /// Sends a part; waits for a slow reader up to the write timeout.
     pub async fn send(&mut self, part: Bytes) -> Result<(), ClientGone> {
         let sent = self.parts.send_timeout(part, self.write_timeout).await;
         self.last_write = Instant::now();
         sent.map_err(|_| ClientGone)
     }
 
-    /// Waits for `work`, filling it whenever the stream has been silent for too long, and giving up
-    /// when the reader goes.
+    /// Waits for `work` and sends keep-alives meanwhile; fails when the reader disconnects.
     pub async fn keep_alive_while<T>(
         &mut self,
         work: impl Future<Output = T>,
@@ -131,7 +129,7 @@ impl SseWriter {
     }
 }
 
-/// A streaming response whose body is what `write` sends. Headers go out at once.
+/// Streaming response whose body `write` produces. Headers are sent at once.
 pub fn response<F, W>(timeouts: Timeouts, keep_alive: KeepAlive, write: W) -> Response
 where
     F: Future<Output = Result<(), ClientGone>> + Send + 'static,

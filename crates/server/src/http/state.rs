@@ -1,17 +1,18 @@
-//! What all routes share.
+//! Shared state of all routes.
 
 use std::sync::Arc;
 
 use crate::engine::active_requests::ActiveRequests;
 use crate::engine::control::ControlRegistry;
+use crate::engine::errors::phase_error;
 use crate::engine::handle::EngineHandle;
 use crate::engine::{Phase, Ready};
-use crate::error::{ApiError, phase_error};
+use crate::error::ApiError;
 use crate::http::metrics::Metrics;
 use crate::http::middleware::ApiKeys;
 use crate::settings::ServerConfig;
 
-/// The shared state; cheap to clone.
+/// Shared state; cheap to clone.
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
@@ -26,7 +27,7 @@ struct Inner {
 }
 
 impl App {
-    /// Joins a configuration and a running engine.
+    /// Combines a configuration and a running engine.
     pub fn new(config: ServerConfig, engine: EngineHandle) -> App {
         App(Arc::new(Inner {
             keys: ApiKeys::new(&config.api_keys),
@@ -39,42 +40,42 @@ impl App {
         }))
     }
 
-    /// What the server was told.
+    /// Server configuration.
     pub fn config(&self) -> &ServerConfig {
         &self.0.config
     }
 
-    /// The door to the engine.
+    /// Engine handle.
     pub fn engine(&self) -> &EngineHandle {
         &self.0.engine
     }
 
-    /// Who is let in.
+    /// Accepted API keys.
     pub fn keys(&self) -> &ApiKeys {
         &self.0.keys
     }
 
-    /// The meters.
+    /// Metrics.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// Who is being served.
+    /// Active requests.
     pub fn active_requests(&self) -> &Arc<ActiveRequests> {
         &self.0.active_requests
     }
 
-    /// Answers under way.
+    /// Reasoning controls of running responses.
     pub fn controls(&self) -> &ControlRegistry {
         &self.0.controls
     }
 
-    /// When the server started, in seconds since 1970.
+    /// Start time in seconds since 1970.
     pub fn started_unix(&self) -> u64 {
         self.0.started_unix
     }
 
-    /// The loaded model; an error while it is loading or after the engine was lost.
+    /// The loaded model; an error while loading or after the engine failed.
     pub fn ready(&self) -> Result<Arc<Ready>, ApiError> {
         let published = self.0.engine.published();
         match (published.phase, published.ready) {
@@ -83,7 +84,7 @@ impl App {
         }
     }
 
-    /// Refuses another model's name if names are checked.
+    /// Rejects another model's name if `strict_model` is set.
     pub fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         let served = &self.0.config.model_name;
         match asked {

@@ -203,13 +203,15 @@ pub(crate) fn draft_plan(found: LoadedDraft, reference: bool, lazy: bool) -> Dra
         spec: found.spec,
         weights: found.weights,
         // As with the model's own cache, the reference rounds nothing.
-        kv: match reference {
-            true => KvFormat::F32,
-            false => KvFormat::F16,
+        kv: if reference {
+            KvFormat::F32
+        } else {
+            KvFormat::F16
         },
-        load: match lazy {
-            true => DraftLoad::AtFirstUse,
-            false => DraftLoad::AtOpen,
+        load: if lazy {
+            DraftLoad::AtFirstUse
+        } else {
+            DraftLoad::AtOpen
         },
     }
 }

@@ -135,9 +135,10 @@ fn choices(args: &DeviceArgs, on_gpu: bool) -> anyhow::Result<KvCandidates> {
 }
 
 fn name(kv: KvFormats) -> String {
-    match kv.k == kv.v {
-        true => kv.k.name().to_owned(),
-        false => format!("{} keys and {} values", kv.k.name(), kv.v.name()),
+    if kv.k == kv.v {
+        kv.k.name().to_owned()
+    } else {
+        format!("{} keys and {} values", kv.k.name(), kv.v.name())
     }
 }
 
@@ -204,9 +205,10 @@ pub(crate) fn longest_context(most: usize, fits: impl Fn(usize) -> bool) -> usiz
     let (mut low, mut high) = (0, most / CONTEXT_STEP);
     while low < high {
         let middle = (low + high).div_ceil(2);
-        match fits(middle * CONTEXT_STEP) {
-            true => low = middle,
-            false => high = middle - 1,
+        if fits(middle * CONTEXT_STEP) {
+            low = middle
+        } else {
+            high = middle - 1
         }
     }
     low * CONTEXT_STEP
@@ -264,10 +266,8 @@ fn refusal_text(
 
 /// Tokens of a prefill call.
 pub(crate) fn prefill_chunk(args: &DeviceArgs, on_gpu: bool) -> usize {
-    args.chunk.unwrap_or(match on_gpu {
-        true => GPU_CHUNK,
-        false => DEFAULT_CHUNK,
-    })
+    args.chunk
+        .unwrap_or(if on_gpu { GPU_CHUNK } else { DEFAULT_CHUNK })
 }
 
 /// Makes a plan without a draft.
@@ -334,18 +334,21 @@ pub(crate) fn fit_with_draft(
     let budget = FitBudget {
         choices: &choices,
         asked,
-        longest: match on_gpu {
-            true => trained,
-            false => trained.min(CPU_CONTEXT),
+        longest: if on_gpu {
+            trained
+        } else {
+            trained.min(CPU_CONTEXT)
         }
         .min(args.kv_pool.unwrap_or(usize::MAX)),
-        enough: match on_gpu {
-            true => SUFFICIENT_CONTEXT,
-            false => MIN_CONTEXT,
+        enough: if on_gpu {
+            SUFFICIENT_CONTEXT
+        } else {
+            MIN_CONTEXT
         },
-        bytes: match on_gpu || asked.is_some() {
-            true => free,
-            false => free / 5 * 4,
+        bytes: if on_gpu || asked.is_some() {
+            free
+        } else {
+            free / 5 * 4
         },
         sequences: request.sequences,
     };

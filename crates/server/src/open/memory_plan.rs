@@ -139,9 +139,10 @@ fn text(rows: &[FormatRow], room: u64, args: &InspectArgs) -> String {
         let _ = write!(text, "  {:<8}{:>10}", row.format.name(), row.token_bytes);
         for total in &row.totals {
             let gib = *total as f64 / f64::from(1 << 30);
-            let shown = match *total <= room {
-                true => format!("{gib:.2} "),
-                false => format!("({gib:.2})"),
+            let shown = if *total <= room {
+                format!("{gib:.2} ")
+            } else {
+                format!("({gib:.2})")
             };
             let _ = write!(text, "{shown:>10}");
         }

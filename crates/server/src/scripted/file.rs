@@ -180,9 +180,10 @@ fn since_last_reply<'a>(prompt: &'a str, ends: &[String]) -> &'a str {
     };
     let opening = prompt[last_end..].trim_start();
     let header = opening.lines().next().unwrap_or_default();
-    let earlier = match header.is_empty() {
-        true => None,
-        false => prompt[..last_end].rfind(header),
+    let earlier = if header.is_empty() {
+        None
+    } else {
+        prompt[..last_end].rfind(header)
     };
     match earlier.and_then(|at| after(prompt, at)) {
         Some(end) => &prompt[end..],

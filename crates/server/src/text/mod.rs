@@ -5,7 +5,6 @@ pub mod constraints;
 pub mod logprobs;
 pub mod model_context;
 pub mod prepare;
-pub mod reasoning;
 pub mod repetition;
 pub mod reply;
 pub mod sampling_params;

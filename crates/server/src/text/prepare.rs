@@ -11,12 +11,11 @@ use chat::template::{RenderedPrompt, ToolCallFormat};
 use contract::TokenId;
 use decode::InitialPhase;
 
-use crate::engine::Ready;
 use crate::error::ApiError;
 use crate::ids;
 use crate::settings::ServerConfig;
+use crate::settings::reasoning::MIN_REASONING_TOKENS;
 use crate::text::model_context::ModelContext;
-use crate::text::reasoning::MIN_REASONING_TOKENS;
 
 /// A prompt ready for the engine.
 #[derive(Debug, Clone)]
@@ -28,7 +27,7 @@ pub struct Prompt {
     /// Where the reply begins.
     pub initial_phase: InitialPhase,
     /// The most tokens of thinking.
-    pub thinking_budget: Option<usize>,
+    pub reasoning_budget: Option<usize>,
 }
 
 /// What the server decides about every conversation.
@@ -42,39 +41,38 @@ pub fn policy(config: &ServerConfig) -> ConversationPolicy {
 
 /// The prompt of a chat request. Where there is hardly room for thinking, there is none.
 pub fn chat(
-    ready: &Ready,
+    (model, context): (&ModelContext, usize),
     policy: &ConversationPolicy,
     request: &ChatRequest,
 ) -> Result<Prompt, ApiError> {
     let conversation = request.conversation(policy)?;
-    let prompt = prompt(ready, request, &conversation)?;
+    let prompt = prompt((model, context), request, &conversation)?;
     let is_short = prompt
-        .thinking_budget
+        .reasoning_budget
         .is_some_and(|n| n < MIN_REASONING_TOKENS);
     if prompt.initial_phase == InitialPhase::Reasoning && is_short {
         let briefly = Conversation {
             enable_thinking: Some(false),
             ..conversation
         };
-        return self::prompt(ready, request, &briefly);
+        return self::prompt((model, context), request, &briefly);
     }
     Ok(prompt)
 }
 
 fn prompt(
-    ready: &Ready,
+    (model, context): (&ModelContext, usize),
     request: &ChatRequest,
     conversation: &Conversation,
 ) -> Result<Prompt, ApiError> {
-    let model = &ready.model;
     let rendered = model.template.render(conversation)?;
     let ids = model.tokenizer.encode_rendered(&rendered)?;
-    let room = ready.info.limits.context.saturating_sub(ids.len());
+    let room = context.saturating_sub(ids.len());
     let max_tokens = max_reply_tokens(model, request, room);
     let reasoning = &model.defaults.reasoning;
     Ok(Prompt {
         initial_phase: initial_phase(model, &rendered, conversation),
-        thinking_budget: reasoning.budget(&request.thinking, max_tokens),
+        reasoning_budget: reasoning.budget(&request.thinking, max_tokens),
         ids: ids.into(),
         text: rendered.text,
     })

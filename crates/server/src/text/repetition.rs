@@ -30,9 +30,10 @@ impl RepetitionDetector {
         let mut closes = false;
         for (period, agreeing) in PERIODS.zip(&mut self.agreeing) {
             let before = self.last.len().checked_sub(period).map(|at| self.last[at]);
-            *agreeing = match before == Some(token) {
-                true => *agreeing + 1,
-                false => 0,
+            *agreeing = if before == Some(token) {
+                *agreeing + 1
+            } else {
+                0
             };
             closes |= *agreeing >= period;
         }

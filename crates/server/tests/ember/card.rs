@@ -227,9 +227,10 @@ fn teacher_forced(
         for trees in [false, true] {
             let seq = runner.open(1024).unwrap();
             runner.prefill(seq, prompt, &[]).unwrap();
-            rows.push(match trees {
-                false => plain_rows(&mut *runner, seq, text),
-                true => tree_rows(&mut *runner, seq, text),
+            rows.push(if trees {
+                tree_rows(&mut *runner, seq, text)
+            } else {
+                plain_rows(&mut *runner, seq, text)
             });
             runner.close(seq);
         }

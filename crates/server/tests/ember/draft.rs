@@ -29,9 +29,10 @@ pub(crate) fn plan_with_draft(window: Option<usize>, options: CpuOptions) -> Ope
     plan.draft = Some(DraftPlan {
         spec: draft.spec,
         weights: draft.weights,
-        kv: match options.reference {
-            true => KvFormat::F32,
-            false => KvFormat::F16,
+        kv: if options.reference {
+            KvFormat::F32
+        } else {
+            KvFormat::F16
         },
         load: DraftLoad::AtFirstUse,
     });

@@ -45,12 +45,11 @@ pub(crate) fn vocab() -> Vocab {
     let mut next = 256;
     for byte in 0..=255_u8 {
         let shown = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-        let letter = match shown {
-            true => char::from(byte),
-            false => {
-                next += 1;
-                char::from_u32(next - 1).unwrap()
-            }
+        let letter = if shown {
+            char::from(byte)
+        } else {
+            next += 1;
+            char::from_u32(next - 1).unwrap()
         };
         tokens.push(letter.to_string());
     }

@@ -8,10 +8,9 @@
 //! ```
 //! Little-endian. The file has exactly the length this says. It holds a prompt, so only its owner may read it.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use contract::snapshot::ReadAt;
 use contract::{DetachedSnapshot, DeviceError, TokenId};
@@ -69,47 +68,39 @@ fn try_write(
     tokens: &[TokenId],
     payload: &mut dyn DetachedSnapshot,
 ) -> Result<PathBuf, DeviceError> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let part = dir.join(format!("{}-{number}.{PART_EXT}", std::process::id()));
     let path = dir.join(name(tokens));
-    let written = write_part(&part, tokens, payload).and_then(|file| {
-        fs::rename(&part, &path)?;
-        // Unlocked only now, so that nobody takes it for a dead writer's.
-        drop(file);
-        Ok(File::open(dir)?.sync_all()?)
-    });
-    if written.is_err() {
-        // What cannot be written often cannot be removed; the next start tries again.
-        let _ = fs::remove_file(&part);
-    }
-    written.map(|()| path)
+    // Mode 0600; removed on drop unless it is persisted.
+    let mut part = tempfile::Builder::new()
+        .prefix("")
+        .suffix(&format!(".{PART_EXT}"))
+        .tempfile_in(dir)?;
+    part.as_file().lock()?;
+    write_contents(part.as_file_mut(), tokens, payload)?;
+    // The handle stays locked until the rename is done, so that no process takes it for an orphan.
+    let file = part.persist(&path).map_err(|error| error.error)?;
+    drop(file);
+    File::open(dir)?.sync_all()?;
+    Ok(path)
 }
 
-fn write_part(
-    part: &Path,
+fn write_contents(
+    file: &mut File,
     tokens: &[TokenId],
     payload: &mut dyn DetachedSnapshot,
-) -> Result<File, DeviceError> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(part)?;
-    file.lock()?;
+) -> Result<(), DeviceError> {
     let mut head = fixed(tokens.len(), payload.bytes()).to_vec();
     let ids = ids(tokens);
     head.extend_from_slice(&head_hash(&head, &ids));
     head.extend_from_slice(&ids);
     head.resize(head_size(tokens.len()), 0);
     file.write_all(&head)?;
-    payload.write(&mut file)?;
+    payload.write(file)?;
     if file.stream_position()? != size(tokens.len(), payload.bytes()) {
-        let error = damaged("a state has not the length that was told");
+        let error = damaged("the snapshot's length differs from the announced length");
         return Err(error.into());
     }
     file.sync_all()?;
-    Ok(file)
+    Ok(())
 }
 
 /// The tokens of a file, if its beginning is sound and its length right.

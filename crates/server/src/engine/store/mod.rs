@@ -162,9 +162,10 @@ impl Store for DiskStore {
             snapshot,
             size,
         };
-        match self.closing {
-            false => self.queue.push(write),
-            true => self.queue.push_with_room(write),
+        if self.closing {
+            self.queue.push_with_room(write)
+        } else {
+            self.queue.push(write)
         }
     }
 

@@ -1,4 +1,4 @@
-//! Meters of rounds and drafts, set from the scheduler's own counters.
+//! Metrics of decode steps and speculation, from the scheduler's counters.
 
 use decode::{AcceptanceByDepth, Stats};
 use metrics::{Counter, Gauge, Key, Label, Recorder};
@@ -9,7 +9,7 @@ use super::{METADATA, Registrar};
 const DEPTHS: &str = "hearth_draft_kept_depth_total";
 const TIME: &str = "hearth_round_seconds";
 
-/// What rounds did since the start.
+/// Decode step counters since the start.
 pub(super) struct DecodeStepMetrics {
     steps: Counter,
     batched: Counter,
@@ -18,9 +18,9 @@ pub(super) struct DecodeStepMetrics {
     accepted: Counter,
     forced: Counter,
     undrafted: Counter,
-    /// Per depth, the drafted steps that kept at least so many tokens.
+    /// Per depth: drafted steps that accepted at least that many tokens.
     depths: [Counter; AcceptanceByDepth::COUNTED],
-    /// Drafting, verifying, committing.
+    /// Draft, verify, commit.
     times: [Gauge; 3],
 }
 
@@ -68,7 +68,7 @@ impl DecodeStepMetrics {
         }
     }
 
-    /// Shows the counters as they are now.
+    /// Updates the metrics.
     pub(super) fn set(&self, stats: &Stats) {
         self.steps.absolute(stats.decode_steps);
         self.batched.absolute(stats.batched);

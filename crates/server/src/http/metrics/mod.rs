@@ -1,7 +1,7 @@
-//! Counters and histograms, and the Prometheus text made of them.
+//! Metrics and their Prometheus text.
 //!
-//! Names follow vLLM's with our prefix, so that dashboards need a search-and-replace only. There is no global
-//! recorder: each server has its own, so that several can live in one process.
+//! Names follow vLLM's with our prefix. Each server has its own recorder, so that several servers
+//! can run in one process.
 
 mod decode_steps;
 mod pool;
@@ -17,6 +17,7 @@ use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
+use crate::engine::request_stats::{RequestStage, RequestSummary};
 use crate::engine::{Phase, Published};
 use decode_steps::DecodeStepMetrics;
 use pool::PoolMetrics;
@@ -39,54 +40,7 @@ const HTTP_REQUESTS: &str = "hearth_http_requests_total";
 const SUCCESS: &str = "hearth_request_success_total";
 const CANCELLED: &str = "hearth_request_cancelled_total";
 
-/// Where a request was when its client left.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequestStage {
-    /// Waiting for a place on the device.
-    Queue,
-    /// Running its prompt.
-    Prefill,
-    /// Generating.
-    Decode,
-}
-
-impl RequestStage {
-    /// The label's value.
-    pub fn name(self) -> &'static str {
-        match self {
-            RequestStage::Queue => "queue",
-            RequestStage::Prefill => "prefill",
-            RequestStage::Decode => "decode",
-        }
-    }
-}
-
-/// What is known of a request at its end.
-#[derive(Debug, Clone, Default)]
-pub struct RequestSummary {
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Of these, restored from the cache.
-    pub cached_tokens: usize,
-    /// Tokens generated, thinking included.
-    pub completion_tokens: usize,
-    /// Of these, thinking.
-    pub reasoning_tokens: usize,
-    /// Complete tool calls in the reply.
-    pub tool_calls: usize,
-    /// Calls that had to be mended, and text that only began like one.
-    pub malformed_calls: usize,
-    /// From hand-over to start.
-    pub queue: Duration,
-    /// From start to the first token.
-    pub prefill: Duration,
-    /// From the first token to the last.
-    pub decode: Duration,
-    /// Whole time.
-    pub total: Duration,
-}
-
-/// All meters of one server.
+/// All metrics of one server.
 pub struct Metrics {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
@@ -115,7 +69,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Fresh meters, all at zero.
+    /// New metrics, all zero.
     pub fn new() -> Metrics {
         let buckets = [
             (Matcher::Suffix("_seconds".to_owned()), SECONDS),
@@ -224,7 +178,7 @@ impl Metrics {
         metrics
     }
 
-    /// Counts an answered HTTP request.
+    /// Counts an HTTP response.
     pub fn http_request(&self, route: &str, status: StatusCode) {
         let labels = vec![
             Label::new("endpoint", route.to_owned()),
@@ -233,12 +187,12 @@ impl Metrics {
         self.count(HTTP_REQUESTS, labels);
     }
 
-    /// Counts a request whose client left.
+    /// Counts a cancelled request.
     pub fn cancelled(&self, stage: RequestStage) {
         self.count(CANCELLED, vec![Label::new("phase", stage.name())]);
     }
 
-    /// Records the time a step of `tokens` tokens took for one request.
+    /// Records the inter-token latency of one step of one request.
     pub fn step(&self, since_last: Duration, tokens: usize) {
         if tokens > 0 {
             self.inter_token
@@ -279,7 +233,7 @@ impl Metrics {
         }
     }
 
-    /// The Prometheus text, with gauges as of now.
+    /// Prometheus text with current gauges.
     pub fn render(&self, engine: &Published, waiting: usize) -> String {
         self.running.set(engine.running as f64);
         self.waiting.set(waiting as f64);
@@ -305,7 +259,7 @@ impl Default for Metrics {
     }
 }
 
-/// Registers meters with their descriptions.
+/// Registers metrics with descriptions.
 struct Registrar<'a>(&'a PrometheusRecorder);
 
 impl Registrar<'_> {

@@ -1,4 +1,4 @@
-//! Meters of the pages that all sequences share, set from the scheduler's own counters.
+//! Metrics of the shared KV page pool, from the scheduler's counters.
 
 use decode::Stats;
 use metrics::{Counter, Gauge};
@@ -6,7 +6,7 @@ use metrics_exporter_prometheus::PrometheusRecorder;
 
 use super::Registrar;
 
-/// Who has how much of the pool, and who waits for it.
+/// Use of the page pool.
 pub(super) struct PoolMetrics {
     tokens: Gauge,
     used: Gauge,
@@ -44,7 +44,7 @@ impl PoolMetrics {
         }
     }
 
-    /// Shows the counters as they are now.
+    /// Updates the metrics.
     pub(super) fn set(&self, stats: &Stats) {
         self.tokens.set(stats.pool_tokens as f64);
         self.used

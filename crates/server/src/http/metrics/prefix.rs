@@ -1,4 +1,4 @@
-//! Meters of what is kept of prompts, set from the scheduler's own counters.
+//! Metrics of the prefix cache, from the scheduler's counters.
 
 use decode::PrefixStats;
 use metrics::{Counter, Gauge};
@@ -6,7 +6,7 @@ use metrics_exporter_prometheus::PrometheusRecorder;
 
 use super::Registrar;
 
-/// What the prefix cache holds and has done.
+/// Contents and use of the prefix cache.
 pub(super) struct PrefixMetrics {
     snapshots: Gauge,
     bytes: Gauge,
@@ -68,7 +68,7 @@ impl PrefixMetrics {
         }
     }
 
-    /// Shows the counters as they are now.
+    /// Updates the metrics.
     pub(super) fn set(&self, stats: &PrefixStats) {
         self.snapshots.set(stats.entries as f64);
         self.bytes.set(stats.bytes as f64);

@@ -14,10 +14,10 @@ use decode::ReasoningEnd;
 use serde_json::{Value, json};
 
 use crate::engine::control::ControlGuard;
-use crate::engine::in_flight::{InFlight, StreamEvent};
 use crate::error::{ApiError, Dialect};
 use crate::http::body;
 use crate::http::dialect::{self, ParsedRequest, StreamFormat};
+use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
@@ -39,7 +39,7 @@ pub(super) async fn completions(
         .map(IntoResponse::into_response)
 }
 
-/// `POST /v1/chat/completions/input_tokens`: how long the prompt would be.
+/// `POST /v1/chat/completions/input_tokens`: prompt length in tokens.
 pub(super) async fn input_tokens(
     State(app): State<App>,
     headers: HeaderMap,
@@ -52,7 +52,7 @@ pub(super) async fn input_tokens(
     })))
 }
 
-/// `POST /v1/chat/completions/control`: a word to an answer that is under way.
+/// `POST /v1/chat/completions/control`: controls a running response.
 pub(super) async fn control(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
     let order = ControlRequest::from_json(&bytes)?;
@@ -68,9 +68,9 @@ fn parse(bytes: &[u8]) -> Result<(ChatRequest, ()), ChatError> {
     Ok((chat_request(bytes)?, ()))
 }
 
-/// What is the same on all events of one answer.
+/// Fields common to all events of one response.
 struct ChatFormat {
-    /// Lets the answer be controlled while it lasts.
+    /// Keeps the response controllable while it runs.
     _control: ControlGuard,
     id: String,
     created: i64,
@@ -123,7 +123,7 @@ impl ChatFormat {
         })
     }
 
-    /// An event with these choices; `usage` and `timings` as the request wants them on every event.
+    /// A chunk with these choices; `usage` and `timings` if requested for every chunk.
     fn chunk(&self, request: &InFlight, choices: Vec<ChunkChoice>) -> ChatChunk<'_> {
         let usage = match (self.running_usage, self.include_usage) {
             (true, _) => UsageField::Counts(request.stats().usage()),
@@ -183,7 +183,7 @@ impl StreamFormat for ChatFormat {
         match event {
             StreamEvent::Progress { done, total } => {
                 if self.progress {
-                    // An empty part, since clients look at the first choice of every event.
+                    // Clients expect a first choice in every chunk.
                     let nothing = ChunkChoice::new(0, Delta::default());
                     let mut chunk = self.chunk(request, vec![nothing]);
                     let elapsed = request.stats().elapsed().as_millis();

@@ -1,4 +1,4 @@
-//! Text completions: no template, no thinking, no tools; several prompts in one request.
+//! Text completions: no chat template, no reasoning, no tools; several prompts per request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,15 +11,14 @@ use chat::openai::request::CompletionRequest;
 use chat::openai::response::{CompletionLogprobs, TextChoice, TextCompletion};
 use chat::reply::{FinishReason, ReplyConfig, ReplyDelta, Usage};
 use contract::TokenId;
-use decode::Grammar;
+use decode::{Grammar, Job};
 use futures::{Stream, StreamExt, stream};
 
 use crate::engine::Ready;
-use crate::engine::handle::Order;
-use crate::engine::in_flight::{InFlight, StreamEvent};
 use crate::engine::request_stats::RequestStats;
 use crate::error::{ApiError, Dialect};
 use crate::http::body;
+use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
 use crate::ids;
@@ -52,7 +51,7 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
             Some(body::run_long(compiled).await?)
         }
     };
-    let job = Job {
+    let job = CompletionJob {
         envelope: Envelope::new(&app, &request),
         grammar,
         request: Arc::new(request),
@@ -60,7 +59,8 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
         app: app.clone(),
         ready,
     };
-    // The first prompt is handed over here, so that a refusal still has a status of its own.
+    // The first prompt is submitted before the response starts, so that a failure has its own
+    // status.
     let first = job.start(0)?;
     if job.request.stream {
         let timeouts = app.config().timeouts;
@@ -72,12 +72,12 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
 }
 
 /// One request with all its prompts.
-struct Job {
+struct CompletionJob {
     app: App,
     ready: Arc<Ready>,
     request: Arc<CompletionRequest>,
     prompts: Vec<Arc<[TokenId]>>,
-    /// What the texts must be, if they may not be anything.
+    /// Grammar of the completions, if the request constrains them.
     grammar: Option<Grammar>,
     envelope: Envelope,
 }
@@ -120,28 +120,28 @@ impl Envelope {
     }
 }
 
-/// One prompt under way.
-struct Line {
+/// Stream of one prompt.
+struct PromptStream {
     request: InFlight,
-    /// Which prompt.
+    /// Index of the prompt.
     prompt: usize,
-    /// Per choice; `None` if no logprobs were asked for.
+    /// Per choice; `None` without logprobs.
     columns: Vec<Option<LogprobColumns>>,
-    /// Per choice: whether the prompt has still to be shown.
+    /// Per choice: whether the prompt is still to be echoed.
     echo: Vec<bool>,
 }
 
-/// A change of one choice, and the counts of its prompt so far.
-struct Step {
+/// Update of one choice, with its prompt's statistics so far.
+struct ChoiceUpdate {
     choice: TextChoice,
     prompt: usize,
     stats: RequestStats,
 }
 
-type Steps = Pin<Box<dyn Stream<Item = Result<Step, ApiError>> + Send>>;
+type ChoiceUpdates = Pin<Box<dyn Stream<Item = Result<ChoiceUpdate, ApiError>> + Send>>;
 
-impl Job {
-    fn order(&self, prompt: usize) -> Result<(Order, Vec<Choice>), ApiError> {
+impl CompletionJob {
+    fn job(&self, prompt: usize) -> Result<(Job, Vec<Choice>), ApiError> {
         let (request, model) = (&self.request, &self.ready.model);
         let fields = &request.sampling;
         let ids = &self.prompts[prompt];
@@ -151,34 +151,35 @@ impl Job {
             .unwrap_or(self.app.config().defaults.completion_max_tokens);
         let max_tokens = wanted.min(room);
         let vocab = self.ready.info.vocab;
-        let mut settings =
+        let mut params =
             sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
-        settings.logprobs = request.logprobs;
-        settings.window = self.app.config().window.of(false);
-        settings.prompt_logprobs = request.logprobs.filter(|_| request.echo);
+        params.logprobs = request.logprobs;
+        params.window = self.app.config().window.of(false);
+        params.prompt_logprobs = request.logprobs.filter(|_| request.echo);
         let grammar = self.grammar.clone();
-        settings.constraints = grammar.map(|grammar| model.constraints.for_text(grammar));
-        let plan = ChoiceConfig {
+        params.constraints = grammar.map(|grammar| model.constraints.for_text(grammar));
+        let config = ChoiceConfig {
             tokenizer: Arc::clone(&model.tokenizer),
             reply_config: ReplyConfig {
                 stop: fields.stop.clone(),
-                min_tokens: settings.min_tokens,
+                min_tokens: params.min_tokens,
                 ..ReplyConfig::default()
             },
             stop_tokens: fields.stop_token_ids.clone(),
             logprobs: request.logprobs.is_some(),
         };
-        let order = Order {
+        let job = Job {
+            id: self.app.engine().new_job_id(),
             prompt: Arc::clone(ids),
             choices: fields.n,
-            settings,
+            params,
             priority: request.priority,
         };
-        let choices = (0..fields.n).map(|_| Choice::new(&plan)).collect();
-        Ok((order, choices))
+        let choices = (0..fields.n).map(|_| Choice::new(&config)).collect();
+        Ok((job, choices))
     }
 
-    fn line_of(&self, prompt: usize, in_flight: InFlight) -> Line {
+    fn prompt_stream(&self, prompt: usize, in_flight: InFlight) -> PromptStream {
         let (request, n) = (&self.request, self.request.sampling.n);
         let tokenizer = &self.ready.model.tokenizer;
         let columns = || {
@@ -186,7 +187,7 @@ impl Job {
                 .logprobs
                 .map(|_| LogprobColumns::new(Arc::clone(tokenizer)))
         };
-        Line {
+        PromptStream {
             request: in_flight,
             prompt,
             columns: (0..n).map(|_| columns()).collect(),
@@ -194,59 +195,65 @@ impl Job {
         }
     }
 
-    fn start(&self, prompt: usize) -> Result<Line, ApiError> {
-        let (order, choices) = self.order(prompt)?;
-        let request = InFlight::start(&self.app, order, choices)?;
-        Ok(self.line_of(prompt, request))
+    fn start(&self, prompt: usize) -> Result<PromptStream, ApiError> {
+        let (job, choices) = self.job(prompt)?;
+        let request = InFlight::start(&self.app, job, choices)?;
+        Ok(self.prompt_stream(prompt, request))
     }
 
-    async fn start_later(&self, prompt: usize) -> Result<Line, ApiError> {
-        let (order, choices) = self.order(prompt)?;
-        let request = InFlight::start_later(&self.app, order, choices).await?;
-        Ok(self.line_of(prompt, request))
+    async fn start_later(&self, prompt: usize) -> Result<PromptStream, ApiError> {
+        let (job, choices) = self.job(prompt)?;
+        let request = InFlight::start_later(&self.app, job, choices).await?;
+        Ok(self.prompt_stream(prompt, request))
     }
 
-    /// All prompts' steps as they come; no more prompts at once than the device has places.
-    fn steps(self: Arc<Job>, first: Line) -> impl Stream<Item = Result<Step, ApiError>> + Send {
-        let places = self.ready.info.limits.sequences.max(1);
+    /// Updates of all prompts as they arrive; at most as many prompts run at once as the device has
+    /// sequences.
+    fn updates(
+        self: Arc<CompletionJob>,
+        first: PromptStream,
+    ) -> impl Stream<Item = Result<ChoiceUpdate, ApiError>> + Send {
+        let concurrent = self.ready.info.limits.sequences.max(1);
         let prompts = self.prompts.len();
         let job = Arc::clone(&self);
         let later = stream::iter(1..prompts).map(move |prompt| {
             let job = Arc::clone(&job);
             let started = stream::once(async move {
                 match job.start_later(prompt).await {
-                    Ok(line) => Arc::clone(&job).line(line),
-                    Err(error) => Box::pin(stream::iter([Err(error)])) as Steps,
+                    Ok(stream) => Arc::clone(&job).updates_of(stream),
+                    Err(error) => Box::pin(stream::iter([Err(error)])) as ChoiceUpdates,
                 }
             });
-            Box::pin(started.flatten()) as Steps
+            Box::pin(started.flatten()) as ChoiceUpdates
         });
-        let first = stream::iter([self.line(first)]);
-        first.chain(later).flatten_unordered(places)
+        let first = stream::iter([self.updates_of(first)]);
+        first.chain(later).flatten_unordered(concurrent)
     }
 
-    fn line(self: Arc<Job>, line: Line) -> Steps {
-        let lines = stream::unfold(Some(line), move |line| {
+    fn updates_of(self: Arc<CompletionJob>, first: PromptStream) -> ChoiceUpdates {
+        let batches = stream::unfold(Some(first), move |stream| {
             let job = Arc::clone(&self);
             async move {
-                let mut line = line?;
-                match line.request.next().await {
+                let mut stream = stream?;
+                match stream.request.next().await {
                     Ok(None) => None,
                     Err(error) => Some((vec![Err(error)], None)),
                     Ok(Some(events)) => {
-                        let steps = events.into_iter().flat_map(|event| line.take(&job, event));
-                        let steps = steps.map(Ok).collect();
-                        Some((steps, Some(line)))
+                        let updates = events
+                            .into_iter()
+                            .flat_map(|event| stream.take(&job, event));
+                        let updates = updates.map(Ok).collect();
+                        Some((updates, Some(stream)))
                     }
                 }
             }
         });
-        Box::pin(lines.flat_map(stream::iter))
+        Box::pin(batches.flat_map(stream::iter))
     }
 }
 
-impl Line {
-    fn take(&mut self, job: &Job, event: StreamEvent) -> Vec<Step> {
+impl PromptStream {
+    fn take(&mut self, job: &CompletionJob, event: StreamEvent) -> Vec<ChoiceUpdate> {
         match event {
             StreamEvent::Progress { .. } => Vec::new(),
             StreamEvent::PromptLogprobs(rows) => {
@@ -264,7 +271,7 @@ impl Line {
         }
     }
 
-    fn part(&mut self, job: &Job, choice: usize, part: Part) -> Step {
+    fn part(&mut self, job: &CompletionJob, choice: usize, part: Part) -> ChoiceUpdate {
         if let Some(columns) = &mut self.columns[choice] {
             columns.shown(&part.shown);
         }
@@ -277,18 +284,19 @@ impl Line {
 
     fn step(
         &mut self,
-        job: &Job,
+        job: &CompletionJob,
         choice: usize,
         text: &str,
         finish_reason: Option<FinishReason>,
-    ) -> Step {
-        let text = match std::mem::take(&mut self.echo[choice]) {
-            true => format!("{}{text}", job.echoed(self.prompt)),
-            false => text.to_owned(),
+    ) -> ChoiceUpdate {
+        let text = if std::mem::take(&mut self.echo[choice]) {
+            format!("{}{text}", job.echoed(self.prompt))
+        } else {
+            text.to_owned()
         };
         let logprobs: Option<CompletionLogprobs> =
             self.columns[choice].as_mut().map(LogprobColumns::take);
-        Step {
+        ChoiceUpdate {
             choice: TextChoice {
                 index: self.prompt * job.request.sampling.n + choice,
                 text,
@@ -301,14 +309,14 @@ impl Line {
     }
 }
 
-impl Job {
-    /// The prompt's text; what its tokens say, where it came as tokens.
+impl CompletionJob {
+    /// Text of the prompt, decoded from its tokens.
     fn echoed(&self, prompt: usize) -> String {
         self.ready.model.tokenizer.decode(&self.prompts[prompt])
     }
 }
 
-/// The counts of all prompts together, each as last seen.
+/// Latest statistics of every prompt.
 #[derive(Default)]
 struct Totals(Vec<Option<RequestStats>>);
 
@@ -332,7 +340,7 @@ impl Totals {
     }
 }
 
-async fn whole(job: Job, first: Line) -> Result<Json<TextCompletion>, ApiError> {
+async fn whole(job: CompletionJob, first: PromptStream) -> Result<Json<TextCompletion>, ApiError> {
     let job = Arc::new(job);
     let n = job.prompts.len() * job.request.sampling.n;
     let with_logprobs = job.request.logprobs.is_some();
@@ -346,44 +354,48 @@ async fn whole(job: Job, first: Line) -> Result<Json<TextCompletion>, ApiError> 
         .collect();
     let mut totals = Totals::default();
     let mut timings = None;
-    let mut steps = Box::pin(Arc::clone(&job).steps(first));
-    while let Some(step) = steps.next().await {
-        let step = step?;
-        let choice = &mut choices[step.choice.index];
-        choice.text.push_str(&step.choice.text);
-        if let (Some(all), Some(more)) = (&mut choice.logprobs, step.choice.logprobs) {
+    let mut updates = Box::pin(Arc::clone(&job).updates(first));
+    while let Some(update) = updates.next().await {
+        let update = update?;
+        let choice = &mut choices[update.choice.index];
+        choice.text.push_str(&update.choice.text);
+        if let (Some(all), Some(more)) = (&mut choice.logprobs, update.choice.logprobs) {
             all.tokens.extend(more.tokens);
             all.token_logprobs.extend(more.token_logprobs);
             all.top_logprobs.extend(more.top_logprobs);
             all.text_offset.extend(more.text_offset);
         }
-        choice.finish_reason = choice.finish_reason.or(step.choice.finish_reason);
-        timings = Some(step.stats.timings());
-        totals.note(step.prompt, step.stats);
+        choice.finish_reason = choice.finish_reason.or(update.choice.finish_reason);
+        timings = Some(update.stats.timings());
+        totals.note(update.prompt, update.stats);
     }
     let mut completion = job.envelope.completion(choices, Some(totals.usage()));
     completion.timings = timings.filter(|_| job.prompts.len() == 1);
     Ok(Json(completion))
 }
 
-async fn stream_all(mut writer: SseWriter, job: Job, first: Line) -> Result<(), ClientGone> {
+async fn stream_all(
+    mut writer: SseWriter,
+    job: CompletionJob,
+    first: PromptStream,
+) -> Result<(), ClientGone> {
     let envelope = job.envelope.clone();
-    let mut steps = Box::pin(Arc::new(job).steps(first)).ready_chunks(64);
+    let mut updates = Box::pin(Arc::new(job).updates(first)).ready_chunks(64);
     let mut out = SseEncoder::default();
     let mut totals = Totals::default();
-    while let Some(ready) = writer.keep_alive_while(steps.next()).await? {
-        for step in ready {
-            let step = match step {
-                Ok(step) => step,
+    while let Some(ready) = writer.keep_alive_while(updates.next()).await? {
+        for update in ready {
+            let update = match update {
+                Ok(update) => update,
                 Err(error) => {
                     out.data(&error.body(Dialect::OpenAi, None));
                     out.done();
                     return send(&mut writer, &mut out).await;
                 }
             };
-            totals.note(step.prompt, step.stats);
+            totals.note(update.prompt, update.stats);
             let usage = envelope.running_usage.then(|| totals.usage());
-            out.data(&envelope.completion(vec![step.choice], usage));
+            out.data(&envelope.completion(vec![update.choice], usage));
         }
         send(&mut writer, &mut out).await?;
     }

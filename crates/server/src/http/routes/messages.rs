@@ -1,4 +1,4 @@
-//! Anthropic messages.
+//! Anthropic Messages.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -13,9 +13,9 @@ use chat::reply::FinishReason;
 use chat::request::ChatRequest;
 use serde_json::{Value, json};
 
-use crate::engine::in_flight::{InFlight, StreamEvent};
 use crate::error::{ApiError, Dialect};
 use crate::http::dialect::{self, ParsedRequest, StreamFormat};
+use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::middleware::RequestId;
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
@@ -53,7 +53,7 @@ pub(super) async fn messages(
     Ok(Json(message).into_response())
 }
 
-/// `POST /v1/messages/count_tokens`: how long the prompt would be.
+/// `POST /v1/messages/count_tokens`: prompt length in tokens.
 pub(super) async fn count_tokens(
     State(app): State<App>,
     headers: HeaderMap,
@@ -84,7 +84,7 @@ fn ending(request: &InFlight, reason: FinishReason) -> MessageDelta {
     }
 }
 
-/// One streamed message.
+/// Stream of one message.
 struct MessagesFormat {
     message: MessageResponse,
     blocks: ContentBlockStream,
@@ -101,7 +101,7 @@ impl StreamFormat for MessagesFormat {
 
     fn begin(&mut self, out: &mut SseEncoder, _request: &InFlight) {
         let mut message = self.message.clone();
-        // As the protocol has it: the first token is counted before it is there.
+        // The protocol counts the first token in advance.
         message.usage.output_tokens = 1;
         write(out, &MessagesEvent::MessageStart { message });
         write(out, &MessagesEvent::Ping {});

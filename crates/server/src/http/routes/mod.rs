@@ -1,4 +1,5 @@
-//! The paths. Each is served as `/v1/X`, as `/X` and, since base URLs are often joined wrongly, as `/v1/v1/X`.
+//! Routes. Each path is served as `/v1/X`, `/X` and `/v1/v1/X`, since clients often join base URLs
+//! wrongly.
 
 mod chat;
 mod completions;
@@ -21,7 +22,7 @@ use crate::error::ApiError;
 use crate::http::middleware;
 use crate::http::state::App;
 
-/// Paths that are asked for by clients that try several protocols; they get a short answer, not a puzzle.
+/// Paths of other protocols that clients probe; they get a clear error.
 const NOT_OURS: [(&str, &str); 6] = [
     ("embeddings", "this server makes no embeddings"),
     ("rerank", "this server does not rank documents"),
@@ -34,7 +35,7 @@ const NOT_OURS: [(&str, &str); 6] = [
     ),
 ];
 
-/// Every path behind `/v1`, and who answers there.
+/// Every path below `/v1` and its handler.
 fn routes() -> [(&'static str, MethodRouter<App>); 23] {
     [
         ("/health", get(status::health)),
@@ -63,12 +64,12 @@ fn routes() -> [(&'static str, MethodRouter<App>); 23] {
     ]
 }
 
-/// Every path in its usual form, for those who want to know what there is.
+/// Every path in its canonical form.
 fn paths() -> impl Iterator<Item = String> {
     routes().into_iter().map(|(path, _)| format!("/v1{path}"))
 }
 
-/// All routes, with everything that goes around them.
+/// Router with all routes and middleware.
 pub fn router(app: App) -> Router {
     let mut router = Router::new()
         .route("/", get(page::root))

@@ -1,4 +1,4 @@
-//! The one model, as the lists of several protocols show it.
+//! Model lists of several protocols.
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -9,13 +9,13 @@ use super::status::NAME;
 use crate::error::ApiError;
 use crate::http::state::App;
 
-/// What Codex tells a model of this catalogue to be; it sends its own text where it has one.
+/// Base instructions in the Codex catalogue; Codex sends its own where it has some.
 const CODEX_INSTRUCTIONS: &str = "You are a coding agent that works in the user's terminal. \
 Use the tools you are given to read files, run commands and make changes; do not guess what a command would print. \
 Keep changes small and in the style of the code around them, check them where that is possible, \
 and end with a short summary of what was done and what was not.";
 
-/// How hard to think, as the catalogue lists it.
+/// Reasoning efforts in the catalogue.
 const EFFORTS: [(&str, &str); 4] = [
     ("low", "Thinks briefly"),
     ("medium", "Thinks as long as everyday tasks need"),
@@ -23,8 +23,8 @@ const EFFORTS: [(&str, &str); 4] = [
     ("xhigh", "Thinks as long as it takes"),
 ];
 
-/// `GET /v1/models`: the list of OpenAI's protocol, with the keys of Anthropic's beside it. Codex, which says
-/// its version in the query, gets its catalogue too. Answers while loading, with less in it.
+/// `GET /v1/models`: OpenAI's list with Anthropic's keys beside it. Codex, which sends
+/// `client_version`, also gets its catalogue. Answers while loading, with fewer fields.
 pub(super) async fn models(State(app): State<App>, RawQuery(query): RawQuery) -> Json<Value> {
     let entry = entry(&app);
     let mut list = json!({
@@ -46,7 +46,7 @@ pub(super) async fn model(
     State(app): State<App>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    // A name that is no text cannot be the model's.
+    // A name that is not UTF-8 cannot be the model's.
     let Path(id) = id.unwrap_or_else(|_| Path(String::new()));
     if id != app.config().model_name {
         return Err(ApiError::ModelNotFound {
@@ -84,8 +84,7 @@ fn entry(app: &App) -> Value {
     entry
 }
 
-/// The model as Codex wants it described. It reads this strictly: one field of another type, and it drops the
-/// whole catalogue.
+/// Catalogue entry for Codex, which drops the whole catalogue if one field has another type.
 fn catalogue_entry(app: &App) -> Value {
     let ready = app.engine().ready();
     let can = ready
@@ -127,7 +126,7 @@ fn catalogue_entry(app: &App) -> Value {
     entry
 }
 
-/// A time as `2026-01-31T23:59:59Z`, by the civil calendar counted from 0000-03-01.
+/// RFC 3339 time, by the civil calendar counted from 0000-03-01.
 fn rfc3339(unix: u64) -> String {
     let (days, second) = (unix / 86_400, unix % 86_400);
     let days = days + 719_468;
@@ -136,9 +135,10 @@ fn rfc3339(unix: u64) -> String {
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     let month = (5 * of_year + 2) / 153;
     let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, later) = match month < 10 {
-        true => (month + 3, 0),
-        false => (month - 9, 1),
+    let (month, later) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
     };
     let year = year + era * 400 + later;
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

@@ -1,4 +1,4 @@
-//! The root: a chat page for browsers, the server's health for everyone else.
+//! Root: a chat page for browsers, health for everyone else.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
@@ -9,7 +9,7 @@ use crate::http::state::App;
 
 const PAGE: &str = include_str!("../page/index.html");
 
-/// The page holds its own style and script, and talks to nobody but this server.
+/// The page is self-contained and connects to this server only.
 pub(super) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
                       connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";

@@ -1,4 +1,5 @@
-//! What is loaded and how it is set up. Keys are only ever added; what does not exist here is said to be off.
+//! Properties of the model and server. Keys are only added; features that do not exist are reported
+//! as off.
 
 use axum::Json;
 use axum::extract::State;
@@ -14,13 +15,13 @@ use crate::error::ApiError;
 use crate::http::state::App;
 use crate::scripted;
 
-/// Raised when a key is removed, renamed or gets another type.
+/// Incremented when a key is removed, renamed or changes type.
 const SCHEMA: u32 = 2;
 
-/// Efforts a request may name.
+/// Reasoning efforts of a request.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "x-high", "max"];
 
-/// Tiers of effort, in their order.
+/// Effort tiers in ascending order.
 const TIERS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
 
 /// `GET /props`.
@@ -28,7 +29,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
     let ready = app.ready()?;
     let config = app.config();
     let Ready { model, info, .. } = &*ready;
-    // Where files lie is for those who hold a key; without keys, everyone may read this page.
+    // File paths are shown only if API keys protect this page.
     let shown = |path: &Option<String>| path.clone().filter(|_| !config.api_keys.is_empty());
     let mut props = json!({
         "api": {"endpoints": super::paths().collect::<Vec<String>>()},
@@ -89,7 +90,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
     Ok(Json(props))
 }
 
-/// The pages that all sequences share, in tokens, and who waits for them.
+/// Shared KV page pool, in tokens.
 fn pool(stats: &Stats) -> Value {
     json!({
         "tokens": stats.pool_tokens,
@@ -102,7 +103,7 @@ fn pool(stats: &Stats) -> Value {
     })
 }
 
-/// What a request gets that does not say.
+/// Defaults of a request.
 fn generation(ready: &Ready) -> Value {
     let defaults = &ready.model.defaults;
     json!({
@@ -128,7 +129,7 @@ fn generation(ready: &Ready) -> Value {
     })
 }
 
-/// How long requests may think and answer.
+/// Limits of reasoning and reply.
 fn envelope(ready: &Ready) -> Value {
     let (facts, defaults) = (&ready.model.facts, &ready.model.defaults);
     let reasoning = &defaults.reasoning;
@@ -144,7 +145,7 @@ fn envelope(ready: &Ready) -> Value {
     })
 }
 
-/// What the chat template was found able to express.
+/// Capabilities of the chat template.
 fn template(ready: &Ready) -> Value {
     let (model, can) = (&ready.model, ready.model.template.capabilities());
     let reasoning = can.thinking_switch || can.opens_reasoning;
@@ -170,7 +171,7 @@ fn template(ready: &Ready) -> Value {
     })
 }
 
-/// Caches and compression that clients of other servers look for.
+/// Caches, under the keys of other servers.
 fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
     let store = ready.store.as_ref();
     json!({
@@ -211,7 +212,7 @@ fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
     })
 }
 
-/// The text of the first of `ids`.
+/// Text of the first of `ids`.
 fn special(tokenizer: &Tokenizer, ids: &[TokenId]) -> Option<String> {
     ids.first().map(|id| tokenizer.decode(&[*id]))
 }

@@ -1,4 +1,4 @@
-//! OpenAI's Responses.
+//! OpenAI Responses.
 
 use axum::Json;
 use axum::body::Body;
@@ -11,9 +11,9 @@ use chat::responses::response::ResponseObject;
 use chat::responses::stream::{OutputItemStream, ResponsesEvent};
 use serde_json::{Value, json};
 
-use crate::engine::in_flight::{InFlight, StreamEvent};
 use crate::error::ApiError;
 use crate::http::dialect::{self, ParsedRequest, StreamFormat};
+use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
@@ -45,7 +45,7 @@ pub(super) async fn responses(
     Ok(Json(whole).into_response())
 }
 
-/// `POST /v1/responses/input_tokens`: how long the prompt would be.
+/// `POST /v1/responses/input_tokens`: prompt length in tokens.
 pub(super) async fn input_tokens(
     State(app): State<App>,
     headers: HeaderMap,
@@ -58,7 +58,7 @@ pub(super) async fn input_tokens(
     })))
 }
 
-/// One answer on its way.
+/// Stream of one response.
 struct ResponsesFormat {
     answer: ResponseObject,
     items: OutputItemStream,
@@ -80,7 +80,7 @@ impl ResponsesFormat {
         }
     }
 
-    /// Takes news, and gives the events they make.
+    /// Protocol events of a stream event.
     fn take(&mut self, request: &InFlight, event: StreamEvent) -> Vec<ResponsesEvent> {
         match event {
             StreamEvent::Parts { choice, parts } => {
@@ -104,7 +104,7 @@ impl ResponsesFormat {
         self.reason == FinishReason::Length
     }
 
-    /// An event about the answer as a whole.
+    /// Emits an event that carries the whole response object.
     fn tell(&mut self, out: &mut SseEncoder, name: &'static str, answer: Value) {
         let event = self.items.next_event(name, json!({ "response": answer }));
         out.event(event.name, &event.data);
@@ -131,9 +131,10 @@ impl StreamFormat for ResponsesFormat {
         for event in self.items.finish(hit_token_limit) {
             out.event(event.name, &event.data);
         }
-        let name = match hit_token_limit {
-            true => "response.incomplete",
-            false => "response.completed",
+        let name = if hit_token_limit {
+            "response.incomplete"
+        } else {
+            "response.completed"
         };
         let took = (request.stats().usage(), request.stats().timings());
         let whole = self

@@ -1,4 +1,4 @@
-//! Who is on the device and who waits. Nothing here waits on the engine, and no text is told.
+//! Running and queued requests. Never waits on the engine; never shows text.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -15,18 +15,18 @@ use tokio::sync::mpsc;
 use super::page::POLICY;
 use super::status::{NAME, VERSION};
 use crate::engine::active_requests::RequestEntry;
+use crate::engine::request_stats::RequestStage;
 use crate::error::ApiError;
-use crate::http::metrics::RequestStage;
 use crate::http::state::App;
 
 const PAGE: &str = include_str!("../page/status.html");
-/// How often a watcher hears of tokens.
+/// Interval of token events.
 const TICK: Duration = Duration::from_millis(250);
-/// How often a watcher hears of everything, in ticks.
+/// Interval of status events, in ticks.
 const STATUS_TICKS: u32 = 4;
-/// Silence after which a comment is sent.
+/// Idle time before a comment is sent.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// Events a watcher may be behind; one that is further behind is let go.
+/// Channel capacity; a slower watcher is disconnected.
 const BEHIND: usize = 64;
 
 /// `GET /slots`.
@@ -35,7 +35,7 @@ pub(super) async fn slots(State(app): State<App>) -> Result<Json<Value>, ApiErro
     Ok(Json(now(&app)))
 }
 
-/// Everything that is shown, as of now; while the model is loading, without what comes of it.
+/// Current status; without model fields while loading.
 fn now(app: &App) -> Value {
     let published = app.engine().published();
     let stats = &published.stats;
@@ -86,14 +86,15 @@ fn shown(entry: &RequestEntry) -> Value {
     })
 }
 
-/// Refuses where nobody asked for these pages.
+/// Fails unless the status page is enabled.
 fn open(app: &App) -> Result<(), ApiError> {
-    match app.config().status_page {
-        true => Ok(()),
-        false => Err(ApiError::NotFound {
+    if app.config().status_page {
+        Ok(())
+    } else {
+        Err(ApiError::NotFound {
             message: "the status pages are switched off; start the server with --status-page"
                 .to_owned(),
-        }),
+        })
     }
 }
 
@@ -126,7 +127,7 @@ fn status(app: &App) -> Value {
     })
 }
 
-/// `GET /status/events`: a `status` event each second while something changes, `token` events between them.
+/// `GET /status/events`: a `status` event each second on change, `token` events in between.
 pub(super) async fn events(State(app): State<App>) -> Result<Response, ApiError> {
     open(&app)?;
     let (sender, receiver) = mpsc::channel(BEHIND);
@@ -142,7 +143,7 @@ pub(super) async fn events(State(app): State<App>) -> Result<Response, ApiError>
     Ok((headers, Body::from_stream(stream)).into_response())
 }
 
-/// Tells one watcher until it leaves or falls behind, or the server ends.
+/// Feeds one watcher until it disconnects, lags or the server ends.
 async fn watch(app: App, sender: mpsc::Sender<Bytes>) {
     let mut generated: HashMap<u64, usize> = HashMap::new();
     let mut told = Value::Null;

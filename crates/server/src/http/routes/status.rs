@@ -1,4 +1,4 @@
-//! What the server is and how it fares. Nothing here waits on the engine.
+//! Health, version and metrics. Never waits on the engine.
 
 use axum::Json;
 use axum::extract::State;
@@ -13,7 +13,7 @@ use crate::http::state::App;
 pub(super) const NAME: &str = "hearth";
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Liveness: 200 only while requests are taken.
+/// Liveness: 200 only while requests are admitted.
 pub(super) async fn health(State(app): State<App>) -> Response {
     let published = app.engine().published();
     let stuck = app

@@ -1,4 +1,4 @@
-//! Text to tokens, tokens to text, messages to prompt. None of it touches the queue or the device.
+//! Tokenizer and template routes; they need neither queue nor device.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::http::body;
 use crate::http::state::App;
 use crate::text::prepare;
 
-/// `POST /tokenize`: of text (`content` or `prompt`), or of `messages` as a prompt.
+/// `POST /tokenize`: text (`content` or `prompt`), or `messages` as a prompt.
 pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
     let (ready, bytes) = take(&app, body).await?;
     let policy = prepare::policy(app.config());
@@ -26,22 +26,28 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
         let model = &ready.model;
         let ids: Vec<TokenId> = if map.get("messages").is_some_and(Value::is_array) {
             let request = chat_request(&bytes)?;
-            prepare::chat(&ready, &policy, &request)?.ids.to_vec()
+            prepare::chat(ready.text_side(), &policy, &request)?
+                .ids
+                .to_vec()
         } else {
             let text = string(&map, &["content", "prompt"])?;
-            let special = match flag(&map, "parse_special", true)? {
-                true => SpecialTokens::Parse,
-                false => SpecialTokens::AsText,
+            let special = if flag(&map, "parse_special", true)? {
+                SpecialTokens::Parse
+            } else {
+                SpecialTokens::AsText
             };
             model.tokenizer.encode(text, special)?
         };
         let with_pieces = flag(&map, "with_pieces", false)?;
-        let tokens = ids.iter().map(|id| match with_pieces {
-            false => json!(id.0),
-            true => match std::str::from_utf8(model.tokenizer.bytes(*id)) {
-                Ok(piece) => json!({"id": id.0, "piece": piece}),
-                Err(_) => json!({"id": id.0, "piece": model.tokenizer.bytes(*id)}),
-            },
+        let tokens = ids.iter().map(|id| {
+            if with_pieces {
+                match std::str::from_utf8(model.tokenizer.bytes(*id)) {
+                    Ok(piece) => json!({"id": id.0, "piece": piece}),
+                    Err(_) => json!({"id": id.0, "piece": model.tokenizer.bytes(*id)}),
+                }
+            } else {
+                json!(id.0)
+            }
         });
         Ok(json!({
             "tokens": tokens.collect::<Vec<Value>>(),
@@ -81,14 +87,14 @@ pub(super) async fn detokenize(
             }
         }
         let text = ready.model.tokenizer.decode(&ids);
-        // Two protocols have this call, and each has its own name for the answer.
+        // Two protocols have this route with different field names.
         Ok(json!({"content": text, "prompt": text}))
     })
     .await?;
     Ok(Json(answer))
 }
 
-/// `GET /tokenizer_info`: what a client that renders prompts by itself has to know.
+/// `GET /tokenizer_info`: data for clients that render prompts themselves.
 pub(super) async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let ready = app.ready()?;
     let template = &ready.model.template;
@@ -107,7 +113,7 @@ pub(super) async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>
     })))
 }
 
-/// `POST /apply-template`: the prompt a chat request would run.
+/// `POST /apply-template`: the prompt of a chat request.
 pub(super) async fn apply_template(
     State(app): State<App>,
     body: Body,
@@ -116,7 +122,7 @@ pub(super) async fn apply_template(
     let policy = prepare::policy(app.config());
     let prompt = body::run_sized(bytes.len(), move || {
         let request = chat_request(&bytes)?;
-        prepare::chat(&ready, &policy, &request)
+        prepare::chat(ready.text_side(), &policy, &request)
     })
     .await?;
     Ok(Json(json!({"prompt": prompt.text})))

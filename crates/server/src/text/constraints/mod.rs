@@ -12,8 +12,7 @@ use decode::{
 };
 
 use crate::error::ApiError;
-use crate::text::prepare::Prompt;
-use crate::text::reasoning::{ReasoningDefaults, close_text};
+use crate::settings::reasoning::{ReasoningDefaults, close_text};
 
 /// How many compiled grammars are kept.
 const MAX_COMPILED: usize = 64;
@@ -156,15 +155,15 @@ impl ModelConstraints {
     /// kept to.
     pub fn for_chat(
         &self,
-        prompt: &Prompt,
+        (initial_phase, reasoning_budget): (InitialPhase, Option<usize>),
         grammar: Option<Grammar>,
         n: usize,
     ) -> Option<(Constraints, Vec<Arc<ReasoningHandle>>)> {
-        let thinks = self.tags.is_some() && prompt.initial_phase != InitialPhase::Answer;
+        let thinks = self.tags.is_some() && initial_phase != InitialPhase::Answer;
         if !thinks && grammar.is_none() {
             return None;
         }
-        let budget = prompt.thinking_budget.map(|tokens| ReasoningBudget {
+        let budget = reasoning_budget.map(|tokens| ReasoningBudget {
             tokens,
             soft_window: ReasoningDefaults::soft_tokens(tokens),
             boost: self.soft_end_boost,
@@ -174,7 +173,7 @@ impl ModelConstraints {
             ),
         });
         let plan = Arc::new(ReasoningConfig {
-            initial_phase: prompt.initial_phase,
+            initial_phase,
             tags: self.tags,
             budget,
             end_sequence: Arc::clone(&self.closing),

@@ -107,10 +107,7 @@ fn a_text_argument_may_be_any_text_and_ends_at_its_first_closing_tag() {
             format!("<tool_call>\n<function=f>\n<parameter=s>\n{value}</function>\n</tool_call>");
         let said = may_be_said(&tokenizer, &mut *constraints.begin(0), &reply, &mut dice);
         assert_eq!(said, ends_first_at_the_end, "{text:?}");
-        match said {
-            true => whole += 1,
-            false => cut += 1,
-        }
+        if said { whole += 1 } else { cut += 1 }
     }
     assert!(whole > 50 && cut > 50, "{whole} {cut}");
 }

@@ -1,12 +1,14 @@
 //! What the server was told, as plain values. `config.rs` fills these from flags, environment and file;
 //! nothing else in the crate reads a setting from anywhere.
 
+pub mod reasoning;
+
 use std::time::Duration;
 
 use chat::request::LateSystem;
 use contract::AttentionWindow;
 
-use crate::text::reasoning::ReasoningDefaults;
+use crate::settings::reasoning::ReasoningDefaults;
 
 /// Everything the HTTP side and the engine thread need to be told.
 ///
@@ -59,9 +61,10 @@ pub struct WindowPolicy {
 impl WindowPolicy {
     /// The window of a request.
     pub fn of(self, has_tools: bool) -> AttentionWindow {
-        match has_tools && !self.force {
-            true => AttentionWindow::FULL,
-            false => self.window,
+        if has_tools && !self.force {
+            AttentionWindow::FULL
+        } else {
+            self.window
         }
     }
 }

@@ -1,95 +1,95 @@
-//! One request while it runs: events of the engine in, news for the client out.
+//! A running request: engine events in, stream events out.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use chat::reply::FinishReason;
-use decode::{Event, FinishReason as Ended, Logprobs, OutputToken, ReasoningHandle};
+use decode::{Event, FinishReason as Ended, Job, Logprobs, OutputToken, ReasoningHandle};
 
 use crate::engine::active_requests::EntryGuard;
-use crate::engine::handle::{EngineEvent, Events, Order, Timestamped};
-use crate::engine::prefix_warmup::PrefixWarmup;
+use crate::engine::handle::{EngineEvent, Events, Timestamped};
 use crate::engine::request_stats::RequestStats;
 use crate::error::ApiError;
+use crate::http::prefix_warmup::PrefixWarmup;
 use crate::http::state::App;
 use crate::text::reply::{Choice, Part};
 
-/// Something a client may want to hear.
+/// Event of a response stream, independent of the dialect.
 #[derive(Debug)]
 pub enum StreamEvent {
-    /// The prompt is being read.
+    /// Prefill progress.
     Progress {
-        /// Tokens done, cached ones included.
+        /// Prompt tokens in the KV cache so far, cached ones included.
         done: usize,
-        /// Tokens in all.
+        /// Prompt tokens in total.
         total: usize,
     },
-    /// Logprobs of the prompt's tokens.
+    /// Log-probabilities of the prompt tokens.
     PromptLogprobs(Vec<Option<Logprobs>>),
-    /// New text or calls of one choice.
+    /// New text or tool-call parts of one choice.
     Parts {
-        /// Which choice.
+        /// Index of the choice.
         choice: usize,
-        /// In order.
+        /// Parts in order.
         parts: Vec<Part>,
     },
-    /// One choice is over.
+    /// A choice finished.
     End {
         /// Which choice.
         choice: usize,
-        /// Why.
+        /// Finish reason.
         reason: FinishReason,
     },
 }
 
-/// A request on its way. Dropping it before its end cancels it.
+/// Request in flight. Dropping it before its end cancels it.
 pub struct InFlight {
     app: App,
     events: Events,
     choices: Vec<Choice>,
     choices_left: usize,
-    /// When each choice last got tokens.
+    /// Time of each choice's last tokens.
     last_step: Vec<Option<Instant>>,
     stats: RequestStats,
-    /// Where others see how far it is.
+    /// Entry in the list of active requests.
     entry: EntryGuard,
-    /// An error that came right behind news; it is told after them.
+    /// Error deferred until the events received before it are delivered.
     deferred_error: Option<ApiError>,
-    /// Whether it ended by itself, well or not; else its client left.
+    /// Whether it ended by itself; otherwise its drop counts as a cancellation.
     finished: bool,
     last_reason: FinishReason,
-    /// Follows the reply for the sake of the next request, where that can be foreseen.
+    /// Prefix warm-up of the conversation's next prompt, if enabled.
     warmup: Option<PrefixWarmup>,
-    /// The request's, for what is logged after its response has begun.
+    /// Span of the request, for log lines after the response has begun.
     span: tracing::Span,
 }
 
-/// What follows a request, and says how far it looks back where the server was told that replies do not look all the way.
-fn stats(app: &App, order: &Order) -> RequestStats {
-    let mut stats = RequestStats::new(order.prompt.len());
+/// Fresh statistics of a job; they name the attention window if the server limits it.
+fn stats(app: &App, job: &Job) -> RequestStats {
+    let mut stats = RequestStats::new(job.prompt.len());
     let looks = !app.config().window.window.is_full();
-    stats.window = looks.then_some(order.settings.window);
+    stats.window = looks.then_some(job.params.window);
     stats
 }
 
 impl InFlight {
-    /// Hands the order over. `choices` are as many fresh ones as the order asks for.
-    pub fn start(app: &App, order: Order, choices: Vec<Choice>) -> Result<InFlight, ApiError> {
-        let (stats, entry) = (stats(app, &order), app.active_requests().register(&order));
-        let events = app.engine().submit(order, app.config().timeouts)?;
+    /// Submits a job; `choices` holds one fresh choice per requested choice.
+    pub fn start(app: &App, job: Job, choices: Vec<Choice>) -> Result<InFlight, ApiError> {
+        let (stats, entry) = (stats(app, &job), app.active_requests().register(&job));
+        let events = app.engine().submit(job, app.config().timeouts)?;
         Ok(InFlight::from_parts(app, events, choices, (stats, entry)))
     }
 
-    /// As [`start`](Run::start), but waits for a place in the queue instead of being refused.
+    /// As [`start`](InFlight::start), but waits for a queue permit.
     pub async fn start_later(
         app: &App,
-        order: Order,
+        job: Job,
         choices: Vec<Choice>,
     ) -> Result<InFlight, ApiError> {
-        let (stats, entry) = (stats(app, &order), app.active_requests().register(&order));
+        let (stats, entry) = (stats(app, &job), app.active_requests().register(&job));
         let events = app
             .engine()
-            .submit_later(order, app.config().timeouts)
+            .submit_later(job, app.config().timeouts)
             .await?;
         Ok(InFlight::from_parts(app, events, choices, (stats, entry)))
     }
@@ -116,7 +116,7 @@ impl InFlight {
         }
     }
 
-    /// The same, followed for the sake of the request after it.
+    /// Attaches the prefix warm-up of the next prompt.
     #[must_use]
     pub fn with_warmup(mut self, warmup: Option<PrefixWarmup>) -> InFlight {
         self.warmup = warmup;
@@ -128,23 +128,23 @@ impl InFlight {
         &self.stats
     }
 
-    /// How many choices there are.
+    /// Number of choices.
     pub fn n_choices(&self) -> usize {
         self.choices.len()
     }
 
-    /// What holds the thinking of its choices, where there is anything to hold.
+    /// Reasoning control handles of the choices that have one.
     pub fn reasoning_handles(&self) -> Vec<Arc<ReasoningHandle>> {
         let reasoning_handles = self.choices.iter().filter_map(Choice::reasoning_handle);
         reasoning_handles.map(Arc::clone).collect()
     }
 
-    /// A choice, by its index.
+    /// The choice at an index.
     pub fn choice(&self, index: usize) -> &Choice {
         &self.choices[index]
     }
 
-    /// All that has happened since the last call, at least one thing; `None` after the last choice's end.
+    /// All events since the last call, at least one; `None` after the last choice's end.
     pub async fn next(&mut self) -> Result<Option<Vec<StreamEvent>>, ApiError> {
         if let Some(deferred_error) = self.deferred_error.take() {
             return Err(deferred_error);
@@ -231,7 +231,7 @@ impl InFlight {
         let state = &mut self.choices[choice];
         let before = state.n_tokens();
         let parts = state.push(tokens);
-        // Tokens behind a stop string are not billed.
+        // Tokens behind a stop string do not count as completion tokens.
         let count = state.n_tokens() - before;
         self.stats.tokens(at, count);
         if let Some(last) = self.last_step[choice].replace(at) {
@@ -241,7 +241,7 @@ impl InFlight {
         let stops = state.wants_no_more();
         self.emit(choice, parts, out);
         if stops {
-            // What the engine still has under way for this choice is thrown away.
+            // The engine's further tokens of this choice are discarded.
             self.events.cancel_choice(choice);
             self.end(choice, Ended::Eos, out);
         }

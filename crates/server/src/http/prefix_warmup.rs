@@ -1,10 +1,10 @@
-//! What the next request of a conversation will begin with, told to the engine as soon as a reply is whole.
+//! Prefix warm-up: queues the start of a conversation's next prompt as soon as a reply is complete.
 //!
-//! Templates show a turn otherwise once it is history: thoughts go, calls are written anew. How they will show it is
-//! known here, where requests are rendered, so the conversation is rendered with the reply in it and a message after
-//! it, and what does not depend on that message is read by the engine while nobody asks for anything
-//! ([`Scheduler::queue_warmup`](decode::Scheduler::queue_warmup)). Clients send back what they were sent, so this is mostly the
-//! next prompt's beginning; where it is not, nothing is lost but the time nobody wanted.
+//! Chat templates re-render past turns (for example without reasoning), so the cached prefix would
+//! miss. This module renders the conversation with the reply and two different next messages. The
+//! engine prefills their common prefix while it is idle
+//! ([`Scheduler::queue_warmup`](decode::Scheduler::queue_warmup)). A wrong guess costs idle time
+//! only.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use crate::engine::handle::EngineHandle;
 use crate::http::state::App;
 use crate::text::prepare;
 
-/// A conversation whose reply is being made.
+/// Warm-up of one conversation, fed with the reply as it streams.
 pub struct PrefixWarmup {
     ready: Arc<Ready>,
     policy: ConversationPolicy,
     request: ChatRequest,
-    /// What it has been answered so far.
+    /// The reply so far.
     reply: Reply,
 }
 
 impl PrefixWarmup {
-    /// Follows a request, if reading ahead is on and its next one can be foreseen: one reply, which is a whole message,
-    /// and saved states are not forbidden.
+    /// Warm-up of a request; `None` if disabled, if caching is off for it, or if it has several
+    /// choices or continues a message.
     pub fn new(app: &App, ready: &Arc<Ready>, request: &ChatRequest) -> Option<PrefixWarmup> {
         let on = ready.prefix.slots > 0 && ready.prefix.warmup_tokens > 0 && request.cache.enabled;
         let plain = request.sampling.n == 1
@@ -45,13 +45,13 @@ impl PrefixWarmup {
         })
     }
 
-    /// Takes the next piece of the reply.
+    /// Adds the next part of the reply.
     pub fn push(&mut self, piece: &ReplyDelta) {
         self.reply.push(piece.clone());
     }
 
-    /// The reply is whole: the engine is told what comes next. Rendering is long work for a long conversation, so this
-    /// returns before it is done; must be called within a runtime.
+    /// Renders the next prompt's start on the blocking pool and queues it. Returns at once; must
+    /// run within a runtime.
     pub fn submit(self, engine: &EngineHandle, reason: FinishReason) {
         let next = match reason {
             FinishReason::ToolCalls => Role::Tool,
@@ -68,7 +68,8 @@ impl PrefixWarmup {
         });
     }
 
-    /// What all prompts have in common that continue the conversation with a message of `next`.
+    /// Common token prefix of all prompts that continue the conversation with a message of role
+    /// `next`.
     fn tokens(&self, next: Role) -> Result<Vec<TokenId>, ChatError> {
         let model = &self.ready.model;
         let [one, other] = ["a", "b"].map(|text| {
@@ -82,10 +83,10 @@ impl PrefixWarmup {
         Ok(one)
     }
 
-    /// The request that comes next, if its new message says `text`.
+    /// The next request, if its new message is `text`.
     fn continued(&self, next: Role, text: &str) -> ChatRequest {
         let mut request = self.request.clone();
-        // Who sends thoughts back has done so before.
+        // A client that returns reasoning has returned it in earlier turns.
         let echoes = request.messages.iter().any(|m| m.reasoning.is_some());
         let reply = self.reply.to_message(echoes);
         let calls: Vec<Option<String>> = reply.tool_calls.iter().map(|c| c.id.clone()).collect();
@@ -148,7 +149,7 @@ mod tests {
         String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned()
     }
 
-    /// What is foreseen of `asked` once it was answered with `reply`, and the prompt of the request that comes then.
+    /// The predicted prefix after `asked` was answered with `reply`, and the real next prompt.
     fn check(asked: &[Value], reply: Reply, next: Role, came: &[Value]) -> (String, String) {
         let ready = ready();
         let warmup = PrefixWarmup {
@@ -199,7 +200,7 @@ mod tests {
                 found.ends_with("It is 3.<|im_end|>\n<|im_start|>user\n"),
                 "{found}"
             );
-            // The thoughts of the wish before are gone, as they will be.
+            // Reasoning of the earlier turn is gone, as in the real next prompt.
             assert!(!found.contains("<think>") && found.contains("<function=add>"));
         }
     }
