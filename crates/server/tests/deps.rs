@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// Outside packages and the only crates of ours that may ship with them.
-const HOMES: [(&str, &[&str]); 38] = [
+const HOMES: [(&str, &[&str]); 39] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -96,6 +96,7 @@ const HOMES: [(&str, &[&str]); 38] = [
     ("utoipa", &["server"]),
     ("uuid", &["server"]),
     ("libc", &["server", "cpu"]),
+    ("tempfile", &["cuda", "server"]),
 ];
 
 struct Arrow {
