@@ -1,4 +1,4 @@
-//! Identifiers that clients see: random, never a counter, since clients keep them across restarts.
+//! Random identifiers for clients, which keep them across restarts.
 
 use rand::RngExt;
 
@@ -16,7 +16,7 @@ pub fn random(prefix: &str) -> String {
     id
 }
 
-/// A seed for a request that named none.
+/// Seed of a request without one.
 pub fn random_seed() -> u64 {
     rand::rng().random()
 }

@@ -1,4 +1,4 @@
-//! Progress: a bar on a terminal, a log line now and then elsewhere.
+//! Progress bar on a terminal, log lines elsewhere.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
@@ -7,31 +7,31 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// All bars of the process, so that log lines can be written between them.
+/// All progress bars, so that log lines can be written between them.
 static BARS: LazyLock<MultiProgress> =
     LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
 
-/// How long without a line where no bar can be drawn.
+/// Log interval without a terminal.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// How far something has come, on standard error.
+/// Progress, on standard error.
 pub(crate) struct Progress {
     what: String,
-    /// Whether things are counted, and not bytes.
+    /// Counts items, not bytes.
     things: bool,
-    /// `None` where no bar can be drawn.
+    /// `None` without a terminal.
     bar: Option<ProgressBar>,
     last_line: Cell<Instant>,
 }
 
 impl Progress {
-    /// In bytes, named by what is being done.
+    /// Byte progress with a label.
     pub(crate) fn new(what: impl Into<String>) -> Progress {
         const BYTES: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
         Progress::drawn(what.into(), BYTES, false)
     }
 
-    /// In whole things, named by what is being done.
+    /// Item progress with a label.
     pub(crate) fn counting(what: impl Into<String>) -> Progress {
         Progress::drawn(what.into(), "{msg} {wide_bar} {pos}/{len} {eta}", true)
     }
@@ -52,7 +52,7 @@ impl Progress {
         }
     }
 
-    /// Sets how far it has come.
+    /// Sets the progress.
     pub(crate) fn set(&self, done_bytes: u64, total_bytes: u64) {
         match &self.bar {
             Some(bar) => {
@@ -83,14 +83,14 @@ impl Drop for Progress {
     }
 }
 
-/// A whole percentage, 100 of nothing.
+/// Integer percentage; 100 for an empty total.
 pub(crate) fn percent(done: u64, total: u64) -> u64 {
     u64::try_from(u128::from(done) * 100 / u128::from(total.max(1)))
         .unwrap_or(100)
         .min(100)
 }
 
-/// Standard error, for log lines: bars step aside while one is written.
+/// Standard error for log lines; bars are suspended during a write.
 pub(crate) struct LogWriter;
 
 impl Write for LogWriter {
@@ -104,7 +104,7 @@ impl Write for LogWriter {
     }
 }
 
-/// A size for people, in binary units.
+/// A size in binary units.
 pub(crate) fn bytes_text(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -1,6 +1,6 @@
-//! Which devices this machine has, and which of them a name on the command line means.
+//! Device selection by name.
 //!
-//! The only place of the server that knows the device crates.
+//! Only this module and `open` know the device crates.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,31 +11,31 @@ use contract::Backend;
 use cpu::CpuBackend;
 use cuda::CudaBackend;
 
-/// What was asked for on the command line.
+/// Device selection from the command line.
 #[derive(Debug, Clone, Default)]
 pub struct DeviceChoice {
-    /// `auto`, `cpu`, `cuda` for the first card, or `cuda:N`.
+    /// `auto`, `cpu`, `cuda` for the first GPU, or `cuda:N`.
     pub name: String,
     /// Run the scalar reference on the CPU.
     pub cpu_reference: bool,
     /// Threads of the CPU device; `None` for one per core.
     pub threads: Option<usize>,
-    /// How a card is used.
+    /// GPU options.
     pub gpu: cuda::Options,
 }
 
-/// A card beside the runner on it: what measuring needs.
+/// Measuring instruments of a GPU.
 pub struct GpuInstruments {
-    /// Measured bytes a second of reading its memory.
+    /// Measured read bandwidth in bytes per second.
     pub read_bytes_per_s: f64,
-    /// Clock and energy, where they can be had.
+    /// Clock and energy meter, if available.
     pub meter: Option<cuda::Meter>,
 }
 
-/// What measures the card that `id` names; `None` for the CPU.
+/// Instruments of the GPU `id`; `None` for the CPU.
 ///
 /// # Errors
-/// As opening the card.
+/// Same as opening the GPU.
 pub fn instruments(id: &str, choice: &DeviceChoice) -> anyhow::Result<Option<GpuInstruments>> {
     let Some(ordinal) = ordinal(id) else {
         return Ok(None);
@@ -50,7 +50,7 @@ pub fn instruments(id: &str, choice: &DeviceChoice) -> anyhow::Result<Option<Gpu
     }))
 }
 
-/// Looks again and again at what is free on a card, and remembers the least.
+/// Samples a GPU's free memory and records the minimum.
 pub struct MemoryWatch {
     before: u64,
     least: Arc<AtomicU64>,
@@ -58,13 +58,13 @@ pub struct MemoryWatch {
     thread: JoinHandle<()>,
 }
 
-/// How often a watch looks.
+/// Sampling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Watches the memory of the card that `id` names, from now on; `None` for the CPU, and where nobody tells.
+/// Starts a memory watch of the GPU `id`; `None` for the CPU or without a meter.
 ///
 /// # Errors
-/// Where the card has gone, or no thread can be had.
+/// If the GPU is gone or a thread cannot start.
 pub fn watch(id: &str) -> anyhow::Result<Option<MemoryWatch>> {
     let Some(ordinal) = ordinal(id) else {
         return Ok(None);
@@ -101,7 +101,7 @@ pub fn watch(id: &str) -> anyhow::Result<Option<MemoryWatch>> {
 }
 
 impl MemoryWatch {
-    /// Ends it: bytes by which the card had less free than at its beginning, at most.
+    /// Ends the watch; returns the peak bytes taken since its start.
     pub fn peak_bytes(self) -> Option<u64> {
         self.over.store(true, Ordering::Relaxed);
         self.thread.join().ok()?;
@@ -112,7 +112,7 @@ impl MemoryWatch {
     }
 }
 
-/// The number of a card by its name.
+/// GPU ordinal in a name.
 fn ordinal(name: &str) -> Option<u32> {
     match name.strip_prefix("cuda")? {
         "" => Some(0),
@@ -120,26 +120,26 @@ fn ordinal(name: &str) -> Option<u32> {
     }
 }
 
-/// Why a name means no device of this machine.
+/// Error of device selection.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceChoiceError {
-    /// Not a name of any kind of device.
+    /// Unknown device name.
     #[error("--device {0}: unknown device, use auto, cpu or cuda:N")]
     Unknown(String),
-    /// A card that is not there.
+    /// No such GPU.
     #[error("--device {name}: {detail}")]
     NoGpu {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// What was found instead.
+        /// Detail.
         detail: String,
     },
-    /// The reference is a CPU path.
+    /// The reference runs on the CPU only.
     #[error("--cpu-reference runs on the cpu, not on {0}; leave --device away")]
     ReferenceElsewhere(String),
 }
 
-/// Finds the device that `choice` means. `auto` takes the first card that can run a model, else the CPU.
+/// Selects a device. `auto` takes the first usable GPU, else the CPU.
 pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceError> {
     let name = choice.name.as_str();
     if choice.cpu_reference && !matches!(name, "auto" | "cpu") {
@@ -172,7 +172,7 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
     }
 }
 
-/// The first card, if kernels can be compiled for it. Why not is a warning: the CPU serves.
+/// The first GPU for which kernels can be compiled; logs why not otherwise.
 fn usable_gpu(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
     if choice.cpu_reference {
         return None;

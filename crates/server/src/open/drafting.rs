@@ -1,4 +1,4 @@
-//! From the flags about drafting to a draft beside its model and to how trees are built.
+//! Draft model and speculation settings from flags.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -13,27 +13,27 @@ use crate::open;
 use crate::open::bundled::Bundled;
 use crate::progress::bytes_text;
 
-/// Drafted nodes of a tree when nobody says.
+/// Default tree budget in drafted nodes.
 const DEFAULT_TREE_BUDGET: usize = 22;
-/// Nodes of a pass without a draft: a run of forced tokens takes one each.
+/// Tree nodes without a draft, for runs of forced tokens.
 const FORCED_NODES: usize = 16;
-/// How long measuring the costs may take.
+/// Time limit of the cost measurement.
 pub(crate) const MEASURE_TIME: Duration = Duration::from_secs(1);
 
-/// What goes beside a model, and how it is used.
+/// Draft model of a target, and its use.
 pub(crate) struct Drafting {
-    /// The draft, if there is one.
+    /// Draft plan, if there is a draft.
     pub plan: Option<DraftPlan>,
-    /// Whether trees must give the bits of plain decoding.
+    /// Whether trees must be bit-identical to plain decoding.
     pub batch_invariant: bool,
-    /// How trees are built.
+    /// Speculation settings.
     pub speculation: Speculation,
-    /// Whether the costs are to be measured once the model is open.
+    /// Whether to measure step costs after opening.
     measure_costs: bool,
 }
 
 impl Drafting {
-    /// Nothing drafted.
+    /// No draft.
     pub(crate) fn none() -> Drafting {
         Drafting {
             plan: None,
@@ -46,7 +46,7 @@ impl Drafting {
         }
     }
 
-    /// What the flags mean for a model; `bundled` is what it came from, if it is the bundled one.
+    /// Settings from flags for a model; `bundled` is set for the bundled model.
     pub(crate) fn of(
         args: &DraftArgs,
         device: &DeviceArgs,
@@ -105,13 +105,13 @@ impl Drafting {
         Ok(drafting)
     }
 
-    /// Nodes of the widest tree.
+    /// Maximum tree nodes.
     pub(crate) fn tree_nodes(&self) -> usize {
         (self.speculation.budget + 1).clamp(FORCED_NODES, Tree::MAX_NODES)
     }
 
-    /// Opens a plan, and says how trees are built on it. A draft that even at its best would bring too little on
-    /// this device is let go again, so that it costs nothing.
+    /// Opens a plan and completes the speculation settings. Drops the draft if even its best case
+    /// would be too slow on this device.
     pub(crate) fn open(
         &self,
         backend: &dyn Backend,
@@ -143,7 +143,7 @@ impl Drafting {
         Ok((open::open(backend, plain, also)?, speculation))
     }
 
-    /// How trees are built on an opened runner that has nothing to do yet.
+    /// Completes the speculation settings on an idle runner.
     fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<Speculation> {
         let mut speculation = self.speculation.clone();
         let lazy = self
@@ -151,7 +151,7 @@ impl Drafting {
             .as_ref()
             .is_some_and(|plan| plan.load == DraftLoad::AtFirstUse);
         if self.measure_costs && lazy {
-            // Measuring would load it.
+            // Measuring would load the draft.
             speculation.measures = Some(MEASURE_TIME);
         } else if self.measure_costs && runner.info().draft_depth.is_some() {
             speculation.costs = decode::speculation::measure(runner, clock, MEASURE_TIME)?;
@@ -169,7 +169,7 @@ impl Drafting {
         Ok(speculation)
     }
 
-    /// A line about the draft for people.
+    /// Description of the draft for the log.
     pub(crate) fn line(&self) -> Option<String> {
         let plan = self.plan.as_ref()?;
         let spec = &plan.spec;
@@ -190,19 +190,19 @@ impl Drafting {
     }
 }
 
-/// What a flag says about the window.
+/// Draft options from the window flag.
 pub(crate) fn options(draft_swa: usize) -> DraftOptions {
     DraftOptions {
         window: (draft_swa > 0).then_some(draft_swa),
     }
 }
 
-/// The plan of a draft beside a model.
+/// Draft plan beside a target.
 pub(crate) fn draft_plan(found: LoadedDraft, reference: bool, lazy: bool) -> DraftPlan {
     DraftPlan {
         spec: found.spec,
         weights: found.weights,
-        // As with the model's own cache, the reference rounds nothing.
+        // The reference rounds nothing, as in the target's cache.
         kv: if reference {
             KvFormat::F32
         } else {

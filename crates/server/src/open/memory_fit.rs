@@ -1,13 +1,14 @@
-//! Which storage of keys and values and how long a context a plan gets: what was asked for, or the best that fits.
+//! Choice of KV cache type and context length: as requested, or the best that fits.
 //!
-//! - A storage that was named is taken. On a card, otherwise, the first of q8_0, q4_0 and tq3_0 with which the asked
-//!   context fits: each takes less and errs more than the one before. On the CPU it is f16, since a machine has more
-//!   memory than a card and rows that are not packed are read fastest there.
-//! - A context that was asked for is taken or refused. Otherwise it is the longest that fits, at most what the model
-//!   was trained for; on a card a coarser storage is only taken where a finer one leaves less than [`ENOUGH`] tokens.
-//!   On the CPU it is at most [`CPU_CONTEXT`], and a fifth of the memory stays free for the rest of the machine.
-//! - All of that is for one sequence. Several share one pool: as many tokens as were asked for, or else a context for
-//!   each as far as they fit.
+//! - A requested type is used. Otherwise a GPU takes the first of q8_0, q4_0 and tq3_0 with which
+//!   the requested context fits: each is smaller and less precise than the one before. The CPU
+//!   takes f16: its memory is larger, and unpacked rows are fastest.
+//! - A requested context is used or rejected. Otherwise it is the longest that fits, up to the
+//!   trained length. On a GPU a coarser type is used only if the finer one leaves less than
+//!   [`SUFFICIENT_CONTEXT`] tokens. On the CPU the limit is [`CPU_CONTEXT`] and a fifth of the
+//!   memory stays free.
+//! - This is for one sequence. Several share one pool: as many tokens as requested, else a full
+//!   context each as far as they fit.
 
 use std::sync::Arc;
 
@@ -20,54 +21,54 @@ use crate::cli::DeviceArgs;
 use crate::open::drafting::Drafting;
 use crate::progress::bytes_text;
 
-/// The longest context that is planned for on the CPU when nobody asked for one.
+/// Maximum default context on the CPU.
 const CPU_CONTEXT: usize = 32_768;
-/// Tokens with which a storage is good enough when nobody asked for a context.
+/// Context with which a type is sufficient by default.
 const SUFFICIENT_CONTEXT: usize = 32_768;
-/// Contexts shorter than this help nobody.
+/// Minimum context.
 const MIN_CONTEXT: usize = 1_024;
-/// No model comes near this; a longer context is a slip of the keyboard.
+/// Upper bound of a requested context.
 pub(crate) const MAX_CONTEXT: usize = 1 << 24;
-/// Contexts that nobody asked for are multiples of this, or what the model was trained for.
+/// Default contexts are multiples of this, or the trained length.
 const CONTEXT_STEP: usize = 256;
 const DEFAULT_CHUNK: usize = 512;
-/// A card needs more rows to be busy.
+/// A GPU needs more rows per prefill call.
 const GPU_CHUNK: usize = 2048;
-/// Storages on a card when none is named, the finest first.
+/// Default KV cache types on a GPU, most precise first.
 const GPU_KV_FORMATS: [KvFormat; 3] = [KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Tq3_0];
 
-/// What a command wants to open, before the context is fitted to the memory.
+/// Memory request of a command, before the context is fitted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemoryRequest {
-    /// Sequences open at once.
+    /// Concurrent sequences.
     pub sequences: usize,
-    /// Context in tokens when no flag says otherwise; `None` for as much as fits.
+    /// Default context in tokens; `None` is as long as fits.
     pub context: Option<usize>,
-    /// Nodes of the widest tree.
+    /// Maximum tree nodes.
     pub tree_nodes: usize,
 }
 
-/// A plan that fits, what it takes, and of what.
+/// A plan that fits, with its memory use and device.
 pub(crate) struct FittedPlan {
-    /// What to open.
+    /// Plan to open.
     pub plan: OpenPlan,
-    /// What it takes.
+    /// Memory use.
     pub memory: MemoryPlan,
-    /// The device it fits on.
+    /// Device.
     pub device: DeviceInfo,
-    /// Why keys and values are stored as they are, and the context is as long as it is.
+    /// Why this KV cache type and context were chosen.
     pub why: String,
 }
 
-/// Storages to try, the best first.
+/// Candidate KV cache types, best first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct KvCandidates {
     formats: Vec<KvFormats>,
-    /// Whether they were named.
+    /// Whether they were requested.
     named: bool,
 }
 
-/// What was chosen.
+/// The choice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct KvChoice {
     kv: KvFormats,
@@ -75,20 +76,20 @@ struct KvChoice {
     why: String,
 }
 
-/// What there is to choose by.
+/// Inputs of the choice.
 struct FitBudget<'a> {
     choices: &'a KvCandidates,
-    /// The context that was asked for.
+    /// Requested context.
     asked: Option<usize>,
-    /// The longest context that is taken unasked, and the least with which a storage is good enough.
+    /// Maximum default context, and the context with which a type is sufficient.
     longest: usize,
     enough: usize,
-    /// Bytes that may be taken.
+    /// Bytes available.
     bytes: u64,
     sequences: usize,
 }
 
-/// Storages of keys and values that the flags mean.
+/// Candidate KV cache types from flags.
 fn choices(args: &DeviceArgs, on_gpu: bool) -> anyhow::Result<KvCandidates> {
     let parse = |flag: &str, name: &str| -> anyhow::Result<KvFormat> {
         let known = KvFormat::ALL
@@ -113,7 +114,7 @@ fn choices(args: &DeviceArgs, on_gpu: bool) -> anyhow::Result<KvCandidates> {
             .split(',')
             .map(|name| parse("--kv-type", name.trim()))
             .collect::<anyhow::Result<_>>()?,
-        // The reference judges others, so it rounds nothing unless it is told to.
+        // The reference device rounds nothing by default, since others are compared with it.
         None if args.cpu_reference => vec![KvFormat::F32],
         None if on_gpu => GPU_KV_FORMATS.to_vec(),
         None => vec![KvFormat::F16],
@@ -142,8 +143,7 @@ fn name(kv: KvFormats) -> String {
     }
 }
 
-/// Chooses by what each storage takes at a context; a storage that the device lacks is passed over unless it is the
-/// last.
+/// Chooses by bytes at a context; skips types that the device does not support, except the last.
 fn choose_kv(
     budget: &FitBudget<'_>,
     bytes_for: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
@@ -197,7 +197,7 @@ fn choose_kv(
     best.with_context(|| refusal_text(budget, &rejected, bytes_for))
 }
 
-/// The longest context up to `most` that fits; memory grows with the context.
+/// Longest context up to `most` that fits; memory grows with the context.
 pub(crate) fn longest_context(most: usize, fits: impl Fn(usize) -> bool) -> usize {
     if fits(most) {
         return most;
@@ -214,7 +214,7 @@ pub(crate) fn longest_context(most: usize, fits: impl Fn(usize) -> bool) -> usiz
     low * CONTEXT_STEP
 }
 
-/// Why a storage and a context were chosen.
+/// Explanation of the choice.
 fn explain(
     budget: &FitBudget<'_>,
     kv: KvFormats,
@@ -234,7 +234,7 @@ fn explain(
     format!("{}: {storage}; context of {context}: {length}", name(kv))
 }
 
-/// What is said when nothing fits.
+/// Error text if nothing fits.
 fn refusal_text(
     budget: &FitBudget<'_>,
     rejected: &[String],
@@ -264,13 +264,13 @@ fn refusal_text(
     )
 }
 
-/// Tokens of a prefill call.
+/// Tokens per prefill call.
 pub(crate) fn prefill_chunk(args: &DeviceArgs, on_gpu: bool) -> usize {
     args.chunk
         .unwrap_or(if on_gpu { GPU_CHUNK } else { DEFAULT_CHUNK })
 }
 
-/// Makes a plan without a draft.
+/// Fits a plan without a draft.
 pub(crate) fn fit(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
@@ -280,7 +280,7 @@ pub(crate) fn fit(
     fit_with_draft(backend, loaded, args, (request, &Drafting::none()))
 }
 
-/// Makes a plan. An asked-for context is taken or refused; otherwise the longest that fits is found.
+/// Fits a plan. A requested context is used or rejected; otherwise the longest that fits.
 pub(crate) fn fit_with_draft(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
@@ -356,7 +356,7 @@ pub(crate) fn fit_with_draft(
         let memory = backend.estimate(&plan(kv, context, pool))?;
         Ok(memory.total_bytes())
     };
-    // A pool is never smaller than one sequence.
+    // A pool holds at least one sequence.
     let min_bytes = args.kv_pool.unwrap_or(0);
     let choice = choose_kv(&budget, |kv, context| bytes_for(kv, (context, min_bytes)))?;
     let (kv, context) = (choice.kv, choice.context);
@@ -443,7 +443,7 @@ mod tests {
         assert_eq!(formats(&both), [(F16, Q8_0)]);
     }
 
-    /// A device with 24,000 bytes, of which weights take 16,000, and each token 34, 18 or 14 thousandths.
+    /// A device with 24,000 bytes: weights take 16,000, each token 34, 18 or 14 thousandths.
     fn bytes_for(kv: KvFormats, context: usize) -> Result<u64, DeviceError> {
         let each = match kv.k {
             Q8_0 => 34,
@@ -509,7 +509,7 @@ mod tests {
         check(40_000, Q8_0, 262_144);
         // 1,000 bytes are 29,412 tokens of q8_0, and 55,555 of q4_0.
         check(17_000, Q4_0, 55_552);
-        // Less than enough with each: the type with the longest.
+        // Not sufficient with any type: the longest wins.
         check(16_200, Tq3_0, 14_336);
         assert!(choice(&GPU_KV_FORMATS, None, 16_001).is_err());
     }
@@ -519,7 +519,7 @@ mod tests {
         let choose = |formats: &[KvFormat]| choice(formats, Some(4096), 24_000).map(|p| p.kv.k);
         assert_eq!(choose(&[F16, Q4_0]).unwrap(), Q4_0);
         assert_eq!(choose(&[Q8_0, F16]).unwrap(), Q8_0);
-        // The last is left to be refused by the device in its own words.
+        // The last type is left to the device to reject.
         assert!(choose(&[F16]).unwrap_err().to_string().contains("use q4_0"));
     }
 
@@ -560,7 +560,7 @@ mod tests {
         assert_eq!((context, pages), (1024, 20));
         let (context, pages, some) = pool(&["--max-ctx", "1024", "--kv-pool", "2048"]);
         assert_eq!((context, pages, some), (1024, 8, all / 20 * 8));
-        // Nobody can be longer than the pool.
+        // No context exceeds the pool.
         let (context, pages, _) = pool(&["--kv-pool", "512"]);
         assert_eq!((context, pages), (512, 3));
         let words = ["--max-ctx", "1024", "--kv-pool", "512"];

@@ -1,5 +1,5 @@
-//! The table of `hearth inspect --plan`: what a model takes for any context and storage of keys and values,
-//! before anything is loaded.
+//! Table of `hearth inspect --plan`: memory by context length and KV cache type, before anything is
+//! loaded.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use crate::open::drafting::Drafting;
 use crate::open::{self, memory_fit};
 use crate::progress::bytes_text;
 
-/// Contexts of the table, in tokens.
+/// Context lengths of the table.
 const CONTEXTS: [usize; 6] = [8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
 
-/// One storage of keys and values.
+/// One KV cache type.
 struct FormatRow {
     format: KvFormat,
-    /// Bytes of one token of one sequence.
+    /// Bytes per token.
     token_bytes: u64,
-    /// Bytes in all with a pool of one context, by context.
+    /// Total bytes with a pool of one context, by context.
     totals: Vec<u64>,
-    /// The longest context that fits, in tokens.
+    /// Longest context that fits, in tokens.
     longest: usize,
 }
 
-/// The device to plan for: the one here, or a card with the memory that was named.
+/// Device to plan for: this machine's, or a GPU with the given memory.
 ///
 /// # Errors
-/// Where there is no such device, or the size is none.
+/// If there is no such device, or the size is invalid.
 pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
     let Some(text) = &args.plan.vram else {
         return open::device(&args.device);
@@ -52,7 +52,7 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
     Ok(Box::new(cuda::CudaBackend::with_options(gpu, options)))
 }
 
-/// What is planned for where there is no card: an RTX 3090, as far as a plan depends on it.
+/// Default GPU of a plan: an RTX 3090.
 fn default_gpu() -> cuda::GpuInfo {
     cuda::GpuInfo {
         ordinal: 0,
@@ -63,7 +63,7 @@ fn default_gpu() -> cuda::GpuInfo {
     }
 }
 
-/// The table for people and for programs.
+/// The table as text and as JSON.
 pub(crate) fn table(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
@@ -86,7 +86,7 @@ pub(crate) fn table(
             context,
             tree_nodes: drafting.tree_nodes(),
             prefill_chunk: memory_fit::prefill_chunk(&args.device, device.id != "cpu"),
-            // What one sequence at full length takes; more only lets more of them be long at once.
+            // One sequence at full length; a larger pool only allows more long sequences.
             pool: Some(args.device.kv_pool.unwrap_or(0)),
         },
     };
@@ -100,7 +100,7 @@ pub(crate) fn table(
             Err(DeviceError::Unsupported { .. }) => Ok(None),
             Err(error) => Err(error),
         };
-        // What the device does not store has no line.
+        // Unsupported types have no row.
         let totals: Result<Option<Vec<u64>>, DeviceError> =
             CONTEXTS.into_iter().map(planned_gib).collect();
         let Some(totals) = totals? else { continue };
@@ -115,7 +115,7 @@ pub(crate) fn table(
     Ok((text(&rows, room, args), json_of(&rows, room, args)))
 }
 
-/// Bytes of the keys and values of one token.
+/// KV bytes per token.
 fn token_bytes(spec: &ModelSpec, format: KvFormat) -> u64 {
     let layers = spec.attention_layers();
     layers
@@ -178,7 +178,7 @@ mod tests {
     use contract::{DraftLoad, DraftPlan, QuantType};
     use model::synth::{SynthSpec, draft_for};
 
-    /// GiB planned for the 27B shape, upper bounds of what the driver takes included.
+    /// Planned GiB of the 27B shape, upper bounds of driver memory included.
     fn planned_gib(capability: (u32, u32), (format, context): (KvFormat, usize)) -> f64 {
         let spec = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
         let loaded = spec.load().unwrap();
@@ -215,7 +215,7 @@ mod tests {
         memory.total_bytes() as f64 / f64::from(1 << 30)
     }
 
-    /// The contexts that a home card is there for, with a draft beside the model and trees of 22 drafted nodes.
+    /// Contexts that a 24 GiB GPU must hold, with a draft and trees of 22 drafted nodes.
     #[test]
     fn long_contexts_fit_a_card_of_24_gib() {
         for capability in [(8, 6), (9, 0)] {

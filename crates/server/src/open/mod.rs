@@ -1,4 +1,4 @@
-//! From a path and device flags to an opened model: what every command that runs a model begins with.
+//! Opens models: device selection, loading, memory fit and draft.
 
 pub mod bundled;
 pub mod devices;
@@ -24,12 +24,12 @@ use crate::text::constraints::ModelConstraints;
 use crate::text::model_context::{ModelContext, ModelDescription};
 use devices::DeviceChoice;
 
-/// The device that the flags mean.
+/// Device from flags.
 pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
     Ok(devices::choose(&choice(args)?)?)
 }
 
-/// What the flags say of the device.
+/// Device selection from flags.
 pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
     let vram_limit = match &args.vram_limit {
         Some(text) => Some(
@@ -97,7 +97,7 @@ pub(crate) fn tiny() -> model::LoadedModel {
     model::load_bytes("tiny synthetic model", bytes).unwrap()
 }
 
-/// The text side of a loaded model.
+/// Text side of a loaded model.
 pub(crate) fn text_side(
     loaded: &model::LoadedModel,
     path: Option<&Path>,
@@ -137,7 +137,7 @@ pub(crate) fn text_side(
     })
 }
 
-/// Opens a plan, with a progress bar named after the model; `also` hears of the progress too.
+/// Opens a plan with a progress bar; `also` receives the progress too.
 pub(crate) fn open(
     backend: &dyn Backend,
     plan: OpenPlan,
@@ -150,7 +150,7 @@ pub(crate) fn open(
     })?)
 }
 
-/// The plan in four lines: model, device, memory, and why keys and values are stored as they are.
+/// Plan summary: model, device, memory, and the reason of the KV cache type.
 pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedPlan) -> [String; 4] {
     let FittedPlan {
         plan,
@@ -197,7 +197,7 @@ pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedPlan) -> [S
     ]
 }
 
-/// A large number as people say it.
+/// A large number in words.
 pub(crate) fn count_text(count: u64) -> String {
     match count {
         1_000_000_000.. => format!("{:.2} billion", count as f64 / 1e9),

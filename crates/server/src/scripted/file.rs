@@ -1,28 +1,28 @@
-//! The file of a script: what is said after which prompt.
+//! Script file format.
 
 use std::time::Duration;
 
 use contract::ReasoningTags;
 use serde::Deserialize;
 
-/// Said where no line fits.
+/// Reply if no line matches.
 const NOTHING_FITS: &str = "No line of the script fits this prompt.";
 
-/// A script that was read.
+/// Parsed script.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Script {
     lines: Vec<Line>,
-    /// How long each pass of the runner takes.
+    /// Duration of each runner call.
     pub step: Duration,
 }
 
-/// What is wrong with a script, and where.
+/// Error of a script, with its line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {detail}")]
 pub struct ScriptError {
-    /// The line, counted from 1.
+    /// Line number from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Detail.
     pub detail: String,
 }
 
@@ -83,7 +83,7 @@ impl Script {
     /// Reads the text of a script file.
     ///
     /// # Errors
-    /// The first line that is no JSON object of the known keys, or says nothing.
+    /// The first line that is not a JSON object with known keys, or has no reply.
     pub fn parse(text: &str) -> Result<Script, ScriptError> {
         let mut script = Script::default();
         for (index, line) in text.lines().enumerate() {
@@ -114,13 +114,12 @@ impl Script {
         Ok(script)
     }
 
-    /// Lines that say something.
+    /// Lines with a reply.
     pub fn replies(&self) -> usize {
         self.lines.len()
     }
 
-    /// What is said after `prompt`, and the number of the line that says it. `ends` are the texts of tokens that
-    /// end a turn.
+    /// Reply to `prompt` and its line number. `ends` are the texts of end-of-turn tokens.
     pub(super) fn answer(
         &self,
         prompt: &str,
@@ -146,7 +145,7 @@ impl Script {
     }
 }
 
-/// The reply with its reasoning, as a model would go on from the prompt.
+/// Reply with reasoning, as a continuation of the prompt.
 fn spoken(prompt: &str, think: Option<&str>, say: &str, tags: &ReasoningTags) -> String {
     let (open, close) = (&tags.open, &tags.close);
     let prompt = prompt.trim_end();
@@ -161,10 +160,9 @@ fn spoken(prompt: &str, think: Option<&str>, say: &str, tags: &ReasoningTags) ->
     format!("{open}\n{think}\n{close}\n\n{say}")
 }
 
-/// What stands in the prompt after the end of the model's last reply in it; all of it where there is none.
+/// Part of the prompt after the model's last reply; all of it if there is none.
 ///
-/// A reply begins with the line that also begins the reply to come, which is the first line behind the last
-/// token that ends a turn.
+/// A reply begins with the first line after the last end-of-turn token.
 fn since_last_reply<'a>(prompt: &'a str, ends: &[String]) -> &'a str {
     let after = |text: &'a str, from: usize| -> Option<usize> {
         let found = ends.iter().filter(|end| !end.is_empty());

@@ -1,8 +1,8 @@
-//! `hearth serve --script FILE`: a runner that says what a file says. It replaces the logits and nothing else:
-//! tokenizer, chat template, scheduler, parsers and streams are the real ones of the model that is served.
+//! `hearth serve --script FILE`: a runner that replays replies from a file. Only the logits are
+//! replaced: tokenizer, template, scheduler, parsers and streams are those of the served model.
 //!
-//! For trying clients whose prompts a small model cannot follow. The file has one JSON object a line; empty lines
-//! and lines that begin with `#` are skipped:
+//! For testing clients whose prompts a small model cannot follow. The file has one JSON object per
+//! line; empty lines and lines starting with `#` are skipped:
 //!
 //! ```text
 //! {"step_ms": 2}
@@ -12,8 +12,8 @@
 //! {"say": "Hello."}
 //! ```
 //!
-//! (Shown broken; a line of the file is not.) The first line that fits the rendered prompt is said; none means a
-//! warning and a fixed sentence.
+//! (Wrapped here; a line of the file is not.) The first line that matches the rendered prompt is
+//! the reply. Without a match the reply is a fixed sentence, with a warning.
 //!
 //! | key | meaning |
 //! |---|---|
@@ -25,8 +25,8 @@
 //! | `say` | the reply, with calls in the model's own markup |
 //! | `step_ms` | alone on a line: how long each pass takes, in milliseconds |
 //!
-//! Sampling, penalties, masks and forced tokens act on the replayed logits as on any others: where they force
-//! something else, the reply goes on behind the text it has in common with it, or behind the next control token.
+//! Sampling, penalties, masks and forced tokens apply to the replayed logits. After a forced
+//! deviation the reply continues behind the common text or the next control token.
 
 mod file;
 mod reply;

@@ -1,33 +1,33 @@
-//! One reply as tokens, and how far a text has come in it.
+//! A scripted reply as tokens, and the offset of a text in it.
 
 use chat::{SpecialTokens, Tokenizer};
 use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId, TokenKind};
 
-/// Logit of what comes next; far above what any penalty takes away.
+/// Logit of the next token; far above any penalty.
 const NEXT: f32 = 1000.0;
-/// Logit of a token that spells a part of what comes next, and more for each of its bytes.
+/// Logit of a token that spells a prefix of the rest; it grows with each byte.
 const SPELLS: f32 = 400.0;
-/// Logit of the end while something is still to be said: where masks forbid all of that.
+/// Logit of the end before the reply is complete, for masks that forbid the rest.
 const END_EARLY: f32 = 100.0;
-/// Logit of everything else.
+/// Logit of all other tokens.
 const NEVER: f32 = -20.0;
 
-/// What is to be said.
+/// Reply tokens.
 #[derive(Debug, PartialEq)]
 pub(super) struct ScriptedReply {
     tokens: Vec<TokenId>,
-    /// All tokens' bytes, one after another.
+    /// Bytes of all tokens.
     bytes: Vec<u8>,
-    /// Where each token begins in `bytes`.
+    /// Start of each token in `bytes`.
     starts: Vec<usize>,
 }
 
-/// How far a text has come in a reply: bytes of it that were said.
+/// Byte offset in a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ReplyOffset(usize);
 
 impl ScriptedReply {
-    /// The reply as the tokenizer cuts it; a text that cannot be cut is said as nothing.
+    /// The tokenised reply; empty if the text does not tokenise.
     pub(super) fn new(text: &str, tokenizer: &Tokenizer) -> ScriptedReply {
         let tokens = match tokenizer.encode(text, SpecialTokens::Parse) {
             Ok(tokens) => tokens,
@@ -49,10 +49,10 @@ impl ScriptedReply {
         }
     }
 
-    /// Where the text stands after one more token.
+    /// Offset after one more token.
     ///
-    /// A token that spells what comes next goes on there. A control token that comes later jumps behind it, so
-    /// that reasoning which is closed early is left away. Any other token was forced, and moves nothing.
+    /// A token that spells the next bytes advances. A later control token jumps behind it, which
+    /// skips reasoning that ended early. Any other token was forced and does not advance.
     pub(super) fn after(
         &self,
         offset: ReplyOffset,
@@ -74,7 +74,7 @@ impl ScriptedReply {
         }
     }
 
-    /// The row that `ask` wants at `place`, over `vocab` tokens.
+    /// Logits row for `request` at `offset`, over `vocab` tokens.
     pub(super) fn row(
         &self,
         offset: ReplyOffset,
@@ -112,7 +112,7 @@ impl ScriptedReply {
     }
 }
 
-/// The row in which `token` is all but certain.
+/// Logits row in which `token` is nearly certain.
 pub(super) fn certain(token: TokenId, request: &LogitsRequest, vocab: usize) -> LogitsRow {
     let mut raw = vec![NEVER; vocab];
     if let Some(x) = raw.get_mut(token.index()) {
@@ -121,7 +121,7 @@ pub(super) fn certain(token: TokenId, request: &LogitsRequest, vocab: usize) -> 
     answer(raw, request)
 }
 
-/// What an ask wants of raw logits `[vocab]`.
+/// Requested selection of raw logits `[vocab]`.
 fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
     let mut logits = raw.clone();
     if let Some(edits) = &request.edits {
@@ -141,7 +141,7 @@ fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
     }
 }
 
-/// The `k` best tokens, best first, ties to the lower id.
+/// Top `k` tokens, best first, ties to the lower id.
 fn best(logits: &[f32], k: usize) -> Vec<TokenId> {
     let mut ids: Vec<TokenId> = (0..logits.len() as u32).map(TokenId).collect();
     let by_rank = |a: &TokenId, b: &TokenId| {

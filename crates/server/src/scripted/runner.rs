@@ -1,4 +1,4 @@
-//! The runner of a script: it keeps the calling protocol's books and computes nothing.
+//! Scripted runner: follows the calling protocol and computes nothing.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -14,18 +14,18 @@ use contract::{
 use super::file::Script;
 use super::reply::{ReplyOffset, ScriptedReply, certain};
 
-/// The device a script calls itself.
+/// Device id of a script.
 pub const DEVICE: &str = "script";
-/// Told at the start and in `/props`.
+/// Warning at the start and in `/props`.
 pub const WARNING: &str = "the answers come from a script, not from a model: no weights are run";
-/// Prompts may be cut anywhere: nothing is rounded.
+/// Any prefill boundary is allowed: nothing is rounded.
 const PREFILL_ALIGN: usize = 1;
 
-/// See the module.
+/// Runner that replays a script.
 pub struct ScriptedRunner {
     script: Script,
     tokenizer: Arc<Tokenizer>,
-    /// Texts of the tokens that end a turn.
+    /// Texts of the end-of-turn tokens.
     ends: Vec<String>,
     info: RunnerInfo,
     sequences: HashMap<SeqId, Sequence>,
@@ -33,11 +33,11 @@ pub struct ScriptedRunner {
     next_id: u64,
 }
 
-/// What was committed, and the reply it is in.
+/// Committed tokens and the current reply.
 #[derive(Clone, Default)]
 struct State {
     history: Vec<TokenId>,
-    /// Chosen when the first row after a prompt is wanted; a further prompt ends it.
+    /// Chosen at the first row after a prompt; a further prefill ends it.
     reply: Option<(Arc<ScriptedReply>, ReplyOffset)>,
 }
 
@@ -54,7 +54,7 @@ struct Sequence {
 }
 
 impl ScriptedRunner {
-    /// A runner that speaks in place of the model `spec`.
+    /// A runner in place of the model `spec`.
     pub fn new(
         script: Script,
         tokenizer: Arc<Tokenizer>,
@@ -99,7 +99,7 @@ impl ScriptedRunner {
         found.ok_or(DeviceError::UnknownSequence(seq))
     }
 
-    /// The reply a sequence is in; its history is the prompt if it is in none yet.
+    /// Current reply of a sequence; if none, its history is the prompt.
     fn reply(&mut self, seq: SeqId) -> Result<(Arc<ScriptedReply>, ReplyOffset), DeviceError> {
         let state = &self.sequences.get(&seq);
         let state = &state.ok_or(DeviceError::UnknownSequence(seq))?.state;
@@ -141,7 +141,7 @@ impl Runner for ScriptedRunner {
     }
 
     fn capacity(&self) -> Capacity {
-        // A script has room for all of its sequences at full length.
+        // A script holds all its sequences at full length.
         let lent: usize = self.sequences.values().map(|s| s.max_len).sum();
         let limits = self.info.limits;
         Capacity {

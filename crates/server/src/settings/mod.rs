@@ -1,5 +1,4 @@
-//! What the server was told, as plain values. `config.rs` fills these from flags, environment and file;
-//! nothing else in the crate reads a setting from anywhere.
+//! Settings as plain values. `config` fills them from flags, environment and file.
 
 pub mod reasoning;
 
@@ -10,56 +9,56 @@ use contract::AttentionWindow;
 
 use crate::settings::reasoning::ReasoningDefaults;
 
-/// Everything the HTTP side and the engine thread need to be told.
+/// Settings of the HTTP side and the engine thread.
 ///
-/// [`ServerConfig::default`] gives the documented defaults.
+/// [`ServerConfig::default`] has the documented defaults.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// Address to listen on. The server never binds it by itself: it is handed a listener.
+    /// Listen address. The caller binds the listener.
     pub host: String,
-    /// Port to listen on.
+    /// Listen port.
     pub port: u16,
-    /// The id under which the model is listed; clients may send any name unless `strict_model` is set.
+    /// Model id; clients may send any name unless `strict_model` is set.
     pub model_name: String,
-    /// Refuse requests that name another model.
+    /// Rejects other model names.
     pub strict_model: bool,
-    /// Keys of which one must be presented; empty lets everyone in.
+    /// Accepted API keys; an empty list disables the check.
     pub api_keys: Vec<String>,
-    /// Allow browsers of any origin.
+    /// Sends CORS headers for any origin.
     pub cors: bool,
-    /// Serve `/metrics`.
+    /// Serves `/metrics`.
     pub metrics: bool,
-    /// Serve `/status` and what belongs to it.
+    /// Serves `/status` and its data.
     pub status_page: bool,
-    /// Longest request body, in bytes.
+    /// Maximum request body in bytes.
     pub body_limit_bytes: usize,
-    /// Send the usage chunk of a stream even when it was not asked for.
+    /// Sends the usage chunk of every stream.
     pub always_usage: bool,
-    /// Write prompts into the log.
+    /// Logs prompts.
     pub log_prompts: bool,
-    /// What becomes of a system message in the middle of a conversation.
+    /// Policy for a system message after the first message.
     pub late_system: LateSystem,
-    /// Time limits.
+    /// Timeouts.
     pub timeouts: Timeouts,
-    /// How many requests may wait for a place on the device.
+    /// Maximum queue length.
     pub queue_limit: usize,
-    /// How far back replies look.
+    /// Attention window policy.
     pub window: WindowPolicy,
-    /// What a request gets that does not say.
+    /// Defaults of a request.
     pub defaults: GenerationDefaults,
 }
 
-/// Which requests look through a window.
+/// Attention window policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WindowPolicy {
     /// The window.
     pub window: AttentionWindow,
-    /// Whether requests with tools look through it too; what they can call stands at the beginning of their prompts.
+    /// Whether the window also applies to requests with tools, whose definitions start the prompt.
     pub force: bool,
 }
 
 impl WindowPolicy {
-    /// The window of a request.
+    /// Window of a request.
     pub fn of(self, has_tools: bool) -> AttentionWindow {
         if has_tools && !self.force {
             AttentionWindow::FULL
@@ -69,47 +68,47 @@ impl WindowPolicy {
     }
 }
 
-/// Time limits; `None` means none.
+/// Timeouts; `None` disables one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// How long a request may wait for its turn before it is refused.
+    /// Maximum queue time.
     pub queue: Option<Duration>,
-    /// How long a request may take in all before it is ended as if it had reached its length limit.
+    /// Maximum request time; the request then ends as at its length limit.
     pub request: Option<Duration>,
-    /// How long a client may take nothing of its stream before it is given up.
+    /// Maximum time for which a client may not read its stream.
     pub write: Duration,
-    /// How long a stream may stay silent before a comment is sent.
+    /// Idle time before a keep-alive is sent.
     pub keep_alive: Duration,
-    /// How long running requests may go on after the server was asked to stop.
+    /// Grace period of running requests at shutdown.
     pub shutdown: Duration,
-    /// How long one turn of the engine may take before health reports it as stuck.
+    /// Step time after which health reports a stall.
     pub stall: Duration,
-    /// How long failing health stays visible after the engine was lost, before the process ends.
+    /// Time for which failed health stays visible before the process ends.
     pub linger: Duration,
 }
 
-/// What a request gets where it says nothing. The model's card overrides the neutral values.
+/// Defaults of a request. The model card overrides the neutral values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerationDefaults {
-    /// Tokens of a chat reply, thinking included; `None` uses all the room there is.
+    /// Maximum chat reply tokens, reasoning included; `None` is the remaining context.
     pub max_tokens: Option<usize>,
-    /// Tokens of a text completion.
+    /// Maximum tokens of a text completion.
     pub completion_max_tokens: usize,
-    /// Whether to think when a request does not say; `None` leaves it to the template.
+    /// Whether to reason by default; `None` leaves it to the template.
     pub thinking: Option<bool>,
     /// Sampling temperature.
     pub temperature: f32,
-    /// Nucleus mass.
+    /// Top-p.
     pub top_p: f32,
-    /// Candidates kept; 0 keeps all.
+    /// Top-k; 0 disables it.
     pub top_k: usize,
-    /// Least probability relative to the best.
+    /// Min-p.
     pub min_p: f32,
-    /// Repetition penalty; 1 is none.
+    /// Repetition penalty; 1 disables it.
     pub repetition_penalty: f32,
-    /// Presence penalty; 0 is none.
+    /// Presence penalty; 0 disables it.
     pub presence_penalty: f32,
-    /// How long thinking may be.
+    /// Reasoning limits.
     pub reasoning: ReasoningDefaults,
 }
 

@@ -1,6 +1,6 @@
-//! How long a model may think: tiers of effort, the tokens kept for the reply, and what closes a thought.
+//! Reasoning limits: effort tiers, the budget kept for the reply, and the text that ends reasoning.
 //!
-//! Each value comes from a flag, else from the model's card, else is worked out from the card's lengths.
+//! Each value comes from a flag, else from the model card, else from the card's lengths.
 
 use std::sync::Arc;
 
@@ -9,39 +9,40 @@ use chat::request::ReasoningOptions;
 use contract::ReasoningTags;
 use model::ModelCard;
 
-/// Thinking that would have to be shorter is left out: closing it costs about half as much.
+/// Minimum reasoning budget; below it reasoning is disabled, since ending it costs about half as
+/// much.
 pub const MIN_REASONING_TOKENS: usize = 64;
-/// How much the closing tag is lifted at most while thinking nears its end.
+/// Maximum logit boost of the end tag near the end of a budget.
 const SOFT_END_BOOST: f32 = 8.0;
-/// The most tokens over which it is lifted, and the part of the budget that is at most.
+/// Maximum boost window in tokens, and its share of the budget.
 const SOFT_TOKENS: usize = 256;
 const SOFT_PART: usize = 8;
 
-/// What flags say about thinking; they win over the card.
+/// Reasoning flags; they override the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReasoningFlags {
-    /// The most tokens of thinking.
+    /// Maximum reasoning tokens.
     pub think_max_tokens: Option<usize>,
-    /// Tokens kept for the reply; with 0 thinking is never closed.
+    /// Tokens reserved for the reply; 0 disables the limit.
     pub reply_budget: Option<usize>,
-    /// Tokens of thinking by effort: low, medium, high, x-high, max.
+    /// Reasoning tokens per effort: low, medium, high, x-high, max.
     pub tiers: [Option<usize>; 5],
 }
 
-/// What a request gets that does not say.
+/// Reasoning defaults of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReasoningDefaults {
-    /// Tokens kept for the reply; with 0 thinking is never closed.
+    /// Tokens reserved for the reply; 0 disables the limit.
     pub reply_budget: usize,
-    /// The most tokens of thinking, if there is a limit besides the length of the reply.
+    /// Maximum reasoning tokens, if limited besides the reply length.
     pub think_max_tokens: Option<usize>,
-    /// Tokens of thinking by effort: low, medium, high, x-high, max.
+    /// Reasoning tokens per effort: low, medium, high, x-high, max.
     pub tiers: Option<[usize; 5]>,
-    /// No request gets more tokens than this, thinking included.
+    /// Maximum tokens of any reply, reasoning included.
     pub max_total_tokens: Option<usize>,
     /// Text that ends reasoning, from the model card; `None` writes the closing tag alone.
     pub close_hint: Option<Arc<str>>,
-    /// How much the closing tag is lifted at most while thinking nears its end; 0 for not at all.
+    /// Maximum logit boost of the end tag near the end of a budget; 0 disables it.
     pub soft_end_boost: f32,
 }
 
@@ -59,7 +60,7 @@ impl Default for ReasoningDefaults {
 }
 
 impl ReasoningDefaults {
-    /// The values of a card under those of the flags; `max_tokens` is what a request gets that does not say.
+    /// Defaults from a card and flags; `max_tokens` is the default reply length.
     pub fn of_card(
         card: &ModelCard,
         flags: &ReasoningFlags,
@@ -100,7 +101,7 @@ impl ReasoningDefaults {
         }
     }
 
-    /// How many tokens of thinking a reply of at most `max_tokens` may have; `None` for no limit.
+    /// Reasoning budget of a reply of at most `max_tokens`; `None` is unlimited.
     pub fn budget(&self, asked: &ReasoningOptions, max_tokens: usize) -> Option<usize> {
         if self.reply_budget == 0 {
             return None;
@@ -116,7 +117,7 @@ impl ReasoningDefaults {
         Some(wanted.min(max_tokens - kept))
     }
 
-    /// Over how many tokens at the end of a budget its close is leaned towards.
+    /// Length of the boost window at the end of a budget.
     pub fn soft_tokens(budget: usize) -> usize {
         SOFT_TOKENS.min(budget / SOFT_PART)
     }
@@ -167,7 +168,7 @@ mod tests {
         card
     }
 
-    /// The card of the 27B model, as the table of the protocol has it.
+    /// The 27B model's card.
     fn large() -> ReasoningDefaults {
         let card = card(
             r#"{"name": "a", "source": "s", "verified_at": "d", "max_tokens": 32768,

@@ -1,4 +1,4 @@
-//! Logprobs in the layout of text completions: columns, and an offset into the text for each token.
+//! Logprobs in the format of text completions: columns, with a text offset per token.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use decode::Logprobs;
 
 use crate::text::logprobs::ShownToken;
 
-/// The columns of one choice as they grow.
+/// Logprob columns of one choice.
 pub struct LogprobColumns {
     tokenizer: Arc<Tokenizer>,
     /// Rows not yet taken.
     rows: CompletionLogprobs,
-    /// Characters of the text so far.
+    /// Characters so far.
     characters: usize,
 }
 
 impl LogprobColumns {
-    /// No rows, at the beginning of the text.
+    /// Empty columns at the start of the text.
     pub fn new(tokenizer: Arc<Tokenizer>) -> LogprobColumns {
         LogprobColumns {
             tokenizer,
@@ -29,7 +29,7 @@ impl LogprobColumns {
         }
     }
 
-    /// Adds the prompt's tokens, of which the first has no logprob.
+    /// Adds the prompt tokens; the first has no logprob.
     pub fn prompt(&mut self, ids: &[TokenId], rows: &[Option<Logprobs>]) {
         for (id, row) in ids.iter().zip(rows) {
             let bytes = self.tokenizer.bytes(*id).to_vec();
@@ -37,7 +37,7 @@ impl LogprobColumns {
         }
     }
 
-    /// Adds generated tokens whose text is shown.
+    /// Adds generated tokens.
     pub fn shown(&mut self, shown: &[ShownToken]) {
         for token in shown {
             self.row(&token.bytes, Some(&token.logprobs));

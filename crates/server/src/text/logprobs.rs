@@ -1,8 +1,8 @@
-//! Which text each token's logprob belongs to.
+//! Alignment of token logprobs with the text that is sent.
 //!
-//! Text reaches the client later than the tokens it is made of, and some of it never does: tags, held-back
-//! stop strings, trimmed line ends. Here tokens wait until their text has been given out, so that the bytes of
-//! the tokens listed with a piece of text always join to exactly that text.
+//! Text is sent later than its tokens, and some never is: tags, stop strings, trimmed line ends.
+//! Tokens are held here until their text is sent, so that the bytes of the tokens listed with a
+//! part join to exactly its text.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use chat::reply::{TokenLogprob, TopLogprob};
 use contract::TokenId;
 use decode::{Logprobs, OutputToken};
 
-/// Tokens whose text has not been given out yet.
+/// Tokens whose text was not sent yet.
 pub struct PendingTokens {
     tokenizer: Arc<Tokenizer>,
     waiting: VecDeque<HeldToken>,
@@ -24,19 +24,19 @@ struct HeldToken {
     logprobs: Logprobs,
 }
 
-/// One token with the part of its bytes that was shown.
+/// A token with the part of its bytes that was sent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShownToken {
     /// The token.
     pub id: TokenId,
-    /// The bytes of it that the text shows.
+    /// Its bytes within the sent text.
     pub bytes: Vec<u8>,
-    /// Its logprob and its rivals.
+    /// Its logprob and the top alternatives.
     pub logprobs: Logprobs,
 }
 
 impl PendingTokens {
-    /// Nothing waiting.
+    /// No tokens.
     pub fn new(tokenizer: Arc<Tokenizer>) -> PendingTokens {
         PendingTokens {
             tokenizer,
@@ -44,7 +44,7 @@ impl PendingTokens {
         }
     }
 
-    /// Takes a token as it is generated; one without logprobs was not asked for.
+    /// Adds a generated token; ignores one without logprobs.
     pub fn push(&mut self, token: OutputToken) {
         if let Some(logprobs) = token.logprobs {
             self.waiting.push_back(HeldToken {
@@ -55,10 +55,10 @@ impl PendingTokens {
         }
     }
 
-    /// The tokens that `text`, just given out, is made of.
+    /// Tokens of `text`, which was just sent.
     ///
-    /// Tokens before its first byte are dropped: their text was a tag or was trimmed. Where the text holds
-    /// U+FFFD for bytes that were no UTF-8, the bytes behind it are shown as they were.
+    /// Tokens before its first byte are dropped: their text was a tag or was trimmed. A U+FFFD in
+    /// the text stands for the invalid bytes, which are listed as they are.
     pub fn show(&mut self, text: &str) -> Vec<ShownToken> {
         if self.waiting.is_empty() || text.is_empty() {
             return Vec::new();
@@ -86,7 +86,7 @@ impl PendingTokens {
                 logprobs: waiting.logprobs.clone(),
             });
             if last > end {
-                // The rest of this token may still be shown, with text to come.
+                // The rest of this token may be sent with later text.
                 waiting.bytes.drain(..end - first);
                 break;
             }
@@ -95,7 +95,7 @@ impl PendingTokens {
         shown
     }
 
-    /// Shown tokens as OpenAI lists them.
+    /// Tokens in OpenAI's format.
     pub fn listed(&self, shown: &[ShownToken]) -> Vec<TokenLogprob> {
         let one = |token: &ShownToken| {
             let rivals = token.logprobs.top.iter();
@@ -110,8 +110,8 @@ impl PendingTokens {
     }
 }
 
-/// Where `text` lies in `bytes`: the first place where it fits, each U+FFFD of the text standing for any one
-/// to three bytes that are no UTF-8, as lossy decoding puts it.
+/// First range of `bytes` that decodes to `text`; each U+FFFD matches one to three invalid bytes,
+/// as in lossy decoding.
 fn find_text(bytes: &[u8], text: &str) -> Option<(usize, usize)> {
     let exact = text.as_bytes();
     if let Some(begin) = bytes.windows(exact.len()).position(|w| w == exact) {
@@ -120,7 +120,7 @@ fn find_text(bytes: &[u8], text: &str) -> Option<(usize, usize)> {
     (0..bytes.len()).find_map(|begin| lossy_end(&bytes[begin..], text).map(|n| (begin, begin + n)))
 }
 
-/// How many of `bytes` make up `text` when decoded lossily, if they do.
+/// Number of leading `bytes` that lossily decode to `text`, if they do.
 fn lossy_end(bytes: &[u8], text: &str) -> Option<usize> {
     let mut text = text;
     let mut used = 0;

@@ -1,4 +1,4 @@
-//! The text side of the loaded model, shared by all requests.
+//! Text side of the loaded model, shared by all requests.
 
 use std::sync::Arc;
 
@@ -9,52 +9,52 @@ use contract::TokenId;
 use crate::settings::GenerationDefaults;
 use crate::text::constraints::ModelConstraints;
 
-/// What requests need to know of a model: how text becomes tokens and back, and what is usual.
+/// Tokenizer, template, defaults and constraints of a model.
 pub struct ModelContext {
-    /// Text to tokens and back.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Messages to a prompt.
+    /// Chat template.
     pub template: ChatTemplate,
-    /// Tokens that end a reply.
+    /// End-of-sequence tokens.
     pub eos: Vec<TokenId>,
-    /// What a request gets that does not say: the card's values where it has them.
+    /// Defaults of a request; the model card's values where it has them.
     pub defaults: GenerationDefaults,
-    /// What its replies can be held to.
+    /// Constraint compiler.
     pub constraints: ModelConstraints,
-    /// What is shown of it.
+    /// Public description.
     pub facts: ModelDescription,
 }
 
-/// What `/v1/models` and `/props` tell.
+/// Description shown by `/v1/models` and `/props`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModelDescription {
-    /// The longest context the model was trained for, in tokens.
+    /// Trained context length in tokens.
     pub trained_context: usize,
-    /// Tokens in the vocabulary.
+    /// Vocabulary size.
     pub vocab: usize,
     /// Number of weights.
     pub parameters: u64,
     /// Bytes of the weights as stored.
     pub size_bytes: u64,
-    /// The family's name in the file.
+    /// Architecture name in the file.
     pub architecture: String,
-    /// Where it was loaded from; shown only to those with the key.
+    /// File path; shown only with an API key.
     pub path: Option<String>,
-    /// The draft's file, if one was named; shown as `path` is.
+    /// Draft file path, if any; shown only with an API key.
     pub draft_path: Option<String>,
-    /// Whether the draft is loaded at its first use.
+    /// Whether the draft model is loaded on first use.
     pub lazy_draft: bool,
-    /// Why keys and values are stored as they are, and the context is as long as it is, if somebody chose.
+    /// Why the KV cache type and context length were chosen, if not requested.
     pub kv_choice: Option<String>,
-    /// Its card.
+    /// Model card.
     pub card: Option<CardDescription>,
 }
 
-/// What is shown of a model's card.
+/// Public description of a model card.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CardDescription {
-    /// Where it was found, or what stands in for it.
+    /// Source of the card.
     pub source: String,
-    /// The card as it was read, if there is one.
+    /// The card's JSON, if there is a card.
     pub verbatim: Option<serde_json::Value>,
 }

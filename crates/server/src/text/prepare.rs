@@ -1,5 +1,5 @@
-//! From a request's messages to tokens: normalise, render, tokenise. Pure work, and for long conversations
-//! long work; see [`crate::http::body::run_sized`].
+//! From messages to a prompt: normalise, render, tokenise. CPU work; see
+//! [`crate::http::body::run_sized`] for long conversations.
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ use crate::settings::ServerConfig;
 use crate::settings::reasoning::MIN_REASONING_TOKENS;
 use crate::text::model_context::ModelContext;
 
-/// A prompt ready for the engine.
+/// Rendered and tokenised prompt.
 #[derive(Debug, Clone)]
 pub struct Prompt {
-    /// What the template wrote.
+    /// Rendered text.
     pub text: String,
     /// Its tokens.
     pub ids: Arc<[TokenId]>,
-    /// Where the reply begins.
+    /// Phase in which the reply begins.
     pub initial_phase: InitialPhase,
-    /// The most tokens of thinking.
+    /// Reasoning budget in tokens.
     pub reasoning_budget: Option<usize>,
 }
 
-/// What the server decides about every conversation.
+/// Server policy for every conversation.
 pub fn policy(config: &ServerConfig) -> ConversationPolicy {
     ConversationPolicy {
         late_system: config.late_system,
@@ -39,7 +39,7 @@ pub fn policy(config: &ServerConfig) -> ConversationPolicy {
     }
 }
 
-/// The prompt of a chat request. Where there is hardly room for thinking, there is none.
+/// Prompt of a chat request. Reasoning is disabled if its budget would be too small.
 pub fn chat(
     (model, context): (&ModelContext, usize),
     policy: &ConversationPolicy,
@@ -78,7 +78,7 @@ fn prompt(
     })
 }
 
-/// Where the reply to a prompt begins.
+/// Phase in which the reply to a prompt begins.
 fn initial_phase(
     model: &ModelContext,
     rendered: &RenderedPrompt,
@@ -95,8 +95,7 @@ fn initial_phase(
     }
 }
 
-/// The most tokens of a reply where `room` are free: what is asked for or usual, but never more than the model
-/// is good for.
+/// Maximum reply tokens: requested or default, within `room` and the model's limit.
 pub fn max_reply_tokens(model: &ModelContext, request: &ChatRequest, room: usize) -> usize {
     let defaults = &model.defaults;
     let wanted = request.sampling.max_tokens.or(defaults.max_tokens);
@@ -104,7 +103,7 @@ pub fn max_reply_tokens(model: &ModelContext, request: &ChatRequest, room: usize
     wanted.unwrap_or(room).min(most).min(room)
 }
 
-/// The token that opens a call, for a request that shows tools but forbids calling them.
+/// Token that opens a tool call, if the request shows tools but forbids calls.
 pub fn forbidden_call_token(model: &ModelContext, request: &ChatRequest) -> Option<TokenId> {
     let forbidden = request.tool_choice == ToolChoice::None && !request.tools.is_empty();
     forbidden
@@ -112,7 +111,7 @@ pub fn forbidden_call_token(model: &ModelContext, request: &ChatRequest) -> Opti
         .flatten()
 }
 
-/// How the model writes calls.
+/// Tool call markup of the model.
 pub fn call_markup(model: &ModelContext) -> ToolCallMarkup<'_> {
     let format = model.template.capabilities().call_format;
     ToolCallMarkup {

@@ -1,14 +1,14 @@
-//! Noticing a text that says the same over and over: what a model may fall into when its thought was cut off.
+//! Detection of repeated text, which a model may produce after its reasoning was cut.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use contract::TokenId;
 
-/// Lengths of a stretch that counts when it comes twice in a row. Shorter ones are lists and tables.
+/// Period lengths in tokens; shorter periods are lists and tables.
 const PERIODS: RangeInclusive<usize> = 12..=80;
 
-/// The last tokens, and for each period how many of them agree with those a period before.
+/// Recent tokens, and per period the number of tokens that equal the one a period earlier.
 #[derive(Debug, Clone)]
 pub struct RepetitionDetector {
     last: VecDeque<TokenId>,
@@ -25,7 +25,7 @@ impl Default for RepetitionDetector {
 }
 
 impl RepetitionDetector {
-    /// Takes the next token, and says whether with it a stretch has come twice in a row.
+    /// Adds a token; true if a period has now occurred twice in a row.
     pub fn repeats(&mut self, token: TokenId) -> bool {
         let mut closes = false;
         for (period, agreeing) in PERIODS.zip(&mut self.agreeing) {
@@ -49,7 +49,7 @@ impl RepetitionDetector {
 mod tests {
     use super::*;
 
-    /// Where it is noticed, if it is.
+    /// Index at which repetition is detected, if it is.
     fn noticed(ids: impl IntoIterator<Item = u32>) -> Option<usize> {
         let mut repetition = RepetitionDetector::default();
         ids.into_iter()

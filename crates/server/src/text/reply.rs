@@ -1,4 +1,4 @@
-//! One choice of a reply as it grows: from generated tokens to what a client sees of them.
+//! One choice of a response: from generated tokens to response parts.
 
 use std::sync::Arc;
 
@@ -14,25 +14,25 @@ use crate::ids;
 use crate::text::logprobs::{PendingTokens, ShownToken};
 use crate::text::repetition::RepetitionDetector;
 
-/// What all choices of a request have in common.
+/// Configuration common to all choices of a request.
 #[derive(Clone)]
 pub struct ChoiceConfig {
     /// Turns tokens into text.
     pub tokenizer: Arc<Tokenizer>,
-    /// What is told apart in the text, and what ends it. The seed of call ids is each choice's own.
+    /// Parser configuration; each choice has its own call id seed.
     pub reply_config: ReplyConfig,
-    /// Tokens that end the text and are not shown.
+    /// Stop tokens; they are not shown.
     pub stop_tokens: Vec<TokenId>,
     /// Whether logprobs were asked for.
     pub logprobs: bool,
 }
 
-/// A stretch of a reply and the tokens behind it.
+/// A part of a reply and its tokens.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// The stretch.
+    /// The part.
     pub piece: ReplyDelta,
-    /// The tokens it shows, if logprobs were asked for.
+    /// Its tokens, if logprobs were requested.
     pub shown: Vec<ShownToken>,
 }
 
@@ -42,22 +42,22 @@ pub struct Choice {
     stop_tokens: Vec<TokenId>,
     pending: Option<PendingTokens>,
     over: bool,
-    /// Whether a stop token came.
+    /// Whether a stop token was generated.
     stopped: bool,
-    /// Where its thinking is held, if it is.
+    /// Control handle of its reasoning, if it reasons.
     reasoning_handle: Option<Arc<ReasoningHandle>>,
-    /// Closes thinking.
+    /// Token that ends reasoning.
     reasoning_end_token: Option<TokenId>,
-    /// Whether that came.
+    /// Whether a budget cut the reasoning.
     reasoning_cut: bool,
-    /// Looks for a text that goes round and round behind a thought that was closed.
+    /// Detects repetition after a cut reasoning.
     repetition: RepetitionDetector,
-    /// Whether it did.
+    /// Whether repetition ended the choice.
     is_degenerate: bool,
 }
 
 impl Choice {
-    /// A choice that has not begun.
+    /// A fresh choice.
     pub fn new(config: &ChoiceConfig) -> Choice {
         let reply_config = ReplyConfig {
             call_id_seed: ids::random_seed(),
@@ -80,7 +80,7 @@ impl Choice {
         }
     }
 
-    /// The same, with its thinking held by `reins`.
+    /// Attaches the reasoning control handle.
     pub fn with_reasoning(self, reasoning_handle: Option<Arc<ReasoningHandle>>) -> Choice {
         Choice {
             reasoning_handle,
@@ -88,12 +88,12 @@ impl Choice {
         }
     }
 
-    /// Where its thinking is held, if it is.
+    /// Control handle of its reasoning, if it reasons.
     pub fn reasoning_handle(&self) -> Option<&Arc<ReasoningHandle>> {
         self.reasoning_handle.as_ref()
     }
 
-    /// How its thinking ended.
+    /// How its reasoning ended.
     pub fn reasoning_end(&self) -> ReasoningEnd {
         self.reasoning_handle
             .as_ref()
@@ -102,22 +102,22 @@ impl Choice {
             })
     }
 
-    /// Whether it was ended because it said the same over and over.
+    /// Whether repetition ended it.
     pub fn is_degenerate(&self) -> bool {
         self.is_degenerate
     }
 
-    /// Whether its end was told.
+    /// Whether its end was emitted.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Whether nothing that may still be generated would be shown.
+    /// Whether further tokens would not be shown.
     pub fn wants_no_more(&self) -> bool {
         self.stopped || self.is_degenerate || self.parser.stopped().is_some()
     }
 
-    /// The stop string that ended the text, if one did.
+    /// The stop string that ended the text, if any.
     pub fn stop_string(&self) -> Option<&str> {
         match self.parser.stopped() {
             Some(EarlyStop::StopString(text)) => Some(text),
@@ -125,17 +125,17 @@ impl Choice {
         }
     }
 
-    /// Tokens generated, up to the end of the text.
+    /// Tokens generated up to the end of the text.
     pub fn n_tokens(&self) -> usize {
         self.parser.summary().tokens + usize::from(self.stopped)
     }
 
-    /// What it has come to.
+    /// Statistics so far.
     pub fn summary(&self) -> ReplyStats {
         self.parser.summary()
     }
 
-    /// Takes new tokens and gives what became certain with them.
+    /// Adds new tokens and returns the parts that are now final.
     pub fn push(&mut self, tokens: Vec<OutputToken>) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut ids = Vec::with_capacity(tokens.len());
@@ -150,13 +150,14 @@ impl Choice {
             if self.reasoning_cut && self.repetition.repeats(token.id) {
                 self.is_degenerate = true;
             }
-            // The engine is ahead: how the thought ended is known before its tokens are seen here.
+            // The engine runs ahead: the handle knows the end of reasoning before its tokens arrive
+            // here.
             let is_close = self.reasoning_end_token == Some(token.id);
             self.reasoning_cut |= is_close && self.reasoning_end() == ReasoningEnd::Hard;
             match &mut self.pending {
                 None => ids.push(token.id),
                 Some(pending) => {
-                    // One by one, so that each text meets no more tokens than it could be made of.
+                    // One token at a time, so that each part maps to its own tokens.
                     let id = token.id;
                     pending.push(token);
                     let pieces = self.parser.push(&[id]);
@@ -169,7 +170,7 @@ impl Choice {
         parts
     }
 
-    /// Ends the choice and gives what was held back, and the reason to tell.
+    /// Finishes the choice; returns the parts held back and the finish reason.
     pub fn finish(&mut self, ended: Ended) -> (Vec<Part>, FinishReason) {
         self.over = true;
         let end = match ended {
@@ -197,7 +198,7 @@ impl Choice {
         }
     }
 
-    /// Logprobs of a part as chat answers list them; `None` if none were asked for.
+    /// Logprobs of a part in the chat format; `None` if not requested.
     pub fn chat_logprobs(&self, part: &Part) -> Option<ChatLogprobs> {
         let listed = self.pending.as_ref()?.listed(&part.shown);
         let mut logprobs = ChatLogprobs::default();
@@ -210,12 +211,12 @@ impl Choice {
     }
 }
 
-/// A whole reply, collected from its parts.
+/// A complete reply.
 #[derive(Debug, Default)]
 pub struct CollectedReply {
-    /// Text, thinking, calls.
+    /// Text, reasoning and tool calls.
     pub reply: Reply,
-    /// Logprobs of all of it.
+    /// All its logprobs.
     pub logprobs: ChatLogprobs,
 }
 

@@ -1,4 +1,4 @@
-//! From the fields of a request to what the scheduler is told.
+//! From request fields to the scheduler's generation parameters.
 
 use chat::request::{RepetitionWindow, SamplingParams};
 use contract::{AttentionWindow, TokenId};
@@ -8,10 +8,10 @@ use crate::error::ApiError;
 use crate::ids;
 use crate::settings::GenerationDefaults;
 
-/// How far repetition is looked for when a request does not say, in tokens.
+/// Default repetition window in tokens.
 const REPETITION_WINDOW: usize = 256;
 
-/// Tokens that may still be generated after a prompt; an error when that is none, or when there is no prompt.
+/// Context tokens left after a prompt; an error if none are left or the prompt is empty.
 pub fn remaining_context(prompt_tokens: usize, context: usize) -> Result<usize, ApiError> {
     if prompt_tokens == 0 {
         return Err(ApiError::invalid_param(
@@ -28,10 +28,9 @@ pub fn remaining_context(prompt_tokens: usize, context: usize) -> Result<usize, 
     }
 }
 
-/// The scheduler's settings for a request.
+/// Generation parameters of a request.
 ///
-/// `max_tokens` is what was asked for, or the route's default, cut to `room`: asking for more than fits is
-/// what clients do, and never a reason to refuse.
+/// `max_tokens` is already limited to the remaining context; clients often request more than fits.
 pub fn generation_params(
     fields: &SamplingParams,
     defaults: &GenerationDefaults,

@@ -1,23 +1,23 @@
-//! When states were used last, as their files tell it once the process ends.
+//! Access times of stored states, recorded as file times at shutdown.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use contract::TokenId;
 
-/// When states count as used, once the process ends: in the order told, a step apart, and all others before them.
-/// However long the disk takes, a state takes the place of none that was used after it.
+/// Access times at shutdown: by order of use, one step apart, all other states before them. A slow
+/// write therefore never evicts a state that was used later.
 pub(super) struct AccessTimes {
     by_use: Vec<Arc<[TokenId]>>,
     end: SystemTime,
 }
 
 impl AccessTimes {
-    /// Between two states: more than what ext4, XFS, Btrfs or APFS round times to. On a file system that keeps whole seconds
-    /// states of one end count as used together.
+    /// Step between two states: more than the time resolution of ext4, XFS, Btrfs and APFS. With a
+    /// resolution of whole seconds, all states of one shutdown count as used together.
     const STEP: Duration = Duration::from_millis(1);
 
-    /// States by their tokens, the one used last first.
+    /// States by their tokens, most recently used first.
     pub(super) fn new(by_use: &[Vec<TokenId>], end: SystemTime) -> AccessTimes {
         AccessTimes {
             by_use: by_use
@@ -28,7 +28,7 @@ impl AccessTimes {
         }
     }
 
-    /// When a state was used last.
+    /// Access time of a state.
     pub(super) fn of(&self, tokens: &[TokenId]) -> SystemTime {
         let place = self.by_use.iter().position(|of| **of == *tokens);
         let steps = place.unwrap_or(self.by_use.len()) as u32;

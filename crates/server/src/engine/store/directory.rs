@@ -1,4 +1,4 @@
-//! What lies in the folder: the index of one owner's files, and room for more among everyone's.
+//! Index of one owner's files, and eviction among all owners' files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirEntry, File, TryLockError};
@@ -11,20 +11,20 @@ use contract::TokenId;
 
 use super::file::{self, PART_EXT, STATE_EXT};
 
-/// Coarser than any file system's time of last change.
+/// Upper bound of file time resolution.
 const CLOCK_GRAIN: Duration = Duration::from_secs(2);
 
-/// The files of one owner.
+/// Index of one owner's files.
 pub(super) struct StateDirectory {
     root: PathBuf,
     dir: PathBuf,
-    /// By path; `None` for a file that is of no use and could not be taken away.
+    /// By path; `None` for an invalid file that could not be removed.
     files: BTreeMap<PathBuf, Option<Arc<[TokenId]>>>,
-    /// When the folder had changed last when it was looked at.
+    /// Modification time of the folder at the last scan.
     seen: Option<SystemTime>,
 }
 
-/// A file of any owner.
+/// File of any owner.
 struct StateFile {
     path: PathBuf,
     bytes: u64,
@@ -32,7 +32,7 @@ struct StateFile {
 }
 
 impl StateDirectory {
-    /// Makes the folders that are not there.
+    /// Creates missing folders.
     pub(super) fn open(root: &Path, owner: [u8; 16]) -> io::Result<StateDirectory> {
         let name: String = owner.iter().map(|byte| format!("{byte:02x}")).collect();
         let dir = root.join(name);
@@ -54,18 +54,18 @@ impl StateDirectory {
         &self.dir
     }
 
-    /// Tokens of all files.
+    /// Token lists of all files.
     pub(super) fn token_lists(&self) -> Vec<Arc<[TokenId]>> {
         self.files.values().flatten().cloned().collect()
     }
 
-    /// Takes notice of files that came or went, by this process or another.
+    /// Rescans the folder if it changed.
     pub(super) fn refresh(&mut self) {
         let changed = fs::metadata(&self.dir).and_then(|dir| dir.modified()).ok();
         if changed.is_some() && changed == self.seen {
             return;
         }
-        // Files that come within the grain of the file system's clock would go unnoticed.
+        // A change within the time resolution would be missed, so such a time is not recorded.
         let settled = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > CLOCK_GRAIN);
         self.seen = changed.filter(settled);
         let Ok(entries) = fs::read_dir(&self.dir) else {
@@ -83,7 +83,7 @@ impl StateDirectory {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => {
                     tracing::warn!(path = %path.display(), %error, "a stored state is of no use");
-                    // If it cannot be removed it stays, and is passed over.
+                    // A file that cannot be removed is skipped.
                     let _ = fs::remove_file(&path);
                     None
                 }
@@ -92,7 +92,7 @@ impl StateDirectory {
         }
     }
 
-    /// The longest file at a beginning of `prompt` within the bounds.
+    /// The longest stored prefix of `prompt` within the bounds.
     pub(super) fn longest_prefix(
         &self,
         prompt: &[TokenId],
@@ -113,13 +113,13 @@ impl StateDirectory {
         best.map(|(tokens, path)| (Arc::clone(tokens), path.clone()))
     }
 
-    /// Takes note of a file just written.
+    /// Adds a file that was just written.
     pub(super) fn add(&mut self, tokens: Arc<[TokenId]>, path: PathBuf) {
         self.files.insert(path, Some(tokens));
     }
 
-    /// The file of exactly these tokens, if there is one, was used at that time, which is what its time of last change
-    /// tells. A folder that may only be read still serves.
+    /// Sets the access time (file modification time) of the file with exactly these tokens. Errors
+    /// are ignored: a read-only folder still serves.
     pub(super) fn touch(&self, tokens: &[TokenId], used: SystemTime) {
         let file = File::options()
             .write(true)
@@ -127,16 +127,16 @@ impl StateDirectory {
         let _ = file.and_then(|file| file.set_modified(used));
     }
 
-    /// Takes a file away.
+    /// Removes a file.
     pub(super) fn forget(&mut self, tokens: &[TokenId]) {
         let path = self.dir.join(file::name(tokens));
-        // Another process may have been faster.
+        // Another process may have removed it.
         let _ = fs::remove_file(&path);
         self.files.remove(&path);
     }
 
-    /// Takes away what dead writers left, and the files longest unused until all are within `budget` bytes, but none
-    /// used since `spare`. Says whether they are within it.
+    /// Removes orphaned part files, then evicts the least recently used files until all fit into
+    /// `budget` bytes. Files used since `spare` stay. Returns whether all fit.
     pub(super) fn evict(&mut self, budget: u64, spare: Option<SystemTime>) -> io::Result<bool> {
         let lock = File::create(self.root.join("lock"))?;
         lock.lock()?;
@@ -144,7 +144,7 @@ impl StateDirectory {
         let mut all = 0;
         for entry in files_below(&self.root)? {
             let path = entry.path();
-            // A file that another process has just taken away has nothing left to tell.
+            // Another process removed the file.
             let Ok(metadata) = entry.metadata() else {
                 continue;
             };
@@ -189,7 +189,7 @@ fn files_below(root: &Path) -> io::Result<Vec<DirEntry>> {
     Ok(found)
 }
 
-/// Whether nobody holds a part file: a writer locks it for as long as it lives.
+/// Whether no writer holds the lock of a part file.
 fn is_orphan(path: &Path) -> bool {
     match File::options().write(true).open(path) {
         Ok(file) => !matches!(file.try_lock(), Err(TryLockError::WouldBlock)),

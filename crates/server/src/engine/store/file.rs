@@ -1,4 +1,4 @@
-//! One stored state.
+//! File format of one stored state.
 //!
 //! ```text
 //! magic "HRTHSTOR" | version u32 | 0 u32 | tokens u64 | payload bytes u64        32 bytes
@@ -6,7 +6,8 @@
 //! token ids u32 each, zeros up to a multiple of 4,096
 //! payload: a snapshot as the runner exports it, with a checksum in each section  (contract::snapshot)
 //! ```
-//! Little-endian. The file has exactly the length this says. It holds a prompt, so only its owner may read it.
+//! Little-endian; the file has exactly this length. It holds a prompt, so only its owner may read
+//! it.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -16,21 +17,21 @@ use contract::snapshot::ReadAt;
 use contract::{DetachedSnapshot, DeviceError, TokenId};
 
 const MAGIC: &[u8; 8] = b"HRTHSTOR";
-/// Changes whenever the meaning of any byte does.
+/// Changes with the meaning of any byte.
 const VERSION: u32 = 1;
 const FIXED: usize = 32;
 const HASH: usize = 32;
-/// The payload begins at a multiple of this, so that it can be mapped or read past the page cache.
+/// Alignment of the payload, for mapping or direct reads.
 const PAGE: usize = 4096;
-/// No prompt comes near this; a larger count is damage.
+/// Upper bound; a larger count means corruption.
 const MAX_TOKENS: u64 = 1 << 24;
 
-/// Ending of a whole file.
+/// Extension of a complete file.
 pub const STATE_EXT: &str = "state";
-/// Ending of a file being written.
+/// Extension of a file being written.
 pub const PART_EXT: &str = "part";
 
-/// Bytes of a file.
+/// File size in bytes.
 pub fn size(n_tokens: usize, payload_bytes: u64) -> u64 {
     head_size(n_tokens) as u64 + payload_bytes
 }
@@ -39,13 +40,13 @@ fn head_size(n_tokens: usize) -> usize {
     (FIXED + HASH + 4 * n_tokens).next_multiple_of(PAGE)
 }
 
-/// The name of the file of these tokens.
+/// File name of these tokens.
 pub fn name(tokens: &[TokenId]) -> String {
     let hash = blake3::hash(&ids(tokens));
     format!("{}.{STATE_EXT}", &hash.to_hex()[..32])
 }
 
-/// Writes a file under its final name, or nothing: the bytes and the name are on the medium when this returns.
+/// Writes a file atomically and durably: data and name are synced when this returns.
 ///
 /// # Errors
 /// [`DeviceError::SnapshotIo`] from the disk, others from the device that gives the payload.
@@ -55,7 +56,7 @@ pub fn write(
     payload: &mut dyn DetachedSnapshot,
 ) -> Result<PathBuf, DeviceError> {
     match try_write(dir, tokens, payload) {
-        // Between making a part and locking it, another process may take it for a dead writer's.
+        // Another process may remove a part file before it is locked.
         Err(DeviceError::SnapshotIo(error)) if error.kind() == io::ErrorKind::NotFound => {
             try_write(dir, tokens, payload)
         }
@@ -103,12 +104,12 @@ fn write_contents(
     Ok(())
 }
 
-/// The tokens of a file, if its beginning is sound and its length right.
+/// Tokens of a file with a valid header and length.
 pub fn tokens(path: &Path) -> io::Result<Vec<TokenId>> {
     Ok(read_head(path)?.1)
 }
 
-/// The payload of a file that must hold exactly these tokens.
+/// Payload of a file that must hold exactly these tokens.
 pub fn open(path: &Path, expected: &[TokenId]) -> io::Result<Payload> {
     let (file, tokens, length) = read_head(path)?;
     if tokens != expected {
@@ -121,7 +122,7 @@ pub fn open(path: &Path, expected: &[TokenId]) -> io::Result<Payload> {
     })
 }
 
-/// The snapshot within a file, which stays readable when the file is taken away.
+/// Snapshot within a file; it stays readable after the file is removed.
 #[derive(Debug)]
 pub struct Payload {
     file: File,

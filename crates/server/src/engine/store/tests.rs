@@ -18,7 +18,7 @@ fn config(dir: &Path, budget: u64) -> StoreConfig {
     }
 }
 
-/// Opens, puts, and closes again, so that all is written.
+/// Opens a store, puts states, and closes it so that all are written.
 fn put(dir: &Path, budget: u64, states: &[(Vec<TokenId>, Vec<u8>)]) {
     let mut store = DiskStore::open(config(dir, budget)).unwrap();
     for (tokens, bytes) in states {
@@ -136,7 +136,7 @@ fn the_files_longest_unused_go_for_new_ones() {
         3,
         "a state beyond the budget is not written"
     );
-    // A smaller budget holds from the start on.
+    // A smaller budget applies from the start.
     drop(DiskStore::open(config(dir.path(), budget / 3)).unwrap());
     assert_eq!(whole_files(dir.path()).len(), 1);
 }
@@ -146,7 +146,7 @@ fn at_the_end_what_was_used_last_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let budget = 2 * file::size(10, 1000);
     let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1000]);
-    // Two are kept already, written in the order of their numbers; each line of uses names the last first.
+    // Two states exist, written in numeric order; each list names the most recently used first.
     for (by_use, expected) in [
         (&[2, 3, 4][..], [2, 3]),
         (&[2, 0, 3], [0, 2]),
@@ -156,7 +156,7 @@ fn at_the_end_what_was_used_last_is_kept() {
     ] {
         let dir = dir.path().join(format!("{by_use:?}"));
         put(&dir, budget, &[state(0), state(1)]);
-        // What was used within the steps before the end would count as used in their midst.
+        // States used within the steps before the end would sort among them.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let mut store = DiskStore::open(config(&dir, budget)).unwrap();
         let all: Vec<_> = by_use.iter().map(|&salt| tokens(10, salt)).collect();
@@ -177,7 +177,7 @@ fn what_waits_when_the_end_comes_takes_its_place_by_use() {
     let size = file::size(10, 1 << 20);
     let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1 << 20]);
     let mut store = DiskStore::open(config(dir.path(), 2 * size)).unwrap();
-    // Whatever of these is written by then, being written or waiting: the first was used last, the second is not wanted.
+    // These may be written, in progress or queued: the first was used last, the second is unwanted.
     for salt in [0, 1, 2] {
         store.put(&state(salt).0, Box::new(state(salt).1));
     }
@@ -225,7 +225,7 @@ fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
     let health = store.status();
-    // Where the owner's folder was there is a file now, which stops even an administrator.
+    // A file replaces the owner's folder; it blocks even root.
     let owner = fs::read_dir(dir.path())
         .unwrap()
         .flatten()

@@ -1,4 +1,4 @@
-//! States on their way to the disk: a queue with a bound in bytes, in which the newest matters most.
+//! Write queue of states, bounded in bytes; newer states take precedence.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,27 +8,27 @@ use contract::{DetachedSnapshot, TokenId};
 
 use super::access_times::AccessTimes;
 
-/// A state to be written.
+/// State to be written.
 pub(super) struct PendingWrite {
     pub(super) tokens: Arc<[TokenId]>,
     pub(super) snapshot: Box<dyn DetachedSnapshot>,
-    /// Bytes of the parcel.
+    /// Bytes of the snapshot.
     pub(super) size: u64,
 }
 
-/// What waits, and what is being written. Its bytes are bounded: a state that comes beyond the bound is taken all the
-/// same, once nothing else waits but what is being written.
+/// Queued states and the one being written. A state beyond the bound is accepted only when the
+/// queue is empty but for the write in progress.
 pub(super) struct WriteQueue {
     max_bytes: u64,
     state: Mutex<QueueState>,
-    /// Told of every change.
+    /// Notified of every change.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct QueueState {
     pending: VecDeque<PendingWrite>,
-    /// Tokens and bytes of the state that is being written.
+    /// Tokens and bytes of the state being written.
     writing: Option<(Arc<[TokenId]>, u64)>,
     access_times: Option<AccessTimes>,
     closed: bool,
@@ -42,7 +42,7 @@ impl QueueState {
 }
 
 impl WriteQueue {
-    /// A queue of `most` bytes.
+    /// A queue of `max_bytes` bytes.
     pub(super) fn new(max_bytes: u64) -> WriteQueue {
         WriteQueue {
             max_bytes,
@@ -51,7 +51,7 @@ impl WriteQueue {
         }
     }
 
-    /// Takes a state; those that have waited longest give way to it where there is no room for all.
+    /// Queues a state; drops the oldest queued states if there is no room.
     pub(super) fn push(&self, write: PendingWrite) {
         let mut state = self.state();
         while state.bytes().saturating_add(write.size) > self.max_bytes {
@@ -69,7 +69,7 @@ impl WriteQueue {
         self.changed.notify_all();
     }
 
-    /// Takes a state as soon as there is room for it.
+    /// Queues a state, waiting for room.
     pub(super) fn push_with_room(&self, write: PendingWrite) {
         let state = self.state();
         let full = |state: &mut QueueState| {
@@ -82,18 +82,18 @@ impl WriteQueue {
         self.changed.notify_all();
     }
 
-    /// The process ends: from now on ages follow from this.
+    /// Shutdown: access times now come from this list.
     pub(super) fn end(&self, access_times: AccessTimes) {
         self.state().access_times = Some(access_times);
     }
 
-    /// When the state of these tokens was used last, if the process ends.
+    /// Access time of a state, at shutdown.
     pub(super) fn access_time(&self, tokens: &[TokenId]) -> Option<SystemTime> {
         let state = self.state();
         state.access_times.as_ref().map(|uses| uses.of(tokens))
     }
 
-    /// Nothing more will come.
+    /// Closes the queue.
     pub(super) fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();
@@ -109,13 +109,13 @@ impl WriteQueue {
         Some(write)
     }
 
-    /// What [`next`](Waiting::next) gave last is written, or given up.
+    /// Marks the state that [`next`](WriteQueue::next) returned as done.
     pub(super) fn done(&self) {
         self.state().writing = None;
         self.changed.notify_all();
     }
 
-    /// How many tokens of `tokens` the longest of these states covers.
+    /// Length of the longest queued state that is a prefix of `tokens`.
     pub(super) fn covered(&self, tokens: &[TokenId]) -> usize {
         let state = self.state();
         let writing = state.writing.iter().map(|(kept, _)| kept);
@@ -129,7 +129,7 @@ impl WriteQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, QueueState> {
-        // The line is whole between any two statements that could panic.
+        // The state is consistent between any two statements that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -157,7 +157,7 @@ mod tests {
         let queue = WriteQueue::new(100);
         queue.push(write(0, 60));
         assert_eq!(queue.next().unwrap().size, 60);
-        // 60 bytes are being written: 40 are left.
+        // 60 bytes are in progress, 40 are free.
         queue.push(write(1, 20));
         queue.push(write(2, 20));
         queue.push(write(3, 20));

@@ -1,4 +1,4 @@
-//! What a reply must keep to, per model and per request: grammars compiled once, and the course of thinking.
+//! Constraints of replies: compiled grammars per model and reasoning control per request.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -14,14 +14,14 @@ use decode::{
 use crate::error::ApiError;
 use crate::settings::reasoning::{ReasoningDefaults, close_text};
 
-/// How many compiled grammars are kept.
+/// Cache size of compiled grammars.
 const MAX_COMPILED: usize = 64;
 
-/// What constraints need to know of a model. Made once; grammars build their tables at the first use.
+/// Constraint data of a model. Token tables are built on first use.
 pub struct ModelConstraints {
     tokenizer: Arc<Tokenizer>,
     eos: Vec<TokenId>,
-    /// Length of a row.
+    /// Vocabulary size of a logits row.
     vocab: usize,
     tags: Option<ReasoningTags>,
     call_tags: Option<(TokenId, TokenId)>,
@@ -30,12 +30,12 @@ pub struct ModelConstraints {
     soft_end_boost: f32,
     sentence_ends: OnceLock<Arc<TokenMask>>,
     grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
-    /// GrammarCompiler by their text, the latest used last.
+    /// Compiled grammars by source text, most recently used last.
     compiled: Mutex<VecDeque<(String, Grammar)>>,
 }
 
 impl ModelConstraints {
-    /// For a model with rows of `vocab` tokens, of which `eos` end a reply.
+    /// For a model with `vocab` logits per row and end tokens `eos`.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         eos: &[TokenId],
@@ -75,7 +75,7 @@ impl ModelConstraints {
         }
     }
 
-    /// The grammar of a shape. Takes up to a second; errors name the request's field.
+    /// Compiles an output grammar, in up to a second; errors name the request's field.
     pub fn compile(&self, shape: &OutputGrammar) -> Result<Grammar, ApiError> {
         let refused = |error: &GrammarError| {
             ApiError::invalid_param(&shape.field, format!("{}: {error}", shape.field))
@@ -100,7 +100,7 @@ impl ModelConstraints {
             kept.push_back(found);
             return Ok(grammar);
         }
-        // Others must not wait while this one is compiled.
+        // The lock is released during compilation.
         drop(kept);
         let grammars = self.grammars.get_or_init(|| self.tables());
         let grammar = grammars.as_ref().map_err(Clone::clone)?.compile(lark)?;
@@ -126,7 +126,7 @@ impl ModelConstraints {
         let words: Vec<VocabEntry> = (0..self.tokenizer.n_tokens()).map(word).collect();
         let tokenizer = Arc::clone(&self.tokenizer);
         let encode = move |text: &str| {
-            // What cannot be encoded does not give the text back, and is spelled another way then.
+            // Text that does not encode is spelled byte by byte instead.
             tokenizer
                 .encode(text, SpecialTokens::AsText)
                 .unwrap_or_default()
@@ -134,7 +134,7 @@ impl ModelConstraints {
         GrammarCompiler::new(&words, self.vocab, &self.eos, Arc::new(encode))
     }
 
-    /// A text that is of a grammar from its beginning.
+    /// Constraint of a text completion: the grammar from the first token.
     pub fn for_text(&self, grammar: Grammar) -> Constraints {
         let plan = Arc::new(ReasoningConfig {
             initial_phase: InitialPhase::Answer,
@@ -151,8 +151,8 @@ impl ModelConstraints {
         })
     }
 
-    /// The course of each of a request's `n` replies, and what holds on to them; `None` where nothing is to be
-    /// kept to.
+    /// Constraints and control handles of a request's `n` replies; `None` if nothing is
+    /// constrained.
     pub fn for_chat(
         &self,
         (initial_phase, reasoning_budget): (InitialPhase, Option<usize>),
@@ -191,7 +191,8 @@ impl ModelConstraints {
         Some((machine, handles))
     }
 
-    /// All tokens but those that end a reply or begin a call: thinking comes before what a grammar describes.
+    /// Tokens allowed within reasoning that precedes a grammar: all but end tokens and tool-call
+    /// openers.
     fn reasoning_mask(&self) -> TokenMask {
         let mut mask = TokenMask::all(self.vocab);
         self.eos.iter().for_each(|id| mask.remove(*id));
@@ -201,7 +202,7 @@ impl ModelConstraints {
         mask
     }
 
-    /// Tokens after which a sentence or a line is over.
+    /// Tokens that end a sentence or line.
     fn sentence_end_mask(&self) -> TokenMask {
         let mut mask = TokenMask::none(self.vocab);
         for id in (0..self.tokenizer.n_tokens()).filter_map(|id| u32::try_from(id).ok()) {

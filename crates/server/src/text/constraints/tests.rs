@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The constraint of a reply that must be a call of a tool with these parameters.
+/// Constraint of a reply that must call a tool with these parameters.
 fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
     let tokenizer = Arc::new(Tokenizer::new(&model::load_vocab(&path).unwrap()).unwrap());
@@ -29,7 +29,7 @@ fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
     (tokenizer, constraints.for_text(grammar))
 }
 
-/// Numbers below what is asked for, always the same ones.
+/// Deterministic numbers below a bound.
 fn dice() -> impl FnMut(usize) -> usize {
     let mut state = 7_u64;
     move |n| {
@@ -40,7 +40,7 @@ fn dice() -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Whether a reply may be `text` and end there, written in allowed words that `dice` picks.
+/// Whether the constraint allows `text` as a whole reply, in allowed tokens that `dice` picks.
 fn may_be_said(
     tokenizer: &Tokenizer,
     constraint: &mut dyn Constraint,
