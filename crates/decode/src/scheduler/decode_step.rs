@@ -98,11 +98,11 @@ pub(super) fn decode_step(
     let pairs = batch.iter_mut().zip(&trees);
     let mut items: Vec<VerifyEntry> = pairs.map(|(s, tree)| VerifyEntry::new(s, tree)).collect();
     let drafted = clock();
-    let answers = verify(runner, &mut items)?;
+    let verified_rows = verify(runner, &mut items)?;
     let verified = clock();
     let mut outcomes = Vec::with_capacity(batch.len());
-    for ((sequence, item), answer) in batch.iter().zip(&items).zip(answers) {
-        outcomes.push(match answer {
+    for ((sequence, item), rows) in batch.iter().zip(&items).zip(verified_rows) {
+        outcomes.push(match rows {
             Ok(rows) => match accept(sequence, &item.tree, &item.plans, &rows) {
                 Ok(result) => SequenceOutcome::Advanced(result),
                 Err(error) => SequenceOutcome::Failed(error),
@@ -223,10 +223,13 @@ fn propose_trees(
     Ok((trees, false))
 }
 
-type Answer = Result<Vec<LogitsRow>, DeviceError>;
+type VerifyResult = Result<Vec<LogitsRow>, DeviceError>;
 
 /// Verifies all together. If that fails, each alone. If that runs out of memory, its root alone.
-fn verify(runner: &mut dyn Runner, items: &mut [VerifyEntry]) -> Result<Vec<Answer>, DeviceError> {
+fn verify(
+    runner: &mut dyn Runner,
+    items: &mut [VerifyEntry],
+) -> Result<Vec<VerifyResult>, DeviceError> {
     let calls: Vec<VerifyItem<'_>> = items
         .iter()
         .map(|item| VerifyItem {
@@ -242,7 +245,7 @@ fn verify(runner: &mut dyn Runner, items: &mut [VerifyEntry]) -> Result<Vec<Answ
             .map(|_| {
                 Err(DeviceError::InvalidCall {
                     call: "verify",
-                    detail: format!("{} answers for {} items", rows.len(), items.len()),
+                    detail: format!("{} results for {} items", rows.len(), items.len()),
                 })
             })
             .collect()),
@@ -257,11 +260,11 @@ fn verify(runner: &mut dyn Runner, items: &mut [VerifyEntry]) -> Result<Vec<Answ
             }
             [_] => Ok(vec![Err(error)]),
             _ => {
-                let mut answers = Vec::with_capacity(items.len());
+                let mut verified_rows = Vec::with_capacity(items.len());
                 for item in items.chunks_mut(1) {
-                    answers.extend(verify(runner, item)?);
+                    verified_rows.extend(verify(runner, item)?);
                 }
-                Ok(answers)
+                Ok(verified_rows)
             }
         },
     }

@@ -75,13 +75,13 @@ pub struct Scheduler {
     warmup: PrefixWarmup,
     /// Events raised between steps.
     pending_events: Events,
-    last_phase: Phase,
+    last_phase: StepPhase,
     stats: Stats,
 }
 
 /// The two kinds of device work. They alternate if both have something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum StepPhase {
     Prefill,
     Decode,
 }
@@ -113,7 +113,7 @@ impl Scheduler {
             warmup: PrefixWarmup::default(),
             running: RunningSet::default(),
             pending_events: Vec::new(),
-            last_phase: Phase::Decode,
+            last_phase: StepPhase::Decode,
             stats: Stats::default(),
         }
     }
@@ -262,13 +262,13 @@ impl Scheduler {
             out_of_memory |= self.admit_queued(out)? == StepOutcome::OutOfMemory;
         }
         let order = match self.last_phase {
-            Phase::Decode => [Phase::Prefill, Phase::Decode],
-            Phase::Prefill => [Phase::Decode, Phase::Prefill],
+            StepPhase::Decode => [StepPhase::Prefill, StepPhase::Decode],
+            StepPhase::Prefill => [StepPhase::Decode, StepPhase::Prefill],
         };
         for phase in order {
             let outcome = match phase {
-                Phase::Prefill => self.run_prefill_chunk(out)?,
-                Phase::Decode => self.run_decode_step(out)?,
+                StepPhase::Prefill => self.run_prefill_chunk(out)?,
+                StepPhase::Decode => self.run_decode_step(out)?,
             };
             match outcome {
                 StepOutcome::NothingToDo => {}

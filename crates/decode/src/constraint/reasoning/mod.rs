@@ -111,7 +111,7 @@ impl ReasoningHandle {
 
 /// The phase of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum ReasoningPhase {
     /// Nothing is generated, and reasoning may open.
     Undecided,
     /// `n` tokens of reasoning.
@@ -133,7 +133,7 @@ enum Phase {
 /// The reasoning state machine of one choice.
 pub struct ReasoningMachine {
     plan: Arc<ReasoningConfig>,
-    phase: Phase,
+    phase: ReasoningPhase,
     handle: Arc<ReasoningHandle>,
     grammar_state: Option<GrammarState>,
 }
@@ -142,12 +142,12 @@ impl ReasoningMachine {
     /// The machine of a choice that has generated nothing.
     pub fn new(plan: Arc<ReasoningConfig>, handle: Arc<ReasoningHandle>) -> ReasoningMachine {
         let phase = match (plan.initial_phase, plan.tags) {
-            (InitialPhase::Reasoning, Some(_)) => Phase::Reasoning {
+            (InitialPhase::Reasoning, Some(_)) => ReasoningPhase::Reasoning {
                 n: 0,
                 at_end: false,
             },
-            (InitialPhase::Either, Some(_)) => Phase::Undecided,
-            _ => Phase::Answer { n: 0 },
+            (InitialPhase::Either, Some(_)) => ReasoningPhase::Undecided,
+            _ => ReasoningPhase::Answer { n: 0 },
         };
         ReasoningMachine {
             grammar_state: plan.grammar.as_ref().map(Grammar::begin),
@@ -158,13 +158,13 @@ impl ReasoningMachine {
     }
 
     /// The phase after `path`, and the number of answer tokens at the end of `path`.
-    fn after(&self, path: &[TokenId]) -> (Phase, usize) {
+    fn after(&self, path: &[TokenId]) -> (ReasoningPhase, usize) {
         let mut phase = self.phase;
         let mut text = 0;
         for token in path {
             phase = self.plan.step(phase, *token);
             text = match phase {
-                Phase::Answer { n } => n.min(text + 1),
+                ReasoningPhase::Answer { n } => n.min(text + 1),
                 _ => 0,
             };
         }
@@ -174,36 +174,40 @@ impl ReasoningMachine {
 
 impl ReasoningConfig {
     /// The phase one token later.
-    fn step(&self, phase: Phase, token: TokenId) -> Phase {
+    fn step(&self, phase: ReasoningPhase, token: TokenId) -> ReasoningPhase {
         let is = |tag: fn(ReasoningTags) -> TokenId| self.tags.map(tag) == Some(token);
         match phase {
-            Phase::Undecided if is(|tags| tags.open) => Phase::Reasoning {
+            ReasoningPhase::Undecided if is(|tags| tags.open) => ReasoningPhase::Reasoning {
                 n: 0,
                 at_end: false,
             },
-            Phase::Undecided => Phase::Answer { n: 1 },
-            Phase::Reasoning { n, .. } if self.budget_used(n) => self.end_sequence_after(1),
-            Phase::Reasoning { .. } if is(|tags| tags.close) => self.separator_after(0),
-            Phase::Reasoning { .. }
+            ReasoningPhase::Undecided => ReasoningPhase::Answer { n: 1 },
+            ReasoningPhase::Reasoning { n, .. } if self.budget_used(n) => {
+                self.end_sequence_after(1)
+            }
+            ReasoningPhase::Reasoning { .. } if is(|tags| tags.close) => self.separator_after(0),
+            ReasoningPhase::Reasoning { .. }
                 if self.tool_call_tags.is_some_and(|(open, _)| open == token) =>
             {
-                Phase::ToolCall
+                ReasoningPhase::ToolCall
             }
-            Phase::Reasoning { n, .. } => Phase::Reasoning {
+            ReasoningPhase::Reasoning { n, .. } => ReasoningPhase::Reasoning {
                 n: n + 1,
                 at_end: self
                     .budget
                     .as_ref()
                     .is_some_and(|budget| budget.sentence_ends.contains(token)),
             },
-            Phase::ToolCall if self.tool_call_tags.is_some_and(|(_, close)| close == token) => {
-                Phase::Answer { n: 0 }
+            ReasoningPhase::ToolCall
+                if self.tool_call_tags.is_some_and(|(_, close)| close == token) =>
+            {
+                ReasoningPhase::Answer { n: 0 }
             }
-            Phase::ToolCall if is(|tags| tags.close) => self.separator_after(0),
-            Phase::ToolCall => Phase::ToolCall,
-            Phase::Closing { n } => self.end_sequence_after(n + 1),
-            Phase::Separator { n } => self.separator_after(n + 1),
-            Phase::Answer { n } => Phase::Answer { n: n + 1 },
+            ReasoningPhase::ToolCall if is(|tags| tags.close) => self.separator_after(0),
+            ReasoningPhase::ToolCall => ReasoningPhase::ToolCall,
+            ReasoningPhase::Closing { n } => self.end_sequence_after(n + 1),
+            ReasoningPhase::Separator { n } => self.separator_after(n + 1),
+            ReasoningPhase::Answer { n } => ReasoningPhase::Answer { n: n + 1 },
         }
     }
 
@@ -213,19 +217,19 @@ impl ReasoningConfig {
             .is_some_and(|budget| thinking_tokens >= budget.tokens)
     }
 
-    fn end_sequence_after(&self, n: usize) -> Phase {
+    fn end_sequence_after(&self, n: usize) -> ReasoningPhase {
         if n < self.end_sequence.len() {
-            Phase::Closing { n }
+            ReasoningPhase::Closing { n }
         } else {
-            Phase::Answer { n: 0 }
+            ReasoningPhase::Answer { n: 0 }
         }
     }
 
-    fn separator_after(&self, n: usize) -> Phase {
+    fn separator_after(&self, n: usize) -> ReasoningPhase {
         if self.grammar.is_some() && n < self.separator.len() {
-            Phase::Separator { n }
+            ReasoningPhase::Separator { n }
         } else {
-            Phase::Answer { n: 0 }
+            ReasoningPhase::Answer { n: 0 }
         }
     }
 
@@ -245,25 +249,29 @@ impl Constraint for ReasoningMachine {
     fn forced(&mut self, path: &[TokenId]) -> Option<TokenId> {
         let (phase, text) = self.after(path);
         match phase {
-            Phase::Reasoning { n, .. } if self.plan.budget_used(n) => {
+            ReasoningPhase::Reasoning { n, .. } if self.plan.budget_used(n) => {
                 self.plan.end_sequence.first().copied()
             }
-            Phase::Closing { n } => self.plan.end_sequence.get(n).copied(),
-            Phase::Separator { n } => self.plan.separator.get(n).copied(),
-            Phase::Answer { .. } => {
+            ReasoningPhase::Closing { n } => self.plan.end_sequence.get(n).copied(),
+            ReasoningPhase::Separator { n } => self.plan.separator.get(n).copied(),
+            ReasoningPhase::Answer { .. } => {
                 let tail = &path[path.len() - text..];
                 self.grammar_state.as_mut()?.forced(tail)
             }
-            Phase::Undecided | Phase::Reasoning { .. } | Phase::ToolCall => None,
+            ReasoningPhase::Undecided
+            | ReasoningPhase::Reasoning { .. }
+            | ReasoningPhase::ToolCall => None,
         }
     }
 
     fn allowed(&mut self, path: &[TokenId]) -> Option<Arc<TokenMask>> {
         let (phase, text) = self.after(path);
         match phase {
-            Phase::Reasoning { .. } => self.plan.allowed_in_reasoning.clone(),
-            Phase::ToolCall | Phase::Closing { .. } | Phase::Separator { .. } => None,
-            Phase::Undecided => {
+            ReasoningPhase::Reasoning { .. } => self.plan.allowed_in_reasoning.clone(),
+            ReasoningPhase::ToolCall
+            | ReasoningPhase::Closing { .. }
+            | ReasoningPhase::Separator { .. } => None,
+            ReasoningPhase::Undecided => {
                 let mask = self.grammar_state.as_mut()?.allowed(&[]);
                 let Some(tags) = self.plan.tags else {
                     return Some(mask);
@@ -272,7 +280,7 @@ impl Constraint for ReasoningMachine {
                 mask.insert(tags.open);
                 Some(Arc::new(mask))
             }
-            Phase::Answer { .. } => {
+            ReasoningPhase::Answer { .. } => {
                 let tail = &path[path.len() - text..];
                 Some(self.grammar_state.as_mut()?.allowed(tail))
             }
@@ -280,7 +288,7 @@ impl Constraint for ReasoningMachine {
     }
 
     fn logit_boost(&mut self, path: &[TokenId]) -> Option<LogitBoost> {
-        let (Phase::Reasoning { n, at_end: true }, _) = self.after(path) else {
+        let (ReasoningPhase::Reasoning { n, at_end: true }, _) = self.after(path) else {
             return None;
         };
         let boost_fraction = self.plan.boost_fraction(n)?;
@@ -295,9 +303,10 @@ impl Constraint for ReasoningMachine {
             let before = self.phase;
             self.phase = self.plan.step(before, *token);
             match (before, self.phase) {
-                (Phase::Reasoning { n, .. }, Phase::Separator { .. } | Phase::Answer { .. })
-                    if !self.plan.budget_used(n) =>
-                {
+                (
+                    ReasoningPhase::Reasoning { n, .. },
+                    ReasoningPhase::Separator { .. } | ReasoningPhase::Answer { .. },
+                ) if !self.plan.budget_used(n) => {
                     let soft = self.plan.boost_fraction(n).is_some();
                     self.handle.note(if soft {
                         ReasoningEnd::Soft
@@ -305,10 +314,11 @@ impl Constraint for ReasoningMachine {
                         ReasoningEnd::Natural
                     });
                 }
-                (Phase::Reasoning { n, .. }, _) if self.plan.budget_used(n) => {
+                (ReasoningPhase::Reasoning { n, .. }, _) if self.plan.budget_used(n) => {
                     self.handle.note(ReasoningEnd::Hard);
                 }
-                (Phase::Undecided, Phase::Answer { .. }) | (Phase::Answer { .. }, _) => {
+                (ReasoningPhase::Undecided, ReasoningPhase::Answer { .. })
+                | (ReasoningPhase::Answer { .. }, _) => {
                     if let Some(grammar_state) = &mut self.grammar_state {
                         grammar_state.advance(&[*token]);
                     }
@@ -316,10 +326,10 @@ impl Constraint for ReasoningMachine {
                 _ => {}
             }
         }
-        let thinks = matches!(self.phase, Phase::Reasoning { .. });
+        let thinks = matches!(self.phase, ReasoningPhase::Reasoning { .. });
         if thinks && self.handle.end_requested.load(Ordering::Relaxed) {
             self.handle.note(ReasoningEnd::Hard);
-            self.phase = Phase::Closing { n: 0 };
+            self.phase = ReasoningPhase::Closing { n: 0 };
         }
     }
 
