@@ -1,13 +1,13 @@
-//! A conversation as templates see it, whichever dialect it came in.
+//! A conversation, as templates read it.
 
 use serde_json::{Map, Value, json};
 
-/// Who speaks.
+/// The role of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Instructions; also what some clients call `developer`.
     System,
-    /// The person, or a program speaking for one.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -16,7 +16,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The name templates use.
+    /// The name in templates.
     pub fn name(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -30,17 +30,17 @@ impl Role {
 /// One message, with its content flattened to text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// Who speaks.
+    /// Its role.
     pub role: Role,
-    /// The text; empty when the client sent none.
+    /// The text; empty if the client sent none.
     pub content: String,
-    /// What the assistant thought before this reply, if the client sent it back.
+    /// The assistant's reasoning, if the client sent it back.
     pub reasoning: Option<String>,
     /// Calls the assistant made.
     pub tool_calls: Vec<ToolCall>,
-    /// Which call a tool message answers.
+    /// Id of the call that a tool message answers.
     pub tool_call_id: Option<String>,
-    /// The speaker's or the tool's name.
+    /// Name of the speaker or of the tool.
     pub name: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Message {
         }
     }
 
-    /// The message as the JSON object handed to a template; absent parts stay undefined.
+    /// The message as a template's JSON object; absent parts stay undefined.
     pub fn to_json(&self) -> Value {
         let mut map = Map::new();
         map.insert("role".to_owned(), self.role.name().into());
@@ -79,10 +79,10 @@ impl Message {
     }
 }
 
-/// A call the assistant made in an earlier turn.
+/// A tool call of an earlier assistant message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
-    /// The id the client uses for it.
+    /// The client's id of the call.
     pub id: Option<String>,
     /// The tool.
     pub name: String,
@@ -105,7 +105,7 @@ impl ToolCall {
     }
 }
 
-/// Everything a template needs to write a prompt.
+/// What a template needs to render a prompt.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Conversation {
     /// Messages in order, already normalised.
@@ -114,35 +114,35 @@ pub struct Conversation {
     pub tools: Vec<Value>,
     /// Further template variables.
     pub variables: Map<String, Value>,
-    /// Whether the model should think; undefined leaves it to the template.
+    /// Whether to reason; `None` leaves it to the template.
     pub enable_thinking: Option<bool>,
-    /// How hard, for templates that ask.
+    /// Reasoning effort, for templates that read it.
     pub effort: Option<ReasoningEffort>,
-    /// Whether the prompt ends with the opening of an assistant turn.
+    /// Whether the prompt ends with the header of an assistant turn.
     pub add_generation_prompt: bool,
-    /// Whether the last message is an assistant's that the model continues.
+    /// Whether the model continues the last message, which is the assistant's.
     pub continue_final_message: bool,
     /// Seconds since 1970-01-01 UTC, for templates that print the date.
     pub now_unix: i64,
 }
 
-/// How hard to think.
+/// Reasoning effort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReasoningEffort {
     /// Also `minimal`.
     Low,
     /// The middle tier.
     Medium,
-    /// The default tier, and what an unknown name means.
+    /// The default, also for unknown names.
     High,
     /// Also `x-high`.
     XHigh,
-    /// As much as the model can use.
+    /// The maximum.
     Max,
 }
 
 impl ReasoningEffort {
-    /// The tier of a name; an unknown name is `High`. `none` is not a tier.
+    /// The effort of a name; unknown names are `High`. `none` is not an effort.
     pub fn parse(name: &str) -> ReasoningEffort {
         match name {
             "minimal" | "low" => ReasoningEffort::Low,

@@ -1,4 +1,4 @@
-//! What can go wrong on the text side, by what the caller can do about it.
+//! Errors of the text side, by who has to act.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use std::fmt;
 pub struct ChatError {
     /// Who has to act.
     pub kind: ErrorKind,
-    /// What was wrong, where, and what to do: lowercase, without a full stop.
+    /// What is wrong, where, and what to do: lowercase, without a full stop.
     pub message: String,
-    /// The request field at fault, spelled as a path such as `messages[2].content`.
+    /// The request field at fault, as a path such as `messages[2].content`.
     pub param: Option<String>,
 }
 
@@ -19,16 +19,16 @@ pub struct ChatError {
 pub enum ErrorKind {
     /// The client sent something malformed or out of range.
     InvalidRequest,
-    /// The chat template itself refused these messages; the message is the template's own text.
+    /// The chat template raised an error; the message is the template's own text.
     TemplateRefused,
-    /// The chat template is broken on well-formed input: a fault of the model file.
+    /// The chat template failed on valid messages: the model file is at fault.
     TemplateFailed,
-    /// The vocabulary or the template cannot be used at all; found at start.
+    /// The vocabulary or the template is unusable; detected at start.
     Setup,
 }
 
 impl ChatError {
-    /// A request refused because of the field `param`.
+    /// An error in the request field `param`.
     pub fn field(param: impl Into<String>, message: impl fmt::Display) -> ChatError {
         let param = param.into();
         ChatError {
@@ -38,7 +38,7 @@ impl ChatError {
         }
     }
 
-    /// A request refused as a whole.
+    /// An error in the request as a whole.
     pub fn invalid(message: impl Into<String>) -> ChatError {
         ChatError {
             kind: ErrorKind::InvalidRequest,
@@ -47,7 +47,7 @@ impl ChatError {
         }
     }
 
-    /// A vocabulary or template that cannot be used.
+    /// An unusable vocabulary or template.
     pub fn setup(message: impl Into<String>) -> ChatError {
         ChatError {
             kind: ErrorKind::Setup,

@@ -1,16 +1,16 @@
-//! The text side of a language model server: everything between a client's JSON and token ids, and
-//! back.
+//! The text side of a language model server: from a client's JSON to token ids, and back.
 //!
-//! A request goes through [`openai::request`] (checked fields), [`conversation`] (messages in an order
-//! templates accept), [`template`] (a prompt) and [`Tokenizer`] (ids).
-//! A reply comes back through [`detokenize`] (text as it becomes certain), [`reasoning`], [`tools`] and
-//! [`stop`], which [`reply::ReplyParser`] composes, into [`openai::response`] or [`openai::stream`].
+//! A request is read by a dialect ([`openai`], [`anthropic`] or [`responses`]) into a
+//! [`request::ChatRequest`]. A [`template`] renders its [`conversation`] to a prompt, and the
+//! [`Tokenizer`] encodes the prompt.
 //!
-//! This crate is pure: it knows no clock, file, socket, thread or device. What it needs of the model
-//! comes as a [`contract::Vocab`].
+//! Reply tokens go through [`detokenize`]. [`reply::ReplyParser`] splits the text into reasoning,
+//! content and tool calls, and the dialect of the request writes them as JSON.
 //!
-//! Start reading at [`openai::request::ChatRequest::from_json`] for the way in, and at
-//! [`reply::ReplyParser`] for the way out.
+//! This crate is pure: no clock, file, socket, thread or device. Everything it needs of the model
+//! comes from a [`contract::Vocab`].
+//!
+//! Start at [`request::ChatRequest`] for the way in and at [`reply::ReplyParser`] for the way out.
 
 #![forbid(unsafe_code)]
 

@@ -1,22 +1,22 @@
-//! Telling thinking from the reply.
+//! Boundaries between reasoning and content.
 
 use crate::stop::partial_match_len;
 
-/// What a reply whose prompt left no thinking open begins with.
+/// How a reply starts if the prompt did not open reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplyStart {
-    /// Reasoning, behind so many bytes of blanks and tag.
+    /// Reasoning, after this many bytes of blanks and tag.
     Thinking {
-        /// Length of what is dropped.
+        /// Bytes to drop.
         tag: usize,
     },
-    /// The reply itself.
+    /// Content.
     Content,
-    /// The text is too short to say.
+    /// The text is too short to decide.
     Undecided,
 }
 
-/// Judges the beginning of a reply; blanks before the tag do not count.
+/// Classifies the start of a reply; blanks before the tag are ignored.
 pub(crate) fn classify_start(text: &str, open: &str) -> ReplyStart {
     let blank = text.len() - text.trim_start().len();
     let rest = &text[blank..];
@@ -31,8 +31,7 @@ pub(crate) fn classify_start(text: &str, open: &str) -> ReplyStart {
     }
 }
 
-/// Length of the one line break that is dropped at the beginning of thinking, or `None` if more text is
-/// needed to say.
+/// Length of the newline dropped after the opening tag; `None` if more text is needed.
 pub(crate) fn leading_newline_len(text: &str) -> Option<usize> {
     match text {
         "" | "\r" => None,
@@ -42,8 +41,8 @@ pub(crate) fn leading_newline_len(text: &str) -> Option<usize> {
     }
 }
 
-/// Length of the blank lines that are dropped behind thinking, or `None` while there is nothing else.
-/// The indentation of the first line with text stays.
+/// Length of the blank lines dropped after reasoning; `None` if the text is all blank. The
+/// indentation of the first line with text stays.
 pub(crate) fn leading_blank_lines_len(text: &str) -> Option<usize> {
     let blank = text.len() - text.trim_start().len();
     if blank == text.len() {
@@ -52,12 +51,12 @@ pub(crate) fn leading_blank_lines_len(text: &str) -> Option<usize> {
     Some(text[..blank].rfind('\n').map_or(0, |at| at + 1))
 }
 
-/// Length of `text` without the line breaks at its end.
+/// Length of `text` without trailing newlines.
 pub(crate) fn len_without_trailing_newlines(text: &str) -> usize {
     text.trim_end_matches(['\n', '\r']).len()
 }
 
-/// Length of the end of `text` that may become the closing tag.
+/// Length of the suffix of `text` that may become the closing tag.
 pub(crate) fn partial_close_len(text: &str, close: &str) -> usize {
     partial_match_len(text, &[close])
 }

@@ -1,10 +1,10 @@
-//! Strings that end a text, found across token boundaries.
+//! Stop strings, matched across token boundaries.
 
-/// Lets text through up to the first stop string.
+/// Passes text on up to the first stop string.
 ///
-/// The longest end of the text that could still become a stop string is held back, and nothing more.
-/// The stop string that is complete first wins; of those complete at the same place, the longest. So
-/// the outcome does not depend on how the text is cut into tokens.
+/// Only the longest suffix that may become a stop string is held back. The stop string that
+/// completes first wins; of several that complete together, the longest. So the result is
+/// independent of how the text is split into tokens.
 #[derive(Debug, Clone)]
 pub struct StopStringMatcher {
     stops: Vec<String>,
@@ -14,7 +14,7 @@ pub struct StopStringMatcher {
 }
 
 impl StopStringMatcher {
-    /// A matcher at the start of a text. Empty strings are left out.
+    /// A matcher at the start of a text. Empty strings are ignored.
     pub fn new(stops: impl IntoIterator<Item = String>) -> StopStringMatcher {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
         StopStringMatcher {
@@ -24,7 +24,7 @@ impl StopStringMatcher {
         }
     }
 
-    /// The text that may go out now. After a hit nothing does.
+    /// Text that can be emitted now; none after a match.
     pub fn push(&mut self, text: &str) -> String {
         if self.matched.is_some() {
             return String::new();
@@ -43,18 +43,18 @@ impl StopStringMatcher {
         std::mem::replace(&mut self.pending, kept)
     }
 
-    /// The stop string that ended the text.
+    /// The stop string that matched.
     pub fn matched(&self) -> Option<&str> {
         self.matched.map(|which| self.stops[which].as_str())
     }
 
-    /// The text still held back, when the text ended for another reason.
+    /// Remaining text, if the text ended without a match.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.pending)
     }
 }
 
-/// Where the word that is complete first begins in `text`, and which it is.
+/// Start and index of the word that completes first in `text`.
 pub(crate) fn find_earliest_match<S: AsRef<str>>(
     text: &str,
     words: &[S],
@@ -66,7 +66,7 @@ pub(crate) fn find_earliest_match<S: AsRef<str>>(
     found.min().map(|(_, start, which)| (start, which))
 }
 
-/// Length in bytes of the longest end of `text` that is a proper beginning of one of `words`.
+/// Byte length of the longest suffix of `text` that is a proper prefix of one of `words`.
 pub(crate) fn partial_match_len<S: AsRef<str>>(text: &str, words: &[S]) -> usize {
     words
         .iter()

@@ -1,4 +1,4 @@
-//! A small vocabulary and the published fixtures, for tests.
+//! A small vocabulary and the published fixtures.
 
 use std::sync::{Arc, LazyLock};
 

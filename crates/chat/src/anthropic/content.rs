@@ -1,4 +1,4 @@
-//! Content blocks of one message, sorted by what becomes of them.
+//! Content blocks of one message, by kind.
 
 use serde_json::{Map, Value};
 
@@ -7,16 +7,16 @@ use crate::dialect::fields::{Fields, must_be};
 use crate::error::ChatError;
 use crate::request::is_billing;
 
-/// What the blocks of one message hold.
+/// The blocks of one message.
 #[derive(Debug, Default)]
 pub(super) struct MessageContent {
-    /// All text, blocks joined by a line break; `None` if there was no text block.
+    /// All text, blocks joined by a line break; `None` without a text block.
     pub(super) text: Option<String>,
-    /// All thinking, if there was any.
+    /// All reasoning, if there is any.
     pub(super) thinking: Option<String>,
     /// Calls the assistant made.
     pub(super) calls: Vec<ToolCall>,
-    /// Results of calls, each a message of its own.
+    /// Tool results, each a message.
     pub(super) results: Vec<Message>,
 }
 
@@ -26,7 +26,7 @@ impl MessageContent {
         MessageContent::read_kept(fields, key, |_| true)
     }
 
-    /// System text: blocks that are there for billing alone are dropped.
+    /// System text without billing blocks.
     pub(super) fn system(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ChatError> {
         let content = MessageContent::read_kept(
             fields,
@@ -100,7 +100,7 @@ impl MessageContent {
                     format!("unsupported content block '{kind}'; this model reads text only"),
                 ));
             }
-            // Thinking nobody here can read, and what tools that ran elsewhere left behind.
+            // Encrypted reasoning, and results of tools that ran elsewhere.
             other => tracing::debug!(kind = other, at = block.own_path(), "content block skipped"),
         }
         Ok(())
@@ -135,7 +135,7 @@ fn tool_result(block: &Fields<'_>) -> Result<Message, ChatError> {
     Ok(message)
 }
 
-/// The text of a document; other documents than plain text cannot be read.
+/// The text of a document; only plain text is supported.
 fn document<'a>(block: &Fields<'a>) -> Result<&'a str, ChatError> {
     let source = block
         .object("source")?

@@ -1,4 +1,4 @@
-//! The Anthropic dialect: what a client sends and what it gets back.
+//! The JSON of Anthropic's Messages.
 
 mod content;
 mod request;
@@ -8,10 +8,9 @@ pub mod stream;
 use crate::error::ChatError;
 use crate::request::ChatRequest;
 
-/// Reads the body of a message request, or of one that only counts tokens.
+/// Reads the body of a message request or of a token count request.
 ///
-/// It becomes the same request that chat completions become; tool results, tool uses and thinking of
-/// earlier turns included. Errors as [`openai::chat_request`](crate::openai::request::chat_request).
+/// Errors as [`openai::chat_request`](crate::openai::request::chat_request).
 pub fn chat_request(body: &[u8]) -> Result<ChatRequest, ChatError> {
     request::read(body)
 }

@@ -43,7 +43,7 @@ pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
     Ok(request)
 }
 
-/// The system text and all messages; results of calls stand before the text they came with.
+/// The system text and all messages. Tool results precede the text of their message.
 fn messages(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
     let items = body
         .array("messages")?
@@ -108,7 +108,7 @@ fn tools(body: &Fields<'_>) -> Result<ToolFields, ChatError> {
         let fields = Fields::of(value, format!("tools[{index}]"))?;
         let kind = fields.string("type")?.unwrap_or("custom");
         if kind != "custom" && fields.get("input_schema").is_none() {
-            // Tools that the provider runs; there is none of them here.
+            // Tools that Anthropic's servers run; none of them exists here.
             tracing::warn!(kind, "a tool that runs on the provider's side is left out");
             continue;
         }
@@ -156,7 +156,7 @@ fn choice(fields: &Fields<'_>) -> Result<ToolChoice, ChatError> {
     })
 }
 
-/// `output_config.format`, its older spelling, or one of the extensions that all dialects share.
+/// `output_config.format`, its older spelling, or an extension that all dialects share.
 fn response_format(body: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
     let inner = match body.object("output_config")? {
         Some(config) => config.object("format")?,

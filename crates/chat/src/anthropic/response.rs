@@ -1,11 +1,11 @@
-//! What a client gets back in one piece, in the protocol's exact shapes.
+//! Responses that are not streamed.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::reply::{FinishReason, Reply, Timings, Usage};
 
-/// A message of the model: the whole answer, or the beginning of a streamed one.
+/// A message: the whole reply, or the start of a streamed one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MessageResponse {
     /// `msg_` and random characters.
@@ -28,7 +28,7 @@ pub struct MessageResponse {
 }
 
 impl MessageResponse {
-    /// A message that has said nothing yet.
+    /// An empty message.
     pub fn new(id: String, model: String, usage: MessageUsage) -> MessageResponse {
         MessageResponse {
             id,
@@ -47,16 +47,16 @@ impl MessageResponse {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ContentBlock {
-    /// Thinking. Clients drop a turn whose thinking carries no signature.
+    /// Reasoning. Clients drop a turn whose reasoning has no signature.
     Thinking {
-        /// What was thought.
+        /// The reasoning.
         thinking: String,
         /// Opaque; never empty once the block is complete.
         signature: String,
     },
     /// Text.
     Text {
-        /// What was said.
+        /// The text.
         text: String,
     },
     /// A call.
@@ -70,14 +70,16 @@ pub enum ContentBlock {
     },
 }
 
-/// Blocks of a whole reply; with `omits_thinking` the block of thinking is empty. A call that the token limit cut off has no arguments to show, and is left out.
+/// The blocks of a whole reply; `omits_thinking` empties the reasoning block. A call cut off by the
+/// token limit has no valid arguments and is left out.
 pub fn content_blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Vec<ContentBlock> {
     let mut blocks = Vec::new();
     if !reply.reasoning.is_empty() {
         blocks.push(ContentBlock::Thinking {
-            thinking: match omits_thinking {
-                true => String::new(),
-                false => reply.reasoning,
+            thinking: if omits_thinking {
+                String::new()
+            } else {
+                reply.reasoning
             },
             signature: signature.to_owned(),
         });
@@ -99,7 +101,7 @@ pub fn content_blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Ve
     blocks
 }
 
-/// The id of a call in this dialect's spelling.
+/// The id of a call in Anthropic's form.
 pub(super) fn tool_use_id(call_id: &str) -> String {
     let digits = call_id.strip_prefix("call_").unwrap_or(call_id);
     format!("toolu_{digits}")
@@ -120,7 +122,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// The reason in this dialect's words; `stop_string` is the one that ended the text, if one did.
+    /// Translates a finish reason; `stop_string` is the matched stop string.
     pub fn new(reason: FinishReason, stop_string: Option<&str>) -> StopReason {
         match reason {
             FinishReason::ToolCalls => StopReason::ToolUse,
@@ -131,7 +133,7 @@ impl StopReason {
     }
 }
 
-/// Token counts as this dialect keeps them: cached tokens are not input tokens.
+/// Token counts in Anthropic's form: cached tokens are not input tokens.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MessageUsage {
     /// Tokens of the prompt that had to be computed.
@@ -140,7 +142,7 @@ pub struct MessageUsage {
     pub cache_creation_input_tokens: usize,
     /// Tokens of the prompt that were restored.
     pub cache_read_input_tokens: usize,
-    /// Tokens generated, thinking and hidden ones included.
+    /// Generated tokens, reasoning and hidden ones included.
     pub output_tokens: usize,
     /// How long it took.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,7 +150,7 @@ pub struct MessageUsage {
 }
 
 impl MessageUsage {
-    /// These counts in this dialect's words.
+    /// Translates token counts.
     pub fn new(usage: Usage, timings: Option<Timings>) -> MessageUsage {
         let cached = usage.cached_tokens;
         MessageUsage {

@@ -1,4 +1,4 @@
-//! What a client gets as events: blocks that begin when their first byte exists and end before the next.
+//! Stream events: a block starts with its first byte and ends before the next block.
 
 use serde::Serialize;
 use serde_json::Map;
@@ -15,9 +15,9 @@ pub enum MessagesEvent {
         /// Without content.
         message: MessageResponse,
     },
-    /// Nothing; keeps the connection awake.
+    /// Keeps the connection alive.
     Ping {},
-    /// A block begins, empty.
+    /// A block starts, empty.
     ContentBlockStart {
         /// Which block, from 0.
         index: usize,
@@ -62,16 +62,16 @@ impl MessagesEvent {
     }
 }
 
-/// What a block grows by.
+/// An increment of a block.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum BlockDelta {
-    /// More thinking.
+    /// More reasoning.
     ThinkingDelta {
         /// The next stretch.
         thinking: String,
     },
-    /// The signature, once, at the end of thinking.
+    /// The signature, once, at the end of reasoning.
     SignatureDelta {
         /// Opaque.
         signature: String,
@@ -105,19 +105,19 @@ enum OpenBlock {
     Tool,
 }
 
-/// Turns pieces of a reply into events of blocks.
+/// Turns reply deltas into block events.
 #[derive(Debug)]
 pub struct ContentBlockStream {
     open: Option<OpenBlock>,
     /// Index of the open block, or of the next one.
     index: usize,
     signature: String,
-    /// What was thought is not told, only that something was.
+    /// Whether the reasoning text is left out.
     omits_thinking: bool,
 }
 
 impl ContentBlockStream {
-    /// No block yet; thinking will be signed with `signature`.
+    /// No block yet; reasoning is signed with `signature`.
     pub fn new(signature: String) -> ContentBlockStream {
         ContentBlockStream {
             open: None,
@@ -127,7 +127,7 @@ impl ContentBlockStream {
         }
     }
 
-    /// The same, with the text of thinking left out.
+    /// Leaves out the reasoning text if `omits_thinking`.
     pub fn with_thinking_omitted(self, omits_thinking: bool) -> ContentBlockStream {
         ContentBlockStream {
             omits_thinking,
@@ -135,7 +135,7 @@ impl ContentBlockStream {
         }
     }
 
-    /// Takes the next piece.
+    /// Adds the next delta.
     pub fn push(&mut self, piece: ReplyDelta) -> Vec<MessagesEvent> {
         let mut events = Vec::new();
         let delta = match piece {
@@ -179,7 +179,7 @@ impl ContentBlockStream {
         events
     }
 
-    /// Closes what is open.
+    /// Closes the open block.
     pub fn finish(&mut self) -> Vec<MessagesEvent> {
         let mut events = Vec::new();
         self.close(&mut events);

@@ -1,4 +1,4 @@
-//! Tokens to text as they arrive, exact to the byte.
+//! Incremental detokenization, byte-exact.
 
 use std::sync::Arc;
 
@@ -6,16 +6,15 @@ use contract::{TokenId, TokenKind};
 
 use crate::tokenizer::Tokenizer;
 
-/// Joins token bytes and gives out text as soon as it is certain.
+/// Joins token bytes and emits text as soon as it is valid UTF-8.
 ///
-/// A token may end inside a code point: its bytes wait for the next token. Bytes that can no longer
-/// become valid UTF-8 turn into U+FFFD, one for each maximal invalid stretch, as
-/// [`String::from_utf8_lossy`] does on the whole text.
-/// Control tokens, end tokens and fillers give no text.
+/// A token may end inside a code point; its bytes wait for the next token. Each maximal invalid
+/// sequence becomes one U+FFFD, as [`String::from_utf8_lossy`] does on the whole text. Control, end
+/// and unused tokens emit no text.
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
-    /// Bytes of an unfinished code point: at most three.
+    /// Bytes of an incomplete code point: at most three.
     tail: Vec<u8>,
 }
 
@@ -28,7 +27,7 @@ impl Detokenizer {
         }
     }
 
-    /// The text that has become certain with these tokens.
+    /// Text completed by these tokens.
     pub fn push(&mut self, tokens: &[TokenId]) -> String {
         let mut text = String::new();
         for token in tokens {
@@ -40,24 +39,24 @@ impl Detokenizer {
         text
     }
 
-    /// What is left at the end: an unfinished code point as one U+FFFD.
+    /// The rest at the end: an incomplete code point becomes one U+FFFD.
     pub fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.tail)).into_owned()
     }
 
-    /// Adds a token's text whatever its kind, for tags the reply parser needs to see.
+    /// Adds the text of a token of any kind, for tags that the reply parser must see.
     pub(crate) fn push_visible(&mut self, token: TokenId, text: &mut String) {
         self.tail.extend_from_slice(self.tokenizer.bytes(token));
         take_certain(&mut self.tail, text);
     }
 
-    /// Whether bytes of an unfinished code point are waiting.
+    /// Whether an incomplete code point is pending.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.tail.is_empty()
     }
 }
 
-/// Whether a token shows in the output: by its kind, and never if it ends a generation.
+/// Whether a token's text is emitted: by its kind, and never for end tokens.
 pub(crate) fn is_visible(tokenizer: &Tokenizer, token: TokenId) -> bool {
     let hidden = matches!(
         tokenizer.kind(token),
@@ -66,7 +65,7 @@ pub(crate) fn is_visible(tokenizer: &Tokenizer, token: TokenId) -> bool {
     !hidden && !tokenizer.eos().contains(&token)
 }
 
-/// Moves everything of `bytes` that is certain to `text`.
+/// Moves complete code points from `bytes` to `text`.
 fn take_certain(bytes: &mut Vec<u8>, text: &mut String) {
     let mut done = 0;
     loop {
@@ -78,7 +77,7 @@ fn take_certain(bytes: &mut Vec<u8>, text: &mut String) {
             }
             Err(err) => {
                 let valid_end = done + err.valid_up_to();
-                // The prefix was just found valid, so nothing is replaced here.
+                // `valid_up_to` guarantees that nothing is replaced here.
                 text.push_str(&String::from_utf8_lossy(&bytes[done..valid_end]));
                 done = valid_end;
                 match err.error_len() {

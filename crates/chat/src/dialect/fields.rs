@@ -1,7 +1,7 @@
-//! Reading JSON fields with errors that name them.
+//! Reads JSON fields; errors name the field.
 //!
-//! The rules of the protocol live here once: `null` equals absent, `32.0` is an integer, a string is
-//! never a number, unknown fields are left alone.
+//! The rules of all dialects: `null` equals absent, `32.0` is an integer, a string is never a
+//! number, unknown fields are ignored.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -10,14 +10,14 @@ use serde_json::{Map, Value};
 
 use crate::error::ChatError;
 
-/// The fields of one JSON object, and where the object sits in the request.
+/// The fields of one JSON object, with the object's path in the request.
 pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// Empty for the body itself, else a path such as `messages[2]`.
     path: String,
 }
 
-/// Parses a body; nesting deeper than serde_json's limit of 128 is an ordinary error.
+/// Parses a body; nesting beyond serde_json's limit of 128 is an error like any other.
 pub(crate) fn parse_body(body: &[u8]) -> Result<Map<String, Value>, ChatError> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(map)) => Ok(map),
@@ -39,7 +39,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The fields of `value`, which sits at `path`.
+    /// The fields of `value` at `path`.
     pub(crate) fn of(value: &'a Value, path: String) -> Result<Fields<'a>, ChatError> {
         match value {
             Value::Object(map) => Ok(Fields { map, path }),
@@ -56,7 +56,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Where this object sits.
+    /// The path of this object.
     pub(crate) fn own_path(&self) -> &str {
         &self.path
     }
@@ -69,12 +69,12 @@ impl<'a> Fields<'a> {
         ChatError::field(self.path(key), message)
     }
 
-    /// A field that is present and not `null`.
+    /// A field, unless it is absent or `null`.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// The first of several names for one field that is present and not `null`.
+    /// The first of several aliases that is present and not `null`.
     pub(crate) fn first<'k>(&self, keys: &[&'k str]) -> Option<&'k str> {
         keys.iter().copied().find(|key| self.get(key).is_some())
     }
@@ -130,7 +130,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A count from zero up to `most`.
+    /// An integer from 0 to `most`.
     pub(crate) fn count(&self, key: &str, most: usize) -> Result<Option<usize>, ChatError> {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         let count = self.int(key, 0..=most)?;
@@ -154,14 +154,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The value as an integer, if it is one: `3` or `3.0`.
+/// The value as an integer: `3` or `3.0`.
 pub(crate) fn integer(value: &Value) -> Option<i128> {
     let number = value.as_number()?;
     if let Some(whole) = number.as_i128() {
         return Some(whole);
     }
     let float = number.as_f64()?;
-    // Beyond 2^63 no field accepts a value, so the exact integer does not matter there.
+    // No field accepts values beyond 2^63, so exactness does not matter there.
     (float.fract() == 0.0 && float.abs() < 1e30).then_some(float as i128)
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct DialectFields {
     pub(crate) continue_final_message: bool,
 }
 
-/// Builds the request from the dialect's own fields and from those of `body` that all dialects share.
+/// Builds the request from the dialect's own fields and the shared fields of `body`.
 pub(crate) fn chat_request(
     body: &Fields<'_>,
     dialect: DialectFields,

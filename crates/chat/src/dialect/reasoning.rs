@@ -8,10 +8,11 @@ use crate::error::ChatError;
 use crate::request::ReasoningOptions;
 
 impl ReasoningOptions {
-    /// Reads every spelling; the highest source decides, lower ones still give budgets.
+    /// Reads every spelling; the source of highest precedence decides, the others still set
+    /// budgets.
     ///
-    /// Highest first: `chat_template_kwargs.enable_thinking`, top-level `enable_thinking`,
-    /// `thinking.type`, an effort, a bare `reasoning` object.
+    /// Precedence: `chat_template_kwargs.enable_thinking`, `enable_thinking`, `thinking.type`, an
+    /// effort, a bare `reasoning` object.
     pub(crate) fn read(
         body: &Fields<'_>,
         kwargs: &Map<String, Value>,
@@ -56,7 +57,7 @@ impl ReasoningOptions {
             .or(by_type)
             .or(effort_name.map(|name| name != "none"))
             .or(reasoning.is_some().then_some(true));
-        // A budget of no tokens at all is another way to say off.
+        // A budget of 0 tokens turns reasoning off.
         let enable = if budget_tokens == Some(0) {
             Some(false)
         } else {
@@ -107,14 +108,14 @@ fn by_type(thinking: &Fields<'_>) -> Result<Option<bool>, ChatError> {
     }
 }
 
-/// Whether thinking is to be kept out of sight. Clients send words of their own here (Claude Code sends `updates`): any
-/// other than `omitted` means that thinking is shown.
+/// Whether the reasoning text is hidden. Clients send other values too (Claude Code sends
+/// `updates`); all of them except `omitted` show it.
 fn is_omitted(thinking: &Fields<'_>) -> Result<bool, ChatError> {
     Ok(thinking.string("display")? == Some("omitted"))
 }
 
 fn budget(fields: &Fields<'_>, key: &str) -> Result<Option<usize>, ChatError> {
     let tokens = fields.int(key, -1..=i64::from(u32::MAX))?;
-    // Minus one is how some clients say that there is no limit.
+    // Some clients send -1 for no limit.
     Ok(tokens.and_then(|tokens| usize::try_from(tokens).ok()))
 }

@@ -9,7 +9,7 @@ use crate::request::{ResponseFormat, SchemaStrictness};
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 4_096;
 
-/// What a field beside `response_format` holds.
+/// What a field other than `response_format` holds.
 #[derive(Clone, Copy)]
 enum FormatField {
     Schema,
@@ -20,7 +20,7 @@ enum FormatField {
     Nested,
 }
 
-/// Fields of other servers' protocols that ask for a shape.
+/// Fields of other servers that constrain the reply.
 const EXTENSIONS: [(&str, FormatField); 8] = [
     ("json_schema", FormatField::Schema),
     ("grammar", FormatField::Grammar),
@@ -31,7 +31,7 @@ const EXTENSIONS: [(&str, FormatField); 8] = [
     ("structured_outputs", FormatField::Nested),
     ("regex", FormatField::Regex),
 ];
-/// The same inside `structured_outputs`.
+/// Fields inside `structured_outputs`.
 const INNER: [(&str, FormatField); 5] = [
     ("json", FormatField::Schema),
     ("regex", FormatField::Regex),
@@ -51,12 +51,12 @@ impl ResponseFormat {
         ResponseFormat::read_format(&format)
     }
 
-    /// Reads the object that names the shape; `json_schema` may hold it inside or beside it.
+    /// Reads the object that names the form; `json_schema` may be inside or beside it.
     pub(crate) fn read_format(format: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
         match format.string("type")? {
             Some("text") => Ok(ResponseFormat::Text),
             Some("json_object") => match format.get("schema") {
-                // An older spelling of some servers.
+                // An older spelling.
                 Some(schema) => Ok(ResponseFormat::JsonSchema {
                     schema: schema.clone(),
                     strictness: SchemaStrictness::Strict,
@@ -71,10 +71,11 @@ impl ResponseFormat {
                     .get("schema")
                     .cloned()
                     .ok_or_else(|| format.error("json_schema", "must hold a field 'schema'"))?;
-                // Whoever says nothing wants the schema kept; whoever says no wants what can be had.
-                let strictness = match holder.flag("strict", true)? {
-                    true => SchemaStrictness::Strict,
-                    false => SchemaStrictness::BestEffort,
+                // `strict` defaults to true.
+                let strictness = if holder.flag("strict", true)? {
+                    SchemaStrictness::Strict
+                } else {
+                    SchemaStrictness::BestEffort
                 };
                 Ok(ResponseFormat::JsonSchema {
                     schema,
@@ -150,10 +151,13 @@ fn read(body: &Fields<'_>, key: &str, kind: FormatField) -> Result<ResponseForma
             texts: choice(body, key)?,
             field,
         },
-        FormatField::AnyObject => match body.flag(key, false)? {
-            true => ResponseFormat::JsonObject,
-            false => ResponseFormat::Text,
-        },
+        FormatField::AnyObject => {
+            if body.flag(key, false)? {
+                ResponseFormat::JsonObject
+            } else {
+                ResponseFormat::Text
+            }
+        }
         FormatField::Nested => match body.object(key)? {
             Some(inner) => extension(&inner, &INNER)?.unwrap_or_default(),
             None => ResponseFormat::Text,
@@ -161,7 +165,7 @@ fn read(body: &Fields<'_>, key: &str, kind: FormatField) -> Result<ResponseForma
     })
 }
 
-/// A schema, or the JSON text of one.
+/// A schema, or its JSON text.
 fn schema(body: &Fields<'_>, key: &str) -> Result<Value, ChatError> {
     match body.get(key) {
         Some(Value::String(text)) => serde_json::from_str(text)

@@ -8,7 +8,7 @@ use crate::error::ChatError;
 use crate::request::{MAX_CHOICES, MAX_STOPS, RepetitionWindow, SamplingParams};
 
 impl SamplingParams {
-    /// Reads the fields; stop strings go by the name `stop_key`.
+    /// Reads the fields; the stop strings are in `stop_key`.
     pub(crate) fn read(body: &Fields<'_>, stop_key: &str) -> Result<SamplingParams, ChatError> {
         Ok(SamplingParams {
             max_tokens: max_tokens(body)?,
@@ -43,7 +43,7 @@ fn max_tokens(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
     let Some(key) = body.first(&aliases) else {
         return Ok(None);
     };
-    // Zero and minus one both ask for the default.
+    // 0 and -1 mean the default.
     let count = body.int(key, -1..=i64::from(u32::MAX))?.unwrap_or(-1);
     Ok(usize::try_from(count).ok().filter(|count| *count > 0))
 }
@@ -57,7 +57,7 @@ fn top_p(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
 
 fn top_k(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
     let value = body.int("top_k", -1..=i64::from(u32::MAX))?;
-    // Minus one is another spelling of off.
+    // -1 is off too.
     Ok(value.map(|value| usize::try_from(value).unwrap_or(0)))
 }
 
@@ -74,7 +74,7 @@ fn repetition_penalty(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
         return Ok(None);
     };
     match body.number(key, 0.0..=f64::from(f32::MAX))? {
-        // The smallest positive f64 would round to 0 in f32, and dividing by it has no meaning.
+        // Smaller positive values would round to 0 in f32, by which nothing can be divided.
         Some(value) if value < f64::from(f32::MIN_POSITIVE) => {
             Err(body.error(key, "must be above 0"))
         }
@@ -166,7 +166,7 @@ fn stop_token_ids(body: &Fields<'_>) -> Result<Vec<TokenId>, ChatError> {
         .collect()
 }
 
-/// A token id in an array; `path` says where, if it is none.
+/// A token id in an array; `path` is its path, for errors.
 pub(crate) fn token_id(value: &Value, path: impl FnOnce() -> String) -> Result<TokenId, ChatError> {
     match integer(value).map(u32::try_from) {
         Some(Ok(id)) => Ok(TokenId(id)),

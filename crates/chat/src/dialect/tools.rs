@@ -7,12 +7,12 @@ use crate::error::ChatError;
 use crate::request::{MAX_TOOLS, ToolChoice};
 use crate::tools::Tool;
 
-/// What a request says about tools.
+/// The fields of a request about tools.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct ToolFields {
     pub(crate) tools: Vec<Tool>,
     pub(crate) choice: ToolChoice,
-    /// Names that may be called, if `allowed_tools` narrows them.
+    /// Names of the callable tools, if `allowed_tools` narrows them.
     pub(crate) allowed: Option<Vec<String>>,
     pub(crate) parallel: bool,
 }
@@ -42,7 +42,7 @@ impl ToolFields {
         .checked()
     }
 
-    /// Refuses a choice of tools that are not declared.
+    /// Rejects a choice that names an undeclared tool.
     pub(crate) fn checked(self) -> Result<ToolFields, ChatError> {
         let named = match &self.choice {
             ToolChoice::Named(name) => std::slice::from_ref(name),
@@ -92,7 +92,7 @@ fn tool(value: &Value, path: String) -> Result<Tool, ChatError> {
     }
 }
 
-/// A function declaration; `whole` is the tool object around it, when the client sent one.
+/// A function declaration; `whole` is the enclosing tool object, if the client sent one.
 fn function(value: &Value, path: String, whole: Option<&Value>) -> Result<Tool, ChatError> {
     let fields = Fields::of(value, path)?;
     let name = fields
@@ -122,10 +122,10 @@ fn function(value: &Value, path: String, whole: Option<&Value>) -> Result<Tool, 
     })
 }
 
-/// A choice, and the names it is narrowed to.
+/// A tool choice and the names it is narrowed to.
 pub(crate) type Choice = (ToolChoice, Option<Vec<String>>);
 
-/// Reads a choice in any of the spellings of OpenAI's two protocols.
+/// Reads a tool choice in any spelling of OpenAI's two protocols.
 pub(crate) fn choice(body: &Fields<'_>, key: &str, value: &Value) -> Result<Choice, ChatError> {
     if let Value::String(word) = value {
         let choice = match word.as_str() {

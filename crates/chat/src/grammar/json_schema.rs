@@ -1,5 +1,5 @@
-//! JSON schemas as the matcher takes them: what it does not keep is refused by name, or left away where the
-//! request did not ask for all of it.
+//! Rewrites JSON schemas for the grammar compiler: an unsupported keyword is an error in strict
+//! mode and is removed otherwise.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use crate::error::ChatError;
 use crate::request::SchemaStrictness;
 use crate::tools::percent_decoded;
 
-/// Keywords that say something about values and that the matcher does not know.
+/// Keywords that constrain values and that the compiler does not support.
 const UNSUPPORTED_KEYWORDS: [&str; 18] = [
     "not",
     "if",
@@ -34,13 +34,13 @@ const SCHEMA_KEYWORDS: [&str; 3] = ["items", "additionalProperties", "additional
 const SCHEMA_ARRAY_KEYWORDS: [&str; 4] = ["anyOf", "oneOf", "allOf", "prefixItems"];
 /// Keywords whose value is an object of schemas.
 const SCHEMA_MAP_KEYWORDS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
-/// What may stand between the parts of a value: nothing, a space, or a line break with some indentation. Without
-/// a bound a model can go on with blanks for ever.
+/// Whitespace between the parts of a value: none, a space, or a line break with bounded
+/// indentation. Without the bound a model could emit blanks forever.
 const WHITESPACE_PATTERN: &str = r" |\r?\n( {0,48}|\t{0,12})";
-/// Schemas nested deeper are refused.
+/// Deeper schemas are rejected.
 const MAX_DEPTH: usize = 96;
 
-/// The schema to compile, or what of it cannot be kept. `field` is where it stands in the request.
+/// The schema to compile; an error names what is unsupported. `field` is its path in the request.
 pub(super) fn prepare_schema(
     schema: &Value,
     rules: SchemaStrictness,
@@ -49,7 +49,7 @@ pub(super) fn prepare_schema(
     rewrite(schema, None, rules, field)
 }
 
-/// The same of a part of `root`, in which its references lead.
+/// The same for a part of `root`, in which its references point.
 pub(super) fn prepare_subschema(
     part: &Value,
     root: &Value,
@@ -80,7 +80,8 @@ fn rewrite(
         _ => return Err(ChatError::field(field, "a schema must be an object")),
     };
     rewriter.schema(&mut schema, "#", 0)?;
-    // What a reference names in a way the matcher cannot follow is put where it can; that may name more.
+    // Targets of references that the compiler cannot follow are copied into `$defs`; a copy may add
+    // more.
     let mut next = 0;
     while let Some(target) = rewriter.hoisted.get(next).cloned() {
         let mut copy = rewriter
@@ -116,7 +117,7 @@ fn hoisted_name(index: usize) -> String {
     format!("moved-{index}")
 }
 
-/// Whether a keyword stands anywhere in a schema, in a place of a keyword or not.
+/// Whether a key occurs anywhere in a schema.
 fn uses(value: &Value, keyword: &str, depth: usize) -> bool {
     if depth > MAX_DEPTH {
         return false;
@@ -133,13 +134,13 @@ fn uses(value: &Value, keyword: &str, depth: usize) -> bool {
 struct SchemaRewriter<'a> {
     rules: SchemaStrictness,
     field: &'a str,
-    /// Whether objects that list their properties have no others. A reply is one of many that would do, and
-    /// nobody wants properties that nobody asked for; but what is required of one value in several places
-    /// cannot be closed in each.
+    /// Whether objects that list properties allow no others. With `allOf`, one value must satisfy
+    /// several objects, so none of them can be closed.
     closes_objects: bool,
-    /// Pointers of what was hoisted, by their number.
+    /// Pointers of the hoisted parts, by number.
     hoisted: Vec<String>,
-    /// Where references lead, and whether only a part of it is compiled, so that all they lead to is hoisted.
+    /// The document that references point into, and whether only a part of it is compiled, so that
+    /// every target is hoisted.
     root: Value,
     is_part: bool,
 }
@@ -227,7 +228,7 @@ impl SchemaRewriter<'_> {
         Ok(())
     }
 
-    /// A reference as the matcher follows it: names between slashes, as they are.
+    /// A reference in the form the compiler follows: plain names between slashes.
     fn reference(&mut self, reference: &str, path: &str) -> Result<String, ChatError> {
         let Some(pointer) = reference.strip_prefix('#') else {
             let message = format!("reference {reference:?} leads out of it; it stands");
@@ -251,7 +252,7 @@ impl SchemaRewriter<'_> {
     }
 }
 
-/// Whether a keyword that is not known says anything here: `uniqueItems: false` does not.
+/// Whether an unsupported keyword constrains anything here: `uniqueItems: false` does not.
 fn constrains_values(keyword: &str, value: &Value) -> bool {
     match (keyword, value) {
         ("uniqueItems", Value::Bool(unique)) => *unique,
@@ -259,7 +260,7 @@ fn constrains_values(keyword: &str, value: &Value) -> bool {
             false
         }
         ("propertyNames", Value::Object(map)) => {
-            // Names are strings anyway; this is how typed maps are often written.
+            // Names are always strings; typed maps are often written this way.
             !(map.len() == 1 && map.get("type") == Some(&Value::from("string")))
         }
         ("then" | "else" | "$dynamicAnchor" | "$recursiveAnchor", _) => false,

@@ -1,7 +1,7 @@
-//! The language a reply must be in, as a grammar: a JSON shape, a pattern, or calls of tools.
+//! Grammars that constrain a reply: a JSON schema, a regular expression, or tool calls.
 //!
-//! A [`OutputGrammar`] is text in Lark's notation, with JSON schemas inline and special tokens by their ids. Who decodes
-//! compiles it; this module only says what a request means by it, and refuses by name what cannot be kept.
+//! An [`OutputGrammar`] is in Lark's notation, with JSON schemas inline and special tokens by id.
+//! `decode` compiles it; this module builds it and names every unsupported part.
 
 mod json_schema;
 mod tool_calls;
@@ -13,31 +13,30 @@ use crate::request::{ChatRequest, ResponseFormat, SchemaStrictness, ToolChoice};
 use crate::template::ToolCallFormat;
 use crate::tokenizer::Tokenizer;
 
-/// A grammar and where in the request it came from.
+/// A grammar and the request field that asks for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutputGrammar {
     /// In Lark's notation; the rule `start` is the reply.
     pub lark: String,
-    /// A wider language, for where the grammar cannot be compiled although the request did not ask for all of it
-    /// to be kept.
+    /// A looser grammar to use if `lark` does not compile and the request is not strict.
     pub fallback: Option<String>,
-    /// The request's field that asks for it.
+    /// The request field that asks for it.
     pub field: String,
 }
 
-/// How calls are written by a model.
+/// How the model writes tool calls.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolCallMarkup<'a> {
-    /// Tells which marks are tokens of their own.
+    /// Knows which tags are single tokens, and the tags themselves.
     pub tokenizer: &'a Tokenizer,
-    /// What stands between them.
+    /// The format between the tags.
     pub format: ToolCallFormat,
 }
 
 impl ChatRequest {
-    /// The language the reply must be in, if it may not be in any.
+    /// The grammar of the reply, if it is constrained.
     ///
-    /// Fails where the request asks for what cannot be kept, naming it.
+    /// Fails with the field that cannot be satisfied.
     pub fn output_grammar(
         &self,
         markup: ToolCallMarkup<'_>,
@@ -71,7 +70,7 @@ impl ChatRequest {
 }
 
 impl ResponseFormat {
-    /// Whether the shape is JSON.
+    /// Whether the form is JSON.
     fn is_json(&self) -> bool {
         matches!(
             self,
@@ -79,7 +78,7 @@ impl ResponseFormat {
         )
     }
 
-    /// The language of a reply in this form; `None` for free text.
+    /// The grammar of this form; `None` for free text.
     pub fn output_grammar(&self) -> Result<Option<OutputGrammar>, ChatError> {
         let plain = |lark: String, field: &str| OutputGrammar {
             lark,
@@ -117,7 +116,7 @@ impl ResponseFormat {
     }
 }
 
-/// Either language, told apart by how they begin.
+/// The union of both grammars; they differ in their first token.
 fn union(shape: OutputGrammar, calls: &OutputGrammar) -> OutputGrammar {
     let join = |one: &str, other: &str| {
         let one = one.replacen("start:", "text_reply:", 1);
@@ -134,13 +133,13 @@ fn union(shape: OutputGrammar, calls: &OutputGrammar) -> OutputGrammar {
     }
 }
 
-/// A text as a literal of the notation.
+/// A text as a Lark literal.
 fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A regular expression as it stands between slashes: without anchors, which a whole reply does not need, and
-/// with slashes and line breaks written out.
+/// A regular expression between slashes: without anchors, which a whole match does not need, and
+/// with slashes and line breaks escaped.
 fn pattern_literal(pattern: &str) -> String {
     let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
     let dollar = pattern.strip_suffix('$').filter(|rest| {
@@ -162,10 +161,11 @@ fn pattern_literal(pattern: &str) -> String {
             other => out.push(other),
         }
     }
-    match out.is_empty() {
-        // Between slashes there must be something.
-        true => "()".to_owned(),
-        false => out,
+    if out.is_empty() {
+        // An empty expression is not allowed between slashes.
+        "()".to_owned()
+    } else {
+        out
     }
 }
 

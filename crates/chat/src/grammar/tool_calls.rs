@@ -1,4 +1,4 @@
-//! Calls of tools in the model's own markup, their arguments typed by the tools' schemas.
+//! Grammars of tool calls in the model's own tags, with arguments typed by the tools' schemas.
 
 use std::fmt::Write;
 
@@ -12,10 +12,10 @@ use crate::request::SchemaStrictness;
 use crate::template::ToolCallFormat;
 use crate::tools::{Tool, ToolSet, resolve_pointer};
 
-/// What a request's calls stand under, in errors.
+/// The request field named in errors.
 const FIELD: &str = "tools";
 
-/// A reply of nothing but calls: of the tool named `only`, or of any; more than one where `several` may come.
+/// A reply of tool calls only: of the tool `only` or of any tool; several calls if `several`.
 pub(super) fn tool_calls(
     markup: ToolCallMarkup<'_>,
     tools: &ToolSet,
@@ -36,7 +36,7 @@ pub(super) fn tool_calls(
     with_fallback(write, listed().any(Tool::is_strict))
 }
 
-/// Text with calls in it wherever the model likes, each of them typed.
+/// Text with typed tool calls anywhere in it.
 pub(super) fn text_with_tool_calls(
     markup: ToolCallMarkup<'_>,
     tools: &ToolSet,
@@ -50,7 +50,7 @@ pub(super) fn text_with_tool_calls(
     with_fallback(write, true)
 }
 
-/// The grammar that `write` writes, and a wider one beside it if not all has to be kept.
+/// The grammar by schema, with a loose fallback unless `strict`.
 fn with_fallback(
     write: impl Fn(Typing) -> Result<String, ChatError>,
     strict: bool,
@@ -59,9 +59,10 @@ fn with_fallback(
         (Err(_), false) => return grammar_from(write(Typing::Loose)?, None),
         (lark, _) => lark?,
     };
-    let fallback = match strict {
-        true => None,
-        false => Some(write(Typing::Loose)?),
+    let fallback = if strict {
+        None
+    } else {
+        Some(write(Typing::Loose)?)
     };
     grammar_from(lark, fallback)
 }
@@ -77,21 +78,21 @@ fn grammar_from(lark: String, fallback: Option<String>) -> Result<OutputGrammar,
 /// Matches any text.
 const ANY_TEXT: &str = "(?s:.*)";
 
-/// How closely values follow their schemas.
+/// How values are typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Typing {
     BySchema,
-    /// Any JSON where a value is not text.
+    /// Any JSON for values that are not text.
     Loose,
 }
 
-/// A grammar as it is written, rule by rule.
+/// A grammar under construction.
 struct GrammarWriter<'a> {
     markup: ToolCallMarkup<'a>,
     text: String,
     typing: Typing,
     n_values: usize,
-    /// Whether the rules of text without a pattern are written.
+    /// Whether the rules of unconstrained text exist.
     has_any_text: bool,
 }
 
@@ -210,7 +211,7 @@ impl<'a> GrammarWriter<'a> {
         Ok(body)
     }
 
-    /// What follows a parameter's tag, its closing tag included.
+    /// A parameter's value and closing tag.
     fn value(
         &mut self,
         name: &str,
@@ -238,7 +239,7 @@ impl<'a> GrammarWriter<'a> {
         Ok(format!("%json {schema} {end}"))
     }
 
-    /// Text up to the closing tag, the first that ends it.
+    /// Text up to the first closing tag.
     fn text_value(&mut self, name: &str, pattern: &str) -> String {
         if pattern == ANY_TEXT {
             return self.any_text();
@@ -251,10 +252,10 @@ impl<'a> GrammarWriter<'a> {
         name.to_owned()
     }
 
-    /// Any text up to the closing tag, line by line: the tag after a break is no line.
+    /// Any text up to the closing tag, line by line: the closing tag is not a line.
     ///
-    /// A text with a suffix is the same language, but there all words of the vocabulary are tried one by one at each
-    /// token; a line takes those without a break all at once.
+    /// A text with a suffix is the same language, but its mask tests every vocabulary entry at each
+    /// token. A line admits all entries without a line break at once.
     fn any_text(&mut self) -> String {
         const NAME: &str = "any_text";
         if !self.has_any_text {
@@ -277,7 +278,7 @@ fn strictness_of(tool: &Tool) -> SchemaStrictness {
     }
 }
 
-/// The schema that a reference stands for.
+/// Follows references, up to 8 of them.
 fn resolve_ref<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
     for _ in 0..8 {
         let reference = schema.get("$ref").and_then(Value::as_str);
@@ -289,7 +290,7 @@ fn resolve_ref<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
     schema
 }
 
-/// The only texts a value may be, if it can be nothing else.
+/// The allowed strings, if a value is an enumeration of strings.
 fn enum_strings(schema: &Value) -> Option<Vec<&str>> {
     let values = match (schema.get("const"), schema.get("enum")) {
         (Some(value), _) => std::slice::from_ref(value),
@@ -300,7 +301,7 @@ fn enum_strings(schema: &Value) -> Option<Vec<&str>> {
     texts.filter(|texts| !texts.is_empty())
 }
 
-/// Whether a value may be text, so that any text will do.
+/// Whether a value may be a string, so that any text is valid.
 fn may_be_string(schema: &Value, root: &Value, depth: usize) -> bool {
     let schema = resolve_ref(schema, root);
     let is_text = |name: &Value| name == "string";
@@ -327,7 +328,7 @@ fn may_be_string(schema: &Value, root: &Value, depth: usize) -> bool {
     }
 }
 
-/// What a text value has to match. Only where text is all it can be do its bounds say anything here.
+/// The pattern of a string value. Bounds apply only if the type is `string` alone.
 fn text_pattern(schema: &Value) -> String {
     if schema.get("type") != Some(&Value::from("string")) {
         return ANY_TEXT.to_owned();
@@ -344,7 +345,7 @@ fn text_pattern(schema: &Value) -> String {
         return format!("{open}({}){close}", pattern_literal(pattern));
     }
     let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
-    // Long bounds cost as many states as they count.
+    // A bound costs as many automaton states as it counts.
     let bound = |key: &str| bound(key).filter(|n| *n <= 512);
     match (bound("minLength"), bound("maxLength")) {
         (None | Some(0), None) => ANY_TEXT.to_owned(),

@@ -1,4 +1,4 @@
-//! The OpenAI dialect: what a client sends and what it gets back.
+//! The JSON of OpenAI's chat and text completions.
 
 pub mod request;
 pub mod response;

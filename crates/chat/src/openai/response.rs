@@ -1,4 +1,4 @@
-//! What a client gets back in one piece, in the protocol's exact shapes.
+//! Responses that are not streamed.
 
 use serde::{Serialize, Serializer};
 
@@ -57,7 +57,7 @@ struct CompletionTokensDetails {
     rejected_prediction_tokens: Option<usize>,
 }
 
-/// The answer to a chat completion request.
+/// The response to a chat completion request.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatCompletion {
     /// `chatcmpl-` and random characters.
@@ -68,7 +68,7 @@ pub struct ChatCompletion {
     pub created: i64,
     /// The model as the client named it.
     pub model: String,
-    /// Which build and settings made this.
+    /// Identifies the build and its settings.
     pub system_fingerprint: Option<String>,
     /// One per `n`.
     pub choices: Vec<ChatChoice>,
@@ -84,39 +84,39 @@ impl ChatCompletion {
     pub const OBJECT: &'static str = "chat.completion";
 }
 
-/// One of the answers.
+/// A choice.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatChoice {
     /// Which of the `n`.
     pub index: usize,
-    /// What was said.
+    /// The message.
     pub message: AssistantMessage,
-    /// Present, possibly `null`, in every answer.
+    /// Always present, possibly `null`.
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
-    /// How thinking ended, when the request asked for thinking.
+    /// How reasoning ended, if the request enabled it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finish_details: Option<FinishDetails>,
 }
 
-/// What the model said.
+/// The message of the model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AssistantMessage {
     /// Always `assistant`.
     pub role: &'static str,
-    /// `null` when there were only tool calls.
+    /// `null` if there are only tool calls.
     pub content: Option<String>,
-    /// Reasoning; the same text under the two names clients read.
+    /// Reasoning, under both names that clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The second name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// Thinking in the shape of a third family of clients.
+    /// Reasoning in the form of a third family of clients.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reasoning_details: Vec<ReasoningDetail>,
-    /// Absent, not empty, when there were none.
+    /// Absent, not empty, if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallOut>,
 }
@@ -146,17 +146,17 @@ impl From<Reply> for AssistantMessage {
     }
 }
 
-/// A stretch of thinking.
+/// A reasoning text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ReasoningDetail {
     /// Always `reasoning.text`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// The thinking.
+    /// The text.
     pub text: String,
 }
 
-/// A call the model made.
+/// A tool call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ToolCallOut {
     /// `call_` and 24 hexadecimal digits.
@@ -164,7 +164,7 @@ pub struct ToolCallOut {
     /// Always `function`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// What to call.
+    /// The function.
     pub function: FunctionOut,
 }
 
@@ -190,29 +190,29 @@ impl From<ReplyToolCall> for ToolCallOut {
     }
 }
 
-/// How thinking ended, and how the tokens were spent.
+/// How reasoning ended, and its token counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct FinishDetails {
-    /// Who closed the thinking.
+    /// Who ended reasoning.
     pub close_kind: CloseKind,
-    /// Tokens of thinking.
+    /// Reasoning tokens.
     pub thinking_tokens: usize,
-    /// Tokens of everything else.
+    /// Other tokens.
     pub content_tokens: usize,
     /// All tokens.
     pub total_tokens: usize,
-    /// Whether the text was ended because it said the same over and over.
+    /// Whether the reply was stopped because it repeated itself.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub degenerate_decode: bool,
 }
 
-/// Who closed the thinking.
+/// Who ended reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CloseKind {
     /// The model.
     Natural,
-    /// The model, nudged.
+    /// The model, with a logit boost on the closing tag.
     Soft,
     /// The server.
     Hard,
@@ -221,14 +221,14 @@ pub enum CloseKind {
 /// Log-probabilities of one choice.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct ChatLogprobs {
-    /// Of the tokens whose text is content; their bytes joined are the content's bytes.
+    /// Of content tokens; their bytes join to the content.
     pub content: Vec<TokenLogprob>,
-    /// Of the tokens of thinking.
+    /// Of reasoning tokens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reasoning_content: Vec<TokenLogprob>,
 }
 
-/// The answer to a text completion request.
+/// The response to a text completion request.
 #[derive(Debug, Clone, Serialize)]
 pub struct TextCompletion {
     /// `cmpl-` and random characters.
@@ -252,24 +252,24 @@ pub struct TextCompletion {
 }
 
 impl TextCompletion {
-    /// The value of `object`, of whole answers and of events.
+    /// The value of `object`, in responses and events.
     pub const OBJECT: &'static str = "text_completion";
 }
 
-/// One of the continuations.
+/// A choice.
 #[derive(Debug, Clone, Serialize)]
 pub struct TextChoice {
-    /// Which of prompts times choices.
+    /// Index over prompts and choices.
     pub index: usize,
     /// The text.
     pub text: String,
-    /// Present, possibly `null`, in every answer.
+    /// Always present, possibly `null`.
     pub logprobs: Option<CompletionLogprobs>,
     /// `null` on all events but the last.
     pub finish_reason: Option<FinishReason>,
 }
 
-/// Log-probabilities in the layout of text completions: four columns of one table.
+/// Logprobs in the layout of text completions: four parallel arrays.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct CompletionLogprobs {
     /// Token texts.
@@ -278,7 +278,7 @@ pub struct CompletionLogprobs {
     pub token_logprobs: Vec<Option<f32>>,
     /// Alternatives by text, best first; `null` where there is no row.
     pub top_logprobs: Vec<Option<TopLogprobsByText>>,
-    /// Where each token begins in the text, in characters.
+    /// Start of each token in the text, in characters.
     pub text_offset: Vec<usize>,
 }
 
@@ -292,23 +292,23 @@ impl Serialize for TopLogprobsByText {
     }
 }
 
-/// The body of an error answer.
+/// The body of an error response.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ErrorBody {
     /// The error.
     pub error: ErrorDetail,
 }
 
-/// What went wrong.
+/// An error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ErrorDetail {
-    /// For people.
+    /// The message.
     pub message: String,
     /// The class of the error, such as `invalid_request_error`.
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// The field at fault.
     pub param: Option<String>,
-    /// For programs, where the protocol names one.
+    /// A code, where the protocol names one.
     pub code: Option<&'static str>,
 }

@@ -1,30 +1,30 @@
-//! Which part of the reply each token ended up in.
+//! Attributes each token to a part of the reply.
 
 use std::collections::VecDeque;
 
-/// Where a token's text went.
+/// The part of a reply a token belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TokenPart {
-    /// Nowhere: tags, blanks around them, control tokens, text behind a stop string.
+    /// None: tags, blanks around them, control tokens, text after a stop string.
     Hidden,
-    /// Into a tool call.
+    /// A tool call.
     Call,
-    /// Into thinking.
+    /// Reasoning.
     Reasoning,
-    /// Into the text.
+    /// Content.
     Content,
 }
 
-/// Tokens whose text is not consumed yet, by the byte ranges they cover in the visible text.
+/// Tokens whose text is not fully consumed, by byte range in the visible text.
 ///
-/// A token that covers several places counts for the greatest of them: content before thinking, thinking
+/// A token that spans several parts counts for the greatest: content before reasoning, reasoning
 /// before calls.
 #[derive(Debug, Default)]
 pub(super) struct TokenAttribution {
     pending: VecDeque<PendingToken>,
     attributed: Vec<(usize, TokenPart)>,
     next_ordinal: usize,
-    /// Visible bytes consumed so far.
+    /// Visible bytes consumed.
     consumed: usize,
 }
 
@@ -32,14 +32,14 @@ pub(super) struct TokenAttribution {
 struct PendingToken {
     ordinal: usize,
     start: usize,
-    /// `None` while the token's last bytes wait for the rest of a code point.
+    /// `None` while the token ends inside a code point.
     end: Option<usize>,
     place: TokenPart,
 }
 
 impl TokenAttribution {
-    /// Enters the next token. `is_whole` says that its text ends at `end`, and with it that of the tokens
-    /// before it.
+    /// Records the next token. If `is_whole`, its text ends at `end`, as does that of earlier
+    /// incomplete tokens.
     pub(super) fn record(&mut self, start: usize, end: usize, is_whole: bool) {
         self.pending.push_back(PendingToken {
             ordinal: self.next_ordinal,
@@ -53,7 +53,7 @@ impl TokenAttribution {
         }
     }
 
-    /// All texts entered so far end at `end`.
+    /// All recorded texts end at `end`.
     pub(super) fn complete(&mut self, end: usize) {
         for token in self.pending.iter_mut().rev() {
             if token.end.is_some() {
@@ -64,7 +64,7 @@ impl TokenAttribution {
         self.settle();
     }
 
-    /// The next bytes, up to `end`, went to `place`.
+    /// The next bytes, up to `end`, belong to this part.
     pub(super) fn advance(&mut self, end: usize, place: TokenPart) {
         for token in &mut self.pending {
             if token.start >= end {
@@ -85,7 +85,7 @@ impl TokenAttribution {
         }
     }
 
-    /// Settles everything that is left as hidden.
+    /// Attributes all pending tokens as they are.
     pub(super) fn finish(&mut self) {
         self.attributed.extend(
             self.pending
@@ -94,7 +94,7 @@ impl TokenAttribution {
         );
     }
 
-    /// Tokens consumed since the last call, in order.
+    /// Tokens attributed since the last call, in order.
     pub(super) fn take(&mut self) -> Vec<(usize, TokenPart)> {
         std::mem::take(&mut self.attributed)
     }

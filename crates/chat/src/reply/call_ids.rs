@@ -1,6 +1,6 @@
 //! Ids of tool calls.
 
-/// Makes ids that look random and depend on the seed alone.
+/// Generates ids that look random and depend on the seed alone.
 #[derive(Debug, Clone)]
 pub(super) struct CallIds {
     state: u64,

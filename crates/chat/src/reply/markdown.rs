@@ -1,19 +1,19 @@
-//! Whether a place in the text is inside quoted code.
+//! Tracks whether text is inside Markdown code.
 
-/// Follows Markdown code fences and inline code as text goes by.
+/// Tracks Markdown code fences and inline code in streamed text.
 #[derive(Debug, Clone)]
 pub(super) struct MarkdownTracker {
-    /// The mark and length of the fence that is open.
+    /// Character and length of the open fence.
     fence: Option<(char, usize)>,
-    /// Only blanks on this line so far.
+    /// Whether the line is blank so far.
     line_is_blank: bool,
-    /// The run of fence marks the line begins with.
+    /// The run of fence characters the line starts with.
     run: Option<(char, usize)>,
-    /// The run is followed by something else than itself.
+    /// Whether another character follows the run.
     run_ended: bool,
-    /// Only blanks behind the run.
+    /// Whether only blanks follow the run.
     rest_is_blank: bool,
-    /// Backticks on this line so far.
+    /// Backticks on this line.
     n_ticks: usize,
 }
 
@@ -58,7 +58,7 @@ impl MarkdownTracker {
     fn end_line(&mut self) {
         if let Some((mark, length)) = self.run.filter(|(_, length)| *length >= 3) {
             self.fence = match self.fence {
-                // Backticks behind an opening run make it inline code.
+                // Backticks after an opening run make it inline code.
                 None if mark == '~' || self.n_ticks == length => Some((mark, length)),
                 Some((open, least)) if open == mark && length >= least && self.rest_is_blank => {
                     None
@@ -72,7 +72,7 @@ impl MarkdownTracker {
         };
     }
 
-    /// A new block begins here, whatever the line held.
+    /// Starts a new block.
     pub(super) fn begin_block(&mut self) {
         *self = MarkdownTracker {
             fence: self.fence,
@@ -80,12 +80,12 @@ impl MarkdownTracker {
         };
     }
 
-    /// Inside a fence, or inside inline code on this line.
+    /// Whether the position is inside a fence or inline code.
     pub(super) fn is_code(&self) -> bool {
         self.fence.is_some() || self.n_ticks % 2 == 1
     }
 
-    /// Only blanks stand before this place on its line.
+    /// Whether only blanks precede the position on its line.
     pub(super) fn begins_line(&self) -> bool {
         self.line_is_blank
     }

@@ -1,4 +1,4 @@
-//! From a reply's tokens to its parts: thinking, text, tool calls.
+//! Splits a reply's tokens into reasoning, content and tool calls.
 
 mod attribution;
 mod call_ids;
@@ -21,14 +21,14 @@ use crate::tokenizer::Tokenizer;
 pub use crate::tools::ReplyEnd;
 use crate::tools::ToolSet;
 
-/// A part of a reply, in the order in which it became certain.
+/// An increment of a reply, emitted as soon as it is certain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplyDelta {
-    /// More thinking.
+    /// More reasoning.
     Reasoning(String),
     /// More text.
     Content(String),
-    /// A tool call begins.
+    /// A tool call starts.
     ToolCall {
         /// Which call of the reply, from 0.
         index: usize,
@@ -37,63 +37,63 @@ pub enum ReplyDelta {
         /// The declared tool.
         name: String,
     },
-    /// More of a call's arguments; all fragments of one call joined are a JSON object, unless the text
-    /// ended inside the call.
+    /// More arguments. All fragments of a call join to a JSON object, unless the text ended inside
+    /// the call.
     ToolArguments {
         /// Which call of the reply.
         index: usize,
-        /// The next stretch of JSON.
+        /// The next JSON text.
         fragment: String,
     },
 }
 
-/// What to look for in a reply.
+/// How a reply is parsed.
 #[derive(Debug, Clone, Default)]
 pub struct ReplyConfig {
-    /// The prompt left a thinking block open.
+    /// Whether the prompt ends inside reasoning.
     pub starts_in_reasoning: bool,
-    /// Tell thinking from text. Otherwise everything, tags included, is text.
+    /// Whether to split reasoning from content. Otherwise everything is content, tags included.
     pub split_reasoning: bool,
-    /// Tools whose calls are recognised; none leaves all text as it is.
+    /// Tools whose calls are parsed; without tools, calls are text.
     pub tools: ToolSet,
-    /// Whether a reply may hold several calls. Otherwise it ends with the first.
+    /// Whether a reply may hold several calls. Otherwise the first call ends it.
     pub parallel_tool_calls: bool,
-    /// Strings that end the text. They are looked for in the text alone, not in thinking or calls.
+    /// Stop strings; they match in content only, not in reasoning or calls.
     pub stop: Vec<String>,
-    /// Stop strings count only once so many tokens have come.
+    /// Stop strings are ignored before this many tokens.
     pub min_tokens: usize,
-    /// Call ids are made from this.
+    /// Seed of the call ids.
     pub call_id_seed: u64,
 }
 
-/// Why the reply is over although the model would go on.
+/// Why a reply ends before the model ends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EarlyStop {
-    /// This stop string came up.
+    /// This stop string matched.
     StopString(String),
-    /// A call is complete, and only one was wanted.
+    /// A call is complete, and parallel calls are off.
     AfterCall,
 }
 
-/// What a reply came to.
+/// Counts of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReplyStats {
-    /// Tokens taken in, hidden ones included; none behind a stop.
+    /// Tokens, hidden ones included; none after a stop.
     pub tokens: usize,
-    /// Tokens of thinking.
+    /// Reasoning tokens.
     pub reasoning_tokens: usize,
     /// Tokens of text.
     pub content_tokens: usize,
     /// Complete calls.
     pub calls: usize,
-    /// Calls that had to be repaired, and text that was no call after all though it began like one.
+    /// Repaired calls, and text that only started like a call.
     pub malformed: usize,
     /// The text ended inside a call.
     pub open_call: bool,
 }
 
 impl ReplyStats {
-    /// Why the choice ended, given how its tokens ended. A complete call outranks everything.
+    /// The finish reason, given how the tokens ended. A complete call takes precedence.
     pub fn finish_reason(&self, end: ReplyEnd) -> FinishReason {
         match end {
             _ if self.calls > 0 => FinishReason::ToolCalls,
@@ -103,23 +103,23 @@ impl ReplyStats {
     }
 }
 
-/// Takes one choice's tokens and gives its parts as soon as they are certain.
+/// Parses the tokens of one choice and emits its parts as soon as they are certain.
 ///
-/// The parts do not depend on how the text is cut into tokens or how tokens are grouped into calls of
-/// [`push`](ReplyParser::push), except in how finely they are cut themselves. Nothing is lost but tags,
-/// stop strings with what follows them, and blanks beside tags.
+/// The result is independent of how the text is split into tokens and of how tokens are batched in
+/// [`push`](ReplyParser::push); only the size of the deltas varies. Tags, adjacent blanks, and stop
+/// strings with the text after them are dropped; nothing else is.
 #[derive(Debug)]
 pub struct ReplyParser {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,
-    /// Control tokens whose text is a tag we look for.
+    /// Control tokens whose text is a tag to parse.
     tags: HashSet<TokenId>,
     machine: ReplyStateMachine,
     attribution: TokenAttribution,
-    /// Bytes of visible text so far.
+    /// Bytes of visible text.
     visible_bytes: usize,
     summary: ReplyStats,
-    /// Settled tokens that were not asked for yet.
+    /// Attributed tokens that were not taken yet.
     attributed: Vec<(usize, TokenPart)>,
     is_finished: bool,
 }
@@ -153,7 +153,7 @@ impl ReplyParser {
         }
     }
 
-    /// Takes the next tokens. After a stop, or after [`finish`](ReplyParser::finish), nothing comes.
+    /// Parses the next tokens. After a stop or [`finish`](ReplyParser::finish), nothing is emitted.
     pub fn push(&mut self, tokens: &[TokenId]) -> Vec<ReplyDelta> {
         let mut deltas = Vec::new();
         for token in tokens {
@@ -182,13 +182,13 @@ impl ReplyParser {
         merge(deltas)
     }
 
-    /// Why the reply is over, if it is over before its tokens are: the choice is to be cancelled and then
-    /// finished with [`ReplyEnd::Stopped`].
+    /// Why the reply is over, if it ended early. The caller cancels the choice and finishes with
+    /// [`ReplyEnd::Stopped`].
     pub fn stopped(&self) -> Option<&EarlyStop> {
         self.machine.stopped()
     }
 
-    /// Gives what was held back. Calls after the first give nothing.
+    /// Emits the text still held back. Further calls emit nothing.
     pub fn finish(&mut self, end: ReplyEnd) -> Vec<ReplyDelta> {
         if self.is_finished {
             return Vec::new();
@@ -210,13 +210,13 @@ impl ReplyParser {
         merge(deltas)
     }
 
-    /// Where tokens went, by their ordinal in this choice, in order; each token once, as soon as all of its
-    /// text is settled.
+    /// Tokens by ordinal with the part they belong to, in order; each once, when all of its text is
+    /// attributed.
     pub fn take_token_parts(&mut self) -> Vec<(usize, TokenPart)> {
         std::mem::take(&mut self.attributed)
     }
 
-    /// What the reply has come to so far.
+    /// Counts so far.
     pub fn summary(&self) -> ReplyStats {
         let machine = &self.machine;
         ReplyStats {
@@ -240,7 +240,7 @@ impl ReplyParser {
     }
 }
 
-/// Joins neighbours of one kind.
+/// Joins adjacent deltas of one kind.
 fn merge(deltas: Vec<ReplyDelta>) -> Vec<ReplyDelta> {
     let mut merged: Vec<ReplyDelta> = Vec::with_capacity(deltas.len());
     for delta in deltas {
@@ -262,19 +262,19 @@ fn merge(deltas: Vec<ReplyDelta>) -> Vec<ReplyDelta> {
     merged
 }
 
-/// The token that opens a call, if the vocabulary has one: banning it keeps a model from calling.
+/// The token that starts a tool call, if the vocabulary has one; banning it prevents calls.
 pub fn tool_call_start_token(tokenizer: &Tokenizer) -> Option<TokenId> {
     tokenizer.id_of(&tokenizer.markup().tool_calls.open)
 }
 
-/// A whole reply, for answers in one delta.
+/// A whole reply.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Reply {
-    /// All thinking.
+    /// The reasoning.
     pub reasoning: String,
-    /// All text.
+    /// The content.
     pub content: String,
-    /// All calls.
+    /// The calls.
     pub tool_calls: Vec<ReplyToolCall>,
 }
 
@@ -310,7 +310,7 @@ impl Reply {
 }
 
 impl Reply {
-    /// The message that a client sends back for this reply; with its reasoning where `keep_reasoning` says so and there are any.
+    /// The assistant message a client would send back; `keep_reasoning` includes the reasoning.
     pub fn to_message(&self, keep_reasoning: bool) -> Message {
         let call = |call: &ReplyToolCall| ToolCall {
             id: Some(call.id.clone()),

@@ -124,7 +124,7 @@ pub struct TokenLogprob {
 pub struct TopLogprob {
     /// Its text; bytes that are not UTF-8 by themselves show as U+FFFD.
     pub token: String,
-    /// Natural logarithm; -9999 stands for impossible.
+    /// Natural logarithm; -9999 for minus infinity.
     pub logprob: f32,
     /// Its bytes.
     pub bytes: Vec<u8>,

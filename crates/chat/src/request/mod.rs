@@ -106,7 +106,7 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// What a request says about reasoning.
+/// Reasoning options of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReasoningOptions {
     /// On or off; `None` leaves it to the server's default, then to the template.

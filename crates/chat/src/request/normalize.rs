@@ -1,16 +1,16 @@
-//! Making a client's messages fit for templates that were trained on stricter ones.
+//! Normalises messages for templates that were trained on a stricter order.
 
 use crate::conversation::{Message, Role};
 use crate::error::ChatError;
 
-/// What to do with a system message after the conversation has begun.
+/// What to do with a system message after the first turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LateSystem {
-    /// Turn it into a user message behind a marker line, where it stands: the head of the prompt,
-    /// and with it the cached prefix, stays as it was.
+    /// Turn it into a user message in place, after a marker line. The start of the prompt, and so
+    /// the cached prefix, stays the same.
     #[default]
     User,
-    /// Append it to the system message at the front.
+    /// Append it to the first system message.
     Hoist,
     /// Refuse the request.
     Refuse,
@@ -19,13 +19,13 @@ pub enum LateSystem {
 /// The first line of a late system message that became a user message.
 pub const LATE_SYSTEM_MARKER: &str = "[System message]";
 
-/// A line one client puts into its system text, different in each request, for billing.
+/// A line that one client adds to its system text; it differs in every request, for billing.
 const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 
-/// Brings messages into the order and shape templates accept.
+/// Brings messages into an order that templates accept.
 ///
-/// Billing lines go from system text; system messages at the front become one; later ones are treated
-/// as `late_system` says; a history that was cut down to tool results gets an empty user message.
+/// Billing lines are removed from system text; leading system messages are merged; later ones are
+/// handled by `late_system`; tool results without a user message get an empty one.
 pub(crate) fn normalise(
     messages: &[Message],
     late_system: LateSystem,
@@ -63,7 +63,7 @@ pub(crate) fn normalise(
     }
     normalised.append(&mut rest);
     if normalised.is_empty() {
-        // Nothing but billing lines: let the template say what it thinks of that.
+        // Only billing lines: the template decides about an empty system message.
         normalised.push(Message::new(Role::System, ""));
     }
     Ok(normalised)
@@ -85,12 +85,12 @@ fn append_system(front: &mut Option<Message>, message: &Message, text: String) {
     }
 }
 
-/// Whether a block of system text is there for billing alone.
+/// Whether a block of system text is only for billing.
 pub(crate) fn is_billing(text: &str) -> bool {
     text.trim_start().starts_with(BILLING_PREFIX)
 }
 
-/// System text without lines that change in every request and mean nothing to the model.
+/// System text without billing lines, which differ in every request.
 fn without_billing_lines(text: &str) -> String {
     if !text.contains(BILLING_PREFIX) {
         return text.to_owned();

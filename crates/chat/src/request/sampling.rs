@@ -2,7 +2,8 @@
 
 use contract::TokenId;
 
-/// How tokens are chosen and when a reply ends. `None` leaves the choice to the model card or the server.
+/// How tokens are chosen and when a reply ends. `None` leaves the choice to the model card or the
+/// server.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SamplingParams {
     /// Most tokens of the reply, reasoning included.

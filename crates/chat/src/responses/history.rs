@@ -1,4 +1,4 @@
-//! Input items made into messages: what one turn of the model left behind becomes one message again.
+//! Turns input items into messages: the items of one assistant turn become one message.
 
 use serde_json::{Map, Value};
 
@@ -8,7 +8,7 @@ use crate::dialect::fields::{Fields, must_be};
 use crate::error::ChatError;
 use crate::request::MAX_MESSAGES;
 
-/// Reads `input`: a string, or items. Absent is no message at all.
+/// Reads `input`: a string or items. If absent, there are no messages.
 pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
     let mut history = InputHistory::default();
     match body.get("input") {
@@ -34,7 +34,7 @@ pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
 #[derive(Default)]
 struct InputHistory {
     messages: Vec<Message>,
-    /// Thinking whose turn has not come yet.
+    /// Reasoning whose turn has not started.
     reasoning: Option<String>,
 }
 
@@ -147,7 +147,7 @@ impl InputHistory {
         Ok(())
     }
 
-    /// The assistant's turn that the next item belongs to. Thinking begins a new one.
+    /// The assistant message that the next item belongs to. Reasoning starts a new one.
     fn assistant_message(&mut self) -> &mut Message {
         let goes_on = self.reasoning.is_none()
             && matches!(self.messages.last(), Some(last) if last.role == Role::Assistant);
@@ -160,7 +160,7 @@ impl InputHistory {
     }
 }
 
-/// The tool's name as it is declared to the model.
+/// The tool's name as the model knows it.
 fn name(item: &Fields<'_>) -> Result<String, ChatError> {
     let name = item.string("name")?;
     let name = name.ok_or_else(|| item.error("name", "is missing"))?;

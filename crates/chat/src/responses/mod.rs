@@ -1,4 +1,4 @@
-//! The dialect of OpenAI's Responses: what a client sends and what it gets back.
+//! The JSON of OpenAI's Responses.
 
 mod history;
 mod request;

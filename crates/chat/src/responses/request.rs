@@ -12,18 +12,18 @@ use crate::dialect::fields::{Fields, parse_body};
 use crate::error::ChatError;
 use crate::request::{ChatRequest, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams};
 
-/// What only this dialect knows of a request.
+/// Fields of a request that only Responses has.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponsesRequest {
     /// The client's names of tools.
     pub names: Arc<ToolNames>,
-    /// Whether thinking is to be told as a summary.
+    /// Whether reasoning is returned as a summary.
     pub summary: bool,
-    /// Fields that the answer repeats.
+    /// Fields that the response repeats.
     pub echo: EchoedFields,
 }
 
-/// Fields of the request that the answer repeats, as the client sent them or with their defaults.
+/// Request fields that the response repeats, as sent or with their defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EchoedFields {
     pub(super) fields: Vec<(&'static str, Value)>,
@@ -95,7 +95,7 @@ impl ResponsesRequest {
     }
 }
 
-/// How many alternatives per token are told, if logprobs are asked for: by a number of them or by name.
+/// Alternatives per token if logprobs are requested, by number or by name.
 fn logprobs(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
     let top = body.count("top_logprobs", MAX_TOP_LOGPROBS)?;
     let included = body.array("include")?.unwrap_or_default();
@@ -108,7 +108,7 @@ fn logprobs(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
     })
 }
 
-/// Refuses what would need answers to be kept here.
+/// Rejects requests that need stored responses.
 fn refuse_state(body: &Fields<'_>) -> Result<(), ChatError> {
     if let Some(id) = body.get("previous_response_id") {
         let message =
@@ -136,13 +136,13 @@ fn messages(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
         return Err(body.error("input", "is missing"));
     }
     if messages.iter().all(|message| message.role == Role::System) {
-        // Clients probe with instructions alone; templates want somebody to answer.
+        // Clients probe with instructions alone; templates need a user message.
         messages.push(Message::new(Role::User, ""));
     }
     Ok(messages)
 }
 
-/// `text.format`, or one of the extensions that all dialects share.
+/// `text.format`, or an extension that all dialects share.
 fn response_format(body: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
     if let Some(text) = body.object("text")?
         && let Some(format) = text.object("format")?

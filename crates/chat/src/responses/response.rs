@@ -1,4 +1,4 @@
-//! What a client gets back in one piece, in the protocol's exact shapes.
+//! Responses that are not streamed.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -6,33 +6,33 @@ use serde_json::{Map, Value, json};
 use super::EchoedFields;
 use crate::reply::{Timings, Usage};
 
-/// How far an answer or an item has come.
+/// Status of a response or an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ItemStatus {
-    /// More will come.
+    /// In progress.
     InProgress,
-    /// Whole.
+    /// Complete.
     Completed,
     /// Cut off by the token limit.
     Incomplete,
-    /// Something went wrong.
+    /// Failed.
     Failed,
 }
 
-/// One item of an answer.
+/// An output item.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum OutputItem {
-    /// Reasoning; as a summary if the request asked for one, else as content.
+    /// Reasoning; as a summary if requested, else as content.
     Reasoning {
         /// `rs_` and random characters.
         id: String,
         /// As a summary.
         summary: Vec<ContentPart>,
-        /// As it was thought.
+        /// As content.
         content: Vec<ContentPart>,
-        /// Always `null`: nothing is hidden.
+        /// Always `null`: nothing is encrypted.
         encrypted_content: Option<String>,
         /// How far it has come.
         status: ItemStatus,
@@ -89,17 +89,17 @@ pub enum ContentPart {
         text: String,
         /// Always empty.
         annotations: Vec<Value>,
-        /// Logprobs of its tokens, if they were asked for.
+        /// Logprobs of its tokens, if requested.
         logprobs: Vec<Value>,
     },
-    /// Thinking.
+    /// Reasoning.
     ReasoningText {
-        /// The thinking.
+        /// The text.
         text: String,
     },
-    /// Reasoning, told as a summary.
+    /// Reasoning, as a summary.
     SummaryText {
-        /// The thinking.
+        /// The text.
         text: String,
     },
 }
@@ -115,7 +115,7 @@ impl ContentPart {
     }
 }
 
-/// What stays the same in all states of one answer.
+/// Fields that are equal in all states of one response.
 #[derive(Debug, Clone)]
 pub struct ResponseObject {
     /// `resp_` and random characters.
@@ -129,28 +129,30 @@ pub struct ResponseObject {
 }
 
 impl ResponseObject {
-    /// The answer before anything was said.
+    /// The response before any output.
     pub fn in_progress(&self) -> Value {
         self.body(ItemStatus::InProgress, &[], None, None)
     }
 
-    /// The answer at its end; `hit_token_limit` says whether a token limit ended it.
+    /// The finished response; `hit_token_limit` marks it as incomplete.
     ///
-    /// `timings` stands beside `usage`, as in the other dialects of OpenAI; no client of Responses minds a field more.
+    /// `timings` stands beside `usage`, as in OpenAI's other dialects; clients ignore the extra
+    /// field.
     pub fn completed(
         &self,
         hit_token_limit: bool,
         output: &[OutputItem],
         (usage, timings): (Usage, Timings),
     ) -> Value {
-        let status = match hit_token_limit {
-            true => ItemStatus::Incomplete,
-            false => ItemStatus::Completed,
+        let status = if hit_token_limit {
+            ItemStatus::Incomplete
+        } else {
+            ItemStatus::Completed
         };
         self.body(status, output, Some((usage, timings)), None)
     }
 
-    /// The answer when it broke off.
+    /// The failed response.
     pub fn failed(&self, output: &[OutputItem], code: &str, message: &str) -> Value {
         let error = json!({"code": code, "message": message});
         self.body(ItemStatus::Failed, output, None, Some(error))
@@ -190,7 +192,7 @@ impl ResponseObject {
     }
 }
 
-/// Token counts in this dialect's words.
+/// Token counts in Responses' form.
 fn counts(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,

@@ -1,4 +1,4 @@
-//! What a client gets as events: items that begin when their first byte exists, each added once and done once.
+//! Stream events: an item starts with its first byte; each is added once and done once.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::response::{ContentPart, ItemStatus, OutputItem};
 use super::tools::{ClientToolName, ToolNames};
 use crate::reply::{ReplyDelta, TokenLogprob};
 
-/// One event; its data repeats the name under `type` and carries its number.
+/// An event; its data repeats the name as `type` and carries a sequence number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResponsesEvent {
     /// The event's name.
@@ -17,12 +17,12 @@ pub struct ResponsesEvent {
     pub data: Value,
 }
 
-/// Turns pieces of a reply into items and the events about them.
+/// Turns reply deltas into items and their events.
 #[derive(Debug)]
 pub struct OutputItemStream {
     names: Arc<ToolNames>,
     summary: bool,
-    /// Ids of items are made from this.
+    /// Stem of the item ids.
     stem: String,
     sequence: u64,
     done: Vec<OutputItem>,
@@ -34,9 +34,9 @@ pub struct OutputItemStream {
 struct OpenItem {
     id: String,
     kind: OpenItemKind,
-    /// What it holds so far: text, thinking, or arguments.
+    /// Its text, reasoning or arguments so far.
     text: String,
-    /// Logprobs of its text, if they are told.
+    /// Logprobs of its text, if requested.
     logprobs: Vec<Value>,
 }
 
@@ -51,7 +51,8 @@ enum OpenItemKind {
 }
 
 impl OutputItemStream {
-    /// No items yet. `stem` makes ids differ between answers; `summary` tells thinking as a summary.
+    /// No items yet. `stem` makes ids unique across responses; `summary` returns reasoning as a
+    /// summary.
     pub fn new(names: Arc<ToolNames>, summary: bool, stem: String) -> OutputItemStream {
         OutputItemStream {
             names,
@@ -78,12 +79,12 @@ impl OutputItemStream {
         &self.done
     }
 
-    /// Takes the next piece.
+    /// Adds the next delta.
     pub fn push(&mut self, piece: ReplyDelta) -> Vec<ResponsesEvent> {
         self.push_with(piece, Vec::new())
     }
 
-    /// Takes the next piece with the logprobs of its tokens; those of anything but text are not told.
+    /// Adds the next delta with the logprobs of its tokens; only text carries logprobs.
     pub fn push_with(
         &mut self,
         piece: ReplyDelta,
@@ -128,12 +129,13 @@ impl OutputItemStream {
         events
     }
 
-    /// Closes what is open; `hit_token_limit` says whether a token limit ended it.
+    /// Closes the open item; `hit_token_limit` marks it as incomplete.
     pub fn finish(&mut self, hit_token_limit: bool) -> Vec<ResponsesEvent> {
         let mut events = Vec::new();
-        let status = match hit_token_limit {
-            true => ItemStatus::Incomplete,
-            false => ItemStatus::Completed,
+        let status = if hit_token_limit {
+            ItemStatus::Incomplete
+        } else {
+            ItemStatus::Completed
         };
         self.close(status, &mut events);
         events
@@ -177,7 +179,7 @@ impl OutputItemStream {
                 ClientToolName::Function { .. } => {
                     Some(("response.function_call_arguments.delta", None))
                 }
-                // The free text is inside the arguments; it is told once they are complete.
+                // Free text is inside the arguments and is sent once they are complete.
                 ClientToolName::Custom { .. } => None,
             },
         };
@@ -241,7 +243,7 @@ impl OutputItemStream {
         self.done.push(item);
     }
 
-    /// The event that begins or ends the part of an item that has parts.
+    /// The event that starts or ends an item's part.
     fn part_event(
         &self,
         kind: &OpenItemKind,
@@ -280,16 +282,17 @@ impl OutputItemStream {
         }
     }
 
-    /// The item as it stands; one that has only begun holds no parts.
+    /// The item so far; a new one has no parts.
     fn item(&self, open: &OpenItem, status: ItemStatus) -> OutputItem {
         let id = open.id.clone();
         let has_begun = status != ItemStatus::InProgress;
         let parts = || has_begun.then(|| self.part(open)).into_iter().collect();
         match &open.kind {
             OpenItemKind::Reasoning => {
-                let (summary, content) = match self.summary {
-                    true => (parts(), Vec::new()),
-                    false => (Vec::new(), parts()),
+                let (summary, content) = if self.summary {
+                    (parts(), Vec::new())
+                } else {
+                    (Vec::new(), parts())
                 };
                 OutputItem::Reasoning {
                     id,
@@ -335,7 +338,7 @@ enum PartEdge {
     Done,
 }
 
-/// Where an event belongs, and its own fields behind that. `key` names the index of its part, which is 0.
+/// An event's position and its fields. `key` names the index of its part, which is 0.
 fn at(open: &OpenItem, output_index: usize, key: Option<&str>, own: Value) -> Value {
     let mut fields = json!({"item_id": open.id, "output_index": output_index});
     if let Some(key) = key {
@@ -347,7 +350,7 @@ fn at(open: &OpenItem, output_index: usize, key: Option<&str>, own: Value) -> Va
     fields
 }
 
-/// The free text in the arguments of a tool that takes nothing else; what is no such object is the text itself.
+/// The free text in a custom tool's arguments; other arguments are the text themselves.
 fn free_text(arguments: &str) -> String {
     match serde_json::from_str::<Value>(arguments) {
         Ok(Value::Object(map)) => match map.get("input") {

@@ -1,4 +1,4 @@
-//! Declared tools of every kind, as the functions a model knows, and back.
+//! Maps tools of every kind to functions and back.
 
 use std::collections::HashMap;
 
@@ -10,31 +10,31 @@ use crate::error::ChatError;
 use crate::request::ToolChoice;
 use crate::tools::Tool;
 
-/// How the client calls what the model knows under one name.
+/// The client's name of a tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientToolName {
     /// A function.
     Function {
-        /// Its name in its namespace.
+        /// Its name within the namespace.
         name: String,
-        /// The namespace it was declared in.
+        /// Its namespace.
         namespace: Option<String>,
     },
-    /// A tool that takes free text instead of arguments.
+    /// A tool with free text instead of arguments.
     Custom {
         /// Its name.
         name: String,
     },
 }
 
-/// The client's names of tools, by the names the model knows. A function without a namespace needs no entry.
+/// The client's names of tools, by the model's names. Functions without a namespace have no entry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ToolNames {
     by_qualified_name: HashMap<String, ClientToolName>,
 }
 
 impl ToolNames {
-    /// What the client calls the tool that the model calls `name`.
+    /// The client's name of the tool that the model calls `name`.
     pub fn client_name(&self, name: &str) -> ClientToolName {
         let known = self.by_qualified_name.get(name).cloned();
         known.unwrap_or_else(|| ClientToolName::Function {
@@ -44,15 +44,17 @@ impl ToolNames {
     }
 }
 
-/// The one name under which a model knows a tool of a namespace.
+/// The model's name of a tool in a namespace.
 pub(super) fn qualified_name(namespace: &str, name: &str) -> String {
-    match namespace.ends_with("__") {
-        true => format!("{namespace}{name}"),
-        false => format!("{namespace}__{name}"),
+    if namespace.ends_with("__") {
+        format!("{namespace}{name}")
+    } else {
+        format!("{namespace}__{name}")
     }
 }
 
-/// Reads the declared tools and the choice among them. Kinds that run on the provider's side are left out.
+/// Reads the declared tools and the choice among them. Tools that OpenAI's servers run are left
+/// out.
 pub(super) fn read(body: &Fields<'_>) -> Result<(ToolFields, ToolNames), ChatError> {
     let mut found = ToolCollector::default();
     for (index, value) in tool_items(body, "tools")?.iter().enumerate() {
@@ -131,7 +133,7 @@ impl ToolCollector {
         Ok(())
     }
 
-    /// A tool of free text, shown to the model as a function with one text parameter.
+    /// A tool of free text, declared as a function with one text parameter.
     fn custom(&mut self, fields: &Fields<'_>, space: Option<&str>) -> Result<(), ChatError> {
         let name = needed(fields, "name")?;
         let mut description = fields.string("description")?.unwrap_or_default().to_owned();

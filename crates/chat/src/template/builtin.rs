@@ -1,12 +1,12 @@
-//! The renderers used when a file carries no template.
+//! Chat templates for model files without one.
 
 use contract::{PreTokenizer, TokenKind, Vocab};
 
 use crate::error::ChatError;
 
-/// Qwen3.5 and Qwen3.6: thinking opened by the prompt, calls as tagged parameters.
+/// Qwen3.5 and Qwen3.6: the prompt opens reasoning, calls are tagged parameters.
 pub(super) const QWEN35: &str = include_str!("builtin_qwen35.jinja");
-/// Qwen3: thinking opened by the model, calls as JSON.
+/// Qwen3: the model opens reasoning, calls are JSON.
 pub(super) const QWEN3: &str = include_str!("builtin_qwen3.jinja");
 
 /// The built-in template of the vocabulary's family.

@@ -1,4 +1,4 @@
-//! The template language: minijinja set up to print what the Python renderer prints.
+//! The template language: minijinja, set up to print what Python's Jinja prints.
 
 use std::borrow::Cow;
 
@@ -11,14 +11,14 @@ use serde_json::{Map, Value};
 use super::{clock, python, tojson};
 use crate::error::ChatError;
 
-/// Steps one rendering may take: more than a thousand for each message of the longest request.
+/// Most steps of one rendering: over a thousand per message of the longest request.
 const FUEL: u64 = 20_000_000;
-/// How deep macros may nest.
+/// Deepest nesting of macros.
 const MAX_DEPTH: usize = 200;
 /// The name of the one template of an environment.
 const NAME: &str = "chat";
 
-/// What a template sees.
+/// The variables of a template.
 pub(super) struct RenderContext<'a> {
     pub(super) messages: &'a Value,
     pub(super) tools: &'a Value,
@@ -34,7 +34,7 @@ pub(super) struct CompiledTemplate {
     source: String,
 }
 
-/// The text a template gave to `raise_exception`.
+/// The message of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -61,7 +61,7 @@ impl CompiledTemplate {
         environment.add_filter("trim", |value: &Jinja, set: Option<Cow<'_, str>>| {
             python::strip(&python::str(value), set.as_deref(), python::StripSide::Both).to_owned()
         });
-        // Python cannot iterate over None; the engine can.
+        // Python cannot iterate over None; minijinja can.
         environment.add_test("iterable", |value: &Jinja| {
             !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
         });
@@ -113,7 +113,7 @@ fn raise_exception(message: Cow<'_, str>) -> Result<Jinja, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
 }
 
-/// A refusal keeps the template's words; anything else is the template's fault.
+/// An exception raised by the template keeps its message; other errors are the template's fault.
 fn error(err: &Error) -> ChatError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(err);
     while let Some(current) = cause {
@@ -130,7 +130,7 @@ fn error(err: &Error) -> ChatError {
     ChatError::template_failed(format!("the chat template failed: {err}"))
 }
 
-/// Python's own blank characters for the strip family; the rest as the compatibility layer has it.
+/// Python's own set of blanks for the strip family; other methods as in the compatibility layer.
 fn python_method(
     state: &mut State,
     value: &Jinja,
@@ -154,7 +154,7 @@ fn python_method(
 
 /// The source without `{% generation %}` and `{% endgeneration %}`, which mark text for training.
 ///
-/// A tag's own dashes trim blanks around it, so each tag becomes a comment with the same dashes.
+/// A tag's dashes trim blanks around it, so each tag becomes a comment with the same dashes.
 fn without_generation_tags(source: &str) -> String {
     let mut kept = String::with_capacity(source.len());
     let mut rest = source;
@@ -169,7 +169,7 @@ fn without_generation_tags(source: &str) -> String {
             let left = if inside.starts_with('-') { "-" } else { "" };
             let right = if inside.ends_with('-') { "-" } else { "" };
             kept.push_str(&format!("{{#{left} {right}#}}"));
-            // A block tag eats the line break after it, a comment does not need to.
+            // A block tag drops the line break after it; a comment does not.
             rest = &rest[start + length + 2..];
             if right.is_empty() {
                 rest = rest.strip_prefix('\n').unwrap_or(rest);

@@ -1,9 +1,9 @@
-//! Keeping control strings inside a client's text apart from those a template writes.
+//! Separates control strings in a client's text from those a template writes.
 //!
-//! Before rendering, each special string in the data is replaced by one private-use character that
-//! occurs nowhere in the request. After rendering, the characters turn back into the strings, and where
-//! they stood is remembered. A template neither sees nor loses anything by it: the characters survive
-//! trimming, joining and JSON.
+//! Before rendering, each special string in the data is replaced by a private-use character that
+//! the request does not use. After rendering, the characters turn back into the strings, and their
+//! ranges are recorded. The characters survive trimming, joining and JSON, so the template's output
+//! stays the same.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -32,7 +32,7 @@ impl SpecialStringTable {
                 .filter(|(token, kind)| **kind == wanted && !token.is_empty())
                 .map(|(token, _)| token.clone())
                 .collect();
-            // A longer string goes first, as the tokenizer would match it first.
+            // Longer strings first, as the tokenizer matches them.
             words.sort_by_key(|word| std::cmp::Reverse(word.len()));
             words
         };
@@ -43,22 +43,22 @@ impl SpecialStringTable {
     }
 }
 
-/// The replacement characters of one request.
+/// The placeholder characters of one request.
 pub(super) struct SpecialStringMask<'a> {
     words: &'a SpecialStringTable,
-    /// Private-use characters that occur in the request or the template.
+    /// Private-use characters in the request or the template.
     taken: HashSet<char>,
-    /// Which string each replacement stands for.
+    /// The string of each placeholder.
     assigned: Vec<(char, &'a str)>,
     next: u32,
 }
 
-/// Plane 15 is for private use as a whole; its last two code points are no characters.
+/// Plane 15 is private use; its last two code points are no characters.
 const PRIVATE: Range<u32> = 0xf_0000..0xf_fffe;
 
 impl<'a> SpecialStringMask<'a> {
-    /// Refuses a request that uses up the private characters, since nothing would be left to tell its
-    /// control strings by.
+    /// Rejects a request that uses nearly all private-use characters, since no placeholders would
+    /// be left.
     pub(super) fn new(
         words: &'a SpecialStringTable,
         input: &TemplateInput,
@@ -93,7 +93,7 @@ impl<'a> SpecialStringMask<'a> {
         })
     }
 
-    /// Whether any message other than the assistant's holds a user-defined string in its content.
+    /// Whether the content of a message other than the assistant's holds a user-defined string.
     pub(super) fn has_user_defined(&self, input: &TemplateInput) -> bool {
         input
             .messages
@@ -108,12 +108,12 @@ impl<'a> SpecialStringMask<'a> {
             })
     }
 
-    /// A character to mark the end of something.
+    /// A placeholder that marks the end of a message.
     pub(super) fn end_placeholder(&mut self) -> char {
         self.next_unused()
     }
 
-    /// The value with control strings replaced, in keys too.
+    /// The value with control strings masked, in keys too.
     pub(super) fn mask_value(&mut self, value: &Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.mask_text(text, false)),
@@ -132,7 +132,7 @@ impl<'a> SpecialStringMask<'a> {
         }
     }
 
-    /// A message with control strings replaced, and in its content user-defined ones if `all`.
+    /// A message with control strings masked, and with `all` also user-defined ones in its content.
     pub(super) fn mask_message(&mut self, message: &Value, all: bool) -> Value {
         let mut masked = self.mask_value(message);
         if all
@@ -169,7 +169,7 @@ impl<'a> SpecialStringMask<'a> {
         letter
     }
 
-    /// A private-use character nobody uses.
+    /// An unused private-use character.
     fn next_unused(&mut self) -> char {
         loop {
             let letter = char::from_u32(self.next).expect("the plane was checked to have room");
@@ -180,7 +180,7 @@ impl<'a> SpecialStringMask<'a> {
         }
     }
 
-    /// The text with the strings back in place, and where they stand.
+    /// The text with the strings restored, and their ranges.
     pub(super) fn unmask(&self, text: &str) -> RenderedPrompt {
         if self.assigned.is_empty() {
             return RenderedPrompt {

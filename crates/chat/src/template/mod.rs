@@ -1,7 +1,7 @@
-//! From a conversation to a prompt, through the chat template the model came with.
+//! Renders a conversation to a prompt with the model's chat template.
 //!
-//! A template is somebody else's program over somebody else's data: it runs with bounded fuel and
-//! depth, and control strings inside the data stay data (see [`RenderedPrompt::literals`]).
+//! A template is foreign code over foreign data: it runs with bounded fuel and depth, and control
+//! strings inside the data stay data (see [`RenderedPrompt::literals`]).
 
 mod builtin;
 mod clock;
@@ -22,32 +22,32 @@ pub use self::probe::{Capabilities, ToolCallFormat};
 use crate::conversation::{Conversation, Role};
 use crate::error::ChatError;
 
-/// A prompt, and which parts of it only look like control strings.
+/// A prompt, and which control strings in it are plain text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RenderedPrompt {
     /// The prompt.
     pub text: String,
-    /// Byte ranges, in order, of special strings that came with a client's text and mean nothing.
+    /// Byte ranges, in order, of special strings from a client's text, which are plain text.
     pub literals: Vec<Range<usize>>,
 }
 
 impl RenderedPrompt {
-    /// Whether the prompt leaves a thinking block open, so that the reply begins inside it.
+    /// Whether the prompt ends inside reasoning, so that the reply starts there.
     pub fn opens_reasoning(&self, tags: &ReasoningTags) -> bool {
         self.text.trim_end().ends_with(&tags.open)
     }
 
-    /// Whether the prompt ends with a thinking block that is closed, so that the reply is without one.
+    /// Whether the prompt ends with closed reasoning, so that the reply has none.
     pub fn closes_reasoning(&self, tags: &ReasoningTags) -> bool {
         self.text.trim_end().ends_with(&tags.close)
     }
 }
 
-/// A compiled chat template with what it is able to express. Share by `Arc`.
+/// A compiled chat template with its probed capabilities. Share it by `Arc`.
 #[derive(Debug)]
 pub struct ChatTemplate {
     program: CompiledTemplate,
-    /// Used instead when tools are declared, if the file has one for that.
+    /// The file's template for conversations with tools, if it has one.
     tool_program: Option<CompiledTemplate>,
     words: SpecialStringTable,
     bos_token: String,
@@ -56,10 +56,10 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The file's own template, or the built-in one of its family if it has none.
+    /// The file's template, or the built-in one of its family.
     ///
-    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) when the template does not compile, or
-    /// when there is none and the vocabulary lacks the turn markers of the built-in one.
+    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) if the template does not compile,
+    /// or if there is none and the vocabulary lacks the built-in one's turn markers.
     pub fn from_vocab(vocab: &Vocab) -> Result<ChatTemplate, ChatError> {
         let tool_use = vocab
             .named_templates
@@ -74,7 +74,7 @@ impl ChatTemplate {
         }
     }
 
-    /// A template given by the user instead of the file's; errors as [`ChatTemplate::from_vocab`].
+    /// A template from the user; errors as in [`ChatTemplate::from_vocab`].
     pub fn from_source(source: &str, vocab: &Vocab) -> Result<ChatTemplate, ChatError> {
         ChatTemplate::new(vocab, source, None)
     }
@@ -101,31 +101,32 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// What the template was found able to express.
+    /// What the template can express.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// The template's own text, for prompts without tools.
+    /// The source, for prompts without tools.
     pub fn source(&self) -> &str {
         self.program.source()
     }
 
-    /// The text that begins a prompt; empty if there is none.
+    /// The beginning-of-text token; empty if there is none.
     pub fn bos_token(&self) -> &str {
         &self.bos_token
     }
 
-    /// The text that ends a turn; empty if there is none.
+    /// The end-of-turn token; empty if there is none.
     pub fn eos_token(&self) -> &str {
         &self.eos_token
     }
 
-    /// Writes the prompt of `conversation`.
+    /// Renders the prompt of `conversation`.
     ///
-    /// Fails with [`ErrorKind::TemplateRefused`](crate::ErrorKind::TemplateRefused) when the template
-    /// itself raises, and with [`ErrorKind::TemplateFailed`](crate::ErrorKind::TemplateFailed) when it
-    /// breaks or runs out of its step budget.
+    /// Fails with [`ErrorKind::TemplateRefused`](crate::ErrorKind::TemplateRefused) if the template
+    /// raises an exception, and with
+    /// [`ErrorKind::TemplateFailed`](crate::ErrorKind::TemplateFailed) if it fails or exceeds its
+    /// step budget.
     pub fn render(&self, conversation: &Conversation) -> Result<RenderedPrompt, ChatError> {
         let input = TemplateInput::new(self, conversation);
         let mut mask = SpecialStringMask::new(&self.words, &input, self.source())?;
@@ -134,8 +135,8 @@ impl ChatTemplate {
         if !mask.has_user_defined(&input) {
             return Ok(guarded);
         }
-        // Strings such as a result tag mean something to some templates, so hiding them in a
-        // message's text is right only if the prompt stays the same.
+        // Some templates read user-defined strings such as a result tag, so masking them in a
+        // message is right only if the prompt text stays the same.
         match self.render_masked(conversation, &input, &mut mask, MaskScope::AllInContent) {
             Ok(masked) if masked.text == guarded.text => Ok(masked),
             _ => Ok(guarded),
@@ -164,15 +165,16 @@ impl ChatTemplate {
             content.push(end);
         }
         let has_tools = !input.tools.is_empty();
-        let tools = match has_tools {
-            true => Value::Array(
+        let tools = if has_tools {
+            Value::Array(
                 input
                     .tools
                     .iter()
                     .map(|tool| mask.mask_value(tool))
                     .collect(),
-            ),
-            false => Value::Null,
+            )
+        } else {
+            Value::Null
         };
         let mut variables = Map::new();
         for (name, value) in &input.variables {
@@ -204,7 +206,7 @@ impl ChatTemplate {
     }
 }
 
-/// How much of a client's text is masked from the tokenizer's special matching.
+/// Which special strings of a client's text are masked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MaskScope {
     /// Control strings, everywhere.
@@ -213,7 +215,7 @@ enum MaskScope {
     AllInContent,
 }
 
-/// A conversation as JSON.
+/// A conversation as the template's JSON.
 struct TemplateInput {
     messages: Vec<(Role, Value)>,
     tools: Vec<Value>,

@@ -1,4 +1,4 @@
-//! Finding out at start what a template is able to express, by rendering small conversations.
+//! Probes at start what a template can express, by rendering small conversations.
 
 use contract::ModelMarkup;
 use serde_json::{Map, Value, json};
@@ -6,28 +6,28 @@ use serde_json::{Map, Value, json};
 use super::ChatTemplate;
 use crate::conversation::{Conversation, Message, Role, ToolCall};
 
-/// What a template is able to express.
+/// What a template can express.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Capabilities {
-    /// A system message appears in the prompt.
+    /// Whether a system message appears in the prompt.
     pub system: bool,
-    /// Declared tools appear in the prompt.
+    /// Whether declared tools appear in the prompt.
     pub tools: bool,
-    /// Calls of earlier turns and their results appear in the prompt.
+    /// Whether earlier calls and their results appear in the prompt.
     pub tool_results: bool,
-    /// How calls of earlier turns are written.
+    /// How earlier calls are written.
     pub call_format: Option<ToolCallFormat>,
-    /// `enable_thinking` changes the prompt.
+    /// Whether `enable_thinking` changes the prompt.
     pub thinking_switch: bool,
-    /// By default the prompt leaves a thinking block open.
+    /// Whether the prompt opens reasoning by default.
     pub opens_reasoning: bool,
-    /// By default the model opens a thinking block itself: only when told not to does the prompt close one.
+    /// Whether the model opens reasoning itself: the prompt closes it only if reasoning is off.
     pub model_opens_reasoning: bool,
-    /// The template asks for an effort.
+    /// Whether the template reads an effort.
     pub effort: bool,
 }
 
-/// How a template writes a call of an earlier turn.
+/// How a template writes an earlier call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ToolCallFormat {
     /// JSON between call tags.
@@ -106,7 +106,7 @@ pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabiliti
         tools: says(&tools, TOOL),
         tool_results: says(&called, RESULT) && says(&called, "probe-value"),
         call_format: called.as_ref().and_then(|rendered| {
-            // Only the part behind the tool list: the list itself shows the format too.
+            // Only after the tool list, which shows the format too.
             let tail = rendered.text.get(without_result.saturating_sub(64)..)?;
             if tail.contains(&format!("{}x>", markup.tool_calls.parameter_open)) {
                 Some(ToolCallFormat::XmlParameters)

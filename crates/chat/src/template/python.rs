@@ -1,10 +1,10 @@
-//! Python's spelling of values and its notion of a blank.
+//! Python's formatting of values and its set of blanks.
 
 use std::borrow::Cow;
 
 use minijinja::value::{Value, ValueKind};
 
-/// Which ends of a text to strip.
+/// Which sides to strip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StripSide {
     Left,
@@ -12,7 +12,7 @@ pub(super) enum StripSide {
     Both,
 }
 
-/// `text` without the characters of `set`, or without blanks, at the ends.
+/// `text` without leading or trailing characters of `set`; without blanks if there is no set.
 pub(super) fn strip<'t>(text: &'t str, set: Option<&str>, ends: StripSide) -> &'t str {
     let drop = |letter: char| match set {
         Some(set) => set.contains(letter),
@@ -25,7 +25,7 @@ pub(super) fn strip<'t>(text: &'t str, set: Option<&str>, ends: StripSide) -> &'
     }
 }
 
-/// Python counts the four information separators as blanks, Unicode's property does not.
+/// Python counts the four information separators as blanks; Unicode does not.
 fn is_space(letter: char) -> bool {
     letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter)
 }
@@ -84,7 +84,7 @@ fn write_repr(value: &Value, out: &mut String) {
             out.push('}');
         }
         ValueKind::Undefined => out.push_str("Undefined"),
-        // Booleans and none are spelled by the engine as Python spells them.
+        // minijinja formats booleans and none as Python does.
         _ => out.push_str(&value.to_string()),
     }
 }

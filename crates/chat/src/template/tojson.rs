@@ -7,18 +7,18 @@ use minijinja::{Error, ErrorKind};
 
 use super::python;
 
-/// How to lay the JSON out.
+/// The layout of JSON.
 struct JsonLayout {
     ensure_ascii: bool,
-    /// What one level of nesting is indented by; none puts everything on one line.
+    /// Indentation per level; `None` writes a single line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
     sort_keys: bool,
 }
 
-/// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`: Python's
-/// `json.dumps`, so `", "` and `": "` between things, nothing escaped for HTML, keys in their own order.
+/// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as Python's
+/// `json.dumps`: separators `", "` and `": "`, no HTML escapes, keys in their own order.
 pub(super) fn filter(
     value: &Value,
     ensure_ascii: Option<bool>,

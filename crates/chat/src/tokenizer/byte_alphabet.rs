@@ -1,12 +1,12 @@
-//! The byte alphabet: 256 printable letters, one per byte.
+//! The byte alphabet: 256 printable characters, one per byte.
 
-/// Both directions of the byte map used by byte-level BPE vocabularies.
+/// The byte map of byte-level BPE vocabularies, in both directions.
 ///
-/// Printable ASCII and most of Latin-1 stand for themselves; the remaining 68 bytes, in increasing
-/// order, are U+0100, U+0101 and so on.
+/// Printable ASCII and most of Latin-1 map to themselves; the other 68 bytes, in increasing order,
+/// map to U+0100, U+0101 and so on.
 pub(super) struct ByteAlphabet {
     letters: [char; 256],
-    /// Byte of each letter below U+0144, or none.
+    /// Byte of each character below U+0144, if any.
     values: [Option<u8>; 0x144],
 }
 
@@ -34,14 +34,14 @@ impl ByteAlphabet {
         self.letters[usize::from(byte)]
     }
 
-    /// Replaces `mapped` by the letters of `text`'s bytes.
+    /// Sets `mapped` to the characters of `text`'s bytes.
     pub(super) fn map(&self, text: &str, mapped: &mut String) {
         mapped.clear();
         mapped.extend(text.bytes().map(|byte| self.letter(byte)));
     }
 
-    /// Appends the bytes `token` stands for; a token with a letter outside the alphabet stands for
-    /// its own UTF-8.
+    /// Appends the bytes of `token`; a token with a character outside the alphabet has the bytes of
+    /// its UTF-8.
     pub(super) fn unmap(&self, token: &str, bytes: &mut Vec<u8>) {
         let start = bytes.len();
         for letter in token.chars() {

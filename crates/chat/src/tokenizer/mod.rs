@@ -1,8 +1,8 @@
-//! Text to token ids and back, rebuilt in memory from a [`Vocab`].
+//! A byte-level BPE tokenizer, built in memory from a [`Vocab`].
 //!
-//! Control strings are cut out first, then each segment of ordinary text is composed (NFC), cut by
-//! the vocabulary's regular expression, mapped to the byte alphabet and merged.
-//! Token bytes are kept in one table, so decoding is a copy and exact to the byte.
+//! Special strings are split off first. Ordinary text between them is normalised (NFC), split by
+//! the vocabulary's regular expression, mapped to the byte alphabet and merged. All token bytes lie
+//! in one table, so decoding is a copy, exact to the byte.
 
 mod byte_alphabet;
 mod encode_cache;
@@ -23,25 +23,25 @@ use self::special_strings::SpecialStrings;
 use crate::error::ChatError;
 use crate::template::RenderedPrompt;
 
-/// Whether control strings such as a turn marker keep their meaning inside a text.
+/// Whether special strings in a text become their tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// Control and user-defined strings become their own ids. For text we wrote ourselves.
+    /// Control and user-defined strings become their tokens. For text written by the server.
     Parse,
-    /// They are ordinary text like any other. For text somebody else wrote.
+    /// They are plain text. For text from clients.
     AsText,
 }
 
-/// Whether text is composed before it is cut.
+/// Unicode normalisation before splitting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnicodeNormalizer {
-    /// Unicode NFC, as the models were trained on.
+    /// NFC, as in training.
     Nfc,
-    /// None, as llama.cpp's runtime does; for comparing with its vectors.
+    /// None, as in llama.cpp; to compare with its vectors.
     Off,
 }
 
-/// A byte-level BPE tokenizer. Build once and share by `Arc`; encoding takes `&self`.
+/// A byte-level BPE tokenizer. Build it once and share it by `Arc`; encoding takes `&self`.
 pub struct Tokenizer {
     bpe: BPE,
     splitter: PreTokenizerSplitter,
@@ -49,11 +49,11 @@ pub struct Tokenizer {
     specials: SpecialStrings,
     encode_cache: EncodeCache,
     normalizer: UnicodeNormalizer,
-    /// Bytes of all tokens, one after another.
+    /// Bytes of all tokens, concatenated.
     bytes: Vec<u8>,
-    /// Where each token's bytes lie in `bytes`.
+    /// Range of each token in `bytes`.
     spans: Vec<Range<u32>>,
-    /// Bytes of the longest token.
+    /// Length of the longest token, in bytes.
     longest_bytes: usize,
     kinds: Vec<TokenKind>,
     eos: Vec<TokenId>,
@@ -70,10 +70,10 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer, with NFC on.
+    /// Builds the tokenizer, with NFC.
     ///
-    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) when the tables disagree: lengths, a
-    /// token that occurs twice, a byte without a token, a merge whose parts or result are missing.
+    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) if the tables disagree: lengths, a
+    /// duplicate token, a byte without a token, a merge whose parts or result are missing.
     pub fn new(vocab: &Vocab) -> Result<Tokenizer, ChatError> {
         Tokenizer::with_normalizer(vocab, UnicodeNormalizer::Nfc)
     }
@@ -128,8 +128,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a rendered prompt: control strings written by the template match, those that came
-    /// with a client's text do not. The file's own prefix token is put in front if it asks for one.
+    /// The ids of a rendered prompt: special strings from the template match, those from a client's
+    /// text do not. The beginning-of-text token is prepended if the file asks for it.
     pub fn encode_rendered(&self, rendered: &RenderedPrompt) -> Result<Vec<TokenId>, ChatError> {
         let ids = self.encode_masked(&rendered.text, &rendered.literals)?;
         Ok(match self.prefix {
@@ -143,8 +143,8 @@ impl Tokenizer {
         })
     }
 
-    /// The ids of `text`, where special strings that touch one of the `literals` (byte ranges, in
-    /// order) are ordinary text.
+    /// The ids of `text`; special strings that overlap `literals` (byte ranges, in order) are plain
+    /// text.
     fn encode_masked(
         &self,
         text: &str,
@@ -188,10 +188,10 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// A bound below the number of tokens `text` has, without encoding it: enough to refuse a text that
-    /// is far too long at once.
+    /// A lower bound on the number of tokens of `text`, without encoding it: enough to reject a
+    /// text that is far too long.
     pub fn min_token_count(&self, text: &str) -> usize {
-        // Composing may shorten text, by a factor of three at most.
+        // NFC shortens text by a factor of three at most.
         let shortest = if text.is_ascii() {
             text.len()
         } else {
@@ -200,8 +200,8 @@ impl Tokenizer {
         shortest / self.longest_bytes.max(1)
     }
 
-    /// The bytes a token stands for; empty for an id outside the vocabulary. A control token has the
-    /// bytes of its literal string.
+    /// The bytes of a token; empty for an id outside the vocabulary. A control token has the bytes
+    /// of its string.
     pub fn bytes(&self, id: TokenId) -> &[u8] {
         match self.spans.get(id.index()) {
             Some(span) => &self.bytes[span.start as usize..span.end as usize],
@@ -209,7 +209,7 @@ impl Tokenizer {
         }
     }
 
-    /// What a token is; an id outside the vocabulary is `Unused`.
+    /// The kind of a token; `Unused` for an id outside the vocabulary.
     pub fn kind(&self, id: TokenId) -> TokenKind {
         self.kinds
             .get(id.index())
@@ -227,7 +227,7 @@ impl Tokenizer {
         &self.markup
     }
 
-    /// How many ids the vocabulary has.
+    /// Number of ids.
     pub fn n_tokens(&self) -> usize {
         self.spans.len()
     }
@@ -275,8 +275,8 @@ fn build_bpe(vocab: &Vocab, alphabet: &ByteAlphabet) -> Result<BPE, ChatError> {
             )));
         }
     }
-    // The builder copies both halves into a buffer as long as the longest token, so each merge is
-    // checked here before it gets there.
+    // The builder copies both halves into a buffer of the longest token's length, so every merge is
+    // checked first.
     let mut joined = String::with_capacity(longest_bytes);
     for (rank, (left, right)) in vocab.merges.iter().enumerate() {
         joined.clear();
@@ -296,7 +296,7 @@ fn build_bpe(vocab: &Vocab, alphabet: &ByteAlphabet) -> Result<BPE, ChatError> {
         .map_err(|err| ChatError::setup(format!("the vocabulary cannot be used: {err}")))
 }
 
-/// All tokens' bytes and where each token's lie.
+/// The bytes of all tokens, and each token's range in them.
 fn token_bytes(
     vocab: &Vocab,
     alphabet: &ByteAlphabet,

@@ -1,4 +1,4 @@
-//! Cutting text into the pieces that merges never cross.
+//! Splits text into pieces that merges never cross.
 
 use contract::PreTokenizer;
 use tokenizers::utils::SysRegex;
@@ -8,7 +8,7 @@ use crate::error::ChatError;
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// One vocabulary's cutting rule.
+/// The pre-tokenizer of one vocabulary.
 pub(super) struct PreTokenizerSplitter {
     regex: SysRegex,
 }
@@ -27,11 +27,11 @@ impl PreTokenizerSplitter {
         Ok(PreTokenizerSplitter { regex })
     }
 
-    /// The pieces of `text`, which joined give `text` again.
+    /// The pieces of `text`; joined, they are `text`.
     ///
-    /// The expressions match at every position, so the matches lie end to end. The regex engine ends
-    /// its iteration early when it exceeds its step budget, which blanks by the million make it do: such
-    /// a run is cut by hand. Since the expressions never look behind, cutting then resumes after it.
+    /// The expressions match at every position, so the matches are adjacent. The regex engine stops
+    /// early when it exceeds its step budget, as on millions of blanks; such a run is split by
+    /// hand. The expressions never look behind, so splitting then resumes after it.
     pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, ChatError> {
         let mut pieces = Vec::with_capacity(text.len() / 4 + 1);
         let mut done = 0;
@@ -61,9 +61,9 @@ impl PreTokenizerSplitter {
     }
 }
 
-/// Length of the piece that the expressions cut from a run of at least two blanks at the beginning of
-/// `text`: up to the last line break if there is one; else all of it at the end of the text, and all but
-/// the last blank before a word.
+/// Length of the first piece of a run of at least two blanks at the start of `text`: up to the last
+/// line break if there is one; else the whole run at the end of the text, and all but the last
+/// blank before a word.
 fn long_blank_len(text: &str) -> Option<usize> {
     let run = &text[..text.len() - text.trim_start().len()];
     let (last, _) = run.char_indices().next_back().filter(|(at, _)| *at > 0)?;

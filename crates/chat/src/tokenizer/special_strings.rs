@@ -1,4 +1,4 @@
-//! Finding control and user-defined strings in a text.
+//! Finds control and user-defined strings in a text.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,9 +7,9 @@ use contract::{TokenId, TokenKind, Vocab};
 
 use crate::error::ChatError;
 
-/// The strings that are one token whatever surrounds them.
+/// Strings that are one token whatever surrounds them.
 pub(super) struct SpecialStrings {
-    /// Longest first within each first byte, so the first that matches is the leftmost longest.
+    /// By first byte, longest first, so that the first match is the leftmost longest.
     by_first_byte: HashMap<u8, Vec<SpecialString>>,
 }
 
@@ -64,8 +64,8 @@ impl SpecialStrings {
             .map(|special| special.id)
     }
 
-    /// Special strings of `text` from left to right, without overlap; one that touches any of the
-    /// `literals` (in order, disjoint) does not count.
+    /// Special strings of `text` from left to right, without overlap. A string that overlaps one of
+    /// the `literals` (in order, disjoint) is skipped.
     pub(super) fn find_all<'a>(
         &'a self,
         text: &'a str,

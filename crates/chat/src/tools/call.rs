@@ -1,4 +1,4 @@
-//! One tool call, from its opening tag to its end, in whichever form the model writes it.
+//! Parses one tool call in whichever form the model writes it.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use super::json_call::JsonCallParser;
 use super::prefix::{PrefixMatch, leading_blank_len, match_prefix};
 use super::xml_call::XmlCallParser;
 
-/// How a call begins.
+/// How a call starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CallStart {
-    /// `<tool_call>`, with either form inside.
+    /// The call tag, with either form inside.
     CallTag,
-    /// `<tool_code>`, with JSON inside.
+    /// The alternate call tag, with JSON inside.
     CodeTag,
-    /// `<function=`, without a tag around it.
+    /// A function tag without a call tag around it.
     Function,
     /// `<NAME>` of a declared tool, with parameters inside.
     Named(String),
@@ -26,7 +26,7 @@ pub(crate) enum CallStart {
 }
 
 impl CallStart {
-    /// The text this opening begins with.
+    /// The text of this start.
     pub(crate) fn text(&self, tags: &ToolCallTags) -> String {
         match self {
             CallStart::CallTag => tags.open.clone(),
@@ -37,13 +37,13 @@ impl CallStart {
         }
     }
 
-    /// Whether it counts only at the beginning of a line.
+    /// Whether it counts only at the start of a line.
     pub(crate) fn needs_line_start(&self) -> bool {
         !matches!(self, CallStart::CallTag | CallStart::CodeTag)
     }
 }
 
-/// A call that is being read.
+/// A call being parsed.
 #[derive(Debug)]
 pub(crate) struct CallParser {
     call_start: CallStart,
@@ -67,8 +67,8 @@ impl CallParser {
         }
     }
 
-    /// Reads on in `text`, which begins where the last call to this function stopped consuming: at
-    /// first at the opening itself. Gives the bytes consumed. With an `end`, the status is final.
+    /// Parses `text`, which starts where the last call to this function stopped consuming: at first
+    /// at the call start. Returns the bytes consumed. With an `end`, the status is final.
     pub(crate) fn feed(
         &mut self,
         text: &str,
@@ -90,7 +90,7 @@ impl CallParser {
         }
     }
 
-    /// The form, once the text behind the opening shows it; `Unknown` if it is none.
+    /// The form, once the text after the start shows it; `Unknown` if it is no call.
     fn detect_form(&self, text: &str) -> Option<CallForm> {
         let tags = &self.markup.tool_calls;
         let call_start = self.call_start.text(tags);

@@ -1,37 +1,37 @@
 //! What a call parser reports.
 
-/// Why no more text will come.
+/// Why the tokens of a reply ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReplyEnd {
     /// The model ended its turn.
     Eos,
     /// The token limit or the end of the context.
     Length,
-    /// Somebody stopped it: a stop string, a finished call, the client.
+    /// Stopped: by a stop string, a finished call, or the client.
     Stopped,
 }
 
-/// What a call has given so far.
+/// An increment of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CallEvent {
-    /// The call is one: the declared tool's name.
+    /// The call is confirmed: the declared tool's name.
     Name(String),
     /// More of the arguments.
     Arguments(String),
 }
 
-/// Where a call stands.
+/// Status of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallStatus {
     /// More text is needed.
     NeedsText,
-    /// This is text that only looks like a call. Only before a name was given; nothing was consumed.
+    /// The text only looks like a call. Reported only before a name; nothing was consumed.
     NotACall,
-    /// The call ended, and its arguments are a JSON object.
+    /// The call is complete; its arguments are a JSON object.
     Complete {
-        /// Whether it had to be repaired to be one.
+        /// Whether it was repaired.
         repaired: bool,
     },
-    /// The text ended inside the call, and its arguments end where the text did.
+    /// The text ended inside the call, and so do its arguments.
     Truncated,
 }

@@ -1,4 +1,4 @@
-//! A call written as a JSON object with a name and arguments.
+//! Parses a call written as a JSON object with a name and arguments.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_repair::{JsonRepair, UnrepairableAt};
 use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
 
-/// Names longer than this are not names.
+/// Longer names are not names.
 const MAX_NAME_BYTES: usize = 256;
 
 /// A call of the form `{"name": .., "arguments": {..}}`.
 ///
-/// In that order the arguments stream as they come. In any other, or with arguments as a string or a
-/// wrapper around both, the object is read to its end first.
+/// In that order the arguments are streamed. In any other order, with arguments as a string or in a
+/// wrapper, the object is read to its end first.
 #[derive(Debug)]
 pub(super) struct JsonCallParser {
-    /// The tag that ends the call, if there was one to begin it.
+    /// The closing tag, if the call started with a tag.
     closing: Option<String>,
     phase: Phase,
     repaired: bool,
@@ -28,9 +28,9 @@ pub(super) struct JsonCallParser {
 
 #[derive(Debug)]
 enum Phase {
-    /// The object begins at this offset of text that is not consumed yet.
+    /// The object starts at this offset of unconsumed text.
     Head { start: usize },
-    /// The object's parts come in another order; read up to `scanned`.
+    /// The fields are in another order; read up to `scanned`.
     Whole {
         json: JsonRepair,
         out: String,
@@ -38,17 +38,17 @@ enum Phase {
     },
     /// Inside the arguments.
     Arguments(JsonRepair),
-    /// Behind the arguments, before the end of the object.
+    /// After the arguments, inside the object.
     Rest(Option<JsonRepair>),
-    /// Behind the object.
+    /// After the object.
     Closing,
-    /// Behind broken arguments: everything up to the closing tag is dropped.
+    /// After unrepairable arguments: text up to the closing tag is dropped.
     Skip,
 }
 
-/// What the beginning of an object shows.
+/// What the start of an object shows.
 enum ObjectHead {
-    /// Name and arguments in the usual order; where the arguments begin.
+    /// Name first, then arguments; `arguments` is their offset.
     NameFirst {
         name: String,
         arguments: usize,
@@ -58,7 +58,8 @@ enum ObjectHead {
 }
 
 impl JsonCallParser {
-    /// A call whose object begins at byte `start`. Without a `closing` tag only the usual order counts.
+    /// A call whose object starts at byte `start`. Without a `closing` tag only name-first objects
+    /// count.
     pub(super) fn new(
         start: usize,
         closing: Option<String>,
@@ -191,7 +192,7 @@ impl JsonCallParser {
         let Some(closing) = &self.closing else {
             return (at, self.complete());
         };
-        // A brace too many is a frequent slip.
+        // Models often write one brace too many.
         let mut behind = at + leading_blank_len(&text[at..]);
         while text[behind..].starts_with('}') {
             behind += 1;
@@ -231,7 +232,7 @@ impl JsonCallParser {
     }
 }
 
-/// Reads `{"name": "..", "arguments": ` up to the brace that opens the arguments.
+/// Reads `{"name": "..", "arguments": ` up to the opening brace of the arguments.
 fn read_head(text: &str) -> ObjectHead {
     read_name_first(text).unwrap_or_else(|other| other)
 }
@@ -279,7 +280,7 @@ fn expect(text: &str, at: &mut usize, words: &[&str]) -> Result<(), ObjectHead> 
     }
 }
 
-/// Name and arguments of a whole object, in any order, wrapped or with arguments as a string.
+/// Name and arguments of a complete object: in any order, wrapped, or with arguments as a string.
 fn read_whole(json: &str) -> Option<(String, String)> {
     let value: Value = serde_json::from_str(json).ok()?;
     let holder = match value.get("function") {
@@ -308,8 +309,8 @@ fn read_whole(json: &str) -> Option<(String, String)> {
     Some((name.to_owned(), arguments))
 }
 
-/// Bytes up to and including the brace that ends the object, or `None` if it has not come yet. What
-/// cannot be the end of the object leaves it at once.
+/// Bytes up to the closing brace of the object; `None` if it is not there yet. Anything else ends
+/// the object at once.
 fn read_rest(text: &str, further: &mut Option<JsonRepair>) -> Option<usize> {
     let mut at = 0;
     if further.is_none() {
@@ -318,7 +319,7 @@ fn read_rest(text: &str, further: &mut Option<JsonRepair>) -> Option<usize> {
             None => return None,
             Some('}') => return Some(at + 1),
             Some(',') => {
-                // More fields follow: read them as an object of their own and drop them.
+                // Further fields are read as an object of their own and dropped.
                 let mut json = JsonRepair::default();
                 json.push("{", &mut String::new()).ok()?;
                 *further = Some(json);

@@ -1,22 +1,24 @@
-//! JSON as models write it, made into JSON as parsers read it, while it streams.
+//! Repairs JSON while it streams.
 //!
-//! Mended on the way: single quotes, bare keys, Python's `True`, `False` and `None`, trailing commas,
-//! raw line breaks and unknown escapes inside strings, lone surrogates, `+1`, `.5` and `5.`.
-//! Strict JSON passes through byte for byte, blanks included.
+//! No JSON library repairs partial input and passes strict JSON through byte for byte, so this is
+//! our own.
+//!
+//! Repaired: single quotes, bare keys, Python's `True`, `False` and `None`, trailing commas, raw
+//! line breaks and unknown escapes in strings, lone surrogates, `+1`, `.5` and `5.`.
 
-/// Nesting beyond this is refused, as the request reader refuses it.
+/// Deeper nesting is rejected, as in request bodies.
 const MAX_DEPTH: usize = 120;
 
-/// A value that is being read. What has been written so far is always the beginning of valid JSON.
+/// A value being read. The output so far is always a prefix of valid JSON.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct JsonRepair {
     stack: Vec<Frame>,
     state: State,
-    /// A comma and the blanks after it, until it is known that another item follows.
+    /// A comma and the blanks after it, until another item follows.
     comma: String,
-    /// Letters of an unfinished number, word or escape.
+    /// Characters of an unfinished number, word or escape.
     partial: String,
-    /// A high surrogate that waits for its other half.
+    /// A high surrogate that waits for the low one.
     high: Option<u16>,
 }
 
@@ -28,12 +30,12 @@ enum Frame {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
-    /// A value must come.
+    /// Expects a value.
     #[default]
     Value,
-    /// A value or the end of the array.
+    /// Expects a value or the end of the array.
     ValueOrEnd,
-    /// A key or the end of the object.
+    /// Expects a key or the end of the object.
     KeyOrEnd,
     Colon,
     CommaOrEnd,
@@ -42,7 +44,7 @@ enum State {
         quote: char,
         is_key: bool,
     },
-    /// Behind a backslash.
+    /// After a backslash.
     Escape {
         quote: char,
         is_key: bool,
@@ -63,7 +65,7 @@ enum State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Unrepairable;
 
-/// The text cannot be repaired from this byte on; what stands before it was read.
+/// The text cannot be repaired from this byte on; earlier text was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnrepairableAt(pub(crate) usize);
 
@@ -73,11 +75,11 @@ impl JsonRepair {
         self.state == State::Done
     }
 
-    /// Reads `text` up to the end of the value and writes strict JSON to `out`; gives the bytes read.
-    /// A number or word at the top ends only with the letter behind it, which is not read.
+    /// Reads `text` up to the end of the value and writes strict JSON to `out`; returns the bytes
+    /// read. A top-level number or word ends at the next character, which is not read.
     pub(crate) fn push(&mut self, text: &str, out: &mut String) -> Result<usize, UnrepairableAt> {
         for (at, letter) in text.char_indices() {
-            // A number or word ends at a letter that then counts for what surrounds it.
+            // The character that ends a number or word belongs to what surrounds it.
             if self.ends_before(letter) {
                 self.end_partial(out)
                     .map_err(|Unrepairable| UnrepairableAt(at))?;
@@ -94,7 +96,7 @@ impl JsonRepair {
         Ok(text.len())
     }
 
-    /// Completes what is unfinished with as little as possible.
+    /// Closes everything open with as little as possible.
     pub(crate) fn close(&mut self, out: &mut String) {
         if let State::Text { is_key, .. }
         | State::Escape { is_key, .. }
@@ -251,7 +253,7 @@ impl JsonRepair {
 
     fn unicode(&mut self, letter: char, quote: char, is_key: bool, out: &mut String) {
         if !letter.is_ascii_hexdigit() {
-            // Not an escape after all: its letters are text, and this one is read again as text.
+            // Not an escape: its characters are text, and this one is read again as text.
             self.flush_high(out);
             out.push_str("\\\\u");
             out.push_str(&std::mem::take(&mut self.partial));
@@ -364,17 +366,17 @@ impl JsonRepair {
     }
 }
 
-/// The whole of `text` as strict JSON, if it is one value that can be repaired.
+/// `text` as strict JSON, if it is one repairable value.
 pub(crate) fn repair(text: &str) -> Option<String> {
     let text = text.trim();
     let mut json = JsonRepair::default();
     let mut out = String::with_capacity(text.len());
-    // A blank behind it ends a number at the top.
+    // The appended blank ends a top-level number.
     let read = json.push(&format!("{text} "), &mut out).ok()?;
     (json.is_done() && read >= text.len()).then_some(out)
 }
 
-/// The number as JSON spells it.
+/// The number in JSON's notation.
 fn strict_number(text: &str) -> Option<String> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => ("-", digits),
@@ -392,7 +394,7 @@ fn strict_number(text: &str) -> Option<String> {
     value.is_number().then_some(number)
 }
 
-/// `letter` as it stands inside a JSON string.
+/// `letter` as written inside a JSON string.
 pub(crate) fn write_escaped(letter: char, out: &mut String) {
     match letter {
         '\n' => out.push_str("\\n"),
@@ -403,7 +405,7 @@ pub(crate) fn write_escaped(letter: char, out: &mut String) {
     }
 }
 
-/// `text` as it stands inside a JSON string.
+/// `text` as written inside a JSON string.
 pub(crate) fn write_json_string_body(text: &str, out: &mut String) {
     for letter in text.chars() {
         match letter {

@@ -1,4 +1,4 @@
-//! Tool declarations, and tool calls in the model's output.
+//! Tool declarations, and the parser of tool calls in the model's output.
 
 mod call;
 mod event;
@@ -21,16 +21,16 @@ pub(crate) use self::schema::{percent_decoded, resolve_pointer};
 /// A declared tool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// What the model calls it by.
+    /// Its name.
     pub name: String,
-    /// JSON schema of its arguments, if the client gave one.
+    /// JSON schema of its arguments, if declared.
     pub parameters: Option<Value>,
-    /// The declaration as templates print it, in the client's key order.
+    /// The declaration for templates, in the client's key order.
     pub declaration: Value,
 }
 
 impl Tool {
-    /// A tool of these parts, declared in the form templates print.
+    /// A tool, declared in the form that templates read.
     pub(crate) fn declare(
         name: &str,
         description: Option<&str>,
@@ -51,7 +51,7 @@ impl Tool {
         }
     }
 
-    /// Whether its calls must obey its schema to the letter.
+    /// Whether its calls must match its schema exactly.
     pub fn is_strict(&self) -> bool {
         let function = self
             .declaration
@@ -61,7 +61,7 @@ impl Tool {
     }
 }
 
-/// The tools a reply may call.
+/// The callable tools of a reply.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ToolSet {
     tools: Vec<Tool>,
@@ -90,13 +90,13 @@ impl ToolSet {
         set
     }
 
-    /// Whether there is nothing to call.
+    /// Whether there are no tools.
     pub fn is_empty(&self) -> bool {
         self.tools.is_empty()
     }
 
-    /// The tool the model means by `name`: that name, or the only one that differs from it in case,
-    /// dashes and underscores alone.
+    /// The tool named `name`, or the only one whose name differs just in case, dashes and
+    /// underscores.
     pub fn find(&self, name: &str) -> Option<&Tool> {
         let index = match self.by_name.get(name) {
             Some(index) => *index,

@@ -1,10 +1,10 @@
 //! Prefix matches in text that is still growing.
 
-/// Whether a text begins with a word, as far as the text goes.
+/// Whether a text starts with a word, as far as the text goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PrefixMatch {
     Yes,
-    /// The text is too short to say.
+    /// The text is a proper prefix of the word.
     Partial,
     No,
 }
@@ -19,7 +19,7 @@ pub(super) fn match_prefix(text: &str, word: &str) -> PrefixMatch {
     }
 }
 
-/// The best answer over several words.
+/// The best match over several words.
 pub(super) fn match_any_prefix(text: &str, words: &[&str]) -> PrefixMatch {
     let mut best = PrefixMatch::No;
     for word in words {
@@ -32,7 +32,7 @@ pub(super) fn match_any_prefix(text: &str, words: &[&str]) -> PrefixMatch {
     best
 }
 
-/// Bytes of blanks at the beginning of `text`.
+/// Bytes of blanks at the start of `text`.
 pub(super) fn leading_blank_len(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }

@@ -1,10 +1,10 @@
-//! What a parameter's schema makes of the text a model wrote for it.
+//! Converts parameter text to JSON by the parameter's schema.
 
 use serde_json::Value;
 
 use super::json_repair;
 
-/// How many references and alternatives to follow.
+/// Most references and alternatives to follow.
 const MAX_DEPTH: usize = 16;
 
 /// A JSON type, as schemas name it.
@@ -19,7 +19,7 @@ enum JsonType {
     Array,
 }
 
-/// The parameters of one tool.
+/// The parameter schemas of one tool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ParameterSchemas {
     /// The whole schema; references point into it.
@@ -45,7 +45,7 @@ impl ParameterSchemas {
         self.schema(key).is_some()
     }
 
-    /// Whether the parameter is text and nothing else, so that it can be passed on as it comes.
+    /// Whether the parameter is only a string, so that it can be streamed.
     pub(crate) fn is_text(&self, key: &str) -> bool {
         let Some(schema) = self.schema(key) else {
             return false;
@@ -55,10 +55,8 @@ impl ParameterSchemas {
         !types.is_empty() && types.iter().all(|kind| *kind == JsonType::Text)
     }
 
-    /// The text of a parameter as JSON.
-    ///
-    /// The types the schema allows are tried in its order; what fits none stays text. Without a
-    /// schema, text that is JSON is taken as such.
+    /// The allowed types are tried in the schema's order; text that fits none stays a string.
+    /// Without a schema, valid JSON is taken as such.
     pub(crate) fn value(&self, key: &str, text: &str) -> String {
         let mut types = Vec::new();
         if let Some(schema) = self.schema(key) {
@@ -152,7 +150,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// The part of a schema that a reference in it leads to.
+/// The target of a reference.
 pub(crate) fn resolve_pointer<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     root.pointer(&percent_decoded(reference.strip_prefix('#')?))
 }
@@ -178,7 +176,7 @@ pub(crate) fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The schema a reference stands for; references outside the document stand for nothing.
+/// Resolves references; those outside the document resolve to nothing.
 fn resolve<'a>(schema: &'a Value, root: &'a Value, depth: usize) -> Option<&'a Value> {
     match schema.get("$ref").and_then(Value::as_str) {
         None => Some(schema),
@@ -187,7 +185,7 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value, depth: usize) -> Option<&'a V
     }
 }
 
-/// Adds the types `schema` allows, in its order, each once.
+/// Adds the types that `schema` allows, in its order, each once.
 fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<JsonType>) {
     let Some(schema) = resolve(schema, root, depth) else {
         return;
@@ -216,7 +214,7 @@ fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<Jso
         return add(Some(JsonType::of_value(value)));
     }
     if let Some(Value::Array(values)) = schema.get("enum") {
-        // Text would swallow every other type, so it is tried last.
+        // Any value is a valid string, so strings are tried last.
         let (texts, others): (Vec<JsonType>, Vec<JsonType>) = values
             .iter()
             .map(JsonType::of_value)

@@ -1,4 +1,4 @@
-//! A call written as a function tag with a tag for each parameter.
+//! Parses a call written as a function tag with one tag per parameter.
 
 use std::sync::Arc;
 
@@ -13,22 +13,21 @@ use super::xml_value::{
     ValueEnd, ValueScan, find_end, line_is_blank, without_first_break, without_last_break,
 };
 
-/// Names and keys longer than this are not names and keys.
+/// Longer names and keys are not names and keys.
 const MAX_NAME_BYTES: usize = 256;
-/// Arguments inside the function tag longer than this are not arguments.
+/// Longer arguments inside the function tag are not arguments.
 const MAX_INLINE_BYTES: usize = 65_536;
 
 /// A call of the form `<function=NAME>` `<parameter=KEY>` value `</parameter>` .. `</function>`.
 ///
-/// Parameters that are text by their schema stream as they come; others are read to their end and
-/// given the type their schema asks for.
+/// String parameters are streamed; others are read to their end and converted by their schema.
 #[derive(Debug)]
 pub(super) struct XmlCallParser {
     phase: Phase,
     parameters: ParameterSchemas,
-    /// A tag that ends the call besides `</function>`.
+    /// Another tag that ends the call.
     named_close: Option<String>,
-    /// Parameters given so far.
+    /// Parameters so far.
     keys: Vec<String>,
     repaired: bool,
     markup: Arc<ModelMarkup>,
@@ -36,26 +35,26 @@ pub(super) struct XmlCallParser {
 
 #[derive(Debug)]
 enum Phase {
-    /// The function tag begins at this offset of text that is not consumed yet.
+    /// The function tag starts at this offset of unconsumed text.
     Head { start: usize, named: Option<String> },
     /// Between parameters.
     Body,
-    /// Behind a parameter's tag.
+    /// After a parameter's tag.
     ValueStart,
-    /// Inside a parameter. Tags before byte `scanned` are part of the value; `begins_line` says whether
-    /// only blanks were consumed of its current line.
+    /// Inside a value. Tags before byte `scanned` belong to it; `begins_line` tells whether its
+    /// current line is blank so far.
     Value { scanned: usize, begins_line: bool },
-    /// Behind the end of the function.
+    /// After the end of the function.
     Tail,
 }
 
 impl XmlCallParser {
-    /// A call whose function tag begins at byte `start`.
+    /// A call whose function tag starts at byte `start`.
     pub(super) fn function(start: usize, markup: &Arc<ModelMarkup>) -> XmlCallParser {
         XmlCallParser::new(Phase::Head { start, named: None }, None, markup)
     }
 
-    /// A call whose tag is the tool's name; its parameters begin at byte `start`.
+    /// A call whose tag is the tool's name; its parameters start at byte `start`.
     pub(super) fn named(name: String, start: usize, markup: &Arc<ModelMarkup>) -> XmlCallParser {
         let named_close = Some(format!("</{name}>"));
         XmlCallParser::new(
@@ -108,7 +107,7 @@ impl XmlCallParser {
         (at, status)
     }
 
-    /// Reads the tag with the function's name.
+    /// Reads the function tag.
     fn head(
         &mut self,
         text: &str,
@@ -192,7 +191,7 @@ impl XmlCallParser {
         self.keys.push(key.to_owned());
     }
 
-    /// Between parameters: the next one, or the end; stray closing tags and other text are dropped.
+    /// Reads the next parameter or the end; stray closing tags and other text are dropped.
     fn body(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> Step {
         let markup = Arc::clone(&self.markup);
         let tags = &markup.tool_calls;
@@ -247,7 +246,7 @@ impl XmlCallParser {
         if match_any_prefix(rest, &tags) == PrefixMatch::Partial {
             return self.wait(at, end, out);
         }
-        // Text between parameters means nothing: go to the next tag.
+        // Text between parameters is ignored up to the next tag.
         let first = rest.chars().next().map_or(0, char::len_utf8);
         let next = rest[first..]
             .find('<')
@@ -272,7 +271,7 @@ impl XmlCallParser {
             .map(str::len)
     }
 
-    /// The text ran out between parameters.
+    /// The text ended between parameters.
     fn wait(&mut self, at: usize, end: Option<ReplyEnd>, out: &mut String) -> Step {
         match end {
             None => (at, Some(CallStatus::NeedsText)),
@@ -285,7 +284,7 @@ impl XmlCallParser {
         }
     }
 
-    /// Drops the line break behind a parameter's tag.
+    /// Drops the line break after a parameter's tag.
     fn value_start(&mut self, text: &str, end: Option<ReplyEnd>) -> Step {
         if end.is_none() && (text.is_empty() || text == "\r") {
             return (0, Some(CallStatus::NeedsText));
@@ -341,7 +340,7 @@ impl XmlCallParser {
                 } else {
                     CallStatus::Truncated
                 };
-                // Only text can be passed on before its end is known.
+                // Only strings can be streamed before their end is known.
                 let safe = if self.is_text() { safe } else { 0 };
                 write_json_string_body(&text[..safe], out);
                 self.phase = Phase::Value {
@@ -353,7 +352,7 @@ impl XmlCallParser {
         }
     }
 
-    /// Behind the function: closing tags that belong to it.
+    /// Reads the closing tags after the function.
     fn tail(&mut self, text: &str, end: Option<ReplyEnd>) -> Step {
         let markup = Arc::clone(&self.markup);
         let tags = &markup.tool_calls;
@@ -389,7 +388,7 @@ impl XmlCallParser {
     }
 }
 
-/// Bytes consumed, and the status if the text has to be left.
+/// Bytes consumed, and the status to return, if any.
 type Step = (usize, Option<CallStatus>);
 
 fn undecided(end: Option<ReplyEnd>) -> Option<CallStatus> {
@@ -400,7 +399,7 @@ fn undecided(end: Option<ReplyEnd>) -> Option<CallStatus> {
     })
 }
 
-/// The fields of `k="v", n=1` as keys and JSON.
+/// The fields of `k="v", n=1`: keys and JSON values.
 fn inline_fields(text: &str) -> Option<Vec<(String, String)>> {
     let mut fields = Vec::new();
     let mut rest = text.trim();
@@ -416,7 +415,7 @@ fn inline_fields(text: &str) -> Option<Vec<(String, String)>> {
         }
         let mut value = JsonRepair::default();
         let mut json = String::new();
-        // A blank behind it ends a number.
+        // The appended blank ends a number.
         let after = format!("{} ", after.trim_start());
         let read = value.push(&after, &mut json).ok()?;
         if !value.is_done() {

@@ -1,51 +1,51 @@
-//! Where a parameter's value ends.
+//! Finds the end of a parameter's value.
 //!
-//! A value may itself hold the tags that delimit it, when the model writes about them. So a tag counts
-//! only where what follows it makes sense as the rest of the call.
+//! A value may contain its own delimiter tags, if the model writes about them. So a tag counts only
+//! if a valid rest of the call follows it.
 
 use contract::ToolCallTags;
 
 use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
 
-/// Keys longer than this are not keys.
+/// Longer keys are not keys.
 const MAX_KEY_BYTES: usize = 256;
 
-/// What is known about the end of a value.
+/// What is known of a value's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ValueEnd {
-    /// The value is `text[..value]`; the call goes on at `next`.
+    /// The value is `text[..value]`; the call continues at `next`.
     Found {
         value: usize,
         next: usize,
         /// The closing tag was missing.
         implied: bool,
     },
-    /// No end yet: `text[..safe]` is certainly value, and tags before `scanned` are part of it.
+    /// No end yet: `text[..safe]` belongs to the value, and so do tags before `scanned`.
     Open { safe: usize, scanned: usize },
 }
 
-/// A value, or what is left of it.
+/// The unconsumed rest of a value.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ValueScan<'a> {
-    /// The text from there on.
+    /// The text from its start on.
     pub(super) text: &'a str,
     /// The model's tags.
     pub(super) tags: &'a ToolCallTags,
-    /// Tags before this byte are part of the value.
+    /// Tags before this byte belong to the value.
     pub(super) scanned: usize,
-    /// Whether only blanks stand before `text` on its line.
+    /// Whether the line before `text` is blank.
     pub(super) begins_line: bool,
-    /// A tag that ends the call besides `</function>`.
+    /// Another tag that ends the call.
     pub(super) named_close: Option<&'a str>,
-    /// No more text will come.
+    /// Whether the text is complete.
     pub(super) at_end: bool,
 }
 
-/// Looks for the end of the value that `text` begins with.
+/// Looks for the end of the value at the start of `text`.
 ///
-/// `</parameter>` ends it if the next thing is another tag of the call, or the end of the text; a
-/// missing one is implied by `</function>` at the end of the call, and by a line that opens a parameter
-/// which `may_follow`.
+/// `</parameter>` ends it if another tag of the call or the end of the text follows. If it is
+/// missing, the value ends at `</function>` at the end of the call, or at a line that opens a
+/// parameter that `may_follow`.
 pub(super) fn find_end(scan: &ValueScan<'_>, may_follow: impl Fn(&str) -> bool) -> ValueEnd {
     let ValueScan {
         text,
@@ -79,7 +79,7 @@ pub(super) fn find_end(scan: &ValueScan<'_>, may_follow: impl Fn(&str) -> bool) 
             implied: true,
         };
     }
-    // A lone carriage return may become a line break.
+    // A trailing carriage return may become a line break.
     let safe = text.strip_suffix('\r').unwrap_or(text);
     ValueEnd::Open {
         safe: without_last_break(safe).len(),
@@ -87,7 +87,7 @@ pub(super) fn find_end(scan: &ValueScan<'_>, may_follow: impl Fn(&str) -> bool) 
     }
 }
 
-/// What the tag at one scan is.
+/// What a tag means at its position.
 enum TagMeaning {
     EndsValue { next: usize, implied: bool },
     NeedsText,
@@ -175,7 +175,7 @@ fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> b
     TagMeaning::PartOfValue
 }
 
-/// Whether only blanks stand on the line that `text` ends in; `before` says so of what came before it.
+/// Whether the last line of `text` is blank; `before` tells it of the text before.
 pub(super) fn line_is_blank(before: bool, text: &str) -> bool {
     let is_blank = |line: &str| line.chars().all(|letter| matches!(letter, ' ' | '\t'));
     match text.rfind('\n') {
@@ -184,14 +184,14 @@ pub(super) fn line_is_blank(before: bool, text: &str) -> bool {
     }
 }
 
-/// `text` without one line break at its beginning.
+/// `text` without one leading line break.
 pub(super) fn without_first_break(text: &str) -> &str {
     text.strip_prefix("\r\n")
         .or_else(|| text.strip_prefix('\n'))
         .unwrap_or(text)
 }
 
-/// `text` without one line break at its end.
+/// `text` without one trailing line break.
 pub(super) fn without_last_break(text: &str) -> &str {
     match text.strip_suffix('\n') {
         Some(text) => text.strip_suffix('\r').unwrap_or(text),

@@ -12,40 +12,40 @@ use crate::tokenizer::{SpecialTokens, Tokenizer};
 
 /// Most prompts in one request.
 pub const MAX_PROMPTS: usize = 128;
-/// Tokens generated when the request does not say, as the protocol has it.
+/// Most tokens if the request does not say, as in OpenAI's protocol.
 pub const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// A text completion request whose every field is in range.
+/// A text completion request with every field in range.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompletionRequest {
-    /// The model asked for; echoed whatever it says.
+    /// The requested model; echoed in the reply.
     pub model: Option<String>,
     /// At least one.
     pub prompts: Vec<Prompt>,
-    /// What follows the gap to fill, for models that can.
+    /// Text after the gap to fill, for models that support it.
     pub suffix: Option<String>,
-    /// Whether the reply begins with the prompt.
+    /// Whether the reply starts with the prompt.
     pub echo: bool,
-    /// Whether to answer as events.
+    /// Whether to stream the reply.
     pub stream: bool,
-    /// What the events carry besides text.
+    /// What stream events carry besides text.
     pub stream_options: StreamOptions,
     /// Sampling, lengths, stops and choices.
     pub sampling: SamplingParams,
-    /// Asked for: how many alternatives per token, 0..=20.
+    /// Alternatives per token (0..=20) if logprobs are requested.
     pub logprobs: Option<usize>,
-    /// The shape the text must have.
+    /// Required form of the text.
     pub response_format: ResponseFormat,
-    /// Higher goes first.
+    /// Higher values are scheduled first.
     pub priority: i32,
 }
 
-/// One text to continue.
+/// A prompt of a text completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Prompt {
-    /// Text; control strings in it keep their meaning.
+    /// Text; special strings in it become their tokens.
     Text(String),
-    /// Tokens as they are.
+    /// Token ids.
     Tokens(Vec<TokenId>),
 }
 
@@ -77,9 +77,8 @@ impl CompletionRequest {
         })
     }
 
-    /// The token ids of one of the prompts.
-    ///
-    /// Refuses ids outside the vocabulary, and a suffix where the vocabulary has no tokens for a gap.
+    /// Rejects ids outside the vocabulary, and a suffix if the vocabulary has no fill-in-the-middle
+    /// tokens.
     pub fn token_ids(
         &self,
         prompt: &Prompt,

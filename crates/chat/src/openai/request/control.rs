@@ -1,21 +1,21 @@
-//! A word to an answer that is under way.
+//! Control of a running reply.
 
 use crate::dialect::fields::{Fields, parse_body};
 use crate::error::ChatError;
 
-/// What is to be done with which answer.
+/// An action on a running reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ControlRequest {
-    /// The answer's id, as its events carry it.
+    /// The reply's id, as in its events.
     pub id: String,
-    /// What to do.
+    /// The action.
     pub action: ControlAction,
 }
 
-/// What can be done with an answer.
+/// An action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControlAction {
-    /// Close its thinking.
+    /// End its reasoning.
     ReasoningEnd,
 }
 

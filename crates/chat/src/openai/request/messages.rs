@@ -1,4 +1,4 @@
-//! Messages as they come over the wire, made into [`Message`]s.
+//! Reads messages into [`Message`]s.
 
 use serde_json::{Map, Value};
 
@@ -60,7 +60,7 @@ fn message(fields: &Fields<'_>) -> Result<Message, ChatError> {
     Ok(message)
 }
 
-/// The text of a message, and the text of its thinking parts.
+/// The text of a message and of its reasoning parts.
 struct Content {
     text: String,
     thinking: Option<String>,
@@ -127,7 +127,7 @@ fn content_part<'a>(part: &Fields<'a>) -> Result<(&'a str, &'a str), ChatError> 
 
 fn reasoning(fields: &Fields<'_>, thinking: Option<String>) -> Result<Option<String>, ChatError> {
     for key in ["reasoning_content", "reasoning", "reasoning_text"] {
-        // Some clients send an object under `reasoning`; only text can go back to the model.
+        // Some clients send an object as `reasoning`; only text can go back to the model.
         if let Some(Value::String(text)) = fields.get(key)
             && !text.is_empty()
         {

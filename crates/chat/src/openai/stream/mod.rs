@@ -1,4 +1,4 @@
-//! What a client gets as events, in the protocol's exact shapes.
+//! Stream events.
 
 use serde::{Serialize, Serializer};
 
@@ -8,17 +8,17 @@ use crate::reply::{FinishReason, ReplyDelta, Timings, Usage};
 /// One event of a chat completion.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatChunk<'a> {
-    /// The same on all events of an answer.
+    /// The same in all events of a reply.
     pub id: &'a str,
     /// Always `chat.completion.chunk`.
     pub object: &'static str,
-    /// The same on all events of an answer; seconds since 1970-01-01 UTC.
+    /// Seconds since 1970-01-01 UTC; the same in all events of a reply.
     pub created: i64,
     /// The model as the client named it.
     pub model: &'a str,
-    /// Which build and settings made this.
+    /// Identifies the build and its settings.
     pub system_fingerprint: Option<&'a str>,
-    /// One, or none on the event that only carries usage.
+    /// One; none in the event that carries only usage.
     pub choices: Vec<ChunkChoice>,
     /// Absent, `null` or counts.
     #[serde(skip_serializing_if = "UsageField::is_absent")]
@@ -26,7 +26,7 @@ pub struct ChatChunk<'a> {
     /// On the last event, or on all when asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
-    /// How far prefill has come, when asked.
+    /// Prefill progress, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_progress: Option<PromptProgress>,
 }
@@ -36,7 +36,8 @@ impl ChatChunk<'_> {
     pub const OBJECT: &'static str = "chat.completion.chunk";
 }
 
-/// The `usage` of an event. A request for the usage event makes all events before it say `null`.
+/// The `usage` of an event. If the request asks for the usage event, all earlier events carry
+/// `null`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UsageField {
     /// No such key.
@@ -64,18 +65,18 @@ impl Serialize for UsageField {
     }
 }
 
-/// One choice's part of an event.
+/// A choice of an event.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChunkChoice {
     /// Which of the `n`.
     pub index: usize,
-    /// What is new.
+    /// The delta.
     pub delta: Delta,
-    /// Of the tokens behind this event's text.
+    /// Logprobs of this event's tokens.
     pub logprobs: Option<ChatLogprobs>,
     /// `null` on all events but the last.
     pub finish_reason: Option<FinishReason>,
-    /// How thinking ended, when the request asked for thinking.
+    /// How reasoning ended, if the request enabled it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finish_details: Option<FinishDetails>,
 }
@@ -93,7 +94,7 @@ impl ChunkChoice {
     }
 }
 
-/// What is new in an event; an empty one is `{}`.
+/// The increment of an event; an empty one is `{}`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Delta {
     /// On the first event only.
@@ -102,7 +103,7 @@ pub struct Delta {
     /// Text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// Reasoning; the same text under the two names clients read.
+    /// Reasoning, under both names that clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The second name.
@@ -189,7 +190,7 @@ pub struct FunctionDelta {
     pub arguments: String,
 }
 
-/// How far prefill has come.
+/// Prefill progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PromptProgress {
     /// Tokens of the prompt.

@@ -1,4 +1,4 @@
-//! Text: stop strings, stray tags, and where calls begin.
+//! Content: stop strings, stray tags and call starts.
 
 use super::{Progress, ReplyStateMachine, State};
 use crate::reply::attribution::{TokenAttribution, TokenPart};
@@ -6,14 +6,14 @@ use crate::reply::{EarlyStop, ReplyDelta};
 use crate::stop::{find_earliest_match, partial_match_len};
 use crate::tools::{CallParser, CallStart, ReplyEnd};
 
-/// Something in the text that is not text. Of several, the one whose last byte comes first counts, since
-/// that is the first to be certain.
+/// A mark in the content. Of several, the one whose last byte comes first counts, since it is
+/// certain first.
 enum ContentMark {
-    /// A stop string begins here.
+    /// A stop string.
     Stop { start: usize, which: usize },
-    /// A closing tag of thinking that nobody opened.
+    /// A closing reasoning tag without an opening one.
     StrayClose { start: usize },
-    /// A call may begin here.
+    /// A possible call.
     Call { start: usize, call_start: CallStart },
 }
 
@@ -41,7 +41,7 @@ impl ReplyStateMachine {
                 Progress::Advanced
             }
             Some(ContentMark::Call { start, call_start }) => {
-                // Blanks before a call go with it, should it be one.
+                // Blanks before a call are dropped with it.
                 let text = self.text[..start].trim_end().len();
                 self.emit_content(text, attribution, deltas);
                 let parser = CallParser::new(call_start, &self.markup);
@@ -78,7 +78,7 @@ impl ReplyStateMachine {
         }
     }
 
-    /// Where a stop string begins, and which, if they count yet.
+    /// Start and index of a matched stop string, once they count.
     pub(super) fn stop_hit(&mut self) -> Option<(usize, usize)> {
         if self.n_tokens < self.config.min_tokens || self.config.stop.is_empty() {
             return None;
@@ -118,8 +118,8 @@ impl ReplyStateMachine {
         }
     }
 
-    /// The opening that is complete first, of those that stand where a call may begin, if it is complete
-    /// before byte `limit`.
+    /// The call start that completes first at a valid position, if it completes before byte
+    /// `limit`.
     fn first_call_start(&self, mut limit: usize) -> Option<(usize, &CallStart)> {
         if self.call_starts.is_empty() {
             return None;
@@ -128,7 +128,7 @@ impl ReplyStateMachine {
         let mut markdown = self.markdown.clone();
         let mut seen = 0;
         for (start, _) in self.text.match_indices(['<', '{']) {
-            // A longer opening may be overtaken by a shorter one inside it, but by none behind it.
+            // A longer start may lose to a shorter one inside it, but to none after it.
             if start >= limit {
                 break;
             }
@@ -152,7 +152,7 @@ impl ReplyStateMachine {
         best
     }
 
-    /// Bytes of text that can be nothing else any more.
+    /// Bytes that are certainly content.
     fn decided_len(&self) -> usize {
         let text = &self.text;
         let mut held = 0;
@@ -162,7 +162,7 @@ impl ReplyStateMachine {
         if self.config.split_reasoning {
             held = held.max(partial_match_len(text, &[&self.markup.reasoning.close]));
         }
-        // All call_starts that are longer than one letter begin with this one.
+        // All call starts longer than one character begin with `<`.
         if text.contains('<') {
             for (call_start, _) in &self.call_starts {
                 held = held.max(partial_match_len(text, &[call_start]));
@@ -172,7 +172,7 @@ impl ReplyStateMachine {
         if self.call_starts.is_empty() {
             return certain;
         }
-        // Blanks wait for what follows: before a call they go.
+        // Blanks wait for the next text: before a call they are dropped.
         text[..certain].trim_end().len()
     }
 }

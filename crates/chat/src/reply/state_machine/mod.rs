@@ -1,7 +1,7 @@
-//! The state machine behind the reply parser, over text.
+//! The state machine of the reply parser, over text.
 //!
-//! Text is taken from the front as soon as its part is certain; what is not yet certain stays. Every
-//! decision is the one that the whole text would lead to, so cuts in the text do not show.
+//! Text is consumed from the front as soon as it is certain; the rest stays. Every decision is the
+//! one the whole text would lead to, so chunk boundaries do not matter.
 
 mod content;
 
@@ -17,25 +17,25 @@ use crate::reasoning::{self, ReplyStart};
 use crate::stop::partial_match_len;
 use crate::tools::{CallEvent, CallParser, CallStart, CallStatus, ReplyEnd};
 
-/// Where the reply stands, and the text that is not certain yet.
+/// The state of a reply and its undecided text.
 #[derive(Debug)]
 pub(super) struct ReplyStateMachine {
     config: ReplyConfig,
     markup: Arc<ModelMarkup>,
-    /// How calls may begin, with the text each begins with.
+    /// Call starts, each with its text.
     call_starts: Vec<(String, CallStart)>,
     state: State,
     text: String,
     /// Offset of `text` in the visible text.
     base: usize,
-    /// Openings before this place turned out to be text.
+    /// Call starts before this offset turned out to be text.
     ignore_before: usize,
-    /// No closing tag of thinking begins before this place.
+    /// No closing reasoning tag starts before this offset.
     close_search_from: usize,
-    /// No stop string begins before this place.
+    /// No stop string starts before this offset.
     stop_search_from: usize,
     markdown: MarkdownTracker,
-    /// Some text was given out already.
+    /// Whether content was emitted.
     has_content: bool,
     n_tokens: usize,
     ids: CallIds,
@@ -47,33 +47,33 @@ pub(super) struct ReplyStateMachine {
 
 #[derive(Debug)]
 enum State {
-    /// Thinking may begin here.
+    /// Reasoning may start here.
     Start,
-    /// Behind the tag that opens thinking.
+    /// After the opening reasoning tag.
     ReasoningStart,
     Reasoning,
-    /// Inside what may be a call in the middle of thinking; `read` bytes of the text are the parser's.
+    /// Inside a possible call within reasoning; the parser has read `read` bytes.
     ReasoningCall {
         parser: CallParser,
         read: usize,
         events: Vec<CallEvent>,
     },
-    /// Behind the tag that closes thinking.
+    /// After the closing reasoning tag.
     AfterReasoning,
     Content,
-    /// Inside a call, or what may be one; `leading_blanks` bytes of blanks stand before it.
+    /// Inside a call or a possible call, preceded by `leading_blanks` bytes of blanks.
     Call {
         parser: CallParser,
         leading_blanks: usize,
         is_confirmed: bool,
     },
-    /// Behind a call.
+    /// After a call.
     AfterCall,
-    /// Nothing comes any more.
+    /// The reply is over.
     Finished,
 }
 
-/// Whether the machine got anywhere.
+/// Whether a step made progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Advanced,
@@ -142,7 +142,7 @@ impl ReplyStateMachine {
         self.started_calls > self.complete_calls
     }
 
-    /// Takes more text, `n_tokens` tokens into the reply.
+    /// Parses more text; the reply has `n_tokens` tokens so far.
     pub(super) fn take(
         &mut self,
         text: &str,
@@ -158,7 +158,7 @@ impl ReplyStateMachine {
         while self.step(None, attribution, deltas) == Progress::Advanced {}
     }
 
-    /// Decides about everything that is left.
+    /// Decides all remaining text.
     pub(super) fn finish(
         &mut self,
         end: ReplyEnd,
@@ -223,7 +223,7 @@ impl ReplyStateMachine {
         Progress::Advanced
     }
 
-    /// Takes `n_bytes` from the front of the text; they went to `place`.
+    /// Consumes `n_bytes` from the front of the text for a part of the reply.
     fn consume(&mut self, n_bytes: usize, place: TokenPart, attribution: &mut TokenAttribution) {
         self.base += n_bytes;
         self.text.drain(..n_bytes);
@@ -250,7 +250,7 @@ impl ReplyStateMachine {
                 self.consume(tag, TokenPart::Hidden, attribution);
                 self.transition(State::ReasoningStart)
             }
-            // A stop string made of blanks must not wait for what comes behind them.
+            // A blank stop string must not wait for the text after it.
             ReplyStart::Undecided if end.is_none() && self.stop_hit().is_none() => {
                 Progress::NeedsText
             }
@@ -304,14 +304,14 @@ impl ReplyStateMachine {
         let certain = self.text.len() - held;
         let certain = match end {
             Some(_) => certain,
-            // Line breaks before the closing tag are not part of the thought.
+            // Line breaks before the closing tag are not reasoning.
             None => reasoning::len_without_trailing_newlines(&self.text[..certain]),
         };
         self.emit_reasoning(certain, attribution, deltas);
         Progress::NeedsText
     }
 
-    /// Where thinking is closed. What was searched once is not searched again.
+    /// Offset of the closing reasoning tag; no text is searched twice.
     fn find_close(&mut self) -> Option<usize> {
         let from = self.close_search_from.saturating_sub(self.base);
         let found = self.text[from..]
@@ -325,7 +325,7 @@ impl ReplyStateMachine {
         found
     }
 
-    /// A call tag at the beginning of a line of thinking.
+    /// Offset of a call tag at the start of a reasoning line.
     fn call_in_reasoning(&self) -> Option<usize> {
         if self.config.tools.is_empty() {
             return None;
@@ -343,7 +343,8 @@ impl ReplyStateMachine {
         None
     }
 
-    /// A call in the middle of thinking is believed only when it is complete, before thinking is closed.
+    /// Parses a possible call within reasoning. It counts only if it completes before reasoning
+    /// ends.
     fn reasoning_call(
         &mut self,
         end: Option<ReplyEnd>,

@@ -1,4 +1,4 @@
-//! Bodies nobody would send in good faith.
+//! Hostile request bodies.
 
 use crate::grammar::ToolCallMarkup;
 use crate::template::ToolCallFormat;
