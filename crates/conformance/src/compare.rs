@@ -1,4 +1,5 @@
-//! The one comparison of numbers: absolute plus relative tolerance, the worst element and where it is.
+//! The one comparison of numbers: absolute plus relative tolerance, the worst element and where it
+//! is.
 
 use std::fmt;
 
@@ -26,10 +27,12 @@ impl Tolerance {
         relative: 1e-4,
     };
 
-    /// Logits of two correct evaluations over weights of this type, on a model whose logits spread by 2.
+    /// Logits of two correct evaluations over weights of this type, on a model whose logits spread
+    /// by 2.
     ///
-    /// Block formats may round activations to eight bits, and then a last digit can move a value by a whole
-    /// step: twice the worst that the CPU's two prefill_tolerance, reading and speaking, were seen to differ by.
+    /// Block formats may round activations to eight bits, and then a last digit can move a value by
+    /// a whole step: twice the worst that the CPU's two paths, prefill and decode, were seen to
+    /// differ by.
     pub fn of_logits(ty: QuantType) -> Tolerance {
         match ty {
             QuantType::F32 => Tolerance::REORDERED,
@@ -44,8 +47,8 @@ impl Tolerance {
         }
     }
 
-    /// The same over a cache in this format, where a last digit can move a key or a value by a whole step: of the
-    /// coarsest formats twice the worst that was seen on a card.
+    /// The same over a cache in this format, where a last digit can move a key or a value by a
+    /// whole step: of the coarsest formats twice the worst that was seen on a GPU.
     pub fn of_cache(format: KvFormat) -> Tolerance {
         match format {
             KvFormat::F32 => Tolerance::REORDERED,
@@ -132,7 +135,8 @@ pub enum Difference {
     },
 }
 
-/// Compares `found` with `expected` element by element. Infinities must be equal; a NaN is always wrong.
+/// Compares `found` with `expected` element by element. Infinities must be equal; a NaN is always
+/// wrong.
 pub fn compare(
     found: &[f32],
     expected: &[f32],
@@ -289,7 +293,7 @@ mod tests {
     };
 
     #[test]
-    fn the_worst_element_is_the_one_furthest_beyond_its_own_allowance() {
+    fn worst_element_exceeds_its_own_tolerance_most() {
         // 1.5 off is less than 0.1 + 1% of 200; 0.3 off is three times what a zero may be.
         let error = compare(&[201.5, 0.3, 0.25], &[200.0, 0.0, 0.0], LOOSE).unwrap_err();
         match error {
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn agreement_tells_worst_and_mean() {
+    fn agreement_reports_worst_and_mean() {
         let agreement = compare(&[1.0, 2.05, 3.0], &[1.0, 2.0, 3.01], LOOSE).unwrap();
         assert_eq!(agreement.at, 1);
         assert!((agreement.worst - 0.05).abs() < 1e-6);
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_never_agrees() {
+    fn nan_never_agrees() {
         assert!(compare(&[f32::NAN], &[1.0], LOOSE).is_err());
         assert!(compare(&[f32::NAN], &[f32::NAN], LOOSE).is_err());
         assert!(compare(&[f32::INFINITY], &[1.0], LOOSE).is_err());
@@ -322,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_bits_are_told_apart_from_values() {
+    fn length_and_bit_differences_are_distinguished_from_values() {
         assert!(matches!(
             compare(&[1.0], &[1.0, 2.0], LOOSE),
             Err(Difference::Length {

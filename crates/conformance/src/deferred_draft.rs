@@ -1,5 +1,6 @@
-//! The law of a draft that is loaded at its first use: its memory is planned from the start, nothing is read before
-//! the first prompt, a source that fails is told and asked again, and then it drafts what any draft does.
+//! The property of a draft that is loaded at its first use: its memory is planned from the start,
+//! nothing is read before the first prompt, a source that fails is told and asked again, and then
+//! it drafts what any draft does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -43,7 +44,7 @@ fn drafted(
     found
 }
 
-/// Tries the law on a plan with a draft.
+/// Tries the property on a plan with a draft.
 ///
 /// # Errors
 /// What does not hold.
@@ -88,7 +89,7 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
     }
     source.fails.store(false, SeqCst);
     let found = drafted(&mut *lazy, &prompt).map_err(told("the draft after a failure"))?;
-    // A card may sum in another order from run to run.
+    // A GPU may sum in another order from run to run.
     let sums =
         |all: &[DraftCandidates]| all.iter().flat_map(|c| c.lse.clone()).collect::<Vec<f32>>();
     let (found, expected) = (sums(&found), sums(&expected));

@@ -1,7 +1,8 @@
 //! What an independent implementation says of the tiny models under `fixtures/models`.
 //!
-//! The judge computed in f32 on the same dequantised weights; `fixtures/README.md` says how. Each check takes
-//! what a device gave and says how close it came, or which value is worst.
+//! The reference implementation computed in f32 on the same dequantized weights;
+//! `fixtures/README.md` says how. Each check takes what a device gave and says how close it came,
+//! or which value is worst.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +28,7 @@ pub struct Golden {
     pub logit_positions: Vec<usize>,
     /// Positions whose residual stream is kept, rising.
     pub hidden_positions: Vec<usize>,
-    /// How the judge continues `ids` greedily.
+    /// How the reference implementation continues `ids` greedily.
     pub greedy_ids: Vec<TokenId>,
     /// For each of them, how far the best logit was above the second.
     pub greedy_margins: Vec<f32>,
@@ -93,7 +94,7 @@ pub enum GoldenError {
     /// The device refused a call.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The device is too far from the judge.
+    /// The device is too far from the reference implementation.
     #[error("{stem}, {what}: {difference}")]
     Differs {
         /// The model.
@@ -103,7 +104,7 @@ pub enum GoldenError {
         /// How far it is.
         difference: Difference,
     },
-    /// The device continues otherwise where the judge was sure.
+    /// The device continues otherwise where the reference implementation was sure.
     #[error("{stem}: step {step} gives {found} instead of {expected}, which leads by {margin}")]
     Greedy {
         /// The model.
@@ -112,9 +113,9 @@ pub enum GoldenError {
         step: usize,
         /// The device's token.
         found: TokenId,
-        /// The judge's token.
+        /// The reference implementation's token.
         expected: TokenId,
-        /// The judge's margin.
+        /// The reference implementation's margin.
         margin: f32,
     },
 }
@@ -176,7 +177,8 @@ impl Golden {
         Ok(Golden::plan_of(loaded, kv, limits))
     }
 
-    /// The same with every weight as the f32 numbers that it stands for, which devices round nothing beside.
+    /// The same with every weight as the f32 numbers that it stands for, which devices round
+    /// nothing beside.
     pub fn plan_of_floats(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
         let file = format!("{}.gguf", self.stem);
         Ok(Golden::plan_of(load_as_floats(&path(&file))?, kv, limits))
@@ -217,7 +219,8 @@ impl Golden {
         self.check("logits", &found, &expected.values, tolerance)
     }
 
-    /// Compares the residual stream after each layer, `[n_layers][n_ids, hidden]`, at all kept positions.
+    /// Compares the residual stream after each layer, `[n_layers][n_ids, hidden]`, at all kept
+    /// positions.
     pub fn check_hidden(
         &self,
         layers: &[Vec<f32>],
@@ -251,8 +254,9 @@ impl Golden {
         self.check(&format!("{kept:?}"), found, &expected.values, tolerance)
     }
 
-    /// Speaks the judge's greedy continuation and compares the best token of each step, where the judge's
-    /// margin is too large for `noise` in either logit to turn. Gives how many steps were compared.
+    /// Speaks the reference implementation's greedy continuation and compares the best token of
+    /// each step, where the reference implementation's margin is too large for `noise` in either
+    /// logit to turn. Gives how many steps were compared.
     pub fn check_greedy(&self, runner: &mut dyn Runner, noise: f32) -> Result<usize, GoldenError> {
         let seq = runner.open(self.ids.len() + self.greedy_ids.len())?;
         let last = self.ids.len() - 1;
@@ -314,7 +318,8 @@ fn speak(
     Ok(rows)
 }
 
-/// Loads a model with every weight as the f32 number that it stands for, which devices round nothing beside.
+/// Loads a model with every weight as the f32 number that it stands for, which devices round
+/// nothing beside.
 ///
 /// # Errors
 /// What reading or loading refuses.
@@ -409,7 +414,7 @@ mod tests {
     use contract::KvFormat;
 
     #[test]
-    fn every_fixture_is_there_and_of_the_shapes_its_manifest_says() {
+    fn fixtures_match_their_manifest() {
         let all = Golden::all().unwrap();
         assert!(all.len() >= 5, "{} fixtures", all.len());
         for golden in all {
@@ -444,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_computes_something_else_is_found_out() {
+    fn wrong_results_are_detected() {
         let golden = Golden::open("dense_f16").unwrap();
         let mut spec = FakeSpec::default();
         spec.language.vocab = golden.array(GoldenArray::Logits).unwrap().shape[1];
@@ -466,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_that_are_cut_or_of_another_kind_are_refused() {
+    fn truncated_and_foreign_arrays_are_refused() {
         let bytes = read("dense_f16.logits.npy").unwrap();
         assert!(npy(&bytes).is_ok());
         for cut in [0, 5, 9, 60, bytes.len() - 4] {

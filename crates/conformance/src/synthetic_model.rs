@@ -37,8 +37,8 @@ pub enum SyntheticLayout {
     Dense,
     /// Attention only: as many key as query heads, no norms, partial rope, a head of its own.
     Plain,
-    /// Widths that are multiples of 32 and of nothing more, heads in odd numbers; block formats of 256 values fall
-    /// back to Q8_0.
+    /// Widths that are multiples of 32 and of nothing more, heads in odd numbers; block formats of
+    /// 256 values fall back to Q8_0.
     Odd,
 }
 
@@ -55,7 +55,8 @@ impl SyntheticLayout {
     ];
 }
 
-/// Width and feed-forward: the narrowest that every block format can store, and an odd number of blocks.
+/// Width and feed-forward: the narrowest that every block format can store, and an odd number of
+/// blocks.
 const EVEN: (usize, usize) = (256, 512);
 const ODD: (usize, usize) = (288, 352);
 /// Not a multiple of anything a device might like.
@@ -108,7 +109,8 @@ impl SyntheticModel {
 }
 
 impl SyntheticModel {
-    /// Whether matrices of [`SyntheticLayout::Odd`] are stored as `ty` and not as the format it falls back to.
+    /// Whether matrices of [`SyntheticLayout::Odd`] are stored as `ty` and not as the format it
+    /// falls back to.
     pub fn stores_odd_widths(ty: QuantType) -> bool {
         ODD.0.is_multiple_of(ty.block_values()) && ODD.1.is_multiple_of(ty.block_values())
     }
@@ -298,7 +300,8 @@ impl ModelBuilder {
     fn matrix(&mut self, name: &str, rows: usize, cols: usize, gain: f32) -> WeightRef {
         let width = gain * (3.0 / cols as f32).sqrt();
         let values = self.values(rows * cols, |d| width * d.signed());
-        // Formats in large blocks need inputs in multiples of 256, which a width of heads may not be.
+        // Formats in large blocks need inputs in multiples of 256, which a width of heads may not
+        // be.
         let ty = if cols.is_multiple_of(self.ty.block_values()) {
             self.ty
         } else {
@@ -372,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_weight_of_every_specimen_has_its_bytes() {
+    fn synthetic_models_have_all_weight_bytes() {
         for layout in SyntheticLayout::ALL {
             for ty in [QuantType::F32, QuantType::Q4_0, QuantType::Q6_K] {
                 let model = SyntheticModel::new(layout, ty, 1);
@@ -385,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn another_seed_is_another_model() {
+    fn seeds_give_different_models() {
         let bytes = |seed| {
             let model = SyntheticModel::new(SyntheticLayout::Dense, QuantType::Q4_0, seed);
             let embedding = model.spec.embedding.clone();

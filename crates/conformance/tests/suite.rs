@@ -1,4 +1,5 @@
-//! The suite over the fake: a runner that keeps its promises passes, and one that breaks any of them does not.
+//! The suite over the fake: a runner that keeps its promises passes, and one that breaks any of
+//! them does not.
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::fake::{FakeBackend, FakeSpec, Flaw};
@@ -21,7 +22,7 @@ fn with<T>(spec: FakeSpec, precision: Precision, keep: impl FnOnce(&Case<'_>) ->
 }
 
 #[test]
-fn a_runner_that_keeps_its_promises_passes() {
+fn correct_runners_satisfy_every_property() {
     for prefill_align in [1, 16, 64] {
         let spec = FakeSpec {
             prefill_align,
@@ -123,7 +124,7 @@ const FLAW_OF_PROPERTY: [(&str, Flaw); 31] = [
 ];
 
 #[test]
-fn every_law_can_be_broken_and_notices() {
+fn every_property_detects_a_flaw() {
     for (property, keep) in PROPERTIES {
         let mut offended = false;
         for (_, flaw) in FLAW_OF_PROPERTY

@@ -8,7 +8,8 @@ use crate::{SeqId, SnapshotId, WeightError};
 /// An error of a [`Backend`](crate::Backend) or a [`Runner`](crate::Runner).
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum DeviceError {
-    /// The shared KV pool has too few free pages. Preempt a sequence or evict snapshots, then retry.
+    /// The shared KV pool has too few free pages. Preempt a sequence or evict snapshots, then
+    /// retry.
     #[error("no room for pages of keys and values: {wanted} wanted, {free} free")]
     PoolExhausted {
         /// Pages that the call needs.
@@ -19,7 +20,8 @@ pub enum DeviceError {
     /// The request does not fit a fixed limit or the memory. Other requests are not affected.
     #[error("no room for {what}: {wanted} wanted, {free} free")]
     OutOfMemory {
-        /// The resource with its unit, such as `"context tokens"` or `"memory bytes"`. For display only.
+        /// The resource with its unit, such as `"context tokens"` or `"memory bytes"`. For display
+        /// only.
         what: &'static str,
         /// The requested amount, in the unit of `what`.
         wanted: u64,

@@ -6,7 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TokenId(pub u32);
 
-/// A sequence on a device. [`Runner::open`](crate::Runner::open) creates it; a runner never reuses an id.
+/// A sequence on a device. [`Runner::open`](crate::Runner::open) creates it; a runner never reuses
+/// an id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId(pub u64);
 

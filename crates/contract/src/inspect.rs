@@ -11,9 +11,11 @@ pub trait Inspect {
     /// Delta state of layer `layer`, `[n_v_heads, k_dim, v_dim]`; empty for an attention layer.
     fn delta_state(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError>;
 
-    /// Convolution window of layer `layer`, `[conv_taps - 1, channels]`, oldest first, before the SiLU.
+    /// Convolution window of layer `layer`, `[conv_taps - 1, channels]`, oldest first, before the
+    /// SiLU.
     fn conv_window(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError>;
 
-    /// Cached keys and values of layer `layer`, dequantised: each `[position, n_kv_heads, head_dim]`.
+    /// Cached keys and values of layer `layer`, dequantized: each `[position, n_kv_heads,
+    /// head_dim]`.
     fn kv_rows(&mut self, seq: SeqId, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError>;
 }

@@ -1,11 +1,11 @@
 //! Types and traits shared by the decoding algorithm and the devices.
 //!
 //! Contents: ids, the draft [`Tree`], the model as data ([`ModelSpec`]), logits requests and rows
-//! ([`LogitsRequest`], [`LogitsRow`]), the device traits ([`Backend`], [`Runner`]), and the codecs of the
-//! quantized block formats, whose bytes all devices must interpret alike ([`quant`]).
+//! ([`LogitsRequest`], [`LogitsRow`]), the device traits ([`Backend`], [`Runner`]), and the codecs
+//! of the quantized block formats, whose bytes all devices must interpret alike ([`quant`]).
 //!
-//! This crate has no files, threads, clocks, tensor types or model-family names, and no algorithms except
-//! those codecs and [`LogitEdits`].
+//! This crate has no files, threads, clocks, tensor types or model-family names, and no algorithms
+//! except those codecs and [`LogitEdits`].
 //!
 //! Start with [`runner`], then [`tree`], then [`spec`].
 

@@ -158,8 +158,8 @@ impl TokenMask {
         mask
     }
 
-    /// The set over `vocab` tokens with these [`words`](TokenMask::words). Drops words and bits beyond the
-    /// vocabulary; missing words are empty.
+    /// The set over `vocab` tokens with these [`words`](TokenMask::words). Drops words and bits
+    /// beyond the vocabulary; missing words are empty.
     pub fn from_words(vocab: usize, words: impl IntoIterator<Item = u64>) -> TokenMask {
         let mut mask = TokenMask::all(vocab);
         let words = words.into_iter().chain(std::iter::repeat(0));
@@ -213,8 +213,9 @@ impl TokenMask {
 
 /// The target's logits at one position.
 ///
-/// `ids`, `logits` and `raw` have one length: `k` or less for [`LogitsSelection::TopK`], the vocabulary for [`LogitsSelection::Full`]
-/// (then `ids` counts 0, 1, 2, …), nothing for [`LogitsSelection::None`].
+/// `ids`, `logits` and `raw` have one length: `k` or less for [`LogitsSelection::TopK`], the
+/// vocabulary for [`LogitsSelection::Full`] (then `ids` counts 0, 1, 2, …), nothing for
+/// [`LogitsSelection::None`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LogitsRow {
     /// The tokens, best first for `Top`, in id order for `Full`.

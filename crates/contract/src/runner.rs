@@ -1,10 +1,12 @@
 //! The device interface: one [`Backend`] per kind of device, one [`Runner`] per loaded model.
 //!
-//! [`CheckedRunner`](crate::checked::CheckedRunner) asserts the calling protocol in tests and debug builds:
+//! [`CheckedRunner`](crate::checked::CheckedRunner) asserts the calling protocol in tests and debug
+//! builds:
 //!
 //! - After `verify`, the next call on that sequence must be `commit`, `discard` or `close`.
 //! - A sequence cannot be rewound. To reach an earlier position, call `restore` or prefill again.
-//! - Calls that return data wait for the device; others may return early. The next call reports a late
+//! - Calls that return data wait for the device; others may return early. The next call reports a
+//!   late
 //!   device fault, and every later call repeats it.
 //! - Optional abilities are fields of [`RunnerInfo`], never methods that always fail.
 
@@ -35,7 +37,8 @@ pub trait Backend {
     ) -> Result<Box<dyn Runner>, DeviceError>;
 }
 
-/// One loaded target model, with its draft model if the plan has one. All calls come from one thread.
+/// One loaded target model, with its draft model if the plan has one. All calls come from one
+/// thread.
 pub trait Runner {
     /// Limits and properties of the opened model.
     fn info(&self) -> &RunnerInfo;
@@ -46,8 +49,8 @@ pub trait Runner {
     /// Opens a sequence at position 0 that may grow to `max_len` committed tokens.
     ///
     /// No KV pages are reserved for it. `prefill`, `verify` and `restore` return
-    /// [`DeviceError::PoolExhausted`] if the pool lacks pages. They have then changed nothing, except that a
-    /// failed `restore` may leave the sequence empty.
+    /// [`DeviceError::PoolExhausted`] if the pool lacks pages. They have then changed nothing,
+    /// except that a failed `restore` may leave the sequence empty.
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError>;
 
     /// Closes a sequence and drops its pending tree. Ignores an unknown id.
@@ -55,7 +58,8 @@ pub trait Runner {
 
     /// Appends `tokens` `[n]` to the committed tokens and returns one logits row per request.
     ///
-    /// `requests` holds `(index into tokens, request)` in ascending order; rows have the same order.
+    /// `requests` holds `(index into tokens, request)` in ascending order; rows have the same
+    /// order.
     fn prefill(
         &mut self,
         seq: SeqId,
@@ -63,8 +67,8 @@ pub trait Runner {
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError>;
 
-    /// Drafts `depth` positions after each item's root, with `k <= vocab` candidates per position. The context
-    /// is the committed tokens.
+    /// Drafts `depth` positions after each item's root, with `k <= vocab` candidates per position.
+    /// The context is the committed tokens.
     fn draft(
         &mut self,
         items: &[DraftItem],
@@ -72,10 +76,11 @@ pub trait Runner {
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError>;
 
-    /// Evaluates a draft tree on each item's sequence without committing it; the tree becomes pending.
+    /// Evaluates a draft tree on each item's sequence without committing it; the tree becomes
+    /// pending.
     ///
-    /// Returns one row per node of each item, empty where the request selects nothing. A tree of one node is
-    /// plain decoding; a tree without branches is chain speculation.
+    /// Returns one row per node of each item, empty where the request selects nothing. A tree of
+    /// one node is plain decoding; a tree without branches is chain speculation.
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError>;
 
     /// Commits one path of each pending tree; the sequence advances by `path.len()`.
@@ -100,9 +105,11 @@ pub trait Runner {
     /// Writes a snapshot in the device-neutral layout of [`crate::snapshot`].
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError>;
 
-    /// Exports through another thread, independent of the later life of the snapshot and its sequence.
+    /// Exports through another thread, independent of the later life of the snapshot and its
+    /// sequence.
     ///
-    /// A device whose snapshot memory other threads can read returns at once; the default exports here.
+    /// A device whose snapshot memory other threads can read returns at once; the default exports
+    /// here.
     fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
         let mut bytes = Vec::new();
         self.export(snapshot, &mut bytes)?;
@@ -118,7 +125,8 @@ pub trait Runner {
     }
 }
 
-/// An exported snapshot whose bytes may still be on the device. Dropping a runner waits for all of them.
+/// An exported snapshot whose bytes may still be on the device. Dropping a runner waits for all of
+/// them.
 pub trait DetachedSnapshot: Send {
     /// Number of bytes that [`DetachedSnapshot::write`] writes.
     fn bytes(&self) -> u64;

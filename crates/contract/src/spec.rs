@@ -19,7 +19,7 @@ pub struct ModelHash(pub [u8; 16]);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
-    /// For people: the model's own name, or the file's stem.
+    /// Display name: the model's own name, or the file's stem.
     pub name: String,
     /// Identity of the weights.
     pub hash: ModelHash,
@@ -138,7 +138,8 @@ pub struct GatedDeltaSpec {
     pub a: WeightRef,
     /// `[n_v_heads]`: bias inside the softplus.
     pub dt: WeightRef,
-    /// `[channels, conv_taps]`, channels as the rows of `qkv`; the last tap multiplies the current token.
+    /// `[channels, conv_taps]`, channels as the rows of `qkv`; the last tap multiplies the current
+    /// token.
     pub conv: WeightRef,
     /// `[v_dim]`: norm of each value head's output.
     pub norm: WeightRef,

@@ -5,9 +5,10 @@ use crate::{AttentionWindow, NodeIdx, TokenId};
 /// A draft tree in an order that puts every parent before its children.
 ///
 /// Node 0 is the root: the sampled token that is not in the KV cache yet.
-/// The position of a node is the committed length plus its depth. A node sees its ancestors only, in
-/// attention, in the convolution window and in the delta state.
-/// Backends rely on `parent < index` and `len() <= MAX_NODES`; [`Tree::new`] and [`Tree::push`] enforce both.
+/// The position of a node is the committed length plus its depth. A node sees its ancestors only,
+/// in attention, in the convolution window and in the delta state.
+/// Backends rely on `parent < index` and `len() <= MAX_NODES`; [`Tree::new`] and [`Tree::push`]
+/// enforce both.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     tokens: Vec<TokenId>,

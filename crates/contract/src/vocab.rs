@@ -39,7 +39,8 @@ pub enum TokenKind {
     Normal,
     /// Replaces text that cannot be encoded.
     Unknown,
-    /// A control token such as a turn marker: matched as literal text in templates, hidden from output.
+    /// A control token such as a turn marker: matched as literal text in templates, hidden from
+    /// output.
     Control,
     /// A literal string that the model's authors added, such as a reasoning tag: matched and shown.
     UserDefined,

@@ -6,8 +6,9 @@ use crate::Tree;
 
 /// The committed tokens that tree nodes attend to: the last `tokens` and the first `sinks`.
 ///
-/// The KV cache stays complete, and prefill uses no window. A node at position `q` attends to committed keys from
-/// `q - tokens` on, the same as a token decoded alone. Recurrent layers have no window.
+/// The KV cache stays complete, and prefill uses no window. A node at position `q` attends to
+/// committed keys from `q - tokens` on, the same as a token decoded alone. Recurrent layers have no
+/// window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AttentionWindow {
     tokens: usize,
@@ -25,7 +26,8 @@ impl AttentionWindow {
 
     /// The last `tokens` tokens before a node and the first `sinks` tokens of the context.
     ///
-    /// `tokens` 0 means [`AttentionWindow::FULL`]; other values are raised to [`AttentionWindow::MIN_TOKENS`].
+    /// `tokens` 0 means [`AttentionWindow::FULL`]; other values are raised to
+    /// [`AttentionWindow::MIN_TOKENS`].
     pub fn new(tokens: usize, sinks: usize) -> AttentionWindow {
         match tokens {
             0 => AttentionWindow::FULL,

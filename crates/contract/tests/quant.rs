@@ -1,4 +1,5 @@
-//! Codecs against the format's own implementation (`conformance/fixtures/quant`), and properties on any input.
+//! Codecs against the format's own implementation (`conformance/fixtures/quant`), and properties on
+//! any input.
 
 use std::fs;
 use std::path::PathBuf;

@@ -15,7 +15,8 @@ pub trait InspectedRunner: Runner + Inspect {}
 impl InspectedRunner for CpuRunner {}
 
 impl CpuBackend {
-    /// Opens a plan as [`Backend::open`](contract::Backend::open) does, and lets the runner be looked into.
+    /// Opens a plan as [`Backend::open`](contract::Backend::open) does, and lets the runner be
+    /// looked into.
     pub fn open_inspected(
         &self,
         plan: OpenPlan,

@@ -34,8 +34,8 @@ thread_local! {
 
 /// A matrix `[rows, cols]`. It owns its bytes; the file's may be dropped after loading.
 ///
-/// The fast paths hold weights repacked, at the file's size but for these types: Q6_K one percent more, Q3_K
-/// 6.6 bits a value, Q5_0 and IQ4_NL 8.5, Q4_1, Q5_1 and IQ4_XS 9, Q2_K 16.
+/// The fast paths hold weights repacked, at the file's size but for these types: Q6_K one percent
+/// more, Q3_K 6.6 bits a value, Q5_0 and IQ4_NL 8.5, Q4_1, Q5_1 and IQ4_XS 9, Q2_K 16.
 pub struct Linear {
     name: Arc<str>,
     rows: usize,
@@ -44,7 +44,7 @@ pub struct Linear {
 }
 
 enum WeightStorage {
-    /// The file's bytes, dequantised row by row at every use.
+    /// The file's bytes, dequantized row by row at every use.
     Reference { ty: QuantType, bytes: Box<[u8]> },
     /// Tiles for the fast kernels.
     Packed { packed: Packed, dispatch: Dispatch },
@@ -133,7 +133,8 @@ impl Linear {
     ) {
         let n = x.len() / self.cols;
         let row_bytes = ty.row_bytes(self.cols);
-        // Weight rows outermost, so that each is dequantised once: `[rows, n]`, rotated over at the end.
+        // Weight rows outermost, so that each is dequantized once: `[rows, n]`, rotated over at the
+        // end.
         let mut by_row = vec![0.0; out.len()];
         let blocks = by_row
             .chunks_mut(n * REFERENCE_ROWS)
@@ -155,10 +156,11 @@ impl Linear {
     }
 }
 
-/// Several matrices on the same rows of activations, `x` `[n, cols]`; each part's output is `[n, rows]`.
+/// Several matrices on the same rows of activations, `x` `[n, cols]`; each part's output is `[n,
+/// rows]`.
 ///
-/// Gives the bits of one [`Linear::apply`] each; faster, since the activations are prepared once and the
-/// matrices share one parallel region.
+/// Gives the bits of one [`Linear::apply`] each; faster, since the activations are prepared once
+/// and the matrices share one parallel region.
 pub fn apply_all(pool: &ThreadPool, x: &[f32], n: usize, parts: &mut [(&Linear, &mut [f32])]) {
     if n == 0 {
         return;
@@ -241,7 +243,8 @@ fn pad_rows(x: &[f32], cols: usize) -> Cow<'_, [f32]> {
     Cow::Owned(padded)
 }
 
-/// `sum a * b`, each `[n]`: sixteen partial sums over indices of equal remainder, then those in order.
+/// `sum a * b`, each `[n]`: sixteen partial sums over indices of equal remainder, then those in
+/// order.
 ///
 /// The order is fixed, and closer to the exact sum than one running total.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -263,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_weight_of_a_wrong_length_is_refused_by_name() {
+    fn weights_of_wrong_length_are_refused_by_name() {
         let weight = WeightRef {
             name: "blk.0.ffn_up.weight".into(),
             ty: QuantType::Q8_0,

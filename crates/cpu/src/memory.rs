@@ -18,7 +18,7 @@ use crate::state::sequence_bytes;
 /// Bytes of 32 inputs of a product, rounded to eight bits with a scale and sums.
 const ROUNDED_BLOCK: usize = 44;
 
-/// SystemMemory of the machine or of the container the process lives in, in bytes.
+/// Memory of the machine or of the container the process lives in, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct SystemMemory {
     pub(crate) total: u64,
@@ -154,7 +154,8 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
     bytes as u64
 }
 
-/// Bytes a pass works in: its rows, the rounded inputs of a product, logits, and what each thread borrows.
+/// Bytes a pass works in: its rows, the rounded inputs of a product, logits, and what each thread
+/// borrows.
 fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
     let rows = rows_per_pass(limits);
     let floats =
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn meminfo_is_read_in_kibibytes() {
+    fn meminfo_is_parsed_in_kibibytes() {
         let text = "MemTotal:       2048 kB\nMemFree:  1 kB\nMemAvailable:    512 kB\n";
         let memory = from_meminfo(text).unwrap();
         assert_eq!((memory.total, memory.free), (2 << 20, 512 << 10));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_any_machine_has_is_refused_with_both_numbers() {
+    fn oversized_plans_are_refused_with_both_numbers() {
         if of_system().is_some() {
             let error = require(u64::MAX).unwrap_err().to_string();
             assert!(error.contains(&u64::MAX.to_string()), "{error}");

@@ -69,8 +69,8 @@ pub(crate) struct Delta {
     /// `[n_v_heads]` each.
     pub(crate) a: Vec<f32>,
     pub(crate) dt: Vec<f32>,
-    /// Head by head, `[conv_taps, head width]`: the weights of the channels from `c` to `c + width` begin at
-    /// `c * conv_taps`.
+    /// Head by head, `[conv_taps, head width]`: the weights of the channels from `c` to `c + width`
+    /// begin at `c * conv_taps`.
     pub(crate) conv: Vec<f32>,
     /// `[v_dim]`.
     pub(crate) norm: Vec<f32>,

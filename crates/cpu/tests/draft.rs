@@ -1,5 +1,5 @@
-//! The draft on this device: what it says depends on the committed tokens alone, however they came, and hundreds
-//! of trees leave the target's state where the same tokens one by one leave it.
+//! The draft on this device: what it says depends on the committed tokens alone, however they came,
+//! and hundreds of trees leave the target's state where the same tokens one by one leave it.
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ fn feed_by_trees(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
 }
 
 #[test]
-fn a_draft_depends_on_the_committed_tokens_alone() {
+fn drafts_depend_on_committed_tokens_only() {
     let text = text(200);
     for window in [None, Some(WINDOW)] {
         let mut runner = open(plan(window, 256));
@@ -121,7 +121,8 @@ fn a_draft_depends_on_the_committed_tokens_alone() {
         runner.prefill(whole, &text, &[]).unwrap();
         let expected = draft(&mut *runner, &[whole]).remove(0);
         assert_eq!(expected.ids.len(), 15 * K);
-        // The target's own prefilled and decoded states differ in their last digits, and so do the features.
+        // The target's own prefilled and decoded states differ in their last digits, and so do the
+        // features.
         let near = |found: &DraftCandidates, exact: bool| {
             let off = found
                 .log_probs
@@ -159,7 +160,7 @@ fn a_draft_depends_on_the_committed_tokens_alone() {
 }
 
 #[test]
-fn snapshots_carry_the_draft_here_and_through_bytes() {
+fn snapshots_include_the_draft_cache() {
     let text = text(150);
     for window in [None, Some(WINDOW)] {
         let mut runner = open(plan(window, 256));
@@ -194,7 +195,7 @@ fn snapshots_carry_the_draft_here_and_through_bytes() {
 }
 
 #[test]
-fn broken_calls_are_refused() {
+fn invalid_calls_are_refused() {
     let mut runner = open(plan(None, 64));
     let seq = runner.open(32).unwrap();
     let item = |seq, root| DraftItem {
@@ -228,7 +229,7 @@ fn broken_calls_are_refused() {
 }
 
 #[test]
-fn memory_is_planned_for_a_draft_and_its_loading_time_changes_nothing() {
+fn draft_memory_is_planned_independent_of_loading_time() {
     let backend = CpuBackend::new(CpuOptions::default());
     let mut with = plan(None, 256);
     let lazy = backend.estimate(&with).unwrap();
@@ -243,7 +244,7 @@ fn memory_is_planned_for_a_draft_and_its_loading_time_changes_nothing() {
 }
 
 #[test]
-fn five_hundred_trees_leave_the_state_of_the_same_tokens_one_by_one() {
+fn five_hundred_trees_leave_the_state_of_token_by_token_decoding() {
     const STEPS: usize = 500;
     let mut plan = plan(None, 9000);
     plan.limits.sequences = 2;
@@ -312,7 +313,7 @@ fn five_hundred_trees_leave_the_state_of_the_same_tokens_one_by_one() {
 }
 
 #[test]
-fn a_draft_can_be_loaded_at_its_first_use() {
+fn drafts_can_be_loaded_at_first_use() {
     let backend = CpuBackend::new(CpuOptions::default());
     conformance::deferred_draft::loads_at_first_use(&backend, &plan(None, 512)).unwrap();
 }

@@ -1,5 +1,6 @@
-//! Random drafts in all four file_formats against the publisher's module in PyTorch: full and sliding layers, every rule of
-//! causal blocks, blocks of 4 to 20 rows, one to five layers, tied and separate heads, each with its converters' traps.
+//! Random drafts in all four file_formats against the publisher's module in PyTorch: full and
+//! sliding layers, every rule of causal blocks, blocks of 4 to 20 rows, one to five layers, tied
+//! and separate heads, each with its converters' traps.
 
 #![expect(
     clippy::unwrap_used,
@@ -19,7 +20,7 @@ const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };
-/// As the judge computes: in f32 all over.
+/// As the reference implementation computes: in f32 all over.
 const AS_JUDGED: (CpuOptions, KvFormat, WeightPrecision) =
     (REFERENCE, KvFormat::F32, WeightPrecision::AsStored);
 /// Sums in another order, and nothing else.
@@ -48,7 +49,7 @@ fn logits(
 }
 
 #[test]
-fn reference_draft_logits_are_those_of_the_publishers_module_in_every_spelling() {
+fn reference_draft_logits_match_the_golden_files_in_every_format() {
     let mut checked = 0;
     for draft in DRAFTS {
         let plan = draft
@@ -72,7 +73,7 @@ fn reference_draft_logits_are_those_of_the_publishers_module_in_every_spelling()
 }
 
 #[test]
-fn the_fast_paths_draft_logits_are_as_close_where_nothing_is_rounded() {
+fn fast_path_draft_logits_match_without_quantization() {
     let fast = (FAST, KvFormat::F32, WeightPrecision::Floats);
     for draft in DRAFTS {
         for ty in [QuantType::F32, QuantType::F16, QuantType::BF16] {
@@ -89,7 +90,7 @@ fn the_fast_paths_draft_logits_are_as_close_where_nothing_is_rounded() {
 }
 
 #[test]
-fn what_rounding_costs_the_fast_path_is_small_in_the_mean() {
+fn fast_path_rounding_error_is_small_on_average() {
     let fast = (FAST, KvFormat::F16, WeightPrecision::AsStored);
     for draft in DRAFTS {
         let told = (DraftFileFormat::Safetensors, DraftFileQuirks::default());
@@ -106,7 +107,7 @@ fn what_rounding_costs_the_fast_path_is_small_in_the_mean() {
 }
 
 #[test]
-fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
+fn drafts_do_not_depend_on_when_features_are_projected() {
     for draft in DRAFTS {
         let plan = draft
             .plan(KvFormat::F16, WeightPrecision::AsStored)
@@ -121,7 +122,7 @@ fn it_does_not_matter_when_tokens_become_what_a_draft_reads() {
 }
 
 #[test]
-fn a_trap_stepped_into_would_be_seen() {
+fn incorrect_draft_files_are_detected() {
     let of = |name: &str| *DRAFTS.iter().find(|draft| draft.name == name).unwrap();
     let (sliding, full, causal) = (of("sliding"), of("full"), of("causal"));
     let plain = DraftFileQuirks::default();

@@ -1,5 +1,5 @@
-//! The CPU against an independent implementation in f32 on the same dequantised weights: logits, the residual
-//! stream after each layer, the states of layer 0, and a greedy continuation.
+//! The CPU against an independent implementation in f32 on the same dequantized weights: logits,
+//! the residual stream after each layer, the states of layer 0, and a greedy continuation.
 
 #![expect(
     clippy::unwrap_used,
@@ -53,7 +53,7 @@ fn open(golden: &Golden, options: CpuOptions) -> Box<dyn InspectedRunner> {
 }
 
 #[test]
-fn reference_logits_are_those_of_the_independent_implementation() {
+fn reference_logits_match_the_golden_files() {
     for golden in Golden::all().unwrap() {
         golden
             .check_logits(&mut *open(&golden, REFERENCE), CLOSE)
@@ -62,7 +62,7 @@ fn reference_logits_are_those_of_the_independent_implementation() {
 }
 
 #[test]
-fn the_fast_paths_logits_are_within_the_error_of_eight_bit_activations() {
+fn fast_path_logits_stay_within_eight_bit_activation_error() {
     let far = Tolerance {
         absolute: 1.0,
         relative: 0.0,
@@ -74,7 +74,7 @@ fn the_fast_paths_logits_are_within_the_error_of_eight_bit_activations() {
 }
 
 #[test]
-fn no_layer_of_reference_diverges() {
+fn reference_layers_match_the_golden_files() {
     for golden in Golden::all().unwrap() {
         let layers = open(&golden, REFERENCE).hidden_states(&golden.ids).unwrap();
         golden.check_hidden(&layers, CLOSE).unwrap();
@@ -82,7 +82,7 @@ fn no_layer_of_reference_diverges() {
 }
 
 #[test]
-fn delta_state_and_window_after_the_prompt_are_right() {
+fn delta_state_and_window_match_the_golden_files() {
     for golden in Golden::all().unwrap() {
         if golden.recurrent_layers.contains(&0) {
             let mut runner = open(&golden, REFERENCE);
@@ -101,7 +101,7 @@ fn delta_state_and_window_after_the_prompt_are_right() {
 }
 
 #[test]
-fn greedy_decoding_of_reference_gives_the_same_ids() {
+fn reference_greedy_decoding_matches_the_golden_files() {
     for golden in Golden::all().unwrap() {
         let compared = golden
             .check_greedy(&mut *open(&golden, REFERENCE), CLOSE.absolute)
@@ -114,7 +114,7 @@ fn greedy_decoding_of_reference_gives_the_same_ids() {
 }
 
 #[test]
-fn a_runner_holds_what_was_estimated_and_tells_how_far_loading_is() {
+fn memory_matches_the_estimate_and_loading_reports_progress() {
     for golden in Golden::all().unwrap() {
         for options in [FAST, REFERENCE] {
             let plan = plan(&golden, options);

@@ -1,5 +1,5 @@
-//! Storage formats of keys and values: every pair keeps every law of a runner, states share their rows, and the
-//! coarser a format is, the further the model is from what it says with the finest.
+//! Storage formats of keys and values: every pair keeps every law of a runner, states share their
+//! rows, and the coarser a format is, the further the model is from what it says with the finest.
 
 #![allow(
     clippy::print_stdout,
@@ -45,16 +45,16 @@ fn check(k: KvFormat, v: KvFormat) {
 }
 
 #[test]
-fn every_format_satisfies_every_property_turned() {
+fn rotated_formats_satisfy_every_property() {
     for format in KvFormat::ALL {
         check(format, format);
     }
 }
 
-/// Keys and values are read by different code, each by its own format alone, so pairs with a third format
-/// between them show nothing that these do not.
+/// Keys and values are read by different code, each by its own format alone, so pairs with a third
+/// format between them show nothing that these do not.
 #[test]
-fn formats_of_keys_and_values_do_not_mix() {
+fn key_and_value_formats_are_independent() {
     use KvFormat::{Bf16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
     for (k, v) in [(Q8_0, Tq3_0), (Tq3_0, Q4_0), (Q5_1, Bf16), (Q4_1, Q5_0)] {
         check(k, v);
@@ -121,7 +121,7 @@ fn rows(backend: &CpuBackend, format: KvFormat) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn the_bundled_model_drifts_as_far_as_a_format_is_coarse() {
+fn bundled_model_divergence_grows_with_quantization() {
     let exact = rows(&backend(), KvFormat::F32);
     let mut table = Vec::new();
     for format in KvFormat::ALL {
@@ -150,7 +150,7 @@ fn the_bundled_model_drifts_as_far_as_a_format_is_coarse() {
 }
 
 #[test]
-fn states_of_one_text_hold_their_rows_once() {
+fn snapshots_of_one_text_share_their_pages() {
     let kv = KvFormats {
         k: KvFormat::Q8_0,
         v: KvFormat::Q4_0,

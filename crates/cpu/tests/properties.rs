@@ -1,5 +1,5 @@
-//! The laws of a runner, bit for bit, on tiny models with production head sizes: what is verified in a tree is
-//! what would have been decoded, and nothing is left of what was not kept.
+//! The properties of a runner, bit for bit, on tiny models with production head sizes: what is
+//! verified in a tree is what would have been decoded, and nothing is left of what was not kept.
 
 #![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
 
@@ -81,7 +81,7 @@ impl Setup {
     }
 }
 
-/// Runs `law` on generated values, on one runner per setup. A law closes what it opens.
+/// Runs `law` on generated values, on one runner per setup. A property closes what it opens.
 fn check<V: std::fmt::Debug>(
     strategy: impl Strategy<Value = V>,
     law: impl Fn(&mut dyn Runner, V) -> Result<(), TestCaseError>,
@@ -160,7 +160,7 @@ fn state(runner: &mut dyn Runner, seq: SeqId) -> Vec<u8> {
 }
 
 #[test]
-fn prefill_cut_at_multiples_of_the_alignment_equals_whole_prefill() {
+fn aligned_chunked_prefill_equals_whole_prefill() {
     let cuts = proptest::collection::vec(any::<bool>(), 4);
     check((tokens(60..250), cuts), |runner, (tokens, cuts)| {
         let align = runner.info().prefill_align;
@@ -192,7 +192,7 @@ fn prefill_cut_at_multiples_of_the_alignment_equals_whole_prefill() {
 }
 
 #[test]
-fn commit_of_a_path_equals_its_nodes_one_by_one() {
+fn path_commit_equals_decoding_its_nodes() {
     let case = (
         tokens(0..150),
         trees(),
@@ -219,7 +219,7 @@ fn commit_of_a_path_equals_its_nodes_one_by_one() {
 }
 
 #[test]
-fn rounds_of_trees_leave_what_decoding_leaves() {
+fn speculative_steps_leave_the_state_of_decoding() {
     let rounds = proptest::collection::vec((trees(), any::<prop::sample::Index>()), 1..6);
     check((tokens(0..70), rounds), |runner, (history, rounds)| {
         let (treed, plain) = (start(runner, &history), start(runner, &history));
@@ -264,7 +264,7 @@ fn discard_leaves_no_trace() {
 }
 
 #[test]
-fn siblings_do_not_see_each_other() {
+fn siblings_are_independent() {
     check((tokens(0..100), trees()), |runner, (history, tree)| {
         let seq = start(runner, &history);
         let rows = verify(runner, seq, &tree);
@@ -282,7 +282,7 @@ fn siblings_do_not_see_each_other() {
 }
 
 #[test]
-fn sharing_a_pass_changes_no_bit() {
+fn batching_changes_no_bit() {
     let items = proptest::collection::vec((tokens(0..90), trees()), 2..=4);
     check(items, |runner, items| {
         let seqs: Vec<SeqId> = items.iter().map(|(h, _)| start(runner, h)).collect();
@@ -316,7 +316,7 @@ fn sharing_a_pass_changes_no_bit() {
 }
 
 #[test]
-fn restore_is_identity_and_so_is_import_of_an_export() {
+fn restore_and_import_are_bit_identical() {
     check(
         (tokens(1..150), trees(), tokens(0..40)),
         |runner, (history, tree, other)| {
@@ -347,7 +347,7 @@ fn restore_is_identity_and_so_is_import_of_an_export() {
 }
 
 #[test]
-fn the_number_of_threads_changes_no_bit() {
+fn thread_count_changes_no_bit() {
     let (history, tree) = history_and_tree();
     for setup in SETUPS {
         let results = [1, 2, 5].map(|threads| {
@@ -366,7 +366,7 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 #[test]
-fn prefill_and_decoding_agree_closely() {
+fn prefill_and_decode_agree_closely() {
     let (history, _) = history_and_tree();
     for setup in SETUPS {
         let mut runner = setup.open();
@@ -383,7 +383,8 @@ fn prefill_and_decoding_agree_closely() {
         }
         let pairs = row.logits.iter().zip(&stepped.logits);
         let mean = pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / row.logits.len() as f32;
-        // Sums in another order differ by 1e-6; rounding them to eight bits or a half may differ by a step.
+        // Sums in another order differ by 1e-6; rounding them to eight bits or a half may differ by
+        // a step.
         let bound = match setup.kv.0 {
             KvFormat::F32 => 1e-5,
             _ => 0.03,
@@ -402,7 +403,7 @@ fn history_and_tree() -> (Vec<TokenId>, Tree) {
 }
 
 #[test]
-fn snapshots_of_other_models_and_damaged_ones_are_refused() {
+fn foreign_and_damaged_snapshots_are_refused() {
     let mut runner = SETUPS[0].open();
     let (history, _) = history_and_tree();
     let seq = start(&mut *runner, &history);

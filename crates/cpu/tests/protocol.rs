@@ -1,5 +1,5 @@
-//! What a runner answers when it is asked for more than there is: an error that says why. Calls that break the
-//! protocol are laws of the suite.
+//! What a runner answers when it is asked for more than there is: an error that says why. Calls
+//! that break the protocol are properties of the suite.
 
 #![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
 
@@ -45,7 +45,7 @@ fn open(plan: OpenPlan) -> Box<dyn Runner> {
 }
 
 #[test]
-fn room_is_what_no_sequence_holds() {
+fn capacity_excludes_pages_of_open_sequences() {
     let mut plan = plan();
     // Two pages for each of two sequences, of which three are there.
     (plan.limits.context, plan.limits.pool) = (300, Some(600));
@@ -89,7 +89,7 @@ fn room_is_what_no_sequence_holds() {
 }
 
 #[test]
-fn every_cache_format_is_taken_where_heads_are_long_enough_for_it() {
+fn cache_formats_are_supported_for_sufficient_head_sizes() {
     let head_dim = plan().target.attention_layers().next().unwrap().head_dim;
     for format in KvFormat::ALL {
         let mut plan = plan();
@@ -105,7 +105,7 @@ fn every_cache_format_is_taken_where_heads_are_long_enough_for_it() {
 }
 
 #[test]
-fn a_plan_larger_than_the_machine_is_refused_before_it_is_loaded() {
+fn oversized_plans_are_refused_before_loading() {
     for context in [1 << 40, usize::MAX] {
         let mut plan = plan();
         plan.limits.context = context;
@@ -128,7 +128,7 @@ fn check_memory(error: DeviceError) {
 }
 
 #[test]
-fn a_weight_of_a_wrong_shape_is_named() {
+fn weights_of_wrong_shape_are_named() {
     let mut plan = plan();
     let mut spec = (*plan.target).clone();
     spec.final_norm.cols = 255;
@@ -153,7 +153,7 @@ impl WeightSource for Poisoned {
 }
 
 #[test]
-fn a_model_that_computes_nothing_but_nan_is_answered_without_a_panic() {
+fn models_that_compute_nan_cause_no_panic() {
     let mut plan = plan();
     let nan = f32::NAN.to_le_bytes().repeat(1 << 16);
     plan.weights = Arc::new(Poisoned(Arc::clone(&plan.weights), nan));

@@ -1,5 +1,5 @@
-//! The laws of windows, to the bit: every layout, pairs of cache formats, the reference, and as many threads as make
-//! attention go node by node.
+//! The properties of windows, to the bit: every layout, pairs of cache formats, the reference, and
+//! as many threads as make attention go node by node.
 
 #![expect(clippy::panic, reason = "a law that does not hold fails the test")]
 
@@ -39,7 +39,7 @@ fn every_layout_satisfies_the_window_properties() {
 }
 
 #[test]
-fn nodes_alone_and_together_satisfy_the_window_properties() {
+fn single_and_batched_nodes_satisfy_the_window_properties() {
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q4_K, 2);
     for threads in [1, 3, 16] {
         check(fast(threads), &model, (KvFormat::Q8_0, KvFormat::Q4_0));

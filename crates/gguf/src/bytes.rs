@@ -11,10 +11,11 @@ use crate::GgufError;
 /// The bytes of one whole file, read in place.
 ///
 /// # A file that changes while it is mapped
-/// The map is a view of the file, not a copy. A file that is *shortened* while it is mapped takes pages away:
-/// the operating system ends the process (`SIGBUS`) when such a page is read, and nothing here can prevent
-/// that. A file that is *overwritten in place* changes under the reader. Replace model files by writing a new
-/// one and renaming it over the old, which leaves the map as it was.
+/// The map is a view of the file, not a copy. A file that is *shortened* while it is mapped takes
+/// pages away: the operating system ends the process (`SIGBUS`) when such a page is read, and
+/// nothing here can prevent that. A file that is *overwritten in place* changes under the reader.
+/// Replace model files by writing a new one and renaming it over the old, which leaves the map as
+/// it was.
 #[derive(Debug)]
 pub struct FileBytes(Backing);
 
@@ -64,8 +65,8 @@ impl FileBytes {
         FileBytes(Backing::Static(bytes))
     }
 
-    /// `head` and then zeros, `len` bytes in all: a file of which only the front matters. Zeros take no memory
-    /// until they are read.
+    /// `head` and then zeros, `len` bytes in all: a file of which only the front matters. Zeros
+    /// take no memory until they are read.
     ///
     /// # Errors
     /// [`GgufError::Write`] when the system has no such run of addresses.
@@ -91,9 +92,10 @@ impl FileBytes {
 
 #[allow(unsafe_code, reason = "the one map call of this crate")]
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is read-only and lives inside `FileBytes`, which owns it, so no reference outlives it.
-    // That nobody shortens or rewrites the file meanwhile cannot be enforced; `FileBytes` documents what
-    // happens then. All bytes are checked as they are read, so other contents are refused, not misused.
+    // SAFETY: the map is read-only and lives inside `FileBytes`, which owns it, so no reference
+    // outlives it. That nothing shortens or rewrites the file meanwhile cannot be enforced;
+    // `FileBytes` documents what happens then. All bytes are checked as they are read, so other
+    // contents are refused, not misused.
     unsafe { Mmap::map(file) }
 }
 

@@ -72,8 +72,8 @@ impl<'a> Cursor<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `least_bytes` each; refused when they cannot fit into what is
-    /// left, so that memory set aside for them is bounded by the size of the file.
+    /// A count of things that take at least `least_bytes` each; refused when they cannot fit into
+    /// what is left, so that memory set aside for them is bounded by the size of the file.
     pub(crate) fn count(
         &mut self,
         field: &'static str,

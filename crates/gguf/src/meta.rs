@@ -45,7 +45,8 @@ impl Meta {
         self.index.get(key).map(|&i| &self.entries[i].1)
     }
 
-    /// A whole number of any width that is not negative; producers differ in which width they write.
+    /// A whole number of any width that is not negative; producers differ in which width they
+    /// write.
     ///
     /// # Errors
     /// [`GgufError::Meta`] when the key holds something else.
@@ -91,8 +92,8 @@ impl Meta {
     /// Texts, each of which must be UTF-8.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else, or an element is not UTF-8; the error names
-    /// the element.
+    /// [`GgufError::Meta`] when the key holds something else, or an element is not UTF-8; the error
+    /// names the element.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, GgufError> {
         let found = self.read(key, "an array of strings", |value| match value {
             Value::Array(Array::String(texts)) => Some(texts),

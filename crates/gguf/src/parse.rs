@@ -1,4 +1,5 @@
-//! Parsing one file: header, metadata, tensor directory, with nothing believed before it is checked.
+//! Parsing one file: header, metadata, tensor directory, with nothing believed before it is
+//! checked.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ const MAX_NAME: u64 = 63;
 /// Arrays inside arrays, at most this deep; nothing real goes beyond one.
 const MAX_DEPTH: usize = 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Least bytes of a key-value pair (empty key, type, one byte) and of a tensor entry (one-byte name, one
-/// dimension).
+/// Least bytes of a key-value pair (empty key, type, one byte) and of a tensor entry (one-byte
+/// name, one dimension).
 const LEAST_PAIR: u64 = 8 + 4 + 1;
 const LEAST_TENSOR: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_parts_follow_from_the_first() {
+    fn part_names_follow_from_the_first() {
         let paths = part_paths(Path::new("dir/m-of-x-00001-of-00003.gguf"), 3).unwrap();
         let expected =
             [1, 2, 3].map(|i| PathBuf::from(format!("dir/m-of-x-0000{i}-of-00003.gguf")));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_outside_the_pattern_or_of_another_count_is_refused() {
+    fn names_outside_the_pattern_are_refused() {
         for name in [
             "m.gguf",
             "m-1-of-2.gguf",

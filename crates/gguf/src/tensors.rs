@@ -10,7 +10,8 @@ use contract::{QuantType, WeightRef};
 pub enum TensorType {
     /// One that can be read.
     Known(QuantType),
-    /// One that cannot, by its id in the format. Such a tensor may be in a file as long as nobody reads it.
+    /// One that cannot, by its id in the format. Such a tensor may be in a file as long as nothing
+    /// reads it.
     Foreign(u32),
 }
 
@@ -103,8 +104,8 @@ impl TensorInfo {
         }
     }
 
-    /// The tensor as a matrix of `dims[0]` columns and all other dimensions as rows; `None` for a foreign
-    /// type.
+    /// The tensor as a matrix of `dims[0]` columns and all other dimensions as rows; `None` for a
+    /// foreign type.
     pub fn weight(&self) -> Option<WeightRef> {
         let TensorType::Known(ty) = self.ty else {
             return None;

@@ -22,7 +22,7 @@ impl GgufString {
         std::str::from_utf8(&self.0)
     }
 
-    /// For people: control characters escaped, invalid bytes replaced.
+    /// Display name: control characters escaped, invalid bytes replaced.
     pub fn shown(&self) -> Cow<'_, str> {
         shown(&self.0)
     }
@@ -209,7 +209,7 @@ impl From<&str> for Value {
     }
 }
 
-/// For people: one line, long arrays cut after a few elements.
+/// Display name: one line, long arrays cut after a few elements.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,5 @@
-//! Writing GGUF version 3: first everything that comes before the data, then the tensors as a stream.
+//! Writing GGUF version 3: first everything that comes before the data, then the tensors as a
+//! stream.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -54,8 +55,8 @@ impl GgufWriter {
     /// Adds a key. `general.alignment` sets the alignment and must come before the first tensor.
     ///
     /// # Errors
-    /// [`GgufError::Unwritable`] when the key is there already or is longer than 65535 bytes, or for an
-    /// alignment that is not a power of two in a `u32`, or that comes too late.
+    /// [`GgufError::Unwritable`] when the key is there already or is longer than 65535 bytes, or
+    /// for an alignment that is not a power of two in a `u32`, or that comes too late.
     pub fn meta(&mut self, key: &str, value: Value) -> Result<(), GgufError> {
         let refuse = |detail: &str| Err(unwritable(format!("key {key}"), detail.to_owned()));
         if key.len() > 65_535 {
@@ -74,11 +75,12 @@ impl GgufWriter {
         }
     }
 
-    /// Adds a tensor of `dims`, the contiguous dimension first. Its bytes come later, in the same order.
+    /// Adds a tensor of `dims`, the contiguous dimension first. Its bytes come later, in the same
+    /// order.
     ///
     /// # Errors
-    /// [`GgufError::Unwritable`] for a name that is empty, taken or longer than 63 bytes, and for dimensions
-    /// that the format or the type cannot hold.
+    /// [`GgufError::Unwritable`] for a name that is empty, taken or longer than 63 bytes, and for
+    /// dimensions that the format or the type cannot hold.
     pub fn tensor(&mut self, name: &str, ty: QuantType, dims: &[u64]) -> Result<(), GgufError> {
         let refuse = |detail: String| Err(unwritable(format!("tensor {name}"), detail));
         if name.is_empty() || name.len() > 63 {
@@ -164,7 +166,8 @@ impl GgufWriter {
     }
 }
 
-/// The data section as a stream: the bytes of the tensors, in the order they were added, in any pieces.
+/// The data section as a stream: the bytes of the tensors, in the order they were added, in any
+/// pieces.
 #[derive(Debug)]
 pub struct GgufBody<W> {
     out: W,
@@ -179,7 +182,8 @@ pub struct GgufBody<W> {
 }
 
 impl<W: Write> GgufBody<W> {
-    /// Writes the next bytes; a piece may end one tensor and begin the next. Padding is added between.
+    /// Writes the next bytes; a piece may end one tensor and begin the next. Padding is added
+    /// between.
     ///
     /// # Errors
     /// [`GgufError::Write`], or [`GgufError::Unwritable`] for more bytes than the tensors have.

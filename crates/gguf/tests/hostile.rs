@@ -1,5 +1,5 @@
-//! Damaged and hostile files: always an error that says where, never a panic, and never more memory than the
-//! file's size calls for.
+//! Damaged and hostile files: always an error that says where, never a panic, and never more memory
+//! than the file's size calls for.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -25,7 +25,8 @@ fn count(change: isize) {
     });
 }
 
-// SAFETY: every call goes to the system's allocator with the same arguments; counting allocates nothing.
+// SAFETY: every call goes to the system's allocator with the same arguments; counting allocates
+// nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
@@ -43,8 +44,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most memory a file of `len` bytes may take while it is read: empty strings are eight bytes in the
-/// file and sixteen here, an array in an array twelve and thirty-two, and growing vectors double.
+/// The most memory a file of `len` bytes may take while it is read: empty strings are eight bytes
+/// in the file and sixteen here, an array in an array twelve and thirty-two, and growing vectors
+/// double.
 fn allowed(len: usize) -> usize {
     8 * len + 8192
 }
@@ -125,7 +127,7 @@ fn check_error(error: &GgufError) {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_refused() {
+fn truncated_files_are_refused() {
     let whole = sample();
     let last = {
         let file = open(&whole).unwrap();
@@ -139,7 +141,7 @@ fn a_file_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn any_flipped_bit_is_read_or_refused_with_its_place() {
+fn bit_flips_are_read_or_refused_with_their_offset() {
     let whole = sample();
     let mut refused = 0;
     for at in 0..head_len(&whole) {
@@ -156,7 +158,7 @@ fn any_flipped_bit_is_read_or_refused_with_its_place() {
 }
 
 #[test]
-fn hostile_numbers_in_any_place_are_read_or_refused() {
+fn hostile_numbers_are_read_or_refused() {
     let whole = sample();
     let len = whole.len() as u64;
     let numbers = [
@@ -223,7 +225,7 @@ fn check_refused(bytes: &[u8], parts: &[&str]) {
 }
 
 #[test]
-fn other_files_and_versions_are_told_apart() {
+fn other_formats_and_versions_are_distinguished() {
     check_refused(b"", &["not a GGUF file", "nothing"]);
     check_refused(b"PK\x03\x04rest", &["not a GGUF file", "PK\\x03\\x04"]);
     check_refused(&raw(1, 0, 0, &[]), &["version 1", "2 and 3"]);
@@ -237,7 +239,7 @@ fn other_files_and_versions_are_told_apart() {
 }
 
 #[test]
-fn counts_are_checked_before_memory_is_set_aside() {
+fn counts_are_checked_before_allocation() {
     check_refused(
         &raw(3, u64::MAX, 0, &[]),
         &["tensor count", "byte 8", "only 0 can fit"],
@@ -261,7 +263,7 @@ fn counts_are_checked_before_memory_is_set_aside() {
 }
 
 #[test]
-fn bad_metadata_is_refused_with_its_key() {
+fn invalid_metadata_is_refused_with_its_key() {
     let twice = [pair("k", 0, &[1]), pair("k", 0, &[2])].concat();
     check_refused(
         &raw(3, 0, 2, &[&twice]),
@@ -306,7 +308,7 @@ fn bad_metadata_is_refused_with_its_key() {
 }
 
 #[test]
-fn bad_tensor_entries_are_refused_with_their_name() {
+fn invalid_tensor_entries_are_refused_with_their_name() {
     let data = [0; 4096];
     let one = |entry: Vec<u8>| raw(3, 1, 0, &[&entry, &data]);
     open(&one(entry("t", &[32, 2], 8, 0))).unwrap();
@@ -366,7 +368,7 @@ fn bad_tensor_entries_are_refused_with_their_name() {
 }
 
 #[test]
-fn a_tensor_of_a_foreign_type_may_be_there_and_has_no_bytes() {
+fn tensors_of_unknown_types_load_without_bytes() {
     let bytes = raw(3, 1, 0, &[&entry("t", &[32], 39, 0), &[0; 64]]);
     let file = open(&bytes).unwrap();
     let info = file.tensor("t").unwrap();

@@ -117,7 +117,7 @@ proptest! {
 }
 
 #[test]
-fn numbers_of_any_width_are_read_as_integers() {
+fn integers_of_any_width_are_read() {
     let mut writer = GgufWriter::new();
     let values = [
         Value::U8(7),
@@ -156,7 +156,7 @@ fn numbers_of_any_width_are_read_as_integers() {
 }
 
 #[test]
-fn text_that_is_not_utf8_is_kept_and_refused_only_as_text() {
+fn strings_without_utf8_are_kept_as_bytes() {
     let mut writer = GgufWriter::new();
     writer
         .meta("one", Value::String(GgufString::from(&b"ok\xff"[..])))
@@ -183,7 +183,7 @@ fn text_that_is_not_utf8_is_kept_and_refused_only_as_text() {
 }
 
 #[test]
-fn a_weight_of_another_name_shape_or_type_is_refused() {
+fn mismatched_weight_references_are_refused() {
     let mut writer = GgufWriter::new();
     writer.tensor("w", QuantType::Q8_0, &[32, 2]).unwrap();
     let mut body = writer.start(Vec::new()).unwrap();
@@ -217,7 +217,7 @@ fn a_weight_of_another_name_shape_or_type_is_refused() {
 }
 
 #[test]
-fn the_writer_refuses_what_the_format_cannot_hold() {
+fn writer_refuses_unrepresentable_values() {
     let mut writer = GgufWriter::new();
     writer.meta("k", Value::U8(1)).unwrap();
     assert!(writer.meta("k", Value::U8(2)).is_err());

@@ -59,7 +59,7 @@ fn refused(path: &Path, parts: &[&str]) {
 }
 
 #[test]
-fn the_first_part_opens_all() {
+fn first_part_opens_all_parts() {
     let dir = tempfile::tempdir().unwrap();
     three(dir.path());
     let file = GgufFile::open(&part_path(dir.path(), 1, 3)).unwrap();
@@ -73,7 +73,7 @@ fn the_first_part_opens_all() {
 }
 
 #[test]
-fn a_later_part_asks_for_the_first() {
+fn later_parts_refer_to_the_first() {
     let dir = tempfile::tempdir().unwrap();
     three(dir.path());
     refused(
@@ -83,7 +83,7 @@ fn a_later_part_asks_for_the_first() {
 }
 
 #[test]
-fn parts_that_are_missing_or_do_not_fit_are_named() {
+fn missing_and_mismatched_parts_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let first = part_path(dir.path(), 1, 3);
     let second = part_path(dir.path(), 2, 3);
@@ -141,7 +141,7 @@ fn parts_that_are_missing_or_do_not_fit_are_named() {
 }
 
 #[test]
-fn a_renamed_part_is_refused_with_the_pattern() {
+fn renamed_parts_are_refused_with_the_pattern() {
     let dir = tempfile::tempdir().unwrap();
     three(dir.path());
     let renamed = dir.path().join("model.gguf");
@@ -150,7 +150,7 @@ fn a_renamed_part_is_refused_with_the_pattern() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_named() {
+fn unopenable_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     refused(&dir.path().join("absent.gguf"), &["absent.gguf"]);
     refused(dir.path(), &["not a plain file"]);

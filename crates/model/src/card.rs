@@ -1,7 +1,8 @@
-//! Model cards: what is usual for a model — sampling, token limits, thinking — as its makers recommend it.
+//! Model cards: what is usual for a model — sampling, token limits, thinking — as its makers
+//! recommend it.
 //!
-//! A card is a JSON file named after the model; `models/cards/` has ours. A bad card never prevents a start:
-//! what it says wrongly is told as a warning and left away.
+//! A GPU is a JSON file named after the model; `models/cards/` has ours. A bad card never prevents
+//! a start: what it says wrongly is told as a warning and left away.
 
 use serde_json::{Map, Value};
 
@@ -231,7 +232,7 @@ mod tests {
         "sampling": {"temperature": 0.7, "top_k": 20}, "reasoning_effort_tiers": {"low": 5, "max": 50}}"#;
 
     #[test]
-    fn a_good_card_is_read_without_a_warning() {
+    fn valid_cards_load_without_warning() {
         let (card, warnings) = ModelCard::parse(GOOD, "qwen35");
         assert_eq!(warnings, Vec::<String>::new());
         assert_eq!(
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_card_says_wrongly_is_told_and_left_away() {
+    fn invalid_card_fields_are_reported_and_ignored() {
         let (card, warnings) = ModelCard::parse(
             r#"{"name": 3, "max_tokens": 0, "sampling": {"temperature": "hot"}, "colour": 1}"#,
             "qwen3",
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn families_have_their_own_length_of_reply() {
+    fn families_have_their_own_reply_budget() {
         for (architecture, tokens) in [
             ("qwen35", 32_768),
             ("laguna", 32_768),

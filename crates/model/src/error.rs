@@ -38,7 +38,8 @@ pub enum ModelError {
         /// What was expected and what was found.
         detail: String,
     },
-    /// A draft and a target that do not belong together. Use the draft that was made for the target.
+    /// A draft and a target that do not belong together. Use the draft that was made for the
+    /// target.
     #[error("{draft} does not draft for {target}: {detail}")]
     Misfit {
         /// The draft's file.

@@ -8,11 +8,13 @@ const DOMAIN: &str = "hearth model identity 1";
 /// Bytes of each end of a tensor that are hashed.
 const SAMPLE: usize = 4096;
 
-/// The first 16 bytes of a BLAKE3 hash over, for each file of the model, everything before the tensors' data
-/// (all metadata and the tensor directory), and over the first and last 4096 bytes of every tensor.
+/// The first 16 bytes of a BLAKE3 hash over, for each file of the model, everything before the
+/// tensors' data (all metadata and the tensor directory), and over the first and last 4096 bytes of
+/// every tensor.
 ///
-/// Reading every byte of a large file would cost seconds at each start. Two files that agree in all of the
-/// above and still differ do not come from training or quantising, which change every block of a tensor.
+/// Reading every byte of a large file would cost seconds at each start. Two files that agree in all
+/// of the above and still differ do not come from training or quantising, which change every block
+/// of a tensor.
 pub(crate) fn model_hash(file: &GgufFile) -> ModelHash {
     let mut hasher = blake3::Hasher::new_derive_key(DOMAIN);
     for part in 0..file.n_parts() {
@@ -29,8 +31,8 @@ pub(crate) fn model_hash(file: &GgufFile) -> ModelHash {
     first_16(&hasher)
 }
 
-/// The same for tensors that are not in a GGUF file: a text about them all, and of each its name, shape and both
-/// ends.
+/// The same for tensors that are not in a GGUF file: a text about them all, and of each its name,
+/// shape and both ends.
 pub(crate) fn bytes_hash<'a>(
     text: &[u8],
     tensors: impl Iterator<Item = (String, &'a [u8], &'a [u8])>,

@@ -1,9 +1,9 @@
-//! From a model file to a [`contract::ModelSpec`], and back: families, vocabularies, cards, quantisation
-//! recipes, synthetic models.
+//! From a model file to a [`contract::ModelSpec`], and back: families, vocabularies, cards,
+//! quantisation recipes, synthetic models.
 //!
-//! What is here: one small module per family that turns keys and tensors into layers, with checks that fail
-//! before a device sees anything; which type each tensor gets when a file is quantised; model files with
-//! exact shapes and random weights, for tests and measurements.
+//! What is here: one small module per family that turns keys and tensors into layers, with checks
+//! that fail before a device sees anything; which type each tensor gets when a file is quantized;
+//! model files with exact shapes and random weights, for tests and measurements.
 //!
 //! What is not here: devices, tokenizers, settings. Family names occur here and nowhere else.
 //!

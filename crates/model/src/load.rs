@@ -71,7 +71,8 @@ pub fn load(path: &Path) -> Result<LoadedModel, ModelError> {
     from_file(GgufFile::open(path)?, stem)
 }
 
-/// Loads a model that is in memory, such as the one in the executable. `name` stands for it in messages.
+/// Loads a model that is in memory, such as the one in the executable. `name` stands for it in
+/// messages.
 ///
 /// # Errors
 /// As [`load`].
@@ -79,7 +80,8 @@ pub fn load_bytes(name: &str, bytes: FileBytes) -> Result<LoadedModel, ModelErro
     from_file(GgufFile::from_bytes(name, bytes)?, name)
 }
 
-/// Reads the vocabulary alone, of any file that has one: a model that cannot be run, or no model at all.
+/// Reads the vocabulary alone, of any file that has one: a model that cannot be run, or no model at
+/// all.
 ///
 /// # Errors
 /// As [`load`].

@@ -1,7 +1,7 @@
 //! From a GGUF file to a smaller one: the same metadata, each tensor in the type its recipe says.
 //!
-//! Any family's file will do, since only names and shapes decide. Memory stays bounded: rows are read from
-//! the map, converted in pieces on several threads, and written in order.
+//! Any family's file will do, since only names and shapes decide. Memory stays bounded: rows are
+//! read from the map, converted in pieces on several threads, and written in order.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -19,7 +19,7 @@ use crate::recipe::{FileShape, Recipe, choose};
 /// Values that one thread converts at a time.
 const PIECE_VALUES: usize = 1 << 19;
 
-/// How to quantise.
+/// How to quantize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// Which type each tensor gets.
@@ -62,8 +62,8 @@ pub struct Change {
 }
 
 impl QuantizeReport {
-    /// Tensors that were quantised already and got another quantised type. Each has the error of both types:
-    /// tell the user, and that converting the original would be better.
+    /// Tensors that were quantized already and got another quantized type. Each has the error of
+    /// both types: tell the user, and that converting the original would be better.
     pub fn requantised(&self) -> usize {
         let quantised = |ty: QuantType| ty.block_values() > 1;
         let twice = |c: &&Change| c.from != c.to && quantised(c.from) && quantised(c.to);
@@ -73,12 +73,13 @@ impl QuantizeReport {
 
 /// Converts the file at `input` (of a split one, the first part) into one file at `output`.
 ///
-/// The output is written beside its final name, with `.tmp` appended, and renamed when it is complete; so
-/// `output` may be `input`, and a failure leaves nothing half-written under the final name.
+/// The output is written beside its final name, with `.tmp` appended, and renamed when it is
+/// complete; so `output` may be `input`, and a failure leaves nothing half-written under the final
+/// name.
 ///
 /// # Errors
-/// [`ModelError::Container`] for a bad input or a failed write, [`ModelError::Tensor`] for a tensor of a type
-/// that cannot be read.
+/// [`ModelError::Container`] for a bad input or a failed write, [`ModelError::Tensor`] for a tensor
+/// of a type that cannot be read.
 pub fn quantize(
     input: &Path,
     output: &Path,
@@ -122,7 +123,7 @@ struct PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        // Absent after the rename; and when it cannot be removed there is nobody left to tell.
+        // Absent after the rename; and when it cannot be removed there is nothing left to tell.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -176,7 +177,7 @@ fn plan(file: &GgufFile, recipe: Recipe) -> Result<(GgufWriter, Vec<Change>), Mo
             ));
         };
         let to = match choose(recipe, shape, info.name(), info.dims()) {
-            // What is never quantised stays in the plain type it has.
+            // What is never quantized stays in the plain type it has.
             QuantType::F32 if from.block_values() == 1 && recipe != Recipe::F32 => from,
             other => other,
         };
@@ -222,8 +223,8 @@ fn convert<W: Write>(
             }
             continue;
         }
-        // Both block sizes divide the columns, so they divide what lies between two row ends; a piece is
-        // whole rows, or part of one long row in whole super-blocks.
+        // Both block sizes divide the columns, so they divide what lies between two row ends; a
+        // piece is whole rows, or part of one long row in whole super-blocks.
         let cols = usize::try_from(info.dims()[0]).unwrap_or(usize::MAX);
         let values = match PIECE_VALUES / cols {
             0 => PIECE_VALUES,

@@ -1,4 +1,5 @@
-//! Reading a file as a model of one family: keys with its prefix, tensors by name, every shape checked.
+//! Reading a file as a model of one family: keys with its prefix, tensors by name, every shape
+//! checked.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -14,7 +15,7 @@ use crate::names::{block_of, in_block};
 pub(crate) struct Reader<'a> {
     pub(crate) file: &'a GgufFile,
     pub(crate) architecture: &'a str,
-    /// Names of the tensors that have been asked for and are there.
+    /// Names of the tensors that have been requested and are there.
     used: RefCell<HashSet<Arc<str>>>,
 }
 
@@ -176,7 +177,7 @@ impl<'a> Reader<'a> {
         Ok(weight)
     }
 
-    /// A matrix or vector that is never quantised.
+    /// A matrix or vector that is never quantized.
     pub(crate) fn plain(
         &self,
         name: &str,
@@ -196,13 +197,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A vector, never quantised.
+    /// A vector, never quantized.
     pub(crate) fn vector(&self, name: &str, len: usize) -> Result<WeightRef, ModelError> {
         self.plain(name, 1, len)
     }
 
-    /// Refuses tensors of the first `trunk` blocks that nobody has asked for: they would change the result.
-    /// Gives the names of all other tensors that are ignored.
+    /// Refuses tensors of the first `trunk` blocks that that were not requested: they would change
+    /// the result. Gives the names of all other tensors that are ignored.
     pub(crate) fn leftovers(&self, trunk: usize) -> Result<Vec<Arc<str>>, ModelError> {
         let used = self.used.borrow();
         let mut ignored = Vec::new();

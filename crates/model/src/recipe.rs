@@ -1,7 +1,7 @@
 //! Which weight type each tensor of a file gets, by the name of the whole file's recipe.
 //!
-//! Every recipe chooses as llama.cpp's quantiser does without an importance matrix, so that files and figures
-//! can be compared; `conformance/fixtures/recipe` holds its choices.
+//! Every recipe chooses as llama.cpp's quantiser does without an importance matrix, so that files
+//! and figures can be compared; `conformance/fixtures/recipe` holds its choices.
 
 use contract::QuantType;
 
@@ -143,7 +143,8 @@ fn more_bits(block: usize, blocks: usize) -> bool {
         || block.checked_sub(eighth).is_some_and(|past| past % 3 == 2)
 }
 
-/// Rows that are no multiple of 256 take a type with blocks of 32; rows that are none of 32 take halves.
+/// Rows that are no multiple of 256 take a type with blocks of 32; rows that are none of 32 take
+/// halves.
 fn fall_back(wanted: QuantType, cols: u64) -> QuantType {
     if cols.is_multiple_of(wanted.block_values() as u64) {
         return wanted;
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tensor_gets_the_type_llama_cpp_gives_it() {
+    fn recipes_choose_the_types_of_llama_cpp() {
         let dir = concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/../conformance/fixtures/recipe"
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_in_any_case() {
+    fn names_are_case_insensitive() {
         assert_eq!(Recipe::parse("Q4_K_M"), Some(Recipe::Q4_K_M));
         assert_eq!(Recipe::parse("q9_k"), None);
     }

@@ -12,8 +12,8 @@ const KINDS: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const TEMPLATE: &str = "tokenizer.chat_template";
 
-/// Tokens that end a turn in all our families, whatever the file names as its end of text: the turn marker,
-/// the document marker, and three that only occur in code completion.
+/// Tokens that end a turn in all our families, whatever the file names as its end of text: the turn
+/// marker, the document marker, and three that only occur in code completion.
 const STOP_TOKENS: [&str; 5] = [
     "<|im_end|>",
     "<|endoftext|>",

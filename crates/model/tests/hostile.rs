@@ -1,5 +1,6 @@
-//! A loader that is lied to: every byte before the data of a minimal model attacked, and random damage to a
-//! synthetic one. It may load or refuse, but a refusal says what and where, and a loaded spec is consistent.
+//! A loader that is lied to: every byte before the data of a minimal model attacked, and random
+//! damage to a synthetic one. It may load or refuse, but a refusal says what and where, and a
+//! loaded spec is consistent.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
@@ -174,7 +175,7 @@ fn head_len(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn the_minimal_model_loads() {
+fn minimal_model_loads() {
     let loaded = load(&minimal()).unwrap();
     check_consistent(&loaded);
     assert_eq!(loaded.spec.layers.len(), 2);
@@ -186,7 +187,7 @@ fn the_minimal_model_loads() {
 }
 
 #[test]
-fn a_minimal_model_cut_anywhere_is_refused() {
+fn truncated_minimal_models_are_refused() {
     let whole = minimal();
     // The last bytes are padding after the last tensor, which is ignored anyway.
     for len in 0..whole.len() - 128 {
@@ -195,7 +196,7 @@ fn a_minimal_model_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn any_flipped_bit_before_the_data_loads_or_is_refused() {
+fn bit_flips_before_the_data_load_or_are_refused() {
     let whole = minimal();
     let mut refused = 0;
     for at in 0..head_len(&whole) {
@@ -209,7 +210,7 @@ fn any_flipped_bit_before_the_data_loads_or_is_refused() {
 }
 
 #[test]
-fn hostile_numbers_in_any_place_load_or_are_refused() {
+fn hostile_numbers_load_or_are_refused() {
     let whole = minimal();
     let numbers = [
         0,

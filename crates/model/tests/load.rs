@@ -28,7 +28,7 @@ fn recurrent(loaded: &LoadedModel) -> Vec<usize> {
 }
 
 #[test]
-fn a_hybrid_with_three_value_heads_per_key_head_is_read() {
+fn hybrid_with_three_value_heads_per_key_head_loads() {
     let loaded = loaded("hybrid_r3_mixed.gguf");
     let spec = &loaded.spec;
     assert_eq!((spec.vocab, spec.hidden, spec.layers.len()), (512, 256, 3));
@@ -64,7 +64,7 @@ fn a_hybrid_with_three_value_heads_per_key_head_is_read() {
 }
 
 #[test]
-fn prediction_blocks_are_left_out_of_the_trunk() {
+fn mtp_blocks_are_not_part_of_the_trunk() {
     let loaded = loaded("hybrid_mtp_q4_k_m.gguf");
     let highest = loaded.facts.ignored.iter().map(|name| name.to_string());
     let prefix = format!("blk.{}.", loaded.spec.layers.len());
@@ -77,7 +77,7 @@ fn prediction_blocks_are_left_out_of_the_trunk() {
 }
 
 #[test]
-fn a_tied_head_is_the_embedding() {
+fn tied_head_is_the_embedding() {
     for name in ["hybrid_r1_bf16.gguf", "dense_f16.gguf"] {
         let loaded = loaded(name);
         assert_eq!(loaded.spec.head, loaded.spec.embedding, "{name}");
@@ -85,7 +85,7 @@ fn a_tied_head_is_the_embedding() {
 }
 
 #[test]
-fn a_dense_model_attends_in_every_layer_without_a_gate() {
+fn dense_model_attends_in_every_layer_without_gate() {
     let loaded = loaded("dense_f16.gguf");
     assert_eq!(recurrent(&loaded), Vec::<usize>::new());
     for attention in loaded.spec.attention_layers() {
@@ -100,7 +100,7 @@ fn a_dense_model_attends_in_every_layer_without_a_gate() {
 }
 
 #[test]
-fn the_vocabulary_has_kinds_merges_templates_and_every_stop_token() {
+fn vocabulary_has_kinds_merges_templates_and_stop_tokens() {
     for (name, pre) in [
         ("hybrid_r1_bf16.gguf", PreTokenizer::Qwen35),
         ("dense_f16.gguf", PreTokenizer::Qwen2),
@@ -123,7 +123,7 @@ fn the_vocabulary_has_kinds_merges_templates_and_every_stop_token() {
 }
 
 #[test]
-fn the_hash_tells_models_apart_and_does_not_depend_on_the_path() {
+fn hash_identifies_the_model_independent_of_the_path() {
     let first = loaded("hybrid_r1_bf16.gguf").spec.hash;
     let copy = tempfile::tempdir().unwrap();
     let path = copy.path().join("other-name.gguf");

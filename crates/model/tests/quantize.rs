@@ -44,7 +44,7 @@ fn values(file: &GgufFile, info: &TensorInfo) -> Vec<f32> {
 }
 
 #[test]
-fn every_row_is_what_the_codec_makes_of_it() {
+fn rows_equal_the_codec_output() {
     let dir = tempfile::tempdir().unwrap();
     let input = synthetic(dir.path(), "tiny-hybrid:f32");
     let before = GgufFile::open(&input).unwrap();
@@ -70,7 +70,7 @@ fn every_row_is_what_the_codec_makes_of_it() {
 }
 
 #[test]
-fn the_number_of_threads_does_not_change_the_file() {
+fn thread_count_does_not_change_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let input = synthetic(dir.path(), "tiny-hybrid-r1:bf16");
     let (one, _) = run(&input, Recipe::Q4_K_M, 1);
@@ -79,7 +79,7 @@ fn the_number_of_threads_does_not_change_the_file() {
 }
 
 #[test]
-fn metadata_stays_but_for_the_type_of_the_file() {
+fn metadata_is_kept_except_the_file_type() {
     let dir = tempfile::tempdir().unwrap();
     let input = synthetic(dir.path(), "tiny-dense:f16");
     let (output, _) = run(&input, Recipe::Q8_0, 2);
@@ -100,7 +100,7 @@ fn metadata_stays_but_for_the_type_of_the_file() {
 }
 
 #[test]
-fn tensors_of_the_wanted_type_are_copied_and_others_counted_as_requantised() {
+fn tensors_of_the_target_type_are_copied_and_others_requantized() {
     let dir = tempfile::tempdir().unwrap();
     let input = synthetic(dir.path(), "tiny-hybrid:q4_k_m");
     let (output, same) = run(&input, Recipe::Q4_K_M, 2);
@@ -122,7 +122,7 @@ fn tensors_of_the_wanted_type_are_copied_and_others_counted_as_requantised() {
 }
 
 #[test]
-fn a_file_may_be_replaced_by_its_own_conversion() {
+fn files_can_be_replaced_by_their_conversion() {
     let dir = tempfile::tempdir().unwrap();
     let input = synthetic(dir.path(), "tiny-dense:bf16");
     let options = QuantizeOptions {
@@ -136,7 +136,7 @@ fn a_file_may_be_replaced_by_its_own_conversion() {
 }
 
 #[test]
-fn a_refused_input_leaves_no_file_behind() {
+fn refused_inputs_leave_no_file_behind() {
     let dir = tempfile::tempdir().unwrap();
     let input = dir.path().join("in.gguf");
     fs::write(&input, b"GGUF\x03\0\0\0 nothing good").unwrap();

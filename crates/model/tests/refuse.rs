@@ -74,12 +74,12 @@ fn check_refused(result: Result<LoadedModel, ModelError>, parts: &[&str]) {
 }
 
 #[test]
-fn an_unchanged_copy_loads() {
+fn unchanged_copies_load() {
     assert!(changed(&[], &[]).is_ok());
 }
 
 #[test]
-fn other_families_are_refused_by_name_with_what_to_use() {
+fn other_families_are_refused_with_an_alternative() {
     for (other, instead) in [
         ("qwen35moe", "use a dense model"),
         ("qwen3next", "use a dense model"),
@@ -93,7 +93,7 @@ fn other_families_are_refused_by_name_with_what_to_use() {
 }
 
 #[test]
-fn the_list_of_recurrent_layers_wins_over_the_interval() {
+fn recurrent_layer_list_overrides_the_interval() {
     let list = Value::Array(Array::Bool(vec![false, true, true, true]));
     let set = [("qwen35.attention.recurrent_layers", Some(list))];
     // Layer 0 now attends, but the file has no attention tensors there.
@@ -179,7 +179,7 @@ fn missing_and_misshapen_tensors_are_named() {
 }
 
 #[test]
-fn bad_vocabularies_are_refused_with_key_and_index() {
+fn invalid_vocabularies_are_refused_with_key_and_index() {
     let text = |bytes: &[u8]| Value::Array(Array::String(vec![bytes.into()]));
     let cases: [(&str, Option<Value>, &[&str]); 7] = [
         (
@@ -224,7 +224,7 @@ fn bad_vocabularies_are_refused_with_key_and_index() {
 }
 
 #[test]
-fn variants_of_a_family_are_refused_by_the_tensor_that_shows_them() {
+fn family_variants_are_refused_by_their_distinctive_tensor() {
     // Block 3 attends, block 0 does not.
     check_refused(
         renamed("blk.3.attn_q.weight", "blk.3.attn_qkv.weight"),
@@ -237,7 +237,7 @@ fn variants_of_a_family_are_refused_by_the_tensor_that_shows_them() {
 }
 
 #[test]
-fn a_tensor_of_the_trunk_that_nobody_knows_is_refused() {
+fn unknown_trunk_tensors_are_refused() {
     let extra = |name: &str| {
         let mut writer = GgufWriter::new();
         let bytes = SynthSpec::parse("tiny-hybrid:q8_0")
@@ -273,7 +273,7 @@ fn a_tensor_of_the_trunk_that_nobody_knows_is_refused() {
 }
 
 #[test]
-fn a_file_of_nothing_but_prediction_blocks_is_refused() {
+fn files_with_only_mtp_blocks_are_refused() {
     let set = [
         ("qwen35.block_count", Some(Value::U32(5))),
         ("qwen35.nextn_predict_layers", Some(Value::U32(1))),
@@ -311,7 +311,7 @@ fn per_block_keys_may_be_arrays_of_the_right_length() {
 }
 
 #[test]
-fn scaled_rotations_are_refused_rather_than_ignored() {
+fn scaled_rope_is_refused() {
     let scaling = |name: &str| {
         changed(
             &[("qwen35.rope.scaling.type", Some(Value::from(name)))],
@@ -323,7 +323,7 @@ fn scaled_rotations_are_refused_rather_than_ignored() {
 }
 
 #[test]
-fn a_token_that_is_not_utf8_is_named_by_its_index() {
+fn tokens_without_utf8_are_reported_by_index() {
     let mut tokens: Vec<GgufString> = (0..1024)
         .map(|i| GgufString::from(format!("t{i}").as_str()))
         .collect();

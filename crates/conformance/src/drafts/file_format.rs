@@ -13,10 +13,11 @@ use model::{DraftOptions, LoadedDraft, ModelError};
 use super::{LayerMask, RandomDraft};
 use crate::golden::GoldenError;
 
-/// How a draft is spelled.
+/// How a draft is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftFileFormat {
-    /// GGUF `qwen35-dflash-draft`: its base of frequencies is a converter's default, and it knows no windows.
+    /// GGUF `qwen35-dflash-draft`: its base of frequencies is a converter's default, and it knows
+    /// no windows.
     A,
     /// GGUF `dflash-draft`.
     B,
@@ -57,7 +58,7 @@ pub struct DraftFileQuirks {
     pub window_offset: i32,
     /// Another mask token.
     pub mask: Option<u32>,
-    /// Says the other thing about causal blocks, of the file_formats that can.
+    /// Says the other thing about causal blocks, of the file formats that can.
     pub flip_causal: bool,
 }
 
@@ -125,8 +126,8 @@ pub(super) enum TensorKind {
     Norm,
 }
 
-/// The first `n` values of a tensor of a draft: numbers of eight bits times a power of two, which bf16, f16 and f32 hold
-/// exactly. The seed is FNV-1a of the names, the numbers are SplitMix64's.
+/// The first `n` values of a tensor of a draft: numbers of eight bits times a power of two, which
+/// bf16, f16 and f32 hold exactly. The seed is FNV-1a of the names, the numbers are SplitMix64's.
 pub(super) fn values(draft: &str, tensor: &str, n: usize, kind: TensorKind) -> Vec<f32> {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let name = format!("{draft}/{tensor}");

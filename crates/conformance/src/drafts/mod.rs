@@ -1,8 +1,10 @@
-//! Random drafts for the tiny models of [`crate::golden`], and what the publisher's module in PyTorch says with them.
+//! Random drafts for the tiny models of [`crate::golden`], and what the publisher's module in
+//! PyTorch says with them.
 //!
-//! A draft is drawn from its name, so none is stored: [`DraftFileFormat`] writes it in any of the four forms that drafts come
-//! in, each with the quirks of its converters, and the judge's logits are under `fixtures/drafts`.
-//! `harness/golden/draft_goldens.py` makes them, with the same table of cases.
+//! A draft is drawn from its name, so none is stored: [`DraftFileFormat`] writes it in any of the
+//! four forms that drafts come in, each with the quirks of its converters, and the reference
+//! implementation's logits are under `fixtures/drafts`. `harness/golden/draft_goldens.py` makes
+//! them, with the same table of cases.
 
 mod file_format;
 mod pending_features;
@@ -52,9 +54,10 @@ pub struct RandomDraft {
     pub at: usize,
     /// One per layer.
     pub layer_masks: &'static [LayerMask],
-    /// Tokens that sliding layers see back to; `None` where none slides.
+    /// Tokens that sliding-window layers attend to; `None` where none slides.
     pub window: Option<usize>,
-    /// Whether rows of a block see later ones, where the file says it: `Some(true)` is that they do not.
+    /// Whether rows of a block see later ones, where the file says it: `Some(true)` is that they do
+    /// not.
     pub causal: Option<bool>,
     /// Rows of a block.
     pub block: usize,
@@ -88,7 +91,8 @@ const BASE: RandomDraft = RandomDraft {
     eps: 1e-6,
 };
 
-/// All of them; the same table stands in `draft_goldens.py`, and where the two differ, so do logits.
+/// All of them; the same table stands in `draft_goldens.py`, and where the two differ, so do
+/// logits.
 pub const DRAFTS: [RandomDraft; 7] = [
     RandomDraft {
         name: "full",
@@ -194,7 +198,8 @@ impl RandomDraft {
         }
     }
 
-    /// The file_formats that can say what it is, beside a target whose base of frequencies is `theta`.
+    /// The file formats that can say what it is, beside a target whose base of frequencies is
+    /// `theta`.
     pub fn file_formats(&self, theta: f64) -> Vec<DraftFileFormat> {
         let by_rule = |sight: &LayerMask| self.causal == Some(*sight == Sliding);
         let ruled = self.causal.is_none() || self.layer_masks.iter().all(by_rule);
@@ -230,7 +235,7 @@ impl RandomDraft {
         file_format::load(self, (file_format, quirks), target, DraftOptions { window })
     }
 
-    /// The judge's logits, `[block - 1, vocab]`.
+    /// The reference implementation's logits, `[block - 1, vocab]`.
     ///
     /// # Errors
     /// A fixture that cannot be read.
@@ -275,7 +280,7 @@ impl RandomDraft {
         Ok(logits)
     }
 
-    /// Compares logits with the judge's.
+    /// Compares logits with the reference implementation's.
     ///
     /// # Errors
     /// [`GoldenError::Differs`] where one is further away than it may be.
@@ -335,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_those_that_the_judge_draws() {
+    fn random_values_match_the_python_reference() {
         // As `draft_goldens.values("full", "fc.weight", …)` and `("full", "norm.weight", …)` say.
         const FC: [f32; 3] = [11.0 / 2048.0, 183.0 / 2048.0, 121.0 / 2048.0];
         const NORM: [f32; 3] = [87.0 / 128.0, 186.0 / 128.0, 181.0 / 128.0];
@@ -345,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn every_draft_has_its_judgement_and_two_spellings_at_least() {
+    fn every_draft_has_golden_logits_and_two_file_formats() {
         for draft in DRAFTS {
             let target = draft.target().unwrap();
             assert!(draft.at < target.ids.len(), "{}", draft.name);

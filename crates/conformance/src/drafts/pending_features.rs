@@ -22,8 +22,9 @@ enum DraftTiming {
 }
 
 impl RandomDraft {
-    /// Whether drafts see the same text, bit for bit, whenever the device turned committed tokens into what they read: at
-    /// once because a draft followed, or many together, across more tokens than may wait, prompts and saved states.
+    /// Whether drafts see the same text, bit for bit, whenever the device turned committed tokens
+    /// into what they read: at once because a draft followed, or many together, across more tokens
+    /// than may wait, prompts and saved states.
     ///
     /// # Errors
     /// What the loader or the device refuses, and words on what differs.
@@ -51,7 +52,8 @@ impl RandomDraft {
         Ok(())
     }
 
-    /// DraftCandidates after some hundred tokens, said in single tokens and trees, with a prompt among them.
+    /// DraftCandidates after some hundred tokens, said in single tokens and trees, with a prompt
+    /// among them.
     fn after_rounds(
         &self,
         runner: &mut dyn Runner,

@@ -165,7 +165,7 @@ mod tests {
     };
 
     #[test]
-    fn texts_end_as_often_as_asked() {
+    fn texts_end_with_the_requested_frequency() {
         let mut trace = LANGUAGE.begin();
         let mut ends = 0;
         for i in 0..5000 {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_next_depends_on_every_earlier_token_and_their_order() {
+    fn next_token_depends_on_all_earlier_tokens_in_order() {
         let after = |ids: &[u32]| {
             let tokens: Vec<TokenId> = ids.iter().copied().map(TokenId).collect();
             LANGUAGE.logits(LANGUAGE.begin().then_all(&tokens))
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_top_row_is_the_head_of_the_full_row() {
+    fn top_k_row_equals_best_of_full_row() {
         let trace = LANGUAGE.begin();
         let full = LANGUAGE.row(trace, &LogitsRequest::full());
         let top = LANGUAGE.row(trace, &LogitsRequest::top_k(7));

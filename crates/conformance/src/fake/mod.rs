@@ -1,7 +1,7 @@
 //! A runner without arithmetic: the next token is a hash of the history.
 //!
-//! It implements the runner protocol exactly (trees, snapshots, capacity, refusals), so a scheduler bug shows
-//! as a wrong token. It can inject faults, and has flaws that the suite must detect.
+//! It implements the runner protocol exactly (trees, snapshots, capacity, refusals), so a scheduler
+//! bug shows as a wrong token. It can inject faults, and has flaws that the suite must detect.
 
 mod backend;
 mod faults;
@@ -47,7 +47,8 @@ pub struct FakeSpec {
 pub struct FakeDraft {
     /// Most drafted positions.
     pub depth: usize,
-    /// Share of positions whose first candidate is the target's best token; elsewhere it is the second best.
+    /// Share of positions whose first candidate is the target's best token; elsewhere it is the
+    /// second best.
     pub right: f64,
 }
 

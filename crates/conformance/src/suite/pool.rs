@@ -13,7 +13,8 @@ const NARROW: Limits = Limits {
     ..LIMITS
 };
 
-/// With a full pool no sequence can grow until one is saved and closed. Later it resumes bit-identical.
+/// With a full pool no sequence can grow until one is saved and closed. Later it resumes
+/// bit-identical.
 pub(super) fn exhausted_pool_refuses_without_side_effects(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open_with(NARROW)?;
     let pool = rig.runner.info().pool;

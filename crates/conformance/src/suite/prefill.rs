@@ -59,8 +59,8 @@ pub(super) fn logits_requests_change_nothing(case: &Case<'_>) -> Result<(), Fail
     rig.same("decoded after no request", &after, &after_all)
 }
 
-/// A text decoded token by token gives the rows of the same text read. The two may take different routes
-/// through recurrent layers, so they agree up to rounding only.
+/// A text decoded token by token gives the rows of the same text read. The two may take different
+/// routes through recurrent layers, so they agree up to rounding only.
 pub(super) fn prefill_equals_decode(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let text = rig.text(70, 3);

@@ -108,8 +108,8 @@ pub(super) fn top_k_equals_best_of_full(case: &Case<'_>) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The edited logits of a full row are the raw ones with the edits applied as the contract does, bit for
-/// bit, and the raw ones are those of an ask without edits.
+/// The edited logits of a full row are the raw ones with the edits applied as the contract does,
+/// bit for bit, and the raw ones are those of an ask without edits.
 pub(super) fn logit_edits_match_the_reference(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let vocab = rig.runner.info().vocab;

@@ -8,8 +8,8 @@
 //! Q8_0  34 bytes  d f16 @0, i8 [32] @2                           q * d
 //! ```
 //!
-//! Value `j < 16` is the low nibble of byte `j`, value `j + 16` the high nibble; the high bit of value `e`
-//! is bit `e`.
+//! Value `j < 16` is the low nibble of byte `j`, value `j + 16` the high nibble; the high bit of
+//! value `e` is bit `e`.
 
 use super::blocks::{half_at, inverse, map_blocks, map_values, peak, put_half};
 

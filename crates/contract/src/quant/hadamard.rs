@@ -1,16 +1,17 @@
-//! The rotation of cached keys and values before they are quantised, and of queries to match.
+//! The rotation of cached keys and values before they are quantized, and of queries to match.
 //!
-//! `R x = s2 * (H (s1 * x)) / sqrt(n)` over groups of `n` values, `H` the Hadamard matrix in natural order and
-//! `s1`, `s2` fixed signs. R is orthonormal, so `(R q) . (R k) = q . k`, and attention scores need
-//! no inverse rotation. The rotation spreads outliers over their group, which reduces quantization
-//! error (as in QuaRot, arXiv 2404.00456).
+//! `R x = s2 * (H (s1 * x)) / sqrt(n)` over groups of `n` values, `H` the Hadamard matrix in
+//! natural order and `s1`, `s2` fixed signs. R is orthonormal, so `(R q) . (R k) = q . k`, and
+//! attention scores need no inverse rotation. The rotation spreads outliers over their group, which
+//! reduces quantization error (as in QuaRot, arXiv 2404.00456).
 //!
 //! Groups are of 128 values, or of the largest power of two below that which divides a head.
 
 /// Values per group, if the head has that many.
 pub const GROUP: usize = 128;
 
-/// Bit `i % 32` of word `i / 32` set means that value `i` changes its sign before the Hadamard matrix.
+/// Bit `i % 32` of word `i / 32` set means that value `i` changes its sign before the Hadamard
+/// matrix.
 pub const SIGNS_BEFORE: [u32; 4] = [0xe46a_0359, 0x42f8_5949, 0xa4c6_3bbb, 0x49f2_50a9];
 /// The same after it.
 pub const SIGNS_AFTER: [u32; 4] = [0x16ac_ee90, 0x3f62_8fdc, 0xb7a5_357a, 0xbea5_6562];

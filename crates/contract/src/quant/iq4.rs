@@ -59,8 +59,8 @@ fn write_32(x: &[f32; 32], scale: f32, nibbles: &mut [u8]) {
     }
 }
 
-/// The scale that explains most of 32 values, weights `x^2`, among those that put the value of largest
-/// magnitude on or near the table's lowest level.
+/// The scale that explains most of 32 values, weights `x^2`, among those that put the value of
+/// largest magnitude on or near the table's lowest level.
 fn fit(x: &[f32; 32]) -> f32 {
     let top = peak(x);
     if top.abs() < ALL_ZERO_BELOW {
@@ -69,7 +69,8 @@ fn fit(x: &[f32; 32]) -> f32 {
     let sums_at = |inverse: f32| {
         let mut sums = ScaleSums::default();
         for &v in x {
-            // Near ties are decided by rounding, so the order of these products is part of the format.
+            // Near ties are decided by rounding, so the order of these products is part of the
+            // format.
             let (w, level) = (v * v, level(code_of(inverse * v)));
             sums.xl += w * level * v;
             sums.l2 += w * level * level;

@@ -1,7 +1,8 @@
 //! Block formats of stored weights and cached rows: sizes, layouts, scalar codecs.
 //!
 //! One file per format family. Every formula is evaluated in f32, each operation rounded (no fused
-//! multiply-add), which makes the codecs bit-equal to the reference implementation of the GGUF format.
+//! multiply-add), which makes the codecs bit-equal to the reference implementation of the GGUF
+//! format.
 //!
 //! Start with [`dequantize_row`]; each file's header gives the layout of its blocks.
 

@@ -7,8 +7,8 @@
 //!        value = (d * (scale - 32)) * (pair - (third bit set ? 0 : 4))
 //! ```
 //!
-//! Each half of 128 values has 32 bytes of pairs; bits `2 q ..` of byte `l` belong to value `32 q + l` of
-//! the half. Bit `4 half + q` of third-bit byte `l` belongs to the same value.
+//! Each half of 128 values has 32 bytes of pairs; bits `2 q ..` of byte `l` belong to value `32 q +
+//! l` of the half. Bit `4 half + q` of third-bit byte `l` belongs to the same value.
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
 use super::scale_search::{ALL_ZERO_BELOW, Affine, AffineSearch, Misfit, ScaleSums, nearest};
@@ -84,8 +84,8 @@ pub(super) fn quantize_q2_k(values: &[f32], out: &mut [u8]) {
     });
 }
 
-/// The sixteen 6-bit scales: scale `j` has its low nibble in byte `j % 8` (high half for `j >= 8`) and its
-/// high pair in byte `8 + j % 4` at bit `2 (j / 4)`.
+/// The sixteen 6-bit scales: scale `j` has its low nibble in byte `j % 8` (high half for `j >= 8`)
+/// and its high pair in byte `8 + j % 4` at bit `2 (j / 4)`.
 fn scale_of(packed: &[u8], j: usize) -> u8 {
     let low = packed[j % 8] >> (4 * (j / 8)) & 15;
     low | (packed[8 + j % 4] >> (2 * (j / 4)) & 3) << 4
@@ -129,7 +129,8 @@ pub(super) fn quantize_q3_k(values: &[f32], out: &mut [u8]) {
             put_half(b, 108, 1.0 / per_scale)
         };
         for (j, ((group, codes), scale)) in groups.iter().zip(&mut codes).zip(fitted).enumerate() {
-            // With nothing to scale by, the packed scales stay zero, which reads as -32 times d = 0.
+            // With nothing to scale by, the packed scales stay zero, which reads as -32 times d =
+            // 0.
             let scale = if max_scale == 0.0 {
                 -32
             } else {
@@ -152,8 +153,8 @@ pub(super) fn quantize_q3_k(values: &[f32], out: &mut [u8]) {
     });
 }
 
-/// Scale of 16 values for codes `-4..4`, stored plus 4, weights `x^2`: the plain rounding, then up to five
-/// passes that move single codes as long as the fit improves.
+/// Scale of 16 values for codes `-4..4`, stored plus 4, weights `x^2`: the plain rounding, then up
+/// to five passes that move single codes as long as the fit improves.
 fn fit_q3(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {
     let top = peak(x);
     if top.abs() < ALL_ZERO_BELOW {

@@ -1,4 +1,5 @@
-//! Q4_K and Q5_K: 256 values in eight sub-blocks of 32, each with a 6-bit scale and a 6-bit minimum.
+//! Q4_K and Q5_K: 256 values in eight sub-blocks of 32, each with a 6-bit scale and a 6-bit
+//! minimum.
 //!
 //! ```text
 //! Q4_K  144 bytes  d f16 @0, dmin f16 @2, scales [12] @4, nibbles [128] @16
@@ -6,9 +7,9 @@
 //! value = (d * scale_j) * code - (dmin * min_j)
 //! ```
 //!
-//! Bytes `32 g ..` hold sub-block `2 g` in their low nibbles and `2 g + 1` in their high ones. Bit `j` of
-//! high-bit byte `l` is the fifth bit of value `l` of sub-block `j`. The packing of the scales is
-//! [`super::scale_and_min`].
+//! Bytes `32 g ..` hold sub-block `2 g` in their low nibbles and `2 g + 1` in their high ones. Bit
+//! `j` of high-bit byte `l` is the fifth bit of value `l` of sub-block `j`. The packing of the
+//! scales is [`super::scale_and_min`].
 
 use super::blocks::{half_at, map_blocks, map_values, put_half};
 use super::scale_search::{Affine, AffineSearch, Misfit, nearest};

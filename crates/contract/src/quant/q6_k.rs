@@ -5,9 +5,9 @@
 //! value = (d * scale_j) * (code - 32)
 //! ```
 //!
-//! Each half of 128 values has 64 bytes of nibbles and 32 of pairs. Value `32 q + l` of a half (`q < 4`,
-//! `l < 32`) has nibble byte `l + 32 (q % 2)`, the low half of it for `q < 2`, and bits `2 q ..` of pair
-//! byte `l`.
+//! Each half of 128 values has 64 bytes of nibbles and 32 of pairs. Value `32 q + l` of a half (`q
+//! < 4`, `l < 32`) has nibble byte `l + 32 (q % 2)`, the low half of it for `q < 2`, and bits `2 q
+//! ..` of pair byte `l`.
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
 use super::scale_search::{ALL_ZERO_BELOW, ScaleSums, nearest};
@@ -74,8 +74,8 @@ fn pack(codes: &[u8], b: &mut [u8; 210]) {
     }
 }
 
-/// Scale of 16 values for codes `-32..32`, stored plus 32, weights `x^2`: the least-squares scale of the
-/// plain rounding, then of eighteen rescaled roundings, whichever explains most.
+/// Scale of 16 values for codes `-32..32`, stored plus 32, weights `x^2`: the least-squares scale
+/// of the plain rounding, then of eighteen rescaled roundings, whichever explains most.
 fn fit(x: &[f32; 16], codes: &mut [u8; 16]) -> f32 {
     let top = peak(x);
     if top.abs() < ALL_ZERO_BELOW {

@@ -7,8 +7,8 @@ pub(super) const ALL_ZERO_BELOW: f32 = 1e-15;
 
 /// Rounds to the nearest whole number, ties to even, for magnitudes below 2^22.
 ///
-/// Adding `1.5 * 2^23` leaves the rounded value in the low mantissa bits. Larger magnitudes and non-finite
-/// values give some number in range, never a panic; every caller clamps.
+/// Adding `1.5 * 2^23` leaves the rounded value in the low mantissa bits. Larger magnitudes and
+/// non-finite values give some number in range, never a panic; every caller clamps.
 pub(super) fn nearest(v: f32) -> i32 {
     let bits = (v + 12_582_912.0).to_bits();
     (bits & 0x007f_ffff).cast_signed() - 0x0040_0000
@@ -41,10 +41,12 @@ pub(super) struct Affine {
 }
 
 impl AffineSearch {
-    /// The best scale and minimum for `x` under `weights`; `codes` gets the codes that go with them.
+    /// The best scale and minimum for `x` under `weights`; `codes` gets the codes that go with
+    /// them.
     ///
-    /// Each trial assigns codes, solves the weighted least squares for both parameters, and is kept when the
-    /// weighted misfit falls strictly. A kept trial also moves the low end that later trials start from.
+    /// Each trial assigns codes, solves the weighted least squares for both parameters, and is kept
+    /// when the weighted misfit falls strictly. A kept trial also moves the low end that later
+    /// trials start from.
     pub(super) fn run<const N: usize>(
         &self,
         x: &[f32; N],

@@ -3,11 +3,13 @@
 //! ```text
 //! 14 bytes for 32 values: norm f16 @0, low two bits of the codes [8] @2, high bits of the codes [4] @10
 //! ```
-//! Code `j`: its low bits are bits `2 (j % 4)..` of byte `2 + j / 4`, its high bit is bit `j % 8` of byte
-//! `10 + j / 8`. Four blocks are a group of 128 values that were rotated ([`super::hadamard`]) together and have the
-//! same norm. A value is `norm * LEVELS[code]`, **still rotated**.
+//! Code `j`: its low bits are bits `2 (j % 4)..` of byte `2 + j / 4`, its high bit is bit `j % 8`
+//! of byte `10 + j / 8`. Four blocks are a group of 128 values that were rotated
+//! ([`super::hadamard`]) together and have the same norm. A value is `norm * LEVELS[code]`, **still
+//! rotated**.
 //!
-//! The levels are the best eight for a coordinate of a unit vector of 128 dimensions in a random direction.
+//! The levels are the best eight for a coordinate of a unit vector of 128 dimensions in a random
+//! direction.
 
 use half::f16;
 
@@ -105,7 +107,8 @@ mod tests {
         quantize(&x, &mut bytes);
         let mut back = [0.0; GROUP];
         dequantize(&bytes, &mut back);
-        // Zeros up to rounding take one of the two innermost levels, the one outstanding value the last.
+        // Zeros up to rounding take one of the two innermost levels, the one outstanding value the
+        // last.
         let norm = back[5] / LEVELS[7];
         assert!(
             back.iter()

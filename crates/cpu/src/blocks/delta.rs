@@ -11,10 +11,11 @@ use crate::scratch::take;
 use crate::state::{DeferredUpdates, DeltaState};
 use crate::weights::Delta;
 
-/// Added to the sum of squares when queries and keys are normalised.
+/// Added to the sum of squares when queries and keys are normalized.
 const L2_EPS: f32 = 1e-6;
 
-/// Reads `arena.y`, writes `arena.update`, and leaves each share's new state (chunks) or factors (trees).
+/// Reads `arena.y`, writes `arena.update`, and leaves each share's new state (chunks) or factors
+/// (trees).
 pub(crate) fn mix(
     compute: ExecContext<'_>,
     weights: &Delta,
@@ -72,7 +73,7 @@ struct RecurrenceInputs<'a> {
     spec: &'a GatedDeltaSpec,
     /// `[v_dim]`.
     norm: &'a [f32],
-    /// `[n, channels]`: q and k normalised, q scaled, behind the convolution.
+    /// `[n, channels]`: q and k normalized, q scaled, behind the convolution.
     mixed: &'a [f32],
     /// `[n, n_v_heads]`.
     beta: &'a [f32],
@@ -82,7 +83,8 @@ struct RecurrenceInputs<'a> {
     z: &'a [f32],
 }
 
-/// `mixed = silu(conv(inputs))`, with queries and keys normalised; rows in parallel, a few rows also by head.
+/// `mixed = silu(conv(inputs))`, with queries and keys normalized; rows in parallel, a few rows
+/// also by head.
 fn convolve(
     compute: ExecContext<'_>,
     weights: &Delta,
@@ -160,7 +162,8 @@ struct Taps<'a> {
 }
 
 impl Taps<'_> {
-    /// Calls `work` with `n_taps` slices of `width` channels from `begin`, oldest first, the row's own last.
+    /// Calls `work` with `n_taps` slices of `width` channels from `begin`, oldest first, the row's
+    /// own last.
     fn with(&self, n_taps: usize, begin: usize, width: usize, work: impl FnOnce(&[&[f32]])) {
         const MOST: usize = 8;
         let mut few: [&[f32]; MOST] = [&[]; MOST];
@@ -313,8 +316,9 @@ impl<'a> RecurrenceInputs<'a> {
     }
 }
 
-/// Columns of a state that a tree is run on at a time: few enough that the slice stays in the first cache, and
-/// whole vectors for every kernel. Columns do not know of each other, so cutting changes no bit.
+/// Columns of a state that a tree is run on at a time: few enough that the slice stays in the first
+/// cache, and whole vectors for every kernel. Columns do not know of each other, so cutting changes
+/// no bit.
 const SLICE: usize = 32;
 
 /// Floats that one head's tree of `forks` states at once is worked in.
@@ -331,8 +335,9 @@ fn slice_of(v_dim: usize) -> usize {
     }
 }
 
-/// What was deferred is folded into the state, and then the nodes are run, each after its parent. A node's state
-/// exists only while it has children to serve: the first of them makes it while it looks at it.
+/// What was deferred is folded into the state, and then the nodes are run, each after its parent. A
+/// node's state exists only while it has children to serve: the first of them makes it while it
+/// looks at it.
 fn run_tree(
     compute: ExecContext<'_>,
     rows: RecurrenceInputs<'_>,
@@ -460,7 +465,8 @@ fn run_chunks(compute: ExecContext<'_>, rows: RecurrenceInputs<'_>, item: &mut H
     });
 }
 
-/// From head by head to row by row: `[n_v_heads, n, v_dim]` per segment to `[n, n_v_heads * v_dim]`.
+/// From head by head to row by row: `[n_v_heads, n, v_dim]` per segment to `[n, n_v_heads *
+/// v_dim]`.
 fn turn(
     compute: ExecContext<'_>,
     spec: &GatedDeltaSpec,

@@ -6,8 +6,8 @@ use crate::kernels::Kernels;
 use crate::reference::delta::Tokens;
 use crate::scratch::take;
 
-/// Positions of a chunk; chunks begin at absolute multiples of it, so that the same tokens meet the same
-/// arithmetic however a prompt is cut.
+/// Positions of a chunk; chunks begin at absolute multiples of it, so that the same tokens meet the
+/// same arithmetic however a prompt is cut.
 pub(crate) const CHUNK: usize = 64;
 
 /// Floats of working memory for a chunk.

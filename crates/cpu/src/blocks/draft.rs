@@ -1,8 +1,9 @@
-//! Attention of draft blocks: [`crate::reference::draft::attend_block`] over stored context rows, all heads.
+//! Attention of draft blocks: [`crate::reference::draft::attend_block`] over stored context rows,
+//! all heads.
 //!
-//! Rows of a block and query heads of a group share one reading of the keys. Keys come in blocks counted from
-//! the first one that any row sees, the draft block itself last, so a row's result does not depend on which
-//! other sequences share the call.
+//! Rows of a block and query heads of a group share one reading of the keys. Keys come in blocks
+//! counted from the first one that any row sees, the draft block itself last, so a row's result
+//! does not depend on which other sequences share the call.
 
 use std::ops::Range;
 

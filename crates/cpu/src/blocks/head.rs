@@ -160,7 +160,8 @@ impl<'a> Ranking<'a> {
         });
     }
 
-    /// The `k` best of a row whose run maxima are known. Only runs that can hold one of them are read.
+    /// The `k` best of a row whose run maxima are known. Only runs that can hold one of them are
+    /// read.
     fn top_k(&self, row: &[f32], k: usize) -> Vec<TokenId> {
         let k = k.min(row.len());
         let better = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));

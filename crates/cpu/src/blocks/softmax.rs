@@ -1,10 +1,12 @@
 //! Softmax over keys that come in blocks, without keeping all scores.
 //!
-//! With running maximum `m`, sum `l` and output `o` of a row, a block of scores `s` and values `V` does
+//! With running maximum `m`, sum `l` and output `o` of a row, a block of scores `s` and values `V`
+//! does
 //! ```text
 //! m' = max(m, max s);   l = l e^(m - m') + sum e^(s - m');   o = o e^(m - m') + e^(s - m') V
 //! ```
-//! and the end divides `o` by `l`. Blocks are cut at absolute positions: that fixes the order of every sum.
+//! and the end divides `o` by `l`. Blocks are cut at absolute positions: that fixes the order of
+//! every sum.
 
 use crate::kernels::Kernels;
 
@@ -89,7 +91,7 @@ mod tests {
     use crate::reference::attention::attend;
 
     #[test]
-    fn blocks_of_any_size_give_the_reference() {
+    fn online_softmax_matches_the_reference_for_any_block_size() {
         let (n, dim) = (37, 8);
         let noise = |i: usize| ((i * 2_654_435_761) % 1013) as f32 / 200.0 - 2.5;
         let q: Vec<f32> = (0..dim).map(noise).collect();

@@ -1,6 +1,6 @@
-//! Attention of several nodes of a tree at once: they share the reading of the blocks of keys that all of them
-//! see. Each node gets the bits that it gets alone ([`super::attention`]): keys come in path order, in blocks at
-//! absolute positions.
+//! Attention of several nodes of a tree at once: they share the reading of the blocks of keys that
+//! all of them see. Each node gets the bits that it gets alone ([`super::attention`]): keys come in
+//! path order, in blocks at absolute positions.
 
 use std::ops::Range;
 
@@ -123,7 +123,8 @@ fn attend_group(
         }
         running.absorb(kernels, scores, values, BLOCK);
     }
-    // The block that committed keys begin and nodes go on with: what is committed is read once for all.
+    // The block that committed keys begin and nodes go on with: what is committed is read once for
+    // all.
     let tail = nodes.committed - shared;
     for (i, value) in last.chunks_exact_mut(dim).take(tail).enumerate() {
         dots_of(kernels, shape.k, queries, committed.key(shared + i), dots);

@@ -1,12 +1,13 @@
-//! What a sequence holds for its draft: keys and values of the committed tokens in sight, and features on their
-//! way to becoming such.
+//! What a sequence holds for its draft: keys and values of the committed tokens in sight, and
+//! features on their way to becoming such.
 
 use contract::{DraftSpec, KvFormat, KvFormats, NodeIdx};
 
 use crate::state::KvShape;
 
-/// Feature rows that may wait for their projection: the products of a few rows cost hardly more than those of
-/// one, so committed tokens are projected together, at the latest when a draft or a snapshot needs them.
+/// Feature rows that may wait for their projection: the products of a few rows cost hardly more
+/// than those of one, so committed tokens are projected together, at the latest when a draft or a
+/// snapshot needs them.
 pub(crate) const WAITING: usize = 256;
 
 /// A sequence's side of its draft. Dropped with the sequence.
@@ -15,7 +16,8 @@ pub(crate) struct DraftCache {
     pub(crate) rings: Vec<DraftRing>,
     /// Features of the nodes pending, `[n_nodes, capture_layers * hidden]`.
     pub(crate) pending: Vec<f32>,
-    /// Features of the last committed tokens, `[n, capture_layers * hidden]`, that the rings do not hold yet.
+    /// Features of the last committed tokens, `[n, capture_layers * hidden]`, that the rings do not
+    /// hold yet.
     pub(crate) waiting: Vec<f32>,
     /// `capture_layers * hidden`.
     width: usize,
@@ -85,8 +87,8 @@ impl DraftCache {
         }
     }
 
-    /// Copies the last `n` positions before `position` of every ring into `[n, ...]` stored rows, in position
-    /// order, `n` being what the ring holds of them. Nothing may be waiting.
+    /// Copies the last `n` positions before `position` of every ring into `[n, ...]` stored rows,
+    /// in position order, `n` being what the ring holds of them. Nothing may be waiting.
     pub(crate) fn save(&self, position: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
         debug_assert!(self.waiting.is_empty(), "snapshots project first");
         let save = |ring: &DraftRing| {

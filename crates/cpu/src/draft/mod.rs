@@ -1,5 +1,5 @@
-//! The draft on this device: features of committed tokens become keys and values, blocks of masks become
-//! candidates. [`contract::draft`] has the formulas.
+//! The draft on this device: features of committed tokens become keys and values, blocks of masks
+//! become candidates. [`contract::draft`] has the formulas.
 
 pub(crate) mod cache;
 pub(crate) mod weights;

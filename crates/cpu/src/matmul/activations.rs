@@ -2,10 +2,12 @@
 
 use super::layout::BLOCK;
 
-/// Rows of activations in blocks of 32 bytes with a scale, `x ≈ scale * q`, and the sums kernels need.
+/// Rows of activations in blocks of 32 bytes with a scale, `x ≈ scale * q`, and the sums kernels
+/// need.
 ///
-/// `q = round_half_even(x * (127 / max|x|))` over the block, `scale = max|x| / 127`. A block that holds an
-/// infinity or a NaN has a NaN scale, so its row's outputs are NaN, as they would be in f32.
+/// `q = round_half_even(x * (127 / max|x|))` over the block, `scale = max|x| / 127`. A block that
+/// holds an infinity or a NaN has a NaN scale, so its row's outputs are NaN, as they would be in
+/// f32.
 #[derive(Default)]
 pub struct Activations {
     /// Rows.
@@ -18,7 +20,8 @@ pub struct Activations {
     pub scales: Vec<f32>,
     /// Sums of a block's values, `[n, cols / 32]`; whole numbers.
     pub sums: Vec<f32>,
-    /// `-8` times the sum of a block: what nibbles less 8 start their product from, `[n, cols / 32]`.
+    /// `-8` times the sum of a block: what nibbles less 8 start their product from, `[n, cols /
+    /// 32]`.
     pub minus_8: Vec<i32>,
     /// `-128` times the sum of a block, `[n, cols / 32]`.
     pub minus_128: Vec<i32>,
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_is_within_half_a_step() {
+    fn quantized_values_are_within_half_a_step() {
         let x: Vec<f32> = (0..64).map(|i| ((i * 37) as f32).sin() * 3.0).collect();
         let a = quantized(&x);
         for (i, &x) in x.iter().enumerate() {
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_and_the_smallest_numbers_stay_finite_and_a_nan_poisons_its_block_alone() {
+    fn nan_affects_its_block_only_and_tiny_values_stay_finite() {
         let mut x = [0.0; 96];
         x[40] = f32::from_bits(1);
         x[70] = f32::NAN;

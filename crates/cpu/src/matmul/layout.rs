@@ -1,8 +1,9 @@
 //! How repacked weights lie in memory.
 //!
-//! A matrix is a list of tiles of [`TILE_ROWS`] rows (the last one padded with rows of zeros), a tile a list of
-//! groups of columns, a group what [`Format`] says. Inside a group, four consecutive columns of the sixteen
-//! rows make one line of 64 bytes: byte `4 * row + t` is column `4 * i + t` of line `i`.
+//! A matrix is a list of tiles of [`TILE_ROWS`] rows (the last one padded with rows of zeros), a
+//! tile a list of groups of columns, a group what [`Format`] says. Inside a group, four consecutive
+//! columns of the sixteen rows make one line of 64 bytes: byte `4 * row + t` is column `4 * i + t`
+//! of line `i`.
 //!
 //! ```text
 //! nibble line i    low nibbles: line i of the block's first 16 columns; high nibbles: of its last 16

@@ -1,11 +1,12 @@
-//! Products of stored weights with rows of activations, in integers inside a block and in f32 across blocks.
+//! Products of stored weights with rows of activations, in integers inside a block and in f32
+//! across blocks.
 //!
 //! # Arithmetic
 //!
 //! Activations are rounded to signed bytes once per row, in blocks of 32 with one f32 scale each
-//! ([`activations`]). Weights stand in tiles of 16 rows, repacked at load ([`layout`], [`pack`]) so that one
-//! vector load serves 16 rows. For every output, blocks are taken in rising order and each adds, in f32 with
-//! one rounding per fused step,
+//! ([`activations`]). Weights stand in tiles of 16 rows, repacked at load ([`layout`], [`pack`]) so
+//! that one vector load serves 16 rows. For every output, blocks are taken in rising order and each
+//! adds, in f32 with one rounding per fused step,
 //!
 //! ```text
 //! one scale a block         m = f32(dot) * w
@@ -14,12 +15,13 @@
 //!                           out = m * a + out
 //! ```
 //!
-//! where `dot` is the exact integer product, `w` and `min` belong to the weight's block, `a` is the scale and
-//! `sum` the integer sum of the activation's block. Weights kept as f32, f16 or bf16 are multiplied with the
-//! f32 activations themselves, in four running sums over the columns of equal remainder, added at the end.
+//! where `dot` is the exact integer product, `w` and `min` belong to the weight's block, `a` is the
+//! scale and `sum` the integer sum of the activation's block. Weights kept as f32, f16 or bf16 are
+//! multiplied with the f32 activations themselves, in four running sums over the columns of equal
+//! remainder, added at the end.
 //!
-//! The steps and their order are the same for every number of activation rows, for every thread count, and
-//! for the scalar, 256-bit and 512-bit kernels: all give the same bits.
+//! The steps and their order are the same for every number of activation rows, for every thread
+//! count, and for the scalar, 256-bit and 512-bit kernels: all give the same bits.
 
 pub mod activations;
 pub mod layout;

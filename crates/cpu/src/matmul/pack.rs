@@ -7,7 +7,8 @@ use half::f16;
 use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
 use crate::thread_pool::ThreadPool;
 
-/// Repacks `bytes`, whole rows of `ty`, `rows` of `cols` values; the tiles are shared out over `pool`.
+/// Repacks `bytes`, whole rows of `ty`, `rows` of `cols` values; the tiles are shared out over
+/// `pool`.
 pub fn pack(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], pool: &ThreadPool) -> Packed {
     let format = Format::of(ty);
     // Only float formats take any width; the columns added hold zeros.

@@ -6,7 +6,8 @@ use super::activations::Activations;
 use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
 use crate::simd::tiles::TileOut;
 
-/// One block of one weight row: `value = scale(half) * code - min`, codes with their excess taken away.
+/// One block of one weight row: `value = scale(half) * code - min`, codes with their excess taken
+/// away.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightBlock {
     /// Signed codes.
@@ -127,7 +128,8 @@ pub fn tile(packed: &Packed, tile: usize, acts: &Activations, out: &mut TileOut<
     }
 }
 
-/// Rows `x` `[n, cols]` of f32 against tile `tile` of `packed`, of a float format; `cols` a multiple of 4.
+/// Rows `x` `[n, cols]` of f32 against tile `tile` of `packed`, of a float format; `cols` a
+/// multiple of 4.
 pub fn float_tile(packed: &Packed, tile: usize, x: &[f32], out: &mut TileOut<'_>) {
     let bytes = packed.tile(tile);
     for (item, x) in x.chunks_exact(packed.cols).enumerate() {

@@ -78,7 +78,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn repacked_blocks_mean_what_the_file_means() {
+fn repacked_blocks_dequantize_like_the_file() {
     const COLS: usize = 512;
     for ty in QuantType::ALL {
         if Format::of(ty).is_float() {
@@ -106,7 +106,7 @@ fn repacked_blocks_mean_what_the_file_means() {
 }
 
 #[test]
-fn every_kernel_gives_the_bits_of_the_scalar_one_for_any_number_of_rows_and_threads() {
+fn kernels_are_bit_identical_to_scalar_for_any_rows_and_threads() {
     const COLS: usize = 768;
     for ty in QuantType::ALL {
         let rows = 37;
@@ -125,7 +125,7 @@ fn every_kernel_gives_the_bits_of_the_scalar_one_for_any_number_of_rows_and_thre
 }
 
 #[test]
-fn widths_that_are_no_multiple_of_a_group_are_whole() {
+fn widths_beyond_a_multiple_of_the_group_are_complete() {
     for (ty, cols) in [
         (QuantType::Q8_0, 96),
         (QuantType::Q4_0, 32),
@@ -150,7 +150,8 @@ fn widths_that_are_no_multiple_of_a_group_are_whole() {
     }
 }
 
-/// The whole product in 64-bit integers and f64, from the file's meaning and the rounded activations alone.
+/// The whole product in 64-bit integers and f64, from the file's meaning and the rounded
+/// activations alone.
 #[test]
 fn integer_parts_are_exact_and_each_accumulation_is_within_two_ulp() {
     const COLS: usize = 512;
@@ -195,7 +196,7 @@ fn integer_parts_are_exact_and_each_accumulation_is_within_two_ulp() {
 }
 
 #[test]
-fn the_rounding_of_activations_costs_what_bytes_must() {
+fn activation_rounding_error_is_that_of_int8() {
     const COLS: usize = 1024;
     for ty in QuantType::ALL {
         let bytes = stored(ty, 64, COLS);
@@ -215,7 +216,7 @@ fn the_rounding_of_activations_costs_what_bytes_must() {
 }
 
 #[test]
-fn several_matrices_in_one_region_give_what_they_give_alone() {
+fn fused_products_equal_single_products() {
     const COLS: usize = 256;
     let x = noise(11, 3 * COLS);
     let parts = [
@@ -238,7 +239,7 @@ fn several_matrices_in_one_region_give_what_they_give_alone() {
 }
 
 #[test]
-fn a_poisoned_row_spoils_itself_alone() {
+fn nan_affects_its_row_only() {
     const COLS: usize = 256;
     let mut x = noise(1, 2 * COLS);
     x[COLS + 3] = f32::INFINITY;

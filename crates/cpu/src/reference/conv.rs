@@ -1,8 +1,9 @@
 //! The causal depthwise convolution before the gated delta rule, including SiLU (Gated DeltaNet,
 //! arXiv 2412.06464).
 //!
-//! `c[t, ch] = silu(sum_j weight[j, ch] * u[t - taps + 1 + j, ch])`: the last tap multiplies the current
-//! token, and inputs before the first row come from the window `[taps - 1, channels]`, oldest first.
+//! `c[t, ch] = silu(sum_j weight[j, ch] * u[t - taps + 1 + j, ch])`: the last tap multiplies the
+//! current token, and inputs before the first row come from the window `[taps - 1, channels]`,
+//! oldest first.
 
 use super::activation::silu;
 
@@ -22,7 +23,8 @@ pub fn row(inputs: &[&[f32]], weights: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Consecutive rows `[n, channels]` after a window `[taps - 1, channels]`; `out` is `[n, channels]`.
+/// Consecutive rows `[n, channels]` after a window `[taps - 1, channels]`; `out` is `[n,
+/// channels]`.
 pub fn sequence(window: &[f32], rows: &[f32], weights: &[f32], taps: usize, out: &mut [f32]) {
     let parents: Vec<Option<usize>> = (0..rows.len() * taps / weights.len())
         .map(|i| i.checked_sub(1))

@@ -15,9 +15,9 @@
 /// Inputs of one token for one value head.
 #[derive(Debug, Clone, Copy)]
 pub struct Token<'a> {
-    /// `[k_dim]`, normalised and scaled.
+    /// `[k_dim]`, normalized and scaled.
     pub q: &'a [f32],
-    /// `[k_dim]`, normalised.
+    /// `[k_dim]`, normalized.
     pub k: &'a [f32],
     /// `[v_dim]`.
     pub v: &'a [f32],
@@ -148,9 +148,9 @@ pub fn recurrent_step(state: &mut [f32], token: Token<'_>, u: &mut [f32], o: &mu
 /// Tokens of one value head, each field `[n, ..]` and dense.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
-    /// `[n, k_dim]`, normalised and scaled.
+    /// `[n, k_dim]`, normalized and scaled.
     pub q: &'a [f32],
-    /// `[n, k_dim]`, normalised.
+    /// `[n, k_dim]`, normalized.
     pub k: &'a [f32],
     /// `[n, v_dim]`.
     pub v: &'a [f32],

@@ -32,8 +32,8 @@ impl DraftMask {
 /// One head: `out[i] = softmax(scale q[i] · K^T) V` over the visible keys of row `i`, context
 /// first.
 ///
-/// `q`, `block_keys`, `block_values` and `out` are `[block, dim]`, row `i` at position `committed + i`;
-/// `keys` and `values` are `[n, dim]`, the context at positions `committed - n ..`.
+/// `q`, `block_keys`, `block_values` and `out` are `[block, dim]`, row `i` at position `committed +
+/// i`; `keys` and `values` are `[n, dim]`, the context at positions `committed - n ..`.
 pub fn attend_block(
     q: &[f32],
     (keys, values): (&[f32], &[f32]),

@@ -2,12 +2,13 @@
 
 /// One vector register of an instruction set.
 ///
-/// Every method is inlined into a function compiled for that instruction set; the only other obligation is
-/// on the pointers.
+/// Every method is inlined into a function compiled for that instruction set; the only other
+/// obligation is on the pointers.
 pub(super) trait Lanes: Copy {
     /// Number of lanes.
     const N: usize;
-    /// Vectors side by side in a block of a matrix product, chosen so that four rows of them fit the registers.
+    /// Vectors side by side in a block of a matrix product, chosen so that four rows of them fit
+    /// the registers.
     const WIDE: usize;
 
     /// # Safety

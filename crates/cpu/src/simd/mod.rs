@@ -1,8 +1,8 @@
 //! Vector kernels, the only place of this crate with unsafe code.
 //!
-//! Each instruction set has a token type whose only constructor looks at the processor; kernels are methods
-//! of the token, so code that holds one may call them. Beside each kernel stands a scalar twin of the same
-//! signature.
+//! Each instruction set has a token type whose only constructor looks at the processor; kernels are
+//! methods of the token, so code that holds one may call them. Beside each kernel stands a scalar
+//! twin of the same signature.
 
 mod avx2;
 mod avx512;
@@ -68,7 +68,8 @@ pub fn tile(
     }
 }
 
-/// Rows `x` `[n, cols]` of f32 against tile `tile` of `packed`, of a float format; `cols` a multiple of 4.
+/// Rows `x` `[n, cols]` of f32 against tile `tile` of `packed`, of a float format; `cols` a
+/// multiple of 4.
 pub fn float_tile(
     dispatch: Dispatch,
     packed: &Packed,

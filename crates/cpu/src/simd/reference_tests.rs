@@ -71,7 +71,7 @@ fn activations_agree() {
 }
 
 #[test]
-fn exponentials_are_within_two_units_in_the_last_place_everywhere() {
+fn exponentials_are_within_two_ulp() {
     let inputs: Vec<f32> = (0..400_000).map(|i| i as f32 * 5e-4 - 104.5).collect();
     for dispatch in Dispatch::all_fast() {
         let kernels = Kernels::of(dispatch);
@@ -92,7 +92,7 @@ fn exponentials_are_within_two_units_in_the_last_place_everywhere() {
 }
 
 #[test]
-fn values_that_are_not_numbers_are_treated_as_the_reference_does() {
+fn nan_handling_matches_the_reference() {
     let bad = [f32::NAN, f32::NEG_INFINITY, 1.0, 1e30, -1e30];
     for dispatch in Dispatch::all_fast() {
         let kernels = Kernels::of(dispatch);
@@ -151,7 +151,7 @@ fn delta_steps_agree() {
 }
 
 #[test]
-fn a_state_brought_forward_while_it_is_looked_at_has_the_bits_of_folding_and_then_looking() {
+fn fused_update_and_read_out_is_bit_identical_to_separate_steps() {
     for (k_dim, v_dim, width) in [
         (128, 128, 128),
         (128, 128, 32),
@@ -228,7 +228,7 @@ fn a_state_brought_forward_while_it_is_looked_at_has_the_bits_of_folding_and_the
 }
 
 #[test]
-fn products_agree_and_a_row_does_not_depend_on_its_neighbours() {
+fn products_agree_and_rows_are_independent() {
     for (m, k, n) in [
         (64, 128, 64),
         (9, 5, 128),
@@ -251,7 +251,7 @@ fn products_agree_and_a_row_does_not_depend_on_its_neighbours() {
 }
 
 #[test]
-fn a_key_gives_each_of_several_queries_the_bits_it_gives_one() {
+fn multi_query_dots_are_bit_identical_to_single_dots() {
     for (m, n) in [(1, 256), (3, 128), (7, 64), (12, 256), (5, 40)] {
         let (queries, row) = (noise(17, m * n), noise(18, n));
         let mut key = vec![0; 2 * n];

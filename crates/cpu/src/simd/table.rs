@@ -1,7 +1,7 @@
 //! The one list of vector functions, instantiated for an instruction set.
 
-/// Makes `fn table() -> Kernels` whose entries are the functions of [`super::vector`] on `$lanes`, compiled
-/// with `$features`.
+/// Makes `fn table() -> Kernels` whose entries are the functions of [`super::vector`] on `$lanes`,
+/// compiled with `$features`.
 ///
 /// The table must only be handed out by a token that proves those features.
 macro_rules! table {

@@ -1,7 +1,7 @@
 //! Handing out tiles of outputs to threads.
 //!
-//! A tile is sixteen neighbouring columns of an output `[n, rows]`, so tiles of one output interleave in
-//! memory and cannot be had as disjoint slices.
+//! A tile is sixteen neighbouring columns of an output `[n, rows]`, so tiles of one output
+//! interleave in memory and cannot be had as disjoint slices.
 
 use std::marker::PhantomData;
 
@@ -49,7 +49,8 @@ impl TileOut<'_> {
     /// Writes the tile's part of row `item`; values beyond the width are dropped.
     pub fn store(&mut self, item: usize, values: &[f32; TILE_ROWS]) {
         let row = self.row(item);
-        // SAFETY: `row` has `width <= 16` values that belong to this tile alone, and `values` is elsewhere.
+        // SAFETY: `row` has `width <= 16` values that belong to this tile alone, and `values` is
+        // elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), row, self.width) }
     }
 }
@@ -64,8 +65,8 @@ struct SharedOutput {
 // SAFETY: the pointer is only used through tiles, and no two tiles overlap.
 unsafe impl Sync for SharedOutput {}
 
-/// Calls `work(output, tile, part)` once for each tile of each output, `per_item` tiles of one output at a
-/// time on one thread.
+/// Calls `work(output, tile, part)` once for each tile of each output, `per_item` tiles of one
+/// output at a time on one thread.
 pub fn for_each_tile(
     pool: &ThreadPool,
     outputs: &mut [Output<'_>],
@@ -94,8 +95,8 @@ pub fn for_each_tile(
         for tile in tiles {
             let first = tile * TILE_ROWS;
             let mut part = TileOut {
-                // SAFETY: `first < rows`, and an output without rows of activations has nothing to point at
-                // but is never written, since `n` is 0.
+                // SAFETY: `first < rows`, and an output without rows of activations has nothing to
+                // point at but is never written, since `n` is 0.
                 start: unsafe { output.start.add(first.min(output.n * output.rows)) },
                 stride: output.rows,
                 n: output.n,

@@ -129,8 +129,8 @@ impl Config {
         }
     }
 
-    /// Which layers slide, and how far. `use_sliding_window` is not believed: it is false in published files
-    /// whose layers do slide.
+    /// Which layers slide, and how far. `use_sliding_window` is not believed: it is false in
+    /// published files whose layers do slide.
     fn windows(&self, layers: usize) -> Result<(Vec<bool>, Option<usize>), ModelError> {
         const KEY: &str = "layer_types";
         let own = self.optional("swa_window_size")?;

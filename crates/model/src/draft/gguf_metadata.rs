@@ -1,15 +1,15 @@
-//! The three GGUF spellings of a DFlash draft.
+//! The three GGUF file formats of a DFlash draft.
 //!
 //! | | A `qwen35-dflash-draft` | B `dflash-draft` | C `dflash` |
 //! |---|---|---|---|
 //! | block size | `A.dflash.block_size` | `B.dflash.block_size` | `dflash.block_size` |
-//! | capture_layers | `A.dflash.target_layer_ids`, may be missing | `B.dflash.target_layer_ids` | `dflash.target_layers`, **each plus one** |
+//! | captured layers | `A.dflash.target_layer_ids`, may be missing | `B.dflash.target_layer_ids` | `dflash.target_layers`, **each plus one** |
 //! | mask | `A.dflash.mask_token_id` | `B.dflash.mask_token_id` | `tokenizer.ggml.mask_token_id` |
 //! | window | none | `B.attention.sliding_window`, `_pattern` | the same under `dflash` |
 //! | causal in the block | layers that slide | layers that slide | `dflash.attention.causal`, else layers that slide |
 //!
-//! `A.dflash.n_target_layers` is the number of capture_layers in some files and of target layers in others, so it is not
-//! read: the width of `fc` tells the number of capture_layers.
+//! `A.dflash.n_target_layers` is the number of captured layers in some files and of target layers
+//! in others, so it is not read: the width of `fc` tells the number of captured layers.
 
 use gguf::GgufFile;
 
@@ -17,7 +17,7 @@ use super::{DraftFormat, DraftMetadata};
 use crate::ModelError;
 use crate::reader::{Reader, key_error, missing};
 
-/// The most layers that are believed; published drafts have 1 to 8.
+/// The most layers that are accepted; published drafts have 1 to 8.
 const MAX_LAYERS: usize = 64;
 
 pub(super) fn read(file: &GgufFile) -> Result<DraftMetadata, ModelError> {
@@ -119,7 +119,8 @@ fn sliding(
 ) -> Result<Vec<bool>, ModelError> {
     const PATTERN: &str = "attention.sliding_window_pattern";
     let Some(pattern) = reader.flags(PATTERN)? else {
-        // A window without a pattern: all layers but the last, as in the published drafts that slide.
+        // A window without a pattern: all layers but the last, as in the published drafts that
+        // slide.
         return Ok((0..layers)
             .map(|i| window.is_some() && i + 1 < layers)
             .collect());

@@ -157,8 +157,8 @@ fn default_capture_layers(n_captured: usize, n_layers: usize) -> Vec<usize> {
         .collect()
 }
 
-/// The base of the frequencies. Converters to dialect A write a default of theirs where the publisher's file
-/// has the base in a nested place; the truth is the target's.
+/// The base of the frequencies. Converters to dialect A write a default of theirs where the
+/// publisher's file has the base in a nested place; the truth is the target's.
 fn theta(facts: &DraftMetadata, target: &ModelSpec) -> f64 {
     let own = target.attention_layers().next().map(|a| a.rope.theta);
     match own {
@@ -221,7 +221,8 @@ impl LayerTensors<'_> {
         self.directory.vector(self.get(tensor)?, len)
     }
 
-    /// Refuses a weight whose rows are not whole heads, or not as many as the file says. Gives their number.
+    /// Refuses a weight whose rows are not whole heads, or not as many as the file says. Gives
+    /// their number.
     fn heads(
         &self,
         weight: &WeightRef,
@@ -301,7 +302,7 @@ mod tests {
     use super::default_capture_layers;
 
     #[test]
-    fn the_usual_taps_of_a_deep_target_are_the_published_ones() {
+    fn default_capture_layers_match_published_drafts() {
         assert_eq!(default_capture_layers(5, 64), [1, 16, 31, 46, 61]);
         assert_eq!(default_capture_layers(1, 36), [18]);
         assert_eq!(default_capture_layers(4, 12), [1, 4, 6, 9]);

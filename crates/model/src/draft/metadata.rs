@@ -1,6 +1,6 @@
-//! What a draft's file says of it beside its tensors, whatever the spelling.
+//! What a draft's file says of it beside its tensors, in any file format.
 
-/// How a draft's file is spelled.
+/// File format of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DraftFormat {
     /// GGUF, architecture `qwen35-dflash-draft`.
@@ -28,7 +28,7 @@ impl DraftFormat {
 /// What a file says. Sizes that its tensors show are kept only to be held against them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftMetadata {
-    /// The spelling.
+    /// The file format.
     pub format: DraftFormat,
     /// Number of layers.
     pub layers: usize,

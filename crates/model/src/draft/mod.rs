@@ -1,10 +1,12 @@
 //! From a draft's file to a [`contract::DraftSpec`] that fits its target.
 //!
-//! Drafts come in two containers and four spellings: the publisher's safetensors with a `config.json` beside
-//! them, and three dialects of GGUF. What the four say is brought into one form, [`DraftMetadata`]; shapes of
-//! tensors are believed before keys are; what does not fit the target is refused by name.
+//! Drafts come in two containers and four file formats: the publisher's safetensors with a
+//! `config.json` beside them, and three dialects of GGUF. What the four say is brought into one
+//! form, [`DraftMetadata`]; shapes of tensors are believed before keys are; what does not fit the
+//! target is refused by name.
 //!
-//! Reading order: [`dialect`] and [`config`] (what the spellings are), `facts` (the one form), `fit` (the checks).
+//! Reading order: [`dialect`] and [`config`] (what the file formats are), `facts` (the one form),
+//! `fit` (the checks).
 
 mod config;
 mod gguf_metadata;
@@ -61,8 +63,8 @@ pub struct LoadedDraft {
     pub facts: DraftMetadata,
 }
 
-/// Loads the draft of `target`: a GGUF file, a `.safetensors` file with its `config.json` beside it, or the
-/// folder of the two.
+/// Loads the draft of `target`: a GGUF file, a `.safetensors` file with its `config.json` beside
+/// it, or the folder of the two.
 ///
 /// # Errors
 /// [`ModelError`], naming the file and what in it is at fault or does not fit.
@@ -146,7 +148,8 @@ impl DraftFile {
     /// Checks the draft against its target and says how to run it.
     ///
     /// # Errors
-    /// [`ModelError::Misfit`] where the two do not belong together; others where the file is at fault.
+    /// [`ModelError::Misfit`] where the two do not belong together; others where the file is at
+    /// fault.
     pub fn fit(
         &self,
         target: &ModelSpec,

@@ -3,7 +3,8 @@
 //! ```text
 //! header length u64 | header: JSON {name: {dtype, shape, data_offsets: [begin, end]}} | data
 //! ```
-//! Offsets count from the end of the header. Matrices are row-major `[out, in]`, as everywhere here.
+//! Offsets count from the end of the header. Matrices are row-major `[out, in]`, as everywhere
+//! here.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,9 +18,9 @@ use super::config::Config;
 use super::tensors::DraftTensors;
 use crate::ModelError;
 
-/// The longest header that is believed.
+/// The longest accepted header.
 const MAX_HEADER: usize = 64 << 20;
-/// The longest `config.json` or index that is believed, in bytes.
+/// The longest `config.json` or index accepted, in bytes.
 const MAX_JSON: u64 = 16 << 20;
 /// Bytes of each end of a tensor that go into the draft's identity.
 const SAMPLE: usize = 4096;
@@ -43,7 +44,8 @@ struct TensorRange {
 }
 
 impl Safetensors {
-    /// Opens a folder with `config.json` and `model.safetensors` (or its index), or such a file in its folder.
+    /// Opens a folder with `config.json` and `model.safetensors` (or its index), or such a file in
+    /// its folder.
     pub(super) fn open(path: &Path) -> Result<(Config, Safetensors), ModelError> {
         let name = path.display().to_string();
         let folder = if path.is_dir() {

@@ -34,7 +34,8 @@ pub(super) enum LayerTensor {
     Down,
 }
 
-/// Names that hold a tensor of the target that drafts borrow; a copy of it in the draft's file says nothing new.
+/// Names that hold a tensor of the target that drafts borrow; a copy of it in the draft's file says
+/// nothing new.
 const BORROWED: [&str; 6] = [
     "token_embd.weight",
     "output.weight",
@@ -44,7 +45,7 @@ const BORROWED: [&str; 6] = [
     "model.lm_head.weight",
 ];
 
-/// Every tensor of a file, and which of them have been asked for.
+/// Every tensor of a file, and which of them have been requested.
 pub(super) struct DraftTensors {
     pub(super) file: String,
     /// Name to weight, or to the name of a type that cannot be read.
@@ -149,7 +150,7 @@ impl DraftTensors {
         Err(self.refuse(&weight.name, detail))
     }
 
-    /// Refuses a vector that is not of this length, or is quantised.
+    /// Refuses a vector that is not of this length, or is quantized.
     pub(super) fn vector(&self, weight: WeightRef, len: usize) -> Result<WeightRef, ModelError> {
         let weight = self.shaped(weight, (1, len))?;
         match weight.ty {
@@ -164,8 +165,8 @@ impl DraftTensors {
         }
     }
 
-    /// Refuses tensors nobody has asked for, unless they are copies of what is borrowed from the target,
-    /// `[vocab, hidden]`.
+    /// Refuses tensors that were not requested, unless they are copies of what is borrowed from the
+    /// target, `[vocab, hidden]`.
     pub(super) fn leftovers(&self, vocab: usize, hidden: usize) -> Result<(), ModelError> {
         let used = self.used.borrow();
         for (name, weight) in &self.tensors {

@@ -1,4 +1,5 @@
-//! Drafts of related kinds that are known and cannot be run yet: named, so that nobody has to guess.
+//! Drafts of related kinds that are known and cannot be run yet: named, so that nothing has to
+//! guess.
 
 use gguf::GgufFile;
 

@@ -33,11 +33,11 @@ pub(crate) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     Err(reader.unsupported(what, instead))
 }
 
-/// The longest context that is believed; real models are far below.
+/// The longest context that is accepted; real models are far below.
 const MAX_CONTEXT: usize = 1 << 30;
 /// Heads are whole blocks of the formats that cached rows are stored in.
 const HEAD_STEP: usize = 32;
-/// The widest head that is believed; real models have 256.
+/// The widest head that is accepted; real models have 256.
 const MAX_HEAD: usize = 1024;
 
 /// The keys that every family has, and how many of the file's blocks are the trunk.

@@ -14,7 +14,7 @@ use crate::reader::{BlockReader, Reader};
 const FFN_NORM: &str = "post_attention_norm.weight";
 /// Every how many layers attends, where the file does not say.
 const DEFAULT_INTERVAL: usize = 4;
-/// The longest convolution that is believed; real models have 4 taps.
+/// The longest convolution that is accepted; real models have 4 taps.
 const MAX_TAPS: usize = 16;
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
@@ -42,7 +42,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     Ok(common.trunk(layers))
 }
 
-/// For each block of the trunk, whether it is a gated-delta one: as the file lists them, else by interval.
+/// For each block of the trunk, whether it is a gated-delta one: as the file lists them, else by
+/// interval.
 fn recurrent_blocks(reader: &Reader<'_>, common: &Common) -> Result<Vec<bool>, ModelError> {
     const LIST: &str = "attention.recurrent_layers";
     const INTERVAL: &str = "full_attention_interval";

@@ -1,8 +1,9 @@
 //! Models of exact shapes that are in no file: their weights are drawn when a device asks for them.
 //!
-//! Matrices of one type and width share one long run of random blocks, each beginning elsewhere in it, so a
-//! model of 16 GB takes about 2 GB of host memory and seconds to make. A device that copies weights, as a
-//! card does, then holds as many distinct bytes as if they had come from a file.
+//! Matrices of one type and width share one long run of random blocks, each beginning elsewhere in
+//! it, so a model of 16 GB takes about 2 GB of host memory and seconds to make. A device that
+//! copies weights, as a card does, then holds as many distinct bytes as if they had come from a
+//! file.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -19,13 +20,14 @@ use super::{SynthSpec, draw};
 use crate::load::{LoadedModel, load_bytes};
 use crate::{ModelError, load};
 
-/// Bytes that a shared run is longer than its largest matrix, so that matrices begin at different places.
+/// Bytes that a shared run is longer than its largest matrix, so that matrices begin at different
+/// places.
 const SLACK_BYTES: usize = 4 << 20;
 
-/// WeightRng weights by name, drawn when first asked for.
+/// Random weights by name, drawn when first asked for.
 struct SynthWeights {
     seed: u64,
-    /// Vectors and capture_layers, which have distributions of their own.
+    /// Vectors and convolution taps, which have distributions of their own.
     small: HashMap<Arc<str>, Vec<u8>>,
     /// By type and width.
     runs: HashMap<(QuantType, usize), Run>,
@@ -105,7 +107,8 @@ impl SynthSpec {
         let (writer, tensors) = self.plan()?;
         let data = writer.data_bytes();
         let mut head = Vec::new();
-        // The body is left unwritten: the map below has zeros there, which nothing reads but the hash.
+        // The body is left unwritten: the map below has zeros there, which nothing reads but the
+        // hash.
         drop(writer.start(&mut head)?);
         let whole = head.len() as u64 + data;
         let bytes = FileBytes::zeros_after(&head, usize::try_from(whole).unwrap_or(usize::MAX))?;
@@ -124,9 +127,9 @@ impl SynthSpec {
     }
 }
 
-/// A block-diffusion draft of `target`'s width in the shape of the published ones: 5 layers of 32 query and 8
-/// key heads of 128, a feed-forward as wide as the target's first, blocks of 16, 5 capture_layers spread over the
-/// target, all matrices of type `ty`.
+/// A block-diffusion draft of `target`'s width in the shape of the published ones: 5 layers of 32
+/// query and 8 key heads of 128, a feed-forward as wide as the target's first, blocks of 16, 5
+/// captured layers spread over the target, all matrices of type `ty`.
 pub fn draft_for(target: &load::LoadedModel, ty: QuantType, seed: u64) -> SynthDraft {
     let spec = &target.spec;
     let (hidden, layers) = (spec.hidden, spec.layers.len());
@@ -211,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_without_a_file_is_the_model_of_the_file() {
+    fn in_memory_model_equals_the_written_file() {
         let synth = SynthSpec::parse("tiny-hybrid:q4_k_m").unwrap();
         let file = load_bytes("tiny", FileBytes::shared(synth.bytes().unwrap().into())).unwrap();
         let made = synth.load().unwrap();
@@ -232,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_mix_reads_what_rivals_were_measured_on() {
+    fn published_mix_matches_published_files() {
         let synth = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
         let made = synth.load().unwrap();
         let all: usize = made.spec.weights().iter().map(|w| w.bytes()).sum();

@@ -1,4 +1,5 @@
-//! Files of a real model's exact shapes with random weights: for tests, benches, and trying things out.
+//! Files of a real model's exact shapes with random weights: for tests, benches, and trying things
+//! out.
 
 mod in_memory;
 mod random_blocks;
@@ -39,7 +40,8 @@ pub struct SynthSpec {
 enum Types {
     /// As the recipe says.
     Recipe(Recipe),
-    /// As published files of the recipe have it, which spend more on the delta layers; see [`published`].
+    /// As published files of the recipe have it, which spend more on the delta layers; see
+    /// [`published`].
     Published(Recipe),
     /// All of one type.
     Only(QuantType),
@@ -48,8 +50,9 @@ enum Types {
 }
 
 impl SynthSpec {
-    /// Reads `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or `tiny-dense:mixed`.
-    /// `q4_k_m-published` is the mix of published files, which speed is measured on.
+    /// Reads `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or
+    /// `tiny-dense:mixed`. `q4_k_m-published` is the mix of published files, which speed is
+    /// measured on.
     ///
     /// # Errors
     /// [`ModelError::Unknown`] with the names there are.
@@ -97,7 +100,8 @@ impl SynthSpec {
         Ok(self.plan()?.0.data_bytes())
     }
 
-    /// Writes the file into `out`, which should be buffered; `progress` gets bytes of tensors written.
+    /// Writes the file into `out`, which should be buffered; `progress` gets bytes of tensors
+    /// written.
     ///
     /// # Errors
     /// [`ModelError::Container`] when writing fails.
@@ -172,8 +176,8 @@ impl SynthSpec {
     }
 }
 
-/// The type a tensor has in published files: the inputs of the delta layers' gates stay 32-bit floats, and
-/// where the recipe is `Q4_K_M` the other matrices around the delta rule have 5 bits.
+/// The type a tensor has in published files: the inputs of the delta layers' gates stay 32-bit
+/// floats, and where the recipe is `Q4_K_M` the other matrices around the delta rule have 5 bits.
 fn published(recipe: Recipe, file: FileShape, tensor: &Planned) -> QuantType {
     let is = |part: &str| tensor.name.ends_with(&format!(".{part}.weight"));
     if is("ssm_alpha") || is("ssm_beta") {

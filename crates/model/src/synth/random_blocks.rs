@@ -1,14 +1,16 @@
-//! WeightRng values and random blocks with sane scales, from a seed.
+//! Random values and random blocks with sane scales, from a seed.
 //!
-//! Blocks of the quantised types are random bytes with their scale fields set, so that a file of many
-//! gigabytes is written about as fast as the disk takes it and every value is finite.
+//! Blocks of the quantized types are random bytes with their scale fields set, so that a file of
+//! many gigabytes is written about as fast as the disk takes it and every value is finite.
 
 use contract::{QuantType, quant};
 
-/// Blocks of random bytes are drawn once into a pool of this many bytes and reused at random offsets.
+/// Blocks of random bytes are drawn once into a pool of this many bytes and reused at random
+/// offsets.
 const POOL_BYTES: usize = 8 << 20;
 
-/// A 64-bit generator (SplitMix64, Steele, Lea and Flood 2014): small, seedable, good enough for weights.
+/// A 64-bit generator (SplitMix64, Steele, Lea and Flood 2014): small, seedable, good enough for
+/// weights.
 pub(super) struct WeightRng(u64);
 
 impl WeightRng {
@@ -30,7 +32,8 @@ impl WeightRng {
         low + unit * (high - low)
     }
 
-    /// Standard normal, as the sum of twelve uniforms less six: tails end at six, which suits weights.
+    /// Standard normal, as the sum of twelve uniforms less six: tails end at six, which suits
+    /// weights.
     pub(super) fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.between(0.0, 1.0)).sum::<f32>() - 6.0
     }
@@ -84,8 +87,8 @@ impl BlockPool {
 
 /// Overwrites the scale fields of a random block so that its values have standard deviation `std`.
 ///
-/// The factors follow from uniform quants: of `q` levels the deviation is about `0.29 q`; six-bit scales
-/// average 36 in root mean square, signed eight-bit ones are kept within ±63.
+/// The factors follow from uniform quants: of `q` levels the deviation is about `0.29 q`; six-bit
+/// scales average 36 in root mean square, signed eight-bit ones are kept within ±63.
 fn set_scales(ty: QuantType, std: f32, block: &mut [u8]) {
     let mut half = |at: usize, value: f32| {
         quant::quantize_row(QuantType::F16, &[value], &mut block[at..at + 2]);
@@ -130,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_comes_out_near_the_wanted_deviation() {
+    fn types_have_the_requested_standard_deviation() {
         for ty in QuantType::ALL {
             let mut random = WeightRng::new(7);
             let pool = BlockPool::new(ty, 1024, &mut random);
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_bytes_again() {
+    fn equal_seeds_give_equal_bytes() {
         let draw = |seed| {
             let mut random = WeightRng::new(seed);
             let mut bytes = vec![0; QuantType::Q4_K.row_bytes(4096)];

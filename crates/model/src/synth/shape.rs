@@ -228,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn the_published_tensor_counts_are_met() {
+    fn shapes_have_published_tensor_counts() {
         assert_eq!(preset("qwen3.5-27b").tensors().len(), 851);
         assert_eq!(preset("qwen3-0.6b").tensors().len(), 310);
     }
 
     #[test]
-    fn the_published_parameter_counts_are_met() {
+    fn shapes_have_published_parameter_counts() {
         let count = |name: &str| -> u64 {
             let tensors = preset(name).tensors();
             tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum()

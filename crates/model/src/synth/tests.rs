@@ -14,7 +14,7 @@ fn load(text: &str) -> crate::LoadedModel {
 }
 
 #[test]
-fn a_tiny_hybrid_has_the_production_head_sizes() {
+fn tiny_hybrid_has_production_head_sizes() {
     let loaded = load("tiny-hybrid:q4_k_m");
     let spec = &loaded.spec;
     assert_eq!((spec.layers.len(), spec.vocab, spec.hidden), (4, 1024, 256));
@@ -37,7 +37,7 @@ fn a_tiny_hybrid_has_the_production_head_sizes() {
 }
 
 #[test]
-fn every_type_and_the_mix_of_all_can_be_written_and_read() {
+fn all_types_and_their_mix_round_trip() {
     for ty in QuantType::ALL {
         let loaded = load(&format!("tiny-hybrid-r1:{}", ty.name().to_lowercase()));
         let refs = loaded.spec.weights();
@@ -57,7 +57,7 @@ fn every_type_and_the_mix_of_all_can_be_written_and_read() {
 }
 
 #[test]
-fn a_dense_model_has_no_gate_and_ties_its_head() {
+fn dense_model_has_no_gate_and_a_tied_head() {
     let spec = load("tiny-dense:q8_0").spec;
     assert_eq!(spec.head.name, spec.embedding.name);
     let attention = spec.attention_layers().next().unwrap();
@@ -67,7 +67,7 @@ fn a_dense_model_has_no_gate_and_ties_its_head() {
 }
 
 #[test]
-fn seeds_decide_the_weights_and_the_hash_tells_them_apart() {
+fn seeds_determine_weights_and_hash() {
     let mut spec = SynthSpec::parse("tiny-dense:q4_0").unwrap();
     let first = spec.bytes().unwrap();
     assert_eq!(first, spec.bytes().unwrap());
@@ -84,7 +84,7 @@ fn seeds_decide_the_weights_and_the_hash_tells_them_apart() {
 }
 
 #[test]
-fn unknown_names_are_refused_with_the_names_there_are() {
+fn unknown_names_are_refused_with_the_known_names() {
     let error = SynthSpec::parse("qwen9:q4_k_m").unwrap_err().to_string();
     assert!(
         error.contains("qwen3.5-0.8b") && error.contains("tiny-hybrid"),

@@ -1,5 +1,5 @@
-//! A small working vocabulary for synthetic files: all bytes, a few hundred merges, the family's control
-//! strings, and fillers up to the real size, so that text goes in and comes out.
+//! A small working vocabulary for synthetic files: all bytes, a few hundred merges, the family's
+//! control strings, and fillers up to the real size, so that text goes in and comes out.
 
 /// Numbers of `tokenizer.ggml.token_type`.
 const NORMAL: i32 = 1;
@@ -29,7 +29,8 @@ const SPECIALS: [(&str, i32); 19] = [
     ("<|mask|>", CONTROL),
 ];
 
-/// Words whose letters are merged left to right, so that common English needs fewer tokens than letters.
+/// Words whose letters are merged left to right, so that common English needs fewer tokens than
+/// letters.
 const WORDS: &str = " the of and to in is you that it he was for on are as with his they at be this have from \
     or one had by word but not what all were we when your can said there use an each which she do how their \
     if will up other about out many then them these so some her would make like him into time has look two \
@@ -93,8 +94,8 @@ impl Vocabulary {
     }
 }
 
-/// The printable stand-in of every byte, in the published order: bytes that print stand for themselves, the
-/// others are numbered from U+0100 on.
+/// The printable stand-in of every byte, in the published order: bytes that print stand for
+/// themselves, the others are numbered from U+0100 on.
 fn byte_alphabet() -> Vec<char> {
     let prints = |b: &u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let mut letters: Vec<char> = (0..=255_u8).filter(prints).map(char::from).collect();
@@ -109,7 +110,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_token_stands_once_and_every_merge_makes_a_token() {
+    fn tokens_are_unique_and_merges_make_tokens() {
         for size in [1024, 20_000] {
             let vocabulary = Vocabulary::new(size);
             assert_eq!(vocabulary.tokens.len() as u64, size);
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_space_and_the_newline_have_their_published_letters() {
+    fn space_and_newline_have_their_published_letters() {
         let letters = byte_alphabet();
         assert_eq!(letters.len(), 256);
         // The 68 bytes that do not print begin with 0x00 at U+0100; the space is the 33rd of them.

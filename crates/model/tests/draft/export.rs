@@ -32,7 +32,7 @@ pub(crate) fn target() -> Arc<ModelSpec> {
     Arc::clone(made)
 }
 
-/// How a draft is spelled.
+/// How a draft is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DraftFileFormat {
     A,

@@ -1,5 +1,5 @@
-//! Drafts in all four file_formats: read alike, every trap of theirs stepped over, and what does not fit refused
-//! with words that say which side is wrong.
+//! Drafts in all four file_formats: read alike, every trap of theirs stepped over, and what does
+//! not fit refused with words that say which side is wrong.
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 mod export;
@@ -42,7 +42,7 @@ const FULL: (usize, BlockMask) = (DraftSpec::FULL_WINDOW, BlockMask::Full);
 const SLIDING: (usize, BlockMask) = (WINDOW as usize, BlockMask::Causal);
 
 #[test]
-fn the_four_spellings_say_the_same() {
+fn all_four_file_formats_load_the_same_draft() {
     for file_format in DraftFileFormat::ALL {
         let draft = Export::new(file_format).load().unwrap();
         let spec = &draft.spec;
@@ -72,7 +72,7 @@ fn the_four_spellings_say_the_same() {
 }
 
 #[test]
-fn windows_slide_and_sliding_layers_are_causal_in_the_block() {
+fn sliding_layers_have_windows_and_are_causal_in_the_block() {
     for file_format in [
         DraftFileFormat::B,
         DraftFileFormat::C,
@@ -85,7 +85,7 @@ fn windows_slide_and_sliding_layers_are_causal_in_the_block() {
 }
 
 #[test]
-fn a_file_that_says_who_is_causal_is_believed() {
+fn causal_flag_of_the_file_is_used() {
     let causal = |flag| {
         Export::new(DraftFileFormat::C)
             .sliding()
@@ -107,7 +107,7 @@ fn a_file_that_says_who_is_causal_is_believed() {
 }
 
 #[test]
-fn a_window_that_a_converter_lost_can_be_given_for_every_spelling() {
+fn missing_windows_can_be_given_for_every_file_format() {
     for file_format in DraftFileFormat::ALL {
         let plain = Export::new(file_format).load().unwrap().spec;
         let options = DraftOptions {
@@ -120,7 +120,7 @@ fn a_window_that_a_converter_lost_can_be_given_for_every_spelling() {
 }
 
 #[test]
-fn the_rope_base_of_dialect_a_is_the_targets_whatever_it_says() {
+fn format_a_uses_the_targets_rope_base() {
     let wrong = Some(Value::F32(1e6));
     for (file_format, theta) in [
         (DraftFileFormat::A, 1e7),
@@ -147,7 +147,7 @@ fn the_rope_base_of_dialect_a_is_the_targets_whatever_it_says() {
 }
 
 #[test]
-fn block_sizes_masks_and_taps_come_from_the_file() {
+fn block_size_mask_and_capture_layers_come_from_the_file() {
     let eight = Some(Value::U32(8));
     let a = Export::new(DraftFileFormat::A).key("{a}.dflash.block_size", eight.clone());
     assert_eq!(a.load().unwrap().spec.depth(), 7);
@@ -165,7 +165,7 @@ fn block_sizes_masks_and_taps_come_from_the_file() {
 }
 
 #[test]
-fn other_names_of_the_same_tensors_are_known() {
+fn alternative_tensor_names_are_known() {
     let export = Export::new(DraftFileFormat::B)
         .rename("dflash.fc.weight", Some("dflash_fc.weight"))
         .rename(
@@ -180,7 +180,7 @@ fn other_names_of_the_same_tensors_are_known() {
 }
 
 #[test]
-fn a_copy_of_what_is_borrowed_is_ignored_and_another_head_refused() {
+fn copies_of_shared_tensors_are_ignored_and_other_heads_refused() {
     let copy = Export::new(DraftFileFormat::C).add("token_embd.weight", 1024, 256);
     assert!(copy.load().is_ok());
     let own = Export::new(DraftFileFormat::C).add("output.weight", 512, 256);
@@ -188,7 +188,7 @@ fn a_copy_of_what_is_borrowed_is_ignored_and_another_head_refused() {
 }
 
 #[test]
-fn a_draft_of_another_target_is_refused_with_both_sides() {
+fn drafts_of_another_target_are_refused_with_both_sizes() {
     let u = |n| Some(Value::U32(n));
     let ids = |ids: &[i32]| Some(Value::Array(Array::I32(ids.to_vec())));
     for (file_format, taps_key, beyond) in [
@@ -254,7 +254,7 @@ fn a_draft_of_another_target_is_refused_with_both_sides() {
 }
 
 #[test]
-fn tensors_that_are_missing_strange_or_wrongly_shaped_are_named() {
+fn missing_unknown_and_misshapen_tensors_are_named() {
     for file_format in DraftFileFormat::GGUF {
         let export = Export::new(file_format);
         check_refused(
@@ -300,7 +300,7 @@ fn tensors_that_are_missing_strange_or_wrongly_shaped_are_named() {
 }
 
 #[test]
-fn newer_kinds_are_known_by_name() {
+fn unsupported_draft_kinds_are_named() {
     let b = || Export::new(DraftFileFormat::B);
     let c = || Export::new(DraftFileFormat::C);
     check_refused(&c().add("blk.0.attn_conv_base", 4, 256), &["DFlash2"]);
@@ -338,7 +338,7 @@ fn newer_kinds_are_known_by_name() {
 }
 
 #[test]
-fn a_model_is_no_draft_and_a_draft_no_model() {
+fn models_and_drafts_are_not_confused() {
     let spec = model::synth::SynthSpec::parse("tiny-hybrid:q8_0").unwrap();
     let bytes = FileBytes::shared(Arc::from(spec.bytes().unwrap()));
     let error = model::load_draft_bytes("m.gguf", bytes, &target(), DraftOptions::default());
@@ -353,7 +353,7 @@ fn a_model_is_no_draft_and_a_draft_no_model() {
 }
 
 #[test]
-fn windows_that_make_no_sense_are_refused() {
+fn invalid_windows_are_refused() {
     let u = |n| Some(Value::U32(n));
     let sliding = Export::new(DraftFileFormat::B).sliding();
     check_refused(

@@ -1,4 +1,5 @@
-//! The attention mixer: projections, q/k norm, rotation, the cache, softmax attention, gate, output projection.
+//! The attention mixer: projections, q/k norm, rotation, the cache, softmax attention, gate, output
+//! projection.
 
 use std::ops::Range;
 
@@ -21,7 +22,8 @@ use super::tree_attention::{self, Nodes, attend_nodes};
 /// Query rows that share one reading of the cached keys in prefill.
 const TILE: usize = 32;
 
-/// Reads `arena.y`, writes `arena.update`, and stores each row's key and value after the committed ones.
+/// Reads `arena.y`, writes `arena.update`, and stores each row's key and value after the committed
+/// ones.
 pub(crate) fn mix(
     compute: ExecContext<'_>,
     weights: &Attention,
@@ -199,7 +201,8 @@ fn attend(
         match share.work {
             SegmentKind::Tree(plan) if share.n_rows < compute.pool.threads() => {
                 let group = spec.n_heads / spec.n_kv_heads;
-                // Heads of a group share the reading of keys, unless that leaves threads without work.
+                // Heads of a group share the reading of keys, unless that leaves threads without
+                // work.
                 let heads = if share.n_rows * spec.n_kv_heads < compute.pool.threads() {
                     1
                 } else {
@@ -320,8 +323,8 @@ pub(super) fn q_stride(spec: &AttentionSpec) -> usize {
 
 /// Query heads that share a key head, at one node.
 ///
-/// Keys are taken in path order in blocks at absolute positions, so a node's result is that of the same path
-/// fed one by one.
+/// Keys are taken in path order in blocks at absolute positions, so a node's result is that of the
+/// same path fed one by one.
 fn attend_node(compute: ExecContext<'_>, spec: &AttentionSpec, node: Node<'_>) {
     let Node { keys, q, out } = node;
     let (dim, stride) = (spec.head_dim, q_stride(spec));
@@ -377,8 +380,8 @@ pub(crate) fn scratch_floats(spec: &AttentionSpec) -> usize {
 
 /// All heads of up to [`TILE`] consecutive rows, the first at `first_position`.
 ///
-/// Keys are read in blocks at absolute positions and always as whole blocks, so a row's result does not
-/// depend on which rows share its tile or on how far the cache is filled.
+/// Keys are read in blocks at absolute positions and always as whole blocks, so a row's result does
+/// not depend on which rows share its tile or on how far the cache is filled.
 fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
     let Tile {
         cache,

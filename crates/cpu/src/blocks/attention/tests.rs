@@ -72,7 +72,7 @@ fn expected(
 }
 
 #[test]
-fn trees_see_through_windows_as_the_reference_says() {
+fn windowed_tree_attention_matches_the_reference() {
     let specimen = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::F32, 1);
     let spec = specimen.spec.attention_layers().next().unwrap();
     let kv = KvFormats {

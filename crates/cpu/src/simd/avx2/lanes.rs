@@ -34,7 +34,8 @@ unsafe fn power(n: __m256i) -> __m256 {
     }
 }
 
-// SAFETY of the blocks below: each method's caller has AVX2, FMA and F16C and vouches for the pointer.
+// SAFETY of the blocks below: each method's caller has AVX2, FMA and F16C and vouches for the
+// pointer.
 impl Lanes for F32x8 {
     const N: usize = 8;
     const WIDE: usize = 2;

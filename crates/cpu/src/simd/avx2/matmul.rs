@@ -19,8 +19,8 @@ impl Avx2 {
         assert_eq!(packed.cols, acts.cols);
         acts.check();
         let bytes = packed.tile(tile);
-        // SAFETY: the token proves the instructions; `bytes` is a whole tile of the named format with as many
-        // columns as `acts`, whose arrays were just measured.
+        // SAFETY: the token proves the instructions; `bytes` is a whole tile of the named format
+        // with as many columns as `acts`, whose arrays were just measured.
         unsafe {
             match packed.format {
                 Format::Q4K => sweep::<UnpackQ4K>(bytes, acts, out),
@@ -102,8 +102,9 @@ unsafe fn strip<U: Unpack, const N: usize>(
     let mut sums = [_mm256_setzero_ps(); N];
     let ones = _mm256_set1_epi16(1);
     let signed = U::OFFSET == Offset::Minus128;
-    // SAFETY: every pointer below stays inside the arrays that `Avx2::tile` measured: rows `first..first + N` of
-    // `[n, cols]`, `[n, blocks]` and `[n, 2 * blocks]`; `U` reads inside the tile.
+    // SAFETY: every pointer below stays inside the arrays that `Avx2::tile` measured: rows
+    // `first..first + N` of `[n, cols]`, `[n, blocks]` and `[n, 2 * blocks]`; `U` reads inside the
+    // tile.
     unsafe {
         let values = acts.values.as_ptr().add(first * acts.cols);
         let scales = acts.scales.as_ptr().add(first * blocks);

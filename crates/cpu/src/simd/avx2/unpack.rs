@@ -1,5 +1,5 @@
-//! From a group of a tile to the lines of one block of eight of its rows: byte `4 * row + t` of line `i` is
-//! column `4 * i + t`.
+//! From a group of a tile to the lines of one block of eight of its rows: byte `4 * row + t` of
+//! line `i` is column `4 * i + t`.
 
 use std::arch::x86_64::*;
 
@@ -19,8 +19,8 @@ pub(super) struct UnpackedBlock {
 pub(super) trait Unpack {
     const BLOCKS: usize;
     const BYTES: usize;
-    /// [`Offset::Minus128`] means that lines are given as signed bytes, since pairs of larger unsigned
-    /// products would not fit 16 bits.
+    /// [`Offset::Minus128`] means that lines are given as signed bytes, since pairs of larger
+    /// unsigned products would not fit 16 bits.
     const OFFSET: Offset;
     const TWO_SCALES: bool = false;
     const MINIMUM: bool = false;

@@ -13,7 +13,8 @@ fn first(n: usize) -> u16 {
     (1_u16 << n) - 1
 }
 
-// SAFETY of the blocks below: each method's caller has AVX-512 F, BW, VL and DQ and vouches for the pointer.
+// SAFETY of the blocks below: each method's caller has AVX-512 F, BW, VL and DQ and vouches for the
+// pointer.
 impl Lanes for F32x16 {
     const N: usize = 16;
     const WIDE: usize = 4;

@@ -1,4 +1,5 @@
-//! Tiles of a repacked matrix times rows of activations, 512 bits wide: a lane is a row of the weight.
+//! Tiles of a repacked matrix times rows of activations, 512 bits wide: a lane is a row of the
+//! weight.
 
 use std::arch::x86_64::*;
 
@@ -10,7 +11,8 @@ use crate::matmul::layout::{BLOCK, Format, Packed};
 use crate::simd::offset::Offset;
 use crate::simd::tiles::TileOut;
 
-/// How far ahead of its use the first strip of rows asks for weights, in bytes; later strips find them in cache.
+/// How far ahead of its use the first strip of rows asks for weights, in bytes; later strips find
+/// them in cache.
 const AHEAD: usize = 4096;
 
 impl Avx512 {
@@ -19,8 +21,8 @@ impl Avx512 {
         assert_eq!(packed.cols, acts.cols);
         acts.check();
         let bytes = packed.tile(tile);
-        // SAFETY: the token proves the instructions; `bytes` is a whole tile of the named format with as many
-        // columns as `acts`, whose arrays were just measured.
+        // SAFETY: the token proves the instructions; `bytes` is a whole tile of the named format
+        // with as many columns as `acts`, whose arrays were just measured.
         unsafe {
             match packed.format {
                 Format::Q4K => sweep::<UnpackQ4K>(bytes, acts, out),
@@ -76,9 +78,9 @@ unsafe fn strip<U: Unpack, const N: usize>(
 ) -> usize {
     let blocks = acts.cols / BLOCK;
     let mut sums = [_mm512_setzero_ps(); N];
-    // SAFETY: every pointer below stays inside the arrays that `Avx512::tile` measured: rows `first..first + N`
-    // of `[n, cols]`, `[n, blocks]` and `[n, 2 * blocks]`; `U` reads inside the tile. Prefetching beyond it is
-    // harmless.
+    // SAFETY: every pointer below stays inside the arrays that `Avx512::tile` measured: rows
+    // `first..first + N` of `[n, cols]`, `[n, blocks]` and `[n, 2 * blocks]`; `U` reads inside the
+    // tile. Prefetching beyond it is harmless.
     unsafe {
         let values = acts.values.as_ptr().add(first * acts.cols);
         let scales = acts.scales.as_ptr().add(first * blocks);
@@ -104,8 +106,9 @@ unsafe fn strip<U: Unpack, const N: usize>(
                     U::prefetch(group, j, AHEAD);
                 }
                 let at = block + j;
-                // The products of the first and second half block; one chain serves both where that is allowed
-                // and there are enough rows to hide its latency. Rows are interleaved for the same reason.
+                // The products of the first and second half block; one chain serves both where that
+                // is allowed and there are enough rows to hide its latency. Rows are interleaved
+                // for the same reason.
                 let mut low = [_mm512_setzero_si512(); N];
                 let mut high = [_mm512_setzero_si512(); N];
                 for c in 0..N {

@@ -1,4 +1,5 @@
-//! From a group of a tile to the lines of one block: byte `4 * row + t` of line `i` is column `4 * i + t`.
+//! From a group of a tile to the lines of one block: byte `4 * row + t` of line `i` is column `4 *
+//! i + t`.
 
 use std::arch::x86_64::*;
 

@@ -10,7 +10,8 @@ pub(in crate::simd) unsafe fn row<L: Lanes>(inputs: &[&[f32]], weights: &[f32], 
     assert_eq!(weights.len(), inputs.len() * n);
     assert!(inputs.iter().all(|input| input.len() == n));
     for at in (0..n).step_by(L::N) {
-        // SAFETY: the caller's instruction set; every input and `out` have `n` values, the weights `n` a tap.
+        // SAFETY: the caller's instruction set; every input and `out` have `n` values, the weights
+        // `n` a tap.
         unsafe {
             let mut sum = L::splat(0.0);
             for (tap, input) in inputs.iter().enumerate() {

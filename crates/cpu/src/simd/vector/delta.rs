@@ -1,8 +1,8 @@
 //! Twins of [`crate::reference::delta`].
 //!
-//! `read_out` reads the state once, for `S^T k` and `S^T q` together, and adds the token's own part as
-//! `o = e^g (S^T q) + (q . k) u`. `update_columns` and `update_read_out` do the same while they bring the state forward, so that
-//! a step reads and writes it once.
+//! `read_out` reads the state once, for `S^T k` and `S^T q` together, and adds the token's own part
+//! as `o = e^g (S^T q) + (q . k) u`. `update_columns` and `update_read_out` do the same while they
+//! bring the state forward, so that a step reads and writes it once.
 
 use std::ptr::{null, null_mut};
 
@@ -24,7 +24,8 @@ pub(in crate::simd) unsafe fn read_out<L: Lanes>(
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
     assert!(u.len() == v_dim && o.len() == v_dim && state.len() == k_dim * v_dim);
     assert_eq!(token.q.len(), k_dim);
-    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are whole groups.
+    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are
+    // whole groups.
     unsafe {
         if v_dim.is_multiple_of(WIDE * L::N) {
             look_at::<L, WIDE>(state, token, u, o);
@@ -70,7 +71,8 @@ pub(in crate::simd) unsafe fn update_columns<L: Lanes>(
     check(waiting, token, u, o);
     assert!(v_dim <= stride && values.len() >= (k_dim - 1) * stride + v_dim);
     assert!(copy.is_empty() || copy.len() == k_dim * v_dim);
-    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are whole groups.
+    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are
+    // whole groups.
     unsafe {
         if !v_dim.is_multiple_of(WIDE / 2 * L::N) {
             let mut dense = delta::gather(&Columns { values, stride }, v_dim);
@@ -120,7 +122,8 @@ pub(in crate::simd) unsafe fn update_read_out<L: Lanes>(
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
     check(&[waiting], token, u, o);
     assert!(state.len() == k_dim * v_dim && from.is_none_or(|from| from.len() == state.len()));
-    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are whole groups.
+    // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are
+    // whole groups.
     unsafe {
         if !v_dim.is_multiple_of(WIDE / 2 * L::N) {
             if let Some(from) = from {
@@ -156,8 +159,8 @@ const AHEAD: usize = 32;
 /// Floats of a line of cache.
 const LINE: usize = 16;
 
-/// Where a pass reads columns of a state and where it leaves them, each a place and the distance between rows;
-/// null for nowhere.
+/// Where a pass reads columns of a state and where it leaves them, each a place and the distance
+/// between rows; null for nowhere.
 struct ColumnPointers {
     from: (*const f32, usize),
     to: (*mut f32, usize),
@@ -172,14 +175,15 @@ impl ColumnPointers {
     };
 }
 
-/// Folds what waits into columns on their way and looks at them, by groups of `W` vectors of columns; what a
-/// column gives does not depend on `W`. `MANY` is how many wait: none, one, or any number. `FAR` says that the state
-/// is not in the first cache: then rows are asked for ahead, at the end of a group those of the columns behind it.
+/// Folds what waits into columns on their way and looks at them, by groups of `W` vectors of
+/// columns; what a column gives does not depend on `W`. `MANY` is how many wait: none, one, or any
+/// number. `FAR` says that the state is not in the first cache: then rows are asked for ahead, at
+/// the end of a group those of the columns behind it.
 ///
 /// # Safety
 /// The instruction set of `L`. `check` holds; the places of `way` have `token.k.len()` rows of
-/// `token.v.len()` values, a multiple of `W * L::N`, and `to` and `copy` may be written. `from` and `to` may be
-/// one place, with one distance; else no two of the places, `u` and `o` overlap.
+/// `token.v.len()` values, a multiple of `W * L::N`, and `to` and `copy` may be written. `from` and
+/// `to` may be one place, with one distance; else no two of the places, `u` and `o` overlap.
 #[inline(always)]
 unsafe fn pass<L: Lanes, const W: usize, const MANY: usize, const FAR: bool>(
     way: ColumnPointers,

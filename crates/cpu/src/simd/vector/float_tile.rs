@@ -27,8 +27,8 @@ pub(in crate::simd) unsafe fn float_tile<L: Lanes>(
         let mut sums = [[0.0; TILE_ROWS]; ROWS];
         let x = &x[first * cols..];
         for lane in (0..TILE_ROWS).step_by(L::N) {
-            // SAFETY: the caller's instruction set; the tile has `cols` columns of the named format, and `x` has at
-            // least `n` rows.
+            // SAFETY: the caller's instruction set; the tile has `cols` columns of the named
+            // format, and `x` has at least `n` rows.
             unsafe {
                 match (packed.format, n) {
                     (Format::F32, ROWS) => strip::<L, F32, ROWS>(bytes, cols, x, lane, &mut sums),
@@ -96,8 +96,8 @@ impl Widen for BF16 {
 /// The first `R` rows of `x` against lanes `lane..` of the tile, in four running sums each.
 ///
 /// # Safety
-/// The instruction set of `L`; `bytes` is a tile of `cols` columns, a multiple of 4, of `W`'s format; `x` has at
-/// least `R` rows and `out` room for them.
+/// The instruction set of `L`; `bytes` is a tile of `cols` columns, a multiple of 4, of `W`'s
+/// format; `x` has at least `R` rows and `out` room for them.
 #[inline(always)]
 #[expect(
     clippy::needless_range_loop,

@@ -45,8 +45,8 @@ pub(in crate::simd) unsafe fn dots_f16<L: Lanes>(queries: &[f32], key: &[u8], do
     let mut done = 0;
     if dim.is_multiple_of(4 * L::N) {
         while done + SHARED <= dots.len() {
-            // SAFETY: the caller's instruction set; `SHARED` queries of `dim` values from `done` on, and as many
-            // halves, whole groups of four vectors.
+            // SAFETY: the caller's instruction set; `SHARED` queries of `dim` values from `done`
+            // on, and as many halves, whole groups of four vectors.
             unsafe {
                 let x = queries.as_ptr().add(done * dim);
                 let mut sums = [[L::splat(0.0); 4]; SHARED];

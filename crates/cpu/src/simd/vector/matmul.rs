@@ -14,8 +14,8 @@ pub(in crate::simd) unsafe fn accumulate<L: Lanes>(a: &[f32], b: &[f32], n: usiz
     assert!(b.len() == k * n && c.len() == m * n && a.len() == m * k);
     let (a, b, c) = (a.as_ptr(), b.as_ptr(), c.as_mut_ptr());
     let mut col = 0;
-    // SAFETY: the caller's instruction set; `a` `[m, k]`, `b` `[k, n]` and `c` `[m, n]` were just measured, and
-    // every block below lies inside them.
+    // SAFETY: the caller's instruction set; `a` `[m, k]`, `b` `[k, n]` and `c` `[m, n]` were just
+    // measured, and every block below lies inside them.
     unsafe {
         while col + L::WIDE * L::N <= n {
             let mut row = 0;
@@ -68,8 +68,8 @@ pub(in crate::simd) unsafe fn accumulate<L: Lanes>(a: &[f32], b: &[f32], n: usiz
 /// `R` rows by `W` vectors of `c`, at `c`, with row length `n`.
 ///
 /// # Safety
-/// The instruction set of `L`; `a` has `R` rows of `k` values, `b` and `c` have `W * L::N` columns from where
-/// they point, with row length `n`.
+/// The instruction set of `L`; `a` has `R` rows of `k` values, `b` and `c` have `W * L::N` columns
+/// from where they point, with row length `n`.
 #[inline(always)]
 unsafe fn block<L: Lanes, const R: usize, const W: usize>(
     a: *const f32,

@@ -43,12 +43,14 @@ pub(in crate::simd) unsafe fn rms<L: Lanes>(x: &[f32], weight: &[f32], eps: f32,
 pub(in crate::simd) unsafe fn rms_in_place<L: Lanes>(x: &mut [f32], weight: &[f32], eps: f32) {
     assert_eq!(x.len(), weight.len());
     let (at, n) = (x.as_mut_ptr(), x.len());
-    // SAFETY: the caller's instruction set; two slices of `n` values, one written where it was read.
+    // SAFETY: the caller's instruction set; two slices of `n` values, one written where it was
+    // read.
     unsafe { scaled::<L>(at, weight.as_ptr(), eps, at, n) }
 }
 
 /// # Safety
-/// The instruction set of `L`; `x`, `weight` readable and `out` writable for `n` values; `out` may be `x`.
+/// The instruction set of `L`; `x`, `weight` readable and `out` writable for `n` values; `out` may
+/// be `x`.
 #[inline(always)]
 unsafe fn scaled<L: Lanes>(x: *const f32, weight: *const f32, eps: f32, out: *mut f32, n: usize) {
     // SAFETY: the caller's.
@@ -74,7 +76,8 @@ pub(in crate::simd) unsafe fn gated_rms<L: Lanes>(
     let n = x.len();
     assert_eq!((z.len(), weight.len()), (n, n));
     let out = x.as_mut_ptr();
-    // SAFETY: the caller's instruction set; three slices of `n` values, one written where it was read.
+    // SAFETY: the caller's instruction set; three slices of `n` values, one written where it was
+    // read.
     unsafe {
         scaled::<L>(out, weight.as_ptr(), eps, out, n);
         for at in (0..n).step_by(L::N) {
