@@ -1,1 +1,0 @@
-//! The harness; see README.md beside this package.
