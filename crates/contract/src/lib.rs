@@ -18,6 +18,7 @@ mod forward;
 pub mod ids;
 #[cfg(feature = "inspect")]
 pub mod inspect;
+pub mod kv;
 pub mod logits;
 pub mod markup;
 pub mod plan;
@@ -34,11 +35,10 @@ pub mod window;
 pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
+pub use kv::{KvFormat, KvFormats};
 pub use logits::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
 pub use markup::{ModelMarkup, ReasoningTags, ToolCallTags};
-pub use plan::{
-    DeviceInfo, KvFormat, KvFormats, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo,
-};
+pub use plan::{DeviceInfo, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo};
 pub use quant::QuantType;
 pub use runner::{
     Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, Runner,

@@ -20,6 +20,9 @@ pub struct Tree {
     window: AttentionWindow,
 }
 
+// A node must see all of its ancestors through any window.
+const _: () = assert!(Tree::MAX_NODES <= AttentionWindow::MIN_TOKENS);
+
 /// Why a tree or path is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use crate::Tree;
-
 /// The committed tokens that tree nodes attend to: the last `tokens` and the first `sinks`.
 ///
 /// The KV cache stays complete, and prefill uses no window. A node at position `q` attends to
@@ -22,7 +20,7 @@ impl AttentionWindow {
         sinks: 0,
     };
     /// The smallest window. A smaller one could mask a node's own ancestors.
-    pub const MIN_TOKENS: usize = Tree::MAX_NODES;
+    pub const MIN_TOKENS: usize = 64;
 
     /// The last `tokens` tokens before a node and the first `sinks` tokens of the context.
     ///
@@ -66,6 +64,7 @@ impl AttentionWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tree;
 
     #[test]
     fn window_masks_older_tokens_but_never_the_sinks() {
