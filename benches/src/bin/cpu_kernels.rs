@@ -12,8 +12,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use contract::quant::quantize_row;
 use contract::{QuantType, WeightRef};
-use cpu::dispatch::Dispatch;
 use cpu::linear::Linear;
+use cpu::simd::dispatch::Dispatch;
 use cpu::thread_pool::ThreadPool;
 use serde_json::json;
 

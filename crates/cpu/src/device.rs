@@ -4,11 +4,11 @@ use contract::{
     Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner, RunnerInfo,
 };
 
-use crate::blocks::delta_chunked::CHUNK;
-use crate::dispatch::Dispatch;
 use crate::draft::Draft;
 use crate::kernels::Kernels;
+use crate::pass::CHUNK;
 use crate::runner::{CpuRunner, Parts};
+use crate::simd::dispatch::Dispatch;
 use crate::snapshot_pages::PAGE;
 use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;

@@ -5,7 +5,6 @@
 //! The result for one row, head or key must not depend on the number of others in the call
 //! (batch-invariant).
 
-use crate::dispatch::Dispatch;
 use crate::reference::{activation, conv, delta, kv, matmul, norm, rows};
 
 /// Signature of [`delta::update_columns`].
@@ -73,11 +72,6 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The functions for an instruction set.
-    pub fn of(dispatch: Dispatch) -> Kernels {
-        crate::simd::kernels(dispatch)
-    }
-
     /// The reference functions.
     pub const fn scalar() -> Kernels {
         Kernels {

@@ -11,15 +11,17 @@
 mod blocks;
 mod check;
 mod device;
-pub mod dispatch;
 mod draft;
+mod draft_cache;
 mod forward;
 #[cfg(feature = "inspect")]
 mod inspect;
 pub mod kernels;
+mod kv_shape;
 pub mod linear;
 pub mod matmul;
 mod memory;
+mod pass;
 pub mod reference;
 mod runner;
 mod scratch;
@@ -29,6 +31,7 @@ mod snapshot_pages;
 mod state;
 pub mod thread_pool;
 mod weights;
+mod workers;
 
 pub use device::{CpuBackend, CpuOptions};
 #[cfg(feature = "inspect")]

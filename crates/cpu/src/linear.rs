@@ -7,11 +7,11 @@ use std::sync::Arc;
 use contract::quant::dequantize_row;
 use contract::{QuantType, WeightError, WeightRef};
 
-use crate::dispatch::Dispatch;
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::Packed;
 use crate::matmul::pack::pack;
 use crate::simd;
+use crate::simd::dispatch::Dispatch;
 use crate::simd::tiles::{Output, for_each_tile};
 use crate::thread_pool::ThreadPool;
 

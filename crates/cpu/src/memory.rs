@@ -6,12 +6,12 @@ use contract::{
 };
 
 use crate::blocks::{attention, delta, draft, head};
-use crate::dispatch::Dispatch;
-use crate::draft::cache::cache_bytes;
+use crate::draft_cache::cache_bytes;
+use crate::simd::dispatch::Dispatch;
 
-use crate::forward::BufferWidths;
 use crate::matmul::layout::{Format, TILE_ROWS};
-use crate::runner::rows_per_pass;
+use crate::pass::BufferWidths;
+use crate::pass::rows_per_pass;
 use crate::snapshot_pages::PAGE;
 use crate::state::sequence_bytes;
 

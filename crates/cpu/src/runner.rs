@@ -11,12 +11,12 @@ use contract::{
     SnapshotLocation, TokenId, VerifyItem,
 };
 
-use crate::blocks::delta_chunked::CHUNK;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
-use crate::draft::cache::{DraftCache, WAITING};
 use crate::draft::{Draft, DraftRoot, HiddenStateCapture, Reach};
-use crate::forward::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
+use crate::draft_cache::{DraftCache, WAITING};
 use crate::kernels::Kernels;
+use crate::pass::{CHUNK, rows_per_pass};
+use crate::pass::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
 use crate::scratch::ScratchPool;
 use crate::snapshot::{Imported, Snapshot};
 use crate::snapshot_pages::{PAGE, SnapshotBytes};
@@ -60,18 +60,6 @@ pub(crate) struct Parts {
     pub(crate) rotated: bool,
 }
 
-/// Most rows of a prefill or verify pass; longer calls use several passes.
-pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
-    /// Enough rows to amortize reading a weight, few enough to stay in cache.
-    const MOST: usize = 512;
-    let trees = limits.sequences.saturating_mul(limits.tree_nodes);
-    limits
-        .prefill_chunk
-        .max(trees)
-        .min(MOST)
-        .next_multiple_of(CHUNK)
-}
-
 /// Raises the pages of a sequence to `n` if `free` pages suffice.
 fn give_pages(held: &mut usize, n: usize, free: usize) -> Result<(), DeviceError> {
     let more = n.saturating_sub(*held);
@@ -95,7 +83,7 @@ impl CpuRunner {
         let max_rows = rows_per_pass(info.limits);
         let feature_width = draft.as_ref().map_or(0, |(draft, _)| draft.spec().fc.cols);
         CpuRunner {
-            arena: PassBuffers::new(crate::forward::BufferWidths::of(&weights.spec), max_rows),
+            arena: PassBuffers::new(crate::pass::BufferWidths::of(&weights.spec), max_rows),
             identity: SnapshotIdentity {
                 model: info.model,
                 kv: info.kv,

@@ -9,10 +9,11 @@ use contract::snapshot::{
 };
 use contract::{DeviceError, DraftLayer, DraftSpec, KvFormats, Mixer, ModelSpec};
 
-use crate::draft::cache::DraftRing;
+use crate::draft_cache::DraftRing;
+use crate::kv_shape::KvShape;
 use crate::memory;
 use crate::snapshot_pages::{CountedBytes, PAGE, Page, SnapshotBytes, cut};
-use crate::state::{CpuSequence, KvShape, LayerState};
+use crate::state::{CpuSequence, LayerState};
 
 /// The committed state of a sequence at one position. The runner owns it until it is freed.
 pub(crate) struct Snapshot {

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::state::KvShape;
+use crate::kv_shape::KvShape;
 
 /// Positions of a page.
 pub(crate) const PAGE: usize = 256;

@@ -3,10 +3,10 @@
 use contract::protocol::SequenceState;
 use contract::{AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, Tree};
 
-use crate::draft::cache::DraftCache;
+use crate::draft_cache::DraftCache;
 use crate::kernels::Kernels;
+use crate::kv_shape::KvShape;
 use crate::reference::delta::PendingUpdate;
-use crate::reference::kv::Codec;
 use crate::snapshot_pages::SavedPages;
 use crate::thread_pool::ThreadPool;
 
@@ -48,16 +48,6 @@ pub(crate) struct KvCache {
     pub(crate) shape: KvShape,
     /// Pages of committed rows that snapshots share.
     pub(crate) saved: SavedPages,
-}
-
-/// Row format of a [`KvCache`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KvShape {
-    /// Storage of keys and values.
-    pub(crate) k: Codec,
-    pub(crate) v: Codec,
-    pub(crate) n_kv_heads: usize,
-    pub(crate) head_dim: usize,
 }
 
 /// State of one delta layer and its deferred updates.
@@ -198,28 +188,6 @@ impl LayerState {
             LayerState::Delta(delta) => Some(delta),
             LayerState::Attention(_) => None,
         }
-    }
-}
-
-impl KvShape {
-    /// The row format of a layer; `rotate` selects the Hadamard rotation of quantized rows.
-    pub(crate) fn new(spec: &AttentionSpec, kv: KvFormats, rotate: bool) -> KvShape {
-        KvShape {
-            k: Codec::new(kv.k, rotate),
-            v: Codec::new(kv.v, rotate),
-            n_kv_heads: spec.n_kv_heads,
-            head_dim: spec.head_dim,
-        }
-    }
-
-    /// Bytes of the keys of one position, all heads.
-    pub(crate) fn k_bytes(&self) -> usize {
-        self.n_kv_heads * self.k.row_bytes(self.head_dim)
-    }
-
-    /// Bytes of the values of one position, all heads.
-    pub(crate) fn v_bytes(&self) -> usize {
-        self.n_kv_heads * self.v.row_bytes(self.head_dim)
     }
 }
 

@@ -11,7 +11,7 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
 
-use crate::simd::workers::Workers;
+use crate::workers::Workers;
 
 /// Spins before the thread yields the processor.
 const SPIN_LIMIT: u32 = 1 << 10;

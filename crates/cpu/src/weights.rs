@@ -8,8 +8,8 @@ use contract::{
     TokenId, WeightError, WeightRef, WeightSource,
 };
 
-use crate::dispatch::Dispatch;
 use crate::linear::Linear;
+use crate::simd::dispatch::Dispatch;
 use crate::thread_pool::ThreadPool;
 
 /// Every weight of a model in the form the blocks use.

@@ -5,7 +5,7 @@ use conformance::compare::{Precision, Tolerance};
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, QuantType};
-use cpu::dispatch::Dispatch;
+use cpu::simd::dispatch::Dispatch;
 use cpu::{CpuBackend, CpuOptions};
 
 fn check(backend: &dyn Backend, model: &SyntheticModel, k: KvFormat, v: KvFormat) {

@@ -131,7 +131,7 @@ fn unsafe_stands_only_where_it_is_allowed() {
             || name.starts_with("crates/cpu/src/simd/")
             || name.starts_with("crates/cpu/src/matmul/")
             // The pool hands borrowed closures to its workers and waits for them.
-            || name == "crates/cpu/src/thread_pool.rs"
+            || name == "crates/cpu/src/workers.rs"
     };
     let offenders = tracked()
         .into_iter()

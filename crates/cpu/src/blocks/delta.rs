@@ -2,9 +2,10 @@
 
 use contract::GatedDeltaSpec;
 
-use crate::blocks::delta_chunked::{self, CHUNK};
-use crate::forward::{ExecContext, LayerSegment, PassBuffers, SegmentKind, TreePlan};
+use crate::blocks::delta_chunked;
 use crate::linear::apply_all;
+use crate::pass::CHUNK;
+use crate::pass::{ExecContext, LayerSegment, PassBuffers, SegmentKind, TreePlan};
 use crate::reference::activation::{sigmoid, softplus};
 use crate::reference::delta::{Columns, PendingUpdate, Token, Tokens};
 use crate::scratch::take;

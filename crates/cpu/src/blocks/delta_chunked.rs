@@ -3,12 +3,9 @@
 //! Computes what [`crate::reference::delta::chunked`] says; only the order of some sums differs.
 
 use crate::kernels::Kernels;
+use crate::pass::CHUNK;
 use crate::reference::delta::Tokens;
 use crate::scratch::take;
-
-/// Positions of a chunk; chunks begin at absolute multiples of it, so that the same tokens meet the
-/// same arithmetic however a prompt is cut.
-pub(crate) const CHUNK: usize = 64;
 
 /// Floats of working memory for a chunk.
 pub(crate) fn scratch_len(k_dim: usize, v_dim: usize) -> usize {

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use contract::AttentionSpec;
 
-use crate::draft::cache::DraftRing;
-use crate::forward::ExecContext;
+use crate::draft_cache::DraftRing;
+use crate::pass::ExecContext;
 use crate::reference::draft::DraftMask;
 use crate::scratch::take;
 

@@ -1,7 +1,7 @@
 //! The dense feed-forward: `update = down · (silu(gate · y) * (up · y))`.
 
-use crate::forward::{ExecContext, PassBuffers};
 use crate::linear::apply_all;
+use crate::pass::{ExecContext, PassBuffers};
 use crate::weights::{Dense, LayerWeights};
 
 /// Reads `arena.y`, writes `arena.update`; the projections go through the wide buffers.

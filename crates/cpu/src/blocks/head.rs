@@ -2,8 +2,8 @@
 
 use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
-use crate::forward::ExecContext;
 use crate::linear::Linear;
+use crate::pass::ExecContext;
 use crate::reference::rows::RUN;
 
 /// Rows of logits that exist at once.

@@ -8,8 +8,8 @@ use contract::{AttentionSpec, KvFormat, OutputGate};
 
 use super::attention::{Keys, decode_of, dot_of, q_stride, rotate_inverse};
 use super::softmax::{BLOCK, Running};
-use crate::forward::{ExecContext, TreePlan};
 use crate::kernels::Kernels;
+use crate::pass::{ExecContext, TreePlan};
 use crate::reference::kv::Codec;
 use crate::scratch::take;
 use crate::state::KvCache;

@@ -1,7 +1,6 @@
 //! The draft on this device: features of committed tokens become keys and values, blocks of masks
 //! become candidates. [`contract::draft`] has the formulas.
 
-pub(crate) mod cache;
 pub(crate) mod weights;
 
 use contract::{
@@ -12,14 +11,14 @@ use contract::{
 use crate::blocks::draft::{DraftBlock, attend};
 use crate::blocks::ffn;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
-use crate::dispatch::Dispatch;
-use crate::forward::ExecContext;
+use crate::draft_cache::DraftCache;
 use crate::linear::{Linear, apply_all};
+use crate::pass::ExecContext;
 use crate::reference::draft::DraftMask;
 use crate::reference::{kv, rope};
+use crate::simd::dispatch::Dispatch;
 use crate::thread_pool::ThreadPool;
 use crate::weights::{Attention, ModelWeights};
-use cache::DraftCache;
 use weights::{DraftWeights, LazyWeights};
 
 /// An opened draft. Its sequences' side is [`DraftCache`].

@@ -4,8 +4,8 @@ use contract::{
     DeviceError, DraftLoad, DraftPlan, DraftSpec, LoadProgress, WeightError, WeightRef,
 };
 
-use crate::dispatch::Dispatch;
 use crate::linear::Linear;
+use crate::simd::dispatch::Dispatch;
 use crate::thread_pool::ThreadPool;
 use crate::weights::{Attention, Dense, Loader};
 

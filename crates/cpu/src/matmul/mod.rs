@@ -26,7 +26,6 @@
 pub mod activations;
 pub mod layout;
 pub mod pack;
-pub mod scalar;
 
 #[cfg(test)]
 mod tests;

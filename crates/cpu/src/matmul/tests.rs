@@ -6,9 +6,9 @@ use contract::{QuantType, WeightRef};
 use super::activations::{self, Activations};
 use super::layout::{BLOCK, Format};
 use super::pack::pack;
-use super::scalar::weight_block;
-use crate::dispatch::Dispatch;
 use crate::linear::{Linear, apply_all};
+use crate::simd::dispatch::Dispatch;
+use crate::simd::scalar::weight_block;
 use crate::thread_pool::ThreadPool;
 
 /// Numbers in `-1..1` that look random.

@@ -6,37 +6,40 @@
 
 mod avx2;
 mod avx512;
+pub mod dispatch;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod offset;
 #[cfg(test)]
 mod reference_tests;
+pub mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod table;
 pub mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod vector;
-pub mod workers;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;
 
-use crate::dispatch::Dispatch;
 use crate::kernels::Kernels;
+use crate::matmul::activations;
 use crate::matmul::activations::{Activations, RowMut};
 use crate::matmul::layout::Packed;
-use crate::matmul::{activations, scalar};
+use dispatch::Dispatch;
 use tiles::TileOut;
 
-/// The vector functions that go with a choice of instructions.
-pub fn kernels(dispatch: Dispatch) -> Kernels {
-    match dispatch {
-        #[cfg(target_arch = "x86_64")]
-        Dispatch::Avx512(token) => token.kernels(),
-        #[cfg(target_arch = "x86_64")]
-        Dispatch::Avx2(token) => token.kernels(),
-        _ => Kernels::scalar(),
+impl Kernels {
+    /// The functions for an instruction set.
+    pub fn of(dispatch: Dispatch) -> Kernels {
+        match dispatch {
+            #[cfg(target_arch = "x86_64")]
+            Dispatch::Avx512(token) => token.kernels(),
+            #[cfg(target_arch = "x86_64")]
+            Dispatch::Avx2(token) => token.kernels(),
+            _ => Kernels::scalar(),
+        }
     }
 }
 

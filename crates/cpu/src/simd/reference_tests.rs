@@ -1,9 +1,9 @@
 //! Tests: every vector function against its reference, at whole and at broken lengths.
 
-use crate::dispatch::Dispatch;
 use crate::kernels::Kernels;
 use crate::reference::delta::{Columns, PendingUpdate, Token};
 use crate::reference::kv;
+use crate::simd::dispatch::Dispatch;
 use contract::KvFormat;
 
 /// Numbers in `-1..1` that look random.

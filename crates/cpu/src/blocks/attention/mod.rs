@@ -7,13 +7,14 @@ use contract::quant::hadamard;
 use contract::{AttentionSpec, AttentionWindow, KvFormat, NodeIdx, OutputGate};
 
 use crate::blocks::softmax::{BLOCK, Running};
-use crate::forward::{ExecContext, LayerSegment, PassBuffers, RopeTable, SegmentKind, angles_of};
 use crate::kernels::Kernels;
+use crate::kv_shape::KvShape;
 use crate::linear::apply_all;
+use crate::pass::{ExecContext, LayerSegment, PassBuffers, RopeTable, SegmentKind, angles_of};
 use crate::reference::kv::{self, Codec};
 use crate::reference::rope;
 use crate::scratch::take;
-use crate::state::{KvCache, KvShape};
+use crate::state::KvCache;
 use crate::weights::Attention;
 
 use super::delta_chunked::transpose;

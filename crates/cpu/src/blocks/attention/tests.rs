@@ -4,7 +4,7 @@ use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{AttentionWindow, KvFormat, KvFormats, NodeIdx, QuantType, TokenId, Tree};
 
 use super::*;
-use crate::forward::TreePlan;
+use crate::pass::TreePlan;
 use crate::reference;
 use crate::scratch::ScratchPool;
 use crate::thread_pool::ThreadPool;

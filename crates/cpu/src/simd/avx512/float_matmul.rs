@@ -7,7 +7,7 @@ use crate::simd::tiles::TileOut;
 use crate::simd::vector::float_tile;
 
 impl Avx512 {
-    /// The bits of [`crate::matmul::scalar::float_tile`].
+    /// The bits of [`crate::simd::scalar::float_tile`].
     pub fn float_tile(self, packed: &Packed, tile: usize, x: &[f32], out: &mut TileOut<'_>) {
         // SAFETY: the token proves the instructions.
         unsafe { compiled(packed, tile, x, out) }

@@ -7,7 +7,7 @@ use crate::simd::tiles::TileOut;
 /// Activation rows that share one reading of the weights.
 const ROWS: usize = 4;
 
-/// The bits of [`crate::matmul::scalar::float_tile`].
+/// The bits of [`crate::simd::scalar::float_tile`].
 ///
 /// # Safety
 /// The instruction set of `L`.

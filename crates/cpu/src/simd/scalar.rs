@@ -2,9 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::activations::Activations;
-use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
-use crate::simd::tiles::TileOut;
+use super::tiles::TileOut;
+use crate::matmul::activations::Activations;
+use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
 
 /// One block of one weight row: `value = scale(half) * code - min`, codes with their excess taken
 /// away.

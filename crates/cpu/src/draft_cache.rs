@@ -3,7 +3,7 @@
 
 use contract::{DraftSpec, KvFormat, KvFormats, NodeIdx};
 
-use crate::state::KvShape;
+use crate::kv_shape::KvShape;
 
 /// Feature rows that may wait for their projection: the products of a few rows cost hardly more
 /// than those of one, so committed tokens are projected together, at the latest when a draft or a

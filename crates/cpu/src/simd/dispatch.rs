@@ -1,6 +1,6 @@
 //! Instruction-set dispatch, decided once at start.
 
-use crate::simd::{Avx2, Avx512};
+use super::{Avx2, Avx512};
 
 /// A choice of kernels. A value proves that the processor supports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

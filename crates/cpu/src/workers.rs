@@ -20,7 +20,7 @@ const SPIN_TIMEOUT: Duration = Duration::from_micros(500);
 const SPIN_LIMIT: u32 = 1 << 12;
 
 /// Worker threads. Dropping this ends them.
-pub struct Workers {
+pub(crate) struct Workers {
     /// Joined on drop.
     threads: Vec<JoinHandle<()>>,
     shared: Arc<PoolState>,
@@ -50,7 +50,7 @@ struct RegionTask<'a> {
 
 impl Workers {
     /// Starts `helpers` threads, or as many as the system allows.
-    pub fn new(worker_count: usize) -> Workers {
+    pub(crate) fn new(worker_count: usize) -> Workers {
         let shared = Arc::<PoolState>::default();
         let start = |index| {
             let shared = Arc::clone(&shared);
@@ -64,12 +64,12 @@ impl Workers {
     }
 
     /// Number of started workers.
-    pub fn worker_count(&self) -> usize {
+    pub(crate) fn worker_count(&self) -> usize {
         self.threads.len()
     }
 
     /// Keeps the workers awake until the returned guard is dropped.
-    pub fn wake(&self) -> AwakeGuard<'_> {
+    pub(crate) fn wake(&self) -> AwakeGuard<'_> {
         if self.shared.passes.fetch_add(1, SeqCst) == 0 {
             for thread in &self.threads {
                 thread.thread().unpark();
@@ -81,7 +81,7 @@ impl Workers {
     /// Calls `run` on this thread and on the awake workers; returns when all are done.
     ///
     /// Resumes a panic of any of them.
-    pub fn region(&self, run: &(dyn Fn() + Sync)) {
+    pub(crate) fn region(&self, run: &(dyn Fn() + Sync)) {
         if self.threads.is_empty() || self.shared.busy.swap(true, SeqCst) {
             return run();
         }
@@ -113,7 +113,7 @@ impl Drop for Workers {
 }
 
 /// Workers stay awake while this guard exists.
-pub struct AwakeGuard<'a>(&'a PoolState);
+pub(crate) struct AwakeGuard<'a>(&'a PoolState);
 
 impl Drop for AwakeGuard<'_> {
     fn drop(&mut self) {
