@@ -3,12 +3,13 @@
     suite.py BIN OUT [--quick] [--lanes N] [--seconds S] [--limit L] [--times FILE] [--only NAME[,NAME...]]
     suite.py --names
 
-BIN has the test binaries of `cuda` by name, and `server_ember`, the one of `server/tests/ember`, of which the GPU
-tests run. Each test is a process with its own log in OUT, so that a crash or hang costs no other test. FILE has a
-line `seconds binary test` per test. The default is `times` beside this file (one H100, 15 lanes). Unknown tests run
-first. OUT/times is such a file afterwards. `--quick` runs the tests that the file `quick` lists: each kernel once,
-under 60 s on one GPU. After S seconds, or at SIGTERM, running tests are killed. The process fails unless every
-test passed. A test that prints SKIPPED has not passed. `--names` prints the expected binaries. Standard library only.
+BIN has the test binaries of `cuda` by name, and `server_ember`, the one of `server/tests/ember`, of which
+the GPU tests run. Each test is a process with its own log in OUT, so that a crash or hang costs no other
+test. FILE has a line `seconds binary test` per test. The default is `times` beside this file (one H100, 15
+lanes). Unknown tests run first. OUT/times is such a file afterwards. `--quick` runs the tests that the file
+`quick` lists: each kernel once, under 60 s on one GPU. After S seconds, or at SIGTERM, running tests are
+killed. The process fails unless every test passed. A test that prints SKIPPED has not passed. `--names`
+prints the expected binaries. Standard library only.
 """
 
 import argparse
@@ -46,7 +47,7 @@ if args.names:
 if not args.out:
     arguments.error("BIN and OUT are needed")
 if not os.path.exists(args.times):
-    arguments.error(f"--times {args.times}: no such file; leave it out for the times of {os.path.dirname(os.path.abspath(__file__))}")
+    arguments.error(f"--times {args.times}: no such file; omit it for the times beside this script")
 
 
 quick = None

@@ -46,7 +46,7 @@ impl DeferredDraft {
         match self.weights.load(gpu, (sources, &sets), &mut |_| {}) {
             Ok(()) => tracing::info!(draft = name, "draft loaded at its first use"),
             Err(error) => {
-                tracing::error!(draft = name, %error, "the draft could not be loaded at its first use");
+                tracing::error!(draft = name, %error, "draft failed to load at first use");
                 return Err(error);
             }
         }

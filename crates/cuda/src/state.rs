@@ -4,13 +4,16 @@
 //! shape form a group. The arrays of a group are adjacent, so one launch covers all its layers:
 //!
 //! ```text
-//! keys and values   [layer in group][page][kv head][256][bytes], page = page_table[slot][position / 256]
+//! keys and values   [layer in group][page][kv head][256][bytes],
+//!                   page = page_table[slot][position / 256]
 //! scales            [layer in group][page][kv head][256][bytes], for quantized formats
 //! delta states      [slot][layer in group][v head][v][k] f32
 //! windows           [slot][layer in group][taps - 1][channels] f32, oldest first
 //! tree factors      [slot][layer in group][..], laid out by the delta kernels
-//! draft rings       as keys and values, one layer each, page = page_table[slot][position / 256 % pages]
-//! draft features    [slot][FEATURE_ROWS][capture_layers * hidden] f32, pending tree and earlier tokens
+//! draft rings       as keys and values, one layer each,
+//!                   page = page_table[slot][position / 256 % pages]
+//! draft features    [slot][FEATURE_ROWS][capture_layers * hidden] f32,
+//!                   pending tree and earlier tokens
 //! ```
 
 use contract::{

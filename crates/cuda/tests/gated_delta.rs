@@ -321,7 +321,7 @@ fn delta_tree_overflow_is_never_finite() {
                         large += usize::from(mine.is_finite() && right.abs() > 1e37);
                         assert!(
                             !mine.is_finite() || (f64::from(mine) - right).abs() < 1e35,
-                            "{form:?}, {n} nodes, head {head}: {what} of node {node}, column {column} is {mine:e}, {right:e} is right"
+                            "{form:?}, {n} nodes, head {head}: {what} of node {node}, column {column}: {mine:e}, not {right:e}"
                         );
                     }
                 }

@@ -65,13 +65,13 @@ impl Cache {
             Ok(bytes) => bytes,
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    tracing::warn!(file = %file.display(), %error, "a cached kernel cannot be read");
+                    tracing::warn!(file = %file.display(), %error, "cached kernel unreadable");
                 }
                 return None;
             }
         };
         let Some((cubin, log)) = unpack(&bytes) else {
-            tracing::warn!(file = %file.display(), "a cached kernel is corrupt, compiling it again");
+            tracing::warn!(file = %file.display(), "cached kernel corrupt, compiling again");
             return None;
         };
         Some(CacheHit { cubin, log, file })

@@ -79,7 +79,7 @@ fn load(gpu: &Gpu, compiled: &Compiled, options: &Options) -> Result<Arc<Module>
     let Some(file) = &compiled.cached else {
         return Err(refused);
     };
-    tracing::warn!(file = %file.display(), %refused, "a cached kernel does not load, compiling it again");
+    tracing::warn!(file = %file.display(), %refused, "cached kernel rejected, compiling again");
     // On failure, the new file replaces the old one.
     let _ = std::fs::remove_file(file);
     let again = compile(

@@ -12,7 +12,7 @@ pub(super) struct Context {
     pub(super) device: sys::CUdevice,
 }
 
-// SAFETY: a context handle may be used from any thread; `enter` makes it current where it is needed.
+// SAFETY: any thread may use a context handle. `enter` makes it current on the thread.
 unsafe impl Send for Context {}
 // SAFETY: as above, and nothing here changes after creation.
 unsafe impl Sync for Context {}

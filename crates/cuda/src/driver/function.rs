@@ -145,7 +145,7 @@ impl Function {
             Err(DeviceError::InvalidCall {
                 call: "a kernel launch",
                 detail: format!(
-                    "{} takes {takes} as argument {index} and was given arguments of {sizes:?} bytes",
+                    "{} takes {takes} as argument {index}, and the launch has {sizes:?} bytes",
                     self.name
                 ),
             })
