@@ -15,7 +15,7 @@ static BARS: LazyLock<MultiProgress> =
 const QUIET: Duration = Duration::from_secs(5);
 
 /// Progress, on standard error.
-pub(crate) struct Progress {
+pub(crate) struct TaskProgress {
     what: String,
     /// Counts items, not bytes.
     things: bool,
@@ -24,19 +24,19 @@ pub(crate) struct Progress {
     last_line: Cell<Instant>,
 }
 
-impl Progress {
+impl TaskProgress {
     /// Byte progress with a label.
-    pub(crate) fn new(what: impl Into<String>) -> Progress {
+    pub(crate) fn new(what: impl Into<String>) -> TaskProgress {
         const BYTES: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-        Progress::drawn(what.into(), BYTES, false)
+        TaskProgress::drawn(what.into(), BYTES, false)
     }
 
     /// Item progress with a label.
-    pub(crate) fn counting(what: impl Into<String>) -> Progress {
-        Progress::drawn(what.into(), "{msg} {wide_bar} {pos}/{len} {eta}", true)
+    pub(crate) fn counting(what: impl Into<String>) -> TaskProgress {
+        TaskProgress::drawn(what.into(), "{msg} {wide_bar} {pos}/{len} {eta}", true)
     }
 
-    fn drawn(what: String, template: &str, things: bool) -> Progress {
+    fn drawn(what: String, template: &str, things: bool) -> TaskProgress {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = BARS.add(ProgressBar::new(0));
             let style = ProgressStyle::with_template(template).expect("both templates are valid");
@@ -44,7 +44,7 @@ impl Progress {
             bar.set_message(what.clone());
             bar
         });
-        Progress {
+        TaskProgress {
             what,
             things,
             bar,
@@ -74,7 +74,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for TaskProgress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -12,7 +12,7 @@ use crate::cli::EvalArgs;
 use crate::commands::npy::NpyWriter;
 use crate::open::drafting::{self, Drafting};
 use crate::open::{self, MemoryRequest};
-use crate::progress::Progress;
+use crate::progress::TaskProgress;
 
 pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let loaded = open::load(&args.model)?;
@@ -49,7 +49,7 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         None => None,
     };
     let seq = runner.open(ids.len() + steps)?;
-    let progress = Progress::new("evaluating");
+    let progress = TaskProgress::new("evaluating");
     let mut last = LogitsRow::default();
     for (at, tokens) in ids.chunks(chunk).enumerate() {
         let first_asked = if npy.is_some() { 0 } else { tokens.len() - 1 };

@@ -24,7 +24,7 @@ pub(super) struct Server {
 
 /// What came back.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
+pub(super) struct HttpResponse {
     /// The status.
     pub(super) status: u16,
     /// Header lines, names in small letters.
@@ -35,7 +35,7 @@ pub(super) struct Answer {
     pub(super) first_byte: Duration,
 }
 
-impl Answer {
+impl HttpResponse {
     /// A header's value.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let mut found = self.headers.iter().filter(|(other, _)| other == name);
@@ -90,7 +90,7 @@ impl Server {
     }
 
     /// Sends a request and reads the whole answer; a JSON body makes it a POST unless a method is given.
-    pub(super) fn ask(&self, path: &str, body: Option<&Value>) -> Result<Answer> {
+    pub(super) fn ask(&self, path: &str, body: Option<&Value>) -> Result<HttpResponse> {
         let method = if body.is_some() { "POST" } else { "GET" };
         let text = body.map(Value::to_string).unwrap_or_default();
         self.send((method, path), &[], text.as_bytes())
@@ -102,7 +102,7 @@ impl Server {
         (method, path): (&str, &str),
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> Result<Answer> {
+    ) -> Result<HttpResponse> {
         let mut stream = self.connect()?;
         let mut head = format!(
             "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n",
@@ -172,7 +172,7 @@ fn head_end(bytes: &[u8]) -> Option<usize> {
     Some(at + 4)
 }
 
-fn read_answer(bytes: &[u8], first_byte: Duration) -> Result<Answer> {
+fn read_answer(bytes: &[u8], first_byte: Duration) -> Result<HttpResponse> {
     let at = head_end(bytes).ok_or_else(|| broken("the answer is no HTTP"))?;
     let head = String::from_utf8_lossy(&bytes[..at]);
     let mut lines = head.lines();
@@ -191,7 +191,7 @@ fn read_answer(bytes: &[u8], first_byte: Duration) -> Result<Answer> {
         true => whole(&bytes[at..])?,
         false => bytes[at..].to_vec(),
     };
-    Ok(Answer {
+    Ok(HttpResponse {
         status,
         headers,
         body: String::from_utf8_lossy(&body).into_owned(),

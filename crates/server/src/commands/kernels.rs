@@ -21,7 +21,7 @@ use serde_json::json;
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::config;
 use crate::open;
-use crate::progress::Progress;
+use crate::progress::TaskProgress;
 
 /// What is compiled when no model is named, with how keys and values are stored.
 const WELL_KNOWN: [(&str, KvFormat); 5] = [
@@ -205,7 +205,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
     if units.is_empty() {
         bail!("no kernel runs on {arch}; sm_80 and later have all of them");
     }
-    let progress = Progress::counting(format!("compiling kernels for {arch}"));
+    let progress = TaskProgress::counting(format!("compiling kernels for {arch}"));
     let told = &mut |step: cuda::compile::CompileProgress| {
         progress.set(step.done as u64, step.total as u64);
     };

@@ -9,7 +9,7 @@ use model::recipe::Recipe;
 
 use crate::cli::QuantizeArgs;
 use crate::commands::new_file::refuse_existing;
-use crate::progress::{Progress, bytes_text};
+use crate::progress::{TaskProgress, bytes_text};
 
 pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     let Some(recipe) = Recipe::parse(&args.recipe) else {
@@ -26,7 +26,7 @@ pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
         recipe,
         threads: args.threads.unwrap_or(cores),
     };
-    let progress = Progress::new(format!("quantizing to {}", recipe.name()));
+    let progress = TaskProgress::new(format!("quantizing to {}", recipe.name()));
     let report = model::quantize::quantize(&args.input, &args.output, &options, &mut |at| {
         progress.set(at.done_bytes, at.total_bytes);
     })?;

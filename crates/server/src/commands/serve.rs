@@ -17,7 +17,7 @@ use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, ResolvedSetting};
 use crate::engine::handle::EngineHandle;
-use crate::engine::{BoxError, Engine, EngineFactory, Loaded, Phase};
+use crate::engine::{BoxError, Engine, EngineFactory, EnginePhase, Loaded};
 use crate::error::ServeError;
 use crate::http::shutdown::ShutdownSignal;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
@@ -100,7 +100,7 @@ async fn listen_and_serve(
             .context("the announcement of the stop broke off")?;
     }
     // A load cannot be interrupted, and a second signal does not wait; the process's end ends the thread.
-    if handle.phase() != Phase::Loading && !forced {
+    if handle.phase() != EnginePhase::Loading && !forced {
         handle.drain(Duration::ZERO);
         let joined = tokio::task::spawn_blocking(move || engine.join()).await;
         joined.context("the engine thread cannot be joined")?;
@@ -126,7 +126,11 @@ async fn listen(config: &ServerConfig) -> anyhow::Result<TcpListener> {
 
 /// Tells the world once the model answers.
 async fn announce(handle: EngineHandle, url: String) {
-    if handle.wait_for(|phase| *phase != Phase::Loading).await == Phase::Ready {
+    if handle
+        .wait_for(|phase| *phase != EnginePhase::Loading)
+        .await
+        == EnginePhase::Ready
+    {
         tracing::info!("ready: serving at {url}");
         supervisor::ready(&url);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use decode::SubmitError;
 
-use crate::engine::Phase;
+use crate::engine::EnginePhase;
 use crate::error::ApiError;
 
 /// Terminal error of an admitted request.
@@ -30,7 +30,7 @@ pub enum AdmissionError {
         waiting: usize,
     },
     /// The engine is loading, draining or gone.
-    NotReady(Phase),
+    NotReady(EnginePhase),
 }
 
 impl From<TerminalError> for ApiError {
@@ -59,11 +59,13 @@ impl From<AdmissionError> for ApiError {
 }
 
 /// Error while the engine admits no requests.
-pub fn phase_error(phase: &Phase) -> ApiError {
+pub fn phase_error(phase: &EnginePhase) -> ApiError {
     match phase {
-        Phase::Loading => ApiError::unavailable("the model is still loading"),
-        Phase::Draining | Phase::Stopped => ApiError::unavailable("the server is shutting down"),
-        Phase::Ready => ApiError::unavailable("the server is busy"),
-        Phase::Failed(detail) => ApiError::internal(format!("the engine was lost: {detail}")),
+        EnginePhase::Loading => ApiError::unavailable("the model is still loading"),
+        EnginePhase::Draining | EnginePhase::Stopped => {
+            ApiError::unavailable("the server is shutting down")
+        }
+        EnginePhase::Ready => ApiError::unavailable("the server is busy"),
+        EnginePhase::Failed(detail) => ApiError::internal(format!("the engine was lost: {detail}")),
     }
 }

@@ -9,7 +9,7 @@ use decode::{Event, FinishReason, Job, JobId, NextPrompt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::engine::errors::{AdmissionError, TerminalError};
-use crate::engine::{Heartbeat, Message, Phase, Published, Ready, Submission};
+use crate::engine::{EnginePhase, Heartbeat, Message, Published, Ready, Submission};
 use crate::settings::Timeouts;
 
 /// An engine event with the engine's timestamp.
@@ -101,7 +101,7 @@ impl EngineHandle {
 
     fn check_ready(&self) -> Result<(), AdmissionError> {
         match self.phase() {
-            Phase::Ready => Ok(()),
+            EnginePhase::Ready => Ok(()),
             phase => Err(AdmissionError::NotReady(phase)),
         }
     }
@@ -142,7 +142,7 @@ impl EngineHandle {
     }
 
     /// Phase of the engine.
-    pub fn phase(&self) -> Phase {
+    pub fn phase(&self) -> EnginePhase {
         self.published.borrow().phase.clone()
     }
 
@@ -173,7 +173,7 @@ impl EngineHandle {
     }
 
     /// Waits until `reached` is true for the engine's phase, and returns that phase.
-    pub async fn wait_for(&self, reached: impl Fn(&Phase) -> bool) -> Phase {
+    pub async fn wait_for(&self, reached: impl Fn(&EnginePhase) -> bool) -> EnginePhase {
         let mut published = self.published.clone();
         match published.wait_for(|p| reached(&p.phase)).await {
             Ok(found) => found.phase.clone(),

@@ -79,7 +79,7 @@ impl Ready {
 
 /// Life-cycle phase of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
+pub enum EnginePhase {
     /// Loads weights.
     Loading,
     /// Admits requests.
@@ -96,7 +96,7 @@ pub enum Phase {
 #[derive(Clone)]
 pub struct Published {
     /// Phase. Only a phase change wakes the watchers of this value.
-    pub phase: Phase,
+    pub phase: EnginePhase,
     /// Load progress.
     pub progress: Option<LoadProgress>,
     /// The model, once loaded.
@@ -183,7 +183,7 @@ impl Engine {
     ) -> std::io::Result<(Engine, EngineHandle)> {
         let (inbox_in, inbox) = mpsc::unbounded_channel();
         let (published_in, published) = watch::channel(Published {
-            phase: Phase::Loading,
+            phase: EnginePhase::Loading,
             progress: None,
             ready: None,
             stats: Stats::default(),
@@ -253,7 +253,7 @@ fn run_engine(
     };
     published.send_modify(|p| {
         p.ready = Some(ready);
-        p.phase = Phase::Ready;
+        p.phase = EnginePhase::Ready;
     });
     let outcome = catch_unwind(AssertUnwindSafe(|| engine.run(&mut inbox, heartbeat)));
     heartbeat.idle();
@@ -272,7 +272,7 @@ fn run_engine(
         None => {
             engine.fail_all(&TerminalError::Draining);
             inbox.close();
-            published.send_modify(|p| p.phase = Phase::Stopped);
+            published.send_modify(|p| p.phase = EnginePhase::Stopped);
         }
     }
 }
@@ -284,7 +284,7 @@ fn fail(
     detail: String,
 ) {
     inbox.close();
-    published.send_modify(|p| p.phase = Phase::Failed(detail.into()));
+    published.send_modify(|p| p.phase = EnginePhase::Failed(detail.into()));
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {
@@ -353,7 +353,7 @@ impl EngineLoop<'_> {
                 // failure.
                 let detail = error.to_string().into();
                 self.published
-                    .send_modify(|p| p.phase = Phase::Failed(detail));
+                    .send_modify(|p| p.phase = EnginePhase::Failed(detail));
             }
             self.deliver(&mut events, begun);
             self.publish();
@@ -446,7 +446,8 @@ impl EngineLoop<'_> {
     /// Rejects queued requests and lets running ones finish.
     fn drain(&mut self, grace: Duration) {
         self.drain_until = Instant::now().checked_add(grace);
-        self.published.send_modify(|p| p.phase = Phase::Draining);
+        self.published
+            .send_modify(|p| p.phase = EnginePhase::Draining);
         let waiting: Vec<JobId> = self
             .requests
             .iter()

@@ -20,7 +20,7 @@ use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::prefix_warmup::PrefixWarmup;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
-use crate::text::prepare::{self, Prompt};
+use crate::text::prepare::{self, PreparedPrompt};
 use crate::text::reply::{Choice, ChoiceConfig, CollectedReply};
 use crate::text::sampling_params;
 
@@ -35,7 +35,7 @@ pub struct ParsedRequest<T> {
     /// The dialect's own fields.
     pub own: T,
     /// Rendered and tokenised prompt.
-    pub prompt: Prompt,
+    pub prompt: PreparedPrompt,
 }
 
 impl<T: Send + 'static> ParsedRequest<T> {

@@ -6,7 +6,7 @@ use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 
 use crate::engine::handle::EngineHandle;
-use crate::engine::{Engine, EngineFactory, Phase};
+use crate::engine::{Engine, EngineFactory, EnginePhase};
 use crate::error::ServeError;
 use crate::http::routes;
 use crate::http::shutdown::ShutdownSignal;
@@ -31,7 +31,8 @@ pub async fn serve(
     let served = serve_with(config, handle.clone(), listener, stop).await;
     // Loading cannot be interrupted and a second signal does not wait: process exit ends the
     // thread.
-    let leaves = handle.phase() == Phase::Loading || matches!(served, Err(ServeError::Forced));
+    let leaves =
+        handle.phase() == EnginePhase::Loading || matches!(served, Err(ServeError::Forced));
     if !leaves {
         handle.drain(Duration::ZERO);
         // The engine ends with its current step at the latest; a blocking join would stall a
@@ -61,14 +62,15 @@ pub async fn serve_with(
         let _ = close.await;
     });
     let mut server = tokio::spawn(server.into_future());
-    let ended = |phase: &Phase| matches!(phase, Phase::Failed(_) | Phase::Stopped);
+    let ended =
+        |phase: &EnginePhase| matches!(phase, EnginePhase::Failed(_) | EnginePhase::Stopped);
     let life = async {
         match handle.wait_for(ended).await {
             // A failed engine without a model failed to load it.
-            Phase::Failed(detail) if handle.ready().is_none() => {
+            EnginePhase::Failed(detail) if handle.ready().is_none() => {
                 Ended::NotLoaded(detail.to_string())
             }
-            Phase::Failed(detail) => Ended::Lost(detail.to_string()),
+            EnginePhase::Failed(detail) => Ended::Lost(detail.to_string()),
             _ => Ended::Stopped,
         }
     };
@@ -90,7 +92,7 @@ pub async fn serve_with(
         Ended::Stopped => Ok(()),
         Ended::Asked => {
             tracing::info!(grace_s = timeouts.shutdown.as_secs(), "stopping");
-            if handle.phase() == Phase::Loading {
+            if handle.phase() == EnginePhase::Loading {
                 return Ok(());
             }
             handle.drain(timeouts.shutdown);
@@ -102,7 +104,7 @@ pub async fn serve_with(
             };
             return tokio::select! {
                 phase = drained => match phase {
-                    Phase::Failed(detail) => Err(ServeError::EngineLost(detail.to_string())),
+                    EnginePhase::Failed(detail) => Err(ServeError::EngineLost(detail.to_string())),
                     _ => Ok(()),
                 },
                 () = stop.requested(2) => Err(ServeError::Forced),

@@ -6,7 +6,7 @@ use crate::engine::active_requests::ActiveRequests;
 use crate::engine::control::ControlRegistry;
 use crate::engine::errors::phase_error;
 use crate::engine::handle::EngineHandle;
-use crate::engine::{Phase, Ready};
+use crate::engine::{EnginePhase, Ready};
 use crate::error::ApiError;
 use crate::http::metrics::Metrics;
 use crate::http::middleware::ApiKeys;
@@ -79,7 +79,7 @@ impl App {
     pub fn ready(&self) -> Result<Arc<Ready>, ApiError> {
         let published = self.0.engine.published();
         match (published.phase, published.ready) {
-            (Phase::Ready | Phase::Draining, Some(ready)) => Ok(ready),
+            (EnginePhase::Ready | EnginePhase::Draining, Some(ready)) => Ok(ready),
             (phase, _) => Err(phase_error(&phase)),
         }
     }

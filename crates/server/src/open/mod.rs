@@ -18,7 +18,7 @@ use crate::cli::{DeviceArgs, Sums};
 use crate::config;
 use crate::open::bundled::Bundled;
 pub(crate) use crate::open::memory_fit::{FittedPlan, MemoryRequest, fit, fit_with_draft};
-use crate::progress::{Progress, bytes_text};
+use crate::progress::{TaskProgress, bytes_text};
 use crate::settings::GenerationDefaults;
 use crate::text::constraints::ModelConstraints;
 use crate::text::model_context::{ModelContext, ModelDescription};
@@ -143,7 +143,7 @@ pub(crate) fn open(
     plan: OpenPlan,
     also: &mut dyn FnMut(LoadProgress),
 ) -> anyhow::Result<Box<dyn Runner>> {
-    let progress = Progress::new(format!("loading {}", plan.target.name));
+    let progress = TaskProgress::new(format!("loading {}", plan.target.name));
     Ok(backend.open(plan, &mut |at| {
         progress.set(at.done_bytes, at.total_bytes);
         also(at);

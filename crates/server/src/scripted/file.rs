@@ -11,7 +11,7 @@ const NOTHING_FITS: &str = "No line of the script fits this prompt.";
 /// Parsed script.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Script {
-    lines: Vec<Line>,
+    lines: Vec<ScriptLine>,
     /// Duration of each runner call.
     pub step: Duration,
 }
@@ -27,7 +27,7 @@ pub struct ScriptError {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-struct Line {
+struct ScriptLine {
     number: usize,
     rule: Rule,
 }
@@ -99,7 +99,7 @@ impl Script {
                 serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
             match (&rule.say, rule.step_ms) {
                 (None, Some(ms)) => script.step = Duration::from_millis(ms),
-                (Some(_), None) => script.lines.push(Line {
+                (Some(_), None) => script.lines.push(ScriptLine {
                     number: index + 1,
                     rule,
                 }),

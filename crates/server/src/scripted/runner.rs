@@ -28,27 +28,27 @@ pub struct ScriptedRunner {
     /// Texts of the end-of-turn tokens.
     ends: Vec<String>,
     info: RunnerInfo,
-    sequences: HashMap<SeqId, Sequence>,
-    snapshots: HashMap<SnapshotId, State>,
+    sequences: HashMap<SeqId, ScriptedSequence>,
+    snapshots: HashMap<SnapshotId, ScriptedState>,
     next_id: u64,
 }
 
 /// Committed tokens and the current reply.
 #[derive(Clone, Default)]
-struct State {
+struct ScriptedState {
     history: Vec<TokenId>,
     /// Chosen at the first row after a prompt; a further prefill ends it.
     reply: Option<(Arc<ScriptedReply>, ReplyOffset)>,
 }
 
-impl State {
+impl ScriptedState {
     fn bytes(&self) -> u64 {
         (self.history.len() * size_of::<TokenId>()) as u64
     }
 }
 
-struct Sequence {
-    state: State,
+struct ScriptedSequence {
+    state: ScriptedState,
     max_len: usize,
     pending: Option<Tree>,
 }
@@ -94,7 +94,7 @@ impl ScriptedRunner {
         }
     }
 
-    fn sequence(&mut self, seq: SeqId) -> Result<&mut Sequence, DeviceError> {
+    fn sequence(&mut self, seq: SeqId) -> Result<&mut ScriptedSequence, DeviceError> {
         let found = self.sequences.get_mut(&seq);
         found.ok_or(DeviceError::UnknownSequence(seq))
     }
@@ -148,7 +148,7 @@ impl Runner for ScriptedRunner {
             sequences: limits.sequences.saturating_sub(self.sequences.len()),
             tokens: self.info.pool.tokens().saturating_sub(lent),
             evictable_tokens: 0,
-            snapshot_bytes: self.snapshots.values().map(State::bytes).sum(),
+            snapshot_bytes: self.snapshots.values().map(ScriptedState::bytes).sum(),
         }
     }
 
@@ -169,8 +169,8 @@ impl Runner for ScriptedRunner {
         let seq = SeqId(self.new_id());
         self.sequences.insert(
             seq,
-            Sequence {
-                state: State::default(),
+            ScriptedSequence {
+                state: ScriptedState::default(),
                 max_len,
                 pending: None,
             },

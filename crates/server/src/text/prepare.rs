@@ -19,7 +19,7 @@ use crate::text::model_context::ModelContext;
 
 /// Rendered and tokenised prompt.
 #[derive(Debug, Clone)]
-pub struct Prompt {
+pub struct PreparedPrompt {
     /// Rendered text.
     pub text: String,
     /// Its tokens.
@@ -44,7 +44,7 @@ pub fn chat(
     (model, context): (&ModelContext, usize),
     policy: &ConversationPolicy,
     request: &ChatRequest,
-) -> Result<Prompt, ApiError> {
+) -> Result<PreparedPrompt, ApiError> {
     let conversation = request.conversation(policy)?;
     let prompt = prompt((model, context), request, &conversation)?;
     let is_short = prompt
@@ -64,13 +64,13 @@ fn prompt(
     (model, context): (&ModelContext, usize),
     request: &ChatRequest,
     conversation: &Conversation,
-) -> Result<Prompt, ApiError> {
+) -> Result<PreparedPrompt, ApiError> {
     let rendered = model.template.render(conversation)?;
     let ids = model.tokenizer.encode_rendered(&rendered)?;
     let room = context.saturating_sub(ids.len());
     let max_tokens = max_reply_tokens(model, request, room);
     let reasoning = &model.defaults.reasoning;
-    Ok(Prompt {
+    Ok(PreparedPrompt {
         initial_phase: initial_phase(model, &rendered, conversation),
         reasoning_budget: reasoning.budget(&request.thinking, max_tokens),
         ids: ids.into(),

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An answer, headers read, body still coming.
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     headers: Vec<(String, String)>,
     socket: BufReader<TcpStream>,
@@ -27,7 +27,7 @@ pub(crate) async fn send(
     path: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> Answer {
+) -> HttpResponse {
     let mut socket = TcpStream::connect(address).await.unwrap();
     let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
     for (name, value) in headers {
@@ -39,7 +39,7 @@ pub(crate) async fn send(
     read_head(socket).await
 }
 
-pub(crate) async fn read_head(socket: TcpStream) -> Answer {
+pub(crate) async fn read_head(socket: TcpStream) -> HttpResponse {
     let mut socket = BufReader::new(socket);
     let status_line = read_line(&mut socket).await;
     let status = status_line
@@ -55,7 +55,7 @@ pub(crate) async fn read_head(socket: TcpStream) -> Answer {
         };
         headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
-    Answer {
+    HttpResponse {
         status,
         headers,
         socket,
@@ -73,7 +73,7 @@ async fn read_line(socket: &mut BufReader<TcpStream>) -> String {
     line.trim_end().to_owned()
 }
 
-impl Answer {
+impl HttpResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())

@@ -7,7 +7,7 @@ use contract::Limits;
 use serde_json::{Value, json};
 use server::error::ServeError;
 
-use crate::client::{Answer, PATIENCE};
+use crate::client::{HttpResponse, PATIENCE};
 use crate::test_server::{ServerSetup, TestServer, says};
 
 fn steady(text: &str) -> ServerSetup {
@@ -23,7 +23,7 @@ fn steady(text: &str) -> ServerSetup {
     }
 }
 
-async fn begun(server: &TestServer) -> Answer {
+async fn begun(server: &TestServer) -> HttpResponse {
     let mut stream = server.chat(json!({"stream": true})).await;
     stream.event().await.expect("the opening");
     stream.event().await.expect("a token");

@@ -6,7 +6,7 @@ use conformance::fake::RunnerMethod;
 use contract::Limits;
 use serde_json::json;
 
-use crate::client::Answer;
+use crate::client::HttpResponse;
 use crate::test_server::{ServerSetup, TestServer, chat_body, says};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -28,7 +28,7 @@ fn narrow() -> ServerSetup {
 }
 
 /// A stream that holds the only place and has begun.
-async fn occupy(server: &TestServer) -> Answer {
+async fn occupy(server: &TestServer) -> HttpResponse {
     let mut stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
     stream.event().await.expect("the opening");

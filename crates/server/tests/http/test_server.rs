@@ -17,7 +17,7 @@ use server::text::model_context::{ModelContext, ModelDescription};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::client::{self, Answer};
+use crate::client::{self, HttpResponse};
 use crate::script::{Script, ScriptRunner, Watch};
 
 pub(crate) const TEMPLATE: &str = "{%- for message in messages %}\
@@ -242,21 +242,21 @@ impl TestServer {
             .expect("health in time");
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> HttpResponse {
         client::send(self.address, "GET", path, &[], b"").await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> HttpResponse {
         self.post_bytes(path, body.to_string().as_bytes()).await
     }
 
-    pub(crate) async fn post_bytes(&self, path: &str, body: &[u8]) -> Answer {
+    pub(crate) async fn post_bytes(&self, path: &str, body: &[u8]) -> HttpResponse {
         let headers = [("content-type", "application/json")];
         client::send(self.address, "POST", path, &headers, body).await
     }
 
     /// A chat request about nothing, with more fields.
-    pub(crate) async fn chat(&self, fields: Value) -> Answer {
+    pub(crate) async fn chat(&self, fields: Value) -> HttpResponse {
         self.post("/v1/chat/completions", &chat_body(fields)).await
     }
 

@@ -211,20 +211,20 @@ pub struct SpeculationAbArgs {
 
 /// Trees of one verify call: so many, each of so many nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Form {
+pub(super) struct StepShape {
     pub(super) trees: usize,
     pub(super) nodes: usize,
 }
 
 impl BenchArgs {
     /// The trees that `--verify` lists.
-    pub(super) fn forms(&self) -> anyhow::Result<Vec<Form>> {
+    pub(super) fn forms(&self) -> anyhow::Result<Vec<StepShape>> {
         forms(&self.verify)
     }
 }
 
 /// Trees from a list such as `1,24,4x8`.
-pub(super) fn forms(list: &str) -> anyhow::Result<Vec<Form>> {
+pub(super) fn forms(list: &str) -> anyhow::Result<Vec<StepShape>> {
     list.split(',')
         .map(str::trim)
         .filter(|text| !text.is_empty())
@@ -232,7 +232,7 @@ pub(super) fn forms(list: &str) -> anyhow::Result<Vec<Form>> {
         .collect()
 }
 
-fn form(text: &str) -> anyhow::Result<Form> {
+fn form(text: &str) -> anyhow::Result<StepShape> {
     let (trees, nodes) = text.split_once('x').unwrap_or(("1", text));
     let count = |text: &str| {
         text.parse::<usize>()
@@ -240,7 +240,7 @@ fn form(text: &str) -> anyhow::Result<Form> {
             .filter(|n| *n > 0)
             .with_context(|| format!("--verify {text}: use numbers such as 24, or 4x8"))
     };
-    let form = Form {
+    let form = StepShape {
         trees: count(trees)?,
         nodes: count(nodes)?,
     };
@@ -258,12 +258,12 @@ mod tests {
     fn forms_are_read_and_bounded() {
         assert_eq!(
             form("24").unwrap(),
-            Form {
+            StepShape {
                 trees: 1,
                 nodes: 24
             }
         );
-        assert_eq!(form("4x8").unwrap(), Form { trees: 4, nodes: 8 });
+        assert_eq!(form("4x8").unwrap(), StepShape { trees: 4, nodes: 8 });
         for wrong in ["0", "x", "4x", "65", "8x9", "many"] {
             assert!(form(wrong).is_err(), "{wrong}");
         }

@@ -8,9 +8,9 @@ use contract::{
     SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
-use super::args::Form;
+use super::args::StepShape;
 use super::cost::Cost;
-use super::report::{Energy, Line, Report};
+use super::report::{Energy, Report, ReportLine};
 
 /// Candidates of a drafted position, and of a verified node.
 const CANDIDATES: usize = 8;
@@ -98,7 +98,7 @@ impl Bench {
         self.read(seq, &prompt)?;
         self.reading.0 += start.elapsed().as_secs_f64() * 1e3;
         self.reading.1 += prompt.len();
-        self.report.line(&Line {
+        self.report.line(&ReportLine {
             case: "read from 0".to_owned(),
             depth,
             ms: vec![self.reading.0],
@@ -115,7 +115,7 @@ impl Bench {
         let line = self.runs(format!("pp {tokens}"), depth, 1, |bench, seqs| {
             bench.read(seqs[0], &prompt).map(|_| ())
         })?;
-        self.report.line(&Line {
+        self.report.line(&ReportLine {
             tokens,
             flops: self.cost.prompt_flops(tokens, depth),
             ..line
@@ -147,7 +147,7 @@ impl Bench {
                 Ok(())
             })?;
             let middle = depth + tokens / 2;
-            self.report.line(&Line {
+            self.report.line(&ReportLine {
                 tokens,
                 bytes: self.cost.step_bytes(1, self.seen(middle)) * tokens as f64,
                 ..line
@@ -158,7 +158,7 @@ impl Bench {
 
     /// `verify`: a tree of each sequence, until the candidates of every node are on the host; then the same
     /// with a path kept, until the device could begin the next step.
-    pub(super) fn verify(&mut self, depth: usize, form: Form) -> anyhow::Result<()> {
+    pub(super) fn verify(&mut self, depth: usize, form: StepShape) -> anyhow::Result<()> {
         let trees: Vec<Tree> = (0..form.trees)
             .map(|_| self.tree(form.nodes))
             .collect::<anyhow::Result<_>>()?;
@@ -180,7 +180,7 @@ impl Bench {
                     .try_for_each(|&seq| Ok(bench.runner.discard(seq)?))
             },
         )?;
-        self.report.line(&Line {
+        self.report.line(&ReportLine {
             tokens,
             bytes,
             ..line
@@ -205,7 +205,7 @@ impl Bench {
         })?;
         let alone = self.runs(String::new(), depth, 1, |bench, seqs| bench.one(seqs[0]))?;
         let one = median(&alone.ms);
-        self.report.line(&Line {
+        self.report.line(&ReportLine {
             tokens,
             bytes,
             ms: line.ms.iter().map(|ms| (ms - one).max(0.0)).collect(),
@@ -229,7 +229,7 @@ impl Bench {
             bench.runner.draft(&items, positions, CANDIDATES)?;
             Ok(())
         })?;
-        self.report.line(&Line {
+        self.report.line(&ReportLine {
             tokens: positions,
             bytes: cost.weight_bytes,
             ..line
@@ -243,7 +243,7 @@ impl Bench {
         depth: usize,
         sequences: usize,
         mut run: impl FnMut(&mut Bench, &[SeqId]) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Line> {
+    ) -> anyhow::Result<ReportLine> {
         let mut ms = Vec::with_capacity(self.reps);
         let mut energy = Energy::default();
         for rep in 0..=self.reps {
@@ -259,7 +259,7 @@ impl Bench {
                 }
             }
         }
-        Ok(Line {
+        Ok(ReportLine {
             case,
             depth,
             ms,

@@ -12,7 +12,7 @@ use contract::{AttentionWindow, KvFormat};
 use super::args::forms;
 use super::cases::Bench;
 use super::report::Report;
-use super::{Source, draft, model};
+use super::{ModelSource, draft, model};
 use crate::cli::{DeviceArgs, window_tokens};
 use crate::open::bundled::Bundled;
 use crate::open::devices;
@@ -67,7 +67,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     if args.at.is_empty() || !args.at.is_sorted() {
         bail!("--at: give rising depths, such as 512,16384,131072");
     }
-    let source = Source {
+    let source = ModelSource {
         model: args.model.as_deref(),
         synthetic: args.synthetic.as_deref(),
         seed: 1,

@@ -51,7 +51,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         Some(BenchPart::Depth(args)) => return depth::depth(args, bundled),
         None => {}
     }
-    let source = Source {
+    let source = ModelSource {
         model: args.model.as_deref(),
         synthetic: args.synthetic.as_deref(),
         seed: args.seed,
@@ -110,7 +110,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
 }
 
 /// Where a model and its draft come from.
-struct Source<'a> {
+struct ModelSource<'a> {
     model: Option<&'a Path>,
     synthetic: Option<&'a str>,
     /// Of made-up weights.
@@ -119,7 +119,7 @@ struct Source<'a> {
     bundled: Option<Bundled>,
 }
 
-impl Source<'_> {
+impl ModelSource<'_> {
     /// The bundled model, if that is what this means.
     fn stand_in(&self) -> Option<Bundled> {
         match (self.model, self.synthetic) {
@@ -130,7 +130,7 @@ impl Source<'_> {
 }
 
 /// The model of a file, a made-up one, or the bundled one.
-fn model(source: &Source<'_>) -> anyhow::Result<model::LoadedModel> {
+fn model(source: &ModelSource<'_>) -> anyhow::Result<model::LoadedModel> {
     if let Some(bundled) = source.stand_in() {
         return open::load_or(None, bundled);
     }
@@ -155,7 +155,7 @@ fn model(source: &Source<'_>) -> anyhow::Result<model::LoadedModel> {
 fn draft(
     target: &model::LoadedModel,
     what: Option<&str>,
-    source: &Source<'_>,
+    source: &ModelSource<'_>,
     kv: contract::KvFormat,
 ) -> anyhow::Result<DraftPlan> {
     let options = drafting::options(0);

@@ -17,7 +17,7 @@ const COUNTED: Duration = Duration::from_millis(500);
 
 /// What one case came to.
 #[derive(Debug, Clone)]
-pub(super) struct Line {
+pub(super) struct ReportLine {
     /// Such as `verify 24`.
     pub(super) case: String,
     /// Committed tokens before it.
@@ -165,7 +165,7 @@ impl Report {
     }
 
     /// Prints a line and appends it to the file.
-    pub(super) fn line(&mut self, line: &Line) -> anyhow::Result<()> {
+    pub(super) fn line(&mut self, line: &ReportLine) -> anyhow::Result<()> {
         let mut sorted = line.ms.clone();
         sorted.sort_by(f64::total_cmp);
         let (low, high) = (sorted[0], sorted[sorted.len() - 1]);

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::args::SpeculationAbArgs;
 use super::tune::{Prompt, prompts, sized};
-use super::{Source, draft, model};
+use super::{ModelSource, draft, model};
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
 use crate::open::{self, MemoryRequest};
@@ -39,7 +39,7 @@ pub(super) const OF_SOURCE: usize = 200;
 
 /// What became of one prompt.
 #[derive(Debug, Clone, Copy)]
-struct Timing {
+struct AbTiming {
     seconds: f64,
     tokens: usize,
     rounds: usize,
@@ -47,10 +47,10 @@ struct Timing {
 }
 
 /// One prompt's answers, plainly and drafted, in pairs.
-type Pairs = Vec<(Timing, Timing)>;
+type Pairs = Vec<(AbTiming, AbTiming)>;
 
 pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<()> {
-    let source = Source {
+    let source = ModelSource {
         model: args.model.as_deref(),
         synthetic: None,
         seed: 1,
@@ -158,7 +158,7 @@ pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<
 fn answer(
     scheduler: &mut Scheduler,
     (prompt, most): (&[TokenId], usize),
-) -> anyhow::Result<(Timing, Vec<TokenId>)> {
+) -> anyhow::Result<(AbTiming, Vec<TokenId>)> {
     scheduler.submit(Job {
         id: JobId(0),
         prompt: prompt.into(),
@@ -174,7 +174,7 @@ fn answer(
     })?;
     let mut events = Vec::new();
     let (mut start, mut said) = (None, Vec::new());
-    let mut took = Timing {
+    let mut took = AbTiming {
         seconds: 0.0,
         tokens: 0,
         rounds: 0,
@@ -232,7 +232,7 @@ fn figures(all: &[&Pairs]) -> Figures {
         .filter(|p| p.iter().any(|x| x.0.tokens > 0))
         .collect();
     let sum = |of: &dyn Fn(&Pairs) -> f64| all.iter().map(|pairs| of(pairs)).sum::<f64>();
-    let each = |of: fn(&(Timing, Timing)) -> f64| {
+    let each = |of: fn(&(AbTiming, AbTiming)) -> f64| {
         move |p: &Pairs| -> Vec<f64> { p.iter().map(of).collect() }
     };
     let (one, other) = (each(|p| p.0.seconds), each(|p| p.1.seconds));
@@ -240,8 +240,9 @@ fn figures(all: &[&Pairs]) -> Figures {
     let least = |all: Vec<f64>| all.into_iter().fold(f64::INFINITY, f64::min);
     let tokens = sum(&|p| p[0].1.tokens as f64);
     // A turn's number of rounds depends on what was learned before it.
-    let mean =
-        |of: fn(&(Timing, Timing)) -> f64| sum(&|p| p.iter().map(of).sum::<f64>() / p.len() as f64);
+    let mean = |of: fn(&(AbTiming, AbTiming)) -> f64| {
+        sum(&|p| p.iter().map(of).sum::<f64>() / p.len() as f64)
+    };
     let rounds = mean(|p| p.1.rounds as f64);
     Figures {
         prompts: all.len(),
@@ -334,7 +335,7 @@ mod tests {
 
     #[test]
     fn figures_are_of_medians_of_the_fastest_and_of_pairs() {
-        let took = |seconds: f64, rounds: usize| Timing {
+        let took = |seconds: f64, rounds: usize| AbTiming {
             seconds,
             tokens: 10,
             rounds,
@@ -346,7 +347,7 @@ mod tests {
             (took(9.0, 10), took(0.7, 4)),
         ];
         // An answer of one token took no time and says nothing.
-        let nothing = Timing {
+        let nothing = AbTiming {
             tokens: 0,
             ..took(0.0, 0)
         };

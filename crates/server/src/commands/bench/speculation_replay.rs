@@ -28,7 +28,7 @@ use decode::{
 
 use super::speculation_ab::{OF_SOURCE, SOURCES};
 use super::tune::{Prompt, prompts};
-use super::{Source, draft, model};
+use super::{ModelSource, draft, model};
 use crate::open;
 use crate::settings::GenerationDefaults;
 
@@ -111,7 +111,7 @@ fn ember(name: &str) -> PathBuf {
 /// Answers of the bundled pair to the prompts of the bench.
 fn record_all() -> (RunnerInfo, Vec<Recording>) {
     let (target, beside) = (ember("ember.gguf"), ember("ember-draft.gguf"));
-    let source = Source {
+    let source = ModelSource {
         model: Some(&target),
         synthetic: None,
         seed: 1,

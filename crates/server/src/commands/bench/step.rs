@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::args::StepArgs;
 use super::timed_runner::{Calls, TimedRunner};
-use super::{Source, draft, model};
+use super::{ModelSource, draft, model};
 use crate::cli::OnOff;
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
@@ -62,7 +62,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     if args.accept < 1.0 || !args.accept.is_finite() {
         bail!("--accept {}: a step gives at least one token", args.accept);
     }
-    let source = Source {
+    let source = ModelSource {
         model: args.model.as_deref(),
         synthetic: args.synthetic.as_deref(),
         seed: 1,

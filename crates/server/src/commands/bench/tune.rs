@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::args::TuneArgs;
 use super::timed_runner::TimedRunner;
-use super::{Source, draft, model};
+use super::{ModelSource, draft, model};
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
 use crate::open::{self, MemoryRequest};
@@ -48,7 +48,7 @@ pub(super) struct Prompt {
 
 /// What a way made of one prompt: the fastest of several times.
 #[derive(Debug, Clone, Copy)]
-struct Timing {
+struct PromptTiming {
     seconds: f64,
     tokens: usize,
     rounds: usize,
@@ -58,7 +58,7 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     if let Some(wrong) = args.budgets.iter().find(|b| **b >= Tree::MAX_NODES) {
         bail!("--budgets {wrong}: at most {}", Tree::MAX_NODES - 1);
     }
-    let source = Source {
+    let source = ModelSource {
         model: args.model.as_deref(),
         synthetic: None,
         seed: 1,
@@ -79,7 +79,8 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     let mut drafted = plain.clone();
     drafted.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let configurations = configurations(args, widest);
-    let mut best: Vec<Vec<Option<Timing>>> = vec![vec![None; prompts.len()]; configurations.len()];
+    let mut best: Vec<Vec<Option<PromptTiming>>> =
+        vec![vec![None; prompts.len()]; configurations.len()];
     for _ in 0..args.reps.max(1) {
         // Plainly first: that runner has no draft to keep up with.
         for plainly in [true, false] {
@@ -211,7 +212,7 @@ fn answer(
     loaded: &model::LoadedModel,
     (prompt, most): (&Prompt, usize),
     speculation: Speculation,
-) -> anyhow::Result<Timing> {
+) -> anyhow::Result<PromptTiming> {
     let config = SchedulerConfig {
         max_sequences: 1,
         eos: loaded.vocab.eos.clone(),
@@ -232,7 +233,7 @@ fn answer(
     })?;
     let mut events = Vec::new();
     let mut start = None;
-    let mut took = Timing {
+    let mut took = PromptTiming {
         seconds: 0.0,
         tokens: 0,
         rounds: 0,
@@ -261,10 +262,10 @@ fn answer(
 
 /// Sums over prompts: seconds, tokens, rounds.
 fn sum<'a>(
-    all: impl Iterator<Item = (&'a Option<Timing>, &'a Prompt)>,
+    all: impl Iterator<Item = (&'a Option<PromptTiming>, &'a Prompt)>,
     class: Option<&str>,
-) -> Timing {
-    let mut sum = Timing {
+) -> PromptTiming {
+    let mut sum = PromptTiming {
         seconds: 0.0,
         tokens: 0,
         rounds: 0,
@@ -281,7 +282,7 @@ fn sum<'a>(
     sum
 }
 
-impl Timing {
+impl PromptTiming {
     fn per_s(&self) -> f64 {
         self.tokens as f64 / self.seconds.max(1e-9)
     }
@@ -290,7 +291,7 @@ impl Timing {
 type Measured<'a> = (
     &'a [DraftConfiguration],
     &'a [Prompt],
-    &'a [Vec<Option<Timing>>],
+    &'a [Vec<Option<PromptTiming>>],
 );
 
 fn report(

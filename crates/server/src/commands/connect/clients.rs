@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::Target;
-use super::pieces::{Form, Piece};
+use super::pieces::{FileFormat, Piece};
 use crate::config::directories::Directories;
 
 /// A client that can be pointed here.
@@ -143,7 +143,7 @@ fn claude_code(to: &Target, places: &Directories) -> Vec<Piece> {
     let value = json!({ "env": env });
     vec![Piece {
         file: places.claude.join("settings.json"),
-        form: Form::Json {
+        form: FileFormat::Json {
             value,
             choices: &[],
         },
@@ -162,7 +162,7 @@ fn codex(to: &Target, places: &Directories) -> Vec<Piece> {
     }
     vec![Piece {
         file: places.codex.join("config.toml"),
-        form: Form::Toml {
+        form: FileFormat::Toml {
             top: vec![
                 ("model", quoted(&to.model)),
                 ("model_provider", quoted("hearth")),
@@ -194,7 +194,7 @@ fn opencode(to: &Target, places: &Directories) -> Vec<Piece> {
     });
     vec![Piece {
         file: places.config.join("opencode/opencode.json"),
-        form: Form::Json {
+        form: FileFormat::Json {
             value,
             choices: &["/model", "/small_model"],
         },
@@ -226,7 +226,7 @@ fn hermes(to: &Target, places: &Directories) -> Vec<Piece> {
     );
     vec![Piece {
         file: places.home.join(".hermes/config.yaml"),
-        form: Form::Yaml(vec![("model", block)]),
+        form: FileFormat::Yaml(vec![("model", block)]),
     }]
 }
 
@@ -243,7 +243,7 @@ fn pi(to: &Target, places: &Directories) -> Vec<Piece> {
     }}});
     vec![Piece {
         file: places.home.join(".pi/agent/models.json"),
-        form: Form::Json {
+        form: FileFormat::Json {
             value,
             choices: &[],
         },
@@ -270,7 +270,7 @@ fn openclaw(to: &Target, places: &Directories) -> Vec<Piece> {
     });
     vec![Piece {
         file: places.home.join(".openclaw/openclaw.json"),
-        form: Form::Json {
+        form: FileFormat::Json {
             value,
             choices: &["/agents/defaults/model/primary"],
         },
@@ -298,11 +298,11 @@ fn aider(to: &Target, places: &Directories) -> Vec<Piece> {
     vec![
         Piece {
             file: places.home.join(".aider.conf.yml"),
-            form: Form::Yaml(keys.to_vec()),
+            form: FileFormat::Yaml(keys.to_vec()),
         },
         Piece {
             file: places.home.join(".aider.model.metadata.json"),
-            form: Form::Json {
+            form: FileFormat::Json {
                 value: about,
                 choices: &[],
             },
@@ -315,7 +315,7 @@ fn llm(to: &Target, places: &Directories) -> Vec<Piece> {
     let base = quoted(&format!("{}/v1", to.base));
     vec![Piece {
         file: places.llm.join("extra-openai-models.yaml"),
-        form: Form::YamlItems(format!(
+        form: FileFormat::YamlItems(format!(
             "- model_id: {model}\n  model_name: {model}\n  api_base: {base}\n  api_key_name: hearth\n  \
              supports_tools: true\n  supports_schema: true\n"
         )),
@@ -332,7 +332,7 @@ fn litellm(to: &Target, places: &Directories) -> Vec<Piece> {
     );
     vec![Piece {
         file: own(places, "litellm.yaml"),
-        form: Form::Own(text),
+        form: FileFormat::Own(text),
     }]
 }
 
@@ -360,7 +360,7 @@ fn variables(places: &Directories, name: &str, pairs: &[(&str, &str)]) -> Vec<Pi
         .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', "'\\''")));
     vec![Piece {
         file: own(places, &format!("{name}.env")),
-        form: Form::Variables(lines.collect()),
+        form: FileFormat::Variables(lines.collect()),
     }]
 }
 

@@ -13,7 +13,7 @@ use crate::cli::ConnectArgs;
 use crate::commands::http_client::Server;
 use crate::config::directories;
 use clients::{CLIENTS, Client};
-use pieces::Form;
+use pieces::FileFormat;
 
 /// How long the server may take to tell its model.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -77,7 +77,7 @@ pub(super) fn connect(args: &ConnectArgs) -> anyhow::Result<()> {
         }
     }
     let sourced = pieces.iter().find_map(|piece| match piece.form {
-        Form::Variables(_) if args.write => Some(format!(". {}\n", piece.file.display())),
+        FileFormat::Variables(_) if args.write => Some(format!(". {}\n", piece.file.display())),
         _ => None,
     });
     writeln!(

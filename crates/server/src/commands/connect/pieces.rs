@@ -14,11 +14,11 @@ pub(super) struct Piece {
     /// The file.
     pub(super) file: PathBuf,
     /// What goes in.
-    pub(super) form: Form,
+    pub(super) form: FileFormat,
 }
 
 /// What goes into a file, by the kind of file.
-pub(super) enum Form {
+pub(super) enum FileFormat {
     /// A JSON object, joined with what is there.
     Json {
         /// Ours.
@@ -94,17 +94,17 @@ impl Piece {
 
     fn merged(&self, old: &str) -> anyhow::Result<Merged> {
         match &self.form {
-            Form::Json { value, choices } => {
+            FileFormat::Json { value, choices } => {
                 let mut merged = merge::json(old, value, choices)?;
                 if old.is_empty() {
                     merged.text = serde_json::to_string_pretty(value)? + "\n";
                 }
                 Ok(merged)
             }
-            Form::Toml { top, name, table } => merge::toml(old, top, (name, table)),
-            Form::Yaml(keys) => merge::yaml(old, keys),
-            Form::YamlItems(items) => merge::yaml_items(old, items),
-            Form::Own(text) | Form::Variables(text) => Ok(Merged {
+            FileFormat::Toml { top, name, table } => merge::toml(old, top, (name, table)),
+            FileFormat::Yaml(keys) => merge::yaml(old, keys),
+            FileFormat::YamlItems(items) => merge::yaml_items(old, items),
+            FileFormat::Own(text) | FileFormat::Variables(text) => Ok(Merged {
                 text: text.clone(),
                 kept: Vec::new(),
             }),

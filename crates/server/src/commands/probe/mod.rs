@@ -15,7 +15,7 @@ use anyhow::bail;
 use serde_json::{Value, json};
 
 use crate::cli::ProbeArgs;
-use crate::commands::http_client::{Answer, Server};
+use crate::commands::http_client::{HttpResponse, Server};
 
 /// What checks need to know.
 pub(super) struct Probe {
@@ -134,18 +134,18 @@ impl Probe {
     }
 
     /// A GET.
-    fn get(&self, path: &str) -> Result<Answer, Fault> {
+    fn get(&self, path: &str) -> Result<HttpResponse, Fault> {
         self.server.ask(path, None).map_err(|error| broken(&error))
     }
 
     /// A POST.
-    fn post(&self, path: &str, body: &Value) -> Result<Answer, Fault> {
+    fn post(&self, path: &str, body: &Value) -> Result<HttpResponse, Fault> {
         let answer = self.server.ask(path, Some(body));
         answer.map_err(|error| broken(&error))
     }
 
     /// A POST that must be answered with 200.
-    fn good(&self, path: &str, body: &Value) -> Result<Answer, Fault> {
+    fn good(&self, path: &str, body: &Value) -> Result<HttpResponse, Fault> {
         let answer = self.post(path, body)?;
         good(answer)
     }
@@ -175,7 +175,7 @@ fn broken(error: &std::io::Error) -> Fault {
 }
 
 /// An answer with status 200; a path that is not there is absent.
-fn good(answer: Answer) -> Result<Answer, Fault> {
+fn good(answer: HttpResponse) -> Result<HttpResponse, Fault> {
     match answer.status {
         200 => Ok(answer),
         404 | 405 | 501 => Err(Fault::Absent(format!("status {}", answer.status))),

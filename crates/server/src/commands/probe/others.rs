@@ -20,7 +20,7 @@ fn ask(
     probe: &Probe,
     path: &str,
     more: Value,
-) -> Result<crate::commands::http_client::Answer, Fault> {
+) -> Result<crate::commands::http_client::HttpResponse, Fault> {
     let tool = json!({"name": "read_note", "description": "Reads a note.",
         "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}});
     let mut body = json!({

@@ -18,7 +18,7 @@ use metrics_exporter_prometheus::{
 };
 
 use crate::engine::request_stats::{RequestStage, RequestSummary};
-use crate::engine::{Phase, Published};
+use crate::engine::{EnginePhase, Published};
 use decode_steps::DecodeStepMetrics;
 use pool::PoolMetrics;
 use prefix::PrefixMetrics;
@@ -237,7 +237,7 @@ impl Metrics {
     pub fn render(&self, engine: &Published, waiting: usize) -> String {
         self.running.set(engine.running as f64);
         self.waiting.set(waiting as f64);
-        let up = engine.phase == Phase::Ready;
+        let up = engine.phase == EnginePhase::Ready;
         self.up.set(f64::from(u8::from(up)));
         self.decode_steps.set(&engine.stats);
         self.prefix.set(&engine.stats.prefix);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::status::{NAME, VERSION};
 use crate::engine::store::StoreStatus;
-use crate::engine::{Phase, Ready};
+use crate::engine::{EnginePhase, Ready};
 use crate::error::ApiError;
 use crate::http::state::App;
 use crate::scripted;
@@ -35,7 +35,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         "api": {"endpoints": super::paths().collect::<Vec<String>>()},
         "build_info": format!("{NAME} v{VERSION} props_schema={SCHEMA}"),
         "server": {"name": NAME, "version": VERSION, "props_schema": SCHEMA},
-        "daemon": {"alive": app.engine().phase() == Phase::Ready},
+        "daemon": {"alive": app.engine().phase() == EnginePhase::Ready},
         "model_alias": config.model_name,
         "model_path": shown(&model.facts.path),
         "model": {

@@ -181,7 +181,7 @@ async fn watch(app: App, sender: mpsc::Sender<Bytes>) {
         }
         let ended = matches!(
             app.engine().phase(),
-            crate::engine::Phase::Failed(_) | crate::engine::Phase::Stopped
+            crate::engine::EnginePhase::Failed(_) | crate::engine::EnginePhase::Stopped
         );
         if ended || sender.is_closed() {
             return;

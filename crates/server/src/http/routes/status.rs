@@ -6,7 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::engine::Phase;
+use crate::engine::EnginePhase;
 use crate::error::ApiError;
 use crate::http::state::App;
 
@@ -21,19 +21,19 @@ pub(super) async fn health(State(app): State<App>) -> Response {
         .step_age()
         .filter(|age| *age >= app.config().timeouts.stall);
     let (status, body) = match (&published.phase, stuck) {
-        (Phase::Ready, None) => return Json(json!({"status": "ok"})).into_response(),
-        (Phase::Ready, Some(age)) => (
+        (EnginePhase::Ready, None) => return Json(json!({"status": "ok"})).into_response(),
+        (EnginePhase::Ready, Some(age)) => (
             "error",
             json!({"detail": format!("one engine step has taken {} s so far", age.as_secs())}),
         ),
-        (Phase::Loading, _) => {
+        (EnginePhase::Loading, _) => {
             let progress = published
                 .progress
                 .map(|p| json!({"done_bytes": p.done_bytes, "total_bytes": p.total_bytes}));
             ("loading", json!({"progress": progress}))
         }
-        (Phase::Draining | Phase::Stopped, _) => ("draining", json!({})),
-        (Phase::Failed(detail), _) => ("error", json!({"detail": &**detail})),
+        (EnginePhase::Draining | EnginePhase::Stopped, _) => ("draining", json!({})),
+        (EnginePhase::Failed(detail), _) => ("error", json!({"detail": &**detail})),
     };
     let mut body = body;
     body["status"] = json!(status);
