@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_has_its_status_and_words_in_both_dialects() {
+    fn errors_have_status_and_type_in_both_dialects() {
         let invalid = "invalid_request_error";
         check(ApiError::invalid("x"), (400, invalid, None), (400, invalid));
         check(
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_error_tells_both_numbers_in_the_words_each_client_looks_for() {
+    fn context_error_names_both_lengths_in_each_dialect() {
         let error = ApiError::ContextLength {
             prompt: 120,
             limit: 100,
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_that_pass_say_when_to_come_back() {
+    fn temporary_errors_have_retry_after() {
         let full = ApiError::QueueFull { waiting: 1 }.into_response();
         assert!(full.headers().contains_key(header::RETRY_AFTER));
         let busy = ApiError::unavailable("loading").into_response();

@@ -143,7 +143,7 @@ fn kill(times: u64) {
 
 /// Twelve kills, or as many as `STORE_KILLS` says.
 #[test]
-fn a_killed_writer_leaves_whole_states_or_none() {
+fn killed_writer_leaves_complete_states_or_none() {
     let times = std::env::var("STORE_KILLS").map_or(FEW, |text| text.parse().unwrap());
     kill(times);
 }

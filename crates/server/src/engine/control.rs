@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_listed_while_it_lives() {
+    fn response_is_registered_until_its_guard_drops() {
         let registry = ControlRegistry::default();
         let guard = registry.register("a", vec![Arc::default()]);
         assert!(registry.end_reasoning("a"));

@@ -265,14 +265,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_numbers_even_when_nothing_was_measured() {
+    fn rates_without_measurements_are_finite() {
         let timings = RequestStats::new(3).timings();
         assert_eq!(timings.decode_tokens_per_sec, 0.0);
         assert_eq!(timings.decode_ms, 0.0);
     }
 
     #[test]
-    fn usage_adds_up() {
+    fn usage_totals_are_sums() {
         let mut stats = RequestStats::new(10);
         let at = Instant::now();
         stats.start(at, 4);

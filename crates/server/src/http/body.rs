@@ -86,14 +86,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_body_of_the_limit_passes_and_one_more_byte_does_not() {
+    async fn body_at_the_limit_passes_and_one_byte_more_fails() {
         assert_eq!(read(Body::from("12345678"), 8).await.unwrap().len(), 8);
         let error = read(Body::from("123456789"), 8).await.unwrap_err();
         assert_eq!(error, ApiError::TooLarge { limit_bytes: 8 });
     }
 
     #[tokio::test]
-    async fn a_body_of_unknown_length_is_cut_off_at_the_limit() {
+    async fn body_of_unknown_length_is_rejected_at_the_limit() {
         let parts = (0..4).map(|_| Ok::<_, std::io::Error>(Bytes::from_static(b"1234")));
         let body = Body::from_stream(futures::stream::iter(parts));
         let error = read(body, 8).await.unwrap_err();

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn either_header_carries_a_key_and_nothing_else_does() {
+    fn api_key_is_read_from_two_headers_only() {
         assert!(check("authorization", "Bearer one"));
         assert!(check("authorization", "bearer two"));
         assert!(check("x-api-key", "two"));
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_bearer_beside_a_right_key_is_let_in() {
+    fn valid_x_api_key_beside_invalid_bearer_is_accepted() {
         let keys = ApiKeys::new(&["one".to_owned()]);
         let mut headers = HeaderMap::new();
         headers.insert("authorization", HeaderValue::from_static("Bearer x"));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_everyone_is_let_in() {
+    fn server_without_keys_accepts_all_requests() {
         assert!(ApiKeys::new(&[]).check(&HeaderMap::new()).is_ok());
     }
 }

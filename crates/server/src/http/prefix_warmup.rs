@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_wish_begins_with_what_was_foreseen_thoughts_and_all() {
+    fn predicted_prefix_starts_the_next_user_prompt() {
         for thoughts in [None, Some("One and two.")] {
             let asked = calls(thoughts);
             let came = [
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_result_follows_the_call_that_was_written() {
+    fn predicted_prefix_starts_the_next_tool_result_prompt() {
         for thoughts in [None, Some("Three and four.")] {
             let mut asked = calls(thoughts);
             asked[0]["content"] = "Add all.".into();

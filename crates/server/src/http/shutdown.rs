@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_second_request_is_told_from_the_first() {
+    async fn second_shutdown_request_is_distinguished() {
         let (switch, stop) = ShutdownSignal::new();
         assert!(!stop.is_requested());
         switch.trigger();

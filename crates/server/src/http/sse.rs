@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_one_line_each_and_leave_the_encoder_empty() {
+    fn encoded_events_take_one_line_and_empty_the_encoder() {
         let mut encoder = SseEncoder::default();
         assert_eq!(encoder.take(), None);
         encoder.data(&serde_json::json!({"text": "a\nb"}));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_that_takes_nothing_is_given_up() {
+    async fn stalled_reader_is_disconnected() {
         let (parts, mut body) = mpsc::channel(1);
         let mut writer = SseWriter {
             parts,
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_filled_and_a_leaving_reader_is_noticed() {
+    async fn idle_stream_gets_keep_alives_and_disconnect_is_detected() {
         let (parts, mut body) = mpsc::channel(8);
         let mut writer = SseWriter {
             parts,

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_refused_with_what_to_use() {
+    fn unknown_device_names_are_rejected_with_alternatives() {
         for name in ["gpu", "cudax", "cuda:x", "metal"] {
             let error = choose(&choice(name)).err().unwrap();
             assert!(
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_not_there_is_named() {
+    fn missing_gpu_is_named_in_the_error() {
         let error = choose(&choice("cuda:977")).err().unwrap();
         assert!(
             error.to_string().starts_with("--device cuda:977: "),

@@ -411,7 +411,7 @@ mod tests {
     use KvFormat::{F16, F32, Q4_0, Q8_0, Tq3_0};
 
     #[test]
-    fn one_flag_sets_both_cache_types_and_the_single_ones_win() {
+    fn kv_type_sets_both_cache_types_and_single_flags_override_it() {
         let check = |words: &[&str], expected: &[(KvFormat, KvFormat)]| {
             let choices = choices(&device_args(words), false).unwrap();
             let pairs: Vec<_> = choices.formats.iter().map(|kv| (kv.k, kv.v)).collect();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_card_the_types_are_tried_from_fine_to_coarse() {
+    fn gpu_kv_types_are_tried_from_fine_to_coarse() {
         let formats = |words: &[&str]| {
             let choices = choices(&device_args(words), true).unwrap();
             choices
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn an_asked_context_gets_the_finest_type_that_fits() {
+    fn requested_context_gets_the_finest_type_that_fits() {
         for (asked, kv) in [(131_072, Q8_0), (262_144, Q4_0), (500_000, Tq3_0)] {
             let choice = choice(&GPU_KV_FORMATS, Some(asked), 24_000).unwrap();
             assert_eq!((choice.kv.k, choice.context), (kv, asked), "{}", choice.why);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn unasked_the_finest_type_with_enough_tokens_gets_all_that_fits() {
+    fn default_context_uses_the_finest_sufficient_type() {
         let check = |bytes, kv, context| {
             let choice = choice(&GPU_KV_FORMATS, None, bytes).unwrap();
             assert_eq!(
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_the_device_lacks_gives_way_to_the_next_one_named() {
+    fn unsupported_kv_type_falls_back_to_the_next() {
         let choose = |formats: &[KvFormat]| choice(formats, Some(4096), 24_000).map(|p| p.kv.k);
         assert_eq!(choose(&[F16, Q4_0]).unwrap(), Q4_0);
         assert_eq!(choose(&[Q8_0, F16]).unwrap(), Q8_0);
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_planned_is_refused_by_its_flag() {
+    fn impossible_plans_are_rejected_by_flag() {
         check_refused(&["--kv-type", "q7"], &["--kv-type q7", "q8_0"]);
         check_refused(&["--chunk", "100"], &["--chunk 100", "multiple of 64"]);
         check_refused(
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_share_a_pool_of_what_was_asked_for_or_of_a_context_for_each() {
+    fn pool_is_as_requested_or_one_context_per_sequence() {
         let loaded = tiny();
         let pool = |words: &[&str]| {
             let args = device_args(words);
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_model_opens_with_the_context_it_was_trained_for() {
+    fn tiny_model_opens_with_its_trained_context() {
         let args = device_args(&[]);
         let loaded = tiny();
         let backend = device(&args).unwrap();

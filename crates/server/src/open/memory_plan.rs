@@ -217,7 +217,7 @@ mod tests {
 
     /// Contexts that a 24 GiB GPU must hold, with a draft and trees of 22 drafted nodes.
     #[test]
-    fn long_contexts_fit_a_card_of_24_gib() {
+    fn long_contexts_fit_a_24_gib_gpu() {
         for capability in [(8, 6), (9, 0)] {
             for wanted in [
                 (KvFormat::Q8_0, 131_072 + 512),

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_in_binary_units() {
+    fn sizes_parse_in_binary_units() {
         assert_eq!(bytes_of("24G"), Some(24 << 30));
         assert_eq!(bytes_of("24GiB"), Some(24 << 30));
         assert_eq!(bytes_of("1.5m"), Some(3 << 19));

@@ -215,7 +215,7 @@ mod tests {
     const PLAIN: &str = "<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
     #[test]
-    fn the_first_line_that_fits_is_said() {
+    fn first_matching_script_line_is_the_reply() {
         let script = "# a comment\n\n{\"when\": [\"a\", \"b\"], \"say\": \"both\"}\n\
             {\"when\": \"b\", \"unless\": \"c\", \"say\": \"b\"}\n{\"say\": \"else\"}\n";
         assert_eq!(answer(script, "a b"), ("both".to_owned(), Some(3)));
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn last_looks_only_behind_the_models_last_reply() {
+    fn last_matches_only_after_the_last_reply() {
         let script = "{\"last\": \"tool_response\", \"say\": \"after\"}\n\
             {\"unless_last\": \"again\", \"say\": \"before\"}\n{\"say\": \"again\"}";
         let first = prompt(&[("system", "s"), ("user", "q")], PLAIN);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_goes_where_the_prompt_wants_it() {
+    fn scripted_reasoning_follows_the_prompt() {
         let script = "{\"think\": \"hm\", \"say\": \"yes\"}";
         let turns = [("user", "q")];
         for (opening, expected) in [
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named() {
+    fn invalid_script_line_is_named() {
         let check = |text: &str, line: usize, part: &str| {
             let error = Script::parse(text).unwrap_err();
             assert!(

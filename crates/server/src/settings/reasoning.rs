@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_are_worked_out_where_a_card_does_not_name_them() {
+    fn effort_tiers_derive_from_the_card_lengths() {
         let defaults = large();
         assert_eq!(defaults.tiers, Some([3584, 14336, 28672, 53248, 77824]));
         assert_eq!(defaults.max_total_tokens, Some(81920));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_card_and_tiers_never_fall() {
+    fn flags_override_the_card_and_tiers_are_monotonic() {
         let card = card(
             r#"{"name": "a", "source": "s", "verified_at": "d", "max_tokens": 32768,
                 "reasoning_effort_tiers": {"low": 4032, "high": 100}}"#,
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_leaves_room_for_the_reply() {
+    fn reasoning_budget_reserves_the_reply() {
         let effort = |effort| ReasoningOptions {
             effort: Some(effort),
             ..ReasoningOptions::default()
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_closes_a_thought_has_the_tag() {
+    fn reasoning_end_text_contains_the_tag() {
         assert_eq!(
             close_text(None, &ReasoningTags::default()),
             "\n</think>\n\n"

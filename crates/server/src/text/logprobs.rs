@@ -147,14 +147,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_found_behind_what_was_trimmed() {
+    fn text_is_found_behind_trimmed_bytes() {
         assert_eq!(find_text(b"<tag>\nhello", "hello"), Some((6, 11)));
         assert_eq!(find_text(b"abc", "abc"), Some((0, 3)));
         assert_eq!(find_text(b"abc", "abd"), None);
     }
 
     #[test]
-    fn a_replacement_character_stands_for_the_bytes_behind_it() {
+    fn replacement_character_matches_invalid_bytes() {
         assert_eq!(find_text(b"a\xffb", "a\u{fffd}b"), Some((0, 3)));
         assert_eq!(find_text(b"a\xe2\x82", "a\u{fffd}"), Some((0, 3)));
         assert_eq!(find_text(b"\xff\xffz", "\u{fffd}\u{fffd}"), Some((0, 2)));

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_time_round_is_noticed_at_its_last_token() {
+    fn repetition_is_detected_at_the_last_token_of_the_second_period() {
         for period in [12, 13, 40, 80] {
             let text = (1000..1030).chain((0..period).cycle().take(500));
             assert_eq!(
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn short_rounds_long_ones_and_near_misses_are_none() {
+    fn short_long_and_inexact_periods_are_not_repetition() {
         assert_eq!(noticed((0..81).cycle().take(161)), None);
         assert_eq!(noticed((0..11).cycle().take(22)), None);
         let near = (0..20).chain(0..19).chain([99]).chain(0..19);

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_leaves_out_comes_from_the_model() {
+    fn absent_sampling_fields_default_to_the_model() {
         let defaults = GenerationDefaults {
             temperature: 0.6,
             top_k: 20,
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_least_length_never_exceeds_the_greatest() {
+    fn min_tokens_never_exceed_max_tokens() {
         let fields = SamplingParams {
             min_tokens: 500,
             ..SamplingParams::default()
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_random_unless_given() {
+    fn seed_is_random_unless_given() {
         let one = check(SamplingParams::default()).sampling.seed;
         let two = check(SamplingParams::default()).sampling.seed;
         assert_ne!(one, two);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_outside_the_vocabulary_are_refused_by_field() {
+    fn token_ids_outside_the_vocabulary_are_rejected_by_field() {
         let fields = SamplingParams {
             stop_token_ids: vec![TokenId(1000)],
             ..SamplingParams::default()
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_free_token_is_room_and_a_full_context_is_an_error() {
+    fn full_context_is_an_error_and_one_free_token_is_not() {
         assert_eq!(remaining_context(99, 100), Ok(1));
         let full = ApiError::ContextLength {
             prompt: 100,

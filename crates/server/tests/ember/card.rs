@@ -268,7 +268,7 @@ fn lead(card: &CudaBackend, prompt: &[TokenId], text: &[TokenId], other: TokenId
 }
 
 #[test]
-fn in_the_fastest_order_trees_part_from_plain_decoding_at_near_ties_only_and_seldom() {
+fn fastest_numerics_diverge_from_plain_decoding_only_at_near_ties() {
     let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };
@@ -308,7 +308,7 @@ fn in_the_fastest_order_trees_part_from_plain_decoding_at_near_ties_only_and_sel
 }
 
 #[test]
-fn trees_on_the_card_say_what_plain_decoding_says_beside_others_and_alone() {
+fn trees_on_gpu_match_plain_decoding_alone_and_batched() {
     let Some(card) = card() else { return };
     let exact = must_ask(&card);
     let prompts: Vec<Vec<TokenId>> = prompts().into_iter().take(PROMPTS).collect();
@@ -323,21 +323,21 @@ fn trees_on_the_card_say_what_plain_decoding_says_beside_others_and_alone() {
 }
 
 #[test]
-fn budgets_batches_and_cancellations_on_the_card_change_no_token() {
+fn budgets_batches_and_cancellations_on_gpu_change_no_token() {
     let Some(card) = card() else { return };
     let exact = must_ask(&card);
     every_budget_says_the_same(&card, exact, (0..64).step_by(9));
 }
 
 #[test]
-fn who_gives_up_his_pages_on_the_card_says_the_bits_he_says_alone() {
+fn preempted_sequences_on_gpu_match_runs_alone() {
     let Some(card) = card() else { return };
     let exact = must_ask(&card);
     few_pages_change_no_bit(&card, exact);
 }
 
 #[test]
-fn as_many_drafted_tokens_come_true_on_the_card_as_in_the_independent_implementation() {
+fn acceptance_on_gpu_matches_the_independent_implementation() {
     let Some(card) = card() else { return };
     for (kind, found, expected) in acceptance(&card) {
         let off = (found as f64 - expected).abs() / expected;
@@ -350,7 +350,7 @@ fn as_many_drafted_tokens_come_true_on_the_card_as_in_the_independent_implementa
 }
 
 #[test]
-fn five_hundred_steps_of_trees_on_the_card_leave_the_states_of_plain_decoding() {
+fn states_on_gpu_after_500_tree_steps_match_plain_decoding() {
     let Some(card) = card() else { return };
     let drift = Drift::of(&card, must_ask(&card), CacheFormat::AsShipped);
     let worst = Difference::worst(&drift.end);
@@ -365,7 +365,7 @@ fn five_hundred_steps_of_trees_on_the_card_leave_the_states_of_plain_decoding() 
 }
 
 #[test]
-fn in_the_fastest_order_states_are_as_far_from_plain_decoding_as_that_is_from_itself() {
+fn fastest_numerics_states_drift_no_more_than_plain_decoding() {
     let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };
@@ -392,7 +392,7 @@ fn in_the_fastest_order_states_are_as_far_from_plain_decoding_as_that_is_from_it
 }
 
 #[test]
-fn where_products_round_nothing_trees_leave_the_states_of_plain_decoding_within_their_sums() {
+fn exact_products_keep_tree_states_within_summation_error() {
     let Some(card) = card_that_sums(Some(Numerics::Fastest)) else {
         return;
     };

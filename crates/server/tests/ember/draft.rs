@@ -125,7 +125,7 @@ fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
 }
 
 #[test]
-fn the_oracle_drafts_what_the_independent_implementation_drafts() {
+fn reference_drafts_match_the_independent_implementation() {
     let off = worst(None, REFERENCE);
     assert!(off < 1e-4, "{off}");
 }
@@ -179,7 +179,7 @@ pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64
 }
 
 #[test]
-fn as_many_drafted_tokens_come_true_as_in_the_independent_implementation() {
+fn acceptance_matches_the_independent_implementation() {
     for (kind, found, expected) in acceptance(&CpuBackend::new(FAST)) {
         let off = (found as f64 - expected).abs() / expected;
         assert!(off < 0.02, "{kind}: {found} kept, {expected} expected");

@@ -246,7 +246,7 @@ impl Drift {
 }
 
 #[test]
-fn five_hundred_steps_of_trees_leave_the_states_of_plain_decoding_to_the_bit() {
+fn states_after_500_tree_steps_are_bit_identical_to_plain_decoding() {
     let drift = Drift::of(&CpuBackend::new(FAST), false, CacheFormat::AsShipped);
     assert_eq!(Difference::worst(&drift.end).largest, 0.0);
     // A toy that goes on after its end rambles, and little of that is foreseen.
@@ -254,7 +254,7 @@ fn five_hundred_steps_of_trees_leave_the_states_of_plain_decoding_to_the_bit() {
 }
 
 #[test]
-fn two_orders_of_f32_sums_leave_nearly_the_same_states() {
+fn states_of_two_f32_summation_orders_are_close() {
     // The oracle sums one value after the other, the fast path in lanes; neither rounds anything to less than f32.
     let fast = CpuBackend::new(FAST);
     let mut rig = Rig::new(&fast, false, CacheFormat::Floats);

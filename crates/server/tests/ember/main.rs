@@ -100,7 +100,7 @@ fn distance(options: CpuOptions, sure: f64) -> (f64, f64) {
 }
 
 #[test]
-fn prompts_are_rendered_and_tokenised_as_the_makers_tools_do() {
+fn rendering_and_tokenisation_match_the_reference_tools() {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
     let template = ChatTemplate::from_vocab(&loaded.vocab).unwrap();
@@ -133,7 +133,7 @@ fn prompts_are_rendered_and_tokenised_as_the_makers_tools_do() {
 }
 
 #[test]
-fn the_oracle_says_what_the_independent_implementation_says() {
+fn reference_logits_match_the_independent_implementation() {
     let (mean, worst) = distance(REFERENCE, 1e-3);
     assert!(worst < 1e-3 && mean < 1e-4, "mean {mean}, worst {worst}");
 }
@@ -145,7 +145,7 @@ fn the_fast_path_stays_within_the_error_of_eight_bit_activations() {
 }
 
 #[test]
-fn the_residual_stream_after_each_tap_is_right() {
+fn residual_stream_at_captured_layers_matches_golden() {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let cases = cases();
     let code = cases.iter().find(|case| case["name"] == "code").unwrap();

@@ -118,6 +118,6 @@ pub(crate) fn few_pages_change_no_bit(backend: &dyn Backend, exact: bool) {
 }
 
 #[test]
-fn who_waits_for_pages_and_who_gives_them_up_say_the_bits_they_say_alone() {
+fn queued_and_preempted_sequences_match_runs_alone() {
     few_pages_change_no_bit(&CpuBackend::new(FAST), false);
 }

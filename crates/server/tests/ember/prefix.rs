@@ -184,7 +184,7 @@ fn foreseen(prompts: &[Vec<TokenId>], i: usize) -> Option<NextPrompt> {
 }
 
 #[test]
-fn pauses_of_any_length_leave_the_same_bits() {
+fn prefill_in_any_chunks_is_bit_identical() {
     let prompts = prompts(3);
     let (expected, _) = answers(&mut scheduler(0, KvFormat::F16, None), &prompts, 0);
     for chunks in [1, 9] {
@@ -207,11 +207,11 @@ fn pauses_of_any_length_leave_the_same_bits() {
 }
 
 #[test]
-fn conversations_in_turn_say_the_same_bits_from_states_as_from_the_beginning() {
+fn interleaved_conversations_from_snapshots_match_full_prefill() {
     check(KvFormat::F16, 4);
 }
 
 #[test]
-fn so_they_do_from_rows_of_few_bits() {
+fn interleaved_conversations_match_with_quantized_kv() {
     check(KvFormat::Q4_0, 2);
 }

@@ -227,7 +227,7 @@ pub(crate) fn every_budget_says_the_same(
 }
 
 #[test]
-fn trees_of_every_budget_chains_and_no_draft_say_the_same_tokens() {
+fn trees_chains_and_no_draft_generate_the_same_tokens() {
     every_budget_says_the_same(&CpuBackend::new(FAST), false, 0..64);
 }
 

@@ -9,7 +9,7 @@ use crate::test_server::{ServerSetup, chat_body};
 const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test]
-async fn malformed_bodies_are_refused_with_the_reason() {
+async fn malformed_bodies_are_rejected_with_a_reason() {
     let server = ServerSetup::saying("x").open().await;
     let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
     let deep_field = format!("{{\"messages\": {deep}}}");
@@ -43,7 +43,7 @@ async fn malformed_bodies_are_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn fields_out_of_range_are_refused_by_name() {
+async fn fields_out_of_range_are_rejected_by_name() {
     let server = ServerSetup::saying("x").open().await;
     for (fields, param) in [
         (json!({"temperature": -1}), "temperature"),
@@ -73,7 +73,7 @@ async fn fields_out_of_range_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn images_are_refused_in_words() {
+async fn images_are_rejected() {
     let server = ServerSetup::saying("x").open().await;
     let messages = json!([{"role": "user", "content": [
         {"type": "text", "text": "what is this"},
@@ -87,7 +87,7 @@ async fn images_are_refused_in_words() {
 }
 
 #[tokio::test]
-async fn a_conversation_that_fills_the_context_tells_both_numbers() {
+async fn conversation_filling_the_context_is_rejected_with_both_lengths() {
     let server = ServerSetup::saying("x").open().await;
     let mut body = chat_body(json!({}));
     body["messages"][0]["content"] = json!("y".repeat(700));
@@ -106,7 +106,7 @@ async fn a_conversation_that_fills_the_context_tells_both_numbers() {
 }
 
 #[tokio::test]
-async fn what_the_template_raises_is_the_clients_fault() {
+async fn template_exception_is_a_client_error() {
     let server = ServerSetup::saying("x").open().await;
     let messages = json!([{"role": "user", "content": "template, break"}]);
     let answer = server.chat(json!({"messages": messages})).await;
@@ -117,7 +117,7 @@ async fn what_the_template_raises_is_the_clients_fault() {
 }
 
 #[tokio::test]
-async fn what_breaks_the_template_is_our_fault() {
+async fn template_failure_is_a_server_error() {
     let server = ServerSetup::saying("x").open().await;
     let messages = json!([{"role": "user", "content": "template, fall"}]);
     let answer = server.chat(json!({"messages": messages})).await;
@@ -127,7 +127,7 @@ async fn what_breaks_the_template_is_our_fault() {
 }
 
 #[tokio::test]
-async fn a_hundred_megabytes_are_read_away_and_refused() {
+async fn oversized_body_is_discarded_and_rejected() {
     let server = ServerSetup::saying("x").open().await;
     let mut body = b"{\"messages\": [{\"role\": \"user\", \"content\": \"".to_vec();
     body.resize(100 << 20, b'a');
@@ -140,7 +140,7 @@ async fn a_hundred_megabytes_are_read_away_and_refused() {
 }
 
 #[tokio::test]
-async fn a_hundred_megabytes_of_unknown_length_are_refused_too() {
+async fn oversized_chunked_body_is_rejected() {
     let server = ServerSetup::saying("x").open().await;
     let mut socket = tokio::net::TcpStream::connect(server.address)
         .await
@@ -166,7 +166,7 @@ async fn a_long_valid_body_is_served() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_get_short_answers_in_our_shape() {
+async fn unknown_paths_and_methods_get_json_errors() {
     let server = ServerSetup::saying("x").open().await;
     for path in [
         "/v1/embeddings",

@@ -77,7 +77,7 @@ async fn ask(server: &TestServer, dialect: &str, n: usize) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn the_second_turn_is_mostly_cached_in_every_dialect() {
+async fn second_turn_hits_the_prefix_cache_in_every_dialect() {
     for dialect in ["chat", "messages", "responses"] {
         let server = setup().open().await;
         let (first, cold) = ask(&server, dialect, 3).await;
@@ -99,7 +99,7 @@ async fn the_second_turn_is_mostly_cached_in_every_dialect() {
 }
 
 #[tokio::test]
-async fn one_dialect_finds_what_another_left() {
+async fn prefix_cache_is_shared_between_dialects() {
     let server = setup().open().await;
     ask(&server, "chat", 3).await;
     let (_, by_messages) = ask(&server, "messages", 5).await;
@@ -108,7 +108,7 @@ async fn one_dialect_finds_what_another_left() {
 }
 
 #[tokio::test]
-async fn without_a_cache_nothing_is_said_to_be_cached() {
+async fn disabled_cache_reports_no_cached_tokens() {
     let server = ServerSetup {
         prefix: PrefixConfig::default(),
         ..setup()
@@ -141,7 +141,7 @@ async fn cached(
 }
 
 #[tokio::test]
-async fn a_request_that_wants_no_cache_neither_uses_nor_leaves_anything() {
+async fn request_without_cache_neither_reads_nor_writes_it() {
     for off in [
         json!({"cache_prompt": false}),
         json!({"prefix_cache": {"scope": "off"}}),
@@ -158,7 +158,7 @@ async fn a_request_that_wants_no_cache_neither_uses_nor_leaves_anything() {
 }
 
 #[tokio::test]
-async fn the_surest_name_of_a_conversation_counts() {
+async fn most_specific_session_id_wins() {
     let long = "n".repeat(300);
     let server = setup().open().await;
     for (fields, headers, expected) in [
@@ -194,7 +194,7 @@ async fn the_surest_name_of_a_conversation_counts() {
 }
 
 #[tokio::test]
-async fn a_conversation_is_kept_from_six_requests_beside_it_in_four_places() {
+async fn conversation_survives_six_other_requests_in_four_slots() {
     let name = [("x-claude-code-session-id", "main")];
     // Under one name from the first turn on; without any from the second.
     for (own, beside, turns) in [
@@ -261,7 +261,7 @@ fn continued(answer: &Value) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_finished_reply_is_read_in_the_pause_before_the_next_request() {
+async fn finished_reply_is_prefilled_while_idle() {
     let mut found = Vec::new();
     for ahead in [0, 2048] {
         let server = reader(ahead).open().await;
@@ -306,7 +306,7 @@ async fn a_finished_reply_is_read_in_the_pause_before_the_next_request() {
 }
 
 #[tokio::test]
-async fn a_request_that_comes_while_something_is_read_ahead_waits_for_one_chunk() {
+async fn request_during_warmup_waits_for_one_chunk() {
     let server = reader(2048).open().await;
     let body = json!({"messages": messages(3), "max_tokens": 400});
     server

@@ -26,7 +26,7 @@ fn finish_reason(chunks: &[Value], index: usize) -> String {
 }
 
 #[tokio::test]
-async fn a_whole_answer_has_every_field_clients_read() {
+async fn whole_response_has_all_fields() {
     let server = ServerSetup::saying("Hello there.").open().await;
     let answer = server.chat(json!({"model": "whatever"})).await;
     assert_eq!(answer.status, 200);
@@ -54,7 +54,7 @@ async fn a_whole_answer_has_every_field_clients_read() {
 }
 
 #[tokio::test]
-async fn a_stream_says_what_the_whole_answer_says() {
+async fn streamed_response_equals_the_whole_response() {
     let server = ServerSetup::saying("Hello there.").open().await;
     let answer = server.chat(json!({"stream": true})).await;
     assert_eq!(answer.status, 200);
@@ -81,7 +81,7 @@ async fn a_stream_says_what_the_whole_answer_says() {
 }
 
 #[tokio::test]
-async fn usage_comes_last_when_asked_for_and_null_before() {
+async fn requested_usage_is_last_and_null_before() {
     let server = ServerSetup::saying("Hi.").open().await;
     let fields = json!({"stream": true, "stream_options": {"include_usage": true}});
     let chunks = server.chat(fields).await.chunks().await;
@@ -96,7 +96,7 @@ async fn usage_comes_last_when_asked_for_and_null_before() {
 }
 
 #[tokio::test]
-async fn usage_runs_along_when_asked_for() {
+async fn continuous_usage_is_sent_on_request() {
     let server = ServerSetup::saying("Hi.").open().await;
     let fields = json!({"stream": true, "stream_options": {"continuous_usage_stats": true}});
     let chunks = server.chat(fields).await.chunks().await;
@@ -109,7 +109,7 @@ async fn usage_runs_along_when_asked_for() {
 }
 
 #[tokio::test]
-async fn a_length_limit_is_told_as_one_in_both_forms() {
+async fn length_limit_is_reported_whole_and_streamed() {
     let server = ServerSetup::saying("Hello there.").open().await;
     let body = server.chat(json!({"max_tokens": 5})).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], "Hello");
@@ -122,7 +122,7 @@ async fn a_length_limit_is_told_as_one_in_both_forms() {
 }
 
 #[tokio::test]
-async fn asking_for_more_than_fits_ends_with_length_and_is_not_refused() {
+async fn max_tokens_beyond_the_context_end_with_length() {
     let server = ServerSetup {
         limits: contract::Limits {
             context: 64,
@@ -192,7 +192,7 @@ async fn characters_split_over_tokens_arrive_whole() {
 }
 
 #[tokio::test]
-async fn several_choices_are_told_apart_by_their_index() {
+async fn choices_are_identified_by_index() {
     let server = ServerSetup::default().open().await;
     let fields = json!({"n": 4, "max_tokens": 6, "temperature": 1.0, "seed": 11});
     let body = server.chat(fields.clone()).await.json().await;
@@ -230,7 +230,7 @@ async fn the_same_seed_gives_the_same_text() {
 }
 
 #[tokio::test]
-async fn thinking_is_told_apart_from_the_reply() {
+async fn reasoning_is_split_from_the_reply() {
     let server = ServerSetup::saying("first this\n</think>\n\nthen that")
         .open()
         .await;
@@ -257,7 +257,7 @@ async fn thinking_is_told_apart_from_the_reply() {
 }
 
 #[tokio::test]
-async fn raw_thinking_keeps_its_tags() {
+async fn raw_reasoning_keeps_its_tags() {
     let server = ServerSetup::saying("a</think>b").open().await;
     let fields = json!({"enable_thinking": true, "reasoning_format": "none"});
     let body = server.chat(fields).await.json().await;
@@ -273,7 +273,7 @@ fn weather_tool() -> Value {
 }
 
 #[tokio::test]
-async fn a_tool_call_comes_as_one_whole_and_streamed() {
+async fn tool_call_is_parsed_whole_and_streamed() {
     let said =
         "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>";
     let server = ServerSetup::saying(said).open().await;
@@ -313,7 +313,7 @@ async fn a_tool_call_comes_as_one_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn without_leave_to_call_the_call_is_barred() {
+async fn tool_choice_none_forbids_calls() {
     let said = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
     let server = ServerSetup::saying(said).open().await;
     let fields = json!({"tools": weather_tool(), "tool_choice": "none"});
@@ -325,7 +325,7 @@ async fn without_leave_to_call_the_call_is_barred() {
 }
 
 #[tokio::test]
-async fn prefill_progress_is_told_when_asked_for() {
+async fn prefill_progress_is_sent_on_request() {
     let server = ServerSetup::saying("ok").open().await;
     let mut body = chat_body(json!({"stream": true, "return_progress": true}));
     body["messages"][0]["content"] = json!("y".repeat(300));
@@ -345,7 +345,7 @@ async fn prefill_progress_is_told_when_asked_for() {
 }
 
 #[tokio::test]
-async fn timings_come_with_each_event_when_asked_for() {
+async fn timings_are_sent_per_event_on_request() {
     let server = ServerSetup::saying("ok").open().await;
     let fields = json!({"stream": true, "timings_per_token": true});
     let chunks = server.chat(fields).await.chunks().await;
@@ -353,7 +353,7 @@ async fn timings_come_with_each_event_when_asked_for() {
 }
 
 #[tokio::test]
-async fn timings_tell_how_long_the_device_took() {
+async fn timings_cover_device_time() {
     let server = ServerSetup {
         step: std::time::Duration::from_millis(20),
         ..ServerSetup::saying("abcd")
@@ -369,7 +369,7 @@ async fn timings_tell_how_long_the_device_took() {
 }
 
 #[tokio::test]
-async fn ignoring_the_end_goes_on_to_the_limit() {
+async fn ignore_eos_generates_up_to_the_limit() {
     let server = ServerSetup::saying("ab").open().await;
     let fields = json!({"ignore_eos": true, "max_tokens": 10});
     let body = server.chat(fields).await.json().await;
@@ -378,7 +378,7 @@ async fn ignoring_the_end_goes_on_to_the_limit() {
 }
 
 #[tokio::test]
-async fn a_token_is_forced_and_barred_by_its_bias() {
+async fn logit_bias_forces_and_forbids_tokens() {
     let server = ServerSetup::saying("ok").open().await;
     let said = async |bias: Value| {
         let fields = json!({"max_tokens": 3, "logit_bias": bias});
@@ -392,7 +392,7 @@ async fn a_token_is_forced_and_barred_by_its_bias() {
 }
 
 #[tokio::test]
-async fn a_text_is_no_shorter_than_its_least_length() {
+async fn reply_has_at_least_min_tokens() {
     let server = ServerSetup::saying("ok").open().await;
     let fields = json!({"min_tokens": 8, "max_tokens": 20});
     let body = server.chat(fields).await.json().await;

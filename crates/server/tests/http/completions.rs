@@ -18,7 +18,7 @@ async fn a_string_is_continued() {
 }
 
 #[tokio::test]
-async fn sixteen_tokens_are_the_default() {
+async fn completion_default_is_sixteen_tokens() {
     let server = ServerSetup::saying(&"x".repeat(100)).open().await;
     let body = json!({"prompt": "Once"});
     let body = server.post("/v1/completions", &body).await.json().await;
@@ -27,7 +27,7 @@ async fn sixteen_tokens_are_the_default() {
 }
 
 #[tokio::test]
-async fn prompts_come_as_strings_tokens_or_lists_of_either() {
+async fn prompts_may_be_strings_tokens_or_lists() {
     let server = ServerSetup::saying("!").open().await;
     let ids: Vec<u32> = tokens("ab").iter().map(|t| t.0).collect();
     for (prompt, choices) in [
@@ -50,7 +50,7 @@ async fn prompts_come_as_strings_tokens_or_lists_of_either() {
 }
 
 #[tokio::test]
-async fn more_prompts_than_places_are_all_answered() {
+async fn more_prompts_than_sequences_all_finish() {
     let server = ServerSetup::saying("!").open().await;
     let prompts: Vec<String> = (0..100).map(|i| format!("p{i}")).collect();
     let body = json!({"prompt": prompts});
@@ -100,7 +100,7 @@ async fn an_echo_begins_with_the_prompt() {
 }
 
 #[tokio::test]
-async fn an_echo_with_logprobs_tells_the_prompts_too() {
+async fn echo_with_logprobs_includes_prompt_logprobs() {
     let server = ServerSetup::saying("é!").open().await;
     let body =
         json!({"prompt": "aé", "echo": true, "logprobs": 2, "max_tokens": 3, "temperature": 0});
@@ -138,7 +138,7 @@ async fn several_choices_of_several_prompts_are_numbered_through() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_refused() {
+async fn unsupported_completion_fields_are_rejected() {
     let server = ServerSetup::saying("x").open().await;
     for (body, param) in [
         (json!({"prompt": "a", "suffix": "b"}), "suffix"),
@@ -156,7 +156,7 @@ async fn what_cannot_be_done_is_refused() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_fills_the_context_tells_both_numbers() {
+async fn prompt_filling_the_context_is_rejected_with_both_lengths() {
     let server = ServerSetup::saying("x").open().await;
     let body = json!({"prompt": "y".repeat(600)});
     let answer = server.post("/v1/completions", &body).await;

@@ -42,7 +42,7 @@ fn last_error(chunks: &[Value]) -> &Value {
 }
 
 #[tokio::test]
-async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
+async fn shutdown_finishes_running_requests_and_admits_none() {
     let server = steady(&"x".repeat(60)).open().await;
     let stream = begun(&server).await;
     let waiting = server.chat(json!({"stream": true})).await;
@@ -60,7 +60,7 @@ async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn what_outlives_the_grace_is_told_and_cut() {
+async fn requests_beyond_the_grace_period_fail() {
     let mut setup = steady(&"x".repeat(100_000));
     setup.config.timeouts.shutdown = Duration::from_millis(200);
     let server = setup.open().await;
@@ -74,7 +74,7 @@ async fn what_outlives_the_grace_is_told_and_cut() {
 }
 
 #[tokio::test]
-async fn asked_twice_it_returns_at_once() {
+async fn second_shutdown_request_returns_at_once() {
     let server = steady(&"x".repeat(100_000)).open().await;
     let _stream = begun(&server).await;
     server.stop.trigger();
@@ -133,12 +133,12 @@ async fn lost_to_the_world(server: TestServer) {
 }
 
 #[tokio::test]
-async fn a_lost_device_is_told_to_everyone_and_ends_the_server() {
+async fn lost_device_fails_all_requests_and_ends_the_server() {
     check_lost(steady(&"x".repeat(100_000)).open().await).await;
 }
 
 #[tokio::test]
-async fn a_panic_on_the_engine_thread_is_told_and_ends_the_server() {
+async fn engine_panic_fails_all_requests_and_ends_the_server() {
     let server = steady(&"x".repeat(100_000)).open().await;
     let stream = begun(&server).await;
     server.watch.gate.panic_next();
@@ -151,7 +151,7 @@ async fn a_panic_on_the_engine_thread_is_told_and_ends_the_server() {
 }
 
 #[tokio::test]
-async fn a_whole_answer_that_is_lost_is_an_error_500() {
+async fn lost_whole_response_is_a_500() {
     let server = steady(&"x".repeat(100_000)).open().await;
     server.watch.fake.fail(InjectedFault {
         call: RunnerMethod::Verify,
@@ -165,7 +165,7 @@ async fn a_whole_answer_that_is_lost_is_an_error_500() {
 }
 
 #[tokio::test]
-async fn a_step_that_does_not_end_shows_in_health_until_it_does() {
+async fn stalled_step_shows_in_health() {
     let mut setup = steady("ok");
     setup.config.timeouts.stall = Duration::from_millis(100);
     let server = setup.open().await;

@@ -13,7 +13,7 @@ fn bytes(entries: &[Value]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn responses_tell_them_with_their_text() {
+async fn responses_carry_logprobs_with_their_text() {
     let text = "héllo 😀!";
     let server = ServerSetup::saying(text).open().await;
     let fields = json!({"input": "hi", "top_logprobs": 2});
@@ -74,7 +74,7 @@ async fn tokens_join_to_the_content_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn a_cut_by_a_stop_string_cuts_the_tokens_too() {
+async fn stop_string_also_cuts_logprob_tokens() {
     let server = ServerSetup::saying("one STOP two").open().await;
     let fields = json!({"logprobs": true, "stop": ["STOP"]});
     let body = server.chat(fields).await.json().await;
@@ -85,7 +85,7 @@ async fn a_cut_by_a_stop_string_cuts_the_tokens_too() {
 }
 
 #[tokio::test]
-async fn thinking_has_a_list_of_its_own() {
+async fn reasoning_logprobs_have_their_own_list() {
     let server = ServerSetup::saying("hm\n</think>\n\nyes").open().await;
     let fields = json!({"logprobs": true, "enable_thinking": true});
     let body = server.chat(fields).await.json().await;
@@ -102,7 +102,7 @@ async fn thinking_has_a_list_of_its_own() {
 }
 
 #[tokio::test]
-async fn alternatives_without_logprobs_are_refused() {
+async fn top_logprobs_without_logprobs_are_rejected() {
     let server = ServerSetup::saying("x").open().await;
     let answer = server.chat(json!({"top_logprobs": 3})).await;
     assert_eq!(answer.status, 400);
@@ -113,7 +113,7 @@ async fn alternatives_without_logprobs_are_refused() {
 }
 
 #[tokio::test]
-async fn a_certain_token_has_almost_no_surprise() {
+async fn certain_token_has_logprob_near_zero() {
     let server = ServerSetup::saying("ab").open().await;
     let body = server.chat(json!({"logprobs": true})).await.json().await;
     let entries = body["choices"][0]["logprobs"]["content"]

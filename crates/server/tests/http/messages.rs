@@ -81,7 +81,7 @@ fn starts(events: &[Value]) -> Vec<&Value> {
 }
 
 #[tokio::test]
-async fn a_whole_message_has_every_field_clients_read() {
+async fn whole_message_has_all_fields() {
     let server = ServerSetup::saying("Hello 日本 😀.").open().await;
     let answer = server.post(MESSAGES, &body(json!({}))).await;
     assert_eq!(answer.status, 200);
@@ -111,7 +111,7 @@ async fn a_whole_message_has_every_field_clients_read() {
 }
 
 #[tokio::test]
-async fn a_stream_says_what_the_whole_message_says() {
+async fn streamed_message_equals_the_whole_message() {
     let text = "Hello 日本 😀.";
     let server = ServerSetup::saying(text).open().await;
     let events = events(&server, json!({})).await;
@@ -131,7 +131,7 @@ async fn a_stream_says_what_the_whole_message_says() {
 }
 
 #[tokio::test]
-async fn thinking_is_a_signed_block_before_the_text() {
+async fn reasoning_is_a_signed_block_before_the_text() {
     let server = ServerSetup::saying("first this\n</think>\n\nthen that")
         .open()
         .await;
@@ -150,7 +150,7 @@ async fn thinking_is_a_signed_block_before_the_text() {
 }
 
 #[tokio::test]
-async fn calls_are_tool_use_blocks_in_both_forms() {
+async fn tool_calls_are_tool_use_blocks_whole_and_streamed() {
     let said = "Reading.\n<tool_call>\n<function=Read>\n<parameter=path>\na \"b\"\n</parameter>\n\
                 <parameter=n>\n7\n</parameter>\n</function>\n</tool_call>\n\
                 <tool_call>\n{\"name\": \"Read\", \"arguments\": {\"path\": \"c\"}}\n</tool_call>";
@@ -179,7 +179,7 @@ async fn calls_are_tool_use_blocks_in_both_forms() {
 }
 
 #[tokio::test]
-async fn the_stop_string_that_ended_the_text_is_named() {
+async fn matched_stop_sequence_is_reported() {
     let server = ServerSetup::saying("one STOP two").open().await;
     let fields = json!({"stop_sequences": ["NEVER", "STOP"]});
     let message = server.post(MESSAGES, &body(fields.clone())).await;
@@ -199,7 +199,7 @@ async fn the_stop_string_that_ended_the_text_is_named() {
 }
 
 #[tokio::test]
-async fn a_history_of_calls_a_late_system_message_and_billing_lines_are_taken() {
+async fn message_history_with_calls_and_late_system_message_is_accepted() {
     let server = ServerSetup::saying("ok").open().await;
     let line = "x-anthropic-billing-header: cc_version=2.1; cch=";
     let turns = |nonce: &str| {
@@ -229,7 +229,7 @@ async fn a_history_of_calls_a_late_system_message_and_billing_lines_are_taken() 
 }
 
 #[tokio::test]
-async fn errors_are_in_the_dialects_words() {
+async fn errors_use_the_dialects_format() {
     let server = ServerSetup::saying("x").open().await;
     let long = json!([{"role": "user", "content": "y".repeat(700)}]);
     let image = json!([{"role": "user", "content": [{"type": "image", "source": {}}]}]);
@@ -263,7 +263,7 @@ async fn errors_are_in_the_dialects_words() {
 }
 
 #[tokio::test]
-async fn a_missing_key_is_said_in_the_dialects_words() {
+async fn missing_key_error_uses_the_dialects_format() {
     let server = ServerSetup {
         config: ServerConfig {
             api_keys: vec!["k".to_owned()],
@@ -279,7 +279,7 @@ async fn a_missing_key_is_said_in_the_dialects_words() {
 }
 
 #[tokio::test]
-async fn silence_is_filled_with_ping_events_and_a_fault_is_an_error_event() {
+async fn idle_message_stream_gets_pings_and_failure_is_an_error_event() {
     let mut setup = ServerSetup::saying("Hello.");
     setup.config.timeouts.keep_alive = Duration::from_millis(20);
     let server = setup.open().await;

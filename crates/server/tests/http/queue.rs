@@ -44,7 +44,7 @@ async fn idle(server: &TestServer) {
 }
 
 #[tokio::test]
-async fn one_too_many_is_told_to_come_back() {
+async fn full_queue_is_rejected_with_retry_after() {
     let server = narrow().open().await;
     let running = occupy(&server).await;
     let waiting = server.chat(json!({"stream": true, "max_tokens": 2})).await;
@@ -71,7 +71,7 @@ async fn one_too_many_is_told_to_come_back() {
 }
 
 #[tokio::test]
-async fn leaving_a_stream_frees_the_device() {
+async fn dropped_stream_frees_the_device() {
     let server = narrow().open().await;
     let stream = occupy(&server).await;
     assert_eq!(server.watch.open_now(), 1);
@@ -80,7 +80,7 @@ async fn leaving_a_stream_frees_the_device() {
 }
 
 #[tokio::test]
-async fn leaving_while_waiting_for_a_whole_answer_frees_the_device() {
+async fn dropped_whole_response_frees_the_device() {
     let server = narrow().open().await;
     let address = server.address;
     let asked = tokio::spawn(async move {
@@ -95,7 +95,7 @@ async fn leaving_while_waiting_for_a_whole_answer_frees_the_device() {
 }
 
 #[tokio::test]
-async fn leaving_during_prefill_stops_it_before_its_end() {
+async fn disconnect_during_prefill_stops_it() {
     let server = narrow().open().await;
     let mut body = chat_body(json!({"stream": true}));
     body["messages"][0]["content"] = json!("x".repeat(6400));
@@ -114,7 +114,7 @@ async fn leaving_during_prefill_stops_it_before_its_end() {
 }
 
 #[tokio::test]
-async fn leaving_the_queue_does_not_touch_who_runs() {
+async fn disconnect_in_queue_leaves_running_requests_alone() {
     let server = narrow().open().await;
     let mut running = occupy(&server).await;
     let waiting = server.chat(json!({"stream": true})).await;
@@ -135,7 +135,7 @@ async fn leaving_the_queue_does_not_touch_who_runs() {
 }
 
 #[tokio::test]
-async fn silence_is_filled_with_comments() {
+async fn idle_stream_gets_comments() {
     let mut setup = ServerSetup::saying("ok");
     setup.config.timeouts.keep_alive = Duration::from_millis(30);
     let server = setup.open().await;
@@ -155,7 +155,7 @@ async fn silence_is_filled_with_comments() {
 }
 
 #[tokio::test]
-async fn waiting_too_long_is_refused_or_told_in_the_stream() {
+async fn queue_timeout_is_an_error_or_a_stream_event() {
     let mut setup = narrow();
     setup.config.queue_limit = 8;
     setup.config.timeouts.queue = Some(Duration::from_millis(100));
@@ -174,7 +174,7 @@ async fn waiting_too_long_is_refused_or_told_in_the_stream() {
 }
 
 #[tokio::test]
-async fn a_request_out_of_time_ends_as_if_at_its_limit() {
+async fn request_timeout_ends_with_length() {
     let mut setup = narrow();
     setup.config.timeouts.request = Some(Duration::from_millis(200));
     let server = setup.open().await;
@@ -194,7 +194,7 @@ async fn a_request_out_of_time_ends_as_if_at_its_limit() {
 }
 
 #[tokio::test]
-async fn leaving_is_counted_by_how_far_the_request_had_come() {
+async fn cancellations_are_counted_by_stage() {
     let server = narrow().open().await;
     drop(occupy(&server).await);
     idle(&server).await;
@@ -204,7 +204,7 @@ async fn leaving_is_counted_by_how_far_the_request_had_come() {
 }
 
 #[tokio::test]
-async fn higher_priority_goes_first() {
+async fn higher_priority_runs_first() {
     let mut setup = narrow();
     setup.config.queue_limit = 8;
     let server = setup.open().await;
@@ -232,7 +232,7 @@ async fn higher_priority_goes_first() {
 }
 
 #[tokio::test]
-async fn more_choices_than_places_are_all_answered() {
+async fn more_choices_than_sequences_all_finish() {
     let server = narrow().open().await;
     let answer = server.chat(json!({"n": 4, "max_tokens": 5})).await;
     assert_eq!(answer.status, 200);
@@ -245,7 +245,7 @@ async fn more_choices_than_places_are_all_answered() {
 }
 
 #[tokio::test]
-async fn further_prompts_of_a_request_wait_for_a_place_instead_of_failing() {
+async fn further_prompts_wait_for_a_queue_permit() {
     let mut setup = narrow();
     setup.limits.sequences = 4;
     let server = setup.open().await;
@@ -272,7 +272,7 @@ async fn further_prompts_of_a_request_wait_for_a_place_instead_of_failing() {
 }
 
 #[tokio::test]
-async fn a_reader_that_takes_nothing_is_given_up() {
+async fn stalled_reader_is_disconnected() {
     let mut setup = narrow();
     setup.step = Duration::ZERO;
     setup.config.timeouts.write = Duration::from_millis(200);
@@ -291,7 +291,7 @@ async fn a_reader_that_takes_nothing_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_crowd_that_comes_and_goes_leaves_nothing_behind() {
+async fn many_cancelled_requests_leave_no_state() {
     let mut setup = narrow();
     setup.limits.sequences = 3;
     setup.config.queue_limit = 16;
@@ -324,7 +324,7 @@ async fn a_crowd_that_comes_and_goes_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn who_waits_for_pages_is_told_of_and_comes_in_when_there_are_some() {
+async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     let mut setup = narrow();
     setup.config.queue_limit = 4;
     setup.step = Duration::from_millis(3);

@@ -19,7 +19,7 @@ async fn thought(fields: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_budget_closes_the_thought_and_the_reply_goes_on() {
+async fn budget_ends_reasoning_and_the_reply_continues() {
     let choice =
         thought(json!({"thinking": {"type": "enabled", "budget_tokens": 100}, "max_tokens": 240}))
             .await;
@@ -42,7 +42,7 @@ async fn a_budget_closes_the_thought_and_the_reply_goes_on() {
 }
 
 #[tokio::test]
-async fn tiers_and_the_length_bound_a_thought_that_has_no_budget() {
+async fn effort_tiers_and_length_bound_reasoning_without_budget() {
     let choice = thought(json!({"reasoning_effort": "low", "max_tokens": 200})).await;
     assert_eq!(choice["finish_details"]["close_kind"], "hard");
     let thinking = choice["message"]["reasoning_content"].as_str().unwrap();
@@ -50,7 +50,7 @@ async fn tiers_and_the_length_bound_a_thought_that_has_no_budget() {
 }
 
 #[tokio::test]
-async fn where_there_is_no_room_to_think_there_is_no_thought() {
+async fn too_small_reasoning_budget_disables_reasoning() {
     let server = thinker().open().await;
     let prompt = async |fields: Value| {
         let body = server
@@ -75,7 +75,7 @@ async fn where_there_is_no_room_to_think_there_is_no_thought() {
 }
 
 #[tokio::test]
-async fn a_thought_that_ends_by_itself_frees_the_rest_of_the_reply() {
+async fn natural_reasoning_end_frees_the_budget() {
     let said = format!("hm.</think>\n\n{}", "word ".repeat(80));
     let server = ServerSetup::saying(&said).open().await;
     let fields = json!({"thinking": {"type": "enabled", "budget_tokens": 64}, "max_tokens": 300});
@@ -89,7 +89,7 @@ async fn a_thought_that_ends_by_itself_frees_the_rest_of_the_reply() {
 }
 
 #[tokio::test]
-async fn the_line_break_before_the_close_is_not_part_of_the_thought() {
+async fn line_break_before_the_end_tag_is_not_reasoning() {
     for (said, expected) in [
         ("hm.\n</think>\n\nhi", "hm."),
         ("a\n\nb\r\n</think>hi", "a\n\nb"),
@@ -110,7 +110,7 @@ async fn the_line_break_before_the_close_is_not_part_of_the_thought() {
 }
 
 #[tokio::test]
-async fn a_reply_under_way_can_be_told_to_stop_thinking() {
+async fn control_request_ends_running_reasoning() {
     let mut setup = thinker();
     setup.step = Duration::from_millis(3);
     let server = setup.open().await;
@@ -155,7 +155,7 @@ async fn a_reply_under_way_can_be_told_to_stop_thinking() {
 }
 
 #[tokio::test]
-async fn a_text_that_goes_round_behind_a_closed_thought_is_ended() {
+async fn repetition_after_cut_reasoning_ends_the_reply() {
     // Sixteen letters, again and again.
     let round = "abcdefghijklmno.".repeat(60);
     let server = ServerSetup::saying(&round).open().await;
@@ -173,7 +173,7 @@ async fn a_text_that_goes_round_behind_a_closed_thought_is_ended() {
 }
 
 #[tokio::test]
-async fn anthropic_thinking_is_signed_and_can_be_left_out_of_sight() {
+async fn anthropic_reasoning_is_signed_and_can_be_omitted() {
     let server = ServerSetup::saying("hm.</think>\n\nhi").open().await;
     let body = |display: Option<&str>| {
         let mut thinking = json!({"type": "enabled", "budget_tokens": 100});

@@ -65,7 +65,7 @@ fn joined(events: &[Value], kind: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_whole_answer_has_every_field_clients_read() {
+async fn whole_response_has_all_fields() {
     let server = ServerSetup::saying("Hello 日本 😀.").open().await;
     let fields =
         json!({"instructions": "be short", "max_output_tokens": 100, "metadata": {"a": "b"}});
@@ -104,7 +104,7 @@ async fn a_whole_answer_has_every_field_clients_read() {
 }
 
 #[tokio::test]
-async fn a_stream_says_what_the_whole_answer_says() {
+async fn streamed_response_equals_the_whole_response() {
     let text = "Hello 日本 😀.";
     let server = ServerSetup::saying(text).open().await;
     let events = events(&server, json!({})).await;
@@ -123,7 +123,7 @@ async fn a_stream_says_what_the_whole_answer_says() {
 }
 
 #[tokio::test]
-async fn thinking_calls_and_free_text_are_items_of_their_own() {
+async fn reasoning_calls_and_text_are_separate_items() {
     let said = "setup\n</think>\n\nDoing it.\n\
         <tool_call>\n<function=shell>\n<parameter=command>\n[\"ls\", \"-l\"]\n</parameter>\n</function>\n</tool_call>\n\
         <tool_call>\n<function=mcp__fs__read>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>\n\
@@ -178,7 +178,7 @@ async fn thinking_calls_and_free_text_are_items_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_limit_makes_the_answer_incomplete() {
+async fn length_limit_makes_the_response_incomplete() {
     let server = ServerSetup::saying("Hello there.").open().await;
     let fields = json!({"max_output_tokens": 5});
     let whole = server.post(RESPONSES, &body(fields.clone())).await;
@@ -190,7 +190,7 @@ async fn a_limit_makes_the_answer_incomplete() {
 }
 
 #[tokio::test]
-async fn a_history_of_items_is_taken() {
+async fn item_history_is_accepted() {
     let server = ServerSetup::saying("ok").open().await;
     let input = json!([
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
@@ -210,7 +210,7 @@ async fn a_history_of_items_is_taken() {
 }
 
 #[tokio::test]
-async fn errors_are_told_before_the_stream_and_a_fault_ends_it() {
+async fn errors_precede_the_stream_and_failure_ends_it() {
     let server = ServerSetup::saying("Hello.").open().await;
     for (fields, code) in [
         (

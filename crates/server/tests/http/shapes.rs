@@ -78,7 +78,7 @@ async fn texts(server: &TestServer) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_schema_is_kept_in_every_dialect() {
+async fn schema_is_enforced_in_every_dialect() {
     // One that would rather say something else, one that says anything at all.
     for setup in [ServerSetup::saying(STUBBORN), ServerSetup::default()] {
         let server = setup.open().await;
@@ -89,7 +89,7 @@ async fn a_schema_is_kept_in_every_dialect() {
 }
 
 #[tokio::test]
-async fn a_streamed_shape_is_the_same_and_so_is_each_of_several_choices() {
+async fn schema_is_enforced_in_streams_and_in_every_choice() {
     let server = ServerSetup::default().open().await;
     let wanted = json!({"type": "json_schema", "json_schema": {"schema": schema()}});
     for seed in 0..6 {
@@ -111,7 +111,7 @@ async fn a_streamed_shape_is_the_same_and_so_is_each_of_several_choices() {
 }
 
 #[tokio::test]
-async fn patterns_choices_and_grammars_are_kept() {
+async fn patterns_choices_and_grammars_are_enforced() {
     let server = ServerSetup::saying(STUBBORN).open().await;
     let said = async |fields: Value| {
         let body = server.chat(fields).await.json().await;
@@ -137,7 +137,7 @@ async fn patterns_choices_and_grammars_are_kept() {
 }
 
 #[tokio::test]
-async fn thinking_comes_before_the_shape_and_ends_by_itself() {
+async fn reasoning_precedes_the_constrained_reply() {
     let said = format!("let me see.\n</think>{STUBBORN}");
     let server = ServerSetup::saying(&said).open().await;
     let fields = json!({"enable_thinking": true, "max_tokens": 400,
@@ -153,7 +153,7 @@ async fn thinking_comes_before_the_shape_and_ends_by_itself() {
 }
 
 #[tokio::test]
-async fn a_length_that_is_too_short_is_told_and_the_text_is_as_it_is() {
+async fn length_limit_truncates_a_constrained_reply() {
     let server = ServerSetup::saying(STUBBORN).open().await;
     let fields = json!({"max_tokens": 9, "response_format": {"type": "json_schema", "json_schema": {"schema": schema()}}});
     let body = server.chat(fields).await.json().await;
@@ -167,7 +167,7 @@ async fn a_length_that_is_too_short_is_told_and_the_text_is_as_it_is() {
 }
 
 #[tokio::test]
-async fn logprobs_of_a_shape_are_those_of_the_model() {
+async fn logprobs_of_a_constrained_reply_are_the_models() {
     let server = ServerSetup::saying(STUBBORN).open().await;
     let fields = json!({"logprobs": true, "top_logprobs": 1, "guided_choice": ["yes", "no"]});
     let body = server.chat(fields).await.json().await;
@@ -177,7 +177,7 @@ async fn logprobs_of_a_shape_are_those_of_the_model() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_kept_is_refused_by_name_in_each_dialect() {
+async fn unsupported_schemas_are_rejected_by_name_in_each_dialect() {
     let server = ServerSetup::saying("x").open().await;
     let bad = json!({"type": "object", "properties": {"a": {"not": {"type": "null"}}}});
     let user = json!([{"role": "user", "content": "hi"}]);
@@ -245,7 +245,7 @@ fn check_call(name: &Value, arguments: &Value) {
 }
 
 #[tokio::test]
-async fn a_forced_call_is_made_in_every_dialect_with_arguments_of_its_schema() {
+async fn forced_tool_call_follows_its_schema_in_every_dialect() {
     for setup in [ServerSetup::saying(STUBBORN), ServerSetup::default()] {
         let server = setup.open().await;
         let user = json!([{"role": "user", "content": "hi"}]);
@@ -302,7 +302,7 @@ async fn a_forced_call_is_made_in_every_dialect_with_arguments_of_its_schema() {
 }
 
 #[tokio::test]
-async fn a_strict_tool_is_kept_to_where_the_model_calls_it_by_itself() {
+async fn strict_tool_is_enforced_in_voluntary_calls() {
     let call = "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": 7, \"days\": \"many\"}}\n</tool_call>";
     let server = ServerSetup::saying(call).open().await;
     let tool = |strict: bool| json!([{"type": "function", "function": {"name": "weather", "strict": strict, "parameters": parameters()}}]);
@@ -328,7 +328,7 @@ async fn a_strict_tool_is_kept_to_where_the_model_calls_it_by_itself() {
 }
 
 #[tokio::test]
-async fn a_shape_and_tools_go_together() {
+async fn schema_and_tools_combine() {
     let wanted = json!({"type": "json_schema", "json_schema": {"schema": schema()}});
     let tools =
         json!([{"type": "function", "function": {"name": "weather", "parameters": parameters()}}]);

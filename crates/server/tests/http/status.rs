@@ -45,7 +45,7 @@ async fn health_and_models_answer_under_all_three_prefixes() {
 }
 
 #[tokio::test]
-async fn codex_gets_its_catalogue_with_every_field_it_insists_on() {
+async fn codex_catalogue_has_all_required_fields() {
     let server = ServerSetup::saying("ok").open().await;
     let plain = server.get("/v1/models").await.json().await;
     assert!(plain.get("models").is_none());
@@ -118,7 +118,7 @@ async fn the_root_is_a_page_for_browsers_and_health_for_the_rest() {
 }
 
 #[tokio::test]
-async fn props_has_every_key_clients_look_for() {
+async fn props_has_all_keys() {
     let server = ServerSetup::saying("ok").open().await;
     let props = server.get("/props").await.json().await;
     for key in [
@@ -159,7 +159,7 @@ async fn props_has_every_key_clients_look_for() {
 }
 
 #[tokio::test]
-async fn while_loading_health_says_so_and_requests_are_put_off() {
+async fn loading_shows_in_health_and_requests_are_unavailable() {
     let setup = ServerSetup {
         load_time: Duration::from_millis(400),
         ..ServerSetup::saying("ok")
@@ -198,7 +198,7 @@ async fn with_key(server: &TestServer, name: &str, value: &str) -> u16 {
 }
 
 #[tokio::test]
-async fn keys_are_wanted_everywhere_but_for_health_and_preflight() {
+async fn keys_are_required_except_for_health_and_preflight() {
     let setup = with_config(|config| {
         config.api_keys = vec!["alpha".to_owned(), "beta".to_owned()];
     });
@@ -234,7 +234,7 @@ async fn keys_are_wanted_everywhere_but_for_health_and_preflight() {
 }
 
 #[tokio::test]
-async fn without_keys_any_key_is_fine_and_paths_stay_private() {
+async fn server_without_keys_hides_file_paths() {
     let server = ServerSetup::saying("ok").open().await;
     assert_eq!(
         with_key(&server, "authorization", "Bearer whatever").await,
@@ -252,7 +252,7 @@ async fn without_keys_any_key_is_fine_and_paths_stay_private() {
 }
 
 #[tokio::test]
-async fn browsers_of_any_origin_are_let_in_unless_told_otherwise() {
+async fn cors_allows_any_origin_by_default() {
     let server = ServerSetup::saying("ok").open().await;
     let path = "/v1/chat/completions";
     let preflight = client::send(server.address, "OPTIONS", path, &[], b"").await;
@@ -272,7 +272,7 @@ async fn browsers_of_any_origin_are_let_in_unless_told_otherwise() {
 }
 
 #[tokio::test]
-async fn request_ids_are_echoed_or_made_up() {
+async fn request_ids_are_echoed_or_generated() {
     let server = ServerSetup::saying("ok").open().await;
     let headers = [("x-request-id", "mine-1")];
     let answer = client::send(server.address, "GET", "/health", &headers, b"").await;
@@ -286,7 +286,7 @@ async fn request_ids_are_echoed_or_made_up() {
 }
 
 #[tokio::test]
-async fn another_models_name_is_refused_only_when_names_are_checked() {
+async fn strict_model_rejects_other_names() {
     let server = with_config(|config| config.strict_model = true)
         .open()
         .await;
@@ -297,7 +297,7 @@ async fn another_models_name_is_refused_only_when_names_are_checked() {
 }
 
 #[tokio::test]
-async fn usage_is_sent_unasked_when_so_configured() {
+async fn always_usage_sends_usage_unrequested() {
     let server = with_config(|config| config.always_usage = true)
         .open()
         .await;
@@ -336,7 +336,7 @@ async fn metrics_count_what_happened() {
 }
 
 #[tokio::test]
-async fn slots_and_the_status_pages_tell_who_is_served_and_never_what_is_said() {
+async fn status_pages_show_requests_and_never_text() {
     let mut setup = with_config(|config| config.status_page = true);
     setup.step = Duration::from_millis(20);
     let server = setup.open().await;
@@ -389,7 +389,7 @@ async fn slots_and_the_status_pages_tell_who_is_served_and_never_what_is_said() 
 }
 
 #[tokio::test]
-async fn the_status_pages_are_off_unless_asked_for_and_want_the_key() {
+async fn status_pages_are_opt_in_and_require_the_key() {
     let server = ServerSetup::saying("ok").open().await;
     for path in ["/status", "/status/json", "/v1/status/events"] {
         let answer = server.get(path).await;
@@ -410,7 +410,7 @@ async fn the_status_pages_are_off_unless_asked_for_and_want_the_key() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_is_told_with_the_right_ones() {
+async fn wrong_method_lists_allowed_methods() {
     let server = ServerSetup::saying("ok").open().await;
     for (method, path, right) in [
         ("GET", "/v1/messages", "POST"),

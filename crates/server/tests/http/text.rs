@@ -19,7 +19,7 @@ async fn text_goes_to_tokens_and_back() {
 }
 
 #[tokio::test]
-async fn a_client_that_renders_prompts_itself_is_told_how() {
+async fn tokenizer_info_describes_the_template() {
     let server = ServerSetup::saying("x").open().await;
     let answer = server.get("/tokenizer_info").await.json().await;
     assert_eq!(answer["eos_token"], "<|im_end|>");
@@ -32,7 +32,7 @@ async fn a_client_that_renders_prompts_itself_is_told_how() {
 }
 
 #[tokio::test]
-async fn pieces_that_are_no_text_come_as_bytes() {
+async fn non_utf8_pieces_are_byte_arrays() {
     let server = ServerSetup::saying("x").open().await;
     let body = json!({"prompt": "hé", "with_pieces": true});
     let answer = server.post("/tokenize", &body).await.json().await;
@@ -41,7 +41,7 @@ async fn pieces_that_are_no_text_come_as_bytes() {
 }
 
 #[tokio::test]
-async fn control_strings_match_only_when_wanted() {
+async fn control_strings_parse_only_on_request() {
     let server = ServerSetup::saying("x").open().await;
     let ask = async |parse: bool| {
         let body = json!({"content": "<|im_end|>", "parse_special": parse});
@@ -82,7 +82,7 @@ async fn control_strings_in_a_message_stay_text() {
 }
 
 #[tokio::test]
-async fn wrong_fields_are_refused_by_name() {
+async fn invalid_text_fields_are_rejected_by_name() {
     let server = ServerSetup::saying("x").open().await;
     for (path, body, param) in [
         ("/tokenize", json!({}), "content"),
@@ -104,7 +104,7 @@ async fn wrong_fields_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn none_of_it_waits_for_the_device() {
+async fn text_routes_do_not_wait_for_the_device() {
     let server = ServerSetup::saying("x").open().await;
     server.watch.gate.hold();
     let stream = server.chat(json!({"stream": true})).await;

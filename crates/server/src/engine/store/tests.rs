@@ -52,7 +52,7 @@ fn whole_files(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn the_longest_beginning_is_found_by_another_process() {
+fn longest_stored_prefix_is_found_by_another_process() {
     let dir = tempfile::tempdir().unwrap();
     let short = (tokens(10, 0), vec![1; 100]);
     let long = (tokens(5000, 0), vec![2; 9000]);
@@ -78,7 +78,7 @@ fn the_longest_beginning_is_found_by_another_process() {
 }
 
 #[test]
-fn what_is_waiting_to_be_written_is_not_asked_for_again() {
+fn queued_states_count_as_covered() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
     store.put(&tokens(50, 0), Box::new(vec![1; 10]));
@@ -86,7 +86,7 @@ fn what_is_waiting_to_be_written_is_not_asked_for_again() {
 }
 
 #[test]
-fn every_byte_of_the_beginning_and_every_length_is_watched() {
+fn corrupt_header_bytes_and_wrong_lengths_are_detected() {
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), 1 << 20, &[(tokens(20, 0), vec![9; 50])]);
     let path = whole_files(dir.path()).remove(0);
@@ -111,7 +111,7 @@ fn every_byte_of_the_beginning_and_every_length_is_watched() {
 }
 
 #[test]
-fn the_files_longest_unused_go_for_new_ones() {
+fn least_recently_used_files_are_evicted() {
     let dir = tempfile::tempdir().unwrap();
     let budget = 3 * file::size(10, 1000);
     let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1000]);
@@ -142,7 +142,7 @@ fn the_files_longest_unused_go_for_new_ones() {
 }
 
 #[test]
-fn at_the_end_what_was_used_last_is_kept() {
+fn shutdown_keeps_most_recently_used_states() {
     let dir = tempfile::tempdir().unwrap();
     let budget = 2 * file::size(10, 1000);
     let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1000]);
@@ -172,7 +172,7 @@ fn at_the_end_what_was_used_last_is_kept() {
 }
 
 #[test]
-fn what_waits_when_the_end_comes_takes_its_place_by_use() {
+fn states_queued_at_shutdown_are_ordered_by_use() {
     let dir = tempfile::tempdir().unwrap();
     let size = file::size(10, 1 << 20);
     let state = |salt: u32| (tokens(10, salt), vec![salt as u8; 1 << 20]);
@@ -193,7 +193,7 @@ fn what_waits_when_the_end_comes_takes_its_place_by_use() {
 }
 
 #[test]
-fn parts_of_dead_writers_go_and_those_of_living_ones_stay() {
+fn orphaned_part_files_are_removed_and_locked_ones_stay() {
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), 1 << 20, &[(tokens(10, 0), vec![1; 10])]);
     let owner = whole_files(dir.path())[0].parent().unwrap().to_path_buf();
@@ -206,7 +206,7 @@ fn parts_of_dead_writers_go_and_those_of_living_ones_stay() {
 }
 
 #[test]
-fn two_processes_see_each_others_files() {
+fn two_processes_share_stored_files() {
     let dir = tempfile::tempdir().unwrap();
     let mut reader = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
     assert_eq!(found(&mut reader, &tokens(30, 0), 0), None);
@@ -221,7 +221,7 @@ fn two_processes_see_each_others_files() {
 
 #[test]
 #[cfg(unix)]
-fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
+fn unwritable_folder_disables_the_store_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
     let health = store.status();
@@ -241,7 +241,7 @@ fn a_folder_that_cannot_be_written_turns_the_store_off_and_says_why() {
 
 #[test]
 #[cfg(unix)]
-fn prompts_are_for_their_owner_only() {
+fn stored_files_are_private_to_their_owner() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     put(dir.path(), 1 << 20, &[(tokens(10, 0), vec![1; 10])]);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_takes_the_place_of_what_has_waited_longest() {
+    fn newest_state_replaces_the_oldest_queued_ones() {
         let queue = WriteQueue::new(100);
         queue.push(write(0, 60));
         assert_eq!(queue.next().unwrap().size, 60);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_loses_nobody() {
+    fn blocking_push_drops_no_state() {
         let queue = WriteQueue::new(100);
         queue.push_with_room(write(0, 1000));
         std::thread::scope(|scope| {

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_by_the_calendar() {
+    fn unix_times_format_as_rfc3339() {
         for (unix, written) in [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),

@@ -458,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_document_lists_exactly_what_is_served() {
+    fn openapi_document_lists_exactly_the_routes() {
         let mut listed: Vec<String> = OPERATIONS
             .iter()
             .map(|operation| operation.path)
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
+    fn openapi_references_resolve() {
         fn walk(value: &Value, found: &mut Vec<String>) {
             match value {
                 Value::Object(map) => {

@@ -76,7 +76,7 @@ fn may_be_said(
 }
 
 #[test]
-fn a_text_argument_may_be_any_text_and_ends_at_its_first_closing_tag() {
+fn string_argument_allows_any_text_up_to_its_closing_tag() {
     const END: &str = "\n</parameter>\n";
     const PIECES: [&str; 14] = [
         "\n",
@@ -113,7 +113,7 @@ fn a_text_argument_may_be_any_text_and_ends_at_its_first_closing_tag() {
 }
 
 #[test]
-fn a_reference_in_a_parameter_means_a_part_of_all_parameters() {
+fn schema_reference_in_a_parameter_resolves_in_all_parameters() {
     let (tokenizer, constraints) = call_with(&json!({
         "type": "object", "$defs": {"a/b": {"type": "integer"}}, "required": ["one", "inner"],
         "properties": {"one": {"$ref": "#/$defs/a~1b"}, "inner": {"type": "array", "items": {"$ref": "#"}}}
