@@ -145,7 +145,8 @@ fn tool_choice_and_format_are_translated() {
     let format = json!({"format": {"type": "json_schema", "schema": schema}, "effort": "low"});
     let read = read(json!({"output_config": format})).unwrap();
     assert!(
-        matches!(&read.response_format, ResponseFormat::JsonSchema { schema: found, .. } if *found == schema)
+        matches!(&read.response_format, ResponseFormat::JsonSchema { schema: found, .. } if
+            *found == schema)
     );
     assert_eq!(read.thinking.enable, Some(true));
 }

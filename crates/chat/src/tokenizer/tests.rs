@@ -222,7 +222,8 @@ fn ids_outside_the_vocabulary_have_no_bytes() {
 proptest! {
     #[test]
     fn encode_then_decode_is_identity(text in any::<String>()) {
-        let tokenizer = Tokenizer::with_normalizer(&test_fixtures::vocab(), UnicodeNormalizer::Off).unwrap();
+        let vocab = test_fixtures::vocab();
+        let tokenizer = Tokenizer::with_normalizer(&vocab, UnicodeNormalizer::Off).unwrap();
         for special in [SpecialTokens::Parse, SpecialTokens::AsText] {
             let ids = tokenizer.encode(&text, special).unwrap();
             prop_assert_eq!(tokenizer.decode(&ids), text.clone());

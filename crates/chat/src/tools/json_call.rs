@@ -21,13 +21,13 @@ const MAX_NAME_BYTES: usize = 256;
 pub(super) struct JsonCallParser {
     /// The closing tag, if the call started with a tag.
     closing: Option<String>,
-    phase: Phase,
+    phase: JsonCallPhase,
     repaired: bool,
     markup: Arc<ModelMarkup>,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum JsonCallPhase {
     /// The object starts at this offset of unconsumed text.
     Head { start: usize },
     /// The fields are in another order; read up to `scanned`.
@@ -67,7 +67,7 @@ impl JsonCallParser {
     ) -> JsonCallParser {
         JsonCallParser {
             closing,
-            phase: Phase::Head { start },
+            phase: JsonCallPhase::Head { start },
             repaired: false,
             markup: Arc::clone(markup),
         }
@@ -84,12 +84,12 @@ impl JsonCallParser {
         loop {
             let rest = &text[at..];
             match &mut self.phase {
-                Phase::Head { start } => match read_head(&text[*start..]) {
+                JsonCallPhase::Head { start } => match read_head(&text[*start..]) {
                     ObjectHead::NameFirst { name, arguments } => match tools.find(&name) {
                         Some(tool) => {
                             events.push(CallEvent::Name(tool.name.clone()));
                             at = *start + arguments;
-                            self.phase = Phase::Arguments(JsonRepair::default());
+                            self.phase = JsonCallPhase::Arguments(JsonRepair::default());
                         }
                         None => return (0, CallStatus::NotACall),
                     },
@@ -100,14 +100,14 @@ impl JsonCallParser {
                     }
                     ObjectHead::OtherOrder => {
                         let (json, out) = Default::default();
-                        self.phase = Phase::Whole {
+                        self.phase = JsonCallPhase::Whole {
                             json,
                             out,
                             scanned: *start,
                         };
                     }
                 },
-                Phase::Whole { json, out, scanned } => {
+                JsonCallPhase::Whole { json, out, scanned } => {
                     match json.push(&text[*scanned..], out) {
                         Ok(n_bytes) => *scanned += n_bytes,
                         Err(_) => return (0, CallStatus::NotACall),
@@ -129,32 +129,32 @@ impl JsonCallParser {
                     events.push(CallEvent::Name(tool.name.clone()));
                     events.push(CallEvent::Arguments(arguments));
                     at = *scanned;
-                    self.phase = Phase::Closing;
+                    self.phase = JsonCallPhase::Closing;
                 }
-                Phase::Arguments(json) => {
+                JsonCallPhase::Arguments(json) => {
                     let mut out = String::new();
                     match json.push(rest, &mut out) {
                         Ok(n_bytes) => {
                             at += n_bytes;
                             if json.is_done() {
-                                self.phase = Phase::Rest(None);
+                                self.phase = JsonCallPhase::Rest(None);
                             } else if end == Some(ReplyEnd::Eos) {
                                 json.close(&mut out);
                                 self.repaired = true;
-                                self.phase = Phase::Closing;
+                                self.phase = JsonCallPhase::Closing;
                             }
                         }
                         Err(UnrepairableAt(read)) => {
                             at += read;
                             json.close(&mut out);
                             self.repaired = true;
-                            self.phase = Phase::Skip;
+                            self.phase = JsonCallPhase::Skip;
                         }
                     }
                     if !out.is_empty() {
                         events.push(CallEvent::Arguments(out));
                     }
-                    if let Phase::Arguments(_) = self.phase {
+                    if let JsonCallPhase::Arguments(_) = self.phase {
                         let status = if end.is_none() {
                             CallStatus::NeedsText
                         } else {
@@ -163,16 +163,16 @@ impl JsonCallParser {
                         return (at, status);
                     }
                 }
-                Phase::Rest(further) => match read_rest(rest, further) {
+                JsonCallPhase::Rest(further) => match read_rest(rest, further) {
                     Some(n_bytes) => {
                         at += n_bytes;
-                        self.phase = Phase::Closing;
+                        self.phase = JsonCallPhase::Closing;
                     }
                     None if end.is_some() => return (text.len(), self.complete()),
                     None => return (text.len(), CallStatus::NeedsText),
                 },
-                Phase::Closing => return self.read_closing(text, at, end),
-                Phase::Skip => return self.skip(text, at, end),
+                JsonCallPhase::Closing => return self.read_closing(text, at, end),
+                JsonCallPhase::Skip => return self.skip(text, at, end),
             }
         }
     }

@@ -13,7 +13,7 @@ const MAX_DEPTH: usize = 120;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct JsonRepair {
     stack: Vec<Frame>,
-    state: State,
+    state: RepairState,
     /// A comma and the blanks after it, until another item follows.
     comma: String,
     /// Characters of an unfinished number, word or escape.
@@ -29,7 +29,7 @@ enum Frame {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum State {
+enum RepairState {
     /// Expects a value.
     #[default]
     Value,
@@ -72,7 +72,7 @@ pub(crate) struct UnrepairableAt(pub(crate) usize);
 impl JsonRepair {
     /// Whether the value is complete.
     pub(crate) fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == RepairState::Done
     }
 
     /// Reads `text` up to the end of the value and writes strict JSON to `out`; returns the bytes
@@ -98,9 +98,9 @@ impl JsonRepair {
 
     /// Closes everything open with as little as possible.
     pub(crate) fn close(&mut self, out: &mut String) {
-        if let State::Text { is_key, .. }
-        | State::Escape { is_key, .. }
-        | State::Unicode { is_key, .. } = self.state
+        if let RepairState::Text { is_key, .. }
+        | RepairState::Escape { is_key, .. }
+        | RepairState::Unicode { is_key, .. } = self.state
         {
             self.partial.clear();
             self.flush_high(out);
@@ -111,31 +111,31 @@ impl JsonRepair {
             self.end_value();
         }
         match self.state {
-            State::Colon => out.push_str(": null"),
-            State::Value if self.comma.is_empty() => out.push_str("null"),
+            RepairState::Colon => out.push_str(": null"),
+            RepairState::Value if self.comma.is_empty() => out.push_str("null"),
             _ => {}
         }
         self.comma.clear();
         while let Some(frame) = self.stack.pop() {
             out.push(if frame == Frame::Object { '}' } else { ']' });
         }
-        self.state = State::Done;
+        self.state = RepairState::Done;
     }
 
     fn ends_before(&self, letter: char) -> bool {
         match self.state {
-            State::Word { .. } => !(letter.is_alphanumeric() || "_-$.".contains(letter)),
-            State::Number => !(letter.is_ascii_digit() || "+-.eE".contains(letter)),
+            RepairState::Word { .. } => !(letter.is_alphanumeric() || "_-$.".contains(letter)),
+            RepairState::Number => !(letter.is_ascii_digit() || "+-.eE".contains(letter)),
             _ => false,
         }
     }
 
     fn step(&mut self, letter: char, out: &mut String) -> Result<(), Unrepairable> {
         match self.state {
-            State::Text { quote, is_key } => self.text(letter, quote, is_key, out),
-            State::Escape { quote, is_key } => self.escape(letter, quote, is_key, out),
-            State::Unicode { quote, is_key } => self.unicode(letter, quote, is_key, out),
-            State::Word { .. } | State::Number => self.partial.push(letter),
+            RepairState::Text { quote, is_key } => self.text(letter, quote, is_key, out),
+            RepairState::Escape { quote, is_key } => self.escape(letter, quote, is_key, out),
+            RepairState::Unicode { quote, is_key } => self.unicode(letter, quote, is_key, out),
+            RepairState::Word { .. } | RepairState::Number => self.partial.push(letter),
             _ if letter.is_ascii_whitespace() => {
                 if self.comma.is_empty() {
                     out.push(letter);
@@ -143,36 +143,36 @@ impl JsonRepair {
                     self.comma.push(letter);
                 }
             }
-            State::Value | State::ValueOrEnd => return self.value(letter, out),
-            State::KeyOrEnd => match letter {
+            RepairState::Value | RepairState::ValueOrEnd => return self.value(letter, out),
+            RepairState::KeyOrEnd => match letter {
                 '}' => self.end_container(Frame::Object, '}', out)?,
                 '"' | '\'' => self.begin_text(letter, true, out),
                 letter if letter.is_alphabetic() || letter == '_' => {
                     self.partial.push(letter);
-                    self.state = State::Word { is_key: true };
+                    self.state = RepairState::Word { is_key: true };
                 }
                 _ => return Err(Unrepairable),
             },
-            State::Colon => {
+            RepairState::Colon => {
                 if letter != ':' {
                     return Err(Unrepairable);
                 }
                 out.push(':');
-                self.state = State::Value;
+                self.state = RepairState::Value;
             }
-            State::CommaOrEnd => match letter {
+            RepairState::CommaOrEnd => match letter {
                 ',' => {
                     self.comma.push(',');
                     self.state = match self.stack.last() {
-                        Some(Frame::Object) => State::KeyOrEnd,
-                        _ => State::ValueOrEnd,
+                        Some(Frame::Object) => RepairState::KeyOrEnd,
+                        _ => RepairState::ValueOrEnd,
                     };
                 }
                 '}' => self.end_container(Frame::Object, '}', out)?,
                 ']' => self.end_container(Frame::Array, ']', out)?,
                 _ => return Err(Unrepairable),
             },
-            State::Done => {}
+            RepairState::Done => {}
         }
         Ok(())
     }
@@ -186,23 +186,23 @@ impl JsonRepair {
                 self.write_comma(out);
                 out.push(letter);
                 let (frame, state) = match letter {
-                    '{' => (Frame::Object, State::KeyOrEnd),
-                    _ => (Frame::Array, State::ValueOrEnd),
+                    '{' => (Frame::Object, RepairState::KeyOrEnd),
+                    _ => (Frame::Array, RepairState::ValueOrEnd),
                 };
                 self.stack.push(frame);
                 self.state = state;
             }
-            ']' if self.state == State::ValueOrEnd => {
+            ']' if self.state == RepairState::ValueOrEnd => {
                 self.end_container(Frame::Array, ']', out)?;
             }
             '"' | '\'' => self.begin_text(letter, false, out),
             letter if letter.is_ascii_digit() || "+-.".contains(letter) => {
                 self.partial.push(letter);
-                self.state = State::Number;
+                self.state = RepairState::Number;
             }
             letter if letter.is_ascii_alphabetic() => {
                 self.partial.push(letter);
-                self.state = State::Word { is_key: false };
+                self.state = RepairState::Word { is_key: false };
             }
             _ => return Err(Unrepairable),
         }
@@ -212,12 +212,12 @@ impl JsonRepair {
     fn begin_text(&mut self, quote: char, is_key: bool, out: &mut String) {
         self.write_comma(out);
         out.push('"');
-        self.state = State::Text { quote, is_key };
+        self.state = RepairState::Text { quote, is_key };
     }
 
     fn text(&mut self, letter: char, quote: char, is_key: bool, out: &mut String) {
         if letter == '\\' {
-            self.state = State::Escape { quote, is_key };
+            self.state = RepairState::Escape { quote, is_key };
             return;
         }
         self.flush_high(out);
@@ -231,10 +231,10 @@ impl JsonRepair {
     }
 
     fn escape(&mut self, letter: char, quote: char, is_key: bool, out: &mut String) {
-        self.state = State::Text { quote, is_key };
+        self.state = RepairState::Text { quote, is_key };
         if letter == 'u' {
             self.partial.clear();
-            self.state = State::Unicode { quote, is_key };
+            self.state = RepairState::Unicode { quote, is_key };
             return;
         }
         self.flush_high(out);
@@ -257,7 +257,7 @@ impl JsonRepair {
             self.flush_high(out);
             out.push_str("\\\\u");
             out.push_str(&std::mem::take(&mut self.partial));
-            self.state = State::Text { quote, is_key };
+            self.state = RepairState::Text { quote, is_key };
             self.text(letter, quote, is_key, out);
             return;
         }
@@ -285,7 +285,7 @@ impl JsonRepair {
                 }
             }
         }
-        self.state = State::Text { quote, is_key };
+        self.state = RepairState::Text { quote, is_key };
     }
 
     fn flush_high(&mut self, out: &mut String) {
@@ -297,7 +297,7 @@ impl JsonRepair {
     fn end_text(&mut self, is_key: bool, out: &mut String) {
         out.push('"');
         if is_key {
-            self.state = State::Colon;
+            self.state = RepairState::Colon;
         } else {
             self.end_value();
         }
@@ -307,14 +307,14 @@ impl JsonRepair {
     fn end_partial(&mut self, out: &mut String) -> Result<(), Unrepairable> {
         let partial = std::mem::take(&mut self.partial);
         match self.state {
-            State::Word { is_key: true } => {
+            RepairState::Word { is_key: true } => {
                 self.write_comma(out);
                 out.push('"');
                 out.push_str(&partial);
                 out.push('"');
-                self.state = State::Colon;
+                self.state = RepairState::Colon;
             }
-            State::Word { is_key: false } => {
+            RepairState::Word { is_key: false } => {
                 let word = match partial.as_str() {
                     "true" | "True" => "true",
                     "false" | "False" => "false",
@@ -325,7 +325,7 @@ impl JsonRepair {
                 out.push_str(word);
                 self.end_value();
             }
-            State::Number => {
+            RepairState::Number => {
                 let number = strict_number(&partial).ok_or(Unrepairable)?;
                 self.write_comma(out);
                 out.push_str(&number);
@@ -354,9 +354,9 @@ impl JsonRepair {
 
     fn end_value(&mut self) {
         self.state = if self.stack.is_empty() {
-            State::Done
+            RepairState::Done
         } else {
-            State::CommaOrEnd
+            RepairState::CommaOrEnd
         };
     }
 

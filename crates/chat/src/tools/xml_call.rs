@@ -23,7 +23,7 @@ const MAX_INLINE_BYTES: usize = 65_536;
 /// String parameters are streamed; others are read to their end and converted by their schema.
 #[derive(Debug)]
 pub(super) struct XmlCallParser {
-    phase: Phase,
+    phase: XmlCallPhase,
     parameters: ParameterSchemas,
     /// Another tag that ends the call.
     named_close: Option<String>,
@@ -34,14 +34,14 @@ pub(super) struct XmlCallParser {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum XmlCallPhase {
     /// The function tag starts at this offset of unconsumed text.
     Head { start: usize, named: Option<String> },
     /// Between parameters.
     Body,
     /// After a parameter's tag.
     ValueStart,
-    /// Inside a value. Tags before byte `scanned` belong to it; `begins_line` tells whether its
+    /// Inside a value. Tags before byte `scanned` belong to it; `begins_line` shows whether its
     /// current line is blank so far.
     Value { scanned: usize, begins_line: bool },
     /// After the end of the function.
@@ -51,14 +51,14 @@ enum Phase {
 impl XmlCallParser {
     /// A call whose function tag starts at byte `start`.
     pub(super) fn function(start: usize, markup: &Arc<ModelMarkup>) -> XmlCallParser {
-        XmlCallParser::new(Phase::Head { start, named: None }, None, markup)
+        XmlCallParser::new(XmlCallPhase::Head { start, named: None }, None, markup)
     }
 
     /// A call whose tag is the tool's name; its parameters start at byte `start`.
     pub(super) fn named(name: String, start: usize, markup: &Arc<ModelMarkup>) -> XmlCallParser {
         let named_close = Some(format!("</{name}>"));
         XmlCallParser::new(
-            Phase::Head {
+            XmlCallPhase::Head {
                 start,
                 named: Some(name),
             },
@@ -67,7 +67,11 @@ impl XmlCallParser {
         )
     }
 
-    fn new(phase: Phase, named_close: Option<String>, markup: &Arc<ModelMarkup>) -> XmlCallParser {
+    fn new(
+        phase: XmlCallPhase,
+        named_close: Option<String>,
+        markup: &Arc<ModelMarkup>,
+    ) -> XmlCallParser {
         let parameters = ParameterSchemas::default();
         XmlCallParser {
             phase,
@@ -90,11 +94,11 @@ impl XmlCallParser {
         let mut out = String::new();
         let status = loop {
             let step = match &self.phase {
-                Phase::Head { .. } => self.head(text, end, tools, events, &mut out),
-                Phase::Body => self.body(&text[at..], end, &mut out),
-                Phase::ValueStart => self.value_start(&text[at..], end),
-                Phase::Value { .. } => self.value(&text[at..], end, &mut out),
-                Phase::Tail => self.tail(&text[at..], end),
+                XmlCallPhase::Head { .. } => self.head(text, end, tools, events, &mut out),
+                XmlCallPhase::Body => self.body(&text[at..], end, &mut out),
+                XmlCallPhase::ValueStart => self.value_start(&text[at..], end),
+                XmlCallPhase::Value { .. } => self.value(&text[at..], end, &mut out),
+                XmlCallPhase::Tail => self.tail(&text[at..], end),
             };
             at += step.0;
             if let Some(status) = step.1 {
@@ -115,8 +119,8 @@ impl XmlCallParser {
         tools: &ToolSet,
         events: &mut Vec<CallEvent>,
         out: &mut String,
-    ) -> Step {
-        let Phase::Head { start, named } = &self.phase else {
+    ) -> ParseStep {
+        let XmlCallPhase::Head { start, named } = &self.phase else {
             return (0, None);
         };
         let mut inline = None;
@@ -177,7 +181,7 @@ impl XmlCallParser {
             self.write_key(&key, out);
             out.push_str(&json);
         }
-        self.phase = Phase::Body;
+        self.phase = XmlCallPhase::Body;
         (consumed, None)
     }
 
@@ -192,7 +196,7 @@ impl XmlCallParser {
     }
 
     /// Reads the next parameter or the end; stray closing tags and other text are dropped.
-    fn body(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> Step {
+    fn body(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> ParseStep {
         let markup = Arc::clone(&self.markup);
         let tags = &markup.tool_calls;
         let at = leading_blank_len(text);
@@ -210,14 +214,14 @@ impl XmlCallParser {
                 if self.is_text() {
                     out.push('"');
                 }
-                self.phase = Phase::ValueStart;
+                self.phase = XmlCallPhase::ValueStart;
                 return (at + tags.parameter_open.len() + close + 1, None);
             }
             return (at + 1, None);
         }
         if let Some(length) = self.closing_len(rest) {
             out.push('}');
-            self.phase = Phase::Tail;
+            self.phase = XmlCallPhase::Tail;
             return (at + length, None);
         }
         if rest.starts_with(&*tags.close) {
@@ -272,7 +276,7 @@ impl XmlCallParser {
     }
 
     /// The text ended between parameters.
-    fn wait(&mut self, at: usize, end: Option<ReplyEnd>, out: &mut String) -> Step {
+    fn wait(&mut self, at: usize, end: Option<ReplyEnd>, out: &mut String) -> ParseStep {
         match end {
             None => (at, Some(CallStatus::NeedsText)),
             Some(ReplyEnd::Eos) => {
@@ -285,19 +289,19 @@ impl XmlCallParser {
     }
 
     /// Drops the line break after a parameter's tag.
-    fn value_start(&mut self, text: &str, end: Option<ReplyEnd>) -> Step {
+    fn value_start(&mut self, text: &str, end: Option<ReplyEnd>) -> ParseStep {
         if end.is_none() && (text.is_empty() || text == "\r") {
             return (0, Some(CallStatus::NeedsText));
         }
-        self.phase = Phase::Value {
+        self.phase = XmlCallPhase::Value {
             scanned: 0,
             begins_line: true,
         };
         (text.len() - without_first_break(text).len(), None)
     }
 
-    fn value(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> Step {
-        let Phase::Value {
+    fn value(&mut self, text: &str, end: Option<ReplyEnd>, out: &mut String) -> ParseStep {
+        let XmlCallPhase::Value {
             scanned,
             begins_line,
         } = self.phase
@@ -331,7 +335,7 @@ impl XmlCallParser {
                     let key = self.keys.last().map_or("", String::as_str);
                     out.push_str(&self.parameters.value(key, value));
                 }
-                self.phase = Phase::Body;
+                self.phase = XmlCallPhase::Body;
                 (next, None)
             }
             ValueEnd::Open { safe, scanned } => {
@@ -343,7 +347,7 @@ impl XmlCallParser {
                 // Only strings can be streamed before their end is known.
                 let safe = if self.is_text() { safe } else { 0 };
                 write_json_string_body(&text[..safe], out);
-                self.phase = Phase::Value {
+                self.phase = XmlCallPhase::Value {
                     scanned: scanned.saturating_sub(safe),
                     begins_line: line_is_blank(begins_line, &text[..safe]),
                 };
@@ -353,7 +357,7 @@ impl XmlCallParser {
     }
 
     /// Reads the closing tags after the function.
-    fn tail(&mut self, text: &str, end: Option<ReplyEnd>) -> Step {
+    fn tail(&mut self, text: &str, end: Option<ReplyEnd>) -> ParseStep {
         let markup = Arc::clone(&self.markup);
         let tags = &markup.tool_calls;
         let mut at = 0;
@@ -389,7 +393,7 @@ impl XmlCallParser {
 }
 
 /// Bytes consumed, and the status to return, if any.
-type Step = (usize, Option<CallStatus>);
+type ParseStep = (usize, Option<CallStatus>);
 
 fn undecided(end: Option<ReplyEnd>) -> Option<CallStatus> {
     Some(if end.is_none() {

@@ -175,7 +175,7 @@ fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> b
     TagMeaning::PartOfValue
 }
 
-/// Whether the last line of `text` is blank; `before` tells it of the text before.
+/// Whether the last line of `text` is blank; `before` shows it of the text before.
 pub(super) fn line_is_blank(before: bool, text: &str) -> bool {
     let is_blank = |line: &str| line.chars().all(|letter| matches!(letter, ' ' | '\t'));
     match text.rfind('\n') {

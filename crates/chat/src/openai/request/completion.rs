@@ -21,7 +21,7 @@ pub struct CompletionRequest {
     /// The requested model; echoed in the reply.
     pub model: Option<String>,
     /// At least one.
-    pub prompts: Vec<Prompt>,
+    pub prompts: Vec<CompletionPrompt>,
     /// Text after the gap to fill, for models that support it.
     pub suffix: Option<String>,
     /// Whether the reply starts with the prompt.
@@ -42,7 +42,7 @@ pub struct CompletionRequest {
 
 /// A prompt of a text completion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Prompt {
+pub enum CompletionPrompt {
     /// Text; special strings in it become their tokens.
     Text(String),
     /// Token ids.
@@ -81,12 +81,12 @@ impl CompletionRequest {
     /// tokens.
     pub fn token_ids(
         &self,
-        prompt: &Prompt,
+        prompt: &CompletionPrompt,
         tokenizer: &Tokenizer,
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = match prompt {
-            Prompt::Text(text) => tokenizer.encode(text, SpecialTokens::Parse)?,
-            Prompt::Tokens(ids) => {
+            CompletionPrompt::Text(text) => tokenizer.encode(text, SpecialTokens::Parse)?,
+            CompletionPrompt::Tokens(ids) => {
                 if let Some(id) = ids.iter().find(|id| id.index() >= tokenizer.n_tokens()) {
                     return Err(ChatError::field(
                         "prompt",
@@ -119,12 +119,12 @@ impl CompletionRequest {
     }
 }
 
-fn prompts(body: &Fields<'_>) -> Result<Vec<Prompt>, ChatError> {
+fn prompts(body: &Fields<'_>) -> Result<Vec<CompletionPrompt>, ChatError> {
     let value = body
         .get("prompt")
         .ok_or_else(|| body.error("prompt", "is missing"))?;
     let items = match value {
-        Value::String(text) => return Ok(vec![Prompt::Text(text.clone())]),
+        Value::String(text) => return Ok(vec![CompletionPrompt::Text(text.clone())]),
         Value::Array(items) => items,
         other => {
             return Err(body.error("prompt", must_be("a string or an array", other)));
@@ -132,7 +132,9 @@ fn prompts(body: &Fields<'_>) -> Result<Vec<Prompt>, ChatError> {
     };
     match items.first() {
         None => return Err(body.error("prompt", "must not be empty")),
-        Some(Value::Number(_)) => return Ok(vec![Prompt::Tokens(tokens(items, "prompt")?)]),
+        Some(Value::Number(_)) => {
+            return Ok(vec![CompletionPrompt::Tokens(tokens(items, "prompt")?)]);
+        }
         Some(_) => {}
     }
     if items.len() > MAX_PROMPTS {
@@ -147,9 +149,9 @@ fn prompts(body: &Fields<'_>) -> Result<Vec<Prompt>, ChatError> {
     let one = |(index, item): (usize, &Value)| {
         let path = format!("prompt[{index}]");
         match item {
-            Value::String(text) => Ok(Prompt::Text(text.clone())),
+            Value::String(text) => Ok(CompletionPrompt::Text(text.clone())),
             Value::Array(ids) if ids.is_empty() => Err(ChatError::field(path, "must not be empty")),
-            Value::Array(ids) => Ok(Prompt::Tokens(tokens(ids, &path)?)),
+            Value::Array(ids) => Ok(CompletionPrompt::Tokens(tokens(ids, &path)?)),
             other => Err(ChatError::field(
                 path,
                 must_be("a string or an array of token ids", other),

@@ -6,7 +6,7 @@ mod control;
 mod messages;
 
 pub use self::chat::chat_request;
-pub use self::completion::{CompletionRequest, DEFAULT_MAX_TOKENS, MAX_PROMPTS, Prompt};
+pub use self::completion::{CompletionPrompt, CompletionRequest, DEFAULT_MAX_TOKENS, MAX_PROMPTS};
 pub use self::control::{ControlAction, ControlRequest};
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Content: stop strings, stray tags and call starts.
 
-use super::{Progress, ReplyStateMachine, State};
+use super::{ReplyState, ReplyStateMachine, StepProgress};
 use crate::reply::attribution::{TokenAttribution, TokenPart};
 use crate::reply::{EarlyStop, ReplyDelta};
 use crate::stop::{find_earliest_match, partial_match_len};
@@ -23,13 +23,13 @@ impl ReplyStateMachine {
         end: Option<ReplyEnd>,
         attribution: &mut TokenAttribution,
         deltas: &mut Vec<ReplyDelta>,
-    ) -> Progress {
+    ) -> StepProgress {
         match self.first_mark() {
             Some(ContentMark::Stop { start, which }) => {
                 self.emit_content(start, attribution, deltas);
                 let stop = self.config.stop.get(which).cloned().unwrap_or_default();
                 self.stopped = Some(EarlyStop::StopString(stop));
-                self.transition(State::Finished)
+                self.transition(ReplyState::Finished)
             }
             Some(ContentMark::StrayClose { start }) => {
                 self.emit_content(start, attribution, deltas);
@@ -38,14 +38,14 @@ impl ReplyStateMachine {
                     TokenPart::Hidden,
                     attribution,
                 );
-                Progress::Advanced
+                StepProgress::Advanced
             }
             Some(ContentMark::Call { start, call_start }) => {
                 // Blanks before a call are dropped with it.
                 let text = self.text[..start].trim_end().len();
                 self.emit_content(text, attribution, deltas);
                 let parser = CallParser::new(call_start, &self.markup);
-                self.transition(State::Call {
+                self.transition(ReplyState::Call {
                     parser,
                     leading_blanks: start - text,
                     is_confirmed: false,
@@ -58,7 +58,7 @@ impl ReplyStateMachine {
                     self.decided_len()
                 };
                 self.emit_content(certain, attribution, deltas);
-                Progress::NeedsText
+                StepProgress::NeedsText
             }
         }
     }

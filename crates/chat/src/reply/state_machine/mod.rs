@@ -24,7 +24,7 @@ pub(super) struct ReplyStateMachine {
     markup: Arc<ModelMarkup>,
     /// Call starts, each with its text.
     call_starts: Vec<(String, CallStart)>,
-    state: State,
+    state: ReplyState,
     text: String,
     /// Offset of `text` in the visible text.
     base: usize,
@@ -46,7 +46,7 @@ pub(super) struct ReplyStateMachine {
 }
 
 #[derive(Debug)]
-enum State {
+enum ReplyState {
     /// Reasoning may start here.
     Start,
     /// After the opening reasoning tag.
@@ -75,7 +75,7 @@ enum State {
 
 /// Whether a step made progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum StepProgress {
     Advanced,
     NeedsText,
 }
@@ -83,9 +83,9 @@ enum Progress {
 impl ReplyStateMachine {
     pub(super) fn new(config: ReplyConfig, markup: Arc<ModelMarkup>) -> ReplyStateMachine {
         let state = match (config.split_reasoning, config.starts_in_reasoning) {
-            (true, true) => State::ReasoningStart,
-            (true, false) => State::Start,
-            (false, _) => State::Content,
+            (true, true) => ReplyState::ReasoningStart,
+            (true, false) => ReplyState::Start,
+            (false, _) => ReplyState::Content,
         };
         let mut call_starts = Vec::new();
         if !config.tools.is_empty() {
@@ -155,7 +155,7 @@ impl ReplyStateMachine {
             return;
         }
         self.text.push_str(text);
-        while self.step(None, attribution, deltas) == Progress::Advanced {}
+        while self.step(None, attribution, deltas) == StepProgress::Advanced {}
     }
 
     /// Decides all remaining text.
@@ -165,7 +165,7 @@ impl ReplyStateMachine {
         attribution: &mut TokenAttribution,
         deltas: &mut Vec<ReplyDelta>,
     ) {
-        while self.step(Some(end), attribution, deltas) == Progress::Advanced {}
+        while self.step(Some(end), attribution, deltas) == StepProgress::Advanced {}
         self.consume(self.text.len(), TokenPart::Hidden, attribution);
     }
 
@@ -174,53 +174,55 @@ impl ReplyStateMachine {
         end: Option<ReplyEnd>,
         attribution: &mut TokenAttribution,
         deltas: &mut Vec<ReplyDelta>,
-    ) -> Progress {
-        if self.text.is_empty() && !matches!(self.state, State::Call { .. }) {
-            return Progress::NeedsText;
+    ) -> StepProgress {
+        if self.text.is_empty() && !matches!(self.state, ReplyState::Call { .. }) {
+            return StepProgress::NeedsText;
         }
         match self.state {
-            State::Start => self.start(end, attribution),
-            State::ReasoningStart => match (reasoning::leading_newline_len(&self.text), end) {
-                (None, None) => Progress::NeedsText,
+            ReplyState::Start => self.start(end, attribution),
+            ReplyState::ReasoningStart => match (reasoning::leading_newline_len(&self.text), end) {
+                (None, None) => StepProgress::NeedsText,
                 (length, _) => {
                     self.consume(length.unwrap_or(0), TokenPart::Hidden, attribution);
-                    self.transition(State::Reasoning)
+                    self.transition(ReplyState::Reasoning)
                 }
             },
-            State::Reasoning => self.reasoning(end, attribution, deltas),
-            State::ReasoningCall { .. } => self.reasoning_call(end, attribution, deltas),
-            State::AfterReasoning => match (reasoning::leading_blank_lines_len(&self.text), end) {
-                (None, None) => Progress::NeedsText,
-                (length, _) => {
-                    self.consume(
-                        length.unwrap_or(self.text.len()),
-                        TokenPart::Hidden,
-                        attribution,
-                    );
-                    self.transition(State::Content)
+            ReplyState::Reasoning => self.reasoning(end, attribution, deltas),
+            ReplyState::ReasoningCall { .. } => self.reasoning_call(end, attribution, deltas),
+            ReplyState::AfterReasoning => {
+                match (reasoning::leading_blank_lines_len(&self.text), end) {
+                    (None, None) => StepProgress::NeedsText,
+                    (length, _) => {
+                        self.consume(
+                            length.unwrap_or(self.text.len()),
+                            TokenPart::Hidden,
+                            attribution,
+                        );
+                        self.transition(ReplyState::Content)
+                    }
                 }
-            },
-            State::Content => self.content(end, attribution, deltas),
-            State::Call { .. } => self.call(end, attribution, deltas),
-            State::AfterCall => {
+            }
+            ReplyState::Content => self.content(end, attribution, deltas),
+            ReplyState::Call { .. } => self.call(end, attribution, deltas),
+            ReplyState::AfterCall => {
                 let blank = self.text.len() - self.text.trim_start().len();
                 self.consume(blank, TokenPart::Hidden, attribution);
                 if self.text.is_empty() {
-                    Progress::NeedsText
+                    StepProgress::NeedsText
                 } else {
-                    self.transition(State::Content)
+                    self.transition(ReplyState::Content)
                 }
             }
-            State::Finished => {
+            ReplyState::Finished => {
                 self.consume(self.text.len(), TokenPart::Hidden, attribution);
-                Progress::NeedsText
+                StepProgress::NeedsText
             }
         }
     }
 
-    fn transition(&mut self, state: State) -> Progress {
+    fn transition(&mut self, state: ReplyState) -> StepProgress {
         self.state = state;
-        Progress::Advanced
+        StepProgress::Advanced
     }
 
     /// Consumes `n_bytes` from the front of the text for a part of the reply.
@@ -244,17 +246,17 @@ impl ReplyStateMachine {
         }
     }
 
-    fn start(&mut self, end: Option<ReplyEnd>, attribution: &mut TokenAttribution) -> Progress {
+    fn start(&mut self, end: Option<ReplyEnd>, attribution: &mut TokenAttribution) -> StepProgress {
         match reasoning::classify_start(&self.text, &self.markup.reasoning.open) {
             ReplyStart::Thinking { tag } => {
                 self.consume(tag, TokenPart::Hidden, attribution);
-                self.transition(State::ReasoningStart)
+                self.transition(ReplyState::ReasoningStart)
             }
             // A blank stop string must not wait for the text after it.
             ReplyStart::Undecided if end.is_none() && self.stop_hit().is_none() => {
-                Progress::NeedsText
+                StepProgress::NeedsText
             }
-            _ => self.transition(State::Content),
+            _ => self.transition(ReplyState::Content),
         }
     }
 
@@ -263,7 +265,7 @@ impl ReplyStateMachine {
         end: Option<ReplyEnd>,
         attribution: &mut TokenAttribution,
         deltas: &mut Vec<ReplyDelta>,
-    ) -> Progress {
+    ) -> StepProgress {
         let markup = Arc::clone(&self.markup);
         let close = self.find_close();
         let call = self.call_in_reasoning();
@@ -274,7 +276,7 @@ impl ReplyStateMachine {
         {
             self.emit_reasoning(at, attribution, deltas);
             let parser = CallParser::new(CallStart::CallTag, &markup);
-            return self.transition(State::ReasoningCall {
+            return self.transition(ReplyState::ReasoningCall {
                 parser,
                 read: 0,
                 events: Vec::new(),
@@ -289,7 +291,7 @@ impl ReplyStateMachine {
                 attribution,
             );
             self.markdown = MarkdownTracker::default();
-            return self.transition(State::AfterReasoning);
+            return self.transition(ReplyState::AfterReasoning);
         }
         let held = match end {
             Some(_) => 0,
@@ -308,7 +310,7 @@ impl ReplyStateMachine {
             None => reasoning::len_without_trailing_newlines(&self.text[..certain]),
         };
         self.emit_reasoning(certain, attribution, deltas);
-        Progress::NeedsText
+        StepProgress::NeedsText
     }
 
     /// Offset of the closing reasoning tag; no text is searched twice.
@@ -350,15 +352,15 @@ impl ReplyStateMachine {
         end: Option<ReplyEnd>,
         attribution: &mut TokenAttribution,
         deltas: &mut Vec<ReplyDelta>,
-    ) -> Progress {
+    ) -> StepProgress {
         let close = self.find_close();
-        let State::ReasoningCall {
+        let ReplyState::ReasoningCall {
             parser,
             read,
             events,
         } = &mut self.state
         else {
-            return Progress::NeedsText;
+            return StepProgress::NeedsText;
         };
         let limit = match (close, end) {
             (Some(close), _) => close,
@@ -373,7 +375,7 @@ impl ReplyStateMachine {
         let (consumed, status) = parser.feed(within, call_end, &self.config.tools, events);
         *read += consumed;
         match status {
-            CallStatus::NeedsText if close.is_none() => Progress::NeedsText,
+            CallStatus::NeedsText if close.is_none() => StepProgress::NeedsText,
             CallStatus::Complete { repaired } => {
                 let (read, events) = (*read, std::mem::take(events));
                 self.emit_call_events(events, deltas);
@@ -384,7 +386,7 @@ impl ReplyStateMachine {
                 self.ignore_before = self.base + 1;
                 self.malformed += 1;
                 tracing::debug!("what began like a tool call in thinking is thinking");
-                self.transition(State::Reasoning)
+                self.transition(ReplyState::Reasoning)
             }
         }
     }
@@ -394,14 +396,14 @@ impl ReplyStateMachine {
         end: Option<ReplyEnd>,
         attribution: &mut TokenAttribution,
         deltas: &mut Vec<ReplyDelta>,
-    ) -> Progress {
-        let State::Call {
+    ) -> StepProgress {
+        let ReplyState::Call {
             parser,
             leading_blanks,
             is_confirmed,
         } = &mut self.state
         else {
-            return Progress::NeedsText;
+            return StepProgress::NeedsText;
         };
         let mut events = Vec::new();
         let (consumed, status) = parser.feed(
@@ -414,7 +416,7 @@ impl ReplyStateMachine {
             self.ignore_before = self.base + *leading_blanks + 1;
             self.malformed += 1;
             tracing::debug!("what began like a tool call is text");
-            return self.transition(State::Content);
+            return self.transition(ReplyState::Content);
         }
         if !events.is_empty() || *is_confirmed {
             let leading_blanks = std::mem::take(leading_blanks);
@@ -425,8 +427,8 @@ impl ReplyStateMachine {
         }
         match status {
             CallStatus::Complete { repaired } => self.end_call(repaired),
-            CallStatus::Truncated => self.transition(State::Finished),
-            CallStatus::NeedsText | CallStatus::NotACall => Progress::NeedsText,
+            CallStatus::Truncated => self.transition(ReplyState::Finished),
+            CallStatus::NeedsText | CallStatus::NotACall => StepProgress::NeedsText,
         }
     }
 
@@ -450,15 +452,15 @@ impl ReplyStateMachine {
         }
     }
 
-    fn end_call(&mut self, repaired: bool) -> Progress {
+    fn end_call(&mut self, repaired: bool) -> StepProgress {
         self.complete_calls += 1;
         self.malformed += usize::from(repaired);
         self.has_content = true;
         self.markdown.begin_block();
         if self.config.parallel_tool_calls {
-            return self.transition(State::AfterCall);
+            return self.transition(ReplyState::AfterCall);
         }
         self.stopped = Some(EarlyStop::AfterCall);
-        self.transition(State::Finished)
+        self.transition(ReplyState::Finished)
     }
 }

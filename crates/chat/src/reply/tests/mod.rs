@@ -274,7 +274,11 @@ proptest! {
 
     #[test]
     fn reply_loses_only_tags_and_adjacent_blanks(text in any_text(), inside in any::<bool>()) {
-        let config = ReplyConfig { starts_in_reasoning: inside, tools: ToolSet::default(), ..config() };
+        let config = ReplyConfig {
+            starts_in_reasoning: inside,
+            tools: ToolSet::default(),
+            ..config()
+        };
         let reply = run(&config, &[&text], ReplyEnd::Eos).reply;
         let bare = |text: &str| -> String {
             text.replace("</think>", "").split_whitespace().collect::<String>().replace("<think>", "")

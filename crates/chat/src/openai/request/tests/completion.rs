@@ -9,11 +9,16 @@ fn completion(fields: Value) -> Result<CompletionRequest, ChatError> {
 #[test]
 fn prompts_accept_four_forms() {
     let prompts = |value: Value| completion(json!({"prompt": value})).unwrap().prompts;
-    let ids = |ids: &[u32]| Prompt::Tokens(ids.iter().copied().map(contract::TokenId).collect());
-    assert_eq!(prompts(json!("a")), [Prompt::Text("a".into())]);
+    let ids = |ids: &[u32]| {
+        CompletionPrompt::Tokens(ids.iter().copied().map(contract::TokenId).collect())
+    };
+    assert_eq!(prompts(json!("a")), [CompletionPrompt::Text("a".into())]);
     assert_eq!(
         prompts(json!(["a", "b"])),
-        [Prompt::Text("a".into()), Prompt::Text("b".into())]
+        [
+            CompletionPrompt::Text("a".into()),
+            CompletionPrompt::Text("b".into())
+        ]
     );
     assert_eq!(prompts(json!([1, 2])), [ids(&[1, 2])]);
     assert_eq!(prompts(json!([[1], [2, 3]])), [ids(&[1]), ids(&[2, 3])]);
