@@ -9,10 +9,12 @@ use cuda::compile::Modules;
 use cuda::driver::Buffer;
 use cuda::launch::attention::rows::row_bytes;
 use cuda::launch::attention::{
-    AttentionConfig, Cache, Mask, PAGE, Positions, Projections, Shape, combine, prepare, tree,
+    AttentionConfig, Cache, DecodeBuffers, Mask, PAGE, Positions, Projections, Shape, combine,
+    prepare, tree,
 };
 use cuda::launch::norm::Out;
 use cuda::launch::{Launch, Unit};
+use cuda::select::{StepSize, decode_attention};
 
 use super::{Bench, Work};
 
@@ -333,8 +335,12 @@ impl AttentionBench {
     fn layer(&self, bench: &Bench, rows: usize) -> Result<LayerLaunches> {
         let (shape, card) = (&self.shape, self.card);
         let step = bench.gpu.upload(&header(rows, self.context, self.growth))?;
-        let room = (rows, self.caches[0].max_pages * PAGE);
-        let scratch = bench.gpu.filled::<u8>(shape.scratch_bytes(card, room), 0)?;
+        let size = StepSize {
+            rows,
+            tokens: self.caches[0].max_pages * PAGE,
+        };
+        let selected = decode_attention(shape, card, size).kernel;
+        let scratch = bench.gpu.filled::<u8>(selected.scratch_bytes(shape), 0)?;
         let from = Projections {
             q: self.q.ptr(),
             k: self.kv.ptr(),
@@ -349,6 +355,13 @@ impl AttentionBench {
             ..Out::default()
         };
         let (at, q16) = (step.ptr(), self.q16.ptr());
+        let buffers = |cache: Cache| DecodeBuffers {
+            step: at,
+            projection: self.q.ptr(),
+            queries: q16,
+            cache,
+            scratch: scratch.ptr(),
+        };
         Ok(LayerLaunches {
             rows,
             work: Work {
@@ -363,9 +376,9 @@ impl AttentionBench {
             trees: self
                 .caches
                 .iter()
-                .map(|&cache| tree(shape, card, room, (at, q16), (cache, scratch.ptr())))
+                .map(|&cache| tree(shape, &selected, &buffers(cache)))
                 .collect(),
-            combine: combine(shape, card, room, (at, self.q.ptr(), scratch.ptr()), out),
+            combine: combine(shape, &selected, &buffers(self.caches[0]), out),
             _step: step,
             _scratch: scratch,
         })

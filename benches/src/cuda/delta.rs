@@ -9,10 +9,11 @@ use cuda::Numerics;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::delta::{
-    Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit, order, prefill_on,
-    prefill_scratch_bytes, verify, verify_scratch_bytes,
+    GatedDeltaKernel, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit,
+    order, prefill_on, prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
 use cuda::launch::norm::Out as Forms;
+use cuda::select::{TreeStep, gated_delta_decode};
 
 use super::{Bench, Work};
 
@@ -73,7 +74,13 @@ impl DeltaBench {
             let all: Vec<f32> = piece.iter().copied().cycle().take(floats).collect();
             Ok(gpu.upload(&all)?)
         };
-        let steps = verify_scratch_bytes(card(bench), SHAPE, NODES, 4, Numerics::BatchInvariant);
+        let steps = verify_scratch_bytes(
+            card(bench),
+            SHAPE,
+            NODES,
+            4,
+            GatedDeltaKernel::RecurrentTree,
+        );
         let scratch = prefill_scratch_bytes(SHAPE, PROMPT).max(steps);
         Ok(DeltaBench {
             state: repeated(4 * LAYERS * SHAPE.state_bytes() / 4, 0.1)?,
@@ -216,13 +223,18 @@ impl TreeCase {
     ) -> Result<TreeCase> {
         let header = bench.gpu.upload(&step(count, nodes, form))?;
         let card = card(bench);
+        let trees = TreeStep {
+            rows: count * nodes,
+            trees: count,
+        };
+        let kernel = gated_delta_decode(card, SHAPE, numerics, trees).kernel;
         let layer = |layer: usize| {
             verify(
                 card,
                 SHAPE,
                 count * nodes,
                 count,
-                numerics,
+                kernel,
                 header.ptr(),
                 &data.layer(layer),
                 &data.inputs(),

@@ -10,6 +10,7 @@ use cuda::launch::prefill::product::{self, Inputs, Scratch};
 use cuda::launch::prefill::{self, Out, Panels, rows};
 use cuda::launch::{Launch, Unit};
 use cuda::pack::WeightKind;
+use cuda::select::{prefill_attention, prefill_gemm};
 
 use super::{Bench, Work};
 
@@ -217,7 +218,14 @@ fn products(bench: &mut Bench) -> Result<()> {
             f32: data.x.ptr(),
         };
         let from = (data.header.ptr(), inputs);
-        let launches = product::products(data.card, ROWS, cols, &segments, from, data.scratch());
+        let launches = product::products(
+            prefill_gemm(data.card).kernel,
+            ROWS,
+            cols,
+            &segments,
+            from,
+            data.scratch(),
+        );
         parts(
             bench,
             &format!("{name}, {:?}", matrices[0].1),
@@ -235,7 +243,7 @@ fn products(bench: &mut Bench) -> Result<()> {
     };
     let from = (data.header.ptr(), data.panels.ptr());
     let (scratch, h) = (data.scratch(), data.out.ptr());
-    let launches = product::gated(data.card, ROWS, pair, from, scratch, h);
+    let launches = product::gated(prefill_gemm(data.card).kernel, ROWS, pair, from, scratch, h);
     parts(
         bench,
         "gate and up, gated, Q4K",
@@ -305,7 +313,14 @@ fn attention(bench: &mut Bench) -> Result<()> {
                 panels: panels.ptr(),
                 f32: 0,
             };
-            let launch = prefill::attend(card, &shape, ROWS, (header.ptr(), q.ptr()), cache, to);
+            let launch = prefill::attend(
+                prefill_attention(&shape, card).kernel,
+                &shape,
+                ROWS,
+                (header.ptr(), q.ptr()),
+                cache,
+                to,
+            );
             let keys = ROWS * committed + ROWS * (ROWS + 1) / 2;
             let flops = 4.0 * (keys * width) as f64;
             let name = format!("attention of 2048 rows at {committed}, {}", format.name());

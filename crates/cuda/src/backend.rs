@@ -16,6 +16,7 @@ use crate::launch::Unit;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::numerics::Numerics;
+use crate::plan::explain::{ExplainedKernel, explain};
 use crate::plan::{Facts, Plans, numerics_of};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, DraftFacts};
@@ -196,6 +197,15 @@ impl CudaBackend {
     pub fn units(&self, plan: &OpenPlan) -> Result<Vec<Unit>, DeviceError> {
         self.checked(plan)?;
         Ok(self.layout(plan, [0; 6]).plans.units())
+    }
+
+    /// Which kernels run a plan, for which rows, and why; the GPU need not be there.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
+    pub fn explain(&self, plan: &OpenPlan) -> Result<Vec<ExplainedKernel>, DeviceError> {
+        self.checked(plan)?;
+        Ok(explain(&self.layout(plan, [0; 6]).plans))
     }
 
     /// Opens a runner by its own type, so that tests can look inside.

@@ -43,5 +43,7 @@ pub use gpu_props::GpuProps;
 pub use inspect::InspectedRunner;
 pub use meter::{Meter, Reading};
 pub use numerics::Numerics;
+pub use plan::explain::ExplainedKernel;
+pub use plan::select;
 pub use probe::{Absence, GpuInfo, probe};
 pub use roof::read_bandwidth;

@@ -14,6 +14,7 @@ use cuda::GpuProps;
 use cuda::Numerics;
 use cuda::launch::attention::{AttentionConfig, Mask, Positions, Shape, compact, prepare};
 use cuda::launch::draft;
+use cuda::select::uses_f16_queries;
 use fixtures::attention::{
     ALL, AttentionFixture, LayerInputs, codecs, join, kinds, max_code_distance, on, pass, shape,
     split,
@@ -34,7 +35,7 @@ fn cards(fixture: &AttentionFixture) -> Vec<AttentionConfig> {
         },
     );
     match fixture.card.gpu.has_wgmma && fixture.shape.head_dim == 256 {
-        true if fixture.shape.wants_f16_queries(exact) => vec![fixture.card, exact, plain],
+        true if uses_f16_queries(&fixture.shape, exact) => vec![fixture.card, exact, plain],
         true => vec![fixture.card, plain],
         false => vec![plain],
     }
@@ -73,7 +74,7 @@ fn assert_stored(
 
 /// Maximum relative error: f16 MMA unless the cache is f32.
 fn allowed(fixture: &AttentionFixture) -> f64 {
-    if fixture.shape.wants_f16_queries(fixture.card) {
+    if uses_f16_queries(&fixture.shape, fixture.card) {
         2e-3
     } else {
         3e-6
@@ -136,7 +137,7 @@ fn check_on(
         expected.extend(decoded.attend(&shape, placed, own, &all_gates));
     }
     let name = format!("{shape:?} {trees:?}");
-    let narrow = if shape.wants_f16_queries(fixture.card) {
+    let narrow = if uses_f16_queries(&shape, fixture.card) {
         4e-4
     } else {
         1e-6

@@ -11,6 +11,7 @@ mod fixtures {
 use contract::AttentionWindow;
 use contract::KvFormat::{self, F16, Q4_0, Q5_1, Q8_0, Tq3_0};
 use cuda::Numerics;
+use cuda::select::uses_f16_queries;
 use fixtures::attention::{ALL, AttentionFixture, LayerInputs, kinds, on, pass, shape};
 use fixtures::gpu::{Random, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, random_tree, star};
@@ -124,7 +125,7 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 3, 2500);
     fixture.card.numerics = Numerics::BatchInvariant;
     fixture.card.tree_windows = windows;
-    if !shape.wants_f16_queries(fixture.card) {
+    if !uses_f16_queries(&shape, fixture.card) {
         return;
     }
     for slot in 0..3 {

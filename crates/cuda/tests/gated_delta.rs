@@ -11,10 +11,12 @@ use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::GpuProps;
 use cuda::Numerics;
+use cuda::launch::Unit;
 use cuda::launch::delta::{DIM, Out, Shape, TAPS, tree as steps, verify, walk};
 use cuda::launch::delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
+use cuda::select::{TreeStep, gated_delta_decode, wy_tree};
 use fixtures::gated_delta::{
     DeltaDevice, DeltaFixture, HeadRows, Parents, Projected, chain, path, random_tree, shapes, star,
 };
@@ -60,7 +62,16 @@ fn run_tree(
         fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
     let to = [o.ptr(), f16_rows.ptr()];
     let launch = match numerics {
-        Numerics::Fastest => steps::tree(card, shape, bucket, count, step, &layer, inputs, to[0]),
+        Numerics::Fastest => {
+            let trees = TreeStep {
+                rows: bucket,
+                trees: count,
+            };
+            let kernel = wy_tree(card, shape, trees);
+            steps::tree(
+                kernel, card, shape, bucket, count, step, &layer, inputs, to[0],
+            )
+        }
         Numerics::BatchInvariant => {
             walk::walk(card, shape, bucket, count, step, &layer, inputs, to)
         }
@@ -150,7 +161,7 @@ fn delta_tree_paths_equal_recurrent_steps() {
         .flat_map(|&shape| BUCKETS.map(|rows| (shape, rows)))
         .flat_map(|(shape, rows)| {
             let card = own_card(&gpu);
-            let tree = steps::tree_unit(card, shape, rows, 1);
+            let tree = wy_unit(card, shape, rows);
             [tree, walk::walk_unit(card, shape, rows, 1)]
         })
         .collect();
@@ -334,10 +345,16 @@ fn delta_tree_overflow_is_never_finite() {
     }
 }
 
+/// The unit of the WY form of one tree.
+fn wy_unit(card: GpuProps, shape: Shape, rows: usize) -> Unit {
+    let kernel = wy_tree(card, shape, TreeStep { rows, trees: 1 });
+    steps::tree_unit(kernel, card, shape, rows, 1)
+}
+
 /// The kernel for a bucket of one tree. The two kernels round sums differently.
 fn kernel(gpu: &DeltaDevice, shape: Shape, form: Numerics, bucket: usize) -> &'static str {
     match form {
-        Numerics::Fastest => steps::tree_unit(own_card(gpu), shape, bucket, 1).file,
+        Numerics::Fastest => wy_unit(own_card(gpu), shape, bucket).file,
         Numerics::BatchInvariant => walk::walk_unit(own_card(gpu), shape, bucket, 1).file,
     }
 }
@@ -484,7 +501,12 @@ fn check_layer(
     let projected = Projected::new(shape, rows, &mut random);
     let device = projected.upload(gpu, shape, bucket);
     let index = fixture.layers - 1;
-    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), numerics);
+    let step = TreeStep {
+        rows: bucket,
+        trees: trees.len(),
+    };
+    let kernel = gated_delta_decode(card, shape, numerics, step).kernel;
+    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), kernel);
     let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
     let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
     let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * values);
@@ -499,7 +521,7 @@ fn check_layer(
         shape,
         bucket,
         trees.len(),
-        numerics,
+        kernel,
         header.ptr(),
         &fixture.layer(index),
         &device.inputs,

@@ -18,6 +18,7 @@ use cuda::launch::delta::{
     walk,
 };
 use cuda::launch::norm::Out as Forms;
+use cuda::select::{TreeStep, gated_delta_decode};
 use fixtures::gated_delta::{
     DeltaDevice, DeltaFixture, Parents, Projected, chain, path, random_tree, shapes, star,
 };
@@ -191,7 +192,12 @@ fn layer_rows(
     let on_card = projected.upload(gpu, shape, bucket);
     let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
     let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
-    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), Numerics::BatchInvariant);
+    let step = TreeStep {
+        rows: bucket,
+        trees: trees.len(),
+    };
+    let kernel = gated_delta_decode(card, shape, Numerics::BatchInvariant, step).kernel;
+    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), kernel);
     let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
     let out = Out::of(Forms::f32(result.ptr()));
     let mut launches = verify(
@@ -199,7 +205,7 @@ fn layer_rows(
         shape,
         bucket,
         trees.len(),
-        Numerics::BatchInvariant,
+        kernel,
         header.ptr(),
         &fixture.layer(0),
         &on_card.inputs,

@@ -15,6 +15,7 @@ use cuda::GpuProps;
 use cuda::compile::Modules;
 use cuda::launch::attention::Shape;
 use cuda::launch::prefill::{self, Out, Panels};
+use cuda::select::prefill_attention;
 use fixtures::attention::{AttentionFixture, codecs, shape, shapes};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::step::{KernelDevice, chunk};
@@ -36,7 +37,16 @@ fn cards(gpu: &KernelDevice) -> Vec<GpuProps> {
 fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
     let cache = AttentionFixture::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
     let out = Out { panels: 1, f32: 1 };
-    let launch = |(card, shape)| prefill::attend(card, shape, 1, (1, 1), cache, out);
+    let launch = |(card, shape)| {
+        prefill::attend(
+            prefill_attention(shape, card).kernel,
+            shape,
+            1,
+            (1, 1),
+            cache,
+            out,
+        )
+    };
     let every = cards(gpu)
         .into_iter()
         .flat_map(|card| shapes.iter().map(move |shape| (card, shape)));
@@ -78,7 +88,14 @@ fn on_card(
         f32: y.ptr(),
     };
     let from = (header.ptr(), queries.ptr());
-    let launch = prefill::attend(card, shape, cap, from, fixture.cache(), out);
+    let launch = prefill::attend(
+        prefill_attention(shape, card).kernel,
+        shape,
+        cap,
+        from,
+        fixture.cache(),
+        out,
+    );
     gpu.run(modules, &launch).unwrap();
     if let Err(error) = gpu.sync() {
         panic!("{n} rows at {committed} of {shape:?}, {card:?}: {error}");
@@ -160,7 +177,7 @@ fn check_on(
     let sample = (0..rows)
         .step_by((rows * (committed + rows) / 3000).max(1))
         .chain([rows - 1]);
-    let exact = prefill::attention_is_exact(&shape);
+    let exact = shape.k == KvFormat::F32 || shape.v == KvFormat::F32;
     for row in sample {
         let expected = expected(fixture, slot, committed, q, row);
         let what = format!("{rows} rows at {committed}, row {row}, of {shape:?}");

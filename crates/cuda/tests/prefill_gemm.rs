@@ -15,6 +15,7 @@ use cuda::launch::matmul::{Segment, Write};
 use cuda::launch::prefill::{Out, Panels, product, rows};
 use cuda::pack::WeightKind;
 use cuda::pack::dequantize::PackedMatrix;
+use cuda::select::prefill_gemm;
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::prefill::{
     PrefillFixture, PrefillMatrix, ZeroedScratch, cards, from_panels, header, rows_of, segment,
@@ -142,7 +143,7 @@ fn dequantized_panels_equal_small_batch_weights() {
             let segment = segment(&matrix, &out, 263, Write::Store);
             let from = (header.ptr(), rows.inputs());
             gpu.launch(&product::products(
-                card,
+                prefill_gemm(card).kernel,
                 cols,
                 cols,
                 &[segment],
@@ -231,7 +232,7 @@ fn prefill_gemm_matches_reference() {
                     .collect();
                 let from = (header.ptr(), rows.inputs());
                 gpu.launch(&product::products(
-                    card,
+                    prefill_gemm(card).kernel,
                     cap,
                     cols,
                     &segments,
@@ -274,7 +275,7 @@ fn prefill_f32_gemm_matches_reference() {
                 .collect();
             let (card, from) = (cards(&gpu)[0], (header.ptr(), rows.inputs()));
             gpu.launch(&product::products(
-                card,
+                prefill_gemm(card).kernel,
                 n,
                 cols,
                 &segments,
@@ -366,7 +367,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
             ];
             let from = (header.ptr(), rows.inputs());
             gpu.launch(&product::products(
-                card,
+                prefill_gemm(card).kernel,
                 n,
                 cols,
                 &segments,
@@ -426,7 +427,7 @@ fn prefill_gated_gemm_matches_reference() {
             };
             let from = (header.ptr(), rows.panels.ptr());
             gpu.launch(&product::gated(
-                card,
+                prefill_gemm(card).kernel,
                 cap,
                 pair,
                 from,

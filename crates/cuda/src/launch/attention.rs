@@ -8,7 +8,8 @@ use contract::{KvFormat, RopeSpec};
 pub mod rows;
 mod tree;
 
-pub use tree::{combine, tree};
+pub use tree::{DecodeAttention, DecodeBuffers, DecodeKernel, Tile, combine, tree};
+pub(crate) use tree::{KEYS_PER_TILE, STEP_ROWS};
 
 use super::{Args, Launch, Unit};
 use crate::gpu_props::GpuProps;
@@ -16,8 +17,6 @@ use crate::numerics::Numerics;
 
 /// Positions of a page of the cache.
 pub const PAGE: usize = 256;
-/// Splits of the keys at most.
-const MOST_SPLITS: usize = 64;
 
 /// One attention layer; layers of equal shape share their kernels.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,7 +62,7 @@ pub enum Mask {
     Causal,
 }
 
-/// What attention launches depend on besides shapes.
+/// What the choice of attention kernels depends on besides shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionConfig {
     /// The hardware.
@@ -135,35 +134,6 @@ impl Shape {
         self.head_dim * if self.gate { 2 } else { 1 }
     }
 
-    /// Whether [`tree`] wants queries in f16 beside the projection, rather than normed in place.
-    pub fn wants_f16_queries(&self, config: AttentionConfig) -> bool {
-        let whole = self.k != KvFormat::F32 && self.v != KvFormat::F32;
-        whole && (config.numerics == Numerics::Fastest || self.by_position(config))
-    }
-
-    /// Parts the keys are split into, two for each multiprocessor, in the steps of a bucket of `rows`; one for
-    /// each where blocks by warpgroups have a multiprocessor for themselves, since what every part leaves behind
-    /// is then most of what is written. By position, as many as a sequence of `tokens` tokens can have.
-    fn splits(&self, config: AttentionConfig, (rows, tokens): (usize, usize)) -> usize {
-        if self.by_position(config) {
-            return self.slots(config, tokens);
-        }
-        let blocks = match self.by_warpgroups(config, rows) && !self.shares(config, rows) {
-            true => config.gpu.sm_count,
-            false => 2 * config.gpu.sm_count,
-        };
-        match self.wants_f16_queries(config) {
-            true => (blocks / self.n_kv_heads).clamp(1, MOST_SPLITS),
-            false => 1,
-        }
-    }
-
-    /// Bytes of scratch that [`tree`] and [`combine`] share, for `rows` rows of sequences of at most `tokens` tokens.
-    /// Need not be zeroed.
-    pub fn scratch_bytes(&self, config: AttentionConfig, (rows, tokens): (usize, usize)) -> usize {
-        rows * self.n_heads * self.splits(config, (rows, tokens)) * (self.head_dim + 2) * 4
-    }
-
     fn check(&self) {
         assert!(
             matches!(self.head_dim, 64 | 128 | 256)
@@ -187,26 +157,30 @@ impl Shape {
     }
 
     /// The defines of `kernels/attention/kv_range.cuh`.
-    fn spanned(&self, unit: Unit, config: AttentionConfig, room: (usize, usize)) -> Unit {
+    fn kv_range(&self, unit: Unit, selected: &DecodeAttention) -> Unit {
         let mask = match self.mask {
             Mask::Ancestors => 0,
             Mask::Full => 1,
             Mask::Causal => 2,
         };
         // Blocks of a draft have the window of their layer.
-        let of_trees = config.tree_windows && self.mask == Mask::Ancestors && self.window == 0;
-        let window = match of_trees {
-            true => "-1".to_owned(),
-            false => self.window.to_string(),
+        let per_tree = selected.tree_windows && self.mask == Mask::Ancestors && self.window == 0;
+        let window = if per_tree {
+            "-1".to_owned()
+        } else {
+            self.window.to_string()
         };
-        let unit = match self.by_position(config) {
-            true => self.in_spans(unit, config),
-            false => unit,
+        let unit = match selected.max_fixed_splits {
+            Some(splits) => unit.define("MAX_FIXED_SPLITS", splits),
+            None => unit,
         };
         unit.define("WINDOW", window)
             .define("MASK", mask)
-            .define("SPLITS", self.splits(config, room))
-            .define("FIXED_SPLITS", u32::from(self.by_position(config)))
+            .define("SPLITS", selected.splits)
+            .define(
+                "FIXED_SPLITS",
+                u32::from(selected.max_fixed_splits.is_some()),
+            )
             .define("Q_STRIDE", self.q_stride())
     }
 

@@ -17,7 +17,8 @@ pub mod walk;
 
 pub use chunk::{Products, prefill, prefill_on, prefill_scratch_bytes};
 pub use norm::{Out, Source};
-pub use tree::{commit, verify, verify_scratch_bytes};
+pub use tree::{GatedDeltaKernel, commit, verify, verify_scratch_bytes};
+pub use tree_sm90::wy_tree_sm90_fits;
 
 /// Width of a key and of a value head.
 pub const DIM: usize = 128;

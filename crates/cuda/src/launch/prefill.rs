@@ -12,7 +12,8 @@ mod attend;
 pub mod product;
 pub mod rows;
 
-pub use attend::{attend, attention_is_exact};
+pub use attend::{PrefillAttention, attend};
+pub use product::{PrefillGemm, PrefillGemmKernel};
 
 /// Rows of a tile: panels hold a multiple of this many.
 const TILE: usize = 128;

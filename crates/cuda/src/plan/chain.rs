@@ -3,6 +3,7 @@
 use super::Site;
 use super::forms::Forms;
 use super::layers::Builder;
+use super::select::may_use_fused_layer;
 use crate::launch::chain::{self, Form, MOST_ROWS, Memory, Norms, Own, Products};
 use crate::launch::matmul::Scratch;
 use crate::launch::norm::{self, Out, Residual, Rms};
@@ -96,7 +97,7 @@ impl<'a> Links<'a> {
     /// rounding, so a model has them at every number of rows of a step or at none: nothing here looks at the rows, since no
     /// step has more than [`MOST_ROWS`].
     fn new(site: &Site<'a>, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
-        if !site.gpu.has_wgmma {
+        if !may_use_fused_layer(site.gpu) {
             return None;
         }
         let kinds: Vec<WeightKind> = layers.iter().flat_map(Link::kinds).collect();

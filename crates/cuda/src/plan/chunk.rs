@@ -3,15 +3,16 @@
 
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
-use super::layers::{cache, chunk_products, delta_inputs, delta_layer, shape};
+use super::layers::{cache, delta_inputs, delta_layer, shape};
 use super::product::segment;
+use super::select::{gated_delta_scan, prefill_attention, prefill_gemm};
 use super::{Plan, Site};
 use crate::launch::attention::{self, Cache, Positions, Projections};
 use crate::launch::delta::{self, Layer};
 use crate::launch::matmul::{Segment, Write};
 use crate::launch::norm::{self, Source};
 use crate::launch::prefill::product::{self, Inputs, Scratch};
-use crate::launch::prefill::{self, Out, Panels, rows};
+use crate::launch::prefill::{self, Out, Panels, PrefillGemm, rows};
 use crate::launch::rows::tap;
 use crate::launch::{Launch, embed};
 use crate::memory::BumpAllocator;
@@ -73,8 +74,15 @@ impl Expanded {
 }
 
 /// The plan of a chunk of up to `rows` rows.
-pub(super) fn build(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
+pub(super) fn build(
+    site: &Site<'_>,
+    rows: usize,
+    reason: &'static str,
+    arena: &mut BumpAllocator,
+) -> Plan {
     let weights = arena.take_aligned(site.expanded.bytes, PANEL_ALIGN);
+    let mut plan = Plan::default();
+    plan.note("gemm/prefill_dequant.cu", reason);
     let mut builder = Builder {
         site,
         rows,
@@ -86,7 +94,7 @@ pub(super) fn build(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> 
         features: None,
         arena: *arena,
         peak: *arena,
-        plan: Plan::default(),
+        plan,
     };
     if let Some(draft) = &site.state.draft {
         builder.features = Some(builder.arena.take(4 * rows * draft.width));
@@ -129,6 +137,13 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn push(&mut self, launch: Launch) {
         self.plan.launches.push(launch);
+    }
+
+    fn gemm(&mut self) -> PrefillGemm {
+        let selected = prefill_gemm(self.site.gpu);
+        self.plan
+            .note(selected.kernel.kernel.file(), selected.reason);
+        selected.kernel
     }
 
     /// Buffers of one block, given back when it is complete.
@@ -252,8 +267,8 @@ impl Builder<'_> {
             f32: input.f32,
         };
         let from = (self.site.addresses.chunk, inputs);
-        let gpu = self.site.gpu;
-        let launches = product::products(gpu, self.rows, cols, segments, from, self.scratch);
+        let gemm = self.gemm();
+        let launches = product::products(gemm, self.rows, cols, segments, from, self.scratch);
         self.plan.launches.extend(launches);
     }
 
@@ -283,8 +298,17 @@ impl Builder<'_> {
         let at = Positions::Chunk(chunk);
         self.push(attention::prepare(&shape, rows, at, from, (cache, 0)));
         let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
-        let gpu = self.site.gpu;
-        self.push(prefill::attend(gpu, &shape, rows, (chunk, q), cache, out));
+        let selected = prefill_attention(&shape, site.gpu);
+        let kernel = selected.kernel;
+        self.plan.note(kernel.file(), selected.reason);
+        self.push(prefill::attend(
+            kernel,
+            &shape,
+            rows,
+            (chunk, q),
+            cache,
+            out,
+        ));
         self.add(out, w.o);
     }
 
@@ -309,7 +333,9 @@ impl Builder<'_> {
             panel: (to.panels, Panels::new(0, rows).rows),
         };
         let chunk = site.addresses.chunk;
-        let products = chunk_products(site);
+        let scan = gated_delta_scan(site.gpu);
+        self.plan.note(scan.kernel.file(), scan.reason);
+        let products = scan.kernel;
         let launches =
             delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
         self.plan.launches.extend(launches);
@@ -330,8 +356,7 @@ impl Builder<'_> {
         };
         if pair.fits() && out.f32 == 0 {
             let from = (chunk, y.panels);
-            let launches =
-                product::gated(self.site.gpu, rows, pair, from, self.scratch, out.panels);
+            let launches = product::gated(self.gemm(), rows, pair, from, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
             let projected = self.project(y, &input_projections, arena);

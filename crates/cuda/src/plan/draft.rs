@@ -7,6 +7,7 @@ use super::chain::Links;
 use super::forms::Forms;
 use super::layers::{Builder, builder};
 use super::product::{self, Product};
+use super::select::{GemmFits, decode_gemm};
 use super::{Plan, Site};
 use crate::launch::Launch;
 use crate::launch::attention::{Cache, Mask, Positions, Projections, Shape};
@@ -177,7 +178,16 @@ pub(super) fn block(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> 
         let a = (&layer.attention, *shape);
         b.attention(a, attention, cache(ring), projected, arena)
     };
-    match Links::of_draft(site) {
+    let links = Links::of_draft(site);
+    let gemm = decode_gemm(
+        rows,
+        GemmFits {
+            gemv: false,
+            fused_layer: links.is_some(),
+        },
+    );
+    builder.plan.note(gemm.kernel.file(), gemm.reason);
+    match links {
         Some(links) => builder.chained(&links, mixer, |_, _| {}),
         None => {
             for (i, (_, weights)) in layers.iter().enumerate() {

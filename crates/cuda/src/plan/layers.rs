@@ -5,8 +5,12 @@ use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 use super::chain::Links;
 use super::forms::Forms;
 use super::product::{self, Product};
-use super::{Depth, Plan, Site, attention_config, head, one};
-use crate::launch::attention::{self, Cache, Mask, Positions, Projections, Shape};
+use super::select::{
+    DecodeGemm, Depth, GemmFits, StepSize, TreeStep, decode_attention, decode_gemm,
+    gated_delta_decode,
+};
+use super::{Plan, Site, attention_config, head, one};
+use crate::launch::attention::{self, Cache, DecodeBuffers, Mask, Positions, Projections, Shape};
 use crate::launch::delta::{self, Layer, Slots};
 use crate::launch::matmul::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
@@ -91,14 +95,6 @@ pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs
     }
 }
 
-/// With which products the chunked delta rule of this card goes.
-pub(super) fn chunk_products(site: &Site<'_>) -> delta::Products {
-    match site.gpu.has_wgmma {
-        true => delta::Products::Warpgroup,
-        false => delta::Products::Warp,
-    }
-}
-
 /// A builder over the step header at `step` for `trees` trees in up to `rows` rows, which sums as is fastest.
 pub(super) fn builder<'a>(
     site: &'a Site<'a>,
@@ -135,14 +131,19 @@ pub(super) fn step(
     builder.depth = depth;
     builder.embed();
     let layers = 0..site.spec.layers.len();
-    // Chains round differently, and steps of all sizes are to round alike: a model has chains or single rows of its own.
-    match one::suits(site) {
-        true if rows == 1 => layers.for_each(|i| builder.layer_of_one(i)),
-        true => layers.for_each(|i| builder.layer(i)),
-        false => match Links::of_target(site) {
-            Some(links) => builder.chained(&links, Builder::mixer, Builder::layer_end),
-            None => layers.for_each(|i| builder.layer(i)),
-        },
+    let links = Links::of_target(site);
+    let fits = GemmFits {
+        gemv: one::suits(site),
+        fused_layer: links.is_some(),
+    };
+    let gemm = decode_gemm(rows, fits);
+    builder.plan.note(gemm.kernel.file(), gemm.reason);
+    match (gemm.kernel, links) {
+        (DecodeGemm::Gemv, _) => layers.for_each(|i| builder.layer_of_one(i)),
+        (DecodeGemm::FusedLayer, Some(links)) => {
+            builder.chained(&links, Builder::mixer, Builder::layer_end);
+        }
+        _ => layers.for_each(|i| builder.layer(i)),
     }
     let asked = Source::AskedOfStep(at.step);
     let norm = (site.weights.final_norm, eps);
@@ -362,20 +363,31 @@ impl Builder<'_> {
             frequencies: site.frequencies(a.rope),
         };
         let step = self.step;
-        let room = (rows, self.depth.tokens(cache.max_pages * attention::PAGE));
-        let scratch = arena.take(shape.scratch_bytes(config, room));
+        let size = StepSize {
+            rows,
+            tokens: self.depth.tokens(cache.max_pages * attention::PAGE),
+        };
+        let selected = decode_attention(&shape, config, size);
+        let attention = selected.kernel;
+        self.plan.note(attention.kernel.file(), selected.reason);
+        let scratch = arena.take(attention.scratch_bytes(&shape));
         let out = Forms::of([w.o.kind]).carve(arena, rows, a.n_heads * a.head_dim);
-        let half = match shape.wants_f16_queries(config) {
-            true => arena.take(2 * rows * a.n_heads * a.head_dim),
-            false => 0,
+        let queries = if attention.f16_queries() {
+            arena.take(2 * rows * a.n_heads * a.head_dim)
+        } else {
+            0
         };
         let at = Positions::Step(step);
-        self.push(attention::prepare(&shape, rows, at, from, (cache, half)));
-        let query = if half == 0 { q } else { half };
-        let keys = (cache, scratch);
-        self.push(attention::tree(&shape, config, room, (step, query), keys));
-        let from = (step, q, scratch);
-        self.push(attention::combine(&shape, config, room, from, out));
+        self.push(attention::prepare(&shape, rows, at, from, (cache, queries)));
+        let buffers = DecodeBuffers {
+            step,
+            projection: q,
+            queries,
+            cache,
+            scratch,
+        };
+        self.push(attention::tree(&shape, &attention, &buffers));
+        self.push(attention::combine(&shape, &attention, &buffers, out));
         out
     }
 
@@ -387,16 +399,20 @@ impl Builder<'_> {
         projected: &[u64],
         arena: &mut BumpAllocator,
     ) -> Out {
-        let (site, rows) = (self.site, self.rows);
+        let (site, rows, trees) = (self.site, self.rows, self.trees);
         let shape = delta::Shape::of(&group.spec);
         let inputs = delta_inputs(w, projected);
-        let (gpu, numerics) = (site.gpu, self.numerics);
-        let bytes = delta::verify_scratch_bytes(gpu, shape, rows, self.trees, numerics);
+        let gpu = site.gpu;
+        let step = TreeStep { rows, trees };
+        let selected = gated_delta_decode(gpu, shape, self.numerics, step);
+        let kernel = selected.kernel;
+        self.plan.note(kernel.file(), selected.reason);
+        let bytes = delta::verify_scratch_bytes(gpu, shape, rows, trees, kernel);
         let scratch = arena.take(bytes);
         let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
         let out = delta::Out::of(forms);
         let launches = delta::verify(
-            gpu, shape, rows, self.trees, numerics, self.step, &layer, &inputs, scratch, &out,
+            gpu, shape, rows, trees, kernel, self.step, &layer, &inputs, scratch, &out,
         );
         self.plan.launches.extend(launches);
         forms

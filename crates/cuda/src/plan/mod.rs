@@ -7,15 +7,17 @@ mod chain;
 mod chunk;
 mod commit;
 mod draft;
+pub mod explain;
 mod forms;
 mod head;
 mod layers;
 mod numerics;
 mod one;
 mod product;
+pub mod select;
 mod short;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
@@ -29,11 +31,8 @@ use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
 use chunk::Expanded;
 pub(crate) use numerics::{attention_config, numerics_of};
+use select::{Depth, PrefillPath, may_use_fused_layer};
 
-/// The deepest that [`Depth::Shallow`] is, in tokens.
-const SHALLOW: usize = 1024;
-/// Steps of so many rows take the same blocks at any depth.
-const ALWAYS_NARROW: usize = 8;
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
 const CANDIDATES: usize = 64;
 /// Room for the counters of attention in one launch, one for each head.
@@ -72,34 +71,6 @@ pub(crate) enum Key {
     EditedHead(usize),
 }
 
-/// How many tokens the trees of a step stand behind. Attention of many rows takes narrow blocks where there are few keys and wide
-/// ones where there are many; a row's bits are the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Depth {
-    /// Any number.
-    Any,
-    /// At most [`SHALLOW`] each.
-    Shallow,
-}
-
-impl Depth {
-    /// What a step in the bucket `rows` takes whose deepest tree stands behind `committed` tokens.
-    fn of(rows: usize, committed: usize) -> Depth {
-        match rows > ALWAYS_NARROW && committed <= SHALLOW {
-            true => Depth::Shallow,
-            false => Depth::Any,
-        }
-    }
-
-    /// Tokens that a sequence has at most, nodes included, where there is room for `room`.
-    fn tokens(self, room: usize) -> usize {
-        match self {
-            Depth::Any => room,
-            Depth::Shallow => room.min(SHALLOW + ROWS),
-        }
-    }
-}
-
 impl Key {
     /// The plan of a step that has its trees.
     pub(crate) fn of_step(step: &Step) -> Key {
@@ -126,6 +97,15 @@ pub(crate) struct Plan {
     pub(crate) launches: Vec<Launch>,
     /// Per layer, how many launches have run when its output stands in the residual stream.
     pub(crate) layer_ends: Vec<usize>,
+    /// Source files that were selected among several, each with the reason.
+    pub(crate) reasons: BTreeSet<(&'static str, &'static str)>,
+}
+
+impl Plan {
+    /// Notes why a kernel was selected.
+    pub(crate) fn note(&mut self, file: &'static str, reason: &'static str) {
+        self.reasons.insert((file, reason));
+    }
 }
 
 /// Fixed places that the runner and the kernels share.
@@ -248,11 +228,13 @@ impl Plans {
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
         // Stages of a chain take turns at theirs.
-        let turns = 1 + usize::from(facts.gpu.has_wgmma);
+        let fused = may_use_fused_layer(facts.gpu);
+        let turns = 1 + usize::from(fused);
         let partial_bytes = matmul::scratch_bytes(facts.gpu, turns * ROWS);
-        let chain_bytes = match facts.gpu.has_wgmma {
-            true => chain::own_bytes(weights, spec.hidden),
-            false => 0,
+        let chain_bytes = if fused {
+            chain::own_bytes(weights, spec.hidden)
+        } else {
+            0
         };
         let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
@@ -300,7 +282,7 @@ impl Plans {
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
-        let short = short::suits(&site, ROWS);
+        let short = short::path(&site, ROWS).kernel == PrefillPath::DecodeKernels;
         let block = open.draft.as_ref().map(|draft| draft.spec.block);
         for key in keys(limits, block, short) {
             let mut arena = *scratch;
@@ -308,10 +290,17 @@ impl Plans {
                 Key::Step { rows, trees, depth } => {
                     layers::step(&site, (rows, trees), depth, &mut arena)
                 }
-                Key::Chunk(rows) if short::suits(&site, rows) => {
-                    short::build(&site, rows, &mut arena)
+                Key::Chunk(rows) => {
+                    let path = short::path(&site, rows);
+                    match path.kernel {
+                        PrefillPath::DecodeKernels => {
+                            short::build(&site, rows, path.reason, &mut arena)
+                        }
+                        PrefillPath::PrefillKernels => {
+                            chunk::build(&site, rows, path.reason, &mut arena)
+                        }
+                    }
                 }
-                Key::Chunk(rows) => chunk::build(&site, rows, &mut arena),
                 Key::Head(rows) => head::of_chunk(&site, rows, &mut arena),
                 Key::Commit(paths) => commit::build(&site, paths),
                 Key::Waiting(rows) => draft::of_waiting(&site, rows, &mut arena),
@@ -440,10 +429,9 @@ fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use contract::{TokenId, Tree};
 
+    use super::select::SHALLOW_TOKENS;
     use super::*;
 
     #[test]
@@ -489,12 +477,12 @@ mod tests {
             Key::of_step(&step)
         };
         let step = |rows, trees, depth| Key::Step { rows, trees, depth };
-        assert_eq!(key(&[24], SHALLOW), step(24, 1, Depth::Shallow));
-        assert_eq!(key(&[24], SHALLOW + 1), step(24, 1, Depth::Any));
+        assert_eq!(key(&[24], SHALLOW_TOKENS), step(24, 1, Depth::Shallow));
+        assert_eq!(key(&[24], SHALLOW_TOKENS + 1), step(24, 1, Depth::Any));
         assert_eq!(key(&[7, 1, 12], 0), step(24, 3, Depth::Shallow));
         assert_eq!(key(&[1, 1, 1, 1], 0), step(8, 4, Depth::Any));
         let rooms = [(1, 64), (2, 23), (3, 9), (4, 17), (9, 5)];
-        let contexts = [SHALLOW, 2 * SHALLOW];
+        let contexts = [SHALLOW_TOKENS, 2 * SHALLOW_TOKENS];
         for ((sequences, tree_nodes), context) in rooms
             .into_iter()
             .flat_map(|room| contexts.map(|context| (room, context)))
@@ -510,7 +498,7 @@ mod tests {
             let built: BTreeSet<Key> = all.filter(|key| matches!(key, Key::Step { .. })).collect();
             let possible = (1..=sequences.min(TREES)).flat_map(|trees| {
                 let rows = trees..=ROWS.min(trees * tree_nodes);
-                let committed = (0..=context).step_by(SHALLOW / 2);
+                let committed = (0..=context).step_by(SHALLOW_TOKENS / 2);
                 rows.flat_map(move |rows| {
                     let rows = step::bucket(rows);
                     let of = move |committed| step(rows, trees, Depth::of(rows, committed));

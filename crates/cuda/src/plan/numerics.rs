@@ -7,6 +7,7 @@
 use contract::OpenPlan;
 
 use super::layers::shape;
+use super::select::uses_f16_queries;
 use crate::gpu_props::GpuProps;
 use crate::launch::attention::AttentionConfig;
 use crate::numerics::Numerics;
@@ -31,7 +32,7 @@ fn has_fast_invariant_kernels(open: &OpenPlan, gpu: GpuProps) -> bool {
     let config = attention_config(gpu, Numerics::BatchInvariant, false);
     let eps = open.target.norm_eps;
     let mut layers = open.target.attention_layers();
-    gpu.has_wgmma && layers.all(|a| shape(a, open, eps).wants_f16_queries(config))
+    gpu.has_wgmma && layers.all(|a| uses_f16_queries(&shape(a, open, eps), config))
 }
 
 /// What attention is launched with.

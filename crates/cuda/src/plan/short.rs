@@ -8,7 +8,8 @@
 
 use super::chain::Links;
 use super::forms::Forms;
-use super::layers::{Builder, builder, chunk_products, delta_inputs};
+use super::layers::{Builder, builder, delta_inputs};
+use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, gated_delta_scan, prefill_path};
 use super::{Plan, Site, draft, one};
 use crate::launch::attention::Positions;
 use crate::launch::delta::{self, Layer};
@@ -22,11 +23,9 @@ use crate::weights::{DeltaWeights, DraftWeights};
 /// Padded lengths that short plans are built for.
 pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
 
-/// Whether chunks of up to `rows` rows are read this way. The products differ from a chunk's in rounding, so where a prompt
-/// is cut would show: a plan that promises that it does not ([`contract::OpenPlan::exact`]) reads everything in one way, and
-/// so do models small enough to have steps of their own.
-pub(super) fn suits(site: &Site<'_>, rows: usize) -> bool {
-    rows <= ROWS && !site.open.batch_invariant && !one::suits(site)
+/// How chunks of up to `rows` rows are prefilled.
+pub(super) fn path(site: &Site<'_>, rows: usize) -> Selected<PrefillPath> {
+    prefill_path(rows, site.open.batch_invariant, one::suits(site))
 }
 
 /// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where the chunks of the delta
@@ -44,7 +43,12 @@ pub(super) fn pieces(committed: usize, rows: usize) -> Vec<usize> {
 }
 
 /// The plan of a chunk of up to `rows` rows.
-pub(super) fn build(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
+pub(super) fn build(
+    site: &Site<'_>,
+    rows: usize,
+    reason: &'static str,
+    arena: &mut BumpAllocator,
+) -> Plan {
     let chunk = site.addresses.chunk;
     let mut start = *arena;
     let features = site.state.draft.as_ref();
@@ -57,7 +61,16 @@ pub(super) fn build(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> 
         b.mixer_of_chunk(i, projected, arena)
     };
     let end = |b: &mut Builder<'_>, i: usize| b.layer_end_of_chunk(i, features);
-    match Links::of_target(site) {
+    let links = Links::of_target(site);
+    let gemm = decode_gemm(
+        rows,
+        GemmFits {
+            gemv: false,
+            fused_layer: links.is_some(),
+        },
+    );
+    builder.plan.note(gemm.kernel.file(), reason);
+    match links {
         Some(links) => builder.chained(&links, mixer, end),
         None => {
             for i in 0..site.spec.layers.len() {
@@ -104,7 +117,9 @@ impl Builder<'_> {
         let scratch = arena.take(delta::prefill_scratch_bytes(shape, rows));
         let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
         let (chunk, out) = (site.addresses.chunk, delta::Out::of(forms));
-        let products = chunk_products(site);
+        let scan = gated_delta_scan(site.gpu);
+        self.plan.note(scan.kernel.file(), scan.reason);
+        let products = scan.kernel;
         let launches =
             delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
         self.plan.launches.extend(launches);

@@ -1,60 +1,123 @@
-//! Tree attention and the merge of its splits.
+//! Attention of decode steps over trees, and the merge of its KV splits.
 
 use contract::KvFormat;
 
 use super::super::norm::Out;
 use super::super::{Args, Launch, Unit};
 use super::rows::row_bytes;
-use super::{AttentionConfig, Cache, MOST_SPLITS, Mask, Shape};
-#[cfg(test)]
+use super::{Cache, Shape};
 use crate::gpu_props::GpuProps;
-use crate::numerics::Numerics;
 
 /// Keys of a tile.
-const TILE: usize = 64;
+pub(crate) const KEYS_PER_TILE: usize = 64;
 /// Tiles of 16 rows that the registers of a block hold without spilling, on every architecture.
-const MOST_TILES: usize = 6;
+const MAX_M16_TILES: usize = 6;
 /// Rows of a step.
-const STEP_ROWS: usize = 64;
-/// Eights of columns that `kernels/attention/swapped_operands_sm90.cuh` has a product for, and that registers hold.
-const EIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
-
+pub(crate) const STEP_ROWS: usize = 64;
+/// Tiles of 8 query columns that `kernels/attention/swapped_operands_sm90.cuh` has a product for, and that registers
+/// hold.
+const N8_TILES: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
 /// The same of `kernels/attention/decode_tree_warp_specialized_sm90.cu`.
-const TRIO_EIGHTS: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
+const WARP_SPECIALIZED_N8_TILES: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
 /// The same of `kernels/attention/decode_fixed_splits_sm90.cu`.
-const SPAN_EIGHTS: [usize; 10] = [1, 2, 3, 4, 6, 8, 9, 12, 16, 18];
-/// Tiles of keys and of values that it may have in shared memory at once, the best first.
-const SPAN_RINGS: [(usize, usize); 3] = [(4, 3), (3, 3), (3, 2)];
-/// Tiles of keys and of values that it has in shared memory at once.
-const TRIO_RINGS: (usize, usize) = (3, 3);
-/// What a block of it takes where a sequence can hold no more than so many tokens: the more columns, the sooner keys
-/// are done with, but the longer a block takes that has one tile only. One H200, 24 rows over Q8_0: 9 eights and 18
-/// take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
-const TRIO_SHORT: (usize, usize) = (8192, 9);
-/// Up to so many tokens a span of `kernels/attention/decode_fixed_splits_sm90.cu` is one tile, and a block has few of them: its code, which then runs
-/// once or twice, is in loops. Measured behind 512 tokens.
-const ROLLED: usize = 2048;
+const FIXED_SPLITS_N8_TILES: [usize; 10] = [1, 2, 3, 4, 6, 8, 9, 12, 16, 18];
+/// Key stages and value stages of its pipelines, the best first.
+const FIXED_SPLITS_STAGES: [(usize, usize); 3] = [(4, 3), (3, 3), (3, 2)];
+/// Key stages and value stages of the warp-specialized kernel.
+const WARP_SPECIALIZED_STAGES: (usize, usize) = (3, 3);
 
-/// How a launch of `kernels/attention/decode_fixed_splits_sm90.cu` is shaped.
+/// The tile of a block of verify attention, and what it takes of a multiprocessor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Spans {
-    /// Eights of columns of a block.
-    eights: usize,
-    /// Tiles of keys and of values in shared memory at once.
-    rings: (usize, usize),
-    shared_bytes: usize,
+pub struct Tile {
+    /// Tiles of 16 query rows, or of 8 query columns with swapped operands.
+    pub tiles: usize,
+    /// Stages of keys, or of keys and values alike.
+    pub k_stages: usize,
+    /// Stages of values, where they are stages of their own.
+    pub v_stages: usize,
+    /// Shared memory of a block, in bytes.
+    pub shared_bytes: usize,
+    /// Blocks that a multiprocessor holds.
+    pub blocks_per_sm: usize,
 }
 
-/// How a launch of tree attention is shaped.
+/// A kernel of verify attention with its tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Tiling {
-    /// Tiles of 16 rows, or with warpgroups of 8, that a block takes at most.
-    tiles: usize,
-    /// Tiles of keys or values in shared memory at once.
-    ring: usize,
-    shared_bytes: usize,
-    /// Blocks that a multiprocessor holds.
-    resident: usize,
+pub enum DecodeKernel {
+    /// `decode_tree_f32.cu`: f32 throughout, a block per query head and row.
+    TreeF32,
+    /// `decode_tree.cu`: warp-level mma.
+    Tree(Tile),
+    /// `decode_tree_sm90.cu`: wgmma with swapped operands (S^T), heads of 256.
+    TreeSm90(Tile),
+    /// `decode_tree_warp_specialized_sm90.cu`: one softmax warpgroup and two P V warpgroups.
+    WarpSpecializedSm90(Tile),
+    /// `decode_fixed_splits_sm90.cu`: batch-invariant KV splits.
+    FixedSplitsSm90 {
+        /// The tile.
+        tile: Tile,
+        /// Whether the mainloop is kept rolled, for splits of a single tile.
+        rolled: bool,
+    },
+}
+
+impl DecodeKernel {
+    /// The source file.
+    pub fn file(&self) -> &'static str {
+        match self {
+            DecodeKernel::TreeF32 => "attention/decode_tree_f32.cu",
+            DecodeKernel::Tree(_) => "attention/decode_tree.cu",
+            DecodeKernel::TreeSm90(_) => "attention/decode_tree_sm90.cu",
+            DecodeKernel::WarpSpecializedSm90(_) => {
+                "attention/decode_tree_warp_specialized_sm90.cu"
+            }
+            DecodeKernel::FixedSplitsSm90 { .. } => "attention/decode_fixed_splits_sm90.cu",
+        }
+    }
+}
+
+/// How a layer's verify attention runs for steps of up to `rows` rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeAttention {
+    /// The kernel.
+    pub kernel: DecodeKernel,
+    /// Rows of the step, padding included.
+    pub rows: usize,
+    /// Parts that the KV of a row is split into.
+    pub splits: usize,
+    /// The most parts before a row's last two tiles, where splits follow from positions alone.
+    pub max_fixed_splits: Option<usize>,
+    /// Whether trees may have windows of their own.
+    pub tree_windows: bool,
+    /// Multiprocessors that the persistent blocks fill.
+    pub sm_count: usize,
+}
+
+impl DecodeAttention {
+    /// Whether [`tree`] reads queries in f16 beside the projection, rather than normed in place.
+    pub fn f16_queries(&self) -> bool {
+        self.kernel != DecodeKernel::TreeF32
+    }
+
+    /// Bytes of scratch that [`tree`] and [`combine`] share. Need not be zeroed.
+    pub fn scratch_bytes(&self, shape: &Shape) -> usize {
+        self.rows * shape.n_heads * self.splits * (shape.head_dim + 2) * 4
+    }
+}
+
+/// Device memory of [`tree`] and [`combine`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeBuffers {
+    /// The `Step`.
+    pub step: u64,
+    /// f32 `[rows][n_heads][q_stride]`: the projection, with its gates; normed in place where queries are not f16.
+    pub projection: u64,
+    /// f16 `[rows][n_heads][head_dim]`, where [`DecodeAttention::f16_queries`].
+    pub queries: u64,
+    /// The layer's KV cache.
+    pub cache: Cache,
+    /// [`DecodeAttention::scratch_bytes`].
+    pub scratch: u64,
 }
 
 impl Shape {
@@ -67,7 +130,7 @@ impl Shape {
                 KvFormat::Q8_0 if key => values + 32,
                 _ => ((values / 16) | 1) * 16,
             };
-            TILE * (stride + scales)
+            KEYS_PER_TILE * (stride + scales)
         };
         (bytes(self.k, true), bytes(self.v, false))
     }
@@ -76,18 +139,6 @@ impl Shape {
     fn tile_bytes(&self) -> usize {
         let (key, value) = self.tiles_bytes();
         key.max(value)
-    }
-
-    /// Whether the form by warpgroup products computes steps of `rows` rows: not where one block of few rows would
-    /// have a multiprocessor for itself, which is slower than two of the other form.
-    pub(super) fn by_warpgroups(&self, config: AttentionConfig, rows: usize) -> bool {
-        let able = config.gpu.has_wgmma && self.head_dim == 256 && self.wants_f16_queries(config);
-        able && (self.shares(config, rows) || self.across(config, rows).tiles > 2)
-    }
-
-    /// Whether a multiprocessor holds two blocks by warpgroups of a launch for `rows` rows.
-    pub(super) fn shares(&self, config: AttentionConfig, rows: usize) -> bool {
-        self.across(config, rows).resident == 2
     }
 
     /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in `room` bytes of
@@ -100,124 +151,110 @@ impl Shape {
         (ring, fixed + ring * slot)
     }
 
-    /// The tiling of a launch by warpgroup products for `rows` rows, all of which may be one tree's.
-    fn across(&self, config: AttentionConfig, rows: usize) -> Tiling {
+    /// The tile of the wgmma kernel with swapped operands for `rows` rows, all of which may be one tree's.
+    pub(crate) fn tile_sm90(&self, gpu: GpuProps, rows: usize) -> Tile {
         let columns = rows * self.n_heads / self.n_kv_heads;
-        let fits = |eights: &usize| self.across_ring(*eights, 0).1 <= config.gpu.shared_bytes;
-        let most = EIGHTS.into_iter().rfind(fits).unwrap_or(1);
+        let fits = |tiles: &usize| self.across_ring(*tiles, 0).1 <= gpu.shared_bytes;
+        let most = N8_TILES.into_iter().rfind(fits).unwrap_or(1);
         // Equal parts, each rounded up to what there is a product for.
         let parts = columns.div_ceil(8 * most);
         let wanted = columns.div_ceil(8 * parts);
-        let found = EIGHTS.into_iter().find(|eights| *eights >= wanted);
+        let found = N8_TILES.into_iter().find(|tiles| *tiles >= wanted);
         let tiles = found.unwrap_or(most);
-        let half = (config.gpu.shared_bytes / 2).saturating_sub(1024);
+        let half = (gpu.shared_bytes / 2).saturating_sub(1024);
         let both = tiles <= 2 && self.across_ring(tiles, 0).1 <= half;
-        let (resident, room) = match both {
-            true => (2, half),
-            false => (1, config.gpu.shared_bytes),
+        let (blocks_per_sm, capacity) = if both {
+            (2, half)
+        } else {
+            (1, gpu.shared_bytes)
         };
-        let (ring, shared_bytes) = self.across_ring(tiles, room);
-        Tiling {
+        let (stages, shared_bytes) = self.across_ring(tiles, capacity);
+        Tile {
             tiles,
-            ring,
+            k_stages: stages,
+            v_stages: stages,
             shared_bytes,
-            resident,
+            blocks_per_sm,
         }
     }
 
-    /// Eights of columns of a launch by three warpgroups for `rows` rows of sequences of at most `tokens` tokens, and
-    /// the bytes of its shared memory; none for formats whose tiles are too large beside the queries of as many rows
-    /// as are worth it.
-    fn trio(&self, config: AttentionConfig, rows: usize, tokens: usize) -> Option<(usize, usize)> {
+    fn warp_specialized_bytes(&self, tiles: usize) -> usize {
         let (key, value) = self.tiles_bytes();
-        let rings = TRIO_RINGS.0 * key + TRIO_RINGS.1 * value + 8 + STEP_ROWS * 12;
-        let bytes = |eights: usize| eights * (6 * 1024 + 9 * 8 * 4) + rings;
-        let most = TRIO_EIGHTS
-            .into_iter()
-            .rfind(|&eights| bytes(eights) <= config.gpu.shared_bytes)?;
-        if most < 12 || !self.by_warpgroups(config, rows) || self.shares(config, rows) {
-            return None;
-        }
-        let most = match tokens > TRIO_SHORT.0 {
-            true => most,
-            false => TRIO_SHORT.1,
-        };
+        let (k_stages, v_stages) = WARP_SPECIALIZED_STAGES;
+        let stages = k_stages * key + v_stages * value + 8 + STEP_ROWS * 12;
+        tiles * (6 * 1024 + 9 * 8 * 4) + stages
+    }
+
+    /// The most tiles of 8 query columns that a block of the warp-specialized kernel holds.
+    pub(crate) fn max_warp_specialized_tiles(&self, gpu: GpuProps) -> Option<usize> {
+        let fits = |&tiles: &usize| self.warp_specialized_bytes(tiles) <= gpu.shared_bytes;
+        WARP_SPECIALIZED_N8_TILES.into_iter().rfind(fits)
+    }
+
+    /// The tile of the warp-specialized kernel for `rows` rows, at most `most` tiles of 8 columns.
+    pub(crate) fn warp_specialized_tile(&self, rows: usize, most: usize) -> Option<Tile> {
         let columns = rows * self.n_heads / self.n_kv_heads;
         let wanted = columns.div_ceil(8 * columns.div_ceil(8 * most));
-        let eights = TRIO_EIGHTS.into_iter().find(|&eights| eights >= wanted)?;
-        Some((eights, bytes(eights)))
+        let mut all = WARP_SPECIALIZED_N8_TILES.into_iter();
+        let tiles = all.find(|&tiles| tiles >= wanted)?;
+        Some(Tile {
+            tiles,
+            k_stages: WARP_SPECIALIZED_STAGES.0,
+            v_stages: WARP_SPECIALIZED_STAGES.1,
+            shared_bytes: self.warp_specialized_bytes(tiles),
+            blocks_per_sm: 1,
+        })
     }
 
-    /// Whether what a row sums in which order follows from its position alone (`kernels/attention/fixed_splits.cuh`), so that a
-    /// node of a tree has the bits that its token alone would have.
-    pub(super) fn by_position(&self, config: AttentionConfig) -> bool {
-        let able = config.gpu.has_wgmma && self.head_dim == 256 && self.mask == Mask::Ancestors;
-        let whole = self.k != KvFormat::F32 && self.v != KvFormat::F32;
-        config.numerics == Numerics::BatchInvariant
-            && able
-            && whole
-            && self.spans(config, STEP_ROWS, usize::MAX).is_some()
-    }
-
-    /// Spans of a row by position at most: as many as there are blocks over all key heads.
-    fn most_spans(&self, config: AttentionConfig) -> usize {
-        (config.gpu.sm_count / self.n_kv_heads).clamp(1, MOST_SPLITS)
-    }
-
-    /// Slots of a row by position, in sequences of at most `tokens` tokens: its spans and two tiles.
-    pub(super) fn slots(&self, config: AttentionConfig, tokens: usize) -> usize {
-        let before = tokens.div_ceil(TILE).saturating_sub(2);
-        2 + before.min(self.most_spans(config))
-    }
-
-    /// The define of `kernels/attention/fixed_splits.cuh`.
-    pub(super) fn in_spans(&self, unit: Unit, config: AttentionConfig) -> Unit {
-        unit.define("MAX_FIXED_SPLITS", self.most_spans(config))
-    }
-
-    /// The shape of a launch by position for `rows` rows of sequences of at most `tokens` tokens; none for formats whose
-    /// tiles are too large.
-    fn spans(&self, config: AttentionConfig, rows: usize, tokens: usize) -> Option<Spans> {
+    /// The tile of the kernel with fixed KV splits for `rows` rows, at most `most` tiles of 8 columns; none for KV
+    /// types whose tiles are too large.
+    pub(crate) fn fixed_splits_tile(
+        &self,
+        gpu: GpuProps,
+        rows: usize,
+        most: usize,
+    ) -> Option<Tile> {
         let (key, value) = self.tiles_bytes();
         let group = self.n_heads / self.n_kv_heads;
-        let bytes = |eights: usize, (keys, values): (usize, usize)| {
-            // What it knows of trees, of items, of where nodes' own keys are and of an item's nodes.
-            let nodes = 8 * eights / group;
-            let work = 4 * 128 + 24 + 8 * (80 + 2 * nodes) + 4 * 4 * TILE + 16 * nodes;
-            let marks = eights * 8 * 9 * 4 + 8;
-            eights * 6 * 1024 + keys * key + values * value + marks + work
+        let bytes = |tiles: usize, (keys, values): (usize, usize)| {
+            // Tables of trees, of work items, of where nodes' own keys are, and of an item's nodes.
+            let nodes = 8 * tiles / group;
+            let work = 4 * 128 + 24 + 8 * (80 + 2 * nodes) + 4 * 4 * KEYS_PER_TILE + 16 * nodes;
+            let marks = tiles * 8 * 9 * 4 + 8;
+            tiles * 6 * 1024 + keys * key + values * value + marks + work
         };
-        let fits = |eights: usize, rings, room: usize| bytes(eights, rings) <= room;
+        let fits = |tiles: usize, stages| bytes(tiles, stages) <= gpu.shared_bytes;
         let few = (rows * group).div_ceil(8);
-        let most = match tokens > TRIO_SHORT.0 {
-            true => 18,
-            false => TRIO_SHORT.1,
-        };
         let widths = || {
-            SPAN_EIGHTS
+            FIXED_SPLITS_N8_TILES
                 .into_iter()
-                .filter(|&e| e <= most && 8 * e >= group)
+                .filter(|&tiles| tiles <= most && 8 * tiles >= group)
         };
-        let (most, rings) = [(3, 3), (3, 2)].into_iter().find_map(|rings| {
-            let eights = widths().rfind(|&e| fits(e, rings, config.gpu.shared_bytes))?;
-            (eights >= few.min(6)).then_some((eights, rings))
+        let (most, stages) = [(3, 3), (3, 2)].into_iter().find_map(|stages| {
+            let tiles = widths().rfind(|&tiles| fits(tiles, stages))?;
+            (tiles >= few.min(6)).then_some((tiles, stages))
         })?;
         // Equal parts of whole nodes.
         let parts = rows.div_ceil(8 * most / group);
         let wanted = (rows.div_ceil(parts) * group).div_ceil(8);
-        let eights = widths().find(|&e| e >= wanted)?;
-        let deepest = |r: &(usize, usize)| fits(eights, *r, config.gpu.shared_bytes);
-        let rings = SPAN_RINGS.into_iter().find(deepest).unwrap_or(rings);
-        Some(Spans {
-            eights,
-            rings,
+        let tiles = widths().find(|&tiles| tiles >= wanted)?;
+        let deepest = |stages: &(usize, usize)| fits(tiles, *stages);
+        let stages = FIXED_SPLITS_STAGES
+            .into_iter()
+            .find(deepest)
+            .unwrap_or(stages);
+        Some(Tile {
+            tiles,
+            k_stages: stages.0,
+            v_stages: stages.1,
             // Two on one multiprocessor would leave another without.
-            shared_bytes: bytes(eights, rings).max(config.gpu.shared_bytes / 2 + 1),
+            shared_bytes: bytes(tiles, stages).max(gpu.shared_bytes / 2 + 1),
+            blocks_per_sm: 1,
         })
     }
 
-    /// The tiling of a launch for `rows` rows, all of which may be one tree's.
-    fn tiling(&self, config: AttentionConfig, rows: usize) -> Tiling {
+    /// The tile of the warp-level mma kernel for `rows` rows, all of which may be one tree's.
+    pub(crate) fn tile(&self, gpu: GpuProps, rows: usize) -> Tile {
         let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
         let fixed = |tiles: usize| {
             let key_warps = if tiles == 1 { 8 } else { 4 };
@@ -225,135 +262,108 @@ impl Shape {
             tiles * (32 * self.head_dim + 2048) + stats
         };
         let slot = self.tile_bytes();
-        let fits =
-            |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= config.gpu.shared_bytes;
-        let most = (1..=MOST_TILES)
+        let fits = |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= gpu.shared_bytes;
+        let most = (1..=MAX_M16_TILES)
             .rev()
             .find(|&tiles| fits(tiles, 2))
             .expect("a block of 48 KiB holds one tile of rows and two of keys");
         // Equal parts: nine tiles are five and four, not eight and one.
         let tiles = wanted.div_ceil(wanted.div_ceil(most));
         // Blocks of few rows wait for memory: two on a multiprocessor hide more than one.
-        let half = (config.gpu.shared_bytes / 2).saturating_sub(1024);
-        let resident = if tiles <= 2 && fixed(tiles) + 2 * slot <= half {
+        let half = (gpu.shared_bytes / 2).saturating_sub(1024);
+        let blocks_per_sm = if tiles <= 2 && fixed(tiles) + 2 * slot <= half {
             2
         } else {
             1
         };
-        let room = if resident == 2 {
+        let room = if blocks_per_sm == 2 {
             half
         } else {
-            config.gpu.shared_bytes
+            gpu.shared_bytes
         };
-        let ring = ((room - fixed(tiles)) / slot).clamp(2, 5);
-        Tiling {
+        let stages = ((room - fixed(tiles)) / slot).clamp(2, 5);
+        Tile {
             tiles,
-            ring,
-            shared_bytes: fixed(tiles) + ring * slot,
-            resident,
+            k_stages: stages,
+            v_stages: stages,
+            shared_bytes: fixed(tiles) + stages * slot,
+            blocks_per_sm,
         }
     }
 }
 
-/// Attention of the rows of the `Step` at `step` over committed keys and their own trees.
-///
-/// `q` is the f16 queries where [`Shape::wants_f16_queries`], else the projection, normed in place. What it finds
-/// stays in `scratch` for [`combine`]. The sequences of the step hold at most `tokens` tokens, its nodes included.
-pub fn tree(
-    shape: &Shape,
-    config: AttentionConfig,
-    (rows, tokens): (usize, usize),
-    (step, q): (u64, u64),
-    (cache, scratch): (Cache, u64),
-) -> Launch {
-    let planes = Args::new()
-        .ptr(step)
-        .ptr(q)
-        .words(&[cache.k, cache.k_scale])
-        .words(&[cache.v, cache.v_scale])
-        .words(&shape.pages(&cache));
-    if !shape.wants_f16_queries(config) {
-        return Launch {
-            entry: "attn_decode_tree_f32",
-            unit: shape.spanned(
-                shape.unit("attention/decode_tree_f32.cu"),
-                config,
-                (rows, 0),
-            ),
-            grid: [shape.n_heads as u32, rows as u32, 1],
-            block: [256, 1, 1],
-            shared: 0,
-            args: planes.f32(shape.scale).ptr(scratch).i32(rows as i32),
-            cooperative: false,
-            overlap: true,
-        };
-    }
-    let args = planes
-        .f32(shape.scale * std::f32::consts::LOG2_E)
-        .ptr(scratch)
-        .i32(rows as i32);
-    let by_position = shape.by_position(config);
-    let spans = by_position.then(|| shape.spans(config, rows, tokens));
-    let unit = |file| shape.spanned(shape.unit(file), config, (rows, tokens));
-    let (unit, resident, threads, shared) = if let Some(spans) = spans.flatten() {
-        let unit = unit("attention/decode_fixed_splits_sm90.cu")
-            .define("N8_TILES", spans.eights)
-            .define("K_STAGES", spans.rings.0)
-            .define("V_STAGES", spans.rings.1)
-            .define("ROLLED", u32::from(tokens <= ROLLED));
-        (unit, 1, 384, spans.shared_bytes)
-    } else if let Some((eights, shared)) = shape.trio(config, rows, tokens) {
-        let unit = unit("attention/decode_tree_warp_specialized_sm90.cu")
-            .define("N8_TILES", eights)
-            .define("K_STAGES", TRIO_RINGS.0)
-            .define("V_STAGES", TRIO_RINGS.1);
-        (unit, 1, 384, shared)
+/// Attention of the rows of a step over committed keys and their own trees. Partial results stay in the scratch for
+/// [`combine`].
+pub fn tree(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers) -> Launch {
+    let rows = selected.rows;
+    let kernel = &selected.kernel;
+    let queries = if selected.f16_queries() {
+        at.queries
     } else {
-        let (file, tiles, tiling) = match shape.by_warpgroups(config, rows) {
-            true => (
-                "attention/decode_tree_sm90.cu",
-                "N8_TILES",
-                shape.across(config, rows),
-            ),
-            false => (
-                "attention/decode_tree.cu",
-                "M16_TILES",
-                shape.tiling(config, rows),
-            ),
-        };
-        let unit = unit(file)
-            .define(tiles, tiling.tiles)
-            .define("STAGES", tiling.ring);
-        (unit, tiling.resident, 256, tiling.shared_bytes)
+        at.projection
+    };
+    let planes = Args::new()
+        .ptr(at.step)
+        .ptr(queries)
+        .words(&[at.cache.k, at.cache.k_scale])
+        .words(&[at.cache.v, at.cache.v_scale])
+        .words(&shape.pages(&at.cache));
+    let unit = shape.kv_range(shape.unit(kernel.file()), selected);
+    let (unit, tile, threads) = match *kernel {
+        DecodeKernel::TreeF32 => {
+            return Launch {
+                entry: "attn_decode_tree_f32",
+                unit,
+                grid: [shape.n_heads as u32, rows as u32, 1],
+                block: [256, 1, 1],
+                shared: 0,
+                args: planes.f32(shape.scale).ptr(at.scratch).i32(rows as i32),
+                cooperative: false,
+                overlap: true,
+            };
+        }
+        DecodeKernel::Tree(tile) => {
+            let unit = unit.define("M16_TILES", tile.tiles);
+            (unit.define("STAGES", tile.k_stages), tile, 256)
+        }
+        DecodeKernel::TreeSm90(tile) => {
+            let unit = unit.define("N8_TILES", tile.tiles);
+            (unit.define("STAGES", tile.k_stages), tile, 256)
+        }
+        DecodeKernel::WarpSpecializedSm90(tile) => (with_stages(unit, &tile), tile, 384),
+        DecodeKernel::FixedSplitsSm90 { tile, rolled } => {
+            let unit = with_stages(unit, &tile);
+            (unit.define("ROLLED", u32::from(rolled)), tile, 384)
+        }
     };
     Launch {
         entry: "attn_decode_tree",
         unit,
-        grid: [(resident * config.gpu.sm_count) as u32, 1, 1],
+        grid: [(tile.blocks_per_sm * selected.sm_count) as u32, 1, 1],
         block: [threads, 1, 1],
-        shared: shared as u32,
-        args,
+        shared: tile.shared_bytes as u32,
+        args: planes
+            .f32(shape.scale * std::f32::consts::LOG2_E)
+            .ptr(at.scratch)
+            .i32(rows as i32),
         cooperative: false,
         overlap: true,
     }
 }
 
-/// Numerics the splits that [`tree`] left in `scratch` for a cache whose sequences hold `tokens` tokens, applies the gates in
-/// the projection `q`, and writes `[rows][n_heads * head_dim]` in the forms of `out`.
-pub fn combine(
-    shape: &Shape,
-    config: AttentionConfig,
-    (rows, tokens): (usize, usize),
-    (step, q, scratch): (u64, u64, u64),
-    out: Out,
-) -> Launch {
-    let width = shape.n_heads * shape.head_dim;
+fn with_stages(unit: Unit, tile: &Tile) -> Unit {
+    unit.define("N8_TILES", tile.tiles)
+        .define("K_STAGES", tile.k_stages)
+        .define("V_STAGES", tile.v_stages)
+}
+
+/// Merges the KV splits that [`tree`] left in the scratch, applies the gates of the projection, and writes
+/// `[rows][n_heads * head_dim]` in the forms of `out`.
+pub fn combine(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers, out: Out) -> Launch {
+    let (rows, width) = (selected.rows, shape.n_heads * shape.head_dim);
+    let unit = shape.unit("attention/combine_splits.cu");
     let unit = shape
-        .spanned(
-            shape.unit("attention/combine_splits.cu"),
-            config,
-            (rows, tokens),
-        )
+        .kv_range(unit, selected)
         .define("GATED", u32::from(shape.gate));
     Launch {
         entry: "attn_combine_splits",
@@ -362,116 +372,12 @@ pub fn combine(
         block: [256, 1, 1],
         shared: 0,
         args: Args::new()
-            .ptr(step)
-            .ptr(q)
-            .ptr(scratch)
+            .ptr(at.step)
+            .ptr(at.projection)
+            .ptr(at.scratch)
             .i32(rows as i32)
             .words(&out.words()),
         cooperative: false,
         overlap: true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use contract::RopeSpec;
-
-    use super::*;
-
-    #[test]
-    fn splits_fill_the_card_and_tiles_fit_it() {
-        let shape = Shape {
-            n_heads: 24,
-            n_kv_heads: 4,
-            head_dim: 256,
-            rope: RopeSpec {
-                dims: 64,
-                theta: 1e7,
-            },
-            gate: true,
-            normed: true,
-            k: KvFormat::Q8_0,
-            v: KvFormat::Q8_0,
-            turned: true,
-            eps: 1e-6,
-            scale: 1.0 / 16.0,
-            window: 0,
-            mask: Mask::Ancestors,
-            ring_pages: 0,
-        };
-        let config = AttentionConfig {
-            gpu: GpuProps::new((9, 0), 132),
-            numerics: Numerics::Fastest,
-            tree_windows: false,
-        };
-        assert_eq!(
-            (
-                shape.splits(config, (1, 4096)),
-                shape.splits(config, (24, 4096))
-            ),
-            (64, 33)
-        );
-        let exact = AttentionConfig {
-            numerics: Numerics::BatchInvariant,
-            ..config
-        };
-        assert_eq!(shape.splits(exact, (1, 4096)), 35);
-        assert_eq!(
-            [64, 1024, 131_072].map(|tokens| shape.slots(exact, tokens)),
-            [2, 16, 35]
-        );
-        for (rows, short, deep) in [(1, 1, 1), (2, 2, 2), (8, 6, 6), (24, 9, 18), (64, 9, 18)] {
-            for (tokens, eights) in [(8192, short), (131_072, deep)] {
-                let found = shape.spans(exact, rows, tokens).unwrap();
-                assert_eq!(found.eights, eights, "{rows} rows of {tokens} tokens");
-                assert!(found.shared_bytes <= config.gpu.shared_bytes);
-            }
-        }
-        assert_eq!(
-            shape.scratch_bytes(config, (2, 4096)),
-            2 * 24 * 64 * 258 * 4
-        );
-        assert_eq!(shape.frequencies().len(), 32);
-        assert_eq!(shape.frequencies()[0], 1.0);
-
-        for (rows, tiles, resident) in [(1, 1, 2), (8, 6, 1), (24, 9, 1), (64, 12, 1)] {
-            let across = shape.across(config, rows);
-            assert_eq!((across.tiles, across.resident), (tiles, resident));
-            assert!(across.shared_bytes <= config.gpu.shared_bytes && across.ring >= 2);
-        }
-        for (rows, short, deep) in [(3, 3, 3), (8, 6, 6), (24, 9, 18), (32, 8, 12), (64, 8, 16)] {
-            for (tokens, eights) in [(8192, short), (131_072, deep)] {
-                let (found, bytes) = shape.trio(config, rows, tokens).unwrap();
-                assert_eq!(found, eights, "{rows} rows of {tokens} tokens");
-                assert!(bytes <= config.gpu.shared_bytes);
-            }
-        }
-        assert_eq!(shape.trio(config, 1, 131_072), None);
-        let half = Shape {
-            k: KvFormat::F16,
-            v: KvFormat::F16,
-            ..shape
-        };
-        assert_eq!(half.trio(config, 24, 131_072), None);
-        assert_eq!(half.spans(exact, 24, 131_072).unwrap().rings, (3, 2));
-        assert!(half.by_position(exact) && !half.by_position(config));
-        assert!(shape.by_warpgroups(config, 1) && half.by_warpgroups(config, 24));
-        assert!(!half.by_warpgroups(config, 1) && half.splits(config, (1, 4096)) == 64);
-        let one = shape.tiling(config, 1);
-        assert_eq!((one.tiles, one.resident), (1, 2));
-        assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
-        assert_eq!(shape.tiling(config, 24).tiles, 5);
-        assert_eq!(shape.tiling(config, 64).tiles, 6);
-        let small = AttentionConfig {
-            gpu: GpuProps {
-                shared_bytes: 99 * 1024,
-                ..config.gpu
-            },
-            ..config
-        };
-        for rows in [1, 8, 24, 64] {
-            let tiling = shape.tiling(small, rows);
-            assert!(tiling.shared_bytes <= 99 * 1024 && tiling.ring >= 2);
-        }
     }
 }

@@ -62,6 +62,16 @@ pub enum Products {
     Warpgroup,
 }
 
+impl Products {
+    /// The source file of the scan.
+    pub fn file(self) -> &'static str {
+        match self {
+            Products::Warp => "gated_delta/prefill_chunk_scan.cu",
+            Products::Warpgroup => "gated_delta/prefill_chunk_scan_sm90.cu",
+        }
+    }
+}
+
 /// One layer of a chunk of up to `rows` positions of one sequence: convolution, delta rule, output norm.
 ///
 /// The state and the window are brought past the chunk. `chunk` is the address of the `Chunk`, `at` that of
@@ -177,16 +187,14 @@ pub fn chunk_scan(
     match products {
         Products::Warp => {
             let columns = scan_columns(shape);
-            let unit = shape
-                .unit("gated_delta/prefill_chunk_scan.cu")
-                .define("COLUMNS", columns);
+            let unit = shape.unit(products.file()).define("COLUMNS", columns);
             let block = dim(2 * columns);
             let mut launch = launch("gated_delta_chunk_scan", unit, grid(columns), block, args);
             launch.shared = dim(operands + vectors);
             launch
         }
         Products::Warpgroup => {
-            let unit = shape.unit("gated_delta/prefill_chunk_scan_sm90.cu");
+            let unit = shape.unit(products.file());
             let mut launch = launch("gated_delta_chunk_scan_sm90", unit, grid(64), 128, args);
             // v beside the operands, in rows of 68, and all of it twice.
             launch.shared = dim(2 * (operands + 4 * CHUNK * 68) + vectors);

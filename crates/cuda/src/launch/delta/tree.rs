@@ -6,7 +6,6 @@ use super::walk::{kept_bytes, walk};
 use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, Launch, Unit};
-use crate::numerics::Numerics;
 
 /// Value columns of a block of the commit launch.
 const COMMIT_COLUMNS: usize = 64;
@@ -18,17 +17,46 @@ fn o_bytes(shape: Shape, rows: usize) -> usize {
     (4 * rows * shape.values()).next_multiple_of(256)
 }
 
+/// A kernel of the gated delta rule over the trees of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GatedDeltaKernel {
+    /// `decode_row_fused.cu`: one row, the output norm included; the bits of [`GatedDeltaKernel::RecurrentTree`].
+    RowFused,
+    /// `decode_recurrent.cu`: node by node, states carried from parent to child; the bits of one node a step.
+    RecurrentTree,
+    /// `decode_wy_tree.cu`: the WY form, all nodes at once from one read of the state; rounds differently.
+    WyTree,
+    /// `decode_wy_tree_sm90.cu`: the same by wgmma, for one tree.
+    WyTreeSm90,
+    /// The same with the output norm in the launch.
+    WyTreeNormSm90,
+}
+
+impl GatedDeltaKernel {
+    /// The source file.
+    pub fn file(self) -> &'static str {
+        match self {
+            GatedDeltaKernel::RowFused => "gated_delta/decode_row_fused.cu",
+            GatedDeltaKernel::RecurrentTree => "gated_delta/decode_recurrent.cu",
+            GatedDeltaKernel::WyTree => "gated_delta/decode_wy_tree.cu",
+            GatedDeltaKernel::WyTreeSm90 | GatedDeltaKernel::WyTreeNormSm90 => {
+                "gated_delta/decode_wy_tree_sm90.cu"
+            }
+        }
+    }
+}
+
 /// Bytes that [`verify`] works in; layers of a step may share them, and they need not be zeroed.
 pub fn verify_scratch_bytes(
     gpu: GpuProps,
     shape: Shape,
     rows: usize,
     trees: usize,
-    numerics: Numerics,
+    kernel: GatedDeltaKernel,
 ) -> usize {
-    let kept = match numerics {
-        Numerics::Fastest => 0,
-        Numerics::BatchInvariant => kept_bytes(gpu, shape, rows, trees),
+    let kept = match kernel {
+        GatedDeltaKernel::RecurrentTree => kept_bytes(gpu, shape, rows, trees),
+        _ => 0,
     };
     o_bytes(shape, rows) + kept
 }
@@ -37,6 +65,9 @@ pub fn verify_scratch_bytes(
 ///
 /// The state and the window are only read; the factors of every node are written. `step` is the address of
 /// the `Step`, `at` that of [`verify_scratch_bytes`] bytes.
+///
+/// # Panics
+/// If `out` wants panels from a kernel that includes the output norm.
 #[expect(
     clippy::too_many_arguments,
     reason = "shapes first, then addresses; every one is a concept of its own"
@@ -46,7 +77,7 @@ pub fn verify(
     shape: Shape,
     rows: usize,
     trees: usize,
-    numerics: Numerics,
+    kernel: GatedDeltaKernel,
     step: u64,
     layer: &Layer,
     inputs: &Inputs,
@@ -57,21 +88,27 @@ pub fn verify(
         (1..=64).contains(&rows) && (1..=4).contains(&trees),
         "a step has 1 to 64 rows and 1 to 4 trees, not {rows} and {trees}"
     );
-    if rows == 1 && out.panel.0 == 0 {
-        return vec![row(shape, step, layer, inputs, out)];
-    }
-    let whole = numerics == Numerics::Fastest && tree_sm90::suits(gpu, shape, rows, trees);
-    if whole && let Some(launch) = tree_sm90::tree_and_norm(shape, rows, step, layer, inputs, out) {
-        return vec![launch];
-    }
     let o = Rows {
         at,
         stride: shape.values(),
     };
     let kept = at + o_bytes(shape, rows) as u64;
-    let nodes = match numerics {
-        Numerics::Fastest => tree(gpu, shape, rows, trees, step, layer, inputs, at),
-        Numerics::BatchInvariant => walk(gpu, shape, rows, trees, step, layer, inputs, [at, kept]),
+    let nodes = match kernel {
+        GatedDeltaKernel::RowFused => {
+            assert_eq!(rows, 1, "the fused row kernel takes one row");
+            return vec![row(shape, step, layer, inputs, out)];
+        }
+        GatedDeltaKernel::WyTreeNormSm90 => {
+            return vec![tree_sm90::tree_and_norm(
+                shape, rows, step, layer, inputs, out,
+            )];
+        }
+        GatedDeltaKernel::WyTree | GatedDeltaKernel::WyTreeSm90 => {
+            tree(kernel, gpu, shape, rows, trees, step, layer, inputs, at)
+        }
+        GatedDeltaKernel::RecurrentTree => {
+            walk(gpu, shape, rows, trees, step, layer, inputs, [at, kept])
+        }
     };
     let source = Source::Step(step);
     let norm = gated_norm(shape, rows, source, layer, [o, inputs.z], out);
@@ -161,11 +198,18 @@ fn shared(nodes: usize, columns: usize) -> usize {
     rows + before.max(after) + 4 * nodes * columns + small
 }
 
-/// The unit of [`tree`] for a bucket of `rows` rows of up to `trees` trees.
-pub fn tree_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Unit {
-    match tree_sm90::suits(gpu, shape, rows, trees) {
-        true => tree_sm90::tree_unit(shape, rows),
-        false => Cut::of(gpu, shape, rows, trees).unit(shape),
+/// The unit of the WY kernel `kernel` for a bucket of `rows` rows of up to `trees` trees, without the output norm.
+pub fn tree_unit(
+    kernel: GatedDeltaKernel,
+    gpu: GpuProps,
+    shape: Shape,
+    rows: usize,
+    trees: usize,
+) -> Unit {
+    if kernel == GatedDeltaKernel::WyTreeSm90 {
+        tree_sm90::tree_unit(shape, rows)
+    } else {
+        Cut::of(gpu, shape, rows, trees).unit(shape)
     }
 }
 
@@ -185,6 +229,7 @@ pub(super) fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
     reason = "as `verify`: shapes first, then addresses"
 )]
 pub fn tree(
+    kernel: GatedDeltaKernel,
     gpu: GpuProps,
     shape: Shape,
     rows: usize,
@@ -194,7 +239,7 @@ pub fn tree(
     inputs: &Inputs,
     o: u64,
 ) -> Launch {
-    if tree_sm90::suits(gpu, shape, rows, trees) {
+    if kernel == GatedDeltaKernel::WyTreeSm90 {
         return tree_sm90::tree(shape, rows, step, layer, inputs, o);
     }
     let cut = Cut::of(gpu, shape, rows, trees);
@@ -264,7 +309,7 @@ pub(super) mod tests {
     };
 
     /// Entries of a layer's launches.
-    fn entries(gpu: GpuProps, rows: usize, numerics: Numerics) -> Vec<&'static str> {
+    fn entries(kernel: GatedDeltaKernel, rows: usize) -> Vec<&'static str> {
         let slots = Slots { at: 0, stride: 0 };
         let layer = Layer {
             state: slots,
@@ -284,11 +329,11 @@ pub(super) mod tests {
             beta: none,
         };
         let launches = verify(
-            gpu,
+            LARGE,
             SHAPE,
             rows,
             1,
-            numerics,
+            kernel,
             0,
             &layer,
             &inputs,
@@ -299,25 +344,25 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn one_row_is_one_launch_and_exact_steps_go_node_by_node() {
-        use Numerics::{BatchInvariant, Fastest};
-        for gpu in [SMALL, LARGE] {
-            assert_eq!(entries(gpu, 1, Fastest), ["gated_delta_row_fused"]);
-            assert_eq!(entries(gpu, 1, BatchInvariant), ["gated_delta_row_fused"]);
-            assert_eq!(
-                entries(gpu, 24, BatchInvariant),
-                ["gated_delta_recurrent_tree", "gated_delta_norm"]
-            );
-            assert_eq!(
-                entries(gpu, 8, Fastest),
-                ["gated_delta_wy_tree", "gated_delta_norm"]
-            );
+    fn fused_kernels_are_one_launch_and_others_two() {
+        use GatedDeltaKernel::{RecurrentTree, RowFused, WyTree, WyTreeNormSm90, WyTreeSm90};
+        for (kernel, rows, expected) in [
+            (RowFused, 1, &["gated_delta_row_fused"][..]),
+            (
+                RecurrentTree,
+                24,
+                &["gated_delta_recurrent_tree", "gated_delta_norm"],
+            ),
+            (WyTree, 24, &["gated_delta_wy_tree", "gated_delta_norm"]),
+            (
+                WyTreeSm90,
+                24,
+                &["gated_delta_wy_tree_sm90", "gated_delta_norm"],
+            ),
+            (WyTreeNormSm90, 24, &["gated_delta_wy_tree_sm90"]),
+        ] {
+            assert_eq!(entries(kernel, rows), expected);
         }
-        assert_eq!(
-            entries(SMALL, 24, Fastest),
-            ["gated_delta_wy_tree", "gated_delta_norm"]
-        );
-        assert_eq!(entries(LARGE, 24, Fastest), ["gated_delta_wy_tree_sm90"]);
     }
 
     #[test]

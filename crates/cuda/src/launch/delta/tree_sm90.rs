@@ -6,18 +6,17 @@ use super::{DIM, Inputs, Layer, Shape, dim, row_args, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
 
-/// Nodes of the largest tree, which are a column of a product each, and of the smallest for which this pays.
-const NODES: std::ops::RangeInclusive<usize> = 9..=32;
+/// Nodes of the largest tree, which are a column of a product each.
+const MAX_NODES: usize = 32;
 /// Value columns of a block, which are the rows of a warpgroup's product.
 const COLUMNS: usize = 64;
 const THREADS: u32 = 512;
 /// Blocks that every card with clusters takes.
 const MOST_TOGETHER: usize = 8;
 
-/// Whether steps of up to `trees` trees in `rows` rows have this form on `card`.
-pub(super) fn suits(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> bool {
-    let fits = shared(*NODES.end()) <= gpu.shared_bytes && cluster(shape).is_some();
-    gpu.has_wgmma && fits && NODES.contains(&rows) && trees == 1
+/// Whether a GPU has the shared memory, and the heads are whole clusters.
+pub fn wy_tree_sm90_fits(gpu: GpuProps, shape: Shape) -> bool {
+    shared(MAX_NODES) <= gpu.shared_bytes && cluster(shape).is_some()
 }
 
 /// Neighbouring blocks that convolve the queries and keys of their key head together: whole heads, as the norm wants.
@@ -30,7 +29,7 @@ fn cluster(shape: Shape) -> Option<usize> {
 
 /// Bytes of `Room` in `kernels/gated_delta/decode_wy_tree_sm90.cu`.
 fn shared(nodes: usize) -> usize {
-    let (most, pairs, diagonal) = (*NODES.end(), 80, 12);
+    let (most, pairs, diagonal) = (MAX_NODES, 80, 12);
     let operands = (2 * most + COLUMNS) * 4 * DIM;
     let convolution = 16 * (2 * DIM + COLUMNS) + 4 * most + 4 * most * COLUMNS;
     let system = 2048 * nodes.div_ceil(8) + 4 * most * (2 * pairs + diagonal);
@@ -74,7 +73,10 @@ pub(super) fn tree(
     launch(tree_unit(shape, rows), shape, rows, args)
 }
 
-/// The same with the output norm behind it, where one launch can write `out`.
+/// The same with the output norm behind it.
+///
+/// # Panics
+/// If `out` wants panels, or the heads are odd: pairs of heads are written whole.
 pub(super) fn tree_and_norm(
     shape: Shape,
     rows: usize,
@@ -82,37 +84,25 @@ pub(super) fn tree_and_norm(
     layer: &Layer,
     inputs: &Inputs,
     out: &Out,
-) -> Option<Launch> {
-    // Groups of two heads are written whole, so a last head by itself would leave half of one as it is.
-    if out.panel.0 != 0 || !shape.n_v_heads.is_multiple_of(2) {
-        return None;
-    }
+) -> Launch {
+    assert!(
+        out.panel.0 == 0 && shape.n_v_heads.is_multiple_of(2),
+        "{} heads into {out:?} by one launch",
+        shape.n_v_heads
+    );
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors);
     let args = row_args(args, inputs.z).ptr(layer.norm).f32(layer.eps);
     let args = args.words(&out.forms.words());
     let unit = unit(shape, rows).define("NORM", 1);
     let unit = out.forms.define(unit, shape.values(), rows);
-    Some(launch(unit, shape, rows, args))
+    launch(unit, shape, rows, args)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::tests::{LARGE, SHAPE, SMALL};
+    use super::super::tree::tests::SHAPE;
     use super::*;
-
-    #[test]
-    fn one_tree_of_9_to_32_nodes_has_it_where_there_are_warpgroups_and_memory() {
-        let suits = |gpu, rows, trees| suits(gpu, SHAPE, rows, trees);
-        assert!(suits(LARGE, 16, 1) && suits(LARGE, 32, 1));
-        assert!(!suits(LARGE, 8, 1) && !suits(LARGE, 40, 1) && !suits(LARGE, 24, 2));
-        assert!(!suits(SMALL, 24, 1));
-        let without = GpuProps {
-            has_wgmma: false,
-            ..LARGE
-        };
-        assert!(!suits(without, 24, 1));
-    }
 
     #[test]
     fn a_cluster_is_of_whole_heads() {

@@ -1,9 +1,6 @@
 //! Attention of a chunk of a prompt over the cache, its own keys and values included.
 
-use contract::KvFormat;
-
 use super::{Out, Panels, count, int};
-use crate::gpu_props::GpuProps;
 use crate::launch::attention::{Cache, Shape, number};
 use crate::launch::{Args, Launch, Unit};
 
@@ -14,9 +11,29 @@ const ACROSS_SHARED: usize = 227 << 10;
 /// Floats between rows on their way out of it.
 const OUT_STRIDE: usize = 260;
 
-/// Whether the cache is attended to in f32 throughout: where keys or values are kept as F32.
-pub fn attention_is_exact(shape: &Shape) -> bool {
-    shape.k == KvFormat::F32 || shape.v == KvFormat::F32
+/// The kernel of prefill attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefillAttention {
+    /// `prefill_f32.cu`: f32 throughout, for KV kept as f32.
+    F32,
+    /// `prefill.cu`: warp-level mma.
+    Mma,
+    /// `prefill_sm90.cu`: wgmma over f16 KV, heads of 256.
+    Sm90,
+    /// `prefill_swapped_sm90.cu`: wgmma with swapped operands (S^T) over any other KV, heads of 256.
+    SwappedSm90,
+}
+
+impl PrefillAttention {
+    /// The source file.
+    pub fn file(self) -> &'static str {
+        match self {
+            PrefillAttention::F32 => "attention/prefill_f32.cu",
+            PrefillAttention::Mma => "attention/prefill.cu",
+            PrefillAttention::Sm90 => "attention/prefill_sm90.cu",
+            PrefillAttention::SwappedSm90 => "attention/prefill_swapped_sm90.cu",
+        }
+    }
 }
 
 /// Causal attention of the rows of a chunk, gate included, after [`prepare`](crate::launch::attention::prepare)
@@ -24,7 +41,7 @@ pub fn attention_is_exact(shape: &Shape) -> bool {
 ///
 /// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads * head_dim` columns.
 pub fn attend(
-    gpu: GpuProps,
+    kernel: PrefillAttention,
     shape: &Shape,
     rows: usize,
     (chunk, q): (u64, u64),
@@ -36,12 +53,12 @@ pub fn attend(
         shape.window == 0 && shape.ring_pages == 0,
         "prefill attends to every position: {shape:?}"
     );
-    let form = Form::of(gpu, shape);
+    let form = Form::of(kernel, shape);
     let unit = match form.across {
-        Some((eights, ring)) => Unit::new(form.file)
+        Some((eights, ring)) => Unit::new(kernel.file())
             .define("N8_TILES", eights)
             .define("STAGES", ring),
-        None => Unit::new(form.file),
+        None => Unit::new(kernel.file()),
     };
     Launch {
         entry: form.entry,
@@ -74,56 +91,49 @@ pub fn attend(
     }
 }
 
-/// Which kernel, and how it is launched.
+/// How a kernel is launched.
 struct Form {
-    file: &'static str,
     entry: &'static str,
     /// Rows of a block.
     tile: usize,
     threads: u32,
     /// Bytes of shared memory.
     shared: usize,
-    /// Eights of rows, and slots of keys or values in shared memory, where these are a choice.
+    /// Tiles of 8 rows, and pipeline stages of keys or values, where these are a choice.
     across: Option<(usize, usize)>,
 }
 
 impl Form {
-    fn of(gpu: GpuProps, shape: &Shape) -> Form {
-        if attention_is_exact(shape) {
-            return Form {
-                file: "attention/prefill_f32.cu",
+    fn of(kernel: PrefillAttention, shape: &Shape) -> Form {
+        // Shared memory: rows of queries, two or one stages of keys and values, and barriers.
+        match kernel {
+            PrefillAttention::F32 => Form {
                 entry: "attn_prefill_f32",
                 tile: 16,
                 threads: 128,
                 shared: 0,
                 across: None,
-            };
-        }
-        // Rows of queries and of two or one stages of keys and values, and barriers.
-        match gpu.has_wgmma && shape.head_dim == 256 {
-            true if shape.k == KvFormat::F16 && shape.v == KvFormat::F16 => Form {
-                file: "attention/prefill_sm90.cu",
+            },
+            PrefillAttention::Sm90 => Form {
                 entry: "attn_prefill",
                 tile: 128,
                 threads: 384,
                 shared: (128 + 4 * 64) * 2 * shape.head_dim + 128,
                 across: None,
             },
-            true => {
-                let held = |eights: &usize| shape.across_ring(*eights, 0).1 <= ACROSS_SHARED;
-                let eights = ACROSS_EIGHTS.into_iter().find(held).unwrap_or(1);
-                let (ring, shared) = shape.across_ring(eights, ACROSS_SHARED);
+            PrefillAttention::SwappedSm90 => {
+                let fits = |tiles: &usize| shape.across_ring(*tiles, 0).1 <= ACROSS_SHARED;
+                let tiles = ACROSS_EIGHTS.into_iter().find(fits).unwrap_or(1);
+                let (stages, shared) = shape.across_ring(tiles, ACROSS_SHARED);
                 Form {
-                    file: "attention/prefill_swapped_sm90.cu",
                     entry: "attn_prefill",
-                    tile: 8 * eights,
+                    tile: 8 * tiles,
                     threads: 256,
-                    shared: shared.max(8 * eights * OUT_STRIDE * 4),
-                    across: Some((eights, ring)),
+                    shared: shared.max(8 * tiles * OUT_STRIDE * 4),
+                    across: Some((tiles, stages)),
                 }
             }
-            false => Form {
-                file: "attention/prefill.cu",
+            PrefillAttention::Mma => Form {
                 entry: "attn_prefill",
                 tile: 64,
                 threads: 256,

@@ -1,7 +1,6 @@
 //! Products of a chunk's rows with matrices that share their input.
 
 use super::{PANEL, Panels, TILE, count, int};
-use crate::gpu_props::GpuProps;
 use crate::launch::matmul::{Segment, Write};
 use crate::launch::{Args, Launch, Unit};
 use crate::pack::{BLOCK_ROWS, WeightKind};
@@ -14,6 +13,34 @@ const SEGMENTS: usize = 4;
 /// Rows and columns of a tile of a product in f32.
 const PLAIN_ROWS: usize = 32;
 const PLAIN_COLUMNS: usize = 48;
+
+/// The kernel of GEMMs over the rows of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefillGemmKernel {
+    /// `prefill_gemm.cu`: warp-level mma.
+    Mma,
+    /// `prefill_gemm_sm90.cu`: TMA and wgmma.
+    Sm90,
+}
+
+impl PrefillGemmKernel {
+    /// The source file.
+    pub fn file(self) -> &'static str {
+        match self {
+            PrefillGemmKernel::Mma => "gemm/prefill_gemm.cu",
+            PrefillGemmKernel::Sm90 => "gemm/prefill_gemm_sm90.cu",
+        }
+    }
+}
+
+/// A prefill GEMM with the multiprocessors that its persistent blocks fill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillGemm {
+    /// The kernel.
+    pub kernel: PrefillGemmKernel,
+    /// Blocks of a launch.
+    pub sm_count: usize,
+}
 
 /// The rows all matrices are multiplied with; 0 where no matrix reads the form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,15 +84,17 @@ pub fn turn_bytes(rows: usize, weight_bytes: usize) -> usize {
 
 /// Parts that K is cut in, from the matrix and the card alone: two where one leaves the last wave of a chunk of
 /// 2048 rows mostly idle.
-fn splits(gpu: GpuProps, w_rows: usize, blocks: usize) -> usize {
+fn splits(gemm: PrefillGemm, w_rows: usize, blocks: usize) -> usize {
     let tiles = 2048 / TILE * (w_rows / COLUMNS);
     let waste = |units: usize| {
-        let waves = units.div_ceil(gpu.sm_count);
-        (waves * gpu.sm_count) as f64 / units as f64
+        let waves = units.div_ceil(gemm.sm_count);
+        (waves * gemm.sm_count) as f64 / units as f64
     };
-    match gpu.has_wgmma && blocks >= 32 && waste(2 * tiles) + 0.08 < waste(tiles) {
-        true => 2,
-        false => 1,
+    let sm90 = gemm.kernel == PrefillGemmKernel::Sm90;
+    if sm90 && blocks >= 32 && waste(2 * tiles) + 0.08 < waste(tiles) {
+        2
+    } else {
+        1
     }
 }
 
@@ -82,7 +111,7 @@ struct Piece {
 /// # Panics
 /// If a matrix has no input in its form, or the scratch is below [`least_bytes`].
 pub fn products(
-    gpu: GpuProps,
+    gemm: PrefillGemm,
     rows: usize,
     cols: usize,
     segments: &[Segment],
@@ -114,7 +143,7 @@ pub fn products(
                 first += padded(piece);
             }
             launches.push(multiply(
-                gpu,
+                gemm,
                 rows,
                 cols,
                 &batch,
@@ -154,7 +183,7 @@ impl Pair {
 /// # Panics
 /// Unless the pair [fits](Pair::fits); then take [`products`] and [`super::rows::swiglu`].
 pub fn gated(
-    gpu: GpuProps,
+    gemm: PrefillGemm,
     rows: usize,
     pair: Pair,
     from: (u64, u64),
@@ -211,7 +240,7 @@ pub fn gated(
             .f32(1.0)
             .f32(1.0)
             .ptr(to);
-        launches.push(on_tiles(gpu, "prefill_gemm_swiglu", args));
+        launches.push(on_tiles(gemm, "prefill_gemm_swiglu", args));
     }
     launches
 }
@@ -294,7 +323,7 @@ fn expand(piece: Piece, cols: usize, panels: u64, place: Place) -> Launch {
 }
 
 fn multiply(
-    gpu: GpuProps,
+    gemm: PrefillGemm,
     rows: usize,
     cols: usize,
     batch: &[Piece],
@@ -319,28 +348,25 @@ fn multiply(
         .i32(int(Panels::new(0, rows).rows))
         .i32(int(w_rows))
         .i32(int(blocks))
-        .i32(int(splits(gpu, w_rows, blocks)))
+        .i32(int(splits(gemm, w_rows, blocks)))
         .ptr(scratch.turns)
         .f32(1.0)
         .i32(i32::from(add))
         .words(&words);
-    on_tiles(gpu, "prefill_gemm", args)
+    on_tiles(gemm, "prefill_gemm", args)
 }
 
 /// A persistent launch over tiles: a block for each multiprocessor.
-fn on_tiles(gpu: GpuProps, entry: &'static str, args: Args) -> Launch {
-    let (file, threads, shared) = match gpu.has_wgmma {
-        true => (
-            "gemm/prefill_gemm_sm90.cu",
-            384,
-            4 * 48 * 1024 + 128 + 8 * 16 * 64 * 4,
-        ),
-        false => ("gemm/prefill_gemm.cu", 256, 3 * 32 * 1024),
+fn on_tiles(gemm: PrefillGemm, entry: &'static str, args: Args) -> Launch {
+    let (threads, shared) = match gemm.kernel {
+        PrefillGemmKernel::Sm90 => (384, 4 * 48 * 1024 + 128 + 8 * 16 * 64 * 4),
+        PrefillGemmKernel::Mma => (256, 3 * 32 * 1024),
     };
     Launch {
         entry,
-        unit: Unit::new(file).define("SWIGLU", u32::from(entry == "prefill_gemm_swiglu")),
-        grid: [count(gpu.sm_count), 1, 1],
+        unit: Unit::new(gemm.kernel.file())
+            .define("SWIGLU", u32::from(entry == "prefill_gemm_swiglu")),
+        grid: [count(gemm.sm_count), 1, 1],
         block: [threads, 1, 1],
         shared,
         args,

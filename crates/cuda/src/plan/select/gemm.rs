@@ -1,0 +1,110 @@
+//! GEMMs of decode steps and of prefill chunks.
+
+use super::Selected;
+use crate::gpu_props::GpuProps;
+use crate::launch::prefill::{PrefillGemm, PrefillGemmKernel};
+use crate::step::ROWS;
+
+/// How the GEMMs of a model's layers run in a decode step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DecodeGemm {
+    /// `gemm/gemv.cu`: norm, gemv and SwiGLU in one launch.
+    Gemv,
+    /// `gemm/decode_gemm_small_batch.cu`: a launch per input.
+    SmallBatch,
+    /// `gemm/fused_layer_sm90.cu`: all GEMMs from a mixer to the next in one persistent launch.
+    FusedLayer,
+}
+
+impl DecodeGemm {
+    /// The source file.
+    pub(crate) fn file(self) -> &'static str {
+        match self {
+            DecodeGemm::Gemv => "gemm/gemv.cu",
+            DecodeGemm::SmallBatch => "gemm/decode_gemm_small_batch.cu",
+            DecodeGemm::FusedLayer => "gemm/fused_layer_sm90.cu",
+        }
+    }
+}
+
+/// Which kernels the matrices of a model fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GemmFits {
+    /// All layers fit the gemv with its norm, and it is faster: the model is small.
+    pub(crate) gemv: bool,
+    /// All layers fit the fused layer on this GPU.
+    pub(crate) fused_layer: bool,
+}
+
+/// The GEMMs of a decode step of up to `rows` rows. Fused layers round differently from separate launches, and steps of
+/// all sizes must round alike: a model has fused layers at every number of rows or at none.
+pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
+    match (fits.gemv, fits.fused_layer) {
+        (true, _) if rows == 1 => {
+            Selected::new(DecodeGemm::Gemv, "small model, one row: fewer launches")
+        }
+        (true, _) => Selected::new(
+            DecodeGemm::SmallBatch,
+            "small model: the bits of its gemv at every number of rows",
+        ),
+        (false, true) => Selected::new(
+            DecodeGemm::FusedLayer,
+            "wgmma GPU, all layers fit: no launch gaps between GEMMs",
+        ),
+        (false, false) => Selected::new(
+            DecodeGemm::SmallBatch,
+            "no fused layer for this GPU or these matrices",
+        ),
+    }
+}
+
+/// Whether fused layers may run on a GPU: on those where they were measured to be faster at every number of rows
+/// (`kernels/gemm/NOTES.md`).
+pub(crate) fn may_use_fused_layer(gpu: GpuProps) -> bool {
+    gpu.has_wgmma
+}
+
+/// How a prefill chunk is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PrefillPath {
+    /// With the GEMMs and the attention of a decode step.
+    DecodeKernels,
+    /// With dequantized weights and the prefill kernels.
+    PrefillKernels,
+}
+
+/// The path of a chunk of up to `rows` rows.
+pub(crate) fn prefill_path(
+    rows: usize,
+    batch_invariant: bool,
+    fits_gemv: bool,
+) -> Selected<PrefillPath> {
+    if rows > ROWS {
+        let reason = "many rows: each matrix is dequantized once for all of them";
+        return Selected::new(PrefillPath::PrefillKernels, reason);
+    }
+    if batch_invariant {
+        let reason = "batch-invariant: every chunk rounds alike, wherever a prompt is cut";
+        return Selected::new(PrefillPath::PrefillKernels, reason);
+    }
+    if fits_gemv {
+        let reason = "small model: dequantization costs little";
+        return Selected::new(PrefillPath::PrefillKernels, reason);
+    }
+    let reason = "few rows: dequantizing the weights would take most of the time";
+    Selected::new(PrefillPath::DecodeKernels, reason)
+}
+
+/// The kernel of prefill GEMMs.
+pub fn prefill_gemm(gpu: GpuProps) -> Selected<PrefillGemm> {
+    let (kernel, reason) = if gpu.has_wgmma {
+        (PrefillGemmKernel::Sm90, "wgmma fed by TMA")
+    } else {
+        (PrefillGemmKernel::Mma, "no wgmma: warp-level mma")
+    };
+    let gemm = PrefillGemm {
+        kernel,
+        sm_count: gpu.sm_count,
+    };
+    Selected::new(gemm, reason)
+}
