@@ -18,4 +18,4 @@ pub use error::CompileError;
 pub use modules::Modules;
 pub use nvrtc_library::{Nvrtc, NvrtcSearch};
 pub use report::{EntryReport, entry_reports};
-pub use source::{expand, forbids_spills, min_arch, sources};
+pub use source::{expand, min_arch, sources};

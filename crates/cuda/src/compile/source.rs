@@ -18,11 +18,6 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
     SOURCES
 }
 
-/// Whether the file contains a line `// hot`. The gate then rejects spills.
-pub fn forbids_spills(file: &str) -> bool {
-    text(file).is_some_and(|text| text.lines().any(|line| line.trim() == "// hot"))
-}
-
 /// The oldest supported architecture: the line `// floor sm_75` of the file, else sm_80.
 pub fn min_arch(file: &str) -> Arch {
     let marked = text(file).and_then(|text| {
@@ -120,7 +115,6 @@ mod tests {
     fn min_arch_is_read_from_the_source() {
         assert_eq!(min_arch("common/bandwidth.cu").number, 75);
         assert_eq!(min_arch("no such file").number, 80);
-        assert!(!forbids_spills("common/bandwidth.cu"));
     }
 
     #[test]

@@ -62,8 +62,13 @@ pub struct DraftArgs {
     /// Give bit for bit the same answers with and without drafting, beside others and alone, and wherever the reading of a
     /// prompt was cut, where that costs speed. Without it, cards of compute capability 9.0 promise all but the last for
     /// models with heads of 256 values, and the CPU all of it; /props tells.
-    #[arg(long, env = "HEARTH_EXACT", value_parser = FalseyValueParser::new())]
-    pub exact: bool,
+    #[arg(
+        long,
+        alias = "exact",
+        env = "HEARTH_BATCH_INVARIANT",
+        value_parser = FalseyValueParser::new()
+    )]
+    pub batch_invariant: bool,
 }
 
 /// `hearth eval`.

@@ -140,8 +140,9 @@ pub enum Command {
     /// Compile the CUDA kernels ahead of time, or show what each takes of a card.
     #[command(
         after_help = "Examples:\n  hearth kernels build                 (for the cards of this machine)\n  \
-        hearth kernels build --arch sm_86,sm_89,sm_90a,sm_120a\n  hearth kernels list --arch sm_86\n\n\
-        Needs libnvrtc but no card; `pip install nvidia-cuda-nvrtc` has it."
+        hearth kernels build --arch sm_86,sm_89,sm_90a,sm_120a\n  hearth kernels list --arch sm_86\n  \
+        hearth kernels explain qwen3.5-27b:q4_k_m --arch sm_86\n\n\
+        Building needs libnvrtc but no GPU; `pip install nvidia-cuda-nvrtc` has it."
     )]
     Kernels(KernelsArgs),
     /// Measure how fast a model runs here.
@@ -193,27 +194,31 @@ pub struct DeviceArgs {
     /// Run a card's kernels one by one instead of as captured graphs, to find faults.
     #[arg(long, env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
     pub eager: bool,
-    /// In which order a card sums where --exact does not say, to measure what the other costs: `by-path` or `fast`.
+    /// Numerics of a GPU's decode steps without --batch-invariant: `batch-invariant` or `fastest` [default: the former
+    /// where its kernels cost little]. `fastest` rounds differently with other requests and with drafting; on an H200 a
+    /// verify step of 24 nodes of the 27B takes 5.60 ms with it and 5.74 ms without.
     #[arg(
         long,
-        env = "HEARTH_SUMS",
-        value_name = "ORDER",
-        value_enum,
-        hide = true
+        alias = "sums",
+        env = "HEARTH_NUMERICS",
+        value_name = "NUMERICS",
+        value_enum
     )]
-    pub sums: Option<Sums>,
+    pub numerics: Option<NumericsArg>,
     /// How kernels are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,
 }
 
-/// In which order a step sums what a row of it sees.
+/// Whether the bits of a token's logits may depend on what shares its decode step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Sums {
-    /// In an order that follows from the row's path alone: trees have the bits of plain decoding.
-    ByPath,
-    /// In whichever is fastest for the trees of the step.
-    Fast,
+pub enum NumericsArg {
+    /// They may not: tree nodes have the bits of plain decoding.
+    #[value(alias = "by-path")]
+    BatchInvariant,
+    /// They may: the fastest kernels run.
+    #[value(alias = "fast")]
+    Fastest,
 }
 
 /// How CUDA kernels are compiled.
@@ -491,6 +496,30 @@ pub enum KernelsCommand {
     Build(KernelsBuildArgs),
     /// Show registers, spills and shared memory of the standard kernels.
     List(KernelsListArgs),
+    /// Print which kernels run a model, for how many rows, and why. Needs neither a GPU nor libnvrtc.
+    Explain(KernelsExplainArgs),
+}
+
+/// `hearth kernels explain`.
+#[derive(Debug, Args)]
+pub struct KernelsExplainArgs {
+    /// A GGUF file, or a shape and recipe as for `hearth synth`, such as `qwen3.5-27b:q4_k_m`.
+    pub model: String,
+    /// Architectures, such as `sm_86,sm_90a` [default: sm_80, sm_86, sm_89, sm_90a and sm_120a].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub arch: Vec<String>,
+    /// Storage of keys and values.
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub kv_type: String,
+    /// As opened with --batch-invariant.
+    #[arg(long)]
+    pub batch_invariant: bool,
+    /// Numerics of decode steps [default: those a model is opened with].
+    #[arg(long, value_enum, value_name = "NUMERICS")]
+    pub numerics: Option<NumericsArg>,
+    /// Print JSON lines instead of a table.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hearth kernels build`.
@@ -499,7 +528,7 @@ pub struct KernelsBuildArgs {
     /// Architectures, such as `sm_86,sm_90a` [default: the cards of this machine].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub arch: Vec<String>,
-    /// Fail if a kernel that every step runs spills registers.
+    /// Fail if a kernel spills other than `kernels/spills.txt` records.
     #[arg(long)]
     pub deny_spills: bool,
     /// Threads that compile; by default one per core.
@@ -511,9 +540,9 @@ pub struct KernelsBuildArgs {
     /// Of kernels that are compiled once for every width of a step, only these widths, such as `1,24` [default: all].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub widths: Vec<usize>,
-    /// For steps that sum in this order [default: the one a model is opened with].
-    #[arg(long, value_enum, value_name = "ORDER")]
-    pub sums: Option<Sums>,
+    /// For decode steps of these numerics [default: those a model is opened with].
+    #[arg(long, alias = "sums", value_enum, value_name = "NUMERICS")]
+    pub numerics: Option<NumericsArg>,
     /// How they are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,
@@ -531,9 +560,9 @@ pub struct KernelsListArgs {
     /// For which models: files, or shapes and recipes as for `hearth synth` [default: well-known ones].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub models: Vec<String>,
-    /// For steps that sum in this order [default: the one a model is opened with].
-    #[arg(long, value_enum, value_name = "ORDER")]
-    pub sums: Option<Sums>,
+    /// For decode steps of these numerics [default: those a model is opened with].
+    #[arg(long, alias = "sums", value_enum, value_name = "NUMERICS")]
+    pub numerics: Option<NumericsArg>,
     /// How they are compiled.
     #[command(flatten)]
     pub compiler: CompilerArgs,

@@ -11,13 +11,14 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use contract::{KvFormat, KvFormats, Limits, OpenPlan};
-use cuda::compile::{Compiled, EntryReport, Options, compile, forbids_spills, min_arch};
+use cuda::compile::{Compiled, Options, compile, min_arch};
 use cuda::driver::Arch;
 use cuda::launch::{Unit, standard_units};
 use cuda::{CudaBackend, GpuInfo};
 use model::synth::SynthSpec;
 use serde_json::json;
 
+use super::{kernels_explain, spill_record};
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::config;
 use crate::open;
@@ -44,7 +45,7 @@ const USUAL: [(u32, u32); 7] = [
     (120, 170),
 ];
 /// What a server is usually opened with.
-const LIMITS: Limits = Limits {
+pub(super) const LIMITS: Limits = Limits {
     sequences: 4,
     context: 32_768,
     tree_nodes: 64,
@@ -56,6 +57,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> anyhow::Result<()> {
     match &args.what {
         KernelsCommand::Build(args) => build(args),
         KernelsCommand::List(args) => list(args),
+        KernelsCommand::Explain(args) => kernels_explain::explain(args),
     }
 }
 
@@ -70,42 +72,34 @@ fn build(args: &KernelsBuildArgs) -> anyhow::Result<()> {
         let parsed: anyhow::Result<Vec<Arch>> = args.arch.iter().map(|text| arch(text)).collect();
         parsed?
     };
-    let mut spilling = Vec::new();
+    let mut changes = Vec::new();
     for arch in archs {
         let start = Instant::now();
         let wanted = Wanted {
             models: &args.models,
             widths: &args.widths,
-            sums: args.sums.map(open::sums),
+            numerics: args.numerics.map(open::numerics),
         };
         let compiled = compiled(arch, wanted, &options)?;
         let cached = compiled.iter().filter(|unit| unit.cached.is_some()).count();
-        let spills = spills(&compiled);
+        let entries = compiled.iter().flat_map(|unit| &unit.entries);
+        let spilling = entries.filter(|entry| entry.spill_bytes > 0).count();
         let bytes: usize = compiled.iter().map(|unit| unit.cubin.len()).sum();
         writeln!(
             std::io::stdout(),
             "{arch}: {} units, {cached} of them from the cache, {} KiB, {} spilling, {:.1} s",
             compiled.len(),
             bytes / 1024,
-            spills.len(),
+            spilling,
             start.elapsed().as_secs_f64(),
         )?;
-        for (unit, entry) in spills {
-            let line = format!(
-                "{arch} {unit}: {} spills {} bytes",
-                entry.entry, entry.spill_bytes
-            );
-            if forbids_spills(unit.file) {
-                spilling.push(line);
-            } else {
-                tracing::info!("{line}, which may be: no step waits for it");
-            }
-        }
+        changes.extend(spill_record::changes(arch, &compiled));
     }
-    if args.deny_spills && !spilling.is_empty() {
-        bail!("these kernels must not spill:\n{}", spilling.join("\n"));
+    let lines: Vec<String> = changes.iter().map(ToString::to_string).collect();
+    if args.deny_spills && !lines.is_empty() {
+        bail!("spills differ from the record:\n{}", lines.join("\n"));
     }
-    spilling.iter().for_each(|line| tracing::warn!("{line}"));
+    lines.iter().for_each(|line| tracing::info!("{line}"));
     Ok(())
 }
 
@@ -118,7 +112,7 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
     let wanted = Wanted {
         models: &args.models,
         widths: &[],
-        sums: args.sums.map(open::sums),
+        numerics: args.numerics.map(open::numerics),
     };
     let compiled = compiled(arch, wanted, &options)?;
     let mut out = std::io::stdout().lock();
@@ -136,7 +130,6 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
                     "arch": arch.to_string(), "unit": unit.unit.to_string(), "entry": entry.entry,
                     "registers": entry.registers, "spill_bytes": entry.spill_bytes,
                     "stack_bytes": entry.stack_bytes, "shared_bytes": entry.shared_bytes,
-                    "hot": forbids_spills(unit.unit.file),
                 });
                 writeln!(out, "{line}")?;
             } else {
@@ -164,7 +157,7 @@ struct Wanted<'a> {
     /// Of units with a width, those of these widths where any are named.
     widths: &'a [usize],
     /// The order in which steps sum, where it is not the one a model is opened with.
-    sums: Option<cuda::Numerics>,
+    numerics: Option<cuda::Numerics>,
 }
 
 /// What is `wanted` on `arch`.
@@ -172,7 +165,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
     let Wanted {
         models,
         widths,
-        sums,
+        numerics,
     } = wanted;
     let mut units: BTreeSet<Unit> = standard_units().into_iter().collect();
     // Older cards run no model yet; what they can run is compiled for them all the same.
@@ -182,7 +175,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
             units.extend(of_model(
                 &SynthSpec::parse(name)?.load()?,
                 arch,
-                sums,
+                numerics,
                 format,
             )?);
         }
@@ -194,7 +187,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
             false => SynthSpec::parse(name)?.load()?,
         };
         for format in [KvFormat::F16, KvFormat::Q8_0] {
-            units.extend(of_model(&loaded, arch, sums, format)?);
+            units.extend(of_model(&loaded, arch, numerics, format)?);
         }
     }
     let units: Vec<Unit> = units
@@ -222,11 +215,11 @@ fn width(unit: &Unit) -> Option<usize> {
     rows.and_then(|(_, rows)| rows.parse().ok())
 }
 
-/// What opening a model on a card of `arch` compiles, for steps that sum as `sums` says or as is the default there.
+/// What opening a model on a card of `arch` compiles, for steps that sum as `numerics` says or as is the default there.
 fn of_model(
     loaded: &model::LoadedModel,
     arch: Arch,
-    sums: Option<cuda::Numerics>,
+    numerics: Option<cuda::Numerics>,
     format: KvFormat,
 ) -> anyhow::Result<Vec<Unit>> {
     let plan = OpenPlan {
@@ -241,35 +234,31 @@ fn of_model(
         limits: LIMITS,
     };
     let options = cuda::Options {
-        numerics: sums,
+        numerics,
         ..cuda::Options::default()
     };
-    Ok(CudaBackend::with_options(card(arch), options).units(&plan)?)
+    Ok(CudaBackend::with_options(gpu_of(arch), options).units(&plan)?)
 }
 
-/// This machine's card of an architecture, or a usual one.
-fn card(arch: Arch) -> GpuInfo {
+/// This machine's GPU of an architecture, or a usual one.
+fn gpu_of(arch: Arch) -> GpuInfo {
     let here = cuda::probe().unwrap_or_default();
-    let this = |card: &GpuInfo| card.capability == (arch.number / 10, arch.number % 10);
-    here.into_iter().find(this).unwrap_or_else(|| GpuInfo {
+    let this = |gpu: &GpuInfo| gpu.capability == (arch.number / 10, arch.number % 10);
+    here.into_iter()
+        .find(this)
+        .unwrap_or_else(|| usual_gpu(arch))
+}
+
+/// A usual GPU of an architecture.
+pub(super) fn usual_gpu(arch: Arch) -> GpuInfo {
+    let usual = USUAL.iter().find(|(number, _)| *number == arch.number);
+    GpuInfo {
         ordinal: 0,
         name: arch.to_string(),
         capability: (arch.number / 10, arch.number % 10),
-        sm_count: USUAL
-            .iter()
-            .find(|(number, _)| *number == arch.number)
-            .map_or(80, |(_, count)| *count),
+        sm_count: usual.map_or(80, |(_, count)| *count),
         total_bytes: 0,
-    })
-}
-
-/// Entries that spill, with their units.
-fn spills(compiled: &[Compiled]) -> Vec<(&Unit, &EntryReport)> {
-    compiled
-        .iter()
-        .flat_map(|unit| unit.entries.iter().map(|entry| (&unit.unit, entry)))
-        .filter(|(_, entry)| entry.spill_bytes > 0)
-        .collect()
+    }
 }
 
 /// Architectures of this machine's cards, each once.
@@ -291,7 +280,7 @@ fn cards() -> anyhow::Result<Vec<Arch>> {
     Ok(archs)
 }
 
-fn arch(text: &str) -> anyhow::Result<Arch> {
+pub(super) fn arch(text: &str) -> anyhow::Result<Arch> {
     Arch::parse(text.trim()).with_context(|| {
         format!("--arch {text}: no architecture; use names such as sm_86 or sm_90a")
     })

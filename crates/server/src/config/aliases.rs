@@ -25,7 +25,7 @@ const NO_PAGING: &str =
 const NO_EXPERTS: &str = "models of experts are not run yet; unset it";
 
 /// Variables in rising precedence; the last of those that set one argument wins.
-const ALIASES: [(&str, Meaning); 17] = [
+const ALIASES: [(&str, Meaning); 19] = [
     ("DFLASH_TARGET", Meaning::Value("model_flag")),
     ("DFLASH_DRAFT", Meaning::Value("draft")),
     ("DFLASH_MODEL_NAME", Meaning::Value("model_name")),
@@ -43,6 +43,8 @@ const ALIASES: [(&str, Meaning); 17] = [
     ("DFLASH_KVFLASH", Meaning::Refused(NO_PAGING)),
     ("DFLASH_SPARK", Meaning::Refused(NO_EXPERTS)),
     ("HEARTH_TARGET_DEVICE", Meaning::Value("device")),
+    ("HEARTH_SUMS", Meaning::Value("numerics")),
+    ("HEARTH_EXACT", Meaning::Switch("batch_invariant", "true")),
 ];
 
 /// A variable that is set and refused.

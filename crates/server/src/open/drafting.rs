@@ -54,7 +54,7 @@ impl Drafting {
         bundled: Option<Bundled>,
     ) -> anyhow::Result<Drafting> {
         let mut drafting = Drafting {
-            batch_invariant: args.exact,
+            batch_invariant: args.batch_invariant,
             ..Drafting::none()
         };
         if let Some(name) = &args.draft_device

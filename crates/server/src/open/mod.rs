@@ -14,7 +14,7 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use contract::{Backend, LoadProgress, OpenPlan, Runner};
 
-use crate::cli::{DeviceArgs, Sums};
+use crate::cli::{DeviceArgs, NumericsArg};
 use crate::config;
 use crate::open::bundled::Bundled;
 pub(crate) use crate::open::memory_fit::{FittedPlan, MemoryRequest, fit, fit_with_draft};
@@ -45,18 +45,18 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
         gpu: cuda::Options {
             vram_limit,
             eager: args.eager,
-            numerics: args.sums.map(sums),
+            numerics: args.numerics.map(numerics),
             compile: config::kernels::options(&args.compiler),
             ..cuda::Options::default()
         },
     })
 }
 
-/// An order of sums as the card's crate calls it.
-pub(crate) fn sums(named: Sums) -> cuda::Numerics {
-    match named {
-        Sums::ByPath => cuda::Numerics::BatchInvariant,
-        Sums::Fast => cuda::Numerics::Fastest,
+/// The numerics of a setting.
+pub(crate) fn numerics(setting: NumericsArg) -> cuda::Numerics {
+    match setting {
+        NumericsArg::BatchInvariant => cuda::Numerics::BatchInvariant,
+        NumericsArg::Fastest => cuda::Numerics::Fastest,
     }
 }
 

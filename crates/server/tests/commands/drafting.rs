@@ -186,7 +186,7 @@ fn answers_are_the_same_with_trees_chains_and_no_draft() {
     for flags in [
         "--ddtree-cost-stop off",
         "--ddtree-cost-stop off --no-ddtree",
-        "--ddtree-cost-stop off --ddtree-chain-seed --ddtree-budget 40 --lazy-draft --exact",
+        "--ddtree-cost-stop off --ddtree-chain-seed --ddtree-budget 40 --lazy-draft --batch-invariant",
         "--ddtree --lookup 3",
     ] {
         assert_eq!(answer(flags), plain, "{flags}");

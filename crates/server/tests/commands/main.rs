@@ -11,6 +11,7 @@ mod drafting;
 mod errors;
 mod files;
 mod help;
+mod kernels;
 mod process;
 mod running;
 mod scripted;

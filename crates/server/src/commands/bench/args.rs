@@ -132,9 +132,9 @@ pub struct StepArgs {
     /// Runs.
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub reps: usize,
-    /// Sums in the order of plain decoding.
-    #[arg(long)]
-    pub exact: bool,
+    /// Batch-invariant numerics.
+    #[arg(long, alias = "exact")]
+    pub batch_invariant: bool,
     /// Print every step that counts: nodes of its trees, for how many sequences it drafted, and its times.
     #[arg(long)]
     pub each: bool,

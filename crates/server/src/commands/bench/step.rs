@@ -84,7 +84,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         &source,
         fitted.plan.kv.k,
     )?);
-    fitted.plan.batch_invariant = args.exact;
+    fitted.plan.batch_invariant = args.batch_invariant;
     let vocab = loaded.spec.vocab as u32;
     let chunk = fitted.plan.limits.prefill_chunk;
     let runner = TimedRunner::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);

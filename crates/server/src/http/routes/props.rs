@@ -68,6 +68,8 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         "speculative": {
             "enabled": info.draft_depth.is_some(),
             "draft_depth": info.draft_depth,
+            "batch_invariant": info.batch_invariant,
+            // The older name of the same.
             "exact": info.batch_invariant,
             "ddtree_budget": info.draft_depth.map(|_| info.limits.tree_nodes.saturating_sub(1)),
         },
