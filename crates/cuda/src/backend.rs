@@ -23,7 +23,8 @@ use crate::runner::{CudaRunner, DraftFacts};
 use crate::state::{PAGE_SIZE, State};
 use crate::weights::{Sources, WeightSet, Weights};
 
-/// Prefill gives the same values however it is cut at multiples of this many tokens, up to rounding.
+/// Prefill gives the same values however it is cut at multiples of this many tokens, up to
+/// rounding.
 const PREFILL_ALIGN: usize = 64;
 
 /// How a card is to be used.
@@ -39,11 +40,14 @@ pub struct Options {
     pub poison: bool,
     /// Give pages of keys and values out in a scattered order, for tests.
     pub scatter: bool,
-    /// Compile attention so that trees may have windows ([`contract::AttentionWindow`]); without, a tree with one is refused.
+    /// Compile attention so that trees may have windows ([`contract::AttentionWindow`]); without, a
+    /// tree with one is refused.
     pub windows: bool,
-    /// Run small models as large ones run, without launches of their own for steps of one row, for tests.
+    /// Run small models as large ones run, without launches of their own for steps of one row, for
+    /// tests.
     pub as_large: bool,
-    /// In which order steps sum where nothing is promised ([`contract::OpenPlan::exact`]); `None` for what is best here.
+    /// In which order steps sum where nothing is promised ([`contract::OpenPlan::exact`]); `None`
+    /// for what is best here.
     pub numerics: Option<Numerics>,
     /// Plan as if all of the card's memory were free: for a card that is not here.
     pub unseen: bool,
@@ -65,7 +69,8 @@ struct Layout {
     plans: Plans,
     /// In which order steps sum.
     numerics: Numerics,
-    /// Bytes of weights, cached rows, states, scratch, all of the draft, and of the table on the host.
+    /// Bytes of weights, cached rows, states, scratch, all of the draft, and of the table on the
+    /// host.
     sizes: [u64; 6],
     /// Whether the draft's weights come later.
     lazy: bool,
@@ -73,9 +78,10 @@ struct Layout {
 
 /// Whose weights are loaded with the model.
 fn at_open(lazy: bool) -> &'static [WeightSet] {
-    match lazy {
-        true => &[WeightSet::Target],
-        false => &[WeightSet::Target, WeightSet::Draft],
+    if lazy {
+        &[WeightSet::Target]
+    } else {
+        &[WeightSet::Target, WeightSet::Draft]
     }
 }
 
@@ -136,8 +142,8 @@ impl Layout {
 }
 
 impl GpuInfo {
-    /// Whether the kernels can be compiled for it: they need the asynchronous copies and matrix products of
-    /// compute capability 8.0.
+    /// Whether the kernels can be compiled for it: they need the asynchronous copies and matrix
+    /// products of compute capability 8.0.
     pub fn runs_kernels(&self) -> bool {
         self.capability >= (8, 0)
     }
@@ -149,7 +155,7 @@ impl CudaBackend {
         CudaBackend::with_options(gpu, Options::default())
     }
 
-    /// The same, used as told.
+    /// The same with options.
     pub fn with_options(gpu: GpuInfo, options: Options) -> CudaBackend {
         CudaBackend { gpu, options }
     }
@@ -251,9 +257,10 @@ impl CudaBackend {
         let table = (regions.table.device_ptr(), regions.table.as_mut_slice());
         layout.weights.load_table(sources, table)?;
         let loaded = began.elapsed();
-        let mode = match self.options.eager {
-            true => Mode::Eager,
-            false => Mode::Graph,
+        let mode = if self.options.eager {
+            Mode::Eager
+        } else {
+            Mode::Graph
         };
         let runs = Runs::new(&gpu, modules, layout.plans.take_launches(), mode)?;
         let info = RunnerInfo {
@@ -302,14 +309,14 @@ impl CudaBackend {
 
 impl Backend for CudaBackend {
     fn probe(&self) -> Result<DeviceInfo, DeviceError> {
-        // Asking the driver needs a context, which costs hundreds of megabytes on the card. Its management library
-        // tells without one; where that is missing, whoever opens a plan learns what is free.
-        let total = self.gpu.total_bytes;
-        let told = match self.options.unseen {
-            true => None,
-            false => Meter::open(&self.gpu).and_then(|meter| meter.free_bytes()),
+        // The driver needs a context to report free memory, which takes hundreds of megabytes of
+        // the GPU. NVML needs none. Without NVML, opening a plan finds out what is free.
+        let reported = if self.options.unseen {
+            None
+        } else {
+            Meter::open(&self.gpu).and_then(|meter| meter.free_bytes())
         };
-        let free = told.unwrap_or(total).min(total);
+        let free = reported.unwrap_or(total).min(total);
         let limit = self.options.vram_limit.unwrap_or(free);
         Ok(self.info(free.min(limit)))
     }
@@ -339,13 +346,13 @@ mod tests {
 
     /// The plans of a small model with delta layers, for so many sequences.
     fn plans(
-        specimen: &SyntheticModel,
+        model: &SyntheticModel,
         (number, numerics): (u32, Numerics),
         sequences: usize,
     ) -> Plans {
         let plan = OpenPlan {
-            target: specimen.spec.clone(),
-            weights: specimen.weights.clone(),
+            target: model.spec.clone(),
+            weights: model.weights.clone(),
             draft: None,
             batch_invariant: false,
             kv: KvFormats {
@@ -388,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_step_is_launched_for_its_trees_however_many_there_is_room_for() {
-        let specimen = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
+        let model = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
         let compare = |key: Key, few: &Plans, many: &Plans| {
             let (few, many) = (launches(few, key), launches(many, key));
             assert_eq!(few.len(), many.len(), "{key:?}");
@@ -400,7 +407,7 @@ mod tests {
             [Numerics::Fastest, Numerics::BatchInvariant].map(|numerics| (number, numerics))
         });
         for card in cards.into_iter().flatten() {
-            let [one, two, four] = [1, 2, 4].map(|sequences| plans(&specimen, card, sequences));
+            let [one, two, four] = [1, 2, 4].map(|sequences| plans(&model, card, sequences));
             for (few, trees) in [(&one, 1), (&two, 1), (&two, 2)] {
                 let keys = four.all.keys().copied();
                 for key in

@@ -11,7 +11,8 @@ pub struct GpuProps {
     pub has_wgmma: bool,
 }
 
-/// Dynamic shared memory of a block by compute capability, where it is not the 99 KiB of home cards.
+/// Dynamic shared memory of a block by compute capability, where it is not the 99 KiB of home
+/// cards.
 const SHARED_BYTES: [((u32, u32), usize); 3] = [
     ((8, 0), 163 << 10),
     ((8, 7), 163 << 10),

@@ -3,13 +3,13 @@
 //! What it is for: running a model on an NVIDIA card behind [`contract::Runner`].
 //! What it must not know: families, requests, sampling, tree-building rules.
 //!
-//! From the bottom up: [`driver`] is the card, its memory and its streams; [`compile`] turns the embedded
-//! sources into loaded modules; [`launch`] says for each kernel what is compiled and launched for given
-//! shapes. `libcuda` and `libnvrtc` are opened at run time, so this crate builds and runs on machines
-//! without a card; [`probe`] says what is there.
-//! Above them: `weights` and `state` say what lies where, `plan` turns a model into lists of launches, `exec`
-//! runs such a list eagerly or as a graph, and `runner` keeps the books of the seam.
-//! Start with [`launch`], which needs no card to read.
+//! From the bottom up: [`driver`] is the card, its memory and its streams; [`compile`] turns the
+//! embedded sources into loaded modules; [`launch`] says for each kernel what is compiled and
+//! launched for given shapes. `libcuda` and `libnvrtc` are opened at run time, so this crate builds
+//! and runs on machines without a card; [`probe`] says what is there. Above them: `weights` and
+//! `state` say what lies where, `plan` turns a model into lists of launches, `exec` runs such a
+//! list eagerly or as a graph, and `runner` keeps the books of the seam. Start with [`launch`],
+//! which needs no card to read.
 
 mod backend;
 mod check;

@@ -1,7 +1,7 @@
-//! Clock, power and energy of a card, as the driver's management library (NVML) tells them.
+//! Clock, power and energy of a GPU, as the driver's management library (NVML) reports them.
 //!
-//! It is a convenience: without the library, or where a machine does not let us ask, there is no meter and
-//! everything else works.
+//! It is a convenience: without the library, or where a machine does not let us ask, there is no
+//! meter and everything else works.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
@@ -41,7 +41,8 @@ impl Meter {
                 return None;
             }
         };
-        // NVML counts cards by bus, CUDA as its variables say: the bus address names the same card in both.
+        // NVML counts cards by bus, CUDA as its variables say: the bus address names the same card
+        // in both.
         let count = nvml.device_count().ok()?;
         let wanted = card.bus();
         let same = |index: &u32| {
@@ -73,7 +74,8 @@ impl Meter {
     }
 }
 
-/// Whether two bus addresses are one; the domain has four digits in one library and eight in the other.
+/// Whether two bus addresses are one; the domain has four digits in one library and eight in the
+/// other.
 fn same_bus(a: &str, b: &str) -> bool {
     let bare = |bus: &str| bus.trim_start_matches('0').to_ascii_lowercase();
     !a.is_empty() && bare(a) == bare(b)

@@ -3,7 +3,8 @@
 /// In which order the kernels of a decode step sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numerics {
-    /// In an order that follows from a row's ancestors alone: a tree node has the bits of its token decoded alone.
+    /// In an order that follows from a row's ancestors alone: a tree node has the bits of its token
+    /// decoded alone.
     BatchInvariant,
     /// In whichever order is fastest for the trees that share the step.
     Fastest,

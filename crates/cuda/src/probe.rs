@@ -33,8 +33,8 @@ impl GpuInfo {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
-    /// Its address on the bus, such as `0000:9b:00.0`, by which other tools know it; empty where the driver
-    /// does not say.
+    /// Its address on the bus, such as `0000:9b:00.0`, by which other tools know it; empty where
+    /// the driver does not say.
     pub fn bus(&self) -> String {
         let mut text = [0_u8; 32];
         let len = c_int::try_from(text.len()).unwrap_or(0);
@@ -90,8 +90,8 @@ impl fmt::Display for Absence {
 
 /// Lists the GPUs, or says why there are none.
 pub fn probe() -> Result<Vec<GpuInfo>, Absence> {
-    // SAFETY: only tries to open the library by its well-known names; it is sound to call at any time.
-    // It must come before any other call, because cudarc panics when the library is absent.
+    // SAFETY: only tries to open the library by its well-known names; it is sound to call at any
+    // time. It must come before any other call, because cudarc panics when the library is absent.
     if !unsafe { sys::is_culib_present() } {
         return Err(Absence::NoDriver);
     }

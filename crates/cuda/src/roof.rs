@@ -10,7 +10,8 @@ use crate::probe::GpuInfo;
 /// Bytes that are read: far more than any cache, and little of any card.
 const BYTES: u64 = 1 << 30;
 
-/// Bytes a second of reading device memory once, the best of a few grids; takes milliseconds and 1 GiB.
+/// Bytes a second of reading device memory once, the best of a few grids; takes milliseconds and 1
+/// GiB.
 ///
 /// # Errors
 /// As opening a card and compiling a kernel.

@@ -1,4 +1,5 @@
-//! The CUDA runner: books of what is open, and the calls of the seam in terms of the engine's passes.
+//! The CUDA runner: books of what is open, and the calls of the seam in terms of the engine's
+//! passes.
 
 mod held;
 
@@ -93,7 +94,8 @@ impl SequenceState for Sequence {
 }
 
 impl CudaRunner {
-    /// A runner with nothing open. PagePool are given out one after another, or scattered all over the cache.
+    /// A runner with nothing open. PagePool are given out one after another, or scattered all over
+    /// the cache.
     pub(crate) fn new(
         info: RunnerInfo,
         engine: Engine,
@@ -105,9 +107,10 @@ impl CudaRunner {
         // A step that has no divisor in common with the number of pages comes to each of them once.
         let prime =
             |step: &usize| (2..=*step).all(|d| !step.is_multiple_of(d) || !n.is_multiple_of(d));
-        let step = match scattered {
-            true => (n / 2 + 1..).find(prime).unwrap_or(1),
-            false => 1,
+        let step = if scattered {
+            (n / 2 + 1..).find(prime).unwrap_or(1)
+        } else {
+            1
         };
         CudaRunner {
             free_slots: (0..info.limits.sequences).rev().collect(),
@@ -188,7 +191,8 @@ impl CudaRunner {
         self.protocol().sequence(seq)
     }
 
-    /// Runs `tokens` on after the committed ones, chunk by chunk, and calls `seen` after each with its rows.
+    /// Runs `tokens` on after the committed ones, chunk by chunk, and calls `seen` after each with
+    /// its rows.
     pub(crate) fn prefill_seen(
         &mut self,
         seq: SeqId,
@@ -258,8 +262,8 @@ impl CudaRunner {
     }
 }
 
-/// Says how long a call held the caller; the card may be at work for longer.
-fn told(call: &'static str, tokens: usize, begun: Instant) {
+/// Logs how long a call blocked; the GPU may work for longer.
+fn log_call(call: &'static str, tokens: usize, begun: Instant) {
     let us = begun.elapsed().as_micros() as u64;
     tracing::debug!(call, tokens, us, "runner");
 }
@@ -336,7 +340,7 @@ impl Runner for CudaRunner {
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         let begun = Instant::now();
         let rows = self.prefill_seen(seq, tokens, requests, &mut |_, _| Ok(()));
-        told("prefill", tokens.len(), begun);
+        log_call("prefill", tokens.len(), begun);
         rows
     }
 
@@ -348,7 +352,7 @@ impl Runner for CudaRunner {
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.loaded()?;
         self.protocol().draft(items, depth, k)?;
-        let draft = self.draft.expect("the depth told in info is a draft's");
+        let draft = self.draft.expect("the depth in info is a draft's");
         let per_pass = (step::ROWS / draft.block).min(step::TREES);
         let mut all = Vec::with_capacity(items.len());
         for items in items.chunks(per_pass) {
@@ -450,7 +454,7 @@ impl Runner for CudaRunner {
                 .lock()
                 .retain(&sequence.table, sequence.position);
         }
-        told("snapshot", position, begun);
+        log_call("snapshot", position, begun);
         Ok(self.keep_snapshot(saved))
     }
 
@@ -482,7 +486,7 @@ impl Runner for CudaRunner {
             let cleared = self.engine.clear_slot(slot);
             self.watched(cleared)?;
         }
-        told("restore", position, begun);
+        log_call("restore", position, begun);
         result
     }
 
@@ -492,7 +496,8 @@ impl Runner for CudaRunner {
                 .lock()
                 .release_snapshot(saved.pages.iter().copied());
         }
-        // Whoever gets its memory next comes behind its copies. A card that failed is told by the next call.
+        // Later users of its memory are ordered after its copies. The next call reports a GPU that
+        // failed.
         let met = self.engine.meet_all().is_ok();
         if met && self.host.idle_bytes() > 2 * IDLE_BYTES && self.engine.gpu().sync().is_ok() {
             self.host.trim(IDLE_BYTES);
@@ -537,7 +542,7 @@ impl Runner for CudaRunner {
         let of = (engine.state(), engine.spec());
         let snapshot = Snapshot::import(&copier, &mut self.page_pool.lock(), of, to, source);
         let snapshot = self.watched(snapshot)?;
-        told("import", snapshot.position, begun);
+        log_call("import", snapshot.position, begun);
         Ok(self.keep_snapshot(snapshot))
     }
 }

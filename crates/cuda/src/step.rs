@@ -1,7 +1,8 @@
 //! The headers that carry what varies from step to step; mirror of `kernels/common/step.cuh`.
 //!
-//! The runner fills one of these per call and uploads its bytes; every other launch argument is fixed when a
-//! plan is built, which is what lets one captured graph serve every step of as many trees in a bucket.
+//! The runner fills one of these per call and uploads its bytes; every other launch argument is
+//! fixed when a plan is built, which is what lets one captured graph serve every step of as many
+//! trees in a bucket.
 
 use contract::{NodeIdx, TokenId, Tree};
 
@@ -54,7 +55,8 @@ pub(crate) struct Step {
     pub(crate) window: [i32; TREES],
     /// Committed keys before this position are seen whatever the window.
     pub(crate) sinks: [i32; TREES],
-    /// Where the features of each tree go that a draft may come to read: row of its root, over all slots.
+    /// Where the features of each tree go that a draft may come to read: row of its root, over all
+    /// slots.
     pub(crate) features: [i32; TREES],
     /// What [`order::header`] says of each tree, from the entry of its first row on.
     pub(crate) walk: [[u32; ROWS]; order::PARTS],
@@ -82,7 +84,8 @@ pub(crate) struct StepPath {
     pub(crate) node: [i32; ROWS],
 }
 
-/// Paths to keep; or rows of slots' features in the same form, the first of each path that of the token at `committed`.
+/// Paths to keep; or rows of slots' features in the same form, the first of each path that of the
+/// token at `committed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Commit {
@@ -120,7 +123,8 @@ impl Step {
         }
     }
 
-    /// Adds the tree of a sequence with `committed` tokens; at most [`TREES`] trees of [`ROWS`] nodes in all.
+    /// Adds the tree of a sequence with `committed` tokens; at most [`TREES`] trees of [`ROWS`]
+    /// nodes in all.
     pub(crate) fn push(&mut self, slot: usize, committed: usize, tree: &Tree) {
         let first = self.rows as usize;
         let index = self.trees as usize;
@@ -131,9 +135,10 @@ impl Step {
             nodes: int(tree.len()),
         };
         let window = tree.window();
-        self.window[index] = match window.is_full() {
-            true => ALL,
-            false => ALL.min(int(window.tokens() + 1)),
+        self.window[index] = if window.is_full() {
+            ALL
+        } else {
+            ALL.min(int(window.tokens() + 1))
         };
         self.sinks[index] = int(window.sinks());
         for node in tree.nodes() {
@@ -223,7 +228,8 @@ impl Commit {
         self.push_rows(slot, committed, nodes.iter().map(|node| node.index()));
     }
 
-    /// Adds rows of a slot's features, or nodes of its tree, of tokens from `first` on; at most [`ROWS`].
+    /// Adds rows of a slot's features, or nodes of its tree, of tokens from `first` on; at most
+    /// [`ROWS`].
     pub(crate) fn push_rows(
         &mut self,
         slot: usize,
@@ -247,7 +253,8 @@ impl Commit {
 /// The type is `repr(C)`, has no padding and no pointer.
 pub(crate) unsafe trait Header: Sized {}
 
-// SAFETY: `repr(C)`, 4-byte fields, then 8-byte ones at a multiple of 8, then 4-byte ones filling a multiple of 8.
+// SAFETY: `repr(C)`, 4-byte fields, then 8-byte ones at a multiple of 8, then 4-byte ones filling a
+// multiple of 8.
 unsafe impl Header for Step {}
 // SAFETY: `repr(C)`, only 4-byte fields.
 unsafe impl Header for ChunkHead {}

@@ -1,7 +1,8 @@
-//! Freezes which kernel runs what: every operation of well-known models on every architecture, with the reason.
+//! Freezes which kernel runs what: every operation of well-known models on every architecture, with
+//! the reason.
 //!
-//! `selection.txt` beside this file is what `CudaBackend::explain` gives. After a change that is meant, write it anew by
-//! `BLESS=1 cargo test -p cuda --test selection` and read the difference.
+//! `selection.txt` beside this file is what `CudaBackend::explain` gives. After a change that is
+//! meant, write it anew by `BLESS=1 cargo test -p cuda --test selection` and read the difference.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,13 +1,14 @@
-//! Answers made on the host from a whole row of logits: full rows, edited rows, and more candidates than the
-//! card's reduction gives; and the candidates of draft blocks.
+//! Answers made on the host from a whole row of logits: full rows, edited rows, and more candidates
+//! than the card's reduction gives; and the candidates of draft blocks.
 
 use contract::{DraftCandidates, LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
 /// Terms of a log-sum-exp added in f32; the runs are added in f64.
 const RUN: usize = 1024;
 
-/// The answer to `ask` from raw logits `[vocab]` and their log-sum-exp: edits applied, ranked, summed where the
-/// log-sum-exp of the edited ones is not known. NaN counts as minus infinity wherever it comes from.
+/// The answer to `ask` from raw logits `[vocab]` and their log-sum-exp: edits applied, ranked,
+/// summed where the log-sum-exp of the edited ones is not known. NaN counts as minus infinity
+/// wherever it comes from.
 pub(crate) fn from_logits(
     ask: &LogitsRequest,
     mut raw: Vec<f32>,

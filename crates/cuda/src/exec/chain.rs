@@ -1,5 +1,5 @@
-//! Reading a prompt as chains of tree nodes, committed one after another: the slow route that tells a fault of
-//! the chunk kernels from one of the others.
+//! Prefill as chains of tree nodes, committed one after another: the slow path that separates faults
+//! of the chunk kernels from others.
 
 use contract::{DeviceError, LogitsRequest, LogitsRow, TokenId, Tree, TreePath};
 

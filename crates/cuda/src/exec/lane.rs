@@ -1,8 +1,9 @@
 //! States on their way between slots and copies of them in host memory, on a stream of their own.
 //!
-//! What saves or restores a slot comes behind all that the main stream has queued, and the main stream goes on at once.
-//! Only who touches the slot next waits for it, and a chunk only layer by layer: the copies of a layer are through long
-//! before a chunk has come to it, so that nobody waits, and no memory of the card is needed in between.
+//! What saves or restores a slot comes behind all that the main stream has queued, and the main
+//! stream goes on at once. Only who touches the slot next waits for it, and a chunk only layer by
+//! layer: the copies of a layer are through long before a chunk has come to it, so that nobody
+//! waits, and no memory of the card is needed in between.
 
 use contract::DeviceError;
 
@@ -42,7 +43,8 @@ impl Lane {
         })
     }
 
-    /// Copies of `slot` that are queued from here on come behind all that the main stream has queued.
+    /// Copies of `slot` that are queued from here on come behind all that the main stream has
+    /// queued.
     pub(crate) fn begin(&mut self, gpu: &Gpu, slot: usize) -> Result<(), DeviceError> {
         // What waited for earlier copies of the slot may wait for later ones: they come in order.
         self.slots[slot].layers.clear();
@@ -59,7 +61,8 @@ impl Lane {
         unsafe { self.copy_engine.copy(&self.stream, to, from, bytes) }
     }
 
-    /// Whoever touches `layer` of the slot, or one above, waits for what was queued up to here. Layers rise.
+    /// Whoever touches `layer` of the slot, or one above, waits for what was queued up to here.
+    /// Layers rise.
     pub(crate) fn mark(&mut self, gpu: &Gpu, slot: usize, layer: usize) -> Result<(), DeviceError> {
         let marks = &mut self.slots[slot];
         if marks.events.len() == marks.layers.len() {
@@ -70,7 +73,8 @@ impl Lane {
         self.stream.record(&self.end)
     }
 
-    /// What a chunk of the slot waits for, and behind how many of its launches; `ends`: launches up to each layer's end.
+    /// What a chunk of the slot waits for, and behind how many of its launches; `ends`: launches up
+    /// to each layer's end.
     pub(super) fn gates(&self, slot: usize, ends: &[usize]) -> Vec<(usize, &Event)> {
         let marks = &self.slots[slot];
         let behind = |layer: usize| match layer {
@@ -83,7 +87,7 @@ impl Lane {
             .collect()
     }
 
-    /// The main stream has been told to wait for all copies of the slot.
+    /// The main stream waits for all copies of the slot.
     pub(super) fn met(&mut self, slot: usize) {
         self.slots[slot].layers.clear();
     }
@@ -98,7 +102,8 @@ impl Lane {
 }
 
 impl Engine {
-    /// Has whatever is queued from here on come behind copies of a slot's states that are under way.
+    /// Has whatever is queued from here on come behind copies of a slot's states that are under
+    /// way.
     pub(crate) fn meet(&mut self, slot: usize) -> Result<(), DeviceError> {
         self.lane.meet(&self.gpu, slot)
     }

@@ -1,7 +1,7 @@
 //! Running plans: headers up, launches, rows down.
 //!
-//! The same list of launches runs one by one or as a captured graph; nothing else knows which. All work is on
-//! one stream, so what is queued later sees what was queued before.
+//! The same list of launches runs one by one or as a captured graph; nothing else knows which. All
+//! work is on one stream, so what is queued later sees what was queued before.
 
 pub(crate) mod answer;
 mod chain;
@@ -31,7 +31,8 @@ pub(crate) use regions::Regions;
 pub(crate) use run::{Mode, Runs};
 use waiting::Waiting;
 
-/// One loaded model on one card. Fields are dropped in order: what points at memory goes before the memory.
+/// One loaded model on one card. Fields are dropped in order: what points at memory goes before the
+/// memory.
 pub(crate) struct Engine {
     runs: Runs,
     plans: Plans,
@@ -40,7 +41,7 @@ pub(crate) struct Engine {
     state: Arc<State>,
     /// Copies of states; its stream goes before what it copies.
     lane: Lane,
-    /// What the draft has not been told yet.
+    /// Features that the draft does not have yet.
     waiting: Waiting,
     spec: Arc<ModelSpec>,
     /// Whether prompts are read as chains of tree nodes.
@@ -77,8 +78,8 @@ struct Uploads {
     table: Pinned<i32>,
 }
 
-/// Bytes of page-locked memory an engine keeps: headers of a step, a short chunk, a draft, a chunk, a commit and of what
-/// waits, edits, a row of logits, reduced rows, page tables.
+/// Bytes of page-locked memory an engine keeps: headers of a step, a short chunk, a draft, a chunk,
+/// a commit and of pending features, edits, a row of logits, reduced rows, page tables.
 pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 10] {
     [
         size_of::<Step>(),
@@ -152,8 +153,9 @@ impl Engine {
         Ok(engine)
     }
 
-    /// What is there from the beginning: the draft's page tables, which never change, those of the slots, whose
-    /// entries name some page each until the slot has pages of its own, and the tables of rotations.
+    /// What is there from the beginning: the draft's page tables, which never change, those of the
+    /// slots, whose entries name some page each until the slot has pages of its own, and the tables
+    /// of rotations.
     fn fill_tables(&mut self) -> Result<(), DeviceError> {
         for (address, pages) in self.state.page_tables() {
             let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
@@ -203,7 +205,8 @@ impl Engine {
         self.plans.chunk_rows()
     }
 
-    /// The passes in which `n` tokens after `committed` ones are best read, as the runner's limits cut them and finer.
+    /// The passes in which `n` tokens after `committed` ones are best read, as the runner's limits
+    /// cut them and finer.
     pub(crate) fn passes(
         &self,
         chunks: PrefillChunks,
@@ -232,7 +235,8 @@ impl Engine {
         self.regions.read(&self.gpu, address, bytes)
     }
 
-    /// Writes entries of a slot's page table from entry `first` on, after everything queued; does not wait for it.
+    /// Writes entries of a slot's page table from entry `first` on, after everything queued; does
+    /// not wait for it.
     pub(crate) fn write_table(
         &mut self,
         slot: usize,
@@ -249,7 +253,7 @@ impl Engine {
         }
         self.headers.in_flight = true;
         let to = self.state.page_table + 4 * begin as u64;
-        // SAFETY: whoever writes the table next waits first, as `in_flight` tells.
+        // SAFETY: the next write of the table waits first, by `in_flight`.
         unsafe {
             self.gpu
                 .copy_to_device(self.gpu.stream(), to, &self.headers.up.table, range)
@@ -310,7 +314,8 @@ impl Engine {
             return self.chain(place, tokens, requests);
         }
         let slot = head.slot as usize;
-        // The context of what was said before it goes first: the chunk may come round to the same places.
+        // The context of what was said before it goes first: the chunk may come round to the same
+        // places.
         self.give_context(&[slot])?;
         self.write_chunk(head, tokens, requests)?;
         let key = Key::Chunk(self.plans.chunk_bucket(tokens.len()));
@@ -399,9 +404,10 @@ impl Engine {
 
     /// Waits until nothing queued reads a header any more.
     fn settle_headers(&mut self) -> Result<(), DeviceError> {
-        match self.headers.in_flight {
-            true => self.sync(),
-            false => Ok(()),
+        if self.headers.in_flight {
+            self.sync()
+        } else {
+            Ok(())
         }
     }
 
@@ -451,15 +457,15 @@ impl Engine {
         }
         let to = self.plans.addresses.chunk;
         let range = 0..ChunkHead::bytes(rows);
-        // SAFETY: whoever writes the header next waits first, as `in_flight` tells.
+        // SAFETY: the next write of the header waits first, by `in_flight`.
         unsafe {
             self.gpu
                 .copy_to_device(self.gpu.stream(), to, &self.headers.up.chunk, range)
         }
     }
 
-    /// Queues the edits of rows and their reduction; false where none has any, or they are too many and will be
-    /// made on the host.
+    /// Queues the edits of rows and their reduction; false where none has any, or they are too many
+    /// and will be made on the host.
     fn queue_edits(&mut self, key: Key, requests: &[&LogitsRequest]) -> Result<bool, DeviceError> {
         let reduce = self.plans.reduce;
         let items: Vec<(usize, &LogitEdits)> = requests
@@ -482,8 +488,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Answers from what the card's reduction left behind, or from whole rows of logits. `edited` says that the
-    /// reduction has seen the edits.
+    /// Answers from what the card's reduction left behind, or from whole rows of logits. `edited`
+    /// says that the reduction has seen the edits.
     fn answer(
         &mut self,
         requests: &[&LogitsRequest],
@@ -497,7 +503,7 @@ impl Engine {
                 LogitsSelection::TopK(k) if k <= reduce.k && (edited || ask.edits.is_none()) => {
                     top(best, k)
                 }
-                // The card's sum, where it made one, so that a whole row tells the same as the head of it.
+                // The GPU's log-sum-exp, where it made one, so that a full row equals its top.
                 _ => {
                     let lse = (edited || ask.edits.is_none()).then_some(best.lse);
                     answer::from_logits(ask, self.logits(i)?, lse, best.raw_lse)
@@ -548,8 +554,8 @@ impl Uploads {
             Key::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
             Key::Head(_) | Key::EditedStep(_) | Key::EditedHead(_) => return Ok(()),
         };
-        // SAFETY: the header is not written before the stream has passed the copy: a step waits at its end,
-        // and writers of the others wait while `in_flight` is set.
+        // SAFETY: the header is not written before the stream has passed the copy: a step waits at
+        // its end, and writers of the others wait while `in_flight` is set.
         unsafe { gpu.copy_to_device(gpu.stream(), to, from, 0..bytes) }
     }
 

@@ -20,7 +20,8 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    /// Allocates regions of these sizes in bytes, [`REGION_ALIGN`] of which may go to alignment. Everything but the weights is filled with `byte`.
+    /// Allocates regions of these sizes in bytes, [`REGION_ALIGN`] of which may go to alignment.
+    /// Everything but the weights is filled with `byte`.
     pub(crate) fn new(
         gpu: &Gpu,
         [weights, kv, states, scratch, draft, table]: [u64; 6],

@@ -54,7 +54,8 @@ impl Runs {
 
     /// Queues `first`, the launches of a plan, and `last`.
     ///
-    /// Launch `i` and those after it wait for the event of a gate `(i, event)`; only prompts have any.
+    /// Launch `i` and those after it wait for the event of a gate `(i, event)`; only prompts have
+    /// any.
     ///
     /// Prompts run launch by launch: their kernels are long, and the queue stays ahead of the card.
     pub(crate) fn run(

@@ -1,8 +1,9 @@
 //! Features of committed tokens that wait to become the draft's keys and values.
 //!
-//! The products that make them cost hardly more for many rows than for one, so they are made for all that wait when a
-//! draft or a snapshot needs them, or when there is no room for another tree's. Taps leave a tree's features behind
-//! those that wait, where a commit lets the rows of its path stay; which rows these are is known here alone.
+//! The products that make them cost hardly more for many rows than for one, so they are made for
+//! all that wait when a draft or a snapshot needs them, or when there is no room for another
+//! tree's. Taps leave a tree's features behind those that wait, where a commit lets the rows of its
+//! path stay; which rows these are is known here alone.
 
 use contract::DeviceError;
 
@@ -67,7 +68,7 @@ impl Waiting {
         kept.used = next;
     }
 
-    /// Lets go of what waits in a slot.
+    /// Drops the pending features of a slot.
     fn forget(&mut self, slot: usize) {
         if let Some(kept) = self.slots.get_mut(slot) {
             kept.rows.clear();
@@ -75,7 +76,8 @@ impl Waiting {
         }
     }
 
-    /// What waits in some of `slots`, as much as fits one pass, and how many rows it is; it waits no longer.
+    /// What waits in some of `slots`, as much as fits one pass, and how many rows it is; it waits
+    /// no longer.
     fn take(&mut self, slots: &[usize]) -> Option<(Commit, usize)> {
         let (mut header, mut rows) = (Commit::new(), 0);
         for &slot in slots {
@@ -123,7 +125,8 @@ impl Engine {
         }
     }
 
-    /// Has the features that wait in `slots` become the draft's keys and values; does not wait for it.
+    /// Has the features that wait in `slots` become the draft's keys and values; does not wait for
+    /// it.
     pub(crate) fn give_context(&mut self, slots: &[usize]) -> Result<(), DeviceError> {
         while let Some((header, rows)) = self.waiting.take(slots) {
             for path in header.path.iter().take(header.paths as usize) {

@@ -1,7 +1,9 @@
-//! Attention over the paged cache: norm, rope and write; tree attention; compaction of accepted rows.
+//! Attention over the paged cache: norm, rope and write; tree attention; compaction of accepted
+//! rows.
 //!
-//! A layer of the small path is [`prepare`], [`tree`], [`combine`]; a chunk of a prompt takes [`prepare`] alone and
-//! then the prefill kernels. `kernels/attention/kv_cache.cuh` has the layout of the cache.
+//! A layer of the small path is [`prepare`], [`tree`], [`combine`]; a chunk of a prompt takes
+//! [`prepare`] alone and then the prefill kernels. `kernels/attention/kv_cache.cuh` has the layout
+//! of the cache.
 
 use contract::{KvFormat, RopeSpec};
 
@@ -209,8 +211,8 @@ pub(super) fn number(format: KvFormat) -> u32 {
 
 /// Norm and rope of queries and keys, and the write of keys and values.
 ///
-/// With `q16` 0 queries are changed in place; else they go there as f16 `[rows][n_heads][head_dim]` and the
-/// projection, with its gates, stays as it is.
+/// With `q16` 0 queries are changed in place; else they go there as f16 `[rows][n_heads][head_dim]`
+/// and the projection, with its gates, stays as it is.
 pub fn prepare(
     shape: &Shape,
     rows: usize,
@@ -262,7 +264,8 @@ pub fn prepare(
     }
 }
 
-/// The planes of a group of layers: values of keys, scales of keys, values of values, scales of values.
+/// The planes of a group of layers: values of keys, scales of keys, values of values, scales of
+/// values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planes {
     /// Address in the first layer; 0 for a plane that the format does not have.
@@ -271,7 +274,8 @@ pub struct Planes {
     pub layer_stride: [u64; 4],
 }
 
-/// Moves the rows of the paths of the `Commit` at `commit` to where committed rows stand, in `n_layers` layers.
+/// Moves the rows of the paths of the `Commit` at `commit` to where committed rows stand, in
+/// `n_layers` layers.
 pub fn compact(
     shape: &Shape,
     n_layers: usize,

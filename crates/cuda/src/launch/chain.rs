@@ -1,7 +1,7 @@
 //! All products between two mixers of a step, in one launch of `gemm/fused_layer_sm90.cu`.
 //!
-//! Out-projection into the residual stream, gate and up with the gated unit, down into the residual stream, and the
-//! projections of the next layer, the norms before them included.
+//! Out-projection into the residual stream, gate and up with the gated unit, down into the residual
+//! stream, and the projections of the next layer, the norms before them included.
 
 use super::matmul::{
     self, BLOCK_ROWS, PLAIN_SHARED, ROW_BLOCKS, Scratch, TILES, kinds_of, narrow,
@@ -21,18 +21,20 @@ const OWN_SEGMENTS: usize = 3;
 const STAGES: usize = 4;
 const STAGE_WORDS: usize = 12;
 const SEGMENT_WORDS: usize = 8;
-/// Threads of a block: eight warps that multiply, one that fetches weights, one for their input, two aside.
+/// Threads of a block: eight warps that multiply, one that fetches weights, one for their input,
+/// two aside.
 const THREADS: u32 = 384;
-/// Shared memory of a block besides the ring and what f32 matrices add, in bytes: barriers and shares, what the ends of two
-/// tiles need, and what the lanes of eight warps tell each other of scales.
+/// Shared memory of a block besides the ring and what f32 matrices add, in bytes: barriers and
+/// shares, what the ends of two tiles need, and what the lanes of eight warps tell each other of
+/// scales.
 const OWN_SHARED: usize = 14 << 10;
-/// Shared memory of a block in all, in bytes, on cards that have it to spare: all that a block may have, since its registers leave no
-/// room for another beside it.
+/// Shared memory of a block in all, in bytes, on cards that have it to spare: all that a block may
+/// have, since its registers leave no room for another beside it.
 const MOST_SHARED: usize = 227 << 10;
 /// Rows that a chain multiplies at most.
 pub const MOST_ROWS: usize = 64;
-/// Rows of an f32 matrix that a job of `gemm/f32_gemm_sm90.cuh` takes, values of K that its slice is a multiple of, and most
-/// jobs: the scratch of products has room for them.
+/// Rows of an f32 matrix that a job of `gemm/f32_gemm_sm90.cuh` takes, values of K that its slice
+/// is a multiple of, and most jobs: the scratch of products has room for them.
 const PLAIN_ROWS: usize = 16;
 const PLAIN_CHUNK: usize = 256;
 const PLAIN_JOBS: usize = 120;
@@ -63,7 +65,8 @@ pub struct Products<'a> {
     pub up: Matrix,
     /// `[hidden][ffn]`.
     pub down: Matrix,
-    /// The projections of the next layer's mixer, each with its output, f32 `[bucket][matrix.rows]`; none behind the last layer.
+    /// The projections of the next layer's mixer, each with its output, f32
+    /// `[bucket][matrix.rows]`; none behind the last layer.
     pub next: &'a [(Matrix, u64)],
 }
 
@@ -89,7 +92,8 @@ pub struct Memory {
     pub next: Out,
     /// Two of [`squares_bytes`].
     pub squares: [u64; 2],
-    /// f32 `[bucket]`: what the last norm multiplied the rows by ([`super::norm::rms_and_scales`]); left so.
+    /// f32 `[bucket]`: what the last norm multiplied the rows by ([`super::norm::rms_and_scales`]);
+    /// left so.
     pub scales: u64,
     /// As products have it, for twice as many rows.
     pub scratch: Scratch,
@@ -143,7 +147,8 @@ pub struct Form {
 }
 
 impl Form {
-    /// For chains of matrices of these kinds on up to `most_rows` rows; `None` if the card has too little shared memory.
+    /// For chains of matrices of these kinds on up to `most_rows` rows; `None` if the card has too
+    /// little shared memory.
     pub fn new(gpu: GpuProps, most_rows: usize, kinds: &[WeightKind]) -> Option<Form> {
         let (bits, plain) = kinds_of(kinds);
         let own = OWN_SHARED + if plain { PLAIN_SHARED } else { 0 };
@@ -176,8 +181,8 @@ impl Form {
     }
 }
 
-/// Whether matrices can be those of a chain: gate and up alike, all packed but some of the next layer's, and not more than
-/// there is room for.
+/// Whether matrices can be those of a chain: gate and up alike, all packed but some of the next
+/// layer's, and not more than there is room for.
 pub fn fits(products: &Products<'_>) -> bool {
     let Products {
         out,
@@ -201,8 +206,9 @@ pub fn fits(products: &Products<'_>) -> bool {
         && out.rows.is_multiple_of(4)
 }
 
-/// Units and blocks of a tile, where a block can have units of one tile alone and has no more of them than if the line was cut into equal
-/// parts, with a tile's beginning as long as a unit. Then no block goes on to another tile, and all of a tile's sum it.
+/// Units and blocks of a tile, where a block can have units of one tile alone and has no more of
+/// them than if the line was cut into equal parts, with a tile's beginning as long as a unit. Then
+/// no block goes on to another tile, and all of a tile's sum it.
 fn whole_cut(gpu: GpuProps, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(usize, usize)> {
     let blocks = gpu.sm_count;
     let units = matrices[0].0.kind.units(matrices[0].0.cols);
@@ -220,8 +226,8 @@ fn whole_cut(gpu: GpuProps, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Optio
     (most <= of_line).then_some((units, units.div_ceil(most)))
 }
 
-/// Tiles of gate and up that each block has for itself, where there are as many as blocks or more, and those left over have no more units
-/// than there are blocks.
+/// Tiles of gate and up that each block has for itself, where there are as many as blocks or more,
+/// and those left over have no more units than there are blocks.
 fn own_tiles(gpu: GpuProps, gate: &Matrix) -> Option<usize> {
     let blocks = gpu.sm_count;
     let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.kind.units(gate.cols));
@@ -244,13 +250,15 @@ enum Results {
     Gated { halves: u64 },
 }
 
-/// What a stage multiplies by: halves, and the sums of squares that their rows are yet to be scaled by.
+/// What a stage multiplies by: halves, and the sums of squares that their rows are yet to be scaled
+/// by.
 #[derive(Clone, Copy)]
 struct StageInput {
     halves: u64,
     squares: u64,
     width: usize,
-    /// What was the input of another stage and is made zero again once this one's is whole: halves, and values of a row.
+    /// What was the input of another stage and is made zero again once this one's is whole: halves,
+    /// and values of a row.
     spent: (u64, usize),
 }
 
@@ -288,7 +296,8 @@ impl Stages {
                     matrix.weight + kind.bytes(BLOCK_ROWS, matrix.cols) as u64,
                 ),
             };
-            // For whole blocks a unit is as long as a tile has blocks, and a share as a tile has units: so many shares are a tile.
+            // For whole blocks a unit is as long as a tile has blocks, and a share as a tile has
+            // units: so many shares are a tile.
             let cost = whole.map_or_else(|| cost_of(&matrix), |(_, blocks)| blocks);
             self.segments.extend([
                 matrix.weight,
@@ -386,8 +395,9 @@ impl Stages {
     }
 }
 
-/// `Plain` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone would leave multiprocessors without
-/// work. `matrices`: each with its output; `x` f32 `[rows][cols]`.
+/// `Plain` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone
+/// would leave multiprocessors without work. `matrices`: each with its output; `x` f32
+/// `[rows][cols]`.
 fn plain_words(
     gpu: GpuProps,
     cols: usize,
@@ -483,9 +493,10 @@ pub fn launch(
     let into_gated = Results::Gated { halves: gated };
     let pair_of = [(gate, Some(up), 0)];
     // The next layer's input was read by the launch before, and is written a stage from here.
-    let of_before = match next.is_empty() {
-        true => (0, 0),
-        false => (memory.next.f16, hidden),
+    let of_before = if next.is_empty() {
+        (0, 0)
+    } else {
+        (memory.next.f16, hidden)
     };
     let input = to_be_scaled(normed, 0, of_before);
     stages.stage(input, &pair_of, into_gated);
@@ -546,7 +557,8 @@ mod tests {
 
     #[test]
     fn tiles_are_cut_for_whole_blocks_where_none_has_more_units_for_it() {
-        // Out and the next delta layer's projections of 27 billion weights: 4 units and 10, as if the line was cut.
+        // Out and the next delta layer's projections of 27 billion weights: 4 units and 10, as if
+        // the line was cut.
         assert_eq!(cut(&[5120], 6144), Some((24, 6)));
         assert_eq!(cut(&[10240, 6144], 5120), Some((20, 2)));
         // Down would have 12 for 11, those of an attention layer 10 for 9.

@@ -9,7 +9,8 @@ pub fn unit() -> Unit {
     Unit::new("common/clocks.cu")
 }
 
-/// Writes `[clocks, nanoseconds]` as `u64` of each of `multiprocessors` to `out`; begins when all before it has ended.
+/// Writes `[clocks, nanoseconds]` as `u64` of each of `multiprocessors` to `out`; begins when all
+/// before it has ended.
 pub fn read(out: u64, multiprocessors: u32) -> Launch {
     Launch {
         entry: "clocks_read",

@@ -1,8 +1,9 @@
 //! The gated delta rule, its convolution, and its output norm.
 //!
-//! [`verify`] makes the launches of one layer for a step of trees, [`prefill`] those for a chunk of a prompt,
-//! and [`commit`] the one launch that brings all layers of a group past accepted paths. Key and value heads
-//! are 128 wide and the convolution has 4 taps; `kernels/gated_delta/layout.cuh` has every layout.
+//! [`verify`] makes the launches of one layer for a step of trees, [`prefill`] those for a chunk of
+//! a prompt, and [`commit`] the one launch that brings all layers of a group past accepted paths.
+//! Key and value heads are 128 wide and the convolution has 4 taps;
+//! `kernels/gated_delta/layout.cuh` has every layout.
 
 use contract::{GatedDeltaSpec, HeadMap};
 
@@ -78,7 +79,8 @@ impl Shape {
         4 * (TAPS - 1) * self.channels()
     }
 
-    /// Bytes of one slot's factors in one layer, for trees of up to `nodes` nodes. Need not be zeroed.
+    /// Bytes of one slot's factors in one layer, for trees of up to `nodes` nodes. Need not be
+    /// zeroed.
     pub fn factor_bytes(self, nodes: usize) -> usize {
         4 * nodes * self.node_floats()
     }

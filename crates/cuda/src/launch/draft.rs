@@ -1,8 +1,8 @@
 //! What a draft needs beside the kernels it shares with its target.
 //!
-//! A draft block is a `Step` of 16 nodes per tree, tokens `[root, mask, …]`, node `i` at position `committed + i`;
-//! its attention is [`super::attention`] with a window, a block mask and a ring of pages. Context keys and values
-//! are written once, when tokens are committed.
+//! A draft block is a `Step` of 16 nodes per tree, tokens `[root, mask, …]`, node `i` at position
+//! `committed + i`; its attention is [`super::attention`] with a window, a block mask and a ring of
+//! pages. Context keys and values are written once, when tokens are committed.
 
 use super::attention::{Cache, PAGE, Positions, Projections, Shape, prepare};
 use super::norm::Out;
@@ -13,7 +13,8 @@ pub fn ring_pages(window: usize, block_rows: usize) -> usize {
     (window + block_rows).div_ceil(PAGE)
 }
 
-/// The rows of the paths of the `Commit` at `commit`, one path after the other, in the forms of `out`.
+/// The rows of the paths of the `Commit` at `commit`, one path after the other, in the forms of
+/// `out`.
 ///
 /// `x` is f32 `[slots][kept][width]`, as taps leave it; `rows` is the most the paths hold together.
 pub fn path_rows(
@@ -41,7 +42,8 @@ pub fn path_rows(
 
 /// Context keys (normed and turned) and values of committed tokens, into the draft's cache.
 ///
-/// Rows are those of `positions`: a chunk's, or the entries of a commit's paths. `from.q` must be 0.
+/// Rows are those of `positions`: a chunk's, or the entries of a commit's paths. `from.q` must be
+/// 0.
 pub fn context(
     shape: &Shape,
     rows: usize,

@@ -7,7 +7,8 @@ use super::{Args, Launch, Unit};
 
 /// Rows of `table` for the tokens of a step or chunk, into f32 `out` `[rows][width]`.
 ///
-/// `table` holds `[vocab]` rows of `width` values as a GGUF file has them, from a 16-byte boundary on.
+/// `table` holds `[vocab]` rows of `width` values as a GGUF file has them, from a 16-byte boundary
+/// on.
 pub fn gather(
     ty: QuantType,
     width: usize,

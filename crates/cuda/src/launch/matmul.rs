@@ -1,7 +1,7 @@
 //! Quantised matrix products for few rows.
 //!
-//! [`launches`] multiplies the rows of one bucket by several matrices that share their input, in one launch
-//! of `gemm/decode_gemm_small_batch.cu`.
+//! [`launches`] multiplies the rows of one bucket by several matrices that share their input, in
+//! one launch of `gemm/decode_gemm_small_batch.cu`.
 
 use super::{Args, Launch, Unit};
 use crate::gpu_props::GpuProps;
@@ -16,7 +16,8 @@ pub(super) const TILES: usize = 8;
 const THREADS: u32 = 288;
 /// Most turns of a ring.
 const MAX_STAGES: usize = 8;
-/// Shared memory of a block besides its ring, in bytes: barriers, and what the lanes of eight warps tell each other of scales.
+/// Shared memory of a block besides its ring, in bytes: barriers, and what the lanes of eight warps
+/// tell each other of scales.
 const OWN_SHARED: usize = 1024 + (8 << 10);
 /// Most shared memory of a block, in bytes: what small kernels need is left.
 pub(super) const MOST_SHARED: usize = 200 << 10;
@@ -24,8 +25,8 @@ pub(super) const MOST_SHARED: usize = 200 << 10;
 pub(super) const BLOCK_ROWS: usize = 128;
 /// Row blocks of a tile.
 pub(super) const ROW_BLOCKS: usize = 2;
-/// Rows of an f32 matrix that a job takes, values of K that its slice is a multiple of, and most jobs that
-/// have slices.
+/// Rows of an f32 matrix that a job takes, values of K that its slice is a multiple of, and most
+/// jobs that have slices.
 const PLAIN_ROWS: usize = 8;
 const PLAIN_TURN: usize = 512;
 const PLAIN_JOBS: usize = 255;
@@ -65,7 +66,8 @@ pub struct Segment {
     pub write: Write,
 }
 
-/// The rows all matrices are multiplied with, in the forms their kinds read; 0 where no kind reads it.
+/// The rows all matrices are multiplied with, in the forms their kinds read; 0 where no kind reads
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Inputs {
     /// Halves ([`ActivationFormat::F16`]).
@@ -83,8 +85,8 @@ impl Inputs {
     }
 }
 
-/// Memory that launches share, one after the other: [`scratch_bytes`] at this address, zero before the first launch, and
-/// left zero.
+/// Memory that launches share, one after the other: [`scratch_bytes`] at this address, zero before
+/// the first launch, and left zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scratch(pub u64);
 
@@ -165,7 +167,8 @@ impl Form {
     }
 }
 
-/// The launches that multiply the rows of `bucket` by every segment; `cols` is the width of the input.
+/// The launches that multiply the rows of `bucket` by every segment; `cols` is the width of the
+/// input.
 ///
 /// # Panics
 /// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, an input that a kind
@@ -349,8 +352,9 @@ impl Part {
     }
 }
 
-/// `Plain` of `gemm/f32_gemm.cuh` with room for `most` segments: groups of 8 rows, K cut into slices where groups alone
-/// would leave multiprocessors without work. `x` f32 `[rows][cols]`; the outputs are those of the first of its rows.
+/// `Plain` of `gemm/f32_gemm.cuh` with room for `most` segments: groups of 8 rows, K cut into
+/// slices where groups alone would leave multiprocessors without work. `x` f32 `[rows][cols]`; the
+/// outputs are those of the first of its rows.
 pub(super) fn plain_words(
     gpu: GpuProps,
     cols: usize,
@@ -383,8 +387,8 @@ pub(super) fn plain_words(
     words
 }
 
-/// Where blocks cut a line of units: the share of each, and how many have one more. Every share holds the
-/// beginning of some unit: those who wait for a tile count on it.
+/// Where blocks cut a line of units: the share of each, and how many have one more. Every share
+/// holds the beginning of some unit: those who wait for a tile count on it.
 pub(super) fn shares(gpu: GpuProps, line: usize, dearest: usize) -> u64 {
     let blocks = (gpu.sm_count).min((line / dearest).max(1));
     pair(line / blocks, line % blocks)

@@ -1,8 +1,10 @@
-//! What is launched: for every kernel, the unit it is compiled from and the launch with checked shapes.
+//! What is launched: for every kernel, the unit it is compiled from and the launch with checked
+//! shapes.
 //!
-//! A file per area, the same names as under `kernels/`. Each kernel has a `unit(..)`, which turns shapes into
-//! defines, and a function that makes a [`Launch`] from shapes and device pointers. Nothing here allocates
-//! or calls the driver: a launch is data, run by `driver::Gpu::run`, captured into a graph, or printed.
+//! A file per area, the same names as under `kernels/`. Each kernel has a `unit(..)`, which turns
+//! shapes into defines, and a function that makes a [`Launch`] from shapes and device pointers.
+//! Nothing here allocates or calls the driver: a launch is data, run by `driver::Gpu::run`,
+//! captured into a graph, or printed.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -21,7 +23,8 @@ pub mod one;
 pub mod prefill;
 pub mod rows;
 
-/// What is compiled ahead of time and by the gate: the shapes of well-known models and of the tests.
+/// What is compiled ahead of time and by the gate: the shapes of well-known models and of the
+/// tests.
 pub fn standard_units() -> Vec<Unit> {
     let mut units = bandwidth::standard_units();
     units.push(clocks::unit());
@@ -79,8 +82,8 @@ pub struct Launch {
     pub args: Args,
     /// Whether all blocks must be on the card at once, for a barrier among them.
     pub cooperative: bool,
-    /// Whether it may begin before its predecessor ends; it must then call `pdl_wait()` before it touches
-    /// anything the predecessor wrote. Ignored below sm_90.
+    /// Whether it may begin before its predecessor ends; it must then call `pdl_wait()` before it
+    /// touches anything the predecessor wrote. Ignored below sm_90.
     pub overlap: bool,
 }
 
@@ -152,9 +155,9 @@ impl Args {
         self.places.iter().map(|&(_, bytes)| bytes).collect()
     }
 
-    /// Where the values are, as the driver wants them; valid while `self` is neither moved from nor changed.
-    /// Behind them stand places of zeros, so that a list that is too short does not make the driver read wild
-    /// addresses.
+    /// Where the values are, as the driver wants them; valid while `self` is neither moved from nor
+    /// changed. Behind them stand places of zeros, so that a list that is too short does not make
+    /// the driver read wild addresses.
     pub(crate) fn pointers(&self) -> Vec<*mut c_void> {
         static ZEROS: [u64; 32] = [0; 32];
         let zeros = (&raw const ZEROS).cast_mut().cast();

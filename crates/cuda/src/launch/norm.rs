@@ -39,7 +39,8 @@ impl Source {
 
 /// Where a result goes, form by form; 0 where a form is not wanted.
 ///
-/// The blocked form is that of `kernels/gemm/a16_layout.cuh`, laid out for as many rows as the launch is for.
+/// The blocked form is that of `kernels/gemm/a16_layout.cuh`, laid out for as many rows as the
+/// launch is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Out {
     /// Plain f32 rows.
@@ -83,13 +84,14 @@ pub struct Rms {
 
 /// `x += update` where `update` is not 0, then `rms(x) * weight` into `out`.
 ///
-/// `x` and `update` are f32 `[rows][width]`, `weight` f32 `[width]`. With asked rows there is no update.
+/// `x` and `update` are f32 `[rows][width]`, `weight` f32 `[width]`. With asked rows there is no
+/// update.
 pub fn rms(shape: Rms, rows: usize, source: Source, x: Residual, weight: u64, out: Out) -> Launch {
     rms_and_scales(shape, rows, source, x, (weight, 0), out)
 }
 
-/// The same, with what each row was multiplied by, `1 / sqrt(mean(x^2) + eps)`, into `scales` f32 `[rows]`, where that is
-/// not 0.
+/// The same, with what each row was multiplied by, `1 / sqrt(mean(x^2) + eps)`, into `scales` f32
+/// `[rows]`, where that is not 0.
 pub fn rms_and_scales(
     shape: Rms,
     rows: usize,
@@ -138,7 +140,8 @@ pub(super) fn warps(width: usize) -> usize {
         (1..=256).contains(&groups),
         "rows of {width} values are wider than a block holds"
     );
-    // Two groups a warp leave a wide row's block few enough registers to stand beside the next product's.
+    // Two groups a warp leave a wide row's block few enough registers to stand beside the next
+    // product's.
     let per_warp = match groups {
         0..=8 => 1,
         _ => groups.div_ceil(32).max(2),

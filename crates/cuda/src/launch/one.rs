@@ -1,8 +1,10 @@
-//! Products of one row with the norm before them, or the gated unit behind them, in one launch of `gemm/gemv.cu`.
+//! Products of one row with the norm before them, or the gated unit behind them, in one launch of
+//! `gemm/gemv.cu`.
 //!
-//! They give the bits of [`super::norm::rms`], [`super::matmul::launches`] and [`super::ffn::swiglu`] one after the other.
-//! Every block waits for the launch before it with all of its weights under way, so steps of small models, which wait for
-//! launches and not for memory, are done sooner.
+//! They give the bits of [`super::norm::rms`], [`super::matmul::launches`] and
+//! [`super::ffn::swiglu`] one after the other. Every block waits for the launch before it with all
+//! of its weights under way, so steps of small models, which wait for launches and not for memory,
+//! are done sooner.
 
 use super::matmul::{
     MAX_SEGMENTS, Segment, Write, gemm_shared_bytes, kinds_of, narrow, pair, parts, plain_words,
@@ -21,8 +23,8 @@ const CUT_ROWS: usize = 256;
 const PLAIN_ROWS: usize = 8;
 /// Bytes of the sums of a tile's rows between two cuts, and of where they begin.
 const SUM_BYTES: usize = 4 * TILE_ROWS + 4;
-/// Values of K in the longest sum between two cuts, which one warp has: with more, the wait for it is longer than what is
-/// gained, as on large models, whose products wait for memory.
+/// Values of K in the longest sum between two cuts, which one warp has: with more, the wait for it
+/// is longer than what is gained, as on large models, whose products wait for memory.
 const MOST_VALUES: usize = 1024;
 /// Shared memory of a block besides, in bytes, at most.
 const OWN_SHARED: usize = 1024;
@@ -50,7 +52,8 @@ pub enum Input {
 pub enum Results {
     /// Each goes to its segment's output.
     Each,
-    /// `silu(gate) * up` of two segments, gate and up, as halves at this address; their own outputs are not written.
+    /// `silu(gate) * up` of two segments, gate and up, as halves at this address; their own outputs
+    /// are not written.
     Gated(u64),
 }
 
@@ -125,14 +128,16 @@ impl Line {
 fn block_of(shares: u64, cost: usize) -> usize {
     let (share, extra) = ((shares & 0xffff_ffff) as usize, (shares >> 32) as usize);
     let wide = extra * (share + 1);
-    match cost < wide {
-        true => cost / (share + 1),
-        false => extra + (cost - wide) / share,
+    if cost < wide {
+        cost / (share + 1)
+    } else {
+        extra + (cost - wide) / share
     }
 }
 
-/// The launch that multiplies one row of `cols` values by every segment, or `None` where it cannot be or would be slow: where
-/// a block has too little shared memory, shapes are not whole, or matrices are large.
+/// The launch that multiplies one row of `cols` values by every segment, or `None` where it cannot
+/// be or would be slow: where a block has too little shared memory, shapes are not whole, or
+/// matrices are large.
 pub fn launch(
     gpu: GpuProps,
     cols: usize,
@@ -164,9 +169,10 @@ pub fn launch(
         segments.iter().partition(|s| s.kind == WeightKind::F32);
     let groups: usize = plain.iter().map(|s| s.rows.div_ceil(PLAIN_ROWS)).sum();
     let line = Line::new(gpu, cols, &packed, groups, results);
-    let weight_bytes = match has_plain {
-        true => line.weight_bytes.max(4 * PLAIN_ROWS * cols),
-        false => line.weight_bytes,
+    let weight_bytes = if has_plain {
+        line.weight_bytes.max(4 * PLAIN_ROWS * cols)
+    } else {
+        line.weight_bytes
     };
     let tiles = if gated { 2 } else { 1 };
     let floats = if has_plain { 4 * cols } else { 0 };

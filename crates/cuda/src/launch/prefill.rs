@@ -1,10 +1,11 @@
 //! Prefill: products of many rows, and attention of a chunk over the cache.
 //!
-//! Rows reach a product as f16 "panels" (`kernels/gemm/panel_layout.cuh`), which [`rows`] makes from f32 rows.
-//! [`product`] expands the weights it needs into panels too, in a scratch that all products share, and
-//! multiplies. f16 rather than bf16: the same rate, an eighth of the rounding, and what its range cannot hold
-//! saturates. Matrices kept as F32 are multiplied in f32. How many rows there are, of which sequence and after
-//! how many committed ones, is read from a `Chunk` in device memory.
+//! Rows reach a product as f16 "panels" (`kernels/gemm/panel_layout.cuh`), which [`rows`] makes
+//! from f32 rows. [`product`] expands the weights it needs into panels too, in a scratch that all
+//! products share, and multiplies. f16 rather than bf16: the same rate, an eighth of the rounding,
+//! and what its range cannot hold saturates. Matrices kept as F32 are multiplied in f32. How many
+//! rows there are, of which sequence and after how many committed ones, is read from a `Chunk` in
+//! device memory.
 //!
 //! Every result of a row is the same bits however a prompt is cut into chunks.
 

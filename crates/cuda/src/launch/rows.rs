@@ -1,4 +1,5 @@
-//! From rows of logits to what was asked of them: edits, the best tokens, log-sum-exps. And feature taps.
+//! From rows of logits to what was asked of them: edits, the best tokens, log-sum-exps. And feature
+//! taps.
 
 use contract::LogitEdits;
 
@@ -189,7 +190,8 @@ pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 
 /// Bytes of one edit, as `kernels/logits/edits.cuh` has it.
 const EDIT_BYTES: usize = 32;
 
-/// The edits of asked rows as they are uploaded: `(index among the asked rows, edits)`, rows of `vocab` logits.
+/// The edits of asked rows as they are uploaded: `(index among the asked rows, edits)`, rows of
+/// `vocab` logits.
 ///
 /// # Panics
 /// If a row is beyond the 64 that a header asks for.
@@ -253,7 +255,8 @@ pub struct Tap {
     pub stride: usize,
     /// The tap's first column.
     pub offset: usize,
-    /// Whether a step's rows go where its header places those of their tree, instead of one after another.
+    /// Whether a step's rows go where its header places those of their tree, instead of one after
+    /// another.
     pub placed: bool,
 }
 

@@ -56,7 +56,8 @@ impl Link<'_> {
             .map(|m| m.kind)
     }
 
-    /// What its chain multiplies with; `next`: the projections of the layer above and where they go.
+    /// What its chain multiplies with; `next`: the projections of the layer above and where they
+    /// go.
     fn products<'n>(&self, next: &'n [(chain::Matrix, u64)]) -> Products<'n> {
         Products {
             out: of_chain(&self.out),
@@ -92,10 +93,10 @@ impl<'a> Links<'a> {
         Links::new(site, layers.collect())
     }
 
-    /// Whether layers of steps go in chains: on the cards they were measured on, where they are faster at
-    /// all the numbers of rows that they take (`kernels/gemm/NOTES.md`). A chain and the launches it stands for differ by
-    /// rounding, so a model has them at every number of rows of a step or at none: nothing here looks at the rows, since no
-    /// step has more than [`MOST_ROWS`].
+    /// Whether layers of steps go in chains: on the cards they were measured on, where they are
+    /// faster at all the numbers of rows that they take (`kernels/gemm/NOTES.md`). A chain and the
+    /// launches it stands for differ by rounding, so a model has them at every number of rows of a
+    /// step or at none: nothing here looks at the rows, since no step has more than [`MOST_ROWS`].
     fn new(site: &Site<'a>, layers: Vec<Link<'a>>) -> Option<Links<'a>> {
         if !may_use_fused_layer(site.gpu) {
             return None;
@@ -116,8 +117,9 @@ impl<'a> Links<'a> {
 }
 
 impl Builder<'_> {
-    /// Every layer, the first's norm and projections as launches of their own. `mixer` makes the launches of a layer's mixer
-    /// from its projections, `end` what follows when its output stands in the residual stream.
+    /// Every layer, the first's norm and projections as launches of their own. `mixer` makes the
+    /// launches of a layer's mixer from its projections, `end` what follows when its output stands
+    /// in the residual stream.
     pub(super) fn chained(
         &mut self,
         links: &Links<'_>,
@@ -139,7 +141,8 @@ impl Builder<'_> {
             scales: arena.take(4 * rows),
             scratch: Scratch(site.addresses.partials),
         };
-        // Projections of all layers have one place: those of a layer are written when the mixer below has read its own.
+        // Projections of all layers have one place: those of a layer are written when the mixer
+        // below has read its own.
         let (start, mut above) = (arena, arena);
         let outputs = |link: &Link<'_>| {
             let mut arena = start;
@@ -161,13 +164,14 @@ impl Builder<'_> {
         let weight = (first.norm, memory.scales);
         let input = Out {
             f16: memory.next.f16,
-            f32: match first
+            f32: if first
                 .input_projections
                 .iter()
                 .any(|m| m.kind == WeightKind::F32)
             {
-                true => memory.next.f32,
-                false => 0,
+                memory.next.f32
+            } else {
+                0
             },
         };
         self.push(norm::rms_and_scales(

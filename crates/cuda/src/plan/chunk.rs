@@ -1,5 +1,6 @@
-//! A chunk of a prompt: embedding and every layer, many rows at a time. Cached rows, states and windows are
-//! committed on the way; the head is a plan of its own, over the rows that were asked for.
+//! A chunk of a prompt: embedding and every layer, many rows at a time. Cached rows, states and
+//! windows are committed on the way; the head is a plan of its own, over the rows that were asked
+//! for.
 
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
@@ -120,7 +121,8 @@ pub(super) fn build(
     builder.plan
 }
 
-/// Puts a chunk together, layer by layer. Each block's buffers begin at the same place of the arena.
+/// Puts a chunk together, layer by layer. Each block's buffers begin at the same place of the
+/// arena.
 struct Builder<'a> {
     site: &'a Site<'a>,
     rows: usize,
@@ -191,13 +193,15 @@ impl Builder<'_> {
     ) -> Out {
         let plain = input_projections.iter().any(|m| m.kind == WeightKind::F32);
         let packed = input_projections.iter().any(|m| m.kind != WeightKind::F32);
-        let panels = match packed {
-            true => arena.take_aligned(Panels::bytes(self.rows, width), PANEL_ALIGN),
-            false => 0,
+        let panels = if packed {
+            arena.take_aligned(Panels::bytes(self.rows, width), PANEL_ALIGN)
+        } else {
+            0
         };
-        let f32 = match plain {
-            true => arena.take(4 * self.rows * width),
-            false => 0,
+        let f32 = if plain {
+            arena.take(4 * self.rows * width)
+        } else {
+            0
         };
         Out { panels, f32 }
     }

@@ -1,5 +1,5 @@
-//! A draft: keys and values of committed tokens from the target's features, and blocks of masks through the
-//! draft's layers and the target's head. [`contract::draft`] has the formulas.
+//! A draft: keys and values of committed tokens from the target's features, and blocks of masks
+//! through the draft's layers and the target's head. [`contract::draft`] has the formulas.
 
 use contract::{BlockMask, DraftLayer, KvFormats};
 

@@ -49,7 +49,8 @@ impl fmt::Display for ExplainedKernel {
     }
 }
 
-/// Order and name of the kind of pass of a key, and its rows. Depth selects tiles only, never another kernel.
+/// Order and name of the kind of pass of a key, and its rows. Depth selects tiles only, never
+/// another kernel.
 fn pass_of(key: Key) -> (usize, String, usize) {
     let named = |order, name: &str, rows| (order, name.to_owned(), rows);
     match key {

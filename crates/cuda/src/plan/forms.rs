@@ -27,9 +27,12 @@ impl Forms {
 
     /// Buffers for `rows` rows of `width` values in each form.
     pub(super) fn carve(self, arena: &mut BumpAllocator, rows: usize, width: usize) -> Out {
-        let mut take = |wanted: bool, input: ActivationFormat| match wanted {
-            true => arena.take(input.bytes(rows, width)),
-            false => 0,
+        let mut take = |wanted: bool, input: ActivationFormat| {
+            if wanted {
+                arena.take(input.bytes(rows, width))
+            } else {
+                0
+            }
         };
         Out {
             f32: take(self.f32, ActivationFormat::F32),

@@ -18,7 +18,8 @@ pub(super) fn of_chunk(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) 
     plan
 }
 
-/// Edits of asked rows, and their reduction again: to be run after the head where some row has edits.
+/// Edits of asked rows, and their reduction again: to be run after the head where some row has
+/// edits.
 pub(super) fn edited(
     site: &Site<'_>,
     rows: usize,
@@ -41,8 +42,8 @@ pub(super) fn edited(
     plan
 }
 
-/// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream, through a final
-/// norm of this weight and epsilon.
+/// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream,
+/// through a final norm of this weight and epsilon.
 pub(super) fn append(
     site: &Site<'_>,
     rows: usize,

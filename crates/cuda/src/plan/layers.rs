@@ -80,7 +80,8 @@ pub(super) fn delta_layer(
     }
 }
 
-/// Where the projections of a delta layer stand, in the order of its input_projections: `qkv`, `z`, `beta`, `alpha`.
+/// Where the projections of a delta layer stand, in the order of its input_projections: `qkv`, `z`,
+/// `beta`, `alpha`.
 pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs {
     let input_projections = [w.qkv, w.z, w.beta, w.alpha];
     let rows = |i: usize| delta::Rows {
@@ -95,7 +96,8 @@ pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs
     }
 }
 
-/// A builder over the step header at `step` for `trees` trees in up to `rows` rows, which sums as is fastest.
+/// A builder over the step header at `step` for `trees` trees in up to `rows` rows, which sums as
+/// is fastest.
 pub(super) fn builder<'a>(
     site: &'a Site<'a>,
     (rows, trees): (usize, usize),
@@ -118,7 +120,8 @@ pub(super) fn builder<'a>(
     }
 }
 
-/// The plan of a step of `trees` trees in up to `rows` rows that stand behind as many tokens as `depth` says.
+/// The plan of a step of `trees` trees in up to `rows` rows that stand behind as many tokens as
+/// `depth` says.
 pub(super) fn step(
     site: &Site<'_>,
     (rows, trees): (usize, usize),
@@ -192,9 +195,10 @@ impl Builder<'_> {
         let mut plan = self.plan;
         let mut tail = *arena;
         head::append(self.site, self.rows, asked, norm, &mut tail, &mut plan);
-        *arena = match tail.used() > self.peak.used() {
-            true => tail,
-            false => self.peak,
+        *arena = if tail.used() > self.peak.used() {
+            tail
+        } else {
+            self.peak
         };
         plan
     }
@@ -226,7 +230,8 @@ impl Builder<'_> {
         self.layer_end(i);
     }
 
-    /// The launches between the projections of layer `i` and its output projection, whose input they give.
+    /// The launches between the projections of layer `i` and its output projection, whose input
+    /// they give.
     pub(super) fn mixer(&mut self, i: usize, projected: &[u64], arena: &mut BumpAllocator) -> Out {
         self.mixer_with(i, projected, arena, |b, group, w, layer, arena| {
             b.delta(group, w, layer, projected, arena)

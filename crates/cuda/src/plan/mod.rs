@@ -1,7 +1,8 @@
-//! From a model to lists of launches with fixed buffers, once per bucket of rows, number of trees and depth.
+//! From a model to lists of launches with fixed buffers, once per bucket of rows, number of trees
+//! and depth.
 //!
-//! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is otherwise
-//! complete. All plans share one arena, since one runs at a time on one stream.
+//! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is
+//! otherwise complete. All plans share one arena, since one runs at a time on one stream.
 
 mod chain;
 mod chunk;
@@ -39,17 +40,19 @@ const CANDIDATES: usize = 64;
 const COUNTER_BYTES: usize = 4096;
 /// Room for the edits of one pass; rows of more are edited on the host.
 pub(crate) const EDIT_BYTES: usize = 4 << 20;
-/// Padded lengths that plans of chunks of more than [`ROWS`] rows are built for; the longest is the limit itself.
+/// Padded lengths that plans of chunks of more than [`ROWS`] rows are built for; the longest is the
+/// limit itself.
 const CHUNK_BUCKETS: [usize; 3] = [256, 1024, 4096];
-/// The longest part of a prompt that is read in short passes one after another where there are plans for these: a pass of up
-/// to 256 rows takes as long as four of them (`benches/README.md`).
+/// The longest part of a prompt that is read in short passes one after another where there are
+/// plans for these: a pass of up to 256 rows takes as long as four of them (`benches/README.md`).
 const MOST_SHORT: usize = 4 * ROWS;
 
 /// Which plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
-    /// A step of just so many trees in up to so many rows, rows of logits included. The delta rule has forms of its own for
-    /// one tree, for two and for more, so what a step takes must not follow from what the runner has room for.
+    /// A step of just so many trees in up to so many rows, rows of logits included. The delta rule
+    /// has forms of its own for one tree, for two and for more, so what a step takes must not
+    /// follow from what the runner has room for.
     Step {
         rows: usize,
         trees: usize,
@@ -193,7 +196,8 @@ impl Site<'_> {
         Some((column, self.state.draft.as_ref()?))
     }
 
-    /// Where the rows of a chunk leave what the draft is to know of `layer`, among features at `out`.
+    /// Where the rows of a chunk leave what the draft is to know of `layer`, among features at
+    /// `out`.
     fn tap_of_chunk(&self, layer: usize, out: u64) -> Option<rows::Tap> {
         let (column, draft) = self.tap(layer)?;
         Some(rows::Tap {
@@ -348,16 +352,18 @@ impl Plans {
             .unwrap_or(self.limits.prefill_chunk)
     }
 
-    /// Whether the plan for chunks of up to `rows` rows reads them as a chain of nodes, with a step's header beside its own.
+    /// Whether the plan for chunks of up to `rows` rows reads them as a chain of nodes, with a
+    /// step's header beside its own.
     pub(crate) fn is_short(&self, rows: usize) -> bool {
         self.short && rows <= ROWS
     }
 
     /// The lengths of the passes that `rows` tokens after `committed` ones are best read in.
     pub(crate) fn pieces(&self, committed: usize, rows: usize) -> Vec<usize> {
-        match self.short && rows <= MOST_SHORT {
-            true => short::pieces(committed, rows),
-            false => vec![rows],
+        if self.short && rows <= MOST_SHORT {
+            short::pieces(committed, rows)
+        } else {
+            vec![rows]
         }
     }
 
@@ -366,7 +372,7 @@ impl Plans {
         self.limits.tree_nodes
     }
 
-    /// The launches of every plan, for whoever runs them; the plans themselves know only where layers end from then on.
+    /// Takes the launches out of every plan; the plans keep where layers end.
     pub(crate) fn take_launches(&mut self) -> BTreeMap<Key, Vec<Launch>> {
         let plans = self.all.iter_mut();
         let taken = plans.map(|(key, plan)| (*key, std::mem::take(&mut plan.launches)));
@@ -384,10 +390,7 @@ impl Plans {
 }
 
 fn chunk_buckets(limit: usize, short: bool) -> impl Iterator<Item = usize> {
-    let few: &[usize] = match short {
-        true => &short::BUCKETS,
-        false => &[ROWS],
-    };
+    let few: &[usize] = if short { &short::BUCKETS } else { &[ROWS] };
     let all = few.iter().copied().chain(CHUNK_BUCKETS);
     all.filter(move |b| *b < limit).chain([limit])
 }

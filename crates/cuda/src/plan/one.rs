@@ -1,4 +1,5 @@
-//! Layers of a step of one row in few launches: norms in the products behind them, gated units in those before.
+//! Layers of a step of one row in few launches: norms in the products behind them, gated units in
+//! those before.
 
 use super::Site;
 use super::forms::Forms;

@@ -1,10 +1,11 @@
 //! A short chunk of a prompt: the layers of a chunk with the products of a step.
 //!
-//! A long chunk expands every matrix once and multiplies thousands of rows with it; of 64 rows the expanding is nearly
-//! all there is. The end of a prompt whose beginning came from a saved state is that short, and so is every short
-//! prompt. A chunk's attention gives a block some rows and all keys, so few rows keep few blocks busy; a step's shares
-//! the keys out. It sees the rows as a chain of nodes, whose header goes up beside the chunk's. States, windows and rows
-//! are committed on the way, as in any chunk.
+//! A long chunk expands every matrix once and multiplies thousands of rows with it; of 64 rows the
+//! expanding is nearly all there is. The end of a prompt whose beginning came from a saved state is
+//! that short, and so is every short prompt. A chunk's attention gives a block some rows and all
+//! keys, so few rows keep few blocks busy; a step's shares the keys out. It sees the rows as a
+//! chain of nodes, whose header goes up beside the chunk's. States, windows and rows are committed
+//! on the way, as in any chunk.
 
 use super::chain::Links;
 use super::forms::Forms;
@@ -28,8 +29,8 @@ pub(super) fn path(site: &Site<'_>, rows: usize) -> Selected<PrefillPath> {
     prefill_path(rows, site.open.batch_invariant, one::suits(site))
 }
 
-/// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where the chunks of the delta
-/// rule do, which go by absolute multiples.
+/// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where
+/// the chunks of the delta rule do, which go by absolute multiples.
 pub(super) fn pieces(committed: usize, rows: usize) -> Vec<usize> {
     let mut pieces = Vec::new();
     let (mut left, mut room) = (rows, ROWS - committed % ROWS);

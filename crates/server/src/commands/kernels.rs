@@ -1,7 +1,7 @@
 //! `hearth kernels`: the CUDA kernels, compiled ahead of time, and what each takes of a card.
 //!
-//! Opening a model compiles what it needs by itself and keeps it; this is for machines without a compiler, for
-//! a first start without a wait, and for the gate.
+//! Opening a model compiles what it needs by itself and keeps it; this is for machines without a
+//! compiler, for a first start without a wait, and for the gate.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -182,9 +182,10 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
     }
     for name in models.iter().filter(|_| runs_models) {
         let path = Path::new(name);
-        let loaded = match path.exists() {
-            true => model::load(path)?,
-            false => SynthSpec::parse(name)?.load()?,
+        let loaded = if path.exists() {
+            model::load(path)?
+        } else {
+            SynthSpec::parse(name)?.load()?
         };
         for format in [KvFormat::F16, KvFormat::Q8_0] {
             units.extend(of_model(&loaded, arch, numerics, format)?);
@@ -215,7 +216,8 @@ fn width(unit: &Unit) -> Option<usize> {
     rows.and_then(|(_, rows)| rows.parse().ok())
 }
 
-/// What opening a model on a card of `arch` compiles, for steps that sum as `numerics` says or as is the default there.
+/// What opening a model on a card of `arch` compiles, for steps that sum as `numerics` says or as
+/// is the default there.
 fn of_model(
     loaded: &model::LoadedModel,
     arch: Arch,

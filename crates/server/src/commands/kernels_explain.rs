@@ -1,4 +1,5 @@
-//! `hearth kernels explain`: which kernels a model runs on an architecture, for how many rows, and why.
+//! `hearth kernels explain`: which kernels a model runs on an architecture, for how many rows, and
+//! why.
 
 use std::io::Write;
 use std::path::Path;

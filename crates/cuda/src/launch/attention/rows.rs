@@ -1,5 +1,6 @@
-//! How a cached row of each storage format lies on the config, in a plane of values and one of scales, and the way
-//! from there to the bytes of the format and back. `kernels/attention/kv_cache.cuh` has the layouts.
+//! How a cached row of each storage format lies on the config, in a plane of values and one of
+//! scales, and the way from there to the bytes of the format and back.
+//! `kernels/attention/kv_cache.cuh` has the layouts.
 
 use contract::KvFormat;
 use contract::quant::tq3;
@@ -13,8 +14,9 @@ const TQ3_CODES: usize = 12;
 /// Bytes of the norms of a row of TQ3_0.
 const TQ3_NORMS: usize = 4;
 
-/// Bytes of the scales, of the fifth bits and of the other bits of the codes of a block, as the format has them one
-/// after the other; `None` for formats that are laid out as they are, or otherwise.
+/// Bytes of the scales, of the fifth bits and of the other bits of the codes of a block, as the
+/// format has them one after the other; `None` for formats that are laid out as they are, or
+/// otherwise.
 fn parts(format: KvFormat) -> Option<[usize; 3]> {
     match format {
         KvFormat::Q8_0 => Some([2, 0, BLOCK]),
@@ -110,9 +112,10 @@ pub fn from_planes(
 
 /// Where code `code` of a block of TQ3_0 is on the card: bit `bit` of it is bit `.1` of word `.0`.
 fn tq3_bit(code: usize, bit: usize) -> (usize, usize) {
-    match code < 24 {
-        true => (code / 8, 4 * (code % 8) + bit),
-        false => (bit, 4 * (code % 8) + 3),
+    if code < 24 {
+        (code / 8, 4 * (code % 8) + bit)
+    } else {
+        (bit, 4 * (code % 8) + 3)
     }
 }
 

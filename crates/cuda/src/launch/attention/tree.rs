@@ -14,8 +14,8 @@ pub(crate) const KEYS_PER_TILE: usize = 64;
 const MAX_M16_TILES: usize = 6;
 /// Rows of a step.
 pub(crate) const STEP_ROWS: usize = 64;
-/// Tiles of 8 query columns that `kernels/attention/swapped_operands_sm90.cuh` has a product for, and that registers
-/// hold.
+/// Tiles of 8 query columns that `kernels/attention/swapped_operands_sm90.cuh` has a product for,
+/// and that registers hold.
 const N8_TILES: [usize; 8] = [1, 2, 3, 4, 6, 8, 9, 12];
 /// The same of `kernels/attention/decode_tree_warp_specialized_sm90.cu`.
 const WARP_SPECIALIZED_N8_TILES: [usize; 8] = [3, 4, 6, 8, 9, 12, 16, 18];
@@ -110,7 +110,8 @@ impl DecodeAttention {
 pub struct DecodeBuffers {
     /// The `Step`.
     pub step: u64,
-    /// f32 `[rows][n_heads][q_stride]`: the projection, with its gates; normed in place where queries are not f16.
+    /// f32 `[rows][n_heads][q_stride]`: the projection, with its gates; normed in place where
+    /// queries are not f16.
     pub projection: u64,
     /// f16 `[rows][n_heads][head_dim]`, where [`DecodeAttention::f16_queries`].
     pub queries: u64,
@@ -121,7 +122,8 @@ pub struct DecodeBuffers {
 }
 
 impl Shape {
-    /// Bytes of a tile of 64 stored keys and of one of values in shared memory; see `kernels/attention/kv_tiles.cuh`.
+    /// Bytes of a tile of 64 stored keys and of one of values in shared memory; see
+    /// `kernels/attention/kv_tiles.cuh`.
     fn tiles_bytes(&self) -> (usize, usize) {
         let bytes = |format: KvFormat, key: bool| {
             let (values, scales) = row_bytes(format, self.head_dim);
@@ -141,17 +143,20 @@ impl Shape {
         key.max(value)
     }
 
-    /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in `room` bytes of
-    /// shared memory, an even number and at least two, and the bytes of all; see `kernels/attention/swapped_operands_sm90.cuh`.
+    /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in
+    /// `room` bytes of shared memory, an even number and at least two, and the bytes of all; see
+    /// `kernels/attention/swapped_operands_sm90.cuh`.
     pub(in crate::launch) fn across_ring(&self, eights: usize, room: usize) -> (usize, usize) {
         let fixed = eights * (6 * 1024 + 12 * 8 * 4) + STEP_ROWS * 12;
         let slot = 2 * self.tile_bytes();
-        // With an odd number, keys and values change places from pass to pass, which costs more than a slot brings.
+        // With an odd number, keys and values change places from pass to pass, which costs more
+        // than a slot brings.
         let ring = if room >= fixed + 4 * slot { 4 } else { 2 };
         (ring, fixed + ring * slot)
     }
 
-    /// The tile of the wgmma kernel with swapped operands for `rows` rows, all of which may be one tree's.
+    /// The tile of the wgmma kernel with swapped operands for `rows` rows, all of which may be one
+    /// tree's.
     pub(crate) fn tile_sm90(&self, gpu: GpuProps, rows: usize) -> Tile {
         let columns = rows * self.n_heads / self.n_kv_heads;
         let fits = |tiles: &usize| self.across_ring(*tiles, 0).1 <= gpu.shared_bytes;
@@ -206,8 +211,8 @@ impl Shape {
         })
     }
 
-    /// The tile of the kernel with fixed KV splits for `rows` rows, at most `most` tiles of 8 columns; none for KV
-    /// types whose tiles are too large.
+    /// The tile of the kernel with fixed KV splits for `rows` rows, at most `most` tiles of 8
+    /// columns; none for KV types whose tiles are too large.
     pub(crate) fn fixed_splits_tile(
         &self,
         gpu: GpuProps,
@@ -292,8 +297,8 @@ impl Shape {
     }
 }
 
-/// Attention of the rows of a step over committed keys and their own trees. Partial results stay in the scratch for
-/// [`combine`].
+/// Attention of the rows of a step over committed keys and their own trees. Partial results stay in
+/// the scratch for [`combine`].
 pub fn tree(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers) -> Launch {
     let rows = selected.rows;
     let kernel = &selected.kernel;
@@ -357,8 +362,8 @@ fn with_stages(unit: Unit, tile: &Tile) -> Unit {
         .define("V_STAGES", tile.v_stages)
 }
 
-/// Merges the KV splits that [`tree`] left in the scratch, applies the gates of the projection, and writes
-/// `[rows][n_heads * head_dim]` in the forms of `out`.
+/// Merges the KV splits that [`tree`] left in the scratch, applies the gates of the projection, and
+/// writes `[rows][n_heads * head_dim]` in the forms of `out`.
 pub fn combine(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers, out: Out) -> Launch {
     let (rows, width) = (selected.rows, shape.n_heads * shape.head_dim);
     let unit = shape.unit("attention/combine_splits.cu");

@@ -1,4 +1,5 @@
-//! Chunks of a prompt: the delta rule in chunk form, 64 positions at a time, state and window brought along.
+//! Chunks of a prompt: the delta rule in chunk form, 64 positions at a time, state and window
+//! brought along.
 
 use super::norm::{Out, Source, gated_norm};
 use super::tree::conv_args;
@@ -23,8 +24,8 @@ struct Scratch {
     bytes: usize,
 }
 
-/// What `kernels/gated_delta/chunk_layout.cuh` says of `inner`: the inverse and the decayed q k products, pairs of bf16, and two
-/// vectors.
+/// What `kernels/gated_delta/chunk_layout.cuh` says of `inner`: the inverse and the decayed q k
+/// products, pairs of bf16, and two vectors.
 const INNER_BYTES: usize = 2 * CHUNK * CHUNK * 4 + 2 * CHUNK * 4;
 
 fn chunks(rows: usize) -> usize {
@@ -72,10 +73,11 @@ impl Products {
     }
 }
 
-/// One layer of a chunk of up to `rows` positions of one sequence: convolution, delta rule, output norm.
+/// One layer of a chunk of up to `rows` positions of one sequence: convolution, delta rule, output
+/// norm.
 ///
-/// The state and the window are brought past the chunk. `chunk` is the address of the `Chunk`, `at` that of
-/// [`prefill_scratch_bytes`] bytes.
+/// The state and the window are brought past the chunk. `chunk` is the address of the `Chunk`, `at`
+/// that of [`prefill_scratch_bytes`] bytes.
 pub fn prefill(
     shape: Shape,
     rows: usize,
@@ -142,7 +144,8 @@ pub fn conv_chunk(
     )
 }
 
-/// What does not depend on the state: per chunk and value head the inverse and the decayed q k products.
+/// What does not depend on the state: per chunk and value head the inverse and the decayed q k
+/// products.
 ///
 /// `buffers` are `mixed`, `gates` and `inner`.
 pub fn chunk_prepare(
@@ -155,7 +158,8 @@ pub fn chunk_prepare(
     let grid = [chunks(rows), shape.n_k_heads, 1];
     let unit = shape.unit("gated_delta/prefill_chunk_prepare.cu");
     let mut launch = launch("gated_delta_chunk_prepare", unit, grid, 256, args);
-    // q and k, pairs of bf16 [64][128]; after them up to three matrices [64][68] of f32, which need less.
+    // q and k, pairs of bf16 [64][128]; after them up to three matrices [64][68] of f32, which need
+    // less.
     launch.shared = dim(2 * 4 * CHUNK * DIM);
     launch
 }
@@ -203,7 +207,8 @@ pub fn chunk_scan(
     }
 }
 
-/// Multiplications and additions of [`prefill`]'s matrix products for `rows` positions, each counted once.
+/// Multiplications and additions of [`prefill`]'s matrix products for `rows` positions, each
+/// counted once.
 pub fn flops(shape: Shape, rows: usize) -> f64 {
     // Per value head and chunk: K K^T and Q K^T, the inverse, K S, T R, Q S, (Q K^T) U, K^T U.
     let (c, d) = (CHUNK as f64, DIM as f64);

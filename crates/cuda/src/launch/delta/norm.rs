@@ -12,8 +12,8 @@ const GROUPS: usize = 4;
 pub struct Out {
     /// In the forms of the products of few rows.
     pub forms: Forms,
-    /// f16 panels of `kernels/gemm/panel_layout.cuh`: the address, 0 where they are not wanted, and the rows a panel has
-    /// room for.
+    /// f16 panels of `kernels/gemm/panel_layout.cuh`: the address, 0 where they are not wanted, and
+    /// the rows a panel has room for.
     pub panel: (u64, usize),
 }
 

@@ -1,8 +1,10 @@
-//! The order in which `delta/walk` visits the nodes of a tree, and where their convolution's inputs stand: the host knows a
-//! tree before the card does, so it works these out and the step's header carries them.
+//! The order in which `delta/walk` visits the nodes of a tree, and where their convolution's inputs
+//! stand: the host knows a tree before the card does, so it works these out and the step's header
+//! carries them.
 //!
-//! Every node is visited after its parent. A leaf changes no state; where a node has several children with children of
-//! their own, the state behind it waits while all but the last of them are walked, the largest coming last.
+//! Every node is visited after its parent. A leaf changes no state; where a node has several
+//! children with children of their own, the state behind it waits while all but the last of them
+//! are walked, the largest coming last.
 
 use super::TAPS;
 
@@ -25,14 +27,15 @@ const RESTORE: u32 = 20;
 /// Where every node's parent stands; that of node 0 alone is none.
 type Parents = [Option<usize>];
 
-/// The words of a tree in the header: a list of a word a node for each part, for the entries from the tree's first row on.
+/// The words of a tree in the header: a list of a word a node for each part, for the entries from
+/// the tree's first row on.
 pub fn header(parents: &Parents) -> [Vec<u32>; PARTS] {
     let taps = (0..parents.len()).map(|node| taps(parents, node));
     [taps.collect(), visits(parents)]
 }
 
-/// States that may wait at once while a tree of `nodes` nodes is walked: one more for every time that its size, with the
-/// state before it, doubles.
+/// States that may wait at once while a tree of `nodes` nodes is walked: one more for every time
+/// that its size, with the state before it, doubles.
 pub fn waiting(nodes: usize) -> usize {
     let (mut count, mut least) = (0, 5);
     while nodes + 1 >= least {
@@ -42,7 +45,8 @@ pub fn waiting(nodes: usize) -> usize {
     count
 }
 
-/// The inputs of a node's convolution, oldest first, a byte each: nodes, and below 0 rows of the window, the newest at -1.
+/// The inputs of a node's convolution, oldest first, a byte each: nodes, and below 0 rows of the
+/// window, the newest at -1.
 fn taps(parents: &Parents, node: usize) -> u32 {
     let mut line = [0_u8; TAPS];
     let (mut at, mut before) = (Some(node), 0_u8);
@@ -121,7 +125,8 @@ mod tests {
         std::iter::once(None).chain(others).collect()
     }
 
-    /// Goes through the visits with the path of nodes that the state has been brought past, as the kernel would with states.
+    /// Goes through the visits with the path of nodes that the state has been brought past, as the
+    /// kernel would with states.
     fn check(parents: &Parents, words: &[u32]) {
         let mut seen = vec![0; parents.len()];
         let mut places = vec![vec![usize::MAX]; waiting(parents.len())];

@@ -20,11 +20,14 @@ fn o_bytes(shape: Shape, rows: usize) -> usize {
 /// A kernel of the gated delta rule over the trees of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GatedDeltaKernel {
-    /// `decode_row_fused.cu`: one row, the output norm included; the bits of [`GatedDeltaKernel::RecurrentTree`].
+    /// `decode_row_fused.cu`: one row, the output norm included; the bits of
+    /// [`GatedDeltaKernel::RecurrentTree`].
     RowFused,
-    /// `decode_recurrent.cu`: node by node, states carried from parent to child; the bits of one node a step.
+    /// `decode_recurrent.cu`: node by node, states carried from parent to child; the bits of one
+    /// node a step.
     RecurrentTree,
-    /// `decode_wy_tree.cu`: the WY form, all nodes at once from one read of the state; rounds differently.
+    /// `decode_wy_tree.cu`: the WY form, all nodes at once from one read of the state; rounds
+    /// differently.
     WyTree,
     /// `decode_wy_tree_sm90.cu`: the same by wgmma, for one tree.
     WyTreeSm90,
@@ -63,8 +66,8 @@ pub fn verify_scratch_bytes(
 
 /// One layer of a step of up to `trees` trees in `rows` rows: convolution, delta rule, output norm.
 ///
-/// The state and the window are only read; the factors of every node are written. `step` is the address of
-/// the `Step`, `at` that of [`verify_scratch_bytes`] bytes.
+/// The state and the window are only read; the factors of every node are written. `step` is the
+/// address of the `Step`, `at` that of [`verify_scratch_bytes`] bytes.
 ///
 /// # Panics
 /// If `out` wants panels from a kernel that includes the output norm.
@@ -115,7 +118,8 @@ pub fn verify(
     vec![nodes, norm]
 }
 
-/// A step of one row, from the projections to the output norm: the bits of [`walk`] and [`gated_norm`] one after the other.
+/// A step of one row, from the projections to the output norm: the bits of [`walk`] and
+/// [`gated_norm`] one after the other.
 ///
 /// # Panics
 /// If `out` wants panels, whose chunks take more than a head at once.
@@ -154,7 +158,8 @@ struct Cut {
     columns: usize,
     /// Fewer where several trees share the launch, so that two blocks share a multiprocessor.
     warps: usize,
-    /// Neighbouring blocks that convolve the queries and keys of their key head together, where the card has clusters.
+    /// Neighbouring blocks that convolve the queries and keys of their key head together, where the
+    /// card has clusters.
     cluster: usize,
 }
 
@@ -198,7 +203,8 @@ fn shared(nodes: usize, columns: usize) -> usize {
     rows + before.max(after) + 4 * nodes * columns + small
 }
 
-/// The unit of the WY kernel `kernel` for a bucket of `rows` rows of up to `trees` trees, without the output norm.
+/// The unit of the WY kernel `kernel` for a bucket of `rows` rows of up to `trees` trees, without
+/// the output norm.
 pub fn tree_unit(
     kernel: GatedDeltaKernel,
     gpu: GpuProps,
@@ -213,7 +219,8 @@ pub fn tree_unit(
     }
 }
 
-/// What convolution and gates are made from, in the order in which every kernel that makes them for several rows takes it.
+/// What convolution and gates are made from, in the order in which every kernel that makes them for
+/// several rows takes it.
 pub(super) fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
     let args = row_args(Args::new().ptr(header), inputs.qkv);
     let args = row_args(row_args(args, inputs.alpha), inputs.beta);
@@ -223,7 +230,8 @@ pub(super) fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
 
 /// The factor form: convolution, gates, u and o of all nodes of a tree from one read of its state.
 ///
-/// Leaves k, u, g and x of each node in the factors; `o` is the address of `[rows][n_v_heads * 128]`.
+/// Leaves k, u, g and x of each node in the factors; `o` is the address of `[rows][n_v_heads *
+/// 128]`.
 #[expect(
     clippy::too_many_arguments,
     reason = "as `verify`: shapes first, then addresses"

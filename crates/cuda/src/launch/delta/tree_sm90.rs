@@ -1,4 +1,5 @@
-//! The factor form of one tree on Hopper: products by warpgroups, and the output norm in the same launch.
+//! The factor form of one tree on Hopper: products by warpgroups, and the output norm in the same
+//! launch.
 
 use super::norm::Out;
 use super::tree::conv_args;
@@ -19,7 +20,8 @@ pub fn wy_tree_sm90_fits(gpu: GpuProps, shape: Shape) -> bool {
     shared(MAX_NODES) <= gpu.shared_bytes && cluster(shape).is_some()
 }
 
-/// Neighbouring blocks that convolve the queries and keys of their key head together: whole heads, as the norm wants.
+/// Neighbouring blocks that convolve the queries and keys of their key head together: whole heads,
+/// as the norm wants.
 fn cluster(shape: Shape) -> Option<usize> {
     let slices = DIM / COLUMNS;
     let sharing = shape.n_v_heads / shape.n_k_heads * slices;

@@ -9,8 +9,8 @@ use crate::launch::{Launch, Unit};
 const SLICES: usize = 8;
 /// Threads that share the states of a block's columns of [`Cut::turns`] heads.
 const WALKERS: usize = 128;
-/// Blocks that convolve together where the card has clusters: with more of them not all clusters of a tree find room on
-/// the multiprocessors of an H200 at once.
+/// Blocks that convolve together where the card has clusters: with more of them not all clusters of
+/// a tree find room on the multiprocessors of an H200 at once.
 const CLUSTER: usize = 2;
 /// The most value heads that a block of a tree has columns of.
 const MOST_HEADS: usize = 4;
@@ -30,8 +30,8 @@ struct Cut {
     shared_saves: usize,
     /// Warps of a block; all prepare.
     warps: usize,
-    /// Blocks that share a multiprocessor, where shared memory holds them. One tree has one block for each; a second one
-    /// beside it would halve its speed and with it that of the whole launch.
+    /// Blocks that share a multiprocessor, where shared memory holds them. One tree has one block
+    /// for each; a second one beside it would halve its speed and with it that of the whole launch.
     blocks: usize,
 }
 
@@ -46,7 +46,8 @@ impl Cut {
         let (turns, warps, blocks) = match (trees, rows) {
             (1, _) => (few, 12, 1),
             _ if heads == MOST_HEADS => (few, 8, 2),
-            // So many trees of few nodes are on the card at once. A step of 9 to 24 rows is one tree as a rule.
+            // So many trees of few nodes are on the card at once. A step of 9 to 24 rows is one
+            // tree as a rule.
             (3.., ..=8 | 25..=40) => (heads, 4, 4),
             _ => (heads, 8, 2),
         };
@@ -119,8 +120,9 @@ pub fn walk_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Unit
 
 /// Convolution, gates, u and o of all nodes of a tree, walked with the state in registers.
 ///
-/// Leaves k, u, g and x of each node in the factors. `o` is the address of `[rows][n_v_heads * 128]`, `kept` that of the
-/// states that wait where shared memory has no room for them: [`kept_bytes`].
+/// Leaves k, u, g and x of each node in the factors. `o` is the address of `[rows][n_v_heads *
+/// 128]`, `kept` that of the states that wait where shared memory has no room for them:
+/// [`kept_bytes`].
 #[expect(
     clippy::too_many_arguments,
     reason = "as `tree::verify`: shapes first, then addresses"

@@ -4,7 +4,8 @@ use super::{Out, Panels, count, int};
 use crate::launch::attention::{Cache, Shape, number};
 use crate::launch::{Args, Launch, Unit};
 
-/// Eights of rows of a block of `attention_across_sm90.cu`, the first that fits beside the cache's format.
+/// Eights of rows of a block of `attention_across_sm90.cu`, the first that fits beside the cache's
+/// format.
 const ACROSS_EIGHTS: [usize; 2] = [16, 8];
 /// Shared memory of a block on the cards that run it.
 const ACROSS_SHARED: usize = 227 << 10;
@@ -20,7 +21,8 @@ pub enum PrefillAttention {
     Mma,
     /// `prefill_sm90.cu`: wgmma over f16 KV, heads of 256.
     Sm90,
-    /// `prefill_swapped_sm90.cu`: wgmma with swapped operands (S^T) over any other KV, heads of 256.
+    /// `prefill_swapped_sm90.cu`: wgmma with swapped operands (S^T) over any other KV, heads of
+    /// 256.
     SwappedSm90,
 }
 
@@ -36,10 +38,12 @@ impl PrefillAttention {
     }
 }
 
-/// Causal attention of the rows of a chunk, gate included, after [`prepare`](crate::launch::attention::prepare)
-/// with `q16` 0 has normed and rotated `q` in place and written keys and values.
+/// Causal attention of the rows of a chunk, gate included, after
+/// [`prepare`](crate::launch::attention::prepare) with `q16` 0 has normed and rotated `q` in place
+/// and written keys and values.
 ///
-/// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads * head_dim` columns.
+/// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads *
+/// head_dim` columns.
 pub fn attend(
     kernel: PrefillAttention,
     shape: &Shape,

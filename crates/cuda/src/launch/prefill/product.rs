@@ -56,7 +56,8 @@ pub struct Inputs {
 pub struct Scratch {
     /// Room for weights as panels, 1024-byte aligned; need not be zeroed.
     pub weights: u64,
-    /// Its bytes. More than [`bytes_to_expand`] is not used; matrices that do not fit are taken in pieces.
+    /// Its bytes. More than [`bytes_to_expand`] is not used; matrices that do not fit are taken in
+    /// pieces.
     pub weight_bytes: usize,
     /// [`turn_bytes`]; zero before the first launch, and left zero.
     pub turns: u64,
@@ -76,14 +77,15 @@ pub fn least_bytes(cols: usize) -> usize {
     bytes_to_expand([COLUMNS], cols)
 }
 
-/// Bytes of [`Scratch::turns`] for chunks of up to `rows` rows and scratches of up to `weight_bytes` bytes.
+/// Bytes of [`Scratch::turns`] for chunks of up to `rows` rows and scratches of up to
+/// `weight_bytes` bytes.
 pub fn turn_bytes(rows: usize, weight_bytes: usize) -> usize {
     // A slice of 64 columns at least.
     rows.div_ceil(TILE) * (weight_bytes / (PANEL * 2)).div_ceil(TILE) * 4
 }
 
-/// Parts that K is cut in, from the matrix and the card alone: two where one leaves the last wave of a chunk of
-/// 2048 rows mostly idle.
+/// Parts that K is cut in, from the matrix and the card alone: two where one leaves the last wave
+/// of a chunk of 2048 rows mostly idle.
 fn splits(gemm: PrefillGemm, w_rows: usize, blocks: usize) -> usize {
     let tiles = 2048 / TILE * (w_rows / COLUMNS);
     let waste = |units: usize| {
@@ -178,7 +180,8 @@ impl Pair {
     }
 }
 
-/// `silu(gate x) * (up x)` as panels of `ffn` columns at `h`; `from` is the chunk and panels of `x`.
+/// `silu(gate x) * (up x)` as panels of `ffn` columns at `h`; `from` is the chunk and panels of
+/// `x`.
 ///
 /// # Panics
 /// Unless the pair [fits](Pair::fits); then take [`products`] and [`super::rows::swiglu`].

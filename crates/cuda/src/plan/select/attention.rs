@@ -10,19 +10,21 @@ use crate::launch::attention::{
 use crate::launch::prefill::PrefillAttention;
 use crate::numerics::Numerics;
 
-/// KV splits of a row at most: what [`combine`](crate::launch::attention::combine) merges in one block.
+/// KV splits of a row at most: what [`combine`](crate::launch::attention::combine) merges in one
+/// block.
 const MAX_SPLITS: usize = 64;
-/// The warp-specialized kernel pays from so many tiles of 8 query columns per block on: below, its pipeline fill is
-/// not hidden.
+/// The warp-specialized kernel pays from so many tiles of 8 query columns per block on: below, its
+/// pipeline fill is not hidden.
 const MIN_WARP_SPECIALIZED_TILES: usize = 12;
-/// In sequences of at most so many tokens, blocks take at most so many tiles of 8 query columns. Wide tiles read keys
-/// fewer times, but a block with a single KV tile takes longer. One H200, 24 rows over Q8_0: 9 tiles and 18 take 10.8
-/// and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233 and 184 at 131,072.
+/// In sequences of at most so many tokens, blocks take at most so many tiles of 8 query columns.
+/// Wide tiles read keys fewer times, but a block with a single KV tile takes longer. One H200, 24
+/// rows over Q8_0: 9 tiles and 18 take 10.8 and 16.6 us at 512 keys, 35.5 and 28.9 at 9,000, 233
+/// and 184 at 131,072.
 const NARROW_TILES: (usize, usize) = (8192, 9);
 /// The widest tile of deeper sequences.
 const WIDE_TILES: usize = 18;
-/// Up to so many tokens a fixed split is one KV tile and the mainloop runs once or twice, so it stays rolled. Measured
-/// behind 512 tokens.
+/// Up to so many tokens a fixed split is one KV tile and the mainloop runs once or twice, so it
+/// stays rolled. Measured behind 512 tokens.
 const ROLLED_TOKENS: usize = 2048;
 
 /// Rows of a step, and the tokens that its sequences hold at most, nodes included.
@@ -48,7 +50,8 @@ fn kv_is_f32(shape: &Shape) -> bool {
     shape.k == KvFormat::F32 || shape.v == KvFormat::F32
 }
 
-/// Whether KV splits follow from a row's position alone, so that a tree node has the bits of its token decoded alone.
+/// Whether KV splits follow from a row's position alone, so that a tree node has the bits of its
+/// token decoded alone.
 pub fn has_fixed_splits(shape: &Shape, config: AttentionConfig) -> bool {
     let deepest = StepSize {
         rows: STEP_ROWS,
@@ -89,8 +92,8 @@ pub fn decode_attention(
         _ => {
             let alone = matches!(kernel, DecodeKernel::WarpSpecializedSm90(_))
                 || matches!(kernel, DecodeKernel::TreeSm90(tile) if tile.blocks_per_sm == 1);
-            // Two splits per multiprocessor hide latency. One where a wgmma block fills a multiprocessor: the partial
-            // results of every split are then most of what is written.
+            // Two splits per multiprocessor hide latency. One where a wgmma block fills a
+            // multiprocessor: the partial results of every split are then most of what is written.
             let blocks = if alone {
                 gpu.sm_count
             } else {

@@ -7,8 +7,8 @@ pub(crate) const SHALLOW_TOKENS: usize = 1024;
 /// Steps of so many rows take the same tiles at any depth: their rows fill one narrow tile.
 const SAME_TILE_ROWS: usize = 8;
 
-/// How many tokens precede the trees of a step. Attention of many rows takes narrow tiles where there are few keys and
-/// wide tiles where there are many; a row's bits are the same.
+/// How many tokens precede the trees of a step. Attention of many rows takes narrow tiles where
+/// there are few keys and wide tiles where there are many; a row's bits are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Depth {
     /// Any number.

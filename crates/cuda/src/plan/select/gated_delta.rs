@@ -7,7 +7,8 @@ use crate::gpu_props::GpuProps;
 use crate::launch::delta::{GatedDeltaKernel, Products, Shape, wy_tree_sm90_fits};
 use crate::numerics::Numerics;
 
-/// Nodes of a tree for which the wgmma kernel pays: fewer do not fill its tiles, more do not fit its shared memory.
+/// Nodes of a tree for which the wgmma kernel pays: fewer do not fill its tiles, more do not fit
+/// its shared memory.
 const WY_SM90_NODES: RangeInclusive<usize> = 9..=32;
 
 /// The rows of a step and the trees that share them.

@@ -36,8 +36,9 @@ pub(crate) struct GemmFits {
     pub(crate) fused_layer: bool,
 }
 
-/// The GEMMs of a decode step of up to `rows` rows. Fused layers round differently from separate launches, and steps of
-/// all sizes must round alike: a model has fused layers at every number of rows or at none.
+/// The GEMMs of a decode step of up to `rows` rows. Fused layers round differently from separate
+/// launches, and steps of all sizes must round alike: a model has fused layers at every number of
+/// rows or at none.
 pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
     match (fits.gemv, fits.fused_layer) {
         (true, _) if rows == 1 => {
@@ -58,8 +59,8 @@ pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
     }
 }
 
-/// Whether fused layers may run on a GPU: on those where they were measured to be faster at every number of rows
-/// (`kernels/gemm/NOTES.md`).
+/// Whether fused layers may run on a GPU: on those where they were measured to be faster at every
+/// number of rows (`kernels/gemm/NOTES.md`).
 pub(crate) fn may_use_fused_layer(gpu: GpuProps) -> bool {
     gpu.has_wgmma
 }

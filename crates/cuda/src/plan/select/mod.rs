@@ -1,6 +1,6 @@
-//! Which kernel runs each operation: pure functions of the GPU, the numerics, the model's shape, the rows, the trees
-//! and the depth. `launch/` launches what is selected here. `hearth kernels explain` prints the result, and
-//! `tests/selection.rs` freezes it.
+//! Which kernel runs each operation: pure functions of the GPU, the numerics, the model's shape,
+//! the rows, the trees and the depth. `launch/` launches what is selected here. `hearth kernels
+//! explain` prints the result, and `tests/selection.rs` freezes it.
 
 mod attention;
 mod depth;
