@@ -13,7 +13,6 @@
 // smem 1 KB, 3 KB with rotation
 // arch sm_80 and up     reference cpu::reference::{attention::attend, activation::sigmoid_gate}
 // test attention::tree_attention_over_*_matches_reference
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/kv_cache.cuh"

@@ -17,7 +17,6 @@
 // smem Q M16_TILES * 32 HEAD_DIM, P M16_TILES * 2048, STAGES tiles of K or V, softmax state
 // arch sm_80 and up     reference cpu::reference::attention::attend
 // test attention::tree_attention_over_*_matches_reference
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/kv_range.cuh"

@@ -9,7 +9,6 @@
 // smem see swapped_operands_sm90.cuh
 // arch sm_90a     reference cpu::reference::attention::attend
 // test attention::tree_attention_over_*_matches_reference
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/swapped_operands_sm90.cuh"

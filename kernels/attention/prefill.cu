@@ -15,7 +15,6 @@
 // define HEAD_DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT
 // arch sm_80 and up     ref cpu::reference::attention::attend
 // test prefill_attention::prefill_attention_matches_reference
-// hot
 #define QUERIES 64
 #define PRODUCER_THREADS 128
 #define THREADS 256

@@ -11,7 +11,6 @@
 // define HEAD_DIM (256), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT (any except F32),
 //      N8_TILES, STAGES
 // arch sm_90a     ref cpu::reference::attention::attend     test prefill_attention::prefill_attention_matches_reference
-// hot
 #include "attention/swapped_operands_sm90.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"

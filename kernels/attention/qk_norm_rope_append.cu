@@ -15,7 +15,6 @@
 // arch sm_80 and up     references cpu::reference::{norm::rms_in_place, rope, kv::encode}
 // test attention::prefill_chunk_appends_keys_and_values_at_their_pages,
 //      attention::extreme_rows_are_stored_as_the_codec_stores_them
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "rope/sincos.cuh"

@@ -4,7 +4,6 @@
 // out  y [rows][WIDTH] (norm/row_output.cuh)
 // grid (groups of 256 / 4, rows) x 128, one warp per group
 // arch sm_80 and up     reference cpu::reference::activation::swiglu     test crates/cuda/tests/norm.rs
-// hot
 #include "common/prelude.cuh"
 #include "norm/source_rows.cuh"
 #include "norm/row_output.cuh"

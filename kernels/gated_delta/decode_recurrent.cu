@@ -23,7 +23,6 @@
 // smem SharedStorage, all dynamic; crates/cuda/src/launch/delta/walk.rs computes the size
 // arch sm_80 and up     reference cpu::reference::{conv, delta}::tree
 // test gated_delta_row::delta_tree_*, gated_delta::delta_tree_*
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"

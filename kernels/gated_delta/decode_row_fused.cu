@@ -14,7 +14,6 @@
 // smem 2.1 KB
 // arch sm_80 and up     reference cpu::reference::{conv, delta}, norm::gated_rms
 // test gated_delta_row::fused_delta_row_*
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"

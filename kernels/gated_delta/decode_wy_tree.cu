@@ -20,7 +20,6 @@
 // pdl_wait. A node's sums do not depend on the number of nodes. The triangular system is solved in blocks of 32 nodes,
 // one thread per column. A node with a non-finite value is excluded, and it and its descendants get NaN; nothing else
 // changes. G is in fixed point (2^-40), so sums along paths are exact in any order.
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"

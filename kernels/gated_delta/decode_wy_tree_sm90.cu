@@ -27,7 +27,6 @@
 // in the solver may also spoil other nodes in the same value column. G is in fixed point (2^-40), so sums along paths
 //      are exact in
 // any order.
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "common/wgmma_sm90.cuh"

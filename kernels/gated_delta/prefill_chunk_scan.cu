@@ -15,7 +15,6 @@
 // product: state, right-hand side and U never leave the registers. Products are three bf16 partial products with f32
 // accumulators. Each buffer is refilled for the next chunk as soon as all warps have consumed it. Missing positions are
 // 0.
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"

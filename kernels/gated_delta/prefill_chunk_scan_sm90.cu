@@ -16,7 +16,6 @@
 // 128-byte swizzle. A chunk is loaded while the previous one is computed. Blocks of inverse and qk above the diagonal
 // are zeroed: accumulators of fewer than 64 columns would be parts of register arrays, which makes the compiler wait
 // after every wgmma. Products are three bf16 partial products.
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "gated_delta/layout.cuh"

@@ -21,7 +21,6 @@
 //         NORM, NORM_WARPS, SWIGLU
 // arch    sm_80 and up
 // reference gemm/decode_gemm_small_batch, bit for bit     test crates/cuda/tests/gemv.rs
-// hot
 #include "common/prelude.cuh"
 #define ROWS 1
 #define THREADS (WARPS * 32)

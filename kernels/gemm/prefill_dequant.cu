@@ -6,7 +6,6 @@
 // grid   (units of K, row blocks of 128) x 256, a warp per m16 tile; values are rounded as in the decode GEMMs
 // define WEIGHT_KIND (a KIND_ of weight_layout.cuh)     arch sm_80 and up
 // reference cpu::reference (gguf codecs)     test crates/cuda/tests/prefill_gemm.rs
-// hot
 #include "common/prelude.cuh"
 #include "gemm/weight_layout.cuh"
 #include "gemm/dequant_tile.cuh"

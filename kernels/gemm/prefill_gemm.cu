@@ -11,7 +11,6 @@
 //      through a pipeline of 3 stages filled by cp.async; rows run fastest
 // smem 3 x 32 KB     arch sm_80 and up; sm_90a has prefill_gemm_sm90.cu     define SWIGLU (0 or 1: which entry)
 // reference cpu::reference::matmul::linear     test crates/cuda/tests/prefill_gemm.rs
-// hot
 #define TILE_ROWS 128
 #define TILE_COLUMNS 128
 #include "common/prelude.cuh"

@@ -11,7 +11,6 @@
 //      in both
 // smem 8 x 32 x 48 floats (48 KB)     arch sm_80 and up
 // reference cpu::reference::matmul::linear     test crates/cuda/tests/prefill_gemm.rs
-// hot
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 

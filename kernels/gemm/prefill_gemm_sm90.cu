@@ -12,7 +12,6 @@
 //      fastest
 // smem 4 x 48 KB, 8 x 4 KB of epilogue staging, barriers     arch sm_90a     define SWIGLU (0 or 1: which entry)
 // reference cpu::reference::matmul::linear     test crates/cuda/tests/prefill_gemm.rs
-// hot
 #define TILE_ROWS 128
 #define TILE_COLUMNS 256
 #include "common/prelude.cuh"

@@ -9,7 +9,6 @@
 // grid (ceil(N_CHUNKS / 8), rows, 2) x 256, one warp per chunk; z = 1 takes the raw row of rows with edits
 // arch sm_80 and up     reference cpu::reference::rows::row     test crates/cuda/tests/rows.rs
 // NaN counts as minus infinity. Each chunk is summed in one fixed order.
-// hot
 #include "common/prelude.cuh"
 #include "logits/edits.cuh"
 

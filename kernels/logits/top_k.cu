@@ -11,7 +11,6 @@
 // out  out [rows][4 + 3 * K] words: lse f32, raw lse f32, n i32, 0, ids i32 [K], logits f32 [K], raw f32 [K]
 // grid rows x 1024
 // arch sm_80 and up     reference cpu::reference::rows::row     test crates/cuda/tests/rows.rs
-// hot
 #include "common/prelude.cuh"
 #include "logits/edits.cuh"
 

@@ -10,7 +10,6 @@
 // grid   one block of 128 threads per row of the largest chunk; a thread holds eight neighbouring columns at a time
 // define WIDTH (a multiple of 4)     arch sm_80 and up
 // reference cpu::reference::{norm::rms, activation::swiglu}     test crates/cuda/tests/prefill_gemm.rs
-// hot
 #include "common/step.cuh"
 #include "gemm/panel_layout.cuh"
 

@@ -9,7 +9,6 @@
 // grid rms_norm: rows x NORM_WARPS * 32, the row in registers; convert_rows (NORM_WARPS 0): (groups of 256 / 4, rows) x
 //      128
 // arch sm_80 and up     reference cpu::reference::norm::rms     test crates/cuda/tests/norm.rs
-// hot
 #include "common/prelude.cuh"
 #include "norm/source_rows.cuh"
 #include "norm/row_output.cuh"

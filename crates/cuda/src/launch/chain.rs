@@ -17,7 +17,7 @@ use crate::pack::{ActivationFormat, WeightKind};
 const MAX_SEGMENTS: usize = 8;
 /// Matrices of a chain besides the next layer's; gate and up are one.
 const OWN_SEGMENTS: usize = 3;
-/// Stages a launch has room for, and words of a stage and of a segment in `matmul/chain_sm90.cuh`.
+/// Stages a launch has room for, and words of a stage and of a segment in `gemm/fused_layer_phases.cuh`.
 const STAGES: usize = 4;
 const STAGE_WORDS: usize = 12;
 const SEGMENT_WORDS: usize = 8;
@@ -242,7 +242,7 @@ struct Stages {
     stages: Vec<u64>,
 }
 
-/// What becomes of a stage's products, the `STORE`, `ADD` and `GATED` of `matmul/chain_sm90.cuh`.
+/// What becomes of a stage's products, the `EPILOGUE_STORE`, `EPILOGUE_ADD_NORM` and `EPILOGUE_SWIGLU` of `gemm/fused_layer_phases.cuh`.
 #[derive(Clone, Copy)]
 enum Results {
     Store,
@@ -395,7 +395,7 @@ impl Stages {
     }
 }
 
-/// `Plain` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone
+/// `F32Params` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone
 /// would leave multiprocessors without work. `matrices`: each with its output; `x` f32
 /// `[rows][cols]`.
 fn plain_words(

@@ -32,7 +32,7 @@ const PLAIN_TURN: usize = 512;
 const PLAIN_JOBS: usize = 255;
 /// Shared memory that f32 matrices add, in bytes.
 pub(super) const PLAIN_SHARED: usize = 17 << 10;
-/// Words that `Segment` of `gemm/decode_gemm_small_batch.cu` has.
+/// Words that `Matrix` of `gemm/decode_gemm_small_batch.cu` has.
 const SEGMENT_WORDS: usize = 8;
 
 /// Dynamic shared memory of a block of small-batch GEMMs, in bytes.
@@ -352,7 +352,7 @@ impl Part {
     }
 }
 
-/// `Plain` of `gemm/f32_gemm.cuh` with room for `most` segments: groups of 8 rows, K cut into
+/// `F32Params` of `gemm/f32_gemm.cuh` with room for `most` segments: groups of 8 rows, K cut into
 /// slices where groups alone would leave multiprocessors without work. `x` f32 `[rows][cols]`; the
 /// outputs are those of the first of its rows.
 pub(super) fn plain_words(

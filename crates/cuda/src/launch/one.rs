@@ -28,7 +28,7 @@ const SUM_BYTES: usize = 4 * TILE_ROWS + 4;
 const MOST_VALUES: usize = 1024;
 /// Shared memory of a block besides, in bytes, at most.
 const OWN_SHARED: usize = 1024;
-/// Words of `Segment` in `gemm/gemv.cu`.
+/// Words of `Matrix` in `gemm/gemv.cu`.
 const SEGMENT_WORDS: usize = 6;
 
 /// The row that is multiplied.
@@ -59,7 +59,7 @@ pub enum Results {
 
 /// The packed segments of a launch.
 struct Line {
-    /// `Segment`s of `gemm/gemv.cu`.
+    /// `Matrix` structs of `gemm/gemv.cu`.
     words: Vec<u64>,
     /// Where `gemm/decode_gemm_small_batch.cu` cuts them.
     shares: u64,

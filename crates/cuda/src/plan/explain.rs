@@ -5,6 +5,9 @@ use std::fmt;
 
 use super::{Key, Plans};
 
+/// Order and name of the kind of pass, operation, file, reason.
+type KernelUse = (usize, String, &'static str, &'static str, &'static str);
+
 /// A kernel that runs for some rows of a kind of pass.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ExplainedKernel {
@@ -84,7 +87,7 @@ pub(crate) fn explain(plans: &Plans) -> Vec<ExplainedKernel> {
     // The row buckets of each kind of pass, in rising order.
     let mut buckets: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     // By kind of pass, operation, file and reason: the buckets that launch it.
-    let mut uses: BTreeMap<(usize, String, &str, &str, &str), Vec<usize>> = BTreeMap::new();
+    let mut uses: BTreeMap<KernelUse, Vec<usize>> = BTreeMap::new();
     for (key, plan) in &plans.all {
         let (order, name, rows) = pass_of(*key);
         let known = buckets.entry(order).or_default();
@@ -95,7 +98,7 @@ pub(crate) fn explain(plans: &Plans) -> Vec<ExplainedKernel> {
             let file = launch.unit.file;
             let operation = file.split('/').next().unwrap_or(file);
             let noted = plan.reasons.iter().find(|(noted, _)| *noted == file);
-            let reason = noted.map_or_else(|| default_reason(file), |(_, reason)| reason);
+            let reason = noted.map_or_else(|| default_reason(file), |&(_, reason)| reason);
             let used = uses
                 .entry((order, name.clone(), operation, file, reason))
                 .or_default();
@@ -107,7 +110,7 @@ pub(crate) fn explain(plans: &Plans) -> Vec<ExplainedKernel> {
     for known in buckets.values_mut() {
         known.sort_unstable();
     }
-    let explained = |((order, pass, operation, file, reason), used): (_, Vec<usize>)| {
+    let explained = |((order, pass, operation, file, reason), used): (KernelUse, Vec<usize>)| {
         let known: &[usize] = buckets.get(&order).map_or(&[], Vec::as_slice);
         let mut rows: Vec<(usize, usize)> = Vec::new();
         let mut before = 0;

@@ -1,4 +1,4 @@
-//! The order in which `delta/walk` visits the nodes of a tree, and where their convolution's inputs
+//! The order in which `gated_delta/decode_recurrent.cu` visits the nodes of a tree, and where their convolution's inputs
 //! stand: the host knows a tree before the card does, so it works these out and the step's header
 //! carries them.
 //!

@@ -194,7 +194,7 @@ impl Cut {
     }
 }
 
-/// Bytes of `Room` in `kernels/gated_delta/decode_wy_tree.cu`.
+/// Bytes of `SharedStorage` in `kernels/gated_delta/decode_wy_tree.cu`.
 fn shared(nodes: usize, columns: usize) -> usize {
     let rows = 2 * nodes * 4 * DIM;
     let before = columns * 4 * DIM + 16 * (2 * DIM + columns) + 16 * nodes;

@@ -29,7 +29,7 @@ fn cluster(shape: Shape) -> Option<usize> {
     (1..=MOST_TOGETHER).rev().find(fits)
 }
 
-/// Bytes of `Room` in `kernels/gated_delta/decode_wy_tree_sm90.cu`.
+/// Bytes of `SharedStorage` in `kernels/gated_delta/decode_wy_tree_sm90.cu`.
 fn shared(nodes: usize) -> usize {
     let (most, pairs, diagonal) = (MAX_NODES, 80, 12);
     let operands = (2 * most + COLUMNS) * 4 * DIM;

@@ -76,7 +76,7 @@ impl Cut {
         4 * 16 * WALKERS * self.heads
     }
 
-    /// Bytes of `Room` in `kernels/gated_delta/decode_recurrent.cu`.
+    /// Bytes of `SharedStorage` in `kernels/gated_delta/decode_recurrent.cu`.
     fn room(self) -> usize {
         // Keys, queries, v, gates and their product, to whole 16 bytes.
         let node = 4 * (2 * DIM + self.columns() + (2 * self.heads + 1).next_multiple_of(4));
