@@ -311,6 +311,7 @@ impl Backend for CudaBackend {
     fn probe(&self) -> Result<DeviceInfo, DeviceError> {
         // The driver needs a context to report free memory, which takes hundreds of megabytes of
         // the GPU. NVML needs none. Without NVML, opening a plan finds out what is free.
+        let total = self.gpu.total_bytes;
         let reported = if self.options.unseen {
             None
         } else {
