@@ -8,7 +8,7 @@ mod chain;
 mod chunk;
 mod commit;
 mod draft;
-pub mod explain;
+pub(crate) mod explain;
 mod forms;
 mod head;
 mod layers;
