@@ -21,6 +21,8 @@ const MODELS: [&str; 2] = [
     "qwen3.5-27b:q4_k_m-published",
     "qwen3.5-0.8b:bf16-published",
 ];
+/// The reason of kernels without an alternative, which the table leaves out.
+const ONLY_KERNEL: &str = "the only kernel";
 /// Compute capability and multiprocessors of a usual GPU.
 const GPUS: [(u32, u32); 5] = [(80, 108), (86, 82), (89, 128), (90, 132), (120, 170)];
 const LIMITS: Limits = Limits {
@@ -64,8 +66,14 @@ fn table() -> String {
                     let backend = CudaBackend::with_options(gpu, options);
                     let kv = format.name();
                     writeln!(out, "\n{name} on sm_{number}, KV {kv}, {numerics:?}").unwrap();
-                    for line in backend.explain(&plan).unwrap() {
-                        writeln!(out, "{line}").unwrap();
+                    let explained = backend.explain(&plan).unwrap();
+                    for line in explained.iter().filter(|line| line.reason != ONLY_KERNEL) {
+                        let words: Vec<String> = line
+                            .to_string()
+                            .split_whitespace()
+                            .map(str::to_owned)
+                            .collect();
+                        writeln!(out, "{}", words.join(" ")).unwrap();
                     }
                 }
             }
