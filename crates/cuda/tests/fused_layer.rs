@@ -438,7 +438,7 @@ fn fused_layer_of_real_widths_matches_reference() {
 /// Shapes whose gate has `own` tiles per block and four more, so that some blocks have no unit of
 /// those. The last tile lacks `missing` rows.
 fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
-    let blocks = card_of(gpu).sm_count as usize;
+    let blocks = card_of(gpu).sm_count;
     LayerShape {
         hidden: 512 / own,
         ffn: 128 * (own * blocks + 4) - missing,
