@@ -19,10 +19,11 @@ pub(crate) const FAST: CpuOptions = CpuOptions {
 
 pub(crate) fn ember(name: &str) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember");
-    match here.is_dir() {
-        true => here.join(name),
-        // A test program that was carried elsewhere runs two folders below the root.
-        false => Path::new("../../models/ember").join(name),
+    if here.is_dir() {
+        here.join(name)
+    } else {
+        // A test program on another machine runs two folders below the root.
+        Path::new("../../models/ember").join(name)
     }
 }
 
