@@ -1,3 +1,4 @@
 //! Benches; see README.md beside this package.
 
 pub mod cuda;
+pub mod tables;

@@ -1,0 +1,68 @@
+//! Tables over small results, and the README of this folder against its results.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Column, TABLES, Table, read_results, render, update};
+
+const TIMES: Table = Table {
+    name: "times",
+    file: "unused",
+    filter: |m| m.begins("bench", "step"),
+    label: &[("case", "case")],
+    columns: &[Column {
+        heading: "ms",
+        field: "ms",
+        scale: 1.0,
+        decimals: 1,
+    }],
+    sources: true,
+};
+
+#[test]
+fn a_table_shows_the_last_measurement_of_each_row_and_its_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("results.jsonl");
+    let lines = [
+        r#"{"bench":"run","commit":"aaaaaaa","utc":"2026-01-01T00:00","command":"old"}"#,
+        r#"{"bench":"step","case":"verify 16","ms":9.0}"#,
+        r#"{"bench":"run","commit":"bbbbbbb","utc":"2026-01-02T00:00","command":"new"}"#,
+        r#"{"bench":"step","case":"verify 16","ms":1234.56}"#,
+        r#"{"bench":"step","case":"verify 8","ms":3.04}"#,
+        r#"{"bench":"other","case":"verify 1","ms":1.0}"#,
+    ];
+    fs::write(&path, lines.join("\n")).unwrap();
+    let text = render(&TIMES, &read_results(&path).unwrap());
+    let expected = "| case | ms |\n|---|---|\n| verify 8 | 3.0 |\n| verify 16 | 1,234.6 |\n\n\
+        Source: `results/unused`; bbbbbbb (2026-01-02) `new`.\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_damaged_line_is_named_with_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("results.jsonl");
+    fs::write(&path, "{}\nnot json\n").unwrap();
+    let error = format!("{:#}", read_results(&path).unwrap_err());
+    assert!(error.contains("results.jsonl:2"), "{error}");
+}
+
+#[test]
+fn the_readme_shows_the_current_results() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(folder.join("README.md")).unwrap();
+    let current = update(&readme, &folder.join("results")).unwrap();
+    assert!(
+        readme == current,
+        "benches/README.md is older than its results: run `cargo run -p benches --bin tables`"
+    );
+    assert!(TABLES.iter().all(|t| {
+        render(
+            t,
+            &read_results(&folder.join("results").join(t.file)).unwrap(),
+        )
+        .lines()
+        .count()
+            > 2
+    }));
+}
