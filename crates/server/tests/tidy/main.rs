@@ -3,6 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
+mod cycles;
+mod names;
+mod source;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
