@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::source::{bool_matches, defined_types, sources};
-use super::{check, is_code, read, tracked};
+use super::{check_remaining, is_code, read, tracked};
 
 /// How often a type name may be defined in the workspace.
 const MAX_DEFINITIONS: usize = 2;
@@ -18,17 +18,17 @@ fn no_type_name_is_defined_more_than_twice() {
             places.entry(name).or_default().push(source.name.clone());
         }
     }
-    let often = places
+    let often: Vec<String> = places
         .into_iter()
         .filter(|(_, files)| files.len() > MAX_DEFINITIONS)
         .map(|(name, files)| format!("{name}: {}", files.join(", ")))
         .collect();
-    check("a type name has at most two definitions", often);
+    check_remaining("a type name has at most two definitions", &often);
 }
 
 #[test]
 fn booleans_are_branched_on_with_if() {
-    let matches = sources()
+    let matches: Vec<String> = sources()
         .iter()
         .flat_map(|source| {
             let lines = bool_matches(&source.file);
@@ -37,7 +37,7 @@ fn booleans_are_branched_on_with_if() {
                 .map(|line| format!("{}:{line}", source.name))
         })
         .collect();
-    check("`if`, not `match`, for a boolean", matches);
+    check_remaining("`if`, not `match`, for a boolean", &matches);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn lines_end_at_the_column_limit() {
             }
         }
     }
-    check("lines end at column 100 (Rust) or 120 (CUDA)", long);
+    check_remaining("lines end at column 100 (Rust) or 120 (CUDA)", &long);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn no_retired_word_is_used() {
             }
         }
     }
-    check("retired words stay retired", found);
+    check_remaining("retired words stay retired", &found);
 }
 
 /// Whether `line` has `word` between characters that are no letters; `_` separates words of an identifier.
