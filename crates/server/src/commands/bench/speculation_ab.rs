@@ -27,12 +27,12 @@ use crate::settings::GenerationDefaults;
 
 /// Texts that were not written for a model to continue: the beginnings of these files.
 pub(super) const SOURCES: [&str; 6] = [
-    include_str!("../../../../contract/src/tree.rs"),
-    include_str!("../../../../chat/src/stop.rs"),
-    include_str!("../../../../cpu/src/thread_pool.rs"),
-    include_str!("../../../../gguf/src/error.rs"),
-    include_str!("../../../../model/src/names.rs"),
-    include_str!("../../../../../harness/load/run.py"),
+    include_str!("sources/tree.txt"),
+    include_str!("sources/stop.txt"),
+    include_str!("sources/pool.txt"),
+    include_str!("sources/error.txt"),
+    include_str!("sources/names.txt"),
+    include_str!("sources/run.txt"),
 ];
 /// Tokens of each that are the prompt.
 pub(super) const OF_SOURCE: usize = 200;
