@@ -32,20 +32,22 @@ enum Event { FULL = 1, FREE };
 __shared__ alignas(128) unsigned tile[2048];
 __shared__ uint64_t bars[3];
 
-__device__ uint32_t address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ uint32_t address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 __device__ void signal(Event e) {
     if (MEET == 0 || MEET == 6) asm volatile("bar.arrive %0, 256;" ::"r"((int)e) : "memory");
     if (MEET == 2) asm volatile("bar.sync %0, 256;" ::"r"((int)e) : "memory");
     if (PHASES) {
         if (ONE_LANE) __syncwarp();
-        if (!ONE_LANE || threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address(bars + e)) : "memory");
+        if (!ONE_LANE || threadIdx.x % 32 == 0)
+            asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address(bars + e)) : "memory");
     }
 }
 
 __device__ void await(Event e, int turn) {
     if (PHASES) {
-        asm volatile("{\n.reg .pred done;\nagain: mbarrier." WAIT ".parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(address(bars + e)),
+        asm volatile("{\n.reg .pred done;\nagain: mbarrier." WAIT
+                     ".parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(address(bars + e)),
                      "r"(turn & 1)
                      : "memory");
     } else {
@@ -57,13 +59,15 @@ __device__ void expect() {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address(bars + FULL)), "r"(8192) : "memory");
 }
 
-__device__ void copy(const unsigned *in) {
+__device__ void copy(const unsigned* in) {
     const uint32_t full = address(bars + FULL);
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address(tile)), "l"(in), "r"(8192), "r"(full)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address(tile)),
+        "l"(in), "r"(8192), "r"(full)
+        : "memory");
 }
 
-__global__ void turns(const unsigned *in, unsigned *out, int n) {
+__global__ void turns(const unsigned* in, unsigned* out, int n) {
     if (PHASES) {
         if (threadIdx.x == 0) {
             for (int e = FULL; e <= FREE; e++) {
