@@ -46,8 +46,8 @@ pub struct Options {
     /// Run small models as large ones run, without launches of their own for steps of one row, for
     /// tests.
     pub as_large: bool,
-    /// In which order steps sum where nothing is promised ([`contract::OpenPlan::exact`]); `None`
-    /// for what is best here.
+    /// Numerics of decode steps where the plan does not require batch-invariant ones; `None` for
+    /// the default of this GPU and model.
     pub numerics: Option<Numerics>,
     /// Plan as if all of the card's memory were free: for a card that is not here.
     pub unseen: bool,

@@ -1,6 +1,6 @@
 //! Speculative decoding: which trees are proposed, how large they are, and whether drafting pays.
 //!
-//! [`TreeSource`] is the interface; [`DraftModelSource`](draft_model) implements it over the
+//! [`TreeSource`] is the interface; `DraftModelSource` implements it over the
 //! runner's draft model. `build_tree` turns candidates into a tree, `costs` sizes it, and
 //! `controller` limits what drafting may lose.
 
