@@ -8,7 +8,7 @@ use contract::{
 };
 
 use crate::check;
-use crate::compile::{self, Modules};
+use crate::compile::Modules;
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
@@ -16,6 +16,7 @@ use crate::launch::Unit;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::numerics::Numerics;
+use crate::options::Options;
 use crate::plan::explain::{ExplainedKernel, explain};
 use crate::plan::{Facts, Plans, numerics_of};
 use crate::probe::GpuInfo;
@@ -26,34 +27,6 @@ use crate::weights::{Sources, WeightSet, Weights};
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to
 /// rounding.
 const PREFILL_ALIGN: usize = 64;
-
-/// How a card is to be used.
-#[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// The most memory to take, in bytes; `None` for all that is free.
-    pub vram_limit: Option<u64>,
-    /// Run launch by launch instead of as captured graphs, to find faults.
-    pub eager: bool,
-    /// Read prompts as chains of tree nodes instead of in chunks, to find faults.
-    pub chains: bool,
-    /// Fill everything but weights with NaNs before the first use, for tests.
-    pub poison: bool,
-    /// Give pages of keys and values out in a scattered order, for tests.
-    pub scatter: bool,
-    /// Compile attention so that trees may have windows ([`contract::AttentionWindow`]); without, a
-    /// tree with one is refused.
-    pub windows: bool,
-    /// Run small models as large ones run, without launches of their own for steps of one row, for
-    /// tests.
-    pub as_large: bool,
-    /// Numerics of decode steps where the plan does not require batch-invariant ones; `None` for
-    /// the default of this GPU and model.
-    pub numerics: Option<Numerics>,
-    /// Plan as if all of the card's memory were free: for a card that is not here.
-    pub unseen: bool,
-    /// How kernels are compiled.
-    pub compile: compile::Options,
-}
 
 /// One card as a device.
 #[derive(Debug, Clone)]

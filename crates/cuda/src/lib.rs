@@ -24,6 +24,7 @@ pub mod launch;
 mod memory;
 mod meter;
 mod numerics;
+mod options;
 pub mod pack;
 mod pages;
 mod pinned;
@@ -37,12 +38,13 @@ mod step;
 pub mod timing;
 mod weights;
 
-pub use backend::{CudaBackend, Options};
+pub use backend::CudaBackend;
 pub use gpu_props::GpuProps;
 #[cfg(feature = "inspect")]
 pub use inspect::InspectedRunner;
 pub use meter::{Meter, Reading};
 pub use numerics::Numerics;
+pub use options::Options;
 pub use plan::explain::ExplainedKernel;
 pub use plan::select;
 pub use probe::{Absence, GpuInfo, probe};

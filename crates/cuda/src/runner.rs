@@ -18,11 +18,11 @@ use contract::{
     SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
-use crate::backend::Options;
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::Engine;
 use crate::exec::answer::candidates;
+use crate::options::Options;
 use crate::pages::{PageId, PagePool, SharedPagePool};
 use crate::pinned::PinnedPool;
 use crate::snapshot::{CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, Snapshot};

@@ -1,5 +1,5 @@
-//! Prefill as chains of tree nodes, committed one after another: the slow path that separates faults
-//! of the chunk kernels from others.
+//! Prefill as chains of tree nodes, committed one after another: the slow path that separates
+//! faults of the chunk kernels from others.
 
 use contract::{DeviceError, LogitsRequest, LogitsRow, TokenId, Tree, TreePath};
 

@@ -17,7 +17,8 @@ use crate::pack::{ActivationFormat, WeightKind};
 const MAX_SEGMENTS: usize = 8;
 /// Matrices of a chain besides the next layer's; gate and up are one.
 const OWN_SEGMENTS: usize = 3;
-/// Stages a launch has room for, and words of a stage and of a segment in `gemm/fused_layer_phases.cuh`.
+/// Stages a launch has room for, and words of a stage and of a segment in
+/// `gemm/fused_layer_phases.cuh`.
 const STAGES: usize = 4;
 const STAGE_WORDS: usize = 12;
 const SEGMENT_WORDS: usize = 8;
@@ -242,7 +243,8 @@ struct Stages {
     stages: Vec<u64>,
 }
 
-/// What becomes of a stage's products, the `EPILOGUE_STORE`, `EPILOGUE_ADD_NORM` and `EPILOGUE_SWIGLU` of `gemm/fused_layer_phases.cuh`.
+/// What becomes of a stage's products, the `EPILOGUE_STORE`, `EPILOGUE_ADD_NORM` and
+/// `EPILOGUE_SWIGLU` of `gemm/fused_layer_phases.cuh`.
 #[derive(Clone, Copy)]
 enum Results {
     Store,

@@ -185,6 +185,15 @@ fn slot_args(args: Args, slots: Slots) -> Args {
     args.ptr(slots.at).u64(slots.stride)
 }
 
+/// What convolution and gates are made from, in the order in which every kernel that makes them for
+/// several rows takes it.
+fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
+    let args = row_args(Args::new().ptr(header), inputs.qkv);
+    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
+    let args = slot_args(args, layer.window);
+    args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt)
+}
+
 /// A launch of `block` threads a block, one `extern "C"` entry per unit.
 fn launch(entry: &'static str, unit: Unit, grid: [usize; 3], block: u32, args: Args) -> Launch {
     Launch {

@@ -1,8 +1,8 @@
 //! Chunks of a prompt: the delta rule in chunk form, 64 positions at a time, state and window
 //! brought along.
 
+use super::conv_args;
 use super::norm::{Out, Source, gated_norm};
-use super::tree::conv_args;
 use super::{DIM, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 

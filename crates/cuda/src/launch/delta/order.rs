@@ -1,6 +1,6 @@
-//! The order in which `gated_delta/decode_recurrent.cu` visits the nodes of a tree, and where their convolution's inputs
-//! stand: the host knows a tree before the card does, so it works these out and the step's header
-//! carries them.
+//! The order in which `gated_delta/decode_recurrent.cu` visits the nodes of a tree, and where their
+//! convolution's inputs stand: the host knows a tree before the card does, so it works these out
+//! and the step's header carries them.
 //!
 //! Every node is visited after its parent. A leaf changes no state; where a node has several
 //! children with children of their own, the state behind it waits while all but the last of them

@@ -3,7 +3,7 @@
 use super::norm::{Out, Source, gated_norm};
 use super::tree_sm90;
 use super::walk::{kept_bytes, walk};
-use super::{DIM, Group, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
+use super::{DIM, Group, Inputs, Layer, Rows, Shape, conv_args, dim, launch, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, Launch, Unit};
 
@@ -217,15 +217,6 @@ pub fn tree_unit(
     } else {
         Cut::of(gpu, shape, rows, trees).unit(shape)
     }
-}
-
-/// What convolution and gates are made from, in the order in which every kernel that makes them for
-/// several rows takes it.
-pub(super) fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
-    let args = row_args(Args::new().ptr(header), inputs.qkv);
-    let args = row_args(row_args(args, inputs.alpha), inputs.beta);
-    let args = slot_args(args, layer.window);
-    args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt)
 }
 
 /// The factor form: convolution, gates, u and o of all nodes of a tree from one read of its state.

@@ -1,8 +1,8 @@
 //! The factor form of one tree on Hopper: products by warpgroups, and the output norm in the same
 //! launch.
 
+use super::conv_args;
 use super::norm::Out;
-use super::tree::conv_args;
 use super::{DIM, Inputs, Layer, Shape, dim, row_args, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};

@@ -1,6 +1,6 @@
 //! The walk over trees: node by node, with the bits of single steps.
 
-use super::tree::conv_args;
+use super::conv_args;
 use super::{DIM, Inputs, Layer, Shape, dim, launch, order, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
