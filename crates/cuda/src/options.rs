@@ -3,7 +3,7 @@
 use crate::compile;
 use crate::numerics::Numerics;
 
-/// How a card is to be used.
+/// Limits and switches of one GPU; the defaults are what a server uses.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The most memory to take, in bytes; `None` for all that is free.
@@ -25,7 +25,7 @@ pub struct Options {
     /// Numerics of decode steps where the plan does not require batch-invariant ones; `None` for
     /// the default of this GPU and model.
     pub numerics: Option<Numerics>,
-    /// Plan as if all of the card's memory were free: for a card that is not here.
+    /// Plan as if all memory were free: for a GPU that is not in this machine.
     pub unseen: bool,
     /// How kernels are compiled.
     pub compile: compile::Options,
