@@ -50,7 +50,7 @@ impl CpuBackend {
     /// ([`contract::quant::hadamard`]). Off by default, because the states would differ from those
     /// of devices without rotation.
     #[must_use]
-    pub fn turning(self) -> CpuBackend {
+    pub fn with_rotation(self) -> CpuBackend {
         CpuBackend {
             rotated: true,
             ..self

@@ -1,24 +1,23 @@
-//! What a sequence holds for its draft: keys and values of the committed tokens in sight, and
-//! features on their way to becoming such.
+//! A sequence's state for its draft: keys and values of the visible committed tokens, and pending
+//! features.
 
 use contract::{DraftSpec, KvFormat, KvFormats, NodeIdx};
 
 use crate::kv_shape::KvShape;
 
-/// Feature rows that may wait for their projection: the products of a few rows cost hardly more
-/// than those of one, so committed tokens are projected together, at the latest when a draft or a
-/// snapshot needs them.
-pub(crate) const WAITING: usize = 256;
+/// Maximum pending feature rows. The products of a few rows cost hardly more than those of one, so
+/// committed tokens are projected together, at the latest when a draft or a snapshot needs them.
+pub(crate) const MAX_PENDING_FEATURES: usize = 256;
 
-/// A sequence's side of its draft. Dropped with the sequence.
+/// A sequence's draft state. Dropped with the sequence.
 pub(crate) struct DraftCache {
-    /// Bottom to top.
+    /// One per layer, bottom to top.
     pub(crate) rings: Vec<DraftRing>,
-    /// Features of the nodes pending, `[n_nodes, capture_layers * hidden]`.
-    pub(crate) pending: Vec<f32>,
-    /// Features of the last committed tokens, `[n, capture_layers * hidden]`, that the rings do not
-    /// hold yet.
-    pub(crate) waiting: Vec<f32>,
+    /// Features of the pending tree's nodes, `[n_nodes, capture_layers * hidden]`.
+    pub(crate) tree_features: Vec<f32>,
+    /// Pending features: those of the last committed tokens that the rings do not hold yet,
+    /// `[n, capture_layers * hidden]`.
+    pub(crate) pending_features: Vec<f32>,
     /// `capture_layers * hidden`.
     width: usize,
 }
@@ -28,7 +27,7 @@ pub(crate) struct DraftRing {
     pub(crate) keys: Vec<u8>,
     pub(crate) values: Vec<u8>,
     pub(crate) shape: KvShape,
-    /// The layer's window, or the longest the sequence may get, if that is less.
+    /// The layer's window, or the sequence's maximum length if that is less.
     pub(crate) slots: usize,
 }
 
@@ -44,7 +43,7 @@ pub(crate) fn cache_bytes(
         let row = 2 * kv.bytes(a.n_kv_heads * a.head_dim);
         (slots(layer.window, max_len) * row) as u64
     };
-    let features = 4 * (tree_nodes + 2 * WAITING) * spec.fc.cols;
+    let features = 4 * (tree_nodes + 2 * MAX_PENDING_FEATURES) * spec.fc.cols;
     (spec.layers.iter().map(ring).sum(), features as u64)
 }
 
@@ -53,7 +52,7 @@ fn slots(window: usize, max_len: usize) -> usize {
 }
 
 impl DraftCache {
-    /// An empty one, for a sequence that may grow to `max_len` tokens.
+    /// Empty state of a sequence of up to `max_len` tokens.
     pub(crate) fn new(spec: &DraftSpec, kv: KvFormat, max_len: usize) -> DraftCache {
         let formats = KvFormats { k: kv, v: kv };
         let ring = |layer: &contract::DraftLayer| {
@@ -68,29 +67,29 @@ impl DraftCache {
         };
         DraftCache {
             rings: spec.layers.iter().map(ring).collect(),
-            pending: Vec::new(),
-            waiting: Vec::new(),
+            tree_features: Vec::new(),
+            pending_features: Vec::new(),
             width: spec.fc.cols,
         }
     }
 
-    /// Rows that wait for their projection.
-    pub(crate) fn n_waiting(&self) -> usize {
-        self.waiting.len() / self.width
+    /// Number of pending feature rows.
+    pub(crate) fn n_pending_features(&self) -> usize {
+        self.pending_features.len() / self.width
     }
 
-    /// The features of `path` become those of committed tokens.
+    /// Moves the features of `path` to the pending features.
     pub(crate) fn commit(&mut self, path: &[NodeIdx]) {
         for node in path {
-            let row = &self.pending[node.index() * self.width..][..self.width];
-            self.waiting.extend_from_slice(row);
+            let row = &self.tree_features[node.index() * self.width..][..self.width];
+            self.pending_features.extend_from_slice(row);
         }
     }
 
-    /// Copies the last `n` positions before `position` of every ring into `[n, ...]` stored rows,
-    /// in position order, `n` being what the ring holds of them. Nothing may be waiting.
+    /// Copies the last `n` positions before `position` of every ring to stored rows `[n, ...]` in
+    /// position order, where `n` is the number that the ring holds. No features may be pending.
     pub(crate) fn save(&self, position: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
-        debug_assert!(self.waiting.is_empty(), "snapshots project first");
+        debug_assert!(self.pending_features.is_empty(), "snapshots project first");
         let save = |ring: &DraftRing| {
             let copy = |bytes: &[u8], row: usize| -> Vec<u8> {
                 let held = ring.held(position);
@@ -108,10 +107,10 @@ impl DraftCache {
         self.rings.iter().map(save).collect()
     }
 
-    /// Puts back what [`DraftCache::save`] copied, from a ring of any size.
+    /// Restores the copy of [`DraftCache::save`], from a ring of any size.
     pub(crate) fn restore(&mut self, position: usize, saved: &[(Vec<u8>, Vec<u8>)]) {
-        self.waiting.clear();
-        self.pending.clear();
+        self.pending_features.clear();
+        self.tree_features.clear();
         for (ring, (keys, values)) in self.rings.iter_mut().zip(saved) {
             let slots = ring.slots;
             let put = |bytes: &mut [u8], rows: &[u8], row: usize| {
@@ -132,12 +131,12 @@ impl DraftCache {
 }
 
 impl DraftRing {
-    /// The positions held when `position` tokens are committed.
+    /// The positions held if `position` tokens are committed.
     pub(crate) fn held(&self, position: usize) -> std::ops::Range<usize> {
         position.saturating_sub(self.slots)..position
     }
 
-    /// The stored key of one head at a position that is held.
+    /// The stored key of one head at a held position.
     pub(crate) fn key(&self, position: usize, kv_head: usize) -> &[u8] {
         let shape = self.shape;
         let bytes = shape.k.row_bytes(shape.head_dim);
@@ -145,7 +144,7 @@ impl DraftRing {
         &self.keys[at..at + bytes]
     }
 
-    /// The stored value of one head at a position that is held.
+    /// The stored value of one head at a held position.
     pub(crate) fn value(&self, position: usize, kv_head: usize) -> &[u8] {
         let shape = self.shape;
         let bytes = shape.v.row_bytes(shape.head_dim);

@@ -28,12 +28,12 @@ impl ExecContext<'_> {
         for (i, layer) in weights.layers.iter().enumerate() {
             match &layer.mixer {
                 LayerMixer::Attention(a) => {
-                    let mut shares = shares(segments, i, LayerState::attention);
-                    attention::mix(*self, a, arena, &mut shares);
+                    let mut segments = layer_segments(segments, i, LayerState::attention);
+                    attention::mix(*self, a, arena, &mut segments);
                 }
                 LayerMixer::Delta(d) => {
-                    let mut shares = shares(segments, i, LayerState::delta);
-                    delta::mix(*self, d, arena, &mut shares);
+                    let mut segments = layer_segments(segments, i, LayerState::delta);
+                    delta::mix(*self, d, arena, &mut segments);
                 }
             }
             self.add_norm_of(arena, n_rows, &layer.ffn_norm);
@@ -47,12 +47,12 @@ impl ExecContext<'_> {
 }
 
 /// The segments of layer `layer`; `pick` selects the state.
-fn shares<'s, S>(
+fn layer_segments<'s, S>(
     segments: &'s mut [Segment<'_>],
     layer: usize,
     pick: impl Fn(&mut LayerState) -> Option<&mut S>,
 ) -> Vec<LayerSegment<'s, S>> {
-    let share = |segment: &'s mut Segment<'_>| {
+    let segment = |segment: &'s mut Segment<'_>| {
         Some(LayerSegment {
             work: segment.work,
             first_row: segment.first_row,
@@ -61,5 +61,5 @@ fn shares<'s, S>(
             state: pick(segment.seq.layers.get_mut(layer)?)?,
         })
     };
-    segments.iter_mut().filter_map(share).collect()
+    segments.iter_mut().filter_map(segment).collect()
 }

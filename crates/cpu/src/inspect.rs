@@ -1,4 +1,4 @@
-//! A look inside the runner, for conformance only.
+//! Access to a runner's internals, for conformance tests only.
 
 use contract::inspect::Inspect;
 use contract::quant::hadamard;
@@ -9,14 +9,13 @@ use crate::reference::kv;
 use crate::runner::CpuRunner;
 use crate::state::LayerState;
 
-/// A runner that can be looked into.
+/// A runner with inspection.
 pub trait InspectedRunner: Runner + Inspect {}
 
 impl InspectedRunner for CpuRunner {}
 
 impl CpuBackend {
-    /// Opens a plan as [`Backend::open`](contract::Backend::open) does, and lets the runner be
-    /// looked into.
+    /// Opens a plan like [`Backend::open`](contract::Backend::open), with inspection.
     pub fn open_inspected(
         &self,
         plan: OpenPlan,
@@ -27,7 +26,7 @@ impl CpuBackend {
 }
 
 impl CpuRunner {
-    /// The settled state of a layer.
+    /// The up-to-date state of a layer.
     fn layer(&mut self, seq: SeqId, layer: usize) -> Result<(usize, &LayerState), DeviceError> {
         let sequence = self
             .sequences

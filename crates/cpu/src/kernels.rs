@@ -1,9 +1,8 @@
 //! The dispatch table of vector functions; [`crate::linear`] has the products with stored weights.
 //!
-//! Each entry implements the named function of [`crate::reference`]. The table is chosen when a
-//! runner is opened; tables differ in rounding only.
-//! The result for one row, head or key must not depend on the number of others in the call
-//! (batch-invariant).
+//! Each entry implements the function of the same name in [`crate::reference`]. The table is chosen
+//! when a runner is opened; tables differ only in rounding. The result for one row, head or key
+//! must not depend on the number of others in the call (batch-invariant).
 
 use crate::reference::{activation, conv, delta, kv, matmul, norm, rows};
 

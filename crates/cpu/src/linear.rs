@@ -1,4 +1,4 @@
-//! One weight matrix, ready to be multiplied with rows of activations.
+//! One weight matrix in memory, and its products with rows of activations.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -18,24 +18,24 @@ use crate::thread_pool::ThreadPool;
 /// Rows of the weight that one parallel item computes on the reference path.
 const REFERENCE_ROWS: usize = 16;
 
-/// Parallel items a thread should find in a region, so that threads end together.
+/// Target number of parallel items per thread in a region, so that threads end together.
 const ITEMS_PER_THREAD: usize = 16;
 
-/// Rows of activations that one parallel item rounds; fewer are not worth a region.
+/// Rows of activations that one parallel item rounds; a region does not pay off for fewer.
 const ROUNDED_ROWS: usize = 8;
 
 /// Float weights are multiplied four columns at a time.
 const FLOAT_COLS: usize = 4;
 
 thread_local! {
-    /// Rounded activations of the call under way; kept to spare allocations.
+    /// Rounded activations of the current call; reused to avoid allocations.
     static ROUNDED: RefCell<Activations> = RefCell::default();
 }
 
-/// A matrix `[rows, cols]`. It owns its bytes; the file's may be dropped after loading.
+/// A matrix `[rows, cols]`. It owns its bytes; the file's bytes may be dropped after loading.
 ///
-/// The fast paths hold weights repacked, at the file's size but for these types: Q6_K one percent
-/// more, Q3_K 6.6 bits a value, Q5_0 and IQ4_NL 8.5, Q4_1, Q5_1 and IQ4_XS 9, Q2_K 16.
+/// The fast paths repack weights. The size is that of the file, except for these types: Q6_K one
+/// percent more, Q3_K 6.6 bits per value, Q5_0 and IQ4_NL 8.5, Q4_1, Q5_1 and IQ4_XS 9, Q2_K 16.
 pub struct Linear {
     name: Arc<str>,
     rows: usize,
@@ -44,16 +44,16 @@ pub struct Linear {
 }
 
 enum WeightStorage {
-    /// The file's bytes, dequantized row by row at every use.
+    /// The file's bytes; each use dequantizes them row by row.
     Reference { ty: QuantType, bytes: Box<[u8]> },
     /// Tiles for the fast kernels.
     Packed { packed: Packed, dispatch: Dispatch },
 }
 
 impl Linear {
-    /// Takes the bytes of `weight` as they are in the file.
+    /// Loads `weight` from its bytes in the file.
     ///
-    /// Fails when their length is not that of the reference.
+    /// Fails if their length does not match the shape.
     pub fn load(
         weight: &WeightRef,
         bytes: &[u8],
@@ -62,7 +62,7 @@ impl Linear {
         Linear::load_on(&ThreadPool::new(1), weight, bytes, dispatch)
     }
 
-    /// [`Linear::load`] with the repacking shared out over `pool`.
+    /// [`Linear::load`] with the repacking split over `pool`.
     pub fn load_on(
         pool: &ThreadPool,
         weight: &WeightRef,
@@ -110,7 +110,7 @@ impl Linear {
         self.cols
     }
 
-    /// Bytes held.
+    /// Bytes in memory.
     pub fn owned_bytes(&self) -> usize {
         match &self.store {
             WeightStorage::Reference { bytes, .. } => bytes.len(),
@@ -118,7 +118,7 @@ impl Linear {
         }
     }
 
-    /// `out[n, rows] = x[n, cols] · weight^T`. A row of `out` has the same bits whatever `n` is.
+    /// `out[n, rows] = x[n, cols] · weight^T`. The bits of a row of `out` do not depend on `n`.
     pub fn apply(&self, pool: &ThreadPool, x: &[f32], n: usize, out: &mut [f32]) {
         apply_all(pool, x, n, &mut [(self, out)]);
     }
@@ -133,8 +133,8 @@ impl Linear {
     ) {
         let n = x.len() / self.cols;
         let row_bytes = ty.row_bytes(self.cols);
-        // Weight rows outermost, so that each is dequantized once: `[rows, n]`, rotated over at the
-        // end.
+        // Weight rows are outermost, so that each is dequantized once: `[rows, n]`, transposed at
+        // the end.
         let mut by_row = vec![0.0; out.len()];
         let blocks = by_row
             .chunks_mut(n * REFERENCE_ROWS)
@@ -156,10 +156,10 @@ impl Linear {
     }
 }
 
-/// Several matrices on the same rows of activations, `x` `[n, cols]`; each part's output is `[n,
+/// Several matrices times the same rows of activations, `x` `[n, cols]`; each part's output is `[n,
 /// rows]`.
 ///
-/// Gives the bits of one [`Linear::apply`] each; faster, since the activations are prepared once
+/// Gives the bits of separate [`Linear::apply`] calls. It is faster: activations are rounded once
 /// and the matrices share one parallel region.
 pub fn apply_all(pool: &ThreadPool, x: &[f32], n: usize, parts: &mut [(&Linear, &mut [f32])]) {
     if n == 0 {
@@ -230,7 +230,7 @@ fn round(pool: &ThreadPool, dispatch: Dispatch, x: &[f32], n: usize, acts: &mut 
     });
 }
 
-/// Rows of a width that float kernels take, with zeros at the end where needed.
+/// Rows padded with zeros to the width that float kernels require.
 fn pad_rows(x: &[f32], cols: usize) -> Cow<'_, [f32]> {
     if cols.is_multiple_of(FLOAT_COLS) {
         return Cow::Borrowed(x);
@@ -243,10 +243,9 @@ fn pad_rows(x: &[f32], cols: usize) -> Cow<'_, [f32]> {
     Cow::Owned(padded)
 }
 
-/// `sum a * b`, each `[n]`: sixteen partial sums over indices of equal remainder, then those in
-/// order.
+/// `sum a * b`, each `[n]`: sixteen partial sums over indices of equal remainder, summed in order.
 ///
-/// The order is fixed, and closer to the exact sum than one running total.
+/// The order is fixed, and more accurate than one running total.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0; LANES];

@@ -1,4 +1,4 @@
-//! How much memory there is, and how much a plan takes of it.
+//! The system's memory, and the memory that a plan needs.
 
 use contract::{
     DeviceError, DraftSpec, FeedForward, KvPool, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan,
@@ -22,11 +22,11 @@ const ROUNDED_BLOCK: usize = 44;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct SystemMemory {
     pub(crate) total: u64,
-    /// What can be had without pushing anything else out.
+    /// Bytes available without evicting anything.
     pub(crate) free: u64,
 }
 
-/// What the system says; `None` where it says nothing.
+/// The system's memory; `None` if the system does not report it.
 pub(crate) fn of_system() -> Option<SystemMemory> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let machine = from_meminfo(&text)?;
@@ -54,7 +54,7 @@ fn from_meminfo(text: &str) -> Option<SystemMemory> {
     })
 }
 
-/// Refuses an allocation that the system has no memory for. A system that does not tell is trusted.
+/// Refuses an allocation that exceeds the system's memory. Passes if the system does not report it.
 pub(crate) fn require(bytes: u64) -> Result<(), DeviceError> {
     match of_system() {
         Some(memory) if memory.free < bytes => Err(DeviceError::OutOfMemory {
@@ -66,13 +66,13 @@ pub(crate) fn require(bytes: u64) -> Result<(), DeviceError> {
     }
 }
 
-/// What opening a checked plan takes, with `threads` threads.
+/// Memory of an opened plan with `threads` threads. The plan must be checked.
 pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> MemoryPlan {
     let (spec, limits) = (&plan.target, plan.limits);
     let sequences = limits.sequences as u64;
     let (token, state, pending) = sequence_bytes(spec, plan.kv, limits);
     let pool = KvPool::for_limits(limits, PAGE).tokens() as u64;
-    // No machine has so much; the sum of the parts stays a number.
+    // No machine has this much; the bound prevents an overflow of the sum.
     let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
     MemoryPlan {
         weights_bytes: weights_bytes(spec, dispatch),
@@ -91,12 +91,12 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> Memo
     }
 }
 
-/// Bytes of a vector as it is loaded: f32.
+/// Bytes of a loaded vector: f32.
 fn vector(weight: &WeightRef) -> usize {
     4 * weight.values()
 }
 
-/// Bytes of a matrix as it is loaded: its tiles.
+/// Bytes of a loaded matrix: its tiles.
 fn matrix_bytes(weight: &WeightRef, dispatch: &Dispatch) -> usize {
     if dispatch.is_reference() {
         weight.bytes()
@@ -105,7 +105,7 @@ fn matrix_bytes(weight: &WeightRef, dispatch: &Dispatch) -> usize {
     }
 }
 
-/// Bytes of a draft's weights as they are loaded.
+/// Bytes of a draft's loaded weights.
 fn draft_weights_bytes(spec: &DraftSpec, dispatch: &Dispatch) -> u64 {
     let bytes = |weight: &&WeightRef| match weight.rows {
         1 => vector(weight),
@@ -114,7 +114,7 @@ fn draft_weights_bytes(spec: &DraftSpec, dispatch: &Dispatch) -> u64 {
     spec.weights().iter().map(bytes).sum::<usize>() as u64
 }
 
-/// Bytes a draft pass works in, beside the features of a target pass.
+/// Buffers of a draft pass, besides the features of a target pass.
 fn draft_pass_bytes(spec: &DraftSpec, limits: Limits) -> u64 {
     let rows = (limits.sequences * spec.block).max(rows_per_pass(limits));
     let widths = spec.layers.iter().map(|layer| {
@@ -130,10 +130,10 @@ fn draft_pass_bytes(spec: &DraftSpec, limits: Limits) -> u64 {
     4 * (rows * width + limits.sequences * attention.max().unwrap_or(0)) as u64
 }
 
-/// Bytes of the weights as they are loaded.
+/// Bytes of the loaded weights.
 fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
     let matrix = |weight: &WeightRef| matrix_bytes(weight, dispatch);
-    // A tied head is the embedding again, in the form products want it.
+    // A tied head is a second copy of the embedding in the layout for products.
     let mut bytes = vector(&spec.final_norm) + matrix(&spec.head);
     for layer in &spec.layers {
         bytes += vector(&layer.mixer_norm) + vector(&layer.ffn_norm);
@@ -154,15 +154,14 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
     bytes as u64
 }
 
-/// Bytes a pass works in: its rows, the rounded inputs of a product, logits, and what each thread
-/// borrows.
+/// Buffers of a pass: its rows, the rounded inputs of a product, logits, and each thread's scratch.
 fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
     let rows = rows_per_pass(limits);
     let floats =
         BufferWidths::of(spec).total() * rows + head::buffer_floats(spec.hidden, spec.vocab);
     let matrices = spec.weights().into_iter().map(|w| w.cols);
     let rounded = rows * matrices.max().unwrap_or(0).next_multiple_of(256) / 32 * ROUNDED_BLOCK;
-    // A tree needs a state for each fork on the way down to a node, and every fork takes two nodes.
+    // A tree needs one state per fork on the path to a node, and a fork has at least two nodes.
     let forks = limits.tree_nodes / 2 + 1;
     let delta = spec.delta_layers().map(|d| {
         let tree = delta::tree_floats(d.k_dim, d.v_dim, forks);

@@ -12,8 +12,8 @@ use crate::state::CpuSequence;
 use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
 
-/// Positions of a chunk; chunks begin at absolute multiples of it, so that the same tokens meet the
-/// same arithmetic however a prompt is cut.
+/// Positions of a chunk. Chunks begin at absolute multiples of it, so that the same tokens get the
+/// same arithmetic however a prompt is split.
 pub(crate) const CHUNK: usize = 64;
 
 /// Most rows of a prefill or verify pass; longer calls use several passes.

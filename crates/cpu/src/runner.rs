@@ -13,7 +13,7 @@ use contract::{
 
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft::{Draft, DraftRoot, HiddenStateCapture, Reach};
-use crate::draft_cache::{DraftCache, WAITING};
+use crate::draft_cache::{DraftCache, MAX_PENDING_FEATURES};
 use crate::kernels::Kernels;
 use crate::pass::{CHUNK, rows_per_pass};
 use crate::pass::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
@@ -191,7 +191,7 @@ impl CpuRunner {
             sequence.position += piece.len();
             if let Some(cache) = &mut sequence.draft {
                 cache
-                    .waiting
+                    .pending_features
                     .extend_from_slice(capture.rows(0..piece.len()));
             }
             if let (Some(draft), Some(cache)) = (&mut self.draft, &mut sequence.draft) {
@@ -269,8 +269,8 @@ impl CpuRunner {
         for (segment, plan) in segments.into_iter().zip(plans.iter()) {
             if let Some(cache) = &mut segment.seq.draft {
                 let rows = segment.first_row..segment.first_row + segment.n_rows;
-                cache.pending.clear();
-                cache.pending.extend_from_slice(capture.rows(rows));
+                cache.tree_features.clear();
+                cache.tree_features.extend_from_slice(capture.rows(rows));
             }
             segment.seq.pending = Some(plan.tree.clone());
         }
@@ -359,8 +359,11 @@ impl Runner for CpuRunner {
                 continue;
             };
             sequence.commit(item.path.nodes());
-            let waiting = sequence.draft.as_ref().map_or(0, DraftCache::n_waiting);
-            if waiting >= WAITING {
+            let waiting = sequence
+                .draft
+                .as_ref()
+                .map_or(0, DraftCache::n_pending_features);
+            if waiting >= MAX_PENDING_FEATURES {
                 self.project(item.seq)?;
             }
         }

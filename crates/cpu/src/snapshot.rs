@@ -179,7 +179,7 @@ impl Snapshot {
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > plan.context {
             return Err(refuse(format!(
-                "it stands at position {position}, the context is {}",
+                "its position is {position}, the context is {}",
                 plan.context
             )));
         }

@@ -298,7 +298,7 @@ impl DeltaState {
         pool.for_each_item(
             self.state.chunks_exact_mut(size).enumerate(),
             |(head, state)| {
-                deferred.fold(kernels, head, state);
+                deferred.apply(kernels, head, state);
             },
         );
         self.deferred_path.clear();
@@ -349,14 +349,14 @@ pub(crate) struct DeferredUpdates<'a> {
 
 impl DeferredUpdates<'_> {
     /// Applies the updates to the state of value head `head`, `[k_dim, v_dim]`, node by node.
-    pub(crate) fn fold(&self, kernels: &Kernels, head: usize, state: &mut [f32]) {
-        for waiting in self.waiting(head, 0..self.shape.v_dim) {
-            (kernels.delta_update)(state, waiting.k, waiting.u, waiting.decay);
+    pub(crate) fn apply(&self, kernels: &Kernels, head: usize, state: &mut [f32]) {
+        for update in self.updates(head, 0..self.shape.v_dim) {
+            (kernels.delta_update)(state, update.k, update.u, update.decay);
         }
     }
 
     /// The updates for value head `head` in order, restricted to some columns.
-    pub(crate) fn waiting(
+    pub(crate) fn updates(
         &self,
         head: usize,
         columns: std::ops::Range<usize>,

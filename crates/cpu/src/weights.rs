@@ -76,7 +76,7 @@ pub(crate) struct Delta {
     pub(crate) norm: Vec<f32>,
 }
 
-/// Loads weights one by one and tells how far it is.
+/// Loads weights one by one and reports its progress.
 pub(crate) struct Loader<'a> {
     source: &'a dyn WeightSource,
     dispatch: &'a Dispatch,

@@ -1,5 +1,5 @@
-//! The suite every device must pass, on the CPU: each block layout and weight type, each pair of
-//! cache formats, the reference and every instruction set this machine has.
+//! The suite that every device must pass, on the CPU: each block layout and weight type, each pair
+//! of KV cache types, the reference and every supported instruction set.
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::suite::{self, Case};

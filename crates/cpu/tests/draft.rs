@@ -1,5 +1,5 @@
-//! The draft on this device: what it says depends on the committed tokens alone, however they came,
-//! and hundreds of trees leave the target's state where the same tokens one by one leave it.
+//! The draft on this device. Its candidates depend only on the committed tokens, however they were
+//! committed. Hundreds of trees leave the target's state bit-identical to token-by-token decoding.
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn ember(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The bundled pair; `window` slides all draft layers but the last.
+/// The bundled pair; with `window`, all draft layers but the last have a sliding window.
 fn plan(window: Option<usize>, context: usize) -> OpenPlan {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let draft = ember("ember-draft.gguf");
@@ -89,7 +89,7 @@ fn feed(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
     }
 }
 
-/// Commits `tokens` as the winding path through trees full of wrong turns.
+/// Commits `tokens` as a winding path through trees that are full of rejected branches.
 fn feed_by_trees(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
     for tokens in tokens.chunks(7) {
         let mut tree = Tree::root(tokens[0]);
@@ -121,7 +121,7 @@ fn drafts_depend_on_committed_tokens_only() {
         runner.prefill(whole, &text, &[]).unwrap();
         let expected = draft(&mut *runner, &[whole]).remove(0);
         assert_eq!(expected.ids.len(), 15 * K);
-        // The target's own prefilled and decoded states differ in their last digits, and so do the
+        // Prefilled and decoded states of the target differ in their last digits, and so do the
         // features.
         let near = |found: &DraftCandidates, exact: bool| {
             let off = found
@@ -143,7 +143,7 @@ fn drafts_depend_on_committed_tokens_only() {
         feed(&mut *runner, single, &text[64..]);
         let one_by_one = draft(&mut *runner, &[single]).remove(0);
         near(&one_by_one, false);
-        // All three at once, in one pass.
+        // All three in one pass.
         let together = draft(&mut *runner, &[single, whole, pieces]);
         assert_eq!(
             together,
@@ -154,7 +154,7 @@ fn drafts_depend_on_committed_tokens_only() {
         runner.prefill(trees, &text[..64], &[]).unwrap();
         feed_by_trees(&mut *runner, trees, &text[64..]);
         assert_eq!(draft(&mut *runner, &[trees]).remove(0), one_by_one);
-        // Asked again, nothing has changed.
+        // A second call gives the same result.
         assert_eq!(draft(&mut *runner, &[trees]).remove(0), one_by_one);
     }
 }
@@ -167,7 +167,7 @@ fn snapshots_include_the_draft_cache() {
         let seq = runner.open(256).unwrap();
         runner.prefill(seq, &text[..128], &[]).unwrap();
         feed(&mut *runner, seq, &text[128..]);
-        // Taken before the features that wait have been projected.
+        // A snapshot with pending features.
         let saved = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
         let expected = draft(&mut *runner, &[seq]).remove(0);
         let mut bytes = Vec::new();
@@ -182,7 +182,7 @@ fn snapshots_include_the_draft_cache() {
         let seq = other.open(400).unwrap();
         other.restore(seq, came.id).unwrap();
         assert_eq!(draft(&mut *other, &[seq]).remove(0), expected);
-        // Read another way, it is another draft.
+        // With another window, the draft is a different model.
         let reading = if window.is_some() { None } else { Some(WINDOW) };
         let mut stranger = open(plan(reading, 256));
         let refused = stranger.import(&mut &bytes[..]).unwrap_err();
@@ -215,7 +215,7 @@ fn invalid_calls_are_refused() {
             "{items:?} {depth} {k}"
         );
     }
-    // With nothing committed there is no context, and a block all the same.
+    // Without committed tokens there is no context, but a block.
     let drafted = runner.draft(&[item(seq, 1)], 3, 8192).unwrap().remove(0);
     assert_eq!(
         (drafted.ids.len(), drafted.k, drafted.lse.len()),

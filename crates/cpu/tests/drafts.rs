@@ -1,10 +1,10 @@
-//! Random drafts in all four file_formats against the publisher's module in PyTorch: full and
-//! sliding layers, every rule of causal blocks, blocks of 4 to 20 rows, one to five layers, tied
-//! and separate heads, each with its converters' traps.
+//! Random-weight drafts in all four file formats against the publisher's module in PyTorch. The
+//! cases cover full and sliding layers, every rule of causal blocks, blocks of 4 to 20 rows, one to
+//! five layers, tied and separate heads, and the known errors of each format's converters.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a fixture that cannot be read, and a value that is off, fail the test"
+    reason = "an unreadable fixture and a wrong value fail the test"
 )]
 
 use conformance::compare::Tolerance;
@@ -20,30 +20,30 @@ const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };
-/// As the reference implementation computes: in f32 all over.
-const AS_JUDGED: (CpuOptions, KvFormat, WeightPrecision) =
+/// The reference implementation's numerics: f32 everywhere.
+const AS_REFERENCE: (CpuOptions, KvFormat, WeightPrecision) =
     (REFERENCE, KvFormat::F32, WeightPrecision::AsStored);
-/// Sums in another order, and nothing else.
+/// Only the order of sums differs.
 const CLOSE: Tolerance = Tolerance {
     absolute: 1e-4,
     relative: 0.0,
 };
-/// Anything but infinities.
+/// Any finite difference.
 const ANY: Tolerance = Tolerance {
     absolute: f32::MAX,
     relative: 0.0,
 };
 
-/// Logits of a draft in a file_format, with all keys and values as `kv`.
+/// Logits of a draft in a file format, with all keys and values as `kv`.
 fn logits(
     draft: &RandomDraft,
-    told: (DraftFileFormat, DraftFileQuirks),
+    (format, quirks): (DraftFileFormat, DraftFileQuirks),
     (options, kv, weights): (CpuOptions, KvFormat, WeightPrecision),
 ) -> Vec<f32> {
     let plan = draft.plan(kv, weights).unwrap();
     let ids = draft.target().unwrap().ids;
-    let loaded = draft.load(told, &plan.target).unwrap();
-    assert_eq!(draft.is(&loaded.spec), told.1.are_correct());
+    let loaded = draft.load((format, quirks), &plan.target).unwrap();
+    assert_eq!(draft.is(&loaded.spec), quirks.are_correct());
     let backend = CpuBackend::new(options);
     draft.logits(&backend, (plan, &ids), (loaded, kv)).unwrap()
 }
@@ -58,18 +58,18 @@ fn reference_draft_logits_match_the_golden_files_in_every_format() {
         let theta = plan.target.attention_layers().next().unwrap().rope.theta;
         let mut first: Option<Vec<f32>> = None;
         for file_format in draft.file_formats(theta) {
-            let told = (file_format, DraftFileQuirks::default());
-            let found = logits(&draft, told, AS_JUDGED);
+            let file = (file_format, DraftFileQuirks::default());
+            let found = logits(&draft, file, AS_REFERENCE);
             draft
                 .check(&found, CLOSE)
                 .unwrap_or_else(|error| panic!("{file_format:?}: {error}"));
-            // All file_formats hold the same numbers.
+            // All file formats hold the same values.
             let first = first.get_or_insert_with(|| found.clone());
             assert!(*first == found, "{} as {file_format:?}", draft.name);
             checked += 1;
         }
     }
-    assert_eq!(checked, 23, "file_formats were left out");
+    assert_eq!(checked, 23, "some file formats were not checked");
 }
 
 #[test]
@@ -93,8 +93,8 @@ fn fast_path_draft_logits_match_without_quantization() {
 fn fast_path_rounding_error_is_small_on_average() {
     let fast = (FAST, KvFormat::F16, WeightPrecision::AsStored);
     for draft in DRAFTS {
-        let told = (DraftFileFormat::Safetensors, DraftFileQuirks::default());
-        let off = draft.check(&logits(&draft, told, fast), ANY).unwrap();
+        let file = (DraftFileFormat::Safetensors, DraftFileQuirks::default());
+        let off = draft.check(&logits(&draft, file, fast), ANY).unwrap();
         let allowed = if draft.target.ends_with("f16") {
             // Keys and values are stored in half precision.
             0.003
@@ -113,8 +113,8 @@ fn drafts_do_not_depend_on_when_features_are_projected() {
             .plan(KvFormat::F16, WeightPrecision::AsStored)
             .unwrap();
         let ids = draft.target().unwrap().ids;
-        let told = (DraftFileFormat::C, DraftFileQuirks::default());
-        let loaded = draft.load(told, &plan.target).unwrap();
+        let file = (DraftFileFormat::C, DraftFileQuirks::default());
+        let loaded = draft.load(file, &plan.target).unwrap();
         let backend = CpuBackend::new(FAST);
         let checked = draft.check_waiting(&backend, (plan, &ids), (loaded, KvFormat::F16));
         checked.unwrap_or_else(|error| panic!("{error}"));
@@ -127,7 +127,7 @@ fn incorrect_draft_files_are_detected() {
     let (sliding, full, causal) = (of("sliding"), of("full"), of("causal"));
     let plain = DraftFileQuirks::default();
     let wrong = [
-        // Target layers counted as the other dialects count them.
+        // Target layers numbered as in the other file formats.
         (
             of("one_layer"),
             DraftFileQuirks {
@@ -172,8 +172,8 @@ fn incorrect_draft_files_are_detected() {
         ),
     ];
     for (draft, quirks) in wrong {
-        let told = (DraftFileFormat::C, quirks);
-        let found = logits(&draft, told, AS_JUDGED);
+        let file = (DraftFileFormat::C, quirks);
+        let found = logits(&draft, file, AS_REFERENCE);
         let off = draft.check(&found, ANY).unwrap();
         assert!(
             off.worst > 100.0 * CLOSE.absolute,

@@ -3,7 +3,7 @@
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a fixture that cannot be read, and a value that is off, fail the test"
+    reason = "an unreadable fixture and a wrong value fail the test"
 )]
 
 use conformance::compare::Tolerance;
@@ -19,7 +19,7 @@ const FAST: CpuOptions = CpuOptions {
     reference: false,
     threads: Some(2),
 };
-/// Sums in another order, and nothing else.
+/// Only the order of sums differs.
 const CLOSE: Tolerance = Tolerance {
     absolute: 1e-4,
     relative: 0.0,

@@ -1,11 +1,8 @@
-//! Storage formats of keys and values: every pair keeps every law of a runner, states share their
-//! rows, and the coarser a format is, the further the model is from what it says with the finest.
+//! KV cache types: every pair has all properties of a runner, snapshots share rows, and a coarser
+//! type diverges further from the finest.
 
-#![allow(
-    clippy::print_stdout,
-    reason = "figures for those who run it with --nocapture"
-)]
-#![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
+#![allow(clippy::print_stdout, reason = "figures for runs with --nocapture")]
+#![expect(clippy::unwrap_used, reason = "a failed call fails the test")]
 
 use std::path::Path;
 
@@ -30,7 +27,7 @@ const LONG_HEADS: SyntheticLayout = SyntheticLayout::Dense;
 
 fn check(k: KvFormat, v: KvFormat) {
     let model = SyntheticModel::new(LONG_HEADS, QuantType::F32, 3);
-    let backend = backend().turning();
+    let backend = backend().with_rotation();
     let case = Case {
         backend: &backend,
         model: &model,
@@ -51,8 +48,8 @@ fn rotated_formats_satisfy_every_property() {
     }
 }
 
-/// Keys and values are read by different code, each by its own format alone, so pairs with a third
-/// format between them show nothing that these do not.
+/// Keys and values are read by separate code that depends on their own format only. Further pairs
+/// would therefore test nothing new.
 #[test]
 fn key_and_value_formats_are_independent() {
     use KvFormat::{Bf16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
@@ -80,14 +77,14 @@ fn ember(kv: KvFormats, context: usize) -> OpenPlan {
     }
 }
 
-/// Text-like ids: any will do, as long as they are the same for all.
+/// Arbitrary token ids, the same for all.
 fn text(n: usize) -> Vec<TokenId> {
     (0..n)
         .map(|i| TokenId(300 + (i * i * 7 + i * 13) as u32 % 3000))
         .collect()
 }
 
-/// Mean divergence, in nats, of what `found` says from what `expected` says, row by row.
+/// Mean divergence in nats of `found` from `expected`, row by row.
 fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
     let log_probs = |row: &[f32]| -> Vec<f64> {
         let max = row.iter().copied().fold(f32::MIN, f32::max);
@@ -125,7 +122,7 @@ fn bundled_model_divergence_grows_with_quantization() {
     let exact = rows(&backend(), KvFormat::F32);
     let mut table = Vec::new();
     for format in KvFormat::ALL {
-        let rotated = divergence(&exact, &rows(&backend().turning(), format));
+        let rotated = divergence(&exact, &rows(&backend().with_rotation(), format));
         let plain = divergence(&exact, &rows(&backend(), format));
         println!(
             "{:6} KL {rotated:.6} rotated, {plain:.6} plain",
@@ -142,7 +139,7 @@ fn bundled_model_divergence_grows_with_quantization() {
             .unwrap()
             .1
     };
-    // Activations are rounded too, so that the last bit of a half shows.
+    // Activations are rounded too, so the last bit of f16 matters.
     assert!(of(KvFormat::F16) < 0.003);
     assert!(of(KvFormat::Tq3_0) < 0.06);
     assert!(of(KvFormat::Q8_0) < of(KvFormat::Q5_0) && of(KvFormat::Q5_0) < of(KvFormat::Q4_0));
@@ -156,7 +153,7 @@ fn snapshots_of_one_text_share_their_pages() {
         v: KvFormat::Q4_0,
     };
     let mut runner = backend()
-        .turning()
+        .with_rotation()
         .open(ember(kv, 2048), &mut |_| {})
         .unwrap();
     let tokens = text(1600);
@@ -167,11 +164,11 @@ fn snapshots_of_one_text_share_their_pages() {
     assert_eq!(bytes(&*runner), first.bytes);
     runner.prefill(seq, &tokens[1024..1536], &[]).unwrap();
     let second = runner.snapshot(seq, SnapshotLocation::Host).unwrap();
-    // The rows of 1,024 positions are there already.
+    // The rows of 1,024 positions are already stored.
     let both = bytes(&*runner);
     assert!(both < first.bytes + second.bytes && both > second.bytes);
     let shared = first.bytes + second.bytes - both;
-    // A sequence that was restored shares too.
+    // A restored sequence shares rows too.
     let other = runner.open(2048).unwrap();
     runner.restore(other, second.id).unwrap();
     runner.prefill(other, &tokens[1536..1600], &[]).unwrap();
@@ -180,7 +177,7 @@ fn snapshots_of_one_text_share_their_pages() {
         bytes(&*runner) - both + shared + shared / 2 == third.bytes,
         "{shared}"
     );
-    // Whoever goes first, the others stay whole.
+    // Freeing some snapshots leaves the others intact.
     let mut expected = Vec::new();
     runner.export(third.id, &mut expected).unwrap();
     runner.free_snapshot(second.id);

@@ -1,7 +1,7 @@
-//! The properties of a runner, bit for bit, on tiny models with production head sizes: what is
-//! verified in a tree is what would have been decoded, and nothing is left of what was not kept.
+//! The properties of a runner, bit for bit, on tiny models with production head sizes. Verified
+//! trees give the results of decoding, and rejected nodes leave no state.
 
-#![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
+#![expect(clippy::unwrap_used, reason = "a failed call fails the test")]
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -33,7 +33,7 @@ const REFERENCE: CpuOptions = CpuOptions {
     threads: Some(2),
 };
 
-/// Every model, both paths, and every pair of cache formats at least once.
+/// Every model, both numerics, and each pair of KV cache types at least once.
 const SETUPS: [Setup; 6] = [
     setup("hybrid_r3_q4_k_m", (KvFormat::F16, KvFormat::F16), FAST),
     setup("hybrid_r3_mixed", (KvFormat::Q8_0, KvFormat::Q8_0), FAST),
@@ -81,10 +81,11 @@ impl Setup {
     }
 }
 
-/// Runs `law` on generated values, on one runner per setup. A property closes what it opens.
+/// Runs `property` on generated values, on one runner per setup. A property closes the sequences
+/// that it opens.
 fn check<V: std::fmt::Debug>(
     strategy: impl Strategy<Value = V>,
-    law: impl Fn(&mut dyn Runner, V) -> Result<(), TestCaseError>,
+    property: impl Fn(&mut dyn Runner, V) -> Result<(), TestCaseError>,
 ) {
     for setup in SETUPS {
         let runner = RefCell::new(setup.open());
@@ -94,10 +95,12 @@ fn check<V: std::fmt::Debug>(
             ..Config::default()
         };
         TestRunner::new(config)
-            .run(&strategy, |value| law(&mut **runner.borrow_mut(), value))
+            .run(&strategy, |value| {
+                property(&mut **runner.borrow_mut(), value)
+            })
             .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
         let room = runner.borrow().capacity();
-        assert_eq!(room.sequences, 4, "a law left a sequence open");
+        assert_eq!(room.sequences, 4, "a property left a sequence open");
     }
 }
 
@@ -105,14 +108,14 @@ fn tokens(n: impl Into<proptest::collection::SizeRange>) -> impl Strategy<Value 
     proptest::collection::vec((0..VOCAB).prop_map(TokenId), n)
 }
 
-/// Trees of any shape: each node hangs on a random earlier one.
+/// Trees of any shape: each node's parent is a random earlier node.
 fn trees() -> impl Strategy<Value = Tree> {
     let nodes = proptest::collection::vec((any::<prop::sample::Index>(), 0..VOCAB), 0..20);
     ((0..VOCAB), nodes).prop_map(|(root, nodes)| {
         let mut tree = Tree::root(TokenId(root));
         for (parent, token) in nodes {
             let parent = NodeIdx(parent.index(tree.len()) as u16);
-            // A token that a sibling has already is left out.
+            // Skips a token that a sibling already has.
             let _ = tree.push(parent, TokenId(token));
         }
         tree
@@ -142,7 +145,7 @@ fn commit(runner: &mut dyn Runner, seq: SeqId, tree: &Tree, end: NodeIdx) {
     runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
 }
 
-/// One token, decoded the ordinary way.
+/// Decodes one token without a tree.
 fn decode(runner: &mut dyn Runner, seq: SeqId, token: TokenId) -> LogitsRow {
     let tree = Tree::root(token);
     let row = verify(runner, seq, &tree).remove(0);
@@ -331,7 +334,7 @@ fn restore_and_import_are_bit_identical() {
             let imported = runner.import(&mut before.as_slice()).unwrap();
             prop_assert_eq!(imported.position, saved.position);
             prop_assert_eq!(imported.bytes, saved.bytes);
-            // Whatever the sequence held before is gone.
+            // The sequence's earlier state is discarded.
             let elsewhere = start(runner, &other);
             decode(runner, elsewhere, TokenId(9));
             runner.restore(elsewhere, imported.id).unwrap();
@@ -383,8 +386,8 @@ fn prefill_and_decode_agree_closely() {
         }
         let pairs = row.logits.iter().zip(&stepped.logits);
         let mean = pairs.map(|(a, b)| (a - b).abs()).sum::<f32>() / row.logits.len() as f32;
-        // Sums in another order differ by 1e-6; rounding them to eight bits or a half may differ by
-        // a step.
+        // Sums in another order differ by 1e-6; rounding to eight bits or to f16 may differ by one
+        // step.
         let bound = match setup.kv.0 {
             KvFormat::F32 => 1e-5,
             _ => 0.03,

@@ -1,7 +1,7 @@
-//! What a runner answers when it is asked for more than there is: an error that says why. Calls
-//! that break the protocol are properties of the suite.
+//! Errors of a runner whose capacity is exceeded: each states its reason. The suite tests calls
+//! that break the protocol.
 
-#![expect(clippy::unwrap_used, reason = "a call that fails fails the test")]
+#![expect(clippy::unwrap_used, reason = "a failed call fails the test")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn open(plan: OpenPlan) -> Box<dyn Runner> {
 #[test]
 fn capacity_excludes_pages_of_open_sequences() {
     let mut plan = plan();
-    // Two pages for each of two sequences, of which three are there.
+    // Two pages for each of two sequences; the pool has three.
     (plan.limits.context, plan.limits.pool) = (300, Some(600));
     let mut runner = open(plan);
     let room = |runner: &dyn Runner| (runner.capacity().sequences, runner.capacity().tokens);
@@ -63,7 +63,7 @@ fn capacity_excludes_pages_of_open_sequences() {
     );
     assert!(refused, "{long}");
     let (first, second) = (runner.open(300).unwrap(), runner.open(200).unwrap());
-    // Nothing is set aside for what may come.
+    // No pages are reserved.
     assert_eq!(room(&*runner), (0, 768));
     let third = runner.open(1).unwrap_err();
     let refused = matches!(
@@ -140,7 +140,7 @@ fn weights_of_wrong_shape_are_named() {
     );
 }
 
-/// Gives NaN for every f32 weight.
+/// Returns NaN for every f32 weight.
 struct Poisoned(Arc<dyn WeightSource>, Vec<u8>);
 
 impl WeightSource for Poisoned {

@@ -1,7 +1,7 @@
-//! The properties of windows, to the bit: every layout, pairs of cache formats, the reference, and
-//! as many threads as make attention go node by node.
+//! The properties of windows, bit for bit: every layout, pairs of KV cache types, the reference,
+//! and enough threads for per-node attention items.
 
-#![expect(clippy::panic, reason = "a law that does not hold fails the test")]
+#![expect(clippy::panic, reason = "a violated property fails the test")]
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::suite::{self, Case};
@@ -11,7 +11,7 @@ use cpu::{CpuBackend, CpuOptions};
 
 fn check(options: CpuOptions, model: &SyntheticModel, kv: (KvFormat, KvFormat)) {
     let case = Case {
-        backend: &CpuBackend::new(options).turning(),
+        backend: &CpuBackend::new(options).with_rotation(),
         model,
         kv: KvFormats { k: kv.0, v: kv.1 },
         precision: Precision::BitExact,

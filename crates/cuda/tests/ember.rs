@@ -330,7 +330,7 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
         return;
     };
     let card = on_the_card(gpu.info());
-    let processor = CpuBackend::new(cpu::CpuOptions::default()).turning();
+    let processor = CpuBackend::new(cpu::CpuOptions::default()).with_rotation();
     for (prompt_len, format) in [
         (1, KvFormat::F16),
         (90, KvFormat::F16),

@@ -15,16 +15,16 @@ use crate::weights::Delta;
 /// Added to the sum of squares when queries and keys are normalized.
 const L2_EPS: f32 = 1e-6;
 
-/// Reads `arena.y`, writes `arena.update`, and leaves each share's new state (chunks) or factors
-/// (trees).
+/// Reads `arena.y`, writes `arena.update`, and stores each segment's new state (chunks) or pending
+/// updates (trees).
 pub(crate) fn mix(
     compute: ExecContext<'_>,
     weights: &Delta,
     arena: &mut PassBuffers,
-    shares: &mut [LayerSegment<'_, DeltaState>],
+    segments: &mut [LayerSegment<'_, DeltaState>],
 ) {
     let spec = &weights.spec;
-    let n_rows: usize = shares.iter().map(|s| s.n_rows).sum();
+    let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
     let (channels, values) = (spec.channels(), spec.n_v_heads * spec.v_dim);
     let (parts, _) = arena.split();
     let inputs = &mut parts.a[..n_rows * channels];
@@ -51,7 +51,7 @@ pub(crate) fn mix(
             *g = a * softplus(*g + dt);
         }
     }
-    convolve(compute, weights, shares, inputs, mixed);
+    convolve(compute, weights, segments, inputs, mixed);
     let rows = RecurrenceInputs {
         spec,
         norm: &weights.norm,
@@ -61,20 +61,20 @@ pub(crate) fn mix(
         z,
     };
     let heads = &mut parts.heads[..n_rows * values];
-    recur(compute, rows, shares, inputs, heads);
+    recur(compute, rows, segments, inputs, heads);
     let by_row = &mut parts.rows[..n_rows * values];
-    turn(compute, spec, shares, heads, by_row);
+    transpose_heads(compute, spec, segments, heads, by_row);
     let update = &mut parts.update[..n_rows * weights.out.rows()];
     weights.out.apply(compute.pool, by_row, n_rows, update);
 }
 
-/// What the recurrence reads, all rows of the pass.
+/// Inputs of the recurrence, all rows of the pass.
 #[derive(Clone, Copy)]
 struct RecurrenceInputs<'a> {
     spec: &'a GatedDeltaSpec,
     /// `[v_dim]`.
     norm: &'a [f32],
-    /// `[n, channels]`: q and k normalized, q scaled, behind the convolution.
+    /// `[n, channels]`: q and k normalized, q scaled, after the convolution.
     mixed: &'a [f32],
     /// `[n, n_v_heads]`.
     beta: &'a [f32],
@@ -84,12 +84,12 @@ struct RecurrenceInputs<'a> {
     z: &'a [f32],
 }
 
-/// `mixed = silu(conv(inputs))`, with queries and keys normalized; rows in parallel, a few rows
-/// also by head.
+/// `mixed = silu(conv(inputs))`, with queries and keys normalized. Rows run in parallel; a few rows
+/// are also split by head.
 fn convolve(
     compute: ExecContext<'_>,
     weights: &Delta,
-    shares: &[LayerSegment<'_, DeltaState>],
+    segments: &[LayerSegment<'_, DeltaState>],
     inputs: &[f32],
     mixed: &mut [f32],
 ) {
@@ -97,13 +97,14 @@ fn convolve(
     let channels = spec.channels();
     let n_rows = inputs.len() / channels;
     let of_row = |row: usize| {
-        shares
+        segments
             .iter()
             .find(|s| row < s.first_row + s.n_rows)
-            .expect("shares cover all rows")
+            .expect("segments cover all rows")
     };
     let pieces = if spec.k_dim == spec.v_dim && n_rows < 2 * compute.pool.threads() {
-        // One row holds `2 n_k + n_v` heads of one width: cut it so that every thread has work.
+        // One row holds `2 n_k + n_v` heads of one width. It is split so that every thread has
+        // work.
         (2..=8)
             .find(|&pieces| (channels / spec.k_dim).is_multiple_of(pieces))
             .unwrap_or(1)
@@ -115,13 +116,13 @@ fn convolve(
         .pool
         .for_each_item(mixed.chunks_exact_mut(width).enumerate(), |(item, out)| {
             let (row, begin) = (item / pieces, item % pieces * width);
-            let share = of_row(row);
-            let own = &inputs[share.first_row * channels..];
+            let segment = of_row(row);
+            let own = &inputs[segment.first_row * channels..];
             let taps = Taps {
-                work: share.work,
-                window: &share.state.window,
+                work: segment.work,
+                window: &segment.state.window,
                 rows: own,
-                row: row - share.first_row,
+                row: row - segment.first_row,
                 channels,
             };
             let mut at = begin;
@@ -140,7 +141,7 @@ fn convolve(
         });
 }
 
-/// Width of the head that begins at channel `at`, and the factor on it when it is a query or key.
+/// Width of the head that begins at channel `at`, and its scale if it is a query or key.
 fn head_at(spec: &GatedDeltaSpec, at: usize) -> (usize, Option<f32>) {
     let keys = spec.n_k_heads * spec.k_dim;
     if at < keys {
@@ -152,11 +153,11 @@ fn head_at(spec: &GatedDeltaSpec, at: usize) -> (usize, Option<f32>) {
     }
 }
 
-/// Where the inputs of one row's convolution are.
+/// Source of the inputs of one row's convolution.
 struct Taps<'a> {
     work: SegmentKind<'a>,
     window: &'a [f32],
-    /// The share's rows.
+    /// The segment's rows.
     rows: &'a [f32],
     row: usize,
     channels: usize,
@@ -197,13 +198,13 @@ impl Taps<'_> {
     }
 }
 
-/// One value head of one share.
+/// One value head of one segment.
 struct HeadItem<'a> {
     head: usize,
     first_row: usize,
     state: &'a mut [f32],
     deferred: DeferredUpdates<'a>,
-    /// For a tree, its shape and the factors to leave behind.
+    /// For a tree: its plan and its buffers of pending updates.
     tree: Option<Pending<'a>>,
     /// `[n, v_dim]`.
     o: &'a mut [f32],
@@ -211,7 +212,7 @@ struct HeadItem<'a> {
     position: usize,
 }
 
-/// One value head's factors of a pending tree.
+/// One value head's pending updates of a tree.
 struct Pending<'a> {
     plan: &'a TreePlan,
     /// `[n_nodes, v_dim]`.
@@ -220,12 +221,12 @@ struct Pending<'a> {
     decay: &'a mut [f32],
 }
 
-/// The recurrence and the gated norm, heads in parallel; `heads` gets, share by share,
-/// `[n_v_heads, n, v_dim]`.
+/// The recurrence and the gated norm, heads in parallel. `heads` receives `[n_v_heads, n, v_dim]`
+/// per segment.
 fn recur(
     compute: ExecContext<'_>,
     rows: RecurrenceInputs<'_>,
-    shares: &mut [LayerSegment<'_, DeltaState>],
+    segments: &mut [LayerSegment<'_, DeltaState>],
     inputs: &[f32],
     mut heads: &mut [f32],
 ) {
@@ -233,12 +234,12 @@ fn recur(
     let channels = spec.channels();
     let keys = spec.n_k_heads * spec.k_dim;
     let size = spec.k_dim * spec.v_dim;
-    let mut items: Vec<HeadItem<'_>> = Vec::with_capacity(shares.len() * spec.n_v_heads);
-    for share in &mut *shares {
-        let (n, first_row, position) = (share.n_rows, share.first_row, share.position);
-        let state = &mut *share.state;
+    let mut items: Vec<HeadItem<'_>> = Vec::with_capacity(segments.len() * spec.n_v_heads);
+    for segment in &mut *segments {
+        let (n, first_row, position) = (segment.n_rows, segment.first_row, segment.position);
+        let state = &mut *segment.state;
         let own = first_row * channels..(first_row + n) * channels;
-        let plan = match share.work {
+        let plan = match segment.work {
             SegmentKind::Tree(plan) => {
                 state.prepare(n);
                 state.rows.copy_from_slice(&inputs[own.clone()]);
@@ -280,7 +281,7 @@ fn recur(
         match item.tree.take() {
             Some(tree) => run_tree(compute, rows, &mut item, tree),
             None => {
-                item.deferred.fold(compute.kernels, item.head, item.state);
+                item.deferred.apply(compute.kernels, item.head, item.state);
                 run_chunks(compute, rows, &mut item);
             }
         }
@@ -291,11 +292,11 @@ fn recur(
             (compute.kernels.gated_rms)(o, rows.norm, z, compute.norm_eps);
         }
     });
-    for share in shares {
-        share.state.mark_applied();
-        if let SegmentKind::Chunk = share.work {
-            let own = share.first_row * channels..(share.first_row + share.n_rows) * channels;
-            share.state.shift_window(&inputs[own]);
+    for segment in segments {
+        segment.state.mark_applied();
+        if let SegmentKind::Chunk = segment.work {
+            let own = segment.first_row * channels..(segment.first_row + segment.n_rows) * channels;
+            segment.state.shift_window(&inputs[own]);
         }
     }
 }
@@ -317,17 +318,16 @@ impl<'a> RecurrenceInputs<'a> {
     }
 }
 
-/// Columns of a state that a tree is run on at a time: few enough that the slice stays in the first
-/// cache, and whole vectors for every kernel. Columns do not know of each other, so cutting changes
-/// no bit.
+/// Columns of a state that a tree processes at a time: few enough for the L1 cache, and whole
+/// vectors for every kernel. Columns are independent, so slicing changes no bit.
 const SLICE: usize = 32;
 
-/// Floats that one head's tree of `forks` states at once is worked in.
+/// Scratch floats of one head's tree with up to `forks` states.
 pub(crate) fn tree_floats(k_dim: usize, v_dim: usize, forks: usize) -> usize {
     forks * k_dim * slice_of(v_dim)
 }
 
-/// Columns that are run at a time.
+/// Columns per slice.
 fn slice_of(v_dim: usize) -> usize {
     if v_dim.is_multiple_of(SLICE) {
         SLICE
@@ -336,9 +336,8 @@ fn slice_of(v_dim: usize) -> usize {
     }
 }
 
-/// What was deferred is folded into the state, and then the nodes are run, each after its parent. A
-/// node's state exists only while it has children to serve: the first of them makes it while it
-/// looks at it.
+/// Applies the deferred updates to the state, then runs the nodes in DFS order. A node's state
+/// exists only while it has unprocessed children; its first child computes it.
 fn run_tree(
     compute: ExecContext<'_>,
     rows: RecurrenceInputs<'_>,
@@ -354,7 +353,7 @@ fn run_tree(
     let Some((root, steps)) = plan.steps.split_first() else {
         return;
     };
-    // A root alone leaves no state behind, so there is nothing to keep in cache.
+    // A single root leaves no state, so slicing has no use.
     let width = match root.target {
         None => v_dim,
         Some(_) => slice_of(v_dim),
@@ -373,7 +372,7 @@ fn run_tree(
             };
             let own = |node: usize| node * v_dim + begin..node * v_dim + begin + width;
             deferred.clear();
-            deferred.extend(item.deferred.waiting(item.head, columns.clone()));
+            deferred.extend(item.deferred.updates(item.head, columns.clone()));
             let copy = match root.target {
                 Some(target) => &mut buffers[target * size..][..size],
                 None => &mut [],
@@ -397,9 +396,9 @@ fn run_tree(
                     before = step;
                     continue;
                 }
-                // The parent came just before, and its state is made here.
+                // The previous step is the parent, and this step computes the parent's state.
                 let parent = before.node.index();
-                let waiting = PendingUpdate {
+                let update = PendingUpdate {
                     k: token(parent).k,
                     u: &known[own(parent)],
                     decay: decay[parent],
@@ -408,24 +407,24 @@ fn run_tree(
                     Some(above) if above != source => {
                         let [from, state] = buffers
                             .get_disjoint_mut([above * size..(above + 1) * size, at])
-                            .expect("two buffers of one size at two places");
+                            .expect("two buffers of equal size");
                         (Some(&*from), state)
                     }
                     _ => (None, &mut buffers[at]),
                 };
-                (compute.kernels.delta_update_read_out)(from, state, waiting, token(node), out);
+                (compute.kernels.delta_update_read_out)(from, state, update, token(node), out);
                 before = step;
             }
         }
     });
 }
 
-/// Floats that one head's chunks are worked in.
+/// Scratch floats of one head's chunks.
 pub(crate) fn chunk_floats(k_dim: usize, v_dim: usize) -> usize {
     CHUNK * (2 * k_dim + v_dim + 2) + delta_chunked::scratch_len(k_dim, v_dim)
 }
 
-/// Chunk by chunk, cut at absolute multiples of [`CHUNK`].
+/// Runs chunk by chunk, split at absolute multiples of [`CHUNK`].
 fn run_chunks(compute: ExecContext<'_>, rows: RecurrenceInputs<'_>, item: &mut HeadItem<'_>) {
     let (k_dim, v_dim) = (rows.spec.k_dim, rows.spec.v_dim);
     let n = item.o.len() / v_dim;
@@ -466,30 +465,30 @@ fn run_chunks(compute: ExecContext<'_>, rows: RecurrenceInputs<'_>, item: &mut H
     });
 }
 
-/// From head by head to row by row: `[n_v_heads, n, v_dim]` per segment to `[n, n_v_heads *
+/// Transposes head-major to row-major: `[n_v_heads, n, v_dim]` per segment to `[n, n_v_heads *
 /// v_dim]`.
-fn turn(
+fn transpose_heads(
     compute: ExecContext<'_>,
     spec: &GatedDeltaSpec,
-    shares: &[LayerSegment<'_, DeltaState>],
+    segments: &[LayerSegment<'_, DeltaState>],
     heads: &[f32],
     by_row: &mut [f32],
 ) {
     let values = spec.n_v_heads * spec.v_dim;
-    for share in shares {
-        let all = share.first_row * values..(share.first_row + share.n_rows) * values;
+    for segment in segments {
+        let all = segment.first_row * values..(segment.first_row + segment.n_rows) * values;
         let (heads, by_row) = (&heads[all.clone()], &mut by_row[all]);
-        if share.n_rows == 1 {
+        if segment.n_rows == 1 {
             by_row.copy_from_slice(heads);
             continue;
         }
-        let grain = compute.light_grain(share.n_rows, values);
+        let grain = compute.light_grain(segment.n_rows, values);
         let items = by_row.chunks_mut(grain * values).enumerate();
         compute.pool.for_each_item(items, |(item, rows)| {
             for (i, row) in rows.chunks_exact_mut(values).enumerate() {
                 let row_idx = item * grain + i;
                 for (head, out) in row.chunks_exact_mut(spec.v_dim).enumerate() {
-                    let at = (head * share.n_rows + row_idx) * spec.v_dim;
+                    let at = (head * segment.n_rows + row_idx) * spec.v_dim;
                     out.copy_from_slice(&heads[at..][..spec.v_dim]);
                 }
             }

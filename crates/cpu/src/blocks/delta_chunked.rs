@@ -1,18 +1,18 @@
-//! The delta rule in chunk form, composed of small matrix products.
+//! The delta rule in chunked (WY) form, composed of small matrix products.
 //!
-//! Computes what [`crate::reference::delta::chunked`] says; only the order of some sums differs.
+//! Computes [`crate::reference::delta::chunked`]; only the order of some sums differs.
 
 use crate::kernels::Kernels;
 use crate::pass::CHUNK;
 use crate::reference::delta::Tokens;
 use crate::scratch::take;
 
-/// Floats of working memory for a chunk.
+/// Scratch floats of a chunk.
 pub(crate) fn scratch_len(k_dim: usize, v_dim: usize) -> usize {
     CHUNK * (k_dim + v_dim) + 2 * CHUNK * CHUNK + 2 * CHUNK
 }
 
-/// Brings `state` `[k_dim, v_dim]` past at most [`CHUNK`] tokens; `o` is `[n, v_dim]`.
+/// Advances `state` `[k_dim, v_dim]` by at most [`CHUNK`] tokens; `o` is `[n, v_dim]`.
 pub(crate) fn chunk(
     kernels: &Kernels,
     state: &mut [f32],
@@ -53,7 +53,7 @@ pub(crate) fn chunk(
         }
         read[i + 1..].fill(0.0);
     }
-    // What the state carried in contributes to u and to o.
+    // Contributions of the incoming state to u and o.
     u.fill(0.0);
     o.fill(0.0);
     (kernels.accumulate)(tokens.k, state, v_dim, u);
@@ -69,13 +69,13 @@ pub(crate) fn chunk(
             *o *= carried;
         }
     }
-    // Forward substitution, then the chunk's own part of the output.
+    // Forward substitution, then the chunk's own contribution to the output.
     for i in 1..n {
         let (past, own) = u.split_at_mut(i * v_dim);
         (kernels.accumulate)(&seen[i * n..][..i], past, v_dim, &mut own[..v_dim]);
     }
     (kernels.accumulate)(read, u, v_dim, o);
-    // The state leaves the chunk.
+    // The outgoing state.
     let last = sums[n - 1];
     for (decay, past) in decays.iter_mut().zip(&*sums) {
         *decay = last - past;
@@ -93,7 +93,7 @@ pub(crate) fn chunk(
     (kernels.accumulate)(k_turned, u, v_dim, state);
 }
 
-/// From `[n, width]` to `[width, n]`, in tiles that stay in cache or, better, in registers.
+/// Transposes `[n, width]` to `[width, n]` in tiles that fit the cache or the registers.
 pub(crate) fn transpose(rows: &[f32], width: usize, out: &mut [f32]) {
     const TILE: usize = 16;
     let n = rows.len() / width;
@@ -110,7 +110,7 @@ pub(crate) fn transpose(rows: &[f32], width: usize, out: &mut [f32]) {
     }
 }
 
-/// [`transpose`] of whole squares of four by four values.
+/// [`transpose`] of whole blocks of four by four values.
 fn transpose_by_four(rows: &[f32], width: usize, out: &mut [f32]) {
     let n = rows.len() / width;
     let four = |from: &[f32], at: usize| [from[at], from[at + 1], from[at + 2], from[at + 3]];
@@ -178,10 +178,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunk_form_equals_the_steps(n in 1_usize..=64, seed in 1_u64..1 << 40) {
+        fn chunked_form_equals_recurrent_steps(n in 1_usize..=64, seed in 1_u64..1 << 40) {
             let dim = 32;
             let case = case(n, dim, seed);
-            let tokens = Tokens { q: &case.q, k: &case.k, v: &case.v, g: &case.g, beta: &case.beta };
+            let tokens = Tokens {
+                q: &case.q, k: &case.k, v: &case.v, g: &case.g, beta: &case.beta,
+            };
             let start = noise(dim * dim, seed + 5);
             let (mut stepped, mut plain, mut composed) = (start.clone(), start.clone(), start);
             let mut outputs = vec![vec![0.0; n * dim]; 3];

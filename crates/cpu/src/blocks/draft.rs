@@ -1,9 +1,9 @@
 //! Attention of draft blocks: [`crate::reference::draft::attend_block`] over stored context rows,
 //! all heads.
 //!
-//! Rows of a block and query heads of a group share one reading of the keys. Keys come in blocks
-//! counted from the first one that any row sees, the draft block itself last, so a row's result
-//! does not depend on which other sequences share the call.
+//! Rows of a block and query heads of a group share each read of the keys. Keys come in blocks that
+//! are counted from the first visible key; the draft block itself is last. A row's result does not
+//! depend on other sequences in the call.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use super::attention::decode_of;
 use super::delta_chunked::transpose;
 use super::softmax::{BLOCK, Running};
 
-/// Keys come in whole vectors of the widest kernels.
+/// Keys are padded to whole vectors of the widest kernels.
 const KEYS: usize = 16;
 
 /// One sequence's block at one layer: `q` `[block, n_heads, head_dim]`, `k` and `v`
@@ -51,7 +51,7 @@ pub(crate) fn attend(
     let (dim, group) = (spec.head_dim, spec.n_heads / spec.n_kv_heads);
     let width = spec.n_heads * dim;
     let n_rows = out.len() / width / blocks.len().max(1);
-    // Every thread finds an item; more would read the keys more often.
+    // One item per thread: more items would read the keys more often.
     let wanted = compute
         .pool
         .threads()
@@ -120,7 +120,7 @@ fn attend_item(
                           read: &dyn Fn(bool, usize, &mut [f32]),
                           n: usize,
                           seen: &dyn Fn(usize) -> Range<usize>| {
-            // Whole vectors of keys, those beyond the last being zero and unseen.
+            // Whole vectors of keys; padding keys are zero and masked.
             let width = n.next_multiple_of(KEYS).min(BLOCK);
             let (rows, rotated) = (&mut rows[..width * dim], &mut rotated[..width * dim]);
             let scores = &mut scores[..m * width];
@@ -161,7 +161,7 @@ fn attend_item(
             absorb(rows, &read, n, &seen);
             begin += n;
         }
-        // A block has at most as many rows as a tree has nodes, which is one block of keys.
+        // A block has at most as many rows as a tree has nodes: one block of keys.
         let read = |key: bool, i: usize, row: &mut [f32]| {
             let from = if key { block.k } else { block.v };
             row.copy_from_slice(&from[i * kv_width + kv_head * dim..][..dim]);
@@ -172,7 +172,7 @@ fn attend_item(
     });
 }
 
-/// Floats that one item is worked in.
+/// Scratch floats of one item.
 pub(crate) fn scratch_floats(spec: &AttentionSpec, block: usize) -> usize {
     let m = block * spec.n_heads / spec.n_kv_heads;
     m * (spec.head_dim + BLOCK + 2) + 2 * BLOCK * spec.head_dim

@@ -4,7 +4,7 @@ use crate::linear::apply_all;
 use crate::pass::{ExecContext, PassBuffers};
 use crate::weights::{Dense, LayerWeights};
 
-/// Reads `arena.y`, writes `arena.update`; the projections go through the wide buffers.
+/// Reads `arena.y`, writes `arena.update`; uses the wide buffers for the projections.
 pub(crate) fn apply(
     compute: ExecContext<'_>,
     layer: &LayerWeights,

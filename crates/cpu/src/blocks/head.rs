@@ -1,4 +1,4 @@
-//! The head: logits of the rows that were asked for, and what was asked of them.
+//! The LM head: logits of the requested rows, and the results of their requests.
 
 use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 
@@ -6,10 +6,10 @@ use crate::linear::Linear;
 use crate::pass::ExecContext;
 use crate::reference::rows::RUN;
 
-/// Rows of logits that exist at once.
+/// Rows of logits that are in memory at once.
 pub(crate) const HEAD_ROWS: usize = 16;
 
-/// Buffers of the head, kept from pass to pass.
+/// Buffers of the head, reused by all passes.
 #[derive(Default)]
 pub(crate) struct HeadBuffers {
     /// `[HEAD_ROWS, hidden]`.
@@ -22,19 +22,19 @@ pub(crate) struct HeadBuffers {
     runs: Vec<f32>,
 }
 
-/// One row of a pass that something was asked of.
+/// A row of a pass with a logits request.
 #[derive(Clone, Copy)]
 pub(crate) struct AskedRow<'a> {
     pub(crate) row: usize,
     pub(crate) ask: &'a LogitsRequest,
 }
 
-/// Floats that the buffers hold.
+/// Floats of the buffers.
 pub(crate) fn buffer_floats(hidden: usize, vocab: usize) -> usize {
     HEAD_ROWS * (hidden + vocab) + vocab + 2 * vocab.div_ceil(RUN)
 }
 
-/// The rows asked for, in order. `y` is `[n, hidden]`: the residual stream behind the final norm.
+/// The requested rows, in order. `y` `[n, hidden]` is the residual stream after the final norm.
 pub(crate) fn rows(
     compute: ExecContext<'_>,
     head: &Linear,
@@ -60,7 +60,7 @@ pub(crate) fn rows(
             rows.push(ranking.row(asked.ask, logits, &mut buffers.edited));
             continue;
         }
-        // Several rows are ranked side by side, each by one thread.
+        // Several rows are ranked in parallel, each by one thread.
         let first = rows.len();
         rows.resize(first + n, LogitsRow::default());
         let items = rows[first..].iter_mut().zip(asked);
@@ -76,14 +76,14 @@ pub(crate) fn rows(
     rows
 }
 
-/// Lengthens a buffer, never shortens it.
+/// Grows a buffer to at least `len` values.
 fn grow(buffer: &mut Vec<f32>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, 0.0);
     }
 }
 
-/// Ranks rows of logits, a run of [`RUN`] at a time; gives what [`crate::reference::rows`] says.
+/// Ranks rows of logits in runs of [`RUN`] values, with the results of [`crate::reference::rows`].
 struct Ranking<'a> {
     compute: ExecContext<'a>,
     maxima: &'a mut [f32],
@@ -91,7 +91,7 @@ struct Ranking<'a> {
 }
 
 impl<'a> Ranking<'a> {
-    /// `runs` has room for `[2, vocab / RUN]` values.
+    /// `runs` holds `[2, vocab / RUN]` values.
     fn new(compute: ExecContext<'a>, runs: &'a mut [f32], vocab: usize) -> Ranking<'a> {
         let (maxima, rest) = runs.split_at_mut(vocab.div_ceil(RUN));
         Ranking {
@@ -130,7 +130,7 @@ impl<'a> Ranking<'a> {
         }
     }
 
-    /// Leaves the maximum of each run behind for [`Ranking::top_k`].
+    /// Stores the maximum of each run for [`Ranking::top_k`].
     fn log_sum_exp(&mut self, row: &[f32]) -> f32 {
         let kernels = self.compute.kernels;
         self.by_run(row, false, |run| (kernels.max)(run));
@@ -143,7 +143,7 @@ impl<'a> Ranking<'a> {
         max + sum.ln() as f32
     }
 
-    /// `work` of every run, in parallel, into the sums or the maxima.
+    /// Writes `work` of each run to the sums or the maxima, in parallel.
     fn by_run(&mut self, row: &[f32], sums: bool, work: impl Fn(&[f32]) -> f32 + Sync) {
         /// Runs of one parallel item.
         const RUNS: usize = 16;
@@ -160,15 +160,14 @@ impl<'a> Ranking<'a> {
         });
     }
 
-    /// The `k` best of a row whose run maxima are known. Only runs that can hold one of them are
-    /// read.
+    /// The `k` best of a row, from its run maxima. Only runs that can contain one of them are read.
     fn top_k(&self, row: &[f32], k: usize) -> Vec<TokenId> {
         let k = k.min(row.len());
         let better = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
         let mut order: Vec<usize> = (0..self.maxima.len()).collect();
         order.sort_by(|&a, &b| self.maxima[b].total_cmp(&self.maxima[a]).then(a.cmp(&b)));
         let mut best: Vec<(f32, u32)> = Vec::with_capacity(k + RUN);
-        // Below this, no token can be among the best any more.
+        // Values below the floor cannot be among the `k` best.
         let mut floor = f32::NEG_INFINITY;
         let mut full = false;
         for run in order {
@@ -197,7 +196,7 @@ impl<'a> Ranking<'a> {
     }
 }
 
-/// NaN counts as minus infinity wherever it comes from.
+/// Maps NaN to minus infinity.
 fn clean(x: f32) -> f32 {
     if x.is_nan() { f32::NEG_INFINITY } else { x }
 }
@@ -236,7 +235,8 @@ mod tests {
         ) {
             // Few distinct values, so that ties and special values are common.
             let value = |i: usize| {
-                let h = (i as u64 + 1).wrapping_mul(u64::from(seed) | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
+                let h = (i as u64 + 1).wrapping_mul(u64::from(seed) | 1);
+                let h = h.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
                 match h % kinds {
                     7 => f32::NAN,
                     8 => f32::NEG_INFINITY,
@@ -252,7 +252,9 @@ mod tests {
                 bias: vec![(TokenId(n as u32 / 2), 1.5)],
                 ..LogitEdits::default()
             };
-            for selection in [LogitsSelection::None, LogitsSelection::TopK(k), LogitsSelection::Full] {
+            let selections =
+                [LogitsSelection::None, LogitsSelection::TopK(k), LogitsSelection::Full];
+            for selection in selections {
                 let ask = LogitsRequest { selection, edits: edit.then(|| Arc::new(edits.clone())) };
                 prop_assert_eq!(rank(&ask, &raw), reference::rows::row(&ask, &raw));
             }

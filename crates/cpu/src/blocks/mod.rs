@@ -7,4 +7,3 @@ pub(crate) mod draft;
 pub(crate) mod ffn;
 pub(crate) mod head;
 mod softmax;
-pub(crate) mod tree_attention;

@@ -1,11 +1,11 @@
-//! Softmax over keys that come in blocks, without keeping all scores.
+//! Online softmax over blocks of keys, without storing all scores.
 //!
 //! With running maximum `m`, sum `l` and output `o` of a row, a block of scores `s` and values `V`
-//! does
+//! updates
 //! ```text
 //! m' = max(m, max s);   l = l e^(m - m') + sum e^(s - m');   o = o e^(m - m') + e^(s - m') V
 //! ```
-//! and the end divides `o` by `l`. Blocks are cut at absolute positions: that fixes the order of
+//! At the end `o` is divided by `l`. Blocks begin at absolute positions, which fixes the order of
 //! every sum.
 
 use crate::kernels::Kernels;
@@ -22,7 +22,7 @@ pub(crate) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// Nothing absorbed yet. `stats` is `[2, m]`, `out` `[m, dim]`; their content does not matter.
+    /// An empty softmax. `stats` is `[2, m]`, `out` is `[m, dim]`; their content is overwritten.
     pub(crate) fn new(stats: &'a mut [f32], out: &'a mut [f32]) -> Running<'a> {
         let (max, sum) = stats.split_at_mut(stats.len() / 2);
         max.fill(f32::NEG_INFINITY);
@@ -31,7 +31,7 @@ impl<'a> Running<'a> {
         Running { max, sum, out }
     }
 
-    /// Some of the rows alone.
+    /// A range of the rows.
     pub(crate) fn part(&mut self, rows: std::ops::Range<usize>) -> Running<'_> {
         let dim = self.out.len() / self.sum.len();
         Running {
@@ -41,9 +41,9 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Takes in `n` keys: `scores` is `[m, n]` and becomes the weights, `values` is `[n, dim]`.
+    /// Adds `n` keys: `scores` `[m, n]` becomes the weights, `values` is `[n, dim]`.
     ///
-    /// A score of minus infinity or NaN has no weight.
+    /// A score of minus infinity or NaN has weight zero.
     pub(crate) fn absorb(
         &mut self,
         kernels: &Kernels,
@@ -71,7 +71,7 @@ impl<'a> Running<'a> {
         (kernels.accumulate)(scores, values, dim, self.out);
     }
 
-    /// Divides by the sums. A row that saw no key stays zero.
+    /// Divides by the sums. A row without visible keys stays zero.
     pub(crate) fn finish(self) {
         let dim = self.out.len() / self.sum.len();
         for (sum, out) in self.sum.iter().zip(self.out.chunks_exact_mut(dim)) {

@@ -1,5 +1,5 @@
-//! The draft on this device: features of committed tokens become keys and values, blocks of masks
-//! become candidates. [`contract::draft`] has the formulas.
+//! The draft model on this device: features of committed tokens become keys and values, blocks of
+//! masks become candidates. [`contract::draft`] has the formulas.
 
 pub(crate) mod weights;
 
@@ -21,23 +21,24 @@ use crate::thread_pool::ThreadPool;
 use crate::weights::{Attention, ModelWeights};
 use weights::{DraftWeights, LazyWeights};
 
-/// An opened draft. Its sequences' side is [`DraftCache`].
+/// A loaded draft. [`DraftCache`] holds its state per sequence.
 pub(crate) struct Draft {
     weights: LazyWeights,
     buffers: Buffers,
 }
 
-/// Buffers of a pass, kept from pass to pass and lengthened when a longer one comes.
+/// Buffers of a pass. Later passes reuse them and grow them if needed.
 #[derive(Default)]
 struct Buffers {
-    /// `[n, hidden]` each: residual stream, the same behind a norm, what a layer adds.
+    /// `[n, hidden]` each: residual stream, normalised stream, output of a layer.
     x: Vec<f32>,
     y: Vec<f32>,
     update: Vec<f32>,
     /// `[n, n_heads, head_dim]` each.
     q: Vec<f32>,
     heads: Vec<f32>,
-    /// `[n, n_kv_heads, head_dim]` each, of one layer in a block pass and of all in a projection.
+    /// `[n, n_kv_heads, head_dim]` each: of one layer in a block pass, of all layers in a
+    /// projection.
     kv: Vec<f32>,
     /// `[n, ffn]` each.
     wide: [Vec<f32>; 3],
@@ -54,14 +55,14 @@ pub(crate) struct DraftRoot<'a> {
     pub(crate) token: TokenId,
 }
 
-/// How far a draft goes.
+/// Depth and width of a draft.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reach {
     pub(crate) depth: usize,
     pub(crate) k: usize,
 }
 
-/// The first `len` values of a buffer that is lengthened if it is shorter.
+/// The first `len` values of a buffer, which grows if needed.
 fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len {
         buffer.resize(len, 0.0);
@@ -69,7 +70,7 @@ fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     &mut buffer[..len]
 }
 
-/// Collects the features of a pass while the target's layers go by.
+/// Captures the hidden states of a target pass.
 pub(crate) struct HiddenStateCapture<'a> {
     layers: &'a [usize],
     hidden: usize,
@@ -78,7 +79,8 @@ pub(crate) struct HiddenStateCapture<'a> {
 }
 
 impl<'a> HiddenStateCapture<'a> {
-    /// Into `features`, which is long enough for every pass; nothing is collected without a draft.
+    /// Captures into `features`, which is large enough for every pass. Captures nothing without a
+    /// draft.
     pub(crate) fn new(draft: Option<&'a Draft>, features: &'a mut [f32]) -> HiddenStateCapture<'a> {
         let spec = draft.map(Draft::spec);
         HiddenStateCapture {
@@ -88,7 +90,7 @@ impl<'a> HiddenStateCapture<'a> {
         }
     }
 
-    /// Takes the residual stream `[n, hidden]` after a layer, if it is one that the draft reads.
+    /// Stores the residual stream `[n, hidden]` after a layer, if the draft reads that layer.
     pub(crate) fn take(&mut self, layer: usize, x: &[f32]) {
         let Some(tap) = self.layers.iter().position(|tap| *tap == layer) else {
             return;
@@ -101,7 +103,7 @@ impl<'a> HiddenStateCapture<'a> {
         }
     }
 
-    /// The features of some rows of the pass.
+    /// The features of a range of the pass's rows.
     pub(crate) fn rows(&self, rows: std::ops::Range<usize>) -> &[f32] {
         let width = self.layers.len() * self.hidden;
         &self.features[rows.start * width..rows.end * width]
@@ -125,19 +127,19 @@ impl Draft {
         self.weights.spec()
     }
 
-    /// Loads its weights, if that was left for the first use.
+    /// Loads the weights, if loading was deferred to the first use.
     pub(crate) fn ready(&mut self, pool: &ThreadPool) -> Result<(), DeviceError> {
         self.weights.get(pool).map(|_| ())
     }
 
-    /// Projects what waits in `cache`, whose sequence has `position` committed tokens.
+    /// Projects the pending features in `cache`. Its sequence has `position` committed tokens.
     pub(crate) fn project(
         &mut self,
         compute: ExecContext<'_>,
         cache: &mut DraftCache,
         position: usize,
     ) -> Result<(), DeviceError> {
-        let n = cache.n_waiting();
+        let n = cache.n_pending_features();
         if n == 0 {
             return Ok(());
         }
@@ -147,11 +149,11 @@ impl Draft {
         };
         let weights = self.weights.get(compute.pool)?;
         project(compute, weights, &mut self.buffers, cache, position - n);
-        cache.waiting.clear();
+        cache.pending_features.clear();
         Ok(())
     }
 
-    /// DraftCandidates after each root, `[depth, k]`.
+    /// Candidates after each root, `[depth, k]`.
     pub(crate) fn draft(
         &mut self,
         compute: ExecContext<'_>,
@@ -183,7 +185,7 @@ impl Draft {
         Ok(rows.chunks(reach.depth).map(candidates).collect())
     }
 
-    /// Runs the blocks whose embeddings stand in `x`, and leaves them behind the final norm in `y`.
+    /// Runs the blocks with embeddings in `x` and writes the stream after the final norm to `y`.
     fn pass(
         &mut self,
         compute: ExecContext<'_>,
@@ -221,8 +223,8 @@ impl Draft {
             let before = i
                 .checked_sub(1)
                 .map(|before| &weights.layers[before].attention);
-            if !before.is_some_and(|before| same_turn(before, attention)) {
-                turn(compute, attention, &positions, (&mut *cos, &mut *sin));
+            if !before.is_some_and(|before| same_rope(before, attention)) {
+                fill_rope(compute, attention, &positions, (&mut *cos, &mut *sin));
             }
             let size = n * attention.spec.rope.dims / 2;
             let angles = (&cos[..size], &sin[..size]);
@@ -271,7 +273,7 @@ impl Draft {
     }
 }
 
-/// From features of the tokens from `first` on to stored keys and values.
+/// Computes stored keys and values from the features of the tokens from `first`.
 fn project(
     compute: ExecContext<'_>,
     weights: &DraftWeights,
@@ -279,13 +281,15 @@ fn project(
     cache: &mut DraftCache,
     first: usize,
 ) {
-    let n = cache.n_waiting();
+    let n = cache.n_pending_features();
     let hidden = weights.fc.rows();
     let (raw, f) = (
         sized(&mut buffers.update, n * hidden),
         sized(&mut buffers.y, n * hidden),
     );
-    weights.fc.apply(compute.pool, &cache.waiting, n, raw);
+    weights
+        .fc
+        .apply(compute.pool, &cache.pending_features, n, raw);
     compute.norm(raw, &weights.hidden_norm, f);
     let parts = |layer: &'_ weights::DraftLayerWeights| {
         let a = &layer.attention;
@@ -310,9 +314,9 @@ fn project(
             return;
         };
         let attention = &layer.attention;
-        if !before.is_some_and(|before| same_turn(before, attention)) {
+        if !before.is_some_and(|before| same_rope(before, attention)) {
             let angles = (&mut buffers.cos, &mut buffers.sin);
-            turn(compute, attention, &positions, angles);
+            fill_rope(compute, attention, &positions, angles);
         }
         before = Some(attention);
         let size = n * attention.spec.rope.dims / 2;
@@ -337,7 +341,7 @@ fn project(
 }
 
 /// Cosines and sines of rows at these positions, `[n, rope dims / 2]` each.
-fn turn(
+fn fill_rope(
     compute: ExecContext<'_>,
     attention: &Attention,
     positions: &[usize],
@@ -359,8 +363,8 @@ fn turn(
     });
 }
 
-/// Whether two layers turn alike, so that one computation of angles serves both.
-fn same_turn(one: &Attention, other: &Attention) -> bool {
+/// Whether two layers have the same rotary embedding, so that they can share the table.
+fn same_rope(one: &Attention, other: &Attention) -> bool {
     one.spec.rope == other.spec.rope
 }
 

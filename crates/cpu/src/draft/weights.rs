@@ -1,4 +1,4 @@
-//! A draft's weights, loaded with the target's or by the first call that needs them.
+//! A draft's weights, loaded with the target's or at the first use.
 
 use contract::{
     DeviceError, DraftLoad, DraftPlan, DraftSpec, LoadProgress, WeightError, WeightRef,
@@ -29,7 +29,7 @@ pub(crate) struct DraftLayerWeights {
     pub(crate) ffn: Dense,
 }
 
-/// A plan and, once they are loaded, its weights.
+/// A draft plan and, once loaded, its weights.
 pub(crate) struct LazyWeights {
     plan: DraftPlan,
     dispatch: Dispatch,
@@ -37,7 +37,7 @@ pub(crate) struct LazyWeights {
 }
 
 impl LazyWeights {
-    /// Loads now, unless the plan says later.
+    /// Loads now, unless the plan defers it.
     pub(crate) fn new(
         plan: DraftPlan,
         dispatch: Dispatch,
@@ -59,7 +59,7 @@ impl LazyWeights {
         &self.plan.spec
     }
 
-    /// The weights, loaded if they were not.
+    /// The weights, loaded if necessary.
     pub(crate) fn get(&mut self, pool: &ThreadPool) -> Result<&DraftWeights, DeviceError> {
         if self.loaded.is_none() {
             self.loaded = Some(load(&self.plan, &self.dispatch, pool, &mut |_| {})?);

@@ -2,12 +2,11 @@
 
 use super::layout::BLOCK;
 
-/// Rows of activations in blocks of 32 bytes with a scale, `x ≈ scale * q`, and the sums kernels
-/// need.
+/// Rows of activations in blocks of 32 bytes with a scale, `x ≈ scale * q`, and the sums that
+/// kernels need.
 ///
-/// `q = round_half_even(x * (127 / max|x|))` over the block, `scale = max|x| / 127`. A block that
-/// holds an infinity or a NaN has a NaN scale, so its row's outputs are NaN, as they would be in
-/// f32.
+/// `q = round_half_even(x * (127 / max|x|))` over the block, `scale = max|x| / 127`. A block with
+/// an infinity or a NaN has a NaN scale, so its row's outputs are NaN, as in f32.
 #[derive(Default)]
 pub struct Activations {
     /// Rows.
@@ -20,8 +19,8 @@ pub struct Activations {
     pub scales: Vec<f32>,
     /// Sums of a block's values, `[n, cols / 32]`; whole numbers.
     pub sums: Vec<f32>,
-    /// `-8` times the sum of a block: what nibbles less 8 start their product from, `[n, cols /
-    /// 32]`.
+    /// `-8` times the sum of a block, `[n, cols / 32]`: the start value of products with nibbles
+    /// less 8.
     pub minus_8: Vec<i32>,
     /// `-128` times the sum of a block, `[n, cols / 32]`.
     pub minus_128: Vec<i32>,
@@ -29,11 +28,11 @@ pub struct Activations {
     pub minus_32: Vec<i32>,
 }
 
-/// One row of [`Activations`], to be written.
+/// One row of [`Activations`] for writing.
 pub struct RowMut<'a> {
     /// `[cols]`.
     pub values: &'a mut [i8],
-    /// `[cols / 32]`, and so below.
+    /// `[cols / 32]`, as the following fields.
     pub scales: &'a mut [f32],
     /// See [`Activations::sums`].
     pub sums: &'a mut [f32],
@@ -46,7 +45,7 @@ pub struct RowMut<'a> {
 }
 
 impl Activations {
-    /// Room for `n` rows of `cols`; what was there before is overwritten by the rows' writers.
+    /// Resizes to `n` rows of `cols`. The content is unspecified until the rows are written.
     pub fn resize(&mut self, n: usize, cols: usize) {
         assert_eq!(cols % BLOCK, 0);
         let blocks = n * cols / BLOCK;
@@ -59,7 +58,7 @@ impl Activations {
         self.minus_32.resize(2 * blocks, 0);
     }
 
-    /// Asserts that every array is as long as its shape says; kernels rely on it.
+    /// Asserts that every array has the length of its shape, because kernels rely on it.
     pub fn check(&self) {
         let blocks = self.n * self.cols / BLOCK;
         assert_eq!(self.values.len(), self.n * self.cols);
@@ -68,7 +67,7 @@ impl Activations {
         assert_eq!(self.minus_32.len(), 2 * blocks);
     }
 
-    /// The rows, to be written.
+    /// The rows for writing.
     pub fn rows_mut(&mut self) -> impl ExactSizeIterator<Item = RowMut<'_>> + Send {
         let blocks = self.cols / BLOCK;
         self.values
@@ -110,7 +109,7 @@ impl RowMut<'_> {
     }
 }
 
-/// Rounds one row, `x` `[cols]`. The scalar twin of the vector kernels' `quantize`.
+/// Rounds one row, `x` `[cols]`. The scalar version of the vector kernels' `quantize`.
 pub fn quantize(x: &[f32], row: &mut RowMut<'_>) {
     for (block, x) in x.chunks_exact(BLOCK).enumerate() {
         let max_bits = x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max();
@@ -131,7 +130,7 @@ pub fn quantize(x: &[f32], row: &mut RowMut<'_>) {
     }
 }
 
-/// What a block of largest magnitude `max` is multiplied with; 0 where the quotient would overflow.
+/// The factor of a block with largest magnitude `max`; 0 if the quotient would overflow.
 #[inline(always)]
 pub fn factor(max: f32) -> f32 {
     let factor = 127.0 / max;

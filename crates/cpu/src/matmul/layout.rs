@@ -1,16 +1,16 @@
-//! How repacked weights lie in memory.
+//! Memory layout of repacked weights.
 //!
 //! A matrix is a list of tiles of [`TILE_ROWS`] rows (the last one padded with rows of zeros), a
-//! tile a list of groups of columns, a group what [`Format`] says. Inside a group, four consecutive
-//! columns of the sixteen rows make one line of 64 bytes: byte `4 * row + t` is column `4 * i + t`
-//! of line `i`.
+//! tile a list of groups of columns, a group as [`Format`] defines it. Inside a group, four
+//! consecutive columns of the sixteen rows make one line of 64 bytes: byte `4 * row + t` is column
+//! `4 * i + t` of line `i`.
 //!
 //! ```text
-//! nibble line i    low nibbles: line i of the block's first 16 columns; high nibbles: of its last 16
+//! nibble line i    low nibbles: line i of the block's first 16 columns; high: of its last 16
 //! Q4K  256 cols  2304 B  d f16[16] | dmin f16[16] | scales u8[12][16] | nibble lines [8 blocks][4]
-//! Q5K  256 cols  2816 B  as Q4K, then fifth bits [8 blocks][64]: bit i of a byte belongs to line i of 8
+//! Q5K  256 cols  2816 B  as Q4K, then fifth bits [8 blocks][64]: bit i of a byte is of line i of 8
 //! Q6K  256 cols  3392 B  d f16[16] | 32 unused | scales i8[16][16] | nibble lines [8][4]
-//!                        | top bit pairs [8][2 halves][64]: bits 2i, 2i + 1 of a byte belong to line i of the half
+//!                        | top bit pairs [8][2 halves][64]: bits 2i, 2i + 1 of a byte: line i
 //! Q4    64 cols   576 B  d f16[2][16] | nibble lines [2][4]
 //! S8    64 cols  1088 B  d f16[2][16] | lines [2][8] of value + 128
 //! S8W   32 cols   576 B  d f32[16] | lines [8] of value + 128
@@ -25,10 +25,10 @@ use contract::QuantType;
 /// Rows of a tile: the 32-bit lanes of a 512-bit vector.
 pub const TILE_ROWS: usize = 16;
 
-/// Columns of a block: what shares one activation scale.
+/// Columns of a block, which share one activation scale.
 pub const BLOCK: usize = 32;
 
-/// The form weights take in memory.
+/// The format of weights in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Nibbles, six-bit scales and minima.
@@ -54,7 +54,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// The form of a file's type. All are exact but Q2_K, whose values are rounded to halves.
+    /// The memory format of a file's type. All are exact except Q2_K, whose values are rounded to
+    /// f16.
     pub fn of(ty: QuantType) -> Format {
         match ty {
             QuantType::Q4_K => Format::Q4K,
@@ -108,7 +109,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// A matrix of zero bytes, to be filled tile by tile.
+    /// A matrix of zero bytes, to be written tile by tile.
     pub fn zeroed(format: Format, rows: usize, cols: usize) -> Packed {
         let bytes = rows.div_ceil(TILE_ROWS) * format.tile_bytes(cols);
         Packed {
@@ -130,13 +131,13 @@ impl Packed {
         &self.tiles.bytes()[tile * bytes..][..bytes]
     }
 
-    /// All tiles, to be written.
+    /// All tiles for writing.
     pub fn tiles_mut(&mut self) -> std::slice::ChunksExactMut<'_, u8> {
         let bytes = self.format.tile_bytes(self.cols);
         self.tiles.bytes_mut().chunks_exact_mut(bytes)
     }
 
-    /// Bytes held.
+    /// Bytes in memory.
     pub fn bytes(&self) -> usize {
         self.tiles.len
     }
@@ -144,7 +145,7 @@ impl Packed {
 
 /// Bytes that start on a cache line.
 struct Lines {
-    /// Owns the memory; it never grows, so `start` stays right.
+    /// Owns the memory. It never grows, so `start` stays valid.
     storage: Vec<u8>,
     start: usize,
     len: usize,

@@ -1,4 +1,4 @@
-//! From a file's rows to the tiles of [`super::layout`].
+//! Repacks a file's rows to the tiles of [`super::layout`].
 
 use contract::QuantType;
 use contract::quant::{IQ4_LEVELS, dequantize_row};
@@ -7,11 +7,11 @@ use half::f16;
 use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
 use crate::thread_pool::ThreadPool;
 
-/// Repacks `bytes`, whole rows of `ty`, `rows` of `cols` values; the tiles are shared out over
+/// Repacks `bytes`, `rows` whole rows of `cols` values of type `ty`. The tiles are split over
 /// `pool`.
 pub fn pack(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], pool: &ThreadPool) -> Packed {
     let format = Format::of(ty);
-    // Only float formats take any width; the columns added hold zeros.
+    // Only float formats accept any width; padding columns are zero.
     let mut packed = Packed::zeroed(format, rows, cols.next_multiple_of(4));
     let row_bytes = ty.row_bytes(cols);
     let tiles = packed.tiles_mut();
@@ -98,7 +98,7 @@ fn put(group: &mut [u8], at: usize, bytes: &[u8]) {
     group[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// Values of `N` bytes: column `c` of row `r` stands at `N * (16 c + r)`.
+/// Values of `N` bytes: column `c` of row `r` is at `N * (16 c + r)`.
 fn put_words<const N: usize>(bytes: &[u8], row: usize, tile: &mut [u8]) {
     for (col, word) in bytes.chunks_exact(N).enumerate() {
         put(tile, N * (TILE_ROWS * col + row), word);
@@ -120,7 +120,7 @@ fn put_bytes(lines: &mut [u8], row: usize, values: &[u8; BLOCK]) {
     }
 }
 
-/// The file's own order of 32 nibbles: low ones first.
+/// The file's order of 32 nibbles: low ones first.
 fn nibbles(bytes: &[u8]) -> [u8; BLOCK] {
     std::array::from_fn(|i| bytes[i % 16] >> (4 * (i / 16)) & 15)
 }
@@ -139,7 +139,7 @@ fn signed_32(ty: QuantType, block: &[u8]) -> [u8; BLOCK] {
     }
 }
 
-/// A level of the uneven table, plus 128.
+/// A level of the non-uniform table, plus 128.
 fn level(code: u8) -> u8 {
     IQ4_LEVELS[usize::from(code)].cast_unsigned() ^ 0x80
 }
@@ -176,7 +176,7 @@ fn pack_q45_k(ty: QuantType, block: &[u8], row: usize, group: &mut [u8]) {
     }
 }
 
-/// What Q6_K and Q3_K have in common: codes less 32 and a signed scale for every 16.
+/// The common part of Q6_K and Q3_K: codes less 32 and a signed scale per 16 values.
 struct Six {
     d: [u8; 2],
     scales: [i8; 16],

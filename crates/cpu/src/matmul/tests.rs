@@ -1,4 +1,4 @@
-//! Tests: every kernel against the file's own meaning and against each other.
+//! Tests: every kernel against the file format's definition and against each other.
 
 use contract::quant::{dequantize_row, quantize_row};
 use contract::{QuantType, WeightRef};
@@ -11,7 +11,7 @@ use crate::simd::dispatch::Dispatch;
 use crate::simd::scalar::weight_block;
 use crate::thread_pool::ThreadPool;
 
-/// Numbers in `-1..1` that look random.
+/// Pseudo-random values in `-1..1`.
 fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..n)
@@ -24,7 +24,7 @@ fn noise(seed: u64, n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// `rows` of `cols` values in the file's own bytes.
+/// `rows` of `cols` values in the file format.
 fn stored(ty: QuantType, rows: usize, cols: usize) -> Vec<u8> {
     let mut bytes = vec![0; rows * ty.row_bytes(cols)];
     for (row, bytes) in bytes.chunks_exact_mut(ty.row_bytes(cols)).enumerate() {
@@ -33,7 +33,7 @@ fn stored(ty: QuantType, rows: usize, cols: usize) -> Vec<u8> {
     bytes
 }
 
-/// The same bytes for every scale and code that a format has: only the float fields are made sane.
+/// Rows with every code and quantised scale of a format; only the float fields are finite.
 fn hostile(ty: QuantType, rows: usize, cols: usize) -> Vec<u8> {
     let mut bytes = stored(ty, rows, cols);
     let halves: &[usize] = match ty {
@@ -150,8 +150,8 @@ fn widths_beyond_a_multiple_of_the_group_are_complete() {
     }
 }
 
-/// The whole product in 64-bit integers and f64, from the file's meaning and the rounded
-/// activations alone.
+/// The exact product in 64-bit integers and f64, from the file format's definition and the rounded
+/// activations.
 #[test]
 fn integer_parts_are_exact_and_each_accumulation_is_within_two_ulp() {
     const COLS: usize = 512;

@@ -91,18 +91,18 @@ pub struct Columns<'a> {
     pub stride: usize,
 }
 
-/// Applies `waiting` to some columns in order, then reads out: [`update_state`] for each and
+/// Applies `updates` to some columns in order, then reads out: [`update_state`] for each and
 /// [`read_out`], bit for bit. A non-empty `copy` receives the dense columns `[k_dim, v_dim]`.
 pub fn update_columns(
     state: Columns<'_>,
-    waiting: &[PendingUpdate<'_>],
+    updates: &[PendingUpdate<'_>],
     copy: &mut [f32],
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
 ) {
     let mut dense = gather(&state, token.v.len());
-    for waiting in waiting {
-        update_state(&mut dense, waiting.k, waiting.u, waiting.decay);
+    for update in updates {
+        update_state(&mut dense, update.k, update.u, update.decay);
     }
     for (row, from) in state
         .values
@@ -128,14 +128,14 @@ pub(crate) fn gather(state: &Columns<'_>, width: usize) -> Vec<f32> {
 pub fn update_read_out(
     from: Option<&[f32]>,
     state: &mut [f32],
-    waiting: PendingUpdate<'_>,
+    update: PendingUpdate<'_>,
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
 ) {
     if let Some(from) = from {
         state.copy_from_slice(from);
     }
-    update_state(state, waiting.k, waiting.u, waiting.decay);
+    update_state(state, update.k, update.u, update.decay);
     read_out(state, token, u, o);
 }
 

@@ -1,4 +1,4 @@
-//! A vector of f32 lanes, as far as the functions of [`super::vector`] need one.
+//! A vector of f32 lanes with the operations that [`super::vector`] needs.
 
 /// One vector register of an instruction set.
 ///
@@ -7,12 +7,11 @@
 pub(super) trait Lanes: Copy {
     /// Number of lanes.
     const N: usize;
-    /// Vectors side by side in a block of a matrix product, chosen so that four rows of them fit
-    /// the registers.
+    /// Vectors per row in a block of a matrix product, so that four rows fit the registers.
     const WIDE: usize;
 
     /// # Safety
-    /// The instruction set, and for all below too.
+    /// The instruction set; this holds for all methods.
     unsafe fn splat(x: f32) -> Self;
     /// # Safety
     /// `at` points at `N` readable values.
@@ -39,7 +38,7 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// `at` points at `N` readable signed bytes.
     unsafe fn load_i8(at: *const u8) -> Self;
-    /// Asks for a line of cache; the address need not be readable.
+    /// Prefetches a cache line; the address need not be readable.
     ///
     /// # Safety
     /// The instruction set.
@@ -61,12 +60,12 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// The instruction set.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
-    /// The larger; `other` where `self` is NaN.
+    /// The larger value; `other` if `self` is NaN.
     ///
     /// # Safety
     /// The instruction set.
     unsafe fn max_or(self, other: Self) -> Self;
-    /// The smaller; `other` where `self` is NaN.
+    /// The smaller value; `other` if `self` is NaN.
     ///
     /// # Safety
     /// The instruction set.
@@ -76,12 +75,12 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// The instruction set.
     unsafe fn round(self) -> Self;
-    /// `self * 2^n` for whole `n` in -160 to 160, rounded once where the result is subnormal.
+    /// `self * 2^n` for whole `n` in -160 to 160, rounded once if the result is subnormal.
     ///
     /// # Safety
     /// The instruction set.
     unsafe fn scale(self, n: Self) -> Self;
-    /// The sum of all lanes, halves first: the same tree for every call.
+    /// The sum of all lanes in a fixed tree, halves first.
     ///
     /// # Safety
     /// The instruction set.
@@ -155,7 +154,7 @@ pub(super) unsafe fn sigmoid<L: Lanes>(x: L) -> L {
     }
 }
 
-/// Lanes `at..` of a slice of `n` values: all of them, or what is left.
+/// Lanes `at..` of a slice of `n` values: a whole vector or the rest.
 ///
 /// # Safety
 /// The instruction set of `L`; `from` points at `n` readable values and `at < n`.
@@ -171,7 +170,7 @@ pub(super) unsafe fn take<L: Lanes>(from: *const f32, at: usize, n: usize) -> L 
     }
 }
 
-/// Writes lanes `at..` of a slice of `n` values: all of them, or what is left.
+/// Writes lanes `at..` of a slice of `n` values: a whole vector or the rest.
 ///
 /// # Safety
 /// The instruction set of `L`; `to` points at `n` writable values and `at < n`.

@@ -1,8 +1,9 @@
-//! Vector kernels, the only place of this crate with unsafe code.
+//! Vector kernels, the only place of this crate with unsafe code besides [`crate::matmul`] and the
+//! workers.
 //!
-//! Each instruction set has a token type whose only constructor looks at the processor; kernels are
-//! methods of the token, so code that holds one may call them. Beside each kernel stands a scalar
-//! twin of the same signature.
+//! Each instruction set has a token type whose only constructor checks the processor. Kernels are
+//! methods of the token, so code with a token may call them. Each kernel has a scalar version of
+//! the same signature.
 
 mod avx2;
 mod avx512;
@@ -31,7 +32,7 @@ use dispatch::Dispatch;
 use tiles::TileOut;
 
 impl Kernels {
-    /// The functions for an instruction set.
+    /// The dispatch table of an instruction set.
     pub fn of(dispatch: Dispatch) -> Kernels {
         match dispatch {
             #[cfg(target_arch = "x86_64")]

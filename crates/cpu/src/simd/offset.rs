@@ -1,6 +1,6 @@
-//! How the excess of unsigned codes is taken away.
+//! Correction of the offset of unsigned codes.
 
-/// What the products of a block start from.
+/// The start value of a block's products.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Offset {
     /// Codes are the values.
@@ -9,6 +9,6 @@ pub(super) enum Offset {
     Minus8,
     /// Codes are 128 too high.
     Minus128,
-    /// Codes are 32 too high, and the halves of a block are summed apart.
+    /// Codes are 32 too high, and the halves of a block are summed separately.
     Minus32Halves,
 }

@@ -1,4 +1,5 @@
-//! Tests: every vector function against its reference, at whole and at broken lengths.
+//! Tests: every vector function against its reference, at multiples of the vector length and at
+//! other lengths.
 
 use crate::kernels::Kernels;
 use crate::reference::delta::{Columns, PendingUpdate, Token};
@@ -6,7 +7,7 @@ use crate::reference::kv;
 use crate::simd::dispatch::Dispatch;
 use contract::KvFormat;
 
-/// Numbers in `-1..1` that look random.
+/// Pseudo-random values in `-1..1`.
 fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..n)
@@ -19,7 +20,7 @@ fn noise(seed: u64, n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Runs `on` with the reference table and with every other, and compares what it returns.
+/// Runs `on` with the reference table and every other table, and compares the results.
 fn check(tolerance: f32, on: impl Fn(&Kernels) -> Vec<f32>) {
     let expected = on(&Kernels::scalar());
     for dispatch in Dispatch::all_fast() {
@@ -180,7 +181,7 @@ fn fused_update_and_read_out_is_bit_identical_to_separate_steps() {
             .map(Kernels::of)
             .chain([Kernels::scalar()])
         {
-            for waiting in [&all[..0], &all[..1], &all[..3]] {
+            for updates in [&all[..0], &all[..1], &all[..3]] {
                 let state = noise(8, k_dim * v_dim);
                 let mut dense: Vec<f32> = state
                     .chunks(v_dim)
@@ -188,7 +189,7 @@ fn fused_update_and_read_out_is_bit_identical_to_separate_steps() {
                     .copied()
                     .collect();
                 let before = dense.clone();
-                for w in waiting {
+                for w in updates {
                     (kernels.delta_update)(&mut dense, w.k, w.u, w.decay);
                 }
                 let (mut u, mut o) = (vec![0.0; width], vec![0.0; width]);
@@ -201,7 +202,7 @@ fn fused_update_and_read_out_is_bit_identical_to_separate_steps() {
                 };
                 (kernels.delta_update_columns)(
                     columns,
-                    waiting,
+                    updates,
                     &mut copy,
                     token,
                     [&mut u, &mut o],
@@ -214,12 +215,12 @@ fn fused_update_and_read_out_is_bit_identical_to_separate_steps() {
                 {
                     assert_eq!((&row[..width], &row[width..]), (new, &old[width..]));
                 }
-                let [waiting] = waiting else {
+                let [update] = updates else {
                     continue;
                 };
                 let (mut here, mut there) = (before.clone(), vec![0.0; before.len()]);
                 for (from, state) in [(None, &mut here), (Some(&before[..]), &mut there)] {
-                    (kernels.delta_update_read_out)(from, state, *waiting, token, [&mut u, &mut o]);
+                    (kernels.delta_update_read_out)(from, state, *update, token, [&mut u, &mut o]);
                     assert_eq!([&state[..], &u, &o].concat(), expected);
                 }
             }

@@ -1,4 +1,4 @@
-//! The products in plain code: what the vector kernels compute, step by step and bit by bit.
+//! The products in scalar code, bit-identical to the vector kernels.
 
 use half::{bf16, f16};
 
@@ -6,17 +6,17 @@ use super::tiles::TileOut;
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
 
-/// One block of one weight row: `value = scale(half) * code - min`, codes with their excess taken
-/// away.
+/// One block of one weight row: `value = scale(half) * code - min`, with the offset of the codes
+/// subtracted.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightBlock {
     /// Signed codes.
     pub codes: [i32; BLOCK],
     /// Scale of each half.
     pub scales: [f32; 2],
-    /// Whether the halves have scales of their own, and so are summed apart.
+    /// Whether the halves have separate scales, and are summed separately.
     pub two_scales: bool,
-    /// Minimum, taken away; `None` where the format has none.
+    /// The minimum, which is subtracted; `None` if the format has none.
     pub min: Option<f32>,
 }
 
@@ -86,7 +86,7 @@ pub fn weight_block(format: Format, tile: &[u8], row: usize, block: usize) -> We
     }
 }
 
-/// What one block adds to a running sum: `a` is the activations' scale, `q` their values.
+/// Adds one block to a running sum: `a` is the activations' scale, `q` their values.
 pub fn accumulate(sum: f32, weight: &WeightBlock, a: f32, q: &[i8]) -> f32 {
     let dot = |range: std::ops::Range<usize>| -> i32 {
         let pairs = weight.codes[range.clone()].iter().zip(&q[range]);

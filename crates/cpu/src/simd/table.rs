@@ -16,10 +16,20 @@ macro_rules! table {
             add: activation::add(x: &mut [f32], y: &[f32]) -> ();
             exp_sum: activation::exp_sum(x: &mut [f32], shift: f32) -> f32;
             conv_row: conv::row(inputs: &[&[f32]], weights: &[f32], out: &mut [f32]) -> ();
-            delta_read_out: delta::read_out(state: &[f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]) -> ();
-            delta_update: delta::update_state(state: &mut [f32], k: &[f32], u: &[f32], decay: f32) -> ();
-            delta_update_columns: delta::update_columns(state: Columns<'_>, waiting: &[PendingUpdate<'_>], copy: &mut [f32], token: Token<'_>, out: [&mut [f32]; 2]) -> ();
-            delta_update_read_out: delta::update_read_out(from: Option<&[f32]>, state: &mut [f32], waiting: PendingUpdate<'_>, token: Token<'_>, out: [&mut [f32]; 2]) -> ();
+            delta_read_out: delta::read_out(
+                state: &[f32], token: Token<'_>, u: &mut [f32], o: &mut [f32]
+            ) -> ();
+            delta_update: delta::update_state(
+                state: &mut [f32], k: &[f32], u: &[f32], decay: f32
+            ) -> ();
+            delta_update_columns: delta::update_columns(
+                state: Columns<'_>, updates: &[PendingUpdate<'_>], copy: &mut [f32],
+                token: Token<'_>, out: [&mut [f32]; 2]
+            ) -> ();
+            delta_update_read_out: delta::update_read_out(
+                from: Option<&[f32]>, state: &mut [f32], update: PendingUpdate<'_>,
+                token: Token<'_>, out: [&mut [f32]; 2]
+            ) -> ();
             accumulate: matmul::accumulate(a: &[f32], b: &[f32], n: usize, c: &mut [f32]) -> ();
             dot_f16: kv::dot_f16(x: &[f32], bytes: &[u8]) -> f32;
             dots_f16: kv::dots_f16(queries: &[f32], key: &[u8], dots: &mut [f32]) -> ();

@@ -1,7 +1,7 @@
-//! Handing out tiles of outputs to threads.
+//! Distribution of output tiles to threads.
 //!
-//! A tile is sixteen neighbouring columns of an output `[n, rows]`, so tiles of one output
-//! interleave in memory and cannot be had as disjoint slices.
+//! A tile is sixteen adjacent columns of an output `[n, rows]`. Tiles of one output interleave in
+//! memory, so they cannot be disjoint slices.
 
 use std::marker::PhantomData;
 
@@ -10,13 +10,13 @@ use crate::thread_pool::ThreadPool;
 
 /// One output of a region: `[n, rows]`.
 pub struct Output<'a> {
-    /// Columns of the output: rows of the weight.
+    /// Columns of the output, which are the rows of the weight.
     pub rows: usize,
     /// The values, `[n, rows]`.
     pub values: &'a mut [f32],
 }
 
-/// The part of an output that one work item writes: up to sixteen columns of every row.
+/// The part of an output that one work item writes: up to sixteen columns of all rows.
 pub struct TileOut<'a> {
     /// First column of the tile in row 0.
     start: *mut f32,
@@ -24,7 +24,7 @@ pub struct TileOut<'a> {
     stride: usize,
     n: usize,
     width: usize,
-    /// The output stays borrowed while tiles of it are out.
+    /// Keeps the output borrowed while its tiles exist.
     output: PhantomData<&'a mut [f32]>,
 }
 
@@ -34,12 +34,12 @@ impl TileOut<'_> {
         self.n
     }
 
-    /// Columns that exist: 16 but for the last tile.
+    /// Number of columns: 16 except in the last tile.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Where the tile's part of row `item` begins; [`TileOut::width`] values may be written there.
+    /// Start of the tile's part of row `item`; [`TileOut::width`] values may be written there.
     pub(super) fn row(&mut self, item: usize) -> *mut f32 {
         assert!(item < self.n, "row {item} of {}", self.n);
         // SAFETY: `start` points into an output of `n` rows of `stride` values, and `item < n`.
@@ -65,8 +65,8 @@ struct SharedOutput {
 // SAFETY: the pointer is only used through tiles, and no two tiles overlap.
 unsafe impl Sync for SharedOutput {}
 
-/// Calls `work(output, tile, part)` once for each tile of each output, `per_item` tiles of one
-/// output at a time on one thread.
+/// Calls `work(output, tile, part)` once per tile of each output. An item is `per_item` tiles of
+/// one output on one thread.
 pub fn for_each_tile(
     pool: &ThreadPool,
     outputs: &mut [Output<'_>],
@@ -95,8 +95,8 @@ pub fn for_each_tile(
         for tile in tiles {
             let first = tile * TILE_ROWS;
             let mut part = TileOut {
-                // SAFETY: `first < rows`, and an output without rows of activations has nothing to
-                // point at but is never written, since `n` is 0.
+                // SAFETY: `first < rows`. An output without rows of activations is never written,
+                // since `n` is 0.
                 start: unsafe { output.start.add(first.min(output.n * output.rows)) },
                 stride: output.rows,
                 n: output.n,

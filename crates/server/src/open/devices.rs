@@ -207,7 +207,7 @@ fn cpu_device(choice: &DeviceChoice) -> Box<dyn Backend> {
         reference: choice.cpu_reference,
         threads: choice.threads,
     });
-    Box::new(backend.turning())
+    Box::new(backend.with_rotation())
 }
 
 #[cfg(test)]

@@ -1,13 +1,10 @@
-//! The attention mixer: projections, q/k norm, rotation, the cache, softmax attention, gate, output
-//! projection.
-
-use std::ops::Range;
+//! The attention mixer: projections, q/k norm, rotary embedding, KV cache, softmax attention,
+//! gate, output projection.
 
 use contract::quant::hadamard;
-use contract::{AttentionSpec, AttentionWindow, KvFormat, NodeIdx, OutputGate};
+use contract::{AttentionSpec, AttentionWindow, OutputGate};
 
 use crate::blocks::softmax::{BLOCK, Running};
-use crate::kernels::Kernels;
 use crate::kv_shape::KvShape;
 use crate::linear::apply_all;
 use crate::pass::{ExecContext, LayerSegment, PassBuffers, RopeTable, SegmentKind, angles_of};
@@ -18,9 +15,15 @@ use crate::state::KvCache;
 use crate::weights::Attention;
 
 use super::delta_chunked::transpose;
-use super::tree_attention::{self, Nodes, attend_nodes};
 
-/// Query rows that share one reading of the cached keys in prefill.
+mod keys;
+mod tree;
+
+pub(super) use keys::decode_of;
+use keys::{Keys, dot_of, q_stride, rotate_inverse};
+use tree::{Nodes, attend_nodes};
+
+/// Query rows that share each read of the cached keys in prefill.
 const TILE: usize = 32;
 
 /// Reads `arena.y`, writes `arena.update`, and stores each row's key and value after the committed
@@ -29,10 +32,10 @@ pub(crate) fn mix(
     compute: ExecContext<'_>,
     weights: &Attention,
     arena: &mut PassBuffers,
-    shares: &mut [LayerSegment<'_, KvCache>],
+    segments: &mut [LayerSegment<'_, KvCache>],
 ) {
     let spec = &weights.spec;
-    let n_rows: usize = shares.iter().map(|s| s.n_rows).sum();
+    let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
     let (q_width, kv_width) = (weights.q.rows(), weights.k.rows());
     let (parts, angles) = arena.split();
     let q = &mut parts.a[..n_rows * q_width];
@@ -54,14 +57,14 @@ pub(crate) fn mix(
         k,
         v,
     };
-    store(compute, weights, shares, rows);
+    store(compute, weights, segments, rows);
     let heads = &mut parts.heads[..n_rows * spec.n_heads * spec.head_dim];
-    attend(compute, &weights.spec, shares, q, heads);
+    attend(compute, &weights.spec, segments, q, heads);
     let update = &mut parts.update[..n_rows * weights.o.rows()];
     weights.o.apply(compute.pool, heads, n_rows, update);
 }
 
-/// A few rows on their way into the cache.
+/// A few rows to be stored in the cache.
 struct StoreItem<'a> {
     first_row: usize,
     q: &'a mut [f32],
@@ -72,7 +75,7 @@ struct StoreItem<'a> {
     shape: KvShape,
 }
 
-/// The projections of all rows of a pass, and what is to be done to them.
+/// The projections of all rows of a pass, before normalisation and rotation.
 struct Projected<'a> {
     angles: &'a RopeTable,
     /// `[n, n_heads, head_dim]`, each head followed by its gate where there is one.
@@ -87,7 +90,7 @@ struct Projected<'a> {
 fn store(
     compute: ExecContext<'_>,
     weights: &Attention,
-    shares: &mut [LayerSegment<'_, KvCache>],
+    segments: &mut [LayerSegment<'_, KvCache>],
     rows: Projected<'_>,
 ) {
     let Projected {
@@ -99,8 +102,8 @@ fn store(
     let spec = &weights.spec;
     let grain = compute.grain(v.len() / weights.k.rows());
     let mut items = Vec::new();
-    for share in shares {
-        let (n, position, cache) = (share.n_rows, share.position, &mut *share.state);
+    for segment in segments {
+        let (n, position, cache) = (segment.n_rows, segment.position, &mut *segment.state);
         let shape = cache.shape;
         let slots = |bytes: usize| position * bytes..(position + n) * bytes;
         let keys = &mut cache.keys[slots(shape.k_bytes())];
@@ -115,7 +118,7 @@ fn store(
             .zip(values.chunks_mut(grain * shape.v_bytes()));
         for (i, ((((q, k), v), keys), values)) in rows.enumerate() {
             items.push(StoreItem {
-                first_row: share.first_row + i * grain,
+                first_row: segment.first_row + i * grain,
                 q,
                 k,
                 v,
@@ -160,11 +163,11 @@ fn encode_rows(codec: Codec, dim: usize, rows: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Output heads that one parallel item computes.
+/// A parallel item: the output heads that it computes.
 enum AttentionItem<'a> {
     Node(Node<'a>),
     Nodes(Nodes<'a>),
-    Tile(Tile<'a>),
+    Rows(RowTile<'a>),
 }
 
 /// Query heads of one key head at one node of a tree.
@@ -177,34 +180,34 @@ struct Node<'a> {
 }
 
 /// All heads of up to [`TILE`] consecutive rows.
-struct Tile<'a> {
+struct RowTile<'a> {
     cache: &'a KvCache,
     first_position: usize,
     q: &'a [f32],
     out: &'a mut [f32],
 }
 
-/// `out[n, n_heads, head_dim]` from the prepared queries and the caches, gate included.
+/// Writes `out[n, n_heads, head_dim]` from the prepared queries and the caches, gate included.
 fn attend(
     compute: ExecContext<'_>,
     spec: &AttentionSpec,
-    shares: &[LayerSegment<'_, KvCache>],
+    segments: &[LayerSegment<'_, KvCache>],
     q: &[f32],
     mut out: &mut [f32],
 ) {
     let q_width = spec.n_heads * q_stride(spec);
     let out_width = spec.n_heads * spec.head_dim;
     let mut items = Vec::new();
-    for share in shares {
-        let cache = &*share.state;
-        let q = &q[share.first_row * q_width..][..share.n_rows * q_width];
-        let out = take(&mut out, share.n_rows * out_width);
-        match share.work {
-            SegmentKind::Tree(plan) if share.n_rows < compute.pool.threads() => {
+    for segment in segments {
+        let cache = &*segment.state;
+        let q = &q[segment.first_row * q_width..][..segment.n_rows * q_width];
+        let out = take(&mut out, segment.n_rows * out_width);
+        match segment.work {
+            SegmentKind::Tree(plan) if segment.n_rows < compute.pool.threads() => {
                 let group = spec.n_heads / spec.n_kv_heads;
-                // Heads of a group share the reading of keys, unless that leaves threads without
+                // Heads of a group share each read of the keys, unless that leaves threads without
                 // work.
-                let heads = if share.n_rows * spec.n_kv_heads < compute.pool.threads() {
+                let heads = if segment.n_rows * spec.n_kv_heads < compute.pool.threads() {
                     1
                 } else {
                     group
@@ -216,7 +219,7 @@ fn attend(
                     let keys = Keys {
                         cache,
                         kv_head: head / group,
-                        committed: share.position,
+                        committed: segment.position,
                         path: plan.path(node),
                         window: plan.tree.window(),
                     };
@@ -224,12 +227,12 @@ fn attend(
                 }
             }
             SegmentKind::Tree(plan) => {
-                let grain = share.n_rows.div_ceil(compute.pool.threads()).min(TILE);
+                let grain = segment.n_rows.div_ceil(compute.pool.threads()).min(TILE);
                 let out = out.chunks_mut(grain * out_width);
                 for (i, (q, out)) in q.chunks(grain * q_width).zip(out).enumerate() {
                     items.push(AttentionItem::Nodes(Nodes {
                         cache,
-                        committed: share.position,
+                        committed: segment.position,
                         plan,
                         first_node: i * grain,
                         q,
@@ -240,9 +243,9 @@ fn attend(
             SegmentKind::Chunk => {
                 let tiles = out.chunks_mut(TILE * out_width);
                 for (i, (out, q)) in tiles.zip(q.chunks(TILE * q_width)).enumerate() {
-                    items.push(AttentionItem::Tile(Tile {
+                    items.push(AttentionItem::Rows(RowTile {
                         cache,
-                        first_position: share.position + i * TILE,
+                        first_position: segment.position + i * TILE,
                         q,
                         out,
                     }));
@@ -250,82 +253,19 @@ fn attend(
             }
         }
     }
-    // The longest come last; begun first, they do not leave one thread working alone.
+    // The longest items come last. They start first, so that no thread ends alone with a long item.
     let items = items.into_iter().rev();
     compute.pool.for_each_item(items, |item| match item {
         AttentionItem::Node(node) => attend_node(compute, spec, node),
         AttentionItem::Nodes(nodes) => attend_nodes(compute, spec, nodes),
-        AttentionItem::Tile(tile) => attend_tile(compute, spec, tile),
+        AttentionItem::Rows(tile) => attend_tile(compute, spec, tile),
     });
-}
-
-/// The stored rows of one key head.
-#[derive(Clone, Copy)]
-pub(super) struct Keys<'a> {
-    pub(super) cache: &'a KvCache,
-    pub(super) kv_head: usize,
-    /// Committed positions, which are stored in order.
-    pub(super) committed: usize,
-    /// Nodes after them, each stored as many slots after the committed ones as its index says.
-    pub(super) path: &'a [NodeIdx],
-    /// What of the committed ones the last node of the path sees.
-    pub(super) window: AttentionWindow,
-}
-
-impl<'a> Keys<'a> {
-    /// How many keys there are.
-    pub(super) fn n(&self) -> usize {
-        self.committed + self.path.len()
-    }
-
-    /// Positions whose keys the last of them does not see, all of them committed.
-    pub(super) fn hidden(&self) -> Range<usize> {
-        self.window.masked(self.n().saturating_sub(1))
-    }
-
-    /// Where the key of position `at` is stored.
-    pub(super) fn slot(&self, at: usize) -> usize {
-        match at.checked_sub(self.committed) {
-            None => at,
-            Some(depth) => self.committed + self.path[depth].index(),
-        }
-    }
-
-    pub(super) fn key(&self, slot: usize) -> &'a [u8] {
-        let KvShape {
-            k,
-            n_kv_heads,
-            head_dim,
-            ..
-        } = self.cache.shape;
-        let bytes = k.row_bytes(head_dim);
-        &self.cache.keys[(slot * n_kv_heads + self.kv_head) * bytes..][..bytes]
-    }
-
-    pub(super) fn value(&self, slot: usize) -> &'a [u8] {
-        let KvShape {
-            v,
-            n_kv_heads,
-            head_dim,
-            ..
-        } = self.cache.shape;
-        let bytes = v.row_bytes(head_dim);
-        &self.cache.values[(slot * n_kv_heads + self.kv_head) * bytes..][..bytes]
-    }
-}
-
-/// Width of a query head in the projection, gate included.
-pub(super) fn q_stride(spec: &AttentionSpec) -> usize {
-    match spec.gate {
-        OutputGate::None => spec.head_dim,
-        OutputGate::SigmoidPerHead => 2 * spec.head_dim,
-    }
 }
 
 /// Query heads that share a key head, at one node.
 ///
-/// Keys are taken in path order in blocks at absolute positions, so a node's result is that of the
-/// same path fed one by one.
+/// Keys are read in path order in blocks at absolute positions. A node's result therefore equals
+/// the result of decoding its path token by token.
 fn attend_node(compute: ExecContext<'_>, spec: &AttentionSpec, node: Node<'_>) {
     let Node { keys, q, out } = node;
     let (dim, stride) = (spec.head_dim, q_stride(spec));
@@ -372,19 +312,19 @@ fn attend_node(compute: ExecContext<'_>, spec: &AttentionSpec, node: Node<'_>) {
     }
 }
 
-/// Floats that one tile of rows is worked in.
+/// Scratch floats of one tile of rows.
 pub(crate) fn scratch_floats(spec: &AttentionSpec) -> usize {
     let m = TILE * spec.n_heads / spec.n_kv_heads;
     let tile = m * (2 * spec.head_dim + BLOCK + 2) + 2 * BLOCK * spec.head_dim;
-    tile.max(tree_attention::scratch_floats(spec, TILE))
+    tile.max(tree::scratch_floats(spec, TILE))
 }
 
 /// All heads of up to [`TILE`] consecutive rows, the first at `first_position`.
 ///
-/// Keys are read in blocks at absolute positions and always as whole blocks, so a row's result does
-/// not depend on which rows share its tile or on how far the cache is filled.
-fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
-    let Tile {
+/// Keys are read in whole blocks at absolute positions. A row's result therefore depends neither on
+/// the other rows of its tile nor on the number of cached keys.
+fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: RowTile<'_>) {
+    let RowTile {
         cache,
         first_position,
         q,
@@ -453,44 +393,6 @@ fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: Tile<'_>) {
             }
         }
     });
-}
-
-/// Turns back what was summed of values that are stored rotated, `[n, head_dim]`.
-pub(super) fn rotate_inverse(shape: KvShape, heads: &mut [f32]) {
-    if shape.v.is_rotated() {
-        let heads = heads.chunks_exact_mut(shape.head_dim);
-        heads.for_each(hadamard::rotate_inverse);
-    }
-}
-
-/// Reads a stored row, rotated if it is stored so.
-pub(super) fn decode_of(kernels: &Kernels, codec: Codec) -> fn(&[u8], &mut [f32]) {
-    match codec.format() {
-        KvFormat::F32 => kv::decode_f32,
-        KvFormat::F16 => kernels.decode_f16,
-        KvFormat::Q8_0 => kernels.decode_q8_0,
-        KvFormat::Q4_0 => kernels.decode_q4_0,
-        KvFormat::Bf16 => |bytes, row| kv::decode(KvFormat::Bf16, bytes, row),
-        KvFormat::Q5_1 => |bytes, row| kv::decode(KvFormat::Q5_1, bytes, row),
-        KvFormat::Q5_0 => |bytes, row| kv::decode(KvFormat::Q5_0, bytes, row),
-        KvFormat::Q4_1 => |bytes, row| kv::decode(KvFormat::Q4_1, bytes, row),
-        KvFormat::Tq3_0 => |bytes, row| kv::decode(KvFormat::Tq3_0, bytes, row),
-    }
-}
-
-/// The product of a query and a stored key.
-pub(super) fn dot_of(kernels: &Kernels, codec: Codec) -> fn(&[f32], &[u8]) -> f32 {
-    match codec.format() {
-        KvFormat::F32 => kv::dot_f32,
-        KvFormat::F16 => kernels.dot_f16,
-        KvFormat::Q8_0 => kernels.dot_q8_0,
-        KvFormat::Q4_0 => kernels.dot_q4_0,
-        KvFormat::Bf16 => |query, key| kv::dot(KvFormat::Bf16, query, key),
-        KvFormat::Q5_1 => |query, key| kv::dot(KvFormat::Q5_1, query, key),
-        KvFormat::Q5_0 => |query, key| kv::dot(KvFormat::Q5_0, query, key),
-        KvFormat::Q4_1 => |query, key| kv::dot(KvFormat::Q4_1, query, key),
-        KvFormat::Tq3_0 => |query, key| kv::dot(KvFormat::Tq3_0, query, key),
-    }
 }
 
 #[cfg(test)]

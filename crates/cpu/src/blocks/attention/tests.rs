@@ -1,9 +1,10 @@
-//! Attention of trees that see through windows, against the reference over the keys that are left.
+//! Attention of trees with windows, against the reference over the visible keys.
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{AttentionWindow, KvFormat, KvFormats, NodeIdx, QuantType, TokenId, Tree};
 
 use super::*;
+use crate::kernels::Kernels;
 use crate::pass::TreePlan;
 use crate::reference;
 use crate::scratch::ScratchPool;
@@ -30,7 +31,7 @@ fn tree() -> Tree {
     tree
 }
 
-/// `[n, n_heads * head_dim]`: every node by the reference, over the keys that it sees.
+/// `[n, n_heads * head_dim]`: the reference result of each node over its visible keys.
 fn expected(
     spec: &AttentionSpec,
     cache: &KvCache,
@@ -73,8 +74,8 @@ fn expected(
 
 #[test]
 fn windowed_tree_attention_matches_the_reference() {
-    let specimen = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::F32, 1);
-    let spec = specimen.spec.attention_layers().next().unwrap();
+    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::F32, 1);
+    let spec = model.spec.attention_layers().next().unwrap();
     let kv = KvFormats {
         k: KvFormat::F32,
         v: KvFormat::F32,
@@ -98,7 +99,7 @@ fn windowed_tree_attention_matches_the_reference() {
         ] {
             let plan = TreePlan::new(&tree().with_window(window));
             let wanted = expected(spec, &cache, &plan, (committed, &q));
-            // Few threads take nodes together, many take heads one by one.
+            // With few threads, items hold several nodes; with many, single heads.
             for threads in [2, 40] {
                 let pool = ThreadPool::new(threads);
                 let compute = ExecContext {
@@ -108,14 +109,14 @@ fn windowed_tree_attention_matches_the_reference() {
                     norm_eps: 1e-6,
                 };
                 let mut out = vec![f32::NAN; wanted.len()];
-                let shares = [LayerSegment {
+                let segments = [LayerSegment {
                     state: &mut cache,
                     work: SegmentKind::Tree(&plan),
                     first_row: 0,
                     n_rows: plan.tree.len(),
                     position: committed,
                 }];
-                pool.enter(|| attend(compute, spec, &shares, &q, &mut out));
+                pool.enter(|| attend(compute, spec, &segments, &q, &mut out));
                 for (i, (found, wanted)) in out.iter().zip(&wanted).enumerate() {
                     assert!(
                         (found - wanted).abs() < 2e-6,

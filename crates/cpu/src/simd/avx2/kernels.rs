@@ -1,4 +1,4 @@
-//! The vector functions, 256 bits wide.
+//! The dispatch table for 256-bit vectors.
 
 use super::Avx2;
 use super::lanes::F32x8;

@@ -132,7 +132,7 @@ impl Lanes for F32x8 {
     }
     #[inline(always)]
     unsafe fn scale(self, n: Self) -> Self {
-        // SAFETY: see above. Two factors, since one power of two does not reach subnormals.
+        // SAFETY: see above. Two factors, because one power of two does not reach subnormals.
         unsafe {
             let n = _mm256_cvtps_epi32(n.0);
             let half = _mm256_srai_epi32::<1>(n);

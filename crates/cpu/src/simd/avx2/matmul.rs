@@ -78,7 +78,8 @@ unsafe fn products(line: __m256i, a: __m256i, signed: bool) -> __m256i {
     // SAFETY: the caller's.
     unsafe {
         if signed {
-            // The instruction wants one unsigned side: move the weight's sign to the activation.
+            // The instruction requires one unsigned operand: the weight's sign moves to the
+            // activation.
             _mm256_maddubs_epi16(_mm256_abs_epi8(line), _mm256_sign_epi8(a, line))
         } else {
             _mm256_maddubs_epi16(line, a)

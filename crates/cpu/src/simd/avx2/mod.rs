@@ -18,7 +18,7 @@ mod unpack;
 pub struct Avx2(());
 
 impl Avx2 {
-    /// The token, if the processor earns it.
+    /// The token, if the processor supports it.
     pub fn detect() -> Option<Avx2> {
         #[cfg(target_arch = "x86_64")]
         let found = std::arch::is_x86_feature_detected!("avx2")

@@ -1,5 +1,5 @@
-//! From a group of a tile to the lines of one block of eight of its rows: byte `4 * row + t` of
-//! line `i` is column `4 * i + t`.
+//! Unpacks one block of eight rows of a tile's group to lines: byte `4 * row + t` of line `i` is
+//! column `4 * i + t`.
 
 use std::arch::x86_64::*;
 
@@ -15,17 +15,17 @@ pub(super) struct UnpackedBlock {
     pub(super) extra: __m256,
 }
 
-/// How a format is read. `BYTES` and `BLOCKS` are those of a group in [`crate::matmul::layout`].
+/// Unpacking of a format. `BYTES` and `BLOCKS` are those of a group in [`crate::matmul::layout`].
 pub(super) trait Unpack {
     const BLOCKS: usize;
     const BYTES: usize;
-    /// [`Offset::Minus128`] means that lines are given as signed bytes, since pairs of larger
-    /// unsigned products would not fit 16 bits.
+    /// [`Offset::Minus128`]: lines are signed bytes, because pairs of larger unsigned products
+    /// overflow 16 bits.
     const OFFSET: Offset;
     const TWO_SCALES: bool = false;
     const MINIMUM: bool = false;
 
-    /// UnpackedBlock `j < BLOCKS` of rows `8 * half..` of the group.
+    /// Block `j < BLOCKS` of rows `8 * half..` of the group.
     ///
     /// # Safety
     /// AVX2 and F16C; `group` points at a whole group, `half < 2`.
@@ -297,7 +297,8 @@ impl Unpack for UnpackU8M {
     unsafe fn block(group: *const u8, half: usize, _: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, minima at 32, lines at 64.
         unsafe {
-            // A minimum is added, the K-quants' is taken away: turn its sign.
+            // This minimum is added and the K-quants' minimum is subtracted, so the sign is
+            // inverted.
             let minimum = halves(group.add(32 + 16 * half));
             UnpackedBlock {
                 lines: bytes::<false>(group.add(64 + 32 * half)),

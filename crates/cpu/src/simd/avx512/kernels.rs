@@ -1,4 +1,4 @@
-//! The vector functions, 512 bits wide.
+//! The dispatch table for 512-bit vectors.
 
 use super::Avx512;
 use super::lanes::F32x16;

@@ -11,8 +11,8 @@ use crate::matmul::layout::{BLOCK, Format, Packed};
 use crate::simd::offset::Offset;
 use crate::simd::tiles::TileOut;
 
-/// How far ahead of its use the first strip of rows asks for weights, in bytes; later strips find
-/// them in cache.
+/// Prefetch distance of the first strip of rows, in bytes of weights; later strips find them in
+/// cache.
 const AHEAD: usize = 4096;
 
 impl Avx512 {
@@ -106,9 +106,9 @@ unsafe fn strip<U: Unpack, const N: usize>(
                     U::prefetch(group, j, AHEAD);
                 }
                 let at = block + j;
-                // The products of the first and second half block; one chain serves both where that
-                // is allowed and there are enough rows to hide its latency. Rows are interleaved
-                // for the same reason.
+                // The products of the first and second half block. One accumulator serves both if
+                // the format allows it and enough rows hide its latency. Rows are interleaved for
+                // the same reason.
                 let mut low = [_mm512_setzero_si512(); N];
                 let mut high = [_mm512_setzero_si512(); N];
                 for c in 0..N {

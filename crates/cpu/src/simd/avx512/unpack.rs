@@ -1,5 +1,5 @@
-//! From a group of a tile to the lines of one block: byte `4 * row + t` of line `i` is column `4 *
-//! i + t`.
+//! Unpacks one block of a tile's group to lines: byte `4 * row + t` of line `i` is column `4 * i +
+//! t`.
 
 use std::arch::x86_64::*;
 
@@ -15,7 +15,7 @@ pub(super) struct UnpackedBlock {
     pub(super) extra: __m512,
 }
 
-/// How a format is read. `BYTES` and `BLOCKS` are those of a group in [`crate::matmul::layout`].
+/// Unpacking of a format. `BYTES` and `BLOCKS` are those of a group in [`crate::matmul::layout`].
 pub(super) trait Unpack {
     const BLOCKS: usize;
     const BYTES: usize;
@@ -23,27 +23,27 @@ pub(super) trait Unpack {
     const TWO_SCALES: bool = false;
     const MINIMUM: bool = false;
 
-    /// Reads what the blocks of a group share.
+    /// Reads the data that all blocks of a group share.
     ///
     /// # Safety
     /// AVX-512 F, BW, VL and DQ; `group` points at a whole group.
     unsafe fn open(group: *const u8) -> Self;
 
-    /// UnpackedBlock `j < BLOCKS` of the group.
+    /// Block `j < BLOCKS` of the group.
     ///
     /// # Safety
-    /// As [`Unpack::open`], which was given the same group.
+    /// As [`Unpack::open`], with the same group.
     unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock;
 
-    /// Asks for the lines `ahead` bytes after those of block `j`.
+    /// Prefetches the lines `ahead` bytes after those of block `j`.
     ///
     /// # Safety
-    /// None of its own: a prefetch never faults.
+    /// No requirements: a prefetch never faults.
     #[inline(always)]
     unsafe fn prefetch(group: *const u8, j: usize, ahead: usize) {
-        let share = Self::BYTES / Self::BLOCKS;
-        let mut at = j * share / 64 * 64;
-        while at < (j + 1) * share {
+        let block_bytes = Self::BYTES / Self::BLOCKS;
+        let mut at = j * block_bytes / 64 * 64;
+        while at < (j + 1) * block_bytes {
             // SAFETY: a prefetch never faults, and `wrapping_add` makes no claim about the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(ahead + at).cast()) };
             at += 64;
@@ -80,7 +80,7 @@ unsafe fn nibbles(at: *const u8) -> [__m512i; 8] {
     }
 }
 
-/// Eight lines as they are.
+/// Eight lines without conversion.
 #[inline(always)]
 unsafe fn bytes(at: *const u8) -> [__m512i; 8] {
     // SAFETY: callers point at 512 readable bytes.
@@ -372,7 +372,8 @@ impl Unpack for UnpackU8M {
     unsafe fn block(&self, group: *const u8, _: usize) -> UnpackedBlock {
         // SAFETY: the caller's; scales begin at 0, minima at 32, lines at 64.
         unsafe {
-            // A minimum is added, the K-quants' is taken away: turn its sign.
+            // This minimum is added and the K-quants' minimum is subtracted, so the sign is
+            // inverted.
             let minimum = halves(group.add(32));
             UnpackedBlock {
                 lines: bytes(group.add(64)),

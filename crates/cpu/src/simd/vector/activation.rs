@@ -1,4 +1,4 @@
-//! Twins of [`crate::reference::activation`].
+//! Vector versions of [`crate::reference::activation`].
 
 use crate::simd::lanes::{Lanes, exp, put, sigmoid, silu, take};
 

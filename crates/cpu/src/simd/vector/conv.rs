@@ -1,4 +1,4 @@
-//! Twins of [`crate::reference::conv`].
+//! Vector versions of [`crate::reference::conv`].
 
 use crate::simd::lanes::{Lanes, put, silu, take};
 

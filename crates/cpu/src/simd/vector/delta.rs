@@ -1,15 +1,15 @@
-//! Twins of [`crate::reference::delta`].
+//! Vector versions of [`crate::reference::delta`].
 //!
-//! `read_out` reads the state once, for `S^T k` and `S^T q` together, and adds the token's own part
-//! as `o = e^g (S^T q) + (q . k) u`. `update_columns` and `update_read_out` do the same while they
-//! bring the state forward, so that a step reads and writes it once.
+//! `read_out` reads the state once for both `S^T k` and `S^T q`, and adds the token's own part as
+//! `o = e^g (S^T q) + (q . k) u`. `update_columns` and `update_read_out` also apply the pending
+//! updates, so that a step reads and writes the state once.
 
 use std::ptr::{null, null_mut};
 
 use crate::reference::delta::{self, Columns, PendingUpdate, Token};
 use crate::simd::lanes::{Lanes, put, take};
 
-/// Vectors of columns handled together, where there are as many; half of them else.
+/// Vectors of columns per group if there are as many; half of them otherwise.
 const WIDE: usize = 4;
 
 /// # Safety
@@ -37,7 +37,7 @@ pub(in crate::simd) unsafe fn read_out<L: Lanes>(
     }
 }
 
-/// [`read_out`] by groups of `W` vectors of columns; what a column gives does not depend on `W`.
+/// [`read_out`] in groups of `W` vectors of columns. A column's result does not depend on `W`.
 ///
 /// # Safety
 /// As [`read_out`], whose assertions hold; `v_dim` is a multiple of `W * L::N`.
@@ -48,12 +48,12 @@ unsafe fn look_at<L: Lanes, const W: usize>(
     u: &mut [f32],
     o: &mut [f32],
 ) {
-    let way = ColumnPointers {
+    let columns = ColumnPointers {
         from: (state.as_ptr(), token.v.len()),
         ..ColumnPointers::NULL
     };
     // SAFETY: the caller's; nothing is written but `u` and `o`.
-    unsafe { pass::<L, W, 0, false>(way, &[], token, u, o) }
+    unsafe { pass::<L, W, 0, false>(columns, &[], token, u, o) }
 }
 
 /// # Safety
@@ -61,14 +61,14 @@ unsafe fn look_at<L: Lanes, const W: usize>(
 #[inline(always)]
 pub(in crate::simd) unsafe fn update_columns<L: Lanes>(
     state: Columns<'_>,
-    waiting: &[PendingUpdate<'_>],
+    updates: &[PendingUpdate<'_>],
     copy: &mut [f32],
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
 ) {
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
     let Columns { values, stride } = state;
-    check(waiting, token, u, o);
+    check(updates, token, u, o);
     assert!(v_dim <= stride && values.len() >= (k_dim - 1) * stride + v_dim);
     assert!(copy.is_empty() || copy.len() == k_dim * v_dim);
     // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are
@@ -76,8 +76,8 @@ pub(in crate::simd) unsafe fn update_columns<L: Lanes>(
     unsafe {
         if !v_dim.is_multiple_of(WIDE / 2 * L::N) {
             let mut dense = delta::gather(&Columns { values, stride }, v_dim);
-            for waiting in waiting {
-                update_state::<L>(&mut dense, waiting.k, waiting.u, waiting.decay);
+            for update in updates {
+                update_state::<L>(&mut dense, update.k, update.u, update.decay);
             }
             let rows = values.chunks_mut(stride).zip(dense.chunks_exact(v_dim));
             rows.for_each(|(row, from)| row[..v_dim].copy_from_slice(from));
@@ -86,9 +86,9 @@ pub(in crate::simd) unsafe fn update_columns<L: Lanes>(
             }
             return delta::read_out(&dense, token, u, o);
         }
-        let way = ColumnPointers {
+        let columns = ColumnPointers {
             from: (values.as_ptr(), stride),
-            to: match waiting {
+            to: match updates {
                 [] => (null_mut(), 0),
                 _ => (values.as_mut_ptr(), stride),
             },
@@ -98,13 +98,13 @@ pub(in crate::simd) unsafe fn update_columns<L: Lanes>(
             },
         };
         let wide = v_dim.is_multiple_of(WIDE * L::N);
-        match (waiting, wide) {
-            ([], true) => pass::<L, WIDE, 0, true>(way, waiting, token, u, o),
-            ([], false) => pass::<L, { WIDE / 2 }, 0, true>(way, waiting, token, u, o),
-            ([_], true) => pass::<L, WIDE, 1, true>(way, waiting, token, u, o),
-            ([_], false) => pass::<L, { WIDE / 2 }, 1, true>(way, waiting, token, u, o),
-            (_, true) => pass::<L, WIDE, 2, true>(way, waiting, token, u, o),
-            (_, false) => pass::<L, { WIDE / 2 }, 2, true>(way, waiting, token, u, o),
+        match (updates, wide) {
+            ([], true) => pass::<L, WIDE, 0, true>(columns, updates, token, u, o),
+            ([], false) => pass::<L, { WIDE / 2 }, 0, true>(columns, updates, token, u, o),
+            ([_], true) => pass::<L, WIDE, 1, true>(columns, updates, token, u, o),
+            ([_], false) => pass::<L, { WIDE / 2 }, 1, true>(columns, updates, token, u, o),
+            (_, true) => pass::<L, WIDE, 2, true>(columns, updates, token, u, o),
+            (_, false) => pass::<L, { WIDE / 2 }, 2, true>(columns, updates, token, u, o),
         }
     }
 }
@@ -115,12 +115,12 @@ pub(in crate::simd) unsafe fn update_columns<L: Lanes>(
 pub(in crate::simd) unsafe fn update_read_out<L: Lanes>(
     from: Option<&[f32]>,
     state: &mut [f32],
-    waiting: PendingUpdate<'_>,
+    update: PendingUpdate<'_>,
     token: Token<'_>,
     [u, o]: [&mut [f32]; 2],
 ) {
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
-    check(&[waiting], token, u, o);
+    check(&[update], token, u, o);
     assert!(state.len() == k_dim * v_dim && from.is_none_or(|from| from.len() == state.len()));
     // SAFETY: the caller's instruction set; the lengths were just compared, and the columns are
     // whole groups.
@@ -129,38 +129,37 @@ pub(in crate::simd) unsafe fn update_read_out<L: Lanes>(
             if let Some(from) = from {
                 state.copy_from_slice(from);
             }
-            update_state::<L>(state, waiting.k, waiting.u, waiting.decay);
+            update_state::<L>(state, update.k, update.u, update.decay);
             return delta::read_out(state, token, u, o);
         }
         let to = state.as_mut_ptr();
-        let way = ColumnPointers {
+        let columns = ColumnPointers {
             from: (from.map_or(to.cast_const(), <[f32]>::as_ptr), v_dim),
             to: (to, v_dim),
             ..ColumnPointers::NULL
         };
         if v_dim.is_multiple_of(WIDE * L::N) {
-            pass::<L, WIDE, 1, false>(way, &[waiting], token, u, o);
+            pass::<L, WIDE, 1, false>(columns, &[update], token, u, o);
         } else {
-            pass::<L, { WIDE / 2 }, 1, false>(way, &[waiting], token, u, o);
+            pass::<L, { WIDE / 2 }, 1, false>(columns, &[update], token, u, o);
         }
     }
 }
 
-fn check(waiting: &[PendingUpdate<'_>], token: Token<'_>, u: &[f32], o: &[f32]) {
+fn check(updates: &[PendingUpdate<'_>], token: Token<'_>, u: &[f32], o: &[f32]) {
     let (k_dim, v_dim) = (token.k.len(), token.v.len());
     assert!(token.q.len() == k_dim && k_dim > 0 && v_dim > 0);
     assert!(u.len() == v_dim && o.len() == v_dim);
     let fits = |w: &PendingUpdate<'_>| w.k.len() == k_dim && w.u.len() == v_dim;
-    assert!(waiting.iter().all(fits));
+    assert!(updates.iter().all(fits));
 }
 
-/// Vectors that are asked for ahead of their use, where a state comes from far away.
+/// Prefetch distance in vectors, for states outside the L1 cache.
 const AHEAD: usize = 32;
-/// Floats of a line of cache.
+/// Floats of a cache line.
 const LINE: usize = 16;
 
-/// Where a pass reads columns of a state and where it leaves them, each a place and the distance
-/// between rows; null for nowhere.
+/// Source and destinations of a state's columns: a pointer and the row stride each; null if unused.
 struct ColumnPointers {
     from: (*const f32, usize),
     to: (*mut f32, usize),
@@ -175,19 +174,19 @@ impl ColumnPointers {
     };
 }
 
-/// Folds what waits into columns on their way and looks at them, by groups of `W` vectors of
-/// columns; what a column gives does not depend on `W`. `MANY` is how many wait: none, one, or any
-/// number. `FAR` says that the state is not in the first cache: then rows are asked for ahead, at
-/// the end of a group those of the columns behind it.
+/// Applies the pending updates to columns and reads them out, in groups of `W` vectors of columns.
+/// A column's result does not depend on `W`. `MANY` is the number of updates: none, one, or any.
+/// With `FAR`, the state is not in the L1 cache: rows are prefetched, at the end of a group the
+/// rows of the next group.
 ///
 /// # Safety
-/// The instruction set of `L`. `check` holds; the places of `way` have `token.k.len()` rows of
+/// The instruction set of `L`. `check` holds; the places of `columns` have `token.k.len()` rows of
 /// `token.v.len()` values, a multiple of `W * L::N`, and `to` and `copy` may be written. `from` and
 /// `to` may be one place, with one distance; else no two of the places, `u` and `o` overlap.
 #[inline(always)]
 unsafe fn pass<L: Lanes, const W: usize, const MANY: usize, const FAR: bool>(
-    way: ColumnPointers,
-    waiting: &[PendingUpdate<'_>],
+    columns: ColumnPointers,
+    updates: &[PendingUpdate<'_>],
     token: Token<'_>,
     u: &mut [f32],
     o: &mut [f32],
@@ -204,7 +203,7 @@ unsafe fn pass<L: Lanes, const W: usize, const MANY: usize, const FAR: bool>(
             let mut one = [L::splat(0.0); W];
             if MANY == 1 {
                 for (w, one) in one.iter_mut().enumerate() {
-                    *one = L::load(waiting[0].u.as_ptr().add(col + w * L::N));
+                    *one = L::load(updates[0].u.as_ptr().add(col + w * L::N));
                 }
             }
             for i in 0..k_dim {
@@ -213,39 +212,39 @@ unsafe fn pass<L: Lanes, const W: usize, const MANY: usize, const FAR: bool>(
                         row if row < k_dim => (row, col),
                         row => (row - k_dim, col + W * L::N),
                     };
-                    let at = way.from.0.wrapping_add(row * way.from.1 + col);
+                    let at = columns.from.0.wrapping_add(row * columns.from.1 + col);
                     for line in (0..W * L::N).step_by(LINE) {
                         L::prefetch(at.wrapping_add(line));
                     }
                 }
                 let mut s = [L::splat(0.0); W];
                 for (w, s) in s.iter_mut().enumerate() {
-                    *s = L::load(way.from.0.add(i * way.from.1 + col + w * L::N));
+                    *s = L::load(columns.from.0.add(i * columns.from.1 + col + w * L::N));
                 }
                 if MANY == 1 {
-                    let k = L::splat(*waiting[0].k.as_ptr().add(i));
-                    let decay = L::splat(waiting[0].decay);
+                    let k = L::splat(*updates[0].k.as_ptr().add(i));
+                    let decay = L::splat(updates[0].decay);
                     for w in 0..W {
                         s[w] = k.mul_add(one[w], decay.mul(s[w]));
                     }
                 } else if MANY > 1 {
-                    for waiting in waiting {
-                        let k = L::splat(*waiting.k.as_ptr().add(i));
-                        let decay = L::splat(waiting.decay);
+                    for update in updates {
+                        let k = L::splat(*update.k.as_ptr().add(i));
+                        let decay = L::splat(update.decay);
                         for (w, s) in s.iter_mut().enumerate() {
-                            let u = L::load(waiting.u.as_ptr().add(col + w * L::N));
+                            let u = L::load(update.u.as_ptr().add(col + w * L::N));
                             *s = k.mul_add(u, decay.mul(*s));
                         }
                     }
                 }
-                if !way.to.0.is_null() {
+                if !columns.to.0.is_null() {
                     for (w, s) in s.iter().enumerate() {
-                        s.store(way.to.0.add(i * way.to.1 + col + w * L::N));
+                        s.store(columns.to.0.add(i * columns.to.1 + col + w * L::N));
                     }
                 }
-                if !way.copy.0.is_null() {
+                if !columns.copy.0.is_null() {
                     for (w, s) in s.iter().enumerate() {
-                        s.store(way.copy.0.add(i * way.copy.1 + col + w * L::N));
+                        s.store(columns.copy.0.add(i * columns.copy.1 + col + w * L::N));
                     }
                 }
                 let (k, q) = (L::splat(*k.add(i)), L::splat(*q.add(i)));

@@ -4,7 +4,7 @@ use crate::matmul::layout::{Format, Packed, TILE_ROWS};
 use crate::simd::lanes::Lanes;
 use crate::simd::tiles::TileOut;
 
-/// Activation rows that share one reading of the weights.
+/// Activation rows that share one read of the weights.
 const ROWS: usize = 4;
 
 /// The bits of [`crate::simd::scalar::float_tile`].
@@ -53,7 +53,7 @@ pub(in crate::simd) unsafe fn float_tile<L: Lanes>(
     }
 }
 
-/// How weights become f32 lanes.
+/// Conversion of weights to f32 lanes.
 trait Widen {
     const BYTES: usize;
 

@@ -1,4 +1,4 @@
-//! Twins of [`crate::reference::kv`].
+//! Vector versions of [`crate::reference::kv`].
 
 use half::f16;
 
@@ -33,7 +33,7 @@ pub(in crate::simd) unsafe fn dot_f16<L: Lanes>(x: &[f32], bytes: &[u8]) -> f32 
     }
 }
 
-/// [`dot_f16`] of queries `[m, dim]`, four of them sharing each reading of the key.
+/// [`dot_f16`] of queries `[m, dim]`; four queries share each read of the key.
 ///
 /// # Safety
 /// As [`dot_f16`].

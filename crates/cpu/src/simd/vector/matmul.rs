@@ -1,8 +1,8 @@
-//! Twins of [`crate::reference::matmul`].
+//! Vector versions of [`crate::reference::matmul`].
 
 use crate::simd::lanes::{Lanes, put, take};
 
-/// Rows of a block: each vector of `b` loaded serves this many.
+/// Rows of a block, which share each loaded vector of `b`.
 const ROWS: usize = 4;
 
 /// # Safety

@@ -1,9 +1,8 @@
-//! The vector functions of [`crate::kernels`], written once for any width of
-//! [`super::lanes::Lanes`].
+//! The vector functions of [`crate::kernels`], written once for any [`super::lanes::Lanes`].
 //!
-//! Each twin of a function in [`crate::reference`] has its name and its shapes, checks the same
-//! lengths, and is inlined into one function per instruction set. Sums run lane by lane and end in
-//! a fixed tree, so a result depends on its own inputs alone.
+//! Each function has the name, shapes and length checks of its version in [`crate::reference`], and
+//! is inlined into one function per instruction set. Sums run per lane and end in a fixed tree, so
+//! a result depends only on its own inputs.
 
 pub(super) mod activation;
 pub(super) mod conv;

@@ -1,4 +1,4 @@
-//! Twins of [`crate::reference::norm`].
+//! Vector versions of [`crate::reference::norm`].
 
 use crate::simd::lanes::{Lanes, put, silu, take};
 

@@ -1,4 +1,4 @@
-//! Twins of [`crate::reference::rows`].
+//! Vector versions of [`crate::reference::rows`].
 
 use crate::simd::lanes::{Lanes, exp};
 
@@ -32,7 +32,7 @@ pub(in crate::simd) unsafe fn sum_exp<L: Lanes>(row: &[f32], shift: f32) -> f32 
         }
         let mut total = sum.sum();
         for &x in &row[whole..] {
-            // One lane of a vector, so that a value counts alike wherever it stands.
+            // One lane of a vector, so that a value's contribution does not depend on its position.
             total += exp(L::splat(x).sub(shift)).largest();
         }
         total

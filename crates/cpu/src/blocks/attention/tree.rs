@@ -1,20 +1,21 @@
-//! Attention of several nodes of a tree at once: they share the reading of the blocks of keys that
-//! all of them see. Each node gets the bits that it gets alone ([`super::attention`]): keys come in
-//! path order, in blocks at absolute positions.
+//! Attention of several nodes of a tree at once. Blocks of keys that all of them see are read once.
+//!
+//! Each node gets the bits of [`super::attend_node`]: keys come in path order, in blocks at
+//! absolute positions.
 
 use std::ops::Range;
 
 use contract::{AttentionSpec, KvFormat, OutputGate};
 
-use super::attention::{Keys, decode_of, dot_of, q_stride, rotate_inverse};
-use super::softmax::{BLOCK, Running};
+use super::keys::{Keys, decode_of, dot_of, q_stride, rotate_inverse};
+use crate::blocks::softmax::{BLOCK, Running};
 use crate::kernels::Kernels;
 use crate::pass::{ExecContext, TreePlan};
 use crate::reference::kv::Codec;
 use crate::scratch::take;
 use crate::state::KvCache;
 
-/// All heads of some nodes that stand together.
+/// All heads of consecutive nodes.
 pub(super) struct Nodes<'a> {
     pub(super) cache: &'a KvCache,
     /// Committed positions.
@@ -27,7 +28,7 @@ pub(super) struct Nodes<'a> {
     pub(super) out: &'a mut [f32],
 }
 
-/// Floats that an item of so many nodes is worked in.
+/// Scratch floats of an item of `n_nodes` nodes.
 pub(crate) fn scratch_floats(spec: &AttentionSpec, n_nodes: usize) -> usize {
     let group = spec.n_heads / spec.n_kv_heads;
     let m = n_nodes * group;
@@ -96,7 +97,7 @@ fn attend_group(
     };
     let committed = keys(0);
     let hidden: Vec<Range<usize>> = (0..n_nodes).map(|node| keys(node).hidden()).collect();
-    // What the root does not see, no node sees.
+    // Keys that the root does not see are invisible to every node.
     let nobody = nodes.plan.tree.window().masked(nodes.committed);
     let hide = |scores: &mut [f32], at: usize, i: usize| {
         for (node, hidden) in hidden.iter().enumerate() {
@@ -123,8 +124,8 @@ fn attend_group(
         }
         running.absorb(kernels, scores, values, BLOCK);
     }
-    // The block that committed keys begin and nodes go on with: what is committed is read once for
-    // all.
+    // The block with the last committed keys and the first nodes: its committed keys are read once
+    // for all nodes.
     let tail = nodes.committed - shared;
     for (i, value) in last.chunks_exact_mut(dim).take(tail).enumerate() {
         dots_of(kernels, shape.k, queries, committed.key(shared + i), dots);
