@@ -82,7 +82,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         if self.sequences.insert(seq, slot).is_some() {
             return Err(invalid_call(
                 "open",
-                format!("the runner gave {seq} out twice"),
+                format!("the runner returned {seq} twice"),
             ));
         }
         Ok(seq)

@@ -2,7 +2,7 @@
 //! reads captured hidden states of the target.
 //!
 //! ```text
-//! f[p]  = rms(fc · [target hidden states after capture_layers[0] | capture_layers[1] | …], hidden_norm)
+//! f[p]  = rms(fc · [target hidden states after each of capture_layers], hidden_norm)
 //!                                                                         [hidden] per token
 //! x     = target embedding rows of [root, mask, …, mask]                  [block, hidden]
 //! per layer:

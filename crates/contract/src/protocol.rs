@@ -114,7 +114,7 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
                 .last()
                 .is_some_and(|request| request.0 >= tokens.len())
         {
-            let detail = "requests do not rise within the tokens".to_owned();
+            let detail = "requests are not ascending positions of the tokens".to_owned();
             return Err(invalid_call(CALL, detail));
         }
         requests
@@ -221,7 +221,7 @@ impl<'a, S: SequenceState> Protocol<'a, S> {
 }
 
 fn beyond(seq: SeqId, max_len: usize) -> String {
-    format!("{seq} would chunk the {max_len} tokens it was opened for")
+    format!("{seq} would exceed the {max_len} tokens it was opened for")
 }
 
 fn fits<S: SequenceState>(
@@ -259,7 +259,7 @@ fn once(call: &'static str, seqs: impl Iterator<Item = SeqId>) -> Result<(), Dev
         if seen.contains(&seq) {
             return Err(invalid_call(
                 call,
-                format!("{seq} stands in one call twice"),
+                format!("{seq} occurs twice in one call"),
             ));
         }
         seen.push(seq);

@@ -1,8 +1,8 @@
 //! Device-neutral byte format of an exported snapshot.
 //!
 //! ```text
-//! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B each, with
-//! a star behind it where rows are stored rotated and need not be)
+//! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B
+//! each; a star after the name if rows are rotated although the format does not require it)
 //! draft hash 16 B, draft format 8 B (both NUL without a draft)
 //! position u64 | section count u32
 //! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes

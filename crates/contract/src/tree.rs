@@ -44,7 +44,7 @@ pub enum TreeError {
         parents: usize,
     },
     /// A node names itself or a later node as its parent.
-    #[error("node {node} names node {parent} as its parent, which does not stand before it")]
+    #[error("node {node} has parent {parent}, which is not an earlier node")]
     ParentNotBefore {
         /// The child.
         node: usize,

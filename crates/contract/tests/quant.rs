@@ -88,8 +88,8 @@ macro_rules! matches_reference_codec {
 }
 
 matches_reference_codec! {
-    q8_0 Q8_0; q4_0 Q4_0; q4_1 Q4_1; q5_0 Q5_0; q5_1 Q5_1; q2_k Q2_K; q3_k Q3_K; q4_k Q4_K; q5_k Q5_K;
-    q6_k Q6_K; iq4_nl IQ4_NL; iq4_xs IQ4_XS;
+    q8_0 Q8_0; q4_0 Q4_0; q4_1 Q4_1; q5_0 Q5_0; q5_1 Q5_1; q2_k Q2_K; q3_k Q3_K; q4_k Q4_K;
+    q5_k Q5_K; q6_k Q6_K; iq4_nl IQ4_NL; iq4_xs IQ4_XS;
 }
 
 /// Worst error of a stored value, as a share of the largest magnitude in its row.

@@ -1,4 +1,4 @@
-//! Where the bytes of a file are: in a map of it, or already in memory.
+//! The bytes of a file: memory-mapped or already in memory.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -8,14 +8,13 @@ use memmap2::{Mmap, MmapOptions};
 
 use crate::GgufError;
 
-/// The bytes of one whole file, read in place.
+/// The bytes of one file, read in place.
 ///
 /// # A file that changes while it is mapped
-/// The map is a view of the file, not a copy. A file that is *shortened* while it is mapped takes
-/// pages away: the operating system ends the process (`SIGBUS`) when such a page is read, and
-/// nothing here can prevent that. A file that is *overwritten in place* changes under the reader.
-/// Replace model files by writing a new one and renaming it over the old, which leaves the map as
-/// it was.
+/// The map is a view of the file, not a copy. If a mapped file is *shortened*, reading a lost page
+/// ends the process with `SIGBUS`; nothing here can prevent it. If a mapped file is *overwritten in
+/// place*, the reader sees the change. Replace a model file by writing a new one and renaming it
+/// over the old file: the map then keeps the old content.
 #[derive(Debug)]
 pub struct FileBytes(Backing);
 
@@ -25,7 +24,7 @@ enum Backing {
     Map(Mmap),
     Shared(Arc<[u8]>),
     Static(&'static [u8]),
-    /// Memory of no file. Unmapped when dropped.
+    /// Anonymous memory. Unmapped when dropped.
     Anonymous(Mmap),
 }
 
@@ -33,13 +32,13 @@ impl FileBytes {
     /// Maps a file.
     ///
     /// # Errors
-    /// [`GgufError::Io`] when it cannot be opened or mapped, or is not a plain file.
+    /// [`GgufError::Io`] if it cannot be opened or mapped, or is not a regular file.
     pub fn open(path: &Path) -> Result<FileBytes, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
             source,
         };
-        // Asked before opening: opening a pipe waits for somebody to write into it.
+        // Checked before opening, because opening a pipe waits for a writer.
         let facts = fs::metadata(path).map_err(io)?;
         if !facts.is_file() {
             return Err(io(std::io::Error::new(
@@ -48,7 +47,7 @@ impl FileBytes {
             )));
         }
         if facts.len() == 0 {
-            // There is nothing to map, and systems differ in whether they allow it.
+            // An empty file cannot be mapped on every system.
             return Ok(FileBytes(Backing::Static(&[])));
         }
         let file = File::open(path).map_err(io)?;
@@ -65,11 +64,11 @@ impl FileBytes {
         FileBytes(Backing::Static(bytes))
     }
 
-    /// `head` and then zeros, `len` bytes in all: a file of which only the front matters. Zeros
+    /// `head` followed by zeros, `len` bytes in total: a file of which only the head matters. Zeros
     /// take no memory until they are read.
     ///
     /// # Errors
-    /// [`GgufError::Write`] when the system has no such run of addresses.
+    /// [`GgufError::Write`] if the system has no such address range.
     ///
     /// # Panics
     /// If `head` is longer than `len`.
@@ -84,7 +83,7 @@ impl FileBytes {
         Ok(FileBytes(Backing::Anonymous(map)))
     }
 
-    /// Whether reading the bytes reads a file.
+    /// Whether the bytes are those of a mapped file.
     pub fn is_file(&self) -> bool {
         matches!(self.0, Backing::Map(_))
     }
@@ -92,10 +91,9 @@ impl FileBytes {
 
 #[allow(unsafe_code, reason = "the one map call of this crate")]
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is read-only and lives inside `FileBytes`, which owns it, so no reference
-    // outlives it. That nothing shortens or rewrites the file meanwhile cannot be enforced;
-    // `FileBytes` documents what happens then. All bytes are checked as they are read, so other
-    // contents are refused, not misused.
+    // SAFETY: the map is read-only and owned by `FileBytes`, so no reference outlives it. Changes
+    // of the file meanwhile cannot be prevented; `FileBytes` documents their effect. All bytes are
+    // checked as they are read, so other contents are refused.
     unsafe { Mmap::map(file) }
 }
 

@@ -1,6 +1,6 @@
-//! Reading little-endian fields from bytes that may end anywhere.
+//! Reads little-endian fields from bytes that may end anywhere.
 
-/// What was wrong with one field; the caller adds which key or tensor, and which file.
+/// A fault of one field; the caller adds the key or tensor and the file.
 #[derive(Debug)]
 pub(crate) struct ParseFault {
     pub(crate) field: &'static str,
@@ -72,8 +72,8 @@ impl<'a> Cursor<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `least_bytes` each; refused when they cannot fit into
-    /// what is left, so that memory set aside for them is bounded by the size of the file.
+    /// A number of elements that take at least `least_bytes` each. Refused if they exceed the
+    /// remaining bytes, so that allocations are bounded by the file's size.
     pub(crate) fn count(
         &mut self,
         field: &'static str,

@@ -1,20 +1,20 @@
-//! Why a file was refused or could not be written, sorted by what the caller can do about it.
+//! Errors of reading and writing, one variant per remedy of the caller.
 
 use std::io;
 use std::path::PathBuf;
 
-/// An error of this crate. Every variant about a file names it.
+/// An error of this crate. Errors about a file name it.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
-    /// The operating system refused; fix the path, the rights or the disk.
+    /// An error of the operating system: fix the path, the permissions or the disk.
     #[error("{path}: {source}", path = path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// The operating system's words.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// This is some other kind of file.
+    /// The file has another format.
     #[error("{file} is not a GGUF file: it begins with {found}, not \"GGUF\"")]
     NotGguf {
         /// The file.
@@ -22,12 +22,12 @@ pub enum GgufError {
         /// The first bytes, escaped.
         found: String,
     },
-    /// A GGUF file of a version this reader does not know; convert it again with current tools.
+    /// A GGUF version that this reader does not support; convert the file again with current tools.
     #[error("{file} is GGUF version {version}; versions 2 and 3 are supported, convert it again")]
     Version {
         /// The file.
         file: String,
-        /// The version it says.
+        /// Its version.
         version: u32,
     },
     /// A GGUF file written for big-endian machines.
@@ -36,44 +36,44 @@ pub enum GgufError {
         /// The file.
         file: String,
     },
-    /// The bytes do not make sense; the file is damaged or hostile.
+    /// Invalid bytes: the file is damaged or hostile.
     #[error("{file}: {place}, field {field} at byte {offset}: {detail}")]
     Malformed {
         /// The file.
         file: String,
-        /// Which part: the header, a key, a tensor.
+        /// The part: the header, a key or a tensor.
         place: String,
-        /// Which field of that part.
+        /// The field of that part.
         field: &'static str,
         /// Where the field begins, in bytes from the start of the file.
         offset: u64,
-        /// What was found and what the limit is.
+        /// The found value and the limit.
         detail: String,
     },
-    /// The parts of a split file do not fit together; get all parts from one place.
+    /// The parts of a split file do not belong together; get all parts from one source.
     #[error("{file}: {detail}")]
     Split {
-        /// The part at fault.
+        /// The inconsistent part.
         file: String,
-        /// What does not fit.
+        /// The inconsistency.
         detail: String,
     },
-    /// A key holds something else than was asked for.
+    /// A key holds another type than expected.
     #[error("key {key} holds {found}, expected {expected}")]
     Meta {
         /// The key.
         key: String,
-        /// What a reader of this key needs.
+        /// The expected type.
         expected: &'static str,
-        /// What is there.
+        /// The found type or value.
         found: String,
     },
-    /// The writer was asked for something the format cannot hold. A defect in the caller.
+    /// The format cannot hold the given data. A defect in the caller.
     #[error("{what} cannot be written: {detail}")]
     Unwritable {
         /// The key or tensor.
         what: String,
-        /// Why not.
+        /// The reason.
         detail: String,
     },
     /// Writing failed.

@@ -1,4 +1,4 @@
-//! A model file opened: one map, or one per part of a split file, seen as one directory of tensors.
+//! An opened model file: one map per part of a split file, with one tensor directory.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::split::{SplitInfo, part_paths};
 use crate::tensors::shape;
 use crate::{FileBytes, GgufError, Meta, TensorInfo, TensorType};
 
-/// An opened GGUF file, all its parts included. The tensors' bytes stay where they are.
+/// An opened GGUF file with all its parts. Tensor bytes are read in place.
 #[derive(Debug)]
 pub struct GgufFile {
     /// The path as given, or the name given to bytes in memory.
@@ -22,15 +22,15 @@ pub struct GgufFile {
     index: HashMap<Arc<str>, usize>,
     /// One per file; unmapped when this is dropped.
     parts: Vec<FileBytes>,
-    /// For each part, where its tensor directory ends.
+    /// End of the tensor directory of each part.
     head_bytes: Vec<usize>,
 }
 
 impl GgufFile {
-    /// Opens a file, and the other parts when it is the first part of a split one.
+    /// Opens a file. If it is the first part of a split file, also opens the other parts.
     ///
     /// # Errors
-    /// Any [`GgufError`] but those of the writer.
+    /// Any [`GgufError`] except those of the writer.
     pub fn open(path: &Path) -> Result<GgufFile, GgufError> {
         let name = path.display().to_string();
         let first = FileBytes::open(path)?;
@@ -68,7 +68,7 @@ impl GgufFile {
         Ok(file)
     }
 
-    /// A file already in memory; `name` stands for it in messages. Split files are refused.
+    /// Parses a file in memory; `name` is used in messages. Split files are refused.
     ///
     /// # Errors
     /// As [`GgufFile::open`].
@@ -148,12 +148,12 @@ impl GgufFile {
         self.version
     }
 
-    /// The metadata (of the first part, which has all of it).
+    /// The metadata, all of it in the first part.
     pub fn meta(&self) -> &Meta {
         &self.meta
     }
 
-    /// All tensors, in file order, part after part.
+    /// All tensors, in file order, part by part.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
@@ -163,7 +163,7 @@ impl GgufFile {
         self.index.get(name).map(|&i| &self.tensors[i])
     }
 
-    /// Bytes of all files.
+    /// Bytes of all parts.
     pub fn size_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() as u64).sum()
     }
@@ -173,15 +173,15 @@ impl GgufFile {
         self.parts.len()
     }
 
-    /// Everything of a file before its tensors' bytes: header, metadata, tensor directory.
+    /// The bytes of a part before its tensor data: header, metadata, tensor directory.
     ///
     /// # Panics
-    /// When `part` is not below [`GgufFile::n_parts`].
+    /// If `part` is not below [`GgufFile::n_parts`].
     pub fn head(&self, part: usize) -> &[u8] {
         &self.parts[part][..self.head_bytes[part]]
     }
 
-    /// The bytes of a tensor of this file; empty for a foreign type, whose size is not known.
+    /// The bytes of a tensor; empty for a foreign type, because its size is unknown.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         &self.parts[tensor.part][tensor.start..tensor.start + tensor.n_bytes]
     }

@@ -1,15 +1,14 @@
-//! The GGUF container: reading it without trusting it, and writing it.
+//! The GGUF container: validated reading, and writing.
 //!
-//! What is here: the memory map, the header, the metadata, the tensor directory, split files, a
+//! This crate has the memory map, the header, the metadata, the tensor directory, split files and a
 //! streaming writer. A [`GgufFile`] is a [`contract::WeightSource`], so devices read weights in
 //! place.
 //!
-//! What is not here: any model. Which keys and tensors mean what is `model`'s business.
+//! It knows no model; the meaning of keys and tensors is `model`'s.
 //!
-//! Nothing in a file is accepted before it is checked: counts and lengths against the bytes that
-//! are left, dimensions against overflow, offsets against the file and against each other. Every
-//! refusal is a [`GgufError`] that names the file, the key or tensor, the field and its byte
-//! offset.
+//! Every value is checked before use: counts and lengths against the remaining bytes, dimensions
+//! against overflow, offsets against the file and each other. Every refusal is a [`GgufError`] that
+//! names the file, the key or tensor, the field and its byte offset.
 //!
 //! Start with [`GgufFile::open`] and [`GgufWriter`].
 

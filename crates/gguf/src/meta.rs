@@ -1,4 +1,4 @@
-//! The metadata of a file: keys in file order, and reading them as what they should be.
+//! The metadata of a file: keys in file order, with typed access.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub struct Meta {
 }
 
 impl Meta {
-    /// Adds a pair; gives the value back when the key is there already.
+    /// Adds a pair; returns the value if the key exists.
     pub(crate) fn insert(&mut self, key: &str, value: Value) -> Result<(), Value> {
         if self.index.contains_key(key) {
             return Err(value);
@@ -45,11 +45,10 @@ impl Meta {
         self.index.get(key).map(|&i| &self.entries[i].1)
     }
 
-    /// A whole number of any width that is not negative; producers differ in which width they
-    /// write.
+    /// A non-negative integer of any width; producers differ in the width they write.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else.
+    /// [`GgufError::Meta`] if the key holds another type.
     pub fn integer(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.read(key, "a whole number, not negative", Value::as_integer)
     }
@@ -57,7 +56,7 @@ impl Meta {
     /// A float of either width.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else.
+    /// [`GgufError::Meta`] if the key holds another type.
     pub fn float(&self, key: &str) -> Result<Option<f64>, GgufError> {
         self.read(key, "a float", |value| match *value {
             Value::F32(v) => Some(v.into()),
@@ -66,10 +65,10 @@ impl Meta {
         })
     }
 
-    /// A truth value.
+    /// A boolean.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else.
+    /// [`GgufError::Meta`] if the key holds another type.
     pub fn boolean(&self, key: &str) -> Result<Option<bool>, GgufError> {
         self.read(key, "a bool", |value| match value {
             Value::Bool(v) => Some(*v),
@@ -77,10 +76,10 @@ impl Meta {
         })
     }
 
-    /// A text, which must be UTF-8.
+    /// A UTF-8 text.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else, or bytes that are not UTF-8.
+    /// [`GgufError::Meta`] if the key holds another type, or bytes that are not UTF-8.
     pub fn text(&self, key: &str) -> Result<Option<&str>, GgufError> {
         let found = self.read(key, "a string", |value| match value {
             Value::String(text) => Some(text),
@@ -89,10 +88,10 @@ impl Meta {
         found.map(|text| utf8(key, text)).transpose()
     }
 
-    /// Texts, each of which must be UTF-8.
+    /// UTF-8 texts.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else, or an element is not UTF-8; the error
+    /// [`GgufError::Meta`] if the key holds another type, or an element is not UTF-8; the error
     /// names the element.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>, GgufError> {
         let found = self.read(key, "an array of strings", |value| match value {
@@ -109,10 +108,10 @@ impl Meta {
             .map(Some)
     }
 
-    /// Whole numbers of any width, none negative. A single number counts as an array of one.
+    /// Non-negative integers of any width. A single number counts as an array of one.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else.
+    /// [`GgufError::Meta`] if the key holds another type.
     pub fn integers(&self, key: &str) -> Result<Option<Vec<u64>>, GgufError> {
         self.read(key, "whole numbers, not negative", |value| match value {
             Value::Array(array) => array.as_integers(),
@@ -120,10 +119,10 @@ impl Meta {
         })
     }
 
-    /// Truth values.
+    /// Booleans.
     ///
     /// # Errors
-    /// [`GgufError::Meta`] when the key holds something else.
+    /// [`GgufError::Meta`] if the key holds another type.
     pub fn booleans(&self, key: &str) -> Result<Option<&[bool]>, GgufError> {
         self.read(key, "an array of bools", |value| match value {
             Value::Array(Array::Bool(v)) => Some(v.as_slice()),
@@ -166,7 +165,7 @@ fn utf8<'a>(key: &str, text: &'a GgufString) -> Result<&'a str, GgufError> {
     })
 }
 
-/// The first part of a value's text, for a message.
+/// The beginning of a value's text, for messages.
 fn cut(text: &str) -> String {
     const SHOWN: usize = 60;
     match text.char_indices().nth(SHOWN) {

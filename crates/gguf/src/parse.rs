@@ -1,5 +1,4 @@
-//! Parsing one file: header, metadata, tensor directory, with nothing believed before it is
-//! checked.
+//! Parses one file: header, metadata, tensor directory. Every value is checked before use.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,25 +12,25 @@ use crate::{Array, GgufError, GgufString, Meta, TensorInfo, TensorType, Value};
 const MAX_KEY: u64 = 65_535;
 /// Longest tensor name, in bytes.
 const MAX_NAME: u64 = 63;
-/// Arrays inside arrays, at most this deep; nothing real goes beyond one.
+/// Maximum nesting of arrays; real files have at most one level.
 const MAX_DEPTH: usize = 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// Least bytes of a key-value pair (empty key, type, one byte) and of a tensor entry (one-byte
+/// Minimum bytes of a key-value pair (empty key, type, one byte) and of a tensor entry (one-byte
 /// name, one dimension).
 const LEAST_PAIR: u64 = 8 + 4 + 1;
 const LEAST_TENSOR: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// What one file says.
+/// The parsed parts of one file.
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) version: u32,
     pub(crate) meta: Meta,
     pub(crate) tensors: Vec<TensorInfo>,
-    /// Where the tensor directory ends.
+    /// End of the tensor directory.
     pub(crate) head_bytes: usize,
 }
 
-/// Reads everything but the tensors' bytes. `part` is what the tensors' entries will say.
+/// Parses everything before the tensor data. `part` becomes the part index of the tensors.
 pub(crate) fn parse(file: &str, bytes: &[u8], part: usize) -> Result<Parsed, GgufError> {
     let at = |place: String| {
         move |fault: ParseFault| GgufError::Malformed {
@@ -240,12 +239,12 @@ fn alignment(meta: &Meta) -> Result<u64, ParseFault> {
     }
 }
 
-/// A tensor entry that has not been placed yet.
+/// A tensor entry with an unchecked offset.
 struct TensorEntry {
     info: TensorInfo,
     /// Bytes from the start of the data section.
     offset: u64,
-    /// Where the name and offset fields are, for messages.
+    /// Offsets of the name and offset fields, for messages.
     name_field: u64,
     offset_field: u64,
 }
@@ -330,7 +329,8 @@ fn entry(
     })
 }
 
-/// Turns offsets into positions in the file: inside it, names once, no two on the same bytes.
+/// Converts offsets to positions in the file. Checks that they are inside it, that names are
+/// unique, and that no tensors overlap.
 fn place_tensors(
     tensors: &mut [TensorEntry],
     data_start: Option<u64>,

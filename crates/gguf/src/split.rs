@@ -1,25 +1,25 @@
-//! Names and numbers of split files: `<prefix>-00001-of-00004.gguf` and its siblings.
+//! Names and part numbers of split files: `<prefix>-00001-of-00004.gguf` and its siblings.
 
 use std::path::{Path, PathBuf};
 
 use crate::{GgufError, Meta};
 
-/// What a file says about being one of several.
+/// A file's part number and count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SplitInfo {
-    /// Which part this is, from 0.
+    /// Index of the part, from 0.
     pub(crate) no: u64,
-    /// How many parts there are; 1 for a whole file.
+    /// Number of parts; 1 for a file that is not split.
     pub(crate) count: u64,
-    /// Tensors in all parts together, if the file says.
+    /// Number of tensors in all parts, if given.
     pub(crate) tensors: Option<u64>,
 }
 
 impl SplitInfo {
-    /// Reads the keys of `file`.
+    /// Reads the split keys of `file`.
     ///
     /// # Errors
-    /// [`GgufError::Split`] when one of them holds no whole number.
+    /// [`GgufError::Split`] if one of them is not an integer.
     pub(crate) fn read(file: &str, meta: &Meta) -> Result<SplitInfo, GgufError> {
         let number = |key: &str| {
             meta.integer(key).map_err(|e| GgufError::Split {
@@ -38,7 +38,7 @@ impl SplitInfo {
 /// The paths of all parts, from the path of the first.
 ///
 /// # Errors
-/// [`GgufError::Split`] when the name does not follow the pattern, or says another number of parts.
+/// [`GgufError::Split`] if the name does not match the pattern, or has another number of parts.
 pub(crate) fn part_paths(first: &Path, count: u64) -> Result<Vec<PathBuf>, GgufError> {
     let refuse = |detail: String| GgufError::Split {
         file: first.display().to_string(),
@@ -64,7 +64,7 @@ pub(crate) fn part_paths(first: &Path, count: u64) -> Result<Vec<PathBuf>, GgufE
         .collect())
 }
 
-/// `(prefix, number from 1, count)` of a name that follows the pattern.
+/// `(prefix, number from 1, count)` of a name that matches the pattern.
 fn pattern(name: &str) -> Option<(&str, u64, u64)> {
     let (rest, of) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (prefix, no) = rest.rsplit_once('-')?;

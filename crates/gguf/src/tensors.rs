@@ -1,17 +1,16 @@
-//! The tensor directory: what is stored, in which shape, and where.
+//! The tensor directory: types, shapes and positions.
 
 use std::fmt;
 use std::sync::Arc;
 
 use contract::{QuantType, WeightRef};
 
-/// A tensor's storage format.
+/// A tensor's storage type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TensorType {
-    /// One that can be read.
+    /// A supported type.
     Known(QuantType),
-    /// One that cannot, by its id in the format. Such a tensor may be in a file as long as nothing
-    /// reads it.
+    /// An unsupported type with its id. A file may contain such a tensor as long as it is not read.
     Foreign(u32),
 }
 
@@ -34,7 +33,7 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// Names of the format's types that are not in [`QuantType`], for messages.
+/// Names of GGUF types that [`QuantType`] lacks, for messages.
 fn foreign_name(id: u32) -> Option<&'static str> {
     Some(match id {
         9 => "Q8_1",
@@ -61,7 +60,7 @@ fn foreign_name(id: u32) -> Option<&'static str> {
     })
 }
 
-/// One entry of the tensor directory, already checked against the file.
+/// One checked entry of the tensor directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     pub(crate) name: Arc<str>,
@@ -71,7 +70,7 @@ pub struct TensorInfo {
     pub(crate) part: usize,
     /// Bytes from the start of that file.
     pub(crate) start: usize,
-    /// 0 for a foreign type, whose size is not known.
+    /// 0 for a foreign type, because its size is unknown.
     pub(crate) n_bytes: usize,
 }
 
@@ -81,7 +80,7 @@ impl TensorInfo {
         &self.name
     }
 
-    /// The storage format.
+    /// The storage type.
     pub fn ty(&self) -> TensorType {
         self.ty
     }
@@ -91,7 +90,7 @@ impl TensorInfo {
         &self.dims
     }
 
-    /// Number of values. Does not overflow: the directory's reader has multiplied them.
+    /// Number of values. Cannot overflow, because the parser has checked the product.
     pub fn values(&self) -> u64 {
         self.dims.iter().product()
     }
@@ -104,7 +103,7 @@ impl TensorInfo {
         }
     }
 
-    /// The tensor as a matrix of `dims[0]` columns and all other dimensions as rows; `None` for a
+    /// The tensor as a matrix of `dims[0]` columns, with all other dimensions as rows; `None` for a
     /// foreign type.
     pub fn weight(&self) -> Option<WeightRef> {
         let TensorType::Known(ty) = self.ty else {
@@ -120,7 +119,7 @@ impl TensorInfo {
         })
     }
 
-    /// The dimensions as people write them, such as `1024 x 3584`.
+    /// The dimensions as text, such as `1024 x 3584`.
     pub fn shape(&self) -> String {
         shape(&self.dims)
     }

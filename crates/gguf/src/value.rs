@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::Utf8Error;
 
-/// A string as the file has it; the format does not promise UTF-8, so the bytes are kept.
+/// A string as stored. The format does not guarantee UTF-8, so the bytes are kept.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct GgufString(Box<[u8]>);
 
@@ -17,7 +17,7 @@ impl GgufString {
     /// The text, if it is valid UTF-8.
     ///
     /// # Errors
-    /// Where the first invalid byte is.
+    /// The position of the first invalid byte.
     pub fn as_str(&self) -> Result<&str, Utf8Error> {
         std::str::from_utf8(&self.0)
     }
@@ -28,7 +28,7 @@ impl GgufString {
     }
 }
 
-/// Bytes made harmless for a terminal or a log.
+/// Bytes as text that is safe for a terminal or a log.
 pub(crate) fn shown(bytes: &[u8]) -> Cow<'_, str> {
     let text = String::from_utf8_lossy(bytes);
     if text.chars().any(char::is_control) {
@@ -78,7 +78,7 @@ pub enum Value {
     F64(f64),
 }
 
-/// An array value; all elements have one type, also when there are none.
+/// An array value. All elements have one type, which an empty array has too.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
     missing_docs,
@@ -126,7 +126,7 @@ impl Value {
         type_facts!(self, Value).0
     }
 
-    /// The type's name in the format, such as `u32`; arrays say of what and how many.
+    /// The type's name in the format, such as `u32`; for arrays with element type and length.
     pub fn type_name(&self) -> String {
         match self {
             Value::Array(array) => format!("array of {} {}", array.len(), array.element_name()),
@@ -134,7 +134,7 @@ impl Value {
         }
     }
 
-    /// A whole number of any width, if this is one that is not negative.
+    /// The value as a non-negative integer of any width.
     pub fn as_integer(&self) -> Option<u64> {
         match *self {
             Value::U8(v) => Some(v.into()),
@@ -184,7 +184,7 @@ impl Array {
         self.len() == 0
     }
 
-    /// The elements as whole numbers, if they are such and none is negative.
+    /// The elements as non-negative integers, if all of them are.
     pub fn as_integers(&self) -> Option<Vec<u64>> {
         fn signed<T: Copy + TryInto<u64>>(v: &[T]) -> Option<Vec<u64>> {
             v.iter().map(|&x| x.try_into().ok()).collect()
@@ -209,7 +209,7 @@ impl From<&str> for Value {
     }
 }
 
-/// Display name: one line, long arrays cut after a few elements.
+/// Display form: one line, with long arrays truncated.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

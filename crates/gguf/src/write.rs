@@ -1,5 +1,4 @@
-//! Writing GGUF version 3: first everything that comes before the data, then the tensors as a
-//! stream.
+//! Writes GGUF version 3: the head, then the tensors as a stream.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -8,7 +7,7 @@ use contract::QuantType;
 
 use crate::{Array, GgufError, GgufString, Meta, Value};
 
-/// Collects metadata and the tensor directory of a file to be written.
+/// Collects the metadata and the tensor directory of a new file.
 ///
 /// ```
 /// use contract::QuantType;
@@ -44,7 +43,7 @@ struct Planned {
 }
 
 impl GgufWriter {
-    /// An empty file with the usual alignment of 32 bytes.
+    /// An empty file with the default alignment of 32 bytes.
     pub fn new() -> GgufWriter {
         GgufWriter {
             alignment: 32,
@@ -52,11 +51,11 @@ impl GgufWriter {
         }
     }
 
-    /// Adds a key. `general.alignment` sets the alignment and must come before the first tensor.
+    /// Adds a key. `general.alignment` sets the alignment and must precede the first tensor.
     ///
     /// # Errors
-    /// [`GgufError::Unwritable`] when the key is there already or is longer than 65535 bytes, or
-    /// for an alignment that is not a power of two in a `u32`, or that comes too late.
+    /// [`GgufError::Unwritable`] if the key exists or is longer than 65535 bytes, or if an
+    /// alignment is not a power of two in a `u32` or follows a tensor.
     pub fn meta(&mut self, key: &str, value: Value) -> Result<(), GgufError> {
         let refuse = |detail: &str| Err(unwritable(format!("key {key}"), detail.to_owned()));
         if key.len() > 65_535 {
@@ -75,7 +74,7 @@ impl GgufWriter {
         }
     }
 
-    /// Adds a tensor of `dims`, the contiguous dimension first. Its bytes come later, in the same
+    /// Adds a tensor of `dims`, the contiguous dimension first. Its bytes follow later, in the same
     /// order.
     ///
     /// # Errors
@@ -129,7 +128,7 @@ impl GgufWriter {
         self.data_bytes
     }
 
-    /// Writes everything before the data and gives the stream for it. `out` should be buffered.
+    /// Writes the head and returns the stream of the data section. `out` should be buffered.
     ///
     /// # Errors
     /// [`GgufError::Write`].
@@ -166,14 +165,14 @@ impl GgufWriter {
     }
 }
 
-/// The data section as a stream: the bytes of the tensors, in the order they were added, in any
-/// pieces.
+/// The data section as a stream: the tensors' bytes in the order of the directory, in pieces of any
+/// size.
 #[derive(Debug)]
 pub struct GgufBody<W> {
     out: W,
-    /// Tensors that have not been begun.
+    /// Tensors that have not been started.
     tensors: std::vec::IntoIter<Planned>,
-    /// Bytes still wanted for the tensor that has been begun.
+    /// Missing bytes of the current tensor.
     left: u64,
     data_start: u64,
     alignment: u64,
@@ -182,11 +181,11 @@ pub struct GgufBody<W> {
 }
 
 impl<W: Write> GgufBody<W> {
-    /// Writes the next bytes; a piece may end one tensor and begin the next. Padding is added
-    /// between.
+    /// Writes the next bytes. A piece may span tensors; padding is added between them.
     ///
     /// # Errors
-    /// [`GgufError::Write`], or [`GgufError::Unwritable`] for more bytes than the tensors have.
+    /// [`GgufError::Write`], or [`GgufError::Unwritable`] if there are more bytes than the tensors
+    /// have.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), GgufError> {
         while !bytes.is_empty() {
             if self.left == 0 {
@@ -210,10 +209,10 @@ impl<W: Write> GgufBody<W> {
         Ok(())
     }
 
-    /// Checks that every tensor has its bytes, flushes, and gives the output back.
+    /// Checks that all tensors are complete, flushes and returns the output.
     ///
     /// # Errors
-    /// [`GgufError::Write`], or [`GgufError::Unwritable`] when bytes are missing.
+    /// [`GgufError::Write`], or [`GgufError::Unwritable`] if bytes are missing.
     pub fn finish(mut self) -> Result<W, GgufError> {
         let missing = if self.left > 0 {
             Some(format!("{} bytes of a tensor are missing", self.left))
@@ -225,7 +224,7 @@ impl<W: Write> GgufBody<W> {
         if let Some(detail) = missing {
             return Err(unwritable("the data section".to_owned(), detail));
         }
-        // The last tensor is padded too, as other writers do.
+        // Other writers pad the last tensor too.
         self.pad_to(self.written.next_multiple_of(self.alignment))?;
         self.out.flush().map_err(GgufError::Write)?;
         Ok(self.out)

@@ -1,6 +1,6 @@
-//! Damaged and hostile files: always an error that says where, never a panic, and never more memory
-//! than the file's size calls for.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+//! Damaged and hostile files always give an error with a position, never a panic, and never use
+//! more memory than the file's size justifies.
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use contract::QuantType;
 use gguf::{Array, FileBytes, GgufError, GgufFile, GgufString, GgufWriter, Value};
 
-/// Counts the bytes this thread has in use, so that tests beside each other do not meet.
+/// Counts the bytes allocated by this thread, so that parallel tests do not interfere.
 struct Counting;
 
 thread_local! {
@@ -18,7 +18,7 @@ thread_local! {
 }
 
 fn count(change: isize) {
-    // The thread may be ending, when its counters are gone already.
+    // The thread may be ending, and its counters may be gone.
     let _ = IN_USE.try_with(|in_use| {
         in_use.set(in_use.get() + change);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(in_use.get())));
@@ -44,9 +44,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most memory a file of `len` bytes may take while it is read: empty strings are eight bytes
-/// in the file and sixteen here, an array in an array twelve and thirty-two, and growing vectors
-/// double.
+/// Maximum memory for reading a file of `len` bytes. An empty string has eight bytes in the file
+/// and sixteen in memory, a nested array twelve and thirty-two, and growing vectors double.
 fn allowed(len: usize) -> usize {
     8 * len + 8192
 }
@@ -108,7 +107,7 @@ fn head_len(bytes: &[u8]) -> usize {
     open(bytes).unwrap().head(0).len()
 }
 
-/// An error must name the file, and be about a place in it.
+/// An error must name the file and a position in it.
 fn check_error(error: &GgufError) {
     let text = error.to_string();
     assert!(text.starts_with("bad.gguf"), "{text}");
@@ -190,7 +189,7 @@ fn hostile_numbers_are_read_or_refused() {
     }
 }
 
-/// A file whose head is given byte by byte.
+/// A file with a head of given bytes.
 fn raw(version: u32, n_tensors: u64, n_pairs: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut bytes = b"GGUF".to_vec();
     bytes.extend(version.to_le_bytes());

@@ -1,5 +1,5 @@
-//! What is written is read back, for any metadata and any tensors.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+//! Reading returns what was written, for any metadata and any tensors.
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn text() -> impl Strategy<Value = GgufString> {
     vec(any::<u8>(), 0..12).prop_map(|bytes| GgufString::from(&bytes[..]))
 }
 
-/// Floats by value rather than by bits: NaN would compare unequal with itself.
+/// Floats by value rather than by bits, because NaN differs from itself.
 fn array() -> impl Strategy<Value = Array> {
     let leaf = prop_oneof![
         vec(any::<u8>(), 0..9).prop_map(Array::U8),
@@ -89,7 +89,7 @@ proptest! {
             vec![i as u8 + 1; ty.row_bytes(values as usize)]
         };
         for (i, tensor) in tensors.iter().enumerate() {
-            // In pieces that do not end with the tensor.
+            // Pieces that do not end with the tensor.
             for piece in content(i, tensor).chunks(7) {
                 body.write(piece).unwrap();
             }

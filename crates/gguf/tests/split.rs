@@ -1,5 +1,5 @@
-//! Files on disk: split ones, and what is not a model file at all.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+//! Files on disk: split files, and files of other formats.
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use contract::QuantType;
 use gguf::{GgufError, GgufFile, GgufWriter, Value};
 
-/// What one part says about itself.
+/// The split keys of one part.
 struct SplitPart {
     no: u16,
     count: u16,

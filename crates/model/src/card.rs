@@ -1,33 +1,32 @@
-//! Model cards: what is usual for a model — sampling, token limits, thinking — as its makers
-//! recommend it.
+//! Model cards: a model's usual sampling, token limits and reasoning, as its makers recommend.
 //!
-//! A GPU is a JSON file named after the model; `models/cards/` has ours. A bad card never prevents
-//! a start: what it says wrongly is told as a warning and left away.
+//! A card is a JSON file named after the model; `models/cards/` holds the bundled ones. An invalid
+//! card never prevents a start: invalid fields are reported as warnings and ignored.
 
 use serde_json::{Map, Value};
 
-/// What a card says, and defaults where it says nothing.
+/// The values of a card, with defaults for missing ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelCard {
     /// The card's own name for the model, or where the values come from.
     pub name: String,
-    /// Tokens of a reply when a request does not say, thinking included.
+    /// Tokens of a reply if a request sets no limit, reasoning included.
     pub max_tokens: usize,
-    /// The same for hard problems, if the card tells.
+    /// The same for hard problems, if the card has it.
     pub complex_problem_max_tokens: Option<usize>,
-    /// Tokens kept for the reply after thinking.
+    /// Tokens kept for the reply after reasoning.
     pub hard_limit_reply_budget: usize,
-    /// How the model's thinking begins, if the card tells.
+    /// The tag that starts reasoning, if the card has it.
     pub thinking_marker: Option<String>,
-    /// Text that ends thinking when its budget is used up, if the card tells.
+    /// Text that ends reasoning when its budget is used up, if the card has it.
     pub thinking_terminator_hint: Option<String>,
     /// Recommended sampling.
     pub sampling: CardSampling,
-    /// Thinking tokens by effort: low, medium, high, x-high, max.
+    /// Reasoning tokens by effort: low, medium, high, x-high, max.
     pub effort_tiers: [Option<usize>; 5],
 }
 
-/// Recommended sampling; `None` where the card says nothing.
+/// Recommended sampling; `None` for values that the card does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CardSampling {
     /// Sampling temperature.
@@ -48,7 +47,7 @@ const EFFORTS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
 /// Tokens of a reply by the beginning of an architecture's name, and for all others.
 const FAMILIES: [(&str, usize); 3] = [("qwen3", 32_768), ("laguna", 32_768), ("gemma4", 16_384)];
 const FALLBACK_TOKENS: usize = 16_000;
-/// Reply tokens kept when nothing else is said.
+/// Reply tokens kept if the card sets none.
 const REPLY_BUDGET: usize = 4096;
 const LEAST_REPLY_BUDGET: usize = 256;
 const KNOWN_KEYS: [&str; 12] = [
@@ -67,7 +66,7 @@ const KNOWN_KEYS: [&str; 12] = [
 ];
 
 impl ModelCard {
-    /// What is assumed of a family without a card.
+    /// Defaults of a family without a card.
     pub fn of_architecture(architecture: &str) -> ModelCard {
         let max_tokens = FAMILIES
             .iter()
@@ -85,7 +84,8 @@ impl ModelCard {
         }
     }
 
-    /// Reads a card over the defaults of `architecture`; warnings tell what was left away and why.
+    /// Reads a card over the defaults of `architecture`. Warnings say which values were ignored and
+    /// why.
     pub fn parse(json: &str, architecture: &str) -> (ModelCard, Vec<String>) {
         let mut card = ModelCard::of_architecture(architecture);
         let mut warnings = Vec::new();
@@ -100,7 +100,7 @@ impl ModelCard {
                 return (card, warnings);
             }
         };
-        let mut reader = Reader {
+        let mut reader = CardFields {
             fields: &fields,
             warnings: &mut warnings,
         };
@@ -130,7 +130,7 @@ impl ModelCard {
         card.thinking_marker = reader.text("thinking_marker");
         card.thinking_terminator_hint = reader.text("thinking_terminator_hint");
         if let Some(sampling) = reader.object("sampling") {
-            let mut inner = Reader {
+            let mut inner = CardFields {
                 fields: sampling,
                 warnings: reader.warnings,
             };
@@ -143,12 +143,12 @@ impl ModelCard {
                 repetition_penalty: inner.number("repetition_penalty", f32::MIN_POSITIVE, 10.0),
             };
         }
-        let mut reader = Reader {
+        let mut reader = CardFields {
             fields: &fields,
             warnings: &mut warnings,
         };
         if let Some(tiers) = reader.object("reasoning_effort_tiers") {
-            let mut inner = Reader {
+            let mut inner = CardFields {
                 fields: tiers,
                 warnings: reader.warnings,
             };
@@ -157,8 +157,8 @@ impl ModelCard {
         (card, warnings)
     }
 
-    /// The file stem under which a model's card is looked for: its name in lower case, blanks and
-    /// underscores as dashes, everything else but letters, digits, dots and dashes dropped.
+    /// The file stem of a model's card: the model's name in lower case, with dashes for blanks and
+    /// underscores, reduced to letters, digits, dots and dashes.
     pub fn stem(model_name: &str) -> String {
         model_name
             .to_lowercase()
@@ -175,12 +175,12 @@ impl ModelCard {
     }
 }
 
-struct Reader<'a, 'w> {
+struct CardFields<'a, 'w> {
     fields: &'a Map<String, Value>,
     warnings: &'w mut Vec<String>,
 }
 
-impl<'a> Reader<'a, '_> {
+impl<'a> CardFields<'a, '_> {
     fn present(&self, key: &str) -> Option<&'a Value> {
         self.fields.get(key).filter(|value| !value.is_null())
     }
@@ -251,7 +251,7 @@ mod tests {
             "qwen3",
         );
         assert_eq!(card, ModelCard::of_architecture("qwen3"));
-        let told = warnings.join("; ");
+        let warnings = warnings.join("; ");
         for part in [
             "source is missing",
             "colour is not a field",
@@ -259,7 +259,7 @@ mod tests {
             "max_tokens is not",
             "temperature is not",
         ] {
-            assert!(told.contains(part), "{part} in {told}");
+            assert!(warnings.contains(part), "{part} in {warnings}");
         }
         assert_eq!(ModelCard::parse("[", "x").0.max_tokens, 16_000);
         assert_eq!(

@@ -1,41 +1,41 @@
-//! Why a model was not loaded or made, sorted by what the caller can do about it.
+//! Errors of loading and making models, one variant per remedy of the caller.
 
 use gguf::GgufError;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The container was refused; the error names file, place and field.
+    /// The container was refused; the error names file, position and field.
     #[error(transparent)]
     Container(#[from] GgufError),
-    /// The file is of a family, or of a variant of one, that cannot be run. Use another file.
+    /// An unsupported family or variant. Use another file.
     #[error("{file}: {what} is not supported; {instead}")]
     Unsupported {
         /// The file.
         file: String,
-        /// Which family or variant.
+        /// The family or variant.
         what: String,
-        /// What to use instead.
+        /// An alternative.
         instead: String,
     },
-    /// A metadata key is missing or makes no sense.
+    /// A metadata key is missing or invalid.
     #[error("{file}: key {key}: {detail}")]
     Key {
         /// The file.
         file: String,
-        /// The key, with an element's index where it is about one.
+        /// The key, with the element's index if an element is invalid.
         key: String,
-        /// What was expected and what was found.
+        /// The expected and the found value.
         detail: String,
     },
-    /// A tensor is missing, of a wrong shape, of a type that cannot be read, or unexpected.
+    /// A tensor is missing or unexpected, or has a wrong shape or an unsupported type.
     #[error("{file}: tensor {tensor}: {detail}")]
     Tensor {
         /// The file.
         file: String,
         /// The tensor.
         tensor: String,
-        /// What was expected and what was found.
+        /// The expected and the found tensor.
         detail: String,
     },
     /// A draft and a target that do not belong together. Use the draft that was made for the
@@ -46,17 +46,17 @@ pub enum ModelError {
         draft: String,
         /// The target's name.
         target: String,
-        /// What does not fit, on both sides.
+        /// The mismatch, with both values.
         detail: String,
     },
-    /// There is no recipe or synthetic model of this name.
+    /// No recipe or synthetic model has this name.
     #[error("{what} {given}: unknown, use one of {known}")]
     Unknown {
-        /// What kind of name it is.
+        /// The kind of name.
         what: &'static str,
-        /// What was given.
+        /// The given name.
         given: String,
-        /// The names that exist.
+        /// The known names.
         known: String,
     },
 }

@@ -1,20 +1,18 @@
-//! The identity of a model: what a snapshot must have been made with to be believed.
+//! The hash that identifies a model, which snapshots must match.
 
 use contract::ModelHash;
 use gguf::GgufFile;
 
-/// Changes when what is hashed changes, so that older snapshots never match.
+/// Changed whenever the hashed data changes, so that older snapshots never match.
 const DOMAIN: &str = "hearth model identity 1";
 /// Bytes of each end of a tensor that are hashed.
 const SAMPLE: usize = 4096;
 
-/// The first 16 bytes of a BLAKE3 hash over, for each file of the model, everything before the
-/// tensors' data (all metadata and the tensor directory), and over the first and last 4096 bytes of
-/// every tensor.
+/// The first 16 bytes of a BLAKE3 hash over every file's head (metadata and tensor directory), and
+/// over the first and last 4096 bytes of every tensor.
 ///
-/// Reading every byte of a large file would cost seconds at each start. Two files that agree in all
-/// of the above and still differ do not come from training or quantising, which change every block
-/// of a tensor.
+/// Hashing every byte of a large file would take seconds at each start. Training and quantising
+/// change every block of a tensor, so different models differ in the hashed bytes.
 pub(crate) fn model_hash(file: &GgufFile) -> ModelHash {
     let mut hasher = blake3::Hasher::new_derive_key(DOMAIN);
     for part in 0..file.n_parts() {
@@ -31,8 +29,8 @@ pub(crate) fn model_hash(file: &GgufFile) -> ModelHash {
     first_16(&hasher)
 }
 
-/// The same for tensors that are not in a GGUF file: a text about them all, and of each its name,
-/// shape and both ends.
+/// The same hash for tensors outside a GGUF file: over a common text, and each tensor's name, shape
+/// and both ends.
 pub(crate) fn bytes_hash<'a>(
     text: &[u8],
     tensors: impl Iterator<Item = (String, &'a [u8], &'a [u8])>,
@@ -48,7 +46,7 @@ pub(crate) fn bytes_hash<'a>(
     first_16(&hasher)
 }
 
-/// The identity of one file read in one of several ways.
+/// The hash of a file that is read in one of several ways.
 pub(crate) fn combined(hash: ModelHash, reading: &[u8]) -> ModelHash {
     let mut hasher = blake3::Hasher::new_derive_key(DOMAIN);
     hasher.update(&hash.0);

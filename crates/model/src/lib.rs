@@ -1,11 +1,11 @@
-//! From a model file to a [`contract::ModelSpec`], and back: families, vocabularies, cards,
-//! quantisation recipes, synthetic models.
+//! Reads a model file to a [`contract::ModelSpec`]: families, vocabularies, cards. Also writes
+//! models: quantisation recipes and synthetic models.
 //!
-//! What is here: one small module per family that turns keys and tensors into layers, with checks
-//! that fail before a device sees anything; which type each tensor gets when a file is quantized;
-//! model files with exact shapes and random weights, for tests and measurements.
+//! One module per family turns keys and tensors into layers; its checks fail before a device sees
+//! anything. Recipes choose each tensor's type. Synthetic models have exact shapes and random
+//! weights, for tests and measurements.
 //!
-//! What is not here: devices, tokenizers, settings. Family names occur here and nowhere else.
+//! This crate has no devices, tokenizers or settings. Family names occur only here.
 //!
 //! Start with [`load`].
 

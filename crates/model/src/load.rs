@@ -1,4 +1,4 @@
-//! From a file to a model: everything checked before a device sees it.
+//! Loads a model file. All checks precede any device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,40 +15,40 @@ use crate::{ModelError, family, vocab};
 /// A model read from a file. Its weights stay in the file and are read in place.
 #[derive(Clone)]
 pub struct LoadedModel {
-    /// What a device needs to run it.
+    /// The spec for a device.
     pub spec: Arc<ModelSpec>,
-    /// What a tokenizer is built from.
+    /// The data of the tokenizer.
     pub vocab: Vocab,
-    /// Where the weights are; keeps the map of the file alive.
+    /// Source of the weights; keeps the file's map alive.
     pub weights: Arc<dyn WeightSource>,
-    /// Usual values of the family; a card for this very model may replace them.
+    /// Defaults of the family; a model card may replace them.
     pub card: ModelCard,
-    /// What is shown to people.
+    /// Display information.
     pub facts: ModelInfo,
 }
 
-/// What is shown of a model.
+/// Display information of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInfo {
     /// The model's own name, or the file's stem.
     pub name: String,
     /// The family's name in the file.
     pub architecture: String,
-    /// Number of weights the model reads; a tied head counts once.
+    /// Number of weights that the model reads; a tied head counts once.
     pub parameters: u64,
-    /// Bytes of those weights as stored.
+    /// Stored bytes of those weights.
     pub bytes: u64,
-    /// Bytes of the file, all parts together.
+    /// Bytes of all parts.
     pub file_bytes: u64,
     /// Number of files.
     pub n_parts: usize,
-    /// Types of the weights the model reads, most bytes first.
+    /// Types of the weights that the model reads, most bytes first.
     pub types: Vec<TypeShare>,
-    /// Tensors of the file that are not read, such as blocks for multi-token prediction.
+    /// Tensors of the file that are not read, such as multi-token prediction blocks.
     pub ignored: Vec<Arc<str>>,
 }
 
-/// How much of a model is stored in one type.
+/// The part of a model that has one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypeShare {
     /// The type.
@@ -59,10 +59,10 @@ pub struct TypeShare {
     pub bytes: u64,
 }
 
-/// Loads a GGUF file; of a split one, the first part.
+/// Loads a GGUF file; for a split one, pass the first part.
 ///
 /// # Errors
-/// [`ModelError`], naming the file and the key or tensor at fault.
+/// [`ModelError`] with the file and the key or tensor at fault.
 pub fn load(path: &Path) -> Result<LoadedModel, ModelError> {
     let stem = path
         .file_stem()
@@ -71,8 +71,7 @@ pub fn load(path: &Path) -> Result<LoadedModel, ModelError> {
     from_file(GgufFile::open(path)?, stem)
 }
 
-/// Loads a model that is in memory, such as the one in the executable. `name` stands for it in
-/// messages.
+/// Loads a model in memory, such as the bundled one; `name` is used in messages.
 ///
 /// # Errors
 /// As [`load`].
@@ -80,8 +79,7 @@ pub fn load_bytes(name: &str, bytes: FileBytes) -> Result<LoadedModel, ModelErro
     from_file(GgufFile::from_bytes(name, bytes)?, name)
 }
 
-/// Reads the vocabulary alone, of any file that has one: a model that cannot be run, or no model at
-/// all.
+/// Reads only the vocabulary. Works for files of unsupported models and files without a model.
 ///
 /// # Errors
 /// As [`load`].

@@ -1,7 +1,7 @@
-//! From a GGUF file to a smaller one: the same metadata, each tensor in the type its recipe says.
+//! Quantises a GGUF file: keeps the metadata and converts each tensor to its recipe's type.
 //!
-//! Any family's file will do, since only names and shapes decide. Memory stays bounded: rows are
-//! read from the map, converted in pieces on several threads, and written in order.
+//! Works for any family, because only names and shapes matter. Memory is bounded: rows are read
+//! from the map, converted in pieces on several threads, and written in order.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -16,30 +16,30 @@ use crate::names::HEAD;
 use crate::reader::Reader;
 use crate::recipe::{FileShape, Recipe, choose};
 
-/// Values that one thread converts at a time.
+/// Values per piece and thread.
 const PIECE_VALUES: usize = 1 << 19;
 
-/// How to quantize.
+/// Options of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantizeOptions {
-    /// Which type each tensor gets.
+    /// Chooses each tensor's type.
     pub recipe: Recipe,
-    /// Threads that convert rows; 0 counts as 1.
+    /// Conversion threads; 0 counts as 1.
     pub threads: usize,
 }
 
-/// How far a conversion has come.
+/// Progress of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantizeProgress<'a> {
-    /// The tensor at work.
+    /// The current tensor.
     pub tensor: &'a str,
     /// Bytes of the input's tensors converted.
     pub done_bytes: u64,
-    /// Bytes of the input's tensors in all.
+    /// Total bytes of the input's tensors.
     pub total_bytes: u64,
 }
 
-/// What came of a conversion.
+/// Result of a conversion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuantizeReport {
     /// Every tensor, in file order.
@@ -50,20 +50,20 @@ pub struct QuantizeReport {
     pub output_bytes: u64,
 }
 
-/// What happened to one tensor.
+/// Conversion of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Its name.
     pub name: Arc<str>,
     /// Its type in the input.
     pub from: QuantType,
-    /// Its type in the output; when it is the same, the bytes are too.
+    /// Its type in the output; if unchanged, its bytes are copied.
     pub to: QuantType,
 }
 
 impl QuantizeReport {
-    /// Tensors that were quantized already and got another quantized type. Each has the error of
-    /// both types: tell the user, and that converting the original would be better.
+    /// Number of tensors that were already quantized and got another quantized type. They have the
+    /// error of both types: warn the user that converting the original is better.
     pub fn requantised(&self) -> usize {
         let quantised = |ty: QuantType| ty.block_values() > 1;
         let twice = |c: &&Change| c.from != c.to && quantised(c.from) && quantised(c.to);
@@ -71,15 +71,14 @@ impl QuantizeReport {
     }
 }
 
-/// Converts the file at `input` (of a split one, the first part) into one file at `output`.
+/// Converts the file at `input` (the first part of a split file) to one file at `output`.
 ///
-/// The output is written beside its final name, with `.tmp` appended, and renamed when it is
-/// complete; so `output` may be `input`, and a failure leaves nothing half-written under the final
-/// name.
+/// The output is a temporary file beside `output` that is renamed when complete. `output` may
+/// therefore equal `input`, and a failure leaves no partial file.
 ///
 /// # Errors
-/// [`ModelError::Container`] for a bad input or a failed write, [`ModelError::Tensor`] for a tensor
-/// of a type that cannot be read.
+/// [`ModelError::Container`] for an invalid input or a failed write, [`ModelError::Tensor`] for a
+/// tensor of an unsupported type.
 pub fn quantize(
     input: &Path,
     output: &Path,
@@ -146,7 +145,7 @@ fn report(file: &GgufFile, tensors: Vec<Change>) -> QuantizeReport {
     }
 }
 
-/// The output's metadata and directory, and what happens to each tensor of the input.
+/// The output's metadata and directory, and the conversion of each tensor.
 fn plan(file: &GgufFile, recipe: Recipe) -> Result<(GgufWriter, Vec<Change>), ModelError> {
     let mut writer = GgufWriter::new();
     let fresh = [
@@ -177,7 +176,7 @@ fn plan(file: &GgufFile, recipe: Recipe) -> Result<(GgufWriter, Vec<Change>), Mo
             ));
         };
         let to = match choose(recipe, shape, info.name(), info.dims()) {
-            // What is never quantized stays in the plain type it has.
+            // Tensors that are never quantized keep their unquantized type.
             QuantType::F32 if from.block_values() == 1 && recipe != Recipe::F32 => from,
             other => other,
         };
@@ -223,8 +222,8 @@ fn convert<W: Write>(
             }
             continue;
         }
-        // Both block sizes divide the columns, so they divide what lies between two row ends; a
-        // piece is whole rows, or part of one long row in whole super-blocks.
+        // Both block sizes divide the columns and therefore every row. A piece is whole rows, or
+        // whole super-blocks of one long row.
         let cols = usize::try_from(info.dims()[0]).unwrap_or(usize::MAX);
         let values = match PIECE_VALUES / cols {
             0 => PIECE_VALUES,
@@ -241,7 +240,7 @@ fn convert<W: Write>(
     Ok(body.finish()?)
 }
 
-/// Converts the pieces of one turn, a thread for each.
+/// Converts the pieces of one batch, one thread per piece.
 fn convert_batch(turn: &[u8], piece_bytes: usize, change: &Change) -> Vec<Vec<u8>> {
     std::thread::scope(|scope| {
         let workers: Vec<_> = turn

@@ -1,5 +1,5 @@
-//! Reading a file as a model of one family: keys with its prefix, tensors by name, every shape
-//! checked.
+//! Typed access to a file as a model of one family: prefixed keys and named tensors, with every
+//! shape checked.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -11,11 +11,11 @@ use gguf::{GgufError, GgufFile, TensorType};
 use crate::ModelError;
 use crate::names::{block_of, in_block};
 
-/// A file seen as a model of the architecture it names.
+/// A file as a model of its architecture.
 pub(crate) struct Reader<'a> {
     pub(crate) file: &'a GgufFile,
     pub(crate) architecture: &'a str,
-    /// Names of the tensors that have been requested and are there.
+    /// Names of the tensors that were requested and found.
     used: RefCell<HashSet<Arc<str>>>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A whole number above zero that must be there.
+    /// A required positive integer.
     pub(crate) fn count(&self, suffix: &str) -> Result<usize, ModelError> {
         match self.optional(suffix)? {
             Some(0) => Err(self.refuse_key(suffix, "0 where at least 1 is expected".to_owned())),
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A positive finite float that must be there.
+    /// A required positive finite float.
     pub(crate) fn float(&self, suffix: &str) -> Result<f64, ModelError> {
         let found = self
             .file
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// One number per block, given as such or as one number for all.
+    /// One number per block, stored as an array or as one number for all.
     pub(crate) fn per_block(&self, suffix: &str, blocks: usize) -> Result<Vec<usize>, ModelError> {
         let key = self.key(suffix);
         let meta = self.file.meta();
@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
         self.file.tensor(tensor).is_some()
     }
 
-    /// A matrix of exactly this shape, of any type that can be read.
+    /// A matrix of exactly this shape, of any supported type.
     pub(crate) fn matrix(
         &self,
         name: &str,
@@ -197,13 +197,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A vector, never quantized.
+    /// A vector, which is never quantized.
     pub(crate) fn vector(&self, name: &str, len: usize) -> Result<WeightRef, ModelError> {
         self.plain(name, 1, len)
     }
 
-    /// Refuses tensors of the first `trunk` blocks that that were not requested: they would change
-    /// the result. Gives the names of all other tensors that are ignored.
+    /// Refuses unrequested tensors of the first `trunk` blocks, because they would change the
+    /// result. Returns the names of all other ignored tensors.
     pub(crate) fn leftovers(&self, trunk: usize) -> Result<Vec<Arc<str>>, ModelError> {
         let used = self.used.borrow();
         let mut ignored = Vec::new();
@@ -228,7 +228,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A block of a file: the names of its tensors follow from its number.
+/// A block of a file, whose index is part of its tensor names.
 pub(crate) struct BlockReader<'a> {
     pub(crate) reader: &'a Reader<'a>,
     pub(crate) index: usize,
@@ -279,7 +279,7 @@ pub(crate) fn missing(file: &GgufFile, key: &str) -> ModelError {
     }
 }
 
-/// An error of reading a key, with the file's name.
+/// Adds the file's name to an error of a key.
 pub(crate) fn key_error(file: &GgufFile, error: GgufError) -> ModelError {
     match error {
         GgufError::Meta {

@@ -1,13 +1,13 @@
-//! Which weight type each tensor of a file gets, by the name of the whole file's recipe.
+//! Quantisation recipes: the weight type of each tensor.
 //!
-//! Every recipe chooses as llama.cpp's quantiser does without an importance matrix, so that files
-//! and figures can be compared; `conformance/fixtures/recipe` holds its choices.
+//! Every recipe chooses as llama.cpp's quantiser without an importance matrix, so that files and
+//! figures are comparable. `conformance/fixtures/recipe` holds its choices.
 
 use contract::QuantType;
 
 use crate::names::block_of;
 
-/// A whole file's recipe, by the name users type.
+/// A recipe by its command-line name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(non_camel_case_types, reason = "these are the names of the formats")]
 pub enum Recipe {
@@ -21,9 +21,9 @@ pub enum Recipe {
     Q8_0,
     /// Matrices at 4 bits, the head at 6.
     Q4_0,
-    /// 4 bits, with 6 where it pays.
+    /// 4 bits, with 6 for sensitive tensors.
     Q4_K_M,
-    /// 5 bits, with 6 where it pays.
+    /// 5 bits, with 6 for sensitive tensors.
     Q5_K_M,
     /// 6 bits.
     Q6_K,
@@ -56,7 +56,7 @@ impl Recipe {
         }
     }
 
-    /// The recipe of a name, in any case.
+    /// The recipe with this name, in any case.
     pub fn parse(name: &str) -> Option<Recipe> {
         Recipe::ALL
             .into_iter()
@@ -77,7 +77,7 @@ impl Recipe {
         }
     }
 
-    /// What a matrix gets when nothing special is known of it.
+    /// The type of a matrix without special treatment.
     fn usual(self) -> QuantType {
         match self {
             Recipe::F32 => QuantType::F32,
@@ -92,16 +92,16 @@ impl Recipe {
     }
 }
 
-/// What a recipe must know of the whole file.
+/// File properties that a recipe depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileShape {
-    /// Blocks of the file, a prediction block after the trunk included.
+    /// Blocks of the file, including prediction blocks.
     pub block_count: usize,
-    /// Whether the head is the embedding, so that there is no `output.weight`.
+    /// Whether the head is the embedding and there is no `output.weight`.
     pub tied: bool,
 }
 
-/// The type that tensor `name` of dimensions `dims` (fastest first) gets.
+/// The type of tensor `name` with dimensions `dims` (fastest first).
 pub fn choose(recipe: Recipe, file: FileShape, name: &str, dims: &[u64]) -> QuantType {
     if !is_quantised(name, dims) {
         return QuantType::F32;
@@ -110,7 +110,7 @@ pub fn choose(recipe: Recipe, file: FileShape, name: &str, dims: &[u64]) -> Quan
     fall_back(wanted, dims.first().copied().unwrap_or(0))
 }
 
-/// Vectors, norms, convolution taps and anything that is no `weight` stay 32-bit floats.
+/// Vectors, norms, convolution taps and tensors not named `weight` stay f32.
 fn is_quantised(name: &str, dims: &[u64]) -> bool {
     dims.len() >= 2
         && name.ends_with("weight")
@@ -135,7 +135,7 @@ fn wanted(recipe: Recipe, file: FileShape, name: &str) -> QuantType {
     }
 }
 
-/// The blocks at both ends, and every third between.
+/// The blocks at both ends, and every third in between.
 fn more_bits(block: usize, blocks: usize) -> bool {
     let eighth = blocks / 8;
     block < eighth
@@ -143,8 +143,8 @@ fn more_bits(block: usize, blocks: usize) -> bool {
         || block.checked_sub(eighth).is_some_and(|past| past % 3 == 2)
 }
 
-/// Rows that are no multiple of 256 take a type with blocks of 32; rows that are none of 32 take
-/// halves.
+/// Row lengths that are not multiples of 256 get a type with blocks of 32; others that are not
+/// multiples of 32 get f16.
 fn fall_back(wanted: QuantType, cols: u64) -> QuantType {
     if cols.is_multiple_of(wanted.block_values() as u64) {
         return wanted;

@@ -1,7 +1,7 @@
 //! A loader that is lied to: every byte before the data of a minimal model attacked, and random
 //! damage to a synthetic one. It may load or refuse, but a refusal says what and where, and a
 //! loaded spec is consistent.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 use std::sync::Arc;
 
@@ -238,7 +238,9 @@ proptest! {
 
     #[test]
     fn random_damage_to_a_synthetic_model_loads_or_is_refused(
-        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 1usize..9), 1..6),
+        damage in prop::collection::vec(
+            (any::<prop::sample::Index>(), any::<u64>(), 1usize..9), 1..6,
+        ),
         cut in prop::option::of(any::<prop::sample::Index>()),
     ) {
         thread_local! {

@@ -1,6 +1,6 @@
 //! Loading files made by other people's converters, and what the spec of each must say.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! Converting whole files: what changes, what stays, and what is never left behind.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

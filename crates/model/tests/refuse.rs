@@ -1,5 +1,5 @@
 //! Files that cannot be run are refused, by names that help: of the file, the key, the tensor.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 use std::sync::Arc;
 

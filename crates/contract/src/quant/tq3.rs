@@ -1,7 +1,7 @@
 //! TQ3_0: 3.5 bits a value, for cached keys and values only.
 //!
 //! ```text
-//! 14 bytes for 32 values: norm f16 @0, low two bits of the codes [8] @2, high bits of the codes [4] @10
+//! 14 bytes for 32 values: norm f16 @0, low two bits of codes [8] @2, high bits of codes [4] @10
 //! ```
 //! Code `j`: its low bits are bits `2 (j % 4)..` of byte `2 + j / 4`, its high bit is bit `j % 8`
 //! of byte `10 + j / 8`. Four blocks are a group of 128 values that were rotated

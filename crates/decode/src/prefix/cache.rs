@@ -204,8 +204,8 @@ impl PrefixCache {
         self.enforce_limits(runner)
     }
 
-    /// Evicts the entry of the lowest class, exporting it first if it is worth it. Returns false if
-    /// there is none.
+    /// Evicts the entry of the lowest class, exporting it first if the store should keep it.
+    /// Returns false if there is none.
     pub(crate) fn evict_one(&mut self, runner: &mut dyn Runner) -> Result<bool, DeviceError> {
         let Some(key) = eviction::choose_evictee(&self.radix) else {
             return Ok(false);
@@ -230,7 +230,7 @@ impl PrefixCache {
                 .any(|(_, depth, entry)| unoffered(entry, depth))
     }
 
-    /// Exports one entry to the store, if one is worth it.
+    /// Exports one entry that the store should keep, if there is one.
     pub(crate) fn persist_next(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
         let worth_persisting = eviction::worth_persisting(&self.radix);
         for key in &worth_persisting {

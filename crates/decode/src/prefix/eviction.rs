@@ -5,7 +5,7 @@
 //! conversation resumes. An entry that several continue is where new conversations start.
 //!
 //! Conversations are protected from side requests, such as titles and summaries. Those come once,
-//! so a conversation is told by its session or by its return. At most half of the entries are
+//! so a conversation is recognised by its session or by its return. At most half of the entries are
 //! pinned this way, the most recently used. The other half stays free for new conversations.
 
 use std::cmp::Reverse;

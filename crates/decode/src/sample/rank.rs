@@ -6,7 +6,7 @@ use contract::TokenId;
 
 /// Compares two `(value, id)`: the higher value first, ties to the lower id.
 pub(super) fn by_rank(a: &(f32, TokenId), b: &(f32, TokenId)) -> Ordering {
-    // Adding zero makes the two zeros equal, which `total_cmp` tells apart.
+    // Adding zero makes the two zeros equal, which `total_cmp` distinguishes.
     (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
 }
 

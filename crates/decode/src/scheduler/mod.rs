@@ -180,7 +180,7 @@ impl Scheduler {
         self.device.lost().is_none() && self.prefix.has_unpersisted()
     }
 
-    /// Exports one cached prefix to the store, if one is worth it. Call it while
+    /// Exports one cached prefix that the store should keep, if there is one. Call it while
     /// [`is_idle`](Scheduler::is_idle).
     ///
     /// The only error is [`DeviceError::DeviceLost`].

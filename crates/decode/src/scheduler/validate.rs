@@ -72,7 +72,7 @@ pub(super) fn validate(job: &Job, vocab: usize, context: usize) -> Result<(), Su
             );
         }
         if s.bias[..i].iter().any(|(other, _)| other == token) {
-            return invalid("logit_bias", format!("token {token} stands twice"));
+            return invalid("logit_bias", format!("token {token} occurs twice"));
         }
     }
     Ok(())

@@ -182,8 +182,8 @@ impl PrefixWarmup {
 }
 
 impl ActiveWarmup {
-    /// Opens a sequence from the longest cached prefix, if reading on is worth it and takes no used
-    /// pages.
+    /// Opens a sequence from the longest cached prefix, if prefilling the rest saves enough and
+    /// takes no used pages.
     fn start(
         prompt: PendingPrompt,
         device: &mut Device,

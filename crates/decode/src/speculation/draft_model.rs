@@ -129,7 +129,7 @@ impl DraftModelSource {
                 chances: drafted.map(|w| w.exp() * calibration).collect(),
             });
         }
-        // Other sequences' nodes cost the same whoever drafts.
+        // Other sequences' nodes cost the same with either draft.
         let others = certain
             - chances_by_sequence
                 .iter()

@@ -285,10 +285,10 @@ impl Store for MemoryStore {
         kept.map(|(kept, _)| kept.len()).max().unwrap_or(0)
     }
 
-    fn put(&mut self, tokens: &[TokenId], mut parcel: Box<dyn DetachedSnapshot>) {
+    fn put(&mut self, tokens: &[TokenId], mut snapshot: Box<dyn DetachedSnapshot>) {
         let mut bytes = Vec::new();
-        parcel.write(&mut bytes).unwrap();
-        assert_eq!(bytes.len() as u64, parcel.bytes());
+        snapshot.write(&mut bytes).unwrap();
+        assert_eq!(bytes.len() as u64, snapshot.bytes());
         self.0.lock().unwrap().push((tokens.to_vec(), bytes));
     }
 

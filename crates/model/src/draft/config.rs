@@ -5,13 +5,13 @@ use serde_json::{Map, Value};
 use super::{DraftFormat, DraftMetadata};
 use crate::ModelError;
 
-/// A `config.json`, parsed; what is not an object is refused when it is made.
+/// A parsed `config.json`, which is a JSON object.
 pub(super) struct Config {
     pub(super) file: String,
-    /// The bytes, for the draft's identity.
+    /// Its bytes, for the draft's hash.
     pub(super) text: Vec<u8>,
     root: Map<String, Value>,
-    /// `dflash_config`, empty where there is none.
+    /// `dflash_config`; empty if missing.
     nested: Map<String, Value>,
 }
 
@@ -39,7 +39,7 @@ impl Config {
         })
     }
 
-    /// A value of the nested object, else of the root; null counts as absent.
+    /// A value of the nested object, or else of the root; null counts as missing.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         let nested = self.nested.get(key).filter(|value| !value.is_null());
         nested.or_else(|| self.root.get(key).filter(|value| !value.is_null()))
@@ -82,7 +82,7 @@ impl Config {
         }
     }
 
-    /// A positive number at the root or inside `rope_parameters`.
+    /// A positive number at the root or in `rope_parameters`.
     fn theta(&self) -> Result<f64, ModelError> {
         const KEY: &str = "rope_theta";
         let inside = self
@@ -129,8 +129,8 @@ impl Config {
         }
     }
 
-    /// Which layers slide, and how far. `use_sliding_window` is not believed: it is false in
-    /// published files whose layers do slide.
+    /// The sliding layers and their window. `use_sliding_window` is ignored, because it is false in
+    /// published files with sliding layers.
     fn windows(&self, layers: usize) -> Result<(Vec<bool>, Option<usize>), ModelError> {
         const KEY: &str = "layer_types";
         let own = self.optional("swa_window_size")?;
@@ -192,7 +192,7 @@ pub(super) fn read(config: &Config) -> Result<DraftMetadata, ModelError> {
             .ok_or_else(|| config.refuse("rms_norm_eps", "missing or not a positive number"))?,
         sliding,
         window,
-        // The file's own word at the root wins over the nested one, and both over the rule.
+        // The root's value overrides the nested one; both override the default rule.
         causal: match config.flag("is_causal")? {
             Some(flag) => Some(flag),
             None => config.flag("causal")?,

@@ -3,13 +3,16 @@
 //! | | A `qwen35-dflash-draft` | B `dflash-draft` | C `dflash` |
 //! |---|---|---|---|
 //! | block size | `A.dflash.block_size` | `B.dflash.block_size` | `dflash.block_size` |
-//! | captured layers | `A.dflash.target_layer_ids`, may be missing | `B.dflash.target_layer_ids` | `dflash.target_layers`, **each plus one** |
+//! | captured layers | `A.dflash.target_layer_ids` | `B.dflash.target_layer_ids` | see below |
 //! | mask | `A.dflash.mask_token_id` | `B.dflash.mask_token_id` | `tokenizer.ggml.mask_token_id` |
 //! | window | none | `B.attention.sliding_window`, `_pattern` | the same under `dflash` |
-//! | causal in the block | layers that slide | layers that slide | `dflash.attention.causal`, else layers that slide |
+//! | causal in the block | sliding layers | sliding layers | `dflash.attention.causal` |
+//!
+//! Captured layers: A may lack the key; C stores `dflash.target_layers`, **each plus one**.
+//! Without `dflash.attention.causal`, the sliding layers of C are causal in the block.
 //!
 //! `A.dflash.n_target_layers` is the number of captured layers in some files and of target layers
-//! in others, so it is not read: the width of `fc` tells the number of captured layers.
+//! in others, so it is not read: the width of `fc` gives the number of captured layers.
 
 use gguf::GgufFile;
 
@@ -17,7 +20,7 @@ use super::{DraftFormat, DraftMetadata};
 use crate::ModelError;
 use crate::reader::{Reader, key_error, missing};
 
-/// The most layers that are accepted; published drafts have 1 to 8.
+/// Maximum number of layers; published drafts have 1 to 8.
 const MAX_LAYERS: usize = 64;
 
 pub(super) fn read(file: &GgufFile) -> Result<DraftMetadata, ModelError> {
@@ -97,7 +100,7 @@ fn capture_layers(
     let key = format!("{}.{suffix}", reader.architecture);
     let found = file.meta().integers(&key).map_err(|e| key_error(file, e))?;
     let Some(found) = found else { return Ok(None) };
-    // Dialect C names the entry of the list of hidden states, which begins with the embedding's.
+    // Format C numbers the hidden states from the embedding's, which is one more.
     let shift = u64::from(format == DraftFormat::GgufC);
     let layer = |id: u64| {
         let layer = id
@@ -119,8 +122,7 @@ fn sliding(
 ) -> Result<Vec<bool>, ModelError> {
     const PATTERN: &str = "attention.sliding_window_pattern";
     let Some(pattern) = reader.flags(PATTERN)? else {
-        // A window without a pattern: all layers but the last, as in the published drafts that
-        // slide.
+        // A window without a pattern: all layers but the last slide, as in published drafts.
         return Ok((0..layers)
             .map(|i| window.is_some() && i + 1 < layers)
             .collect());

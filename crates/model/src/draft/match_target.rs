@@ -1,4 +1,4 @@
-//! Holds a draft against its target and says how to run it.
+//! Checks a draft against its target and builds its spec.
 
 use contract::{
     AttentionSpec, BlockMask, DraftLayer, DraftSpec, FeedForward, ModelSpec, OutputGate, RopeSpec,
@@ -37,7 +37,7 @@ pub(super) fn fit(
     if let Some(vocab) = facts.vocab.filter(|vocab| *vocab != target.vocab) {
         let own = target.vocab;
         return Err(misfit(format!(
-            "the draft speaks {vocab} tokens, the target {own}"
+            "the draft has a vocabulary of {vocab} tokens, the target {own}"
         )));
     }
     if let Some(layers) = facts.target_layers.filter(|n| *n != target.layers.len()) {
@@ -106,12 +106,12 @@ pub(super) fn fit(
         fc,
     };
     directory.leftovers(target.vocab, hidden)?;
-    // Two readings of one file, with and without a window, are two drafts.
+    // One file with two different windows is two drafts.
     spec.hash = combined(draft.hash, format!("{spec:?}").as_bytes());
     Ok(spec)
 }
 
-/// The list of the file, or the rule that its makers follow where they write none.
+/// The file's list, or the makers' default rule if it has none.
 fn capture_layers(
     facts: &DraftMetadata,
     n_captured: usize,
@@ -126,7 +126,7 @@ fn capture_layers(
             Some(_) => (capture_layers.len(), "names"),
             None => (
                 capture_layers.len(),
-                "names none, by the usual rule it reads",
+                "names none, so the default rule gives",
             ),
         };
         return Err(format!(
@@ -140,7 +140,7 @@ fn capture_layers(
     }
     if !capture_layers.is_sorted_by(|a, b| a < b) {
         return Err(format!(
-            "the target layers it reads do not rise: {capture_layers:?}"
+            "the target layers it reads are not ascending: {capture_layers:?}"
         ));
     }
     Ok(capture_layers)
@@ -157,8 +157,8 @@ fn default_capture_layers(n_captured: usize, n_layers: usize) -> Vec<usize> {
         .collect()
 }
 
-/// The base of the frequencies. Converters to dialect A write a default of theirs where the
-/// publisher's file has the base in a nested place; the truth is the target's.
+/// The rope base. Converters to format A write their own default if the publisher's file nests the
+/// value; the target's value is correct.
 fn theta(facts: &DraftMetadata, target: &ModelSpec) -> f64 {
     let own = target.attention_layers().next().map(|a| a.rope.theta);
     match own {
@@ -174,7 +174,7 @@ fn theta(facts: &DraftMetadata, target: &ModelSpec) -> f64 {
     }
 }
 
-/// Which layers slide, and how far.
+/// The sliding layers and their window.
 fn windows(facts: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, usize), String> {
     let (sliding, window) = match options.window {
         Some(window) => {
@@ -184,7 +184,7 @@ fn windows(facts: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, u
         None => (facts.sliding.clone(), facts.window),
     };
     let window = window.unwrap_or(DraftSpec::FULL_WINDOW);
-    // A wider window is cut, as that of full layers is.
+    // A wider window is cut to that of full layers.
     let window = window.min(DraftSpec::FULL_WINDOW);
     if window < facts.block {
         let block = facts.block;
@@ -195,7 +195,7 @@ fn windows(facts: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, u
     Ok((sliding, window))
 }
 
-/// One layer of the file.
+/// The tensors of one layer.
 struct LayerTensors<'a> {
     directory: &'a DraftTensors,
     facts: &'a DraftMetadata,
@@ -221,8 +221,8 @@ impl LayerTensors<'_> {
         self.directory.vector(self.get(tensor)?, len)
     }
 
-    /// Refuses a weight whose rows are not whole heads, or not as many as the file says. Gives
-    /// their number.
+    /// Number of heads of a weight. Refuses rows that are not whole heads or contradict the
+    /// metadata.
     fn heads(
         &self,
         weight: &WeightRef,
@@ -241,7 +241,7 @@ impl LayerTensors<'_> {
 
     fn attention(&self, rope: RopeSpec) -> Result<AttentionSpec, ModelError> {
         let facts = self.facts;
-        // The norm of a head is exactly one head long.
+        // The norm of a head has the length of a head.
         let head_dim = self.get(LayerTensor::QNorm)?.cols;
         check_head_dim(head_dim)
             .and_then(|()| match facts.head_dim {

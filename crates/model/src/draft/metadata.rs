@@ -1,4 +1,4 @@
-//! What a draft's file says of it beside its tensors, in any file format.
+//! A draft's metadata in any file format.
 
 /// File format of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,7 +14,7 @@ pub enum DraftFormat {
 }
 
 impl DraftFormat {
-    /// The name shown to people.
+    /// Display name.
     pub fn name(self) -> &'static str {
         match self {
             DraftFormat::GgufA => "qwen35-dflash-draft (GGUF)",
@@ -25,7 +25,7 @@ impl DraftFormat {
     }
 }
 
-/// What a file says. Sizes that its tensors show are kept only to be held against them.
+/// A draft's metadata. Sizes that its tensors show are kept only for checks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftMetadata {
     /// The file format.
@@ -34,21 +34,21 @@ pub struct DraftMetadata {
     pub layers: usize,
     /// Rows of one pass, the root included.
     pub block: usize,
-    /// The token that stands for those to be found.
+    /// The mask token, which marks the positions to predict.
     pub mask: u32,
-    /// Target layers read, counted from 0; `None` where the file does not say.
+    /// Target layers read, counted from 0; `None` if the file has no list.
     pub capture_layers: Option<Vec<usize>>,
     /// Base of the rotary frequencies.
     pub theta: f64,
-    /// How many values of a head are rotated; `None` for all.
+    /// Number of rotated values per head; `None` for all.
     pub rope_dims: Option<usize>,
     /// Epsilon of the norms.
     pub norm_eps: f64,
-    /// For each layer, whether it slides.
+    /// Whether each layer has a sliding window.
     pub sliding: Vec<bool>,
-    /// The window of the layers that slide.
+    /// The window of the sliding layers.
     pub window: Option<usize>,
-    /// Whether rows see only earlier rows of their block; `None` for: in layers that slide.
+    /// Whether rows see only earlier rows of their block; `None` means in sliding layers only.
     pub causal: Option<bool>,
     /// Length of the target's logits row.
     pub vocab: Option<usize>,

@@ -1,12 +1,11 @@
-//! From a draft's file to a [`contract::DraftSpec`] that fits its target.
+//! Reads a draft's file and makes a [`contract::DraftSpec`] for its target.
 //!
-//! Drafts come in two containers and four file formats: the publisher's safetensors with a
-//! `config.json` beside them, and three dialects of GGUF. What the four say is brought into one
-//! form, [`DraftMetadata`]; shapes of tensors are believed before keys are; what does not fit the
-//! target is refused by name.
+//! Drafts have four file formats: the publisher's safetensors with a `config.json`, and three kinds
+//! of GGUF metadata. All become one [`DraftMetadata`]. Tensor shapes take precedence over keys. A
+//! mismatch with the target is refused by name.
 //!
-//! Reading order: [`dialect`] and [`config`] (what the file formats are), `facts` (the one form),
-//! `fit` (the checks).
+//! Reading order: [`gguf_metadata`] and [`config`] (the file formats), [`metadata`] (the common
+//! form), [`match_target`] (the checks).
 
 mod config;
 mod gguf_metadata;
@@ -30,44 +29,44 @@ use tensors::DraftTensors;
 
 pub use metadata::{DraftFormat, DraftMetadata};
 
-/// What a user may say about a draft beyond what its file says.
+/// A user's options for a draft, besides its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DraftOptions {
-    /// The sliding window of all layers but the last, for files whose converter dropped it.
+    /// The sliding window of all layers but the last, for files without one.
     pub window: Option<usize>,
 }
 
-/// A draft's file, read but not yet held against a target.
+/// A draft's file that is read but not yet checked against a target.
 pub struct DraftFile {
-    /// What the file says of the draft.
+    /// The draft's metadata.
     pub facts: DraftMetadata,
     /// The draft's own name, or the file's stem.
     pub name: String,
-    /// The path as given, or the name given to bytes in memory.
+    /// The path, or the name of bytes in memory.
     pub file: String,
-    /// Bytes of the tensors, all together.
+    /// Bytes of all tensors.
     pub bytes: u64,
     hash: ModelHash,
     directory: DraftTensors,
     weights: Arc<dyn WeightSource>,
 }
 
-/// A draft that fits its target. Its weights stay in the file and are read in place.
+/// A draft that matches its target. Its weights stay in the file and are read in place.
 #[derive(Clone)]
 pub struct LoadedDraft {
-    /// What a device needs to run it beside the target.
+    /// The spec for a device.
     pub spec: Arc<DraftSpec>,
-    /// Where the weights are; keeps the map of the file alive.
+    /// Source of the weights; keeps the file's map alive.
     pub weights: Arc<dyn WeightSource>,
-    /// What the file said.
+    /// The file's metadata.
     pub facts: DraftMetadata,
 }
 
-/// Loads the draft of `target`: a GGUF file, a `.safetensors` file with its `config.json` beside
-/// it, or the folder of the two.
+/// Loads the draft of `target`: a GGUF file, a `.safetensors` file beside its `config.json`, or the
+/// folder of both.
 ///
 /// # Errors
-/// [`ModelError`], naming the file and what in it is at fault or does not fit.
+/// [`ModelError`] with the file and the invalid or mismatched part.
 pub fn load_draft(
     path: &Path,
     target: &ModelSpec,
@@ -76,7 +75,7 @@ pub fn load_draft(
     DraftFile::open(path)?.fit(target, options)
 }
 
-/// Loads a draft that is in memory, in a GGUF container, such as the one in the executable.
+/// Loads a draft from a GGUF container in memory, such as the bundled one.
 ///
 /// # Errors
 /// As [`load_draft`].
@@ -90,10 +89,10 @@ pub fn load_draft_bytes(
 }
 
 impl DraftFile {
-    /// Opens a draft's file and reads what it says.
+    /// Opens a draft's file and reads its metadata.
     ///
     /// # Errors
-    /// As [`load_draft`], but for what takes a target to see.
+    /// As [`load_draft`], except for mismatches with a target.
     pub fn open(path: &Path) -> Result<DraftFile, ModelError> {
         let stem = path
             .file_stem()
@@ -145,11 +144,11 @@ impl DraftFile {
         })
     }
 
-    /// Checks the draft against its target and says how to run it.
+    /// Checks the draft against its target and builds its spec.
     ///
     /// # Errors
-    /// [`ModelError::Misfit`] where the two do not belong together; others where the file is at
-    /// fault.
+    /// [`ModelError::Misfit`] if the two do not belong together; other variants if the file is
+    /// invalid.
     pub fn fit(
         &self,
         target: &ModelSpec,

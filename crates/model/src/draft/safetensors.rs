@@ -18,14 +18,14 @@ use super::config::Config;
 use super::tensors::DraftTensors;
 use crate::ModelError;
 
-/// The longest accepted header.
+/// Maximum bytes of a header.
 const MAX_HEADER: usize = 64 << 20;
-/// The longest `config.json` or index accepted, in bytes.
+/// Maximum bytes of a `config.json` or an index.
 const MAX_JSON: u64 = 16 << 20;
-/// Bytes of each end of a tensor that go into the draft's identity.
+/// Bytes of each end of a tensor that are hashed.
 const SAMPLE: usize = 4096;
 
-/// One or several files, seen as one list of tensors.
+/// One or several files with one list of tensors.
 pub(super) struct Safetensors {
     /// The path as given.
     name: String,
@@ -34,9 +34,9 @@ pub(super) struct Safetensors {
     tensors: BTreeMap<Arc<str>, TensorRange>,
 }
 
-/// Where a tensor is and what it is stored as.
+/// Position and storage type of a tensor.
 struct TensorRange {
-    /// The weight, or the name of a type that cannot be read.
+    /// The weight, or the name of an unsupported type.
     weight: Result<WeightRef, String>,
     part: usize,
     begin: usize,
@@ -78,7 +78,7 @@ impl Safetensors {
         directory
     }
 
-    /// Name, type, shape and both ends of every tensor: what the draft's identity is made from.
+    /// Name, type, shape and both ends of every tensor, for the draft's hash.
     pub(super) fn samples(&self) -> impl Iterator<Item = (String, &[u8], &[u8])> {
         self.tensors.iter().map(|(name, place)| {
             let data = &self.parts[place.part][place.begin..place.end];
@@ -101,7 +101,7 @@ impl Safetensors {
             .map(|length| u64::from_le_bytes(*length))
             .and_then(|length| usize::try_from(length).ok())
             .filter(|length| *length <= MAX_HEADER && *length <= bytes.len() - 8)
-            .ok_or_else(|| refuse("this is no safetensors file, or it is cut off".to_owned()))?;
+            .ok_or_else(|| refuse("not a safetensors file, or a truncated one".to_owned()))?;
         let (header, data) = bytes[8..].split_at(length);
         let header: Map<String, Value> =
             serde_json::from_slice(header).map_err(|e| refuse(e.to_string()))?;
@@ -128,7 +128,7 @@ impl Safetensors {
                 .is_some()
             {
                 return Err(refuse(format!(
-                    "tensor {} stands twice",
+                    "tensor {} occurs twice",
                     name.escape_debug()
                 )));
             }
@@ -197,7 +197,7 @@ fn place(name: &str, entry: &Value, available: usize, part: usize) -> Result<Ten
     })
 }
 
-/// The files to read, in name order.
+/// The paths of all files, in name order.
 fn part_paths(path: &Path, folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -218,7 +218,7 @@ fn part_paths(path: &Path, folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let files = map.ok_or_else(|| refuse("missing"))?.values();
     let mut names = Vec::new();
     for file in files {
-        // A name that leaves the folder has no business in an index.
+        // An index may only name files of its own folder.
         let name = file.as_str().filter(|name| !name.contains(['/', '\\']));
         names.push(name.ok_or_else(|| refuse("an entry is no file name"))?);
     }

@@ -1,4 +1,4 @@
-//! The tensors of a draft's file by the roles they play, under whatever name.
+//! The tensors of a draft's file by role, under any of their names.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -34,8 +34,7 @@ pub(super) enum LayerTensor {
     Down,
 }
 
-/// Names that hold a tensor of the target that drafts borrow; a copy of it in the draft's file says
-/// nothing new.
+/// Names of tensors that drafts share with the target. Copies in the draft's file are ignored.
 const BORROWED: [&str; 6] = [
     "token_embd.weight",
     "output.weight",
@@ -45,10 +44,10 @@ const BORROWED: [&str; 6] = [
     "model.lm_head.weight",
 ];
 
-/// Every tensor of a file, and which of them have been requested.
+/// All tensors of a file, and the requested ones among them.
 pub(super) struct DraftTensors {
     pub(super) file: String,
-    /// Name to weight, or to the name of a type that cannot be read.
+    /// Name to weight, or to the name of an unsupported type.
     tensors: BTreeMap<Arc<str>, Result<WeightRef, String>>,
     used: RefCell<HashSet<Arc<str>>>,
 }
@@ -104,7 +103,7 @@ impl DraftTensors {
         self.first(&inner_names(format, layer, tensor))
     }
 
-    /// The tensor under the first of these names that is there.
+    /// The tensor under the first existing name.
     fn first(&self, names: &[String]) -> Result<WeightRef, ModelError> {
         let found = names
             .iter()
@@ -134,7 +133,7 @@ impl DraftTensors {
         }
     }
 
-    /// Refuses a weight that is not of this shape.
+    /// Refuses a weight of another shape.
     pub(super) fn shaped(
         &self,
         weight: WeightRef,
@@ -150,7 +149,7 @@ impl DraftTensors {
         Err(self.refuse(&weight.name, detail))
     }
 
-    /// Refuses a vector that is not of this length, or is quantized.
+    /// Refuses a vector of another length or a quantized one.
     pub(super) fn vector(&self, weight: WeightRef, len: usize) -> Result<WeightRef, ModelError> {
         let weight = self.shaped(weight, (1, len))?;
         match weight.ty {
@@ -165,8 +164,8 @@ impl DraftTensors {
         }
     }
 
-    /// Refuses tensors that were not requested, unless they are copies of what is borrowed from the
-    /// target, `[vocab, hidden]`.
+    /// Refuses tensors that were not requested, except copies of the target's shared tensors,
+    /// `[vocab, hidden]`.
     pub(super) fn leftovers(&self, vocab: usize, hidden: usize) -> Result<(), ModelError> {
         let used = self.used.borrow();
         for (name, weight) in &self.tensors {

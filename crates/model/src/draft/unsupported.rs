@@ -1,5 +1,4 @@
-//! Drafts of related kinds that are known and cannot be run yet: named, so that nothing has to
-//! guess.
+//! Known kinds of drafts that are not supported, refused by name.
 
 use gguf::GgufFile;
 
@@ -7,14 +6,14 @@ use super::config::Config;
 use super::tensors::DraftTensors;
 use crate::ModelError;
 
-/// A kind of draft, how to tell it, and its name.
+/// An unsupported kind of draft and how to recognise it.
 struct UnsupportedDraft {
     name: &'static str,
-    /// Parts of tensor names that no other kind has.
+    /// Parts of tensor names that only this kind has.
     tensors: &'static [&'static str],
-    /// Ends of keys that no other kind has.
+    /// Ends of keys that only this kind has.
     keys: &'static [&'static str],
-    /// Names it goes by, in lower case without separators.
+    /// Names of the kind, in lower case without separators.
     titles: &'static [&'static str],
 }
 
@@ -51,7 +50,7 @@ pub(super) fn refuse_gguf(file: &GgufFile, directory: &DraftTensors) -> Result<(
         Some(gguf::Value::String(text)) => text.shown().into_owned(),
         _ => String::new(),
     };
-    // Models have tensors and keys of these names too.
+    // Models that are not drafts have such tensors and keys too.
     if !["dflash", "dspark", "draft"]
         .iter()
         .any(|part| architecture.contains(part))
@@ -68,12 +67,12 @@ pub(super) fn refuse_gguf(file: &GgufFile, directory: &DraftTensors) -> Result<(
 }
 
 pub(super) fn refuse_config(config: &Config, directory: &DraftTensors) -> Result<(), ModelError> {
-    let told = |key: &&str| {
+    let is_set = |key: &&str| {
         let value = config.get(key);
         value.is_some_and(|value| *value != false)
     };
     let keys = KINDS.iter().flat_map(|kind| kind.keys.iter().copied());
-    let keys: Vec<&str> = keys.filter(told).collect();
+    let keys: Vec<&str> = keys.filter(is_set).collect();
     let title = |key| config.get(key).map(ToString::to_string).unwrap_or_default();
     let titles = format!("{} {}", title("architectures"), title("model_type"));
     refuse(directory, &keys, &titles)

@@ -1,4 +1,4 @@
-//! One small module per family: from keys and tensors to the layers of a spec.
+//! One module per family, from keys and tensors to the layers of a spec.
 
 mod qwen3;
 mod qwen35;
@@ -9,7 +9,7 @@ use crate::ModelError;
 use crate::names::{FFN_DOWN, FFN_GATE, FFN_UP};
 use crate::reader::{BlockReader, Reader};
 
-/// What a family's module reads of a file.
+/// The part of a model that a family's module reads.
 pub(crate) struct Trunk {
     pub(crate) hidden: usize,
     pub(crate) trained_context: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Trunk {
     pub(crate) layers: Vec<LayerSpec>,
 }
 
-/// Reads the trunk by the family that the file names.
+/// Reads the trunk as the family that the file names.
 pub(crate) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let instead = match reader.architecture {
         "qwen35" => return qwen35::read(reader),
@@ -33,14 +33,14 @@ pub(crate) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     Err(reader.unsupported(what, instead))
 }
 
-/// The longest context that is accepted; real models are far below.
+/// Maximum context; real models are far below.
 const MAX_CONTEXT: usize = 1 << 30;
-/// Heads are whole blocks of the formats that cached rows are stored in.
+/// Heads are whole blocks of the KV cache types.
 const HEAD_STEP: usize = 32;
-/// The widest head that is accepted; real models have 256.
+/// Maximum head dimension; real models have 256.
 const MAX_HEAD: usize = 1024;
 
-/// The keys that every family has, and how many of the file's blocks are the trunk.
+/// The keys of every family, and the number of trunk blocks.
 struct Common {
     hidden: usize,
     trained_context: usize,
@@ -151,7 +151,7 @@ fn rope(reader: &Reader<'_>, dims: usize, head_dim: usize) -> Result<RopeSpec, M
     })
 }
 
-/// `rows` that are a product, or the key at fault.
+/// A product of factors as a row count; refuses an overflow with the key.
 fn product(reader: &Reader<'_>, factors: &[usize], key: &str) -> Result<usize, ModelError> {
     factors
         .iter()
@@ -171,7 +171,7 @@ fn dense_ffn(
     })
 }
 
-/// Refuses a head size that is not whole blocks, or is beyond any model.
+/// Refuses a head dimension that is not whole blocks or exceeds any real model.
 pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     if head_dim == 0 || !head_dim.is_multiple_of(HEAD_STEP) || head_dim > MAX_HEAD {
         return Err(format!(
@@ -181,12 +181,12 @@ pub(crate) fn check_head_dim(head_dim: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// The factor on `q · k`: one over the root of the head size.
+/// The scale of `q · k`: one over the square root of the head dimension.
 pub(crate) fn attention_scale(head_dim: usize) -> f32 {
     (1.0 / (head_dim as f64).sqrt()) as f32
 }
 
-/// The head norms that all our families have.
+/// The head norms of every supported family.
 fn head_norms(
     block: &BlockReader<'_>,
     head_dim: usize,

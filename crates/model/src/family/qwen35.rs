@@ -1,4 +1,4 @@
-//! Qwen3.5 and Qwen3.6 dense: gated-delta layers with a gated full-attention layer now and then.
+//! Qwen3.5 and Qwen3.6 dense: gated-delta layers, with gated full attention at intervals.
 
 use contract::{AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, OutputGate};
 
@@ -10,11 +10,11 @@ use crate::names::{
 };
 use crate::reader::{BlockReader, Reader};
 
-/// The norm before the feed-forward, whatever its name suggests.
+/// The norm before the feed-forward, despite its name.
 const FFN_NORM: &str = "post_attention_norm.weight";
-/// Every how many layers attends, where the file does not say.
+/// Interval of the attention layers, if the file has none.
 const DEFAULT_INTERVAL: usize = 4;
-/// The longest convolution that is accepted; real models have 4 taps.
+/// Maximum convolution taps; real models have 4.
 const MAX_TAPS: usize = 16;
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
@@ -42,7 +42,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     Ok(common.trunk(layers))
 }
 
-/// For each block of the trunk, whether it is a gated-delta one: as the file lists them, else by
+/// Whether each trunk block is a gated-delta block: from the file's list, or else from the
 /// interval.
 fn recurrent_blocks(reader: &Reader<'_>, common: &Common) -> Result<Vec<bool>, ModelError> {
     const LIST: &str = "attention.recurrent_layers";

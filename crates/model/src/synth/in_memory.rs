@@ -1,9 +1,8 @@
-//! Models of exact shapes that are in no file: their weights are drawn when a device asks for them.
+//! Synthetic models in memory, with weights that are generated on first use.
 //!
-//! Matrices of one type and width share one long run of random blocks, each beginning elsewhere in
-//! it, so a model of 16 GB takes about 2 GB of host memory and seconds to make. A device that
-//! copies weights, as a card does, then holds as many distinct bytes as if they had come from a
-//! file.
+//! Matrices of one type and width share one long run of random blocks, each with another start. A
+//! model of 16 GB therefore takes about 2 GB of host memory and seconds to make. A device that
+//! copies weights, such as a GPU, holds as many distinct bytes as from a file.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -20,20 +19,19 @@ use super::{SynthSpec, draw};
 use crate::load::{LoadedModel, load_bytes};
 use crate::{ModelError, load};
 
-/// Bytes that a shared run is longer than its largest matrix, so that matrices begin at different
-/// places.
+/// Extra bytes of a shared run beyond its largest matrix, so that matrices have different starts.
 const SLACK_BYTES: usize = 4 << 20;
 
-/// Random weights by name, drawn when first asked for.
+/// Random weights by name, generated on first use.
 struct SynthWeights {
     seed: u64,
-    /// Vectors and convolution taps, which have distributions of their own.
+    /// Vectors and convolution taps, which have their own distributions.
     small: HashMap<Arc<str>, Vec<u8>>,
-    /// By type and width.
+    /// Runs by type and width.
     runs: HashMap<(QuantType, usize), Run>,
 }
 
-/// Bytes of the largest matrix that shares a run, and the run.
+/// Bytes of the largest matrix of a run, and the run.
 type Run = (usize, OnceLock<Vec<u8>>);
 
 impl SynthWeights {
@@ -57,7 +55,7 @@ impl SynthWeights {
         drawn
     }
 
-    /// The shared run of a type and width, drawn now if it is wanted for the first time.
+    /// The shared run of a type and width, generated on first use.
     fn run(&self, ty: QuantType, cols: usize) -> Option<(&[u8], usize)> {
         let (largest, run) = self.runs.get(&(ty, cols))?;
         let block = ty.block_bytes();
@@ -89,17 +87,17 @@ impl WeightSource for SynthWeights {
     }
 }
 
-/// A draft of exact shapes with drawn weights.
+/// A synthetic draft of exact shapes.
 #[derive(Clone)]
 pub struct SynthDraft {
-    /// What it is.
+    /// The draft's spec.
     pub spec: Arc<DraftSpec>,
-    /// Where its weights are.
+    /// Source of its weights.
     pub weights: Arc<dyn WeightSource>,
 }
 
 impl SynthSpec {
-    /// The model as if it had been written and loaded, with weights that are in no file.
+    /// The model as if it had been written and loaded, but without a file.
     ///
     /// # Errors
     /// Those of loading the file that [`write`](SynthSpec::write) would write.
@@ -107,8 +105,7 @@ impl SynthSpec {
         let (writer, tensors) = self.plan()?;
         let data = writer.data_bytes();
         let mut head = Vec::new();
-        // The body is left unwritten: the map below has zeros there, which nothing reads but the
-        // hash.
+        // The body is not written: the map has zeros there, and only the hash reads them.
         drop(writer.start(&mut head)?);
         let whole = head.len() as u64 + data;
         let bytes = FileBytes::zeros_after(&head, usize::try_from(whole).unwrap_or(usize::MAX))?;

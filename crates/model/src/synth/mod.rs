@@ -1,5 +1,4 @@
-//! Files of a real model's exact shapes with random weights: for tests, benches, and trying things
-//! out.
+//! Synthetic models: the exact shapes of real models with random weights, for tests and benchmarks.
 
 mod in_memory;
 mod random_blocks;
@@ -21,41 +20,40 @@ use vocabulary::Vocabulary;
 
 pub use in_memory::{SynthDraft, draft_for};
 
-/// The chat template of the bundled model, which behaves as the family's own do.
+/// The bundled model's chat template, which behaves like the family's own.
 const TEMPLATE: &str = include_str!("../../../../models/ember/chat_template.jinja");
-/// Bytes of a tensor that are drawn and written at once.
+/// Bytes of a tensor that are generated and written at once.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// What to write: a shape, the weight types, and the seed of the random weights.
+/// A synthetic model: a shape, the weight types and the seed of the random weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SynthSpec {
     shape: SynthShape,
-    types: Types,
+    types: WeightTypes,
     /// Another seed gives other weights.
     pub seed: u64,
 }
 
-/// How matrices get their weight types.
+/// Choice of the weight types.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Types {
-    /// As the recipe says.
+enum WeightTypes {
+    /// The recipe's types.
     Recipe(Recipe),
-    /// As published files of the recipe have it, which spend more on the delta layers; see
+    /// The types of published files of the recipe, with more bits in the delta layers; see
     /// [`published`].
     Published(Recipe),
-    /// All of one type.
+    /// One type for all.
     Only(QuantType),
-    /// Each matrix the next type of [`QuantType::ALL`], so that a small file has them all.
+    /// Each matrix has the next type of [`QuantType::ALL`], so that a small file has all types.
     Mixed,
 }
 
 impl SynthSpec {
-    /// Reads `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or
-    /// `tiny-dense:mixed`. `q4_k_m-published` is the mix of published files, which speed is
-    /// measured on.
+    /// Parses `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or
+    /// `tiny-dense:mixed`. `q4_k_m-published` is the mix of published files, which benchmarks use.
     ///
     /// # Errors
-    /// [`ModelError::Unknown`] with the names there are.
+    /// [`ModelError::Unknown`] with the known names.
     pub fn parse(text: &str) -> Result<SynthSpec, ModelError> {
         let (name, types) = text.split_once(':').unwrap_or((text, "q4_k_m"));
         let shape = PRESETS
@@ -72,10 +70,10 @@ impl SynthSpec {
         };
         let published = types.strip_suffix("-published").and_then(Recipe::parse);
         let types = match Recipe::parse(types) {
-            Some(recipe) => Types::Recipe(recipe),
-            None if let Some(recipe) = published => Types::Published(recipe),
-            None if types == "mixed" => Types::Mixed,
-            None => Types::Only(only(types).ok_or_else(|| {
+            Some(recipe) => WeightTypes::Recipe(recipe),
+            None if let Some(recipe) = published => WeightTypes::Published(recipe),
+            None if types == "mixed" => WeightTypes::Mixed,
+            None => WeightTypes::Only(only(types).ok_or_else(|| {
                 let recipes = Recipe::ALL.iter().map(|recipe| recipe.name().to_owned());
                 let all = QuantType::ALL.iter().map(|ty| ty.name().to_lowercase());
                 let mut known: Vec<String> =
@@ -146,7 +144,7 @@ impl SynthSpec {
         self.write(Vec::new(), &mut |_| {})
     }
 
-    /// The metadata and the directory, and what each tensor is to hold.
+    /// The metadata, the directory and the content of each tensor.
     fn plan(&self) -> Result<(GgufWriter, Vec<(Planned, QuantType)>), ModelError> {
         let shape = &self.shape;
         let mut writer = GgufWriter::new();
@@ -160,11 +158,13 @@ impl SynthSpec {
         for tensor in shape.tensors() {
             let stays = recipe::choose(Recipe::Q8_0, file, &tensor.name, &tensor.dims);
             let ty = match self.types {
-                Types::Recipe(recipe) => recipe::choose(recipe, file, &tensor.name, &tensor.dims),
-                Types::Published(recipe) => published(recipe, file, &tensor),
+                WeightTypes::Recipe(recipe) => {
+                    recipe::choose(recipe, file, &tensor.name, &tensor.dims)
+                }
+                WeightTypes::Published(recipe) => published(recipe, file, &tensor),
                 _ if stays == QuantType::F32 => QuantType::F32,
-                Types::Only(ty) => ty,
-                Types::Mixed => {
+                WeightTypes::Only(ty) => ty,
+                WeightTypes::Mixed => {
                     turn += 1;
                     QuantType::ALL[turn % QuantType::ALL.len()]
                 }
@@ -176,8 +176,8 @@ impl SynthSpec {
     }
 }
 
-/// The type a tensor has in published files: the inputs of the delta layers' gates stay 32-bit
-/// floats, and where the recipe is `Q4_K_M` the other matrices around the delta rule have 5 bits.
+/// The type of a tensor in published files. Inputs of the delta layers' gates stay f32. With
+/// `Q4_K_M`, the other matrices of the delta layers have 5 bits.
 fn published(recipe: Recipe, file: FileShape, tensor: &Planned) -> QuantType {
     let is = |part: &str| tensor.name.ends_with(&format!(".{part}.weight"));
     if is("ssm_alpha") || is("ssm_beta") {
@@ -197,7 +197,7 @@ fn unknown(what: &'static str, given: &str, known: String) -> ModelError {
     }
 }
 
-/// Fills a small tensor of whole blocks by its own distribution.
+/// Fills a small tensor of whole blocks from its distribution.
 fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut WeightRng) {
     let values: Vec<f32> = (0..bytes.len() / ty.block_bytes() * ty.block_values())
         .map(|_| match fill {
@@ -211,7 +211,11 @@ fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut WeightRng) {
     quant::quantize_row(ty, &values, bytes);
 }
 
-fn metadata(shape: &SynthShape, types: Types, writer: &mut GgufWriter) -> Result<(), ModelError> {
+fn metadata(
+    shape: &SynthShape,
+    types: WeightTypes,
+    writer: &mut GgufWriter,
+) -> Result<(), ModelError> {
     let architecture = match shape.kind {
         SynthKind::Hybrid { .. } => "qwen35",
         SynthKind::Dense => "qwen3",
@@ -222,7 +226,7 @@ fn metadata(shape: &SynthShape, types: Types, writer: &mut GgufWriter) -> Result
         "general.name",
         format!("{} (random weights)", shape.name).as_str().into(),
     )?;
-    if let Types::Recipe(recipe) | Types::Published(recipe) = types {
+    if let WeightTypes::Recipe(recipe) | WeightTypes::Published(recipe) = types {
         put("general.file_type", Value::U32(recipe.file_type()))?;
     }
     put("general.quantization_version", Value::U32(2))?;

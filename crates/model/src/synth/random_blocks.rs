@@ -1,16 +1,15 @@
-//! Random values and random blocks with sane scales, from a seed.
+//! Random values and random blocks with plausible scales, from a seed.
 //!
-//! Blocks of the quantized types are random bytes with their scale fields set, so that a file of
-//! many gigabytes is written about as fast as the disk takes it and every value is finite.
+//! Blocks of the quantized types are random bytes with fixed scale fields. Large files are written
+//! about as fast as the disk allows, and every value is finite.
 
 use contract::{QuantType, quant};
 
-/// Blocks of random bytes are drawn once into a pool of this many bytes and reused at random
-/// offsets.
+/// Random blocks are generated once into a pool of this size and reused at random offsets.
 const POOL_BYTES: usize = 8 << 20;
 
-/// A 64-bit generator (SplitMix64, Steele, Lea and Flood 2014): small, seedable, good enough for
-/// weights.
+/// SplitMix64 (Steele, Lea and Flood 2014), a small seedable 64-bit generator of sufficient quality
+/// for weights. `rand` does not guarantee equal streams between versions.
 pub(super) struct WeightRng(u64);
 
 impl WeightRng {
@@ -32,8 +31,7 @@ impl WeightRng {
         low + unit * (high - low)
     }
 
-    /// Standard normal, as the sum of twelve uniforms less six: tails end at six, which suits
-    /// weights.
+    /// Approximately standard normal: the sum of twelve uniforms less six, so tails end at six.
     pub(super) fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.between(0.0, 1.0)).sum::<f32>() - 6.0
     }
@@ -46,7 +44,7 @@ pub(super) struct BlockPool {
 }
 
 impl BlockPool {
-    /// Draws a pool for matrices of `cols` columns.
+    /// Generates a pool for matrices of `cols` columns.
     pub(super) fn new(ty: QuantType, cols: u64, random: &mut WeightRng) -> BlockPool {
         let std = 1.0 / (cols as f32).sqrt();
         let block_bytes = ty.block_bytes();
@@ -70,12 +68,12 @@ impl BlockPool {
         }
     }
 
-    /// Fills `out`, whole blocks, with stretches of the pool.
+    /// Fills `out`, whole blocks, with runs from the pool.
     pub(super) fn fill(&self, out: &mut [u8], random: &mut WeightRng) {
         let count = self.blocks.len() / self.block_bytes;
         let mut rest = out;
         while !rest.is_empty() {
-            // Beginning in the first half leaves long stretches; the seed still moves every row.
+            // A start in the first half leaves long runs; the seed still changes every row.
             let start = (random.bits() as usize % (count / 2).max(1)) * self.block_bytes;
             let take = rest.len().min(self.blocks.len() - start);
             let (now, later) = rest.split_at_mut(take);

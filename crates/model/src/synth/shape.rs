@@ -1,11 +1,12 @@
-//! Exact shapes of real models, and of tiny ones with the same head sizes, as lists of tensors.
+//! Exact shapes of real models, and of tiny ones with the same head dimensions, as lists of
+//! tensors.
 
-/// The sizes that decide every tensor's shape.
+/// The sizes that determine every tensor's shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SynthShape {
-    /// The name users type.
+    /// The command-line name.
     pub name: &'static str,
-    /// What mixes positions.
+    /// The kind of token mixers.
     pub kind: SynthKind,
     pub layers: u64,
     pub hidden: u64,
@@ -18,12 +19,12 @@ pub(super) struct SynthShape {
     pub tied: bool,
 }
 
-/// The two families that can be made.
+/// The families of synthetic models.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum SynthKind {
     /// Three gated-delta layers, then one of gated attention.
     Hybrid {
-        /// Key heads and value heads of the delta layers; both are 128 wide.
+        /// Key heads and value heads of the delta layers; both have dimension 128.
         k_heads: u64,
         v_heads: u64,
     },
@@ -31,7 +32,7 @@ pub(super) enum SynthKind {
     Dense,
 }
 
-/// Every fourth layer attends.
+/// Every fourth layer has attention.
 pub(super) const INTERVAL: u64 = 4;
 pub(super) const DELTA_DIM: u64 = 128;
 pub(super) const CONV_TAPS: u64 = 4;
@@ -59,14 +60,14 @@ const fn hybrid(
     }
 }
 
-/// The same head sizes with a vocabulary and a context for tests.
+/// The same head dimensions with a vocabulary and a context for tests.
 const fn tiny(mut shape: SynthShape) -> SynthShape {
     shape.vocab = 1024;
     shape.context = 8192;
     shape
 }
 
-/// What can be asked for by name.
+/// The named shapes.
 pub(super) const PRESETS: [SynthShape; 9] = [
     hybrid("qwen3.5-0.8b", (24, 1024, 3584), (8, 2), (16, 16), true),
     hybrid("qwen3.5-2b", (24, 2048, 6144), (8, 2), (16, 16), true),
@@ -109,7 +110,7 @@ pub(super) const PRESETS: [SynthShape; 9] = [
     }),
 ];
 
-/// How a tensor's values are drawn.
+/// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Fill {
     /// A matrix of zero mean and a standard deviation of `1 / sqrt(columns)`.

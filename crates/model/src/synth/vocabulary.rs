@@ -32,11 +32,12 @@ const SPECIALS: [(&str, i32); 19] = [
 /// Words whose letters are merged left to right, so that common English needs fewer tokens than
 /// letters.
 const WORDS: &str = " the of and to in is you that it he was for on are as with his they at be this have from \
-    or one had by word but not what all were we when your can said there use an each which she do how their \
-    if will up other about out many then them these so some her would make like him into time has look two \
-    more write go see number no way could people my than first water been call who oil its now find long down \
-    day did get come made may part Hello hello world user assistant system name weather city sky blue why Why \
-    answer function return value string number file error model token code";
+    or one had by word but not what all were we when your can said there use an each which she \
+    do how their if will up other about out many then them these so some her would make like \
+    him into time has look two more write go see number no way could people my than first \
+    water been call who oil its now find long down day did get come made may part Hello hello \
+    world user assistant system name weather city sky blue why Why answer function return \
+    value string number file error model token code";
 
 /// What a GGUF file stores of a vocabulary.
 pub(super) struct Vocabulary {

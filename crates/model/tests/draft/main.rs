@@ -160,7 +160,7 @@ fn block_size_mask_and_capture_layers_come_from_the_file() {
     // Without a list the layers are spread evenly, of four: 1, 1, 1 — which cannot be.
     check_refused(
         &Export::new(DraftFileFormat::A).key("{a}.dflash.target_layer_ids", None),
-        &["do not rise"],
+        &["not ascending"],
     );
 }
 
@@ -207,7 +207,7 @@ fn drafts_of_another_target_are_refused_with_both_sizes() {
         );
         check_refused(
             &export.clone().key(taps_key, ids(&[2, 1, 3])),
-            &["do not rise"],
+            &["not ascending"],
         );
         check_refused(&export.key(taps_key, ids(&[-1, 1, 2])), &["target_layer"]);
     }
