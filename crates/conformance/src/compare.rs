@@ -1,38 +1,38 @@
-//! The one comparison of numbers: absolute plus relative tolerance, the worst element and where it
-//! is.
+//! The one comparison of values: absolute plus relative tolerance, with the worst element and its
+//! index.
 
 use std::fmt;
 
 use contract::{KvFormat, LogitsRow, QuantType};
 
-/// How far a value may be from what is expected: `absolute + relative * |expected|`.
+/// Allowed difference from an expected value: `absolute + relative * |expected|`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tolerance {
     /// In the unit of the values.
     pub absolute: f32,
-    /// As a share of the expected value.
+    /// Relative to the expected value.
     pub relative: f32,
 }
 
 impl Tolerance {
-    /// Nothing may differ but the sign of a zero.
+    /// Only the sign of a zero may differ.
     pub const NONE: Tolerance = Tolerance {
         absolute: 0.0,
         relative: 0.0,
     };
 
-    /// Two evaluations of the same f32 formula in another order.
+    /// Two summation orders of one f32 formula.
     pub const REORDERED: Tolerance = Tolerance {
         absolute: 1e-4,
         relative: 1e-4,
     };
 
-    /// Logits of two correct evaluations over weights of this type, on a model whose logits spread
-    /// by 2.
+    /// Logits of two correct evaluations with weights of this type, on a model whose logits have a
+    /// spread of 2.
     ///
-    /// Block formats may round activations to eight bits, and then a last digit can move a value by
-    /// a whole step: twice the worst that the CPU's two paths, prefill and decode, were seen to
-    /// differ by.
+    /// Block formats may round activations to eight bits, so a last digit can move a value by a
+    /// whole step. The tolerance is twice the largest difference between the CPU's two paths, and
+    /// between prefill and decode.
     pub fn of_logits(ty: QuantType) -> Tolerance {
         match ty {
             QuantType::F32 => Tolerance::REORDERED,
@@ -47,8 +47,8 @@ impl Tolerance {
         }
     }
 
-    /// The same over a cache in this format, where a last digit can move a key or a value by a
-    /// whole step: of the coarsest formats twice the worst that was seen on a GPU.
+    /// The same for a KV cache of this type, where a last digit can move a key or a value by a
+    /// whole step. For the coarsest types, it is twice the largest difference seen on a GPU.
     pub fn of_cache(format: KvFormat) -> Tolerance {
         match format {
             KvFormat::F32 => Tolerance::REORDERED,
@@ -67,7 +67,7 @@ impl Tolerance {
         }
     }
 
-    /// What either of two causes allows.
+    /// The larger of two tolerances.
     pub fn or(self, other: Tolerance) -> Tolerance {
         Tolerance {
             absolute: self.absolute.max(other.absolute),
@@ -80,63 +80,63 @@ impl Tolerance {
     }
 }
 
-/// How close two rows of numbers were.
+/// Differences between two rows of values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Agreement {
     /// The largest absolute difference.
     pub worst: f32,
-    /// Where it is; 0 where nothing differs.
+    /// Its index; 0 if nothing differs.
     pub at: usize,
     /// The mean absolute difference.
     pub mean: f32,
 }
 
-/// Two rows of numbers that differ by more than they may.
+/// Two rows of values that differ by more than the tolerance.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Difference {
-    /// One is longer.
+    /// The lengths differ.
     #[error("{found} values instead of {expected}")]
     Length {
-        /// Values found.
+        /// Number of values found.
         found: usize,
-        /// Values expected.
+        /// Number of values expected.
         expected: usize,
     },
-    /// Values are too far apart.
+    /// Values exceed the tolerance.
     #[error(
         "element {at} of {total} is {found:e} instead of {expected:e}: {excess:.2} times what is allowed; \
          {wrong} elements are off"
     )]
     Values {
-        /// The element that exceeds its tolerance by most.
+        /// The element that exceeds its tolerance most.
         at: usize,
-        /// How many elements there are.
+        /// Number of elements.
         total: usize,
-        /// What was found there.
+        /// The value found there.
         found: f32,
-        /// What was expected.
+        /// The expected value.
         expected: f32,
-        /// The difference there over what is allowed.
+        /// The difference there relative to the tolerance.
         excess: f32,
-        /// How many elements are outside their tolerance.
+        /// Number of elements that exceed the tolerance.
         wrong: usize,
     },
-    /// Bits differ where none may.
+    /// Bits differ although they must be equal.
     #[error("element {at} of {total} is {found:e} instead of {expected:e}, bit for bit")]
     Bits {
         /// The first element that differs.
         at: usize,
-        /// How many elements there are.
+        /// Number of elements.
         total: usize,
-        /// What was found there.
+        /// The value found there.
         found: f32,
-        /// What was expected.
+        /// The expected value.
         expected: f32,
     },
 }
 
-/// Compares `found` with `expected` element by element. Infinities must be equal; a NaN is always
-/// wrong.
+/// Compares `found` with `expected` element by element. Infinities must be equal; a NaN always
+/// fails.
 pub fn compare(
     found: &[f32],
     expected: &[f32],
@@ -210,7 +210,7 @@ fn same_length(found: &[f32], expected: &[f32]) -> Result<(), Difference> {
     })
 }
 
-/// How closely two ways of computing one thing must agree.
+/// Required precision of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Precision {
     /// Bit for bit.
@@ -219,7 +219,7 @@ pub enum Precision {
     Within(Tolerance),
 }
 
-/// Two rows that are not the same.
+/// Two different rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowDifference {
     field: &'static str,
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn worst_element_exceeds_its_own_tolerance_most() {
-        // 1.5 off is less than 0.1 + 1% of 200; 0.3 off is three times what a zero may be.
+        // 1.5 is within 0.1 + 1% of 200; 0.3 is three times the tolerance of zero.
         let error = compare(&[201.5, 0.3, 0.25], &[200.0, 0.0, 0.0], LOOSE).unwrap_err();
         match error {
             Difference::Values {

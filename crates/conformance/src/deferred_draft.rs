@@ -1,6 +1,7 @@
-//! The property of a draft that is loaded at its first use: its memory is planned from the start,
-//! nothing is read before the first prompt, a source that fails is told and asked again, and then
-//! it drafts what any draft does.
+//! The property of a draft that is loaded at its first use.
+//!
+//! Its memory is planned from the start and no weight is read before the first prompt. A failing
+//! source is reported and tried again. The loaded draft gives the logits of one loaded at open.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -10,7 +11,7 @@ use contract::{
     WeightError, WeightRef, WeightSource,
 };
 
-/// A source that counts what is read of it, and fails on demand.
+/// A source that counts reads and fails on demand.
 struct ReadCounter {
     inner: Arc<dyn WeightSource>,
     reads: AtomicUsize,
@@ -30,7 +31,7 @@ impl WeightSource for ReadCounter {
     }
 }
 
-/// What the draft says after a prompt; opens a sequence, and closes it again.
+/// The draft's candidates after a prompt; opens a sequence and closes it.
 fn drafted(
     runner: &mut dyn Runner,
     prompt: &[TokenId],
@@ -44,10 +45,10 @@ fn drafted(
     found
 }
 
-/// Tries the property on a plan with a draft.
+/// Checks the property on a plan with a draft.
 ///
 /// # Errors
-/// What does not hold.
+/// The violation.
 pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), String> {
     let Some(draft) = &plan.draft else {
         return Err("the plan has no draft".to_owned());
@@ -67,18 +68,18 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
             ..plan.clone()
         }
     };
-    let told = |what: &'static str| move |error: DeviceError| format!("{what}: {error}");
+    let at = |what: &'static str| move |error: DeviceError| format!("{what}: {error}");
     let bytes = |plan: &OpenPlan| backend.estimate(plan).map(|memory| memory.draft_bytes);
-    let now = bytes(&of(DraftLoad::AtOpen)).map_err(told("estimate"))?;
-    let later = bytes(&of(DraftLoad::AtFirstUse)).map_err(told("estimate"))?;
+    let now = bytes(&of(DraftLoad::AtOpen)).map_err(at("estimate"))?;
+    let later = bytes(&of(DraftLoad::AtFirstUse)).map_err(at("estimate"))?;
     if now != later || now == 0 {
         return Err(format!("{later} bytes are reserved for a draft of {now}"));
     }
     let eager = backend.open(of(DraftLoad::AtOpen), &mut |_| {});
-    let expected = drafted(&mut *eager.map_err(told("open"))?, &prompt).map_err(told("draft"))?;
+    let expected = drafted(&mut *eager.map_err(at("open"))?, &prompt).map_err(at("draft"))?;
     source.reads.store(0, SeqCst);
     let lazy = backend.open(of(DraftLoad::AtFirstUse), &mut |_| {});
-    let mut lazy = lazy.map_err(told("open"))?;
+    let mut lazy = lazy.map_err(at("open"))?;
     if source.reads.load(SeqCst) != 0 {
         return Err("weights of the draft were read before its first use".to_owned());
     }
@@ -88,8 +89,8 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
         other => return Err(format!("a source that fails gave {other:?}")),
     }
     source.fails.store(false, SeqCst);
-    let found = drafted(&mut *lazy, &prompt).map_err(told("the draft after a failure"))?;
-    // A GPU may sum in another order from run to run.
+    let found = drafted(&mut *lazy, &prompt).map_err(at("the draft after a failure"))?;
+    // A GPU's summation order may differ between runs.
     let sums =
         |all: &[DraftCandidates]| all.iter().flat_map(|c| c.lse.clone()).collect::<Vec<f32>>();
     let (found, expected) = (sums(&found), sums(&expected));
@@ -99,7 +100,7 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
         return Err(format!("a draft loaded at its first use is {off} off"));
     }
     let reads = source.reads.load(SeqCst);
-    drafted(&mut *lazy, &prompt).map_err(told("the second draft"))?;
+    drafted(&mut *lazy, &prompt).map_err(at("the second draft"))?;
     if source.reads.load(SeqCst) == reads && reads >= draft.spec.weights().len() {
         Ok(())
     } else {

@@ -1,8 +1,8 @@
-//! What an independent implementation says of the tiny models under `fixtures/models`.
+//! Golden values of the tiny models under `fixtures/models`.
 //!
-//! The reference implementation computed in f32 on the same dequantized weights;
-//! `fixtures/README.md` says how. Each check takes what a device gave and says how close it came,
-//! or which value is worst.
+//! An independent implementation computed them in f32 on the same dequantized weights;
+//! `fixtures/README.md` describes it. Each check returns how close a device came, or the worst
+//! value.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use model::ModelError;
 
 use crate::compare::{Agreement, Difference, Tolerance, compare};
 
-/// One tiny model and the manifest of what is known of it.
+/// One tiny model and its manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Golden {
     /// The stem of its files.
     pub stem: String,
-    /// The tokens it was run on.
+    /// The tokens of its text.
     pub ids: Vec<TokenId>,
-    /// Positions whose logits are kept, rising.
+    /// Positions of the stored logits, ascending.
     pub logit_positions: Vec<usize>,
-    /// Positions whose residual stream is kept, rising.
+    /// Positions of the stored residual stream, ascending.
     pub hidden_positions: Vec<usize>,
-    /// How the reference implementation continues `ids` greedily.
+    /// The reference implementation's greedy continuation of `ids`.
     pub greedy_ids: Vec<TokenId>,
-    /// For each of them, how far the best logit was above the second.
+    /// Difference of the best two logits at each greedy token.
     pub greedy_margins: Vec<f32>,
     /// Layers with a delta state.
     pub recurrent_layers: Vec<usize>,
@@ -45,7 +45,7 @@ pub struct Array {
     pub values: Vec<f32>,
 }
 
-/// Which array of a model.
+/// The arrays of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GoldenArray {
     /// `[n_logit_positions, vocab]`.
@@ -69,7 +69,7 @@ impl GoldenArray {
     }
 }
 
-/// Why a check could not be made, or did not hold.
+/// An error of a check, or a failed check.
 #[derive(Debug, thiserror::Error)]
 pub enum GoldenError {
     /// A fixture could not be read.
@@ -77,15 +77,15 @@ pub enum GoldenError {
     Io {
         /// The file's name.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A fixture is not as its README says.
+    /// A fixture does not have the format of its README.
     #[error("{file}: {detail}")]
     Malformed {
         /// The file's name.
         file: String,
-        /// What was expected.
+        /// The expected content.
         detail: String,
     },
     /// The model could not be loaded.
@@ -94,17 +94,17 @@ pub enum GoldenError {
     /// The device refused a call.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The device is too far from the reference implementation.
+    /// The device differs too much from the reference implementation.
     #[error("{stem}, {what}: {difference}")]
     Differs {
         /// The model.
         stem: String,
-        /// What was compared.
+        /// The compared array.
         what: String,
-        /// How far it is.
+        /// The difference.
         difference: Difference,
     },
-    /// The device continues otherwise where the reference implementation was sure.
+    /// The device's greedy token differs although the reference implementation's margin is large.
     #[error("{stem}: step {step} gives {found} instead of {expected}, which leads by {margin}")]
     Greedy {
         /// The model.
@@ -121,7 +121,7 @@ pub enum GoldenError {
 }
 
 impl Golden {
-    /// Every model of the fixtures, by name.
+    /// Every model of the fixtures, sorted by name.
     pub fn all() -> Result<Vec<Golden>, GoldenError> {
         let folder = path("");
         let io = |source| GoldenError::Io {
@@ -171,14 +171,13 @@ impl Golden {
         })
     }
 
-    /// A plan to open the model with.
+    /// A plan of the model.
     pub fn plan(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
         let loaded = model::load(&path(&format!("{}.gguf", self.stem)))?;
         Ok(Golden::plan_of(loaded, kv, limits))
     }
 
-    /// The same with every weight as the f32 numbers that it stands for, which devices round
-    /// nothing beside.
+    /// The same with weights dequantised to f32, so that devices round no activations.
     pub fn plan_of_floats(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
         let file = format!("{}.gguf", self.stem);
         Ok(Golden::plan_of(load_as_floats(&path(&file))?, kv, limits))
@@ -202,7 +201,7 @@ impl Golden {
         npy(&bytes).map_err(|detail| GoldenError::Malformed { file, detail })
     }
 
-    /// Reads the tokens in one go and compares the logits of all kept positions.
+    /// Prefills the tokens in one call and compares the logits of all stored positions.
     pub fn check_logits(
         &self,
         runner: &mut dyn Runner,
@@ -219,7 +218,7 @@ impl Golden {
         self.check("logits", &found, &expected.values, tolerance)
     }
 
-    /// Compares the residual stream after each layer, `[n_layers][n_ids, hidden]`, at all kept
+    /// Compares the residual stream after each layer, `[n_layers][n_ids, hidden]`, at all stored
     /// positions.
     pub fn check_hidden(
         &self,
@@ -254,9 +253,9 @@ impl Golden {
         self.check(&format!("{kept:?}"), found, &expected.values, tolerance)
     }
 
-    /// Speaks the reference implementation's greedy continuation and compares the best token of
-    /// each step, where the reference implementation's margin is too large for `noise` in either
-    /// logit to turn. Gives how many steps were compared.
+    /// Decodes the reference implementation's greedy continuation and compares the best token of
+    /// each step. Steps with a margin that `noise` in either logit could invert are skipped.
+    /// Returns the number of compared steps.
     pub fn check_greedy(&self, runner: &mut dyn Runner, noise: f32) -> Result<usize, GoldenError> {
         let seq = runner.open(self.ids.len() + self.greedy_ids.len())?;
         let last = self.ids.len() - 1;
@@ -299,7 +298,7 @@ impl Golden {
     }
 }
 
-/// Speaks one token and gives the best token after it.
+/// Decodes one token and returns the best next token.
 fn speak(
     runner: &mut dyn Runner,
     seq: SeqId,
@@ -318,11 +317,10 @@ fn speak(
     Ok(rows)
 }
 
-/// Loads a model with every weight as the f32 number that it stands for, which devices round
-/// nothing beside.
+/// Loads a model with weights dequantised to f32, so that devices round no activations.
 ///
 /// # Errors
-/// What reading or loading refuses.
+/// Errors of reading or loading.
 pub fn load_as_floats(path: &Path) -> Result<model::LoadedModel, ModelError> {
     let bytes = FileBytes::shared(Arc::from(floats(path)?));
     model::load_bytes(&path.display().to_string(), bytes)
@@ -362,7 +360,7 @@ fn read(file: &str) -> Result<Vec<u8>, GoldenError> {
     })
 }
 
-/// The flat list of numbers that stands under `field` in the text of a JSON object.
+/// The flat array of numbers under `field` in the text of a JSON object.
 fn numbers(text: &str, field: &str) -> Option<Vec<f64>> {
     let (_, rest) = text.split_once(&format!("\"{field}\""))?;
     let rest = rest.trim_start().strip_prefix(':')?;

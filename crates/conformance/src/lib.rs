@@ -1,12 +1,11 @@
-//! What every device must pass, and what the algorithm is tested on. Dev only.
+//! Tests that every device must pass, and the reference runner of the algorithm. For tests only.
 //!
-//! [`fake`] is a runner whose next token is a hash of the history: the algorithm's reference.
-//! [`suite`] holds the properties every device keeps, tried on the tiny models of [`model`];
-//! [`golden`] is what an independent implementation says of a few more, and [`drafts`] what the
-//! publisher's module says with random drafts beside them; [`compare`] is the one comparison of
-//! numbers.
+//! [`fake`] is a runner whose next token is a hash of the history. [`suite`] has the properties of
+//! every device, checked on the tiny models of [`synthetic_model`]. [`golden`] compares with an
+//! independent implementation, [`drafts`] with the publisher's draft module. [`compare`] is the one
+//! comparison of values.
 //!
-//! What this crate must not know: any device. Its properties are generic over `contract::Backend`.
+//! This crate knows no device: its properties are generic over `contract::Backend`.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,8 @@
-//! The four forms in which drafts come, written as their converters write them.
+//! Writes drafts in the four file formats, with the quirks of their converters.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use contract::quant::quantize_row;
 use contract::{ModelSpec, QuantType};
@@ -13,15 +12,15 @@ use model::{DraftOptions, LoadedDraft, ModelError};
 use super::{LayerMask, RandomDraft};
 use crate::golden::GoldenError;
 
-/// How a draft is stored.
+/// File format of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftFileFormat {
-    /// GGUF `qwen35-dflash-draft`: its base of frequencies is a converter's default, and it knows
-    /// no windows.
+    /// GGUF `qwen35-dflash-draft`: its rope base is the
+    /// converter's default, and it has no windows.
     A,
     /// GGUF `dflash-draft`.
     B,
-    /// GGUF `dflash`: its target layers are counted from 1.
+    /// GGUF `dflash`: its target layers are numbered from 1.
     C,
     /// The publisher's folder: a `config.json` that denies its windows, and bf16 tensors.
     Safetensors,
@@ -45,31 +44,32 @@ impl DraftFileFormat {
     }
 }
 
-/// What a file says that can be said rightly and wrongly. A wrong one is for tests of tests.
+/// Deviations of a file from the draft; all but `ty` make it incorrect. Incorrect files test the
+/// tests.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DraftFileQuirks {
-    /// Type of its matrices, f32 unless said; not of safetensors.
+    /// Type of its matrices; `None` is f32. Ignored by safetensors.
     pub ty: Option<QuantType>,
-    /// Added to every target layer beyond what the file_format asks for.
+    /// Added to every target layer.
     pub capture_layers_offset: i32,
-    /// A factor on the base of frequencies.
+    /// Factor on the rope base; 0 leaves it unchanged.
     pub theta_factor: f32,
-    /// Tokens that the window is wider.
+    /// Tokens added to the window.
     pub window_offset: i32,
     /// Another mask token.
     pub mask: Option<u32>,
-    /// Says the other thing about causal blocks, of the file formats that can.
+    /// Inverts the causal flag, in the file formats that have one.
     pub flip_causal: bool,
 }
 
 impl DraftFileQuirks {
-    /// Whether a file with them tells of the draft as it is.
+    /// Whether a file with these quirks still describes the draft correctly.
     pub fn are_correct(&self) -> bool {
         DraftFileQuirks { ty: None, ..*self } == DraftFileQuirks::default()
     }
 }
 
-/// Writes a draft, and loads what was written.
+/// Writes a draft and loads the file.
 pub(super) fn load(
     draft: &RandomDraft,
     (file_format, quirks): (DraftFileFormat, DraftFileQuirks),
@@ -78,46 +78,28 @@ pub(super) fn load(
 ) -> Result<LoadedDraft, GoldenError> {
     let contents = DraftFileContents::new(draft, quirks, target);
     if file_format == DraftFileFormat::Safetensors {
-        let folder = TempFolder::new(draft.name)?;
-        contents.write_safetensors(&folder)?;
-        return Ok(model::load_draft(&folder.0, target, options)?);
+        let folder =
+            tempfile::tempdir().map_err(|source| io_error("a temporary folder", source))?;
+        contents.write_safetensors(folder.path())?;
+        return Ok(model::load_draft(folder.path(), target, options)?);
     }
     let bytes = contents.gguf(file_format).map_err(ModelError::from)?;
     let bytes = FileBytes::shared(Arc::from(bytes));
     Ok(model::load_draft_bytes(draft.name, bytes, target, options)?)
 }
 
-/// A folder of its own, gone when this is dropped; a map of a file in it lives on.
-struct TempFolder(PathBuf);
-
-impl TempFolder {
-    fn new(name: &str) -> Result<TempFolder, GoldenError> {
-        static MADE: AtomicUsize = AtomicUsize::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("hearth-{name}-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).map_err(|source| GoldenError::Io {
-            file: path.display().to_string(),
-            source,
-        })?;
-        Ok(TempFolder(path))
-    }
-
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), GoldenError> {
-        fs::write(self.0.join(name), bytes).map_err(|source| GoldenError::Io {
-            file: name.to_owned(),
-            source,
-        })
+fn io_error(file: &str, source: std::io::Error) -> GoldenError {
+    GoldenError::Io {
+        file: file.to_owned(),
+        source,
     }
 }
 
-impl Drop for TempFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), GoldenError> {
+    fs::write(folder.join(name), bytes).map_err(|source| io_error(name, source))
 }
 
-/// What kind of numbers a tensor holds.
+/// The distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TensorKind {
     /// Around zero.
@@ -126,8 +108,9 @@ pub(super) enum TensorKind {
     Norm,
 }
 
-/// The first `n` values of a tensor of a draft: numbers of eight bits times a power of two, which
-/// bf16, f16 and f32 hold exactly. The seed is FNV-1a of the names, the numbers are SplitMix64's.
+/// The first `n` values of a draft's tensor: eight-bit integers times a power of two, which bf16,
+/// f16 and f32 represent exactly. The seed is FNV-1a of the names, the generator is SplitMix64,
+/// both as in `draft_goldens.py`.
 pub(super) fn values(draft: &str, tensor: &str, n: usize, kind: TensorKind) -> Vec<f32> {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let name = format!("{draft}/{tensor}");
@@ -148,7 +131,7 @@ pub(super) fn values(draft: &str, tensor: &str, n: usize, kind: TensorKind) -> V
 /// One tensor by its published name, without `.weight`.
 struct Tensor {
     name: String,
-    /// 1 of a vector.
+    /// 1 for a vector.
     rows: usize,
     cols: usize,
 }
@@ -170,7 +153,7 @@ impl Tensor {
         bytes
     }
 
-    /// The name in a GGUF dialect.
+    /// The name in a GGUF format.
     fn in_gguf(&self, file_format: DraftFileFormat) -> String {
         let c = file_format == DraftFileFormat::C;
         let outer = match &*self.name {
@@ -207,7 +190,7 @@ impl Tensor {
     }
 }
 
-/// A draft as a file tells of it.
+/// A draft as a file describes it.
 struct DraftFileContents<'a> {
     draft: &'a RandomDraft,
     quirks: DraftFileQuirks,
@@ -302,7 +285,7 @@ impl DraftFileContents<'_> {
         put("attention.key_length", u(dim))?;
         put("attention.value_length", u(dim))?;
         put("attention.layer_norm_rms_epsilon", Value::F32(draft.eps))?;
-        // What both converters to A write where the base stands in a nested place.
+        // The value that both converters to A write if the base is nested.
         let theta = match file_format {
             DraftFileFormat::A => 1e4,
             _ => self.theta,
@@ -325,7 +308,7 @@ impl DraftFileContents<'_> {
                 put("dflash.target_layer_ids", ids(self.capture_layers(0)))?;
                 put("dflash.mask_token_id", Value::U32(self.mask))?;
                 put("vocab_size", u(self.vocab))?;
-                // Some converters write the target's depth here.
+                // Some converters write the target's depth to this key.
                 put("dflash.n_target_layers", u(64))?;
             }
         }
@@ -359,7 +342,7 @@ impl DraftFileContents<'_> {
         body.finish()
     }
 
-    fn write_safetensors(&self, folder: &TempFolder) -> Result<(), GoldenError> {
+    fn write_safetensors(&self, folder: &Path) -> Result<(), GoldenError> {
         let draft = self.draft;
         let (heads, kv_heads, dim) = draft.heads;
         let kind = |sight: &LayerMask| match sight {
@@ -388,7 +371,7 @@ impl DraftFileContents<'_> {
             capture_layers = self.capture_layers(0),
             block = draft.block,
         );
-        folder.write("config.json", config.as_bytes())?;
+        write(folder, "config.json", config.as_bytes())?;
         let (mut entries, mut data) = (Vec::new(), Vec::new());
         for tensor in self.tensors() {
             let begin = data.len();
@@ -407,6 +390,6 @@ impl DraftFileContents<'_> {
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.as_bytes());
         bytes.extend(data);
-        folder.write("model.safetensors", &bytes)
+        write(folder, "model.safetensors", &bytes)
     }
 }

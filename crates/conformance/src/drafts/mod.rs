@@ -1,10 +1,9 @@
-//! Random drafts for the tiny models of [`crate::golden`], and what the publisher's module in
-//! PyTorch says with them.
+//! Random-weight drafts for the tiny models of [`crate::golden`], and the logits of the publisher's
+//! PyTorch module.
 //!
-//! A draft is drawn from its name, so none is stored: [`DraftFileFormat`] writes it in any of the
-//! four forms that drafts come in, each with the quirks of its converters, and the reference
-//! implementation's logits are under `fixtures/drafts`. `harness/golden/draft_goldens.py` makes
-//! them, with the same table of cases.
+//! A draft's weights are generated from its name, so none is stored. [`DraftFileFormat`] writes it
+//! in any of four file formats with the quirks of their converters. The reference logits are under
+//! `fixtures/drafts`; `harness/golden/draft_goldens.py` makes them from the same table of cases.
 
 mod file_format;
 mod pending_features;
@@ -23,55 +22,54 @@ use crate::compare::{Agreement, Tolerance, compare};
 use crate::fake::FakeSpec;
 use crate::golden::{Array, Golden, GoldenError, npy};
 
-/// What a layer of a random draft sees.
+/// The attention mask of a draft layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerMask {
-    /// All of the context.
+    /// The whole context.
     Full,
-    /// The window.
+    /// A sliding window.
     Sliding,
 }
 
 use LayerMask::{Full, Sliding};
 
-/// How a target's weights are held.
+/// Precision of the target's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightPrecision {
-    /// As its file has them.
+    /// As in the file.
     AsStored,
-    /// As the f32 numbers that they stand for, so that nothing beside them is rounded.
+    /// Dequantised to f32, so that no activations are rounded.
     Floats,
 }
 
-/// One random draft.
+/// One random-weight draft.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RandomDraft {
-    /// What its values are drawn from, and the stem of its fixture.
+    /// Seed of its values, and the stem of its fixture.
     pub name: &'static str,
-    /// The stem of the tiny model that it drafts for.
+    /// The stem of its target, a tiny model.
     pub target: &'static str,
-    /// Tokens of that model's text before the root.
+    /// Tokens of the target's text before the root.
     pub at: usize,
     /// One per layer.
     pub layer_masks: &'static [LayerMask],
-    /// Tokens that sliding-window layers attend to; `None` where none slides.
+    /// Window of the sliding layers; `None` if there are none.
     pub window: Option<usize>,
-    /// Whether rows of a block see later ones, where the file says it: `Some(true)` is that they do
-    /// not.
+    /// The file's causal flag, if it has one: `Some(true)` hides later rows of the block.
     pub causal: Option<bool>,
     /// Rows of a block.
     pub block: usize,
-    /// The token of its rows but the first.
+    /// The mask token.
     pub mask: u32,
-    /// Layers of the target, counted from 0.
+    /// Captured target layers, counted from 0.
     pub capture_layers: &'static [usize],
-    /// Base of the rotary frequencies.
+    /// The rope base.
     pub theta: f32,
-    /// Query heads, key heads and their length.
+    /// Query heads, key heads and head dimension.
     pub heads: (usize, usize, usize),
     /// Width of the feed-forward.
     pub ffn: usize,
-    /// Inside the root of every norm.
+    /// Epsilon of the norms.
     pub eps: f32,
 }
 
@@ -91,8 +89,7 @@ const BASE: RandomDraft = RandomDraft {
     eps: 1e-6,
 };
 
-/// All of them; the same table stands in `draft_goldens.py`, and where the two differ, so do
-/// logits.
+/// All drafts. `draft_goldens.py` has the same table; if the two differ, so do the logits.
 pub const DRAFTS: [RandomDraft; 7] = [
     RandomDraft {
         name: "full",
@@ -101,7 +98,7 @@ pub const DRAFTS: [RandomDraft; 7] = [
         layer_masks: &[Full, Full],
         ..BASE
     },
-    // As the published drafts that slide.
+    // Like the published drafts with sliding windows.
     RandomDraft {
         name: "sliding",
         target: "hybrid_mtp_q4_k_m",
@@ -135,7 +132,7 @@ pub const DRAFTS: [RandomDraft; 7] = [
         heads: (2, 2, 128),
         ..BASE
     },
-    // The target's head is a matrix of its own.
+    // The target's head is a separate matrix.
     RandomDraft {
         name: "one_layer",
         target: "hybrid_r3_q4_k_m",
@@ -171,18 +168,18 @@ pub const DRAFTS: [RandomDraft; 7] = [
 ];
 
 impl RandomDraft {
-    /// The model that it drafts for.
+    /// The target model.
     ///
     /// # Errors
-    /// A fixture that cannot be read.
+    /// An unreadable fixture.
     pub fn target(&self) -> Result<Golden, GoldenError> {
         Golden::open(self.target)
     }
 
-    /// A plan to open that model with, for one sequence, its weights as stored or as f32.
+    /// A plan of the target for one sequence, with weights as stored or as f32.
     ///
     /// # Errors
-    /// A fixture that cannot be read.
+    /// An unreadable fixture.
     pub fn plan(&self, kv: KvFormat, weights: WeightPrecision) -> Result<OpenPlan, GoldenError> {
         let limits = Limits {
             sequences: 1,
@@ -198,13 +195,12 @@ impl RandomDraft {
         }
     }
 
-    /// The file formats that can say what it is, beside a target whose base of frequencies is
-    /// `theta`.
+    /// The file formats that can represent the draft, for a target with rope base `theta`.
     pub fn file_formats(&self, theta: f64) -> Vec<DraftFileFormat> {
         let by_rule = |sight: &LayerMask| self.causal == Some(*sight == Sliding);
         let ruled = self.causal.is_none() || self.layer_masks.iter().all(by_rule);
         let can = |file_format: &DraftFileFormat| match file_format {
-            // It has no words for windows, which a flag gives it, and its base is not believed.
+            // Format A has no windows, which an option can set, and its rope base is ignored.
             DraftFileFormat::A => ruled && self.slides_as_usual() && f64::from(self.theta) == theta,
             DraftFileFormat::B => ruled,
             DraftFileFormat::C | DraftFileFormat::Safetensors => true,
@@ -212,17 +208,17 @@ impl RandomDraft {
         DraftFileFormat::ALL.into_iter().filter(can).collect()
     }
 
-    /// Whether no layer slides, or all but the last.
+    /// Whether no layer slides, or all but the last do.
     fn slides_as_usual(&self) -> bool {
         let last = self.layer_masks.len() - 1;
         let mut layer_masks = self.layer_masks.iter().enumerate();
         self.window.is_none() || layer_masks.all(|(i, sight)| (*sight == Sliding) == (i < last))
     }
 
-    /// Writes it in a file_format and reads that.
+    /// Writes it in a file format and loads the file.
     ///
     /// # Errors
-    /// What the loader refuses.
+    /// Errors of the loader.
     pub fn load(
         &self,
         (file_format, quirks): (DraftFileFormat, DraftFileQuirks),
@@ -235,10 +231,10 @@ impl RandomDraft {
         file_format::load(self, (file_format, quirks), target, DraftOptions { window })
     }
 
-    /// The reference implementation's logits, `[block - 1, vocab]`.
+    /// The reference logits, `[block - 1, vocab]`.
     ///
     /// # Errors
-    /// A fixture that cannot be read.
+    /// An unreadable fixture.
     pub fn expected(&self) -> Result<Array, GoldenError> {
         let file = format!("drafts/{}.npy", self.name);
         let bytes = std::fs::read(fixtures().join(&file));
@@ -249,10 +245,10 @@ impl RandomDraft {
         npy(&bytes).map_err(|detail| GoldenError::Malformed { file, detail })
     }
 
-    /// What a device says with it, `[block - 1, vocab]` f32 logits.
+    /// A device's logits, `[block - 1, vocab]` f32.
     ///
     /// # Errors
-    /// What the loader or the device refuses.
+    /// Errors of the loader or the device.
     pub fn logits(
         &self,
         backend: &dyn Backend,
@@ -266,7 +262,7 @@ impl RandomDraft {
         let root = ids[self.at];
         let depth = self.block - 1;
         let mut found = runner.draft(&[DraftItem { seq, root }], depth, vocab)?;
-        // What a device leaves out stays no number, and differs from any.
+        // Missing candidates stay NaN, which differs from every value.
         let mut logits = vec![f32::NAN; depth * vocab];
         for found in found.drain(..) {
             let rows = found.ids.chunks(vocab).zip(found.log_probs.chunks(vocab));
@@ -280,10 +276,10 @@ impl RandomDraft {
         Ok(logits)
     }
 
-    /// Compares logits with the reference implementation's.
+    /// Compares logits with the reference.
     ///
     /// # Errors
-    /// [`GoldenError::Differs`] where one is further away than it may be.
+    /// [`GoldenError::Differs`] if one exceeds the tolerance.
     pub fn check(&self, found: &[f32], tolerance: Tolerance) -> Result<Agreement, GoldenError> {
         let expected = self.expected()?.values;
         compare(found, &expected, tolerance).map_err(|difference| GoldenError::Differs {
@@ -293,7 +289,7 @@ impl RandomDraft {
         })
     }
 
-    /// Whether a loaded draft is the one of the table.
+    /// Whether a loaded draft equals this one.
     pub fn is(&self, spec: &DraftSpec) -> bool {
         let sees = spec
             .layers
@@ -316,7 +312,7 @@ impl RandomDraft {
     }
 }
 
-/// The model of a plan with a draft beside it that is made ready at once.
+/// Opens a plan with a draft that is loaded at once.
 fn open_with(
     backend: &dyn Backend,
     mut plan: OpenPlan,
@@ -341,7 +337,8 @@ mod tests {
 
     #[test]
     fn random_values_match_the_python_reference() {
-        // As `draft_goldens.values("full", "fc.weight", …)` and `("full", "norm.weight", …)` say.
+        // Values of `draft_goldens.values("full", "fc.weight", …)` and `("full", "norm.weight",
+        // …)`.
         const FC: [f32; 3] = [11.0 / 2048.0, 183.0 / 2048.0, 121.0 / 2048.0];
         const NORM: [f32; 3] = [87.0 / 128.0, 186.0 / 128.0, 181.0 / 128.0];
         let fc = file_format::values("full", "fc.weight", 3, file_format::TensorKind::Matrix);

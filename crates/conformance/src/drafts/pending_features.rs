@@ -1,4 +1,4 @@
-//! Whether it matters when committed tokens become what a draft reads.
+//! The property that projection times of pending features do not matter.
 
 use contract::{
     Backend, CommitItem, DraftCandidates, DraftItem, KvFormat, LogitsRequest, NodeIdx, OpenPlan,
@@ -8,26 +8,26 @@ use model::LoadedDraft;
 
 use super::{RandomDraft, open_with};
 
-/// When drafts are asked for beside a text that is said.
+/// Times of draft calls during decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DraftTiming {
-    /// After every round.
+    /// After every decode step.
     Always,
-    /// At the end alone.
+    /// At the end only.
     Never,
-    /// Now and then.
+    /// After some steps.
     Sometimes,
-    /// At the end, of a sequence that was saved and put back now and then.
+    /// At the end, with snapshots and restores in between.
     Saved,
 }
 
 impl RandomDraft {
-    /// Whether drafts see the same text, bit for bit, whenever the device turned committed tokens
-    /// into what they read: at once because a draft followed, or many together, across more tokens
-    /// than may wait, prompts and saved states.
+    /// Checks that candidates are bit-identical however many features were pending. They may be
+    /// projected at each draft call, or many at once after tokens, prompts and snapshots that
+    /// exceed the maximum.
     ///
     /// # Errors
-    /// What the loader or the device refuses, and words on what differs.
+    /// Errors of the loader or the device, or the difference.
     pub fn check_waiting(
         &self,
         backend: &dyn Backend,
@@ -52,8 +52,8 @@ impl RandomDraft {
         Ok(())
     }
 
-    /// DraftCandidates after some hundred tokens, said in single tokens and trees, with a prompt
-    /// among them.
+    /// Candidates after some hundred tokens, decoded as single tokens and trees, with a prompt in
+    /// between.
     fn after_rounds(
         &self,
         runner: &mut dyn Runner,
@@ -70,7 +70,7 @@ impl RandomDraft {
             if round == 20 {
                 runner.prefill(seq, &next(40), &[])?;
             }
-            // Now and then a fork, whose second branch is kept.
+            // Some trees have a fork whose second branch is accepted.
             let tokens = next(if round % 4 == 1 { 4 } else { 1 });
             let parents = [0, 0, 2].map(NodeIdx);
             let tree = Tree::new(&tokens, &parents[..tokens.len() - 1])?;

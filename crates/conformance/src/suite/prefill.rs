@@ -84,7 +84,7 @@ pub(super) fn prefill_equals_decode(case: &Case<'_>) -> Result<(), Failure> {
         let mean = off.sum::<f32>() / read.raw.len().max(1) as f32;
         let most = tolerance.absolute / 4.0;
         check(mean <= most, what, || {
-            format!("{mean:e} off in the mean, {most:e} allowed")
+            format!("{mean:e} off on average, {most:e} allowed")
         })?;
     }
     Ok(())

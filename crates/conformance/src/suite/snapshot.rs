@@ -1,6 +1,6 @@
 //! Properties of snapshots.
 
-use contract::{DeviceError, Limits, Runner, SeqId, SnapshotInfo, SnapshotLocation};
+use contract::{DeviceError, Limits, Runner, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation};
 
 use super::rig::{Rig, check};
 use super::{Case, Failure, LIMITS};
@@ -164,14 +164,21 @@ pub(super) fn freed_snapshots_are_unknown(case: &Case<'_>) -> Result<(), Failure
     rig.runner.free_snapshot(info.id);
     let runner = rig.runner.inner_mut();
     let restored = runner.restore(seq, info.id);
-    let gone = |result: &Result<(), DeviceError>| matches!(result, Err(DeviceError::UnknownSnapshot(id)) if *id == info.id);
-    check(gone(&restored), "restoring what was freed", || {
-        format!("{restored:?}")
-    })?;
+    check(
+        is_unknown(&restored, info.id),
+        "restoring what was freed",
+        || format!("{restored:?}"),
+    )?;
     let exported = runner.export(info.id, &mut Vec::new());
-    check(gone(&exported), "exporting what was freed", || {
-        format!("{exported:?}")
-    })
+    check(
+        is_unknown(&exported, info.id),
+        "exporting what was freed",
+        || format!("{exported:?}"),
+    )
+}
+
+fn is_unknown(result: &Result<(), DeviceError>, snapshot: SnapshotId) -> bool {
+    matches!(result, Err(DeviceError::UnknownSnapshot(id)) if *id == snapshot)
 }
 
 /// Conversations with a shared prefix, restored from its snapshot and continued in turn, give the
