@@ -1,14 +1,11 @@
-//! The store under `kill -9`: whatever moment a writer dies at, what another finds is whole and right, nothing
-//! is left over, and the budget holds.
+//! The store under `kill -9`. Whenever a writer dies, another process finds complete and correct
+//! states only, no file is left over, and the budget holds.
 
-#![allow(
-    clippy::print_stdout,
-    reason = "figures for those who run it with --nocapture"
-)]
+#![allow(clippy::print_stdout, reason = "figures for runs with --nocapture")]
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 #![allow(
     clippy::disallowed_methods,
-    reason = "how a test tells its own child what to be"
+    reason = "the test passes parameters to its own child process"
 )]
 
 use std::fs;
@@ -23,9 +20,9 @@ use decode::Store;
 use server::engine::store::{DiskStore, StoreConfig};
 
 const BUDGET: u64 = 3 << 20;
-/// Set for the process that is to be killed.
+/// Set for the process to be killed.
 const VICTIM: &str = "STORE_VICTIM";
-/// Kills, where nobody asks for another number.
+/// Default number of kills.
 const FEW: u64 = 12;
 
 fn config(dir: &Path) -> StoreConfig {
@@ -43,7 +40,7 @@ fn tokens(state: u64) -> Vec<TokenId> {
         .collect()
 }
 
-/// The payload that belongs to some tokens; whoever finds another one has been given a wrong hit.
+/// The payload of these tokens; another payload is a wrong hit.
 fn payload(tokens: &[TokenId]) -> Vec<u8> {
     let seed = tokens.iter().fold(1_u64, |seed, token| {
         (seed ^ u64::from(token.0))
@@ -61,7 +58,8 @@ fn payload(tokens: &[TokenId]) -> Vec<u8> {
     (0..n).map(byte).collect()
 }
 
-/// The process that is killed, when this executable is started as one. Its standard input names the folder and where to begin.
+/// The process to be killed, if this executable is started as one. Its standard input names the
+/// folder and the first state.
 #[test]
 fn victim() {
     if std::env::var_os(VICTIM).is_none() {
@@ -122,14 +120,14 @@ fn kill(times: u64) {
             SequentialReader::new(&*state.source)
                 .read_to_end(&mut bytes)
                 .unwrap();
-            assert!(bytes == payload(tokens), "round {round}: a wrong hit");
+            assert!(bytes == payload(tokens), "kill {round}: a wrong hit");
         }
         found += kept.len();
         let left = files(dir.path());
         assert_eq!(
             left.len(),
             kept.len(),
-            "round {round}: something is left over: {left:?}"
+            "kill {round}: files are left over: {left:?}"
         );
         let bytes: u64 = left
             .iter()
@@ -137,11 +135,11 @@ fn kill(times: u64) {
             .sum();
         assert!(bytes <= BUDGET, "round {round}: {bytes} bytes");
     }
-    assert!(found as u64 > times, "only {found} states were ever found");
-    println!("{times} kills, {found} states found and right");
+    assert!(found as u64 > times, "only {found} states were found");
+    println!("{times} kills, {found} correct states found");
 }
 
-/// Twelve kills, or as many as `STORE_KILLS` says.
+/// Kills the writer twelve times, or `STORE_KILLS` times.
 #[test]
 fn killed_writer_leaves_complete_states_or_none() {
     let times = std::env::var("STORE_KILLS").map_or(FEW, |text| text.parse().unwrap());

@@ -6,8 +6,8 @@
 //! published as a watch value.
 //!
 //! A device error or a panic ends the thread: every open request gets the error, health reports it,
-//! and [`serve`](crate::http::serve::serve()) ends the process. A broken device context is not repaired in
-//! place.
+//! and [`serve`](crate::http::serve::serve()) ends the process. A broken device context is not
+//! repaired in place.
 
 pub mod active_requests;
 pub mod control;

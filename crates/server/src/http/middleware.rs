@@ -136,7 +136,7 @@ pub async fn request_middleware(
     response
 }
 
-/// Dialect of an error: by path, or on shared paths by the `anthropic-version` header.
+/// Dialect of an error: from the path, or on shared paths from the `anthropic-version` header.
 fn dialect(request: &Request) -> Dialect {
     let mut parts = request
         .uri()

@@ -64,7 +64,7 @@ impl PrefixWarmup {
                 let tokens = tokens.into();
                 engine.warm_prefix(NextPrompt { tokens, session });
             }
-            Err(error) => tracing::debug!(%error, "the next prompt cannot be foreseen"),
+            Err(error) => tracing::debug!(%error, "the next prompt cannot be predicted"),
         });
     }
 

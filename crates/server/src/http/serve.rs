@@ -86,7 +86,7 @@ pub async fn serve_with(
         Ended::NotLoaded(detail) => Err(ServeError::Load(detail)),
         Ended::Lost(detail) => {
             // Long enough for health probes and for error events of open requests.
-            tokio::time::sleep(timeouts.linger).await;
+            tokio::time::sleep(timeouts.failure_grace).await;
             Err(ServeError::EngineLost(detail))
         }
         Ended::Stopped => Ok(()),

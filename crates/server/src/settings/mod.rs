@@ -84,7 +84,7 @@ pub struct Timeouts {
     /// Step time after which health reports a stall.
     pub stall: Duration,
     /// Time for which failed health stays visible before the process ends.
-    pub linger: Duration,
+    pub failure_grace: Duration,
 }
 
 /// Defaults of a request. The model card overrides the neutral values.
@@ -144,7 +144,7 @@ impl Default for Timeouts {
             keep_alive: Duration::from_secs(10),
             shutdown: Duration::from_secs(30),
             stall: Duration::from_secs(300),
-            linger: Duration::from_secs(2),
+            failure_grace: Duration::from_secs(2),
         }
     }
 }

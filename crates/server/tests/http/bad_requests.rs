@@ -1,4 +1,4 @@
-//! What bad requests get: always a clear error, never a panic, a hang or a silent change.
+//! Bad requests always get a clear error, never a panic, a hang or a silent change.
 
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;

@@ -1,4 +1,4 @@
-//! What is kept of prompts, as clients see it: in the usage of every dialect, in the properties, in the metrics.
+//! The prefix cache as clients see it: in the usage of every dialect, in `/props`, in the metrics.
 
 use conformance::fake::RunnerMethod;
 use contract::Limits;
@@ -28,7 +28,7 @@ fn setup() -> ServerSetup {
     }
 }
 
-/// `n` turns of a conversation that goes on.
+/// The first `n` turns of one conversation.
 fn messages(n: usize) -> Vec<Value> {
     let turn = |i: usize| {
         let role = if i.is_multiple_of(2) {
@@ -41,7 +41,7 @@ fn messages(n: usize) -> Vec<Value> {
     (0..n).map(turn).collect()
 }
 
-/// Prompt tokens, and how many of them were cached, in each dialect.
+/// Sends the conversation's first `n` turns; returns the prompt tokens and the cached ones.
 async fn ask(server: &TestServer, dialect: &str, n: usize) -> (u64, u64) {
     let messages = messages(n);
     let (path, body) = match dialect {
@@ -64,7 +64,7 @@ async fn ask(server: &TestServer, dialect: &str, n: usize) -> (u64, u64) {
             count(&usage["prompt_tokens"]),
             count(&usage["prompt_tokens_details"]["cached_tokens"]),
         ),
-        // This dialect counts cached tokens apart.
+        // This dialect counts cached tokens separately.
         "messages" => {
             let cached = count(&usage["cache_read_input_tokens"]);
             (count(&usage["input_tokens"]) + cached, cached)
@@ -83,7 +83,7 @@ async fn second_turn_hits_the_prefix_cache_in_every_dialect() {
         let (first, cold) = ask(&server, dialect, 3).await;
         assert_eq!(cold, 0, "{dialect}");
         let (second, cached) = ask(&server, dialect, 5).await;
-        // All up to the reply of the first request, but for what alignment costs.
+        // All tokens up to the first reply, less what alignment costs.
         assert!(
             cached + 64 + 24 > first && cached < first,
             "{dialect}: {cached} of {first}"
@@ -119,7 +119,7 @@ async fn disabled_cache_reports_no_cached_tokens() {
     assert_eq!(ask(&server, "chat", 5).await.1, 0);
 }
 
-/// How many tokens of a chat request's prompt were cached, sent with more fields and headers.
+/// Cached tokens of a chat request with additional fields and headers.
 async fn cached(
     server: &TestServer,
     messages: Vec<Value>,
@@ -149,11 +149,11 @@ async fn request_without_cache_neither_reads_nor_writes_it() {
         let server = setup().open().await;
         cached(&server, messages(3), &off, &[]).await;
         let after = cached(&server, messages(5), &json!({}), &[]).await;
-        assert_eq!(after, 0, "{off} left something");
+        assert_eq!(after, 0, "{off} wrote to the cache");
         let without = cached(&server, messages(7), &off, &[]).await;
-        assert_eq!(without, 0, "{off} used something");
+        assert_eq!(without, 0, "{off} read from the cache");
         let with = cached(&server, messages(7), &json!({}), &[]).await;
-        assert!(with > 0, "there was something to be used");
+        assert!(with > 0, "the cache held a prefix");
     }
 }
 
@@ -196,7 +196,7 @@ async fn most_specific_session_id_wins() {
 #[tokio::test]
 async fn conversation_survives_six_other_requests_in_four_slots() {
     let name = [("x-claude-code-session-id", "main")];
-    // Under one name from the first turn on; without any from the second.
+    // With one session from the first turn; without any from the second.
     for (own, beside, turns) in [
         (&name[..], &[][..], 3),
         (&name[..], &name[..], 3),
@@ -218,7 +218,7 @@ async fn conversation_survives_six_other_requests_in_four_slots() {
                 json!({"role": "system", "content": instruction}),
                 json!({"role": "user", "content": text}),
             ];
-            // Shorter than the conversation, as such errands are, and long enough to be kept.
+            // Side requests are shorter than the conversation but long enough to be cached.
             let found = cached(&server, errand, &json!({"max_tokens": 4}), beside).await;
             assert_eq!(found, 0);
         }
@@ -226,18 +226,18 @@ async fn conversation_survives_six_other_requests_in_four_slots() {
         let whole = ask(&server, "chat", turns).await.0;
         assert!(
             next + 64 + 24 > whole,
-            "{own:?} beside {beside:?}: {next} of {whole} tokens were still there"
+            "{own:?} beside {beside:?}: {next} of {whole} tokens were still cached"
         );
     }
 }
 
-/// A house that reads ahead, and answers with some hundred tokens.
-fn reader(ahead: usize) -> ServerSetup {
+/// A server with a prefix warm-up of `warmup_tokens` whose replies have some hundred tokens.
+fn warming(warmup_tokens: usize) -> ServerSetup {
     let setup = setup();
     ServerSetup {
         script: crate::test_server::says(&"A long answer, of many words. ".repeat(8)),
         prefix: PrefixConfig {
-            warmup_tokens: ahead,
+            warmup_tokens,
             ..setup.prefix
         },
         ..setup
@@ -249,10 +249,10 @@ async fn counter(server: &TestServer, name: &str) -> u64 {
     let metrics = server.get("/metrics").await.text().await;
     let mut lines = metrics.lines().filter_map(|line| line.split_once(' '));
     let value = lines.find(|(named, _)| *named == name);
-    value.expect("the counter is there").1.parse().unwrap()
+    value.expect("the counter exists").1.parse().unwrap()
 }
 
-/// What a client sends back for a reply, and its next wish.
+/// The conversation with the reply and the client's next message.
 fn continued(answer: &Value) -> Vec<Value> {
     let mut messages = messages(3);
     messages.push(answer["choices"][0]["message"].clone());
@@ -263,21 +263,21 @@ fn continued(answer: &Value) -> Vec<Value> {
 #[tokio::test]
 async fn finished_reply_is_prefilled_while_idle() {
     let mut found = Vec::new();
-    for ahead in [0, 2048] {
-        let server = reader(ahead).open().await;
+    for warmup_tokens in [0, 2048] {
+        let server = warming(warmup_tokens).open().await;
         let body = json!({"messages": messages(3), "max_tokens": 400});
         let answer = server.post("/v1/chat/completions", &body).await;
         let answer = answer.json().await;
         let reply = answer["usage"]["completion_tokens"].as_u64().unwrap();
         assert!(reply > 200);
-        if ahead > 0 {
-            let read = async {
+        if warmup_tokens > 0 {
+            let prefilled = async {
                 while counter(&server, "hearth_read_ahead_saved_total").await == 0 {
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }
             };
-            let read = tokio::time::timeout(client::PATIENCE, read).await;
-            read.expect("the reply is read in time");
+            let prefilled = tokio::time::timeout(client::MAX_WAIT, prefilled).await;
+            prefilled.expect("the reply is prefilled in time");
             let tokens = counter(&server, "hearth_read_ahead_tokens_total").await;
             assert!(tokens + 64 > reply, "{tokens} of {reply}");
         } else {
@@ -287,17 +287,17 @@ async fn finished_reply_is_prefilled_while_idle() {
         let next = continued(&answer);
         let cached = cached(&server, next, &json!({"max_tokens": 4}), &[]).await;
         let hits = counter(&server, "hearth_read_ahead_hits_total").await;
-        assert_eq!(hits, u64::from(ahead > 0));
+        assert_eq!(hits, u64::from(warmup_tokens > 0));
         let props = server.get("/props").await.json().await;
-        let told = &props["prefix_cache"]["read_ahead"];
+        let warmup = &props["prefix_cache"]["read_ahead"];
         assert_eq!(
-            (&told["most_tokens"], &told["hits"]),
-            (&json!(ahead), &json!(hits))
+            (&warmup["most_tokens"], &warmup["hits"]),
+            (&json!(warmup_tokens), &json!(hits))
         );
         found.push((cached, reply));
     }
     let [(without, reply), (with, _)] = found[..] else {
-        panic!("two houses");
+        panic!("expected two runs");
     };
     assert!(
         with + 64 > without + reply,
@@ -307,7 +307,7 @@ async fn finished_reply_is_prefilled_while_idle() {
 
 #[tokio::test]
 async fn request_during_warmup_waits_for_one_chunk() {
-    let server = reader(2048).open().await;
+    let server = warming(2048).open().await;
     let body = json!({"messages": messages(3), "max_tokens": 400});
     server
         .post("/v1/chat/completions", &body)
@@ -317,9 +317,9 @@ async fn request_during_warmup_waits_for_one_chunk() {
     let chunks = |watch: &crate::script::Watch| watch.fake.record().prefills.len();
     let before = chunks(&server.watch);
     server.watch.gate.hold();
-    // The chunk that is read ahead, at the second place, stands at the gate; the request comes; then it has the device.
+    // The warm-up's chunk, the second opened sequence, is held at the gate when the request comes.
     let begins = |watch: &crate::script::Watch| watch.fake.record().count(RunnerMethod::Open) == 2;
-    server.eventually("something is read ahead", begins).await;
+    server.eventually("the warm-up has begun", begins).await;
     let other = vec![json!({"role": "user", "content": "Something else."})];
     let (no_fields, no_headers) = (json!({"max_tokens": 4}), []);
     let answered = cached(&server, other, &no_fields, &no_headers);
@@ -331,6 +331,6 @@ async fn request_during_warmup_waits_for_one_chunk() {
     assert_eq!(cached, 0);
     let record = server.watch.fake.record();
     let between = &record.prefills[before..];
-    // One chunk of the text foreseen, then the prompt from its beginning.
+    // One chunk of the predicted prompt, then the request's prompt from its start.
     assert_eq!(between[1].1, 0, "{between:?}");
 }

@@ -1,4 +1,4 @@
-//! Chat completions: what comes back, whole and streamed.
+//! Chat completions: the response, whole and streamed.
 
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ async fn whole_response_has_all_fields() {
     assert!(choice["message"].get("tool_calls").is_none());
     assert!(choice["message"].get("reasoning_content").is_none());
     let usage = &body["usage"];
-    // The end token counts.
+    // The end token counts as a completion token.
     assert_eq!(usage["completion_tokens"], 13);
     assert_eq!(
         usage["total_tokens"].as_u64().unwrap(),
@@ -143,7 +143,7 @@ async fn a_stop_string_across_tokens_ends_the_text_before_it() {
     let body = server.chat(json!({"stop": ["STOP"]})).await.json().await;
     assert_eq!(body["choices"][0]["message"]["content"], "one ");
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
-    // Everything up to the match was generated; nothing after it is billed.
+    // All tokens up to the stop string count; later ones do not.
     assert_eq!(body["usage"]["completion_tokens"], 8);
     let fields = json!({"stop": "STOP", "stream": true});
     let chunks = server.chat(fields).await.chunks().await;
@@ -267,7 +267,7 @@ async fn raw_reasoning_keeps_its_tags() {
 fn weather_tool() -> Value {
     json!([{"type": "function", "function": {
         "name": "weather",
-        "description": "tells the weather",
+        "description": "returns the weather",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     }}])
 }
@@ -385,7 +385,7 @@ async fn logit_bias_forces_and_forbids_tokens() {
         let body = server.chat(fields).await.json().await;
         body["choices"][0]["message"]["content"].clone()
     };
-    // A byte is its own token here.
+    // In this vocabulary each byte is a token.
     assert_eq!(said(json!({"120": 100})).await, "xxx");
     let barred = said(json!({"111": -100})).await;
     assert!(!barred.as_str().unwrap().starts_with('o'), "{barred}");

@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client over a plain socket, so that a test can leave at any byte.
+//! A small HTTP/1.1 client over a plain socket, so that a test can disconnect at any byte.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-/// No test waits longer than this for anything.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Maximum time for which a test waits.
+pub(crate) const MAX_WAIT: Duration = Duration::from_secs(20);
 
-/// An answer, headers read, body still coming.
+/// A response with parsed headers and an unread body.
 pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     headers: Vec<(String, String)>,
     socket: BufReader<TcpStream>,
-    /// Bytes of the present chunk that are still to be read.
+    /// Unread bytes of the current chunk.
     chunk: Vec<u8>,
     over: bool,
 }
 
-/// Sends a request and reads the answer's head.
+/// Sends a request and parses the response headers.
 pub(crate) async fn send(
     address: SocketAddr,
     method: &str,
@@ -66,7 +66,7 @@ pub(crate) async fn read_head(socket: TcpStream) -> HttpResponse {
 
 async fn read_line(socket: &mut BufReader<TcpStream>) -> String {
     let mut line = String::new();
-    tokio::time::timeout(PATIENCE, socket.read_line(&mut line))
+    tokio::time::timeout(MAX_WAIT, socket.read_line(&mut line))
         .await
         .expect("a line in time")
         .unwrap();
@@ -83,7 +83,7 @@ impl HttpResponse {
     pub(crate) async fn bytes(mut self) -> Vec<u8> {
         if let Some(length) = self.header("content-length") {
             let mut body = vec![0; length.parse().unwrap()];
-            tokio::time::timeout(PATIENCE, self.socket.read_exact(&mut body))
+            tokio::time::timeout(MAX_WAIT, self.socket.read_exact(&mut body))
                 .await
                 .expect("a body in time")
                 .unwrap();
@@ -114,7 +114,7 @@ impl HttpResponse {
         let size = usize::from_str_radix(&read_line(&mut self.socket).await, 16).ok()?;
         let mut part = vec![0; size + 2];
         let read = self.socket.read_exact(&mut part);
-        tokio::time::timeout(PATIENCE, read)
+        tokio::time::timeout(MAX_WAIT, read)
             .await
             .expect("a chunk in time")
             .ok()?;
@@ -153,7 +153,7 @@ impl HttpResponse {
         events
     }
 
-    /// All data of a stream up to `[DONE]`, which must come last.
+    /// All data of a stream up to `[DONE]`, which must be last.
     pub(crate) async fn chunks(mut self) -> Vec<Value> {
         let mut chunks = Vec::new();
         while let Some(event) = self.event().await {
@@ -167,6 +167,6 @@ impl HttpResponse {
             }
             chunks.push(serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}")));
         }
-        panic!("a stream without its end: {chunks:?}");
+        panic!("the stream has no [DONE]: {chunks:?}");
     }
 }

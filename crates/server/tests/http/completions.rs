@@ -61,7 +61,7 @@ async fn more_prompts_than_sequences_all_finish() {
 }
 
 #[tokio::test]
-async fn a_stream_gives_text_and_then_the_reason() {
+async fn stream_gives_text_then_the_finish_reason() {
     let server = ServerSetup::saying("abc").open().await;
     let body =
         json!({"prompt": ["x", "y"], "stream": true, "stream_options": {"include_usage": true}});
@@ -123,7 +123,7 @@ async fn echo_with_logprobs_includes_prompt_logprobs() {
 #[tokio::test]
 async fn several_choices_of_several_prompts_are_numbered_through() {
     let server = ServerSetup::default().open().await;
-    // Drawn without a seed, so that one of the twelve may well be an end of text.
+    // Sampled without a seed, so one of the twelve may be an end-of-text token.
     let body = json!({"prompt": ["a", "b"], "n": 2, "best_of": 2, "temperature": 1,
         "max_tokens": 3, "ignore_eos": true});
     let body = server.post("/v1/completions", &body).await.json().await;

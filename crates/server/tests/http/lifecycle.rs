@@ -1,4 +1,4 @@
-//! Going down, politely and otherwise.
+//! Graceful and forced shutdown.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use contract::Limits;
 use serde_json::{Value, json};
 use server::error::ServeError;
 
-use crate::client::{HttpResponse, PATIENCE};
+use crate::client::{HttpResponse, MAX_WAIT};
 use crate::test_server::{ServerSetup, TestServer, says};
 
 fn steady(text: &str) -> ServerSetup {
@@ -31,7 +31,7 @@ async fn begun(server: &TestServer) -> HttpResponse {
 }
 
 async fn end(server: TestServer) -> Result<(), ServeError> {
-    tokio::time::timeout(PATIENCE, server.served)
+    tokio::time::timeout(MAX_WAIT, server.served)
         .await
         .expect("the server ends in time")
         .unwrap()
@@ -70,7 +70,7 @@ async fn requests_beyond_the_grace_period_fail() {
     assert_eq!(last_error(&chunks)["code"], "unavailable");
     let watch = server.watch.clone();
     assert!(end(server).await.is_ok());
-    assert_eq!(watch.open_now(), 0, "the runner was left clean");
+    assert_eq!(watch.open_now(), 0, "the runner has no open sequences");
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn engine_panic_fails_all_requests_and_ends_the_server() {
     let error = last_error(&chunks);
     assert_eq!(error["type"], "server_error");
     let message = error["message"].as_str().unwrap();
-    assert!(message.contains("the test says so"), "{message}");
+    assert!(message.contains("requested by the test"), "{message}");
     lost_to_the_world(server).await;
 }
 

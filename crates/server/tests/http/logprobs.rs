@@ -1,4 +1,4 @@
-//! Logprobs of chat answers.
+//! Logprobs of chat responses.
 
 use serde_json::{Value, json};
 
@@ -28,9 +28,9 @@ async fn responses_carry_logprobs_with_their_text() {
         .iter()
         .filter(|(name, _)| name == "response.output_text.delta");
     for (_, delta) in deltas {
-        let told = delta["logprobs"].as_array().unwrap();
-        assert_eq!(bytes(told), delta["delta"].as_str().unwrap().as_bytes());
-        assert_eq!(told[0]["top_logprobs"], json!([]));
+        let logprobs = delta["logprobs"].as_array().unwrap();
+        assert_eq!(bytes(logprobs), delta["delta"].as_str().unwrap().as_bytes());
+        assert_eq!(logprobs[0]["top_logprobs"], json!([]));
     }
     let plain = server
         .post("/v1/responses", &json!({"input": "hi"}))
@@ -68,7 +68,11 @@ async fn tokens_join_to_the_content_whole_and_streamed() {
             continue;
         };
         let entries = choice["logprobs"]["content"].as_array().unwrap();
-        assert_eq!(bytes(entries), content.as_bytes(), "chunk by chunk");
+        assert_eq!(
+            bytes(entries),
+            content.as_bytes(),
+            "text and logprobs of each chunk agree"
+        );
         assert_eq!(entries[0]["top_logprobs"], json!([]));
     }
 }

@@ -1,5 +1,5 @@
-//! The whole HTTP side over real sockets: real router, real engine thread, real scheduler and tokenizer, and a
-//! device that says what a test wrote down.
+//! The HTTP side over real sockets: the real router, engine thread, scheduler and tokenizer, and a
+//! device that replays a test's script.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Anthropic messages: what comes back, whole and streamed.
+//! Anthropic messages: the response, whole and streamed.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ fn tools() -> Value {
     }}])
 }
 
-/// The events of a stream, checked for what holds of every stream: the name is the type, blocks count up,
-/// open once and close once, and the message starts first and stops last.
+/// The events of a stream after common checks: the event name equals the type, block indices
+/// increase, each block opens and closes once, `message_start` is first and `message_stop` last.
 async fn events(server: &TestServer, fields: Value) -> Vec<Value> {
     let mut fields = body(fields);
     fields["stream"] = json!(true);
@@ -66,7 +66,7 @@ async fn events(server: &TestServer, fields: Value) -> Vec<Value> {
     events
 }
 
-/// All stretches of one kind in block `index`, joined.
+/// All deltas of one kind in block `index`, joined.
 fn joined(events: &[Value], index: usize, field: &str) -> String {
     let of = events.iter().filter(|event| event["index"] == index);
     of.filter_map(|event| event["delta"][field].as_str())

@@ -1,4 +1,4 @@
-//! Waiting, leaving and being late.
+//! The queue, client disconnects and timeouts.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::test_server::{ServerSetup, TestServer, chat_body, says};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// One place on the device and a reply without end.
+/// One sequence on the device and an endless reply.
 fn narrow() -> ServerSetup {
     let mut setup = ServerSetup {
         script: says(&"abc ".repeat(100_000)),
@@ -27,18 +27,18 @@ fn narrow() -> ServerSetup {
     setup
 }
 
-/// A stream that holds the only place and has begun.
+/// A started stream that holds the only sequence.
 async fn occupy(server: &TestServer) -> HttpResponse {
     let mut stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
-    stream.event().await.expect("the opening");
+    stream.event().await.expect("the first event");
     stream.event().await.expect("a token");
     stream
 }
 
 async fn idle(server: &TestServer) {
     server
-        .eventually("the device is empty", |w| w.open_now() == 0)
+        .eventually("no sequence is open", |w| w.open_now() == 0)
         .await;
     assert!(server.watch.count(RunnerMethod::Open) > 0);
 }
@@ -48,7 +48,10 @@ async fn full_queue_is_rejected_with_retry_after() {
     let server = narrow().open().await;
     let running = occupy(&server).await;
     let waiting = server.chat(json!({"stream": true, "max_tokens": 2})).await;
-    assert_eq!(waiting.status, 200, "headers go out while it waits");
+    assert_eq!(
+        waiting.status, 200,
+        "headers are sent while the request waits"
+    );
     let refused = server.chat(json!({"stream": true})).await;
     assert_eq!(refused.status, 429);
     let ask = json!({"max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]});
@@ -67,7 +70,7 @@ async fn full_queue_is_rejected_with_retry_after() {
         "length"
     );
     let next = server.chat(json!({"max_tokens": 1})).await;
-    assert_eq!(next.status, 200, "the place in the queue is free again");
+    assert_eq!(next.status, 200, "the queue permit is free again");
 }
 
 #[tokio::test]
@@ -88,7 +91,7 @@ async fn dropped_whole_response_frees_the_device() {
         crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await
     });
     server
-        .eventually("it runs", |w| w.count(RunnerMethod::Verify) > 3)
+        .eventually("decoding has begun", |w| w.count(RunnerMethod::Verify) > 3)
         .await;
     asked.abort();
     idle(&server).await;
@@ -102,10 +105,10 @@ async fn disconnect_during_prefill_stops_it() {
     server.watch.gate.hold();
     let stream = server.post(CHAT, &body).await;
     server
-        .eventually("it has its place", |w| w.open_now() == 1)
+        .eventually("its sequence is open", |w| w.open_now() == 1)
         .await;
     drop(stream);
-    // The server notices by itself; nothing is written that could fail.
+    // Nothing is written that could fail: the server must notice the disconnect itself.
     tokio::time::sleep(Duration::from_millis(100)).await;
     server.watch.gate.release();
     idle(&server).await;
@@ -120,7 +123,7 @@ async fn disconnect_in_queue_leaves_running_requests_alone() {
     let waiting = server.chat(json!({"stream": true})).await;
     drop(waiting);
     for _ in 0..50 {
-        let event = running.event().await.expect("it goes on");
+        let event = running.event().await.expect("the running stream continues");
         assert!(event.contains("\"content\""), "{event}");
     }
     let retry = async {
@@ -128,10 +131,10 @@ async fn disconnect_in_queue_leaves_running_requests_alone() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let patience = crate::client::PATIENCE;
+    let patience = crate::client::MAX_WAIT;
     tokio::time::timeout(patience, retry)
         .await
-        .expect("the place is given back");
+        .expect("the queue permit is returned");
 }
 
 #[tokio::test]
@@ -264,7 +267,7 @@ async fn further_prompts_wait_for_a_queue_permit() {
                 let body = answer.json().await;
                 assert_eq!(body["choices"].as_array().unwrap().len(), 40);
             }
-            // Only the first prompt can meet a full queue.
+            // Only the first prompt can find a full queue.
             429 => {}
             status => panic!("{status}"),
         }
@@ -277,11 +280,11 @@ async fn stalled_reader_is_disconnected() {
     setup.step = Duration::ZERO;
     setup.config.timeouts.write = Duration::from_millis(200);
     let server = setup.open().await;
-    // Headers only; what follows is never read and fills the socket's buffers.
+    // Reads only the headers: the body is never read and fills the socket's buffers.
     let stream = server.chat(json!({"stream": true})).await;
     assert_eq!(stream.status, 200);
     server
-        .eventually("it runs", |w| w.count(RunnerMethod::Verify) > 0)
+        .eventually("decoding has begun", |w| w.count(RunnerMethod::Verify) > 0)
         .await;
     idle(&server).await;
     let text = server.get("/metrics").await.text().await;
@@ -297,23 +300,23 @@ async fn many_cancelled_requests_leave_no_state() {
     setup.config.queue_limit = 16;
     let server = setup.open().await;
     let address = server.address;
-    let guests = (0..60_u64).map(|i| {
+    let clients = (0..60_u64).map(|i| {
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(i * 7 % 90)).await;
             let fields = json!({"stream": i % 3 != 0, "max_tokens": 5 + i, "n": 1 + i % 2});
             let body = chat_body(fields).to_string();
             let stay = Duration::from_millis(i * 13 % 110);
-            let visit = async {
+            let read_all = async {
                 let mut answer =
                     crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await;
                 while answer.event().await.is_some() {}
             };
-            // Some stay to the end, some leave in the queue, in prefill or while reading.
-            let _ = tokio::time::timeout(stay, visit).await;
+            // Some clients read to the end; some disconnect in the queue, in prefill or in decode.
+            let _ = tokio::time::timeout(stay, read_all).await;
         })
     });
-    for guest in guests.collect::<Vec<_>>() {
-        guest.await.unwrap();
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
     }
     idle(&server).await;
     let slots = server.get("/slots").await.json().await;
@@ -328,7 +331,7 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     let mut setup = narrow();
     setup.config.queue_limit = 4;
     setup.step = Duration::from_millis(3);
-    // Places for three, pages for one of full length, which may be reached within the reserve.
+    // Three sequences, but pages for only one of full length.
     setup.limits = Limits {
         sequences: 3,
         context: 1000,
@@ -339,19 +342,19 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     let running = occupy(&server).await;
     let waiting = server.chat(json!({"stream": true, "max_tokens": 2})).await;
     let pool = async || server.get("/props").await.json().await["runtime"]["kv_pool"].clone();
-    let mut told = pool().await;
+    let mut pool_status = pool().await;
     for _ in 0..200 {
-        if told["queue_waits_for_it"] == true {
+        if pool_status["queue_waits_for_it"] == true {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
-        told = pool().await;
+        pool_status = pool().await;
     }
-    assert_eq!(told["queue_waits_for_it"], true, "{told}");
-    let used = told["in_use"].as_u64().unwrap();
+    assert_eq!(pool_status["queue_waits_for_it"], true, "{pool_status}");
+    let used = pool_status["in_use"].as_u64().unwrap();
     assert!(
-        used > 0 && used < told["tokens"].as_u64().unwrap(),
-        "{told}"
+        used > 0 && used < pool_status["tokens"].as_u64().unwrap(),
+        "{pool_status}"
     );
     let metrics = server.get("/metrics").await.text().await;
     assert!(
@@ -363,6 +366,9 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     drop(running);
     assert!(waiting.text().await.contains("[DONE]"));
     idle(&server).await;
-    let told = pool().await;
-    assert_eq!((&told["in_use"], &told["parked"]), (&json!(0), &json!(0)));
+    let pool_status = pool().await;
+    assert_eq!(
+        (&pool_status["in_use"], &pool_status["parked"]),
+        (&json!(0), &json!(0))
+    );
 }

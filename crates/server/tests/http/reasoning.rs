@@ -1,4 +1,4 @@
-//! Thinking within a budget, and thinking that is closed from outside.
+//! Reasoning within a budget, and reasoning that a client ends.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::test_server::{ServerSetup, chat_body};
 
-/// Thinks for ever, one step after another, and goes on with them when its thought is closed.
+/// A model that reasons endlessly and continues to write its steps after the reasoning block ends.
 fn thinker() -> ServerSetup {
     let steps = (0..100).map(|n| format!("step {n}: {}. ", n * n * 7919));
     ServerSetup::saying(&steps.collect::<String>())
@@ -156,7 +156,7 @@ async fn control_request_ends_running_reasoning() {
 
 #[tokio::test]
 async fn repetition_after_cut_reasoning_ends_the_reply() {
-    // Sixteen letters, again and again.
+    // Sixteen letters, repeated.
     let round = "abcdefghijklmno.".repeat(60);
     let server = ServerSetup::saying(&round).open().await;
     let fields = json!({"thinking": {"type": "enabled", "budget_tokens": 70}, "max_tokens": 400});
@@ -213,7 +213,7 @@ async fn anthropic_reasoning_is_signed_and_can_be_omitted() {
         .collect();
     assert!(!deltas.contains(&"thinking_delta"), "{deltas:?}");
     assert!(deltas.contains(&"signature_delta"), "{deltas:?}");
-    // What clients say beyond that means that it is shown.
+    // Other values of this setting show the reasoning.
     let unknown = server.post("/v1/messages", &body(Some("updates"))).await;
     let shown = unknown.json().await;
     assert_eq!(shown["content"][0]["thinking"], "hm.");

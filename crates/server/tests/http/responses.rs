@@ -1,4 +1,4 @@
-//! Responses: what comes back, whole and streamed.
+//! Responses: the response, whole and streamed.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,8 @@ fn body(fields: Value) -> Value {
     body
 }
 
-/// What a coding agent declares: functions, a namespace, free text, and kinds that do not exist here.
+/// The tools of a coding agent: functions, a namespace, a custom tool with free text, and unknown
+/// kinds.
 fn tools() -> Value {
     json!([
         {"type": "function", "name": "shell", "strict": false, "parameters": {
@@ -26,7 +27,7 @@ fn tools() -> Value {
     ])
 }
 
-/// The events of a stream, checked for what holds of every stream.
+/// The events of a stream after common checks.
 async fn events(server: &TestServer, fields: Value) -> Vec<Value> {
     let mut fields = body(fields);
     fields["stream"] = json!(true);
@@ -51,7 +52,7 @@ async fn events(server: &TestServer, fields: Value) -> Vec<Value> {
     events
 }
 
-/// The items as they were when they were done.
+/// The items of the `done` events.
 fn done(events: &[Value]) -> Vec<&Value> {
     let done = events
         .iter()
@@ -118,7 +119,7 @@ async fn streamed_response_equals_the_whole_response() {
         usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap()
     });
     assert!(whole["timings"]["decode_tokens_per_sec"].is_number());
-    // What has only begun took no time yet.
+    // A response that has just begun has no timings.
     assert_eq!(events[0]["response"].get("timings"), None);
 }
 
@@ -126,7 +127,8 @@ async fn streamed_response_equals_the_whole_response() {
 async fn reasoning_calls_and_text_are_separate_items() {
     let said = "setup\n</think>\n\nDoing it.\n\
         <tool_call>\n<function=shell>\n<parameter=command>\n[\"ls\", \"-l\"]\n</parameter>\n</function>\n</tool_call>\n\
-        <tool_call>\n<function=mcp__fs__read>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>\n\
+        <tool_call>\n<function=mcp__fs__read>\n<parameter=path>\na\n</parameter>\n\
+        </function>\n</tool_call>\n\
         <tool_call>\n<function=patch>\n<parameter=input>\nline \"1\"\nline 2\n</parameter>\n</function>\n</tool_call>";
     let server = ServerSetup {
         limits: contract::Limits {

@@ -1,4 +1,4 @@
-//! A fake runner that says what a test wrote down, and lets the test hold it, break it and watch it.
+//! A fake runner that replays a test's script and lets the test hold, fail and observe it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use contract::{
 /// The next token, given how many were generated so far.
 pub(crate) type Script = Arc<dyn Fn(usize) -> TokenId + Send + Sync>;
 
-/// Lets a test stop the device in its tracks.
+/// Lets a test hold the device between calls.
 #[derive(Default)]
 pub(crate) struct Gate {
     held: Mutex<bool>,
@@ -45,12 +45,12 @@ impl Gate {
         }
         drop(held);
         if self.panics.swap(false, Ordering::SeqCst) {
-            panic!("the test says so");
+            panic!("requested by the test");
         }
     }
 }
 
-/// What a test holds of a runner that is boxed away on the engine thread.
+/// A test's handle to the runner that the engine thread owns.
 #[derive(Clone)]
 pub(crate) struct Watch {
     pub(crate) gate: Arc<Gate>,
@@ -63,16 +63,16 @@ impl Watch {
         self.fake.record().count(call)
     }
 
-    /// Sequences open on the device.
+    /// Number of open sequences.
     pub(crate) fn open_now(&self) -> u64 {
         self.count(RunnerMethod::Open) - self.count(RunnerMethod::Close)
     }
 }
 
-/// See the module.
+/// Runner that follows a script; see the module.
 pub(crate) struct ScriptRunner {
     inner: FakeRunner,
-    /// Without one the fake speaks its own language.
+    /// `None` leaves the fake runner's own logits.
     script: Option<Script>,
     generated: HashMap<SeqId, usize>,
     saved: HashMap<SnapshotId, usize>,

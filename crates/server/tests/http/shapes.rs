@@ -1,11 +1,11 @@
-//! Replies that must have a shape: JSON, patterns, choices, grammars and calls, in every dialect, whatever the
-//! model would rather say.
+//! Constrained replies: JSON, patterns, choices, grammars and calls, in every dialect, against a
+//! model that prefers other text.
 
 use serde_json::{Value, json};
 
 use crate::test_server::{ServerSetup, TestServer};
 
-/// Never JSON, and no call.
+/// Neither JSON nor a call.
 const STUBBORN: &str = "I would rather tell you about the weather. It is fine today, and warm.";
 
 fn schema() -> Value {
@@ -37,7 +37,7 @@ fn format() -> Value {
     json!({"type": "json_schema", "name": "n", "schema": schema(), "strict": true})
 }
 
-/// The text of an answer in each dialect to a request for the schema.
+/// The reply text in each dialect for a request with the schema.
 async fn texts(server: &TestServer) -> Vec<String> {
     let wrapped = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema(), "strict": true}});
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -79,7 +79,7 @@ async fn texts(server: &TestServer) -> Vec<String> {
 
 #[tokio::test]
 async fn schema_is_enforced_in_every_dialect() {
-    // One that would rather say something else, one that says anything at all.
+    // One model prefers other text; the other's logits are arbitrary.
     for setup in [ServerSetup::saying(STUBBORN), ServerSetup::default()] {
         let server = setup.open().await;
         for text in texts(&server).await {
@@ -212,7 +212,7 @@ async fn unsupported_schemas_are_rejected_by_name_in_each_dialect() {
             "{path}: {message}"
         );
     }
-    // What only the compiler finds is the request's fault as well.
+    // Errors that only the grammar compiler finds are also the request's fault.
     for (fields, param) in [
         (json!({"guided_regex": "(a"}), "guided_regex"),
         (json!({"grammar": "start: nothing"}), "grammar"),

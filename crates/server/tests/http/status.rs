@@ -1,4 +1,4 @@
-//! Health, models, metrics, keys, cross-origin rules, request ids.
+//! Health, models, metrics, API keys, cross-origin rules, request ids.
 
 use std::time::Duration;
 
@@ -208,7 +208,7 @@ async fn keys_are_required_except_for_health_and_preflight() {
     assert_eq!(
         refused.header("access-control-allow-origin"),
         Some("*"),
-        "browsers must be able to read the refusal"
+        "browsers must be able to read the error"
     );
     let error = refused.json().await;
     assert_eq!(error["error"]["type"], "authentication_error");
@@ -246,7 +246,7 @@ async fn server_without_keys_hides_file_paths() {
     assert_eq!(props["default_generation_settings"]["n_ctx"], 512);
     assert_eq!(props["speculative_mode"], "off");
     assert_eq!(props["eos_token"], "<|im_end|>");
-    // The test's template shows no tools, but it does open a thinking block when told to.
+    // The test's template has no tools, but it opens a reasoning block if asked to.
     assert_eq!(props["capabilities"]["tools_supported"], false);
     assert_eq!(props["capabilities"]["reasoning_supported"], true);
 }
@@ -306,7 +306,7 @@ async fn always_usage_sends_usage_unrequested() {
 }
 
 #[tokio::test]
-async fn metrics_count_what_happened() {
+async fn metrics_count_requests_and_tokens() {
     let server = ServerSetup::saying("ok").open().await;
     server.chat(json!({})).await.json().await;
     server.chat(json!({"max_tokens": 1})).await.json().await;

@@ -1,4 +1,5 @@
-//! A whole server on a port of its own, with a scripted device and a vocabulary of a few hundred tokens.
+//! A complete server on its own port, with a scripted device and a vocabulary of a few hundred
+//! tokens.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ const SPECIAL: [(&str, TokenKind); 7] = [
     ("</tool_call>", TokenKind::UserDefined),
 ];
 
-/// One token per byte, in the byte-mapped alphabet, and a few strings on top.
+/// One token per byte in the byte-mapped alphabet, and a few special strings.
 pub(crate) fn vocab() -> Vocab {
     let mut tokens = Vec::new();
     let mut next = 256;
@@ -74,7 +75,7 @@ pub(crate) fn special(text: &str) -> TokenId {
     TokenId(256 + at as u32)
 }
 
-/// The tokens of a text: one per byte, but for the special strings.
+/// The tokens of a text: one per byte, except for the special strings.
 pub(crate) fn tokens(text: &str) -> Vec<TokenId> {
     let mut ids = Vec::new();
     let mut rest = text;
@@ -99,7 +100,7 @@ pub(crate) fn tokens(text: &str) -> Vec<TokenId> {
     ids
 }
 
-/// A device that says `text` and ends.
+/// A script that replies `text` and ends.
 pub(crate) fn says(text: &str) -> Option<Script> {
     let tokens = tokens(text);
     Some(Arc::new(move |n| {
@@ -107,7 +108,7 @@ pub(crate) fn says(text: &str) -> Option<Script> {
     }))
 }
 
-/// How a house is furnished.
+/// Configuration of a test server.
 pub(crate) struct ServerSetup {
     pub(crate) script: Option<Script>,
     pub(crate) config: ServerConfig,
@@ -137,7 +138,7 @@ impl Default for ServerSetup {
             model_name: "tiny".to_owned(),
             ..ServerConfig::default()
         };
-        config.timeouts.linger = Duration::from_secs(1);
+        config.timeouts.failure_grace = Duration::from_secs(1);
         ServerSetup {
             script: None,
             config,
@@ -230,14 +231,14 @@ impl TestServer {
         server
     }
 
-    /// Waits until health says so.
+    /// Waits until health returns `status`.
     pub(crate) async fn until(&self, status: u16) {
         let wait = async {
             while self.get("/health").await.status != status {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(client::PATIENCE, wait)
+        tokio::time::timeout(client::MAX_WAIT, wait)
             .await
             .expect("health in time");
     }
@@ -255,7 +256,7 @@ impl TestServer {
         client::send(self.address, "POST", path, &headers, body).await
     }
 
-    /// A chat request about nothing, with more fields.
+    /// A chat request with a fixed message and additional fields.
     pub(crate) async fn chat(&self, fields: Value) -> HttpResponse {
         self.post("/v1/chat/completions", &chat_body(fields)).await
     }
@@ -267,7 +268,7 @@ impl TestServer {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        let waited = tokio::time::timeout(client::PATIENCE, wait).await;
+        let waited = tokio::time::timeout(client::MAX_WAIT, wait).await;
         waited.unwrap_or_else(|_| panic!("in time: {what}"));
     }
 }

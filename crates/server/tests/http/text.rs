@@ -1,11 +1,11 @@
-//! Tokenising, detokenising, rendering, counting.
+//! Tokenise, detokenise, render and count.
 
 use serde_json::{Value, json};
 
 use crate::test_server::{ServerSetup, chat_body, special};
 
 #[tokio::test]
-async fn text_goes_to_tokens_and_back() {
+async fn text_round_trips_through_tokens() {
     let server = ServerSetup::saying("x").open().await;
     let body = json!({"content": "hé"});
     let answer = server.post("/tokenize", &body).await.json().await;

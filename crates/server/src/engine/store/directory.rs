@@ -18,7 +18,7 @@ const CLOCK_GRAIN: Duration = Duration::from_secs(2);
 pub(super) struct StateDirectory {
     root: PathBuf,
     dir: PathBuf,
-    /// By path; `None` for an invalid file that could not be removed.
+    /// The files, keyed by their paths; `None` for an invalid file that could not be removed.
     files: BTreeMap<PathBuf, Option<Arc<[TokenId]>>>,
     /// Modification time of the folder at the last scan.
     seen: Option<SystemTime>,

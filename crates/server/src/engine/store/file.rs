@@ -4,7 +4,7 @@
 //! magic "HRTHSTOR" | version u32 | 0 u32 | tokens u64 | payload bytes u64        32 bytes
 //! blake3 of the 32 bytes and of the token ids                                    32 bytes
 //! token ids u32 each, zeros up to a multiple of 4,096
-//! payload: a snapshot as the runner exports it, with a checksum in each section  (contract::snapshot)
+//! payload: a snapshot as the runner exports it, sections with checksums (contract::snapshot)
 //! ```
 //! Little-endian; the file has exactly this length. It holds a prompt, so only its owner may read
 //! it.

@@ -1,20 +1,21 @@
-//! Saved states on disk: what the prefix cache keeps beyond the process.
+//! Saved states on disk: the part of the prefix cache that outlives the process.
 //!
 //! ```text
-//! DIR/lock                  held while files are taken away
-//! DIR/OWNER/TOKENS.state    a state ([`file`] says what is inside); OWNER and TOKENS are hashes
+//! DIR/lock                  held while files are removed
+//! DIR/OWNER/TOKENS.state    a state (format: [`file`]); OWNER and TOKENS are hashes
 //! DIR/OWNER/*.part          a state being written, locked by its writer
 //! ```
 //!
-//! Files are written on a thread of their own, which also fetches the bytes where they still are the device's: into a
-//! part file, which is synchronised, renamed, and made lasting by synchronising its folder. So a file under its final name
-//! is whole, unless the medium damaged it, which checksums find. Nothing rests on names: tokens are stored and
-//! compared. A file that does not fit is a miss and is taken away; a folder that cannot be written turns the
-//! store off with a warning.
+//! A writer thread copies the bytes from the device if needed and writes them to a part file. It
+//! syncs and renames the file, then syncs the folder. A file under its final name is therefore
+//! complete; checksums detect damage by the medium. Names are never trusted: tokens are stored and
+//! compared. An invalid file is a miss and is removed. An unwritable folder disables the store with
+//! a warning.
 //!
-//! Several processes may share a folder. Whoever writes makes room first, by the age of last use, counting
-//! everything below the folder; part files whose writer is gone are taken away. The age is the time of last change; when a
-//! process ends, its states get theirs from the order in which it used them, whenever they are or were written.
+//! Several processes may share a folder. A writer first evicts the least recently used files,
+//! counting all files below the folder, and removes part files of dead writers. The access time is
+//! the modification time. When a process ends, it sets its states' access times from the order in
+//! which it used them, even for states that are written later.
 
 mod access_times;
 mod directory;
@@ -35,34 +36,34 @@ use access_times::AccessTimes;
 use directory::StateDirectory;
 use write_queue::{PendingWrite, WriteQueue};
 
-/// Bytes that may wait to be written, so that a slow disk does not fill the memory: beyond that the newest state takes
-/// the place of those that have waited longest.
+/// Maximum bytes in the write queue, so that a slow disk does not fill the memory. Beyond that, the
+/// newest state replaces the oldest queued ones.
 const MAX_QUEUED_BYTES: u64 = 4 << 30;
 
-/// Where states are kept, and how many.
+/// Location and limits of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// The folder; made if it is not there.
+    /// The folder; created if missing.
     pub dir: PathBuf,
-    /// Bytes that all files below it may have.
+    /// Maximum bytes of all files below the folder.
     pub budget: u64,
-    /// What all states of this process have in common: model, draft, formats. States of another owner are
-    /// never looked at.
+    /// Hash of what all states of this process share: model, draft, formats. States of other owners
+    /// are never read.
     pub owner: [u8; 16],
 }
 
-/// What can be told of a store from outside.
+/// Status of a store.
 #[derive(Debug, Clone)]
 pub struct StoreStatus {
-    /// Its folder.
+    /// The folder.
     pub dir: PathBuf,
-    /// Bytes that all files below it may have.
+    /// Maximum bytes of all files below the folder.
     pub budget: u64,
     failure: Arc<Mutex<Option<String>>>,
 }
 
 impl StoreStatus {
-    /// Why nothing is written any more, if so.
+    /// Why writing is disabled, if it is.
     pub fn failure(&self) -> Option<String> {
         lock(&self.failure).clone()
     }
@@ -73,18 +74,18 @@ impl StoreStatus {
     }
 }
 
-/// The states of one owner in one folder. Dropping it waits until everything it took is written.
+/// The states of one owner in one folder. Dropping it waits until all accepted states are written.
 pub struct DiskStore {
     directory: Arc<Mutex<StateDirectory>>,
     queue: Arc<WriteQueue>,
     status: StoreStatus,
-    /// Whether the process ends.
+    /// Whether the process is shutting down.
     closing: bool,
     writer: Option<JoinHandle<()>>,
 }
 
 impl DiskStore {
-    /// Opens a folder, reads what is there, and takes away what dead writers left.
+    /// Opens a folder, indexes its files and removes part files of dead writers.
     pub fn open(config: StoreConfig) -> io::Result<DiskStore> {
         let mut directory = StateDirectory::open(&config.dir, config.owner)?;
         directory.evict(config.budget, None)?;
@@ -111,12 +112,12 @@ impl DiskStore {
         Ok(store)
     }
 
-    /// What can be told from outside.
+    /// Current status.
     pub fn status(&self) -> StoreStatus {
         self.status.clone()
     }
 
-    /// Files of this owner, with their tokens.
+    /// Token lists of this owner's files.
     pub fn token_lists(&self) -> Vec<Arc<[TokenId]>> {
         lock(&self.directory).token_lists()
     }
@@ -188,13 +189,13 @@ impl Drop for DiskStore {
     fn drop(&mut self) {
         self.queue.close();
         if let Some(writer) = self.writer.take() {
-            // A panic there was told where it happened.
+            // The panic hook has already reported a panic of the writer.
             let _ = writer.join();
         }
     }
 }
 
-/// The thread that writes.
+/// The writer thread.
 struct Writer {
     directory: Arc<Mutex<StateDirectory>>,
     queue: Arc<WriteQueue>,
@@ -235,10 +236,10 @@ impl Writer {
             }
             directory.dir().to_path_buf()
         };
-        // The lock of the shelf is not held while the disk works.
+        // The directory's lock is not held during disk writes.
         let path = file::write(&dir, &write.tokens, &mut *write.snapshot)?;
         let mut directory = lock(&self.directory);
-        // The disk may have taken its time since the last byte.
+        // Writing may have taken long, so the access time is read again.
         let used = self.queue.access_time(&write.tokens);
         directory.touch(&write.tokens, used.unwrap_or_else(SystemTime::now));
         directory.add(Arc::clone(&write.tokens), path);
@@ -247,7 +248,7 @@ impl Writer {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panicking holder left is a list of files; every use of one looks at the file again.
+    // After a panic the list of files is still usable: every use checks the file again.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,4 +1,4 @@
-//! The description of this server for programs that read such descriptions.
+//! The OpenAPI description of this server.
 
 use axum::Json;
 use serde_json::{Map, Value, json};
@@ -15,55 +15,55 @@ struct Operation {
     path: &'static str,
     method: &'static str,
     summary: &'static str,
-    /// The schema of its body, if it takes one.
+    /// Schema of the request body, if it takes one.
     body: Option<&'static str>,
-    /// What a good answer is made of.
-    gives: Gives,
-    /// Which errors it may end in, besides those that all have.
+    /// Content of a successful response.
+    response: ResponseContent,
+    /// Status codes of its errors, besides those of every operation.
     errors: &'static [u16],
 }
 
-/// What a good answer is made of.
+/// Content of a successful response.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Gives {
+enum ResponseContent {
     /// A JSON object.
     Json,
-    /// A JSON object, or a stream of events if one was asked for.
+    /// A JSON object, or server-sent events if the request sets `stream`.
     JsonOrEvents,
-    /// Events.
+    /// Server-sent events.
     Events,
-    /// A page, or JSON for whoever does not ask for one.
+    /// An HTML page, or JSON if the client does not accept HTML.
     PageOrJson,
-    /// A page.
+    /// An HTML page.
     Page,
     /// Plain text.
     Text,
 }
 
-impl Gives {
+impl ResponseContent {
     fn kinds(self) -> &'static [&'static str] {
         match self {
-            Gives::Json => &[JSON],
-            Gives::JsonOrEvents => &[JSON, EVENTS],
-            Gives::Events => &[EVENTS],
-            Gives::PageOrJson => &[JSON, "text/html"],
-            Gives::Page => &["text/html"],
-            Gives::Text => &["text/plain"],
+            ResponseContent::Json => &[JSON],
+            ResponseContent::JsonOrEvents => &[JSON, EVENTS],
+            ResponseContent::Events => &[EVENTS],
+            ResponseContent::PageOrJson => &[JSON, "text/html"],
+            ResponseContent::Page => &["text/html"],
+            ResponseContent::Text => &["text/plain"],
         }
     }
 }
 
 const JSON: &str = "application/json";
 const EVENTS: &str = "text/event-stream";
-/// Errors of what needs the model and a body.
+/// Errors of operations that take a body and generate.
 const WORK: &[u16] = &[400, 404, 413, 429, 500, 503];
-/// The same where nothing waits in a queue.
+/// Errors of operations that take a body and do not enter the queue.
 const COUNT: &[u16] = &[400, 404, 413, 500, 503];
 
 const fn get(
     path: &'static str,
     summary: &'static str,
-    gives: Gives,
+    response: ResponseContent,
     errors: &'static [u16],
 ) -> Operation {
     Operation {
@@ -71,7 +71,7 @@ const fn get(
         method: "get",
         summary,
         body: None,
-        gives,
+        response,
         errors,
     }
 }
@@ -80,7 +80,7 @@ const fn post(
     path: &'static str,
     summary: &'static str,
     body: &'static str,
-    gives: Gives,
+    response: ResponseContent,
     errors: &'static [u16],
 ) -> Operation {
     Operation {
@@ -88,12 +88,12 @@ const fn post(
         method: "post",
         summary,
         body: Some(body),
-        gives,
+        response,
         errors,
     }
 }
 
-use Gives::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
+use ResponseContent::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
 
 const OPERATIONS: [Operation; 25] = [
     get("/health", "Whether requests are taken", Object, &[503]),
@@ -216,8 +216,10 @@ fn document() -> Value {
             "/" | "/v1" => operation.path.to_owned(),
             path => format!("/v1{path}"),
         };
-        let told = described(operation);
-        paths.insert(full, json!({ operation.method: told }));
+        paths.insert(
+            full,
+            json!({ operation.method: operation_object(operation) }),
+        );
     }
     json!({
         "openapi": "3.1.0",
@@ -239,11 +241,11 @@ fn document() -> Value {
     })
 }
 
-fn described(operation: &Operation) -> Value {
+fn operation_object(operation: &Operation) -> Value {
     let anthropic = operation.path.starts_with("/messages");
     let open = matches!(operation.path, "/" | "/health");
     let mut responses = Map::new();
-    responses.insert("200".to_owned(), answer(operation));
+    responses.insert("200".to_owned(), success(operation));
     // Health and the page are open to everyone.
     let key = (!open).then_some(401);
     for status in operation.errors.iter().copied().chain(key) {
@@ -258,7 +260,7 @@ fn described(operation: &Operation) -> Value {
             _ => ("500", "A defect of the server or the model's file"),
         };
         let schema = match (operation.body, anthropic) {
-            // Health says in its own words why it is not well.
+            // Health reports its state in its own format.
             (None, _) if status == "503" && matches!(operation.path, "/" | "/v1" | "/health") => {
                 json!({"type": "object", "required": ["status"]})
             }
@@ -269,37 +271,38 @@ fn described(operation: &Operation) -> Value {
         let response = json!({"description": description, "content": content});
         responses.insert(status.to_owned(), response);
     }
-    let mut told = json!({"summary": operation.summary, "responses": responses});
+    let mut object = json!({"summary": operation.summary, "responses": responses});
     if open {
-        told["security"] = json!([]);
+        object["security"] = json!([]);
     }
     if operation.path.contains("{id}") {
-        told["parameters"] = json!([
+        object["parameters"] = json!([
             {"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}
         ]);
     }
     if let Some(schema) = operation.body {
         let schema = json!({"$ref": format!("#/components/schemas/{schema}")});
-        told["requestBody"] = json!({"required": true, "content": { JSON: {"schema": schema} }});
+        object["requestBody"] = json!({"required": true, "content": { JSON: {"schema": schema} }});
     }
-    told
+    object
 }
 
-/// A good answer.
-fn answer(operation: &Operation) -> Value {
-    let gives = operation.gives;
+/// The successful response.
+fn success(operation: &Operation) -> Value {
+    let response = operation.response;
     let timings = json!({"timings": {"$ref": "#/components/schemas/Timings"}});
-    let kinds = gives.kinds().iter().map(|kind| {
+    let kinds = response.kinds().iter().map(|kind| {
         let schema = match *kind {
             JSON if operation.path == "/messages" => {
                 let usage = json!({"type": "object", "properties": timings});
                 json!({"type": "object", "properties": {"usage": usage}})
             }
-            JSON if matches!(gives, Gives::JsonOrEvents) => {
+            JSON if matches!(response, ResponseContent::JsonOrEvents) => {
                 json!({"type": "object", "properties": timings})
             }
             JSON => json!({"type": "object"}),
-            // Some readers hold this against the whole stream, some against each event: no type is right for both.
+            // Some clients apply the schema to the whole stream, some to each event, so it has no
+            // type.
             EVENTS => {
                 json!({"description": "server-sent events; the data of each is JSON or [DONE]"})
             }
@@ -307,8 +310,8 @@ fn answer(operation: &Operation) -> Value {
         };
         ((*kind).to_owned(), json!({ "schema": schema }))
     });
-    let description = match gives {
-        Gives::JsonOrEvents => "The answer; a stream of events if one was asked for",
+    let description = match response {
+        ResponseContent::JsonOrEvents => "The answer; a stream of events if one was asked for",
         _ => "The answer",
     };
     json!({"description": description, "content": kinds.collect::<Map<String, Value>>()})
@@ -415,7 +418,7 @@ fn schemas() -> Value {
     })
 }
 
-/// What an answer says of the time that it took.
+/// Schema of `timings` in a response.
 fn timings() -> Value {
     let required = ["prefill_ms", "decode_ms", "decode_tokens_per_sec"];
     let number = |what: &str| json!({"type": "number", "minimum": 0, "description": what});
@@ -435,7 +438,7 @@ fn timings() -> Value {
     })
 }
 
-/// A request with these fields of its own beside those that all requests share.
+/// A request schema: the fields `own` and the fields of every request.
 fn request(own: Value, required: &[&str]) -> Value {
     let mut properties = json!({
         "model": {"type": ["string", "null"]},

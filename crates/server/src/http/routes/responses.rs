@@ -85,10 +85,11 @@ impl ResponsesFormat {
         match event {
             StreamEvent::Parts { choice, parts } => {
                 let choice = request.choice(choice);
-                let told = |part: &Part| choice.chat_logprobs(part).map(|told| told.content);
-                let parts = parts.into_iter().map(|part| (told(&part), part.piece));
-                let events = parts.flat_map(|(told, piece)| {
-                    self.items.push_with(piece, told.unwrap_or_default())
+                let logprobs =
+                    |part: &Part| choice.chat_logprobs(part).map(|logprobs| logprobs.content);
+                let parts = parts.into_iter().map(|part| (logprobs(&part), part.piece));
+                let events = parts.flat_map(|(logprobs, piece)| {
+                    self.items.push_with(piece, logprobs.unwrap_or_default())
                 });
                 events.collect()
             }

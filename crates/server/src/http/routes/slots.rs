@@ -146,7 +146,7 @@ pub(super) async fn events(State(app): State<App>) -> Result<Response, ApiError>
 /// Feeds one watcher until it disconnects, lags or the server ends.
 async fn watch(app: App, sender: mpsc::Sender<Bytes>) {
     let mut generated: HashMap<u64, usize> = HashMap::new();
-    let mut told = Value::Null;
+    let mut sent = Value::Null;
     let mut last = Instant::now();
     let mut ticks = tokio::time::interval(TICK);
     for tick in 0_u32.. {
@@ -165,9 +165,9 @@ async fn watch(app: App, sender: mpsc::Sender<Bytes>) {
         }
         if tick.is_multiple_of(STATUS_TICKS) {
             let status = status(&app);
-            if status != told {
+            if status != sent {
                 text += &format!("event: status\ndata: {status}\n\n");
-                told = status;
+                sent = status;
             }
         }
         if text.is_empty() && last.elapsed() >= HEARTBEAT {
