@@ -65,7 +65,7 @@ def tests_of(binary):
         if unknown:
             arguments.error(f"quick names tests that {binary} does not have: {' '.join(unknown)}")
         return [name for name in names if (binary, name) in quick]
-    return [name for name in names if binary != "server_ember" or name.startswith("card::")]
+    return [name for name in names if binary != "server_ember" or name.startswith("gpu::")]
 
 
 class Test:

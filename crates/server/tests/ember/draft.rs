@@ -1,5 +1,5 @@
-//! The bundled draft against its golden files: the independent implementation's candidates with a greedy token
-//! as root, for the draft as shipped and read with sliding windows, causal in the block.
+//! The bundled draft against its golden files: the independent implementation's candidates with a
+//! greedy token as root. The draft runs as shipped, and with sliding windows and causal blocks.
 
 use contract::{
     Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftPlan, KvFormat, LogitsRequest,
@@ -13,9 +13,9 @@ use model::DraftOptions;
 use crate::golden::{FAST, REFERENCE, cases, ember, ids, numbers, tensors};
 use crate::plan;
 
-/// Candidates a depth in the golden file.
+/// Candidates per depth in the golden file.
 const K: usize = 8;
-/// Roots apart in the golden file of the sliding variant; the other one has every root.
+/// Distance of the roots in the golden file of the sliding variant; the other file has every root.
 const STRIDE: usize = 6;
 /// Window of the sliding variant.
 const WINDOW: usize = 64;
@@ -39,7 +39,7 @@ pub(crate) fn plan_with_draft(window: Option<usize>, options: CpuOptions) -> Ope
     plan
 }
 
-/// Commits one token as plain decoding does.
+/// Commits one token by plain decoding.
 pub(crate) fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) {
     let tree = Tree::root(token);
     let requests = [LogitsRequest::NONE];
@@ -53,7 +53,8 @@ pub(crate) fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) {
     runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
 }
 
-/// Candidates of every `stride`th greedy token of a case as root, told to `see` with the root's number.
+/// Passes the candidates of every `stride`th greedy token of a case to `see`, with the root's
+/// index.
 fn drafts(
     (plan, backend): (&OpenPlan, &dyn Backend),
     name: &str,
@@ -78,7 +79,8 @@ fn drafts(
     }
 }
 
-/// The worst distance of a log-probability from the golden one, over the three cases that have them.
+/// The largest difference of a log-probability from the golden one, over the three cases that have
+/// them.
 fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
     let golden = tensors();
     let plan = plan_with_draft(window, options);
@@ -88,7 +90,7 @@ fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
     for name in ["story", "code", "tool"] {
         let best = &golden[&format!("{name}.{kind}draft_ids")];
         let expected = &golden[&format!("{name}.{kind}draft_log_probs")];
-        // Twice as many candidates, since near ties may stand in another order.
+        // Twice as many candidates, because near ties may be ordered differently.
         drafts(
             (&plan, &backend),
             name,
@@ -105,14 +107,15 @@ fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
                         let at = (root * depth + row) * K + rank;
                         let token = TokenId(best[at] as u32);
                         let of_row = row * found.k..(row + 1) * found.k;
-                        let place = found.ids[of_row.clone()].iter().position(|id| *id == token);
-                        let place = place.unwrap_or_else(|| {
+                        let rank_found =
+                            found.ids[of_row.clone()].iter().position(|id| *id == token);
+                        let rank_found = rank_found.unwrap_or_else(|| {
                             panic!(
-                                "{name}, root {root}, depth {}: {token} is no candidate",
+                                "{name}, root {root}, depth {}: {token} is not a candidate",
                                 row + 1
                             )
                         });
-                        let off = (found.log_probs[of_row][place] - expected[at]).abs();
+                        let off = (found.log_probs[of_row][rank_found] - expected[at]).abs();
                         worst = worst.max(off);
                         count += 1;
                     }
@@ -131,13 +134,13 @@ fn reference_drafts_match_the_independent_implementation() {
 }
 
 #[test]
-fn windows_and_causal_blocks_are_those_of_the_independent_implementation() {
+fn windowed_causal_drafts_match_the_independent_implementation() {
     let off = worst(Some(WINDOW), REFERENCE);
     assert!(off < 1e-4, "{off}");
 }
 
 /// Drafted tokens of a tree that agree with a text.
-fn kept(tree: &Tree, text: &[TokenId]) -> usize {
+fn accepted(tree: &Tree, text: &[TokenId]) -> usize {
     let mut at = NodeIdx::ROOT;
     let follow = |token: &&TokenId| {
         let child = tree.child_with(at, **token);
@@ -147,8 +150,8 @@ fn kept(tree: &Tree, text: &[TokenId]) -> usize {
     text.iter().take_while(follow).count()
 }
 
-/// Drafted tokens that come true on a device, and as many as in the independent implementation, for chains and
-/// for trees.
+/// Accepted draft tokens on a device and in the independent implementation, for chains and for
+/// trees.
 pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64)> {
     let plan = plan_with_draft(None, FAST);
     let mut all = Vec::new();
@@ -159,18 +162,18 @@ pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64
             expected += numbers(&case["kept"][kind]).iter().sum::<f64>();
             let name = case["name"].as_str().unwrap();
             drafts((&plan, backend), name, (K, 1), &mut |root, candidates| {
-                let soil = TreeInputs {
+                let inputs = TreeInputs {
                     root: text[root],
                     forced: &[],
                     hints: &[],
                     candidates: &candidates,
                 };
-                let shape = TreeBudget {
+                let budget = TreeBudget {
                     max_nodes: 22,
                     max_depth: 15,
                     init: seed,
                 };
-                found += kept(&build_tree(soil, shape).tree, &text[root + 1..]);
+                found += accepted(&build_tree(inputs, budget).tree, &text[root + 1..]);
             });
         }
         all.push((kind, found, expected));
@@ -182,7 +185,7 @@ pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64
 fn acceptance_matches_the_independent_implementation() {
     for (kind, found, expected) in acceptance(&CpuBackend::new(FAST)) {
         let off = (found as f64 - expected).abs() / expected;
-        assert!(off < 0.02, "{kind}: {found} kept, {expected} expected");
+        assert!(off < 0.02, "{kind}: {found} accepted, {expected} expected");
         assert!(expected > 1000.0, "{kind}: only {expected} were expected");
     }
 }

@@ -1,4 +1,4 @@
-//! What hundreds of steps of tree decoding leave behind, beside plain decoding of the same tokens.
+//! States after hundreds of tree decode steps, compared with plain decoding of the same tokens.
 
 #![allow(clippy::print_stderr, reason = "figures are printed")]
 
@@ -16,12 +16,13 @@ use crate::draft::{feed, plan_with_draft};
 use crate::golden::{FAST, REFERENCE, ember};
 use crate::properties::prompts;
 
-/// Steps of one text.
+/// Steps per text.
 pub(crate) const STEPS: usize = 500;
-/// Room for steps that keep everything, and for the prompt.
+/// Context for steps that accept every token, and for the prompt.
 const CONTEXT: usize = STEPS * 16 + 256;
 
-/// Decodes greedily by `steps` trees of 22 drafted nodes from `root` on; the tokens committed, and the next root.
+/// Decodes greedily by `steps` trees of 22 drafted nodes from `root`. Returns the committed tokens
+/// and the next root.
 fn tree_text(
     runner: &mut dyn Runner,
     (seq, mut root): (SeqId, TokenId),
@@ -31,18 +32,18 @@ fn tree_text(
     let mut text = Vec::new();
     for _ in 0..steps {
         let candidates = runner.draft(&[DraftItem { seq, root }], depth, 8).unwrap();
-        let soil = TreeInputs {
+        let inputs = TreeInputs {
             root,
             forced: &[],
             hints: &[],
             candidates: &candidates[0],
         };
-        let shape = TreeBudget {
+        let budget = TreeBudget {
             max_nodes: 22,
             max_depth: depth,
             init: TreeInit::None,
         };
-        let tree = build_tree(soil, shape).tree;
+        let tree = build_tree(inputs, budget).tree;
         let requests = vec![LogitsRequest::top_k(1); tree.len()];
         let item = VerifyItem {
             seq,
@@ -72,7 +73,7 @@ fn states(runner: &mut dyn Runner, seq: SeqId, identity: SnapshotIdentity) -> Ve
     let header = read_header(&mut source, identity).unwrap();
     let mut states = Vec::new();
     for _ in 0..header.sections {
-        // Kind and layer come first, then the length, which is what it is told to expect.
+        // A section is kind and layer, then the length, then the bytes.
         let length = u64::from_le_bytes(source[8..16].try_into().unwrap()) as usize;
         let section = read_section(&mut source, |_, _| Some(length)).unwrap();
         if section.kind == SectionKind::DeltaState {
@@ -84,33 +85,34 @@ fn states(runner: &mut dyn Runner, seq: SeqId, identity: SnapshotIdentity) -> Ve
     states
 }
 
-/// A runner for one text, whom its snapshots belong to, and its sequence after the prompt with the next token.
+/// A runner for one text, the identity of its snapshots, its sequence after the prompt and the next
+/// token.
 struct Rig {
     runner: Box<dyn Runner>,
     identity: SnapshotIdentity,
     prompt: Vec<TokenId>,
 }
 
-/// How what is multiplied and kept is held.
+/// Precision of weights, keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CacheFormat {
-    /// As the files have it, keys and values in half precision.
+pub(crate) enum StoredPrecision {
+    /// Weights as in the file, keys and values in half precision.
     AsShipped,
-    /// The target's weights as the f32 numbers that they stand for, keys and values in half precision.
+    /// The target's weights dequantised to f32, keys and values in half precision.
     FloatWeights,
-    /// The same with f32 keys and values.
+    /// Dequantised weights, keys and values in f32.
     Floats,
 }
 
 impl Rig {
-    fn new(backend: &dyn Backend, exact: bool, held: CacheFormat) -> Rig {
+    fn new(backend: &dyn Backend, batch_invariant: bool, precision: StoredPrecision) -> Rig {
         let mut plan = plan_with_draft(None, FAST);
-        plan.batch_invariant = exact;
-        if held != CacheFormat::AsShipped {
+        plan.batch_invariant = batch_invariant;
+        if precision != StoredPrecision::AsShipped {
             let loaded = load_as_floats(&ember("ember.gguf")).unwrap();
             (plan.target, plan.weights) = (loaded.spec, loaded.weights);
         }
-        if held == CacheFormat::Floats {
+        if precision == StoredPrecision::Floats {
             plan.kv = KvFormats {
                 k: KvFormat::F32,
                 v: KvFormat::F32,
@@ -143,8 +145,8 @@ impl Rig {
         states(&mut *self.runner, seq, self.identity)
     }
 
-    /// The states after each part of a text, token by token.
-    fn plainly(&mut self, parts: &[Vec<TokenId>]) -> Vec<Vec<Vec<f32>>> {
+    /// The states after each part of a text, decoded token by token.
+    fn plain_states(&mut self, parts: &[Vec<TokenId>]) -> Vec<Vec<Vec<f32>>> {
         let (seq, _) = self.begin();
         let mut all = Vec::with_capacity(parts.len());
         for part in parts {
@@ -156,12 +158,12 @@ impl Rig {
     }
 }
 
-/// What is between two states of a layer.
+/// Difference of two states of a layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Difference {
-    /// The largest difference as a share of the largest value.
+    /// The largest difference relative to the largest value.
     pub(crate) largest: f32,
-    /// The length of the difference as a share of the length.
+    /// The norm of the difference relative to the norm.
     pub(crate) length: f64,
 }
 
@@ -170,13 +172,13 @@ impl std::fmt::Display for Difference {
         let Difference { largest, length } = self;
         write!(
             f,
-            "{largest:.2e} of the largest value and {length:.2e} of the length off"
+            "{largest:.2e} of the largest value, {length:.2e} of the norm"
         )
     }
 }
 
 impl Difference {
-    /// Layer by layer.
+    /// One difference per layer.
     fn of(found: &[Vec<f32>], expected: &[Vec<f32>]) -> Vec<Difference> {
         let square = |x: f32| f64::from(x) * f64::from(x);
         let pairs = found.iter().zip(expected);
@@ -194,7 +196,7 @@ impl Difference {
         pairs.map(of).collect()
     }
 
-    /// The most of each, over layers.
+    /// The maximum of each over the layers.
     pub(crate) fn worst(layers: &[Difference]) -> Difference {
         let largest = layers.iter().map(|layer| layer.largest);
         let length = layers.iter().map(|layer| layer.length);
@@ -205,10 +207,10 @@ impl Difference {
     }
 }
 
-/// What [`STEPS`] steps of trees leave behind.
+/// States after [`STEPS`] tree steps.
 pub(crate) struct Drift {
-    /// Between trees and plain decoding of the same tokens, layer by layer: after a quarter of the steps and in the
-    /// end.
+    /// Differences between trees and plain decoding of the same tokens per layer: after a quarter
+    /// of the steps, and at the end.
     pub(crate) quarter: Vec<Difference>,
     pub(crate) end: Vec<Difference>,
     /// Tokens of the quarter and of the rest.
@@ -217,18 +219,22 @@ pub(crate) struct Drift {
 }
 
 impl Drift {
-    pub(crate) fn of(backend: &dyn Backend, exact: bool, held: CacheFormat) -> Drift {
-        let mut rig = Rig::new(backend, exact, held);
+    pub(crate) fn of(
+        backend: &dyn Backend,
+        batch_invariant: bool,
+        precision: StoredPrecision,
+    ) -> Drift {
+        let mut rig = Rig::new(backend, batch_invariant, precision);
         let (seq, root) = rig.begin();
         let (quarter, root) = tree_text(&mut *rig.runner, (seq, root), STEPS / 4);
         let after_quarter = rig.states(seq);
         let (rest, _) = tree_text(&mut *rig.runner, (seq, root), STEPS - STEPS / 4);
-        let in_the_end = rig.states(seq);
+        let at_end = rig.states(seq);
         let parts = [quarter, rest];
-        let mut plain = rig.plainly(&parts);
+        let mut plain = rig.plain_states(&parts);
         Drift {
             quarter: Difference::of(&after_quarter, &plain[0]),
-            end: Difference::of(&in_the_end, &plain[1]),
+            end: Difference::of(&at_end, &plain[1]),
             parts,
             plain: plain.remove(1),
         }
@@ -238,32 +244,33 @@ impl Drift {
         self.parts.iter().map(Vec::len).sum::<usize>() as f64 / STEPS as f64
     }
 
-    /// Between plain decoding and plain decoding whose attention sums in another order: no tree has any part in it.
+    /// Differences between plain decoding and plain decoding with another summation order in
+    /// attention; no trees are involved.
     pub(crate) fn of_another_order(&self, backend: &dyn Backend) -> Vec<Difference> {
-        let mut rig = Rig::new(backend, true, CacheFormat::AsShipped);
-        Difference::of(&rig.plainly(&self.parts)[1], &self.plain)
+        let mut rig = Rig::new(backend, true, StoredPrecision::AsShipped);
+        Difference::of(&rig.plain_states(&self.parts)[1], &self.plain)
     }
 }
 
 #[test]
 fn states_after_500_tree_steps_are_bit_identical_to_plain_decoding() {
-    let drift = Drift::of(&CpuBackend::new(FAST), false, CacheFormat::AsShipped);
+    let drift = Drift::of(&CpuBackend::new(FAST), false, StoredPrecision::AsShipped);
     assert_eq!(Difference::worst(&drift.end).largest, 0.0);
-    // A toy that goes on after its end rambles, and little of that is foreseen.
+    // A small model that continues past its end writes text that the draft rarely predicts.
     assert!(drift.per_step() > 1.2, "{}", drift.per_step());
 }
 
 #[test]
 fn states_of_two_f32_summation_orders_are_close() {
-    // The oracle sums one value after the other, the fast path in lanes; neither rounds anything to less than f32.
+    // The reference sums sequentially, the fast path in lanes; neither rounds to less than f32.
     let fast = CpuBackend::new(FAST);
-    let mut rig = Rig::new(&fast, false, CacheFormat::Floats);
+    let mut rig = Rig::new(&fast, false, StoredPrecision::Floats);
     let (seq, root) = rig.begin();
     let (text, _) = tree_text(&mut *rig.runner, (seq, root), STEPS / 8);
     let parts = [text];
-    let found = rig.plainly(&parts).remove(0);
-    let mut reference = Rig::new(&CpuBackend::new(REFERENCE), false, CacheFormat::Floats);
-    let expected = reference.plainly(&parts).remove(0);
+    let found = rig.plain_states(&parts).remove(0);
+    let mut reference = Rig::new(&CpuBackend::new(REFERENCE), false, StoredPrecision::Floats);
+    let expected = reference.plain_states(&parts).remove(0);
     let worst = Difference::worst(&Difference::of(&found, &expected));
     eprintln!("  {} tokens: worst {worst}", parts[0].len());
     assert!(worst.length > 0.0 && worst.length <= 1e-5, "{worst:?}");

@@ -1,4 +1,4 @@
-//! The golden files and the pair they speak of.
+//! The golden files and the bundled pair that they describe.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +22,7 @@ pub(crate) fn ember(name: &str) -> PathBuf {
     if here.is_dir() {
         here.join(name)
     } else {
-        // A test program on another machine runs two folders below the root.
+        // A test binary on another machine runs two folders below the root.
         Path::new("../../models/ember").join(name)
     }
 }

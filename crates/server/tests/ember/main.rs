@@ -1,12 +1,13 @@
-//! The bundled model against its golden files: the text side renders and tokenises as its makers' tools do,
-//! and every device says what an independent implementation in f32 says on the same dequantised weights.
+//! The bundled model against its golden files. The text side renders and tokenises as the
+//! publisher's tools do. Every device gives the logits of an independent implementation in f32 on
+//! the same dequantised weights.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
-mod card;
 mod draft;
 mod drift;
 mod golden;
+mod gpu;
 mod pool;
 mod prefix;
 mod properties;
@@ -23,7 +24,7 @@ use serde_json::json;
 
 use golden::{FAST, REFERENCE, cases, ember, ids, numbers, tensors};
 
-/// What a device says after each token of a case: the prompt and the greedy tokens together.
+/// A device's logits rows after each token of a case: the prompt and the greedy tokens together.
 fn rows(loaded: &model::LoadedModel, options: CpuOptions, tokens: &[TokenId]) -> Vec<LogitsRow> {
     let requests: Vec<_> = (0..tokens.len())
         .map(|i| (i, LogitsRequest::full()))
@@ -60,9 +61,9 @@ fn plan(loaded: &model::LoadedModel, options: CpuOptions) -> OpenPlan {
     }
 }
 
-/// Mean and worst distance from the golden logits over all cases, and greedy tokens that differ although the
-/// judge led by more than `sure`.
-fn distance(options: CpuOptions, sure: f64) -> (f64, f64) {
+/// Mean and worst difference from the golden logits over all cases. Fails if a greedy token differs
+/// although the reference led by more than `sure`.
+fn compare_with_golden(options: CpuOptions, sure: f64) -> (f64, f64) {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let golden = tensors();
     let (mut sum, mut count, mut worst) = (0.0, 0_usize, 0.0_f64);
@@ -134,13 +135,13 @@ fn rendering_and_tokenisation_match_the_reference_tools() {
 
 #[test]
 fn reference_logits_match_the_independent_implementation() {
-    let (mean, worst) = distance(REFERENCE, 1e-3);
+    let (mean, worst) = compare_with_golden(REFERENCE, 1e-3);
     assert!(worst < 1e-3 && mean < 1e-4, "mean {mean}, worst {worst}");
 }
 
 #[test]
-fn the_fast_path_stays_within_the_error_of_eight_bit_activations() {
-    let (mean, worst) = distance(FAST, 1.5);
+fn fast_path_logits_are_within_the_error_of_eight_bit_activations() {
+    let (mean, worst) = compare_with_golden(FAST, 1.5);
     assert!(mean < 0.06, "mean {mean}, worst {worst}");
 }
 
@@ -153,23 +154,27 @@ fn residual_stream_at_captured_layers_matches_golden() {
     let mut runner = CpuBackend::new(REFERENCE)
         .open_inspected(plan(&loaded, REFERENCE), &mut |_| {})
         .unwrap();
-    let layers = runner.hidden_states(&tokens[..48]).unwrap();
+    let hidden_states = runner.hidden_states(&tokens[..48]).unwrap();
     let golden = &tensors()["code.taps"];
-    let per_tap = 48 * loaded.spec.hidden;
-    for (tap, expected) in [1, 3, 5, 7, 10]
+    let per_layer = 48 * loaded.spec.hidden;
+    for (layer, expected) in [1, 3, 5, 7, 10]
         .into_iter()
-        .zip(golden.chunks_exact(per_tap))
+        .zip(golden.chunks_exact(per_layer))
     {
         let hidden = loaded.spec.hidden;
-        for (found, expected) in layers[tap].chunks(hidden).zip(expected.chunks(hidden)) {
-            // A few channels of the stream grow to thousands, and their rounding reaches the others.
+        for (found, expected) in hidden_states[layer]
+            .chunks(hidden)
+            .zip(expected.chunks(hidden))
+        {
+            // A few channels of the residual stream grow to thousands, and their rounding affects
+            // the others.
             let largest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
             let allowed = 1e-4 + 1e-5 * largest;
             for (a, b) in found.iter().zip(expected) {
                 let off = (a - b).abs();
                 assert!(
                     off <= allowed,
-                    "after layer {tap}: {a}, not {b}, of at most {largest}"
+                    "after layer {layer}: {a}, not {b}, of at most {largest}"
                 );
             }
         }

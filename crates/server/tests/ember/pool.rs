@@ -1,5 +1,5 @@
-//! Few pages for many on the bundled pair: who waited for pages, or gave them up in the middle of a text, says bit for
-//! bit what he says alone.
+//! A small page pool for several sequences of the bundled pair. Sequences that waited for pages, or
+//! were preempted, give bit for bit the tokens of a run alone.
 
 use chat::{SpecialTokens, Tokenizer};
 use contract::Backend;
@@ -12,14 +12,14 @@ use decode::{
 use crate::draft::plan_with_draft;
 use crate::golden::{FAST, ember};
 
-/// A scheduler whose sequences share so many tokens.
+/// A scheduler whose sequences share `pool` tokens.
 fn scheduler(
-    (backend, exact): (&dyn Backend, bool),
+    (backend, batch_invariant): (&dyn Backend, bool),
     pool: Option<usize>,
     slots: usize,
 ) -> Scheduler {
     let mut plan = plan_with_draft(None, FAST);
-    plan.batch_invariant = exact;
+    plan.batch_invariant = batch_invariant;
     plan.limits.sequences = 4;
     plan.limits.context = 1000;
     plan.limits.pool = pool;
@@ -75,8 +75,8 @@ fn jobs() -> Vec<Job> {
     .collect()
 }
 
-/// What each job says, and whether anyone waited for pages.
-fn said(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutputToken>>, bool, Stats) {
+/// The tokens of each job, and whether any job waited for pages.
+fn generated(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutputToken>>, bool, Stats) {
     let (mut events, mut waited) = (Vec::new(), false);
     for job in jobs {
         scheduler.submit(job.clone()).unwrap();
@@ -85,31 +85,31 @@ fn said(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutputToken>>, bool
         let stats = scheduler.stats();
         waited |= stats.pool_waits && stats.queued > 0;
     }
-    let mut said = vec![Vec::new(); jobs.len()];
+    let mut generated = vec![Vec::new(); jobs.len()];
     for (id, event) in events {
         let at = jobs.iter().position(|job| job.id == id).unwrap();
         match event {
-            Event::Tokens { tokens, .. } => said[at].extend(tokens),
+            Event::Tokens { tokens, .. } => generated[at].extend(tokens),
             Event::Failed { error } => panic!("{id}: {error}"),
             _ => {}
         }
     }
-    (said, waited, scheduler.stats())
+    (generated, waited, scheduler.stats())
 }
 
-/// Fails unless texts that wait for pages or give them up on the way have the bits that they have alone.
-pub(crate) fn few_pages_change_no_bit(backend: &dyn Backend, exact: bool) {
+/// Fails unless sequences that wait for pages or are preempted give the bits of a run alone.
+pub(crate) fn check_small_pool(backend: &dyn Backend, batch_invariant: bool) {
     let jobs = jobs();
-    let on = (backend, exact);
+    let device = (backend, batch_invariant);
     let alone = |job: &Job| {
-        said(&mut scheduler(on, None, 0), std::slice::from_ref(job))
+        generated(&mut scheduler(device, None, 0), std::slice::from_ref(job))
             .0
             .remove(0)
     };
     let expected: Vec<Vec<OutputToken>> = jobs.iter().map(alone).collect();
     for slots in [0, 8] {
-        // One context: hardly more than one of them takes.
-        let (found, waited, stats) = said(&mut scheduler(on, Some(0), slots), &jobs);
+        // The pool holds one context, hardly more than one of them takes.
+        let (found, waited, stats) = generated(&mut scheduler(device, Some(0), slots), &jobs);
         assert!(found == expected, "{slots} slots: {stats:?}");
         assert!(waited && stats.preemptions > 0, "{stats:?}");
         assert_eq!((stats.preemptions, stats.leaks), (stats.resumed, 0));
@@ -119,5 +119,5 @@ pub(crate) fn few_pages_change_no_bit(backend: &dyn Backend, exact: bool) {
 
 #[test]
 fn queued_and_preempted_sequences_match_runs_alone() {
-    few_pages_change_no_bit(&CpuBackend::new(FAST), false);
+    check_small_pool(&CpuBackend::new(FAST), false);
 }

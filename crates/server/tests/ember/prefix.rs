@@ -1,5 +1,5 @@
-//! Saved states on the bundled pair, bit for bit: conversations that take turns say, from states in memory and
-//! from files after a restart, the same tokens with the same probabilities as when every prompt is read whole.
+//! Saved states on the bundled pair, bit for bit. Interleaved conversations continue from states in
+//! memory, or from files after a restart. They give the tokens and probabilities of full prefill.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Schedu
         ..SchedulerConfig::default()
     };
     let runner = CpuBackend::new(FAST)
-        .turning()
+        .with_rotation()
         .open(plan, &mut |_| {})
         .unwrap();
     let scheduler = Scheduler::new(runner, config);
@@ -58,27 +58,27 @@ fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Schedu
     }
 }
 
-/// Prompts of three conversations in turn, each turn beginning as the last one did: the reply was thought about
-/// when it was asked for, and stands there without its thoughts afterwards.
+/// Prompts of three interleaved conversations. As templates do, each next prompt contains the last
+/// reply without its reasoning.
 fn prompts(turns: usize) -> Vec<Vec<TokenId>> {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
     let head =
-        "<|im_start|>system\nYou count things, and you are told at length which things they are. "
+        "<|im_start|>system\nYou count things, and you know at length which things they are. "
             .to_owned()
             + &"Lamps, coins, letters, apples, tickets, stones and birds are things. ".repeat(8)
             + "<|im_end|>\n";
-    let mut talks = vec![head; 3];
+    let mut conversations = vec![head; 3];
     let mut prompts = Vec::new();
     for turn in 0..turns {
-        for (who, talk) in talks.iter_mut().enumerate() {
+        for (who, conversation) in conversations.iter_mut().enumerate() {
             let question = format!("How many stones has {who} after turn {turn}? ").repeat(6);
-            talk.push_str(&format!(
+            conversation.push_str(&format!(
                 "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
             ));
-            let asked = format!("{talk}<think>\n");
+            let asked = format!("{conversation}<think>\n");
             prompts.push(tokenizer.encode(&asked, SpecialTokens::Parse).unwrap());
-            talk.push_str(&format!("There are {turn} stones, or {who}.<|im_end|>\n"));
+            conversation.push_str(&format!("There are {turn} stones, or {who}.<|im_end|>\n"));
         }
     }
     prompts
@@ -101,13 +101,13 @@ fn settings(i: usize) -> GenerationParams {
     }
 }
 
-/// What each prompt is answered with, two at a time; `first` is the number of the first prompt.
+/// The replies to the prompts, two at a time; `first` is the index of the first prompt.
 fn answers(
     scheduler: &mut Scheduler,
     prompts: &[Vec<TokenId>],
     first: usize,
 ) -> (Vec<Vec<OutputToken>>, PrefixStats) {
-    let mut said = vec![Vec::new(); prompts.len()];
+    let mut generated = vec![Vec::new(); prompts.len()];
     let mut events = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         let job = Job {
@@ -123,14 +123,14 @@ fn answers(
     }
     for (id, event) in events {
         match event {
-            Event::Tokens { tokens, .. } => said[id.0 as usize].extend(tokens),
+            Event::Tokens { tokens, .. } => generated[id.0 as usize].extend(tokens),
             Event::Failed { error } => panic!("{id}: {error}"),
             _ => {}
         }
     }
     let stats = scheduler.stats();
     assert_eq!(stats.leaks, 0);
-    (said, stats.prefix)
+    (generated, stats.prefix)
 }
 
 fn check(format: KvFormat, turns: usize) {
@@ -149,7 +149,7 @@ fn check(format: KvFormat, turns: usize) {
         let least = if slots == 16 { all / 3 } else { all / 6 };
         assert!(stats.cached_tokens as usize > least, "{stats:?} of {all}");
     }
-    // The last turns in a new process, from what the old one left on disk.
+    // The last turns run in a new process with the states that the old one left on disk.
     let dir = tempfile::tempdir().unwrap();
     let store = || {
         let config = StoreConfig {
@@ -174,8 +174,8 @@ fn check(format: KvFormat, turns: usize) {
     assert!(stats.store_hits > 0 && stats.failed == 0, "{stats:?}");
 }
 
-/// Most of the next prompt of a conversation, once a prompt of [`prompts`] was answered.
-fn foreseen(prompts: &[Vec<TokenId>], i: usize) -> Option<NextPrompt> {
+/// Most of the next prompt of a conversation, once a prompt of [`prompts`] has its reply.
+fn next_prompt(prompts: &[Vec<TokenId>], i: usize) -> Option<NextPrompt> {
     let next = prompts.get(i + 3)?;
     Some(NextPrompt {
         tokens: next[..next.len() - 9].into(),
@@ -188,20 +188,20 @@ fn prefill_in_any_chunks_is_bit_identical() {
     let prompts = prompts(3);
     let (expected, _) = answers(&mut scheduler(0, KvFormat::F16, None), &prompts, 0);
     for chunks in [1, 9] {
-        let mut reader = scheduler(16, KvFormat::F16, None);
+        let mut scheduler = scheduler(16, KvFormat::F16, None);
         let mut found = Vec::new();
         for (i, prompt) in prompts.iter().enumerate() {
             let one = std::slice::from_ref(prompt);
-            found.extend(answers(&mut reader, one, i).0);
-            if let Some(text) = foreseen(&prompts, i) {
-                reader.queue_warmup(text);
+            found.extend(answers(&mut scheduler, one, i).0);
+            if let Some(text) = next_prompt(&prompts, i) {
+                scheduler.queue_warmup(text);
             }
             for _ in 0..chunks {
-                reader.warmup_step().unwrap();
+                scheduler.warmup_step().unwrap();
             }
         }
         assert!(found == expected, "{chunks} chunks in each pause");
-        let stats = reader.stats().prefix;
+        let stats = scheduler.stats().prefix;
         assert!(stats.warmup_hits > 0 && stats.failed == 0, "{stats:?}");
     }
 }

@@ -1,5 +1,6 @@
-//! The laws of speculation on the bundled pair: trees of every budget, chains and no draft say the same tokens,
-//! greedy and sampled, in batches, with cancellations and shared prompts; and they do draft.
+//! Properties of speculation on the bundled pair. Trees of every budget, chains and no draft
+//! generate the same tokens, greedy and sampled, in batches, with cancellations and shared prompts.
+//! The draft is used in all of them.
 
 use std::sync::Arc;
 
@@ -14,11 +15,11 @@ use decode::{
 use crate::draft::plan_with_draft;
 use crate::golden::{FAST, ember};
 
-/// Prompts in all; each budget from 0 to 63 comes up at least three times.
+/// Total prompts; each budget from 0 to 63 is used at least three times.
 const PROMPTS: usize = 204;
 const MAX_TOKENS: usize = 20;
 
-/// Prompts of many kinds, as the template would render them.
+/// Prompts of many kinds, as the template renders them.
 pub(crate) fn prompts() -> Vec<Vec<TokenId>> {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
@@ -47,7 +48,8 @@ pub(crate) fn prompts() -> Vec<Vec<TokenId>> {
         .collect()
 }
 
-/// How a prompt is continued: every third greedily, the others by drawing, some with penalties or cut tails.
+/// Parameters of a prompt's continuation: every third is greedy, the others are sampled, some with
+/// penalties or truncation.
 fn settings(i: usize) -> GenerationParams {
     let sampling = match i % 6 {
         0 | 3 => Sampling::greedy(),
@@ -84,23 +86,23 @@ fn settings(i: usize) -> GenerationParams {
     }
 }
 
-/// What each choice of each job said, and what it took.
+/// Tokens, finish reason and counters of each choice of each job.
 type Outputs = Vec<(Vec<TokenId>, Option<FinishReason>, ChoiceStats)>;
 
 struct Fixture {
     scheduler: Scheduler,
-    said: Outputs,
+    generated: Outputs,
 }
 
 impl Fixture {
     fn new(
-        (backend, exact): (&dyn Backend, bool),
+        (backend, batch_invariant): (&dyn Backend, bool),
         speculation: Speculation,
         sequences: usize,
     ) -> Fixture {
         let mut plan = plan_with_draft(None, FAST);
         plan.limits.sequences = 5;
-        plan.batch_invariant = exact;
+        plan.batch_invariant = batch_invariant;
         let loaded = model::load(&ember("ember.gguf")).unwrap();
         let config = SchedulerConfig {
             max_sequences: sequences,
@@ -112,11 +114,12 @@ impl Fixture {
         let runner = backend.open(plan, &mut |_| {}).unwrap();
         Fixture {
             scheduler: Scheduler::new(runner, config),
-            said: vec![(Vec::new(), None, ChoiceStats::default()); 2 * PROMPTS],
+            generated: vec![(Vec::new(), None, ChoiceStats::default()); 2 * PROMPTS],
         }
     }
 
-    /// A prompt's job; every eleventh has two choices, whose prompt is read once and restored.
+    /// Submits a prompt's job. Every eleventh has two choices, with one prefill that is restored
+    /// for the second.
     fn submit(&mut self, i: usize, prompt: &[TokenId]) {
         let job = Job {
             id: JobId(i as u64),
@@ -128,7 +131,7 @@ impl Fixture {
         self.scheduler.submit(job).unwrap();
     }
 
-    /// Steps until nothing is left, cancelling each job of `cancelled` after some rounds.
+    /// Steps until no job is left, cancelling each job of `cancelled` after a few decode steps.
     fn finish(&mut self, cancelled: &[usize]) {
         let mut events = Vec::new();
         for turn in 0.. {
@@ -140,15 +143,15 @@ impl Fixture {
                 match event {
                     Event::Tokens { choice, tokens } => {
                         let ids = tokens.iter().map(|token| token.id);
-                        self.said[2 * id.0 as usize + choice].0.extend(ids);
+                        self.generated[2 * id.0 as usize + choice].0.extend(ids);
                     }
                     Event::Finished {
                         choice,
                         reason,
                         stats,
                     } => {
-                        let said = &mut self.said[2 * id.0 as usize + choice];
-                        (said.1, said.2) = (Some(reason), stats);
+                        let generated = &mut self.generated[2 * id.0 as usize + choice];
+                        (generated.1, generated.2) = (Some(reason), stats);
                     }
                     Event::Failed { error } => panic!("{id}: {error}"),
                     _ => {}
@@ -170,40 +173,49 @@ fn speculation(budget: usize, init: TreeInit) -> Speculation {
     }
 }
 
-/// Fails unless trees of these budgets say, in batches and beside cancelled ones, what plain decoding says alone.
-pub(crate) fn every_budget_says_the_same(
+/// Fails unless trees of these budgets generate the tokens of plain decoding alone, in batches and
+/// beside cancelled jobs.
+pub(crate) fn check_budgets(
     backend: &dyn Backend,
-    exact: bool,
+    batch_invariant: bool,
     budgets: impl Iterator<Item = usize>,
 ) {
     let prompts = prompts();
     let budgets: Vec<usize> = budgets.collect();
-    // Each budget takes its own prompts, three or four of them.
+    // Each budget has its own three or four prompts.
     let of = |budget: usize| (0..PROMPTS).filter(move |i| i % 64 == budget);
-    let mut plain = Fixture::new((backend, exact), speculation(0, TreeInit::None), 1);
+    let mut plain = Fixture::new(
+        (backend, batch_invariant),
+        speculation(0, TreeInit::None),
+        1,
+    );
     for i in budgets.iter().copied().flat_map(of) {
         plain.submit(i, &prompts[i]);
     }
     plain.finish(&[]);
     let mut compared = 0;
     for &budget in &budgets {
-        // In batches of one to four.
-        let mine: Vec<usize> = of(budget).collect();
+        // Batches of one to four.
+        let own: Vec<usize> = of(budget).collect();
         let seed = [
             TreeInit::None,
             TreeInit::Chain,
             TreeInit::None,
             TreeInit::ChainOnly,
         ][budget % 4];
-        let mut fixture = Fixture::new((backend, exact), speculation(budget, seed), 1 + budget % 4);
-        for &i in &mine {
+        let mut fixture = Fixture::new(
+            (backend, batch_invariant),
+            speculation(budget, seed),
+            1 + budget % 4,
+        );
+        for &i in &own {
             fixture.submit(i, &prompts[i]);
         }
-        // One in five is cancelled on the way; the others must not notice.
-        let cancelled: Vec<usize> = mine.iter().copied().filter(|i| i % 5 == 3).collect();
+        // One in five is cancelled while it runs, without effect on the others.
+        let cancelled: Vec<usize> = own.iter().copied().filter(|i| i % 5 == 3).collect();
         fixture.finish(&cancelled);
-        for i in mine.into_iter().flat_map(|i| [2 * i, 2 * i + 1]) {
-            let (expected, found) = (&plain.said[i], &fixture.said[i]);
+        for i in own.into_iter().flat_map(|i| [2 * i, 2 * i + 1]) {
+            let (expected, found) = (&plain.generated[i], &fixture.generated[i]);
             if found.1 == Some(FinishReason::Cancelled) {
                 assert!(
                     expected.0.starts_with(&found.0),
@@ -228,11 +240,11 @@ pub(crate) fn every_budget_says_the_same(
 
 #[test]
 fn trees_chains_and_no_draft_generate_the_same_tokens() {
-    every_budget_says_the_same(&CpuBackend::new(FAST), false, 0..64);
+    check_budgets(&CpuBackend::new(FAST), false, 0..64);
 }
 
 #[test]
-fn one_pass_a_step_and_several_tokens_a_pass() {
+fn drafted_steps_take_one_pass_and_give_several_tokens() {
     let prompts = prompts();
     let cpu = CpuBackend::new(FAST);
     let mut fixture = Fixture::new((&cpu, false), speculation(22, TreeInit::None), 1);
@@ -241,8 +253,12 @@ fn one_pass_a_step_and_several_tokens_a_pass() {
     }
     fixture.finish(&[]);
     let stats = fixture.scheduler.stats();
-    let texts = fixture.said.iter().filter(|said| said.1.is_some()).count() as u64;
-    // A round is one verify: with one sequence at a time there are as many as steps.
+    let texts = fixture
+        .generated
+        .iter()
+        .filter(|generated| generated.1.is_some())
+        .count() as u64;
+    // A decode step is one verify: with one sequence at a time, both counts are equal.
     assert_eq!(stats.decode_steps, stats.batched);
     assert!(
         stats.drafted_steps * 10 > stats.decode_steps * 9,
@@ -250,11 +266,11 @@ fn one_pass_a_step_and_several_tokens_a_pass() {
     );
     assert_eq!(stats.undrafted_steps, 0);
     let per_step = (stats.generated_tokens - texts) as f64 / stats.decode_steps as f64;
-    assert!(per_step > 1.5, "{per_step} tokens a step");
-    let kept: u64 = fixture
-        .said
+    assert!(per_step > 1.5, "{per_step} tokens per step");
+    let accepted: u64 = fixture
+        .generated
         .iter()
-        .map(|said| said.2.accepted_tokens as u64)
+        .map(|generated| generated.2.accepted_tokens as u64)
         .sum();
-    assert_eq!(stats.accepted_tokens, kept);
+    assert_eq!(stats.accepted_tokens, accepted);
 }
