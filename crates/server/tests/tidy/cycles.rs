@@ -1,8 +1,9 @@
 //! No import cycles between the files of a crate.
 //!
-//! A file imports another if it names, through `crate::`, `super::`, `self::` or a child module, an item that the
-//! other file defines. Re-exports are followed to the file that defines the item. Code for tests is left out,
-//! and so is what a file takes from the modules that contain it: a folder's `mod.rs` holds the folder's vocabulary.
+//! A file imports another if it names an item of that file through `crate::`, `super::`, `self::`
+//! or a child module. Re-exports are followed to the file that defines the item. Test code does not
+//! count. Imports from parent modules do not count either, because a folder's `mod.rs` holds the
+//! folder's vocabulary.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +21,7 @@ struct Room {
     children: BTreeSet<String>,
     /// `use` of any visibility: the name here and the path as written. `*` stands for a glob.
     uses: Vec<(String, Vec<String>)>,
-    /// Paths of two and more segments in code.
+    /// Paths in code that have at least two segments.
     paths: Vec<Vec<String>>,
 }
 
@@ -124,7 +125,7 @@ impl Package {
         Package { rooms }
     }
 
-    /// The file that defines what `path`, written in `module`, names; `None` for other crates.
+    /// The file that defines the item of `path` as written in `module`; `None` for other crates.
     fn resolve(&self, module: &Module, path: &[String], fuel: usize) -> Option<&str> {
         let fuel = fuel.checked_sub(1)?;
         let (first, rest) = path.split_first()?;
@@ -170,7 +171,7 @@ impl Package {
         let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (module, room) in &self.rooms {
             let used = room.uses.iter().map(|(_, path)| path);
-            // A crate's page re-exports everything: what it only hands on is no import.
+            // A crate's root re-exports everything; its re-exports do not count as imports.
             let own: &mut dyn Iterator<Item = &Vec<String>> = if module.is_empty() {
                 &mut room.paths.iter()
             } else {

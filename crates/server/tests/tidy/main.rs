@@ -1,5 +1,5 @@
-//! House rules that a compiler does not know: what stands at the top level, how long a file may be, which
-//! words and which `unsafe` may stand where.
+//! House rules that the compiler does not check: top-level names, file lengths, words, and where
+//! `unsafe` is allowed.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
@@ -24,7 +24,7 @@ const TOP_LEVEL: [&str; 9] = [
 ];
 const MAX_LINES: usize = 600;
 const VAGUE_NAMES: [&str; 5] = ["utils", "util", "common", "helpers", "misc"];
-/// `kernels/common` holds what several kernels include, as the architecture lays out.
+/// `kernels/common` holds what several kernels include.
 const VAGUE_EXCEPTIONS: [&str; 1] = ["kernels/common"];
 
 fn root() -> PathBuf {
@@ -52,7 +52,7 @@ fn tracked() -> Vec<String> {
         .filter(|n| !n.is_empty())
         .map(str::to_owned)
         .collect();
-    // A file may be deleted in the tree and not yet in the index.
+    // A file may be deleted in the working tree but not in the index.
     files
         .into_iter()
         .filter(|name| root().join(name).exists())
@@ -73,7 +73,8 @@ fn check(rule: &str, offenders: Vec<String>) {
     assert!(offenders.is_empty(), "{rule}:\n{}", offenders.join("\n"));
 }
 
-/// As [`check`], for a rule that older code still breaks: `remaining.txt` has the number of places, which only shrinks.
+/// Like [`check`], for a rule that older code still breaks. `remaining.txt` records the number of
+/// places, which may only shrink.
 fn check_remaining(rule: &str, offenders: &[String]) {
     let record = include_str!("remaining.txt");
     let known = record
@@ -153,7 +154,7 @@ fn unsafe_stands_only_where_it_is_allowed() {
             || name.starts_with("crates/gguf/")
             || name.starts_with("crates/cpu/src/simd/")
             || name.starts_with("crates/cpu/src/matmul/")
-            // The pool hands borrowed closures to its workers and waits for them.
+            // The pool passes borrowed closures to its workers and waits for them.
             || name == "crates/cpu/src/workers.rs"
     };
     let offenders = tracked()
@@ -210,7 +211,7 @@ fn devices_and_the_algorithm_name_no_family() {
 
 #[test]
 fn no_unfinished_work_is_checked_in() {
-    // Spelled in pieces so that this file does not match itself.
+    // Concatenated, so that this file does not match itself.
     let marks = [
         ["TO", "DO"].concat(),
         ["FIX", "ME"].concat(),

@@ -51,7 +51,7 @@ fn lines_end_at_the_column_limit() {
     for name in tracked() {
         let Some(limit) = limit(&name) else { continue };
         for (index, line) in read(&name).lines().enumerate() {
-            // A string literal that is longer than a line stays whole, so that it can be searched for.
+            // A long string literal stays on one line, so that it can be searched for.
             let is_text = line.contains('"') && !line.trim_start().starts_with("//");
             if line.chars().count() > limit && !(is_text && name.ends_with(".rs")) {
                 long.push(format!("{name}:{}", index + 1));
@@ -89,7 +89,7 @@ fn no_retired_word_is_used() {
     check_remaining("retired words stay retired", &found);
 }
 
-/// Whether `line` has `word` between characters that are no letters; `_` separates words of an identifier.
+/// Whether `line` contains `word` as a whole word; `_` separates the words of an identifier.
 fn contains_word(line: &str, word: &str) -> bool {
     let is_letter = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     line.match_indices(word).any(|(at, _)| {
