@@ -3,6 +3,7 @@
 //! [`config`](crate::config) turns it into what the program means. Every flag of `serve` has an environment
 //! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > card > default.
 
+mod bench;
 mod caching;
 mod clients;
 mod drafting;
@@ -13,7 +14,9 @@ mod window;
 
 use std::path::PathBuf;
 
-pub use crate::commands::BenchArgs;
+pub use bench::{
+    BENCH_HELP, BenchArgs, BenchPart, DepthArgs, SpeculationAbArgs, StepArgs, TuneArgs,
+};
 pub use caching::{CacheArgs, PlanArgs};
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
@@ -146,7 +149,7 @@ pub enum Command {
     )]
     Kernels(KernelsArgs),
     /// Measure how fast a model runs here.
-    #[command(after_help = crate::commands::BENCH_HELP)]
+    #[command(after_help = BENCH_HELP)]
     Bench(Box<BenchArgs>),
 }
 

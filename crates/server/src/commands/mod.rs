@@ -34,7 +34,6 @@ use crate::config::{self, ConfigError};
 use crate::error::ServeError;
 use crate::open::bundled::Bundled;
 use crate::progress::LogWriter;
-pub use bench::{BENCH_HELP, BenchArgs};
 
 /// The text side of a tiny model with random weights.
 #[cfg(test)]

@@ -8,9 +8,9 @@ use contract::{
     SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
-use super::args::StepShape;
 use super::cost::Cost;
 use super::report::{Energy, Report, ReportLine};
+use super::step_shape::StepShape;
 
 /// Candidates of a drafted position, and of a verified node.
 const CANDIDATES: usize = 8;

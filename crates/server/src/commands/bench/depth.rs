@@ -3,17 +3,14 @@
 //! Reading a prompt of 262,144 tokens takes a minute on a large card, so it is read once: at every depth that was asked
 //! for the reading stops, single passes are timed, and what they committed stays part of the text.
 
-use std::path::PathBuf;
-
 use anyhow::bail;
-use clap::Args;
 use contract::{AttentionWindow, KvFormat};
 
-use super::args::forms;
 use super::cases::Bench;
 use super::report::Report;
+use super::step_shape::forms;
 use super::{ModelSource, draft, model};
-use crate::cli::{DeviceArgs, window_tokens};
+use crate::cli::DepthArgs;
 use crate::open::bundled::Bundled;
 use crate::open::devices;
 use crate::open::{self, FittedPlan, MemoryRequest};
@@ -21,47 +18,6 @@ use crate::progress::bytes_text;
 
 /// Room behind the deepest point for what is decoded there.
 const BEHIND: usize = 512;
-
-/// `hearth bench depth`.
-#[derive(Debug, Args)]
-pub struct DepthArgs {
-    /// The GGUF file to measure [default: the bundled model].
-    #[arg(conflicts_with = "synthetic")]
-    pub model: Option<PathBuf>,
-    /// A made-up model instead: a shape and a recipe, as for `hearth synth`.
-    #[arg(long, value_name = "SHAPE:TYPES")]
-    pub synthetic: Option<String>,
-    /// A draft beside it: a weight type such as q8_0 for a made-up one, or a file.
-    #[arg(long, value_name = "WHAT")]
-    pub draft: Option<String>,
-    /// Where and how it runs.
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    /// Tokens of the prompt at which passes are measured, rising.
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "512,16384"
-    )]
-    pub at: Vec<usize>,
-    /// Tokens decoded one by one; 0 for none.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub tg: usize,
-    /// Trees to verify.
-    #[arg(long, value_name = "LIST", default_value = "1,23")]
-    pub verify: String,
-    /// Measure every case again with attention that sees only so many tokens before a new one (`--fa-window` of
-    /// `hearth serve`); attention is then compiled for windows, as it is there.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = window_tokens)]
-    pub fa_window: Vec<usize>,
-    /// How often each case runs.
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    pub reps: usize,
-    /// Append a JSON line for each case to this file.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-}
 
 pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     if args.at.is_empty() || !args.at.is_sorted() {

@@ -3,7 +3,6 @@
 //! A model comes from a file, or is made up: exact shapes, random weights, in no file. Every figure is the
 //! time between a call of the runner and its rows on the host, so what a server adds is all that is missing.
 
-mod args;
 mod cases;
 mod cost;
 mod depth;
@@ -12,6 +11,7 @@ mod speculation_ab;
 #[cfg(test)]
 mod speculation_replay;
 mod step;
+mod step_shape;
 mod timed_runner;
 mod tune;
 
@@ -22,11 +22,11 @@ use anyhow::{Context, bail};
 use contract::{DraftLoad, DraftPlan, QuantType};
 use model::synth::{SynthSpec, draft_for};
 
-use args::BenchPart;
-pub use args::{BENCH_HELP, BenchArgs};
 use cases::Bench;
 use report::Report;
+use step_shape::forms;
 
+use crate::cli::{BenchArgs, BenchPart};
 use crate::open::bundled::Bundled;
 use crate::open::devices;
 use crate::open::drafting;
@@ -58,7 +58,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         bundled: None,
     };
     let loaded = model(&source)?;
-    let forms = args.forms()?;
+    let forms = forms(&args.verify)?;
     let choice = open::choice(&args.device)?;
     let backend = devices::choose(&choice)?;
     // Before the model takes the card.

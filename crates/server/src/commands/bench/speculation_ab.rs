@@ -17,9 +17,9 @@ use decode::{
 };
 use serde_json::json;
 
-use super::args::SpeculationAbArgs;
 use super::tune::{Prompt, prompts, sized};
 use super::{ModelSource, draft, model};
+use crate::cli::SpeculationAbArgs;
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
 use crate::open::{self, MemoryRequest};

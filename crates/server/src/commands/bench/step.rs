@@ -17,10 +17,10 @@ use decode::{
 };
 use serde_json::json;
 
-use super::args::StepArgs;
 use super::timed_runner::{Calls, TimedRunner};
 use super::{ModelSource, draft, model};
 use crate::cli::OnOff;
+use crate::cli::StepArgs;
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
 use crate::open::{self, MemoryRequest};

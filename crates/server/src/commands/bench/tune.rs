@@ -19,9 +19,9 @@ use decode::{
 };
 use serde_json::{Value, json};
 
-use super::args::TuneArgs;
 use super::timed_runner::TimedRunner;
 use super::{ModelSource, draft, model};
+use crate::cli::TuneArgs;
 use crate::open::bundled::Bundled;
 use crate::open::drafting;
 use crate::open::{self, MemoryRequest};

@@ -2,12 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
 use clap::{Args, Subcommand, value_parser};
-use contract::Tree;
 
-use super::depth::DepthArgs;
-use crate::cli::{DeviceArgs, OnOff};
+use super::{DeviceArgs, OnOff, window_tokens};
 
 /// What stands below the flags in `hearth bench --help`.
 pub const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3.5-27b:q4_k_m --device cuda:0\n  \
@@ -177,6 +174,47 @@ pub struct TuneArgs {
     pub json: Option<PathBuf>,
 }
 
+/// `hearth bench depth`.
+#[derive(Debug, Args)]
+pub struct DepthArgs {
+    /// The GGUF file to measure [default: the bundled model].
+    #[arg(conflicts_with = "synthetic")]
+    pub model: Option<PathBuf>,
+    /// A made-up model instead: a shape and a recipe, as for `hearth synth`.
+    #[arg(long, value_name = "SHAPE:TYPES")]
+    pub synthetic: Option<String>,
+    /// A draft beside it: a weight type such as q8_0 for a made-up one, or a file.
+    #[arg(long, value_name = "WHAT")]
+    pub draft: Option<String>,
+    /// Where and how it runs.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Tokens of the prompt at which passes are measured, rising.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "512,16384"
+    )]
+    pub at: Vec<usize>,
+    /// Tokens decoded one by one; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub tg: usize,
+    /// Trees to verify.
+    #[arg(long, value_name = "LIST", default_value = "1,23")]
+    pub verify: String,
+    /// Measure every case again with attention that sees only so many tokens before a new one (`--fa-window` of
+    /// `hearth serve`); attention is then compiled for windows, as it is there.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = window_tokens)]
+    pub fa_window: Vec<usize>,
+    /// How often each case runs.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub reps: usize,
+    /// Append a JSON line for each case to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
 /// `hearth bench pay`.
 #[derive(Debug, Args)]
 pub struct SpeculationAbArgs {
@@ -207,65 +245,4 @@ pub struct SpeculationAbArgs {
     /// Append a JSON line for each class to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-}
-
-/// Trees of one verify call: so many, each of so many nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct StepShape {
-    pub(super) trees: usize,
-    pub(super) nodes: usize,
-}
-
-impl BenchArgs {
-    /// The trees that `--verify` lists.
-    pub(super) fn forms(&self) -> anyhow::Result<Vec<StepShape>> {
-        forms(&self.verify)
-    }
-}
-
-/// Trees from a list such as `1,24,4x8`.
-pub(super) fn forms(list: &str) -> anyhow::Result<Vec<StepShape>> {
-    list.split(',')
-        .map(str::trim)
-        .filter(|text| !text.is_empty())
-        .map(form)
-        .collect()
-}
-
-fn form(text: &str) -> anyhow::Result<StepShape> {
-    let (trees, nodes) = text.split_once('x').unwrap_or(("1", text));
-    let count = |text: &str| {
-        text.parse::<usize>()
-            .ok()
-            .filter(|n| *n > 0)
-            .with_context(|| format!("--verify {text}: use numbers such as 24, or 4x8"))
-    };
-    let form = StepShape {
-        trees: count(trees)?,
-        nodes: count(nodes)?,
-    };
-    if form.trees * form.nodes > Tree::MAX_NODES {
-        bail!("--verify {text}: at most {} nodes in all", Tree::MAX_NODES);
-    }
-    Ok(form)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn forms_are_read_and_bounded() {
-        assert_eq!(
-            form("24").unwrap(),
-            StepShape {
-                trees: 1,
-                nodes: 24
-            }
-        );
-        assert_eq!(form("4x8").unwrap(), StepShape { trees: 4, nodes: 8 });
-        for wrong in ["0", "x", "4x", "65", "8x9", "many"] {
-            assert!(form(wrong).is_err(), "{wrong}");
-        }
-    }
 }
