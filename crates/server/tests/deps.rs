@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 39] = [
+const HOMES: [(&str, &[&str]); 41] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -45,7 +45,7 @@ const HOMES: [(&str, &[&str]); 39] = [
     ("half", &["contract", "cpu", "cuda"]),
     ("http-body-util", &["server"]),
     ("indicatif", &["server"]),
-    ("jiff", &["chat"]),
+    ("jiff", &["chat", "server"]),
     ("libloading", &["cuda"]),
     ("llguidance", &["decode"]),
     ("memmap2", &["gguf"]),
@@ -60,6 +60,7 @@ const HOMES: [(&str, &[&str]); 39] = [
     ("sd-notify", &["server"]),
     ("serde", &["chat", "model", "server"]),
     ("serde_json", &["chat", "model", "server"]),
+    ("strsim", &["server"]),
     (
         "thiserror",
         &[
@@ -93,6 +94,7 @@ const HOMES: [(&str, &[&str]); 39] = [
     ),
     ("tracing-subscriber", &["server"]),
     ("unicode-normalization", &["chat"]),
+    ("ureq", &["server"]),
     ("utoipa", &["server"]),
     ("uuid", &["server"]),
     ("libc", &["server", "cpu"]),

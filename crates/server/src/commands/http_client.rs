@@ -1,53 +1,52 @@
-//! Just enough of an HTTP client to ask a server about itself: one request a connection, no encryption.
+//! The HTTP client of the commands that talk to a running server. It sends plain HTTP only.
 
-use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io::Read;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use ureq::http::{HeaderMap, Method, Request, Response};
+use ureq::{Agent, Body};
 
 /// Longest wait for a connection.
-const CONNECT: Duration = Duration::from_secs(10);
-/// The largest answer that is read, in bytes.
-const MOST_BYTES: u64 = 64 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The largest response body, in bytes.
+const MAX_BODY_BYTES: u64 = 64 << 20;
 
-/// A server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Server {
-    /// As in `host:port`.
-    authority: String,
-    /// Sent with each request, if the server wants one.
-    pub(super) key: Option<String>,
-    /// Longest wait for anything to come.
-    pub(super) patience: Duration,
+/// A client of one server.
+#[derive(Debug, Clone)]
+pub(super) struct HttpClient {
+    /// `http://host:port`, without a path.
+    base: String,
+    /// Sent as a bearer token with each request, if the server asks for one.
+    key: Option<String>,
+    agent: Agent,
 }
 
-/// What came back.
+/// A response, read to its end.
 #[derive(Debug, Clone)]
 pub(super) struct HttpResponse {
-    /// The status.
+    /// The status code.
     pub(super) status: u16,
-    /// Header lines, names in small letters.
-    pub(super) headers: Vec<(String, String)>,
-    /// The body.
+    headers: HeaderMap,
+    /// The body; bytes that are not UTF-8 are replaced.
     pub(super) body: String,
-    /// From the request to the first byte of the body, or to the end where there is none.
+    /// From the request to the first byte of the body, or to its end if it is empty.
     pub(super) first_byte: Duration,
 }
 
 impl HttpResponse {
-    /// A header's value.
+    /// A header's value, if it is text.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
-        let mut found = self.headers.iter().filter(|(other, _)| other == name);
-        found.next().map(|(_, value)| value.as_str())
+        self.headers.get(name)?.to_str().ok()
     }
 
-    /// The body as JSON; null where it is none.
+    /// The body as JSON; null if it is not JSON.
     pub(super) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or(Value::Null)
     }
 
-    /// The data of an event stream, in order, with the names of events where they have some.
+    /// Name and data of each server-sent event, in order; the name is empty for an event without
+    /// one.
     pub(super) fn events(&self) -> Vec<(String, String)> {
         let mut events = Vec::new();
         let mut name = String::new();
@@ -62,168 +61,140 @@ impl HttpResponse {
     }
 }
 
-impl Server {
-    /// Reads `http://host:port`; a path such as `/v1` behind it is left away.
-    pub(super) fn parse(url: &str) -> anyhow::Result<Server> {
+impl HttpClient {
+    /// A client of the server at `url`, such as `http://host:port`; a path such as `/v1` is
+    /// dropped.
+    ///
+    /// A request fails if nothing arrives for `read_timeout`.
+    ///
+    /// # Errors
+    /// If the URL has another scheme than `http`, or no host.
+    pub(super) fn new(
+        url: &str,
+        key: Option<String>,
+        read_timeout: Duration,
+    ) -> anyhow::Result<HttpClient> {
         let rest = url.strip_prefix("http://").ok_or_else(|| {
-            anyhow::anyhow!("--url {url}: use http://HOST:PORT; encryption is left to a proxy")
+            anyhow::anyhow!("--url {url}: use http://HOST:PORT; a proxy can add encryption")
         })?;
         let host = rest.split('/').next().unwrap_or_default();
         if host.is_empty() {
             anyhow::bail!("--url {url}: the host is missing; use http://HOST:PORT");
         }
-        let port_at = host.rfind(':').filter(|at| !host[*at..].contains(']'));
-        let authority = match port_at {
-            Some(_) => host.to_owned(),
-            None => format!("{host}:80"),
-        };
-        Ok(Server {
-            authority,
-            key: None,
-            patience: Duration::from_secs(600),
+        let has_port = host.rfind(':').is_some_and(|at| !host[at..].contains(']'));
+        let port = if has_port { "" } else { ":80" };
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            // Each request has a connection of its own, as those of a new client would.
+            .max_idle_connections(0)
+            .proxy(None)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_per_read(Some(read_timeout));
+        Ok(HttpClient {
+            base: format!("http://{host}{port}"),
+            key,
+            agent: config.build().new_agent(),
         })
     }
 
-    /// `http://host:port`, with nothing behind it.
-    pub(super) fn base(&self) -> String {
-        format!("http://{}", self.authority)
+    /// The same client with another key.
+    pub(super) fn with_key(&self, key: &str) -> HttpClient {
+        HttpClient {
+            key: Some(key.to_owned()),
+            ..self.clone()
+        }
     }
 
-    /// Sends a request and reads the whole answer; a JSON body makes it a POST unless a method is given.
-    pub(super) fn ask(&self, path: &str, body: Option<&Value>) -> Result<HttpResponse> {
-        let method = if body.is_some() { "POST" } else { "GET" };
-        let text = body.map(Value::to_string).unwrap_or_default();
-        self.send((method, path), &[], text.as_bytes())
+    /// `http://host:port`, without a path.
+    pub(super) fn base(&self) -> &str {
+        &self.base
     }
 
-    /// Sends a request with further headers and any body.
+    /// The key that requests carry.
+    pub(super) fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
+    /// Sends a GET and reads the whole response.
+    ///
+    /// # Errors
+    /// If the server cannot be reached, breaks off, or is silent for too long. No status is an
+    /// error.
+    pub(super) fn get(&self, path: &str) -> Result<HttpResponse, ureq::Error> {
+        self.send(Method::GET, path, &[], b"")
+    }
+
+    /// Sends a POST with a JSON body and reads the whole response.
+    ///
+    /// # Errors
+    /// As [`HttpClient::get`].
+    pub(super) fn post(&self, path: &str, body: &Value) -> Result<HttpResponse, ureq::Error> {
+        self.send(Method::POST, path, &[], body.to_string().as_bytes())
+    }
+
+    /// Sends any request, with further headers, and reads the whole response.
+    ///
+    /// # Errors
+    /// As [`HttpClient::get`].
     pub(super) fn send(
         &self,
-        (method, path): (&str, &str),
+        method: Method,
+        path: &str,
         headers: &[(&str, &str)],
         body: &[u8],
-    ) -> Result<HttpResponse> {
-        let mut stream = self.connect()?;
-        let mut head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-length: {}\r\n",
-            self.authority,
-            body.len()
-        );
-        if !body.is_empty() {
-            head += "content-type: application/json\r\n";
-        }
+    ) -> Result<HttpResponse, ureq::Error> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base));
         if let Some(key) = &self.key {
-            head += &format!("authorization: Bearer {key}\r\n");
+            request = request.header("authorization", format!("Bearer {key}"));
         }
         for (name, value) in headers {
-            head += &format!("{name}: {value}\r\n");
+            request = request.header(*name, *value);
         }
-        head += "\r\n";
-        let begun = Instant::now();
-        stream.write_all(head.as_bytes())?;
-        stream.write_all(body)?;
-        let mut bytes = Vec::new();
-        let mut first_byte = None;
-        let mut chunk = [0; 1 << 14];
-        loop {
-            let n = stream.read(&mut chunk)?;
-            bytes.extend_from_slice(&chunk[..n]);
-            let body_has_begun = || {
-                let at = head_end(&bytes)?;
-                (bytes.len() > at).then_some(())
-            };
-            if first_byte.is_none() && (n == 0 || body_has_begun().is_some()) {
-                first_byte = Some(begun.elapsed());
-            }
-            if n == 0 {
-                break;
-            }
-            if bytes.len() as u64 > MOST_BYTES {
-                return Err(broken("the answer has no end"));
-            }
-        }
-        let first_byte = first_byte.unwrap_or_default();
-        read_answer(&bytes, first_byte)
-    }
-
-    fn connect(&self) -> Result<TcpStream> {
-        let mut last = broken("the host has no address");
-        for address in self.authority.to_socket_addrs()? {
-            match TcpStream::connect_timeout(&address, CONNECT) {
-                Ok(stream) => {
-                    stream.set_read_timeout(Some(self.patience))?;
-                    stream.set_nodelay(true)?;
-                    return Ok(stream);
-                }
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        let start = Instant::now();
+        let response = if body.is_empty() {
+            self.agent.run(request.body(())?)
+        } else {
+            request = request.header("content-type", "application/json");
+            self.agent.run(request.body(body)?)
+        }?;
+        read_response(response, start)
     }
 }
 
-fn broken(why: &str) -> Error {
-    Error::new(ErrorKind::InvalidData, why.to_owned())
-}
-
-/// Where the body begins.
-fn head_end(bytes: &[u8]) -> Option<usize> {
-    let at = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
-    Some(at + 4)
-}
-
-fn read_answer(bytes: &[u8], first_byte: Duration) -> Result<HttpResponse> {
-    let at = head_end(bytes).ok_or_else(|| broken("the answer is no HTTP"))?;
-    let head = String::from_utf8_lossy(&bytes[..at]);
-    let mut lines = head.lines();
-    let status = lines
-        .next()
-        .and_then(|line| line.split(' ').nth(1)?.parse().ok())
-        .ok_or_else(|| broken("the answer has no status"))?;
-    let headers: Vec<(String, String)> = lines
-        .filter_map(|line| line.split_once(':'))
-        .map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_owned()))
-        .collect();
-    let chunked = headers
-        .iter()
-        .any(|(name, value)| name == "transfer-encoding" && value.eq_ignore_ascii_case("chunked"));
-    let body = match chunked {
-        true => whole(&bytes[at..])?,
-        false => bytes[at..].to_vec(),
-    };
+fn read_response(response: Response<Body>, start: Instant) -> Result<HttpResponse, ureq::Error> {
+    let (head, body) = response.into_parts();
+    let mut reader = body.into_with_config().limit(MAX_BODY_BYTES).reader();
+    let mut bytes = Vec::new();
+    // The first read returns as soon as a byte is there, which is what `first_byte` measures.
+    let mut chunk = [0; 1 << 14];
+    let n = reader.read(&mut chunk)?;
+    let first_byte = start.elapsed();
+    bytes.extend_from_slice(&chunk[..n]);
+    reader.read_to_end(&mut bytes)?;
     Ok(HttpResponse {
-        status,
-        headers,
-        body: String::from_utf8_lossy(&body).into_owned(),
+        status: head.status.as_u16(),
+        headers: head.headers,
+        body: String::from_utf8_lossy(&bytes).into_owned(),
         first_byte,
     })
 }
 
-/// The body that was sent in chunks.
-fn whole(mut rest: &[u8]) -> Result<Vec<u8>> {
-    let cut = || broken("the answer ends in the middle");
-    let mut body = Vec::new();
-    loop {
-        let line = rest.windows(2).position(|window| window == b"\r\n");
-        let line = line.ok_or_else(cut)?;
-        let size = std::str::from_utf8(&rest[..line]).unwrap_or_default();
-        let size = size.split(';').next().unwrap_or_default().trim();
-        let size = usize::from_str_radix(size, 16).map_err(|_| broken("a chunk has no size"))?;
-        rest = &rest[line + 2..];
-        if size == 0 {
-            return Ok(body);
-        }
-        body.extend_from_slice(rest.get(..size).ok_or_else(cut)?);
-        rest = rest.get(size + 2..).ok_or_else(cut)?;
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
 
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
     #[test]
-    fn addresses_are_read_with_and_without_a_path() {
+    fn urls_parse_with_and_without_path_and_port() {
         for (url, base) in [
             ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
             ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
@@ -231,20 +202,78 @@ mod tests {
             ("http://[::1]:9/v1", "http://[::1]:9"),
             ("http://[::1]", "http://[::1]:80"),
         ] {
-            assert_eq!(Server::parse(url).unwrap().base(), base, "{url}");
+            let client = HttpClient::new(url, None, TIMEOUT).unwrap();
+            assert_eq!(client.base(), base, "{url}");
         }
         for wrong in ["https://x", "127.0.0.1:8000", "http:///v1"] {
-            assert!(Server::parse(wrong).is_err(), "{wrong}");
+            assert!(HttpClient::new(wrong, None, TIMEOUT).is_err(), "{wrong}");
+        }
+    }
+
+    /// What a client makes of one response, sent as `parts` with a pause before each but the first.
+    fn get(
+        parts: &'static [&'static str],
+        read_timeout: Duration,
+    ) -> Result<HttpResponse, ureq::Error> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            let n = stream.read(&mut request).unwrap();
+            for (index, part) in parts.iter().enumerate() {
+                thread::sleep(PAUSE * u32::from(index > 0));
+                // A client that gave up has closed the connection.
+                let _ = stream.write_all(part.as_bytes());
+            }
+            String::from_utf8_lossy(&request[..n]).into_owned()
+        });
+        let client = HttpClient::new(&url, Some("k".to_owned()), read_timeout).unwrap();
+        let response = client.get("/x");
+        let request = server.join().unwrap().to_lowercase();
+        assert!(request.starts_with("get /x http/1.1\r\n"), "{request}");
+        assert!(request.contains("authorization: bearer k\r\n"), "{request}");
+        response
+    }
+
+    const PAUSE: Duration = Duration::from_millis(200);
+    const HEAD: &str = "HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\nX-A: b\r\n\r\n";
+
+    #[test]
+    fn event_stream_is_read_to_its_end_and_first_byte_is_timed() {
+        let parts = &[
+            HEAD,
+            "13\r\nevent: a\ndata: {\"x\"\r\n",
+            "13\r\n:1}\n\ndata: [DONE]\n\n\r\n0\r\n\r\n",
+        ];
+        let response = get(parts, TIMEOUT).unwrap();
+        assert_eq!((response.status, response.header("x-a")), (503, Some("b")));
+        let events = response.events();
+        let [(first, data), (second, done)] = &events[..] else {
+            panic!("{events:?}");
+        };
+        assert_eq!((first.as_str(), data.as_str()), ("a", "{\"x\":1}"));
+        assert_eq!((second.as_str(), done.as_str()), ("", "[DONE]"));
+        assert!(response.first_byte >= PAUSE, "{:?}", response.first_byte);
+        assert!(response.first_byte < TIMEOUT, "{:?}", response.first_byte);
+    }
+
+    #[test]
+    fn cut_response_is_an_error() {
+        for parts in [
+            &["HTTP/1.1 200 OK\r\n"][..],
+            &[HEAD, "3\r\nab"],
+            &[HEAD, "3\r\nabc\r\n"],
+            &["HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab"],
+            &["no HTTP at all\r\n\r\n"],
+        ] {
+            assert!(get(parts, TIMEOUT).is_err(), "{parts:?}");
         }
     }
 
     #[test]
-    fn chunks_are_put_together_and_a_cut_answer_is_an_error() {
-        let text = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n";
-        let answer = read_answer(text, Duration::ZERO).unwrap();
-        assert_eq!((answer.status, answer.body.as_str()), (200, "abcde"));
-        for cut in 48..text.len() - 5 {
-            assert!(read_answer(&text[..cut], Duration::ZERO).is_err(), "{cut}");
-        }
+    fn silent_server_is_a_timeout() {
+        let error = get(&[HEAD, "1\r\na\r\n0\r\n\r\n"], PAUSE / 10).unwrap_err();
+        assert!(matches!(error, ureq::Error::Timeout(_)), "{error:?}");
     }
 }

@@ -1,74 +1,64 @@
-//! A file that appears whole or not at all: written under another name beside its place, then renamed.
+//! A file that appears whole or not at all: it is written under a temporary name and then renamed.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use tempfile::{NamedTempFile, TempPath};
 
 /// A file being written. Dropped before [`NewFile::keep`], it leaves nothing behind.
 pub(super) struct NewFile {
     path: PathBuf,
-    /// Where it is until it is whole; removed when dropped.
-    partial: PathBuf,
-    is_kept: bool,
+    /// The temporary name; its file is removed on drop.
+    partial: TempPath,
 }
 
 impl NewFile {
-    /// Begins a file that will stand at `path`; refuses to replace one unless `force` is set.
+    /// Opens a file that will have the name `path`.
+    ///
+    /// # Errors
+    /// If `path` exists and `force` is not set, or its directory cannot be written.
     pub(super) fn begin(path: &Path, force: bool) -> anyhow::Result<(NewFile, BufWriter<File>)> {
         refuse_existing(path, force)?;
-        let Some(name) = path.file_name() else {
-            bail!("{} is not a file name", path.display());
-        };
-        let mut partial = name.to_owned();
-        partial.push(format!(".{}.part", std::process::id()));
-        let partial = path.with_file_name(partial);
-        let file = File::create(&partial)
-            .with_context(|| format!("cannot write {}", partial.display()))?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let dir = dir.unwrap_or(Path::new("."));
+        // The permissions of `File::create`, less the process's umask.
+        let file: NamedTempFile = tempfile::Builder::new()
+            .suffix(".part")
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(dir)
+            .with_context(|| format!("cannot write a file in {}", dir.display()))?;
+        let (file, partial) = file.into_parts();
         let new = NewFile {
             path: path.to_owned(),
             partial,
-            is_kept: false,
         };
         Ok((new, BufWriter::with_capacity(1 << 20, file)))
     }
 
-    /// Puts what was written in its place.
-    pub(super) fn keep(mut self, written: BufWriter<File>) -> anyhow::Result<()> {
-        let name = self.path.display();
-        let file = written
-            .into_inner()
-            .with_context(|| format!("cannot write {name}"))?;
-        file.sync_all()
-            .with_context(|| format!("cannot write {name}"))?;
-        fs::rename(&self.partial, &self.path).with_context(|| format!("cannot write {name}"))?;
-        self.is_kept = true;
-        Ok(())
+    /// Gives the written file its final name.
+    ///
+    /// # Errors
+    /// Names the file if it cannot be written or renamed.
+    pub(super) fn keep(self, written: BufWriter<File>) -> anyhow::Result<()> {
+        let cannot_write = || format!("cannot write {}", self.path.display());
+        let file = written.into_inner().with_context(cannot_write)?;
+        file.sync_all().with_context(cannot_write)?;
+        self.partial.persist(&self.path).with_context(cannot_write)
     }
 }
 
-impl Drop for NewFile {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            // It may be gone already; there is nobody to tell.
-            let _ = fs::remove_file(&self.partial);
-        }
-    }
-}
-
-/// An error if a file would be replaced that nobody agreed to lose.
+/// Fails if `path` exists and `force` is not set.
 pub(super) fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     if path.exists() && !force {
-        bail!(
-            "{} exists already; use --force to replace it",
-            path.display()
-        );
+        bail!("{} exists; use --force to replace it", path.display());
     }
     Ok(())
 }
 
-/// One line on a file that was written.
+/// Reports a written file and its size on standard error.
 pub(super) fn written_line(path: &Path) -> anyhow::Result<()> {
     let bytes = fs::metadata(path).map_or(0, |facts| facts.len());
     let size = crate::progress::bytes_text(bytes);
@@ -88,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_only_when_it_is_whole() {
+    fn file_appears_only_when_complete() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.gguf");
         let (new, mut out) = NewFile::begin(&path, false).unwrap();
@@ -104,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_file_is_replaced_only_by_force() {
+    fn existing_file_is_replaced_only_with_force() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(&path, "old").unwrap();

@@ -1,6 +1,9 @@
-//! Writes a two-dimensional f32 array in NumPy's format, version 1.0, row by row, and reads one of any version.
+//! NumPy files: writes a two-dimensional f32 array row by row in version 1.0, and reads arrays of
+//! any version.
 //!
-//! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+//! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>. Crates for it
+//! (npyz, ndarray-npy) add a parser generator and a C build step for the one header line that is
+//! parsed here.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -8,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 
-/// A file that takes rows until it has as many as announced.
+/// A file that is written row by row.
 pub(super) struct NpyWriter {
     file: BufWriter<File>,
     cols: usize,
@@ -30,7 +33,9 @@ impl NpyWriter {
     /// Appends one row of `cols` values.
     pub(super) fn row(&mut self, values: &[f32]) -> io::Result<()> {
         if values.len() != self.cols || self.rows_left == 0 {
-            return Err(io::Error::other("a row that the header did not announce"));
+            return Err(io::Error::other(
+                "the row has another length, or there are more rows than in the header",
+            ));
         }
         self.rows_left -= 1;
         for value in values {
@@ -39,7 +44,10 @@ impl NpyWriter {
         Ok(())
     }
 
-    /// Flushes the file; an error if rows are missing.
+    /// Flushes the file.
+    ///
+    /// # Errors
+    /// If rows are missing.
     pub(super) fn finish(mut self) -> io::Result<()> {
         if self.rows_left != 0 {
             return Err(io::Error::other(format!(
@@ -54,35 +62,35 @@ impl NpyWriter {
 /// Reads an array of f32 or f64 values, as f32: `(shape, values)`, the last dimension contiguous.
 pub(super) fn read_f32(path: &Path) -> anyhow::Result<(Vec<usize>, Vec<f32>)> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    parse(&bytes).with_context(|| format!("{} is no NumPy array of floats", path.display()))
+    parse(&bytes).with_context(|| format!("{} is not a NumPy array of floats", path.display()))
 }
 
 fn parse(bytes: &[u8]) -> anyhow::Result<(Vec<usize>, Vec<f32>)> {
     let rest = bytes
         .strip_prefix(b"\x93NUMPY")
-        .context("the magic bytes are missing")?;
+        .context("the file has no NumPy magic bytes")?;
     let (length, begin) = match *rest {
         [1, _, a, b, ..] => (usize::from(u16::from_le_bytes([a, b])), 4),
         [2 | 3, _, a, b, c, d, ..] => (u32::from_le_bytes([a, b, c, d]) as usize, 6),
-        _ => bail!("its version is not 1, 2 or 3"),
+        _ => bail!("the format version is not 1, 2 or 3"),
     };
     let header = rest.get(begin..).and_then(|rest| rest.get(..length));
-    let header = std::str::from_utf8(header.context("it is cut off")?)?;
+    let header = std::str::from_utf8(header.context("the header is cut off")?)?;
     let data = &rest[begin + length..];
     let after = |key: &str| {
         header
             .split_once(key)
             .map(|(_, rest)| rest.trim_start_matches([':', ' ']))
     };
-    let descr = after("'descr'").context("descr is missing")?;
-    let order = after("'fortran_order'").context("fortran_order is missing")?;
+    let descr = after("'descr'").context("the header has no descr")?;
+    let order = after("'fortran_order'").context("the header has no fortran_order")?;
     if !order.starts_with("False") {
-        bail!("it is in Fortran order; save numpy.ascontiguousarray of it");
+        bail!("the array is in Fortran order; save numpy.ascontiguousarray of it");
     }
     let shape = after("'shape'").and_then(|rest| rest.strip_prefix('('));
     let (shape, _) = shape
         .and_then(|rest| rest.split_once(')'))
-        .context("shape is missing")?;
+        .context("the header has no shape")?;
     let sizes = shape
         .split(',')
         .map(str::trim)
@@ -91,7 +99,7 @@ fn parse(bytes: &[u8]) -> anyhow::Result<(Vec<usize>, Vec<f32>)> {
     let count = shape
         .iter()
         .try_fold(1_usize, |product, n| product.checked_mul(*n));
-    let count = count.context("its shape overflows")?;
+    let count = count.context("the shape is too large")?;
     let values: Vec<f32> = match descr.get(1..4) {
         Some("<f4") => {
             let words = data.as_chunks::<4>().0.iter();
@@ -101,7 +109,7 @@ fn parse(bytes: &[u8]) -> anyhow::Result<(Vec<usize>, Vec<f32>)> {
             let words = data.as_chunks::<8>().0.iter();
             words.map(|word| f64::from_le_bytes(*word) as f32).collect()
         }
-        _ => bail!("its values are neither <f4 nor <f8"),
+        _ => bail!("the values are neither <f4 nor <f8"),
     };
     if values.len() != count {
         bail!("{} values for a shape of {shape:?}", values.len());
@@ -109,7 +117,8 @@ fn parse(bytes: &[u8]) -> anyhow::Result<(Vec<usize>, Vec<f32>)> {
     Ok((shape, values))
 }
 
-/// The header: magic, version, length, a Python dictionary padded so that data begins at a multiple of 64.
+/// The header: magic, version, length, and a Python dictionary padded so that the data begins at a
+/// multiple of 64.
 fn header(rows: usize, cols: usize) -> Vec<u8> {
     const PREFIX: usize = 10;
     let mut dict =
@@ -145,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_what_is_cut_is_refused() {
+    fn array_round_trips_and_a_cut_file_is_refused() {
         let mut bytes = header(2, 2);
         for value in [1.0_f32, -2.0, 0.5, f32::NEG_INFINITY] {
             bytes.extend(value.to_le_bytes());
@@ -159,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_counted() {
+    fn missing_and_extra_rows_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.npy");
         let mut npy = NpyWriter::create(&path, 2, 2).unwrap();

@@ -1,31 +1,28 @@
-//! Environment variables of the server whose start lines this one takes over, as other names of settings.
+//! Old environment variables, of the predecessor and of version 0.1, as aliases of settings.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "this is where the environment is read"
-)]
+#![allow(clippy::disallowed_methods, reason = "this file reads the environment")]
 
 use super::Origin;
 use super::file::Entry;
 
-/// What a variable is here.
+/// The effect of a variable.
 #[derive(Debug, Clone, Copy)]
 enum Meaning {
-    /// The value of an argument, by its id.
+    /// Sets the argument with this id.
     Value(&'static str),
-    /// If it is switched on, this value of an argument.
+    /// If it is on, sets the argument with this id to this value.
     Switch(&'static str, &'static str),
-    /// Nothing; with what to do instead.
+    /// Is refused, with what to do instead.
     Refused(&'static str),
 }
 
-const NO_COMPRESSION: &str = "prompts are not compressed yet; unset it";
+const NO_COMPRESSION: &str = "prompts are not compressed; unset it";
 const NO_PAGING: &str =
-    "cached keys and values stay on the device; unset it, and use --max-ctx or --kv-type";
-const NO_EXPERTS: &str = "models of experts are not run yet; unset it";
+    "the KV cache stays on the device; unset it, and use --max-ctx or --kv-type";
+const NO_EXPERTS: &str = "mixture-of-experts models are not supported; unset it";
 
-/// Variables in rising precedence; the last of those that set one argument wins.
-const ALIASES: [(&str, Meaning); 19] = [
+/// Variables in order of rising precedence: the last one that sets an argument wins.
+const ALIASES: [(&str, Meaning); 20] = [
     ("DFLASH_TARGET", Meaning::Value("model_flag")),
     ("DFLASH_DRAFT", Meaning::Value("draft")),
     ("DFLASH_MODEL_NAME", Meaning::Value("model_name")),
@@ -43,11 +40,12 @@ const ALIASES: [(&str, Meaning); 19] = [
     ("DFLASH_KVFLASH", Meaning::Refused(NO_PAGING)),
     ("DFLASH_SPARK", Meaning::Refused(NO_EXPERTS)),
     ("HEARTH_TARGET_DEVICE", Meaning::Value("device")),
+    ("HEARTH_READ_AHEAD", Meaning::Value("prefix_warmup")),
     ("HEARTH_SUMS", Meaning::Value("numerics")),
     ("HEARTH_EXACT", Meaning::Switch("batch_invariant", "true")),
 ];
 
-/// A variable that is set and refused.
+/// A refused variable that is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RefusedVariable {
     /// Its name.
@@ -56,7 +54,10 @@ pub(super) struct RefusedVariable {
     pub(super) instead: &'static str,
 }
 
-/// What the variables of this process set.
+/// The settings of this process's variables.
+///
+/// # Errors
+/// If a refused variable is set.
 pub(super) fn read() -> Result<Vec<Entry>, RefusedVariable> {
     read_from(|name| std::env::var(name).ok())
 }
@@ -80,7 +81,7 @@ fn read_from(value_of: impl Fn(&str) -> Option<String>) -> Result<Vec<Entry>, Re
             id: id.to_owned(),
             values: vec![value],
             origin: Origin::Environment,
-            by: name.to_owned(),
+            source: name.to_owned(),
         });
     }
     Ok(entries)
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn shorthands_set_the_cache_type_and_the_last_one_wins() {
+    fn cache_type_variables_set_the_type_and_the_last_one_wins() {
         assert_eq!(
             entries(&[("DFLASH27B_KV_TQ3", "1")]),
             Ok(pairs(&[("kv_type", "tq3_0,q4_0")]))
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_by_its_variable_unless_it_is_off() {
+    fn unsupported_variables_are_refused_unless_off() {
         let refused = entries(&[("DFLASH_FP_USE_BSA", "1")]).unwrap_err();
         assert_eq!(refused.name, "DFLASH_FP_USE_BSA");
         assert_eq!(entries(&[("DFLASH_FP_PROFILE", "0")]), Ok(Vec::new()));

@@ -1,4 +1,4 @@
-//! What is usual for a model: its card, looked for by the model's name, under what the flags say.
+//! Model cards: generation defaults of a model, found by its name and overridden by flags.
 
 use std::path::Path;
 
@@ -9,29 +9,29 @@ use crate::settings::GenerationDefaults;
 use crate::settings::reasoning::{ReasoningDefaults, ReasoningFlags};
 use crate::text::model_context::CardDescription;
 
-/// Efforts by the names of their flags, in the order of a card's tiers.
+/// Reasoning efforts as in flag names, in the order of a card's tiers.
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];
-/// Where cards lie in a checkout of this project.
+/// Directory of cards in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
-/// Cards inside the executable, by stem.
+/// Cards in the executable, by stem.
 const BUILT_IN: [(&str, &str); 1] =
     [("ember", include_str!("../../../../models/cards/ember.json"))];
 
 /// A card and where it was found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FoundCard {
-    /// What it says, or the family's defaults.
+    /// The card, or the family's defaults.
     pub card: ModelCard,
-    /// The file, or what stands in for one.
+    /// The file, or a description of the source.
     pub place: String,
-    /// What its values count as.
+    /// The origin of its values.
     pub origin: Origin,
-    /// The card as it was read, if it was.
+    /// The card's JSON, if a card was found.
     pub verbatim: Option<serde_json::Value>,
 }
 
 impl FoundCard {
-    /// What is shown of it.
+    /// The card's description for `/props`.
     pub fn facts(&self) -> CardDescription {
         CardDescription {
             source: self.place.clone(),
@@ -40,19 +40,20 @@ impl FoundCard {
     }
 }
 
-/// What flags say of generation; they win over a card.
+/// Generation settings of the flags, which override a card.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GenerationFlags {
-    /// Tokens of a reply.
+    /// The most tokens of a reply.
     pub max_tokens: Option<usize>,
-    /// Whether to think.
+    /// Whether to reason.
     pub thinking: Option<bool>,
-    /// How long to think.
+    /// Limits of reasoning.
     pub reasoning: ReasoningFlags,
 }
 
-/// Looks for the card of a model: in `dir`, in the checkout, in the executable. A bad card is warned of and
-/// read as far as it is good; without any the family's defaults stand.
+/// Finds the card of a model in `dir`, in the checkout, or in the executable.
+///
+/// An invalid value is logged and ignored. Without a card, the family's defaults are used.
 pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> FoundCard {
     let stem = ModelCard::stem(model_name);
     let dirs = dir.into_iter().chain([Path::new(CHECKOUT)]);
@@ -61,7 +62,7 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> FoundCa
             Ok(json) => return read(&json, architecture, &path.display().to_string()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::warn!(card = %path.display(), %error, "a model card cannot be read")
+                tracing::warn!(card = %path.display(), %error, "cannot read the model card")
             }
         }
     }
@@ -92,7 +93,7 @@ fn read(json: &str, architecture: &str, place: &str) -> FoundCard {
     }
 }
 
-/// What a request gets that does not say, each value with its origin: flag, then card, then neutral.
+/// Defaults of requests, each with its origin: flag, card, or neutral value.
 pub fn generation_defaults(
     flags: GenerationFlags,
     found: &FoundCard,
@@ -100,7 +101,7 @@ pub fn generation_defaults(
     let neutral = GenerationDefaults::default();
     let sampling = &found.card.sampling;
     let mut settings = Vec::new();
-    let mut tell = |name: &str, value: String, origin| {
+    let mut add = |name: &str, value: String, origin| {
         settings.push(ResolvedSetting {
             name: name.to_owned(),
             value,
@@ -111,7 +112,7 @@ pub fn generation_defaults(
         name: &str,
         card: Option<T>,
         neutral: T,
-        tell: &mut impl FnMut(&str, String, Origin),
+        add: &mut impl FnMut(&str, String, Origin),
     ) -> T {
         let value = card.unwrap_or(neutral);
         let origin = if card.is_some() {
@@ -119,7 +120,7 @@ pub fn generation_defaults(
         } else {
             Origin::Default
         };
-        tell(name, value.to_string(), origin);
+        add(name, value.to_string(), origin);
         value
     }
     let max_tokens = flags.max_tokens.unwrap_or(found.card.max_tokens);
@@ -131,56 +132,56 @@ pub fn generation_defaults(
             "temperature",
             sampling.temperature,
             neutral.temperature,
-            &mut tell,
+            &mut add,
         ),
-        top_p: chosen("top_p", sampling.top_p, neutral.top_p, &mut tell),
-        top_k: chosen("top_k", sampling.top_k, neutral.top_k, &mut tell),
-        min_p: chosen("min_p", sampling.min_p, neutral.min_p, &mut tell),
+        top_p: chosen("top_p", sampling.top_p, neutral.top_p, &mut add),
+        top_k: chosen("top_k", sampling.top_k, neutral.top_k, &mut add),
+        min_p: chosen("min_p", sampling.min_p, neutral.min_p, &mut add),
         repetition_penalty: chosen(
             "repetition_penalty",
             sampling.repetition_penalty,
             neutral.repetition_penalty,
-            &mut tell,
+            &mut add,
         ),
         presence_penalty: chosen(
             "presence_penalty",
             sampling.presence_penalty,
             neutral.presence_penalty,
-            &mut tell,
+            &mut add,
         ),
         ..neutral
     };
     if flags.max_tokens.is_none() {
-        tell(
+        add(
             "default_max_tokens",
             found.card.max_tokens.to_string(),
             found.origin,
         );
     }
-    tell_thinking(&flags.reasoning, &defaults.reasoning, found, &mut tell);
+    add_reasoning(&flags.reasoning, &defaults.reasoning, found, &mut add);
     (defaults, settings)
 }
 
-/// Tells what no flag says of thinking, by the names of the flags.
-fn tell_thinking(
+/// Adds the reasoning settings that no flag sets, under the names of their flags.
+fn add_reasoning(
     flags: &ReasoningFlags,
     values: &ReasoningDefaults,
     found: &FoundCard,
-    tell: &mut impl FnMut(&str, String, Origin),
+    add: &mut impl FnMut(&str, String, Origin),
 ) {
     let budget = values.reply_budget.to_string();
     if flags.reply_budget.is_none() {
-        tell("hard_limit_reply_budget", budget, found.origin);
+        add("hard_limit_reply_budget", budget, found.origin);
     }
     let Some(tiers) = values.tiers else { return };
     for (i, effort) in EFFORTS.iter().enumerate() {
         if flags.tiers[i].is_none() {
-            // What the card leaves out is worked out from its lengths.
+            // A tier that the card lacks is derived from its lengths.
             let origin = match found.card.effort_tiers[i] {
                 Some(_) => Origin::Card,
                 None => Origin::Default,
             };
-            tell(
+            add(
                 &format!("reasoning_effort_{effort}"),
                 tiers[i].to_string(),
                 origin,
@@ -197,7 +198,7 @@ mod tests {
         "sampling": {"temperature": 0.25, "top_k": 20}}"#;
 
     #[test]
-    fn a_card_is_found_by_the_stem_of_the_models_name() {
+    fn card_is_found_by_the_stem_of_the_model_name() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a-model-1b.json"), CARD).unwrap();
         let found = find("A Model_1B", "qwen35", Some(dir.path()));
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_lead_out_of_the_directory() {
+    fn model_name_cannot_leave_the_card_directory() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("secret.json"), CARD).unwrap();
         let inner = dir.path().join("cards");
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_win_over_the_card_and_the_card_over_neutral_values() {
+    fn flags_override_the_card_and_the_card_overrides_neutral_values() {
         let found = read(CARD, "qwen35", "a file");
         let (by_card, settings) = generation_defaults(GenerationFlags::default(), &found);
         assert_eq!(
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn every_built_in_card_is_without_fault() {
+    fn built_in_cards_parse_without_warnings() {
         for (stem, json) in BUILT_IN {
             let (card, warnings) = ModelCard::parse(json, "qwen35");
             assert!(warnings.is_empty(), "{stem}: {warnings:?}");

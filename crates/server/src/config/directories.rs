@@ -1,42 +1,39 @@
-//! Where other programs keep their settings, by the variables that they themselves go by.
+//! Where other programs keep their settings, by the variables that those programs read.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "this is where the environment is read"
-)]
+#![allow(clippy::disallowed_methods, reason = "this file reads the environment")]
 
 use std::env;
 use std::path::PathBuf;
 
-/// Folders of one user.
+/// Settings directories of one user.
 #[derive(Debug, Clone)]
 pub struct Directories {
-    /// The user's home.
+    /// The home directory.
     pub home: PathBuf,
-    /// Where programs keep settings.
+    /// The directory of programs' settings (`XDG_CONFIG_HOME`).
     pub config: PathBuf,
-    /// Where Codex does.
+    /// Codex's settings.
     pub codex: PathBuf,
-    /// Where Claude Code does.
+    /// Claude Code's settings.
     pub claude: PathBuf,
-    /// Where `llm` does.
+    /// Settings of `llm`.
     pub llm: PathBuf,
 }
 
-/// The folders of this user; `None` where there is no home.
-pub fn places() -> Option<Directories> {
-    let folder = |name: &str| {
+/// The directories of this user; `None` without a home directory.
+pub fn of_user() -> Option<Directories> {
+    let dir = |name: &str| {
         let value = env::var_os(name).filter(|value| !value.is_empty());
         value.map(PathBuf::from)
     };
-    let home = folder("HOME")?;
-    let config = folder("XDG_CONFIG_HOME")
+    let home = dir("HOME")?;
+    let config = dir("XDG_CONFIG_HOME")
         .filter(|path| path.is_absolute())
         .unwrap_or_else(|| home.join(".config"));
     Some(Directories {
-        codex: folder("CODEX_HOME").unwrap_or_else(|| home.join(".codex")),
-        claude: folder("CLAUDE_CONFIG_DIR").unwrap_or_else(|| home.join(".claude")),
-        llm: folder("LLM_USER_PATH").unwrap_or_else(|| config.join("io.datasette.llm")),
+        codex: dir("CODEX_HOME").unwrap_or_else(|| home.join(".codex")),
+        claude: dir("CLAUDE_CONFIG_DIR").unwrap_or_else(|| home.join(".claude")),
+        llm: dir("LLM_USER_PATH").unwrap_or_else(|| config.join("io.datasette.llm")),
         home,
         config,
     })

@@ -3,28 +3,32 @@
 use std::path::Path;
 
 use clap::{Arg, Command};
+use strsim::levenshtein;
 use toml::{Table, Value};
 
 use crate::cli::refused::goes_by;
 use crate::config::{ConfigError, Origin, read_text};
 
-/// What something other than the command line says of one flag.
+/// The value of a flag from the configuration file or an old variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     /// The argument's id in the command.
     pub(super) id: String,
     /// Its values as they would be typed.
     pub(super) values: Vec<String>,
-    /// What says it.
+    /// Whether it is from the file or the environment.
     pub(super) origin: Origin,
-    /// The file or the variable that says it.
-    pub(super) by: String,
+    /// The file and key, or the variable.
+    pub(super) source: String,
 }
 
-/// Flags that say what to do now, not how to serve.
+/// Flags of one run, which are not settings.
 const NOT_IN_FILES: [&str; 5] = ["config", "dry-run", "json", "help", "version"];
 
-/// Reads the file; every key must be a flag of `command`.
+/// Reads the configuration file; every key must be a flag of `command`.
+///
+/// # Errors
+/// If the file cannot be read or is not TOML, or a key is unknown, repeated or of a wrong type.
 pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigError> {
     let wrong = |detail: String| ConfigError::File {
         path: path.to_owned(),
@@ -32,7 +36,7 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigE
     };
     let table: Table = read_text("--config", path)?
         .parse()
-        .map_err(|error| wrong(format!("this is not TOML: {error}")))?;
+        .map_err(|error| wrong(format!("the file is not TOML: {error}")))?;
     let flags: Vec<&Arg> = command
         .get_arguments()
         .filter(|arg| {
@@ -47,8 +51,8 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigE
             let shown = flags.iter().filter(|flag| !flag.is_hide_set());
             let near = shown
                 .filter_map(|flag| flag.get_long())
-                .min_by_key(|long| distance(&name, long));
-            let near = near.filter(|long| distance(&name, long) <= 3);
+                .min_by_key(|long| levenshtein(&name, long));
+            let near = near.filter(|long| levenshtein(&name, long) <= 3);
             let hint = near.map_or(String::new(), |long| format!("; did you mean {long}?"));
             return Err(wrong(format!("{key} is not a setting{hint}")));
         };
@@ -60,20 +64,20 @@ pub(super) fn read(path: &Path, command: &Command) -> Result<Vec<Entry>, ConfigE
             .ok_or_else(|| wrong(format!("{key} must be a string, a number, true or false")))?;
         let id = flag.get_id().as_str().to_owned();
         if let Some(other) = entries.iter().find(|entry| entry.id == id) {
-            let both = format!("{} says it already", other.by);
-            return Err(wrong(format!("{key} is the same setting twice: {both}")));
+            let other = format!("{} sets it too", other.source);
+            return Err(wrong(format!("{key} is the same setting twice: {other}")));
         }
         entries.push(Entry {
             id,
             values,
             origin: Origin::File,
-            by: format!("{}: {key}", path.display()),
+            source: format!("{}: {key}", path.display()),
         });
     }
     Ok(entries)
 }
 
-/// The value as it would be typed; `None` for tables and dates.
+/// The value as on the command line; `None` for tables and dates.
 fn plain(value: Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text),
@@ -84,48 +88,16 @@ fn plain(value: Value) -> Option<String> {
     }
 }
 
-/// A command with what entries say of its own arguments as their defaults; a later entry wins over an earlier one.
+/// A command whose arguments have the entries' values as defaults; a later entry wins.
 pub(super) fn with_defaults(command: Command, entries: &[Entry]) -> Command {
     entries.iter().fold(command, |command, entry| {
         let has = command
             .get_arguments()
             .any(|arg| arg.get_id() == entry.id.as_str());
-        match has {
-            true => command.mut_arg(&entry.id, |arg| arg.default_values(entry.values.clone())),
-            false => command,
+        if has {
+            command.mut_arg(&entry.id, |arg| arg.default_values(entry.values.clone()))
+        } else {
+            command
         }
     })
-}
-
-/// Letters to insert, delete or replace (Levenshtein distance), for suggestions.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, left) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, right) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(left != *right);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn distances_count_edits() {
-        for (a, b, edits) in [
-            ("port", "port", 0),
-            ("prot", "port", 2),
-            ("", "abc", 3),
-            ("kv", "kw-type", 6),
-        ] {
-            assert_eq!((distance(a, b), distance(b, a)), (edits, edits), "{a} {b}");
-        }
-    }
 }

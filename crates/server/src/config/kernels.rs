@@ -1,9 +1,6 @@
-//! How CUDA kernels are compiled: flags, and the places that other programs' variables name.
+//! Compiler options of CUDA kernels, from flags and from other programs' variables.
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "this is where the environment is read"
-)]
+#![allow(clippy::disallowed_methods, reason = "this file reads the environment")]
 
 use std::env;
 use std::path::PathBuf;
@@ -12,12 +9,12 @@ use cuda::compile::{NvrtcSearch, Options};
 
 use crate::cli::CompilerArgs;
 
-/// What the compiler flags mean on this machine.
+/// The compiler options of the flags on this machine.
 pub fn options(args: &CompilerArgs) -> Options {
     Options {
         nvrtc: NvrtcSearch {
             file: args.nvrtc.clone(),
-            toolkits: folders(&["CUDA_HOME", "CUDA_PATH"]),
+            toolkits: directories(&["CUDA_HOME", "CUDA_PATH"]),
             python: python(),
         },
         cache: args.kernel_cache.clone().or_else(cache),
@@ -25,8 +22,8 @@ pub fn options(args: &CompilerArgs) -> Options {
     }
 }
 
-/// The folders that are named by any of `variables`.
-fn folders(variables: &[&str]) -> Vec<PathBuf> {
+/// The directories that `variables` name.
+fn directories(variables: &[&str]) -> Vec<PathBuf> {
     variables
         .iter()
         .filter_map(env::var_os)
@@ -37,27 +34,27 @@ fn folders(variables: &[&str]) -> Vec<PathBuf> {
 
 /// Prefixes of the Python environments in use.
 fn python() -> Vec<PathBuf> {
-    let mut prefixes = folders(&["VIRTUAL_ENV", "CONDA_PREFIX"]);
+    let mut prefixes = directories(&["VIRTUAL_ENV", "CONDA_PREFIX"]);
     prefixes.extend(
-        folders(&["HOME"])
+        directories(&["HOME"])
             .into_iter()
             .map(|home| home.join(".local")),
     );
     prefixes
 }
 
-/// Where compiled kernels are kept when nobody says: the user's cache folder, if there is one.
+/// The default cache of compiled kernels, in the user's cache directory if there is one.
 fn cache() -> Option<PathBuf> {
-    let by_name = folders(&["XDG_CACHE_HOME"]).into_iter().next();
+    let by_name = directories(&["XDG_CACHE_HOME"]).into_iter().next();
     let by_home = || {
-        folders(&["HOME"])
+        directories(&["HOME"])
             .into_iter()
             .map(|home| home.join(".cache"))
             .next()
     };
-    let folder = by_name.or_else(by_home)?;
-    // A relative path there is to be ignored, says the specification of these variables.
-    folder.is_absolute().then(|| folder.join("hearth/kernels"))
+    let dir = by_name.or_else(by_home)?;
+    // The XDG specification requires that a relative path is ignored.
+    dir.is_absolute().then(|| dir.join("hearth/kernels"))
 }
 
 #[cfg(test)]
@@ -65,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_decides_where_kernels_are_kept() {
+    fn flags_set_the_library_and_the_cache() {
         let args = CompilerArgs {
             nvrtc: Some("lib.so".into()),
             kernel_cache: Some("here".into()),

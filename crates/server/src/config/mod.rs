@@ -1,8 +1,7 @@
-//! From what was typed to what the program means: flags, environment, configuration file and model card,
-//! each value with where it came from.
+//! Settings from flags, environment, configuration file and model card, each value with its origin.
 //!
-//! Start with [`parse`] for the command line, [`server::server_config`] for the settings of `serve`, and
-//! [`card`] for what a model's card adds.
+//! Start with [`parse`] for the command line, [`server::server_config`] for the settings of
+//! `serve`, and [`card`] for the values of a model's card.
 
 mod aliases;
 pub mod card;
@@ -20,10 +19,10 @@ use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use crate::cli::{Cli, refused};
 
-/// Why the command line and what it names could not be understood.
+/// An error in the command line, or in a file that it names.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The command line itself; also how help and version come back.
+    /// A wrong command line; also the text of --help and --version.
     #[error(transparent)]
     Usage(#[from] clap::Error),
     /// A file named on the command line cannot be read.
@@ -33,20 +32,20 @@ pub enum ConfigError {
         flag: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The configuration file says something that is no setting.
+    /// The configuration file has an invalid key or value.
     #[error("{path}: {detail}", path = path.display())]
     File {
         /// The configuration file.
         path: PathBuf,
-        /// The key and what is wrong with it.
+        /// The key and the mistake.
         detail: String,
     },
 }
 
-/// Where a value came from, strongest first.
+/// Where a value comes from, in order of precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// The command line.
@@ -57,12 +56,12 @@ pub enum Origin {
     File,
     /// The model's card.
     Card,
-    /// The program.
+    /// The program's default.
     Default,
 }
 
 impl Origin {
-    /// All origins, strongest first.
+    /// All origins, in order of precedence.
     pub const ALL: [Origin; 5] = [
         Origin::Flag,
         Origin::Environment,
@@ -84,30 +83,33 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One setting with its value, to be shown.
+/// A setting with its value, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResolvedSetting {
     /// The flag without its dashes.
     pub name: String,
-    /// Its value; never that of a secret, and empty where none is set.
+    /// Its value, without secrets; empty if none is set.
     pub value: String,
-    /// Where it came from.
+    /// Where the value comes from.
     pub origin: Origin,
 }
 
 /// The command line, and every setting of `serve` with its origin.
 #[derive(Debug)]
 pub struct ParsedCommandLine {
-    /// What was typed, the configuration file's values included.
+    /// The parsed command line, with the values of the configuration file.
     pub cli: Cli,
     /// The settings of `serve`; empty for other commands.
     pub settings: Vec<ResolvedSetting>,
 }
 
-/// Where the settings of `serve` are taken, as words of the command line.
+/// The subcommands with the settings of `serve`, as words of the command line.
 const SERVING: [&[&str]; 2] = [&["serve"], &["config", "show"]];
 
-/// Reads the command line, the variables of this process, and the configuration file if one is named.
+/// Reads the command line, the environment, and the configuration file if one is named.
+///
+/// # Errors
+/// If a flag, a variable or a key is unknown, refused or invalid, or the file cannot be read.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLine, ConfigError> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     if args.get(1).is_some_and(is_model_file) {
@@ -133,34 +135,35 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
         .map_err(|variable| refused::refuse(&mut command, variable.name, variable.instead))?;
     entries.extend(variables);
     if !entries.is_empty() {
-        // What they say becomes defaults, so that the one parser checks it and everything else wins.
+        // Their values become defaults, so that the same parser checks them and flags override
+        // them.
         let filled = |command| file::with_defaults(command, &entries);
-        // Some arguments are those of the whole program, the others those of the subcommand.
+        // Some arguments belong to the whole program, the others to the subcommand.
         let whole = file::with_defaults(commands(), &entries);
         command = at(whole, path, &filled);
         matches = command.try_get_matches_from_mut(&args)?;
     }
     let cli = Cli::from_arg_matches(&matches)?;
-    let found = under(&matches, path).expect("it was there before");
+    let found = under(&matches, path).expect("the first parse found the subcommand");
     let settings = settings(subcommand(&command, path), found, &entries);
     refused::check(&mut command, found)?;
     Ok(ParsedCommandLine { cli, settings })
 }
 
-/// The command line, with the refused flags wherever settings of `serve` are taken.
+/// The command line, with the refused flags in the subcommands of [`SERVING`].
 fn commands() -> Command {
     SERVING.iter().fold(Cli::command(), |command, path| {
         at(command, path, &refused::known)
     })
 }
 
-/// Whether a word in the place of a command is a model, as in the start lines of servers that only serve.
+/// Whether a word in place of a command is a model file, which means `serve`.
 fn is_model_file(word: &OsString) -> bool {
     let ending = Path::new(word).extension();
     ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
 }
 
-/// A command with the subcommand that `path` names changed.
+/// A command with `change` applied to the subcommand that `path` names.
 fn at(command: Command, path: &[&str], change: &dyn Fn(Command) -> Command) -> Command {
     match path.split_first() {
         None => change(command),
@@ -177,20 +180,21 @@ fn subcommand<'a>(command: &'a Command, path: &[&str]) -> &'a Command {
     })
 }
 
-/// What was given to the subcommand that `path` names, if that is the one.
+/// The matches of the subcommand that `path` names, if it was given.
 fn under<'a>(matches: &'a ArgMatches, path: &[&str]) -> Option<&'a ArgMatches> {
     path.iter()
         .try_fold(matches, |matches, name| matches.subcommand_matches(name))
 }
 
-/// Every setting; a flag that was given and is refused among them is not shown.
+/// Every setting of a command, without hidden flags and flags of one run.
 fn settings(
     command: &Command,
     matches: &ArgMatches,
     entries: &[file::Entry],
 ) -> Vec<ResolvedSetting> {
-    let now = ["help", "version", "dry_run", "json"];
-    let shown = |arg: &&clap::Arg| !arg.is_hide_set() && !now.contains(&arg.get_id().as_str());
+    let not_settings = ["help", "version", "dry_run", "json"];
+    let shown =
+        |arg: &&clap::Arg| !arg.is_hide_set() && !not_settings.contains(&arg.get_id().as_str());
     let mut settings = Vec::new();
     for arg in command.get_arguments().filter(shown) {
         let id = arg.get_id().as_str();
@@ -204,7 +208,7 @@ fn settings(
         let raw = matches.get_raw(id).into_iter().flatten();
         let values: Vec<_> = raw.map(|value| value.to_string_lossy()).collect();
         let value = match id {
-            // Never shown, whoever asks.
+            // Keys are never shown.
             "api_key" if !values.is_empty() => format!("{} keys", values.len()),
             _ => values.join(","),
         };
@@ -215,7 +219,7 @@ fn settings(
             origin,
         });
     }
-    // The model may be named in two ways; only the one that was used tells something.
+    // The model has two arguments; an unset one is removed if both are listed.
     if let Some(at) = settings
         .iter()
         .rposition(|setting| setting.name == "model" && setting.value.is_empty())
@@ -276,12 +280,12 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+    fn flag_overrides_file_and_file_overrides_default() {
         let file =
             config_file("port = 9001\nmax_ctx = 512\nno-cors = true\napi-key = [\"a\", \"b\"]\n");
         let path = file.path().to_str().unwrap();
@@ -307,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_may_name_the_model() {
+    fn configuration_file_can_name_the_model() {
         let file = config_file("model = \"a.gguf\"\n");
         let path = file.path().to_str().unwrap();
         let by_file = serve(parsed(&["serve", "--config", path]).unwrap());
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_file_says_wrongly_is_named() {
+    fn invalid_keys_and_values_of_the_file_are_named() {
         check_refused("prot = 1", "prot is not a setting; did you mean port?");
         check_refused("port = [", "TOML");
         check_refused("[port]\na = 1", "port");

@@ -1,4 +1,4 @@
-//! The settings of `serve` as the server takes them.
+//! The server's configuration from the flags of `serve`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,10 +10,13 @@ use crate::cli::{LateSystemArg, OnOff, ServeArgs};
 use crate::config::{ConfigError, read_text};
 use crate::settings::{GenerationDefaults, ServerConfig, Timeouts, WindowPolicy};
 
-/// The name the bundled model is served under.
+/// Name of the bundled model in the API.
 const UNNAMED: &str = "ember";
 
-/// What the flags mean; what only the model's card can tell is left at its default.
+/// The configuration of the flags; values of the model's card are left at their defaults.
+///
+/// # Errors
+/// If the file of API keys cannot be read or is empty.
 pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
     let defaults = GenerationDefaults {
         thinking: args.reasoning.thinking_default.map(is_on),
@@ -53,7 +56,7 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
     })
 }
 
-/// The file to serve, by word or by flag.
+/// The file to serve, from the argument or the flag.
 pub fn model_path(args: &ServeArgs) -> Option<&PathBuf> {
     args.model.as_ref().or(args.model_flag.as_ref())
 }
@@ -63,7 +66,7 @@ pub fn is_on(switch: OnOff) -> bool {
     switch == OnOff::On
 }
 
-/// Seconds, where none means without end.
+/// A time limit in seconds; 0 means no limit.
 fn limit(seconds: u64) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds))
 }
@@ -89,8 +92,8 @@ fn api_keys(args: &ServeArgs) -> Result<Vec<String>, ConfigError> {
             .map(str::to_owned)
             .collect();
         if found.is_empty() {
-            // Whoever names a file wants a closed door; an open one would be a nasty surprise.
-            let detail = "holds no keys; write one a line".to_owned();
+            // An empty file must not open the server to everyone.
+            let detail = "holds no keys; write one per line".to_owned();
             return Err(ConfigError::File {
                 path: path.clone(),
                 detail,
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_defaults_are_the_servers_own() {
+    fn flag_defaults_equal_the_server_defaults() {
         let config = config(&[]).unwrap();
         let own = ServerConfig::default();
         assert_eq!((config.host, config.port), (own.host, own.port));
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_named_after_its_file_unless_told_otherwise() {
+    fn model_is_named_after_its_file_unless_a_flag_names_it() {
         assert_eq!(
             config(&["dir/Qwen3.5-0.8B.Q4.gguf"]).unwrap().model_name,
             "Qwen3.5-0.8B.Q4"
@@ -147,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn nought_means_no_limit() {
+    fn zero_means_no_limit() {
         let config = config(&["--queue-timeout", "0", "--request-timeout", "7"]).unwrap();
         assert_eq!(config.timeouts.queue, None);
         assert_eq!(config.timeouts.request, Some(Duration::from_secs(7)));
     }
 
     #[test]
-    fn keys_come_from_flags_and_from_the_file() {
+    fn keys_come_from_flags_and_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "# ours\n k1 \n\nk2\n").unwrap();
         let path = file.path().to_str().unwrap();

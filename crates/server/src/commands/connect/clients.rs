@@ -1,101 +1,101 @@
-//! The clients, and how each is pointed at a server.
+//! The clients, and the settings that point each at a server.
 
 use std::path::PathBuf;
 
 use serde_json::json;
 
 use super::Target;
-use super::pieces::{FileFormat, Piece};
+use super::settings_file::{FileFormat, SettingsFile};
 use crate::config::directories::Directories;
 
-/// A client that can be pointed here.
+/// A client that can use this server.
 pub(super) struct Client {
     /// Its name on the command line.
     pub(super) name: &'static str,
-    /// Its name for people.
+    /// Its display name.
     pub(super) title: &'static str,
-    /// What has to be set.
-    pub(super) pieces: fn(&Target, &Directories) -> Vec<Piece>,
-    /// What to run then.
-    pub(super) then: fn(&Target) -> String,
+    /// The files to change, and what goes into them.
+    pub(super) files: fn(&Target, &Directories) -> Vec<SettingsFile>,
+    /// The command to run next.
+    pub(super) next: fn(&Target) -> String,
 }
 
-/// All of them, by name.
+/// All clients.
 pub(super) const CLIENTS: [Client; 13] = [
     Client {
         name: "claude-code",
         title: "Claude Code",
-        pieces: claude_code,
-        then: |_| "claude".to_owned(),
+        files: claude_code,
+        next: |_| "claude".to_owned(),
     },
     Client {
         name: "codex",
         title: "Codex",
-        pieces: codex,
-        then: |to| {
+        files: codex,
+        next: |to| {
             let model = &to.model;
             format!(
-                "codex        # or, beside another default: codex -c model_provider=hearth -m {model}"
+                "codex        # or, to keep your default provider: codex -c model_provider=hearth -m {model}"
             )
         },
     },
     Client {
         name: "opencode",
         title: "OpenCode",
-        pieces: opencode,
-        then: |to| format!("opencode -m hearth/{}", to.model),
+        files: opencode,
+        next: |to| format!("opencode -m hearth/{}", to.model),
     },
     Client {
         name: "open-webui",
         title: "Open WebUI",
-        pieces: open_webui,
-        then: |_| "open-webui serve".to_owned(),
+        files: open_webui,
+        next: |_| "open-webui serve".to_owned(),
     },
     Client {
         name: "hermes",
         title: "Hermes Agent",
-        pieces: hermes,
-        then: |_| "hermes".to_owned(),
+        files: hermes,
+        next: |_| "hermes".to_owned(),
     },
     Client {
         name: "pi",
         title: "Pi",
-        pieces: pi,
-        then: |to| format!("pi --provider hearth --model {}", to.model),
+        files: pi,
+        next: |to| format!("pi --provider hearth --model {}", to.model),
     },
     Client {
         name: "openclaw",
         title: "OpenClaw",
-        pieces: openclaw,
-        then: |_| "openclaw agent --local".to_owned(),
+        files: openclaw,
+        next: |_| "openclaw agent --local".to_owned(),
     },
     Client {
         name: "aider",
         title: "aider",
-        pieces: aider,
-        then: |_| "aider".to_owned(),
+        files: aider,
+        next: |_| "aider".to_owned(),
     },
     Client {
         name: "llm",
         title: "llm",
-        pieces: llm,
-        then: |to| format!("llm -m {} --key {} 'Say hello.'", to.model, to.key()),
+        files: llm,
+        next: |to| format!("llm -m {} --key {} 'Say hello.'", to.model, to.key()),
     },
     Client {
         name: "litellm",
         title: "LiteLLM",
-        pieces: litellm,
-        then: |_| "litellm --config ~/.config/hearth/litellm.yaml".to_owned(),
+        files: litellm,
+        next: |_| "litellm --config ~/.config/hearth/litellm.yaml".to_owned(),
     },
     Client {
         name: "lm-eval",
         title: "lm-evaluation-harness",
-        pieces: open_ai,
-        then: |to| {
+        files: open_ai,
+        next: |to| {
             format!(
                 "lm_eval run --model local-chat-completions --apply_chat_template --tasks TASK \\\n  \
                  --model_args model={},base_url={}/v1/chat/completions,num_concurrent=4\n\
-                 # tasks of likelihoods: --model local-completions, base_url={}/v1/completions,tokenizer=FOLDER",
+                 # log-likelihood tasks: --model local-completions, base_url={}/v1/completions,tokenizer=DIR",
                 to.model, to.base, to.base
             )
         },
@@ -103,8 +103,8 @@ pub(super) const CLIENTS: [Client; 13] = [
     Client {
         name: "openai-sdk",
         title: "the OpenAI SDKs",
-        pieces: open_ai,
-        then: |to| {
+        files: open_ai,
+        next: |to| {
             format!(
                 "python -c 'from openai import OpenAI; print(OpenAI().chat.completions.create(model=\"{}\", \
                  messages=[{{\"role\": \"user\", \"content\": \"Say hello.\"}}]).choices[0].message.content)'",
@@ -115,8 +115,8 @@ pub(super) const CLIENTS: [Client; 13] = [
     Client {
         name: "anthropic-sdk",
         title: "the Anthropic SDKs",
-        pieces: anthropic_sdk,
-        then: |to| {
+        files: anthropic_sdk,
+        next: |to| {
             format!(
                 "python -c 'from anthropic import Anthropic; print(Anthropic().messages.create(model=\"{}\", \
                  max_tokens=512, messages=[{{\"role\": \"user\", \"content\": \"Say hello.\"}}]).content)'",
@@ -126,7 +126,7 @@ pub(super) const CLIENTS: [Client; 13] = [
     },
 ];
 
-fn claude_code(to: &Target, places: &Directories) -> Vec<Piece> {
+fn claude_code(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let context = to.context.to_string();
     let env = json!({
         "ANTHROPIC_BASE_URL": to.base,
@@ -141,28 +141,28 @@ fn claude_code(to: &Target, places: &Directories) -> Vec<Piece> {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     });
     let value = json!({ "env": env });
-    vec![Piece {
-        file: places.claude.join("settings.json"),
-        form: FileFormat::Json {
+    vec![SettingsFile {
+        file: directories.claude.join("settings.json"),
+        format: FileFormat::Json {
             value,
             choices: &[],
         },
     }]
 }
 
-fn codex(to: &Target, places: &Directories) -> Vec<Piece> {
+fn codex(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let mut table = format!(
         "name = \"Hearth\"\nbase_url = {}\nwire_api = \"responses\"\nstream_idle_timeout_ms = 600000\n",
         quoted(&format!("{}/v1", to.base))
     );
-    // Codex takes keys from variables, or these header lines.
+    // Codex reads keys from variables or from these headers.
     if let Some(key) = &to.key {
         let value = quoted(&format!("Bearer {key}"));
         table += &format!("http_headers = {{ Authorization = {value} }}\n");
     }
-    vec![Piece {
-        file: places.codex.join("config.toml"),
-        form: FileFormat::Toml {
+    vec![SettingsFile {
+        file: directories.codex.join("config.toml"),
+        format: FileFormat::Toml {
             top: vec![
                 ("model", quoted(&to.model)),
                 ("model_provider", quoted("hearth")),
@@ -174,7 +174,7 @@ fn codex(to: &Target, places: &Directories) -> Vec<Piece> {
     }]
 }
 
-fn opencode(to: &Target, places: &Directories) -> Vec<Piece> {
+fn opencode(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let model = format!("hearth/{}", to.model);
     let limit = json!({"context": to.context, "output": to.output()});
     let value = json!({
@@ -192,19 +192,19 @@ fn opencode(to: &Target, places: &Directories) -> Vec<Piece> {
         "model": model,
         "small_model": model,
     });
-    vec![Piece {
-        file: places.config.join("opencode/opencode.json"),
-        form: FileFormat::Json {
+    vec![SettingsFile {
+        file: directories.config.join("opencode/opencode.json"),
+        format: FileFormat::Json {
             value,
             choices: &["/model", "/small_model"],
         },
     }]
 }
 
-fn open_webui(to: &Target, places: &Directories) -> Vec<Piece> {
+fn open_webui(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let base = format!("{}/v1", to.base);
     variables(
-        places,
+        directories,
         "open-webui",
         &[
             ("OPENAI_API_BASE_URL", &base),
@@ -215,7 +215,7 @@ fn open_webui(to: &Target, places: &Directories) -> Vec<Piece> {
     )
 }
 
-fn hermes(to: &Target, places: &Directories) -> Vec<Piece> {
+fn hermes(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let block = format!(
         "model:\n  provider: custom\n  base_url: {}\n  api_key: {}\n  \
          default: {}\n  context_length: {}\n",
@@ -224,13 +224,13 @@ fn hermes(to: &Target, places: &Directories) -> Vec<Piece> {
         quoted(&to.model),
         to.context
     );
-    vec![Piece {
-        file: places.home.join(".hermes/config.yaml"),
-        form: FileFormat::Yaml(vec![("model", block)]),
+    vec![SettingsFile {
+        file: directories.home.join(".hermes/config.yaml"),
+        format: FileFormat::Yaml(vec![("model", block)]),
     }]
 }
 
-fn pi(to: &Target, places: &Directories) -> Vec<Piece> {
+fn pi(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let value = json!({"providers": {"hearth": {
         "baseUrl": format!("{}/v1", to.base),
         "api": "openai-completions",
@@ -241,16 +241,16 @@ fn pi(to: &Target, places: &Directories) -> Vec<Piece> {
             "maxTokens": to.output(),
         }],
     }}});
-    vec![Piece {
-        file: places.home.join(".pi/agent/models.json"),
-        form: FileFormat::Json {
+    vec![SettingsFile {
+        file: directories.home.join(".pi/agent/models.json"),
+        format: FileFormat::Json {
             value,
             choices: &[],
         },
     }]
 }
 
-fn openclaw(to: &Target, places: &Directories) -> Vec<Piece> {
+fn openclaw(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let value = json!({
         "agents": {"defaults": {"model": {"primary": format!("hearth/{}", to.model)}}},
         "models": {"providers": {"hearth": {
@@ -268,16 +268,16 @@ fn openclaw(to: &Target, places: &Directories) -> Vec<Piece> {
             }],
         }}},
     });
-    vec![Piece {
-        file: places.home.join(".openclaw/openclaw.json"),
-        form: FileFormat::Json {
+    vec![SettingsFile {
+        file: directories.home.join(".openclaw/openclaw.json"),
+        format: FileFormat::Json {
             value,
             choices: &["/agents/defaults/model/primary"],
         },
     }]
 }
 
-fn aider(to: &Target, places: &Directories) -> Vec<Piece> {
+fn aider(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let lines = [
         ("openai-api-base", quoted(&format!("{}/v1", to.base))),
         ("openai-api-key", quoted(to.key())),
@@ -287,7 +287,7 @@ fn aider(to: &Target, places: &Directories) -> Vec<Piece> {
         ("show-model-warnings", "false".to_owned()),
     ];
     let keys = lines.map(|(key, value)| (key, format!("{key}: {value}\n")));
-    let about = json!({format!("openai/{}", to.model): {
+    let metadata = json!({format!("openai/{}", to.model): {
         "max_input_tokens": to.context,
         "max_output_tokens": to.output(),
         "input_cost_per_token": 0,
@@ -296,33 +296,33 @@ fn aider(to: &Target, places: &Directories) -> Vec<Piece> {
         "mode": "chat",
     }});
     vec![
-        Piece {
-            file: places.home.join(".aider.conf.yml"),
-            form: FileFormat::Yaml(keys.to_vec()),
+        SettingsFile {
+            file: directories.home.join(".aider.conf.yml"),
+            format: FileFormat::Yaml(keys.to_vec()),
         },
-        Piece {
-            file: places.home.join(".aider.model.metadata.json"),
-            form: FileFormat::Json {
-                value: about,
+        SettingsFile {
+            file: directories.home.join(".aider.model.metadata.json"),
+            format: FileFormat::Json {
+                value: metadata,
                 choices: &[],
             },
         },
     ]
 }
 
-fn llm(to: &Target, places: &Directories) -> Vec<Piece> {
+fn llm(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let model = quoted(&to.model);
     let base = quoted(&format!("{}/v1", to.base));
-    vec![Piece {
-        file: places.llm.join("extra-openai-models.yaml"),
-        form: FileFormat::YamlItems(format!(
+    vec![SettingsFile {
+        file: directories.llm.join("extra-openai-models.yaml"),
+        format: FileFormat::YamlItems(format!(
             "- model_id: {model}\n  model_name: {model}\n  api_base: {base}\n  api_key_name: hearth\n  \
              supports_tools: true\n  supports_schema: true\n"
         )),
     }]
 }
 
-fn litellm(to: &Target, places: &Directories) -> Vec<Piece> {
+fn litellm(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let (model, key) = (&to.model, quoted(to.key()));
     let text = format!(
         "model_list:\n- model_name: {}\n  litellm_params:\n    model: {}\n    api_base: {}\n    api_key: {key}\n",
@@ -330,45 +330,46 @@ fn litellm(to: &Target, places: &Directories) -> Vec<Piece> {
         quoted(&format!("openai/{model}")),
         quoted(&format!("{}/v1", to.base)),
     );
-    vec![Piece {
-        file: own(places, "litellm.yaml"),
-        form: FileFormat::Own(text),
+    vec![SettingsFile {
+        file: hearth_file(directories, "litellm.yaml"),
+        format: FileFormat::Own(text),
     }]
 }
 
-fn open_ai(to: &Target, places: &Directories) -> Vec<Piece> {
+fn open_ai(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let base = format!("{}/v1", to.base);
     let pairs = [
         ("OPENAI_BASE_URL", base.as_str()),
         ("OPENAI_API_KEY", to.key()),
     ];
-    variables(places, "openai", &pairs)
+    variables(directories, "openai", &pairs)
 }
 
-fn anthropic_sdk(to: &Target, places: &Directories) -> Vec<Piece> {
+fn anthropic_sdk(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     let pairs = [
         ("ANTHROPIC_BASE_URL", to.base.as_str()),
         ("ANTHROPIC_AUTH_TOKEN", to.key()),
     ];
-    variables(places, "anthropic", &pairs)
+    variables(directories, "anthropic", &pairs)
 }
 
-/// A file of our own for a shell to read.
-fn variables(places: &Directories, name: &str, pairs: &[(&str, &str)]) -> Vec<Piece> {
+/// A file of `export` lines for a shell to source.
+fn variables(directories: &Directories, name: &str, pairs: &[(&str, &str)]) -> Vec<SettingsFile> {
     let lines = pairs
         .iter()
         .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', "'\\''")));
-    vec![Piece {
-        file: own(places, &format!("{name}.env")),
-        form: FileFormat::Variables(lines.collect()),
+    vec![SettingsFile {
+        file: hearth_file(directories, &format!("{name}.env")),
+        format: FileFormat::Variables(lines.collect()),
     }]
 }
 
-fn own(places: &Directories, name: &str) -> PathBuf {
-    places.config.join("hearth").join(name)
+/// A file in Hearth's own directory.
+fn hearth_file(directories: &Directories, name: &str) -> PathBuf {
+    directories.config.join("hearth").join(name)
 }
 
-/// A string as JSON, TOML and YAML alike read it.
+/// A quoted string that JSON, TOML and YAML read alike.
 fn quoted(text: &str) -> String {
     json!(text).to_string()
 }

@@ -1,30 +1,39 @@
-//! Putting settings into a file that may hold others: what is not ours stays as it is.
+//! Merging settings into a file that may hold others, which stay unchanged.
+//!
+//! TOML and YAML are edited as text: the markers tell our lines from the user's at the next run,
+//! and no well-kept YAML library keeps comments.
 
 use anyhow::{Context, bail};
 use serde_json::{Map, Value};
 
-/// Lines of ours in files that are not rewritten as a whole stand between these.
+/// Markers around our lines in files that are edited as text.
 const BEGIN: &str = "# hearth: begin";
 const END: &str = "# hearth: end";
 
-/// What was made of a file's text.
+/// A file's text after a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Merged {
     /// The new text.
     pub(super) text: String,
-    /// What of ours was left out because the user's own says something else.
+    /// Settings that keep the user's value, as `name stays value`.
     pub(super) kept: Vec<String>,
 }
 
-/// A JSON document with `ours` in it: objects are joined, anything else of ours wins. The values at the JSON
-/// pointers `choices` are the user's to choose: they are set only where nothing is, or where ours was.
+/// Merges `ours` into a JSON object: objects are merged recursively, other values of ours win.
+///
+/// `choices` are JSON pointers to values that the user may choose: ours is set only if there is
+/// none, or an earlier one of ours (`hearth/...`).
+///
+/// # Errors
+/// If the text is not a JSON object; comments are not plain JSON.
 pub(super) fn json(old: &str, ours: &Value, choices: &[&str]) -> anyhow::Result<Merged> {
-    let old_value: Value = match old.trim().is_empty() {
-        true => Value::Object(Map::new()),
-        false => serde_json::from_str(old).context("it is not plain JSON")?,
+    let old_value: Value = if old.trim().is_empty() {
+        Value::Object(Map::new())
+    } else {
+        serde_json::from_str(old).context("the file is not plain JSON")?
     };
     if !old_value.is_object() {
-        bail!("it is no JSON object");
+        bail!("the file is not a JSON object");
     }
     let mut ours = ours.clone();
     let mut kept = Vec::new();
@@ -39,20 +48,21 @@ pub(super) fn json(old: &str, ours: &Value, choices: &[&str]) -> anyhow::Result<
         }
     }
     let mut merged = old_value.clone();
-    join(&mut merged, ours);
-    let text = match merged == old_value {
-        true => old.to_owned(),
-        false => serde_json::to_string_pretty(&merged)? + "\n",
+    merge_values(&mut merged, ours);
+    let text = if merged == old_value {
+        old.to_owned()
+    } else {
+        serde_json::to_string_pretty(&merged)? + "\n"
     };
     Ok(Merged { text, kept })
 }
 
-fn join(into: &mut Value, from: Value) {
+fn merge_values(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {
                 match into.get_mut(&key) {
-                    Some(old) => join(old, value),
+                    Some(old) => merge_values(old, value),
                     None => {
                         into.insert(key, value);
                     }
@@ -63,22 +73,25 @@ fn join(into: &mut Value, from: Value) {
     }
 }
 
-/// A TOML document with `top`, keys and values before all tables, and `table`, whole lines of a table called
-/// `name`, behind everything.
+/// Adds the top-level keys `top` at the front of a TOML document, and the lines `table` of a table
+/// `name` at its end.
+///
+/// # Errors
+/// If the text is not TOML, or has a table `name` outside our markers.
 pub(super) fn toml(
     old: &str,
     top: &[(&str, String)],
     (name, table): (&str, &str),
 ) -> anyhow::Result<Merged> {
-    let rest = without_ours(old);
-    let theirs: toml::Table = rest.parse().context("it is not TOML")?;
+    let rest = without_our_lines(old);
+    let theirs: toml::Table = rest.parse().context("the file is not TOML")?;
     let path: Vec<&str> = name.split('.').collect();
     let mut at = Some(&theirs);
     for part in &path[..path.len() - 1] {
         at = at.and_then(|table| table.get(*part)?.as_table());
     }
     if at.is_some_and(|table| table.contains_key(path[path.len() - 1])) {
-        bail!("it has a table [{name}] already; take that out, or change it by hand");
+        bail!("the file already has a table [{name}]; remove it, or change it by hand");
     }
     let mut kept = Vec::new();
     let mut first = Vec::new();
@@ -99,16 +112,20 @@ pub(super) fn toml(
     }
     text += &block(&format!("[{name}]\n{}", table.trim_end()));
     text.parse::<toml::Table>()
-        .context("what would be written is not TOML")?;
+        .context("the merged text is not TOML")?;
     Ok(Merged { text, kept })
 }
 
-/// A YAML document whose top-level `keys` are ours; each comes with its block, the key's own line first.
+/// Sets top-level keys of a YAML document, each with its whole block, which begins with the key's
+/// own line.
+///
+/// # Errors
+/// If the document is in flow style (braces).
 pub(super) fn yaml(old: &str, keys: &[(&str, String)]) -> anyhow::Result<Merged> {
     let begins = |line: &str| line.trim_start().starts_with(['{', '[']);
     let mut lines = old.lines().filter(|line| !line.trim().is_empty());
     if lines.next().is_some_and(begins) {
-        bail!("it is YAML in braces, which is not taken apart here");
+        bail!("the file is YAML in flow style (braces), which cannot be edited line by line");
     }
     let mut text = old.to_owned();
     for (key, block) in keys {
@@ -120,7 +137,7 @@ pub(super) fn yaml(old: &str, keys: &[(&str, String)]) -> anyhow::Result<Merged>
     })
 }
 
-/// The document with the block of one top-level key replaced, or put at the end.
+/// The document with one top-level key's block replaced, or appended.
 fn with_block(old: &str, key: &str, block: &str) -> String {
     let mut text = String::new();
     let mut lines = old.lines().peekable();
@@ -135,7 +152,7 @@ fn with_block(old: &str, key: &str, block: &str) -> String {
             continue;
         }
         done = true;
-        // The old block goes on over lines that are indented, or items of a list.
+        // Indented lines and list items belong to the old block.
         while lines
             .next_if(|next| next.starts_with([' ', '\t', '-']))
             .is_some()
@@ -150,13 +167,16 @@ fn with_block(old: &str, key: &str, block: &str) -> String {
     text
 }
 
-/// A YAML list with our items at its end.
+/// Appends items to a YAML list.
+///
+/// # Errors
+/// If the document is not a list.
 pub(super) fn yaml_items(old: &str, items: &str) -> anyhow::Result<Merged> {
-    let rest = without_ours(old);
+    let rest = without_our_lines(old);
     let mut lines = rest.lines().map(str::trim_end);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
     if first.is_some_and(|line| !line.starts_with('-') && line != "---") {
-        bail!("it is no YAML list");
+        bail!("the file is not a YAML list");
     }
     let mut text = rest;
     if !text.is_empty() && !text.ends_with('\n') {
@@ -169,12 +189,13 @@ pub(super) fn yaml_items(old: &str, items: &str) -> anyhow::Result<Merged> {
     })
 }
 
+/// Lines between our markers.
 fn block(lines: &str) -> String {
     format!("{BEGIN}\n{lines}\n{END}\n")
 }
 
-/// The text without what was put there before.
-fn without_ours(text: &str) -> String {
+/// The text without our lines of an earlier run.
+fn without_our_lines(text: &str) -> String {
     let mut kept = String::new();
     let mut ours = false;
     for line in text.split_inclusive('\n') {
@@ -194,7 +215,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn json_is_joined_and_choices_stay_the_users() {
+    fn json_objects_merge_and_user_choices_stay() {
         let old = r#"{"theme": "dark", "model": "cloud/big", "provider": {"cloud": {"a": 1}, "hearth": {"old": true, "url": "x"}}}"#;
         let ours = json!({"model": "hearth/ember", "small": "hearth/ember", "provider": {"hearth": {"url": "y"}}});
         let merged = json(old, &ours, &["/model", "/small"]).unwrap();
@@ -223,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn toml_keeps_comments_and_other_tables_and_can_be_written_twice() {
+    fn toml_merge_keeps_comments_and_tables_and_is_idempotent() {
         let old = "# mine\napproval = \"never\"\n\n[model_providers.other]\nname = \"x\" # why\n";
         let merged = codex(old).unwrap();
         assert!(merged.text.contains(old), "{}", merged.text);
@@ -242,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn yaml_blocks_are_replaced_whole_and_the_rest_stays() {
+    fn yaml_blocks_are_replaced_and_other_keys_stay() {
         let old = "# mine\nmodel:\n  default: big\n  list:\n  - a\n- odd\nother: 1\n";
         let ours = [("model", "model:\n  default: ember\n".to_owned())];
         let merged = yaml(old, &ours).unwrap();
@@ -257,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_added_to_a_list_once() {
+    fn yaml_items_are_appended_once() {
         let old = "- model_id: mine\n  api_base: x";
         let merged = yaml_items(old, "- model_id: ember\n").unwrap();
         assert!(merged.text.starts_with(old) && merged.text.contains("\n- model_id: ember\n"));

@@ -1,8 +1,8 @@
-//! `hearth connect`: what to tell a client so that it talks to this server, printed or written.
+//! `hearth connect`: settings that point a client at this server, printed or written to its files.
 
 mod clients;
 mod merge;
-mod pieces;
+mod settings_file;
 
 use std::io::Write;
 use std::time::Duration;
@@ -10,27 +10,27 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use crate::cli::ConnectArgs;
-use crate::commands::http_client::Server;
+use crate::commands::http_client::HttpClient;
 use crate::config::directories;
 use clients::{CLIENTS, Client};
-use pieces::FileFormat;
+use settings_file::FileFormat;
 
-/// How long the server may take to tell its model.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Sent where the server wants no key but the client wants one.
+/// Longest wait for the server's model list.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Sent if the client needs a key and the server does not.
 const NO_KEY: &str = "none";
-/// The most tokens of a reply that clients are told of.
-const MOST_OUTPUT: usize = 32_768;
+/// The largest reply length that clients are configured for, in tokens.
+const MAX_OUTPUT_TOKENS: usize = 32_768;
 
-/// The server that clients are pointed at.
+/// The server that clients are configured for.
 pub(super) struct Target {
     /// `http://host:port`.
     base: String,
     /// The model's id.
     model: String,
-    /// Its context in tokens.
+    /// The model's context in tokens.
     context: usize,
-    /// The key it asks for.
+    /// The API key, if the server requires one.
     key: Option<String>,
 }
 
@@ -39,9 +39,9 @@ impl Target {
         self.key.as_deref().unwrap_or(NO_KEY)
     }
 
-    /// Tokens of a reply: a quarter of the context, within reason.
+    /// The longest reply in tokens: a quarter of the context, up to [`MAX_OUTPUT_TOKENS`].
     fn output(&self) -> usize {
-        (self.context / 4).min(MOST_OUTPUT)
+        (self.context / 4).min(MAX_OUTPUT_TOKENS)
     }
 }
 
@@ -55,36 +55,36 @@ pub(super) fn connect(args: &ConnectArgs) -> anyhow::Result<()> {
     };
     let client = find(name)?;
     let target = target(args)?;
-    let places =
-        directories::places().context("HOME is not set, so there is no place for settings")?;
-    let pieces = (client.pieces)(&target, &places);
-    for piece in &pieces {
-        let file = piece.file.display();
+    let directories = directories::of_user()
+        .context("HOME is not set, so the client's settings cannot be found; set it")?;
+    let files = (client.files)(&target, &directories);
+    for settings in &files {
+        let file = settings.file.display();
         if !args.write {
-            writeln!(out, "# {file}\n{}", piece.text()?)?;
+            writeln!(out, "# {file}\n{}", settings.text()?)?;
             continue;
         }
-        let written = piece.write()?;
+        let written = settings.write()?;
         match (&written.backup, written.changed) {
-            (_, false) => writeln!(out, "{file} says so already")?,
+            (_, false) => writeln!(out, "{file} is up to date")?,
             (None, true) => writeln!(out, "{file} written")?,
             (Some(copy), true) => {
-                writeln!(out, "{file} changed; what it was is in {}", copy.display())?;
+                writeln!(out, "{file} changed; the old file is {}", copy.display())?;
             }
         }
         for kept in &written.kept {
-            writeln!(out, "  your own {kept}")?;
+            writeln!(out, "  kept yours: {kept}")?;
         }
     }
-    let sourced = pieces.iter().find_map(|piece| match piece.form {
-        FileFormat::Variables(_) if args.write => Some(format!(". {}\n", piece.file.display())),
+    let sourced = files.iter().find_map(|settings| match settings.format {
+        FileFormat::Variables(_) if args.write => Some(format!(". {}\n", settings.file.display())),
         _ => None,
     });
     writeln!(
         out,
-        "# then\n{}{}",
+        "# next\n{}{}",
         sourced.unwrap_or_default(),
-        (client.then)(&target)
+        (client.next)(&target)
     )?;
     Ok(())
 }
@@ -93,16 +93,14 @@ fn find(name: &str) -> anyhow::Result<&'static Client> {
     let known = CLIENTS.iter().find(|client| client.name == name);
     known.with_context(|| {
         let names: Vec<&str> = CLIENTS.iter().map(|client| client.name).collect();
-        format!("{name}: no such client; use one of {}", names.join(", "))
+        format!("{name}: unknown client; use one of {}", names.join(", "))
     })
 }
 
-/// What the flags say, and for the rest what the server tells.
+/// Model and context by the flags, and else as the server reports them.
 fn target(args: &ConnectArgs) -> anyhow::Result<Target> {
-    let mut server = Server::parse(&args.url)?;
-    server.key = args.api_key.clone();
-    server.patience = PATIENCE;
-    let base = server.base();
+    let client = HttpClient::new(&args.url, args.api_key.clone(), TIMEOUT)?;
+    let base = client.base().to_owned();
     if let (Some(model), Some(context)) = (&args.model, args.context) {
         return Ok(Target {
             base,
@@ -111,15 +109,15 @@ fn target(args: &ConnectArgs) -> anyhow::Result<Target> {
             key: args.api_key.clone(),
         });
     }
-    let answer = server.ask("/v1/models", None).with_context(|| {
+    let response = client.get("/v1/models").with_context(|| {
         format!(
-            "{base} does not answer; start `hearth serve`, or give --url, or --model and --context"
+            "{base} does not respond; start `hearth serve`, or give --url, or --model and --context"
         )
     })?;
-    if answer.status == 401 {
-        bail!("{base} asks for a key; give it with --api-key");
+    if response.status == 401 {
+        bail!("{base} requires a key; give it with --api-key");
     }
-    let list = answer.json();
+    let list = response.json();
     let listed = list["data"].as_array().into_iter().flatten();
     let wanted = |entry: &&serde_json::Value| match &args.model {
         Some(model) => entry["id"] == model.as_str(),
@@ -131,16 +129,16 @@ fn target(args: &ConnectArgs) -> anyhow::Result<Target> {
         (None, Some(entry)) => entry["id"].as_str().unwrap_or_default().to_owned(),
         (None, None) => bail!(
             "{base}/v1/models names no model (status {}); give --model",
-            answer.status
+            response.status
         ),
     };
-    let told = entry.and_then(|entry| entry["context_length"].as_u64());
+    let reported = entry.and_then(|entry| entry["context_length"].as_u64());
     let context = args
         .context
-        .or(told.and_then(|tokens| usize::try_from(tokens).ok()));
+        .or(reported.and_then(|tokens| usize::try_from(tokens).ok()));
     Ok(Target {
         context: context.with_context(|| {
-            format!("{base} does not tell the context of {model}; give it with --context")
+            format!("{base} does not report the context of {model}; give it with --context")
         })?,
         base,
         model,

@@ -1,8 +1,8 @@
-//! OpenAI's conversations and completions.
+//! Checks of OpenAI's chat and completions.
 
 use serde_json::{Value, json};
 
-use super::{Check, Fault, Finding, Probe, check, join, must, shown};
+use super::{Check, CheckFailure, Finding, Probe, add_fields, check, excerpt, require};
 
 const CHAT: &str = "/v1/chat/completions";
 const QUESTION: &str = "Say hello.";
@@ -10,20 +10,20 @@ const QUESTION: &str = "Say hello.";
 pub(super) const CHECKS: [Check; 12] = [
     check("chat", plain),
     check("chat: stream", stream),
-    check("chat: stream says the same", same),
+    check("chat: stream equals whole reply", same),
     check("chat: absent fields as null", nulls),
     check("chat: late system message", late_system),
     check("chat: tool offered", tool_offered),
-    check("chat: tool demanded", tool_demanded),
-    check("chat: tool result read", tool_result),
+    check("chat: tool required", tool_demanded),
+    check("chat: tool result used", tool_result),
     check("chat: JSON by schema", schema),
     check("chat: logprobs", logprobs),
     check("completions", completions),
     check("completions: tokens, echo, logprobs", scored),
 ];
 
-/// What a reply says, reasoning included.
-fn said(message: &Value) -> String {
+/// Reasoning and content of a message or a delta.
+fn message_text(message: &Value) -> String {
     let part = |key: &str| message[key].as_str().unwrap_or_default();
     let reasoning = match part("reasoning_content") {
         "" => part("reasoning"),
@@ -33,15 +33,19 @@ fn said(message: &Value) -> String {
 }
 
 fn plain(probe: &Probe) -> Finding {
-    let reply = probe.good(CHAT, &probe.chat(QUESTION, json!({})))?.json();
+    let reply = probe
+        .post_ok(CHAT, &probe.chat(QUESTION, json!({})))?
+        .json();
     let choice = &reply["choices"][0];
-    let text = said(&choice["message"]);
-    must(!text.is_empty(), || format!("nothing was said: {reply}"))?;
-    must(reply["object"] == "chat.completion", || {
+    let text = message_text(&choice["message"]);
+    require(!text.is_empty(), || {
+        format!("the message is empty: {reply}")
+    })?;
+    require(reply["object"] == "chat.completion", || {
         format!("object is {}", reply["object"])
     })?;
     let reason = choice["finish_reason"].as_str().unwrap_or_default();
-    must(["stop", "length", "tool_calls"].contains(&reason), || {
+    require(["stop", "length", "tool_calls"].contains(&reason), || {
         format!("finish_reason is {}", choice["finish_reason"])
     })?;
     let usage = &reply["usage"];
@@ -49,34 +53,35 @@ fn plain(probe: &Probe) -> Finding {
         .as_u64()
         .zip(usage["completion_tokens"].as_u64());
     let sum = sum.map(|(prompt, completion)| prompt + completion);
-    must(
+    require(
         sum.is_some() && sum == usage["total_tokens"].as_u64(),
         || format!("usage does not add up: {usage}"),
     )?;
-    Ok(shown(&text))
+    Ok(excerpt(&text))
 }
 
-/// The chunks of a stream, which must end as streams do.
-fn chunks(probe: &Probe, more: Value) -> Result<Vec<Value>, Fault> {
+/// The chunks of a streamed chat, which must end with `[DONE]`.
+fn chunks(probe: &Probe, more: Value) -> Result<Vec<Value>, CheckFailure> {
     let mut body = probe.chat(QUESTION, json!({
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}],
         "stop": ["\n\n\n"], "stream": true, "stream_options": {"include_usage": true},
     }));
-    join(&mut body, more);
-    let answer = probe.good(CHAT, &body)?;
-    let kind = answer.header("content-type").unwrap_or_default();
-    must(kind.starts_with("text/event-stream"), || {
+    add_fields(&mut body, more);
+    let response = probe.post_ok(CHAT, &body)?;
+    let kind = response.header("content-type").unwrap_or_default();
+    require(kind.starts_with("text/event-stream"), || {
         format!("content-type {kind}")
     })?;
-    let mut events = answer.events();
+    let mut events = response.events();
     let last = events.pop().map(|(_, data)| data);
-    must(last.as_deref() == Some("[DONE]"), || {
+    require(last.as_deref() == Some("[DONE]"), || {
         "the stream does not end with [DONE]".to_owned()
     })?;
     events
         .iter()
         .map(|(_, data)| {
-            serde_json::from_str(data).map_err(|error| Fault::Wrong(format!("{error} in {data}")))
+            serde_json::from_str(data)
+                .map_err(|error| CheckFailure::Wrong(format!("{error} in {data}")))
         })
         .collect()
 }
@@ -84,51 +89,53 @@ fn chunks(probe: &Probe, more: Value) -> Result<Vec<Value>, Fault> {
 fn stream(probe: &Probe) -> Finding {
     let chunks = chunks(probe, json!({}))?;
     let deltas = || chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
-    must(
+    require(
         deltas()
             .next()
             .is_some_and(|delta| delta["role"] == "assistant"),
         || "the first chunk has no role".to_owned(),
     )?;
-    let text: String = deltas().map(said).collect();
-    must(!text.is_empty(), || "no text came".to_owned())?;
+    let text: String = deltas().map(message_text).collect();
+    require(!text.is_empty(), || "no chunk has text".to_owned())?;
     let id = &chunks[0]["id"];
-    must(chunks.iter().all(|chunk| chunk["id"] == *id), || {
+    require(chunks.iter().all(|chunk| chunk["id"] == *id), || {
         "the id changes".to_owned()
     })?;
     let ends = chunks
         .iter()
         .filter(|chunk| chunk["choices"][0]["finish_reason"].is_string());
-    must(ends.count() == 1, || {
+    require(ends.count() == 1, || {
         "not exactly one finish_reason".to_owned()
     })?;
     let usage = chunks
         .iter()
         .any(|chunk| chunk["usage"]["completion_tokens"].is_u64());
-    must(usage, || "no usage, though it was asked for".to_owned())?;
+    require(usage, || {
+        "include_usage is set, but no chunk has usage".to_owned()
+    })?;
     Ok(format!("{} chunks", chunks.len()))
 }
 
 fn same(probe: &Probe) -> Finding {
     let streamed: String = chunks(probe, json!({"stop": null}))?
         .iter()
-        .map(|chunk| said(&chunk["choices"][0]["delta"]))
+        .map(|chunk| message_text(&chunk["choices"][0]["delta"]))
         .collect();
     let messages =
         json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]);
     let whole = probe
-        .good(CHAT, &probe.chat(QUESTION, json!({"messages": messages})))?
+        .post_ok(CHAT, &probe.chat(QUESTION, json!({"messages": messages})))?
         .json();
-    let whole = said(&whole["choices"][0]["message"]);
-    must(whole == streamed, || {
-        format!("{} streamed, {} whole", shown(&streamed), shown(&whole))
+    let whole = message_text(&whole["choices"][0]["message"]);
+    require(whole == streamed, || {
+        format!("{} streamed, {} whole", excerpt(&streamed), excerpt(&whole))
     })?;
-    Ok(shown(&whole))
+    Ok(excerpt(&whole))
 }
 
 fn nulls(probe: &Probe) -> Finding {
     let more = json!({"top_p": null, "stop": null, "tools": null, "seed": null, "logprobs": null, "response_format": null});
-    probe.good(CHAT, &probe.chat(QUESTION, more))?;
+    probe.post_ok(CHAT, &probe.chat(QUESTION, more))?;
     Ok(String::new())
 }
 
@@ -138,7 +145,7 @@ fn late_system(probe: &Probe) -> Finding {
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Go on."},
     ]);
-    probe.good(CHAT, &probe.chat(QUESTION, json!({"messages": messages})))?;
+    probe.post_ok(CHAT, &probe.chat(QUESTION, json!({"messages": messages})))?;
     Ok(String::new())
 }
 
@@ -157,10 +164,13 @@ fn tools() -> Value {
 fn tool_offered(probe: &Probe) -> Finding {
     let more = json!({"tools": tools(), "tool_choice": "auto", "max_tokens": 256});
     let body = probe.chat("Please read the note with name alpha", more);
-    let reply = probe.good(CHAT, &body)?.json();
+    let reply = probe.post_ok(CHAT, &body)?.json();
     let message = &reply["choices"][0]["message"];
     match message.get("tool_calls") {
-        None => Ok(format!("answered in words: {}", shown(&said(message)))),
+        None => Ok(format!(
+            "replied with text: {}",
+            excerpt(&message_text(message))
+        )),
         Some(calls) => called(calls),
     }
 }
@@ -169,31 +179,31 @@ fn tool_demanded(probe: &Probe) -> Finding {
     let choice = json!({"type": "function", "function": {"name": "read_note"}});
     let more = json!({"tools": tools(), "tool_choice": choice, "max_tokens": 512});
     let reply = probe
-        .good(
+        .post_ok(
             CHAT,
             &probe.chat("Please read the note with name alpha", more),
         )?
         .json();
     let message = &reply["choices"][0]["message"];
-    must(message["tool_calls"][0].is_object(), || {
-        format!("no call, but {}", shown(&said(message)))
+    require(message["tool_calls"][0].is_object(), || {
+        format!("no call; the text is {}", excerpt(&message_text(message)))
     })?;
     called(&message["tool_calls"])
 }
 
-/// A list of calls with an id, a name, and arguments that are JSON.
+/// Requires an id, the tool's name, and arguments that are a JSON object.
 fn called(calls: &Value) -> Finding {
     let call = &calls[0];
-    must(call["id"].as_str().is_some_and(|id| !id.is_empty()), || {
+    require(call["id"].as_str().is_some_and(|id| !id.is_empty()), || {
         format!("no id: {calls}")
     })?;
-    must(call["function"]["name"] == "read_note", || {
-        format!("another name: {calls}")
+    require(call["function"]["name"] == "read_note", || {
+        format!("wrong name: {calls}")
     })?;
     let arguments = call["function"]["arguments"].as_str().unwrap_or_default();
     let parsed: Option<Value> = serde_json::from_str(arguments).ok();
-    must(parsed.is_some_and(|value| value.is_object()), || {
-        format!("the arguments are no JSON object: {arguments:?}")
+    require(parsed.is_some_and(|value| value.is_object()), || {
+        format!("the arguments are not a JSON object: {arguments:?}")
     })?;
     Ok(format!("read_note({arguments})"))
 }
@@ -207,14 +217,14 @@ fn tool_result(probe: &Probe) -> Finding {
         {"role": "tool", "tool_call_id": "call_1", "content": "MARKER-7"},
     ]);
     let more = json!({"messages": messages, "tools": tools(), "max_tokens": 256});
-    let reply = probe.good(CHAT, &probe.chat(QUESTION, more))?.json();
-    let text = said(&reply["choices"][0]["message"]);
+    let reply = probe.post_ok(CHAT, &probe.chat(QUESTION, more))?.json();
+    let text = message_text(&reply["choices"][0]["message"]);
     let read = if text.contains("MARKER-7") {
         "repeats it"
     } else {
         "does not repeat it"
     };
-    Ok(format!("{read}: {}", shown(&text)))
+    Ok(format!("{read}: {}", excerpt(&text)))
 }
 
 fn schema(probe: &Probe) -> Finding {
@@ -223,29 +233,29 @@ fn schema(probe: &Probe) -> Finding {
     let format = json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": true}});
     let more = json!({"response_format": format, "max_tokens": 512, "chat_template_kwargs": {"enable_thinking": false}});
     let reply = probe
-        .good(CHAT, &probe.chat("Is water wet? Answer in JSON.", more))?
+        .post_ok(CHAT, &probe.chat("Is water wet? Answer in JSON.", more))?
         .json();
     let choice = &reply["choices"][0];
     let text = choice["message"]["content"].as_str().unwrap_or_default();
     let value: Value = serde_json::from_str(text).unwrap_or_default();
-    must(
+    require(
         value["ok"].is_boolean() || choice["finish_reason"] == "length",
-        || format!("not by the schema: {text:?}"),
+        || format!("does not match the schema: {text:?}"),
     )?;
-    Ok(shown(text))
+    Ok(excerpt(text))
 }
 
 fn logprobs(probe: &Probe) -> Finding {
     let more = json!({"logprobs": true, "top_logprobs": 2, "max_tokens": 4,
         "chat_template_kwargs": {"enable_thinking": false}});
-    let reply = probe.good(CHAT, &probe.chat(QUESTION, more))?.json();
+    let reply = probe.post_ok(CHAT, &probe.chat(QUESTION, more))?.json();
     let entries = reply["choices"][0]["logprobs"]["content"].as_array();
     let Some(entries) = entries.filter(|entries| !entries.is_empty()) else {
-        return Err(Fault::Absent("none came".to_owned()));
+        return Err(CheckFailure::Absent("the reply has none".to_owned()));
     };
     for entry in entries {
         let own = entry["logprob"].as_f64().unwrap_or(1.0);
-        must(
+        require(
             own <= 0.0
                 && entry["top_logprobs"]
                     .as_array()
@@ -258,20 +268,20 @@ fn logprobs(probe: &Probe) -> Finding {
 
 fn completions(probe: &Probe) -> Finding {
     let body = json!({"model": probe.model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0});
-    let reply = probe.good("/v1/completions", &body)?.json();
+    let reply = probe.post_ok("/v1/completions", &body)?.json();
     let text = reply["choices"][0]["text"].as_str();
-    let text = text.ok_or_else(|| Fault::Wrong(format!("no text: {reply}")))?;
-    Ok(shown(text))
+    let text = text.ok_or_else(|| CheckFailure::Wrong(format!("no text: {reply}")))?;
+    Ok(excerpt(text))
 }
 
 fn scored(probe: &Probe) -> Finding {
     let body = json!({"model": probe.model, "prompt": [[100, 200, 300]], "max_tokens": 1, "temperature": 0,
         "echo": true, "logprobs": 1});
-    let reply = probe.good("/v1/completions", &body)?.json();
+    let reply = probe.post_ok("/v1/completions", &body)?.json();
     let scores = reply["choices"][0]["logprobs"]["token_logprobs"].as_array();
     let n = scores.map_or(0, Vec::len);
-    must(n == 4, || {
-        format!("{n} scores for three tokens and one more")
+    require(n == 4, || {
+        format!("{n} logprobs for three echoed tokens and a new one")
     })?;
     Ok("3 + 1 tokens".to_owned())
 }

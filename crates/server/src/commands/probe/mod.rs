@@ -1,7 +1,7 @@
-//! `hearth probe`: asks a running server what clients ask, and tells what works.
+//! `hearth probe`: sends a running server the requests of clients, and reports which ones work.
 //!
-//! A path that a server does not have is reported as absent and fails nothing, as servers speak different
-//! protocols; a path that answers wrongly fails.
+//! A path that a server lacks is reported as absent and is no failure, because servers have
+//! different protocols. A path with a wrong response is a failure.
 
 mod chat;
 mod errors;
@@ -11,30 +11,31 @@ mod plain;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use crate::cli::ProbeArgs;
-use crate::commands::http_client::{HttpResponse, Server};
+use crate::commands::http_client::{HttpClient, HttpResponse};
 
-/// What checks need to know.
+/// A server under test.
 pub(super) struct Probe {
-    server: Server,
+    client: HttpClient,
+    /// The model that requests name.
     model: String,
-    /// What the server says of its context, in tokens.
+    /// The context length that the server reports, in tokens.
     context: Option<u64>,
 }
 
 /// Why a check did not pass.
-enum Fault {
-    /// The server does not have it.
+enum CheckFailure {
+    /// The server lacks the feature.
     Absent(String),
-    /// It has it, and it is wrong.
+    /// The response is wrong.
     Wrong(String),
 }
 
-/// What a check found, in a few words.
-type Finding = Result<String, Fault>;
+/// A short description of what a check found.
+type Finding = Result<String, CheckFailure>;
 
 /// One check.
 struct Check {
@@ -46,7 +47,7 @@ const fn check(name: &'static str, run: fn(&Probe) -> Finding) -> Check {
     Check { name, run }
 }
 
-/// All checks, in the order they are made.
+/// All checks, in the order in which they run.
 fn checks() -> impl Iterator<Item = Check> {
     let groups: [&[Check]; 4] = [
         &plain::CHECKS,
@@ -61,61 +62,61 @@ fn checks() -> impl Iterator<Item = Check> {
 }
 
 pub(super) fn probe(args: &ProbeArgs) -> anyhow::Result<()> {
-    let mut server = Server::parse(&args.url)?;
-    server.key = args.api_key.clone();
-    server.patience = Duration::from_secs(args.patience as u64);
+    let timeout = Duration::from_secs(args.timeout as u64);
     let mut probe = Probe {
         model: args.model.clone().unwrap_or_default(),
         context: None,
-        server,
+        client: HttpClient::new(&args.url, args.api_key.clone(), timeout)?,
     };
-    probe.learn(args.model.is_none())?;
+    probe.fetch_model(args.model.is_none())?;
     let mut out = std::io::stdout().lock();
     let (mut failed, mut absent, mut passed) = (0, 0, 0);
     for check in checks() {
-        let begun = Instant::now();
+        let start = Instant::now();
         let finding = (check.run)(&probe);
-        let ms = begun.elapsed().as_secs_f64() * 1e3;
+        let ms = start.elapsed().as_secs_f64() * 1e3;
         let (word, detail) = match finding {
             Ok(detail) => {
                 passed += 1;
                 ("ok", detail)
             }
-            Err(Fault::Absent(detail)) => {
+            Err(CheckFailure::Absent(detail)) => {
                 absent += 1;
                 ("absent", detail)
             }
-            Err(Fault::Wrong(detail)) => {
+            Err(CheckFailure::Wrong(detail)) => {
                 failed += 1;
                 ("FAILED", detail)
             }
         };
-        match args.json {
-            true => {
-                let line = json!({"check": check.name, "result": word.to_lowercase(), "ms": ms.round(), "detail": detail});
-                writeln!(out, "{line}")?;
-            }
-            false => writeln!(out, "{word:7} {:34} {ms:8.0} ms  {detail}", check.name)?,
+        if args.json {
+            let line = json!({
+                "check": check.name, "result": word.to_lowercase(), "ms": ms.round(), "detail": detail,
+            });
+            writeln!(out, "{line}")?;
+        } else {
+            writeln!(out, "{word:7} {:34} {ms:8.0} ms  {detail}", check.name)?;
         }
     }
     if !args.json {
         writeln!(out, "{passed} ok, {absent} absent, {failed} failed")?;
     }
     if failed > 0 {
-        bail!("{failed} checks failed at {}", probe.server.base());
+        bail!("{failed} checks failed at {}", probe.client.base());
     }
     Ok(())
 }
 
 impl Probe {
-    /// Asks for the model and its context; a server that does not answer at all ends the probe.
-    fn learn(&mut self, takes_first: bool) -> anyhow::Result<()> {
-        let base = self.server.base();
-        let answer = self.server.ask("/v1/models", None);
-        let list = match answer {
-            Ok(answer) => answer.json(),
-            Err(error) => bail!("{base} does not answer: {error}"),
-        };
+    /// Reads the model list: the context, and the first model's id if `takes_first`.
+    ///
+    /// # Errors
+    /// If the server does not respond at all.
+    fn fetch_model(&mut self, takes_first: bool) -> anyhow::Result<()> {
+        let response = self.client.get("/v1/models");
+        let response = response
+            .with_context(|| format!("{} does not respond; check --url", self.client.base()))?;
+        let list = response.json();
         let listed = list["data"].as_array().into_iter().flatten();
         let entry = listed
             .into_iter()
@@ -133,24 +134,24 @@ impl Probe {
         Ok(())
     }
 
-    /// A GET.
-    fn get(&self, path: &str) -> Result<HttpResponse, Fault> {
-        self.server.ask(path, None).map_err(|error| broken(&error))
+    /// A GET, with any status.
+    fn get(&self, path: &str) -> Result<HttpResponse, CheckFailure> {
+        let response = self.client.get(path);
+        response.map_err(|error| no_response(&error))
     }
 
-    /// A POST.
-    fn post(&self, path: &str, body: &Value) -> Result<HttpResponse, Fault> {
-        let answer = self.server.ask(path, Some(body));
-        answer.map_err(|error| broken(&error))
+    /// A POST, with any status.
+    fn post(&self, path: &str, body: &Value) -> Result<HttpResponse, CheckFailure> {
+        let response = self.client.post(path, body);
+        response.map_err(|error| no_response(&error))
     }
 
-    /// A POST that must be answered with 200.
-    fn good(&self, path: &str, body: &Value) -> Result<HttpResponse, Fault> {
-        let answer = self.post(path, body)?;
-        good(answer)
+    /// A POST whose status must be 200.
+    fn post_ok(&self, path: &str, body: &Value) -> Result<HttpResponse, CheckFailure> {
+        success(self.post(path, body)?)
     }
 
-    /// A conversation of one message, with further fields.
+    /// The body of a chat request with one user message and `more` fields.
     fn chat(&self, text: &str, more: Value) -> Value {
         let mut body = json!({
             "model": self.model,
@@ -158,44 +159,45 @@ impl Probe {
             "max_tokens": 32,
             "temperature": 0,
         });
-        join(&mut body, more);
+        add_fields(&mut body, more);
         body
     }
 }
 
-/// Adds the fields of one object to another.
-fn join(into: &mut Value, more: Value) {
+/// Adds the fields of `more` to the object `into`.
+fn add_fields(into: &mut Value, more: Value) {
     if let (Value::Object(into), Value::Object(more)) = (into, more) {
         into.extend(more);
     }
 }
 
-fn broken(error: &std::io::Error) -> Fault {
-    Fault::Wrong(format!("the connection broke: {error}"))
+fn no_response(error: &ureq::Error) -> CheckFailure {
+    CheckFailure::Wrong(format!("no complete response: {error}"))
 }
 
-/// An answer with status 200; a path that is not there is absent.
-fn good(answer: HttpResponse) -> Result<HttpResponse, Fault> {
-    match answer.status {
-        200 => Ok(answer),
-        404 | 405 | 501 => Err(Fault::Absent(format!("status {}", answer.status))),
+/// The response if its status is 200; a missing path counts as absent.
+fn success(response: HttpResponse) -> Result<HttpResponse, CheckFailure> {
+    match response.status {
+        200 => Ok(response),
+        404 | 405 | 501 => Err(CheckFailure::Absent(format!("status {}", response.status))),
         status => {
-            let text: String = answer.body.chars().take(160).collect();
-            Err(Fault::Wrong(format!("status {status}: {text}")))
+            let text: String = response.body.chars().take(160).collect();
+            Err(CheckFailure::Wrong(format!("status {status}: {text}")))
         }
     }
 }
 
-/// A wrong answer, unless `holds`.
-fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Fault> {
-    match holds {
-        true => Ok(()),
-        false => Err(Fault::Wrong(otherwise())),
+/// A failure with the reason `otherwise`, unless `holds`.
+fn require(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), CheckFailure> {
+    if holds {
+        Ok(())
+    } else {
+        Err(CheckFailure::Wrong(otherwise()))
     }
 }
 
-/// The beginning of a text, to be shown.
-fn shown(text: &str) -> String {
+/// The beginning of a text in quotes, on one line.
+fn excerpt(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(48) {
         Some((at, _)) => format!("\"{}...\"", &line[..at]),

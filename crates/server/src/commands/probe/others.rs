@@ -1,8 +1,12 @@
-//! Anthropic's messages and OpenAI's responses.
+//! Checks of Anthropic's messages and OpenAI's responses.
 
 use serde_json::{Value, json};
+use ureq::http::Method;
 
-use super::{Check, Fault, Finding, Probe, check, good, join, must, shown};
+use super::{
+    Check, CheckFailure, Finding, Probe, add_fields, check, excerpt, no_response, require, success,
+};
+use crate::commands::http_client::HttpResponse;
 
 const MESSAGES: &str = "/v1/messages?beta=true";
 const RESPONSES: &str = "/v1/responses";
@@ -10,17 +14,14 @@ const RESPONSES: &str = "/v1/responses";
 pub(super) const CHECKS: [Check; 6] = [
     check("messages", messages),
     check("messages: stream", messages_stream),
-    check("messages: counted", counted),
-    check("messages: tool result read", messages_tools),
+    check("messages: count tokens", count_tokens),
+    check("messages: tool result used", messages_tools),
     check("responses", responses),
     check("responses: stream", responses_stream),
 ];
 
-fn ask(
-    probe: &Probe,
-    path: &str,
-    more: Value,
-) -> Result<crate::commands::http_client::HttpResponse, Fault> {
+/// The response to a messages request with `more` fields.
+fn send(probe: &Probe, path: &str, more: Value) -> Result<HttpResponse, CheckFailure> {
     let tool = json!({"name": "read_note", "description": "Reads a note.",
         "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}});
     let mut body = json!({
@@ -32,19 +33,19 @@ fn ask(
         "stop_sequences": ["\n\n\n"],
         "temperature": 0,
     });
-    join(&mut body, more);
+    add_fields(&mut body, more);
     let headers = [
         ("anthropic-version", "2023-06-01"),
-        ("x-api-key", probe.server.key.as_deref().unwrap_or("none")),
+        ("x-api-key", probe.client.key().unwrap_or("none")),
     ];
-    let answer = probe
-        .server
-        .send(("POST", path), &headers, body.to_string().as_bytes());
-    good(answer.map_err(|error| super::broken(&error))?)
+    let response = probe
+        .client
+        .send(Method::POST, path, &headers, body.to_string().as_bytes());
+    success(response.map_err(|error| no_response(&error))?)
 }
 
 fn messages(probe: &Probe) -> Finding {
-    let reply = ask(probe, MESSAGES, json!({}))?.json();
+    let reply = send(probe, MESSAGES, json!({}))?.json();
     let blocks = reply["content"].as_array().into_iter().flatten();
     let text: String = blocks
         .filter_map(|block| {
@@ -53,51 +54,51 @@ fn messages(probe: &Probe) -> Finding {
                 .or_else(|| block["thinking"].as_str())
         })
         .collect();
-    must(
+    require(
         reply["type"] == "message" && reply["role"] == "assistant",
         || format!("{reply}"),
     )?;
-    must(
+    require(
         !text.is_empty() || reply["stop_reason"] == "tool_use",
         || format!("no text: {reply}"),
     )?;
-    must(reply["usage"]["output_tokens"].is_u64(), || {
+    require(reply["usage"]["output_tokens"].is_u64(), || {
         format!("usage {}", reply["usage"])
     })?;
-    Ok(shown(&text))
+    Ok(excerpt(&text))
 }
 
 fn messages_stream(probe: &Probe) -> Finding {
-    let answer = ask(probe, MESSAGES, json!({"stream": true}))?;
-    let events = answer.events();
+    let response = send(probe, MESSAGES, json!({"stream": true}))?;
+    let events = response.events();
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
-    must(names.first() == Some(&"message_start"), || {
+    require(names.first() == Some(&"message_start"), || {
         format!("begins with {:?}", names.first())
     })?;
-    must(names.last() == Some(&"message_stop"), || {
+    require(names.last() == Some(&"message_stop"), || {
         format!("ends with {:?}", names.last())
     })?;
     let count = |name: &str| names.iter().filter(|other| **other == name).count();
     let (starts, stops) = (count("content_block_start"), count("content_block_stop"));
-    must(starts == stops && starts > 0, || {
-        format!("{starts} blocks begun, {stops} ended")
+    require(starts == stops && starts > 0, || {
+        format!("{starts} blocks started, {stops} ended")
     })?;
-    must(count("message_delta") == 1, || {
-        "not one message_delta".to_owned()
+    require(count("message_delta") == 1, || {
+        "not exactly one message_delta".to_owned()
     })?;
     for (name, data) in &events {
         let value: Value = serde_json::from_str(data).unwrap_or_default();
-        must(value["type"] == name.as_str(), || {
+        require(value["type"] == name.as_str(), || {
             format!("event {name} has type {}", value["type"])
         })?;
     }
     Ok(format!("{} events", events.len()))
 }
 
-fn counted(probe: &Probe) -> Finding {
-    let reply = ask(probe, "/v1/messages/count_tokens", json!({}))?.json();
+fn count_tokens(probe: &Probe) -> Finding {
+    let reply = send(probe, "/v1/messages/count_tokens", json!({}))?.json();
     let n = reply["input_tokens"].as_u64().unwrap_or(0);
-    must(n > 0, || format!("{reply}"))?;
+    require(n > 0, || format!("{reply}"))?;
     Ok(format!("{n} tokens"))
 }
 
@@ -110,13 +111,13 @@ fn messages_tools(probe: &Probe) -> Finding {
             "content": [{"type": "text", "text": "MARKER-7"}]}]},
         {"role": "system", "content": "Be brief."},
     ]);
-    let reply = ask(
+    let reply = send(
         probe,
         MESSAGES,
         json!({"messages": messages, "thinking": {"type": "adaptive"}}),
     )?
     .json();
-    must(reply["stop_reason"].is_string(), || format!("{reply}"))?;
+    require(reply["stop_reason"].is_string(), || format!("{reply}"))?;
     Ok(format!("stop_reason {}", reply["stop_reason"]))
 }
 
@@ -133,50 +134,50 @@ fn response_body(probe: &Probe, more: Value) -> Value {
         "max_output_tokens": 32,
         "store": false,
     });
-    join(&mut body, more);
+    add_fields(&mut body, more);
     body
 }
 
 fn responses(probe: &Probe) -> Finding {
     let reply = probe
-        .good(RESPONSES, &response_body(probe, json!({})))?
+        .post_ok(RESPONSES, &response_body(probe, json!({})))?
         .json();
     let items = reply["output"].as_array().into_iter().flatten();
     let text: String = items
         .filter(|item| item["type"] == "message")
         .filter_map(|item| item["content"][0]["text"].as_str())
         .collect();
-    must(reply["object"] == "response", || {
+    require(reply["object"] == "response", || {
         format!("object is {}", reply["object"])
     })?;
-    must(!text.is_empty(), || {
+    require(!text.is_empty(), || {
         format!("no text within 32 tokens: {}", reply["output"])
     })?;
-    Ok(shown(&text))
+    Ok(excerpt(&text))
 }
 
 fn responses_stream(probe: &Probe) -> Finding {
-    let answer = probe.good(RESPONSES, &response_body(probe, json!({"stream": true})))?;
-    let events = answer.events();
+    let response = probe.post_ok(RESPONSES, &response_body(probe, json!({"stream": true})))?;
+    let events = response.events();
     let first = events.first().map(|(name, _)| name.as_str());
-    must(first == Some("response.created"), || {
+    require(first == Some("response.created"), || {
         format!("begins with {first:?}")
     })?;
     let last = events
         .last()
         .map(|(name, _)| name.as_str())
         .unwrap_or_default();
-    must(
+    require(
         ["response.completed", "response.incomplete"].contains(&last),
         || format!("ends with {last}"),
     )?;
     for (n, (_, data)) in events.iter().enumerate() {
         let value: Value = serde_json::from_str(data).unwrap_or_default();
-        must(value["sequence_number"] == n, || {
+        require(value["sequence_number"] == n, || {
             format!("event {n} has number {}", value["sequence_number"])
         })?;
     }
-    must(
+    require(
         events.iter().any(|(name, _)| name.ends_with(".delta")),
         || "no delta".to_owned(),
     )?;

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::status::NAME;
@@ -127,23 +128,13 @@ fn catalogue_entry(app: &App) -> Value {
     entry
 }
 
-/// RFC 3339 time, by the civil calendar counted from 0000-03-01.
+/// A Unix time in RFC 3339, in UTC; times after the year 9999 are clamped.
 fn rfc3339(unix: u64) -> String {
-    let (days, second) = (unix / 86_400, unix % 86_400);
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, later) = if month < 10 {
-        (month + 3, 0)
-    } else {
-        (month - 9, 1)
-    };
-    let year = year + era * 400 + later;
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    let seconds = i64::try_from(unix).unwrap_or(i64::MAX);
+    let clamped = seconds.min(Timestamp::MAX.as_second());
+    Timestamp::from_second(clamped)
+        .expect("the seconds are in range")
+        .to_string()
 }
 
 #[cfg(test)]
@@ -158,6 +149,7 @@ mod tests {
             (951_782_400, "2000-02-29T00:00:00Z"),
             (951_868_800, "2000-03-01T00:00:00Z"),
             (1_798_761_599, "2026-12-31T23:59:59Z"),
+            (u64::MAX, "9999-12-30T22:00:00Z"),
         ] {
             assert_eq!(rfc3339(unix), written);
         }

@@ -1,4 +1,4 @@
-//! One file of a client: shown, or written beside what stands in it.
+//! One settings file of a client: its text, and its change on disk.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,70 +9,70 @@ use serde_json::Value;
 
 use super::merge::{self, Merged};
 
-/// What goes into one file.
-pub(super) struct Piece {
+/// A file and the settings that it must hold.
+pub(super) struct SettingsFile {
     /// The file.
     pub(super) file: PathBuf,
-    /// What goes in.
-    pub(super) form: FileFormat,
+    /// The settings, in the file's format.
+    pub(super) format: FileFormat,
 }
 
-/// What goes into a file, by the kind of file.
+/// Settings, by the format of their file.
 pub(super) enum FileFormat {
-    /// A JSON object, joined with what is there.
+    /// An object, merged into the file's.
     Json {
-        /// Ours.
+        /// The settings.
         value: Value,
-        /// Where the user's own choice stays, as JSON pointers.
+        /// JSON pointers to values that the user's own value overrides.
         choices: &'static [&'static str],
     },
-    /// Keys before all tables, and a table.
+    /// Top-level keys and a table.
     Toml {
-        /// The keys, with values as written.
+        /// The keys, with values in TOML notation.
         top: Vec<(&'static str, String)>,
         /// The table's name.
         name: &'static str,
         /// Its lines.
         table: String,
     },
-    /// Top-level keys, each with its block.
+    /// Top-level keys, each with its whole block.
     Yaml(Vec<(&'static str, String)>),
     /// Items of a top-level list.
     YamlItems(String),
-    /// A whole file of our own.
+    /// The text of a file that only Hearth writes.
     Own(String),
-    /// A file of our own that a shell reads.
+    /// The text of a file that a shell sources, which only Hearth writes.
     Variables(String),
 }
 
-/// What writing a piece came to.
+/// The result of writing a settings file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Written {
-    /// The copy of what stood there, if a file was changed.
+    /// The copy of the old file, if there was one and it changed.
     pub(super) backup: Option<PathBuf>,
-    /// Whether anything was written.
+    /// Whether the file changed.
     pub(super) changed: bool,
-    /// What of ours was left out for the user's own.
+    /// Settings that keep the user's value, as `name stays value`.
     pub(super) kept: Vec<String>,
 }
 
-impl Piece {
-    /// What a file with nothing else in it would hold.
+impl SettingsFile {
+    /// The text of a file that holds these settings only.
     pub(super) fn text(&self) -> anyhow::Result<String> {
         Ok(self.merged("")?.text)
     }
 
-    /// Puts it into the file. The old text is copied aside first, and the new one replaces it at once.
+    /// Merges the settings into the file: copies the old file aside, then replaces it atomically.
     pub(super) fn write(&self) -> anyhow::Result<Written> {
         let name = self.file.display().to_string();
         let old = match fs::read_to_string(&self.file) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error).with_context(|| format!("{name} cannot be read")),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {name}")),
         };
         let Merged { text, kept } = self
             .merged(old.as_deref().unwrap_or_default())
-            .with_context(|| format!("{name} is left as it is; put this in by hand"))?;
+            .with_context(|| format!("{name} is unchanged; add the settings by hand"))?;
         if old.as_deref() == Some(text.as_str()) {
             return Ok(Written {
                 backup: None,
@@ -81,10 +81,13 @@ impl Piece {
             });
         }
         let backup = match old {
-            Some(old) => Some(keep(&self.file, &old).with_context(|| format!("{name}: no copy"))?),
+            Some(old) => {
+                let copy = copy_aside(&self.file, &old);
+                Some(copy.with_context(|| format!("cannot copy {name} to a backup"))?)
+            }
             None => None,
         };
-        replace(&self.file, &text).with_context(|| format!("{name} cannot be written"))?;
+        replace(&self.file, &text).with_context(|| format!("cannot write {name}"))?;
         Ok(Written {
             backup,
             changed: true,
@@ -93,7 +96,7 @@ impl Piece {
     }
 
     fn merged(&self, old: &str) -> anyhow::Result<Merged> {
-        match &self.form {
+        match &self.format {
             FileFormat::Json { value, choices } => {
                 let mut merged = merge::json(old, value, choices)?;
                 if old.is_empty() {
@@ -112,8 +115,8 @@ impl Piece {
     }
 }
 
-/// Copies the old text to a new name beside the file; an earlier copy is never written over.
-fn keep(file: &Path, old: &str) -> io::Result<PathBuf> {
+/// Copies the old text to a new name beside the file; an earlier copy is kept.
+fn copy_aside(file: &Path, old: &str) -> io::Result<PathBuf> {
     let mut name = file.as_os_str().to_owned();
     name.push(".before-hearth");
     for n in 1.. {
@@ -139,34 +142,18 @@ fn keep(file: &Path, old: &str) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Writes a file whole or not at all; it may hold a key, so a new one is the user's alone.
+/// Writes a file whole or not at all. It may hold a key, so only the user can read a new file.
 fn replace(file: &Path, text: &str) -> io::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    if let Some(folder) = file.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    // A link is followed, so that the file it leads to changes and not the link.
+    // A link is followed, so that its target changes and not the link.
     let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let mut name = file.as_os_str().to_owned();
-    name.push(format!(".new-{}", std::process::id()));
-    let fresh = PathBuf::from(name);
-    let mut options = fs::OpenOptions::new();
-    let mut out = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&fresh)?;
-    let written = out
-        .write_all(text.as_bytes())
-        .and_then(|()| out.sync_all())
-        .and_then(|()| match fs::metadata(&file) {
-            Ok(old) => fs::set_permissions(&fresh, old.permissions()),
-            Err(_) => Ok(()),
-        })
-        .and_then(|()| fs::rename(&fresh, &file));
-    if written.is_err() {
-        // What is left of it helps nobody.
-        let _ = fs::remove_file(&fresh);
+    let dir = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let mut new = tempfile::NamedTempFile::new_in(dir)?;
+    new.write_all(text.as_bytes())?;
+    if let Ok(old) = fs::metadata(&file) {
+        new.as_file().set_permissions(old.permissions())?;
     }
-    written
+    new.as_file().sync_all()?;
+    new.persist(&file)?;
+    Ok(())
 }
