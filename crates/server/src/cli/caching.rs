@@ -1,13 +1,13 @@
-//! Flags about states of prompts that are kept for prompts that begin alike.
+//! Flags of the prefix cache.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
-/// How much of prompts is kept, and where.
+/// Size and place of the prefix cache.
 #[derive(Debug, Clone, Args)]
 pub struct CacheArgs {
-    /// States of prompts kept in memory at most; 0 keeps none.
+    /// The most prompt states that the prefix cache keeps in memory; 0 turns the cache off.
     #[arg(
         long,
         env = "HEARTH_PREFIX_CACHE_SLOTS",
@@ -15,22 +15,24 @@ pub struct CacheArgs {
         default_value_t = 32
     )]
     pub prefix_cache_slots: usize,
-    /// Memory they may take, such as 8G [default: a quarter of what is free at the start].
+    /// Memory for prompt states, such as 8G [default: a quarter of the memory free at the start].
     #[arg(long, env = "HEARTH_PREFIX_CACHE_BYTES", value_name = "SIZE")]
     pub prefix_cache_bytes: Option<String>,
-    /// Tokens read ahead at most while nobody asks for anything, of a conversation as its next message will show it; 0
-    /// reads nothing ahead.
+    /// Tokens per conversation to prefill while idle, in the form its next prompt will have; 0
+    /// turns warm-up off.
     #[arg(
         long,
-        env = "HEARTH_READ_AHEAD",
+        alias = "read-ahead",
+        env = "HEARTH_PREFIX_WARMUP",
         value_name = "TOKENS",
         default_value_t = 65536
     )]
-    pub read_ahead: usize,
-    /// A folder in which they outlive the server; the files hold prompts [default: none].
+    pub prefix_warmup: usize,
+    /// A directory that keeps prompt states across restarts; its files hold prompts [default:
+    /// none].
     #[arg(long, env = "HEARTH_KV_CACHE_DIR", value_name = "DIR")]
     pub kv_cache_dir: Option<PathBuf>,
-    /// What all files in that folder may take, in MiB.
+    /// Size limit of that directory, in MiB.
     #[arg(
         long,
         env = "HEARTH_KV_CACHE_BUDGET",
@@ -38,7 +40,7 @@ pub struct CacheArgs {
         default_value_t = 4096
     )]
     pub kv_cache_budget: u64,
-    /// Prompts shorter than this stay out of that folder, in tokens.
+    /// The shortest prompt that is stored in that directory, in tokens.
     #[arg(
         long,
         env = "HEARTH_KV_CACHE_MIN_TOKENS",
@@ -48,13 +50,13 @@ pub struct CacheArgs {
     pub kv_cache_min_tokens: usize,
 }
 
-/// The memory table of `hearth inspect`.
+/// Flags of `hearth inspect` for the memory table.
 #[derive(Debug, Clone, Args)]
 pub struct PlanArgs {
-    /// Show what the model takes for any context and storage of keys and values.
+    /// Show the memory of the model by context length and KV cache type.
     #[arg(long)]
     pub plan: bool,
-    /// Plan for a card with so much memory free, such as 24GiB [default: what the device has free].
+    /// Free memory to plan for, such as 24GiB [default: the device's free memory].
     #[arg(long, value_name = "SIZE", requires = "plan")]
     pub vram: Option<String>,
 }

@@ -1,7 +1,8 @@
-//! What was typed: the command line and its environment variables, exactly, with no meaning yet.
+//! The command line and its environment variables, as typed.
 //!
-//! [`config`](crate::config) turns it into what the program means. Every flag of `serve` has an environment
-//! variable `HEARTH_<FLAG>` and a key in the configuration file: flag > environment > file > card > default.
+//! [`config`](crate::config) turns them into settings. Every flag of `serve` has an environment
+//! variable `HEARTH_<FLAG>` and a key in the configuration file. Precedence: flag, environment,
+//! file, model card, default.
 
 mod bench;
 mod caching;
@@ -14,9 +15,8 @@ mod window;
 
 use std::path::PathBuf;
 
-pub use bench::{
-    BENCH_HELP, BenchArgs, BenchPart, DepthArgs, SpeculationAbArgs, StepArgs, TuneArgs,
-};
+use bench::BENCH_HELP;
+pub use bench::{BenchArgs, BenchPart, DepthArgs, SpeculationAbArgs, StepArgs, TuneArgs};
 pub use caching::{CacheArgs, PlanArgs};
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
@@ -40,10 +40,10 @@ pub use window::{WindowArgs, tokens as window_tokens};
     curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\\n    \
     -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}]}'")]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
-    /// How much to log: error, warn, info, debug, trace, or a filter such as `server=debug`.
+    /// Log level: error, warn, info, debug, trace, or a filter such as `server=debug`.
     #[arg(
         long,
         global = true,
@@ -52,7 +52,7 @@ pub struct Cli {
         value_name = "FILTER"
     )]
     pub log: String,
-    /// How log lines look.
+    /// Format of log lines.
     #[arg(
         long,
         global = true,
@@ -61,17 +61,17 @@ pub struct Cli {
         default_value = "text"
     )]
     pub log_format: LogFormat,
-    /// Write no colours, whatever standard output is.
+    /// Write no colours.
     #[arg(long, global = true, env = "NO_COLOR", value_parser = FalseyValueParser::new())]
     pub no_color: bool,
 }
 
-/// The shape of log lines.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// JSON lines.
     Json,
 }
 
@@ -81,69 +81,70 @@ pub enum Command {
     /// Serve a model over HTTP.
     #[command(
         after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
-        hearth serve model.gguf --dry-run        (prints what it would take, starts nothing)\n\n\
-        Without MODEL the bundled model is served: a toy for trying things out.\n\
+        hearth serve model.gguf --dry-run        (prints the memory plan and exits)\n\n\
+        Without MODEL, the bundled toy model is served.\n\
         A configuration file holds flags without their dashes: port = 9000, no-cors = true.\n\
-        Stops on SIGINT or SIGTERM once running requests have ended; a second signal stops at once.\n\
-        Exit status: 0 stopped as asked, 1 an error, 2 a wrong command line, 130 a second signal."
+        SIGINT or SIGTERM stops the server after running requests; a second one stops it at once.\n\
+        Exit status: 0 stopped by a signal, 1 error, 2 wrong command line, 130 second signal."
     )]
     Serve(Box<ServeArgs>),
-    /// Show the settings of the server.
+    /// Show the server's settings.
     #[command(subcommand)]
     #[command(after_help = "Example:\n  hearth config show --config hearth.toml")]
     Config(ConfigCommand),
-    /// Point a client at the server: print what to tell it, or write that into its own files.
+    /// Configure a client for the server: print its settings, or write them to its files.
     #[command(
         after_help = "Examples:\n  hearth connect                          (lists the clients)\n  \
         hearth connect codex                    (prints; changes nothing)\n  \
         hearth connect claude-code --write --url http://127.0.0.1:8000"
     )]
     Connect(ConnectArgs),
-    /// Ask a running server what clients would ask it, and tell what works.
+    /// Send a running server the requests of clients, and report which ones work.
     #[command(
         after_help = "Examples:\n  hearth probe --url http://127.0.0.1:8000\n  hearth probe --url http://127.0.0.1:8080 --json\n\n\
-        Exit status: 0 all of it works, 1 something failed."
+        Exit status: 0 all checks passed, 1 a check failed."
     )]
     Probe(ProbeArgs),
-    /// Answer one prompt on the terminal, or chat when no prompt is given.
+    /// Generate a reply to one prompt, or chat on the terminal without a prompt.
     #[command(
         after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \
         hearth run model.gguf < question.txt\n  \
         hearth run model.gguf            (interactive; an empty line or ctrl-D ends it)\n\n\
-        Ctrl-C ends the answer. The answer goes to standard output, figures to standard error."
+        Ctrl-C ends the reply. The reply goes to standard output, timings to standard error."
     )]
     Run(RunArgs),
-    /// Show what a GGUF file holds and what it would take to run.
+    /// Show the contents of a GGUF file and the memory to run it.
     #[command(after_help = "Example:\n  hearth inspect model.gguf --max-ctx 32768 --kv-type q8_0")]
     Inspect(InspectArgs),
-    /// Write a GGUF file again with other weight types.
+    /// Convert a GGUF file to other weight types.
     #[command(after_help = "Example:\n  hearth quantize model-bf16.gguf model-q4_k_m.gguf q4_k_m")]
     Quantize(QuantizeArgs),
-    /// Write a GGUF file of a real model's exact shapes with random weights.
+    /// Write a GGUF file with a real model's shapes and random weights.
     #[command(
         after_help = "Examples:\n  hearth synth qwen3.5-0.8b:q4_k_m synthetic.gguf\n  \
         hearth synth tiny-hybrid:q8_0 tiny.gguf --seed 7"
     )]
     Synth(SynthArgs),
-    /// Run given tokens through a model and write the logits, for people who check models.
+    /// Run token ids through a model and write the logits, to check a model.
     #[command(
         after_help = "Examples:\n  hearth eval model.gguf --ids ids.json --logits logits.npy\n  \
         hearth eval model.gguf --ids ids.json --greedy 64 --out-ids continuation.json"
     )]
     Eval(EvalArgs),
-    /// Build the tree of drafted tokens from logits and print it as JSON, for people who check drafts.
+    /// Build a draft tree from draft logits and print it as JSON, to check a draft.
     #[command(
         after_help = "Example:\n  hearth eval model.gguf --draft draft.gguf --ids ids.json --at 40 --draft-logits block.npy\n  \
         hearth tree --logits block.npy --budget 22 --top-k 8"
     )]
     Tree(TreeArgs),
-    /// Read text on stdin and print its token ids as a JSON array.
+    /// Tokenize standard input and print the ids as a JSON array.
     #[command(after_help = "Example:\n  printf 'Hello world' | hearth tokenize model.gguf")]
     Tokenize(TokenizeArgs),
-    /// Compile the CUDA kernels ahead of time, or show what each takes of a card.
+    /// Compile the CUDA kernels ahead of time, or show their resource use.
     #[command(
-        after_help = "Examples:\n  hearth kernels build                 (for the cards of this machine)\n  \
-        hearth kernels build --arch sm_86,sm_89,sm_90a,sm_120a\n  hearth kernels list --arch sm_86\n  \
+        after_help = "Examples:\n  hearth kernels build                 (for the GPUs of this machine)\n  \
+        hearth kernels build --arch sm_86,sm_89,sm_90a,sm_120a\n  \
+        hearth kernels list --arch sm_86\n  \
         hearth kernels explain qwen3.5-27b:q4_k_m --arch sm_86\n\n\
         Building needs libnvrtc but no GPU; `pip install nvidia-cuda-nvrtc` has it."
     )]
@@ -153,10 +154,10 @@ pub enum Command {
     Bench(Box<BenchArgs>),
 }
 
-/// Where and how a model runs.
+/// Device and numerics of a model.
 #[derive(Debug, Clone, Args)]
 pub struct DeviceArgs {
-    /// `auto` (a card if there is one, else the CPU), `cpu`, `cuda`, or `cuda:N`.
+    /// Device: `auto` (a GPU if there is one, else the CPU), `cpu`, `cuda`, or `cuda:N`.
     #[arg(
         long,
         alias = "target-device",
@@ -164,42 +165,44 @@ pub struct DeviceArgs {
         default_value = "auto"
     )]
     pub device: String,
-    /// Run the scalar reference on the CPU: slow, the judge of every other path.
+    /// Run the CPU's scalar reference, which is slow and checks every other path.
     #[arg(long, env = "HEARTH_CPU_REFERENCE", value_parser = FalseyValueParser::new())]
     pub cpu_reference: bool,
-    /// Threads of the CPU device; by default one per core.
+    /// Threads of the CPU device [default: one per core].
     #[arg(long, env = "HEARTH_THREADS", value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
-    /// The longest context, in tokens [default: what the model was trained for, as far as it fits; on the CPU at most
-    /// 32768].
+    /// The longest context, in tokens [default: the model's training context as far as memory
+    /// allows; on the CPU at most 32768].
     #[arg(long, env = "HEARTH_MAX_CTX", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_ctx: Option<usize>,
-    /// Tokens that all sequences hold together, at least one context [default: a context for each, as far as they fit].
+    /// Tokens of the KV cache that all sequences share, at least one context [default: one context
+    /// per sequence as far as memory allows].
     #[arg(long, env = "HEARTH_KV_POOL", value_name = "TOKENS", value_parser = at_least_one)]
     pub kv_pool: Option<usize>,
-    /// How cached keys are stored.
+    /// Type of the cached keys.
     #[arg(long, env = "HEARTH_CACHE_TYPE_K", value_name = "TYPE")]
     pub cache_type_k: Option<String>,
-    /// How cached values are stored.
+    /// Type of the cached values.
     #[arg(long, env = "HEARTH_CACHE_TYPE_V", value_name = "TYPE")]
     pub cache_type_v: Option<String>,
-    /// How cached keys and values are stored, where the two flags above say nothing; of several, as in
-    /// `tq3_0,q4_0`, the first that the device has and that fits [default: on a card q8_0, or where that does not fit
-    /// q4_0, or then tq3_0; on the CPU f16, or f32 for the reference].
+    /// KV cache type if --cache-type-k/-v are unset; given a list such as `tq3_0,q4_0`, the first
+    /// supported type that fits [default: q8_0,q4_0,tq3_0 on a GPU; f16 on the CPU, f32 for its
+    /// reference].
     #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
     pub kv_type: Option<String>,
-    /// Tokens of one prefill call, a multiple of 64 [default: 512 on the CPU, 2048 on a card].
+    /// Tokens of a prefill chunk, a multiple of 64 [default: 512 on the CPU, 2048 on a GPU].
     #[arg(long, env = "HEARTH_CHUNK", value_name = "TOKENS")]
     pub chunk: Option<usize>,
-    /// The most memory to take on a card, such as `24G` [default: all that is free].
+    /// The most GPU memory to use, such as `24G` [default: all free memory].
     #[arg(long, env = "HEARTH_VRAM_LIMIT", value_name = "SIZE")]
     pub vram_limit: Option<String>,
-    /// Run a card's kernels one by one instead of as captured graphs, to find faults.
+    /// Launch kernels one by one instead of as CUDA graphs, for debugging.
     #[arg(long, env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
     pub eager: bool,
-    /// Numerics of a GPU's decode steps without --batch-invariant: `batch-invariant` or `fastest` [default: the former
-    /// where its kernels cost little]. `fastest` rounds differently with other requests and with drafting; on an H200 a
-    /// verify step of 24 nodes of the 27B takes 5.60 ms with it and 5.74 ms without.
+    /// Numerics of a GPU's decode steps without --batch-invariant: `batch-invariant` or `fastest`
+    /// [default: the former where it costs little]. With `fastest`, rounding depends on the batch
+    /// and on drafting. On an H200, a verify step of 24 nodes of the 27B takes 5.60 ms with it and
+    /// 5.74 ms without.
     #[arg(
         long,
         alias = "sums",
@@ -208,29 +211,30 @@ pub struct DeviceArgs {
         value_enum
     )]
     pub numerics: Option<NumericsArg>,
-    /// How kernels are compiled.
+    /// Compilation of kernels.
     #[command(flatten)]
     pub compiler: CompilerArgs,
 }
 
-/// Whether the bits of a token's logits may depend on what shares its decode step.
+/// Whether the bits of a token's logits may depend on the rest of its decode step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NumericsArg {
-    /// They may not: tree nodes have the bits of plain decoding.
+    /// They do not: a tree node has the bits of plain decoding.
     #[value(alias = "by-path")]
     BatchInvariant,
-    /// They may: the fastest kernels run.
+    /// They may; the fastest kernels run.
     #[value(alias = "fast")]
     Fastest,
 }
 
-/// How CUDA kernels are compiled.
+/// Flags on the compilation of CUDA kernels.
 #[derive(Debug, Clone, Args)]
 pub struct CompilerArgs {
-    /// The libnvrtc file to compile CUDA kernels with [default: looked for in the usual places].
+    /// The libnvrtc that compiles CUDA kernels [default: searched in the usual directories].
     #[arg(long, env = "HEARTH_NVRTC", value_name = "FILE")]
     pub nvrtc: Option<PathBuf>,
-    /// Where compiled CUDA kernels are kept [default: hearth/kernels in the user's cache folder].
+    /// Cache directory of compiled CUDA kernels [default: hearth/kernels in the user's cache
+    /// directory].
     #[arg(long, env = "HEARTH_KERNEL_CACHE", value_name = "DIR")]
     pub kernel_cache: Option<PathBuf>,
 }
@@ -244,13 +248,13 @@ pub struct ServeArgs {
     /// The GGUF file to serve, as a flag.
     #[arg(long = "model", value_name = "MODEL")]
     pub model_flag: Option<PathBuf>,
-    /// Where and how it runs.
+    /// Device and numerics.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// How tokens are drafted.
+    /// Speculative decoding.
     #[command(flatten)]
     pub draft: DraftArgs,
-    /// What is kept of prompts.
+    /// Prefix cache.
     #[command(flatten)]
     pub cache: CacheArgs,
     /// Address to listen on.
@@ -262,23 +266,23 @@ pub struct ServeArgs {
     /// The model's id in the API [default: the file's stem].
     #[arg(long, env = "HEARTH_MODEL_NAME", value_name = "NAME")]
     pub model_name: Option<String>,
-    /// A chat template to use instead of the file's own.
+    /// A chat template that replaces the model's.
     #[arg(long, env = "HEARTH_CHAT_TEMPLATE_FILE", value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// A directory of model cards, looked at before the built-in ones.
+    /// A directory of model cards, searched before the built-in ones.
     #[arg(long, env = "HEARTH_MODEL_CARDS_DIR", value_name = "DIR")]
     pub model_cards_dir: Option<PathBuf>,
-    /// Sequences that decode together.
+    /// The most sequences in a batch.
     #[arg(long, env = "HEARTH_MAX_SEQUENCES", value_name = "N", default_value = "4",
         value_parser = at_least_one)]
     pub max_sequences: usize,
-    /// How long requests may think and answer.
+    /// Lengths of reasoning and replies.
     #[command(flatten)]
     pub reasoning: ReasoningArgs,
-    /// What to do with a system message after the first turn.
+    /// Treatment of a system message after the first turn.
     #[arg(long, env = "HEARTH_LATE_SYSTEM", value_enum, default_value = "user")]
     pub late_system: LateSystemArg,
-    /// A key clients must send; may be given several times. By default none is needed.
+    /// An API key that clients must send; may be repeated [default: no key is required].
     #[arg(
         long,
         env = "HEARTH_API_KEY",
@@ -286,26 +290,26 @@ pub struct ServeArgs {
         value_delimiter = ','
     )]
     pub api_key: Vec<String>,
-    /// A file of keys, one a line.
+    /// A file with an API key per line.
     #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Send no CORS headers.
     #[arg(long, env = "HEARTH_NO_CORS", value_parser = FalseyValueParser::new())]
     pub no_cors: bool,
-    /// How far back attention looks.
+    /// Attention window.
     #[command(flatten)]
     pub window: WindowArgs,
-    /// Answer 404 to a request that names another model.
+    /// Respond with 404 to a request that names another model.
     #[arg(long, env = "HEARTH_STRICT_MODEL", value_parser = FalseyValueParser::new())]
     pub strict_model: bool,
-    /// Send a usage chunk in every stream, asked for or not.
+    /// Send a usage chunk in every stream, even if the request does not ask for it.
     #[arg(long, env = "HEARTH_ALWAYS_USAGE", value_parser = FalseyValueParser::new())]
     pub always_usage: bool,
-    /// Requests that may wait; the next one is answered 429.
+    /// The most waiting requests; further ones get status 429.
     #[arg(long, env = "HEARTH_QUEUE_LIMIT", value_name = "N", default_value = "64",
         value_parser = at_least_one)]
     pub queue_limit: usize,
-    /// Longest wait in the queue, in seconds; 0 for no limit.
+    /// The longest wait in the queue, in seconds; 0 for no limit.
     #[arg(
         long,
         env = "HEARTH_QUEUE_TIMEOUT",
@@ -313,7 +317,7 @@ pub struct ServeArgs {
         default_value_t = 600
     )]
     pub queue_timeout: u64,
-    /// Longest time a request may take, in seconds; 0 for no limit.
+    /// The longest time of a request, in seconds; 0 for no limit.
     #[arg(
         long,
         env = "HEARTH_REQUEST_TIMEOUT",
@@ -321,11 +325,11 @@ pub struct ServeArgs {
         default_value_t = 0
     )]
     pub request_timeout: u64,
-    /// How long a reader may take nothing before it is cut off, in seconds.
+    /// Seconds after which a client that reads nothing is disconnected.
     #[arg(long, env = "HEARTH_WRITE_TIMEOUT", value_name = "SECONDS", default_value_t = 120,
         value_parser = value_parser!(u64).range(1..))]
     pub write_timeout: u64,
-    /// How long running requests may go on after a stop signal, in seconds.
+    /// Seconds that running requests have after a stop signal.
     #[arg(
         long,
         env = "HEARTH_SHUTDOWN_TIMEOUT",
@@ -333,7 +337,7 @@ pub struct ServeArgs {
         default_value_t = 30
     )]
     pub shutdown_timeout: u64,
-    /// Silence in a stream after which a keep-alive is sent, in seconds.
+    /// Seconds without an event after which a stream gets a keep-alive.
     #[arg(long, env = "HEARTH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 10,
         value_parser = value_parser!(u64).range(1..))]
     pub sse_ping_interval: u64,
@@ -346,24 +350,24 @@ pub struct ServeArgs {
         default_value = "on"
     )]
     pub metrics: OnOff,
-    /// Serve pages at /status that show who is being served; never what is said.
+    /// Serve pages at /status that show active requests, but no prompts or replies.
     #[arg(long, env = "HEARTH_STATUS_PAGE", value_parser = FalseyValueParser::new())]
     pub status_page: bool,
     /// The longest request body, in MiB.
     #[arg(long, env = "HEARTH_MAX_BODY", value_name = "MIB", default_value_t = 64,
         value_parser = value_parser!(u32).range(1..=4096))]
     pub max_body: u32,
-    /// Log prompts and answers.
+    /// Log prompts and replies.
     #[arg(long, env = "HEARTH_LOG_PROMPTS", value_parser = FalseyValueParser::new())]
     pub log_prompts: bool,
-    /// A TOML file of flags; environment variables and flags win over it.
+    /// A TOML file of settings; environment variables and flags override it.
     #[arg(long, env = "HEARTH_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Answer from a file of replies instead of running the model, for trying clients; `server::scripted` has the
-    /// format.
+    /// Reply from a file instead of running the model, to test clients; `server::scripted`
+    /// documents the format.
     #[arg(long, env = "HEARTH_SCRIPT", value_name = "FILE", conflicts_with_all = ["draft", "dry_run"])]
     pub script: Option<PathBuf>,
-    /// Print the plan and the memory it takes, and do not start.
+    /// Print the memory plan and exit.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -377,12 +381,12 @@ pub enum OnOff {
     Off,
 }
 
-/// What to do with a system message after the first turn.
+/// Treatment of a system message after the first turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LateSystemArg {
-    /// Make it a user turn where it stands.
+    /// Turn it into a user message in place.
     User,
-    /// Move it to the front.
+    /// Move it to the start of the conversation.
     Hoist,
     /// Refuse the request.
     Error,
@@ -391,34 +395,34 @@ pub enum LateSystemArg {
 /// `hearth run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The GGUF file, then the prompt; a single argument that is no `.gguf` file is the prompt.
+    /// The GGUF file and the prompt; a single argument that is not a GGUF file is the prompt.
     #[arg(value_name = "MODEL] [PROMPT", num_args = 0..=2)]
     pub words: Vec<String>,
-    /// Where and how it runs.
+    /// Device and numerics.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// How tokens are drafted.
+    /// Speculative decoding.
     #[command(flatten)]
     pub draft: DraftArgs,
     /// A system message.
     #[arg(long)]
     pub system: Option<String>,
-    /// A chat template to use instead of the file's own.
+    /// A chat template that replaces the model's.
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// A directory of model cards, looked at before the built-in ones.
+    /// A directory of model cards, searched before the built-in ones.
     #[arg(long, env = "HEARTH_MODEL_CARDS_DIR", value_name = "DIR")]
     pub model_cards_dir: Option<PathBuf>,
-    /// Most tokens of an answer, thinking included [default: the model card's].
+    /// The most tokens of a reply, reasoning included [default: the model card's].
     #[arg(long, short = 'n', value_name = "TOKENS", value_parser = at_least_one)]
     pub max_tokens: Option<usize>,
-    /// Randomness; 0 always takes the likeliest token [default: the model card's].
+    /// Sampling temperature, 0 for greedy [default: the model card's].
     #[arg(long, value_parser = temperature)]
     pub temperature: Option<f32>,
-    /// Repeats the same answer when given [default: random].
+    /// Sampling seed; the same seed repeats a reply [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Whether to think; by default the chat template decides.
+    /// Whether to reason [default: the chat template decides].
     #[arg(long, value_enum, value_name = "WHETHER")]
     pub thinking: Option<OnOff>,
 }
@@ -428,16 +432,16 @@ pub struct RunArgs {
 pub struct InspectArgs {
     /// The GGUF file.
     pub file: PathBuf,
-    /// Where and how it would run.
+    /// Device and numerics to plan for.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// The draft that would run beside it.
+    /// A draft model to plan for.
     #[arg(long, value_name = "FILE")]
     pub draft: Option<PathBuf>,
     /// Sequences to plan for.
     #[arg(long, value_name = "N", default_value = "4", value_parser = at_least_one)]
     pub max_sequences: usize,
-    /// Memory by context and storage.
+    /// Memory table.
     #[command(flatten)]
     pub plan: PlanArgs,
     /// List every tensor.
@@ -460,7 +464,7 @@ pub struct QuantizeArgs {
     pub output: PathBuf,
     /// The recipe: q4_k_m, q8_0, q4_0, q5_k_m, q6_k, bf16, f16, f32.
     pub recipe: String,
-    /// Threads; by default one per core.
+    /// Threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
     /// Replace the output file if it exists.
@@ -471,8 +475,8 @@ pub struct QuantizeArgs {
 /// `hearth synth`.
 #[derive(Debug, Args)]
 pub struct SynthArgs {
-    /// A model's shape and a recipe, such as `qwen3.5-0.8b:q4_k_m`; shapes: qwen3.5-0.8b, qwen3.5-2b,
-    /// qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, qwen3-0.6b, tiny-hybrid, tiny-dense.
+    /// A model's shape and a recipe, such as `qwen3.5-0.8b:q4_k_m`; shapes: qwen3.5-0.8b,
+    /// qwen3.5-2b, qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, qwen3-0.6b, tiny-hybrid, tiny-dense.
     pub what: String,
     /// The GGUF file to write.
     pub output: PathBuf,
@@ -487,19 +491,20 @@ pub struct SynthArgs {
 /// `hearth kernels`.
 #[derive(Debug, Args)]
 pub struct KernelsArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub what: KernelsCommand,
 }
 
-/// What `hearth kernels` does.
+/// Commands of `hearth kernels`.
 #[derive(Debug, Subcommand)]
 pub enum KernelsCommand {
     /// Compile the standard kernels into the cache.
     Build(KernelsBuildArgs),
     /// Show registers, spills and shared memory of the standard kernels.
     List(KernelsListArgs),
-    /// Print which kernels run a model, for how many rows, and why. Needs neither a GPU nor libnvrtc.
+    /// Print which kernels run a model, for how many rows, and why; needs neither a GPU nor
+    /// libnvrtc.
     Explain(KernelsExplainArgs),
 }
 
@@ -511,13 +516,13 @@ pub struct KernelsExplainArgs {
     /// Architectures, such as `sm_86,sm_90a` [default: sm_80, sm_86, sm_89, sm_90a and sm_120a].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub arch: Vec<String>,
-    /// Storage of keys and values.
+    /// KV cache type.
     #[arg(long, value_name = "TYPE", default_value = "f16")]
     pub kv_type: String,
-    /// As opened with --batch-invariant.
+    /// Explain a model opened with --batch-invariant.
     #[arg(long)]
     pub batch_invariant: bool,
-    /// Numerics of decode steps [default: those a model is opened with].
+    /// Numerics of decode steps [default: as `serve` chooses].
     #[arg(long, value_enum, value_name = "NUMERICS")]
     pub numerics: Option<NumericsArg>,
     /// Print JSON lines instead of a table.
@@ -528,25 +533,25 @@ pub struct KernelsExplainArgs {
 /// `hearth kernels build`.
 #[derive(Debug, Args)]
 pub struct KernelsBuildArgs {
-    /// Architectures, such as `sm_86,sm_90a` [default: the cards of this machine].
+    /// Architectures, such as `sm_86,sm_90a` [default: the GPUs of this machine].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub arch: Vec<String>,
-    /// Fail if a kernel spills other than `kernels/spills.txt` records.
+    /// Fail if a kernel's spills differ from `kernels/spills.txt`.
     #[arg(long)]
     pub deny_spills: bool,
-    /// Threads that compile; by default one per core.
+    /// Compiler threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
-    /// For which models: files, or shapes and recipes as for `hearth synth` [default: well-known ones].
+    /// Models: files, or shapes and recipes as for `hearth synth` [default: well-known models].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub models: Vec<String>,
-    /// Of kernels that are compiled once for every width of a step, only these widths, such as `1,24` [default: all].
+    /// Step widths of kernels that are compiled per width, such as `1,24` [default: all].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub widths: Vec<usize>,
-    /// For decode steps of these numerics [default: those a model is opened with].
+    /// Numerics of decode steps [default: as `serve` chooses].
     #[arg(long, alias = "sums", value_enum, value_name = "NUMERICS")]
     pub numerics: Option<NumericsArg>,
-    /// How they are compiled.
+    /// Compilation of kernels.
     #[command(flatten)]
     pub compiler: CompilerArgs,
 }
@@ -554,19 +559,19 @@ pub struct KernelsBuildArgs {
 /// `hearth kernels list`.
 #[derive(Debug, Args)]
 pub struct KernelsListArgs {
-    /// The architecture [default: the first card of this machine].
+    /// The architecture [default: the first GPU of this machine].
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// For which models: files, or shapes and recipes as for `hearth synth` [default: well-known ones].
+    /// Models: files, or shapes and recipes as for `hearth synth` [default: well-known models].
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub models: Vec<String>,
-    /// For decode steps of these numerics [default: those a model is opened with].
+    /// Numerics of decode steps [default: as `serve` chooses].
     #[arg(long, alias = "sums", value_enum, value_name = "NUMERICS")]
     pub numerics: Option<NumericsArg>,
-    /// How they are compiled.
+    /// Compilation of kernels.
     #[command(flatten)]
     pub compiler: CompilerArgs,
 }
@@ -576,7 +581,7 @@ pub struct KernelsListArgs {
 pub struct TokenizeArgs {
     /// The GGUF file.
     pub model: PathBuf,
-    /// Treat special tokens in the text as ordinary text.
+    /// Encode special tokens in the text as ordinary text.
     #[arg(long)]
     pub no_special: bool,
 }
@@ -585,7 +590,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("use at least 1".to_owned()),
         Ok(count) => Ok(count),
-        Err(error) => Err(format!("not a whole number: {error}")),
+        Err(error) => Err(format!("use a whole number: {error}")),
     }
 }
 

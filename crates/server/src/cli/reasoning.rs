@@ -1,20 +1,20 @@
-//! Flags about how long requests may think and answer.
+//! Flags on the length of reasoning and replies.
 
 use clap::Args;
 
 use super::{OnOff, at_least_one};
 use crate::settings::reasoning::ReasoningFlags;
 
-/// How long requests may think and answer where they do not say.
+/// Lengths of reasoning and replies for requests that set none.
 #[derive(Debug, Clone, Args)]
 pub struct ReasoningArgs {
-    /// Tokens of an answer when a request does not say [default: the model card's].
+    /// The most tokens of a reply if the request sets no limit [default: the model card's].
     #[arg(long, env = "HEARTH_DEFAULT_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
     pub default_max_tokens: Option<usize>,
-    /// The same under its older name; `--default-max-tokens` wins.
+    /// Older name of --default-max-tokens, which wins if both are given.
     #[arg(long, env = "HEARTH_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_tokens: Option<usize>,
-    /// Whether requests think when they do not say; by default the chat template decides.
+    /// Whether to reason if the request does not say [default: the chat template decides].
     #[arg(
         long,
         env = "HEARTH_THINKING_DEFAULT",
@@ -22,36 +22,37 @@ pub struct ReasoningArgs {
         value_name = "WHETHER"
     )]
     pub thinking_default: Option<OnOff>,
-    /// The most tokens of thinking, whatever a request wants [default: none but the answer's].
+    /// The most reasoning tokens of any request [default: only the reply's limit].
     #[arg(long, env = "HEARTH_THINK_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
     pub think_max_tokens: Option<usize>,
-    /// Tokens kept for the answer after thinking; 0 never closes thinking [default: the model card's].
+    /// Tokens reserved for the answer after reasoning; 0 never ends reasoning early [default: the
+    /// model card's].
     #[arg(long, env = "HEARTH_HARD_LIMIT_REPLY_BUDGET", value_name = "TOKENS")]
     pub hard_limit_reply_budget: Option<usize>,
-    /// Tokens of thinking at low effort [default: the model card's].
+    /// Reasoning tokens at low effort [default: the model card's].
     #[arg(long, env = "HEARTH_REASONING_EFFORT_LOW", value_name = "TOKENS", value_parser = at_least_one)]
     pub reasoning_effort_low: Option<usize>,
-    /// Tokens of thinking at medium effort [default: the model card's].
+    /// Reasoning tokens at medium effort [default: the model card's].
     #[arg(long, env = "HEARTH_REASONING_EFFORT_MEDIUM", value_name = "TOKENS", value_parser = at_least_one)]
     pub reasoning_effort_medium: Option<usize>,
-    /// Tokens of thinking at high effort [default: the model card's].
+    /// Reasoning tokens at high effort [default: the model card's].
     #[arg(long, env = "HEARTH_REASONING_EFFORT_HIGH", value_name = "TOKENS", value_parser = at_least_one)]
     pub reasoning_effort_high: Option<usize>,
-    /// Tokens of thinking at x-high effort [default: the model card's].
+    /// Reasoning tokens at x-high effort [default: the model card's].
     #[arg(long, env = "HEARTH_REASONING_EFFORT_X_HIGH", value_name = "TOKENS", value_parser = at_least_one)]
     pub reasoning_effort_x_high: Option<usize>,
-    /// Tokens of thinking at the greatest effort [default: the model card's].
+    /// Reasoning tokens at maximum effort [default: the model card's].
     #[arg(long, env = "HEARTH_REASONING_EFFORT_MAX", value_name = "TOKENS", value_parser = at_least_one)]
     pub reasoning_effort_max: Option<usize>,
 }
 
 impl ReasoningArgs {
-    /// Tokens of an answer that the flags give.
+    /// The reply limit that the flags set.
     pub fn answer_tokens(&self) -> Option<usize> {
         self.default_max_tokens.or(self.max_tokens)
     }
 
-    /// What the flags say of thinking.
+    /// The reasoning limits that the flags set.
     pub fn flags(&self) -> ReasoningFlags {
         ReasoningFlags {
             think_max_tokens: self.think_max_tokens,

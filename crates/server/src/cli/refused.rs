@@ -1,12 +1,12 @@
-//! Flags of the server whose start lines this one takes over that it does not have: each is known by name and
-//! answered with a sentence, instead of being an unknown word.
+//! Flags of the predecessor that this server lacks: each is refused by name, with a sentence on
+//! what to do.
 //!
-//! A flag that the command has after all is left to it, so this table needs no care when one is built.
+//! A flag that the command defines itself is skipped, so a new flag needs no change here.
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-/// What follows a flag.
+/// How many values follow a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Takes {
     Nothing,
@@ -18,34 +18,36 @@ enum Takes {
 struct Refused {
     flag: &'static str,
     takes: Takes,
-    /// Values that ask for what is done anyway; they are taken in silence.
+    /// Values that ask for the only behaviour there is; they are accepted silently.
     neutral: &'static [&'static str],
+    /// What to do instead.
     instead: &'static str,
 }
 
-/// What a switch may be set to without being switched on.
+/// Values of a switch that is off.
 const OFF: [&str; 5] = ["", "0", "false", "no", "off"];
-/// Families of flags, by how they begin, that only other models or several processes have.
+/// Prefixes of flags that are refused, and what to do instead.
 const FAMILIES: [(&str, &str); 2] = [
     (
         "--ds4-",
-        "it belongs to a kind of model that is not run here; leave it away",
+        "it belongs to a model family that is not supported; remove it",
     ),
     ("--target-shard-ipc-", ONE_PROCESS),
 ];
 
 const ONE_DEVICE: &str =
-    "one device holds the whole model; choose it with --device cuda:N and leave this away";
+    "one device holds the whole model; remove this flag and choose the device with --device cuda:N";
 const ONE_PROCESS: &str =
-    "model and draft run in this one process; give the draft with --draft and leave this away";
-const NO_COMPRESSION: &str = "prompts are not compressed yet; leave it away, and make room with --max-ctx and --kv-type q8_0";
+    "model and draft run in one process; remove this flag and name the draft with --draft";
+const NO_COMPRESSION: &str = "prompts are not compressed; remove it, and fit longer prompts with --max-ctx and --kv-type q8_0";
 const NO_UPSTREAM: &str =
-    "prompts are not compressed for other servers; send requests there directly";
-const NO_EXPERTS: &str = "models of experts are not run yet; leave it away";
-const NO_PAGING: &str = "cached keys and values stay on the device; leave it away, and use --max-ctx or --kv-type q4_0 if they do not fit";
-const NO_CACHE: &str = "what is kept of prompts follows one rule; leave it away, and use --prefix-cache-slots or --kv-cache-dir";
-const NO_AGENT_CACHE: &str = "nothing runs ahead of a request; leave it away";
-const ROLLBACK: &str = "states are always rolled back without replay; leave it away";
+    "prompts are not compressed for other servers; send requests to those servers directly";
+const NO_EXPERTS: &str = "mixture-of-experts models are not supported; remove it";
+const NO_PAGING: &str = "the KV cache stays on the device; remove it, and use --max-ctx or --kv-type q4_0 if the cache does not fit";
+const NO_CACHE: &str = "the prefix cache has one eviction rule; remove it, and use --prefix-cache-slots or --kv-cache-dir";
+const NO_AGENT_CACHE: &str =
+    "requests are not dispatched early; remove it, and use --prefix-warmup to prefill while idle";
+const ROLLBACK: &str = "states are always rolled back without replay; remove it";
 
 const REFUSED: [Refused; 36] = [
     one("target-devices", &[], ONE_DEVICE),
@@ -74,14 +76,14 @@ const REFUSED: [Refused; 36] = [
     one(
         "draft-residency",
         &["auto", "persistent"],
-        "the draft stays where it was loaded; use --lazy-draft to load it at its first use",
+        "the draft stays on its device; use --lazy-draft to load it at its first use",
     ),
     switch("fast-rollback", &["true", "1", "yes", "on"], ROLLBACK),
     switch("no-fast-rollback", &OFF, ROLLBACK),
     one(
         "verify-width",
         &["0"],
-        "the width follows what pays; bound it with --ddtree-budget",
+        "the cost model chooses the width; set its maximum with --ddtree-budget",
     ),
     one("kvflash", &["off", "0"], NO_PAGING),
     one("kvflash-policy", &[], NO_PAGING),
@@ -134,13 +136,13 @@ pub fn variable(flag: &str) -> String {
     format!("HEARTH_{}", flag.to_uppercase().replace('-', "_"))
 }
 
-/// Whether `name` is an argument's long name or another of its names.
+/// Whether `name` is the argument's long name or one of its aliases.
 pub(crate) fn goes_by(arg: &Arg, name: &str) -> bool {
     let others = arg.get_all_aliases().unwrap_or_default();
     arg.get_long() == Some(name) || others.contains(&name)
 }
 
-/// A command that knows the refused flags too, each with its variable, and shows none of them in its help.
+/// Adds the refused flags and their variables to a command, hidden in its help.
 pub(crate) fn known(command: Command) -> Command {
     REFUSED.iter().fold(command, |command, refused| {
         if command
@@ -165,20 +167,20 @@ pub(crate) fn known(command: Command) -> Command {
     })
 }
 
-/// Refuses what [`known`] made known, if it was given; `command` is the one that was parsed.
+/// Fails if a flag that [`known`] added was given; `command` is the one that was parsed.
 pub(crate) fn check(command: &mut Command, matches: &ArgMatches) -> Result<(), clap::Error> {
     for refused in &REFUSED {
-        // An argument that the command defines has another id, its field's name.
+        // An argument of the command itself has its field's name as id, not the flag's.
         let Ok(Some(values)) = matches.try_get_raw(refused.flag) else {
             continue;
         };
-        let requests = |value: &std::ffi::OsStr| {
+        let is_refused = |value: &std::ffi::OsStr| {
             let value = value.to_string_lossy();
             !refused.neutral.contains(&&*value)
         };
-        let asked: Vec<_> = values.filter(|value| requests(value)).collect();
-        let bare = refused.takes == Takes::Many && asked.is_empty();
-        if asked.is_empty() && !bare {
+        let given: Vec<_> = values.filter(|value| is_refused(value)).collect();
+        let bare = refused.takes == Takes::Many && given.is_empty();
+        if given.is_empty() && !bare {
             continue;
         }
         return Err(refuse(
@@ -190,15 +192,15 @@ pub(crate) fn check(command: &mut Command, matches: &ArgMatches) -> Result<(), c
     Ok(())
 }
 
-/// Refuses flags that are known only by how they begin.
+/// Fails if a word begins with one of [`FAMILIES`].
 pub(crate) fn check_families(
     command: &mut Command,
     words: &[std::ffi::OsString],
 ) -> Result<(), clap::Error> {
     for word in words {
         let word = word.to_string_lossy();
-        for (begin, instead) in FAMILIES {
-            if word.starts_with(begin) {
+        for (prefix, instead) in FAMILIES {
+            if word.starts_with(prefix) {
                 let flag = word.split('=').next().unwrap_or(&word);
                 return Err(refuse(command, flag, instead));
             }
@@ -207,7 +209,7 @@ pub(crate) fn check_families(
     Ok(())
 }
 
-/// The error for a name that is known and refused.
+/// The error for a refused flag or variable.
 pub(crate) fn refuse(command: &mut Command, name: &str, instead: &str) -> clap::Error {
     command.error(
         ErrorKind::ArgumentConflict,
@@ -220,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_refusal_says_what_to_do_and_no_flag_stands_twice() {
+    fn refusals_say_what_to_do_and_name_each_flag_once() {
         let mut flags: Vec<&str> = REFUSED.iter().map(|refused| refused.flag).collect();
         flags.sort_unstable();
         let all = flags.len();
@@ -228,7 +230,7 @@ mod tests {
         assert_eq!(flags.len(), all);
         for refused in &REFUSED {
             assert!(
-                ["leave", "use", "bound", "send"]
+                ["remove", "use", "set", "send"]
                     .iter()
                     .any(|word| refused.instead.contains(word)),
                 "{}",
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_the_command_has_is_left_to_it() {
+    fn flags_of_the_command_itself_are_not_refused() {
         let own = Command::new("x").arg(Arg::new("mine").long("kvflash-tau").num_args(1));
         let mut command = known(own);
         let words = ["x", "--kvflash-tau", "9"];

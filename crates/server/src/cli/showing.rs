@@ -1,18 +1,18 @@
-//! `hearth config`.
+//! Flags of `hearth config`.
 
 use clap::{Args, Subcommand};
 
 use super::ServeArgs;
 
-/// What to do about settings.
+/// Commands of `hearth config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Print every setting that `hearth serve` would run with, and where it comes from.
+    /// Print every setting of `hearth serve` and its origin.
     #[command(
         after_help = "Examples:\n  hearth config show --config hearth.toml\n  \
         HEARTH_PORT=9000 hearth config show model.gguf --json\n\n\
-        Takes the flags of `hearth serve`. A flag wins over the environment, that over the configuration file,\n\
-        that over the model's card, and that over the default. Keys are counted, never shown."
+        Takes the flags of `hearth serve`. Precedence: flag, environment, configuration file, model\n\
+        card, default. API keys are counted, never shown."
     )]
     Show(Box<ShowArgs>),
 }
@@ -20,10 +20,10 @@ pub enum ConfigCommand {
 /// `hearth config show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// The settings.
+    /// The flags of `hearth serve`.
     #[command(flatten)]
     pub serve: ServeArgs,
-    /// Print a JSON array of name, value and origin.
+    /// Print a JSON array of objects with name, value and origin.
     #[arg(long)]
     pub json: bool,
 }

@@ -1,14 +1,14 @@
-//! Flags about how far back attention looks.
+//! Flags of the attention window.
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use contract::AttentionWindow;
 
-/// How far back attention looks while a reply is written.
+/// The attention window of decode steps.
 #[derive(Debug, Clone, Args)]
 pub struct WindowArgs {
-    /// Tokens before a new one that attention sees while a reply is written, at least 64; 0 for all. It hides what is
-    /// older, the system prompt too; requests with tools see everything all the same.
+    /// Sliding window of attention in decode steps, in tokens, at least 64; 0 for none. Older
+    /// tokens are masked, the system prompt too. Requests with tools are exempt.
     #[arg(
         long,
         env = "HEARTH_FA_WINDOW",
@@ -17,7 +17,7 @@ pub struct WindowArgs {
         value_parser = tokens
     )]
     pub fa_window: usize,
-    /// Tokens at the beginning of the context that are seen whatever the window.
+    /// Attention sinks: tokens at the start of the context that the window never masks.
     #[arg(
         long,
         env = "HEARTH_FA_WINDOW_SINKS",
@@ -25,20 +25,20 @@ pub struct WindowArgs {
         default_value_t = 0
     )]
     pub fa_window_sinks: usize,
-    /// Hold requests with tools to the window too.
+    /// Apply the window to requests with tools too.
     #[arg(long, env = "HEARTH_FA_WINDOW_FORCE", value_parser = FalseyValueParser::new())]
     pub fa_window_force: bool,
 }
 
-/// Tokens of a window from the command line: 0 for all, or at least [`AttentionWindow::MIN_TOKENS`].
+/// Parses the tokens of a window: 0 for none, or at least [`AttentionWindow::MIN_TOKENS`].
 pub fn tokens(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Ok(0),
         Ok(tokens) if tokens >= AttentionWindow::MIN_TOKENS => Ok(tokens),
         Ok(_) => Err(format!(
-            "a window has at least {} tokens, or 0 for everything",
+            "use at least {} tokens, or 0 for no window",
             AttentionWindow::MIN_TOKENS
         )),
-        Err(_) => Err("not a number of tokens".to_owned()),
+        Err(_) => Err("use a whole number of tokens".to_owned()),
     }
 }

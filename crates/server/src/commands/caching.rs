@@ -1,4 +1,4 @@
-//! From the flags about saved states to what the prefix cache and the store are told.
+//! The configuration of the prefix cache and of its store on disk, from the flags.
 
 use anyhow::{Context, bail};
 use chat::conversation::{Conversation, Message, Role};
@@ -12,20 +12,23 @@ use crate::open::{self, FittedPlan};
 use crate::progress::bytes_text;
 use crate::text::model_context::ModelContext;
 
-/// Tokens between states while a prompt is read.
-const EVERY: usize = 4096;
-/// States of a conversation on a terminal: its head, its last turns, and one to fall back on.
-const TALK_SLOTS: usize = 4;
-/// Changes whenever equal tokens may lead to other states than before, in which case stored ones are of no use.
-const ENGINE: &str = "hearth state 1";
+/// Tokens between saved states within a prompt.
+const SAVE_INTERVAL: usize = 4096;
+/// States kept for a conversation on a terminal: its head, its last turns, and one spare.
+const CONVERSATION_SLOTS: usize = 4;
+/// Version of the states that equal tokens lead to; stored states of another version are not used.
+const STATE_VERSION: &str = "hearth state 1";
 
-/// What is saved of prompts.
+/// The prefix cache of `serve`.
+///
+/// # Errors
+/// If the size of --prefix-cache-bytes is invalid.
 pub(super) fn prefix(args: &CacheArgs, model: &ModelContext) -> anyhow::Result<PrefixConfig> {
     let bytes = match &args.prefix_cache_bytes {
         Some(text) => open::bytes_of(text)
             .with_context(|| format!("--prefix-cache-bytes {text}: use a size such as 8G"))?,
-        // States lie in the machine's memory wherever the model runs, and rows go there when a card's cache is
-        // needed for others; those that are still on the card count too.
+        // States live in host memory on every device. KV rows move there once the GPU's cache needs
+        // their pages, and rows that are still on the GPU count too.
         None => {
             cpu::CpuBackend::new(cpu::CpuOptions::default())
                 .probe()?
@@ -38,19 +41,19 @@ pub(super) fn prefix(args: &CacheArgs, model: &ModelContext) -> anyhow::Result<P
         bytes,
         boundaries: SavePointConfig {
             turn_starts: turn_starts(model),
-            interval: EVERY,
+            interval: SAVE_INTERVAL,
             ..SavePointConfig::default()
         },
         place: SnapshotLocation::Host,
         min_store_tokens: args.kv_cache_min_tokens.max(1),
-        warmup_tokens: args.read_ahead,
+        warmup_tokens: args.prefix_warmup,
     })
 }
 
-/// What is saved of the prompts of one conversation on a terminal.
-pub(super) fn of_talk(model: &ModelContext) -> PrefixConfig {
+/// The prefix cache of one conversation on a terminal.
+pub(super) fn for_conversation(model: &ModelContext) -> PrefixConfig {
     PrefixConfig {
-        slots: TALK_SLOTS,
+        slots: CONVERSATION_SLOTS,
         boundaries: SavePointConfig {
             turn_starts: turn_starts(model),
             ..SavePointConfig::default()
@@ -59,13 +62,18 @@ pub(super) fn of_talk(model: &ModelContext) -> PrefixConfig {
     }
 }
 
-/// The store of the flags, if they name one.
+/// The store on disk, if the flags name a directory.
+///
+/// # Errors
+/// If the prefix cache is off, or the directory cannot be used.
 pub(super) fn store(args: &CacheArgs, fitted: &FittedPlan) -> anyhow::Result<Option<DiskStore>> {
     let Some(dir) = &args.kv_cache_dir else {
         return Ok(None);
     };
     if args.prefix_cache_slots == 0 {
-        bail!("--kv-cache-dir needs saved states, and --prefix-cache-slots 0 saves none");
+        bail!(
+            "--kv-cache-dir needs the prefix cache, which --prefix-cache-slots 0 turns off; remove one of them"
+        );
     }
     let config = StoreConfig {
         dir: dir.clone(),
@@ -77,24 +85,27 @@ pub(super) fn store(args: &CacheArgs, fitted: &FittedPlan) -> anyhow::Result<Opt
     Ok(Some(store))
 }
 
-/// Saves the state of an empty sequence and forgets it: a card locks memory for the first state it saves, which takes as
-/// long as reading a thousand tokens, and better at the start than in the first prompt.
+/// Saves and frees the state of an empty sequence.
+///
+/// A GPU pins host memory for its first snapshot, which takes as long as the prefill of a thousand
+/// tokens. This moves that time from the first prompt to the start.
 pub(super) fn warm(runner: &mut dyn Runner, place: SnapshotLocation) -> Result<(), DeviceError> {
     let seq = runner.open(1)?;
     let saved = runner.snapshot(seq, place);
     runner.close(seq);
     match saved {
         Ok(info) => runner.free_snapshot(info.id),
-        // Whoever saves a state hears of it again.
-        Err(error) => tracing::warn!(%error, "no state can be saved"),
+        // The scheduler reports the same error at its first snapshot.
+        Err(error) => tracing::warn!(%error, "prompt states cannot be saved"),
     }
     Ok(())
 }
 
-/// What states must have in common to be looked at: model, draft, formats, and what this program makes of them.
+/// A hash of all that a stored state depends on besides its tokens: model, draft, formats and this
+/// program.
 ///
-/// The instructions a device uses count too: another set rounds otherwise, and a state must give the bits of
-/// reading the prompt.
+/// The device's instruction set is part of it, because another set rounds differently and a state
+/// must have the bits of prefilling the prompt.
 fn owner(fitted: &FittedPlan) -> [u8; 16] {
     let (plan, device) = (&fitted.plan, &fitted.device);
     let mut hasher = blake3::Hasher::new();
@@ -103,7 +114,7 @@ fn owner(fitted: &FittedPlan) -> [u8; 16] {
             .update(part.map_or(&[], |part| part.as_bytes()))
             .update(&[0]);
     }
-    hasher.update(ENGINE.as_bytes());
+    hasher.update(STATE_VERSION.as_bytes());
     hasher.update(&plan.target.hash.0);
     hasher.update(&contract::snapshot::LAYOUT_VERSION.to_le_bytes());
     for format in [plan.kv.k, plan.kv.v] {
@@ -118,8 +129,10 @@ fn owner(fitted: &FittedPlan) -> [u8; 16] {
     owner
 }
 
-/// The tokens that begin a turn in the model's prompts: the first control token that a conversation of five
-/// turns shows once a turn, or at least in every turn of the user.
+/// The tokens that begin a turn in the model's prompts.
+///
+/// It is the first control token that occurs at least once per user turn in a conversation of five
+/// turns.
 fn turn_starts(model: &ModelContext) -> Vec<TokenId> {
     let roles = [
         Role::User,
@@ -135,21 +148,21 @@ fn turn_starts(model: &ModelContext) -> Vec<TokenId> {
     let rendered = model.template.render(&conversation).ok();
     let Some(tokens) = rendered.and_then(|text| model.tokenizer.encode_rendered(&text).ok()) else {
         tracing::warn!(
-            "the chat template cannot express a conversation, so prompts are saved at their ends only"
+            "the chat template cannot render a conversation, so states are saved at the ends of prompts only"
         );
         return Vec::new();
     };
     let users = roles.iter().filter(|role| **role == Role::User).count();
-    let often = |id: &TokenId| tokens.iter().filter(|token| *token == id).count() >= users;
+    let in_every_turn = |id: &TokenId| tokens.iter().filter(|token| *token == id).count() >= users;
     let control = |id: &TokenId| model.tokenizer.kind(*id) == TokenKind::Control;
-    let found = tokens.iter().find(|id| control(id) && often(id));
+    let found = tokens.iter().find(|id| control(id) && in_every_turn(id));
     found.copied().into_iter().collect()
 }
 
-/// What is told at the start.
+/// One line about the prefix cache for the log.
 pub(super) fn line(prefix: &PrefixConfig, store: Option<&DiskStore>) -> String {
     if prefix.slots == 0 {
-        return "prompts: nothing of them is kept".to_owned();
+        return "prefix cache: off".to_owned();
     }
     let disk = store.map(|store| {
         let facts = store.status();
@@ -157,7 +170,7 @@ pub(super) fn line(prefix: &PrefixConfig, store: Option<&DiskStore>) -> String {
         format!("; {n} on disk in {}, at most {budget}", facts.dir.display())
     });
     format!(
-        "prompts: up to {} states in {} of memory{}",
+        "prefix cache: up to {} states in {} of memory{}",
         prefix.slots,
         bytes_text(prefix.bytes),
         disk.unwrap_or_default()
@@ -169,15 +182,15 @@ mod tests {
     use super::*;
     use crate::settings::GenerationDefaults;
 
-    fn served() -> (model::LoadedModel, ModelContext) {
+    fn tiny_model() -> (model::LoadedModel, ModelContext) {
         let loaded = open::tiny();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
         (loaded, model)
     }
 
     #[test]
-    fn the_token_that_begins_a_turn_is_found_in_the_template() {
-        let (_, model) = served();
+    fn turn_start_token_is_found_in_the_template() {
+        let (_, model) = tiny_model();
         let starts = turn_starts(&model);
         let names: Vec<String> = starts
             .iter()

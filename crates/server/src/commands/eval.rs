@@ -1,4 +1,4 @@
-//! `hearth eval`: given tokens through the model, logits to a file.
+//! `hearth eval`: token ids through the model, logits to a file.
 
 use std::fs;
 use std::path::Path;
@@ -34,7 +34,7 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let context = fitted.plan.limits.context;
     if ids.len() + steps > context {
         bail!(
-            "{} ids and {steps} steps are more than --max-ctx {context}",
+            "{} ids and {steps} steps exceed --max-ctx {context}",
             ids.len()
         );
     }
@@ -52,8 +52,8 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let progress = TaskProgress::new("evaluating");
     let mut last = LogitsRow::default();
     for (at, tokens) in ids.chunks(chunk).enumerate() {
-        let first_asked = if npy.is_some() { 0 } else { tokens.len() - 1 };
-        let requests: Vec<_> = (first_asked..tokens.len())
+        let first = if npy.is_some() { 0 } else { tokens.len() - 1 };
+        let requests: Vec<_> = (first..tokens.len())
             .map(|i| (i, LogitsRequest::full()))
             .collect();
         let rows = runner.prefill(seq, tokens, &requests)?;
@@ -62,7 +62,10 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
                 .try_for_each(|row| npy.row(&row.raw))
                 .context("cannot write logits")?;
         }
-        last = rows.into_iter().last().context("the device gave no row")?;
+        last = rows
+            .into_iter()
+            .last()
+            .context("the device returned no logits row")?;
         progress.set((at * chunk + tokens.len()) as u64, ids.len() as u64);
     }
     if let Some(npy) = npy {
@@ -76,7 +79,7 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes what the draft makes of the block whose root is `ids[at]`.
+/// Writes the draft's logits for the block whose root is `ids[at]`.
 fn draft_logits(
     args: &EvalArgs,
     loaded: &model::LoadedModel,
@@ -85,7 +88,7 @@ fn draft_logits(
 ) -> anyhow::Result<()> {
     let Some(&root) = ids.get(at).filter(|_| at > 0) else {
         bail!(
-            "--at {at}: use 1 to {}, the index of an id that has others before it",
+            "--at {at}: use 1 to {}, the index of an id with others before it",
             ids.len() - 1
         );
     };
@@ -112,11 +115,16 @@ fn draft_logits(
     let depth = runner
         .info()
         .draft_depth
-        .context("the device opened no draft")?;
+        .context("the device has no draft model")?;
     let drafted = runner.draft(&[DraftItem { seq, root }], depth, vocab)?;
-    let drafted = drafted.first().context("the device drafted nothing")?;
+    let drafted = drafted
+        .first()
+        .context("the device returned no draft candidates")?;
     if drafted.k != vocab || drafted.lse.len() != depth || drafted.ids.len() != depth * vocab {
-        bail!("the device gave {} candidates of {vocab}", drafted.k);
+        bail!(
+            "the device returned {} draft candidates of {vocab}",
+            drafted.k
+        );
     }
     let write = || -> std::io::Result<()> {
         let mut npy = NpyWriter::create(out, depth, vocab)?;
@@ -154,7 +162,7 @@ fn read_ids(args: &EvalArgs, vocab: usize) -> anyhow::Result<Vec<TokenId>> {
     Ok(ids.into_iter().map(TokenId).collect())
 }
 
-/// Continues with the likeliest token, lowest id first among equals.
+/// Generates `steps` tokens greedily; of equal logits, the lowest id wins.
 fn greedy(
     runner: &mut dyn Runner,
     seq: contract::SeqId,
@@ -162,7 +170,7 @@ fn greedy(
     steps: usize,
 ) -> anyhow::Result<Vec<u32>> {
     let mut out = Vec::with_capacity(steps);
-    let mut next = likeliest(row)?;
+    let mut next = argmax(row)?;
     while out.len() < steps {
         out.push(next.0);
         if out.len() == steps {
@@ -176,16 +184,16 @@ fn greedy(
         }])?;
         let path = tree.path_to(NodeIdx::ROOT);
         runner.commit(&[CommitItem { seq, path: &path }])?;
-        next = likeliest(
+        next = argmax(
             rows.first()
                 .and_then(|rows| rows.first())
-                .context("no row")?,
+                .context("the device returned no logits row")?,
         )?;
     }
     Ok(out)
 }
 
-fn likeliest(row: &LogitsRow) -> anyhow::Result<TokenId> {
+fn argmax(row: &LogitsRow) -> anyhow::Result<TokenId> {
     let mut best: Option<(TokenId, f32)> = None;
     for (&id, &logit) in row.ids.iter().zip(&row.raw) {
         if best.is_none_or(|(_, highest)| logit > highest) {
@@ -193,5 +201,5 @@ fn likeliest(row: &LogitsRow) -> anyhow::Result<TokenId> {
         }
     }
     best.map(|(id, _)| id)
-        .context("the device gave an empty row")
+        .context("the device returned an empty logits row")
 }

@@ -1,4 +1,4 @@
-//! `hearth inspect`: what a file holds and what it would take to run.
+//! `hearth inspect`: the contents of a file and the memory to run it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,7 +18,7 @@ pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
     let file = GgufFile::open(&args.file)?;
     let mut report = Report::default();
     report.file(&file, args);
-    // Whatever cannot be run can still be looked at; the error comes after what is known.
+    // A file that cannot run is still shown; the error follows the report.
     let model = open::load(&args.file);
     let error = match model {
         Ok(loaded) => {
@@ -27,7 +27,7 @@ pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
             report.plan(&loaded, args)?;
             None
         }
-        // A draft runs beside its model, not by itself, and can be looked at all the same.
+        // A draft model does not run alone, but its file is shown.
         Err(error) => match model::DraftFile::open(&args.file) {
             Ok(draft) => {
                 report.section("draft", shape::of_draft(&draft));
@@ -51,16 +51,16 @@ pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
     error.map_or(Ok(()), Err)
 }
 
-/// The same facts twice: for people and for programs.
+/// The same facts as text for people and as JSON for programs.
 #[derive(Default)]
 struct Report {
     text: String,
     json: Map<String, Value>,
 }
 
-/// Tensors of one type.
+/// Totals of the tensors of one type.
 #[derive(Default, Clone, Copy)]
-struct Share {
+struct TypeTotals {
     tensors: usize,
     values: u64,
     bytes: u64,
@@ -78,7 +78,7 @@ impl Report {
         self.text.push_str(&format!("{name}\n"));
     }
 
-    /// A titled list of facts: `(key, value for programs, value for people)`.
+    /// Adds a titled list of facts.
     fn section(&mut self, name: &str, facts: Vec<shape::Fact>) {
         self.title(name);
         let mut map = Map::new();
@@ -94,14 +94,14 @@ impl Report {
             Some(gguf::Value::String(text)) => text.shown().into_owned(),
             _ => String::new(),
         };
-        let mut shares: BTreeMap<String, Share> = BTreeMap::new();
-        let mut all = Share::default();
+        let mut totals: BTreeMap<String, TypeTotals> = BTreeMap::new();
+        let mut all = TypeTotals::default();
         for tensor in file.tensors() {
             let bytes = tensor.n_bytes().unwrap_or(0) as u64;
-            for share in [shares.entry(tensor.ty().to_string()).or_default(), &mut all] {
-                share.tensors += 1;
-                share.values += tensor.values();
-                share.bytes += bytes;
+            for total in [totals.entry(tensor.ty().to_string()).or_default(), &mut all] {
+                total.tensors += 1;
+                total.values += tensor.values();
+                total.bytes += bytes;
             }
         }
         let bits = all.bytes as f64 * 8.0 / all.values.max(1) as f64;
@@ -121,14 +121,14 @@ impl Report {
         );
         self.title("tensors by type");
         let mut types = Map::new();
-        let mut rows: Vec<(String, Share)> = shares.into_iter().collect();
-        rows.sort_by_key(|(_, share)| std::cmp::Reverse(share.bytes));
-        for (ty, share) in rows {
-            let Share {
+        let mut rows: Vec<(String, TypeTotals)> = totals.into_iter().collect();
+        rows.sort_by_key(|(_, total)| std::cmp::Reverse(total.bytes));
+        for (ty, total) in rows {
+            let TypeTotals {
                 tensors,
                 values,
                 bytes,
-            } = share;
+            } = total;
             self.text.push_str(&format!(
                 "  {ty:<20}{tensors:>6}  {:>12}\n",
                 bytes_text(bytes)

@@ -1,12 +1,12 @@
-//! The commands: each file is one, and each only puts together what the other crates do.
+//! The commands, one per file. Each combines functions of the other crates.
 //!
 //! Results go to standard output, everything else to standard error.
 
-mod answer;
 mod bench;
 mod caching;
 mod connect;
 mod eval;
+mod generate;
 mod http_client;
 mod inspect;
 mod kernels;
@@ -43,15 +43,15 @@ pub(crate) fn tiny_model() -> crate::text::model_context::ModelContext {
         .expect("a tiny model has a vocabulary")
 }
 
-/// What a shell shows for a process that a signal ended; here, a second one.
+/// Exit status after a second interrupt, as shells report a process that SIGINT ended.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the command line of this process; `bundled` is run where no file is named.
+/// Runs the command line of this process; `bundled` is the model of commands without a file.
 pub fn main(bundled: Bundled) -> ExitCode {
     let parsed = match config::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         Err(ConfigError::Usage(usage)) => {
-            // Nothing can be done if even standard error is closed.
+            // A closed standard error leaves nowhere to report to.
             let _ = usage.print();
             return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(1));
         }
@@ -78,7 +78,7 @@ pub fn main(bundled: Bundled) -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output has gone, as in `hearth inspect … | head`.
+        // The reader of the output closed the pipe, as in `hearth inspect … | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => match error.downcast_ref() {
             Some(ServeError::Forced) => {
@@ -92,12 +92,12 @@ pub fn main(bundled: Bundled) -> ExitCode {
 
 fn fail(error: &anyhow::Error) -> ExitCode {
     let mut err = std::io::stderr().lock();
-    // Nothing can be done if even standard error is closed.
+    // A closed standard error leaves nowhere to report to.
     let _ = writeln!(err, "error: {}", all_causes(error));
     ExitCode::FAILURE
 }
 
-/// An error and its causes in one line; a cause that the one above it has told already is left away.
+/// An error and its causes in one line, without causes that the text already contains.
 fn all_causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -118,7 +118,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Logs go to standard error, so that standard output holds results only.
+/// Sends logs to standard error, because standard output is for results only.
 fn start_logging(filter: &str, format: LogFormat, no_color: bool) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .map_err(|error| anyhow::anyhow!("--log {filter}: {error}"))?;
@@ -140,7 +140,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn repeated_cause_is_printed_once() {
         let io = || std::io::Error::other("no such file");
         let twice = Err::<(), _>(io())
             .context("a.gguf: no such file")

@@ -1,4 +1,4 @@
-//! `hearth quantize`: the same model in other weight types.
+//! `hearth quantize`: converts a model to other weight types.
 
 use std::io::Write;
 use std::num::NonZero;
@@ -15,7 +15,7 @@ pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     let Some(recipe) = Recipe::parse(&args.recipe) else {
         let known: Vec<&str> = Recipe::ALL.iter().map(|recipe| recipe.name()).collect();
         bail!(
-            "recipe {}: unknown, use one of {}",
+            "recipe {}: unknown; use one of {}",
             args.recipe,
             known.join(", ")
         );
@@ -34,8 +34,8 @@ pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     let again = report.requantised();
     if again > 0 {
         tracing::warn!(
-            "{again} tensors were quantized already and have now the errors of both types; \
-             quantizing the original model would be better"
+            "{again} tensors were already quantized and now have the errors of both types; \
+             quantize the original model instead"
         );
     }
     writeln!(

@@ -1,4 +1,4 @@
-//! `hearth run`: a prompt answered on the terminal, or a conversation.
+//! `hearth run`: a reply to one prompt, or a conversation on the terminal.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use decode::SubmitError;
 
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
-use crate::commands::answer::{Answer, Answerer, Wanted};
+use crate::commands::generate::{ReplyGenerator, ReplyOptions, TimedReply};
 use crate::commands::terminal::{self, Input, Interrupts, Screen, Surface};
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
@@ -24,24 +24,24 @@ use crate::open::drafting::Drafting;
 use crate::open::{self, MemoryRequest};
 
 pub(super) fn run(args: &RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
-    let (path, prompt) = words(&args.words);
+    let (path, prompt) = split_words(&args.words);
     let prompt = match prompt {
         Some(prompt) => Some(prompt),
         None if io::stdin().is_terminal() => None,
         None => Some(prompt_from_stdin()?),
     };
-    let mut speaker = speaker(args, path.as_deref(), bundled, no_color)?;
+    let mut session = open_session(args, path.as_deref(), bundled, no_color)?;
     match prompt {
-        Some(prompt) => speaker.one(prompt),
+        Some(prompt) => session.reply_once(prompt),
         None => {
-            terminal::read_lines(speaker.sender.clone())?;
-            speaker.converse()
+            terminal::read_lines(session.sender.clone())?;
+            session.converse()
         }
     }
 }
 
-/// Which of the words is the model's file and which the prompt.
-fn words(words: &[String]) -> (Option<PathBuf>, Option<String>) {
+/// The model's file and the prompt among the words of the command line.
+fn split_words(words: &[String]) -> (Option<PathBuf>, Option<String>) {
     match words {
         [] => (None, None),
         [one] => {
@@ -67,17 +67,17 @@ fn prompt_from_stdin() -> anyhow::Result<String> {
         .context("cannot read the prompt from standard input")?;
     let text = text.trim();
     if text.is_empty() {
-        bail!("standard input holds no prompt; give one as the last word");
+        bail!("standard input holds no prompt; give one as the last argument");
     }
     Ok(text.to_owned())
 }
 
-fn speaker(
+fn open_session(
     args: &RunArgs,
     path: Option<&Path>,
     bundled: Bundled,
     no_color: bool,
-) -> anyhow::Result<Speaker<io::Stdout>> {
+) -> anyhow::Result<ChatSession<io::Stdout>> {
     let (interrupts, sender, inputs) = terminal::watch_interrupts()?;
     let loaded = open::load_or(path, bundled)?;
     if path.is_none() {
@@ -106,7 +106,7 @@ fn speaker(
         (request, &drafting),
     )?;
     let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, &mut |_| {})?;
-    let wanted = Wanted {
+    let options = ReplyOptions {
         max_tokens: args.max_tokens,
         temperature: args.temperature,
         seed: args.seed,
@@ -121,8 +121,8 @@ fn speaker(
         (true, true) => Surface::PlainTerminal,
         (true, false) => Surface::Terminal,
     };
-    Ok(Speaker {
-        answerer: Answerer::new(runner, model, wanted, speculation),
+    Ok(ChatSession {
+        generator: ReplyGenerator::new(runner, model, options, speculation),
         history: system.collect(),
         screen: Screen::new(io::stdout(), surface),
         interrupts,
@@ -132,8 +132,8 @@ fn speaker(
 }
 
 /// A conversation on the terminal.
-struct Speaker<W: Write> {
-    answerer: Answerer,
+struct ChatSession<W: Write> {
+    generator: ReplyGenerator,
     /// All messages so far.
     history: Vec<Message>,
     screen: Screen<W>,
@@ -142,20 +142,20 @@ struct Speaker<W: Write> {
     inputs: Receiver<Input>,
 }
 
-impl<W: Write> Speaker<W> {
-    /// Answers one prompt.
-    fn one(&mut self, prompt: String) -> anyhow::Result<()> {
+impl<W: Write> ChatSession<W> {
+    /// Replies to one prompt.
+    fn reply_once(&mut self, prompt: String) -> anyhow::Result<()> {
         self.history.push(Message::new(Role::User, prompt));
-        let answer = self.answer()?;
-        writeln!(io::stderr(), "{}", figures(&answer))?;
+        let reply = self.reply()?;
+        writeln!(io::stderr(), "{}", timing_line(&reply))?;
         Ok(())
     }
 
-    /// Answers line by line until an empty one, the end of input, or an interrupt between answers.
+    /// Replies to each line until an empty one, the end of input, or an interrupt between replies.
     fn converse(&mut self) -> anyhow::Result<()> {
         loop {
             write!(io::stderr(), "> ")?;
-            let Input::Line(line) = self.interrupts.listen(&self.inputs) else {
+            let Input::Line(line) = self.interrupts.next_input(&self.inputs) else {
                 break;
             };
             if line.trim().is_empty() {
@@ -163,15 +163,15 @@ impl<W: Write> Speaker<W> {
             }
             let before = self.history.len();
             self.history.push(Message::new(Role::User, line));
-            match self.answer() {
-                Ok(answer) => {
-                    writeln!(io::stderr(), "{}", figures(&answer))?;
-                    let mut message = Message::new(Role::Assistant, answer.reply.content);
+            match self.reply() {
+                Ok(timed) => {
+                    writeln!(io::stderr(), "{}", timing_line(&timed))?;
+                    let mut message = Message::new(Role::Assistant, timed.reply.content);
                     message.reasoning =
-                        Some(answer.reply.reasoning).filter(|thinking| !thinking.is_empty());
+                        Some(timed.reply.reasoning).filter(|reasoning| !reasoning.is_empty());
                     self.history.push(message);
                 }
-                // Refused before anything ran, so the conversation can go on from where it was.
+                // The message was refused before it ran, so the conversation continues without it.
                 Err(error) if is_refusal(&error) => {
                     self.history.truncate(before);
                     writeln!(io::stderr(), "error: {}", all_causes(&error))?;
@@ -183,34 +183,35 @@ impl<W: Write> Speaker<W> {
         Ok(())
     }
 
-    fn answer(&mut self) -> anyhow::Result<Answer> {
-        let Speaker {
-            answerer,
+    /// Generates a reply to the history, shows it, and ends early at an interrupt.
+    fn reply(&mut self) -> anyhow::Result<TimedReply> {
+        let ChatSession {
+            generator,
             history,
             screen,
             interrupts,
             ..
         } = self;
-        interrupts.answer_begins();
-        let answer = answerer.answer(history, &mut |piece| screen.show(piece), &|| {
-            interrupts.asked()
+        interrupts.reply_begins();
+        let reply = generator.generate(history, &mut |piece| screen.show(piece), &|| {
+            interrupts.is_cancelled()
         });
-        interrupts.answer_ends();
+        interrupts.reply_ends();
         screen.end()?;
-        answer
+        reply
     }
 }
 
-/// Whether the conversation itself was at fault.
+/// Whether the conversation was refused, rather than the device failing.
 fn is_refusal(error: &anyhow::Error) -> bool {
     error.is::<ApiError>() || error.is::<ChatError>() || error.is::<SubmitError>()
 }
 
-/// How fast it went.
-fn figures(answer: &Answer) -> String {
-    let (prompt, until_first) = answer.prompt;
-    let (generated, took) = answer.generated;
-    let end = match answer.ended {
+/// Token counts and rates of a reply.
+fn timing_line(reply: &TimedReply) -> String {
+    let (prompt, until_first) = reply.prompt;
+    let (generated, took) = reply.generated;
+    let end = match reply.finish {
         None => ", cut off",
         Some(FinishReason::Length) => ", ended by the limit",
         Some(_) => "",
@@ -218,13 +219,13 @@ fn figures(answer: &Answer) -> String {
     format!(
         "[{prompt} prompt tokens{}; {} tokens{}{end}]",
         rate(prompt, until_first),
-        // The first token came with the prompt.
+        // Prefill produced the first token.
         generated + usize::from(!until_first.is_zero()),
         rate(generated, took)
     )
 }
 
-/// `count` per second, or nothing where that says nothing.
+/// Tokens per second, or nothing if there is no time or no token.
 fn rate(count: usize, took: Duration) -> String {
     if count == 0 || took.is_zero() {
         return String::new();
@@ -239,11 +240,11 @@ mod tests {
     fn check(given: &[&str], model: Option<&str>, prompt: Option<&str>) {
         let given: Vec<String> = given.iter().map(|word| (*word).to_owned()).collect();
         let expected = (model.map(PathBuf::from), prompt.map(str::to_owned));
-        assert_eq!(words(&given), expected);
+        assert_eq!(split_words(&given), expected);
     }
 
     #[test]
-    fn a_single_word_is_a_model_only_if_it_looks_like_one() {
+    fn single_word_is_a_model_only_with_a_gguf_extension() {
         check(&[], None, None);
         check(&["not there.gguf"], Some("not there.gguf"), None);
         check(&["X.GGUF"], Some("X.GGUF"), None);
@@ -261,61 +262,61 @@ mod tests {
             sender.send(Input::Line((*line).to_owned())).unwrap();
         }
         sender.send(Input::End).unwrap();
-        let wanted = Wanted {
+        let options = ReplyOptions {
             max_tokens: Some(4),
-            ..Wanted::default()
+            ..ReplyOptions::default()
         };
         let mut shown = Vec::new();
-        let mut speaker = Speaker {
-            answerer: crate::commands::answer::tests::answerer(wanted),
+        let mut session = ChatSession {
+            generator: crate::commands::generate::tests::generator(options),
             history: vec![Message::new(Role::System, "Be brief.")],
             screen: Screen::new(&mut shown, Surface::File),
             interrupts: Arc::new(Interrupts::default()),
             sender,
             inputs,
         };
-        speaker.converse().unwrap();
-        let history = speaker.history;
+        session.converse().unwrap();
+        let history = session.history;
         (history, String::from_utf8(shown).unwrap())
     }
 
     #[test]
-    fn a_conversation_keeps_its_history_until_an_empty_line() {
+    fn conversation_keeps_its_history_until_an_empty_line() {
         let (history, shown) = conversation(&["Hello", "And you?", "", "not read"]);
         let roles: Vec<Role> = history.iter().map(|message| message.role).collect();
         use Role::{Assistant, System, User};
         assert_eq!(roles, [System, User, Assistant, User, Assistant]);
         assert_eq!(history[3].content, "And you?");
-        for answer in [&history[2], &history[4]] {
-            assert!(shown.contains(&answer.content), "{answer:?} in {shown}");
+        for reply in [&history[2], &history[4]] {
+            assert!(shown.contains(&reply.content), "{reply:?} in {shown}");
         }
     }
 
     #[test]
-    fn a_line_that_does_not_fit_is_refused_and_the_conversation_goes_on() {
+    fn line_beyond_the_context_is_refused_and_the_conversation_continues() {
         let (history, _) = conversation(&["Hello", &"word ".repeat(400), "again"]);
-        let asked: Vec<&str> = history
+        let user: Vec<&str> = history
             .iter()
             .filter(|message| message.role == Role::User)
             .map(|message| message.content.as_str())
             .collect();
-        assert_eq!(asked, ["Hello", "again"]);
+        assert_eq!(user, ["Hello", "again"]);
     }
 
     #[test]
-    fn figures_tell_both_rates_and_how_it_ended() {
-        let answer = |ended, generated, millis| Answer {
+    fn timing_line_has_both_rates_and_the_finish_reason() {
+        let reply = |finish, generated, millis| TimedReply {
             reply: chat::reply::Reply::default(),
-            ended,
+            finish,
             prompt: (20, Duration::from_millis(100)),
             generated: (generated, Duration::from_millis(millis)),
         };
         assert_eq!(
-            figures(&answer(Some(FinishReason::Length), 9, 3000)),
+            timing_line(&reply(Some(FinishReason::Length), 9, 3000)),
             "[20 prompt tokens, 200.0 tokens/s; 10 tokens, 3.0 tokens/s, ended by the limit]"
         );
         assert_eq!(
-            figures(&answer(None, 0, 0)),
+            timing_line(&reply(None, 0, 0)),
             "[20 prompt tokens, 200.0 tokens/s; 1 tokens, cut off]"
         );
     }

@@ -1,4 +1,5 @@
-//! `hearth serve`: a listener, an engine thread that loads the model, and signals.
+//! `hearth serve`: opens the port, starts the engine thread that loads the model, and handles
+//! signals.
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -29,14 +30,14 @@ use crate::scripted::{Script, ScriptedRunner, WARNING};
 use crate::settings::{GenerationDefaults, ServerConfig};
 use crate::text::model_context::ModelContext;
 
-/// HTTP work is light, and the cores belong to the device.
-const MOST_WORKERS: usize = 4;
-/// A script takes no memory, so its context is as long as any client's prompt.
+/// The most tokio workers; HTTP work is light, and the device needs the cores.
+const MAX_WORKERS: usize = 4;
+/// Context of scripted replies, which take no memory: longer than any client's prompt.
 const SCRIPT_CONTEXT: usize = 262_144;
-/// Tokens that a script takes in one call.
+/// Prefill chunk of scripted replies, in tokens.
 const SCRIPT_CHUNK: usize = 2048;
-/// How often a service manager hears of loading.
-const STATUS_EVERY: Duration = Duration::from_secs(1);
+/// Interval of loading reports to the service manager.
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn serve(
     args: ServeArgs,
@@ -50,18 +51,18 @@ pub(super) fn serve(
     config::log(settings);
     if args.window.fa_window > 0 {
         tracing::warn!(
-            "--fa-window {}: replies see no more of their prompts than that, and so may forget the system prompt{}",
+            "--fa-window {}: attention masks older tokens, so replies may ignore the system prompt{}",
             args.window.fa_window,
             if args.window.fa_window_force {
                 " and tools"
             } else {
-                "; requests with tools see everything"
+                "; requests with tools are exempt"
             }
         );
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(cores.clamp(2, MOST_WORKERS))
+        .worker_threads(cores.clamp(2, MAX_WORKERS))
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
@@ -78,11 +79,11 @@ async fn listen_and_serve(
 ) -> anyhow::Result<()> {
     let stop = ShutdownSignal::on_signals().context("cannot listen for signals")?;
     let listener = listen(&config).await?;
-    let address = listener.local_addr().context("cannot tell the port")?;
+    let address = listener.local_addr().context("cannot read the port")?;
     let url = format!("http://{address}/v1");
     if !address.ip().is_loopback() && config.api_keys.is_empty() {
         tracing::warn!(
-            "listening on {address} without --api-key: everyone who reaches this address may use the model"
+            "listening on {address} without --api-key: anyone who can reach this address can use the model"
         );
     }
     tracing::info!("listening on http://{address}; loading");
@@ -93,13 +94,15 @@ async fn listen_and_serve(
     let announced = tokio::spawn(announce_stop(stop.clone()));
     let served = crate::serve_with(config, handle.clone(), listener, stop.clone()).await;
     let forced = matches!(served, Err(ServeError::Forced));
-    // An idle server can be done before that task has had its turn; a second signal does not wait for it.
+    // An idle server may stop before the task runs, so the task is awaited; a second signal skips
+    // that.
     if stop.is_requested() && !forced {
         announced
             .await
-            .context("the announcement of the stop broke off")?;
+            .context("the task that announces the stop failed")?;
     }
-    // A load cannot be interrupted, and a second signal does not wait; the process's end ends the thread.
+    // A load cannot be interrupted and a second signal must not wait: then the process's exit ends
+    // the thread.
     if handle.phase() != EnginePhase::Loading && !forced {
         handle.drain(Duration::ZERO);
         let joined = tokio::task::spawn_blocking(move || engine.join()).await;
@@ -115,16 +118,16 @@ async fn listen(config: &ServerConfig) -> anyhow::Result<TcpListener> {
     match TcpListener::bind((host, port)).await {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == ErrorKind::AddrInUse => bail!(
-            "--port {port}: something else is listening on {host}:{port}; stop it, or choose another --port"
+            "--port {port}: another program is listening on {host}:{port}; stop it, or choose another --port"
         ),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            bail!("--port {port}: not allowed to listen there; ports below 1024 need more rights")
+            bail!("--port {port}: permission denied; ports below 1024 need more rights")
         }
-        Err(error) => bail!("--host {host} --port {port}: cannot listen there: {error}"),
+        Err(error) => bail!("--host {host} --port {port}: cannot listen: {error}"),
     }
 }
 
-/// Tells the world once the model answers.
+/// Logs and notifies the service manager once the model is ready.
 async fn announce(handle: EngineHandle, url: String) {
     if handle
         .wait_for(|phase| *phase != EnginePhase::Loading)
@@ -141,18 +144,18 @@ async fn announce_stop(stop: ShutdownSignal) {
     supervisor::stopping();
 }
 
-/// Everything that happens on the engine thread before it takes requests.
+/// The function that loads the model on the engine thread.
 fn factory(args: ServeArgs, bundled: Bundled) -> EngineFactory {
     Box::new(move |progress| {
         let mut last: Option<Instant> = None;
-        let mut also = |at: contract::LoadProgress| {
+        let mut report = |at: contract::LoadProgress| {
             progress(at);
-            if last.is_none_or(|last: Instant| last.elapsed() >= STATUS_EVERY) {
+            if last.is_none_or(|last: Instant| last.elapsed() >= STATUS_INTERVAL) {
                 last = Some(Instant::now());
                 supervisor::loading(percent(at.done_bytes, at.total_bytes));
             }
         };
-        load(&args, bundled, &mut also).map_err(|error| BoxError::from(all_causes(&error)))
+        load(&args, bundled, &mut report).map_err(|error| BoxError::from(all_causes(&error)))
     })
 }
 
@@ -211,15 +214,15 @@ fn load(
     })
 }
 
-/// The device that the flags mean, able to look through windows if there is one.
+/// The device of the flags, with attention windows if one is set.
 fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
     let mut choice = open::choice(&args.device)?;
     choice.gpu.windows = args.window.fa_window > 0;
     Ok(devices::choose(&choice)?)
 }
 
-/// What requests get that do not say: the model's card, its values under what the flags say, and each value
-/// with its origin.
+/// Defaults of requests: the model's card, its values overridden by the flags, and each value's
+/// origin.
 pub(super) fn generation(
     args: &ServeArgs,
     loaded: &model::LoadedModel,
@@ -247,7 +250,7 @@ fn scheduler(
 ) -> SchedulerConfig {
     SchedulerConfig {
         max_sequences: args.max_sequences,
-        // The door bounds the queue; whatever it lets in has a place.
+        // The server bounds the queue with its own permits.
         queue_limit: usize::MAX,
         prefill_chunk,
         eos: model.eos.clone(),
@@ -257,7 +260,7 @@ fn scheduler(
     }
 }
 
-/// The text side of the model with a script in place of a device.
+/// The model's text side with a script instead of a device.
 fn scripted(
     args: &ServeArgs,
     file: &Path,
@@ -312,7 +315,7 @@ fn fit(
     open::fit_with_draft(backend, loaded, &args.device, (request, drafting))
 }
 
-/// Prints the plan and starts nothing.
+/// Prints the memory plan and starts nothing.
 fn dry_run(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<()> {
     let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
     let backend = device(args)?;

@@ -1,4 +1,4 @@
-//! A model's sizes and a file's values as facts that can be shown.
+//! Sizes of a model and values of a file, as facts for people and programs.
 
 use contract::{FeedForward, Mixer, ModelSpec, OutputGate, TokenKind, Vocab};
 use serde_json::{Value, json};
@@ -8,15 +8,15 @@ use crate::progress::bytes_text;
 /// One fact.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fact {
-    /// Its name, in words joined by underscores.
+    /// The JSON key; people see it with spaces.
     pub key: &'static str,
-    /// For programs.
+    /// The JSON value.
     pub value: Value,
-    /// For people.
+    /// The text for people.
     pub shown: String,
 }
 
-/// A fact that people read as it is.
+/// A fact whose text is its value.
 pub(super) fn fact(key: &'static str, value: impl Into<Value>) -> Fact {
     let value = value.into();
     let shown = match &value {
@@ -26,7 +26,7 @@ pub(super) fn fact(key: &'static str, value: impl Into<Value>) -> Fact {
     Fact { key, value, shown }
 }
 
-/// A fact that people read in other words.
+/// A fact with its own text.
 pub(super) fn shown(key: &'static str, value: impl Into<Value>, shown: String) -> Fact {
     Fact {
         key,
@@ -35,7 +35,7 @@ pub(super) fn shown(key: &'static str, value: impl Into<Value>, shown: String) -
     }
 }
 
-/// What the file of a draft says of it.
+/// The facts of a draft file.
 pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
     let facts = &draft.facts;
     let window = facts.window.filter(|_| facts.sliding.contains(&true));
@@ -43,7 +43,7 @@ pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
     let causal = match facts.causal {
         Some(true) => "all layers",
         Some(false) => "no layer",
-        None => "layers that slide",
+        None => "sliding layers",
     };
     let mut all = vec![
         fact("name", draft.name.clone()),
@@ -60,14 +60,15 @@ pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
     all.extend(facts.vocab.map(|vocab| fact("target_vocabulary", vocab)));
     all.extend(facts.target_layers.map(|n| fact("target_layers", n)));
     all.push(match &facts.capture_layers {
-        Some(taps) => fact(
+        Some(layers) => fact(
             "taps",
-            taps.iter()
+            layers
+                .iter()
                 .map(usize::to_string)
                 .collect::<Vec<_>>()
                 .join(", "),
         ),
-        None => fact("taps", "not said; spread evenly over the target"),
+        None => fact("taps", "not in the file; spread evenly over the target"),
     });
     all
 }
@@ -117,7 +118,7 @@ pub(super) fn of(spec: &ModelSpec) -> Vec<Fact> {
     facts
 }
 
-/// The layers bottom to top, a letter each: `d` for delta, `A` for attention.
+/// One letter per layer, bottom to top: `d` for gated delta, `A` for attention.
 fn order(spec: &ModelSpec) -> String {
     spec.layers
         .iter()
@@ -162,11 +163,12 @@ pub(super) fn of_vocabulary(vocab: &Vocab) -> Vec<Fact> {
     facts
 }
 
-/// Longest text of a metadata value that is listed whole, in characters.
-const MOST_SHOWN: usize = 100;
-const MOST_ITEMS: usize = 8;
+/// Longer metadata values are cut, in characters.
+const MAX_CHARS: usize = 100;
+/// Longer metadata arrays are cut.
+const MAX_ITEMS: usize = 8;
 
-/// A metadata value in one line.
+/// A metadata value on one line.
 pub(super) fn metadata(value: &gguf::Value) -> String {
     let text = match value {
         gguf::Value::U8(v) => v.to_string(),
@@ -183,7 +185,7 @@ pub(super) fn metadata(value: &gguf::Value) -> String {
         gguf::Value::String(text) => text.shown().into_owned(),
         gguf::Value::Array(array) => items(array),
     };
-    match text.char_indices().nth(MOST_SHOWN) {
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
@@ -193,7 +195,7 @@ pub(super) fn metadata(value: &gguf::Value) -> String {
 fn items(array: &gguf::Array) -> String {
     use gguf::Array;
     fn first<T>(all: &[T], one: impl Fn(&T) -> String) -> Vec<String> {
-        all.iter().take(MOST_ITEMS).map(one).collect()
+        all.iter().take(MAX_ITEMS).map(one).collect()
     }
     let mut shown = match array {
         Array::U8(v) => first(v, u8::to_string),
@@ -210,7 +212,7 @@ fn items(array: &gguf::Array) -> String {
         Array::String(v) => first(v, |text| text.shown().into_owned()),
         Array::Array(v) => first(v, |inner| format!("[{} items]", inner.len())),
     };
-    if array.len() > MOST_ITEMS {
+    if array.len() > MAX_ITEMS {
         shown.push("…".to_owned());
     }
     format!("[{}]", shown.join(", "))
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_model_is_described_as_it_was_made() {
+    fn tiny_model_has_the_facts_of_its_shape() {
         let loaded = open::tiny();
         let facts = of(&loaded.spec);
         assert_eq!(of_key(&facts, "order"), "dddA");
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn long_values_are_cut_short() {
+    fn long_metadata_values_are_cut() {
         let numbers = gguf::Value::Array(gguf::Array::U32((0..100).collect()));
         assert_eq!(metadata(&numbers), "[0, 1, 2, 3, 4, 5, 6, 7, …]");
         let text = "é".repeat(200);

@@ -1,4 +1,4 @@
-//! `hearth config show`: every setting with its value and where it came from.
+//! `hearth config show`: every setting with its value and origin.
 
 use std::io::Write;
 
@@ -17,13 +17,14 @@ pub(super) fn show(
     settings: Vec<ResolvedSetting>,
     bundled: Bundled,
 ) -> anyhow::Result<()> {
-    // Wrong settings are refused here as `serve` would refuse them.
+    // Invalid settings fail here as they do in `serve`.
     server_config(&args.serve)?;
-    let settings = all(&args.serve, settings, bundled)?;
+    let settings = with_card(&args.serve, settings, bundled)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         let shown: Vec<Value> = settings.iter().map(as_json).collect();
-        let text = serde_json::to_string_pretty(&shown).context("settings are text")?;
+        let text =
+            serde_json::to_string_pretty(&shown).context("cannot format the settings as JSON")?;
         writeln!(out, "{text}")?;
         return Ok(());
     }
@@ -43,8 +44,8 @@ pub(super) fn show(
     Ok(())
 }
 
-/// What was typed, and what the model's card adds to it.
-fn all(
+/// The settings of the command line, and the ones that the model's card sets.
+fn with_card(
     args: &ServeArgs,
     mut settings: Vec<ResolvedSetting>,
     bundled: Bundled,
@@ -54,7 +55,7 @@ fn all(
     for card in by_card {
         let name = card.name.replace('_', "-");
         match settings.iter_mut().find(|setting| setting.name == name) {
-            // A flag that stands in for the card's value has been told already.
+            // A setting that is set elsewhere overrides the card's value.
             Some(flag) if flag.origin != Origin::Default => {}
             Some(flag) => {
                 flag.value = card.value;
@@ -67,9 +68,10 @@ fn all(
 }
 
 fn value(settings: &ResolvedSetting) -> &str {
-    match settings.value.is_empty() {
-        true => "-",
-        false => &settings.value,
+    if settings.value.is_empty() {
+        "-"
+    } else {
+        &settings.value
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a service manager is told (systemd, `Type=notify`). Where there is none, nothing happens.
+//! Notifications to a service manager (systemd, `Type=notify`); without one, they do nothing.
 
 use std::time::Duration;
 
@@ -6,38 +6,38 @@ use sd_notify::NotifyState;
 
 use crate::engine::handle::EngineHandle;
 
-/// How much longer loading may take from each sign of progress on.
+/// Time that each report of progress adds to the start timeout.
 const EXTENSION: Duration = Duration::from_secs(60);
 
-fn tell(states: &[NotifyState<'_>]) {
+fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "the service manager cannot be told");
+        tracing::debug!(%error, "the service manager cannot be notified");
     }
 }
 
-/// Loading has come this far.
+/// Reports loading progress.
 pub(super) fn loading(percent: u64) {
     let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
-    tell(&[
+    notify(&[
         NotifyState::Status(&format!("loading {percent}%")),
         NotifyState::ExtendTimeoutUsec(more),
     ]);
 }
 
-/// The port is bound and the model answers.
+/// Reports that the port is open and the model is ready.
 pub(super) fn ready(url: &str) {
-    tell(&[
+    notify(&[
         NotifyState::Ready,
         NotifyState::Status(&format!("serving at {url}")),
     ]);
 }
 
-/// Running requests are being finished.
+/// Reports that the server is stopping.
 pub(super) fn stopping() {
-    tell(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+    notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
-/// Feeds the watchdog, if one is on, for as long as no turn of the engine takes longer than `stall`.
+/// Feeds the watchdog, if one is on, while no engine step takes longer than `stall`.
 pub(super) async fn feed_watchdog(engine: EngineHandle, stall: Duration) {
     let Some(period) = sd_notify::watchdog_enabled() else {
         return;
@@ -46,7 +46,7 @@ pub(super) async fn feed_watchdog(engine: EngineHandle, stall: Duration) {
     loop {
         ticks.tick().await;
         if engine.step_age().is_none_or(|age| age < stall) {
-            tell(&[NotifyState::Watchdog]);
+            notify(&[NotifyState::Watchdog]);
         }
     }
 }

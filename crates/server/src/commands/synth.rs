@@ -1,4 +1,4 @@
-//! `hearth synth`: a file of a real model's shapes with random weights.
+//! `hearth synth`: writes a file with a real model's shapes and random weights.
 
 use model::synth::SynthSpec;
 

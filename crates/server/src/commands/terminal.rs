@@ -1,4 +1,6 @@
-//! The person at the terminal: lines typed, interrupts, and how an answer is shown.
+//! The terminal of a conversation: typed lines, interrupts, and the display of replies.
+//!
+//! Two escape sequences dim reasoning, which needs no terminal library.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, Write};
@@ -12,74 +14,74 @@ use chat::reply::ReplyDelta;
 
 use crate::commands::INTERRUPTED;
 
-/// What a person does while nothing is being answered.
+/// An action of the user between replies.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Input {
-    /// Typed a line.
+    /// A typed line.
     Line(String),
-    /// Closed the input.
+    /// The end of the input.
     End,
-    /// Pressed ctrl-C.
+    /// Ctrl-C.
     Interrupt,
 }
 
-/// Ctrl-C: ends the answer that is being given, or the conversation between answers; while a model loads,
-/// and when a person asks twice, the program ends at once.
+/// The state that decides what ctrl-C does: it ends the current reply, or the conversation between
+/// replies. While a model loads, and at a second ctrl-C, it ends the program.
 #[derive(Debug, Default)]
 pub(super) struct Interrupts {
-    /// An answer is being given.
-    answering: AtomicBool,
-    /// The program waits for what a person types.
-    listening: AtomicBool,
-    /// The answer is to end.
-    asked: AtomicBool,
+    /// A reply is being generated.
+    generating: AtomicBool,
+    /// The program waits for a line.
+    reading: AtomicBool,
+    /// The reply must end.
+    cancelled: AtomicBool,
 }
 
 impl Interrupts {
-    /// Marks the beginning of an answer.
-    pub(super) fn answer_begins(&self) {
-        self.asked.store(false, Ordering::SeqCst);
-        self.answering.store(true, Ordering::SeqCst);
+    /// Marks the start of a reply.
+    pub(super) fn reply_begins(&self) {
+        self.cancelled.store(false, Ordering::SeqCst);
+        self.generating.store(true, Ordering::SeqCst);
     }
 
-    /// Marks its end.
-    pub(super) fn answer_ends(&self) {
-        self.answering.store(false, Ordering::SeqCst);
+    /// Marks the end of a reply.
+    pub(super) fn reply_ends(&self) {
+        self.generating.store(false, Ordering::SeqCst);
     }
 
-    /// Whether the present answer is to end.
-    pub(super) fn asked(&self) -> bool {
-        self.asked.load(Ordering::SeqCst)
+    /// Whether the current reply must end.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// What a person does next; an interrupt is one of the things.
-    pub(super) fn listen(&self, inputs: &Receiver<Input>) -> Input {
-        self.listening.store(true, Ordering::SeqCst);
-        // Nobody is left who could type.
+    /// Waits for the user's next action.
+    pub(super) fn next_input(&self, inputs: &Receiver<Input>) -> Input {
+        self.reading.store(true, Ordering::SeqCst);
+        // All senders are gone at the end of the input.
         let input = inputs.recv().unwrap_or(Input::End);
-        self.listening.store(false, Ordering::SeqCst);
+        self.reading.store(false, Ordering::SeqCst);
         input
     }
 
-    /// Takes one interrupt; `false` if it is not to be waited for.
-    fn take(&self, inputs: &Sender<Input>) -> bool {
-        if self.answering.load(Ordering::SeqCst) {
-            return !self.asked.swap(true, Ordering::SeqCst);
+    /// Handles an interrupt; `false` if the program must exit at once.
+    fn handle(&self, inputs: &Sender<Input>) -> bool {
+        if self.generating.load(Ordering::SeqCst) {
+            return !self.cancelled.swap(true, Ordering::SeqCst);
         }
-        self.listening.load(Ordering::SeqCst) && inputs.send(Input::Interrupt).is_ok()
+        self.reading.load(Ordering::SeqCst) && inputs.send(Input::Interrupt).is_ok()
     }
 }
 
-/// Watches for interrupts from now on. The receiver gets those that come between answers.
+/// Watches for interrupts from now on. The receiver gets the interrupts between replies.
 pub(super) fn watch_interrupts() -> io::Result<(Arc<Interrupts>, Sender<Input>, Receiver<Input>)> {
     let (sender, receiver) = mpsc::channel();
     let interrupts = Arc::new(Interrupts::default());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    // Registered here, so that no interrupt is lost to the thread's start.
+    // Registered before the thread starts, so that no interrupt is lost.
     let mut signals = {
-        let _inside = runtime.enter();
+        let _guard = runtime.enter();
         tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
     };
     let (watched, inputs) = (Arc::clone(&interrupts), sender.clone());
@@ -88,8 +90,8 @@ pub(super) fn watch_interrupts() -> io::Result<(Arc<Interrupts>, Sender<Input>, 
         .spawn(move || {
             runtime.block_on(async {
                 while signals.recv().await.is_some() {
-                    if !watched.take(&inputs) {
-                        leave();
+                    if !watched.handle(&inputs) {
+                        exit_now();
                     }
                 }
             });
@@ -97,50 +99,50 @@ pub(super) fn watch_interrupts() -> io::Result<(Arc<Interrupts>, Sender<Input>, 
     Ok((interrupts, sender, receiver))
 }
 
-/// Ends the process where it stands: asked twice, a person does not wait for a long step.
+/// Ends the process at once, even within a long step.
 #[expect(
     clippy::exit,
     reason = "the main thread may be in the middle of a long step"
 )]
-fn leave() {
+fn exit_now() {
     process::exit(i32::from(INTERRUPTED));
 }
 
-/// Reads lines from standard input, without their ends, on a thread of its own.
+/// Reads lines from standard input on a thread of its own, without line ends.
 pub(super) fn read_lines(inputs: Sender<Input>) -> io::Result<()> {
     thread::Builder::new()
         .name("lines".to_owned())
         .spawn(move || {
             for line in io::stdin().lock().lines() {
-                // A line that is not UTF-8 ends the conversation like a closed input.
+                // A line that is not UTF-8 ends the conversation, as the end of the input does.
                 let Ok(line) = line else { break };
                 if inputs.send(Input::Line(line)).is_err() {
                     return;
                 }
             }
-            // The receiver's end of the program needs no telling.
+            // A closed receiver means that the program is ending.
             let _ = inputs.send(Input::End);
         })?;
     Ok(())
 }
 
-/// What an answer is shown on.
+/// What a reply is written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Surface {
-    /// A terminal: thinking is dimmed.
+    /// A terminal; reasoning is dimmed.
     Terminal,
-    /// A terminal whose user wants no colours.
+    /// A terminal without colours.
     PlainTerminal,
-    /// A file or a pipe, which gets the text as the model wrote it.
+    /// A file or a pipe, which gets the model's text unchanged.
     File,
 }
 
-/// Shows an answer piece by piece: thinking, then the text.
+/// Writes a reply delta by delta: reasoning, then the text.
 pub(super) struct Screen<W: Write> {
     out: W,
     surface: Surface,
-    is_thinking: bool,
-    /// Whether anything was written since the last line's end.
+    is_reasoning: bool,
+    /// Whether the current line has text.
     in_line: bool,
 }
 
@@ -148,32 +150,32 @@ const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
 impl<W: Write> Screen<W> {
-    /// Shows on `out`, which is such a surface.
+    /// A screen that writes to `out`.
     pub(super) fn new(out: W, surface: Surface) -> Screen<W> {
         Screen {
             out,
             surface,
-            is_thinking: false,
+            is_reasoning: false,
             in_line: false,
         }
     }
 
-    /// Shows the next piece at once.
+    /// Writes and flushes the next delta.
     pub(super) fn show(&mut self, piece: &ReplyDelta) -> io::Result<()> {
-        let (text, thinks) = match piece {
+        let (text, reasoning) = match piece {
             ReplyDelta::Reasoning(text) => (text, true),
             ReplyDelta::Content(text) => (text, false),
-            // No tools are declared, so no call is ever recognised.
+            // Without tools in the prompt, no call is parsed.
             ReplyDelta::ToolCall { .. } | ReplyDelta::ToolArguments { .. } => return Ok(()),
         };
-        if thinks != self.is_thinking {
-            self.is_thinking = thinks;
+        if reasoning != self.is_reasoning {
+            self.is_reasoning = reasoning;
             if self.surface == Surface::Terminal {
                 self.out
-                    .write_all(if thinks { DIM } else { PLAIN }.as_bytes())?;
+                    .write_all(if reasoning { DIM } else { PLAIN }.as_bytes())?;
             }
-            if !thinks {
-                // One empty line between thinking and text, however the thinking ended.
+            if !reasoning {
+                // One empty line between reasoning and text, however the reasoning ended.
                 let gap: &[u8] = if self.in_line { b"\n\n" } else { b"\n" };
                 self.out.write_all(gap)?;
             }
@@ -181,18 +183,18 @@ impl<W: Write> Screen<W> {
         if self.surface == Surface::File {
             self.out.write_all(text.as_bytes())?;
         } else {
-            self.out.write_all(harmless(text).as_bytes())?;
+            self.out.write_all(escape_controls(text).as_bytes())?;
         }
         self.in_line = !text.ends_with('\n');
         self.out.flush()
     }
 
-    /// Ends the answer with the end of a line.
+    /// Ends the reply with a line end.
     pub(super) fn end(&mut self) -> io::Result<()> {
-        if self.is_thinking && self.surface == Surface::Terminal {
+        if self.is_reasoning && self.surface == Surface::Terminal {
             self.out.write_all(PLAIN.as_bytes())?;
         }
-        self.is_thinking = false;
+        self.is_reasoning = false;
         if std::mem::take(&mut self.in_line) {
             self.out.write_all(b"\n")?;
         }
@@ -200,18 +202,19 @@ impl<W: Write> Screen<W> {
     }
 }
 
-/// Text whose control characters, through which a model could command the terminal, are only pictures.
-fn harmless(text: &str) -> Cow<'_, str> {
-    let commands = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
-    if !text.contains(commands) {
+/// Replaces control characters with visible symbols, so that a model's text cannot control the
+/// terminal.
+fn escape_controls(text: &str) -> Cow<'_, str> {
+    let is_control = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(is_control) {
         return Cow::Borrowed(text);
     }
-    let picture = |c: char| match u32::from(c) {
-        _ if !commands(c) => c,
+    let symbol = |c: char| match u32::from(c) {
+        _ if !is_control(c) => c,
         code @ 0..0x20 => char::from_u32(0x2400 + code).unwrap_or('\u{fffd}'),
         _ => '\u{fffd}',
     };
-    Cow::Owned(text.chars().map(picture).collect())
+    Cow::Owned(text.chars().map(symbol).collect())
 }
 
 #[cfg(test)]
@@ -228,63 +231,63 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    fn thought(text: &str) -> ReplyDelta {
+    fn reasoning(text: &str) -> ReplyDelta {
         ReplyDelta::Reasoning(text.to_owned())
     }
 
-    fn said(text: &str) -> ReplyDelta {
+    fn content(text: &str) -> ReplyDelta {
         ReplyDelta::Content(text.to_owned())
     }
 
     #[test]
-    fn thinking_is_dimmed_only_where_it_can_be_seen() {
-        let pieces = [thought("a"), thought("b"), said("c"), said("d")];
+    fn reasoning_is_dimmed_only_on_a_colour_terminal() {
+        let pieces = [reasoning("a"), reasoning("b"), content("c"), content("d")];
         let dimmed = shown(Surface::Terminal, &pieces);
         assert_eq!(dimmed, "\x1b[2mab\x1b[0m\n\ncd\n");
         assert_eq!(shown(Surface::PlainTerminal, &pieces), "ab\n\ncd\n");
         assert_eq!(shown(Surface::File, &pieces), "ab\n\ncd\n");
-        let ended = [thought("a\n"), said("b")];
+        let ended = [reasoning("a\n"), content("b")];
         assert_eq!(shown(Surface::File, &ended), "a\n\nb\n");
-        let cut = shown(Surface::Terminal, &[thought("cut")]);
+        let cut = shown(Surface::Terminal, &[reasoning("cut")]);
         assert_eq!(cut, "\x1b[2mcut\x1b[0m\n");
     }
 
     #[test]
-    fn a_model_cannot_command_the_terminal() {
-        let piece = [said("a\x1b[2J\tb\u{9b}31m\n")];
-        let harmless = "a\u{241b}[2J\tb\u{fffd}31m\n";
-        assert_eq!(shown(Surface::Terminal, &piece), harmless);
-        assert_eq!(shown(Surface::PlainTerminal, &piece), harmless);
+    fn control_characters_are_escaped_on_terminals_only() {
+        let piece = [content("a\x1b[2J\tb\u{9b}31m\n")];
+        let escaped = "a\u{241b}[2J\tb\u{fffd}31m\n";
+        assert_eq!(shown(Surface::Terminal, &piece), escaped);
+        assert_eq!(shown(Surface::PlainTerminal, &piece), escaped);
         assert_eq!(shown(Surface::File, &piece), "a\x1b[2J\tb\u{9b}31m\n");
     }
 
     #[test]
-    fn an_answer_ends_with_one_line_end() {
-        assert_eq!(shown(Surface::File, &[said("x\n")]), "x\n");
+    fn reply_ends_with_one_line_end() {
+        assert_eq!(shown(Surface::File, &[content("x\n")]), "x\n");
         assert_eq!(shown(Surface::File, &[]), "");
     }
 
     #[test]
-    fn an_interrupt_ends_the_answer_or_the_conversation_or_else_the_program() {
+    fn interrupt_ends_the_reply_or_the_conversation_or_the_program() {
         let (sender, receiver) = mpsc::channel();
         let interrupts = Interrupts::default();
         assert!(
-            !interrupts.take(&sender),
-            "nothing goes on yet that could be ended alone"
+            !interrupts.handle(&sender),
+            "while the model loads, the program exits"
         );
-        interrupts.answer_begins();
-        assert!(interrupts.take(&sender) && interrupts.asked());
-        assert!(!interrupts.take(&sender), "the second is not waited for");
-        interrupts.answer_ends();
+        interrupts.reply_begins();
+        assert!(interrupts.handle(&sender) && interrupts.is_cancelled());
+        assert!(!interrupts.handle(&sender), "a second interrupt exits");
+        interrupts.reply_ends();
         assert_eq!(receiver.try_recv().ok(), None);
-        interrupts.listening.store(true, Ordering::SeqCst);
-        assert!(interrupts.take(&sender));
-        assert_eq!(interrupts.listen(&receiver), Input::Interrupt);
-        assert!(!interrupts.take(&sender), "nobody listens any more");
-        interrupts.answer_begins();
+        interrupts.reading.store(true, Ordering::SeqCst);
+        assert!(interrupts.handle(&sender));
+        assert_eq!(interrupts.next_input(&receiver), Input::Interrupt);
         assert!(
-            !interrupts.asked(),
-            "what ended one answer leaves the next alone"
+            !interrupts.handle(&sender),
+            "after the conversation, the program exits"
         );
+        interrupts.reply_begins();
+        assert!(!interrupts.is_cancelled(), "a new reply is not cancelled");
     }
 }

@@ -1,4 +1,4 @@
-//! `hearth tokenize`: text on stdin, ids on stdout.
+//! `hearth tokenize`: text on standard input, ids on standard output.
 
 use std::io::{Read, Write};
 

@@ -1,4 +1,4 @@
-//! `hearth tree`: the tree that a draft's logits would give.
+//! `hearth tree`: builds a draft tree from draft logits.
 
 use std::io::Write;
 
@@ -16,16 +16,16 @@ pub(super) fn tree(args: &TreeArgs) -> anyhow::Result<()> {
     let (shape, values) = npy::read_f32(&args.logits)?;
     let [depth, vocab] = shape[..] else {
         bail!(
-            "{name}: {} dimensions, [depth, vocab] is expected",
+            "{name}: {} dimensions; use an array [depth, vocab]",
             shape.len()
         );
     };
     if depth == 0 || vocab == 0 {
-        bail!("{name}: there are no logits in it");
+        bail!("{name}: the array is empty; use an array [depth, vocab]");
     }
     if u32::try_from(vocab).is_err() || depth >= Tree::MAX_NODES {
         bail!(
-            "{name}: {depth} positions of {vocab} tokens, at most {} positions are possible",
+            "{name}: {depth} positions of {vocab} tokens; use at most {} positions",
             Tree::MAX_NODES - 1
         );
     }
@@ -36,9 +36,10 @@ pub(super) fn tree(args: &TreeArgs) -> anyhow::Result<()> {
         hints: &[],
         candidates: &candidates,
     };
-    let init = match args.no_chain_seed {
-        true => TreeInit::None,
-        false => TreeInit::Chain,
+    let init = if args.no_chain_seed {
+        TreeInit::None
+    } else {
+        TreeInit::Chain
     };
     let draft_tree = build_tree(
         inputs,
@@ -59,8 +60,8 @@ pub(super) fn tree(args: &TreeArgs) -> anyhow::Result<()> {
     writeln!(std::io::stdout().lock(), "{report}").context("cannot write the tree")
 }
 
-/// The `k` best tokens of each row with their log-probabilities; equal ones by the lower id. NaN counts as minus
-/// infinity.
+/// The `k` best tokens of each row with their log-probabilities. Ties go to the lower id; NaN
+/// counts as minus infinity.
 fn candidates(logits: &[f32], vocab: usize, k: usize, temperature: f32) -> DraftCandidates {
     let mut all = DraftCandidates {
         ids: Vec::new(),
@@ -71,9 +72,12 @@ fn candidates(logits: &[f32], vocab: usize, k: usize, temperature: f32) -> Draft
     for row in logits.chunks_exact(vocab) {
         let row: Vec<f64> = row
             .iter()
-            .map(|x| match x.is_nan() {
-                true => f64::NEG_INFINITY,
-                false => f64::from(*x) / f64::from(temperature),
+            .map(|x| {
+                if x.is_nan() {
+                    f64::NEG_INFINITY
+                } else {
+                    f64::from(*x) / f64::from(temperature)
+                }
             })
             .collect();
         let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -98,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn candidates_are_the_best_of_each_row_with_ties_by_id() {
+    fn candidates_are_the_top_k_of_each_row_with_ties_by_id() {
         let rows = [0.0, 2.0, f32::NAN, 2.0, 1.0, 1.0, 1.0, 1.0];
         let found = candidates(&rows, 4, 2, 1.0);
         let ids: Vec<u32> = found.ids.iter().map(|id| id.0).collect();

@@ -272,28 +272,32 @@ async fn finished_reply_is_prefilled_while_idle() {
         assert!(reply > 200);
         if warmup_tokens > 0 {
             let prefilled = async {
-                while counter(&server, "hearth_read_ahead_saved_total").await == 0 {
+                while counter(&server, "hearth_prefix_warmup_saved_total").await == 0 {
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }
             };
             let prefilled = tokio::time::timeout(client::MAX_WAIT, prefilled).await;
             prefilled.expect("the reply is prefilled in time");
-            let tokens = counter(&server, "hearth_read_ahead_tokens_total").await;
+            let tokens = counter(&server, "hearth_prefix_warmup_tokens_total").await;
             assert!(tokens + 64 > reply, "{tokens} of {reply}");
         } else {
             tokio::time::sleep(std::time::Duration::from_millis(600)).await;
-            assert_eq!(counter(&server, "hearth_read_ahead_tokens_total").await, 0);
+            assert_eq!(
+                counter(&server, "hearth_prefix_warmup_tokens_total").await,
+                0
+            );
         }
         let next = continued(&answer);
         let cached = cached(&server, next, &json!({"max_tokens": 4}), &[]).await;
-        let hits = counter(&server, "hearth_read_ahead_hits_total").await;
+        let hits = counter(&server, "hearth_prefix_warmup_hits_total").await;
         assert_eq!(hits, u64::from(warmup_tokens > 0));
         let props = server.get("/props").await.json().await;
-        let warmup = &props["prefix_cache"]["read_ahead"];
+        let warmup = &props["prefix_cache"]["prefix_warmup"];
         assert_eq!(
             (&warmup["most_tokens"], &warmup["hits"]),
             (&json!(warmup_tokens), &json!(hits))
         );
+        assert_eq!(&props["prefix_cache"]["read_ahead"], warmup);
         found.push((cached, reply));
     }
     let [(without, reply), (with, _)] = found[..] else {

@@ -1,4 +1,5 @@
-//! The cases. Each begins from the same committed tokens, kept as a snapshot on the device.
+//! The benchmark cases. Each begins with the same committed tokens, restored from a snapshot on the
+//! device.
 
 use std::time::Instant;
 
@@ -7,17 +8,19 @@ use contract::{
     AttentionWindow, CommitItem, DraftItem, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner,
     SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 
 use super::cost::Cost;
 use super::report::{Energy, Report, ReportLine};
 use super::step_shape::StepShape;
 
-/// Candidates of a drafted position, and of a verified node.
+/// Candidates per drafted position, and per verified node.
 const CANDIDATES: usize = 8;
-/// The longest branch of a made-up tree; the draft of the day looks no further.
-const SPINE: usize = 15;
+/// The longest branch of a random tree, which is the depth of the DFlash draft.
+const MAX_BRANCH: usize = 15;
 
-/// A runner with sequences at a depth.
+/// A runner with sequences at the depth of the current case.
 pub(super) struct Bench {
     runner: Box<dyn Runner>,
     report: Report,
@@ -28,14 +31,15 @@ pub(super) struct Bench {
     cost: Cost,
     draft_cost: Option<Cost>,
     sequences: Vec<SeqId>,
-    /// The depth that the snapshot has.
+    /// The snapshot that cases start from, and its depth.
     start: Option<(usize, SnapshotId)>,
-    random: u64,
-    /// Whether all cases go on with one text, rather than each from the same tokens.
-    along: bool,
-    /// Milliseconds of reading so far, and the tokens that were read or decoded.
-    reading: (f64, usize),
-    /// What of the text the trees of all cases see.
+    random: StdRng,
+    /// Whether each case continues where the one before it ended, instead of starting from the
+    /// snapshot.
+    continues: bool,
+    /// Milliseconds of prefill so far, and the tokens that were prefilled or decoded.
+    prefilled: (f64, usize),
+    /// The attention window of all trees.
     window: AttentionWindow,
 }
 
@@ -60,48 +64,48 @@ impl Bench {
             reps: reps.max(1),
             sequences: Vec::new(),
             start: None,
-            random: 0x9e37_79b9_7f4a_7c15,
-            along: false,
-            reading: (0.0, 0),
+            random: StdRng::seed_from_u64(1),
+            continues: false,
+            prefilled: (0.0, 0),
             window: AttentionWindow::FULL,
         }
     }
 
-    /// Lets every case go on where the one before it ended.
-    pub(super) fn along_one_text(mut self) -> Bench {
-        self.along = true;
+    /// Lets each case continue where the one before it ended.
+    pub(super) fn continuing(mut self) -> Bench {
+        self.continues = true;
         self
     }
 
-    /// Lets the trees of the cases that follow see the text through `window`.
-    pub(super) fn see_through(&mut self, window: AttentionWindow) {
+    /// Sets the attention window of the next cases.
+    pub(super) fn set_window(&mut self, window: AttentionWindow) {
         self.window = window;
     }
 
-    /// Closes what is open; gives the report back.
-    pub(super) fn end(mut self) -> Report {
-        self.leave();
+    /// Closes the sequences and returns the report.
+    pub(super) fn finish(mut self) -> Report {
+        self.reset();
         self.report
     }
 
-    /// Reads on until `depth` tokens are committed; tells the time of all reading so far.
-    pub(super) fn read_to(&mut self, depth: usize) -> anyhow::Result<()> {
+    /// Prefills until `depth` tokens are committed, and reports the time of all prefill so far.
+    pub(super) fn prefill_to(&mut self, depth: usize) -> anyhow::Result<()> {
         if self.sequences.is_empty() {
             let seq = self.runner.open(self.max_len)?;
             self.sequences.push(seq);
-            // The first pass of all waits for the device to wake up.
-            self.one(seq)?;
+            // The first pass warms the device up.
+            self.step_once(seq)?;
         }
-        let (seq, there) = (self.sequences[0], self.reading.1);
+        let (seq, there) = (self.sequences[0], self.prefilled.1);
         let prompt = self.tokens(depth.saturating_sub(there));
         let start = Instant::now();
-        self.read(seq, &prompt)?;
-        self.reading.0 += start.elapsed().as_secs_f64() * 1e3;
-        self.reading.1 += prompt.len();
+        self.prefill_chunks(seq, &prompt)?;
+        self.prefilled.0 += start.elapsed().as_secs_f64() * 1e3;
+        self.prefilled.1 += prompt.len();
         self.report.line(&ReportLine {
-            case: "read from 0".to_owned(),
+            case: "prefill from 0".to_owned(),
             depth,
-            ms: vec![self.reading.0],
+            ms: vec![self.prefilled.0],
             tokens: depth,
             bytes: 0.0,
             flops: self.cost.prompt_flops(depth, 0),
@@ -109,11 +113,11 @@ impl Bench {
         })
     }
 
-    /// `pp`: reading a prompt, until the row after its last token is on the host.
+    /// `pp`: prefills a prompt, until the logits row after its last token is on the host.
     pub(super) fn prefill(&mut self, depth: usize, tokens: usize) -> anyhow::Result<()> {
         let prompt = self.tokens(tokens);
-        let line = self.runs(format!("pp {tokens}"), depth, 1, |bench, seqs| {
-            bench.read(seqs[0], &prompt).map(|_| ())
+        let line = self.time_runs(format!("pp {tokens}"), depth, 1, |bench, seqs| {
+            bench.prefill_chunks(seqs[0], &prompt).map(|_| ())
         })?;
         self.report.line(&ReportLine {
             tokens,
@@ -122,60 +126,61 @@ impl Bench {
         })
     }
 
-    /// `tg`: one token after the other, the best and then the whole row on the host.
+    /// `tg`: decodes token by token, with the best token or the whole logits row on the host.
     pub(super) fn decode(&mut self, depth: usize, tokens: usize) -> anyhow::Result<()> {
-        for (name, ask) in [
+        for (name, request) in [
             ("tg", LogitsRequest::top_k(1)),
             ("tg, full row", LogitsRequest::full()),
         ] {
             let first = self.token();
-            let case = self.named(format!("{name} {tokens}"));
-            let line = self.runs(case, depth, 1, |bench, seqs| {
+            let case = self.case_name(format!("{name} {tokens}"));
+            let line = self.time_runs(case, depth, 1, |bench, seqs| {
                 let mut next = first;
                 for _ in 0..tokens {
                     let tree = Tree::root(next).with_window(bench.window);
-                    let row = bench.verified(&[(seqs[0], &tree)], &ask)?;
-                    next = best(&row)?;
+                    let row = bench.verify_trees(&[(seqs[0], &tree)], &request)?;
+                    next = argmax(&row)?;
                     let path = tree.path_to(NodeIdx::ROOT);
                     let commit = CommitItem {
                         seq: seqs[0],
                         path: &path,
                     };
                     bench.runner.commit(&[commit])?;
-                    bench.reading.1 += 1;
+                    bench.prefilled.1 += 1;
                 }
                 Ok(())
             })?;
             let middle = depth + tokens / 2;
             self.report.line(&ReportLine {
                 tokens,
-                bytes: self.cost.step_bytes(1, self.seen(middle)) * tokens as f64,
+                bytes: self.cost.step_bytes(1, self.attended(middle)) * tokens as f64,
                 ..line
             })?;
         }
         Ok(())
     }
 
-    /// `verify`: a tree of each sequence, until the candidates of every node are on the host; then the same
-    /// with a path kept, until the device could begin the next step.
-    pub(super) fn verify(&mut self, depth: usize, form: StepShape) -> anyhow::Result<()> {
-        let trees: Vec<Tree> = (0..form.trees)
-            .map(|_| self.tree(form.nodes))
+    /// `verify`: verifies a tree per sequence, until the candidates of every node are on the host.
+    ///
+    /// `step` then commits a path too, until the device can start the next step.
+    pub(super) fn verify(&mut self, depth: usize, shape: StepShape) -> anyhow::Result<()> {
+        let trees: Vec<Tree> = (0..shape.trees)
+            .map(|_| self.tree(shape.nodes))
             .collect::<anyhow::Result<_>>()?;
-        let name = match form.trees {
-            1 => form.nodes.to_string(),
-            trees => format!("{trees}x{}", form.nodes),
+        let name = match shape.trees {
+            1 => shape.nodes.to_string(),
+            trees => format!("{trees}x{}", shape.nodes),
         };
-        let bytes = self.cost.step_bytes(form.trees, self.seen(depth));
-        let tokens = form.trees * form.nodes;
-        let ask = LogitsRequest::top_k(CANDIDATES);
-        let line = self.runs(
-            self.named(format!("verify {name}")),
+        let bytes = self.cost.step_bytes(shape.trees, self.attended(depth));
+        let tokens = shape.trees * shape.nodes;
+        let request = LogitsRequest::top_k(CANDIDATES);
+        let line = self.time_runs(
+            self.case_name(format!("verify {name}")),
             depth,
-            form.trees,
+            shape.trees,
             |bench, seqs| {
                 let items: Vec<_> = seqs.iter().copied().zip(&trees).collect();
-                bench.verified(&items, &ask)?;
+                bench.verify_trees(&items, &request)?;
                 seqs.iter()
                     .try_for_each(|&seq| Ok(bench.runner.discard(seq)?))
             },
@@ -185,13 +190,13 @@ impl Bench {
             bytes,
             ..line
         })?;
-        let case = self.named(format!("step {name}"));
-        let line = self.runs(case, depth, form.trees, |bench, seqs| {
+        let case = self.case_name(format!("step {name}"));
+        let line = self.time_runs(case, depth, shape.trees, |bench, seqs| {
             let items: Vec<_> = seqs.iter().copied().zip(&trees).collect();
-            bench.verified(&items, &ask)?;
+            bench.verify_trees(&items, &request)?;
             let paths: Vec<_> = trees
                 .iter()
-                .map(|tree| longest(tree).truncated(SPINE / 2))
+                .map(|tree| longest_path(tree).truncated(MAX_BRANCH / 2))
                 .collect();
             let commits: Vec<_> = seqs
                 .iter()
@@ -199,11 +204,14 @@ impl Bench {
                 .map(|(&seq, path)| CommitItem { seq, path })
                 .collect();
             bench.runner.commit(&commits)?;
-            bench.reading.1 += paths[0].len();
-            // The device's commit shows in what comes after it: one token, whose own time is taken off below.
-            bench.one(seqs[0])
+            bench.prefilled.1 += paths[0].len();
+            // The commit is asynchronous, so a single token follows it, whose own time is
+            // subtracted below.
+            bench.step_once(seqs[0])
         })?;
-        let alone = self.runs(String::new(), depth, 1, |bench, seqs| bench.one(seqs[0]))?;
+        let alone = self.time_runs(String::new(), depth, 1, |bench, seqs| {
+            bench.step_once(seqs[0])
+        })?;
         let one = median(&alone.ms);
         self.report.line(&ReportLine {
             tokens,
@@ -213,7 +221,7 @@ impl Bench {
         })
     }
 
-    /// `draft`: candidates for every position of a block, on the host.
+    /// `draft`: drafts a block, until the candidates of every position are on the host.
     pub(super) fn draft(&mut self, depth: usize) -> anyhow::Result<()> {
         let Some(cost) = self.draft_cost else {
             return Ok(());
@@ -222,9 +230,9 @@ impl Bench {
             .runner
             .info()
             .draft_depth
-            .context("the runner has no draft")?;
+            .context("the runner has no draft model")?;
         let root = self.token();
-        let line = self.runs("draft".to_owned(), depth, 1, |bench, seqs| {
+        let line = self.time_runs("draft".to_owned(), depth, 1, |bench, seqs| {
             let items = [DraftItem { seq: seqs[0], root }];
             bench.runner.draft(&items, positions, CANDIDATES)?;
             Ok(())
@@ -236,8 +244,8 @@ impl Bench {
         })
     }
 
-    /// One run to warm up and then the timed ones, each from the same start on `sequences` sequences.
-    fn runs(
+    /// A warm-up run and then the timed runs, each from the same start on `sequences` sequences.
+    fn time_runs(
         &mut self,
         case: String,
         depth: usize,
@@ -247,14 +255,14 @@ impl Bench {
         let mut ms = Vec::with_capacity(self.reps);
         let mut energy = Energy::default();
         for rep in 0..=self.reps {
-            let seqs = self.arrive(depth, sequences)?;
-            let before = self.report.reading();
+            let seqs = self.sequences_at(depth, sequences)?;
+            let before = self.report.meter_reading();
             let start = Instant::now();
             run(self, &seqs)?;
             let took = start.elapsed();
             if rep > 0 {
                 ms.push(took.as_secs_f64() * 1e3);
-                if let Some((before, after)) = before.zip(self.report.reading()) {
+                if let Some((before, after)) = before.zip(self.report.meter_reading()) {
                     energy.add(before, after, took);
                 }
             }
@@ -270,19 +278,19 @@ impl Bench {
         })
     }
 
-    /// So many sequences at `depth`, by restoring the first one's snapshot.
-    fn arrive(&mut self, depth: usize, sequences: usize) -> anyhow::Result<Vec<SeqId>> {
-        if self.along {
+    /// `sequences` sequences at `depth`, restored from the first one's snapshot.
+    fn sequences_at(&mut self, depth: usize, sequences: usize) -> anyhow::Result<Vec<SeqId>> {
+        if self.continues {
             let seqs = self.sequences.clone();
-            seqs.iter().try_for_each(|&seq| self.one(seq))?;
+            seqs.iter().try_for_each(|&seq| self.step_once(seq))?;
             return Ok(seqs);
         }
         if self.start.is_none_or(|(at, _)| at != depth) {
-            self.leave();
+            self.reset();
             let seq = self.runner.open(self.max_len)?;
             self.sequences.push(seq);
             let prompt = self.tokens(depth);
-            self.read(seq, &prompt)?;
+            self.prefill_chunks(seq, &prompt)?;
             let info = self.runner.snapshot(seq, SnapshotLocation::Device)?;
             self.start = Some((depth, info.id));
         }
@@ -301,15 +309,15 @@ impl Bench {
                 self.runner.restore(seq, snapshot)?;
             }
         }
-        // A copy of the state may still be under way: one token waits for it, and is taken back.
+        // A restore may still be copying the state; a discarded token waits for it.
         for &seq in &seqs {
-            self.one(seq)?;
+            self.step_once(seq)?;
         }
         Ok(seqs)
     }
 
     /// Frees the snapshot and the sequences.
-    fn leave(&mut self) {
+    fn reset(&mut self) {
         if let Some((_, snapshot)) = self.start.take() {
             self.runner.free_snapshot(snapshot);
         }
@@ -318,35 +326,40 @@ impl Bench {
         }
     }
 
-    /// Feeds a prompt in chunks; the row after it, if it is not empty.
-    fn read(&mut self, seq: SeqId, prompt: &[TokenId]) -> anyhow::Result<Option<LogitsRow>> {
+    /// Prefills a prompt in chunks; returns the row after it, if the prompt is not empty.
+    fn prefill_chunks(
+        &mut self,
+        seq: SeqId,
+        prompt: &[TokenId],
+    ) -> anyhow::Result<Option<LogitsRow>> {
         let mut last = None;
         let chunks = prompt.len().div_ceil(self.chunk.max(1));
         for (index, tokens) in prompt.chunks(self.chunk.max(1)).enumerate() {
-            let requests: &[_] = match index + 1 == chunks {
-                true => &[(tokens.len() - 1, LogitsRequest::top_k(1))],
-                false => &[],
+            let requests: &[_] = if index + 1 == chunks {
+                &[(tokens.len() - 1, LogitsRequest::top_k(1))]
+            } else {
+                &[]
             };
             last = self.runner.prefill(seq, tokens, requests)?.pop();
         }
         Ok(last)
     }
 
-    /// One token of one sequence, waited for and taken back.
-    fn one(&mut self, seq: SeqId) -> anyhow::Result<()> {
+    /// Verifies and discards one token, and waits for it.
+    fn step_once(&mut self, seq: SeqId) -> anyhow::Result<()> {
         let tree = Tree::root(TokenId(1)).with_window(self.window);
-        self.verified(&[(seq, &tree)], &LogitsRequest::top_k(1))?;
+        self.verify_trees(&[(seq, &tree)], &LogitsRequest::top_k(1))?;
         Ok(self.runner.discard(seq)?)
     }
 
-    /// Verifies trees with one ask for every node; the last row.
-    fn verified(
+    /// Verifies trees with the same request for every node; returns the last row.
+    fn verify_trees(
         &mut self,
         items: &[(SeqId, &Tree)],
-        ask: &LogitsRequest,
+        request: &LogitsRequest,
     ) -> anyhow::Result<LogitsRow> {
         let nodes = items.iter().map(|(_, tree)| tree.len()).max().unwrap_or(0);
-        let requests = vec![ask.clone(); nodes];
+        let requests = vec![request.clone(); nodes];
         let items: Vec<_> = items
             .iter()
             .map(|(seq, tree)| VerifyItem {
@@ -357,35 +370,36 @@ impl Bench {
             .collect();
         let rows = self.runner.verify(&items)?;
         let row = rows.into_iter().flatten().last();
-        row.context("the device gave no row")
+        row.context("the device returned no logits row")
     }
 
-    /// A tree as a draft would make it: a spine, and siblings beside its first nodes.
+    /// A tree of the shape that a draft gives: one long branch, and siblings of its first nodes.
     fn tree(&mut self, nodes: usize) -> anyhow::Result<Tree> {
         let mut tree = Tree::root(self.token()).with_window(self.window);
-        let mut spine = vec![NodeIdx::ROOT];
-        while tree.len() < nodes && spine.len() <= SPINE.min(nodes.div_ceil(2)) {
-            let end = spine[spine.len() - 1];
-            spine.push(tree.push(end, self.token())?);
+        let mut branch = vec![NodeIdx::ROOT];
+        while tree.len() < nodes && branch.len() <= MAX_BRANCH.min(nodes.div_ceil(2)) {
+            let end = branch[branch.len() - 1];
+            branch.push(tree.push(end, self.token())?);
         }
         let mut at = 0;
         while tree.len() < nodes {
-            tree.push(spine[at % spine.len()], self.token())?;
+            tree.push(branch[at % branch.len()], self.token())?;
             at += 1;
         }
         Ok(tree)
     }
 
-    /// Tokens that a row at `depth` sees.
-    fn seen(&self, depth: usize) -> usize {
+    /// Cached tokens that a row at `depth` attends to.
+    fn attended(&self, depth: usize) -> usize {
         depth - self.window.masked(depth).len()
     }
 
-    /// The name of a case, with the window that it looks through.
-    fn named(&self, case: String) -> String {
-        match self.window.is_full() {
-            true => case,
-            false => format!("{case}, window {}", self.window.tokens()),
+    /// The name of a case, with its attention window.
+    fn case_name(&self, case: String) -> String {
+        if self.window.is_full() {
+            case
+        } else {
+            format!("{case}, window {}", self.window.tokens())
         }
     }
 
@@ -393,18 +407,15 @@ impl Bench {
         (0..n).map(|_| self.token()).collect()
     }
 
-    /// A token drawn from all (xorshift).
+    /// A random token of the vocabulary.
     fn token(&mut self) -> TokenId {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let id = self.random % self.vocab.max(1) as u64;
-        TokenId(u32::try_from(id).unwrap_or(0))
+        let vocab = u32::try_from(self.vocab).unwrap_or(u32::MAX).max(1);
+        TokenId(self.random.random_range(0..vocab))
     }
 }
 
-/// The path down the first branch.
-fn longest(tree: &Tree) -> contract::TreePath {
+/// The path to the deepest node; of equal ones, the first.
+fn longest_path(tree: &Tree) -> contract::TreePath {
     let deepest = tree
         .nodes()
         .max_by_key(|&node| (tree.depth(node), std::cmp::Reverse(node)))
@@ -412,14 +423,15 @@ fn longest(tree: &Tree) -> contract::TreePath {
     tree.path_to(deepest)
 }
 
-fn best(row: &LogitsRow) -> anyhow::Result<TokenId> {
+/// The token with the largest logit.
+fn argmax(row: &LogitsRow) -> anyhow::Result<TokenId> {
     let best = row
         .ids
         .iter()
         .zip(&row.raw)
         .max_by(|a, b| a.1.total_cmp(b.1));
     best.map(|(&id, _)| id)
-        .context("the device gave an empty row")
+        .context("the device returned an empty logits row")
 }
 
 fn median(values: &[f64]) -> f64 {

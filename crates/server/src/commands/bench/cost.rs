@@ -1,24 +1,24 @@
-//! What a call must read and compute at least: the floor that times are held against.
+//! The least bytes and operations of a call, which bound its time from below.
 
 use contract::{DraftSpec, FeedForward, KvFormats, Mixer, ModelSpec, WeightRef};
 
 /// Bytes and operations of one forward pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Cost {
-    /// Bytes of weights, each read once; of the embedding only the rows looked up, which are left out.
+    /// Bytes of weights, each read once, without the embedding.
     pub(super) weight_bytes: f64,
     /// Bytes of recurrent states, read once.
     pub(super) state_bytes: f64,
     /// Bytes of cached keys and values of one token.
     pub(super) kv_token_bytes: f64,
-    /// Multiplications and additions of one token in the matrices below the head.
+    /// Multiplications and additions per token in the matrices below the head.
     pub(super) token_flops: f64,
-    /// Multiplications and additions of one token and one key in attention.
+    /// Multiplications and additions per token and key in attention.
     pub(super) key_flops: f64,
 }
 
 impl Cost {
-    /// Of a target.
+    /// The cost of a target model.
     pub(super) fn of(spec: &ModelSpec, kv: KvFormats) -> Cost {
         let mut cost = Cost::default();
         cost.read(&spec.head);
@@ -51,7 +51,7 @@ impl Cost {
         cost
     }
 
-    /// Of one pass of a draft, the target's head included.
+    /// The cost of a draft model's pass, with the target's LM head.
     pub(super) fn of_draft(draft: &DraftSpec, target: &ModelSpec) -> Cost {
         let mut cost = Cost::default();
         cost.read(&target.head);
@@ -70,13 +70,14 @@ impl Cost {
         self.token_flops += 2.0 * weight.values() as f64;
     }
 
-    /// Bytes of a step that reads weights and states once and the keys of `tokens` cached tokens.
+    /// Bytes that a step of `trees` trees reads: weights once; states and `depth` cached tokens per
+    /// tree.
     pub(super) fn step_bytes(&self, trees: usize, depth: usize) -> f64 {
         let each = self.state_bytes + self.kv_token_bytes * depth as f64;
         self.weight_bytes + trees as f64 * each
     }
 
-    /// Operations of a prompt of `tokens` after `depth` committed ones.
+    /// Operations to prefill `tokens` tokens after `depth` committed ones.
     pub(super) fn prompt_flops(&self, tokens: usize, depth: usize) -> f64 {
         let n = tokens as f64;
         let keys = n * (depth as f64 + n / 2.0);
@@ -90,7 +91,7 @@ mod tests {
     use contract::KvFormat;
 
     #[test]
-    fn the_large_shape_reads_what_its_floor_says() {
+    fn cost_of_the_27b_shape_matches_its_layers() {
         let synth = model::synth::SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
         let loaded = synth.load().unwrap();
         let kv = KvFormats {

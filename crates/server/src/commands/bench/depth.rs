@@ -1,14 +1,15 @@
-//! `hearth bench depth`: one prompt read to its end, with steps measured on the way, and the memory that took.
+//! `hearth bench depth`: prefills one prompt, times passes on the way, and reports the peak memory.
 //!
-//! Reading a prompt of 262,144 tokens takes a minute on a large card, so it is read once: at every depth that was asked
-//! for the reading stops, single passes are timed, and what they committed stays part of the text.
+//! Prefilling 262,144 tokens takes a minute on a large GPU, so the prompt is prefilled once. At
+//! every requested depth single passes are timed, and the tokens that they commit stay in the
+//! context.
 
 use anyhow::bail;
 use contract::{AttentionWindow, KvFormat};
 
 use super::cases::Bench;
 use super::report::Report;
-use super::step_shape::forms;
+use super::step_shape::parse_shapes;
 use super::{ModelSource, draft, model};
 use crate::cli::DepthArgs;
 use crate::open::bundled::Bundled;
@@ -16,12 +17,12 @@ use crate::open::devices;
 use crate::open::{self, FittedPlan, MemoryRequest};
 use crate::progress::bytes_text;
 
-/// Room behind the deepest point for what is decoded there.
-const BEHIND: usize = 512;
+/// Context behind the deepest point, for the tokens decoded there.
+const DECODE_TOKENS: usize = 512;
 
 pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     if args.at.is_empty() || !args.at.is_sorted() {
-        bail!("--at: give rising depths, such as 512,16384,131072");
+        bail!("--at: use depths in rising order, such as 512,16384,131072");
     }
     let source = ModelSource {
         model: args.model.as_deref(),
@@ -33,20 +34,20 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     choice.gpu.windows = args.fa_window.iter().any(|&tokens| tokens > 0);
     let backend = devices::choose(&choice)?;
     let id = backend.probe()?.id;
-    // Before anything of ours is on the card.
+    // The watch starts before this process uses GPU memory.
     let watch = devices::watch(&id)?;
     let loaded = model(&source)?;
     let instruments = devices::instruments(&id, &choice)?;
-    let forms = forms(&args.verify)?;
+    let shapes = parse_shapes(&args.verify)?;
     let deepest = args.at.last().copied().unwrap_or(0);
     let request = MemoryRequest {
         sequences: 1,
-        context: Some(deepest + BEHIND),
-        tree_nodes: forms.iter().map(|form| form.nodes).max().unwrap_or(1),
+        context: Some(deepest + DECODE_TOKENS),
+        tree_nodes: shapes.iter().map(|shape| shape.nodes).max().unwrap_or(1),
     };
     let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     if args.draft.is_some() {
-        // As in serving.
+        // The draft's KV cache has the type that serving uses.
         let draft = draft(&loaded, args.draft.as_deref(), &source, KvFormat::F16)?;
         fitted.plan.draft = Some(draft);
         fitted.memory = backend.estimate(&fitted.plan)?;
@@ -64,36 +65,36 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     let has_draft = plan.draft.is_some();
     let runner = open::open(backend.as_ref(), plan.clone(), &mut |_| {})?;
     let report = Report::new(args.json.as_deref(), &loaded, &device, instruments)?;
-    let report = report.storing(kv);
-    let mut bench = Bench::new(runner, &plan, report, args.reps).along_one_text();
+    let report = report.with_kv(kv);
+    let mut bench = Bench::new(runner, &plan, report, args.reps).continuing();
     for &depth in &args.at {
-        bench.read_to(depth)?;
+        bench.prefill_to(depth)?;
         let windows = args
             .fa_window
             .iter()
             .map(|&tokens| AttentionWindow::new(tokens, 0))
             .filter(|window| !window.is_full());
         for window in std::iter::once(AttentionWindow::FULL).chain(windows) {
-            bench.see_through(window);
+            bench.set_window(window);
             if args.tg > 0 {
                 bench.decode(depth, args.tg)?;
             }
-            for &form in &forms {
-                bench.verify(depth, form)?;
+            for &shape in &shapes {
+                bench.verify(depth, shape)?;
             }
         }
-        bench.see_through(AttentionWindow::FULL);
+        bench.set_window(AttentionWindow::FULL);
         if has_draft {
             bench.draft(depth)?;
         }
     }
-    let mut report = bench.end();
+    let mut report = bench.finish();
     let planned = memory.total_bytes();
-    if let Some(taken) = watch.and_then(devices::MemoryWatch::peak_bytes) {
-        report.memory(taken, planned, plan.limits.context)?;
+    if let Some(peak) = watch.and_then(devices::MemoryWatch::peak_bytes) {
+        report.memory(peak, planned, plan.limits.context)?;
     } else {
         tracing::info!(
-            "planned {}; nothing here tells what was taken",
+            "planned {}; the device does not report the memory in use",
             bytes_text(planned)
         );
     }

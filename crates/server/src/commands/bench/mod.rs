@@ -1,7 +1,7 @@
-//! `hearth bench`: how fast a model runs here, through the same seam as serving.
+//! `hearth bench`: times a model through the device interface that serving uses.
 //!
-//! A model comes from a file, or is made up: exact shapes, random weights, in no file. Every figure is the
-//! time between a call of the runner and its rows on the host, so what a server adds is all that is missing.
+//! The model is a file, or has the exact shapes of a known model and random weights. Every time is
+//! from the call of the runner to its rows on the host, so only the server's overhead is missing.
 
 mod cases;
 mod cost;
@@ -24,7 +24,7 @@ use model::synth::{SynthSpec, draft_for};
 
 use cases::Bench;
 use report::Report;
-use step_shape::forms;
+use step_shape::parse_shapes;
 
 use crate::cli::{BenchArgs, BenchPart};
 use crate::open::bundled::Bundled;
@@ -32,12 +32,14 @@ use crate::open::devices;
 use crate::open::drafting;
 use crate::open::{self, FittedPlan, MemoryRequest};
 
-/// Tokens of a page of keys and values, on any device.
+/// Tokens of a KV page, on any device.
 const PAGE: usize = 256;
 
-/// Tokens that a sequence has room for where cases of up to `longest` tokens begin at these depths. A snapshot of a depth that ends
-/// within a page keeps that page, and what goes on from there writes to a page of its own.
-fn room(depths: &[usize], longest: usize) -> usize {
+/// The context for cases of up to `longest` tokens that begin at these depths.
+///
+/// A snapshot at a depth within a page keeps that page, so a sequence that continues from it needs
+/// one page more.
+fn context_tokens(depths: &[usize], longest: usize) -> usize {
     let deepest = depths.iter().copied().max().unwrap_or(0);
     let within = depths.iter().any(|depth| depth % PAGE != 0);
     deepest + longest + 64 + if within { PAGE } else { 0 }
@@ -47,7 +49,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     match &args.part {
         Some(BenchPart::Step(args)) => return step::step(args, bundled),
         Some(BenchPart::Tune(args)) => return tune::tune(args, bundled),
-        Some(BenchPart::Pay(args)) => return speculation_ab::pay(args, bundled),
+        Some(BenchPart::Speculation(args)) => return speculation_ab::compare(args, bundled),
         Some(BenchPart::Depth(args)) => return depth::depth(args, bundled),
         None => {}
     }
@@ -58,16 +60,16 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         bundled: None,
     };
     let loaded = model(&source)?;
-    let forms = forms(&args.verify)?;
+    let shapes = parse_shapes(&args.verify)?;
     let choice = open::choice(&args.device)?;
     let backend = devices::choose(&choice)?;
-    // Before the model takes the card.
+    // Bandwidth is measured before the model fills the GPU's memory.
     let instruments = devices::instruments(&backend.probe()?.id, &choice)?;
     let longest = args.pp.iter().copied().max().unwrap_or(0).max(args.tg + 1);
     let request = MemoryRequest {
-        sequences: forms.iter().map(|form| form.trees).max().unwrap_or(1),
-        context: Some(room(&args.depth, longest)),
-        tree_nodes: forms.iter().map(|form| form.nodes).max().unwrap_or(1),
+        sequences: shapes.iter().map(|shape| shape.trees).max().unwrap_or(1),
+        context: Some(context_tokens(&args.depth, longest)),
+        tree_nodes: shapes.iter().map(|shape| shape.nodes).max().unwrap_or(1),
     };
     let FittedPlan {
         mut plan,
@@ -98,30 +100,30 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         if args.tg > 0 {
             bench.decode(depth, args.tg)?;
         }
-        for &form in &forms {
-            bench.verify(depth, form)?;
+        for &shape in &shapes {
+            bench.verify(depth, shape)?;
         }
         if has_draft {
             bench.draft(depth)?;
         }
     }
-    bench.end();
+    bench.finish();
     Ok(())
 }
 
-/// Where a model and its draft come from.
+/// The source of a model and its draft.
 struct ModelSource<'a> {
     model: Option<&'a Path>,
     synthetic: Option<&'a str>,
-    /// Of made-up weights.
+    /// Seed of random weights.
     seed: u64,
-    /// What stands in where neither of both is named.
+    /// The model if neither a file nor a shape is named.
     bundled: Option<Bundled>,
 }
 
 impl ModelSource<'_> {
-    /// The bundled model, if that is what this means.
-    fn stand_in(&self) -> Option<Bundled> {
+    /// The bundled model, if neither a file nor a shape is named.
+    fn bundled_default(&self) -> Option<Bundled> {
         match (self.model, self.synthetic) {
             (None, None) => self.bundled,
             _ => None,
@@ -129,15 +131,15 @@ impl ModelSource<'_> {
     }
 }
 
-/// The model of a file, a made-up one, or the bundled one.
+/// The model of a file, with random weights, or the bundled one.
 fn model(source: &ModelSource<'_>) -> anyhow::Result<model::LoadedModel> {
-    if let Some(bundled) = source.stand_in() {
+    if let Some(bundled) = source.bundled_default() {
         return open::load_or(None, bundled);
     }
     match (source.model, source.synthetic) {
         (Some(path), None) => open::load(path),
         (None, Some(what)) => {
-            // Speed is compared on the mix of published files.
+            // Published files mix weight types, and so do benchmarks.
             let mix = if what.to_ascii_lowercase().ends_with(":q4_k_m") || what.ends_with(":bf16") {
                 format!("{what}-published")
             } else {
@@ -151,7 +153,7 @@ fn model(source: &ModelSource<'_>) -> anyhow::Result<model::LoadedModel> {
     }
 }
 
-/// A draft for the target: from a file, made up of one type, or the bundled one.
+/// A draft model for the target: from a file, with random weights of one type, or the bundled one.
 fn draft(
     target: &model::LoadedModel,
     what: Option<&str>,
@@ -159,7 +161,7 @@ fn draft(
     kv: contract::KvFormat,
 ) -> anyhow::Result<DraftPlan> {
     let options = drafting::options(0);
-    let (spec, weights) = match (what, source.stand_in()) {
+    let (spec, weights) = match (what, source.bundled_default()) {
         (None, Some(bundled)) => {
             let bytes = gguf::FileBytes::embedded(bundled.draft);
             let loaded = model::load_draft_bytes(bundled.name, bytes, &target.spec, options)?;
@@ -180,7 +182,7 @@ fn draft(
                 None => {
                     let loaded = model::load_draft(Path::new(what), &target.spec, options);
                     let loaded = loaded.with_context(|| {
-                        format!("--draft {what}: neither a weight type nor a draft")
+                        format!("--draft {what}: neither a weight type nor a draft file")
                     })?;
                     (loaded.spec, loaded.weights)
                 }

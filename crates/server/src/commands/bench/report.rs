@@ -1,4 +1,4 @@
-//! The table and the JSON lines.
+//! The table and the JSON lines of the benchmarks.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,29 +12,29 @@ use serde_json::json;
 
 use crate::open::devices::GpuInstruments;
 
-/// Runs at least this long are long beside the steps of the energy counter.
-const COUNTED: Duration = Duration::from_millis(500);
+/// Runs of at least this length are long compared with the period of the energy counter.
+const MIN_COUNTED: Duration = Duration::from_millis(500);
 
-/// What one case came to.
+/// The measurement of a case.
 #[derive(Debug, Clone)]
 pub(super) struct ReportLine {
-    /// Such as `verify 24`.
+    /// The case's name, such as `verify 24`.
     pub(super) case: String,
-    /// Committed tokens before it.
+    /// Committed tokens before the case.
     pub(super) depth: usize,
     /// Milliseconds of each run.
     pub(super) ms: Vec<f64>,
     /// Tokens, nodes or positions of one run.
     pub(super) tokens: usize,
-    /// Bytes that one run must read, or 0 where operations decide.
+    /// Bytes that a run must read, or 0 if it is bound by operations.
     pub(super) bytes: f64,
-    /// Operations of one run, or 0 where bytes decide.
+    /// Operations of a run, or 0 if it is bound by bytes.
     pub(super) flops: f64,
-    /// Of all runs together.
+    /// Energy of all runs together.
     pub(super) energy: Energy,
 }
 
-/// What runs took of the card's supply, as its meter tells.
+/// Energy of runs, by the GPU's power meter.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Energy {
     joules: f64,
@@ -42,11 +42,13 @@ pub(super) struct Energy {
 }
 
 impl Energy {
-    /// Adds a run between two readings. The card counts its energy ten times a second, so a short run is
-    /// power times time.
+    /// Adds the energy of a run between two readings.
+    ///
+    /// The GPU updates its energy counter ten times a second, so a short run counts as power times
+    /// time.
     pub(super) fn add(&mut self, before: Reading, after: Reading, took: Duration) {
         let counted = after.joules - before.joules;
-        self.joules += if took >= COUNTED && counted > 0.0 {
+        self.joules += if took >= MIN_COUNTED && counted > 0.0 {
             counted
         } else {
             after.watts * took.as_secs_f64()
@@ -55,18 +57,18 @@ impl Energy {
     }
 }
 
-/// Writes lines as they come.
+/// Writes measurements as a table and as JSON lines.
 pub(super) struct Report {
     instruments: Option<GpuInstruments>,
     json: Option<File>,
     model: String,
     device: String,
-    /// Storage of keys and values, where lines tell it.
+    /// KV cache types, if lines report them.
     kv: Option<(&'static str, &'static str)>,
 }
 
 impl Report {
-    /// Opens the file of lines and prints the head of the table.
+    /// Opens the file of JSON lines and prints the table's header.
     pub(super) fn new(
         json: Option<&Path>,
         loaded: &model::LoadedModel,
@@ -101,7 +103,7 @@ impl Report {
             let gb = instruments.read_bytes_per_s / 1e9;
             writeln!(
                 out,
-                "memory reads {gb:.0} GB/s, measured just before: 100 % of the roofline"
+                "peak bandwidth, measured before the model was loaded: {gb:.0} GB/s"
             )?;
         }
         writeln!(
@@ -114,7 +116,7 @@ impl Report {
             "tok/s",
             "GB read",
             "GB/s",
-            "roof",
+            "peak",
             "TFLOP/s",
             "MHz",
             "J/token"
@@ -128,57 +130,52 @@ impl Report {
         })
     }
 
-    /// Tells in every line how keys and values are stored.
-    pub(super) fn storing(mut self, kv: (&'static str, &'static str)) -> Report {
+    /// Reports the KV cache types in every line.
+    pub(super) fn with_kv(mut self, kv: (&'static str, &'static str)) -> Report {
         self.kv = Some(kv);
         self
     }
 
-    /// Tells what a run took of the card's memory, context and modules included, and what was planned for it.
-    pub(super) fn memory(
-        &mut self,
-        taken: u64,
-        planned: u64,
-        context: usize,
-    ) -> anyhow::Result<()> {
+    /// Reports the peak memory, with the CUDA context and modules, and the planned memory.
+    pub(super) fn memory(&mut self, peak: u64, planned: u64, context: usize) -> anyhow::Result<()> {
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         writeln!(
             std::io::stdout(),
-            "memory taken at most, by what the driver called free: {:.3} GiB of {:.3} planned, context of {context}",
-            gib(taken),
+            "peak memory by the driver's free memory: {:.3} GiB of {:.3} planned, context of {context}",
+            gib(peak),
             gib(planned)
         )?;
         if let Some(file) = &mut self.json {
             let line = json!({
                 "bench": "depth", "model": self.model, "device": self.device, "case": "memory", "kv": self.kv,
-                "context": context, "taken_bytes": taken, "taken_gib": gib(taken), "planned_bytes": planned,
+                "context": context, "taken_bytes": peak, "taken_gib": gib(peak), "planned_bytes": planned,
             });
             writeln!(file, "{line}").context("the file of --json")?;
         }
         Ok(())
     }
 
-    /// What the meter shows now, if there is one.
-    pub(super) fn reading(&self) -> Option<Reading> {
+    /// The power meter's reading, if there is a meter.
+    pub(super) fn meter_reading(&self) -> Option<Reading> {
         let meter = self.instruments.as_ref()?.meter.as_ref()?;
         Some(meter.read())
     }
 
-    /// Prints a line and appends it to the file.
+    /// Prints a measurement and appends it to the file.
     pub(super) fn line(&mut self, line: &ReportLine) -> anyhow::Result<()> {
         let mut sorted = line.ms.clone();
         sorted.sort_by(f64::total_cmp);
         let (low, high) = (sorted[0], sorted[sorted.len() - 1]);
         let ms = sorted[sorted.len() / 2];
         let seconds = ms / 1e3;
-        // A difference of two times may vanish in their noise; then there is no rate.
+        // A difference of two times can be zero within noise; then there is no rate.
         let per_s = if ms > 0.0 {
             line.tokens as f64 / seconds
         } else {
             0.0
         };
         let gb_per_s = per_s * line.bytes / line.tokens as f64 / 1e9;
-        let roof = self
+        let share = self
             .instruments
             .as_ref()
             .map(|instruments| gb_per_s * 1e9 / instruments.read_bytes_per_s);
@@ -186,7 +183,7 @@ impl Report {
         let mhz = line.energy.clock_mhz;
         let joules = line.energy.joules / (line.tokens * line.ms.len()) as f64;
         let shown = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
-        let share = roof.filter(|_| line.bytes > 0.0);
+        let share = share.filter(|_| line.bytes > 0.0);
         writeln!(
             std::io::stdout(),
             "{:<28} {:>7} {ms:>9.3} {:>17} {per_s:>9.1} {:>8} {:>7} {:>6} {:>8} {:>6} {:>8}",

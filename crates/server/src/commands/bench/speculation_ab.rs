@@ -1,7 +1,8 @@
-//! `hearth bench pay`: what drafting brings against plain decoding, as serving does it.
+//! `hearth bench speculation`: compares drafting with plain decoding.
 //!
-//! Every prompt is answered plainly and with the stop by measured costs in turn, so that what else the machine does
-//! falls on both alike, by two schedulers that live through the whole run, as a server's do. Both must say the same.
+//! Plain and drafted runs of each prompt are interleaved, so that other load on the machine affects
+//! both alike. Two schedulers, one of each kind, live through the whole benchmark as a server's
+//! does. Both must generate the same tokens.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -17,7 +18,7 @@ use decode::{
 };
 use serde_json::json;
 
-use super::tune::{Prompt, prompts, sized};
+use super::tune::{Prompt, context_tokens, prompts};
 use super::{ModelSource, draft, model};
 use crate::cli::SpeculationAbArgs;
 use crate::open::bundled::Bundled;
@@ -25,7 +26,7 @@ use crate::open::drafting;
 use crate::open::{self, MemoryRequest};
 use crate::settings::GenerationDefaults;
 
-/// Texts that were not written for a model to continue: the beginnings of these files.
+/// Source files whose beginnings are prompts that no chat model was asked to continue.
 pub(super) const SOURCES: [&str; 6] = [
     include_str!("sources/tree.txt"),
     include_str!("sources/stop.txt"),
@@ -34,22 +35,22 @@ pub(super) const SOURCES: [&str; 6] = [
     include_str!("sources/names.txt"),
     include_str!("sources/run.txt"),
 ];
-/// Tokens of each that are the prompt.
-pub(super) const OF_SOURCE: usize = 200;
+/// Tokens of a prompt from a source file.
+pub(super) const SOURCE_TOKENS: usize = 200;
 
-/// What became of one prompt.
+/// Time and counts of a reply.
 #[derive(Debug, Clone, Copy)]
 struct AbTiming {
     seconds: f64,
     tokens: usize,
-    rounds: usize,
+    steps: usize,
     drafted: usize,
 }
 
-/// One prompt's answers, plainly and drafted, in pairs.
+/// Pairs of a prompt's plain and drafted runs.
 type Pairs = Vec<(AbTiming, AbTiming)>;
 
-pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<()> {
+pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<()> {
     let source = ModelSource {
         model: args.model.as_deref(),
         synthetic: None,
@@ -62,7 +63,7 @@ pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<
         let side = open::text_side(&loaded, None, None, GenerationDefaults::default())?;
         for text in SOURCES {
             let mut tokens = side.tokenizer.encode(text, SpecialTokens::AsText)?;
-            tokens.truncate(OF_SOURCE);
+            tokens.truncate(SOURCE_TOKENS);
             let class = "source".to_owned();
             prompts.push(Prompt { class, tokens });
         }
@@ -71,7 +72,7 @@ pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<
     let backend = open::device(&args.device)?;
     let request = MemoryRequest {
         sequences: 1,
-        context: Some(sized(longest, args.tokens)),
+        context: Some(context_tokens(longest, args.tokens)),
         tree_nodes: usize::from(args.budget) + 1,
     };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
@@ -82,9 +83,9 @@ pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<
     let costs =
         decode::speculation::measure(runner.as_mut(), drafting::clock, drafting::MEASURE_TIME)?;
     let Some(costs) = costs else {
-        bail!("nothing was measured: the device has no draft");
+        bail!("the step costs cannot be measured: the device has no draft model");
     };
-    let exact = runner.info().batch_invariant;
+    let batch_invariant = runner.info().batch_invariant;
     let scheduler = |runner, speculation| {
         let config = SchedulerConfig {
             max_sequences: 1,
@@ -95,53 +96,55 @@ pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<
         };
         Scheduler::new(runner, config)
     };
-    let nothing = Speculation {
+    let no_drafting = Speculation {
         budget: 0,
         ..Speculation::default()
     };
-    let stopped = Speculation {
+    let drafting = Speculation {
         budget: usize::from(args.budget),
         costs: Some(costs.clone()),
         ..Speculation::default()
     };
-    let mut drafted = match args.control {
-        true => scheduler(
-            open::open(backend.as_ref(), plain.clone(), &mut |_| {})?,
-            nothing.clone(),
-        ),
-        false => scheduler(runner, stopped),
+    let mut drafted = if args.control {
+        let runner = open::open(backend.as_ref(), plain.clone(), &mut |_| {})?;
+        scheduler(runner, no_drafting.clone())
+    } else {
+        scheduler(runner, drafting)
     };
-    let mut plainly = scheduler(open::open(backend.as_ref(), plain, &mut |_| {})?, nothing);
+    let mut plainly = scheduler(
+        open::open(backend.as_ref(), plain, &mut |_| {})?,
+        no_drafting,
+    );
     let mut pairs: Vec<Pairs> = vec![Vec::new(); prompts.len()];
-    let mut said: Vec<Vec<TokenId>> = vec![Vec::new(); prompts.len()];
+    let mut replies: Vec<Vec<TokenId>> = vec![Vec::new(); prompts.len()];
     let start = Instant::now();
-    // The first turn warms up, and says what every later answer must say.
+    // The first repetition warms up, and its replies are the reference of the later ones.
     for rep in 0..=args.reps.max(1) {
         for (i, prompt) in prompts.iter().enumerate() {
             let of = (prompt.tokens.as_slice(), args.tokens);
-            // Who begins changes from turn to turn.
-            let (one, other) = if rep % 2 == 0 {
-                let one = answer(&mut plainly, of)?;
-                (one, answer(&mut drafted, of)?)
+            // The order alternates between repetitions.
+            let (plain_run, drafted_run) = if rep % 2 == 0 {
+                let plain_run = generate(&mut plainly, of)?;
+                (plain_run, generate(&mut drafted, of)?)
             } else {
-                let other = answer(&mut drafted, of)?;
-                (answer(&mut plainly, of)?, other)
+                let drafted_run = generate(&mut drafted, of)?;
+                (generate(&mut plainly, of)?, drafted_run)
             };
-            if exact && one.1 != other.1 {
+            if batch_invariant && plain_run.1 != drafted_run.1 {
                 bail!(
-                    "prompt {i} ({}) got another answer with drafting",
+                    "the reply to prompt {i} ({}) differs with drafting",
                     prompt.class
                 );
             }
             if rep == 0 {
-                said[i] = one.1;
-            } else if exact && said[i] != one.1 {
+                replies[i] = plain_run.1;
+            } else if batch_invariant && replies[i] != plain_run.1 {
                 bail!(
-                    "prompt {i} ({}) got another answer when asked again",
+                    "the reply to prompt {i} ({}) differs when repeated",
                     prompt.class
                 );
             } else {
-                pairs[i].push((one.0, other.0));
+                pairs[i].push((plain_run.0, drafted_run.0));
             }
         }
     }
@@ -154,10 +157,10 @@ pub(super) fn pay(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<
     )
 }
 
-/// Answers a prompt; the time is from the first token to the last.
-fn answer(
+/// Generates a reply; its time is from the first token to the last.
+fn generate(
     scheduler: &mut Scheduler,
-    (prompt, most): (&[TokenId], usize),
+    (prompt, max_tokens): (&[TokenId], usize),
 ) -> anyhow::Result<(AbTiming, Vec<TokenId>)> {
     scheduler.submit(Job {
         id: JobId(0),
@@ -165,19 +168,19 @@ fn answer(
         choices: 1,
         params: GenerationParams {
             sampling: Sampling::greedy(),
-            max_tokens: most,
-            // What is measured is decoding alone.
+            max_tokens,
+            // Only decoding is timed, so the prefix cache is not used.
             use_saved: false,
             ..GenerationParams::default()
         },
         priority: 0,
     })?;
     let mut events = Vec::new();
-    let (mut start, mut said) = (None, Vec::new());
+    let (mut start, mut reply) = (None, Vec::new());
     let mut took = AbTiming {
         seconds: 0.0,
         tokens: 0,
-        rounds: 0,
+        steps: 0,
         drafted: 0,
     };
     loop {
@@ -185,23 +188,23 @@ fn answer(
         for (_, event) in events.drain(..) {
             match event {
                 Event::Tokens { tokens, .. } => {
-                    said.extend(tokens.iter().map(|token| token.id));
+                    reply.extend(tokens.iter().map(|token| token.id));
                     match start {
                         None => start = Some(Instant::now()),
                         Some(start) => {
                             took.tokens += tokens.len();
-                            took.rounds += 1;
+                            took.steps += 1;
                             took.seconds = start.elapsed().as_secs_f64();
                         }
                     }
                 }
                 Event::Finished { stats, .. } => took.drafted = stats.depths.steps as usize,
-                Event::Failed { error } => bail!("an answer failed: {error}"),
+                Event::Failed { error } => bail!("a reply failed: {error}"),
                 _ => {}
             }
         }
         if progress == Progress::Idle {
-            return Ok((took, said));
+            return Ok((took, reply));
         }
     }
 }
@@ -211,14 +214,15 @@ fn median(mut all: Vec<f64>) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Figures of one class of prompts.
-struct Figures {
+/// Results of a class of prompts.
+struct ClassResult {
     prompts: usize,
-    /// Plain time over drafted time: of the medians of every prompt, of the fastest, and the median of pairs.
+    /// Speed-ups (plain time over drafted time): of each prompt's medians, of its fastest runs, and
+    /// the median of pairs.
     of_medians: f64,
     of_fastest: f64,
     of_pairs: f64,
-    /// The prompt that gains least, by its median.
+    /// The smallest speed-up of a prompt, by the median of its pairs.
     least: f64,
     tokens: f64,
     tokens_per_step: f64,
@@ -226,7 +230,7 @@ struct Figures {
     plain_per_s: f64,
 }
 
-fn figures(all: &[&Pairs]) -> Figures {
+fn class_result(all: &[&Pairs]) -> ClassResult {
     let all: Vec<&&Pairs> = all
         .iter()
         .filter(|p| p.iter().any(|x| x.0.tokens > 0))
@@ -239,20 +243,21 @@ fn figures(all: &[&Pairs]) -> Figures {
     let ratio = each(|p| p.0.seconds / p.1.seconds);
     let least = |all: Vec<f64>| all.into_iter().fold(f64::INFINITY, f64::min);
     let tokens = sum(&|p| p[0].1.tokens as f64);
-    // A turn's number of rounds depends on what was learned before it.
+    // The number of steps varies, because the speculation controller learns between
+    // repetitions.
     let mean = |of: fn(&(AbTiming, AbTiming)) -> f64| {
         sum(&|p| p.iter().map(of).sum::<f64>() / p.len() as f64)
     };
-    let rounds = mean(|p| p.1.rounds as f64);
-    Figures {
+    let steps = mean(|p| p.1.steps as f64);
+    ClassResult {
         prompts: all.len(),
         of_medians: sum(&|p| median(one(p))) / sum(&|p| median(other(p))),
         of_fastest: sum(&|p| least(one(p))) / sum(&|p| least(other(p))),
         of_pairs: median(all.iter().flat_map(|p| ratio(p)).collect()),
         least: least(all.iter().map(|p| median(ratio(p))).collect()),
         tokens: tokens / all.len().max(1) as f64,
-        tokens_per_step: tokens / rounds,
-        drafted_share: mean(|p| p.1.drafted as f64) / rounds,
+        tokens_per_step: tokens / steps,
+        drafted_share: mean(|p| p.1.drafted as f64) / steps,
         plain_per_s: tokens / sum(&|p| median(one(p))),
     }
 }
@@ -273,8 +278,8 @@ fn report(
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{name} on {device}: plain time over {} time, {} pairs a prompt in turn, greedy, up to {} tokens, \
-         {seconds:.0} s",
+        "{name} on {device}: plain time over {} time, {} interleaved pairs per prompt, greedy, \
+         up to {} tokens, {seconds:.0} s",
         if args.control { "plain" } else { "drafted" },
         args.reps.max(1),
         args.tokens
@@ -294,7 +299,7 @@ fn report(
         "plain tok/s"
     )?;
     for (class, pairs) in &classes {
-        let f = figures(pairs);
+        let f = class_result(pairs);
         writeln!(
             out,
             "{class:<10} {:>7} {:>7.1} {:>10.3} {:>10.3} {:>10.3} {:>10.3} {:>11.2} {:>7.0}% {:>11.1}",
@@ -324,7 +329,7 @@ fn report(
         }
     }
     if let Ok(load) = fs::read_to_string("/proc/loadavg") {
-        writeln!(out, "load of the machine at the end: {}", load.trim())?;
+        writeln!(out, "load average at the end: {}", load.trim())?;
     }
     Ok(())
 }
@@ -334,25 +339,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_of_medians_of_the_fastest_and_of_pairs() {
-        let took = |seconds: f64, rounds: usize| AbTiming {
+    fn class_result_has_speedups_of_medians_fastest_and_pairs() {
+        let took = |seconds: f64, steps: usize| AbTiming {
             seconds,
             tokens: 10,
-            rounds,
-            drafted: rounds / 2,
+            steps,
+            drafted: steps / 2,
         };
         let one: Pairs = vec![
             (took(1.0, 10), took(0.5, 4)),
             (took(1.2, 10), took(0.6, 4)),
             (took(9.0, 10), took(0.7, 4)),
         ];
-        // An answer of one token took no time and says nothing.
+        // A reply of one token has no time and is ignored.
         let nothing = AbTiming {
             tokens: 0,
             ..took(0.0, 0)
         };
         let two: Pairs = vec![(nothing, nothing); 3];
-        let f = figures(&[&one, &two]);
+        let f = class_result(&[&one, &two]);
         assert_eq!(f.prompts, 1);
         assert!((f.of_medians - 2.0).abs() < 1e-9 && (f.of_fastest - 2.0).abs() < 1e-9);
         assert!((f.of_pairs - 2.0).abs() < 1e-9 && (f.least - 2.0).abs() < 1e-9);

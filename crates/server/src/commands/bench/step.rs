@@ -1,7 +1,7 @@
-//! `hearth bench step`: whole steps of speculation, with acceptance made up.
+//! `hearth bench step`: times whole speculative steps with simulated acceptance.
 //!
-//! A step is everything between two sets of tokens: draft, tree, verify, accept, commit, and the tokens handed
-//! out as events. It runs through the scheduler as serving does; see [`super::timed_runner`] for what is made up.
+//! A step is draft, tree building, verify, acceptance, commit, and the tokens emitted as events. It
+//! runs through the scheduler as in serving; [`super::timed_runner`] describes the simulation.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -25,26 +25,26 @@ use crate::open::bundled::Bundled;
 use crate::open::drafting;
 use crate::open::{self, MemoryRequest};
 
-/// Steps before those that count: plans are made and caches filled.
+/// Untimed steps at the start, which build plans and fill caches.
 const WARM_UP: usize = 3;
 
-/// What one step came to.
+/// Time and counts of a step.
 #[derive(Debug, Clone)]
-struct Step {
+struct StepTiming {
     ms: f64,
     calls: Calls,
     tokens: u64,
-    /// Drafted nodes of a tree.
+    /// Drafted nodes per tree.
     nodes: f64,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for StepTiming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let calls = &self.calls;
         write!(
             f,
-            "  {:>3} rows {:<16} drafted {}: {:>7.3} ms, draft {:.3}, verify {:.3}, commit {:.3}; {} tokens, {:.2} in the mean",
+            "  {:>3} rows {:<16} drafted {}: {:>7.3} ms, draft {:.3}, verify {:.3}, commit {:.3}; {} tokens, {:.2} expected",
             calls.nodes.iter().sum::<usize>(),
             format!("{:?}", calls.nodes),
             calls.drafted,
@@ -60,7 +60,10 @@ impl fmt::Display for Step {
 
 pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     if args.accept < 1.0 || !args.accept.is_finite() {
-        bail!("--accept {}: a step gives at least one token", args.accept);
+        bail!(
+            "--accept {}: use at least 1, because a step generates a token",
+            args.accept
+        );
     }
     let source = ModelSource {
         model: args.model.as_deref(),
@@ -69,11 +72,11 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         bundled: Some(bundled),
     };
     let loaded = model(&source)?;
-    let most = args.sequences.iter().copied().max().unwrap_or(1);
-    let tokens = ((WARM_UP + args.rounds) as f64 * args.accept).ceil() as usize + 1;
+    let sequences = args.sequences.iter().copied().max().unwrap_or(1);
+    let tokens = ((WARM_UP + args.steps) as f64 * args.accept).ceil() as usize + 1;
     let backend = open::device(&args.device)?;
     let request = MemoryRequest {
-        sequences: most,
+        sequences,
         context: Some(args.depth + tokens + 80),
         tree_nodes: usize::from(args.budget) + 1,
     };
@@ -88,7 +91,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let vocab = loaded.spec.vocab as u32;
     let chunk = fitted.plan.limits.prefill_chunk;
     let runner = TimedRunner::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
-    let exact = runner.info().batch_invariant;
+    let batch_invariant = runner.info().batch_invariant;
     let costs = match args.cost_stop {
         OnOff::Off => None,
         OnOff::On => decode::speculation::measure(
@@ -101,7 +104,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let accept = runner.simulate_acceptance(args.accept, budget);
     if accept < args.accept - 0.01 {
         bail!(
-            "--accept {}: a tree of {budget} keeps at most {accept:.2} tokens",
+            "--accept {}: a tree of {budget} nodes has at most {accept:.2} accepted tokens",
             args.accept
         );
     }
@@ -109,14 +112,15 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     writeln!(
         out,
         "{} on {}: whole steps of trees of up to {} drafted nodes after {} tokens{}\n\
-         acceptance is MADE UP: {} tokens a step in the mean for such a tree, whatever the weights say",
+         acceptance is SIMULATED: {} tokens per step on average for a full tree",
         loaded.facts.name,
         fitted.device.name,
         args.budget,
         args.depth,
-        match costs {
-            Some(_) => ", sized by measured costs as in serving",
-            None => "",
+        if costs.is_some() {
+            ", sized by measured costs as in serving"
+        } else {
+            ""
         },
         args.accept
     )?;
@@ -126,7 +130,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         "sequences",
         "steps",
         "tokens/step",
-        "in the mean",
+        "expected",
         "nodes",
         "ms",
         "spread ms",
@@ -135,7 +139,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         "commit",
         "outside",
         "tok/s",
-        "in the mean"
+        "expected"
     )?;
     if let Some(costs) = costs.as_ref().filter(|_| args.each) {
         let (verify, draft) = (costs.verify_points(), costs.draft_points());
@@ -179,7 +183,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                     priority: 0,
                 })?;
             }
-            steps.extend(drive(&mut scheduler, &runner, sequences)?);
+            steps.extend(run_steps(&mut scheduler, &runner, sequences)?);
         }
         if args.each {
             for step in &steps {
@@ -208,16 +212,16 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         } else if let Some((drawn, mean)) = alone {
             writeln!(
                 out,
-                "          {:.2} times the tokens of one sequence as drawn, {:.2} times in the mean",
+                "          {:.2} times the tokens/s of one sequence as measured, {:.2} times as expected",
                 line.per_s / drawn,
                 line.mean_per_s / mean
             )?;
         }
         if let Some(path) = &args.json {
             let line = json!({
-                "bench": "whole_step", "acceptance": "made up", "accept": args.accept,
+                "bench": "whole_step", "acceptance": "simulated", "accept": args.accept,
                 "model": loaded.facts.name, "device": fitted.device.name, "draft": args.draft,
-                "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "exact": exact,
+                "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "exact": batch_invariant,
                 "steps": steps.len(), "tokens_per_step": line.tokens, "ms": line.ms, "low_ms": line.low,
                 "high_ms": line.high, "draft_ms": line.draft, "verify_ms": line.verify,
                 "commit_ms": line.commit, "outside_runner_ms": line.outside, "tokens_per_s": line.per_s,
@@ -235,12 +239,12 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs everything to its end, and tells of each step in which all sequences spoke, but for the first ones.
-fn drive(
+/// Runs all jobs to their end; returns the timed steps in which all sequences decoded.
+fn run_steps(
     scheduler: &mut Scheduler,
     runner: &TimedRunner,
     sequences: usize,
-) -> anyhow::Result<Vec<Step>> {
+) -> anyhow::Result<Vec<StepTiming>> {
     let mut steps = Vec::new();
     let mut events = Vec::new();
     loop {
@@ -260,7 +264,7 @@ fn drive(
             && batch == sequences as u64
             && after.running == sequences
         {
-            steps.push(Step {
+            steps.push(StepTiming {
                 ms: took.as_secs_f64() * 1e3,
                 calls: runner.take_calls(),
                 tokens: after.generated_tokens - before.generated_tokens,
@@ -282,30 +286,30 @@ struct Summary {
     draft: f64,
     verify: f64,
     commit: f64,
-    /// What is neither of the three: scheduling, trees, sampling, events.
+    /// The rest of the step: scheduling, trees, sampling, events.
     outside: f64,
-    /// Mean tokens of a step, all sequences together.
+    /// Mean tokens per step of all sequences together.
     tokens: f64,
-    /// What its trees keep in the mean, without luck.
+    /// Expected tokens per step, without the noise of the draws.
     mean_tokens: f64,
-    /// Mean drafted nodes of a tree.
+    /// Mean drafted nodes per tree.
     nodes: f64,
     per_s: f64,
-    /// Tokens a second without luck.
+    /// Expected tokens per second.
     mean_per_s: f64,
 }
 
 impl Summary {
-    fn of(steps: &[Step]) -> anyhow::Result<Summary> {
+    fn of(steps: &[StepTiming]) -> anyhow::Result<Summary> {
         if steps.is_empty() {
-            bail!("no step was measured: --rounds is too small");
+            bail!("no step was timed: --steps is too small");
         }
-        let sorted = |of: &dyn Fn(&Step) -> f64| {
+        let sorted = |of: &dyn Fn(&StepTiming) -> f64| {
             let mut all: Vec<f64> = steps.iter().map(of).collect();
             all.sort_by(f64::total_cmp);
             all
         };
-        let median = |of: &dyn Fn(&Step) -> f64| sorted(of)[steps.len() / 2];
+        let median = |of: &dyn Fn(&StepTiming) -> f64| sorted(of)[steps.len() / 2];
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
         let all = sorted(&|step| step.ms);
         let tokens = steps.iter().map(|s| s.tokens).sum::<u64>() as f64 / steps.len() as f64;

@@ -1,9 +1,9 @@
-//! A runner lent to one scheduler after another, with every call timed; on demand with acceptance made up.
+//! A runner that times its calls, is shared by consecutive schedulers, and can simulate acceptance.
 //!
-//! Random weights draft nothing that comes true. To measure a whole step at real shapes all the same, the device
-//! does all its work and only the numbers that come back are changed: the draft's log-probabilities become those
-//! of a draft of a given quality, and the rows of a verify say a text that is drawn from exactly these. So a tree
-//! keeps what a tree of its shape would keep, and sampling, walk and commit run as ever.
+//! With random weights, the target accepts no drafted token. The simulation lets the device do all
+//! its work and changes only the results: the draft's log-probabilities become those of a draft
+//! with a given acceptance, and the rows of a verify contain tokens drawn from the same
+//! probabilities. Sampling, acceptance and commit run unchanged.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,38 +17,37 @@ use contract::{
 use decode::TreeInit;
 use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 
-/// Time inside the runner's calls, and what they were about.
+/// Time and counts of the runner's calls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Calls {
     pub(super) draft: Duration,
     pub(super) verify: Duration,
     pub(super) commit: Duration,
-    /// Tokens that the trees of these calls keep in the mean, where acceptance is made up: what they did keep is
-    /// that and luck.
+    /// Expected accepted tokens of the trees, if acceptance is simulated.
     pub(super) mean_tokens: f64,
-    /// Sequences that were drafted for.
+    /// Drafted sequences.
     pub(super) drafted: usize,
-    /// Nodes of each tree verified, roots included.
+    /// Nodes of each verified tree, root included.
     pub(super) nodes: Vec<usize>,
 }
 
 impl Calls {
-    /// All of it.
+    /// The time of all calls.
     pub(super) fn total(&self) -> Duration {
         self.draft + self.verify + self.commit
     }
 }
 
-/// Acceptance that is made up: at every depth one of the candidates comes true, the better ones more often,
-/// whatever came before.
+/// Simulated acceptance: at every depth, one of the candidates can be the target's token, with a
+/// probability by rank.
 #[derive(Debug)]
 struct SimulatedAcceptance {
-    /// The chance of the best candidate.
-    right: f64,
-    /// Blocks drafted since luck was last turned back.
+    /// Probability of the best candidate.
+    top1: f64,
+    /// Blocks drafted since the last reset.
     drafted: u64,
-    /// What was drafted for each sequence and not verified yet.
-    coming: HashMap<SeqId, Vec<Position>>,
+    /// Drafted and not yet verified positions of each sequence.
+    pending: HashMap<SeqId, Vec<Position>>,
 }
 
 /// A drafted position.
@@ -56,7 +55,7 @@ struct SimulatedAcceptance {
 struct Position {
     /// The candidates, best first.
     ids: Vec<TokenId>,
-    /// The one that comes true; `None` where none of them does.
+    /// The candidate that the target generates; `None` if it generates another token.
     hit: Option<TokenId>,
 }
 
@@ -66,7 +65,7 @@ struct Shared {
     simulated: Option<SimulatedAcceptance>,
 }
 
-/// A handle on the runner; it is dropped with the last one.
+/// A handle to the runner, which is dropped with its last handle.
 #[derive(Clone)]
 pub(super) struct TimedRunner {
     info: Rc<RunnerInfo>,
@@ -74,7 +73,7 @@ pub(super) struct TimedRunner {
 }
 
 impl TimedRunner {
-    /// Takes an opened runner.
+    /// Wraps an opened runner.
     pub(super) fn new(runner: Box<dyn Runner>) -> TimedRunner {
         TimedRunner {
             info: Rc::new(runner.info().clone()),
@@ -86,9 +85,10 @@ impl TimedRunner {
         }
     }
 
-    /// From now on a tree of `budget` nodes keeps `accept` tokens in the mean, the one that the target adds
-    /// included; larger and smaller trees what trees of theirs keep. Gives the most that can be had, where `accept`
-    /// is more.
+    /// Simulates acceptance from now on: a tree of `budget` nodes has `accept` accepted tokens on
+    /// average, the target's own token included.
+    ///
+    /// Returns that average, which is lower than `accept` if no draft can reach it.
     pub(super) fn simulate_acceptance(&self, accept: f64, budget: usize) -> f64 {
         let depth = self.info.draft_depth.unwrap_or(0);
         let simulated = SimulatedAcceptance::of(accept, budget, depth);
@@ -97,42 +97,44 @@ impl TimedRunner {
         tokens
     }
 
-    /// Begins the luck of made-up acceptance anew, so that whatever is compared meets the same.
+    /// Restarts the sequence of random draws, so that compared runs have the same draws.
     pub(super) fn reset_simulation(&self) {
         if let Some(simulated) = &mut self.shared.borrow_mut().simulated {
             simulated.drafted = 0;
         }
     }
 
-    /// What calls have taken since this was asked last.
+    /// The calls since the last time this was called.
     pub(super) fn take_calls(&self) -> Calls {
         std::mem::take(&mut self.shared.borrow_mut().calls)
     }
 }
 
-/// Candidates of a position that are made up.
+/// Candidates per simulated position.
 const SIMULATED_CANDIDATES: usize = 8;
 
 impl SimulatedAcceptance {
-    /// What gives `accept` tokens for the best tree of `budget` nodes of up to `depth`.
+    /// The simulation in which the best tree of `budget` nodes and up to `depth` levels has
+    /// `accept` tokens.
     fn of(accept: f64, budget: usize, depth: usize) -> SimulatedAcceptance {
-        let with = |right: f64| SimulatedAcceptance {
-            right,
+        let with = |top1: f64| SimulatedAcceptance {
+            top1,
             drafted: 0,
-            coming: HashMap::new(),
+            pending: HashMap::new(),
         };
         let (mut low, mut high) = (0.0, 1.0 - 1e-9);
         for _ in 0..60 {
             let middle = (low + high) / 2.0;
-            match with(middle).tokens(budget, depth) < accept {
-                true => low = middle,
-                false => high = middle,
+            if with(middle).tokens(budget, depth) < accept {
+                low = middle;
+            } else {
+                high = middle;
             }
         }
         with(high)
     }
 
-    /// Tokens that the best tree of `budget` nodes keeps in the mean.
+    /// Expected tokens of the best tree of `budget` nodes.
     fn tokens(&self, budget: usize, depth: usize) -> f64 {
         let mut candidates = DraftCandidates {
             ids: (0..(depth * SIMULATED_CANDIDATES) as u32)
@@ -142,7 +144,7 @@ impl SimulatedAcceptance {
             lse: vec![0.0; depth],
             k: SIMULATED_CANDIDATES,
         };
-        self.rate(&mut candidates);
+        self.set_log_probs(&mut candidates);
         let inputs = TreeInputs {
             root: TokenId(u32::MAX),
             forced: &[],
@@ -161,68 +163,69 @@ impl SimulatedAcceptance {
             .sum()
     }
 
-    /// The chance of a candidate: each next one has half of what is left, or of the best one's, whichever is less.
-    fn chance(&self, rank: usize) -> f64 {
-        match rank {
-            0 => self.right,
-            _ => self.right.min(1.0 - self.right) * 0.5_f64.powi(rank as i32),
+    /// Probability of the candidate of a rank: rank `r > 0` has `min(p, 1 - p) / 2^r`, where `p` is
+    /// that of rank 0.
+    fn probability(&self, rank: usize) -> f64 {
+        if rank == 0 {
+            return self.top1;
         }
+        self.top1.min(1.0 - self.top1) * 0.5_f64.powi(rank as i32)
     }
 
-    /// Gives drafted positions their log-probabilities.
-    fn rate(&self, candidates: &mut DraftCandidates) {
+    /// Sets the log-probabilities of drafted positions.
+    fn set_log_probs(&self, candidates: &mut DraftCandidates) {
         for row in candidates.log_probs.chunks_mut(candidates.k.max(1)) {
             for (rank, log_prob) in row.iter_mut().enumerate() {
-                *log_prob = self.chance(rank).max(1e-30).ln() as f32;
+                *log_prob = self.probability(rank).max(1e-30).ln() as f32;
             }
         }
     }
 
     fn draft(&mut self, seq: SeqId, candidates: &mut DraftCandidates) {
-        self.rate(candidates);
-        let mut luck = self.draw();
-        let mut coming = Vec::with_capacity(candidates.lse.len());
+        self.set_log_probs(candidates);
+        let mut draw = self.draw();
+        let mut pending = Vec::with_capacity(candidates.lse.len());
         for ids in candidates.ids.chunks(candidates.k.max(1)) {
-            // What is left of a draw within the part of a candidate is a draw again.
+            // The remainder of a draw within a candidate's share is uniform again.
             let mut hit = None;
             let mut below = 0.0;
             for (rank, token) in ids.iter().enumerate() {
-                let chance = self.chance(rank);
-                if luck < below + chance {
-                    luck = (luck - below) / chance;
+                let probability = self.probability(rank);
+                if draw < below + probability {
+                    draw = (draw - below) / probability;
                     hit = Some(*token);
                     break;
                 }
-                below += chance;
+                below += probability;
             }
             if hit.is_none() {
-                luck = (luck - below) / (1.0 - below).max(1e-9);
+                draw = (draw - below) / (1.0 - below).max(1e-9);
             }
             let ids = ids.to_vec();
-            coming.push(Position { ids, hit });
+            pending.push(Position { ids, hit });
         }
-        self.coming.insert(seq, coming);
+        self.pending.insert(seq, pending);
     }
 
-    /// From 0 to 1: multiples of the golden section, which are spread so evenly that a few dozen steps keep close to
-    /// what they keep in the mean.
+    /// A draw from 0 to 1: multiples of the golden ratio, which are so even that a few dozen steps
+    /// are close to the average.
     fn draw(&mut self) -> f64 {
         const GOLDEN: f64 = 0.618_033_988_749_894_9;
         self.drafted += 1;
         (self.drafted as f64 * GOLDEN).fract()
     }
 
-    /// Makes the rows say what comes; tokens that the tree keeps in the mean.
+    /// Puts the target's tokens into the rows; returns the expected tokens of the tree.
     fn verify(&mut self, seq: SeqId, tree: &Tree, rows: &mut [LogitsRow]) -> f64 {
-        let coming = self.coming.remove(&seq).unwrap_or_default();
-        let mean = self.mean_tokens(tree, &coming);
+        let pending = self.pending.remove(&seq).unwrap_or_default();
+        let mean = self.mean_tokens(tree, &pending);
         let mut at = NodeIdx::ROOT;
-        for position in coming {
+        for position in pending {
             let child = position.hit.and_then(|token| tree.child_with(at, token));
             let Some(child) = child else {
                 break;
             };
-            say(&mut rows[at.index()], tree.token(child));
+            set_argmax(&mut rows[at.index()], tree.token(child));
             at = child;
         }
         let row = &mut rows[at.index()];
@@ -233,32 +236,32 @@ impl SimulatedAcceptance {
                 token = TokenId((token.0 | 1) + 1);
             }
         }
-        say(row, token);
+        set_argmax(row, token);
         mean
     }
 
-    /// Tokens that a tree of these candidates keeps in the mean: the chances of all its nodes together.
-    fn mean_tokens(&self, tree: &Tree, coming: &[Position]) -> f64 {
-        let mut chances: Vec<f64> = Vec::with_capacity(tree.len());
+    /// Expected tokens of a tree of these candidates: the sum of the probabilities of its nodes.
+    fn mean_tokens(&self, tree: &Tree, pending: &[Position]) -> f64 {
+        let mut probabilities: Vec<f64> = Vec::with_capacity(tree.len());
         for node in tree.nodes() {
-            let chance = tree.parent(node).map_or(1.0, |parent| {
-                let position = coming.get(tree.depth(node) - 1);
+            let probability = tree.parent(node).map_or(1.0, |parent| {
+                let position = pending.get(tree.depth(node) - 1);
                 let ids = position.map_or(&[][..], |position| &position.ids);
                 let rank = ids.iter().position(|id| *id == tree.token(node));
-                chances[parent.index()] * rank.map_or(0.0, |rank| self.chance(rank))
+                probabilities[parent.index()] * rank.map_or(0.0, |rank| self.probability(rank))
             });
-            chances.push(chance);
+            probabilities.push(probability);
         }
-        chances.iter().sum()
+        probabilities.iter().sum()
     }
 }
 
-/// Puts a token in the place of a row's best.
-fn say(row: &mut LogitsRow, token: TokenId) {
-    let place = row.ids.iter().position(|id| *id == token);
+/// Makes a token the first of a row's candidates.
+fn set_argmax(row: &mut LogitsRow, token: TokenId) {
+    let index = row.ids.iter().position(|id| *id == token);
     if let Some(best) = row.ids.first().copied() {
-        if let Some(place) = place {
-            row.ids[place] = best;
+        if let Some(index) = index {
+            row.ids[index] = best;
         }
         row.ids[0] = token;
     }
@@ -339,9 +342,9 @@ mod tests {
         }
     }
 
-    /// Tokens a step, with trees of `budget` from a draft that is made up, and what they were said to be in the mean.
+    /// Accepted tokens per step of trees of `budget` nodes, and their expected number.
     fn mean(simulated: &mut SimulatedAcceptance, budget: usize, steps: usize) -> (f64, f64) {
-        let (mut sum, mut said) = (0, 0.0);
+        let (mut sum, mut expected) = (0, 0.0);
         for _ in 0..steps {
             let mut candidates = DraftCandidates {
                 ids: (100..100 + 15 * SIMULATED_CANDIDATES as u32)
@@ -365,23 +368,23 @@ mod tests {
             };
             let tree = build_tree(inputs, budget).tree;
             let mut rows: Vec<LogitsRow> = (0..tree.len()).map(|_| row(0)).collect();
-            said += simulated.verify(SeqId(1), &tree, &mut rows);
+            expected += simulated.verify(SeqId(1), &tree, &mut rows);
             let mut at = NodeIdx::ROOT;
             sum += 1;
             while let Some(child) = tree.child_with(at, rows[at.index()].ids[0]) {
                 (at, sum) = (child, sum + 1);
             }
         }
-        (f64::from(sum) / steps as f64, said / steps as f64)
+        (f64::from(sum) / steps as f64, expected / steps as f64)
     }
 
     #[test]
-    fn a_made_up_draft_keeps_what_is_wanted_in_the_mean_and_a_smaller_tree_less() {
+    fn simulated_acceptance_has_the_wanted_mean_and_smaller_trees_less() {
         for accept in [2.0, 8.31] {
             let mut simulated = SimulatedAcceptance::of(accept, 22, 15);
-            let (found, said) = mean(&mut simulated, 22, 4000);
+            let (found, exact) = mean(&mut simulated, 22, 4000);
             assert!((found - accept).abs() < 0.02, "{accept}: {found}");
-            assert!((said - accept).abs() < 1e-6, "{accept}: {said}");
+            assert!((exact - accept).abs() < 1e-6, "{accept}: {exact}");
             let (less, _) = mean(&mut simulated, 8, 4000);
             let expected = simulated.tokens(8, 15);
             assert!(
@@ -389,23 +392,23 @@ mod tests {
                 "{less} of {expected}"
             );
         }
-        // Every drafted token comes true, and the target adds one.
+        // Every drafted token is accepted, and the target adds one.
         assert!((SimulatedAcceptance::of(30.0, 22, 15).tokens(22, 15) - 16.0).abs() < 0.01);
     }
 
     #[test]
-    fn a_few_dozen_steps_are_as_lucky_as_thousands_and_equally_lucky_when_turned_back() {
+    fn thirty_steps_are_near_the_mean_and_repeat_after_a_reset() {
         let mut simulated = SimulatedAcceptance::of(8.31, 22, 15);
-        let (first, said) = mean(&mut simulated, 22, 30);
-        assert!((first - said).abs() < 0.35, "{first} of {said}");
+        let (first, expected) = mean(&mut simulated, 22, 30);
+        assert!((first - expected).abs() < 0.35, "{first} of {expected}");
         let (other, _) = mean(&mut simulated, 22, 30);
         simulated.drafted = 0;
         assert_eq!(mean(&mut simulated, 22, 30).0, first);
-        assert!((other - said).abs() < 0.35, "{other} of {said}");
+        assert!((other - expected).abs() < 0.35, "{other} of {expected}");
     }
 
     #[test]
-    fn made_up_candidates_fall_with_their_rank() {
+    fn simulated_probabilities_fall_with_rank() {
         let mut simulated = SimulatedAcceptance::of(8.3, 22, 15);
         let mut candidates = DraftCandidates {
             ids: (0..8).map(TokenId).collect(),

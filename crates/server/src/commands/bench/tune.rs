@@ -1,7 +1,8 @@
-//! `hearth bench tune`: which budget of drafted nodes is best for this device and this pair of models.
+//! `hearth bench tune`: finds the best node budget for a device and a pair of models.
 //!
-//! Prompts of several kinds are answered greedily, plainly and with trees of every budget listed, with chains, and
-//! with the stop that goes by measured costs. Nothing is stored: the flag that fits is printed.
+//! It generates greedy replies to prompts of several classes: plainly, with trees of every listed
+//! budget, with chains, and with trees sized by measured costs. It prints the flag to use and
+//! stores nothing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -27,36 +28,36 @@ use crate::open::drafting;
 use crate::open::{self, MemoryRequest};
 use crate::settings::GenerationDefaults;
 
-/// What is asked when nobody brings prompts.
+/// The default prompts.
 const PROMPTS: &str = include_str!("prompts.json");
-/// A smaller budget is preferred to one that is better by less than this share.
-const LEVEL: f64 = 0.02;
+/// A smaller budget is preferred if a larger one is faster by less than this share.
+const TOLERANCE: f64 = 0.02;
 
-/// One way of drafting.
+/// A way of drafting.
 #[derive(Debug, Clone)]
 struct DraftConfiguration {
     name: String,
-    /// `None` decodes plainly, on a runner without a draft.
+    /// `None` for plain decoding, on a runner without a draft.
     speculation: Option<Speculation>,
 }
 
-/// One prompt, ready.
+/// A tokenized prompt.
 pub(super) struct Prompt {
     pub(super) class: String,
     pub(super) tokens: Vec<TokenId>,
 }
 
-/// What a way made of one prompt: the fastest of several times.
+/// Time and counts of a configuration's fastest reply to a prompt.
 #[derive(Debug, Clone, Copy)]
 struct PromptTiming {
     seconds: f64,
     tokens: usize,
-    rounds: usize,
+    steps: usize,
 }
 
 pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     if let Some(wrong) = args.budgets.iter().find(|b| **b >= Tree::MAX_NODES) {
-        bail!("--budgets {wrong}: at most {}", Tree::MAX_NODES - 1);
+        bail!("--budgets {wrong}: use at most {}", Tree::MAX_NODES - 1);
     }
     let source = ModelSource {
         model: args.model.as_deref(),
@@ -71,7 +72,7 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     let widest = args.budgets.iter().copied().max().unwrap_or(0);
     let request = MemoryRequest {
         sequences: 1,
-        context: Some(sized(longest, args.tokens)),
+        context: Some(context_tokens(longest, args.tokens)),
         tree_nodes: widest + 1,
     };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
@@ -82,17 +83,18 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     let mut best: Vec<Vec<Option<PromptTiming>>> =
         vec![vec![None; prompts.len()]; configurations.len()];
     for _ in 0..args.reps.max(1) {
-        // Plainly first: that runner has no draft to keep up with.
+        // The plain runner has no draft, which would need prefill too.
         for plainly in [true, false] {
             let plan = if plainly { &plain } else { &drafted };
             let runner = open(backend.as_ref(), plan)?;
-            let costs = match plainly {
-                true => None,
-                false => decode::speculation::measure(
+            let costs = if plainly {
+                None
+            } else {
+                decode::speculation::measure(
                     &mut runner.clone(),
                     drafting::clock,
                     drafting::MEASURE_TIME,
-                )?,
+                )?
             };
             for (prompt_idx, prompt) in prompts.iter().enumerate() {
                 for (configuration, best) in configurations.iter().zip(&mut best) {
@@ -104,10 +106,10 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
                             budget: 0,
                             ..Speculation::default()
                         });
-                    if configuration.name == STOPPED {
+                    if configuration.name == COST_STOP {
                         speculation.costs = costs.clone();
                     }
-                    let took = answer(&runner, &loaded, (prompt, args.tokens), speculation)?;
+                    let took = generate(&runner, &loaded, (prompt, args.tokens), speculation)?;
                     let slot = &mut best[prompt_idx];
                     if slot.is_none_or(|old| took.seconds < old.seconds) {
                         *slot = Some(took);
@@ -124,8 +126,8 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     )
 }
 
-/// Name of the way that goes by costs.
-const STOPPED: &str = "cost stop";
+/// Name of the configuration that sizes trees by measured costs.
+const COST_STOP: &str = "cost stop";
 
 fn configurations(args: &TuneArgs, widest: usize) -> Vec<DraftConfiguration> {
     let configuration = |name: String, budget: usize, init: TreeInit| DraftConfiguration {
@@ -148,13 +150,13 @@ fn configurations(args: &TuneArgs, widest: usize) -> Vec<DraftConfiguration> {
         widest,
         TreeInit::ChainOnly,
     ));
-    configurations.push(configuration(STOPPED.to_owned(), widest, TreeInit::None));
+    configurations.push(configuration(COST_STOP.to_owned(), widest, TreeInit::None));
     configurations
 }
 
-/// A context for such a prompt, an answer, and what measuring the costs takes.
-pub(super) fn sized(prompt: usize, answer: usize) -> usize {
-    prompt + answer + 256
+/// A context for a prompt, a reply, and the measurement of step costs.
+pub(super) fn context_tokens(prompt: usize, reply: usize) -> usize {
+    prompt + reply + 256
 }
 
 fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<TimedRunner> {
@@ -165,7 +167,10 @@ fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<TimedRunner> {
     )?))
 }
 
-/// The prompts of a file, or the built-in ones, as the model's template renders them.
+/// The prompts of a file, or the built-in ones, rendered by the model's chat template.
+///
+/// # Errors
+/// Names the file and the entry that is not a chat request.
 pub(super) fn prompts(
     file: Option<&Path>,
     loaded: &model::LoadedModel,
@@ -201,16 +206,16 @@ pub(super) fn prompts(
         });
     }
     if prompts.is_empty() {
-        bail!("{name}: no prompt is there");
+        bail!("{name}: the list of prompts is empty");
     }
     Ok(prompts)
 }
 
-/// Answers a prompt; the time is from the first token to the last.
-fn answer(
+/// Generates a reply; its time is from the first token to the last.
+fn generate(
     runner: &TimedRunner,
     loaded: &model::LoadedModel,
-    (prompt, most): (&Prompt, usize),
+    (prompt, max_tokens): (&Prompt, usize),
     speculation: Speculation,
 ) -> anyhow::Result<PromptTiming> {
     let config = SchedulerConfig {
@@ -226,7 +231,7 @@ fn answer(
         choices: 1,
         params: GenerationParams {
             sampling: Sampling::greedy(),
-            max_tokens: most,
+            max_tokens,
             ..GenerationParams::default()
         },
         priority: 0,
@@ -236,7 +241,7 @@ fn answer(
     let mut took = PromptTiming {
         seconds: 0.0,
         tokens: 0,
-        rounds: 0,
+        steps: 0,
     };
     loop {
         let progress = scheduler.step(&mut events)?;
@@ -246,11 +251,11 @@ fn answer(
                     None => start = Some(Instant::now()),
                     Some(start) => {
                         took.tokens += tokens.len();
-                        took.rounds += 1;
+                        took.steps += 1;
                         took.seconds = start.elapsed().as_secs_f64();
                     }
                 },
-                Event::Failed { error } => bail!("an answer failed: {error}"),
+                Event::Failed { error } => bail!("a reply failed: {error}"),
                 _ => {}
             }
         }
@@ -260,7 +265,7 @@ fn answer(
     }
 }
 
-/// Sums over prompts: seconds, tokens, rounds.
+/// Sums of seconds, tokens and steps over the prompts of a class, or of all.
 fn sum<'a>(
     all: impl Iterator<Item = (&'a Option<PromptTiming>, &'a Prompt)>,
     class: Option<&str>,
@@ -268,7 +273,7 @@ fn sum<'a>(
     let mut sum = PromptTiming {
         seconds: 0.0,
         tokens: 0,
-        rounds: 0,
+        steps: 0,
     };
     for (took, prompt) in all {
         if let Some(took) = took
@@ -276,7 +281,7 @@ fn sum<'a>(
         {
             sum.seconds += took.seconds;
             sum.tokens += took.tokens;
-            sum.rounds += took.rounds;
+            sum.steps += took.steps;
         }
     }
     sum
@@ -307,7 +312,7 @@ fn report(
     }
     writeln!(
         out,
-        "{} on {device}: {} prompts, up to {} tokens each, greedy; fastest of {} for each prompt",
+        "{} on {device}: {} prompts, up to {} tokens each, greedy; fastest of {} runs per prompt",
         loaded.facts.name,
         prompts.len(),
         args.tokens,
@@ -322,19 +327,19 @@ fn report(
         write!(out, " {:>12}", format!("{class} ({n})"))?;
     }
     writeln!(out)?;
-    let over = |way: usize, class: Option<&str>| sum(best[way].iter().zip(prompts), class);
+    let over = |index: usize, class: Option<&str>| sum(best[index].iter().zip(prompts), class);
     let plain = over(0, None);
     let mut lines = Vec::with_capacity(configurations.len());
     for (i, configuration) in configurations.iter().enumerate() {
         let all = over(i, None);
-        let rounds = all.rounds.max(1) as f64;
+        let steps = all.steps.max(1) as f64;
         let gain = all.per_s() / plain.per_s();
         write!(
             out,
             "{:<10} {:>11.2} {:>9.3} {:>9.1} {gain:>8.2}",
             configuration.name,
-            all.tokens as f64 / rounds,
-            all.seconds / rounds * 1e3,
+            all.tokens as f64 / steps,
+            all.seconds / steps * 1e3,
             all.per_s()
         )?;
         let mut by_class = serde_json::Map::new();
@@ -345,8 +350,8 @@ fn report(
         }
         writeln!(out)?;
         lines.push(json!({
-            "budget": configuration.name, "tokens_per_step": all.tokens as f64 / rounds,
-            "ms_per_step": all.seconds / rounds * 1e3, "tokens_per_s": all.per_s(), "times_plain": gain,
+            "budget": configuration.name, "tokens_per_step": all.tokens as f64 / steps,
+            "ms_per_step": all.seconds / steps * 1e3, "tokens_per_s": all.per_s(), "times_plain": gain,
             "times_plain_by_class": by_class,
         }));
     }
@@ -361,8 +366,8 @@ fn report(
     match knee {
         Some(knee) if over_plain(&trees, knee, plain.per_s()) => writeln!(
             out,
-            "knee: --ddtree-budget {knee} (the smallest budget within {:.0} % of the best); nothing was stored",
-            LEVEL * 100.0
+            "best: --ddtree-budget {knee} (the smallest budget within {:.0} % of the fastest); nothing was stored",
+            TOLERANCE * 100.0
         )?,
         _ => writeln!(
             out,
@@ -382,13 +387,14 @@ fn report(
     Ok(())
 }
 
-/// The smallest budget that is nearly as fast as the fastest, of `(budget, tokens per second)`.
+/// The smallest budget within the tolerance of the fastest, of `(budget, tokens per second)`.
 fn knee(trees: &[(usize, f64)]) -> Option<usize> {
     let best = trees.iter().map(|t| t.1).fold(0.0, f64::max);
-    let near = trees.iter().filter(|t| t.1 >= best * (1.0 - LEVEL));
+    let near = trees.iter().filter(|t| t.1 >= best * (1.0 - TOLERANCE));
     near.map(|t| t.0).min()
 }
 
+/// Whether a budget is faster than plain decoding.
 fn over_plain(trees: &[(usize, f64)], budget: usize, plain: f64) -> bool {
     trees.iter().any(|t| t.0 == budget && t.1 > plain)
 }
@@ -398,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_knee_is_the_smallest_budget_that_is_nearly_best() {
+    fn knee_is_the_smallest_budget_within_tolerance() {
         let trees = [(4, 50.0), (8, 98.5), (22, 100.0), (40, 99.0)];
         assert_eq!(knee(&trees), Some(8));
         assert_eq!(knee(&[(15, 120.0), (22, 135.0), (30, 120.0)]), Some(22));
@@ -407,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn the_built_in_prompts_are_of_four_classes() {
+    fn built_in_prompts_have_four_classes() {
         let all: Vec<Value> = serde_json::from_str(PROMPTS).unwrap();
         for class in ["code", "chat", "questions", "tools"] {
             let n = all.iter().filter(|p| p["class"] == class).count();

@@ -54,16 +54,16 @@ impl PrefixMetrics {
                 "States that could not be saved, restored or read.",
             ),
             warmup_tokens: registrar.counter(
-                "hearth_read_ahead_tokens_total",
-                "Tokens read while nobody asked for anything, since the next prompt will begin with them.",
+                "hearth_prefix_warmup_tokens_total",
+                "Tokens prefilled while idle, because a conversation's next prompt begins with them.",
             ),
             warmup_saved: registrar.counter(
-                "hearth_read_ahead_saved_total",
-                "States saved of what was read ahead.",
+                "hearth_prefix_warmup_saved_total",
+                "States saved by prefix warm-up.",
             ),
             warmup_hits: registrar.counter(
-                "hearth_read_ahead_hits_total",
-                "Prompts that went on from a state that was read ahead.",
+                "hearth_prefix_warmup_hits_total",
+                "Prompts that began with a state saved by prefix warm-up.",
             ),
         }
     }

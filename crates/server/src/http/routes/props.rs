@@ -176,6 +176,12 @@ fn template(ready: &Ready) -> Value {
 /// Caches, under the keys of other servers.
 fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
     let store = ready.store.as_ref();
+    let warmup = json!({
+        "most_tokens": ready.prefix.warmup_tokens,
+        "tokens": prefix.warmup_tokens,
+        "saved": prefix.warmup_saved,
+        "hits": prefix.warmup_hits,
+    });
     json!({
         "prefix_cache": {
             "capacity": ready.prefix.slots,
@@ -187,12 +193,9 @@ fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
             "capacity_bytes": ready.prefix.bytes,
             "evicted": prefix.evicted,
             "failed": prefix.failed,
-            "read_ahead": {
-                "most_tokens": ready.prefix.warmup_tokens,
-                "tokens": prefix.warmup_tokens,
-                "saved": prefix.warmup_saved,
-                "hits": prefix.warmup_hits,
-            },
+            "prefix_warmup": warmup,
+            // The key of version 0.1.
+            "read_ahead": warmup,
         },
         "full_cache": {
             "enabled": store.is_some(),

@@ -1,4 +1,5 @@
-//! One answer after another, straight over the scheduler: no HTTP, no threads.
+//! Replies to one conversation at a time, generated with the scheduler directly, without HTTP or
+//! threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,77 +18,82 @@ use crate::text::model_context::ModelContext;
 use crate::text::reply::{Choice, ChoiceConfig, Part};
 use crate::text::sampling_params;
 
-/// What is asked of every answer.
+/// Options of every reply.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Wanted {
-    /// Most tokens; `None` for what is usual for the model.
+pub(super) struct ReplyOptions {
+    /// The most tokens; `None` for the model's default.
     pub max_tokens: Option<usize>,
-    /// Sampling temperature; `None` for what is usual.
+    /// Sampling temperature; `None` for the model's default.
     pub temperature: Option<f32>,
-    /// `None` for a random one each time.
+    /// Sampling seed; `None` for a random one per reply.
     pub seed: Option<u64>,
-    /// Whether to think; `None` leaves it to the template.
+    /// Whether to reason; `None` leaves it to the chat template.
     pub thinking: Option<bool>,
 }
 
-/// A model that answers.
-pub(super) struct Answerer {
+/// A model that generates replies.
+pub(super) struct ReplyGenerator {
     scheduler: Scheduler,
     model: ModelContext,
-    wanted: Wanted,
+    options: ReplyOptions,
     next_job: u64,
 }
 
-/// An answer and what it took.
+/// A reply and its timings.
 #[derive(Debug)]
-pub(super) struct Answer {
-    /// Thinking and text.
+pub(super) struct TimedReply {
+    /// Reasoning and text.
     pub reply: Reply,
-    /// Why it ended; `None` if it was cut off.
-    pub ended: Option<FinishReason>,
-    /// Tokens of the prompt, and how long until the first token of the answer.
+    /// The finish reason; `None` if the reply was cancelled.
+    pub finish: Option<FinishReason>,
+    /// Tokens of the prompt, and the time to the first token of the reply.
     pub prompt: (usize, Duration),
-    /// Tokens after the first, and how long they took.
+    /// Tokens after the first, and their time.
     pub generated: (usize, Duration),
 }
 
-impl Answerer {
-    /// Takes an opened runner and the text side of the same model.
+impl ReplyGenerator {
+    /// A generator on an opened runner and the text side of the same model.
     pub(super) fn new(
         runner: Box<dyn Runner>,
         model: ModelContext,
-        wanted: Wanted,
+        options: ReplyOptions,
         speculation: Speculation,
-    ) -> Answerer {
+    ) -> ReplyGenerator {
         let config = SchedulerConfig {
             speculation,
             max_sequences: 1,
             prefill_chunk: runner.info().limits.prefill_chunk,
             eos: model.eos.clone(),
-            prefix: caching::of_talk(&model),
-            // Trees stop by what rounds take.
+            prefix: caching::for_conversation(&model),
+            // The cost model sizes trees by the time of decode steps.
             clock: Some(drafting::clock),
             ..SchedulerConfig::default()
         };
-        Answerer {
+        ReplyGenerator {
             scheduler: Scheduler::new(runner, config),
             model,
-            wanted,
+            options,
             next_job: 0,
         }
     }
 
-    /// Answers a conversation. `say` gets each piece as it becomes certain; `cut` is asked between steps
-    /// whether the answer is no longer wanted.
-    pub(super) fn answer(
+    /// Generates a reply to a conversation.
+    ///
+    /// `on_delta` gets each delta as soon as it is final. Generation ends early once
+    /// `is_cancelled`, which is called between steps, returns true.
+    ///
+    /// # Errors
+    /// If the prompt is invalid or too long, the device fails, or `on_delta` fails.
+    pub(super) fn generate(
         &mut self,
         messages: &[Message],
-        say: &mut dyn FnMut(&ReplyDelta) -> std::io::Result<()>,
-        cut: &dyn Fn() -> bool,
-    ) -> anyhow::Result<Answer> {
+        on_delta: &mut dyn FnMut(&ReplyDelta) -> std::io::Result<()>,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> anyhow::Result<TimedReply> {
         let rendered = self.model.template.render(&Conversation {
             messages: messages.to_vec(),
-            enable_thinking: self.wanted.thinking.or(self.model.defaults.thinking),
+            enable_thinking: self.options.thinking.or(self.model.defaults.thinking),
             add_generation_prompt: true,
             now_unix: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
             ..Conversation::default()
@@ -107,34 +113,34 @@ impl Answerer {
         });
         let id = JobId(self.next_job);
         self.next_job += 1;
-        tracing::debug!(prompt_tokens = n_prompt, "answering");
-        let begun = Instant::now();
+        tracing::debug!(prompt_tokens = n_prompt, "generating");
+        let start = Instant::now();
         self.scheduler.submit(Job {
             id,
-            params: self.settings(n_prompt)?,
+            params: self.generation_params(n_prompt)?,
             prompt: prompt.into(),
             choices: 1,
             priority: 0,
         })?;
-        let mut answer = Answer {
+        let mut timed = TimedReply {
             reply: Reply::default(),
-            ended: None,
+            finish: None,
             prompt: (n_prompt, Duration::ZERO),
             generated: (0, Duration::ZERO),
         };
         let mut first: Option<Instant> = None;
-        let mut hear = |answer: &mut Answer, parts: Vec<Part>| -> std::io::Result<()> {
+        let mut forward = |timed: &mut TimedReply, parts: Vec<Part>| -> std::io::Result<()> {
             for part in parts {
-                say(&part.piece)?;
-                answer.reply.push(part.piece);
+                on_delta(&part.piece)?;
+                timed.reply.push(part.piece);
             }
             Ok(())
         };
         let mut events = Vec::new();
-        let mut is_cut = false;
+        let mut cancelled = false;
         loop {
-            if !is_cut && cut() {
-                is_cut = true;
+            if !cancelled && is_cancelled() {
+                cancelled = true;
                 self.scheduler.cancel(id);
             }
             let progress = self.scheduler.step(&mut events)?;
@@ -145,46 +151,46 @@ impl Answerer {
                         match first {
                             None => {
                                 first = Some(now);
-                                answer.prompt.1 = now - begun;
-                                answer.generated.0 += tokens.len() - 1;
+                                timed.prompt.1 = now - start;
+                                timed.generated.0 += tokens.len() - 1;
                             }
                             Some(first) => {
-                                answer.generated.0 += tokens.len();
-                                answer.generated.1 = now - first;
+                                timed.generated.0 += tokens.len();
+                                timed.generated.1 = now - first;
                             }
                         }
                         let parts = choice.push(tokens);
-                        hear(&mut answer, parts)?;
+                        forward(&mut timed, parts)?;
                     }
                     Event::Finished { reason, .. } => {
                         let (parts, reason) = choice.finish(reason);
-                        hear(&mut answer, parts)?;
-                        answer.ended = (!is_cut).then_some(reason);
+                        forward(&mut timed, parts)?;
+                        timed.finish = (!cancelled).then_some(reason);
                     }
                     Event::Failed { error } => bail!(error),
                     Event::Started { .. } | Event::Prefill { .. } | Event::PromptLogprobs(_) => {}
                 }
             }
             if progress == Progress::Idle {
-                return Ok(answer);
+                return Ok(timed);
             }
         }
     }
 
-    fn settings(&self, n_prompt: usize) -> anyhow::Result<decode::GenerationParams> {
+    fn generation_params(&self, n_prompt: usize) -> anyhow::Result<decode::GenerationParams> {
         let info = self.scheduler.info();
-        let room = sampling_params::remaining_context(n_prompt, info.limits.context)?;
+        let remaining = sampling_params::remaining_context(n_prompt, info.limits.context)?;
         let fields = SamplingParams {
-            temperature: self.wanted.temperature,
-            seed: self.wanted.seed,
+            temperature: self.options.temperature,
+            seed: self.options.seed,
             ..SamplingParams::default()
         };
-        let usual = self.model.defaults.max_tokens.unwrap_or(room);
-        let most = self.wanted.max_tokens.unwrap_or(usual).min(room);
+        let default = self.model.defaults.max_tokens.unwrap_or(remaining);
+        let max_tokens = self.options.max_tokens.unwrap_or(default).min(remaining);
         Ok(sampling_params::generation_params(
             &fields,
             &self.model.defaults,
-            most,
+            max_tokens,
             info.vocab,
         )?)
     }
@@ -198,7 +204,7 @@ pub(super) mod tests {
     use chat::conversation::Role;
     use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};
 
-    pub(in crate::commands) fn answerer(wanted: Wanted) -> Answerer {
+    pub(in crate::commands) fn generator(options: ReplyOptions) -> ReplyGenerator {
         let loaded = open::tiny();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
         let plan = OpenPlan {
@@ -222,10 +228,10 @@ pub(super) mod tests {
             reference: false,
             threads: Some(1),
         });
-        Answerer::new(
+        ReplyGenerator::new(
             cpu.open(plan, &mut |_| {}).unwrap(),
             model,
-            wanted,
+            options,
             Speculation::default(),
         )
     }
@@ -235,56 +241,60 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_said_joined_is_the_answer_and_a_seed_repeats_it() {
-        let wanted = Wanted {
+    fn deltas_joined_equal_the_reply_and_a_seed_repeats_it() {
+        let options = ReplyOptions {
             max_tokens: Some(12),
             seed: Some(3),
-            ..Wanted::default()
+            ..ReplyOptions::default()
         };
-        let mut answerer = answerer(wanted);
-        let mut said = Reply::default();
-        let mut say = |piece: &ReplyDelta| {
-            said.push(piece.clone());
+        let mut generator = generator(options);
+        let mut joined = Reply::default();
+        let mut on_delta = |piece: &ReplyDelta| {
+            joined.push(piece.clone());
             Ok(())
         };
-        let first = answerer.answer(&hello(), &mut say, &|| false).unwrap();
-        assert_eq!(first.ended, Some(FinishReason::Length));
+        let first = generator
+            .generate(&hello(), &mut on_delta, &|| false)
+            .unwrap();
+        assert_eq!(first.finish, Some(FinishReason::Length));
         assert_eq!((first.generated.0, first.prompt.0 > 0), (11, true));
-        assert_eq!(first.reply, said);
-        let again = answerer
-            .answer(&hello(), &mut |_| Ok(()), &|| false)
+        assert_eq!(first.reply, joined);
+        let again = generator
+            .generate(&hello(), &mut |_| Ok(()), &|| false)
             .unwrap();
         assert_eq!(again.reply, first.reply);
     }
 
     #[test]
-    fn an_answer_that_is_cut_ends_early_and_the_next_one_comes() {
-        let mut answerer = answerer(Wanted {
+    fn cancelled_reply_ends_early_and_the_next_one_is_whole() {
+        let mut generator = generator(ReplyOptions {
             max_tokens: Some(100),
-            // A random seed would now and then draw the end before the limit.
+            // With a random seed, the reply sometimes ends before the limit.
             seed: Some(3),
-            ..Wanted::default()
+            ..ReplyOptions::default()
         });
-        let asked = std::cell::Cell::new(0);
-        let cut = || {
-            asked.set(asked.get() + 1);
-            asked.get() > 5
+        let calls = std::cell::Cell::new(0);
+        let is_cancelled = || {
+            calls.set(calls.get() + 1);
+            calls.get() > 5
         };
-        let answer = answerer.answer(&hello(), &mut |_| Ok(()), &cut).unwrap();
-        assert_eq!(answer.ended, None);
-        assert!(answer.generated.0 < 10);
-        let next = answerer
-            .answer(&hello(), &mut |_| Ok(()), &|| false)
+        let reply = generator
+            .generate(&hello(), &mut |_| Ok(()), &is_cancelled)
+            .unwrap();
+        assert_eq!(reply.finish, None);
+        assert!(reply.generated.0 < 10);
+        let next = generator
+            .generate(&hello(), &mut |_| Ok(()), &|| false)
             .unwrap();
         assert_eq!(next.generated.0, 99);
     }
 
     #[test]
-    fn a_conversation_that_outgrows_the_context_is_refused_with_both_numbers() {
-        let mut answerer = answerer(Wanted::default());
+    fn conversation_beyond_the_context_is_refused_with_both_lengths() {
+        let mut generator = generator(ReplyOptions::default());
         let long = vec![Message::new(Role::User, "word ".repeat(400))];
-        let error = answerer
-            .answer(&long, &mut |_| Ok(()), &|| false)
+        let error = generator
+            .generate(&long, &mut |_| Ok(()), &|| false)
             .unwrap_err()
             .to_string();
         assert!(error.contains("256"), "{error}");
