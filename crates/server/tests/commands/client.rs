@@ -1,7 +1,6 @@
-//! A served model in a process of its own, and just enough HTTP to talk to it.
+//! A server in its own process, and an HTTP client for it.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -11,11 +10,11 @@ use serde_json::Value;
 
 use crate::process::command;
 
-/// How long anything may take here before the test fails; far more than it takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longest wait before a test fails; far longer than needed.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running server; killed when dropped.
-pub(crate) struct Server {
+pub(crate) struct ServerProcess {
     child: Child,
     lines: Receiver<String>,
     /// Log lines so far.
@@ -37,29 +36,29 @@ impl Response {
     }
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts `hearth serve` on a free port and waits until it is ready.
-    pub(crate) fn start(args: &[&str]) -> Server {
-        Server::start_with(args, |command| command)
+    pub(crate) fn start(args: &[&str]) -> ServerProcess {
+        ServerProcess::start_with(args, |command| command)
     }
 
-    /// As `start`, after `change` has had the command.
+    /// As `start`, with `change` applied to the command.
     pub(crate) fn start_with(
         args: &[&str],
         change: impl FnOnce(&mut Command) -> &mut Command,
-    ) -> Server {
+    ) -> ServerProcess {
         let mut command = command();
         command.args(["serve", "--port", "0"]).args(args);
         change(&mut command);
-        Server::spawn(command)
+        ServerProcess::spawn(command)
     }
 
-    /// Starts a command line that serves, and waits until it is ready.
-    pub(crate) fn spawn(mut command: Command) -> Server {
+    /// Starts a command that serves, and waits until it is ready.
+    pub(crate) fn spawn(mut command: Command) -> ServerProcess {
         command.stderr(Stdio::piped()).stdin(Stdio::null());
         let mut child = command.spawn().unwrap();
         let lines = lines(child.stderr.take().unwrap());
-        let mut server = Server {
+        let mut server = ServerProcess {
             child,
             lines,
             log: String::new(),
@@ -71,10 +70,10 @@ impl Server {
         server
     }
 
-    /// Reads the log up to a line with `part`.
+    /// Reads the log up to a line that contains `part`.
     pub(crate) fn wait_for(&mut self, part: &str) -> String {
         loop {
-            match self.lines.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(TIMEOUT) {
                 Ok(line) => {
                     self.log.push_str(&line);
                     self.log.push('\n');
@@ -82,42 +81,51 @@ impl Server {
                         return line;
                     }
                 }
-                Err(_) => panic!("no line with {part:?} came:\n{}", self.log),
+                Err(_) => panic!("the log ended without {part:?}:\n{}", self.log),
             }
         }
     }
 
     /// Sends a request with a JSON body, or a GET without one.
-    pub(crate) fn ask(&self, path: &str, body: &str) -> Response {
-        self.ask_with(path, body, "")
+    pub(crate) fn request(&self, path: &str, body: &str) -> Response {
+        self.request_with(path, body, &[])
     }
 
-    /// As `ask`, with further header lines, each ended by CRLF.
-    pub(crate) fn ask_with(&self, path: &str, body: &str, headers: &str) -> Response {
-        let method = if body.is_empty() { "GET" } else { "POST" };
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{headers}\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            self.address,
-            body.len()
-        )
-        .unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    /// As `request`, with further headers.
+    pub(crate) fn request_with(
+        &self,
+        path: &str,
+        body: &str,
+        headers: &[(&str, &str)],
+    ) -> Response {
+        let url = format!("http://{}{path}", self.address);
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .timeout_per_read(Some(TIMEOUT));
+        let agent = agent.build().new_agent();
+        let mut request = ureq::http::Request::builder().uri(url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = if body.is_empty() {
+            agent.run(request.body(()).unwrap())
+        } else {
+            let request = request
+                .method("POST")
+                .header("content-type", "application/json");
+            agent.run(request.body(body).unwrap())
+        };
+        let mut response = response.unwrap();
         Response {
-            status,
-            body: body.to_owned(),
+            status: response.status().as_u16(),
+            body: response.body_mut().read_to_string().unwrap(),
         }
     }
 
     /// A short chat.
     pub(crate) fn chat(&self) -> Response {
-        self.ask(
+        self.request(
             "/v1/chat/completions",
             r#"{"messages":[{"role":"user","content":"Hello"}],"max_tokens":4}"#,
         )
@@ -134,10 +142,10 @@ impl Server {
         );
     }
 
-    /// Waits for the end; gives the exit status and the whole log.
-    pub(crate) fn end(mut self) -> (Option<i32>, String) {
+    /// Waits for the exit; returns the exit status and the whole log.
+    pub(crate) fn wait(mut self) -> (Option<i32>, String) {
         let status = self.child.wait().unwrap();
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             self.log.push_str(&line);
             self.log.push('\n');
         }
@@ -145,9 +153,9 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // It has ended already if the test went well.
+        // It has exited already if the test succeeded.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::client::Server;
+use crate::client::ServerProcess;
 use crate::process::{Done, command, hearth};
 
 const CLIENTS: [(&str, &str); 13] = [
@@ -32,7 +32,7 @@ const KNOWN: [&str; 6] = [
     "65536",
 ];
 
-/// `hearth connect` in a home of its own.
+/// Runs `hearth connect` with `home` as the home directory.
 fn connect(home: &Path, words: &[&str]) -> Done {
     let mut command = command();
     for name in [
@@ -67,7 +67,7 @@ fn write(home: &Path, client: &str, more: &[&str]) -> Done {
 }
 
 #[test]
-fn every_client_is_shown_and_written_and_written_again_without_change() {
+fn connect_prints_and_writes_every_client_idempotently() {
     let listed = hearth(&["connect"]).out;
     assert_eq!(listed.lines().count(), CLIENTS.len(), "{listed}");
     for (client, file) in CLIENTS {
@@ -87,11 +87,11 @@ fn every_client_is_shown_and_written_and_written_again_without_change() {
         assert_eq!(written.code, Some(0), "{client}: {}", written.err);
         let text = fs::read_to_string(home.path().join(file)).unwrap();
         assert!(text.contains("http://127.0.0.1:9"), "{client}: {text}");
-        // `llm` is given its key where it is run.
+        // `llm` takes its key on its own command line.
         assert!(text.contains("k-2") || client == "llm", "{client}: {text}");
         let again = write(home.path(), client, &["--api-key", "k-2"]);
         assert!(
-            again.out.contains("says so already"),
+            again.out.contains("is up to date"),
             "{client}: {}",
             again.out
         );
@@ -104,12 +104,12 @@ fn every_client_is_shown_and_written_and_written_again_without_change() {
         assert_eq!(
             mode & 0o077,
             0,
-            "{client}: a file with a key is its user's alone"
+            "{client}: only the user can read a file with a key"
         );
     }
 }
 
-/// What is in a client's file before, and parts of what must be there after.
+/// Writes over a client's file with the text `before`; the result must contain the parts `after`.
 fn check_kept(client: &str, before: &str, after: &[&str]) {
     let file = CLIENTS.iter().find(|(name, _)| *name == client).unwrap().1;
     let home = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn check_kept(client: &str, before: &str, after: &[&str]) {
 }
 
 #[test]
-fn what_a_user_has_in_a_file_stays_and_the_file_is_copied_first() {
+fn connect_keeps_user_settings_and_copies_the_file_first() {
     check_kept(
         "claude-code",
         "{\"permissions\": {\"allow\": [\"Read\"]}, \"env\": {\"MINE\": \"1\"}}",
@@ -182,7 +182,7 @@ fn what_a_user_has_in_a_file_stays_and_the_file_is_copied_first() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_as_what_it_should_be_is_left_alone() {
+fn connect_leaves_unparsable_files_unchanged() {
     for (client, before) in [
         ("claude-code", "{ // a comment\n}"),
         ("codex", "model = "),
@@ -208,13 +208,17 @@ fn a_file_that_cannot_be_read_as_what_it_should_be_is_left_alone() {
     let unknown = connect(home.path(), &["emacs"]);
     assert_eq!(unknown.code, Some(1));
     assert!(unknown.err.contains("claude-code"), "{}", unknown.err);
-    let nobody = connect(home.path(), &["codex", "--url", "http://127.0.0.1:9"]);
-    assert!(nobody.err.contains("does not answer"), "{}", nobody.err);
+    let unreachable = connect(home.path(), &["codex", "--url", "http://127.0.0.1:9"]);
+    assert!(
+        unreachable.err.contains("does not respond"),
+        "{}",
+        unreachable.err
+    );
 }
 
 #[test]
-fn a_running_server_tells_its_model_and_passes_its_own_probe() {
-    let server = Server::start(&["--api-key", "k-3"]);
+fn running_server_reports_its_model_and_passes_probe() {
+    let server = ServerProcess::start(&["--api-key", "k-3"]);
     let url = format!("http://{}", server.address);
     let home = tempfile::tempdir().unwrap();
     let closed = connect(home.path(), &["codex", "--url", &url]);
@@ -249,11 +253,11 @@ fn a_running_server_tells_its_model_and_passes_its_own_probe() {
 }
 
 #[test]
-fn a_probe_notices_a_server_that_answers_wrongly() {
+fn probe_fails_on_wrong_responses() {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    // Answers everything with one and the same list of models.
+    // Responds to every request with the same list of models.
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let mut buffer = [0; 1 << 16];
@@ -267,7 +271,7 @@ fn a_probe_notices_a_server_that_answers_wrongly() {
             );
         }
     });
-    let done = hearth(&["probe", "--url", &url, "--patience", "10"]);
+    let done = hearth(&["probe", "--url", &url, "--timeout", "10"]);
     assert_eq!(done.code, Some(1));
     let result = |name: &str| {
         let mut lines = done.out.lines();
@@ -285,7 +289,7 @@ fn a_probe_notices_a_server_that_answers_wrongly() {
         "chat: stream",
         "messages",
         "responses",
-        "error: no JSON",
+        "error: invalid JSON",
         "error: unknown path",
     ] {
         assert_eq!(result(name), "FAILED", "{name}");

@@ -1,11 +1,11 @@
-//! Drafts on the command line: flags, logits of a block, trees, and what is said of a draft's file.
+//! Tests of drafts on the command line: flags, logits of a block, trees, and draft files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::client::Server;
+use crate::client::ServerProcess;
 use crate::process::{good, hearth, ids, model};
 
 fn ember(name: &str) -> PathBuf {
@@ -31,11 +31,11 @@ fn numbers(tree: &Value, key: &str) -> Vec<f64> {
 }
 
 #[test]
-fn a_tree_is_printed_in_the_order_of_its_creation() {
+fn tree_command_prints_nodes_in_creation_order() {
     let dir = tempfile::tempdir().unwrap();
     let logits = dir.path().join("logits.npy");
     let ln = |p: f32| p.ln();
-    // Of three tokens: 0.5, 0.4, 0.1, and then 0.1, 0.1, 0.8.
+    // Probabilities of three tokens at two positions.
     let rows = [ln(0.5), ln(0.4), ln(0.1), ln(0.1), ln(0.1), ln(0.8)];
     write_npy(&logits, 2, &rows);
     let done = good(
@@ -43,22 +43,25 @@ fn a_tree_is_printed_in_the_order_of_its_creation() {
         &[&logits],
     );
     let tree: Value = serde_json::from_str(&done.out).unwrap();
-    // 0.5; then 0.4 by the sibling and 0.4 by the child, the sibling first; then 0.32.
+    // Probabilities 0.5, 0.4 (sibling), 0.4 (child; ties go to the sibling), 0.32.
     assert_eq!(numbers(&tree, "token"), [0.0, 1.0, 2.0, 2.0]);
     assert_eq!(numbers(&tree, "depth"), [1.0, 1.0, 2.0, 2.0]);
     assert_eq!(numbers(&tree, "parent"), [0.0, 0.0, 1.0, 2.0]);
-    for (found, chance) in numbers(&tree, "weight")
+    for (found, probability) in numbers(&tree, "weight")
         .iter()
         .zip([0.5_f64, 0.4, 0.4, 0.32])
     {
-        assert!((found - chance.ln()).abs() < 1e-5, "{found} for {chance}");
+        assert!(
+            (found - probability.ln()).abs() < 1e-5,
+            "{found} for {probability}"
+        );
     }
     let done = good("tree --logits {} --budget 3 --top-k 2", &[&logits]);
     let tree: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!(
         numbers(&tree, "token"),
         [0.0, 2.0, 1.0],
-        "the chain comes first"
+        "the greedy chain comes first"
     );
     let empty = good("tree --logits {} --budget 0", &[&logits]);
     assert_eq!(
@@ -73,7 +76,7 @@ fn a_tree_is_printed_in_the_order_of_its_creation() {
 }
 
 #[test]
-fn draft_logits_are_written_by_the_oracle_and_by_the_fast_path() {
+fn draft_logits_agree_between_reference_and_simd() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = dir.path().join("ids.json");
     let list: Vec<u32> = (0..60).map(|i| (i * 37 + 11) % 8000).collect();
@@ -103,7 +106,10 @@ fn draft_logits_are_written_by_the_oracle_and_by_the_fast_path() {
 fn check_refused(line: &str, parts: &[&str]) {
     let words: Vec<&str> = line.split(' ').collect();
     let done = hearth(&words);
-    assert!(done.code.is_some_and(|code| code > 0), "{line} was taken");
+    assert!(
+        done.code.is_some_and(|code| code > 0),
+        "{line} was accepted"
+    );
     for part in parts {
         assert!(
             done.err.contains(part),
@@ -114,7 +120,7 @@ fn check_refused(line: &str, parts: &[&str]) {
 }
 
 #[test]
-fn drafts_that_cannot_be_are_refused_by_their_flag() {
+fn invalid_draft_flags_are_refused_by_name() {
     let (model, ids) = (model(), ids());
     let (model, ids) = (model.display(), ids.display());
     let draft = ember("ember-draft.gguf");
@@ -140,7 +146,7 @@ fn drafts_that_cannot_be_are_refused_by_their_flag() {
 }
 
 #[test]
-fn the_plan_tells_of_the_draft() {
+fn dry_run_reports_the_draft() {
     let with = good("serve --dry-run --device cpu --max-ctx 1024", &[]);
     assert!(
         with.out.contains("draft ember-draft: 4 layers"),
@@ -161,27 +167,27 @@ fn the_plan_tells_of_the_draft() {
 }
 
 #[test]
-fn a_drafts_file_can_be_looked_at_alone_and_beside_its_model() {
+fn inspect_reads_a_draft_alone_and_with_its_model() {
     let alone = good("inspect {}", &[&ember("ember-draft.gguf")]);
     for part in ["dflash-draft", "taps", "block", "mask token"] {
         assert!(alone.out.contains(part), "no '{part}' in {}", alone.out);
     }
     let line = "inspect {} --draft {} --device cpu --max-ctx 1024 --json";
     let beside = good(line, &[&ember("ember.gguf"), &ember("ember-draft.gguf")]);
-    let told: Value = serde_json::from_str(&beside.out).unwrap();
-    assert_eq!(told["draft"]["layers"], 4);
-    assert!(told["plan"]["draft_bytes"].as_u64().unwrap() > 5_000_000);
+    let report: Value = serde_json::from_str(&beside.out).unwrap();
+    assert_eq!(report["draft"]["layers"], 4);
+    assert!(report["plan"]["draft_bytes"].as_u64().unwrap() > 5_000_000);
 }
 
 #[test]
-fn answers_are_the_same_with_trees_chains_and_no_draft() {
-    let answer = |flags: &str| {
+fn greedy_replies_are_identical_with_trees_chains_and_no_draft() {
+    let reply = |flags: &str| {
         let line = format!(
             "run {flags} --device cpu --max-ctx 1024 --temperature 0 --thinking off -n 40 Hello!"
         );
         good(&line, &[]).out
     };
-    let plain = answer("--no-speculation");
+    let plain = reply("--no-speculation");
     assert!(!plain.trim().is_empty());
     for flags in [
         "--ddtree-cost-stop off",
@@ -189,22 +195,22 @@ fn answers_are_the_same_with_trees_chains_and_no_draft() {
         "--ddtree-cost-stop off --ddtree-chain-seed --ddtree-budget 40 --lazy-draft --batch-invariant",
         "--ddtree --lookup 3",
     ] {
-        assert_eq!(answer(flags), plain, "{flags}");
+        assert_eq!(reply(flags), plain, "{flags}");
     }
 }
 
 #[test]
-fn answers_and_metrics_tell_what_drafting_brought_and_a_request_can_do_without() {
+fn replies_and_metrics_report_acceptance_and_requests_can_disable_drafting() {
     let flags = ["--ddtree-cost-stop", "off", "--max-ctx", "2048"];
-    let server = Server::start(&flags);
-    let ask = |more: &str| {
+    let server = ServerProcess::start(&flags);
+    let send = |more: &str| {
         let turn = "Write a Rust function count_lamps that counts how often each entry occurs.";
         let body = format!(
             r#"{{"messages":[{{"role":"user","content":"{turn}"}}],"temperature":0,"max_tokens":60{more}}}"#
         );
-        server.ask("/v1/chat/completions", &body).json()
+        server.request("/v1/chat/completions", &body).json()
     };
-    let drafted = ask("");
+    let drafted = send("");
     let (usage, timings) = (&drafted["usage"], &drafted["timings"]);
     let details = &usage["completion_tokens_details"];
     let accepted = details["accepted_prediction_tokens"].as_u64().unwrap();
@@ -227,11 +233,11 @@ fn answers_and_metrics_tell_what_drafting_brought_and_a_request_can_do_without()
         .windows(2)
         .all(|pair| pair[0].as_f64() >= pair[1].as_f64());
     assert!(!by_depth.is_empty() && falls, "{timings}");
-    let plain = ask(r#","speculative":false"#);
+    let plain = send(r#","speculative":false"#);
     assert_eq!(plain["choices"], drafted["choices"]);
     assert_eq!(plain["timings"]["draft_n"], 0);
     assert!(plain["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].is_null());
-    let metrics = server.ask("/metrics", "").body;
+    let metrics = server.request("/metrics", "").body;
     for line in [
         format!("hearth_draft_tokens_total {}", accepted + rejected),
         format!("hearth_draft_tokens_accepted_total {accepted}"),

@@ -1,9 +1,11 @@
+//! Tests of errors: each names what is wrong, where, and what to do.
+
 use std::fs;
 
 use crate::process::{hearth, ids, model, models};
 
-/// A command line that must be refused, with words of why; what it was about is among them.
-fn refused(args: &[&str], code: i32, parts: &[&str]) {
+/// Runs a command line that must fail with `code` and an error that contains `parts`.
+fn check_refused(args: &[&str], code: i32, parts: &[&str]) {
     let done = hearth(args);
     assert_eq!(done.code, Some(code), "{args:?}: {}", done.err);
     assert_eq!(done.out, "", "{args:?}");
@@ -16,7 +18,7 @@ fn refused(args: &[&str], code: i32, parts: &[&str]) {
 }
 
 #[test]
-fn bad_files_are_named_with_what_is_wrong() {
+fn unreadable_files_are_named_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| {
         let path = dir.path().join(name);
@@ -46,20 +48,20 @@ fn bad_files_are_named_with_what_is_wrong() {
         ),
     ];
     for (path, parts) in &cases {
-        refused(&["inspect", path], 1, parts);
-        refused(&["run", path, "Hello"], 1, parts);
-        refused(&["serve", path, "--dry-run"], 1, parts);
-        refused(&["quantize", path, "out.gguf", "q8_0"], 1, parts);
-        refused(&["tokenize", path], 1, parts);
+        check_refused(&["inspect", path], 1, parts);
+        check_refused(&["run", path, "Hello"], 1, parts);
+        check_refused(&["serve", path, "--dry-run"], 1, parts);
+        check_refused(&["quantize", path, "out.gguf", "q8_0"], 1, parts);
+        check_refused(&["tokenize", path], 1, parts);
     }
 }
 
 #[test]
-fn a_file_of_another_kind_of_model_is_shown_and_tokenizes_but_does_not_run() {
+fn unsupported_architecture_is_inspected_and_tokenized_but_not_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("other.gguf");
     let whole = fs::read(model()).unwrap();
-    // The architecture's name stands in the key-value pairs; another of equal length keeps all offsets.
+    // A replacement of equal length in the metadata keeps all offsets.
     let at = whole
         .windows(6)
         .position(|bytes| bytes == b"qwen35")
@@ -81,37 +83,37 @@ fn a_file_of_another_kind_of_model_is_shown_and_tokenizes_but_does_not_run() {
     );
     let ids = crate::process::hearth_with(b"Hello", &["tokenize", path.to_str().unwrap()]);
     assert_eq!(ids.code, Some(0), "{}", ids.err);
-    refused(&["run", path.to_str().unwrap(), "Hello"], 1, &["llamas"]);
+    check_refused(&["run", path.to_str().unwrap(), "Hello"], 1, &["llamas"]);
 }
 
 #[test]
-fn unknown_names_come_back_with_the_known_ones() {
+fn unknown_names_are_refused_with_the_known_names() {
     let model = model();
     let name = model.to_str().unwrap();
-    refused(
+    check_refused(
         &["quantize", name, "out.gguf", "q4_k_x"],
         1,
         &["recipe q4_k_x", "q4_k_m"],
     );
-    refused(
+    check_refused(
         &["synth", "qwen9-1b:q8_0", "out.gguf"],
         1,
         &["qwen9-1b", "qwen3.5-0.8b"],
     );
-    refused(&["synth", "tiny-dense:q9", "out.gguf"], 1, &["q9", "q8_0"]);
-    refused(
+    check_refused(&["synth", "tiny-dense:q9", "out.gguf"], 1, &["q9", "q8_0"]);
+    check_refused(
         &["run", name, "Hello", "--device", "gpu"],
         1,
         &["--device gpu", "cuda:N"],
     );
-    refused(
+    check_refused(
         &["run", name, "Hello", "--kv-type", "q9"],
         1,
         &["--kv-type q9", "q8_0"],
     );
-    refused(&["serve", "--prot", "1"], 2, &["--prot", "--port"]);
-    refused(&["server"], 2, &["server", "serve"]);
-    refused(
+    check_refused(&["serve", "--prot", "1"], 2, &["--prot", "--port"]);
+    check_refused(&["server"], 2, &["server", "serve"]);
+    check_refused(
         &["serve", "--late-system", "maybe"],
         2,
         &["--late-system", "hoist"],
@@ -133,34 +135,34 @@ fn numbers_out_of_range_name_their_flag() {
         "--kv-pool",
         "68719476736",
     ];
-    refused(&huge, 1, &["--max-ctx 16777216", "4096 sequences", "free"]);
-    refused(
+    check_refused(&huge, 1, &["--max-ctx 16777216", "4096 sequences", "free"]);
+    check_refused(
         &["run", name, "Hi", "--max-ctx", "99999999999999"],
         1,
         &["--max-ctx", "at most"],
     );
-    refused(
+    check_refused(
         &["run", name, "Hi", "--max-ctx", "0"],
         2,
         &["--max-ctx", "at least 1"],
     );
-    refused(
+    check_refused(
         &["run", name, "Hi", "--max-ctx", "8"],
         1,
         &["maximum context length", "8 tokens"],
     );
-    refused(
+    check_refused(
         &["run", name, "Hi", "--chunk", "100"],
         1,
         &["--chunk 100", "64"],
     );
-    refused(
+    check_refused(
         &["run", name, "Hi", "--temperature", "3"],
         2,
         &["--temperature", "0 to 2"],
     );
-    refused(&["serve", "--port", "70000"], 2, &["--port"]);
-    refused(
+    check_refused(&["serve", "--port", "70000"], 2, &["--port"]);
+    check_refused(
         &["serve", "--sse-ping-interval", "0"],
         2,
         &["--sse-ping-interval"],
@@ -168,14 +170,14 @@ fn numbers_out_of_range_name_their_flag() {
 }
 
 #[test]
-fn ids_that_cannot_be_evaluated_are_named_with_their_place() {
+fn invalid_ids_are_named_with_their_index() {
     let dir = tempfile::tempdir().unwrap();
     let model = model();
     let name = model.to_str().unwrap();
     let check = |text: &str, parts: &[&str]| {
         let path = dir.path().join("bad.json");
         fs::write(&path, text).unwrap();
-        refused(
+        check_refused(
             &[
                 "eval",
                 name,
@@ -197,13 +199,13 @@ fn ids_that_cannot_be_evaluated_are_named_with_their_place() {
     check("{\"ids\": [1]}", &["bad.json", "JSON array of token ids"]);
     let ids = ids();
     let ids = ids.to_str().unwrap();
-    refused(&["eval", name, "--ids", ids], 2, &["--logits"]);
-    refused(
+    check_refused(&["eval", name, "--ids", ids], 2, &["--logits"]);
+    check_refused(
         &["eval", name, "--ids", ids, "--greedy", "3"],
         2,
         &["--out-ids"],
     );
-    refused(
+    check_refused(
         &[
             "eval",
             name,
@@ -218,7 +220,7 @@ fn ids_that_cannot_be_evaluated_are_named_with_their_place() {
         &["70 ids", "--max-ctx 64"],
     );
     let nowhere = models().join("no-such-dir/l.npy");
-    refused(
+    check_refused(
         &[
             "eval",
             name,
@@ -233,7 +235,7 @@ fn ids_that_cannot_be_evaluated_are_named_with_their_place() {
 }
 
 #[test]
-fn input_that_is_no_text_is_refused() {
+fn input_that_is_not_utf8_is_refused() {
     let model = model();
     let done = crate::process::hearth_with(b"\xff\xfe", &["tokenize", model.to_str().unwrap()]);
     assert_eq!(done.code, Some(1));

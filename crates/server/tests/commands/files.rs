@@ -1,15 +1,18 @@
+//! Tests of the commands that read and write GGUF files.
+
 use std::fs;
 
 use serde_json::Value;
 
 use crate::process::{good, hearth, hearth_with, model};
 
+/// The report of `hearth inspect`.
 fn inspected(path: &std::path::Path) -> Value {
     serde_json::from_str(&good("inspect {} --json --tensors --metadata", &[path]).out).unwrap()
 }
 
 #[test]
-fn a_quantized_file_is_smaller_and_says_what_it_holds() {
+fn quantized_file_has_the_recipes_types_and_the_same_metadata() {
     let dir = tempfile::tempdir().unwrap();
     let small = dir.path().join("small.gguf");
     let done = good("quantize {} {} q4_k_m", &[&model(), &small]);
@@ -40,11 +43,11 @@ fn a_quantized_file_is_smaller_and_says_what_it_holds() {
         .unwrap()
         .map(|e| e.unwrap().file_name())
         .collect();
-    assert_eq!(names, ["small.gguf"], "nothing is left beside it");
+    assert_eq!(names, ["small.gguf"], "no temporary file is left");
 }
 
 #[test]
-fn inspect_tells_people_sizes_types_and_the_plan() {
+fn inspect_prints_sizes_types_and_the_memory_plan() {
     let text = good(
         "inspect {} --max-ctx 2048 --kv-type q8_0 --tensors --metadata",
         &[&model()],
@@ -66,7 +69,7 @@ fn inspect_tells_people_sizes_types_and_the_plan() {
 }
 
 #[test]
-fn the_plan_grows_with_the_context_and_says_when_it_does_not_fit() {
+fn memory_plan_grows_with_context_and_reports_a_misfit() {
     let plan = |flags: &str| -> Value {
         let done = good(&format!("inspect {{}} --json {flags}"), &[&model()]);
         serde_json::from_str::<Value>(&done.out).unwrap()["plan"].clone()
@@ -74,7 +77,7 @@ fn the_plan_grows_with_the_context_and_says_when_it_does_not_fit() {
     let short = plan("--max-ctx 1024");
     let long = plan("--max-ctx 4096");
     let bytes = |plan: &Value| plan["cache_bytes"].as_u64().unwrap();
-    // Keys and values of one attention layer with one head of 256 halves, for four sequences.
+    // F16 keys and values of one attention layer with one head of size 256, for four sequences.
     assert_eq!(bytes(&long) - bytes(&short), 3072 * 4 * 2 * 256 * 2);
     let too_long = plan("--max-ctx 16777216 --max-sequences 64 --kv-pool 1073741824");
     assert!(
@@ -87,7 +90,7 @@ fn the_plan_grows_with_the_context_and_says_when_it_does_not_fit() {
 }
 
 #[test]
-fn the_same_seed_writes_the_same_file() {
+fn synth_is_deterministic_by_seed() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     for (name, seed) in [("a", 7), ("b", 7), ("c", 8)] {
@@ -102,7 +105,7 @@ fn the_same_seed_writes_the_same_file() {
 }
 
 #[test]
-fn no_command_replaces_a_file_unasked() {
+fn existing_output_file_needs_force() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("mine.gguf");
     fs::write(&path, "precious").unwrap();
@@ -134,7 +137,7 @@ fn tokens(text: &str, flags: &[&str]) -> Vec<u32> {
 }
 
 #[test]
-fn special_strings_are_one_token_unless_told_otherwise() {
+fn special_tokens_are_parsed_unless_disabled() {
     let text = "Hello world<|im_end|>";
     let matched = tokens(text, &[]);
     let literal = tokens(text, &["--no-special"]);

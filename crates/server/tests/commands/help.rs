@@ -1,3 +1,5 @@
+//! Tests of the help texts.
+
 use crate::process::hearth;
 
 const COMMANDS: [&str; 8] = [
@@ -5,7 +7,7 @@ const COMMANDS: [&str; 8] = [
 ];
 
 #[test]
-fn every_command_explains_itself_with_a_worked_example() {
+fn every_command_has_help_with_an_example() {
     let all = hearth(&["--help"]);
     assert_eq!(all.code, Some(0));
     for name in COMMANDS {
@@ -27,7 +29,7 @@ fn every_command_explains_itself_with_a_worked_example() {
 #[test]
 fn every_flag_of_serve_has_its_environment_variable() {
     let help = hearth(&["serve", "--help"]).out;
-    // What to do now, and what has its variable under another name.
+    // Flags of one run, and flags whose variable has another name.
     let without = ["--help", "--version", "--dry-run", "--model", "--no-color"];
     let flags: Vec<&str> = help
         .lines()
@@ -46,7 +48,7 @@ fn every_flag_of_serve_has_its_environment_variable() {
 }
 
 #[test]
-fn without_a_command_the_help_comes_and_the_status_says_wrong_use() {
+fn missing_command_prints_help_and_exits_with_usage_error() {
     let nothing: [&str; 0] = [];
     let done = hearth(&nothing);
     assert_eq!(done.code, Some(2));

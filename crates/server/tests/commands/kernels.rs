@@ -1,4 +1,4 @@
-//! `hearth kernels explain`.
+//! Tests of `hearth kernels explain`.
 
 use crate::process::{good, hearth};
 

@@ -1,9 +1,6 @@
-//! The real executable: what each command does, says and refuses.
+//! Tests of the executable: results, output and errors of each command.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that meets something else must fail"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails on an unexpected error")]
 
 mod client;
 mod clients;

@@ -1,4 +1,4 @@
-//! Running the executable, and a tiny model for it to work on.
+//! Runs the executable, with a tiny model for its tests.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-/// What a run of the executable left behind.
+/// Exit code and output of a run.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) code: Option<i32>,
@@ -15,7 +15,7 @@ pub(crate) struct Done {
     pub(crate) err: String,
 }
 
-/// The executable with nothing of this process's settings.
+/// The executable, without the settings of this process's environment.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
     for (name, _) in std::env::vars_os() {
@@ -36,7 +36,7 @@ pub(crate) fn hearth_with<S: AsRef<std::ffi::OsStr>>(input: &[u8], args: &[S]) -
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that reads nothing may have ended already.
+    // A command that reads no input may have exited already.
     let _ = child.stdin.take().unwrap().write_all(input);
     let output = child.wait_with_output().unwrap();
     Done {
@@ -51,7 +51,8 @@ pub(crate) fn hearth<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Done {
     hearth_with(b"", args)
 }
 
-/// Runs a command line that must succeed, its words separated by blanks; a path goes in by `{}`.
+/// Runs a command line that must succeed; words are separated by spaces, and each `{}` stands for a
+/// path.
 pub(crate) fn good(line: &str, paths: &[&Path]) -> Done {
     let mut paths = paths.iter();
     let words: Vec<String> = line
@@ -66,7 +67,7 @@ pub(crate) fn good(line: &str, paths: &[&Path]) -> Done {
     done
 }
 
-/// A directory with `bf16.gguf`, a tiny hybrid with random weights, and `ids.json`.
+/// A directory with `bf16.gguf`, a tiny hybrid model with random weights, and `ids.json`.
 pub(crate) fn models() -> &'static Path {
     static DIR: OnceLock<TempDir> = OnceLock::new();
     DIR.get_or_init(|| {
@@ -87,7 +88,7 @@ pub(crate) fn model() -> PathBuf {
     models().join("bf16.gguf")
 }
 
-/// The ids to evaluate.
+/// The file of input ids.
 pub(crate) fn ids() -> PathBuf {
     models().join("ids.json")
 }

@@ -1,3 +1,5 @@
+//! Tests of the commands that run a model: `eval` and `run`.
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -26,14 +28,15 @@ fn npy(path: &Path) -> (usize, usize, Vec<f32>) {
     )
 }
 
-fn likeliest(row: &[f32]) -> usize {
+/// The token with the largest logit; of equal ones the lowest id.
+fn argmax(row: &[f32]) -> usize {
     (0..row.len())
         .max_by(|a, b| row[*a].total_cmp(&row[*b]).then(b.cmp(a)))
         .unwrap()
 }
 
 #[test]
-fn eval_gives_a_row_for_each_id_and_the_fast_path_agrees_with_the_reference() {
+fn eval_writes_a_row_per_id_and_simd_agrees_with_the_reference() {
     let dir = tempfile::tempdir().unwrap();
     let (fast, reference) = (
         dir.path().join("fast.npy"),
@@ -50,12 +53,12 @@ fn eval_gives_a_row_for_each_id_and_the_fast_path_agrees_with_the_reference() {
     let spread = reference.iter().map(|x| f64::from(x.abs())).sum::<f64>() / reference.len() as f64;
     let error = |i: usize| f64::from((fast[i] - reference[i]).abs());
     let mean = (0..fast.len()).map(error).sum::<f64>() / fast.len() as f64;
-    assert!(spread > 0.1, "the logits say nothing: {spread}");
+    assert!(spread > 0.1, "the logits are nearly constant: {spread}");
     assert!(mean < 0.06, "mean error {mean} at a spread of {spread}");
 }
 
 #[test]
-fn eval_does_not_depend_on_the_chunk() {
+fn eval_is_independent_of_the_prefill_chunk() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a.npy"), dir.path().join("b.npy"));
     good(
@@ -67,7 +70,7 @@ fn eval_does_not_depend_on_the_chunk() {
 }
 
 #[test]
-fn greedy_begins_with_the_likeliest_token_of_the_last_row() {
+fn greedy_continuation_follows_the_argmax() {
     let dir = tempfile::tempdir().unwrap();
     let (logits, out) = (dir.path().join("l.npy"), dir.path().join("o.json"));
     good(
@@ -77,8 +80,8 @@ fn greedy_begins_with_the_likeliest_token_of_the_last_row() {
     let (_, cols, values) = npy(&logits);
     let greedy: Vec<usize> = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
     assert_eq!(greedy.len(), 5);
-    assert_eq!(greedy[0], likeliest(&values[values.len() - cols..]));
-    // Fed again as ids, each continuation comes out as the likeliest one.
+    assert_eq!(greedy[0], argmax(&values[values.len() - cols..]));
+    // With the continuation as input, each of its tokens is the argmax of the row before it.
     let mut all: Vec<usize> = serde_json::from_slice(&fs::read(ids()).unwrap()).unwrap();
     let n = all.len();
     all.extend(&greedy);
@@ -91,12 +94,12 @@ fn greedy_begins_with_the_likeliest_token_of_the_last_row() {
     let (_, _, values) = npy(&logits);
     for (i, expected) in greedy.iter().enumerate() {
         let row = &values[(n - 1 + i) * cols..][..cols];
-        assert_eq!(likeliest(row), *expected, "step {i}");
+        assert_eq!(argmax(row), *expected, "step {i}");
     }
 }
 
 #[test]
-fn run_answers_on_standard_output_and_tells_figures_on_standard_error() {
+fn run_writes_reply_to_stdout_and_timings_to_stderr() {
     let model = model();
     let args = [
         "run",
@@ -110,20 +113,17 @@ fn run_answers_on_standard_output_and_tells_figures_on_standard_error() {
     let first = hearth(&args);
     assert_eq!(first.code, Some(0), "{}", first.err);
     assert!(!first.out.trim().is_empty() && first.out.ends_with('\n'));
-    assert!(
-        !first.out.contains('\x1b'),
-        "no colours where there is no terminal"
-    );
+    assert!(!first.out.contains('\x1b'), "a pipe gets no colours");
     assert!(
         first.err.contains("tokens/s") && first.err.contains("8 tokens"),
         "{}",
         first.err
     );
-    assert_eq!(hearth(&args).out, first.out, "a seed repeats the answer");
+    assert_eq!(hearth(&args).out, first.out, "a seed repeats the reply");
 }
 
 #[test]
-fn run_reads_the_prompt_from_standard_input_and_needs_no_file() {
+fn run_reads_prompt_from_stdin_and_defaults_to_the_bundled_model() {
     let model = model();
     let name = model.to_str().unwrap();
     let flags = ["-n", "8", "--seed", "1", "--temperature", "0"];
@@ -139,7 +139,7 @@ fn run_reads_the_prompt_from_standard_input_and_needs_no_file() {
 }
 
 #[test]
-fn an_interrupt_ends_the_answer_and_not_the_program() {
+fn interrupt_ends_the_reply_and_not_the_program() {
     let model = model();
     let mut child = command()
         .args([
@@ -156,8 +156,8 @@ fn an_interrupt_ends_the_answer_and_not_the_program() {
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut told = Vec::new();
-    // The prompt takes far longer to read than a signal to arrive.
+    let mut log = Vec::new();
+    // Prefill takes far longer than a signal needs to arrive.
     for line in lines.map(Result::unwrap) {
         if line.contains("answering") {
             let kill = format!("kill -INT {}", child.id());
@@ -169,11 +169,8 @@ fn an_interrupt_ends_the_answer_and_not_the_program() {
                     .success()
             );
         }
-        told.push(line);
+        log.push(line);
     }
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{told:?}");
-    assert!(
-        told.last().unwrap().contains("0 tokens, cut off"),
-        "{told:?}"
-    );
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{log:?}");
+    assert!(log.last().unwrap().contains("0 tokens, cut off"), "{log:?}");
 }

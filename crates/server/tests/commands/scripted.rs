@@ -1,8 +1,10 @@
+//! Tests of `hearth serve --script`.
+
 use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::client::Server;
+use crate::client::ServerProcess;
 use crate::process::hearth;
 
 const SCRIPT: &str = r##"# the replies of a test
@@ -12,11 +14,11 @@ const SCRIPT: &str = r##"# the replies of a test
 {"say": "Hello."}
 "##;
 
-fn server() -> (tempfile::TempDir, Server) {
+fn server() -> (tempfile::TempDir, ServerProcess) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("replies.jsonl");
     fs::write(&file, SCRIPT).unwrap();
-    let server = Server::start(&["--script", file.to_str().unwrap()]);
+    let server = ServerProcess::start(&["--script", file.to_str().unwrap()]);
     (dir, server)
 }
 
@@ -25,21 +27,21 @@ fn tool() -> Value {
         "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}}})
 }
 
-fn chat(server: &Server, body: &Value) -> Value {
-    let response = server.ask("/v1/chat/completions", &body.to_string());
+fn chat(server: &ServerProcess, body: &Value) -> Value {
+    let response = server.request("/v1/chat/completions", &body.to_string());
     assert_eq!(response.status, 200, "{}", response.body);
     response.json()
 }
 
 #[test]
-fn a_script_answers_through_the_real_template_parser_and_streams() {
+fn scripted_replies_pass_through_template_parser_and_streams() {
     let (_dir, server) = server();
     assert!(
         server.log.contains("not from a model") && server.log.contains("4 replies"),
         "{}",
         server.log
     );
-    let props = server.ask("/props", "").json();
+    let props = server.request("/props", "").json();
     assert!(
         props["warning"].as_str().unwrap().contains("script"),
         "{props}"
@@ -65,11 +67,11 @@ fn a_script_answers_through_the_real_template_parser_and_streams() {
 }
 
 #[test]
-fn a_scripted_stream_keeps_what_spans_tokens_whole_and_sampling_cannot_change_it() {
+fn scripted_stream_keeps_characters_whole_and_ignores_sampling() {
     let (_dir, server) = server();
     let body = json!({"messages": [{"role": "user", "content": "draw"}], "stream": true, "temperature": 2,
         "frequency_penalty": 2, "repetition_penalty": 1.5, "chat_template_kwargs": {"enable_thinking": false}});
-    let response = server.ask("/v1/chat/completions", &body.to_string());
+    let response = server.request("/v1/chat/completions", &body.to_string());
     let mut text = String::new();
     for line in response
         .body
@@ -85,7 +87,7 @@ fn a_scripted_stream_keeps_what_spans_tokens_whole_and_sampling_cannot_change_it
 }
 
 #[test]
-fn reasoning_that_is_switched_off_is_left_away_and_n_replies_are_alike() {
+fn disabled_reasoning_is_dropped_and_n_replies_are_equal() {
     let (_dir, server) = server();
     let question = json!({"role": "user", "content": "Look into a.txt"});
     let body = json!({"messages": [question], "tools": [tool()], "enable_thinking": false, "n": 2});
@@ -99,12 +101,12 @@ fn reasoning_that_is_switched_off_is_left_away_and_n_replies_are_alike() {
     }
     let body = json!({"model": "x", "max_tokens": 99, "messages": [question],
         "tools": [{"name": "read_file", "input_schema": {"type": "object"}}]});
-    let reply = server.ask("/v1/messages", &body.to_string()).json();
+    let reply = server.request("/v1/messages", &body.to_string()).json();
     assert_eq!(reply["stop_reason"], "tool_use", "{reply}");
 }
 
 #[test]
-fn a_script_with_a_wrong_line_is_named() {
+fn invalid_script_line_is_named() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), "{\"say\": \"a\"}\n{\"says\": \"b\"}\n").unwrap();
     let path = file.path().to_str().unwrap();

@@ -1,12 +1,14 @@
+//! Tests of `hearth serve`.
+
 use std::fs;
 use std::net::TcpListener;
 
-use crate::client::Server;
+use crate::client::ServerProcess;
 use crate::process::{good, hearth, model};
 
 #[test]
-fn without_a_model_the_bundled_one_is_served_and_called_a_toy() {
-    let server = Server::start(&[]);
+fn bundled_model_is_served_by_default_with_a_warning() {
+    let server = ServerProcess::start(&[]);
     for part in [
         "a toy",
         "hearth synth",
@@ -16,7 +18,7 @@ fn without_a_model_the_bundled_one_is_served_and_called_a_toy() {
     ] {
         assert!(server.log.contains(part), "{part} in\n{}", server.log);
     }
-    let health = server.ask("/health", "");
+    let health = server.request("/health", "");
     assert_eq!(
         (health.status, &health.json()["status"]),
         (200, &"ok".into())
@@ -27,13 +29,13 @@ fn without_a_model_the_bundled_one_is_served_and_called_a_toy() {
     assert_eq!(chat["usage"]["completion_tokens"], 4);
     assert_eq!(chat["model"], "ember");
     server.signal("TERM");
-    let (code, log) = server.end();
+    let (code, log) = server.wait();
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("stopped"), "{log}");
 }
 
 #[test]
-fn a_file_is_served_under_its_stem_and_flags_are_told_with_their_origin() {
+fn file_is_served_under_its_stem_and_settings_are_logged_with_origin() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("hearth.toml");
     fs::write(&config, "max-ctx = 512\nsse-ping-interval = 3\n").unwrap();
@@ -45,12 +47,12 @@ fn a_file_is_served_under_its_stem_and_flags_are_told_with_their_origin() {
         "--max-ctx",
         "1024",
     ];
-    let server = Server::start_with(&args, |command| {
+    let server = ServerProcess::start_with(&args, |command| {
         command
             .env("HEARTH_QUEUE_LIMIT", "5")
             .env("HEARTH_NO_CORS", "1")
     });
-    let models = server.ask("/v1/models", "").json();
+    let models = server.request("/v1/models", "").json();
     assert_eq!(models["data"][0]["id"], "bf16");
     let line = |origin: &str| {
         let start = format!("settings by {origin}: ");
@@ -80,16 +82,16 @@ fn a_file_is_served_under_its_stem_and_flags_are_told_with_their_origin() {
         server.log
     );
     server.signal("INT");
-    assert_eq!(server.end().0, Some(0));
+    assert_eq!(server.wait().0, Some(0));
 }
 
 #[test]
-fn a_model_card_gives_the_defaults() {
+fn model_card_sets_defaults() {
     let dir = tempfile::tempdir().unwrap();
     let card = r#"{"name": "x", "source": "s", "verified_at": "d", "max_tokens": 3,
         "sampling": {"temperature": 0.5}}"#;
     fs::write(dir.path().join("ember.json"), card).unwrap();
-    let server = Server::start(&["--model-cards-dir", dir.path().to_str().unwrap()]);
+    let server = ServerProcess::start(&["--model-cards-dir", dir.path().to_str().unwrap()]);
     assert!(
         server
             .log
@@ -98,12 +100,12 @@ fn a_model_card_gives_the_defaults() {
         server.log
     );
     let body = r#"{"messages":[{"role":"user","content":"Hello"}],"ignore_eos":true}"#;
-    let chat = server.ask("/v1/chat/completions", body).json();
+    let chat = server.request("/v1/chat/completions", body).json();
     assert_eq!(chat["usage"]["completion_tokens"], 3, "{chat}");
 }
 
 #[test]
-fn a_key_is_asked_for_and_never_logged() {
+fn api_key_is_required_and_never_logged() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), "file-secret\n").unwrap();
     let keys = [
@@ -112,20 +114,21 @@ fn a_key_is_asked_for_and_never_logged() {
         "--api-key-file",
         file.path().to_str().unwrap(),
     ];
-    let server = Server::start(&keys);
+    let server = ServerProcess::start(&keys);
     assert_eq!(server.chat().status, 401);
     for key in ["flag-secret", "file-secret"] {
-        let header = format!("authorization: Bearer {key}\r\n");
-        assert_eq!(server.ask_with("/v1/models", "", &header).status, 200);
+        let value = format!("Bearer {key}");
+        let headers = [("authorization", value.as_str())];
+        assert_eq!(server.request_with("/v1/models", "", &headers).status, 200);
     }
     server.signal("TERM");
-    let (code, log) = server.end();
+    let (code, log) = server.wait();
     assert_eq!(code, Some(0));
     assert!(!log.contains("secret"), "{log}");
 }
 
 #[test]
-fn a_chat_template_can_be_given_and_a_bad_one_is_named() {
+fn chat_template_file_is_used_and_an_invalid_one_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let template = dir.path().join("mine.jinja");
     fs::write(
@@ -134,9 +137,9 @@ fn a_chat_template_can_be_given_and_a_bad_one_is_named() {
     )
     .unwrap();
     let path = template.to_str().unwrap();
-    let server = Server::start(&["--chat-template-file", path]);
+    let server = ServerProcess::start(&["--chat-template-file", path]);
     let body = r#"{"messages":[{"role":"user","content":"Hello"}]}"#;
-    let applied = server.ask("/apply-template", body);
+    let applied = server.request("/apply-template", body);
     assert_eq!(applied.json()["prompt"], "<Hello>", "{}", applied.body);
     drop(server);
     fs::write(&template, "{% for %}").unwrap();
@@ -146,7 +149,7 @@ fn a_chat_template_can_be_given_and_a_bad_one_is_named() {
 }
 
 #[test]
-fn a_port_in_use_is_named_before_anything_is_loaded() {
+fn port_in_use_is_reported_before_the_model_loads() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let done = hearth(&["serve", "--port", &port]);
@@ -161,15 +164,15 @@ fn a_port_in_use_is_named_before_anything_is_loaded() {
 }
 
 #[test]
-fn an_open_door_to_the_network_is_warned_of() {
-    let open = Server::start(&["--host", "0.0.0.0"]);
+fn public_address_without_key_is_warned_about() {
+    let open = ServerProcess::start(&["--host", "0.0.0.0"]);
     assert!(open.log.contains("without --api-key"), "{}", open.log);
-    let closed = Server::start(&["--host", "0.0.0.0", "--api-key", "k"]);
+    let closed = ServerProcess::start(&["--host", "0.0.0.0", "--api-key", "k"]);
     assert!(!closed.log.contains("without --api-key"), "{}", closed.log);
 }
 
 #[test]
-fn a_dry_run_prints_the_plan_and_starts_nothing() {
+fn dry_run_prints_the_memory_plan_and_exits() {
     let done = good("serve {} --dry-run --max-ctx 2048", &[&model()]);
     assert!(
         done.out
@@ -177,7 +180,7 @@ fn a_dry_run_prints_the_plan_and_starts_nothing() {
         "{}",
         done.out
     );
-    // And why these types of keys and values, and this context.
+    // The plan gives reasons for the KV cache type and the context.
     assert!(
         done.out
             .contains("keys and values f16: the default here; context of 2048: as asked"),
@@ -188,10 +191,10 @@ fn a_dry_run_prints_the_plan_and_starts_nothing() {
 }
 
 #[test]
-fn a_second_signal_stops_at_once() {
-    let mut server = Server::start(&["--max-ctx", "8192"]);
+fn second_signal_stops_at_once() {
+    let mut server = ServerProcess::start(&["--max-ctx", "8192"]);
     let address = server.address.clone();
-    // A long answer that the first signal lets run.
+    // A long reply, which continues after the first signal.
     let client = std::thread::spawn(move || {
         use std::io::{Read, Write};
         let body = r#"{"messages":[{"role":"user","content":"Hello"}],"max_tokens":8000,"ignore_eos":true,"stream":true}"#;
@@ -202,8 +205,8 @@ fn a_second_signal_stops_at_once() {
             body.len()
         )
         .unwrap();
-        // Headers and the chunk that names the role can come while the request still waits, and those that wait
-        // are refused by the first signal; chunks behind them are the answer's.
+        // Headers and the role chunk can arrive while the request is queued, and the first signal
+        // refuses queued requests. The third chunk shows that the request runs.
         let mut text = String::new();
         let mut some = [0; 256];
         while text.matches("data: ").count() < 3 {
@@ -218,18 +221,18 @@ fn a_second_signal_stops_at_once() {
     server.signal("TERM");
     server.wait_for("stopping");
     server.signal("TERM");
-    let (code, log) = server.end();
+    let (code, log) = server.wait();
     assert_eq!(code, Some(130), "{log}");
     drop(stream);
 }
 
 #[test]
-fn a_service_manager_is_told_when_the_model_answers_and_when_it_stops() {
+fn service_manager_is_notified_when_ready_and_stopping() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
     let (sender, states) = std::sync::mpsc::channel();
-    // Read from the start: a full socket would hold the server up.
+    // Reading starts first, because a full socket would block the server.
     std::thread::spawn(move || {
         let mut buffer = [0; 1024];
         while let Ok(n) = socket.recv(&mut buffer) {
@@ -244,16 +247,16 @@ fn a_service_manager_is_told_when_the_model_answers_and_when_it_stops() {
             .recv_timeout(std::time::Duration::from_secs(60))
             .unwrap()
     };
-    let server = Server::start_with(&[], |command| command.env("NOTIFY_SOCKET", &path));
-    let mut told = String::new();
-    while !told.contains("READY=1") {
-        assert!(!told.contains("STOPPING"), "{told}");
-        told.push_str(&next());
+    let server = ServerProcess::start_with(&[], |command| command.env("NOTIFY_SOCKET", &path));
+    let mut status = String::new();
+    while !status.contains("READY=1") {
+        assert!(!status.contains("STOPPING"), "{status}");
+        status.push_str(&next());
     }
-    assert!(told.contains("STATUS=loading"), "{told}");
-    assert!(told.contains("EXTEND_TIMEOUT_USEC="), "{told}");
-    assert_eq!(server.ask("/health", "").status, 200);
+    assert!(status.contains("STATUS=loading"), "{status}");
+    assert!(status.contains("EXTEND_TIMEOUT_USEC="), "{status}");
+    assert_eq!(server.request("/health", "").status, 200);
     server.signal("TERM");
     assert!(next().contains("STOPPING=1"));
-    assert_eq!(server.end().0, Some(0));
+    assert_eq!(server.wait().0, Some(0));
 }

@@ -1,19 +1,19 @@
-//! Every flag and variable that start lines of this server, and of the one it takes over from, may hold: it
-//! works, or it is refused by name with a sentence.
+//! Tests of every flag and variable of this server and its predecessor: each works, or is refused
+//! by name with a sentence.
 
 use std::fs;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::client::Server;
+use crate::client::ServerProcess;
 use crate::process::{command, hearth, model};
 
-/// What becomes of a flag or a variable.
+/// The effect of a flag or a variable.
 enum Fate {
-    /// It sets the setting of this name.
+    /// Sets the setting of this name.
     Sets(&'static str),
-    /// It is refused with a sentence that has this part.
+    /// Refused with a sentence that contains this part.
     Refused(&'static str),
 }
 use Fate::{Refused, Sets};
@@ -139,13 +139,13 @@ const FLAGS: [(&str, &[&str], Fate); 92] = [
     ("--spark-vram", &["4"], Refused("experts")),
     ("--freq", &["x"], Refused("experts")),
     ("--collect-routing", &["x"], Refused("experts")),
-    ("--ds4-anything", &[], Refused("kind of model")),
+    ("--ds4-anything", &[], Refused("model family")),
     ("--target-shard-ipc-bin", &["x"], Refused("one process")),
     ("--draft-ipc-work-dir", &["x"], Refused("one process")),
     ("--draft-ipc-ring-cap", &["4"], Refused("one process")),
-    ("--early-dispatch", &[], Refused("ahead")),
-    ("--end-turn-snapshot", &[], Refused("ahead")),
-    ("--prefetch-prefill", &[], Refused("ahead")),
+    ("--early-dispatch", &[], Refused("--prefix-warmup")),
+    ("--end-turn-snapshot", &[], Refused("--prefix-warmup")),
+    ("--prefetch-prefill", &[], Refused("--prefix-warmup")),
     ("--api-key", &["k"], Sets("api-key")),
     ("--api-key-file", &["Cargo.toml"], Sets("api-key-file")),
     ("--queue-limit", &["3"], Sets("queue-limit")),
@@ -166,7 +166,7 @@ const FLAGS: [(&str, &[&str], Fate); 92] = [
     ("--max-sequences", &["2"], Sets("max-sequences")),
 ];
 
-/// Variables of the server this one takes over from, each with a value.
+/// Variables of the predecessor, each with a value.
 const VARIABLES: [(&str, &str, Fate); 17] = [
     ("DFLASH_FP_USE_BSA", "1", Refused("not compressed")),
     ("DFLASH_FP_ALPHA", "0.85", Refused("not compressed")),
@@ -191,13 +191,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `hearth config show --json` with further words, on the bundled model unless one is named.
+/// Runs `hearth config show --json` with further words, on the bundled model unless one is named.
 fn show(words: &[&str], change: impl FnOnce(&mut Command) -> &mut Command) -> Output {
     let mut command = command();
     command.args(["config", "show", "--json"]).args(words);
     change(&mut command).output().unwrap()
 }
 
+/// Value and origin of a setting.
 fn setting(output: &Output, name: &str) -> (String, String) {
     let settings: Value = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)));
@@ -217,7 +218,7 @@ fn check_refused(output: &Output, name: &str, part: &str) {
 }
 
 #[test]
-fn every_flag_of_the_specification_works_or_is_refused_by_name() {
+fn every_specified_flag_works_or_is_refused_by_name() {
     let model = model();
     for (flag, follow, fate) in &FLAGS {
         let mut words = vec![*flag];
@@ -243,7 +244,7 @@ fn every_flag_has_its_variable_and_its_key_in_the_file() {
             (None, Some(value)) => (name, *value),
             (None, None) => (name, "true"),
         };
-        // Known only by how they begin; and the model is what is shown.
+        // Refused by prefix only; `model` is not a setting of its own.
         if name.starts_with("ds4-") || name.starts_with("target-shard") || name == "model" {
             continue;
         }
@@ -267,8 +268,41 @@ fn every_flag_has_its_variable_and_its_key_in_the_file() {
     }
 }
 
+/// Variables of version 0.1, each with a value and the setting that it sets; flags and keys were
+/// named alike.
+const OLD_SPELLINGS: [(&str, &str, &str); 3] = [
+    ("HEARTH_READ_AHEAD", "1024", "prefix-warmup"),
+    ("HEARTH_EXACT", "true", "batch-invariant"),
+    ("HEARTH_SUMS", "fast", "numerics"),
+];
+
 #[test]
-fn variables_of_the_server_before_this_one_are_other_names_of_settings() {
+fn old_spellings_set_the_renamed_settings() {
+    for (variable, value, new) in OLD_SPELLINGS {
+        let old = variable["HEARTH_".len()..].to_lowercase().replace('_', "-");
+        let flag = format!("--{old}");
+        let words = match value {
+            "true" => vec![flag.as_str()],
+            value => vec![flag.as_str(), value],
+        };
+        let expected = |origin: &str| (value.to_owned(), origin.to_owned());
+        let by_flag = show(&words, |command| command);
+        assert_eq!(setting(&by_flag, new), expected("flag"), "{old}");
+        let by_variable = show(&[], |command| command.env(variable, value));
+        let by_variable = setting(&by_variable, new);
+        assert_eq!(by_variable, expected("environment"), "{variable}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), format!("{old} = \"{value}\"\n")).unwrap();
+        let words = ["--config", file.path().to_str().unwrap()];
+        let by_file = setting(&show(&words, |command| command), new);
+        assert_eq!(by_file, expected("configuration file"), "{old}");
+        let help = hearth(&["serve", "--help"]).out;
+        assert!(!help.contains(&flag), "{flag} is hidden in the help");
+    }
+}
+
+#[test]
+fn variables_of_the_predecessor_set_its_settings() {
     let model = model();
     for (variable, value, fate) in &VARIABLES {
         let value = match fate {
@@ -286,7 +320,7 @@ fn variables_of_the_server_before_this_one_are_other_names_of_settings() {
 }
 
 #[test]
-fn a_flag_wins_over_the_environment_that_over_the_file_that_over_the_card_that_over_the_default() {
+fn precedence_is_flag_environment_file_card_default() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("hearth.toml");
     fs::write(
@@ -324,7 +358,7 @@ fn a_flag_wins_over_the_environment_that_over_the_file_that_over_the_card_that_o
 }
 
 #[test]
-fn what_the_file_says_wrongly_is_refused_with_a_suggestion() {
+fn invalid_configuration_file_is_refused_with_a_suggestion() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_str().unwrap();
     for (toml, part) in [
@@ -354,7 +388,7 @@ fn what_the_file_says_wrongly_is_refused_with_a_suggestion() {
 }
 
 #[test]
-fn the_start_line_of_the_server_before_this_one_starts_with_only_its_name_changed() {
+fn start_command_of_the_predecessor_works_under_the_new_name() {
     let model = model();
     let mut line = command();
     line.env("DFLASH27B_KV_TQ3", "1").args([
@@ -373,15 +407,17 @@ fn the_start_line_of_the_server_before_this_one_starts_with_only_its_name_change
         "--port",
         "0",
     ]);
-    let server = Server::spawn(line);
-    // A device without the first type takes the second, and says so.
+    let server = ServerProcess::spawn(line);
+    // A device without the first type uses the second, and logs it.
     let stores = |name: &str| server.log.contains(&format!("keys {name}, values {name}"));
     assert!(stores("tq3_0") || stores("q4_0"), "{}", server.log);
-    let catalogue = server.ask("/v1/models?client_version=0.169.0", "").json();
+    let catalogue = server
+        .request("/v1/models?client_version=0.169.0", "")
+        .json();
     assert_eq!(catalogue["models"][0]["slug"], "luce-dflash");
     let body =
         r#"{"model": "luce-dflash", "input": "Hello", "max_output_tokens": 2, "stream": true}"#;
-    let response = server.ask("/v1/responses", body);
+    let response = server.request("/v1/responses", body);
     assert!(
         response.body.contains("event: response.created"),
         "{}",
@@ -396,7 +432,7 @@ fn the_start_line_of_the_server_before_this_one_starts_with_only_its_name_change
 }
 
 #[test]
-fn the_service_that_is_shipped_names_settings_that_exist() {
+fn shipped_service_files_name_existing_settings() {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("service");
     let unit = fs::read_to_string(dir.join("hearth.service")).unwrap();
     let start = unit
@@ -405,7 +441,7 @@ fn the_service_that_is_shipped_names_settings_that_exist() {
     let keys = tempfile::NamedTempFile::new().unwrap();
     fs::write(keys.path(), "k\n").unwrap();
     let example = fs::read_to_string(dir.join("hearth.toml")).unwrap();
-    // What is commented out must be right too, but for the files that are not here.
+    // Commented settings must be valid too, except those that name absent files.
     let lines = example.lines().map(|line| match line.strip_prefix("# ") {
         Some(setting) if setting.contains(" = ") && !setting.contains('/') => setting,
         _ => line,

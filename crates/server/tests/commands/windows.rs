@@ -1,8 +1,8 @@
-//! `--fa-window`: what it hides, from whom, and where it is told.
+//! Tests of `--fa-window`: masked tokens, exempt requests, and reports.
 
 use serde_json::{Value, json};
 
-use crate::client::Server;
+use crate::client::ServerProcess;
 use crate::process::{good, hearth, model};
 
 /// A prompt of a few hundred tokens.
@@ -20,72 +20,76 @@ fn body(tools: bool) -> String {
     body.to_string()
 }
 
-fn serve(flags: &[&str]) -> Server {
+fn serve(flags: &[&str]) -> ServerProcess {
     let model = model();
     let mut args = vec![model.to_str().unwrap(), "--max-ctx", "2048"];
     args.extend(flags);
-    Server::start(&args)
+    ServerProcess::start(&args)
 }
 
-fn ask(server: &Server, tools: bool) -> Value {
-    let answer = server.ask("/v1/chat/completions", &body(tools));
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    let answer = answer.json();
-    assert!(answer["usage"]["prompt_tokens"].as_u64().unwrap() > 200);
-    answer
+/// The reply to [`body`].
+fn send(server: &ServerProcess, tools: bool) -> Value {
+    let reply = server.request("/v1/chat/completions", &body(tools));
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let reply = reply.json();
+    assert!(reply["usage"]["prompt_tokens"].as_u64().unwrap() > 200);
+    reply
 }
 
-fn said(answer: &Value) -> &Value {
-    &answer["choices"][0]["message"]
+fn message(reply: &Value) -> &Value {
+    &reply["choices"][0]["message"]
 }
 
 #[test]
-fn a_window_is_told_and_requests_with_tools_see_everything() {
+fn window_is_reported_and_requests_with_tools_are_exempt() {
     let plain = serve(&[]);
-    let [whole, with_tools] = [false, true].map(|tools| ask(&plain, tools));
+    let [whole, with_tools] = [false, true].map(|tools| send(&plain, tools));
     assert_eq!(whole["timings"].get("fa_window"), None, "{whole}");
-    assert_eq!(plain.ask("/props", "").json()["runtime"]["fa_window"], 0);
+    assert_eq!(
+        plain.request("/props", "").json()["runtime"]["fa_window"],
+        0
+    );
     drop(plain);
 
     let narrow = serve(&["--fa-window", "64", "--fa-window-sinks", "3"]);
     assert!(narrow.log.contains("--fa-window 64"), "{}", narrow.log);
-    let runtime = &narrow.ask("/props", "").json()["runtime"];
+    let runtime = &narrow.request("/props", "").json()["runtime"];
     assert_eq!(
         (&runtime["fa_window"], &runtime["fa_window_sinks"]),
         (&json!(64), &json!(3))
     );
-    let answer = ask(&narrow, false);
-    assert_eq!(answer["timings"]["fa_window"], 64);
-    assert_eq!(answer["timings"].get("fa_window_full"), None);
-    assert_ne!(said(&answer), said(&whole), "nothing was hidden");
-    let answer = ask(&narrow, true);
-    assert_eq!(answer["timings"]["fa_window"], 0);
-    let why = answer["timings"]["fa_window_full"].as_str().unwrap();
+    let reply = send(&narrow, false);
+    assert_eq!(reply["timings"]["fa_window"], 64);
+    assert_eq!(reply["timings"].get("fa_window_full"), None);
+    assert_ne!(message(&reply), message(&whole), "no token was masked");
+    let reply = send(&narrow, true);
+    assert_eq!(reply["timings"]["fa_window"], 0);
+    let why = reply["timings"]["fa_window_full"].as_str().unwrap();
     assert!(why.contains("tools"), "{why}");
-    assert_eq!(said(&answer), said(&with_tools));
+    assert_eq!(message(&reply), message(&with_tools));
     drop(narrow);
 
     let forced = serve(&["--fa-window", "64", "--fa-window-force"]);
-    let answer = ask(&forced, true);
-    assert_eq!(answer["timings"]["fa_window"], 64);
-    assert_ne!(said(&answer), said(&with_tools), "nothing was hidden");
+    let reply = send(&forced, true);
+    assert_eq!(reply["timings"]["fa_window"], 64);
+    assert_ne!(message(&reply), message(&with_tools), "no token was masked");
     drop(forced);
 
     let wide = serve(&["--fa-window", "2048"]);
-    let answer = ask(&wide, false);
-    assert_eq!(answer["timings"]["fa_window"], 2048);
-    assert_eq!(said(&answer), said(&whole));
+    let reply = send(&wide, false);
+    assert_eq!(reply["timings"]["fa_window"], 2048);
+    assert_eq!(message(&reply), message(&whole));
 }
 
 #[test]
-fn a_window_narrower_than_a_tree_is_refused() {
+fn window_narrower_than_a_tree_is_refused() {
     let done = hearth(&["serve", "--fa-window", "63"]);
     assert_eq!(done.code, Some(2), "{}", done.err);
     assert!(done.err.contains("at least 64"), "{}", done.err);
 }
 
 #[test]
-fn the_bench_of_depths_measures_windows_beside_the_whole() {
+fn bench_depth_measures_windows_and_full_attention() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("depth.jsonl");
     good(
