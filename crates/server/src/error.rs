@@ -327,6 +327,8 @@ pub enum ServeError {
 
 #[cfg(test)]
 mod tests {
+    use contract::{DeviceError, SeqId, SnapshotId};
+
     use super::*;
 
     fn check(error: ApiError, openai: (u16, &str, Option<&str>), anthropic: (u16, &str)) {
@@ -402,6 +404,51 @@ mod tests {
             "prompt is too long: 120 tokens > 100 maximum"
         );
         assert!(error.to_string().contains("120") && error.to_string().contains("100"));
+    }
+
+    #[test]
+    fn device_errors_are_server_errors() {
+        let io = std::io::Error::other("x");
+        let (call, detail) = ("open", "x".to_owned());
+        let errors = [
+            DeviceError::PoolExhausted { wanted: 2, free: 1 },
+            DeviceError::OutOfMemory {
+                what: "context tokens",
+                wanted: 2,
+                free: 1,
+            },
+            DeviceError::Unsupported {
+                what: "x".to_owned(),
+                device: "y".to_owned(),
+                instead: "use z".to_owned(),
+            },
+            DeviceError::UnknownSequence(SeqId(1)),
+            DeviceError::UnknownSnapshot(SnapshotId(1)),
+            DeviceError::InvalidCall {
+                call,
+                detail: detail.clone(),
+            },
+            DeviceError::InvalidSnapshot {
+                detail: detail.clone(),
+            },
+            DeviceError::from(io),
+            DeviceError::DeviceLost {
+                during: call,
+                detail: detail.clone(),
+            },
+        ];
+        let mut all: Vec<ApiError> = errors.iter().map(|e| JobError::from(e).into()).collect();
+        let lost = SubmitError::DeviceLost {
+            during: call,
+            detail,
+        };
+        all.push(lost.into());
+        for error in all {
+            for dialect in [Dialect::OpenAi, Dialect::Anthropic] {
+                let status = error.status(dialect);
+                assert!(status.is_server_error(), "{error}: {status}");
+            }
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod caching;
 mod chat;
 mod client;
 mod completions;
+mod device_errors;
 mod lifecycle;
 mod logprobs;
 mod messages;
