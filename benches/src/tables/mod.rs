@@ -1,8 +1,8 @@
 //! The tables of `benches/README.md`, generated from the JSON lines in `benches/results`.
 //!
-//! A results file is read top to bottom. A line with `command` and without a measurement is a run header:
-//! its `utc`, `commit`, `machine` and `command` hold for the lines after it. Each table keeps, per row
-//! label, the last line that passes its filter, so a table always shows the current measurements.
+//! A results file is read top to bottom. A line with `"bench": "run"` is a run header: its `utc`,
+//! `commit`, `machine` and `command` apply to the lines after it. Each table shows, per row label,
+//! the last line that passes its filter.
 
 mod catalogue;
 mod measurement;
@@ -18,38 +18,39 @@ pub use render::render;
 
 /// One generated table.
 pub struct Table {
-    /// Its name in the README's markers.
+    /// The name in the README's markers.
     pub name: &'static str,
     /// The file under `benches/results`.
     pub file: &'static str,
-    /// Whether a measurement belongs into the table.
+    /// Whether the table has the measurement.
     pub filter: fn(&Measurement) -> bool,
-    /// Fields whose values label a row; two measurements with the same label are the same row.
+    /// Heading and field of each row label; measurements with equal labels are the same row.
     pub label: &'static [(&'static str, &'static str)],
     /// Measured columns.
     pub columns: &'static [Column],
-    /// Measurements that describe the table's rows rather than each row, stated once below it.
+    /// Whether a line below the table names file, commits and commands.
     pub sources: bool,
 }
 
 /// One measured column.
 pub struct Column {
-    /// Its heading, with the unit.
+    /// The heading, with the unit.
     pub heading: &'static str,
     /// The field of the measurement; `a.b` reads the field `b` of the object `a`.
     pub field: &'static str,
     /// Factor from the field's unit to the heading's.
     pub scale: f64,
-    /// Digits after the point.
+    /// Digits after the decimal point.
     pub decimals: usize,
 }
 
-/// The README with every generated table replaced by the current one.
+/// The README with every generated table brought up to date.
 ///
 /// A table stands between `<!-- table NAME -->` and `<!-- end NAME -->`.
 ///
 /// # Errors
-/// Names the marker that is missing, unknown or unclosed, or the results file and line that cannot be read.
+/// Names the marker that is missing, unknown or unclosed, or the results file and line that is
+/// invalid.
 pub fn update(readme: &str, results: &Path) -> anyhow::Result<String> {
     let mut text = readme.to_owned();
     for table in TABLES {

@@ -5,12 +5,6 @@ use std::fmt::Write;
 
 use super::{Column, Measurement, Table};
 
-/// Names of cases in older results, and how the tables spell them.
-const SPELLINGS: [(&str, &str); 2] = [
-    ("the next wish", "the next user message"),
-    ("read from 0", "prefill from 0"),
-];
-
 /// The Markdown of `table` over all measurements of its file.
 pub fn render(table: &Table, measurements: &[Measurement]) -> String {
     let rows = current(table, measurements);
@@ -24,10 +18,7 @@ pub fn render(table: &Table, measurements: &[Measurement]) -> String {
         "---|".repeat(headings.len())
     );
     for row in &rows {
-        let labels = table
-            .label
-            .iter()
-            .map(|(_, field)| spelled(&row.text(field)));
+        let labels = table.label.iter().map(|(_, field)| row.text(field));
         let cells: Vec<String> = labels
             .chain(table.columns.iter().map(|c| cell(c, row)))
             .collect();
@@ -59,14 +50,9 @@ fn current(table: &Table, measurements: &[Measurement]) -> Vec<Measurement> {
             None => rows.push((key, measurement.clone())),
         }
     }
-    // Labels with numbers sort by them: `verify 8` before `verify 16`.
+    // Numbers in labels sort by value: `verify 8` comes before `verify 16`.
     rows.sort_by_key(|(key, _)| key.iter().map(|text| natural(text)).collect::<Vec<_>>());
     rows.into_iter().map(|(_, row)| row).collect()
-}
-
-fn spelled(name: &str) -> String {
-    let found = SPELLINGS.iter().find(|(old, _)| *old == name);
-    found.map_or(name, |(_, new)| new).to_owned()
 }
 
 /// A sort key: the text without its digits, then the numbers in it.

@@ -1,4 +1,4 @@
-//! Tables over small results, and the README of this folder against its results.
+//! Tests of tables over small results, and of the README against its results.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ const TIMES: Table = Table {
 };
 
 #[test]
-fn a_table_shows_the_last_measurement_of_each_row_and_its_source() {
+fn table_shows_the_last_measurement_of_each_row_and_its_source() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("results.jsonl");
     let lines = [
@@ -39,7 +39,7 @@ fn a_table_shows_the_last_measurement_of_each_row_and_its_source() {
 }
 
 #[test]
-fn a_damaged_line_is_named_with_its_number() {
+fn invalid_line_is_named_with_its_number() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("results.jsonl");
     fs::write(&path, "{}\nnot json\n").unwrap();
@@ -48,13 +48,13 @@ fn a_damaged_line_is_named_with_its_number() {
 }
 
 #[test]
-fn the_readme_shows_the_current_results() {
+fn readme_shows_the_current_results() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let readme = fs::read_to_string(folder.join("README.md")).unwrap();
     let current = update(&readme, &folder.join("results")).unwrap();
     assert!(
         readme == current,
-        "benches/README.md is older than its results: run `cargo run -p benches --bin tables`"
+        "benches/README.md is out of date: run `cargo run -p benches --bin tables`"
     );
     assert!(TABLES.iter().all(|t| {
         render(
