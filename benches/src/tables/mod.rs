@@ -49,8 +49,8 @@ pub struct Column {
 /// A table stands between `<!-- table NAME -->` and `<!-- end NAME -->`.
 ///
 /// # Errors
-/// Names the marker that is missing, unknown or unclosed, or the results file and line that is
-/// invalid.
+/// Names the marker that is missing, unknown or unclosed, the results file and line that is invalid,
+/// or the table without rows.
 pub fn update(readme: &str, results: &Path) -> anyhow::Result<String> {
     let mut text = readme.to_owned();
     for table in TABLES {
@@ -66,6 +66,7 @@ pub fn update(readme: &str, results: &Path) -> anyhow::Result<String> {
             .find(&end)
             .with_context(|| format!("README.md has no line `{end}` after its table begins"))?;
         let measurements = read_results(&results.join(table.file))?;
+        check_rows(table, &measurements)?;
         text.replace_range(start..start + length, &render(table, &measurements));
     }
     let known = |name: &str| TABLES.iter().any(|table| table.name == name);
@@ -78,6 +79,21 @@ pub fn update(readme: &str, results: &Path) -> anyhow::Result<String> {
         }
     }
     Ok(text)
+}
+
+/// Fails if no measurement passes the table's filter.
+fn check_rows(table: &Table, measurements: &[Measurement]) -> anyhow::Result<()> {
+    if measurements.iter().any(|m| (table.filter)(m)) {
+        return Ok(());
+    }
+    let uncommitted = measurements.iter().filter(|m| !m.is_of_a_commit()).count();
+    anyhow::bail!(
+        "table `{}` has no rows: its filter drops all {} measurements of results/{}, \
+         of which {uncommitted} are not of a plain commit",
+        table.name,
+        measurements.len(),
+        table.file
+    )
 }
 
 #[cfg(test)]

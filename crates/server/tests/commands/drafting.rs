@@ -72,7 +72,7 @@ fn tree_command_prints_nodes_in_creation_order() {
     let words = ["tree", "--logits", logits.to_str().unwrap()];
     let done = hearth(&words);
     assert_eq!(done.code, Some(1));
-    assert!(done.err.contains("no NumPy array"), "{}", done.err);
+    assert!(done.err.contains("not a NumPy array"), "{}", done.err);
 }
 
 #[test]

@@ -159,7 +159,7 @@ fn interrupt_ends_the_reply_and_not_the_program() {
     let mut log = Vec::new();
     // Prefill takes far longer than a signal needs to arrive.
     for line in lines.map(Result::unwrap) {
-        if line.contains("answering") {
+        if line.contains("generating") {
             let kill = format!("kill -INT {}", child.id());
             assert!(
                 Command::new("sh")

@@ -156,7 +156,7 @@ fn port_in_use_is_reported_before_the_model_loads() {
     assert_eq!(done.code, Some(1));
     assert!(done.err.contains(&format!("--port {port}")), "{}", done.err);
     assert!(
-        done.err.contains("something else is listening"),
+        done.err.contains("another program is listening"),
         "{}",
         done.err
     );

@@ -28,7 +28,8 @@ const FAULTS: [(RunnerMethod, FaultKind, u16); 5] = [
     (RunnerMethod::Commit, FaultKind::DeviceLost, 500),
 ];
 
-const SERVER_ERRORS: [&str; 2] = ["server_error", "api_error"];
+/// Types of server errors in both dialects, and the code of a temporary one.
+const SERVER_ERRORS: [&str; 3] = ["server_error", "api_error", "unavailable"];
 
 /// Every `error` object of a stream's events.
 fn errors(text: &str) -> Vec<Value> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::Target;
+use super::ServedModel;
 use super::settings_file::{FileFormat, SettingsFile};
 use crate::config::directories::Directories;
 
@@ -15,9 +15,9 @@ pub(super) struct Client {
     /// Its display name.
     pub(super) title: &'static str,
     /// The files to change, and what goes into them.
-    pub(super) files: fn(&Target, &Directories) -> Vec<SettingsFile>,
+    pub(super) files: fn(&ServedModel, &Directories) -> Vec<SettingsFile>,
     /// The command to run next.
-    pub(super) next: fn(&Target) -> String,
+    pub(super) next: fn(&ServedModel) -> String,
 }
 
 /// All clients.
@@ -126,7 +126,7 @@ pub(super) const CLIENTS: [Client; 13] = [
     },
 ];
 
-fn claude_code(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn claude_code(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let context = to.context.to_string();
     let env = json!({
         "ANTHROPIC_BASE_URL": to.base,
@@ -150,7 +150,7 @@ fn claude_code(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn codex(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn codex(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let mut table = format!(
         "name = \"Hearth\"\nbase_url = {}\nwire_api = \"responses\"\nstream_idle_timeout_ms = 600000\n",
         quoted(&format!("{}/v1", to.base))
@@ -174,7 +174,7 @@ fn codex(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn opencode(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn opencode(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let model = format!("hearth/{}", to.model);
     let limit = json!({"context": to.context, "output": to.output()});
     let value = json!({
@@ -201,7 +201,7 @@ fn opencode(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn open_webui(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn open_webui(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let base = format!("{}/v1", to.base);
     variables(
         directories,
@@ -215,7 +215,7 @@ fn open_webui(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     )
 }
 
-fn hermes(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn hermes(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let block = format!(
         "model:\n  provider: custom\n  base_url: {}\n  api_key: {}\n  \
          default: {}\n  context_length: {}\n",
@@ -230,7 +230,7 @@ fn hermes(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn pi(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn pi(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let value = json!({"providers": {"hearth": {
         "baseUrl": format!("{}/v1", to.base),
         "api": "openai-completions",
@@ -250,7 +250,7 @@ fn pi(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn openclaw(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn openclaw(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let value = json!({
         "agents": {"defaults": {"model": {"primary": format!("hearth/{}", to.model)}}},
         "models": {"providers": {"hearth": {
@@ -277,7 +277,7 @@ fn openclaw(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn aider(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn aider(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let lines = [
         ("openai-api-base", quoted(&format!("{}/v1", to.base))),
         ("openai-api-key", quoted(to.key())),
@@ -310,7 +310,7 @@ fn aider(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     ]
 }
 
-fn llm(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn llm(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let model = quoted(&to.model);
     let base = quoted(&format!("{}/v1", to.base));
     vec![SettingsFile {
@@ -322,7 +322,7 @@ fn llm(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn litellm(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn litellm(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let (model, key) = (&to.model, quoted(to.key()));
     let text = format!(
         "model_list:\n- model_name: {}\n  litellm_params:\n    model: {}\n    api_base: {}\n    api_key: {key}\n",
@@ -336,7 +336,7 @@ fn litellm(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     }]
 }
 
-fn open_ai(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn open_ai(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let base = format!("{}/v1", to.base);
     let pairs = [
         ("OPENAI_BASE_URL", base.as_str()),
@@ -345,7 +345,7 @@ fn open_ai(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
     variables(directories, "openai", &pairs)
 }
 
-fn anthropic_sdk(to: &Target, directories: &Directories) -> Vec<SettingsFile> {
+fn anthropic_sdk(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let pairs = [
         ("ANTHROPIC_BASE_URL", to.base.as_str()),
         ("ANTHROPIC_AUTH_TOKEN", to.key()),

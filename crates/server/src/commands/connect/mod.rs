@@ -22,8 +22,8 @@ const NO_KEY: &str = "none";
 /// The largest reply length that clients are configured for, in tokens.
 const MAX_OUTPUT_TOKENS: usize = 32_768;
 
-/// The server that clients are configured for.
-pub(super) struct Target {
+/// The server and model that clients are configured for.
+pub(super) struct ServedModel {
     /// `http://host:port`.
     base: String,
     /// The model's id.
@@ -34,7 +34,7 @@ pub(super) struct Target {
     key: Option<String>,
 }
 
-impl Target {
+impl ServedModel {
     fn key(&self) -> &str {
         self.key.as_deref().unwrap_or(NO_KEY)
     }
@@ -54,7 +54,7 @@ pub(super) fn connect(args: &ConnectArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let client = find(name)?;
-    let target = target(args)?;
+    let target = served_model(args)?;
     let directories = directories::of_user()
         .context("HOME is not set, so the client's settings cannot be found; set it")?;
     let files = (client.files)(&target, &directories);
@@ -98,11 +98,11 @@ fn find(name: &str) -> anyhow::Result<&'static Client> {
 }
 
 /// Model and context by the flags, and else as the server reports them.
-fn target(args: &ConnectArgs) -> anyhow::Result<Target> {
+fn served_model(args: &ConnectArgs) -> anyhow::Result<ServedModel> {
     let client = HttpClient::new(&args.url, args.api_key.clone(), TIMEOUT)?;
     let base = client.base().to_owned();
     if let (Some(model), Some(context)) = (&args.model, args.context) {
-        return Ok(Target {
+        return Ok(ServedModel {
             base,
             model: model.clone(),
             context,
@@ -136,7 +136,7 @@ fn target(args: &ConnectArgs) -> anyhow::Result<Target> {
     let context = args
         .context
         .or(reported.and_then(|tokens| usize::try_from(tokens).ok()));
-    Ok(Target {
+    Ok(ServedModel {
         context: context.with_context(|| {
             format!("{base} does not report the context of {model}; give it with --context")
         })?,
