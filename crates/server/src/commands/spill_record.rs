@@ -1,4 +1,4 @@
-//! Registers that compiled kernels are known to spill: a record that may only shrink.
+//! The record of register spills of compiled kernels, which may only shrink.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,13 +6,13 @@ use std::fmt;
 use cuda::compile::Compiled;
 use cuda::driver::Arch;
 
-/// The record; its header says how it is used.
+/// The record; its header describes its use.
 const RECORD: &str = include_str!("../../../../kernels/spills.txt");
 
-/// A compiled form whose spills are not those of the record.
+/// A compiled kernel whose spills differ from the record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SpillChange {
-    /// Architecture, entry and unit, as the record has them.
+    /// Architecture, entry and unit, as in the record.
     form: String,
     recorded: u32,
     found: u32,
@@ -44,7 +44,7 @@ impl fmt::Display for SpillChange {
     }
 }
 
-/// Bytes by architecture, entry and unit.
+/// Spilled bytes by architecture, entry and unit.
 fn parse(record: &str) -> BTreeMap<String, u32> {
     let lines = record.lines().filter(|line| !line.starts_with('#'));
     lines
@@ -57,7 +57,7 @@ fn parse(record: &str) -> BTreeMap<String, u32> {
         .collect()
 }
 
-/// Forms of `compiled` whose spills differ from the record.
+/// Kernels of `compiled` whose spills differ from the record.
 pub(super) fn changes(arch: Arch, compiled: &[Compiled]) -> Vec<SpillChange> {
     let forms = compiled.iter().flat_map(|unit| {
         let form = move |entry: &str| format!("{arch} {entry} {}", unit.unit);
@@ -88,14 +88,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_the_record_is_read() {
+    fn all_lines_of_the_record_parse() {
         let lines = RECORD.lines().filter(|line| !line.starts_with('#'));
         assert_eq!(parse(RECORD).len(), lines.count());
         assert!(parse(RECORD).values().all(|bytes| *bytes > 0));
     }
 
     #[test]
-    fn spills_may_neither_grow_nor_shrink_silently() {
+    fn spills_that_grow_or_shrink_are_reported() {
         let record = parse("# a comment\nsm_86 f 8 a.cu -DN=1\nsm_86 g 4 a.cu -DN=1\n");
         let found = |bytes: [u32; 3]| {
             let names = [
