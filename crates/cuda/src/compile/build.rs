@@ -82,6 +82,18 @@ impl fmt::Debug for Compiled {
     }
 }
 
+/// Returns memory that NVRTC has freed to the system. NVRTC allocates with the C library, which keeps
+/// freed memory per thread: 330 MB of a server that compiled the bundled pair's kernels on 16 cores.
+fn return_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            safe fn malloc_trim(pad: usize) -> std::ffi::c_int;
+        }
+        malloc_trim(0);
+    }
+}
+
 /// Compiles `units` for `arch`, in order. Duplicate units compile once.
 ///
 /// # Errors
@@ -135,6 +147,7 @@ pub fn compile(
             slots[index] = Some(result);
         }
     });
+    return_freed_memory();
     slots.into_iter().flatten().collect()
 }
 
