@@ -7,8 +7,8 @@
 // ancestors, all at once or one by one: the sums are those of recurrence.cuh, the state update that of
 // state_update.cuh.
 //
-// The host computes the DFS schedule (crates/cuda/src/launch/delta/order.rs). Leaves, which do not change the state,
-// come first, and a node's state is spilled only while a subtree of at most half of its size is processed: at most four
+// The host computes the DFS schedule (crates/cuda/src/launch/gated_delta/dfs_schedule.rs). Leaves, which do not change
+// the state, come first, and a node's state is spilled only while a subtree of at most half of its size is processed: at most four
 // states for 64 nodes. A thread spills its own values: the first state to registers if the block has an SM to itself,
 // the others to shared memory as far as it fits, the rest to global scratch.
 //
@@ -20,7 +20,7 @@
 //      HEADS_PER_BLOCK heads of a key head. A warp with state has four columns of each of HEADS_PER_WARP of them; all
 //      warps convolve. On sm_90 and up, CLUSTER blocks convolve for their key head together: one queries, one keys,
 //      each for all.
-// smem SharedStorage, all dynamic; crates/cuda/src/launch/delta/walk.rs computes the size
+// smem SharedStorage, all dynamic; crates/cuda/src/launch/gated_delta/recurrent.rs computes the size
 // arch sm_80 and up     reference cpu::reference::{conv, delta}::tree
 // test gated_delta_row::delta_tree_*, gated_delta::delta_tree_*
 #include "common/prelude.cuh"

@@ -42,7 +42,7 @@
 #define Q_SCALE 2048.0f
 #define G_SCALE 1099511627776.0f  // 2^40
 
-// A node's columns are at `swizzled`. crates/cuda/src/launch/delta/tree.rs computes the size.
+// A node's columns are at `swizzled`. crates/cuda/src/launch/gated_delta/decode.rs computes the size.
 struct SharedStorage {
     union {
         u8 rows[QK_ROWS * 512];           // keys, then queries

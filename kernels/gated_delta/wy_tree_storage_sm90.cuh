@@ -1,7 +1,7 @@
 // decode_wy_tree_sm90.cu: shared memory, named barriers, cluster exchange, and the wgmma forms with all nodes as N.
 //
 // Needs: common/wgmma_sm90.cuh, layout.cuh, triangular_solve_sm90.cuh; NODES (a multiple of 8, at most 32), CLUSTER,
-// SMEM_BYTES (dynamic shared memory of the launch: crates/cuda/src/launch/delta/tree_sm90.rs).
+// SMEM_BYTES (dynamic shared memory of the launch: crates/cuda/src/launch/gated_delta/wy_tree_sm90.rs).
 #pragma once
 
 #define WARPS 16

@@ -11,16 +11,18 @@
 use std::fs::OpenOptions;
 
 use anyhow::{Context, Result, bail};
-use benches::cuda::{Bench, Defines, attention, chain, delta, matmul, prefill, rows};
+use benches::cuda::{
+    Bench, Defines, attention, fused_layer, gated_delta, gemm_small_batch, prefill, rows,
+};
 
 /// An area's name and its bench.
 type Area = (&'static str, fn(&mut Bench) -> Result<()>);
 
 const AREAS: [Area; 7] = [
-    ("matmul", matmul::run),
-    ("chain", chain::run),
+    ("matmul", gemm_small_batch::run),
+    ("chain", fused_layer::run),
     ("prefill", prefill::run),
-    ("delta", delta::run),
+    ("delta", gated_delta::run),
     ("attention", attention::run),
     ("orders", attention::orders),
     ("rows", rows::run),

@@ -7,7 +7,7 @@ use contract::{KvFormat, RopeSpec};
 use cuda::Numerics;
 use cuda::compile::Modules;
 use cuda::driver::Buffer;
-use cuda::launch::attention::rows::row_bytes;
+use cuda::launch::attention::kv_layout::row_bytes;
 use cuda::launch::attention::{
     AttentionConfig, Cache, DecodeBuffers, Mask, PAGE, Positions, Projections, Shape, combine,
     prepare, tree,

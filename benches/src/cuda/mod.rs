@@ -5,9 +5,9 @@
 //! cache.
 
 pub mod attention;
-pub mod chain;
-pub mod delta;
-pub mod matmul;
+pub mod fused_layer;
+pub mod gated_delta;
+pub mod gemm_small_batch;
 pub mod prefill;
 pub mod rows;
 pub mod steps;

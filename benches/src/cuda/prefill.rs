@@ -4,10 +4,11 @@ use anyhow::Result;
 use contract::{KvFormat, RopeSpec};
 use cuda::GpuProps;
 use cuda::driver::Buffer;
-use cuda::launch::attention::{Cache, Mask, PAGE, Shape};
-use cuda::launch::matmul::{Segment, Write};
-use cuda::launch::prefill::product::{self, Inputs, Scratch};
-use cuda::launch::prefill::{self, Out, Panels, rows};
+use cuda::launch::attention::{self, Cache, Mask, PAGE, Shape};
+use cuda::launch::gemm::panels::{Out, Panels};
+use cuda::launch::gemm::prefill::{self as gemm, Inputs, Scratch};
+use cuda::launch::gemm::small_batch::{Segment, Write};
+use cuda::launch::norm::panels;
 use cuda::launch::{Launch, Unit};
 use cuda::pack::WeightKind;
 use cuda::select::{prefill_attention, prefill_gemm};
@@ -89,7 +90,7 @@ fn forms(bench: &mut Bench) -> Result<()> {
         panels: panels.ptr(),
         f32: 0,
     };
-    let norm = rows::norm(
+    let norm = panels::norm(
         HIDDEN,
         1e-6,
         ROWS,
@@ -120,14 +121,14 @@ struct GemmBench {
 
 impl GemmBench {
     fn new(bench: &mut Bench, cols: usize, n_out: usize) -> Result<GemmBench> {
-        let bytes = product::bytes_to_expand([n_out], cols);
+        let bytes = gemm::bytes_to_expand([n_out], cols);
         let data = GemmBench {
             card: bench.gpu.info().props(),
             header: header(bench, ROWS, 0)?,
             x: noise(bench, ROWS * cols)?,
             panels: bench.gpu.alloc(Panels::bytes(ROWS, cols))?,
             expanded: bench.gpu.alloc(bytes)?,
-            turns: bench.gpu.filled(product::turn_bytes(ROWS, bytes), 0)?,
+            turns: bench.gpu.filled(gemm::turn_bytes(ROWS, bytes), 0)?,
             out: bench.gpu.filled(ROWS * n_out, 0)?,
             cols,
         };
@@ -135,7 +136,7 @@ impl GemmBench {
             panels: data.panels.ptr(),
             f32: 0,
         };
-        let convert = rows::convert(cols, cols, ROWS, data.header.ptr(), data.x.ptr(), to);
+        let convert = panels::convert(cols, cols, ROWS, data.header.ptr(), data.x.ptr(), to);
         let modules = bench.modules(std::slice::from_ref(&convert.unit))?;
         bench.gpu.run(&modules, &convert)?;
         bench.gpu.sync()?;
@@ -218,7 +219,7 @@ fn products(bench: &mut Bench) -> Result<()> {
             f32: data.x.ptr(),
         };
         let from = (data.header.ptr(), inputs);
-        let launches = product::products(
+        let launches = gemm::products(
             prefill_gemm(data.card).kernel,
             ROWS,
             cols,
@@ -235,7 +236,7 @@ fn products(bench: &mut Bench) -> Result<()> {
     }
     let data = GemmBench::new(bench, HIDDEN, 2 * FFN)?;
     let packed = weights(bench, WeightKind::Q4K.bytes(FFN, HIDDEN))?;
-    let pair = product::Pair {
+    let pair = gemm::Pair {
         cols: data.cols,
         ffn: FFN,
         gate: (WeightKind::Q4K, packed.ptr()),
@@ -243,7 +244,7 @@ fn products(bench: &mut Bench) -> Result<()> {
     };
     let from = (data.header.ptr(), data.panels.ptr());
     let (scratch, h) = (data.scratch(), data.out.ptr());
-    let launches = product::gated(prefill_gemm(data.card).kernel, ROWS, pair, from, scratch, h);
+    let launches = gemm::gated(prefill_gemm(data.card).kernel, ROWS, pair, from, scratch, h);
     parts(
         bench,
         "gate and up, gated, Q4K",
@@ -313,7 +314,7 @@ fn attention(bench: &mut Bench) -> Result<()> {
                 panels: panels.ptr(),
                 f32: 0,
             };
-            let launch = prefill::attend(
+            let launch = attention::prefill(
                 prefill_attention(&shape, card).kernel,
                 &shape,
                 ROWS,

@@ -3,9 +3,9 @@
 use anyhow::Result;
 use contract::QuantType;
 use cuda::driver::Buffer;
+use cuda::launch::logits::{Reduce, Rows, Tap, reduce, tap};
 use cuda::launch::norm::{Out, Residual, Rms, Source, convert, rms};
-use cuda::launch::rows::{Reduce, Rows, Tap, reduce, tap};
-use cuda::launch::{Unit, embed, ffn};
+use cuda::launch::{Unit, embedding, ffn};
 
 use super::{Bench, Work};
 
@@ -118,7 +118,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         ("tap", tap(HIDDEN, rows, source, x.ptr(), to), n * 8),
         (
             "embedding Q4_K",
-            embed::gather(ty, HIDDEN, rows, source, (table.ptr(), x.ptr())),
+            embedding::gather(ty, HIDDEN, rows, source, (table.ptr(), x.ptr())),
             n * 5,
         ),
     ];

@@ -9,7 +9,7 @@ use contract::{
 };
 
 use crate::gpu_props::GpuProps;
-use crate::launch::matmul;
+use crate::launch::gemm::small_batch;
 use crate::pack::WeightKind;
 use crate::step;
 
@@ -77,7 +77,7 @@ pub(crate) fn check_shared_memory(
     let mut all = target.weights().into_iter().chain(draft);
     let too_large = all.find(|weight| {
         let multiplied = !(looked_up && weight.name == target.embedding.name);
-        multiplied && !matmul::holds(gpu, WeightKind::of(weight.ty))
+        multiplied && !small_batch::holds(gpu, WeightKind::of(weight.ty))
     });
     match too_large {
         None => Ok(()),
@@ -87,7 +87,7 @@ pub(crate) fn check_shared_memory(
             instead: format!(
                 "the {} bytes of shared memory of this GPU are too few for them; \
                  use a file of q4_k_m, q8_0 or another type, or --device cpu",
-                matmul::gemm_shared_bytes(gpu)
+                small_batch::gemm_shared_bytes(gpu)
             ),
         }),
     }

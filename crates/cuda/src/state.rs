@@ -20,9 +20,9 @@ use contract::{
     AttentionSpec, DraftPlan, GatedDeltaSpec, KvFormat, KvFormats, KvPool, Limits, Mixer, OpenPlan,
 };
 
-use crate::launch::attention::rows;
-use crate::launch::delta;
+use crate::launch::attention::kv_layout;
 use crate::launch::draft::ring_pages;
+use crate::launch::gated_delta;
 use crate::memory::{ALIGN, BumpAllocator};
 use crate::step::ROWS;
 
@@ -138,7 +138,7 @@ impl SlotPlan {
 
 impl KvArray {
     pub(crate) fn new(format: KvFormat, head_dim: usize) -> KvArray {
-        let (value_bytes, scale_bytes) = rows::row_bytes(format, head_dim);
+        let (value_bytes, scale_bytes) = kv_layout::row_bytes(format, head_dim);
         KvArray {
             format,
             values: 0,
@@ -216,7 +216,7 @@ impl DraftState {
 
 impl DeltaGroup {
     fn new(d: &GatedDeltaSpec, nodes: usize) -> DeltaGroup {
-        let shape = delta::Shape::of(d);
+        let shape = gated_delta::Shape::of(d);
         DeltaGroup {
             spec: d.clone(),
             states: 0,

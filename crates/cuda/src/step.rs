@@ -6,7 +6,7 @@
 
 use contract::{NodeIdx, TokenId, Tree};
 
-use crate::launch::delta::order;
+use crate::launch::gated_delta::dfs_schedule;
 
 /// Rows of one step.
 pub(crate) const ROWS: usize = 64;
@@ -58,8 +58,8 @@ pub(crate) struct Step {
     /// Where the features of each tree go that a draft may come to read: row of its root, over all
     /// slots.
     pub(crate) features: [i32; TREES],
-    /// What [`order::header`] says of each tree, from the entry of its first row on.
-    pub(crate) walk: [[u32; ROWS]; order::PARTS],
+    /// What [`dfs_schedule::header`] says of each tree, from the entry of its first row on.
+    pub(crate) walk: [[u32; ROWS]; dfs_schedule::PARTS],
 }
 
 /// What stands before the tokens of a chunk.
@@ -119,7 +119,7 @@ impl Step {
             window: [ALL; TREES],
             sinks: [0; TREES],
             features: [0; TREES],
-            walk: [[0; ROWS]; order::PARTS],
+            walk: [[0; ROWS]; dfs_schedule::PARTS],
         }
     }
 
@@ -152,7 +152,7 @@ impl Step {
         }
         let parent = |node| tree.parent(node).map(|parent| parent.index());
         let parents: Vec<Option<usize>> = tree.nodes().map(parent).collect();
-        for (part, list) in self.walk.iter_mut().zip(order::header(&parents)) {
+        for (part, list) in self.walk.iter_mut().zip(dfs_schedule::header(&parents)) {
             part[first..][..list.len()].copy_from_slice(&list);
         }
         self.rows += int(tree.len());

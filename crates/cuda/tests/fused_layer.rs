@@ -13,8 +13,10 @@ use cpu::reference::{activation, matmul::linear, norm::rms};
 use cuda::GpuProps;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
-use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products};
-use cuda::launch::matmul::{self, Scratch};
+use cuda::launch::gemm::fused_layer::{
+    self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products,
+};
+use cuda::launch::gemm::small_batch::{self, Scratch};
 use cuda::launch::norm::Out;
 use cuda::pack::activations::activations;
 use cuda::pack::{self, ActivationFormat, WeightKind};
@@ -186,7 +188,7 @@ impl FusedLayerFixture {
             f16: halves(hidden),
             f32: poisoned(4 * bucket * hidden),
         };
-        let squares = [(); 2].map(|()| poisoned(chain::squares_bytes(bucket, hidden)));
+        let squares = [(); 2].map(|()| poisoned(fused_layer::squares_bytes(bucket, hidden)));
         let scales: Vec<f32> = x
             .chunks_exact(hidden)
             .map(|x| {
@@ -197,7 +199,7 @@ impl FusedLayerFixture {
         let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
         let scales = gpu.upload(&bytes).unwrap();
         let scratch_memory: Buffer<u8> = gpu
-            .filled(matmul::scratch_bytes(card, 2 * MOST_ROWS), 0)
+            .filled(small_batch::scratch_bytes(card, 2 * MOST_ROWS), 0)
             .unwrap();
         let own_bytes = Own::bytes(hidden, shape.ffn);
         let own: Buffer<u8> = gpu.filled(own_bytes, 0).unwrap();
@@ -253,7 +255,7 @@ impl FusedLayerFixture {
             eps: EPS,
         };
         let context = (norms, &self.memory);
-        chain::launch(
+        fused_layer::launch(
             self.card,
             self.bucket,
             form,

@@ -12,8 +12,8 @@ use cpu::reference::{delta as reference, norm};
 use cuda::GpuProps;
 use cuda::Numerics;
 use cuda::launch::Unit;
-use cuda::launch::delta::{DIM, Out, Shape, TAPS, tree as steps, verify, walk};
-use cuda::launch::delta::{commit, verify_scratch_bytes};
+use cuda::launch::gated_delta::{DIM, Out, Shape, TAPS, decode as steps, recurrent, verify};
+use cuda::launch::gated_delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{Out as Forms, Source, convert};
 use cuda::pack;
 use cuda::select::{TreeStep, gated_delta_decode, wy_tree};
@@ -58,8 +58,10 @@ fn run_tree(
     let step = header.ptr();
     let o = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
     let (layer, card, count) = (fixture.layer(0), own_card(gpu), trees.len());
-    let f16_rows =
-        fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, bucket, count).max(1));
+    let f16_rows = fixtures::gpu::poisoned::<u8>(
+        gpu,
+        recurrent::kept_bytes(card, shape, bucket, count).max(1),
+    );
     let to = [o.ptr(), f16_rows.ptr()];
     let launch = match numerics {
         Numerics::Fastest => {
@@ -73,7 +75,7 @@ fn run_tree(
             )
         }
         Numerics::BatchInvariant => {
-            walk::walk(card, shape, bucket, count, step, &layer, inputs, to)
+            recurrent::walk(card, shape, bucket, count, step, &layer, inputs, to)
         }
     };
     gpu.launch(&[launch]);
@@ -162,7 +164,7 @@ fn delta_tree_paths_equal_recurrent_steps() {
         .flat_map(|(shape, rows)| {
             let card = own_card(&gpu);
             let tree = wy_unit(card, shape, rows);
-            [tree, walk::walk_unit(card, shape, rows, 1)]
+            [tree, recurrent::walk_unit(card, shape, rows, 1)]
         })
         .collect();
     gpu.compile(&all);
@@ -355,7 +357,7 @@ fn wy_unit(card: GpuProps, shape: Shape, rows: usize) -> Unit {
 fn kernel(gpu: &DeltaDevice, shape: Shape, form: Numerics, bucket: usize) -> &'static str {
     match form {
         Numerics::Fastest => wy_unit(own_card(gpu), shape, bucket).file,
-        Numerics::BatchInvariant => walk::walk_unit(own_card(gpu), shape, bucket, 1).file,
+        Numerics::BatchInvariant => recurrent::walk_unit(own_card(gpu), shape, bucket, 1).file,
     }
 }
 

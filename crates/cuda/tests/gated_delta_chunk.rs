@@ -9,7 +9,7 @@ mod fixtures {
 
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
-use cuda::launch::delta::{DIM, Out, Products, Shape, prefill_on, prefill_scratch_bytes};
+use cuda::launch::gated_delta::{DIM, Out, Products, Shape, prefill_on, prefill_scratch_bytes};
 use cuda::launch::norm::Out as Forms;
 use fixtures::gated_delta::{DeltaDevice, DeltaFixture, HeadRows, Projected, chain, shapes};
 use fixtures::gpu::{Random, close, same_bits};

@@ -12,10 +12,10 @@ use contract::HeadMap;
 use cuda::GpuProps;
 use cuda::Numerics;
 use cuda::launch::Launch;
-use cuda::launch::delta::norm::gated_norm;
-use cuda::launch::delta::{
-    Inputs, Layer, Out, Rows, Shape, Source, commit, tree as steps, verify, verify_scratch_bytes,
-    walk,
+use cuda::launch::gated_delta::gated_norm::gated_norm;
+use cuda::launch::gated_delta::{
+    Inputs, Layer, Out, Rows, Shape, Source, commit, decode as steps, recurrent, verify,
+    verify_scratch_bytes,
 };
 use cuda::launch::norm::Out as Forms;
 use cuda::select::{TreeStep, gated_delta_decode};
@@ -85,7 +85,7 @@ fn run(
 fn separate_launches(gpu: &DeltaDevice, shape: Shape, projected: &Projected) -> FinalState {
     let card = own_card(gpu);
     let o = fixtures::gpu::poisoned::<f32>(gpu, shape.values());
-    let kept = fixtures::gpu::poisoned::<u8>(gpu, walk::kept_bytes(card, shape, 1, 1).max(1));
+    let kept = fixtures::gpu::poisoned::<u8>(gpu, recurrent::kept_bytes(card, shape, 1, 1).max(1));
     let to = [o.ptr(), kept.ptr()];
     let rows = Rows {
         at: o.ptr(),
@@ -94,7 +94,7 @@ fn separate_launches(gpu: &DeltaDevice, shape: Shape, projected: &Projected) -> 
     run(gpu, shape, projected, |step, layer, inputs, out| {
         let source = Source::Step(step);
         vec![
-            walk::walk(card, shape, 1, 1, step, layer, inputs, to),
+            recurrent::walk(card, shape, 1, 1, step, layer, inputs, to),
             gated_norm(shape, 1, source, layer, [rows, inputs.z], out),
         ]
     })
@@ -281,7 +281,7 @@ fn delta_tree_nodes_equal_single_row_steps() {
     let mut units = Vec::new();
     for card in [own_card(&gpu), SMALL] {
         for shape in all_shapes() {
-            units.extend([8, 24, 64].map(|rows| walk::walk_unit(card, shape, rows, 1)));
+            units.extend([8, 24, 64].map(|rows| recurrent::walk_unit(card, shape, rows, 1)));
         }
     }
     gpu.compile(&units);

@@ -13,7 +13,7 @@ use cuda::GpuProps;
 use cuda::compile::Modules;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
-use cuda::launch::matmul::{self, Inputs, Scratch, Segment, Write};
+use cuda::launch::gemm::small_batch::{self, Inputs, Scratch, Segment, Write};
 use cuda::pack::activations::activations;
 use cuda::pack::dequantize::PackedMatrix;
 use cuda::pack::{self, ActivationFormat, WeightKind};
@@ -89,7 +89,7 @@ struct ZeroedScratch(Buffer<u8>);
 
 impl ZeroedScratch {
     fn new(gpu: &Gpu, card: GpuProps) -> ZeroedScratch {
-        ZeroedScratch(gpu.filled(matmul::scratch_bytes(card, 64), 0).unwrap())
+        ZeroedScratch(gpu.filled(small_batch::scratch_bytes(card, 64), 0).unwrap())
     }
 
     fn scratch(&self) -> Scratch {
@@ -164,7 +164,7 @@ fn product(
     let out = fixtures::gpu::poisoned::<f32>(gpu, bucket * m.rows);
     let x = X::new(gpu, x, m.cols, bucket);
     let segments = [segment(m, out.ptr(), m.rows, Write::Store)];
-    let launches = matmul::launches(
+    let launches = small_batch::launches(
         card,
         bucket,
         m.cols,
@@ -262,7 +262,7 @@ fn row_bits_do_not_depend_on_the_other_rows() {
         .into();
     let launches_of = |m: &GemmMatrix, x: &X, bucket: usize, out: u64| {
         let segments = [segment(m, out, n_out, Write::Store)];
-        matmul::launches(card, bucket, cols, &segments, x.inputs(), scratch.scratch())
+        small_batch::launches(card, bucket, cols, &segments, x.inputs(), scratch.scratch())
     };
     let matrices = types.map(|ty| GemmMatrix::new(&gpu, &mut random, ty, n_out, cols));
     let out = fixtures::gpu::poisoned::<f32>(&gpu, 64 * n_out);
@@ -335,7 +335,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
             segment(m, at, stride, write)
         })
         .collect();
-    let launches = matmul::launches(
+    let launches = small_batch::launches(
         card,
         bucket,
         cols,
@@ -442,7 +442,11 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
     let x = rows(&mut random, 64, cols);
     for ty in QuantType::ALL {
         let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
-        assert!(matmul::holds(small, WeightKind::of(ty)), "{}", ty.name());
+        assert!(
+            small_batch::holds(small, WeightKind::of(ty)),
+            "{}",
+            ty.name()
+        );
         for bucket in [1, 64] {
             let x = &x[..bucket * cols];
             let on_large = product(&gpu, &scratch, large, &m, x, bucket);

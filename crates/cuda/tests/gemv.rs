@@ -12,9 +12,9 @@ use contract::quant::quantize_row;
 use cuda::GpuProps;
 use cuda::driver::Buffer;
 use cuda::launch::ffn;
-use cuda::launch::matmul::{self, Inputs, Scratch, Segment, Write};
+use cuda::launch::gemm::gemv::{self, Input, Results};
+use cuda::launch::gemm::small_batch::{self, Inputs, Scratch, Segment, Write};
 use cuda::launch::norm::{self, Out, Residual, Rms, Source};
-use cuda::launch::one::{self, Input, Results};
 use cuda::pack::{self, WeightKind};
 use fixtures::gpu::{Random, poisoned, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, step};
@@ -72,7 +72,7 @@ impl GemvFixture {
     fn open() -> Option<GemvFixture> {
         let gpu = KernelDevice::open()?;
         let card = gpu.info().props();
-        let scratch = gpu.filled(matmul::scratch_bytes(card, 8), 0).unwrap();
+        let scratch = gpu.filled(small_batch::scratch_bytes(card, 8), 0).unwrap();
         let head = [Placed {
             slot: 0,
             committed: 7,
@@ -109,7 +109,7 @@ impl GemvFixture {
             f32: x.f32,
         };
         let scratch = Scratch(self.scratch.ptr());
-        matmul::launches(self.card, 1, cols, segments, inputs, scratch)
+        small_batch::launches(self.card, 1, cols, segments, inputs, scratch)
     }
 }
 
@@ -192,7 +192,7 @@ fn gemv_with_fused_norm_equals_separate_launches() {
             weight: weight.ptr(),
             eps: EPS,
         };
-        let one = one::launch(fixture.card, cols, &segments(&found), input, Results::Each);
+        let one = gemv::launch(fixture.card, cols, &segments(&found), input, Results::Each);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
@@ -224,7 +224,7 @@ fn gemv_with_fused_residual_equals_separate_launches() {
         let mut launches = vec![norm::convert(cols, 1, fixture.source(), row.ptr(), x)];
         launches.extend(fixture.products(cols, &segments[0], x));
         let input = Input::Halves(x.f16);
-        let one = one::launch(fixture.card, cols, &segments[1], input, Results::Each);
+        let one = gemv::launch(fixture.card, cols, &segments[1], input, Results::Each);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         let [a, b] = streams.map(|stream| stream.download(gpu).unwrap());
@@ -270,7 +270,7 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
             eps: EPS,
         };
         let gated = Results::Gated(found.ptr());
-        let one = one::launch(fixture.card, cols, &segments, input, gated);
+        let one = gemv::launch(fixture.card, cols, &segments, input, gated);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         let [a, b]: [Vec<u8>; 2] = [expected, found].map(|halves| halves.download(gpu).unwrap());
@@ -300,7 +300,7 @@ fn oversized_gemv_is_rejected() {
         },
     );
     let fits = |cols, segments: &[Segment], input, results| {
-        one::launch(card, cols, segments, input, results).is_some()
+        gemv::launch(card, cols, segments, input, results).is_some()
     };
     let f16 = segment(WeightKind::F16, 1024);
     assert!(fits(2048, &[f16], halves, Results::Each));

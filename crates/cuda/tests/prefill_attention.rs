@@ -13,8 +13,8 @@ use contract::quant::hadamard::rotate_inverse;
 use cpu::reference::{activation, attention};
 use cuda::GpuProps;
 use cuda::compile::Modules;
-use cuda::launch::attention::Shape;
-use cuda::launch::prefill::{self, Out, Panels};
+use cuda::launch::attention::{Shape, prefill};
+use cuda::launch::gemm::panels::{Out, Panels};
 use cuda::select::prefill_attention;
 use fixtures::attention::{AttentionFixture, codecs, shape, shapes};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
@@ -38,7 +38,7 @@ fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
     let cache = AttentionFixture::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
     let out = Out { panels: 1, f32: 1 };
     let launch = |(card, shape)| {
-        prefill::attend(
+        prefill(
             prefill_attention(shape, card).kernel,
             shape,
             1,
@@ -88,7 +88,7 @@ fn on_card(
         f32: y.ptr(),
     };
     let from = (header.ptr(), queries.ptr());
-    let launch = prefill::attend(
+    let launch = prefill(
         prefill_attention(shape, card).kernel,
         shape,
         cap,

@@ -11,8 +11,10 @@ mod fixtures {
 use contract::QuantType;
 use cpu::reference::{activation, matmul, norm};
 use cuda::driver::Buffer;
-use cuda::launch::matmul::{Segment, Write};
-use cuda::launch::prefill::{Out, Panels, product, rows};
+use cuda::launch::gemm::panels::{Out, Panels};
+use cuda::launch::gemm::prefill as gemm;
+use cuda::launch::gemm::small_batch::{Segment, Write};
+use cuda::launch::norm::panels;
 use cuda::pack::WeightKind;
 use cuda::pack::dequantize::PackedMatrix;
 use cuda::select::prefill_gemm;
@@ -84,9 +86,9 @@ fn activation_formats_match_reference() {
         };
         let at = header.ptr();
         gpu.launch(&[
-            rows::norm(width, 1e-6, cap, at, (x_at.ptr(), weight.ptr()), to(0)),
-            rows::convert(width, width, cap, at, x_at.ptr(), to(1)),
-            rows::swiglu(width, width, cap, at, (x_at.ptr(), up_at.ptr()), to(2)),
+            panels::norm(width, 1e-6, cap, at, (x_at.ptr(), weight.ptr()), to(0)),
+            panels::convert(width, width, cap, at, x_at.ptr(), to(1)),
+            panels::swiglu(width, width, cap, at, (x_at.ptr(), up_at.ptr()), to(2)),
         ]);
         let expected = [normed, x, gated];
         for ((panels, y), expected) in made.iter().zip(&expected) {
@@ -137,12 +139,12 @@ fn dequantized_panels_equal_small_batch_weights() {
         x.iter_mut().step_by(cols + 1).for_each(|v| *v = 1.0);
         let header = header(&gpu, cols);
         let rows = rows_of(&gpu, &x, cols, cols, &header);
-        let scratch = ZeroedScratch::new(&gpu, product::bytes_to_expand([263], cols), cols);
+        let scratch = ZeroedScratch::new(&gpu, gemm::bytes_to_expand([263], cols), cols);
         for card in cards(&gpu) {
             let out = poisoned::<f32>(&gpu, cols * 263);
             let segment = segment(&matrix, &out, 263, Write::Store);
             let from = (header.ptr(), rows.inputs());
-            gpu.launch(&product::products(
+            gpu.launch(&gemm::products(
                 prefill_gemm(card).kernel,
                 cols,
                 cols,
@@ -208,7 +210,7 @@ fn prefill_gemm_matches_reference() {
             .enumerate()
             .map(|(i, &size)| PrefillMatrix::random(&gpu, &mut random, k[i % k.len()], size, cols))
             .collect();
-        let bytes = bytes.min(product::bytes_to_expand(sizes.iter().copied(), cols));
+        let bytes = bytes.min(gemm::bytes_to_expand(sizes.iter().copied(), cols));
         let scratch = ZeroedScratch::new(&gpu, bytes, cap);
         for card in cards(&gpu) {
             for write in [Write::Store, Write::Add] {
@@ -231,7 +233,7 @@ fn prefill_gemm_matches_reference() {
                     .map(|(m, out)| segment(m, out, m.rows + 3, write))
                     .collect();
                 let from = (header.ptr(), rows.inputs());
-                gpu.launch(&product::products(
+                gpu.launch(&gemm::products(
                     prefill_gemm(card).kernel,
                     cap,
                     cols,
@@ -262,7 +264,7 @@ fn prefill_f32_gemm_matches_reference() {
         let header = header(&gpu, n);
         let x = random.normals(n * cols, 1.0);
         let rows = rows_of(&gpu, &x, n, n, &header);
-        let scratch = ZeroedScratch::new(&gpu, product::bytes_to_expand([256], cols), n);
+        let scratch = ZeroedScratch::new(&gpu, gemm::bytes_to_expand([256], cols), n);
         let matrices =
             sizes.map(|size| PrefillMatrix::random(&gpu, &mut random, QuantType::F32, size, cols));
         let before = sizes.map(|size| random.normals(n * (size + 3), 1.0));
@@ -274,7 +276,7 @@ fn prefill_f32_gemm_matches_reference() {
                 .map(|(m, out)| segment(m, out, m.rows + 3, write))
                 .collect();
             let (card, from) = (cards(&gpu)[0], (header.ptr(), rows.inputs()));
-            gpu.launch(&product::products(
+            gpu.launch(&gemm::products(
                 prefill_gemm(card).kernel,
                 n,
                 cols,
@@ -351,7 +353,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
     let matrix = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, size, cols);
     let plain = PrefillMatrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
     let x = random.normals(n * cols, 1.0);
-    let scratch = ZeroedScratch::new(&gpu, product::bytes_to_expand([size, 48], cols), n);
+    let scratch = ZeroedScratch::new(&gpu, gemm::bytes_to_expand([size, 48], cols), n);
     for card in cards(&gpu) {
         let run = |x: &[f32]| -> [Vec<f32>; 2] {
             let n = x.len() / cols;
@@ -366,7 +368,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
                 segment(&plain, &outs[1], 48, Write::Store),
             ];
             let from = (header.ptr(), rows.inputs());
-            gpu.launch(&product::products(
+            gpu.launch(&gemm::products(
                 prefill_gemm(card).kernel,
                 n,
                 cols,
@@ -408,25 +410,22 @@ fn prefill_gated_gemm_matches_reference() {
         let rows = rows_of(&gpu, &x, n, cap, &header);
         let gate = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, ffn, cols);
         let up = PrefillMatrix::random(&gpu, &mut random, QuantType::Q6_K, ffn, cols);
-        let scratch = ZeroedScratch::new(
-            &gpu,
-            product::bytes_to_expand([ffn, ffn], cols) / pieces,
-            cap,
-        );
+        let scratch =
+            ZeroedScratch::new(&gpu, gemm::bytes_to_expand([ffn, ffn], cols) / pieces, cap);
         let [mut gates, mut ups, mut expected] = [0, 1, 2].map(|_| vec![0.0; n * ffn]);
         matmul::linear(&gate.values, &x, cols, &mut gates);
         matmul::linear(&up.values, &x, cols, &mut ups);
         activation::swiglu(&gates, &ups, &mut expected);
         for card in cards(&gpu) {
             let h = poisoned::<u16>(&gpu, Panels::bytes(cap, ffn) / 2);
-            let pair = product::Pair {
+            let pair = gemm::Pair {
                 cols,
                 ffn,
                 gate: (gate.kind, gate.weight.ptr()),
                 up: (up.kind, up.weight.ptr()),
             };
             let from = (header.ptr(), rows.panels.ptr());
-            gpu.launch(&product::gated(
+            gpu.launch(&gemm::gated(
                 prefill_gemm(card).kernel,
                 cap,
                 pair,

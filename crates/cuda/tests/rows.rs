@@ -14,9 +14,9 @@ use contract::{
     LogitEdits, LogitsRequest, LogitsSelection, QuantType, TokenCount, TokenId, TokenMask,
 };
 use cpu::reference::rows as reference;
+use cuda::launch::logits::{Reduce, Rows, Tap, edit, edits, reduce, tap};
 use cuda::launch::norm::Source;
-use cuda::launch::rows::{Reduce, Rows, Tap, edit, edits, reduce, tap};
-use cuda::launch::{draft, embed};
+use cuda::launch::{draft, embedding};
 use fixtures::gpu::{Random, poisoned, same_bits};
 use fixtures::step::{FEATURES, KernelDevice, Placed, chain, chunk, commit, star, step};
 
@@ -38,7 +38,13 @@ fn embedding_rows_match_the_codec() {
             let device = gpu.bytes(&table);
             let out = poisoned::<f32>(&gpu, 8 * width);
             let at = (device.ptr(), out.ptr());
-            gpu.launch(&[embed::gather(ty, width, 8, Source::Chunk(header.ptr()), at)]);
+            gpu.launch(&[embedding::gather(
+                ty,
+                width,
+                8,
+                Source::Chunk(header.ptr()),
+                at,
+            )]);
             let mut expected = vec![0.0; tokens.len() * width];
             for (token, row) in tokens.iter().zip(expected.chunks_mut(width)) {
                 dequantize_row(ty, &table[*token as usize * bytes..][..bytes], row);

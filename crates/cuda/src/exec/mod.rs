@@ -3,14 +3,14 @@
 //! The same list of launches runs one by one or as a captured graph; nothing else knows which. All
 //! work is on one stream, so what is queued later sees what was queued before.
 
-pub(crate) mod answer;
-mod chain;
-pub(crate) mod lane;
-mod regions;
-mod run;
-mod waiting;
+pub(crate) mod copy_stream;
+pub(crate) mod host_logits;
+mod launcher;
 #[cfg(feature = "inspect")]
-mod watch;
+mod layer_outputs;
+mod pending_features;
+mod prefill_as_steps;
+mod regions;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use contract::{
 };
 
 use crate::driver::{Gpu, Pinned};
-use crate::launch::rows;
+use crate::launch::logits;
 use crate::plan::{Addresses, EDIT_BYTES, Key, Plans};
 use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, Step};
 
-use lane::Lane;
+use copy_stream::Lane;
+pub(crate) use launcher::{Mode, Runs};
+use pending_features::Waiting;
 pub(crate) use regions::Regions;
-pub(crate) use run::{Mode, Runs};
-use waiting::Waiting;
 
 /// One loaded model on one card. Fields are dropped in order: what points at memory goes before the
 /// memory.
@@ -476,7 +476,7 @@ impl Engine {
         if items.is_empty() {
             return Ok(false);
         }
-        let blob = rows::edits(&items, reduce.vocab);
+        let blob = logits::edits(&items, reduce.vocab);
         if blob.len() > EDIT_BYTES {
             return Ok(false);
         }
@@ -506,7 +506,7 @@ impl Engine {
                 // The GPU's log-sum-exp, where it made one, so that a full row equals its top.
                 _ => {
                     let lse = (edited || ask.edits.is_none()).then_some(best.lse);
-                    answer::from_logits(ask, self.logits(i)?, lse, best.raw_lse)
+                    host_logits::from_logits(ask, self.logits(i)?, lse, best.raw_lse)
                 }
             });
         }
@@ -526,7 +526,7 @@ impl Engine {
 }
 
 /// The first `k` of the best tokens of a row.
-fn top(best: rows::Best, k: usize) -> LogitsRow {
+fn top(best: logits::Best, k: usize) -> LogitsRow {
     let n = k.min(best.ids.len());
     LogitsRow {
         ids: best.ids[..n].iter().map(|id| TokenId(*id)).collect(),

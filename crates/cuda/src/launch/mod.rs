@@ -11,17 +11,14 @@ use std::fmt;
 
 pub mod attention;
 pub mod bandwidth;
-pub mod chain;
 pub mod clocks;
-pub mod delta;
 pub mod draft;
-pub mod embed;
+pub mod embedding;
 pub mod ffn;
-pub mod matmul;
+pub mod gated_delta;
+pub mod gemm;
+pub mod logits;
 pub mod norm;
-pub mod one;
-pub mod prefill;
-pub mod rows;
 
 /// What is compiled ahead of time and by the gate: the shapes of well-known models and of the
 /// tests.

@@ -2,8 +2,8 @@
 
 use super::{Plan, Site};
 use crate::launch::attention::{self, Planes};
-use crate::launch::delta::{self, Group, Slots};
-use crate::plan::layers;
+use crate::launch::gated_delta::{self, Group, Slots};
+use crate::plan::decode;
 use crate::state::{DeltaGroup, KvGroup};
 
 /// The commit of `paths` paths: one launch per group of layers.
@@ -14,8 +14,8 @@ pub(super) fn build(site: &Site<'_>, paths: usize) -> Plan {
         plan.launches.push(compact(site, group));
     }
     for group in &site.state.delta {
-        let shape = delta::Shape::of(&group.spec);
-        let launch = delta::commit(shape, &memory(group), paths, commit);
+        let shape = gated_delta::Shape::of(&group.spec);
+        let launch = gated_delta::commit(shape, &memory(group), paths, commit);
         plan.launches.push(launch);
     }
     plan
@@ -27,7 +27,7 @@ fn compact(site: &Site<'_>, group: &KvGroup) -> crate::launch::Launch {
         .attention_layers()
         .find(|a| (a.n_kv_heads, a.head_dim) == (group.n_kv_heads, group.head_dim))
         .expect("a group has the shape of its layers");
-    let shape = layers::shape(a, site.open, site.spec.norm_eps);
+    let shape = decode::shape(a, site.open, site.spec.norm_eps);
     let (k, v) = (&group.k, &group.v);
     let bytes = [k.value_bytes, k.scale_bytes, v.value_bytes, v.scale_bytes];
     let planes = Planes {

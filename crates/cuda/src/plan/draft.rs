@@ -3,16 +3,16 @@
 
 use contract::{BlockMask, DraftLayer, KvFormats};
 
-use super::chain::Links;
-use super::forms::Forms;
-use super::layers::{Builder, builder};
-use super::product::{self, Product};
+use super::activations::Forms;
+use super::decode::{Builder, builder};
+use super::fused_layers::Links;
+use super::gemm::{self, Product};
 use super::select::{GemmFits, decode_gemm};
 use super::{Plan, Site};
 use crate::launch::Launch;
 use crate::launch::attention::{Cache, Mask, Positions, Projections, Shape};
 use crate::launch::draft::{context as write_context, path_rows};
-use crate::launch::matmul::Write;
+use crate::launch::gemm::small_batch::Write;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
 use crate::memory::BumpAllocator;
 use crate::state::{DraftRing, FEATURE_ROWS};
@@ -159,7 +159,7 @@ fn append_products(
         })
         .collect();
     plan.launches
-        .extend(product::launches(site, rows, input, &products));
+        .extend(gemm::launches(site, rows, input, &products));
 }
 
 /// The plan of draft blocks of up to `rows` rows.

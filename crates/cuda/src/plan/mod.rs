@@ -4,34 +4,36 @@
 //! Everything that varies from call to call sits in the headers of [`crate::step`]; a plan is
 //! otherwise complete. All plans share one arena, since one runs at a time on one stream.
 
-mod chain;
-mod chunk;
+mod activations;
 mod commit;
+mod decode;
 mod draft;
 pub(crate) mod explain;
-mod forms;
-mod head;
-mod layers;
+mod fused_layers;
+mod gemm;
+mod gemv;
+mod lm_head;
 mod numerics;
-mod one;
-mod product;
+mod prefill;
 pub mod select;
-mod short;
+mod short_prefill;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::gpu_props::GpuProps;
+use crate::launch::gemm::small_batch;
 use crate::launch::norm::Source;
-use crate::launch::{Launch, Unit, matmul, rows};
+use crate::launch::{Launch, Unit, logits};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
 use crate::state::{DraftState, State};
 use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
-use chunk::Expanded;
+
 pub(crate) use numerics::{attention_config, numerics_of};
+use prefill::Expanded;
 use select::{Depth, PrefillPath, may_use_fused_layer};
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
@@ -147,7 +149,7 @@ pub(crate) struct Addresses {
 pub(crate) struct Plans {
     pub(crate) all: BTreeMap<Key, Plan>,
     pub(crate) addresses: Addresses,
-    pub(crate) reduce: rows::Reduce,
+    pub(crate) reduce: logits::Reduce,
     /// Tables to be written once: address and values.
     pub(crate) tables: Vec<(u64, Vec<f64>)>,
     /// Runs to be zeroed once: address and bytes.
@@ -185,7 +187,7 @@ pub(crate) struct Site<'a> {
     expanded: Expanded,
     /// Inverse frequencies of each kind of rotation.
     rotations: Vec<(RopeSpec, u64)>,
-    reduce: rows::Reduce,
+    reduce: logits::Reduce,
 }
 
 impl Site<'_> {
@@ -198,9 +200,9 @@ impl Site<'_> {
 
     /// Where the rows of a chunk leave what the draft is to know of `layer`, among features at
     /// `out`.
-    fn tap_of_chunk(&self, layer: usize, out: u64) -> Option<rows::Tap> {
+    fn tap_of_chunk(&self, layer: usize, out: u64) -> Option<logits::Tap> {
         let (column, draft) = self.tap(layer)?;
-        Some(rows::Tap {
+        Some(logits::Tap {
             out,
             stride: draft.width,
             offset: column * self.spec.hidden,
@@ -224,7 +226,7 @@ impl Plans {
         scratch: &mut BumpAllocator,
     ) -> Plans {
         let (spec, limits) = (&*open.target, open.limits);
-        let reduce = rows::Reduce {
+        let reduce = logits::Reduce {
             vocab: spec.vocab,
             stride: spec.vocab,
             k: CANDIDATES.min(spec.vocab),
@@ -234,9 +236,9 @@ impl Plans {
         // Stages of a chain take turns at theirs.
         let fused = may_use_fused_layer(facts.gpu);
         let turns = 1 + usize::from(fused);
-        let partial_bytes = matmul::scratch_bytes(facts.gpu, turns * ROWS);
+        let partial_bytes = small_batch::scratch_bytes(facts.gpu, turns * ROWS);
         let chain_bytes = if fused {
-            chain::own_bytes(weights, spec.hidden)
+            fused_layers::own_bytes(weights, spec.hidden)
         } else {
             0
         };
@@ -263,7 +265,7 @@ impl Plans {
         let of_draft = of_draft.map(|layer| &layer.attention);
         for a in spec.attention_layers().chain(of_draft) {
             if rotations.iter().all(|(kind, _)| *kind != a.rope) {
-                let table = layers::shape(a, open, spec.norm_eps).frequencies();
+                let table = decode::shape(a, open, spec.norm_eps).frequencies();
                 let at = scratch.take(8 * table.len());
                 rotations.push((a.rope, at));
                 tables.push((at, table));
@@ -286,36 +288,36 @@ impl Plans {
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
-        let short = short::path(&site, ROWS).kernel == PrefillPath::DecodeKernels;
+        let short = short_prefill::path(&site, ROWS).kernel == PrefillPath::DecodeKernels;
         let block = open.draft.as_ref().map(|draft| draft.spec.block);
         for key in keys(limits, block, short) {
             let mut arena = *scratch;
             let plan = match key {
                 Key::Step { rows, trees, depth } => {
-                    layers::step(&site, (rows, trees), depth, &mut arena)
+                    decode::step(&site, (rows, trees), depth, &mut arena)
                 }
                 Key::Chunk(rows) => {
-                    let path = short::path(&site, rows);
+                    let path = short_prefill::path(&site, rows);
                     match path.kernel {
                         PrefillPath::DecodeKernels => {
-                            short::build(&site, rows, path.reason, &mut arena)
+                            short_prefill::build(&site, rows, path.reason, &mut arena)
                         }
                         PrefillPath::PrefillKernels => {
-                            chunk::build(&site, rows, path.reason, &mut arena)
+                            prefill::build(&site, rows, path.reason, &mut arena)
                         }
                     }
                 }
-                Key::Head(rows) => head::of_chunk(&site, rows, &mut arena),
+                Key::Head(rows) => lm_head::of_chunk(&site, rows, &mut arena),
                 Key::Commit(paths) => commit::build(&site, paths),
                 Key::Waiting(rows) => draft::of_waiting(&site, rows, &mut arena),
                 Key::Draft(rows) => draft::block(&site, rows, &mut arena),
                 Key::EditedStep(rows) => {
                     let asked = Source::AskedOfStep(addresses.step);
-                    head::edited(&site, rows, asked, &mut arena)
+                    lm_head::edited(&site, rows, asked, &mut arena)
                 }
                 Key::EditedHead(rows) => {
                     let asked = Source::AskedOfChunk(addresses.chunk);
-                    head::edited(&site, rows, asked, &mut arena)
+                    lm_head::edited(&site, rows, asked, &mut arena)
                 }
             };
             longest = longest.max(arena.used());
@@ -361,7 +363,7 @@ impl Plans {
     /// The lengths of the passes that `rows` tokens after `committed` ones are best read in.
     pub(crate) fn pieces(&self, committed: usize, rows: usize) -> Vec<usize> {
         if self.short && rows <= MOST_SHORT {
-            short::pieces(committed, rows)
+            short_prefill::pieces(committed, rows)
         } else {
             vec![rows]
         }
@@ -390,7 +392,11 @@ impl Plans {
 }
 
 fn chunk_buckets(limit: usize, short: bool) -> impl Iterator<Item = usize> {
-    let few: &[usize] = if short { &short::BUCKETS } else { &[ROWS] };
+    let few: &[usize] = if short {
+        &short_prefill::BUCKETS
+    } else {
+        &[ROWS]
+    };
     let all = few.iter().copied().chain(CHUNK_BUCKETS);
     all.filter(move |b| *b < limit).chain([limit])
 }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::launch::attention::rows::{from_planes, to_planes};
+use crate::launch::attention::kv_layout::{from_planes, to_planes};
 use crate::state::{DeltaGroup, KvArray, KvGroup, PAGE_SIZE};
 
 /// Splits positions at page boundaries into `(page, positions in the page)`. Pages wrap after

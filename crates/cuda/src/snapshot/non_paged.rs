@@ -6,7 +6,7 @@ use contract::DeviceError;
 
 use super::page_layout::planes;
 use crate::driver::{Buffer, Gpu};
-use crate::exec::lane::{BEHIND_ALL, Lane};
+use crate::exec::copy_stream::{BEHIND_ALL, Lane};
 use crate::pinned::PinnedBlock;
 use crate::state::{PAGE_SIZE, State};
 

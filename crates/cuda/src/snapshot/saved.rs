@@ -6,7 +6,7 @@ use contract::DeviceError;
 
 use super::non_paged::{Direction, NonPagedLayout, StateCopy};
 use crate::driver::Gpu;
-use crate::exec::lane::Lane;
+use crate::exec::copy_stream::Lane;
 use crate::pages::PageId;
 use crate::pinned::PinnedPool;
 use crate::state::State;

@@ -5,9 +5,9 @@ use contract::KvFormat;
 use super::Selected;
 use crate::gpu_props::GpuProps;
 use crate::launch::attention::{
-    AttentionConfig, DecodeAttention, DecodeKernel, KEYS_PER_TILE, Mask, STEP_ROWS, Shape,
+    AttentionConfig, DecodeAttention, DecodeKernel, KEYS_PER_TILE, Mask, PrefillAttention,
+    STEP_ROWS, Shape,
 };
-use crate::launch::prefill::PrefillAttention;
 use crate::numerics::Numerics;
 
 /// KV splits of a row at most: what [`combine`](crate::launch::attention::combine) merges in one

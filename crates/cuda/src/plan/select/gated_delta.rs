@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::Selected;
 use crate::gpu_props::GpuProps;
-use crate::launch::delta::{GatedDeltaKernel, Products, Shape, wy_tree_sm90_fits};
+use crate::launch::gated_delta::{GatedDeltaKernel, Products, Shape, wy_tree_sm90_fits};
 use crate::numerics::Numerics;
 
 /// Nodes of a tree for which the wgmma kernel pays: fewer do not fill its tiles, more do not fit

@@ -2,7 +2,7 @@
 
 use super::Selected;
 use crate::gpu_props::GpuProps;
-use crate::launch::prefill::{PrefillGemm, PrefillGemmKernel};
+use crate::launch::gemm::prefill::{PrefillGemm, PrefillGemmKernel};
 use crate::step::ROWS;
 
 /// How the GEMMs of a model's layers run in a decode step.

@@ -8,9 +8,10 @@ use cuda::GpuProps;
 use cuda::Numerics;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
-use cuda::launch::delta::{
-    GatedDeltaKernel, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, chunk, commit,
-    order, prefill_on, prefill_scratch_bytes, verify, verify_scratch_bytes,
+use cuda::launch::gated_delta::{
+    GatedDeltaKernel, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, commit,
+    dfs_schedule, prefill as chunks, prefill_on, prefill_scratch_bytes, verify,
+    verify_scratch_bytes,
 };
 use cuda::launch::norm::Out as Forms;
 use cuda::select::{TreeStep, gated_delta_decode};
@@ -175,7 +176,7 @@ fn parents(form: TreeShape, nodes: usize, seed: u64) -> Vec<Option<usize>> {
 
 /// A `Step` of `trees` trees of `nodes` nodes.
 fn step(trees: usize, nodes: usize, form: TreeShape) -> Vec<i32> {
-    let mut words = vec![0_i32; 544 + 64 * order::PARTS];
+    let mut words = vec![0_i32; 544 + 64 * dfs_schedule::PARTS];
     let field = |at: usize| 20 + 64 * at;
     words[field(2)..field(4)].fill(-1);
     words[0] = (trees * nodes) as i32;
@@ -184,7 +185,7 @@ fn step(trees: usize, nodes: usize, form: TreeShape) -> Vec<i32> {
         let first = tree * nodes;
         words[4 + 4 * tree..][..4].copy_from_slice(&[tree as i32, 0, first as i32, nodes as i32]);
         let parents = parents(form, nodes, tree as u64);
-        for (part, list) in order::header(&parents).iter().enumerate() {
+        for (part, list) in dfs_schedule::header(&parents).iter().enumerate() {
             for (at, &word) in list.iter().enumerate() {
                 words[544 + 64 * part + first + at] = word as i32;
             }
@@ -371,7 +372,7 @@ fn prompt_with(
     let layers: Vec<_> = (0..8).map(make).collect();
     let units: Vec<_> = layers[0].iter().map(|l| l.unit.clone()).collect();
     let modules = bench.modules(&units)?;
-    let flops = chunk::flops(SHAPE, PROMPT);
+    let flops = chunks::flops(SHAPE, PROMPT);
     for part in 0..layers[0].len() {
         let same: Vec<&Launch> = layers.iter().map(|layer| &layer[part]).collect();
         let case = format!("{}, {PROMPT} tokens", same[0].entry);

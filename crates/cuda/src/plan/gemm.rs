@@ -1,9 +1,9 @@
 //! Products of a step's rows with matrices that share their input.
 
 use super::Site;
-use super::forms::inputs;
+use super::activations::inputs;
 use crate::launch::Launch;
-use crate::launch::matmul::{self, Scratch, Segment, Write};
+use crate::launch::gemm::small_batch::{self, Scratch, Segment, Write};
 use crate::launch::norm::Out;
 use crate::weights::WeightMatrix;
 
@@ -41,8 +41,10 @@ pub(super) fn launches(
         .map(|product| segment(&product.matrix, product.out, product.write))
         .collect();
     segments
-        .chunks(matmul::MAX_SEGMENTS)
-        .flat_map(|segments| matmul::launches(gpu, rows, cols, segments, inputs(input), scratch))
+        .chunks(small_batch::MAX_SEGMENTS)
+        .flat_map(|segments| {
+            small_batch::launches(gpu, rows, cols, segments, inputs(input), scratch)
+        })
         .collect()
 }
 

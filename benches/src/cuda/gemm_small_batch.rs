@@ -12,8 +12,8 @@ use anyhow::{Result, ensure};
 use cuda::GpuProps;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
-use cuda::launch::matmul::scratch_bytes;
-use cuda::launch::matmul::{Inputs, Scratch, Segment, Write, launches};
+use cuda::launch::gemm::small_batch::scratch_bytes;
+use cuda::launch::gemm::small_batch::{Inputs, Scratch, Segment, Write, launches};
 use cuda::launch::norm::{Out, Residual, Rms, Source, rms};
 use cuda::pack::{ActivationFormat, WeightKind};
 

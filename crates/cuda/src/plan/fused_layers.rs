@@ -1,11 +1,11 @@
 //! Layers as chains: one launch for all products from a mixer to the next.
 
 use super::Site;
-use super::forms::Forms;
-use super::layers::Builder;
+use super::activations::Forms;
+use super::decode::Builder;
 use super::select::may_use_fused_layer;
-use crate::launch::chain::{self, Form, MOST_ROWS, Memory, Norms, Own, Products};
-use crate::launch::matmul::Scratch;
+use crate::launch::gemm::fused_layer::{self, Form, MOST_ROWS, Memory, Norms, Own, Products};
+use crate::launch::gemm::small_batch::Scratch;
 use crate::launch::norm::{self, Out, Residual, Rms};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
@@ -37,8 +37,8 @@ struct Link<'a> {
     ffn: &'a FfnWeights,
 }
 
-fn of_chain(matrix: &WeightMatrix) -> chain::Matrix {
-    chain::Matrix {
+fn of_chain(matrix: &WeightMatrix) -> fused_layer::Matrix {
+    fused_layer::Matrix {
         kind: matrix.kind,
         rows: matrix.rows,
         cols: matrix.cols,
@@ -58,7 +58,7 @@ impl Link<'_> {
 
     /// What its chain multiplies with; `next`: the projections of the layer above and where they
     /// go.
-    fn products<'n>(&self, next: &'n [(chain::Matrix, u64)]) -> Products<'n> {
+    fn products<'n>(&self, next: &'n [(fused_layer::Matrix, u64)]) -> Products<'n> {
         Products {
             out: of_chain(&self.out),
             gate: of_chain(&self.ffn.gate),
@@ -109,7 +109,7 @@ impl<'a> Links<'a> {
                 .into_iter()
                 .flat_map(|link| &link.input_projections);
             let next: Vec<_> = next.map(|m| (of_chain(m), 0)).collect();
-            chain::fits(&link.products(&next))
+            fused_layer::fits(&link.products(&next))
         };
         let all = layers.iter().enumerate().all(|(i, link)| fits(i, link));
         all.then_some(Links { layers, form })
@@ -137,7 +137,7 @@ impl Builder<'_> {
             residual: site.addresses.residual,
             own: Own::at(site.addresses.chain, hidden),
             next: Forms::of(input_projections.map(|m| m.kind)).carve(&mut arena, rows, hidden),
-            squares: [(); 2].map(|()| arena.take(chain::squares_bytes(rows, hidden))),
+            squares: [(); 2].map(|()| arena.take(fused_layer::squares_bytes(rows, hidden))),
             scales: arena.take(4 * rows),
             scratch: Scratch(site.addresses.partials),
         };
@@ -199,7 +199,7 @@ impl Builder<'_> {
             };
             let products = link.products(&outs);
             let place = (norms, &memory);
-            self.push(chain::launch(
+            self.push(fused_layer::launch(
                 gpu, rows, links.form, &products, mixed.f16, place,
             ));
             end(self, i);

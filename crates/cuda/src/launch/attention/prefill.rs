@@ -1,7 +1,7 @@
 //! Attention of a chunk of a prompt over the cache, its own keys and values included.
 
-use super::{Out, Panels, count, int};
-use crate::launch::attention::{Cache, Shape, number};
+use super::{Cache, Shape, number};
+use crate::launch::gemm::panels::{Out, Panels, count, int};
 use crate::launch::{Args, Launch, Unit};
 
 /// Eights of rows of a block of `attention_across_sm90.cu`, the first that fits beside the cache's
@@ -44,7 +44,7 @@ impl PrefillAttention {
 ///
 /// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads *
 /// head_dim` columns.
-pub fn attend(
+pub fn prefill(
     kernel: PrefillAttention,
     shape: &Shape,
     rows: usize,

@@ -1,7 +1,7 @@
 //! The walk over trees: node by node, with the bits of single steps.
 
 use super::conv_args;
-use super::{DIM, Inputs, Layer, Shape, dim, launch, order, slot_args};
+use super::{DIM, Inputs, Layer, Shape, dfs_schedule, dim, launch, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
 
@@ -56,7 +56,7 @@ impl Cut {
             heads,
             turns,
             // Where a block has a multiprocessor for itself, there are registers for one.
-            saves: order::waiting(nodes) - usize::from(blocks == 1),
+            saves: dfs_schedule::waiting(nodes) - usize::from(blocks == 1),
             shared_saves: 0,
             warps,
             blocks,
@@ -125,7 +125,7 @@ pub fn walk_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Unit
 /// [`kept_bytes`].
 #[expect(
     clippy::too_many_arguments,
-    reason = "as `tree::verify`: shapes first, then addresses"
+    reason = "as `decode::verify`: shapes first, then addresses"
 )]
 pub fn walk(
     gpu: GpuProps,
@@ -156,7 +156,7 @@ pub fn walk(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::delta::tree::tests::{LARGE, SHAPE, SMALL};
+    use crate::launch::gated_delta::decode::tests::{LARGE, SHAPE, SMALL};
 
     #[test]
     fn states_wait_in_the_scratch_where_shared_memory_has_no_room() {

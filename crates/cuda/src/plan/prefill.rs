@@ -4,18 +4,18 @@
 
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
-use super::layers::{cache, delta_inputs, delta_layer, shape};
-use super::product::segment;
+use super::decode::{cache, delta_inputs, delta_layer, shape};
+use super::gemm::segment;
 use super::select::{gated_delta_scan, prefill_attention, prefill_gemm};
 use super::{Plan, Site};
 use crate::launch::attention::{self, Cache, Positions, Projections};
-use crate::launch::delta::{self, Layer};
-use crate::launch::matmul::{Segment, Write};
-use crate::launch::norm::{self, Source};
-use crate::launch::prefill::product::{self, Inputs, Scratch};
-use crate::launch::prefill::{self, Out, Panels, PrefillGemm, rows};
-use crate::launch::rows::tap;
-use crate::launch::{Launch, embed};
+use crate::launch::gated_delta::{self, Layer};
+use crate::launch::gemm::panels::{Out, Panels};
+use crate::launch::gemm::prefill::{self as gemm, Inputs, PrefillGemm, Scratch};
+use crate::launch::gemm::small_batch::{Segment, Write};
+use crate::launch::logits::tap;
+use crate::launch::norm::{self, Source, panels};
+use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
 use crate::state::{DeltaGroup, LayerState};
@@ -44,8 +44,8 @@ impl Expanded {
         let mut fit = |matrices: &[WeightMatrix]| {
             let packed = matrices.iter().filter(|m| m.kind != WeightKind::F32);
             let cols = matrices.first().map_or(hidden, |m| m.cols);
-            let all = product::bytes_to_expand(packed.map(|m| m.rows), cols);
-            bytes = bytes.max(all.clamp(product::least_bytes(cols), MOST_EXPANDED));
+            let all = gemm::bytes_to_expand(packed.map(|m| m.rows), cols);
+            bytes = bytes.max(all.clamp(gemm::least_bytes(cols), MOST_EXPANDED));
         };
         for layer in &weights.layers {
             fit(&[layer.ffn.gate, layer.ffn.up]);
@@ -69,7 +69,7 @@ impl Expanded {
         }
         Expanded {
             bytes,
-            turn_bytes: product::turn_bytes(rows, bytes),
+            turn_bytes: gemm::turn_bytes(rows, bytes),
         }
     }
 }
@@ -104,7 +104,7 @@ pub(super) fn build(
     let (at, table) = (site.addresses, site.weights.embedding);
     let source = Source::Chunk(at.chunk);
     let hidden = site.spec.hidden;
-    builder.push(embed::gather(
+    builder.push(embedding::gather(
         table.ty,
         hidden,
         rows,
@@ -211,13 +211,13 @@ impl Builder<'_> {
         let (site, rows, chunk) = (self.site, self.rows, self.site.addresses.chunk);
         let (width, hidden) = (draft.fc.cols, draft.fc.rows);
         let input = self.out(&[draft.fc], width, arena);
-        self.push(rows::convert(width, width, rows, chunk, features, input));
+        self.push(panels::convert(width, width, rows, chunk, features, input));
         let raw = self.project(input, &[draft.fc], arena)[0];
         let input_projections = super::draft::context_readers(draft);
         let f = self.out(&input_projections, hidden, arena);
         let from = (raw, draft.hidden_norm);
         let eps = super::draft::eps(site);
-        self.push(rows::norm(hidden, eps, rows, chunk, from, f));
+        self.push(panels::norm(hidden, eps, rows, chunk, from, f));
         let projected = self.project(f, &input_projections, arena);
         let at = Positions::Chunk(chunk);
         let launches = super::draft::context(site, rows, at, &projected);
@@ -235,7 +235,7 @@ impl Builder<'_> {
         let out = self.out(input_projections, hidden, arena);
         let at = self.site.addresses;
         let from = (at.residual, weight);
-        self.push(rows::norm(hidden, eps, self.rows, at.chunk, from, out));
+        self.push(panels::norm(hidden, eps, self.rows, at.chunk, from, out));
         out
     }
 
@@ -272,7 +272,7 @@ impl Builder<'_> {
         };
         let from = (self.site.addresses.chunk, inputs);
         let gemm = self.gemm();
-        let launches = product::products(gemm, self.rows, cols, segments, from, self.scratch);
+        let launches = gemm::products(gemm, self.rows, cols, segments, from, self.scratch);
         self.plan.launches.extend(launches);
     }
 
@@ -305,7 +305,7 @@ impl Builder<'_> {
         let selected = prefill_attention(&shape, site.gpu);
         let kernel = selected.kernel;
         self.plan.note(kernel.file(), selected.reason);
-        self.push(prefill::attend(
+        self.push(attention::prefill(
             kernel,
             &shape,
             rows,
@@ -325,14 +325,14 @@ impl Builder<'_> {
         arena: &mut BumpAllocator,
     ) {
         let (site, rows) = (self.site, self.rows);
-        let shape = delta::Shape::of(&group.spec);
+        let shape = gated_delta::Shape::of(&group.spec);
         let input_projections = [w.qkv, w.z, w.beta, w.alpha];
         let y = self.normed(norm, &input_projections, arena);
         let projected = self.project(y, &input_projections, arena);
         let inputs = delta_inputs(w, &projected);
-        let scratch = arena.take(delta::prefill_scratch_bytes(shape, rows));
+        let scratch = arena.take(gated_delta::prefill_scratch_bytes(shape, rows));
         let to = self.out(&[w.out], shape.values(), arena);
-        let out = delta::Out {
+        let out = gated_delta::Out {
             forms: norm::Out::f32(to.f32),
             panel: (to.panels, Panels::new(0, rows).rows),
         };
@@ -341,7 +341,7 @@ impl Builder<'_> {
         self.plan.note(scan.kernel.file(), scan.reason);
         let products = scan.kernel;
         let launches =
-            delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
+            gated_delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
         self.plan.launches.extend(launches);
         self.add(to, w.out);
     }
@@ -352,7 +352,7 @@ impl Builder<'_> {
         let y = self.normed(w.norm, &input_projections, arena);
         let width = w.gate.rows;
         let out = self.out(&[w.down], width, arena);
-        let pair = product::Pair {
+        let pair = gemm::Pair {
             cols: w.gate.cols,
             ffn: width,
             gate: (w.gate.kind, w.gate.at),
@@ -360,12 +360,12 @@ impl Builder<'_> {
         };
         if pair.fits() && out.f32 == 0 {
             let from = (chunk, y.panels);
-            let launches = product::gated(self.gemm(), rows, pair, from, self.scratch, out.panels);
+            let launches = gemm::gated(self.gemm(), rows, pair, from, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
             let projected = self.project(y, &input_projections, arena);
             let from = (projected[0], projected[1]);
-            self.push(rows::swiglu(width, width, rows, chunk, from, out));
+            self.push(panels::swiglu(width, width, rows, chunk, from, out));
         }
         self.add(out, w.down);
     }

@@ -2,7 +2,7 @@
 //! brought along.
 
 use super::conv_args;
-use super::norm::{Out, Source, gated_norm};
+use super::gated_norm::{Out, Source, gated_norm};
 use super::{DIM, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 

@@ -1,7 +1,7 @@
 //! Products of a chunk's rows with matrices that share their input.
 
-use super::{PANEL, Panels, TILE, count, int};
-use crate::launch::matmul::{Segment, Write};
+use super::panels::{PANEL, Panels, TILE, count, int};
+use super::small_batch::{Segment, Write};
 use crate::launch::{Args, Launch, Unit};
 use crate::pack::{BLOCK_ROWS, WeightKind};
 
@@ -184,7 +184,8 @@ impl Pair {
 /// `x`.
 ///
 /// # Panics
-/// Unless the pair [fits](Pair::fits); then take [`products`] and [`super::rows::swiglu`].
+/// Unless the pair [fits](Pair::fits); then take [`products`] and
+/// [`crate::launch::norm::panels::swiglu`].
 pub fn gated(
     gemm: PrefillGemm,
     rows: usize,

@@ -3,8 +3,8 @@
 //! [`launches`] multiplies the rows of one bucket by several matrices that share their input, in
 //! one launch of `gemm/decode_gemm_small_batch.cu`.
 
-use super::{Args, Launch, Unit};
 use crate::gpu_props::GpuProps;
+use crate::launch::{Args, Launch, Unit};
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
@@ -171,8 +171,8 @@ impl Form {
 /// input.
 ///
 /// # Panics
-/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, an input that a kind
-/// reads is missing, or the card does not hold a kind (see [`holds`]).
+/// If there are no segments or more than [`MAX_SEGMENTS`], the bucket is not 1..=64, an input that
+/// a kind reads is missing, or the GPU does not hold a kind (see [`holds`]).
 pub fn launches(
     gpu: GpuProps,
     bucket: usize,

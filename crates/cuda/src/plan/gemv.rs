@@ -2,13 +2,13 @@
 //! those before.
 
 use super::Site;
-use super::forms::Forms;
-use super::layers::Builder;
-use super::product::{Product, segment};
+use super::activations::Forms;
+use super::decode::Builder;
+use super::gemm::{Product, segment};
 use crate::launch::Launch;
-use crate::launch::matmul::{Segment, Write};
+use crate::launch::gemm::gemv::{self, Input, Results};
+use crate::launch::gemm::small_batch::{Segment, Write};
 use crate::launch::norm::Out;
-use crate::launch::one::{self, Input, Results};
 use crate::memory::BumpAllocator;
 use crate::weights::{FfnWeights, WeightMatrix};
 
@@ -49,7 +49,7 @@ fn launch(
     input: Input,
     results: Results,
 ) -> Option<Launch> {
-    one::launch(site.gpu, cols, segments, input, results)
+    gemv::launch(site.gpu, cols, segments, input, results)
 }
 
 fn residual_normed(site: &Site<'_>, (weight, eps): (u64, f32)) -> Input {

@@ -1,6 +1,6 @@
 //! Activations in the forms that products read them in.
 
-use crate::launch::matmul::Inputs;
+use crate::launch::gemm::small_batch::Inputs;
 use crate::launch::norm::Out;
 use crate::memory::BumpAllocator;
 use crate::pack::{ActivationFormat, WeightKind};

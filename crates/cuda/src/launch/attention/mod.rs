@@ -7,11 +7,13 @@
 
 use contract::{KvFormat, RopeSpec};
 
-pub mod rows;
-mod tree;
+mod decode;
+pub mod kv_layout;
+mod prefill;
 
-pub use tree::{DecodeAttention, DecodeBuffers, DecodeKernel, Tile, combine, tree};
-pub(crate) use tree::{KEYS_PER_TILE, STEP_ROWS};
+pub use decode::{DecodeAttention, DecodeBuffers, DecodeKernel, Tile, combine, tree};
+pub(crate) use decode::{KEYS_PER_TILE, STEP_ROWS};
+pub use prefill::{PrefillAttention, prefill};
 
 use super::{Args, Launch, Unit};
 use crate::gpu_props::GpuProps;
@@ -78,7 +80,7 @@ pub struct AttentionConfig {
 /// One layer's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cache {
-    /// Values of keys; [`rows`] has their layout.
+    /// Values of keys; [`kv_layout`] has their layout.
     pub k: u64,
     /// Scales of keys; unused by formats without.
     pub k_scale: u64,
@@ -284,7 +286,7 @@ pub fn compact(
     commit: u64,
 ) -> Launch {
     for (plane, format) in [(1, shape.k), (3, shape.v)] {
-        if rows::row_bytes(format, shape.head_dim).1 == 0 {
+        if kv_layout::row_bytes(format, shape.head_dim).1 == 0 {
             planes.base[plane] = 0;
         }
     }

@@ -1,18 +1,18 @@
 //! Products of one row with the norm before them, or the gated unit behind them, in one launch of
 //! `gemm/gemv.cu`.
 //!
-//! They give the bits of [`super::norm::rms`], [`super::matmul::launches`] and
-//! [`super::ffn::swiglu`] one after the other. Every block waits for the launch before it with all
-//! of its weights under way, so steps of small models, which wait for launches and not for memory,
-//! are done sooner.
+//! The bits are those of [`norm::rms`], [`super::small_batch::launches`] and
+//! [`crate::launch::ffn::swiglu`] in sequence. Every block loads all of its weights before it waits
+//! for its predecessor, so steps of small models, which are bound by launches and not by memory,
+//! take less time.
 
-use super::matmul::{
+use super::small_batch::{
     MAX_SEGMENTS, Segment, Write, gemm_shared_bytes, kinds_of, narrow, pair, parts, plain_words,
     shares,
 };
-use super::norm::{self, Out};
-use super::{Args, Launch, Unit};
 use crate::gpu_props::GpuProps;
+use crate::launch::norm::{self, Out};
+use crate::launch::{Args, Launch, Unit};
 use crate::pack::WeightKind;
 
 /// Rows of a tile, which a block has.

@@ -21,7 +21,7 @@ use contract::{
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::Engine;
-use crate::exec::answer::candidates;
+use crate::exec::host_logits::candidates;
 use crate::options::Options;
 use crate::pages::{PageId, PagePool, SharedPagePool};
 use crate::pinned::PinnedPool;

@@ -14,8 +14,10 @@ use contract::quant::quantize_row;
 use cuda::GpuProps;
 use cuda::Meter;
 use cuda::driver::{Buffer, Gpu};
-use cuda::launch::chain::{self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products};
-use cuda::launch::matmul::{Scratch, scratch_bytes};
+use cuda::launch::gemm::fused_layer::{
+    self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products,
+};
+use cuda::launch::gemm::small_batch::{Scratch, scratch_bytes};
 use cuda::launch::norm::{Out, Source, convert};
 use cuda::launch::{Launch, clocks};
 use cuda::pack::{self, ActivationFormat, WeightKind};
@@ -172,8 +174,8 @@ impl LayerBuffers {
         let rest = [
             ActivationFormat::F16.bytes(MOST_ROWS, HIDDEN),
             4 * MOST_ROWS * HIDDEN,
-            chain::squares_bytes(MOST_ROWS, HIDDEN),
-            chain::squares_bytes(MOST_ROWS, HIDDEN),
+            fused_layer::squares_bytes(MOST_ROWS, HIDDEN),
+            fused_layer::squares_bytes(MOST_ROWS, HIDDEN),
         ];
         let rest = rest.iter().map(|&bytes| gpu.filled(bytes, 0));
         let rest: Vec<Buffer<u8>> = rest.collect::<Result<_, _>>()?;
@@ -247,7 +249,7 @@ impl LayerBuffers {
             };
             let place = (norms, &self.memory);
             let mut chain =
-                chain::launch(self.card, bucket, form, &products, self.halves.ptr(), place);
+                fused_layer::launch(self.card, bucket, form, &products, self.halves.ptr(), place);
             for (name, value) in extra {
                 chain.unit = chain.unit.define(name, value);
             }

@@ -2,7 +2,7 @@
 //! launch.
 
 use super::conv_args;
-use super::norm::Out;
+use super::gated_norm::Out;
 use super::{DIM, Inputs, Layer, Shape, dim, row_args, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
@@ -61,7 +61,7 @@ fn launch(unit: Unit, shape: Shape, rows: usize, args: crate::launch::Args) -> L
     launch
 }
 
-/// As [`super::tree::tree`].
+/// As [`super::decode::tree`].
 pub(super) fn tree(
     shape: Shape,
     rows: usize,
@@ -103,7 +103,7 @@ pub(super) fn tree_and_norm(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::tests::SHAPE;
+    use super::super::decode::tests::SHAPE;
     use super::*;
 
     #[test]

@@ -1,8 +1,8 @@
 //! Steps of trees: what looks at states without changing them, and what commits a path.
 
-use super::norm::{Out, Source, gated_norm};
-use super::tree_sm90;
-use super::walk::{kept_bytes, walk};
+use super::gated_norm::{Out, Source, gated_norm};
+use super::recurrent::{kept_bytes, walk};
+use super::wy_tree_sm90;
 use super::{DIM, Group, Inputs, Layer, Rows, Shape, conv_args, dim, launch, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, Launch, Unit};
@@ -102,7 +102,7 @@ pub fn verify(
             return vec![row(shape, step, layer, inputs, out)];
         }
         GatedDeltaKernel::WyTreeNormSm90 => {
-            return vec![tree_sm90::tree_and_norm(
+            return vec![wy_tree_sm90::tree_and_norm(
                 shape, rows, step, layer, inputs, out,
             )];
         }
@@ -213,7 +213,7 @@ pub fn tree_unit(
     trees: usize,
 ) -> Unit {
     if kernel == GatedDeltaKernel::WyTreeSm90 {
-        tree_sm90::tree_unit(shape, rows)
+        wy_tree_sm90::tree_unit(shape, rows)
     } else {
         Cut::of(gpu, shape, rows, trees).unit(shape)
     }
@@ -239,7 +239,7 @@ pub fn tree(
     o: u64,
 ) -> Launch {
     if kernel == GatedDeltaKernel::WyTreeSm90 {
-        return tree_sm90::tree(shape, rows, step, layer, inputs, o);
+        return wy_tree_sm90::tree(shape, rows, step, layer, inputs, o);
     }
     let cut = Cut::of(gpu, shape, rows, trees);
     let args = conv_args(step, layer, inputs);
@@ -286,7 +286,7 @@ pub fn commit(shape: Shape, group: &Group, paths: usize, commit: u64) -> Launch 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::launch::delta::Slots;
+    use crate::launch::gated_delta::Slots;
     use contract::HeadMap;
 
     pub(crate) const SHAPE: Shape = Shape {

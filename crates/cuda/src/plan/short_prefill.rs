@@ -7,15 +7,15 @@
 //! chain of nodes, whose header goes up beside the chunk's. States, windows and rows are committed
 //! on the way, as in any chunk.
 
-use super::chain::Links;
-use super::forms::Forms;
-use super::layers::{Builder, builder, delta_inputs};
+use super::activations::Forms;
+use super::decode::{Builder, builder, delta_inputs};
+use super::fused_layers::Links;
 use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, gated_delta_scan, prefill_path};
-use super::{Plan, Site, draft, one};
+use super::{Plan, Site, draft, gemv};
 use crate::launch::attention::Positions;
-use crate::launch::delta::{self, Layer};
+use crate::launch::gated_delta::{self, Layer};
+use crate::launch::logits::tap;
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
-use crate::launch::rows::tap;
 use crate::memory::BumpAllocator;
 use crate::state::DeltaGroup;
 use crate::step::ROWS;
@@ -26,7 +26,7 @@ pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
 
 /// How chunks of up to `rows` rows are prefilled.
 pub(super) fn path(site: &Site<'_>, rows: usize) -> Selected<PrefillPath> {
-    prefill_path(rows, site.open.batch_invariant, one::suits(site))
+    prefill_path(rows, site.open.batch_invariant, gemv::suits(site))
 }
 
 /// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where
@@ -113,16 +113,16 @@ impl Builder<'_> {
         arena: &mut BumpAllocator,
     ) -> Out {
         let (site, rows) = (self.site, self.rows);
-        let shape = delta::Shape::of(&group.spec);
+        let shape = gated_delta::Shape::of(&group.spec);
         let inputs = delta_inputs(w, projected);
-        let scratch = arena.take(delta::prefill_scratch_bytes(shape, rows));
+        let scratch = arena.take(gated_delta::prefill_scratch_bytes(shape, rows));
         let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
-        let (chunk, out) = (site.addresses.chunk, delta::Out::of(forms));
+        let (chunk, out) = (site.addresses.chunk, gated_delta::Out::of(forms));
         let scan = gated_delta_scan(site.gpu);
         self.plan.note(scan.kernel.file(), scan.reason);
         let products = scan.kernel;
         let launches =
-            delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
+            gated_delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
         self.plan.launches.extend(launches);
         forms
     }

@@ -2,20 +2,20 @@
 
 use contract::{AttentionSpec, Mixer, OpenPlan, OutputGate};
 
-use super::chain::Links;
-use super::forms::Forms;
-use super::product::{self, Product};
+use super::activations::Forms;
+use super::fused_layers::Links;
+use super::gemm::{self, Product};
 use super::select::{
     DecodeGemm, Depth, GemmFits, StepSize, TreeStep, decode_attention, decode_gemm,
     gated_delta_decode,
 };
-use super::{Plan, Site, attention_config, head, one};
+use super::{Plan, Site, attention_config, gemv, lm_head};
 use crate::launch::attention::{self, Cache, DecodeBuffers, Mask, Positions, Projections, Shape};
-use crate::launch::delta::{self, Layer, Slots};
-use crate::launch::matmul::Write;
+use crate::launch::gated_delta::{self, Layer, Slots};
+use crate::launch::gemm::small_batch::Write;
+use crate::launch::logits::{self, Tap};
 use crate::launch::norm::{self, Out, Residual, Rms, Source};
-use crate::launch::rows::{self, Tap};
-use crate::launch::{Launch, embed, ffn};
+use crate::launch::{Launch, embedding, ffn};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
 use crate::state::{DeltaGroup, KvGroup, LayerState};
@@ -82,13 +82,13 @@ pub(super) fn delta_layer(
 
 /// Where the projections of a delta layer stand, in the order of its input_projections: `qkv`, `z`,
 /// `beta`, `alpha`.
-pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> delta::Inputs {
+pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> gated_delta::Inputs {
     let input_projections = [w.qkv, w.z, w.beta, w.alpha];
-    let rows = |i: usize| delta::Rows {
+    let rows = |i: usize| gated_delta::Rows {
         at: projected[i],
         stride: input_projections[i].rows,
     };
-    delta::Inputs {
+    gated_delta::Inputs {
         qkv: rows(0),
         z: rows(1),
         beta: rows(2),
@@ -136,7 +136,7 @@ pub(super) fn step(
     let layers = 0..site.spec.layers.len();
     let links = Links::of_target(site);
     let fits = GemmFits {
-        gemv: one::suits(site),
+        gemv: gemv::suits(site),
         fused_layer: links.is_some(),
     };
     let gemm = decode_gemm(rows, fits);
@@ -182,7 +182,13 @@ impl Builder<'_> {
     pub(super) fn embed(&mut self) {
         let (x, table) = (self.site.addresses.residual, self.site.weights.embedding);
         let (hidden, rows, source) = (self.site.spec.hidden, self.rows, self.source);
-        self.push(embed::gather(table.ty, hidden, rows, source, (table.at, x)));
+        self.push(embedding::gather(
+            table.ty,
+            hidden,
+            rows,
+            source,
+            (table.at, x),
+        ));
     }
 
     /// The plan without a head, and where the furthest buffer ends.
@@ -194,7 +200,7 @@ impl Builder<'_> {
     pub(super) fn head(self, asked: Source, norm: (u64, f32), arena: &mut BumpAllocator) -> Plan {
         let mut plan = self.plan;
         let mut tail = *arena;
-        head::append(self.site, self.rows, asked, norm, &mut tail, &mut plan);
+        lm_head::append(self.site, self.rows, asked, norm, &mut tail, &mut plan);
         *arena = if tail.used() > self.peak.used() {
             tail
         } else {
@@ -277,7 +283,7 @@ impl Builder<'_> {
                 placed: true,
             };
             let x = site.addresses.residual;
-            self.push(rows::tap(hidden, self.rows, self.source, x, to));
+            self.push(logits::tap(hidden, self.rows, self.source, x, to));
         }
         self.plan.layer_ends.push(self.plan.launches.len());
     }
@@ -341,7 +347,7 @@ impl Builder<'_> {
     }
 
     fn products(&mut self, input: &Out, products: &[Product]) {
-        let launches = product::launches(self.site, self.rows, input, products);
+        let launches = gemm::launches(self.site, self.rows, input, products);
         self.plan.launches.extend(launches);
     }
 
@@ -405,18 +411,18 @@ impl Builder<'_> {
         arena: &mut BumpAllocator,
     ) -> Out {
         let (site, rows, trees) = (self.site, self.rows, self.trees);
-        let shape = delta::Shape::of(&group.spec);
+        let shape = gated_delta::Shape::of(&group.spec);
         let inputs = delta_inputs(w, projected);
         let gpu = site.gpu;
         let step = TreeStep { rows, trees };
         let selected = gated_delta_decode(gpu, shape, self.numerics, step);
         let kernel = selected.kernel;
         self.plan.note(kernel.file(), selected.reason);
-        let bytes = delta::verify_scratch_bytes(gpu, shape, rows, trees, kernel);
+        let bytes = gated_delta::verify_scratch_bytes(gpu, shape, rows, trees, kernel);
         let scratch = arena.take(bytes);
         let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
-        let out = delta::Out::of(forms);
-        let launches = delta::verify(
+        let out = gated_delta::Out::of(forms);
+        let launches = gated_delta::verify(
             gpu, shape, rows, trees, kernel, self.step, &layer, &inputs, scratch, &out,
         );
         self.plan.launches.extend(launches);

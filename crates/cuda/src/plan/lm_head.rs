@@ -1,12 +1,12 @@
 //! The head: asked rows through the final norm and the head matrix, and reduced to candidates.
 
-use super::forms::Forms;
-use super::one;
-use super::product::{self, Product};
+use super::activations::Forms;
+use super::gemm::{self, Product};
+use super::gemv;
 use super::{Plan, Site};
-use crate::launch::matmul::Write;
+use crate::launch::gemm::small_batch::Write;
+use crate::launch::logits::{self, Rows};
 use crate::launch::norm::{self, Residual, Rms, Source};
-use crate::launch::rows::{self, Rows};
 use crate::memory::BumpAllocator;
 
 /// The head over asked rows of the chunk before it.
@@ -36,9 +36,9 @@ pub(super) fn edited(
     };
     let mut plan = Plan::default();
     plan.launches
-        .extend(rows::edit(site.reduce, rows, asked, edited));
+        .extend(logits::edit(site.reduce, rows, asked, edited));
     plan.launches
-        .extend(rows::reduce(site.reduce, rows, asked, edited));
+        .extend(logits::reduce(site.reduce, rows, asked, edited));
     plan
 }
 
@@ -61,7 +61,7 @@ pub(super) fn append(
     };
     // The one row of a step is the row that may be asked for.
     let one = match (rows, asked) {
-        (1, Source::AskedOfStep(_)) => one::head(site, &logits, (weight, eps)),
+        (1, Source::AskedOfStep(_)) => gemv::head(site, &logits, (weight, eps)),
         _ => None,
     };
     match one {
@@ -73,7 +73,7 @@ pub(super) fn append(
             plan.launches
                 .push(norm::rms(rms, rows, asked, x, weight, y));
             plan.launches
-                .extend(product::launches(site, rows, &y, &[logits]));
+                .extend(gemm::launches(site, rows, &y, &[logits]));
         }
     }
     let reduced = Rows {
@@ -84,5 +84,5 @@ pub(super) fn append(
         out: at.rows,
     };
     plan.launches
-        .extend(rows::reduce(site.reduce, rows, asked, reduced));
+        .extend(logits::reduce(site.reduce, rows, asked, reduced));
 }

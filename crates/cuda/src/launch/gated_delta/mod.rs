@@ -9,17 +9,17 @@ use contract::{GatedDeltaSpec, HeadMap};
 
 use super::{Args, Launch, Unit};
 
-pub mod chunk;
-pub mod norm;
-pub mod order;
-pub mod tree;
-mod tree_sm90;
-pub mod walk;
+pub mod decode;
+pub mod dfs_schedule;
+pub mod gated_norm;
+pub mod prefill;
+pub mod recurrent;
+mod wy_tree_sm90;
 
-pub use chunk::{Products, prefill, prefill_on, prefill_scratch_bytes};
-pub use norm::{Out, Source};
-pub use tree::{GatedDeltaKernel, commit, verify, verify_scratch_bytes};
-pub use tree_sm90::wy_tree_sm90_fits;
+pub use decode::{GatedDeltaKernel, commit, verify, verify_scratch_bytes};
+pub use gated_norm::{Out, Source};
+pub use prefill::{Products, prefill, prefill_on, prefill_scratch_bytes};
+pub use wy_tree_sm90::wy_tree_sm90_fits;
 
 /// Width of a key and of a value head.
 pub const DIM: usize = 128;

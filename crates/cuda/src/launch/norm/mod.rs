@@ -1,5 +1,7 @@
 //! RMSNorm, residual, and the forms in which products read their inputs.
 
+pub mod panels;
+
 use super::{Args, Launch, Unit};
 
 /// Device address of the header that says which rows there are, and what it is.

@@ -4,7 +4,7 @@ use contract::KvFormat;
 
 use super::super::norm::Out;
 use super::super::{Args, Launch, Unit};
-use super::rows::row_bytes;
+use super::kv_layout::row_bytes;
 use super::{Cache, Shape};
 use crate::gpu_props::GpuProps;
 

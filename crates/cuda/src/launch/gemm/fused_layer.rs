@@ -3,13 +3,13 @@
 //! Out-projection into the residual stream, gate and up with the gated unit, down into the residual
 //! stream, and the projections of the next layer, the norms before them included.
 
-use super::matmul::{
+use super::small_batch::{
     self, BLOCK_ROWS, PLAIN_SHARED, ROW_BLOCKS, Scratch, TILES, kinds_of, narrow,
     packed_scratch_bytes, pair,
 };
-use super::norm::Out;
-use super::{Args, Launch, Unit};
 use crate::gpu_props::GpuProps;
+use crate::launch::norm::Out;
+use crate::launch::{Args, Launch, Unit};
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
@@ -93,8 +93,8 @@ pub struct Memory {
     pub next: Out,
     /// Two of [`squares_bytes`].
     pub squares: [u64; 2],
-    /// f32 `[bucket]`: what the last norm multiplied the rows by ([`super::norm::rms_and_scales`]);
-    /// left so.
+    /// f32 `[bucket]`: what the last norm multiplied the rows by
+    /// ([`crate::launch::norm::rms_and_scales`]); left so.
     pub scales: u64,
     /// As products have it, for twice as many rows.
     pub scratch: Scratch,
@@ -153,7 +153,7 @@ impl Form {
     pub fn new(gpu: GpuProps, most_rows: usize, kinds: &[WeightKind]) -> Option<Form> {
         let (bits, plain) = kinds_of(kinds);
         let own = OWN_SHARED + if plain { PLAIN_SHARED } else { 0 };
-        let room = if gpu.shared_bytes >= matmul::MOST_SHARED {
+        let room = if gpu.shared_bytes >= small_batch::MOST_SHARED {
             MOST_SHARED
         } else {
             gpu.shared_bytes
@@ -339,7 +339,7 @@ impl Stages {
             pair(self.quads(x.spent), gap),
             pair(first, self.segments.len() / SEGMENT_WORDS),
             whole.map_or_else(
-                || matmul::shares(self.gpu, line, dearest),
+                || small_batch::shares(self.gpu, line, dearest),
                 |(units, _)| pair(units, 0),
             ),
             pair(write, x.width),

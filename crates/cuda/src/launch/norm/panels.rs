@@ -1,6 +1,6 @@
 //! From f32 rows to the forms that products read.
 
-use super::{Out, Panels, count, int};
+use crate::launch::gemm::panels::{Out, Panels, count, int};
 use crate::launch::{Args, Launch, Unit};
 
 /// Threads of a block, which has one row.
@@ -57,7 +57,7 @@ pub fn convert(width: usize, stride: usize, rows: usize, chunk: u64, x: u64, to:
 
 /// `silu(gate) * up` of f32 rows, `stride` floats apart.
 ///
-/// Only where [`super::product::gated`] does not serve.
+/// Only where [`crate::launch::gemm::prefill::gated`] does not serve.
 pub fn swiglu(
     width: usize,
     stride: usize,

@@ -1,27 +1,19 @@
-//! Prefill: products of many rows, and attention of a chunk over the cache.
+//! Activations and results of prefill GEMMs as f16 panels (`kernels/gemm/panel_layout.cuh`).
 //!
-//! Rows reach a product as f16 "panels" (`kernels/gemm/panel_layout.cuh`), which [`rows`] makes
-//! from f32 rows. [`product`] expands the weights it needs into panels too, in a scratch that all
-//! products share, and multiplies. f16 rather than bf16: the same rate, an eighth of the rounding,
-//! and what its range cannot hold saturates. Matrices kept as F32 are multiplied in f32. How many
-//! rows there are, of which sequence and after how many committed ones, is read from a `Chunk` in
-//! device memory.
+//! [`crate::launch::norm::panels`] makes panels from f32 rows. [`super::prefill`] dequantizes the
+//! weights into panels too, in a scratch that all GEMMs share. The panels are f16 rather than bf16:
+//! the rate is the same, the rounding error an eighth, and values out of range saturate. Matrices
+//! kept as F32 are multiplied in f32. The number of rows, their sequence and its committed tokens
+//! are read from a `Chunk` in device memory.
 //!
-//! Every result of a row is the same bits however a prompt is cut into chunks.
-
-mod attend;
-pub mod product;
-pub mod rows;
-
-pub use attend::{PrefillAttention, attend};
-pub use product::{PrefillGemm, PrefillGemmKernel};
+//! Every result of a row has the same bits however a prompt is cut into chunks.
 
 /// Rows of a tile: panels hold a multiple of this many.
-const TILE: usize = 128;
+pub(super) const TILE: usize = 128;
 /// Columns of a panel.
-const PANEL: usize = 64;
+pub(super) const PANEL: usize = 64;
 
-/// Rows as f16 panels on the gpu.
+/// Rows as f16 panels on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Panels {
     /// Device address, 1024-byte aligned.
@@ -55,11 +47,11 @@ pub struct Out {
 }
 
 /// A length as the kernels take it.
-fn int(n: usize) -> i32 {
+pub(in crate::launch) fn int(n: usize) -> i32 {
     i32::try_from(n).expect("lengths of a prefill are far below 2^31")
 }
 
 /// A count of blocks or threads.
-fn count(n: usize) -> u32 {
+pub(in crate::launch) fn count(n: usize) -> u32 {
     u32::try_from(n).expect("a grid is far below 2^32 blocks")
 }
