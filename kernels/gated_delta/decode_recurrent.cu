@@ -8,9 +8,9 @@
 // state_update.cuh.
 //
 // The host computes the DFS schedule (crates/cuda/src/launch/gated_delta/dfs_schedule.rs). Leaves, which do not change
-// the state, come first, and a node's state is spilled only while a subtree of at most half of its size is processed: at most four
-// states for 64 nodes. A thread spills its own values: the first state to registers if the block has an SM to itself,
-// the others to shared memory as far as it fits, the rest to global scratch.
+// the state, come first, and a node's state is spilled only while a subtree of at most half of its size is processed:
+// at most four states for 64 nodes. A thread spills its own values: the first state to registers if the block has an SM
+// to itself, the others to shared memory as far as it fits, the rest to global scratch.
 //
 // in   x [rows][ld_x], alpha, beta [rows][ld], window [slot][3][CHANNELS], weight [CHANNELS][4], a, dt [V_HEADS],
 //      state [slot][V_HEADS][128 v][128 k]

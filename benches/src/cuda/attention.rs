@@ -10,9 +10,9 @@ use cuda::driver::Buffer;
 use cuda::launch::attention::kv_layout::row_bytes;
 use cuda::launch::attention::{
     AttentionConfig, Cache, DecodeBuffers, Mask, PAGE, Positions, Projections, Shape, combine,
-    prepare, tree,
+    qk_norm_rope_append, tree,
 };
-use cuda::launch::norm::Out;
+use cuda::launch::norm::ActivationBuffers;
 use cuda::launch::{Launch, Unit};
 use cuda::select::{StepSize, decode_attention};
 
@@ -136,7 +136,7 @@ fn target(format: KvFormat) -> Shape {
         normed: true,
         k: format,
         v: format,
-        turned: true,
+        rotated: true,
         eps: 1e-6,
         scale: 1.0 / 16.0,
         window: 0,
@@ -350,9 +350,9 @@ impl AttentionBench {
             k_norm: self.norm.ptr(),
             frequencies: self.frequencies.ptr(),
         };
-        let out = Out {
+        let out = ActivationBuffers {
             f16: self.out.ptr(),
-            ..Out::default()
+            ..ActivationBuffers::default()
         };
         let (at, q16) = (step.ptr(), self.q16.ptr());
         let buffers = |cache: Cache| DecodeBuffers {
@@ -371,7 +371,9 @@ impl AttentionBench {
             prepares: self
                 .caches
                 .iter()
-                .map(|&cache| prepare(shape, rows, Positions::Step(at), from, (cache, q16)))
+                .map(|&cache| {
+                    qk_norm_rope_append(shape, rows, Positions::Step(at), from, (cache, q16))
+                })
                 .collect(),
             trees: self
                 .caches
@@ -425,7 +427,11 @@ impl LayerLaunches {
         );
         let work = self.work;
         for (kernel, launches, work) in [
-            ("prepare", self.prepares.iter().collect(), Work::default()),
+            (
+                "qk_norm_rope_append",
+                self.prepares.iter().collect(),
+                Work::default(),
+            ),
             ("tree", self.trees.iter().collect(), work),
             ("combine", vec![&self.combine], Work::default()),
         ] as [(&str, Vec<&Launch>, Work); 3]
@@ -438,7 +444,7 @@ impl LayerLaunches {
             .prepares
             .iter()
             .zip(&self.trees)
-            .flat_map(|(prepare, tree)| [prepare, tree, &self.combine])
+            .flat_map(|(qk_norm_rope_append, tree)| [qk_norm_rope_append, tree, &self.combine])
             .collect();
         let timing = bench.gpu.time_graph(modules, &layer, 3, 20)?;
         let layers = self.trees.len() as f64;

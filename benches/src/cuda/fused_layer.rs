@@ -15,10 +15,11 @@ use cuda::GpuProps;
 use cuda::Meter;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::gemm::fused_layer::{
-    self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products,
+    self, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
+    FusedLayerWorkspace, FusedMatrix, MAX_ROWS,
 };
-use cuda::launch::gemm::small_batch::{Scratch, scratch_bytes};
-use cuda::launch::norm::{Out, Source, convert};
+use cuda::launch::gemm::small_batch::{GemmScratch, scratch_bytes};
+use cuda::launch::norm::{ActivationBuffers, RowSource, convert};
 use cuda::launch::{Launch, clocks};
 use cuda::pack::{self, ActivationFormat, WeightKind};
 
@@ -66,7 +67,7 @@ struct Store<'a> {
 }
 
 impl Store<'_> {
-    fn matrix(&mut self, ty: QuantType, rows: usize, cols: usize) -> Result<Matrix> {
+    fn matrix(&mut self, ty: QuantType, rows: usize, cols: usize) -> Result<FusedMatrix> {
         let kind = WeightKind::of(ty);
         let bytes = kind.bytes(rows, cols);
         let memory = self.gpu.alloc::<u8>(bytes)?;
@@ -92,7 +93,7 @@ impl Store<'_> {
         self.memory.push(memory);
         self.bytes += bytes as f64;
         self.params += (rows * cols) as f64;
-        Ok(Matrix {
+        Ok(FusedMatrix {
             kind,
             rows,
             cols,
@@ -103,8 +104,8 @@ impl Store<'_> {
 
 /// One layer's matrices. Those of `next` include their outputs.
 struct LayerMatrices {
-    own: [Matrix; 4],
-    next: Vec<(Matrix, u64)>,
+    own: [FusedMatrix; 4],
+    next: Vec<(FusedMatrix, u64)>,
 }
 
 /// The wider type of half the layers, as in a Q4_K_M file.
@@ -154,42 +155,42 @@ struct LayerBuffers {
     norm: Buffer<f32>,
     scratch: Buffer<u8>,
     own: Buffer<u8>,
-    memory: Memory,
+    memory: FusedLayerBuffers,
     _rest: Vec<Buffer<u8>>,
 }
 
 impl LayerBuffers {
     fn new(gpu: &Gpu, random: &mut Random) -> Result<LayerBuffers> {
         let card = gpu.info().props();
-        let mut headers = vec![0; (MOST_ROWS + 1) * HEADER];
-        for rows in 0..=MOST_ROWS {
+        let mut headers = vec![0; (MAX_ROWS + 1) * HEADER];
+        for rows in 0..=MAX_ROWS {
             headers[rows * HEADER] = rows as i32;
         }
-        let first = random.normals(MOST_ROWS * HIDDEN, 3.0);
+        let first = random.normals(MAX_ROWS * HIDDEN, 3.0);
         let x = gpu.upload(&first)?;
-        let mixed = gpu.upload(&random.normals(MOST_ROWS * INNER, 0.3))?;
-        let scales = gpu.upload(&[0.0; MOST_ROWS])?;
-        let scratch = gpu.filled(scratch_bytes(card, 2 * MOST_ROWS), 0)?;
-        let own = gpu.filled(Own::bytes(HIDDEN, FFN), 0)?;
+        let mixed = gpu.upload(&random.normals(MAX_ROWS * INNER, 0.3))?;
+        let scales = gpu.upload(&[0.0; MAX_ROWS])?;
+        let scratch = gpu.filled(scratch_bytes(card, 2 * MAX_ROWS), 0)?;
+        let own = gpu.filled(FusedLayerWorkspace::bytes(HIDDEN, FFN), 0)?;
         let rest = [
-            ActivationFormat::F16.bytes(MOST_ROWS, HIDDEN),
-            4 * MOST_ROWS * HIDDEN,
-            fused_layer::squares_bytes(MOST_ROWS, HIDDEN),
-            fused_layer::squares_bytes(MOST_ROWS, HIDDEN),
+            ActivationFormat::F16.bytes(MAX_ROWS, HIDDEN),
+            4 * MAX_ROWS * HIDDEN,
+            fused_layer::square_sum_bytes(MAX_ROWS, HIDDEN),
+            fused_layer::square_sum_bytes(MAX_ROWS, HIDDEN),
         ];
         let rest = rest.iter().map(|&bytes| gpu.filled(bytes, 0));
         let rest: Vec<Buffer<u8>> = rest.collect::<Result<_, _>>()?;
-        let next = Out {
+        let next = ActivationBuffers {
             f16: rest[0].ptr(),
             f32: rest[1].ptr(),
         };
-        let memory = Memory {
+        let memory = FusedLayerBuffers {
             residual: x.ptr(),
-            own: Own::at(own.ptr(), HIDDEN),
+            workspace: FusedLayerWorkspace::at(own.ptr(), HIDDEN),
             next,
             squares: [rest[2].ptr(), rest[3].ptr()],
             scales: scales.ptr(),
-            scratch: Scratch(scratch.ptr()),
+            scratch: GemmScratch(scratch.ptr()),
         };
         let norm: Vec<f32> = (0..HIDDEN).map(|_| 0.5 + random.unit()).collect();
         Ok(LayerBuffers {
@@ -198,7 +199,7 @@ impl LayerBuffers {
             first,
             x,
             mixed,
-            halves: gpu.filled(ActivationFormat::F16.bytes(MOST_ROWS, INNER), 0)?,
+            halves: gpu.filled(ActivationFormat::F16.bytes(MAX_ROWS, INNER), 0)?,
             scales,
             norm: gpu.upload(&norm)?,
             scratch,
@@ -224,23 +225,23 @@ impl LayerBuffers {
     fn launches(
         &self,
         bucket: usize,
-        form: Form,
+        form: FusedLayerConfig,
         layers: &[LayerMatrices],
         extra: &Defines,
     ) -> Vec<Launch> {
-        let norms = Norms {
+        let norms = FusedLayerNorms {
             ffn: self.norm.ptr(),
             next: self.norm.ptr(),
             eps: EPS,
         };
-        let source = Source::Step(self.headers.ptr_at(bucket * HEADER));
-        let halves = Out {
+        let source = RowSource::Step(self.headers.ptr_at(bucket * HEADER));
+        let halves = ActivationBuffers {
             f16: self.halves.ptr(),
-            ..Out::default()
+            ..ActivationBuffers::default()
         };
         let launches = layers.iter().flat_map(|layer| {
             let [out, gate, up, down] = layer.own;
-            let products = Products {
+            let products = FusedLayerMatrices {
                 out,
                 gate,
                 up,
@@ -272,7 +273,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     }
     let mut random = Random(1);
     let mut room = LayerBuffers::new(&bench.gpu, &mut random)?;
-    let outs = [2 * INNER, INNER, 1024, 48].map(|n| bench.gpu.alloc::<f32>(MOST_ROWS * n));
+    let outs = [2 * INNER, INNER, 1024, 48].map(|n| bench.gpu.alloc::<f32>(MAX_ROWS * n));
     let outs: Vec<Buffer<f32>> = outs.into_iter().collect::<Result<_, _>>()?;
     let (layers, work) = {
         let mut store = Store {
@@ -292,7 +293,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         WeightKind::Q6K,
         WeightKind::F32,
     ];
-    let Some(form) = Form::new(room.card, MOST_ROWS, &kinds) else {
+    let Some(form) = FusedLayerConfig::new(room.card, MAX_ROWS, &kinds) else {
         return Ok(());
     };
     let buckets = match bench.rows.as_slice() {
@@ -300,8 +301,8 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         rows => rows.to_vec(),
     };
     ensure!(
-        buckets.iter().all(|rows| (1..=MOST_ROWS).contains(rows)),
-        "chains are for 1 to {MOST_ROWS} rows, not {buckets:?}"
+        buckets.iter().all(|rows| (1..=MAX_ROWS).contains(rows)),
+        "chains are for 1 to {MAX_ROWS} rows, not {buckets:?}"
     );
     // The shipped form first.
     let mut forms = vec![Defines::new()];
@@ -378,7 +379,9 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     for left in [&room.scratch, &room.own] {
         let left = left.download(&bench.gpu)?;
         ensure!(
-            left[Own::bytes(0, 0)..].iter().all(|&b| b == 0),
+            left[FusedLayerWorkspace::bytes(0, 0)..]
+                .iter()
+                .all(|&b| b == 0),
             "a chain left something behind"
         );
     }

@@ -9,11 +9,11 @@ use cuda::Numerics;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::gated_delta::{
-    GatedDeltaKernel, Group, Inputs, Layer, Out, Products, Rows, Shape, Slots, commit,
-    dfs_schedule, prefill as chunks, prefill_on, prefill_scratch_bytes, verify,
-    verify_scratch_bytes,
+    ChunkScanKernel, GatedDeltaInputs, GatedDeltaKernel, GatedNormOutput, Group, Layer, Shape,
+    Slots, StridedRows, commit, dfs_schedule, prefill as chunks, prefill_on, prefill_scratch_bytes,
+    verify, verify_scratch_bytes,
 };
-use cuda::launch::norm::Out as Forms;
+use cuda::launch::norm::ActivationBuffers;
 use cuda::select::{TreeStep, gated_delta_decode};
 
 use super::{Bench, Work};
@@ -118,10 +118,10 @@ impl DeltaBench {
         }
     }
 
-    fn inputs(&self) -> Inputs {
-        let rows = |at: u64, stride: usize| Rows { at, stride };
+    fn inputs(&self) -> GatedDeltaInputs {
+        let rows = |at: u64, stride: usize| StridedRows { at, stride };
         let heads = SHAPE.n_v_heads;
-        Inputs {
+        GatedDeltaInputs {
             qkv: rows(self.qkv.ptr(), SHAPE.channels()),
             z: rows(self.z.ptr(), SHAPE.values()),
             alpha: rows(self.gates.ptr(), 2 * heads),
@@ -129,8 +129,8 @@ impl DeltaBench {
         }
     }
 
-    fn out(&self) -> Out {
-        Out::of(Forms::f32(self.out.ptr()))
+    fn out(&self) -> GatedNormOutput {
+        GatedNormOutput::of(ActivationBuffers::f32(self.out.ptr()))
     }
 }
 
@@ -340,13 +340,13 @@ fn prompt(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
     let mut words = vec![0_i32; 68];
     words[0] = PROMPT as i32;
     let header = bench.gpu.upload(&words)?;
-    let forms: &[Products] = if bench.gpu.arch().to_string() == "sm_90a" {
-        &[Products::Warp, Products::Warpgroup]
+    let kernels: &[ChunkScanKernel] = if bench.gpu.arch().to_string() == "sm_90a" {
+        &[ChunkScanKernel::Mma, ChunkScanKernel::Sm90]
     } else {
-        &[Products::Warp]
+        &[ChunkScanKernel::Mma]
     };
-    for &products in forms {
-        prompt_with(bench, data, products, header.ptr())?;
+    for &kernel in kernels {
+        prompt_with(bench, data, kernel, header.ptr())?;
     }
     Ok(())
 }
@@ -354,7 +354,7 @@ fn prompt(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
 fn prompt_with(
     bench: &mut Bench,
     data: &DeltaBench,
-    products: Products,
+    products: ChunkScanKernel,
     header: u64,
 ) -> Result<()> {
     let make = |layer: usize| {

@@ -13,8 +13,10 @@ use cuda::GpuProps;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
 use cuda::launch::gemm::small_batch::scratch_bytes;
-use cuda::launch::gemm::small_batch::{Inputs, Scratch, Segment, Write, launches};
-use cuda::launch::norm::{Out, Residual, Rms, Source, rms};
+use cuda::launch::gemm::small_batch::{
+    GemmEpilogue, GemmInputs, GemmMatrix, GemmScratch, launches,
+};
+use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, rms_norm};
 use cuda::pack::{ActivationFormat, WeightKind};
 
 use super::{Bench, Work};
@@ -77,19 +79,19 @@ impl GemmPlan {
         for ((cols, matrices), weights) in self.shapes.iter().zip(&self.weights) {
             let stride = matrices.iter().map(|m| m.1).sum();
             let mut first = 0;
-            let segments: Vec<Segment> = matrices
+            let segments: Vec<GemmMatrix> = matrices
                 .iter()
                 .zip(weights)
                 .map(|(&(kind, rows), &weight)| {
                     let out = room.out.ptr_at(first);
                     first += rows;
-                    Segment {
+                    GemmMatrix {
                         kind,
                         rows,
                         weight,
                         out,
                         stride,
-                        write: Write::Store,
+                        write: GemmEpilogue::Store,
                     }
                 })
                 .collect();
@@ -144,28 +146,28 @@ impl GemmBuffers {
         })
     }
 
-    fn inputs(&self) -> Inputs {
+    fn inputs(&self) -> GemmInputs {
         let x = self.x.ptr();
-        Inputs { f16: x, f32: x }
+        GemmInputs { f16: x, f32: x }
     }
 
     /// A norm of rows that no other launch uses.
     fn norm(&self, rows: usize) -> Launch {
-        let shape = Rms {
+        let shape = RmsShape {
             width: HIDDEN,
             eps: 1e-6,
         };
-        let source = Source::Step(self.headers.ptr_at(rows * HEADER));
-        let out = Out {
+        let source = RowSource::Step(self.headers.ptr_at(rows * HEADER));
+        let out = ActivationBuffers {
             f16: self.normed.ptr(),
-            ..Out::default()
+            ..ActivationBuffers::default()
         };
         let x = self.out.ptr();
-        rms(shape, rows, source, Residual::of(x), x, out)
+        rms_norm(shape, rows, source, Residual::of(x), x, out)
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(self.partials.ptr())
+    fn scratch(&self) -> GemmScratch {
+        GemmScratch(self.partials.ptr())
     }
 }
 

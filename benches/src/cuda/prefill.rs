@@ -5,9 +5,9 @@ use contract::{KvFormat, RopeSpec};
 use cuda::GpuProps;
 use cuda::driver::Buffer;
 use cuda::launch::attention::{self, Cache, Mask, PAGE, Shape};
-use cuda::launch::gemm::panels::{Out, Panels};
-use cuda::launch::gemm::prefill::{self as gemm, Inputs, Scratch};
-use cuda::launch::gemm::small_batch::{Segment, Write};
+use cuda::launch::gemm::panels::{Panels, PrefillActivations};
+use cuda::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemmInputs};
+use cuda::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use cuda::launch::norm::panels;
 use cuda::launch::{Launch, Unit};
 use cuda::pack::WeightKind;
@@ -86,11 +86,11 @@ fn forms(bench: &mut Bench) -> Result<()> {
     let x = noise(bench, ROWS * HIDDEN)?;
     let weight = noise(bench, HIDDEN)?;
     let panels = bench.gpu.alloc::<u8>(Panels::bytes(ROWS, HIDDEN))?;
-    let to = Out {
+    let to = PrefillActivations {
         panels: panels.ptr(),
         f32: 0,
     };
-    let norm = panels::norm(
+    let norm = panels::rms_norm(
         HIDDEN,
         1e-6,
         ROWS,
@@ -114,25 +114,25 @@ struct GemmBench {
     x: Buffer<f32>,
     panels: Buffer<u8>,
     expanded: Buffer<u8>,
-    turns: Buffer<u8>,
+    split_k_flags: Buffer<u8>,
     out: Buffer<f32>,
     cols: usize,
 }
 
 impl GemmBench {
     fn new(bench: &mut Bench, cols: usize, n_out: usize) -> Result<GemmBench> {
-        let bytes = gemm::bytes_to_expand([n_out], cols);
+        let bytes = gemm::dequantized_bytes([n_out], cols);
         let data = GemmBench {
             card: bench.gpu.info().props(),
             header: header(bench, ROWS, 0)?,
             x: noise(bench, ROWS * cols)?,
             panels: bench.gpu.alloc(Panels::bytes(ROWS, cols))?,
             expanded: bench.gpu.alloc(bytes)?,
-            turns: bench.gpu.filled(gemm::turn_bytes(ROWS, bytes), 0)?,
+            split_k_flags: bench.gpu.filled(gemm::split_k_flag_bytes(ROWS, bytes), 0)?,
             out: bench.gpu.filled(ROWS * n_out, 0)?,
             cols,
         };
-        let to = Out {
+        let to = PrefillActivations {
             panels: data.panels.ptr(),
             f32: 0,
         };
@@ -143,11 +143,11 @@ impl GemmBench {
         Ok(data)
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch {
+    fn scratch(&self) -> DequantScratch {
+        DequantScratch {
             weights: self.expanded.ptr(),
             weight_bytes: self.expanded.bytes(),
-            turns: self.turns.ptr(),
+            split_k_flags: self.split_k_flags.ptr(),
         }
     }
 }
@@ -160,7 +160,12 @@ fn work(n_out: usize, cols: usize) -> Work {
 }
 
 /// Name, columns, rows and kind of each matrix, and the epilogue.
-type Product = (&'static str, usize, &'static [(usize, WeightKind)], Write);
+type Product = (
+    &'static str,
+    usize,
+    &'static [(usize, WeightKind)],
+    GemmEpilogue,
+);
 
 fn products(bench: &mut Bench) -> Result<()> {
     let cases: [Product; 6] = [
@@ -173,13 +178,13 @@ fn products(bench: &mut Bench) -> Result<()> {
                 (48, WeightKind::F32),
                 (48, WeightKind::F32),
             ],
-            Write::Store,
+            GemmEpilogue::Store,
         ),
         (
             "out of a delta layer",
             6144,
             &[(HIDDEN, WeightKind::Q4K)],
-            Write::Add,
+            GemmEpilogue::Add,
         ),
         (
             "q|k|v of an attention layer",
@@ -189,11 +194,11 @@ fn products(bench: &mut Bench) -> Result<()> {
                 (1024, WeightKind::Q4K),
                 (1024, WeightKind::Q6K),
             ],
-            Write::Store,
+            GemmEpilogue::Store,
         ),
-        ("down", FFN, &[(HIDDEN, WeightKind::Q4K)], Write::Add),
-        ("down", FFN, &[(HIDDEN, WeightKind::Q6K)], Write::Add),
-        ("down", FFN, &[(HIDDEN, WeightKind::F16)], Write::Add),
+        ("down", FFN, &[(HIDDEN, WeightKind::Q4K)], GemmEpilogue::Add),
+        ("down", FFN, &[(HIDDEN, WeightKind::Q6K)], GemmEpilogue::Add),
+        ("down", FFN, &[(HIDDEN, WeightKind::F16)], GemmEpilogue::Add),
     ];
     for (name, cols, matrices, write) in cases {
         let n_out: usize = matrices.iter().map(|m| m.0).sum();
@@ -202,10 +207,10 @@ fn products(bench: &mut Bench) -> Result<()> {
             .iter()
             .map(|&(rows, kind)| weights(bench, kind.bytes(rows, cols)))
             .collect::<Result<_>>()?;
-        let segments: Vec<Segment> = matrices
+        let segments: Vec<GemmMatrix> = matrices
             .iter()
             .zip(&packed)
-            .map(|(&(rows, kind), weight)| Segment {
+            .map(|(&(rows, kind), weight)| GemmMatrix {
                 kind,
                 rows,
                 weight: weight.ptr(),
@@ -214,12 +219,12 @@ fn products(bench: &mut Bench) -> Result<()> {
                 write,
             })
             .collect();
-        let inputs = Inputs {
+        let inputs = PrefillGemmInputs {
             panels: data.panels.ptr(),
             f32: data.x.ptr(),
         };
         let from = (data.header.ptr(), inputs);
-        let launches = gemm::products(
+        let launches = gemm::gemm(
             prefill_gemm(data.card).kernel,
             ROWS,
             cols,
@@ -236,7 +241,7 @@ fn products(bench: &mut Bench) -> Result<()> {
     }
     let data = GemmBench::new(bench, HIDDEN, 2 * FFN)?;
     let packed = weights(bench, WeightKind::Q4K.bytes(FFN, HIDDEN))?;
-    let pair = gemm::Pair {
+    let pair = gemm::SwiGluMatrices {
         cols: data.cols,
         ffn: FFN,
         gate: (WeightKind::Q4K, packed.ptr()),
@@ -244,7 +249,7 @@ fn products(bench: &mut Bench) -> Result<()> {
     };
     let from = (data.header.ptr(), data.panels.ptr());
     let (scratch, h) = (data.scratch(), data.out.ptr());
-    let launches = gemm::gated(prefill_gemm(data.card).kernel, ROWS, pair, from, scratch, h);
+    let launches = gemm::gemm_swiglu(prefill_gemm(data.card).kernel, ROWS, pair, from, scratch, h);
     parts(
         bench,
         "gate and up, gated, Q4K",
@@ -287,7 +292,7 @@ fn attention(bench: &mut Bench) -> Result<()> {
                 normed: true,
                 k: format,
                 v: format,
-                turned: true,
+                rotated: true,
                 eps: 1e-6,
                 scale: 1.0 / 16.0,
                 window: 0,
@@ -310,7 +315,7 @@ fn attention(bench: &mut Bench) -> Result<()> {
                 page_table: table.ptr(),
                 max_pages: pages,
             };
-            let to = Out {
+            let to = PrefillActivations {
                 panels: panels.ptr(),
                 f32: 0,
             };

@@ -3,8 +3,10 @@
 use anyhow::Result;
 use contract::QuantType;
 use cuda::driver::Buffer;
-use cuda::launch::logits::{Reduce, Rows, Tap, reduce, tap};
-use cuda::launch::norm::{Out, Residual, Rms, Source, convert, rms};
+use cuda::launch::logits::{
+    CaptureTarget, LogitsBuffers, LogitsReduction, capture_hidden_states, reduce,
+};
+use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, convert, rms_norm};
 use cuda::launch::{Unit, embedding, ffn};
 
 use super::{Bench, Work};
@@ -59,17 +61,17 @@ fn header(rows: usize) -> Vec<i32> {
 
 fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
     let header = bench.gpu.upload(&header(rows))?;
-    let source = Source::Step(header.ptr());
+    let source = RowSource::Step(header.ptr());
     let x = bench.gpu.upload(&noise(rows * HIDDEN))?;
     let update = bench.gpu.filled::<f32>(rows * HIDDEN, 0)?;
     let weight = bench.gpu.upload(&noise(HIDDEN))?;
     let both = bench.gpu.upload(&noise(rows * 2 * FFN))?;
     let out: Buffer<u8> = bench.gpu.alloc(64 * 5 * HIDDEN * 4)?;
-    let f16 = Out {
+    let f16 = ActivationBuffers {
         f16: out.ptr(),
-        ..Out::default()
+        ..ActivationBuffers::default()
     };
-    let shape = Rms {
+    let shape = RmsShape {
         width: HIDDEN,
         eps: 1e-6,
     };
@@ -77,11 +79,11 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         rows: x.ptr(),
         update: update.ptr(),
     };
-    let to = Tap {
+    let to = CaptureTarget {
         out: out.ptr(),
         stride: 5 * HIDDEN,
         offset: HIDDEN,
-        placed: false,
+        to_feature_pool: false,
     };
     let halves = (both.ptr(), both.ptr_at(FFN), 2 * FFN);
     let ty = QuantType::Q4_K;
@@ -90,7 +92,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
     let all = [
         (
             "rms to f16",
-            rms(
+            rms_norm(
                 shape,
                 rows,
                 source,
@@ -102,7 +104,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         ),
         (
             "residual, rms to f16",
-            rms(shape, rows, source, residual, weight.ptr(), f16),
+            rms_norm(shape, rows, source, residual, weight.ptr(), f16),
             n * 13,
         ),
         (
@@ -115,7 +117,11 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
             ffn::swiglu(FFN, rows, source, halves, f16),
             rows * FFN * 9,
         ),
-        ("tap", tap(HIDDEN, rows, source, x.ptr(), to), n * 8),
+        (
+            "tap",
+            capture_hidden_states(HIDDEN, rows, source, x.ptr(), to),
+            n * 8,
+        ),
         (
             "embedding Q4_K",
             embedding::gather(ty, HIDDEN, rows, source, (table.ptr(), x.ptr())),
@@ -140,7 +146,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
 
 fn reduction(bench: &mut Bench, rows: usize, k: usize) -> Result<()> {
     let header = bench.gpu.upload(&header(rows))?;
-    let shape = Reduce {
+    let shape = LogitsReduction {
         vocab: VOCAB,
         stride: VOCAB,
         k,
@@ -148,14 +154,14 @@ fn reduction(bench: &mut Bench, rows: usize, k: usize) -> Result<()> {
     let logits = bench.gpu.upload(&noise(rows * VOCAB))?;
     let scratch = bench.gpu.alloc::<u8>(shape.scratch_bytes(rows))?;
     let out = bench.gpu.alloc::<u8>(shape.out_bytes(rows))?;
-    let at = Rows {
+    let at = LogitsBuffers {
         logits: logits.ptr(),
         edited: 0,
         edits: 0,
         scratch: scratch.ptr(),
         out: out.ptr(),
     };
-    let [scan, select] = reduce(shape, rows, Source::Step(header.ptr()), at);
+    let [scan, select] = reduce(shape, rows, RowSource::Step(header.ptr()), at);
     let modules = bench.modules(&[scan.unit.clone(), select.unit.clone()])?;
     let work = Work {
         bytes: (rows * VOCAB * 4) as f64,

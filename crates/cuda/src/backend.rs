@@ -11,14 +11,14 @@ use crate::check;
 use crate::compile::Modules;
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
-use crate::exec::{Engine, Mode, Regions, Runs, pinned_bytes};
+use crate::exec::{Engine, LaunchMode, Launcher, Regions, pinned_bytes};
 use crate::launch::Unit;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::numerics::Numerics;
 use crate::options::Options;
 use crate::plan::explain::{ExplainedKernel, explain};
-use crate::plan::{Facts, Plans, numerics_of};
+use crate::plan::{PlanConfig, Plans, numerics_of};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, DraftFacts};
 use crate::state::{PAGE_SIZE, State};
@@ -75,11 +75,11 @@ impl Layout {
         let state = State::new(plan, regions);
         let gpu = gpu.props();
         let numerics = numerics_of(plan, gpu, options.numerics);
-        let facts = Facts {
+        let facts = PlanConfig {
             gpu,
             tree_windows: options.windows,
             numerics,
-            as_large: options.as_large,
+            as_large_model: options.as_large_model,
         };
         let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
         let lazy = plan.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
@@ -231,11 +231,11 @@ impl CudaBackend {
         layout.weights.load_table(sources, table)?;
         let loaded = began.elapsed();
         let mode = if self.options.eager {
-            Mode::Eager
+            LaunchMode::Eager
         } else {
-            Mode::Graph
+            LaunchMode::Graph
         };
-        let runs = Runs::new(&gpu, modules, layout.plans.take_launches(), mode)?;
+        let launcher = Launcher::new(&gpu, modules, layout.plans.take_launches(), mode)?;
         let info = RunnerInfo {
             device: self.info(gpu.memory()?.0),
             vocab: plan.target.vocab,
@@ -249,9 +249,9 @@ impl CudaBackend {
             memory,
         };
         let target = plan.target.clone();
-        let made = (layout.plans, runs);
-        let chains = self.options.chains;
-        let engine = Engine::new(gpu, target, layout.state, regions, made, chains)?;
+        let made = (layout.plans, launcher);
+        let prefill_as_steps = self.options.prefill_as_steps;
+        let engine = Engine::new(gpu, target, layout.state, regions, made, prefill_as_steps)?;
         let taken = free.saturating_sub(engine.gpu().memory()?.0);
         let planned: u64 = planned.sizes[..5].iter().sum();
         tracing::info!(
@@ -285,7 +285,7 @@ impl Backend for CudaBackend {
         // The driver needs a context to report free memory, which takes hundreds of megabytes of
         // the GPU. NVML needs none. Without NVML, opening a plan finds out what is free.
         let total = self.gpu.total_bytes;
-        let reported = if self.options.unseen {
+        let reported = if self.options.assume_free {
             None
         } else {
             Meter::open(&self.gpu).and_then(|meter| meter.free_bytes())
@@ -316,7 +316,7 @@ mod tests {
 
     use super::*;
     use crate::launch::{Args, Launch};
-    use crate::plan::Key;
+    use crate::plan::PlanKey;
 
     /// The plans of a small model with delta layers, for so many sequences.
     fn plans(
@@ -350,7 +350,7 @@ mod tests {
         };
         let options = Options {
             numerics: Some(numerics),
-            as_large: true,
+            as_large_model: true,
             ..Options::default()
         };
         let backend = CudaBackend::with_options(gpu, options);
@@ -358,7 +358,7 @@ mod tests {
     }
 
     /// Everything about a plan's launches but addresses.
-    fn launches(plans: &Plans, key: Key) -> Vec<String> {
+    fn launches(plans: &Plans, key: PlanKey) -> Vec<String> {
         let all = plans.all[&key].launches.iter().cloned();
         let bare = all.map(|launch| Launch {
             args: Args::new(),
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn a_step_is_launched_for_its_trees_however_many_there_is_room_for() {
         let model = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
-        let compare = |key: Key, few: &Plans, many: &Plans| {
+        let compare = |key: PlanKey, few: &Plans, many: &Plans| {
             let (few, many) = (launches(few, key), launches(many, key));
             assert_eq!(few.len(), many.len(), "{key:?}");
             for (few, many) in few.iter().zip(&many) {
@@ -385,11 +385,11 @@ mod tests {
             for (few, trees) in [(&one, 1), (&two, 1), (&two, 2)] {
                 let keys = four.all.keys().copied();
                 for key in
-                    keys.filter(|key| matches!(key, Key::Step { trees: n, .. } if *n == trees))
+                    keys.filter(|key| matches!(key, PlanKey::Step { trees: n, .. } if *n == trees))
                 {
                     compare(key, few, &four);
                 }
-                compare(Key::Commit(trees), few, &four);
+                compare(PlanKey::Commit(trees), few, &four);
             }
         }
     }

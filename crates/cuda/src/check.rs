@@ -77,7 +77,7 @@ pub(crate) fn check_shared_memory(
     let mut all = target.weights().into_iter().chain(draft);
     let too_large = all.find(|weight| {
         let multiplied = !(looked_up && weight.name == target.embedding.name);
-        multiplied && !small_batch::holds(gpu, WeightKind::of(weight.ty))
+        multiplied && !small_batch::fits_shared_memory(gpu, WeightKind::of(weight.ty))
     });
     match too_large {
         None => Ok(()),

@@ -41,7 +41,7 @@ pub(crate) struct StepTree {
 pub(crate) struct Step {
     pub(crate) rows: i32,
     pub(crate) trees: i32,
-    pub(crate) asked: i32,
+    pub(crate) n_logits_rows: i32,
     pad: i32,
     pub(crate) tree: [StepTree; TREES],
     pub(crate) token: [i32; ROWS],
@@ -50,16 +50,16 @@ pub(crate) struct Step {
     pub(crate) parent: [i32; ROWS],
     pub(crate) depth: [i32; ROWS],
     pub(crate) ancestors: [u64; ROWS],
-    pub(crate) asked_row: [i32; ROWS],
+    pub(crate) logits_row: [i32; ROWS],
     /// A committed key at `k` is seen from `q` while `q - k` is less; [`ALL`] for no window.
     pub(crate) window: [i32; TREES],
     /// Committed keys before this position are seen whatever the window.
     pub(crate) sinks: [i32; TREES],
-    /// Where the features of each tree go that a draft may come to read: row of its root, over all
-    /// slots.
-    pub(crate) features: [i32; TREES],
-    /// What [`dfs_schedule::header`] says of each tree, from the entry of its first row on.
-    pub(crate) walk: [[u32; ROWS]; dfs_schedule::PARTS],
+    /// Where the captured hidden states of a tree's root go, over all slots; its other nodes
+    /// follow.
+    pub(crate) feature_row: [i32; TREES],
+    /// [`dfs_schedule::header`] of each tree, from the entry of its first row on.
+    pub(crate) schedule: [[u32; ROWS]; dfs_schedule::PARTS],
 }
 
 /// What stands before the tokens of a chunk.
@@ -69,8 +69,8 @@ pub(crate) struct ChunkHead {
     pub(crate) rows: i32,
     pub(crate) slot: i32,
     pub(crate) committed: i32,
-    pub(crate) asked: i32,
-    pub(crate) asked_row: [i32; ROWS],
+    pub(crate) n_logits_rows: i32,
+    pub(crate) logits_row: [i32; ROWS],
 }
 
 /// One path of a [`Commit`].
@@ -84,8 +84,8 @@ pub(crate) struct StepPath {
     pub(crate) node: [i32; ROWS],
 }
 
-/// Paths to keep; or rows of slots' features in the same form, the first of each path that of the
-/// token at `committed`.
+/// Accepted paths. For the draft's context: rows of the slots' pending features, the first of each
+/// path that of the token at `committed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Commit {
@@ -106,7 +106,7 @@ impl Step {
         Step {
             rows: 0,
             trees: 0,
-            asked: 0,
+            n_logits_rows: 0,
             pad: 0,
             tree: [StepTree::default(); TREES],
             token: [0; ROWS],
@@ -115,11 +115,11 @@ impl Step {
             parent: [-1; ROWS],
             depth: [0; ROWS],
             ancestors: [0; ROWS],
-            asked_row: [0; ROWS],
+            logits_row: [0; ROWS],
             window: [ALL; TREES],
             sinks: [0; TREES],
-            features: [0; TREES],
-            walk: [[0; ROWS]; dfs_schedule::PARTS],
+            feature_row: [0; TREES],
+            schedule: [[0; ROWS]; dfs_schedule::PARTS],
         }
     }
 
@@ -152,22 +152,22 @@ impl Step {
         }
         let parent = |node| tree.parent(node).map(|parent| parent.index());
         let parents: Vec<Option<usize>> = tree.nodes().map(parent).collect();
-        for (part, list) in self.walk.iter_mut().zip(dfs_schedule::header(&parents)) {
+        for (part, list) in self.schedule.iter_mut().zip(dfs_schedule::header(&parents)) {
             part[first..][..list.len()].copy_from_slice(&list);
         }
         self.rows += int(tree.len());
         self.trees += 1;
     }
 
-    /// Has taps leave the features of tree `index` from row `row` of all slots' on.
+    /// Sends the captured hidden states of tree `index` to row `row` over all slots, and on.
     pub(crate) fn place_features(&mut self, index: usize, row: usize) {
-        self.features[index] = int(row);
+        self.feature_row[index] = int(row);
     }
 
-    /// Says that the head shall compute `row`.
-    pub(crate) fn ask(&mut self, row: usize) {
-        self.asked_row[self.asked as usize] = int(row);
-        self.asked += 1;
+    /// Requests the logits of `row`.
+    pub(crate) fn request_logits(&mut self, row: usize) {
+        self.logits_row[self.n_logits_rows as usize] = int(row);
+        self.n_logits_rows += 1;
     }
 }
 
@@ -178,17 +178,17 @@ impl ChunkHead {
             rows: int(rows),
             slot: int(slot),
             committed: int(committed),
-            asked: 0,
-            asked_row: [0; ROWS],
+            n_logits_rows: 0,
+            logits_row: [0; ROWS],
         }
     }
 
-    /// Says which rows the head shall compute, at most [`ROWS`].
-    pub(crate) fn ask(&mut self, rows: impl Iterator<Item = usize>) {
-        self.asked = 0;
-        for (entry, row) in self.asked_row.iter_mut().zip(rows) {
+    /// Sets the logits rows, at most [`ROWS`].
+    pub(crate) fn request_logits(&mut self, rows: impl Iterator<Item = usize>) {
+        self.n_logits_rows = 0;
+        for (entry, row) in self.logits_row.iter_mut().zip(rows) {
             *entry = int(row);
-            self.asked += 1;
+            self.n_logits_rows += 1;
         }
     }
 
@@ -228,8 +228,8 @@ impl Commit {
         self.push_rows(slot, committed, nodes.iter().map(|node| node.index()));
     }
 
-    /// Adds rows of a slot's features, or nodes of its tree, of tokens from `first` on; at most
-    /// [`ROWS`].
+    /// Adds rows of a slot's pending features, or nodes of its tree, of tokens from `first` on; at
+    /// most [`ROWS`].
     pub(crate) fn push_rows(
         &mut self,
         slot: usize,
@@ -279,10 +279,10 @@ mod tests {
         assert_eq!(offset_of!(Step, tree), 16);
         assert_eq!(offset_of!(Step, token), 80);
         assert_eq!(offset_of!(Step, ancestors), 80 + 5 * 256);
-        assert_eq!(offset_of!(Step, asked_row), 1360 + 512);
+        assert_eq!(offset_of!(Step, logits_row), 1360 + 512);
         assert_eq!(offset_of!(Step, window), 2128);
-        assert_eq!(offset_of!(Step, features), 2160);
-        assert_eq!(offset_of!(Step, walk), 2176);
+        assert_eq!(offset_of!(Step, feature_row), 2160);
+        assert_eq!(offset_of!(Step, schedule), 2176);
         assert_eq!(size_of::<Step>(), 2176 + 2 * 256);
         assert_eq!(size_of::<ChunkHead>(), 16 + 256);
         assert_eq!(size_of::<StepPath>(), 16 + 256);
@@ -296,14 +296,14 @@ mod tests {
         let mut step = Step::new();
         step.push(3, 10, &fork);
         step.push(1, 20, &Tree::chain(&tokens).unwrap());
-        step.ask(4);
-        assert_eq!((step.rows, step.trees, step.asked), (6, 2, 1));
+        step.request_logits(4);
+        assert_eq!((step.rows, step.trees, step.n_logits_rows), (6, 2, 1));
         assert_eq!(step.parent[..7], [-1, 0, 0, -1, 3, 4, -1]);
         assert_eq!(step.position[..6], [10, 11, 11, 20, 21, 22]);
         assert_eq!(step.tree_of[..7], [0, 0, 0, 1, 1, 1, -1]);
         assert_eq!(step.ancestors[..6], [1, 3, 5, 1, 3, 7]);
         assert_eq!(step.tree[1].first, 3);
-        assert_eq!(step.asked_row[0], 4);
+        assert_eq!(step.logits_row[0], 4);
     }
 
     #[test]

@@ -12,7 +12,9 @@ use contract::AttentionWindow;
 use contract::KvFormat::{self, Bf16, F16, F32, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Tq3_0};
 use cuda::GpuProps;
 use cuda::Numerics;
-use cuda::launch::attention::{AttentionConfig, Mask, Positions, Shape, compact, prepare};
+use cuda::launch::attention::{
+    AttentionConfig, Mask, Positions, Shape, compact, qk_norm_rope_append,
+};
 use cuda::launch::draft;
 use cuda::select::uses_f16_queries;
 use fixtures::attention::{
@@ -34,10 +36,12 @@ fn cards(fixture: &AttentionFixture) -> Vec<AttentionConfig> {
             ..fixture.card
         },
     );
-    match fixture.card.gpu.has_wgmma && fixture.shape.head_dim == 256 {
-        true if uses_f16_queries(&fixture.shape, exact) => vec![fixture.card, exact, plain],
-        true => vec![fixture.card, plain],
-        false => vec![plain],
+    if !(fixture.card.gpu.has_wgmma && fixture.shape.head_dim == 256) {
+        vec![plain]
+    } else if uses_f16_queries(&fixture.shape, exact) {
+        vec![fixture.card, exact, plain]
+    } else {
+        vec![fixture.card, plain]
     }
 }
 
@@ -410,7 +414,7 @@ fn prefill_chunk_appends_keys_and_values_at_their_pages() {
                 .upload(&chunk(1, committed, &vec![0; rows], &[]))
                 .unwrap();
             let from = fixture.projections(&inputs);
-            gpu.launch(&[prepare(
+            gpu.launch(&[qk_norm_rope_append(
                 &shape,
                 40,
                 Positions::Chunk(header.ptr()),
@@ -450,7 +454,7 @@ fn extreme_rows_are_stored_as_the_codec_stores_them() {
     let turned = KvFormat::ALL.map(|format| (format, true));
     for (format, turned) in [plain, turned].concat() {
         let mut shape = shape((1, 1, 256, 64), false, false, format, format);
-        shape.turned = turned;
+        shape.rotated = turned;
         let rows = 7;
         let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, rows);
         let mut inputs = LayerInputs::random(&gpu, &mut random, &shape, rows);
@@ -469,7 +473,7 @@ fn extreme_rows_are_stored_as_the_codec_stores_them() {
         inputs.v.upload(&gpu, &inputs.host_v).unwrap();
         let header = gpu.upload(&chunk(0, 0, &vec![0; rows], &[])).unwrap();
         let from = fixture.projections(&inputs);
-        gpu.launch(&[prepare(
+        gpu.launch(&[qk_norm_rope_append(
             &shape,
             rows,
             Positions::Chunk(header.ptr()),

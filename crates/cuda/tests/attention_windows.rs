@@ -117,7 +117,7 @@ fn windowed_rows_match_the_cpu_reference() {
             near.unwrap_or_else(|off| panic!("{what}: {off}"));
             let off = found.raw.iter().zip(&expected.raw);
             let mean = off.map(|(f, e)| (f - e).abs()).sum::<f32>() / found.raw.len() as f32;
-            assert!(mean <= most, "{what}: {mean} off in the mean");
+            assert!(mean <= most, "{what}: {mean} off on average");
         }
     }
 }

@@ -38,7 +38,7 @@ const Q8_0_KV: KvFormats = KvFormats {
 fn open_device(eager: bool) -> Option<ModelDevice> {
     open_device_with(Options {
         eager,
-        as_large: true,
+        as_large_model: true,
         numerics: Some(Numerics::BatchInvariant),
         ..Options::default()
     })

@@ -67,7 +67,7 @@ fn unit_compiles_to_a_cubin_with_resource_usage() {
 
 #[test]
 fn compile_error_names_file_and_line() {
-    let Some(options) = options("a_mistake_is_told", None) else {
+    let Some(options) = options("a_mistake_is_reported", None) else {
         return;
     };
     let unit = bandwidth::unit().define("sums", "7");

@@ -98,7 +98,7 @@ fn every_synthetic_layout_passes_the_suite() {
 #[test]
 fn models_on_large_model_paths_pass_the_suite() {
     let options = Options {
-        as_large: true,
+        as_large_model: true,
         ..Options::default()
     };
     let Some(device) = open_device_with(options) else {
@@ -188,7 +188,7 @@ fn batch_invariant_models_pass_the_suite_bit_exactly() {
 #[test]
 fn batch_invariant_models_on_large_model_paths_pass_the_suite_bit_exactly() {
     let options = Options {
-        as_large: true,
+        as_large_model: true,
         ..Options::default()
     };
     let Some(device) = open_device_with(options) else {

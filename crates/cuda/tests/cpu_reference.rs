@@ -62,7 +62,7 @@ impl Pair {
         let most = self.tolerance.mean;
         if mean > most {
             let fault = format!(
-                "{}, {step}: {mean:e} off in the mean, {most:e} allowed",
+                "{}, {step}: {mean:e} off on average, {most:e} allowed",
                 self.what
             );
             self.faults.push(fault);
@@ -83,7 +83,7 @@ impl Pair {
     /// Prints the result and returns 1 on failure, so that all models run before a test fails.
     fn end(self) -> usize {
         eprintln!(
-            "  {}: worst difference {:.3} of what is allowed, in the mean {:.2e}, {} faults",
+            "  {}: worst difference {:.3} of what is allowed, on average {:.2e}, {} faults",
             self.what,
             self.worst,
             self.worst_mean,
@@ -226,7 +226,7 @@ fn prompts_fed_as_trees_match_the_cpu_reference() {
     let mut faulty = 0;
     let Some(device) = open_device_with(Options {
         eager: true,
-        chains: true,
+        prefill_as_steps: true,
         ..Options::default()
     }) else {
         return;

@@ -28,10 +28,11 @@ const WORDS: usize = 120;
 
 fn file(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember");
-    match folder.is_dir() {
-        true => folder.join(name),
+    if folder.is_dir() {
+        folder.join(name)
+    } else {
         // A test binary that runs on another machine starts below the root.
-        false => Path::new("../../models/ember").join(name),
+        Path::new("../../models/ember").join(name)
     }
 }
 
@@ -202,7 +203,7 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
             gpu_runner.close(other);
         }
     }
-    eprintln!("  log-probabilities at most {worst:.3} off, {mean:.4} in the mean of a round");
+    eprintln!("  log-probabilities at most {worst:.3} off, {mean:.4} on average per step");
     assert!(worst < 1.5 && mean < 0.1);
 }
 
@@ -214,7 +215,7 @@ fn prefill_chunk_length_does_not_change_the_result() {
         return;
     };
     let options = Options {
-        as_large: true,
+        as_large_model: true,
         ..options()
     };
     let short = CudaBackend::with_options(gpu.info().clone(), options);
@@ -240,7 +241,7 @@ fn prefill_chunk_length_does_not_change_the_result() {
     let found = gpu_runner.draft(&[DraftItem { seq: a, root }], depth, vocab);
     let expected = reference.draft(&[DraftItem { seq: b, root }], depth, vocab);
     let (worst, mean) = apart(&found.unwrap()[0], &expected.unwrap()[0]);
-    eprintln!("  logits {off:.4} off; the draft's {worst:.4}, {mean:.5} in the mean");
+    eprintln!("  logits {off:.4} off; the draft's {worst:.4}, {mean:.5} on average");
     assert!(off < LEVEL && worst < 1.5 && mean < 0.1);
 }
 

@@ -14,10 +14,11 @@ use cuda::GpuProps;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
 use cuda::launch::gemm::fused_layer::{
-    self, Form, MOST_ROWS, Matrix, Memory, Norms, Own, Products,
+    self, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
+    FusedLayerWorkspace, FusedMatrix, MAX_ROWS,
 };
-use cuda::launch::gemm::small_batch::{self, Scratch};
-use cuda::launch::norm::Out;
+use cuda::launch::gemm::small_batch::{self, GemmScratch};
+use cuda::launch::norm::ActivationBuffers;
 use cuda::pack::activations::activations;
 use cuda::pack::{self, ActivationFormat, WeightKind};
 use fixtures::gpu::Random;
@@ -26,7 +27,7 @@ const EPS: f32 = 1e-6;
 
 /// A random matrix on the device and as stored.
 struct TestMatrix {
-    matrix: Matrix,
+    matrix: FusedMatrix,
     values: Vec<f32>,
     _packed: Buffer<u8>,
 }
@@ -48,7 +49,7 @@ impl TestMatrix {
         let mut packed = vec![0xff; kind.bytes(rows, cols)];
         pack::pack(ty, cols, &stored, &mut packed);
         let packed = gpu.upload(&packed).unwrap();
-        let matrix = Matrix {
+        let matrix = FusedMatrix {
             kind,
             rows,
             cols,
@@ -161,9 +162,9 @@ struct FusedLayerFixture {
     x: Buffer<f32>,
     y: Buffer<u8>,
     outs: Vec<Buffer<f32>>,
-    memory: Memory,
+    memory: FusedLayerBuffers,
     scratch_memory: Buffer<u8>,
-    own: Buffer<u8>,
+    workspace: Buffer<u8>,
     _rest: Vec<Buffer<u8>>,
 }
 
@@ -184,11 +185,11 @@ impl FusedLayerFixture {
             rest.last().unwrap().ptr()
         };
         let mut halves = |width| poisoned(ActivationFormat::F16.bytes(bucket, width));
-        let next = Out {
+        let next = ActivationBuffers {
             f16: halves(hidden),
             f32: poisoned(4 * bucket * hidden),
         };
-        let squares = [(); 2].map(|()| poisoned(fused_layer::squares_bytes(bucket, hidden)));
+        let squares = [(); 2].map(|()| poisoned(fused_layer::square_sum_bytes(bucket, hidden)));
         let scales: Vec<f32> = x
             .chunks_exact(hidden)
             .map(|x| {
@@ -199,19 +200,19 @@ impl FusedLayerFixture {
         let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
         let scales = gpu.upload(&bytes).unwrap();
         let scratch_memory: Buffer<u8> = gpu
-            .filled(small_batch::scratch_bytes(card, 2 * MOST_ROWS), 0)
+            .filled(small_batch::scratch_bytes(card, 2 * MAX_ROWS), 0)
             .unwrap();
-        let own_bytes = Own::bytes(hidden, shape.ffn);
+        let own_bytes = FusedLayerWorkspace::bytes(hidden, shape.ffn);
         let own: Buffer<u8> = gpu.filled(own_bytes, 0).unwrap();
         let x = gpu.upload(x).unwrap();
         let y = activations(ActivationFormat::F16, y, shape.mixed, bucket).bytes;
-        let memory = Memory {
+        let memory = FusedLayerBuffers {
             residual: x.ptr(),
-            own: Own::at(own.ptr(), hidden),
+            workspace: FusedLayerWorkspace::at(own.ptr(), hidden),
             next,
             squares,
             scales: scales.ptr(),
-            scratch: Scratch(scratch_memory.ptr()),
+            scratch: GemmScratch(scratch_memory.ptr()),
         };
         rest.push(scales);
         let outs = layer.next.iter();
@@ -226,26 +227,26 @@ impl FusedLayerFixture {
                 .collect(),
             memory,
             scratch_memory,
-            own,
+            workspace: own,
             _rest: rest,
         }
     }
 
-    fn launch(&self, form: Form, layer: &TestLayer) -> Launch {
+    fn launch(&self, form: FusedLayerConfig, layer: &TestLayer) -> Launch {
         let next: Vec<_> = layer
             .next
             .iter()
             .zip(&self.outs)
             .map(|(w, out)| (w.matrix, out.ptr()))
             .collect();
-        let products = Products {
+        let products = FusedLayerMatrices {
             out: layer.out.matrix,
             gate: layer.gate.matrix,
             up: layer.up.matrix,
             down: layer.down.matrix,
             next: &next,
         };
-        let norms = Norms {
+        let norms = FusedLayerNorms {
             ffn: layer.norms[0].1.ptr(),
             next: if next.is_empty() {
                 0
@@ -269,7 +270,7 @@ impl FusedLayerFixture {
     fn run(
         &self,
         gpu: &Gpu,
-        form: Form,
+        form: FusedLayerConfig,
         layer: &TestLayer,
         times: usize,
     ) -> (Vec<f32>, Vec<Vec<f32>>) {
@@ -283,8 +284,8 @@ impl FusedLayerFixture {
             left.iter().all(|&b| b == 0),
             "the fused layer left nonzero sums"
         );
-        let own = self.own.download(gpu).unwrap();
-        let halves = &own[Own::bytes(0, 0)..];
+        let own = self.workspace.download(gpu).unwrap();
+        let halves = &own[FusedLayerWorkspace::bytes(0, 0)..];
         assert!(
             halves.iter().all(|&b| b == 0),
             "the fused layer left nonzero f16 rows"
@@ -311,8 +312,8 @@ fn card_of(gpu: &Gpu) -> GpuProps {
     gpu.info().props()
 }
 
-fn form(gpu: &Gpu, layer: &TestLayer) -> Form {
-    Form::new(card_of(gpu), MOST_ROWS, &layer.kinds()).unwrap()
+fn form(gpu: &Gpu, layer: &TestLayer) -> FusedLayerConfig {
+    FusedLayerConfig::new(card_of(gpu), MAX_ROWS, &layer.kinds()).unwrap()
 }
 
 const SMALL: LayerShape = LayerShape {
@@ -500,7 +501,7 @@ fn row_bits_of_private_tiles_do_not_depend_on_the_other_rows() {
 fn check_row_bits(gpu: &Gpu, shape: &LayerShape) {
     let mut random = Random::new(3);
     let layer = TestLayer::new(gpu, &mut random, shape, &k_quants());
-    let (x, y) = inputs(&mut random, shape, MOST_ROWS);
+    let (x, y) = inputs(&mut random, shape, MAX_ROWS);
     let form = form(gpu, &layer);
     let run = |first: usize, rows: usize| {
         let part = (
@@ -509,7 +510,7 @@ fn check_row_bits(gpu: &Gpu, shape: &LayerShape) {
         );
         FusedLayerFixture::new(gpu, shape, &layer, part).run(gpu, form, &layer, 2)
     };
-    let (together, next) = run(0, MOST_ROWS);
+    let (together, next) = run(0, MAX_ROWS);
     for (first, rows) in [(31, 1), (16, 8), (8, 16), (8, 24), (3, 32), (16, 48)] {
         let (alone, next_alone) = run(first, rows);
         let what = format!("{rows} rows from {first} on");

@@ -12,9 +12,11 @@ use cpu::reference::{delta as reference, norm};
 use cuda::GpuProps;
 use cuda::Numerics;
 use cuda::launch::Unit;
-use cuda::launch::gated_delta::{DIM, Out, Shape, TAPS, decode as steps, recurrent, verify};
+use cuda::launch::gated_delta::{
+    DIM, GatedNormOutput, Shape, TAPS, decode as steps, recurrent, verify,
+};
 use cuda::launch::gated_delta::{commit, verify_scratch_bytes};
-use cuda::launch::norm::{Out as Forms, Source, convert};
+use cuda::launch::norm::{ActivationBuffers, RowSource, convert};
 use cuda::pack;
 use cuda::select::{TreeStep, gated_delta_decode, wy_tree};
 use fixtures::gated_delta::{
@@ -60,7 +62,7 @@ fn run_tree(
     let (layer, card, count) = (fixture.layer(0), own_card(gpu), trees.len());
     let f16_rows = fixtures::gpu::poisoned::<u8>(
         gpu,
-        recurrent::kept_bytes(card, shape, bucket, count).max(1),
+        recurrent::spill_bytes(card, shape, bucket, count).max(1),
     );
     let to = [o.ptr(), f16_rows.ptr()];
     let launch = match numerics {
@@ -75,7 +77,7 @@ fn run_tree(
             )
         }
         Numerics::BatchInvariant => {
-            recurrent::walk(card, shape, bucket, count, step, &layer, inputs, to)
+            recurrent::recurrent_tree(card, shape, bucket, count, step, &layer, inputs, to)
         }
     };
     gpu.launch(&[launch]);
@@ -164,7 +166,7 @@ fn delta_tree_paths_equal_recurrent_steps() {
         .flat_map(|(shape, rows)| {
             let card = own_card(&gpu);
             let tree = wy_unit(card, shape, rows);
-            [tree, recurrent::walk_unit(card, shape, rows, 1)]
+            [tree, recurrent::recurrent_unit(card, shape, rows, 1)]
         })
         .collect();
     gpu.compile(&all);
@@ -357,7 +359,7 @@ fn wy_unit(card: GpuProps, shape: Shape, rows: usize) -> Unit {
 fn kernel(gpu: &DeltaDevice, shape: Shape, form: Numerics, bucket: usize) -> &'static str {
     match form {
         Numerics::Fastest => wy_unit(own_card(gpu), shape, bucket).file,
-        Numerics::BatchInvariant => recurrent::walk_unit(own_card(gpu), shape, bucket, 1).file,
+        Numerics::BatchInvariant => recurrent::recurrent_unit(own_card(gpu), shape, bucket, 1).file,
     }
 }
 
@@ -514,7 +516,7 @@ fn check_layer(
     let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * values);
     let wide = pack::ActivationFormat::F16.bytes(bucket, values);
     let [halves, again] = [(); 2].map(|()| gpu.filled::<u8>(wide, 0).unwrap());
-    let out = Out::of(Forms {
+    let out = GatedNormOutput::of(ActivationBuffers {
         f32: result.ptr(),
         f16: halves.ptr(),
     });
@@ -531,10 +533,10 @@ fn check_layer(
         &out,
     );
     // f16 rows equal the rounded f32 rows.
-    let all = Source::Step(header.ptr());
-    let copy = Forms {
+    let all = RowSource::Step(header.ptr());
+    let copy = ActivationBuffers {
         f16: again.ptr(),
-        ..Forms::default()
+        ..ActivationBuffers::default()
     };
     launches.push(convert(values, bucket, all, result.ptr(), copy));
     gpu.launch(&launches);

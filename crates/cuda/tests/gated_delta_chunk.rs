@@ -9,16 +9,18 @@ mod fixtures {
 
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
-use cuda::launch::gated_delta::{DIM, Out, Products, Shape, prefill_on, prefill_scratch_bytes};
-use cuda::launch::norm::Out as Forms;
+use cuda::launch::gated_delta::{
+    ChunkScanKernel, DIM, GatedNormOutput, Shape, prefill_on, prefill_scratch_bytes,
+};
+use cuda::launch::norm::ActivationBuffers;
 use fixtures::gated_delta::{DeltaDevice, DeltaFixture, HeadRows, Projected, chain, shapes};
 use fixtures::gpu::{Random, close, same_bits};
 
 /// The scan forms that this GPU supports.
-fn forms(gpu: &DeltaDevice) -> Vec<Products> {
-    let mut forms = vec![Products::Warp];
+fn forms(gpu: &DeltaDevice) -> Vec<ChunkScanKernel> {
+    let mut forms = vec![ChunkScanKernel::Mma];
     if gpu.arch().number == 90 {
-        forms.push(Products::Warpgroup);
+        forms.push(ChunkScanKernel::Sm90);
     }
     forms
 }
@@ -28,7 +30,7 @@ fn forms(gpu: &DeltaDevice) -> Vec<Products> {
 fn run(
     gpu: &DeltaDevice,
     fixture: &DeltaFixture,
-    products: Products,
+    products: ChunkScanKernel,
     [slot, committed, capacity]: [usize; 3],
     prompt: &Projected,
 ) -> Vec<f32> {
@@ -39,7 +41,7 @@ fn run(
         .upload(&fixtures::gated_delta::chunk(slot, committed, prompt.rows))
         .unwrap();
     let result = fixtures::gpu::poisoned::<f32>(gpu, capacity * shape.values());
-    let out = Out::of(Forms::f32(result.ptr()));
+    let out = GatedNormOutput::of(ActivationBuffers::f32(result.ptr()));
     let layer = fixture.layer(0);
     let header = header.ptr();
     gpu.launch(&prefill_on(
@@ -96,7 +98,7 @@ fn right(
 /// Runs consecutive chunks and compares all results with the reference.
 fn check(
     gpu: &DeltaDevice,
-    products: Products,
+    products: ChunkScanKernel,
     shape: Shape,
     start: usize,
     cuts: &[usize],

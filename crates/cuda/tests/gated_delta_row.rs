@@ -14,10 +14,10 @@ use cuda::Numerics;
 use cuda::launch::Launch;
 use cuda::launch::gated_delta::gated_norm::gated_norm;
 use cuda::launch::gated_delta::{
-    Inputs, Layer, Out, Rows, Shape, Source, commit, decode as steps, recurrent, verify,
-    verify_scratch_bytes,
+    GatedDeltaInputs, GatedDeltaRows, GatedNormOutput, Layer, Shape, StridedRows, commit,
+    decode as steps, recurrent, verify, verify_scratch_bytes,
 };
-use cuda::launch::norm::Out as Forms;
+use cuda::launch::norm::ActivationBuffers;
 use cuda::select::{TreeStep, gated_delta_decode};
 use fixtures::gated_delta::{
     DeltaDevice, DeltaFixture, Parents, Projected, chain, path, random_tree, shapes, star,
@@ -54,7 +54,7 @@ fn run(
     gpu: &DeltaDevice,
     shape: Shape,
     projected: &Projected,
-    launches: impl Fn(u64, &Layer, &Inputs, &Out) -> Vec<Launch>,
+    launches: impl Fn(u64, &Layer, &GatedDeltaInputs, &GatedNormOutput) -> Vec<Launch>,
 ) -> FinalState {
     let fixture = DeltaFixture::new(gpu, shape, [2, 2, 3], 31);
     let on_card = projected.upload(gpu, shape, 1);
@@ -65,9 +65,9 @@ fn run(
     // Eight rows of whole groups of 256 values. Seven rows stay zero.
     let wide = 16 * shape.values().next_multiple_of(256);
     let f16 = gpu.filled::<u8>(wide, 0).unwrap();
-    let out = Out::of(Forms {
+    let out = GatedNormOutput::of(ActivationBuffers {
         f16: f16.ptr(),
-        ..Forms::f32(result.ptr())
+        ..ActivationBuffers::f32(result.ptr())
     });
     gpu.launch(&launches(
         header.ptr(),
@@ -85,16 +85,16 @@ fn run(
 fn separate_launches(gpu: &DeltaDevice, shape: Shape, projected: &Projected) -> FinalState {
     let card = own_card(gpu);
     let o = fixtures::gpu::poisoned::<f32>(gpu, shape.values());
-    let kept = fixtures::gpu::poisoned::<u8>(gpu, recurrent::kept_bytes(card, shape, 1, 1).max(1));
+    let kept = fixtures::gpu::poisoned::<u8>(gpu, recurrent::spill_bytes(card, shape, 1, 1).max(1));
     let to = [o.ptr(), kept.ptr()];
-    let rows = Rows {
+    let rows = StridedRows {
         at: o.ptr(),
         stride: shape.values(),
     };
     run(gpu, shape, projected, |step, layer, inputs, out| {
-        let source = Source::Step(step);
+        let source = GatedDeltaRows::Step(step);
         vec![
-            recurrent::walk(card, shape, 1, 1, step, layer, inputs, to),
+            recurrent::recurrent_tree(card, shape, 1, 1, step, layer, inputs, to),
             gated_norm(shape, 1, source, layer, [rows, inputs.z], out),
         ]
     })
@@ -199,7 +199,7 @@ fn layer_rows(
     let kernel = gated_delta_decode(card, shape, Numerics::BatchInvariant, step).kernel;
     let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), kernel);
     let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
-    let out = Out::of(Forms::f32(result.ptr()));
+    let out = GatedNormOutput::of(ActivationBuffers::f32(result.ptr()));
     let mut launches = verify(
         card,
         shape,
@@ -281,7 +281,7 @@ fn delta_tree_nodes_equal_single_row_steps() {
     let mut units = Vec::new();
     for card in [own_card(&gpu), SMALL] {
         for shape in all_shapes() {
-            units.extend([8, 24, 64].map(|rows| recurrent::walk_unit(card, shape, rows, 1)));
+            units.extend([8, 24, 64].map(|rows| recurrent::recurrent_unit(card, shape, rows, 1)));
         }
     }
     gpu.compile(&units);

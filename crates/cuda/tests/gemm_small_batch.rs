@@ -13,14 +13,14 @@ use cuda::GpuProps;
 use cuda::compile::Modules;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::Launch;
-use cuda::launch::gemm::small_batch::{self, Inputs, Scratch, Segment, Write};
+use cuda::launch::gemm::small_batch::{self, GemmEpilogue, GemmInputs, GemmMatrix, GemmScratch};
 use cuda::pack::activations::activations;
 use cuda::pack::dequantize::PackedMatrix;
 use cuda::pack::{self, ActivationFormat, WeightKind};
 use fixtures::gpu::Random;
 
 /// A matrix as stored and on the device.
-struct GemmMatrix {
+struct TestMatrix {
     ty: QuantType,
     rows: usize,
     cols: usize,
@@ -29,8 +29,8 @@ struct GemmMatrix {
     device: Buffer<u8>,
 }
 
-impl GemmMatrix {
-    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> GemmMatrix {
+impl TestMatrix {
+    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> TestMatrix {
         let row_bytes = ty.row_bytes(cols);
         let mut stored = vec![0; rows * row_bytes];
         for bytes in stored.chunks_exact_mut(row_bytes) {
@@ -39,7 +39,7 @@ impl GemmMatrix {
         let kind = WeightKind::of(ty);
         let mut packed = vec![0xff; kind.bytes(rows, cols)];
         pack::pack(ty, cols, &stored, &mut packed);
-        GemmMatrix {
+        TestMatrix {
             ty,
             rows,
             cols,
@@ -92,8 +92,8 @@ impl ZeroedScratch {
         ZeroedScratch(gpu.filled(small_batch::scratch_bytes(card, 64), 0).unwrap())
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch(self.0.ptr())
+    fn scratch(&self) -> GemmScratch {
+        GemmScratch(self.0.ptr())
     }
 
     fn assert_zero(&self, gpu: &Gpu) {
@@ -120,9 +120,9 @@ impl X {
         }
     }
 
-    fn inputs(&self) -> Inputs {
+    fn inputs(&self) -> GemmInputs {
         let at = |i: usize| self.buffers[i].1.ptr();
-        Inputs {
+        GemmInputs {
             f16: at(0),
             f32: at(1),
         }
@@ -132,8 +132,8 @@ impl X {
 /// Error of f32 accumulation relative to all outputs.
 const SUMMING: f64 = 5e-6;
 
-fn segment(matrix: &GemmMatrix, out: u64, stride: usize, write: Write) -> Segment {
-    Segment {
+fn segment(matrix: &TestMatrix, out: u64, stride: usize, write: GemmEpilogue) -> GemmMatrix {
+    GemmMatrix {
         kind: WeightKind::of(matrix.ty),
         rows: matrix.rows,
         weight: matrix.device.ptr(),
@@ -157,13 +157,13 @@ fn product(
     gpu: &Gpu,
     scratch: &ZeroedScratch,
     card: GpuProps,
-    m: &GemmMatrix,
+    m: &TestMatrix,
     x: &[f32],
     bucket: usize,
 ) -> Vec<f32> {
     let out = fixtures::gpu::poisoned::<f32>(gpu, bucket * m.rows);
     let x = X::new(gpu, x, m.cols, bucket);
-    let segments = [segment(m, out.ptr(), m.rows, Write::Store)];
+    let segments = [segment(m, out.ptr(), m.rows, GemmEpilogue::Store)];
     let launches = small_batch::launches(
         card,
         bucket,
@@ -176,7 +176,7 @@ fn product(
     out.download(gpu).unwrap()
 }
 
-fn gemm_in_f64(m: &GemmMatrix, x: &[f32]) -> Vec<f32> {
+fn gemm_in_f64(m: &TestMatrix, x: &[f32]) -> Vec<f32> {
     let values = m.rounded();
     let mut out = Vec::new();
     for x in x.chunks_exact(m.cols) {
@@ -213,7 +213,7 @@ fn every_weight_type_matches_reference() {
             &[(263, 96, 1), (300, 1280, 24), (17, 416, 8)]
         };
         for &(n_out, cols, bucket) in shapes {
-            let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
+            let m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
             let x = rows(&mut random, bucket, cols);
             let out = product(&gpu, &scratch, card, &m, &x, bucket);
             let input = WeightKind::of(ty).input();
@@ -260,11 +260,11 @@ fn row_bits_do_not_depend_on_the_other_rows() {
     let together: Vec<(usize, X)> = [8, 16, 24, 32, 48, 64]
         .map(|bucket| (bucket, X::new(&gpu, &x[..bucket * cols], cols, bucket)))
         .into();
-    let launches_of = |m: &GemmMatrix, x: &X, bucket: usize, out: u64| {
-        let segments = [segment(m, out, n_out, Write::Store)];
+    let launches_of = |m: &TestMatrix, x: &X, bucket: usize, out: u64| {
+        let segments = [segment(m, out, n_out, GemmEpilogue::Store)];
         small_batch::launches(card, bucket, cols, &segments, x.inputs(), scratch.scratch())
     };
-    let matrices = types.map(|ty| GemmMatrix::new(&gpu, &mut random, ty, n_out, cols));
+    let matrices = types.map(|ty| TestMatrix::new(&gpu, &mut random, ty, n_out, cols));
     let out = fixtures::gpu::poisoned::<f32>(&gpu, 64 * n_out);
     // All units at once, so they compile in parallel.
     let units: Vec<_> = matrices
@@ -318,17 +318,21 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
         (QuantType::BF16, 48),
         (QuantType::Q8_0, 257),
     ];
-    let matrices = sizes.map(|(ty, n)| GemmMatrix::new(&gpu, &mut random, ty, n, cols));
+    let matrices = sizes.map(|(ty, n)| TestMatrix::new(&gpu, &mut random, ty, n, cols));
     let stride = 1300;
     let before = random.normals(bucket * stride, 1.0);
     let out = gpu.upload(&before).unwrap();
     let mut first = 7;
     let mut starts = Vec::new();
-    let segments: Vec<Segment> = matrices
+    let segments: Vec<GemmMatrix> = matrices
         .iter()
         .enumerate()
         .map(|(i, m)| {
-            let write = if i % 2 == 0 { Write::Add } else { Write::Store };
+            let write = if i % 2 == 0 {
+                GemmEpilogue::Add
+            } else {
+                GemmEpilogue::Store
+            };
             let at = out.ptr() + 4 * first as u64;
             starts.push(first);
             first += m.rows + 3;
@@ -380,7 +384,7 @@ fn non_finite_row_does_not_affect_other_rows() {
         QuantType::Q8_0,
         QuantType::BF16,
     ] {
-        let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
+        let m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let mut x = rows(&mut random, 8, cols);
         let clean = product(&gpu, &scratch, card, &m, &x, 8);
         x[3 * cols + 300] = f32::INFINITY;
@@ -415,7 +419,7 @@ fn real_shapes_match_reference() {
         (QuantType::Q6_K, 5120, 512, 64),
         (QuantType::Q5_K, 10240, 512, 1),
     ] {
-        let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
+        let m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let x = rows(&mut random, bucket, cols);
         let out = product(&gpu, &scratch, card, &m, &x, bucket);
         let rounded = activations(ActivationFormat::F16, &x, cols, bucket).rounded;
@@ -441,9 +445,9 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
     let (n_out, cols) = (300, 768);
     let x = rows(&mut random, 64, cols);
     for ty in QuantType::ALL {
-        let m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
+        let m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
         assert!(
-            small_batch::holds(small, WeightKind::of(ty)),
+            small_batch::fits_shared_memory(small, WeightKind::of(ty)),
             "{}",
             ty.name()
         );
@@ -475,7 +479,7 @@ fn rows_of_any_magnitude_keep_their_precision() {
         QuantType::BF16,
     ] {
         for scale in [1e-4, 1e3] {
-            let mut m = GemmMatrix::new(&gpu, &mut random, ty, n_out, cols);
+            let mut m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
             let row_bytes = ty.row_bytes(cols);
             for bytes in m.stored.chunks_exact_mut(row_bytes) {
                 quantize_row(ty, &random.normals(cols, scale), bytes);

@@ -12,9 +12,9 @@ use contract::quant::quantize_row;
 use cuda::GpuProps;
 use cuda::driver::Buffer;
 use cuda::launch::ffn;
-use cuda::launch::gemm::gemv::{self, Input, Results};
-use cuda::launch::gemm::small_batch::{self, Inputs, Scratch, Segment, Write};
-use cuda::launch::norm::{self, Out, Residual, Rms, Source};
+use cuda::launch::gemm::gemv::{self, GemvEpilogue, GemvInput};
+use cuda::launch::gemm::small_batch::{self, GemmEpilogue, GemmInputs, GemmMatrix, GemmScratch};
+use cuda::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use cuda::pack::{self, WeightKind};
 use fixtures::gpu::{Random, poisoned, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, step};
@@ -48,8 +48,8 @@ impl GemvMatrix {
         GemvMatrix { kind, rows, at }
     }
 
-    fn segment(&self, out: u64, write: Write) -> Segment {
-        Segment {
+    fn segment(&self, out: u64, write: GemmEpilogue) -> GemmMatrix {
+        GemmMatrix {
             kind: self.kind,
             rows: self.rows,
             weight: self.at.ptr(),
@@ -87,15 +87,15 @@ impl GemvFixture {
         })
     }
 
-    fn source(&self) -> Source {
-        Source::Step(self.header.ptr())
+    fn source(&self) -> RowSource {
+        RowSource::Step(self.header.ptr())
     }
 
     /// The row in f16, padded to whole groups, and in f32.
-    fn forms(&self, width: usize) -> (Buffer<u8>, Buffer<f32>, Out) {
+    fn forms(&self, width: usize) -> (Buffer<u8>, Buffer<f32>, ActivationBuffers) {
         let halves = poisoned::<u8>(&self.gpu, Input16::bytes(width));
         let floats = poisoned::<f32>(&self.gpu, width);
-        let out = Out {
+        let out = ActivationBuffers {
             f32: floats.ptr(),
             f16: halves.ptr(),
         };
@@ -103,12 +103,17 @@ impl GemvFixture {
     }
 
     /// The result of the separate GEMM launches.
-    fn products(&self, cols: usize, segments: &[Segment], x: Out) -> Vec<cuda::launch::Launch> {
-        let inputs = Inputs {
+    fn products(
+        &self,
+        cols: usize,
+        segments: &[GemmMatrix],
+        x: ActivationBuffers,
+    ) -> Vec<cuda::launch::Launch> {
+        let inputs = GemmInputs {
             f16: x.f16,
             f32: x.f32,
         };
-        let scratch = Scratch(self.scratch.ptr());
+        let scratch = GemmScratch(self.scratch.ptr());
         small_batch::launches(self.card, 1, cols, segments, inputs, scratch)
     }
 }
@@ -173,26 +178,39 @@ fn gemv_with_fused_norm_equals_separate_launches() {
             let all = matrices.iter().map(|m| poisoned::<f32>(gpu, m.rows));
             all.collect()
         };
-        let segments = |outs: &[Buffer<f32>]| -> Vec<Segment> {
+        let segments = |outs: &[Buffer<f32>]| -> Vec<GemmMatrix> {
             let all = matrices.iter().zip(outs);
-            all.map(|(m, out)| m.segment(out.ptr(), Write::Store))
+            all.map(|(m, out)| m.segment(out.ptr(), GemmEpilogue::Store))
                 .collect()
         };
         let (expected, found) = (outs(), outs());
         let (_halves, _floats, x) = fixture.forms(cols);
-        let shape = Rms {
+        let shape = RmsShape {
             width: cols,
             eps: EPS,
         };
         let rows = Residual::of(row.ptr());
-        let mut launches = vec![norm::rms(shape, 1, fixture.source(), rows, weight.ptr(), x)];
+        let mut launches = vec![norm::rms_norm(
+            shape,
+            1,
+            fixture.source(),
+            rows,
+            weight.ptr(),
+            x,
+        )];
         launches.extend(fixture.products(cols, &segments(&expected), x));
-        let input = Input::Normed {
+        let input = GemvInput::RmsNorm {
             row: row.ptr(),
             weight: weight.ptr(),
             eps: EPS,
         };
-        let one = gemv::launch(fixture.card, cols, &segments(&found), input, Results::Each);
+        let one = gemv::launch(
+            fixture.card,
+            cols,
+            &segments(&found),
+            input,
+            GemvEpilogue::Store,
+        );
         launches.push(one.unwrap());
         gpu.launch(&launches);
         for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
@@ -220,11 +238,11 @@ fn gemv_with_fused_residual_equals_separate_launches() {
         let before = random.normals(rows, 2.0);
         let streams = [(); 2].map(|()| gpu.upload(&before).unwrap());
         let (_halves, _floats, x) = fixture.forms(cols);
-        let segments = [0, 1].map(|i| [matrix.segment(streams[i].ptr(), Write::Add)]);
+        let segments = [0, 1].map(|i| [matrix.segment(streams[i].ptr(), GemmEpilogue::Add)]);
         let mut launches = vec![norm::convert(cols, 1, fixture.source(), row.ptr(), x)];
         launches.extend(fixture.products(cols, &segments[0], x));
-        let input = Input::Halves(x.f16);
-        let one = gemv::launch(fixture.card, cols, &segments[1], input, Results::Each);
+        let input = GemvInput::F16(x.f16);
+        let one = gemv::launch(fixture.card, cols, &segments[1], input, GemvEpilogue::Store);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         let [a, b] = streams.map(|stream| stream.download(gpu).unwrap());
@@ -250,26 +268,33 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
         let (_halves, _floats, x) = fixture.forms(cols);
         let projected = [(); 2].map(|()| poisoned::<f32>(gpu, width));
         let [expected, found] = [(); 2].map(|()| gpu.filled(Input16::bytes(width), 0).unwrap());
-        let segments = [0, 1].map(|i| matrices[i].segment(projected[i].ptr(), Write::Store));
-        let shape = Rms {
+        let segments = [0, 1].map(|i| matrices[i].segment(projected[i].ptr(), GemmEpilogue::Store));
+        let shape = RmsShape {
             width: cols,
             eps: EPS,
         };
         let rows = Residual::of(row.ptr());
-        let mut launches = vec![norm::rms(shape, 1, fixture.source(), rows, weight.ptr(), x)];
+        let mut launches = vec![norm::rms_norm(
+            shape,
+            1,
+            fixture.source(),
+            rows,
+            weight.ptr(),
+            x,
+        )];
         launches.extend(fixture.products(cols, &segments, x));
-        let out = Out {
+        let out = ActivationBuffers {
             f16: expected.ptr(),
-            ..Out::default()
+            ..ActivationBuffers::default()
         };
         let from = (projected[0].ptr(), projected[1].ptr(), width);
         launches.push(ffn::swiglu(width, 1, fixture.source(), from, out));
-        let input = Input::Normed {
+        let input = GemvInput::RmsNorm {
             row: row.ptr(),
             weight: weight.ptr(),
             eps: EPS,
         };
-        let gated = Results::Gated(found.ptr());
+        let gated = GemvEpilogue::SwiGlu(found.ptr());
         let one = gemv::launch(fixture.card, cols, &segments, input, gated);
         launches.push(one.unwrap());
         gpu.launch(&launches);
@@ -283,34 +308,34 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
 #[test]
 fn oversized_gemv_is_rejected() {
     let card = GpuProps::new((8, 6), 82);
-    let segment = |kind, rows| Segment {
+    let segment = |kind, rows| GemmMatrix {
         kind,
         rows,
         weight: 256,
         out: 256,
         stride: rows,
-        write: Write::Store,
+        write: GemmEpilogue::Store,
     };
     let (halves, normed) = (
-        Input::Halves(256),
-        Input::Normed {
+        GemvInput::F16(256),
+        GemvInput::RmsNorm {
             row: 256,
             weight: 256,
             eps: EPS,
         },
     );
-    let fits = |cols, segments: &[Segment], input, results| {
+    let fits = |cols, segments: &[GemmMatrix], input, results| {
         gemv::launch(card, cols, segments, input, results).is_some()
     };
     let f16 = segment(WeightKind::F16, 1024);
-    assert!(fits(2048, &[f16], halves, Results::Each));
-    assert!(!fits(3584, &[f16], halves, Results::Each));
-    assert!(!fits(1000, &[f16], halves, Results::Each));
+    assert!(fits(2048, &[f16], halves, GemvEpilogue::Store));
+    assert!(!fits(3584, &[f16], halves, GemvEpilogue::Store));
+    assert!(!fits(1000, &[f16], halves, GemvEpilogue::Store));
     let f32 = segment(WeightKind::F32, 16);
-    assert!(fits(1024, &[f16, f32], normed, Results::Each));
-    assert!(!fits(1024, &[f16, f32], halves, Results::Each));
-    assert!(!fits(1024, &[f32], normed, Results::Each));
-    let gated = Results::Gated(256);
+    assert!(fits(1024, &[f16, f32], normed, GemvEpilogue::Store));
+    assert!(!fits(1024, &[f16, f32], halves, GemvEpilogue::Store));
+    assert!(!fits(1024, &[f32], normed, GemvEpilogue::Store));
+    let gated = GemvEpilogue::SwiGlu(256);
     assert!(fits(1024, &[f16, f16], normed, gated));
     assert!(!fits(
         1024,

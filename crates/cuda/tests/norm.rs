@@ -9,7 +9,7 @@ mod fixtures {
 
 use cpu::reference::{activation, norm};
 use cuda::launch::ffn;
-use cuda::launch::norm::{Out, Residual, Rms, Source, convert, rms};
+use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, convert, rms_norm};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, chunk, star, step};
 
@@ -58,19 +58,19 @@ fn rms_norm_matches_reference() {
         let update = gpu.upload(&update).unwrap();
         let weight = gpu.upload(&weight).unwrap();
         let out = poisoned::<f32>(&gpu, bucket * width);
-        let shape = Rms { width, eps: EPS };
+        let shape = RmsShape { width, eps: EPS };
         let residual = Residual {
             rows: rows.ptr(),
             update: update.ptr(),
         };
-        let source = Source::Step(header.ptr());
-        gpu.launch(&[rms(
+        let source = RowSource::Step(header.ptr());
+        gpu.launch(&[rms_norm(
             shape,
             bucket,
             source,
             residual,
             weight.ptr(),
-            Out::f32(out.ptr()),
+            ActivationBuffers::f32(out.ptr()),
         )]);
         let found = out.download(&gpu).unwrap();
         close("rms", &found[..nodes * width], &y, 2e-6);
@@ -102,21 +102,21 @@ fn every_norm_output_format_equals_its_f32_rows() {
         let weight = gpu.upload(&random.between(width, 0.5, 1.5)).unwrap();
         let wide = rows.div_ceil(8) * width.div_ceil(256) * 4096;
         for source in [
-            Source::Chunk(header.ptr()),
-            Source::AskedOfChunk(header.ptr()),
+            RowSource::Chunk(header.ptr()),
+            RowSource::LogitsRowsOfChunk(header.ptr()),
         ] {
             let y = poisoned::<f32>(&gpu, rows * width);
             let forms = |y: u64| {
                 let buffer = poisoned::<u8>(&gpu, wide);
-                let out = Out {
+                let out = ActivationBuffers {
                     f32: y,
                     f16: buffer.ptr(),
                 };
                 (buffer, out)
             };
             let (direct, out) = forms(y.ptr());
-            let shape = Rms { width, eps: EPS };
-            gpu.launch(&[rms(
+            let shape = RmsShape { width, eps: EPS };
+            gpu.launch(&[rms_norm(
                 shape,
                 rows,
                 source,
@@ -135,7 +135,13 @@ fn every_norm_output_format_equals_its_f32_rows() {
                 .unwrap();
             let copy = poisoned::<f32>(&gpu, rows * width);
             let (again, out) = forms(copy.ptr());
-            gpu.launch(&[convert(width, rows, Source::Chunk(all.ptr()), y.ptr(), out)]);
+            gpu.launch(&[convert(
+                width,
+                rows,
+                RowSource::Chunk(all.ptr()),
+                y.ptr(),
+                out,
+            )]);
             assert_eq!(
                 direct.download(&gpu).unwrap(),
                 again.download(&gpu).unwrap(),
@@ -145,9 +151,9 @@ fn every_norm_output_format_equals_its_f32_rows() {
     }
 }
 
-fn requested_rows(source: Source, rows: usize, requested: &[usize]) -> usize {
+fn requested_rows(source: RowSource, rows: usize, requested: &[usize]) -> usize {
     match source {
-        Source::Chunk(_) | Source::Step(_) => rows,
+        RowSource::Chunk(_) | RowSource::Step(_) => rows,
         _ => requested.len(),
     }
 }
@@ -175,15 +181,15 @@ fn gathered_norm_takes_the_requested_rows() {
     let (_, y) = expected(&gathered, &vec![0.0; gathered.len()], &weight);
     let (x, weight) = (gpu.upload(&x).unwrap(), gpu.upload(&weight).unwrap());
     let out = poisoned::<f32>(&gpu, nodes * width);
-    let shape = Rms { width, eps: EPS };
-    let source = Source::AskedOfStep(header.ptr());
-    gpu.launch(&[rms(
+    let shape = RmsShape { width, eps: EPS };
+    let source = RowSource::LogitsRowsOfStep(header.ptr());
+    gpu.launch(&[rms_norm(
         shape,
         nodes,
         source,
         Residual::of(x.ptr()),
         weight.ptr(),
-        Out::f32(out.ptr()),
+        ActivationBuffers::f32(out.ptr()),
     )]);
     let found = out.download(&gpu).unwrap();
     close("gathered", &found[..3 * width], &y, 2e-6);
@@ -225,9 +231,9 @@ fn swiglu_matches_reference() {
         gpu.launch(&[ffn::swiglu(
             width,
             rows,
-            Source::Chunk(header.ptr()),
+            RowSource::Chunk(header.ptr()),
             from,
-            Out::f32(out.ptr()),
+            ActivationBuffers::f32(out.ptr()),
         )]);
         close("swiglu", &out.download(&gpu).unwrap(), &y, 1e-6);
     }

@@ -80,7 +80,7 @@ fn page_locations_do_not_affect_results() {
     let (Some(straight), Some(scattered)) = (
         open_device(false),
         open_device_with(Options {
-            scatter: true,
+            scatter_pages: true,
             ..Options::default()
         }),
     ) else {

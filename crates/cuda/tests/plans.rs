@@ -74,9 +74,9 @@ fn compiles(number: u32, plans: &[OpenPlan]) {
 #[test]
 fn small_models_use_fused_layers_only_on_large_model_paths() {
     let plan = plan(SyntheticLayout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
-    let has = |number, as_large, file| {
+    let has = |number, as_large_model, file| {
         let options = Options {
-            as_large,
+            as_large_model,
             ..Options::default()
         };
         let backend = CudaBackend::with_options(card(number), options);

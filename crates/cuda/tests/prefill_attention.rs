@@ -14,7 +14,7 @@ use cpu::reference::{activation, attention};
 use cuda::GpuProps;
 use cuda::compile::Modules;
 use cuda::launch::attention::{Shape, prefill};
-use cuda::launch::gemm::panels::{Out, Panels};
+use cuda::launch::gemm::panels::{Panels, PrefillActivations};
 use cuda::select::prefill_attention;
 use fixtures::attention::{AttentionFixture, codecs, shape, shapes};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
@@ -27,16 +27,17 @@ fn cards(gpu: &KernelDevice) -> Vec<GpuProps> {
         has_wgmma,
         ..gpu.info().props()
     };
-    match gpu.arch().to_string() == "sm_90a" {
-        true => vec![card(true), card(false)],
-        false => vec![card(false)],
+    if gpu.arch().to_string() == "sm_90a" {
+        vec![card(true), card(false)]
+    } else {
+        vec![card(false)]
     }
 }
 
 /// The kernels of several shapes, compiled in parallel.
 fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
     let cache = AttentionFixture::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
-    let out = Out { panels: 1, f32: 1 };
+    let out = PrefillActivations { panels: 1, f32: 1 };
     let launch = |(card, shape)| {
         prefill(
             prefill_attention(shape, card).kernel,
@@ -83,7 +84,7 @@ fn on_card(
     queries.upload(gpu, q).unwrap();
     let y = poisoned::<f32>(gpu, cap * width);
     let panels = poisoned::<u16>(gpu, Panels::bytes(cap, width) / 2);
-    let out = Out {
+    let out = PrefillActivations {
         panels: panels.ptr(),
         f32: y.ptr(),
     };

@@ -11,9 +11,9 @@ mod fixtures {
 use contract::QuantType;
 use cpu::reference::{activation, matmul, norm};
 use cuda::driver::Buffer;
-use cuda::launch::gemm::panels::{Out, Panels};
+use cuda::launch::gemm::panels::{Panels, PrefillActivations};
 use cuda::launch::gemm::prefill as gemm;
-use cuda::launch::gemm::small_batch::{Segment, Write};
+use cuda::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use cuda::launch::norm::panels;
 use cuda::pack::WeightKind;
 use cuda::pack::dequantize::PackedMatrix;
@@ -80,13 +80,13 @@ fn activation_formats_match_reference() {
             (poisoned::<u16>(&gpu, Panels::bytes(cap, width) / 2), y)
         };
         let made = [out(), out(), out()];
-        let to = |i: usize| Out {
+        let to = |i: usize| PrefillActivations {
             panels: made[i].0.ptr(),
             f32: made[i].1.ptr(),
         };
         let at = header.ptr();
         gpu.launch(&[
-            panels::norm(width, 1e-6, cap, at, (x_at.ptr(), weight.ptr()), to(0)),
+            panels::rms_norm(width, 1e-6, cap, at, (x_at.ptr(), weight.ptr()), to(0)),
             panels::convert(width, width, cap, at, x_at.ptr(), to(1)),
             panels::swiglu(width, width, cap, at, (x_at.ptr(), up_at.ptr()), to(2)),
         ]);
@@ -139,12 +139,12 @@ fn dequantized_panels_equal_small_batch_weights() {
         x.iter_mut().step_by(cols + 1).for_each(|v| *v = 1.0);
         let header = header(&gpu, cols);
         let rows = rows_of(&gpu, &x, cols, cols, &header);
-        let scratch = ZeroedScratch::new(&gpu, gemm::bytes_to_expand([263], cols), cols);
+        let scratch = ZeroedScratch::new(&gpu, gemm::dequantized_bytes([263], cols), cols);
         for card in cards(&gpu) {
             let out = poisoned::<f32>(&gpu, cols * 263);
-            let segment = segment(&matrix, &out, 263, Write::Store);
+            let segment = segment(&matrix, &out, 263, GemmEpilogue::Store);
             let from = (header.ptr(), rows.inputs());
-            gpu.launch(&gemm::products(
+            gpu.launch(&gemm::gemm(
                 prefill_gemm(card).kernel,
                 cols,
                 cols,
@@ -210,10 +210,10 @@ fn prefill_gemm_matches_reference() {
             .enumerate()
             .map(|(i, &size)| PrefillMatrix::random(&gpu, &mut random, k[i % k.len()], size, cols))
             .collect();
-        let bytes = bytes.min(gemm::bytes_to_expand(sizes.iter().copied(), cols));
+        let bytes = bytes.min(gemm::dequantized_bytes(sizes.iter().copied(), cols));
         let scratch = ZeroedScratch::new(&gpu, bytes, cap);
         for card in cards(&gpu) {
-            for write in [Write::Store, Write::Add] {
+            for write in [GemmEpilogue::Store, GemmEpilogue::Add] {
                 let before: Vec<Vec<f32>> = sizes
                     .iter()
                     .map(|&s| random.normals(n * (s + 3), 1.0))
@@ -227,13 +227,13 @@ fn prefill_gemm_matches_reference() {
                         out
                     })
                     .collect();
-                let segments: Vec<Segment> = matrices
+                let segments: Vec<GemmMatrix> = matrices
                     .iter()
                     .zip(&outs)
                     .map(|(m, out)| segment(m, out, m.rows + 3, write))
                     .collect();
                 let from = (header.ptr(), rows.inputs());
-                gpu.launch(&gemm::products(
+                gpu.launch(&gemm::gemm(
                     prefill_gemm(card).kernel,
                     cap,
                     cols,
@@ -264,19 +264,19 @@ fn prefill_f32_gemm_matches_reference() {
         let header = header(&gpu, n);
         let x = random.normals(n * cols, 1.0);
         let rows = rows_of(&gpu, &x, n, n, &header);
-        let scratch = ZeroedScratch::new(&gpu, gemm::bytes_to_expand([256], cols), n);
+        let scratch = ZeroedScratch::new(&gpu, gemm::dequantized_bytes([256], cols), n);
         let matrices =
             sizes.map(|size| PrefillMatrix::random(&gpu, &mut random, QuantType::F32, size, cols));
         let before = sizes.map(|size| random.normals(n * (size + 3), 1.0));
-        for write in [Write::Store, Write::Add] {
+        for write in [GemmEpilogue::Store, GemmEpilogue::Add] {
             let outs: Vec<Buffer<f32>> = before.iter().map(|b| gpu.upload(b).unwrap()).collect();
-            let segments: Vec<Segment> = matrices
+            let segments: Vec<GemmMatrix> = matrices
                 .iter()
                 .zip(&outs)
                 .map(|(m, out)| segment(m, out, m.rows + 3, write))
                 .collect();
             let (card, from) = (cards(&gpu)[0], (header.ptr(), rows.inputs()));
-            gpu.launch(&gemm::products(
+            gpu.launch(&gemm::gemm(
                 prefill_gemm(card).kernel,
                 n,
                 cols,
@@ -292,7 +292,14 @@ fn prefill_f32_gemm_matches_reference() {
 }
 
 /// Compares sampled rows of a GEMM with the reference, and checks that the rest is untouched.
-fn check(matrix: &PrefillMatrix, found: &[f32], before: &[f32], x: &[f32], n: usize, write: Write) {
+fn check(
+    matrix: &PrefillMatrix,
+    found: &[f32],
+    before: &[f32],
+    x: &[f32],
+    n: usize,
+    write: GemmEpilogue,
+) {
     let (size, stride, cols) = (matrix.rows, matrix.rows + 3, x.len() / n);
     let sample: Vec<usize> = if n * size * cols < 200_000_000 {
         (0..n).collect()
@@ -308,7 +315,7 @@ fn check(matrix: &PrefillMatrix, found: &[f32], before: &[f32], x: &[f32], n: us
             cols,
             &mut expected,
         );
-        if write == Write::Add {
+        if write == GemmEpilogue::Add {
             for (e, b) in expected.iter_mut().zip(&before[row * stride..]) {
                 *e += b;
             }
@@ -353,7 +360,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
     let matrix = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, size, cols);
     let plain = PrefillMatrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
     let x = random.normals(n * cols, 1.0);
-    let scratch = ZeroedScratch::new(&gpu, gemm::bytes_to_expand([size, 48], cols), n);
+    let scratch = ZeroedScratch::new(&gpu, gemm::dequantized_bytes([size, 48], cols), n);
     for card in cards(&gpu) {
         let run = |x: &[f32]| -> [Vec<f32>; 2] {
             let n = x.len() / cols;
@@ -364,11 +371,11 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
                 poisoned::<f32>(&gpu, n * 48),
             ];
             let segments = [
-                segment(&matrix, &outs[0], size, Write::Store),
-                segment(&plain, &outs[1], 48, Write::Store),
+                segment(&matrix, &outs[0], size, GemmEpilogue::Store),
+                segment(&plain, &outs[1], 48, GemmEpilogue::Store),
             ];
             let from = (header.ptr(), rows.inputs());
-            gpu.launch(&gemm::products(
+            gpu.launch(&gemm::gemm(
                 prefill_gemm(card).kernel,
                 n,
                 cols,
@@ -410,22 +417,25 @@ fn prefill_gated_gemm_matches_reference() {
         let rows = rows_of(&gpu, &x, n, cap, &header);
         let gate = PrefillMatrix::random(&gpu, &mut random, QuantType::Q4_K, ffn, cols);
         let up = PrefillMatrix::random(&gpu, &mut random, QuantType::Q6_K, ffn, cols);
-        let scratch =
-            ZeroedScratch::new(&gpu, gemm::bytes_to_expand([ffn, ffn], cols) / pieces, cap);
+        let scratch = ZeroedScratch::new(
+            &gpu,
+            gemm::dequantized_bytes([ffn, ffn], cols) / pieces,
+            cap,
+        );
         let [mut gates, mut ups, mut expected] = [0, 1, 2].map(|_| vec![0.0; n * ffn]);
         matmul::linear(&gate.values, &x, cols, &mut gates);
         matmul::linear(&up.values, &x, cols, &mut ups);
         activation::swiglu(&gates, &ups, &mut expected);
         for card in cards(&gpu) {
             let h = poisoned::<u16>(&gpu, Panels::bytes(cap, ffn) / 2);
-            let pair = gemm::Pair {
+            let pair = gemm::SwiGluMatrices {
                 cols,
                 ffn,
                 gate: (gate.kind, gate.weight.ptr()),
                 up: (up.kind, up.weight.ptr()),
             };
             let from = (header.ptr(), rows.panels.ptr());
-            gpu.launch(&gemm::gated(
+            gpu.launch(&gemm::gemm_swiglu(
                 prefill_gemm(card).kernel,
                 cap,
                 pair,

@@ -14,8 +14,10 @@ use contract::{
     LogitEdits, LogitsRequest, LogitsSelection, QuantType, TokenCount, TokenId, TokenMask,
 };
 use cpu::reference::rows as reference;
-use cuda::launch::logits::{Reduce, Rows, Tap, edit, edits, reduce, tap};
-use cuda::launch::norm::Source;
+use cuda::launch::logits::{
+    CaptureTarget, LogitsBuffers, LogitsReduction, capture_hidden_states, edit, edits, reduce,
+};
+use cuda::launch::norm::RowSource;
 use cuda::launch::{draft, embedding};
 use fixtures::gpu::{Random, poisoned, same_bits};
 use fixtures::step::{FEATURES, KernelDevice, Placed, chain, chunk, commit, star, step};
@@ -42,7 +44,7 @@ fn embedding_rows_match_the_codec() {
                 ty,
                 width,
                 8,
-                Source::Chunk(header.ptr()),
+                RowSource::Chunk(header.ptr()),
                 at,
             )]);
             let mut expected = vec![0.0; tokens.len() * width];
@@ -106,9 +108,9 @@ fn check_reduction(
         tree: chain(rows.len()),
     }];
     let header = gpu.upload(&step(&head, &requested)).unwrap();
-    let source = Source::Step(header.ptr());
+    let source = RowSource::Step(header.ptr());
     let bucket = rows.len() + 2;
-    let shape = Reduce {
+    let shape = LogitsReduction {
         vocab,
         stride: vocab,
         k,
@@ -121,7 +123,7 @@ fn check_reduction(
     let items: Vec<(usize, &LogitEdits)> = changes.iter().map(|(row, e)| (*row, e)).collect();
     let blob = gpu.bytes(&edits(&items, vocab));
     let any = !changes.is_empty();
-    let at = Rows {
+    let at = LogitsBuffers {
         logits: logits.ptr(),
         edited: if any { edited.ptr() } else { 0 },
         edits: if any { blob.ptr() } else { 0 },
@@ -278,13 +280,13 @@ fn captured_hidden_states_are_stored_side_by_side() {
     let device = gpu.upload(&x).unwrap();
     let out = poisoned::<f32>(&gpu, 3 * nodes * stride);
     let taps = [0, 256, 512].map(|offset| {
-        let to = Tap {
+        let to = CaptureTarget {
             out: out.ptr(),
             stride,
             offset,
-            placed: true,
+            to_feature_pool: true,
         };
-        tap(width, 8, Source::Step(header.ptr()), device.ptr(), to)
+        capture_hidden_states(width, 8, RowSource::Step(header.ptr()), device.ptr(), to)
     });
     gpu.launch(&taps);
     let found = out.download(&gpu).unwrap();
@@ -304,7 +306,7 @@ fn captured_hidden_states_are_stored_side_by_side() {
     let paths = [(2, 5, vec![0, 2]), (0, 9, vec![2, 3, 5])];
     let header = gpu.upload(&commit(&paths)).unwrap();
     let kept = poisoned::<f32>(&gpu, 8 * stride);
-    let out_rows = cuda::launch::norm::Out::f32(kept.ptr());
+    let out_rows = cuda::launch::norm::ActivationBuffers::f32(kept.ptr());
     gpu.launch(&[draft::path_rows(
         stride,
         nodes,

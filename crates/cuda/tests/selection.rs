@@ -60,7 +60,7 @@ fn table() -> String {
                     };
                     let options = Options {
                         numerics: Some(numerics),
-                        unseen: true,
+                        assume_free: true,
                         ..Options::default()
                     };
                     let backend = CudaBackend::with_options(gpu, options);

@@ -24,10 +24,10 @@ const LIMITS: Limits = Limits {
 };
 
 fn plan() -> OpenPlan {
-    let specimen = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q8_0, 1);
+    let synthetic = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q8_0, 1);
     OpenPlan {
-        target: specimen.spec,
-        weights: specimen.weights,
+        target: synthetic.spec,
+        weights: synthetic.weights,
         draft: None,
         batch_invariant: false,
         kv: KvFormats {

@@ -67,7 +67,8 @@ mod tests {
             ptxas info    : Compiling entry function 'scale' for 'sm_90a'\n\
             ptxas info    : Function properties for scale\n\
             ptxas         .     16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads\n\
-            ptxas info    : Used 10 registers, used 1 barriers, 4096 bytes smem, 380 bytes cmem[0]\n\
+            ptxas info    : Used 10 registers, used 1 barriers, 4096 bytes smem, \
+            380 bytes cmem[0]\n\
             ptxas info    : Function properties for helper\n\
             ptxas         .     64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
             ptxas info    : Compiling entry function 'other' for 'sm_90a'\n\

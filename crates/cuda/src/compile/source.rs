@@ -10,10 +10,10 @@ use std::fmt::Write as _;
 use super::error::CompileError;
 use crate::driver::Arch;
 
-/// `(path under kernels/, text)` sorted by path. The build script writes it.
+/// `(path under kernels/, text)` in path order. The build script writes it.
 const SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
-/// All embedded files as `(path under kernels/, text)`, sorted by path.
+/// All embedded files as `(path under kernels/, text)`, in path order.
 pub fn sources() -> &'static [(&'static str, &'static str)] {
     SOURCES
 }

@@ -11,35 +11,35 @@ use super::Engine;
 use crate::driver::{CopyEngine, Event, Gpu, Stream};
 
 /// The last copies of a slot, which are no layer's.
-pub(crate) const BEHIND_ALL: usize = usize::MAX;
+pub(crate) const AFTER_ALL_LAYERS: usize = usize::MAX;
 
 /// A stream of copies.
-pub(crate) struct Lane {
+pub(crate) struct CopyStream {
     stream: Stream,
     copy_engine: CopyEngine,
     /// What the main stream had queued when copies were.
     begun: Event,
     /// The last copy of all.
     end: Event,
-    slots: Vec<Marks>,
+    slots: Vec<LayerEvents>,
 }
 
 /// Places in the stream's queue that layers of a slot wait for: the layer of each, rising.
 #[derive(Default)]
-struct Marks {
+struct LayerEvents {
     /// Events outlive their use.
     events: Vec<Event>,
     layers: Vec<usize>,
 }
 
-impl Lane {
-    pub(super) fn new(gpu: &Gpu, slots: usize) -> Result<Lane, DeviceError> {
-        Ok(Lane {
+impl CopyStream {
+    pub(super) fn new(gpu: &Gpu, slots: usize) -> Result<CopyStream, DeviceError> {
+        Ok(CopyStream {
             stream: gpu.new_stream()?,
             copy_engine: gpu.copy_engine(),
             begun: Event::new(gpu)?,
             end: Event::new(gpu)?,
-            slots: (0..slots).map(|_| Marks::default()).collect(),
+            slots: (0..slots).map(|_| LayerEvents::default()).collect(),
         })
     }
 
@@ -55,14 +55,15 @@ impl Lane {
     /// Queues a copy between the card and page-locked memory.
     ///
     /// # Safety
-    /// Host memory must stay alive until the stream has passed the copy, and not be touched until then.
+    /// Host memory must stay alive until the stream has passed the copy, and not be touched until
+    /// then.
     pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
         // SAFETY: the caller's word.
         unsafe { self.copy_engine.copy(&self.stream, to, from, bytes) }
     }
 
-    /// Whoever touches `layer` of the slot, or one above, waits for what was queued up to here.
-    /// Layers rise.
+    /// Users of `layer` of the slot, or of a higher layer, wait for the copies queued so far. Calls
+    /// come in rising order of layers.
     pub(crate) fn mark(&mut self, gpu: &Gpu, slot: usize, layer: usize) -> Result<(), DeviceError> {
         let marks = &mut self.slots[slot];
         if marks.events.len() == marks.layers.len() {
@@ -75,25 +76,25 @@ impl Lane {
 
     /// What a chunk of the slot waits for, and behind how many of its launches; `ends`: launches up
     /// to each layer's end.
-    pub(super) fn gates(&self, slot: usize, ends: &[usize]) -> Vec<(usize, &Event)> {
+    pub(super) fn layer_waits(&self, slot: usize, ends: &[usize]) -> Vec<(usize, &Event)> {
         let marks = &self.slots[slot];
         let behind = |layer: usize| match layer {
             0 => 0,
             layer => ends[..layer.min(ends.len())].last().copied().unwrap_or(0),
         };
-        let gates = marks.layers.iter().zip(&marks.events);
-        gates
+        let layer_waits = marks.layers.iter().zip(&marks.events);
+        layer_waits
             .map(|(layer, event)| (behind(*layer), event))
             .collect()
     }
 
     /// The main stream waits for all copies of the slot.
-    pub(super) fn met(&mut self, slot: usize) {
+    pub(super) fn clear_waits(&mut self, slot: usize) {
         self.slots[slot].layers.clear();
     }
 
     /// Has the main stream wait for all copies of the slot.
-    fn meet(&mut self, gpu: &Gpu, slot: usize) -> Result<(), DeviceError> {
+    fn wait_for_copies(&mut self, gpu: &Gpu, slot: usize) -> Result<(), DeviceError> {
         let marks = &mut self.slots[slot];
         let last = marks.layers.len().checked_sub(1);
         marks.layers.clear();
@@ -104,17 +105,17 @@ impl Lane {
 impl Engine {
     /// Has whatever is queued from here on come behind copies of a slot's states that are under
     /// way.
-    pub(crate) fn meet(&mut self, slot: usize) -> Result<(), DeviceError> {
-        self.lane.meet(&self.gpu, slot)
+    pub(crate) fn wait_for_copies(&mut self, slot: usize) -> Result<(), DeviceError> {
+        self.copy_stream.wait_for_copies(&self.gpu, slot)
     }
 
     /// The same for all copies, so that memory they go to or come from may be used by others.
-    pub(crate) fn meet_all(&self) -> Result<(), DeviceError> {
-        self.gpu.stream().wait(&self.lane.end)
+    pub(crate) fn wait_for_all_copies(&self) -> Result<(), DeviceError> {
+        self.gpu.stream().wait(&self.copy_stream.end)
     }
 
     /// What copies states, and the card.
-    pub(crate) fn lane(&mut self) -> (&mut Lane, &Gpu) {
-        (&mut self.lane, &self.gpu)
+    pub(crate) fn copy_stream(&mut self) -> (&mut CopyStream, &Gpu) {
+        (&mut self.copy_stream, &self.gpu)
     }
 }

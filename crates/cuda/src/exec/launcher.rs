@@ -8,11 +8,11 @@ use contract::DeviceError;
 use crate::compile::Modules;
 use crate::driver::{Event, Function, Gpu, Graph};
 use crate::launch::Launch;
-use crate::plan::Key;
+use crate::plan::PlanKey;
 
 /// How plans run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Mode {
+pub(crate) enum LaunchMode {
     /// Launch by launch.
     Eager,
     /// Captured at first use, replayed from then on.
@@ -21,22 +21,22 @@ pub(crate) enum Mode {
 }
 
 /// Every plan, ready to run. The graphs go before the modules they launch from.
-pub(crate) struct Runs {
-    graphs: BTreeMap<Key, Graph>,
-    lists: BTreeMap<Key, Vec<(Function, Launch)>>,
-    mode: Mode,
+pub(crate) struct Launcher {
+    graphs: BTreeMap<PlanKey, Graph>,
+    lists: BTreeMap<PlanKey, Vec<(Function, Launch)>>,
+    mode: LaunchMode,
     /// Keeps the functions loaded.
     _modules: Modules,
 }
 
-impl Runs {
+impl Launcher {
     /// Looks up the function of every launch.
     pub(crate) fn new(
         gpu: &Gpu,
         modules: Modules,
-        plans: BTreeMap<Key, Vec<Launch>>,
-        mode: Mode,
-    ) -> Result<Runs, DeviceError> {
+        plans: BTreeMap<PlanKey, Vec<Launch>>,
+        mode: LaunchMode,
+    ) -> Result<Launcher, DeviceError> {
         let mut lists = BTreeMap::new();
         for (key, launches) in plans {
             let ready = launches
@@ -44,7 +44,7 @@ impl Runs {
                 .map(|launch| Ok((modules.function(gpu, &launch)?, launch)));
             lists.insert(key, ready.collect::<Result<Vec<_>, DeviceError>>()?);
         }
-        Ok(Runs {
+        Ok(Launcher {
             graphs: BTreeMap::new(),
             lists,
             mode,
@@ -61,8 +61,8 @@ impl Runs {
     pub(crate) fn run(
         &mut self,
         gpu: &Gpu,
-        key: Key,
-        gates: &[(usize, &Event)],
+        key: PlanKey,
+        layer_waits: &[(usize, &Event)],
         first: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
         last: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
@@ -75,16 +75,16 @@ impl Runs {
             })?;
         let queue = || {
             first(gpu)?;
-            let mut gates = gates.iter().peekable();
+            let mut layer_waits = layer_waits.iter().peekable();
             for (i, (function, launch)) in list.iter().enumerate() {
-                while let Some((_, event)) = gates.next_if(|(at, _)| *at <= i) {
+                while let Some((_, event)) = layer_waits.next_if(|(at, _)| *at <= i) {
                     gpu.stream().wait(event)?;
                 }
                 gpu.run_function(function, launch)?;
             }
             last(gpu)
         };
-        if self.mode == Mode::Eager || matches!(key, Key::Chunk(_)) {
+        if self.mode == LaunchMode::Eager || matches!(key, PlanKey::Chunk(_)) {
             return queue();
         }
         if let Some(graph) = self.graphs.get(&key) {
@@ -105,7 +105,7 @@ impl Runs {
     pub(crate) fn run_part(
         &self,
         gpu: &Gpu,
-        key: Key,
+        key: PlanKey,
         range: std::ops::Range<usize>,
     ) -> Result<(), DeviceError> {
         let list = self.lists.get(&key).map_or(&[][..], |list| &list[range]);

@@ -1,6 +1,6 @@
 //! Running plans: headers up, launches, rows down.
 //!
-//! The same list of launches runs one by one or as a captured graph; nothing else knows which. All
+//! A list of launches runs one by one or as a captured graph; only `launcher` knows which. All
 //! work is on one stream, so what is queued later sees what was queued before.
 
 pub(crate) mod copy_stream;
@@ -22,33 +22,33 @@ use contract::{
 
 use crate::driver::{Gpu, Pinned};
 use crate::launch::logits;
-use crate::plan::{Addresses, EDIT_BYTES, Key, Plans};
+use crate::plan::{Addresses, EDIT_BYTES, PlanKey, Plans};
 use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, Step};
 
-use copy_stream::Lane;
-pub(crate) use launcher::{Mode, Runs};
-use pending_features::Waiting;
+use copy_stream::CopyStream;
+pub(crate) use launcher::{LaunchMode, Launcher};
+use pending_features::PendingFeatures;
 pub(crate) use regions::Regions;
 
 /// One loaded model on one card. Fields are dropped in order: what points at memory goes before the
 /// memory.
 pub(crate) struct Engine {
-    runs: Runs,
+    launcher: Launcher,
     plans: Plans,
     headers: Headers,
     regions: Regions,
     state: Arc<State>,
     /// Copies of states; its stream goes before what it copies.
-    lane: Lane,
+    copy_stream: CopyStream,
     /// Features that the draft does not have yet.
-    waiting: Waiting,
+    pending: PendingFeatures,
     spec: Arc<ModelSpec>,
-    /// Whether prompts are read as chains of tree nodes.
-    chains: bool,
-    /// While layers are watched, what the last chunk left behind each.
+    /// Whether prompts are prefilled as decode steps over single-branch trees.
+    prefill_as_steps: bool,
+    /// The residual stream after each layer of the last chunk, while layers are captured.
     #[cfg(feature = "inspect")]
-    watched: Option<Vec<Vec<u8>>>,
+    captured_layers: Option<Vec<Vec<u8>>>,
     gpu: Gpu,
 }
 
@@ -60,8 +60,8 @@ struct Headers {
     logits: Pinned<f32>,
     /// Whether something queued may still read `up.chunk`, `up.nodes`, `up.commit` or `up.table`.
     in_flight: bool,
-    /// Whether something queued may still read `up.waiting`.
-    waiting_in_flight: bool,
+    /// Whether something queued may still read `up.pending`.
+    pending_in_flight: bool,
 }
 
 /// What the card reads.
@@ -72,7 +72,7 @@ struct Uploads {
     /// The rows of a short chunk as a step.
     nodes: Pinned<u8>,
     commit: Pinned<u8>,
-    waiting: Pinned<u8>,
+    pending: Pinned<u8>,
     edits: Pinned<u8>,
     /// The page table of every slot.
     table: Pinned<i32>,
@@ -102,8 +102,8 @@ impl Engine {
         spec: Arc<ModelSpec>,
         state: State,
         regions: Regions,
-        (plans, runs): (Plans, Runs),
-        chains: bool,
+        (plans, launcher): (Plans, Launcher),
+        prefill_as_steps: bool,
     ) -> Result<Engine, DeviceError> {
         let [
             step,
@@ -111,7 +111,7 @@ impl Engine {
             draft,
             chunk,
             commit,
-            waiting,
+            pending,
             edits,
             logits,
             rows,
@@ -124,29 +124,29 @@ impl Engine {
                 chunk: gpu.pinned(chunk)?,
                 nodes: gpu.pinned(nodes)?,
                 commit: gpu.pinned(commit)?,
-                waiting: gpu.pinned(waiting)?,
+                pending: gpu.pinned(pending)?,
                 edits: gpu.pinned(edits)?,
                 table: gpu.pinned(table / size_of::<i32>())?,
             },
             logits: gpu.pinned(logits / size_of::<f32>())?,
             rows: gpu.pinned(rows)?,
             in_flight: false,
-            waiting_in_flight: false,
+            pending_in_flight: false,
         };
         let waits = state.draft.as_ref().map_or(0, |_| state.slots.n);
-        let lane = Lane::new(&gpu, state.slots.n)?;
+        let copy_stream = CopyStream::new(&gpu, state.slots.n)?;
         let mut engine = Engine {
-            runs,
+            launcher,
             plans,
             headers,
             regions,
             state: Arc::new(state),
-            lane,
-            waiting: Waiting::new(waits),
+            copy_stream,
+            pending: PendingFeatures::new(waits),
             spec,
-            chains,
+            prefill_as_steps,
             #[cfg(feature = "inspect")]
-            watched: None,
+            captured_layers: None,
             gpu,
         };
         engine.fill_tables()?;
@@ -214,7 +214,7 @@ impl Engine {
         n: usize,
     ) -> Vec<Range<usize>> {
         let passes = chunks.split(committed, n);
-        if self.chains {
+        if self.prefill_as_steps {
             return passes;
         }
         let mut finer = Vec::with_capacity(passes.len());
@@ -231,7 +231,7 @@ impl Engine {
     /// Bytes at an address of any region, after everything queued.
     #[cfg(feature = "inspect")]
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, DeviceError> {
-        self.meet_all()?;
+        self.wait_for_all_copies()?;
         self.regions.read(&self.gpu, address, bytes)
     }
 
@@ -244,7 +244,7 @@ impl Engine {
         places: &[usize],
     ) -> Result<(), DeviceError> {
         // What is queued may be about to copy the entries up.
-        self.settle_headers()?;
+        self.wait_for_headers()?;
         let begin = slot * self.state.slots.pages + first;
         let range = begin..begin + places.len();
         let table = &mut self.headers.up.table;
@@ -262,8 +262,8 @@ impl Engine {
 
     /// Puts a slot's recurrent states at the beginning of a text; does not wait.
     pub(crate) fn clear_slot(&mut self, slot: usize) -> Result<(), DeviceError> {
-        self.meet(slot)?;
-        self.forget_features(slot);
+        self.wait_for_copies(slot)?;
+        self.drop_features(slot);
         for group in &self.state.delta {
             for (base, layer_bytes) in [
                 (group.states, group.state_bytes),
@@ -277,56 +277,58 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs a step, waits, and answers `asks`, one for each asked row of the header.
+    /// Runs a step, waits, and returns a row for each of `requests`, one per logits row of the
+    /// header.
     pub(crate) fn step(
         &mut self,
         step: &mut Step,
         requests: &[&LogitsRequest],
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
-        let key = Key::of_step(step);
-        self.meet_trees(step)?;
+        let key = PlanKey::of_step(step);
+        self.wait_for_tree_copies(step)?;
         self.place_features(step)?;
         let bytes = step::bytes_of(step);
         self.headers.up.step.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         #[cfg(feature = "inspect")]
-        if self.watched.is_some() {
+        if self.captured_layers.is_some() {
             let (to, plans) = (self.plans.addresses, &self.plans);
             self.headers.up.queue(&self.gpu, to, plans, key)?;
-            self.queue_watched(key, rows)?;
+            self.queue_captured(key, rows)?;
             return Ok(Vec::new());
         }
         self.queue(key)?;
-        let edited = self.queue_edits(Key::EditedStep(step::bucket(rows)), requests)?;
+        let edited = self.queue_edits(PlanKey::EditedStep(step::bucket(rows)), requests)?;
         self.sync()?;
         self.answer(requests, edited)
     }
 
-    /// Runs a chunk and answers `asks` `(row of the chunk, ask)`; without any it does not wait.
+    /// Runs a chunk and returns a row for each request `(row of the chunk, request)`. Without
+    /// requests it does not wait.
     pub(crate) fn chunk(
         &mut self,
         head: &mut ChunkHead,
         tokens: &[TokenId],
         requests: &[(usize, &LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError> {
-        if self.chains {
+        if self.prefill_as_steps {
             let place = (head.slot as usize, head.committed as usize);
-            return self.chain(place, tokens, requests);
+            return self.prefill_as_steps(place, tokens, requests);
         }
         let slot = head.slot as usize;
         // The context of what was said before it goes first: the chunk may come round to the same
         // places.
-        self.give_context(&[slot])?;
+        self.consume_features(&[slot])?;
         self.write_chunk(head, tokens, requests)?;
-        let key = Key::Chunk(self.plans.chunk_bucket(tokens.len()));
+        let key = PlanKey::Chunk(self.plans.chunk_bucket(tokens.len()));
         #[cfg(feature = "inspect")]
-        if self.watched.is_some() {
-            self.meet(slot)?;
+        if self.captured_layers.is_some() {
+            self.wait_for_copies(slot)?;
             self.upload_chunk(tokens.len())?;
-            self.queue_watched(key, tokens.len())?;
+            self.queue_captured(key, tokens.len())?;
             return Ok(Vec::new());
         }
-        self.queue_behind(key, Some(slot))?;
+        self.queue_after_copies(key, Some(slot))?;
         let mut answers = Vec::with_capacity(requests.len());
         for (i, batch) in requests.chunks(step::ROWS).enumerate() {
             if i > 0 {
@@ -336,8 +338,8 @@ impl Engine {
             }
             let bucket = step::bucket(batch.len());
             let requests: Vec<&LogitsRequest> = batch.iter().map(|(_, ask)| *ask).collect();
-            self.queue(Key::Head(bucket))?;
-            let edited = self.queue_edits(Key::EditedHead(bucket), &requests)?;
+            self.queue(PlanKey::LmHead(bucket))?;
+            let edited = self.queue_edits(PlanKey::EditedLmHead(bucket), &requests)?;
             self.sync()?;
             answers.append(&mut self.answer(&requests, edited)?);
         }
@@ -351,12 +353,12 @@ impl Engine {
         tokens: &[TokenId],
         requests: &[(usize, &LogitsRequest)],
     ) -> Result<(), DeviceError> {
-        self.settle_headers()?;
-        head.ask(requests.iter().map(|(row, _)| *row));
+        self.wait_for_headers()?;
+        head.request_logits(requests.iter().map(|(row, _)| *row));
         let mut bytes = Vec::with_capacity(ChunkHead::bytes(tokens.len()));
         head.write(tokens, &mut bytes);
         self.headers.up.chunk.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
-        if self.plans.is_short(tokens.len()) && !tokens.is_empty() {
+        if self.plans.is_short_prefill(tokens.len()) && !tokens.is_empty() {
             let nodes = Tree::chain(tokens).expect("a short chunk is at most a tree");
             let mut step = Step::new();
             step.push(head.slot as usize, head.committed as usize, &nodes);
@@ -370,40 +372,40 @@ impl Engine {
     pub(crate) fn commit(&mut self, commit: &Commit) -> Result<(), DeviceError> {
         let paths = commit.path.iter().take(commit.paths as usize);
         let mut slots = paths.map(|path| path.slot as usize);
-        slots.try_for_each(|slot| self.meet(slot))?;
-        self.settle_headers()?;
+        slots.try_for_each(|slot| self.wait_for_copies(slot))?;
+        self.wait_for_headers()?;
         let bytes = step::bytes_of(commit);
         self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(Key::of_commit(commit))?;
+        self.queue(PlanKey::of_commit(commit))?;
         self.keep_features(commit);
         Ok(())
     }
 
-    /// Runs draft blocks, waits, and gives the `k` best tokens of every asked row of the header.
+    /// Runs draft blocks, waits, and returns the `k` best tokens of every logits row of the header.
     pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<LogitsRow>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
-        self.meet_trees(step)?;
+        self.wait_for_tree_copies(step)?;
         let trees = step.tree.iter().take(step.trees as usize);
         let slots: Vec<usize> = trees.map(|tree| tree.slot as usize).collect();
-        self.give_context(&slots)?;
+        self.consume_features(&slots)?;
         let bytes = step::bytes_of(step);
         self.headers.up.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(Key::Draft(step::bucket(rows)))?;
+        self.queue(PlanKey::Draft(step::bucket(rows)))?;
         self.sync()?;
         let ask = LogitsRequest::top_k(k);
-        let asked = usize::try_from(step.asked).unwrap_or(0);
+        let asked = usize::try_from(step.n_logits_rows).unwrap_or(0);
         self.answer(&vec![&ask; asked], false)
     }
 
     /// Has a step come behind copies of the states of its slots.
-    fn meet_trees(&mut self, step: &Step) -> Result<(), DeviceError> {
+    fn wait_for_tree_copies(&mut self, step: &Step) -> Result<(), DeviceError> {
         let trees = step.tree.iter().take(step.trees as usize);
         let mut slots = trees.map(|tree| tree.slot as usize);
-        slots.try_for_each(|slot| self.meet(slot))
+        slots.try_for_each(|slot| self.wait_for_copies(slot))
     }
 
     /// Waits until nothing queued reads a header any more.
-    fn settle_headers(&mut self) -> Result<(), DeviceError> {
+    fn wait_for_headers(&mut self) -> Result<(), DeviceError> {
         if self.headers.in_flight {
             self.sync()
         } else {
@@ -415,25 +417,25 @@ impl Engine {
     fn sync(&mut self) -> Result<(), DeviceError> {
         self.gpu.sync()?;
         self.headers.in_flight = false;
-        self.headers.waiting_in_flight = false;
+        self.headers.pending_in_flight = false;
         Ok(())
     }
 
     /// Queues a plan with its header before it and its rows after it.
-    fn queue(&mut self, key: Key) -> Result<(), DeviceError> {
-        self.queue_behind(key, None)
+    fn queue(&mut self, key: PlanKey) -> Result<(), DeviceError> {
+        self.queue_after_copies(key, None)
     }
 
     /// The same, each layer behind copies of the slot's states, where one is named.
-    fn queue_behind(&mut self, key: Key, slot: Option<usize>) -> Result<(), DeviceError> {
+    fn queue_after_copies(&mut self, key: PlanKey, slot: Option<usize>) -> Result<(), DeviceError> {
         // Its header has a mark of its own, so that a commit before it is not waited for.
-        self.headers.in_flight |= !matches!(key, Key::Waiting(_));
+        self.headers.in_flight |= !matches!(key, PlanKey::DraftContext(_));
         let Engine {
-            runs,
+            launcher,
             plans,
             headers,
             gpu,
-            lane,
+            copy_stream,
             ..
         } = self;
         let addresses = plans.addresses;
@@ -441,16 +443,17 @@ impl Engine {
         let first = |gpu: &Gpu| up.queue(gpu, addresses, plans, key);
         let last = |gpu: &Gpu| download(gpu, rows, addresses, plans, key);
         let ends = plans.all.get(&key).map_or(&[][..], |plan| &plan.layer_ends);
-        let gates = slot.map_or_else(Vec::new, |slot| lane.gates(slot, ends));
-        runs.run(gpu, key, &gates, first, last)?;
-        slot.into_iter().for_each(|slot| lane.met(slot));
+        let layer_waits = slot.map_or_else(Vec::new, |slot| copy_stream.layer_waits(slot, ends));
+        launcher.run(gpu, key, &layer_waits, first, last)?;
+        slot.into_iter()
+            .for_each(|slot| copy_stream.clear_waits(slot));
         Ok(())
     }
 
     /// Uploads the head of the chunk header and `rows` tokens.
     fn upload_chunk(&mut self, rows: usize) -> Result<(), DeviceError> {
         self.headers.in_flight = true;
-        if rows > 0 && self.plans.is_short(rows) {
+        if rows > 0 && self.plans.is_short_prefill(rows) {
             self.headers
                 .up
                 .queue_nodes(&self.gpu, self.plans.addresses)?;
@@ -466,7 +469,11 @@ impl Engine {
 
     /// Queues the edits of rows and their reduction; false where none has any, or they are too many
     /// and will be made on the host.
-    fn queue_edits(&mut self, key: Key, requests: &[&LogitsRequest]) -> Result<bool, DeviceError> {
+    fn queue_edits(
+        &mut self,
+        key: PlanKey,
+        requests: &[&LogitsRequest],
+    ) -> Result<bool, DeviceError> {
         let reduce = self.plans.reduce;
         let items: Vec<(usize, &LogitEdits)> = requests
             .iter()
@@ -526,7 +533,7 @@ impl Engine {
 }
 
 /// The first `k` of the best tokens of a row.
-fn top(best: logits::Best, k: usize) -> LogitsRow {
+fn top(best: logits::TopLogits, k: usize) -> LogitsRow {
     let n = k.min(best.ids.len());
     LogitsRow {
         ids: best.ids[..n].iter().map(|id| TokenId(*id)).collect(),
@@ -539,20 +546,26 @@ fn top(best: logits::Best, k: usize) -> LogitsRow {
 
 impl Uploads {
     /// Queues the copy of the header that `key` reads.
-    fn queue(&self, gpu: &Gpu, to: Addresses, plans: &Plans, key: Key) -> Result<(), DeviceError> {
+    fn queue(
+        &self,
+        gpu: &Gpu,
+        to: Addresses,
+        plans: &Plans,
+        key: PlanKey,
+    ) -> Result<(), DeviceError> {
         let (to, from, bytes) = match key {
-            Key::Step { .. } => (to.step, &self.step, size_of::<Step>()),
-            Key::Chunk(rows) => {
-                if plans.is_short(rows) {
+            PlanKey::Step { .. } => (to.step, &self.step, size_of::<Step>()),
+            PlanKey::Chunk(rows) => {
+                if plans.is_short_prefill(rows) {
                     self.queue_nodes(gpu, to)?;
                 }
                 let rows = rows.min(plans.chunk_rows());
                 (to.chunk, &self.chunk, ChunkHead::bytes(rows))
             }
-            Key::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
-            Key::Waiting(_) => (to.waiting, &self.waiting, size_of::<Commit>()),
-            Key::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
-            Key::Head(_) | Key::EditedStep(_) | Key::EditedHead(_) => return Ok(()),
+            PlanKey::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
+            PlanKey::DraftContext(_) => (to.pending, &self.pending, size_of::<Commit>()),
+            PlanKey::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
+            PlanKey::LmHead(_) | PlanKey::EditedStep(_) | PlanKey::EditedLmHead(_) => return Ok(()),
         };
         // SAFETY: the header is not written before the stream has passed the copy: a step waits at
         // its end, and writers of the others wait while `in_flight` is set.
@@ -572,12 +585,12 @@ fn download(
     rows: &mut Pinned<u8>,
     from: Addresses,
     plans: &Plans,
-    key: Key,
+    key: PlanKey,
 ) -> Result<(), DeviceError> {
     let bucket = match key {
-        Key::Step { rows, .. } | Key::Head(rows) | Key::Draft(rows) => rows,
-        Key::EditedStep(rows) | Key::EditedHead(rows) => rows,
-        Key::Chunk(_) | Key::Commit(_) | Key::Waiting(_) => return Ok(()),
+        PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) | PlanKey::Draft(rows) => rows,
+        PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,
+        PlanKey::Chunk(_) | PlanKey::Commit(_) | PlanKey::DraftContext(_) => return Ok(()),
     };
     let bytes = plans.reduce.out_bytes(bucket);
     // SAFETY: read only after the wait that follows.

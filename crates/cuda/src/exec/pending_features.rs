@@ -8,19 +8,19 @@
 use contract::DeviceError;
 
 use super::Engine;
-use crate::plan::Key;
+use crate::plan::PlanKey;
 use crate::state::FEATURE_ROWS;
 use crate::step::{self, Commit, ROWS, Step, StepPath, TREES};
 
 /// The features of every slot.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
-    slots: Vec<Kept>,
+pub(super) struct PendingFeatures {
+    slots: Vec<SlotFeatures>,
 }
 
 /// The features of one slot.
 #[derive(Debug, Clone, Default)]
-struct Kept {
+struct SlotFeatures {
     /// Position of the first token that waits; the others follow it.
     first: usize,
     /// Where each of them is.
@@ -29,11 +29,11 @@ struct Kept {
     used: usize,
 }
 
-impl Waiting {
+impl PendingFeatures {
     /// Of `slots` slots beside a draft, none where there is no draft.
-    pub(super) fn new(slots: usize) -> Waiting {
-        Waiting {
-            slots: vec![Kept::default(); slots],
+    pub(super) fn new(slots: usize) -> PendingFeatures {
+        PendingFeatures {
+            slots: vec![SlotFeatures::default(); slots],
         }
     }
 
@@ -69,15 +69,15 @@ impl Waiting {
     }
 
     /// Drops the pending features of a slot.
-    fn forget(&mut self, slot: usize) {
+    fn clear(&mut self, slot: usize) {
         if let Some(kept) = self.slots.get_mut(slot) {
             kept.rows.clear();
             kept.used = 0;
         }
     }
 
-    /// What waits in some of `slots`, as much as fits one pass, and how many rows it is; it waits
-    /// no longer.
+    /// Removes the pending features of some of `slots`, as many as fit one pass. Returns them and
+    /// their number of rows.
     fn take(&mut self, slots: &[usize]) -> Option<(Commit, usize)> {
         let (mut header, mut rows) = (Commit::new(), 0);
         for &slot in slots {
@@ -93,7 +93,7 @@ impl Waiting {
                 kept.first,
                 kept.rows.iter().map(|row| usize::from(*row)),
             );
-            self.forget(slot);
+            self.clear(slot);
         }
         (rows > 0).then_some((header, rows))
     }
@@ -109,11 +109,11 @@ impl Engine {
             .collect();
         let full = slots
             .iter()
-            .filter(|(slot, n)| self.waiting.is_full(*slot, *n));
+            .filter(|(slot, n)| self.pending.is_full(*slot, *n));
         let full: Vec<usize> = full.map(|(slot, _)| *slot).collect();
-        self.give_context(&full)?;
+        self.consume_features(&full)?;
         for (index, (slot, _)) in slots.into_iter().enumerate() {
-            step.place_features(index, self.waiting.place(slot));
+            step.place_features(index, self.pending.place(slot));
         }
         Ok(())
     }
@@ -121,31 +121,31 @@ impl Engine {
     /// The features of committed paths wait.
     pub(super) fn keep_features(&mut self, commit: &Commit) {
         for path in commit.path.iter().take(commit.paths as usize) {
-            self.waiting.retain(path);
+            self.pending.retain(path);
         }
     }
 
     /// Has the features that wait in `slots` become the draft's keys and values; does not wait for
     /// it.
-    pub(crate) fn give_context(&mut self, slots: &[usize]) -> Result<(), DeviceError> {
-        while let Some((header, rows)) = self.waiting.take(slots) {
+    pub(crate) fn consume_features(&mut self, slots: &[usize]) -> Result<(), DeviceError> {
+        while let Some((header, rows)) = self.pending.take(slots) {
             for path in header.path.iter().take(header.paths as usize) {
-                self.meet(path.slot as usize)?;
+                self.wait_for_copies(path.slot as usize)?;
             }
-            if self.headers.waiting_in_flight {
+            if self.headers.pending_in_flight {
                 self.sync()?;
             }
-            self.headers.waiting_in_flight = true;
+            self.headers.pending_in_flight = true;
             let bytes = step::bytes_of(&header);
-            self.headers.up.waiting.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-            self.queue(Key::Waiting(step::bucket(rows)))?;
+            self.headers.up.pending.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+            self.queue(PlanKey::DraftContext(step::bucket(rows)))?;
         }
         Ok(())
     }
 
     /// Lets go of the features that wait in a slot, whose states another text gets.
-    pub(crate) fn forget_features(&mut self, slot: usize) {
-        self.waiting.forget(slot);
+    pub(crate) fn drop_features(&mut self, slot: usize) {
+        self.pending.clear(slot);
     }
 }
 
@@ -155,11 +155,11 @@ mod tests {
 
     use super::*;
 
-    fn kept(waiting: &mut Waiting, slot: usize, committed: usize, nodes: &[u16]) {
+    fn kept(pending: &mut PendingFeatures, slot: usize, committed: usize, nodes: &[u16]) {
         let mut commit = Commit::new();
         let nodes: Vec<NodeIdx> = nodes.iter().map(|node| NodeIdx(*node)).collect();
         commit.push(slot, committed, &nodes);
-        waiting.retain(&commit.path[0]);
+        pending.retain(&commit.path[0]);
     }
 
     fn rows(path: &StepPath) -> &[i32] {
@@ -168,14 +168,14 @@ mod tests {
 
     #[test]
     fn trees_come_behind_rows_that_wait_and_their_paths_stay() {
-        let mut waiting = Waiting::new(2);
-        assert_eq!(waiting.place(1), FEATURE_ROWS);
-        kept(&mut waiting, 1, 30, &[0, 2, 5]);
-        assert_eq!(waiting.place(1), FEATURE_ROWS + 6);
-        kept(&mut waiting, 1, 33, &[0]);
-        kept(&mut waiting, 0, 7, &[0, 1]);
-        assert_eq!((waiting.place(0), waiting.place(1)), (2, FEATURE_ROWS + 7));
-        let (header, n) = waiting.take(&[1, 0]).unwrap();
+        let mut pending = PendingFeatures::new(2);
+        assert_eq!(pending.place(1), FEATURE_ROWS);
+        kept(&mut pending, 1, 30, &[0, 2, 5]);
+        assert_eq!(pending.place(1), FEATURE_ROWS + 6);
+        kept(&mut pending, 1, 33, &[0]);
+        kept(&mut pending, 0, 7, &[0, 1]);
+        assert_eq!((pending.place(0), pending.place(1)), (2, FEATURE_ROWS + 7));
+        let (header, n) = pending.take(&[1, 0]).unwrap();
         assert_eq!((header.paths, n), (2, 6));
         let [one, other, ..] = &header.path;
         assert_eq!(
@@ -186,32 +186,32 @@ mod tests {
             (other.slot, other.committed, rows(other)),
             (0, 7, &[0, 1][..])
         );
-        assert_eq!(waiting.take(&[1, 0]), None);
-        assert_eq!((waiting.place(0), waiting.place(1)), (0, FEATURE_ROWS));
+        assert_eq!(pending.take(&[1, 0]), None);
+        assert_eq!((pending.place(0), pending.place(1)), (0, FEATURE_ROWS));
     }
 
     #[test]
-    fn what_has_no_room_is_told_and_what_does_not_fit_one_pass_takes_two() {
-        let mut waiting = Waiting::new(3);
+    fn full_slots_are_reported_and_features_beyond_one_pass_take_two() {
+        let mut pending = PendingFeatures::new(3);
         for slot in 0..3 {
             for token in 0..30 {
-                kept(&mut waiting, slot, token, &[0]);
+                kept(&mut pending, slot, token, &[0]);
             }
         }
-        assert!(waiting.is_full(0, 35) && !waiting.is_full(0, 34));
-        let taken = |waiting: &mut Waiting| waiting.take(&[0, 1, 2]).map(|(_, n)| n);
-        assert_eq!(taken(&mut waiting), Some(60));
-        assert_eq!(taken(&mut waiting), Some(30));
-        assert_eq!(taken(&mut waiting), None);
-        kept(&mut waiting, 2, 9, &[0]);
-        waiting.forget(2);
-        assert_eq!(taken(&mut waiting), None);
+        assert!(pending.is_full(0, 35) && !pending.is_full(0, 34));
+        let taken = |pending: &mut PendingFeatures| pending.take(&[0, 1, 2]).map(|(_, n)| n);
+        assert_eq!(taken(&mut pending), Some(60));
+        assert_eq!(taken(&mut pending), Some(30));
+        assert_eq!(taken(&mut pending), None);
+        kept(&mut pending, 2, 9, &[0]);
+        pending.clear(2);
+        assert_eq!(taken(&mut pending), None);
     }
 
     #[test]
     fn without_a_draft_nothing_waits() {
-        let mut waiting = Waiting::new(0);
-        kept(&mut waiting, 0, 0, &[0, 1]);
-        assert!(!waiting.is_full(0, ROWS) && waiting.take(&[0]).is_none());
+        let mut pending = PendingFeatures::new(0);
+        kept(&mut pending, 0, 0, &[0, 1]);
+        assert!(!pending.is_full(0, ROWS) && pending.take(&[0]).is_none());
     }
 }

@@ -1,5 +1,5 @@
-//! Prefill as chains of tree nodes, committed one after another: the slow path that separates
-//! faults of the chunk kernels from others.
+//! Prefill as decode steps over single-branch trees, each committed: the slow path that separates
+//! faults of the prefill kernels from others.
 
 use contract::{DeviceError, LogitsRequest, LogitsRow, TokenId, Tree, TreePath};
 
@@ -8,7 +8,7 @@ use crate::step::{Commit, ROWS, Step};
 
 impl Engine {
     /// Runs and commits `tokens` of the sequence in `slot` after `committed` ones.
-    pub(crate) fn chain(
+    pub(crate) fn prefill_as_steps(
         &mut self,
         (slot, mut committed): (usize, usize),
         tokens: &[TokenId],
@@ -23,7 +23,7 @@ impl Engine {
             step.push(slot, committed, &tree);
             let mut asked = Vec::new();
             while let Some((row, ask)) = requests.next_if(|(row, _)| *row < (i + 1) * nodes) {
-                step.ask(row - i * nodes);
+                step.request_logits(row - i * nodes);
                 asked.push(*ask);
             }
             rows.append(&mut self.step(&mut step, &asked)?);

@@ -4,8 +4,8 @@
 //! `committed + i`; its attention is [`super::attention`] with a window, a block mask and a ring of
 //! pages. Context keys and values are written once, when tokens are committed.
 
-use super::attention::{Cache, PAGE, Positions, Projections, Shape, prepare};
-use super::norm::Out;
+use super::attention::{Cache, PAGE, Positions, Projections, Shape, qk_norm_rope_append};
+use super::norm::ActivationBuffers;
 use super::{Args, Launch, Unit};
 
 /// Pages that a ring needs so that a window and the rows of a block never share a place.
@@ -22,7 +22,7 @@ pub fn path_rows(
     kept: usize,
     rows: usize,
     (commit, x): (u64, u64),
-    out: Out,
+    out: ActivationBuffers,
 ) -> Launch {
     Launch {
         entry: "draft_gather_path_rows",
@@ -55,7 +55,7 @@ pub fn context(
         from.q == 0 && !matches!(positions, Positions::Step(_)),
         "context has no queries and is committed"
     );
-    prepare(shape, rows, positions, from, (cache, 0))
+    qk_norm_rope_append(shape, rows, positions, from, (cache, 0))
 }
 
 #[cfg(test)]

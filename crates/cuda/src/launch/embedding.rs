@@ -2,7 +2,7 @@
 
 use contract::QuantType;
 
-use super::norm::Source;
+use super::norm::RowSource;
 use super::{Args, Launch, Unit};
 
 /// Rows of `table` for the tokens of a step or chunk, into f32 `out` `[rows][width]`.
@@ -13,7 +13,7 @@ pub fn gather(
     ty: QuantType,
     width: usize,
     rows: usize,
-    source: Source,
+    source: RowSource,
     (table, out): (u64, u64),
 ) -> Launch {
     assert!(

@@ -1,6 +1,6 @@
 //! The gated unit between the projections of a feed-forward.
 
-use super::norm::{Out, Source};
+use super::norm::{ActivationBuffers, RowSource};
 use super::{Args, Launch, Unit};
 
 /// `silu(gate) * up` into `out`, `width` values a row.
@@ -9,9 +9,9 @@ use super::{Args, Launch, Unit};
 pub fn swiglu(
     width: usize,
     rows: usize,
-    source: Source,
+    source: RowSource,
     (gate, up, stride): (u64, u64, usize),
-    out: Out,
+    out: ActivationBuffers,
 ) -> Launch {
     assert!(
         stride >= width,

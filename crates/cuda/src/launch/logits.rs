@@ -1,19 +1,18 @@
-//! From rows of logits to what was asked of them: edits, the best tokens, log-sum-exps. And feature
-//! taps.
+//! Logits rows: edits, the top tokens, log-sum-exps. And the capture of hidden states.
 
 use contract::LogitEdits;
 
-use super::norm::Source;
+use super::norm::RowSource;
 use super::{Args, Launch, Unit};
 
-/// Rows of one reduction, as many as a header can ask for.
+/// Maximum rows of one reduction, as in a header.
 const ROWS: usize = 64;
-/// Logits that one warp reduces.
+/// Logits per warp.
 const RUN: usize = 1024;
 
 /// Shape of a row reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reduce {
+pub struct LogitsReduction {
     /// Logits of a row.
     pub vocab: usize,
     /// Floats between rows.
@@ -22,24 +21,24 @@ pub struct Reduce {
     pub k: usize,
 }
 
-/// What is read and written.
+/// Device memory of edits and reductions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rows {
+pub struct LogitsBuffers {
     /// f32 `[asked][stride]`.
     pub logits: u64,
     /// f32 `[asked][stride]`: rows after their edits; 0 where no row has any.
     pub edited: u64,
     /// What [`edits`] made, on the card; 0 where no row has any.
     pub edits: u64,
-    /// [`Reduce::scratch_bytes`].
+    /// [`LogitsReduction::scratch_bytes`].
     pub scratch: u64,
-    /// [`Reduce::out_bytes`].
+    /// [`LogitsReduction::out_bytes`].
     pub out: u64,
 }
 
-/// What a reduction says of one row.
+/// The reduced row of logits.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Best {
+pub struct TopLogits {
     /// Log-sum-exp of the edited row.
     pub lse: f32,
     /// Log-sum-exp of the raw row.
@@ -52,8 +51,8 @@ pub struct Best {
     pub raw: Vec<f32>,
 }
 
-impl Reduce {
-    /// Logits whose maximum is kept: small rows need small groups to have more of them than `k`.
+impl LogitsReduction {
+    /// Logits per group maximum: short rows need short groups so that there are more than `k`.
     fn group(self) -> usize {
         if self.vocab <= 16 * RUN { 32 } else { 256 }
     }
@@ -71,8 +70,8 @@ impl Reduce {
     /// Row `row` of a downloaded result.
     ///
     /// # Panics
-    /// If `bytes` is shorter than [`Reduce::out_bytes`] of `row + 1` rows.
-    pub fn read(self, bytes: &[u8], row: usize) -> Best {
+    /// If `bytes` is shorter than [`LogitsReduction::out_bytes`] of `row + 1` rows.
+    pub fn read(self, bytes: &[u8], row: usize) -> TopLogits {
         let bytes = &bytes[self.out_bytes(row)..][..self.out_bytes(1)];
         let word = |i: usize| -> [u8; 4] {
             let word = bytes[4 * i..].first_chunk();
@@ -84,7 +83,7 @@ impl Reduce {
                 .map(|i| f32::from_le_bytes(word(i)))
                 .collect()
         };
-        Best {
+        TopLogits {
             lse: f32::from_le_bytes(word(0)),
             raw_lse: f32::from_le_bytes(word(1)),
             ids: (4..4 + n).map(|i| u32::from_le_bytes(word(i))).collect(),
@@ -93,15 +92,15 @@ impl Reduce {
         }
     }
 
-    fn unit(self, file: &'static str, source: Source) -> Unit {
+    fn unit(self, file: &'static str, source: RowSource) -> Unit {
         assert!(
             (1..=64).contains(&self.k) && self.stride >= self.vocab && self.vocab > 0,
             "a reduction of {self:?}"
         );
-        // Where the header says how many rows are asked for.
+        // Word of the header with the number of logits rows.
         let asked_at = match source {
-            Source::Step(_) | Source::AskedOfStep(_) => 2,
-            Source::Chunk(_) | Source::AskedOfChunk(_) => 3,
+            RowSource::Step(_) | RowSource::LogitsRowsOfStep(_) => 2,
+            RowSource::Chunk(_) | RowSource::LogitsRowsOfChunk(_) => 3,
         };
         Unit::new(file)
             .define("N_LOGITS_ROWS_AT", asked_at)
@@ -111,8 +110,13 @@ impl Reduce {
     }
 }
 
-/// The two launches that make the edited rows; to be run before [`reduce`] when some row has edits.
-pub fn edit(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2] {
+/// The two launches that edit rows, before [`reduce`], if some row has edits.
+pub fn edit(
+    shape: LogitsReduction,
+    rows: usize,
+    source: RowSource,
+    at: LogitsBuffers,
+) -> [Launch; 2] {
     assert!(
         at.edited != 0 && at.edits != 0 && rows <= ROWS,
         "edits need a place to go"
@@ -148,8 +152,13 @@ pub fn edit(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2]
     [dense, sparse]
 }
 
-/// The two launches that reduce the asked rows of a header to [`Best`]s.
-pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 2] {
+/// The two launches that reduce the logits rows of a header to [`TopLogits`]s.
+pub fn reduce(
+    shape: LogitsReduction,
+    rows: usize,
+    source: RowSource,
+    at: LogitsBuffers,
+) -> [Launch; 2] {
     assert!(
         (at.edited == 0) == (at.edits == 0) && rows <= ROWS,
         "edited rows and edits go together"
@@ -190,8 +199,8 @@ pub fn reduce(shape: Reduce, rows: usize, source: Source, at: Rows) -> [Launch; 
 /// Bytes of one edit, as `kernels/logits/edits.cuh` has it.
 const EDIT_BYTES: usize = 32;
 
-/// The edits of asked rows as they are uploaded: `(index among the asked rows, edits)`, rows of
-/// `vocab` logits.
+/// The edits of logits rows as uploaded: `(index among the logits rows, edits)`, rows of `vocab`
+/// logits.
 ///
 /// # Panics
 /// If a row is beyond the 64 that a header asks for.
@@ -246,29 +255,35 @@ pub fn edits(items: &[(usize, &LogitEdits)], vocab: usize) -> Vec<u8> {
     blob
 }
 
-/// Where a tap puts its rows.
+/// Where captured hidden states go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tap {
+pub struct CaptureTarget {
     /// f32 rows.
     pub out: u64,
     /// Floats between them.
     pub stride: usize,
-    /// The tap's first column.
+    /// First column.
     pub offset: usize,
-    /// Whether a step's rows go where its header places those of their tree, instead of one after
-    /// another.
-    pub placed: bool,
+    /// Whether a step's rows go to the feature rows of their tree in the header, instead of in
+    /// sequence.
+    pub to_feature_pool: bool,
 }
 
-/// Copies the residual stream `x` f32 `[rows][width]` to the columns of a tap.
-pub fn tap(width: usize, rows: usize, source: Source, x: u64, to: Tap) -> Launch {
+/// Copies the residual stream `x` f32 `[rows][width]` to the columns of `to`.
+pub fn capture_hidden_states(
+    width: usize,
+    rows: usize,
+    source: RowSource,
+    x: u64,
+    to: CaptureTarget,
+) -> Launch {
     assert!(
         [width, to.stride, to.offset]
             .iter()
             .all(|n| n.is_multiple_of(4))
             && to.offset + width <= to.stride
-            && (!to.placed || matches!(source, Source::Step(_))),
-        "a tap of {width} values of {source:?} at {to:?}"
+            && (!to.to_feature_pool || matches!(source, RowSource::Step(_))),
+        "a capture of {width} values of {source:?} at {to:?}"
     );
     Launch {
         entry: "capture_hidden_states",
@@ -276,7 +291,7 @@ pub fn tap(width: usize, rows: usize, source: Source, x: u64, to: Tap) -> Launch
             .define("WIDTH", width)
             .define("STRIDE", to.stride)
             .define("OFFSET", to.offset)
-            .define("TO_FEATURE_POOL", u8::from(to.placed)),
+            .define("TO_FEATURE_POOL", u8::from(to.to_feature_pool)),
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [256, 1, 1],
         shared: 0,
@@ -299,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_points_at_its_parts() {
+    fn edits_point_at_their_parts() {
         let edits_of_row = LogitEdits {
             allowed: Some(Arc::new(TokenMask::all(100))),
             bias: vec![(TokenId(7), 0.5)],
@@ -323,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_result_is_read_back_as_it_is_written() {
-        let shape = Reduce {
+        let shape = LogitsReduction {
             vocab: 10,
             stride: 10,
             k: 2,

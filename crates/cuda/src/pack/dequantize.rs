@@ -37,7 +37,7 @@ impl PackedMatrix<'_> {
         let block = &self.bytes[block * kind.bytes(BLOCK_ROWS, cols)..];
         let factor = f32::from_le_bytes(*block[4 * r..].first_chunk().expect("a row factor"));
         let (unit, within) = (k / kind.unit_values(), k % kind.unit_values());
-        let [first, second] = kind.piece_bytes();
+        let [first, second] = kind.slice_bytes();
         let piece = |index: usize| {
             let bytes = if index == 0 { first } else { second };
             let at = tiles * (FACTOR_BYTES + unit * kind.tile_bytes() + index * first);
@@ -46,9 +46,9 @@ impl PackedMatrix<'_> {
                 row: r % TILE_ROWS,
             }
         };
-        let index = within / (kind.unit_values() / kind.pieces());
+        let index = within / (kind.unit_values() / kind.slices());
         let tile = piece(index);
-        let k = within % (kind.unit_values() / kind.pieces());
+        let k = within % (kind.unit_values() / kind.slices());
         factor
             * match kind {
                 WeightKind::Q4K => tile.four_bits(k, index, &piece(0), 1024),

@@ -89,7 +89,7 @@ impl WeightKind {
     }
 
     /// Bytes of a tile of [`TILE_ROWS`] rows per piece of a unit. 0 if a unit has one piece.
-    pub fn piece_bytes(self) -> [usize; 2] {
+    pub fn slice_bytes(self) -> [usize; 2] {
         match self {
             WeightKind::Q4K => [1280, 1024],
             WeightKind::Q5K => [1536, 1280],
@@ -103,12 +103,12 @@ impl WeightKind {
 
     /// Bytes of a tile of [`TILE_ROWS`] rows and one unit.
     pub fn tile_bytes(self) -> usize {
-        self.piece_bytes().iter().sum()
+        self.slice_bytes().iter().sum()
     }
 
-    /// Pieces per unit.
-    pub fn pieces(self) -> usize {
-        if self.piece_bytes()[1] == 0 { 1 } else { 2 }
+    /// K-slices per unit.
+    pub fn slices(self) -> usize {
+        if self.slice_bytes()[1] == 0 { 1 } else { 2 }
     }
 
     /// Values of a row per unit.

@@ -1,21 +1,21 @@
 //! Activations in the forms that products read them in.
 
-use crate::launch::gemm::small_batch::Inputs;
-use crate::launch::norm::Out;
+use crate::launch::gemm::small_batch::GemmInputs;
+use crate::launch::norm::ActivationBuffers;
 use crate::memory::BumpAllocator;
 use crate::pack::{ActivationFormat, WeightKind};
 
 /// The forms of one activation that its consumers read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Forms {
+pub(super) struct ActivationFormats {
     f32: bool,
     f16: bool,
 }
 
-impl Forms {
+impl ActivationFormats {
     /// What these kinds of matrices read.
-    pub(super) fn of(kinds: impl IntoIterator<Item = WeightKind>) -> Forms {
-        let mut forms = Forms::default();
+    pub(super) fn of(kinds: impl IntoIterator<Item = WeightKind>) -> ActivationFormats {
+        let mut forms = ActivationFormats::default();
         for kind in kinds {
             match kind.input() {
                 ActivationFormat::F32 => forms.f32 = true,
@@ -26,7 +26,12 @@ impl Forms {
     }
 
     /// Buffers for `rows` rows of `width` values in each form.
-    pub(super) fn carve(self, arena: &mut BumpAllocator, rows: usize, width: usize) -> Out {
+    pub(super) fn allocate(
+        self,
+        arena: &mut BumpAllocator,
+        rows: usize,
+        width: usize,
+    ) -> ActivationBuffers {
         let mut take = |wanted: bool, input: ActivationFormat| {
             if wanted {
                 arena.take(input.bytes(rows, width))
@@ -34,7 +39,7 @@ impl Forms {
                 0
             }
         };
-        Out {
+        ActivationBuffers {
             f32: take(self.f32, ActivationFormat::F32),
             f16: take(self.f16, ActivationFormat::F16),
         }
@@ -42,8 +47,8 @@ impl Forms {
 }
 
 /// The same buffers as products take them.
-pub(super) fn inputs(out: &Out) -> Inputs {
-    Inputs {
+pub(super) fn inputs(out: &ActivationBuffers) -> GemmInputs {
+    GemmInputs {
         f16: out.f16,
         f32: out.f32,
     }

@@ -1,19 +1,19 @@
 //! Keeping paths: cached rows move up, states and windows go past the nodes.
 
-use super::{Plan, Site};
+use super::{Plan, PlanContext};
 use crate::launch::attention::{self, Planes};
 use crate::launch::gated_delta::{self, Group, Slots};
 use crate::plan::decode;
 use crate::state::{DeltaGroup, KvGroup};
 
 /// The commit of `paths` paths: one launch per group of layers.
-pub(super) fn build(site: &Site<'_>, paths: usize) -> Plan {
-    let commit = site.addresses.commit;
+pub(super) fn build(context: &PlanContext<'_>, paths: usize) -> Plan {
+    let commit = context.addresses.commit;
     let mut plan = Plan::default();
-    for group in &site.state.kv {
-        plan.launches.push(compact(site, group));
+    for group in &context.state.kv {
+        plan.launches.push(compact(context, group));
     }
-    for group in &site.state.delta {
+    for group in &context.state.delta {
         let shape = gated_delta::Shape::of(&group.spec);
         let launch = gated_delta::commit(shape, &memory(group), paths, commit);
         plan.launches.push(launch);
@@ -21,26 +21,26 @@ pub(super) fn build(site: &Site<'_>, paths: usize) -> Plan {
     plan
 }
 
-fn compact(site: &Site<'_>, group: &KvGroup) -> crate::launch::Launch {
-    let a = site
+fn compact(context: &PlanContext<'_>, group: &KvGroup) -> crate::launch::Launch {
+    let a = context
         .spec
         .attention_layers()
         .find(|a| (a.n_kv_heads, a.head_dim) == (group.n_kv_heads, group.head_dim))
         .expect("a group has the shape of its layers");
-    let shape = decode::shape(a, site.open, site.spec.norm_eps);
+    let shape = decode::shape(a, context.open, context.spec.norm_eps);
     let (k, v) = (&group.k, &group.v);
     let bytes = [k.value_bytes, k.scale_bytes, v.value_bytes, v.scale_bytes];
     let planes = Planes {
         base: [k.values, k.scales, v.values, v.scales],
         layer_stride: bytes.map(|bytes| group.layer_bytes(bytes) as u64),
     };
-    let pages = (site.state.page_table, site.state.slots.pages);
+    let pages = (context.state.page_table, context.state.slots.pages);
     attention::compact(
         &shape,
         group.layers.len(),
         planes,
         pages,
-        site.addresses.commit,
+        context.addresses.commit,
     )
 }
 

@@ -3,17 +3,17 @@
 
 use contract::{BlockMask, DraftLayer, KvFormats};
 
-use super::activations::Forms;
-use super::decode::{Builder, builder};
-use super::fused_layers::Links;
-use super::gemm::{self, Product};
+use super::activations::ActivationFormats;
+use super::decode::{DecodeBuilder, builder};
+use super::fused_layers::FusedLayerPlan;
+use super::gemm::{self, GemmOperation};
 use super::select::{GemmFits, decode_gemm};
-use super::{Plan, Site};
+use super::{Plan, PlanContext};
 use crate::launch::Launch;
 use crate::launch::attention::{Cache, Mask, Positions, Projections, Shape};
 use crate::launch::draft::{context as write_context, path_rows};
-use crate::launch::gemm::small_batch::Write;
-use crate::launch::norm::{self, Out, Residual, Rms, Source};
+use crate::launch::gemm::small_batch::GemmEpilogue;
+use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
 use crate::state::{DraftRing, FEATURE_ROWS};
 use crate::weights::{DraftLayerWeights, DraftWeights, WeightMatrix};
@@ -30,7 +30,7 @@ fn shape(layer: &DraftLayer, ring: &DraftRing, kv: KvFormats, eps: f32) -> Shape
         normed: a.q_norm.is_some(),
         k: kv.k,
         v: kv.v,
-        turned: false,
+        rotated: false,
         eps,
         scale: a.scale,
         window: layer.window,
@@ -54,14 +54,16 @@ fn cache(ring: &DraftRing) -> Cache {
 }
 
 /// Epsilon of the draft's norms.
-pub(super) fn eps(site: &Site<'_>) -> f32 {
-    let draft = site.open.draft.as_ref();
-    draft.map_or(site.spec.norm_eps, |draft| draft.spec.norm_eps)
+pub(super) fn eps(context: &PlanContext<'_>) -> f32 {
+    let draft = context.open.draft.as_ref();
+    draft.map_or(context.spec.norm_eps, |draft| draft.spec.norm_eps)
 }
 
 /// Every layer with its shape and its ring, bottom to top.
-fn layers<'a>(site: &Site<'a>) -> impl Iterator<Item = (&'a DraftLayer, Shape, &'a DraftRing)> {
-    let (open, state) = (site.open, site.state);
+fn layers<'a>(
+    context: &PlanContext<'a>,
+) -> impl Iterator<Item = (&'a DraftLayer, Shape, &'a DraftRing)> {
+    let (open, state) = (context.open, context.state);
     let draft = open.draft.iter().zip(&state.draft);
     draft.flat_map(|(plan, state)| {
         let kv = KvFormats {
@@ -83,14 +85,14 @@ pub(super) fn context_readers(weights: &DraftWeights) -> Vec<WeightMatrix> {
 }
 
 /// Writes what those matrices gave, `projected` f32 `[rows][..]` in their order, into the rings.
-pub(super) fn context(
-    site: &Site<'_>,
+pub(super) fn write_draft_context(
+    context: &PlanContext<'_>,
     rows: usize,
     at: Positions,
     projected: &[u64],
 ) -> Vec<Launch> {
-    let weights = site.weights.draft.iter().flat_map(|draft| &draft.layers);
-    let layers = layers(site).zip(weights).zip(projected.chunks_exact(2));
+    let weights = context.weights.draft.iter().flat_map(|draft| &draft.layers);
+    let layers = layers(context).zip(weights).zip(projected.chunks_exact(2));
     layers
         .map(|(((layer, shape, ring), weights), projected)| {
             let from = Projections {
@@ -100,7 +102,7 @@ pub(super) fn context(
                 kv_stride: weights.attention.k.rows,
                 q_norm: 0,
                 k_norm: weights.attention.k_norm,
-                frequencies: site.frequencies(layer.attention.rope),
+                frequencies: context.frequencies(layer.attention.rope),
             };
             write_context(&shape, rows, at, from, cache(ring))
         })
@@ -108,87 +110,98 @@ pub(super) fn context(
 }
 
 /// The plan by which up to `rows` rows of features that wait become keys and values.
-pub(super) fn of_waiting(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
+pub(super) fn context_of_pending(
+    context: &PlanContext<'_>,
+    rows: usize,
+    arena: &mut BumpAllocator,
+) -> Plan {
     let mut plan = Plan::default();
-    let (Some(weights), Some(state)) = (&site.weights.draft, &site.state.draft) else {
+    let (Some(weights), Some(state)) = (&context.weights.draft, &context.state.draft) else {
         return plan;
     };
-    let header = site.addresses.waiting;
+    let header = context.addresses.pending;
     let (width, hidden) = (weights.fc.cols, weights.fc.rows);
-    let input = Forms::of([weights.fc.kind]).carve(arena, rows, width);
+    let input = ActivationFormats::of([weights.fc.kind]).allocate(arena, rows, width);
     let from = (header, state.features);
     plan.launches
         .push(path_rows(width, FEATURE_ROWS, rows, from, input));
     let raw = arena.take(4 * rows * hidden);
-    append_products(site, rows, &input, &[(weights.fc, raw)], &mut plan);
+    append_products(context, rows, &input, &[(weights.fc, raw)], &mut plan);
     let input_projections = context_readers(weights);
-    let f = Forms::of(input_projections.iter().map(|m| m.kind)).carve(arena, rows, hidden);
-    let rms = Rms {
+    let f = ActivationFormats::of(input_projections.iter().map(|m| m.kind))
+        .allocate(arena, rows, hidden);
+    let rms = RmsShape {
         width: hidden,
-        eps: eps(site),
+        eps: eps(context),
     };
     // Rows beyond those that wait are normed too; nobody reads them.
-    let all = Source::Chunk(site.addresses.all_rows);
-    let norm = norm::rms(rms, rows, all, Residual::of(raw), weights.hidden_norm, f);
+    let all = RowSource::Chunk(context.addresses.all_rows);
+    let norm = norm::rms_norm(rms, rows, all, Residual::of(raw), weights.hidden_norm, f);
     let projected: Vec<(WeightMatrix, u64)> = input_projections
         .iter()
         .map(|matrix| (*matrix, arena.take(4 * rows * matrix.rows)))
         .collect();
     plan.launches.push(norm);
-    append_products(site, rows, &f, &projected, &mut plan);
+    append_products(context, rows, &f, &projected, &mut plan);
     let outs: Vec<u64> = projected.iter().map(|(_, out)| *out).collect();
-    plan.launches
-        .extend(context(site, rows, Positions::Commit(header), &outs));
+    plan.launches.extend(write_draft_context(
+        context,
+        rows,
+        Positions::Commit(header),
+        &outs,
+    ));
     plan
 }
 
 /// Appends products of one input, each into f32 rows of its own.
 fn append_products(
-    site: &Site<'_>,
+    context: &PlanContext<'_>,
     rows: usize,
-    input: &Out,
+    input: &ActivationBuffers,
     matrices: &[(WeightMatrix, u64)],
     plan: &mut Plan,
 ) {
-    let products: Vec<Product> = matrices
+    let products: Vec<GemmOperation> = matrices
         .iter()
-        .map(|(matrix, out)| Product {
+        .map(|(matrix, out)| GemmOperation {
             matrix: *matrix,
             out: *out,
-            write: Write::Store,
+            write: GemmEpilogue::Store,
         })
         .collect();
     plan.launches
-        .extend(gemm::launches(site, rows, input, &products));
+        .extend(gemm::launches(context, rows, input, &products));
 }
 
 /// The plan of draft blocks of up to `rows` rows.
-pub(super) fn block(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
-    let Some(weights) = &site.weights.draft else {
+pub(super) fn block(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
+    let Some(weights) = &context.weights.draft else {
         return Plan::default();
     };
-    let (step, eps) = (site.addresses.draft, eps(site));
+    let (step, eps) = (context.addresses.draft, eps(context));
     // Only the delta rule, which no draft has, goes by the number of trees.
-    let mut builder = builder(site, (rows, 1), step, eps, *arena);
+    let mut builder = builder(context, (rows, 1), step, eps, *arena);
     builder.embed();
-    let layers: Vec<_> = layers(site).zip(&weights.layers).collect();
-    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], arena: &mut BumpAllocator| {
-        let ((layer, shape, ring), weights): &((&DraftLayer, Shape, &DraftRing), _) = &layers[i];
-        let DraftLayerWeights { attention, .. } = weights;
-        let a = (&layer.attention, *shape);
-        b.attention(a, attention, cache(ring), projected, arena)
-    };
-    let links = Links::of_draft(site);
+    let layers: Vec<_> = layers(context).zip(&weights.layers).collect();
+    let mixer =
+        |b: &mut DecodeBuilder<'_>, i: usize, projected: &[u64], arena: &mut BumpAllocator| {
+            let ((layer, shape, ring), weights): &((&DraftLayer, Shape, &DraftRing), _) =
+                &layers[i];
+            let DraftLayerWeights { attention, .. } = weights;
+            let a = (&layer.attention, *shape);
+            b.attention(a, attention, cache(ring), projected, arena)
+        };
+    let fused_layers = FusedLayerPlan::of_draft(context);
     let gemm = decode_gemm(
         rows,
         GemmFits {
             gemv: false,
-            fused_layer: links.is_some(),
+            fused_layer: fused_layers.is_some(),
         },
     );
     builder.plan.note(gemm.kernel.file(), gemm.reason);
-    match links {
-        Some(links) => builder.chained(&links, mixer, |_, _| {}),
+    match fused_layers {
+        Some(fused_layers) => builder.push_fused_layers(&fused_layers, mixer, |_, _| {}),
         None => {
             for (i, (_, weights)) in layers.iter().enumerate() {
                 builder.block(|b, arena| {
@@ -202,6 +215,6 @@ pub(super) fn block(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> 
             }
         }
     }
-    let asked = Source::AskedOfStep(step);
+    let asked = RowSource::LogitsRowsOfStep(step);
     builder.head(asked, (weights.final_norm, eps), arena)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Key, Plans};
+use super::{PlanKey, Plans};
 
 /// Order and name of the kind of pass, operation, file, reason.
 type KernelUse = (usize, String, &'static str, &'static str, &'static str);
@@ -54,21 +54,21 @@ impl fmt::Display for ExplainedKernel {
 
 /// Order and name of the kind of pass of a key, and its rows. Depth selects tiles only, never
 /// another kernel.
-fn pass_of(key: Key) -> (usize, String, usize) {
+fn pass_of(key: PlanKey) -> (usize, String, usize) {
     let named = |order, name: &str, rows| (order, name.to_owned(), rows);
     match key {
-        Key::Step { rows, trees, .. } => {
+        PlanKey::Step { rows, trees, .. } => {
             let plural = if trees == 1 { "" } else { "s" };
             let name = format!("decode, {trees} tree{plural}");
             (trees, name, rows)
         }
-        Key::EditedStep(rows) => named(10, "decode edits", rows),
-        Key::Commit(paths) => named(11, "commit", paths),
-        Key::Chunk(rows) => named(12, "prefill", rows),
-        Key::Head(rows) => named(13, "prefill logits", rows),
-        Key::EditedHead(rows) => named(14, "prefill edits", rows),
-        Key::Waiting(rows) => named(15, "draft context", rows),
-        Key::Draft(rows) => named(16, "draft block", rows),
+        PlanKey::EditedStep(rows) => named(10, "decode edits", rows),
+        PlanKey::Commit(paths) => named(11, "commit", paths),
+        PlanKey::Chunk(rows) => named(12, "prefill", rows),
+        PlanKey::LmHead(rows) => named(13, "prefill logits", rows),
+        PlanKey::EditedLmHead(rows) => named(14, "prefill edits", rows),
+        PlanKey::DraftContext(rows) => named(15, "draft context", rows),
+        PlanKey::Draft(rows) => named(16, "draft block", rows),
     }
 }
 

@@ -1,88 +1,88 @@
 //! The head: asked rows through the final norm and the head matrix, and reduced to candidates.
 
-use super::activations::Forms;
-use super::gemm::{self, Product};
+use super::activations::ActivationFormats;
+use super::gemm::{self, GemmOperation};
 use super::gemv;
-use super::{Plan, Site};
-use crate::launch::gemm::small_batch::Write;
-use crate::launch::logits::{self, Rows};
-use crate::launch::norm::{self, Residual, Rms, Source};
+use super::{Plan, PlanContext};
+use crate::launch::gemm::small_batch::GemmEpilogue;
+use crate::launch::logits::{self, LogitsBuffers};
+use crate::launch::norm::{self, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
 
 /// The head over asked rows of the chunk before it.
-pub(super) fn of_chunk(site: &Site<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
+pub(super) fn of_chunk(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
     let mut plan = Plan::default();
-    let asked = Source::AskedOfChunk(site.addresses.chunk);
-    let norm = (site.weights.final_norm, site.spec.norm_eps);
-    append(site, rows, asked, norm, arena, &mut plan);
+    let asked = RowSource::LogitsRowsOfChunk(context.addresses.chunk);
+    let norm = (context.weights.final_norm, context.spec.norm_eps);
+    append(context, rows, asked, norm, arena, &mut plan);
     plan
 }
 
 /// Edits of asked rows, and their reduction again: to be run after the head where some row has
 /// edits.
 pub(super) fn edited(
-    site: &Site<'_>,
+    context: &PlanContext<'_>,
     rows: usize,
-    asked: Source,
+    asked: RowSource,
     arena: &mut BumpAllocator,
 ) -> Plan {
-    let at = site.addresses;
-    let edited = Rows {
+    let at = context.addresses;
+    let edited = LogitsBuffers {
         logits: at.logits,
         edited: at.edited,
         edits: at.edits,
-        scratch: arena.take(site.reduce.scratch_bytes(rows)),
+        scratch: arena.take(context.reduce.scratch_bytes(rows)),
         out: at.rows,
     };
     let mut plan = Plan::default();
     plan.launches
-        .extend(logits::edit(site.reduce, rows, asked, edited));
+        .extend(logits::edit(context.reduce, rows, asked, edited));
     plan.launches
-        .extend(logits::reduce(site.reduce, rows, asked, edited));
+        .extend(logits::reduce(context.reduce, rows, asked, edited));
     plan
 }
 
 /// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream,
 /// through a final norm of this weight and epsilon.
 pub(super) fn append(
-    site: &Site<'_>,
+    context: &PlanContext<'_>,
     rows: usize,
-    asked: Source,
+    asked: RowSource,
     (weight, eps): (u64, f32),
     arena: &mut BumpAllocator,
     plan: &mut Plan,
 ) {
-    let (head, hidden) = (site.weights.head, site.spec.hidden);
-    let at = site.addresses;
-    let logits = Product {
+    let (head, hidden) = (context.weights.head, context.spec.hidden);
+    let at = context.addresses;
+    let logits = GemmOperation {
         matrix: head,
         out: at.logits,
-        write: Write::Store,
+        write: GemmEpilogue::Store,
     };
     // The one row of a step is the row that may be asked for.
     let one = match (rows, asked) {
-        (1, Source::AskedOfStep(_)) => gemv::head(site, &logits, (weight, eps)),
+        (1, RowSource::LogitsRowsOfStep(_)) => gemv::head(context, &logits, (weight, eps)),
         _ => None,
     };
     match one {
         Some(launch) => plan.launches.push(launch),
         None => {
-            let y = Forms::of([head.kind]).carve(arena, rows, hidden);
-            let rms = Rms { width: hidden, eps };
+            let y = ActivationFormats::of([head.kind]).allocate(arena, rows, hidden);
+            let rms = RmsShape { width: hidden, eps };
             let x = Residual::of(at.residual);
             plan.launches
-                .push(norm::rms(rms, rows, asked, x, weight, y));
+                .push(norm::rms_norm(rms, rows, asked, x, weight, y));
             plan.launches
-                .extend(gemm::launches(site, rows, &y, &[logits]));
+                .extend(gemm::launches(context, rows, &y, &[logits]));
         }
     }
-    let reduced = Rows {
+    let reduced = LogitsBuffers {
         logits: at.logits,
         edited: 0,
         edits: 0,
-        scratch: arena.take(site.reduce.scratch_bytes(rows)),
+        scratch: arena.take(context.reduce.scratch_bytes(rows)),
         out: at.rows,
     };
     plan.launches
-        .extend(logits::reduce(site.reduce, rows, asked, reduced));
+        .extend(logits::reduce(context.reduce, rows, asked, reduced));
 }

@@ -24,7 +24,7 @@ use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::gpu_props::GpuProps;
 use crate::launch::gemm::small_batch;
-use crate::launch::norm::Source;
+use crate::launch::norm::RowSource;
 use crate::launch::{Launch, Unit, logits};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
@@ -33,7 +33,7 @@ use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
 use crate::weights::Weights;
 
 pub(crate) use numerics::{attention_config, numerics_of};
-use prefill::Expanded;
+use prefill::DequantBuffers;
 use select::{Depth, PrefillPath, may_use_fused_layer};
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
@@ -47,11 +47,11 @@ pub(crate) const EDIT_BYTES: usize = 4 << 20;
 const CHUNK_BUCKETS: [usize; 3] = [256, 1024, 4096];
 /// The longest part of a prompt that is read in short passes one after another where there are
 /// plans for these: a pass of up to 256 rows takes as long as four of them (`benches/README.md`).
-const MOST_SHORT: usize = 4 * ROWS;
+const MAX_SHORT_PREFILL: usize = 4 * ROWS;
 
 /// Which plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Key {
+pub(crate) enum PlanKey {
     /// A step of just so many trees in up to so many rows, rows of logits included. The delta rule
     /// has forms of its own for one tree, for two and for more, so what a step takes must not
     /// follow from what the runner has room for.
@@ -63,27 +63,27 @@ pub(crate) enum Key {
     /// A chunk of a prompt of up to so many rows, up to its residual stream.
     Chunk(usize),
     /// The head over up to so many asked rows of the chunk before it.
-    Head(usize),
+    LmHead(usize),
     /// The commit of just so many paths.
     Commit(usize),
     /// Up to so many rows of features that wait, into the draft's context.
-    Waiting(usize),
+    DraftContext(usize),
     /// Draft blocks of up to so many rows.
     Draft(usize),
     /// Edits of up to so many rows that a step asked for.
     EditedStep(usize),
     /// Edits of up to so many rows that were asked of a chunk.
-    EditedHead(usize),
+    EditedLmHead(usize),
 }
 
-impl Key {
+impl PlanKey {
     /// The plan of a step that has its trees.
-    pub(crate) fn of_step(step: &Step) -> Key {
+    pub(crate) fn of_step(step: &Step) -> PlanKey {
         let [rows, trees] = [step.rows, step.trees].map(|n| usize::try_from(n).unwrap_or(0));
         let committed = step.tree[..trees].iter().map(|tree| tree.committed);
         let deepest = usize::try_from(committed.max().unwrap_or(0)).unwrap_or(0);
         let rows = step::bucket(rows);
-        Key::Step {
+        PlanKey::Step {
             rows,
             trees,
             depth: Depth::of(rows, deepest),
@@ -91,8 +91,8 @@ impl Key {
     }
 
     /// The plan of a commit that has its paths.
-    pub(crate) fn of_commit(commit: &Commit) -> Key {
-        Key::Commit(usize::try_from(commit.paths).unwrap_or(0))
+    pub(crate) fn of_commit(commit: &Commit) -> PlanKey {
+        PlanKey::Commit(usize::try_from(commit.paths).unwrap_or(0))
     }
 }
 
@@ -124,7 +124,7 @@ pub(crate) struct Addresses {
     pub(crate) chunk: u64,
     pub(crate) commit: u64,
     /// Which rows of features become the draft's context.
-    pub(crate) waiting: u64,
+    pub(crate) pending: u64,
     /// Reduced rows of the head, `[ROWS]`.
     pub(crate) rows: u64,
     /// Residual stream, f32 `[rows][hidden]`.
@@ -140,16 +140,16 @@ pub(crate) struct Addresses {
     /// Partial sums of the small products; zero between launches.
     pub(crate) partials: u64,
     /// What chains share; zero before the first.
-    pub(crate) chain: u64,
+    pub(crate) fused_layer: u64,
     /// Turns of the large products; zero between launches.
-    pub(crate) turns: u64,
+    pub(crate) split_k_flags: u64,
 }
 
 /// Every plan of a loaded model.
 pub(crate) struct Plans {
-    pub(crate) all: BTreeMap<Key, Plan>,
+    pub(crate) all: BTreeMap<PlanKey, Plan>,
     pub(crate) addresses: Addresses,
-    pub(crate) reduce: logits::Reduce,
+    pub(crate) reduce: logits::LogitsReduction,
     /// Tables to be written once: address and values.
     pub(crate) tables: Vec<(u64, Vec<f64>)>,
     /// Runs to be zeroed once: address and bytes.
@@ -161,18 +161,18 @@ pub(crate) struct Plans {
 
 /// What plans depend on besides the model.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Facts {
+pub(crate) struct PlanConfig {
     pub(crate) gpu: GpuProps,
     /// Whether trees may have windows of their own.
     pub(crate) tree_windows: bool,
     /// Numerics of decode steps.
     pub(crate) numerics: Numerics,
     /// Whether small models run as large ones do.
-    pub(crate) as_large: bool,
+    pub(crate) as_large_model: bool,
 }
 
 /// What plans are built over.
-pub(crate) struct Site<'a> {
+pub(crate) struct PlanContext<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) weights: &'a Weights,
     pub(crate) state: &'a State,
@@ -182,31 +182,31 @@ pub(crate) struct Site<'a> {
     /// Numerics of the target's decode steps.
     numerics: Numerics,
     /// Whether small models run as large ones do.
-    as_large: bool,
+    as_large_model: bool,
     pub(crate) addresses: Addresses,
-    expanded: Expanded,
+    dequant: DequantBuffers,
     /// Inverse frequencies of each kind of rotation.
     rotations: Vec<(RopeSpec, u64)>,
-    reduce: logits::Reduce,
+    reduce: logits::LogitsReduction,
 }
 
-impl Site<'_> {
-    /// The column of a layer's tap among the features, if a draft reads it.
-    fn tap(&self, layer: usize) -> Option<(usize, &DraftState)> {
-        let taps = &self.open.draft.as_ref()?.spec.capture_layers;
-        let column = taps.iter().position(|tap| *tap == layer)?;
+impl PlanContext<'_> {
+    /// The column of a layer among the captured hidden states, if a draft reads it.
+    fn capture(&self, layer: usize) -> Option<(usize, &DraftState)> {
+        let captured = &self.open.draft.as_ref()?.spec.capture_layers;
+        let column = captured.iter().position(|captured| *captured == layer)?;
         Some((column, self.state.draft.as_ref()?))
     }
 
     /// Where the rows of a chunk leave what the draft is to know of `layer`, among features at
     /// `out`.
-    fn tap_of_chunk(&self, layer: usize, out: u64) -> Option<logits::Tap> {
-        let (column, draft) = self.tap(layer)?;
-        Some(logits::Tap {
+    fn chunk_capture(&self, layer: usize, out: u64) -> Option<logits::CaptureTarget> {
+        let (column, draft) = self.capture(layer)?;
+        Some(logits::CaptureTarget {
             out,
             stride: draft.width,
             offset: column * self.spec.hidden,
-            placed: false,
+            to_feature_pool: false,
         })
     }
 
@@ -222,23 +222,23 @@ impl Plans {
         open: &OpenPlan,
         weights: &Weights,
         state: &State,
-        facts: Facts,
+        facts: PlanConfig,
         scratch: &mut BumpAllocator,
     ) -> Plans {
         let (spec, limits) = (&*open.target, open.limits);
-        let reduce = logits::Reduce {
+        let reduce = logits::LogitsReduction {
             vocab: spec.vocab,
             stride: spec.vocab,
             k: CANDIDATES.min(spec.vocab),
         };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
-        let expanded = Expanded::of(spec, weights, limits.prefill_chunk);
-        // Stages of a chain take turns at theirs.
+        let dequant = DequantBuffers::of(spec, weights, limits.prefill_chunk);
+        // The phases of a fused layer alternate between two scratch areas.
         let fused = may_use_fused_layer(facts.gpu);
-        let turns = 1 + usize::from(fused);
-        let partial_bytes = small_batch::scratch_bytes(facts.gpu, turns * ROWS);
-        let chain_bytes = if fused {
-            fused_layers::own_bytes(weights, spec.hidden)
+        let split_k_flags = 1 + usize::from(fused);
+        let partial_bytes = small_batch::scratch_bytes(facts.gpu, split_k_flags * ROWS);
+        let fused_layer_bytes = if fused {
+            fused_layers::workspace_bytes(weights, spec.hidden)
         } else {
             0
         };
@@ -248,7 +248,7 @@ impl Plans {
             all_rows: scratch.take(size_of::<ChunkHead>()),
             chunk: scratch.take(ChunkHead::bytes(limits.prefill_chunk)),
             commit: scratch.take(size_of::<Commit>()),
-            waiting: scratch.take(size_of::<Commit>()),
+            pending: scratch.take(size_of::<Commit>()),
             rows: scratch.take(reduce.out_bytes(ROWS)),
             residual: scratch.take(4 * rows_of_pass * spec.hidden),
             logits: scratch.take(4 * ROWS * reduce.stride),
@@ -256,8 +256,8 @@ impl Plans {
             edits: scratch.take(EDIT_BYTES),
             counters: scratch.take(COUNTER_BYTES),
             partials: scratch.take(partial_bytes),
-            chain: scratch.take(chain_bytes),
-            turns: scratch.take(expanded.turn_bytes),
+            fused_layer: scratch.take(fused_layer_bytes),
+            split_k_flags: scratch.take(dequant.split_k_flag_bytes),
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
         let mut tables = Vec::new();
@@ -271,7 +271,7 @@ impl Plans {
                 tables.push((at, table));
             }
         }
-        let site = Site {
+        let context = PlanContext {
             spec,
             weights,
             state,
@@ -279,45 +279,47 @@ impl Plans {
             gpu: facts.gpu,
             tree_windows: facts.tree_windows,
             numerics: facts.numerics,
-            as_large: facts.as_large,
+            as_large_model: facts.as_large_model,
             addresses,
-            expanded,
+            dequant,
             rotations,
             reduce,
         };
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
-        let short = short_prefill::path(&site, ROWS).kernel == PrefillPath::DecodeKernels;
+        let short = short_prefill::path(&context, ROWS).kernel == PrefillPath::DecodeKernels;
         let block = open.draft.as_ref().map(|draft| draft.spec.block);
         for key in keys(limits, block, short) {
             let mut arena = *scratch;
             let plan = match key {
-                Key::Step { rows, trees, depth } => {
-                    decode::step(&site, (rows, trees), depth, &mut arena)
+                PlanKey::Step { rows, trees, depth } => {
+                    decode::step(&context, (rows, trees), depth, &mut arena)
                 }
-                Key::Chunk(rows) => {
-                    let path = short_prefill::path(&site, rows);
+                PlanKey::Chunk(rows) => {
+                    let path = short_prefill::path(&context, rows);
                     match path.kernel {
                         PrefillPath::DecodeKernels => {
-                            short_prefill::build(&site, rows, path.reason, &mut arena)
+                            short_prefill::build(&context, rows, path.reason, &mut arena)
                         }
                         PrefillPath::PrefillKernels => {
-                            prefill::build(&site, rows, path.reason, &mut arena)
+                            prefill::build(&context, rows, path.reason, &mut arena)
                         }
                     }
                 }
-                Key::Head(rows) => lm_head::of_chunk(&site, rows, &mut arena),
-                Key::Commit(paths) => commit::build(&site, paths),
-                Key::Waiting(rows) => draft::of_waiting(&site, rows, &mut arena),
-                Key::Draft(rows) => draft::block(&site, rows, &mut arena),
-                Key::EditedStep(rows) => {
-                    let asked = Source::AskedOfStep(addresses.step);
-                    lm_head::edited(&site, rows, asked, &mut arena)
+                PlanKey::LmHead(rows) => lm_head::of_chunk(&context, rows, &mut arena),
+                PlanKey::Commit(paths) => commit::build(&context, paths),
+                PlanKey::DraftContext(rows) => {
+                    draft::context_of_pending(&context, rows, &mut arena)
                 }
-                Key::EditedHead(rows) => {
-                    let asked = Source::AskedOfChunk(addresses.chunk);
-                    lm_head::edited(&site, rows, asked, &mut arena)
+                PlanKey::Draft(rows) => draft::block(&context, rows, &mut arena),
+                PlanKey::EditedStep(rows) => {
+                    let asked = RowSource::LogitsRowsOfStep(addresses.step);
+                    lm_head::edited(&context, rows, asked, &mut arena)
+                }
+                PlanKey::EditedLmHead(rows) => {
+                    let asked = RowSource::LogitsRowsOfChunk(addresses.chunk);
+                    lm_head::edited(&context, rows, asked, &mut arena)
                 }
             };
             longest = longest.max(arena.used());
@@ -333,8 +335,8 @@ impl Plans {
             zeroed: [
                 (addresses.counters, COUNTER_BYTES),
                 (addresses.partials, partial_bytes),
-                (addresses.chain, chain_bytes),
-                (addresses.turns, expanded.turn_bytes),
+                (addresses.fused_layer, fused_layer_bytes),
+                (addresses.split_k_flags, dequant.split_k_flag_bytes),
             ],
             limits,
             short,
@@ -356,13 +358,13 @@ impl Plans {
 
     /// Whether the plan for chunks of up to `rows` rows reads them as a chain of nodes, with a
     /// step's header beside its own.
-    pub(crate) fn is_short(&self, rows: usize) -> bool {
+    pub(crate) fn is_short_prefill(&self, rows: usize) -> bool {
         self.short && rows <= ROWS
     }
 
     /// The lengths of the passes that `rows` tokens after `committed` ones are best read in.
     pub(crate) fn pieces(&self, committed: usize, rows: usize) -> Vec<usize> {
-        if self.short && rows <= MOST_SHORT {
+        if self.short && rows <= MAX_SHORT_PREFILL {
             short_prefill::pieces(committed, rows)
         } else {
             vec![rows]
@@ -375,7 +377,7 @@ impl Plans {
     }
 
     /// Takes the launches out of every plan; the plans keep where layers end.
-    pub(crate) fn take_launches(&mut self) -> BTreeMap<Key, Vec<Launch>> {
+    pub(crate) fn take_launches(&mut self) -> BTreeMap<PlanKey, Vec<Launch>> {
         let plans = self.all.iter_mut();
         let taken = plans.map(|(key, plan)| (*key, std::mem::take(&mut plan.launches)));
         taken.collect()
@@ -408,7 +410,7 @@ fn buckets(rows: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The plans that limits can call for, with a draft of blocks of `block` rows if there is one.
-fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
+fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<PlanKey> {
     let most = limits.sequences.min(TREES);
     let widest = limits.tree_nodes * most;
     let steps = (1..=most).flat_map(|trees| {
@@ -417,20 +419,20 @@ fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<Key> {
         all.flat_map(move |rows| {
             let mut depths = depths.map(|committed| Depth::of(rows, committed)).to_vec();
             depths.dedup();
-            let key = move |depth| Key::Step { rows, trees, depth };
+            let key = move |depth| PlanKey::Step { rows, trees, depth };
             depths.into_iter().map(key)
         })
     });
-    let heads = buckets(limits.prefill_chunk).map(Key::Head);
-    let chunks = chunk_buckets(limits.prefill_chunk, short).map(Key::Chunk);
-    let mut all: Vec<Key> = steps.chain(heads).chain(chunks).collect();
-    all.extend(buckets(widest).map(Key::EditedStep));
-    all.extend(buckets(limits.prefill_chunk).map(Key::EditedHead));
-    all.extend((1..=most).map(Key::Commit));
+    let heads = buckets(limits.prefill_chunk).map(PlanKey::LmHead);
+    let chunks = chunk_buckets(limits.prefill_chunk, short).map(PlanKey::Chunk);
+    let mut all: Vec<PlanKey> = steps.chain(heads).chain(chunks).collect();
+    all.extend(buckets(widest).map(PlanKey::EditedStep));
+    all.extend(buckets(limits.prefill_chunk).map(PlanKey::EditedLmHead));
+    all.extend((1..=most).map(PlanKey::Commit));
     if let Some(block) = block {
-        all.extend(buckets(ROWS).map(Key::Waiting));
+        all.extend(buckets(ROWS).map(PlanKey::DraftContext));
         let blocks = 1..=most.min(ROWS / block);
-        let drafts = blocks.map(|n| Key::Draft(step::bucket(n * block)));
+        let drafts = blocks.map(|n| PlanKey::Draft(step::bucket(n * block)));
         all.extend(drafts.collect::<std::collections::BTreeSet<_>>());
     }
     all
@@ -452,24 +454,29 @@ mod tests {
             prefill_chunk: 100,
             pool: None,
         };
-        let kept = |short| -> Vec<Key> {
+        let kept = |short| -> Vec<PlanKey> {
             let all = keys(limits, None, short).into_iter();
-            let kept = |key: &Key| matches!(key, Key::Step { .. } | Key::Chunk(_) | Key::Commit(_));
+            let kept = |key: &PlanKey| {
+                matches!(
+                    key,
+                    PlanKey::Step { .. } | PlanKey::Chunk(_) | PlanKey::Commit(_)
+                )
+            };
             all.filter(kept).collect()
         };
-        let key = |rows| Key::Step {
+        let key = |rows| PlanKey::Step {
             rows,
             trees: 1,
             depth: Depth::of(rows, 0),
         };
         let steps = [1, 8, 16].map(key);
-        let others = [Key::Chunk(64), Key::Chunk(100), Key::Commit(1)];
+        let others = [PlanKey::Chunk(64), PlanKey::Chunk(100), PlanKey::Commit(1)];
         assert_eq!(kept(false), [&steps[..], &others].concat());
         let chunks = kept(true)
             .into_iter()
-            .filter(|key| matches!(key, Key::Chunk(_)));
-        let short = [16, 32, 64, 100].map(Key::Chunk);
-        assert_eq!(chunks.collect::<Vec<Key>>(), short);
+            .filter(|key| matches!(key, PlanKey::Chunk(_)));
+        let short = [16, 32, 64, 100].map(PlanKey::Chunk);
+        assert_eq!(chunks.collect::<Vec<PlanKey>>(), short);
     }
 
     #[test]
@@ -483,9 +490,9 @@ mod tests {
                     &Tree::chain(&vec![TokenId(0); *n]).unwrap(),
                 );
             }
-            Key::of_step(&step)
+            PlanKey::of_step(&step)
         };
-        let step = |rows, trees, depth| Key::Step { rows, trees, depth };
+        let step = |rows, trees, depth| PlanKey::Step { rows, trees, depth };
         assert_eq!(key(&[24], SHALLOW_TOKENS), step(24, 1, Depth::Shallow));
         assert_eq!(key(&[24], SHALLOW_TOKENS + 1), step(24, 1, Depth::Any));
         assert_eq!(key(&[7, 1, 12], 0), step(24, 3, Depth::Shallow));
@@ -504,7 +511,9 @@ mod tests {
                 pool: None,
             };
             let all = keys(limits, None, false).into_iter();
-            let built: BTreeSet<Key> = all.filter(|key| matches!(key, Key::Step { .. })).collect();
+            let built: BTreeSet<PlanKey> = all
+                .filter(|key| matches!(key, PlanKey::Step { .. }))
+                .collect();
             let possible = (1..=sequences.min(TREES)).flat_map(|trees| {
                 let rows = trees..=ROWS.min(trees * tree_nodes);
                 let committed = (0..=context).step_by(SHALLOW_TOKENS / 2);
@@ -514,7 +523,7 @@ mod tests {
                     committed.clone().map(of)
                 })
             });
-            let taken: BTreeSet<Key> = possible.collect();
+            let taken: BTreeSet<PlanKey> = possible.collect();
             assert_eq!(built, taken, "{sequences} sequences of {tree_nodes} nodes");
         }
     }

@@ -5,16 +5,16 @@
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
 use super::decode::{cache, delta_inputs, delta_layer, shape};
-use super::gemm::segment;
+use super::gemm::gemm_matrix;
 use super::select::{gated_delta_scan, prefill_attention, prefill_gemm};
-use super::{Plan, Site};
+use super::{Plan, PlanContext};
 use crate::launch::attention::{self, Cache, Positions, Projections};
 use crate::launch::gated_delta::{self, Layer};
-use crate::launch::gemm::panels::{Out, Panels};
-use crate::launch::gemm::prefill::{self as gemm, Inputs, PrefillGemm, Scratch};
-use crate::launch::gemm::small_batch::{Segment, Write};
-use crate::launch::logits::tap;
-use crate::launch::norm::{self, Source, panels};
+use crate::launch::gemm::panels::{Panels, PrefillActivations};
+use crate::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemm, PrefillGemmInputs};
+use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
+use crate::launch::logits::capture_hidden_states;
+use crate::launch::norm::{self, RowSource, panels};
 use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
@@ -26,26 +26,27 @@ use crate::weights::{
 
 /// Alignment of panels, in bytes.
 const PANEL_ALIGN: u64 = 1024;
-/// Weights that are expanded at once, in bytes; more than the widest layer of today's models needs.
-const MOST_EXPANDED: usize = 512 << 20;
+/// Maximum dequantized weights at once, in bytes; more than the widest layer of today's models
+/// needs.
+const MAX_DEQUANTIZED: usize = 512 << 20;
 
-/// Room for expanded weights and the turns that products take on them.
+/// Bytes of dequantized weights and of the split-K flags of the GEMMs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Expanded {
+pub(super) struct DequantBuffers {
     pub(super) bytes: usize,
-    pub(super) turn_bytes: usize,
+    pub(super) split_k_flag_bytes: usize,
 }
 
-impl Expanded {
+impl DequantBuffers {
     /// For the matrices of a model and chunks of up to `rows` rows.
-    pub(super) fn of(spec: &ModelSpec, weights: &Weights, rows: usize) -> Expanded {
+    pub(super) fn of(spec: &ModelSpec, weights: &Weights, rows: usize) -> DequantBuffers {
         let hidden = spec.hidden;
         let mut bytes = 0;
         let mut fit = |matrices: &[WeightMatrix]| {
             let packed = matrices.iter().filter(|m| m.kind != WeightKind::F32);
             let cols = matrices.first().map_or(hidden, |m| m.cols);
-            let all = gemm::bytes_to_expand(packed.map(|m| m.rows), cols);
-            bytes = bytes.max(all.clamp(gemm::least_bytes(cols), MOST_EXPANDED));
+            let all = gemm::dequantized_bytes(packed.map(|m| m.rows), cols);
+            bytes = bytes.max(all.clamp(gemm::min_dequantized_bytes(cols), MAX_DEQUANTIZED));
         };
         for layer in &weights.layers {
             fit(&[layer.ffn.gate, layer.ffn.up]);
@@ -67,43 +68,43 @@ impl Expanded {
             let all: Vec<WeightMatrix> = draft.layers.iter().flat_map(parts).collect();
             fit(&all);
         }
-        Expanded {
+        DequantBuffers {
             bytes,
-            turn_bytes: gemm::turn_bytes(rows, bytes),
+            split_k_flag_bytes: gemm::split_k_flag_bytes(rows, bytes),
         }
     }
 }
 
 /// The plan of a chunk of up to `rows` rows.
 pub(super) fn build(
-    site: &Site<'_>,
+    context: &PlanContext<'_>,
     rows: usize,
     reason: &'static str,
     arena: &mut BumpAllocator,
 ) -> Plan {
-    let weights = arena.take_aligned(site.expanded.bytes, PANEL_ALIGN);
+    let weights = arena.take_aligned(context.dequant.bytes, PANEL_ALIGN);
     let mut plan = Plan::default();
     plan.note("gemm/prefill_dequant.cu", reason);
-    let mut builder = Builder {
-        site,
+    let mut builder = PrefillBuilder {
+        context,
         rows,
-        scratch: Scratch {
+        scratch: DequantScratch {
             weights,
-            weight_bytes: site.expanded.bytes,
-            turns: site.addresses.turns,
+            weight_bytes: context.dequant.bytes,
+            split_k_flags: context.addresses.split_k_flags,
         },
         features: None,
         arena: *arena,
         peak: *arena,
         plan,
     };
-    if let Some(draft) = &site.state.draft {
+    if let Some(draft) = &context.state.draft {
         builder.features = Some(builder.arena.take(4 * rows * draft.width));
         builder.peak = builder.arena;
     }
-    let (at, table) = (site.addresses, site.weights.embedding);
-    let source = Source::Chunk(at.chunk);
-    let hidden = site.spec.hidden;
+    let (at, table) = (context.addresses, context.weights.embedding);
+    let source = RowSource::Chunk(at.chunk);
+    let hidden = context.spec.hidden;
     builder.push(embedding::gather(
         table.ty,
         hidden,
@@ -111,10 +112,10 @@ pub(super) fn build(
         source,
         (table.at, at.residual),
     ));
-    for i in 0..site.spec.layers.len() {
+    for i in 0..context.spec.layers.len() {
         builder.layer(i);
     }
-    if let (Some(draft), Some(features)) = (&site.weights.draft, builder.features) {
+    if let (Some(draft), Some(features)) = (&context.weights.draft, builder.features) {
         builder.block(|b, arena| b.context(draft, features, arena));
     }
     *arena = builder.peak;
@@ -123,10 +124,10 @@ pub(super) fn build(
 
 /// Puts a chunk together, layer by layer. Each block's buffers begin at the same place of the
 /// arena.
-struct Builder<'a> {
-    site: &'a Site<'a>,
+struct PrefillBuilder<'a> {
+    context: &'a PlanContext<'a>,
     rows: usize,
-    scratch: Scratch,
+    scratch: DequantScratch,
     /// Features of the rows for a draft, f32 `[rows][taps * hidden]`.
     features: Option<u64>,
     /// Where a block's buffers begin.
@@ -136,13 +137,13 @@ struct Builder<'a> {
     plan: Plan,
 }
 
-impl Builder<'_> {
+impl PrefillBuilder<'_> {
     fn push(&mut self, launch: Launch) {
         self.plan.launches.push(launch);
     }
 
     fn gemm(&mut self) -> PrefillGemm {
-        let selected = prefill_gemm(self.site.gpu);
+        let selected = prefill_gemm(self.context.gpu);
         self.plan
             .note(selected.kernel.kernel.file(), selected.reason);
         selected.kernel
@@ -158,28 +159,34 @@ impl Builder<'_> {
     }
 
     fn layer(&mut self, i: usize) {
-        let site = self.site;
-        let weights = &site.weights.layers[i];
+        let context = self.context;
+        let weights = &context.weights.layers[i];
         match (
-            &site.spec.layers[i].mixer,
+            &context.spec.layers[i].mixer,
             &weights.mixer,
-            site.state.layer(i),
+            context.state.layer(i),
         ) {
             (Mixer::Attention(a), MixerWeights::Attention(w), LayerState::Kv(group, index)) => {
-                let cache = cache(site, group, index);
+                let cache = cache(context, group, index);
                 self.block(|b, arena| b.attention(a, w, weights.mixer_norm, cache, arena));
             }
             (Mixer::GatedDelta(_), MixerWeights::Delta(w), LayerState::Delta(group, index)) => {
-                let layer = delta_layer(site, group, index, w);
+                let layer = delta_layer(context, group, index, w);
                 self.block(|b, arena| b.delta(group, w, weights.mixer_norm, layer, arena));
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
         self.block(|b, arena| b.ffn(&weights.ffn, arena));
-        if let Some(to) = self.features.and_then(|out| site.tap_of_chunk(i, out)) {
-            let source = Source::Chunk(site.addresses.chunk);
-            let x = site.addresses.residual;
-            self.push(tap(site.spec.hidden, self.rows, source, x, to));
+        if let Some(to) = self.features.and_then(|out| context.chunk_capture(i, out)) {
+            let source = RowSource::Chunk(context.addresses.chunk);
+            let x = context.addresses.residual;
+            self.push(capture_hidden_states(
+                context.spec.hidden,
+                self.rows,
+                source,
+                x,
+                to,
+            ));
         }
         self.plan.layer_ends.push(self.plan.launches.len());
     }
@@ -190,7 +197,7 @@ impl Builder<'_> {
         input_projections: &[WeightMatrix],
         width: usize,
         arena: &mut BumpAllocator,
-    ) -> Out {
+    ) -> PrefillActivations {
         let plain = input_projections.iter().any(|m| m.kind == WeightKind::F32);
         let packed = input_projections.iter().any(|m| m.kind != WeightKind::F32);
         let panels = if packed {
@@ -203,12 +210,12 @@ impl Builder<'_> {
         } else {
             0
         };
-        Out { panels, f32 }
+        PrefillActivations { panels, f32 }
     }
 
     /// The draft's keys and values of the chunk's rows, from their features.
     fn context(&mut self, draft: &DraftWeights, features: u64, arena: &mut BumpAllocator) {
-        let (site, rows, chunk) = (self.site, self.rows, self.site.addresses.chunk);
+        let (context, rows, chunk) = (self.context, self.rows, self.context.addresses.chunk);
         let (width, hidden) = (draft.fc.cols, draft.fc.rows);
         let input = self.out(&[draft.fc], width, arena);
         self.push(panels::convert(width, width, rows, chunk, features, input));
@@ -216,11 +223,11 @@ impl Builder<'_> {
         let input_projections = super::draft::context_readers(draft);
         let f = self.out(&input_projections, hidden, arena);
         let from = (raw, draft.hidden_norm);
-        let eps = super::draft::eps(site);
-        self.push(panels::norm(hidden, eps, rows, chunk, from, f));
+        let eps = super::draft::eps(context);
+        self.push(panels::rms_norm(hidden, eps, rows, chunk, from, f));
         let projected = self.project(f, &input_projections, arena);
         let at = Positions::Chunk(chunk);
-        let launches = super::draft::context(site, rows, at, &projected);
+        let launches = super::draft::write_draft_context(context, rows, at, &projected);
         self.plan.launches.extend(launches);
     }
 
@@ -230,19 +237,21 @@ impl Builder<'_> {
         weight: u64,
         input_projections: &[WeightMatrix],
         arena: &mut BumpAllocator,
-    ) -> Out {
-        let (hidden, eps) = (self.site.spec.hidden, self.site.spec.norm_eps);
+    ) -> PrefillActivations {
+        let (hidden, eps) = (self.context.spec.hidden, self.context.spec.norm_eps);
         let out = self.out(input_projections, hidden, arena);
-        let at = self.site.addresses;
+        let at = self.context.addresses;
         let from = (at.residual, weight);
-        self.push(panels::norm(hidden, eps, self.rows, at.chunk, from, out));
+        self.push(panels::rms_norm(
+            hidden, eps, self.rows, at.chunk, from, out,
+        ));
         out
     }
 
     /// Products of one input, each with f32 rows of its own.
     fn project(
         &mut self,
-        input: Out,
+        input: PrefillActivations,
         matrices: &[WeightMatrix],
         arena: &mut BumpAllocator,
     ) -> Vec<u64> {
@@ -250,29 +259,33 @@ impl Builder<'_> {
             .iter()
             .map(|m| arena.take(4 * self.rows * m.rows))
             .collect();
-        let segments: Vec<Segment> = matrices
+        let operands: Vec<GemmMatrix> = matrices
             .iter()
             .zip(&outs)
-            .map(|(matrix, out)| segment(matrix, *out, Write::Store))
+            .map(|(matrix, out)| gemm_matrix(matrix, *out, GemmEpilogue::Store))
             .collect();
-        self.products(input, matrices[0].cols, &segments);
+        self.products(input, matrices[0].cols, &operands);
         outs
     }
 
     /// `x += matrix · input`.
-    fn add(&mut self, input: Out, matrix: WeightMatrix) {
-        let x = self.site.addresses.residual;
-        self.products(input, matrix.cols, &[segment(&matrix, x, Write::Add)]);
+    fn add(&mut self, input: PrefillActivations, matrix: WeightMatrix) {
+        let x = self.context.addresses.residual;
+        self.products(
+            input,
+            matrix.cols,
+            &[gemm_matrix(&matrix, x, GemmEpilogue::Add)],
+        );
     }
 
-    fn products(&mut self, input: Out, cols: usize, segments: &[Segment]) {
-        let inputs = Inputs {
+    fn products(&mut self, input: PrefillActivations, cols: usize, matrices: &[GemmMatrix]) {
+        let inputs = PrefillGemmInputs {
             panels: input.panels,
             f32: input.f32,
         };
-        let from = (self.site.addresses.chunk, inputs);
+        let from = (self.context.addresses.chunk, inputs);
         let gemm = self.gemm();
-        let launches = gemm::products(gemm, self.rows, cols, segments, from, self.scratch);
+        let launches = gemm::gemm(gemm, self.rows, cols, matrices, from, self.scratch);
         self.plan.launches.extend(launches);
     }
 
@@ -284,12 +297,12 @@ impl Builder<'_> {
         cache: Cache,
         arena: &mut BumpAllocator,
     ) {
-        let (site, rows) = (self.site, self.rows);
-        let shape = shape(a, site.open, site.spec.norm_eps);
+        let (context, rows) = (self.context, self.rows);
+        let shape = shape(a, context.open, context.spec.norm_eps);
         let input_projections = [w.q, w.k, w.v];
         let y = self.normed(norm, &input_projections, arena);
         let projected = self.project(y, &input_projections, arena);
-        let (q, chunk) = (projected[0], site.addresses.chunk);
+        let (q, chunk) = (projected[0], context.addresses.chunk);
         let from = Projections {
             q,
             k: projected[1],
@@ -297,12 +310,18 @@ impl Builder<'_> {
             kv_stride: w.k.rows,
             q_norm: w.q_norm,
             k_norm: w.k_norm,
-            frequencies: site.frequencies(a.rope),
+            frequencies: context.frequencies(a.rope),
         };
         let at = Positions::Chunk(chunk);
-        self.push(attention::prepare(&shape, rows, at, from, (cache, 0)));
+        self.push(attention::qk_norm_rope_append(
+            &shape,
+            rows,
+            at,
+            from,
+            (cache, 0),
+        ));
         let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
-        let selected = prefill_attention(&shape, site.gpu);
+        let selected = prefill_attention(&shape, context.gpu);
         let kernel = selected.kernel;
         self.plan.note(kernel.file(), selected.reason);
         self.push(attention::prefill(
@@ -324,7 +343,7 @@ impl Builder<'_> {
         layer: Layer,
         arena: &mut BumpAllocator,
     ) {
-        let (site, rows) = (self.site, self.rows);
+        let (context, rows) = (self.context, self.rows);
         let shape = gated_delta::Shape::of(&group.spec);
         let input_projections = [w.qkv, w.z, w.beta, w.alpha];
         let y = self.normed(norm, &input_projections, arena);
@@ -332,12 +351,12 @@ impl Builder<'_> {
         let inputs = delta_inputs(w, &projected);
         let scratch = arena.take(gated_delta::prefill_scratch_bytes(shape, rows));
         let to = self.out(&[w.out], shape.values(), arena);
-        let out = gated_delta::Out {
-            forms: norm::Out::f32(to.f32),
+        let out = gated_delta::GatedNormOutput {
+            activations: norm::ActivationBuffers::f32(to.f32),
             panel: (to.panels, Panels::new(0, rows).rows),
         };
-        let chunk = site.addresses.chunk;
-        let scan = gated_delta_scan(site.gpu);
+        let chunk = context.addresses.chunk;
+        let scan = gated_delta_scan(context.gpu);
         self.plan.note(scan.kernel.file(), scan.reason);
         let products = scan.kernel;
         let launches =
@@ -347,12 +366,12 @@ impl Builder<'_> {
     }
 
     fn ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
-        let (rows, chunk) = (self.rows, self.site.addresses.chunk);
+        let (rows, chunk) = (self.rows, self.context.addresses.chunk);
         let input_projections = [w.gate, w.up];
         let y = self.normed(w.norm, &input_projections, arena);
         let width = w.gate.rows;
         let out = self.out(&[w.down], width, arena);
-        let pair = gemm::Pair {
+        let pair = gemm::SwiGluMatrices {
             cols: w.gate.cols,
             ffn: width,
             gate: (w.gate.kind, w.gate.at),
@@ -360,7 +379,8 @@ impl Builder<'_> {
         };
         if pair.fits() && out.f32 == 0 {
             let from = (chunk, y.panels);
-            let launches = gemm::gated(self.gemm(), rows, pair, from, self.scratch, out.panels);
+            let launches =
+                gemm::gemm_swiglu(self.gemm(), rows, pair, from, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
             let projected = self.project(y, &input_projections, arena);

@@ -7,15 +7,15 @@
 //! chain of nodes, whose header goes up beside the chunk's. States, windows and rows are committed
 //! on the way, as in any chunk.
 
-use super::activations::Forms;
-use super::decode::{Builder, builder, delta_inputs};
-use super::fused_layers::Links;
+use super::activations::ActivationFormats;
+use super::decode::{DecodeBuilder, builder, delta_inputs};
+use super::fused_layers::FusedLayerPlan;
 use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, gated_delta_scan, prefill_path};
-use super::{Plan, Site, draft, gemv};
+use super::{Plan, PlanContext, draft, gemv};
 use crate::launch::attention::Positions;
 use crate::launch::gated_delta::{self, Layer};
-use crate::launch::logits::tap;
-use crate::launch::norm::{self, Out, Residual, Rms, Source};
+use crate::launch::logits::capture_hidden_states;
+use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
 use crate::state::DeltaGroup;
 use crate::step::ROWS;
@@ -25,8 +25,8 @@ use crate::weights::{DeltaWeights, DraftWeights};
 pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
 
 /// How chunks of up to `rows` rows are prefilled.
-pub(super) fn path(site: &Site<'_>, rows: usize) -> Selected<PrefillPath> {
-    prefill_path(rows, site.open.batch_invariant, gemv::suits(site))
+pub(super) fn path(context: &PlanContext<'_>, rows: usize) -> Selected<PrefillPath> {
+    prefill_path(rows, context.open.batch_invariant, gemv::fits(context))
 }
 
 /// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where
@@ -45,42 +45,43 @@ pub(super) fn pieces(committed: usize, rows: usize) -> Vec<usize> {
 
 /// The plan of a chunk of up to `rows` rows.
 pub(super) fn build(
-    site: &Site<'_>,
+    context: &PlanContext<'_>,
     rows: usize,
     reason: &'static str,
     arena: &mut BumpAllocator,
 ) -> Plan {
-    let chunk = site.addresses.chunk;
+    let chunk = context.addresses.chunk;
     let mut start = *arena;
-    let features = site.state.draft.as_ref();
+    let features = context.state.draft.as_ref();
     let features = features.map(|draft| start.take(4 * rows * draft.width));
-    let step = site.addresses.step;
-    let mut builder = builder(site, (rows, 1), step, site.spec.norm_eps, start);
-    builder.source = Source::Chunk(chunk);
+    let step = context.addresses.step;
+    let mut builder = builder(context, (rows, 1), step, context.spec.norm_eps, start);
+    builder.source = RowSource::Chunk(chunk);
     builder.embed();
-    let mixer = |b: &mut Builder<'_>, i: usize, projected: &[u64], arena: &mut BumpAllocator| {
-        b.mixer_of_chunk(i, projected, arena)
-    };
-    let end = |b: &mut Builder<'_>, i: usize| b.layer_end_of_chunk(i, features);
-    let links = Links::of_target(site);
+    let mixer = |b: &mut DecodeBuilder<'_>,
+                 i: usize,
+                 projected: &[u64],
+                 arena: &mut BumpAllocator| { b.chunk_mixer(i, projected, arena) };
+    let end = |b: &mut DecodeBuilder<'_>, i: usize| b.chunk_layer_end(i, features);
+    let fused_layers = FusedLayerPlan::of_target(context);
     let gemm = decode_gemm(
         rows,
         GemmFits {
             gemv: false,
-            fused_layer: links.is_some(),
+            fused_layer: fused_layers.is_some(),
         },
     );
     builder.plan.note(gemm.kernel.file(), reason);
-    match links {
-        Some(links) => builder.chained(&links, mixer, end),
+    match fused_layers {
+        Some(fused_layers) => builder.push_fused_layers(&fused_layers, mixer, end),
         None => {
-            for i in 0..site.spec.layers.len() {
-                let weights = &site.weights.layers[i];
+            for i in 0..context.spec.layers.len() {
+                let weights = &context.weights.layers[i];
                 builder.block(|b, arena| {
                     let input_projections = weights.mixer.input_projections();
                     let y = b.normed(weights.mixer_norm, &input_projections, arena);
                     let projected = b.project(&y, &input_projections, arena);
-                    let mixed = b.mixer_of_chunk(i, &projected, arena);
+                    let mixed = b.chunk_mixer(i, &projected, arena);
                     b.add(&mixed, weights.mixer.out());
                 });
                 builder.block(|b, arena| b.ffn(&weights.ffn, arena));
@@ -88,37 +89,45 @@ pub(super) fn build(
             }
         }
     }
-    if let (Some(draft), Some(features)) = (&site.weights.draft, features) {
-        builder.block(|b, arena| b.context_of_chunk(draft, features, arena));
+    if let (Some(draft), Some(features)) = (&context.weights.draft, features) {
+        builder.block(|b, arena| b.chunk_draft_context(draft, features, arena));
     }
-    let (plan, peak) = builder.ended();
+    let (plan, peak) = builder.finish();
     *arena = peak;
     plan
 }
 
-impl Builder<'_> {
-    /// As [`Builder::mixer`], with the chunked delta rule.
-    fn mixer_of_chunk(&mut self, i: usize, projected: &[u64], arena: &mut BumpAllocator) -> Out {
+impl DecodeBuilder<'_> {
+    /// As [`DecodeBuilder::mixer`], with the chunked delta rule.
+    fn chunk_mixer(
+        &mut self,
+        i: usize,
+        projected: &[u64],
+        arena: &mut BumpAllocator,
+    ) -> ActivationBuffers {
         self.mixer_with(i, projected, arena, |b, group, w, layer, arena| {
-            b.delta_of_chunk(group, w, layer, projected, arena)
+            b.chunked_delta(group, w, layer, projected, arena)
         })
     }
 
-    fn delta_of_chunk(
+    fn chunked_delta(
         &mut self,
         group: &DeltaGroup,
         w: &DeltaWeights,
         layer: Layer,
         projected: &[u64],
         arena: &mut BumpAllocator,
-    ) -> Out {
-        let (site, rows) = (self.site, self.rows);
+    ) -> ActivationBuffers {
+        let (context, rows) = (self.context, self.rows);
         let shape = gated_delta::Shape::of(&group.spec);
         let inputs = delta_inputs(w, projected);
         let scratch = arena.take(gated_delta::prefill_scratch_bytes(shape, rows));
-        let forms = Forms::of([w.out.kind]).carve(arena, rows, shape.values());
-        let (chunk, out) = (site.addresses.chunk, gated_delta::Out::of(forms));
-        let scan = gated_delta_scan(site.gpu);
+        let forms = ActivationFormats::of([w.out.kind]).allocate(arena, rows, shape.values());
+        let (chunk, out) = (
+            context.addresses.chunk,
+            gated_delta::GatedNormOutput::of(forms),
+        );
+        let scan = gated_delta_scan(context.gpu);
         self.plan.note(scan.kernel.file(), scan.reason);
         let products = scan.kernel;
         let launches =
@@ -128,38 +137,45 @@ impl Builder<'_> {
     }
 
     /// The output of layer `i` stands in the residual stream.
-    fn layer_end_of_chunk(&mut self, i: usize, features: Option<u64>) {
-        let site = self.site;
-        if let Some(to) = features.and_then(|out| site.tap_of_chunk(i, out)) {
-            let x = site.addresses.residual;
-            self.push(tap(site.spec.hidden, self.rows, self.source, x, to));
+    fn chunk_layer_end(&mut self, i: usize, features: Option<u64>) {
+        let context = self.context;
+        if let Some(to) = features.and_then(|out| context.chunk_capture(i, out)) {
+            let x = context.addresses.residual;
+            self.push(capture_hidden_states(
+                context.spec.hidden,
+                self.rows,
+                self.source,
+                x,
+                to,
+            ));
         }
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 
     /// The draft's keys and values of the chunk's rows, from their features.
-    fn context_of_chunk(
+    fn chunk_draft_context(
         &mut self,
         weights: &DraftWeights,
         features: u64,
         arena: &mut BumpAllocator,
     ) {
-        let (site, rows, source) = (self.site, self.rows, self.source);
+        let (context, rows, source) = (self.context, self.rows, self.source);
         let (width, hidden) = (weights.fc.cols, weights.fc.rows);
-        let input = Forms::of([weights.fc.kind]).carve(arena, rows, width);
+        let input = ActivationFormats::of([weights.fc.kind]).allocate(arena, rows, width);
         self.push(norm::convert(width, rows, source, features, input));
         let raw = self.project(&input, &[weights.fc], arena)[0];
         let input_projections = draft::context_readers(weights);
-        let f = Forms::of(input_projections.iter().map(|m| m.kind)).carve(arena, rows, hidden);
-        let rms = Rms {
+        let f = ActivationFormats::of(input_projections.iter().map(|m| m.kind))
+            .allocate(arena, rows, hidden);
+        let rms = RmsShape {
             width: hidden,
-            eps: draft::eps(site),
+            eps: draft::eps(context),
         };
         let x = Residual::of(raw);
-        self.push(norm::rms(rms, rows, source, x, weights.hidden_norm, f));
+        self.push(norm::rms_norm(rms, rows, source, x, weights.hidden_norm, f));
         let projected = self.project(&f, &input_projections, arena);
-        let at = Positions::Chunk(site.addresses.chunk);
-        let launches = draft::context(site, rows, at, &projected);
+        let at = Positions::Chunk(context.addresses.chunk);
+        let launches = draft::write_draft_context(context, rows, at, &projected);
         self.plan.launches.extend(launches);
     }
 }

@@ -56,9 +56,9 @@ impl CudaRunner {
         let places: Vec<usize> = places.collect();
         drop(pages);
         sequence.position = position;
-        self.engine.forget_features(slot);
+        self.engine.drop_features(slot);
         let state = self.engine.shared_state();
-        saved.restore(self.engine.lane(), &state, slot)?;
+        saved.restore(self.engine.copy_stream(), &state, slot)?;
         self.engine.write_table(slot, 0, &places)
     }
 

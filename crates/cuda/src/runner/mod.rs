@@ -102,7 +102,7 @@ impl CudaRunner {
         draft: Option<DraftFacts>,
         options: &Options,
     ) -> CudaRunner {
-        let scattered = options.scatter;
+        let scattered = options.scatter_pages;
         let n = info.pool.pages;
         // A step that has no divisor in common with the number of pages comes to each of them once.
         let prime =
@@ -242,7 +242,7 @@ impl CudaRunner {
             step.push(sequence.slot, sequence.position, item.tree);
             for (node, ask) in item.requests.iter().enumerate() {
                 if ask.selection != LogitsSelection::None {
-                    step.ask(first + node);
+                    step.request_logits(first + node);
                     requests.push(ask);
                 }
             }
@@ -364,7 +364,7 @@ impl Runner for CudaRunner {
                 let block = Tree::chain(&tokens).expect("a block is at most a tree");
                 let first = usize::try_from(step.rows).unwrap_or(0);
                 step.push(sequence.slot, sequence.position, &block);
-                (1..=depth).for_each(|row| step.ask(first + row));
+                (1..=depth).for_each(|row| step.request_logits(first + row));
             }
             let rows = self.engine.draft(&step, k);
             let rows = self.watched(rows)?;
@@ -443,10 +443,10 @@ impl Runner for CudaRunner {
         let position = sequence.position;
         let at = (sequence.slot, sequence.position);
         // A snapshot has the draft's context of all its tokens.
-        let settled = self.engine.give_context(&[at.0]);
+        let settled = self.engine.consume_features(&[at.0]);
         self.watched(settled)?;
         let state = self.engine.shared_state();
-        let saved = Snapshot::save_slot(self.engine.lane(), &self.host, &state, at, place);
+        let saved = Snapshot::save_slot(self.engine.copy_stream(), &self.host, &state, at, place);
         let mut saved = self.watched(saved)?;
         if let Some(sequence) = self.sequences.get(&seq) {
             saved.pages = self
@@ -498,7 +498,7 @@ impl Runner for CudaRunner {
         }
         // Later users of its memory are ordered after its copies. The next call reports a GPU that
         // failed.
-        let met = self.engine.meet_all().is_ok();
+        let met = self.engine.wait_for_all_copies().is_ok();
         if met && self.host.idle_bytes() > 2 * IDLE_BYTES && self.engine.gpu().sync().is_ok() {
             self.host.trim(IDLE_BYTES);
         }

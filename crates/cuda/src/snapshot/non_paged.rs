@@ -6,7 +6,7 @@ use contract::DeviceError;
 
 use super::page_layout::planes;
 use crate::driver::{Buffer, Gpu};
-use crate::exec::copy_stream::{BEHIND_ALL, Lane};
+use crate::exec::copy_stream::{AFTER_ALL_LAYERS, CopyStream};
 use crate::pinned::PinnedBlock;
 use crate::state::{PAGE_SIZE, State};
 
@@ -107,7 +107,7 @@ impl NonPagedLayout {
     /// Queues copies of all parts between a slot and a copy, in order of first use by a step.
     pub(super) fn copy(
         &self,
-        (lane, gpu): (&mut Lane, &Gpu),
+        (copy_stream, gpu): (&mut CopyStream, &Gpu),
         state: &State,
         slot: usize,
         copied: &StateCopy,
@@ -132,7 +132,7 @@ impl NonPagedLayout {
             }
         }
         batches.sort_by_key(|(first, ..)| *first);
-        lane.begin(gpu, slot)?;
+        copy_stream.begin(gpu, slot)?;
         for (first, i, layers) in batches {
             let group = &state.delta[i];
             for (what, bytes) in [
@@ -141,18 +141,18 @@ impl NonPagedLayout {
             ] {
                 let (to, from) = ends(what, layers.start * bytes..layers.end * bytes);
                 // SAFETY: the copy is as long as its parts, and the pools outlive the queue.
-                unsafe { lane.copy(to, from, layers.len() * bytes) }?;
+                unsafe { copy_stream.copy(to, from, layers.len() * bytes) }?;
             }
-            lane.mark(gpu, slot, first)?;
+            copy_stream.mark(gpu, slot, first)?;
         }
         for part in &self.parts {
             if let PartKind::DraftRing(..) = part.what {
                 let (to, from) = ends(part.what, 0..part.bytes);
                 // SAFETY: as above.
-                unsafe { lane.copy(to, from, part.bytes) }?;
+                unsafe { copy_stream.copy(to, from, part.bytes) }?;
             }
         }
-        lane.mark(gpu, slot, BEHIND_ALL)?;
+        copy_stream.mark(gpu, slot, AFTER_ALL_LAYERS)?;
         Ok(())
     }
 }

@@ -6,7 +6,7 @@ use contract::DeviceError;
 
 use super::non_paged::{Direction, NonPagedLayout, StateCopy};
 use crate::driver::Gpu;
-use crate::exec::copy_stream::Lane;
+use crate::exec::copy_stream::CopyStream;
 use crate::pages::PageId;
 use crate::pinned::PinnedPool;
 use crate::state::State;
@@ -22,7 +22,7 @@ impl Snapshot {
     /// Queues a copy of the non-paged state of a slot with `position` committed tokens. The caller
     /// adds the `pages`.
     pub(crate) fn save_slot(
-        (lane, gpu): (&mut Lane, &Gpu),
+        (copy_stream, gpu): (&mut CopyStream, &Gpu),
         host: &PinnedPool,
         state: &State,
         (slot, position): (usize, usize),
@@ -35,7 +35,7 @@ impl Snapshot {
             contract::SnapshotLocation::Device => StateCopy::Device(gpu.alloc(non_paged.bytes)?),
             contract::SnapshotLocation::Host => StateCopy::Host(host.take(non_paged.bytes)?),
         };
-        non_paged.copy((lane, gpu), state, slot, &copied, Direction::Save)?;
+        non_paged.copy((copy_stream, gpu), state, slot, &copied, Direction::Save)?;
         Ok(Snapshot {
             position,
             pages: Vec::new(),
@@ -46,12 +46,18 @@ impl Snapshot {
     /// Queues a copy of the non-paged state into a slot.
     pub(crate) fn restore(
         &self,
-        lane: (&mut Lane, &Gpu),
+        copy_stream: (&mut CopyStream, &Gpu),
         state: &State,
         slot: usize,
     ) -> Result<(), DeviceError> {
         let non_paged = NonPagedLayout::new(state, self.position);
-        non_paged.copy(lane, state, slot, &self.non_paged, Direction::Restore)
+        non_paged.copy(
+            copy_stream,
+            state,
+            slot,
+            &self.non_paged,
+            Direction::Restore,
+        )
     }
 
     /// Bytes held besides the pages.

@@ -200,10 +200,10 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
         bail!("no kernel runs on {arch}; sm_80 and later have all of them");
     }
     let progress = TaskProgress::counting(format!("compiling kernels for {arch}"));
-    let told = &mut |step: cuda::compile::CompileProgress| {
+    let report = &mut |step: cuda::compile::CompileProgress| {
         progress.set(step.done as u64, step.total as u64);
     };
-    let compiled = compile(arch, &units, options, told)?;
+    let compiled = compile(arch, &units, options, report)?;
     for unit in compiled.iter().filter(|unit| unit.cached.is_none()) {
         tracing::debug!(ms = unit.took.as_millis() as u64, unit = %unit.unit, "compiled");
     }

@@ -46,7 +46,7 @@ pub(super) fn explain(args: &KernelsExplainArgs) -> anyhow::Result<()> {
         let arch = arch(name)?;
         let options = cuda::Options {
             numerics: args.numerics.map(open::numerics),
-            unseen: true,
+            assume_free: true,
             ..cuda::Options::default()
         };
         let backend = CudaBackend::with_options(usual_gpu(arch), options);

@@ -46,7 +46,7 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
         ..here.unwrap_or_else(default_gpu)
     };
     let options = cuda::Options {
-        unseen: true,
+        assume_free: true,
         ..open::choice(&args.device)?.gpu
     };
     Ok(Box::new(cuda::CudaBackend::with_options(gpu, options)))

@@ -2,7 +2,7 @@
 
 use contract::KvFormat;
 
-use super::super::norm::Out;
+use super::super::norm::ActivationBuffers;
 use super::super::{Args, Launch, Unit};
 use super::kv_layout::row_bytes;
 use super::{Cache, Shape};
@@ -146,7 +146,7 @@ impl Shape {
     /// Slots of 128 keys or values beside the queries and weights of `eights` eights of columns in
     /// `room` bytes of shared memory, an even number and at least two, and the bytes of all; see
     /// `kernels/attention/swapped_operands_sm90.cuh`.
-    pub(in crate::launch) fn across_ring(&self, eights: usize, room: usize) -> (usize, usize) {
+    pub(in crate::launch) fn swapped_stages(&self, eights: usize, room: usize) -> (usize, usize) {
         let fixed = eights * (6 * 1024 + 12 * 8 * 4) + STEP_ROWS * 12;
         let slot = 2 * self.tile_bytes();
         // With an odd number, keys and values change places from pass to pass, which costs more
@@ -159,7 +159,7 @@ impl Shape {
     /// tree's.
     pub(crate) fn tile_sm90(&self, gpu: GpuProps, rows: usize) -> Tile {
         let columns = rows * self.n_heads / self.n_kv_heads;
-        let fits = |tiles: &usize| self.across_ring(*tiles, 0).1 <= gpu.shared_bytes;
+        let fits = |tiles: &usize| self.swapped_stages(*tiles, 0).1 <= gpu.shared_bytes;
         let most = N8_TILES.into_iter().rfind(fits).unwrap_or(1);
         // Equal parts, each rounded up to what there is a product for.
         let parts = columns.div_ceil(8 * most);
@@ -167,13 +167,13 @@ impl Shape {
         let found = N8_TILES.into_iter().find(|tiles| *tiles >= wanted);
         let tiles = found.unwrap_or(most);
         let half = (gpu.shared_bytes / 2).saturating_sub(1024);
-        let both = tiles <= 2 && self.across_ring(tiles, 0).1 <= half;
+        let both = tiles <= 2 && self.swapped_stages(tiles, 0).1 <= half;
         let (blocks_per_sm, capacity) = if both {
             (2, half)
         } else {
             (1, gpu.shared_bytes)
         };
-        let (stages, shared_bytes) = self.across_ring(tiles, capacity);
+        let (stages, shared_bytes) = self.swapped_stages(tiles, capacity);
         Tile {
             tiles,
             k_stages: stages,
@@ -364,7 +364,12 @@ fn with_stages(unit: Unit, tile: &Tile) -> Unit {
 
 /// Merges the KV splits that [`tree`] left in the scratch, applies the gates of the projection, and
 /// writes `[rows][n_heads * head_dim]` in the forms of `out`.
-pub fn combine(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers, out: Out) -> Launch {
+pub fn combine(
+    shape: &Shape,
+    selected: &DecodeAttention,
+    at: &DecodeBuffers,
+    out: ActivationBuffers,
+) -> Launch {
     let (rows, width) = (selected.rows, shape.n_heads * shape.head_dim);
     let unit = shape.unit("attention/combine_splits.cu");
     let unit = shape

@@ -1,9 +1,9 @@
 //! Attention over the paged cache: norm, rope and write; tree attention; compaction of accepted
 //! rows.
 //!
-//! A layer of the small path is [`prepare`], [`tree`], [`combine`]; a chunk of a prompt takes
-//! [`prepare`] alone and then the prefill kernels. `kernels/attention/kv_cache.cuh` has the layout
-//! of the cache.
+//! A layer of a decode step is [`qk_norm_rope_append`], [`tree`], [`combine`]; a layer of a prefill
+//! chunk is [`qk_norm_rope_append`], [`prefill`](prefill()). `kernels/attention/kv_cache.cuh` has
+//! the layout of the cache.
 
 use contract::{KvFormat, RopeSpec};
 
@@ -42,7 +42,7 @@ pub struct Shape {
     /// Storage of values.
     pub v: KvFormat,
     /// Whether coarse formats are stored turned; TQ3_0 always is.
-    pub turned: bool,
+    pub rotated: bool,
     /// Epsilon of the head norms.
     pub eps: f32,
     /// Factor on `q · k`.
@@ -94,7 +94,7 @@ pub struct Cache {
     pub max_pages: usize,
 }
 
-/// What [`prepare`] reads.
+/// What [`qk_norm_rope_append`] reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Projections {
     /// f32 `[rows][n_heads][head_dim, or twice that with a gate]`; 0 with no query heads.
@@ -157,7 +157,7 @@ impl Shape {
             .define("HEAD_DIM", self.head_dim)
             .define("K_FORMAT", number(self.k))
             .define("V_FORMAT", number(self.v))
-            .define("KV_ROTATED", u32::from(self.turned))
+            .define("KV_ROTATED", u32::from(self.rotated))
     }
 
     /// The defines of `kernels/attention/kv_range.cuh`.
@@ -215,7 +215,7 @@ pub(super) fn number(format: KvFormat) -> u32 {
 ///
 /// With `q16` 0 queries are changed in place; else they go there as f16 `[rows][n_heads][head_dim]`
 /// and the projection, with its gates, stays as it is.
-pub fn prepare(
+pub fn qk_norm_rope_append(
     shape: &Shape,
     rows: usize,
     positions: Positions,

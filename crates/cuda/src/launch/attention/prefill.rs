@@ -1,14 +1,14 @@
 //! Attention of a chunk of a prompt over the cache, its own keys and values included.
 
 use super::{Cache, Shape, number};
-use crate::launch::gemm::panels::{Out, Panels, count, int};
+use crate::launch::gemm::panels::{Panels, PrefillActivations, count, int};
 use crate::launch::{Args, Launch, Unit};
 
 /// Eights of rows of a block of `attention_across_sm90.cu`, the first that fits beside the cache's
 /// format.
-const ACROSS_EIGHTS: [usize; 2] = [16, 8];
+const SWAPPED_N8_TILES: [usize; 2] = [16, 8];
 /// Shared memory of a block on the cards that run it.
-const ACROSS_SHARED: usize = 227 << 10;
+const SWAPPED_SHARED: usize = 227 << 10;
 /// Floats between rows on their way out of it.
 const OUT_STRIDE: usize = 260;
 
@@ -38,9 +38,10 @@ impl PrefillAttention {
     }
 }
 
-/// Causal attention of the rows of a chunk, gate included, after
-/// [`prepare`](crate::launch::attention::prepare) with `q16` 0 has normed and rotated `q` in place
-/// and written keys and values.
+/// Causal attention of the rows of a chunk, gate included.
+///
+/// [`qk_norm_rope_append`](super::qk_norm_rope_append) with `q16` 0 runs before it: it normalises
+/// and rotates `q` in place and writes keys and values.
 ///
 /// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads *
 /// head_dim` columns.
@@ -50,18 +51,21 @@ pub fn prefill(
     rows: usize,
     (chunk, q): (u64, u64),
     cache: Cache,
-    to: Out,
+    to: PrefillActivations,
 ) -> Launch {
-    assert!(to != Out::default(), "a launch without a result");
+    assert!(
+        to != PrefillActivations::default(),
+        "a launch without a result"
+    );
     assert!(
         shape.window == 0 && shape.ring_pages == 0,
         "prefill attends to every position: {shape:?}"
     );
-    let form = Form::of(kernel, shape);
-    let unit = match form.across {
-        Some((eights, ring)) => Unit::new(kernel.file())
-            .define("N8_TILES", eights)
-            .define("STAGES", ring),
+    let form = PrefillTile::of(kernel, shape);
+    let unit = match form.swapped {
+        Some((n8_tiles, stages)) => Unit::new(kernel.file())
+            .define("N8_TILES", n8_tiles)
+            .define("STAGES", stages),
         None => Unit::new(kernel.file()),
     };
     Launch {
@@ -75,7 +79,7 @@ pub fn prefill(
             .define("F32_OUT", u32::from(to.f32 != 0))
             .define("K_FORMAT", number(shape.k))
             .define("V_FORMAT", number(shape.v))
-            .define("KV_ROTATED", u32::from(shape.turned)),
+            .define("KV_ROTATED", u32::from(shape.rotated)),
         grid: [count(shape.n_heads), count(rows.div_ceil(form.tile)), 1],
         block: [form.threads, 1, 1],
         shared: count(form.shared),
@@ -96,53 +100,53 @@ pub fn prefill(
 }
 
 /// How a kernel is launched.
-struct Form {
+struct PrefillTile {
     entry: &'static str,
     /// Rows of a block.
     tile: usize,
     threads: u32,
     /// Bytes of shared memory.
     shared: usize,
-    /// Tiles of 8 rows, and pipeline stages of keys or values, where these are a choice.
-    across: Option<(usize, usize)>,
+    /// Tiles of 8 rows and pipeline stages, for swapped operands.
+    swapped: Option<(usize, usize)>,
 }
 
-impl Form {
-    fn of(kernel: PrefillAttention, shape: &Shape) -> Form {
+impl PrefillTile {
+    fn of(kernel: PrefillAttention, shape: &Shape) -> PrefillTile {
         // Shared memory: rows of queries, two or one stages of keys and values, and barriers.
         match kernel {
-            PrefillAttention::F32 => Form {
+            PrefillAttention::F32 => PrefillTile {
                 entry: "attn_prefill_f32",
                 tile: 16,
                 threads: 128,
                 shared: 0,
-                across: None,
+                swapped: None,
             },
-            PrefillAttention::Sm90 => Form {
+            PrefillAttention::Sm90 => PrefillTile {
                 entry: "attn_prefill",
                 tile: 128,
                 threads: 384,
                 shared: (128 + 4 * 64) * 2 * shape.head_dim + 128,
-                across: None,
+                swapped: None,
             },
             PrefillAttention::SwappedSm90 => {
-                let fits = |tiles: &usize| shape.across_ring(*tiles, 0).1 <= ACROSS_SHARED;
-                let tiles = ACROSS_EIGHTS.into_iter().find(fits).unwrap_or(1);
-                let (stages, shared) = shape.across_ring(tiles, ACROSS_SHARED);
-                Form {
+                let fits = |tiles: &usize| shape.swapped_stages(*tiles, 0).1 <= SWAPPED_SHARED;
+                let tiles = SWAPPED_N8_TILES.into_iter().find(fits).unwrap_or(1);
+                let (stages, shared) = shape.swapped_stages(tiles, SWAPPED_SHARED);
+                PrefillTile {
                     entry: "attn_prefill",
                     tile: 8 * tiles,
                     threads: 256,
                     shared: shared.max(8 * tiles * OUT_STRIDE * 4),
-                    across: Some((tiles, stages)),
+                    swapped: Some((tiles, stages)),
                 }
             }
-            PrefillAttention::Mma => Form {
+            PrefillAttention::Mma => PrefillTile {
                 entry: "attn_prefill",
                 tile: 64,
                 threads: 256,
                 shared: (64 + 2 * 64) * 2 * shape.head_dim,
-                across: None,
+                swapped: None,
             },
         }
     }

@@ -1,9 +1,11 @@
-//! Steps of trees: what looks at states without changing them, and what commits a path.
+//! Decode steps over trees, which read the states, and commits, which update them.
 
-use super::gated_norm::{Out, Source, gated_norm};
-use super::recurrent::{kept_bytes, walk};
+use super::gated_norm::{GatedDeltaRows, GatedNormOutput, gated_norm};
+use super::recurrent::{recurrent_tree, spill_bytes};
 use super::wy_tree_sm90;
-use super::{DIM, Group, Inputs, Layer, Rows, Shape, conv_args, dim, launch, slot_args};
+use super::{
+    DIM, GatedDeltaInputs, Group, Layer, Shape, StridedRows, conv_args, dim, launch, slot_args,
+};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, Launch, Unit};
 
@@ -12,7 +14,7 @@ const COMMIT_COLUMNS: usize = 64;
 /// Threads of a block of the commit launch.
 const COMMIT_THREADS: usize = 256;
 
-/// Bytes of `o` in the scratch, which states that wait follow.
+/// Bytes of `o` in the scratch; spilled states follow.
 fn o_bytes(shape: Shape, rows: usize) -> usize {
     (4 * rows * shape.values()).next_multiple_of(256)
 }
@@ -57,11 +59,11 @@ pub fn verify_scratch_bytes(
     trees: usize,
     kernel: GatedDeltaKernel,
 ) -> usize {
-    let kept = match kernel {
-        GatedDeltaKernel::RecurrentTree => kept_bytes(gpu, shape, rows, trees),
+    let spilled = match kernel {
+        GatedDeltaKernel::RecurrentTree => spill_bytes(gpu, shape, rows, trees),
         _ => 0,
     };
-    o_bytes(shape, rows) + kept
+    o_bytes(shape, rows) + spilled
 }
 
 /// One layer of a step of up to `trees` trees in `rows` rows: convolution, delta rule, output norm.
@@ -83,19 +85,19 @@ pub fn verify(
     kernel: GatedDeltaKernel,
     step: u64,
     layer: &Layer,
-    inputs: &Inputs,
+    inputs: &GatedDeltaInputs,
     at: u64,
-    out: &Out,
+    out: &GatedNormOutput,
 ) -> Vec<Launch> {
     assert!(
         (1..=64).contains(&rows) && (1..=4).contains(&trees),
         "a step has 1 to 64 rows and 1 to 4 trees, not {rows} and {trees}"
     );
-    let o = Rows {
+    let o = StridedRows {
         at,
         stride: shape.values(),
     };
-    let kept = at + o_bytes(shape, rows) as u64;
+    let spilled = at + o_bytes(shape, rows) as u64;
     let nodes = match kernel {
         GatedDeltaKernel::RowFused => {
             assert_eq!(rows, 1, "the fused row kernel takes one row");
@@ -110,20 +112,26 @@ pub fn verify(
             tree(kernel, gpu, shape, rows, trees, step, layer, inputs, at)
         }
         GatedDeltaKernel::RecurrentTree => {
-            walk(gpu, shape, rows, trees, step, layer, inputs, [at, kept])
+            recurrent_tree(gpu, shape, rows, trees, step, layer, inputs, [at, spilled])
         }
     };
-    let source = Source::Step(step);
+    let source = GatedDeltaRows::Step(step);
     let norm = gated_norm(shape, rows, source, layer, [o, inputs.z], out);
     vec![nodes, norm]
 }
 
-/// A step of one row, from the projections to the output norm: the bits of [`walk`] and
+/// A step of one row, from the projections to the output norm: the bits of [`recurrent_tree`] and
 /// [`gated_norm`] one after the other.
 ///
 /// # Panics
 /// If `out` wants panels, whose chunks take more than a head at once.
-pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -> Launch {
+pub fn row(
+    shape: Shape,
+    step: u64,
+    layer: &Layer,
+    inputs: &GatedDeltaInputs,
+    out: &GatedNormOutput,
+) -> Launch {
     assert!(
         out.panel.0 == 0,
         "one head at a time cannot be written as {out:?}"
@@ -134,8 +142,8 @@ pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -
     let args = args.ptr(layer.conv).ptr(layer.a).ptr(layer.dt);
     let args = slot_args(slot_args(args, layer.state), layer.factors);
     let args = args.ptr(inputs.z.at).ptr(layer.norm).f32(layer.eps);
-    let args = args.words(&out.forms.words());
-    let unit = out.forms.define(
+    let args = args.words(&out.activations.words());
+    let unit = out.activations.define(
         shape.unit("gated_delta/decode_row_fused.cu"),
         shape.values(),
         1,
@@ -149,10 +157,10 @@ pub fn row(shape: Shape, step: u64, layer: &Layer, inputs: &Inputs, out: &Out) -
     )
 }
 
-/// How the tree launch is cut into blocks.
+/// Blocks of the WY tree launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Cut {
-    /// Rows of the bucket, up to whole tiles of 8.
+struct WyTiling {
+    /// Rows of the bucket, padded to tiles of 8.
     nodes: usize,
     /// Value columns of a block: as many as fit shared memory beside the nodes.
     columns: usize,
@@ -163,8 +171,8 @@ struct Cut {
     cluster: usize,
 }
 
-impl Cut {
-    fn of(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Cut {
+impl WyTiling {
+    fn of(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> WyTiling {
         let nodes = rows.next_multiple_of(8);
         let (columns, warps) = match (rows, trees) {
             (33.., 1) if shared(nodes, 64) <= gpu.shared_bytes => (64, 16),
@@ -175,7 +183,7 @@ impl Cut {
         let slices = DIM / columns;
         let sharing = shape.n_v_heads / shape.n_k_heads * slices;
         let fits = |n: &usize| sharing.is_multiple_of(*n) && n.is_multiple_of(slices);
-        Cut {
+        WyTiling {
             nodes,
             columns,
             warps,
@@ -215,7 +223,7 @@ pub fn tree_unit(
     if kernel == GatedDeltaKernel::WyTreeSm90 {
         wy_tree_sm90::tree_unit(shape, rows)
     } else {
-        Cut::of(gpu, shape, rows, trees).unit(shape)
+        WyTiling::of(gpu, shape, rows, trees).unit(shape)
     }
 }
 
@@ -235,24 +243,24 @@ pub fn tree(
     trees: usize,
     step: u64,
     layer: &Layer,
-    inputs: &Inputs,
+    inputs: &GatedDeltaInputs,
     o: u64,
 ) -> Launch {
     if kernel == GatedDeltaKernel::WyTreeSm90 {
         return wy_tree_sm90::tree(shape, rows, step, layer, inputs, o);
     }
-    let cut = Cut::of(gpu, shape, rows, trees);
+    let tiling = WyTiling::of(gpu, shape, rows, trees);
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
-    let grid = [shape.n_v_heads * DIM / cut.columns, 1, trees];
+    let grid = [shape.n_v_heads * DIM / tiling.columns, 1, trees];
     let mut launch = launch(
         "gated_delta_wy_tree",
-        cut.unit(shape),
+        tiling.unit(shape),
         grid,
-        dim(32 * cut.warps),
+        dim(32 * tiling.warps),
         args,
     );
-    launch.shared = dim(shared(cut.nodes, cut.columns));
+    launch.shared = dim(shared(tiling.nodes, tiling.columns));
     launch
 }
 
@@ -320,8 +328,8 @@ pub(super) mod tests {
             norm: 0,
             eps: 1e-6,
         };
-        let none = Rows { at: 0, stride: 0 };
-        let inputs = Inputs {
+        let none = StridedRows { at: 0, stride: 0 };
+        let inputs = GatedDeltaInputs {
             qkv: none,
             z: none,
             alpha: none,
@@ -337,7 +345,7 @@ pub(super) mod tests {
             &layer,
             &inputs,
             0,
-            &Out::default(),
+            &GatedNormOutput::default(),
         );
         launches.iter().map(|launch| launch.entry).collect()
     }
@@ -369,13 +377,13 @@ pub(super) mod tests {
         for gpu in [SMALL, LARGE] {
             for rows in [1, 8, 16, 24, 32, 40, 48, 64] {
                 for trees in [1, 4] {
-                    let cut = Cut::of(gpu, SHAPE, rows, trees);
-                    let bytes = shared(cut.nodes, cut.columns);
+                    let tiling = WyTiling::of(gpu, SHAPE, rows, trees);
+                    let bytes = shared(tiling.nodes, tiling.columns);
                     assert!(bytes <= gpu.shared_bytes, "{rows} rows take {bytes} bytes");
                 }
             }
         }
-        let columns = |gpu| Cut::of(gpu, SHAPE, 64, 1).columns;
+        let columns = |gpu| WyTiling::of(gpu, SHAPE, 64, 1).columns;
         assert_eq!([SMALL, LARGE].map(columns), [32, 64]);
     }
 
@@ -387,7 +395,7 @@ pub(super) mod tests {
                 n_v_heads,
                 ..SHAPE
             };
-            Cut::of(SMALL, shape, rows, 1).cluster
+            WyTiling::of(SMALL, shape, rows, 1).cluster
         };
         assert_eq!([of(16, 48, 24), of(16, 16, 24), of(16, 64, 24)], [6, 2, 8]);
         assert_eq!([of(16, 48, 64), of(16, 16, 64), of(1, 5, 64)], [4, 4, 4]);

@@ -8,21 +8,21 @@
 
 use super::TAPS;
 
-/// What of a tree stands in the header of a step: taps and visits.
+/// Arrays of the step header: convolution sources and DFS schedule.
 pub const PARTS: usize = 2;
 
 /// The node that is visited.
-const NODE: u32 = 63;
+const NODE_MASK: u32 = 63;
 /// The node that is visited next.
-const NEXT: u32 = 6;
+const NEXT_SHIFT: u32 = 6;
 /// The state is brought past the node.
-const FOLDS: u32 = 1 << 13;
+const UPDATES_STATE: u32 = 1 << 13;
 /// Nothing follows.
-const LAST: u32 = 1 << 14;
+const IS_LAST: u32 = 1 << 14;
 /// The state behind the node waits at this place, counted from 1.
-const KEEP: u32 = 16;
+const SPILL_SHIFT: u32 = 16;
 /// The next visit goes on from the state that waits at this place, counted from 1.
-const RESTORE: u32 = 20;
+const RELOAD_SHIFT: u32 = 20;
 
 /// Where every node's parent stands; that of node 0 alone is none.
 type Parents = [Option<usize>];
@@ -30,13 +30,13 @@ type Parents = [Option<usize>];
 /// The words of a tree in the header: a list of a word a node for each part, for the entries from
 /// the tree's first row on.
 pub fn header(parents: &Parents) -> [Vec<u32>; PARTS] {
-    let taps = (0..parents.len()).map(|node| taps(parents, node));
-    [taps.collect(), visits(parents)]
+    let conv_sources = (0..parents.len()).map(|node| conv_sources(parents, node));
+    [conv_sources.collect(), visits(parents)]
 }
 
 /// States that may wait at once while a tree of `nodes` nodes is walked: one more for every time
 /// that its size, with the state before it, doubles.
-pub fn waiting(nodes: usize) -> usize {
+pub fn max_spilled_states(nodes: usize) -> usize {
     let (mut count, mut least) = (0, 5);
     while nodes + 1 >= least {
         count += 1;
@@ -47,7 +47,7 @@ pub fn waiting(nodes: usize) -> usize {
 
 /// The inputs of a node's convolution, oldest first, a byte each: nodes, and below 0 rows of the
 /// window, the newest at -1.
-fn taps(parents: &Parents, node: usize) -> u32 {
+fn conv_sources(parents: &Parents, node: usize) -> u32 {
     let mut line = [0_u8; TAPS];
     let (mut at, mut before) = (Some(node), 0_u8);
     for tap in line.iter_mut().rev() {
@@ -79,33 +79,38 @@ fn visits(parents: &Parents) -> Vec<u32> {
     let mut words = Vec::with_capacity(parents.len());
     subtree(&children, 0, 0, &mut words);
     for i in 1..words.len() {
-        words[i - 1] |= (words[i] & NODE) << NEXT;
+        words[i - 1] |= (words[i] & NODE_MASK) << NEXT_SHIFT;
     }
     if let Some(last) = words.last_mut() {
-        *last |= LAST;
+        *last |= IS_LAST;
     }
     words
 }
 
 /// Visits `root` and all below it while `level` states wait.
 fn subtree(all: &[Vec<usize>], root: usize, level: usize, words: &mut Vec<u32>) {
-    let grows = |node: usize| !all[node].is_empty();
+    let has_children = |node: usize| !all[node].is_empty();
     let word = |at: usize| u32::try_from(at).expect("a tree has at most 64 nodes");
     let place = word(level + 1);
     let children = &all[root];
     let mut visit = word(root);
-    if grows(root) {
-        visit |= FOLDS;
+    if has_children(root) {
+        visit |= UPDATES_STATE;
     }
-    if children.iter().filter(|&&child| grows(child)).count() > 1 {
-        visit |= place << KEEP;
+    if children
+        .iter()
+        .filter(|&&child| has_children(child))
+        .count()
+        > 1
+    {
+        visit |= place << SPILL_SHIFT;
     }
     words.push(visit);
     for (index, &child) in children.iter().enumerate() {
-        let returns = grows(child) && index + 1 < children.len();
+        let returns = has_children(child) && index + 1 < children.len();
         subtree(all, child, level + usize::from(returns), words);
         if let (true, Some(last)) = (returns, words.last_mut()) {
-            *last |= place << RESTORE;
+            *last |= place << RELOAD_SHIFT;
         }
     }
 }
@@ -129,31 +134,31 @@ mod tests {
     /// kernel would with states.
     fn check(parents: &Parents, words: &[u32]) {
         let mut seen = vec![0; parents.len()];
-        let mut places = vec![vec![usize::MAX]; waiting(parents.len())];
+        let mut spilled = vec![vec![usize::MAX]; max_spilled_states(parents.len())];
         let mut state: Vec<usize> = Vec::new();
         for (index, word) in words.iter().enumerate() {
-            let node = (word & NODE) as usize;
+            let node = (word & NODE_MASK) as usize;
             seen[node] += 1;
             let parent = state.last().copied();
             assert_eq!(parent, parents[node], "node {node} of {parents:?}");
             let place = |shift: u32| (word >> shift & 15) as usize;
-            if word & FOLDS != 0 {
+            if word & UPDATES_STATE != 0 {
                 state.push(node);
-                assert!(word & LAST == 0 && place(RESTORE) == 0);
+                assert!(word & IS_LAST == 0 && place(RELOAD_SHIFT) == 0);
             } else {
-                assert_eq!(place(KEEP), 0);
+                assert_eq!(place(SPILL_SHIFT), 0);
             }
             assert_eq!(word >> 24, 0);
-            assert_eq!(word & LAST != 0, index + 1 == words.len());
+            assert_eq!(word & IS_LAST != 0, index + 1 == words.len());
             let Some(next) = words.get(index + 1) else {
                 break;
             };
-            assert_eq!(word >> NEXT & NODE, next & NODE);
-            if place(KEEP) > 0 {
-                places[place(KEEP) - 1].clone_from(&state);
+            assert_eq!(word >> NEXT_SHIFT & NODE_MASK, next & NODE_MASK);
+            if place(SPILL_SHIFT) > 0 {
+                spilled[place(SPILL_SHIFT) - 1].clone_from(&state);
             }
-            if place(RESTORE) > 0 {
-                state.clone_from(&places[place(RESTORE) - 1]);
+            if place(RELOAD_SHIFT) > 0 {
+                state.clone_from(&spilled[place(RELOAD_SHIFT) - 1]);
             }
         }
         assert!(seen.iter().all(|&n| n == 1), "{seen:?} of {parents:?}");
@@ -172,13 +177,17 @@ mod tests {
                 check(&parents, &visits(&parents));
             }
         }
-        assert_eq!([8, 16, 24, 32, 64].map(waiting), [1, 2, 3, 3, 4]);
+        assert_eq!([8, 16, 24, 32, 64].map(max_spilled_states), [1, 2, 3, 3, 4]);
     }
 
     #[test]
     fn taps_stand_on_the_path_and_then_in_the_window() {
         let parents = [None, Some(0), Some(0), Some(2), Some(3), Some(4)];
-        let of = |node: usize| taps(&parents, node).to_le_bytes().map(|byte| byte as i8);
+        let of = |node: usize| {
+            conv_sources(&parents, node)
+                .to_le_bytes()
+                .map(|byte| byte as i8)
+        };
         assert_eq!(of(0), [-3, -2, -1, 0]);
         assert_eq!(of(1), [-2, -1, 0, 1]);
         assert_eq!(of(3), [-1, 0, 2, 3]);

@@ -1,7 +1,7 @@
 //! The output norm of the delta rule and the forms in which its rows are wanted.
 
-use super::{Layer, Rows, Shape, dim, launch, row_args};
-use crate::launch::norm::Out as Forms;
+use super::{Layer, Shape, StridedRows, dim, launch, row_args};
+use crate::launch::norm::ActivationBuffers;
 use crate::launch::{Args, Launch};
 
 /// Groups of 256 values in a block, a warp each.
@@ -9,27 +9,27 @@ const GROUPS: usize = 4;
 
 /// Where the rows `[rows][n_v_heads * 128]` go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Out {
+pub struct GatedNormOutput {
     /// In the forms of the products of few rows.
-    pub forms: Forms,
+    pub activations: ActivationBuffers,
     /// f16 panels of `kernels/gemm/panel_layout.cuh`: the address, 0 where they are not wanted, and
     /// the rows a panel has room for.
     pub panel: (u64, usize),
 }
 
-impl Out {
+impl GatedNormOutput {
     /// Only those forms.
-    pub fn of(forms: Forms) -> Out {
-        Out {
-            forms,
-            ..Out::default()
+    pub fn of(activations: ActivationBuffers) -> GatedNormOutput {
+        GatedNormOutput {
+            activations,
+            ..GatedNormOutput::default()
         }
     }
 }
 
 /// Which header says how many rows there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum GatedDeltaRows {
     /// Address of a `Step`.
     Step(u64),
     /// Address of a `Chunk`.
@@ -42,23 +42,23 @@ pub enum Source {
 pub fn gated_norm(
     shape: Shape,
     rows: usize,
-    source: Source,
+    source: GatedDeltaRows,
     layer: &Layer,
-    [o, z]: [Rows; 2],
-    out: &Out,
+    [o, z]: [StridedRows; 2],
+    out: &GatedNormOutput,
 ) -> Launch {
     let (kind, header) = match source {
-        Source::Step(address) => (0, address),
-        Source::Chunk(address) => (1, address),
+        GatedDeltaRows::Step(address) => (0, address),
+        GatedDeltaRows::Chunk(address) => (1, address),
     };
     let unit = shape
         .unit("gated_delta/gated_norm.cu")
         .define("SOURCE", kind)
         .define("OUT_PANEL", u8::from(out.panel.0 != 0));
-    let unit = out.forms.define(unit, shape.values(), rows);
+    let unit = out.activations.define(unit, shape.values(), rows);
     let args = row_args(row_args(Args::new().ptr(header), o), z);
     let args = args.ptr(layer.norm).f32(layer.eps);
-    let args = args.words(&out.forms.words());
+    let args = args.words(&out.activations.words());
     let args = args.ptr(out.panel.0).u32(dim(out.panel.1));
     let groups = shape.values().div_ceil(256);
     let grid = [groups.div_ceil(GROUPS), rows, 1];

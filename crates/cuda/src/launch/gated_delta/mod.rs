@@ -17,8 +17,8 @@ pub mod recurrent;
 mod wy_tree_sm90;
 
 pub use decode::{GatedDeltaKernel, commit, verify, verify_scratch_bytes};
-pub use gated_norm::{Out, Source};
-pub use prefill::{Products, prefill, prefill_on, prefill_scratch_bytes};
+pub use gated_norm::{GatedDeltaRows, GatedNormOutput};
+pub use prefill::{ChunkScanKernel, prefill, prefill_on, prefill_scratch_bytes};
 pub use wy_tree_sm90::wy_tree_sm90_fits;
 
 /// Width of a key and of a value head.
@@ -108,7 +108,7 @@ impl Shape {
 
 /// f32 rows in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rows {
+pub struct StridedRows {
     /// Address of row 0; a multiple of 16.
     pub at: u64,
     /// Floats from a row to the next; a multiple of 4 where rows are wider than 64.
@@ -147,15 +147,15 @@ pub struct Layer {
 
 /// What the projections of a layer gave, row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inputs {
+pub struct GatedDeltaInputs {
     /// `[rows][channels]`.
-    pub qkv: Rows,
+    pub qkv: StridedRows,
     /// `[rows][n_v_heads * 128]`.
-    pub z: Rows,
+    pub z: StridedRows,
     /// `[rows][n_v_heads]`, before the softplus.
-    pub alpha: Rows,
+    pub alpha: StridedRows,
     /// `[rows][n_v_heads]`, before the sigmoid.
-    pub beta: Rows,
+    pub beta: StridedRows,
 }
 
 /// All layers of one shape.
@@ -177,7 +177,7 @@ fn dim(n: usize) -> u32 {
     u32::try_from(n).expect("grids are bounded by heads, layers and rows")
 }
 
-fn row_args(args: Args, rows: Rows) -> Args {
+fn row_args(args: Args, rows: StridedRows) -> Args {
     args.ptr(rows.at).u32(dim(rows.stride))
 }
 
@@ -187,7 +187,7 @@ fn slot_args(args: Args, slots: Slots) -> Args {
 
 /// What convolution and gates are made from, in the order in which every kernel that makes them for
 /// several rows takes it.
-fn conv_args(header: u64, layer: &Layer, inputs: &Inputs) -> Args {
+fn conv_args(header: u64, layer: &Layer, inputs: &GatedDeltaInputs) -> Args {
     let args = row_args(Args::new().ptr(header), inputs.qkv);
     let args = row_args(row_args(args, inputs.alpha), inputs.beta);
     let args = slot_args(args, layer.window);

@@ -2,19 +2,19 @@
 //! brought along.
 
 use super::conv_args;
-use super::gated_norm::{Out, Source, gated_norm};
-use super::{DIM, Inputs, Layer, Rows, Shape, dim, launch, row_args, slot_args};
+use super::gated_norm::{GatedDeltaRows, GatedNormOutput, gated_norm};
+use super::{DIM, GatedDeltaInputs, Layer, Shape, StridedRows, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 
 /// Positions of a chunk; chunks begin at absolute multiples of it.
 const CHUNK: usize = 64;
 /// Heads of a block of the convolution launch, a warp each.
 const CONV_HEADS: usize = 8;
-/// Rows that a warp of the convolution takes one after the other.
+/// Rows that a warp of the convolution computes in sequence.
 const CONV_ROWS: usize = 16;
 
 /// Where the parts of the scratch begin, in bytes, and how long it is.
-struct Scratch {
+struct ChunkScratch {
     /// q and k as pairs of bf16, v as f32.
     mixed: usize,
     gates: usize,
@@ -33,14 +33,14 @@ fn chunks(rows: usize) -> usize {
     rows.div_ceil(CHUNK) + 1
 }
 
-fn scratch(shape: Shape, rows: usize) -> Scratch {
+fn scratch(shape: Shape, rows: usize) -> ChunkScratch {
     let piece = |floats: usize| (4 * floats).next_multiple_of(256);
     let mixed = 0;
     let gates = mixed + piece(rows * shape.channels());
     let o = gates + piece(rows * 2 * shape.n_v_heads);
     let inner = o + piece(rows * shape.values());
     let bytes = inner + chunks(rows) * shape.n_v_heads * INNER_BYTES;
-    Scratch {
+    ChunkScratch {
         mixed,
         gates,
         o,
@@ -56,19 +56,19 @@ pub fn prefill_scratch_bytes(shape: Shape, rows: usize) -> usize {
 
 /// Which matrix units the scan is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Products {
+pub enum ChunkScanKernel {
     /// Those of a warp: every card from compute capability 8.0 on.
-    Warp,
+    Mma,
     /// Those of a warpgroup: compute capability 9.0 only.
-    Warpgroup,
+    Sm90,
 }
 
-impl Products {
+impl ChunkScanKernel {
     /// The source file of the scan.
     pub fn file(self) -> &'static str {
         match self {
-            Products::Warp => "gated_delta/prefill_chunk_scan.cu",
-            Products::Warpgroup => "gated_delta/prefill_chunk_scan_sm90.cu",
+            ChunkScanKernel::Mma => "gated_delta/prefill_chunk_scan.cu",
+            ChunkScanKernel::Sm90 => "gated_delta/prefill_chunk_scan_sm90.cu",
         }
     }
 }
@@ -83,11 +83,20 @@ pub fn prefill(
     rows: usize,
     chunk: u64,
     layer: &Layer,
-    inputs: &Inputs,
+    inputs: &GatedDeltaInputs,
     at: u64,
-    out: &Out,
+    out: &GatedNormOutput,
 ) -> Vec<Launch> {
-    prefill_on(Products::Warp, shape, rows, chunk, layer, inputs, at, out)
+    prefill_on(
+        ChunkScanKernel::Mma,
+        shape,
+        rows,
+        chunk,
+        layer,
+        inputs,
+        at,
+        out,
+    )
 }
 
 /// As [`prefill`], with the products that the card is best at.
@@ -96,20 +105,20 @@ pub fn prefill(
     reason = "shapes first, then addresses; every one is a concept of its own"
 )]
 pub fn prefill_on(
-    products: Products,
+    products: ChunkScanKernel,
     shape: Shape,
     rows: usize,
     chunk: u64,
     layer: &Layer,
-    inputs: &Inputs,
+    inputs: &GatedDeltaInputs,
     at: u64,
-    out: &Out,
+    out: &GatedNormOutput,
 ) -> Vec<Launch> {
     assert!(rows > 0, "a prefill chunk has at least a row");
     let parts = scratch(shape, rows);
     let place = |offset: usize| at + offset as u64;
     let (mixed, gates, inner) = (place(parts.mixed), place(parts.gates), place(parts.inner));
-    let o = Rows {
+    let o = StridedRows {
         at: place(parts.o),
         stride: shape.values(),
     };
@@ -117,7 +126,14 @@ pub fn prefill_on(
         conv_chunk(shape, rows, chunk, layer, inputs, [mixed, gates]),
         chunk_prepare(shape, rows, chunk, [mixed, gates, inner]),
         chunk_scan(products, shape, chunk, layer, inputs, [mixed, inner, o.at]),
-        gated_norm(shape, rows, Source::Chunk(chunk), layer, [o, inputs.z], out),
+        gated_norm(
+            shape,
+            rows,
+            GatedDeltaRows::Chunk(chunk),
+            layer,
+            [o, inputs.z],
+            out,
+        ),
     ]
 }
 
@@ -129,7 +145,7 @@ pub fn conv_chunk(
     rows: usize,
     chunk: u64,
     layer: &Layer,
-    inputs: &Inputs,
+    inputs: &GatedDeltaInputs,
     [mixed, gates]: [u64; 2],
 ) -> Launch {
     let args = conv_args(chunk, layer, inputs).ptr(mixed).ptr(gates);
@@ -173,11 +189,11 @@ fn scan_columns(shape: Shape) -> usize {
 ///
 /// `buffers` are `mixed`, `inner` and the output `[rows][n_v_heads * 128]`.
 pub fn chunk_scan(
-    products: Products,
+    products: ChunkScanKernel,
     shape: Shape,
     chunk: u64,
     layer: &Layer,
-    inputs: &Inputs,
+    inputs: &GatedDeltaInputs,
     [mixed, inner, o]: [u64; 3],
 ) -> Launch {
     let args = Args::new().ptr(chunk).ptr(mixed).ptr(inner);
@@ -189,7 +205,7 @@ pub fn chunk_scan(
     // One row of blocks more slides the window.
     let grid = |columns: usize| [DIM / columns, shape.n_v_heads + 1, 1];
     match products {
-        Products::Warp => {
+        ChunkScanKernel::Mma => {
             let columns = scan_columns(shape);
             let unit = shape.unit(products.file()).define("COLUMNS", columns);
             let block = dim(2 * columns);
@@ -197,7 +213,7 @@ pub fn chunk_scan(
             launch.shared = dim(operands + vectors);
             launch
         }
-        Products::Warpgroup => {
+        ChunkScanKernel::Sm90 => {
             let unit = shape.unit(products.file());
             let mut launch = launch("gated_delta_chunk_scan_sm90", unit, grid(64), 128, args);
             // v beside the operands, in rows of 68, and all of it twice.

@@ -2,8 +2,8 @@
 //! launch.
 
 use super::conv_args;
-use super::gated_norm::Out;
-use super::{DIM, Inputs, Layer, Shape, dim, row_args, slot_args};
+use super::gated_norm::GatedNormOutput;
+use super::{DIM, GatedDeltaInputs, Layer, Shape, dim, row_args, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
 
@@ -13,7 +13,7 @@ const MAX_NODES: usize = 32;
 const COLUMNS: usize = 64;
 const THREADS: u32 = 512;
 /// Blocks that every card with clusters takes.
-const MOST_TOGETHER: usize = 8;
+const MAX_CLUSTER: usize = 8;
 
 /// Whether a GPU has the shared memory, and the heads are whole clusters.
 pub fn wy_tree_sm90_fits(gpu: GpuProps, shape: Shape) -> bool {
@@ -26,7 +26,7 @@ fn cluster(shape: Shape) -> Option<usize> {
     let slices = DIM / COLUMNS;
     let sharing = shape.n_v_heads / shape.n_k_heads * slices;
     let fits = |n: &usize| sharing.is_multiple_of(*n) && n.is_multiple_of(slices);
-    (1..=MOST_TOGETHER).rev().find(fits)
+    (1..=MAX_CLUSTER).rev().find(fits)
 }
 
 /// Bytes of `SharedStorage` in `kernels/gated_delta/decode_wy_tree_sm90.cu`.
@@ -67,7 +67,7 @@ pub(super) fn tree(
     rows: usize,
     step: u64,
     layer: &Layer,
-    inputs: &Inputs,
+    inputs: &GatedDeltaInputs,
     o: u64,
 ) -> Launch {
     let args = conv_args(step, layer, inputs);
@@ -84,8 +84,8 @@ pub(super) fn tree_and_norm(
     rows: usize,
     step: u64,
     layer: &Layer,
-    inputs: &Inputs,
-    out: &Out,
+    inputs: &GatedDeltaInputs,
+    out: &GatedNormOutput,
 ) -> Launch {
     assert!(
         out.panel.0 == 0 && shape.n_v_heads.is_multiple_of(2),
@@ -95,9 +95,9 @@ pub(super) fn tree_and_norm(
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors);
     let args = row_args(args, inputs.z).ptr(layer.norm).f32(layer.eps);
-    let args = args.words(&out.forms.words());
+    let args = args.words(&out.activations.words());
     let unit = unit(shape, rows).define("NORM", 1);
-    let unit = out.forms.define(unit, shape.values(), rows);
+    let unit = out.activations.define(unit, shape.values(), rows);
     launch(unit, shape, rows, args)
 }
 

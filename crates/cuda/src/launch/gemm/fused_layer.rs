@@ -1,51 +1,49 @@
-//! All products between two mixers of a step, in one launch of `gemm/fused_layer_sm90.cu`.
+//! All GEMMs between two mixers of a decode step, in one launch of `gemm/fused_layer_sm90.cu`.
 //!
-//! Out-projection into the residual stream, gate and up with the gated unit, down into the residual
-//! stream, and the projections of the next layer, the norms before them included.
+//! The phases are: output projection into the residual stream; gate and up with SwiGLU; down into
+//! the residual stream; the projections of the next layer. The norms before them are included.
 
 use super::small_batch::{
-    self, BLOCK_ROWS, PLAIN_SHARED, ROW_BLOCKS, Scratch, TILES, kinds_of, narrow,
+    self, BLOCK_ROWS, F32_SHARED, GemmScratch, ROW_BLOCKS, TILES, kinds_of, narrow,
     packed_scratch_bytes, pair,
 };
 use crate::gpu_props::GpuProps;
-use crate::launch::norm::Out;
+use crate::launch::norm::ActivationBuffers;
 use crate::launch::{Args, Launch, Unit};
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
-/// Most matrices of one chain.
-const MAX_SEGMENTS: usize = 8;
-/// Matrices of a chain besides the next layer's; gate and up are one.
-const OWN_SEGMENTS: usize = 3;
-/// Stages a launch has room for, and words of a stage and of a segment in
+/// Maximum matrices of one launch.
+const MAX_MATRICES: usize = 8;
+/// Matrices of the layer itself; gate and up count as one.
+const LAYER_MATRICES: usize = 3;
+/// Maximum GEMM phases of a launch, and words of a phase and of a matrix in
 /// `gemm/fused_layer_phases.cuh`.
-const STAGES: usize = 4;
-const STAGE_WORDS: usize = 12;
-const SEGMENT_WORDS: usize = 8;
-/// Threads of a block: eight warps that multiply, one that fetches weights, one for their input,
-/// two aside.
+const MAX_PHASES: usize = 4;
+const PHASE_WORDS: usize = 12;
+const MATRIX_WORDS: usize = 8;
+/// Threads of a block: eight MMA warps, a producer warp for weights, one for activations, two idle.
 const THREADS: u32 = 384;
-/// Shared memory of a block besides the ring and what f32 matrices add, in bytes: barriers and
-/// shares, what the ends of two tiles need, and what the lanes of eight warps tell each other of
-/// scales.
-const OWN_SHARED: usize = 14 << 10;
-/// Shared memory of a block in all, in bytes, on cards that have it to spare: all that a block may
-/// have, since its registers leave no room for another beside it.
-const MOST_SHARED: usize = 227 << 10;
-/// Rows that a chain multiplies at most.
-pub const MOST_ROWS: usize = 64;
+/// Shared memory of a block besides the pipeline ring and the f32 matrices, in bytes: barriers,
+/// work ranges, the epilogues of two tiles, and the scales that the lanes of eight warps exchange.
+const FIXED_SHARED: usize = 14 << 10;
+/// Total shared memory of a block, in bytes, if the GPU has it: the maximum per block, since its
+/// registers leave no room for a second one.
+const MAX_SHARED: usize = 227 << 10;
+/// Maximum rows of a fused layer.
+pub const MAX_ROWS: usize = 64;
 /// Rows of an f32 matrix that a job of `gemm/f32_gemm_sm90.cuh` takes, values of K that its slice
 /// is a multiple of, and most jobs: the scratch of products has room for them.
-const PLAIN_ROWS: usize = 16;
-const PLAIN_CHUNK: usize = 256;
-const PLAIN_JOBS: usize = 120;
-/// Bytes of the barrier, and of the scales that blocks tell each other behind it.
+const F32_ROWS: usize = 16;
+const F32_K_CHUNK: usize = 256;
+const MAX_F32_JOBS: usize = 120;
+/// Bytes of the grid barrier and of the row scales that blocks publish behind it.
 const BARRIER_BYTES: usize = 256 + 512;
 
 /// One matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Matrix {
-    /// How it lies on the card.
+pub struct FusedMatrix {
+    /// Its layout on the GPU.
     pub kind: WeightKind,
     /// Values of a row of the output.
     pub rows: usize,
@@ -55,25 +53,25 @@ pub struct Matrix {
     pub weight: u64,
 }
 
-/// What a chain multiplies with.
+/// The matrices of a fused layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Products<'a> {
+pub struct FusedLayerMatrices<'a> {
     /// The mixer's output projection, `[hidden][..]`.
-    pub out: Matrix,
+    pub out: FusedMatrix,
     /// `[ffn][hidden]`.
-    pub gate: Matrix,
+    pub gate: FusedMatrix,
     /// As `gate`, of the same kind.
-    pub up: Matrix,
+    pub up: FusedMatrix,
     /// `[hidden][ffn]`.
-    pub down: Matrix,
+    pub down: FusedMatrix,
     /// The projections of the next layer's mixer, each with its output, f32
     /// `[bucket][matrix.rows]`; none behind the last layer.
-    pub next: &'a [(Matrix, u64)],
+    pub next: &'a [(FusedMatrix, u64)],
 }
 
-/// The norms of a chain: addresses of f32 `[hidden]`.
+/// The norms of a fused layer: addresses of f32 `[hidden]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Norms {
+pub struct FusedLayerNorms {
     /// Before gate and up.
     pub ffn: u64,
     /// Before the next layer's projections; 0 without.
@@ -82,54 +80,55 @@ pub struct Norms {
     pub eps: f32,
 }
 
-/// Where a chain works. Chains of one step may share all of it.
+/// Device memory of a fused layer. All fused layers of a step may share it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct FusedLayerBuffers {
     /// f32 `[bucket][hidden]`.
     pub residual: u64,
-    /// The barrier and the inputs of two stages.
-    pub own: Own,
-    /// ActivationFormat of the next layer's projections, in the forms they read.
-    pub next: Out,
-    /// Two of [`squares_bytes`].
+    /// The grid barrier and the activations of two phases.
+    pub workspace: FusedLayerWorkspace,
+    /// Input of the next layer's projections, in the formats they read.
+    pub next: ActivationBuffers,
+    /// Two of [`square_sum_bytes`].
     pub squares: [u64; 2],
-    /// f32 `[bucket]`: what the last norm multiplied the rows by
-    /// ([`crate::launch::norm::rms_and_scales`]); left so.
+    /// f32 `[bucket]`: the scales of the last norm
+    /// ([`crate::launch::norm::rms_norm_and_scales`]); kept.
     pub scales: u64,
-    /// As products have it, for twice as many rows.
-    pub scratch: Scratch,
+    /// As separate GEMMs have it, for twice as many rows.
+    pub scratch: GemmScratch,
 }
 
-/// What chains alone use, whatever their rows, and leave as it was: [`Own::bytes`] zero bytes.
+/// Memory of fused layers alone, whatever their rows: [`FusedLayerWorkspace::bytes`] bytes, zero
+/// before and after each launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Own {
+pub struct FusedLayerWorkspace {
     barrier: u64,
-    /// ActivationFormat of gate and up, halves.
+    /// Input of gate and up, f16.
     normed: u64,
-    /// ActivationFormat of down, halves.
+    /// Input of down, f16.
     gated: u64,
 }
 
-impl Own {
+impl FusedLayerWorkspace {
     /// For layers of `hidden` values, at 256-byte aligned memory.
-    pub fn at(address: u64, hidden: usize) -> Own {
+    pub fn at(address: u64, hidden: usize) -> FusedLayerWorkspace {
         let normed = address + BARRIER_BYTES as u64;
-        Own {
+        FusedLayerWorkspace {
             barrier: address,
             normed,
-            gated: normed + ActivationFormat::F16.bytes(MOST_ROWS, hidden) as u64,
+            gated: normed + ActivationFormat::F16.bytes(MAX_ROWS, hidden) as u64,
         }
     }
 
     /// Bytes for layers of `hidden` values and feed-forwards of at most `ffn`.
     pub fn bytes(hidden: usize, ffn: usize) -> usize {
-        let halves = [hidden, ffn].map(|width| ActivationFormat::F16.bytes(MOST_ROWS, width));
+        let halves = [hidden, ffn].map(|width| ActivationFormat::F16.bytes(MAX_ROWS, width));
         BARRIER_BYTES + halves.iter().sum::<usize>()
     }
 }
 
 /// Bytes of sums of squares for rows of `hidden` values.
-pub fn squares_bytes(bucket: usize, hidden: usize) -> usize {
+pub fn square_sum_bytes(bucket: usize, hidden: usize) -> usize {
     4 * bucket * square_parts(hidden)
 }
 
@@ -138,35 +137,35 @@ fn square_parts(hidden: usize) -> usize {
     hidden.div_ceil(256) * 16
 }
 
-/// How chains of a model are compiled: one unit a bucket.
+/// What the fused layers of a model are compiled for; each row bucket has a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
+pub struct FusedLayerConfig {
     kinds: u32,
-    plain: bool,
+    f32_matrices: bool,
     /// Bytes.
     ring: usize,
 }
 
-impl Form {
-    /// For chains of matrices of these kinds on up to `most_rows` rows; `None` if the card has too
-    /// little shared memory.
-    pub fn new(gpu: GpuProps, most_rows: usize, kinds: &[WeightKind]) -> Option<Form> {
-        let (bits, plain) = kinds_of(kinds);
-        let own = OWN_SHARED + if plain { PLAIN_SHARED } else { 0 };
-        let room = if gpu.shared_bytes >= small_batch::MOST_SHARED {
-            MOST_SHARED
+impl FusedLayerConfig {
+    /// For matrices of these kinds on up to `most_rows` rows; `None` if the GPU has too little
+    /// shared memory.
+    pub fn new(gpu: GpuProps, most_rows: usize, kinds: &[WeightKind]) -> Option<FusedLayerConfig> {
+        let (bits, f32_matrices) = kinds_of(kinds);
+        let own = FIXED_SHARED + if f32_matrices { F32_SHARED } else { 0 };
+        let room = if gpu.shared_bytes >= small_batch::MAX_SHARED {
+            MAX_SHARED
         } else {
             gpu.shared_bytes
         };
         let ring = room.saturating_sub(own) / 128 * 128;
         let packed = || kinds.iter().filter(|kind| **kind != WeightKind::F32);
-        let piece = packed().flat_map(|kind| kind.piece_bytes()).max()?;
-        let chunks = packed().map(|kind| kind.pieces()).max()?;
+        let piece = packed().flat_map(|kind| kind.slice_bytes()).max()?;
+        let chunks = packed().map(|kind| kind.slices()).max()?;
         let largest = ROW_BLOCKS * TILES * piece + most_rows.div_ceil(8) * chunks * A16_TILE;
-        // A warp may hold a piece while it waits for the next, and pieces lie where there was room.
-        (3 * largest <= ring).then_some(Form {
+        // A warp may hold a slice while it waits for the next, and slices wrap around the ring.
+        (3 * largest <= ring).then_some(FusedLayerConfig {
             kinds: bits,
-            plain,
+            f32_matrices,
             ring,
         })
     }
@@ -177,15 +176,15 @@ impl Form {
             .define("N8_TILES", bucket.div_ceil(8))
             .define("RING_BYTES", self.ring)
             .define("KINDS", self.kinds)
-            .define("MAX_MATRICES", MAX_SEGMENTS)
-            .define("F32_MATRICES", u8::from(self.plain))
+            .define("MAX_MATRICES", MAX_MATRICES)
+            .define("F32_MATRICES", u8::from(self.f32_matrices))
     }
 }
 
-/// Whether matrices can be those of a chain: gate and up alike, all packed but some of the next
-/// layer's, and not more than there is room for.
-pub fn fits(products: &Products<'_>) -> bool {
-    let Products {
+/// Whether the matrices fit a fused layer: gate and up alike, all packed except some of the next
+/// layer's, and no more than the launch has entries for.
+pub fn fits(products: &FusedLayerMatrices<'_>) -> bool {
+    let FusedLayerMatrices {
         out,
         gate,
         up,
@@ -193,24 +192,27 @@ pub fn fits(products: &Products<'_>) -> bool {
         next,
     } = products;
     let of_next = || next.iter().map(|(matrix, _)| matrix);
-    let packed = |matrix: &Matrix| matrix.kind.input() == ActivationFormat::F16;
+    let packed = |matrix: &FusedMatrix| matrix.kind.input() == ActivationFormat::F16;
     let n_packed = of_next().filter(|m| packed(m)).count();
-    let plain = of_next().filter(|m| !packed(m));
+    let f32_matrices = of_next().filter(|m| !packed(m));
     [out, gate, up, down].into_iter().all(packed)
         && (gate.kind, gate.rows, gate.cols) == (up.kind, up.rows, up.cols)
         && (next.is_empty() || n_packed > 0)
-        && OWN_SEGMENTS + n_packed <= MAX_SEGMENTS
-        && next.len() - n_packed <= MAX_SEGMENTS
-        && plain.map(|m| m.rows.div_ceil(PLAIN_ROWS)).sum::<usize>() <= PLAIN_JOBS
+        && LAYER_MATRICES + n_packed <= MAX_MATRICES
+        && next.len() - n_packed <= MAX_MATRICES
+        && f32_matrices.map(|m| m.rows.div_ceil(F32_ROWS)).sum::<usize>() <= MAX_F32_JOBS
         && of_next().all(|m| packed(m) || m.cols.is_multiple_of(4))
         // Weights of norms come by 16 bytes.
         && out.rows.is_multiple_of(4)
 }
 
-/// Units and blocks of a tile, where a block can have units of one tile alone and has no more of
-/// them than if the line was cut into equal parts, with a tile's beginning as long as a unit. Then
-/// no block goes on to another tile, and all of a tile's sum it.
-fn whole_cut(gpu: GpuProps, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Option<(usize, usize)> {
+/// Units and blocks of a tile, if each block can work on one tile alone without more units than in
+/// an even split of the total cost, in which a tile switch costs as much as a unit. Then no block
+/// switches tiles, and all blocks of a tile reduce it.
+fn whole_tile_split(
+    gpu: GpuProps,
+    matrices: &[(FusedMatrix, Option<FusedMatrix>, u64)],
+) -> Option<(usize, usize)> {
     let blocks = gpu.sm_count;
     let units = matrices[0].0.kind.units(matrices[0].0.cols);
     let alike = matrices.iter().all(|(m, ..)| m.kind.units(m.cols) == units);
@@ -223,70 +225,75 @@ fn whole_cut(gpu: GpuProps, matrices: &[(Matrix, Option<Matrix>, u64)]) -> Optio
         return None;
     }
     let most = units.div_ceil(room);
-    let of_line = (tiles * (units + 1)).div_ceil(blocks);
-    (most <= of_line).then_some((units, units.div_ceil(most)))
+    let of_total = (tiles * (units + 1)).div_ceil(blocks);
+    (most <= of_total).then_some((units, units.div_ceil(most)))
 }
 
-/// Tiles of gate and up that each block has for itself, where there are as many as blocks or more,
-/// and those left over have no more units than there are blocks.
-fn own_tiles(gpu: GpuProps, gate: &Matrix) -> Option<usize> {
+/// Private tiles of gate and up per block, if there are at least as many tiles as blocks and the
+/// remainder tiles have no more units than there are blocks.
+fn private_tiles(gpu: GpuProps, gate: &FusedMatrix) -> Option<usize> {
     let blocks = gpu.sm_count;
     let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.kind.units(gate.cols));
     (tiles >= blocks && tiles % blocks * units <= blocks).then_some(tiles / blocks)
 }
 
-/// The stages of one launch, as it is being put together.
-struct Stages {
+/// Builder of the GEMM phases of one launch.
+struct Phases {
     gpu: GpuProps,
     bucket: usize,
-    segments: Vec<u64>,
-    stages: Vec<u64>,
+    matrices: Vec<u64>,
+    phases: Vec<u64>,
 }
 
-/// What becomes of a stage's products, the `EPILOGUE_STORE`, `EPILOGUE_ADD_NORM` and
+/// What a phase does with its results: the `EPILOGUE_STORE`, `EPILOGUE_ADD_NORM` and
 /// `EPILOGUE_SWIGLU` of `gemm/fused_layer_phases.cuh`.
 #[derive(Clone, Copy)]
-enum Results {
+enum PhaseEpilogue {
     Store,
-    Add { next: Out, norm: u64, squares: u64 },
-    Gated { halves: u64 },
+    Add {
+        next: ActivationBuffers,
+        norm: u64,
+        squares: u64,
+    },
+    SwiGlu {
+        halves: u64,
+    },
 }
 
-/// What a stage multiplies by: halves, and the sums of squares that their rows are yet to be scaled
-/// by.
+/// The input of a phase: f16 rows, and the sums of squares of rows that are still to be scaled.
 #[derive(Clone, Copy)]
-struct StageInput {
+struct PhaseInput {
     halves: u64,
     squares: u64,
     width: usize,
-    /// What was the input of another stage and is made zero again once this one's is whole: halves,
-    /// and values of a row.
-    spent: (u64, usize),
+    /// Consumed input of an earlier phase, cleared once this phase's input is complete: the address
+    /// of f16 rows and the values per row.
+    consumed: (u64, usize),
 }
 
-impl Stages {
+impl Phases {
     /// `matrices`: first row blocks, the others where they are of a second matrix, and the output.
-    fn stage(
+    fn add_phase(
         &mut self,
-        x: StageInput,
-        matrices: &[(Matrix, Option<Matrix>, u64)],
-        results: Results,
+        x: PhaseInput,
+        matrices: &[(FusedMatrix, Option<FusedMatrix>, u64)],
+        results: PhaseEpilogue,
     ) {
-        let first = self.segments.len() / SEGMENT_WORDS;
-        let cost_of = |matrix: &Matrix| ROW_BLOCKS * TILES * matrix.kind.tile_bytes() / 16;
+        let first = self.matrices.len() / MATRIX_WORDS;
+        let cost_of = |matrix: &FusedMatrix| ROW_BLOCKS * TILES * matrix.kind.tile_bytes() / 16;
         let costs = matrices.iter().map(|(matrix, ..)| cost_of(matrix));
-        let dearest = costs.max().unwrap_or(1);
+        let max_unit_cost = costs.max().unwrap_or(1);
         let whole = match results {
-            Results::Gated { .. } => None,
-            _ => whole_cut(self.gpu, matrices),
+            PhaseEpilogue::SwiGlu { .. } => None,
+            _ => whole_tile_split(self.gpu, matrices),
         };
-        // Going on to another tile takes a block about as long as a unit.
-        let gap = if whole.is_some() { 0 } else { dearest };
+        // A tile switch takes a block about as long as a unit.
+        let tile_switch_cost = if whole.is_some() { 0 } else { max_unit_cost };
         let own = match results {
-            Results::Gated { .. } => own_tiles(self.gpu, &matrices[0].0).unwrap_or(0),
+            PhaseEpilogue::SwiGlu { .. } => private_tiles(self.gpu, &matrices[0].0).unwrap_or(0),
             _ => 0,
         };
-        let mut line = 0;
+        let mut total_cost = 0;
         for &(matrix, second, out) in matrices {
             let kind = matrix.kind;
             let units = kind.units(matrix.cols);
@@ -298,48 +305,48 @@ impl Stages {
                     matrix.weight + kind.bytes(BLOCK_ROWS, matrix.cols) as u64,
                 ),
             };
-            // For whole blocks a unit is as long as a tile has blocks, and a share as a tile has
-            // units: so many shares are a tile.
+            // If blocks do not switch tiles, a unit costs as many as a tile has blocks and a work
+            // range as many as a tile has units, so ranges end with tiles.
             let cost = whole.map_or_else(|| cost_of(&matrix), |(_, blocks)| blocks);
-            self.segments.extend([
+            self.matrices.extend([
                 matrix.weight,
                 others,
                 out,
                 pair(matrix.rows, matrix.rows),
                 pair(kind as usize, units),
                 pair(tiles, kind.tile_bytes()),
-                pair(kind.piece_bytes()[0], kind.pieces()),
-                pair(line, cost),
+                pair(kind.slice_bytes()[0], kind.slices()),
+                pair(total_cost, cost),
             ]);
-            line += tiles * (gap + units * cost);
+            total_cost += tiles * (tile_switch_cost + units * cost);
         }
         let (write, next, norm, squares) = match results {
-            Results::Store => (0, Out::default(), 0, 0),
-            Results::Add {
+            PhaseEpilogue::Store => (0, ActivationBuffers::default(), 0, 0),
+            PhaseEpilogue::Add {
                 next,
                 norm,
                 squares,
             } => (1, next, norm, squares),
-            Results::Gated { halves } => {
-                let next = Out {
+            PhaseEpilogue::SwiGlu { halves } => {
+                let next = ActivationBuffers {
                     f16: halves,
-                    ..Out::default()
+                    ..ActivationBuffers::default()
                 };
                 (2, next, 0, 0)
             }
         };
-        self.stages.extend([
+        self.phases.extend([
             x.halves,
             x.squares,
             next.f16,
             next.f32,
             norm,
             squares,
-            x.spent.0,
-            pair(self.quads(x.spent), gap),
-            pair(first, self.segments.len() / SEGMENT_WORDS),
+            x.consumed.0,
+            pair(self.vectors_to_zero(x.consumed), tile_switch_cost),
+            pair(first, self.matrices.len() / MATRIX_WORDS),
             whole.map_or_else(
-                || small_batch::shares(self.gpu, line, dearest),
+                || small_batch::work_ranges(self.gpu, total_cost, max_unit_cost),
                 |(units, _)| pair(units, 0),
             ),
             pair(write, x.width),
@@ -347,43 +354,43 @@ impl Stages {
         ]);
     }
 
-    /// 16-byte words of halves that are to be made zero.
-    fn quads(&self, (_, width): (u64, usize)) -> usize {
+    /// 16-byte words of f16 rows to clear.
+    fn vectors_to_zero(&self, (_, width): (u64, usize)) -> usize {
         ActivationFormat::F16.bytes(self.bucket, width) / 16
     }
 
-    /// `spent`: what is made zero when all stages are done.
+    /// `consumed`: the input to clear after all phases.
     fn launch(
         mut self,
-        spent: Option<(u64, usize)>,
-        form: Form,
-        (memory, eps): (&Memory, f32),
-        plain: Option<Vec<u64>>,
+        consumed: Option<(u64, usize)>,
+        form: FusedLayerConfig,
+        (memory, eps): (&FusedLayerBuffers, f32),
+        f32_matrices: Option<Vec<u64>>,
     ) -> Launch {
-        let n_stages = self.stages.len() / STAGE_WORDS;
-        if let Some(spent) = spent {
-            // One more that multiplies nothing.
-            let mut words = [0; STAGE_WORDS];
-            (words[6], words[7]) = (spent.0, pair(self.quads(spent), 0));
-            self.stages.extend(words);
+        let n_phases = self.phases.len() / PHASE_WORDS;
+        if let Some(consumed) = consumed {
+            // One more phase without a GEMM.
+            let mut words = [0; PHASE_WORDS];
+            (words[6], words[7]) = (consumed.0, pair(self.vectors_to_zero(consumed), 0));
+            self.phases.extend(words);
         }
-        let Stages {
+        let Phases {
             gpu,
             bucket,
-            segments: mut words,
-            mut stages,
+            matrices: mut words,
+            mut phases,
         } = self;
-        let n_opened = stages.len() / STAGE_WORDS;
-        words.resize(MAX_SEGMENTS * SEGMENT_WORDS, 0);
-        stages.resize(STAGES * STAGE_WORDS, 0);
-        words.extend(stages);
+        let n_waited_phases = phases.len() / PHASE_WORDS;
+        words.resize(MAX_MATRICES * MATRIX_WORDS, 0);
+        phases.resize(MAX_PHASES * PHASE_WORDS, 0);
+        words.extend(phases);
         words.extend([
             memory.scratch.0,
-            memory.own.barrier,
+            memory.workspace.barrier,
             memory.scales,
-            u64::from(eps.to_bits()) | (n_stages as u64) << 32 | (n_opened as u64) << 48,
+            u64::from(eps.to_bits()) | (n_phases as u64) << 32 | (n_waited_phases as u64) << 48,
         ]);
-        words.extend(plain.into_iter().flatten());
+        words.extend(f32_matrices.into_iter().flatten());
         Launch {
             entry: "fused_layer",
             unit: form.unit(bucket),
@@ -400,10 +407,10 @@ impl Stages {
 /// `F32Params` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone
 /// would leave multiprocessors without work. `matrices`: each with its output; `x` f32
 /// `[rows][cols]`.
-fn plain_words(
+fn f32_params(
     gpu: GpuProps,
     cols: usize,
-    matrices: &[(Matrix, u64)],
+    matrices: &[(FusedMatrix, u64)],
     (x, partials): (u64, u64),
 ) -> Vec<u64> {
     let mut words = Vec::new();
@@ -411,12 +418,12 @@ fn plain_words(
     for (matrix, out) in matrices {
         let shape = pair(matrix.rows, matrix.rows);
         words.extend([matrix.weight, *out, shape, pair(0, groups)]);
-        groups += matrix.rows.div_ceil(PLAIN_ROWS);
+        groups += matrix.rows.div_ceil(F32_ROWS);
     }
-    words.resize(MAX_SEGMENTS * 4, 0);
-    let chunks = cols.div_ceil(PLAIN_CHUNK).max(1);
-    let at_once = (gpu.sm_count).min(PLAIN_JOBS) / groups.max(1);
-    let slice = chunks.div_ceil(at_once.clamp(1, chunks)) * PLAIN_CHUNK;
+    words.resize(MAX_MATRICES * 4, 0);
+    let chunks = cols.div_ceil(F32_K_CHUNK).max(1);
+    let at_once = (gpu.sm_count).min(MAX_F32_JOBS) / groups.max(1);
+    let slice = chunks.div_ceil(at_once.clamp(1, chunks)) * F32_K_CHUNK;
     words.extend([
         x,
         partials,
@@ -427,24 +434,24 @@ fn plain_words(
     words
 }
 
-/// One chain on the rows of `bucket`; `mixed`: what the mixer gave, halves `[bucket][out.cols]`.
+/// One fused layer on the rows of `bucket`; `mixed`: the mixer's output, f16 `[bucket][out.cols]`.
 ///
 /// # Panics
 /// If the matrices do not [`fits`], or their kinds are not those of `form`.
 pub fn launch(
     gpu: GpuProps,
     bucket: usize,
-    form: Form,
-    products: &Products<'_>,
+    form: FusedLayerConfig,
+    products: &FusedLayerMatrices<'_>,
     mixed: u64,
-    (norms, memory): (Norms, &Memory),
+    (norms, memory): (FusedLayerNorms, &FusedLayerBuffers),
 ) -> Launch {
     assert!(
-        (1..=MOST_ROWS).contains(&bucket),
+        (1..=MAX_ROWS).contains(&bucket),
         "a bucket of {bucket} rows"
     );
-    assert!(fits(products), "no chain of {products:?}");
-    let Products {
+    assert!(fits(products), "no fused layer of {products:?}");
+    let FusedLayerMatrices {
         out,
         gate,
         up,
@@ -458,79 +465,79 @@ pub fn launch(
     );
     let of_next = next.iter().map(|(matrix, _)| matrix.kind);
     let kinds: Vec<WeightKind> = of_next.chain([out.kind, gate.kind, down.kind]).collect();
-    let (bits, has_plain) = kinds_of(&kinds);
+    let (bits, has_f32) = kinds_of(&kinds);
     assert!(
-        bits & !form.kinds == 0 && (form.plain || !has_plain),
+        bits & !form.kinds == 0 && (form.f32_matrices || !has_f32),
         "{kinds:?} in {form:?}"
     );
-    let mut stages = Stages {
+    let mut phases = Phases {
         gpu,
         bucket,
-        segments: Vec::new(),
-        stages: Vec::new(),
+        matrices: Vec::new(),
+        phases: Vec::new(),
     };
-    let Own { normed, gated, .. } = memory.own;
-    let as_it_is = |halves, spent| StageInput {
+    let FusedLayerWorkspace { normed, gated, .. } = memory.workspace;
+    let unscaled = |halves, consumed| PhaseInput {
         halves,
         squares: 0,
         width: 0,
-        spent,
+        consumed,
     };
-    let to_be_scaled = |halves, which: usize, spent| StageInput {
+    let to_scale = |halves, which: usize, consumed| PhaseInput {
         halves,
         squares: memory.squares[which],
         width: hidden,
-        spent,
+        consumed,
     };
-    let into_normed = Results::Add {
-        next: Out {
+    let into_normed = PhaseEpilogue::Add {
+        next: ActivationBuffers {
             f16: normed,
-            ..Out::default()
+            ..ActivationBuffers::default()
         },
         norm: norms.ffn,
         squares: memory.squares[0],
     };
     let added = |matrix| [(matrix, None, memory.residual)];
-    stages.stage(as_it_is(mixed, (0, 0)), &added(out), into_normed);
-    let into_gated = Results::Gated { halves: gated };
+    phases.add_phase(unscaled(mixed, (0, 0)), &added(out), into_normed);
+    let into_gated = PhaseEpilogue::SwiGlu { halves: gated };
     let pair_of = [(gate, Some(up), 0)];
-    // The next layer's input was read by the launch before, and is written a stage from here.
+    // The previous launch read the next layer's input buffer; the next phase writes it again.
     let of_before = if next.is_empty() {
         (0, 0)
     } else {
         (memory.next.f16, hidden)
     };
-    let input = to_be_scaled(normed, 0, of_before);
-    stages.stage(input, &pair_of, into_gated);
-    let (plain, packed): (Vec<_>, Vec<_>) =
+    let input = to_scale(normed, 0, of_before);
+    phases.add_phase(input, &pair_of, into_gated);
+    let (f32_matrices, packed): (Vec<_>, Vec<_>) =
         next.iter().partition(|(m, _)| m.kind == WeightKind::F32);
-    let forms = match (next.is_empty(), plain.is_empty()) {
-        (true, _) => Out::default(),
-        (false, true) => Out {
+    let forms = match (next.is_empty(), f32_matrices.is_empty()) {
+        (true, _) => ActivationBuffers::default(),
+        (false, true) => ActivationBuffers {
             f32: 0,
             ..memory.next
         },
         (false, false) => memory.next,
     };
-    let into_next = Results::Add {
+    let into_next = PhaseEpilogue::Add {
         next: forms,
         norm: norms.next,
         squares: memory.squares[1],
     };
-    let input = as_it_is(gated, (normed, hidden));
-    stages.stage(input, &added(down), into_next);
+    let input = unscaled(gated, (normed, hidden));
+    phases.add_phase(input, &added(down), into_next);
     let of_down = (gated, down.cols);
     if !next.is_empty() {
         let packed: Vec<_> = packed.into_iter().map(|(m, out)| (m, None, out)).collect();
-        let input = to_be_scaled(forms.f16, 1, of_down);
-        stages.stage(input, &packed, Results::Store);
+        let input = to_scale(forms.f16, 1, of_down);
+        phases.add_phase(input, &packed, PhaseEpilogue::Store);
     }
-    let plain = form.plain.then(|| {
+    let f32_matrices = form.f32_matrices.then(|| {
         let partials = memory.scratch.0 + 2 * packed_scratch_bytes(gpu, bucket) as u64;
-        plain_words(gpu, hidden, &plain, (forms.f32, partials))
+        f32_params(gpu, hidden, &f32_matrices, (forms.f32, partials))
     });
-    let spent = next.is_empty().then_some(of_down);
-    stages.launch(spent, form, (memory, norms.eps), plain)
+    let consumed = next.is_empty().then_some(of_down);
+    phases.launch(consumed, form, (memory, norms.eps), f32_matrices)
 }
 
 #[cfg(test)]
@@ -545,7 +552,7 @@ mod tests {
 
     fn cut(rows: &[usize], cols: usize) -> Option<(usize, usize)> {
         let of = |&rows: &usize| {
-            let matrix = Matrix {
+            let matrix = FusedMatrix {
                 kind: WeightKind::Q4K,
                 rows,
                 cols,
@@ -554,16 +561,16 @@ mod tests {
             (matrix, None, 0)
         };
         let matrices: Vec<_> = rows.iter().map(of).collect();
-        whole_cut(H200, &matrices)
+        whole_tile_split(H200, &matrices)
     }
 
     #[test]
-    fn tiles_are_cut_for_whole_blocks_where_none_has_more_units_for_it() {
-        // Out and the next delta layer's projections of 27 billion weights: 4 units and 10, as if
-        // the line was cut.
+    fn tiles_are_not_shared_between_ranges_if_no_block_has_more_units() {
+        // 27B: the output projection has 4 units per block, the projections of a delta layer 10, as
+        // in an even split.
         assert_eq!(cut(&[5120], 6144), Some((24, 6)));
         assert_eq!(cut(&[10240, 6144], 5120), Some((20, 2)));
-        // Down would have 12 for 11, those of an attention layer 10 for 9.
+        // Down would have 12 instead of 11, the projections of an attention layer 10 instead of 9.
         assert_eq!(cut(&[5120], 17408), None);
         assert_eq!(cut(&[12288, 1024, 1024], 5120), None);
         // More tiles than blocks; and no more blocks of a tile than it has units.
@@ -572,20 +579,20 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_tiles_of_their_own_where_few_are_left_over() {
+    fn blocks_have_private_tiles_if_few_tiles_remain() {
         let of = |rows, cols| {
-            let matrix = Matrix {
+            let matrix = FusedMatrix {
                 kind: WeightKind::Q4K,
                 rows,
                 cols,
                 weight: 0,
             };
-            own_tiles(H200, &matrix)
+            private_tiles(H200, &matrix)
         };
-        // 27 billion weights: 136 tiles, and 80 units of 4 of them.
+        // 27B: 136 tiles, 4 remainder tiles with 80 units.
         assert_eq!(of(17408, 5120), Some(1));
         assert_eq!(of(128 * 264, 5120), Some(2));
-        // Fewer tiles than blocks; and 140 units left over.
+        // Fewer tiles than blocks; 140 remainder units.
         assert_eq!(of(12288, 4096), None);
         assert_eq!(of(128 * 139, 5120), None);
     }

@@ -39,7 +39,7 @@ impl Panels {
 
 /// Where rows go, form by form; 0 where a form is not wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Out {
+pub struct PrefillActivations {
     /// Address of panels, for products with packed weights.
     pub panels: u64,
     /// Address of f32 rows, for products with F32 weights.

@@ -1,18 +1,18 @@
-//! Products of a chunk's rows with matrices that share their input.
+//! GEMMs of a chunk's rows with matrices that share their input.
 
 use super::panels::{PANEL, Panels, TILE, count, int};
-use super::small_batch::{Segment, Write};
+use super::small_batch::{GemmEpilogue, GemmMatrix};
 use crate::launch::{Args, Launch, Unit};
 use crate::pack::{BLOCK_ROWS, WeightKind};
 
-/// Columns of a tile: every matrix is padded to a multiple of this in the scratch.
+/// Rows of weights per tile: every matrix is padded to a multiple of this in the scratch.
 const COLUMNS: usize = 256;
 /// Matrices of one launch.
-const SEGMENTS: usize = 4;
+const MAX_MATRICES: usize = 4;
 
-/// Rows and columns of a tile of a product in f32.
-const PLAIN_ROWS: usize = 32;
-const PLAIN_COLUMNS: usize = 48;
+/// Rows and columns of a tile of an f32 GEMM.
+const F32_ROWS: usize = 32;
+const F32_COLUMNS: usize = 48;
 
 /// The kernel of GEMMs over the rows of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,29 +42,29 @@ pub struct PrefillGemm {
     pub sm_count: usize,
 }
 
-/// The rows all matrices are multiplied with; 0 where no matrix reads the form.
+/// The input rows of all matrices; 0 for a format that no matrix reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inputs {
+pub struct PrefillGemmInputs {
     /// Address of f16 panels, for packed kinds.
     pub panels: u64,
     /// f32 `[rows][cols]`, for F32 matrices.
     pub f32: u64,
 }
 
-/// Memory that products share, one after the other.
+/// Device memory that all prefill GEMMs share in sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scratch {
-    /// Room for weights as panels, 1024-byte aligned; need not be zeroed.
+pub struct DequantScratch {
+    /// Dequantized weights as panels, 1024-byte aligned; need not be zeroed.
     pub weights: u64,
-    /// Its bytes. More than [`bytes_to_expand`] is not used; matrices that do not fit are taken in
-    /// pieces.
+    /// Its bytes. More than [`dequantized_bytes`] is not used. Matrices that do not fit are
+    /// dequantized in parts.
     pub weight_bytes: usize,
-    /// [`turn_bytes`]; zero before the first launch, and left zero.
-    pub turns: u64,
+    /// [`split_k_flag_bytes`]; zero before the first launch, and left zero.
+    pub split_k_flags: u64,
 }
 
-/// Bytes that matrices of one input need to be expanded at once, from their rows and columns.
-pub fn bytes_to_expand(rows: impl IntoIterator<Item = usize>, cols: usize) -> usize {
+/// Bytes of the dequantized matrices of one input, from their rows and columns.
+pub fn dequantized_bytes(rows: impl IntoIterator<Item = usize>, cols: usize) -> usize {
     let rows: usize = rows
         .into_iter()
         .map(|rows| rows.next_multiple_of(COLUMNS))
@@ -72,20 +72,20 @@ pub fn bytes_to_expand(rows: impl IntoIterator<Item = usize>, cols: usize) -> us
     rows * cols.next_multiple_of(PANEL) * 2
 }
 
-/// The least [`Scratch::weight_bytes`] for matrices of `cols` columns.
-pub fn least_bytes(cols: usize) -> usize {
-    bytes_to_expand([COLUMNS], cols)
+/// The least [`DequantScratch::weight_bytes`] for matrices of `cols` columns.
+pub fn min_dequantized_bytes(cols: usize) -> usize {
+    dequantized_bytes([COLUMNS], cols)
 }
 
-/// Bytes of [`Scratch::turns`] for chunks of up to `rows` rows and scratches of up to
-/// `weight_bytes` bytes.
-pub fn turn_bytes(rows: usize, weight_bytes: usize) -> usize {
+/// Bytes of [`DequantScratch::split_k_flags`] for chunks of up to `rows` rows and scratches of up
+/// to `weight_bytes` bytes.
+pub fn split_k_flag_bytes(rows: usize, weight_bytes: usize) -> usize {
     // A slice of 64 columns at least.
     rows.div_ceil(TILE) * (weight_bytes / (PANEL * 2)).div_ceil(TILE) * 4
 }
 
-/// Parts that K is cut in, from the matrix and the card alone: two where one leaves the last wave
-/// of a chunk of 2048 rows mostly idle.
+/// K splits, from the matrix and the GPU alone: two if one leaves the last wave of a chunk of 2048
+/// rows mostly idle.
 fn splits(gemm: PrefillGemm, w_rows: usize, blocks: usize) -> usize {
     let tiles = 2048 / TILE * (w_rows / COLUMNS);
     let waste = |units: usize| {
@@ -100,10 +100,10 @@ fn splits(gemm: PrefillGemm, w_rows: usize, blocks: usize) -> usize {
     }
 }
 
-/// A run of rows of a matrix in a scratch of weights.
+/// Consecutive rows of a matrix in the scratch.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
-    segment: Segment,
+struct MatrixPart {
+    matrix: GemmMatrix,
     first: usize,
     rows: usize,
 }
@@ -111,38 +111,38 @@ struct Piece {
 /// `out = W x`, or `out += W x`, for every matrix.
 ///
 /// # Panics
-/// If a matrix has no input in its form, or the scratch is below [`least_bytes`].
-pub fn products(
+/// If a matrix's input is missing, or the scratch is below [`min_dequantized_bytes`].
+pub fn gemm(
     gemm: PrefillGemm,
     rows: usize,
     cols: usize,
-    segments: &[Segment],
-    from: (u64, Inputs),
-    scratch: Scratch,
+    matrices: &[GemmMatrix],
+    from: (u64, PrefillGemmInputs),
+    scratch: DequantScratch,
 ) -> Vec<Launch> {
     let (chunk, inputs) = from;
     let mut launches = Vec::new();
-    for write in [Write::Store, Write::Add] {
-        let with = |plain: bool| {
-            segments
+    for write in [GemmEpilogue::Store, GemmEpilogue::Add] {
+        let with = |f32_matrices: bool| {
+            matrices
                 .iter()
-                .filter(move |s| s.write == write && (s.kind == WeightKind::F32) == plain)
+                .filter(move |s| s.write == write && (s.kind == WeightKind::F32) == f32_matrices)
         };
-        let plains: Vec<Segment> = with(true).copied().collect();
-        let of = |segments: &[Segment]| plain(rows, cols, segments, chunk, inputs.f32);
-        launches.extend(plains.chunks(SEGMENTS).map(of));
+        let f32_matrices: Vec<GemmMatrix> = with(true).copied().collect();
+        let of = |matrices: &[GemmMatrix]| f32_gemm(rows, cols, matrices, chunk, inputs.f32);
+        launches.extend(f32_matrices.chunks(MAX_MATRICES).map(of));
         for batch in batches(with(false).copied(), cols, scratch.weight_bytes) {
-            let padded = |piece: &Piece| piece.rows.next_multiple_of(COLUMNS);
+            let padded = |part: &MatrixPart| part.rows.next_multiple_of(COLUMNS);
             let w_rows: usize = batch.iter().map(padded).sum();
             let mut first = 0;
-            for piece in &batch {
-                let place = Place {
+            for part in &batch {
+                let slot = PanelSlot {
                     w_rows,
                     first,
                     step: 8,
                 };
-                launches.push(expand(*piece, cols, scratch.weights, place));
-                first += padded(piece);
+                launches.push(dequantize(*part, cols, scratch.weights, slot));
+                first += padded(part);
             }
             launches.push(multiply(
                 gemm,
@@ -158,21 +158,21 @@ pub fn products(
     launches
 }
 
-/// The two matrices of a gated unit, both `[ffn][cols]` and packed.
+/// Gate and up of a SwiGLU, both `[ffn][cols]` and packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pair {
+pub struct SwiGluMatrices {
     /// Values of a row of either.
     pub cols: usize,
     /// Rows of either.
     pub ffn: usize,
-    /// How the gate's matrix lies on the gpu, and where.
+    /// Layout and address of the gate.
     pub gate: (WeightKind, u64),
-    /// The same of the other.
+    /// Layout and address of up.
     pub up: (WeightKind, u64),
 }
 
-impl Pair {
-    /// Whether [`gated`] serves these.
+impl SwiGluMatrices {
+    /// Whether [`gemm_swiglu`] serves these.
     pub fn fits(&self) -> bool {
         self.ffn.is_multiple_of(TILE)
             && self.gate.0 != WeightKind::F32
@@ -184,20 +184,20 @@ impl Pair {
 /// `x`.
 ///
 /// # Panics
-/// Unless the pair [fits](Pair::fits); then take [`products`] and
+/// Unless the matrices [fit](SwiGluMatrices::fits). Otherwise use [`gemm`] and
 /// [`crate::launch::norm::panels::swiglu`].
-pub fn gated(
+pub fn gemm_swiglu(
     gemm: PrefillGemm,
     rows: usize,
-    pair: Pair,
+    pair: SwiGluMatrices,
     from: (u64, u64),
-    scratch: Scratch,
+    scratch: DequantScratch,
     h: u64,
 ) -> Vec<Launch> {
-    assert!(pair.fits(), "a gated product of {pair:?}");
-    let Pair { cols, ffn, .. } = pair;
+    assert!(pair.fits(), "SwiGLU GEMM of {pair:?}");
+    let SwiGluMatrices { cols, ffn, .. } = pair;
     let (chunk, x) = from;
-    let room = scratch.weight_bytes / bytes_to_expand([COLUMNS], cols) * TILE;
+    let room = scratch.weight_bytes / dequantized_bytes([COLUMNS], cols) * TILE;
     assert!(
         room > 0,
         "a scratch of {} bytes holds no tile of {cols} columns",
@@ -209,28 +209,28 @@ pub fn gated(
         let n = room.min(ffn - first);
         let w_rows = 2 * n;
         for (i, (kind, weight)) in [pair.gate, pair.up].into_iter().enumerate() {
-            let segment = Segment {
+            let matrix = GemmMatrix {
                 kind,
                 rows: ffn,
                 weight,
                 out: 0,
                 stride: 0,
-                write: Write::Store,
+                write: GemmEpilogue::Store,
             };
-            let place = Place {
+            let slot = PanelSlot {
                 w_rows,
                 first: 8 * i,
                 step: 16,
             };
-            launches.push(expand(
-                Piece {
-                    segment,
+            launches.push(dequantize(
+                MatrixPart {
+                    matrix,
                     first,
                     rows: n,
                 },
                 cols,
                 scratch.weights,
-                place,
+                slot,
             ));
         }
         let to = h + (first / PANEL * cap * PANEL * 2) as u64;
@@ -244,38 +244,44 @@ pub fn gated(
             .f32(1.0)
             .f32(1.0)
             .ptr(to);
-        launches.push(on_tiles(gemm, "prefill_gemm_swiglu", args));
+        launches.push(persistent(gemm, "prefill_gemm_swiglu", args));
     }
     launches
 }
 
-/// Pieces of matrices, grouped so that a group fits the scratch and a launch.
-fn batches(segments: impl Iterator<Item = Segment>, cols: usize, bytes: usize) -> Vec<Vec<Piece>> {
-    let room = bytes / bytes_to_expand([COLUMNS], cols) * COLUMNS;
+/// Parts of matrices, grouped so that a group fits the scratch and a launch.
+fn batches(
+    matrices: impl Iterator<Item = GemmMatrix>,
+    cols: usize,
+    bytes: usize,
+) -> Vec<Vec<MatrixPart>> {
+    let room = bytes / dequantized_bytes([COLUMNS], cols) * COLUMNS;
     assert!(
         room > 0,
         "a scratch of {bytes} bytes holds no tile of {cols} columns"
     );
-    let mut batches: Vec<Vec<Piece>> = Vec::new();
+    let mut batches: Vec<Vec<MatrixPart>> = Vec::new();
     let mut left = 0;
-    for segment in segments {
+    for matrix in matrices {
         let mut first = 0;
-        while first < segment.rows {
-            let full = batches.last().is_none_or(|batch| batch.len() == SEGMENTS);
-            let whole = (segment.rows - first).next_multiple_of(COLUMNS);
-            // A matrix is cut only where it would not fit an empty scratch either.
+        while first < matrix.rows {
+            let full = batches
+                .last()
+                .is_none_or(|batch| batch.len() == MAX_MATRICES);
+            let whole = (matrix.rows - first).next_multiple_of(COLUMNS);
+            // A matrix is divided only if it does not fit an empty scratch.
             if full || left == 0 || (whole > left && whole <= room) {
                 batches.push(Vec::new());
                 left = room;
             }
-            let rows = left.min(segment.rows - first);
-            let piece = Piece {
-                segment,
+            let rows = left.min(matrix.rows - first);
+            let part = MatrixPart {
+                matrix,
                 first,
                 rows,
             };
             if let Some(batch) = batches.last_mut() {
-                batch.push(piece);
+                batch.push(part);
             }
             left -= rows.next_multiple_of(COLUMNS);
             first += rows;
@@ -284,28 +290,28 @@ fn batches(segments: impl Iterator<Item = Segment>, cols: usize, bytes: usize) -
     batches
 }
 
-/// Where rows of a matrix go in the scratch.
+/// Where the rows of a matrix go in the scratch.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct PanelSlot {
     /// Rows of a panel of the scratch.
     w_rows: usize,
     /// Row of the first.
     first: usize,
-    /// From a run of eight rows to the next.
+    /// Rows from a group of eight to the next.
     step: usize,
 }
 
-fn expand(piece: Piece, cols: usize, panels: u64, place: Place) -> Launch {
-    let Piece {
-        segment,
+fn dequantize(part: MatrixPart, cols: usize, panels: u64, slot: PanelSlot) -> Launch {
+    let MatrixPart {
+        matrix,
         first,
         rows,
-    } = piece;
+    } = part;
     assert!(
         first.is_multiple_of(BLOCK_ROWS),
-        "pieces begin at whole row blocks"
+        "parts begin at whole row blocks"
     );
-    let (kind, units) = (segment.kind, segment.kind.units(cols));
+    let (kind, units) = (matrix.kind, matrix.kind.units(cols));
     Launch {
         entry: "prefill_dequant",
         unit: Unit::new("gemm/prefill_dequant.cu").define("WEIGHT_KIND", kind as u32),
@@ -313,14 +319,14 @@ fn expand(piece: Piece, cols: usize, panels: u64, place: Place) -> Launch {
         block: [256, 1, 1],
         shared: 0,
         args: Args::new()
-            .ptr(segment.weight + kind.bytes(first, cols) as u64)
+            .ptr(matrix.weight + kind.bytes(first, cols) as u64)
             .i32(int(rows))
             .i32(int(units))
             .i32(int(cols.div_ceil(PANEL)))
             .ptr(panels)
-            .i32(int(place.w_rows))
-            .i32(int(place.first))
-            .i32(int(place.step)),
+            .i32(int(slot.w_rows))
+            .i32(int(slot.first))
+            .i32(int(slot.step)),
         cooperative: false,
         overlap: false,
     }
@@ -330,21 +336,23 @@ fn multiply(
     gemm: PrefillGemm,
     rows: usize,
     cols: usize,
-    batch: &[Piece],
+    batch: &[MatrixPart],
     from: (u64, u64),
-    scratch: Scratch,
+    scratch: DequantScratch,
     w_rows: usize,
 ) -> Launch {
     let (chunk, x) = from;
     assert!(x != 0, "packed matrices need their input as panels");
     let blocks = cols.div_ceil(PANEL);
-    let mut words = [0; 2 * SEGMENTS];
-    for (to, piece) in words.chunks_exact_mut(2).zip(batch) {
-        let stride = piece.segment.stride as u64;
-        to[0] = piece.segment.out + 4 * piece.first as u64;
-        to[1] = piece.rows as u64 | stride << 32;
+    let mut words = [0; 2 * MAX_MATRICES];
+    for (to, part) in words.chunks_exact_mut(2).zip(batch) {
+        let stride = part.matrix.stride as u64;
+        to[0] = part.matrix.out + 4 * part.first as u64;
+        to[1] = part.rows as u64 | stride << 32;
     }
-    let add = batch.iter().any(|piece| piece.segment.write == Write::Add);
+    let add = batch
+        .iter()
+        .any(|part| part.matrix.write == GemmEpilogue::Add);
     let args = Args::new()
         .ptr(x)
         .ptr(scratch.weights)
@@ -353,15 +361,15 @@ fn multiply(
         .i32(int(w_rows))
         .i32(int(blocks))
         .i32(int(splits(gemm, w_rows, blocks)))
-        .ptr(scratch.turns)
+        .ptr(scratch.split_k_flags)
         .f32(1.0)
         .i32(i32::from(add))
         .words(&words);
-    on_tiles(gemm, "prefill_gemm", args)
+    persistent(gemm, "prefill_gemm", args)
 }
 
-/// A persistent launch over tiles: a block for each multiprocessor.
-fn on_tiles(gemm: PrefillGemm, entry: &'static str, args: Args) -> Launch {
+/// A persistent launch over tiles: one block per multiprocessor.
+fn persistent(gemm: PrefillGemm, entry: &'static str, args: Args) -> Launch {
     let (threads, shared) = match gemm.kernel {
         PrefillGemmKernel::Sm90 => (384, 4 * 48 * 1024 + 128 + 8 * 16 * 64 * 4),
         PrefillGemmKernel::Mma => (256, 3 * 32 * 1024),
@@ -379,30 +387,30 @@ fn on_tiles(gemm: PrefillGemm, entry: &'static str, args: Args) -> Launch {
     }
 }
 
-/// Products with matrices kept as f32.
-fn plain(rows: usize, cols: usize, segments: &[Segment], chunk: u64, x: u64) -> Launch {
+/// GEMM of matrices kept as f32.
+fn f32_gemm(rows: usize, cols: usize, matrices: &[GemmMatrix], chunk: u64, x: u64) -> Launch {
     assert!(x != 0, "F32 matrices need their input as f32 rows");
     assert!(
         cols.is_multiple_of(4),
         "rows of {cols} values: a multiple of 4 is needed"
     );
-    let mut words = [0; 3 * SEGMENTS];
-    for (to, segment) in words.chunks_exact_mut(3).zip(segments) {
-        let (width, stride) = (segment.rows as u64, segment.stride as u64);
-        to.copy_from_slice(&[segment.weight, segment.out, width | stride << 32]);
+    let mut words = [0; 3 * MAX_MATRICES];
+    for (to, matrix) in words.chunks_exact_mut(3).zip(matrices) {
+        let (width, stride) = (matrix.rows as u64, matrix.stride as u64);
+        to.copy_from_slice(&[matrix.weight, matrix.out, width | stride << 32]);
     }
-    let columns: usize = segments.iter().map(|s| s.rows.next_multiple_of(8)).sum();
-    let add = segments.iter().any(|s| s.write == Write::Add);
+    let columns: usize = matrices.iter().map(|s| s.rows.next_multiple_of(8)).sum();
+    let add = matrices.iter().any(|s| s.write == GemmEpilogue::Add);
     Launch {
         entry: "prefill_sgemm",
         unit: Unit::new("gemm/prefill_gemm_f32.cu"),
         grid: [
-            count(columns.div_ceil(PLAIN_COLUMNS)),
-            count(rows.div_ceil(PLAIN_ROWS)),
+            count(columns.div_ceil(F32_COLUMNS)),
+            count(rows.div_ceil(F32_ROWS)),
             1,
         ],
         block: [256, 1, 1],
-        shared: count(8 * PLAIN_ROWS * PLAIN_COLUMNS * 4),
+        shared: count(8 * F32_ROWS * F32_COLUMNS * 4),
         args: Args::new()
             .ptr(x)
             .ptr(chunk)

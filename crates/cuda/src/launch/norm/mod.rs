@@ -1,62 +1,61 @@
-//! RMSNorm, residual, and the forms in which products read their inputs.
+//! RMSNorm, residual, and the formats in which GEMMs read their inputs.
 
 pub mod panels;
 
 use super::{Args, Launch, Unit};
 
-/// Device address of the header that says which rows there are, and what it is.
+/// The rows of a launch: a header in device memory, by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum RowSource {
     /// A `Step`: all its rows.
     Step(u64),
     /// A `Chunk`: all its rows.
     Chunk(u64),
-    /// A `Step`: row `i` of the result is made from row `asked_row[i]`, `i < asked`.
-    AskedOfStep(u64),
-    /// A `Chunk`, alike.
-    AskedOfChunk(u64),
+    /// A `Step`: row `i` of the result comes from row `logits_row[i]`, `i < n_logits_rows`.
+    LogitsRowsOfStep(u64),
+    /// The same of a `Chunk`.
+    LogitsRowsOfChunk(u64),
 }
 
-impl Source {
+impl RowSource {
     /// The header's address.
     pub fn header(self) -> u64 {
         match self {
-            Source::Step(at)
-            | Source::Chunk(at)
-            | Source::AskedOfStep(at)
-            | Source::AskedOfChunk(at) => at,
+            RowSource::Step(at)
+            | RowSource::Chunk(at)
+            | RowSource::LogitsRowsOfStep(at)
+            | RowSource::LogitsRowsOfChunk(at) => at,
         }
     }
 
     /// The define of `kernels/norm/source_rows.cuh`.
     pub(super) fn number(self) -> u32 {
         match self {
-            Source::Step(_) => 0,
-            Source::Chunk(_) => 1,
-            Source::AskedOfStep(_) => 2,
-            Source::AskedOfChunk(_) => 3,
+            RowSource::Step(_) => 0,
+            RowSource::Chunk(_) => 1,
+            RowSource::LogitsRowsOfStep(_) => 2,
+            RowSource::LogitsRowsOfChunk(_) => 3,
         }
     }
 }
 
-/// Where a result goes, form by form; 0 where a form is not wanted.
+/// Device addresses of an activation in each format; 0 for a format that is not needed.
 ///
-/// The blocked form is that of `kernels/gemm/a16_layout.cuh`, laid out for as many rows as the
-/// launch is for.
+/// Blocked f16 is laid out by `kernels/gemm/a16_layout.cuh` for the rows of the launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Out {
+pub struct ActivationBuffers {
     /// Plain f32 rows.
     pub f32: u64,
-    /// Blocked halves.
+    /// Blocked f16.
     pub f16: u64,
 }
 
-impl Out {
+impl ActivationBuffers {
     /// Only f32 rows.
-    pub fn f32(at: u64) -> Out {
-        Out {
+    pub fn f32(at: u64) -> ActivationBuffers {
+        ActivationBuffers {
             f32: at,
-            ..Out::default()
+            ..ActivationBuffers::default()
         }
     }
 
@@ -77,37 +76,47 @@ impl Out {
 
 /// Shape of a norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rms {
+pub struct RmsShape {
     /// Values of a row.
     pub width: usize,
     /// Added to the mean square.
     pub eps: f32,
 }
 
-/// `x += update` where `update` is not 0, then `rms(x) * weight` into `out`.
+/// `x += update` where `update` is not 0, then `rms_norm(x) * weight` into `out`.
 ///
-/// `x` and `update` are f32 `[rows][width]`, `weight` f32 `[width]`. With asked rows there is no
+/// `x` and `update` are f32 `[rows][width]`, `weight` f32 `[width]`. With logits rows there is no
 /// update.
-pub fn rms(shape: Rms, rows: usize, source: Source, x: Residual, weight: u64, out: Out) -> Launch {
-    rms_and_scales(shape, rows, source, x, (weight, 0), out)
+pub fn rms_norm(
+    shape: RmsShape,
+    rows: usize,
+    source: RowSource,
+    x: Residual,
+    weight: u64,
+    out: ActivationBuffers,
+) -> Launch {
+    rms_norm_and_scales(shape, rows, source, x, (weight, 0), out)
 }
 
-/// The same, with what each row was multiplied by, `1 / sqrt(mean(x^2) + eps)`, into `scales` f32
-/// `[rows]`, where that is not 0.
-pub fn rms_and_scales(
-    shape: Rms,
+/// The same, with the scale of each row, `1 / sqrt(mean(x^2) + eps)`, into `scales` f32 `[rows]` if
+/// that is not 0.
+pub fn rms_norm_and_scales(
+    shape: RmsShape,
     rows: usize,
-    source: Source,
+    source: RowSource,
     x: Residual,
     (weight, scales): (u64, u64),
-    out: Out,
+    out: ActivationBuffers,
 ) -> Launch {
     let gathers = source.number() >= 2;
     assert!(
         !(gathers && x.update != 0),
         "a gathered norm writes nothing back"
     );
-    assert!(out != Out::default(), "a norm without a result");
+    assert!(
+        out != ActivationBuffers::default(),
+        "a norm without a result"
+    );
     let warps = warps(shape.width);
     let unit = Unit::new("norm/rms_norm.cu")
         .define("SOURCE", source.number())
@@ -142,8 +151,7 @@ pub(super) fn warps(width: usize) -> usize {
         (1..=256).contains(&groups),
         "rows of {width} values are wider than a block holds"
     );
-    // Two groups a warp leave a wide row's block few enough registers to stand beside the next
-    // product's.
+    // Two groups per warp leave registers for a block of the next GEMM beside a wide row's block.
     let per_warp = match groups {
         0..=8 => 1,
         _ => groups.div_ceil(32).max(2),
@@ -151,7 +159,7 @@ pub(super) fn warps(width: usize) -> usize {
     groups.div_ceil(per_warp)
 }
 
-/// The residual stream, and what is to be added to it first.
+/// The residual stream, and an update that is added first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residual {
     /// f32 `[rows][width]`.
@@ -161,15 +169,24 @@ pub struct Residual {
 }
 
 impl Residual {
-    /// A stream with nothing to add.
+    /// A stream without an update.
     pub fn of(rows: u64) -> Residual {
         Residual { rows, update: 0 }
     }
 }
 
-/// f32 rows `x` `[rows][width]` in other forms, unchanged otherwise.
-pub fn convert(width: usize, rows: usize, source: Source, x: u64, out: Out) -> Launch {
-    assert!(out != Out::default(), "a conversion without a result");
+/// f32 rows `x` `[rows][width]` in other formats.
+pub fn convert(
+    width: usize,
+    rows: usize,
+    source: RowSource,
+    x: u64,
+    out: ActivationBuffers,
+) -> Launch {
+    assert!(
+        out != ActivationBuffers::default(),
+        "a conversion without a result"
+    );
     let unit = Unit::new("norm/rms_norm.cu")
         .define("SOURCE", source.number())
         .define("NORM_WARPS", 0);

@@ -1,9 +1,9 @@
-//! From f32 rows to the forms that products read.
+//! From f32 rows to the formats that prefill GEMMs read.
 
-use crate::launch::gemm::panels::{Out, Panels, count, int};
+use crate::launch::gemm::panels::{Panels, PrefillActivations, count, int};
 use crate::launch::{Args, Launch, Unit};
 
-/// Threads of a block, which has one row.
+/// Threads of a block; a block has one row.
 const THREADS: u32 = 128;
 
 fn launch(entry: &'static str, width: usize, rows: usize, args: Args) -> Launch {
@@ -23,8 +23,11 @@ fn launch(entry: &'static str, width: usize, rows: usize, args: Args) -> Launch 
     }
 }
 
-fn out(args: Args, out: Out, rows: usize) -> Args {
-    assert!(out != Out::default(), "a launch without a result");
+fn out(args: Args, out: PrefillActivations, rows: usize) -> Args {
+    assert!(
+        out != PrefillActivations::default(),
+        "a launch without a result"
+    );
     args.ptr(out.panels)
         .i32(int(Panels::new(0, rows).rows))
         .f32(1.0)
@@ -32,13 +35,13 @@ fn out(args: Args, out: Out, rows: usize) -> Args {
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` of f32 rows `[rows][width]`.
-pub fn norm(
+pub fn rms_norm(
     width: usize,
     eps: f32,
     rows: usize,
     chunk: u64,
     (x, weight): (u64, u64),
-    to: Out,
+    to: PrefillActivations,
 ) -> Launch {
     let args = Args::new()
         .ptr(x)
@@ -50,21 +53,28 @@ pub fn norm(
 }
 
 /// f32 rows, `stride` floats apart, as they are.
-pub fn convert(width: usize, stride: usize, rows: usize, chunk: u64, x: u64, to: Out) -> Launch {
+pub fn convert(
+    width: usize,
+    stride: usize,
+    rows: usize,
+    chunk: u64,
+    x: u64,
+    to: PrefillActivations,
+) -> Launch {
     let args = Args::new().ptr(x).i32(int(stride)).ptr(chunk);
     launch("prefill_convert", width, rows, out(args, to, rows))
 }
 
 /// `silu(gate) * up` of f32 rows, `stride` floats apart.
 ///
-/// Only where [`crate::launch::gemm::prefill::gated`] does not serve.
+/// For matrices that [`crate::launch::gemm::prefill::gemm_swiglu`] does not support.
 pub fn swiglu(
     width: usize,
     stride: usize,
     rows: usize,
     chunk: u64,
     (gate, up): (u64, u64),
-    to: Out,
+    to: PrefillActivations,
 ) -> Launch {
     let args = Args::new().ptr(gate).ptr(up).i32(int(stride)).ptr(chunk);
     launch("prefill_swiglu", width, rows, out(args, to, rows))

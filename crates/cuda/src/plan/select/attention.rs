@@ -194,7 +194,7 @@ mod tests {
         normed: true,
         k: KvFormat::Q8_0,
         v: KvFormat::Q8_0,
-        turned: true,
+        rotated: true,
         eps: 1e-6,
         scale: 1.0 / 16.0,
         window: 0,

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::Selected;
 use crate::gpu_props::GpuProps;
-use crate::launch::gated_delta::{GatedDeltaKernel, Products, Shape, wy_tree_sm90_fits};
+use crate::launch::gated_delta::{ChunkScanKernel, GatedDeltaKernel, Shape, wy_tree_sm90_fits};
 use crate::numerics::Numerics;
 
 /// Nodes of a tree for which the wgmma kernel pays: fewer do not fill its tiles, more do not fit
@@ -64,11 +64,11 @@ pub fn gated_delta_decode(
 }
 
 /// The kernel that scans the chunks of a prefill.
-pub fn gated_delta_scan(gpu: GpuProps) -> Selected<Products> {
+pub fn gated_delta_scan(gpu: GpuProps) -> Selected<ChunkScanKernel> {
     if gpu.has_wgmma {
-        Selected::new(Products::Warpgroup, "wgmma")
+        Selected::new(ChunkScanKernel::Sm90, "wgmma")
     } else {
-        Selected::new(Products::Warp, "no wgmma: warp-level mma")
+        Selected::new(ChunkScanKernel::Mma, "no wgmma: warp-level mma")
     }
 }
 
