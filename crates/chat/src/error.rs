@@ -23,6 +23,8 @@ pub enum ErrorKind {
     TemplateRefused,
     /// The chat template failed on valid messages: the model file is at fault.
     TemplateFailed,
+    /// The chat template went over a limit of steps, bytes, nesting or time on valid messages.
+    TemplateLimit,
     /// The vocabulary or the template is unusable; detected at start.
     Setup,
 }
@@ -61,6 +63,14 @@ impl ChatError {
             kind: ErrorKind::TemplateFailed,
             message: message.into(),
             param: None,
+        }
+    }
+
+    pub(crate) fn template_limit(message: impl Into<String>) -> ChatError {
+        ChatError {
+            kind: ErrorKind::TemplateLimit,
+            message: message.into(),
+            param: Some("messages".to_owned()),
         }
     }
 

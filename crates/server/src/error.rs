@@ -258,10 +258,12 @@ impl From<ChatError> for ApiError {
         match error.kind {
             // An error raised by the template concerns the messages; a failure of the template
             // concerns the file.
-            ErrorKind::InvalidRequest | ErrorKind::TemplateRefused => ApiError::Invalid {
-                message: error.message,
-                param: error.param,
-            },
+            ErrorKind::InvalidRequest | ErrorKind::TemplateRefused | ErrorKind::TemplateLimit => {
+                ApiError::Invalid {
+                    message: error.message,
+                    param: error.param,
+                }
+            }
             ErrorKind::TemplateFailed | ErrorKind::Setup => ApiError::internal(error.message),
         }
     }

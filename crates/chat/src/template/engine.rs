@@ -4,19 +4,19 @@ use std::borrow::Cow;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value as Jinja, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, State};
-use minijinja_contrib::pycompat;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
 use serde_json::{Map, Value};
 
-use super::{clock, python, tojson};
+use super::bounded::{self, BoundedProgram};
+use super::limits::{self, OverLimit};
+use super::{clock, filters, python, tojson};
 use crate::error::ChatError;
 
-/// Most steps of one rendering: over a thousand per message of the longest request.
-const FUEL: u64 = 20_000_000;
+/// Most steps of one rendering, those of the bounds included: over a thousand per message of the
+/// longest request.
+const FUEL: u64 = 40_000_000;
 /// Deepest nesting of macros.
 const MAX_DEPTH: usize = 200;
-/// The name of the one template of an environment.
-const NAME: &str = "chat";
 
 /// The variables of a template.
 pub(super) struct RenderContext<'a> {
@@ -27,10 +27,31 @@ pub(super) struct RenderContext<'a> {
     pub(super) now_unix: i64,
 }
 
+impl RenderContext<'_> {
+    /// Bytes of text in the variables, about.
+    fn text_bytes(&self) -> usize {
+        let further = self.further.values().map(text_bytes).sum::<usize>();
+        text_bytes(self.messages) + text_bytes(self.tools) + further
+    }
+}
+
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(|item| 8 + text_bytes(item)).sum(),
+        Value::Object(map) => {
+            let sizes = map.iter().map(|(key, item)| key.len() + text_bytes(item));
+            sizes.sum()
+        }
+        _ => 8,
+    }
+}
+
 /// A compiled template.
 #[derive(Debug)]
 pub(super) struct CompiledTemplate {
     environment: Environment<'static>,
+    program: BoundedProgram,
     source: String,
 }
 
@@ -46,33 +67,37 @@ impl CompiledTemplate {
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build();
-        environment.set_syntax(syntax.map_err(|err| {
+        let syntax = syntax.map_err(|err| {
             ChatError::setup(format!("the template syntax cannot be set up: {err}"))
-        })?);
+        })?;
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(MAX_DEPTH);
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(python_method);
-        environment.set_formatter(|out, _state, value| {
-            out.write_str(&python::str(value)).map_err(Error::from)
+        environment.set_formatter(|out, state, value| {
+            let text = limits::text(state, value)?;
+            out.write_str(&text).map_err(Error::from)
         });
+        limits::register(&mut environment);
+        filters::register(&mut environment);
         environment.add_filter("tojson", tojson::filter);
-        environment.add_filter("string", |value: &Jinja| python::str(value).into_owned());
-        environment.add_filter("trim", |value: &Jinja, set: Option<Cow<'_, str>>| {
-            python::strip(&python::str(value), set.as_deref(), python::StripSide::Both).to_owned()
+        environment.add_filter("string", |state: &mut State, value: &Jinja| {
+            limits::text(state, value).map(Cow::into_owned)
         });
+        let trim = |state: &mut State, value: &Jinja, set: Option<Cow<'_, str>>| {
+            let text = limits::text(state, value)?;
+            let trimmed = python::strip(&text, set.as_deref(), python::StripSide::Both);
+            Ok::<_, Error>(trimmed.to_owned())
+        };
+        environment.add_filter("trim", trim);
         // Python cannot iterate over None; minijinja can.
         environment.add_test("iterable", |value: &Jinja| {
             !value.is_none() && (value.as_str().is_some() || value.try_iter().is_ok())
         });
         environment.add_function("raise_exception", raise_exception);
-        environment
-            .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|err| {
-                ChatError::setup(format!("the chat template does not compile: {err}"))
-            })?;
+        let program = bounded::compile(&without_generation_tags(source), &syntax)?;
         Ok(CompiledTemplate {
             environment,
+            program,
             source: source.to_owned(),
         })
     }
@@ -86,6 +111,7 @@ impl CompiledTemplate {
         let strftime_now =
             Jinja::from_function(move |format: Cow<'_, str>| clock::strftime(now_unix, &format));
         let own = [
+            (limits::INPUT_BYTES, Jinja::from(variables.text_bytes())),
             ("messages", Jinja::from(Serde(variables.messages))),
             ("tools", Jinja::from(Serde(variables.tools))),
             ("documents", Jinja::from(())),
@@ -100,11 +126,17 @@ impl CompiledTemplate {
             .iter()
             .map(|(name, value)| (name.as_str(), Jinja::from(Serde(value))));
         let context = Jinja::from_pairs(further.chain(own));
-        let template = self
-            .environment
-            .get_template(NAME)
-            .map_err(|err| error(&err))?;
-        template.render(context).map_err(|err| error(&err))
+        let mut text = String::new();
+        minijinja::machinery::eval(
+            &self.environment,
+            &self.program.instructions,
+            context,
+            &self.program.blocks,
+            &mut minijinja::machinery::make_string_output(&mut text),
+            AutoEscape::None,
+        )
+        .map_err(|err| error(&err))?;
+        Ok(text)
     }
 }
 
@@ -120,10 +152,15 @@ fn error(err: &Error) -> ChatError {
         if let Some(Raised(message)) = current.downcast_ref() {
             return ChatError::template_refused(message.clone());
         }
+        if let Some(OverLimit(what)) = current.downcast_ref() {
+            return ChatError::template_limit(format!(
+                "the chat template went over a limit: {what}"
+            ));
+        }
         cause = current.source();
     }
     if err.kind() == ErrorKind::OutOfFuel {
-        return ChatError::template_failed(format!(
+        return ChatError::template_limit(format!(
             "the chat template took more than {FUEL} steps on these messages"
         ));
     }
@@ -141,14 +178,14 @@ fn python_method(
         "strip" => python::StripSide::Both,
         "lstrip" => python::StripSide::Left,
         "rstrip" => python::StripSide::Right,
-        _ => return pycompat::unknown_method_callback(state, value, method, arguments),
+        _ => return filters::method(state, value, method, arguments),
     };
     match (value.kind(), value.as_str()) {
         (ValueKind::String, Some(text)) => {
             let (set,): (Option<&str>,) = from_args(arguments)?;
             Ok(Jinja::from(python::strip(text, set, ends)))
         }
-        _ => pycompat::unknown_method_callback(state, value, method, arguments),
+        _ => filters::method(state, value, method, arguments),
     }
 }
 

@@ -3,9 +3,12 @@
 //! A template is foreign code over foreign data: it runs with bounded fuel and depth, and control
 //! strings inside the data stay data (see [`RenderedPrompt::literals`]).
 
+mod bounded;
 mod builtin;
 mod clock;
 mod engine;
+mod filters;
+mod limits;
 mod mask;
 mod probe;
 mod python;
@@ -58,8 +61,9 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// The file's template, or the built-in one of its family.
     ///
-    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) if the template does not compile,
-    /// or if there is none and the vocabulary lacks the built-in one's turn markers.
+    /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) if the template does not compile or
+    /// goes over a limit on a small conversation, or if there is none and the vocabulary lacks the
+    /// built-in one's turn markers.
     pub fn from_vocab(vocab: &Vocab) -> Result<ChatTemplate, ChatError> {
         let tool_use = vocab
             .named_templates
@@ -97,7 +101,7 @@ impl ChatTemplate {
             eos_token: token(vocab.eos_token),
             capabilities: Capabilities::default(),
         };
-        template.capabilities = probe::probe(&template, &vocab.markup);
+        template.capabilities = probe::probe(&template, &vocab.markup)?;
         Ok(template)
     }
 
@@ -124,9 +128,9 @@ impl ChatTemplate {
     /// Renders the prompt of `conversation`.
     ///
     /// Fails with [`ErrorKind::TemplateRefused`](crate::ErrorKind::TemplateRefused) if the template
-    /// raises an exception, and with
-    /// [`ErrorKind::TemplateFailed`](crate::ErrorKind::TemplateFailed) if it fails or exceeds its
-    /// step budget.
+    /// raises an exception, with [`ErrorKind::TemplateFailed`](crate::ErrorKind::TemplateFailed) if
+    /// it fails, and with [`ErrorKind::TemplateLimit`](crate::ErrorKind::TemplateLimit) if it goes
+    /// over a limit of steps, bytes, nesting or time.
     pub fn render(&self, conversation: &Conversation) -> Result<RenderedPrompt, ChatError> {
         let input = TemplateInput::new(self, conversation);
         let mut mask = SpecialStringMask::new(&self.words, &input, self.source())?;
@@ -251,5 +255,7 @@ impl TemplateInput {
     }
 }
 
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::ChatTemplate;
 use crate::conversation::{Conversation, Message, Role, ToolCall};
+use crate::error::{ChatError, ErrorKind};
 
 /// What a template can express.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -41,14 +42,19 @@ const SYSTEM: &str = "probe-system";
 const TOOL: &str = "probe_tool";
 const RESULT: &str = "probe-result";
 
-pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabilities {
+/// Fails if the template goes over a limit: it would on every conversation.
+pub(super) fn probe(
+    template: &ChatTemplate,
+    markup: &ModelMarkup,
+) -> Result<Capabilities, ChatError> {
     let tags = &markup.reasoning;
     let user = || Message::new(Role::User, QUESTION);
     let render = |what: &str, conversation: Conversation| match template.render(&conversation) {
-        Ok(rendered) => Some(rendered),
+        Ok(rendered) => Ok(Some(rendered)),
+        Err(err) if err.kind == ErrorKind::TemplateLimit => Err(ChatError::setup(err.message)),
         Err(err) => {
             tracing::warn!(what, %err, "the chat template cannot express this");
-            None
+            Ok(None)
         }
     };
     let says = |rendered: &Option<super::RenderedPrompt>, word: &str| {
@@ -57,11 +63,11 @@ pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabiliti
             .is_some_and(|rendered| rendered.text.contains(word))
     };
 
-    let plain = render("a question", conversation_of(vec![user()]));
+    let plain = render("a question", conversation_of(vec![user()]))?;
     let system = render(
         "a system message",
         conversation_of(vec![Message::new(Role::System, SYSTEM), user()]),
-    );
+    )?;
     let declared = json!({
         "type": "function",
         "function": {
@@ -76,7 +82,7 @@ pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabiliti
             tools: vec![declared.clone()],
             ..conversation_of(vec![user()])
         },
-    );
+    )?;
     let mut call = Message::new(Role::Assistant, "");
     call.tool_calls.push(ToolCall {
         id: Some("call_0".to_owned()),
@@ -92,7 +98,7 @@ pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabiliti
             tools: vec![declared],
             ..conversation_of(vec![user(), call, result])
         },
-    );
+    )?;
     let thinking = |enable: bool| {
         let conversation = Conversation {
             enable_thinking: Some(enable),
@@ -100,8 +106,9 @@ pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabiliti
         };
         render("the thinking switch", conversation)
     };
+    let (with_thinking, without_thinking) = (thinking(true)?, thinking(false)?);
 
-    Capabilities {
+    Ok(Capabilities {
         system: says(&system, SYSTEM),
         tools: says(&tools, TOOL),
         tool_results: says(&called, RESULT) && says(&called, "probe-value"),
@@ -115,15 +122,15 @@ pub(super) fn probe(template: &ChatTemplate, markup: &ModelMarkup) -> Capabiliti
                     .then_some(ToolCallFormat::JsonInTags)
             }
         }),
-        thinking_switch: thinking(true) != thinking(false),
-        model_opens_reasoning: thinking(false)
+        thinking_switch: with_thinking != without_thinking,
+        model_opens_reasoning: without_thinking
             .is_some_and(|rendered| rendered.closes_reasoning(tags))
             && plain.as_ref().is_some_and(|rendered| {
                 !rendered.opens_reasoning(tags) && !rendered.closes_reasoning(tags)
             }),
         opens_reasoning: plain.is_some_and(|rendered| rendered.opens_reasoning(tags)),
         effort: template.source().contains("reasoning_effort"),
-    }
+    })
 }
 
 fn conversation_of(messages: Vec<Message>) -> Conversation {

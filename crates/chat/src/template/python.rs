@@ -4,6 +4,9 @@ use std::borrow::Cow;
 
 use minijinja::value::{Value, ValueKind};
 
+/// Deepest nesting of a value. JSON of a request nests up to 128 levels.
+pub(super) const MAX_NESTING: usize = 200;
+
 /// Which sides to strip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StripSide {
@@ -30,21 +33,27 @@ fn is_space(letter: char) -> bool {
     letter.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&letter)
 }
 
-/// `str(value)`; an undefined value is empty.
-pub(super) fn str(value: &Value) -> Cow<'_, str> {
+/// `str(value)`; an undefined value is empty. `None` if it is longer than about `limit_bytes`, or
+/// nested deeper than any value of a template.
+pub(super) fn str_within(value: &Value, limit_bytes: u64) -> Option<Cow<'_, str>> {
     match (value.kind(), value.as_str()) {
-        (ValueKind::Undefined, _) => Cow::Borrowed(""),
-        (_, Some(text)) => Cow::Borrowed(text),
+        (ValueKind::Undefined, _) => Some(Cow::Borrowed("")),
+        (_, Some(text)) => (text.len() as u64 <= limit_bytes).then_some(Cow::Borrowed(text)),
         _ => {
             let mut out = String::new();
-            write_repr(value, &mut out);
-            Cow::Owned(out)
+            let limit = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
+            write_repr(value, MAX_NESTING, limit, &mut out)?;
+            Some(Cow::Owned(out))
         }
     }
 }
 
 /// `repr(value)`.
-fn write_repr(value: &Value, out: &mut String) {
+fn write_repr(value: &Value, levels: usize, limit: usize, out: &mut String) -> Option<()> {
+    if out.len() > limit {
+        return None;
+    }
+    let levels = levels.checked_sub(1)?;
     match value.kind() {
         ValueKind::String => write_quoted(value.as_str().unwrap_or_default(), out),
         ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
@@ -63,7 +72,7 @@ fn write_repr(value: &Value, out: &mut String) {
                 if n_items > 0 {
                     out.push_str(", ");
                 }
-                write_repr(&item, out);
+                write_repr(&item, levels, limit, out)?;
                 n_items += 1;
             }
             if value.is_tuple() && n_items == 1 {
@@ -77,9 +86,14 @@ fn write_repr(value: &Value, out: &mut String) {
                 if index > 0 {
                     out.push_str(", ");
                 }
-                write_repr(&key, out);
+                write_repr(&key, levels, limit, out)?;
                 out.push_str(": ");
-                write_repr(&value.get_item(&key).unwrap_or_default(), out);
+                write_repr(
+                    &value.get_item(&key).unwrap_or_default(),
+                    levels,
+                    limit,
+                    out,
+                )?;
             }
             out.push('}');
         }
@@ -87,6 +101,7 @@ fn write_repr(value: &Value, out: &mut String) {
         // minijinja formats booleans and none as Python does.
         _ => out.push_str(&value.to_string()),
     }
+    Some(())
 }
 
 fn write_quoted(text: &str, out: &mut String) {
@@ -168,7 +183,7 @@ mod tests {
             ("it's", Value::from("x'y\"\n")),
         ]);
         assert_eq!(
-            str(&value),
+            str_within(&value, 1000).unwrap(),
             "{'a': [1, True, None], \"it's\": 'x\\'y\"\\n'}"
         );
     }

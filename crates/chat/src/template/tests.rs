@@ -226,7 +226,7 @@ fn from_source(source: &str) -> Result<RenderedPrompt, ChatError> {
 fn endless_or_failing_template_is_an_error() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     let err = from_source(endless).unwrap_err();
-    assert_eq!(err.kind, ErrorKind::TemplateFailed);
+    assert_eq!(err.kind, ErrorKind::Setup, "refused before any request");
     assert!(err.message.contains("steps"), "{err}");
     let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
     assert_eq!(

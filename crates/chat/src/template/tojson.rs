@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 
-use super::python;
+use super::{limits, python};
 
 /// The layout of JSON.
 struct JsonLayout {
@@ -15,11 +15,14 @@ struct JsonLayout {
     item_separator: String,
     key_separator: String,
     sort_keys: bool,
+    /// The longest text.
+    limit_bytes: usize,
 }
 
 /// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, as Python's
 /// `json.dumps`: separators `", "` and `": "`, no HTML escapes, keys in their own order.
 pub(super) fn filter(
+    state: &mut State,
     value: &Value,
     ensure_ascii: Option<bool>,
     options: Kwargs,
@@ -45,6 +48,7 @@ pub(super) fn filter(
         item_separator,
         key_separator,
         sort_keys: sort_keys.unwrap_or(false),
+        limit_bytes: usize::try_from(limits::left(state)).unwrap_or(usize::MAX),
     };
     let mut out = String::new();
     layout.write(value, 0, &mut out)?;
@@ -53,7 +57,8 @@ pub(super) fn filter(
 
 fn indent_text(indent: &Value) -> Result<String, Error> {
     match indent.as_str() {
-        Some(text) => Ok(text.to_owned()),
+        Some(text) if text.len() <= 64 => Ok(text.to_owned()),
+        Some(_) => Err(invalid("tojson indent must have at most 64 bytes")),
         None => match indent.as_usize() {
             Some(width) if width <= 64 => Ok(" ".repeat(width)),
             _ => Err(invalid("tojson indent must be a text or a number up to 64")),
@@ -67,6 +72,9 @@ fn invalid(message: &'static str) -> Error {
 
 impl JsonLayout {
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        if depth > python::MAX_NESTING || out.len() > self.limit_bytes {
+            return Err(limits::over("it wrote JSON that is too long or too deep"));
+        }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

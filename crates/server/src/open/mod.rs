@@ -110,7 +110,13 @@ pub(crate) fn text_side(
             let template = ChatTemplate::from_source(&source, &loaded.vocab);
             template.with_context(|| format!("--chat-template-file {}", file.display()))?
         }
-        None => ChatTemplate::from_vocab(&loaded.vocab)?,
+        None => ChatTemplate::from_vocab(&loaded.vocab).with_context(|| {
+            let file = path.map_or_else(
+                || "the bundled model".to_owned(),
+                |p| p.display().to_string(),
+            );
+            format!("{file}: tokenizer.chat_template")
+        })?,
     };
     let tokenizer = Arc::new(Tokenizer::new(&loaded.vocab)?);
     let eos = loaded.vocab.eos.clone();
