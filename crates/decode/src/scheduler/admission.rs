@@ -56,10 +56,25 @@ impl Scheduler {
         Ok(outcome)
     }
 
+    /// The waiting job to admit now: the first, or a short one while every sequence is in use and
+    /// one can be freed for it.
+    fn next_admission(&mut self) -> Result<Option<PriorityKey>, DeviceError> {
+        if !self.has_free_sequence()
+            && let Some(short) = self.queue.first_short()
+            && self.free_sequence_for_short(short)?
+        {
+            return Ok(Some(short));
+        }
+        Ok(self.queue.first_key())
+    }
+
     /// Admits jobs in the queue's order while the device has capacity.
     pub(super) fn admit_queued(&mut self, out: &mut Events) -> Result<StepOutcome, DeviceError> {
         let mut outcome = StepOutcome::NothingToDo;
-        while let (Some(job), Some(key)) = (self.queue.first(), self.queue.first_key()) {
+        while let Some(key) = self.next_admission()? {
+            let Some(job) = self.queue.get(key) else {
+                break;
+            };
             let stop_conditions = StopConditions::new(
                 &job.params,
                 &self.config.eos,
@@ -74,7 +89,7 @@ impl Scheduler {
             };
             let align = self.device.info().prefill_align;
             let save_points = self.prefix.save_points(&prompt, cached, align);
-            let Some((key, queued)) = self.queue.pop() else {
+            let Some(queued) = self.queue.take(key) else {
                 self.device.close(seq);
                 break;
             };
@@ -120,6 +135,12 @@ impl Scheduler {
         }
     }
 
+    /// Whether one more sequence may be open.
+    pub(super) fn has_free_sequence(&self) -> bool {
+        self.running.n_open_sequences() < self.config.max_sequences.max(1)
+            && self.device.capacity().sequences > 0
+    }
+
     /// Opens a sequence of `len` tokens soon and at most `max_len`, for work of this priority.
     ///
     /// Returns `None` if no sequence is free, the pool lacks capacity, or preempted work goes
@@ -129,10 +150,13 @@ impl Scheduler {
         key: PriorityKey,
         (len, max_len): (usize, usize),
     ) -> Result<Option<SeqId>, DeviceError> {
-        let capacity = self.device.capacity();
-        let busy = self.running.n_open_sequences() >= self.config.max_sequences.max(1);
-        let preempted = self.running.first_preempted();
-        if busy || capacity.sequences == 0 || preempted.is_some_and(|(_, first)| first < key) {
+        // A short prompt may start while a prompt that made way for short ones waits.
+        let preempted = if len <= self.device.chunk() {
+            self.running.first_preempted_for_memory()
+        } else {
+            self.running.first_preempted().map(|(_, key)| key)
+        };
+        if !self.has_free_sequence() || preempted.is_some_and(|first| first < key) {
             return Ok(None);
         }
         if !self.has_capacity(len, max_len) {
@@ -149,12 +173,15 @@ impl Scheduler {
         }
     }
 
-    /// Prefills one chunk for the first job in priority order.
+    /// Prefills one chunk of the prompt whose turn it is.
     pub(super) fn run_prefill_chunk(
         &mut self,
         out: &mut Events,
     ) -> Result<StepOutcome, DeviceError> {
-        let Some(at) = self.running.next_prefill() else {
+        let next = self
+            .running
+            .next_prefill(self.stats.chunks, self.device.chunk());
+        let Some(at) = next else {
             return Ok(StepOutcome::NothingToDo);
         };
         if self.running[at].prefill.is_none() {

@@ -104,12 +104,13 @@ impl Scheduler {
         config: SchedulerConfig,
         trees: Box<dyn TreeSource>,
     ) -> Scheduler {
+        let device = Device::new(runner, config.prefill_chunk);
         Scheduler {
-            device: Device::new(runner, config.prefill_chunk),
+            queue: WaitingQueue::new(device.chunk()),
+            device,
             trees,
             prefix: PrefixCache::new(config.prefix.clone()),
             config,
-            queue: WaitingQueue::default(),
             warmup: PrefixWarmup::default(),
             running: RunningSet::default(),
             pending_events: Vec::new(),

@@ -29,6 +29,7 @@ use super::Scheduler;
 use super::device::device_memory_exhausted;
 use super::outcome::{Events, StepOutcome};
 use super::prefill::Prefill;
+use super::queue::PriorityKey;
 use super::running::{Preempted, Recompute};
 
 impl Scheduler {
@@ -110,6 +111,52 @@ impl Scheduler {
         Ok(true)
     }
 
+    /// Makes a long prompt give up its sequence for the waiting short prompt of `key`. Returns
+    /// whether one did.
+    ///
+    /// The long prompt resumes from its saved state as soon as a sequence is free. It gives up its
+    /// sequence a bounded number of times, and only if its state can be saved.
+    pub(super) fn free_sequence_for_short(
+        &mut self,
+        key: PriorityKey,
+    ) -> Result<bool, DeviceError> {
+        let Some(short) = self.queue.get(key) else {
+            return Ok(false);
+        };
+        let len = short.prompt.len();
+        let max_len = len.saturating_add(short.params.max_tokens);
+        let context = self.device.info().limits.context;
+        if !self.has_capacity(len, max_len.min(context)) {
+            return Ok(false);
+        }
+        let Some(at) = self.running.longest_prefill(key, self.device.chunk()) else {
+            return Ok(false);
+        };
+        let Some(prefill) = &self.running[at].prefill else {
+            return Ok(false);
+        };
+        let saved = match (prefill.done, prefill.seq) {
+            (0, _) => None,
+            (_, seq) => match self.device.runner().snapshot(seq, SnapshotLocation::Host) {
+                Ok(info) => Some(info.id),
+                Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
+                // The short prompt waits: reading the long one again would cost more.
+                Err(_) => return Ok(false),
+            },
+        };
+        let running = &mut self.running[at];
+        let Some(prefill) = running.prefill.take() else {
+            return Ok(false);
+        };
+        tracing::debug!(job = running.id.0, "preempted: a short prompt goes first");
+        running.has_yielded = true;
+        running.yields += 1;
+        self.stats.preemptions += 1;
+        self.device.close(prefill.seq);
+        running.preempted.push(Preempted::Prefill(prefill, saved));
+        Ok(true)
+    }
+
     /// Saves the state of a sequence to host memory, evicting cached prefixes if it must.
     ///
     /// Returns `None` if the state cannot be saved. The only error is a lost device.
@@ -163,6 +210,7 @@ impl Scheduler {
             self.stats.resumed += 1;
             let align = self.device.info().prefill_align;
             let running = &mut self.running[at];
+            running.has_yielded = false;
             tracing::info!(job = running.id.0, "resumed");
             match preempted {
                 Preempted::Decode(sequence, Some(_)) => running.resume_choice(sequence, seq),

@@ -8,6 +8,8 @@ use crate::job::{Job, JobId};
 
 /// How often the last admitted session may overtake an earlier job.
 const MAX_OVERTAKES: u32 = 2;
+/// How often short prompts may overtake an earlier job.
+const MAX_SHORT_OVERTAKES: u32 = 16;
 
 /// Priority order: higher priority first, then order of arrival.
 pub(super) type PriorityKey = (Reverse<i32>, u64);
@@ -19,24 +21,37 @@ pub(super) struct QueuedJob {
     pub(super) job: Job,
     /// Open choices, ascending, at least one.
     pub(super) open: Vec<usize>,
-    /// How many later jobs have overtaken it.
+    /// How many later jobs of the last session have overtaken it.
     overtaken: u32,
+    /// How many later jobs with short prompts have overtaken it.
+    overtaken_by_short: u32,
 }
 
 /// Waiting jobs in priority order, except that the last admitted session goes first, since its
-/// prefix is cached.
+/// prefix is cached, and that short prompts may go first while every sequence is in use.
 ///
-/// A job is overtaken at most [`MAX_OVERTAKES`] times, and only at equal priority. Otherwise the
-/// first job is never skipped, however small the later ones are, so none starves.
+/// A job is overtaken at most [`MAX_OVERTAKES`] and [`MAX_SHORT_OVERTAKES`] times, and only at
+/// equal priority. Otherwise the first job is never skipped, however small the later ones are, so
+/// none starves.
 #[derive(Debug, Default)]
 pub(super) struct WaitingQueue {
     entries: BTreeMap<PriorityKey, QueuedJob>,
     arrivals: u64,
     /// The session admitted last, if it had a name.
     last_session: Option<Arc<str>>,
+    /// Most tokens of a short prompt: those of one prefill chunk.
+    short_tokens: usize,
 }
 
 impl WaitingQueue {
+    /// An empty queue for chunks of this many tokens.
+    pub(super) fn new(short_tokens: usize) -> WaitingQueue {
+        WaitingQueue {
+            short_tokens,
+            ..WaitingQueue::default()
+        }
+    }
+
     /// Number of waiting jobs.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
@@ -52,15 +67,13 @@ impl WaitingQueue {
         self.arrivals += 1;
         let key = (Reverse(job.priority), self.arrivals);
         let open = (0..job.choices).collect();
-        let overtaken = 0;
-        self.entries.insert(
-            key,
-            QueuedJob {
-                job,
-                open,
-                overtaken,
-            },
-        );
+        let queued = QueuedJob {
+            job,
+            open,
+            overtaken: 0,
+            overtaken_by_short: 0,
+        };
+        self.entries.insert(key, queued);
     }
 
     /// The next job.
@@ -74,15 +87,48 @@ impl WaitingQueue {
         self.next_key()
     }
 
+    /// The job with this key.
+    pub(super) fn get(&self, key: PriorityKey) -> Option<&Job> {
+        self.entries.get(&key).map(|entry| &entry.job)
+    }
+
+    /// The first job of the highest priority whose prompt is read in one chunk, unless it would
+    /// overtake a job too often.
+    pub(super) fn first_short(&self) -> Option<PriorityKey> {
+        let (highest, _) = self.entries.first_key_value()?.0;
+        for (key, entry) in &self.entries {
+            if key.0 != *highest {
+                break;
+            }
+            if entry.job.prompt.len() <= self.short_tokens {
+                return Some(*key);
+            }
+            if entry.overtaken_by_short >= MAX_SHORT_OVERTAKES {
+                break;
+            }
+        }
+        None
+    }
+
     /// Takes the next job out.
     pub(super) fn pop(&mut self) -> Option<(PriorityKey, QueuedJob)> {
         let key = self.next_key()?;
-        for (_, entry) in self.entries.range_mut(..key) {
-            entry.overtaken += 1;
-        }
+        Some((key, self.take(key)?))
+    }
+
+    /// Takes the job with this key out.
+    pub(super) fn take(&mut self, key: PriorityKey) -> Option<QueuedJob> {
         let entry = self.entries.remove(&key)?;
+        let short = entry.job.prompt.len() <= self.short_tokens;
+        for (_, earlier) in self.entries.range_mut(..key) {
+            if short {
+                earlier.overtaken_by_short += 1;
+            } else {
+                earlier.overtaken += 1;
+            }
+        }
         self.last_session = entry.job.params.session.clone();
-        Some((key, entry))
+        Some(entry)
     }
 
     /// The key of the next job.
@@ -180,6 +226,30 @@ mod tests {
         queued.into_iter().for_each(|job| queue.push(job));
         // After 4 and 5 overtook job 2, it goes before the session's other jobs.
         assert_eq!(order(&mut queue), [1, 4, 5, 2, 3, 6, 7]);
+    }
+
+    #[test]
+    fn short_prompts_overtake_a_long_one_a_bounded_number_of_times() {
+        let mut queue = WaitingQueue::new(4);
+        let long = |id, priority| Job {
+            prompt: [TokenId(0); 5].into(),
+            ..job(id, priority)
+        };
+        for queued in [long(1, 0), long(2, 0), job(3, -1), long(4, 1)] {
+            queue.push(queued);
+        }
+        (10..40).for_each(|id| queue.push(job(id, 0)));
+        assert_eq!(queue.first_short(), None, "the highest priority is long");
+        assert_eq!(queue.pop().unwrap().1.job.id, JobId(4));
+        let mut overtaking = Vec::new();
+        while let Some(key) = queue.first_short() {
+            overtaking.push(queue.take(key).unwrap().job.id.0);
+        }
+        assert_eq!(overtaking, (10..26).collect::<Vec<_>>());
+        let mut expected = vec![1, 2];
+        expected.extend(26..40);
+        expected.push(3);
+        assert_eq!(order(&mut queue), expected);
     }
 
     #[test]

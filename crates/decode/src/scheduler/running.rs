@@ -34,6 +34,10 @@ pub(super) struct RunningJob {
     pub(super) sequences: Vec<Sequence>,
     /// Preempted work.
     pub(super) preempted: Vec<Preempted>,
+    /// Whether the preempted work is a prompt that gave up its sequence for a short one.
+    pub(super) has_yielded: bool,
+    /// How often that happened.
+    pub(super) yields: u32,
     /// Choices whose prompt and output are recomputed.
     pub(super) recomputing: Vec<Recompute>,
 }
@@ -122,6 +126,8 @@ impl RunningJob {
             pending_choices: queued.open.into(),
             sequences: Vec::new(),
             preempted: Vec::new(),
+            has_yielded: false,
+            yields: 0,
             recomputing: Vec::new(),
         }
     }
@@ -209,6 +215,15 @@ impl RunningJob {
     pub(super) fn is_prefilling(&self) -> bool {
         let mut preempted = self.preempted.iter();
         self.prefill.is_some() || preempted.any(|preempted| preempted.choice().is_none())
+    }
+
+    /// Tokens left of the prompt or of the choice that is recomputed next, if there is one.
+    pub(super) fn tokens_to_prefill(&self) -> Option<usize> {
+        match (&self.prefill, self.recomputing.last()) {
+            (Some(prefill), _) => Some(self.prompt.len() - prefill.done),
+            (None, Some(recompute)) => Some(recompute.tokens().len() - recompute.prefill.done),
+            (None, None) => None,
+        }
     }
 
     /// Most tokens that one of its sequences holds.

@@ -9,6 +9,13 @@ use super::queue::PriorityKey;
 use super::running::RunningJob;
 use super::sequence::Sequence;
 
+/// One of so many chunks goes to the earliest prompt; the others go to the shortest.
+const OLDEST_EVERY: u64 = 4;
+/// A prompt gives up its sequence only if it has more chunks left than this.
+const LONG_CHUNKS: usize = 4;
+/// How often a prompt gives up its sequence.
+const MAX_YIELDS: u32 = 4;
+
 /// Running jobs, in order of admission.
 #[derive(Default)]
 pub(super) struct RunningSet {
@@ -72,11 +79,37 @@ impl RunningSet {
         self.jobs.iter().map(|job| job.preempted.len()).sum()
     }
 
-    /// The first job in priority order that has tokens to prefill.
-    pub(super) fn next_prefill(&self) -> Option<usize> {
+    /// The job that prefills next, among those of the highest priority that have tokens to
+    /// prefill: the one with the fewest chunks left, or every [`OLDEST_EVERY`] chunks the earliest.
+    ///
+    /// So a short prompt waits for few chunks whatever else is read, and a long one keeps its
+    /// share.
+    pub(super) fn next_prefill(&self, chunks: u64, size: usize) -> Option<usize> {
+        let prefilling = || {
+            let jobs = self.jobs.iter().enumerate();
+            jobs.filter_map(|(at, job)| Some((at, job.key, job.tokens_to_prefill()?)))
+        };
+        let (_, (highest, _), _) = prefilling().min_by_key(|(_, key, _)| *key)?;
+        let oldest = chunks % OLDEST_EVERY == OLDEST_EVERY - 1;
+        prefilling()
+            .filter(|(_, (priority, _), _)| *priority == highest)
+            .min_by_key(|(_, key, tokens)| {
+                let left = if oldest { 0 } else { tokens.div_ceil(size) };
+                (left, *key)
+            })
+            .map(|(at, ..)| at)
+    }
+
+    /// The prompt that gives up its sequence for a short prompt of this priority: the one with the
+    /// most tokens left, if it is long.
+    pub(super) fn longest_prefill(&self, key: PriorityKey, size: usize) -> Option<usize> {
         let jobs = self.jobs.iter().enumerate();
-        jobs.filter(|(_, job)| job.prefill.is_some() || !job.recomputing.is_empty())
-            .min_by_key(|(_, job)| job.key)
+        jobs.filter(|(_, job)| job.key.0 >= key.0 && job.yields < MAX_YIELDS)
+            .filter_map(|(at, job)| {
+                let left = job.prompt.len() - job.prefill.as_ref()?.done;
+                (left > LONG_CHUNKS * size).then_some((at, left))
+            })
+            .max_by_key(|(_, left)| *left)
             .map(|(at, _)| at)
     }
 
@@ -86,6 +119,14 @@ impl RunningSet {
         jobs.filter(|(_, job)| !job.preempted.is_empty())
             .map(|(at, job)| (at, job.key))
             .min_by_key(|(_, key)| *key)
+    }
+
+    /// The same without prompts that gave up their sequence for a short one.
+    pub(super) fn first_preempted_for_memory(&self) -> Option<PriorityKey> {
+        let jobs = self.jobs.iter();
+        jobs.filter(|job| !job.preempted.is_empty() && !job.has_yielded)
+            .map(|job| job.key)
+            .min()
     }
 
     /// The last job in priority order that has an open sequence.

@@ -8,6 +8,7 @@ mod constraints;
 mod conversations;
 mod distribution;
 mod equivalence;
+mod fairness;
 mod faults;
 mod fixture;
 mod preemption;
