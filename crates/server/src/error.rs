@@ -49,6 +49,15 @@ pub enum ApiError {
         /// What is missing or unknown.
         message: String,
     },
+    /// A host or a web page that may not use a server without a key.
+    #[error("{message}")]
+    Forbidden {
+        /// What is not allowed, and which flag allows it.
+        message: String,
+    },
+    /// A body that is not declared as JSON.
+    #[error("the content-type header must be application/json")]
+    UnsupportedMediaType,
     /// No route at this path.
     #[error("{message}")]
     NotFound {
@@ -70,6 +79,12 @@ pub enum ApiError {
         method: String,
         /// The request's path.
         path: String,
+    },
+    /// The body arrived too slowly.
+    #[error("the request body did not arrive in time: {received_bytes} bytes came; send it faster")]
+    BodyTimeout {
+        /// Bytes that arrived.
+        received_bytes: usize,
     },
     /// The body exceeds the limit.
     #[error("the request body is larger than the limit of {limit_bytes} bytes")]
@@ -133,8 +148,11 @@ impl ApiError {
         match self {
             ApiError::Invalid { .. } | ApiError::ContextLength { .. } => StatusCode::BAD_REQUEST,
             ApiError::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
+            ApiError::Forbidden { .. } => StatusCode::FORBIDDEN,
+            ApiError::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             ApiError::NotFound { .. } | ApiError::ModelNotFound { .. } => StatusCode::NOT_FOUND,
             ApiError::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            ApiError::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             ApiError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             ApiError::QueueFull { .. } => match dialect {
                 Dialect::OpenAi => StatusCode::TOO_MANY_REQUESTS,
@@ -153,10 +171,13 @@ impl ApiError {
                 ApiError::Invalid { .. }
                 | ApiError::ContextLength { .. }
                 | ApiError::MethodNotAllowed { .. }
+                | ApiError::UnsupportedMediaType
+                | ApiError::BodyTimeout { .. }
                 | ApiError::TooLarge { .. },
                 _,
             ) => "invalid_request_error",
             (ApiError::Unauthorized { .. }, _) => "authentication_error",
+            (ApiError::Forbidden { .. }, _) => "permission_error",
             (ApiError::NotFound { .. } | ApiError::ModelNotFound { .. }, _) => "not_found_error",
             (ApiError::QueueFull { .. }, Dialect::OpenAi) => "rate_limit_error",
             (ApiError::QueueFull { .. }, Dialect::Anthropic) => "overloaded_error",

@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 41] = [
+const HOMES: [(&str, &[&str]); 45] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -44,6 +44,8 @@ const HOMES: [(&str, &[&str]); 41] = [
     ("futures", &["server"]),
     ("half", &["contract", "cpu", "cuda"]),
     ("http-body-util", &["server"]),
+    ("hyper", &["server"]),
+    ("hyper-util", &["server"]),
     ("indicatif", &["server"]),
     ("jiff", &["chat", "server"]),
     ("libloading", &["cuda"]),
@@ -77,8 +79,10 @@ const HOMES: [(&str, &[&str]); 41] = [
     ),
     ("tokenizers", &["chat"]),
     ("tokio", &["server"]),
+    ("tokio-io-timeout", &["server"]),
     ("tokio-stream", &["server"]),
     ("toml", &["server"]),
+    ("tower-http", &["server"]),
     (
         "tracing",
         &[

@@ -9,6 +9,7 @@ mod caching;
 mod clients;
 mod drafting;
 mod kernels;
+mod listening;
 mod reasoning;
 pub mod refused;
 mod showing;
@@ -26,6 +27,7 @@ pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
 pub use kernels::{
     KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs, KernelsListArgs,
 };
+pub use listening::ListenArgs;
 pub use reasoning::ReasoningArgs;
 pub use showing::{ConfigCommand, ShowArgs};
 pub use window::{WindowArgs, tokens as window_tokens};
@@ -297,9 +299,9 @@ pub struct ServeArgs {
     /// A file with an API key per line.
     #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Send no CORS headers.
-    #[arg(long, env = "HEARTH_NO_CORS", value_parser = FalseyValueParser::new())]
-    pub no_cors: bool,
+    /// Who may connect, and how long a connection may be silent.
+    #[command(flatten)]
+    pub listen: ListenArgs,
     /// Attention window.
     #[command(flatten)]
     pub window: WindowArgs,

@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(origin("api-key").value, "2 keys");
         let args = serve(parsed);
         assert_eq!(
-            (args.port, args.device.max_ctx, args.no_cors),
+            (args.port, args.device.max_ctx, args.listen.no_cors),
             (9002, Some(512), true)
         );
         assert_eq!(args.api_key, ["a", "b"]);

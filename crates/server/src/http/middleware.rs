@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures::FutureExt;
@@ -89,9 +89,10 @@ pub async fn request_middleware(
         None => "none".to_owned(),
     };
     let method = request.method().clone();
+    let allowed_origin = app.access().allowed_origin(request.headers());
     let mut response = if method == Method::OPTIONS {
         StatusCode::NO_CONTENT.into_response()
-    } else if let Err(error) = authorize(&app, &request) {
+    } else if let Err(error) = authorize(&app, &request, &route) {
         error.into_response()
     } else {
         let span = tracing::info_span!("request", id, endpoint = route);
@@ -121,8 +122,8 @@ pub async fn request_middleware(
         headers.insert(REQUEST_ID, value);
     }
     headers.insert(header::SERVER, HeaderValue::from_static(SERVER));
-    if app.config().cors {
-        cross_origin(headers, method == Method::OPTIONS);
+    if let Some(origin) = allowed_origin {
+        cross_origin(headers, origin, method == Method::OPTIONS);
     }
     app.metrics().http_request(&route, response.status());
     tracing::debug!(
@@ -151,15 +152,19 @@ fn dialect(request: &Request) -> Dialect {
     }
 }
 
-/// Health needs no key; every other path does if keys are configured.
-fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
-    let path = request.uri().path();
-    let open = path == "/" || path.trim_end_matches('/').ends_with("/health");
-    if open {
-        Ok(())
-    } else {
-        app.keys().check(request.headers())
+/// Routes for everyone: they need no key and no known host.
+const OPEN_ROUTES: [&str; 4] = ["/", "/health", "/v1/health", "/v1/v1/health"];
+
+/// Open routes need nothing; every other request needs a key if keys are configured, and otherwise
+/// a host and an origin that the access policy allows.
+fn authorize(app: &App, request: &Request, route: &str) -> Result<(), ApiError> {
+    // `route` is the router's own text: no spelling of another path equals an open route.
+    if OPEN_ROUTES.contains(&route) {
+        return Ok(());
     }
+    let headers = request.headers();
+    app.keys().check(headers)?;
+    app.access().check(request.method(), request.uri(), headers)
 }
 
 fn request_id(headers: &HeaderMap) -> String {
@@ -170,11 +175,11 @@ fn request_id(headers: &HeaderMap) -> String {
         .map_or_else(|| ids::random("req_"), str::to_owned)
 }
 
-fn cross_origin(headers: &mut HeaderMap, preflight: bool) {
-    headers.insert(
-        header::ACCESS_CONTROL_ALLOW_ORIGIN,
-        HeaderValue::from_static("*"),
-    );
+fn cross_origin(headers: &mut HeaderMap, origin: HeaderValue, preflight: bool) {
+    if origin != "*" {
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(
         header::ACCESS_CONTROL_EXPOSE_HEADERS,
         HeaderValue::from_static("x-request-id, retry-after"),
@@ -188,6 +193,11 @@ fn cross_origin(headers: &mut HeaderMap, preflight: bool) {
         headers.insert(
             header::ACCESS_CONTROL_ALLOW_HEADERS,
             HeaderValue::from_static("*, authorization"),
+        );
+        // Chromium asks for it before a public page may reach a private address.
+        headers.insert(
+            HeaderName::from_static("access-control-allow-private-network"),
+            HeaderValue::from_static("true"),
         );
         headers.insert(
             header::ACCESS_CONTROL_MAX_AGE,

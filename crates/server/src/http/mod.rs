@@ -1,6 +1,8 @@
 //! HTTP: routes, server-sent events, middleware, metrics and the server's life.
 
+pub mod access;
 pub mod body;
+mod connections;
 pub mod dialect;
 pub mod in_flight;
 pub mod metrics;

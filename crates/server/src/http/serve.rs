@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use tokio::net::TcpListener;
 
 use crate::engine::handle::EngineHandle;
 use crate::engine::{Engine, EngineFactory, EnginePhase};
 use crate::error::ServeError;
+use crate::http::connections::{self, ConnectionLimits};
 use crate::http::routes;
 use crate::http::shutdown::ShutdownSignal;
 use crate::http::state::App;
@@ -50,18 +50,19 @@ pub async fn serve_with(
     stop: ShutdownSignal,
 ) -> Result<(), ServeError> {
     let timeouts = config.timeouts;
+    let limits = ConnectionLimits {
+        open: config.max_connections,
+        read: timeouts.read,
+        write: timeouts.write,
+    };
     let app = App::new(config, handle.clone());
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps its delay");
-        }
-    });
     let (closing, close) = tokio::sync::oneshot::channel::<()>();
-    let server = axum::serve(listener, routes::router(app)).with_graceful_shutdown(async {
+    let close = async {
         // A dropped sender has the same effect.
         let _ = close.await;
-    });
-    let mut server = tokio::spawn(server.into_future());
+    };
+    let server = connections::accept(listener, routes::router(app), limits, close);
+    let mut server = tokio::spawn(server);
     let ended =
         |phase: &EnginePhase| matches!(phase, EnginePhase::Failed(_) | EnginePhase::Stopped);
     let life = async {
@@ -79,7 +80,7 @@ pub async fn serve_with(
         () = stop.requested(1) => Ended::Asked,
         broken = &mut server => {
             handle.drain(timeouts.shutdown);
-            return broken.map_err(std::io::Error::other)?.map_err(ServeError::Io);
+            return broken.map_err(|error| ServeError::Io(std::io::Error::other(error)));
         }
     };
     let result = match outcome {

@@ -8,6 +8,7 @@ use crate::engine::errors::phase_error;
 use crate::engine::handle::EngineHandle;
 use crate::engine::{EnginePhase, Ready};
 use crate::error::ApiError;
+use crate::http::access::AccessPolicy;
 use crate::http::metrics::Metrics;
 use crate::http::middleware::ApiKeys;
 use crate::settings::ServerConfig;
@@ -20,6 +21,7 @@ struct Inner {
     config: ServerConfig,
     engine: EngineHandle,
     keys: ApiKeys,
+    access: AccessPolicy,
     metrics: Metrics,
     controls: ControlRegistry,
     active_requests: Arc<ActiveRequests>,
@@ -31,6 +33,7 @@ impl App {
     pub fn new(config: ServerConfig, engine: EngineHandle) -> App {
         App(Arc::new(Inner {
             keys: ApiKeys::new(&config.api_keys),
+            access: AccessPolicy::new(&config),
             metrics: Metrics::new(),
             controls: ControlRegistry::default(),
             active_requests: Arc::default(),
@@ -53,6 +56,11 @@ impl App {
     /// Accepted API keys.
     pub fn keys(&self) -> &ApiKeys {
         &self.0.keys
+    }
+
+    /// Checks of hosts and of web pages' origins.
+    pub fn access(&self) -> &AccessPolicy {
+        &self.0.access
     }
 
     /// Metrics.

@@ -24,8 +24,14 @@ pub struct ServerConfig {
     pub strict_model: bool,
     /// Accepted API keys; an empty list disables the check.
     pub api_keys: Vec<String>,
-    /// Sends CORS headers for any origin.
+    /// Host names that a server without a key takes beside loopback names; `*` is any.
+    pub allowed_hosts: Vec<String>,
+    /// Origins beside loopback ones whose web pages may use the server; `*` is any.
+    pub cors_origins: Vec<String>,
+    /// Sends CORS headers to allowed origins.
     pub cors: bool,
+    /// Maximum open connections; further ones wait in the listener's backlog.
+    pub max_connections: usize,
     /// Serves `/metrics`.
     pub metrics: bool,
     /// Serves `/status` and its data.
@@ -75,6 +81,8 @@ pub struct Timeouts {
     pub queue: Option<Duration>,
     /// Maximum request time; the request then ends as at its length limit.
     pub request: Option<Duration>,
+    /// Maximum time for a request's head, between two parts of its body, and between requests.
+    pub read: Duration,
     /// Maximum time for which a client may not read its stream.
     pub write: Duration,
     /// Idle time before a keep-alive is sent.
@@ -120,7 +128,10 @@ impl Default for ServerConfig {
             model_name: "model".to_owned(),
             strict_model: false,
             api_keys: Vec::new(),
+            allowed_hosts: Vec::new(),
+            cors_origins: Vec::new(),
             cors: true,
+            max_connections: 1024,
             metrics: true,
             status_page: false,
             body_limit_bytes: 64 << 20,
@@ -140,6 +151,7 @@ impl Default for Timeouts {
         Timeouts {
             queue: Some(Duration::from_secs(600)),
             request: None,
+            read: Duration::from_secs(60),
             write: Duration::from_secs(120),
             keep_alive: Duration::from_secs(10),
             shutdown: Duration::from_secs(30),

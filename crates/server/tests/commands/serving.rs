@@ -201,7 +201,8 @@ fn second_signal_stops_at_once() {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         write!(
             stream,
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )
         .unwrap();

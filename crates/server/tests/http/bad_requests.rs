@@ -145,7 +145,9 @@ async fn oversized_chunked_body_is_rejected() {
     let mut socket = tokio::net::TcpStream::connect(server.address)
         .await
         .unwrap();
-    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n");
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
     socket.write_all(head.as_bytes()).await.unwrap();
     let part = vec![b' '; 1 << 20];
     for _ in 0..100 {

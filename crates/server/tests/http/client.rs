@@ -29,7 +29,10 @@ pub(crate) async fn send(
     body: &[u8],
 ) -> HttpResponse {
     let mut socket = TcpStream::connect(address).await.unwrap();
-    let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
+    let mut head = format!("{method} {path} HTTP/1.1\r\n");
+    if !headers.iter().any(|(name, _)| *name == "host") {
+        head.push_str("host: localhost\r\n");
+    }
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
@@ -77,6 +80,12 @@ impl HttpResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
+    }
+
+    /// Names of the headers that start with `prefix`.
+    pub(crate) fn header_names_starting(&self, prefix: &str) -> Vec<&str> {
+        let names = self.headers.iter().map(|(name, _)| name.as_str());
+        names.filter(|name| name.starts_with(prefix)).collect()
     }
 
     /// The whole body.

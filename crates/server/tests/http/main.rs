@@ -6,11 +6,13 @@
     reason = "in a test a failed unwrap is a failed test"
 )]
 
+mod access;
 mod bad_requests;
 mod caching;
 mod chat;
 mod client;
 mod completions;
+mod connections;
 mod device_errors;
 mod lifecycle;
 mod logprobs;

@@ -10,6 +10,7 @@ use crate::client::HttpResponse;
 use crate::test_server::{ServerSetup, TestServer, chat_body, says};
 
 const CHAT: &str = "/v1/chat/completions";
+const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
 
 /// One sequence on the device and an endless reply.
 fn narrow() -> ServerSetup {
@@ -88,7 +89,7 @@ async fn dropped_whole_response_frees_the_device() {
     let address = server.address;
     let asked = tokio::spawn(async move {
         let body = chat_body(json!({})).to_string();
-        crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await
+        crate::client::send(address, "POST", CHAT, &JSON, body.as_bytes()).await
     });
     server
         .eventually("decoding has begun", |w| w.count(RunnerMethod::Verify) > 3)
@@ -308,7 +309,7 @@ async fn many_cancelled_requests_leave_no_state() {
             let stay = Duration::from_millis(i * 13 % 110);
             let read_all = async {
                 let mut answer =
-                    crate::client::send(address, "POST", CHAT, &[], body.as_bytes()).await;
+                    crate::client::send(address, "POST", CHAT, &JSON, body.as_bytes()).await;
                 while answer.event().await.is_some() {}
             };
             // Some clients read to the end; some disconnect in the queue, in prefill or in decode.

@@ -252,26 +252,6 @@ async fn server_without_keys_hides_file_paths() {
 }
 
 #[tokio::test]
-async fn cors_allows_any_origin_by_default() {
-    let server = ServerSetup::saying("ok").open().await;
-    let path = "/v1/chat/completions";
-    let preflight = client::send(server.address, "OPTIONS", path, &[], b"").await;
-    assert_eq!(preflight.status, 204);
-    for (name, value) in [
-        ("access-control-allow-origin", "*"),
-        ("access-control-allow-methods", "GET, POST, OPTIONS"),
-        ("access-control-allow-headers", "*, authorization"),
-    ] {
-        assert_eq!(preflight.header(name), Some(value));
-    }
-    let stream = server.chat(json!({"stream": true})).await;
-    assert_eq!(stream.header("access-control-allow-origin"), Some("*"));
-    let server = with_config(|config| config.cors = false).open().await;
-    let answer = server.get("/health").await;
-    assert_eq!(answer.header("access-control-allow-origin"), None);
-}
-
-#[tokio::test]
 async fn request_ids_are_echoed_or_generated() {
     let server = ServerSetup::saying("ok").open().await;
     let headers = [("x-request-id", "mine-1")];
