@@ -22,13 +22,13 @@ pub(super) const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    subcommand_value_name = "PART",
-    subcommand_help_heading = "Parts"
+    subcommand_value_name = "BENCHMARK",
+    subcommand_help_heading = "Benchmarks"
 )]
 pub struct BenchArgs {
     /// A benchmark other than single passes.
     #[command(subcommand)]
-    pub part: Option<BenchPart>,
+    pub benchmark: Option<BenchCommand>,
     /// The GGUF file to measure.
     #[arg(conflicts_with = "synthetic")]
     pub model: Option<PathBuf>,
@@ -76,7 +76,7 @@ pub struct BenchArgs {
 
 /// Benchmarks other than single passes.
 #[derive(Debug, Subcommand)]
-pub enum BenchPart {
+pub enum BenchCommand {
     /// Time whole speculative steps at real shapes with simulated acceptance.
     Step(StepArgs),
     /// Sweep the node budget over real prompts and report the best one.

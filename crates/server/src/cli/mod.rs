@@ -18,7 +18,7 @@ mod window;
 use std::path::PathBuf;
 
 use bench::BENCH_HELP;
-pub use bench::{BenchArgs, BenchPart, DepthArgs, SpeculationAbArgs, StepArgs, TuneArgs};
+pub use bench::{BenchArgs, BenchCommand, DepthArgs, SpeculationAbArgs, StepArgs, TuneArgs};
 pub use caching::{CacheArgs, PlanArgs};
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
@@ -155,7 +155,7 @@ pub enum Command {
         Building needs libnvrtc but no GPU; `pip install nvidia-cuda-nvrtc` has it."
     )]
     Kernels(KernelsArgs),
-    /// Measure how fast a model runs here.
+    /// Time a model on this machine.
     #[command(after_help = BENCH_HELP)]
     Bench(Box<BenchArgs>),
 }
@@ -171,7 +171,7 @@ pub struct DeviceArgs {
         default_value = "auto"
     )]
     pub device: String,
-    /// Run the CPU's scalar reference, which is slow and checks every other path.
+    /// Run the CPU's scalar reference, which is slow; all other paths are checked against it.
     #[arg(long, env = "HEARTH_CPU_REFERENCE", value_parser = FalseyValueParser::new())]
     pub cpu_reference: bool,
     /// Threads of the CPU device [default: one per core].
@@ -225,10 +225,10 @@ pub struct DeviceArgs {
 /// Whether the bits of a token's logits may depend on the rest of its decode step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum NumericsArg {
-    /// They do not: a tree node has the bits of plain decoding.
+    /// A token's bits depend on neither the batch nor drafting.
     #[value(alias = "by-path")]
     BatchInvariant,
-    /// They may; the fastest kernels run.
+    /// The fastest kernels; a token's bits may depend on the batch and on drafting.
     #[value(alias = "fast")]
     Fastest,
 }

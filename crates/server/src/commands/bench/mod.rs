@@ -26,7 +26,7 @@ use cases::Bench;
 use report::Report;
 use step_shape::parse_shapes;
 
-use crate::cli::{BenchArgs, BenchPart};
+use crate::cli::{BenchArgs, BenchCommand};
 use crate::open::bundled::Bundled;
 use crate::open::devices;
 use crate::open::drafting;
@@ -46,11 +46,11 @@ fn context_tokens(depths: &[usize], longest: usize) -> usize {
 }
 
 pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
-    match &args.part {
-        Some(BenchPart::Step(args)) => return step::step(args, bundled),
-        Some(BenchPart::Tune(args)) => return tune::tune(args, bundled),
-        Some(BenchPart::Speculation(args)) => return speculation_ab::compare(args, bundled),
-        Some(BenchPart::Depth(args)) => return depth::depth(args, bundled),
+    match &args.benchmark {
+        Some(BenchCommand::Step(args)) => return step::step(args, bundled),
+        Some(BenchCommand::Tune(args)) => return tune::tune(args, bundled),
+        Some(BenchCommand::Speculation(args)) => return speculation_ab::compare(args, bundled),
+        Some(BenchCommand::Depth(args)) => return depth::depth(args, bundled),
         None => {}
     }
     let source = ModelSource {
