@@ -6,6 +6,7 @@
 mod cases;
 mod cost;
 mod depth;
+mod reply_timing;
 mod report;
 mod speculation_ab;
 #[cfg(test)]

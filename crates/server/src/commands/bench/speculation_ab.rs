@@ -12,12 +12,10 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use chat::SpecialTokens;
 use contract::TokenId;
-use decode::{
-    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
-    Speculation,
-};
+use decode::{Scheduler, SchedulerConfig, Speculation};
 use serde_json::json;
 
+use super::reply_timing::{ReplyTiming, time_reply};
 use super::tune::{Prompt, context_tokens, prompts};
 use super::{ModelSource, draft, model};
 use crate::cli::SpeculationAbArgs;
@@ -38,17 +36,8 @@ pub(super) const SOURCES: [&str; 6] = [
 /// Tokens of a prompt from a source file.
 pub(super) const SOURCE_TOKENS: usize = 200;
 
-/// Time and counts of a reply.
-#[derive(Debug, Clone, Copy)]
-struct AbTiming {
-    seconds: f64,
-    tokens: usize,
-    steps: usize,
-    drafted: usize,
-}
-
 /// Pairs of a prompt's plain and drafted runs.
-type Pairs = Vec<(AbTiming, AbTiming)>;
+type Pairs = Vec<(ReplyTiming, ReplyTiming)>;
 
 pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Result<()> {
     let source = ModelSource {
@@ -121,14 +110,15 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
     // The first repetition warms up, and its replies are the reference of the later ones.
     for rep in 0..=args.reps.max(1) {
         for (i, prompt) in prompts.iter().enumerate() {
-            let of = (prompt.tokens.as_slice(), args.tokens);
+            let time =
+                |scheduler: &mut Scheduler| time_reply(scheduler, &prompt.tokens, args.tokens);
             // The order alternates between repetitions.
             let (plain_run, drafted_run) = if rep % 2 == 0 {
-                let plain_run = generate(&mut plainly, of)?;
-                (plain_run, generate(&mut drafted, of)?)
+                let plain_run = time(&mut plainly)?;
+                (plain_run, time(&mut drafted)?)
             } else {
-                let drafted_run = generate(&mut drafted, of)?;
-                (generate(&mut plainly, of)?, drafted_run)
+                let drafted_run = time(&mut drafted)?;
+                (time(&mut plainly)?, drafted_run)
             };
             if batch_invariant && plain_run.1 != drafted_run.1 {
                 bail!(
@@ -155,58 +145,6 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
         seconds,
         (&prompts, &pairs, &costs),
     )
-}
-
-/// Generates a reply; its time is from the first token to the last.
-fn generate(
-    scheduler: &mut Scheduler,
-    (prompt, max_tokens): (&[TokenId], usize),
-) -> anyhow::Result<(AbTiming, Vec<TokenId>)> {
-    scheduler.submit(Job {
-        id: JobId(0),
-        prompt: prompt.into(),
-        choices: 1,
-        params: GenerationParams {
-            sampling: Sampling::greedy(),
-            max_tokens,
-            // Only decoding is timed, so the prefix cache is not used.
-            use_saved: false,
-            ..GenerationParams::default()
-        },
-        priority: 0,
-    })?;
-    let mut events = Vec::new();
-    let (mut start, mut reply) = (None, Vec::new());
-    let mut took = AbTiming {
-        seconds: 0.0,
-        tokens: 0,
-        steps: 0,
-        drafted: 0,
-    };
-    loop {
-        let progress = scheduler.step(&mut events)?;
-        for (_, event) in events.drain(..) {
-            match event {
-                Event::Tokens { tokens, .. } => {
-                    reply.extend(tokens.iter().map(|token| token.id));
-                    match start {
-                        None => start = Some(Instant::now()),
-                        Some(start) => {
-                            took.tokens += tokens.len();
-                            took.steps += 1;
-                            took.seconds = start.elapsed().as_secs_f64();
-                        }
-                    }
-                }
-                Event::Finished { stats, .. } => took.drafted = stats.depths.steps as usize,
-                Event::Failed { error } => bail!("a reply failed: {error}"),
-                _ => {}
-            }
-        }
-        if progress == Progress::Idle {
-            return Ok((took, reply));
-        }
-    }
 }
 
 fn median(mut all: Vec<f64>) -> f64 {
@@ -236,7 +174,7 @@ fn class_result(all: &[&Pairs]) -> ClassResult {
         .filter(|p| p.iter().any(|x| x.0.tokens > 0))
         .collect();
     let sum = |of: &dyn Fn(&Pairs) -> f64| all.iter().map(|pairs| of(pairs)).sum::<f64>();
-    let each = |of: fn(&(AbTiming, AbTiming)) -> f64| {
+    let each = |of: fn(&(ReplyTiming, ReplyTiming)) -> f64| {
         move |p: &Pairs| -> Vec<f64> { p.iter().map(of).collect() }
     };
     let (one, other) = (each(|p| p.0.seconds), each(|p| p.1.seconds));
@@ -245,7 +183,7 @@ fn class_result(all: &[&Pairs]) -> ClassResult {
     let tokens = sum(&|p| p[0].1.tokens as f64);
     // The number of steps varies, because the speculation controller learns between
     // repetitions.
-    let mean = |of: fn(&(AbTiming, AbTiming)) -> f64| {
+    let mean = |of: fn(&(ReplyTiming, ReplyTiming)) -> f64| {
         sum(&|p| p.iter().map(of).sum::<f64>() / p.len() as f64)
     };
     let steps = mean(|p| p.1.steps as f64);
@@ -340,7 +278,7 @@ mod tests {
 
     #[test]
     fn class_result_has_speedups_of_medians_fastest_and_pairs() {
-        let took = |seconds: f64, steps: usize| AbTiming {
+        let took = |seconds: f64, steps: usize| ReplyTiming {
             seconds,
             tokens: 10,
             steps,
@@ -352,7 +290,7 @@ mod tests {
             (took(9.0, 10), took(0.7, 4)),
         ];
         // A reply of one token has no time and is ignored.
-        let nothing = AbTiming {
+        let nothing = ReplyTiming {
             tokens: 0,
             ..took(0.0, 0)
         };

@@ -8,18 +8,15 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
 
 use anyhow::{Context, bail};
 use chat::openai::request::chat_request;
 use chat::request::{ConversationPolicy, LateSystem};
 use contract::{Backend, OpenPlan, TokenId, Tree};
-use decode::{
-    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
-    Speculation, TreeInit,
-};
+use decode::{Scheduler, SchedulerConfig, Speculation, TreeInit};
 use serde_json::{Value, json};
 
+use super::reply_timing::{ReplyTiming, time_reply};
 use super::timed_runner::TimedRunner;
 use super::{ModelSource, draft, model};
 use crate::cli::TuneArgs;
@@ -47,14 +44,6 @@ pub(super) struct Prompt {
     pub(super) tokens: Vec<TokenId>,
 }
 
-/// Time and counts of a configuration's fastest reply to a prompt.
-#[derive(Debug, Clone, Copy)]
-struct PromptTiming {
-    seconds: f64,
-    tokens: usize,
-    steps: usize,
-}
-
 pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     if let Some(wrong) = args.budgets.iter().find(|b| **b >= Tree::MAX_NODES) {
         bail!("--budgets {wrong}: use at most {}", Tree::MAX_NODES - 1);
@@ -80,7 +69,7 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     let mut drafted = plain.clone();
     drafted.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let configurations = configurations(args, widest);
-    let mut best: Vec<Vec<Option<PromptTiming>>> =
+    let mut best: Vec<Vec<Option<ReplyTiming>>> =
         vec![vec![None; prompts.len()]; configurations.len()];
     for _ in 0..args.reps.max(1) {
         // The plain runner has no draft, which would need prefill too.
@@ -211,13 +200,13 @@ pub(super) fn prompts(
     Ok(prompts)
 }
 
-/// Generates a reply; its time is from the first token to the last.
+/// The timing of a reply with a new scheduler.
 fn generate(
     runner: &TimedRunner,
     loaded: &model::LoadedModel,
     (prompt, max_tokens): (&Prompt, usize),
     speculation: Speculation,
-) -> anyhow::Result<PromptTiming> {
+) -> anyhow::Result<ReplyTiming> {
     let config = SchedulerConfig {
         max_sequences: 1,
         eos: loaded.vocab.eos.clone(),
@@ -225,56 +214,16 @@ fn generate(
         ..SchedulerConfig::default()
     };
     let mut scheduler = Scheduler::new(Box::new(runner.clone()), config);
-    scheduler.submit(Job {
-        id: JobId(0),
-        prompt: prompt.tokens.as_slice().into(),
-        choices: 1,
-        params: GenerationParams {
-            sampling: Sampling::greedy(),
-            max_tokens,
-            ..GenerationParams::default()
-        },
-        priority: 0,
-    })?;
-    let mut events = Vec::new();
-    let mut start = None;
-    let mut took = PromptTiming {
-        seconds: 0.0,
-        tokens: 0,
-        steps: 0,
-    };
-    loop {
-        let progress = scheduler.step(&mut events)?;
-        for (_, event) in events.drain(..) {
-            match event {
-                Event::Tokens { tokens, .. } => match start {
-                    None => start = Some(Instant::now()),
-                    Some(start) => {
-                        took.tokens += tokens.len();
-                        took.steps += 1;
-                        took.seconds = start.elapsed().as_secs_f64();
-                    }
-                },
-                Event::Failed { error } => bail!("a reply failed: {error}"),
-                _ => {}
-            }
-        }
-        if progress == Progress::Idle {
-            return Ok(took);
-        }
-    }
+    let (timing, _) = time_reply(&mut scheduler, &prompt.tokens, max_tokens)?;
+    Ok(timing)
 }
 
 /// Sums of seconds, tokens and steps over the prompts of a class, or of all.
 fn sum<'a>(
-    all: impl Iterator<Item = (&'a Option<PromptTiming>, &'a Prompt)>,
+    all: impl Iterator<Item = (&'a Option<ReplyTiming>, &'a Prompt)>,
     class: Option<&str>,
-) -> PromptTiming {
-    let mut sum = PromptTiming {
-        seconds: 0.0,
-        tokens: 0,
-        steps: 0,
-    };
+) -> ReplyTiming {
+    let mut sum = ReplyTiming::default();
     for (took, prompt) in all {
         if let Some(took) = took
             && class.is_none_or(|class| class == prompt.class)
@@ -287,16 +236,10 @@ fn sum<'a>(
     sum
 }
 
-impl PromptTiming {
-    fn per_s(&self) -> f64 {
-        self.tokens as f64 / self.seconds.max(1e-9)
-    }
-}
-
 type Measured<'a> = (
     &'a [DraftConfiguration],
     &'a [Prompt],
-    &'a [Vec<Option<PromptTiming>>],
+    &'a [Vec<Option<ReplyTiming>>],
 );
 
 fn report(
