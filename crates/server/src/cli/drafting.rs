@@ -61,9 +61,9 @@ pub struct DraftArgs {
     )]
     pub draft_swa: usize,
     /// Give bit-identical replies with and without drafting, alone and in a batch, and for any
-    /// split of the prefill into chunks, even where that is slower. Without the flag, GPUs of
-    /// compute capability 9.0 guarantee this for models with head size 256, except for chunks; the
-    /// CPU guarantees all of it. /props reports it.
+    /// prefill chunks, even where that is slower. Without the flag, the CPU guarantees all of it.
+    /// GPUs of compute capability 9.0 guarantee it for models with head size 256, except for
+    /// chunks. /props reports it.
     #[arg(
         long,
         alias = "exact",
@@ -93,8 +93,8 @@ pub struct EvalArgs {
     /// Sliding window of all draft layers but the last, for files that lack it; 0 uses the file's.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub draft_swa: usize,
-    /// Write the draft's logits for the block whose root is the id at --at, given the ids before
-    /// it, as a NumPy file: f32 `[block - 1, vocab]`, without the root's position.
+    /// Write the draft's logits as a NumPy file, f32 `[block - 1, vocab]`, without the root's
+    /// position. The block's root is the id at --at, after the ids before it.
     #[arg(long, value_name = "FILE", requires_all = ["draft", "at"])]
     pub draft_logits: Option<PathBuf>,
     /// Index of the block's root in the ids.

@@ -1,9 +1,9 @@
 //! A runner that times its calls, is shared by consecutive schedulers, and can simulate acceptance.
 //!
 //! With random weights, the target accepts no drafted token. The simulation lets the device do all
-//! its work and changes only the results: the draft's log-probabilities become those of a draft
-//! with a given acceptance, and the rows of a verify contain tokens drawn from the same
-//! probabilities. Sampling, acceptance and commit run unchanged.
+//! its work and changes only the results. The draft's log-probabilities become those of a draft
+//! with a given acceptance. The rows of a verify contain tokens drawn from the same probabilities.
+//! Sampling, acceptance and commit run unchanged.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

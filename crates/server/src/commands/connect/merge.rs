@@ -1,6 +1,6 @@
 //! Merging settings into a file that may hold others, which stay unchanged.
 //!
-//! TOML and YAML are edited as text: the markers tell our lines from the user's at the next run,
+//! TOML and YAML are edited as text. The markers tell our lines from the user's at the next run,
 //! and no well-kept YAML library keeps comments.
 
 use anyhow::{Context, bail};
@@ -21,7 +21,7 @@ pub(super) struct Merged {
 
 /// Merges `ours` into a JSON object: objects are merged recursively, other values of ours win.
 ///
-/// `choices` are JSON pointers to values that the user may choose: ours is set only if there is
+/// `choices` are JSON pointers to values that the user may choose. Ours is set only if there is
 /// none, or an earlier one of ours (`hearth/...`).
 ///
 /// # Errors
