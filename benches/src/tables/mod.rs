@@ -49,8 +49,8 @@ pub struct Column {
 /// A table stands between `<!-- table NAME -->` and `<!-- end NAME -->`.
 ///
 /// # Errors
-/// Names the marker that is missing, unknown or unclosed, the results file and line that is invalid,
-/// or the table without rows.
+/// Names the marker that is missing, unknown or unclosed, the results file and line that is
+/// invalid, or the table without rows.
 pub fn update(readme: &str, results: &Path) -> anyhow::Result<String> {
     let mut text = readme.to_owned();
     for table in TABLES {

@@ -11,8 +11,8 @@ pub enum ConfigCommand {
     #[command(
         after_help = "Examples:\n  hearth config show --config hearth.toml\n  \
         HEARTH_PORT=9000 hearth config show model.gguf --json\n\n\
-        Takes the flags of `hearth serve`. Precedence: flag, environment, configuration file, model\n\
-        card, default. API keys are counted, never shown."
+        Takes the flags of `hearth serve`. Precedence: flag, environment, configuration file,\n\
+        model card, default. API keys are counted, never shown."
     )]
     Show(Box<ShowArgs>),
 }

@@ -1,4 +1,5 @@
-//! Tests that a device error is a server error on every route that generates, whole and as a stream.
+//! Tests that a device error is a server error on every route that generates, whole and as a
+//! stream.
 
 use conformance::fake::{FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use serde_json::{Value, json};
