@@ -1,4 +1,4 @@
-//! Who may connect to `hearth serve`, and how long a connection may be silent.
+//! Flags of `hearth serve` on allowed hosts, allowed origins and connections.
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
@@ -7,11 +7,11 @@ use clap::value_parser;
 use super::at_least_one;
 use crate::http::access::{parse_allowed_host, parse_cors_origin};
 
-/// Who may connect.
+/// Allowed hosts, allowed origins and limits of connections.
 #[derive(Debug, Clone, Args)]
 pub struct ListenArgs {
-    /// A host name, beside localhost, by which clients may address a server without a key, such as
-    /// `host.docker.internal`; may be given several times, and `*` is any. With a key every name is
+    /// A host name besides localhost in the Host header of requests to a server without a key, such
+    /// as `host.docker.internal`; may be repeated, and `*` allows any. With a key every name is
     /// allowed.
     #[arg(
         long,
@@ -21,9 +21,9 @@ pub struct ListenArgs {
         value_parser = parse_allowed_host
     )]
     pub allowed_host: Vec<String>,
-    /// An origin, beside localhost, whose web pages may use the server, such as
-    /// `https://chat.example.org`; may be given several times, and `*` is any [default: none
-    /// without a key, any with one].
+    /// An origin besides localhost whose web pages can use the server, such as
+    /// `https://chat.example.org`; may be repeated, and `*` allows any [default: none without a
+    /// key, any with one].
     #[arg(
         long,
         env = "HEARTH_CORS_ORIGIN",
@@ -35,12 +35,12 @@ pub struct ListenArgs {
     /// Send no CORS headers.
     #[arg(long, env = "HEARTH_NO_CORS", value_parser = FalseyValueParser::new())]
     pub no_cors: bool,
-    /// Longest wait for a request's head, for more of its body, and for the next request of a
+    /// The longest wait for a request's head, for more of its body, and for the next request of a
     /// connection, in seconds.
     #[arg(long, env = "HEARTH_READ_TIMEOUT", value_name = "SECONDS", default_value_t = 60,
         value_parser = value_parser!(u64).range(1..=86_400))]
     pub read_timeout: u64,
-    /// Connections that may be open at once; further ones wait.
+    /// The most open connections; further ones wait.
     #[arg(long, env = "HEARTH_MAX_CONNECTIONS", value_name = "N", default_value = "1024",
         value_parser = at_least_one)]
     pub max_connections: usize,

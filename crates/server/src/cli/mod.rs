@@ -299,7 +299,7 @@ pub struct ServeArgs {
     /// A file with an API key per line.
     #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Who may connect, and how long a connection may be silent.
+    /// Allowed hosts, allowed origins and connections.
     #[command(flatten)]
     pub listen: ListenArgs,
     /// Attention window.
