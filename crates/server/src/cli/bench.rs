@@ -248,3 +248,37 @@ pub struct SpeculationAbArgs {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parse(line: &str) -> Command {
+        Cli::try_parse_from(line.split(' ')).unwrap().command
+    }
+
+    #[test]
+    fn old_names_of_benchmarks_and_flags_still_parse() {
+        let Command::Bench(bench) = parse("hearth bench pay --reps 3") else {
+            panic!("not a bench");
+        };
+        let Some(BenchCommand::Speculation(args)) = bench.benchmark else {
+            panic!("{:?}", bench.benchmark);
+        };
+        assert_eq!(args.reps, 3);
+        let Command::Bench(bench) = parse("hearth bench step --rounds 5") else {
+            panic!("not a bench");
+        };
+        let Some(BenchCommand::Step(args)) = bench.benchmark else {
+            panic!("{:?}", bench.benchmark);
+        };
+        assert_eq!(args.steps, 5);
+        let Command::Probe(args) = parse("hearth probe --patience 7") else {
+            panic!("not a probe");
+        };
+        assert_eq!(args.timeout, 7);
+    }
+}
