@@ -9,12 +9,12 @@ use cuda::Numerics;
 use cuda::driver::Buffer;
 use cuda::launch::Launch;
 use cuda::launch::gated_delta::{
-    ChunkScanKernel, GatedDeltaInputs, GatedDeltaKernel, GatedNormOutput, Group, Layer, Shape,
-    Slots, StridedRows, commit, dfs_schedule, prefill as chunks, prefill_on, prefill_scratch_bytes,
-    verify, verify_scratch_bytes,
+    ChunkLaunch, ChunkScanKernel, GatedDeltaInputs, GatedDeltaKernel, GatedNormOutput, Group,
+    Layer, Shape, Slots, StridedRows, TreeLaunch, TreeStep, commit, dfs_schedule, prefill,
+    prefill::flops, prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
 use cuda::launch::norm::ActivationBuffers;
-use cuda::select::{TreeStep, gated_delta_decode};
+use cuda::select::gated_delta_decode;
 
 use super::{Bench, Work};
 
@@ -230,18 +230,15 @@ impl TreeCase {
         };
         let kernel = gated_delta_decode(card, SHAPE, numerics, trees).kernel;
         let layer = |layer: usize| {
-            verify(
-                card,
-                SHAPE,
-                count * nodes,
-                count,
-                kernel,
-                header.ptr(),
-                &data.layer(layer),
-                &data.inputs(),
-                data.scratch.ptr(),
-                &data.out(),
-            )
+            let tree = TreeLaunch {
+                gpu: card,
+                shape: SHAPE,
+                size: trees,
+                step: header.ptr(),
+                layer: &data.layer(layer),
+                inputs: &data.inputs(),
+            };
+            verify(kernel, &tree, data.scratch.ptr(), &data.out())
         };
         Ok(TreeCase {
             count,
@@ -354,25 +351,23 @@ fn prompt(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
 fn prompt_with(
     bench: &mut Bench,
     data: &DeltaBench,
-    products: ChunkScanKernel,
+    kernel: ChunkScanKernel,
     header: u64,
 ) -> Result<()> {
     let make = |layer: usize| {
-        prefill_on(
-            products,
-            SHAPE,
-            PROMPT,
-            header,
-            &data.layer(layer),
-            &data.inputs(),
-            data.scratch.ptr(),
-            &data.out(),
-        )
+        let chunk = ChunkLaunch {
+            shape: SHAPE,
+            rows: PROMPT,
+            chunk: header,
+            layer: &data.layer(layer),
+            inputs: &data.inputs(),
+        };
+        prefill(kernel, &chunk, data.scratch.ptr(), &data.out())
     };
     let layers: Vec<_> = (0..8).map(make).collect();
     let units: Vec<_> = layers[0].iter().map(|l| l.unit.clone()).collect();
     let modules = bench.modules(&units)?;
-    let flops = chunks::flops(SHAPE, PROMPT);
+    let flops = flops(SHAPE, PROMPT);
     for part in 0..layers[0].len() {
         let same: Vec<&Launch> = layers.iter().map(|layer| &layer[part]).collect();
         let case = format!("{}, {PROMPT} tokens", same[0].entry);
@@ -384,7 +379,7 @@ fn prompt_with(
         bytes: 2.0 * SHAPE.state_bytes() as f64 + PROMPT as f64 * row_bytes,
         flops,
     };
-    let case = format!("prefill by {products:?}, {PROMPT} tokens, 1 layer");
+    let case = format!("prefill by {kernel:?}, {PROMPT} tokens, 1 layer");
     bench.sequence("delta", &case, &modules, &together, work)?;
     Ok(())
 }

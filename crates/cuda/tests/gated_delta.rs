@@ -4,6 +4,7 @@
 
 mod fixtures {
     pub mod gated_delta;
+    pub mod gated_delta_layer;
     pub mod gpu;
 }
 
@@ -13,32 +14,18 @@ use cuda::GpuProps;
 use cuda::Numerics;
 use cuda::launch::Unit;
 use cuda::launch::gated_delta::{
-    DIM, GatedNormOutput, Shape, TAPS, decode as steps, recurrent, verify,
+    DIM, Shape, TAPS, TreeLaunch, TreeStep, decode as steps, recurrent,
 };
-use cuda::launch::gated_delta::{commit, verify_scratch_bytes};
 use cuda::launch::norm::{ActivationBuffers, RowSource, convert};
-use cuda::pack;
-use cuda::select::{TreeStep, gated_delta_decode, wy_tree};
+use cuda::select::wy_tree;
 use fixtures::gated_delta::{
     DeltaDevice, DeltaFixture, HeadRows, Parents, Projected, chain, path, random_tree, shapes, star,
 };
+use fixtures::gated_delta_layer::{
+    BUCKETS, LayerLaunches, LayerStep, bucket, gpus, own_gpu, random_factors, reference_tree,
+    run_commit,
+};
 use fixtures::gpu::{Random, close, same_bits};
-
-const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
-
-fn bucket(rows: usize) -> usize {
-    BUCKETS.into_iter().find(|b| *b >= rows).unwrap()
-}
-
-fn own_card(gpu: &DeltaDevice) -> GpuProps {
-    gpu.info().props()
-}
-
-/// This GPU, and one with small shared memory.
-fn cards(gpu: &DeltaDevice) -> [GpuProps; 2] {
-    let small = GpuProps::new((8, 6), 82);
-    [own_card(gpu), small]
-}
 
 fn forms() -> [Numerics; 2] {
     [Numerics::Fastest, Numerics::BatchInvariant]
@@ -57,49 +44,26 @@ fn run_tree(
     let device = projected.upload(gpu, shape, bucket);
     let inputs = &device.inputs;
     let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
-    let step = header.ptr();
     let o = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
-    let (layer, card, count) = (fixture.layer(0), own_card(gpu), trees.len());
-    let f16_rows = fixtures::gpu::poisoned::<u8>(
-        gpu,
-        recurrent::spill_bytes(card, shape, bucket, count).max(1),
-    );
-    let to = [o.ptr(), f16_rows.ptr()];
+    let tree = TreeLaunch {
+        gpu: own_gpu(gpu),
+        shape,
+        size: TreeStep {
+            rows: bucket,
+            trees: trees.len(),
+        },
+        step: header.ptr(),
+        layer: &fixture.layer(0),
+        inputs,
+    };
+    let bytes = recurrent::spill_bytes(tree.gpu, shape, bucket, trees.len());
+    let spilled = fixtures::gpu::poisoned::<u8>(gpu, bytes.max(1));
     let launch = match numerics {
-        Numerics::Fastest => {
-            let trees = TreeStep {
-                rows: bucket,
-                trees: count,
-            };
-            let kernel = wy_tree(card, shape, trees);
-            steps::tree(
-                kernel, card, shape, bucket, count, step, &layer, inputs, to[0],
-            )
-        }
-        Numerics::BatchInvariant => {
-            recurrent::recurrent_tree(card, shape, bucket, count, step, &layer, inputs, to)
-        }
+        Numerics::Fastest => steps::wy_tree(wy_tree(tree.gpu, shape, tree.size), &tree, o.ptr()),
+        Numerics::BatchInvariant => recurrent::recurrent_tree(&tree, o.ptr(), spilled.ptr()),
     };
     gpu.launch(&[launch]);
     o.download(gpu).unwrap()
-}
-
-/// Reference `(mixed, u, o)` of one tree, rows `first..`.
-fn right(
-    gpu: &DeltaDevice,
-    fixture: &DeltaFixture,
-    slot: usize,
-    parents: &[Option<usize>],
-    projected: &Projected,
-) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
-    let shape = fixture.shape;
-    let window = fixture.window_of(gpu, slot, 0);
-    let mixed =
-        fixtures::gated_delta::mixed(shape, &fixture.weights, &window, &projected.qkv, parents);
-    let gates = projected.gates(shape, &fixture.weights);
-    let states = fixture.state_of(gpu, slot, 0);
-    let (u, o) = fixtures::gated_delta::tree(shape, &states, 0, parents, &mixed, &gates);
-    (mixed, u, o)
 }
 
 /// Runs a form and compares o and all factors of every node with the reference. Returns the largest
@@ -120,7 +84,7 @@ fn check_tree(
     for (slot, parents) in trees {
         let n = parents.len();
         let own = projected.part(shape, first..first + n);
-        let (mixed, u_right, o_right) = right(gpu, fixture, *slot, parents, &own);
+        let (mixed, u_right, o_right) = reference_tree(gpu, (fixture, 0), *slot, parents, &own);
         let gates = own.gates(shape, &fixture.weights);
         for node in 0..n {
             let what = format!("{numerics:?} {shape:?}, {n} nodes, node {node}");
@@ -164,7 +128,7 @@ fn delta_tree_paths_equal_recurrent_steps() {
         .iter()
         .flat_map(|&shape| BUCKETS.map(|rows| (shape, rows)))
         .flat_map(|(shape, rows)| {
-            let card = own_card(&gpu);
+            let card = own_gpu(&gpu);
             let tree = wy_unit(card, shape, rows);
             [tree, recurrent::recurrent_unit(card, shape, rows, 1)]
         })
@@ -305,7 +269,7 @@ fn delta_tree_overflow_is_never_finite() {
             }
         }
         let parents = chain(n);
-        let (mixed, ..) = right(&gpu, &fixture, 0, &parents, &projected);
+        let (mixed, ..) = reference_tree(&gpu, (&fixture, 0), 0, &parents, &projected);
         let gates = projected.gates(shape, &fixture.weights);
         for form in forms() {
             let o = run_tree(
@@ -352,14 +316,14 @@ fn delta_tree_overflow_is_never_finite() {
 /// The unit of the WY form of one tree.
 fn wy_unit(card: GpuProps, shape: Shape, rows: usize) -> Unit {
     let kernel = wy_tree(card, shape, TreeStep { rows, trees: 1 });
-    steps::tree_unit(kernel, card, shape, rows, 1)
+    steps::wy_tree_unit(kernel, card, shape, rows, 1)
 }
 
 /// The kernel for a bucket of one tree. The two kernels round sums differently.
 fn kernel(gpu: &DeltaDevice, shape: Shape, form: Numerics, bucket: usize) -> &'static str {
     match form {
-        Numerics::Fastest => wy_unit(own_card(gpu), shape, bucket).file,
-        Numerics::BatchInvariant => recurrent::recurrent_unit(own_card(gpu), shape, bucket, 1).file,
+        Numerics::Fastest => wy_unit(own_gpu(gpu), shape, bucket).file,
+        Numerics::BatchInvariant => recurrent::recurrent_unit(own_gpu(gpu), shape, bucket, 1).file,
     }
 }
 
@@ -401,23 +365,6 @@ fn delta_tree_row_bits_do_not_depend_on_the_row_count() {
             );
         }
     }
-}
-
-fn run_commit(gpu: &DeltaDevice, fixture: &DeltaFixture, paths: &[(usize, &[usize])]) {
-    let header = gpu.upload(&fixtures::gated_delta::commit(paths)).unwrap();
-    gpu.launch(&[commit(fixture.shape, &fixture.group(), 4, header.ptr())]);
-}
-
-/// Random factors and decays for all nodes of a fixture.
-fn random_factors(gpu: &DeltaDevice, fixture: &mut DeltaFixture, random: &mut Random) {
-    let shape = fixture.shape;
-    let mut factors = random.normals(fixture.factors.len(), 0.1);
-    for node in factors.chunks_exact_mut(shape.factor_bytes(1) / 4) {
-        for g in &mut node[shape.keys() + shape.values()..][..shape.n_v_heads] {
-            *g = -g.abs();
-        }
-    }
-    fixture.factors.upload(gpu, &factors).unwrap();
 }
 
 #[test]
@@ -491,47 +438,26 @@ fn delta_commit_of_a_path_equals_single_node_commits() {
 }
 
 /// Runs the fixture's last layer and compares its rows with the composed references.
-fn check_layer(
-    gpu: &DeltaDevice,
-    fixture: &DeltaFixture,
-    trees: &[(usize, Parents)],
-    card: GpuProps,
-    numerics: Numerics,
-) {
-    let shape = fixture.shape;
-    let mut random = Random::new(19);
-    let rows: usize = trees.iter().map(|(_, parents)| parents.len()).sum();
-    let (bucket, values) = (bucket(rows), shape.values());
-    let projected = Projected::new(shape, rows, &mut random);
-    let device = projected.upload(gpu, shape, bucket);
-    let index = fixture.layers - 1;
-    let step = TreeStep {
-        rows: bucket,
-        trees: trees.len(),
-    };
-    let kernel = gated_delta_decode(card, shape, numerics, step).kernel;
-    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), kernel);
-    let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
-    let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
-    let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * values);
-    let wide = pack::ActivationFormat::F16.bytes(bucket, values);
-    let [halves, again] = [(); 2].map(|()| gpu.filled::<u8>(wide, 0).unwrap());
-    let out = GatedNormOutput::of(ActivationBuffers {
-        f32: result.ptr(),
-        f16: halves.ptr(),
-    });
-    let mut launches = verify(
-        card,
-        shape,
+fn check_layer(gpu: &DeltaDevice, step: &LayerStep<'_>) {
+    let LayerStep {
+        fixture,
+        layer: index,
+        trees,
+        projected,
+        numerics,
+        ..
+    } = *step;
+    let (shape, rows, values) = (fixture.shape, projected.rows, fixture.shape.values());
+    let LayerLaunches {
+        launches,
         bucket,
-        trees.len(),
-        kernel,
-        header.ptr(),
-        &fixture.layer(index),
-        &device.inputs,
-        scratch.ptr(),
-        &out,
-    );
+        header,
+        result,
+        f16,
+        ..
+    } = &mut step.launches(gpu, true);
+    let (bucket, f16) = (*bucket, f16.as_ref().unwrap());
+    let again = gpu.filled::<u8>(f16.len(), 0).unwrap();
     // f16 rows equal the rounded f32 rows.
     let all = RowSource::Step(header.ptr());
     let copy = ActivationBuffers {
@@ -539,19 +465,14 @@ fn check_layer(
         ..ActivationBuffers::default()
     };
     launches.push(convert(values, bucket, all, result.ptr(), copy));
-    gpu.launch(&launches);
-    assert!(halves.download(gpu).unwrap() == again.download(gpu).unwrap());
+    gpu.launch(launches);
+    assert!(f16.download(gpu).unwrap() == again.download(gpu).unwrap());
     let result = result.download(gpu).unwrap();
     let mut first = 0;
     for (slot, parents) in trees {
         let n = parents.len();
         let own = projected.part(shape, first..first + n);
-        let window = fixture.window_of(gpu, *slot, index);
-        let mixed =
-            fixtures::gated_delta::mixed(shape, &fixture.weights, &window, &own.qkv, parents);
-        let gates = own.gates(shape, &fixture.weights);
-        let states = fixture.state_of(gpu, *slot, index);
-        let (_, mut o) = fixtures::gated_delta::tree(shape, &states, 0, parents, &mixed, &gates);
+        let (_, _, mut o) = reference_tree(gpu, (fixture, index), *slot, parents, &own);
         for (head, z) in o.chunks_exact_mut(DIM).zip(own.z.chunks_exact(DIM)) {
             norm::gated_rms(head, &fixture.weights.norm, z, fixtures::gated_delta::EPS);
         }
@@ -561,6 +482,25 @@ fn check_layer(
         first += n;
     }
     assert!(result[rows * values..].iter().all(|x| x.is_nan()));
+}
+
+/// Checks the fixture's last layer on both GPUs with both numerics.
+fn check_layers(gpu: &DeltaDevice, fixture: &DeltaFixture, trees: &[(usize, Parents)]) {
+    let rows: usize = trees.iter().map(|(_, parents)| parents.len()).sum();
+    let projected = Projected::new(fixture.shape, rows, &mut Random::new(19));
+    for gpu_props in gpus(gpu) {
+        for numerics in forms() {
+            let step = LayerStep {
+                fixture,
+                layer: fixture.layers - 1,
+                trees,
+                projected: &projected,
+                gpu: gpu_props,
+                numerics,
+            };
+            check_layer(gpu, &step);
+        }
+    }
 }
 
 #[test]
@@ -578,11 +518,7 @@ fn delta_layer_matches_composed_references() {
                 .zip(slots)
                 .map(|(&n, slot)| (slot, random_tree(&mut random, n)))
                 .collect();
-            for card in cards(&gpu) {
-                for form in forms() {
-                    check_layer(&gpu, &fixture, &trees, card, form);
-                }
-            }
+            check_layers(&gpu, &fixture, &trees);
         }
     }
 }
@@ -600,11 +536,7 @@ fn delta_layer_of_production_shape_matches_references() {
     let fixture = DeltaFixture::new(&gpu, shape, [1, 1, 64], 14);
     for n in [1, 24, 64] {
         let trees = [(0, random_tree(&mut Random::new(21), n))];
-        for card in cards(&gpu) {
-            for form in forms() {
-                check_layer(&gpu, &fixture, &trees, card, form);
-            }
-        }
+        check_layers(&gpu, &fixture, &trees);
     }
 }
 

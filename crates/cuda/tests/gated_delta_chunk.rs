@@ -10,7 +10,7 @@ mod fixtures {
 use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::launch::gated_delta::{
-    ChunkScanKernel, DIM, GatedNormOutput, Shape, prefill_on, prefill_scratch_bytes,
+    ChunkLaunch, ChunkScanKernel, DIM, GatedNormOutput, Shape, prefill, prefill_scratch_bytes,
 };
 use cuda::launch::norm::ActivationBuffers;
 use fixtures::gated_delta::{DeltaDevice, DeltaFixture, HeadRows, Projected, chain, shapes};
@@ -30,7 +30,7 @@ fn forms(gpu: &DeltaDevice) -> Vec<ChunkScanKernel> {
 fn run(
     gpu: &DeltaDevice,
     fixture: &DeltaFixture,
-    products: ChunkScanKernel,
+    kernel: ChunkScanKernel,
     [slot, committed, capacity]: [usize; 3],
     prompt: &Projected,
 ) -> Vec<f32> {
@@ -42,18 +42,14 @@ fn run(
         .unwrap();
     let result = fixtures::gpu::poisoned::<f32>(gpu, capacity * shape.values());
     let out = GatedNormOutput::of(ActivationBuffers::f32(result.ptr()));
-    let layer = fixture.layer(0);
-    let header = header.ptr();
-    gpu.launch(&prefill_on(
-        products,
+    let chunk = ChunkLaunch {
         shape,
-        capacity,
-        header,
-        &layer,
-        &device.inputs,
-        scratch.ptr(),
-        &out,
-    ));
+        rows: capacity,
+        chunk: header.ptr(),
+        layer: &fixture.layer(0),
+        inputs: &device.inputs,
+    };
+    gpu.launch(&prefill(kernel, &chunk, scratch.ptr(), &out));
     let mut result = result.download(gpu).unwrap();
     let rest = result.split_off(prompt.rows * shape.values());
     assert!(rest.iter().all(|x| x.is_nan()), "padding rows were written");
@@ -98,7 +94,7 @@ fn right(
 /// Runs consecutive chunks and compares all results with the reference.
 fn check(
     gpu: &DeltaDevice,
-    products: ChunkScanKernel,
+    kernel: ChunkScanKernel,
     shape: Shape,
     start: usize,
     cuts: &[usize],
@@ -115,10 +111,10 @@ fn check(
     for &rows in cuts {
         let part = prompt.part(shape, at..at + rows);
         let placement = [1, start + at, rows.next_multiple_of(128)];
-        got.extend(run(gpu, &fixture, products, placement, &part));
+        got.extend(run(gpu, &fixture, kernel, placement, &part));
         at += rows;
     }
-    let what = format!("{products:?} {shape:?}, {cuts:?} rows from {start}");
+    let what = format!("{kernel:?} {shape:?}, {cuts:?} rows from {start}");
     let output = close(&format!("{what}: rows"), &got, &out, most);
     let final_state = fixture.state_of(gpu, 1, 0).concat();
     let state = close(

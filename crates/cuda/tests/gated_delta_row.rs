@@ -5,6 +5,7 @@
 
 mod fixtures {
     pub mod gated_delta;
+    pub mod gated_delta_layer;
     pub mod gpu;
 }
 
@@ -14,14 +15,14 @@ use cuda::Numerics;
 use cuda::launch::Launch;
 use cuda::launch::gated_delta::gated_norm::gated_norm;
 use cuda::launch::gated_delta::{
-    GatedDeltaInputs, GatedDeltaRows, GatedNormOutput, Layer, Shape, StridedRows, commit,
-    decode as steps, recurrent, verify, verify_scratch_bytes,
+    GatedDeltaRows, GatedNormOutput, Shape, StridedRows, TreeLaunch, TreeStep, decode as steps,
+    recurrent,
 };
 use cuda::launch::norm::ActivationBuffers;
-use cuda::select::{TreeStep, gated_delta_decode};
 use fixtures::gated_delta::{
     DeltaDevice, DeltaFixture, Parents, Projected, chain, path, random_tree, shapes, star,
 };
+use fixtures::gated_delta_layer::{LayerLaunches, LayerStep, own_gpu, run_commit};
 use fixtures::gpu::Random;
 
 /// The smallest shared memory of supported GPUs.
@@ -30,10 +31,6 @@ const SMALL: GpuProps = GpuProps {
     shared_bytes: 99 << 10,
     has_wgmma: false,
 };
-
-fn own_card(gpu: &DeltaDevice) -> GpuProps {
-    gpu.info().props()
-}
 
 /// Results of a layer: f32 rows, f16 rows, and the factors of all slots.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,7 +51,7 @@ fn run(
     gpu: &DeltaDevice,
     shape: Shape,
     projected: &Projected,
-    launches: impl Fn(u64, &Layer, &GatedDeltaInputs, &GatedNormOutput) -> Vec<Launch>,
+    launches: impl Fn(&TreeLaunch<'_>, &GatedNormOutput) -> Vec<Launch>,
 ) -> FinalState {
     let fixture = DeltaFixture::new(gpu, shape, [2, 2, 3], 31);
     let on_card = projected.upload(gpu, shape, 1);
@@ -69,12 +66,15 @@ fn run(
         f16: f16.ptr(),
         ..ActivationBuffers::f32(result.ptr())
     });
-    gpu.launch(&launches(
-        header.ptr(),
-        &fixture.layer(1),
-        &on_card.inputs,
-        &out,
-    ));
+    let tree = TreeLaunch {
+        gpu: own_gpu(gpu),
+        shape,
+        size: TreeStep { rows: 1, trees: 1 },
+        step: header.ptr(),
+        layer: &fixture.layer(1),
+        inputs: &on_card.inputs,
+    };
+    gpu.launch(&launches(&tree, &out));
     FinalState {
         f32: bits(&result.download(gpu).unwrap()),
         f16: f16.download(gpu).unwrap(),
@@ -83,26 +83,25 @@ fn run(
 }
 
 fn separate_launches(gpu: &DeltaDevice, shape: Shape, projected: &Projected) -> FinalState {
-    let card = own_card(gpu);
     let o = fixtures::gpu::poisoned::<f32>(gpu, shape.values());
-    let kept = fixtures::gpu::poisoned::<u8>(gpu, recurrent::spill_bytes(card, shape, 1, 1).max(1));
-    let to = [o.ptr(), kept.ptr()];
+    let bytes = recurrent::spill_bytes(own_gpu(gpu), shape, 1, 1);
+    let spilled = fixtures::gpu::poisoned::<u8>(gpu, bytes.max(1));
     let rows = StridedRows {
         at: o.ptr(),
         stride: shape.values(),
     };
-    run(gpu, shape, projected, |step, layer, inputs, out| {
-        let source = GatedDeltaRows::Step(step);
+    run(gpu, shape, projected, |tree, out| {
+        let (source, inputs) = (GatedDeltaRows::Step(tree.step), [rows, tree.inputs.z]);
         vec![
-            recurrent::recurrent_tree(card, shape, 1, 1, step, layer, inputs, to),
-            gated_norm(shape, 1, source, layer, [rows, inputs.z], out),
+            recurrent::recurrent_tree(tree, o.ptr(), spilled.ptr()),
+            gated_norm(shape, 1, source, tree.layer, inputs, out),
         ]
     })
 }
 
 fn fused_launch(gpu: &DeltaDevice, shape: Shape, projected: &Projected) -> FinalState {
-    run(gpu, shape, projected, |step, layer, inputs, out| {
-        vec![steps::row(shape, step, layer, inputs, out)]
+    run(gpu, shape, projected, |tree, out| {
+        vec![steps::row(tree, out)]
     })
 }
 
@@ -132,7 +131,7 @@ fn fused_delta_row_equals_separate_launches() {
             );
             assert!(
                 fused_launch(&gpu, shape, &projected) == parts,
-                "{shape:?}: other bits than a walk over one node gives"
+                "{shape:?}: other bits than the recurrent form of one node"
             );
         }
     }
@@ -169,8 +168,9 @@ fn fused_delta_row_without_trees_writes_nothing() {
     let shape = shapes()[1];
     let projected = Projected::new(shape, 1, &mut Random::new(34));
     let empty = gpu.upload(&fixtures::gated_delta::step(&[])).unwrap();
-    let left = run(&gpu, shape, &projected, |_, layer, inputs, out| {
-        vec![steps::row(shape, empty.ptr(), layer, inputs, out)]
+    let left = run(&gpu, shape, &projected, |tree, out| {
+        let step = empty.ptr();
+        vec![steps::row(&TreeLaunch { step, ..*tree }, out)]
     });
     let untouched = |all: &[u32]| all.iter().all(|x| *x == u32::MAX);
     assert!(untouched(&left.f32) && untouched(&left.factors));
@@ -187,38 +187,24 @@ fn layer_rows(
     without_clusters: bool,
 ) -> Vec<f32> {
     let (shape, rows) = (fixture.shape, projected.rows);
-    let bucket = [1, 8, 16, 24, 32, 48, 64];
-    let bucket = bucket.into_iter().find(|b| *b >= rows).unwrap();
-    let on_card = projected.upload(gpu, shape, bucket);
-    let header = gpu.upload(&fixtures::gated_delta::step(trees)).unwrap();
-    let result = fixtures::gpu::poisoned::<f32>(gpu, bucket * shape.values());
-    let step = TreeStep {
-        rows: bucket,
-        trees: trees.len(),
+    let step = LayerStep {
+        fixture,
+        layer: 0,
+        trees,
+        projected,
+        gpu: card,
+        numerics: Numerics::BatchInvariant,
     };
-    let kernel = gated_delta_decode(card, shape, Numerics::BatchInvariant, step).kernel;
-    let bytes = verify_scratch_bytes(card, shape, bucket, trees.len(), kernel);
-    let scratch = fixtures::gpu::poisoned::<u8>(gpu, bytes);
-    let out = GatedNormOutput::of(ActivationBuffers::f32(result.ptr()));
-    let mut launches = verify(
-        card,
-        shape,
-        bucket,
-        trees.len(),
-        kernel,
-        header.ptr(),
-        &fixture.layer(0),
-        &on_card.inputs,
-        scratch.ptr(),
-        &out,
-    );
+    let LayerLaunches {
+        launches, result, ..
+    } = &mut step.launches(gpu, false);
     if without_clusters {
-        for launch in &mut launches {
+        for launch in &mut *launches {
             launch.unit = launch.unit.clone().define("NO_BULK", 1);
             launch.overlap = false;
         }
     }
-    gpu.launch(&launches);
+    gpu.launch(launches);
     let result = result.download(gpu).unwrap();
     let padding = &result[rows * shape.values()..];
     assert!(padding.iter().all(|x| x.is_nan()), "padding was written");
@@ -258,9 +244,7 @@ fn check_paths(
                     assert!(bits(mine) == bits(theirs), "{what}: other factors");
                 }
                 let path: &[usize] = &[0];
-                let header = fixtures::gated_delta::commit(&[(*slot, path)]);
-                let header = gpu.upload(&header).unwrap();
-                gpu.launch(&[commit(shape, &fixture.group(), 1, header.ptr())]);
+                run_commit(gpu, &fixture, &[(*slot, path)]);
             }
         }
         first += n;
@@ -279,7 +263,7 @@ fn delta_tree_nodes_equal_single_row_steps() {
     };
     let mut random = Random::new(37);
     let mut units = Vec::new();
-    for card in [own_card(&gpu), SMALL] {
+    for card in [own_gpu(&gpu), SMALL] {
         for shape in all_shapes() {
             units.extend([8, 24, 64].map(|rows| recurrent::recurrent_unit(card, shape, rows, 1)));
         }
@@ -292,7 +276,7 @@ fn delta_tree_nodes_equal_single_row_steps() {
                 trees.extend([chain(n), star(n)]);
             }
             for parents in trees {
-                for card in [own_card(&gpu), SMALL] {
+                for card in [own_gpu(&gpu), SMALL] {
                     check_paths(&gpu, shape, &[(1, parents.clone())], card, false);
                 }
             }
@@ -314,7 +298,7 @@ fn delta_tree_nodes_of_several_sequences_equal_single_row_steps() {
             .zip(slots)
             .map(|(&n, slot)| (slot, random_tree(&mut random, n)))
             .collect();
-        for card in [own_card(&gpu), SMALL] {
+        for card in [own_gpu(&gpu), SMALL] {
             check_paths(&gpu, shape, &trees, card, false);
         }
     }

@@ -6,12 +6,11 @@ use super::activations::ActivationFormats;
 use super::fused_layers::FusedLayerPlan;
 use super::gemm::{self, GemmOperation};
 use super::select::{
-    DecodeGemm, Depth, GemmFits, StepSize, TreeStep, decode_attention, decode_gemm,
-    gated_delta_decode,
+    DecodeGemm, Depth, GemmFits, StepSize, decode_attention, decode_gemm, gated_delta_decode,
 };
 use super::{Plan, PlanContext, attention_config, gemv, lm_head};
 use crate::launch::attention::{self, Cache, DecodeBuffers, Mask, Positions, Projections, Shape};
-use crate::launch::gated_delta::{self, Layer, Slots};
+use crate::launch::gated_delta::{self, Layer, Slots, TreeLaunch, TreeStep};
 use crate::launch::gemm::small_batch::GemmEpilogue;
 use crate::launch::logits::{self, CaptureTarget};
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
@@ -458,13 +457,19 @@ impl DecodeBuilder<'_> {
         let selected = gated_delta_decode(gpu, shape, self.numerics, step);
         let kernel = selected.kernel;
         self.plan.note(kernel.file(), selected.reason);
+        let tree = TreeLaunch {
+            gpu,
+            shape,
+            size: step,
+            step: self.step,
+            layer: &layer,
+            inputs: &inputs,
+        };
         let bytes = gated_delta::verify_scratch_bytes(gpu, shape, rows, trees, kernel);
         let scratch = arena.take(bytes);
         let forms = ActivationFormats::of([w.out.kind]).allocate(arena, rows, shape.values());
         let out = gated_delta::GatedNormOutput::of(forms);
-        let launches = gated_delta::verify(
-            gpu, shape, rows, trees, kernel, self.step, &layer, &inputs, scratch, &out,
-        );
+        let launches = gated_delta::verify(kernel, &tree, scratch, &out);
         self.plan.launches.extend(launches);
         forms
     }

@@ -9,7 +9,7 @@ use super::gemm::gemm_matrix;
 use super::select::{gated_delta_scan, prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
 use crate::launch::attention::{self, Cache, Positions, Projections};
-use crate::launch::gated_delta::{self, Layer};
+use crate::launch::gated_delta::{self, ChunkLaunch, Layer};
 use crate::launch::gemm::panels::{Panels, PrefillActivations};
 use crate::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemm, PrefillGemmInputs};
 use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
@@ -358,9 +358,14 @@ impl PrefillBuilder<'_> {
         let chunk = context.addresses.chunk;
         let scan = gated_delta_scan(context.gpu);
         self.plan.note(scan.kernel.file(), scan.reason);
-        let products = scan.kernel;
-        let launches =
-            gated_delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
+        let launch = ChunkLaunch {
+            shape,
+            rows,
+            chunk,
+            layer: &layer,
+            inputs: &inputs,
+        };
+        let launches = gated_delta::prefill(scan.kernel, &launch, scratch, &out);
         self.plan.launches.extend(launches);
         self.add(to, w.out);
     }

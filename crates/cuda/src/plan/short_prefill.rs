@@ -13,7 +13,7 @@ use super::fused_layers::FusedLayerPlan;
 use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, gated_delta_scan, prefill_path};
 use super::{Plan, PlanContext, draft, gemv};
 use crate::launch::attention::Positions;
-use crate::launch::gated_delta::{self, Layer};
+use crate::launch::gated_delta::{self, ChunkLaunch, Layer};
 use crate::launch::logits::capture_hidden_states;
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
@@ -129,9 +129,14 @@ impl DecodeBuilder<'_> {
         );
         let scan = gated_delta_scan(context.gpu);
         self.plan.note(scan.kernel.file(), scan.reason);
-        let products = scan.kernel;
-        let launches =
-            gated_delta::prefill_on(products, shape, rows, chunk, &layer, &inputs, scratch, &out);
+        let launch = ChunkLaunch {
+            shape,
+            rows,
+            chunk,
+            layer: &layer,
+            inputs: &inputs,
+        };
+        let launches = gated_delta::prefill(scan.kernel, &launch, scratch, &out);
         self.plan.launches.extend(launches);
         forms
     }

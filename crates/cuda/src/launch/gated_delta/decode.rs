@@ -4,7 +4,7 @@ use super::gated_norm::{GatedDeltaRows, GatedNormOutput, gated_norm};
 use super::recurrent::{recurrent_tree, spill_bytes};
 use super::wy_tree_sm90;
 use super::{
-    DIM, GatedDeltaInputs, Group, Layer, Shape, StridedRows, conv_args, dim, launch, slot_args,
+    DIM, Group, Shape, StridedRows, TreeLaunch, TreeStep, conv_args, dim, launch, slot_args,
 };
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, Launch, Unit};
@@ -66,53 +66,46 @@ pub fn verify_scratch_bytes(
     o_bytes(shape, rows) + spilled
 }
 
-/// One layer of a step of up to `trees` trees in `rows` rows: convolution, delta rule, output norm.
+/// One layer of a decode step: convolution, delta rule, output norm.
 ///
-/// The state and the window are only read; the factors of every node are written. `step` is the
-/// address of the `Step`, `at` that of [`verify_scratch_bytes`] bytes.
+/// The state and the window are only read; the factors of every node are written. `scratch` is the
+/// address of [`verify_scratch_bytes`] bytes.
 ///
 /// # Panics
 /// If `out` wants panels from a kernel that includes the output norm.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "shapes first, then addresses; every one is a concept of its own"
-)]
 pub fn verify(
-    gpu: GpuProps,
-    shape: Shape,
-    rows: usize,
-    trees: usize,
     kernel: GatedDeltaKernel,
-    step: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    at: u64,
+    tree: &TreeLaunch<'_>,
+    scratch: u64,
     out: &GatedNormOutput,
 ) -> Vec<Launch> {
+    let TreeLaunch {
+        shape,
+        size: TreeStep { rows, trees },
+        step,
+        layer,
+        inputs,
+        ..
+    } = *tree;
     assert!(
         (1..=64).contains(&rows) && (1..=4).contains(&trees),
         "a step has 1 to 64 rows and 1 to 4 trees, not {rows} and {trees}"
     );
     let o = StridedRows {
-        at,
+        at: scratch,
         stride: shape.values(),
     };
-    let spilled = at + o_bytes(shape, rows) as u64;
     let nodes = match kernel {
         GatedDeltaKernel::RowFused => {
             assert_eq!(rows, 1, "the fused row kernel takes one row");
-            return vec![row(shape, step, layer, inputs, out)];
+            return vec![row(tree, out)];
         }
         GatedDeltaKernel::WyTreeNormSm90 => {
-            return vec![wy_tree_sm90::tree_and_norm(
-                shape, rows, step, layer, inputs, out,
-            )];
+            return vec![wy_tree_sm90::tree_and_norm(tree, out)];
         }
-        GatedDeltaKernel::WyTree | GatedDeltaKernel::WyTreeSm90 => {
-            tree(kernel, gpu, shape, rows, trees, step, layer, inputs, at)
-        }
+        GatedDeltaKernel::WyTree | GatedDeltaKernel::WyTreeSm90 => wy_tree(kernel, tree, o.at),
         GatedDeltaKernel::RecurrentTree => {
-            recurrent_tree(gpu, shape, rows, trees, step, layer, inputs, [at, spilled])
+            recurrent_tree(tree, o.at, scratch + o_bytes(shape, rows) as u64)
         }
     };
     let source = GatedDeltaRows::Step(step);
@@ -125,13 +118,14 @@ pub fn verify(
 ///
 /// # Panics
 /// If `out` wants panels, whose chunks take more than a head at once.
-pub fn row(
-    shape: Shape,
-    step: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    out: &GatedNormOutput,
-) -> Launch {
+pub fn row(tree: &TreeLaunch<'_>, out: &GatedNormOutput) -> Launch {
+    let TreeLaunch {
+        shape,
+        step,
+        layer,
+        inputs,
+        ..
+    } = *tree;
     assert!(
         out.panel.0 == 0,
         "one head at a time cannot be written as {out:?}"
@@ -213,7 +207,7 @@ fn shared(nodes: usize, columns: usize) -> usize {
 
 /// The unit of the WY kernel `kernel` for a bucket of `rows` rows of up to `trees` trees, without
 /// the output norm.
-pub fn tree_unit(
+pub fn wy_tree_unit(
     kernel: GatedDeltaKernel,
     gpu: GpuProps,
     shape: Shape,
@@ -227,28 +221,22 @@ pub fn tree_unit(
     }
 }
 
-/// The factor form: convolution, gates, u and o of all nodes of a tree from one read of its state.
+/// The WY form: convolution, gates, u and o of all nodes of a tree from one read of its state.
 ///
 /// Leaves k, u, g and x of each node in the factors; `o` is the address of `[rows][n_v_heads *
 /// 128]`.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "as `verify`: shapes first, then addresses"
-)]
-pub fn tree(
-    kernel: GatedDeltaKernel,
-    gpu: GpuProps,
-    shape: Shape,
-    rows: usize,
-    trees: usize,
-    step: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    o: u64,
-) -> Launch {
+pub fn wy_tree(kernel: GatedDeltaKernel, tree: &TreeLaunch<'_>, o: u64) -> Launch {
     if kernel == GatedDeltaKernel::WyTreeSm90 {
-        return wy_tree_sm90::tree(shape, rows, step, layer, inputs, o);
+        return wy_tree_sm90::tree(tree, o);
     }
+    let TreeLaunch {
+        gpu,
+        shape,
+        size: TreeStep { rows, trees },
+        step,
+        layer,
+        inputs,
+    } = *tree;
     let tiling = WyTiling::of(gpu, shape, rows, trees);
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
@@ -294,7 +282,7 @@ pub fn commit(shape: Shape, group: &Group, paths: usize, commit: u64) -> Launch 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::launch::gated_delta::Slots;
+    use crate::launch::gated_delta::{GatedDeltaInputs, Layer, Slots};
     use contract::HeadMap;
 
     pub(crate) const SHAPE: Shape = Shape {
@@ -335,18 +323,15 @@ pub(super) mod tests {
             alpha: none,
             beta: none,
         };
-        let launches = verify(
-            LARGE,
-            SHAPE,
-            rows,
-            1,
-            kernel,
-            0,
-            &layer,
-            &inputs,
-            0,
-            &GatedNormOutput::default(),
-        );
+        let tree = TreeLaunch {
+            gpu: LARGE,
+            shape: SHAPE,
+            size: TreeStep { rows, trees: 1 },
+            step: 0,
+            layer: &layer,
+            inputs: &inputs,
+        };
+        let launches = verify(kernel, &tree, 0, &GatedNormOutput::default());
         launches.iter().map(|launch| launch.entry).collect()
     }
 

@@ -8,6 +8,7 @@
 use contract::{GatedDeltaSpec, HeadMap};
 
 use super::{Args, Launch, Unit};
+use crate::gpu_props::GpuProps;
 
 pub mod decode;
 pub mod dfs_schedule;
@@ -18,7 +19,7 @@ mod wy_tree_sm90;
 
 pub use decode::{GatedDeltaKernel, commit, verify, verify_scratch_bytes};
 pub use gated_norm::{GatedDeltaRows, GatedNormOutput};
-pub use prefill::{ChunkScanKernel, prefill, prefill_on, prefill_scratch_bytes};
+pub use prefill::{ChunkScanKernel, prefill, prefill_scratch_bytes};
 pub use wy_tree_sm90::wy_tree_sm90_fits;
 
 /// Width of a key and of a value head.
@@ -156,6 +157,47 @@ pub struct GatedDeltaInputs {
     pub alpha: StridedRows,
     /// `[rows][n_v_heads]`, before the sigmoid.
     pub beta: StridedRows,
+}
+
+/// The rows of a step and the trees that share them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TreeStep {
+    /// Rows, padding included.
+    pub rows: usize,
+    /// Trees.
+    pub trees: usize,
+}
+
+/// One layer of a decode step.
+#[derive(Debug, Clone, Copy)]
+pub struct TreeLaunch<'a> {
+    /// The hardware.
+    pub gpu: GpuProps,
+    /// Heads of the layer.
+    pub shape: Shape,
+    /// Rows and trees.
+    pub size: TreeStep,
+    /// Address of the `Step`.
+    pub step: u64,
+    /// States and vectors.
+    pub layer: &'a Layer,
+    /// Projections.
+    pub inputs: &'a GatedDeltaInputs,
+}
+
+/// One layer of a prefill chunk.
+#[derive(Debug, Clone, Copy)]
+pub struct ChunkLaunch<'a> {
+    /// Heads of the layer.
+    pub shape: Shape,
+    /// Maximum rows of the chunk.
+    pub rows: usize,
+    /// Address of the `Chunk`.
+    pub chunk: u64,
+    /// States and vectors.
+    pub layer: &'a Layer,
+    /// Projections.
+    pub inputs: &'a GatedDeltaInputs,
 }
 
 /// All layers of one shape.

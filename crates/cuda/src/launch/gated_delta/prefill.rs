@@ -3,7 +3,7 @@
 
 use super::conv_args;
 use super::gated_norm::{GatedDeltaRows, GatedNormOutput, gated_norm};
-use super::{DIM, GatedDeltaInputs, Layer, Shape, StridedRows, dim, launch, row_args, slot_args};
+use super::{ChunkLaunch, DIM, Shape, StridedRows, dim, launch, row_args, slot_args};
 use crate::launch::{Args, Launch};
 
 /// Positions of a chunk; chunks begin at absolute multiples of it.
@@ -33,7 +33,7 @@ fn chunks(rows: usize) -> usize {
     rows.div_ceil(CHUNK) + 1
 }
 
-fn scratch(shape: Shape, rows: usize) -> ChunkScratch {
+fn layout(shape: Shape, rows: usize) -> ChunkScratch {
     let piece = |floats: usize| (4 * floats).next_multiple_of(256);
     let mixed = 0;
     let gates = mixed + piece(rows * shape.channels());
@@ -51,15 +51,15 @@ fn scratch(shape: Shape, rows: usize) -> ChunkScratch {
 
 /// Bytes that [`prefill`] works in; layers may share them, and they need not be zeroed.
 pub fn prefill_scratch_bytes(shape: Shape, rows: usize) -> usize {
-    scratch(shape, rows).bytes
+    layout(shape, rows).bytes
 }
 
-/// Which matrix units the scan is written for.
+/// The kernel of the chunk scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChunkScanKernel {
-    /// Those of a warp: every card from compute capability 8.0 on.
+    /// Warp-level mma, from compute capability 8.0.
     Mma,
-    /// Those of a warpgroup: compute capability 9.0 only.
+    /// wgmma, compute capability 9.0 only.
     Sm90,
 }
 
@@ -73,84 +73,61 @@ impl ChunkScanKernel {
     }
 }
 
-/// One layer of a chunk of up to `rows` positions of one sequence: convolution, delta rule, output
-/// norm.
-///
-/// The state and the window are brought past the chunk. `chunk` is the address of the `Chunk`, `at`
-/// that of [`prefill_scratch_bytes`] bytes.
-pub fn prefill(
-    shape: Shape,
-    rows: usize,
-    chunk: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    at: u64,
-    out: &GatedNormOutput,
-) -> Vec<Launch> {
-    prefill_on(
-        ChunkScanKernel::Mma,
-        shape,
-        rows,
-        chunk,
-        layer,
-        inputs,
-        at,
-        out,
-    )
+/// Addresses of the intermediate results of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ChunkBuffers {
+    /// Convolved q and k as pairs of bf16, v as f32.
+    mixed: u64,
+    gates: u64,
+    /// [`INNER_BYTES`] per chunk and value head.
+    inner: u64,
+    o: StridedRows,
 }
 
-/// As [`prefill`], with the products that the card is best at.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "shapes first, then addresses; every one is a concept of its own"
-)]
-pub fn prefill_on(
-    products: ChunkScanKernel,
-    shape: Shape,
-    rows: usize,
-    chunk: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    at: u64,
+/// One layer of a chunk of one sequence: convolution, delta rule, output norm.
+///
+/// The state and the window are advanced past the chunk. `scratch` is the address of
+/// [`prefill_scratch_bytes`] bytes.
+pub fn prefill(
+    kernel: ChunkScanKernel,
+    chunk: &ChunkLaunch<'_>,
+    scratch: u64,
     out: &GatedNormOutput,
 ) -> Vec<Launch> {
+    let ChunkLaunch { shape, rows, .. } = *chunk;
     assert!(rows > 0, "a prefill chunk has at least a row");
-    let parts = scratch(shape, rows);
-    let place = |offset: usize| at + offset as u64;
-    let (mixed, gates, inner) = (place(parts.mixed), place(parts.gates), place(parts.inner));
-    let o = StridedRows {
-        at: place(parts.o),
-        stride: shape.values(),
+    let parts = layout(shape, rows);
+    let place = |offset: usize| scratch + offset as u64;
+    let buffers = ChunkBuffers {
+        mixed: place(parts.mixed),
+        gates: place(parts.gates),
+        inner: place(parts.inner),
+        o: StridedRows {
+            at: place(parts.o),
+            stride: shape.values(),
+        },
     };
+    let source = GatedDeltaRows::Chunk(chunk.chunk);
+    let rows_of_norm = [buffers.o, chunk.inputs.z];
     vec![
-        conv_chunk(shape, rows, chunk, layer, inputs, [mixed, gates]),
-        chunk_prepare(shape, rows, chunk, [mixed, gates, inner]),
-        chunk_scan(products, shape, chunk, layer, inputs, [mixed, inner, o.at]),
-        gated_norm(
-            shape,
-            rows,
-            GatedDeltaRows::Chunk(chunk),
-            layer,
-            [o, inputs.z],
-            out,
-        ),
+        conv_chunk(chunk, &buffers),
+        chunk_prepare(chunk, &buffers),
+        chunk_scan(kernel, chunk, &buffers),
+        gated_norm(shape, rows, source, chunk.layer, rows_of_norm, out),
     ]
 }
 
 /// Convolution, SiLU, norms of q and k, gates.
-///
-/// `buffers` are `mixed` and `gates`.
-pub fn conv_chunk(
-    shape: Shape,
-    rows: usize,
-    chunk: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    [mixed, gates]: [u64; 2],
-) -> Launch {
-    let args = conv_args(chunk, layer, inputs).ptr(mixed).ptr(gates);
+fn conv_chunk(chunk: &ChunkLaunch<'_>, buffers: &ChunkBuffers) -> Launch {
+    let shape = chunk.shape;
+    let args = conv_args(chunk.chunk, chunk.layer, chunk.inputs);
+    let args = args.ptr(buffers.mixed).ptr(buffers.gates);
     let heads = 2 * shape.n_k_heads + shape.n_v_heads;
-    let grid = [heads.div_ceil(CONV_HEADS) + 1, rows.div_ceil(CONV_ROWS), 1];
+    let grid = [
+        heads.div_ceil(CONV_HEADS) + 1,
+        chunk.rows.div_ceil(CONV_ROWS),
+        1,
+    ];
     launch(
         "gated_delta_conv_chunk",
         shape.unit("gated_delta/prefill_conv.cu"),
@@ -162,16 +139,11 @@ pub fn conv_chunk(
 
 /// What does not depend on the state: per chunk and value head the inverse and the decayed q k
 /// products.
-///
-/// `buffers` are `mixed`, `gates` and `inner`.
-pub fn chunk_prepare(
-    shape: Shape,
-    rows: usize,
-    chunk: u64,
-    [mixed, gates, inner]: [u64; 3],
-) -> Launch {
-    let args = Args::new().ptr(chunk).ptr(mixed).ptr(gates).ptr(inner);
-    let grid = [chunks(rows), shape.n_k_heads, 1];
+fn chunk_prepare(chunk: &ChunkLaunch<'_>, buffers: &ChunkBuffers) -> Launch {
+    let shape = chunk.shape;
+    let args = Args::new().ptr(chunk.chunk).ptr(buffers.mixed);
+    let args = args.ptr(buffers.gates).ptr(buffers.inner);
+    let grid = [chunks(chunk.rows), shape.n_k_heads, 1];
     let unit = shape.unit("gated_delta/prefill_chunk_prepare.cu");
     let mut launch = launch("gated_delta_chunk_prepare", unit, grid, 256, args);
     // q and k, pairs of bf16 [64][128]; after them up to three matrices [64][68] of f32, which need
@@ -185,36 +157,33 @@ fn scan_columns(shape: Shape) -> usize {
     if shape.n_v_heads > 32 { 64 } else { 32 }
 }
 
-/// Chunk after chunk: outputs, and the state brought along; also slides the window.
-///
-/// `buffers` are `mixed`, `inner` and the output `[rows][n_v_heads * 128]`.
-pub fn chunk_scan(
-    products: ChunkScanKernel,
-    shape: Shape,
-    chunk: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    [mixed, inner, o]: [u64; 3],
-) -> Launch {
-    let args = Args::new().ptr(chunk).ptr(mixed).ptr(inner);
-    let args = slot_args(args, layer.state).ptr(o);
+/// Chunk after chunk: outputs, and the state advanced; also slides the window.
+fn chunk_scan(kernel: ChunkScanKernel, chunk: &ChunkLaunch<'_>, buffers: &ChunkBuffers) -> Launch {
+    let ChunkLaunch {
+        shape,
+        layer,
+        inputs,
+        ..
+    } = *chunk;
+    let args = Args::new().ptr(chunk.chunk).ptr(buffers.mixed);
+    let args = slot_args(args.ptr(buffers.inner), layer.state).ptr(buffers.o.at);
     let args = slot_args(row_args(args, inputs.qkv), layer.window);
     // q and k, pairs of bf16 [64][128]; the inverse and the q k products, pairs of [64][64].
     let operands = 2 * 4 * CHUNK * DIM + 2 * 4 * CHUNK * CHUNK;
     let vectors = 2 * 2 * 4 * CHUNK;
     // One row of blocks more slides the window.
     let grid = |columns: usize| [DIM / columns, shape.n_v_heads + 1, 1];
-    match products {
+    match kernel {
         ChunkScanKernel::Mma => {
             let columns = scan_columns(shape);
-            let unit = shape.unit(products.file()).define("COLUMNS", columns);
+            let unit = shape.unit(kernel.file()).define("COLUMNS", columns);
             let block = dim(2 * columns);
             let mut launch = launch("gated_delta_chunk_scan", unit, grid(columns), block, args);
             launch.shared = dim(operands + vectors);
             launch
         }
         ChunkScanKernel::Sm90 => {
-            let unit = shape.unit(products.file());
+            let unit = shape.unit(kernel.file());
             let mut launch = launch("gated_delta_chunk_scan_sm90", unit, grid(64), 128, args);
             // v beside the operands, in rows of 68, and all of it twice.
             launch.shared = dim(2 * (operands + 4 * CHUNK * 68) + vectors);

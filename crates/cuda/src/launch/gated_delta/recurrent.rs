@@ -1,7 +1,7 @@
 //! The recurrent form over trees: node by node, with the bits of single-row steps.
 
 use super::conv_args;
-use super::{DIM, GatedDeltaInputs, Layer, Shape, dfs_schedule, dim, launch, slot_args};
+use super::{DIM, Shape, TreeLaunch, TreeStep, dfs_schedule, dim, launch, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
 
@@ -122,20 +122,15 @@ pub fn recurrent_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) ->
 ///
 /// Leaves k, u, g and x of each node in the factors. `o` is the address of `[rows][n_v_heads *
 /// 128]`, `spilled` that of [`spill_bytes`] bytes for spilled states.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "as `decode::verify`: shapes first, then addresses"
-)]
-pub fn recurrent_tree(
-    gpu: GpuProps,
-    shape: Shape,
-    rows: usize,
-    trees: usize,
-    step: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    [o, spilled]: [u64; 2],
-) -> Launch {
+pub fn recurrent_tree(tree: &TreeLaunch<'_>, o: u64, spilled: u64) -> Launch {
+    let TreeLaunch {
+        gpu,
+        shape,
+        size: TreeStep { rows, trees },
+        step,
+        layer,
+        inputs,
+    } = *tree;
     let tiling = RecurrentTiling::of(gpu, shape, rows, trees);
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors);

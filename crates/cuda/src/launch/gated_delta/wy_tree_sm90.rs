@@ -3,7 +3,7 @@
 
 use super::conv_args;
 use super::gated_norm::GatedNormOutput;
-use super::{DIM, GatedDeltaInputs, Layer, Shape, dim, row_args, slot_args};
+use super::{DIM, Shape, TreeLaunch, TreeStep, dim, row_args, slot_args};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Launch, Unit};
 
@@ -62,14 +62,15 @@ fn launch(unit: Unit, shape: Shape, rows: usize, args: crate::launch::Args) -> L
 }
 
 /// As [`super::decode::tree`].
-pub(super) fn tree(
-    shape: Shape,
-    rows: usize,
-    step: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    o: u64,
-) -> Launch {
+pub(super) fn tree(tree: &TreeLaunch<'_>, o: u64) -> Launch {
+    let TreeLaunch {
+        shape,
+        size: TreeStep { rows, .. },
+        step,
+        layer,
+        inputs,
+        ..
+    } = *tree;
     let args = conv_args(step, layer, inputs);
     let args = slot_args(slot_args(args, layer.state), layer.factors).ptr(o);
     launch(tree_unit(shape, rows), shape, rows, args)
@@ -79,14 +80,15 @@ pub(super) fn tree(
 ///
 /// # Panics
 /// If `out` wants panels, or the heads are odd: pairs of heads are written whole.
-pub(super) fn tree_and_norm(
-    shape: Shape,
-    rows: usize,
-    step: u64,
-    layer: &Layer,
-    inputs: &GatedDeltaInputs,
-    out: &GatedNormOutput,
-) -> Launch {
+pub(super) fn tree_and_norm(tree: &TreeLaunch<'_>, out: &GatedNormOutput) -> Launch {
+    let TreeLaunch {
+        shape,
+        size: TreeStep { rows, .. },
+        step,
+        layer,
+        inputs,
+        ..
+    } = *tree;
     assert!(
         out.panel.0 == 0 && shape.n_v_heads.is_multiple_of(2),
         "{} heads into {out:?} by one launch",

@@ -4,21 +4,14 @@ use std::ops::RangeInclusive;
 
 use super::Selected;
 use crate::gpu_props::GpuProps;
-use crate::launch::gated_delta::{ChunkScanKernel, GatedDeltaKernel, Shape, wy_tree_sm90_fits};
+use crate::launch::gated_delta::{
+    ChunkScanKernel, GatedDeltaKernel, Shape, TreeStep, wy_tree_sm90_fits,
+};
 use crate::numerics::Numerics;
 
 /// Nodes of a tree for which the wgmma kernel pays: fewer do not fill its tiles, more do not fit
 /// its shared memory.
 const WY_SM90_NODES: RangeInclusive<usize> = 9..=32;
-
-/// The rows of a step and the trees that share them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TreeStep {
-    /// Rows, padding included.
-    pub rows: usize,
-    /// Trees.
-    pub trees: usize,
-}
 
 /// The kernel of the WY form over the trees of a step, without the output norm.
 pub fn wy_tree(gpu: GpuProps, shape: Shape, step: TreeStep) -> GatedDeltaKernel {

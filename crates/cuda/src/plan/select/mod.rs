@@ -13,7 +13,7 @@ pub use attention::{
 pub(crate) use depth::Depth;
 #[cfg(test)]
 pub(crate) use depth::SHALLOW_TOKENS;
-pub use gated_delta::{TreeStep, gated_delta_decode, gated_delta_scan, wy_tree};
+pub use gated_delta::{gated_delta_decode, gated_delta_scan, wy_tree};
 pub use gemm::prefill_gemm;
 pub(crate) use gemm::{
     DecodeGemm, GemmFits, PrefillPath, decode_gemm, may_use_fused_layer, prefill_path,
