@@ -1,320 +1,19 @@
 //! Fused layers match the reference, layer by layer.
 
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
-#![allow(clippy::print_stderr, reason = "a skipped test says so")]
 
 mod fixtures {
+    pub mod fused_layer;
     pub mod gpu;
 }
 
 use contract::QuantType::{self, BF16, F32, Q4_K, Q5_K, Q6_K, Q8_0};
-use contract::quant::{dequantize_row, quantize_row};
-use cpu::reference::{activation, matmul::linear, norm::rms};
-use cuda::GpuProps;
-use cuda::driver::{Buffer, Gpu};
-use cuda::launch::Launch;
-use cuda::launch::gemm::fused_layer::{
-    self, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
-    FusedLayerWorkspace, FusedMatrix, MAX_ROWS,
+use cuda::driver::Gpu;
+use cuda::launch::gemm::fused_layer::MAX_ROWS;
+use fixtures::fused_layer::{
+    FusedLayerFixture, LayerShape, LayerTypes, TestLayer, form, gpu_props, open_sm90,
 };
-use cuda::launch::gemm::small_batch::{self, GemmScratch};
-use cuda::launch::norm::ActivationBuffers;
-use cuda::pack::activations::activations;
-use cuda::pack::{self, ActivationFormat, WeightKind};
 use fixtures::gpu::Random;
-
-const EPS: f32 = 1e-6;
-
-/// A random matrix on the device and as stored.
-struct TestMatrix {
-    matrix: FusedMatrix,
-    values: Vec<f32>,
-    _packed: Buffer<u8>,
-}
-
-impl TestMatrix {
-    fn new(gpu: &Gpu, random: &mut Random, ty: QuantType, rows: usize, cols: usize) -> TestMatrix {
-        let row_bytes = ty.row_bytes(cols);
-        let mut stored = vec![0; rows * row_bytes];
-        let mut values = vec![0.0; rows * cols];
-        let deviation = 0.7 / (cols as f32).sqrt();
-        for (bytes, values) in stored
-            .chunks_exact_mut(row_bytes)
-            .zip(values.chunks_exact_mut(cols))
-        {
-            quantize_row(ty, &random.normals(cols, deviation), bytes);
-            dequantize_row(ty, bytes, values);
-        }
-        let kind = WeightKind::of(ty);
-        let mut packed = vec![0xff; kind.bytes(rows, cols)];
-        pack::pack(ty, cols, &stored, &mut packed);
-        let packed = gpu.upload(&packed).unwrap();
-        let matrix = FusedMatrix {
-            kind,
-            rows,
-            cols,
-            weight: packed.ptr(),
-        };
-        TestMatrix {
-            matrix,
-            values,
-            _packed: packed,
-        }
-    }
-
-    fn times(&self, x: &[f32]) -> Vec<f32> {
-        let mut out = vec![0.0; x.len() / self.matrix.cols * self.matrix.rows];
-        linear(&self.values, x, self.matrix.cols, &mut out);
-        out
-    }
-}
-
-/// The weight types of a layer.
-#[derive(Clone)]
-struct Types {
-    out: QuantType,
-    gate: QuantType,
-    down: QuantType,
-    /// Type and rows of the next layer's projections.
-    next: Vec<(QuantType, usize)>,
-}
-
-struct LayerShape {
-    hidden: usize,
-    ffn: usize,
-    mixed: usize,
-}
-
-/// GEMMs and norms of one layer.
-struct TestLayer {
-    out: TestMatrix,
-    gate: TestMatrix,
-    up: TestMatrix,
-    down: TestMatrix,
-    next: Vec<TestMatrix>,
-    norms: [(Vec<f32>, Buffer<f32>); 2],
-}
-
-impl TestLayer {
-    fn new(gpu: &Gpu, random: &mut Random, shape: &LayerShape, types: &Types) -> TestLayer {
-        let mut matrix = |ty, rows, cols| TestMatrix::new(gpu, random, ty, rows, cols);
-        let &LayerShape { hidden, ffn, mixed } = shape;
-        let (out, gate) = (
-            matrix(types.out, hidden, mixed),
-            matrix(types.gate, ffn, hidden),
-        );
-        let (up, down) = (
-            matrix(types.gate, ffn, hidden),
-            matrix(types.down, hidden, ffn),
-        );
-        let next = types.next.iter().map(|&(ty, n)| matrix(ty, n, hidden));
-        let next = next.collect();
-        let norms = [(); 2].map(|()| {
-            let weights: Vec<f32> = (0..hidden).map(|_| 0.5 + random.unit()).collect();
-            let device = gpu.upload(&weights).unwrap();
-            (weights, device)
-        });
-        TestLayer {
-            out,
-            gate,
-            up,
-            down,
-            next,
-            norms,
-        }
-    }
-
-    fn kinds(&self) -> Vec<WeightKind> {
-        let own = [&self.out, &self.gate, &self.down];
-        own.into_iter()
-            .chain(&self.next)
-            .map(|w| w.matrix.kind)
-            .collect()
-    }
-
-    /// Reference residual stream and projections after the layer.
-    fn expected(&self, x: &[f32], y: &[f32], hidden: usize) -> (Vec<f32>, Vec<Vec<f32>>) {
-        let normed = |x: &[f32], weight: &[f32]| {
-            let mut out = vec![0.0; x.len()];
-            for (x, out) in x.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden)) {
-                rms(x, weight, EPS, out);
-            }
-            out
-        };
-        let mut x = x.to_vec();
-        activation::add(&mut x, &self.out.times(y));
-        let n = normed(&x, &self.norms[0].0);
-        let (gate, up) = (self.gate.times(&n), self.up.times(&n));
-        let mut h = vec![0.0; gate.len()];
-        activation::swiglu(&gate, &up, &mut h);
-        activation::add(&mut x, &self.down.times(&h));
-        let n = normed(&x, &self.norms[1].0);
-        let next = self.next.iter().map(|w| w.times(&n)).collect();
-        (x, next)
-    }
-}
-
-/// Device memory for fused layers of one bucket.
-struct FusedLayerFixture {
-    card: GpuProps,
-    bucket: usize,
-    hidden: usize,
-    x: Buffer<f32>,
-    y: Buffer<u8>,
-    outs: Vec<Buffer<f32>>,
-    memory: FusedLayerBuffers,
-    scratch_memory: Buffer<u8>,
-    workspace: Buffer<u8>,
-    _rest: Vec<Buffer<u8>>,
-}
-
-impl FusedLayerFixture {
-    /// Rows `x` and their mixer outputs `y`.
-    fn new(
-        gpu: &Gpu,
-        shape: &LayerShape,
-        layer: &TestLayer,
-        (x, y): (&[f32], &[f32]),
-    ) -> FusedLayerFixture {
-        let hidden = shape.hidden;
-        let bucket = x.len() / hidden;
-        let card = card_of(gpu);
-        let mut rest = Vec::new();
-        let mut poisoned = |bytes: usize| {
-            rest.push(fixtures::gpu::poisoned::<u8>(gpu, bytes));
-            rest.last().unwrap().ptr()
-        };
-        let mut halves = |width| poisoned(ActivationFormat::F16.bytes(bucket, width));
-        let next = ActivationBuffers {
-            f16: halves(hidden),
-            f32: poisoned(4 * bucket * hidden),
-        };
-        let squares = [(); 2].map(|()| poisoned(fused_layer::square_sum_bytes(bucket, hidden)));
-        let scales: Vec<f32> = x
-            .chunks_exact(hidden)
-            .map(|x| {
-                let sum: f32 = x.iter().map(|x| x * x).sum();
-                1.0 / (sum / hidden as f32 + EPS).sqrt()
-            })
-            .collect();
-        let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
-        let scales = gpu.upload(&bytes).unwrap();
-        let scratch_memory: Buffer<u8> = gpu
-            .filled(small_batch::scratch_bytes(card, 2 * MAX_ROWS), 0)
-            .unwrap();
-        let own_bytes = FusedLayerWorkspace::bytes(hidden, shape.ffn);
-        let own: Buffer<u8> = gpu.filled(own_bytes, 0).unwrap();
-        let x = gpu.upload(x).unwrap();
-        let y = activations(ActivationFormat::F16, y, shape.mixed, bucket).bytes;
-        let memory = FusedLayerBuffers {
-            residual: x.ptr(),
-            workspace: FusedLayerWorkspace::at(own.ptr(), hidden),
-            next,
-            squares,
-            scales: scales.ptr(),
-            scratch: GemmScratch(scratch_memory.ptr()),
-        };
-        rest.push(scales);
-        let outs = layer.next.iter();
-        FusedLayerFixture {
-            card,
-            bucket,
-            hidden,
-            x,
-            y: gpu.upload(&y).unwrap(),
-            outs: outs
-                .map(|w| fixtures::gpu::poisoned(gpu, bucket * w.matrix.rows))
-                .collect(),
-            memory,
-            scratch_memory,
-            workspace: own,
-            _rest: rest,
-        }
-    }
-
-    fn launch(&self, form: FusedLayerConfig, layer: &TestLayer) -> Launch {
-        let next: Vec<_> = layer
-            .next
-            .iter()
-            .zip(&self.outs)
-            .map(|(w, out)| (w.matrix, out.ptr()))
-            .collect();
-        let products = FusedLayerMatrices {
-            out: layer.out.matrix,
-            gate: layer.gate.matrix,
-            up: layer.up.matrix,
-            down: layer.down.matrix,
-            next: &next,
-        };
-        let norms = FusedLayerNorms {
-            ffn: layer.norms[0].1.ptr(),
-            next: if next.is_empty() {
-                0
-            } else {
-                layer.norms[1].1.ptr()
-            },
-            eps: EPS,
-        };
-        let context = (norms, &self.memory);
-        fused_layer::launch(
-            self.card,
-            self.bucket,
-            form,
-            &products,
-            self.y.ptr(),
-            context,
-        )
-    }
-
-    /// Runs the fused layer `times` times.
-    fn run(
-        &self,
-        gpu: &Gpu,
-        form: FusedLayerConfig,
-        layer: &TestLayer,
-        times: usize,
-    ) -> (Vec<f32>, Vec<Vec<f32>>) {
-        let launch = self.launch(form, layer);
-        let modules = fixtures::gpu::modules(gpu, std::slice::from_ref(&launch.unit));
-        for _ in 0..times {
-            gpu.run(&modules, &launch).unwrap();
-        }
-        let left = self.scratch_memory.download(gpu).unwrap();
-        assert!(
-            left.iter().all(|&b| b == 0),
-            "the fused layer left nonzero sums"
-        );
-        let own = self.workspace.download(gpu).unwrap();
-        let halves = &own[FusedLayerWorkspace::bytes(0, 0)..];
-        assert!(
-            halves.iter().all(|&b| b == 0),
-            "the fused layer left nonzero f16 rows"
-        );
-        let outs = self.outs.iter().map(|out| out.download(gpu).unwrap());
-        (self.x.download(gpu).unwrap(), outs.collect())
-    }
-}
-
-/// A GPU with fused-layer kernels.
-fn open_sm90() -> Option<Gpu> {
-    let gpu = fixtures::gpu::gpu()?;
-    if gpu.arch().number == 90 {
-        return Some(gpu);
-    }
-    eprintln!(
-        "SKIPPED: chains are for compute capability 9.0, this is {}",
-        gpu.arch()
-    );
-    None
-}
-
-fn card_of(gpu: &Gpu) -> GpuProps {
-    gpu.info().props()
-}
-
-fn form(gpu: &Gpu, layer: &TestLayer) -> FusedLayerConfig {
-    FusedLayerConfig::new(card_of(gpu), MAX_ROWS, &layer.kinds()).unwrap()
-}
 
 const SMALL: LayerShape = LayerShape {
     hidden: 512,
@@ -328,8 +27,8 @@ const ODD: LayerShape = LayerShape {
     mixed: 416,
 };
 
-fn k_quants() -> Types {
-    Types {
+fn k_quants() -> LayerTypes {
+    LayerTypes {
         out: Q5_K,
         gate: Q4_K,
         down: Q6_K,
@@ -350,7 +49,7 @@ fn inputs(random: &mut Random, shape: &LayerShape, rows: usize) -> (Vec<f32>, Ve
 fn agrees(
     gpu: &Gpu,
     random: &mut Random,
-    (what, shape, types): (&str, &LayerShape, &Types),
+    (what, shape, types): (&str, &LayerShape, &LayerTypes),
     rows: usize,
 ) {
     let layer = TestLayer::new(gpu, random, shape, types);
@@ -375,8 +74,8 @@ fn check_layer_close(
 }
 
 /// One weight kind for all matrices.
-fn of(ty: QuantType, next: Vec<(QuantType, usize)>) -> Types {
-    Types {
+fn of(ty: QuantType, next: Vec<(QuantType, usize)>) -> LayerTypes {
+    LayerTypes {
         out: ty,
         gate: ty,
         down: ty,
@@ -441,7 +140,7 @@ fn fused_layer_of_real_widths_matches_reference() {
 /// Shapes whose gate has `own` tiles per block and four more, so that some blocks have no unit of
 /// those. The last tile lacks `missing` rows.
 fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
-    let blocks = card_of(gpu).sm_count;
+    let blocks = gpu_props(gpu).sm_count;
     LayerShape {
         hidden: 512 / own,
         ffn: 128 * (own * blocks + 4) - missing,
