@@ -82,8 +82,9 @@ impl fmt::Debug for Compiled {
     }
 }
 
-/// Returns memory that NVRTC has freed to the system. NVRTC allocates with the C library, which keeps
-/// freed memory per thread: 330 MB of a server that compiled the bundled pair's kernels on 16 cores.
+/// Returns memory that NVRTC has freed to the system. NVRTC allocates with the C library, which
+/// keeps freed memory per thread: 330 MB of a server that compiled the bundled pair's kernels on 16
+/// cores.
 fn return_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -1,9 +1,9 @@
 //! Keeping paths: cached rows move up, states and windows go past the nodes.
 
+use super::layer_arguments::shape;
 use super::{Plan, PlanContext};
 use crate::launch::attention::{self, Planes};
 use crate::launch::gated_delta::{self, Group, Slots};
-use crate::plan::decode;
 use crate::state::{DeltaGroup, KvGroup};
 
 /// The commit of `paths` paths: one launch per group of layers.
@@ -27,7 +27,7 @@ fn compact(context: &PlanContext<'_>, group: &KvGroup) -> crate::launch::Launch 
         .attention_layers()
         .find(|a| (a.n_kv_heads, a.head_dim) == (group.n_kv_heads, group.head_dim))
         .expect("a group has the shape of its layers");
-    let shape = decode::shape(a, context.open, context.spec.norm_eps);
+    let shape = shape(a, context.open, context.spec.norm_eps);
     let (k, v) = (&group.k, &group.v);
     let bytes = [k.value_bytes, k.scale_bytes, v.value_bytes, v.scale_bytes];
     let planes = Planes {

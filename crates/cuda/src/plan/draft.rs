@@ -4,7 +4,7 @@
 use contract::{BlockMask, DraftLayer, KvFormats};
 
 use super::activations::ActivationFormats;
-use super::decode::{DecodeBuilder, builder};
+use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
 use super::gemm::{self, GemmOperation};
 use super::select::{GemmFits, decode_gemm};

@@ -2,7 +2,7 @@
 
 use super::PlanContext;
 use super::activations::ActivationFormats;
-use super::decode::DecodeBuilder;
+use super::decode_builder::DecodeBuilder;
 use super::select::may_use_fused_layer;
 use crate::launch::gemm::fused_layer::{
     self, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,

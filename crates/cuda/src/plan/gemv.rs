@@ -3,7 +3,7 @@
 
 use super::PlanContext;
 use super::activations::ActivationFormats;
-use super::decode::DecodeBuilder;
+use super::decode_builder::DecodeBuilder;
 use super::gemm::{GemmOperation, gemm_matrix};
 use crate::launch::Launch;
 use crate::launch::gemm::gemv::{self, GemvEpilogue, GemvInput};

@@ -1,6 +1,7 @@
 //! The head: asked rows through the final norm and the head matrix, and reduced to candidates.
 
 use super::activations::ActivationFormats;
+use super::decode_builder::DecodeBuilder;
 use super::gemm::{self, GemmOperation};
 use super::gemv;
 use super::{Plan, PlanContext};
@@ -85,4 +86,24 @@ pub(super) fn append(
     };
     plan.launches
         .extend(logits::reduce(context.reduce, rows, asked, reduced));
+}
+
+impl DecodeBuilder<'_> {
+    /// Completes the plan with the LM head and moves `arena` past the furthest buffer.
+    pub(super) fn head(
+        self,
+        asked: RowSource,
+        norm: (u64, f32),
+        arena: &mut BumpAllocator,
+    ) -> Plan {
+        let mut plan = self.plan;
+        let mut tail = *arena;
+        append(self.context, self.rows, asked, norm, &mut tail, &mut plan);
+        *arena = if tail.used() > self.peak.used() {
+            tail
+        } else {
+            self.peak
+        };
+        plan
+    }
 }

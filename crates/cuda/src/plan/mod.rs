@@ -7,11 +7,13 @@
 mod activations;
 mod commit;
 mod decode;
+mod decode_builder;
 mod draft;
 pub(crate) mod explain;
 mod fused_layers;
 mod gemm;
 mod gemv;
+mod layer_arguments;
 mod lm_head;
 mod numerics;
 mod prefill;
@@ -265,7 +267,7 @@ impl Plans {
         let of_draft = of_draft.map(|layer| &layer.attention);
         for a in spec.attention_layers().chain(of_draft) {
             if rotations.iter().all(|(kind, _)| *kind != a.rope) {
-                let table = decode::shape(a, open, spec.norm_eps).frequencies();
+                let table = layer_arguments::shape(a, open, spec.norm_eps).frequencies();
                 let at = scratch.take(8 * table.len());
                 rotations.push((a.rope, at));
                 tables.push((at, table));

@@ -7,7 +7,7 @@
 
 use contract::OpenPlan;
 
-use super::decode::shape;
+use super::layer_arguments::shape;
 use super::select::uses_f16_queries;
 use crate::gpu_props::GpuProps;
 use crate::launch::attention::AttentionConfig;

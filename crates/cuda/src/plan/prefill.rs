@@ -4,8 +4,8 @@
 
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
-use super::decode::{cache, delta_inputs, delta_layer, shape};
 use super::gemm::gemm_matrix;
+use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
 use super::select::{gated_delta_scan, prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
 use crate::launch::attention::{self, Cache, Positions, Projections};

@@ -8,8 +8,9 @@
 //! on the way, as in any chunk.
 
 use super::activations::ActivationFormats;
-use super::decode::{DecodeBuilder, builder, delta_inputs};
+use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
+use super::layer_arguments::delta_inputs;
 use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, gated_delta_scan, prefill_path};
 use super::{Plan, PlanContext, draft, gemv};
 use crate::launch::attention::Positions;

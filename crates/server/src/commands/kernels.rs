@@ -1,4 +1,4 @@
-//! `hearth kernels`: the CUDA kernels, compiled ahead of time, and what each takes of a card.
+//! `hearth kernels`: the CUDA kernels, compiled ahead of time, and what each takes of a GPU.
 //!
 //! Opening a model compiles what it needs by itself and keeps it; this is for machines without a
 //! compiler, for a first start without a wait, and for the gate.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use contract::{KvFormat, KvFormats, Limits, OpenPlan};
+use contract::{KvFormat, KvFormats, OpenPlan};
 use cuda::compile::{Compiled, Options, compile, min_arch};
 use cuda::driver::Arch;
 use cuda::launch::{Unit, standard_units};
@@ -18,13 +18,14 @@ use cuda::{CudaBackend, GpuInfo};
 use model::synth::SynthSpec;
 use serde_json::json;
 
+use super::kernel_targets::{LIMITS, arch, usual_gpu};
 use super::{kernels_explain, spill_record};
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::config;
 use crate::open;
 use crate::progress::TaskProgress;
 
-/// What is compiled when no model is named, with how keys and values are stored.
+/// Models compiled if none is named, with their KV type.
 const WELL_KNOWN: [(&str, KvFormat); 5] = [
     ("qwen3.5-27b:q4_k_m-published", KvFormat::F16),
     ("qwen3.5-27b:q4_k_m-published", KvFormat::Q8_0),
@@ -34,24 +35,6 @@ const WELL_KNOWN: [(&str, KvFormat); 5] = [
 ];
 /// The first architecture that runs models.
 const OLDEST: u32 = 80;
-/// Multiprocessors of a usual card of an architecture, on which some kernels depend.
-const USUAL: [(u32, u32); 7] = [
-    (75, 68),
-    (80, 108),
-    (86, 82),
-    (87, 16),
-    (89, 128),
-    (90, 132),
-    (120, 170),
-];
-/// What a server is usually opened with.
-pub(super) const LIMITS: Limits = Limits {
-    sequences: 4,
-    context: 32_768,
-    tree_nodes: 64,
-    prefill_chunk: 2048,
-    pool: None,
-};
 
 pub(super) fn kernels(args: &KernelsArgs) -> anyhow::Result<()> {
     match &args.what {
@@ -67,7 +50,7 @@ fn build(args: &KernelsBuildArgs) -> anyhow::Result<()> {
         options.threads = threads;
     }
     let archs = if args.arch.is_empty() {
-        cards()?
+        gpu_archs()?
     } else {
         let parsed: anyhow::Result<Vec<Arch>> = args.arch.iter().map(|text| arch(text)).collect();
         parsed?
@@ -107,7 +90,9 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
     let options = config::kernels::options(&args.compiler);
     let arch = match &args.arch {
         Some(text) => arch(text)?,
-        None => *cards()?.first().context("no card")?,
+        None => *gpu_archs()?
+            .first()
+            .context("no CUDA GPU; name an architecture with --arch, such as --arch sm_86")?,
     };
     let wanted = Wanted {
         models: &args.models,
@@ -149,18 +134,18 @@ fn list(args: &KernelsListArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Which kernels are asked for.
+/// Which kernels are requested.
 #[derive(Clone, Copy)]
 struct Wanted<'a> {
-    /// What these models need, or the well-known ones where none is named.
+    /// Models; the well-known ones if empty.
     models: &'a [String],
-    /// Of units with a width, those of these widths where any are named.
+    /// Row counts of units that have one; all if empty.
     widths: &'a [usize],
-    /// The order in which steps sum, where it is not the one a model is opened with.
+    /// Numerics of decode steps, if not the default.
     numerics: Option<cuda::Numerics>,
 }
 
-/// What is `wanted` on `arch`.
+/// Compiles what is `wanted` for `arch`.
 fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result<Vec<Compiled>> {
     let Wanted {
         models,
@@ -168,7 +153,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
         numerics,
     } = wanted;
     let mut units: BTreeSet<Unit> = standard_units().into_iter().collect();
-    // Older cards run no model yet; what they can run is compiled for them all the same.
+    // Older GPUs run no model. The kernels that they can run are compiled all the same.
     let runs_models = arch.number >= OLDEST;
     if models.is_empty() && runs_models {
         for (name, format) in WELL_KNOWN {
@@ -210,14 +195,13 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
     Ok(compiled)
 }
 
-/// The most rows of a step that a unit is compiled for, where that is a choice.
+/// The maximum rows of a unit, if it is compiled per row count.
 fn width(unit: &Unit) -> Option<usize> {
     let rows = unit.defines.iter().find(|(name, _)| *name == "ROWS");
     rows.and_then(|(_, rows)| rows.parse().ok())
 }
 
-/// What opening a model on a card of `arch` compiles, for steps that sum as `numerics` says or as
-/// is the default there.
+/// The units that opening a model on a GPU of `arch` compiles, with `numerics` or the default there.
 fn of_model(
     loaded: &model::LoadedModel,
     arch: Arch,
@@ -251,30 +235,20 @@ fn gpu_of(arch: Arch) -> GpuInfo {
         .unwrap_or_else(|| usual_gpu(arch))
 }
 
-/// A usual GPU of an architecture.
-pub(super) fn usual_gpu(arch: Arch) -> GpuInfo {
-    let usual = USUAL.iter().find(|(number, _)| *number == arch.number);
-    GpuInfo {
-        ordinal: 0,
-        name: arch.to_string(),
-        capability: (arch.number / 10, arch.number % 10),
-        sm_count: usual.map_or(80, |(_, count)| *count),
-        total_bytes: 0,
-    }
-}
-
-/// Architectures of this machine's cards, each once.
-fn cards() -> anyhow::Result<Vec<Arch>> {
-    let cards = match cuda::probe() {
-        Ok(cards) => cards,
+/// Architectures of this machine's GPUs, each once.
+fn gpu_archs() -> anyhow::Result<Vec<Arch>> {
+    let gpus = match cuda::probe() {
+        Ok(gpus) => gpus,
         Err(absence) => {
-            bail!("{absence}; without a card, say for which with --arch, such as --arch sm_86")
+            bail!(
+                "{absence}; without a GPU, name an architecture with --arch, such as --arch sm_86"
+            )
         }
     };
-    let mut archs: Vec<Arch> = cards
+    let mut archs: Vec<Arch> = gpus
         .iter()
-        .map(|card| Arch {
-            number: card.capability.0 * 10 + card.capability.1,
+        .map(|gpu| Arch {
+            number: gpu.capability.0 * 10 + gpu.capability.1,
         })
         .collect();
     archs.sort();
@@ -282,25 +256,9 @@ fn cards() -> anyhow::Result<Vec<Arch>> {
     Ok(archs)
 }
 
-pub(super) fn arch(text: &str) -> anyhow::Result<Arch> {
-    Arch::parse(text.trim()).with_context(|| {
-        format!("--arch {text}: no architecture; use names such as sm_86 or sm_90a")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_unknown_architecture_is_refused_by_name() {
-        let error = arch("ampere").unwrap_err().to_string();
-        assert!(
-            error.contains("ampere") && error.contains("sm_86"),
-            "{error}"
-        );
-        assert_eq!(arch(" 86").unwrap(), arch("sm_86").unwrap());
-    }
 
     #[test]
     fn variants_for_one_architecture_are_left_out_elsewhere() {

@@ -11,7 +11,7 @@ use cuda::CudaBackend;
 use model::synth::SynthSpec;
 use serde_json::json;
 
-use super::kernels::{LIMITS, arch, usual_gpu};
+use super::kernel_targets::{LIMITS, arch, usual_gpu};
 use crate::cli::KernelsExplainArgs;
 use crate::open;
 

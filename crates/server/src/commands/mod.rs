@@ -9,6 +9,7 @@ mod eval;
 mod generate;
 mod http_client;
 mod inspect;
+mod kernel_targets;
 mod kernels;
 mod kernels_explain;
 mod new_file;

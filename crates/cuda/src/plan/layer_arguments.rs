@@ -1,0 +1,83 @@
+//! Shapes and addresses of a layer, as its launches take them.
+
+use contract::{AttentionSpec, OpenPlan, OutputGate};
+
+use super::PlanContext;
+use crate::launch::attention::{Cache, Mask, Shape};
+use crate::launch::gated_delta::{self, Layer, Slots};
+use crate::state::{DeltaGroup, KvGroup};
+use crate::weights::DeltaWeights;
+
+/// The shape of a layer for the attention kernels.
+pub(super) fn shape(a: &AttentionSpec, open: &OpenPlan, eps: f32) -> Shape {
+    Shape {
+        n_heads: a.n_heads,
+        n_kv_heads: a.n_kv_heads,
+        head_dim: a.head_dim,
+        rope: a.rope,
+        gate: a.gate == OutputGate::SigmoidPerHead,
+        normed: a.q_norm.is_some(),
+        k: open.kv.k,
+        v: open.kv.v,
+        rotated: true,
+        eps,
+        scale: a.scale,
+        window: 0,
+        mask: Mask::Ancestors,
+        ring_pages: 0,
+    }
+}
+
+/// Addresses of a layer's KV cache.
+pub(super) fn cache(context: &PlanContext<'_>, group: &KvGroup, index: usize) -> Cache {
+    let at = |base: u64, row_bytes: usize| match row_bytes {
+        0 => 0,
+        bytes => base + (index * group.layer_bytes(bytes)) as u64,
+    };
+    Cache {
+        k: at(group.k.values, group.k.value_bytes),
+        k_scale: at(group.k.scales, group.k.scale_bytes),
+        v: at(group.v.values, group.v.value_bytes),
+        v_scale: at(group.v.scales, group.v.scale_bytes),
+        page_table: context.state.page_table,
+        max_pages: context.state.slots.pages,
+    }
+}
+
+/// Addresses of a delta layer's states and vectors.
+pub(super) fn delta_layer(
+    context: &PlanContext<'_>,
+    group: &DeltaGroup,
+    index: usize,
+    weights: &DeltaWeights,
+) -> Layer {
+    let slots = |base: u64, layer_bytes: usize| Slots {
+        at: base + (index * layer_bytes) as u64,
+        stride: group.slot_bytes(layer_bytes) as u64,
+    };
+    Layer {
+        state: slots(group.states, group.state_bytes),
+        window: slots(group.windows, group.window_bytes),
+        factors: slots(group.factors, group.factor_bytes),
+        conv: weights.conv,
+        a: weights.a,
+        dt: weights.dt,
+        norm: weights.norm,
+        eps: context.spec.norm_eps,
+    }
+}
+
+/// The outputs of a delta layer's projections, in the order `qkv`, `z`, `beta`, `alpha`.
+pub(super) fn delta_inputs(w: &DeltaWeights, projected: &[u64]) -> gated_delta::GatedDeltaInputs {
+    let input_projections = [w.qkv, w.z, w.beta, w.alpha];
+    let rows = |i: usize| gated_delta::StridedRows {
+        at: projected[i],
+        stride: input_projections[i].rows,
+    };
+    gated_delta::GatedDeltaInputs {
+        qkv: rows(0),
+        z: rows(1),
+        beta: rows(2),
+        alpha: rows(3),
+    }
+}
