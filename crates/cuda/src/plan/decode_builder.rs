@@ -18,8 +18,8 @@ use crate::numerics::Numerics;
 use crate::state::{DeltaGroup, LayerState};
 use crate::weights::{AttentionWeights, DeltaWeights, FfnWeights, MixerWeights, WeightMatrix};
 
-/// A builder over the step header at `step` for `trees` trees in up to `rows` rows, with the fastest
-/// numerics.
+/// A builder over the step header at `step` for `trees` trees in up to `rows` rows, with the
+/// fastest numerics.
 pub(super) fn builder<'a>(
     context: &'a PlanContext<'a>,
     (rows, trees): (usize, usize),
@@ -42,8 +42,8 @@ pub(super) fn builder<'a>(
     }
 }
 
-/// Builder of a plan with the decode kernels, layer by layer. The buffers of all blocks begin at the
-/// same arena position.
+/// Builder of a plan with the decode kernels, layer by layer. The buffers of all blocks begin at
+/// the same arena position.
 pub(super) struct DecodeBuilder<'a> {
     pub(super) context: &'a PlanContext<'a>,
     pub(super) rows: usize,

@@ -201,7 +201,7 @@ fn width(unit: &Unit) -> Option<usize> {
     rows.and_then(|(_, rows)| rows.parse().ok())
 }
 
-/// The units that opening a model on a GPU of `arch` compiles, with `numerics` or the default there.
+/// The units that opening a model on a GPU of `arch` compiles, with `numerics` or the default.
 fn of_model(
     loaded: &model::LoadedModel,
     arch: Arch,
