@@ -1,6 +1,6 @@
 //! The CUDA device.
 //!
-//! What it is for: running a model on an NVIDIA card behind [`contract::Runner`].
+//! What it is for: running a model on an NVIDIA GPU behind [`contract::Runner`].
 //! What it must not know: families, requests, sampling, tree-building rules.
 //!
 //! From the bottom up: [`driver`] is the card, its memory and its streams; [`compile`] turns the

@@ -1,4 +1,4 @@
-//! States on their way between slots and copies of them in host memory, on a stream of their own.
+//! Copies of recurrent states between slots and host memory, on a separate stream.
 //!
 //! What saves or restores a slot comes behind all that the main stream has queued, and the main
 //! stream goes on at once. Only who touches the slot next waits for it, and a chunk only layer by
@@ -10,24 +10,24 @@ use contract::DeviceError;
 use super::Engine;
 use crate::driver::{CopyEngine, Event, Gpu, Stream};
 
-/// The last copies of a slot, which are no layer's.
+/// Marks copies of a slot that belong to no layer.
 pub(crate) const AFTER_ALL_LAYERS: usize = usize::MAX;
 
-/// A stream of copies.
+/// A stream for state copies.
 pub(crate) struct CopyStream {
     stream: Stream,
     copy_engine: CopyEngine,
-    /// What the main stream had queued when copies were.
+    /// Recorded on the main stream before the copies.
     begun: Event,
-    /// The last copy of all.
+    /// Recorded after the last copy.
     end: Event,
     slots: Vec<LayerEvents>,
 }
 
-/// Places in the stream's queue that layers of a slot wait for: the layer of each, rising.
+/// Events that the layers of a slot wait for, with the layer of each, in rising order.
 #[derive(Default)]
 struct LayerEvents {
-    /// Events outlive their use.
+    /// Reused; never shrinks.
     events: Vec<Event>,
     layers: Vec<usize>,
 }
@@ -52,13 +52,13 @@ impl CopyStream {
         self.stream.wait(&self.begun)
     }
 
-    /// Queues a copy between the card and page-locked memory.
+    /// Queues a copy between the GPU and page-locked memory.
     ///
     /// # Safety
     /// Host memory must stay alive until the stream has passed the copy, and not be touched until
     /// then.
     pub(crate) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), DeviceError> {
-        // SAFETY: the caller's word.
+        // SAFETY: passed on to the caller.
         unsafe { self.copy_engine.copy(&self.stream, to, from, bytes) }
     }
 
@@ -74,8 +74,8 @@ impl CopyStream {
         self.stream.record(&self.end)
     }
 
-    /// What a chunk of the slot waits for, and behind how many of its launches; `ends`: launches up
-    /// to each layer's end.
+    /// Events that a chunk of the slot waits for, each with the launch that waits; `ends`: launches
+    /// up to the end of each layer.
     pub(super) fn layer_waits(&self, slot: usize, ends: &[usize]) -> Vec<(usize, &Event)> {
         let marks = &self.slots[slot];
         let behind = |layer: usize| match layer {
@@ -114,7 +114,7 @@ impl Engine {
         self.gpu.stream().wait(&self.copy_stream.end)
     }
 
-    /// What copies states, and the card.
+    /// The copy stream and the GPU.
     pub(crate) fn copy_stream(&mut self) -> (&mut CopyStream, &Gpu) {
         (&mut self.copy_stream, &self.gpu)
     }

@@ -1,5 +1,5 @@
-//! Answers made on the host from a whole row of logits: full rows, edited rows, and more candidates
-//! than the card's reduction gives; and the candidates of draft blocks.
+//! Logits rows computed on the host from a whole row: full rows, edited rows, and more candidates
+//! than the GPU's reduction gives. Also the candidates of draft blocks.
 
 use contract::{DraftCandidates, LogitsRequest, LogitsRow, LogitsSelection, TokenId};
 

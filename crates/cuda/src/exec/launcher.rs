@@ -1,4 +1,4 @@
-//! One plan as launches or as a captured graph.
+//! Runs plans launch by launch or as captured graphs.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub(crate) enum LaunchMode {
     Graph,
 }
 
-/// Every plan, ready to run. The graphs go before the modules they launch from.
+/// Every plan, ready to run. Graphs are dropped before the modules they launch from.
 pub(crate) struct Launcher {
     graphs: BTreeMap<PlanKey, Graph>,
     lists: BTreeMap<PlanKey, Vec<(Function, Launch)>>,

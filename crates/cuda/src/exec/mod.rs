@@ -31,7 +31,7 @@ pub(crate) use launcher::{LaunchMode, Launcher};
 use pending_features::PendingFeatures;
 pub(crate) use regions::Regions;
 
-/// One loaded model on one card. Fields are dropped in order: what points at memory goes before the
+/// One loaded model on one GPU. Fields are dropped in order: what points at memory goes before the
 /// memory.
 pub(crate) struct Engine {
     launcher: Launcher,
@@ -41,7 +41,7 @@ pub(crate) struct Engine {
     state: Arc<State>,
     /// Copies of states; its stream goes before what it copies.
     copy_stream: CopyStream,
-    /// Features that the draft does not have yet.
+    /// Captured hidden states that the draft has not consumed yet.
     pending: PendingFeatures,
     spec: Arc<ModelSpec>,
     /// Whether prompts are prefilled as decode steps over single-branch trees.
@@ -52,7 +52,7 @@ pub(crate) struct Engine {
     gpu: Gpu,
 }
 
-/// Page-locked memory that the card reads headers from and writes rows to.
+/// Page-locked memory for headers to the GPU and rows from it.
 struct Headers {
     up: Uploads,
     rows: Pinned<u8>,
@@ -64,7 +64,7 @@ struct Headers {
     pending_in_flight: bool,
 }
 
-/// What the card reads.
+/// Headers and tables that the GPU reads.
 struct Uploads {
     step: Pinned<u8>,
     draft: Pinned<u8>,
@@ -346,7 +346,7 @@ impl Engine {
         Ok(answers)
     }
 
-    /// Puts a chunk's header where the card will read it.
+    /// Writes a chunk's header to page-locked memory.
     fn write_chunk(
         &mut self,
         head: &mut ChunkHead,
@@ -495,8 +495,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// Answers from what the card's reduction left behind, or from whole rows of logits. `edited`
-    /// says that the reduction has seen the edits.
+    /// Rows from the GPU's reduction, or from whole rows of logits. `edited`: whether the reduction
+    /// includes the edits.
     fn answer(
         &mut self,
         requests: &[&LogitsRequest],
@@ -572,7 +572,7 @@ impl Uploads {
         unsafe { gpu.copy_to_device(gpu.stream(), to, from, 0..bytes) }
     }
 
-    /// Queues the copy of the header by which a short chunk is a chain of nodes.
+    /// Queues the copy of the header of a short chunk's single-branch tree.
     fn queue_nodes(&self, gpu: &Gpu, to: Addresses) -> Result<(), DeviceError> {
         // SAFETY: written with the chunk's header, whose writers wait while `in_flight` is set.
         unsafe { gpu.copy_to_device(gpu.stream(), to.step, &self.nodes, 0..size_of::<Step>()) }

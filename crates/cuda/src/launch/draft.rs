@@ -16,7 +16,8 @@ pub fn ring_pages(window: usize, block_rows: usize) -> usize {
 /// The rows of the paths of the `Commit` at `commit`, one path after the other, in the forms of
 /// `out`.
 ///
-/// `x` is f32 `[slots][kept][width]`, as taps leave it; `rows` is the most the paths hold together.
+/// `x` is f32 `[slots][kept][width]`, captured hidden states; `rows` is the maximum of all paths
+/// together.
 pub fn path_rows(
     width: usize,
     kept: usize,
@@ -40,7 +41,7 @@ pub fn path_rows(
     }
 }
 
-/// Context keys (normed and turned) and values of committed tokens, into the draft's cache.
+/// Context keys (normed, with RoPE) and values of committed tokens, into the draft's cache.
 ///
 /// Rows are those of `positions`: a chunk's, or the entries of a commit's paths. `from.q` must be
 /// 0.

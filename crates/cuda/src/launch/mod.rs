@@ -1,7 +1,6 @@
-//! What is launched: for every kernel, the unit it is compiled from and the launch with checked
-//! shapes.
+//! Launches: for every kernel, the unit that it is compiled from and a launch with checked shapes.
 //!
-//! A file per area, the same names as under `kernels/`. Each kernel has a `unit(..)`, which turns
+//! A module per folder of `kernels/`. Each kernel has a `unit(..)`, which turns
 //! shapes into defines, and a function that makes a [`Launch`] from shapes and device pointers.
 //! Nothing here allocates or calls the driver: a launch is data, run by `driver::Gpu::run`,
 //! captured into a graph, or printed.
@@ -77,7 +76,7 @@ pub struct Launch {
     pub shared: u32,
     /// In the kernel's parameter order.
     pub args: Args,
-    /// Whether all blocks must be on the card at once, for a barrier among them.
+    /// Whether all blocks must be resident at once, for a grid barrier.
     pub cooperative: bool,
     /// Whether it may begin before its predecessor ends; it must then call `pdl_wait()` before it
     /// touches anything the predecessor wrote. Ignored below sm_90.

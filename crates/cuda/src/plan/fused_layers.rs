@@ -1,4 +1,4 @@
-//! Layers as chains: one launch for all products from a mixer to the next.
+//! Fused layers: one launch for all GEMMs from a mixer to the next.
 
 use super::PlanContext;
 use super::activations::ActivationFormats;
@@ -17,7 +17,7 @@ use crate::weights::{FfnWeights, WeightMatrix, Weights};
 
 const _: () = assert!(ROWS <= MAX_ROWS, "a chain takes the rows of any step");
 
-/// Bytes of zeros that all chains share, on layers of `hidden` values.
+/// Bytes of the zeroed workspace that all fused layers share, for layers of `hidden` values.
 pub(super) fn workspace_bytes(weights: &Weights, hidden: usize) -> usize {
     let of_target = weights.layers.iter().map(|layer| &layer.ffn);
     let of_draft = weights.draft.iter().flat_map(|draft| &draft.layers);
@@ -25,13 +25,13 @@ pub(super) fn workspace_bytes(weights: &Weights, hidden: usize) -> usize {
     FusedLayerWorkspace::bytes(hidden, all.map(|ffn| ffn.gate.rows).max().unwrap_or(0))
 }
 
-/// The matrices of every layer, bottom to top, where all of them can go in chains.
+/// The matrices of every layer, bottom to top, if all layers can be fused.
 pub(super) struct FusedLayerPlan<'a> {
     layers: Vec<LayerMatrices<'a>>,
     form: FusedLayerConfig,
 }
 
-/// What chains know of one layer.
+/// The norm and matrices of one layer.
 struct LayerMatrices<'a> {
     norm: u64,
     /// The projections of the mixer's input.
@@ -59,8 +59,8 @@ impl LayerMatrices<'_> {
             .map(|m| m.kind)
     }
 
-    /// What its chain multiplies with; `next`: the projections of the layer above and where they
-    /// go.
+    /// The matrices of its fused layer; `next`: the projections of the layer above and their
+    /// outputs.
     fn products<'n>(&self, next: &'n [(fused_layer::FusedMatrix, u64)]) -> FusedLayerMatrices<'n> {
         FusedLayerMatrices {
             out: fused_matrix(&self.out),
@@ -96,10 +96,10 @@ impl<'a> FusedLayerPlan<'a> {
         FusedLayerPlan::new(context, layers.collect())
     }
 
-    /// Whether layers of steps go in chains: on the cards they were measured on, where they are
-    /// faster at all the numbers of rows that they take (`kernels/gemm/NOTES.md`). A chain and the
-    /// launches it stands for differ by rounding, so a model has them at every number of rows of a
-    /// step or at none: nothing here looks at the rows, since no step has more than [`MAX_ROWS`].
+    /// Selects fused layers on the GPUs where they were measured and are faster at every number of
+    /// rows (`kernels/gemm/NOTES.md`). A fused layer and separate launches differ by rounding, so a
+    /// model has them at every number of rows of a step or at none: nothing here looks at the rows,
+    /// since no step has more than [`MAX_ROWS`].
     fn new(
         context: &PlanContext<'a>,
         layers: Vec<LayerMatrices<'a>>,

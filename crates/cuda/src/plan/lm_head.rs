@@ -1,4 +1,4 @@
-//! The head: asked rows through the final norm and the head matrix, and reduced to candidates.
+//! The LM head: logits rows through the final norm and the head matrix, reduced to candidates.
 
 use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
@@ -10,7 +10,7 @@ use crate::launch::logits::{self, LogitsBuffers};
 use crate::launch::norm::{self, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
 
-/// The head over asked rows of the chunk before it.
+/// The LM head over the logits rows of the previous chunk.
 pub(super) fn of_chunk(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
     let mut plan = Plan::default();
     let asked = RowSource::LogitsRowsOfChunk(context.addresses.chunk);
@@ -19,8 +19,7 @@ pub(super) fn of_chunk(context: &PlanContext<'_>, rows: usize, arena: &mut BumpA
     plan
 }
 
-/// Edits of asked rows, and their reduction again: to be run after the head where some row has
-/// edits.
+/// Edits of logits rows and a second reduction, after the LM head, if some row has edits.
 pub(super) fn edited(
     context: &PlanContext<'_>,
     rows: usize,
@@ -43,8 +42,8 @@ pub(super) fn edited(
     plan
 }
 
-/// Appends the head over up to `rows` asked rows; `asked` gathers them from the residual stream,
-/// through a final norm of this weight and epsilon.
+/// Appends the LM head over up to `rows` logits rows; `asked` gathers them from the residual
+/// stream, and the final norm has this weight and epsilon.
 pub(super) fn append(
     context: &PlanContext<'_>,
     rows: usize,
@@ -60,7 +59,7 @@ pub(super) fn append(
         out: at.logits,
         write: GemmEpilogue::Store,
     };
-    // The one row of a step is the row that may be asked for.
+    // The only row of a single-row step is its only logits row.
     let one = match (rows, asked) {
         (1, RowSource::LogitsRowsOfStep(_)) => gemv::head(context, &logits, (weight, eps)),
         _ => None,

@@ -115,7 +115,7 @@ impl Plan {
     }
 }
 
-/// Fixed places that the runner and the kernels share.
+/// Fixed device addresses that the runner and the kernels share.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Addresses {
     pub(crate) step: u64,
@@ -141,7 +141,7 @@ pub(crate) struct Addresses {
     pub(crate) counters: u64,
     /// Partial sums of the small products; zero between launches.
     pub(crate) partials: u64,
-    /// What chains share; zero before the first.
+    /// Workspace of the fused layers; zero before the first.
     pub(crate) fused_layer: u64,
     /// Turns of the large products; zero between launches.
     pub(crate) split_k_flags: u64,
@@ -169,11 +169,11 @@ pub(crate) struct PlanConfig {
     pub(crate) tree_windows: bool,
     /// Numerics of decode steps.
     pub(crate) numerics: Numerics,
-    /// Whether small models run as large ones do.
+    /// Whether small models use the kernels of large ones.
     pub(crate) as_large_model: bool,
 }
 
-/// What plans are built over.
+/// The model, its memory and the options that plans are built from.
 pub(crate) struct PlanContext<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) weights: &'a Weights,
@@ -358,13 +358,13 @@ impl Plans {
             .unwrap_or(self.limits.prefill_chunk)
     }
 
-    /// Whether the plan for chunks of up to `rows` rows reads them as a chain of nodes, with a
-    /// step's header beside its own.
+    /// Whether chunks of up to `rows` rows use the decode kernels, with the header of a
+    /// single-branch tree beside the chunk's.
     pub(crate) fn is_short_prefill(&self, rows: usize) -> bool {
         self.short && rows <= ROWS
     }
 
-    /// The lengths of the passes that `rows` tokens after `committed` ones are best read in.
+    /// The lengths of the passes in which `rows` tokens after `committed` ones are prefilled.
     pub(crate) fn pieces(&self, committed: usize, rows: usize) -> Vec<usize> {
         if self.short && rows <= MAX_SHORT_PREFILL {
             short_prefill::pieces(committed, rows)
@@ -378,7 +378,7 @@ impl Plans {
         self.limits.tree_nodes
     }
 
-    /// Takes the launches out of every plan; the plans keep where layers end.
+    /// Moves the launches out of every plan; the plans keep the ends of layers.
     pub(crate) fn take_launches(&mut self) -> BTreeMap<PlanKey, Vec<Launch>> {
         let plans = self.all.iter_mut();
         let taken = plans.map(|(key, plan)| (*key, std::mem::take(&mut plan.launches)));

@@ -3,9 +3,9 @@
 //! A long chunk expands every matrix once and multiplies thousands of rows with it; of 64 rows the
 //! expanding is nearly all there is. The end of a prompt whose beginning came from a saved state is
 //! that short, and so is every short prompt. A chunk's attention gives a block some rows and all
-//! keys, so few rows keep few blocks busy; a step's shares the keys out. It sees the rows as a
-//! chain of nodes, whose header goes up beside the chunk's. States, windows and rows are committed
-//! on the way, as in any chunk.
+//! keys, so few rows keep few blocks busy; a step's shares the keys out. It takes the rows as a
+//! single-branch tree, whose header is uploaded beside the chunk's. States, windows and rows are
+//! committed on the way, as in any chunk.
 
 use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};

@@ -41,7 +41,7 @@ pub struct Shape {
     pub k: KvFormat,
     /// Storage of values.
     pub v: KvFormat,
-    /// Whether coarse formats are stored turned; TQ3_0 always is.
+    /// Whether coarse formats are stored after a Hadamard rotation; TQ3_0 always is.
     pub rotated: bool,
     /// Epsilon of the head norms.
     pub eps: f32,

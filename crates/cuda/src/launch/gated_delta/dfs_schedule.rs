@@ -1,30 +1,29 @@
-//! The order in which `gated_delta/decode_recurrent.cu` visits the nodes of a tree, and where their
-//! convolution's inputs stand: the host knows a tree before the card does, so it works these out
-//! and the step's header carries them.
+//! The DFS schedule of `gated_delta/decode_recurrent.cu` and the convolution sources of the nodes.
+//! The host computes both, and the step header carries them.
 //!
-//! Every node is visited after its parent. A leaf changes no state; where a node has several
-//! children with children of their own, the state behind it waits while all but the last of them
-//! are walked, the largest coming last.
+//! Every node is visited after its parent, and a leaf changes no state. If several children of a
+//! node have children, its state is spilled while all but the last of them are visited. The largest
+//! subtree is visited last.
 
 use super::TAPS;
 
 /// Arrays of the step header: convolution sources and DFS schedule.
 pub const PARTS: usize = 2;
 
-/// The node that is visited.
+/// The visited node.
 const NODE_MASK: u32 = 63;
-/// The node that is visited next.
+/// The next node.
 const NEXT_SHIFT: u32 = 6;
-/// The state is brought past the node.
+/// The visit updates the state.
 const UPDATES_STATE: u32 = 1 << 13;
-/// Nothing follows.
+/// The last visit.
 const IS_LAST: u32 = 1 << 14;
-/// The state behind the node waits at this place, counted from 1.
+/// The state after the node is spilled to this slot, counted from 1.
 const SPILL_SHIFT: u32 = 16;
-/// The next visit goes on from the state that waits at this place, counted from 1.
+/// The next visit reloads the state from this slot, counted from 1.
 const RELOAD_SHIFT: u32 = 20;
 
-/// Where every node's parent stands; that of node 0 alone is none.
+/// Parent of every node; only node 0 has none.
 type Parents = [Option<usize>];
 
 /// The words of a tree in the header: a list of a word a node for each part, for the entries from
@@ -34,8 +33,8 @@ pub fn header(parents: &Parents) -> [Vec<u32>; PARTS] {
     [conv_sources.collect(), visits(parents)]
 }
 
-/// States that may wait at once while a tree of `nodes` nodes is walked: one more for every time
-/// that its size, with the state before it, doubles.
+/// Maximum spilled states of a tree of `nodes` nodes: one more each time its size, including the
+/// initial state, doubles.
 pub fn max_spilled_states(nodes: usize) -> usize {
     let (mut count, mut least) = (0, 5);
     while nodes + 1 >= least {
