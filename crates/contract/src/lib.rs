@@ -37,7 +37,7 @@ pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
 pub use kv::{KvFormat, KvFormats};
 pub use logits::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
-pub use markup::{ModelMarkup, ReasoningTags, ToolCallTags};
+pub use markup::{ModelMarkup, ReasoningTags, TemplateMarkup, ToolCallTags};
 pub use plan::{DeviceInfo, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo};
 pub use quant::QuantType;
 pub use runner::{

@@ -1,12 +1,41 @@
-//! Tags a model writes around its reasoning and its tool calls.
+//! Tags that a model writes around its reasoning and its tool calls.
 
-/// The tags of one model.
+/// The tags that a model's template or card defines.
+///
+/// The default is that of the Qwen3 and Qwen3.5 templates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TemplateMarkup {
+    /// Around reasoning; `None` for a model that does not reason.
+    pub reasoning: Option<ReasoningTags>,
+    /// Around and inside tool calls; `None` for a model that writes none.
+    pub tool_calls: Option<ToolCallTags>,
+}
+
+impl Default for TemplateMarkup {
+    fn default() -> TemplateMarkup {
+        TemplateMarkup {
+            reasoning: Some(ReasoningTags::default()),
+            tool_calls: Some(ToolCallTags::default()),
+        }
+    }
+}
+
+/// The tags that a reply parser and a grammar use, with defaults for undefined ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ModelMarkup {
     /// Around reasoning.
     pub reasoning: ReasoningTags,
     /// Around and inside tool calls.
     pub tool_calls: ToolCallTags,
+}
+
+impl From<TemplateMarkup> for ModelMarkup {
+    fn from(defined: TemplateMarkup) -> ModelMarkup {
+        ModelMarkup {
+            reasoning: defined.reasoning.unwrap_or_default(),
+            tool_calls: defined.tool_calls.unwrap_or_default(),
+        }
+    }
 }
 
 /// Tags around reasoning. The default is Qwen's.
@@ -42,12 +71,30 @@ pub struct ToolCallTags {
     pub parameter_close: String,
 }
 
+impl ReasoningTags {
+    /// Tags from their texts.
+    pub fn new(open: &str, close: &str) -> ReasoningTags {
+        ReasoningTags {
+            open: open.to_owned(),
+            close: close.to_owned(),
+        }
+    }
+}
+
+impl ToolCallTags {
+    /// Call tags from their texts, with the default tags inside.
+    pub fn new(open: &str, close: &str) -> ToolCallTags {
+        ToolCallTags {
+            open: open.to_owned(),
+            close: close.to_owned(),
+            ..ToolCallTags::default()
+        }
+    }
+}
+
 impl Default for ReasoningTags {
     fn default() -> ReasoningTags {
-        ReasoningTags {
-            open: "<think>".to_owned(),
-            close: "</think>".to_owned(),
-        }
+        ReasoningTags::new("<think>", "</think>")
     }
 }
 

@@ -1,6 +1,6 @@
 //! A vocabulary as data: `model` reads it from a file, `chat` builds a tokenizer from it.
 
-use crate::{ModelMarkup, TokenId};
+use crate::{TemplateMarkup, TokenId};
 
 /// A byte-level BPE vocabulary with its special tokens and chat templates.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,8 +27,8 @@ pub struct Vocab {
     pub chat_template: Option<String>,
     /// Further templates by name, such as `tool_use`.
     pub named_templates: Vec<(String, String)>,
-    /// Tags the model writes around reasoning and tool calls.
-    pub markup: ModelMarkup,
+    /// Tags that the model writes around reasoning and tool calls.
+    pub markup: TemplateMarkup,
 }
 
 /// What a token is.

@@ -5,6 +5,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::markup::{CardMarkup, CardTags};
+
 /// The values of a card, with defaults for missing ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelCard {
@@ -24,6 +26,8 @@ pub struct ModelCard {
     pub sampling: CardSampling,
     /// Reasoning tokens by effort: low, medium, high, x-high, max.
     pub effort_tiers: [Option<usize>; 5],
+    /// Tags around reasoning and tool calls, which override those of the chat template.
+    pub markup: CardMarkup,
 }
 
 /// Recommended sampling; `None` for values that the card does not have.
@@ -50,7 +54,7 @@ const FALLBACK_TOKENS: usize = 16_000;
 /// Reply tokens kept if the card sets none.
 const REPLY_BUDGET: usize = 4096;
 const LEAST_REPLY_BUDGET: usize = 256;
-const KNOWN_KEYS: [&str; 12] = [
+const KNOWN_KEYS: [&str; 14] = [
     "name",
     "source",
     "verified_at",
@@ -62,6 +66,8 @@ const KNOWN_KEYS: [&str; 12] = [
     "thinking_terminator_hint",
     "sampling",
     "reasoning_effort_tiers",
+    "reasoning_tags",
+    "tool_call_tags",
     "notes",
 ];
 
@@ -81,6 +87,7 @@ impl ModelCard {
             thinking_terminator_hint: None,
             sampling: CardSampling::default(),
             effort_tiers: [None; 5],
+            markup: CardMarkup::default(),
         }
     }
 
@@ -129,6 +136,10 @@ impl ModelCard {
         }
         card.thinking_marker = reader.text("thinking_marker");
         card.thinking_terminator_hint = reader.text("thinking_terminator_hint");
+        card.markup = CardMarkup {
+            reasoning: reader.tags("reasoning_tags"),
+            tool_calls: reader.tags("tool_call_tags"),
+        };
         if let Some(sampling) = reader.object("sampling") {
             let mut inner = CardFields {
                 fields: sampling,
@@ -216,6 +227,29 @@ impl<'a> CardFields<'a, '_> {
         }
     }
 
+    /// `[open, close]`, or `[]` for a model without such tags.
+    fn tags(&mut self, key: &str) -> CardTags {
+        let Some(value) = self.present(key) else {
+            return CardTags::FromTemplate;
+        };
+        let texts = value.as_array().map(Vec::as_slice);
+        match texts {
+            Some([]) => CardTags::Absent,
+            Some([Value::String(open), Value::String(close)])
+                if !open.is_empty() && !close.is_empty() =>
+            {
+                CardTags::Pair {
+                    open: open.clone(),
+                    close: close.clone(),
+                }
+            }
+            _ => {
+                let expected = "an opening and a closing tag, or an empty list";
+                self.warn(key, expected).unwrap_or_default()
+            }
+        }
+    }
+
     fn object(&mut self, key: &str) -> Option<&'a Map<String, Value>> {
         match self.present(key)? {
             Value::Object(fields) => Some(fields),
@@ -266,6 +300,25 @@ mod tests {
             ModelCard::parse("[]", "x").1,
             ["the card is not a JSON object"]
         );
+    }
+
+    #[test]
+    fn tags_are_pairs_or_absent() {
+        let of = |tags: &str| {
+            let json = GOOD.replacen('{', &format!(r#"{{"reasoning_tags": {tags}, "#), 1);
+            let (card, warnings) = ModelCard::parse(&json, "qwen35");
+            (card.markup.reasoning, warnings.len())
+        };
+        let pair = CardTags::Pair {
+            open: "[T]".to_owned(),
+            close: "[/T]".to_owned(),
+        };
+        assert_eq!(of(r#"["[T]", "[/T]"]"#), (pair, 0));
+        assert_eq!(of("[]"), (CardTags::Absent, 0));
+        assert_eq!(of("null"), (CardTags::FromTemplate, 0));
+        for wrong in [r#"["a"]"#, r#"["", "b"]"#, r#""a""#, "[1, 2]"] {
+            assert_eq!(of(wrong), (CardTags::FromTemplate, 1), "{wrong}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod error;
 mod family;
 mod hash;
 mod load;
+pub mod markup;
 mod names;
 pub mod quantize;
 mod reader;

@@ -1,9 +1,10 @@
 //! The vocabulary of a file: tokens, kinds, merges, special ids, chat templates.
 
-use contract::{ModelMarkup, PreTokenizer, TokenId, TokenKind, Vocab};
+use contract::{PreTokenizer, TokenId, TokenKind, Vocab};
 use gguf::{Array, GgufFile, Value};
 
 use crate::ModelError;
+use crate::markup;
 use crate::names::EMBEDDING;
 use crate::reader::{key_error, missing};
 
@@ -86,6 +87,8 @@ pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelErr
     }
     eos.sort_unstable();
     eos.dedup();
+    let chat_template = meta.text(TEMPLATE).map_err(at)?.map(str::to_owned);
+    let named_templates = named_templates(file)?;
     Ok(Vocab {
         kinds: kinds(file, tokens.len())?,
         merges: merges(file)?,
@@ -98,9 +101,14 @@ pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelErr
             .boolean("tokenizer.ggml.add_bos_token")
             .map_err(at)?
             .unwrap_or(false),
-        chat_template: meta.text(TEMPLATE).map_err(at)?.map(str::to_owned),
-        named_templates: named_templates(file)?,
-        markup: ModelMarkup::default(),
+        markup: markup::of_templates(
+            chat_template
+                .iter()
+                .map(String::as_str)
+                .chain(named_templates.iter().map(|(_, source)| source.as_str())),
+        ),
+        chat_template,
+        named_templates,
         tokens,
     })
 }

@@ -52,7 +52,8 @@ pub enum ReplyDelta {
 pub struct ReplyConfig {
     /// Whether the prompt ends inside reasoning.
     pub starts_in_reasoning: bool,
-    /// Whether to split reasoning from content. Otherwise everything is content, tags included.
+    /// Whether to split reasoning from content. Otherwise, or if the model defines no reasoning
+    /// tags, everything is content, tags included.
     pub split_reasoning: bool,
     /// Tools whose calls are parsed; without tools, calls are text.
     pub tools: ToolSet,
@@ -126,7 +127,8 @@ pub struct ReplyParser {
 
 impl ReplyParser {
     /// A parser at the start of a reply.
-    pub fn new(tokenizer: Arc<Tokenizer>, config: ReplyConfig) -> ReplyParser {
+    pub fn new(tokenizer: Arc<Tokenizer>, mut config: ReplyConfig) -> ReplyParser {
+        config.split_reasoning &= tokenizer.reasoning_tags().is_some();
         let markup = Arc::clone(tokenizer.markup());
         let mut tags: Vec<&str> = Vec::new();
         if config.split_reasoning {

@@ -36,13 +36,13 @@ pub struct RenderedPrompt {
 
 impl RenderedPrompt {
     /// Whether the prompt ends inside reasoning, so that the reply starts there.
-    pub fn opens_reasoning(&self, tags: &ReasoningTags) -> bool {
-        self.text.trim_end().ends_with(&tags.open)
+    pub fn opens_reasoning(&self, tags: Option<&ReasoningTags>) -> bool {
+        tags.is_some_and(|tags| self.text.trim_end().ends_with(&tags.open))
     }
 
     /// Whether the prompt ends with closed reasoning, so that the reply has none.
-    pub fn closes_reasoning(&self, tags: &ReasoningTags) -> bool {
-        self.text.trim_end().ends_with(&tags.close)
+    pub fn closes_reasoning(&self, tags: Option<&ReasoningTags>) -> bool {
+        tags.is_some_and(|tags| self.text.trim_end().ends_with(&tags.close))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Probes at start what a template can express, by rendering small conversations.
 
-use contract::ModelMarkup;
+use contract::TemplateMarkup;
 use serde_json::{Map, Value, json};
 
 use super::ChatTemplate;
@@ -45,9 +45,9 @@ const RESULT: &str = "probe-result";
 /// Fails if the template goes over a limit: it would on every conversation.
 pub(super) fn probe(
     template: &ChatTemplate,
-    markup: &ModelMarkup,
+    markup: &TemplateMarkup,
 ) -> Result<Capabilities, ChatError> {
-    let tags = &markup.reasoning;
+    let tags = markup.reasoning.as_ref();
     let user = || Message::new(Role::User, QUESTION);
     let render = |what: &str, conversation: Conversation| match template.render(&conversation) {
         Ok(rendered) => Ok(Some(rendered)),
@@ -115,7 +115,11 @@ pub(super) fn probe(
         call_format: called.as_ref().and_then(|rendered| {
             // Only after the tool list, which shows the format too.
             let tail = rendered.text.get(without_result.saturating_sub(64)..)?;
-            if tail.contains(&format!("{}x>", markup.tool_calls.parameter_open)) {
+            let tags = markup.tool_calls.as_ref();
+            let has_parameter = |tags: &contract::ToolCallTags| {
+                tail.contains(&format!("{}x>", tags.parameter_open))
+            };
+            if tags.is_some_and(has_parameter) {
                 Some(ToolCallFormat::XmlParameters)
             } else {
                 tail.contains("\"probe-value\"")

@@ -174,7 +174,7 @@ fn text_without_control_strings_has_no_literals() {
         .render(&conversation_of(vec![user("hello")]))
         .unwrap();
     assert!(rendered.literals.is_empty());
-    assert!(rendered.opens_reasoning(&ReasoningTags::default()));
+    assert!(rendered.opens_reasoning(Some(&ReasoningTags::default())));
     let tokenizer = Tokenizer::new(&test_fixtures::vocab()).unwrap();
     assert_eq!(
         tokenizer.encode_rendered(&rendered).unwrap(),

@@ -12,7 +12,7 @@ mod special_strings;
 use std::ops::Range;
 use std::sync::Arc;
 
-use contract::{ModelMarkup, TokenId, TokenKind, Vocab};
+use contract::{ModelMarkup, ReasoningTags, TemplateMarkup, TokenId, TokenKind, Vocab};
 use tokenizers::Model;
 use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
 
@@ -58,6 +58,7 @@ pub struct Tokenizer {
     kinds: Vec<TokenKind>,
     eos: Vec<TokenId>,
     prefix: Option<TokenId>,
+    defined_markup: TemplateMarkup,
     markup: Arc<ModelMarkup>,
 }
 
@@ -115,7 +116,8 @@ impl Tokenizer {
             kinds: vocab.kinds.clone(),
             eos: vocab.eos.clone(),
             prefix: vocab.bos_token.filter(|_| vocab.add_bos),
-            markup: Arc::new(vocab.markup.clone()),
+            markup: Arc::new(vocab.markup.clone().into()),
+            defined_markup: vocab.markup.clone(),
         })
     }
 
@@ -222,9 +224,20 @@ impl Tokenizer {
         self.specials.id_of(text)
     }
 
-    /// Tags the model writes around reasoning and tool calls.
+    /// Tags around reasoning and tool calls, with defaults for those that the model does not
+    /// define.
     pub fn markup(&self) -> &Arc<ModelMarkup> {
         &self.markup
+    }
+
+    /// Tags around reasoning; `None` for a model that does not reason.
+    pub fn reasoning_tags(&self) -> Option<&ReasoningTags> {
+        self.defined_markup.reasoning.as_ref()
+    }
+
+    /// Whether the model defines tags of tool calls.
+    pub fn defines_tool_calls(&self) -> bool {
+        self.defined_markup.tool_calls.is_some()
     }
 
     /// Number of ids.

@@ -104,7 +104,7 @@ impl ReplyGenerator {
             tokenizer: Arc::clone(&self.model.tokenizer),
             reply_config: ReplyConfig {
                 starts_in_reasoning: rendered
-                    .opens_reasoning(&self.model.tokenizer.markup().reasoning),
+                    .opens_reasoning(self.model.tokenizer.reasoning_tags()),
                 split_reasoning: true,
                 ..ReplyConfig::default()
             },

@@ -128,6 +128,7 @@ pub fn generation_defaults(
         max_tokens: Some(max_tokens),
         thinking: flags.thinking,
         reasoning: ReasoningDefaults::of_card(&found.card, &flags.reasoning, max_tokens),
+        markup: found.card.markup.clone(),
         temperature: chosen(
             "temperature",
             sampling.temperature,

@@ -11,6 +11,7 @@ use axum::response::Response;
 use chat::ChatError;
 use chat::reply::{FinishReason, ReplyConfig};
 use chat::request::{ChatRequest, ReasoningFormat};
+use chat::tools::ToolSet;
 use decode::{Grammar, InitialPhase, Job};
 
 use crate::engine::Ready;
@@ -106,6 +107,8 @@ impl<T: Send + 'static> ParsedRequest<T> {
             params.sampling.bias.retain(|(other, _)| *other != token);
             params.sampling.bias.push((token, f32::NEG_INFINITY));
         }
+        // Without tags of its own, a model writes calls only where the grammar demands them.
+        let parses_calls = model.tokenizer.defines_tool_calls() || grammar.is_some();
         let constraints = model.constraints.for_chat(
             (self.prompt.initial_phase, self.prompt.reasoning_budget),
             grammar,
@@ -119,7 +122,11 @@ impl<T: Send + 'static> ParsedRequest<T> {
             reply_config: ReplyConfig {
                 starts_in_reasoning: self.prompt.initial_phase == InitialPhase::Reasoning,
                 split_reasoning: request.reasoning_format == ReasoningFormat::Split,
-                tools: request.callable_tools(),
+                tools: if parses_calls {
+                    request.callable_tools()
+                } else {
+                    ToolSet::default()
+                },
                 parallel_tool_calls: request.parallel_tool_calls,
                 stop: fields.stop.clone(),
                 min_tokens: params.min_tokens,

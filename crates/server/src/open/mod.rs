@@ -6,13 +6,14 @@ pub(crate) mod drafting;
 mod memory_fit;
 pub(crate) mod memory_plan;
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use chat::Tokenizer;
 use chat::template::ChatTemplate;
-use contract::{Backend, LoadProgress, OpenPlan, Runner};
+use contract::{Backend, LoadProgress, OpenPlan, Runner, TemplateMarkup, Vocab};
 
 use crate::cli::{DeviceArgs, NumericsArg};
 use crate::config;
@@ -97,6 +98,17 @@ pub(crate) fn tiny() -> model::LoadedModel {
     model::load_bytes("tiny synthetic model", bytes).unwrap()
 }
 
+/// The vocabulary with these tags; borrowed if it has them already.
+fn with_markup(vocab: &Vocab, markup: TemplateMarkup) -> Cow<'_, Vocab> {
+    if vocab.markup == markup {
+        return Cow::Borrowed(vocab);
+    }
+    Cow::Owned(Vocab {
+        markup,
+        ..vocab.clone()
+    })
+}
+
 /// Text side of a loaded model.
 pub(crate) fn text_side(
     loaded: &model::LoadedModel,
@@ -104,13 +116,17 @@ pub(crate) fn text_side(
     template_file: Option<&Path>,
     defaults: GenerationDefaults,
 ) -> anyhow::Result<ModelContext> {
-    let template = match template_file {
-        Some(file) => {
-            let source = config::read_text("--chat-template-file", file)?;
-            let template = ChatTemplate::from_source(&source, &loaded.vocab);
-            template.with_context(|| format!("--chat-template-file {}", file.display()))?
-        }
-        None => ChatTemplate::from_vocab(&loaded.vocab).with_context(|| {
+    let source = template_file.map(|file| config::read_text("--chat-template-file", file));
+    let source = source.transpose()?;
+    let markup = match &source {
+        Some(source) => model::markup::of_templates([source.as_str()]),
+        None => loaded.vocab.markup.clone(),
+    };
+    let vocab = with_markup(&loaded.vocab, defaults.markup.over(markup));
+    let template = match (&source, template_file) {
+        (Some(source), Some(file)) => ChatTemplate::from_source(source, &vocab)
+            .with_context(|| format!("--chat-template-file {}", file.display()))?,
+        _ => ChatTemplate::from_vocab(&vocab).with_context(|| {
             let file = path.map_or_else(
                 || "the bundled model".to_owned(),
                 |p| p.display().to_string(),
@@ -118,7 +134,7 @@ pub(crate) fn text_side(
             format!("{file}: tokenizer.chat_template")
         })?,
     };
-    let tokenizer = Arc::new(Tokenizer::new(&loaded.vocab)?);
+    let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
     let eos = loaded.vocab.eos.clone();
     Ok(ModelContext {
         constraints: ModelConstraints::new(

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chat::request::LateSystem;
 use contract::AttentionWindow;
+use model::markup::CardMarkup;
 
 use crate::settings::reasoning::ReasoningDefaults;
 
@@ -118,6 +119,8 @@ pub struct GenerationDefaults {
     pub presence_penalty: f32,
     /// Reasoning limits.
     pub reasoning: ReasoningDefaults,
+    /// The model card's tags.
+    pub markup: CardMarkup,
 }
 
 impl Default for ServerConfig {
@@ -174,6 +177,7 @@ impl Default for GenerationDefaults {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             reasoning: ReasoningDefaults::default(),
+            markup: CardMarkup::default(),
         }
     }
 }

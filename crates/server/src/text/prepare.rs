@@ -84,9 +84,9 @@ fn initial_phase(
     rendered: &RenderedPrompt,
     conversation: &Conversation,
 ) -> InitialPhase {
-    let left_open = !rendered.closes_reasoning(&model.tokenizer.markup().reasoning)
-        && !conversation.continue_final_message;
-    if rendered.opens_reasoning(&model.tokenizer.markup().reasoning) {
+    let tags = model.tokenizer.reasoning_tags();
+    let left_open = !rendered.closes_reasoning(tags) && !conversation.continue_final_message;
+    if rendered.opens_reasoning(tags) {
         InitialPhase::Reasoning
     } else if left_open && model.template.capabilities().model_opens_reasoning {
         InitialPhase::Either

@@ -73,7 +73,9 @@ impl Choice {
             over: false,
             stopped: false,
             reasoning_handle: None,
-            reasoning_end_token: tokenizer.id_of(&tokenizer.markup().reasoning.close),
+            reasoning_end_token: tokenizer
+                .reasoning_tags()
+                .and_then(|tags| tokenizer.id_of(&tags.close)),
             reasoning_cut: false,
             repetition: RepetitionDetector::default(),
             is_degenerate: false,

@@ -7,6 +7,7 @@ use crate::test_fixtures;
 use crate::tools::Tool;
 
 mod calls;
+mod markup;
 mod tokens;
 
 /// Two tools: `get` with a text, a number and a list; `put_file` with two texts.

@@ -44,8 +44,9 @@ impl ModelConstraints {
     ) -> ModelConstraints {
         let pair = |open: &str, close: &str| tokenizer.id_of(open).zip(tokenizer.id_of(close));
         let markup = Arc::clone(tokenizer.markup());
-        let tags = pair(&markup.reasoning.open, &markup.reasoning.close)
-            .map(|(open, close)| ReasoningTags { open, close });
+        let tags = tokenizer.reasoning_tags();
+        let tags = tags.and_then(|tags| pair(&tags.open, &tags.close));
+        let tags = tags.map(|(open, close)| ReasoningTags { open, close });
         let encode = |text: &str| {
             tokenizer
                 .encode(text, SpecialTokens::Parse)
