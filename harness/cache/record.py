@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Records what Claude Code and Codex send: a conversation of two wishes with tools in between, for `turns.py --recorded`.
+"""Records the requests of Claude Code and Codex: two user messages with tool calls, for `turns.py
+--recorded`.
 
-    python3 harness/cache/record.py [claude-code] [codex] [--hearth target/release/hearth] [--into target/harness]
+    python3 harness/cache/record.py [claude-code] [codex] [--hearth target/release/hearth] [--into
+    target/harness]
 
-The clients are those of `harness/clients`, pinned and installed by it, in a network with loopback only. A scripted server
-answers them, so what they ask for is the same every time; what they send is their own: blocks, tools, reminders, results of
-tools, the order of it all, and how a message changes its form from one request to the next. The instructions and
-descriptions that they send belong to their makers, so every word of those is replaced by another of the same length; names,
-tags, schemas and what the conversation itself holds stay. Folders, names of people and ids are replaced as well.
-Writes CLIENT.json beside this file: `requests`, in which {"$": n} stands for entry n of `parts`, in which it may stand too.
+`harness/clients` installs the pinned clients. They run in a network namespace with loopback only. A scripted
+server replies, so their tool calls are the same in every run. Everything else is their own: blocks, tools,
+reminders, tool results, their order, and how a message changes between requests. Their instructions and
+descriptions belong to their makers, so each word is replaced by another of the same length. Names, tags,
+schemas and the conversation itself stay. Folders, user names and ids are replaced too. Writes CLIENT.json
+beside this file: in `requests` and `parts`, {"$": n} refers to entry n of `parts`.
 """
 
 import argparse
@@ -27,10 +29,20 @@ import pages  # noqa: E402
 import world  # noqa: E402
 
 SERVE = ["--model-name", "hearth", "--max-ctx", "65536"]
-# What the tools read: sources of this project.
-SOURCES = ["accept.rs", "doubt.rs", "event.rs", "cancel.rs", "stats.rs", "error.rs"]
-WISHES = ["Please read the sources in src and tell what each is for.", "And which of them knows of the device?"]
-# What is shorter as JSON stands where it is said.
+# Sources of `crates/decode/src` that the tools read, by their names in the client's folder.
+SOURCES = {
+    "accept.rs": "scheduler/accept.rs",
+    "surprisal.rs": "speculation/surprisal.rs",
+    "event.rs": "event.rs",
+    "cancel.rs": "scheduler/cancel.rs",
+    "stats.rs": "stats.rs",
+    "error.rs": "error.rs",
+}
+MESSAGES = [
+    "Please read the sources in src and tell what each is for.",
+    "And which of them knows of the device?",
+]
+# Parts shorter than this as JSON are not moved to the table.
 SHORT = 64
 WORDS = """a i
 of to in it is as at by on or we an so if no
@@ -44,7 +56,8 @@ response function included previous complete optional directory
 
 
 def calls(client):
-    """The tool calls of the first wish, then that of the second, each as the model writes it."""
+    """The tool calls for the first user message, and the one for the second, in the model's markup."""
+
     def call(name, **given):
         parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
         return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
@@ -57,28 +70,36 @@ def calls(client):
 
 
 def script(client):
-    """Lines of `hearth serve --script` that call one tool after another; a result is known by what its source says."""
+    """Lines of `hearth serve --script` that call the tools in order; each result has a mark that identifies
+    it."""
     first, second = calls(client)
     marks = [f"mark of {name}" for name in SOURCES]
     last = {"last": "DeviceError;", "say": "Those that name DeviceError: accept knows it not, error does."}
-    lines = [{"last": WISHES[1], "say": f"I look for it.\n{second}"}]
+    lines = [{"last": MESSAGES[1], "say": f"I look for it.\n{second}"}]
     for mark, following in zip(marks, [*first[1:], None]):
-        say = "They accept tokens, doubt them, tell events, cancel, count and fail." if following is None else following
+        say = (
+            "They accept tokens, weigh them, emit events, cancel, count and fail."
+            if following is None
+            else following
+        )
         lines.append({"last": mark, "say": say})
-    return [*lines, {"last": WISHES[0], "say": f"I read them.\n{first[0]}"}, last, {"say": "Done."}]
+    return [*lines, {"last": MESSAGES[0], "say": f"I read them.\n{first[0]}"}, last, {"say": "Done."}]
 
 
 def converse(client, place):
-    """Both wishes, one after the other in one conversation; gives the bodies of the requests to the model."""
+    """Sends both user messages in one conversation; returns the bodies of the requests to the model."""
     if client == "claude-code":
         variables = pages.variables(place, client)
         may = ["--output-format", "json", "--allowedTools", "Read,Bash"]
-        commands = [["claude", "-p", WISHES[0], *may], ["claude", "-p", WISHES[1], "--continue", *may]]
+        commands = [["claude", "-p", MESSAGES[0], *may], ["claude", "-p", MESSAGES[1], "--continue", *may]]
     else:
         pages.write(place, client, "toml", ".codex/config.toml")
         variables = {"HEARTH_API_KEY": "none"}
         ask = ["codex", "exec", "--skip-git-repo-check", "--json"]
-        commands = [[*ask, WISHES[0]], ["codex", "exec", "resume", "--last", "--skip-git-repo-check", "--json", WISHES[1]]]
+        commands = [
+            [*ask, MESSAGES[0]],
+            ["codex", "exec", "resume", "--last", "--skip-git-repo-check", "--json", MESSAGES[1]],
+        ]
     bodies = []
     for command in commands:
         turn = place.run(command, variables)
@@ -89,7 +110,8 @@ def converse(client, place):
 
 
 def other_words(text):
-    """`text` with another word of the same length for every word, and number, that is not in a tag or a line for the server."""
+    """`text` with every word and number replaced by one of the same length, except tags and lines for the
+    server."""
     if text.startswith("x-anthropic-billing-header"):
         return text
     by_length = {}
@@ -104,7 +126,7 @@ def other_words(text):
         if word.isdigit():
             return "1" * len(word)
         pool = by_length.get(min(len(word), 9), by_length[8])
-        # The same word gives the same word, as it does in a text.
+        # Equal words have equal replacements.
         chosen = pool[sum(map(ord, word)) % len(pool)]
         while len(chosen) < len(word):
             chosen += chosen
@@ -114,17 +136,21 @@ def other_words(text):
 
 
 def ours(text):
-    """Whether a text is the conversation's own."""
-    return any(wish in text and len(text) < 2 * len(wish) for wish in WISHES)
+    """Whether a text belongs to the conversation itself."""
+    return any(message in text and len(text) < 2 * len(message) for message in MESSAGES)
 
 
 def mask(value, key=None):
-    """A tool, or a message that the client wrote by itself, in other words."""
+    """A tool, or a message that the client generated, with its words replaced."""
     if isinstance(value, dict):
         return {name: mask(inner, name) for name, inner in value.items()}
     if isinstance(value, list):
         return [mask(inner, key) for inner in value]
-    if isinstance(value, str) and key in ("text", "content", "description", "definition", "instructions") and not ours(value):
+    if (
+        isinstance(value, str)
+        and key in ("text", "content", "description", "definition", "instructions")
+        and not ours(value)
+    ):
         return other_words(value)
     return value
 
@@ -138,23 +164,27 @@ def said_by_tools_or_model(message):
 
 
 def result_only(message):
-    """A message with results of tools, in which other parts are the client's own words."""
+    """A message with tool results; the words of its other parts are replaced."""
     if isinstance(message.get("content"), list):
-        parts = [mask(part) if part.get("type") in ("text", "input_text") else part for part in message["content"]]
+        parts = [
+            mask(part) if part.get("type") in ("text", "input_text") else part for part in message["content"]
+        ]
         return {**message, "content": parts}
     return message
 
 
 def cleaned(body, place):
-    """A request without what belongs to the client's makers, this machine or one run."""
+    """A request without data of the client's makers, of this machine or of one run."""
     text = json.dumps(body)
-    # In parts, since a test looks for paths of machines in the tree.
+    # Concatenated, because a test looks for machine paths in the tree.
     home = "/" + "home/user"
     for folder, name in ((place.work, f"{home}/project"), (place.home, home)):
         text = text.replace(str(folder), name).replace(str(folder).replace("/", "-"), name.replace("/", "-"))
     uuid = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
     ids = {}
-    text = re.sub(uuid, lambda found: ids.setdefault(found.group(), f"00000000-0000-4000-8000-{len(ids):012x}"), text)
+    text = re.sub(
+        uuid, lambda found: ids.setdefault(found.group(), f"00000000-0000-4000-8000-{len(ids):012x}"), text
+    )
     text = re.sub(r"\b[0-9a-f]{64}\b", "0" * 64, text)
     body = json.loads(text)
     for key in ("system", "tools", "instructions"):
@@ -172,7 +202,7 @@ def cleaned(body, place):
 
 
 def interned(value, table):
-    """The same with every part of some length named by its number in the table, where it stands once."""
+    """The value with every long part replaced by a reference to the table, which holds it once."""
     if isinstance(value, dict):
         value = {key: interned(inner, table) for key, inner in value.items()}
     elif isinstance(value, list):
@@ -188,36 +218,36 @@ def record(client, hearth, folder):
     server = world.Server(hearth, [*SERVE, "--script", str(lines)], folder / "out" / "record.log")
     with world.World(folder, client, server) as place:
         (place.work / "src").mkdir()
-        for name in SOURCES:
-            source = (ROOT / "crates" / "decode" / "src" / name).read_text()
+        for name, path in SOURCES.items():
+            source = (ROOT / "crates" / "decode" / "src" / path).read_text()
             (place.work / "src" / name).write_text(f"{source}// mark of {name}\n")
         shutil.rmtree(place.work / "notes")
         (place.work / "note").unlink()
         bodies = [cleaned(body, place) for body in converse(client, place)]
-    # Requests of the client for itself, such as a title, are no part of the conversation.
-    talk = [body for body in bodies if body.get("tools")]
+    # Side requests of the client, such as titles, do not belong to the conversation.
+    conversation = [body for body in bodies if body.get("tools")]
     table = {}
-    requests = [interned(body, table) for body in talk]
+    requests = [interned(body, table) for body in conversation]
     parts = list(map(json.loads, table))
-    told = {"client": client, "version": install.version(client), "parts": parts, "requests": requests}
+    recording = {"client": client, "version": install.version(client), "parts": parts, "requests": requests}
     path = HERE / f"{client}.json"
-    path.write_text(json.dumps(told, ensure_ascii=False, separators=(",", ":")) + "\n")
+    path.write_text(json.dumps(recording, ensure_ascii=False, separators=(",", ":")) + "\n")
     print(f"{path.name}: {len(requests)} requests, {path.stat().st_size} bytes")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help="claude-code and codex unless named")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help="default: claude-code and codex")
     parser.add_argument("--hearth", type=pathlib.Path, default=ROOT / "target" / "release" / "hearth")
     parser.add_argument("--into", type=pathlib.Path, default=install.home(), help="folder of the clients")
-    told = parser.parse_args()
-    clients = told.clients or ["claude-code", "codex"]
-    folder = told.into.resolve()
+    args = parser.parse_args()
+    clients = args.clients or ["claude-code", "codex"]
+    folder = args.into.resolve()
     if world.INSIDE not in world.os.environ:
         install.install(folder, clients)
     world.leave_the_network()
     for client in clients:
-        record(client, told.hearth.resolve(), folder)
+        record(client, args.hearth.resolve(), folder)
 
 
 if __name__ == "__main__":

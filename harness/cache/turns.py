@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Second turns: how long the first token of a conversation takes cold, warm, and after a restart from disk.
+"""Time to first token of later turns: cold, from the prefix cache, and after a restart from disk.
 
     harness/cache/turns.py target/release/hearth [--recorded CLIENT] [--tokens 8000] [--context N] [--kills 0]
         [MODEL [SERVE-FLAGS...]]
 
-The conversation is made up, or with --recorded what that client sent (`record.py`; claude-code in Anthropic's messages,
-codex in OpenAI's Responses). Of a recorded one, the result of the first tool is lengthened until the first request asked
-has about `--tokens` tokens; what comes after it is as recorded: results of five tools, a new wish, a result for that. With
---as-qwen these results are cut to as many tokens as they have in Qwen's vocabulary, since the small ones of bundled and
-made-up models take up to three tokens for one. `--pause S` waits before the new wish, as people do; what the model said
-before it is what it did say, not what is recorded. At the end new conversations are read of as many tokens as each turn
-had to read.
+The conversation is generated, or with --recorded the requests of that client (`record.py`; claude-code in
+Anthropic's messages, codex in OpenAI's Responses). In a recorded one, the first tool result is lengthened
+until the first request has about `--tokens` tokens. The rest is as recorded: five tool results, a new user
+message, a tool result. With --as-qwen, these results are cut to their token count in Qwen's vocabulary,
+because small vocabularies of bundled and synthetic models need up to three tokens for one. `--pause S` waits
+before the new user message; the model's actual reply replaces the recorded one. At the end, new conversations
+with each turn's number of new tokens are prefilled.
 
-Prints one JSON line for each way, and checks that greedy answers are the same every way (not with --unchecked). With
---kills N, the server is killed (SIGKILL) N times while states are being written, and every answer after a kill is compared
-with that of a server that keeps nothing. Standard library only.
+Prints one JSON line per case, and checks that greedy replies are equal in all of them (not with --unchecked).
+With --kills N, the server is killed (SIGKILL) N times during writes, and every reply after a kill is compared
+with that of a server without a prefix cache. Standard library only.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SYSTEM = "You are a careful assistant. Answer in one short sentence."
 
 
 class Chat:
-    """OpenAI's chat completions: how an event tells text, counts and times."""
+    """OpenAI's chat completions: text, usage and timings of an event."""
 
     path, limit = "/v1/chat/completions", "max_tokens"
 
@@ -49,7 +49,7 @@ class Chat:
 
     @staticmethod
     def count(usage):
-        """(tokens of the prompt, of them from a state)"""
+        """(prompt tokens, cached prompt tokens)"""
         return usage["prompt_tokens"], usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
 
 
@@ -90,7 +90,7 @@ class Responses:
 
 CHAT = Chat
 RECORDED = {"claude-code": Messages, "codex": Responses}
-# Characters that a token of Qwen's published vocabulary has in the recorded results of tools, counted with it.
+# Characters per token of Qwen's published vocabulary in the recorded tool results.
 QWEN = {"claude-code": 3.60, "codex": 4.11}
 
 
@@ -103,8 +103,20 @@ def free_port():
 class Server:
     def __init__(self, args, flags):
         self.port = free_port()
-        command = [args.hearth, "serve", *args.model, "--port", str(self.port), "--max-sequences", "1",
-                   "--max-ctx", str(args.context or args.tokens * 2), "--log", args.log_level, *flags]
+        command = [
+            args.hearth,
+            "serve",
+            *args.model,
+            "--port",
+            str(self.port),
+            "--max-sequences",
+            "1",
+            "--max-ctx",
+            str(args.context or args.tokens * 2),
+            "--log",
+            args.log_level,
+            *flags,
+        ]
         self.log = open(args.log, "ab+") if args.log else tempfile.TemporaryFile()
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         until = time.time() + 120
@@ -122,17 +134,20 @@ class Server:
         sys.exit("the server did not start:\n" + self.log.read().decode())
 
     def post(self, path, body):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(),
-                                         {"content-type": "application/json"})
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
         try:
             return urllib.request.urlopen(request, timeout=600)
         except urllib.error.HTTPError as error:
-            sys.exit(f"{path} was answered {error.code}: {error.read().decode()[:500]}")
+            sys.exit(f"{path} failed with {error.code}: {error.read().decode()[:500]}")
 
     def ask(self, asked, max_tokens=16):
-        """(seconds to the first token, text, usage) of a greedy answer to messages, or to a recorded request.
+        """(seconds to the first token, text, usage) of a greedy reply to messages, or to a recorded request.
 
-        What of the text is no thought or call stands in `said` afterwards, the engine's times in `timings`.
+        Afterwards `said` has the text without reasoning and calls, `timings` the engine's times.
         """
         dialect = asked["dialect"] if isinstance(asked, dict) else CHAT
         body = dict(asked["body"]) if isinstance(asked, dict) else {"messages": asked}
@@ -176,16 +191,26 @@ def conversation(tokens, seed=1):
     return messages
 
 
-def tell(what, first, usage, server, **more):
-    """One line; `engine_ms` is the engine's part, from admission to the first row."""
+def report(what, first, usage, server, **more):
+    """Prints one line; `engine_ms` is the engine's part, from admission to the first row."""
     prompt, cached = usage
-    print(json.dumps({"way": what, "first_token_ms": round(first * 1000, 1),
-                      "engine_ms": server.timings.get("prefill_ms"), "prompt_tokens": prompt,
-                      "cached_tokens": cached, **more}), flush=True)
+    print(
+        json.dumps(
+            {
+                "way": what,
+                "first_token_ms": round(first * 1000, 1),
+                "engine_ms": server.timings.get("prefill_ms"),
+                "prompt_tokens": prompt,
+                "cached_tokens": cached,
+                **more,
+            }
+        ),
+        flush=True,
+    )
 
 
 def whole(value, parts):
-    """A recorded value with what stands in the table put in its places."""
+    """A recorded value with its references to the table resolved."""
     if isinstance(value, dict):
         if set(value) == {"$"}:
             return whole(parts[value["$"]], parts)
@@ -194,7 +219,7 @@ def whole(value, parts):
 
 
 def replaced(body, texts):
-    """A request in which texts of the table stand for others."""
+    """A request with texts replaced by those of a table."""
     if isinstance(body, dict):
         return {key: replaced(inner, texts) for key, inner in body.items()}
     if isinstance(body, list):
@@ -203,7 +228,7 @@ def replaced(body, texts):
 
 
 def results_of(body, said):
-    """The texts that tools gave, in their order."""
+    """The tool results of a request, in order."""
     found = []
     for message in body[said]:
         parts = message.get("content") if isinstance(message.get("content"), list) else []
@@ -213,7 +238,7 @@ def results_of(body, said):
 
 
 def cut(server, text, tokens):
-    """The beginning of a text that has at most so many tokens, and nearly as many."""
+    """The longest prefix of a text with at most `tokens` tokens, up to 8 characters shorter."""
     low, high = 0, len(text)
     while high - low > 8:
         middle = (low + high + 1) // 2
@@ -224,34 +249,39 @@ def cut(server, text, tokens):
 
 
 def recorded(args, server):
-    """A recorded conversation from its second request on, the one with the first result of a tool, at length."""
+    """A recorded conversation from its second request, with the first tool result lengthened."""
     dialect = RECORDED[args.recorded]
-    told = json.loads((pathlib.Path(__file__).parent / f"{args.recorded}.json").read_text())
-    bodies = [whole(request, told["parts"]) for request in told["requests"][1:]]
+    recording = json.loads((pathlib.Path(__file__).parent / f"{args.recorded}.json").read_text())
+    bodies = [whole(request, recording["parts"]) for request in recording["requests"][1:]]
     path, said = dialect.counts
     first, *others = results_of(bodies[-1], said)
-    texts = {text: cut(server, text, len(text) / QWEN[args.recorded]) for text in others} if args.as_qwen else {}
+    texts = (
+        {text: cut(server, text, len(text) / QWEN[args.recorded]) for text in others} if args.as_qwen else {}
+    )
 
     def count(body):
         with server.post(path, body | {"model": "m"}) as answer:
             return json.load(answer)["input_tokens"]
 
-    # A text has about as many tokens a character wherever it is cut, so the length follows the count of the whole.
+    # Tokens per character are nearly constant in a text, so its length follows from the total count.
     without = count(replaced(bodies[0], {first: ""}))
     times = max(0, args.tokens - without) / (count(bodies[0]) - without)
     texts[first] = (first * (int(times) + 1))[: int(len(first) * times)]
     return [{"dialect": dialect, "body": replaced(body, texts)} for body in bodies]
 
 
-# What the recorded model said last before the new wish.
-REPLY = "They accept tokens, doubt them, tell events, cancel, count and fail."
-# What each recorded request after the first brings.
-BRINGS = [*(f"a tool's result, {nth}" for nth in ("second", "third", "fourth", "fifth", "sixth")), "the next wish",
-          "a tool's result for it"]
+# The recorded reply before the new user message.
+REPLY = "They accept tokens, weigh them, emit events, cancel, count and fail."
+# The new part of each recorded request after the first.
+BRINGS = [
+    *(f"a tool's result, {nth}" for nth in ("second", "third", "fourth", "fifth", "sixth")),
+    "the next user message",
+    "a tool's result for it",
+]
 
 
 def fresh(tokens, server, seed):
-    """A conversation that nobody had before, of about so many tokens."""
+    """A new conversation of about `tokens` tokens."""
     with server.post("/tokenize", {"content": words(1000, seed)}) as answer:
         each = len(json.load(answer)["tokens"]) / 1000
     return [{"role": "user", "content": words(max(1, int((tokens - 12) / each)), seed)}]
@@ -264,32 +294,39 @@ def play(args, folder):
     server.ask([{"role": "user", "content": "hi"}])
     first, *rest = recorded(args, server)
     cold, text, usage = server.ask(first)
-    tell("cold", cold, usage, server)
+    report("cold", cold, usage, server)
     asked, answers, new_tokens = [first], [text], []
     for i, what in enumerate(BRINGS):
         request = rest[i]
-        if what == "the next wish":
-            # As the client would, which sends back what it was told.
+        if what == "the next user message":
+            # As a client would: it sends back the reply that it received.
             rest[i:] = [replaced(body, {REPLY: server.said}) for body in rest[i:]]
             request = rest[i]
             time.sleep(args.pause)
         took, text, usage = server.ask(request)
         new = usage[0] - usage[1]
-        tell(what, took, usage, server, share_of_cold=round(took / cold, 4), new_tokens=new,
-             share_new=round(new / usage[0], 4))
+        report(
+            what,
+            took,
+            usage,
+            server,
+            share_of_cold=round(took / cold, 4),
+            new_tokens=new,
+            share_new=round(new / usage[0], 4),
+        )
         new_tokens.append(new)
         asked.append(request)
         answers.append(text)
     took, again, usage = server.ask(rest[-1])
-    tell("the last once more", took, usage, server, share_of_cold=round(took / cold, 4))
-    # Not between the turns, where they would take memory from them.
+    report("the last once more", took, usage, server, share_of_cold=round(took / cold, 4))
+    # Not between the turns, where they would evict cached states.
     for i, (what, new) in enumerate(zip(BRINGS, new_tokens)):
         took, _, usage = server.ask(fresh(new, server, 1000 + i))
-        tell(f"as many tokens as {what}, alone", took, usage, server)
+        report(f"as many tokens as {what}, alone", took, usage, server)
     server.stop()
     server = Server(args, flags)
     took, after, usage = server.ask(rest[-1])
-    tell("the last once more, after a restart", took, usage, server, share_of_cold=round(took / cold, 4))
+    report("the last once more, after a restart", took, usage, server, share_of_cold=round(took / cold, 4))
     server.stop()
     if args.unchecked:
         return True
@@ -297,14 +334,16 @@ def play(args, folder):
 
 
 def compared(args, asked, answers):
-    """Whether a server that keeps nothing answers alike."""
+    """Whether a server without a prefix cache gives the same replies."""
     plain = Server(args, ["--prefix-cache-slots", "0"])
     known = {}
     for request in asked:
         key = json.dumps(request["body"] if isinstance(request, dict) else request)
         known[key] = known.get(key) or plain.ask(request)[1]
     plain.stop()
-    expected = [known[json.dumps(request["body"] if isinstance(request, dict) else request)] for request in asked]
+    expected = [
+        known[json.dumps(request["body"] if isinstance(request, dict) else request)] for request in asked
+    ]
     same = expected == answers
     print(json.dumps({"answers": "equal with and without states" if same else "DIFFERENT"}), flush=True)
     return same
@@ -316,22 +355,22 @@ def turns(args, folder):
     server.ask([{"role": "user", "content": "hi"}])
     first_turn = conversation(args.tokens)
     cold, reply, usage = server.ask(first_turn)
-    tell("turn 1, cold", cold, usage, server)
+    report("turn 1, cold", cold, usage, server)
     more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "And 4 + 5?"}]
     second_turn = first_turn + more
     warm, text, usage = server.ask(second_turn)
-    tell("turn 2, from memory", warm, usage, server, share_of_cold=round(warm / cold, 4))
+    report("turn 2, from memory", warm, usage, server, share_of_cold=round(warm / cold, 4))
     other = conversation(args.tokens // 2, seed=2)
     between, _, usage = server.ask(other)
-    tell("another conversation, cold", between, usage, server)
+    report("another conversation, cold", between, usage, server)
     again, repeated, usage = server.ask(second_turn)
-    tell("turn 2 once more, after the other", again, usage, server, share_of_cold=round(again / cold, 4))
+    report("turn 2 once more, after the other", again, usage, server, share_of_cold=round(again / cold, 4))
     more = [{"role": "assistant", "content": text}, {"role": "user", "content": "And 7 + 1?"}]
     third_turn = second_turn + more
     server.stop()
     server = Server(args, flags)
     begun, after, usage = server.ask(third_turn)
-    tell("turn 3, after a restart", begun, usage, server, share_of_cold=round(begun / cold, 4))
+    report("turn 3, after a restart", begun, usage, server, share_of_cold=round(begun / cold, 4))
     server.stop()
     if args.unchecked:
         return True
@@ -352,10 +391,12 @@ def kills(args, folder):
         if seed not in expected:
             expected[seed] = plain.ask(messages, 8)[1]
         wrong += text != expected[seed]
-        # States go to the disk 300 ms after the last word.
+        # States are written 300 ms after the last token.
         time.sleep(0.25 + dice.random() * 0.25)
         server.stop(signal.SIGKILL)
-        size = sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
+        size = sum(
+            os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names
+        )
         if size > 64 << 20:
             wrong += 1
             print(f"kill {i}: {size} bytes in the folder")
@@ -368,14 +409,27 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("hearth")
     parser.add_argument("model", nargs="*")
-    parser.add_argument("--recorded", choices=RECORDED, help="play what this client sent")
+    parser.add_argument("--recorded", choices=RECORDED, help="send the recorded requests of this client")
     parser.add_argument("--tokens", type=int, default=8000)
-    parser.add_argument("--context", type=int, help="of the server; a word is two to three tokens to some models")
-    parser.add_argument("--as-qwen", action="store_true", help="recorded results as long in tokens as Qwen's vocabulary makes them")
-    parser.add_argument("--pause", type=float, default=0, help="seconds before the new wish of a recorded conversation")
-    parser.add_argument("--unchecked", action="store_true", help="do not compare with a server that keeps nothing")
+    parser.add_argument(
+        "--context", type=int, help="context of the server; some models need two to three tokens per word"
+    )
+    parser.add_argument(
+        "--as-qwen",
+        action="store_true",
+        help="cut recorded results to their token count in Qwen's vocabulary",
+    )
+    parser.add_argument(
+        "--pause",
+        type=float,
+        default=0,
+        help="seconds before the new user message of a recorded conversation",
+    )
+    parser.add_argument(
+        "--unchecked", action="store_true", help="do not compare with a server without a prefix cache"
+    )
     parser.add_argument("--kills", type=int, default=0)
-    parser.add_argument("--log", help="a file that gets what the servers log; `--log-level` is theirs")
+    parser.add_argument("--log", help="file for the servers' logs at `--log-level`")
     parser.add_argument("--log-level", default="info")
     args, more = parser.parse_known_args()
     args.model += more

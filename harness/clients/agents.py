@@ -1,8 +1,8 @@
 """The agents: programs that give the model tools and act on what it calls. How each is run without a person.
 
-Each function takes a world, a wish and whether to leave the client's full prompt for a smaller one, and returns the
-turn. How the client is pointed at the server comes from its page beside this file; what is added here only keeps it
-from asking a person or a network. The wishes are worded as the bundled model learnt them.
+Each function takes a world, a wish and whether to leave the client's full prompt for a smaller one, and
+returns the turn. How the client is pointed at the server comes from its page beside this file; what is added
+here only keeps it from asking a person or a network. The wishes are worded as the bundled model learnt them.
 """
 
 import pages
@@ -11,7 +11,16 @@ import pages
 def claude_code(world, wish, small):
     # Among its twelve tools and its reminders the bundled model loses the wish.
     few = ["--tools", "Read", "--system-prompt", "Use the functions whenever they fit."] if small else []
-    command = ["claude", "-p", wish, "--output-format", "stream-json", "--include-partial-messages", "--verbose", *few]
+    command = [
+        "claude",
+        "-p",
+        wish,
+        "--output-format",
+        "stream-json",
+        "--include-partial-messages",
+        "--verbose",
+        *few,
+    ]
     return world.run(command, pages.variables(world, "claude-code"))
 
 
@@ -28,7 +37,18 @@ def opencode(world, wish, _small):
 
 def pi(world, wish, _small):
     pages.write(world, "pi", "json", ".pi/agent/models.json")
-    command = ["pi", "--provider", "hearth", "--model", "hearth", "--mode", "json", "--no-session", "-p", wish]
+    command = [
+        "pi",
+        "--provider",
+        "hearth",
+        "--model",
+        "hearth",
+        "--mode",
+        "json",
+        "--no-session",
+        "-p",
+        wish,
+    ]
     return world.run(command, {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
 
 

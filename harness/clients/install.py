@@ -59,7 +59,11 @@ def version(name):
 
 def path(folder, name):
     """The search path with which a client's own executables and the pinned Node are found."""
-    places = [folder / name / "bin", folder / name / "node_modules" / ".bin", folder / "node" / "node_modules" / "node" / "bin"]
+    places = [
+        folder / name / "bin",
+        folder / name / "node_modules" / ".bin",
+        folder / "node" / "node_modules" / "node" / "bin",
+    ]
     return os.pathsep.join([*map(str, places), os.environ["PATH"]])
 
 
@@ -102,7 +106,9 @@ def install(folder, names):
         npm(folder, "node", {"node": NODE})
     if any(name in PYPI for name in names) and fresh(folder / "uv", UV):
         subprocess.run([sys.executable, "-m", "venv", folder / "uv"], check=True)
-        subprocess.run([folder / "uv" / "bin" / "python", "-m", "pip", "install", "-q", f"uv=={UV}"], check=True)
+        subprocess.run(
+            [folder / "uv" / "bin" / "python", "-m", "pip", "install", "-q", f"uv=={UV}"], check=True
+        )
         (folder / "uv" / "installed.json").write_text(json.dumps(UV))
     for name in names:
         print(f"installing {name} {version(name)}", file=sys.stderr)
@@ -114,13 +120,15 @@ def install(folder, names):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all unless named: {', '.join([*NPM, *PYPI])}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"all unless named: {', '.join([*NPM, *PYPI])}"
+    )
     parser.add_argument("--into", type=pathlib.Path, default=home(), help="folder for the clients")
-    told = parser.parse_args()
-    unknown = set(told.names) - {*NPM, *PYPI}
+    args = parser.parse_args()
+    unknown = set(args.names) - {*NPM, *PYPI}
     if unknown:
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
-    install(told.into.resolve(), told.names or [*NPM, *PYPI])
+    install(args.into.resolve(), args.names or [*NPM, *PYPI])
 
 
 if __name__ == "__main__":

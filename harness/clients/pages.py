@@ -1,4 +1,5 @@
-"""How the clients are pointed at the server: by what their pages tell a person to write, or by `hearth connect`.
+"""How the clients are pointed at the server: by what their pages tell a person to write, or by `hearth
+connect`.
 
 Both are read by the run, so a page or a command that is wrong fails it.
 """
@@ -23,8 +24,21 @@ def block(client, language, url):
 
 def connect(world, client):
     """Has `hearth connect` write the client's configuration into the world's home."""
-    command = [world.hearth, "connect", client, "--url", world.url, "--model", "hearth", "--context", "65536", "--write"]
-    subprocess.run(command, check=True, env={**os.environ, "HOME": str(world.home)}, stdout=subprocess.DEVNULL)
+    command = [
+        world.hearth,
+        "connect",
+        client,
+        "--url",
+        world.url,
+        "--model",
+        "hearth",
+        "--context",
+        "65536",
+        "--write",
+    ]
+    subprocess.run(
+        command, check=True, env={**os.environ, "HOME": str(world.home)}, stdout=subprocess.DEVNULL
+    )
 
 
 def write(world, client, language, path):

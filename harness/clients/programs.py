@@ -1,7 +1,9 @@
-"""Clients that are no agents: chat programs, libraries, an evaluator, a web interface. How each is pointed at the server.
+"""Clients that are no agents: chat programs, libraries, an evaluator, a web interface. How each is pointed at
+the server.
 
-Each function takes a world and whether to stream, and returns the turn; those with tools have one more function.
-What has no command line of its own runs a page of Python from `turns/` in the client's own environment.
+Each function takes a world and whether to stream, and returns the turn; those with tools have one more
+function. What has no command line of its own runs a page of Python from `turns/` in the client's own
+environment.
 """
 
 import pathlib
@@ -15,14 +17,36 @@ WISH = "Please read the note with name note"
 
 def aider(world, streams):
     variables = {**pages.variables(world, "aider"), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    command = ["aider", "--model", "openai/hearth", "--no-check-update", "--analytics-disable", "--no-show-model-warnings"]
-    command += ["--no-git", "--no-pretty", "--yes-always", "--no-detect-urls", "--stream" if streams else "--no-stream"]
+    command = [
+        "aider",
+        "--model",
+        "openai/hearth",
+        "--no-check-update",
+        "--analytics-disable",
+        "--no-show-model-warnings",
+    ]
+    command += [
+        "--no-git",
+        "--no-pretty",
+        "--yes-always",
+        "--no-detect-urls",
+        "--stream" if streams else "--no-stream",
+    ]
     return world.run([*command, "--message", "Say hello."], variables)
 
 
 def llm(world, streams, more=("Say hello.",)):
     pages.write(world, "llm", "yaml", ".config/io.datasette.llm/extra-openai-models.yaml")
-    command = ["llm", "prompt", "-m", "hearth", "--key", "none", "--no-log", *([] if streams else ["--no-stream"])]
+    command = [
+        "llm",
+        "prompt",
+        "-m",
+        "hearth",
+        "--key",
+        "none",
+        "--no-log",
+        *([] if streams else ["--no-stream"]),
+    ]
     return world.run([*command, *more], {})
 
 
@@ -47,8 +71,16 @@ def lm_eval(number, task, expects=""):
     def run(world):
         commands = pages.block("lm-eval", "", world.url).replace("\\\n", " ").splitlines()
         command = shlex.split(commands[number].replace("TASK", task))
-        command += ["--include_path", TURNS / "tasks", "--output_path", world.work / "scores", "--log_samples"]
-        turn = world.run(command, {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"})
+        command += [
+            "--include_path",
+            TURNS / "tasks",
+            "--output_path",
+            world.work / "scores",
+            "--log_samples",
+        ]
+        turn = world.run(
+            command, {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+        )
         turn.output += "\n".join(file.read_text() for file in (world.work / "scores").rglob("*.json*"))
         turn.expects = expects
         return turn

@@ -1,7 +1,8 @@
 """A relay between a client and the server that keeps what went over the wire.
 
-The client's own words can hide what happened: whether an answer was streamed, whether a tool's result went back,
-whether a request was refused and tried again. The relay passes bytes on as they come and notes these facts.
+The client's own words can hide what happened: whether an answer was streamed, whether a tool's result went
+back, whether a request was refused and tried again. The relay passes bytes on as they come and notes these
+facts.
 """
 
 import dataclasses
@@ -65,7 +66,9 @@ class Exchange:
             if event.get("type") == "response.output_text.delta":
                 text += event["delta"]
             if event.get("type") == "message" or event.get("object") == "response":
-                blocks = event.get("content") or [part for item in event["output"] for part in item.get("content") or []]
+                blocks = event.get("content") or [
+                    part for item in event["output"] for part in item.get("content") or []
+                ]
                 text += "".join(block.get("text") or "" for block in blocks)
         return text
 
@@ -77,14 +80,16 @@ class Exchange:
             for place in (said, said.get("message"), said.get("response")):
                 usage = (place or {}).get("usage") or {}
                 tokens = usage.get("prompt_tokens") or sum(
-                    usage.get(key) or 0 for key in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+                    usage.get(key) or 0
+                    for key in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
                 )
                 counted = max(counted, tokens)
         return counted
 
 
 class Recorder:
-    """Relays 127.0.0.1:`port` to the server's port; `exchanges` holds what passed, in order of the requests."""
+    """Relays 127.0.0.1:`port` to the server's port; `exchanges` holds what passed, in order of the requests.
+    """
 
     def __init__(self, server_port):
         self.server_port = server_port
@@ -105,7 +110,7 @@ class Recorder:
 
         class Quiet(http.server.ThreadingHTTPServer):
             def handle_error(self, *_):
-                """Clients that reset their idle connections are no news."""
+                """Ignores clients that reset their idle connections."""
 
         self.http = Quiet(("127.0.0.1", 0), Relay)
         self.http.daemon_threads = True

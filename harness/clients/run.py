@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Real clients against a real server, headless, in a network with loopback only: a table of what passes.
+"""Runs real clients headless against a server, in a network with loopback only, and prints a table of
+results.
 
     cargo build --release
     python3 harness/clients/run.py [NAME ...] [--hearth target/release/hearth] [--into target/harness]
 
-Installs the pinned clients that are missing (`install.py`), then goes into a network namespace of its own, starts the
-server there, and has each client do three turns through a relay that keeps what goes over the wire (`recorder.py`):
+Installs the pinned clients that are missing (`install.py`), then goes into a network namespace of its own,
+starts the server there, and has each client do three turns through a relay that keeps what goes over the wire
+(`recorder.py`):
 
 plain     the client ends well and shows what the model wrote
 streamed  the same, and the answer came as a stream in parts, with its last event
-tool      the model called a tool, the client ran it, and its result, a marker in a file, went back to the model
+tool      the model called a tool, the client ran it, and its result, a marker in a file, went back to the
+model
 
-Clients that can turn streaming off do the plain turn without it. In no turn may a request to the model be refused.
-How each is pointed at the server is read from its page (`NAME.md`), or with `--connect` written by `hearth connect`, so
-these are tried too.
-The server runs the bundled model. Where that cannot follow a client's tool turn, `hearth serve --script replies.jsonl`
-replays what a model would write: logits only, all else is real; the table says `scripted`.
-Exits 1 if a turn fails; what happened then is in OUT/NAME-TURN.txt.
+Clients that can turn streaming off do the plain turn without it. In no turn may a request to the model be
+refused. How each is pointed at the server is read from its page (`NAME.md`), or with `--connect` written by
+`hearth connect`, so these are tried too. The server runs the bundled model. Where that cannot follow a
+client's tool turn, `hearth serve --script replies.jsonl` replays what a model would write: logits only, all
+else is real; the table says `scripted`. Exits 1 if a turn fails; what happened then is in OUT/NAME-TURN.txt.
 """
 
 import argparse
@@ -82,39 +84,47 @@ def note(folder, name, kind, turn, faults):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all unless named: {', '.join([*AGENTS, *PROGRAMS])}")
-    parser.add_argument("--hearth", type=pathlib.Path, default=HERE.parents[1] / "target" / "release" / "hearth")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"all unless named: {', '.join([*AGENTS, *PROGRAMS])}"
+    )
+    parser.add_argument(
+        "--hearth", type=pathlib.Path, default=HERE.parents[1] / "target" / "release" / "hearth"
+    )
     parser.add_argument("--into", type=pathlib.Path, default=install.home(), help="folder of the clients")
     parser.add_argument("--turn", choices=("plain", "streamed", "tool"), help="one turn alone")
     parser.add_argument("--script", type=pathlib.Path, default=HERE / "replies.jsonl")
-    parser.add_argument("--unscripted", action="store_true", help="the bundled model alone, whatever it can follow")
-    parser.add_argument("--connect", action="store_true", help="let `hearth connect` point the clients at the server")
-    told = parser.parse_args()
-    names = told.names or [*AGENTS, *PROGRAMS]
+    parser.add_argument(
+        "--unscripted", action="store_true", help="the bundled model alone, whatever it can follow"
+    )
+    parser.add_argument(
+        "--connect", action="store_true", help="let `hearth connect` point the clients at the server"
+    )
+    args = parser.parse_args()
+    names = args.names or [*AGENTS, *PROGRAMS]
     if unknown := set(names) - {*AGENTS, *PROGRAMS}:
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
-    folder = told.into.resolve()
+    folder = args.into.resolve()
     if world.INSIDE not in world.os.environ:
         install.install(folder, names)
     world.leave_the_network()
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    servers = {False: world.Server(told.hearth.resolve(), SERVE, out / "serve.log")}
-    connect = told.hearth.resolve() if told.connect else None
+    servers = {False: world.Server(args.hearth.resolve(), SERVE, out / "serve.log")}
+    connect = args.hearth.resolve() if args.connect else None
     print("| client | version | plain | streamed | tool |\n|---|---|---|---|---|")
     failed = False
     for name in names:
         cells = {}
         for kind, client, streams in turns(name):
-            if told.turn not in (None, kind):
+            if args.turn not in (None, kind):
                 continue
             if isinstance(client, str):
                 cells[kind] = [client]
                 continue
-            scripted = kind == "tool" and name in SCRIPTED and not told.unscripted
+            scripted = kind == "tool" and name in SCRIPTED and not args.unscripted
             if scripted not in servers:
-                arguments = [*SERVE, "--script", str(told.script)]
-                servers[scripted] = world.Server(told.hearth.resolve(), arguments, out / "scripted.log")
+                arguments = [*SERVE, "--script", str(args.script)]
+                servers[scripted] = world.Server(args.hearth.resolve(), arguments, out / "scripted.log")
             with world.World(folder, name, servers[scripted], connect) as place:
                 turn = client(place)
             faults = judge(turn, kind, streams)
@@ -124,7 +134,11 @@ def main():
             verdict = f"FAIL: {'; '.join(faults)}" if faults else f"pass{', scripted' if scripted else ''}"
             counted = f"{tokens:,} tokens, " if tokens else ""
             cells.setdefault(kind, []).append(f"{verdict} ({counted}{turn.seconds:.0f} s)")
-        row = [name, install.version(name), *("; ".join(cells.get(kind, [])) for kind in ("plain", "streamed", "tool"))]
+        row = [
+            name,
+            install.version(name),
+            *("; ".join(cells.get(kind, [])) for kind in ("plain", "streamed", "tool")),
+        ]
         print(f"| {' | '.join(row)} |", flush=True)
     sys.exit(failed)
 

@@ -1,4 +1,5 @@
-"""What a client runs in: a network with loopback only, a home of its own, and a server that it is pointed at."""
+"""What a client runs in: a network with loopback only, a home of its own, and a server that it is pointed at.
+"""
 
 import ctypes
 import dataclasses
@@ -18,7 +19,8 @@ import urllib.request
 import install
 import recorder
 
-# In the file that a tool turn reads, or the name of one that it finds: it can only reach the model through the tool.
+# In the file that a tool turn reads, or the name of one that it finds: it can only reach the model through
+# the tool.
 MARKER = "HEARTH-4711"
 LIMIT_SECONDS = 900
 INSIDE = "HEARTH_LOOPBACK_ONLY"
@@ -97,7 +99,9 @@ class Turn:
     def shows(self, text):
         """Whether the client printed `text`, plainly or inside of JSON."""
         words = " ".join(text.split())[:60]
-        return bool(words) and any(words in " ".join(shown.split()) for shown in [self.output, *strings(self.output)])
+        return bool(words) and any(
+            words in " ".join(shown.split()) for shown in [self.output, *strings(self.output)]
+        )
 
 
 def strings(output):

@@ -39,28 +39,47 @@ def more_bits(i, n):
 def blocks(i, attention):
     """(name, n_in, n_out, type) of the matrices of block i."""
     six = "q6_k" if more_bits(i, LAYERS) else "q4_k"
-    yield from [("ffn_gate.weight", HIDDEN, FFN, "q4_k"), ("ffn_up.weight", HIDDEN, FFN, "q4_k"),
-                ("ffn_down.weight", FFN, HIDDEN, six)]
+    yield from [
+        ("ffn_gate.weight", HIDDEN, FFN, "q4_k"),
+        ("ffn_up.weight", HIDDEN, FFN, "q4_k"),
+        ("ffn_down.weight", FFN, HIDDEN, six),
+    ]
     if attention:
-        yield from [("attn_q.weight", HIDDEN, 2 * HEADS * HEAD_DIM, "q4_k"),
-                    ("attn_k.weight", HIDDEN, KV_HEADS * HEAD_DIM, "q4_k"),
-                    ("attn_v.weight", HIDDEN, KV_HEADS * HEAD_DIM, six),
-                    ("attn_output.weight", HEADS * HEAD_DIM, HIDDEN, "q4_k")]
+        yield from [
+            ("attn_q.weight", HIDDEN, 2 * HEADS * HEAD_DIM, "q4_k"),
+            ("attn_k.weight", HIDDEN, KV_HEADS * HEAD_DIM, "q4_k"),
+            ("attn_v.weight", HIDDEN, KV_HEADS * HEAD_DIM, six),
+            ("attn_output.weight", HEADS * HEAD_DIM, HIDDEN, "q4_k"),
+        ]
     else:
-        yield from [("attn_qkv.weight", HIDDEN, 2 * KEY_DIM + VALUE_DIM, six),
-                    ("attn_gate.weight", HIDDEN, VALUE_DIM, "q4_k"),
-                    ("ssm_beta.weight", HIDDEN, N_V, "q4_k"), ("ssm_alpha.weight", HIDDEN, N_V, "q4_k"),
-                    ("ssm_out.weight", VALUE_DIM, HIDDEN, "q4_k")]
+        yield from [
+            ("attn_qkv.weight", HIDDEN, 2 * KEY_DIM + VALUE_DIM, six),
+            ("attn_gate.weight", HIDDEN, VALUE_DIM, "q4_k"),
+            ("ssm_beta.weight", HIDDEN, N_V, "q4_k"),
+            ("ssm_alpha.weight", HIDDEN, N_V, "q4_k"),
+            ("ssm_out.weight", VALUE_DIM, HIDDEN, "q4_k"),
+        ]
 
 
 def metadata(w, vocabulary):
     a = "qwen35"
     for key, value in {
-            "block_count": LAYERS, "context_length": 262144, "embedding_length": HIDDEN,
-            "feed_forward_length": FFN, "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS,
-            "attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM, "rope.dimension_count": 64,
-            "full_attention_interval": INTERVAL, "ssm.conv_kernel": TAPS, "ssm.state_size": STATE,
-            "ssm.group_count": N_K, "ssm.time_step_rank": N_V, "ssm.inner_size": VALUE_DIM}.items():
+        "block_count": LAYERS,
+        "context_length": 262144,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FFN,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "rope.dimension_count": 64,
+        "full_attention_interval": INTERVAL,
+        "ssm.conv_kernel": TAPS,
+        "ssm.state_size": STATE,
+        "ssm.group_count": N_K,
+        "ssm.time_step_rank": N_V,
+        "ssm.inner_size": VALUE_DIM,
+    }.items():
         w.add_uint32(f"{a}.{key}", value)
     w.add_float32(f"{a}.attention.layer_norm_rms_epsilon", 1e-6)
     w.add_float32(f"{a}.rope.freq_base", 1e7)

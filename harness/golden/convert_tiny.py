@@ -1,6 +1,6 @@
 """Runs llama.cpp's converter on a tiny checkpoint, whose tokenizer its hash table cannot know.
 
-    convert_tiny.py LLAMA_CPP_SOURCE PRE HF_DIR --outtype bf16 --outfile F [--no-mtp]
+convert_tiny.py LLAMA_CPP_SOURCE PRE HF_DIR --outtype bf16 --outfile F [--no-mtp]
 """
 
 import runpy

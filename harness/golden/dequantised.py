@@ -62,10 +62,15 @@ def load(path, model):
         n_k, n_v = config.linear_num_key_heads, config.linear_num_value_heads
         heads, key_dim = gguf_to_hf_heads(n_k, n_v), n_k * config.linear_key_head_dim
         permuted = {  # name -> (axis, first index, rows per head)
-            "attn_qkv.weight": (0, 2 * key_dim, 128), "attn_gate.weight": (0, 0, 128),
-            "ssm_beta.weight": (0, 0, 1), "ssm_alpha.weight": (0, 0, 1), "ssm_a": (0, 0, 1),
-            "ssm_dt.bias": (0, 0, 1), "ssm_conv1d.weight": (0, 2 * key_dim, 128),
-            "ssm_out.weight": (1, 0, 128)}
+            "attn_qkv.weight": (0, 2 * key_dim, 128),
+            "attn_gate.weight": (0, 0, 128),
+            "ssm_beta.weight": (0, 0, 1),
+            "ssm_alpha.weight": (0, 0, 1),
+            "ssm_a": (0, 0, 1),
+            "ssm_dt.bias": (0, 0, 1),
+            "ssm_conv1d.weight": (0, 2 * key_dim, 128),
+            "ssm_out.weight": (1, 0, 128),
+        }
     params = dict(model.named_parameters())
     missing, types = set(params), {}
     for tensor in gguf.GGUFReader(path).tensors:

@@ -1,7 +1,8 @@
 """Writes fixtures/drafts: what the publisher's module says with random drafts for the tiny models.
 
     draft_goldens.py --fixtures F                       writes F/drafts/*.npy
-    draft_goldens.py --fixtures F --hearth H --work W   holds a built hearth against the module: every draft is
+    draft_goldens.py --fixtures F --hearth H --work W   holds a built hearth against the module: every draft
+    is
         written to W by the official writers as safetensors and as GGUF in three dialects, and `hearth eval
         --draft-logits` reads each
 
@@ -34,8 +35,23 @@ F, S = "full_attention", "sliding_attention"
 
 
 def case(name, target, at, kinds, **more):
-    base = dict(name=name, target=target, at=at, kinds=kinds, window=None, causal=None, block=16, mask=511, taps=[0, 1],
-                theta=1e7, heads=4, kv_heads=2, head_dim=128, ffn=320, eps=1e-6)
+    base = dict(
+        name=name,
+        target=target,
+        at=at,
+        kinds=kinds,
+        window=None,
+        causal=None,
+        block=16,
+        mask=511,
+        taps=[0, 1],
+        theta=1e7,
+        heads=4,
+        kv_heads=2,
+        head_dim=128,
+        ffn=320,
+        eps=1e-6,
+    )
     return base | more
 
 
@@ -44,7 +60,18 @@ CASES = [
     case("sliding", "hybrid_mtp_q4_k_m", 90, [S, S, S, F], window=24, taps=[0, 2, 3], ffn=256),
     case("sliding_seen_whole", "dense_f16", 70, [S, F], window=40, causal=False, block=8, theta=1e6, mask=7),
     case("causal", "hybrid_r1_bf16", 33, [F, F, F], causal=True, block=4, taps=[1], heads=2, kv_heads=2),
-    case("one_layer", "hybrid_r3_q4_k_m", 47, [F], block=12, taps=[1], heads=6, kv_heads=3, head_dim=64, eps=1e-5),
+    case(
+        "one_layer",
+        "hybrid_r3_q4_k_m",
+        47,
+        [F],
+        block=12,
+        taps=[1],
+        heads=6,
+        kv_heads=3,
+        head_dim=64,
+        eps=1e-5,
+    ),
     case("irregular", "dense_f16", 100, [F, S, F, S, S], window=20, block=20, theta=5e5, kv_heads=1, ffn=192),
     case("short", "hybrid_r3_q4_k_m", 1, [S, F], window=64, taps=[0, 1, 2], block=16),
 ]
@@ -61,7 +88,8 @@ def splitmix(state, n):
 
 
 def values(case_name, tensor, shape):
-    """A tensor by its name: numbers of eight bits times a power of two, which bf16, f16 and f32 hold exactly."""
+    """A tensor by its name: numbers of eight bits times a power of two, which bf16, f16 and f32 hold exactly.
+    """
     seed = 0xCBF29CE484222325
     for byte in f"{case_name}/{tensor}".encode():  # FNV-1a
         seed = ((seed ^ byte) * 0x100000001B3) % 2**64
@@ -73,10 +101,19 @@ def values(case_name, tensor, shape):
 def config_of(c, target):
     nested = {"mask_token_id": c["mask"], "target_layer_ids": c["taps"]}
     config = Qwen3Config(
-        vocab_size=tiny_models.VOCAB, hidden_size=tiny_models.HIDDEN, intermediate_size=c["ffn"],
-        num_hidden_layers=len(c["kinds"]), num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"],
-        head_dim=c["head_dim"], rms_norm_eps=c["eps"], layer_types=c["kinds"], max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": c["theta"]}, tie_word_embeddings=False)
+        vocab_size=tiny_models.VOCAB,
+        hidden_size=tiny_models.HIDDEN,
+        intermediate_size=c["ffn"],
+        num_hidden_layers=len(c["kinds"]),
+        num_attention_heads=c["heads"],
+        num_key_value_heads=c["kv_heads"],
+        head_dim=c["head_dim"],
+        rms_norm_eps=c["eps"],
+        layer_types=c["kinds"],
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": c["theta"]},
+        tie_word_embeddings=False,
+    )
     config.sliding_window = c["window"]
     config.block_size, config.dflash_config = c["block"], nested
     config.num_target_layers = target.num_hidden_layers
@@ -94,16 +131,27 @@ def random_draft(c, target):
 
 
 GGUF_NAMES = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 ARCH = {"A": "qwen35-dflash-draft", "B": "dflash-draft", "C": "dflash"}
 
 
 def gguf_name(name, dialect):
-    outer = {"fc": "fc" if dialect == "C" else "dflash.fc", "norm": "output_norm",
-             "hidden_norm": "enc.output_norm" if dialect == "C" else "dflash.hidden_norm"}
+    outer = {
+        "fc": "fc" if dialect == "C" else "dflash.fc",
+        "norm": "output_norm",
+        "hidden_norm": "enc.output_norm" if dialect == "C" else "dflash.hidden_norm",
+    }
     short = name.removesuffix(".weight")
     if short in outer:
         return outer[short] + ".weight"
@@ -156,7 +204,11 @@ def write_gguf(path, draft, c, dialect):
         w.add_uint32(inner + "n_target_layers", 64)
     if c["window"] is not None and dialect != "A":
         w.add_uint32(f"{arch}.attention.sliding_window", c["window"])
-        array(f"{arch}.attention.sliding_window_pattern", [kind == S for kind in c["kinds"]], gguf.GGUFValueType.BOOL)
+        array(
+            f"{arch}.attention.sliding_window_pattern",
+            [kind == S for kind in c["kinds"]],
+            gguf.GGUFValueType.BOOL,
+        )
     for name, p in draft.named_parameters():
         w.add_tensor(gguf_name(name, dialect), p.detach().numpy())
     w.write_header_to_file()
@@ -166,16 +218,32 @@ def write_gguf(path, draft, c, dialect):
 
 
 def write_hf(folder, draft, c):
-    """The publisher's form: bf16, the base in a nested place, `use_sliding_window` as transformers writes it."""
+    """The publisher's form: bf16, the base in a nested place, `use_sliding_window` as transformers writes it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: p.detach().bfloat16().contiguous() for name, p in draft.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = draft.config
-    keep = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-            "num_key_value_heads", "rms_norm_eps", "layer_types", "sliding_window", "rope_parameters",
-            "dflash_config", "num_target_layers", "block_size"]
-    text = {key: getattr(config, key) for key in keep} | {"architectures": ["DFlashDraftModel"],
-                                                         "use_sliding_window": False}
+    keep = [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "head_dim",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "layer_types",
+        "sliding_window",
+        "rope_parameters",
+        "dflash_config",
+        "num_target_layers",
+        "block_size",
+    ]
+    text = {key: getattr(config, key) for key in keep} | {
+        "architectures": ["DFlashDraftModel"],
+        "use_sliding_window": False,
+    }
     if c["causal"] is not None:
         text["is_causal"] = c["causal"]
     (folder / "config.json").write_text(json.dumps(text, indent=1))
@@ -198,9 +266,25 @@ def judge(c, draft, target, expected, arg):
         off = {}
         for device in ("--cpu-reference", "--device cpu"):
             out = work / "out.npy"
-            subprocess.run([arg.hearth, "eval", model, *device.split(), "--draft", path, *flags, "--ids",
-                            work / "ids.json", "--at", str(c["at"]), "--draft-logits", out],
-                           check=True, capture_output=True)
+            subprocess.run(
+                [
+                    arg.hearth,
+                    "eval",
+                    model,
+                    *device.split(),
+                    "--draft",
+                    path,
+                    *flags,
+                    "--ids",
+                    work / "ids.json",
+                    "--at",
+                    str(c["at"]),
+                    "--draft-logits",
+                    out,
+                ],
+                check=True,
+                capture_output=True,
+            )
             off[device] = float(np.abs(np.load(out) - expected).max())
         print(f"{c['name']:<20} {form:<12}", {k: f"{v:.1e}" for k, v in off.items()}, flush=True)
         worst = max(worst, off["--cpu-reference"])
@@ -210,7 +294,9 @@ def judge(c, draft, target, expected, arg):
 def main():
     arg = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arg.add_argument("--fixtures", required=True, type=pathlib.Path)
-    arg.add_argument("--hearth", type=pathlib.Path, help="hold this program against the module, and write no fixtures")
+    arg.add_argument(
+        "--hearth", type=pathlib.Path, help="hold this program against the module, and write no fixtures"
+    )
     arg.add_argument("--work", type=pathlib.Path, help="scratch folder, with --hearth")
     arg = arg.parse_args()
     torch.set_num_threads(2)

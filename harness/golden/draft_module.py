@@ -1,8 +1,8 @@
 """The publisher's block draft as a PyTorch module in f32, of transformers' own Qwen3 parts.
 
-Parameter names and every step are those of the DFlash module that the published safetensors files are run with:
-queries come from the block, keys and values from the context's features and from the block, the features pass
-no input norm, rope is of absolute positions, and the head is the target's.
+Parameter names and every step are those of the DFlash module that the published safetensors files are run
+with: queries come from the block, keys and values from the context's features and from the block, the
+features pass no input norm, rope is of absolute positions, and the head is the target's.
 """
 
 import torch
@@ -17,7 +17,8 @@ def slides(config, layer):
 
 
 def is_causal(config, layer):
-    """Whether rows of the block see no later ones: `is_causal`, else `dflash_config.causal`, else layers that slide."""
+    """Whether rows of the block see no later ones: `is_causal`, else `dflash_config.causal`, else layers that
+    slide."""
     nested = getattr(config, "dflash_config", None) or {}
     for said in (getattr(config, "is_causal", None), nested.get("causal")):
         if said is not None:
@@ -104,13 +105,17 @@ class Draft(nn.Module):
 
 
 class Tapped:
-    """The residual stream after some layers of a target, hooked: the last layer's entry among the hidden states that
+    """The residual stream after some layers of a target, hooked: the last layer's entry among the hidden
+    states that
     transformers gives is after the final norm."""
 
     def __init__(self, target, taps):
         self.seen = {}
-        keep = lambda tap: lambda _module, _inputs, out: self.seen.__setitem__(
-            tap, (out[0] if isinstance(out, tuple) else out)[0].detach())
+        keep = lambda tap: (
+            lambda _module, _inputs, out: self.seen.__setitem__(
+                tap, (out[0] if isinstance(out, tuple) else out)[0].detach()
+            )
+        )
         self.hooks = [target.model.layers[tap].register_forward_hook(keep(tap)) for tap in taps]
         self.taps = taps
 

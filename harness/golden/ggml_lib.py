@@ -29,8 +29,13 @@ class Ggml:
         self.lib = ctypes.CDLL(library)
         self.lib.ggml_quantize_chunk.restype = ctypes.c_size_t
         self.lib.ggml_quantize_chunk.argtypes = [
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p,
-            ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_int64,
+            ctypes.c_void_p,
         ]
 
     def quantize(self, name, rows):
@@ -40,7 +45,8 @@ class Ggml:
         n_rows, n_cols = rows.shape
         out = np.zeros((n_rows, n_cols // elems * size), dtype=np.uint8)
         written = self.lib.ggml_quantize_chunk(
-            type_id, rows.ctypes.data, out.ctypes.data, 0, n_rows, n_cols, None)
+            type_id, rows.ctypes.data, out.ctypes.data, 0, n_rows, n_cols, None
+        )
         assert written == out.size, (name, written, out.size)
         return out
 

@@ -19,9 +19,11 @@ HERE = pathlib.Path(__file__).parent
 Q4_K_M = 15
 RECIPES = {"f32": 0, "f16": 1, "bf16": 32, "q4_0": 2, "q8_0": 7, "q4_k_m": Q4_K_M, "q5_k_m": 17, "q6_k": 18}
 INT8_MEAN = 0.06  # what eight-bit activations may cost on logits of spread one
-TEMPLATE = ("{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content"
-            " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}"
-            "{{- '<|im_start|>assistant\\n' }}{%- endif %}")
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content"
+    " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}"
+    "{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
 
 # Every weight type once or more; patterns are searched in the tensor name.
 MIXED = {
@@ -51,8 +53,23 @@ MIXED = {
     r"blk\.2\.ffn_up\.weight": "Q4_1",
     r"blk\.2\.ffn_down\.weight": "Q6_K",
 }
-LISTED = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K",
-          "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
+LISTED = {
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_1",
+    "Q5_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ4_NL",
+    "IQ4_XS",
+}
 
 
 class Tools:
@@ -63,8 +80,7 @@ class Tools:
         self.work.mkdir(parents=True, exist_ok=True)
 
     def table(self, pre):
-        return tiny_tokenizer.reduced(
-            f"{self.source}/models/ggml-vocab-{pre}.gguf", tiny_models.VOCAB, pre)
+        return tiny_tokenizer.reduced(f"{self.source}/models/ggml-vocab-{pre}.gguf", tiny_models.VOCAB, pre)
 
     def convert(self, name, config, pre, seed, outtype, interval=None, mtp_seed=None):
         """A random checkpoint and its GGUF; returns the model and the file."""
@@ -73,28 +89,46 @@ class Tools:
         folder, out = self.work / name, self.work / f"{name}_{outtype}.gguf"
         tiny_models.save(model, folder, self.table(pre), interval, mtp_seed, TEMPLATE)
         extra = ["--no-mtp"] if pre == "qwen35" and mtp_seed is None else []
-        subprocess.run([sys.executable, HERE / "convert_tiny.py", self.source, pre, folder,
-                        "--outtype", outtype, "--outfile", out, *extra],
-                       check=True, capture_output=True)
+        subprocess.run(
+            [
+                sys.executable,
+                HERE / "convert_tiny.py",
+                self.source,
+                pre,
+                folder,
+                "--outtype",
+                outtype,
+                "--outfile",
+                out,
+                *extra,
+            ],
+            check=True,
+            capture_output=True,
+        )
         return model, out
 
     def quantise(self, source, out, ftype, overrides=()):
         types = [f"{pattern}={int(gguf.GGMLQuantizationType[t])}" for pattern, t in overrides]
-        subprocess.run([self.bin / "llama_quantize", source, out, str(ftype), *types],
-                       check=True, capture_output=True)
+        subprocess.run(
+            [self.bin / "llama_quantize", source, out, str(ftype), *types], check=True, capture_output=True
+        )
         return out
 
     def runtime_logits(self, path, ids, vocab):
         np.array(ids, dtype="<i4").tofile(self.work / "ids.i32")
-        subprocess.run([self.bin / "llama_logits", path, self.work / "ids.i32", self.work / "out.f32"],
-                       check=True)
+        subprocess.run(
+            [self.bin / "llama_logits", path, self.work / "ids.i32", self.work / "out.f32"], check=True
+        )
         return np.fromfile(self.work / "out.f32", dtype="<f4").reshape(len(ids), vocab)
 
 
 def compare(a, b):
     """Largest and mean difference, and how often the best token is the same."""
-    return {"max_abs": float(np.abs(a - b).max()), "mean_abs": float(np.abs(a - b).mean()),
-            "argmax_equal": float((a.argmax(1) == b.argmax(1)).mean())}
+    return {
+        "max_abs": float(np.abs(a - b).max()),
+        "mean_abs": float(np.abs(a - b).mean()),
+        "argmax_equal": float((a.argmax(1) == b.argmax(1)).mean()),
+    }
 
 
 def fixture(tools, stem, path, config, ids, out):
@@ -112,16 +146,28 @@ def fixture(tools, stem, path, config, ids, out):
         np.save(out / f"{stem}.{kind}.npy", np.ascontiguousarray(value, dtype="<f4"))
     layer_types = getattr(config, "layer_types", None) or []
     manifest = {
-        "ids": ids, "logit_positions": positions, "hidden_positions": reference.HIDDEN_POSITIONS,
-        "greedy_ids": said["greedy_ids"], "greedy_margins": said["greedy_margins"],
+        "ids": ids,
+        "logit_positions": positions,
+        "hidden_positions": reference.HIDDEN_POSITIONS,
+        "greedy_ids": said["greedy_ids"],
+        "greedy_margins": said["greedy_margins"],
         "n_layers": config.num_hidden_layers,
         "recurrent_layers": [i for i, t in enumerate(layer_types) if t == "linear_attention"],
-        "types": types, "runtime": runtime}
+        "types": types,
+        "runtime": runtime,
+    }
     lines = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in manifest.items())
     (out / f"{stem}.json").write_text("{\n" + lines + "\n}\n")
     (out / f"{stem}.gguf").write_bytes(pathlib.Path(path).read_bytes())
-    print(stem, f"std {said['logits'].std():.3f}", f"step {said['step_difference']:.1e}", runtime, types,
-          f"margin {min(said['greedy_margins']):.3f}", flush=True)
+    print(
+        stem,
+        f"std {said['logits'].std():.3f}",
+        f"step {said['step_difference']:.1e}",
+        runtime,
+        types,
+        f"margin {min(said['greedy_margins']):.3f}",
+        flush=True,
+    )
     return types
 
 
@@ -153,15 +199,16 @@ def models(tools, out):
     config = {name: c for name, c, *_ in plans}
     judge = lambda stem, path, name: fixture(tools, stem, path, config[name], ids, out)
     work = tools.work
-    judge("hybrid_r3_q4_k_m", tools.quantise(f32["hybrid_r3"], work / "r3_q4.gguf", Q4_K_M),
-          "hybrid_r3")
-    types = judge("hybrid_r3_mixed", tools.quantise(
-        f32["hybrid_r3"], work / "r3_mixed.gguf", Q4_K_M, MIXED.items()), "hybrid_r3")
+    judge("hybrid_r3_q4_k_m", tools.quantise(f32["hybrid_r3"], work / "r3_q4.gguf", Q4_K_M), "hybrid_r3")
+    types = judge(
+        "hybrid_r3_mixed",
+        tools.quantise(f32["hybrid_r3"], work / "r3_mixed.gguf", Q4_K_M, MIXED.items()),
+        "hybrid_r3",
+    )
     assert set(types) == LISTED, LISTED ^ set(types)
     _, bf16 = tools.convert("hybrid_r1", config["hybrid_r1"], "qwen35", 5, "bf16", 2)
     judge("hybrid_r1_bf16", bf16, "hybrid_r1")
-    judge("hybrid_mtp_q4_k_m", tools.quantise(f32["hybrid_mtp"], work / "mtp_q4.gguf", Q4_K_M),
-          "hybrid_mtp")
+    judge("hybrid_mtp_q4_k_m", tools.quantise(f32["hybrid_mtp"], work / "mtp_q4.gguf", Q4_K_M), "hybrid_mtp")
     _, f16 = tools.convert("dense", config["dense"], "qwen2", 11, "f16")
     judge("dense_f16", f16, "dense")
 
@@ -180,10 +227,16 @@ def recipes(tools, out):
             path = tools.quantise(source, tools.work / f"{name}_as_{recipe}.gguf", ftype)
             reader = gguf.GGUFReader(path)
             block_count = reader.fields[f"{pre.replace('qwen2', 'qwen3')}.block_count"].contents()
-            head = {"architecture": pre.replace("qwen2", "qwen3"), "block_count": int(block_count),
-                    "tied": config.tie_word_embeddings, "recipe": recipe}
-            rows = [{"name": t.name, "dims": [int(d) for d in t.shape], "type": t.tensor_type.name}
-                    for t in reader.tensors]
+            head = {
+                "architecture": pre.replace("qwen2", "qwen3"),
+                "block_count": int(block_count),
+                "tied": config.tie_word_embeddings,
+                "recipe": recipe,
+            }
+            rows = [
+                {"name": t.name, "dims": [int(d) for d in t.shape], "type": t.tensor_type.name}
+                for t in reader.tensors
+            ]
             text = json.dumps(head)[:-1] + ', "tensors": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
             (out / f"{name}.{recipe}.json").write_text(text)
             print(name, recipe, len(rows), flush=True)

@@ -44,19 +44,37 @@ def evaluate(arg, stem, folder, report):
     (folder / "ids.json").write_text(json.dumps(said["ids"]))
     for path, flags in (("reference", ["--cpu-reference"]), ("fast", [])):
         try:
-            hearth(arg, "eval", models / f"{stem}.gguf", "--device", "cpu", *flags, "--ids", folder / "ids.json",
-                   "--logits", folder / "l.npy", "--greedy", 24, "--out-ids", folder / "g.json")
+            hearth(
+                arg,
+                "eval",
+                models / f"{stem}.gguf",
+                "--device",
+                "cpu",
+                *flags,
+                "--ids",
+                folder / "ids.json",
+                "--logits",
+                folder / "l.npy",
+                "--greedy",
+                24,
+                "--out-ids",
+                folder / "g.json",
+            )
         except RuntimeError as e:
             report.line(False, f"{stem} {path}: {e}")
             continue
         got = np.load(folder / "l.npy")[said["logit_positions"]]
         error = np.abs(got - expected)
-        report.line(error.max() <= REFERENCE_MAX if path == "reference" else error.mean() <= FAST_MEAN,
-                    f"{stem} {path}: max {error.max():.2e} mean {error.mean():.2e} "
-                    f"argmax {(got.argmax(1) == expected.argmax(1)).mean():.3f}")
+        report.line(
+            error.max() <= REFERENCE_MAX if path == "reference" else error.mean() <= FAST_MEAN,
+            f"{stem} {path}: max {error.max():.2e} mean {error.mean():.2e} "
+            f"argmax {(got.argmax(1) == expected.argmax(1)).mean():.3f}",
+        )
         greedy = json.loads((folder / "g.json").read_text())
         steps = firm_steps(said["greedy_margins"], 10 * float(error.mean()))
-        report.line(greedy[:steps] == said["greedy_ids"][:steps], f"{stem} {path}: {steps} greedy steps compared")
+        report.line(
+            greedy[:steps] == said["greedy_ids"][:steps], f"{stem} {path}: {steps} greedy steps compared"
+        )
 
 
 def firm_steps(margins, least):
@@ -84,7 +102,9 @@ def quantised(arg, report):
     for source in sorted(arg.work.glob("*_f32.gguf")):
         for recipe, ftype in RECIPES.items():
             theirs, ours = arg.work / "theirs.gguf", arg.work / "ours.gguf"
-            subprocess.run([arg.bin / "llama_quantize", source, theirs, str(ftype)], check=True, capture_output=True)
+            subprocess.run(
+                [arg.bin / "llama_quantize", source, theirs, str(ftype)], check=True, capture_output=True
+            )
             try:
                 hearth(arg, "quantize", source, ours, recipe, "--force")
             except RuntimeError as e:
@@ -93,8 +113,10 @@ def quantised(arg, report):
             a, b = ({t.name: t for t in gguf.GGUFReader(p).tensors} for p in (theirs, ours))
             types = [n for n in a if n not in b or a[n].tensor_type != b[n].tensor_type]
             data = [n for n in a if n not in types and not np.array_equal(a[n].data, b[n].data)]
-            report.line(a.keys() == b.keys() and not types and not data,
-                        f"{source.name} {recipe}: {len(a)} tensors, other type {types[:5]}, other bytes {data[:5]}")
+            report.line(
+                a.keys() == b.keys() and not types and not data,
+                f"{source.name} {recipe}: {len(a)} tensors, other type {types[:5]}, other bytes {data[:5]}",
+            )
 
 
 def main():
@@ -114,7 +136,13 @@ def main():
     tokens(arg, arg.fixtures / "models/dense_f16.gguf", vectors("tiny_qwen2"), report, "tiny qwen2")
     if arg.llama:
         for pre in ("qwen35", "qwen2"):
-            tokens(arg, arg.llama / f"models/ggml-vocab-{pre}.gguf", vectors(f"full_{pre}"), report, f"full {pre}")
+            tokens(
+                arg,
+                arg.llama / f"models/ggml-vocab-{pre}.gguf",
+                vectors(f"full_{pre}"),
+                report,
+                f"full {pre}",
+            )
     if arg.bin and arg.work:
         quantised(arg, report)
     sys.exit(report.misses > 0)

@@ -87,7 +87,8 @@ def main():
         assert np.isfinite(read).all(), name
         head = struct.pack("<4I", len(blocks), elems, size, type_id)
         (arg.out / f"dequantize_{name}.bin").write_bytes(
-            head + blocks.tobytes() + read.astype("<f4").tobytes())
+            head + blocks.tobytes() + read.astype("<f4").tobytes()
+        )
 
 
 if __name__ == "__main__":

@@ -8,9 +8,17 @@ from dequantised import hf_to_gguf_heads
 HIDDEN_POSITIONS = [0, 63, 64, 199]
 GREEDY = 24
 # Start, every chunk edge of 64 and its neighbours, a spread of others, the end.
-LOGIT_POSITIONS = sorted(set(
-    list(range(0, 8)) + [15, 16, 17, 31, 32, 33, 47, 48] + list(range(60, 70)) + [80, 95, 96, 97, 111, 112]
-    + list(range(124, 133)) + [143, 144, 159, 160, 161, 175, 176] + list(range(189, 200))))
+LOGIT_POSITIONS = sorted(
+    set(
+        list(range(0, 8))
+        + [15, 16, 17, 31, 32, 33, 47, 48]
+        + list(range(60, 70))
+        + [80, 95, 96, 97, 111, 112]
+        + list(range(124, 133))
+        + [143, 144, 159, 160, 161, 175, 176]
+        + list(range(189, 200))
+    )
+)
 
 
 class Traced:

@@ -1,14 +1,15 @@
 """Corners of the template language that chat templates lean on, one small template each."""
 
-CHAT = [{"role": role, "content": role[0]}
-        for role in ("system", "user", "tool", "assistant", "user", "user")]
+CHAT = [
+    {"role": role, "content": role[0]} for role in ("system", "user", "tool", "assistant", "user", "user")
+]
 CONTEXT = {"d": {"a": 1, "b": None, "c": "é<&>'\"", "items": [1.5, True]}, "x": 0}
 
 FEATURES = {
     "loop variables": "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.index0 }} {{ loop.revindex }}"
-        "{{ ' first' if loop.first }}{{ ' last' if loop.last }};{% endfor %}",
+    "{{ ' first' if loop.first }}{{ ' last' if loop.last }};{% endfor %}",
     "loop neighbours": "{% for m in messages %}[{{ loop.previtem.role if loop.previtem is defined }}<{{ m.role }}>"
-        "{{ loop.nextitem.role if loop.nextitem is defined }}]{% endfor %}",
+    "{{ loop.nextitem.role if loop.nextitem is defined }}]{% endfor %}",
     "undefined neighbour is false": "{% for m in messages %}{% if loop.previtem and loop.previtem.role != 'tool' %}x{% else %}-{% endif %}{% endfor %}",
     "loop with a filter": "{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ m.content }}{% endfor %}",
     "loop else": "{% for m in [] %}x{% else %}none{% endfor %}",

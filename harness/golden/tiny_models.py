@@ -18,24 +18,51 @@ HIDDEN = 256
 def hybrid_config(n_layers, interval, n_k, n_v, tied, vocab=VOCAB):
     """Attention 256 wide with 64 rotated dims, delta heads 128 by 128."""
     return Qwen3_5TextConfig(
-        vocab_size=vocab, hidden_size=HIDDEN, intermediate_size=256, num_hidden_layers=n_layers,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=256,
-        linear_num_key_heads=n_k, linear_num_value_heads=n_v, linear_key_head_dim=128,
-        linear_value_head_dim=128, linear_conv_kernel_dim=4, rms_norm_eps=1e-6,
-        layer_types=["full_attention" if (i + 1) % interval == 0 else "linear_attention"
-                     for i in range(n_layers)],
-        rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
-                         "mrope_section": [11, 11, 10], "mrope_interleaved": True},
-        max_position_embeddings=4096, tie_word_embeddings=tied, attn_implementation="eager")
+        vocab_size=vocab,
+        hidden_size=HIDDEN,
+        intermediate_size=256,
+        num_hidden_layers=n_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=256,
+        linear_num_key_heads=n_k,
+        linear_num_value_heads=n_v,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        rms_norm_eps=1e-6,
+        layer_types=[
+            "full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(n_layers)
+        ],
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+        max_position_embeddings=4096,
+        tie_word_embeddings=tied,
+        attn_implementation="eager",
+    )
 
 
 def dense_config(n_layers, ffn=256, tied=True, vocab=VOCAB):
     """Qwen3 with heads of 128, all of them rotated."""
     return Qwen3Config(
-        vocab_size=vocab, hidden_size=HIDDEN, intermediate_size=ffn, num_hidden_layers=n_layers,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=128, rms_norm_eps=1e-6,
+        vocab_size=vocab,
+        hidden_size=HIDDEN,
+        intermediate_size=ffn,
+        num_hidden_layers=n_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=128,
+        rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        max_position_embeddings=4096, tie_word_embeddings=tied, attn_implementation="eager")
+        max_position_embeddings=4096,
+        tie_word_embeddings=tied,
+        attn_implementation="eager",
+    )
 
 
 def empty(config):
@@ -58,7 +85,8 @@ def draw(name, shape, config, g):
         centred_at_one = isinstance(config, Qwen3Config) or "linear_attn.norm" in name
         stored = normal(0.2) + (1.0 if centred_at_one else 0.0)
         if name == "model.norm.weight" and config.tie_word_embeddings:
-            # A tied table is the head too: a smaller table and last norm keep the logits near a spread of one.
+            # A tied table is the head too: a smaller table and last norm keep the logits near a spread of
+            # one.
             return 0.22 * stored - (0.0 if centred_at_one else 0.78)
         return stored
     if "embed_tokens" in name:
@@ -77,18 +105,32 @@ def randomise(model, seed):
 def mtp_tensors(config, seed):
     """One prediction block as the published checkpoints carry it."""
     g = torch.Generator().manual_seed(seed)
-    h, d, q, kv, f = (config.hidden_size, config.head_dim, config.num_attention_heads,
-                      config.num_key_value_heads, config.intermediate_size)
+    h, d, q, kv, f = (
+        config.hidden_size,
+        config.head_dim,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.intermediate_size,
+    )
     layer = {
-        "input_layernorm.weight": (h,), "post_attention_layernorm.weight": (h,),
-        "self_attn.q_proj.weight": (2 * q * d, h), "self_attn.k_proj.weight": (kv * d, h),
-        "self_attn.v_proj.weight": (kv * d, h), "self_attn.o_proj.weight": (h, q * d),
-        "self_attn.q_norm.weight": (d,), "self_attn.k_norm.weight": (d,),
-        "mlp.gate_proj.weight": (f, h), "mlp.up_proj.weight": (f, h), "mlp.down_proj.weight": (h, f),
+        "input_layernorm.weight": (h,),
+        "post_attention_layernorm.weight": (h,),
+        "self_attn.q_proj.weight": (2 * q * d, h),
+        "self_attn.k_proj.weight": (kv * d, h),
+        "self_attn.v_proj.weight": (kv * d, h),
+        "self_attn.o_proj.weight": (h, q * d),
+        "self_attn.q_norm.weight": (d,),
+        "self_attn.k_norm.weight": (d,),
+        "mlp.gate_proj.weight": (f, h),
+        "mlp.up_proj.weight": (f, h),
+        "mlp.down_proj.weight": (h, f),
     }
     shapes = {f"mtp.layers.0.{k}": v for k, v in layer.items()} | {
-        "mtp.fc.weight": (h, 2 * h), "mtp.pre_fc_norm_embedding.weight": (h,),
-        "mtp.pre_fc_norm_hidden.weight": (h,), "mtp.norm.weight": (h,)}
+        "mtp.fc.weight": (h, 2 * h),
+        "mtp.pre_fc_norm_embedding.weight": (h,),
+        "mtp.pre_fc_norm_hidden.weight": (h,),
+        "mtp.norm.weight": (h,),
+    }
     return {k: draw(k, v, config, g).bfloat16() for k, v in shapes.items()}
 
 
@@ -107,8 +149,11 @@ def save(model, out, table, interval=None, mtp_seed=None, chat_template=""):
     if mtp_seed is not None:
         config["mtp_num_hidden_layers"] = 1
         weights = load_file(out / "model.safetensors")
-        save_file(weights | mtp_tensors(model.config, mtp_seed), out / "model.safetensors",
-                  metadata={"format": "pt"})
+        save_file(
+            weights | mtp_tensors(model.config, mtp_seed),
+            out / "model.safetensors",
+            metadata={"format": "pt"},
+        )
     path.write_text(json.dumps(config, indent=1))
     tiny_tokenizer.save(table, out, chat_template)
 

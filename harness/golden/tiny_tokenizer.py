@@ -8,22 +8,29 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 REGEX = {
     "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-             r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen35": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-              r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
-           "<|image_pad|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
-PLAIN_ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
-               "<think>", "</think>"]
+CONTROL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+]
+PLAIN_ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 NORMAL, CONTROL_TYPE, USER_DEFINED = 1, 3, 4
 
 
 def published(path):
     """Tokens, token types and merges of a published vocabulary file."""
     fields = GGUFReader(path).fields
-    return tuple(fields[f"tokenizer.ggml.{key}"].contents()
-                 for key in ("tokens", "token_type", "merges"))
+    return tuple(fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type", "merges"))
 
 
 def reduced(path, size, pre):
@@ -50,14 +57,24 @@ def hugging_face(table, nfc=True, match_special=True):
     """The `tokenizers` object of a vocabulary table."""
     vocab = {token: i for i, token in enumerate(table["tokens"])}
     assert len(vocab) == len(table["tokens"])
-    tok = Tokenizer(models.BPE(
-        vocab=vocab, merges=[tuple(m.split(" ", 1)) for m in table["merges"]],
-        unk_token=None, byte_fallback=False, fuse_unk=False, ignore_merges=False))
+    tok = Tokenizer(
+        models.BPE(
+            vocab=vocab,
+            merges=[tuple(m.split(" ", 1)) for m in table["merges"]],
+            unk_token=None,
+            byte_fallback=False,
+            fuse_unk=False,
+            ignore_merges=False,
+        )
+    )
     if nfc:
         tok.normalizer = normalizers.NFC()
-    tok.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(table["regex"]), "isolated", invert=False),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)])
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(table["regex"]), "isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
+        ]
+    )
     tok.decoder = decoders.ByteLevel()
     if match_special:
         for i, (token, kind) in enumerate(zip(table["tokens"], table["token_type"])):
@@ -74,14 +91,26 @@ def save(table, out, chat_template):
     out = pathlib.Path(out)
     hugging_face(table).save(str(out / "tokenizer.json"))
     config = {
-        "tokenizer_class": "Qwen2Tokenizer", "model_max_length": 4096, "add_bos_token": False,
-        "add_prefix_space": False, "clean_up_tokenization_spaces": False,
-        "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "model_max_length": 4096,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
         "chat_template": chat_template,
         "added_tokens_decoder": {
-            str(i): {"content": token, "special": kind == CONTROL_TYPE, "lstrip": False,
-                     "rstrip": False, "normalized": False, "single_word": False}
+            str(i): {
+                "content": token,
+                "special": kind == CONTROL_TYPE,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "single_word": False,
+            }
             for i, (token, kind) in enumerate(zip(table["tokens"], table["token_type"]))
-            if kind != NORMAL},
+            if kind != NORMAL
+        },
     }
     (out / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=1))

@@ -12,7 +12,9 @@ REDUCED = 6144
 RANDOM_TEXTS, RANDOM_IDS = 120, 60
 
 TEXTS = {
-    "empty": "", "one space": " ", "plain": "Hello world, how are you?",
+    "empty": "",
+    "one space": " ",
+    "plain": "Hello world, how are you?",
     "contractions": "I've it's we'll they're I'm you'd don't can't o'clock 'tis",
     "contractions in capitals": "I'VE IT'S WE'LL THEY'RE I'M YOU'D DON'T 'Ll 'Re",
     "contraction with a long s": "'\u017f 'lL '\u2019s x\u2019s",
@@ -22,28 +24,69 @@ TEXTS = {
     "accents composed": "résumé naïve Ångström Việt Nam",
     "accents decomposed": "re\u0301sume\u0301 nai\u0308ve A\u030angstro\u0308m Vie\u0323\u0302t",
     "marks in another order": "e\u0302\u0323 e\u0323\u0302 \u1ec7 q\u0307\u0323 q\u0323\u0307",
-    "mark alone": "\u0301 \u0301a a \u0301", "hangul jamo": "\u1112\u1161\u11ab 한 \uac00\u11a8",
+    "mark alone": "\u0301 \u0301a a \u0301",
+    "hangul jamo": "\u1112\u1161\u11ab 한 \uac00\u11a8",
     "compatibility forms": "ﬁ ① ㎏ ｆｕｌｌ Å \u212b \u2126 \u1e9b\u0323",
-    "Chinese": "我想在apple工作1314151天～。你好，世界！", "Japanese": "こんにちは、カタカナと漢字。か\u3099 が",
-    "Korean": "안녕하세요 세계", "Devanagari": "नमस्ते दुनिया क्षत्रिय हिन्दी", "Thai": "สวัสดีชาวโลก ก็",
-    "Arabic": "مرحبا بالعالم مُحَمَّد", "Hebrew": "שָׁלוֹם עולם", "Khmer": "កាន់តែពិសេសអាចខលចេញ", "Cyrillic": "нещо на Български",
-    "Tamil": "வணக்கம் உலகம்", "mathematical letters": "𝔘𝔫𝔦 𝒞ode ℝ²",
+    "Chinese": "我想在apple工作1314151天～。你好，世界！",
+    "Japanese": "こんにちは、カタカナと漢字。か\u3099 が",
+    "Korean": "안녕하세요 세계",
+    "Devanagari": "नमस्ते दुनिया क्षत्रिय हिन्दी",
+    "Thai": "สวัสดีชาวโลก ก็",
+    "Arabic": "مرحبا بالعالم مُحَمَّد",
+    "Hebrew": "שָׁלוֹם עולם",
+    "Khmer": "កាន់តែពិសេសអាចខលចេញ",
+    "Cyrillic": "нещо на Български",
+    "Tamil": "வணக்கம் உலகம்",
+    "mathematical letters": "𝔘𝔫𝔦 𝒞ode ℝ²",
     "emoji": "😀😶‍🌫️ 👩‍👩‍👧‍👦 👍🏽 🇨🇭 ✅ 🦙🦙 1️⃣",
-    "blank runs": "a  b   c    d\t\te \t f", "blanks at the ends": "   lead and trail   ",
+    "blank runs": "a  b   c    d\t\te \t f",
+    "blanks at the ends": "   lead and trail   ",
     "odd blanks": "a\u00a0b\u2003c\u3000d\u200be\u0085f\u2028g\ufeffh",
-    "newline runs": "a\n\nb\n\n\nc\r\n\r\nd\re\n \n  \n\tf\n", "only newlines": "\n\n\n", "blanks then newline": "x   \n   y  \n\n  z",
+    "newline runs": "a\n\nb\n\n\nc\r\n\r\nd\re\n \n  \n\tf\n",
+    "only newlines": "\n\n\n",
+    "blanks then newline": "x   \n   y  \n\n  z",
     "punctuation": "!!!??? ... --- === ``` \"\"\" '''' (a) [b] {c} <d> </e> a/b\\c #!/usr %$€£",
-    "punctuation then newline": "end.\n\nNext!\r\n?!\n", "code": "fn main() {\n    let x = vec![1, 2];\n\tprintln!(\"{x:?}\");\n}\n",
-    "JSON": "{\"k\": [1.5e-3, null, true], \"é\": \"\\u00e9\"}\n", "URL": "https://example.org/a?b=c&d=%20#e", "underscores": "snake_case __init__ CamelCase kebab-case",
-    "control characters": "a\u0000b\u0001\u001f\u007f", "private and unassigned": "\ue000 \U000f0000 \u0378", "last code point": "\U0010ffff\ufffd",
-    "chat": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "tool call": "<tool_call>\n<function=f>\n</function>\n</tool_call>",
-    "control strings close together": "<|im_end|><|im_end|> <|endoftext|>x<|fim_pad|>", "control string broken": "<|im_start |> <|im_end| > <|im_sta rt|> < think> <Think>",
-    "control string inside a word": "pre<|im_end|>post<think>in</think>", "overlapping control strings": "<|im_<|im_start|>start|> <<think>>", "blanks around control strings": "  <|im_start|>  \n <|im_end|> \n",
+    "punctuation then newline": "end.\n\nNext!\r\n?!\n",
+    "code": "fn main() {\n    let x = vec![1, 2];\n\tprintln!(\"{x:?}\");\n}\n",
+    "JSON": "{\"k\": [1.5e-3, null, true], \"é\": \"\\u00e9\"}\n",
+    "URL": "https://example.org/a?b=c&d=%20#e",
+    "underscores": "snake_case __init__ CamelCase kebab-case",
+    "control characters": "a\u0000b\u0001\u001f\u007f",
+    "private and unassigned": "\ue000 \U000f0000 \u0378",
+    "last code point": "\U0010ffff\ufffd",
+    "chat": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    "tool call": "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+    "control strings close together": "<|im_end|><|im_end|> <|endoftext|>x<|fim_pad|>",
+    "control string broken": "<|im_start |> <|im_end| > <|im_sta rt|> < think> <Think>",
+    "control string inside a word": "pre<|im_end|>post<think>in</think>",
+    "overlapping control strings": "<|im_<|im_start|>start|> <<think>>",
+    "blanks around control strings": "  <|im_start|>  \n <|im_end|> \n",
     "decomposed around control strings": "e\u0301<|im_end|>\u0301 <think>\u0301",
-    "long word": "a" * 300, "long digits": "7" * 120, "long blanks": " " * 200 + "x", "repeated pair": "ab" * 150, "long emoji": "🦙" * 40,
+    "long word": "a" * 300,
+    "long digits": "7" * 120,
+    "long blanks": " " * 200 + "x",
+    "repeated pair": "ab" * 150,
+    "long emoji": "🦙" * 40,
 }
-POOLS = ["abcdefgh", "AEIOU", "'s't're've'm'll'd", "0123456789", " \u00a0\u3000", "\n\r\t", "éàüñç", "e\u0301a\u0308\u0323", "的一是不我天", "かがさ\u3099",
-         "नमस्ते", "กำ็้", "مُحَ", "😀👍🏽\u200d🌫\ufe0f", ".,!?;:-_(){}<>|/\\\"`", "½Ⅷ²٣", "\u200b\ufeff\u0085"]
+POOLS = [
+    "abcdefgh",
+    "AEIOU",
+    "'s't're've'm'll'd",
+    "0123456789",
+    " \u00a0\u3000",
+    "\n\r\t",
+    "éàüñç",
+    "e\u0301a\u0308\u0323",
+    "的一是不我天",
+    "かがさ\u3099",
+    "नमस्ते",
+    "กำ็้",
+    "مُحَ",
+    "😀👍🏽\u200d🌫\ufe0f",
+    ".,!?;:-_(){}<>|/\\\"`",
+    "½Ⅷ²٣",
+    "\u200b\ufeff\u0085",
+]
 
 
 def random_texts(rng):
@@ -72,17 +115,25 @@ class Judge:
     def row(self, name, text):
         encode = lambda tok: tok.encode(text, add_special_tokens=False).ids
         ids = encode(self.usual)
-        return {"name": name, "text": text, "ids": ids, "ids_without_nfc": encode(self.raw),
-                "ids_without_special": encode(self.plain),
-                "decoded": self.usual.decode(ids, skip_special_tokens=False)}
+        return {
+            "name": name,
+            "text": text,
+            "ids": ids,
+            "ids_without_nfc": encode(self.raw),
+            "ids_without_special": encode(self.plain),
+            "decoded": self.usual.decode(ids, skip_special_tokens=False),
+        }
 
     def decodings(self, rng):
         """Any ids at all, most of them not UTF-8 at token borders."""
         for i in range(RANDOM_IDS):
             top = 256 if i % 2 else len(self.table["tokens"])
             ids = [rng.randrange(top) for _ in range(rng.randint(1, 24))]
-            yield {"ids": ids, "text": self.usual.decode(ids, skip_special_tokens=False),
-                   "text_without_control": self.usual.decode(ids, skip_special_tokens=True)}
+            yield {
+                "ids": ids,
+                "text": self.usual.decode(ids, skip_special_tokens=False),
+                "text_without_control": self.usual.decode(ids, skip_special_tokens=True),
+            }
 
 
 def published_vectors(folder, pre):
@@ -116,8 +167,15 @@ def main():
         tiny = Judge(tiny_tokenizer.reduced(vocabulary, tiny_models.VOCAB, pre))
         (arg.out / f"tiny_{pre}.json").write_text(lines([tiny.row(*pair) for pair in TEXTS.items()]))
         tokens, types, merges = tiny_tokenizer.published(vocabulary)
-        judge = Judge({"pre": pre, "regex": tiny_tokenizer.REGEX[pre], "tokens": tokens,
-                       "token_type": types, "merges": merges})
+        judge = Judge(
+            {
+                "pre": pre,
+                "regex": tiny_tokenizer.REGEX[pre],
+                "tokens": tokens,
+                "token_type": types,
+                "merges": merges,
+            }
+        )
         rows, nfc_changes = [], 0
         for i, (text, ids) in enumerate(published):
             row = judge.row(f"published {i}", text) | {"published": True}

@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Many streams at once, and clients that go away: nothing may leak, stall, or change a letter of what the others get.
+"""Load test: many concurrent streams and disconnecting clients must cause no leak, no stall and no changed
+reply.
 
     cargo build --release
     python3 harness/load/run.py [--hearth target/release/hearth] [--minutes 5] [--streams 256]
 
-Starts the server with the bundled model on loopback and runs, one after the other:
+Starts the server with the bundled model on loopback and runs in order:
 
-alone    each prompt once by itself, greedy or with a seed, in one of three dialects: what it must say ever after
-levels   1, 8, 64 and 256 streams at once
-storms   waves of streams that all leave at random moments; after each the device must be empty within seconds
-soak     streams for some minutes, of which half leave at random moments
+alone    each prompt by itself, greedy or with a seed, in one of three dialects: the reference replies
+levels   1, 8, 64 and 256 concurrent streams
+storms   waves of streams that all disconnect at random times; after each, no sequence may be open within
+seconds soak     streams for some minutes, half of which disconnect at random times
 
-Every answer that is read to its end must be what the prompt said alone. While there is work the counter of generated
-tokens must move at least every ten seconds. At the end no sequence is left, and what is kept of prompts is what it was
-after a first soak, of four answers a stream, that only warms up.
+Every complete reply must equal the reference. While there is work, the counter of generated tokens must
+advance at least every ten seconds. At the end no sequence is open, and the prefix cache has the size that it
+had after a warm-up soak of four replies per stream.
 
-Memory is what the kernel counts as resident (RSS), read every second. It must be flat within two percent in two ways:
-the most of any fifth of the soak (of five minutes: of any minute) against the most of its first fifth, while all
-streams are there; and with nobody there, after the soak against before it, the difference held against the most of the
-soak's first fifth. Both are printed as they are. Exits 1 if one of these does not hold.
+Memory is the resident set size (RSS), read every second. It must be flat within two percent in two ways.
+Under load, the maximum of each fifth of the soak is compared with that of its first fifth. While idle, the
+difference before and after the soak is compared with the maximum of the first fifth. Both are printed. Exits
+1 if a check fails.
 """
 
 import argparse
@@ -41,26 +42,46 @@ EMPTY_SECONDS = 20.0
 SETTLE_SECONDS = 3.0
 FLAT = 0.02
 FIFTHS = 5
-SUBJECTS = ("the sea", "a small town", "the moon", "an old bridge", "bread", "a fox", "rain", "a train", "the desert",
-            "two brothers", "a clock", "winter", "a map", "a song", "the harbour", "ein Haus 🏠", "東京", "नदी")
-# Long enough that its state is kept and found again by the prompts that begin with it.
-PREAMBLE = " ".join(f"Rule {number}: keep to the subject, use short words, and end in time." for number in range(16))
+SUBJECTS = (
+    "the sea",
+    "a small town",
+    "the moon",
+    "an old bridge",
+    "bread",
+    "a fox",
+    "rain",
+    "a train",
+    "the desert",
+    "two brothers",
+    "a clock",
+    "winter",
+    "a map",
+    "a song",
+    "the harbour",
+    "ein Haus 🏠",
+    "東京",
+    "नदी",
+)
+# Long enough to be cached and reused by the prompts that begin with it.
+PREAMBLE = " ".join(
+    f"Rule {number}: keep to the subject, use short words, and end in time." for number in range(16)
+)
 ENDS = (b"data: [DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
 
 
 def requests():
-    """The prompts: path, body, and how the text is read from an event of the stream."""
+    """The requests as (path, body)."""
     made = []
     for number, subject in enumerate(SUBJECTS):
-        wish = (PREAMBLE + "\n" if number % 4 < 2 else "") + f"Write a story about {subject}."
+        prompt = (PREAMBLE + "\n" if number % 4 < 2 else "") + f"Write a story about {subject}."
         drawn = {"stream": True, "seed": number, "temperature": 0 if number % 2 else 0.8}
-        messages = [{"role": "user", "content": wish}]
+        messages = [{"role": "user", "content": prompt}]
         tokens = 24 + 8 * (number % 7)
         made.append(
             [
                 ("/v1/chat/completions", {"messages": messages, "max_tokens": tokens, **drawn}),
                 ("/v1/messages", {"messages": messages, "max_tokens": tokens, **drawn}),
-                ("/v1/responses", {"input": wish, "max_output_tokens": tokens, **drawn}),
+                ("/v1/responses", {"input": prompt, "max_output_tokens": tokens, **drawn}),
             ][number % 3]
         )
     return made
@@ -84,7 +105,7 @@ def text_of(stream):
 
 
 class Server:
-    """The server under load, and what it says of itself."""
+    """The server under load, and its status."""
 
     def __init__(self, hearth, arguments):
         with socket.socket() as free:
@@ -108,10 +129,13 @@ class Server:
         return json.loads(self.get("/slots"))
 
     def kept(self):
-        """Gauges about what is kept of prompts, by name."""
+        """Gauges of the prefix cache by name."""
         found = {}
         for line in self.get("/metrics").splitlines():
-            if re.match(r"hearth_\w*(snapshot|cache_(bytes|entries)|prefix)\w*", line) and "_total" not in line:
+            if (
+                re.match(r"hearth_\w*(snapshot|cache_(bytes|entries)|prefix)\w*", line)
+                and "_total" not in line
+            ):
                 name, value = line.rsplit(" ", 1)
                 found[name] = float(value)
         return found
@@ -122,13 +146,14 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) * 1024
 
 
-
 async def ask(port, path, body, leave_after=None):
-    """The status and the bytes of an answer; of one that is left after some seconds, the status 0."""
+    """Status and bytes of a response; status 0 if it was abandoned after `leave_after` seconds."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         payload = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.0\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(payload)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.0\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(payload)}\r\n\r\n"
+        )
         writer.write(head.encode() + payload)
         try:
             answer = await asyncio.wait_for(reader.read(-1), leave_after or 600)
@@ -140,7 +165,7 @@ async def ask(port, path, body, leave_after=None):
 
 
 class Load:
-    """Requests against one server, and what went wrong with them."""
+    """Requests to one server, and their faults."""
 
     def __init__(self, server):
         self.server = server
@@ -170,9 +195,9 @@ class Load:
         if self.alone[number] is None:
             self.alone[number] = said
             if not said:
-                self.fault(f"{path} said nothing alone")
+                self.fault(f"{path} returned no text alone")
         elif said != self.alone[number]:
-            self.fault(f"request {number}: {said!r} beside others, {self.alone[number]!r} alone")
+            self.fault(f"request {number}: {said!r} under load, {self.alone[number]!r} alone")
         return said
 
     async def streams(self, count, rounds):
@@ -186,17 +211,20 @@ class Load:
 
         await self.watched(asyncio.gather(*(worker() for _ in range(count))))
         seconds = time.monotonic() - begun
-        print(f"{count} streams: {self.done - done} answers, {(self.done - done) / seconds:.1f} a second", flush=True)
+        print(
+            f"{count} streams: {self.done - done} answers, {(self.done - done) / seconds:.1f} a second",
+            flush=True,
+        )
 
     async def storm(self, count, seconds):
-        """A wave of streams that all leave within `seconds`; then the device must be empty soon."""
+        """A wave of streams that all disconnect within `seconds`; then no sequence may stay open."""
         rng = random.Random(seconds)
         picks = [(rng.randrange(len(self.requests)), rng.uniform(0.001, seconds)) for _ in range(count)]
         await asyncio.gather(*(self.one(number, leave) for number, leave in picks))
         await self.empty(f"a storm of {seconds} s")
 
     async def soak(self, count, seconds):
-        """`count` streams at once for some seconds; half of them leave early."""
+        """`count` concurrent streams for some seconds; half of them disconnect early."""
         end = time.monotonic() + seconds
         rng = random.Random(seconds)
 
@@ -209,7 +237,7 @@ class Load:
         await self.empty(f"a soak of {seconds} s")
 
     async def watched(self, work):
-        """Waits for `work` and sees that tokens keep coming."""
+        """Waits for `work` and checks that tokens keep being generated."""
         task = asyncio.ensure_future(work)
         last, begun = -1, time.monotonic()
         moved = begun
@@ -227,39 +255,41 @@ class Load:
         await task
 
     async def empty(self, after):
-        """The device lets go of everybody within seconds."""
+        """Checks that all sequences close within seconds."""
         begun = time.monotonic()
         while time.monotonic() - begun < EMPTY_SECONDS:
             slots = await asyncio.to_thread(self.server.slots)
             if not any(slots[key] for key in ("sequences", "requests_running", "requests_waiting")):
                 return
             await asyncio.sleep(0.2)
-        self.fault(f"after {after} this is left: {slots}")
+        self.fault(f"after {after}, sequences or requests remain: {slots}")
 
 
-async def run(load, told):
+async def run(load, args):
     for number in range(len(load.requests)):
         await load.one(number)
     print(f"alone: {len(load.requests)} prompts", flush=True)
     for level in LEVELS:
-        if level <= told.streams:
+        if level <= args.streams:
             await load.streams(level, max(1, 32 // level))
     for seconds in (0.05, 0.5, 2.0, 0.05, 0.5):
-        await load.storm(told.streams, seconds)
+        await load.storm(args.streams, seconds)
     print(f"storms: {load.left} left", flush=True)
-    # Long enough for every place on the device to have held prompts and answers of all lengths, however slow it is.
-    warm = load.done + 4 * told.streams
+    # Long enough for every slot to have held prompts and replies of all lengths, on slow devices too.
+    warm = load.done + 4 * args.streams
     while load.done < warm:
-        await load.soak(told.streams, told.minutes * 12)
+        await load.soak(args.streams, args.minutes * 12)
     await asyncio.sleep(SETTLE_SECONDS)
     kept, idle = load.server.kept(), load.server.resident()
     done, left = load.done, load.left
-    seconds = told.minutes * 60
-    await load.soak(told.streams, seconds)
+    seconds = args.minutes * 60
+    await load.soak(args.streams, seconds)
     memory = load.memory
-    print(f"soak of {told.minutes} minutes: {load.done - done} answers, {load.left - left} left", flush=True)
+    print(f"soak of {args.minutes} minutes: {load.done - done} answers, {load.left - left} left", flush=True)
     await asyncio.sleep(SETTLE_SECONDS)
-    flat_memory(load, [most(memory, seconds, fifth) for fifth in range(FIFTHS)], (idle, load.server.resident()))
+    flat_memory(
+        load, [most(memory, seconds, fifth) for fifth in range(FIFTHS)], (idle, load.server.resident())
+    )
     for name, was in kept.items():
         now = load.server.kept()[name]
         print(f"{name}: {was:,.0f} -> {now:,.0f}")
@@ -270,25 +300,29 @@ async def run(load, told):
 
 
 def most(memory, seconds, fifth):
-    """The most that was resident in a fifth of the soak; its last answers, after its time, belong to none."""
+    """Maximum resident memory in a fifth of the soak; replies after its end do not count."""
     begin, end = (seconds * at / FIFTHS for at in (fifth, fifth + 1))
     return max((resident for at, resident in memory if begin <= at < end), default=0)
 
 
 def flat_memory(load, fifths, idle):
-    """Memory under load and with nobody there, against the first fifth of the soak."""
+    """Checks memory under load and while idle against the first fifth of the soak."""
     first = fifths[0]
-    print("memory under load, the most of each fifth: " + ", ".join(f"{most / 1e6:,.1f} MB" for most in fifths))
+    print(
+        "memory under load, maximum of each fifth: " + ", ".join(f"{most / 1e6:,.1f} MB" for most in fifths)
+    )
     grown = (max(fifths) - first) / first
     print(f"memory under load: {grown:+.2%} at most against the first fifth")
     if grown > FLAT:
         load.fault("memory under load is not flat")
     before, after = idle
     grown = after - before
-    print(f"memory with nobody there: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB "
-          f"({grown / before:+.2%} of it, {grown / first:+.2%} of what the load takes)")
+    print(
+        f"idle memory: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB "
+        f"({grown / before:+.2%} of it, {grown / first:+.2%} of the memory under load)"
+    )
     if grown > FLAT * first:
-        load.fault("memory with nobody there is not flat")
+        load.fault("idle memory is not flat")
 
 
 def main():
@@ -297,11 +331,11 @@ def main():
     parser.add_argument("--minutes", type=float, default=5.0, help="length of the soak")
     parser.add_argument("--streams", type=int, default=256, help="streams at once in storms and soak")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="more flags of the server")
-    told = parser.parse_args()
-    flags = ["--max-ctx", "1024", "--max-sequences", str(told.streams), "--queue-limit", "1024", *told.serve]
-    load = Load(Server(told.hearth.resolve(), flags))
+    args = parser.parse_args()
+    flags = ["--max-ctx", "1024", "--max-sequences", str(args.streams), "--queue-limit", "1024", *args.serve]
+    load = Load(Server(args.hearth.resolve(), flags))
     try:
-        asyncio.run(run(load, told))
+        asyncio.run(run(load, args))
     finally:
         load.server.process.terminate()
         ended = load.server.process.wait(60)

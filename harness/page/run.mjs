@@ -4,9 +4,9 @@
 //   python3 harness/clients/install.py browser    (playwright-core, pinned)
 //   node harness/page/run.mjs [target/release/hearth] [/usr/bin/chromium]
 //
-// The first server replays a script slowly (`hearth serve --script`), so that what is seen midway does not depend on
-// how fast this machine is; the second runs the bundled model with its draft. Prints one line a check and exits 1 at the
-// first that does not hold. The screenshots are written to target/harness/out/page-*.png.
+// The first server replays a script slowly (`hearth serve --script`), so that intermediate states do not depend on
+// the machine's speed; the second runs the bundled model with its draft. Prints one line per check and exits 1 at the
+// first failure. Screenshots go to target/harness/out/page-*.png.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -38,10 +38,10 @@ function check(name, holds) {
 }
 
 async function serve(...flags) {
-  const port = await new Promise((told) => {
+  const port = await new Promise((done) => {
     const free = createServer().listen(0, "127.0.0.1", () => {
       const { port } = free.address();
-      free.close(() => told(port));
+      free.close(() => done(port));
     });
   });
   const server = spawn(hearth, ["serve", "--port", port, "--max-ctx", "4096", "--log", "warn", ...flags], { stdio: "inherit" });

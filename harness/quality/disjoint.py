@@ -1,9 +1,10 @@
 """Checks that what the tasks ask for was never trained: tool names, argument values and operand pairs.
 
-Draws fresh training conversations by the tens of thousands and compares them with all tasks. Words of closed sets
-(booleans and the values a schema lists) are the same on both sides by nature and are left out.
-Usage: python disjoint.py TASKS.jsonl WORDS.json [--conversations 40000]; exits 1 when something overlaps.
+Draws fresh training conversations by the tens of thousands and compares them with all tasks. Words of closed
+sets (booleans and the values a schema lists) are the same on both sides by nature and are left out. Usage:
+python disjoint.py TASKS.jsonl WORDS.json [--conversations 40000]; exits 1 when something overlaps.
 """
+
 import argparse
 import json
 import os
@@ -76,10 +77,16 @@ def main():
         for m in sample["messages"]:
             if sample["kind"] in ("sum", "sums"):
                 seen_pairs |= pairs(m["content"])
-    overlaps = {"tool names": asked_names & seen_names, "argument values": asked_values & seen_values,
-                "operand pairs": asked_pairs & seen_pairs, "not of the held-out split": set(wrong_split)}
-    print(f"asked: {len(asked_names)} names, {len(asked_values)} values, {len(asked_pairs)} pairs; "
-          f"trained on: {len(seen_names)} names, {len(seen_values)} values, {len(seen_pairs)} pairs")
+    overlaps = {
+        "tool names": asked_names & seen_names,
+        "argument values": asked_values & seen_values,
+        "operand pairs": asked_pairs & seen_pairs,
+        "not of the held-out split": set(wrong_split),
+    }
+    print(
+        f"asked: {len(asked_names)} names, {len(asked_values)} values, {len(asked_pairs)} pairs; "
+        f"trained on: {len(seen_names)} names, {len(seen_values)} values, {len(seen_pairs)} pairs"
+    )
     for what, common in overlaps.items():
         print(f"{what}: {len(common)} in common {sorted(map(str, common))[:10] if common else ''}")
     sys.exit(any(overlaps.values()))

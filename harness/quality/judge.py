@@ -1,4 +1,5 @@
 """Scores answers to the tasks of `tasks.py`. Text in, verdict out; knows no model and no server."""
+
 import json
 import re
 
@@ -7,7 +8,8 @@ PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>", re.S)
 
 
 def split_thinking(text, think):
-    """(reasoning or None if it never closed, reply) of generated text; the prompt opened the block when `think`."""
+    """(reasoning or None if it never closed, reply) of generated text; the prompt opened the block when
+    `think`."""
     if not think:
         return "", text
     if "</think>" not in text:
@@ -90,5 +92,7 @@ def table(verdicts):
             groups.setdefault(key, []).append(verdict)
         if task["think"]:
             groups.setdefault("closed think blocks", []).append({"right": verdict["closed"]})
-    return {key: {"n": len(vs), **{m: round(sum(v[m] for v in vs) / len(vs), 4) for m in vs[0]}}
-            for key, vs in sorted(groups.items())}
+    return {
+        key: {"n": len(vs), **{m: round(sum(v[m] for v in vs) / len(vs), 4) for m in vs[0]}}
+        for key, vs in sorted(groups.items())
+    }

@@ -1,8 +1,10 @@
 """Scores a served model on the tasks of `tasks.py` through /v1/chat/completions.
 
 Greedy, one request per task, a few at a time. Prints a table and writes every verdict.
-Usage: python score.py http://127.0.0.1:8000/v1 TASKS.jsonl OUT.json [--parallel 2] [--max-tokens 320] [--kinds tool,json]
+Usage: python score.py http://127.0.0.1:8000/v1 TASKS.jsonl OUT.json [--parallel 2] [--max-tokens 320]
+[--kinds tool,json]
 """
+
 import argparse
 import concurrent.futures
 import json
@@ -18,27 +20,42 @@ def ask(base, task, max_tokens, timeout):
     for i, m in enumerate(task["messages"]):
         m = dict(m)
         if m.get("tool_calls"):
-            m["tool_calls"] = [{"id": f"call_{i}_{j}", "type": "function",
-                                "function": {"name": c["name"], "arguments": json.dumps(c["arguments"])}}
-                               for j, c in enumerate(m["tool_calls"])]
+            m["tool_calls"] = [
+                {
+                    "id": f"call_{i}_{j}",
+                    "type": "function",
+                    "function": {"name": c["name"], "arguments": json.dumps(c["arguments"])},
+                }
+                for j, c in enumerate(m["tool_calls"])
+            ]
         elif "tool_calls" in m:
             del m["tool_calls"]
         if m["role"] == "tool":
             m.setdefault("tool_call_id", f"call_{i - 1}_0")
         messages.append(m)
-    body = {"model": "default", "messages": messages, "temperature": 0, "max_tokens": max_tokens,
-            "chat_template_kwargs": {"enable_thinking": task["think"]}}
+    body = {
+        "model": "default",
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "chat_template_kwargs": {"enable_thinking": task["think"]},
+    }
     if task["tools"]:
         body["tools"] = task["tools"]
-    request = urllib.request.Request(base.rstrip("/") + "/chat/completions", json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        base.rstrip("/") + "/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         choice = json.load(answer)["choices"][0]
     message = choice["message"]
     content, calls = message.get("content") or "", []
     for call in message.get("tool_calls") or []:
         arguments = call["function"]["arguments"]
-        calls.append((call["function"]["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
+        calls.append(
+            (call["function"]["name"], json.loads(arguments) if isinstance(arguments, str) else arguments)
+        )
     # A block that never closed leaves everything in the reasoning.
     reasoning = (message.get("reasoning_content") or "") if content or calls or not task["think"] else None
     return reasoning, content, calls, choice["finish_reason"]
@@ -59,7 +76,9 @@ def main():
         todo = [json.loads(line) for line in file]
     if args.kinds:
         todo = [t for t in todo if t["kind"] in args.kinds.split(",")]
-    todo = [t for t in todo if int(t["id"].rsplit("-", 1)[1]) // 2 % args.every == 0]  # pairs: thinking and not
+    todo = [
+        t for t in todo if int(t["id"].rsplit("-", 1)[1]) // 2 % args.every == 0
+    ]  # pairs: thinking and not
     start = time.time()
     verdicts, wrong = [], []
 
@@ -72,9 +91,19 @@ def main():
         for task, verdict, got in pool.map(one, todo):
             verdicts.append((task, verdict))
             if len(verdicts) % 5 == 0:
-                print(f"{len(verdicts)} of {len(todo)}, {sum(v['right'] for _, v in verdicts)} right, {time.time() - start:.0f} s", flush=True)
+                print(
+                    f"{len(verdicts)} of {len(todo)}, {sum(v['right'] for _, v in verdicts)} right, {time.time() - start:.0f} s",
+                    flush=True,
+                )
             if not verdict["right"]:
-                wrong.append({"id": task["id"], "asked": task["messages"][-1]["content"][-300:], "expect": task["expect"], "got": got})
+                wrong.append(
+                    {
+                        "id": task["id"],
+                        "asked": task["messages"][-1]["content"][-300:],
+                        "expect": task["expect"],
+                        "got": got,
+                    }
+                )
     table = judge.table(verdicts)
     for kind, row in table.items():
         print(f"{kind:24s}", json.dumps(row))

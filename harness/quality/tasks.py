@@ -1,16 +1,17 @@
 """Held-out tasks with known answers, for any model behind a chat API or in PyTorch.
 
-Tasks come from the generator of the bundled model, with values of its held-out split only: operand pairs, tool
-names and argument values of these tasks occur nowhere in its training (`disjoint.py` checks that).
+Tasks come from the generator of the bundled model, with values of its held-out split only: operand pairs,
+tool names and argument values of these tasks occur nowhere in its training (`disjoint.py` checks that).
 
-Tool tasks come in two sorts. In "tool" and "tool-long" a name says what the tool does, as names in real agents do
-(`fetch_invoice`, `fetchInvoice`, `invoice-fetch`, one server's prefix before all of its tools). In "tool-hard" and
-"tool-long-hard" every name has a style of its own, and one in ten is two invented words, so that it must be found
-through the description; no target is set for these.
+Tool tasks come in two sorts. In "tool" and "tool-long" a name says what the tool does, as names in real
+agents do (`fetch_invoice`, `fetchInvoice`, `invoice-fetch`, one server's prefix before all of its tools). In
+"tool-hard" and "tool-long-hard" every name has a style of its own, and one in ten is two invented words, so
+that it must be found through the description; no target is set for these.
 
-A task is {"id", "kind", "think", "messages", "tools", "expect"}; `expect` is one of {"calls": [...]}, {"json": value},
-{"number": n} or {"closed": true}. Usage: python tasks.py OUT.jsonl [--scale 1.0]
+A task is {"id", "kind", "think", "messages", "tools", "expect"}; `expect` is one of {"calls": [...]},
+{"json": value}, {"number": n} or {"closed": true}. Usage: python tasks.py OUT.jsonl [--scale 1.0]
 """
+
 import argparse
 import json
 import os
@@ -25,7 +26,15 @@ import gen_tools
 from words import World, load_common
 
 SEED = "quality-1"
-COUNTS = {"tool": 240, "tool-hard": 120, "tool-long": 60, "tool-long-hard": 30, "json": 240, "sum": 400, "think": 300}
+COUNTS = {
+    "tool": 240,
+    "tool-hard": 120,
+    "tool-long": 60,
+    "tool-long-hard": 30,
+    "json": 240,
+    "sum": 400,
+    "think": 300,
+}
 LONG_CHARS = 67_000  # about 16,000 tokens of the bundled model
 
 
@@ -40,7 +49,14 @@ def plain_names(w):
 
     def name(w, parts):
         camel = parts[0] + "".join(p.capitalize() for p in parts[1:])
-        return ("_".join(parts), camel, "-".join(parts), "_".join(parts[1:] + parts[:1]), server + "__" + "_".join(parts))[style]
+        return (
+            "_".join(parts),
+            camel,
+            "-".join(parts),
+            "_".join(parts[1:] + parts[:1]),
+            server + "__" + "_".join(parts),
+        )[style]
+
     return name
 
 
@@ -51,23 +67,42 @@ def make(kind, index, notes=()):
     if kind in ("tool", "tool-hard"):
         sample = gen_tools.tool_sample(w, think, turns=1, no_fit=0, answer=0, parallel=0.2, naming=naming)
     elif kind in ("tool-long", "tool-long-hard"):
-        sample = gen_tools.agent_sample(w, LONG_CHARS, notes, think, requests=1, no_fit=0, answer=0, parallel=0, naming=naming)
+        sample = gen_tools.agent_sample(
+            w, LONG_CHARS, notes, think, requests=1, no_fit=0, answer=0, parallel=0, naming=naming
+        )
     elif kind == "json":
         messages, _ = gen_chat.json_task(w)
         sample = {"messages": messages, "tools": None}
     elif kind == "sum":
         while True:
             messages, what = gen_chat.arithmetic(w)
-            if what == "sum" and 20 <= (total := int(messages[-1]["content"].rstrip(".").split("=")[-1])) <= 198:
+            if (
+                what == "sum"
+                and 20 <= (total := int(messages[-1]["content"].rstrip(".").split("=")[-1])) <= 198
+            ):
                 break
         sample = {"messages": messages, "tools": None}
     else:
         think = True
         sample = gen.conversation(w, think=True)
     asked, answer = strip(sample)
-    expect = ({"calls": answer["tool_calls"]} if kind.startswith("tool") else {"json": json.loads(answer["content"])}
-              if kind == "json" else {"number": total} if kind == "sum" else {"closed": True})
-    return {"id": f"{kind}-{index}", "kind": kind, "think": think, "messages": asked, "tools": sample["tools"], "expect": expect}
+    expect = (
+        {"calls": answer["tool_calls"]}
+        if kind.startswith("tool")
+        else {"json": json.loads(answer["content"])}
+        if kind == "json"
+        else {"number": total}
+        if kind == "sum"
+        else {"closed": True}
+    )
+    return {
+        "id": f"{kind}-{index}",
+        "kind": kind,
+        "think": think,
+        "messages": asked,
+        "tools": sample["tools"],
+        "expect": expect,
+    }
 
 
 def all_tasks(scale=1.0, notes=()):
@@ -77,6 +112,7 @@ def all_tasks(scale=1.0, notes=()):
 def notes_of(corpus):
     """Documentation passages that pad the long prompts: held-out files only."""
     import lzma
+
     with lzma.open(corpus, "rt", encoding="utf-8") as file:
         entries = [json.loads(line) for line in file]
     return [e["text"] for e in entries if e["split"] == "heldout" and e["source"] == "rust-docs"]
@@ -86,8 +122,12 @@ def main():
     args = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     args.add_argument("out")
     args.add_argument("--scale", type=float, default=1.0)
-    args.add_argument("--words", help="words.json of the recipe; without it invented words take the place of common ones")
-    args.add_argument("--corpus", help="corpus.jsonl.xz of the recipe, for documentation inside the long prompts")
+    args.add_argument(
+        "--words", help="words.json of the recipe; without it invented words take the place of common ones"
+    )
+    args.add_argument(
+        "--corpus", help="corpus.jsonl.xz of the recipe, for documentation inside the long prompts"
+    )
     args = args.parse_args()
     if args.words:
         load_common(args.words)

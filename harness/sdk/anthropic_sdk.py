@@ -6,8 +6,8 @@
     python3 harness/sdk/anthropic_sdk.py [http://127.0.0.1:8000]
 
 Exits 0 and prints one line a check, or fails with the first check that does not hold.
-The model may be one with random weights: the protocol is judged, and text only where whole and stream must agree.
-The SDK's own stream parser joins the events; a shape it does not know fails the check.
+The model may be one with random weights: the protocol is judged, and text only where whole and stream must
+agree. The SDK's own stream parser joins the events; a shape it does not know fails the check.
 """
 
 import sys
@@ -47,7 +47,9 @@ def streamed(client, **fields):
 
 def prompt(usage):
     """Tokens of a prompt, whether they were run or found in the cache."""
-    return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return (
+        usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    )
 
 
 def blocks(message):
@@ -72,26 +74,41 @@ def main():
         whole = client.messages.create(**fixed, **fields)
         check(f"{name}: whole", whole.type == "message" and whole.stop_reason is not None, whole)
         final, kinds = streamed(client, **fixed, **fields)
-        check(f"{name}: stream equals whole", blocks(final) == blocks(whole), f"{blocks(final)} {blocks(whole)}")
+        check(
+            f"{name}: stream equals whole", blocks(final) == blocks(whole), f"{blocks(final)} {blocks(whole)}"
+        )
         check(f"{name}: same reason", final.stop_reason == whole.stop_reason, final.stop_reason)
         check(f"{name}: same usage", final.usage.output_tokens == whole.usage.output_tokens, final.usage)
         check(f"{name}: same input", prompt(final.usage) == prompt(whole.usage), final.usage)
-        check(f"{name}: first and last event", (kinds[0], kinds[-1]) == ("message_start", "message_stop"), kinds)
+        check(
+            f"{name}: first and last event", (kinds[0], kinds[-1]) == ("message_start", "message_stop"), kinds
+        )
         for block in whole.content:
             if block.type == "thinking":
                 check(f"{name}: thinking is signed", bool(block.signature))
             if block.type == "tool_use":
-                check(f"{name}: a declared tool", block.name == "get_weather" and isinstance(block.input, dict))
-        count = {key: value for key, value in fields.items() if key != "thinking" or value["type"] == "enabled"}
+                check(
+                    f"{name}: a declared tool", block.name == "get_weather" and isinstance(block.input, dict)
+                )
+        count = {
+            key: value for key, value in fields.items() if key != "thinking" or value["type"] == "enabled"
+        }
         counted = client.messages.count_tokens(model=model.id, **count)
         if "thinking" not in fields:
             check(f"{name}: counted", counted.input_tokens == prompt(whole.usage), counted)
 
     call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}}
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "rain, 7 degrees"}]}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{"type": "text", "text": "rain, 7 degrees"}],
+    }
     history = ASK + [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     after = client.messages.create(**fixed, messages=history, tools=[TOOL])
-    check("tool result in", prompt(after.usage) > client.messages.count_tokens(model=model.id, messages=ASK).input_tokens)
+    check(
+        "tool result in",
+        prompt(after.usage) > client.messages.count_tokens(model=model.id, messages=ASK).input_tokens,
+    )
     print("   it says:", "".join(block.text for block in after.content if block.type == "text")[:100])
 
     short = client.messages.create(model=model.id, max_tokens=1, messages=ASK)

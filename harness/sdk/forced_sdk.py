@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Replies in forced shapes through the SDKs' own parsers: schemas, named and required calls, thinking within a budget.
+"""Replies in forced shapes through the SDKs' own parsers: schemas, named and required calls, thinking within
+a budget.
 
     pip install openai anthropic
     hearth serve &
@@ -29,8 +30,18 @@ class Thing(pydantic.BaseModel):
     sizes: list[int] = pydantic.Field(max_length=3)
 
 
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}
-PAGE = {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"], "additionalProperties": False}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+PAGE = {
+    "type": "object",
+    "properties": {"page": {"type": "integer"}},
+    "required": ["page"],
+    "additionalProperties": False,
+}
 FUNCTIONS = [
     {"name": "get_weather", "description": "Weather of a city", "parameters": CITY},
     {"name": "turn_to", "description": "Turns to a page", "parameters": PAGE},
@@ -48,23 +59,41 @@ def shaped(client, model):
     """Schemas, in chat and Responses."""
     fixed = {"model": model, "temperature": 0, "seed": 1}
     body = {"enable_thinking": False}
-    whole = client.chat.completions.parse(**fixed, messages=ASK, response_format=Thing, max_tokens=400, extra_body=body)
+    whole = client.chat.completions.parse(
+        **fixed, messages=ASK, response_format=Thing, max_tokens=400, extra_body=body
+    )
     said = whole.choices[0]
-    check("chat: a parsed schema", said.finish_reason == "stop" and isinstance(said.message.parsed, Thing), said)
+    check(
+        "chat: a parsed schema", said.finish_reason == "stop" and isinstance(said.message.parsed, Thing), said
+    )
     asked = {"messages": ASK, "response_format": Thing, "max_tokens": 400, "extra_body": body}
     with client.chat.completions.stream(**fixed, **asked) as stream:
         final = stream.get_final_completion().choices[0].message
     check("chat: the stream parses to the same", final.parsed == said.message.parsed, final)
     for temperature in (0.7, 1.5):
         drawn = client.chat.completions.parse(
-            **{**fixed, "temperature": temperature}, messages=ASK, response_format=Thing, max_tokens=800, extra_body=body
+            **{**fixed, "temperature": temperature},
+            messages=ASK,
+            response_format=Thing,
+            max_tokens=800,
+            extra_body=body,
         )
-        check(f"chat: a schema at temperature {temperature}", isinstance(drawn.choices[0].message.parsed, Thing), drawn)
+        check(
+            f"chat: a schema at temperature {temperature}",
+            isinstance(drawn.choices[0].message.parsed, Thing),
+            drawn,
+        )
     loose = client.chat.completions.create(
         **fixed, messages=ASK, response_format={"type": "json_object"}, max_tokens=400, extra_body=body
     ).choices[0]
-    check("chat: json_object", loose.finish_reason == "length" or isinstance(json.loads(loose.message.content), dict), loose)
-    answer = client.responses.parse(model=model, input="Tell me about a thing.", text_format=Thing, max_output_tokens=400)
+    check(
+        "chat: json_object",
+        loose.finish_reason == "length" or isinstance(json.loads(loose.message.content), dict),
+        loose,
+    )
+    answer = client.responses.parse(
+        model=model, input="Tell me about a thing.", text_format=Thing, max_output_tokens=400
+    )
     check("responses: a parsed schema", isinstance(answer.output_parsed, Thing), answer)
     with client.responses.stream(
         model=model, input="Tell me about a thing.", text_format=Thing, max_output_tokens=400, temperature=0
@@ -80,7 +109,11 @@ def shaped(client, model):
         status, message = 200, ""
     except openai.APIStatusError as error:
         status, message = error.status_code, error.message
-    check("chat: an unsupported keyword is refused by name", status == 400 and "not" in message, f"{status} {message}")
+    check(
+        "chat: an unsupported keyword is refused by name",
+        status == 400 and "not" in message,
+        f"{status} {message}",
+    )
 
 
 def called(client, model):
@@ -94,20 +127,36 @@ def called(client, model):
     ]:
         whole = client.chat.completions.create(**fixed, tool_choice=choice).choices[0]
         calls = whole.message.tool_calls or []
-        check(f"chat: {name} calls {sorted(wanted)}", calls and {call.function.name for call in calls} <= wanted, whole)
+        check(
+            f"chat: {name} calls {sorted(wanted)}",
+            calls and {call.function.name for call in calls} <= wanted,
+            whole,
+        )
         for call in calls:
             arguments = json.loads(call.function.arguments)
-            fits = isinstance(arguments.get("page"), int) if call.function.name == "turn_to" else isinstance(arguments.get("city"), str)
+            fits = (
+                isinstance(arguments.get("page"), int)
+                if call.function.name == "turn_to"
+                else isinstance(arguments.get("city"), str)
+            )
             check("  its arguments fit the schema", fits, arguments)
         with client.chat.completions.stream(**fixed, tool_choice=choice) as stream:
             joined = stream.get_final_completion().choices[0].message.tool_calls
         same = [(call.function.name, call.function.arguments) for call in joined]
-        check("  the stream calls the same", same == [(call.function.name, call.function.arguments) for call in calls], joined)
+        check(
+            "  the stream calls the same",
+            same == [(call.function.name, call.function.arguments) for call in calls],
+            joined,
+        )
     none = client.chat.completions.create(**fixed, tool_choice="none").choices[0]
     check("chat: none calls nothing", not none.message.tool_calls, none)
     flat = [{"type": "function", "strict": False, **function} for function in FUNCTIONS]
     answer = client.responses.create(
-        model=model, input="Hello.", tools=flat, tool_choice={"type": "function", "name": "turn_to"}, max_output_tokens=400
+        model=model,
+        input="Hello.",
+        tools=flat,
+        tool_choice={"type": "function", "name": "turn_to"},
+        max_output_tokens=400,
     )
     names = [item.name for item in answer.output if item.type == "function_call"]
     check("responses: named", names and set(names) == {"turn_to"}, answer)
@@ -115,7 +164,10 @@ def called(client, model):
 
 def of_anthropic(client, model):
     """Forced calls and thinking within a budget, in messages."""
-    tools = [{"name": of["name"], "description": of["description"], "input_schema": of["parameters"]} for of in FUNCTIONS]
+    tools = [
+        {"name": of["name"], "description": of["description"], "input_schema": of["parameters"]}
+        for of in FUNCTIONS
+    ]
     fixed = {"model": model, "messages": ASK, "max_tokens": 400}
     for name, choice, wanted in [
         ("any", {"type": "any"}, {"get_weather", "turn_to"}),
@@ -137,7 +189,9 @@ def budgets(client, model):
     for budget in (64, 80, 100):
         answer = client.chat.completions.create(
             model=model,
-            messages=[{"role": "user", "content": "Please think about the sea, the moon and the old bridge."}],
+            messages=[
+                {"role": "user", "content": "Please think about the sea, the moon and the old bridge."}
+            ],
             max_tokens=600,
             temperature=1.5,
             seed=budget,
@@ -145,7 +199,11 @@ def budgets(client, model):
         )
         details = answer.choices[0].model_dump().get("finish_details") or {}
         thought = answer.usage.completion_tokens_details.reasoning_tokens
-        check(f"chat: a budget of {budget} holds: {details}", details.get("close_kind") in ("natural", "soft", "hard"), answer)
+        check(
+            f"chat: a budget of {budget} holds: {details}",
+            details.get("close_kind") in ("natural", "soft", "hard"),
+            answer,
+        )
         # The words that close the thinking are written by the server and come on top.
         check(f"  {thought} tokens of reasoning", thought <= budget + 64, thought)
 

@@ -38,7 +38,12 @@ def main():
 
     text, reason, counted = "", None, None
     for chunk in client.chat.completions.create(
-        model=model, messages=messages, max_tokens=16, seed=1, stream=True, stream_options={"include_usage": True}
+        model=model,
+        messages=messages,
+        max_tokens=16,
+        seed=1,
+        stream=True,
+        stream_options={"include_usage": True},
     ):
         if chunk.usage:
             counted = chunk.usage
@@ -66,7 +71,11 @@ def main():
         "function": {
             "name": "get_weather",
             "description": "Weather of a city",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+            },
         },
     }
     history = messages + [
@@ -91,7 +100,11 @@ def main():
         ("temperature out of range", {"messages": messages, "temperature": 3}, 400),
         (
             "image",
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+                ]
+            },
             400,
         ),
         ("context too long", {"messages": [{"role": "user", "content": "word " * 300_000}]}, 400),

@@ -6,7 +6,8 @@
     python3 harness/sdk/responses_sdk.py [http://127.0.0.1:8000/v1]
 
 Exits 0 and prints one line a check, or fails with the first check that does not hold.
-The model may be one with random weights: the protocol is judged, and text only where whole and stream must agree.
+The model may be one with random weights: the protocol is judged, and text only where whole and stream must
+agree.
 """
 
 import json
@@ -63,7 +64,11 @@ def main():
         ("summary", {"input": ASK, "reasoning": {"effort": "low", "summary": "auto"}}),
     ]:
         whole = client.responses.create(**fixed, **fields)
-        check(f"{name}: whole", whole.object == "response" and whole.status in ("completed", "incomplete"), whole)
+        check(
+            f"{name}: whole",
+            whole.object == "response" and whole.status in ("completed", "incomplete"),
+            whole,
+        )
         final, done, text = streamed(client, **fixed, **fields)
         check(f"{name}: stream equals whole", plain(final.output) == plain(whole.output), f"{final} {whole}")
         check(f"{name}: items done equal the answer's", done == final.output)
@@ -78,7 +83,12 @@ def main():
         check(f"{name}: the SDK joins the same", same and joined.output_text == text, joined)
 
     history = ASK + [
-        {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": '{"city": "Oslo"}'},
+        {
+            "type": "function_call",
+            "call_id": "call_1",
+            "name": "get_weather",
+            "arguments": '{"city": "Oslo"}',
+        },
         {"type": "function_call_output", "call_id": "call_1", "output": "rain, 7 degrees"},
     ]
     after = client.responses.create(**fixed, input=history, tools=[TOOL])
@@ -87,9 +97,17 @@ def main():
     print("   it says:", after.output_text[:100])
 
     for name, fields, code in [
-        ("previous response", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_not_found"),
+        (
+            "previous response",
+            {"input": "x", "previous_response_id": "resp_1"},
+            "previous_response_not_found",
+        ),
         ("too long", {"input": "word " * 300_000}, "context_length_exceeded"),
-        ("image", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, None),
+        (
+            "image",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            None,
+        ),
     ]:
         try:
             client.responses.create(model=model, **fields)

@@ -4,8 +4,8 @@
     cargo build --release
     python3 harness/sdk/run.py [--hearth target/release/hearth] [--into target/harness]
 
-Installs the pinned SDKs if they are missing, starts the bundled model and a scripted server (`unicode.jsonl`), and runs
-what lies beside this file. Exits 1 if a check fails; its output is then printed.
+Installs the pinned SDKs if they are missing, starts the bundled model and a scripted server
+(`unicode.jsonl`), and runs what lies beside this file. Exits 1 if a check fails; its output is then printed.
 """
 
 import argparse
@@ -32,10 +32,12 @@ CHECKS = [
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hearth", type=pathlib.Path, default=HERE.parents[1] / "target" / "release" / "hearth")
+    parser.add_argument(
+        "--hearth", type=pathlib.Path, default=HERE.parents[1] / "target" / "release" / "hearth"
+    )
     parser.add_argument("--into", type=pathlib.Path, default=install.home(), help="folder of the SDKs")
-    told = parser.parse_args()
-    folder = told.into.resolve()
+    args = parser.parse_args()
+    folder = args.into.resolve()
     if world.INSIDE not in world.os.environ:
         install.install(folder, ["sdk-python", "sdk-node"])
     world.leave_the_network()
@@ -43,8 +45,10 @@ def main():
     out.mkdir(exist_ok=True)
     script = ["--script", str(HERE / "unicode.jsonl")]
     servers = {
-        "bundled": world.Server(told.hearth.resolve(), ["--max-ctx", "8192"], out / "sdk-bundled.log"),
-        "scripted": world.Server(told.hearth.resolve(), ["--max-ctx", "8192", *script], out / "sdk-scripted.log"),
+        "bundled": world.Server(args.hearth.resolve(), ["--max-ctx", "8192"], out / "sdk-bundled.log"),
+        "scripted": world.Server(
+            args.hearth.resolve(), ["--max-ctx", "8192", *script], out / "sdk-scripted.log"
+        ),
     }
     print(f"Python: openai, anthropic {install.version('sdk-python')}; Node: {install.version('sdk-node')}")
     print("| checks | SDK | server | result |\n|---|---|---|---|")
@@ -54,7 +58,9 @@ def main():
         with world.World(folder, name, servers[server]) as place:
             turn = place.run([runner, HERE / file, place.url + path, folder / name], {})
         passed = turn.output.count("\nok ") + turn.output.startswith("ok ")
-        print(f"| {file} | {sdk} | {server} | {'FAIL after' if turn.code else 'pass:'} {passed} |", flush=True)
+        print(
+            f"| {file} | {sdk} | {server} | {'FAIL after' if turn.code else 'pass:'} {passed} |", flush=True
+        )
         if turn.code:
             failed += f"--- {file}\n{turn.output[-500:]}\n{turn.errors[-2000:]}\n"
     print(failed, end="")

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Text whose characters are split over tokens, in every dialect, through the SDKs' own parsers, whole and streamed.
+"""Text whose characters are split over tokens, in every dialect, through the SDKs' own parsers, whole and
+streamed.
 
     pip install openai anthropic
     hearth serve --script harness/sdk/unicode.jsonl &
     python3 harness/sdk/unicode.py [http://127.0.0.1:8000]
 
-The script replays text, reasoning and a call in emoji joined of several, CJK, combining and four-byte characters; the
-bundled vocabulary spells most of them in single bytes. Stop strings that begin inside of the text must leave nothing
-of themselves. Exits 0 and prints one line a check, or fails with the first check that does not hold.
+The script replays text, reasoning and a call in emoji joined of several, CJK, combining and four-byte
+characters; the bundled vocabulary spells most of them in single bytes. Stop strings that begin inside of the
+text must leave nothing of themselves. Exits 0 and prints one line a check, or fails with the first check that
+does not hold.
 """
 
 import json
@@ -17,7 +19,11 @@ import sys
 import anthropic
 import openai
 
-LINES = [json.loads(line) for line in (pathlib.Path(__file__).parent / "unicode.jsonl").read_text().splitlines() if line[0] == "{"]
+LINES = [
+    json.loads(line)
+    for line in (pathlib.Path(__file__).parent / "unicode.jsonl").read_text().splitlines()
+    if line[0] == "{"
+]
 THOUGHT, TEXT = LINES[0]["think"], LINES[0]["say"]
 CALLED = 'नमस्ते 👩‍👩‍👧‍👦 "日本" \\ é'
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -31,7 +37,8 @@ def check(name, got, wanted):
 
 
 def chat(client, **fields):
-    """Text, reasoning, the arguments of the first call, and the deltas of the text; whole and streamed must agree."""
+    """Text, reasoning, the arguments of the first call, and the deltas of the text; whole and streamed must
+    agree."""
     message = client.chat.completions.create(**fields).choices[0].message
     text, thought, arguments, deltas = "", "", "", []
     for chunk in client.chat.completions.create(stream=True, **fields):
@@ -43,7 +50,11 @@ def chat(client, **fields):
     text = "".join(deltas)
     check("  stream equals whole", text, message.content or "")
     check("  its reasoning too", thought.strip(), (getattr(message, "reasoning_content", None) or "").strip())
-    check("  its arguments too", arguments, message.tool_calls[0].function.arguments if message.tool_calls else "")
+    check(
+        "  its arguments too",
+        arguments,
+        message.tool_calls[0].function.arguments if message.tool_calls else "",
+    )
     return text, thought.strip(), arguments, deltas
 
 
@@ -58,7 +69,9 @@ def messages(client, **fields):
     parts = [
         {
             "text": "".join(block.text for block in message.content if block.type == "text"),
-            "thought": "".join(block.thinking for block in message.content if block.type == "thinking").strip(),
+            "thought": "".join(
+                block.thinking for block in message.content if block.type == "thinking"
+            ).strip(),
             "called": [block.input for block in message.content if block.type == "tool_use"],
         }
         for message in (whole, final)
@@ -76,7 +89,10 @@ def responses(client, **fields):
             deltas.append(event.delta)
         if event.type in ("response.completed", "response.incomplete"):
             final = event.response
-    calls = [[item.arguments for item in answer.output if item.type == "function_call"] for answer in (whole, final)]
+    calls = [
+        [item.arguments for item in answer.output if item.type == "function_call"]
+        for answer in (whole, final)
+    ]
     check("  stream equals whole", (final.output_text, calls[1]), (whole.output_text, calls[0]))
     check("  deltas join to the text", "".join(deltas), whole.output_text)
     return whole.output_text, calls[0]
@@ -110,13 +126,19 @@ def main():
     got = messages(claude, **{**claude_said("a thought"), "max_tokens": 2048}, thinking=thinking)
     check("messages: thinking", (got["text"], got["thought"]), (TEXT, THOUGHT))
     tool = {"name": "post", "description": "Posts", "input_schema": PARAMETERS}
-    check("messages: input", messages(claude, **claude_said("a call"), tools=[tool])["called"], [{"text": CALLED}])
+    check(
+        "messages: input",
+        messages(claude, **claude_said("a call"), tools=[tool])["called"],
+        [{"text": CALLED}],
+    )
     for stop in STOPS:
         got = messages(claude, **claude_said("a text"), stop_sequences=[stop])
         check(f"messages: stop at {stop!r}", got["text"], TEXT.split(stop)[0])
 
     check("responses: text", responses(client, model=model, input="a text")[0], TEXT)
-    _, calls = responses(client, model=model, input="a call", tools=[{"type": "function", "strict": False, **function}])
+    _, calls = responses(
+        client, model=model, input="a call", tools=[{"type": "function", "strict": False, **function}]
+    )
     check("responses: arguments", [json.loads(call) for call in calls], [{"text": CALLED}])
 
     whole = client.completions.create(model=model, prompt="a text", max_tokens=400).choices[0].text

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Asks a running server for replies in JSON schemas and has every reply judged by an independent validator.
 
-    python3 harness/shapes/judge.py http://127.0.0.1:8000 [--random 60] [--seeds 2] [--max-tokens 600] [--seconds 3600]
+    python3 harness/shapes/judge.py http://127.0.0.1:8000 [--random 60] [--seeds 2] [--max-tokens 600]
+    [--seconds 3600]
 
-For each schema of `corpus.py`, and for random ones, a greedy and some sampled replies, with and without drafting
-(which must say the same), in the chat dialect; every reply that ended must be valid, and none may fail. Before
-that, forced calls of tools whose parameters are the corpus's objects, with the same demands on their arguments. Replies
-that ran into the length are counted apart: their text must still be the beginning of some JSON.
-Needs the package `jsonschema` (`pip install jsonschema`). Ends with 0 if everything held.
+For each schema of `corpus.py`, and for random ones, a greedy and some sampled replies, with and without
+drafting (which must say the same), in the chat dialect; every reply that ended must be valid, and none may
+fail. Before that, forced calls of tools whose parameters are the corpus's objects, with the same demands on
+their arguments. Replies that ran into the length are counted apart: their text must still be the beginning of
+some JSON. Needs the package `jsonschema` (`pip install jsonschema`). Ends with 0 if everything held.
 """
 
 import argparse
@@ -52,15 +53,24 @@ def random_schema(dice, depth=0):
         case "boolean" | "null":
             return {"type": kind}
         case "enum":
-            return {"enum": dice.sample(["a", "b c", "ü", 0, -1, 2.5, True, None, [1], {"k": []}], dice.randint(1, 4))}
+            return {
+                "enum": dice.sample(
+                    ["a", "b c", "ü", 0, -1, 2.5, True, None, [1], {"k": []}], dice.randint(1, 4)
+                )
+            }
         case "const":
             return {"const": dice.choice(["x\ny", 7, False, {"a": [None]}, "\u65e5\u672c"])}
         case "pattern":
-            return {"type": "string", "pattern": dice.choice(["^[a-c]{2,4}$", "^(foo|ba[rz])?$", "^\\d{2}:\\d{2}$", "^[^x]{1,3}$"])}
+            return {
+                "type": "string",
+                "pattern": dice.choice(["^[a-c]{2,4}$", "^(foo|ba[rz])?$", "^\\d{2}:\\d{2}$", "^[^x]{1,3}$"]),
+            }
         case "format":
             return {"type": "string", "format": dice.choice(["date", "time", "uuid", "ipv4"])}
         case "object":
-            names = dice.sample(["id", "name", "value", "tags", "on", "größe", "a b", "x-y"], dice.randint(0, 4))
+            names = dice.sample(
+                ["id", "name", "value", "tags", "on", "größe", "a b", "x-y"], dice.randint(0, 4)
+            )
             return {
                 "type": "object",
                 "properties": {name: random_schema(dice, depth + 1) for name in names},
@@ -69,10 +79,21 @@ def random_schema(dice, depth=0):
             }
         case "array":
             least = dice.randint(0, 2)
-            return {"type": "array", "items": random_schema(dice, depth + 1), "minItems": least, "maxItems": least + dice.randint(0, 2)}
+            return {
+                "type": "array",
+                "items": random_schema(dice, depth + 1),
+                "minItems": least,
+                "maxItems": least + dice.randint(0, 2),
+            }
         case "tuple":
             items = [random_schema(dice, depth + 1) for _ in range(dice.randint(1, 3))]
-            return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items)}
+            return {
+                "type": "array",
+                "prefixItems": items,
+                "items": False,
+                "minItems": len(items),
+                "maxItems": len(items),
+            }
         case "anyOf":
             return {"anyOf": [random_schema(dice, depth + 1) for _ in range(dice.randint(1, 3))]}
         case _:
@@ -89,16 +110,26 @@ def calls(url, counts, seeds):
         for seed in range(seeds + 1):
             said = []
             for speculative in (True, False):
-                status, answer = ask(url, {
-                    "messages": [{"role": "user", "content": f"Use the tool {tool['name']}."}],
-                    "tools": [{"type": "function", "function": tool}],
-                    "tool_choice": "required" if seed % 2 else {"type": "function", "function": {"name": tool["name"]}},
-                    "parallel_tool_calls": False,
-                    "max_tokens": 600, "seed": seed, "temperature": 0 if seed == 0 else 0.9, "speculative": speculative,
-                })
+                status, answer = ask(
+                    url,
+                    {
+                        "messages": [{"role": "user", "content": f"Use the tool {tool['name']}."}],
+                        "tools": [{"type": "function", "function": tool}],
+                        "tool_choice": "required"
+                        if seed % 2
+                        else {"type": "function", "function": {"name": tool["name"]}},
+                        "parallel_tool_calls": False,
+                        "max_tokens": 600,
+                        "seed": seed,
+                        "temperature": 0 if seed == 0 else 0.9,
+                        "speculative": speculative,
+                    },
+                )
                 choice = answer["choices"][0] if status == 200 else None
                 made = [c["function"] for c in choice["message"].get("tool_calls", [])] if choice else []
-                said.append((status, choice and choice["finish_reason"], json.dumps(made) if choice else str(answer)))
+                said.append(
+                    (status, choice and choice["finish_reason"], json.dumps(made) if choice else str(answer))
+                )
             status, reason, made = said[0]
             fault = None
             if said[0] != said[1]:
@@ -117,7 +148,10 @@ def calls(url, counts, seeds):
                     fault = "; ".join(error.message for error in errors)
             counts["wrong" if fault else "valid"] += 1
             if fault:
-                print(f"call of {name}, seed {seed}: {fault}\n  {json.dumps(schema)[:300]}\n  {said[0]!r:.400}", flush=True)
+                print(
+                    f"call of {name}, seed {seed}: {fault}\n  {json.dumps(schema)[:300]}\n  {said[0]!r:.400}",
+                    flush=True,
+                )
 
 
 def main():
@@ -143,7 +177,9 @@ def main():
         wanted = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}
         for seed in range(args.seeds + 1):
             body = {
-                "messages": [{"role": "user", "content": f"Make up a {name.replace('-', ' ')} and give it as JSON."}],
+                "messages": [
+                    {"role": "user", "content": f"Make up a {name.replace('-', ' ')} and give it as JSON."}
+                ],
                 "response_format": wanted,
                 "max_tokens": args.max_tokens,
                 "enable_thinking": seed == 2,
@@ -174,7 +210,10 @@ def main():
                     fault = str(error)
             counts["wrong" if fault else "valid"] += 1
             if fault:
-                print(f"{name}, seed {seed}: {fault}\n  {json.dumps(schema)[:300]}\n  {said[0]!r:.400}", flush=True)
+                print(
+                    f"{name}, seed {seed}: {fault}\n  {json.dumps(schema)[:300]}\n  {said[0]!r:.400}",
+                    flush=True,
+                )
     print(f"{len(schemas)} schemas, {counts}, {time.time() - began:.0f} s")
     sys.exit(1 if counts["wrong"] or counts["length"] * 5 > counts["valid"] else 0)
 

@@ -222,7 +222,7 @@ fn check_row_bits(gpu: &Gpu, shape: &LayerShape) {
 }
 
 /// One row and 24 rows use different GEMM forms. Racecheck inspects the first launches
-/// (harness/card/card.sh).
+/// (harness/gpu/run.sh).
 #[test]
 fn fused_layer_is_deterministic() {
     let Some(gpu) = open_sm90() else { return };

@@ -1,5 +1,5 @@
-//! Any bytes as a chat request and as a text completion request: they are read or refused, and what was read
-//! renders to a prompt and goes to tokens, or is refused.
+//! Any bytes as a chat request and as a text completion request: they are parsed or refused. A
+//! parsed request renders to a prompt and its tokens, or is refused.
 //!
 //! A panic, a hang, or memory out of proportion to the input is a finding.
 
@@ -77,7 +77,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// No control token comes from a client's text: each one stands where the template wrote its string.
+/// No control token comes from a client's text: each is where the template wrote its string.
 fn check_control(rendered: &RenderedPrompt, ids: &[TokenId]) {
     let is_control = |id: &&TokenId| MODEL.tokenizer.kind(**id) == TokenKind::Control;
     let mut written = rendered.text.clone();

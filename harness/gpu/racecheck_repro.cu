@@ -1,28 +1,31 @@
-// What racecheck of compute-sanitizer follows, shown on a program that is right and on the same with a planted race.
+// Minimal reproduction of a racecheck limitation: a correct program, and the same program with a planted race.
 //
-// Four warps fill a tile in shared memory and four read it, in turns. MEET says how they hand it over, each way as kernels here do:
-//   0  bar.arrive by who is done, bar.sync by who waits (attention/prefill.cu, attention/warp_specialized_sm90.cuh)
-//   1  mbarriers, test_wait: all lanes write or read, __syncwarp, one lane arrives for the warp (gemm/fused_layer_sm90.cu)
-//   2  bar.sync by both
+// Four producer warps fill a tile in shared memory and four consumer warps read it, repeatedly. HANDOVER selects the
+// synchronisation, each as the kernels use it:
+//   0  bar.arrive by the signalling side, bar.sync by the waiting side (attention/prefill.cu,
+//      attention/warp_specialized_sm90.cuh)
+//   1  mbarriers with test_wait: all lanes write or read, __syncwarp, one lane arrives per warp
+//      (gemm/fused_layer_sm90.cu)
+//   2  bar.sync by both sides
 //   3  mbarriers, every lane arrives
-//   4  a bulk copy fills the tile; who read it arrives as in 1 (gemm/fused_layer_sm90.cu)
-//   5  a bulk copy fills the tile; who read it arrives as in 3
-//   6  as 0, but the tile is a word that one thread writes
-//   7  as 5, waited for with try_wait
-// All order every write after every read before it and the other way round. With PLANT 1 a tile is written before its readers are
-// waited for: who follows the order finds that. What was found stands in benches/README.md.
-// nvcc -arch=sm_90a -DMEET=0 twin.cu -o twin && compute-sanitizer --tool racecheck ./twin
+//   4  a bulk copy fills the tile; consumers arrive as in 1 (gemm/fused_layer_sm90.cu)
+//   5  a bulk copy fills the tile; consumers arrive as in 3
+//   6  as 0, but the tile is one word that one thread writes
+//   7  as 5, with try_wait
+// Each orders every write after all earlier reads, and every read after its write. With PLANT 1 the producer writes
+// before it waits for the consumers, which a tool that follows the order reports. benches/README.md has the results.
+// nvcc -arch=sm_90a -DHANDOVER=0 racecheck_repro.cu -o repro && compute-sanitizer --tool racecheck ./repro
 #include <cstdint>
 #include <cstdio>
 
 #ifndef PLANT
 #define PLANT 0
 #endif
-#define WORDS (MEET == 6 ? 1 : 2048)
-#define COPIED (MEET == 4 || MEET == 5 || MEET == 7)
-#define PHASES (MEET == 1 || MEET == 3 || COPIED)
-#define ONE_LANE (MEET == 1 || MEET == 4)
-#if MEET == 7
+#define WORDS (HANDOVER == 6 ? 1 : 2048)
+#define COPIED (HANDOVER == 4 || HANDOVER == 5 || HANDOVER == 7)
+#define PHASES (HANDOVER == 1 || HANDOVER == 3 || COPIED)
+#define ONE_LANE (HANDOVER == 1 || HANDOVER == 4)
+#if HANDOVER == 7
 #define WAIT "try_wait"
 #else
 #define WAIT "test_wait"
@@ -35,8 +38,8 @@ __shared__ uint64_t bars[3];
 __device__ uint32_t address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 __device__ void signal(Event e) {
-    if (MEET == 0 || MEET == 6) asm volatile("bar.arrive %0, 256;" ::"r"((int)e) : "memory");
-    if (MEET == 2) asm volatile("bar.sync %0, 256;" ::"r"((int)e) : "memory");
+    if (HANDOVER == 0 || HANDOVER == 6) asm volatile("bar.arrive %0, 256;" ::"r"((int)e) : "memory");
+    if (HANDOVER == 2) asm volatile("bar.sync %0, 256;" ::"r"((int)e) : "memory");
     if (PHASES) {
         if (ONE_LANE) __syncwarp();
         if (!ONE_LANE || threadIdx.x % 32 == 0)
@@ -44,11 +47,11 @@ __device__ void signal(Event e) {
     }
 }
 
-__device__ void await(Event e, int turn) {
+__device__ void await(Event e, int phase) {
     if (PHASES) {
         asm volatile("{\n.reg .pred done;\nagain: mbarrier." WAIT
                      ".parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(address(bars + e)),
-                     "r"(turn & 1)
+                     "r"(phase & 1)
                      : "memory");
     } else {
         asm volatile("bar.sync %0, 256;" ::"r"((int)e) : "memory");
@@ -67,7 +70,7 @@ __device__ void copy(const unsigned* in) {
         : "memory");
 }
 
-__global__ void turns(const unsigned* in, unsigned* out, int n) {
+__global__ void exchange(const unsigned* in, unsigned* out, int n) {
     if (PHASES) {
         if (threadIdx.x == 0) {
             for (int e = FULL; e <= FREE; e++) {
@@ -80,22 +83,22 @@ __global__ void turns(const unsigned* in, unsigned* out, int n) {
     }
     const int lane = threadIdx.x % 128;
     unsigned sum = 0;
-    for (int turn = 0; turn < n; turn++) {
+    for (int phase = 0; phase < n; phase++) {
         if (threadIdx.x >= 128) {
-            if (turn > 0 && !PLANT) await(FREE, turn - 1);
+            if (phase > 0 && !PLANT) await(FREE, phase - 1);
             if (COPIED && !PLANT && lane == 0) expect();
             if (COPIED) {
-                if (lane == 0) copy(in + turn * 2048);
+                if (lane == 0) copy(in + phase * 2048);
             } else {
-                for (int i = lane; i < WORDS; i += 128) tile[i] = in[turn * 2048 + i];
+                for (int i = lane; i < WORDS; i += 128) tile[i] = in[phase * 2048 + i];
             }
-            if (turn > 0 && PLANT) await(FREE, turn - 1);
+            if (phase > 0 && PLANT) await(FREE, phase - 1);
             if (COPIED && PLANT && lane == 0) expect();
             if (!COPIED) signal(FULL);
         } else {
-            await(FULL, turn);
+            await(FULL, phase);
             for (int i = lane; i < 2048; i += 128) sum += tile[WORDS == 1 ? 0 : 2047 - i];
-            if (turn + 1 < n) signal(FREE);
+            if (phase + 1 < n) signal(FREE);
         }
     }
     if (threadIdx.x < 128) out[lane] = sum;
@@ -108,13 +111,13 @@ int main() {
     cudaMalloc(&in, sizeof host);
     cudaMalloc(&out, sizeof sums);
     cudaMemcpy(in, host, sizeof host, cudaMemcpyHostToDevice);
-    turns<<<1, 256>>>(in, out, 6);
+    exchange<<<1, 256>>>(in, out, 6);
     cudaMemcpy(sums, out, sizeof sums, cudaMemcpyDeviceToHost);
     int wrong = 0;
     for (int lane = 0; lane < 128; lane++) {
         unsigned sum = 0;
-        for (int turn = 0; turn < 6; turn++) {
-            for (int i = lane; i < 2048; i += 128) sum += host[turn * 2048 + (WORDS == 1 ? 0 : 2047 - i)];
+        for (int phase = 0; phase < 6; phase++) {
+            for (int i = lane; i < 2048; i += 128) sum += host[phase * 2048 + (WORDS == 1 ? 0 : 2047 - i)];
         }
         wrong += sum != sums[lane];
     }

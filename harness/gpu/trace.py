@@ -1,10 +1,10 @@
-"""Sums up what harness/card/trace.c wrote.
+"""Summarises a trace of harness/gpu/trace.c.
 
     trace.py TRACE.txt
 
-Kernels: every kind of graph with its launches, grouped by what runs before them; "adds" is from the end of the launch before
-to the end of this one, medians over the later two thirds of the runs. Whole graphs: how long they last, and what lies
-between call, start, end and the end of the wait.
+Kernels: every kind of graph with its launches, grouped by the preceding launch. "adds" is the time from the
+preceding launch's end to this one's end, as the median over the later two thirds of the runs. Whole graphs:
+their duration, and the times between call, start, end and the end of the wait.
 """
 
 import bisect
@@ -40,7 +40,9 @@ def kernels(records):
             return run[i][1] - before, run[i][0] - before, run[i][1] - run[i][0]
 
         for label, places in groups.items():
-            mean = [sum(median([of(i, run)[j] for run in runs]) for i in places) / len(places) for j in range(3)]
+            mean = [
+                sum(median([of(i, run)[j] for run in runs]) for i in places) / len(places) for j in range(3)
+            ]
             adds, starts, lasts = mean
             print(
                 f"{len(places):4d} x {label:60s} adds {adds:8.2f} us, {adds * len(places):9.1f} in all;"

@@ -1,11 +1,11 @@
-"""Requests that fill the pool of pages together, and what each says alone.
+"""Requests that together exceed the page pool, compared with the same requests alone.
 
     pool.py PORT PROMPT:TOKENS[,PROMPT:TOKENS...] [--alone which,which]
 
-Each pair is a request of so many prompt tokens and as many generated ones, greedy, ends ignored. All are sent at once, a
-tenth of a second apart; while they run `/metrics` is read for who waits and who was parked. Then those named by
-`--alone` (counted from 0; all by default) are sent again one by one, and their texts compared. One line per request and
-one JSON line in the end. Standard library only.
+Each pair is a greedy request with that many prompt and generated tokens; end tokens are ignored. All are sent
+a tenth of a second apart; meanwhile `/metrics` is read for waiting and preempted requests. Then those listed
+by `--alone` (counted from 0; all by default) are sent again one by one, and their texts are compared. Prints
+one line per request and a final JSON line. Standard library only.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def get(path):
     return urllib.request.urlopen(BASE + path, timeout=30).read().decode()
 
 
-def say(which):
+def generate(which):
     """(text, seconds to the first event, seconds in all, prompt tokens, generated tokens)"""
     prompt, tokens = SIZES[which]
     body = {
@@ -59,7 +59,7 @@ def say(which):
     return text, first - begun, ended - begun, usage.get("prompt_tokens"), usage.get("completion_tokens")
 
 
-def meters():
+def pool_metrics():
     lines = [line.split() for line in get("/metrics").splitlines() if line.startswith("hearth_kv_pool")]
     return {name.removeprefix("hearth_kv_pool_"): float(value) for name, value in lines}
 
@@ -69,13 +69,13 @@ def main():
 
     def watch():
         while not over.wait(0.05):
-            for name, value in meters().items():
+            for name, value in pool_metrics().items():
                 most[name] = max(most.get(name, 0), value)
 
     together = [None] * len(SIZES)
 
     def run(which):
-        together[which] = say(which)
+        together[which] = generate(which)
 
     threads = [threading.Thread(target=run, args=(which,)) for which in range(len(SIZES))]
     watcher = threading.Thread(target=watch)
@@ -92,9 +92,11 @@ def main():
         if said is None:
             sys.exit(f"request {which} failed")
         text, first, whole, prompt, tokens = said
-        line = f"request {which}: {prompt} + {tokens} tokens, first after {first:.2f} s, all after {whole:.2f} s"
+        line = (
+            f"request {which}: {prompt} + {tokens} tokens, first after {first:.2f} s, all after {whole:.2f} s"
+        )
         if which in ALONE:
-            alone = say(which)[0]
+            alone = generate(which)[0]
             equal = alone == text
             same &= equal
             at = next((i for i, (a, b) in enumerate(zip(alone, text)) if a != b), min(len(alone), len(text)))

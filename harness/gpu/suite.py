@@ -76,7 +76,14 @@ class Test:
 
     def run(self):
         begun = time.monotonic()
-        command = [os.path.join(args.bin, self.binary), "--exact", self.name, "--nocapture", "--test-threads", "1"]
+        command = [
+            os.path.join(args.bin, self.binary),
+            "--exact",
+            self.name,
+            "--nocapture",
+            "--test-threads",
+            "1",
+        ]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
             try:
@@ -144,7 +151,9 @@ for binary in there:
     own = [test for test in tests if test.binary == binary]
     counts = "".join(f"{sum(test.result == result for test in own):9}" for result in results)
     longest = max(own, key=lambda test: test.seconds)
-    print(f"{binary:18}{counts}{sum(test.seconds for test in own):9.1f}  {longest.seconds:.1f} {longest.name}")
+    print(
+        f"{binary:18}{counts}{sum(test.seconds for test in own):9.1f}  {longest.seconds:.1f} {longest.name}"
+    )
 counts = "".join(f"{sum(test.result == result for test in tests):9}" for result in results)
 print(f"{'all':18}{counts}{time.monotonic() - begun:9.1f}  wall, {args.lanes} at once")
 for binary in wanted:
@@ -157,7 +166,7 @@ for test in tests:
             with open(test.log, errors="replace") as log:
                 lines = [line.rstrip() for line in log if line.strip()]
             begins = next((i for i, line in enumerate(lines) if "panicked" in line), max(0, len(lines) - 8))
-            print("\n".join(f"    {line[:200]}" for line in lines[begins:begins + 6]))
+            print("\n".join(f"    {line[:200]}" for line in lines[begins : begins + 6]))
 with open(os.path.join(args.out, "times"), "w") as file:
     for test in sorted(tests, key=lambda test: -test.seconds):
         if test.result == "passed":

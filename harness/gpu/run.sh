@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Shows on a machine with an NVIDIA card whether Hearth is right and fast on it, and prints a short table.
+# Checks correctness and speed on a machine with an NVIDIA GPU, and prints a short table.
 #
-#   harness/card/card.sh [PART...]     parts: tests sanitizer bench file http; all of them without any
+#   harness/gpu/run.sh [PART...]     parts: tests sanitizer bench file http; all of them without any
 #
 # Needs a driver, libnvrtc (`pip install nvidia-cuda-nvrtc`), Python 3; the sanitizer part needs compute-sanitizer,
 # without which it is skipped. Environment:
-#   MODEL=qwen3.5-27b:q4_k_m   what is measured; qwen3.5-9b:q4_k_m and smaller fit any card
-#   DRAFT=q8_0                 weight type of the made-up draft; empty for none
+#   MODEL=qwen3.5-27b:q4_k_m   the measured model; qwen3.5-9b:q4_k_m and smaller fit any GPU
+#   DRAFT=q8_0                 weight type of the random-weight draft; empty for none
 #   DEPTHS=512,4096,32768      committed tokens before the measured steps
 #   BIN=DIR                    `hearth` and the test binaries (suite.py --names) are there; without it cargo builds them
 #   LANES=8                    tests at once
@@ -52,15 +52,15 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | 
 if wants tests; then
   begun=$SECONDS
   mkdir -p "$out/bin" "$out/tests"
-  for test in $(python3 harness/card/suite.py --names); do ln -sf "$(realpath "$(binary "$test")")" "$out/bin/$test"; done
-  python3 harness/card/suite.py "$out/bin" "$out/tests" --lanes "${LANES:-8}" | tee -a "$out/table"
+  for test in $(python3 harness/gpu/suite.py --names); do ln -sf "$(realpath "$(binary "$test")")" "$out/bin/$test"; done
+  python3 harness/gpu/suite.py "$out/bin" "$out/tests" --lanes "${LANES:-8}" | tee -a "$out/table"
   if [ "${PIPESTATUS[0]}" -eq 0 ]; then row tests ok $((SECONDS - begun)) ""; else row tests FAILED $((SECONDS - begun)) "$out/tests"; fi
 fi
 
-# What racecheck follows differs by version; twin.cu shows it on a program that is right, and on the same with a planted race. 2026.3
-# follows all ways to hand over but one, a lane that arrives for its warp, and does not ask how what a bulk copy overwrites was read.
-# 2025.3 takes bar.arrive for no order either, so what it says of kernels whose warps meet so is counted apart. 2026.4 also wants a proxy
-# fence between reads by threads and a bulk copy to the same place, which is not asked for here.
+# racecheck_repro.cu shows what each version of racecheck follows. 2026.3 follows all handovers except one, a lane that
+# arrives for its warp, and does not check reads before a bulk copy. 2025.3 does not follow bar.arrive either, so its
+# reports on kernels that use it are counted separately. 2026.4 also requires a proxy fence between reads by threads and
+# a bulk copy to the same memory; this script does not check that.
 cases="cpu_reference short_run_covers_every_pass
 cpu_reference short_run_covers_other_weight_kinds
 batch_invariance eager_steps_equal_graph_replays --launch-count 40
@@ -95,18 +95,18 @@ if wants sanitizer; then
         # shellcheck disable=SC2086
         "$sanitizer" --tool $tool --print-limit 1000 $options "$(binary "$name")" --exact "$test" --nocapture >"$log" 2>&1 </dev/null
         named=$(grep -ac '========= [A-Z].* \(at\|between\|by\|with\|reported\) ' "$log")
-        apart=$(grep -a 'Race reported' "$log" | grep -ac "$unknown")
+        unknown_races=$(grep -a 'Race reported' "$log" | grep -ac "$unknown")
         result=ok
         grep -aqE '1 passed; 0 failed' "$log" || result=FAILED
         [ $((named - apart)) -eq 0 ] || result=FAILED
-        row "$tool $name" $result $((SECONDS - begun)) "$test: $((named - apart)) errors, $apart more by bar.arrive"
+        row "$tool $name" $result $((SECONDS - begun)) "$test: $((named - apart)) errors, $unknown_races more by bar.arrive"
       done <<<"$cases"
     done
     if command -v nvcc >/dev/null; then
-      for meet in 0 1 2 3 4 5 6 7; do
+      for handover in 0 1 2 3 4 5 6 7; do
         for plant in 0 1; do
-          nvcc -arch=native -DMEET=$meet -DPLANT=$plant harness/card/twin.cu -o "$out/twin" &&
-            row "twin $meet $plant" shown 0 "$("$sanitizer" --tool racecheck "$out/twin" | grep -a -e wrong -e SUMMARY | tr '\n' ' ')"
+          nvcc -arch=native -DHANDOVER=$handover -DPLANT=$plant harness/gpu/racecheck_repro.cu -o "$out/repro" &&
+            row "repro $handover $plant" shown 0 "$("$sanitizer" --tool racecheck "$out/repro" | grep -a -e wrong -e SUMMARY | tr '\n' ' ')"
         done
       done
     fi
@@ -154,7 +154,7 @@ if wants file; then
   bench file "$file" --pp 2048 --verify 1,24 --depth "${depths%%,*}"
   grep -h "model opened" "$out/bench_file.log" | tee -a "$out/table"
   if serve "$file" --max-ctx 4096 --no-speculation; then
-    python3 harness/card/client.py $port rate 160 170 | tee -a "$out/table"
+    python3 harness/gpu/client.py $port rate 160 170 | tee -a "$out/table"
     stop
   fi
   size=$(stat -c %s "$file")
@@ -171,8 +171,8 @@ fi
 if wants http; then
   timed "run" run bash -c '"$0" run --device cuda --temperature 0 "What is 23 + 45?" | grep 68' "$hearth"
   if serve; then
-    python3 harness/card/client.py $port chat | tee -a "$out/table"
-    python3 harness/card/client.py $port rate 160 200 | tee -a "$out/table"
+    python3 harness/gpu/client.py $port chat | tee -a "$out/table"
+    python3 harness/gpu/client.py $port rate 160 200 | tee -a "$out/table"
     stop
   fi
 fi

@@ -1,9 +1,9 @@
 // What a card runs, launch by launch, inside graphs too: a library that the CUDA driver loads into any program, and that
-// writes a line for every kernel, copy, graph and call it is asked for. harness/card/trace.py sums them up.
+// writes a line for every kernel, copy, graph and call it is asked for. harness/gpu/trace.py sums them up.
 //
-//   gcc -O1 -shared -fPIC -I$CUDA/include -I$CUDA/extras/CUPTI/include harness/card/trace.c -o libtrace.so
+//   gcc -O1 -shared -fPIC -I$CUDA/include -I$CUDA/extras/CUPTI/include harness/gpu/trace.c -o libtrace.so
 //       -L$CUDA/extras/CUPTI/lib64 -lcupti
-//   CUDA_INJECTION64_PATH=$PWD/libtrace.so TRACE_OUT=trace.txt hearth bench ... ; python3 harness/card/trace.py trace.txt
+//   CUDA_INJECTION64_PATH=$PWD/libtrace.so TRACE_OUT=trace.txt hearth bench ... ; python3 harness/gpu/trace.py trace.txt
 //
 // TRACE_GRAPH=1: whole graphs instead of kernels and copies, which costs the program nothing. Tracing kernels delays the first of a
 // graph by 1 to 2 us for each of them; between kernels times are sound.  TRACE_API=1: calls of the driver as well.
