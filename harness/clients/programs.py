@@ -12,7 +12,7 @@ import shlex
 import pages
 
 TURNS = pathlib.Path(__file__).resolve().parent / "turns"
-WISH = "Please read the note with name note"
+PROMPT = "Please read the note with name note"
 
 
 def aider(world, streams):
@@ -52,7 +52,7 @@ def llm(world, streams, more=("Say hello.",)):
 
 def llm_tool(world):
     function = 'def read_note(name: str) -> str:\n    "Reads a note"\n    return open(name).read()\n'
-    return llm(world, True, ["--functions", function, WISH])
+    return llm(world, True, ["--functions", function, PROMPT])
 
 
 def script(name, mode, page=None):

@@ -59,10 +59,10 @@ def judge(turn, kind, streams):
 def turns(name):
     """The turns of a client: kind, what runs it, and whether its requests must stream (None: as it likes)."""
     if name in AGENTS:
-        client, wish = AGENTS[name]
+        client, prompt = AGENTS[name]
         yield "plain", lambda place: client(place, "Say hello.", False), None
         yield "streamed", lambda place: client(place, "Count to three.", True), None
-        yield "tool", lambda place: client(place, wish, True), None
+        yield "tool", lambda place: client(place, prompt, True), None
     else:
         yield from PROGRAMS[name]
 

@@ -76,7 +76,7 @@ class Server:
 
 @dataclasses.dataclass
 class Turn:
-    """What a client did with one wish."""
+    """What a client did with one prompt."""
 
     code: int
     output: str

@@ -26,7 +26,7 @@ cmake -G Ninja -S "$work/llama.cpp" -B "$work/build-strict" $off -DGGML_NATIVE=O
 ninja -C "$work/build-strict" ggml-base
 
 mkdir -p "$work/bin"
-for program in bench_twin llama_quantize llama_logits; do
+for program in bench_llama llama_quantize llama_logits; do
     cc -O2 -Wall -Wextra "$here/$program.c" -o "$work/bin/$program" \
         -I"$work/llama.cpp/include" -I"$work/llama.cpp/ggml/include" \
         -L"$work/build-native/bin" -lllama -lggml -lggml-base -Wl,-rpath,"$work/build-native/bin"

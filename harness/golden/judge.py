@@ -37,7 +37,7 @@ def hearth(arg, *words, text=None):
 
 
 def evaluate(arg, stem, folder, report):
-    """Logits and greedy ids of one model, by the oracle and by the fast path."""
+    """Logits and greedy ids of one model, by the reference and by the fast path."""
     models = arg.fixtures / "models"
     said = json.loads((models / f"{stem}.json").read_text())
     expected = np.load(models / f"{stem}.logits.npy")

@@ -18,7 +18,7 @@ const base = process.argv[2] ?? "http://127.0.0.1:8000";
 const openai = new OpenAI({ baseURL: `${base}/v1`, apiKey: "none", maxRetries: 0 });
 const anthropic = new Anthropic({ baseURL: base, apiKey: "none", maxRetries: 0 });
 const model = (await openai.models.list()).data[0].id;
-const wish = "Please get the weather, city Oslo.";
+const prompt = "Please get the weather, city Oslo.";
 const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
 const tool = { name: "get_weather", description: "Weather of a city", parameters };
 const fixed = { model, seed: 1, temperature: 0 };
@@ -28,7 +28,7 @@ function same(name, streamed, whole) {
   console.log(`ok ${name}`);
 }
 
-for (const [name, content, tools] of [["text", "Hello 👋", []], ["tool", wish, [tool]]]) {
+for (const [name, content, tools] of [["text", "Hello 👋", []], ["tool", prompt, [tool]]]) {
   const chat = {
     ...fixed,
     max_tokens: 200,

@@ -277,7 +277,7 @@ impl Golden {
                     });
                 }
             }
-            rows = speak(runner, seq, *expected)?;
+            rows = decode_token(runner, seq, *expected)?;
         }
         runner.close(seq);
         Ok(compared)
@@ -299,7 +299,7 @@ impl Golden {
 }
 
 /// Decodes one token and returns the best next token.
-fn speak(
+fn decode_token(
     runner: &mut dyn Runner,
     seq: SeqId,
     token: TokenId,

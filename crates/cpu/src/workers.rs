@@ -91,8 +91,8 @@ impl Workers {
         {
             let _guard = RegionGuard(&self.shared);
             self.shared.region.fetch_add(1, SeqCst);
-            let lent: *const RegionTask<'_> = &work;
-            self.shared.work.store(lent.cast_mut().cast(), SeqCst);
+            let borrowed: *const RegionTask<'_> = &work;
+            self.shared.work.store(borrowed.cast_mut().cast(), SeqCst);
             run();
         }
         if let Some(payload) = self.shared.take_panic() {

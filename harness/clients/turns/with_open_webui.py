@@ -16,7 +16,7 @@ import uuid
 import httpx
 
 mode = sys.argv[2]
-WISH = "Please read the note with name note"
+PROMPT = "Please read the note with name note"
 TOOL = '''
 class Tools:
     def read_note(self, name: str) -> str:
@@ -64,10 +64,10 @@ def through_a_chat(client):
     tool["content"] = TOOL.replace("FOLDER", str(pathlib.Path.cwd()))
     client.post("/api/v1/tools/create", json=tool).raise_for_status()
     asked, answer = str(uuid.uuid4()), str(uuid.uuid4())
-    message = {"id": asked, "parentId": None, "childrenIds": [], "role": "user", "content": WISH, "models": ["hearth"]}
+    message = {"id": asked, "parentId": None, "childrenIds": [], "role": "user", "content": PROMPT, "models": ["hearth"]}
     request = {
         "model": "hearth",
-        "messages": [{"role": "user", "content": WISH}],
+        "messages": [{"role": "user", "content": PROMPT}],
         "stream": True,
         "parent_id": None,
         "user_message": message,

@@ -69,22 +69,28 @@ pub(super) fn refused_calls_change_nothing(case: &Case<'_>) -> Result<(), Failur
     };
     unknown(
         runner.prefill(unknown_seq, &text, &[]).map(|_| ()),
-        "prefilling into nobody",
+        "prefilling an unknown sequence",
     )?;
     unknown(
         runner
             .snapshot(unknown_seq, SnapshotLocation::Device)
             .map(|_| ()),
-        "saving nobody",
+        "saving an unknown sequence",
     )?;
-    unknown(runner.discard(unknown_seq), "discarding for nobody")?;
+    unknown(
+        runner.discard(unknown_seq),
+        "discarding for an unknown sequence",
+    )?;
     let requests = [contract::LogitsRequest::top_k(1)];
     let item = contract::VerifyItem {
         seq: unknown_seq,
         tree: &tree,
         requests: &requests,
     };
-    unknown(runner.verify(&[item]).map(|_| ()), "verifying for nobody")?;
+    unknown(
+        runner.verify(&[item]).map(|_| ()),
+        "verifying for an unknown sequence",
+    )?;
     runner.close(unknown_seq);
     let restored = runner.restore(seq, SnapshotId(u64::MAX));
     check(

@@ -26,9 +26,11 @@ pub(super) fn exhausted_pool_refuses_without_side_effects(case: &Case<'_>) -> Re
         rig.runner.close(seq);
     }
     let free = |rig: &super::Rig| rig.runner.capacity().tokens;
-    check(free(&rig) == pool.tokens(), "the room of nobody", || {
-        format!("{} of {}", free(&rig), pool.tokens())
-    })?;
+    check(
+        free(&rig) == pool.tokens(),
+        "the capacity without sequences",
+        || format!("{} of {}", free(&rig), pool.tokens()),
+    )?;
     // With pages of 256 tokens: two for the first sequence, and one full page for the second.
     let first = rig.prefill(&one)?;
     let second = rig.prefill(&other[..256])?;

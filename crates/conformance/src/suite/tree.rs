@@ -54,15 +54,15 @@ pub(super) fn nodes_equal_their_path(case: &Case<'_>) -> Result<(), Failure> {
     }
     // Trees after decoded tokens and at position 0.
     let tree = Tree::chain(&rig.text(4, 8))?;
-    for spoken in [0, 5] {
-        let words = rig.text(spoken, 9);
+    for decoded in [0, 5] {
+        let words = rig.text(decoded, 9);
         let seq = rig.open()?;
         rig.decode(seq, &words)?;
         let found = rig.verify(seq, &tree)?;
         let seq = rig.open()?;
         rig.decode(seq, &words)?;
         let expected = rig.decode(seq, tree.tokens())?;
-        let what = format!("a chain after {spoken} decoded tokens");
+        let what = format!("a chain after {decoded} decoded tokens");
         rig.same(&what, &found, &expected)?;
     }
     Ok(())
@@ -72,7 +72,7 @@ pub(super) fn nodes_equal_their_path(case: &Case<'_>) -> Result<(), Failure> {
 pub(super) fn siblings_are_independent(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let prefix = rig.text(11, 6);
-    // Two branches in turn: 1, 3, 5, 7 below the root and 2, 4, 6, 8.
+    // Two interleaved branches: 1, 3, 5, 7 below the root and 2, 4, 6, 8.
     let parents: Vec<NodeIdx> = (1..9_u16).map(|i| NodeIdx(i.saturating_sub(2))).collect();
     let mut rows = Vec::new();
     for other in [20, 40] {

@@ -136,13 +136,13 @@ fn widths_beyond_a_multiple_of_the_group_are_complete() {
     ] {
         let bytes = stored(ty, 3, cols);
         let x = noise(5, 2 * cols);
-        let oracle = apply(&load(ty, 3, cols, &bytes, Dispatch::reference()), &x, 1);
+        let reference = apply(&load(ty, 3, cols, &bytes, Dispatch::reference()), &x, 1);
         for dispatch in Dispatch::all_fast() {
             let found = apply(&load(ty, 3, cols, &bytes, dispatch), &x, 2);
-            for (found, oracle) in found.iter().zip(&oracle) {
+            for (found, reference) in found.iter().zip(&reference) {
                 assert!(
-                    (found - oracle).abs() < 0.05,
-                    "{} {found} {oracle}",
+                    (found - reference).abs() < 0.05,
+                    "{} {found} {reference}",
                     ty.name()
                 );
             }
@@ -201,14 +201,14 @@ fn activation_rounding_error_is_that_of_int8() {
     for ty in QuantType::ALL {
         let bytes = stored(ty, 64, COLS);
         let x = noise(3, 4 * COLS);
-        let oracle = apply(&load(ty, 64, COLS, &bytes, Dispatch::reference()), &x, 1);
+        let reference = apply(&load(ty, 64, COLS, &bytes, Dispatch::reference()), &x, 1);
         let found = apply(&load(ty, 64, COLS, &bytes, Dispatch::detect()), &x, 2);
         let error: f32 = found
             .iter()
-            .zip(&oracle)
+            .zip(&reference)
             .map(|(f, o)| (f - o).powi(2))
             .sum();
-        let size: f32 = oracle.iter().map(|o| o * o).sum();
+        let size: f32 = reference.iter().map(|o| o * o).sum();
         let relative = (error / size).sqrt();
         // A uniform block of 32 rounds to a step of 1/127: 1/127/sqrt(12) over 1/sqrt(3).
         assert!(relative < 0.006, "{}: {relative}", ty.name());

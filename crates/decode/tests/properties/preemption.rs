@@ -318,10 +318,10 @@ fn failed_restore_fails_only_the_preempted_job() {
 #[test]
 fn cancelled_preempted_jobs_free_their_snapshots() {
     let (read_spec, read) = prefill_case();
-    let spoken = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
+    let decoding_jobs = [0, 1].map(|id| job(id, prompt(40, id as u32), greedy(24)));
     for (spec, jobs, choice) in [
-        (pool(15), &spoken, Some(0)),
-        (pool(15), &spoken, None),
+        (pool(15), &decoding_jobs, Some(0)),
+        (pool(15), &decoding_jobs, None),
         (read_spec.clone(), &read, Some(0)),
         (read_spec, &read, None),
     ] {

@@ -134,19 +134,19 @@ impl Script {
                 && !rule.unless_last.any_in(last)
         };
         let Some(line) = self.lines.iter().find(|line| fits(&line.rule)) else {
-            return (spoken(prompt, None, NOTHING_FITS, tags), None);
+            return (reply_text(prompt, None, NOTHING_FITS, tags), None);
         };
         let rule = &line.rule;
         let say = rule.say.as_deref().unwrap_or_default();
         (
-            spoken(prompt, rule.think.as_deref(), say, tags),
+            reply_text(prompt, rule.think.as_deref(), say, tags),
             Some(line.number),
         )
     }
 }
 
 /// Reply with reasoning, as a continuation of the prompt.
-fn spoken(prompt: &str, think: Option<&str>, say: &str, tags: &ReasoningTags) -> String {
+fn reply_text(prompt: &str, think: Option<&str>, say: &str, tags: &ReasoningTags) -> String {
     let (open, close) = (&tags.open, &tags.close);
     let prompt = prompt.trim_end();
     let think = think.unwrap_or_default();

@@ -212,14 +212,17 @@ async fn conversation_survives_six_other_requests_in_four_slots() {
             cached(&server, messages(n), &json!({}), own).await;
         }
         for side in 0..6 {
-            let instruction = format!("Errand {side}: {}", "make a title of this, ".repeat(4));
+            let instruction = format!(
+                "Side request {side}: {}",
+                "make a title of this, ".repeat(4)
+            );
             let text = format!("{side} {}", "some of what was said, ".repeat(3));
-            let errand = vec![
+            let side_request = vec![
                 json!({"role": "system", "content": instruction}),
                 json!({"role": "user", "content": text}),
             ];
             // Side requests are shorter than the conversation but long enough to be cached.
-            let found = cached(&server, errand, &json!({"max_tokens": 4}), beside).await;
+            let found = cached(&server, side_request, &json!({"max_tokens": 4}), beside).await;
             assert_eq!(found, 0);
         }
         let next = cached(&server, messages(turns + 2), &json!({}), own).await;

@@ -73,7 +73,7 @@ pub(super) fn q_stride(spec: &AttentionSpec) -> usize {
     }
 }
 
-/// Undoes the rotation of values in their weighted sums `[n, head_dim]`, if values are stored rotated.
+/// Undoes the Hadamard rotation in weighted sums of values `[n, head_dim]`, if values are rotated.
 pub(super) fn rotate_inverse(shape: KvShape, heads: &mut [f32]) {
     if shape.v.is_rotated() {
         let heads = heads.chunks_exact_mut(shape.head_dim);

@@ -98,7 +98,7 @@ fn attend_group(
     let committed = keys(0);
     let hidden: Vec<Range<usize>> = (0..n_nodes).map(|node| keys(node).hidden()).collect();
     // Keys that the root does not see are invisible to every node.
-    let nobody = nodes.plan.tree.window().masked(nodes.committed);
+    let always_hidden = nodes.plan.tree.window().masked(nodes.committed);
     let hide = |scores: &mut [f32], at: usize, i: usize| {
         for (node, hidden) in hidden.iter().enumerate() {
             if hidden.contains(&at) {
@@ -111,7 +111,7 @@ fn attend_group(
     };
     let shared = nodes.committed / BLOCK * BLOCK;
     for begin in (0..shared).step_by(BLOCK) {
-        if nobody.start <= begin && begin + BLOCK <= nobody.end {
+        if always_hidden.start <= begin && begin + BLOCK <= always_hidden.end {
             continue;
         }
         for (i, value) in values.chunks_exact_mut(dim).enumerate() {

@@ -12,7 +12,7 @@ pub(super) struct PoolMetrics {
     used: Gauge,
     kept: Gauge,
     waiting: Gauge,
-    parked: Gauge,
+    preempted: Gauge,
     preemptions: Counter,
 }
 
@@ -33,7 +33,7 @@ impl PoolMetrics {
                 "hearth_kv_pool_requests_waiting",
                 "Requests in the queue while the next of them waits for pages.",
             ),
-            parked: registrar.gauge(
+            preempted: registrar.gauge(
                 "hearth_kv_pool_parked",
                 "Prompts and replies that gave their place up to others and wait to go on.",
             ),
@@ -52,7 +52,7 @@ impl PoolMetrics {
         self.kept.set(stats.evictable_tokens as f64);
         let waiting = if stats.pool_waits { stats.queued } else { 0 };
         self.waiting.set(waiting as f64);
-        self.parked.set(stats.preempted as f64);
+        self.preempted.set(stats.preempted as f64);
         self.preemptions.absolute(stats.preemptions);
     }
 }

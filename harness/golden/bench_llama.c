@@ -1,6 +1,6 @@
 // Speed of the llama.cpp runtime on one GGUF, through llama_decode and nothing else.
 //
-//   bench_twin MODEL.gguf THREADS FLASH(0|1) REPETITIONS [PROMPT GENERATE]
+//   bench_llama MODEL.gguf THREADS FLASH(0|1) REPETITIONS [PROMPT GENERATE]
 //
 // One warm-up of each kind, then per repetition one prompt of PROMPT tokens (512) in a single call
 // and GENERATE single-token calls (128) from an empty cache. Prints one JSON line of tokens per second.
@@ -71,7 +71,7 @@ static void report(const char * name, double * rate, int n) {
 
 int main(int argc, char ** argv) {
     if (argc != 5 && argc != 7) {
-        fprintf(stderr, "usage: bench_twin MODEL.gguf THREADS FLASH(0|1) REPETITIONS [PROMPT GENERATE]\n");
+        fprintf(stderr, "usage: bench_llama MODEL.gguf THREADS FLASH(0|1) REPETITIONS [PROMPT GENERATE]\n");
         return 2;
     }
     int threads = atoi(argv[2]), flash = atoi(argv[3]), reps = atoi(argv[4]);
