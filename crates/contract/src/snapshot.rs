@@ -8,7 +8,7 @@
 //! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes
 //! ```
 //! Little-endian. The checksum is FNV-1a over the section's bytes, eight at a time; it detects
-//! damage, not attacks.
+//! damage, not attacks. Kept by hand: it is five lines, and its values are part of the format.
 //! Keys and values: stored rows in position order `[position, n_kv_heads, row]`. Delta states:
 //! `[n_v_heads, k_dim, v_dim]` f32. Convolution windows: `[conv_taps - 1, channels]` f32.
 //! Draft keys and values: stored rows `[n, n_kv_heads, row]` of the last `n` positions in position
