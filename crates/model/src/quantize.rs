@@ -3,9 +3,8 @@
 //! Works for any family, because only names and shapes matter. Memory is bounded: rows are read
 //! from the map, converted in pieces on several threads, and written in order.
 
-use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use contract::{QuantType, quant};
@@ -87,16 +86,20 @@ pub fn quantize(
 ) -> Result<QuantizeReport, ModelError> {
     let file = GgufFile::open(input)?;
     let plan = plan(&file, options.recipe)?;
-    let mut name = output.as_os_str().to_owned();
-    name.push(".tmp");
-    let unfinished = PartialFile {
-        path: PathBuf::from(name),
-    };
     let io = |source| GgufError::Io {
-        path: unfinished.path.clone(),
+        path: output.to_owned(),
         source,
     };
-    let out = File::create(&unfinished.path).map_err(io)?;
+    let folder = output.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let mut temporary = tempfile::Builder::new();
+    temporary.suffix(".tmp");
+    // The permissions of a new file, less the process's umask.
+    #[cfg(unix)]
+    temporary.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let (out, unfinished) = temporary
+        .tempfile_in(folder.unwrap_or(Path::new(".")))
+        .map_err(io)?
+        .into_parts();
     let out = convert(
         &file,
         plan.0,
@@ -108,23 +111,10 @@ pub fn quantize(
     let out = out.into_inner().map_err(|e| io(e.into_error()))?;
     out.sync_all().map_err(io)?;
     let report = report(&file, plan.1);
-    fs::rename(&unfinished.path, output).map_err(|source| GgufError::Io {
-        path: output.to_owned(),
-        source,
-    })?;
+    unfinished
+        .persist(output)
+        .map_err(|error| io(error.error))?;
     Ok(report)
-}
-
-/// A file that is removed unless it has been renamed.
-struct PartialFile {
-    path: PathBuf,
-}
-
-impl Drop for PartialFile {
-    fn drop(&mut self) {
-        // Absent after the rename; and when it cannot be removed there is nothing left to tell.
-        let _ = fs::remove_file(&self.path);
-    }
 }
 
 fn report(file: &GgufFile, tensors: Vec<Change>) -> QuantizeReport {

@@ -102,7 +102,7 @@ const HOMES: [(&str, &[&str]); 45] = [
     ("utoipa", &["server"]),
     ("uuid", &["server"]),
     ("libc", &["server", "cpu"]),
-    ("tempfile", &["conformance", "cuda", "server"]),
+    ("tempfile", &["conformance", "cuda", "model", "server"]),
 ];
 
 struct Arrow {

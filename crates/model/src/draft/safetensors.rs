@@ -1,10 +1,6 @@
-//! The safetensors container, one file or several with an index, read in place and without trust.
+//! The safetensors container, one file or several with an index, read in place.
 //!
-//! ```text
-//! header length u64 | header: JSON {name: {dtype, shape, data_offsets: [begin, end]}} | data
-//! ```
-//! Offsets count from the end of the header. Matrices are row-major `[out, in]`, as everywhere
-//! here.
+//! The crate `safetensors` parses and checks the header. Matrices are row-major `[out, in]`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,14 +8,16 @@ use std::sync::Arc;
 
 use contract::{QuantType, WeightError, WeightRef, WeightSource};
 use gguf::FileBytes;
-use serde_json::{Map, Value};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorInfo};
+use serde_json::Value;
 
 use super::config::Config;
 use super::tensors::DraftTensors;
 use crate::ModelError;
 
-/// Maximum bytes of a header.
-const MAX_HEADER: usize = 64 << 20;
+/// Bytes of the header's length, before the header.
+const LENGTH_BYTES: usize = 8;
 /// Maximum bytes of a `config.json` or an index.
 const MAX_JSON: u64 = 16 << 20;
 /// Bytes of each end of a tensor that are hashed.
@@ -96,35 +94,32 @@ impl Safetensors {
             key: "header".to_owned(),
             detail,
         };
-        let length = bytes
-            .first_chunk::<8>()
-            .map(|length| u64::from_le_bytes(*length))
-            .and_then(|length| usize::try_from(length).ok())
-            .filter(|length| *length <= MAX_HEADER && *length <= bytes.len() - 8)
-            .ok_or_else(|| refuse("not a safetensors file, or a truncated one".to_owned()))?;
-        let (header, data) = bytes[8..].split_at(length);
-        let header: Map<String, Value> =
-            serde_json::from_slice(header).map_err(|e| refuse(e.to_string()))?;
-        let data_begin = 8 + length;
-        for (name, entry) in header {
-            if name == "__metadata__" {
-                continue;
-            }
-            let place = place(&name, &entry, data.len(), self.parts.len()).map_err(|detail| {
-                ModelError::Tensor {
-                    file: file.clone(),
-                    tensor: name.escape_debug().to_string(),
-                    detail,
+        let (length, header) =
+            SafeTensors::read_metadata(&bytes).map_err(|error| refuse(error.to_string()))?;
+        let data_begin = LENGTH_BYTES + length;
+        for (name, info) in header.tensors() {
+            let range = tensor_range(&name, info, self.parts.len());
+            let range = range.and_then(|range| {
+                let available = bytes.len() - data_begin;
+                if range.end > available {
+                    return Err(format!(
+                        "its data is beyond the {available} bytes there are"
+                    ));
                 }
+                Ok(TensorRange {
+                    begin: data_begin + range.begin,
+                    end: data_begin + range.end,
+                    ..range
+                })
+            });
+            let range = range.map_err(|detail| ModelError::Tensor {
+                file: file.clone(),
+                tensor: name.escape_debug().to_string(),
+                detail,
             })?;
-            let place = TensorRange {
-                begin: data_begin + place.begin,
-                end: data_begin + place.end,
-                ..place
-            };
             if self
                 .tensors
-                .insert(Arc::from(name.as_str()), place)
+                .insert(Arc::from(name.as_str()), range)
                 .is_some()
             {
                 return Err(refuse(format!(
@@ -138,63 +133,40 @@ impl Safetensors {
     }
 }
 
-/// One entry of a header; offsets are checked against the data's length and the shape.
-fn place(name: &str, entry: &Value, available: usize, part: usize) -> Result<TensorRange, String> {
-    let numbers = |key: &str| -> Option<Vec<usize>> {
-        let numbers = entry.get(key)?.as_array()?.iter();
-        numbers
-            .map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()))
-            .collect()
-    };
-    let dtype = entry.get("dtype").and_then(Value::as_str).unwrap_or("");
-    let shape = numbers("shape").ok_or("its shape cannot be read")?;
-    let offsets = numbers("data_offsets").unwrap_or_default();
-    let [begin, end] = offsets[..] else {
-        return Err("its data_offsets cannot be read".to_owned());
-    };
-    if begin > end || end > available {
-        return Err(format!(
-            "its data {begin}..{end} is beyond the {available} bytes there are"
-        ));
-    }
-    let ty = match dtype {
-        "F32" => QuantType::F32,
-        "F16" => QuantType::F16,
-        "BF16" => QuantType::BF16,
-        other => {
-            return Ok(TensorRange {
-                weight: Err(other.escape_debug().to_string()),
-                part,
-                begin,
-                end,
-            });
-        }
-    };
-    let (rows, cols) = match shape[..] {
-        [len] => (1, len),
-        [rows, cols] => (rows, cols),
-        _ => return Err(format!("{} dimensions, 1 or 2 are expected", shape.len())),
-    };
-    let wanted = rows
-        .checked_mul(cols)
-        .and_then(|n| n.checked_mul(ty.block_bytes()));
-    if rows == 0 || cols == 0 || wanted != Some(end - begin) {
-        return Err(format!(
-            "{} bytes for a {dtype} of shape {rows} x {cols}",
-            end - begin
-        ));
-    }
-    Ok(TensorRange {
-        weight: Ok(WeightRef {
-            name: Arc::from(name),
-            ty,
-            rows,
-            cols,
-        }),
+/// The range of a tensor in the data, and its weight.
+fn tensor_range(name: &str, info: &TensorInfo, part: usize) -> Result<TensorRange, String> {
+    let (begin, end) = info.data_offsets;
+    let range = |weight| TensorRange {
+        weight,
         part,
         begin,
         end,
-    })
+    };
+    let ty = match info.dtype {
+        Dtype::F32 => QuantType::F32,
+        Dtype::F16 => QuantType::F16,
+        Dtype::BF16 => QuantType::BF16,
+        other => return Ok(range(Err(format!("{other:?}")))),
+    };
+    let (rows, cols) = match info.shape[..] {
+        [len] => (1, len),
+        [rows, cols] => (rows, cols),
+        _ => {
+            return Err(format!(
+                "{} dimensions, 1 or 2 are expected",
+                info.shape.len()
+            ));
+        }
+    };
+    if rows == 0 || cols == 0 {
+        return Err(format!("an empty shape {rows} x {cols}"));
+    }
+    Ok(range(Ok(WeightRef {
+        name: Arc::from(name),
+        ty,
+        rows,
+        cols,
+    })))
 }
 
 /// The paths of all files, in name order.
