@@ -5,8 +5,8 @@
 //!
 //! Activations are rounded to signed bytes once per row, in blocks of 32 with one f32 scale each
 //! ([`activations`]). Weights are repacked at load to tiles of 16 rows ([`layout`], [`pack`]), so
-//! that one vector load serves 16 rows. Each output adds its blocks in ascending order, in f32 with one
-//! rounding per fused step:
+//! that one vector load serves 16 rows. Each output adds its blocks in ascending order, in f32 with
+//! one rounding per fused step:
 //!
 //! ```text
 //! one scale per block       m = f32(dot) * w

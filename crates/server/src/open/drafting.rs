@@ -130,8 +130,8 @@ impl Drafting {
         }
         tracing::warn!(
             "the draft is not used: drafts are wrong at times, and even one that never is would bring no more than \
-             {promise:.2} times the speed of plain decoding on this device, where {} are wanted to try; \
-             --ddtree-cost-stop off uses it all the same",
+             {promise:.2} times the speed of plain decoding on this device, where {} are wanted to \
+             try; --ddtree-cost-stop off uses it all the same",
             decode::MIN_SPEEDUP
         );
         drop(runner);

@@ -73,26 +73,6 @@ fn check(rule: &str, offenders: Vec<String>) {
     assert!(offenders.is_empty(), "{rule}:\n{}", offenders.join("\n"));
 }
 
-/// Like [`check`], for a rule that older code still breaks. `remaining.txt` records the number of
-/// places, which may only shrink.
-fn check_remaining(rule: &str, offenders: &[String]) {
-    let record = include_str!("remaining.txt");
-    let known = record
-        .lines()
-        .find_map(|line| line.strip_suffix(rule)?.trim().parse().ok());
-    let known: usize = known.unwrap_or(0);
-    let found = offenders.len();
-    let places = offenders.join("\n");
-    assert!(
-        found <= known,
-        "{rule}: {found} places, {known} are recorded:\n{places}"
-    );
-    assert!(
-        found == known,
-        "{rule}: {found} places are left, write that into remaining.txt"
-    );
-}
-
 #[test]
 fn the_top_level_is_the_agreed_list() {
     let mut extra: Vec<String> = tracked()
@@ -125,7 +105,7 @@ fn no_code_file_is_longer_than_the_limit() {
             (lines > MAX_LINES).then(|| format!("{name}: {lines} lines"))
         })
         .collect();
-    check_remaining("files stay under 600 lines", &long);
+    check("files stay under 600 lines", long);
 }
 
 #[test]

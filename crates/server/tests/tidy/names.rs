@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::source::{bool_matches, defined_types, sources};
-use super::{check_remaining, is_code, read, tracked};
+use super::{check, is_code, read, tracked};
 
 /// How often a type name may be defined in the workspace.
 const MAX_DEFINITIONS: usize = 2;
@@ -23,7 +23,7 @@ fn no_type_name_is_defined_more_than_twice() {
         .filter(|(_, files)| files.len() > MAX_DEFINITIONS)
         .map(|(name, files)| format!("{name}: {}", files.join(", ")))
         .collect();
-    check_remaining("a type name has at most two definitions", &often);
+    check("a type name has at most two definitions", often);
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn booleans_are_branched_on_with_if() {
                 .map(|line| format!("{}:{line}", source.name))
         })
         .collect();
-    check_remaining("`if`, not `match`, for a boolean", &matches);
+    check("`if`, not `match`, for a boolean", matches);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn lines_end_at_the_column_limit() {
             }
         }
     }
-    check_remaining("lines end at column 100 (Rust) or 120 (CUDA)", &long);
+    check("lines end at column 100 (Rust) or 120 (CUDA)", long);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn no_retired_word_is_used() {
             }
         }
     }
-    check_remaining("retired words stay retired", &found);
+    check("retired words stay retired", found);
 }
 
 /// Whether `line` contains `word` as a whole word; `_` separates the words of an identifier.
