@@ -15,7 +15,7 @@ use cuda::GpuProps;
 use cuda::Meter;
 use cuda::driver::{Buffer, Gpu};
 use cuda::launch::gemm::fused_layer::{
-    self, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
+    self, FusedLayer, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
     FusedLayerWorkspace, FusedMatrix, MAX_ROWS,
 };
 use cuda::launch::gemm::small_batch::{GemmScratch, scratch_bytes};
@@ -248,15 +248,20 @@ impl LayerBuffers {
                 down,
                 next: &layer.next,
             };
-            let place = (norms, &self.memory);
-            let mut chain =
-                fused_layer::launch(self.card, bucket, form, &products, self.halves.ptr(), place);
+            let layer = FusedLayer {
+                bucket,
+                matrices: &products,
+                norms,
+                buffers: &self.memory,
+                mixed: self.halves.ptr(),
+            };
+            let mut fused = fused_layer::launch(self.card, form, &layer);
             for (name, value) in extra {
-                chain.unit = chain.unit.define(name, value);
+                fused.unit = fused.unit.define(name, value);
             }
             [
                 convert(INNER, bucket, source, self.mixed.ptr(), halves),
-                chain,
+                fused,
             ]
         });
         launches.collect()

@@ -3,11 +3,12 @@
 use anyhow::Result;
 use contract::QuantType;
 use cuda::driver::Buffer;
+use cuda::launch::ffn::{self, GateUp};
 use cuda::launch::logits::{
     CaptureTarget, LogitsBuffers, LogitsReduction, capture_hidden_states, reduce,
 };
 use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, convert, rms_norm};
-use cuda::launch::{Unit, embedding, ffn};
+use cuda::launch::{Unit, embedding};
 
 use super::{Bench, Work};
 
@@ -85,7 +86,11 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         offset: HIDDEN,
         to_feature_pool: false,
     };
-    let halves = (both.ptr(), both.ptr_at(FFN), 2 * FFN);
+    let halves = GateUp {
+        gate: both.ptr(),
+        up: both.ptr_at(FFN),
+        stride: 2 * FFN,
+    };
     let ty = QuantType::Q4_K;
     let table = bench.gpu.filled::<u8>(ty.row_bytes(HIDDEN), 0x11)?;
     let n = rows * HIDDEN;

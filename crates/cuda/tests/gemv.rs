@@ -11,7 +11,7 @@ use contract::QuantType;
 use contract::quant::quantize_row;
 use cuda::GpuProps;
 use cuda::driver::Buffer;
-use cuda::launch::ffn;
+use cuda::launch::ffn::{self, GateUp};
 use cuda::launch::gemm::gemv::{self, GemvEpilogue, GemvInput};
 use cuda::launch::gemm::small_batch::{self, GemmEpilogue, GemmInputs, GemmMatrix, GemmScratch};
 use cuda::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
@@ -287,7 +287,11 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
             f16: expected.ptr(),
             ..ActivationBuffers::default()
         };
-        let from = (projected[0].ptr(), projected[1].ptr(), width);
+        let from = GateUp {
+            gate: projected[0].ptr(),
+            up: projected[1].ptr(),
+            stride: width,
+        };
         launches.push(ffn::swiglu(width, 1, fixture.source(), from, out));
         let input = GemvInput::RmsNorm {
             row: row.ptr(),

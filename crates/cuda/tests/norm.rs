@@ -8,7 +8,7 @@ mod fixtures {
 }
 
 use cpu::reference::{activation, norm};
-use cuda::launch::ffn;
+use cuda::launch::ffn::{self, GateUp};
 use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, convert, rms_norm};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, chunk, star, step};
@@ -222,11 +222,12 @@ fn swiglu_matches_reference() {
             gpu.upload(&gate).unwrap(),
             gpu.upload(&up).unwrap(),
         );
-        let from = if packed {
+        let (gate, up, stride) = if packed {
             (a.ptr(), a.ptr_at(width), 2 * width)
         } else {
             (b.ptr(), c.ptr(), width)
         };
+        let from = GateUp { gate, up, stride };
         let out = poisoned::<f32>(&gpu, rows * width);
         gpu.launch(&[ffn::swiglu(
             width,

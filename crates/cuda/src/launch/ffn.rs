@@ -3,6 +3,17 @@
 use super::norm::{ActivationBuffers, RowSource};
 use super::{Args, Launch, Unit};
 
+/// Outputs of the gate and up projections: f32 rows, `stride` floats apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GateUp {
+    /// Address of the gate's rows.
+    pub gate: u64,
+    /// Address of up's rows.
+    pub up: u64,
+    /// Floats from a row to the next of either.
+    pub stride: usize,
+}
+
 /// `silu(gate) * up` into `out`, `width` values a row.
 ///
 /// `gate` and `up` are f32 rows, `stride` floats apart: two matrices, or two halves of one.
@@ -10,9 +21,10 @@ pub fn swiglu(
     width: usize,
     rows: usize,
     source: RowSource,
-    (gate, up, stride): (u64, u64, usize),
+    from: GateUp,
     out: ActivationBuffers,
 ) -> Launch {
+    let GateUp { gate, up, stride } = from;
     assert!(
         stride >= width,
         "rows of {width} values cannot be {stride} apart"

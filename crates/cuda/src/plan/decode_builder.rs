@@ -8,11 +8,12 @@ use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
 use super::select::{Depth, StepSize, decode_attention, gated_delta_decode};
 use super::{Plan, PlanContext, attention_config};
 use crate::launch::attention::{self, Cache, DecodeBuffers, Positions, Projections, Shape};
+use crate::launch::ffn::{self, GateUp};
 use crate::launch::gated_delta::{self, Layer, TreeLaunch, TreeStep};
 use crate::launch::gemm::small_batch::GemmEpilogue;
 use crate::launch::logits::{self, CaptureTarget};
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
-use crate::launch::{Launch, embedding, ffn};
+use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
 use crate::state::{DeltaGroup, LayerState};
@@ -336,8 +337,11 @@ impl DecodeBuilder<'_> {
         let width = w.gate.rows;
         let projected = self.project(&y, &input_projections, arena);
         let out = ActivationFormats::of([w.down.kind]).allocate(arena, self.rows, width);
-        let (gate, up) = (projected[0], projected[1]);
-        let from = (gate, up, width);
+        let from = GateUp {
+            gate: projected[0],
+            up: projected[1],
+            stride: width,
+        };
         self.push(ffn::swiglu(width, self.rows, self.source, from, out));
         self.add(&out, w.down);
     }

@@ -5,7 +5,7 @@ use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
 use super::select::may_use_fused_layer;
 use crate::launch::gemm::fused_layer::{
-    self, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
+    self, FusedLayer, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
     FusedLayerWorkspace, MAX_ROWS,
 };
 use crate::launch::gemm::small_batch::GemmScratch;
@@ -208,15 +208,14 @@ impl DecodeBuilder<'_> {
                 eps: self.eps,
             };
             let products = layer.products(&outs);
-            let place = (norms, &memory);
-            self.push(fused_layer::launch(
-                gpu,
-                rows,
-                fused_layers.form,
-                &products,
-                mixed.f16,
-                place,
-            ));
+            let fused = FusedLayer {
+                bucket: rows,
+                matrices: &products,
+                norms,
+                buffers: &memory,
+                mixed: mixed.f16,
+            };
+            self.push(fused_layer::launch(gpu, fused_layers.form, &fused));
             end(self, i);
         }
     }

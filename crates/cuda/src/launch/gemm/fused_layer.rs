@@ -98,6 +98,21 @@ pub struct FusedLayerBuffers {
     pub scratch: GemmScratch,
 }
 
+/// One fused layer of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FusedLayer<'a> {
+    /// Rows, padding included.
+    pub bucket: usize,
+    /// Its matrices and those of the next projections.
+    pub matrices: &'a FusedLayerMatrices<'a>,
+    /// Its norms.
+    pub norms: FusedLayerNorms,
+    /// Device memory.
+    pub buffers: &'a FusedLayerBuffers,
+    /// The mixer's output, f16 `[bucket][out.cols]`.
+    pub mixed: u64,
+}
+
 /// Memory of fused layers alone, whatever their rows: [`FusedLayerWorkspace::bytes`] bytes, zero
 /// before and after each launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -434,18 +449,18 @@ fn f32_params(
     words
 }
 
-/// One fused layer on the rows of `bucket`; `mixed`: the mixer's output, f16 `[bucket][out.cols]`.
+/// The launch of one fused layer.
 ///
 /// # Panics
 /// If the matrices do not [`fits`], or their kinds are not those of `form`.
-pub fn launch(
-    gpu: GpuProps,
-    bucket: usize,
-    form: FusedLayerConfig,
-    products: &FusedLayerMatrices<'_>,
-    mixed: u64,
-    (norms, memory): (FusedLayerNorms, &FusedLayerBuffers),
-) -> Launch {
+pub fn launch(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -> Launch {
+    let FusedLayer {
+        bucket,
+        matrices: products,
+        norms,
+        buffers: memory,
+        mixed,
+    } = *layer;
     assert!(
         (1..=MAX_ROWS).contains(&bucket),
         "a bucket of {bucket} rows"
