@@ -2,9 +2,8 @@
 //
 // Work items of a tree, each for one KV head:
 //   shared   a split, or tile t - 1 for the nodes in the tile of the root; ITEM_NODES nodes; committed keys only
-//   private  one tile for up to ITEM_NODES nodes of one path: its committed keys, then those of the path, gathered row
-//   by
-//            row. Nodes earlier on the path share the tile; later keys are masked.
+//   private  one tile for up to ITEM_NODES nodes of one path: its committed keys, then the keys of the path, gathered
+//            row by row. Nodes earlier on the path share the tile; later keys are masked.
 // Nodes past the root's tile share the splits of the other nodes as long as both cuts agree.
 //
 // Blocks take units of shared items so that all blocks have about the same cost. A unit is one split of a tree, or the

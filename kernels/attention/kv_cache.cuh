@@ -7,12 +7,10 @@
 //   Q8_0   value = d * q          32 signed bytes
 //   Q4_0   value = d * (q - 8)    byte j: value j in the low nibble, value j + 16 in the high one
 //   Q4_1   value = d * q + m      the same; scales are pairs d, m
-//   Q5_0   value = d * (q - 16)   nibbles as Q4_0; after the nibbles of the row, one word per block with the fifth
-//   bits:
-//   Q5_1   value = d * q + m      value 16 h + 4 t + r has bit 4 (2 h + r % 2) + t + 16 (r / 2)
-//   TQ3_0  value = norm * level   three words: nibble n of word w has the code of value 8 w + n in its low bits, and
-//   its
-//                                 high bit is bit w of the code of value 24 + n; two norms per row, one per half
+//   Q5_0   value = d * (q - 16)   nibbles as Q4_0; one word of fifth bits per block follows the nibbles of the row
+//   Q5_1   value = d * q + m      the same; value 16 h + 4 t + r has bit 4 (2 h + r % 2) + t + 16 (r / 2) of the word
+//   TQ3_0  value = norm * level   three words: the low bits of nibble n of word w are the code of value 8 w + n,
+//                                 its high bit is bit w of the code of value 24 + n; two norms per row, one per half
 // Rows are multiples of 16 bytes. cuda::launch::attention::rows converts between these bytes and the formats' own.
 // Reference cpu::reference::kv; test attention::extreme_rows_are_stored_as_the_codec_stores_them.
 #pragma once

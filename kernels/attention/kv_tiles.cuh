@@ -5,8 +5,7 @@
 //
 // Keys are the B operand of Q K^T (k = head dims). The order of dims is free as long as Q has the same:
 //   F16, BF16, Q8_0   lane t of a quad holds dims 32 b + 8 t .. + 8 of block b, four per K-step
-//   Q4, Q5            lane t holds bytes 4 t .. + 4: dims 32 b + 4 t + {0, 2, 1, 3} in the first K-step, 16 more in the
-//   next
+//   Q4, Q5            lane t holds bytes 4 t .. + 4: dims 32 b + 4 t + {0, 2, 1, 3}, then 16 more in the next K-step
 //   TQ3_0             lane t holds nibbles 2 t and 2 t + 1 of every word: dims 32 b + 8 i + 2 t + {0, 1} in pair i
 // Values are the B operand of P V (k = keys, in order; n = 32 dims in four n8 tiles):
 //   F16, BF16, TQ3_0 tile i, column n: dim 8 i + n      Q8_0: 4 n + i      Q4, Q5: 2 n + i % 2 + 16 (i / 2)

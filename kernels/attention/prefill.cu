@@ -97,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
 
-    // Chunk 2k + c of a row is at (2k) ^ (c ^ row & 7), so a lane's address is one base with bits flipped by 32 * (k %
-    // 4).
+    // Chunk 2k + c of a row is at (2k) ^ (c ^ row & 7).
+    // So a lane's address is one base with bits flipped by 32 * (k % 4).
     const u32 q_lane = smem_q + (warp * 16 + lane % 16) * (2 * HEAD_DIM) + ((lane / 16 ^ lane & 7) << 4);
     const u32 k_lane = smem_k + (lane / 16 * 8 + lane % 8) * (2 * HEAD_DIM) + ((lane / 8 % 2 ^ lane & 7) << 4);
     const u32 v_lane = smem_v + (lane % 16) * (2 * HEAD_DIM) + ((lane / 16 ^ lane & 7) << 4);

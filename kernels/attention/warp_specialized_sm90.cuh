@@ -2,8 +2,8 @@
 // accumulate 128 of the 256 dims each. Shared by decode_tree_warp_specialized_sm90.cu and decode_fixed_splits_sm90.cu,
 // which differ in how they cut the work.
 //
-//   S^T[64 keys][QUERY_COLUMNS] = K Q^T     P = 2^(c S - m)     O^T[256 dims][QUERY_COLUMNS] += V^T P^T     c = scale
-//   log2 e
+//   S^T[64 keys][QUERY_COLUMNS] = K Q^T     P = 2^(c S - m), c = scale log2 e
+//   O^T[256 dims][QUERY_COLUMNS] += V^T P^T
 //
 // Each key and value is dequantized once for all columns of a block. P is double-buffered in shared memory: the softmax
 // warpgroup makes P of tile j + 1 while the PV warpgroups accumulate tile j.
@@ -14,8 +14,8 @@
 //
 // Shared memory: Q [4][QUERY_COLUMNS][64] f16, P [2][QUERY_COLUMNS][64] f16 (128-byte swizzle), K_STAGES tiles of keys,
 // V_STAGES tiles of values, SoftmaxState.
-// Needs: the defines of swapped_operands_sm90.cuh and kv_range.cuh, K_STAGES, V_STAGES. Blocks of 384 threads, arch
-// sm_90a.
+// Needs: the defines of swapped_operands_sm90.cuh and kv_range.cuh, K_STAGES, V_STAGES. Blocks of 384 threads.
+// arch sm_90a
 #pragma once
 #include "attention/swapped_operands_sm90.cuh"
 #include "attention/kv_range.cuh"
@@ -209,8 +209,7 @@ __device__ __forceinline__ float row_sum_of_column(const SoftmaxState& softmax, 
     return sum;
 }
 
-// sums[64 dims][QUERY_COLUMNS] += V^T P^T over 16 keys; `low`, `high` are the value fragments of 16 dims and the next
-// 16.
+// sums[64 dims][QUERY_COLUMNS] += V^T P^T over 16 keys; `low` and `high` are the value fragments of dims 0..16, 16..32.
 __device__ __forceinline__ void pv_mma_step(float (&sums)[4 * N8_TILES], const u32 (&low)[2], const u32 (&high)[2],
                                             u64 p) {
     wgmma_fence();

@@ -27,11 +27,10 @@ typedef unsigned long long u64;
 #define HAS_BULK 0
 #endif
 
-// ---- programmatic dependent launch (sm_90 and up, with -DPDL)
-// ---------------------------------------------------------
+// ---- programmatic dependent launch (sm_90 and up, with -DPDL) ------------------------------------------------------
 
-// The dependency wait. Before it, nothing that an earlier kernel wrote may be read, and nothing it reads may be
-// written.
+// The dependency wait. Before it, nothing that an earlier kernel wrote may be read.
+// Nothing that an earlier kernel reads may be written before it.
 __device__ __forceinline__ void pdl_wait() {
 #if HAS_BULK && defined(PDL)
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -50,8 +49,7 @@ __device__ __forceinline__ void pdl_launch() {
 #endif
 }
 
-// ---- conversions
-// -----------------------------------------------------------------------------------------------------
+// ---- conversions ---------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float f16_to_f32(u16 h) {
     float f;
@@ -99,16 +97,15 @@ __device__ __forceinline__ u32 f16x2_fma(u32 a, u32 b, u32 c) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
-// prmt in its default mode: each selector nibble names a byte of (b:a); its top bit replicates that byte's sign
-// instead.
+// prmt in its default mode: each selector nibble names a byte of (b:a).
+// Its top bit replicates that byte's sign instead.
 __device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 selector) {
     u32 d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
     return d;
 }
 
-// ---- tensor cores: c += a * b
-// ----------------------------------------------------------------------------------------
+// ---- tensor cores: c += a * b --------------------------------------------------------------------------------------
 
 // m16n8k16, f16 into f32. Two values of k per register: a0, a1 k = 2t.., a2, a3 k = 8 + 2t..; b0, b1 alike.
 __device__ __forceinline__ void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -128,8 +125,7 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], u32 a0, u32 a1, u32 a2, 
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// ---- shared memory
-// ---------------------------------------------------------------------------------------------------
+// ---- shared memory -------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return u32(__cvta_generic_to_shared(p)); }
 
@@ -152,8 +148,7 @@ __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 address) {
 // threadIdx.x / 32 it takes the warp for divergent and reconverges before each shuffle, vote and MMA.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(WARP_ALL, int(threadIdx.x / 32), 0); }
 
-// ---- reductions, always in the same order
-// ----------------------------------------------------------------------------
+// ---- reductions, always in the same order --------------------------------------------------------------------------
 
 // Every lane gets the result: lanes 16, 8, 4, 2, 1 apart, in this order.
 __device__ __forceinline__ float warp_sum(float v) {
@@ -191,8 +186,7 @@ __device__ __forceinline__ float block_max(float v, float* warp_results) {
     return max;
 }
 
-// ---- elementwise functions
-// -------------------------------------------------------------------------------------------
+// ---- elementwise functions -----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }

@@ -3,11 +3,10 @@
 // Names are those of the PTX ISA and of CUTLASS. A shared-memory address is a 32-bit shared-window address
 // (`shared_address`). Which one orders what:
 //   named barrier    threads of a block, 16 per block (id 0 is __syncthreads); `arrive` does not wait
-//   mbarrier         threads and asynchronous copies of a block or cluster; a wait names the parity of the phase to
-//                    complete
-//   fence.proxy      writes of threads before reads by the copy engine or by wgmma (the asynchronous proxy), and the
-//   reverse ready flag       one block to another, in band: a word of +0.0 is "not ready", so data needs no flag beside
-//   it semaphore        one block to another, by acquire and release of a counter in device memory
+//   mbarrier         threads and asynchronous copies of a block or cluster; a wait names the parity of its phase
+//   fence.proxy      writes of threads before reads by the asynchronous proxy (copy engine, wgmma), and the reverse
+//   ready flag       one block to another, in band: a word of +0.0 is "not ready", so data needs no extra flag
+//   semaphore        one block to another, by acquire and release of a counter in device memory
 //   cluster barrier  all threads of a cluster
 // Architecture floor: sm_80; mbarriers, bulk copies and clusters need sm_90, register reallocation sm_90a.
 #pragma once
@@ -329,9 +328,9 @@ __device__ __forceinline__ void semaphore_release(int* semaphore, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(semaphore), "r"(value) : "memory");
 }
 
-// A barrier of all blocks of a grid, which must be resident at once: a word whose top bit flips when the last block has
-// arrived (block 0 adds what flips it, less the ones of the other blocks). Either value may be there at first; no
-// reset.
+// A barrier of all blocks of a grid, which must be resident at once. Its word's top bit is the phase; it flips when the
+// last block has arrived. Each block but block 0 adds 1; block 0 adds 2^31 less their number. The first phase may have
+// either value, so the word needs no reset.
 __device__ __forceinline__ u32 grid_barrier_phase(const u32* barrier) {
     u32 v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(barrier) : "memory");

@@ -25,8 +25,7 @@
 // A node's sums do not depend on the number of nodes, but they differ from decode_wy_tree.cu. A node with a non-finite
 // key, value or gate is excluded, and it and its descendants get NaN; nothing else changes. A value that overflows only
 // in the solver may also spoil other nodes in the same value column. G is in fixed point (2^-40), so sums along paths
-//      are exact in
-// any order.
+// are exact in any order.
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "common/wgmma_sm90.cuh"

@@ -4,10 +4,15 @@
 // state   [slot][layer][V_HEADS][128 v][128 k] f32: transposed, k runs fastest
 // window  [slot][layer][3][CHANNELS] f32: convolution inputs before the committed position, oldest first
 // factors [slot][layer][node][NODE_FLOATS] f32: WY factors of a node, stored in place of a state, in this order:
-//   k [K_HEADS][128] normalized, u [V_HEADS][128], g [V_HEADS] (padded to a multiple of 32), x [CHANNELS] convolution
-//   input
-// mixed_qkv [row][CHANNELS] f32: q [K_HEADS][128] (normalized, / sqrt(128)), k [K_HEADS][128] (normalized), v
-// [V_HEADS][128] gates   [row][2][V_HEADS] f32: g (log decay, at most 0), then beta
+//   k [K_HEADS][128] normalized
+//   u [V_HEADS][128]
+//   g [V_HEADS], padded to a multiple of 32
+//   x [CHANNELS], the convolution input
+// mixed_qkv [row][CHANNELS] f32, in this order:
+//   q [K_HEADS][128] normalized, / sqrt(128)
+//   k [K_HEADS][128] normalized
+//   v [V_HEADS][128]
+// gates   [row][2][V_HEADS] f32: g (log decay, at most 0), then beta
 #pragma once
 
 #define HEAD_DIM 128
