@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 45] = [
+const HOMES: [(&str, &[&str]); 46] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -58,6 +58,7 @@ const HOMES: [(&str, &[&str]); 45] = [
     ("minijinja-contrib", &["chat"]),
     ("nvml-wrapper", &["cuda"]),
     ("rand", &["server"]),
+    ("regex", &["chat"]),
     ("safetensors", &["model"]),
     ("sd-notify", &["server"]),
     ("serde", &["chat", "model", "server"]),

@@ -182,7 +182,8 @@ fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
-        Value::Number(number) if number.is_f64() => "a fractional number",
+        Value::Number(number) if number.as_f64().is_none() => "a number beyond 1e308",
+        Value::Number(_) if integer(value).is_none() => "a fractional number",
         Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "an array",

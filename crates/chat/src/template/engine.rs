@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, Value as Jinja, ValueKind, from_args};
+use minijinja::value::{Value as Jinja, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State};
 use serde_json::{Map, Value};
 
 use super::bounded::{self, BoundedProgram};
 use super::limits::{self, OverLimit};
+use super::value::from_json;
 use super::{clock, filters, python, tojson};
 use crate::error::ChatError;
 
@@ -112,8 +113,8 @@ impl CompiledTemplate {
             Jinja::from_function(move |format: Cow<'_, str>| clock::strftime(now_unix, &format));
         let own = [
             (limits::INPUT_BYTES, Jinja::from(variables.text_bytes())),
-            ("messages", Jinja::from(Serde(variables.messages))),
-            ("tools", Jinja::from(Serde(variables.tools))),
+            ("messages", from_json(variables.messages)),
+            ("tools", from_json(variables.tools)),
             ("documents", Jinja::from(())),
             (
                 "add_generation_prompt",
@@ -124,7 +125,7 @@ impl CompiledTemplate {
         let further = variables
             .further
             .iter()
-            .map(|(name, value)| (name.as_str(), Jinja::from(Serde(value))));
+            .map(|(name, value)| (name.as_str(), from_json(value)));
         let context = Jinja::from_pairs(further.chain(own));
         let mut text = String::new();
         minijinja::machinery::eval(

@@ -13,6 +13,7 @@ mod mask;
 mod probe;
 mod python;
 mod tojson;
+mod value;
 
 use std::ops::Range;
 

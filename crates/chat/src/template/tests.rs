@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::conversation::{Message, ToolCall};
 use crate::error::ErrorKind;
+use crate::request::ConversationPolicy;
 use crate::test_fixtures;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
@@ -307,4 +308,35 @@ fn tool_template_is_used_with_tools() {
         .tools
         .push(json!({"type": "function", "function": {"name": "f"}}));
     assert_eq!(template.render(&conversation).unwrap().text, "with tools");
+}
+
+#[test]
+fn integers_of_any_size_keep_their_digits_in_prompts() {
+    for digits in [
+        "5",
+        "-9223372036854775809",
+        "340282366920938463463374607431768211456",
+        "123456789012345678901234567890123456789012345678901234567890",
+    ] {
+        let body = format!(
+            r#"{{"messages": [
+                {{"role": "user", "content": "x"}},
+                {{"role": "assistant", "tool_calls": [{{"function": {{
+                    "name": "f", "arguments": "{{\"n\": {digits}, \"l\": [{digits}]}}"}}}}]}}],
+                "tools": [{{"type": "function", "function": {{
+                    "name": "f", "parameters": {{"maximum": {digits}}}}}}}]}}"#
+        );
+        let request = crate::openai::request::chat_request(body.as_bytes()).unwrap();
+        let conversation = request
+            .conversation(&ConversationPolicy::default())
+            .unwrap();
+        let source = "{% set a = messages[1].tool_calls[0].function.arguments %}\
+            {{ a.n }} {{ a }} {{ a | tojson }} {{ tools[0].function.parameters | tojson }}";
+        let template = ChatTemplate::from_source(source, &test_fixtures::vocab()).unwrap();
+        let expected = format!(
+            "{digits} {{'n': {digits}, 'l': [{digits}]}} \
+            {{\"n\": {digits}, \"l\": [{digits}]}} {{\"maximum\": {digits}}}"
+        );
+        assert_eq!(template.render(&conversation).unwrap().text, expected);
+    }
 }

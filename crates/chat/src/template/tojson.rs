@@ -5,6 +5,7 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind, State};
 
+use super::value::large_integer;
 use super::{limits, python};
 
 /// The layout of JSON.
@@ -107,6 +108,10 @@ impl JsonLayout {
                 })?;
             }
             _ => {
+                if let Some(digits) = large_integer(value) {
+                    out.push_str(digits);
+                    return Ok(());
+                }
                 return Err(Error::new(
                     ErrorKind::BadSerialization,
                     format!("a value of kind {} cannot be written as JSON", value.kind()),

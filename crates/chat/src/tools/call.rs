@@ -8,7 +8,7 @@ use super::ToolSet;
 use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_call::JsonCallParser;
 use super::prefix::{PrefixMatch, leading_blank_len, match_prefix};
-use super::xml_call::XmlCallParser;
+use super::xml_call::{Names, XmlCallParser};
 
 /// How a call starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,12 +41,30 @@ impl CallStart {
     pub(crate) fn needs_line_start(&self) -> bool {
         !matches!(self, CallStart::CallTag | CallStart::CodeTag)
     }
+
+    /// Whether it counts inside code if a declared tool's function tag follows.
+    pub(crate) fn may_stand_in_code(&self) -> bool {
+        *self == CallStart::CallTag
+    }
+}
+
+/// What may follow the call tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallScope {
+    /// Either form, of a tool of any name.
+    Any,
+    /// A function tag of a tool of any name: in the middle of a line of reasoning, where JSON in
+    /// tags is a quotation.
+    Function,
+    /// A function tag of a declared tool: in code, where other calls are quotations.
+    DeclaredFunction,
 }
 
 /// A call being parsed.
 #[derive(Debug)]
 pub(crate) struct CallParser {
     call_start: CallStart,
+    scope: CallScope,
     form: CallForm,
     markup: Arc<ModelMarkup>,
 }
@@ -59,9 +77,14 @@ enum CallForm {
 }
 
 impl CallParser {
-    pub(crate) fn new(call_start: CallStart, markup: &Arc<ModelMarkup>) -> CallParser {
+    pub(crate) fn new(
+        call_start: CallStart,
+        scope: CallScope,
+        markup: &Arc<ModelMarkup>,
+    ) -> CallParser {
         CallParser {
             call_start,
+            scope,
             form: CallForm::Unknown,
             markup: Arc::clone(markup),
         }
@@ -96,7 +119,11 @@ impl CallParser {
         let call_start = self.call_start.text(tags);
         let inside = text.get(call_start.len()..)?;
         match &self.call_start {
-            CallStart::Function => Some(CallForm::Xml(XmlCallParser::function(0, &self.markup))),
+            CallStart::Function => Some(CallForm::Xml(XmlCallParser::function(
+                0,
+                Names::Declared,
+                &self.markup,
+            ))),
             CallStart::Bare => Some(CallForm::Json(JsonCallParser::new(0, None, &self.markup))),
             CallStart::Named(name) => {
                 let start = call_start.len() + leading_blank_len(inside);
@@ -118,6 +145,9 @@ impl CallParser {
                     _ => &tags.close,
                 };
                 if rest.starts_with('{') {
+                    if self.scope != CallScope::Any {
+                        return Some(CallForm::Unknown);
+                    }
                     return Some(CallForm::Json(JsonCallParser::new(
                         start,
                         Some(closing.clone()),
@@ -126,7 +156,16 @@ impl CallParser {
                 }
                 match match_prefix(rest, &tags.function_open) {
                     PrefixMatch::Yes => {
-                        Some(CallForm::Xml(XmlCallParser::function(start, &self.markup)))
+                        let names = if self.scope == CallScope::DeclaredFunction {
+                            Names::Declared
+                        } else {
+                            Names::Any
+                        };
+                        Some(CallForm::Xml(XmlCallParser::function(
+                            start,
+                            names,
+                            &self.markup,
+                        )))
                     }
                     PrefixMatch::Partial => None,
                     PrefixMatch::No => Some(CallForm::Unknown),

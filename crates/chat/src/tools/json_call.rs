@@ -5,10 +5,11 @@ use std::sync::Arc;
 use contract::ModelMarkup;
 use serde_json::Value;
 
-use super::ToolSet;
 use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_repair::{JsonRepair, UnrepairableAt};
 use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
+use super::{ToolSet, may_name_a_tool};
+use crate::stop::partial_match_len;
 
 /// Longer names are not names.
 const MAX_NAME_BYTES: usize = 256;
@@ -80,19 +81,22 @@ impl JsonCallParser {
         tools: &ToolSet,
         events: &mut Vec<CallEvent>,
     ) -> (usize, CallStatus) {
+        let is_tagged = self.closing.is_some();
         let mut at = 0;
         loop {
             let rest = &text[at..];
             match &mut self.phase {
                 JsonCallPhase::Head { start } => match read_head(&text[*start..]) {
-                    ObjectHead::NameFirst { name, arguments } => match tools.find(&name) {
-                        Some(tool) => {
-                            events.push(CallEvent::Name(tool.name.clone()));
-                            at = *start + arguments;
-                            self.phase = JsonCallPhase::Arguments(JsonRepair::default());
+                    ObjectHead::NameFirst { name, arguments } => {
+                        match called_tool(&name, tools, is_tagged) {
+                            Some(name) => {
+                                events.push(CallEvent::Name(name));
+                                at = *start + arguments;
+                                self.phase = JsonCallPhase::Arguments(JsonRepair::default());
+                            }
+                            None => return (0, CallStatus::NotACall),
                         }
-                        None => return (0, CallStatus::NotACall),
-                    },
+                    }
                     ObjectHead::TooShort if end.is_none() => return (0, CallStatus::NeedsText),
                     ObjectHead::TooShort => return (0, CallStatus::NotACall),
                     ObjectHead::OtherOrder if self.closing.is_none() => {
@@ -123,22 +127,23 @@ impl JsonCallParser {
                     let Some((name, arguments)) = read_whole(out) else {
                         return (0, CallStatus::NotACall);
                     };
-                    let Some(tool) = tools.find(&name) else {
+                    at = *scanned;
+                    let Some(name) = called_tool(&name, tools, is_tagged) else {
                         return (0, CallStatus::NotACall);
                     };
-                    events.push(CallEvent::Name(tool.name.clone()));
+                    events.push(CallEvent::Name(name));
                     events.push(CallEvent::Arguments(arguments));
-                    at = *scanned;
                     self.phase = JsonCallPhase::Closing;
                 }
                 JsonCallPhase::Arguments(json) => {
                     let mut out = String::new();
-                    match json.push(rest, &mut out) {
+                    let limit = ArgumentsLimit::find(rest, self.closing.as_deref(), end);
+                    match json.push(&rest[..limit.n_bytes], &mut out) {
                         Ok(n_bytes) => {
                             at += n_bytes;
                             if json.is_done() {
                                 self.phase = JsonCallPhase::Rest(None);
-                            } else if end == Some(ReplyEnd::Eos) {
+                            } else if limit.is_closed || end == Some(ReplyEnd::Eos) {
                                 json.close(&mut out);
                                 self.repaired = true;
                                 self.phase = JsonCallPhase::Closing;
@@ -229,6 +234,48 @@ impl JsonCallParser {
             self.complete()
         };
         (text.len(), status)
+    }
+}
+
+/// The name of the called tool. Between tags it need not be declared: the client learns that the
+/// model called a tool it does not have.
+fn called_tool(name: &str, tools: &ToolSet, is_tagged: bool) -> Option<String> {
+    match tools.find(name) {
+        Some(tool) => Some(tool.name.clone()),
+        None => (is_tagged && may_name_a_tool(name)).then(|| name.to_owned()),
+    }
+}
+
+/// The text that can belong to the arguments.
+struct ArgumentsLimit {
+    n_bytes: usize,
+    /// Whether the closing tag follows. It ends arguments of any state: on a line of its own it is
+    /// no JSON, not even inside a string.
+    is_closed: bool,
+}
+
+impl ArgumentsLimit {
+    fn find(text: &str, closing: Option<&str>, end: Option<ReplyEnd>) -> ArgumentsLimit {
+        let Some(closing) = closing else {
+            return ArgumentsLimit {
+                n_bytes: text.len(),
+                is_closed: false,
+            };
+        };
+        let closing = format!("\n{closing}");
+        match text.find(&closing) {
+            Some(n_bytes) => ArgumentsLimit {
+                n_bytes,
+                is_closed: true,
+            },
+            None => ArgumentsLimit {
+                n_bytes: match end {
+                    Some(_) => text.len(),
+                    None => text.len() - partial_match_len(text, &[&closing]),
+                },
+                is_closed: false,
+            },
+        }
     }
 }
 

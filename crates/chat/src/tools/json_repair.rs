@@ -391,7 +391,11 @@ fn strict_number(text: &str) -> Option<String> {
         number.push('0');
     }
     let value: serde_json::Value = serde_json::from_str(&number).ok()?;
-    value.is_number().then_some(number)
+    let is_integer = number
+        .bytes()
+        .all(|byte| byte == b'-' || byte.is_ascii_digit());
+    // An integer of any size keeps its digits; another number must be in range.
+    (is_integer || value.as_f64().is_some()).then_some(number)
 }
 
 /// `letter` as written inside a JSON string.

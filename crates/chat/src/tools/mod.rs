@@ -4,6 +4,7 @@ mod call;
 mod event;
 mod json_call;
 mod json_repair;
+mod literals;
 mod prefix;
 mod schema;
 mod xml_call;
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-pub(crate) use self::call::{CallParser, CallStart};
+pub(crate) use self::call::{CallParser, CallScope, CallStart};
 pub use self::event::ReplyEnd;
 pub(crate) use self::event::{CallEvent, CallStatus};
 pub(crate) use self::schema::{percent_decoded, resolve_pointer};
@@ -109,6 +110,13 @@ impl ToolSet {
     pub fn iter(&self) -> impl Iterator<Item = &Tool> {
         self.tools.iter()
     }
+}
+
+/// Whether a tool could have this name, declared or not.
+fn may_name_a_tool(name: &str) -> bool {
+    let is_part = |letter: char| letter.is_alphanumeric() || "_-.:/".contains(letter);
+    name.starts_with(|letter: char| letter.is_alphanumeric() || letter == '_')
+        && name.chars().all(is_part)
 }
 
 fn fold(name: &str) -> String {

@@ -1,8 +1,9 @@
 //! Converts parameter text to JSON by the parameter's schema.
 
+use regex::Regex;
 use serde_json::Value;
 
-use super::json_repair;
+use super::{json_repair, literals};
 
 /// Most references and alternatives to follow.
 const MAX_DEPTH: usize = 16;
@@ -19,11 +20,20 @@ enum JsonType {
     Array,
 }
 
+/// The types that a schema allows, in its order; `None` if it allows all.
+type AllowedTypes = Option<Vec<JsonType>>;
+
 /// The parameter schemas of one tool.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ParameterSchemas {
     /// The whole schema; references point into it.
     root: Value,
+}
+
+/// What a parameter's text may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ParameterType {
+    types: AllowedTypes,
 }
 
 impl ParameterSchemas {
@@ -33,42 +43,95 @@ impl ParameterSchemas {
         }
     }
 
-    /// The schema of one parameter.
-    fn schema(&self, key: &str) -> Option<&Value> {
-        resolve(&self.root, &self.root, 0)?
-            .get("properties")?
-            .get(key)
-    }
-
     /// Whether the tool declares a parameter of that name.
     pub(crate) fn declares(&self, key: &str) -> bool {
-        self.schema(key).is_some()
+        self.named(&self.root, key, 0).is_some()
     }
 
-    /// Whether the parameter is only a string, so that it can be streamed.
-    pub(crate) fn is_text(&self, key: &str) -> bool {
-        let Some(schema) = self.schema(key) else {
-            return false;
-        };
-        let mut types = Vec::new();
-        collect_types(schema, &self.root, 0, &mut types);
-        !types.is_empty() && types.iter().all(|kind| *kind == JsonType::Text)
+    /// The type of a parameter. Without a schema it is text.
+    pub(crate) fn parameter(&self, key: &str) -> ParameterType {
+        let types = self
+            .named(&self.root, key, 0)
+            .or_else(|| self.additional(&self.root, 0).filter(Option::is_some))
+            .unwrap_or(Some(vec![JsonType::Text]));
+        ParameterType { types }
     }
 
-    /// The allowed types are tried in the schema's order; text that fits none stays a string.
-    /// Without a schema, valid JSON is taken as such.
-    pub(crate) fn value(&self, key: &str, text: &str) -> String {
-        let mut types = Vec::new();
-        if let Some(schema) = self.schema(key) {
-            collect_types(schema, &self.root, 0, &mut types);
+    /// The types of the property `key`, if `schema` names it: in any alternative, by name or by
+    /// pattern.
+    fn named(&self, schema: &Value, key: &str, depth: usize) -> Option<AllowedTypes> {
+        if depth >= MAX_DEPTH {
+            return None;
         }
+        let mut found: Option<AllowedTypes> = None;
+        let mut restrict = |types: AllowedTypes| {
+            found = Some(match found.take() {
+                None => types,
+                Some(other) => intersection(other, types),
+            });
+        };
+        if let Some(property) = schema.get("properties").and_then(|map| map.get(key)) {
+            restrict(types_of(property, &self.root, 0));
+        }
+        for (pattern, property) in members(schema, "patternProperties") {
+            if Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(key)) {
+                restrict(types_of(property, &self.root, 0));
+            }
+        }
+        if let Some(target) = reference(schema, &self.root)
+            && let Some(types) = self.named(target, key, depth + 1)
+        {
+            restrict(types);
+        }
+        for part in items(schema, "allOf") {
+            if let Some(types) = self.named(part, key, depth + 1) {
+                restrict(types);
+            }
+        }
+        for types in alternatives(schema, |part| self.named(part, key, depth + 1)) {
+            restrict(types);
+        }
+        found
+    }
+
+    /// The types of properties without a name of their own.
+    fn additional(&self, schema: &Value, depth: usize) -> Option<AllowedTypes> {
+        if depth >= MAX_DEPTH {
+            return None;
+        }
+        for key in ["additionalProperties", "unevaluatedProperties"] {
+            if let Some(more) = schema.get(key).filter(|more| more.is_object()) {
+                return Some(types_of(more, &self.root, 0));
+            }
+        }
+        let target = reference(schema, &self.root);
+        if let Some(types) = target.and_then(|target| self.additional(target, depth + 1)) {
+            return Some(types);
+        }
+        let mut parts = items(schema, "allOf").iter();
+        if let Some(types) = parts.find_map(|part| self.additional(part, depth + 1)) {
+            return Some(types);
+        }
+        alternatives(schema, |part| self.additional(part, depth + 1)).pop()
+    }
+}
+
+impl ParameterType {
+    /// Whether the parameter is only a string, so that it can be streamed.
+    pub(crate) fn is_text(&self) -> bool {
+        self.types.as_deref() == Some(&[JsonType::Text])
+    }
+
+    /// The allowed types are tried in the schema's order; text that fits none stays a string. If
+    /// all types are allowed, valid JSON is taken as such.
+    pub(crate) fn value(&self, text: &str) -> String {
         let trimmed = text.trim();
-        if types.is_empty() {
+        let Some(types) = &self.types else {
             return match serde_json::from_str::<Value>(trimmed) {
                 Ok(_) => trimmed.to_owned(),
                 Err(_) => quoted(text),
             };
-        }
+        };
         if types.contains(&JsonType::Null) && matches!(trimmed, "null" | "None") {
             return "null".to_owned();
         }
@@ -111,22 +174,14 @@ impl JsonType {
         let json = || serde_json::from_str::<Value>(trimmed).ok();
         match self {
             JsonType::Text => Some(quoted(text)),
-            JsonType::Integer => match json()? {
-                Value::Number(number) if !number.is_f64() => Some(trimmed.to_owned()),
-                Value::Number(number) => {
-                    let whole = number.as_f64()?;
-                    // Up to 2^53 every whole number is exact.
-                    (whole.fract() == 0.0 && whole.abs() <= 9_007_199_254_740_992.0)
-                        .then(|| format!("{whole:.0}"))
-                }
-                _ => None,
-            },
-            JsonType::Number => json()?.is_number().then(|| trimmed.to_owned()),
-            JsonType::Boolean => match trimmed {
-                "true" | "True" | "1" => Some("true".to_owned()),
-                "false" | "False" | "0" => Some("false".to_owned()),
-                _ => None,
-            },
+            JsonType::Integer => literals::integer(trimmed).or_else(|| {
+                let whole: f64 = literals::number(trimmed)?.parse().ok()?;
+                // Up to 2^53 every whole number is exact.
+                (whole.fract() == 0.0 && whole.abs() <= 9_007_199_254_740_992.0)
+                    .then(|| format!("{whole:.0}"))
+            }),
+            JsonType::Number => literals::number(trimmed),
+            JsonType::Boolean => literals::boolean(trimmed).map(str::to_owned),
             JsonType::Null => None,
             JsonType::Object | JsonType::Array => {
                 let open = if self == JsonType::Object { '{' } else { '[' };
@@ -176,79 +231,145 @@ pub(crate) fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Resolves references; those outside the document resolve to nothing.
-fn resolve<'a>(schema: &'a Value, root: &'a Value, depth: usize) -> Option<&'a Value> {
-    match schema.get("$ref").and_then(Value::as_str) {
-        None => Some(schema),
-        Some(_) if depth >= MAX_DEPTH => None,
-        Some(reference) => resolve(resolve_pointer(root, reference)?, root, depth + 1),
+/// The target of a schema's reference; one that leads out of the document has none.
+fn reference<'a>(schema: &Value, root: &'a Value) -> Option<&'a Value> {
+    resolve_pointer(root, schema.get("$ref")?.as_str()?)
+}
+
+/// The schemas of an array keyword.
+fn items<'a>(schema: &'a Value, keyword: &str) -> &'a [Value] {
+    match schema.get(keyword) {
+        Some(Value::Array(items)) => items,
+        _ => &[],
     }
 }
 
-/// Adds the types that `schema` allows, in its order, each once.
-fn collect_types(schema: &Value, root: &Value, depth: usize, types: &mut Vec<JsonType>) {
-    let Some(schema) = resolve(schema, root, depth) else {
-        return;
-    };
-    if depth >= MAX_DEPTH {
-        return;
-    }
-    let mut add = |kind: Option<JsonType>| {
-        if let Some(kind) = kind
-            && !types.contains(&kind)
-        {
+/// The schemas of an object keyword, by name.
+fn members<'a>(schema: &'a Value, keyword: &str) -> impl Iterator<Item = (&'a String, &'a Value)> {
+    let map = schema.get(keyword).and_then(Value::as_object);
+    map.into_iter().flatten()
+}
+
+/// What the alternatives of each kind say, joined per kind; those that say nothing do not count.
+fn alternatives(
+    schema: &Value,
+    read: impl Fn(&Value) -> Option<AllowedTypes>,
+) -> Vec<AllowedTypes> {
+    let branches = ["then", "else"].iter().filter_map(|key| schema.get(*key));
+    let dependent = members(schema, "dependentSchemas").map(|(_, part)| part);
+    let kinds: [Vec<&Value>; 3] = [
+        items(schema, "anyOf").iter().collect(),
+        items(schema, "oneOf").iter().collect(),
+        branches.chain(dependent).collect(),
+    ];
+    let joined = kinds.into_iter().map(|parts| {
+        let said = parts.into_iter().filter_map(&read);
+        said.reduce(union)
+    });
+    joined.flatten().collect()
+}
+
+fn union(one: AllowedTypes, other: AllowedTypes) -> AllowedTypes {
+    let (mut types, other) = (one?, other?);
+    for kind in other {
+        if !types.contains(&kind) {
             types.push(kind);
         }
+    }
+    Some(types)
+}
+
+/// The types that both allow, in the order of the first; every integer is a number.
+fn intersection(one: AllowedTypes, other: AllowedTypes) -> AllowedTypes {
+    let (one, other) = match (one, other) {
+        (None, types) | (types, None) => return types,
+        (Some(one), Some(other)) => (one, other),
     };
-    match schema.get("type") {
-        Some(Value::String(name)) => return add(JsonType::of(name)),
+    let mut types = Vec::new();
+    for kind in &one {
+        let kind = match kind {
+            JsonType::Number if !other.contains(kind) && other.contains(&JsonType::Integer) => {
+                JsonType::Integer
+            }
+            JsonType::Integer if other.contains(&JsonType::Number) => JsonType::Integer,
+            kind if other.contains(kind) => *kind,
+            _ => continue,
+        };
+        if !types.contains(&kind) {
+            types.push(kind);
+        }
+    }
+    // Nothing fits a contradiction, so the first schema decides.
+    Some(if types.is_empty() { one } else { types })
+}
+
+/// The types that `schema` allows.
+fn types_of(schema: &Value, root: &Value, depth: usize) -> AllowedTypes {
+    if depth >= MAX_DEPTH {
+        return None;
+    }
+    let mut types = stated_types(schema);
+    let inner = |part: &Value| types_of(part, root, depth + 1);
+    let mut restrict = |other: AllowedTypes| types = intersection(types.take(), other);
+    if let Some(target) = reference(schema, root) {
+        restrict(inner(target));
+    }
+    items(schema, "allOf")
+        .iter()
+        .for_each(|part| restrict(inner(part)));
+    for keyword in ["anyOf", "oneOf"] {
+        let parts = items(schema, keyword).iter().map(inner);
+        if let Some(joined) = parts.reduce(union) {
+            restrict(joined);
+        }
+    }
+    let types = types.or_else(|| implied_type(schema).map(|kind| vec![kind]));
+    if schema.get("nullable") == Some(&Value::Bool(true)) {
+        return union(types, Some(vec![JsonType::Null]));
+    }
+    types
+}
+
+/// The types that `type`, `const` and `enum` name.
+fn stated_types(schema: &Value) -> AllowedTypes {
+    let named = match schema.get("type") {
+        Some(Value::String(name)) => JsonType::of(name).map(|kind| vec![kind]),
         Some(Value::Array(names)) => {
-            return names
-                .iter()
-                .filter_map(Value::as_str)
-                .for_each(|name| add(JsonType::of(name)));
+            let names = names.iter().filter_map(Value::as_str);
+            Some(names.filter_map(JsonType::of).collect())
         }
-        _ => {}
-    }
-    if let Some(value) = schema.get("const") {
-        return add(Some(JsonType::of_value(value)));
-    }
-    if let Some(Value::Array(values)) = schema.get("enum") {
-        // Any value is a valid string, so strings are tried last.
-        let (texts, others): (Vec<JsonType>, Vec<JsonType>) = values
-            .iter()
-            .map(JsonType::of_value)
-            .partition(|kind| *kind == JsonType::Text);
-        return others
-            .into_iter()
-            .chain(texts)
-            .for_each(|kind| add(Some(kind)));
-    }
-    let mut found = false;
-    for key in ["anyOf", "oneOf", "allOf"] {
-        for alternative in schema
-            .get(key)
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-        {
-            collect_types(alternative, root, depth + 1, types);
-            found = true;
-        }
-    }
-    if found {
-        return;
-    }
-    let implied = match schema {
-        Value::Object(map) if map.contains_key("properties") => Some(JsonType::Object),
-        Value::Object(map) if map.contains_key("items") => Some(JsonType::Array),
         _ => None,
     };
-    if let Some(kind) = implied
-        && !types.contains(&kind)
-    {
-        types.push(kind);
-    }
+    let named = named.filter(|types: &Vec<JsonType>| !types.is_empty());
+    let values = match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => std::slice::from_ref(value),
+        (None, Some(Value::Array(values))) => values,
+        _ => return named,
+    };
+    // Any value is a valid string, so strings are tried last.
+    let (texts, mut kinds): (Vec<JsonType>, Vec<JsonType>) = values
+        .iter()
+        .map(JsonType::of_value)
+        .partition(|kind| *kind == JsonType::Text);
+    kinds.extend(texts);
+    kinds.dedup();
+    intersection(named, Some(kinds))
+}
+
+/// The type whose keywords a schema without a type uses.
+fn implied_type(schema: &Value) -> Option<JsonType> {
+    const KEYWORDS: [(JsonType, &[&str]); 4] = [
+        (
+            JsonType::Object,
+            &["properties", "patternProperties", "additionalProperties"],
+        ),
+        (JsonType::Array, &["items", "prefixItems"]),
+        (JsonType::Text, &["pattern", "minLength", "maxLength"]),
+        (JsonType::Number, &["minimum", "maximum", "multipleOf"]),
+    ];
+    let has = |keywords: &[&str]| keywords.iter().any(|key| schema.get(key).is_some());
+    let mut kinds = KEYWORDS.iter().filter(|(_, keywords)| has(keywords));
+    kinds.next().map(|(kind, _)| *kind)
 }
 
 #[cfg(test)]
@@ -264,7 +385,8 @@ mod tests {
             "$defs": {"count": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}},
         });
         let parameters = ParameterSchemas::new(Some(&root));
-        assert_eq!(parameters.value("p", text), expected, "{root} {text}");
+        let got = parameters.parameter("p").value(text);
+        assert_eq!(got, expected, "{root} {text}");
     }
 
     #[test]
@@ -323,10 +445,97 @@ mod tests {
     }
 
     #[test]
-    fn value_without_schema_is_json_if_valid_else_string() {
-        let parameters = ParameterSchemas::new(None);
-        assert_eq!(parameters.value("p", "5"), "5");
-        assert_eq!(parameters.value("p", "five"), "\"five\"");
-        assert!(!parameters.is_text("p"));
+    fn value_of_a_schema_without_types_is_json_if_valid_else_string() {
+        check(json!({}), "5", "5");
+        check(json!({"description": "any"}), "five", "\"five\"");
+        check(json!(true), "[1]", "[1]");
+    }
+
+    #[test]
+    fn unknown_parameter_is_text() {
+        for schema in [
+            None,
+            Some(json!({"type": "object"})),
+            Some(json!({"type": "object", "additionalProperties": true})),
+            Some(json!({"properties": {"other": {"type": "integer"}}})),
+        ] {
+            let parameters = ParameterSchemas::new(schema.as_ref());
+            assert_eq!(parameters.parameter("p").value("5"), "\"5\"", "{schema:?}");
+            assert!(parameters.parameter("p").is_text());
+            assert!(!parameters.declares("p"));
+        }
+    }
+
+    /// AllowedTypes of the parameter `p` by a whole schema.
+    fn check_root(root: Value, text: &str, expected: &str) {
+        let got = ParameterSchemas::new(Some(&root))
+            .parameter("p")
+            .value(text);
+        assert_eq!(got, expected, "{root} {text}");
+    }
+
+    #[test]
+    fn types_come_from_the_whole_schema() {
+        let text = json!({"type": "string"});
+        let whole = json!({"type": "integer"});
+        check_root(json!({"additionalProperties": text}), "8080", "\"8080\"");
+        check_root(json!({"additionalProperties": whole}), "8080", "8080");
+        check_root(json!({"patternProperties": {"^p$": whole}}), "7", "7");
+        check_root(
+            json!({"patternProperties": {"^q$": text}, "additionalProperties": whole}),
+            "7",
+            "7",
+        );
+        for keyword in ["anyOf", "oneOf", "allOf"] {
+            let branches = json!([{"properties": {"q": whole}}, {"properties": {"p": text}}]);
+            check_root(json!({keyword: branches}), "90210", "\"90210\"");
+            let branches = json!([{"properties": {"p": whole}}]);
+            check_root(json!({keyword: branches}), "90210", "90210");
+            check_root(json!({"properties": {"p": {keyword: [whole]}}}), "5", "5");
+            let more = json!([{"additionalProperties": whole}]);
+            check_root(json!({keyword: more}), "5", "5");
+        }
+        let union =
+            json!([{"properties": {"p": {"type": "boolean"}}}, {"properties": {"p": text}}]);
+        check_root(json!({"anyOf": union}), "true", "true");
+        check_root(json!({"anyOf": union}), "maybe", "\"maybe\"");
+        let defs = json!({"args": {"properties": {"p": whole}}});
+        check_root(json!({"$ref": "#/$defs/args", "$defs": defs}), "5", "5");
+        check_root(
+            json!({"if": {}, "then": {"properties": {"p": whole}}}),
+            "5",
+            "5",
+        );
+        check_root(
+            json!({"properties": {"p": {}}, "allOf": [{"properties": {"p": text}}]}),
+            "5",
+            "\"5\"",
+        );
+        check(json!({"$ref": "#/$defs/count", "type": "number"}), "5", "5");
+        check(
+            json!({"allOf": [{"type": ["string", "integer"]}, whole]}),
+            "5",
+            "5",
+        );
+        check(json!({"type": "string", "nullable": true}), "null", "null");
+        check(json!({"type": "string", "enum": ["1", "2"]}), "1", "\"1\"");
+    }
+
+    #[test]
+    fn spelled_scalars_are_read_as_python_reads_them() {
+        check(json!({"type": "integer"}), "03106", "3106");
+        check(json!({"type": "integer"}), "+1_000", "1000");
+        check(json!({"type": "integer"}), "1e3", "1000");
+        check(json!({"type": "number"}), ".5", "0.5");
+        check(json!({"type": "number"}), "inf", "\"inf\"");
+        check(json!({"type": "boolean"}), "TRUE", "true");
+        for digits in ["123456789012345678901234567890", "-9223372036854775809"] {
+            for kind in ["integer", "number"] {
+                check(json!({"type": kind}), digits, digits);
+            }
+            let list = format!("[{digits}]");
+            check(json!({"type": "array"}), &list, &list);
+            check(json!({}), digits, digits);
+        }
     }
 }

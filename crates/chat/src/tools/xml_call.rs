@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use contract::ModelMarkup;
 
-use super::ToolSet;
 use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_repair::{JsonRepair, write_json_string_body};
 use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix};
-use super::schema::ParameterSchemas;
+use super::schema::{ParameterSchemas, ParameterType};
 use super::xml_value::{
     ValueEnd, ValueScan, find_end, line_is_blank, without_first_break, without_last_break,
 };
+use super::{ToolSet, may_name_a_tool};
 
 /// Longer names and keys are not names and keys.
 const MAX_NAME_BYTES: usize = 256;
@@ -24,13 +24,25 @@ const MAX_INLINE_BYTES: usize = 65_536;
 #[derive(Debug)]
 pub(super) struct XmlCallParser {
     phase: XmlCallPhase,
+    names: Names,
     parameters: ParameterSchemas,
     /// Another tag that ends the call.
     named_close: Option<String>,
     /// Parameters so far.
     keys: Vec<String>,
+    /// The type of the last one.
+    parameter: Option<ParameterType>,
     repaired: bool,
     markup: Arc<ModelMarkup>,
+}
+
+/// Which names a call may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Names {
+    /// Those of declared tools.
+    Declared,
+    /// Any that could be a tool's: the client learns that the model called a tool it does not have.
+    Any,
 }
 
 #[derive(Debug)]
@@ -50,8 +62,11 @@ enum XmlCallPhase {
 
 impl XmlCallParser {
     /// A call whose function tag starts at byte `start`.
-    pub(super) fn function(start: usize, markup: &Arc<ModelMarkup>) -> XmlCallParser {
-        XmlCallParser::new(XmlCallPhase::Head { start, named: None }, None, markup)
+    pub(super) fn function(start: usize, names: Names, markup: &Arc<ModelMarkup>) -> XmlCallParser {
+        XmlCallParser {
+            names,
+            ..XmlCallParser::new(XmlCallPhase::Head { start, named: None }, None, markup)
+        }
     }
 
     /// A call whose tag is the tool's name; its parameters start at byte `start`.
@@ -75,9 +90,11 @@ impl XmlCallParser {
         let parameters = ParameterSchemas::default();
         XmlCallParser {
             phase,
+            names: Names::Declared,
             parameters,
             named_close,
             keys: Vec::new(),
+            parameter: None,
             repaired: false,
             markup: Arc::clone(markup),
         }
@@ -171,11 +188,14 @@ impl XmlCallParser {
             }
         };
         let name = name.trim().trim_matches(['"', '\'']);
-        let Some(tool) = tools.find(name) else {
-            return (0, Some(CallStatus::NotACall));
+        let tool = tools.find(name);
+        let name = match tool {
+            Some(tool) => tool.name.clone(),
+            None if self.names == Names::Any && may_name_a_tool(name) => name.to_owned(),
+            None => return (0, Some(CallStatus::NotACall)),
         };
-        events.push(CallEvent::Name(tool.name.clone()));
-        self.parameters = ParameterSchemas::new(tool.parameters.as_ref());
+        events.push(CallEvent::Name(name));
+        self.parameters = ParameterSchemas::new(tool.and_then(|tool| tool.parameters.as_ref()));
         out.push('{');
         for (key, json) in inline.into_iter().flatten() {
             self.write_key(&key, out);
@@ -193,6 +213,7 @@ impl XmlCallParser {
         write_json_string_body(key, out);
         out.push_str("\": ");
         self.keys.push(key.to_owned());
+        self.parameter = Some(self.parameters.parameter(key));
     }
 
     /// Reads the next parameter or the end; stray closing tags and other text are dropped.
@@ -259,9 +280,7 @@ impl XmlCallParser {
     }
 
     fn is_text(&self) -> bool {
-        self.keys
-            .last()
-            .is_some_and(|key| self.parameters.is_text(key))
+        self.parameter.as_ref().is_some_and(ParameterType::is_text)
     }
 
     fn closing_len(&self, text: &str) -> Option<usize> {
@@ -321,22 +340,27 @@ impl XmlCallParser {
             self.parameters.declares(key) && !self.keys.iter().any(|given| given == key)
         };
         match find_end(&scan, may_follow) {
-            ValueEnd::Found {
-                value,
-                next,
-                implied,
-            } => {
-                let value = without_last_break(&text[..value]);
-                self.repaired |= implied;
+            ValueEnd::Found(end) => {
+                let value = without_last_break(&text[..end.value]);
+                self.repaired |= end.implied;
                 if self.is_text() {
                     write_json_string_body(value, out);
                     out.push('"');
-                } else {
-                    let key = self.keys.last().map_or("", String::as_str);
-                    out.push_str(&self.parameters.value(key, value));
+                } else if let Some(parameter) = &self.parameter {
+                    out.push_str(&parameter.value(value));
                 }
-                self.phase = XmlCallPhase::Body;
-                (next, None)
+                let rest = &text[end.next..];
+                // A closing tag of the call itself is read between parameters.
+                let is_over = end.ends_call
+                    && self.closing_len(rest).is_none()
+                    && !rest.starts_with(&*self.markup.tool_calls.close);
+                self.phase = if is_over {
+                    out.push('}');
+                    XmlCallPhase::Tail
+                } else {
+                    XmlCallPhase::Body
+                };
+                (end.next, None)
             }
             ValueEnd::Open { safe, scanned } => {
                 let status = if end.is_none() {

@@ -5,7 +5,7 @@
 
 use contract::ToolCallTags;
 
-use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix, match_prefix};
+use super::prefix::{PrefixMatch, leading_blank_len, match_any_prefix};
 
 /// Longer keys are not keys.
 const MAX_KEY_BYTES: usize = 256;
@@ -13,15 +13,23 @@ const MAX_KEY_BYTES: usize = 256;
 /// What is known of a value's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ValueEnd {
-    /// The value is `text[..value]`; the call continues at `next`.
-    Found {
-        value: usize,
-        next: usize,
-        /// The closing tag was missing.
-        implied: bool,
-    },
+    /// The value ends.
+    Found(EndTag),
     /// No end yet: `text[..safe]` belongs to the value, and so do tags before `scanned`.
     Open { safe: usize, scanned: usize },
+}
+
+/// Where a value ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EndTag {
+    /// The value is the text before this byte.
+    pub(super) value: usize,
+    /// The call continues at this byte.
+    pub(super) next: usize,
+    /// Whether a closing tag was missing.
+    pub(super) implied: bool,
+    /// Whether the call ends here too, since only other text follows.
+    pub(super) ends_call: bool,
 }
 
 /// The unconsumed rest of a value.
@@ -43,109 +51,178 @@ pub(super) struct ValueScan<'a> {
 
 /// Looks for the end of the value at the start of `text`.
 ///
-/// `</parameter>` ends it if another tag of the call or the end of the text follows. If it is
-/// missing, the value ends at `</function>` at the end of the call, or at a line that opens a
-/// parameter that `may_follow`.
+/// A closing tag ends it if another tag, another call or the end of the text follows; so does a
+/// line that opens a parameter that `may_follow`. A model may also quote tags: a closing tag on a
+/// line of its own before other text, and a line that opens another call, end the value only if no
+/// certain end follows.
 pub(super) fn find_end(scan: &ValueScan<'_>, may_follow: impl Fn(&str) -> bool) -> ValueEnd {
-    let ValueScan {
-        text,
-        scanned,
-        at_end,
-        ..
-    } = *scan;
-    for (offset, _) in text[scanned..].match_indices('<') {
-        let at = scanned + offset;
-        match classify_tag(scan, at, &may_follow) {
+    let (text, tags) = (scan.text, scan.tags);
+    let mut candidate: Option<EndTag> = None;
+    let mut quoted = QuotedCalls::default();
+    for (offset, _) in text[scan.scanned..].match_indices('<') {
+        let at = scan.scanned + offset;
+        let meaning = classify_tag(scan, at, &may_follow);
+        match meaning {
+            TagMeaning::NeedsText => return open_from(text, candidate.map_or(at, |tag| tag.value)),
+            TagMeaning::OpensCall => match candidate {
+                // A quoted closing tag would not stand before another call.
+                Some(tag) if tag.ends_call => return ValueEnd::Found(tag),
+                _ => {
+                    quoted.open();
+                    candidate.get_or_insert(EndTag {
+                        value: at,
+                        next: at,
+                        implied: true,
+                        ends_call: false,
+                    });
+                }
+            },
+            _ if quoted.take(&text[at..], tags) => {}
             TagMeaning::EndsValue { next, implied } => {
-                return ValueEnd::Found {
+                return ValueEnd::Found(EndTag {
                     value: at,
                     next,
                     implied,
-                };
+                    ends_call: false,
+                });
             }
-            TagMeaning::NeedsText => {
-                return ValueEnd::Open {
-                    safe: without_last_break(&text[..at]).len(),
-                    scanned: at,
-                };
+            TagMeaning::MayEndValue { next } => {
+                candidate.get_or_insert(EndTag {
+                    value: at,
+                    next,
+                    implied: true,
+                    ends_call: true,
+                });
             }
             TagMeaning::PartOfValue => {}
         }
     }
-    if at_end {
-        return ValueEnd::Found {
+    match candidate {
+        Some(tag) if scan.at_end => ValueEnd::Found(tag),
+        Some(tag) => open_from(text, tag.value),
+        None if scan.at_end => ValueEnd::Found(EndTag {
             value: text.len(),
             next: text.len(),
             implied: true,
-        };
+            ends_call: false,
+        }),
+        // A trailing carriage return may become a line break.
+        None => ValueEnd::Open {
+            safe: without_last_break(text.strip_suffix('\r').unwrap_or(text)).len(),
+            scanned: text.len(),
+        },
     }
-    // A trailing carriage return may become a line break.
-    let safe = text.strip_suffix('\r').unwrap_or(text);
+}
+
+/// No end yet, and the tag at `at` is undecided.
+fn open_from(text: &str, at: usize) -> ValueEnd {
     ValueEnd::Open {
-        safe: without_last_break(safe).len(),
-        scanned: text.len(),
+        safe: without_last_break(&text[..at]).len(),
+        scanned: at,
+    }
+}
+
+/// Calls that the value may quote.
+#[derive(Debug, Default)]
+struct QuotedCalls {
+    n_open: usize,
+    /// Whether the innermost one has an open parameter.
+    has_parameter: bool,
+}
+
+impl QuotedCalls {
+    fn open(&mut self) {
+        self.n_open += 1;
+        self.has_parameter = false;
+    }
+
+    /// Whether the tag at the start of `text` belongs to a quoted call.
+    fn take(&mut self, text: &str, tags: &ToolCallTags) -> bool {
+        if self.n_open == 0 {
+            return false;
+        }
+        if text.starts_with(&*tags.close) {
+            self.n_open -= 1;
+            self.has_parameter = false;
+        } else if text.starts_with(&*tags.parameter_open) {
+            self.has_parameter = true;
+        } else if text.starts_with(&*tags.parameter_close) {
+            // Without an open parameter the tag is the value's own.
+            return std::mem::take(&mut self.has_parameter);
+        }
+        true
     }
 }
 
 /// What a tag means at its position.
 enum TagMeaning {
-    EndsValue { next: usize, implied: bool },
+    EndsValue {
+        next: usize,
+        implied: bool,
+    },
+    /// A closing tag on a line of its own, before other text.
+    MayEndValue {
+        next: usize,
+    },
+    /// A call starts on this line.
+    OpensCall,
     NeedsText,
     PartOfValue,
 }
 
 fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> bool) -> TagMeaning {
     let ValueScan {
-        text,
-        tags,
-        named_close,
-        at_end,
-        ..
+        text, tags, at_end, ..
     } = *scan;
     let rest = &text[at..];
-    let own = named_close.unwrap_or(&tags.function_close);
-    if let Some(after) = rest.strip_prefix(&*tags.parameter_close) {
-        let next = at + tags.parameter_close.len();
+    let begins_line = || line_is_blank(scan.begins_line, &text[..at]);
+    let own = scan.named_close.unwrap_or(&tags.function_close);
+    let (call, function) = (&*tags.open, &*tags.function_open);
+    let (end, close) = (&*tags.parameter_close, &*tags.close);
+    let after_end = [
+        &*tags.parameter_open,
+        &*tags.function_close,
+        own,
+        close,
+        end,
+        call,
+        function,
+    ];
+    // Closing tags, what may follow each, and whether the rest of the call reads the tag itself.
+    let closing: [(&str, &[&str], bool); 4] = [
+        (end, &after_end, false),
+        (&*tags.function_close, &[close, call, function], true),
+        (own, &[close, call, function], true),
+        (close, &[call, function], true),
+    ];
+    for (tag, followers, is_read_again) in closing {
+        let Some(after) = rest.strip_prefix(tag) else {
+            continue;
+        };
+        let next = if is_read_again { at } else { at + tag.len() };
         let after = &after[leading_blank_len(after)..];
-        let words = [
-            &*tags.parameter_open,
-            &*tags.function_close,
-            own,
-            &*tags.close,
-            &*tags.parameter_close,
-        ];
-        return match match_any_prefix(after, &words) {
-            PrefixMatch::Yes => TagMeaning::EndsValue {
-                next,
-                implied: false,
-            },
-            PrefixMatch::Partial if at_end => TagMeaning::EndsValue {
-                next,
-                implied: false,
-            },
-            PrefixMatch::Partial => TagMeaning::NeedsText,
+        return match match_any_prefix(after, followers) {
+            PrefixMatch::Partial if !at_end => TagMeaning::NeedsText,
+            PrefixMatch::No if begins_line() => TagMeaning::MayEndValue { next },
             PrefixMatch::No => TagMeaning::PartOfValue,
+            PrefixMatch::Yes | PrefixMatch::Partial => TagMeaning::EndsValue {
+                next,
+                implied: is_read_again,
+            },
         };
     }
-    for closing in [&*tags.function_close, own] {
-        if let Some(after) = rest.strip_prefix(closing) {
-            let after = &after[leading_blank_len(after)..];
-            return match match_any_prefix(after, &[&tags.close, &tags.open]) {
-                PrefixMatch::Yes => TagMeaning::EndsValue {
-                    next: at,
-                    implied: true,
-                },
-                PrefixMatch::Partial if at_end => TagMeaning::EndsValue {
-                    next: at,
-                    implied: true,
-                },
-                PrefixMatch::Partial => TagMeaning::NeedsText,
-                PrefixMatch::No => TagMeaning::PartOfValue,
-            };
+    if let Some(after) = rest.strip_prefix(call) {
+        if !begins_line() {
+            return TagMeaning::PartOfValue;
         }
+        return match match_any_prefix(&after[leading_blank_len(after)..], &[function, "{"]) {
+            PrefixMatch::Yes => TagMeaning::OpensCall,
+            PrefixMatch::Partial if !at_end => TagMeaning::NeedsText,
+            PrefixMatch::Partial | PrefixMatch::No => TagMeaning::PartOfValue,
+        };
     }
     if let Some(after) = rest.strip_prefix(&*tags.parameter_open) {
-        if !line_is_blank(scan.begins_line, &text[..at]) {
+        if !begins_line() {
             return TagMeaning::PartOfValue;
         }
         return match after.find(['>', '\n']) {
@@ -160,16 +237,14 @@ fn classify_tag(scan: &ValueScan<'_>, at: usize, may_follow: &impl Fn(&str) -> b
         };
     }
     let words = [
-        &*tags.parameter_close,
+        end,
         &*tags.function_close,
         own,
         &*tags.parameter_open,
+        close,
+        call,
     ];
-    if !at_end
-        && words
-            .iter()
-            .any(|tag| match_prefix(rest, tag) == PrefixMatch::Partial)
-    {
+    if !at_end && match_any_prefix(rest, &words) == PrefixMatch::Partial {
         return TagMeaning::NeedsText;
     }
     TagMeaning::PartOfValue

@@ -1,20 +1,24 @@
-//! Content: stop strings, stray tags and call starts.
+//! Content: stop strings and call starts.
 
 use super::{ReplyState, ReplyStateMachine, StepProgress};
 use crate::reply::attribution::{TokenAttribution, TokenPart};
 use crate::reply::{EarlyStop, ReplyDelta};
 use crate::stop::{find_earliest_match, partial_match_len};
-use crate::tools::{CallParser, CallStart, ReplyEnd};
+use crate::tools::{CallParser, CallScope, CallStart, ReplyEnd};
 
 /// A mark in the content. Of several, the one whose last byte comes first counts, since it is
 /// certain first.
 enum ContentMark {
     /// A stop string.
     Stop { start: usize, which: usize },
-    /// A closing reasoning tag without an opening one.
-    StrayClose { start: usize },
+    /// The closing tag of reasoning that a call interrupted.
+    ReasoningClose { start: usize },
     /// A possible call.
-    Call { start: usize, call_start: CallStart },
+    Call {
+        start: usize,
+        call_start: CallStart,
+        scope: CallScope,
+    },
 }
 
 impl ReplyStateMachine {
@@ -31,20 +35,25 @@ impl ReplyStateMachine {
                 self.stopped = Some(EarlyStop::StopString(stop));
                 self.transition(ReplyState::Finished)
             }
-            Some(ContentMark::StrayClose { start }) => {
+            Some(ContentMark::ReasoningClose { start }) => {
                 self.emit_content(start, attribution, deltas);
                 self.consume(
                     self.markup.reasoning.close.len(),
                     TokenPart::Hidden,
                     attribution,
                 );
-                StepProgress::Advanced
+                self.reasoning_is_open = false;
+                self.transition(ReplyState::AfterReasoning)
             }
-            Some(ContentMark::Call { start, call_start }) => {
+            Some(ContentMark::Call {
+                start,
+                call_start,
+                scope,
+            }) => {
                 // Blanks before a call are dropped with it.
                 let text = self.text[..start].trim_end().len();
                 self.emit_content(text, attribution, deltas);
-                let parser = CallParser::new(call_start, &self.markup);
+                let parser = CallParser::new(call_start, scope, &self.markup);
                 self.transition(ReplyState::Call {
                     parser,
                     leading_blanks: start - text,
@@ -100,19 +109,20 @@ impl ReplyStateMachine {
                 ContentMark::Stop { start, which },
             ));
         }
-        if self.config.split_reasoning
+        if self.reasoning_is_open
             && let Some(start) = self.find_close()
         {
             let end = start + self.markup.reasoning.close.len();
             if best.as_ref().is_none_or(|(other, _)| end < *other) {
-                best = Some((end, ContentMark::StrayClose { start }));
+                best = Some((end, ContentMark::ReasoningClose { start }));
             }
         }
         let limit = best.as_ref().map_or(self.text.len() + 1, |(end, _)| *end);
         match self.first_call_start(limit) {
-            Some((start, call_start)) => Some(ContentMark::Call {
+            Some((start, call_start, scope)) => Some(ContentMark::Call {
                 start,
                 call_start: call_start.clone(),
+                scope,
             }),
             None => best.map(|(_, mark)| mark),
         }
@@ -120,7 +130,7 @@ impl ReplyStateMachine {
 
     /// The call start that completes first at a valid position, if it completes before byte
     /// `limit`.
-    fn first_call_start(&self, mut limit: usize) -> Option<(usize, &CallStart)> {
+    fn first_call_start(&self, mut limit: usize) -> Option<(usize, &CallStart, CallScope)> {
         if self.call_starts.is_empty() {
             return None;
         }
@@ -134,18 +144,24 @@ impl ReplyStateMachine {
             }
             markdown.advance(&self.text[seen..start]);
             seen = start;
-            if self.base + start < self.ignore_before || markdown.is_code() {
+            if self.base + start < self.ignore_before {
                 continue;
             }
+            let scope = if markdown.is_code() {
+                CallScope::DeclaredFunction
+            } else {
+                CallScope::Any
+            };
             let rest = &self.text[start..];
             for (text, call_start) in &self.call_starts {
                 let fits = match call_start {
+                    call_start if markdown.is_code() => call_start.may_stand_in_code(),
                     CallStart::Bare => !self.has_content && self.text[..start].trim().is_empty(),
                     call_start => !call_start.needs_line_start() || markdown.begins_line(),
                 };
                 if fits && rest.starts_with(text.as_str()) && start + text.len() < limit {
                     limit = start + text.len();
-                    best = Some((start, call_start));
+                    best = Some((start, call_start, scope));
                 }
             }
         }
@@ -159,7 +175,7 @@ impl ReplyStateMachine {
         if self.n_tokens >= self.config.min_tokens {
             held = partial_match_len(text, &self.config.stop);
         }
-        if self.config.split_reasoning {
+        if self.reasoning_is_open {
             held = held.max(partial_match_len(text, &[&self.markup.reasoning.close]));
         }
         // All call starts longer than one character begin with `<`.

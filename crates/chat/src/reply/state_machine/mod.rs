@@ -15,7 +15,7 @@ use super::markdown::MarkdownTracker;
 use super::{EarlyStop, ReplyConfig, ReplyDelta};
 use crate::reasoning::{self, ReplyStart};
 use crate::stop::partial_match_len;
-use crate::tools::{CallEvent, CallParser, CallStart, CallStatus, ReplyEnd};
+use crate::tools::{CallEvent, CallParser, CallScope, CallStart, CallStatus, ReplyEnd};
 
 /// The state of a reply and its undecided text.
 #[derive(Debug)]
@@ -35,6 +35,9 @@ pub(super) struct ReplyStateMachine {
     /// No stop string starts before this offset.
     stop_search_from: usize,
     markdown: MarkdownTracker,
+    /// Whether a call interrupted reasoning whose closing tag has not come. Only then the tag is a
+    /// tag in content; else the model writes about it.
+    reasoning_is_open: bool,
     /// Whether content was emitted.
     has_content: bool,
     n_tokens: usize,
@@ -114,6 +117,7 @@ impl ReplyStateMachine {
             close_search_from: 0,
             stop_search_from: 0,
             markdown: MarkdownTracker::default(),
+            reasoning_is_open: false,
             has_content: false,
             n_tokens: 0,
             ids: CallIds::new(config.call_id_seed),
@@ -269,13 +273,13 @@ impl ReplyStateMachine {
         let markup = Arc::clone(&self.markup);
         let close = self.find_close();
         let call = self.call_in_reasoning();
-        if let Some(at) = call
+        if let Some((at, scope)) = call
             && close.is_none_or(|close| {
                 at + markup.tool_calls.open.len() < close + markup.reasoning.close.len()
             })
         {
             self.emit_reasoning(at, attribution, deltas);
-            let parser = CallParser::new(CallStart::CallTag, &markup);
+            let parser = CallParser::new(CallStart::CallTag, scope, &markup);
             return self.transition(ReplyState::ReasoningCall {
                 parser,
                 read: 0,
@@ -327,8 +331,8 @@ impl ReplyStateMachine {
         found
     }
 
-    /// Offset of a call tag at the start of a reasoning line.
-    fn call_in_reasoning(&self) -> Option<usize> {
+    /// Offset of a call tag in reasoning, and what must follow it there.
+    fn call_in_reasoning(&self) -> Option<(usize, CallScope)> {
         if self.config.tools.is_empty() {
             return None;
         }
@@ -337,9 +341,13 @@ impl ReplyStateMachine {
         for (at, _) in self.text.match_indices(&*self.markup.tool_calls.open) {
             markdown.advance(&self.text[seen..at]);
             seen = at;
-            let counts = markdown.begins_line() && !markdown.is_code();
-            if counts && self.base + at >= self.ignore_before {
-                return Some(at);
+            if self.base + at >= self.ignore_before {
+                let scope = match (markdown.is_code(), markdown.begins_line()) {
+                    (true, _) => CallScope::DeclaredFunction,
+                    (false, true) => CallScope::Any,
+                    (false, false) => CallScope::Function,
+                };
+                return Some((at, scope));
             }
         }
         None
@@ -370,14 +378,22 @@ impl ReplyStateMachine {
                     - reasoning::partial_close_len(&self.text, &self.markup.reasoning.close)
             }
         };
-        let call_end = end.filter(|_| close.is_none());
         let within = self.text.get(*read..limit).unwrap_or_default();
+        let call_end = match close {
+            None => end,
+            // The end of reasoning behind a closed call is the end of the call's text.
+            Some(_) => within
+                .trim_end()
+                .ends_with(&*self.markup.tool_calls.close)
+                .then_some(ReplyEnd::Eos),
+        };
         let (consumed, status) = parser.feed(within, call_end, &self.config.tools, events);
         *read += consumed;
         match status {
             CallStatus::NeedsText if close.is_none() => StepProgress::NeedsText,
             CallStatus::Complete { repaired } => {
                 let (read, events) = (*read, std::mem::take(events));
+                self.reasoning_is_open = true;
                 self.emit_call_events(events, deltas);
                 self.consume(read, TokenPart::Call, attribution);
                 self.end_call(repaired)

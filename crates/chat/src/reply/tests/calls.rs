@@ -207,11 +207,22 @@ fn duplicate_parameter_last_value_wins() {
 }
 
 #[test]
-fn undeclared_tool_name_is_text() {
+fn undeclared_tool_name_in_call_tags_is_a_call() {
     for text in [
-        "<tool_call>\n<function=other>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=other>\n</function>\n</tool_call>",
         "<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
         "<tool_call>{\"name\": \"other\"}</tool_call>",
+    ] {
+        check(text, json!([["other", {}]]), "");
+    }
+}
+
+#[test]
+fn what_only_looks_like_a_call_is_text() {
+    for text in [
+        "<tool_call>\n<function=...>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=a name>\n</function>\n</tool_call>",
+        "<function=other>\n<parameter=a>\n1\n</parameter>\n</function>",
         "<tool_call> is a tag",
         "<tool_call>",
         "<tool_call>{not json}</tool_call>",

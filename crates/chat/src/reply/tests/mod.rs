@@ -7,6 +7,7 @@ use crate::test_fixtures;
 use crate::tools::Tool;
 
 mod calls;
+mod cases;
 mod markup;
 mod tokens;
 
@@ -106,7 +107,7 @@ fn reasoning_is_split_from_content() {
         ("text <think> more", false, "", "text <think> more"),
         ("never closed", true, "never closed", ""),
         ("almost </thin", true, "almost </thin", ""),
-        ("a</think>b</think>c", true, "a", "bc"),
+        ("a</think>b</think>c", true, "a", "b</think>c"),
         ("<think></think>\n \n  indented", false, "", "  indented"),
         ("<thi", false, "", "<thi"),
     ] {
