@@ -19,6 +19,8 @@ pub struct ChatError {
 pub enum ErrorKind {
     /// The client sent something malformed or out of range.
     InvalidRequest,
+    /// The client refers to something that is not kept here.
+    NotFound,
     /// The chat template raised an error; the message is the template's own text.
     TemplateRefused,
     /// The chat template failed on valid messages: the model file is at fault.
@@ -37,6 +39,15 @@ impl ChatError {
             kind: ErrorKind::InvalidRequest,
             message: format!("{param}: {message}"),
             param: Some(param),
+        }
+    }
+
+    /// The request field `param` refers to something that is not kept here.
+    pub(crate) fn not_found(param: &str, message: impl Into<String>) -> ChatError {
+        ChatError {
+            kind: ErrorKind::NotFound,
+            message: message.into(),
+            param: Some(param.to_owned()),
         }
     }
 

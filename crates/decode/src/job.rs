@@ -34,7 +34,7 @@ pub struct Job {
 
 impl Job {
     /// Most continuations of one prompt.
-    pub const MAX_CHOICES: usize = 8;
+    pub const MAX_CHOICES: usize = 128;
 }
 
 /// How a prompt is continued and reported.

@@ -64,6 +64,14 @@ pub enum ApiError {
         /// What was requested.
         message: String,
     },
+    /// The request refers to something that is not kept here.
+    #[error("{message}")]
+    NotKept {
+        /// What is not kept, and what to do.
+        message: String,
+        /// Field at fault.
+        param: Option<String>,
+    },
     /// Unknown model name, with `strict_model`.
     #[error("the model '{asked}' does not exist; this server serves '{served}'")]
     ModelNotFound {
@@ -150,7 +158,9 @@ impl ApiError {
             ApiError::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
             ApiError::Forbidden { .. } => StatusCode::FORBIDDEN,
             ApiError::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            ApiError::NotFound { .. } | ApiError::ModelNotFound { .. } => StatusCode::NOT_FOUND,
+            ApiError::NotFound { .. }
+            | ApiError::NotKept { .. }
+            | ApiError::ModelNotFound { .. } => StatusCode::NOT_FOUND,
             ApiError::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             ApiError::BodyTimeout { .. } => StatusCode::REQUEST_TIMEOUT,
             ApiError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
@@ -169,6 +179,7 @@ impl ApiError {
             (ApiError::TooLarge { .. }, Dialect::Anthropic) => "request_too_large",
             (
                 ApiError::Invalid { .. }
+                | ApiError::NotKept { .. }
                 | ApiError::ContextLength { .. }
                 | ApiError::MethodNotAllowed { .. }
                 | ApiError::UnsupportedMediaType
@@ -223,7 +234,9 @@ impl ApiError {
                     "message": self.to_string(),
                     "type": self.kind(dialect),
                     "param": match self {
-                        ApiError::Invalid { param, .. } => param.as_deref(),
+                        ApiError::Invalid { param, .. } | ApiError::NotKept { param, .. } => {
+                            param.as_deref()
+                        }
                         _ => None,
                     },
                     "code": self.code(),
@@ -285,6 +298,10 @@ impl From<ChatError> for ApiError {
                     param: error.param,
                 }
             }
+            ErrorKind::NotFound => ApiError::NotKept {
+                message: error.message,
+                param: error.param,
+            },
             ErrorKind::TemplateFailed | ErrorKind::Setup => ApiError::internal(error.message),
         }
     }

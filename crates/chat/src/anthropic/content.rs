@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::dialect::fields::{Fields, must_be};
+use crate::dialect::{is_media, media_placeholder, refuse_media};
 use crate::error::ChatError;
 use crate::request::is_billing;
 
@@ -39,7 +40,7 @@ impl MessageContent {
     fn read_kept(
         fields: &Fields<'_>,
         key: &str,
-        keep: impl Fn(&Fields<'_>) -> bool,
+        mut keep: impl FnMut(&Fields<'_>) -> bool,
     ) -> Result<MessageContent, ChatError> {
         let mut content = MessageContent::default();
         match fields.get(key) {
@@ -75,6 +76,21 @@ impl MessageContent {
         }
     }
 
+    /// Reads a tool's result, in which media become a text that stands for them.
+    fn result(fields: &Fields<'_>) -> Result<MessageContent, ChatError> {
+        let mut left_out = Vec::new();
+        let mut content = MessageContent::read_kept(fields, "content", |block| {
+            let kind = block.get("type").and_then(Value::as_str).unwrap_or("");
+            let is_left_out = is_media(kind) || (kind == "document" && document(block).is_err());
+            if is_left_out {
+                left_out.push(media_placeholder(kind));
+            }
+            !is_left_out
+        })?;
+        left_out.iter().for_each(|text| content.add_text(text));
+        Ok(content)
+    }
+
     fn block(&mut self, block: &Fields<'_>) -> Result<(), ChatError> {
         let kind = match block.string("type")? {
             Some(kind) => kind,
@@ -94,12 +110,7 @@ impl MessageContent {
                 self.add_text(name.unwrap_or_default());
             }
             "document" => self.add_text(document(block)?),
-            "image" | "audio" | "video" | "file" => {
-                return Err(ChatError::field(
-                    block.own_path(),
-                    format!("unsupported content block '{kind}'; this model reads text only"),
-                ));
-            }
+            media if is_media(media) => return Err(refuse_media(block, media)),
             // Encrypted reasoning, and results of tools that ran elsewhere.
             other => tracing::debug!(kind = other, at = block.own_path(), "content block skipped"),
         }
@@ -129,7 +140,7 @@ fn tool_use(block: &Fields<'_>) -> Result<ToolCall, ChatError> {
 }
 
 fn tool_result(block: &Fields<'_>) -> Result<Message, ChatError> {
-    let content = MessageContent::read(block, "content")?;
+    let content = MessageContent::result(block)?;
     let mut message = Message::new(Role::Tool, content.text.unwrap_or_default());
     message.tool_call_id = block.string("tool_use_id")?.map(str::to_owned);
     Ok(message)

@@ -7,7 +7,10 @@ use crate::conversation::{Message, Role};
 use crate::dialect::fields::{Fields, parse_body};
 use crate::dialect::{DialectFields, ToolFields, cache_hint, tool_items};
 use crate::error::ChatError;
-use crate::request::{ChatRequest, MAX_MESSAGES, ResponseFormat, SamplingParams, ToolChoice};
+use crate::request::{
+    ChatRequest, MAX_MESSAGES, ReasoningVisibility, ResponseFormat, SamplingParams,
+    SchemaStrictness, ToolChoice,
+};
 use crate::tools::Tool;
 
 pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
@@ -34,6 +37,10 @@ pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
         continue_final_message: continues,
     };
     let mut request = crate::dialect::chat_request(&body, dialect)?;
+    if !request.thinking.is_requested() {
+        // Clients that did not ask for reasoning do not expect blocks of it.
+        request.thinking.visibility = ReasoningVisibility::Excluded;
+    }
     if request.cache.group.is_none()
         && let Some(metadata) = body.object("metadata")?
     {
@@ -119,7 +126,8 @@ fn tools(body: &Fields<'_>) -> Result<ToolFields, ChatError> {
         let schema = fields.object("input_schema")?;
         let schema = schema.map(|schema| Value::Object(schema.map().clone()));
         let description = fields.string("description")?;
-        tools.push(Tool::declare(name, description, schema.as_ref()));
+        let strict = fields.flag("strict", false)?;
+        tools.push(Tool::declare(name, description, schema.as_ref(), strict));
     }
     let (choice, parallel) = match body.object("tool_choice")? {
         None => (ToolChoice::Auto, true),
@@ -165,6 +173,7 @@ fn response_format(body: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
     let outer = body.object("output_format")?;
     match inner.or(outer) {
         None => ResponseFormat::read(body),
-        Some(format) => ResponseFormat::read_format(&format),
+        // This protocol has no other formats than strict ones.
+        Some(format) => ResponseFormat::read_format(&format, SchemaStrictness::Strict),
     }
 }

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::reply::{FinishReason, Reply, Timings, Usage};
+use crate::request::ReasoningVisibility;
 
 /// A message: the whole reply, or the start of a streamed one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -70,13 +71,18 @@ pub enum ContentBlock {
     },
 }
 
-/// The blocks of a whole reply; `omits_thinking` empties the reasoning block. A call cut off by the
-/// token limit has no valid arguments and is left out.
-pub fn content_blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Vec<ContentBlock> {
+/// The blocks of a whole reply.
+///
+/// A call cut off by the token limit has no valid arguments and is left out.
+pub fn content_blocks(
+    reply: Reply,
+    signature: &str,
+    visibility: ReasoningVisibility,
+) -> Vec<ContentBlock> {
     let mut blocks = Vec::new();
-    if !reply.reasoning.is_empty() {
+    if !reply.reasoning.is_empty() && visibility != ReasoningVisibility::Excluded {
         blocks.push(ContentBlock::Thinking {
-            thinking: if omits_thinking {
+            thinking: if visibility == ReasoningVisibility::Omitted {
                 String::new()
             } else {
                 reply.reasoning
@@ -84,7 +90,8 @@ pub fn content_blocks(reply: Reply, signature: &str, omits_thinking: bool) -> Ve
             signature: signature.to_owned(),
         });
     }
-    if !reply.content.is_empty() {
+    let is_blank = !reply.tool_calls.is_empty() && reply.content.trim().is_empty();
+    if !reply.content.is_empty() && !is_blank {
         blocks.push(ContentBlock::Text {
             text: reply.content,
         });

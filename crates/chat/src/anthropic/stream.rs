@@ -5,6 +5,7 @@ use serde_json::Map;
 
 use super::response::{ContentBlock, MessageResponse, MessageUsage, StopReason, tool_use_id};
 use crate::reply::ReplyDelta;
+use crate::request::ReasoningVisibility;
 
 /// One event; its name is the value of its field `type`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -112,8 +113,8 @@ pub struct ContentBlockStream {
     /// Index of the open block, or of the next one.
     index: usize,
     signature: String,
-    /// Whether the reasoning text is left out.
-    omits_thinking: bool,
+    /// Whether reasoning is shown.
+    visibility: ReasoningVisibility,
 }
 
 impl ContentBlockStream {
@@ -123,22 +124,22 @@ impl ContentBlockStream {
             open: None,
             index: 0,
             signature,
-            omits_thinking: false,
+            visibility: ReasoningVisibility::Shown,
         }
     }
 
-    /// Leaves out the reasoning text if `omits_thinking`.
-    pub fn with_thinking_omitted(self, omits_thinking: bool) -> ContentBlockStream {
-        ContentBlockStream {
-            omits_thinking,
-            ..self
-        }
+    /// Shows reasoning as `visibility` says.
+    pub fn with_reasoning(self, visibility: ReasoningVisibility) -> ContentBlockStream {
+        ContentBlockStream { visibility, ..self }
     }
 
     /// Adds the next delta.
     pub fn push(&mut self, piece: ReplyDelta) -> Vec<MessagesEvent> {
         let mut events = Vec::new();
         let delta = match piece {
+            ReplyDelta::Reasoning(_) if self.visibility == ReasoningVisibility::Excluded => {
+                return events;
+            }
             ReplyDelta::Reasoning(thinking) => {
                 if self.open != Some(OpenBlock::Thinking) {
                     let empty = ContentBlock::Thinking {
@@ -147,7 +148,7 @@ impl ContentBlockStream {
                     };
                     self.begin(OpenBlock::Thinking, empty, &mut events);
                 }
-                if self.omits_thinking {
+                if self.visibility == ReasoningVisibility::Omitted {
                     return events;
                 }
                 BlockDelta::ThinkingDelta { thinking }

@@ -6,7 +6,9 @@ use super::stream::ContentBlockStream;
 use crate::conversation::{Message, Role};
 use crate::error::{ChatError, ErrorKind};
 use crate::reply::{FinishReason, Reply, ReplyDelta};
-use crate::request::{ChatRequest, ConversationPolicy, LateSystem, ResponseFormat, ToolChoice};
+use crate::request::{
+    ChatRequest, ConversationPolicy, LateSystem, ReasoningVisibility, ResponseFormat, ToolChoice,
+};
 
 fn read(fields: Value) -> Result<ChatRequest, ChatError> {
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
@@ -177,7 +179,7 @@ fn thinking_is_returned_unless_omitted() {
     ] {
         let thinking = json!({"thinking": {"type": "adaptive", "display": display}});
         assert_eq!(
-            read(thinking).unwrap().thinking.omitted,
+            read(thinking).unwrap().thinking.visibility == ReasoningVisibility::Omitted,
             omitted,
             "{display}"
         );
@@ -307,7 +309,7 @@ fn blocks_open_late_close_once_and_are_numbered() {
 #[test]
 fn empty_reply_has_no_blocks() {
     assert_eq!(events(Vec::new()), Vec::<Value>::new());
-    assert!(content_blocks(Reply::default(), "s", false).is_empty());
+    assert!(content_blocks(Reply::default(), "s", ReasoningVisibility::Shown).is_empty());
 }
 
 #[test]
@@ -321,7 +323,8 @@ fn whole_reply_equals_its_stream() {
         call(1, "call_34", "Read"),
         arguments(1, "{\"pa"),
     ]);
-    let blocks = serde_json::to_value(content_blocks(reply, "sig", false)).unwrap();
+    let blocks =
+        serde_json::to_value(content_blocks(reply, "sig", ReasoningVisibility::Shown)).unwrap();
     assert_eq!(
         blocks,
         json!([
@@ -342,4 +345,70 @@ fn stop_reasons_are_translated() {
     ] {
         assert_eq!(StopReason::new(reason, stop), expected);
     }
+}
+
+#[test]
+fn strict_tools_are_strict() {
+    for (strict, expected) in [
+        (json!(true), true),
+        (json!(false), false),
+        (Value::Null, false),
+    ] {
+        let tools = json!([{"name": "f", "input_schema": {"type": "object"}, "strict": strict}]);
+        let request = read(json!({ "tools": tools })).unwrap();
+        assert_eq!(request.tools[0].is_strict(), expected, "{strict}");
+    }
+}
+
+#[test]
+fn image_in_a_tool_result_becomes_a_placeholder() {
+    let image = json!({"type": "image", "source": {"type": "base64", "data": "iVBORw0KGgo="}});
+    let pdf = json!({"type": "document", "source": {"type": "base64", "data": "JVBERi0="}});
+    let result = json!([{"type": "text", "text": "a"}, image, pdf]);
+    let request = read(json!({"messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": result}]},
+    ]}))
+    .unwrap();
+    let left_out = |what: &str| format!("[{what} left out: this model reads text only]");
+    let expected = format!("a\n{}\n{}", left_out("image"), left_out("document"));
+    assert_eq!(request.messages[2].content, expected);
+    let message = json!({"messages": [{"role": "user", "content": [image]}]});
+    let err = read(message).unwrap_err();
+    assert!(err.message.contains("Could not process image"), "{err}");
+}
+
+#[test]
+fn thinking_is_shown_only_when_asked_for() {
+    for (fields, shown) in [
+        (json!({}), false),
+        (json!({"thinking": {"type": "disabled"}}), false),
+        (
+            json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+            true,
+        ),
+        (json!({"thinking": {"type": "adaptive"}}), true),
+        (
+            json!({"reasoning": {"exclude": true}, "enable_thinking": true}),
+            false,
+        ),
+        (json!({"reasoning": false}), false),
+        (json!({"think": true}), true),
+        (json!({"reasoning_effort": "low"}), true),
+    ] {
+        let visibility = read(fields.clone()).unwrap().thinking.visibility;
+        assert_eq!(visibility == ReasoningVisibility::Shown, shown, "{fields}");
+    }
+    let reply = || {
+        let mut reply = Reply::default();
+        reply.push(ReplyDelta::Reasoning("hm".into()));
+        reply.push(ReplyDelta::Content("hi".into()));
+        reply
+    };
+    let blocks = content_blocks(reply(), "s", ReasoningVisibility::Excluded);
+    assert_eq!(json!(blocks), json!([{"type": "text", "text": "hi"}]));
+    let mut stream =
+        ContentBlockStream::new("s".into()).with_reasoning(ReasoningVisibility::Excluded);
+    assert_eq!(stream.push(ReplyDelta::Reasoning("hm".into())), []);
 }

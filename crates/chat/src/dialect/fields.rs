@@ -1,12 +1,13 @@
 //! Reads JSON fields; errors name the field.
 //!
-//! The rules of all dialects: `null` equals absent, `32.0` is an integer, a string is never a
-//! number, unknown fields are ignored.
+//! The rules of all dialects: `null` equals absent, `32.0` is an integer, the text of a number is
+//! that number (`"32"`), unknown fields are ignored.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 use crate::error::ChatError;
 
@@ -123,7 +124,8 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        let number = integer(value).ok_or_else(|| self.error(key, must_be("an integer", value)))?;
+        let number = integer(&number_of(value))
+            .ok_or_else(|| self.error(key, must_be("an integer", value)))?;
         match i64::try_from(number) {
             Ok(number) if range.contains(&number) => Ok(Some(number)),
             _ => Err(self.error(key, out_of_range(&range, value))),
@@ -146,11 +148,23 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(key) else {
             return Ok(None);
         };
-        match value.as_f64() {
+        match number_of(value).as_f64() {
             Some(number) if range.contains(&number) => Ok(Some(number)),
             Some(_) => Err(self.error(key, out_of_range(&range, value))),
             None => Err(self.error(key, must_be("a number", value))),
         }
+    }
+}
+
+/// The number that a text spells, or the value itself.
+pub(crate) fn number_of(value: &Value) -> Cow<'_, Value> {
+    let number = match value {
+        Value::String(text) => serde_json::from_str::<Number>(text.trim()).ok(),
+        _ => None,
+    };
+    match number {
+        Some(number) => Cow::Owned(Value::Number(number)),
+        None => Cow::Borrowed(value),
     }
 }
 

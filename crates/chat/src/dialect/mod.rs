@@ -1,6 +1,7 @@
 //! What all dialects read alike from a request body.
 
 pub(crate) mod fields;
+mod media;
 mod reasoning;
 mod response_format;
 mod sampling;
@@ -9,6 +10,7 @@ mod tools;
 use serde_json::{Map, Value};
 
 use self::fields::Fields;
+pub(crate) use self::media::{is_media, media_placeholder, refuse_media};
 pub(crate) use self::sampling::token_id;
 pub(crate) use self::tools::{ToolFields, choice as tool_choice, items as tool_items};
 use crate::conversation::Message;

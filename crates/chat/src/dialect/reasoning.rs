@@ -1,90 +1,142 @@
-//! Reads the fields that turn reasoning on and bound it.
+//! Reads the fields that turn reasoning on, bound it and hide it.
 
 use serde_json::{Map, Value};
 
-use super::fields::Fields;
+use super::fields::{Fields, must_be};
 use crate::conversation::ReasoningEffort;
 use crate::error::ChatError;
-use crate::request::ReasoningOptions;
+use crate::request::{ReasoningOptions, ReasoningVisibility};
+
+/// Budgets in the body, in the spellings of several servers.
+const BUDGETS: [&str; 5] = [
+    "thinking_budget_tokens",
+    "thinking_token_budget",
+    "thinking_budget",
+    "reasoning_budget_tokens",
+    "reasoning_budget",
+];
+
+/// What one field says about reasoning.
+#[derive(Debug, Clone, Default)]
+struct Switch<'a> {
+    enable: Option<bool>,
+    effort: Option<&'a str>,
+    budget_tokens: Option<usize>,
+}
 
 impl ReasoningOptions {
     /// Reads every spelling; the source of highest precedence decides, the others still set
-    /// budgets.
+    /// budgets. A field that says nothing of reasoning, such as `reasoning.exclude`, does not turn
+    /// it on.
     ///
-    /// Precedence: `chat_template_kwargs.enable_thinking`, `enable_thinking`, `thinking.type`, an
-    /// effort, a bare `reasoning` object.
+    /// Precedence: `chat_template_kwargs`, `enable_thinking`, `think`, `thinking`,
+    /// `reasoning.enabled`, an effort, `reasoning.max_tokens`.
     pub(crate) fn read(
         body: &Fields<'_>,
         kwargs: &Map<String, Value>,
     ) -> Result<ReasoningOptions, ChatError> {
-        let reasoning = body.object("reasoning")?;
-        let effort_name = effort_name(body, reasoning.as_ref())?;
-        let thinking = body.object("thinking")?;
-        let omitted = match &thinking {
-            None => false,
-            Some(thinking) => is_omitted(thinking)?,
+        let think = word_or_bool(body, "think")?;
+        let thinking = thinking(body)?;
+        let reasoning = reasoning(body)?;
+        let reply_budget = match thinking_object(body)? {
+            Some(thinking) => budget(&thinking, "reply_budget")?,
+            None => None,
         };
-        let (by_type, mut budget_tokens, reply_budget) = match &thinking {
-            None => (None, None, None),
-            Some(thinking) => (
-                by_type(thinking)?,
-                budget(thinking, "budget_tokens")?,
-                budget(thinking, "reply_budget")?,
-            ),
-        };
-        if budget_tokens.is_none() {
-            let aliases = [
-                "thinking_budget_tokens",
-                "thinking_token_budget",
-                "thinking_budget",
-            ];
-            if let Some(key) = body.first(&aliases) {
-                budget_tokens = budget(body, key)?;
-            }
+        let mut budget_tokens = thinking.budget_tokens.or(reasoning.budget_tokens);
+        if budget_tokens.is_none()
+            && let Some(key) = body.first(&BUDGETS)
+        {
+            budget_tokens = budget(body, key)?;
         }
-        let by_kwargs = match kwargs.get("enable_thinking") {
-            None | Some(Value::Null) => None,
-            Some(Value::Bool(enable)) => Some(*enable),
-            Some(_) => {
-                return Err(ChatError::field(
-                    "chat_template_kwargs.enable_thinking",
-                    "must be true or false",
-                ));
-            }
+        let effort = match reasoning.effort {
+            Some(name) => Some(name),
+            None => effort_name(body)?.or(think.effort),
         };
-        let enable = by_kwargs
+        let enable = by_kwargs(kwargs)?
             .or(body.bool("enable_thinking")?)
-            .or(by_type)
-            .or(effort_name.map(|name| name != "none"))
-            .or(reasoning.is_some().then_some(true));
+            .or(think.enable)
+            .or(thinking.enable)
+            .or(reasoning.enable)
+            .or(effort.map(|name| !is_off(name)))
+            .or(reasoning.budget_tokens.map(|tokens| tokens > 0));
         // A budget of 0 tokens turns reasoning off.
         let enable = if budget_tokens == Some(0) {
             Some(false)
         } else {
             enable
         };
-        let effort = effort_name
-            .filter(|name| *name != "none")
-            .map(ReasoningEffort::parse);
         Ok(ReasoningOptions {
             enable,
-            effort,
+            effort: effort
+                .filter(|name| !is_off(name))
+                .map(ReasoningEffort::parse),
             budget_tokens,
             reply_budget,
-            omitted,
+            visibility: visibility(body)?,
         })
     }
 }
 
-fn effort_name<'a>(
-    body: &Fields<'a>,
-    reasoning: Option<&Fields<'a>>,
-) -> Result<Option<&'a str>, ChatError> {
-    if let Some(reasoning) = reasoning
-        && let Some(name) = reasoning.string("effort")?
-    {
-        return Ok(Some(name));
+/// Whether the template's own variables switch reasoning.
+fn by_kwargs(kwargs: &Map<String, Value>) -> Result<Option<bool>, ChatError> {
+    for key in ["enable_thinking", "thinking"] {
+        match kwargs.get(key) {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(enable)) => return Ok(Some(*enable)),
+            // A template may have a variable `thinking` of its own.
+            Some(_) if key == "thinking" => {}
+            Some(_) => {
+                return Err(ChatError::field(
+                    format!("chat_template_kwargs.{key}"),
+                    "must be true or false",
+                ));
+            }
+        }
     }
+    Ok(None)
+}
+
+/// Whether the name of an effort stands for no reasoning.
+fn is_off(name: &str) -> bool {
+    matches!(name, "none" | "off" | "disabled" | "false")
+}
+
+/// A field that is a boolean or the name of an effort.
+fn word_or_bool<'a>(body: &Fields<'a>, key: &str) -> Result<Switch<'a>, ChatError> {
+    Ok(match body.get(key) {
+        None => Switch::default(),
+        Some(Value::Bool(enable)) => Switch {
+            enable: Some(*enable),
+            ..Switch::default()
+        },
+        Some(Value::String(name)) => Switch {
+            enable: Some(!is_off(name)),
+            effort: Some(name),
+            ..Switch::default()
+        },
+        Some(other) => {
+            let wanted = must_be("true, false or the name of an effort", other);
+            return Err(body.error(key, wanted));
+        }
+    })
+}
+
+/// `reasoning`: a boolean, the name of an effort, or an object.
+fn reasoning<'a>(body: &Fields<'a>) -> Result<Switch<'a>, ChatError> {
+    let Some(Value::Object(_)) = body.get("reasoning") else {
+        return word_or_bool(body, "reasoning");
+    };
+    let Some(fields) = body.object("reasoning")? else {
+        return Ok(Switch::default());
+    };
+    Ok(Switch {
+        enable: fields.bool("enabled")?,
+        effort: fields.string("effort")?,
+        budget_tokens: budget(&fields, "max_tokens")?,
+    })
+}
+
+fn effort_name<'a>(body: &Fields<'a>) -> Result<Option<&'a str>, ChatError> {
     if let Some(config) = body.object("output_config")?
         && let Some(name) = config.string("effort")?
     {
@@ -96,22 +148,60 @@ fn effort_name<'a>(
     }
 }
 
-fn by_type(thinking: &Fields<'_>) -> Result<Option<bool>, ChatError> {
-    match thinking.string("type")? {
-        None => Ok(None),
-        Some("enabled" | "adaptive") => Ok(Some(true)),
-        Some("disabled") => Ok(Some(false)),
-        Some(other) => Err(thinking.error(
-            "type",
-            format!("must be enabled, adaptive or disabled, not {other:?}"),
-        )),
+/// `thinking`, unless it is a boolean.
+fn thinking_object<'a>(body: &Fields<'a>) -> Result<Option<Fields<'a>>, ChatError> {
+    match body.get("thinking") {
+        Some(Value::Bool(_)) => Ok(None),
+        _ => body.object("thinking"),
     }
 }
 
-/// Whether the reasoning text is hidden. Clients send other values too (Claude Code sends
+fn thinking<'a>(body: &Fields<'a>) -> Result<Switch<'a>, ChatError> {
+    let Some(fields) = thinking_object(body)? else {
+        return Ok(Switch {
+            enable: body.bool("thinking")?,
+            ..Switch::default()
+        });
+    };
+    let enable = match fields.string("type")? {
+        None => None,
+        Some("enabled" | "adaptive") => Some(true),
+        Some("disabled") => Some(false),
+        Some(other) => {
+            return Err(fields.error(
+                "type",
+                format!("must be enabled, adaptive or disabled, not {other:?}"),
+            ));
+        }
+    };
+    Ok(Switch {
+        enable,
+        effort: None,
+        budget_tokens: budget(&fields, "budget_tokens")?,
+    })
+}
+
+/// Whether the reply shows reasoning. Clients send other values of `display` too (Claude Code sends
 /// `updates`); all of them except `omitted` show it.
-fn is_omitted(thinking: &Fields<'_>) -> Result<bool, ChatError> {
-    Ok(thinking.string("display")? == Some("omitted"))
+fn visibility(body: &Fields<'_>) -> Result<ReasoningVisibility, ChatError> {
+    if !body.flag("include_reasoning", true)? {
+        return Ok(ReasoningVisibility::Excluded);
+    }
+    if let Some(Value::Object(_)) = body.get("reasoning")
+        && let Some(reasoning) = body.object("reasoning")?
+        && reasoning.flag("exclude", false)?
+    {
+        return Ok(ReasoningVisibility::Excluded);
+    }
+    let omitted = match thinking_object(body)? {
+        Some(thinking) => thinking.string("display")? == Some("omitted"),
+        None => false,
+    };
+    Ok(if omitted {
+        ReasoningVisibility::Omitted
+    } else {
+        ReasoningVisibility::Shown
+    })
 }
 
 fn budget(fields: &Fields<'_>, key: &str) -> Result<Option<usize>, ChatError> {

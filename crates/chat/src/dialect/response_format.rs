@@ -48,18 +48,22 @@ impl ResponseFormat {
         let Some(format) = body.object("response_format")? else {
             return Ok(ResponseFormat::Text);
         };
-        ResponseFormat::read_format(&format)
+        ResponseFormat::read_format(&format, SchemaStrictness::BestEffort)
     }
 
-    /// Reads the object that names the form; `json_schema` may be inside or beside it.
-    pub(crate) fn read_format(format: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
+    /// Reads the object that names the form; `json_schema` may be inside or beside it. A schema
+    /// without `strict` is held to as `unless_stated` says.
+    pub(crate) fn read_format(
+        format: &Fields<'_>,
+        unless_stated: SchemaStrictness,
+    ) -> Result<ResponseFormat, ChatError> {
         match format.string("type")? {
             Some("text") => Ok(ResponseFormat::Text),
             Some("json_object") => match format.get("schema") {
                 // An older spelling.
                 Some(schema) => Ok(ResponseFormat::JsonSchema {
                     schema: schema.clone(),
-                    strictness: SchemaStrictness::Strict,
+                    strictness: unless_stated,
                     field: format.path("schema"),
                 }),
                 None => Ok(ResponseFormat::JsonObject),
@@ -71,11 +75,10 @@ impl ResponseFormat {
                     .get("schema")
                     .cloned()
                     .ok_or_else(|| format.error("json_schema", "must hold a field 'schema'"))?;
-                // `strict` defaults to true.
-                let strictness = if holder.flag("strict", true)? {
-                    SchemaStrictness::Strict
-                } else {
-                    SchemaStrictness::BestEffort
+                let strictness = match holder.bool("strict")? {
+                    None => unless_stated,
+                    Some(true) => SchemaStrictness::Strict,
+                    Some(false) => SchemaStrictness::BestEffort,
                 };
                 Ok(ResponseFormat::JsonSchema {
                     schema,
@@ -108,17 +111,30 @@ fn extension(
     body: &Fields<'_>,
     fields: &[(&str, FormatField)],
 ) -> Result<Option<ResponseFormat>, ChatError> {
-    let mut given = fields.iter().filter(|(key, _)| body.get(key).is_some());
-    let Some((key, kind)) = given.next() else {
-        return Ok(None);
-    };
-    if let Some((other, _)) = given.next() {
-        return Err(body.error(
-            other,
-            format!("cannot go with {key}: a reply has one shape"),
-        ));
+    // The newer way to ask wins over those it replaced.
+    let newest = "structured_outputs";
+    let is_newest = |key: &str| key == newest;
+    let mut first: Option<(&str, ResponseFormat)> = None;
+    let newest_first = fields.iter().filter(|(key, _)| is_newest(key));
+    let others = fields.iter().filter(|(key, _)| !is_newest(key));
+    for (key, kind) in newest_first.chain(others) {
+        if body.get(key).is_none() {
+            continue;
+        }
+        let format = read(body, key, *kind)?;
+        match &first {
+            Some((first, _)) if is_newest(first) && key.starts_with("guided_") => {}
+            Some((_, other)) if other.is_same(&format) => {}
+            Some((first, _)) => {
+                let message = format!("cannot go with {first}: a reply has one shape");
+                return Err(body.error(key, message));
+            }
+            // Without content it asks for nothing.
+            None if format == ResponseFormat::Text => {}
+            None => first = Some((key, format)),
+        }
     }
-    read(body, key, *kind).map(Some)
+    Ok(first.map(|(_, format)| format))
 }
 
 fn read(body: &Fields<'_>, key: &str, kind: FormatField) -> Result<ResponseFormat, ChatError> {

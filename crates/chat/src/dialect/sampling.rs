@@ -1,9 +1,11 @@
 //! Reads sampling, length and stop fields; chat and text completions share them.
 
+use std::ops::RangeInclusive;
+
 use contract::TokenId;
 use serde_json::Value;
 
-use super::fields::{Fields, integer, must_be};
+use super::fields::{Fields, integer, must_be, number_of};
 use crate::error::ChatError;
 use crate::request::{MAX_CHOICES, MAX_STOPS, RepetitionWindow, SamplingParams};
 
@@ -12,18 +14,12 @@ impl SamplingParams {
     pub(crate) fn read(body: &Fields<'_>, stop_key: &str) -> Result<SamplingParams, ChatError> {
         Ok(SamplingParams {
             max_tokens: max_tokens(body)?,
-            temperature: body
-                .number("temperature", 0.0..=2.0)?
-                .map(|value| value as f32),
-            top_p: top_p(body)?,
+            temperature: float(body, "temperature", 0.0..=MAX_FLOAT)?,
+            top_p: float(body, "top_p", 0.0..=1.0)?,
             top_k: top_k(body)?,
-            min_p: min_p(body)?,
-            frequency_penalty: body
-                .number("frequency_penalty", -2.0..=2.0)?
-                .map(|v| v as f32),
-            presence_penalty: body
-                .number("presence_penalty", -2.0..=2.0)?
-                .map(|v| v as f32),
+            min_p: float(body, "min_p", 0.0..=1.0)?,
+            frequency_penalty: float(body, "frequency_penalty", -MAX_FLOAT..=MAX_FLOAT)?,
+            presence_penalty: float(body, "presence_penalty", -MAX_FLOAT..=MAX_FLOAT)?,
             repetition_penalty: repetition_penalty(body)?,
             rep_window: rep_window(body)?,
             seed: seed(body)?,
@@ -38,34 +34,31 @@ impl SamplingParams {
     }
 }
 
+/// The largest finite value of a parameter.
+const MAX_FLOAT: f64 = f32::MAX as f64;
+
+fn float(
+    body: &Fields<'_>,
+    key: &str,
+    range: RangeInclusive<f64>,
+) -> Result<Option<f32>, ChatError> {
+    Ok(body.number(key, range)?.map(|value| value as f32))
+}
+
 fn max_tokens(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
     let aliases = ["max_completion_tokens", "max_tokens", "max_output_tokens"];
     let Some(key) = body.first(&aliases) else {
         return Ok(None);
     };
-    // 0 and -1 mean the default.
-    let count = body.int(key, -1..=i64::from(u32::MAX))?.unwrap_or(-1);
-    Ok(usize::try_from(count).ok().filter(|count| *count > 0))
-}
-
-fn top_p(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
-    match body.number("top_p", 0.0..=1.0)? {
-        Some(value) if value <= 0.0 => Err(body.error("top_p", "must be above 0 and at most 1")),
-        value => Ok(value.map(|value| value as f32)),
-    }
+    let count = body.int(key, -1..=i64::from(u32::MAX))?;
+    // -1 is no limit but the context's; 0 is a limit like any other.
+    Ok(count.map(|count| usize::try_from(count).unwrap_or(usize::MAX)))
 }
 
 fn top_k(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
-    let value = body.int("top_k", -1..=i64::from(u32::MAX))?;
-    // -1 is off too.
+    let value = body.int("top_k", i64::from(i32::MIN)..=i64::from(u32::MAX))?;
+    // Any negative value is off too.
     Ok(value.map(|value| usize::try_from(value).unwrap_or(0)))
-}
-
-fn min_p(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
-    match body.number("min_p", 0.0..=1.0)? {
-        Some(value) if value >= 1.0 => Err(body.error("min_p", "must be at least 0 and below 1")),
-        value => Ok(value.map(|value| value as f32)),
-    }
 }
 
 fn repetition_penalty(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
@@ -73,7 +66,7 @@ fn repetition_penalty(body: &Fields<'_>) -> Result<Option<f32>, ChatError> {
     let Some(key) = body.first(&aliases) else {
         return Ok(None);
     };
-    match body.number(key, 0.0..=f64::from(f32::MAX))? {
+    match body.number(key, 0.0..=MAX_FLOAT)? {
         // Smaller positive values would round to 0 in f32, by which nothing can be divided.
         Some(value) if value < f64::from(f32::MIN_POSITIVE) => {
             Err(body.error(key, "must be above 0"))
@@ -97,7 +90,8 @@ fn seed(body: &Fields<'_>) -> Result<Option<u64>, ChatError> {
     let Some(value) = body.get("seed") else {
         return Ok(None);
     };
-    let seed = integer(value).ok_or_else(|| body.error("seed", must_be("an integer", value)))?;
+    let seed = integer(&number_of(value))
+        .ok_or_else(|| body.error("seed", must_be("an integer", value)))?;
     if seed < 0 {
         return Ok(None);
     }
@@ -105,6 +99,9 @@ fn seed(body: &Fields<'_>) -> Result<Option<u64>, ChatError> {
         .map_err(|_| body.error("seed", format!("must be below 2^64, not {value}")))?;
     Ok(Some(seed))
 }
+
+/// The largest bias; beyond it a token is certain or forbidden anyway.
+const MAX_BIAS: f32 = 100.0;
 
 fn logit_bias(body: &Fields<'_>) -> Result<Vec<(TokenId, f32)>, ChatError> {
     let Some(bias) = body.object("logit_bias")? else {
@@ -115,8 +112,11 @@ fn logit_bias(body: &Fields<'_>) -> Result<Vec<(TokenId, f32)>, ChatError> {
         let id: u32 = key
             .parse()
             .map_err(|_| body.error("logit_bias", format!("{key:?} is not a token id")))?;
-        if let Some(value) = bias.number(key, -100.0..=100.0)? {
-            edits.push((TokenId(id), value as f32));
+        // `false` forbids the token, as in llama.cpp.
+        if let Some(Value::Bool(false)) = bias.get(key) {
+            edits.push((TokenId(id), -MAX_BIAS));
+        } else if let Some(value) = float(&bias, key, -MAX_FLOAT..=MAX_FLOAT)? {
+            edits.push((TokenId(id), value.clamp(-MAX_BIAS, MAX_BIAS)));
         }
     }
     Ok(edits)

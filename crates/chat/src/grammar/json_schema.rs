@@ -28,6 +28,38 @@ const UNSUPPORTED_KEYWORDS: [&str; 18] = [
     "$recursiveRef",
     "$recursiveAnchor",
 ];
+/// Formats that the compiler holds strings to. Any other is a note to the reader (JSON Schema
+/// 2020-12, validation, section 7.2.1).
+const FORMATS: [&str; 10] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+];
+/// Keywords that bound values without giving them their structure.
+const BOUNDS: [&str; 15] = [
+    "format",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "patternProperties",
+    "contentEncoding",
+];
 /// Keywords whose value is a schema.
 const SCHEMA_KEYWORDS: [&str; 3] = ["items", "additionalProperties", "additionalItems"];
 /// Keywords whose value is an array of schemas.
@@ -113,6 +145,41 @@ fn rewrite(
     Ok(schema)
 }
 
+/// The schema without bounds of values: what can be kept of it if the compiler cannot keep all.
+pub(super) fn without_bounds(schema: &Value) -> Value {
+    let Value::Object(map) = schema else {
+        return schema.clone();
+    };
+    let mut kept = Map::new();
+    for (key, value) in map {
+        let key_text = key.as_str();
+        if BOUNDS.contains(&key_text) {
+            continue;
+        }
+        let value =
+            if SCHEMA_KEYWORDS.contains(&key_text) || SCHEMA_ARRAY_KEYWORDS.contains(&key_text) {
+                match value {
+                    Value::Array(items) => items.iter().map(without_bounds).collect(),
+                    one => without_bounds(one),
+                }
+            } else if SCHEMA_MAP_KEYWORDS.contains(&key_text) {
+                match value {
+                    Value::Object(items) => {
+                        let items = items.iter();
+                        items
+                            .map(|(name, item)| (name.clone(), without_bounds(item)))
+                            .collect()
+                    }
+                    other => other.clone(),
+                }
+            } else {
+                value.clone()
+            };
+        kept.insert(key.clone(), value);
+    }
+    Value::Object(kept)
+}
+
 fn hoisted_name(index: usize) -> String {
     format!("moved-{index}")
 }
@@ -174,9 +241,19 @@ impl SchemaRewriter<'_> {
             map.shift_remove(keyword);
         }
         map.shift_remove("x-guidance");
+        if let Some(Value::String(format)) = map.get("format")
+            && !FORMATS.contains(&format.as_str())
+        {
+            map.shift_remove("format");
+        }
         if let Some(Value::String(reference)) = map.get("$ref") {
-            let reference = self.reference(reference, path)?;
-            map.insert("$ref".to_owned(), reference.into());
+            if self.rules == SchemaStrictness::BestEffort && !reference.starts_with('#') {
+                tracing::info!(reference, path, "a schema outside the request is not kept");
+                map.shift_remove("$ref");
+            } else {
+                let reference = self.reference(reference, path)?;
+                map.insert("$ref".to_owned(), reference.into());
+            }
         }
         if !map.contains_key("type") && !map.contains_key("$ref") {
             if map.contains_key("properties") {

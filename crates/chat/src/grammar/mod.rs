@@ -101,8 +101,21 @@ impl ResponseFormat {
                 strictness,
                 field,
             } => {
-                let schema = json_schema::prepare_schema(schema, *strictness, field)?;
-                plain(format!("start: %json {schema}\n"), field)
+                let write = |schema: &Value| {
+                    let schema = json_schema::prepare_schema(schema, *strictness, field)?;
+                    Ok(format!("start: %json {schema}\n"))
+                };
+                let lark = write(schema)?;
+                let wider = match strictness {
+                    SchemaStrictness::Strict => None,
+                    SchemaStrictness::BestEffort => {
+                        Some(write(&json_schema::without_bounds(schema))?)
+                    }
+                };
+                OutputGrammar {
+                    fallback: wider.filter(|wider| *wider != lark),
+                    ..plain(lark, field)
+                }
             }
             ResponseFormat::Regex { pattern, field } => {
                 plain(format!("start: /{}/\n", pattern_literal(pattern)), field)
@@ -123,11 +136,13 @@ fn union(shape: OutputGrammar, calls: &OutputGrammar) -> OutputGrammar {
         let other = other.replacen("start:", "call_reply:", 1);
         format!("start: text_reply | call_reply\n{one}{other}")
     };
+    let has_fallback = shape.fallback.is_some() || calls.fallback.is_some();
+    let wider = |grammar: &OutputGrammar| {
+        let fallback = grammar.fallback.as_ref();
+        fallback.unwrap_or(&grammar.lark).clone()
+    };
     OutputGrammar {
-        fallback: calls
-            .fallback
-            .as_ref()
-            .map(|fallback| join(&shape.lark, fallback)),
+        fallback: has_fallback.then(|| join(&wider(&shape), &wider(calls))),
         lark: join(&shape.lark, &calls.lark),
         field: shape.field,
     }

@@ -70,6 +70,63 @@ fn unsupported_keyword_is_refused_with_its_path() {
 }
 
 #[test]
+fn unknown_format_is_an_annotation() {
+    for strictness in [SchemaStrictness::Strict, SchemaStrictness::BestEffort] {
+        for format in [
+            "password",
+            "path",
+            "byte",
+            "uri-reference",
+            "regex",
+            "phone",
+            "",
+        ] {
+            let schema = json!({"properties": {"format": {"type": "string", "format": format}}});
+            let prepared = prepare_schema(&schema, strictness, "field").unwrap();
+            assert_eq!(prepared["properties"]["format"], json!({"type": "string"}));
+        }
+        let known = json!({"type": "string", "format": "date"});
+        let prepared = prepare_schema(&known, strictness, "field").unwrap();
+        assert_eq!(prepared["format"], "date");
+    }
+}
+
+#[test]
+fn schema_that_is_not_strict_is_kept_as_far_as_possible() {
+    let xml = ToolCallFormat::XmlParameters;
+    let format = |strict: Value| {
+        json!({"response_format": {"type": "json_schema", "json_schema": {"strict": strict,
+            "schema": {"type": "object", "properties": {
+                "format": {"type": "string", "pattern": "a", "$ref": "https://a/b"},
+                "v": {"type": "array", "uniqueItems": true, "items": {"minimum": 1}}}}}}})
+    };
+    for strict in [Value::Null, json!(false)] {
+        let grammar = output_grammar(xml, format(strict)).unwrap();
+        assert!(!grammar.lark.contains("uniqueItems"), "{}", grammar.lark);
+        assert!(!grammar.lark.contains("https"), "{}", grammar.lark);
+        assert!(
+            grammar.lark.contains(r#""pattern":"a""#),
+            "{}",
+            grammar.lark
+        );
+        let wider = grammar.fallback.unwrap();
+        assert!(!wider.contains(r#""pattern":"#), "{wider}");
+        assert!(!wider.contains("minimum"), "{wider}");
+        assert!(wider.contains(r#""format":{"type":"string"}"#), "{wider}");
+    }
+    let tokenizer = tokenizer();
+    let markup = ToolCallMarkup {
+        tokenizer: &tokenizer,
+        format: xml,
+    };
+    let err = chat(format(json!(true)))
+        .output_grammar(markup)
+        .unwrap_err();
+    let param = "response_format.json_schema.schema";
+    assert_eq!(err.param.as_deref(), Some(param));
+}
+
+#[test]
 fn property_names_and_enum_values_are_not_keywords() {
     let schema = json!({"type": "object", "properties": {"not": {"const": {"if": 1}}, "if": {"enum": [{"not": 1}]}},
         "default": {"contains": 1}, "uniqueItems": false, "propertyNames": {"type": "string"}});

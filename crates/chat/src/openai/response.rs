@@ -107,36 +107,22 @@ pub struct AssistantMessage {
     pub role: &'static str,
     /// `null` if there are only tool calls.
     pub content: Option<String>,
-    /// Reasoning, under both names that clients read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<String>,
-    /// The second name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning: Option<String>,
-    /// Reasoning in the form of a third family of clients.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub reasoning_details: Vec<ReasoningDetail>,
+    /// Reasoning.
+    #[serde(flatten)]
+    pub reasoning: ReasoningText,
     /// Absent, not empty, if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallOut>,
 }
 
-impl From<Reply> for AssistantMessage {
-    fn from(reply: Reply) -> AssistantMessage {
-        let reasoning = Some(reply.reasoning).filter(|text| !text.is_empty());
-        let only_calls = reply.content.is_empty() && !reply.tool_calls.is_empty();
+impl AssistantMessage {
+    /// The message of a reply, with its reasoning in `field`.
+    pub fn new(reply: Reply, field: ReasoningField) -> AssistantMessage {
+        let only_calls = reply.content.trim().is_empty() && !reply.tool_calls.is_empty();
         AssistantMessage {
             role: "assistant",
             content: (!only_calls).then_some(reply.content),
-            reasoning_details: reasoning
-                .iter()
-                .map(|text| ReasoningDetail {
-                    kind: "reasoning.text",
-                    text: text.clone(),
-                })
-                .collect(),
-            reasoning_content: reasoning.clone(),
-            reasoning,
+            reasoning: ReasoningText::new(field, reply.reasoning),
             tool_calls: reply
                 .tool_calls
                 .into_iter()
@@ -146,14 +132,45 @@ impl From<Reply> for AssistantMessage {
     }
 }
 
-/// A reasoning text.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ReasoningDetail {
-    /// Always `reasoning.text`.
-    #[serde(rename = "type")]
-    pub kind: &'static str,
-    /// The text.
-    pub text: String,
+/// The field that carries reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReasoningField {
+    /// `reasoning_content`: the name that the clients of `harness/clients` have in common.
+    #[default]
+    ReasoningContent,
+    /// `reasoning`: the name of vLLM since 0.12.
+    Reasoning,
+    /// Both, for clients that read one of them; some then show the text twice.
+    Both,
+}
+
+/// Reasoning in the field, or the fields, that carry it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct ReasoningText {
+    /// Absent, not empty, if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The other name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
+}
+
+impl ReasoningText {
+    /// `text` in `field`; nothing if it is empty.
+    pub fn new(field: ReasoningField, text: String) -> ReasoningText {
+        if text.is_empty() {
+            return ReasoningText::default();
+        }
+        let (reasoning_content, reasoning) = match field {
+            ReasoningField::ReasoningContent => (Some(text), None),
+            ReasoningField::Reasoning => (None, Some(text)),
+            ReasoningField::Both => (Some(text.clone()), Some(text)),
+        };
+        ReasoningText {
+            reasoning_content,
+            reasoning,
+        }
+    }
 }
 
 /// A tool call.

@@ -22,9 +22,9 @@ pub const MAX_MESSAGES: usize = 16_384;
 /// Most tools in a request.
 pub const MAX_TOOLS: usize = 1_024;
 /// Most stop strings, and most stop token ids.
-pub const MAX_STOPS: usize = 16;
+pub const MAX_STOPS: usize = 1_024;
 /// Most choices per prompt.
-pub const MAX_CHOICES: usize = 8;
+pub const MAX_CHOICES: usize = 128;
 /// Most alternatives per token.
 pub const MAX_TOP_LOGPROBS: usize = 20;
 
@@ -117,14 +117,41 @@ pub struct ReasoningOptions {
     pub budget_tokens: Option<usize>,
     /// Tokens reserved for the reply after reasoning.
     pub reply_budget: Option<usize>,
-    /// Whether the client wants to know that reasoning happened, but not its text.
-    pub omitted: bool,
+    /// Whether the reply shows reasoning.
+    pub visibility: ReasoningVisibility,
+}
+
+/// Whether a reply shows its reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReasoningVisibility {
+    /// With its text.
+    #[default]
+    Shown,
+    /// That it happened, without its text.
+    Omitted,
+    /// Not at all.
+    Excluded,
 }
 
 impl ReasoningOptions {
     /// Whether the request itself enables reasoning, which also asks for `finish_details`.
     pub fn opted_in(&self) -> bool {
         self.enable == Some(true)
+    }
+
+    /// Leaves reasoning out where a protocol has no sign for omitted text.
+    pub(crate) fn exclude_omitted(&mut self) {
+        if self.visibility == ReasoningVisibility::Omitted {
+            self.visibility = ReasoningVisibility::Excluded;
+        }
+    }
+
+    /// Whether the request asks for reasoning in any way: by a switch, an effort or a budget.
+    pub fn is_requested(&self) -> bool {
+        match self.enable {
+            Some(enable) => enable,
+            None => self.budget_tokens.is_some(),
+        }
     }
 }
 

@@ -42,6 +42,20 @@ pub enum ResponseFormat {
     },
 }
 
+impl ResponseFormat {
+    /// Whether both ask for the same, in whichever field.
+    pub(crate) fn is_same(&self, other: &ResponseFormat) -> bool {
+        use ResponseFormat::{Choice, Grammar, JsonSchema, Regex};
+        match (self, other) {
+            (JsonSchema { schema: one, .. }, JsonSchema { schema: other, .. }) => one == other,
+            (Regex { pattern: one, .. }, Regex { pattern: other, .. }) => one == other,
+            (Choice { texts: one, .. }, Choice { texts: other, .. }) => one == other,
+            (Grammar { lark: one, .. }, Grammar { lark: other, .. }) => one == other,
+            (one, other) => one == other,
+        }
+    }
+}
+
 /// How much of a JSON schema must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchemaStrictness {

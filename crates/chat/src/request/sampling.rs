@@ -6,19 +6,19 @@ use contract::TokenId;
 /// server.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SamplingParams {
-    /// Most tokens of the reply, reasoning included.
+    /// Most tokens of the reply, reasoning included; `usize::MAX` for as many as the context holds.
     pub max_tokens: Option<usize>,
-    /// 0..=2; 0 is greedy.
+    /// 0 or more; 0 is greedy.
     pub temperature: Option<f32>,
-    /// Above 0, up to 1.
+    /// 0..=1; 0 keeps the best token alone.
     pub top_p: Option<f32>,
     /// 0 is off.
     pub top_k: Option<usize>,
-    /// 0 up to, but not including, 1.
+    /// 0..=1.
     pub min_p: Option<f32>,
-    /// -2..=2.
+    /// Any finite value.
     pub frequency_penalty: Option<f32>,
-    /// -2..=2.
+    /// Any finite value.
     pub presence_penalty: Option<f32>,
     /// Above 0.
     pub repetition_penalty: Option<f32>,
@@ -36,7 +36,7 @@ pub struct SamplingParams {
     pub stop: Vec<String>,
     /// Stop tokens.
     pub stop_token_ids: Vec<TokenId>,
-    /// Choices per prompt, 1..=8.
+    /// Choices per prompt, 1..=128.
     pub n: usize,
     /// Whether speculative decoding is off for this request (`speculative: false`).
     pub disable_speculation: bool,

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::tools::qualified_name;
 use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::dialect::fields::{Fields, must_be};
+use crate::dialect::{is_media, media_placeholder, refuse_media};
 use crate::error::ChatError;
 use crate::request::MAX_MESSAGES;
 
@@ -70,6 +71,7 @@ impl InputHistory {
             "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
                 self.result(item)
             }
+            "item_reference" => Err(unknown_item(item)),
             other => {
                 tracing::debug!(kind = other, at = item.own_path(), "input item skipped");
                 Ok(())
@@ -90,7 +92,7 @@ impl InputHistory {
             }
             None => return Err(item.error("role", "is missing")),
         };
-        let text = texts(item, "content")?.unwrap_or_default();
+        let text = texts(item, "content", Media::Refused)?.unwrap_or_default();
         if role != Role::Assistant {
             self.reasoning = None;
             self.messages.push(Message::new(role, text));
@@ -106,9 +108,9 @@ impl InputHistory {
     }
 
     fn thinking(&mut self, item: &Fields<'_>) -> Result<(), ChatError> {
-        let mut thought = texts(item, "content")?.filter(|text| !text.is_empty());
+        let mut thought = texts(item, "content", Media::Refused)?.filter(|text| !text.is_empty());
         if thought.is_none() {
-            thought = texts(item, "summary")?.filter(|text| !text.is_empty());
+            thought = texts(item, "summary", Media::Refused)?.filter(|text| !text.is_empty());
         }
         if let Some(thought) = thought {
             self.reasoning.get_or_insert_default().push_str(&thought);
@@ -136,9 +138,13 @@ impl InputHistory {
         let text = match item.get("output") {
             Some(Value::Object(map)) => match map.get("content") {
                 Some(Value::String(text)) => text.clone(),
+                Some(Value::Array(_)) => {
+                    let output = Fields::of(&item.map()["output"], item.path("output"))?;
+                    texts(&output, "content", Media::LeftOut)?.unwrap_or_default()
+                }
                 _ => Value::Object(map.clone()).to_string(),
             },
-            _ => texts(item, "output")?.unwrap_or_default(),
+            _ => texts(item, "output", Media::LeftOut)?.unwrap_or_default(),
         };
         self.reasoning = None;
         let mut message = Message::new(Role::Tool, text);
@@ -170,8 +176,28 @@ fn name(item: &Fields<'_>) -> Result<String, ChatError> {
     })
 }
 
+/// Items are not kept, so none can be referred to; the words are OpenAI's own.
+fn unknown_item(item: &Fields<'_>) -> ChatError {
+    let id = item.string("id").ok().flatten().unwrap_or_default();
+    ChatError::not_found(
+        "input",
+        format!(
+            "Item with id '{id}' not found. Items are not persisted when `store` is set to false: \
+            put the item itself into the input, or remove it"
+        ),
+    )
+}
+
+/// What becomes of media among parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Media {
+    Refused,
+    /// A text stands for them: in a tool's result.
+    LeftOut,
+}
+
 /// The text of a field that is a string or an array of parts, joined.
-fn texts(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ChatError> {
+fn texts(fields: &Fields<'_>, key: &str, media: Media) -> Result<Option<String>, ChatError> {
     let parts = match fields.get(key) {
         None => return Ok(None),
         Some(Value::String(text)) => return Ok(Some(text.clone())),
@@ -187,6 +213,13 @@ fn texts(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ChatError> {
             continue;
         }
         let part = Fields::of(part, format!("{}[{index}]", fields.path(key)))?;
+        if let Some(kind) = part.string("type")?.filter(|kind| is_media(kind)) {
+            if media == Media::Refused {
+                return Err(refuse_media(&part, kind));
+            }
+            all.push_str(&media_placeholder(kind));
+            continue;
+        }
         let key = match part.string("type")? {
             None | Some("input_text" | "output_text" | "text") => "text",
             Some("summary_text" | "reasoning_text") => "text",

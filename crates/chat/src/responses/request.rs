@@ -10,7 +10,9 @@ use crate::conversation::{Message, Role};
 use crate::dialect::DialectFields;
 use crate::dialect::fields::{Fields, parse_body};
 use crate::error::ChatError;
-use crate::request::{ChatRequest, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams};
+use crate::request::{
+    ChatRequest, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, SchemaStrictness,
+};
 
 /// Fields of a request that only Responses has.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,8 +34,8 @@ pub struct EchoedFields {
 impl EchoedFields {
     fn read(body: &Fields<'_>) -> Result<EchoedFields, ChatError> {
         let or = |key: &str, default: Value| body.get(key).cloned().unwrap_or(default);
-        let reasoning = body.object("reasoning")?;
-        let said = |key: &str| reasoning.as_ref().and_then(|fields| fields.get(key));
+        let reasoning = body.get("reasoning");
+        let said = |key: &str| reasoning.and_then(|fields| fields.get(key));
         Ok(EchoedFields {
             fields: vec![
                 ("instructions", or("instructions", Value::Null)),
@@ -81,10 +83,14 @@ impl ResponsesRequest {
             response_format: response_format(&body)?,
             continue_final_message: false,
         };
-        let request = crate::dialect::chat_request(&body, dialect)?;
-        let summary = match body.object("reasoning")? {
-            Some(reasoning) => !matches!(reasoning.string("summary")?, None | Some("none")),
-            None => false,
+        let mut request = crate::dialect::chat_request(&body, dialect)?;
+        request.thinking.exclude_omitted();
+        let summary = match body.get("reasoning") {
+            Some(Value::Object(_)) => match body.object("reasoning")? {
+                Some(reasoning) => !matches!(reasoning.string("summary")?, None | Some("none")),
+                None => false,
+            },
+            _ => false,
         };
         let own = ResponsesRequest {
             names: Arc::new(names),
@@ -147,7 +153,7 @@ fn response_format(body: &Fields<'_>) -> Result<ResponseFormat, ChatError> {
     if let Some(text) = body.object("text")?
         && let Some(format) = text.object("format")?
     {
-        return ResponseFormat::read_format(&format);
+        return ResponseFormat::read_format(&format, SchemaStrictness::BestEffort);
     }
     ResponseFormat::read(body)
 }

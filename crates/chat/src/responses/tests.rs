@@ -31,7 +31,6 @@ fn items_of_one_turn_become_one_message() {
         {"type": "function_call_output", "call_id": "call_1", "output": "A"},
         {"type": "function_call_output", "call_id": "call_2",
          "output": [{"type": "input_text", "text": "B"}]},
-        {"type": "item_reference", "id": "x"},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "enough"}]},
         {"type": "custom_tool_call", "call_id": "call_3", "name": "patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "call_3", "output": "done"},
@@ -352,4 +351,60 @@ fn reply_at_the_token_limit_is_incomplete() {
     assert_eq!(whole["status"], "incomplete");
     assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(whole["output"][0]["status"], "incomplete");
+}
+
+#[test]
+fn item_reference_is_not_found() {
+    let input =
+        json!([{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1"}]);
+    let err = read(json!({ "input": input })).unwrap_err();
+    assert_eq!(err.kind, ErrorKind::NotFound);
+    assert_eq!(err.param.as_deref(), Some("input"));
+    assert!(err.message.contains("'msg_1'"), "{err}");
+}
+
+#[test]
+fn strict_tools_are_strict() {
+    for (strict, expected) in [
+        (json!(true), true),
+        (json!(false), false),
+        (Value::Null, false),
+    ] {
+        let tools = json!([{"type": "function", "name": "f", "strict": strict}]);
+        let (request, _) = read(json!({"input": "x", "tools": tools})).unwrap();
+        assert_eq!(request.tools[0].is_strict(), expected, "{strict}");
+    }
+}
+
+#[test]
+fn image_in_a_tool_result_becomes_a_placeholder() {
+    let image =
+        json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]);
+    for output in [image.clone(), json!({ "content": image })] {
+        let input = json!([
+            {"role": "user", "content": "x"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": output},
+        ]);
+        let (request, _) = read(json!({ "input": input })).unwrap();
+        let result = &request.messages[2].content;
+        assert_eq!(result, "a[image left out: this model reads text only]");
+    }
+}
+
+#[test]
+fn reasoning_switches_are_those_of_chat() {
+    for (fields, enable) in [
+        (json!({"reasoning": false}), Some(false)),
+        (json!({"reasoning": {"enabled": false}}), Some(false)),
+        (json!({"think": false}), Some(false)),
+        (json!({"reasoning": {"summary": "auto"}}), None),
+        (json!({"reasoning": {"exclude": true}}), None),
+        (json!({"reasoning": {"effort": "none"}}), Some(false)),
+        (json!({"reasoning_budget_tokens": 0}), Some(false)),
+    ] {
+        let mut body = fields.clone();
+        body["input"] = json!("x");
+        assert_eq!(read(body).unwrap().0.thinking.enable, enable, "{fields}");
+    }
 }

@@ -128,8 +128,9 @@ impl ToolCollector {
                 flat
             }
         };
+        let strict = fields.flag("strict", false)?;
         self.tools
-            .push(Tool::declare(&flat, description, parameters));
+            .push(Tool::declare(&flat, description, parameters, strict));
         Ok(())
     }
 
@@ -158,8 +159,9 @@ impl ToolCollector {
             .by_qualified_name
             .insert(flat.clone(), client_name);
         let description = description.trim();
+        let parameters = Some(&parameters);
         self.tools
-            .push(Tool::declare(&flat, Some(description), Some(&parameters)));
+            .push(Tool::declare(&flat, Some(description), parameters, false));
         Ok(())
     }
 }

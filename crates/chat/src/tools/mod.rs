@@ -36,6 +36,7 @@ impl Tool {
         name: &str,
         description: Option<&str>,
         parameters: Option<&Value>,
+        strict: bool,
     ) -> Tool {
         let mut function = Map::new();
         function.insert("name".to_owned(), name.into());
@@ -44,6 +45,9 @@ impl Tool {
         }
         if let Some(parameters) = parameters {
             function.insert("parameters".to_owned(), parameters.clone());
+        }
+        if strict {
+            function.insert("strict".to_owned(), true.into());
         }
         Tool {
             name: name.to_owned(),

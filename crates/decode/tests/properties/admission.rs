@@ -86,7 +86,7 @@ fn out_of_range_params_are_rejected_by_name() {
         move |job| change(&mut job.params.sampling)
     }
     check("n", |job| job.choices = 0);
-    check("n", |job| job.choices = 9);
+    check("n", |job| job.choices = 129);
     check("temperature", sampling(|s| s.temperature = -0.1));
     check("temperature", sampling(|s| s.temperature = f32::NAN));
     check("temperature", sampling(|s| s.temperature = f32::INFINITY));

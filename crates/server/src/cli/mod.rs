@@ -288,6 +288,14 @@ pub struct ServeArgs {
     /// Treatment of a system message after the first turn.
     #[arg(long, env = "HEARTH_LATE_SYSTEM", value_enum, default_value = "user")]
     pub late_system: LateSystemArg,
+    /// The field of a chat completion that carries reasoning.
+    #[arg(
+        long,
+        env = "HEARTH_REASONING_FIELD",
+        value_enum,
+        default_value = "reasoning_content"
+    )]
+    pub reasoning_field: ReasoningFieldArg,
     /// An API key that clients must send; may be repeated [default: no key is required].
     #[arg(
         long,
@@ -396,6 +404,18 @@ pub enum LateSystemArg {
     Hoist,
     /// Refuse the request.
     Error,
+}
+
+/// The field of a chat completion that carries reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ReasoningFieldArg {
+    /// As llama.cpp and DeepSeek name it.
+    ReasoningContent,
+    /// As vLLM and OpenRouter name it.
+    Reasoning,
+    /// Under both names.
+    Both,
 }
 
 /// `hearth run`.

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use chat::openai::response::ReasoningField;
 use chat::request::LateSystem;
 use contract::AttentionWindow;
 
-use crate::cli::{LateSystemArg, OnOff, ServeArgs};
+use crate::cli::{LateSystemArg, OnOff, ReasoningFieldArg, ServeArgs};
 use crate::config::{ConfigError, read_text};
 use crate::settings::{GenerationDefaults, ServerConfig, Timeouts, WindowPolicy};
 
@@ -41,6 +42,11 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
             LateSystemArg::User => LateSystem::User,
             LateSystemArg::Hoist => LateSystem::Hoist,
             LateSystemArg::Error => LateSystem::Refuse,
+        },
+        reasoning_field: match args.reasoning_field {
+            ReasoningFieldArg::ReasoningContent => ReasoningField::ReasoningContent,
+            ReasoningFieldArg::Reasoning => ReasoningField::Reasoning,
+            ReasoningFieldArg::Both => ReasoningField::Both,
         },
         timeouts: Timeouts {
             queue: limit(args.queue_timeout),

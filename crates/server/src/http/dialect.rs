@@ -146,7 +146,10 @@ impl<T: Send + 'static> ParsedRequest<T> {
             priority: request.priority,
         };
         let warmup = PrefixWarmup::new(app, &self.ready, request);
-        InFlight::start(app, job, choices).map(|request| request.with_warmup(warmup))
+        let in_flight = InFlight::start(app, job, choices)?;
+        Ok(in_flight
+            .with_warmup(warmup)
+            .with_reasoning(request.thinking.visibility))
     }
 
     /// Model name to echo: the client's, else the served one.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use chat::reply::FinishReason;
+use chat::reply::{FinishReason, ReplyDelta};
+use chat::request::ReasoningVisibility;
 use decode::{Event, FinishReason as Ended, Job, Logprobs, OutputToken, ReasoningHandle};
 
 use crate::engine::active_requests::EntryGuard;
@@ -58,6 +59,8 @@ pub struct InFlight {
     /// Whether it ended by itself; otherwise its drop counts as a cancellation.
     finished: bool,
     last_reason: FinishReason,
+    /// Whether reasoning is left out of the events.
+    excludes_reasoning: bool,
     /// Prefix warm-up of the conversation's next prompt, if enabled.
     warmup: Option<PrefixWarmup>,
     /// Span of the request, for log lines after the response has begun.
@@ -111,6 +114,7 @@ impl InFlight {
             deferred_error: None,
             finished: false,
             last_reason: FinishReason::Stop,
+            excludes_reasoning: false,
             warmup: None,
             span: tracing::Span::current(),
         }
@@ -120,6 +124,13 @@ impl InFlight {
     #[must_use]
     pub fn with_warmup(mut self, warmup: Option<PrefixWarmup>) -> InFlight {
         self.warmup = warmup;
+        self
+    }
+
+    /// Leaves reasoning out of the events if `visibility` excludes it.
+    #[must_use]
+    pub fn with_reasoning(mut self, visibility: ReasoningVisibility) -> InFlight {
+        self.excludes_reasoning = visibility == ReasoningVisibility::Excluded;
         self
     }
 
@@ -260,9 +271,12 @@ impl InFlight {
         out.push(StreamEvent::End { choice, reason });
     }
 
-    fn emit(&mut self, choice: usize, parts: Vec<Part>, out: &mut Vec<StreamEvent>) {
+    fn emit(&mut self, choice: usize, mut parts: Vec<Part>, out: &mut Vec<StreamEvent>) {
         if let Some(warmup) = &mut self.warmup {
             parts.iter().for_each(|part| warmup.push(&part.piece));
+        }
+        if self.excludes_reasoning {
+            parts.retain(|part| !matches!(part.piece, ReplyDelta::Reasoning(_)));
         }
         if !parts.is_empty() {
             out.push(StreamEvent::Parts { choice, parts });

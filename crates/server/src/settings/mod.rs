@@ -4,6 +4,7 @@ pub mod reasoning;
 
 use std::time::Duration;
 
+use chat::openai::response::ReasoningField;
 use chat::request::LateSystem;
 use contract::AttentionWindow;
 use model::markup::CardMarkup;
@@ -45,6 +46,8 @@ pub struct ServerConfig {
     pub log_prompts: bool,
     /// Policy for a system message after the first message.
     pub late_system: LateSystem,
+    /// Field of a chat completion that carries reasoning.
+    pub reasoning_field: ReasoningField,
     /// Timeouts.
     pub timeouts: Timeouts,
     /// Maximum queue length.
@@ -141,6 +144,7 @@ impl Default for ServerConfig {
             always_usage: false,
             log_prompts: false,
             late_system: LateSystem::default(),
+            reasoning_field: ReasoningField::default(),
             timeouts: Timeouts::default(),
             queue_limit: 64,
             window: WindowPolicy::default(),

@@ -47,13 +47,13 @@ async fn fields_out_of_range_are_rejected_by_name() {
     let server = ServerSetup::saying("x").open().await;
     for (fields, param) in [
         (json!({"temperature": -1}), "temperature"),
-        (json!({"temperature": "1"}), "temperature"),
-        (json!({"top_p": 0}), "top_p"),
+        (json!({"temperature": "hot"}), "temperature"),
+        (json!({"top_p": 1.5}), "top_p"),
         (json!({"n": 0}), "n"),
-        (json!({"n": 9}), "n"),
-        (json!({"max_tokens": "5"}), "max_tokens"),
+        (json!({"n": 129}), "n"),
+        (json!({"max_tokens": "five"}), "max_tokens"),
         (json!({"stop": [""]}), "stop[0]"),
-        (json!({"stop": vec!["x"; 17]}), "stop"),
+        (json!({"stop": vec!["x"; 1025]}), "stop"),
         (json!({"logit_bias": {"x": 1}}), "logit_bias"),
         (json!({"logit_bias": {"99999": 1}}), "logit_bias"),
         (json!({"stop_token_ids": [99999]}), "stop_token_ids"),

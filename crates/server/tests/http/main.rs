@@ -9,10 +9,12 @@
 mod access;
 mod bad_requests;
 mod caching;
+mod cases;
 mod chat;
 mod client;
 mod completions;
 mod connections;
+mod definite_values;
 mod device_errors;
 mod lifecycle;
 mod logprobs;

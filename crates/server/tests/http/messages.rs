@@ -236,7 +236,7 @@ async fn errors_use_the_dialects_format() {
     for (fields, words) in [
         (json!({"messages": long}), "prompt is too long: 7"),
         (json!({"messages": image}), "image"),
-        (json!({"temperature": 3}), "temperature"),
+        (json!({"temperature": -3}), "temperature"),
         (
             json!({"tool_choice": {"type": "tool", "name": "x"}}),
             "tool_choice",
@@ -287,13 +287,7 @@ async fn idle_message_stream_gets_pings_and_failure_is_an_error_event() {
     let mut answer = server.post(MESSAGES, &body(json!({"stream": true}))).await;
     assert_eq!(answer.status, 200, "headers come before the prompt is read");
     let ping = "event: ping\ndata: {\"type\":\"ping\"}";
-    assert!(
-        answer
-            .event()
-            .await
-            .unwrap()
-            .starts_with("event: message_start\n")
-    );
+    // The message starts with its prompt, when the counts of the cache are known.
     for _ in 0..3 {
         assert_eq!(answer.event().await.as_deref(), Some(ping));
     }

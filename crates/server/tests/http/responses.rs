@@ -223,7 +223,7 @@ async fn errors_precede_the_stream_and_failure_ends_it() {
             json!({"input": "y".repeat(700)}),
             json!("context_length_exceeded"),
         ),
-        (json!({"temperature": 3}), Value::Null),
+        (json!({"temperature": -3}), Value::Null),
     ] {
         let mut fields = body(fields);
         fields["stream"] = json!(true);

@@ -182,6 +182,7 @@ async fn unsupported_schemas_are_rejected_by_name_in_each_dialect() {
     let bad = json!({"type": "object", "properties": {"a": {"not": {"type": "null"}}}});
     let user = json!([{"role": "user", "content": "hi"}]);
     let plain = json!({"type": "json_schema", "schema": bad});
+    let strict = json!({"type": "json_schema", "schema": bad, "strict": true});
     let wrapped = json!({"type": "json_schema", "json_schema": {"schema": bad, "strict": true}});
     let cases = [
         (
@@ -194,7 +195,7 @@ async fn unsupported_schemas_are_rejected_by_name_in_each_dialect() {
         ),
         (
             "/v1/responses",
-            json!({"input": "hi", "text": {"format": plain}}),
+            json!({"input": "hi", "text": {"format": strict}}),
         ),
         (
             "/v1/completions",
@@ -225,6 +226,29 @@ async fn unsupported_schemas_are_rejected_by_name_in_each_dialect() {
         assert_eq!(answer.status, 400);
         let body = answer.json().await;
         assert_eq!(body["error"]["param"], param, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn schema_that_is_not_strict_is_kept_as_far_as_possible() {
+    let server = ServerSetup::saying(STUBBORN).open().await;
+    let schema = json!({"type": "object", "required": ["v"], "properties": {
+        "v": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "maxItems": 2},
+    }});
+    let password = json!({"type": "object", "required": ["v"], "properties": {
+        "v": {"type": "string", "format": "password", "maxLength": 3}}});
+    for (schema, strict) in [
+        (schema.clone(), Value::Null),
+        (schema, json!(false)),
+        (password.clone(), Value::Null),
+        (password, json!(true)),
+    ] {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}});
+        let answer = server.chat(json!({ "response_format": format })).await;
+        assert_eq!(answer.status, 200, "{schema}");
+        let text = answer.json().await["choices"][0]["message"]["content"].clone();
+        let value: Value = serde_json::from_str(text.as_str().unwrap()).unwrap();
+        assert!(value.get("v").is_some(), "{text}");
     }
 }
 

@@ -40,6 +40,7 @@ pub fn chat_request(body: &[u8]) -> Result<ChatRequest, ChatError> {
         continue_final_message,
     };
     let mut request = crate::dialect::chat_request(&body, dialect)?;
+    request.thinking.exclude_omitted();
     request.stream_options = stream_options(&body)?;
     request.reasoning_format = reasoning_format(&body)?;
     request.add_generation_prompt = body.flag("add_generation_prompt", true)?;

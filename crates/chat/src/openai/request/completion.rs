@@ -22,8 +22,6 @@ pub struct CompletionRequest {
     pub model: Option<String>,
     /// At least one.
     pub prompts: Vec<CompletionPrompt>,
-    /// Text after the gap to fill, for models that support it.
-    pub suffix: Option<String>,
     /// Whether the reply starts with the prompt.
     pub echo: bool,
     /// Whether to stream the reply.
@@ -54,6 +52,12 @@ impl CompletionRequest {
     pub fn from_json(body: &[u8]) -> Result<CompletionRequest, ChatError> {
         let map = parse_body(body)?;
         let body = Fields::body(&map);
+        if body.string("suffix")?.is_some_and(|text| !text.is_empty()) {
+            return Err(body.error(
+                "suffix",
+                "filling a gap in text is not supported; leave it out",
+            ));
+        }
         let sampling = SamplingParams::read(&body, "stop")?;
         if let Some(best_of) = body.count("best_of", usize::MAX)?
             && best_of != sampling.n
@@ -63,10 +67,6 @@ impl CompletionRequest {
         Ok(CompletionRequest {
             model: body.string("model")?.map(str::to_owned),
             prompts: prompts(&body)?,
-            suffix: body
-                .string("suffix")?
-                .filter(|text| !text.is_empty())
-                .map(str::to_owned),
             echo: body.flag("echo", false)?,
             stream: body.flag("stream", false)?,
             stream_options: stream_options(&body)?,
@@ -77,45 +77,28 @@ impl CompletionRequest {
         })
     }
 
-    /// Rejects ids outside the vocabulary, and a suffix if the vocabulary has no fill-in-the-middle
-    /// tokens.
+    /// The tokens of a prompt; rejects ids outside the vocabulary.
     pub fn token_ids(
         &self,
         prompt: &CompletionPrompt,
         tokenizer: &Tokenizer,
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = match prompt {
-            CompletionPrompt::Text(text) => tokenizer.encode(text, SpecialTokens::Parse)?,
-            CompletionPrompt::Tokens(ids) => {
-                if let Some(id) = ids.iter().find(|id| id.index() >= tokenizer.n_tokens()) {
-                    return Err(ChatError::field(
-                        "prompt",
-                        format!(
-                            "token id {id} is outside the vocabulary of {} tokens",
-                            tokenizer.n_tokens()
-                        ),
-                    ));
-                }
-                ids.clone()
+            CompletionPrompt::Text(text) => {
+                return tokenizer.encode(text, SpecialTokens::Parse);
             }
+            CompletionPrompt::Tokens(ids) => ids,
         };
-        let Some(suffix) = &self.suffix else {
-            return Ok(ids);
-        };
-        let marker = |text: &str| {
-            tokenizer.id_of(text).ok_or_else(|| {
-                ChatError::field(
-                    "suffix",
-                    "this model's vocabulary has no tokens for filling a gap",
-                )
-            })
-        };
-        let mut filled = vec![marker("<|fim_prefix|>")?];
-        filled.extend(ids);
-        filled.push(marker("<|fim_suffix|>")?);
-        filled.extend(tokenizer.encode(suffix, SpecialTokens::AsText)?);
-        filled.push(marker("<|fim_middle|>")?);
-        Ok(filled)
+        match ids.iter().find(|id| id.index() >= tokenizer.n_tokens()) {
+            None => Ok(ids.clone()),
+            Some(id) => Err(ChatError::field(
+                "prompt",
+                format!(
+                    "token id {id} is outside the vocabulary of {} tokens",
+                    tokenizer.n_tokens()
+                ),
+            )),
+        }
     }
 }
 

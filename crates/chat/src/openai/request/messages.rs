@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::dialect::fields::{Fields, must_be};
+use crate::dialect::{is_media, media_placeholder, refuse_media};
 use crate::error::ChatError;
 use crate::request::MAX_MESSAGES;
 
@@ -46,7 +47,7 @@ fn message(fields: &Fields<'_>) -> Result<Message, ChatError> {
         }
         None => return Err(fields.error("role", "is missing")),
     };
-    let content = content(fields)?;
+    let content = content(fields, role)?;
     let mut message = Message::new(role, content.text);
     message.name = fields.string("name")?.map(str::to_owned);
     match role {
@@ -66,7 +67,7 @@ struct Content {
     thinking: Option<String>,
 }
 
-fn content(fields: &Fields<'_>) -> Result<Content, ChatError> {
+fn content(fields: &Fields<'_>, role: Role) -> Result<Content, ChatError> {
     match fields.get("content") {
         None => Ok(Content {
             text: fields.string("refusal")?.unwrap_or_default().to_owned(),
@@ -85,6 +86,12 @@ fn content(fields: &Fields<'_>) -> Result<Content, ChatError> {
                     Value::String(plain) => text.push_str(plain),
                     part => {
                         let part = Fields::of(part, path)?;
+                        if role == Role::Tool
+                            && let Some(kind) = part.string("type")?.filter(|kind| is_media(kind))
+                        {
+                            text.push_str(&media_placeholder(kind));
+                            continue;
+                        }
                         let (kind, words) = content_part(&part)?;
                         if kind == "thinking" {
                             thinking.get_or_insert_default().push_str(words);
@@ -112,6 +119,7 @@ fn content_part<'a>(part: &Fields<'a>) -> Result<(&'a str, &'a str), ChatError> 
         "text" | "input_text" | "output_text" => "text",
         "refusal" => "refusal",
         "thinking" => "thinking",
+        media if is_media(media) => return Err(refuse_media(part, media)),
         other => {
             return Err(ChatError::field(
                 part.own_path(),

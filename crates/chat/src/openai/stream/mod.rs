@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use super::response::{ChatLogprobs, FinishDetails};
+use super::response::{ChatLogprobs, FinishDetails, ReasoningField, ReasoningText};
 use crate::reply::{FinishReason, ReplyDelta, Timings, Usage};
 
 /// One event of a chat completion.
@@ -103,12 +103,9 @@ pub struct Delta {
     /// Text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// Reasoning, under both names that clients read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning_content: Option<String>,
-    /// The second name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reasoning: Option<String>,
+    /// Reasoning.
+    #[serde(flatten)]
+    pub reasoning: ReasoningText,
     /// A call's head, or more of its arguments.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCallDelta>,
@@ -125,16 +122,16 @@ impl Delta {
     }
 }
 
-impl From<ReplyDelta> for Delta {
-    fn from(piece: ReplyDelta) -> Delta {
+impl Delta {
+    /// An increment of the reply, with reasoning in `field`.
+    pub fn new(piece: ReplyDelta, field: ReasoningField) -> Delta {
         match piece {
             ReplyDelta::Content(text) => Delta {
                 content: Some(text),
                 ..Delta::default()
             },
             ReplyDelta::Reasoning(text) => Delta {
-                reasoning_content: Some(text.clone()),
-                reasoning: Some(text),
+                reasoning: ReasoningText::new(field, text),
                 ..Delta::default()
             },
             ReplyDelta::ToolCall { index, id, name } => Delta {

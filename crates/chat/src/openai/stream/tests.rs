@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::openai::response::AssistantMessage;
+use crate::openai::response::{AssistantMessage, ReasoningField};
 use crate::reply::Reply;
 use crate::reply::{TokenLogprob, TopLogprob};
 
@@ -33,12 +33,12 @@ fn pieces() -> Vec<ReplyDelta> {
 fn deltas_match_the_protocol() {
     let deltas: Vec<Value> = pieces()
         .into_iter()
-        .map(|piece| json_of(Delta::from(piece)))
+        .map(|piece| json_of(Delta::new(piece, ReasoningField::default())))
         .collect();
     assert_eq!(
         deltas,
         [
-            json!({"reasoning_content": "hm", "reasoning": "hm"}),
+            json!({"reasoning_content": "hm"}),
             json!({"content": "so"}),
             json!({"tool_calls": [{"index": 0, "id": "call_1", "type": "function",
                 "function": {"name": "f", "arguments": ""}}]}),
@@ -91,22 +91,24 @@ fn message_omits_empty_lists_and_has_null_content_beside_calls() {
     let mut reply = Reply::default();
     reply.extend(pieces());
     assert_eq!(
-        json_of(AssistantMessage::from(reply)),
+        json_of(AssistantMessage::new(reply, ReasoningField::default())),
         json!({
-            "role": "assistant", "content": "so", "reasoning_content": "hm", "reasoning": "hm",
-            "reasoning_details": [{"type": "reasoning.text", "text": "hm"}],
+            "role": "assistant", "content": "so", "reasoning_content": "hm",
             "tool_calls": [{"id": "call_1", "type": "function",
                 "function": {"name": "f", "arguments": "{\"x\": 1}"}}],
         })
     );
     assert_eq!(
-        json_of(AssistantMessage::from(Reply::default())),
+        json_of(AssistantMessage::new(
+            Reply::default(),
+            ReasoningField::default()
+        )),
         json!({"role": "assistant", "content": ""})
     );
     let mut calls = Reply::default();
     calls.extend(pieces().into_iter().skip(2));
     assert_eq!(
-        json_of(AssistantMessage::from(calls))["content"],
+        json_of(AssistantMessage::new(calls, ReasoningField::default()))["content"],
         Value::Null
     );
 }
@@ -124,4 +126,40 @@ fn logprobs_are_finite_and_carry_bytes() {
             "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}],
         })
     );
+}
+
+#[test]
+fn reasoning_comes_under_the_chosen_name() {
+    let hm = || ReplyDelta::Reasoning("hm".into());
+    for (field, expected) in [
+        (
+            ReasoningField::ReasoningContent,
+            json!({"reasoning_content": "hm"}),
+        ),
+        (ReasoningField::Reasoning, json!({"reasoning": "hm"})),
+        (
+            ReasoningField::Both,
+            json!({"reasoning_content": "hm", "reasoning": "hm"}),
+        ),
+    ] {
+        assert_eq!(json_of(Delta::new(hm(), field)), expected);
+        let mut reply = Reply::default();
+        reply.push(hm());
+        let mut whole = json_of(AssistantMessage::new(reply, field));
+        for key in ["role", "content"] {
+            whole.as_object_mut().unwrap().remove(key);
+        }
+        assert_eq!(whole, expected);
+    }
+}
+
+#[test]
+fn blank_content_beside_calls_is_null() {
+    let mut reply = Reply::default();
+    reply.extend(pieces());
+    for (content, expected) in [(" \n\n", Value::Null), ("x ", json!("x "))] {
+        reply.content = content.to_owned();
+        let message = AssistantMessage::new(reply.clone(), ReasoningField::default());
+        assert_eq!(json_of(message)["content"], expected);
+    }
 }

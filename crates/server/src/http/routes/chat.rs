@@ -7,7 +7,9 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::ChatError;
 use chat::openai::request::{ControlAction, ControlRequest, chat_request};
-use chat::openai::response::{ChatChoice, ChatCompletion, CloseKind, FinishDetails};
+use chat::openai::response::{
+    AssistantMessage, ChatChoice, ChatCompletion, CloseKind, FinishDetails, ReasoningField,
+};
 use chat::openai::stream::{ChatChunk, ChunkChoice, Delta, PromptProgress, UsageField};
 use chat::request::ChatRequest;
 use decode::ReasoningEnd;
@@ -82,6 +84,7 @@ struct ChatFormat {
     timings: bool,
     details: bool,
     logprobs: bool,
+    reasoning_field: ReasoningField,
 }
 
 impl ChatFormat {
@@ -101,6 +104,7 @@ impl ChatFormat {
             timings: request.timings_per_token,
             details: request.thinking.opted_in(),
             logprobs: request.logprobs.is_some(),
+            reasoning_field: app.config().reasoning_field,
         }
     }
 
@@ -152,7 +156,7 @@ async fn whole(
     let choices = whole.into_iter().enumerate();
     let choices = choices.map(|(index, (whole, finish_reason))| ChatChoice {
         index,
-        message: whole.reply.into(),
+        message: AssistantMessage::new(whole.reply, format.reasoning_field),
         logprobs: format.logprobs.then_some(whole.logprobs),
         finish_reason,
         finish_details: format.details(&request, index),
@@ -200,7 +204,8 @@ impl StreamFormat for ChatFormat {
             StreamEvent::Parts { choice, parts } => {
                 for part in parts {
                     let logprobs = request.choice(choice).chat_logprobs(&part);
-                    let mut of = ChunkChoice::new(choice, part.piece.into());
+                    let delta = Delta::new(part.piece, self.reasoning_field);
+                    let mut of = ChunkChoice::new(choice, delta);
                     of.logprobs = logprobs;
                     out.data(&self.chunk(request, vec![of]));
                 }

@@ -32,11 +32,11 @@ pub(super) async fn messages(
     let mut request = parsed.start(&app).await?;
     let usage = MessageUsage::new(request.stats().usage(), None);
     let mut message = MessageResponse::new(ids::random("msg_"), parsed.model_name(&app), usage);
-    let omits = parsed.request.thinking.omitted;
+    let visibility = parsed.request.thinking.visibility;
     if parsed.request.stream {
         let format = MessagesFormat {
-            message,
-            blocks: ContentBlockStream::new(ids::random("")).with_thinking_omitted(omits),
+            message: Some(message),
+            blocks: ContentBlockStream::new(ids::random("")).with_reasoning(visibility),
             reason: FinishReason::Stop,
             request_id,
         };
@@ -47,7 +47,7 @@ pub(super) async fn messages(
         let ending = ending(&request, reason);
         message.stop_reason = Some(ending.stop_reason);
         message.stop_sequence = ending.stop_sequence;
-        message.content = content_blocks(whole.reply, &ids::random(""), omits);
+        message.content = content_blocks(whole.reply, &ids::random(""), visibility);
     }
     message.usage = final_usage(&request);
     Ok(Json(message).into_response())
@@ -86,7 +86,8 @@ fn ending(request: &InFlight, reason: FinishReason) -> MessageDelta {
 
 /// Stream of one message.
 struct MessagesFormat {
-    message: MessageResponse,
+    /// The message without content, until it is sent.
+    message: Option<MessageResponse>,
     blocks: ContentBlockStream,
     reason: FinishReason,
     request_id: RequestId,
@@ -96,18 +97,28 @@ fn write(out: &mut SseEncoder, event: &MessagesEvent) {
     out.event(event.name(), event);
 }
 
-impl StreamFormat for MessagesFormat {
-    const KEEP_ALIVE: KeepAlive = KeepAlive::Ping;
-
-    fn begin(&mut self, out: &mut SseEncoder, _request: &InFlight) {
-        let mut message = self.message.clone();
+impl MessagesFormat {
+    /// Writes the first event, once. It carries the cache's counts, which are known from the first
+    /// stream event on.
+    fn start(&mut self, out: &mut SseEncoder, request: &InFlight) {
+        let Some(mut message) = self.message.take() else {
+            return;
+        };
+        message.usage = MessageUsage::new(request.stats().usage(), None);
         // The protocol counts the first token in advance.
         message.usage.output_tokens = 1;
         write(out, &MessagesEvent::MessageStart { message });
         write(out, &MessagesEvent::Ping {});
     }
+}
 
-    fn event(&mut self, out: &mut SseEncoder, _request: &InFlight, event: StreamEvent) {
+impl StreamFormat for MessagesFormat {
+    const KEEP_ALIVE: KeepAlive = KeepAlive::Ping;
+
+    fn begin(&mut self, _out: &mut SseEncoder, _request: &InFlight) {}
+
+    fn event(&mut self, out: &mut SseEncoder, request: &InFlight, event: StreamEvent) {
+        self.start(out, request);
         match event {
             StreamEvent::Progress { .. } | StreamEvent::PromptLogprobs(_) => {}
             StreamEvent::Parts { parts, .. } => {
@@ -122,6 +133,7 @@ impl StreamFormat for MessagesFormat {
     }
 
     fn end(&mut self, out: &mut SseEncoder, request: &InFlight) {
+        self.start(out, request);
         for event in self.blocks.finish() {
             write(out, &event);
         }

@@ -22,16 +22,24 @@ use crate::error::ApiError;
 use crate::http::middleware;
 use crate::http::state::App;
 
-/// Paths of other protocols that clients probe; they get a clear error.
-const NOT_OURS: [(&str, &str); 6] = [
+/// Paths of other protocols that clients probe; they get a clear error. The first that fits counts.
+const NOT_OURS: [(&str, &str); 8] = [
     ("embeddings", "this server makes no embeddings"),
     ("rerank", "this server does not rank documents"),
     ("images/", "this server makes no images"),
     ("audio/", "this server does not handle audio"),
     ("moderations", "this server does not moderate"),
     (
+        "api/v0/",
+        "this server does not speak LM Studio's protocol; use /v1",
+    ),
+    (
+        "api/v1/",
+        "this server does not speak LM Studio's protocol; use /v1",
+    ),
+    (
         "api/",
-        "this server does not speak the ollama protocol; use /v1",
+        "this server does not speak Ollama's protocol; use /v1",
     ),
 ];
 

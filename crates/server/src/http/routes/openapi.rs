@@ -327,6 +327,10 @@ fn schemas() -> Value {
         "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
         "reasoning_effort": {"type": ["string", "null"]},
         "enable_thinking": {"type": ["boolean", "null"]},
+        "reasoning": {"type": ["object", "boolean", "string", "null"]},
+        "reasoning_budget_tokens": {"type": ["integer", "null"], "minimum": -1},
+        "think": {"type": ["boolean", "string", "null"]},
+        "include_reasoning": {"type": ["boolean", "null"]},
     });
     let completion = json!({
         "prompt": {"type": ["string", "array"], "items": {"type": ["string", "integer", "array"]}},
@@ -338,14 +342,14 @@ fn schemas() -> Value {
         "system": {"type": ["string", "array"], "items": {"type": "object"}},
         "tools": {"type": "array", "items": {"type": "object"}},
         "stop_sequences": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
-        "thinking": {"type": ["object", "null"]},
+        "thinking": {"type": ["object", "boolean", "null"]},
     });
     let responses = json!({
         "input": {"type": ["string", "array"], "items": {"type": "object"}},
         "instructions": {"type": ["string", "null"]},
         "tools": {"type": "array", "items": {"type": "object"}},
         "max_output_tokens": {"type": ["integer", "null"], "minimum": -1},
-        "reasoning": {"type": ["object", "null"]},
+        "reasoning": {"type": ["object", "boolean", "string", "null"]},
     });
     let text = json!({"type": ["string", "array", "null"], "items": {"type": "object"}});
     json!({
@@ -444,10 +448,10 @@ fn request(own: Value, required: &[&str]) -> Value {
         "model": {"type": ["string", "null"]},
         "stream": {"type": ["boolean", "null"]},
         "max_tokens": {"type": ["integer", "null"], "minimum": -1},
-        "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 2},
-        "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
-        "top_k": {"type": ["integer", "null"], "minimum": -1},
-        "min_p": {"type": ["number", "null"], "minimum": 0, "exclusiveMaximum": 1},
+        "temperature": {"type": ["number", "null"], "minimum": 0},
+        "top_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+        "top_k": {"type": ["integer", "null"]},
+        "min_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
         "seed": {"type": ["integer", "null"]},
     });
     if let (Value::Object(all), Value::Object(own)) = (&mut properties, own) {

@@ -50,9 +50,11 @@ fn token_ids_outside_the_vocabulary_are_refused() {
         .token_ids(&request.prompts[0], &tokenizer)
         .unwrap_err();
     assert!(err.message.contains("99999"));
-    let request = completion(json!({"prompt": "a", "suffix": "b"})).unwrap();
-    let err = request
-        .token_ids(&request.prompts[0], &tokenizer)
-        .unwrap_err();
+}
+
+#[test]
+fn suffix_is_refused_by_name() {
+    let err = completion(json!({"prompt": "a", "suffix": "b"})).unwrap_err();
     assert_eq!(err.param.as_deref(), Some("suffix"));
+    assert!(completion(json!({"prompt": "a", "suffix": ""})).is_ok());
 }

@@ -89,7 +89,7 @@ fn unknown_fields_are_ignored() {
 }
 
 #[test]
-fn integral_floats_are_integers_and_strings_are_not_numbers() {
+fn integral_floats_are_integers_and_texts_of_numbers_are_numbers() {
     assert_eq!(
         chat(json!({"max_tokens": 32.0}))
             .unwrap()
@@ -98,27 +98,32 @@ fn integral_floats_are_integers_and_strings_are_not_numbers() {
         Some(32)
     );
     refused(json!({"max_tokens": 32.5}), "max_tokens", "an integer");
-    refused(json!({"max_tokens": "32"}), "max_tokens", "not a string");
-    refused(json!({"temperature": "1"}), "temperature", "not a string");
+    let texts = json!({"max_tokens": "20", "temperature": " 0.5", "seed": "7", "n": "2"});
+    let sampling = chat(texts).unwrap().sampling;
+    assert_eq!(sampling.max_tokens, Some(20));
+    assert_eq!(sampling.temperature, Some(0.5));
+    assert_eq!((sampling.seed, sampling.n), (Some(7), 2));
+    refused(json!({"max_tokens": "many"}), "max_tokens", "not a string");
+    refused(json!({"temperature": ""}), "temperature", "not a string");
     refused(json!({"stream": "true"}), "stream", "true or false");
 }
 
 #[test]
 fn out_of_range_values_name_the_field() {
     for (key, good, bad) in [
-        ("temperature", json!([0, 2, 0.5]), json!([-0.1, 2.1, 1e300])),
-        ("top_p", json!([1, 0.01]), json!([0, 1.1, -1])),
-        ("top_k", json!([0, -1, 40]), json!([-2, 1.5])),
-        ("min_p", json!([0, 0.99]), json!([1, -0.1])),
-        ("frequency_penalty", json!([-2, 2]), json!([2.01, -3])),
-        ("presence_penalty", json!([-2, 2]), json!([2.01, -3])),
+        ("temperature", json!([0, 2.5, 100]), json!([-0.1, 1e300])),
+        ("top_p", json!([0, 1, 0.01]), json!([1.1, -1])),
+        ("top_k", json!([0, -1, -2, 40]), json!([1.5])),
+        ("min_p", json!([0, 0.99, 1.0]), json!([1.1, -0.1])),
+        ("frequency_penalty", json!([-2, 2.01]), json!([1e39, "x"])),
+        ("presence_penalty", json!([-3, 2]), json!([-1e39, []])),
         (
             "repetition_penalty",
             json!([1.1, 0.5]),
             json!([0, -1, 1e-60]),
         ),
         ("rep_window", json!([-1, 0, 64]), json!([-2])),
-        ("n", json!([1, 8]), json!([0, 9, -1])),
+        ("n", json!([1, 9, 128]), json!([0, 129, -1])),
         ("min_tokens", json!([0, 5]), json!([-1])),
         (
             "seed",
@@ -133,8 +138,8 @@ fn out_of_range_values_name_the_field() {
         ),
         (
             "logit_bias",
-            json!([{"5": -100}]),
-            json!([{"5": 101}, {"x": 1}, {"-1": 1}, [1]]),
+            json!([{"5": -100}, {"5": 101}, {"5": false}]),
+            json!([{"5": 1e39}, {"x": 1}, {"-1": 1}, [1], {"5": true}]),
         ),
     ] {
         for value in good.as_array().unwrap() {
@@ -148,7 +153,7 @@ fn out_of_range_values_name_the_field() {
 }
 
 #[test]
-fn first_length_alias_wins_and_zero_means_default() {
+fn first_length_alias_wins_and_definite_lengths_are_kept() {
     let length = |fields| chat(fields).unwrap().sampling.max_tokens;
     assert_eq!(
         length(json!({"max_completion_tokens": 5, "max_tokens": 7})),
@@ -159,8 +164,8 @@ fn first_length_alias_wins_and_zero_means_default() {
         Some(7)
     );
     assert_eq!(length(json!({"max_output_tokens": 9})), Some(9));
-    assert_eq!(length(json!({"max_tokens": 0})), None);
-    assert_eq!(length(json!({"max_tokens": -1})), None);
+    assert_eq!(length(json!({"max_tokens": 0})), Some(0));
+    assert_eq!(length(json!({"max_tokens": -1})), Some(usize::MAX));
     refused(json!({"max_tokens": -2}), "max_tokens", "-2");
 }
 
@@ -171,7 +176,7 @@ fn negative_seed_means_random() {
 }
 
 #[test]
-fn stop_accepts_one_to_sixteen_strings() {
+fn stop_accepts_one_to_many_strings() {
     assert_eq!(chat(json!({"stop": "a"})).unwrap().sampling.stop, ["a"]);
     assert_eq!(
         chat(json!({"stop": ["a", "b"]})).unwrap().sampling.stop,
@@ -179,7 +184,10 @@ fn stop_accepts_one_to_sixteen_strings() {
     );
     refused(json!({"stop": ""}), "stop", "empty");
     refused(json!({"stop": ["a", ""]}), "stop[1]", "empty");
-    refused(json!({"stop": vec!["a"; 17]}), "stop", "16");
+    let many = chat(json!({"stop": vec!["a"; 17]})).unwrap();
+    assert_eq!(many.sampling.stop.len(), 17);
+    assert!(chat(json!({"stop": []})).unwrap().sampling.stop.is_empty());
+    refused(json!({"stop": vec!["a"; 1025]}), "stop", "1024");
     refused(json!({"stop": 3}), "stop", "a string");
 }
 
@@ -360,26 +368,25 @@ fn tool_choice_accepts_every_spelling() {
 fn response_format_accepts_every_spelling() {
     let format = |fields: Value| chat(fields).unwrap().response_format;
     let schema = json!({"type": "integer"});
-    let kept = |field: &str| ResponseFormat::JsonSchema {
+    let schema_in = |field: &str, strictness| ResponseFormat::JsonSchema {
         schema: schema.clone(),
-        strictness: SchemaStrictness::Strict,
+        strictness,
         field: field.to_owned(),
     };
+    let kept = |field: &str| schema_in(field, SchemaStrictness::Strict);
     let object = json!({"response_format": {"type": "json_object"}});
     assert_eq!(format(object), ResponseFormat::JsonObject);
     let of =
         |inner: Value| json!({"response_format": {"type": "json_schema", "json_schema": inner}});
-    assert_eq!(
-        format(of(json!({"name": "n", "schema": schema}))),
-        kept("response_format.json_schema.schema")
-    );
-    assert!(matches!(
-        format(of(json!({"schema": schema, "strict": false}))),
-        ResponseFormat::JsonSchema {
-            strictness: SchemaStrictness::BestEffort,
-            ..
-        }
-    ));
+    let field = "response_format.json_schema.schema";
+    for (strict, strictness) in [
+        (Value::Null, SchemaStrictness::BestEffort),
+        (json!(false), SchemaStrictness::BestEffort),
+        (json!(true), SchemaStrictness::Strict),
+    ] {
+        let format = format(of(json!({"name": "n", "schema": schema, "strict": strict})));
+        assert_eq!(format, schema_in(field, strictness));
+    }
     for name in ["guided_json", "json_schema"] {
         assert_eq!(format(json!({name: schema})), kept(name));
         assert_eq!(format(json!({name: schema.to_string()})), kept(name));
@@ -420,13 +427,82 @@ fn response_format_accepts_every_spelling() {
         "guided_regex",
         "one shape",
     );
+    for (older, newer, pattern) in [
+        (json!("a"), json!({"regex": "a"}), "a"),
+        (json!("a"), json!({"regex": "b"}), "b"),
+        (json!("a"), json!({}), "a"),
+        (Value::Null, json!({"regex": "b"}), "b"),
+    ] {
+        let both = format(json!({"guided_regex": older, "structured_outputs": newer}));
+        assert!(
+            matches!(&both, ResponseFormat::Regex { pattern: got, .. } if got == pattern),
+            "{both:?}"
+        );
+    }
+    let twice = format(json!({"guided_json": schema, "json_schema": schema}));
+    assert_eq!(twice, kept("json_schema"));
+    refused(
+        json!({"structured_outputs": {"regex": "a", "json": schema}}),
+        "structured_outputs.regex",
+        "one shape",
+    );
 }
 
 #[test]
 fn highest_precedence_source_enables_reasoning() {
     let enable = |fields| chat(fields).unwrap().thinking.enable;
     assert_eq!(enable(json!({})), None);
-    assert_eq!(enable(json!({"reasoning": {}})), Some(true));
+    for silent in [
+        json!({"reasoning": {}}),
+        json!({"reasoning": {"exclude": true}}),
+        json!({"reasoning": {"summary": "auto"}}),
+        json!({"thinking": {"display": "omitted"}}),
+        json!({"include_reasoning": false}),
+        json!({"reasoning_budget_tokens": -1}),
+    ] {
+        assert_eq!(enable(silent.clone()), None, "{silent}");
+    }
+    for off in [
+        json!({"reasoning": false}),
+        json!({"reasoning": "none"}),
+        json!({"reasoning": {"enabled": false}}),
+        json!({"reasoning": {"effort": "none"}}),
+        json!({"reasoning": {"max_tokens": 0}}),
+        json!({"reasoning_budget_tokens": 0}),
+        json!({"reasoning_budget": 0}),
+        json!({"thinking_budget": 0}),
+        json!({"think": false}),
+        json!({"thinking": false}),
+        json!({"enable_thinking": false}),
+        json!({"reasoning_effort": "off"}),
+        json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        json!({"chat_template_kwargs": {"thinking": false}}),
+    ] {
+        assert_eq!(enable(off.clone()), Some(false), "{off}");
+    }
+    for on in [
+        json!({"reasoning": true}),
+        json!({"reasoning": "high"}),
+        json!({"reasoning": {"enabled": true}}),
+        json!({"reasoning": {"max_tokens": 100}}),
+        json!({"think": true}),
+        json!({"think": "low"}),
+        json!({"thinking": true}),
+    ] {
+        assert_eq!(enable(on.clone()), Some(true), "{on}");
+    }
+    let budget = |fields| chat(fields).unwrap().thinking.budget_tokens;
+    assert_eq!(budget(json!({"reasoning_budget_tokens": 9})), Some(9));
+    assert_eq!(budget(json!({"reasoning": {"max_tokens": 9}})), Some(9));
+    let visibility = |fields| chat(fields).unwrap().thinking.visibility;
+    for excluded in [
+        json!({"reasoning": {"exclude": true}}),
+        json!({"include_reasoning": false}),
+    ] {
+        assert_eq!(visibility(excluded), ReasoningVisibility::Excluded);
+    }
+    refused(json!({"reasoning": [1]}), "reasoning", "an effort");
+    refused(json!({"think": 3}), "think", "an effort");
     assert_eq!(enable(json!({"reasoning_effort": "none"})), Some(false));
     assert_eq!(enable(json!({"reasoning_effort": "low"})), Some(true));
     assert_eq!(
@@ -474,4 +550,18 @@ fn continue_final_message_requires_an_assistant_message() {
         "continue_final_message",
         "assistant",
     );
+}
+
+#[test]
+fn image_in_a_tool_result_becomes_a_placeholder() {
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
+    let request = with_messages(json!([
+        {"role": "user", "content": "x"},
+        {"role": "tool", "content": [{"type": "text", "text": "a"}, image]},
+    ]))
+    .unwrap();
+    let expected = "a[image left out: this model reads text only]";
+    assert_eq!(request.messages[1].content, expected);
+    let err = with_messages(json!([{"role": "user", "content": [image]}])).unwrap_err();
+    assert!(err.message.contains("Could not process image"), "{err}");
 }
