@@ -3,6 +3,7 @@
 //! A card is a JSON file named after the model; `models/cards/` holds the bundled ones. An invalid
 //! card never prevents a start: invalid fields are reported as warnings and ignored.
 
+use gguf::GgufFile;
 use serde_json::{Map, Value};
 
 use crate::markup::{CardMarkup, CardTags};
@@ -70,6 +71,43 @@ const KNOWN_KEYS: [&str; 14] = [
     "tool_call_tags",
     "notes",
 ];
+
+impl CardSampling {
+    /// The sampling that a file recommends by its `general.sampling.*` keys. A value that is not
+    /// one is warned of and left away: it never prevents a start.
+    pub(crate) fn of_file(file: &GgufFile) -> CardSampling {
+        let meta = file.meta();
+        let warn = |key: &str| {
+            let file = file.name();
+            tracing::warn!(key, file, "a sampling value of the file is not used");
+        };
+        let number = |name: &str, least: f32, most: f32| {
+            let key = format!("general.sampling.{name}");
+            let float = meta.float(&key).ok().flatten().map(|value| value as f32);
+            let value = float.filter(|value| (least..=most).contains(value));
+            if value.is_none() && meta.get(&key).is_some() {
+                warn(&key);
+            }
+            value
+        };
+        let top_k = || {
+            const KEY: &str = "general.sampling.top_k";
+            let value = meta.integer(KEY).ok().flatten();
+            if value.is_none() && meta.get(KEY).is_some() {
+                warn(KEY);
+            }
+            usize::try_from(value?).ok()
+        };
+        CardSampling {
+            temperature: number("temp", 0.0, f32::MAX),
+            top_p: number("top_p", 0.0, 1.0),
+            top_k: top_k(),
+            min_p: number("min_p", 0.0, 1.0),
+            presence_penalty: None,
+            repetition_penalty: number("penalty_repeat", f32::MIN_POSITIVE, f32::MAX),
+        }
+    }
+}
 
 impl ModelCard {
     /// Defaults of a family without a card.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use contract::{ModelSpec, QuantType, Vocab, WeightSource};
 use gguf::{FileBytes, GgufFile};
 
-use crate::card::ModelCard;
+use crate::card::{CardSampling, ModelCard};
 use crate::hash::model_hash;
 use crate::names::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::reader::{Reader, key_error};
@@ -21,7 +21,8 @@ pub struct LoadedModel {
     pub vocab: Vocab,
     /// Source of the weights; keeps the file's map alive.
     pub weights: Arc<dyn WeightSource>,
-    /// Defaults of the family; a model card may replace them.
+    /// Defaults of the family, with the sampling that the file recommends; a model card may replace
+    /// them.
     pub card: ModelCard,
     /// Display information.
     pub facts: ModelInfo,
@@ -147,7 +148,10 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
         architecture,
         ignored,
     };
-    let card = ModelCard::of_architecture(&facts.architecture);
+    let card = ModelCard {
+        sampling: CardSampling::of_file(&file),
+        ..ModelCard::of_architecture(&facts.architecture)
+    };
     Ok(LoadedModel {
         spec: Arc::new(spec),
         vocab,

@@ -334,3 +334,35 @@ fn tokens_without_utf8_are_reported_by_index() {
         &["key tokenizer.ggml.tokens[700]", "not UTF-8"],
     );
 }
+
+#[test]
+fn recommended_sampling_is_read_and_never_prevents_a_start() {
+    let key = |name: &str| format!("general.sampling.{name}");
+    let names = ["temp", "top_p", "top_k", "min_p", "penalty_repeat"].map(key);
+    let set = |values: [Value; 5]| {
+        let pairs = names.iter().map(String::as_str).zip(values.map(Some));
+        let pairs: Vec<(&str, Option<Value>)> = pairs.collect();
+        changed(&pairs, &[]).unwrap().card.sampling
+    };
+    let good = set([
+        Value::F32(0.5),
+        Value::F32(0.75),
+        Value::I32(20),
+        Value::F32(0.25),
+        Value::F32(1.5),
+    ]);
+    assert_eq!(good.temperature, Some(0.5));
+    assert_eq!((good.top_p, good.top_k), (Some(0.75), Some(20)));
+    assert_eq!(
+        (good.min_p, good.repetition_penalty),
+        (Some(0.25), Some(1.5))
+    );
+    let bad = set([
+        Value::F32(f32::NAN),
+        Value::F32(2.0),
+        Value::I32(-1),
+        Value::Bool(true),
+        Value::F32(0.0),
+    ]);
+    assert_eq!(bad, model::CardSampling::default());
+}

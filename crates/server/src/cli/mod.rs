@@ -12,6 +12,7 @@ mod kernels;
 mod listening;
 mod reasoning;
 pub mod refused;
+mod sampling;
 mod showing;
 mod window;
 
@@ -29,6 +30,7 @@ pub use kernels::{
 };
 pub use listening::ListenArgs;
 pub use reasoning::ReasoningArgs;
+pub use sampling::SamplingArgs;
 pub use showing::{ConfigCommand, ShowArgs};
 pub use window::{WindowArgs, tokens as window_tokens};
 
@@ -285,6 +287,9 @@ pub struct ServeArgs {
     /// Lengths of reasoning and replies.
     #[command(flatten)]
     pub reasoning: ReasoningArgs,
+    /// How tokens are drawn.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
     /// Treatment of a system message after the first turn.
     #[arg(long, env = "HEARTH_LATE_SYSTEM", value_enum, default_value = "user")]
     pub late_system: LateSystemArg,

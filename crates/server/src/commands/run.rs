@@ -89,7 +89,8 @@ fn open_session(
         &facts.architecture,
         args.model_cards_dir.as_deref(),
     );
-    let (defaults, _) = card::generation_defaults(GenerationFlags::default(), &found);
+    let flags = GenerationFlags::default();
+    let (defaults, _) = card::generation_defaults(flags, &found, &loaded.card.sampling);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     let backend = open::device(&args.device)?;
     let beside = path.is_none().then_some(bundled);

@@ -237,8 +237,10 @@ pub(super) fn generation(
         max_tokens: args.reasoning.answer_tokens(),
         thinking: args.reasoning.thinking_default.map(is_on),
         reasoning: args.reasoning.flags(),
+        sampling: args.sampling.flags(),
     };
-    let (defaults, settings) = card::generation_defaults(flags, &found);
+    let by_file = &loaded.card.sampling;
+    let (defaults, settings) = card::generation_defaults(flags, &found, by_file);
     (found, defaults, settings)
 }
 

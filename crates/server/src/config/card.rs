@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use model::ModelCard;
+use model::{CardSampling, ModelCard};
 
 use crate::config::{Origin, ResolvedSetting};
 use crate::settings::GenerationDefaults;
@@ -14,8 +14,43 @@ const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];
 /// Directory of cards in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
 /// Cards in the executable, by stem.
-const BUILT_IN: [(&str, &str); 1] =
-    [("ember", include_str!("../../../../models/cards/ember.json"))];
+const BUILT_IN: [(&str, &str); 7] = [
+    ("ember", include_str!("../../../../models/cards/ember.json")),
+    ("qwen3", include_str!("../../../../models/cards/qwen3.json")),
+    (
+        "qwen3-instruct",
+        include_str!("../../../../models/cards/qwen3-instruct.json"),
+    ),
+    (
+        "qwen3-thinking",
+        include_str!("../../../../models/cards/qwen3-thinking.json"),
+    ),
+    (
+        "qwen3-coder",
+        include_str!("../../../../models/cards/qwen3-coder.json"),
+    ),
+    (
+        "qwen3.5",
+        include_str!("../../../../models/cards/qwen3.5.json"),
+    ),
+    (
+        "qwen3.6",
+        include_str!("../../../../models/cards/qwen3.6.json"),
+    ),
+];
+/// Series of models that share a card: how their stems begin, what else is in them, and the card.
+/// The first that fits counts.
+const SERIES: [(&str, &str, &str); 8] = [
+    // Synthetic models of benchmarks.
+    ("qwen3", "random-weights", ""),
+    ("qwen3.6-", "", "qwen3.6"),
+    ("qwen3.5-", "", "qwen3.5"),
+    ("qwen3-coder-", "", "qwen3-coder"),
+    ("qwen3-", "instruct", "qwen3-instruct"),
+    ("qwen3-", "thinking", "qwen3-thinking"),
+    ("qwen3-", "base", ""),
+    ("qwen3-", "", "qwen3"),
+];
 
 /// A card and where it was found.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +84,8 @@ pub struct GenerationFlags {
     pub thinking: Option<bool>,
     /// Limits of reasoning.
     pub reasoning: ReasoningFlags,
+    /// How tokens are drawn.
+    pub sampling: CardSampling,
 }
 
 /// Finds the card of a model in `dir`, in the checkout, or in the executable.
@@ -66,7 +103,11 @@ pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> FoundCa
             }
         }
     }
-    if let Some((name, json)) = BUILT_IN.iter().find(|(name, _)| *name == stem) {
+    let series = SERIES
+        .iter()
+        .find(|(begin, part, _)| stem.starts_with(begin) && stem.contains(part))
+        .map_or(&*stem, |(_, _, card)| card);
+    if let Some((name, json)) = BUILT_IN.iter().find(|(name, _)| *name == series) {
         return read(json, architecture, &format!("{name}, built in"));
     }
     if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
@@ -93,13 +134,14 @@ fn read(json: &str, architecture: &str, place: &str) -> FoundCard {
     }
 }
 
-/// Defaults of requests, each with its origin: flag, card, or neutral value.
+/// Defaults of requests, each with its origin: flag, card, model file, or neutral value.
 pub fn generation_defaults(
     flags: GenerationFlags,
     found: &FoundCard,
+    by_file: &CardSampling,
 ) -> (GenerationDefaults, Vec<ResolvedSetting>) {
     let neutral = GenerationDefaults::default();
-    let sampling = &found.card.sampling;
+    let (by_flag, by_card) = (&flags.sampling, &found.card.sampling);
     let mut settings = Vec::new();
     let mut add = |name: &str, value: String, origin| {
         settings.push(ResolvedSetting {
@@ -110,15 +152,16 @@ pub fn generation_defaults(
     };
     fn chosen<T: Copy + ToString>(
         name: &str,
-        card: Option<T>,
+        (by_flag, by_card, by_file): (Option<T>, Option<T>, Option<T>),
         neutral: T,
         add: &mut impl FnMut(&str, String, Origin),
     ) -> T {
-        let value = card.unwrap_or(neutral);
-        let origin = if card.is_some() {
-            Origin::Card
-        } else {
-            Origin::Default
+        let (value, origin) = match (by_flag, by_card, by_file) {
+            // The flag is shown as a flag.
+            (Some(value), _, _) => return value,
+            (None, Some(value), _) => (value, Origin::Card),
+            (None, None, Some(value)) => (value, Origin::ModelFile),
+            (None, None, None) => (neutral, Origin::Default),
         };
         add(name, value.to_string(), origin);
         value
@@ -131,22 +174,49 @@ pub fn generation_defaults(
         markup: found.card.markup.clone(),
         temperature: chosen(
             "temperature",
-            sampling.temperature,
+            (
+                by_flag.temperature,
+                by_card.temperature,
+                by_file.temperature,
+            ),
             neutral.temperature,
             &mut add,
         ),
-        top_p: chosen("top_p", sampling.top_p, neutral.top_p, &mut add),
-        top_k: chosen("top_k", sampling.top_k, neutral.top_k, &mut add),
-        min_p: chosen("min_p", sampling.min_p, neutral.min_p, &mut add),
+        top_p: chosen(
+            "top_p",
+            (by_flag.top_p, by_card.top_p, by_file.top_p),
+            neutral.top_p,
+            &mut add,
+        ),
+        top_k: chosen(
+            "top_k",
+            (by_flag.top_k, by_card.top_k, by_file.top_k),
+            neutral.top_k,
+            &mut add,
+        ),
+        min_p: chosen(
+            "min_p",
+            (by_flag.min_p, by_card.min_p, by_file.min_p),
+            neutral.min_p,
+            &mut add,
+        ),
         repetition_penalty: chosen(
             "repetition_penalty",
-            sampling.repetition_penalty,
+            (
+                by_flag.repetition_penalty,
+                by_card.repetition_penalty,
+                by_file.repetition_penalty,
+            ),
             neutral.repetition_penalty,
             &mut add,
         ),
         presence_penalty: chosen(
             "presence_penalty",
-            sampling.presence_penalty,
+            (
+                by_flag.presence_penalty,
+                by_card.presence_penalty,
+                by_file.presence_penalty,
+            ),
             neutral.presence_penalty,
             &mut add,
         ),
@@ -224,13 +294,19 @@ mod tests {
     }
 
     #[test]
-    fn flags_override_the_card_and_the_card_overrides_neutral_values() {
+    fn flags_override_the_card_and_the_card_overrides_the_model_file() {
         let found = read(CARD, "qwen35", "a file");
-        let (by_card, settings) = generation_defaults(GenerationFlags::default(), &found);
+        let by_file = CardSampling {
+            temperature: Some(0.75),
+            min_p: Some(0.125),
+            ..CardSampling::default()
+        };
+        let (by_card, settings) = generation_defaults(GenerationFlags::default(), &found, &by_file);
         assert_eq!(
             (by_card.temperature, by_card.top_k, by_card.top_p),
             (0.25, 20, 1.0)
         );
+        assert_eq!(by_card.min_p, 0.125);
         assert_eq!(by_card.max_tokens, Some(100));
         let origin = |name: &str| {
             settings
@@ -240,17 +316,47 @@ mod tests {
                 .origin
         };
         assert_eq!(origin("temperature"), Origin::Card);
+        assert_eq!(origin("min_p"), Origin::ModelFile);
         assert_eq!(origin("top_p"), Origin::Default);
         let flags = GenerationFlags {
             max_tokens: Some(7),
             thinking: Some(false),
+            sampling: CardSampling {
+                temperature: Some(0.5),
+                ..CardSampling::default()
+            },
             ..GenerationFlags::default()
         };
-        let (by_flag, _) = generation_defaults(flags, &found);
+        let (by_flag, settings) = generation_defaults(flags, &found, &by_file);
+        assert_eq!((by_flag.temperature, by_flag.top_k), (0.5, 20));
+        assert!(settings.iter().all(|setting| setting.name != "temperature"));
         assert_eq!(
             (by_flag.max_tokens, by_flag.thinking),
             (Some(7), Some(false))
         );
+    }
+
+    #[test]
+    fn models_of_a_series_share_its_card() {
+        let temperature = |name: &str| find(name, "qwen3", None).card.sampling.temperature;
+        for (name, expected) in [
+            ("Qwen3 8B", Some(0.6)),
+            ("Qwen3-30B-A3B", Some(0.6)),
+            ("Qwen3 4B Instruct 2507", Some(0.7)),
+            ("Qwen3-235B-A22B-Thinking-2507", Some(0.6)),
+            ("Qwen3 Coder 30B A3B Instruct", Some(0.7)),
+            ("Qwen3.5-27B", Some(1.0)),
+            ("Qwen3.6 35B A3B", Some(1.0)),
+            ("Qwen3 8B Base", None),
+            ("qwen3.5-27b (random weights)", None),
+            ("Qwen2.5 7B Instruct", None),
+            ("another", None),
+        ] {
+            assert_eq!(temperature(name), expected, "{name}");
+        }
+        assert!(SERIES.iter().all(|(_, _, card)| {
+            card.is_empty() || BUILT_IN.iter().any(|(stem, _)| stem == card)
+        }));
     }
 
     #[test]

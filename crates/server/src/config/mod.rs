@@ -56,17 +56,20 @@ pub enum Origin {
     File,
     /// The model's card.
     Card,
+    /// The model file.
+    ModelFile,
     /// The program's default.
     Default,
 }
 
 impl Origin {
     /// All origins, in order of precedence.
-    pub const ALL: [Origin; 5] = [
+    pub const ALL: [Origin; 6] = [
         Origin::Flag,
         Origin::Environment,
         Origin::File,
         Origin::Card,
+        Origin::ModelFile,
         Origin::Default,
     ];
 }
@@ -78,6 +81,7 @@ impl fmt::Display for Origin {
             Origin::Environment => "environment",
             Origin::File => "configuration file",
             Origin::Card => "model card",
+            Origin::ModelFile => "model file",
             Origin::Default => "default",
         })
     }
