@@ -5,6 +5,7 @@
 
 mod cycles;
 mod names;
+mod paths;
 mod source;
 
 use std::fs;
