@@ -119,7 +119,7 @@ fn documented_test_files_exist() {
 }
 
 #[test]
-fn a_path_is_told_from_other_code() {
+fn only_paths_are_read_from_code_spans() {
     let line = "`a/b.rs --flag`, `c.cu`, `K_HEADS`, `/v1/chat`, `a b/c`, `x/NAME.rs`, `f(x)/y`";
     assert_eq!(paths(line), ["a/b.rs", "c.cu"]);
     let files = ["kernels/gemm/gemv.cu".to_owned()];
