@@ -4,6 +4,10 @@
 //! the request does not use. After rendering, the characters turn back into the strings, and their
 //! ranges are recorded. The characters survive trimming, joining and JSON, so the template's output
 //! stays the same.
+//!
+//! A control string may also come into being where the data meets the template's text or other
+//! data. So parts of control strings are masked too: where the data ends with the start of one, and
+//! where it begins with the end of one.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -11,7 +15,7 @@ use std::ops::Range;
 use contract::{TokenKind, Vocab};
 use serde_json::{Map, Value};
 
-use super::{RenderedPrompt, TemplateInput};
+use super::{MaskScope, RenderedPrompt, TemplateInput};
 use crate::conversation::Role;
 use crate::error::ChatError;
 
@@ -42,6 +46,78 @@ impl SpecialStringTable {
         }
     }
 }
+
+impl SpecialStringTable {
+    /// The longest start of a control string, short of all of it, with which `text` ends.
+    fn start_of_word(&self, text: &str) -> Option<&str> {
+        let part = |word: &'_ String, length: usize| {
+            word.get(..length)
+                .filter(|part| text.ends_with(part))
+                .is_some()
+        };
+        self.longest_part(part, |word, length| word.get(..length))
+    }
+
+    /// The longest end of a control string, short of all of it, with which `text` begins.
+    fn end_of_word(&self, text: &str) -> Option<&str> {
+        let part = |word: &'_ String, length: usize| {
+            let from = word.len() - length;
+            word.get(from..)
+                .filter(|part| text.starts_with(part))
+                .is_some()
+        };
+        self.longest_part(part, |word, length| word.get(word.len() - length..))
+    }
+
+    fn is_whole(&self, text: &str) -> bool {
+        let mut words = self.control.iter().chain(&self.user_defined);
+        words.any(|word| word == text)
+    }
+
+    /// Where control strings lie in `text`.
+    fn places_in(&self, text: &str) -> Vec<Range<usize>> {
+        let words = self.control.iter();
+        let places = words.flat_map(|word| {
+            let found = text.match_indices(&**word);
+            found.map(|(at, word)| at..at + word.len())
+        });
+        places.collect()
+    }
+
+    fn longest_part<'t>(
+        &'t self,
+        matches: impl Fn(&String, usize) -> bool,
+        part: impl Fn(&'t str, usize) -> Option<&'t str>,
+    ) -> Option<&'t str> {
+        let mut longest = None;
+        for word in &self.control {
+            let known = longest.map_or(0, str::len);
+            let length = (known + 1..word.len())
+                .rev()
+                .find(|length| matches(word, *length));
+            longest = length.and_then(|length| part(word, length)).or(longest);
+        }
+        longest
+    }
+}
+
+/// Keys of messages and tools by which templates look up.
+const KNOWN_KEYS: [&str; 14] = [
+    "role",
+    "content",
+    "reasoning_content",
+    "tool_calls",
+    "tool_call_id",
+    "function",
+    "arguments",
+    "name",
+    "id",
+    "type",
+    "description",
+    "parameters",
+    "properties",
+    "required",
+];
 
 /// The placeholder characters of one request.
 pub(super) struct SpecialStringMask<'a> {
@@ -78,7 +154,8 @@ impl<'a> SpecialStringMask<'a> {
         for value in input.tools.iter().chain(input.variables.values()) {
             for_each_string(value, &mut note);
         }
-        let needed = words.control.len() + words.user_defined.len() + 1;
+        let of_parts: usize = words.control.iter().map(|word| 3 * word.len()).sum();
+        let needed = words.control.len() + words.user_defined.len() + of_parts + 1;
         if taken.len() + needed > PRIVATE.len() {
             return Err(ChatError::field(
                 "messages",
@@ -157,7 +234,124 @@ impl<'a> SpecialStringMask<'a> {
                 masked = masked.replace(word, letter.encode_utf8(&mut [0; 4]));
             }
         }
+        if !user_defined {
+            self.mask_parts(&mut masked);
+        }
         masked
+    }
+
+    /// Masks parts of control strings where `text` can meet the template's text: at its ends, with
+    /// blanks trimmed or not, and beside user-defined strings, at which templates split.
+    fn mask_parts(&mut self, text: &mut String) {
+        let words = self.words;
+        let mut cuts: Vec<Range<usize>> = Vec::new();
+        for word in &words.user_defined {
+            cuts.extend(text.match_indices(word).map(|(at, _)| at..at + word.len()));
+        }
+        let starts = cuts.iter().map(|cut| cut.end).chain([0]);
+        let ends = cuts.iter().map(|cut| cut.start).chain([text.len()]);
+        let mut found: Vec<(Range<usize>, &'a str)> = Vec::new();
+        for start in starts {
+            let rest = &text[start..];
+            for head in [rest, rest.trim_start()] {
+                let at = text.len() - head.len();
+                let part = words.end_of_word(head);
+                found.extend(part.map(|part| (at..at + part.len(), part)));
+            }
+        }
+        for end in ends {
+            let rest = &text[..end];
+            for tail in [rest, rest.trim_end()] {
+                let part = words.start_of_word(tail);
+                found.extend(part.map(|part| (tail.len() - part.len()..tail.len(), part)));
+            }
+        }
+        // From the end, so that earlier places stay where they are.
+        found.sort_by_key(|(place, _)| std::cmp::Reverse(place.end));
+        let mut masked_from = text.len();
+        for (place, part) in found {
+            if place.end <= masked_from {
+                let letter = self.placeholder_for(part);
+                text.replace_range(place.clone(), letter.encode_utf8(&mut [0; 4]));
+                masked_from = place.start;
+            }
+        }
+    }
+
+    /// Whether a value of the request lies within a control string of `prompt`.
+    pub(super) fn has_inner(&self, input: &TemplateInput, prompt: &str) -> bool {
+        let words = self.words.control.iter();
+        let words: Vec<&String> = words.filter(|word| prompt.contains(&***word)).collect();
+        let mut found = false;
+        let mut note = |text: &str| {
+            found |= !text.is_empty()
+                && words
+                    .iter()
+                    .any(|word| text.len() < word.len() && word.contains(text));
+        };
+        for (_, message) in &input.messages {
+            for_each_string(message, &mut note);
+        }
+        for tool in &input.tools {
+            for_each_string(tool, &mut note);
+        }
+        found
+    }
+
+    /// The value with what `scope` masks within control strings.
+    pub(super) fn mask_within(&mut self, value: Value, scope: MaskScope<'_>) -> Value {
+        match scope.inner_of {
+            Some(prompt) => self.mask_inner(&value, prompt),
+            None => value,
+        }
+    }
+
+    /// The value with strings masked that lie within a control string of `prompt`. A template that
+    /// writes the rest of the string around such a value would complete it.
+    fn mask_inner(&mut self, value: &Value, prompt: &str) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.mask_if_inner(text, prompt)),
+            Value::Array(items) => {
+                let items = items.iter().map(|item| self.mask_inner(item, prompt));
+                Value::Array(items.collect())
+            }
+            Value::Object(map) => {
+                let mut out = Map::new();
+                for (key, item) in map {
+                    // Templates look up these; a role is one of the server's own words.
+                    let own = KNOWN_KEYS.contains(&&**key);
+                    let key = if own {
+                        key.clone()
+                    } else {
+                        self.mask_if_inner(key, prompt)
+                    };
+                    let item = if key == "role" || key == "type" {
+                        item.clone()
+                    } else {
+                        self.mask_inner(item, prompt)
+                    };
+                    out.insert(key, item);
+                }
+                Value::Object(out)
+            }
+            other => other.clone(),
+        }
+    }
+
+    fn mask_if_inner(&mut self, text: &str, prompt: &str) -> String {
+        let words = self.words;
+        let mut words = words
+            .control
+            .iter()
+            .filter(|word| prompt.contains(&***word));
+        let inner = words.find_map(|word| {
+            let at = word.find(text).filter(|_| !text.is_empty())?;
+            word.get(at..at + text.len())
+        });
+        match inner {
+            Some(part) => self.placeholder_for(part).to_string(),
+            None => text.to_owned(),
+        }
     }
 
     fn placeholder_for(&mut self, word: &'a str) -> char {
@@ -189,15 +383,30 @@ impl<'a> SpecialStringMask<'a> {
             };
         }
         let mut rendered = RenderedPrompt::default();
+        let mut parts: Vec<Range<usize>> = Vec::new();
         for letter in text.chars() {
             match self.assigned.iter().find(|(known, _)| *known == letter) {
                 Some((_, word)) => {
                     let start = rendered.text.len();
                     rendered.text.push_str(word);
-                    rendered.literals.push(start..rendered.text.len());
+                    let place = start..rendered.text.len();
+                    if !self.words.is_whole(word) {
+                        parts.push(place.clone());
+                    }
+                    rendered.literals.push(place);
                 }
                 None => rendered.text.push(letter),
             }
+        }
+        if !parts.is_empty() {
+            // A part matters only if a control string came into being around it.
+            let around = self.words.places_in(&rendered.text);
+            let completed = |part: &Range<usize>| {
+                let meets = |word: &Range<usize>| word.start < part.end && part.start < word.end;
+                around.iter().any(meets)
+            };
+            parts.retain(|part| !completed(part));
+            rendered.literals.retain(|place| !parts.contains(place));
         }
         rendered
     }

@@ -135,17 +135,39 @@ impl ChatTemplate {
     pub fn render(&self, conversation: &Conversation) -> Result<RenderedPrompt, ChatError> {
         let input = TemplateInput::new(self, conversation);
         let mut mask = SpecialStringMask::new(&self.words, &input, self.source())?;
-        let guarded =
-            self.render_masked(conversation, &input, &mut mask, MaskScope::ControlOnly)?;
-        if !mask.has_user_defined(&input) {
-            return Ok(guarded);
+        let mut scope = MaskScope {
+            all_in_content: false,
+            inner_of: None,
+        };
+        let mut prompt = self.render_masked(conversation, &input, &mut mask, scope)?;
+        // Some templates read the strings that these scopes mask, such as a result tag, so masking
+        // them is right only if the prompt text stays the same.
+        if mask.has_user_defined(&input) {
+            let all = MaskScope {
+                all_in_content: true,
+                ..scope
+            };
+            let masked = self.render_masked(conversation, &input, &mut mask, all);
+            if let Ok(masked) = masked
+                && masked.text == prompt.text
+            {
+                (prompt, scope) = (masked, all);
+            }
         }
-        // Some templates read user-defined strings such as a result tag, so masking them in a
-        // message is right only if the prompt text stays the same.
-        match self.render_masked(conversation, &input, &mut mask, MaskScope::AllInContent) {
-            Ok(masked) if masked.text == guarded.text => Ok(masked),
-            _ => Ok(guarded),
+        if mask.has_inner(&input, &prompt.text) {
+            let text = prompt.text.clone();
+            let inner = MaskScope {
+                inner_of: Some(&text),
+                ..scope
+            };
+            let masked = self.render_masked(conversation, &input, &mut mask, inner);
+            if let Ok(masked) = masked
+                && masked.text == prompt.text
+            {
+                prompt = masked;
+            }
         }
+        Ok(prompt)
     }
 
     fn render_masked(
@@ -153,12 +175,13 @@ impl ChatTemplate {
         conversation: &Conversation,
         input: &TemplateInput,
         mask: &mut SpecialStringMask<'_>,
-        depth: MaskScope,
+        scope: MaskScope<'_>,
     ) -> Result<RenderedPrompt, ChatError> {
         let mut messages: Vec<Value> = Vec::with_capacity(input.messages.len());
         for (role, message) in &input.messages {
-            let all = depth == MaskScope::AllInContent && *role != Role::Assistant;
-            messages.push(mask.mask_message(message, all));
+            let all = scope.all_in_content && *role != Role::Assistant;
+            let message = mask.mask_message(message, all);
+            messages.push(mask.mask_within(message, scope));
         }
         let end = conversation
             .continue_final_message
@@ -175,7 +198,10 @@ impl ChatTemplate {
                 input
                     .tools
                     .iter()
-                    .map(|tool| mask.mask_value(tool))
+                    .map(|tool| {
+                        let tool = mask.mask_value(tool);
+                        mask.mask_within(tool, scope)
+                    })
                     .collect(),
             )
         } else {
@@ -183,7 +209,13 @@ impl ChatTemplate {
         };
         let mut variables = Map::new();
         for (name, value) in &input.variables {
-            variables.insert(name.clone(), mask.mask_value(value));
+            // The server's own variables are the template's text, such as the end-of-turn token.
+            let masked = if conversation.variables.contains_key(name) {
+                mask.mask_value(value)
+            } else {
+                value.clone()
+            };
+            variables.insert(name.clone(), masked);
         }
         let program = match &self.tool_program {
             Some(program) if has_tools => program,
@@ -211,13 +243,13 @@ impl ChatTemplate {
     }
 }
 
-/// Which special strings of a client's text are masked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MaskScope {
-    /// Control strings, everywhere.
-    ControlOnly,
-    /// User-defined strings too, in the contents of system, user and tool messages.
-    AllInContent,
+/// What is masked in a client's text beside control strings and their parts at its ends.
+#[derive(Debug, Clone, Copy)]
+struct MaskScope<'a> {
+    /// User-defined strings, in the contents of system, user and tool messages.
+    all_in_content: bool,
+    /// Values that lie within a control string of this prompt.
+    inner_of: Option<&'a str>,
 }
 
 /// A conversation as the template's JSON.

@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -339,4 +340,134 @@ fn integers_of_any_size_keep_their_digits_in_prompts() {
         );
         assert_eq!(template.render(&conversation).unwrap().text, expected);
     }
+}
+
+/// A part of a control string, or text around one: written by the template or sent by the client.
+#[derive(Debug, Clone)]
+enum Part {
+    Template(String),
+    Content(String),
+    ToolName(String),
+    ArgumentKey(String),
+    ArgumentValue(String),
+}
+
+/// A template of these parts in order, and the conversation that fills it.
+fn assemble(parts: &[Part]) -> (String, Conversation) {
+    let mut source = String::new();
+    let mut messages = Vec::new();
+    for part in parts {
+        let n = messages.len();
+        let call = |name: &str, key: &str, value: &str| ToolCall {
+            id: None,
+            name: name.to_owned(),
+            arguments: Map::from_iter([(key.to_owned(), json!(value))]),
+        };
+        let (read, call) = match part {
+            Part::Template(text) => {
+                source.push_str(text);
+                continue;
+            }
+            Part::Content(text) => {
+                source.push_str(&format!("{{{{ messages[{n}].content }}}}"));
+                messages.push(user(text));
+                continue;
+            }
+            Part::ToolName(text) => ("name", call(text, "k", "v")),
+            Part::ArgumentKey(text) => ("arguments | first", call("f", text, "v")),
+            Part::ArgumentValue(text) => ("arguments['k']", call("f", "k", text)),
+        };
+        source.push_str(&format!(
+            "{{{{ messages[{n}].tool_calls[0].function.{read} }}}}"
+        ));
+        let mut message = Message::new(Role::Assistant, "");
+        message.tool_calls.push(call);
+        messages.push(message);
+    }
+    (source, conversation_of(messages))
+}
+
+fn control_ids(parts: &[Part], word: &str) -> usize {
+    let (source, conversation) = assemble(parts);
+    let vocab = test_fixtures::vocab();
+    let template = ChatTemplate::from_source(&source, &vocab).unwrap();
+    let rendered = template.render(&conversation).unwrap();
+    let tokenizer = Tokenizer::new(&vocab).unwrap();
+    let ids = tokenizer.encode_rendered(&rendered).unwrap();
+    assert_eq!(tokenizer.decode(&ids), rendered.text);
+    let id = tokenizer.id_of(word).unwrap();
+    ids.iter().filter(|other| **other == id).count()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn control_string_counts_only_if_the_template_wrote_all_of_it(
+        word in prop::sample::select(vec!["<|im_start|>", "<|im_end|>", "<|endoftext|>"]),
+        cuts in prop::collection::vec(0_usize..14, 0..4),
+        writers in prop::collection::vec(0_usize..6, 5),
+        before in "[a-z< |>]{0,4}",
+        after in "[a-z< |>]{0,4}",
+    ) {
+        let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(word.len())).collect();
+        cuts.extend([0, word.len()]);
+        cuts.sort_unstable();
+        cuts.dedup();
+        let n = cuts.len() - 1;
+        let mut by_template = true;
+        let mut parts = vec![Part::Template("x ".to_owned())];
+        for (i, cut) in cuts.windows(2).enumerate() {
+            let mut text = word[cut[0]..cut[1]].to_owned();
+            let writer = writers[i];
+            by_template &= writer < 2;
+            // A client may send more around the first and the last part.
+            if writer >= 2 && i == 0 {
+                text.insert_str(0, &before);
+            }
+            if writer >= 2 && i == n - 1 {
+                text.push_str(&after);
+            }
+            parts.push(match writer {
+                0 | 1 => Part::Template(text),
+                2 => Part::Content(text),
+                3 => Part::ToolName(text),
+                4 => Part::ArgumentKey(text),
+                _ => Part::ArgumentValue(text),
+            });
+        }
+        let expected = usize::from(by_template);
+        prop_assert_eq!(control_ids(&parts, word), expected, "{:?}", parts);
+    }
+}
+
+#[test]
+fn trimmed_parts_of_control_strings_do_not_join() {
+    let tail = |text: &str| {
+        vec![
+            Part::Content(text.to_owned()),
+            Part::Template(">".to_owned()),
+        ]
+    };
+    assert_eq!(control_ids(&tail("<|im_end|"), "<|im_end|>"), 0);
+    let source =
+        "{{ messages[0].content | trim }}>{{ messages[0].content.split('</think>')[0] }}|>";
+    let template = ChatTemplate::from_source(source, &test_fixtures::vocab()).unwrap();
+    for text in ["<|im_end| \n", "<|im_end</think>x<|im_end|"] {
+        let rendered = template.render(&conversation_of(vec![user(text)])).unwrap();
+        let tokenizer = Tokenizer::new(&test_fixtures::vocab()).unwrap();
+        let ids = tokenizer.encode_rendered(&rendered).unwrap();
+        let id = tokenizer.id_of("<|im_end|>").unwrap();
+        assert!(!ids.contains(&id), "{text}: {}", rendered.text);
+    }
+}
+
+#[test]
+fn end_token_variable_is_the_templates_own_text() {
+    let template = "{{ messages[0].content }}{{ eos_token }}";
+    let vocab = test_fixtures::vocab();
+    let template = ChatTemplate::from_source(template, &vocab).unwrap();
+    let rendered = template.render(&conversation_of(vec![user("hi")])).unwrap();
+    assert_eq!(rendered.text, format!("hi{}", template.eos_token()));
+    assert!(!template.eos_token().is_empty() && rendered.literals.is_empty());
 }
