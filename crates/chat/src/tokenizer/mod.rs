@@ -9,7 +9,7 @@ mod encode_cache;
 mod pre_tokenize;
 mod special_strings;
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use contract::{ModelMarkup, ReasoningTags, TemplateMarkup, TokenId, TokenKind, Vocab};
@@ -22,6 +22,9 @@ use self::pre_tokenize::PreTokenizerSplitter;
 use self::special_strings::SpecialStrings;
 use crate::error::ChatError;
 use crate::template::RenderedPrompt;
+
+/// The longest piece between word boundaries. Merging takes about 100 times a piece's memory.
+const LONGEST_PIECE_BYTES: usize = 1 << 20;
 
 /// Whether special strings in a text become their tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,17 +126,39 @@ impl Tokenizer {
 
     /// The ids of `text`. Nothing is added at either end.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<TokenId>, ChatError> {
+        self.encode_up_to(text, special, usize::MAX)
+    }
+
+    /// As [`encode`](Tokenizer::encode), but stops once there are more than `limit` ids: the cost
+    /// depends on the limit and not on the text.
+    pub fn encode_up_to(
+        &self,
+        text: &str,
+        special: SpecialTokens,
+        limit: usize,
+    ) -> Result<Vec<TokenId>, ChatError> {
         let everything = 0..text.len();
-        match special {
-            SpecialTokens::Parse => self.encode_masked(text, &[]),
-            SpecialTokens::AsText => self.encode_masked(text, std::slice::from_ref(&everything)),
-        }
+        let literals = match special {
+            SpecialTokens::Parse => &[],
+            SpecialTokens::AsText => std::slice::from_ref(&everything),
+        };
+        self.encode_masked(text, literals, limit)
     }
 
     /// The ids of a rendered prompt: special strings from the template match, those from a client's
     /// text do not. The beginning-of-text token is prepended if the file asks for it.
     pub fn encode_rendered(&self, rendered: &RenderedPrompt) -> Result<Vec<TokenId>, ChatError> {
-        let ids = self.encode_masked(&rendered.text, &rendered.literals)?;
+        self.encode_rendered_up_to(rendered, usize::MAX)
+    }
+
+    /// As [`encode_rendered`](Tokenizer::encode_rendered), but stops once there are more than
+    /// `limit` ids.
+    pub fn encode_rendered_up_to(
+        &self,
+        rendered: &RenderedPrompt,
+        limit: usize,
+    ) -> Result<Vec<TokenId>, ChatError> {
+        let ids = self.encode_masked(&rendered.text, &rendered.literals, limit)?;
         Ok(match self.prefix {
             Some(prefix) if ids.first() != Some(&prefix) => {
                 let mut with_prefix = Vec::with_capacity(ids.len() + 1);
@@ -151,19 +176,28 @@ impl Tokenizer {
         &self,
         text: &str,
         literals: &[Range<usize>],
+        limit: usize,
     ) -> Result<Vec<TokenId>, ChatError> {
-        let mut ids = Vec::with_capacity(text.len() / 3);
+        let mut ids = Vec::with_capacity((text.len() / 3).min(limit));
         let mut start = 0;
         for found in self.specials.find_all(text, literals) {
-            self.encode_ordinary(&text[start..found.range.start], &mut ids)?;
+            self.encode_ordinary(&text[start..found.range.start], limit, &mut ids)?;
+            if ids.len() > limit {
+                return Ok(ids);
+            }
             ids.push(found.id);
             start = found.range.end;
         }
-        self.encode_ordinary(&text[start..], &mut ids)?;
+        self.encode_ordinary(&text[start..], limit, &mut ids)?;
         Ok(ids)
     }
 
-    fn encode_ordinary(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), ChatError> {
+    fn encode_ordinary(
+        &self,
+        text: &str,
+        limit: usize,
+        ids: &mut Vec<TokenId>,
+    ) -> Result<(), ChatError> {
         if text.is_empty() {
             return Ok(());
         }
@@ -179,14 +213,27 @@ impl Tokenizer {
         };
         let text = composed.as_deref().unwrap_or(text);
         let mut mapped = String::new();
-        for piece in self.splitter.split(text)? {
+        let all = self.splitter.split(text, |piece| {
+            if piece.len() > LONGEST_PIECE_BYTES {
+                return Err(ChatError::invalid(format!(
+                    "the text cannot be tokenised: a run of {} bytes has no word boundary; at most {LONGEST_PIECE_BYTES} are taken",
+                    piece.len()
+                )));
+            }
             self.alphabet.map(piece, &mut mapped);
             let tokens = self.bpe.tokenize(&mapped).map_err(|err| {
                 ChatError::invalid(format!("the text could not be tokenised: {err}"))
             })?;
             ids.extend(tokens.iter().map(|token| TokenId(token.id)));
+            Ok(if ids.len() > limit {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            })
+        })?;
+        if all.is_continue() {
+            self.encode_cache.keep(segment, &ids[begin..]);
         }
-        self.encode_cache.keep(segment, &ids[begin..]);
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! Splits text into pieces that merges never cross.
 
+use std::ops::ControlFlow;
+
 use contract::PreTokenizer;
 use tokenizers::utils::SysRegex;
 
@@ -27,28 +29,36 @@ impl PreTokenizerSplitter {
         Ok(PreTokenizerSplitter { regex })
     }
 
-    /// The pieces of `text`; joined, they are `text`.
+    /// Calls `take` with the pieces of `text`; joined, they are `text`. Stops early if `take`
+    /// breaks, so that a text of any length costs no more than the pieces taken.
     ///
     /// The expressions match at every position, so the matches are adjacent. The regex engine stops
     /// early when it exceeds its step budget, as on millions of blanks; such a run is split by
     /// hand. The expressions never look behind, so splitting then resumes after it.
-    pub(super) fn split<'t>(&self, text: &'t str) -> Result<Vec<&'t str>, ChatError> {
-        let mut pieces = Vec::with_capacity(text.len() / 4 + 1);
+    pub(super) fn split<'t>(
+        &self,
+        text: &'t str,
+        mut take: impl FnMut(&'t str) -> Result<ControlFlow<()>, ChatError>,
+    ) -> Result<ControlFlow<()>, ChatError> {
         let mut done = 0;
         while done < text.len() {
             let before = done;
             let rest = &text[before..];
             for (start, end) in self.regex.find_iter(rest) {
-                if before + start > done {
-                    pieces.push(&text[done..before + start]);
+                if before + start > done && take(&text[done..before + start])?.is_break() {
+                    return Ok(ControlFlow::Break(()));
                 }
-                pieces.push(&rest[start..end]);
+                if take(&rest[start..end])?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
                 done = before + end;
             }
             if done == before
                 && let Some(length) = long_blank_len(rest)
             {
-                pieces.push(&rest[..length]);
+                if take(&rest[..length])?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
                 done += length;
             }
             if done == before {
@@ -57,7 +67,7 @@ impl PreTokenizerSplitter {
                 )));
             }
         }
-        Ok(pieces)
+        Ok(ControlFlow::Continue(()))
     }
 }
 
@@ -78,6 +88,16 @@ fn long_blank_len(text: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
+    fn pieces<'t>(splitter: &PreTokenizerSplitter, text: &'t str) -> Vec<&'t str> {
+        let mut pieces = Vec::new();
+        let take = |piece| {
+            pieces.push(piece);
+            Ok(ControlFlow::Continue(()))
+        };
+        assert!(splitter.split(text, take).unwrap().is_continue());
+        pieces
+    }
+
     #[test]
     fn manual_blank_split_equals_the_regex_split() {
         let blanks = [
@@ -94,7 +114,7 @@ mod tests {
             for blank in blanks.iter().filter(|blank| blank.chars().count() > 1) {
                 for after in ["", "x", "5", "!", "\u{301}"] {
                     let text = format!("{blank}{after}");
-                    let first = splitter.split(&text).unwrap()[0].len();
+                    let first = pieces(&splitter, &text)[0].len();
                     assert_eq!(long_blank_len(&text), Some(first), "{text:?}");
                 }
             }
@@ -106,9 +126,7 @@ mod tests {
         let splitter = PreTokenizerSplitter::new(PreTokenizer::Qwen35).unwrap();
         let n_blanks = 3_000_000;
         let text = format!("a{}x", " ".repeat(n_blanks));
-        let lengths: Vec<usize> = splitter
-            .split(&text)
-            .unwrap()
+        let lengths: Vec<usize> = pieces(&splitter, &text)
             .iter()
             .map(|piece| piece.len())
             .collect();

@@ -230,3 +230,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn encoding_stops_soon_after_its_limit() {
+    let tokenizer = Tokenizer::new(&test_fixtures::vocab()).unwrap();
+    let text = "many words in a row ".repeat(400_000);
+    let begun = std::time::Instant::now();
+    let ids = tokenizer
+        .encode_up_to(&text, SpecialTokens::AsText, 5000)
+        .unwrap();
+    // 8 MB take many seconds as a whole.
+    assert!(begun.elapsed() < std::time::Duration::from_secs(1));
+    assert!((5001..5100).contains(&ids.len()), "{}", ids.len());
+    let start = &text[..20_000];
+    let whole = tokenizer.encode(start, SpecialTokens::AsText).unwrap();
+    let within = tokenizer
+        .encode_up_to(start, SpecialTokens::AsText, whole.len())
+        .unwrap();
+    assert_eq!(within, whole);
+    assert_eq!(ids[..4000], whole[..4000]);
+}
+
+#[test]
+fn endless_word_is_refused_quickly() {
+    let tokenizer = Tokenizer::new(&test_fixtures::vocab()).unwrap();
+    let begun = std::time::Instant::now();
+    let error = tokenizer
+        .encode(&"a".repeat(30 << 20), SpecialTokens::AsText)
+        .unwrap_err();
+    assert!(error.message.contains("no word boundary"), "{error}");
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+}

@@ -17,6 +17,9 @@ use crate::settings::ServerConfig;
 use crate::settings::reasoning::MIN_REASONING_TOKENS;
 use crate::text::model_context::ModelContext;
 
+/// Texts up to this many tokens are counted, whatever the context.
+const MIN_COUNTED_TOKENS: usize = 400_000;
+
 /// Rendered and tokenised prompt.
 #[derive(Debug, Clone)]
 pub struct PreparedPrompt {
@@ -60,13 +63,34 @@ pub fn chat(
     Ok(prompt)
 }
 
+/// Tokens at which encoding a text stops: beyond what any request may use or count, so that the
+/// time of a request does not grow with its text.
+pub fn most_tokens(context: usize) -> usize {
+    context.saturating_mul(2).max(MIN_COUNTED_TOKENS)
+}
+
 fn prompt(
     (model, context): (&ModelContext, usize),
     request: &ChatRequest,
     conversation: &Conversation,
 ) -> Result<PreparedPrompt, ApiError> {
+    let most = most_tokens(context);
+    let too_long = |prompt| ApiError::ContextLength {
+        prompt,
+        limit: context,
+    };
+    // Cheap, and enough for most texts that are far too long.
+    let messages = conversation.messages.iter();
+    let at_least = messages.map(|message| model.tokenizer.min_token_count(&message.content));
+    let at_least: usize = at_least.sum();
+    if at_least > most {
+        return Err(too_long(at_least));
+    }
     let rendered = model.template.render(conversation)?;
-    let ids = model.tokenizer.encode_rendered(&rendered)?;
+    let ids = model.tokenizer.encode_rendered_up_to(&rendered, most)?;
+    if ids.len() > most {
+        return Err(too_long(ids.len()));
+    }
     let room = context.saturating_sub(ids.len());
     let max_tokens = max_reply_tokens(model, request, room);
     let reasoning = &model.defaults.reasoning;

@@ -131,3 +131,31 @@ async fn announced_lengths_reserve_next_to_nothing() {
     let answer = client::send(server.address, "POST", path, &headers, body.as_bytes()).await;
     assert_eq!(answer.status, 200);
 }
+
+#[tokio::test]
+async fn text_far_beyond_the_context_is_refused_in_seconds() {
+    let server = ServerSetup::saying("ok").open().await;
+    let text = "many words in a row ".repeat(15 << 20 >> 4);
+    for (path, body) in [
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": text}]}),
+        ),
+        ("/v1/completions", json!({"prompt": text})),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 9, "messages": [{"role": "user", "content": text}]}),
+        ),
+        ("/v1/responses", json!({"input": text})),
+    ] {
+        let begun = Instant::now();
+        let answer = server.post(path, &body).await;
+        assert_eq!(answer.status, 400, "{path}");
+        let error = answer.json().await["error"]["message"].to_string();
+        assert!(
+            error.contains("too long") || error.contains("maximum context"),
+            "{error}"
+        );
+        assert!(begun.elapsed() < Duration::from_secs(10), "{path}");
+    }
+}

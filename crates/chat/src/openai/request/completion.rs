@@ -77,15 +77,17 @@ impl CompletionRequest {
         })
     }
 
-    /// The tokens of a prompt; rejects ids outside the vocabulary.
+    /// The tokens of a prompt; encoding stops once there are more than `limit`. Rejects ids outside
+    /// the vocabulary.
     pub fn token_ids(
         &self,
         prompt: &CompletionPrompt,
         tokenizer: &Tokenizer,
+        limit: usize,
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = match prompt {
             CompletionPrompt::Text(text) => {
-                return tokenizer.encode(text, SpecialTokens::Parse);
+                return tokenizer.encode_up_to(text, SpecialTokens::Parse, limit);
             }
             CompletionPrompt::Tokens(ids) => ids,
         };

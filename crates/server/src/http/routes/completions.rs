@@ -35,8 +35,9 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
         let request = CompletionRequest::from_json(&bytes)?;
         let mut prompts: Vec<Arc<[TokenId]>> = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
-            let ids = request.token_ids(prompt, &model.model.tokenizer)?;
-            sampling_params::remaining_context(ids.len(), model.info.limits.context)?;
+            let context = model.info.limits.context;
+            let ids = request.token_ids(prompt, &model.model.tokenizer, context)?;
+            sampling_params::remaining_context(ids.len(), context)?;
             prompts.push(ids.into());
         }
         Ok((request, prompts))
