@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 46] = [
+const HOMES: [(&str, &[&str]); 47] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -59,6 +59,7 @@ const HOMES: [(&str, &[&str]); 46] = [
     ("nvml-wrapper", &["cuda"]),
     ("rand", &["server"]),
     ("regex", &["chat"]),
+    ("rustix", &["server"]),
     ("safetensors", &["model"]),
     ("sd-notify", &["server"]),
     ("serde", &["chat", "model", "server"]),

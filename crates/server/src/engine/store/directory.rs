@@ -1,7 +1,7 @@
 //! Index of one owner's files, and eviction among all owners' files.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirEntry, File, TryLockError};
+use std::fs::{self, DirEntry, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use contract::TokenId;
 
 use super::file::{self, PART_EXT, STATE_EXT};
+use super::guarded;
 
 /// Upper bound of file time resolution.
 const CLOCK_GRAIN: Duration = Duration::from_secs(2);
@@ -32,7 +33,7 @@ struct StateFile {
 }
 
 impl StateDirectory {
-    /// Creates missing folders.
+    /// Creates missing folders where it can, and checks who may write to them.
     pub(super) fn open(root: &Path, owner: [u8; 16]) -> io::Result<StateDirectory> {
         let name: String = owner.iter().map(|byte| format!("{byte:02x}")).collect();
         let dir = root.join(name);
@@ -40,7 +41,14 @@ impl StateDirectory {
         builder.recursive(true);
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.create(&dir)?;
+        // A folder that cannot be written to may still hold states to read.
+        let created = builder.create(&dir);
+        let found = fs::metadata(root).map_err(|error| created.err().unwrap_or(error))?;
+        guarded::check_folder(root, &found)?;
+        // The user may have named a link, but the store itself makes none.
+        if let Ok(found) = fs::symlink_metadata(&dir) {
+            guarded::check_folder(&dir, &found)?;
+        }
         Ok(StateDirectory {
             root: root.to_path_buf(),
             dir,
@@ -121,9 +129,7 @@ impl StateDirectory {
     /// Sets the access time (file modification time) of the file with exactly these tokens. Errors
     /// are ignored: a read-only folder still serves.
     pub(super) fn touch(&self, tokens: &[TokenId], used: SystemTime) {
-        let file = File::options()
-            .write(true)
-            .open(self.dir.join(file::name(tokens)));
+        let file = guarded::open(&self.dir.join(file::name(tokens)), true);
         let _ = file.and_then(|file| file.set_modified(used));
     }
 
@@ -138,8 +144,7 @@ impl StateDirectory {
     /// Removes orphaned part files, then evicts the least recently used files until all fit into
     /// `budget` bytes. Files used since `spare` stay. Returns whether all fit.
     pub(super) fn evict(&mut self, budget: u64, spare: Option<SystemTime>) -> io::Result<bool> {
-        let lock = File::create(self.root.join("lock"))?;
-        lock.lock()?;
+        let _lock = guarded::lock(&self.root.join("lock"))?;
         let mut items = Vec::new();
         let mut all = 0;
         for entry in files_below(&self.root)? {
@@ -191,7 +196,7 @@ fn files_below(root: &Path) -> io::Result<Vec<DirEntry>> {
 
 /// Whether no writer holds the lock of a part file.
 fn is_orphan(path: &Path) -> bool {
-    match File::options().write(true).open(path) {
+    match guarded::open(path, true) {
         Ok(file) => !matches!(file.try_lock(), Err(TryLockError::WouldBlock)),
         Err(_) => false,
     }

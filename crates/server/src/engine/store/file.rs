@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use contract::snapshot::ReadAt;
 use contract::{DetachedSnapshot, DeviceError, TokenId};
 
+use super::guarded;
+
 const MAGIC: &[u8; 8] = b"HRTHSTOR";
 /// Changes with the meaning of any byte.
 const VERSION: u32 = 1;
@@ -166,7 +168,7 @@ fn read_exact_at(file: &File, mut into: &mut [u8], mut at: u64) -> io::Result<()
 
 /// `(file, tokens, payload bytes)`.
 fn read_head(path: &Path) -> io::Result<(File, Vec<TokenId>, u64)> {
-    let mut file = File::open(path)?;
+    let mut file = guarded::open(path, false)?;
     let length = file.metadata()?.len();
     let mut start = [0; FIXED + HASH];
     file.read_exact(&mut start)?;

@@ -20,6 +20,7 @@
 mod access_times;
 mod directory;
 pub mod file;
+mod guarded;
 mod write_queue;
 
 use std::io;
@@ -86,19 +87,25 @@ pub struct DiskStore {
 
 impl DiskStore {
     /// Opens a folder, indexes its files and removes part files of dead writers.
+    ///
+    /// A folder that cannot be written is read only: a warning says so. Fails if the folder cannot
+    /// be read, belongs to another user, or may be written by everyone.
     pub fn open(config: StoreConfig) -> io::Result<DiskStore> {
-        let mut directory = StateDirectory::open(&config.dir, config.owner)?;
-        directory.evict(config.budget, None)?;
+        let status = StoreStatus {
+            dir: config.dir,
+            budget: config.budget,
+            failure: Arc::default(),
+        };
+        let mut directory = StateDirectory::open(&status.dir, config.owner)?;
+        if let Err(error) = directory.evict(status.budget, None) {
+            status.fail(format!("{}: {error}", status.dir.display()));
+        }
         directory.refresh();
         let directory = Arc::new(Mutex::new(directory));
         let mut store = DiskStore {
             directory,
             queue: Arc::new(WriteQueue::new(MAX_QUEUED_BYTES)),
-            status: StoreStatus {
-                dir: config.dir,
-                budget: config.budget,
-                failure: Arc::default(),
-            },
+            status,
             closing: false,
             writer: None,
         };

@@ -251,3 +251,89 @@ fn stored_files_are_private_to_their_owner() {
         .mode();
     assert_eq!(mode & 0o777, 0o600);
 }
+
+#[cfg(unix)]
+#[test]
+fn lock_is_not_followed_and_its_target_is_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("precious");
+    fs::write(&target, "precious").unwrap();
+    let folder = dir.path().join("cache");
+    put(&folder, 1 << 20, &[]);
+    fs::remove_file(folder.join("lock")).unwrap();
+    std::os::unix::fs::symlink(&target, folder.join("lock")).unwrap();
+    let store = DiskStore::open(config(&folder, 1 << 20)).unwrap();
+    assert!(store.status().failure().is_some(), "nothing is written");
+    drop(store);
+    assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+    fs::remove_file(folder.join("lock")).unwrap();
+    fs::write(folder.join("lock"), "kept").unwrap();
+    put(&folder, 1 << 20, &[(tokens(10, 0), vec![1])]);
+    assert_eq!(fs::read_to_string(folder.join("lock")).unwrap(), "kept");
+}
+
+#[cfg(unix)]
+#[test]
+fn pipes_links_and_folders_among_the_states_are_passed_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = (tokens(10, 0), vec![1; 100]);
+    put(dir.path(), 1 << 20, std::slice::from_ref(&state));
+    let path = whole_files(dir.path()).remove(0);
+    let owner = path.parent().unwrap();
+    for ending in ["state", "part"] {
+        let pipe = owner.join(format!("pipe.{ending}"));
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        fs::create_dir(owner.join(format!("folder.{ending}"))).unwrap();
+        let link = owner.join(format!("link.{ending}"));
+        std::os::unix::fs::symlink("/dev/zero", link).unwrap();
+        let endless = owner.join(format!("loop.{ending}"));
+        std::os::unix::fs::symlink(&endless, &endless).unwrap();
+    }
+    let folder = dir.path().to_path_buf();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut store = DiskStore::open(config(&folder, 1 << 20)).unwrap();
+        let found = found(&mut store, &tokens(20, 0), 0);
+        store.put(&tokens(30, 5), Box::new(vec![7_u8; 10]));
+        drop(store);
+        sender.send(found).unwrap();
+    });
+    let found = receiver.recv_timeout(std::time::Duration::from_secs(30));
+    assert_eq!(found.expect("no blocking"), Some((10, vec![1; 100])));
+}
+
+#[cfg(unix)]
+#[test]
+fn folder_that_everyone_may_write_to_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    put(dir.path(), 1 << 20, &[]);
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let error = DiskStore::open(config(dir.path(), 1 << 20)).err().unwrap();
+    assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    assert!(error.to_string().contains("0700"), "{error}");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let owner = fs::read_dir(dir.path()).unwrap().flatten();
+    let owner = owner.map(|entry| entry.path()).find(|path| path.is_dir());
+    let owner = owner.unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    fs::remove_dir_all(&owner).unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), &owner).unwrap();
+    assert!(
+        DiskStore::open(config(dir.path(), 1 << 20)).is_err(),
+        "a link"
+    );
+}
+
+#[test]
+fn held_lock_delays_the_start_by_seconds_only() {
+    let dir = tempfile::tempdir().unwrap();
+    put(dir.path(), 1 << 20, &[]);
+    let lock = File::options().write(true).open(dir.path().join("lock"));
+    lock.as_ref().unwrap().lock().unwrap();
+    let begun = std::time::Instant::now();
+    let store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20));
+    assert!(store.status().failure().is_some(), "nothing is written");
+}
