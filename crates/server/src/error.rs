@@ -335,7 +335,10 @@ impl From<JobError> for ApiError {
     fn from(failure: JobError) -> ApiError {
         match failure {
             JobError::OutOfMemory { .. } => ApiError::unavailable(failure.to_string()),
-            JobError::Constraint { .. } => ApiError::internal(failure.to_string()),
+            // The client's grammar went over one of the matcher's limits.
+            JobError::Constraint { .. } => {
+                ApiError::invalid_param("response_format", failure.to_string())
+            }
             JobError::DeviceLost { .. } | JobError::Device { .. } => {
                 ApiError::internal(failure.to_string())
             }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -90,17 +91,29 @@ pub(crate) fn percent(done: u64, total: u64) -> u64 {
         .min(100)
 }
 
+/// Log lines that could not be written.
+static LOST_LOG_LINES: AtomicU64 = AtomicU64::new(0);
+
+/// Number of log lines that could not be written, as to a full disk or a closed pipe.
+pub(crate) fn lost_log_lines() -> u64 {
+    LOST_LOG_LINES.load(Ordering::Relaxed)
+}
+
 /// Standard error for log lines; bars are suspended during a write.
+///
+/// Writing never fails: a lost line is counted, and the caller goes on.
 pub(crate) struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        BARS.suspend(|| io::stderr().write_all(bytes))?;
+        if BARS.suspend(|| io::stderr().write_all(bytes)).is_err() {
+            LOST_LOG_LINES.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        Ok(())
     }
 }
 

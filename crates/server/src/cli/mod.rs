@@ -183,8 +183,8 @@ pub struct DeviceArgs {
     /// allows; on the CPU at most 32768].
     #[arg(long, env = "HEARTH_MAX_CTX", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_ctx: Option<usize>,
-    /// Tokens of the KV cache that all sequences share, at least one context [default: one context
-    /// per sequence as far as memory allows].
+    /// Tokens of the KV cache that all sequences share, at least one context, or
+    /// 1024 without --max-ctx [default: one context per sequence as far as memory allows].
     #[arg(long, env = "HEARTH_KV_POOL", value_name = "TOKENS", value_parser = at_least_one)]
     pub kv_pool: Option<usize>,
     /// Type of the cached keys.
@@ -246,6 +246,9 @@ pub struct CompilerArgs {
     #[arg(long, env = "HEARTH_KERNEL_CACHE", value_name = "DIR")]
     pub kernel_cache: Option<PathBuf>,
 }
+
+/// The longest time of a setting: ten years. Larger sums of times overflow.
+const MAX_SECONDS: u64 = 10 * 365 * 86_400;
 
 /// `hearth serve`.
 #[derive(Debug, Args)]
@@ -333,7 +336,8 @@ pub struct ServeArgs {
         long,
         env = "HEARTH_QUEUE_TIMEOUT",
         value_name = "SECONDS",
-        default_value_t = 600
+        default_value_t = 600,
+        value_parser = value_parser!(u64).range(..=MAX_SECONDS)
     )]
     pub queue_timeout: u64,
     /// The longest time of a request, in seconds; 0 for no limit.
@@ -341,24 +345,26 @@ pub struct ServeArgs {
         long,
         env = "HEARTH_REQUEST_TIMEOUT",
         value_name = "SECONDS",
-        default_value_t = 0
+        default_value_t = 0,
+        value_parser = value_parser!(u64).range(..=MAX_SECONDS)
     )]
     pub request_timeout: u64,
     /// Seconds after which a client that reads nothing is disconnected.
     #[arg(long, env = "HEARTH_WRITE_TIMEOUT", value_name = "SECONDS", default_value_t = 120,
-        value_parser = value_parser!(u64).range(1..))]
+        value_parser = value_parser!(u64).range(1..=MAX_SECONDS))]
     pub write_timeout: u64,
     /// Seconds that running requests have after a stop signal.
     #[arg(
         long,
         env = "HEARTH_SHUTDOWN_TIMEOUT",
         value_name = "SECONDS",
-        default_value_t = 30
+        default_value_t = 30,
+        value_parser = value_parser!(u64).range(..=MAX_SECONDS)
     )]
     pub shutdown_timeout: u64,
     /// Seconds without an event after which a stream gets a keep-alive.
     #[arg(long, env = "HEARTH_SSE_PING_INTERVAL", value_name = "SECONDS", default_value_t = 10,
-        value_parser = value_parser!(u64).range(1..))]
+        value_parser = value_parser!(u64).range(1..=MAX_SECONDS))]
     pub sse_ping_interval: u64,
     /// Serve Prometheus metrics at /metrics.
     #[arg(

@@ -16,6 +16,7 @@ mod new_file;
 mod npy;
 mod probe;
 mod quantize;
+mod reload;
 mod run;
 mod serve;
 mod shape;
@@ -129,8 +130,18 @@ fn start_logging(filter: &str, format: LogFormat, no_color: bool) -> anyhow::Res
         .with_writer(|| LogWriter)
         .with_ansi(colours);
     match format {
-        LogFormat::Text => logs.with_target(false).init(),
-        LogFormat::Json => logs.json().init(),
+        LogFormat::Text => {
+            let logs = logs.with_target(false).with_filter_reloading();
+            let handle = logs.reload_handle();
+            reload::set_log_handle(move |filter| handle.reload(filter).is_ok());
+            logs.init();
+        }
+        LogFormat::Json => {
+            let logs = logs.json().with_filter_reloading();
+            let handle = logs.reload_handle();
+            reload::set_log_handle(move |filter| handle.reload(filter).is_ok());
+            logs.init();
+        }
     }
     Ok(())
 }

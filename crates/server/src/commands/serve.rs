@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
 use crate::commands::caching;
-use crate::commands::{all_causes, supervisor};
+use crate::commands::{all_causes, reload, supervisor};
 use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, ResolvedSetting};
@@ -74,9 +74,10 @@ pub(super) fn serve(
 
 async fn listen_and_serve(
     args: ServeArgs,
-    config: ServerConfig,
+    mut config: ServerConfig,
     bundled: Bundled,
 ) -> anyhow::Result<()> {
+    reload::on_hangup(&mut config).context("cannot listen for signals")?;
     let stop = ShutdownSignal::on_signals().context("cannot listen for signals")?;
     let listener = listen(&config).await?;
     let address = listener.local_addr().context("cannot read the port")?;

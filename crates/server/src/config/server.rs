@@ -29,6 +29,7 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
         model_name: model_name(args),
         strict_model: args.strict_model,
         api_keys: api_keys(args)?,
+        api_key_updates: None,
         allowed_hosts: args.listen.allowed_host.clone(),
         cors_origins: args.listen.cors_origin.clone(),
         cors: !args.listen.no_cors,

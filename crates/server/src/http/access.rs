@@ -28,8 +28,6 @@ pub enum CorsOrigins {
 /// Which requests the server takes and which web pages may read the replies.
 #[derive(Debug, Clone)]
 pub struct AccessPolicy {
-    /// Whether a key is required; the other checks are then off.
-    has_keys: bool,
     /// Host names beside loopback ones, in lowercase and without a port.
     hosts: Vec<String>,
     /// Whether any origin may send requests.
@@ -62,7 +60,6 @@ impl AccessPolicy {
             CorsOrigins::Listed(origins.clone())
         };
         AccessPolicy {
-            has_keys,
             hosts,
             any_origin,
             origins,
@@ -72,9 +69,6 @@ impl AccessPolicy {
 
     /// Refuses what a foreign web page could send to a server without a key.
     pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
-        if self.has_keys {
-            return Ok(());
-        }
         self.check_host(uri, headers)?;
         self.check_origin(headers)?;
         if *method == Method::POST && !is_json(headers) {

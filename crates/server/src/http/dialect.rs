@@ -65,7 +65,8 @@ impl<T: Send + 'static> ParsedRequest<T> {
             .or_else(|| session(headers))
             .or_else(|| hints.group.clone());
         if app.config().log_prompts {
-            tracing::info!(prompt = %prompt.text, "prompt");
+            // Escaped: a terminal must not obey what a client sent.
+            tracing::info!(prompt = ?prompt.text, "prompt");
         }
         Ok(ParsedRequest {
             ready,

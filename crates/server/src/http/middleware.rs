@@ -35,6 +35,11 @@ impl ApiKeys {
         }
     }
 
+    /// Whether requests need a key.
+    pub fn is_required(&self) -> bool {
+        !self.hashes.is_empty()
+    }
+
     /// Checks `Authorization: Bearer K` or `x-api-key: K`.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.hashes.is_empty() {
@@ -163,7 +168,10 @@ fn authorize(app: &App, request: &Request, route: &str) -> Result<(), ApiError> 
         return Ok(());
     }
     let headers = request.headers();
-    app.keys().check(headers)?;
+    let keys = app.keys();
+    if keys.is_required() {
+        return keys.check(headers);
+    }
     app.access().check(request.method(), request.uri(), headers)
 }
 

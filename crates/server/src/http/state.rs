@@ -53,9 +53,12 @@ impl App {
         &self.0.engine
     }
 
-    /// Accepted API keys.
-    pub fn keys(&self) -> &ApiKeys {
-        &self.0.keys
+    /// API keys that are accepted now.
+    pub fn keys(&self) -> ApiKeys {
+        match &self.0.config.api_key_updates {
+            Some(updates) => ApiKeys::new(&updates.borrow()),
+            None => self.0.keys.clone(),
+        }
     }
 
     /// Checks of hosts and of web pages' origins.

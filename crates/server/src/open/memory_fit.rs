@@ -309,11 +309,16 @@ pub(crate) fn fit_with_draft(
             );
         }
     }
-    if let Some(pool) = args.kv_pool.filter(|pool| *pool < asked.unwrap_or(1)) {
-        bail!(
-            "--kv-pool {pool}: use at least the {} of --max-ctx",
-            asked.unwrap_or(1)
-        );
+    if let (Some(pool), Some(asked)) = (args.kv_pool, asked)
+        && pool < asked
+    {
+        bail!("--kv-pool {pool}: use at least the {asked} of --max-ctx");
+    }
+    // Without --max-ctx the pool bounds the context.
+    if let (Some(pool), None) = (args.kv_pool, asked)
+        && pool < MIN_CONTEXT.min(trained)
+    {
+        bail!("--kv-pool {pool}: use at least {MIN_CONTEXT}, or set --max-ctx as well");
     }
     let plan = |kv: KvFormats, context: usize, pool: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),

@@ -8,6 +8,7 @@ use chat::openai::response::ReasoningField;
 use chat::request::LateSystem;
 use contract::AttentionWindow;
 use model::markup::CardMarkup;
+use tokio::sync::watch;
 
 use crate::settings::reasoning::ReasoningDefaults;
 
@@ -26,6 +27,8 @@ pub struct ServerConfig {
     pub strict_model: bool,
     /// Accepted API keys; an empty list disables the check.
     pub api_keys: Vec<String>,
+    /// Newer API keys, if they are reloaded while the server runs.
+    pub api_key_updates: Option<watch::Receiver<Vec<String>>>,
     /// Host names that a server without a key takes beside loopback names; `*` is any.
     pub allowed_hosts: Vec<String>,
     /// Origins beside loopback ones whose web pages may use the server; `*` is any.
@@ -134,6 +137,7 @@ impl Default for ServerConfig {
             model_name: "model".to_owned(),
             strict_model: false,
             api_keys: Vec::new(),
+            api_key_updates: None,
             allowed_hosts: Vec::new(),
             cors_origins: Vec::new(),
             cors: true,

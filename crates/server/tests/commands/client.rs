@@ -131,6 +131,11 @@ impl ServerProcess {
         )
     }
 
+    /// The process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.child.id());
         assert!(

@@ -167,6 +167,18 @@ fn numbers_out_of_range_name_their_flag() {
         2,
         &["--sse-ping-interval"],
     );
+    for flag in [
+        "--queue-timeout",
+        "--request-timeout",
+        "--read-timeout",
+        "--write-timeout",
+        "--shutdown-timeout",
+        "--sse-ping-interval",
+    ] {
+        check_refused(&["serve", flag, "18446744073709551615"], 2, &[flag]);
+    }
+    let small_pool = ["serve", name, "--dry-run", "--kv-pool", "64"];
+    check_refused(&small_pool, 1, &["--kv-pool 64", "1024"]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod drafting;
 mod errors;
 mod files;
 mod help;
+mod hostile;
 mod kernels;
 mod process;
 mod running;

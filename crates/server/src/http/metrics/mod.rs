@@ -19,6 +19,7 @@ use metrics_exporter_prometheus::{
 
 use crate::engine::request_stats::{RequestStage, RequestSummary};
 use crate::engine::{EnginePhase, Published};
+use crate::progress;
 use decode_steps::DecodeStepMetrics;
 use pool::PoolMetrics;
 use prefix::PrefixMetrics;
@@ -53,6 +54,7 @@ pub struct Metrics {
     running: Gauge,
     waiting: Gauge,
     up: Gauge,
+    lost_log_lines: Counter,
     queue_time: Histogram,
     time_to_first_token: Histogram,
     inter_token: Histogram,
@@ -109,6 +111,10 @@ impl Metrics {
             waiting: registrar.gauge(
                 "hearth_num_requests_waiting",
                 "Requests waiting for a place on the device.",
+            ),
+            lost_log_lines: registrar.counter(
+                "hearth_log_lines_lost_total",
+                "Log lines that could not be written, such as to a full disk.",
             ),
             up: registrar.gauge("hearth_engine_up", "1 while the engine takes requests."),
             queue_time: registrar.histogram(
@@ -239,6 +245,7 @@ impl Metrics {
         self.waiting.set(waiting as f64);
         let up = engine.phase == EnginePhase::Ready;
         self.up.set(f64::from(u8::from(up)));
+        self.lost_log_lines.absolute(progress::lost_log_lines());
         self.decode_steps.set(&engine.stats);
         self.prefix.set(&engine.stats.prefix);
         self.pool.set(&engine.stats);
