@@ -184,7 +184,7 @@ pub struct DeviceArgs {
     #[arg(long, env = "HEARTH_MAX_CTX", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_ctx: Option<usize>,
     /// Tokens of the KV cache that all sequences share, at least one context, or
-    /// 1024 without --max-ctx [default: one context per sequence as far as memory allows].
+    /// 512 without --max-ctx [default: one context per sequence as far as memory allows].
     #[arg(long, env = "HEARTH_KV_POOL", value_name = "TOKENS", value_parser = at_least_one)]
     pub kv_pool: Option<usize>,
     /// Type of the cached keys.

@@ -27,6 +27,8 @@ const CPU_CONTEXT: usize = 32_768;
 const SUFFICIENT_CONTEXT: usize = 32_768;
 /// Minimum context.
 const MIN_CONTEXT: usize = 1_024;
+/// Minimum pool without a requested context.
+const MIN_POOL: usize = 512;
 /// Upper bound of a requested context.
 pub(crate) const MAX_CONTEXT: usize = 1 << 24;
 /// Default contexts are multiples of this, or the trained length.
@@ -316,9 +318,9 @@ pub(crate) fn fit_with_draft(
     }
     // Without --max-ctx the pool bounds the context.
     if let (Some(pool), None) = (args.kv_pool, asked)
-        && pool < MIN_CONTEXT.min(trained)
+        && pool < MIN_POOL.min(trained)
     {
-        bail!("--kv-pool {pool}: use at least {MIN_CONTEXT}, or set --max-ctx as well");
+        bail!("--kv-pool {pool}: use at least {MIN_POOL}, or set --max-ctx as well");
     }
     let plan = |kv: KvFormats, context: usize, pool: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),

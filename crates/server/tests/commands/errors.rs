@@ -178,7 +178,7 @@ fn numbers_out_of_range_name_their_flag() {
         check_refused(&["serve", flag, "18446744073709551615"], 2, &[flag]);
     }
     let small_pool = ["serve", name, "--dry-run", "--kv-pool", "64"];
-    check_refused(&small_pool, 1, &["--kv-pool 64", "1024"]);
+    check_refused(&small_pool, 1, &["--kv-pool 64", "512"]);
 }
 
 #[test]
