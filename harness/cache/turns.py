@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Time to first token of later turns: cold, from the prefix cache, and after a restart from disk.
+"""Measures the time to first token of later turns: cold, from the prefix cache, and after a restart.
 
     harness/cache/turns.py target/release/hearth [--recorded CLIENT] [--tokens 8000] [--context N] [--kills 0]
         [MODEL [SERVE-FLAGS...]]
 
-The conversation is generated, or with --recorded the requests of that client (`record.py`; claude-code in
-Anthropic's messages, codex in OpenAI's Responses). In a recorded one, the first tool result is lengthened
-until the first request has about `--tokens` tokens. The rest is as recorded: five tool results, a new user
-message, a tool result. With --as-qwen, these results are cut to their token count in Qwen's vocabulary,
-because small vocabularies of bundled and synthetic models need up to three tokens for one. `--pause S` waits
-before the new user message; the model's actual reply replaces the recorded one. At the end, new conversations
-with each turn's number of new tokens are prefilled.
+The conversation is generated, or with --recorded the requests of that client. `record.py` made them:
+claude-code with Anthropic's Messages API, codex with OpenAI's Responses API. The first tool result of a
+recording is lengthened until the first request has about `--tokens` tokens. The rest stays: five tool
+results, a new user message, a tool result. With --as-qwen, these results are cut to their token count in
+Qwen's vocabulary. Bundled and synthetic models need up to three tokens for one of Qwen's. `--pause S` waits
+before the new user message; the model's actual reply replaces the recorded one. At the end, new
+conversations with each turn's number of new tokens are prefilled.
 
-Prints one JSON line per case, and checks that greedy replies are equal in all of them (not with --unchecked).
-With --kills N, the server is killed (SIGKILL) N times during writes, and every reply after a kill is compared
-with that of a server without a prefix cache. Standard library only.
+Prints one JSON line per case, and checks that greedy replies are equal in all of them (not with
+--unchecked). With --kills N, the server is killed (SIGKILL) N times during writes. Every reply after a kill
+is compared with that of a server without a prefix cache. Standard library only.
 """
 
 import argparse
@@ -36,16 +36,16 @@ SYSTEM = "You are a careful assistant. Answer in one short sentence."
 
 
 class Chat:
-    """OpenAI's chat completions: text, usage and timings of an event."""
+    """OpenAI's chat completions; `read` returns an event's text, other text, usage and timings."""
 
     path, limit = "/v1/chat/completions", "max_tokens"
 
     @staticmethod
     def read(event):
         deltas = [choice["delta"] for choice in event.get("choices", [])]
-        said = "".join(delta.get("content") or "" for delta in deltas)
-        thought = "".join(delta.get("reasoning_content") or "" for delta in deltas)
-        return said, thought, event.get("usage"), event.get("timings")
+        text = "".join(delta.get("content") or "" for delta in deltas)
+        reasoning = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+        return text, reasoning, event.get("usage"), event.get("timings")
 
     @staticmethod
     def count(usage):
@@ -54,7 +54,7 @@ class Chat:
 
 
 class Messages:
-    """Anthropic's messages."""
+    """Anthropic's Messages API."""
 
     path, limit, counts = "/v1/messages", "max_tokens", ("/v1/messages/count_tokens", "messages")
 
@@ -72,16 +72,16 @@ class Messages:
 
 
 class Responses:
-    """OpenAI's Responses."""
+    """OpenAI's Responses API."""
 
     path, limit, counts = "/v1/responses", "max_output_tokens", ("/v1/responses/input_tokens", "input")
 
     @staticmethod
     def read(event):
-        answer = event.get("response") or {}
-        text = event["delta"] if event["type"].endswith(".delta") else ""
-        said = event["type"] == "response.output_text.delta"
-        return text if said else "", "" if said else text, answer.get("usage"), answer.get("timings")
+        response = event.get("response") or {}
+        delta = event["delta"] if event["type"].endswith(".delta") else ""
+        text, other = (delta, "") if event["type"] == "response.output_text.delta" else ("", delta)
+        return text, other, response.get("usage"), response.get("timings")
 
     @staticmethod
     def count(usage):
@@ -122,8 +122,8 @@ class Server:
         until = time.time() + 120
         while time.time() < until:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1) as answer:
-                    if answer.status == 200:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1) as response:
+                    if response.status == 200:
                         return
             except OSError:
                 pass
@@ -144,44 +144,45 @@ class Server:
         except urllib.error.HTTPError as error:
             sys.exit(f"{path} failed with {error.code}: {error.read().decode()[:500]}")
 
-    def ask(self, asked, max_tokens=16):
-        """(seconds to the first token, text, usage) of a greedy reply to messages, or to a recorded request.
+    def complete(self, request, max_tokens=16):
+        """Requests a greedy reply to messages or to a recorded request.
 
-        Afterwards `said` has the text without reasoning and calls, `timings` the engine's times.
+        Returns (seconds to the first token, text, usage). Afterwards `reply` has the text without reasoning
+        and calls, and `timings` the engine's times.
         """
-        dialect = asked["dialect"] if isinstance(asked, dict) else CHAT
-        body = dict(asked["body"]) if isinstance(asked, dict) else {"messages": asked}
+        dialect = request["dialect"] if isinstance(request, dict) else CHAT
+        body = dict(request["body"]) if isinstance(request, dict) else {"messages": request}
         body |= {"model": "m", "temperature": 0, dialect.limit: max_tokens, "stream": True}
         if dialect is CHAT:
             body["stream_options"] = {"include_usage": True}
-        begun, first, text, usage = time.monotonic(), None, "", {}
-        self.timings, self.said = {}, ""
-        with self.post(dialect.path, body) as answer:
-            for line in answer:
+        started, first, text, usage = time.monotonic(), None, "", {}
+        self.timings, self.reply = {}, ""
+        with self.post(dialect.path, body) as response:
+            for line in response:
                 if not line.startswith(b"data: {"):
                     continue
                 event = json.loads(line[6:])
-                said, other, counted, timings = dialect.read(event)
-                self.said += said
-                usage, self.timings = usage | (counted or {}), timings or self.timings
-                if said + other and first is None:
-                    first = time.monotonic() - begun
-                text += said + other
-        return first or time.monotonic() - begun, text, dialect.count(usage)
+                delta, other, counts, timings = dialect.read(event)
+                self.reply += delta
+                usage, self.timings = usage | (counts or {}), timings or self.timings
+                if delta + other and first is None:
+                    first = time.monotonic() - started
+                text += delta + other
+        return first or time.monotonic() - started, text, dialect.count(usage)
 
-    def stop(self, how=signal.SIGTERM):
-        self.process.send_signal(how)
+    def stop(self, sent_signal=signal.SIGTERM):
+        self.process.send_signal(sent_signal)
         self.process.wait(60)
 
 
 def words(n, seed):
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     pool = "the sum of two numbers is found by adding them as a list of values in order with care".split()
-    return " ".join(dice.choice(pool) for _ in range(n))
+    return " ".join(rng.choice(pool) for _ in range(n))
 
 
 def conversation(tokens, seed=1):
-    """A conversation of about `tokens` tokens, and its next turn."""
+    """A conversation of about `tokens` tokens that ends with a user message."""
     messages = [{"role": "system", "content": SYSTEM}]
     each = 700
     for i in range(max(1, tokens // (2 * each))):
@@ -191,13 +192,13 @@ def conversation(tokens, seed=1):
     return messages
 
 
-def report(what, first, usage, server, **more):
-    """Prints one line; `engine_ms` is the engine's part, from admission to the first row."""
+def report(case, first, usage, server, **more):
+    """Prints one line; `engine_ms` is the engine's part, from admission to the first logits."""
     prompt, cached = usage
     print(
         json.dumps(
             {
-                "way": what,
+                "case": case,
                 "first_token_ms": round(first * 1000, 1),
                 "engine_ms": server.timings.get("prefill_ms"),
                 "prompt_tokens": prompt,
@@ -209,28 +210,28 @@ def report(what, first, usage, server, **more):
     )
 
 
-def whole(value, parts):
-    """A recorded value with its references to the table resolved."""
+def resolve(value, parts):
+    """Resolves a recorded value's references to the table."""
     if isinstance(value, dict):
         if set(value) == {"$"}:
-            return whole(parts[value["$"]], parts)
-        return {key: whole(inner, parts) for key, inner in value.items()}
-    return [whole(inner, parts) for inner in value] if isinstance(value, list) else value
+            return resolve(parts[value["$"]], parts)
+        return {key: resolve(inner, parts) for key, inner in value.items()}
+    return [resolve(inner, parts) for inner in value] if isinstance(value, list) else value
 
 
-def replaced(body, texts):
-    """A request with texts replaced by those of a table."""
+def replace_texts(body, texts):
+    """Replaces texts of a request by a table from old to new."""
     if isinstance(body, dict):
-        return {key: replaced(inner, texts) for key, inner in body.items()}
+        return {key: replace_texts(inner, texts) for key, inner in body.items()}
     if isinstance(body, list):
-        return [replaced(inner, texts) for inner in body]
+        return [replace_texts(inner, texts) for inner in body]
     return texts.get(body, body) if isinstance(body, str) else body
 
 
-def results_of(body, said):
-    """The tool results of a request, in order."""
+def results_of(body, key):
+    """The tool results of a request in order; `key` names its list of messages."""
     found = []
-    for message in body[said]:
+    for message in body[key]:
         parts = message.get("content") if isinstance(message.get("content"), list) else []
         parts = [part.get("content") for part in parts if part.get("type") == "tool_result"]
         found += [text for text in [message.get("output"), *parts] if isinstance(text, str)]
@@ -238,75 +239,75 @@ def results_of(body, said):
 
 
 def cut(server, text, tokens):
-    """The longest prefix of a text with at most `tokens` tokens, up to 8 characters shorter."""
+    """The longest prefix of a text with at most `tokens` tokens, to within 8 characters."""
     low, high = 0, len(text)
     while high - low > 8:
         middle = (low + high + 1) // 2
-        with server.post("/tokenize", {"content": text[:middle]}) as answer:
-            fits = len(json.load(answer)["tokens"]) <= tokens
+        with server.post("/tokenize", {"content": text[:middle]}) as response:
+            fits = len(json.load(response)["tokens"]) <= tokens
         low, high = (middle, high) if fits else (low, middle)
     return text[:low]
 
 
 def recorded(args, server):
-    """A recorded conversation from its second request, with the first tool result lengthened."""
+    """A recorded conversation from its second request on, with the first tool result lengthened."""
     dialect = RECORDED[args.recorded]
     recording = json.loads((pathlib.Path(__file__).parent / f"{args.recorded}.json").read_text())
-    bodies = [whole(request, recording["parts"]) for request in recording["requests"][1:]]
-    path, said = dialect.counts
-    first, *others = results_of(bodies[-1], said)
+    bodies = [resolve(request, recording["parts"]) for request in recording["requests"][1:]]
+    path, key = dialect.counts
+    first, *others = results_of(bodies[-1], key)
     texts = (
         {text: cut(server, text, len(text) / QWEN[args.recorded]) for text in others} if args.as_qwen else {}
     )
 
     def count(body):
-        with server.post(path, body | {"model": "m"}) as answer:
-            return json.load(answer)["input_tokens"]
+        with server.post(path, body | {"model": "m"}) as response:
+            return json.load(response)["input_tokens"]
 
-    # Tokens per character are nearly constant in a text, so its length follows from the total count.
-    without = count(replaced(bodies[0], {first: ""}))
-    times = max(0, args.tokens - without) / (count(bodies[0]) - without)
+    # The token count is nearly proportional to the length, so one measurement gives the length.
+    without_result = count(replace_texts(bodies[0], {first: ""}))
+    times = max(0, args.tokens - without_result) / (count(bodies[0]) - without_result)
     texts[first] = (first * (int(times) + 1))[: int(len(first) * times)]
-    return [{"dialect": dialect, "body": replaced(body, texts)} for body in bodies]
+    return [{"dialect": dialect, "body": replace_texts(body, texts)} for body in bodies]
 
 
 # The recorded reply before the new user message.
 REPLY = "They accept tokens, weigh them, emit events, cancel, count and fail."
 # The new part of each recorded request after the first.
-BRINGS = [
+NEW_PARTS = [
     *(f"a tool's result, {nth}" for nth in ("second", "third", "fourth", "fifth", "sixth")),
     "the next user message",
     "a tool's result for it",
 ]
 
 
-def fresh(tokens, server, seed):
+def new_conversation(tokens, server, seed):
     """A new conversation of about `tokens` tokens."""
-    with server.post("/tokenize", {"content": words(1000, seed)}) as answer:
-        each = len(json.load(answer)["tokens"]) / 1000
-    return [{"role": "user", "content": words(max(1, int((tokens - 12) / each)), seed)}]
+    with server.post("/tokenize", {"content": words(1000, seed)}) as response:
+        tokens_per_word = len(json.load(response)["tokens"]) / 1000
+    return [{"role": "user", "content": words(max(1, int((tokens - 12) / tokens_per_word)), seed)}]
 
 
-def play(args, folder):
-    """The recorded conversation, request by request."""
+def replay(args, folder):
+    """Sends the recorded conversation, request by request."""
     flags = ["--kv-cache-dir", folder]
     server = Server(args, flags)
-    server.ask([{"role": "user", "content": "hi"}])
+    server.complete([{"role": "user", "content": "hi"}])
     first, *rest = recorded(args, server)
-    cold, text, usage = server.ask(first)
+    cold, text, usage = server.complete(first)
     report("cold", cold, usage, server)
-    asked, answers, new_tokens = [first], [text], []
-    for i, what in enumerate(BRINGS):
+    requests, replies, new_tokens = [first], [text], []
+    for i, part in enumerate(NEW_PARTS):
         request = rest[i]
-        if what == "the next user message":
-            # As a client would: it sends back the reply that it received.
-            rest[i:] = [replaced(body, {REPLY: server.said}) for body in rest[i:]]
+        if part == "the next user message":
+            # Like a real client, send back the reply that the server gave.
+            rest[i:] = [replace_texts(body, {REPLY: server.reply}) for body in rest[i:]]
             request = rest[i]
             time.sleep(args.pause)
-        took, text, usage = server.ask(request)
+        took, text, usage = server.complete(request)
         new = usage[0] - usage[1]
         report(
-            what,
+            part,
             took,
             usage,
             server,
@@ -315,91 +316,93 @@ def play(args, folder):
             share_new=round(new / usage[0], 4),
         )
         new_tokens.append(new)
-        asked.append(request)
-        answers.append(text)
-    took, again, usage = server.ask(rest[-1])
+        requests.append(request)
+        replies.append(text)
+    took, again, usage = server.complete(rest[-1])
     report("the last once more", took, usage, server, share_of_cold=round(took / cold, 4))
-    # Not between the turns, where they would evict cached states.
-    for i, (what, new) in enumerate(zip(BRINGS, new_tokens)):
-        took, _, usage = server.ask(fresh(new, server, 1000 + i))
-        report(f"as many tokens as {what}, alone", took, usage, server)
+    # After all turns, because earlier these requests would evict cached states.
+    for i, (part, new) in enumerate(zip(NEW_PARTS, new_tokens)):
+        took, _, usage = server.complete(new_conversation(new, server, 1000 + i))
+        report(f"as many tokens as {part}, alone", took, usage, server)
     server.stop()
     server = Server(args, flags)
-    took, after, usage = server.ask(rest[-1])
+    took, after, usage = server.complete(rest[-1])
     report("the last once more, after a restart", took, usage, server, share_of_cold=round(took / cold, 4))
     server.stop()
     if args.unchecked:
         return True
-    return compared(args, asked + [rest[-1]] * 2, answers + [again, after])
+    return replies_equal(args, requests + [rest[-1]] * 2, replies + [again, after])
 
 
-def compared(args, asked, answers):
+def replies_equal(args, requests, replies):
     """Whether a server without a prefix cache gives the same replies."""
     plain = Server(args, ["--prefix-cache-slots", "0"])
     known = {}
-    for request in asked:
+    for request in requests:
         key = json.dumps(request["body"] if isinstance(request, dict) else request)
-        known[key] = known.get(key) or plain.ask(request)[1]
+        known[key] = known.get(key) or plain.complete(request)[1]
     plain.stop()
     expected = [
-        known[json.dumps(request["body"] if isinstance(request, dict) else request)] for request in asked
+        known[json.dumps(request["body"] if isinstance(request, dict) else request)] for request in requests
     ]
-    same = expected == answers
-    print(json.dumps({"answers": "equal with and without states" if same else "DIFFERENT"}), flush=True)
+    same = expected == replies
+    result = "equal with and without a prefix cache" if same else "DIFFERENT"
+    print(json.dumps({"answers": result}), flush=True)
     return same
 
 
 def turns(args, folder):
     flags = ["--kv-cache-dir", folder]
     server = Server(args, flags)
-    server.ask([{"role": "user", "content": "hi"}])
+    server.complete([{"role": "user", "content": "hi"}])
     first_turn = conversation(args.tokens)
-    cold, reply, usage = server.ask(first_turn)
+    cold, reply, usage = server.complete(first_turn)
     report("turn 1, cold", cold, usage, server)
     more = [{"role": "assistant", "content": reply}, {"role": "user", "content": "And 4 + 5?"}]
     second_turn = first_turn + more
-    warm, text, usage = server.ask(second_turn)
+    warm, text, usage = server.complete(second_turn)
     report("turn 2, from memory", warm, usage, server, share_of_cold=round(warm / cold, 4))
     other = conversation(args.tokens // 2, seed=2)
-    between, _, usage = server.ask(other)
+    between, _, usage = server.complete(other)
     report("another conversation, cold", between, usage, server)
-    again, repeated, usage = server.ask(second_turn)
+    again, repeated, usage = server.complete(second_turn)
     report("turn 2 once more, after the other", again, usage, server, share_of_cold=round(again / cold, 4))
     more = [{"role": "assistant", "content": text}, {"role": "user", "content": "And 7 + 1?"}]
     third_turn = second_turn + more
     server.stop()
     server = Server(args, flags)
-    begun, after, usage = server.ask(third_turn)
-    report("turn 3, after a restart", begun, usage, server, share_of_cold=round(begun / cold, 4))
+    resumed, after, usage = server.complete(third_turn)
+    report("turn 3, after a restart", resumed, usage, server, share_of_cold=round(resumed / cold, 4))
     server.stop()
     if args.unchecked:
         return True
-    return compared(args, [first_turn, second_turn, second_turn, third_turn], [reply, text, repeated, after])
+    requests = [first_turn, second_turn, second_turn, third_turn]
+    return replies_equal(args, requests, [reply, text, repeated, after])
 
 
 def kills(args, folder):
-    dice = random.Random(5)
+    rng = random.Random(5)
     flags = ["--kv-cache-dir", folder, "--kv-cache-budget", "64", "--kv-cache-min-tokens", "128"]
     plain = Server(args, ["--prefix-cache-slots", "0"])
     expected, wrong, hits = {}, 0, 0
     for i in range(args.kills):
         server = Server(args, flags)
-        seed = dice.randrange(6)
+        seed = rng.randrange(6)
         messages = conversation(1500, seed)
-        _, text, usage = server.ask(messages, 8)
+        _, text, usage = server.complete(messages, 8)
         hits += usage[1] > 0
         if seed not in expected:
-            expected[seed] = plain.ask(messages, 8)[1]
+            expected[seed] = plain.complete(messages, 8)[1]
         wrong += text != expected[seed]
-        # States are written 300 ms after the last token.
-        time.sleep(0.25 + dice.random() * 0.25)
+        # The server writes snapshots 300 ms after the last token.
+        time.sleep(0.25 + rng.random() * 0.25)
         server.stop(signal.SIGKILL)
         size = sum(
             os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names
         )
         if size > 64 << 20:
             wrong += 1
-            print(f"kill {i}: {size} bytes in the folder")
+            print(f"kill {i}: {size} bytes in the cache folder, more than 64 MiB")
     plain.stop()
     print(json.dumps({"kills": args.kills, "answers_from_states": hits, "wrong": wrong}), flush=True)
     return wrong == 0
@@ -412,7 +415,7 @@ def main():
     parser.add_argument("--recorded", choices=RECORDED, help="send the recorded requests of this client")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument(
-        "--context", type=int, help="context of the server; some models need two to three tokens per word"
+        "--context", type=int, help="the server's context; some models need two to three tokens per word"
     )
     parser.add_argument(
         "--as-qwen",
@@ -428,18 +431,18 @@ def main():
     parser.add_argument(
         "--unchecked", action="store_true", help="do not compare with a server without a prefix cache"
     )
-    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=0, help="kill the server this many times during writes")
     parser.add_argument("--log", help="file for the servers' logs at `--log-level`")
     parser.add_argument("--log-level", default="info")
     args, more = parser.parse_known_args()
     args.model += more
     folder = tempfile.mkdtemp()
     try:
-        way = kills if args.kills else play if args.recorded else turns
-        right = way(args, folder)
+        check = kills if args.kills else replay if args.recorded else turns
+        passed = check(args, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(0 if right else 1)
+    sys.exit(0 if passed else 1)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""The agents: programs that give the model tools and act on what it calls. How each is run without a person.
+"""Agents: clients that give the model tools and execute its tool calls, run headless.
 
-Each function takes a world, a prompt and whether to leave the client's full prompt for a smaller one, and
-returns the turn. How the client is pointed at the server comes from its page beside this file; what is added
-here only keeps it from asking a person or a network. The prompts are worded as the bundled model learnt them.
+Each function takes a sandbox, a prompt and whether to replace the client's full prompt with a smaller one.
+It returns the turn. The client's page beside this file configures the server's address. Arguments added here
+only keep the client from prompting a person or using a network. The prompts use the phrases of the bundled
+model's training.
 """
 
 import pages
 
 
-def claude_code(world, prompt, small):
-    # Among its twelve tools and its reminders the bundled model loses the prompt.
-    few = ["--tools", "Read", "--system-prompt", "Use the functions whenever they fit."] if small else []
+def claude_code(sandbox, prompt, small):
+    # With all twelve tools and the reminders, the bundled model no longer follows the prompt.
+    reduced = ["--tools", "Read", "--system-prompt", "Use the functions whenever they fit."] if small else []
     command = [
         "claude",
         "-p",
@@ -19,24 +20,25 @@ def claude_code(world, prompt, small):
         "stream-json",
         "--include-partial-messages",
         "--verbose",
-        *few,
+        *reduced,
     ]
-    return world.run(command, pages.variables(world, "claude-code"))
+    return sandbox.run(command, pages.variables(sandbox, "claude-code"))
 
 
-def codex(world, prompt, _small):
-    pages.write(world, "codex", "toml", ".codex/config.toml")
-    return world.run(["codex", "exec", "--skip-git-repo-check", "--json", prompt], {"HEARTH_API_KEY": "none"})
+def codex(sandbox, prompt, _small):
+    pages.write(sandbox, "codex", "toml", ".codex/config.toml")
+    command = ["codex", "exec", "--skip-git-repo-check", "--json", prompt]
+    return sandbox.run(command, {"HEARTH_API_KEY": "none"})
 
 
-def opencode(world, prompt, _small):
-    pages.write(world, "opencode", "json", ".config/opencode/opencode.json")
+def opencode(sandbox, prompt, _small):
+    pages.write(sandbox, "opencode", "json", ".config/opencode/opencode.json")
     command = ["opencode", "run", "--auto", "--format", "json", *prompt.split()]
-    return world.run(command, {"OPENCODE_DISABLE_MODELS_FETCH": "1"})
+    return sandbox.run(command, {"OPENCODE_DISABLE_MODELS_FETCH": "1"})
 
 
-def pi(world, prompt, _small):
-    pages.write(world, "pi", "json", ".pi/agent/models.json")
+def pi(sandbox, prompt, _small):
+    pages.write(sandbox, "pi", "json", ".pi/agent/models.json")
     command = [
         "pi",
         "--provider",
@@ -49,22 +51,22 @@ def pi(world, prompt, _small):
         "-p",
         prompt,
     ]
-    return world.run(command, {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
+    return sandbox.run(command, {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
 
 
-def openclaw(world, prompt, _small):
-    pages.write(world, "openclaw", "json", ".openclaw/openclaw.json")
-    config = world.home / ".openclaw" / "openclaw.json"
-    return world.run(["openclaw", "agent", "exec", prompt, "--config", config, "--json"], {})
+def openclaw(sandbox, prompt, _small):
+    pages.write(sandbox, "openclaw", "json", ".openclaw/openclaw.json")
+    config = sandbox.home / ".openclaw" / "openclaw.json"
+    return sandbox.run(["openclaw", "agent", "exec", prompt, "--config", config, "--json"], {})
 
 
-def hermes(world, prompt, small):
-    pages.write(world, "hermes", "yaml", ".hermes/config.yaml")
-    few = ["-t", "file"] if small else []
-    return world.run(["hermes", "chat", "-Q", "--yolo", *few, "-q", prompt], {})
+def hermes(sandbox, prompt, small):
+    pages.write(sandbox, "hermes", "yaml", ".hermes/config.yaml")
+    reduced = ["-t", "file"] if small else []
+    return sandbox.run(["hermes", "chat", "-Q", "--yolo", *reduced, "-q", prompt], {})
 
 
-# By client: how to run it, and the prompt of its tool turn.
+# By client: the function that runs it, and the prompt of its tool turn.
 AGENTS = {
     "claude-code": (claude_code, "Please read the file with file path note"),
     "codex": (codex, 'Please exec the command with cmd "cat note".'),

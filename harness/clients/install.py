@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The clients that Hearth is tried with, pinned, each in a folder of its own.
+"""Installs the pinned clients that Hearth is tested with, each in a folder of its own.
 
     python3 harness/clients/install.py [NAME ...] [--into target/harness]
 
-Node's packages come from npm and run under the pinned Node 24; Python's come from PyPI by a pinned uv.
-Nothing newer than `SEEN` is resolved, so what the clients depend on is pinned too.
-A folder that already holds what is wanted is left as it is. All of them together take about 13 GB.
+Node packages come from npm and run under the pinned Node 24. A pinned uv installs Python packages from
+PyPI. No package newer than `NEWEST` is resolved, so the clients' dependencies are pinned too. Folders that
+are up to date stay unchanged. All clients together take about 13 GB.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 
-SEEN = "2026-11-22"
+NEWEST = "2026-11-22"
 UV = "0.13.9"
 NODE = "24.21.0"
 # Packages of npm by client.
@@ -46,29 +46,29 @@ PYPI = {
 
 
 def home():
-    """The folder for clients unless another is named: below `target`, which git ignores."""
+    """The default folder of the clients, below `target`, which git ignores."""
     return pathlib.Path(__file__).resolve().parents[2] / "target" / "harness"
 
 
 def version(name):
-    """What the table calls the version of a client."""
+    """The version of a client as the result table shows it."""
     if name in NPM:
         return ", ".join(NPM[name].values())
-    return ", ".join(wanted.partition("==")[2] for wanted in PYPI[name])
+    return ", ".join(package.partition("==")[2] for package in PYPI[name])
 
 
 def path(folder, name):
-    """The search path with which a client's own executables and the pinned Node are found."""
-    places = [
+    """The `PATH` with a client's own executables and the pinned Node first."""
+    folders = [
         folder / name / "bin",
         folder / name / "node_modules" / ".bin",
         folder / "node" / "node_modules" / "node" / "bin",
     ]
-    return os.pathsep.join([*map(str, places), os.environ["PATH"]])
+    return os.pathsep.join([*map(str, folders), os.environ["PATH"]])
 
 
-def fresh(folder, wanted):
-    """Whether `folder` lacks what is wanted; empties it if so."""
+def needs_install(folder, wanted):
+    """Whether `folder` differs from `wanted`; empties it if so."""
     stamp = folder / "installed.json"
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return False
@@ -79,32 +79,33 @@ def fresh(folder, wanted):
 
 def npm(folder, name, packages):
     wanted = {"private": True, "dependencies": packages, "allowScripts": dict.fromkeys(packages, True)}
-    place = folder / name
-    if not fresh(place, wanted):
+    target = folder / name
+    if not needs_install(target, wanted):
         return
-    (place / "package.json").write_text(json.dumps(wanted))
-    command = ["npm", "install", "--no-audit", "--no-fund", f"--before={SEEN}"]
-    subprocess.run(command, cwd=place, check=True, env={**os.environ, "PATH": path(folder, name)})
-    (place / "installed.json").write_text(json.dumps(wanted))
+    (target / "package.json").write_text(json.dumps(wanted))
+    command = ["npm", "install", "--no-audit", "--no-fund", f"--before={NEWEST}"]
+    subprocess.run(command, cwd=target, check=True, env={**os.environ, "PATH": path(folder, name)})
+    (target / "installed.json").write_text(json.dumps(wanted))
 
 
 def pypi(folder, name, packages):
-    place = folder / name
-    if not fresh(place, packages):
+    target = folder / name
+    if not needs_install(target, packages):
         return
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", target], check=True)
     uv = folder / "uv" / "bin" / "uv"
-    command = [uv, "pip", "install", "--python", place / "bin" / "python", "--exclude-newer", SEEN, *packages]
+    python = target / "bin" / "python"
+    command = [uv, "pip", "install", "--python", python, "--exclude-newer", NEWEST, *packages]
     subprocess.run(command, check=True)
-    (place / "installed.json").write_text(json.dumps(packages))
+    (target / "installed.json").write_text(json.dumps(packages))
 
 
 def install(folder, names):
-    """Puts the named clients, and what installs and runs them, below `folder`."""
+    """Installs the named clients and the tools that install and run them below `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(name in NPM for name in names):
         npm(folder, "node", {"node": NODE})
-    if any(name in PYPI for name in names) and fresh(folder / "uv", UV):
+    if any(name in PYPI for name in names) and needs_install(folder / "uv", UV):
         subprocess.run([sys.executable, "-m", "venv", folder / "uv"], check=True)
         subprocess.run(
             [folder / "uv" / "bin" / "python", "-m", "pip", "install", "-q", f"uv=={UV}"], check=True
@@ -121,7 +122,7 @@ def install(folder, names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"all unless named: {', '.join([*NPM, *PYPI])}"
+        "names", nargs="*", metavar="NAME", help=f"default: all of {', '.join([*NPM, *PYPI])}"
     )
     parser.add_argument("--into", type=pathlib.Path, default=home(), help="folder for the clients")
     args = parser.parse_args()

@@ -1,7 +1,6 @@
-"""How the clients are pointed at the server: by what their pages tell a person to write, or by `hearth
-connect`.
+"""Configures clients for the server, from the set-up pages or with `hearth connect`.
 
-Both are read by the run, so a page or a command that is wrong fails it.
+The run uses both, so an error in a page or in the command makes it fail.
 """
 
 import os
@@ -11,25 +10,25 @@ import shlex
 import subprocess
 
 PAGES = pathlib.Path(__file__).resolve().parent
-# What the pages call the server.
+# The server's address in the pages.
 ADDRESS = "http://127.0.0.1:8000"
 
 
 def block(client, language, url):
-    """The first block of a language in `CLIENT.md`, with the server's real address in it."""
+    """The first code block of a language in `CLIENT.md`, with the server's real address."""
     text = (PAGES / f"{client}.md").read_text()
     found = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return found.group(1).replace(ADDRESS, url)
 
 
-def connect(world, client):
-    """Has `hearth connect` write the client's configuration into the world's home."""
+def connect(sandbox, client):
+    """Lets `hearth connect` write the client's configuration into the sandbox's home."""
     command = [
-        world.hearth,
+        sandbox.hearth,
         "connect",
         client,
         "--url",
-        world.url,
+        sandbox.url,
         "--model",
         "hearth",
         "--context",
@@ -37,30 +36,30 @@ def connect(world, client):
         "--write",
     ]
     subprocess.run(
-        command, check=True, env={**os.environ, "HOME": str(world.home)}, stdout=subprocess.DEVNULL
+        command, check=True, env={**os.environ, "HOME": str(sandbox.home)}, stdout=subprocess.DEVNULL
     )
 
 
-def write(world, client, language, path):
-    """Puts the client's configuration at `path` of the world's home."""
-    if world.hearth:
-        connect(world, client)
-        assert (world.home / path).exists(), f"`hearth connect {client}` wrote no {path}"
+def write(sandbox, client, language, path):
+    """Writes the client's configuration to `path` in the sandbox's home."""
+    if sandbox.hearth:
+        connect(sandbox, client)
+        assert (sandbox.home / path).exists(), f"`hearth connect {client}` wrote no {path}"
     else:
-        world.write(path, block(client, language, world.url))
+        sandbox.write(path, block(client, language, sandbox.url))
 
 
-def variables(world, client):
-    """The variables that a person sets for the client."""
-    if not world.hearth:
-        return exports(block(client, "", world.url))
-    connect(world, client)
-    file = world.home / ".config" / "hearth" / f"{client}.env"
+def variables(sandbox, client):
+    """The environment variables that a user sets for the client."""
+    if not sandbox.hearth:
+        return exports(block(client, "", sandbox.url))
+    connect(sandbox, client)
+    file = sandbox.home / ".config" / "hearth" / f"{client}.env"
     return exports(file.read_text()) if file.exists() else {}
 
 
 def exports(text):
-    """The variables that lines of a shell export."""
+    """The variables that lines of shell export."""
     found = {}
     for line in text.splitlines():
         words = shlex.split(line, comments=True)

@@ -1,9 +1,7 @@
-"""Clients that are no agents: chat programs, libraries, an evaluator, a web interface. How each is pointed at
-the server.
+"""Clients other than agents: chat programs, libraries, an evaluator and a web interface.
 
-Each function takes a world and whether to stream, and returns the turn; those with tools have one more
-function. What has no command line of its own runs a page of Python from `turns/` in the client's own
-environment.
+Each function takes a sandbox and whether to stream, and returns the turn. Clients with tools have one more
+function. Libraries without a command line run a script from `turns/` in the client's own environment.
 """
 
 import pathlib
@@ -15,8 +13,8 @@ TURNS = pathlib.Path(__file__).resolve().parent / "turns"
 PROMPT = "Please read the note with name note"
 
 
-def aider(world, streams):
-    variables = {**pages.variables(world, "aider"), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+def aider(sandbox, streaming):
+    variables = {**pages.variables(sandbox, "aider"), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     command = [
         "aider",
         "--model",
@@ -30,13 +28,13 @@ def aider(world, streams):
         "--no-pretty",
         "--yes-always",
         "--no-detect-urls",
-        "--stream" if streams else "--no-stream",
+        "--stream" if streaming else "--no-stream",
     ]
-    return world.run([*command, "--message", "Say hello."], variables)
+    return sandbox.run([*command, "--message", "Say hello."], variables)
 
 
-def llm(world, streams, more=("Say hello.",)):
-    pages.write(world, "llm", "yaml", ".config/io.datasette.llm/extra-openai-models.yaml")
+def llm(sandbox, streaming, arguments=("Say hello.",)):
+    pages.write(sandbox, "llm", "yaml", ".config/io.datasette.llm/extra-openai-models.yaml")
     command = [
         "llm",
         "prompt",
@@ -45,59 +43,59 @@ def llm(world, streams, more=("Say hello.",)):
         "--key",
         "none",
         "--no-log",
-        *([] if streams else ["--no-stream"]),
+        *([] if streaming else ["--no-stream"]),
     ]
-    return world.run([*command, *more], {})
+    return sandbox.run([*command, *arguments], {})
 
 
-def llm_tool(world):
+def llm_tool(sandbox):
     function = 'def read_note(name: str) -> str:\n    "Reads a note"\n    return open(name).read()\n'
-    return llm(world, True, ["--functions", function, PROMPT])
+    return llm(sandbox, True, ["--functions", function, PROMPT])
 
 
 def script(name, mode, page=None):
-    """Runs `turns/NAME.py` with the server and what to do; it prints what the model wrote."""
+    """Runs `turns/NAME.py` with the server's URL and the mode; it prints the model's reply."""
 
-    def run(world):
-        variables = {"PYTHONUNBUFFERED": "1", **(pages.variables(world, page) if page else {})}
-        return world.run(["python", TURNS / f"{name}.py", world.url, mode], variables)
+    def run(sandbox):
+        variables = {"PYTHONUNBUFFERED": "1", **(pages.variables(sandbox, page) if page else {})}
+        return sandbox.run(["python", TURNS / f"{name}.py", sandbox.url, mode], variables)
 
     return run
 
 
-def lm_eval(number, task, expects=""):
-    """Runs command `number` of the client's page on a task of ours."""
+def lm_eval(number, task, expected=""):
+    """Runs command `number` of the client's page on a task of `turns/tasks`."""
 
-    def run(world):
-        commands = pages.block("lm-eval", "", world.url).replace("\\\n", " ").splitlines()
+    def run(sandbox):
+        commands = pages.block("lm-eval", "", sandbox.url).replace("\\\n", " ").splitlines()
         command = shlex.split(commands[number].replace("TASK", task))
         command += [
             "--include_path",
             TURNS / "tasks",
             "--output_path",
-            world.work / "scores",
+            sandbox.work / "scores",
             "--log_samples",
         ]
-        turn = world.run(
+        turn = sandbox.run(
             command, {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
         )
-        turn.output += "\n".join(file.read_text() for file in (world.work / "scores").rglob("*.json*"))
-        turn.expects = expects
+        turn.output += "\n".join(file.read_text() for file in (sandbox.work / "scores").rglob("*.json*"))
+        turn.expected = expected
         return turn
 
     return run
 
 
-# By client: its turns, as `run.turns` gives them; a text stands for a turn that the client does not have.
+# By client: its turns, as `run.turns` yields them; a string replaces a turn that the client lacks.
 PROGRAMS = {
     "aider": [
-        ("plain", lambda world: aider(world, False), False),
-        ("streamed", lambda world: aider(world, True), True),
+        ("plain", lambda sandbox: aider(sandbox, False), False),
+        ("streamed", lambda sandbox: aider(sandbox, True), True),
         ("tool", "has none", None),
     ],
     "llm": [
-        ("plain", lambda world: llm(world, False), False),
-        ("streamed", lambda world: llm(world, True), True),
+        ("plain", lambda sandbox: llm(sandbox, False), False),
+        ("streamed", lambda sandbox: llm(sandbox, True), True),
         ("tool", llm_tool, None),
     ],
     "litellm": [
@@ -122,7 +120,7 @@ PROGRAMS = {
     ],
     "lm-eval": [
         ("plain", lm_eval(1, "hearth_writes"), False),
-        # Its other way of asking: log-probabilities of prompts that are token ids. It shows the score alone.
+        # Its other request type: log-probabilities of prompts given as token ids. It prints only the score.
         ("plain", lm_eval(0, "hearth_ranks", '"acc,none"'), False),
         ("streamed", "has none", None),
         ("tool", "has none", None),

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Replies in forced shapes through the SDKs' own parsers: schemas, named and required calls, thinking within
-a budget.
+"""Constrained replies through the SDKs' own parsers: schemas, forced tool calls, thinking budgets.
 
     pip install openai anthropic
     hearth serve &
     python3 harness/sdk/forced_sdk.py [http://127.0.0.1:8000]
 
-The bundled model would hardly write these shapes by itself: they come from constrained decoding.
-Exits 0 and prints one line a check, or fails with the first check that does not hold.
+The bundled model would rarely produce such replies itself; constrained decoding forces them.
+Prints one line per check and exits 0, or exits at the first failed check.
 """
 
 import enum
@@ -46,136 +45,139 @@ FUNCTIONS = [
     {"name": "get_weather", "description": "Weather of a city", "parameters": CITY},
     {"name": "turn_to", "description": "Turns to a page", "parameters": PAGE},
 ]
-ASK = [{"role": "user", "content": "Tell me about a thing."}]
+MESSAGES = [{"role": "user", "content": "Tell me about a thing."}]
 
 
-def check(name, holds, detail=""):
-    if not holds:
+def check(name, passed, detail=""):
+    if not passed:
         sys.exit(f"FAILED {name} {detail}")
     print(f"ok {name}")
 
 
-def shaped(client, model):
+def check_schemas(client, model):
     """Schemas, in chat and Responses."""
     fixed = {"model": model, "temperature": 0, "seed": 1}
     body = {"enable_thinking": False}
-    whole = client.chat.completions.parse(
-        **fixed, messages=ASK, response_format=Thing, max_tokens=400, extra_body=body
+    plain = client.chat.completions.parse(
+        **fixed, messages=MESSAGES, response_format=Thing, max_tokens=400, extra_body=body
     )
-    said = whole.choices[0]
+    choice = plain.choices[0]
     check(
-        "chat: a parsed schema", said.finish_reason == "stop" and isinstance(said.message.parsed, Thing), said
+        "chat: a parsed schema",
+        choice.finish_reason == "stop" and isinstance(choice.message.parsed, Thing),
+        choice,
     )
-    asked = {"messages": ASK, "response_format": Thing, "max_tokens": 400, "extra_body": body}
-    with client.chat.completions.stream(**fixed, **asked) as stream:
+    fields = {"messages": MESSAGES, "response_format": Thing, "max_tokens": 400, "extra_body": body}
+    with client.chat.completions.stream(**fixed, **fields) as stream:
         final = stream.get_final_completion().choices[0].message
-    check("chat: the stream parses to the same", final.parsed == said.message.parsed, final)
+    check("chat: the stream parses to the same", final.parsed == choice.message.parsed, final)
     for temperature in (0.7, 1.5):
-        drawn = client.chat.completions.parse(
+        sampled = client.chat.completions.parse(
             **{**fixed, "temperature": temperature},
-            messages=ASK,
+            messages=MESSAGES,
             response_format=Thing,
             max_tokens=800,
             extra_body=body,
         )
         check(
             f"chat: a schema at temperature {temperature}",
-            isinstance(drawn.choices[0].message.parsed, Thing),
-            drawn,
+            isinstance(sampled.choices[0].message.parsed, Thing),
+            sampled,
         )
     loose = client.chat.completions.create(
-        **fixed, messages=ASK, response_format={"type": "json_object"}, max_tokens=400, extra_body=body
+        **fixed, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=400, extra_body=body
     ).choices[0]
     check(
         "chat: json_object",
         loose.finish_reason == "length" or isinstance(json.loads(loose.message.content), dict),
         loose,
     )
-    answer = client.responses.parse(
+    response = client.responses.parse(
         model=model, input="Tell me about a thing.", text_format=Thing, max_output_tokens=400
     )
-    check("responses: a parsed schema", isinstance(answer.output_parsed, Thing), answer)
+    check("responses: a parsed schema", isinstance(response.output_parsed, Thing), response)
     with client.responses.stream(
         model=model, input="Tell me about a thing.", text_format=Thing, max_output_tokens=400, temperature=0
     ) as stream:
         joined = stream.until_done().get_final_response()
     check("responses: the stream parses", isinstance(joined.output_parsed, Thing), joined)
-    # Of a kind that no grammar can hold; refused by name, not ignored.
-    broken = {"name": "x", "strict": True, "schema": {"type": "object", "not": {"required": ["a"]}}}
+    # The grammar does not support this keyword: the error must name it.
+    unsupported = {"name": "x", "strict": True, "schema": {"type": "object", "not": {"required": ["a"]}}}
     try:
         client.chat.completions.create(
-            **fixed, messages=ASK, response_format={"type": "json_schema", "json_schema": broken}
+            **fixed, messages=MESSAGES, response_format={"type": "json_schema", "json_schema": unsupported}
         )
         status, message = 200, ""
     except openai.APIStatusError as error:
         status, message = error.status_code, error.message
     check(
-        "chat: an unsupported keyword is refused by name",
+        "chat: the error names an unsupported keyword",
         status == 400 and "not" in message,
         f"{status} {message}",
     )
 
 
-def called(client, model):
+def check_calls(client, model):
     """Forced calls, in chat and Responses."""
     tools = [{"type": "function", "function": function} for function in FUNCTIONS]
-    fixed = {"model": model, "messages": ASK, "tools": tools, "temperature": 0, "seed": 1, "max_tokens": 400}
-    for name, choice, wanted in [
+    fixed = {"model": model, "messages": MESSAGES, "tools": tools, "max_tokens": 400}
+    fixed |= {"temperature": 0, "seed": 1}
+    for name, choice, expected in [
         ("required", "required", {"get_weather", "turn_to"}),
         ("named", {"type": "function", "function": {"name": "turn_to"}}, {"turn_to"}),
         ("named", {"type": "function", "function": {"name": "get_weather"}}, {"get_weather"}),
     ]:
-        whole = client.chat.completions.create(**fixed, tool_choice=choice).choices[0]
-        calls = whole.message.tool_calls or []
+        plain = client.chat.completions.create(**fixed, tool_choice=choice).choices[0]
+        calls = plain.message.tool_calls or []
         check(
-            f"chat: {name} calls {sorted(wanted)}",
-            calls and {call.function.name for call in calls} <= wanted,
-            whole,
+            f"chat: {name} calls {sorted(expected)}",
+            calls and {call.function.name for call in calls} <= expected,
+            plain,
         )
         for call in calls:
             arguments = json.loads(call.function.arguments)
-            fits = (
+            valid = (
                 isinstance(arguments.get("page"), int)
                 if call.function.name == "turn_to"
                 else isinstance(arguments.get("city"), str)
             )
-            check("  its arguments fit the schema", fits, arguments)
+            check("  its arguments match the schema", valid, arguments)
         with client.chat.completions.stream(**fixed, tool_choice=choice) as stream:
             joined = stream.get_final_completion().choices[0].message.tool_calls
-        same = [(call.function.name, call.function.arguments) for call in joined]
+        streamed = [(call.function.name, call.function.arguments) for call in joined]
         check(
-            "  the stream calls the same",
-            same == [(call.function.name, call.function.arguments) for call in calls],
+            "  the stream has the same calls",
+            streamed == [(call.function.name, call.function.arguments) for call in calls],
             joined,
         )
     none = client.chat.completions.create(**fixed, tool_choice="none").choices[0]
-    check("chat: none calls nothing", not none.message.tool_calls, none)
+    check("chat: `none` calls no tool", not none.message.tool_calls, none)
     flat = [{"type": "function", "strict": False, **function} for function in FUNCTIONS]
-    answer = client.responses.create(
+    response = client.responses.create(
         model=model,
         input="Hello.",
         tools=flat,
         tool_choice={"type": "function", "name": "turn_to"},
         max_output_tokens=400,
     )
-    names = [item.name for item in answer.output if item.type == "function_call"]
-    check("responses: named", names and set(names) == {"turn_to"}, answer)
+    names = [item.name for item in response.output if item.type == "function_call"]
+    check("responses: named", names and set(names) == {"turn_to"}, response)
 
 
-def of_anthropic(client, model):
-    """Forced calls and thinking within a budget, in messages."""
+def check_messages(client, model):
+    """Forced calls and thinking budgets, in Anthropic's Messages API."""
     tools = [
-        {"name": of["name"], "description": of["description"], "input_schema": of["parameters"]}
-        for of in FUNCTIONS
+        {"name": each["name"], "description": each["description"], "input_schema": each["parameters"]}
+        for each in FUNCTIONS
     ]
-    fixed = {"model": model, "messages": ASK, "max_tokens": 400}
-    for name, choice, wanted in [
+    fixed = {"model": model, "messages": MESSAGES, "max_tokens": 400}
+    for name, choice, expected in [
         ("any", {"type": "any"}, {"get_weather", "turn_to"}),
         ("tool", {"type": "tool", "name": "get_weather"}, {"get_weather"}),
     ]:
-        whole = client.messages.create(**fixed, tools=tools, tool_choice=choice)
-        names = {block.name for block in whole.content if block.type == "tool_use"}
-        check(f"messages: {name}", names and names <= wanted and whole.stop_reason == "tool_use", whole)
+        plain = client.messages.create(**fixed, tools=tools, tool_choice=choice)
+        names = {block.name for block in plain.content if block.type == "tool_use"}
+        check(f"messages: {name}", names and names <= expected and plain.stop_reason == "tool_use", plain)
     story = [{"role": "user", "content": "Write a long story about the sea."}]
     budget = {"type": "enabled", "budget_tokens": 1024}
     with client.messages.stream(model=model, messages=story, max_tokens=2048, thinking=budget) as stream:
@@ -184,10 +186,10 @@ def of_anthropic(client, model):
     check("messages: thinking comes first", kinds in (["thinking", "text"], ["thinking"], ["text"]), kinds)
 
 
-def budgets(client, model):
-    """Thinking that is closed by its budget."""
+def check_budgets(client, model):
+    """Thinking that its budget ends."""
     for budget in (64, 80, 100):
-        answer = client.chat.completions.create(
+        response = client.chat.completions.create(
             model=model,
             messages=[
                 {"role": "user", "content": "Please think about the sea, the moon and the old bridge."}
@@ -197,25 +199,25 @@ def budgets(client, model):
             seed=budget,
             extra_body={"thinking": {"type": "enabled", "budget_tokens": budget}},
         )
-        details = answer.choices[0].model_dump().get("finish_details") or {}
-        thought = answer.usage.completion_tokens_details.reasoning_tokens
+        details = response.choices[0].model_dump().get("finish_details") or {}
+        reasoning_tokens = response.usage.completion_tokens_details.reasoning_tokens
         check(
-            f"chat: a budget of {budget} holds: {details}",
+            f"chat: a budget of {budget} ends the reasoning: {details}",
             details.get("close_kind") in ("natural", "soft", "hard"),
-            answer,
+            response,
         )
-        # The words that close the thinking are written by the server and come on top.
-        check(f"  {thought} tokens of reasoning", thought <= budget + 64, thought)
+        # The server adds the text that closes the thinking; it is not part of the budget.
+        check(f"  {reasoning_tokens} reasoning tokens", reasoning_tokens <= budget + 64, reasoning_tokens)
 
 
 def main():
     base = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
     client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0, timeout=600)
     model = client.models.list().data[0].id
-    shaped(client, model)
-    called(client, model)
-    of_anthropic(anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=600), model)
-    budgets(client, model)
+    check_schemas(client, model)
+    check_calls(client, model)
+    check_messages(anthropic.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=600), model)
+    check_budgets(client, model)
 
 
 if __name__ == "__main__":

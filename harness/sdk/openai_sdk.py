@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The OpenAI SDK against a running server: what a first user does, checked.
+"""Tests a server with the OpenAI SDK: the requests that new users send first.
 
     pip install openai
     hearth serve model.gguf &
     python3 harness/sdk/openai_sdk.py [http://127.0.0.1:8000/v1]
 
-Exits 0 and prints one line a check, or fails with the first check that does not hold.
-The model may be one with random weights: only the protocol is judged, never the text.
+Prints one line per check and exits 0, or exits at the first failed check.
+The model may have random weights: the checks test the protocol, never the text.
 """
 
 import json
@@ -15,8 +15,8 @@ import sys
 import openai
 
 
-def check(name, holds, detail=""):
-    if not holds:
+def check(name, passed, detail=""):
+    if not passed:
         sys.exit(f"FAILED {name} {detail}")
     print(f"ok {name}")
 
@@ -28,13 +28,13 @@ def main():
     check("models", bool(model))
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello 👋"}]
 
-    whole = client.chat.completions.create(model=model, messages=messages, max_tokens=16, seed=1)
-    check("chat", whole.object == "chat.completion" and whole.choices[0].finish_reason in ("stop", "length"))
-    usage = whole.usage
+    plain = client.chat.completions.create(model=model, messages=messages, max_tokens=16, seed=1)
+    check("chat", plain.object == "chat.completion" and plain.choices[0].finish_reason in ("stop", "length"))
+    usage = plain.usage
     check("usage", usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, usage)
 
     again = client.chat.completions.create(model=model, messages=messages, max_tokens=16, seed=1)
-    check("seed repeats", again.choices[0].message.content == whole.choices[0].message.content)
+    check("seed repeats", again.choices[0].message.content == plain.choices[0].message.content)
 
     text, reason, counted = "", None, None
     for chunk in client.chat.completions.create(
@@ -50,8 +50,8 @@ def main():
         for choice in chunk.choices:
             text += choice.delta.content or ""
             reason = choice.finish_reason or reason
-    check("stream equals whole", text == (whole.choices[0].message.content or ""), repr(text))
-    check("stream finish reason", reason == whole.choices[0].finish_reason, reason)
+    check("stream equals plain response", text == (plain.choices[0].message.content or ""), repr(text))
+    check("stream finish reason", reason == plain.choices[0].finish_reason, reason)
     check("stream usage", counted is not None and counted.completion_tokens == usage.completion_tokens)
 
     several = client.chat.completions.create(

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The OpenAI SDK's Responses against a running server: whole and streamed answers, tools, thinking, errors.
+"""Tests Responses with the OpenAI SDK: plain and streamed responses, tools, thinking, errors.
 
     pip install openai
     hearth serve &
     python3 harness/sdk/responses_sdk.py [http://127.0.0.1:8000/v1]
 
-Exits 0 and prints one line a check, or fails with the first check that does not hold.
-The model may be one with random weights: the protocol is judged, and text only where whole and stream must
-agree.
+Prints one line per check and exits 0, or exits at the first failed check.
+The model may have random weights: the checks test the protocol, and compare the text of a stream with that of
+a plain response.
 """
 
 import json
@@ -22,22 +22,23 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": False,
 }
-ASK = [{"role": "user", "content": [{"type": "input_text", "text": "Please get the weather, city Oslo."}]}]
+PROMPT = {"type": "input_text", "text": "Please get the weather, city Oslo."}
+MESSAGES = [{"role": "user", "content": [PROMPT]}]
 
 
-def check(name, holds, detail=""):
-    if not holds:
+def check(name, passed, detail=""):
+    if not passed:
         sys.exit(f"FAILED {name} {detail}")
     print(f"ok {name}")
 
 
-def plain(items):
-    """Items without what differs between two answers."""
+def comparable(items):
+    """Items without the fields that differ between two responses."""
     return [item.model_dump(exclude={"id", "call_id"}) for item in items]
 
 
 def streamed(client, **fields):
-    """The answer at the end of the stream, its items as they were done, and the text of its deltas."""
+    """The response at the end of a stream, the items of its events, and the joined text deltas."""
     done, text, final, numbers = [], "", None, []
     for event in client.responses.create(stream=True, **fields):
         numbers.append(event.sequence_number)
@@ -47,7 +48,7 @@ def streamed(client, **fields):
             text += event.delta
         elif event.type in ("response.completed", "response.incomplete"):
             final = event.response
-    check("  numbers without gaps", numbers == list(range(len(numbers))), numbers)
+    check("  sequence numbers have no gaps", numbers == list(range(len(numbers))), numbers)
     return final, done, text
 
 
@@ -59,30 +60,31 @@ def main():
 
     for name, fields in [
         ("text", {"input": "Hello 👋", "instructions": "Be brief."}),
-        ("tool", {"input": ASK, "tools": [TOOL]}),
-        ("thinking", {"input": ASK, "reasoning": {"effort": "low"}}),
-        ("summary", {"input": ASK, "reasoning": {"effort": "low", "summary": "auto"}}),
+        ("tool", {"input": MESSAGES, "tools": [TOOL]}),
+        ("thinking", {"input": MESSAGES, "reasoning": {"effort": "low"}}),
+        ("summary", {"input": MESSAGES, "reasoning": {"effort": "low", "summary": "auto"}}),
     ]:
-        whole = client.responses.create(**fixed, **fields)
+        plain = client.responses.create(**fixed, **fields)
         check(
-            f"{name}: whole",
-            whole.object == "response" and whole.status in ("completed", "incomplete"),
-            whole,
+            f"{name}: plain response",
+            plain.object == "response" and plain.status in ("completed", "incomplete"),
+            plain,
         )
         final, done, text = streamed(client, **fixed, **fields)
-        check(f"{name}: stream equals whole", plain(final.output) == plain(whole.output), f"{final} {whole}")
-        check(f"{name}: items done equal the answer's", done == final.output)
+        same = comparable(final.output) == comparable(plain.output)
+        check(f"{name}: stream equals plain response", same, f"{final} {plain}")
+        check(f"{name}: items of the events equal those of the response", done == final.output)
         check(f"{name}: deltas join to the text", text == final.output_text, repr(text))
-        check(f"{name}: same usage", final.usage.total_tokens == whole.usage.total_tokens, final.usage)
-        for item in whole.output:
+        check(f"{name}: same usage", final.usage.total_tokens == plain.usage.total_tokens, final.usage)
+        for item in plain.output:
             if item.type == "function_call":
                 check(f"{name}: arguments are an object", isinstance(json.loads(item.arguments), dict))
         with client.responses.stream(**fixed, **fields) as stream:
             joined = stream.until_done().get_final_response()
-        same = [item.type for item in joined.output] == [item.type for item in whole.output]
-        check(f"{name}: the SDK joins the same", same and joined.output_text == text, joined)
+        same = [item.type for item in joined.output] == [item.type for item in plain.output]
+        check(f"{name}: the SDK's parser joins the same", same and joined.output_text == text, joined)
 
-    history = ASK + [
+    history = MESSAGES + [
         {
             "type": "function_call",
             "call_id": "call_1",
@@ -94,7 +96,7 @@ def main():
     after = client.responses.create(**fixed, input=history, tools=[TOOL])
     counted = client.responses.input_tokens.count(model=model, input=history, tools=[TOOL])
     check("input tokens", counted.input_tokens == after.usage.input_tokens, counted)
-    print("   it says:", after.output_text[:100])
+    print("   reply:", after.output_text[:100])
 
     for name, fields, code in [
         (

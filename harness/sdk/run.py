@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Every check of the SDKs, Python and Node, in a network with loopback only: a table of what passes.
+"""Runs every SDK check, Python and Node, in a network with loopback only; prints a result table.
 
     cargo build --release
     python3 harness/sdk/run.py [--hearth target/release/hearth] [--into target/harness]
 
-Installs the pinned SDKs if they are missing, starts the bundled model and a scripted server
-(`unicode.jsonl`), and runs what lies beside this file. Exits 1 if a check fails; its output is then printed.
+Installs the pinned SDKs if they are missing, and starts a server with the bundled model and a scripted server
+(`unicode.jsonl`). Then runs the checks beside this file. If a check fails, prints its output and exits 1.
 """
 
 import argparse
@@ -16,9 +16,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "clients"))
 
 import install  # noqa: E402 (the path comes first)
-import world  # noqa: E402
+from sandbox import Sandbox, Server, is_isolated, isolate_network  # noqa: E402
 
-# File, server, what is behind the URL, and the SDKs it tries.
+# File, server, URL suffix, and the SDKs that the file uses.
 CHECKS = [
     ("openai_sdk.py", "bundled", "/v1", "openai (Python)"),
     ("responses_sdk.py", "bundled", "/v1", "openai (Python)"),
@@ -38,25 +38,23 @@ def main():
     parser.add_argument("--into", type=pathlib.Path, default=install.home(), help="folder of the SDKs")
     args = parser.parse_args()
     folder = args.into.resolve()
-    if world.INSIDE not in world.os.environ:
+    if not is_isolated():
         install.install(folder, ["sdk-python", "sdk-node"])
-    world.leave_the_network()
+    isolate_network()
     out = folder / "out"
     out.mkdir(exist_ok=True)
     script = ["--script", str(HERE / "unicode.jsonl")]
     servers = {
-        "bundled": world.Server(args.hearth.resolve(), ["--max-ctx", "8192"], out / "sdk-bundled.log"),
-        "scripted": world.Server(
-            args.hearth.resolve(), ["--max-ctx", "8192", *script], out / "sdk-scripted.log"
-        ),
+        "bundled": Server(args.hearth.resolve(), ["--max-ctx", "8192"], out / "sdk-bundled.log"),
+        "scripted": Server(args.hearth.resolve(), ["--max-ctx", "8192", *script], out / "sdk-scripted.log"),
     }
     print(f"Python: openai, anthropic {install.version('sdk-python')}; Node: {install.version('sdk-node')}")
     print("| checks | SDK | server | result |\n|---|---|---|---|")
     failed = ""
     for file, server, path, sdk in CHECKS:
         name, runner = ("sdk-python", "python") if file.endswith(".py") else ("sdk-node", "node")
-        with world.World(folder, name, servers[server]) as place:
-            turn = place.run([runner, HERE / file, place.url + path, folder / name], {})
+        with Sandbox(folder, name, servers[server]) as sandbox:
+            turn = sandbox.run([runner, HERE / file, sandbox.url + path, folder / name], {})
         passed = turn.output.count("\nok ") + turn.output.startswith("ok ")
         print(
             f"| {file} | {sdk} | {server} | {'FAIL after' if turn.code else 'pass:'} {passed} |", flush=True

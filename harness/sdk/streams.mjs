@@ -1,11 +1,11 @@
-// The OpenAI and Anthropic SDKs of Node against a running server: what their stream parsers join must be what the
-// whole answer says.
+// Tests a server with Node's OpenAI and Anthropic SDKs: a stream that their parsers join must equal the plain
+// response.
 //
 //   npm install openai @anthropic-ai/sdk        (in FOLDER; Node 22 or newer)
 //   hearth serve &
 //   node harness/sdk/streams.mjs [http://127.0.0.1:8000] [FOLDER]
 //
-// Prints one line a check; exits 1 at the first that does not hold.
+// Prints one line per check; exits 1 at the first failed check.
 
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
@@ -23,8 +23,8 @@ const parameters = { type: "object", properties: { city: { type: "string" } }, r
 const tool = { name: "get_weather", description: "Weather of a city", parameters };
 const fixed = { model, seed: 1, temperature: 0 };
 
-function same(name, streamed, whole) {
-  assert.deepEqual(streamed, whole, name);
+function checkEqual(name, streamed, plain) {
+  assert.deepEqual(streamed, plain, name);
   console.log(`ok ${name}`);
 }
 
@@ -33,44 +33,49 @@ for (const [name, content, tools] of [["text", "Hello 👋", []], ["tool", promp
     ...fixed,
     max_tokens: 200,
     messages: [{ role: "user", content }],
-    ...(tools.length && { tools: tools.map((of) => ({ type: "function", function: of })) }),
+    ...(tools.length && { tools: tools.map((each) => ({ type: "function", function: each })) }),
   };
-  const said = (choice) => [
+  const reply = (choice) => [
     choice.message.content || null,
     (choice.message.tool_calls ?? []).map((call) => [call.function.name, call.function.arguments]),
     choice.finish_reason,
   ];
-  const chatWhole = await openai.chat.completions.create(chat);
+  const chatPlain = await openai.chat.completions.create(chat);
   const chatStream = await openai.chat.completions.stream(chat).finalChatCompletion();
-  same(`chat, ${name}`, said(chatStream.choices[0]), said(chatWhole.choices[0]));
+  checkEqual(`chat, ${name}`, reply(chatStream.choices[0]), reply(chatPlain.choices[0]));
 
   const messages = {
     ...fixed,
     max_tokens: 200,
     messages: [{ role: "user", content }],
-    ...(tools.length && { tools: tools.map((of) => ({ name: of.name, description: of.description, input_schema: of.parameters })) }),
+    ...(tools.length && {
+      tools: tools.map(({ parameters, ...each }) => ({ ...each, input_schema: parameters })),
+    }),
   };
   const blocks = (message) => [
     message.content.map((block) => [block.type, block.text ?? block.thinking ?? [block.name, block.input]]),
     message.stop_reason,
     message.usage.output_tokens,
   ];
-  const messagesWhole = await anthropic.messages.create(messages);
+  const messagesPlain = await anthropic.messages.create(messages);
   const messagesStream = await anthropic.messages.stream(messages).finalMessage();
-  same(`messages, ${name}`, blocks(messagesStream), blocks(messagesWhole));
+  checkEqual(`messages, ${name}`, blocks(messagesStream), blocks(messagesPlain));
 
   const responses = {
     ...fixed,
     max_output_tokens: 200,
     input: content,
-    ...(tools.length && { tools: tools.map((of) => ({ type: "function", strict: false, ...of })) }),
+    ...(tools.length && { tools: tools.map((each) => ({ type: "function", strict: false, ...each })) }),
   };
-  const items = (answer) => [
-    answer.output.map((item) => [item.type, item.content?.map((part) => part.text), item.name, item.arguments]),
-    answer.status,
-    answer.usage.output_tokens,
+  const items = (response) => [
+    response.output.map((item) => {
+      const texts = item.content?.map((part) => part.text);
+      return [item.type, texts, item.name, item.arguments];
+    }),
+    response.status,
+    response.usage.output_tokens,
   ];
-  const responsesWhole = await openai.responses.create(responses);
+  const responsesPlain = await openai.responses.create(responses);
   const responsesStream = await openai.responses.stream(responses).finalResponse();
-  same(`responses, ${name}`, items(responsesStream), items(responsesWhole));
+  checkEqual(`responses, ${name}`, items(responsesStream), items(responsesPlain));
 }

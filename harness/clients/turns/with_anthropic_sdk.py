@@ -1,4 +1,7 @@
-"""The Anthropic SDK: `with_anthropic_sdk.py URL plain|streamed|tool` prints what the model wrote; `tool` streams both of its answers."""
+"""The Anthropic SDK: `with_anthropic_sdk.py URL plain|streamed|tool` prints the model's reply.
+
+The mode `tool` streams both replies.
+"""
 
 import pathlib
 import sys
@@ -12,26 +15,29 @@ NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required"
 TOOL = {"name": "read_note", "description": "Reads a note", "input_schema": NAME}
 
 
-def streamed(messages, **more):
-    with client.messages.stream(messages=messages, **fixed, **more) as stream:
+def streamed(messages, **fields):
+    with client.messages.stream(messages=messages, **fixed, **fields) as stream:
         return stream.get_final_message()
 
 
-def said(message):
+def text(message):
     return "".join(block.text for block in message.content if block.type == "text")
 
 
 if mode == "tool":
     messages = [{"role": "user", "content": "Please read the note with name note"}]
-    answer = streamed(messages, tools=[TOOL])
-    messages.append({"role": "assistant", "content": answer.content})
-    results = [
-        {"type": "tool_result", "tool_use_id": block.id, "content": pathlib.Path(block.input["name"]).read_text()}
-        for block in answer.content
-        if block.type == "tool_use"
-    ]
+    reply = streamed(messages, tools=[TOOL])
+    messages.append({"role": "assistant", "content": reply.content})
+    results = []
+    for block in reply.content:
+        if block.type == "tool_use":
+            result = pathlib.Path(block.input["name"]).read_text()
+            results.append({"type": "tool_result", "tool_use_id": block.id, "content": result})
     messages.append({"role": "user", "content": results or "Go on."})
-    print(said(streamed(messages, tools=[TOOL])))
+    print(text(streamed(messages, tools=[TOOL])))
 else:
     messages = [{"role": "user", "content": "Say hello."}]
-    print(said(streamed(messages) if mode == "streamed" else client.messages.create(messages=messages, **fixed)))
+    if mode == "streamed":
+        print(text(streamed(messages)))
+    else:
+        print(text(client.messages.create(messages=messages, **fixed)))

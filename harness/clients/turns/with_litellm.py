@@ -1,4 +1,4 @@
-"""LiteLLM's library: `with_litellm.py URL plain|streamed|tool` prints what the model wrote."""
+"""LiteLLM's library: `with_litellm.py URL plain|streamed|tool` prints the model's reply."""
 
 import json
 import os
@@ -11,18 +11,19 @@ import litellm
 url, mode = sys.argv[1:]
 fixed = {"model": "openai/hearth", "api_base": f"{url}/v1", "api_key": "none"}
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-TOOL = {"type": "function", "function": {"name": "read_note", "description": "Reads a note", "parameters": NAME}}
+FUNCTION = {"name": "read_note", "description": "Reads a note", "parameters": NAME}
+TOOL = {"type": "function", "function": FUNCTION}
 
 if mode == "tool":
     messages = [{"role": "user", "content": "Please read the note with name note"}]
-    answer = litellm.completion(messages=messages, tools=[TOOL], **fixed).choices[0].message
-    messages.append(answer.model_dump())
-    for call in answer.tool_calls or []:
+    reply = litellm.completion(messages=messages, tools=[TOOL], **fixed).choices[0].message
+    messages.append(reply.model_dump())
+    for call in reply.tool_calls or []:
         result = pathlib.Path(json.loads(call.function.arguments)["name"]).read_text()
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     print(litellm.completion(messages=messages, tools=[TOOL], **fixed).choices[0].message.content)
 else:
     messages = [{"role": "user", "content": "Say hello."}]
-    answer = litellm.completion(messages=messages, stream=mode == "streamed", **fixed)
-    parts = [answer.choices[0].message] if mode == "plain" else [chunk.choices[0].delta for chunk in answer]
+    reply = litellm.completion(messages=messages, stream=mode == "streamed", **fixed)
+    parts = [reply.choices[0].message] if mode == "plain" else [chunk.choices[0].delta for chunk in reply]
     print("".join(part.content or "" for part in parts))

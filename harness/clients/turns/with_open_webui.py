@@ -1,7 +1,7 @@
-"""Open WebUI over its own API, as its page uses it: `with_open_webui.py URL plain|streamed|tool` prints what the model wrote.
+"""Open WebUI through the API of its web page: `with_open_webui.py URL plain|streamed|tool` prints the reply.
 
-Starts the interface, which its environment points at the server, with a data folder in the home and no accounts. The tool turn is a chat of the interface with a
-tool written in Python, which the interface runs.
+Starts Open WebUI with a data folder in the home and without accounts; environment variables set the server's
+address. The tool turn is a chat in which Open WebUI runs a Python tool.
 """
 
 import json
@@ -45,48 +45,49 @@ def serve():
     return process, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300)
 
 
-def wait_for(what, seconds):
-    """The first true value of `what()`; an error of the connection counts as not yet."""
+def wait_for(condition, seconds):
+    """The first true value of `condition()`; a connection error counts as false."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            if value := what():
+            if value := condition():
                 return value
         except httpx.TransportError:
             pass
         time.sleep(0.5)
-    sys.exit(f"nothing within {seconds} s")
+    sys.exit(f"Open WebUI: no result within {seconds} s")
 
 
-def through_a_chat(client):
-    """A turn as the page does it: a chat that the interface keeps and runs tools for; its last message."""
+def run_stored_chat(client):
+    """Sends a message in a chat that Open WebUI stores and runs tools for; returns the final message."""
     tool = {"id": "read_note", "name": "read_note", "meta": {"description": "Reads a note"}}
     tool["content"] = TOOL.replace("FOLDER", str(pathlib.Path.cwd()))
     client.post("/api/v1/tools/create", json=tool).raise_for_status()
-    asked, answer = str(uuid.uuid4()), str(uuid.uuid4())
-    message = {"id": asked, "parentId": None, "childrenIds": [], "role": "user", "content": PROMPT, "models": ["hearth"]}
+    user_id, reply_id = str(uuid.uuid4()), str(uuid.uuid4())
+    user = {"role": "user", "content": PROMPT}
+    message = {**user, "id": user_id, "parentId": None, "childrenIds": [], "models": ["hearth"]}
     request = {
         "model": "hearth",
-        "messages": [{"role": "user", "content": PROMPT}],
+        "messages": [user],
         "stream": True,
         "parent_id": None,
         "user_message": message,
-        "id": answer,
+        "id": reply_id,
         "session_id": "none",
         "tool_ids": ["read_note"],
         "background_tasks": {},
     }
-    begun = client.post("/api/chat/completions", json=request)
-    begun.raise_for_status()
+    response = client.post("/api/chat/completions", json=request)
+    response.raise_for_status()
 
-    def done():
+    def final_message():
         for chat in client.get("/api/v1/chats/").json():
             messages = client.get(f"/api/v1/chats/{chat['id']}").json()["chat"]["history"]["messages"]
             for each in messages.values():
                 if each["role"] == "assistant" and each.get("done"):
                     return each
 
-    return json.dumps(wait_for(done, 240))
+    return json.dumps(wait_for(final_message, 240))
 
 
 def main():
@@ -99,16 +100,18 @@ def main():
         models = client.get("/api/models").json()["data"]
         assert [model["id"] for model in models if model["id"] == "hearth"], models
         if mode == "tool":
-            print(through_a_chat(client))
+            print(run_stored_chat(client))
             return
-        request = {"model": "hearth", "messages": [{"role": "user", "content": "Say hello."}], "stream": mode == "streamed"}
+        messages = [{"role": "user", "content": "Say hello."}]
+        request = {"model": "hearth", "messages": messages, "stream": mode == "streamed"}
         if mode == "plain":
-            answer = client.post("/api/chat/completions", json=request)
-            print(answer.json()["choices"][0]["message"]["content"])
+            reply = client.post("/api/chat/completions", json=request)
+            print(reply.json()["choices"][0]["message"]["content"])
             return
         with client.stream("POST", "/api/chat/completions", json=request) as stream:
-            parts = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
-        print("".join(choice["delta"].get("content") or "" for part in parts for choice in part.get("choices") or []))
+            events = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+        choices = [choice for event in events for choice in event.get("choices") or []]
+        print("".join(choice["delta"].get("content") or "" for choice in choices))
     finally:
         process.terminate()
         process.wait(30)

@@ -1,5 +1,4 @@
-"""What a client runs in: a network with loopback only, a home of its own, and a server that it is pointed at.
-"""
+"""The sandbox of a client: a network with loopback only, a home of its own, and a server to connect to."""
 
 import ctypes
 import dataclasses
@@ -19,25 +18,30 @@ import urllib.request
 import install
 import recorder
 
-# In the file that a tool turn reads, or the name of one that it finds: it can only reach the model through
-# the tool.
+# The content of the file that a tool turn reads, or the name of a file that it finds. Only the tool can bring
+# it to the model.
 MARKER = "HEARTH-4711"
 LIMIT_SECONDS = 900
-INSIDE = "HEARTH_LOOPBACK_ONLY"
+ISOLATED = "HEARTH_LOOPBACK_ONLY"
 
 
-def leave_the_network():
-    """Starts this program again in a network namespace that has nothing but loopback."""
-    if os.environ.get(INSIDE):
+def is_isolated():
+    """Whether this process runs in the network namespace of `isolate_network`."""
+    return ISOLATED in os.environ
+
+
+def isolate_network():
+    """Restarts this program in a network namespace with loopback only."""
+    if is_isolated():
         loopback_up()
         return
     unshare = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
-    os.environ[INSIDE] = "1"
+    os.environ[ISOLATED] = "1"
     os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])
 
 
 def loopback_up():
-    """Sets the interface `lo` up; nothing else exists in a fresh namespace."""
+    """Brings the interface `lo` up; a new namespace has no other interface."""
     get, put, up = 0x8913, 0x8914, 0x1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         flags = struct.unpack("16xh", fcntl.ioctl(any_socket, get, struct.pack("16sh", b"lo", 0)))[0]
@@ -47,13 +51,13 @@ def loopback_up():
 
 
 def die_with_parent():
-    """For a child process: the kernel ends it when the harness ends."""
+    """Runs in a child process: the kernel terminates it when the harness exits."""
     set_death_signal, terminate = 1, 15
     ctypes.CDLL(None).prctl(set_death_signal, terminate)
 
 
 class Server:
-    """`hearth serve` on a free port, with a recorder before it; ends with the harness."""
+    """`hearth serve` on a free port behind a recording proxy; it exits with the harness."""
 
     def __init__(self, hearth, arguments, log):
         with socket.socket() as free:
@@ -76,28 +80,28 @@ class Server:
 
 @dataclasses.dataclass
 class Turn:
-    """What a client did with one prompt."""
+    """The result of one prompt in a client."""
 
     code: int
     output: str
     errors: str
     seconds: float
     exchanges: list
-    # What the client must show instead of the model's words, if it shows none of those.
-    expects: str = ""
+    # Text that the client must print instead of the model's text, for clients that never print that.
+    expected: str = ""
 
     @property
-    def asked(self):
-        """Requests that made the model write."""
-        return [exchange for exchange in self.exchanges if exchange.infers]
+    def inference_requests(self):
+        """The exchanges that generate text."""
+        return [exchange for exchange in self.exchanges if exchange.is_inference]
 
     @property
-    def refused(self):
-        """Requests to the model that were not answered with 200."""
-        return [exchange for exchange in self.asked if exchange.status != 200]
+    def failed_requests(self):
+        """Inference requests with a status other than 200."""
+        return [exchange for exchange in self.inference_requests if exchange.status != 200]
 
     def shows(self, text):
-        """Whether the client printed `text`, plainly or inside of JSON."""
+        """Whether the client printed `text`, either plain or within JSON."""
         words = " ".join(text.split())[:60]
         return bool(words) and any(
             words in " ".join(shown.split()) for shown in [self.output, *strings(self.output)]
@@ -105,31 +109,31 @@ class Turn:
 
 
 def strings(output):
-    """All strings in the JSON of `output`, which is one document or one a line."""
+    """All strings in the JSON of `output`: one document, or one document per line."""
     found = []
 
-    def walk(value):
+    def collect(value):
         if isinstance(value, str):
             found.append(value)
         elif isinstance(value, dict):
-            any(walk(inner) for inner in value.values())
+            any(collect(inner) for inner in value.values())
         elif isinstance(value, list):
-            any(walk(inner) for inner in value)
+            any(collect(inner) for inner in value)
 
     for text in [output, *output.splitlines()]:
         try:
-            walk(json.loads(text))
+            collect(json.loads(text))
         except ValueError:
             continue
     return found
 
 
-class World:
-    """A fresh home and work folder for one turn of one client; both go when it ends."""
+class Sandbox:
+    """A new home and work folder for one turn of one client; both are deleted at the end."""
 
     def __init__(self, folder, name, server, hearth=None):
         self.folder, self.name, self.server = folder, name, server
-        # The executable whose `connect` points the client here; without it the client's page does.
+        # The executable whose `connect` configures the client; if None, the client's page does.
         self.hearth = hearth
         self.url = server.url
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="hearth-home-"))
@@ -146,13 +150,13 @@ class World:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def write(self, path, content):
-        """A file below the home; anything but text is written as JSON."""
+        """Writes a file below the home; content other than a string is written as JSON."""
         file = self.home / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
 
     def run(self, command, variables):
-        """Runs the client; it sees nothing of the caller's environment but the search path."""
+        """Runs the client with no variables of the caller's environment except `PATH`."""
         env = {
             "HOME": str(self.home),
             "PATH": install.path(self.folder, self.name),
@@ -162,7 +166,7 @@ class World:
             **variables,
         }
         self.server.recorder.take()
-        begun = time.monotonic()
+        started = time.monotonic()
         with subprocess.Popen(
             list(map(str, command)),
             cwd=self.work,
@@ -179,5 +183,6 @@ class World:
             except subprocess.TimeoutExpired:
                 process.kill()
                 output, errors = process.communicate()
-                errors += f"\nended after {LIMIT_SECONDS} s"
-        return Turn(process.returncode, output, errors, time.monotonic() - begun, self.server.recorder.take())
+                errors += f"\nkilled after {LIMIT_SECONDS} s"
+        seconds = time.monotonic() - started
+        return Turn(process.returncode, output, errors, seconds, self.server.recorder.take())
