@@ -1,8 +1,8 @@
-"""Checks that what the tasks ask for was never trained: tool names, argument values and operand pairs.
+"""Checks that tool names, argument values and operand pairs of the tasks never occur in training.
 
-Draws fresh training conversations by the tens of thousands and compares them with all tasks. Words of closed
-sets (booleans and the values a schema lists) are the same on both sides by nature and are left out. Usage:
-python disjoint.py TASKS.jsonl WORDS.json [--conversations 40000]; exits 1 when something overlaps.
+Draws tens of thousands of new training conversations and compares them with all tasks. Values of closed sets
+(booleans and enumerations) occur on both sides by design and are ignored. Usage: python disjoint.py
+TASKS.jsonl WORDS.json [--conversations 40000]; exits 1 if any value overlaps.
 """
 
 import argparse
@@ -40,8 +40,8 @@ def calls_of(messages):
             yield call.get("function", call)
 
 
-def facts(messages, tools, calls):
-    """(tool names, argument values, operand pairs) of one conversation."""
+def facts(tools, calls):
+    """(tool names, argument values) of one conversation."""
     names = {t["function"]["name"] for t in tools or []} | {c["name"] for c in calls}
     values = {x for c in calls for v in c["arguments"].values() for x in leaves(v)} - CLOSED
     return names, values
@@ -58,37 +58,37 @@ def main():
     args.add_argument("--conversations", type=int, default=40_000)
     args = args.parse_args()
     load_common(args.words)
-    asked_names, asked_values, asked_pairs = set(), set(), set()
+    task_names, task_values, task_pairs = set(), set(), set()
     with open(args.tasks, encoding="utf-8") as file:
         for task in map(json.loads, file):
-            names, values = facts([], task["tools"], task["expect"].get("calls", []))
-            asked_names |= names
-            asked_values |= values
+            names, values = facts(task["tools"], task["expect"].get("calls", []))
+            task_names |= names
+            task_values |= values
             if task["kind"] == "sum":
-                asked_pairs |= pairs(task["messages"][-1]["content"])
-    wrong_split = [x for x in asked_names | asked_values if not is_held_out(x)]
-    seen_names, seen_values, seen_pairs = set(), set(), set()
+                task_pairs |= pairs(task["messages"][-1]["content"])
+    wrong_split = [x for x in task_names | task_values if not is_held_out(x)]
+    trained_names, trained_values, trained_pairs = set(), set(), set()
     mix = {"chat": 30, "tools": 50, "copy": 20}
     for i in range(args.conversations):
         sample = gen.conversation(World(f"disjoint/{i}"), mix=mix)
-        names, values = facts([], sample["tools"], list(calls_of(sample["messages"])))
-        seen_names |= names
-        seen_values |= values
+        names, values = facts(sample["tools"], list(calls_of(sample["messages"])))
+        trained_names |= names
+        trained_values |= values
         for m in sample["messages"]:
             if sample["kind"] in ("sum", "sums"):
-                seen_pairs |= pairs(m["content"])
+                trained_pairs |= pairs(m["content"])
     overlaps = {
-        "tool names": asked_names & seen_names,
-        "argument values": asked_values & seen_values,
-        "operand pairs": asked_pairs & seen_pairs,
-        "not of the held-out split": set(wrong_split),
+        "tool names": task_names & trained_names,
+        "argument values": task_values & trained_values,
+        "operand pairs": task_pairs & trained_pairs,
+        "task values outside the held-out split": set(wrong_split),
     }
     print(
-        f"asked: {len(asked_names)} names, {len(asked_values)} values, {len(asked_pairs)} pairs; "
-        f"trained on: {len(seen_names)} names, {len(seen_values)} values, {len(seen_pairs)} pairs"
+        f"tasks: {len(task_names)} names, {len(task_values)} values, {len(task_pairs)} pairs; "
+        f"training: {len(trained_names)} names, {len(trained_values)} values, {len(trained_pairs)} pairs"
     )
-    for what, common in overlaps.items():
-        print(f"{what}: {len(common)} in common {sorted(map(str, common))[:10] if common else ''}")
+    for kind, common in overlaps.items():
+        print(f"{kind}: {len(common)} in common {sorted(map(str, common))[:10] if common else ''}")
     sys.exit(any(overlaps.values()))
 
 

@@ -1,7 +1,7 @@
 """Scores a served model on the tasks of `tasks.py` through /v1/chat/completions.
 
-Greedy, one request per task, a few at a time. Prints a table and writes every verdict.
-Usage: python score.py http://127.0.0.1:8000/v1 TASKS.jsonl OUT.json [--parallel 2] [--max-tokens 320]
+Sends one greedy request per task, a few in parallel. Prints a table; OUT.json has the table and every wrong
+reply. Usage: python score.py http://127.0.0.1:8000/v1 TASKS.jsonl OUT.json [--parallel 2] [--max-tokens 320]
 [--kinds tool,json]
 """
 
@@ -11,11 +11,11 @@ import json
 import time
 import urllib.request
 
-import judge
+import grading
 
 
-def ask(base, task, max_tokens, timeout):
-    """The judged fields of one answer: (reasoning or None, content, [(name, arguments)], finish reason)."""
+def complete(base, task, max_tokens, timeout):
+    """Sends a task; returns (reasoning or None, content, [(name, arguments)], finish reason)."""
     messages = []
     for i, m in enumerate(task["messages"]):
         m = dict(m)
@@ -47,8 +47,8 @@ def ask(base, task, max_tokens, timeout):
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        choice = json.load(answer)["choices"][0]
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        choice = json.load(response)["choices"][0]
     message = choice["message"]
     content, calls = message.get("content") or "", []
     for call in message.get("tool_calls") or []:
@@ -56,7 +56,7 @@ def ask(base, task, max_tokens, timeout):
         calls.append(
             (call["function"]["name"], json.loads(arguments) if isinstance(arguments, str) else arguments)
         )
-    # A block that never closed leaves everything in the reasoning.
+    # If the reasoning block never closed, the whole reply is reasoning.
     reasoning = (message.get("reasoning_content") or "") if content or calls or not task["think"] else None
     return reasoning, content, calls, choice["finish_reason"]
 
@@ -69,33 +69,31 @@ def main():
     args.add_argument("--parallel", type=int, default=2)
     args.add_argument("--max-tokens", type=int, default=320)
     args.add_argument("--timeout", type=float, default=600)
-    args.add_argument("--kinds")
-    args.add_argument("--every", type=int, default=1, help="take each n-th task of a kind")
+    args.add_argument("--kinds", help="only these kinds of tasks, separated by commas")
+    args.add_argument("--every", type=int, default=1, help="only every n-th task of a kind")
     args = args.parse_args()
     with open(args.tasks, encoding="utf-8") as file:
         todo = [json.loads(line) for line in file]
     if args.kinds:
         todo = [t for t in todo if t["kind"] in args.kinds.split(",")]
-    todo = [
-        t for t in todo if int(t["id"].rsplit("-", 1)[1]) // 2 % args.every == 0
-    ]  # pairs: thinking and not
+    # Consecutive tasks are pairs, one with thinking and one without.
+    todo = [t for t in todo if int(t["id"].rsplit("-", 1)[1]) // 2 % args.every == 0]
     start = time.time()
-    verdicts, wrong = [], []
+    grades, wrong = [], []
 
-    def one(task):
-        reasoning, content, calls, finish = ask(args.base, task, args.max_tokens, args.timeout)
-        verdict = judge.judge(task, reply=content, calls=calls, reasoning=reasoning)
-        return task, verdict, {"reasoning": reasoning, "content": content, "calls": calls, "finish": finish}
+    def run(task):
+        reasoning, content, calls, finish = complete(args.base, task, args.max_tokens, args.timeout)
+        grade = grading.grade(task, reply=content, calls=calls, reasoning=reasoning)
+        return task, grade, {"reasoning": reasoning, "content": content, "calls": calls, "finish": finish}
 
     with concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
-        for task, verdict, got in pool.map(one, todo):
-            verdicts.append((task, verdict))
-            if len(verdicts) % 5 == 0:
-                print(
-                    f"{len(verdicts)} of {len(todo)}, {sum(v['right'] for _, v in verdicts)} right, {time.time() - start:.0f} s",
-                    flush=True,
-                )
-            if not verdict["right"]:
+        for task, grade, got in pool.map(run, todo):
+            grades.append((task, grade))
+            if len(grades) % 5 == 0:
+                right = sum(each["right"] for _, each in grades)
+                seconds = time.time() - start
+                print(f"{len(grades)} of {len(todo)}, {right} right, {seconds:.0f} s", flush=True)
+            if not grade["right"]:
                 wrong.append(
                     {
                         "id": task["id"],
@@ -104,7 +102,7 @@ def main():
                         "got": got,
                     }
                 )
-    table = judge.table(verdicts)
+    table = grading.table(grades)
     for kind, row in table.items():
         print(f"{kind:24s}", json.dumps(row))
     print(f"{len(todo)} tasks, {time.time() - start:.0f} s")

@@ -1,12 +1,13 @@
 """Held-out tasks with known answers, for any model behind a chat API or in PyTorch.
 
-Tasks come from the generator of the bundled model, with values of its held-out split only: operand pairs,
-tool names and argument values of these tasks occur nowhere in its training (`disjoint.py` checks that).
+Tasks come from the generator of the bundled model's training data, with values of the held-out split only.
+Operand pairs, tool names and argument values of these tasks occur nowhere in training; `disjoint.py` checks
+this.
 
-Tool tasks come in two sorts. In "tool" and "tool-long" a name says what the tool does, as names in real
-agents do (`fetch_invoice`, `fetchInvoice`, `invoice-fetch`, one server's prefix before all of its tools). In
-"tool-hard" and "tool-long-hard" every name has a style of its own, and one in ten is two invented words, so
-that it must be found through the description; no target is set for these.
+There are two sorts of tool tasks. In "tool" and "tool-long", names describe the tools, as in real agents:
+`fetch_invoice`, `fetchInvoice`, `invoice-fetch`, or a server's prefix before all of its tools. In "tool-hard"
+and "tool-long-hard", every name has its own style, and one in ten is two invented words. The model must find
+such a tool by its description; these kinds have no target.
 
 A task is {"id", "kind", "think", "messages", "tools", "expect"}; `expect` is one of {"calls": [...]},
 {"json": value}, {"number": n} or {"closed": true}. Usage: python tasks.py OUT.jsonl [--scale 1.0]
@@ -39,12 +40,12 @@ LONG_CHARS = 67_000  # about 16,000 tokens of the bundled model
 
 
 def strip(sample):
-    """(messages before the answer, the answer)."""
+    """Splits a sample into (messages before the reply, the reply)."""
     return sample["messages"][:-1], sample["messages"][-1]
 
 
 def plain_names(w):
-    """One naming style for a whole set of tools."""
+    """A naming function with one style for a whole set of tools."""
     style, server = w.randint(0, 4), w.noun()
 
     def name(w, parts):
@@ -75,9 +76,9 @@ def make(kind, index, notes=()):
         sample = {"messages": messages, "tools": None}
     elif kind == "sum":
         while True:
-            messages, what = gen_chat.arithmetic(w)
+            messages, operation = gen_chat.arithmetic(w)
             if (
-                what == "sum"
+                operation == "sum"
                 and 20 <= (total := int(messages[-1]["content"].rstrip(".").split("=")[-1])) <= 198
             ):
                 break
@@ -85,11 +86,11 @@ def make(kind, index, notes=()):
     else:
         think = True
         sample = gen.conversation(w, think=True)
-    asked, answer = strip(sample)
+    messages, reply = strip(sample)
     expect = (
-        {"calls": answer["tool_calls"]}
+        {"calls": reply["tool_calls"]}
         if kind.startswith("tool")
-        else {"json": json.loads(answer["content"])}
+        else {"json": json.loads(reply["content"])}
         if kind == "json"
         else {"number": total}
         if kind == "sum"
@@ -99,7 +100,7 @@ def make(kind, index, notes=()):
         "id": f"{kind}-{index}",
         "kind": kind,
         "think": think,
-        "messages": asked,
+        "messages": messages,
         "tools": sample["tools"],
         "expect": expect,
     }
@@ -110,7 +111,7 @@ def all_tasks(scale=1.0, notes=()):
 
 
 def notes_of(corpus):
-    """Documentation passages that pad the long prompts: held-out files only."""
+    """Documentation passages of held-out files, used as padding in long prompts."""
     import lzma
 
     with lzma.open(corpus, "rt", encoding="utf-8") as file:
@@ -123,10 +124,10 @@ def main():
     args.add_argument("out")
     args.add_argument("--scale", type=float, default=1.0)
     args.add_argument(
-        "--words", help="words.json of the recipe; without it invented words take the place of common ones"
+        "--words", help="words.json of the recipe; without it, invented words replace common ones"
     )
     args.add_argument(
-        "--corpus", help="corpus.jsonl.xz of the recipe, for documentation inside the long prompts"
+        "--corpus", help="corpus.jsonl.xz of the recipe; pads long prompts with documentation"
     )
     args = args.parse_args()
     if args.words:

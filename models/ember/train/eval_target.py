@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "..", "..", "harness", "quality"))
 
-import judge
+import grading
 import render
 import rows
 import tasks
@@ -108,14 +108,14 @@ def main():
     stops = {tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")}
     exact = dict(budget=400_000, kind=torch.float32) if args.gguf else {}
     texts = generate(model, prompts, args.new, stops, args.batch, **exact)
-    verdicts, wrong = [], []
+    grades, wrong = [], []
     for task, prompt, ids in zip(todo, prompts, texts):
         text = tokenizer.decode([i for i in ids if i not in stops], skip_special_tokens=False)
-        verdict = judge.judge(task, text)
-        verdicts.append((task, verdict))
-        if not verdict["right"]:
+        grade = grading.grade(task, text)
+        grades.append((task, grade))
+        if not grade["right"]:
             wrong.append({"id": task["id"], "asked": task["messages"][-1]["content"][-300:], "expect": task["expect"], "got": text[-600:]})
-    report["tasks"] = judge.table(verdicts)
+    report["tasks"] = grading.table(grades)
     long = [len(p) for t, p in zip(todo, prompts) if t["kind"] == "tool-long"]
     if long:
         report["long_prompt_tokens"] = {"least": min(long), "most": max(long)}

@@ -1,4 +1,4 @@
-"""Scores answers to the tasks of `tasks.py`. Text in, verdict out; knows no model and no server."""
+"""Grades replies to the tasks of `tasks.py`; independent of model and server."""
 
 import json
 import re
@@ -8,8 +8,10 @@ PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>", re.S)
 
 
 def split_thinking(text, think):
-    """(reasoning or None if it never closed, reply) of generated text; the prompt opened the block when
-    `think`."""
+    """Splits generated text into (reasoning, reply); reasoning is None if its block was never closed.
+
+    With `think`, the prompt has already opened the block.
+    """
     if not think:
         return "", text
     if "</think>" not in text:
@@ -19,7 +21,7 @@ def split_thinking(text, think):
 
 
 def calls_in(reply):
-    """[(name, {key: text})] of the calls written as named parameters."""
+    """[(name, {key: text})] of the calls in a reply, in the named-parameter format."""
     return [(name.strip(), dict(PARAMETER.findall(body))) for name, body in CALL.findall(reply)]
 
 
@@ -27,29 +29,29 @@ def argument_text(value):
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
 
 
-def same_value(said, wanted):
-    """Equal as text, or equal once both are read as JSON or as a boolean word."""
-    if said == argument_text(wanted):
+def value_matches(text, expected):
+    """Whether `text` equals a value as text, as JSON, or as a boolean word."""
+    if text == argument_text(expected):
         return True
-    if isinstance(wanted, bool):
-        return said.strip().lower() == str(wanted).lower()
+    if isinstance(expected, bool):
+        return text.strip().lower() == str(expected).lower()
     try:
-        return not isinstance(wanted, str) and json.loads(said) == wanted
+        return not isinstance(expected, str) and json.loads(text) == expected
     except ValueError:
         return False
 
 
-def calls_match(said, wanted):
-    """said [(name, {key: text or value})]; every call right, in order, nothing missing and nothing added."""
-    wanted = [w.get("function", w) for w in wanted]
-    if len(said) != len(wanted):
+def calls_match(calls, expected):
+    """Whether `calls`, [(name, {key: text or value})], equal the expected calls in order."""
+    expected = [call.get("function", call) for call in expected]
+    if len(calls) != len(expected):
         return False
-    for (name, args), want in zip(said, wanted):
-        if name != want["name"] or set(args) != set(want["arguments"]):
+    for (name, args), call in zip(calls, expected):
+        if name != call["name"] or set(args) != set(call["arguments"]):
             return False
-        for key, value in want["arguments"].items():
+        for key, value in call["arguments"].items():
             got = args[key]
-            if not (got == value or (isinstance(got, str) and same_value(got, value))):
+            if not (got == value or (isinstance(got, str) and value_matches(got, value))):
                 return False
     return True
 
@@ -60,8 +62,8 @@ def json_in(reply):
     return json.loads(body)
 
 
-def judge(task, text=None, reply=None, calls=None, reasoning=None):
-    """Verdict {"closed", "right", ...} from generated `text`, or from the fields an API returned."""
+def grade(task, text=None, reply=None, calls=None, reasoning=None):
+    """Grade {"closed", "right", ...} of generated `text`, or of the fields that an API returned."""
     if text is not None:
         reasoning, reply = split_thinking(text, task["think"])
         calls = calls_in(reply)
@@ -84,14 +86,14 @@ def judge(task, text=None, reply=None, calls=None, reasoning=None):
     return out
 
 
-def table(verdicts):
-    """{kind: {measure: share, "n": count}} over (task, verdict) pairs, split by thinking too."""
+def table(grades):
+    """{kind: {measure: share, "n": count}} over (task, grade) pairs, also split by thinking."""
     groups = {}
-    for task, verdict in verdicts:
+    for task, grade in grades:
         for key in (task["kind"], f"{task['kind']}/{'think' if task['think'] else 'direct'}"):
-            groups.setdefault(key, []).append(verdict)
+            groups.setdefault(key, []).append(grade)
         if task["think"]:
-            groups.setdefault("closed think blocks", []).append({"right": verdict["closed"]})
+            groups.setdefault("closed think blocks", []).append({"right": grade["closed"]})
     return {
         key: {"n": len(vs), **{m: round(sum(v[m] for v in vs) / len(vs), 4) for m in vs[0]}}
         for key, vs in sorted(groups.items())
