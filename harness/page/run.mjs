@@ -1,12 +1,13 @@
-// The chat page in headless Chromium: streaming, the stop button, folded reasoning, speed and acceptance, no other host.
+// Tests the chat page in headless Chromium: streaming, the stop button, folded reasoning, speed, acceptance,
+// and that it contacts no other host.
 //
-//   apt-get install chromium                      (Debian's; tried with 156.0.8078.79)
+//   apt-get install chromium                      (Debian; tested with 156.0.8078.79)
 //   python3 harness/clients/install.py browser    (playwright-core, pinned)
 //   node harness/page/run.mjs [target/release/hearth] [/usr/bin/chromium]
 //
-// The first server replays a script slowly (`hearth serve --script`), so that intermediate states do not depend on
-// the machine's speed; the second runs the bundled model with its draft. Prints one line per check and exits 1 at the
-// first failure. Screenshots go to target/harness/out/page-*.png.
+// The first server replays a script slowly (`hearth serve --script`), so intermediate states do not depend on
+// the machine's speed. The second server runs the bundled model with its draft. Prints one line per check and
+// exits 1 at the first failure. Screenshots: target/harness/out/page-*.png.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -32,8 +33,8 @@ const SCRIPT = [
   { last: "markup", say: "<img src=x onerror=\"document.title='broken'\"> & <b>bold</b>" },
 ];
 
-function check(name, holds) {
-  assert.ok(holds, name);
+function check(name, passed) {
+  assert.ok(passed, name);
   console.log(`ok ${name}`);
 }
 
@@ -44,24 +45,25 @@ async function serve(...flags) {
       free.close(() => done(port));
     });
   });
-  const server = spawn(hearth, ["serve", "--port", port, "--max-ctx", "4096", "--log", "warn", ...flags], { stdio: "inherit" });
+  const fixed = ["serve", "--port", port, "--max-ctx", "4096", "--log", "warn"];
+  const server = spawn(hearth, [...fixed, ...flags], { stdio: "inherit" });
   for (let tries = 0; tries < 600; tries++) {
-    const well = await fetch(`http://127.0.0.1:${port}/health`).catch(() => null);
-    if (well?.ok) return { server, url: `http://127.0.0.1:${port}/` };
+    const health = await fetch(`http://127.0.0.1:${port}/health`).catch(() => null);
+    if (health?.ok) return { server, url: `http://127.0.0.1:${port}/` };
     await new Promise((later) => setTimeout(later, 100));
   }
   throw new Error("the server did not start");
 }
 
-/** A tab on the page; whatever it asks of other hosts, and every error in it, is kept. */
+/** Opens the page in a tab; `faults` collects requests to other hosts and errors. */
 async function open(browser, url) {
   const page = await browser.newPage({ viewport: { width: 900, height: 640 } });
   const faults = [];
   page.on("request", (request) => {
-    const asked = new URL(request.url());
-    if (asked.protocol !== "data:" && asked.origin !== new URL(url).origin) faults.push(request.url());
+    const target = new URL(request.url());
+    if (target.protocol !== "data:" && target.origin !== new URL(url).origin) faults.push(request.url());
   });
-  page.on("pageerror", (fault) => faults.push(String(fault)));
+  page.on("pageerror", (error) => faults.push(String(error)));
   await page.goto(url);
   await page.locator("#model", { hasText: "tokens of context" }).waitFor();
   return { page, faults };
@@ -74,6 +76,15 @@ async function send(page, text) {
   await page.locator("#text").press("Enter");
 }
 
+/** Waits until the last reply has more than `length` characters. */
+async function textLongerThan(page, length) {
+  const isLonger = (length) => {
+    const text = document.querySelector("article.assistant:last-of-type .text");
+    return text.textContent.length > length;
+  };
+  await page.waitForFunction(isLonger, length);
+}
+
 async function scripted(browser) {
   const script = join(out, "page.jsonl");
   writeFileSync(script, SCRIPT.map((line) => JSON.stringify(line)).join("\n"));
@@ -82,39 +93,46 @@ async function scripted(browser) {
     const { page, faults } = await open(browser, url);
     await send(page, "Tell a long story.");
     await page.locator("#stop").waitFor();
-    check("while it writes there is a stop button and no other", !(await page.locator("#send").isVisible()));
+    const canSend = await page.locator("#send").isVisible();
+    check("during generation, a stop button replaces the send button", !canSend);
     const text = last(page).locator(".text");
-    await page.waitForFunction(() => document.querySelector("article.assistant:last-of-type .text").textContent.length > 20);
+    await textLongerThan(page, 20);
     const early = (await text.textContent()).length;
-    await page.waitForFunction((than) => document.querySelector("article.assistant:last-of-type .text").textContent.length > than, early);
-    check("the answer grows on the page", early < words.length);
+    await textLongerThan(page, early);
+    check("the reply grows on the page", early < words.length);
     await page.locator("#stop").click();
     await last(page).locator(".counts", { hasText: "stopped" }).waitFor();
     const stopped = await text.textContent();
     await page.waitForTimeout(700);
-    check("stop keeps what is there and ends it", (await text.textContent()) === stopped && words.startsWith(stopped));
+    const unchanged = (await text.textContent()) === stopped;
+    check("stop ends the reply and keeps its text", unchanged && words.startsWith(stopped));
     const slots = await (await fetch(`${url}slots`)).json();
-    check("the server stopped too", slots.sequences === 0 && slots.requests_running === 0);
-    check("one can go on", await page.locator("#send").isVisible());
+    check("the server stopped the request too", slots.sequences === 0 && slots.requests_running === 0);
+    check("the send button is back", await page.locator("#send").isVisible());
 
     await page.locator("#think").check();
     await send(page, "A sum, please.");
     await last(page).locator(".counts", { hasText: "tok/s" }).waitFor();
     const fold = last(page).locator("details");
-    check("reasoning is folded", !(await fold.evaluate((node) => node.open)) && !(await fold.locator("pre").isVisible()));
+    const isOpen = await fold.evaluate((node) => node.open);
+    check("reasoning is folded", !isOpen && !(await fold.locator("pre").isVisible()));
     await fold.locator("summary").click();
-    check("reasoning can be unfolded", (await fold.locator("pre").textContent()).includes("make sixty-eight"));
-    check("text arrives whole", (await last(page).locator(".text").textContent()).trim() === "23 + 45 = **68** 👍🏽 日本");
-    check("speed is shown", /\d+ tokens · [\d.]+ tok\/s/.test(await last(page).locator(".counts").textContent()));
+    const reasoning = await fold.locator("pre").textContent();
+    check("reasoning can be unfolded", reasoning.includes("make sixty-eight"));
+    const reply = await last(page).locator(".text").textContent();
+    check("the text is complete", reply.trim() === "23 + 45 = **68** 👍🏽 日本");
+    const counts = await last(page).locator(".counts").textContent();
+    check("the speed is shown", /\d+ tokens · [\d.]+ tok\/s/.test(counts));
 
     await send(page, "Some markup.");
     await last(page).locator(".counts").waitFor();
-    check("what the model writes is text, not markup", (await page.title()) === "Hearth" && (await page.locator("#log img").count()) === 0);
+    const images = await page.locator("#log img").count();
+    check("markup in a reply is shown as text", (await page.title()) === "Hearth" && images === 0);
     await page.screenshot({ path: join(out, "page-scripted.png") });
     await page.locator("#clear").click();
     check("a new chat is empty", (await page.locator("article").count()) === 0);
     assert.deepEqual(faults, []);
-    console.log("ok no other host, no error");
+    console.log("ok no request to another host, no error");
   } finally {
     server.kill();
   }
@@ -128,7 +146,8 @@ async function bundled(browser) {
     await last(page).locator(".counts", { hasText: "tok/s" }).waitFor();
     const counts = await last(page).locator(".counts").textContent();
     check(`acceptance is shown: ${counts}`, /\d+ % of drafts accepted/.test(counts));
-    check("the bundled model answers", (await last(page).locator(".text").textContent()).includes("68"));
+    const reply = await last(page).locator(".text").textContent();
+    check("the bundled model's reply is right", reply.includes("68"));
     await page.screenshot({ path: join(out, "page-bundled.png") });
     assert.deepEqual(faults, []);
   } finally {
