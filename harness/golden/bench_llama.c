@@ -1,9 +1,9 @@
-// Speed of the llama.cpp runtime on one GGUF, through llama_decode and nothing else.
+// Speed of the llama.cpp runtime on one GGUF, calling only llama_decode.
 //
 //   bench_llama MODEL.gguf THREADS FLASH(0|1) REPETITIONS [PROMPT GENERATE]
 //
-// One warm-up of each kind, then per repetition one prompt of PROMPT tokens (512) in a single call
-// and GENERATE single-token calls (128) from an empty cache. Prints one JSON line of tokens per second.
+// One warm-up of each kind comes first. Each repetition then runs a prompt of PROMPT tokens (512) in a single
+// call, and GENERATE single-token calls (128) from an empty cache. Prints one JSON line of tokens per second.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static void quiet(enum ggml_log_level level, const char * text, void * user) {
     }
 }
 
-static void feed(struct llama_context * ctx, llama_token * tokens, int n) {
+static void decode(struct llama_context * ctx, llama_token * tokens, int n) {
     if (llama_decode(ctx, llama_batch_get_one(tokens, n)) != 0) {
         fprintf(stderr, "llama_decode refused %d tokens\n", n);
         exit(1);
@@ -32,24 +32,24 @@ static void feed(struct llama_context * ctx, llama_token * tokens, int n) {
     llama_synchronize(ctx);
 }
 
-static void forget(struct llama_context * ctx) {
+static void clear_cache(struct llama_context * ctx) {
     llama_memory_clear(llama_get_memory(ctx), true);
 }
 
 // Tokens per second of one prompt given in a single call.
 static double prompt(struct llama_context * ctx, llama_token * tokens, int n) {
-    forget(ctx);
+    clear_cache(ctx);
     double start = seconds();
-    feed(ctx, tokens, n);
+    decode(ctx, tokens, n);
     return n / (seconds() - start);
 }
 
 // Tokens per second of n single-token calls.
 static double generate(struct llama_context * ctx, llama_token * tokens, int n) {
-    forget(ctx);
+    clear_cache(ctx);
     double start = seconds();
     for (int i = 0; i < n; i++) {
-        feed(ctx, tokens + i, 1);
+        decode(ctx, tokens + i, 1);
     }
     return n / (seconds() - start);
 }

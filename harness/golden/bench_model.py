@@ -1,6 +1,6 @@
 """Writes a GGUF with the exact shapes of Qwen3.5-0.8B in Q4_K_M and random weights, for speed only.
 
-Rows are drawn from a pool quantised by ggml, so the file appears in seconds; what it says is noise.
+Rows come from a pool that ggml quantised, so writing takes seconds; the model's output is meaningless.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from ggml_lib import Ggml
 
 HIDDEN, FFN, LAYERS, INTERVAL, VOCAB = 1024, 3584, 24, 4, 248320
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 256
-N_K, N_V, STATE, TAPS = 16, 16, 128, 4
+N_K, N_V, STATE, CONV_WIDTH = 16, 16, 128, 4
 KEY_DIM, VALUE_DIM = N_K * STATE, N_V * STATE
 POOL = 512
 
 
 class Rows:
-    """Quantised random rows by type and length."""
+    """Pools of quantised random rows by type and length."""
 
     def __init__(self, library, rng):
         self.ggml, self.rng, self.pools = Ggml(library), rng, {}
@@ -31,14 +31,14 @@ class Rows:
         return self.pools[kind, n_in][self.rng.integers(0, POOL, n_out)]
 
 
-def more_bits(i, n):
-    """Blocks whose sensitive matrices get six bits in the Q4_K_M recipe."""
+def has_six_bits(i, n):
+    """Whether the Q4_K_M recipe gives this block's sensitive matrices six bits."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
 def blocks(i, attention):
-    """(name, n_in, n_out, type) of the matrices of block i."""
-    six = "q6_k" if more_bits(i, LAYERS) else "q4_k"
+    """(name, n_in, n_out, type) of each matrix of block i."""
+    six = "q6_k" if has_six_bits(i, LAYERS) else "q4_k"
     yield from [
         ("ffn_gate.weight", HIDDEN, FFN, "q4_k"),
         ("ffn_up.weight", HIDDEN, FFN, "q4_k"),
@@ -74,7 +74,7 @@ def metadata(w, vocabulary):
         "attention.value_length": HEAD_DIM,
         "rope.dimension_count": 64,
         "full_attention_interval": INTERVAL,
-        "ssm.conv_kernel": TAPS,
+        "ssm.conv_kernel": CONV_WIDTH,
         "ssm.state_size": STATE,
         "ssm.group_count": N_K,
         "ssm.time_step_rank": N_V,
@@ -129,7 +129,8 @@ def main():
         else:
             plain(f"blk.{i}.ssm_a", -rng.uniform(0.02, 4.0, N_V))
             plain(f"blk.{i}.ssm_dt.bias", rng.uniform(-4.0, 0.5, N_V))
-            plain(f"blk.{i}.ssm_conv1d.weight", 0.4 * rng.standard_normal((2 * KEY_DIM + VALUE_DIM, TAPS)))
+            convolution = rng.standard_normal((2 * KEY_DIM + VALUE_DIM, CONV_WIDTH))
+            plain(f"blk.{i}.ssm_conv1d.weight", 0.4 * convolution)
             plain(f"blk.{i}.ssm_norm.weight", ones(STATE))
     w.write_header_to_file()
     w.write_kv_data_to_file()

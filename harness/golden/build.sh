@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fetches and builds the foreign programs into the folder given: a Python environment, the llama.cpp
-# source, its runtime (native, repacking), a strict ggml (no multiply-add contraction), and our C twins.
+# Downloads and builds the reference implementations in a folder: a Python environment, the llama.cpp source
+# and its native runtime, a strict ggml without multiply-add contraction, and the C programs of this folder.
 #
 #   build.sh FOLDER
 set -eu

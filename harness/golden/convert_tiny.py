@@ -1,4 +1,4 @@
-"""Runs llama.cpp's converter on a tiny checkpoint, whose tokenizer its hash table cannot know.
+"""Runs llama.cpp's converter on a tiny checkpoint, whose tokenizer is not in the converter's hash table.
 
 convert_tiny.py LLAMA_CPP_SOURCE PRE HF_DIR --outtype bf16 --outfile F [--no-mtp]
 """

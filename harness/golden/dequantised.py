@@ -1,4 +1,4 @@
-"""Loads a GGUF's weights back into a Hugging Face model, undoing what conversion did."""
+"""Loads a GGUF's weights into a Hugging Face model and reverses the conversion."""
 
 import gguf
 import numpy as np
@@ -36,13 +36,13 @@ GLOBAL = {
 
 
 def gguf_to_hf_heads(n_k, n_v):
-    """For every HF value head, the GGUF head that holds it."""
+    """The GGUF head index of every HF value head."""
     r = n_v // n_k
     return np.array([(i % r) * n_k + i // r for i in range(n_v)])
 
 
 def hf_to_gguf_heads(n_k, n_v):
-    """For every GGUF value head, the HF head it came from."""
+    """The HF head index of every GGUF value head."""
     return np.argsort(gguf_to_hf_heads(n_k, n_v))
 
 
@@ -55,7 +55,7 @@ def _unpermute(x, axis, start, heads, width):
 
 
 def load(path, model):
-    """Fills `model` with what the file says, in f32. Returns type name -> tensor count."""
+    """Loads the file's weights into `model` in f32. Returns type name -> tensor count."""
     config = model.config
     hybrid = hasattr(config, "linear_num_key_heads")
     if hybrid:

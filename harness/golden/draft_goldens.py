@@ -1,12 +1,11 @@
-"""Writes fixtures/drafts: what the publisher's module says with random drafts for the tiny models.
+"""Writes fixtures/drafts: logits of the published draft module with random drafts for the tiny models.
 
     draft_goldens.py --fixtures F                       writes F/drafts/*.npy
-    draft_goldens.py --fixtures F --hearth H --work W   holds a built hearth against the module: every draft
-    is
-        written to W by the official writers as safetensors and as GGUF in three dialects, and `hearth eval
-        --draft-logits` reads each
+    draft_goldens.py --fixtures F --hearth H --work W   compares a built hearth with the module
 
-The drafts are not stored: `values` draws a tensor from its name, here and in `conformance::drafts` alike.
+With --hearth, the official libraries write every draft to W, as safetensors and as GGUF in three dialects.
+`hearth eval --draft-logits` reads each file. The drafts are not stored: `values` computes a tensor from its
+name, and `conformance::drafts` does the same.
 """
 
 import argparse
@@ -24,7 +23,7 @@ import dequantised
 import draft_module
 import tiny_models
 
-# Which tiny model each is for, and what it looks like there.
+# The configurations of the target models.
 TARGETS = {
     "hybrid_r1_bf16": lambda: tiny_models.hybrid_config(2, 2, 2, 2, True),
     "hybrid_r3_q4_k_m": lambda: tiny_models.hybrid_config(3, 3, 2, 6, False),
@@ -44,7 +43,7 @@ def case(name, target, at, kinds, **more):
         causal=None,
         block=16,
         mask=511,
-        taps=[0, 1],
+        capture=[0, 1],
         theta=1e7,
         heads=4,
         kv_heads=2,
@@ -57,28 +56,28 @@ def case(name, target, at, kinds, **more):
 
 CASES = [
     case("full", "hybrid_r1_bf16", 61, [F, F]),
-    case("sliding", "hybrid_mtp_q4_k_m", 90, [S, S, S, F], window=24, taps=[0, 2, 3], ffn=256),
+    case("sliding", "hybrid_mtp_q4_k_m", 90, [S, S, S, F], window=24, capture=[0, 2, 3], ffn=256),
     case("sliding_seen_whole", "dense_f16", 70, [S, F], window=40, causal=False, block=8, theta=1e6, mask=7),
-    case("causal", "hybrid_r1_bf16", 33, [F, F, F], causal=True, block=4, taps=[1], heads=2, kv_heads=2),
+    case("causal", "hybrid_r1_bf16", 33, [F, F, F], causal=True, block=4, capture=[1], heads=2, kv_heads=2),
     case(
         "one_layer",
         "hybrid_r3_q4_k_m",
         47,
         [F],
         block=12,
-        taps=[1],
+        capture=[1],
         heads=6,
         kv_heads=3,
         head_dim=64,
         eps=1e-5,
     ),
     case("irregular", "dense_f16", 100, [F, S, F, S, S], window=20, block=20, theta=5e5, kv_heads=1, ffn=192),
-    case("short", "hybrid_r3_q4_k_m", 1, [S, F], window=64, taps=[0, 1, 2], block=16),
+    case("short", "hybrid_r3_q4_k_m", 1, [S, F], window=64, capture=[0, 1, 2], block=16),
 ]
 
 
 def splitmix(state, n):
-    """The top byte of `n` numbers of SplitMix64."""
+    """The top bytes of the first `n` outputs of SplitMix64."""
     word = np.uint64
     with np.errstate(over="ignore"):
         z = word(state) + np.arange(1, n + 1, dtype=word) * word(0x9E3779B97F4A7C15)
@@ -88,8 +87,7 @@ def splitmix(state, n):
 
 
 def values(case_name, tensor, shape):
-    """A tensor by its name: numbers of eight bits times a power of two, which bf16, f16 and f32 hold exactly.
-    """
+    """The tensor of a name: eight-bit integers times a power of two, exact in bf16, f16 and f32."""
     seed = 0xCBF29CE484222325
     for byte in f"{case_name}/{tensor}".encode():  # FNV-1a
         seed = ((seed ^ byte) * 0x100000001B3) % 2**64
@@ -99,7 +97,7 @@ def values(case_name, tensor, shape):
 
 
 def config_of(c, target):
-    nested = {"mask_token_id": c["mask"], "target_layer_ids": c["taps"]}
+    nested = {"mask_token_id": c["mask"], "target_layer_ids": c["capture"]}
     config = Qwen3Config(
         vocab_size=tiny_models.VOCAB,
         hidden_size=tiny_models.HIDDEN,
@@ -160,14 +158,14 @@ def gguf_name(name, dialect):
 
 
 def window_flags(c):
-    """The flags that an A file needs, and whether they can say it: all layers but the last slide."""
+    """The flags for a file in dialect A, or None: its layers all use the window except the last."""
     if c["window"] is None:
         return []
     usual = [S] * (len(c["kinds"]) - 1) + [F]
     return ["--draft-swa", str(c["window"])] if c["kinds"] == usual else None
 
 
-def can_say(c, dialect, target):
+def is_expressible(c, dialect, target):
     ruled = c["causal"] is None or all((kind == S) == c["causal"] for kind in c["kinds"])
     if dialect == "A":
         return ruled and window_flags(c) is not None and c["theta"] == target.rope_parameters["rope_theta"]
@@ -175,7 +173,7 @@ def can_say(c, dialect, target):
 
 
 def write_gguf(path, draft, c, dialect):
-    """One dialect with the habits of its converters: a default base in A, taps plus one in C."""
+    """Writes a dialect as its converters do: the default rope base in A, capture layers plus one in C."""
     arch, config = ARCH[dialect], draft.config
     w = gguf.GGUFWriter(path, arch)
     w.add_block_count(len(c["kinds"]))
@@ -188,17 +186,17 @@ def write_gguf(path, draft, c, dialect):
     w.add_value_length(c["head_dim"])
     w.add_layer_norm_rms_eps(c["eps"])
     w.add_rope_freq_base(1e4 if dialect == "A" else c["theta"])
-    array = lambda key, of, kind: w.add_key_value(key, of, gguf.GGUFValueType.ARRAY, sub_type=kind)
+    array = lambda key, values, kind: w.add_key_value(key, values, gguf.GGUFValueType.ARRAY, sub_type=kind)
     inner = "dflash." if dialect == "C" else f"{arch}.dflash."
     w.add_uint32(inner + "block_size", c["block"])
     if dialect == "C":
-        array("dflash.target_layers", [tap + 1 for tap in c["taps"]], gguf.GGUFValueType.INT32)
+        array("dflash.target_layers", [layer + 1 for layer in c["capture"]], gguf.GGUFValueType.INT32)
         w.add_rope_dimension_sections([c["head_dim"] // 2, 0, 0, 0])
         w.add_uint32("tokenizer.ggml.mask_token_id", c["mask"])
         if c["causal"] is not None:
             w.add_bool("dflash.attention.causal", c["causal"])
     else:
-        array(inner + "target_layer_ids", c["taps"], gguf.GGUFValueType.INT32)
+        array(inner + "target_layer_ids", c["capture"], gguf.GGUFValueType.INT32)
         w.add_uint32(inner + "mask_token_id", c["mask"])
         w.add_uint32(f"{arch}.vocab_size", config.vocab_size)
         w.add_uint32(inner + "n_target_layers", 64)
@@ -218,8 +216,7 @@ def write_gguf(path, draft, c, dialect):
 
 
 def write_hf(folder, draft, c):
-    """The publisher's form: bf16, the base in a nested place, `use_sliding_window` as transformers writes it.
-    """
+    """Writes the published form: bf16, a nested rope base, `use_sliding_window` as in transformers."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: p.detach().bfloat16().contiguous() for name, p in draft.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -249,13 +246,13 @@ def write_hf(folder, draft, c):
     (folder / "config.json").write_text(json.dumps(text, indent=1))
 
 
-def judge(c, draft, target, expected, arg):
-    """How far a built hearth is from the module with this draft, in every form that can say it."""
+def largest_error(c, draft, target, expected, arg):
+    """The largest logit error of a built hearth with this draft over all file forms that can express it."""
     work = arg.work / c["name"]
     write_hf(work / "hf", draft, c)
     forms = [("safetensors", work / "hf", [])]
     for dialect in ARCH:
-        if can_say(c, dialect, target):
+        if is_expressible(c, dialect, target):
             write_gguf(work / f"{dialect}.gguf", draft, c, dialect)
             forms.append((dialect, work / f"{dialect}.gguf", window_flags(c) if dialect == "A" else []))
     model = arg.fixtures / "models" / f"{c['target']}.gguf"
@@ -263,7 +260,7 @@ def judge(c, draft, target, expected, arg):
     (work / "ids.json").write_text(json.dumps(ids))
     worst = 0.0
     for form, path, flags in forms:
-        off = {}
+        errors = {}
         for device in ("--cpu-reference", "--device cpu"):
             out = work / "out.npy"
             subprocess.run(
@@ -285,9 +282,9 @@ def judge(c, draft, target, expected, arg):
                 check=True,
                 capture_output=True,
             )
-            off[device] = float(np.abs(np.load(out) - expected).max())
-        print(f"{c['name']:<20} {form:<12}", {k: f"{v:.1e}" for k, v in off.items()}, flush=True)
-        worst = max(worst, off["--cpu-reference"])
+            errors[device] = float(np.abs(np.load(out) - expected).max())
+        print(f"{c['name']:<20} {form:<12}", {k: f"{v:.1e}" for k, v in errors.items()}, flush=True)
+        worst = max(worst, errors["--cpu-reference"])
     return worst
 
 
@@ -295,7 +292,7 @@ def main():
     arg = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arg.add_argument("--fixtures", required=True, type=pathlib.Path)
     arg.add_argument(
-        "--hearth", type=pathlib.Path, help="hold this program against the module, and write no fixtures"
+        "--hearth", type=pathlib.Path, help="compare this executable with the module; write no fixtures"
     )
     arg.add_argument("--work", type=pathlib.Path, help="scratch folder, with --hearth")
     arg = arg.parse_args()
@@ -307,12 +304,12 @@ def main():
         dequantised.load(arg.fixtures / "models" / f"{c['target']}.gguf", target)
         ids = json.loads((arg.fixtures / "models" / f"{c['target']}.json").read_text())["ids"]
         draft = random_draft(c, config)
-        said = draft_module.logits(draft, target, ids, c["at"])
+        expected = draft_module.logits(draft, target, ids, c["at"])
         if arg.hearth:
-            worst = max(worst, judge(c, draft, config, said, arg))
+            worst = max(worst, largest_error(c, draft, config, expected, arg))
         else:
-            np.save(arg.fixtures / "drafts" / f"{c['name']}.npy", np.ascontiguousarray(said, dtype="<f4"))
-            print(c["name"], said.shape, f"spread {said.std():.2f}", flush=True)
+            np.save(arg.fixtures / "drafts" / f"{c['name']}.npy", np.ascontiguousarray(expected, dtype="<f4"))
+            print(c["name"], expected.shape, f"std {expected.std():.2f}", flush=True)
     assert worst <= 1e-4, worst
 
 

@@ -1,4 +1,4 @@
-"""ggml's own codecs, called through ctypes from a strict build (no multiply-add contraction)."""
+"""ggml's codecs through ctypes, from a build without multiply-add contraction."""
 
 import ctypes
 
@@ -23,7 +23,7 @@ PLAIN = {"f16": (1, 1, 2, ()), "bf16": (30, 1, 2, ())}
 
 
 class Ggml:
-    """The functions of libggml-base that judge our codecs."""
+    """The functions of libggml-base that our codecs are compared with."""
 
     def __init__(self, library):
         self.lib = ctypes.CDLL(library)
@@ -39,7 +39,7 @@ class Ggml:
         ]
 
     def quantize(self, name, rows):
-        """f32 [n_rows, n_cols] -> u8 [n_rows, row_bytes], the path a quantised file takes."""
+        """f32 [n_rows, n_cols] -> u8 [n_rows, row_bytes], as when quantising a file."""
         type_id, elems, size, _ = (BLOCKS | PLAIN)[name]
         rows = np.ascontiguousarray(rows, dtype=np.float32)
         n_rows, n_cols = rows.shape
@@ -51,7 +51,7 @@ class Ggml:
         return out
 
     def dequantize(self, name, blocks):
-        """u8 [n_blocks, block_bytes] -> f32 [n_blocks, block_elems] with the scalar reader."""
+        """u8 [n_blocks, block_bytes] -> f32 [n_blocks, block_elems] with the scalar code."""
         _, elems, size, _ = BLOCKS[name]
         symbol = name.replace("_k", "_K") if name.endswith("_k") else name
         read = getattr(self.lib, f"dequantize_row_{symbol}")

@@ -1,4 +1,4 @@
-"""Writes fixtures/models and fixtures/recipe: tiny GGUFs and what others compute from them."""
+"""Writes fixtures/models and fixtures/recipe: tiny GGUFs and reference results for them."""
 
 import argparse
 import json
@@ -18,14 +18,14 @@ import tiny_tokenizer
 HERE = pathlib.Path(__file__).parent
 Q4_K_M = 15
 RECIPES = {"f32": 0, "f16": 1, "bf16": 32, "q4_0": 2, "q8_0": 7, "q4_k_m": Q4_K_M, "q5_k_m": 17, "q6_k": 18}
-INT8_MEAN = 0.06  # what eight-bit activations may cost on logits of spread one
+INT8_MEAN = 0.06  # largest mean error of eight-bit activations, for logits with standard deviation one
 TEMPLATE = (
     "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content"
     " + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}"
     "{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-# Every weight type once or more; patterns are searched in the tensor name.
+# Each weight type occurs at least once. Patterns are searched in the tensor name.
 MIXED = {
     r"^token_embd\.weight$": "Q3_K",
     r"^output\.weight$": "Q5_1",
@@ -53,7 +53,7 @@ MIXED = {
     r"blk\.2\.ffn_up\.weight": "Q4_1",
     r"blk\.2\.ffn_down\.weight": "Q6_K",
 }
-LISTED = {
+ALL_TYPES = {
     "F32",
     "F16",
     "BF16",
@@ -73,7 +73,7 @@ LISTED = {
 
 
 class Tools:
-    """The foreign programs, and the folder they may write to."""
+    """The llama.cpp programs and the folder for their output."""
 
     def __init__(self, arg):
         self.source, self.bin, self.work = arg.llama, arg.bin, arg.work
@@ -83,7 +83,7 @@ class Tools:
         return tiny_tokenizer.reduced(f"{self.source}/models/ggml-vocab-{pre}.gguf", tiny_models.VOCAB, pre)
 
     def convert(self, name, config, pre, seed, outtype, interval=None, mtp_seed=None):
-        """A random checkpoint and its GGUF; returns the model and the file."""
+        """Writes a random checkpoint and its GGUF; returns the model and the file."""
         model = tiny_models.empty(config)
         tiny_models.randomise(model, seed)
         folder, out = self.work / name, self.work / f"{name}_{outtype}.gguf"
@@ -123,7 +123,7 @@ class Tools:
 
 
 def compare(a, b):
-    """Largest and mean difference, and how often the best token is the same."""
+    """Largest and mean difference, and the share of rows with the same argmax."""
     return {
         "max_abs": float(np.abs(a - b).max()),
         "mean_abs": float(np.abs(a - b).mean()),
@@ -132,16 +132,16 @@ def compare(a, b):
 
 
 def fixture(tools, stem, path, config, ids, out):
-    """Judges one GGUF and writes its fixture files."""
+    """Computes the reference results of one GGUF and writes its fixture files."""
     model = tiny_models.empty(config)
     types = dequantised.load(path, model)
-    said = reference.judge(model, ids)
-    assert said["step_difference"] < 5e-5, said["step_difference"]
-    runtime = compare(tools.runtime_logits(path, ids, config.vocab_size), said["logits"])
+    expected = reference.compute(model, ids)
+    assert expected["step_difference"] < 5e-5, expected["step_difference"]
+    runtime = compare(tools.runtime_logits(path, ids, config.vocab_size), expected["logits"])
     assert runtime["max_abs"] <= 1.0 and runtime["mean_abs"] <= INT8_MEAN, (stem, runtime)
     positions = reference.LOGIT_POSITIONS
-    arrays = {"logits": said["logits"][positions], "hidden": said["hidden"]}
-    arrays |= {k: said[k] for k in ("delta", "conv") if k in said}
+    arrays = {"logits": expected["logits"][positions], "hidden": expected["hidden"]}
+    arrays |= {k: expected[k] for k in ("delta", "conv") if k in expected}
     for kind, value in arrays.items():
         np.save(out / f"{stem}.{kind}.npy", np.ascontiguousarray(value, dtype="<f4"))
     layer_types = getattr(config, "layer_types", None) or []
@@ -149,8 +149,8 @@ def fixture(tools, stem, path, config, ids, out):
         "ids": ids,
         "logit_positions": positions,
         "hidden_positions": reference.HIDDEN_POSITIONS,
-        "greedy_ids": said["greedy_ids"],
-        "greedy_margins": said["greedy_margins"],
+        "greedy_ids": expected["greedy_ids"],
+        "greedy_margins": expected["greedy_margins"],
         "n_layers": config.num_hidden_layers,
         "recurrent_layers": [i for i, t in enumerate(layer_types) if t == "linear_attention"],
         "types": types,
@@ -161,18 +161,18 @@ def fixture(tools, stem, path, config, ids, out):
     (out / f"{stem}.gguf").write_bytes(pathlib.Path(path).read_bytes())
     print(
         stem,
-        f"std {said['logits'].std():.3f}",
-        f"step {said['step_difference']:.1e}",
+        f"std {expected['logits'].std():.3f}",
+        f"step {expected['step_difference']:.1e}",
         runtime,
         types,
-        f"margin {min(said['greedy_margins']):.3f}",
+        f"margin {min(expected['greedy_margins']):.3f}",
         flush=True,
     )
     return types
 
 
-def unquantised_agrees(tools, name, path, config, model, ids):
-    """Before quantising: the F32 file, the checkpoint and the runtime are one model."""
+def check_unquantised(tools, name, path, config, model, ids):
+    """Asserts that the F32 file, the checkpoint and the runtime agree before quantisation."""
     again = tiny_models.empty(config)
     dequantised.load(path, again)
     with torch.no_grad():
@@ -195,22 +195,22 @@ def models(tools, out):
     f32 = {}
     for name, config, pre, seed, interval, mtp in plans:
         model, f32[name] = tools.convert(name, config, pre, seed, "f32", interval, mtp)
-        unquantised_agrees(tools, name, f32[name], config, model, ids)
+        check_unquantised(tools, name, f32[name], config, model, ids)
     config = {name: c for name, c, *_ in plans}
-    judge = lambda stem, path, name: fixture(tools, stem, path, config[name], ids, out)
+    write = lambda stem, path, name: fixture(tools, stem, path, config[name], ids, out)
     work = tools.work
-    judge("hybrid_r3_q4_k_m", tools.quantise(f32["hybrid_r3"], work / "r3_q4.gguf", Q4_K_M), "hybrid_r3")
-    types = judge(
+    write("hybrid_r3_q4_k_m", tools.quantise(f32["hybrid_r3"], work / "r3_q4.gguf", Q4_K_M), "hybrid_r3")
+    types = write(
         "hybrid_r3_mixed",
         tools.quantise(f32["hybrid_r3"], work / "r3_mixed.gguf", Q4_K_M, MIXED.items()),
         "hybrid_r3",
     )
-    assert set(types) == LISTED, LISTED ^ set(types)
+    assert set(types) == ALL_TYPES, ALL_TYPES ^ set(types)
     _, bf16 = tools.convert("hybrid_r1", config["hybrid_r1"], "qwen35", 5, "bf16", 2)
-    judge("hybrid_r1_bf16", bf16, "hybrid_r1")
-    judge("hybrid_mtp_q4_k_m", tools.quantise(f32["hybrid_mtp"], work / "mtp_q4.gguf", Q4_K_M), "hybrid_mtp")
+    write("hybrid_r1_bf16", bf16, "hybrid_r1")
+    write("hybrid_mtp_q4_k_m", tools.quantise(f32["hybrid_mtp"], work / "mtp_q4.gguf", Q4_K_M), "hybrid_mtp")
     _, f16 = tools.convert("dense", config["dense"], "qwen2", 11, "f16")
-    judge("dense_f16", f16, "dense")
+    write("dense_f16", f16, "dense")
 
 
 def recipes(tools, out):

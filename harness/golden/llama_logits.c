@@ -1,4 +1,4 @@
-// Logits of the llama.cpp runtime for given tokens, one decode call, f32 row per position.
+// Writes the llama.cpp runtime's logits of a token sequence from one decode call.
 //
 //   llama_logits MODEL.gguf IDS.i32 OUT.f32
 //

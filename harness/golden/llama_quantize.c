@@ -2,8 +2,8 @@
 //
 //   llama_quantize IN.gguf OUT.gguf FTYPE [NAME_PATTERN=TYPE_ID ...]
 //
-// FTYPE is a llama_ftype number (7 is Q8_0, 15 is Q4_K_M). Each override gives every tensor whose
-// name matches the pattern that ggml type.
+// FTYPE is a llama_ftype number (7 is Q8_0, 15 is Q4_K_M). Each override sets the ggml type of every
+// tensor whose name matches the pattern.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

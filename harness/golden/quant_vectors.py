@@ -1,4 +1,4 @@
-"""Writes fixtures/quant: rows quantised, and random blocks read, by ggml itself."""
+"""Writes fixtures/quant: rows that ggml quantises and random blocks that ggml dequantises."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ N_COLS = 512
 
 
 def rows(rng):
-    """Name and 512 values of every row; each one exists to reach a branch of some quantiser."""
+    """Name and 512 values of every row; each row reaches a certain branch of a quantiser."""
     n = rng.standard_normal
     u = rng.uniform
     outlier = n(N_COLS)
@@ -56,7 +56,7 @@ def rows(rng):
 
 
 def random_blocks(name, n_blocks, rng):
-    """Random bytes with finite scales: normal, subnormal, zero and negative ones all occur."""
+    """Random bytes with finite scales; normal, subnormal, zero and negative scales all occur."""
     _, _, size, scale_offsets = BLOCKS[name]
     blocks = rng.integers(0, 256, (n_blocks, size), dtype=np.uint8)
     for offset in scale_offsets:
@@ -83,11 +83,11 @@ def main():
         (arg.out / f"quantize_{name}.bin").write_bytes(head + values.tobytes() + out.tobytes())
     for name, (type_id, elems, size, _) in BLOCKS.items():
         blocks = random_blocks(name, 8192 // elems, rng)
-        read = ggml.dequantize(name, blocks)
-        assert np.isfinite(read).all(), name
+        decoded = ggml.dequantize(name, blocks)
+        assert np.isfinite(decoded).all(), name
         head = struct.pack("<4I", len(blocks), elems, size, type_id)
         (arg.out / f"dequantize_{name}.bin").write_bytes(
-            head + blocks.tobytes() + read.astype("<f4").tobytes()
+            head + blocks.tobytes() + decoded.astype("<f4").tobytes()
         )
 
 

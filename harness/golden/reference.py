@@ -1,4 +1,4 @@
-"""What Hugging Face says about a loaded model: logits, hidden states, states, greedy ids."""
+"""Reference results of a model in Hugging Face: logits, hidden states, recurrent states, greedy ids."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from dequantised import hf_to_gguf_heads
 
 HIDDEN_POSITIONS = [0, 63, 64, 199]
 GREEDY = 24
-# Start, every chunk edge of 64 and its neighbours, a spread of others, the end.
+# The start, each multiple of the chunk length 64 with its neighbours, some others, and the end.
 LOGIT_POSITIONS = sorted(
     set(
         list(range(0, 8))
@@ -21,31 +21,31 @@ LOGIT_POSITIONS = sorted(
 )
 
 
-class Traced:
-    """Residual stream after the embedding and after every layer of one forward call."""
+class HiddenStateCapture:
+    """Captures the residual stream after the embedding and after every layer of one forward call."""
 
     def __init__(self, model):
-        self.seen = []
+        self.captured = []
         blocks = [model.model.embed_tokens, *model.model.layers]
-        self.hooks = [b.register_forward_hook(self._keep) for b in blocks]
+        self.hooks = [b.register_forward_hook(self._capture) for b in blocks]
 
-    def _keep(self, _module, _inputs, output):
-        self.seen.append((output[0] if isinstance(output, tuple) else output)[0].detach().clone())
+    def _capture(self, _module, _inputs, output):
+        self.captured.append((output[0] if isinstance(output, tuple) else output)[0].detach().clone())
 
     def stop(self):
         for hook in self.hooks:
             hook.remove()
-        return torch.stack(self.seen).numpy()
+        return torch.stack(self.captured).numpy()
 
 
 @torch.no_grad()
-def judge(model, ids):
-    """All references for one model and one row of token ids, as numpy arrays and lists."""
+def compute(model, ids):
+    """All reference results of one model for one sequence of token ids, as numpy arrays and lists."""
     tokens = torch.tensor([ids])
-    trace = Traced(model)
-    whole = model(tokens, use_cache=True)
-    hidden = trace.stop()
-    logits, cache = whole.logits[0].numpy(), whole.past_key_values
+    capture = HiddenStateCapture(model)
+    output = model(tokens, use_cache=True)
+    hidden = capture.stop()
+    logits, cache = output.logits[0].numpy(), output.past_key_values
     result = {"logits": logits, "hidden": hidden[:, HIDDEN_POSITIONS]}
     assert hidden.shape[0] == model.config.num_hidden_layers + 1
     types = getattr(model.config, "layer_types", None) or []
@@ -57,7 +57,7 @@ def judge(model, ids):
 
 
 def first_layer_state(config, cache):
-    """Delta state and conv window of layer 0 with value heads in GGUF order."""
+    """Gated-delta state and conv state of layer 0, with value heads in GGUF order."""
     n_k, n_v = config.linear_num_key_heads, config.linear_num_value_heads
     heads = hf_to_gguf_heads(n_k, n_v)
     delta = cache.get_recurrent_state(0, state_idx=0)[0].numpy()[heads]
@@ -68,7 +68,7 @@ def first_layer_state(config, cache):
 
 
 def greedy(model, cache, last):
-    """Greedy continuation with the cache, and the margin of every choice."""
+    """Greedy continuation with the cache, and the logit margin of every token."""
     ids, margins = [], []
     for _ in range(GREEDY):
         best = np.argsort(last)[::-1][:2]

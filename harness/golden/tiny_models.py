@@ -1,4 +1,4 @@
-"""Tiny random Qwen3.5 hybrids and Qwen3 dense models with the head sizes of the real ones."""
+"""Tiny random Qwen3.5 hybrid and Qwen3 dense models with the head sizes of published models."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ HIDDEN = 256
 
 
 def hybrid_config(n_layers, interval, n_k, n_v, tied, vocab=VOCAB):
-    """Attention 256 wide with 64 rotated dims, delta heads 128 by 128."""
+    """A hybrid with attention heads of 256, 64 of them rotary, and delta heads of 128 by 128."""
     return Qwen3_5TextConfig(
         vocab_size=vocab,
         hidden_size=HIDDEN,
@@ -48,7 +48,7 @@ def hybrid_config(n_layers, interval, n_k, n_v, tied, vocab=VOCAB):
 
 
 def dense_config(n_layers, ffn=256, tied=True, vocab=VOCAB):
-    """Qwen3 with heads of 128, all of them rotated."""
+    """Qwen3 with attention heads of 128, all of them rotary."""
     return Qwen3Config(
         vocab_size=vocab,
         hidden_size=HIDDEN,
@@ -72,7 +72,7 @@ def empty(config):
 
 
 def draw(name, shape, config, g):
-    """Random values for one parameter: never the default, which hides half of the mistakes."""
+    """Random values for one parameter, never the default value, which would hide mistakes."""
     normal = lambda scale: scale * torch.randn(shape, generator=g)
     uniform = lambda low, high: low + (high - low) * torch.rand(shape, generator=g)
     if name.endswith("A_log"):
@@ -85,8 +85,8 @@ def draw(name, shape, config, g):
         centred_at_one = isinstance(config, Qwen3Config) or "linear_attn.norm" in name
         stored = normal(0.2) + (1.0 if centred_at_one else 0.0)
         if name == "model.norm.weight" and config.tie_word_embeddings:
-            # A tied table is the head too: a smaller table and last norm keep the logits near a spread of
-            # one.
+            # A tied embedding is also the LM head. A smaller embedding and final norm keep the standard
+            # deviation of the logits near one.
             return 0.22 * stored - (0.0 if centred_at_one else 0.78)
         return stored
     if "embed_tokens" in name:
@@ -95,7 +95,7 @@ def draw(name, shape, config, g):
 
 
 def randomise(model, seed):
-    """Every parameter random and representable in bf16."""
+    """Sets every parameter to random values that bf16 represents exactly."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -103,7 +103,7 @@ def randomise(model, seed):
 
 
 def mtp_tensors(config, seed):
-    """One prediction block as the published checkpoints carry it."""
+    """One multi-token-prediction block, as in published checkpoints."""
     g = torch.Generator().manual_seed(seed)
     h, d, q, kv, f = (
         config.hidden_size,
@@ -135,10 +135,10 @@ def mtp_tensors(config, seed):
 
 
 def save(model, out, table, interval=None, mtp_seed=None, chat_template=""):
-    """A checkpoint as the converter expects it."""
+    """Writes a checkpoint in the converter's format."""
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    # A copy, since a cast and back would leave the rotary frequencies rounded.
+    # A copy, because a cast and its reverse would round the rotary frequencies.
     copy.deepcopy(model).bfloat16().save_pretrained(out)
     path = out / "config.json"
     config = json.loads(path.read_text())
@@ -159,5 +159,5 @@ def save(model, out, table, interval=None, mtp_seed=None, chat_template=""):
 
 
 def n_params(model):
-    """How many numbers a model has."""
+    """The number of parameters of a model."""
     return sum(math.prod(p.shape) for p in model.parameters())

@@ -1,4 +1,4 @@
-"""Cut-down Qwen tokenizers: the first byte tokens and merges of a published vocabulary."""
+"""Reduced Qwen tokenizers: the byte tokens and first merges of a published vocabulary."""
 
 import json
 import pathlib
@@ -87,7 +87,7 @@ def hugging_face(table, nfc=True, match_special=True):
 
 
 def save(table, out, chat_template):
-    """Files that the converter and `transformers` read."""
+    """Writes the files that the converter and `transformers` read."""
     out = pathlib.Path(out)
     hugging_face(table).save(str(out / "tokenizer.json"))
     config = {

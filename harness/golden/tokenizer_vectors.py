@@ -1,4 +1,4 @@
-"""Writes fixtures/tokenizer: reduced vocabularies and what Hugging Face `tokenizers` makes of texts."""
+"""Writes fixtures/tokenizer: reduced vocabularies and token ids from Hugging Face `tokenizers`."""
 
 import argparse
 import json
@@ -90,7 +90,7 @@ POOLS = [
 
 
 def random_texts(rng):
-    """Short strings from clashing pools: where two regex engines would part."""
+    """Short strings from mixed character classes, where regex engines may differ."""
     for i in range(RANDOM_TEXTS):
         parts = []
         for _ in range(rng.randint(2, 12)):
@@ -103,8 +103,8 @@ def lines(rows):
     return "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n"
 
 
-class Judge:
-    """One vocabulary under the three habits."""
+class ReferenceTokenizer:
+    """One vocabulary in three modes: with NFC, without NFC, and without matching special tokens."""
 
     def __init__(self, table):
         self.table = table
@@ -125,7 +125,7 @@ class Judge:
         }
 
     def decodings(self, rng):
-        """Any ids at all, most of them not UTF-8 at token borders."""
+        """Decodings of random ids, most of them not valid UTF-8 at token boundaries."""
         for i in range(RANDOM_IDS):
             top = 256 if i % 2 else len(self.table["tokens"])
             ids = [rng.randrange(top) for _ in range(rng.randint(1, 24))]
@@ -137,7 +137,7 @@ class Judge:
 
 
 def published_vectors(folder, pre):
-    """llama.cpp's own texts and ids for a vocabulary."""
+    """llama.cpp's own test texts and ids for a vocabulary."""
     base = pathlib.Path(folder) / f"ggml-vocab-{pre}.gguf"
     texts = pathlib.Path(f"{base}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     out = [[int(i) for i in line.split()] for line in pathlib.Path(f"{base}.out").read_text().split("\n")]
@@ -159,15 +159,15 @@ def main():
         vocabulary = f"{folder}/ggml-vocab-{pre}.gguf"
         table = tiny_tokenizer.reduced(vocabulary, REDUCED, pre)
         (arg.out / f"reduced_{pre}.json").write_text(json.dumps(table, ensure_ascii=False) + "\n")
-        judge = Judge(table)
-        rows = [judge.row(f"published {i}", text) for i, (text, _) in enumerate(published)]
-        rows += [judge.row(*pair) for pair in own]
+        tokenizer = ReferenceTokenizer(table)
+        rows = [tokenizer.row(f"published {i}", text) for i, (text, _) in enumerate(published)]
+        rows += [tokenizer.row(*pair) for pair in own]
         (arg.out / f"vectors_{pre}.json").write_text(lines(rows))
-        (arg.out / f"decode_{pre}.json").write_text(lines(judge.decodings(rng)))
-        tiny = Judge(tiny_tokenizer.reduced(vocabulary, tiny_models.VOCAB, pre))
+        (arg.out / f"decode_{pre}.json").write_text(lines(tokenizer.decodings(rng)))
+        tiny = ReferenceTokenizer(tiny_tokenizer.reduced(vocabulary, tiny_models.VOCAB, pre))
         (arg.out / f"tiny_{pre}.json").write_text(lines([tiny.row(*pair) for pair in TEXTS.items()]))
         tokens, types, merges = tiny_tokenizer.published(vocabulary)
-        judge = Judge(
+        tokenizer = ReferenceTokenizer(
             {
                 "pre": pre,
                 "regex": tiny_tokenizer.REGEX[pre],
@@ -178,11 +178,11 @@ def main():
         )
         rows, nfc_changes = [], 0
         for i, (text, ids) in enumerate(published):
-            row = judge.row(f"published {i}", text) | {"published": True}
+            row = tokenizer.row(f"published {i}", text) | {"published": True}
             assert row["ids_without_nfc"] == ids, (pre, text, row, ids)
             nfc_changes += row["ids"] != ids
             rows.append(row)
-        rows += [judge.row(name, text) | {"published": False} for name, text in TEXTS.items()]
+        rows += [tokenizer.row(name, text) | {"published": False} for name, text in TEXTS.items()]
         (arg.out / f"full_{pre}.json").write_text(lines(rows))
         print(pre, len(published), "published vectors reproduced without NFC;", nfc_changes, "differ with it")
 
