@@ -1,4 +1,4 @@
-//! Any bytes as a GGUF file and as a model: they load or are refused, and a refusal names the file.
+//! Loads any bytes as a GGUF file and as a model; an error must name the file.
 //!
 //! A panic, a hang, or memory out of proportion to the input is a finding.
 
@@ -7,21 +7,24 @@
 use std::sync::Arc;
 
 use contract::quant;
-use gguf::{GgufFile, Mapped};
+use gguf::{FileBytes, GgufFile};
 use libfuzzer_sys::fuzz_target;
 
 const NAME: &str = "fuzz.gguf";
 
 fuzz_target!(|bytes: &[u8]| {
     let shared: Arc<[u8]> = Arc::from(bytes);
-    match GgufFile::from_bytes(NAME, Mapped::shared(Arc::clone(&shared))) {
+    match GgufFile::from_bytes(NAME, FileBytes::shared(Arc::clone(&shared))) {
         Ok(file) => read_all(&file),
         Err(error) => assert!(error.to_string().contains(NAME)),
     }
-    match model::load_bytes(NAME, Mapped::shared(shared)) {
+    match model::load_bytes(NAME, FileBytes::shared(shared)) {
         Ok(loaded) => {
             for weight in loaded.spec.weights() {
-                let bytes = loaded.weights.bytes(weight).expect("a loaded spec has its weights");
+                let bytes = loaded
+                    .weights
+                    .bytes(weight)
+                    .expect("a loaded spec has its weights");
                 assert_eq!(bytes.len(), weight.bytes());
             }
         }
@@ -29,7 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Everything a reader may ask of an opened file.
+/// Reads every metadata value and dequantises a row of every tensor.
 fn read_all(file: &GgufFile) {
     for (key, value) in file.meta().iter() {
         assert!(file.meta().get(key).is_some());
@@ -42,9 +45,15 @@ fn read_all(file: &GgufFile) {
     }
     for info in file.tensors() {
         let data = file.data(info);
-        let Some(weight) = info.weight() else { continue };
+        let Some(weight) = info.weight() else {
+            continue;
+        };
         assert_eq!(data.len(), weight.bytes());
         let mut row = vec![0.0; weight.cols];
-        quant::dequantize_row(weight.ty, &data[..weight.ty.row_bytes(weight.cols)], &mut row);
+        quant::dequantize_row(
+            weight.ty,
+            &data[..weight.ty.row_bytes(weight.cols)],
+            &mut row,
+        );
     }
 }
