@@ -16,6 +16,9 @@ use gguf::FileBytes;
 use libfuzzer_sys::fuzz_target;
 use model::synth::SynthSpec;
 
+/// Encoding of a text completion's prompt may stop beyond this many tokens.
+const CONTEXT: usize = 4096;
+
 /// Tokenizer and template of a tiny synthetic model.
 struct Model {
     tokenizer: Tokenizer,
@@ -67,7 +70,7 @@ fuzz_target!(|bytes: &[u8]| {
         Ok(request) => {
             assert!(!request.prompts.is_empty());
             for prompt in &request.prompts {
-                if let Ok(ids) = request.token_ids(prompt, tokenizer) {
+                if let Ok(ids) = request.token_ids(prompt, tokenizer, CONTEXT) {
                     assert!(ids.iter().all(|id| id.index() < tokenizer.n_tokens()));
                 }
             }
