@@ -89,19 +89,19 @@ def requests():
 
 def text_of(stream):
     """Reasoning and text of a whole stream of any of the three dialects."""
-    said = ""
+    text = ""
     for line in stream.split(b"\n"):
         if not line.startswith(b"data: {"):
             continue
         event = json.loads(line[6:])
         for choice in event.get("choices") or []:
-            said += (choice["delta"].get("reasoning_content") or "") + (choice["delta"].get("content") or "")
+            text += (choice["delta"].get("reasoning_content") or "") + (choice["delta"].get("content") or "")
         delta = event.get("delta")
         if isinstance(delta, dict):
-            said += (delta.get("thinking") or "") + (delta.get("text") or "")
+            text += (delta.get("thinking") or "") + (delta.get("text") or "")
         elif isinstance(delta, str):
-            said += delta
-    return said
+            text += delta
+    return text
 
 
 class Server:
@@ -152,7 +152,8 @@ async def ask(port, path, body, leave_after=None):
     try:
         payload = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.0\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(payload)}\r\n\r\n"
+            f"POST {path} HTTP/1.0\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
         )
         writer.write(head.encode() + payload)
         try:
@@ -191,14 +192,14 @@ class Load:
         if status != 200 or not any(end in answer for end in ENDS):
             self.fault(f"{path} ended with {status}: {answer[-300:]!r}")
             return None
-        said = text_of(answer)
+        text = text_of(answer)
         if self.alone[number] is None:
-            self.alone[number] = said
-            if not said:
+            self.alone[number] = text
+            if not text:
                 self.fault(f"{path} returned no text alone")
-        elif said != self.alone[number]:
-            self.fault(f"request {number}: {said!r} under load, {self.alone[number]!r} alone")
-        return said
+        elif text != self.alone[number]:
+            self.fault(f"request {number}: {text!r} under load, {self.alone[number]!r} alone")
+        return text
 
     async def streams(self, count, rounds):
         """`count` streams at once, each going through `rounds` prompts."""

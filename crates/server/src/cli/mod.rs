@@ -287,6 +287,15 @@ pub struct ServeArgs {
     #[arg(long, env = "HEARTH_MAX_SEQUENCES", value_name = "N", default_value = "4",
         value_parser = at_least_one)]
     pub max_sequences: usize,
+    /// Growth that admission expects of each sequence, in tokens: less admits more requests and
+    /// preempts more often.
+    #[arg(
+        long,
+        env = "HEARTH_KV_RESERVE",
+        value_name = "TOKENS",
+        default_value = "1024"
+    )]
+    pub kv_reserve: usize,
     /// Lengths of reasoning and replies.
     #[command(flatten)]
     pub reasoning: ReasoningArgs,

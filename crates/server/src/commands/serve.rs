@@ -255,6 +255,7 @@ fn scheduler(
         max_sequences: args.max_sequences,
         // The server bounds the queue with its own permits.
         queue_limit: usize::MAX,
+        reserve: args.kv_reserve,
         prefill_chunk,
         eos: model.eos.clone(),
         speculation,
