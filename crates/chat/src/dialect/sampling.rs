@@ -12,6 +12,7 @@ use crate::request::{MAX_CHOICES, MAX_STOPS, RepetitionWindow, SamplingParams};
 impl SamplingParams {
     /// Reads the fields; the stop strings are in `stop_key`.
     pub(crate) fn read(body: &Fields<'_>, stop_key: &str) -> Result<SamplingParams, ChatError> {
+        refuse_unsupported(body)?;
         Ok(SamplingParams {
             max_tokens: max_tokens(body)?,
             temperature: float(body, "temperature", 0.0..=MAX_FLOAT)?,
@@ -32,6 +33,38 @@ impl SamplingParams {
             disable_speculation: !body.flag("speculative", true)?,
         })
     }
+}
+
+/// Fields of llama.cpp and vLLM that would change the reply and that this server does not have.
+const UNSUPPORTED: [&str; 11] = [
+    "use_beam_search",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "include_stop_str_in_output",
+    "return_token_ids",
+    "dry_multiplier",
+    "xtc_probability",
+    "mirostat",
+    "dynatemp_range",
+];
+
+/// Refuses an unsupported field by name, unless its value asks for nothing.
+fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ChatError> {
+    for key in UNSUPPORTED {
+        let asks = match body.get(key) {
+            None | Some(Value::Bool(false)) => false,
+            Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+            Some(Value::String(text)) => !text.is_empty(),
+            Some(Value::Array(items)) => !items.is_empty(),
+            Some(_) => true,
+        };
+        if asks {
+            return Err(body.error(key, "is not supported; leave it out"));
+        }
+    }
+    Ok(())
 }
 
 /// The largest finite value of a parameter.

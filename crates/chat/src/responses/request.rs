@@ -125,6 +125,10 @@ fn refuse_state(body: &Fields<'_>) -> Result<(), ChatError> {
         let message = "conversations are not kept here; send the whole of it as input";
         return Err(body.error("conversation", message));
     }
+    if body.get("prompt").is_some() {
+        let message = "prompts are not kept here; send the text itself as instructions or input";
+        return Err(body.error("prompt", message));
+    }
     if body.flag("background", false)? {
         let message = "answers are not kept here, so none can be made in the background";
         return Err(body.error("background", message));

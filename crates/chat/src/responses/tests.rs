@@ -162,6 +162,7 @@ fn stateful_and_image_requests_name_the_field() {
         "conversation",
     );
     refused(json!({"input": "x", "background": true}), "background");
+    refused(json!({"input": "x", "prompt": {"id": "p"}}), "prompt");
     refused(json!({"input": 7}), "input");
     refused(
         json!({"input": [{"role": "wizard", "content": ""}]}),

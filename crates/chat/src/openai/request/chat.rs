@@ -53,9 +53,12 @@ pub(super) fn stream_options(body: &Fields<'_>) -> Result<StreamOptions, ChatErr
     let Some(options) = body.object("stream_options")? else {
         return Ok(StreamOptions::default());
     };
+    let include_usage = options.bool("include_usage")?;
     Ok(StreamOptions {
-        include_usage: options.flag("include_usage", false)?,
-        continuous_usage_stats: options.flag("continuous_usage_stats", false)?,
+        include_usage: include_usage == Some(true),
+        // A client without the final usage gets no running usage either.
+        continuous_usage_stats: options.flag("continuous_usage_stats", false)?
+            && include_usage != Some(false),
     })
 }
 

@@ -565,3 +565,34 @@ fn image_in_a_tool_result_becomes_a_placeholder() {
     let err = with_messages(json!([{"role": "user", "content": [image]}])).unwrap_err();
     assert!(err.message.contains("Could not process image"), "{err}");
 }
+
+#[test]
+fn unsupported_sampling_is_refused_and_neutral_values_pass() {
+    for (key, wanted) in [
+        ("use_beam_search", json!(true)),
+        ("allowed_token_ids", json!([1])),
+        ("bad_words", json!(["a"])),
+        ("prompt_logprobs", json!(1)),
+        ("dry_multiplier", json!(0.8)),
+        ("xtc_probability", json!(0.5)),
+        ("mirostat", json!(2)),
+    ] {
+        refused(json!({ key: wanted }), key, "not supported");
+        for neutral in [json!(null), json!(false), json!(0), json!(0.0), json!([])] {
+            assert!(chat(json!({ key: neutral })).is_ok(), "{key}: {neutral}");
+        }
+    }
+}
+
+#[test]
+fn usage_that_is_not_wanted_is_not_sent_in_between() {
+    for (include, continuous) in [
+        (json!(null), true),
+        (json!(true), true),
+        (json!(false), false),
+    ] {
+        let options = json!({"include_usage": include, "continuous_usage_stats": true});
+        let request = chat(json!({ "stream_options": options })).unwrap();
+        assert_eq!(request.stream_options.continuous_usage_stats, continuous);
+    }
+}
