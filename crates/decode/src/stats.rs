@@ -56,7 +56,7 @@ pub struct Stats {
     pub running: usize,
     /// Sequences open now.
     pub sequences: usize,
-    /// Sequences still reading their prompt.
+    /// Sequences whose prompt is not prefilled yet.
     pub prefilling: usize,
     /// Tokens that the KV pool holds.
     pub pool_tokens: usize,
@@ -66,8 +66,8 @@ pub struct Stats {
     pub evictable_tokens: usize,
     /// Prompts and choices preempted now.
     pub preempted: usize,
-    /// Whether the next job or resume waits for the pool rather than for a sequence.
-    pub pool_waits: bool,
+    /// Whether the next job or resume waits for pages of the pool, not for a sequence.
+    pub blocked_on_pool: bool,
     /// Preemptions.
     pub preemptions: u64,
     /// Resumes after preemption.
@@ -80,7 +80,7 @@ pub struct Stats {
     pub failed: u64,
     /// Cancelled jobs and choices by phase.
     pub cancelled: Cancellations,
-    /// Prompt tokens read.
+    /// Prompt tokens prefilled.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
@@ -89,7 +89,7 @@ pub struct Stats {
     /// Decode steps.
     pub decode_steps: u64,
     /// Sequences summed over decode steps; divided by `decode_steps`, the mean batch.
-    pub batched: u64,
+    pub batch_size_sum: u64,
     /// The largest batch so far.
     pub largest_batch: usize,
     /// Decode steps without trees because the draft ran out of memory.
@@ -108,7 +108,7 @@ pub struct Stats {
     /// Time of all decode steps.
     pub times: StepTimes,
     /// Calls that ran out of memory: open, prefill or verify.
-    pub waits: u64,
+    pub out_of_memory_calls: u64,
     /// Times an idle scheduler lacked device capacity: a bug.
     pub leaks: u64,
     /// The prefix cache.
@@ -120,7 +120,7 @@ pub struct Stats {
 pub struct Cancellations {
     /// Jobs in the queue.
     pub queued: u64,
-    /// Jobs reading their prompt.
+    /// Jobs in prefill.
     pub prefill: u64,
     /// Choices decoding, or waiting to start.
     pub decode: u64,

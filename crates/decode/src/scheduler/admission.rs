@@ -160,7 +160,7 @@ impl Scheduler {
             return Ok(None);
         }
         if !self.has_capacity(len, max_len) {
-            self.stats.pool_waits = true;
+            self.stats.blocked_on_pool = true;
             return Ok(None);
         }
         match self.device.runner().open(max_len) {

@@ -251,7 +251,7 @@ impl Scheduler {
 
     fn run_step(&mut self, out: &mut Events) -> Result<(), DeviceError> {
         self.device.take_out_of_memory();
-        self.stats.pool_waits = false;
+        self.stats.blocked_on_pool = false;
         if !self.queue.is_empty() {
             self.pause_warmup()?;
         }
@@ -259,7 +259,7 @@ impl Scheduler {
         // Admitted work resumes before new work starts.
         let mut out_of_memory = self.resume(out)? == StepOutcome::OutOfMemory;
         out_of_memory |= self.start_pending_choices(out)? == StepOutcome::OutOfMemory;
-        if !self.stats.pool_waits {
+        if !self.stats.blocked_on_pool {
             out_of_memory |= self.admit_queued(out)? == StepOutcome::OutOfMemory;
         }
         let order = match self.last_phase {
@@ -384,7 +384,7 @@ impl Scheduler {
                 }
             }
         }
-        self.stats.batched += advanced as u64;
+        self.stats.batch_size_sum += advanced as u64;
         self.stats.largest_batch = self.stats.largest_batch.max(advanced);
         self.running.remove_finished(&mut self.device);
         if exhausted && self.preempt_last()? {
@@ -446,7 +446,7 @@ impl Scheduler {
 
     /// Counts an out-of-memory error and keeps it for the job that may have to fail.
     fn note_out_of_memory(&mut self, error: &DeviceError) {
-        self.stats.waits += 1;
+        self.stats.out_of_memory_calls += 1;
         self.device.set_out_of_memory(error);
     }
 

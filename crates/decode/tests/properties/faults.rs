@@ -132,7 +132,7 @@ fn out_of_memory_sequence_waits_for_others_then_fails_alone() {
         fixture.failure(1),
         Some(JobError::OutOfMemory { .. })
     ));
-    assert!(fixture.scheduler.stats().waits > 10);
+    assert!(fixture.scheduler.stats().out_of_memory_calls > 10);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn out_of_memory_prefill_is_retried_later() {
     three_jobs().into_iter().for_each(|job| fixture.submit(job));
     fixture.finish();
     check_unaffected(&fixture, &three_jobs());
-    assert!(fixture.scheduler.stats().waits >= 2);
+    assert!(fixture.scheduler.stats().out_of_memory_calls >= 2);
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn full_pool_queues_and_preempts_without_changing_tokens() {
     jobs.iter().for_each(|job| fixture.submit(job.clone()));
     let (mut waited, mut preempted, mut least) = (0, 0, usize::MAX);
     run_observed(&mut fixture, |stats| {
-        waited += usize::from(stats.pool_waits && stats.queued > 0);
+        waited += usize::from(stats.blocked_on_pool && stats.queued > 0);
         preempted = preempted.max(stats.preempted);
         least = least.min(stats.free_tokens);
     });

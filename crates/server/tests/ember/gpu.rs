@@ -128,7 +128,7 @@ fn generate(
     let stats = scheduler.stats();
     let after_first = stats.generated_tokens - prompts.len() as u64;
     // Each sequence of a decode step counts as one step.
-    (generated, after_first as f64 / stats.batched as f64)
+    (generated, after_first as f64 / stats.batch_size_sum as f64)
 }
 
 /// Full rows of logits `[text]` along a text, one after each token, from single steps.

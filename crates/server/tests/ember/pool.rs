@@ -83,7 +83,7 @@ fn generated(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutputToken>>,
     }
     while scheduler.step(&mut events).unwrap() == Progress::Working {
         let stats = scheduler.stats();
-        waited |= stats.pool_waits && stats.queued > 0;
+        waited |= stats.blocked_on_pool && stats.queued > 0;
     }
     let mut generated = vec![Vec::new(); jobs.len()];
     for (id, event) in events {

@@ -345,13 +345,15 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     let pool = async || server.get("/props").await.json().await["runtime"]["kv_pool"].clone();
     let mut pool_status = pool().await;
     for _ in 0..200 {
-        if pool_status["queue_waits_for_it"] == true {
+        if pool_status["queue_blocked_on_pool"] == true {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
         pool_status = pool().await;
     }
-    assert_eq!(pool_status["queue_waits_for_it"], true, "{pool_status}");
+    for key in ["queue_blocked_on_pool", "queue_waits_for_it"] {
+        assert_eq!(pool_status[key], true, "{pool_status}");
+    }
     let used = pool_status["in_use"].as_u64().unwrap();
     assert!(
         used > 0 && used < pool_status["tokens"].as_u64().unwrap(),
@@ -363,13 +365,30 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
         "{metrics}"
     );
     let slots = server.get("/slots").await.json().await;
-    assert_eq!(slots["pool_waits"], true);
+    for key in ["queue_blocked_on_pool", "pool_waits"] {
+        assert_eq!(slots[key], true, "{slots}");
+    }
+    for (new, old) in [
+        ("evictable_context_tokens", "kept_context_tokens"),
+        ("preempted", "parked"),
+    ] {
+        assert!(slots[new].is_u64(), "{slots}");
+        assert_eq!(slots[new], slots[old]);
+    }
     drop(running);
     assert!(waiting.text().await.contains("[DONE]"));
     idle(&server).await;
     let pool_status = pool().await;
     assert_eq!(
-        (&pool_status["in_use"], &pool_status["parked"]),
+        (&pool_status["in_use"], &pool_status["preempted"]),
         (&json!(0), &json!(0))
     );
+    for (new, old) in [
+        ("evictable", "kept_by_cache"),
+        ("preempted", "parked"),
+        ("preemptions", "lifetime_parked"),
+    ] {
+        assert!(pool_status[new].is_u64(), "{pool_status}");
+        assert_eq!(pool_status[new], pool_status[old]);
+    }
 }

@@ -259,7 +259,7 @@ fn run_steps(
                 bail!("a sequence failed: {error}");
             }
         }
-        let batch = after.batched - before.batched;
+        let batch = after.batch_size_sum - before.batch_size_sum;
         if after.decode_steps > before.decode_steps
             && batch == sequences as u64
             && after.running == sequences

@@ -6,13 +6,13 @@ use metrics_exporter_prometheus::PrometheusRecorder;
 
 use super::{METADATA, Registrar};
 
-const DEPTHS: &str = "hearth_draft_kept_depth_total";
-const TIME: &str = "hearth_round_seconds";
+const DEPTHS: &str = "hearth_draft_tokens_accepted_by_depth_total";
+const TIME: &str = "hearth_decode_step_seconds";
 
 /// Decode step counters since the start.
 pub(super) struct DecodeStepMetrics {
     steps: Counter,
-    batched: Counter,
+    batch_size_sum: Counter,
     drafted_steps: Counter,
     drafted: Counter,
     accepted: Counter,
@@ -30,12 +30,12 @@ impl DecodeStepMetrics {
         recorder.describe_counter(
             DEPTHS.into(),
             None,
-            "Drafted steps that kept at least so many drafted tokens; the last depth counts all deeper ones.".into(),
+            "Decode steps of single sequences that accepted at least `depth` drafted tokens. The last depth includes deeper ones.".into(),
         );
         recorder.describe_gauge(
             TIME.into(),
             None,
-            "Seconds that rounds took since the start, by part.".into(),
+            "Seconds of all decode steps since the start, by part: draft, verify or commit.".into(),
         );
         let labelled = |name: &'static str, label: &'static str, value: String| {
             Key::from_parts(name, vec![Label::new(label, value)])
@@ -43,24 +43,24 @@ impl DecodeStepMetrics {
         let depth = |i: usize| labelled(DEPTHS, "depth", (i + 1).to_string());
         let part = |name: &str| labelled(TIME, "part", name.to_owned());
         DecodeStepMetrics {
-            steps: registrar.counter("hearth_decode_rounds_total", "Verify passes."),
-            batched: registrar.counter(
-                "hearth_decode_steps_total",
-                "Verify passes of single sequences: generated tokens by steps are tokens per step.",
+            steps: registrar.counter("hearth_decode_steps_total", "Decode steps of the batch: one verify pass each."),
+            batch_size_sum: registrar.counter(
+                "hearth_decode_sequence_steps_total",
+                "Decode steps summed over sequences. Generated tokens divided by this are tokens per step.",
             ),
             drafted_steps: registrar.counter(
                 "hearth_drafted_steps_total",
-                "Of these, passes that carried drafted tokens.",
+                "Decode steps of single sequences that verified drafted tokens.",
             ),
-            drafted: registrar.counter("hearth_draft_tokens_total", "Tokens drafted."),
+            drafted: registrar.counter("hearth_draft_tokens_total", "Drafted tokens that were verified."),
             accepted: registrar.counter(
                 "hearth_draft_tokens_accepted_total",
-                "Drafted tokens that were kept.",
+                "Drafted tokens that were accepted.",
             ),
-            forced: registrar.counter("hearth_forced_tokens_total", "Tokens forced upon answers."),
+            forced: registrar.counter("hearth_forced_tokens_total", "Tokens that a grammar or the reasoning budget forced."),
             undrafted: registrar.counter(
-                "hearth_undrafted_rounds_total",
-                "Rounds that decoded plainly because there was no room to draft.",
+                "hearth_undrafted_steps_total",
+                "Decode steps without drafts because the draft model ran out of memory.",
             ),
             depths: std::array::from_fn(|i| recorder.register_counter(&depth(i), &METADATA)),
             times: ["draft", "verify", "commit"]
@@ -71,7 +71,7 @@ impl DecodeStepMetrics {
     /// Updates the metrics.
     pub(super) fn set(&self, stats: &Stats) {
         self.steps.absolute(stats.decode_steps);
-        self.batched.absolute(stats.batched);
+        self.batch_size_sum.absolute(stats.batch_size_sum);
         self.drafted_steps.absolute(stats.drafted_steps);
         self.drafted.absolute(stats.drafted_tokens);
         self.accepted.absolute(stats.accepted_tokens);

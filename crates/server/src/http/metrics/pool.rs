@@ -10,7 +10,7 @@ use super::Registrar;
 pub(super) struct PoolMetrics {
     tokens: Gauge,
     used: Gauge,
-    kept: Gauge,
+    evictable: Gauge,
     waiting: Gauge,
     preempted: Gauge,
     preemptions: Counter,
@@ -20,27 +20,25 @@ impl PoolMetrics {
     pub(super) fn new(recorder: &PrometheusRecorder) -> PoolMetrics {
         let registrar = Registrar(recorder);
         PoolMetrics {
-            tokens: registrar.gauge("hearth_kv_pool_tokens", "Tokens that sequences share."),
+            tokens: registrar.gauge("hearth_kv_pool_tokens", "Tokens that the KV pool holds."),
             used: registrar.gauge(
                 "hearth_kv_pool_used_tokens",
-                "Tokens of pages that sequences hold.",
+                "Tokens of KV pages that sequences hold.",
             ),
-            kept: registrar.gauge(
-                "hearth_kv_pool_kept_tokens",
-                "Tokens of pages that saved states hold and sequences can have.",
+            evictable: registrar.gauge(
+                "hearth_kv_pool_evictable_tokens",
+                "Tokens of KV pages that only cached prefixes hold. They are evicted on demand.",
             ),
             waiting: registrar.gauge(
                 "hearth_kv_pool_requests_waiting",
-                "Requests in the queue while the next of them waits for pages.",
+                "Queued requests while the first of them waits for KV pages.",
             ),
             preempted: registrar.gauge(
-                "hearth_kv_pool_parked",
-                "Prompts and replies that gave their place up to others and wait to go on.",
+                "hearth_kv_pool_preempted",
+                "Prompts and replies that are preempted now and resume later.",
             ),
-            preemptions: registrar.counter(
-                "hearth_kv_pool_parked_total",
-                "Times one did, because another could not grow.",
-            ),
+            preemptions: registrar
+                .counter("hearth_preemptions_total", "Preemptions since the start."),
         }
     }
 
@@ -49,8 +47,12 @@ impl PoolMetrics {
         self.tokens.set(stats.pool_tokens as f64);
         self.used
             .set((stats.pool_tokens - stats.free_tokens) as f64);
-        self.kept.set(stats.evictable_tokens as f64);
-        let waiting = if stats.pool_waits { stats.queued } else { 0 };
+        self.evictable.set(stats.evictable_tokens as f64);
+        let waiting = if stats.blocked_on_pool {
+            stats.queued
+        } else {
+            0
+        };
         self.waiting.set(waiting as f64);
         self.preempted.set(stats.preempted as f64);
         self.preemptions.absolute(stats.preemptions);

@@ -97,9 +97,14 @@ fn pool(stats: &Stats) -> Value {
     json!({
         "tokens": stats.pool_tokens,
         "in_use": stats.pool_tokens - stats.free_tokens,
-        "kept_by_cache": stats.evictable_tokens,
+        "evictable": stats.evictable_tokens,
         "free": stats.free_tokens - stats.evictable_tokens,
-        "queue_waits_for_it": stats.pool_waits,
+        "queue_blocked_on_pool": stats.blocked_on_pool,
+        "preempted": stats.preempted,
+        "preemptions": stats.preemptions,
+        // The keys of version 0.1.
+        "kept_by_cache": stats.evictable_tokens,
+        "queue_waits_for_it": stats.blocked_on_pool,
         "parked": stats.preempted,
         "lifetime_parked": stats.preemptions,
     })

@@ -55,8 +55,12 @@ fn now(app: &App) -> Value {
         "requests_waiting": app.engine().waiting(),
         "pool_tokens": stats.pool_tokens,
         "free_context_tokens": stats.free_tokens,
+        "evictable_context_tokens": stats.evictable_tokens,
+        "queue_blocked_on_pool": stats.blocked_on_pool,
+        "preempted": stats.preempted,
+        // The keys of version 0.1.
         "kept_context_tokens": stats.evictable_tokens,
-        "pool_waits": stats.pool_waits,
+        "pool_waits": stats.blocked_on_pool,
         "parked": stats.preempted,
         "generated_tokens": stats.generated_tokens,
         "prompt_tokens": stats.prompt_tokens,
