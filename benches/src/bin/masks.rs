@@ -223,7 +223,7 @@ fn measure(
             times.node.push(ms(begun));
             constraint.advance(&[*token]);
         }
-        ensure!(constraint.fault().is_none(), "{:?}", constraint.fault());
+        ensure!(constraint.error().is_none(), "{:?}", constraint.error());
         let mut constraint = constraints.begin(0);
         for (token, paths) in reply.iter().zip(&trees) {
             let begun = Instant::now();
@@ -233,7 +233,7 @@ fn measure(
             times.tree.push(ms(begun));
             constraint.advance(&[*token]);
         }
-        ensure!(constraint.fault().is_none(), "{:?}", constraint.fault());
+        ensure!(constraint.error().is_none(), "{:?}", constraint.error());
     }
     Ok(times)
 }

@@ -14,7 +14,7 @@ pub enum SubmitError {
     TooLong {
         /// Tokens of the prompt.
         prompt_tokens: usize,
-        /// Most tokens of a sequence.
+        /// Maximum number of tokens of a sequence.
         context_tokens: usize,
     },
     /// The prompt is empty.

@@ -15,9 +15,9 @@ pub enum Event {
         /// Prompt tokens taken from a cached prefix.
         cached: usize,
     },
-    /// A chunk of the prompt was read.
+    /// A chunk of the prompt was prefilled.
     Prefill {
-        /// Prompt tokens read or cached so far.
+        /// Prompt tokens prefilled or cached so far.
         done: usize,
         /// Prompt tokens in all.
         total: usize,

@@ -33,7 +33,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Most continuations of one prompt.
+    /// Maximum number of continuations of one prompt.
     pub const MAX_CHOICES: usize = 128;
 }
 
@@ -42,8 +42,8 @@ impl Job {
 pub struct GenerationParams {
     /// How tokens are sampled.
     pub sampling: Sampling,
-    /// Most tokens generated per choice; the context may end a choice earlier. With 0 only the
-    /// prompt is read, for its logprobs.
+    /// Maximum number of generated tokens per choice; the context may end a choice earlier. With 0
+    /// the prompt is only prefilled, for its logprobs.
     pub max_tokens: usize,
     /// End tokens are masked until this many tokens are generated.
     pub min_tokens: usize,
@@ -57,7 +57,7 @@ pub struct GenerationParams {
     pub prompt_logprobs: Option<usize>,
     /// Whether to speculate. Without, a decode step yields one token or a run of forced tokens.
     pub speculate: bool,
-    /// The attention window while decoding. The prompt is read with full attention.
+    /// The attention window while decoding. The prompt is prefilled with full attention.
     pub window: AttentionWindow,
     /// Constraints, one per choice.
     pub constraints: Option<Constraints>,
@@ -65,17 +65,17 @@ pub struct GenerationParams {
     /// cached prefix from side requests.
     pub session: Option<Arc<str>>,
     /// Whether to look up and to save cached prefixes.
-    pub use_saved: bool,
+    pub use_prefix_cache: bool,
 }
 
 impl GenerationParams {
-    /// Most alternatives of a logprob.
+    /// Maximum number of alternatives of a logprob.
     pub const MAX_LOGPROBS: usize = 20;
 
     /// Whether its prompt may resume from a cached prefix. With prompt logprobs it cannot: a
     /// snapshot has no logits.
     pub(crate) fn reuses_prefixes(&self) -> bool {
-        self.use_saved && self.prompt_logprobs.is_none()
+        self.use_prefix_cache && self.prompt_logprobs.is_none()
     }
 }
 
@@ -93,7 +93,7 @@ impl Default for GenerationParams {
             window: AttentionWindow::FULL,
             constraints: None,
             session: None,
-            use_saved: true,
+            use_prefix_cache: true,
         }
     }
 }

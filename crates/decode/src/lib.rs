@@ -50,8 +50,9 @@ pub use error::{JobError, SubmitError};
 pub use event::{ChoiceStats, Event, FinishReason, Logprobs, OutputToken};
 pub use job::{GenerationParams, Job, JobId, Sampling};
 pub use prefix::{PrefixConfig, PrefixStats, SavePointConfig, Store};
-pub use scheduler::{NextPrompt, Progress, Scheduler, SchedulerConfig};
+pub use scheduler::{NextPrompt, Scheduler, SchedulerConfig, SchedulerState};
 pub use speculation::{
-    Clock, CostTable, MIN_SPEEDUP, Speculation, TreeInit, TreeRequest, TreeResult, TreeSource,
+    Clock, CostTable, MIN_SPEEDUP, SpeculationConfig, TreeInit, TreeProposer, TreeRequest,
+    TreeResult,
 };
 pub use stats::{AcceptanceByDepth, Cancellations, Stats, StepTimes};

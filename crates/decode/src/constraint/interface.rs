@@ -28,7 +28,7 @@ pub trait Constraint: Send {
     fn advance(&mut self, tokens: &[TokenId]);
 
     /// Why it can decide nothing more, if it failed; its answers are then meaningless.
-    fn fault(&self) -> Option<&str> {
+    fn error(&self) -> Option<&str> {
         None
     }
 }

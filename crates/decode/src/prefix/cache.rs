@@ -39,7 +39,7 @@ impl PrefixCache {
 
     /// Whether the cache may save anything.
     pub(crate) fn is_on(&self) -> bool {
-        self.config.slots > 0
+        self.config.max_entries > 0
     }
 
     /// Whether the cache has no entry.
@@ -55,15 +55,17 @@ impl PrefixCache {
         }
     }
 
-    /// Positions at which to save a prompt whose first `read` tokens are cached.
+    /// Positions at which to save a prompt whose first `prefilled` tokens are cached.
     pub(crate) fn save_points(
         &self,
         prompt: &[TokenId],
-        read: usize,
+        prefilled: usize,
         align: usize,
     ) -> Vec<SavePoint> {
         if self.is_on() {
-            self.config.boundaries.save_points(prompt, read, align)
+            self.config
+                .save_points
+                .save_points(prompt, prefilled, align)
         } else {
             Vec::new()
         }
@@ -84,7 +86,7 @@ impl PrefixCache {
         }
         self.stats.lookups += 1;
         self.use_counter += 1;
-        // The last token is always read, since its logits are needed.
+        // The last token is always prefilled, since its logits are needed.
         let usable = &prompt[..prompt.len().saturating_sub(1)];
         self.import_from_store(runner, usable, session)?;
         let prefixes = self.radix.prefixes_of(usable);
@@ -109,7 +111,7 @@ impl PrefixCache {
             }
         }
         if let Some(entry) = self.radix.get_mut(key) {
-            entry.resumed = true;
+            entry.hit = true;
             self.stats.warmup_hits += u64::from(std::mem::take(&mut entry.from_warmup));
             if let Some(session) = session {
                 entry.session = Some(Arc::clone(session));
@@ -168,7 +170,7 @@ impl PrefixCache {
             }
             return Ok(());
         }
-        let info = match runner.snapshot(seq, self.config.place) {
+        let info = match runner.snapshot(seq, self.config.location) {
             Ok(info) if info.position == tokens.len() => info,
             Ok(info) => {
                 let detail = format!("position {} for {} tokens", info.position, tokens.len());
@@ -188,15 +190,16 @@ impl PrefixCache {
         self.stats.warmup_saved += u64::from(mark.from_warmup);
         // Any conversation may resume from a system prefix. Only the same one resumes from a later
         // turn.
-        let again = |entry: &PrefixEntry| !entry.system_prefix && (entry.resumed || entry.returned);
+        let is_conversation =
+            |entry: &PrefixEntry| !entry.system_prefix && (entry.hit || entry.multi_turn);
         let mut earlier = prefixes.iter().filter_map(|key| self.radix.get(*key));
         let entry = PrefixEntry {
             snapshot: info.id,
             used: self.use_counter,
             session: session.cloned(),
             system_prefix,
-            resumed: false,
-            returned: earlier.any(again),
+            hit: false,
+            multi_turn: earlier.any(is_conversation),
             offered_to_store: false,
             from_warmup: mark.from_warmup,
         };
@@ -289,8 +292,8 @@ impl PrefixCache {
                         used: self.use_counter,
                         session: session.cloned(),
                         system_prefix: false,
-                        resumed: false,
-                        returned: false,
+                        hit: false,
+                        multi_turn: false,
                         offered_to_store: true,
                         from_warmup: false,
                     };
@@ -322,9 +325,9 @@ impl PrefixCache {
         }
     }
 
-    /// Evicts entries until the limits on slots and bytes hold.
+    /// Evicts entries until the limits on their number and bytes hold.
     fn enforce_limits(&mut self, runner: &mut dyn Runner) -> Result<(), DeviceError> {
-        while self.radix.len() > self.config.slots
+        while self.radix.len() > self.config.max_entries
             || (!self.is_empty() && runner.capacity().snapshot_bytes > self.config.bytes)
         {
             self.evict_one(runner)?;
@@ -344,14 +347,14 @@ impl PrefixCache {
         let (Some(store), Some(entry)) = (&mut self.store, self.radix.get_mut(key)) else {
             return Ok(false);
         };
-        let again = matches!(rule, ExportRule::AnyNew);
-        if depth < self.config.min_store_tokens || (entry.offered_to_store && !again) {
+        let ignores_offered = matches!(rule, ExportRule::AnyNew);
+        if depth < self.config.min_store_tokens || (entry.offered_to_store && !ignores_offered) {
             return Ok(false);
         }
         entry.offered_to_store = true;
         let snapshot = entry.snapshot;
         let tokens = self.radix.tokens(key);
-        let new = depth - store.covered(&tokens).min(depth);
+        let new = depth - store.longest_prefix_len(&tokens).min(depth);
         let enough = match rule {
             ExportRule::AnyNew => new > 0,
             ExportRule::EighthNew => new >= depth / 8,
@@ -388,20 +391,20 @@ impl PrefixCache {
         self.is_on() && self.config.warmup_tokens > 0
     }
 
-    /// Tokens of a prompt that may still be read, of which `read` were.
-    pub(crate) fn warmup_budget_left(&self, read: usize) -> usize {
-        self.config.warmup_tokens.saturating_sub(read)
+    /// Tokens that warm-up may still prefill of a prompt of which `prefilled` tokens are done.
+    pub(crate) fn warmup_budget_left(&self, prefilled: usize) -> usize {
+        self.config.warmup_tokens.saturating_sub(prefilled)
     }
 
     /// Fewest tokens that are worth a warm-up.
     pub(crate) fn min_warmup_tokens(&self) -> usize {
-        self.config.boundaries.min_distance.max(1)
+        self.config.save_points.min_distance.max(1)
     }
 
     /// Start of the last turn but one, which is the reply in an expected prompt; the end if there
     /// is none.
     pub(crate) fn last_reply(&self, tokens: &[TokenId]) -> usize {
-        let starts = &self.config.boundaries.turn_starts;
+        let starts = &self.config.save_points.turn_starts;
         let mut turns = tokens.iter().enumerate().rev();
         let mut turn = || turns.find(|(_, token)| starts.contains(token));
         turn()
@@ -415,7 +418,7 @@ impl PrefixCache {
     }
 
     /// Length of the longest cached prefix of a prompt.
-    pub(crate) fn covered(&self, tokens: &[TokenId]) -> usize {
+    pub(crate) fn longest_prefix_len(&self, tokens: &[TokenId]) -> usize {
         let prefixes = self.radix.prefixes_of(tokens);
         prefixes.last().map_or(0, |key| self.radix.depth(*key))
     }

@@ -7,17 +7,18 @@ use super::save_points::SavePointConfig;
 /// Settings of the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixConfig {
-    /// Most entries; 0 disables the cache.
-    pub slots: usize,
-    /// Most bytes of all snapshots of the runner.
+    /// Maximum number of entries; 0 disables the cache.
+    pub max_entries: usize,
+    /// Maximum bytes of all snapshots of the runner.
     pub bytes: u64,
-    /// Where prompts are saved.
-    pub boundaries: SavePointConfig,
-    /// Where snapshots are kept.
-    pub place: SnapshotLocation,
+    /// The positions of a prompt at which its state is saved.
+    pub save_points: SavePointConfig,
+    /// The memory that keeps snapshots.
+    pub location: SnapshotLocation,
     /// Shortest prefix given to the store, in tokens.
     pub min_store_tokens: usize,
-    /// Most tokens prefilled by prefix warm-up for one expected prompt; 0 disables warm-up.
+    /// Maximum number of tokens that prefix warm-up prefills for one expected prompt; 0 disables
+    /// warm-up.
     pub warmup_tokens: usize,
 }
 
@@ -25,10 +26,10 @@ impl Default for PrefixConfig {
     /// Disabled.
     fn default() -> PrefixConfig {
         PrefixConfig {
-            slots: 0,
+            max_entries: 0,
             bytes: u64::MAX,
-            boundaries: SavePointConfig::default(),
-            place: SnapshotLocation::Host,
+            save_points: SavePointConfig::default(),
+            location: SnapshotLocation::Host,
             min_store_tokens: 512,
             warmup_tokens: 0,
         }

@@ -15,10 +15,11 @@ pub(crate) struct PrefixEntry {
     pub(crate) session: Option<Arc<str>>,
     /// Whether it ends the system prefix (system text and tools).
     pub(crate) system_prefix: bool,
-    /// Whether a prompt resumed from it.
-    pub(crate) resumed: bool,
-    /// Whether its conversation returned: a prompt that resumed from an earlier turn led to it.
-    pub(crate) returned: bool,
+    /// Whether a prompt resumed from it: a cache hit.
+    pub(crate) hit: bool,
+    /// Whether its conversation has several turns: the prompt that led to it resumed from an
+    /// earlier turn.
+    pub(crate) multi_turn: bool,
     /// Whether it was examined for the store.
     pub(crate) offered_to_store: bool,
     /// Whether warm-up saved it and no prompt has used it.

@@ -76,7 +76,7 @@ fn pinned_leaves(
         if classes.get(&key) != Some(&EvictionClass::Leaf) {
             continue;
         }
-        if entry.system_prefix && entry.resumed {
+        if entry.system_prefix && entry.hit {
             kept.insert(key);
             continue;
         }
@@ -88,7 +88,7 @@ fn pinned_leaves(
             continue;
         }
         let Some(session) = &entry.session else {
-            if entry.returned {
+            if entry.multi_turn {
                 kept.insert(key);
             }
             continue;
@@ -96,7 +96,7 @@ fn pinned_leaves(
         let long = (depth, entry.used, key);
         let best = longest.entry(Arc::clone(session)).or_insert(long);
         *best = (*best).max(long);
-        if entry.returned {
+        if entry.multi_turn {
             let late = (entry.used, key);
             let best = latest.entry(Arc::clone(session)).or_insert(late);
             *best = (*best).max(late);
@@ -143,8 +143,8 @@ mod tests {
         used: u64,
         session: Option<&'static str>,
         system_prefix: bool,
-        resumed: bool,
-        returned: bool,
+        hit: bool,
+        multi_turn: bool,
         from_warmup: bool,
     }
 
@@ -154,8 +154,8 @@ mod tests {
             used,
             session: None,
             system_prefix: false,
-            resumed: false,
-            returned: false,
+            hit: false,
+            multi_turn: false,
             from_warmup: false,
         }
     }
@@ -175,16 +175,13 @@ mod tests {
             }
         }
 
-        const fn resumed(self) -> Saved {
-            Saved {
-                resumed: true,
-                ..self
-            }
+        const fn hit(self) -> Saved {
+            Saved { hit: true, ..self }
         }
 
-        const fn returned(self) -> Saved {
+        const fn multi_turn(self) -> Saved {
             Saved {
-                returned: true,
+                multi_turn: true,
                 ..self
             }
         }
@@ -206,8 +203,8 @@ mod tests {
                 used: saved.used,
                 session: saved.session.map(Into::into),
                 system_prefix: saved.system_prefix,
-                resumed: saved.resumed,
-                returned: saved.returned,
+                hit: saved.hit,
+                multi_turn: saved.multi_turn,
                 offered_to_store: false,
                 from_warmup: saved.from_warmup,
             };
@@ -250,7 +247,7 @@ mod tests {
         let with_head = [
             saved("hhaa", 5),
             saved("hhbb", 3),
-            saved("hh", 4).system_prefix().resumed(),
+            saved("hh", 4).system_prefix().hit(),
         ];
         assert_eq!(order(&with_head), [3, 5, 4]);
     }
@@ -297,7 +294,7 @@ mod tests {
     #[test]
     fn returning_conversation_is_pinned_without_session() {
         let entries = [
-            saved("abcdef", 1).returned(),
+            saved("abcdef", 1).multi_turn(),
             saved("x", 2),
             saved("y", 3),
             saved("z", 4),
@@ -307,12 +304,12 @@ mod tests {
 
     #[test]
     fn restarted_session_is_pinned_once_it_returns() {
-        let anew = |returned| Saved {
-            returned,
+        let anew = |multi_turn| Saved {
+            multi_turn,
             ..saved("pq", 5).of("s")
         };
         let others = [
-            saved("abcdef", 4).of("s").returned(),
+            saved("abcdef", 4).of("s").multi_turn(),
             saved("x", 6),
             saved("y", 7),
         ];
@@ -326,7 +323,7 @@ mod tests {
         let names = ["a", "b", "c", "d", "e"];
         let texts = ["aa", "bb", "cc", "dd", "ee"];
         let mut entries: Vec<Saved> = (names.iter().zip(texts).zip(1..))
-            .map(|((name, text), used)| saved(text, used).of(name).returned())
+            .map(|((name, text), used)| saved(text, used).of(name).multi_turn())
             .collect();
         entries.push(saved("new", 9));
         // Entries 5, 4 and 3 are kept.
@@ -373,9 +370,9 @@ mod tests {
         // A system prefix, what two branches share, and the end of the branch in use; then a side
         // request.
         let entries = [
-            saved("hh", 7).system_prefix().resumed(),
+            saved("hh", 7).system_prefix().hit(),
             saved("hhsh", 7),
-            saved("hhshab", 7).returned(),
+            saved("hhshab", 7).multi_turn(),
             saved("hhshxy", 3),
             saved("q", 9),
         ];

@@ -7,20 +7,20 @@
 
 use contract::TokenId;
 
-/// Where prompts are saved.
+/// Settings of the save points.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SavePointConfig {
     /// Tokens that start a turn. Without any, prompts are saved at `interval` and at their end.
     pub turn_starts: Vec<TokenId>,
     /// Number of last turns saved at their start.
     pub last_turns: usize,
-    /// A state is also saved every so many tokens, unless another is near; 0 disables this.
+    /// Tokens between periodic save points, which are dropped near another; 0 disables them.
     pub interval: usize,
     /// Shortest prefix worth saving, in tokens.
     pub min_tokens: usize,
-    /// Least distance of save points, in tokens. Of two that are closer, the later is kept. A
-    /// prompt's end must be as far behind the last turn. Behind a restored prefix this holds for
-    /// all but the last.
+    /// Minimum distance of save points, in tokens. Of two that are closer, the later is kept. The
+    /// end of a prompt is a save point only if it is this far behind the start of the last turn.
+    /// The last save point may be closer than this to a restored prefix.
     pub min_distance: usize,
 }
 
@@ -36,7 +36,7 @@ impl Default for SavePointConfig {
     }
 }
 
-/// A position to save.
+/// A position whose state is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SavePoint {
     /// Tokens before it.
@@ -46,12 +46,12 @@ pub(crate) struct SavePoint {
 }
 
 impl SavePointConfig {
-    /// The save points of a prompt whose first `read` tokens are cached, ascending. All are
-    /// multiples of `align`, and at least one token is left to read behind each.
+    /// The save points of a prompt whose first `prefilled` tokens are cached, ascending. All are
+    /// multiples of `align`, and at least one token is left to prefill behind each.
     pub(crate) fn save_points(
         &self,
         prompt: &[TokenId],
-        read: usize,
+        prefilled: usize,
         align: usize,
     ) -> Vec<SavePoint> {
         let align = align.max(1);
@@ -60,43 +60,48 @@ impl SavePointConfig {
             |(at, token): (usize, &TokenId)| self.turn_starts.contains(token).then_some(at);
         let turns: Vec<usize> = prompt.iter().enumerate().filter_map(begins).collect();
         let system_prefix = turns.get(1).map(|at| floor(*at));
-        let mut places: Vec<usize> = turns
+        let mut positions: Vec<usize> = turns
             .iter()
             .skip(1)
             .rev()
             .take(self.last_turns)
             .map(|at| floor(*at))
             .collect();
-        let last = places.first().copied().unwrap_or(0);
+        let last = positions.first().copied().unwrap_or(0);
         let end = floor(prompt.len());
         if end >= last + self.min_distance || turns.is_empty() {
-            places.push(end);
+            positions.push(end);
         }
-        places.sort_unstable();
-        places.dedup();
+        positions.sort_unstable();
+        positions.dedup();
         // Of two that are close, a longer prompt can use the later.
         let close = |i: usize| {
-            places
+            positions
                 .get(i + 1)
-                .is_some_and(|next| next - places[i] < self.min_distance)
+                .is_some_and(|next| next - positions[i] < self.min_distance)
         };
-        let mut kept: Vec<usize> = (0..places.len())
+        let mut kept: Vec<usize> = (0..positions.len())
             .filter(|i| !close(*i))
-            .map(|i| places[i])
+            .map(|i| positions[i])
             .collect();
         kept.extend(system_prefix);
         kept.sort_unstable();
         kept.dedup();
         // A point close behind the restored prefix gains little, and each costs a chunk of its own.
         // The last one is where the next turn resumes.
-        let (deepest, beyond) = (kept.last().copied(), read.saturating_add(self.min_distance));
-        let behind = |at: &usize| {
-            let dear =
-                read == 0 || *at >= beyond || Some(*at) == system_prefix || Some(*at) == deepest;
-            *at > read && *at >= self.min_tokens.max(1) && dear
+        let (deepest, beyond) = (
+            kept.last().copied(),
+            prefilled.saturating_add(self.min_distance),
+        );
+        let is_useful = |at: &usize| {
+            let gains = prefilled == 0
+                || *at >= beyond
+                || Some(*at) == system_prefix
+                || Some(*at) == deepest;
+            *at > prefilled && *at >= self.min_tokens.max(1) && gains
         };
-        kept.retain(behind);
-        kept.extend(self.between(&kept, (read, end), align));
+        kept.retain(is_useful);
+        kept.extend(self.between(&kept, (prefilled, end), align));
         kept.sort_unstable();
         let stop = |at| SavePoint {
             at,
@@ -111,13 +116,13 @@ impl SavePointConfig {
         if self.interval == 0 {
             return Vec::new();
         }
-        let places = (begin / step + 1..).map(|i| i * step);
-        let places = places.take_while(|at| *at <= end && *at >= self.min_tokens.max(1));
-        let far = |at: &usize| {
+        let positions = (begin / step + 1..).map(|i| i * step);
+        let positions = positions.take_while(|at| *at <= end && *at >= self.min_tokens.max(1));
+        let is_far = |at: &usize| {
             let near = |kept: &usize| kept.abs_diff(*at) < self.min_distance;
             (begin == 0 || *at >= begin + step / 2) && !kept.iter().any(near)
         };
-        places.filter(far).collect()
+        positions.filter(is_far).collect()
     }
 }
 
@@ -139,58 +144,58 @@ mod tests {
         (0..len).map(token).collect()
     }
 
-    fn check(boundaries: &SavePointConfig, prompt: &[TokenId], read: usize, expected: &[usize]) {
-        let save_points = boundaries.save_points(prompt, read, 64);
+    fn check(config: &SavePointConfig, prompt: &[TokenId], prefilled: usize, expected: &[usize]) {
+        let save_points = config.save_points(prompt, prefilled, 64);
         let found: Vec<usize> = save_points.iter().map(|stop| stop.at).collect();
-        assert_eq!(found, expected, "{boundaries:?}, {read} read");
+        assert_eq!(found, expected, "{config:?}, {prefilled} prefilled");
     }
 
     #[test]
     fn save_points_cover_system_prefix_and_last_turns() {
-        let boundaries = SavePointConfig {
+        let config = SavePointConfig {
             turn_starts: vec![TURN],
             ..SavePointConfig::default()
         };
         let long = prompt(3000, &[0, 700, 1000, 1500, 2000, 2990]);
-        check(&boundaries, &long, 0, &[640, 1984, 2944]);
-        assert!(boundaries.save_points(&long, 0, 64)[0].system_prefix);
+        check(&config, &long, 0, &[640, 1984, 2944]);
+        assert!(config.save_points(&long, 0, 64)[0].system_prefix);
         // Cached points are not saved again, nor points close behind the restored prefix.
-        check(&boundaries, &long, 1984, &[2944]);
-        check(&boundaries, &long, 1792, &[2944]);
-        check(&boundaries, &long, 1728, &[1984, 2944]);
-        check(&boundaries, &long, 2880, &[2944]);
+        check(&config, &long, 1984, &[2944]);
+        check(&config, &long, 1792, &[2944]);
+        check(&config, &long, 1728, &[1984, 2944]);
+        check(&config, &long, 2880, &[2944]);
         // A long last turn is also saved at its end, since the same prompt may return.
         check(
-            &boundaries,
+            &config,
             &prompt(3000, &[0, 700, 2000]),
             0,
             &[640, 1984, 2944],
         );
         // A short question before the reply is saved once, before the reply.
         check(
-            &boundaries,
+            &config,
             &prompt(1500, &[0, 700, 1400, 1490]),
             0,
             &[640, 1472],
         );
-        check(&boundaries, &prompt(60, &[0, 30, 50]), 0, &[]);
+        check(&config, &prompt(60, &[0, 30, 50]), 0, &[]);
     }
 
     #[test]
     fn save_points_without_turns_are_periodic_and_at_the_end() {
-        let boundaries = SavePointConfig::default();
-        check(&boundaries, &prompt(9000, &[]), 0, &[4096, 8192, 8960]);
-        check(&boundaries, &prompt(129, &[]), 0, &[128]);
-        // One token is always left to read.
-        check(&boundaries, &prompt(128, &[]), 0, &[64]);
-        check(&boundaries, &prompt(64, &[]), 0, &[]);
+        let config = SavePointConfig::default();
+        check(&config, &prompt(9000, &[]), 0, &[4096, 8192, 8960]);
+        check(&config, &prompt(129, &[]), 0, &[128]);
+        // One token is always left to prefill.
+        check(&config, &prompt(128, &[]), 0, &[64]);
+        check(&config, &prompt(64, &[]), 0, &[]);
         // Not near the restored prefix, nor near another save point.
-        check(&boundaries, &prompt(9000, &[]), 3584, &[8192, 8960]);
-        check(&boundaries, &prompt(9000, &[]), 8128, &[8960]);
-        check(&boundaries, &prompt(4200, &[]), 0, &[4160]);
+        check(&config, &prompt(9000, &[]), 3584, &[8192, 8960]);
+        check(&config, &prompt(9000, &[]), 8128, &[8960]);
+        check(&config, &prompt(4200, &[]), 0, &[4160]);
         let never = SavePointConfig {
             interval: 0,
-            ..boundaries
+            ..config
         };
         check(&never, &prompt(9000, &[]), 0, &[8960]);
     }

@@ -1,7 +1,7 @@
 //! The interface of a store that keeps prefixes beyond the process.
 //!
 //! This crate knows no files, so the scheduler's owner provides a [`Store`]. It is queried before a
-//! prompt is read, and given the entries worth keeping while the scheduler is idle.
+//! prompt is prefilled, and given the entries worth keeping while the scheduler is idle.
 
 use contract::snapshot::ReadAt;
 use contract::{DetachedSnapshot, TokenId};
@@ -14,7 +14,7 @@ pub trait Store {
     fn find(&mut self, prompt: &[TokenId], more_than: usize, at_most: usize) -> Option<StoreHit>;
 
     /// Length of the longest stored prefix of `tokens`.
-    fn covered(&mut self, tokens: &[TokenId]) -> usize;
+    fn longest_prefix_len(&mut self, tokens: &[TokenId]) -> usize;
 
     /// Stores an exported snapshot of `tokens`. Runs on the device's thread, so it must not wait
     /// for a disk or for the snapshot's bytes.

@@ -31,13 +31,13 @@ pub(crate) struct Sampler {
 
 impl Sampler {
     /// The sampler of choice `choice`, with its end tokens. `vocab` is the length of a row. More
-    /// than `top_limit` candidates are requested as a full row.
+    /// than `max_fetched_top_k` candidates are requested as a full row.
     pub(crate) fn new(
         params: Arc<GenerationParams>,
         choice: usize,
         end_tokens: &[TokenId],
         vocab: usize,
-        top_limit: usize,
+        max_fetched_top_k: usize,
     ) -> Sampler {
         let sampling = &params.sampling;
         let forbid_end_tokens = (params.min_tokens > 0 && !end_tokens.is_empty()).then(|| {
@@ -53,7 +53,7 @@ impl Sampler {
         });
         Sampler {
             seed: sampling.seed.wrapping_add(choice as u64),
-            selection: selection(&params, vocab, top_limit),
+            selection: selection(&params, vocab, max_fetched_top_k),
             params,
             forbid_end_tokens,
             bias_only,
@@ -150,7 +150,7 @@ fn has_penalties(params: &GenerationParams) -> bool {
 }
 
 /// The part of a row that the parameters need: top-k if that suffices, else the full row.
-fn selection(params: &GenerationParams, vocab: usize, top_limit: usize) -> LogitsSelection {
+fn selection(params: &GenerationParams, vocab: usize, max_fetched_top_k: usize) -> LogitsSelection {
     let sampling = &params.sampling;
     let edited = has_penalties(params)
         || !sampling.bias.is_empty()
@@ -167,7 +167,7 @@ fn selection(params: &GenerationParams, vocab: usize, top_limit: usize) -> Logit
         return LogitsSelection::Full;
     }
     match drawn.max(reported) {
-        k if k > top_limit || k >= vocab => LogitsSelection::Full,
+        k if k > max_fetched_top_k || k >= vocab => LogitsSelection::Full,
         k => LogitsSelection::TopK(k),
     }
 }

@@ -5,7 +5,7 @@
 
 use contract::{DeviceError, LogitsRow, LogitsSelection, NodeIdx, Tree, TreePath};
 
-use super::sequence::{NodePlan, Sequence};
+use super::sequence::{NodeRequest, Sequence};
 use crate::event::{FinishReason, OutputToken};
 use crate::speculation::SurprisalEma;
 
@@ -25,11 +25,11 @@ pub(super) struct AcceptResult {
     pub(super) finish_reason: Option<FinishReason>,
 }
 
-/// Accepts from the root; `plans` and `rows` are `[n_nodes]`.
+/// Accepts from the root; `node_requests` and `rows` are `[n_nodes]`.
 pub(super) fn accept(
     sequence: &Sequence,
     tree: &Tree,
-    plans: &[NodePlan],
+    node_requests: &[NodeRequest],
     rows: &[LogitsRow],
 ) -> Result<AcceptResult, DeviceError> {
     let mut node = NodeIdx::ROOT;
@@ -41,14 +41,14 @@ pub(super) fn accept(
             call: "verify",
             detail: format!("no row came back for {node}"),
         };
-        let (plan, row) = plans
+        let (node_request, row) = node_requests
             .get(node.index())
             .zip(rows.get(node.index()))
-            .filter(|(plan, row)| {
-                plan.request.selection == LogitsSelection::None || !row.ids.is_empty()
+            .filter(|(node_request, row)| {
+                node_request.request.selection == LogitsSelection::None || !row.ids.is_empty()
             })
             .ok_or_else(missing)?;
-        let chosen = match plan.forced {
+        let chosen = match node_request.forced {
             Some(token) => sequence.sampler.forced_output(row, token),
             None => {
                 let position = sequence.position_after(tokens.len());
@@ -57,7 +57,7 @@ pub(super) fn accept(
                 chosen
             }
         };
-        forced += usize::from(plan.forced.is_some());
+        forced += usize::from(node_request.forced.is_some());
         let id = chosen.id;
         tokens.push(chosen);
         let finish_reason = sequence.finish_reason(tokens.len(), id);

@@ -17,7 +17,7 @@ use super::running::{PromptState, RunningJob};
 use super::sequence::StopConditions;
 
 impl Scheduler {
-    /// Starts choices whose prompt is read and that wait for a sequence.
+    /// Starts choices whose prompt is prefilled and that wait for a sequence.
     pub(super) fn start_pending_choices(
         &mut self,
         out: &mut Events,
@@ -202,7 +202,10 @@ impl Scheduler {
         self.stats.chunks += 1;
         self.stats.prompt_tokens += (prefill.done - before) as u64;
         let (done, total) = (prefill.done, running.prompt.len());
-        if let Some(save_point) = prefill.reached().filter(|_| running.params.use_saved) {
+        if let Some(save_point) = prefill
+            .take_reached()
+            .filter(|_| running.params.use_prefix_cache)
+        {
             let info = SaveInfo {
                 system_prefix: save_point.system_prefix,
                 session: running.params.session.as_ref(),
@@ -240,7 +243,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts the first choice of a job whose prompt is read, and saves the prompt's state for the
+    /// Starts the first choice of a job whose prompt is prefilled, and saves the prompt's state for the
     /// others.
     fn finish_prefill(
         &mut self,
@@ -313,7 +316,7 @@ impl Scheduler {
     ) {
         let running = &self.running[at];
         let mut sequence = running.sequence(choice, seq, self.model());
-        let token = match sequence.plan(&[]).forced {
+        let token = match sequence.node_request(&[]).forced {
             Some(token) => sequence.sampler.forced_output(row, token),
             None => {
                 let chosen = sequence.sampler.choose(row, sequence.position_after(0));

@@ -3,29 +3,31 @@
 use contract::TokenId;
 
 use crate::prefix::PrefixConfig;
-use crate::speculation::{Clock, Speculation};
+use crate::speculation::{Clock, SpeculationConfig};
 
 /// The settings of a scheduler.
 #[derive(Debug, Clone)]
 pub struct SchedulerConfig {
-    /// Most sequences decoded at once, at least 1. A job takes one per choice. The runner's limit
-    /// applies too.
+    /// Maximum number of sequences decoded at once, at least 1. A job takes one per choice. The
+    /// runner's limit applies too.
     pub max_sequences: usize,
-    /// Most waiting jobs; one more is rejected.
+    /// Maximum number of waiting jobs; one more is rejected.
     pub queue_limit: usize,
     /// Expected growth of each sequence, in tokens, or its `max_tokens` if that is less.
     ///
-    /// A job is admitted if the pool holds its prompt plus this many tokens, beside as many for
-    /// each open sequence. A pool that still runs out costs time and never changes a token.
+    /// A job is admitted if the pool holds its prompt plus this many tokens. As many tokens stay
+    /// free for each open sequence. If the pool still runs out, that costs time and changes no
+    /// token.
     pub reserve: usize,
     /// Prompt tokens per prefill call. The runner's limit and alignment apply too.
     pub prefill_chunk: usize,
     /// The model's own end tokens.
     pub eos: Vec<TokenId>,
-    /// Largest top-k fetched as such; for more candidates the full row is fetched.
-    pub top_limit: usize,
+    /// Largest k for which only the top k logits are fetched; for more candidates the full row is
+    /// fetched.
+    pub max_fetched_top_k: usize,
     /// Speculative decoding. Unused without a draft model.
-    pub speculation: Speculation,
+    pub speculation: SpeculationConfig,
     /// The prefix cache.
     pub prefix: PrefixConfig,
     /// Times decode steps; with `None` their times stay zero.
@@ -40,8 +42,8 @@ impl Default for SchedulerConfig {
             reserve: 1024,
             prefill_chunk: 512,
             eos: Vec::new(),
-            top_limit: 256,
-            speculation: Speculation::default(),
+            max_fetched_top_k: 256,
+            speculation: SpeculationConfig::default(),
             prefix: PrefixConfig::default(),
             clock: None,
         }

@@ -6,9 +6,9 @@ use contract::{
 };
 
 use super::accept::{AcceptResult, accept};
-use super::sequence::{NodePlan, Sequence};
+use super::sequence::{NodeRequest, Sequence};
 use crate::speculation::Clock;
-use crate::speculation::{NoDraft, TreeRequest, TreeResult, TreeSource};
+use crate::speculation::{NoDraft, TreeProposer, TreeRequest, TreeResult};
 use crate::stats::{AcceptanceByDepth, StepTimes};
 
 /// The outcome of one sequence.
@@ -37,7 +37,7 @@ pub(super) struct DecodeStepResult {
     pub(super) counts: StepCounts,
     pub(super) times: StepTimes,
     /// Whether the draft ran out of memory, so that only roots were verified.
-    pub(super) undrafted: bool,
+    pub(super) draft_out_of_memory: bool,
 }
 
 /// Token counts of a step.
@@ -53,38 +53,41 @@ pub(super) struct StepCounts {
 struct VerifyEntry {
     seq: SeqId,
     tree: Tree,
-    plans: Vec<NodePlan>,
+    node_requests: Vec<NodeRequest>,
     requests: Vec<LogitsRequest>,
 }
 
 impl VerifyEntry {
     /// The reachable part of a sequence's tree.
     fn new(sequence: &mut Sequence, tree: &Tree) -> VerifyEntry {
-        let (tree, plans) = sequence.reachable(tree);
+        let (tree, node_requests) = sequence.reachable(tree);
         VerifyEntry {
             seq: sequence.seq,
-            requests: plans.iter().map(|plan| plan.request.clone()).collect(),
+            requests: node_requests
+                .iter()
+                .map(|node| node.request.clone())
+                .collect(),
             tree,
-            plans,
+            node_requests,
         }
     }
 
     /// Whether the draft proposed a node, rather than a constraint.
     fn is_drafted(&self, node: NodeIdx) -> bool {
         let parent = self.tree.parent(node);
-        parent.is_some_and(|parent| self.plans[parent.index()].forced.is_none())
+        parent.is_some_and(|parent| self.node_requests[parent.index()].forced.is_none())
     }
 }
 
 /// Runs one decode step over the batch. The only error is a lost device.
 pub(super) fn decode_step(
     runner: &mut dyn Runner,
-    source: &mut dyn TreeSource,
+    proposer: &mut dyn TreeProposer,
     batch: &mut [&mut Sequence],
     clock: Clock,
 ) -> Result<DecodeStepResult, DeviceError> {
     let start = clock();
-    let (trees, undrafted) = match propose_trees(runner, source, batch) {
+    let (trees, draft_out_of_memory) = match propose_trees(runner, proposer, batch) {
         Ok(proposed) => proposed,
         Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
         Err(error) => {
@@ -103,7 +106,7 @@ pub(super) fn decode_step(
     let mut outcomes = Vec::with_capacity(batch.len());
     for ((sequence, item), rows) in batch.iter().zip(&items).zip(verified_rows) {
         outcomes.push(match rows {
-            Ok(rows) => match accept(sequence, &item.tree, &item.plans, &rows) {
+            Ok(rows) => match accept(sequence, &item.tree, &item.node_requests, &rows) {
                 Ok(result) => SequenceOutcome::Advanced(result),
                 Err(error) => SequenceOutcome::Failed(error),
             },
@@ -131,7 +134,7 @@ pub(super) fn decode_step(
     }
     let mut step = DecodeStepResult {
         outcomes,
-        undrafted,
+        draft_out_of_memory,
         counts: StepCounts::default(),
         times: StepTimes {
             draft: drafted - start,
@@ -150,7 +153,7 @@ pub(super) fn decode_step(
             sequence.stats.times.add(step.times);
         }
     }
-    source.learn(&results, step.times);
+    proposer.observe(&results, step.times);
     Ok(step)
 }
 
@@ -183,7 +186,7 @@ fn record(
 /// One tree per sequence, each with its root, and whether the draft ran out of memory.
 fn propose_trees(
     runner: &mut dyn Runner,
-    source: &mut dyn TreeSource,
+    proposer: &mut dyn TreeProposer,
     batch: &mut [&mut Sequence],
 ) -> Result<(Vec<Tree>, bool), DeviceError> {
     let max_nodes = runner.info().limits.tree_nodes;
@@ -203,10 +206,10 @@ fn propose_trees(
             surprisal: sequence.surprisal.nats(),
         })
         .collect();
-    let trees = match source.trees(runner, &roots) {
+    let trees = match proposer.propose(runner, &roots) {
         Ok(trees) => trees,
         Err(error) if error.is_out_of_memory() => {
-            return Ok((NoDraft.trees(runner, &roots)?, true));
+            return Ok((NoDraft.propose(runner, &roots)?, true));
         }
         Err(error) => return Err(error),
     };
@@ -255,7 +258,7 @@ fn verify(
                 let window = item.tree.window();
                 item.tree = Tree::root(item.tree.tokens()[0]).with_window(window);
                 item.requests.truncate(1);
-                item.plans.truncate(1);
+                item.node_requests.truncate(1);
                 verify(runner, items)
             }
             [_] => Ok(vec![Err(error)]),

@@ -47,14 +47,14 @@ use crate::error::{JobError, SubmitError};
 use crate::event::{Event, FinishReason, OutputToken};
 use crate::job::{Job, JobId};
 use crate::prefix::{PrefixCache, Store};
-use crate::speculation::{DraftModelSource, NoDraft, TreeSource};
+use crate::speculation::{DraftModelProposer, NoDraft, TreeProposer};
 use crate::stats::Stats;
 
 use self::accept::AcceptResult;
 pub use self::config::SchedulerConfig;
 use self::decode_step::{SequenceOutcome, decode_step};
 use self::device::{Device, pool_exhausted};
-pub use self::outcome::Progress;
+pub use self::outcome::SchedulerState;
 use self::outcome::{Events, StepOutcome};
 use self::queue::WaitingQueue;
 use self::running::{ModelLimits, Preempted};
@@ -68,7 +68,7 @@ use self::warmup::PrefixWarmup;
 pub struct Scheduler {
     config: SchedulerConfig,
     device: Device,
-    trees: Box<dyn TreeSource>,
+    trees: Box<dyn TreeProposer>,
     queue: WaitingQueue,
     running: RunningSet,
     prefix: PrefixCache,
@@ -90,8 +90,8 @@ impl Scheduler {
     /// Takes a freshly opened runner. Trees come from its draft model, if it has one.
     pub fn new(runner: Box<dyn Runner>, config: SchedulerConfig) -> Scheduler {
         let drafts = runner.info().draft_depth.is_some() && config.speculation.budget > 0;
-        let trees: Box<dyn TreeSource> = if drafts {
-            Box::new(DraftModelSource::new(config.speculation.clone()))
+        let trees: Box<dyn TreeProposer> = if drafts {
+            Box::new(DraftModelProposer::new(config.speculation.clone()))
         } else {
             Box::new(NoDraft)
         };
@@ -102,7 +102,7 @@ impl Scheduler {
     pub fn with_trees(
         runner: Box<dyn Runner>,
         config: SchedulerConfig,
-        trees: Box<dyn TreeSource>,
+        trees: Box<dyn TreeProposer>,
     ) -> Scheduler {
         let device = Device::new(runner, config.prefill_chunk);
         Scheduler {
@@ -153,7 +153,7 @@ impl Scheduler {
     /// A step runs a prefill chunk or a decode step, in alternation, so that neither delays the
     /// other's tokens. The only error is [`DeviceError::DeviceLost`]: every job has then failed,
     /// and no more are taken.
-    pub fn step(&mut self, out: &mut Vec<(JobId, Event)>) -> Result<Progress, DeviceError> {
+    pub fn step(&mut self, out: &mut Vec<(JobId, Event)>) -> Result<SchedulerState, DeviceError> {
         out.append(&mut self.pending_events);
         if let Some(error) = self.device.lost() {
             return Err(error.clone());
@@ -163,12 +163,12 @@ impl Scheduler {
             return Err(error);
         }
         if !self.is_idle() {
-            return Ok(Progress::Working);
+            return Ok(SchedulerState::Working);
         }
         if !self.warmup.is_active() && self.device.has_leaked(!self.prefix.is_empty()) {
             self.stats.leaks += 1;
         }
-        Ok(Progress::Idle)
+        Ok(SchedulerState::Idle)
     }
 
     /// Whether no job and no event is left, so that `step` would do nothing.
@@ -350,7 +350,7 @@ impl Scheduler {
         let decoded = decode_step(self.device.runner(), &mut *self.trees, &mut batch, clock)?;
         let owners: Vec<(JobId, usize)> = batch.iter().map(|s| (s.job, s.choice)).collect();
         self.stats.decode_steps += 1;
-        self.stats.undrafted_steps += u64::from(decoded.undrafted);
+        self.stats.undrafted_steps += u64::from(decoded.draft_out_of_memory);
         self.stats.drafted_tokens += decoded.counts.drafted;
         self.stats.accepted_tokens += decoded.counts.accepted;
         self.stats.forced_tokens += decoded.counts.forced;
@@ -405,8 +405,8 @@ impl Scheduler {
         let Some(i) = sequences.iter().position(|s| s.choice == choice) else {
             return;
         };
-        if let Some(fault) = sequences[i].fault() {
-            let detail = fault.to_owned();
+        if let Some(error) = sequences[i].error() {
+            let detail = error.to_owned();
             return self.remove_failed(at, JobError::Constraint { detail }, out);
         }
         let sequence = sequences.remove(i);
@@ -491,7 +491,7 @@ impl Scheduler {
             eos: &self.config.eos,
             vocab: info.vocab,
             context: info.limits.context,
-            top_limit: self.config.top_limit,
+            max_fetched_top_k: self.config.max_fetched_top_k,
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::job::JobId;
 
 /// Whether a scheduler has more work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub enum SchedulerState {
     /// Work was done; call `step` again.
     Working,
     /// No job is left; nothing happens until one is submitted.

@@ -4,9 +4,10 @@
 //! most requests generate far fewer tokens than they allow. The rules:
 //!
 //! - A job is admitted if the pool holds its prompt plus
-//!   [`reserve`](crate::SchedulerConfig::reserve) tokens (fewer if its `max_tokens` are fewer),
-//!   beside as many for every open sequence. Until then it waits, and so do the jobs behind it.
-//!   Pages that only cached prefixes hold count as free, since the device evicts them on demand. A
+//!   [`reserve`](crate::SchedulerConfig::reserve) tokens, or its `max_tokens` if those are fewer.
+//!   The pool must also hold the reserve of every open sequence. Until then the job waits, and so
+//!   do the jobs behind it.
+//! - Pages that only cached prefixes hold count as free, since the device evicts them on demand. A
 //!   new job is counted in full, though pages it shares with an open sequence are stored once.
 //! - If a sequence cannot grow, the last open sequence in priority order is *preempted*: its state
 //!   is saved to host memory and it is closed. Its pages stay in place until another sequence needs
@@ -140,7 +141,7 @@ impl Scheduler {
             (_, seq) => match self.device.runner().snapshot(seq, SnapshotLocation::Host) {
                 Ok(info) => Some(info.id),
                 Err(lost @ DeviceError::DeviceLost { .. }) => return Err(lost),
-                // The short prompt waits: reading the long one again would cost more.
+                // The short prompt waits: prefilling the long one again would cost more.
                 Err(_) => return Ok(false),
             },
         };
@@ -281,7 +282,7 @@ impl Scheduler {
             }
             Preempted::Decode(sequence, None) => {
                 let (tokens, params) = (sequence.history.tokens(), running.params.clone());
-                // One of the tokens for the KV cache is always read, as with a prompt.
+                // One of the tokens for the KV cache is always prefilled, as with a prompt.
                 let tokens = tokens[..tokens.len() - 1].to_vec();
                 let wanted = (key, max_len, params.reuses_prefixes());
                 return self.open_with_prefix(&tokens, params.session.as_ref(), wanted);

@@ -30,11 +30,11 @@ pub(super) fn chunk_size(limit: usize, align: usize) -> usize {
 pub(super) struct Prefill {
     /// The sequence being filled. The scheduler closes it.
     pub(super) seq: SeqId,
-    /// Tokens read so far.
+    /// Tokens prefilled so far.
     pub(super) done: usize,
     /// Number of alternatives in prompt logprobs, if they are reported.
     top_logprobs: Option<usize>,
-    /// Logprobs of the tokens read so far and of the next.
+    /// Logprobs of the tokens prefilled so far and of the next.
     logprobs: Vec<Option<Logprobs>>,
     /// Save points not reached yet, ascending. Chunks end there.
     save_points: VecDeque<SavePoint>,
@@ -62,20 +62,20 @@ impl Prefill {
         }
     }
 
-    /// The save point just reached, if one was.
-    pub(super) fn reached(&mut self) -> Option<SavePoint> {
+    /// Removes and returns the save point that the prefill has just reached, if there is one.
+    pub(super) fn take_reached(&mut self) -> Option<SavePoint> {
         let done = self.done;
         self.save_points.pop_front_if(|stop| stop.at == done)
     }
 
     /// Whether the next chunk is the last of a prompt of `len` tokens.
-    pub(super) fn ends_next(&self, len: usize, size: usize) -> bool {
-        self.next_end(len, size) == len
+    pub(super) fn is_last_chunk(&self, len: usize, size: usize) -> bool {
+        self.next_chunk_end(len, size) == len
     }
 
     /// End of the next chunk: the next save point or the prompt's end if within `size`, else the
     /// next absolute multiple of `size`.
-    fn next_end(&self, len: usize, size: usize) -> usize {
+    fn next_chunk_end(&self, len: usize, size: usize) -> usize {
         let stop = self
             .save_points
             .front()
@@ -89,7 +89,7 @@ impl Prefill {
     }
 
     /// Prefills one chunk. `last` is the logits request for the prompt's last token. Its row is
-    /// returned once the prompt is read, empty without a request.
+    /// returned once the prompt is prefilled, empty without a request.
     pub(super) fn chunk(
         &mut self,
         runner: &mut dyn Runner,
@@ -97,7 +97,7 @@ impl Prefill {
         size: usize,
         last: Option<&LogitsRequest>,
     ) -> Result<Option<LogitsRow>, DeviceError> {
-        let end = self.next_end(prompt.len(), size);
+        let end = self.next_chunk_end(prompt.len(), size);
         let tokens = &prompt[self.done..end];
         let mut requests: Vec<(usize, LogitsRequest)> = Vec::new();
         let followers = prompt[self.done + 1..].iter().take(tokens.len());
@@ -136,7 +136,7 @@ impl Prefill {
         Ok(row)
     }
 
-    /// Logprobs of the whole prompt once it is read, if they are reported.
+    /// Logprobs of the whole prompt once it is prefilled, if they are reported.
     pub(super) fn take_logprobs(&mut self) -> Option<Vec<Option<Logprobs>>> {
         self.top_logprobs
             .map(|_| std::mem::take(&mut self.logprobs))
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn remainder_before_a_save_point_is_one_chunk_when_it_fits() {
-        let places = |save_points: &[usize]| {
+        let positions = |save_points: &[usize]| {
             save_points
                 .iter()
                 .map(|at| SavePoint {
@@ -165,11 +165,11 @@ mod tests {
             (1984, &[3072], 3100, vec![3072, 3100]),
             (1984, &[4096], 4100, vec![2048, 4096, 4100]),
         ] {
-            let mut prefill = Prefill::new(SeqId(0), None).resumed(done, places(save_points));
+            let mut prefill = Prefill::new(SeqId(0), None).resumed(done, positions(save_points));
             let mut ends = Vec::new();
             while prefill.done < len {
-                prefill.done = prefill.next_end(len, 2048);
-                prefill.reached();
+                prefill.done = prefill.next_chunk_end(len, 2048);
+                prefill.take_reached();
                 ends.push(prefill.done);
             }
             assert_eq!(ends, expected, "from {done}, save_points {save_points:?}");

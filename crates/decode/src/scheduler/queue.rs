@@ -17,7 +17,6 @@ pub(super) type PriorityKey = (Reverse<i32>, u64);
 /// A waiting job and its choices that are not cancelled.
 #[derive(Debug)]
 pub(super) struct QueuedJob {
-    /// The job.
     pub(super) job: Job,
     /// Open choices, ascending, at least one.
     pub(super) open: Vec<usize>,
@@ -39,7 +38,7 @@ pub(super) struct WaitingQueue {
     arrivals: u64,
     /// The session admitted last, if it had a name.
     last_session: Option<Arc<str>>,
-    /// Most tokens of a short prompt: those of one prefill chunk.
+    /// Maximum number of tokens of a short prompt: those of one prefill chunk.
     short_tokens: usize,
 }
 
@@ -92,7 +91,7 @@ impl WaitingQueue {
         self.entries.get(&key).map(|entry| &entry.job)
     }
 
-    /// The first job of the highest priority whose prompt is read in one chunk, unless it would
+    /// The first job of the highest priority whose prompt takes one chunk, unless it would
     /// overtake a job too often.
     pub(super) fn first_short(&self) -> Option<PriorityKey> {
         let (highest, _) = self.entries.first_key_value()?.0;

@@ -1,4 +1,4 @@
-//! A running job: its prompt being read, then its choices being decoded.
+//! A running job: its prompt in prefill, then its choices in decode.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct RunningJob {
     pub(super) stop_conditions: StopConditions,
     /// Prompt tokens taken from a cached prefix.
     pub(super) cached: usize,
-    /// The prompt being read; `None` once it is read.
+    /// The prefill of the prompt; `None` once it is complete.
     pub(super) prefill: Option<Prefill>,
     /// The state after the prompt, kept while choices wait to start.
     pub(super) prompt_state: Option<PromptState>,
@@ -60,7 +60,7 @@ impl Recompute {
 
 /// Preempted work. Its `seq` is stale.
 pub(super) enum Preempted {
-    /// A prompt partly read, with its saved state. Without a state it is read again.
+    /// A prompt partly prefilled, with its saved state. Without a state it is prefilled again.
     Prefill(Prefill, Option<SnapshotId>),
     /// A decoding choice, with its saved state. Without a state it is recomputed.
     Decode(Box<Sequence>, Option<SnapshotId>),
@@ -92,21 +92,21 @@ pub(super) struct PromptState {
     pub(super) row: LogitsRow,
 }
 
-/// What all sequences of one scheduler share.
+/// Limits that all sequences of one scheduler share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ModelLimits<'a> {
     /// The model's own end tokens.
     pub(super) eos: &'a [TokenId],
     /// Length of a logits row.
     pub(super) vocab: usize,
-    /// Most tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     pub(super) context: usize,
-    /// Largest top-k fetched as such.
-    pub(super) top_limit: usize,
+    /// Largest k for which only the top k logits are fetched.
+    pub(super) max_fetched_top_k: usize,
 }
 
 impl RunningJob {
-    /// A job whose prompt is about to be read into `seq`.
+    /// A job whose prompt is about to be prefilled into `seq`.
     pub(super) fn new(
         key: PriorityKey,
         queued: QueuedJob,
@@ -149,7 +149,7 @@ impl RunningJob {
         }
     }
 
-    /// The logits request for the last prompt token, if the next chunk of `size` reads it and a
+    /// The logits request for the last prompt token, if the next chunk of `size` includes it and a
     /// token is sampled there.
     ///
     /// All choices share the row, since none has generated anything yet.
@@ -159,8 +159,13 @@ impl RunningJob {
         model: ModelLimits<'_>,
     ) -> Option<LogitsRequest> {
         let prefill = self.prefill.as_ref()?;
-        let generates = self.params.max_tokens > 0 && prefill.ends_next(self.prompt.len(), size);
-        generates.then(|| self.sequence(0, prefill.seq, model).plan(&[]).request)
+        let generates =
+            self.params.max_tokens > 0 && prefill.is_last_chunk(self.prompt.len(), size);
+        generates.then(|| {
+            self.sequence(0, prefill.seq, model)
+                .node_request(&[])
+                .request
+        })
     }
 
     /// The sampler of a choice.
@@ -170,7 +175,7 @@ impl RunningJob {
             choice,
             &self.stop_conditions.end_tokens,
             model.vocab,
-            model.top_limit,
+            model.max_fetched_top_k,
         )
     }
 
@@ -211,7 +216,7 @@ impl RunningJob {
         self.sequences.sort_by_key(|sequence| sequence.choice);
     }
 
-    /// Whether its prompt is not read yet, preempted or not.
+    /// Whether its prompt is not prefilled yet, preempted or not.
     pub(super) fn is_prefilling(&self) -> bool {
         let mut preempted = self.preempted.iter();
         self.prefill.is_some() || preempted.any(|preempted| preempted.choice().is_none())
@@ -226,7 +231,7 @@ impl RunningJob {
         }
     }
 
-    /// Most tokens that one of its sequences holds.
+    /// Maximum number of tokens that one of its sequences holds.
     pub(super) fn max_len(&self) -> usize {
         self.stop_conditions.max_len(self.prompt.len())
     }

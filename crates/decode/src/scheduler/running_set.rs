@@ -69,7 +69,7 @@ impl RunningSet {
         self.jobs.iter().map(|job| job.open_seqs().count()).sum()
     }
 
-    /// Number of jobs whose prompt is being read.
+    /// Number of jobs in prefill.
     pub(super) fn n_prefilling(&self) -> usize {
         self.jobs.iter().filter(|job| job.prefill.is_some()).count()
     }
@@ -82,8 +82,7 @@ impl RunningSet {
     /// The job that prefills next, among those of the highest priority that have tokens to
     /// prefill: the one with the fewest chunks left, or every [`OLDEST_EVERY`] chunks the earliest.
     ///
-    /// So a short prompt waits for few chunks whatever else is read, and a long one keeps its
-    /// share.
+    /// So a short prompt waits for few chunks of other prompts, and a long one keeps its share.
     pub(super) fn next_prefill(&self, chunks: u64, size: usize) -> Option<usize> {
         let prefilling = || {
             let jobs = self.jobs.iter().enumerate();

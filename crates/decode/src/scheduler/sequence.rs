@@ -10,7 +10,7 @@ use crate::speculation::SurprisalEma;
 
 /// The logits request and the forced token of a tree node.
 #[derive(Debug, Clone, Default)]
-pub(super) struct NodePlan {
+pub(super) struct NodeRequest {
     /// The logits request.
     pub(super) request: LogitsRequest,
     /// The token that comes whatever the logits are.
@@ -50,9 +50,9 @@ pub(super) struct Sequence {
 pub(super) struct StopConditions {
     /// End tokens.
     pub(super) end_tokens: Vec<TokenId>,
-    /// Most tokens generated.
+    /// Maximum number of generated tokens.
     pub(super) max_tokens: usize,
-    /// Most tokens of prompt and output together.
+    /// Maximum number of tokens of prompt and output together.
     pub(super) context: usize,
 }
 
@@ -74,7 +74,7 @@ impl StopConditions {
         }
     }
 
-    /// Most tokens on the device for a prompt of this length.
+    /// Maximum number of tokens on the device for a prompt of this length.
     pub(super) fn max_len(&self, prompt: usize) -> usize {
         prompt.saturating_add(self.max_tokens).min(self.context)
     }
@@ -119,8 +119,8 @@ impl Sequence {
     }
 
     /// Why its constraint failed, if it did.
-    pub(super) fn fault(&self) -> Option<&str> {
-        self.constraint.as_ref()?.fault()
+    pub(super) fn error(&self) -> Option<&str> {
+        self.constraint.as_ref()?.error()
     }
 
     /// The forced tokens that come next, at most `max_tokens`.
@@ -140,12 +140,12 @@ impl Sequence {
         run
     }
 
-    /// The plan of the node at the end of `path`, the tokens of the nodes below the root.
-    pub(super) fn plan(&mut self, path: &[TokenId]) -> NodePlan {
+    /// The request of the node at the end of `path`, the tokens of the nodes below the root.
+    pub(super) fn node_request(&mut self, path: &[TokenId]) -> NodeRequest {
         let constraint = self.constraint.as_mut();
         let forced = constraint.and_then(|constraint| constraint.forced(path));
         if let Some(token) = forced {
-            return NodePlan {
+            return NodeRequest {
                 request: self.sampler.request_forced(token),
                 forced,
             };
@@ -154,7 +154,7 @@ impl Sequence {
             None => (None, None),
             Some(constraint) => (constraint.allowed(path), constraint.logit_boost(path)),
         };
-        NodePlan {
+        NodeRequest {
             request: self
                 .sampler
                 .logits_request(&self.history, path, allowed, boost),
@@ -162,12 +162,12 @@ impl Sequence {
         }
     }
 
-    /// The part of a tree that acceptance can reach, with a plan per node, `[n_nodes]`. Drops nodes
+    /// The part of a tree that acceptance can reach, with a request per node, `[n_nodes]`. Drops nodes
     /// below end tokens, beside forced tokens, outside masks, and too deep to be of use.
-    pub(super) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodePlan>) {
+    pub(super) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodeRequest>) {
         let max_depth = self.max_depth();
         let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
-        let mut plans = vec![self.plan(&[])];
+        let mut node_requests = vec![self.node_request(&[])];
         // New index of each kept node.
         let mut new_index = vec![Some(NodeIdx::ROOT)];
         for node in tree.nodes().skip(1) {
@@ -180,17 +180,17 @@ impl Sequence {
                     tree.depth(node) <= max_depth
                         && !self.stop_conditions.end_tokens.contains(&token)
                 })
-                .filter(|parent| admits(&plans[parent.index()], token))
+                .filter(|parent| admits(&node_requests[parent.index()], token))
                 .and_then(|parent| kept.push(parent, token).ok());
             if let Some(index) = index {
                 let path = kept.path_to(index);
                 let below_root = path.nodes()[1..].iter().map(|n| kept.token(*n));
                 let below_root: Vec<TokenId> = below_root.collect();
-                plans.push(self.plan(&below_root));
+                node_requests.push(self.node_request(&below_root));
             }
             new_index.push(index);
         }
-        (kept.with_window(self.window), plans)
+        (kept.with_window(self.window), node_requests)
     }
 
     /// Appends sampled tokens to the history.
@@ -204,13 +204,13 @@ impl Sequence {
     }
 }
 
-/// Whether acceptance may go from a node with this plan to a child with this token.
-fn admits(plan: &NodePlan, token: TokenId) -> bool {
-    let edits = plan
+/// Whether acceptance may go from a node with this request to a child with this token.
+fn admits(node: &NodeRequest, token: TokenId) -> bool {
+    let edits = node
         .request
         .edits
         .as_ref()
-        .filter(|_| plan.forced.is_none());
+        .filter(|_| node.forced.is_none());
     let mask = edits.and_then(|edits| edits.allowed.as_ref());
-    plan.forced.is_none_or(|forced| forced == token) && mask.is_none_or(|m| m.contains(token))
+    node.forced.is_none_or(|forced| forced == token) && mask.is_none_or(|m| m.contains(token))
 }

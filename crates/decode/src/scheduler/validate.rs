@@ -11,7 +11,7 @@ pub(super) fn validate(job: &Job, vocab: usize, context: usize) -> Result<(), Su
     if prompt == 0 {
         return Err(SubmitError::EmptyPrompt);
     }
-    // A prompt that fills the context can be read but not continued.
+    // A prompt that fills the context can be prefilled but not continued.
     let longest = context.saturating_sub(usize::from(job.params.max_tokens > 0));
     if prompt > longest {
         return Err(SubmitError::TooLong {

@@ -6,12 +6,12 @@
 //! others. A prompt that starts otherwise loses nothing, since prefixes are found by their tokens.
 //! The rules:
 //!
-//! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was read is
-//!   saved, and the rest waits for the next idle time unless that job supersedes it.
+//! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was prefilled
+//!   is saved, and the rest waits for the next idle time unless that job supersedes it.
 //! - A conversation has one pending prompt. A newer one, or the actual next prompt, replaces it.
 //!   Two prompts belong together if they agree up to the start of the last reply.
 //! - Warm-up must spare the prompt at least [`min_distance`](crate::SavePointConfig::min_distance)
-//!   tokens, and reads at most [`warmup_tokens`](crate::PrefixConfig::warmup_tokens).
+//!   tokens, and prefills at most [`warmup_tokens`](crate::PrefixConfig::warmup_tokens).
 //! - It takes only pages that neither a sequence nor a prefix holds. Its prefixes are evicted first
 //!   until a prompt uses them.
 
@@ -26,7 +26,7 @@ use crate::prefix::{PrefixCache, Restored, SaveInfo, SavePoint};
 use super::device::Device;
 use super::prefill::Prefill;
 
-/// Most pending prompts; one more drops the oldest.
+/// Maximum number of pending prompts; one more drops the oldest.
 const MAX_PENDING: usize = 4;
 
 /// The expected start of a conversation's next prompt.
@@ -43,8 +43,8 @@ struct PendingPrompt {
     next: NextPrompt,
     /// Start of the last reply, in tokens.
     reply: usize,
-    /// Tokens of it read so far, over all idle times.
-    read: usize,
+    /// Tokens of it prefilled so far, over all idle times.
+    prefilled: usize,
 }
 
 impl PendingPrompt {
@@ -62,7 +62,7 @@ impl PendingPrompt {
     }
 }
 
-/// Expected prompts, and the one being read.
+/// Expected prompts, and the one in prefill.
 #[derive(Default)]
 pub(super) struct PrefixWarmup {
     /// Prompts not started or paused; the next one is last.
@@ -70,10 +70,10 @@ pub(super) struct PrefixWarmup {
     active: Option<ActiveWarmup>,
 }
 
-/// A prompt being read.
+/// An expected prompt in prefill.
 struct ActiveWarmup {
     prompt: PendingPrompt,
-    /// Tokens to read, up to the last save point.
+    /// Tokens to prefill, up to the last save point.
     end: usize,
     prefill: Prefill,
     /// Tokens whose state is saved.
@@ -109,11 +109,11 @@ impl PrefixWarmup {
         self.pending.push_back(PendingPrompt {
             next,
             reply,
-            read: 0,
+            prefilled: 0,
         });
     }
 
-    /// Reads at most one chunk. The only error is a lost device.
+    /// Prefills at most one chunk. The only error is a lost device.
     pub(super) fn step(
         &mut self,
         device: &mut Device,
@@ -137,9 +137,9 @@ impl PrefixWarmup {
             return ignore_unless_lost(error);
         }
         let done = active.prefill.done;
-        active.prompt.read += done - before;
+        active.prompt.prefilled += done - before;
         prefix.count_warmup(done - before);
-        let saved = match active.prefill.reached() {
+        let saved = match active.prefill.take_reached() {
             Some(save_point) => active.save(device, prefix, save_point.system_prefix),
             None => Ok(()),
         };
@@ -151,7 +151,7 @@ impl PrefixWarmup {
         Ok(())
     }
 
-    /// Saves what was read and closes the sequence. The rest stays pending unless one of `jobs`
+    /// Saves what was prefilled and closes the sequence. The rest stays pending unless one of `jobs`
     /// supersedes it.
     ///
     /// The only error is a lost device.
@@ -192,9 +192,9 @@ impl ActiveWarmup {
         let info = device.info();
         let (align, page) = (info.prefill_align.max(1), info.pool.page_size);
         let tokens = &prompt.next.tokens;
-        let cached = prefix.covered(tokens);
+        let cached = prefix.longest_prefix_len(tokens);
         let mut save_points = prefix.save_points(tokens, cached, align);
-        let most = cached.saturating_add(prefix.warmup_budget_left(prompt.read));
+        let most = cached.saturating_add(prefix.warmup_budget_left(prompt.prefilled));
         let most = most.min(info.limits.context) / align * align;
         let end = save_points.last().map_or(0, |last| last.at.min(most));
         if end < cached + prefix.min_warmup_tokens() {

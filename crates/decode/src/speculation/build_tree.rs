@@ -13,7 +13,7 @@ use contract::{DraftCandidates, NodeIdx, TokenId, Tree};
 /// Size limits of a tree, and how it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TreeBudget {
-    /// Most drafted nodes.
+    /// Maximum number of drafted nodes.
     pub max_nodes: usize,
     /// Depth of the deepest node.
     pub max_depth: usize,

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use contract::SeqId;
 
 use super::costs::CostTable;
-use super::tree_source::TreeResult;
+use super::tree_proposer::TreeResult;
 
 /// Regret budget of a new sequence, in plain steps.
 pub(crate) const INITIAL_BUDGET: f64 = 5.0;
@@ -40,7 +40,7 @@ const MIN_EXPECTED_SPEEDUP: f64 = 1.1;
 const RETRY_AFTER: u32 = 64;
 /// The same for cheap trials, of at most so many plain tokens. The first is immediate.
 const CHEAP_TRIAL: (f64, u32) = (0.5, 8);
-/// Most failed trials that lengthen the wait.
+/// Maximum number of failed trials that lengthen the wait.
 const MAX_BACKOFF: u32 = 6;
 /// Upper bounds of the surprisal buckets, in nats.
 const SURPRISAL_BUCKETS: [f64; 7] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
@@ -52,33 +52,33 @@ pub(crate) struct StepCosts<'a> {
     pub(crate) costs: &'a CostTable,
     /// Sequences in the step.
     pub(crate) sequences: usize,
-    /// Nodes verified in any case.
-    pub(crate) certain: usize,
+    /// Roots and forced tokens, which are verified in any case.
+    pub(crate) base_nodes: usize,
 }
 
 impl StepCosts<'_> {
     /// Seconds per token of plain decoding.
-    pub(crate) fn token(self) -> f64 {
+    pub(crate) fn seconds_per_token(self) -> f64 {
         self.costs.verify(self.sequences) / self.sequences.max(1) as f64
     }
 
     /// Seconds that a sequence adds with `nodes` drafted nodes, if the others do the same.
-    fn extra(self, nodes: usize) -> f64 {
+    fn overhead(self, nodes: usize) -> f64 {
         let all = self.sequences.max(1);
-        let rows = self.certain.max(all);
+        let rows = self.base_nodes.max(all);
         let verify = self.costs.verify(rows + all * nodes) - self.costs.verify(rows);
         (self.costs.draft(all) + verify) / all as f64
     }
 
     /// Expected speed-up with up to `max_nodes` nodes, if each further token is accepted with
-    /// probability `chance`.
-    fn speedup(self, chance: f64, max_nodes: usize) -> f64 {
+    /// `probability`.
+    fn speedup(self, probability: f64, max_nodes: usize) -> f64 {
         let (mut tokens, mut reached) = (1.0, 1.0);
         let mut best = 0.0_f64;
         for nodes in 1..=max_nodes {
-            reached *= chance;
+            reached *= probability;
             tokens += reached;
-            best = best.max(tokens / (1.0 + self.extra(nodes) / self.token()));
+            best = best.max(tokens / (1.0 + self.overhead(nodes) / self.seconds_per_token()));
         }
         best
     }
@@ -86,14 +86,14 @@ impl StepCosts<'_> {
 
 /// Probability that a drafted token is accepted at this surprisal. The curve was fitted on the
 /// bundled pair over code, chat, tools and sources. Observed steps correct it.
-fn chance(surprisal: f64) -> f64 {
+fn acceptance_probability(surprisal: f64) -> f64 {
     1.0 - (0.6 * surprisal.powf(0.27)).clamp(0.05, 0.7)
 }
 
 /// What a sequence may draft now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Allowance {
-    /// Most drafted nodes.
+    /// Maximum number of drafted nodes.
     pub(crate) nodes: usize,
     /// The expected speed-up.
     expected: f64,
@@ -105,9 +105,9 @@ pub(crate) struct Allowance {
 #[derive(Debug, Clone)]
 pub(crate) struct DraftedStep {
     /// Seconds per token of plain decoding.
-    pub(crate) token: f64,
+    pub(crate) seconds_per_token: f64,
     /// Seconds beyond plain decoding, as measured, over all participants.
-    pub(crate) extra: f64,
+    pub(crate) overhead_seconds: f64,
     pub(crate) participants: Vec<Participant>,
 }
 
@@ -118,8 +118,8 @@ pub(crate) struct Participant {
     pub(crate) allowance: Allowance,
     /// Accepted tokens predicted by the draft's probabilities.
     pub(crate) predicted: f64,
-    /// Tokens that were certain.
-    pub(crate) certain: usize,
+    /// The root and forced tokens, which need no acceptance.
+    pub(crate) base_nodes: usize,
     /// Its share of the time beyond plain decoding.
     pub(crate) share: f64,
 }
@@ -147,7 +147,7 @@ pub(crate) struct SpeculationController {
     all: HashMap<SeqId, ParticipantState>,
     /// Budget for new sequences, in plain steps.
     shared_budget: f64,
-    /// Most concurrent sequences so far.
+    /// Maximum number of concurrent sequences so far.
     max_sequences: usize,
     /// Per bucket: sums of measured and expected speed-ups.
     buckets: [(f64, f64); SURPRISAL_BUCKETS.len() + 1],
@@ -214,17 +214,18 @@ impl SpeculationController {
     ) -> Option<Allowance> {
         let state = self.all.get_mut(&seq)?;
         state.steps_since_trial = state.steps_since_trial.saturating_add(1);
-        let regret_budget = state.regret_budget * costs_now.token();
+        let regret_budget = state.regret_budget * costs_now.seconds_per_token();
         let nodes = (0..=max_nodes)
             .rev()
-            .find(|n| costs_now.extra(*n) <= regret_budget)?;
+            .find(|n| costs_now.overhead(*n) <= regret_budget)?;
         let bucket = SURPRISAL_BUCKETS.partition_point(|bucket| *bucket <= surprisal);
         let (speedup, expected) = self.buckets[bucket];
-        let expected =
-            costs_now.speedup(chance(surprisal), nodes.min(deepest)) * speedup / expected;
+        let expected = costs_now.speedup(acceptance_probability(surprisal), nodes.min(deepest))
+            * speedup
+            / expected;
         let own = (PRIOR_STEPS + state.speedup) / (PRIOR_STEPS + state.expected);
         let expects_gain = expected * own >= MIN_EXPECTED_SPEEDUP;
-        let may_try = if costs_now.extra(1) <= CHEAP_TRIAL.0 * costs_now.token() {
+        let may_try = if costs_now.overhead(1) <= CHEAP_TRIAL.0 * costs_now.seconds_per_token() {
             state.failed_trials == 0
                 || state.steps_since_trial >= CHEAP_TRIAL.1 << state.failed_trials
         } else {
@@ -248,15 +249,15 @@ impl SpeculationController {
     /// Ratio of accepted to predicted tokens.
     pub(crate) fn calibration(&self, seq: SeqId) -> f64 {
         let state = self.all.get(&seq);
-        let weighed = |h: &ParticipantState| {
-            let came_true = h.accepted / h.predicted;
-            (came_true * h.steps + CALIBRATION_PRIOR) / (h.steps + CALIBRATION_PRIOR)
+        let weighted = |state: &ParticipantState| {
+            let ratio = state.accepted / state.predicted;
+            (ratio * state.steps + CALIBRATION_PRIOR) / (state.steps + CALIBRATION_PRIOR)
         };
-        state.map_or(1.0, |h| weighed(h).clamp(0.2, 1.5))
+        state.map_or(1.0, |state| weighted(state).clamp(0.2, 1.5))
     }
 
     /// Records a step's results; `step` is what was drafted, if anything was.
-    pub(crate) fn learn(&mut self, step: Option<&DraftedStep>, results: &[TreeResult]) {
+    pub(crate) fn observe(&mut self, step: Option<&DraftedStep>, results: &[TreeResult]) {
         for result in results {
             if let Some(state) = self.all.get_mut(&result.seq) {
                 state.regret_budget =
@@ -269,12 +270,12 @@ impl SpeculationController {
             let (Some(result), Some(state)) = (result, self.all.get_mut(&participant.seq)) else {
                 continue;
             };
-            let accepted = result.tokens.saturating_sub(participant.certain) as f64;
+            let accepted = result.tokens.saturating_sub(participant.base_nodes) as f64;
             state.predicted = state.predicted * DECAY + participant.predicted;
             state.accepted = state.accepted * DECAY + accepted;
             state.steps = state.steps * DECAY + 1.0;
             // In tokens of plain decoding.
-            let took = step.extra * participant.share / step.token;
+            let took = step.overhead_seconds * participant.share / step.seconds_per_token;
             state.regret_budget = (state.regret_budget + accepted - took).min(MAX_BUDGET);
             let speedup = (1.0 + accepted) / (1.0 + took);
             state.speedup = state.speedup * DECAY + speedup;
@@ -313,16 +314,16 @@ mod tests {
                 seq,
                 allowance,
                 predicted: 7.0,
-                certain: 1,
+                base_nodes: 1,
                 share: 1.0,
             };
             let step = DraftedStep {
-                token: 5.0,
-                extra: 2.0,
+                seconds_per_token: 5.0,
+                overhead_seconds: 2.0,
                 participants: vec![participant],
             };
             let tokens = 1 + accepted;
-            controller.learn(Some(&step), &[TreeResult { seq, tokens }]);
+            controller.observe(Some(&step), &[TreeResult { seq, tokens }]);
         }
         controller.calibration(seq)
     }

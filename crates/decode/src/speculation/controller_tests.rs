@@ -7,11 +7,11 @@ use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, Language, RunnerMethod}
 use contract::{CommitItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
 
 use super::build_tree::TreeInit;
-use super::config::Speculation;
+use super::config::SpeculationConfig;
 use super::controller::{INITIAL_BUDGET, REGRET_RATE, SHARED_BUDGETS};
 use super::costs::CostTable;
-use super::draft_model::DraftModelSource;
-use super::tree_source::{TreeRequest, TreeResult, TreeSource};
+use super::draft_model::DraftModelProposer;
+use super::tree_proposer::{TreeProposer, TreeRequest, TreeResult};
 use crate::stats::StepTimes;
 
 /// A device on which a draft costs more than a token, and a row a third of one: two CPU cores and a
@@ -86,10 +86,10 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
         ..FakeSpec::default()
     };
     let mut runner = FakeRunner::new(spec);
-    let mut drafted = DraftModelSource::new(Speculation {
+    let mut drafted = DraftModelProposer::new(SpeculationConfig {
         init: TreeInit::None,
         costs: Some(costs.clone()),
-        ..Speculation::default()
+        ..SpeculationConfig::default()
     });
     let (mut seconds_taken, mut plain_seconds, mut generated) = (0.0, 0.0, 0);
     for scenario in scenarios {
@@ -106,7 +106,7 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
                 surprisal: scenario.surprisal,
             };
             let drafts = runner.handle().record().count(RunnerMethod::Draft);
-            let tree = drafted.trees(&mut runner, &[root]).unwrap().remove(0);
+            let tree = drafted.propose(&mut runner, &[root]).unwrap().remove(0);
             let drew = runner.handle().record().count(RunnerMethod::Draft) > drafts;
             let deepest = tree.depths().iter().copied().max().map_or(0, usize::from);
             let tokens = 1 + (scenario.kept)(rounds, scenario.tokens - left, deepest).min(deepest);
@@ -124,7 +124,7 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
                 verify: seconds(verify),
                 commit: Duration::ZERO,
             };
-            drafted.learn(&[TreeResult { seq, tokens }], times);
+            drafted.observe(&[TreeResult { seq, tokens }], times);
             seconds_taken += draft + verify;
             plain_seconds += tokens as f64 * device.costs.verify(1);
             left -= tokens;

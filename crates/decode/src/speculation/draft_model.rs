@@ -5,16 +5,16 @@ use contract::{DeviceError, DraftItem, Runner, Tree};
 use super::build_tree::{
     DraftTree, TreeBudget, TreeInputs, build_tree, truncate, with_temperature,
 };
-use super::config::{MIN_SPEEDUP, Speculation};
+use super::config::{MIN_SPEEDUP, SpeculationConfig};
 use super::controller::{Allowance, DraftedStep, Participant, SpeculationController, StepCosts};
-use super::costs::{Clock, NodeChances, OnlineCostModel, choose_sizes, measure};
+use super::costs::{Clock, NodeAcceptance, OnlineCostModel, choose_sizes, measure};
 use super::prompt_lookup::prompt_lookup;
-use super::tree_source::{NoDraft, TreeRequest, TreeResult, TreeSource};
+use super::tree_proposer::{NoDraft, TreeProposer, TreeRequest, TreeResult};
 use crate::stats::StepTimes;
 
 /// Trees from the runner's draft model.
-pub(crate) struct DraftModelSource {
-    config: Speculation,
+pub(crate) struct DraftModelProposer {
+    config: SpeculationConfig,
     controller: SpeculationController,
     /// The step of the last trees, if anything was drafted.
     planned_step: Option<PlannedStep>,
@@ -40,7 +40,7 @@ impl PlannedStep {
         const OFF: f64 = 1.5;
         if took > 0.0 {
             let took = took.clamp(self.planned_seconds / OFF, self.planned_seconds * OFF);
-            self.step.extra = (took - self.plain_seconds).max(0.0);
+            self.step.overhead_seconds = (took - self.plain_seconds).max(0.0);
         }
         self.step
     }
@@ -54,9 +54,9 @@ struct Selected {
     allowance: Option<Allowance>,
 }
 
-impl DraftModelSource {
-    pub(crate) fn new(mut config: Speculation) -> DraftModelSource {
-        DraftModelSource {
+impl DraftModelProposer {
+    pub(crate) fn new(mut config: SpeculationConfig) -> DraftModelProposer {
+        DraftModelProposer {
             cost_model: config.costs.take().map(OnlineCostModel::new),
             config,
             controller: SpeculationController::default(),
@@ -70,14 +70,14 @@ impl DraftModelSource {
     fn selected(
         &mut self,
         roots: &[TreeRequest<'_>],
-        certain: usize,
+        base_nodes: usize,
         (drafts, budget): (usize, usize),
     ) -> Vec<Selected> {
         let costs = self.cost_model.as_ref().map(OnlineCostModel::now);
         let costs_now = costs.map(|costs| StepCosts {
             costs,
             sequences: roots.len(),
-            certain,
+            base_nodes,
         });
         let cannot_pay =
             costs_now.is_some_and(|s| s.costs.max_speedup(drafts.min(budget)) < MIN_SPEEDUP);
@@ -110,89 +110,91 @@ impl DraftModelSource {
         &mut self,
         selected: &[Selected],
         roots: &[TreeRequest<'_>],
-        (draft_trees, certain): (&[DraftTree], usize),
+        (draft_trees, base_nodes): (&[DraftTree], usize),
     ) -> Vec<usize> {
         let Some(costs) = self.cost_model.as_ref().map(OnlineCostModel::now) else {
             return draft_trees.iter().map(|draft| draft.tree.len()).collect();
         };
-        let mut chances_by_sequence = Vec::with_capacity(selected.len());
+        let mut acceptance_by_sequence = Vec::with_capacity(selected.len());
         for (selected, draft_tree) in selected.iter().zip(draft_trees) {
             let root = &roots[selected.at];
-            let certain = 1 + root.forced.len().min(draft_tree.tree.len() - 1);
+            let base_nodes = 1 + root.forced.len().min(draft_tree.tree.len() - 1);
             let most = selected
                 .allowance
                 .map_or(usize::MAX, |allowance| allowance.nodes);
             let calibration = self.controller.calibration(root.seq);
-            let drafted = draft_tree.weights[certain..].iter().take(most);
-            chances_by_sequence.push(NodeChances {
-                certain,
-                chances: drafted.map(|w| w.exp() * calibration).collect(),
+            let drafted = draft_tree.weights[base_nodes..].iter().take(most);
+            acceptance_by_sequence.push(NodeAcceptance {
+                base_nodes,
+                probabilities: drafted.map(|w| w.exp() * calibration).collect(),
             });
         }
         // Other sequences' nodes cost the same with either draft.
-        let others = certain
-            - chances_by_sequence
+        let others = base_nodes
+            - acceptance_by_sequence
                 .iter()
-                .map(|p| p.certain)
+                .map(|node| node.base_nodes)
                 .sum::<usize>()
-                .min(certain);
-        let sizes = choose_sizes(costs, &chances_by_sequence, others);
+                .min(base_nodes);
+        let sizes = choose_sizes(costs, &acceptance_by_sequence, others);
         let costs_now = StepCosts {
             costs,
             sequences: roots.len(),
-            certain,
+            base_nodes,
         };
         let drafted: usize = sizes.nodes.iter().sum();
-        let plain_seconds = costs.verify(certain);
+        let plain_seconds = costs.verify(base_nodes);
         let per_sequence = costs.draft(selected.len()) / selected.len() as f64;
         let more = (sizes.seconds - plain_seconds - costs.draft(selected.len())).max(0.0);
         let per_node = more / drafted.max(1) as f64;
         let mut participants = Vec::with_capacity(selected.len());
-        for ((selected, node_chances), n) in
-            selected.iter().zip(&chances_by_sequence).zip(&sizes.nodes)
+        for ((selected, node_acceptance), n) in selected
+            .iter()
+            .zip(&acceptance_by_sequence)
+            .zip(&sizes.nodes)
         {
             if let Some(allowance) = selected.allowance {
                 participants.push(Participant {
                     seq: roots[selected.at].seq,
                     allowance,
-                    predicted: node_chances.chances[..*n].iter().sum(),
-                    certain: node_chances.certain,
+                    predicted: node_acceptance.probabilities[..*n].iter().sum(),
+                    base_nodes: node_acceptance.base_nodes,
                     share: per_sequence + per_node * *n as f64,
                 });
             }
         }
-        let extra = participants
+        let overhead_seconds = participants
             .iter()
             .map(|participant| participant.share)
             .sum::<f64>();
         participants
             .iter_mut()
-            .for_each(|participant| participant.share /= extra);
+            .for_each(|participant| participant.share /= overhead_seconds);
         self.planned_step = Some(PlannedStep {
             step: DraftedStep {
-                token: costs_now.token(),
-                extra,
+                seconds_per_token: costs_now.seconds_per_token(),
+                overhead_seconds,
                 participants,
             },
             planned_seconds: sizes.seconds,
             plain_seconds,
         });
-        let sizes = chances_by_sequence.iter().zip(&sizes.nodes);
-        sizes.map(|(p, n)| p.certain + n).collect()
+        let sizes = acceptance_by_sequence.iter().zip(&sizes.nodes);
+        sizes.map(|(node, n)| node.base_nodes + n).collect()
     }
 }
 
-impl TreeSource for DraftModelSource {
-    fn trees(
+impl TreeProposer for DraftModelProposer {
+    fn propose(
         &mut self,
         runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],
     ) -> Result<Vec<Tree>, DeviceError> {
         let limit = runner.info().limits.tree_nodes;
-        let mut trees = NoDraft.trees(runner, roots)?;
-        let certain = trees.iter().map(Tree::len).sum();
+        let mut trees = NoDraft.propose(runner, roots)?;
+        let base_nodes = trees.iter().map(Tree::len).sum();
         self.planned_step = None;
-        self.last = (certain, 0);
+        self.last = (base_nodes, 0);
         self.controller
             .sync_sequences(roots.iter().map(|root| root.seq));
         let drafts = runner.info().draft_depth.unwrap_or(0);
@@ -200,17 +202,20 @@ impl TreeSource for DraftModelSource {
         if budget == 0 || drafts == 0 {
             return Ok(trees);
         }
-        let selected = self.selected(roots, certain, (drafts, budget));
+        let selected = self.selected(roots, base_nodes, (drafts, budget));
         if selected.is_empty() {
             return Ok(trees);
         }
-        let deepest = selected.iter().map(|w| roots[w.at].max_depth).max();
+        let deepest = selected
+            .iter()
+            .map(|selected| roots[selected.at].max_depth)
+            .max();
         let depth = drafts.min(deepest.unwrap_or(0));
         let items: Vec<DraftItem> = selected
             .iter()
-            .map(|w| DraftItem {
-                seq: roots[w.at].seq,
-                root: roots[w.at].token(),
+            .map(|selected| DraftItem {
+                seq: roots[selected.at].seq,
+                root: roots[selected.at].token(),
             })
             .collect();
         let drafted = runner.draft(&items, depth, self.config.candidates.max(1))?;
@@ -219,7 +224,7 @@ impl TreeSource for DraftModelSource {
             let root = &roots[selected.at];
             let candidates = &with_temperature(candidates, self.config.temperature);
             let hints = match root.forced {
-                [] => prompt_lookup(root.history, self.config.lookup, drafts),
+                [] => prompt_lookup(root.history, self.config.lookup_ngram, drafts),
                 _ => &[],
             };
             let inputs = TreeInputs {
@@ -235,7 +240,7 @@ impl TreeSource for DraftModelSource {
             };
             draft_trees.push(build_tree(inputs, tree_budget));
         }
-        let sizes = self.sizes(&selected, roots, (&draft_trees, certain));
+        let sizes = self.sizes(&selected, roots, (&draft_trees, base_nodes));
         for ((selected, draft_tree), size) in selected.iter().zip(&draft_trees).zip(sizes) {
             trees[selected.at] = truncate(draft_tree, size.min(limit));
         }
@@ -244,7 +249,7 @@ impl TreeSource for DraftModelSource {
     }
 
     fn prepare(&mut self, runner: &mut dyn Runner, clock: Clock) -> Result<(), DeviceError> {
-        let Some(limit) = self.config.measures.take() else {
+        let Some(limit) = self.config.measure_time_limit.take() else {
             return Ok(());
         };
         if self.cost_model.is_none() {
@@ -255,15 +260,15 @@ impl TreeSource for DraftModelSource {
         Ok(())
     }
 
-    fn learn(&mut self, results: &[TreeResult], times: StepTimes) {
+    fn observe(&mut self, results: &[TreeResult], times: StepTimes) {
         if let Some(cost_model) = &mut self.cost_model {
-            cost_model.learn(self.last, times);
+            cost_model.observe(self.last, times);
         }
         let took = times.draft + times.verify + times.commit;
         let step = self
             .planned_step
             .take()
             .map(|planned| planned.measured(took.as_secs_f64()));
-        self.controller.learn(step.as_ref(), results);
+        self.controller.observe(step.as_ref(), results);
     }
 }

@@ -3,7 +3,8 @@
 use conformance::fake::{FakeSpec, RunnerMethod};
 use contract::TokenId;
 use decode::{
-    Event, GenerationParams, Job, JobError, JobId, Progress, Sampling, SchedulerConfig, SubmitError,
+    Event, GenerationParams, Job, JobError, JobId, Sampling, SchedulerConfig, SchedulerState,
+    SubmitError,
 };
 
 use crate::fixture::{
@@ -268,7 +269,7 @@ fn choices_share_one_prefill_and_match_separate_jobs() {
 fn idle_scheduler_reports_idle_without_device_calls() {
     let mut fixture = SchedulerFixture::new(spec(ENDLESS), config());
     assert!(fixture.scheduler.is_idle());
-    assert_eq!(fixture.step().unwrap(), Progress::Idle);
+    assert_eq!(fixture.step().unwrap(), SchedulerState::Idle);
     assert_eq!(fixture.handle.record().calls, []);
     assert_eq!(fixture.events, []);
     fixture.submit(job(0, prompt(3, 0), GenerationParams::default()));

@@ -286,9 +286,9 @@ fn drafting_stops_when_a_perfect_draft_cannot_pay() {
     for (eight, drafts) in [(1.0, true), (8.0, false)] {
         let costs = decode::CostTable::new(vec![(1, 1.0), (8, eight)], vec![(1, 0.2)]);
         let config = decode::SchedulerConfig {
-            speculation: decode::Speculation {
+            speculation: decode::SpeculationConfig {
                 costs,
-                ..decode::Speculation::default()
+                ..decode::SpeculationConfig::default()
             },
             ..config()
         };

@@ -22,10 +22,10 @@ pub(crate) fn long_spec() -> FakeSpec {
 }
 
 /// Save points at the last turns and at regular distances, for prompts as short as these.
-pub(crate) fn by_turns(slots: usize) -> PrefixConfig {
+pub(crate) fn by_turns(max_entries: usize) -> PrefixConfig {
     PrefixConfig {
-        slots,
-        boundaries: SavePointConfig {
+        max_entries,
+        save_points: SavePointConfig {
             turn_starts: vec![TURN],
             last_turns: 2,
             interval: 64,

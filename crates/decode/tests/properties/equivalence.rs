@@ -2,7 +2,9 @@
 
 use conformance::fake::{FakeDraft, FakeSpec, RunnerMethod};
 use contract::{KvPool, LogitEdits, LogitsRequest, TokenCount, TokenId};
-use decode::{FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig, Speculation};
+use decode::{
+    FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig, SpeculationConfig,
+};
 use proptest::prelude::*;
 
 use crate::fixture::{
@@ -126,9 +128,9 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
             SchedulerFixture::new(
                 drafting,
                 SchedulerConfig {
-                    speculation: Speculation {
+                    speculation: SpeculationConfig {
                         budget,
-                        ..Speculation::default()
+                        ..SpeculationConfig::default()
                     },
                     ..config
                 },
@@ -293,9 +295,9 @@ fn zero_speculation_budget_disables_drafting() {
         right: 1.0,
     });
     let off = SchedulerConfig {
-        speculation: Speculation {
+        speculation: SpeculationConfig {
             budget: 0,
-            ..Speculation::default()
+            ..SpeculationConfig::default()
         },
         ..config()
     };
@@ -395,9 +397,9 @@ fn pass_costs_are_measured_before_first_speculative_job() {
         ..spec(ENDLESS)
     };
     let config = SchedulerConfig {
-        speculation: Speculation {
-            measures: Some(std::time::Duration::from_secs(1)),
-            ..Speculation::default()
+        speculation: SpeculationConfig {
+            measure_time_limit: Some(std::time::Duration::from_secs(1)),
+            ..SpeculationConfig::default()
         },
         clock: Some(clock),
         ..config()

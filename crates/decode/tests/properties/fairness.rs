@@ -2,7 +2,7 @@
 
 use conformance::fake::FakeSpec;
 use contract::Limits;
-use decode::{Event, Progress, SchedulerConfig};
+use decode::{Event, SchedulerConfig, SchedulerState};
 
 use crate::fixture::{
     ENDLESS, SchedulerFixture, config, greedy, job, prompt, reference_outputs, spec,
@@ -43,7 +43,7 @@ impl SchedulerFixture {
             if first {
                 return self.scheduler.stats().chunks - before;
             }
-            assert_eq!(progress, Progress::Working);
+            assert_eq!(progress, SchedulerState::Working);
         }
         panic!("job {id} has no first token");
     }

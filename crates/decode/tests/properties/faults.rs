@@ -4,7 +4,7 @@ use conformance::fake::{
     FakeDraft, FakeSpec, FaultKind, FaultTrigger, Flaw, InjectedFault, RunnerMethod,
 };
 use contract::{DeviceError, SeqId};
-use decode::{FinishReason, Job, JobError, Progress, SubmitError};
+use decode::{FinishReason, Job, JobError, SchedulerState, SubmitError};
 use proptest::prelude::*;
 
 use crate::fixture::{
@@ -74,8 +74,8 @@ fn lost_device_fails_every_job_once_and_rejects_new_jobs() {
         }
         let error = loop {
             match fixture.step() {
-                Ok(Progress::Working) => {}
-                Ok(Progress::Idle) => panic!("{call:?} was never called twice"),
+                Ok(SchedulerState::Working) => {}
+                Ok(SchedulerState::Idle) => panic!("{call:?} was never called twice"),
                 Err(error) => break error,
             }
         };
@@ -245,7 +245,7 @@ fn idle_scheduler_reports_leaked_device_resources() {
     };
     let mut fixture = SchedulerFixture::new(leaky, config());
     fixture.submit(job(0, prompt(6, 0), greedy(3)));
-    while fixture.step().unwrap() == Progress::Working {}
+    while fixture.step().unwrap() == SchedulerState::Working {}
     assert_eq!(fixture.scheduler.stats().leaks, 1);
     fixture.step().unwrap();
     assert_eq!(fixture.scheduler.stats().leaks, 1);
@@ -271,7 +271,7 @@ fn runner_with_sibling_or_commit_flaw_changes_tokens() {
         let mut fixture = SchedulerFixture::new(flawed, config());
         let job = job(0, prompt(6, 0), greedy(40));
         fixture.submit(job.clone());
-        while matches!(fixture.step(), Ok(Progress::Working)) {}
+        while matches!(fixture.step(), Ok(SchedulerState::Working)) {}
         let expected = reference_outputs(&spec(ENDLESS), &job);
         let same = fixture
             .outputs()

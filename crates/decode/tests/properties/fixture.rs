@@ -6,7 +6,7 @@ use conformance::fake::{Ending, FakeHandle, FakeRunner, FakeSpec, Language};
 use contract::{DeviceError, Limits, Runner, TokenId, Tree};
 use decode::{
     ChoiceStats, Event, FinishReason, GenerationParams, Job, JobError, JobId, Logprobs,
-    OutputToken, Progress, Sampling, Scheduler, SchedulerConfig, TreeRequest, TreeSource,
+    OutputToken, Sampling, Scheduler, SchedulerConfig, SchedulerState, TreeProposer, TreeRequest,
 };
 
 pub(crate) const EOS: TokenId = TokenId(2);
@@ -50,7 +50,7 @@ pub(crate) fn spec(language: Language) -> FakeSpec {
 pub(crate) fn config() -> SchedulerConfig {
     SchedulerConfig {
         eos: vec![EOS],
-        top_limit: 16,
+        max_fetched_top_k: 16,
         ..SchedulerConfig::default()
     }
 }
@@ -123,7 +123,7 @@ impl SchedulerFixture {
     pub(crate) fn with_trees(
         spec: FakeSpec,
         config: SchedulerConfig,
-        trees: impl TreeSource + 'static,
+        trees: impl TreeProposer + 'static,
     ) -> SchedulerFixture {
         let runner = FakeRunner::new(spec);
         SchedulerFixture {
@@ -133,14 +133,14 @@ impl SchedulerFixture {
         }
     }
 
-    pub(crate) fn step(&mut self) -> Result<Progress, DeviceError> {
+    pub(crate) fn step(&mut self) -> Result<SchedulerState, DeviceError> {
         self.scheduler.step(&mut self.events)
     }
 
     /// Steps until the scheduler is idle.
     pub(crate) fn finish(&mut self) {
         for _ in 0..20_000 {
-            if self.step().expect("no device is lost here") == Progress::Idle {
+            if self.step().expect("no device is lost here") == SchedulerState::Idle {
                 assert!(self.scheduler.is_idle());
                 assert_eq!(self.scheduler.stats().leaks, 0);
                 return;
@@ -261,8 +261,8 @@ pub(crate) struct RandomTrees {
     pub(crate) nodes: usize,
 }
 
-impl TreeSource for RandomTrees {
-    fn trees(
+impl TreeProposer for RandomTrees {
+    fn propose(
         &mut self,
         _runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],

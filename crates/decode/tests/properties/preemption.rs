@@ -2,7 +2,7 @@
 
 use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use contract::{KvPool, Limits};
-use decode::{FinishReason, Job, JobError, JobId, Progress, SchedulerConfig, Stats};
+use decode::{FinishReason, Job, JobError, JobId, SchedulerConfig, SchedulerState, Stats};
 
 use crate::fixture::{
     ENDLESS, SchedulerFixture, config, greedy, job, prompt, reference_outputs, sampled, spec,
@@ -38,7 +38,7 @@ fn with_reserve(reserve: usize) -> SchedulerConfig {
 
 /// Steps until idle and observes the stats after each step.
 fn run_observed(fixture: &mut SchedulerFixture, mut seen: impl FnMut(Stats)) {
-    while fixture.step().unwrap() != Progress::Idle {
+    while fixture.step().unwrap() != SchedulerState::Idle {
         seen(fixture.scheduler.stats());
     }
     let stats = fixture.scheduler.stats();
@@ -121,7 +121,7 @@ fn preempted_sequences_resume_before_new_jobs_and_only_once() {
         {
             fixture.submit(job.clone());
         }
-        let done = fixture.step().unwrap() == Progress::Idle;
+        let done = fixture.step().unwrap() == SchedulerState::Idle;
         if preempted > 0 && fixture.scheduler.stats().preempted > 0 {
             assert_eq!(
                 fixture.started().len(),
@@ -332,7 +332,7 @@ fn cancelled_preempted_jobs_free_their_snapshots() {
             jobs.iter().for_each(|job| fixture.submit(job.clone()))
         }
         while fixture.scheduler.stats().preempted == 0 {
-            assert_eq!(fixture.step().unwrap(), Progress::Working);
+            assert_eq!(fixture.step().unwrap(), SchedulerState::Working);
         }
         match choice {
             Some(choice) => fixture.scheduler.cancel_choice(JobId(1), choice),

@@ -13,11 +13,11 @@ use crate::fixture::{
     ENDLESS, SchedulerFixture, TestRng, config, greedy, job, reference_outputs, sampled,
 };
 
-fn caching(slots: usize, bytes: u64) -> SchedulerConfig {
+fn caching(max_entries: usize, bytes: u64) -> SchedulerConfig {
     SchedulerConfig {
         prefix: PrefixConfig {
             bytes,
-            ..by_turns(slots)
+            ..by_turns(max_entries)
         },
         ..config()
     }
@@ -199,11 +199,11 @@ proptest! {
     #[test]
     fn interleaved_conversations_match_isolated_runs(
         seed in any::<u64>(),
-        slots in 1_usize..10,
+        max_entries in 1_usize..10,
         bytes in prop_oneof![Just(u64::MAX), 200_u64..4000],
     ) {
-        let mut fixture = SchedulerFixture::new(long_spec(), caching(slots, bytes));
-        let jobs = play(&mut fixture, seed, 14, (slots, bytes));
+        let mut fixture = SchedulerFixture::new(long_spec(), caching(max_entries, bytes));
+        let jobs = play(&mut fixture, seed, 14, (max_entries, bytes));
         check(&fixture, &long_spec(), &jobs);
     }
 
@@ -277,7 +277,7 @@ impl Store for MemoryStore {
         })
     }
 
-    fn covered(&mut self, tokens: &[TokenId]) -> usize {
+    fn longest_prefix_len(&mut self, tokens: &[TokenId]) -> usize {
         let stored_states = self.0.lock().unwrap();
         let kept = stored_states
             .iter()

@@ -113,7 +113,7 @@ proptest! {
         len in 1..12_usize, salt in 0..40_u32, seed: u64, sample: bool, budget in 1..20_usize,
         nodes in 1..24_usize, right in 0.0..1.0_f64, begins in 0..3_usize,
     ) {
-        let opening = [InitialPhase::Reasoning, InitialPhase::Either, InitialPhase::Answer][begins];
+        let opening = [InitialPhase::Reasoning, InitialPhase::Undecided, InitialPhase::Answer][begins];
         let params = if sample { sampled(80, seed) } else { greedy(80) };
         let handle: Arc<ReasoningHandle> = Arc::default();
         let job = job(0, prompt(len, salt), GenerationParams {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use conformance::fake::{FakeSpec, FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use contract::{Limits, TokenId};
-use decode::{Job, NextPrompt, PrefixConfig, Progress, SchedulerConfig};
+use decode::{Job, NextPrompt, PrefixConfig, SchedulerConfig, SchedulerState};
 use proptest::prelude::*;
 
 use crate::conversations::{by_turns, long_spec, turn};
@@ -13,12 +13,12 @@ use crate::fixture::{SchedulerFixture, TestRng, config, greedy, job, reference_o
 
 const CHUNK: usize = 16;
 
-fn warmup_config(slots: usize, ahead: usize) -> SchedulerConfig {
+fn warmup_config(max_entries: usize, ahead: usize) -> SchedulerConfig {
     SchedulerConfig {
         prefill_chunk: CHUNK,
         prefix: PrefixConfig {
             warmup_tokens: ahead,
-            ..by_turns(slots)
+            ..by_turns(max_entries)
         },
         ..config()
     }
@@ -303,10 +303,10 @@ proptest! {
     #[test]
     fn warmup_never_changes_tokens(
         seed in any::<u64>(),
-        slots in 1_usize..10,
+        max_entries in 1_usize..10,
         budget in 0_usize..200,
     ) {
-        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(slots, budget));
+        let mut fixture = SchedulerFixture::new(long_spec(), warmup_config(max_entries, budget));
         let mut rng = TestRng(seed);
         let mut conversations = [turn(20, 1), turn(20, 1), turn(30, 2)];
         let mut jobs = Vec::new();
@@ -329,7 +329,7 @@ proptest! {
                 conversation.truncate(conversation.len() - 5);
             }
         }
-        while fixture.step().unwrap() == Progress::Working {}
+        while fixture.step().unwrap() == SchedulerState::Working {}
         run_warmup(&mut fixture);
         fixture.finish();
         check(&fixture, &long_spec(), &jobs);

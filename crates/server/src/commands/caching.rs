@@ -37,14 +37,14 @@ pub(super) fn prefix(args: &CacheArgs, model: &ModelContext) -> anyhow::Result<P
         }
     };
     Ok(PrefixConfig {
-        slots: args.prefix_cache_slots,
+        max_entries: args.prefix_cache_slots,
         bytes,
-        boundaries: SavePointConfig {
+        save_points: SavePointConfig {
             turn_starts: turn_starts(model),
             interval: SAVE_INTERVAL,
             ..SavePointConfig::default()
         },
-        place: SnapshotLocation::Host,
+        location: SnapshotLocation::Host,
         min_store_tokens: args.kv_cache_min_tokens.max(1),
         warmup_tokens: args.prefix_warmup,
     })
@@ -53,8 +53,8 @@ pub(super) fn prefix(args: &CacheArgs, model: &ModelContext) -> anyhow::Result<P
 /// The prefix cache of one conversation on a terminal.
 pub(super) fn for_conversation(model: &ModelContext) -> PrefixConfig {
     PrefixConfig {
-        slots: CONVERSATION_SLOTS,
-        boundaries: SavePointConfig {
+        max_entries: CONVERSATION_SLOTS,
+        save_points: SavePointConfig {
             turn_starts: turn_starts(model),
             ..SavePointConfig::default()
         },
@@ -89,9 +89,9 @@ pub(super) fn store(args: &CacheArgs, fitted: &FittedPlan) -> anyhow::Result<Opt
 ///
 /// A GPU pins host memory for its first snapshot, which takes as long as the prefill of a thousand
 /// tokens. This moves that time from the first prompt to the start.
-pub(super) fn warm(runner: &mut dyn Runner, place: SnapshotLocation) -> Result<(), DeviceError> {
+pub(super) fn warm(runner: &mut dyn Runner, location: SnapshotLocation) -> Result<(), DeviceError> {
     let seq = runner.open(1)?;
-    let saved = runner.snapshot(seq, place);
+    let saved = runner.snapshot(seq, location);
     runner.close(seq);
     match saved {
         Ok(info) => runner.free_snapshot(info.id),
@@ -161,7 +161,7 @@ fn turn_starts(model: &ModelContext) -> Vec<TokenId> {
 
 /// One line about the prefix cache for the log.
 pub(super) fn line(prefix: &PrefixConfig, store: Option<&DiskStore>) -> String {
-    if prefix.slots == 0 {
+    if prefix.max_entries == 0 {
         return "prefix cache: off".to_owned();
     }
     let disk = store.map(|store| {
@@ -171,7 +171,7 @@ pub(super) fn line(prefix: &PrefixConfig, store: Option<&DiskStore>) -> String {
     });
     format!(
         "prefix cache: up to {} states in {} of memory{}",
-        prefix.slots,
+        prefix.max_entries,
         bytes_text(prefix.bytes),
         disk.unwrap_or_default()
     )

@@ -9,7 +9,7 @@ use chat::conversation::{Conversation, Message};
 use chat::reply::{FinishReason, Reply, ReplyConfig, ReplyDelta};
 use chat::request::SamplingParams;
 use contract::Runner;
-use decode::{Event, Job, JobId, Progress, Scheduler, SchedulerConfig, Speculation};
+use decode::{Event, Job, JobId, Scheduler, SchedulerConfig, SchedulerState, SpeculationConfig};
 
 use crate::commands::caching;
 use crate::ids;
@@ -58,7 +58,7 @@ impl ReplyGenerator {
         runner: Box<dyn Runner>,
         model: ModelContext,
         options: ReplyOptions,
-        speculation: Speculation,
+        speculation: SpeculationConfig,
     ) -> ReplyGenerator {
         let config = SchedulerConfig {
             speculation,
@@ -171,7 +171,7 @@ impl ReplyGenerator {
                     Event::Started { .. } | Event::Prefill { .. } | Event::PromptLogprobs(_) => {}
                 }
             }
-            if progress == Progress::Idle {
+            if progress == SchedulerState::Idle {
                 return Ok(timed);
             }
         }
@@ -232,7 +232,7 @@ pub(super) mod tests {
             cpu.open(plan, &mut |_| {}).unwrap(),
             model,
             options,
-            Speculation::default(),
+            SpeculationConfig::default(),
         )
     }
 

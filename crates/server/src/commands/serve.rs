@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use contract::Limits;
-use decode::{SchedulerConfig, Speculation};
+use decode::{SchedulerConfig, SpeculationConfig};
 use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
@@ -200,8 +200,8 @@ fn load(
     let store = caching::store(&args.cache, &fitted)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
     let (mut runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;
-    if prefix.slots > 0 {
-        caching::warm(&mut *runner, prefix.place)?;
+    if prefix.max_entries > 0 {
+        caching::warm(&mut *runner, prefix.location)?;
     }
     let scheduler = SchedulerConfig {
         prefix,
@@ -249,7 +249,7 @@ fn scheduler(
     args: &ServeArgs,
     model: &ModelContext,
     prefill_chunk: usize,
-    speculation: Speculation,
+    speculation: SpeculationConfig,
 ) -> SchedulerConfig {
     SchedulerConfig {
         max_sequences: args.max_sequences,

@@ -102,7 +102,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
             sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
         params.logprobs = request.logprobs;
         params.session = request.cache.session.as_deref().map(Arc::from);
-        params.use_saved = request.cache.enabled;
+        params.use_prefix_cache = request.cache.enabled;
         params.window = app.config().window.of(!request.tools.is_empty());
         if let Some(token) = prepare::forbidden_call_token(model, request) {
             params.sampling.bias.retain(|(other, _)| *other != token);

@@ -33,7 +33,8 @@ impl PrefixWarmup {
     /// Warm-up of a request; `None` if disabled, if caching is off for it, or if it has several
     /// choices or continues a message.
     pub fn new(app: &App, ready: &Arc<Ready>, request: &ChatRequest) -> Option<PrefixWarmup> {
-        let on = ready.prefix.slots > 0 && ready.prefix.warmup_tokens > 0 && request.cache.enabled;
+        let on =
+            ready.prefix.max_entries > 0 && ready.prefix.warmup_tokens > 0 && request.cache.enabled;
         let plain = request.sampling.n == 1
             && request.add_generation_prompt
             && !request.continue_final_message;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use contract::{Backend, DraftLoad, DraftPlan, KvFormat, LoadProgress, OpenPlan, Runner, Tree};
-use decode::{Speculation, TreeInit};
+use decode::{SpeculationConfig, TreeInit};
 use model::{DraftOptions, LoadedDraft};
 
 use crate::cli::{DeviceArgs, DraftArgs, OnOff};
@@ -27,7 +27,7 @@ pub(crate) struct Drafting {
     /// Whether trees must be bit-identical to plain decoding.
     pub batch_invariant: bool,
     /// Speculation settings.
-    pub speculation: Speculation,
+    pub speculation: SpeculationConfig,
     /// Whether to measure step costs after opening.
     measure_costs: bool,
 }
@@ -38,9 +38,9 @@ impl Drafting {
         Drafting {
             plan: None,
             batch_invariant: false,
-            speculation: Speculation {
+            speculation: SpeculationConfig {
                 budget: 0,
-                ..Speculation::default()
+                ..SpeculationConfig::default()
             },
             measure_costs: false,
         }
@@ -94,12 +94,12 @@ impl Drafting {
             (false, false) => TreeInit::None,
         };
         drafting.plan = Some(draft_plan(found, device.cpu_reference, args.lazy_draft));
-        drafting.speculation = Speculation {
+        drafting.speculation = SpeculationConfig {
             budget,
             init,
             temperature: args.ddtree_temp,
-            lookup: args.lookup,
-            ..Speculation::default()
+            lookup_ngram: args.lookup,
+            ..SpeculationConfig::default()
         };
         drafting.measure_costs = args.ddtree_cost_stop == OnOff::On && budget > 0;
         Ok(drafting)
@@ -117,7 +117,7 @@ impl Drafting {
         backend: &dyn Backend,
         plan: OpenPlan,
         also: &mut dyn FnMut(LoadProgress),
-    ) -> anyhow::Result<(Box<dyn Runner>, Speculation)> {
+    ) -> anyhow::Result<(Box<dyn Runner>, SpeculationConfig)> {
         let mut runner = open::open(backend, plan.clone(), also)?;
         let mut speculation = self.speculation(runner.as_mut())?;
         let depth = runner.info().draft_depth.unwrap_or(0);
@@ -144,7 +144,7 @@ impl Drafting {
     }
 
     /// Completes the speculation settings on an idle runner.
-    fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<Speculation> {
+    fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<SpeculationConfig> {
         let mut speculation = self.speculation.clone();
         let lazy = self
             .plan
@@ -152,7 +152,7 @@ impl Drafting {
             .is_some_and(|plan| plan.load == DraftLoad::AtFirstUse);
         if self.measure_costs && lazy {
             // Measuring would load the draft.
-            speculation.measures = Some(MEASURE_TIME);
+            speculation.measure_time_limit = Some(MEASURE_TIME);
         } else if self.measure_costs && runner.info().draft_depth.is_some() {
             speculation.costs = decode::speculation::measure(runner, clock, MEASURE_TIME)?;
         }

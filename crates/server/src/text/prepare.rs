@@ -113,7 +113,7 @@ fn initial_phase(
     if rendered.opens_reasoning(tags) {
         InitialPhase::Reasoning
     } else if left_open && model.template.capabilities().model_opens_reasoning {
-        InitialPhase::Either
+        InitialPhase::Undecided
     } else {
         InitialPhase::Answer
     }

@@ -76,7 +76,7 @@ pub fn generation_params(
         window: AttentionWindow::FULL,
         constraints: None,
         session: None,
-        use_saved: true,
+        use_prefix_cache: true,
     })
 }
 

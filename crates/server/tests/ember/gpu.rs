@@ -19,8 +19,8 @@ use contract::{
 };
 use cuda::{CudaBackend, Numerics, Options, compile};
 use decode::{
-    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
-    Speculation,
+    Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerConfig, SchedulerState,
+    SpeculationConfig,
 };
 
 use crate::draft::{acceptance, feed, plan_with_draft};
@@ -89,7 +89,7 @@ fn generate(
         max_sequences: together,
         queue_limit: usize::MAX,
         eos: loaded.vocab.eos,
-        speculation: Speculation::default(),
+        speculation: SpeculationConfig::default(),
         ..SchedulerConfig::default()
     };
     let mut scheduler = Scheduler::new(runner, config);
@@ -114,7 +114,7 @@ fn generate(
     }
     let mut generated = vec![Vec::new(); prompts.len()];
     let mut events = Vec::new();
-    while scheduler.step(&mut events).unwrap() != Progress::Idle || !events.is_empty() {
+    while scheduler.step(&mut events).unwrap() != SchedulerState::Idle || !events.is_empty() {
         for (id, event) in events.drain(..) {
             match event {
                 Event::Tokens { tokens, .. } => {

@@ -5,8 +5,8 @@ use chat::{SpecialTokens, Tokenizer};
 use contract::Backend;
 use cpu::CpuBackend;
 use decode::{
-    Event, GenerationParams, Job, JobId, OutputToken, PrefixConfig, Progress, Sampling, Scheduler,
-    SchedulerConfig, Speculation, Stats,
+    Event, GenerationParams, Job, JobId, OutputToken, PrefixConfig, Sampling, Scheduler,
+    SchedulerConfig, SchedulerState, SpeculationConfig, Stats,
 };
 
 use crate::draft::plan_with_draft;
@@ -16,7 +16,7 @@ use crate::golden::{FAST, ember};
 fn scheduler(
     (backend, batch_invariant): (&dyn Backend, bool),
     pool: Option<usize>,
-    slots: usize,
+    max_entries: usize,
 ) -> Scheduler {
     let mut plan = plan_with_draft(None, FAST);
     plan.batch_invariant = batch_invariant;
@@ -25,12 +25,12 @@ fn scheduler(
     plan.limits.pool = pool;
     let config = SchedulerConfig {
         reserve: 8,
-        speculation: Speculation {
+        speculation: SpeculationConfig {
             budget: 7,
-            ..Speculation::default()
+            ..SpeculationConfig::default()
         },
         prefix: PrefixConfig {
-            slots,
+            max_entries,
             ..PrefixConfig::default()
         },
         ..SchedulerConfig::default()
@@ -81,7 +81,7 @@ fn generated(scheduler: &mut Scheduler, jobs: &[Job]) -> (Vec<Vec<OutputToken>>,
     for job in jobs {
         scheduler.submit(job.clone()).unwrap();
     }
-    while scheduler.step(&mut events).unwrap() == Progress::Working {
+    while scheduler.step(&mut events).unwrap() == SchedulerState::Working {
         let stats = scheduler.stats();
         waited |= stats.blocked_on_pool && stats.queued > 0;
     }
@@ -107,10 +107,10 @@ pub(crate) fn check_small_pool(backend: &dyn Backend, batch_invariant: bool) {
             .remove(0)
     };
     let expected: Vec<Vec<OutputToken>> = jobs.iter().map(alone).collect();
-    for slots in [0, 8] {
+    for max_entries in [0, 8] {
         // The pool holds one context, hardly more than one of them takes.
-        let (found, waited, stats) = generated(&mut scheduler(device, Some(0), slots), &jobs);
-        assert!(found == expected, "{slots} slots: {stats:?}");
+        let (found, waited, stats) = generated(&mut scheduler(device, Some(0), max_entries), &jobs);
+        assert!(found == expected, "{max_entries} max_entries: {stats:?}");
         assert!(waited && stats.preemptions > 0, "{stats:?}");
         assert_eq!((stats.preemptions, stats.leaks), (stats.resumed, 0));
         assert_eq!(stats.free_tokens, stats.pool_tokens);

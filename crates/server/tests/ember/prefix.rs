@@ -8,7 +8,8 @@ use contract::{Backend, KvFormat, TokenId};
 use cpu::CpuBackend;
 use decode::{
     Event, GenerationParams, Job, JobId, NextPrompt, OutputToken, PrefixConfig, PrefixStats,
-    Progress, Sampling, SavePointConfig, Scheduler, SchedulerConfig, Speculation, TreeInit,
+    Sampling, SavePointConfig, Scheduler, SchedulerConfig, SchedulerState, SpeculationConfig,
+    TreeInit,
 };
 use server::engine::store::{DiskStore, StoreConfig};
 
@@ -17,7 +18,7 @@ use crate::golden::{FAST, ember};
 
 const MAX_TOKENS: usize = 12;
 
-fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Scheduler {
+fn scheduler(max_entries: usize, format: KvFormat, store: Option<DiskStore>) -> Scheduler {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
     let mut plan = plan_with_draft(None, FAST);
@@ -28,14 +29,14 @@ fn scheduler(slots: usize, format: KvFormat, store: Option<DiskStore>) -> Schedu
     let config = SchedulerConfig {
         max_sequences: 2,
         eos: loaded.vocab.eos,
-        speculation: Speculation {
+        speculation: SpeculationConfig {
             budget: 7,
             init: TreeInit::None,
-            ..Speculation::default()
+            ..SpeculationConfig::default()
         },
         prefix: PrefixConfig {
-            slots,
-            boundaries: SavePointConfig {
+            max_entries,
+            save_points: SavePointConfig {
                 turn_starts: vec![tokenizer.id_of("<|im_start|>").unwrap()],
                 // Turns are short here.
                 min_distance: 64,
@@ -119,7 +120,7 @@ fn answers(
         };
         scheduler.submit(job).unwrap();
         let wait = i % 2 == 1 || i + 1 == prompts.len();
-        while wait && scheduler.step(&mut events).unwrap() == Progress::Working {}
+        while wait && scheduler.step(&mut events).unwrap() == SchedulerState::Working {}
     }
     for (id, event) in events {
         match event {
@@ -138,15 +139,15 @@ fn check(format: KvFormat, turns: usize) {
     let (expected, cold) = answers(&mut scheduler(0, format, None), &prompts, 0);
     assert_eq!(cold.cached_tokens, 0);
     let all: usize = prompts.iter().map(Vec::len).sum();
-    for slots in [16, 3] {
-        let (found, stats) = answers(&mut scheduler(slots, format, None), &prompts, 0);
+    for max_entries in [16, 3] {
+        let (found, stats) = answers(&mut scheduler(max_entries, format, None), &prompts, 0);
         assert!(
             found == expected,
-            "{}, {slots} slots: {stats:?}",
+            "{}, {max_entries} max_entries: {stats:?}",
             format.name()
         );
         assert_eq!(stats.failed, 0);
-        let least = if slots == 16 { all / 3 } else { all / 6 };
+        let least = if max_entries == 16 { all / 3 } else { all / 6 };
         assert!(stats.cached_tokens as usize > least, "{stats:?} of {all}");
     }
     // The last turns run in a new process with the states that the old one left on disk.

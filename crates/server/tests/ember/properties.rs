@@ -8,8 +8,8 @@ use chat::{SpecialTokens, Tokenizer};
 use contract::{Backend, TokenId};
 use cpu::CpuBackend;
 use decode::{
-    ChoiceStats, Event, FinishReason, GenerationParams, Job, JobId, Progress, Sampling, Scheduler,
-    SchedulerConfig, Speculation, TreeInit,
+    ChoiceStats, Event, FinishReason, GenerationParams, Job, JobId, Sampling, Scheduler,
+    SchedulerConfig, SchedulerState, SpeculationConfig, TreeInit,
 };
 
 use crate::draft::plan_with_draft;
@@ -97,7 +97,7 @@ struct Fixture {
 impl Fixture {
     fn new(
         (backend, batch_invariant): (&dyn Backend, bool),
-        speculation: Speculation,
+        speculation: SpeculationConfig,
         sequences: usize,
     ) -> Fixture {
         let mut plan = plan_with_draft(None, FAST);
@@ -157,7 +157,7 @@ impl Fixture {
                     _ => {}
                 }
             }
-            if progress == Progress::Idle {
+            if progress == SchedulerState::Idle {
                 assert_eq!(self.scheduler.stats().leaks, 0);
                 return;
             }
@@ -165,11 +165,11 @@ impl Fixture {
     }
 }
 
-fn speculation(budget: usize, init: TreeInit) -> Speculation {
-    Speculation {
+fn speculation(budget: usize, init: TreeInit) -> SpeculationConfig {
+    SpeculationConfig {
         budget,
         init,
-        ..Speculation::default()
+        ..SpeculationConfig::default()
     }
 }
 

@@ -16,8 +16,8 @@ fn setup() -> ServerSetup {
             ..setup.limits
         },
         prefix: PrefixConfig {
-            slots: 8,
-            boundaries: SavePointConfig {
+            max_entries: 8,
+            save_points: SavePointConfig {
                 turn_starts: vec![special("<|im_start|>")],
                 min_distance: 8,
                 ..SavePointConfig::default()
@@ -204,7 +204,7 @@ async fn conversation_survives_six_other_requests_in_four_slots() {
     ] {
         let setup = setup();
         let prefix = PrefixConfig {
-            slots: 4,
+            max_entries: 4,
             ..setup.prefix
         };
         let server = ServerSetup { prefix, ..setup }.open().await;

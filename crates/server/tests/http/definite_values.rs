@@ -65,7 +65,7 @@ async fn empty_lists_are_accepted() {
 #[tokio::test]
 async fn message_start_carries_the_counts_of_the_cache() {
     let mut setup = ServerSetup::saying("ok");
-    setup.prefix.slots = 8;
+    setup.prefix.max_entries = 8;
     let server = setup.open().await;
     let text = "word ".repeat(40);
     let body = json!({"max_tokens": 4, "stream": true,

@@ -15,7 +15,7 @@ use llguidance::toktrie::{
 };
 use llguidance::{Matcher, ParserFactory};
 
-/// Most lexer states of a grammar, at 1 to 2 kB each.
+/// Maximum number of lexer states of a grammar, at 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 65_536;
 
 /// The content of a token.
@@ -176,7 +176,7 @@ impl Grammar {
         if follower.forced(&[]).is_none() {
             follower.allowed(&[]);
         }
-        match follower.fault() {
+        match follower.error() {
             Some(detail) => Err(GrammarError {
                 detail: detail.to_owned(),
             }),
@@ -219,7 +219,7 @@ struct PathCursor {
     /// Stops changing once the text is complete.
     matcher: Matcher,
     /// Why the matcher failed: the language exceeds a limit.
-    fault: Option<String>,
+    error_text: Option<String>,
 }
 
 impl PathCursor {
@@ -227,18 +227,18 @@ impl PathCursor {
         PathCursor {
             path: Vec::new(),
             matcher,
-            fault: None,
+            error_text: None,
         }
     }
 
     /// Advances the matcher to the end of `path`, which extends the cursor's path.
     fn advance_to(&mut self, path: &[TokenId]) {
         for token in &path[self.path.len()..] {
-            if self.fault.is_none()
+            if self.error_text.is_none()
                 && !self.matcher.is_stopped()
                 && let Err(error) = self.matcher.consume_token(token.0)
             {
-                self.fault = Some(summarize(&error.to_string()));
+                self.error_text = Some(summarize(&error.to_string()));
             }
         }
         self.path = path.to_vec();
@@ -248,7 +248,7 @@ impl PathCursor {
         PathCursor {
             path: self.path.clone(),
             matcher: self.matcher.clone(),
-            fault: self.fault.clone(),
+            error_text: self.error_text.clone(),
         }
     }
 }
@@ -279,7 +279,7 @@ impl GrammarState {
     pub(crate) fn forced(&mut self, path: &[TokenId]) -> Option<TokenId> {
         let eos = self.eos;
         let cursor = self.at(path);
-        if cursor.fault.is_some() {
+        if cursor.error_text.is_some() {
             return None;
         }
         if cursor.matcher.is_stopped() {
@@ -293,12 +293,12 @@ impl GrammarState {
     pub(crate) fn allowed(&mut self, path: &[TokenId]) -> Arc<TokenMask> {
         let (vocab, eos) = (self.vocab, self.eos);
         let cursor = self.at(path);
-        let set = match &cursor.fault {
+        let set = match &cursor.error_text {
             Some(_) => None,
             None => match cursor.matcher.compute_mask_or_eos() {
                 Ok(set) => Some(set),
                 Err(error) => {
-                    cursor.fault = Some(summarize(&error.to_string()));
+                    cursor.error_text = Some(summarize(&error.to_string()));
                     None
                 }
             },
@@ -331,8 +331,8 @@ impl GrammarState {
     }
 
     /// Why the matcher failed: the language exceeds a limit.
-    pub(crate) fn fault(&self) -> Option<&str> {
-        self.cursors[0].fault.as_deref()
+    pub(crate) fn error(&self) -> Option<&str> {
+        self.cursors[0].error_text.as_deref()
     }
 }
 

@@ -143,7 +143,7 @@ fn forced_tokens_follow_the_grammar_and_end_with_eos() {
     path.extend([MARK, EOS[0]]);
     state.advance(&path);
     assert_eq!(state.forced(&[]), Some(EOS[0]));
-    assert_eq!(state.fault(), None);
+    assert_eq!(state.error(), None);
 }
 
 #[test]
@@ -211,7 +211,7 @@ proptest! {
             let found = next(&mut state, &node[advanced..]);
             prop_assert_eq!(found, next(&mut fresh, node), "{:?}", text(node));
         }
-        prop_assert_eq!(state.fault(), None);
+        prop_assert_eq!(state.error(), None);
     }
 
     #[test]

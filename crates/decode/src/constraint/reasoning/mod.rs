@@ -15,7 +15,7 @@ pub enum InitialPhase {
     /// Within a reasoning block that the prompt opened.
     Reasoning,
     /// In the answer, unless the first token opens a reasoning block.
-    Either,
+    Undecided,
     /// In the answer.
     Answer,
 }
@@ -146,7 +146,7 @@ impl ReasoningMachine {
                 n: 0,
                 at_end: false,
             },
-            (InitialPhase::Either, Some(_)) => ReasoningPhase::Undecided,
+            (InitialPhase::Undecided, Some(_)) => ReasoningPhase::Undecided,
             _ => ReasoningPhase::Answer { n: 0 },
         };
         ReasoningMachine {
@@ -333,8 +333,8 @@ impl Constraint for ReasoningMachine {
         }
     }
 
-    fn fault(&self) -> Option<&str> {
-        self.grammar_state.as_ref()?.fault()
+    fn error(&self) -> Option<&str> {
+        self.grammar_state.as_ref()?.error()
     }
 }
 

@@ -96,7 +96,7 @@ fn reasoning_ends_at_its_budget_and_answer_is_unlimited() {
 #[test]
 fn model_may_open_reasoning_itself() {
     let mut either = plan(Some((2, 0)));
-    either.initial_phase = InitialPhase::Either;
+    either.initial_phase = InitialPhase::Undecided;
     check(
         either.clone(),
         &[OPEN, 1, 2, 3],

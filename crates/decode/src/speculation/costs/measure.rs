@@ -12,7 +12,7 @@ use super::table::{Clock, CostTable};
 /// Verify sizes to measure, besides the largest. Start-up waits for them, and costs between them
 /// are nearly linear.
 const SIZES: [usize; 10] = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64];
-/// Most sequences measured together. A device may need several passes for the rows of more.
+/// Maximum number of sequences measured together. A device may need several passes for the rows of more.
 const MAX_SEQUENCES: usize = 4;
 /// A device on which so many rows cost less than this factor times two rows pads its passes. There,
 /// one row more than a size costs as much as the next size.
@@ -22,7 +22,7 @@ const PADDED: (usize, f64) = (8, 1.1);
 const REPETITIONS: usize = 4;
 /// Prompt tokens before the measurement.
 const CONTEXT: usize = 64;
-/// Most passes per repetition that commit a token.
+/// Maximum number of passes per repetition that commit a token.
 const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
 
 /// Measures an idle runner within about `limit`. Returns `None` without a draft or if the clock
@@ -115,15 +115,15 @@ impl CostMeasurement<'_> {
         let mut drafts = vec![pass(1, 0)];
         drafts.extend(several.iter().map(|n| pass(*n, 0)));
         let mut verify: Vec<MeasuredPass> = sizes(0, 1).map(|(n, rows)| pass(n, rows)).collect();
-        self.turns(&mut drafts)?;
-        self.turns(&mut verify)?;
+        self.run_interleaved(&mut drafts)?;
+        self.run_interleaved(&mut verify)?;
         if is_padded(&points(&verify)) {
             // Costs beyond one tree are not linear either.
             let mut fewer = 1;
             for n in several {
                 let more = sizes(fewer * max_nodes, n);
                 let mut more: Vec<MeasuredPass> = more.map(|(n, rows)| pass(n, rows)).collect();
-                self.turns(&mut more)?;
+                self.run_interleaved(&mut more)?;
                 verify.append(&mut more);
                 fewer = n;
             }
@@ -140,8 +140,9 @@ impl CostMeasurement<'_> {
         Ok(CostTable::new(with_steps(&points(&verify)), draft))
     }
 
-    /// Runs every pass once to warm up, then in repetitions while time and tokens last.
-    fn turns(&mut self, passes: &mut [MeasuredPass]) -> Result<(), DeviceError> {
+    /// Runs all passes, interleaved: once to warm up, then in repetitions while time and tokens
+    /// last.
+    fn run_interleaved(&mut self, passes: &mut [MeasuredPass]) -> Result<(), DeviceError> {
         for repetition in 0..=REPETITIONS {
             for pass in &mut *passes {
                 if self.tokens_left <= pass.rows.div_ceil(pass.seqs.len()) {

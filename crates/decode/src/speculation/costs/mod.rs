@@ -14,4 +14,4 @@ mod tree_sizes;
 pub use measure::measure;
 pub(crate) use online::OnlineCostModel;
 pub use table::{Clock, CostTable};
-pub(crate) use tree_sizes::{NodeChances, choose_sizes};
+pub(crate) use tree_sizes::{NodeAcceptance, choose_sizes};

@@ -30,11 +30,11 @@ impl OnlineCostModel {
 
     /// Observes a step of `rows` nodes and of drafts for `drafted` sequences. Zero times are
     /// ignored.
-    pub(crate) fn learn(&mut self, (rows, drafted): (usize, usize), times: StepTimes) {
+    pub(crate) fn observe(&mut self, (rows, drafted): (usize, usize), times: StepTimes) {
         /// Weight of one step; some steps are disturbed.
         const EMA_WEIGHT: f64 = 0.2;
-        /// Exponent with which sizes beyond a factor of two follow. An exponent and not a factor:
-        /// noise that cancels must leave no trace.
+        /// Exponent of the correction for sizes more than a factor of two away. It is an exponent,
+        /// not a factor, so that noise that cancels leaves no trace.
         const FAR_EXPONENT: f64 = 0.25;
         /// Share by which each step returns other sizes to the measured shape at the current speed.
         /// Without it a slow period would never be forgotten.

@@ -4,7 +4,7 @@ use crate::stats::StepTimes;
 
 use super::online::OnlineCostModel;
 use super::table::CostTable;
-use super::tree_sizes::{NodeChances, choose_sizes};
+use super::tree_sizes::{NodeAcceptance, choose_sizes};
 
 fn table() -> CostTable {
     CostTable::new(
@@ -33,7 +33,7 @@ fn costs_are_interpolated_and_extrapolated_linearly() {
 fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
     let ms = Duration::from_millis;
     let mut cost_model = OnlineCostModel::new(table());
-    cost_model.learn((8, 1), StepTimes::default());
+    cost_model.observe((8, 1), StepTimes::default());
     assert_eq!(cost_model.now(), &table());
     let times = StepTimes {
         draft: ms(1000),
@@ -41,7 +41,7 @@ fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
         commit: ms(550),
     };
     for _ in 0..40 {
-        cost_model.learn((8, 1), times);
+        cost_model.observe((8, 1), times);
     }
     let now = cost_model.now();
     assert!((now.draft(1) - 1.0).abs() < 0.01 && (now.verify(8) - 2.55).abs() < 0.01);
@@ -53,7 +53,7 @@ fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
         verify: ms(90_000),
         ..times
     };
-    cost_model.learn((8, 1), held_up);
+    cost_model.observe((8, 1), held_up);
     assert!(cost_model.now().verify(8) < 1.21 * before);
 }
 
@@ -70,7 +70,7 @@ fn plain_rounds(cost_model: &mut OnlineCostModel, n: usize, seconds: f64) {
             verify: Duration::from_secs_f64(seconds * (0.7 + 2.3 * draw.powi(6))),
             ..StepTimes::default()
         };
-        cost_model.learn((1, 0), times);
+        cost_model.observe((1, 0), times);
     }
 }
 
@@ -97,7 +97,7 @@ fn cost_model_recovers_after_a_slow_period() {
     };
     // Drafts and large passes take three times as long as measured, and then drafting stops.
     for _ in 0..60 {
-        cost_model.learn((16, 1), times(1500));
+        cost_model.observe((16, 1), times(1500));
     }
     assert!(cost_model.now().draft(1) > 1.4 && cost_model.now().verify(16) > 11.0);
     plain_rounds(&mut cost_model, 1500, 1.0);
@@ -114,13 +114,13 @@ fn max_speedup_assumes_full_acceptance() {
 
 #[test]
 fn confident_draft_gets_more_nodes_than_a_poor_one() {
-    let sure = NodeChances {
-        certain: 1,
-        chances: vec![0.95; 15],
+    let sure = NodeAcceptance {
+        base_nodes: 1,
+        probabilities: vec![0.95; 15],
     };
-    let poor = NodeChances {
-        certain: 1,
-        chances: vec![0.05; 15],
+    let poor = NodeAcceptance {
+        base_nodes: 1,
+        probabilities: vec![0.05; 15],
     };
     assert_eq!(choose_sizes(&table(), &[poor], 0).nodes, [0]);
     assert_eq!(choose_sizes(&table(), &[sure], 0).nodes, [7]);
@@ -128,9 +128,9 @@ fn confident_draft_gets_more_nodes_than_a_poor_one() {
 
 #[test]
 fn step_nodes_are_shared_by_expected_tokens() {
-    let of = |chance: f64| NodeChances {
-        certain: 1,
-        chances: vec![chance; 15],
+    let of = |probability: f64| NodeAcceptance {
+        base_nodes: 1,
+        probabilities: vec![probability; 15],
     };
     let sizes = choose_sizes(&table(), &[of(0.01), of(0.5)], 0);
     assert_eq!(sizes.nodes, [0, 6]);

@@ -3,11 +3,11 @@
 use super::table::CostTable;
 
 /// Acceptance probabilities of one sequence's nodes, in order of creation.
-pub(crate) struct NodeChances {
+pub(crate) struct NodeAcceptance {
     /// Nodes in the tree in any case: the root and forced tokens.
-    pub(crate) certain: usize,
+    pub(crate) base_nodes: usize,
     /// `[drafted nodes]`.
-    pub(crate) chances: Vec<f64>,
+    pub(crate) probabilities: Vec<f64>,
 }
 
 /// Drafted nodes of each sequence in a step, and the step's expectation.
@@ -26,27 +26,32 @@ pub(crate) struct TreeSizes {
 /// that steps in the cost table are respected.
 pub(crate) fn choose_sizes(
     costs: &CostTable,
-    chances_by_sequence: &[NodeChances],
+    acceptance_by_sequence: &[NodeAcceptance],
     others: usize,
 ) -> TreeSizes {
-    let certain = others + chances_by_sequence.iter().map(|p| p.certain).sum::<usize>();
-    let draft = costs.draft(chances_by_sequence.len());
-    let mut nodes = vec![0; chances_by_sequence.len()];
-    let (mut rows, mut tokens) = (certain, certain as f64);
+    let base_nodes = others
+        + acceptance_by_sequence
+            .iter()
+            .map(|node| node.base_nodes)
+            .sum::<usize>();
+    let draft = costs.draft(acceptance_by_sequence.len());
+    let mut nodes = vec![0; acceptance_by_sequence.len()];
+    let (mut rows, mut tokens) = (base_nodes, base_nodes as f64);
     let mut best = TreeSizes {
         nodes: nodes.clone(),
         tokens,
         seconds: draft + costs.verify(rows),
     };
     loop {
-        let next = chances_by_sequence.iter().zip(&nodes).enumerate();
-        let next = next.filter_map(|(i, (p, n))| Some((i, *p.chances.get(*n)?)));
-        let Some((i, chance)) = next.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0))) else {
+        let next = acceptance_by_sequence.iter().zip(&nodes).enumerate();
+        let next = next.filter_map(|(i, (p, n))| Some((i, *p.probabilities.get(*n)?)));
+        let Some((i, probability)) = next.max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))
+        else {
             return best;
         };
         nodes[i] += 1;
         rows += 1;
-        tokens += chance;
+        tokens += probability;
         let seconds = draft + costs.verify(rows);
         if tokens / seconds > best.tokens / best.seconds {
             best = TreeSizes {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 use contract::TokenId;
-use decode::{Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler};
+use decode::{Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerState};
 
 /// Time and counts of a reply.
 #[derive(Debug, Clone, Copy, Default)]
@@ -43,7 +43,7 @@ pub(super) fn time_reply(
             sampling: Sampling::greedy(),
             max_tokens,
             // Only decoding is timed, so the prefix cache is not used.
-            use_saved: false,
+            use_prefix_cache: false,
             ..GenerationParams::default()
         },
         priority: 0,
@@ -71,7 +71,7 @@ pub(super) fn time_reply(
                 _ => {}
             }
         }
-        if progress == Progress::Idle {
+        if progress == SchedulerState::Idle {
             return Ok((timing, reply));
         }
     }

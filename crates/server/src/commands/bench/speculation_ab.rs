@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use chat::SpecialTokens;
 use contract::TokenId;
-use decode::{Scheduler, SchedulerConfig, Speculation};
+use decode::{Scheduler, SchedulerConfig, SpeculationConfig};
 use serde_json::json;
 
 use super::reply_timing::{ReplyTiming, time_reply};
@@ -85,14 +85,14 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
         };
         Scheduler::new(runner, config)
     };
-    let no_drafting = Speculation {
+    let no_drafting = SpeculationConfig {
         budget: 0,
-        ..Speculation::default()
+        ..SpeculationConfig::default()
     };
-    let drafting = Speculation {
+    let drafting = SpeculationConfig {
         budget: usize::from(args.budget),
         costs: Some(costs.clone()),
-        ..Speculation::default()
+        ..SpeculationConfig::default()
     };
     let mut drafted = if args.control {
         let runner = open::open(backend.as_ref(), plain.clone(), &mut |_| {})?;

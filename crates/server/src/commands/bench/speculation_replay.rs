@@ -23,8 +23,8 @@ use contract::{
 };
 use cpu::CpuBackend;
 use decode::{
-    CostTable, Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
-    Speculation,
+    CostTable, Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerConfig,
+    SchedulerState, SpeculationConfig,
 };
 
 use super::speculation_ab::{SOURCE_TOKENS, SOURCES};
@@ -415,10 +415,10 @@ fn speedups(
     };
     let config = SchedulerConfig {
         max_sequences: 1,
-        speculation: Speculation {
+        speculation: SpeculationConfig {
             budget: BUDGET,
             costs: (mode != SpeculationMode::Always).then(|| costs.clone()),
-            ..Speculation::default()
+            ..SpeculationConfig::default()
         },
         clock: Some(now),
         ..SchedulerConfig::default()
@@ -445,7 +445,7 @@ fn generate(scheduler: &mut Scheduler, recording: &Recording) -> (Vec<TokenId>, 
         params: GenerationParams {
             sampling: Sampling::greedy(),
             max_tokens: recording.tokens.len(),
-            use_saved: false,
+            use_prefix_cache: false,
             ..GenerationParams::default()
         },
         priority: 0,
@@ -464,7 +464,7 @@ fn generate(scheduler: &mut Scheduler, recording: &Recording) -> (Vec<TokenId>, 
                 _ => {}
             }
         }
-        if progress == Progress::Idle {
+        if progress == SchedulerState::Idle {
             return (reply, SPENT.get() - start.unwrap());
         }
     }

@@ -12,8 +12,8 @@ use anyhow::{Context, bail};
 use contract::{Runner, TokenId};
 use decode::CostTable;
 use decode::{
-    Event, GenerationParams, Job, JobId, Progress, Sampling, Scheduler, SchedulerConfig,
-    Speculation,
+    Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerConfig, SchedulerState,
+    SpeculationConfig,
 };
 use serde_json::json;
 
@@ -154,10 +154,10 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                 max_sequences: sequences,
                 prefill_chunk: chunk,
                 clock: Some(drafting::clock),
-                speculation: Speculation {
+                speculation: SpeculationConfig {
                     budget,
                     costs: costs.clone(),
-                    ..Speculation::default()
+                    ..SpeculationConfig::default()
                 },
                 ..SchedulerConfig::default()
             };
@@ -271,7 +271,7 @@ fn run_steps(
                 nodes: (after.drafted_tokens - before.drafted_tokens) as f64 / sequences as f64,
             });
         }
-        if progress == Progress::Idle {
+        if progress == SchedulerState::Idle {
             steps.drain(..WARM_UP.min(steps.len()));
             return Ok(steps);
         }

@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use chat::openai::request::chat_request;
 use chat::request::{ConversationPolicy, LateSystem};
 use contract::{Backend, OpenPlan, TokenId, Tree};
-use decode::{Scheduler, SchedulerConfig, Speculation, TreeInit};
+use decode::{Scheduler, SchedulerConfig, SpeculationConfig, TreeInit};
 use serde_json::{Value, json};
 
 use super::reply_timing::{ReplyTiming, time_reply};
@@ -35,7 +35,7 @@ const TOLERANCE: f64 = 0.02;
 struct DraftConfiguration {
     name: String,
     /// `None` for plain decoding, on a runner without a draft.
-    speculation: Option<Speculation>,
+    speculation: Option<SpeculationConfig>,
 }
 
 /// A tokenized prompt.
@@ -91,10 +91,13 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
                         continue;
                     }
                     let mut speculation =
-                        configuration.speculation.clone().unwrap_or(Speculation {
-                            budget: 0,
-                            ..Speculation::default()
-                        });
+                        configuration
+                            .speculation
+                            .clone()
+                            .unwrap_or(SpeculationConfig {
+                                budget: 0,
+                                ..SpeculationConfig::default()
+                            });
                     if configuration.name == COST_STOP {
                         speculation.costs = costs.clone();
                     }
@@ -121,10 +124,10 @@ const COST_STOP: &str = "cost stop";
 fn configurations(args: &TuneArgs, widest: usize) -> Vec<DraftConfiguration> {
     let configuration = |name: String, budget: usize, init: TreeInit| DraftConfiguration {
         name,
-        speculation: Some(Speculation {
+        speculation: Some(SpeculationConfig {
             budget,
             init,
-            ..Speculation::default()
+            ..SpeculationConfig::default()
         }),
     };
     let mut configurations = vec![DraftConfiguration {
@@ -205,7 +208,7 @@ fn generate(
     runner: &TimedRunner,
     loaded: &model::LoadedModel,
     (prompt, max_tokens): (&Prompt, usize),
-    speculation: Speculation,
+    speculation: SpeculationConfig,
 ) -> anyhow::Result<ReplyTiming> {
     let config = SchedulerConfig {
         max_sequences: 1,

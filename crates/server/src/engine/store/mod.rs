@@ -152,8 +152,8 @@ impl Store for DiskStore {
         }
     }
 
-    fn covered(&mut self, tokens: &[TokenId]) -> usize {
-        let begun = self.queue.covered(tokens);
+    fn longest_prefix_len(&mut self, tokens: &[TokenId]) -> usize {
+        let begun = self.queue.longest_prefix_len(tokens);
         let mut directory = lock(&self.directory);
         directory.refresh();
         let kept = directory.longest_prefix(tokens, begun, tokens.len());

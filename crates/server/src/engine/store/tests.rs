@@ -67,8 +67,8 @@ fn longest_stored_prefix_is_found_by_another_process() {
         Some((10, vec![1; 100]))
     );
     assert_eq!(found(&mut store, &tokens(4000, 0), 10), None);
-    assert_eq!(store.covered(&tokens(5000, 0)), 5000);
-    assert_eq!(store.covered(&tokens(9, 0)), 0);
+    assert_eq!(store.longest_prefix_len(&tokens(5000, 0)), 5000);
+    assert_eq!(store.longest_prefix_len(&tokens(9, 0)), 0);
     let mut other = DiskStore::open(StoreConfig {
         owner: [8; 16],
         ..config(dir.path(), 1 << 20)
@@ -82,7 +82,7 @@ fn queued_states_count_as_covered() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = DiskStore::open(config(dir.path(), 1 << 20)).unwrap();
     store.put(&tokens(50, 0), Box::new(vec![1; 10]));
-    assert_eq!(store.covered(&tokens(60, 0)), 50);
+    assert_eq!(store.longest_prefix_len(&tokens(60, 0)), 50);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn states_queued_at_shutdown_are_ordered_by_use() {
     }
     store.begin_shutdown(&[tokens(10, 0), tokens(10, 3), tokens(10, 2)]);
     store.put(&state(3).0, Box::new(state(3).1));
-    if store.covered(&tokens(10, 0)) == 0 {
+    if store.longest_prefix_len(&tokens(10, 0)) == 0 {
         store.put(&state(0).0, Box::new(state(0).1));
     }
     drop(store);

@@ -116,7 +116,7 @@ impl WriteQueue {
     }
 
     /// Length of the longest queued state that is a prefix of `tokens`.
-    pub(super) fn covered(&self, tokens: &[TokenId]) -> usize {
+    pub(super) fn longest_prefix_len(&self, tokens: &[TokenId]) -> usize {
         let state = self.state();
         let writing = state.writing.iter().map(|(kept, _)| kept);
         let all = state
@@ -161,9 +161,13 @@ mod tests {
         queue.push(write(1, 20));
         queue.push(write(2, 20));
         queue.push(write(3, 20));
-        assert_eq!(queue.covered(&[TokenId(1), TokenId(9)]), 0);
-        assert_eq!(queue.covered(&[TokenId(3), TokenId(9)]), 1);
-        assert_eq!(queue.covered(&[TokenId(0)]), 1, "what is being written");
+        assert_eq!(queue.longest_prefix_len(&[TokenId(1), TokenId(9)]), 0);
+        assert_eq!(queue.longest_prefix_len(&[TokenId(3), TokenId(9)]), 1);
+        assert_eq!(
+            queue.longest_prefix_len(&[TokenId(0)]),
+            1,
+            "what is being written"
+        );
         queue.push(write(4, 1000));
         assert_eq!(left(&queue), [4], "beyond the bound, but the newest");
     }

@@ -189,7 +189,7 @@ fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
     });
     json!({
         "prefix_cache": {
-            "capacity": ready.prefix.slots,
+            "capacity": ready.prefix.max_entries,
             "in_use": prefix.entries,
             "lifetime_hits": prefix.hits,
             "lookups": prefix.lookups,

@@ -71,7 +71,7 @@ fn may_be_said(
         constraint.advance(&[word]);
     }
     let over = constraint.forced(&[]);
-    assert_eq!(constraint.fault(), None);
+    assert_eq!(constraint.error(), None);
     over.is_some_and(|id| tokenizer.eos().contains(&id))
 }
 

@@ -30,7 +30,7 @@ impl TreeRequest<'_> {
     }
 
     /// The root and the forced tokens, at most `nodes` nodes.
-    pub(crate) fn certain(&self, nodes: usize) -> Tree {
+    pub(crate) fn base_tree(&self, nodes: usize) -> Tree {
         let forced = self.forced.iter().take(self.max_depth);
         let tokens: Vec<TokenId> = std::iter::once(self.token())
             .chain(forced.copied())
@@ -51,9 +51,9 @@ pub struct TreeResult {
 
 /// Proposes trees. The output tokens never depend on them: a tree decides how many tokens a step
 /// yields, never which.
-pub trait TreeSource {
+pub trait TreeProposer {
     /// One tree per request, in order, each rooted at [`TreeRequest::token`].
-    fn trees(
+    fn propose(
         &mut self,
         runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],
@@ -66,8 +66,8 @@ pub trait TreeSource {
         Ok(())
     }
 
-    /// Reports the results and times of the last trees.
-    fn learn(&mut self, results: &[TreeResult], times: StepTimes) {
+    /// Observes the results and times of the last trees.
+    fn observe(&mut self, results: &[TreeResult], times: StepTimes) {
         let _ = (results, times);
     }
 }
@@ -75,13 +75,13 @@ pub trait TreeSource {
 /// Plain decoding: roots and forced tokens only.
 pub(crate) struct NoDraft;
 
-impl TreeSource for NoDraft {
-    fn trees(
+impl TreeProposer for NoDraft {
+    fn propose(
         &mut self,
         runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],
     ) -> Result<Vec<Tree>, DeviceError> {
         let nodes = runner.info().limits.tree_nodes;
-        Ok(roots.iter().map(|root| root.certain(nodes)).collect())
+        Ok(roots.iter().map(|root| root.base_tree(nodes)).collect())
     }
 }
