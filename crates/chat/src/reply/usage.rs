@@ -46,15 +46,39 @@ pub struct Timings {
     pub decode_ms: f64,
     /// One decimal; 0.0 if nothing was decoded.
     pub decode_tokens_per_sec: f64,
-    /// With an attention window: earlier tokens that each new token attends to; 0 for all.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fa_window: Option<usize>,
-    /// Why attention was full despite the window.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fa_window_full: Option<&'static str>,
+    /// The attention window, if the server has one.
+    #[serde(flatten)]
+    pub window: Option<WindowTimings>,
     /// Decode steps and drafting, once the reply is complete.
     #[serde(flatten)]
     pub speculation: Option<SpeculationTimings>,
+}
+
+/// The attention window of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct WindowTimings {
+    /// Earlier tokens that each new token attends to; 0 for all.
+    attention_window: usize,
+    /// Why attention was full despite the server's window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention_window_override_reason: Option<&'static str>,
+    /// The key of version 0.1 for `attention_window`.
+    fa_window: usize,
+    /// The key of version 0.1 for `attention_window_override_reason`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fa_window_full: Option<&'static str>,
+}
+
+impl WindowTimings {
+    /// A window of `tokens`, 0 for full attention, and why the server's window was overridden.
+    pub fn new(tokens: usize, override_reason: Option<&'static str>) -> WindowTimings {
+        WindowTimings {
+            attention_window: tokens,
+            attention_window_override_reason: override_reason,
+            fa_window: tokens,
+            fa_window_full: override_reason,
+        }
+    }
 }
 
 /// Decode steps of a reply and the effect of drafting.
@@ -102,8 +126,7 @@ impl Timings {
             prefill_ms: round(prefill_ms),
             decode_ms: round(decode_ms),
             decode_tokens_per_sec: round(rate),
-            fa_window: None,
-            fa_window_full: None,
+            window: None,
             speculation: None,
         }
     }

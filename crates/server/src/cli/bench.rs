@@ -205,10 +205,16 @@ pub struct DepthArgs {
     /// Trees to verify: nodes, or sequences x nodes per tree.
     #[arg(long, value_name = "LIST", default_value = "1,23")]
     pub verify: String,
-    /// Measure every case again with these attention windows (`--fa-window` of `hearth serve`),
+    /// Measure every case again with these attention windows (`--attention-window` of `hearth serve`),
     /// with attention compiled for windows.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = window_tokens)]
-    pub fa_window: Vec<usize>,
+    #[arg(
+        long,
+        alias = "fa-window",
+        value_name = "LIST",
+        value_delimiter = ',',
+        value_parser = window_tokens
+    )]
+    pub attention_window: Vec<usize>,
     /// Timed runs of each case.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub reps: usize,

@@ -7,14 +7,15 @@ use clap::Args;
 /// Size and place of the prefix cache.
 #[derive(Debug, Clone, Args)]
 pub struct CacheArgs {
-    /// The most prompt states that the prefix cache keeps in memory; 0 turns the cache off.
+    /// Maximum number of prompt states that the prefix cache keeps in memory; 0 turns it off.
     #[arg(
         long,
-        env = "HEARTH_PREFIX_CACHE_SLOTS",
+        alias = "prefix-cache-slots",
+        env = "HEARTH_PREFIX_CACHE_ENTRIES",
         value_name = "N",
         default_value_t = 32
     )]
-    pub prefix_cache_slots: usize,
+    pub prefix_cache_entries: usize,
     /// Memory for prompt states, such as 8G [default: a quarter of the memory free at the start].
     #[arg(long, env = "HEARTH_PREFIX_CACHE_BYTES", value_name = "SIZE")]
     pub prefix_cache_bytes: Option<String>,

@@ -42,10 +42,16 @@ pub struct DraftArgs {
         default_value = "on"
     )]
     pub ddtree_cost_stop: OnOff,
-    /// N-gram length of prompt lookup, which also drafts what followed the last N tokens earlier; 0
+    /// N-gram length of prompt lookup_ngram, which also drafts what followed the last N tokens earlier; 0
     /// turns it off.
-    #[arg(long, env = "HEARTH_LOOKUP", value_name = "N", default_value_t = 0)]
-    pub lookup: usize,
+    #[arg(
+        long,
+        alias = "lookup",
+        env = "HEARTH_LOOKUP_NGRAM",
+        value_name = "N",
+        default_value_t = 0
+    )]
+    pub lookup_ngram: usize,
     /// Reserve the draft's memory at the start and load its weights at their first use.
     #[arg(long, env = "HEARTH_LAZY_DRAFT", value_parser = FalseyValueParser::new())]
     pub lazy_draft: bool,

@@ -44,7 +44,7 @@ const NO_UPSTREAM: &str =
     "prompts are not compressed for other servers; send requests to those servers directly";
 const NO_EXPERTS: &str = "mixture-of-experts models are not supported; remove it";
 const NO_PAGING: &str = "the KV cache stays on the device; remove it, and use --max-ctx or --kv-type q4_0 if the cache does not fit";
-const NO_CACHE: &str = "the prefix cache has one eviction rule; remove it, and use --prefix-cache-slots or --kv-cache-dir";
+const NO_CACHE: &str = "the prefix cache has one eviction rule; remove it, and use --prefix-cache-entries or --kv-cache-dir";
 const NO_AGENT_CACHE: &str =
     "requests are not dispatched early; remove it, and use --prefix-warmup to prefill while idle";
 const ROLLBACK: &str = "states are always rolled back without replay; remove it";

@@ -11,23 +11,30 @@ pub struct WindowArgs {
     /// tokens are masked, the system prompt too. Requests with tools are exempt.
     #[arg(
         long,
-        env = "HEARTH_FA_WINDOW",
+        alias = "fa-window",
+        env = "HEARTH_ATTENTION_WINDOW",
         value_name = "TOKENS",
         default_value_t = 0,
         value_parser = tokens
     )]
-    pub fa_window: usize,
+    pub attention_window: usize,
     /// Attention sinks: tokens at the start of the context that the window never masks.
     #[arg(
         long,
-        env = "HEARTH_FA_WINDOW_SINKS",
+        alias = "fa-window-sinks",
+        env = "HEARTH_ATTENTION_WINDOW_SINKS",
         value_name = "TOKENS",
         default_value_t = 0
     )]
-    pub fa_window_sinks: usize,
+    pub attention_window_sinks: usize,
     /// Apply the window to requests with tools too.
-    #[arg(long, env = "HEARTH_FA_WINDOW_FORCE", value_parser = FalseyValueParser::new())]
-    pub fa_window_force: bool,
+    #[arg(
+        long,
+        alias = "fa-window-force",
+        env = "HEARTH_ATTENTION_WINDOW_FORCE",
+        value_parser = FalseyValueParser::new()
+    )]
+    pub attention_window_force: bool,
 }
 
 /// Parses the tokens of a window: 0 for none, or at least [`AttentionWindow::MIN_TOKENS`].

@@ -15,7 +15,7 @@ use crate::text::model_context::ModelContext;
 /// Tokens between saved states within a prompt.
 const SAVE_INTERVAL: usize = 4096;
 /// States kept for a conversation on a terminal: its head, its last turns, and one spare.
-const CONVERSATION_SLOTS: usize = 4;
+const CONVERSATION_ENTRIES: usize = 4;
 /// Version of the states that equal tokens lead to; stored states of another version are not used.
 const STATE_VERSION: &str = "hearth state 1";
 
@@ -37,7 +37,7 @@ pub(super) fn prefix(args: &CacheArgs, model: &ModelContext) -> anyhow::Result<P
         }
     };
     Ok(PrefixConfig {
-        max_entries: args.prefix_cache_slots,
+        max_entries: args.prefix_cache_entries,
         bytes,
         save_points: SavePointConfig {
             turn_starts: turn_starts(model),
@@ -53,7 +53,7 @@ pub(super) fn prefix(args: &CacheArgs, model: &ModelContext) -> anyhow::Result<P
 /// The prefix cache of one conversation on a terminal.
 pub(super) fn for_conversation(model: &ModelContext) -> PrefixConfig {
     PrefixConfig {
-        max_entries: CONVERSATION_SLOTS,
+        max_entries: CONVERSATION_ENTRIES,
         save_points: SavePointConfig {
             turn_starts: turn_starts(model),
             ..SavePointConfig::default()
@@ -70,9 +70,9 @@ pub(super) fn store(args: &CacheArgs, fitted: &FittedPlan) -> anyhow::Result<Opt
     let Some(dir) = &args.kv_cache_dir else {
         return Ok(None);
     };
-    if args.prefix_cache_slots == 0 {
+    if args.prefix_cache_entries == 0 {
         bail!(
-            "--kv-cache-dir needs the prefix cache, which --prefix-cache-slots 0 turns off; remove one of them"
+            "--kv-cache-dir needs the prefix cache, which --prefix-cache-entries 0 turns off; remove one of them"
         );
     }
     let config = StoreConfig {

@@ -49,11 +49,11 @@ pub(super) fn serve(
         return dry_run(&args, bundled);
     }
     config::log(settings);
-    if args.window.fa_window > 0 {
+    if args.window.attention_window > 0 {
         tracing::warn!(
-            "--fa-window {}: attention masks older tokens, so replies may ignore the system prompt{}",
-            args.window.fa_window,
-            if args.window.fa_window_force {
+            "--attention-window {}: attention masks older tokens, so replies may ignore the system prompt{}",
+            args.window.attention_window,
+            if args.window.attention_window_force {
                 " and tools"
             } else {
                 "; requests with tools are exempt"
@@ -218,7 +218,7 @@ fn load(
 /// The device of the flags, with attention windows if one is set.
 fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
     let mut choice = open::choice(&args.device)?;
-    choice.gpu.windows = args.window.fa_window > 0;
+    choice.gpu.windows = args.window.attention_window > 0;
     Ok(devices::choose(&choice)?)
 }
 

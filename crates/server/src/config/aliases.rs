@@ -22,7 +22,7 @@ const NO_PAGING: &str =
 const NO_EXPERTS: &str = "mixture-of-experts models are not supported; unset it";
 
 /// Variables in order of rising precedence: the last one that sets an argument wins.
-const ALIASES: [(&str, Meaning); 20] = [
+const ALIASES: [(&str, Meaning); 25] = [
     ("DFLASH_TARGET", Meaning::Value("model_flag")),
     ("DFLASH_DRAFT", Meaning::Value("draft")),
     ("DFLASH_MODEL_NAME", Meaning::Value("model_name")),
@@ -41,6 +41,20 @@ const ALIASES: [(&str, Meaning); 20] = [
     ("DFLASH_SPARK", Meaning::Refused(NO_EXPERTS)),
     ("HEARTH_TARGET_DEVICE", Meaning::Value("device")),
     ("HEARTH_READ_AHEAD", Meaning::Value("prefix_warmup")),
+    ("HEARTH_FA_WINDOW", Meaning::Value("attention_window")),
+    (
+        "HEARTH_FA_WINDOW_SINKS",
+        Meaning::Value("attention_window_sinks"),
+    ),
+    (
+        "HEARTH_FA_WINDOW_FORCE",
+        Meaning::Switch("attention_window_force", "true"),
+    ),
+    (
+        "HEARTH_PREFIX_CACHE_SLOTS",
+        Meaning::Value("prefix_cache_entries"),
+    ),
+    ("HEARTH_LOOKUP", Meaning::Value("lookup_ngram")),
     ("HEARTH_SUMS", Meaning::Value("numerics")),
     ("HEARTH_EXACT", Meaning::Switch("batch_invariant", "true")),
 ];

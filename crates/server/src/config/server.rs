@@ -60,8 +60,11 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
         },
         queue_limit: args.queue_limit,
         window: WindowPolicy {
-            window: AttentionWindow::new(args.window.fa_window, args.window.fa_window_sinks),
-            force: args.window.fa_window_force,
+            window: AttentionWindow::new(
+                args.window.attention_window,
+                args.window.attention_window_sinks,
+            ),
+            force: args.window.attention_window_force,
         },
         defaults,
     })

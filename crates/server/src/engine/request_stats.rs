@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chat::reply::{SpeculationTimings, Timings, Usage};
+use chat::reply::{SpeculationTimings, Timings, Usage, WindowTimings};
 use contract::AttentionWindow;
 use decode::{AcceptanceByDepth, ChoiceStats, StepTimes};
 
@@ -228,11 +228,10 @@ impl RequestStats {
         // The first token is sampled from the prefill's last row.
         let decoded = self.completion_tokens.saturating_sub(1);
         Timings {
-            fa_window: self.window.map(AttentionWindow::tokens),
-            fa_window_full: self
-                .window
-                .is_some_and(AttentionWindow::is_full)
-                .then_some("the request has tools"),
+            window: self.window.map(|window| {
+                let reason = window.is_full().then_some("the request has tools");
+                WindowTimings::new(window.tokens(), reason)
+            }),
             speculation: (self.decode_steps.steps > 0).then(|| self.decode_steps.timings()),
             ..Timings::new(ms(self.prefill()), ms(self.decode()), decoded)
         }

@@ -98,7 +98,7 @@ impl Drafting {
             budget,
             init,
             temperature: args.ddtree_temp,
-            lookup_ngram: args.lookup,
+            lookup_ngram: args.lookup_ngram,
             ..SpeculationConfig::default()
         };
         drafting.measure_costs = args.ddtree_cost_stop == OnOff::On && budget > 0;

@@ -193,7 +193,7 @@ fn greedy_replies_are_identical_with_trees_chains_and_no_draft() {
         "--ddtree-cost-stop off",
         "--ddtree-cost-stop off --no-ddtree",
         "--ddtree-cost-stop off --ddtree-chain-seed --ddtree-budget 40 --lazy-draft --batch-invariant",
-        "--ddtree --lookup 3",
+        "--ddtree --lookup-ngram 3",
     ] {
         assert_eq!(reply(flags), plain, "{flags}");
     }

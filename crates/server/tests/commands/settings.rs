@@ -19,7 +19,7 @@ enum Fate {
 use Fate::{Refused, Sets};
 
 /// Flags, with the words that follow each, in the order of the specification's table.
-const FLAGS: [(&str, &[&str], Fate); 92] = [
+const FLAGS: [(&str, &[&str], Fate); 97] = [
     ("--model", &["m.gguf"], Sets("model")),
     ("--draft", &["d.gguf"], Sets("draft")),
     ("--port", &["9"], Sets("port")),
@@ -36,9 +36,20 @@ const FLAGS: [(&str, &[&str], Fate); 92] = [
     ("--no-ddtree", &[], Sets("no-ddtree")),
     ("--no-speculation", &[], Sets("no-speculation")),
     ("--ddtree-budget", &["22"], Sets("ddtree-budget")),
-    ("--fa-window", &["2048"], Sets("fa-window")),
-    ("--fa-window-force", &[], Sets("fa-window-force")),
-    ("--fa-window-sinks", &["4"], Sets("fa-window-sinks")),
+    ("--attention-window", &["2048"], Sets("attention-window")),
+    ("--fa-window", &["2048"], Sets("attention-window")),
+    (
+        "--attention-window-force",
+        &[],
+        Sets("attention-window-force"),
+    ),
+    ("--fa-window-force", &[], Sets("attention-window-force")),
+    (
+        "--attention-window-sinks",
+        &["4"],
+        Sets("attention-window-sinks"),
+    ),
+    ("--fa-window-sinks", &["4"], Sets("attention-window-sinks")),
     ("--lazy-draft", &[], Sets("lazy-draft")),
     (
         "--prefill-compression",
@@ -95,7 +106,13 @@ const FLAGS: [(&str, &[&str], Fate); 92] = [
     ("--peer-access", &[], Refused("--device cuda:N")),
     ("--chunk", &["128"], Sets("chunk")),
     ("--no-cors", &[], Sets("no-cors")),
-    ("--prefix-cache-slots", &["4"], Sets("prefix-cache-slots")),
+    (
+        "--prefix-cache-entries",
+        &["4"],
+        Sets("prefix-cache-entries"),
+    ),
+    ("--prefix-cache-slots", &["4"], Sets("prefix-cache-entries")),
+    ("--lookup-ngram", &["3"], Sets("lookup-ngram")),
     ("--prefix-cache-bytes", &["1G"], Sets("prefix-cache-bytes")),
     ("--kv-cache-dir", &["kv"], Sets("kv-cache-dir")),
     ("--kv-cache-budget", &["100"], Sets("kv-cache-budget")),
@@ -270,9 +287,14 @@ fn every_flag_has_its_variable_and_its_key_in_the_file() {
 
 /// Variables of version 0.1, each with a value and the setting that it sets; flags and keys were
 /// named alike.
-const OLD_SPELLINGS: [(&str, &str, &str); 3] = [
+const OLD_SPELLINGS: [(&str, &str, &str); 8] = [
     ("HEARTH_READ_AHEAD", "1024", "prefix-warmup"),
     ("HEARTH_EXACT", "true", "batch-invariant"),
+    ("HEARTH_FA_WINDOW", "2048", "attention-window"),
+    ("HEARTH_FA_WINDOW_SINKS", "4", "attention-window-sinks"),
+    ("HEARTH_FA_WINDOW_FORCE", "true", "attention-window-force"),
+    ("HEARTH_PREFIX_CACHE_SLOTS", "4", "prefix-cache-entries"),
+    ("HEARTH_LOOKUP", "3", "lookup-ngram"),
     ("HEARTH_SUMS", "fast", "numerics"),
 ];
 

@@ -1,4 +1,4 @@
-//! Tests of `--fa-window`: masked tokens, exempt requests, and reports.
+//! Tests of `--attention-window`: masked tokens, exempt requests, and reports.
 
 use serde_json::{Value, json};
 
@@ -44,46 +44,68 @@ fn message(reply: &Value) -> &Value {
 fn window_is_reported_and_requests_with_tools_are_exempt() {
     let plain = serve(&[]);
     let [whole, with_tools] = [false, true].map(|tools| send(&plain, tools));
-    assert_eq!(whole["timings"].get("fa_window"), None, "{whole}");
+    assert_eq!(whole["timings"].get("attention_window"), None, "{whole}");
     assert_eq!(
-        plain.request("/props", "").json()["runtime"]["fa_window"],
+        plain.request("/props", "").json()["runtime"]["attention_window"],
         0
     );
     drop(plain);
 
-    let narrow = serve(&["--fa-window", "64", "--fa-window-sinks", "3"]);
-    assert!(narrow.log.contains("--fa-window 64"), "{}", narrow.log);
+    let narrow = serve(&["--attention-window", "64", "--attention-window-sinks", "3"]);
+    assert!(
+        narrow.log.contains("--attention-window 64"),
+        "{}",
+        narrow.log
+    );
     let runtime = &narrow.request("/props", "").json()["runtime"];
     assert_eq!(
-        (&runtime["fa_window"], &runtime["fa_window_sinks"]),
+        (
+            &runtime["attention_window"],
+            &runtime["attention_window_sinks"]
+        ),
         (&json!(64), &json!(3))
     );
+    for part in ["", "_sinks", "_force"] {
+        let [new, old] = ["attention", "fa"].map(|name| &runtime[format!("{name}_window{part}")]);
+        assert_eq!(new, old, "{part}");
+    }
     let reply = send(&narrow, false);
-    assert_eq!(reply["timings"]["fa_window"], 64);
-    assert_eq!(reply["timings"].get("fa_window_full"), None);
+    assert_eq!(reply["timings"]["attention_window"], 64);
+    assert_eq!(
+        reply["timings"].get("attention_window_override_reason"),
+        None
+    );
     assert_ne!(message(&reply), message(&whole), "no token was masked");
     let reply = send(&narrow, true);
-    assert_eq!(reply["timings"]["fa_window"], 0);
-    let why = reply["timings"]["fa_window_full"].as_str().unwrap();
+    assert_eq!(reply["timings"]["attention_window"], 0);
+    let why = reply["timings"]["attention_window_override_reason"]
+        .as_str()
+        .unwrap();
+    for (new, old) in [
+        ("attention_window", "fa_window"),
+        ("attention_window_override_reason", "fa_window_full"),
+    ] {
+        assert_eq!(reply["timings"][new], reply["timings"][old]);
+    }
     assert!(why.contains("tools"), "{why}");
     assert_eq!(message(&reply), message(&with_tools));
     drop(narrow);
 
-    let forced = serve(&["--fa-window", "64", "--fa-window-force"]);
+    let forced = serve(&["--attention-window", "64", "--attention-window-force"]);
     let reply = send(&forced, true);
-    assert_eq!(reply["timings"]["fa_window"], 64);
+    assert_eq!(reply["timings"]["attention_window"], 64);
     assert_ne!(message(&reply), message(&with_tools), "no token was masked");
     drop(forced);
 
-    let wide = serve(&["--fa-window", "2048"]);
+    let wide = serve(&["--attention-window", "2048"]);
     let reply = send(&wide, false);
-    assert_eq!(reply["timings"]["fa_window"], 2048);
+    assert_eq!(reply["timings"]["attention_window"], 2048);
     assert_eq!(message(&reply), message(&whole));
 }
 
 #[test]
 fn window_narrower_than_a_tree_is_refused() {
-    let done = hearth(&["serve", "--fa-window", "63"]);
+    let done = hearth(&["serve", "--attention-window", "63"]);
     assert_eq!(done.code, Some(2), "{}", done.err);
     assert!(done.err.contains("at least 64"), "{}", done.err);
 }
@@ -93,7 +115,7 @@ fn bench_depth_measures_windows_and_full_attention() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("depth.jsonl");
     good(
-        "bench depth {} --device cpu --at 256 --tg 2 --verify 4 --reps 1 --fa-window 0,64 --json {}",
+        "bench depth {} --device cpu --at 256 --tg 2 --verify 4 --reps 1 --attention-window 0,64 --json {}",
         &[&model(), &json],
     );
     let lines = std::fs::read_to_string(&json).unwrap();

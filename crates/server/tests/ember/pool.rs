@@ -110,7 +110,7 @@ pub(crate) fn check_small_pool(backend: &dyn Backend, batch_invariant: bool) {
     for max_entries in [0, 8] {
         // The pool holds one context, hardly more than one of them takes.
         let (found, waited, stats) = generated(&mut scheduler(device, Some(0), max_entries), &jobs);
-        assert!(found == expected, "{max_entries} max_entries: {stats:?}");
+        assert!(found == expected, "{max_entries} entries: {stats:?}");
         assert!(waited && stats.preemptions > 0, "{stats:?}");
         assert_eq!((stats.preemptions, stats.leaks), (stats.resumed, 0));
         assert_eq!(stats.free_tokens, stats.pool_tokens);

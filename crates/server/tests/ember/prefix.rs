@@ -143,7 +143,7 @@ fn check(format: KvFormat, turns: usize) {
         let (found, stats) = answers(&mut scheduler(max_entries, format, None), &prompts, 0);
         assert!(
             found == expected,
-            "{}, {max_entries} max_entries: {stats:?}",
+            "{}, {max_entries} entries: {stats:?}",
             format.name()
         );
         assert_eq!(stats.failed, 0);

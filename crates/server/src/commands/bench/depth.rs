@@ -31,7 +31,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
         bundled: Some(bundled),
     };
     let mut choice = open::choice(&args.device)?;
-    choice.gpu.windows = args.fa_window.iter().any(|&tokens| tokens > 0);
+    choice.gpu.windows = args.attention_window.iter().any(|&tokens| tokens > 0);
     let backend = devices::choose(&choice)?;
     let id = backend.probe()?.id;
     // The watch starts before this process uses GPU memory.
@@ -70,7 +70,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     for &depth in &args.at {
         bench.prefill_to(depth)?;
         let windows = args
-            .fa_window
+            .attention_window
             .iter()
             .map(|&tokens| AttentionWindow::new(tokens, 0))
             .filter(|window| !window.is_full());

@@ -50,6 +50,10 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "backend": info.device.id,
             "device": info.device.name,
             "features": info.device.features,
+            "attention_window": config.window.window.tokens(),
+            "attention_window_sinks": config.window.window.sinks(),
+            "attention_window_force": config.window.force,
+            // The keys of version 0.1.
             "fa_window": config.window.window.tokens(),
             "fa_window_sinks": config.window.window.sinks(),
             "fa_window_force": config.window.force,
