@@ -1,4 +1,4 @@
-// Logit edits on the device: contract's `LogitEdits::apply`, value for value.
+// Logits processors on the device: contract's `LogitsProcessors::apply`, value for value.
 //
 //   logits_edit_dense   edited = allowed(t) ? raw : -inf                      for rows that have edits
 //   logits_edit_sparse  edited[t] += bias;  then per count: repetition, frequency and presence

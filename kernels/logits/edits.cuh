@@ -1,4 +1,4 @@
-// Uploaded logit edits, and the layout of the scratch of reduce_chunks.cu and top_k.cu.
+// Uploaded logits processors, and the layout of the scratch of reduce_chunks.cu and top_k.cu.
 //
 // The host writes one blob per step (crates/cuda/src/launch): a LogitEditsHeader, then bias entries, counts and masks.
 // Offsets are in 8-byte words from the start of the blob.

@@ -104,7 +104,10 @@ const FLAW_OF_PROPERTY: [(&str, Flaw); 31] = [
         "top-k rows equal the best of the full row",
         Flaw::TopKUnordered,
     ),
-    ("logit edits match the reference", Flaw::EditsIgnored),
+    (
+        "logits processors match the reference",
+        Flaw::ProcessorsIgnored,
+    ),
     ("log-sum-exps cover the whole row", Flaw::RawLseEdited),
     ("closing returns capacity", Flaw::CloseLeaks),
     (

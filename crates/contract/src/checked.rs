@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use crate::protocol::{Protocol, SequenceState, invalid_call};
+use crate::protocol::{CallValidator, SequenceState, invalid_call};
 use crate::snapshot::ReadAt;
 use crate::{
     CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, LogitsRequest,
@@ -61,8 +61,8 @@ impl<R: Runner> CheckedRunner<R> {
         self.sequences.get(&seq).map(|slot| slot.position)
     }
 
-    fn protocol(&self) -> Protocol<'_, Slot> {
-        Protocol {
+    fn validator(&self) -> CallValidator<'_, Slot> {
+        CallValidator {
             info: self.inner.info(),
             sequences: &self.sequences,
         }
@@ -100,7 +100,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         const CALL: &str = "prefill";
-        self.protocol().prefill(seq, tokens, requests)?;
+        self.validator().prefill(seq, tokens, requests)?;
         let chunk = self.inner.info().limits.prefill_chunk;
         if tokens.is_empty() || tokens.len() > chunk {
             let detail = format!("{} tokens, 1 to {chunk} allowed", tokens.len());
@@ -125,12 +125,12 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.protocol().draft(items, depth, k)?;
+        self.validator().draft(items, depth, k)?;
         self.inner.draft(items, depth, k)
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        self.protocol().verify(items)?;
+        self.validator().verify(items)?;
         let rows = self.inner.verify(items)?;
         for item in items {
             if let Some(slot) = self.sequences.get_mut(&item.seq) {
@@ -141,7 +141,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
     }
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        self.protocol().commit(items)?;
+        self.validator().commit(items)?;
         self.inner.commit(items)?;
         for item in items {
             if let Some(slot) = self.sequences.get_mut(&item.seq) {
@@ -153,7 +153,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.protocol().discard(seq)?;
+        self.validator().discard(seq)?;
         if let Some(slot) = self.sequences.get_mut(&seq) {
             slot.pending = None;
         }
@@ -163,10 +163,10 @@ impl<R: Runner> Runner for CheckedRunner<R> {
     fn snapshot(
         &mut self,
         seq: SeqId,
-        place: SnapshotLocation,
+        location: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError> {
-        let position = self.protocol().require_idle("snapshot", seq)?.position;
-        let info = self.inner.snapshot(seq, place)?;
+        let position = self.validator().require_idle("snapshot", seq)?.position;
+        let info = self.inner.snapshot(seq, location)?;
         if info.position != position {
             let found = info.position;
             return Err(invalid_call(
@@ -183,7 +183,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        self.protocol().restore(seq, position)?;
+        self.validator().restore(seq, position)?;
         self.inner.restore(seq, snapshot)?;
         if let Some(slot) = self.sequences.get_mut(&seq) {
             slot.position = position;

@@ -14,9 +14,8 @@
 //! ```
 //!
 //! Row `j` of a block predicts the token at position `committed + j`; row 0 is the root, which is
-//! known.
-//! Context keys belong to committed tokens and do not depend on the block. A device computes them
-//! once per committed token and caches them.
+//! known. Context keys belong to committed tokens and do not depend on the block. A device computes
+//! them once per committed token and caches them.
 
 use std::sync::Arc;
 
@@ -58,7 +57,7 @@ pub struct DraftLayer {
     /// Projections, head norms and rope; without a gate.
     pub attention: AttentionSpec,
     /// Attention window: a query at `q` sees a key at `k` if `q - k < window`. Layers without a
-    /// window in the file use [`DraftSpec::FULL_WINDOW`], so that the draft's KV cache stays
+    /// window in the file use [`DraftSpec::DEFAULT_WINDOW`], so that the draft's KV cache stays
     /// bounded.
     pub window: usize,
     /// Mask within the block.
@@ -79,8 +78,8 @@ pub enum BlockMask {
 }
 
 impl DraftSpec {
-    /// Window of layers without one of their own; drafts are trained on 4,096 tokens.
-    pub const FULL_WINDOW: usize = 8192;
+    /// Window of layers without one of their own, in tokens. Drafts are trained on 4,096 tokens.
+    pub const DEFAULT_WINDOW: usize = 8192;
 
     /// Positions that one pass predicts.
     pub fn depth(&self) -> usize {

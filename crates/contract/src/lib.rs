@@ -5,7 +5,7 @@
 //! of the quantized block formats, whose bytes all devices must interpret alike ([`quant`]).
 //!
 //! This crate has no files, threads, clocks, tensor types or model-family names, and no algorithms
-//! except those codecs and [`LogitEdits`].
+//! except those codecs and [`LogitsProcessors`].
 //!
 //! Start with [`runner`], then [`tree`], then [`spec`].
 
@@ -36,7 +36,9 @@ pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
 pub use kv::{KvFormat, KvFormats};
-pub use logits::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask};
+pub use logits::{
+    LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask,
+};
 pub use markup::{ModelMarkup, ReasoningTags, TemplateMarkup, ToolCallTags};
 pub use plan::{DeviceInfo, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo};
 pub use quant::QuantType;

@@ -9,8 +9,8 @@ use crate::TokenId;
 pub struct LogitsRequest {
     /// The part of the row to return.
     pub selection: LogitsSelection,
-    /// Logit processors applied before ranking; `None` keeps raw logits.
-    pub edits: Option<Arc<LogitEdits>>,
+    /// Logits processors applied before ranking; `None` keeps raw logits.
+    pub processors: Option<Arc<LogitsProcessors>>,
 }
 
 /// The part of a logits row to return.
@@ -29,14 +29,14 @@ impl LogitsRequest {
     /// No row.
     pub const NONE: LogitsRequest = LogitsRequest {
         selection: LogitsSelection::None,
-        edits: None,
+        processors: None,
     };
 
     /// The `k` best tokens by raw logit.
     pub fn top_k(k: usize) -> LogitsRequest {
         LogitsRequest {
             selection: LogitsSelection::TopK(k),
-            edits: None,
+            processors: None,
         }
     }
 
@@ -44,12 +44,13 @@ impl LogitsRequest {
     pub fn full() -> LogitsRequest {
         LogitsRequest {
             selection: LogitsSelection::Full,
-            edits: None,
+            processors: None,
         }
     }
 }
 
-/// Logit processors, applied in this order: mask, bias, repetition, frequency and presence penalty.
+/// Logits processors, applied in this order: mask, bias, repetition, frequency and presence
+/// penalty.
 ///
 /// For token `t` with raw logit `x`:
 /// ```text
@@ -59,7 +60,7 @@ impl LogitsRequest {
 /// x -= frequency * counts[t].generated + presence * (counts[t].generated > 0)
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct LogitEdits {
+pub struct LogitsProcessors {
     /// The allowed tokens; `None` allows all.
     pub allowed: Option<Arc<TokenMask>>,
     /// Added to single logits; lists each token at most once.
@@ -85,9 +86,9 @@ pub struct TokenCount {
     pub generated: u32,
 }
 
-impl Default for LogitEdits {
-    fn default() -> LogitEdits {
-        LogitEdits {
+impl Default for LogitsProcessors {
+    fn default() -> LogitsProcessors {
+        LogitsProcessors {
             allowed: None,
             bias: Vec::new(),
             repetition: 1.0,
@@ -98,7 +99,7 @@ impl Default for LogitEdits {
     }
 }
 
-impl LogitEdits {
+impl LogitsProcessors {
     /// Applies the processors to a whole row `[vocab]`. Ignores ids beyond the row.
     ///
     /// This function is the definition: every device must return the same values.
@@ -218,7 +219,7 @@ impl TokenMask {
 /// [`LogitsSelection::None`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LogitsRow {
-    /// The tokens, best first for `Top`, in id order for `Full`.
+    /// The tokens, best first for `TopK`, in id order for `Full`.
     pub ids: Vec<TokenId>,
     /// Edited logits of `ids`, for sampling.
     pub logits: Vec<f32>,
@@ -238,7 +239,7 @@ mod tests {
     fn logit_edits_apply_in_documented_order() {
         let mut allowed = TokenMask::all(4);
         allowed.remove(TokenId(3));
-        let edits = LogitEdits {
+        let processors = LogitsProcessors {
             allowed: Some(Arc::new(allowed)),
             bias: vec![(TokenId(0), 1.0), (TokenId(9), 5.0)],
             repetition: 2.0,
@@ -263,7 +264,7 @@ mod tests {
             ],
         };
         let mut row = [3.0, -1.0, 1.0, 7.0];
-        edits.apply(&mut row);
+        processors.apply(&mut row);
         assert_eq!(
             row,
             [(3.0 + 1.0) / 2.0 - 1.25, -2.0, 0.25, f32::NEG_INFINITY]

@@ -31,9 +31,9 @@ pub struct Limits {
     pub sequences: usize,
     /// The longest sequence in committed tokens. Tree nodes come on top.
     pub context: usize,
-    /// Most nodes of a tree, at most [`Tree::MAX_NODES`](crate::Tree::MAX_NODES).
+    /// Maximum number of nodes of a tree, at most [`Tree::MAX_NODES`](crate::Tree::MAX_NODES).
     pub tree_nodes: usize,
-    /// Most tokens of a prefill call.
+    /// Maximum number of tokens of a prefill call.
     pub prefill_chunk: usize,
     /// KV tokens of all sequences together; `None` for all sequences at full length.
     /// [`KvPool::for_limits`] clamps it to at least one full sequence and at most all of them.
@@ -76,7 +76,7 @@ impl Limits {
         KvPool::for_limits(*self, 1).tokens()
     }
 
-    /// Most pages of one sequence: its context plus the nodes of one tree.
+    /// Maximum number of pages of one sequence: its context plus the nodes of one tree.
     pub fn max_pages_per_sequence(&self, page_size: usize) -> usize {
         self.context
             .saturating_add(self.tree_nodes)
@@ -148,7 +148,7 @@ pub struct RunnerInfo {
     pub device: DeviceInfo,
     /// Length of a logits row.
     pub vocab: usize,
-    /// Its limits.
+    /// Limits that it supports: those of its [`OpenPlan`].
     pub limits: Limits,
     /// The KV page pool of its sequences.
     pub pool: KvPool,

@@ -15,7 +15,7 @@ use crate::{
 
 /// State of an open sequence that the protocol needs.
 pub trait SequenceState {
-    /// Most committed tokens.
+    /// Maximum number of committed tokens.
     fn max_len(&self) -> usize;
     /// Committed tokens.
     fn position(&self) -> usize;
@@ -23,9 +23,9 @@ pub trait SequenceState {
     fn pending(&self) -> Option<&Tree>;
 }
 
-/// A view of a runner: its properties and its open sequences.
+/// Checks calls against a runner's properties and its open sequences.
 #[derive(Debug)]
-pub struct Protocol<'a, S> {
+pub struct CallValidator<'a, S> {
     /// Properties of the runner.
     pub info: &'a RunnerInfo,
     /// Open sequences.
@@ -37,7 +37,7 @@ pub fn invalid_call(call: &'static str, detail: String) -> DeviceError {
     DeviceError::InvalidCall { call, detail }
 }
 
-impl<'a, S: SequenceState> Protocol<'a, S> {
+impl<'a, S: SequenceState> CallValidator<'a, S> {
     /// Free capacity if sequences hold `held` pages, snapshots alone hold `kept` other pages of the
     /// pool, and all snapshots hold `snapshot_bytes`.
     pub fn capacity(&self, (held, kept): (usize, usize), snapshot_bytes: u64) -> Capacity {
@@ -270,7 +270,7 @@ fn once(call: &'static str, seqs: impl Iterator<Item = SeqId>) -> Result<(), Dev
 /// How a device splits a prompt for chunked prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefillChunks {
-    /// Most tokens of a chunk.
+    /// Maximum number of tokens of a chunk.
     pub max_tokens: usize,
     /// All chunks but the last end at absolute multiples of `align` tokens, so that splitting
     /// changes no bit. Ignored if `max_tokens` is smaller than `align`.
@@ -311,7 +311,7 @@ pub fn requests_within<'a>(
 ///
 /// # Panics
 /// If `computed` has too few rows.
-pub fn place_rows<'a>(
+pub fn scatter_rows<'a>(
     requests: impl Iterator<Item = &'a LogitsRequest>,
     computed: &mut impl Iterator<Item = LogitsRow>,
 ) -> Vec<LogitsRow> {
@@ -360,7 +360,7 @@ mod tests {
             ..LogitsRow::default()
         };
         let mut computed = [row(1.0), row(2.0), row(3.0)].into_iter();
-        let rows = place_rows(requests.iter().map(|(_, request)| request), &mut computed);
+        let rows = scatter_rows(requests.iter().map(|(_, request)| request), &mut computed);
         let sums: Vec<f32> = rows.iter().map(|row| row.lse).collect();
         assert_eq!(sums, [1.0, 0.0, 2.0, 3.0]);
     }

@@ -6,8 +6,7 @@
 //! - After `verify`, the next call on that sequence must be `commit`, `discard` or `close`.
 //! - A sequence cannot be rewound. To reach an earlier position, call `restore` or prefill again.
 //! - Calls that return data wait for the device; others may return early. The next call reports a
-//!   late
-//!   device fault, and every later call repeats it.
+//!   late device fault, and every later call repeats it.
 //! - Optional abilities are fields of [`RunnerInfo`], never methods that always fail.
 
 use std::io::{Read, Write};
@@ -93,7 +92,7 @@ pub trait Runner {
     fn snapshot(
         &mut self,
         seq: SeqId,
-        place: SnapshotLocation,
+        location: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError>;
 
     /// Replaces a sequence's state by a snapshot, bit-identical to the saved state.
@@ -176,7 +175,7 @@ pub struct DraftCandidates {
     pub log_probs: Vec<f32>,
     /// `[depth]`: log-sum-exp of each position's logits; log-probability plus this is the logit.
     pub lse: Vec<f32>,
-    /// DraftCandidates per position.
+    /// Number of candidates per position.
     pub k: usize,
 }
 

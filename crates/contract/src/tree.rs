@@ -66,7 +66,7 @@ pub enum TreeError {
 }
 
 impl Tree {
-    /// Most nodes of a tree, so that a node's ancestors fit one 64-bit mask.
+    /// Maximum number of nodes of a tree, so that a node's ancestors fit one 64-bit mask.
     pub const MAX_NODES: usize = 64;
 
     /// A tree with only a root, for plain decoding.

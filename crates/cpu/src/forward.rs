@@ -6,42 +6,42 @@ use crate::state::LayerState;
 use crate::weights::{LayerMixer, ModelWeights};
 
 impl ExecContext<'_> {
-    /// Runs rows with embeddings in `arena.x` through all layers and leaves the residual stream
-    /// there. Calls `seen` with the residual stream `[n, hidden]` after each layer.
+    /// Runs rows with embeddings in `buffers.x` through all layers and leaves the residual stream
+    /// there. Calls `on_layer` with the residual stream `[n, hidden]` after each layer.
     ///
     /// Segments must cover the rows in order. Sequences receive their new rows and states but keep
     /// their position.
     pub(crate) fn forward(
         &self,
         weights: &ModelWeights,
-        arena: &mut PassBuffers,
+        buffers: &mut PassBuffers,
         segments: &mut [Segment<'_>],
-        seen: &mut dyn FnMut(usize, &[f32]),
+        on_layer: &mut dyn FnMut(usize, &[f32]),
     ) {
         let n_rows = segments.iter().map(|s| s.n_rows).sum();
         let hidden = weights.spec.hidden;
-        arena.fill_rope_tables(weights, segments, n_rows);
+        buffers.fill_rope_tables(weights, segments, n_rows);
         if let Some(first) = weights.layers.first() {
-            let PassBuffers { x, y, .. } = &mut *arena;
+            let PassBuffers { x, y, .. } = &mut *buffers;
             self.norm(&x[..n_rows * hidden], &first.mixer_norm, y);
         }
         for (i, layer) in weights.layers.iter().enumerate() {
             match &layer.mixer {
                 LayerMixer::Attention(a) => {
                     let mut segments = layer_segments(segments, i, LayerState::attention);
-                    attention::mix(*self, a, arena, &mut segments);
+                    attention::mix(*self, a, buffers, &mut segments);
                 }
                 LayerMixer::Delta(d) => {
                     let mut segments = layer_segments(segments, i, LayerState::delta);
-                    delta::mix(*self, d, arena, &mut segments);
+                    delta::mix(*self, d, buffers, &mut segments);
                 }
             }
-            self.add_norm_of(arena, n_rows, &layer.ffn_norm);
-            ffn::apply(*self, layer, arena, n_rows);
+            self.add_norm_of(buffers, n_rows, &layer.ffn_norm);
+            ffn::apply(*self, layer, buffers, n_rows);
             let next = weights.layers.get(i + 1);
             let norm = next.map_or(&weights.final_norm, |next| &next.mixer_norm);
-            self.add_norm_of(arena, n_rows, norm);
-            seen(i, &arena.x[..n_rows * hidden]);
+            self.add_norm_of(buffers, n_rows, norm);
+            on_layer(i, &buffers.x[..n_rows * hidden]);
         }
     }
 }

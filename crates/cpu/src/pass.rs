@@ -16,7 +16,7 @@ use crate::weights::ModelWeights;
 /// same arithmetic however a prompt is split.
 pub(crate) const CHUNK: usize = 64;
 
-/// Most rows of a prefill or verify pass; longer calls use several passes.
+/// Maximum number of rows of a prefill or verify pass; longer calls use several passes.
 pub(crate) fn rows_per_pass(limits: contract::Limits) -> usize {
     /// Enough rows to amortize reading a weight, few enough to stay in cache.
     const MOST: usize = 512;
@@ -247,9 +247,9 @@ impl ExecContext<'_> {
         });
     }
 
-    pub(crate) fn add_norm_of(&self, arena: &mut PassBuffers, n_rows: usize, weight: &[f32]) {
+    pub(crate) fn add_norm_of(&self, buffers: &mut PassBuffers, n_rows: usize, weight: &[f32]) {
         let all = n_rows * weight.len();
-        let PassBuffers { x, y, update, .. } = arena;
+        let PassBuffers { x, y, update, .. } = buffers;
         self.add_norm(&mut x[..all], &update[..all], weight, &mut y[..all]);
     }
 }

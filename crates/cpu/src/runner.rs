@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-use contract::protocol::{PrefillChunks, Protocol, place_rows, requests_within};
+use contract::protocol::{CallValidator, PrefillChunks, requests_within, scatter_rows};
 use contract::snapshot::SnapshotIdentity;
 use contract::{
     Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, LogitsRequest,
@@ -31,7 +31,7 @@ pub(crate) struct CpuRunner {
     pub(crate) pool: ThreadPool,
     pub(crate) kernels: Kernels,
     pub(crate) scratch: ScratchPool,
-    pub(crate) arena: PassBuffers,
+    pub(crate) buffers: PassBuffers,
     head: HeadBuffers,
     draft: Option<Draft>,
     /// Captured hidden states of the rows of a pass, `[n, n_captured * hidden]`; empty without a
@@ -45,7 +45,7 @@ pub(crate) struct CpuRunner {
     ledger: SnapshotBytes,
     /// The next sequence or snapshot id; ids are never reused.
     next_id: u64,
-    /// Most rows of a pass.
+    /// Maximum number of rows of a pass.
     max_rows: usize,
 }
 
@@ -83,7 +83,7 @@ impl CpuRunner {
         let max_rows = rows_per_pass(info.limits);
         let feature_width = draft.as_ref().map_or(0, |(draft, _)| draft.spec().fc.cols);
         CpuRunner {
-            arena: PassBuffers::new(crate::pass::BufferWidths::of(&weights.spec), max_rows),
+            buffers: PassBuffers::new(crate::pass::BufferWidths::of(&weights.spec), max_rows),
             identity: SnapshotIdentity {
                 model: info.model,
                 kv: info.kv,
@@ -126,23 +126,23 @@ impl CpuRunner {
         self.next_id
     }
 
-    fn protocol(&self) -> Protocol<'_, CpuSequence> {
-        Protocol {
+    fn validator(&self) -> CallValidator<'_, CpuSequence> {
+        CallValidator {
             info: &self.info,
             sequences: &self.sequences,
         }
     }
 
-    /// Runs `tokens` in chunks after the committed ones. Calls `seen` for each chunk and layer with
-    /// the residual stream `[n, hidden]`.
+    /// Runs `tokens` in chunks after the committed ones. Calls `on_layer` for each chunk and layer
+    /// with the residual stream `[n, hidden]`.
     pub(crate) fn prefill_seen(
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
         requests: &[(usize, LogitsRequest)],
-        seen: &mut dyn FnMut(usize, &[f32]),
+        on_layer: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<Vec<LogitsRow>, DeviceError> {
-        let position = self.protocol().prefill(seq, tokens, requests)?.position;
+        let position = self.validator().prefill(seq, tokens, requests)?.position;
         self.ready()?;
         self.give_pages(seq, position + tokens.len())?;
         let chunks = PrefillChunks {
@@ -163,7 +163,7 @@ impl CpuRunner {
             let asked = requests_within(requests, &pass);
             let piece = &tokens[pass];
             let width = piece.len() * self.weights.spec.hidden;
-            self.weights.embed(piece, &mut self.arena.x[..width])?;
+            self.weights.embed(piece, &mut self.buffers.x[..width])?;
             let mut segments = [Segment {
                 seq: &mut *sequence,
                 work: SegmentKind::Chunk,
@@ -175,15 +175,15 @@ impl CpuRunner {
                 .map(|(row, ask)| AskedRow { row, ask })
                 .collect();
             self.pool.enter(|| {
-                let seen = &mut |layer: usize, x: &[f32]| {
+                let on_layer = &mut |layer: usize, x: &[f32]| {
                     capture.take(layer, x);
-                    seen(layer, x);
+                    on_layer(layer, x);
                 };
-                compute.forward(&self.weights, &mut self.arena, &mut segments, seen);
+                compute.forward(&self.weights, &mut self.buffers, &mut segments, on_layer);
                 rows.append(&mut head::rows(
                     compute,
                     &self.weights.head,
-                    &self.arena.y,
+                    &self.buffers.y,
                     &asked,
                     &mut self.head,
                 ));
@@ -201,7 +201,7 @@ impl CpuRunner {
             }
         }
         let requests = requests.iter().map(|(_, ask)| ask);
-        Ok(place_rows(requests, &mut rows.into_iter()))
+        Ok(scatter_rows(requests, &mut rows.into_iter()))
     }
 
     /// Verifies items whose nodes fit one pass.
@@ -214,7 +214,7 @@ impl CpuRunner {
         let mut first_row = 0;
         let mut asked = Vec::new();
         for item in items {
-            let x = &mut self.arena.x[first_row * hidden..];
+            let x = &mut self.buffers.x[first_row * hidden..];
             let x = &mut x[..item.tree.len() * hidden];
             self.weights.embed(item.tree.tokens(), x)?;
             for (node, ask) in item.requests.iter().enumerate() {
@@ -254,14 +254,14 @@ impl CpuRunner {
         let rows = self.pool.enter(|| {
             compute.forward(
                 &self.weights,
-                &mut self.arena,
+                &mut self.buffers,
                 &mut segments,
                 &mut |layer, x| capture.take(layer, x),
             );
             head::rows(
                 compute,
                 &self.weights.head,
-                &self.arena.y,
+                &self.buffers.y,
                 &asked,
                 &mut self.head,
             )
@@ -277,7 +277,7 @@ impl CpuRunner {
         let mut rows = rows.into_iter();
         let answered = items
             .iter()
-            .map(|item| place_rows(item.requests.iter(), &mut rows));
+            .map(|item| scatter_rows(item.requests.iter(), &mut rows));
         Ok(answered.collect())
     }
 }
@@ -290,11 +290,11 @@ impl Runner for CpuRunner {
     fn capacity(&self) -> Capacity {
         let held = self.sequences.values().map(|sequence| sequence.pages).sum();
         // Snapshots use memory of their own.
-        self.protocol().capacity((held, 0), self.ledger.total())
+        self.validator().capacity((held, 0), self.ledger.total())
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.protocol().open(max_len)?;
+        self.validator().open(max_len)?;
         let limits = self.info.limits;
         let kv = (self.info.kv, self.identity.rotated);
         let mut sequence = CpuSequence::new(&self.weights.spec, kv, limits, max_len);
@@ -325,12 +325,12 @@ impl Runner for CpuRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.protocol().draft(items, depth, k)?;
+        self.validator().draft(items, depth, k)?;
         self.draft_pass(items, Reach { depth, k })
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        self.protocol().verify(items)?;
+        self.validator().verify(items)?;
         self.ready()?;
         for item in items {
             let sequence = self.sequences.get(&item.seq);
@@ -353,7 +353,7 @@ impl Runner for CpuRunner {
     }
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        self.protocol().commit(items)?;
+        self.validator().commit(items)?;
         for item in items {
             let Some(sequence) = self.sequences.get_mut(&item.seq) else {
                 continue;
@@ -371,7 +371,7 @@ impl Runner for CpuRunner {
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.protocol().discard(seq)?;
+        self.validator().discard(seq)?;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             sequence.pending = None;
         }
@@ -383,7 +383,7 @@ impl Runner for CpuRunner {
         seq: SeqId,
         _place: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError> {
-        self.protocol().require_idle("snapshot", seq)?;
+        self.validator().require_idle("snapshot", seq)?;
         self.project(seq)?;
         let sequence = self
             .sequences
@@ -399,7 +399,7 @@ impl Runner for CpuRunner {
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        self.protocol().restore(seq, saved.position)?;
+        self.validator().restore(seq, saved.position)?;
         let pages = saved.position.div_ceil(PAGE);
         let free = self.free_pages();
         let sequence = self.sequences.get_mut(&seq);

@@ -12,7 +12,7 @@ use crate::thread_pool::ThreadPool;
 
 /// An open sequence. Dropping it frees its memory.
 pub(crate) struct CpuSequence {
-    /// Most committed tokens.
+    /// Maximum number of committed tokens.
     pub(crate) max_len: usize,
     /// Committed tokens.
     pub(crate) position: usize,

@@ -33,7 +33,7 @@ pub(crate) struct LayerWeights {
     pub(crate) ffn: Dense,
 }
 
-/// ModelWeights of a dense feed-forward.
+/// Weights of a dense feed-forward.
 pub(crate) struct Dense {
     pub(crate) gate: Linear,
     pub(crate) up: Linear,
@@ -46,7 +46,7 @@ pub(crate) enum LayerMixer {
     Delta(Box<Delta>),
 }
 
-/// ModelWeights of an attention mixer.
+/// Weights of an attention mixer.
 pub(crate) struct Attention {
     pub(crate) spec: AttentionSpec,
     /// `[head_dim]` each.
@@ -58,7 +58,7 @@ pub(crate) struct Attention {
     pub(crate) o: Linear,
 }
 
-/// ModelWeights of a gated-delta mixer.
+/// Weights of a gated-delta mixer.
 pub(crate) struct Delta {
     pub(crate) spec: GatedDeltaSpec,
     pub(crate) qkv: Linear,

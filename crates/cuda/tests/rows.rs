@@ -1,4 +1,5 @@
-//! Embedding rows, logits reduction, logit edits and hidden-state capture match the reference.
+//! Embedding rows, logits reduction, logits processors and hidden-state capture match the
+//! reference.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 use contract::quant::{dequantize_row, quantize_row};
 use contract::{
-    LogitEdits, LogitsRequest, LogitsSelection, QuantType, TokenCount, TokenId, TokenMask,
+    LogitsProcessors, LogitsRequest, LogitsSelection, QuantType, TokenCount, TokenId, TokenMask,
 };
 use cpu::reference::rows as reference;
 use cuda::launch::logits::{
@@ -99,7 +100,7 @@ fn check_reduction(
     vocab: usize,
     k: usize,
     rows: &[Vec<f32>],
-    changes: &[(usize, LogitEdits)],
+    changes: &[(usize, LogitsProcessors)],
 ) {
     let requested: Vec<usize> = (0..rows.len()).collect();
     let head = [Placed {
@@ -120,7 +121,7 @@ fn check_reduction(
     let edited = poisoned::<f32>(gpu, bucket * vocab);
     let scratch = poisoned::<u8>(gpu, shape.scratch_bytes(bucket));
     let out = poisoned::<u8>(gpu, shape.out_bytes(bucket));
-    let items: Vec<(usize, &LogitEdits)> = changes.iter().map(|(row, e)| (*row, e)).collect();
+    let items: Vec<(usize, &LogitsProcessors)> = changes.iter().map(|(row, e)| (*row, e)).collect();
     let blob = gpu.bytes(&edits(&items, vocab));
     let any = !changes.is_empty();
     let at = LogitsBuffers {
@@ -223,7 +224,7 @@ fn logit_edits_match_the_contract() {
             ids.dedup();
             ids
         };
-        let heavy = LogitEdits {
+        let heavy = LogitsProcessors {
             allowed: None,
             bias: some(&mut random)
                 .into_iter()
@@ -242,10 +243,10 @@ fn logit_edits_match_the_contract() {
                 })
                 .collect(),
         };
-        let barred = LogitEdits {
+        let barred = LogitsProcessors {
             allowed: Some(Arc::new(few)),
             bias: vec![(TokenId(3), 2.0), (TokenId(vocab as u32 + 9), 1.0)],
-            ..LogitEdits::default()
+            ..LogitsProcessors::default()
         };
         check_reduction(&gpu, vocab, k, &rows, &[(3, heavy.clone()), (1, barred)]);
         check_reduction(&gpu, vocab, k, &rows, &[(1, heavy)]);

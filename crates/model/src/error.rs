@@ -41,7 +41,7 @@ pub enum ModelError {
     /// A draft and a target that do not belong together. Use the draft that was made for the
     /// target.
     #[error("{draft} does not draft for {target}: {detail}")]
-    Misfit {
+    DraftMismatch {
         /// The draft's file.
         draft: String,
         /// The target's name.

@@ -109,7 +109,7 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
         embedding.clone()
     };
     let n_layers = trunk.layers.len();
-    let ignored = reader.leftovers(n_layers)?;
+    let ignored = reader.unused_tensors(n_layers)?;
     if !ignored.is_empty() {
         tracing::info!(
             tensors = ignored.len(),

@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
 
     /// Refuses unrequested tensors of the first `trunk` blocks, because they would change the
     /// result. Returns the names of all other ignored tensors.
-    pub(crate) fn leftovers(&self, trunk: usize) -> Result<Vec<Arc<str>>, ModelError> {
+    pub(crate) fn unused_tensors(&self, trunk: usize) -> Result<Vec<Arc<str>>, ModelError> {
         let used = self.used.borrow();
         let mut ignored = Vec::new();
         for info in self.file.tensors() {

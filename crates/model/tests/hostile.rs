@@ -159,7 +159,7 @@ fn check(bytes: &[u8]) -> bool {
                 ModelError::Tensor { tensor, .. } => !tensor.is_empty() && text.contains("tensor "),
                 ModelError::Unsupported { what, .. } => !what.is_empty(),
                 ModelError::Container(_) => true,
-                ModelError::Unknown { .. } | ModelError::Misfit { .. } => false,
+                ModelError::Unknown { .. } | ModelError::DraftMismatch { .. } => false,
             };
             assert!(place, "{text}");
             false

@@ -297,8 +297,8 @@ impl RandomDraft {
             .zip(self.layer_masks)
             .all(|(layer, sight)| {
                 let window = match sight {
-                    Full => DraftSpec::FULL_WINDOW,
-                    Sliding => self.window.unwrap_or(DraftSpec::FULL_WINDOW),
+                    Full => DraftSpec::DEFAULT_WINDOW,
+                    Sliding => self.window.unwrap_or(DraftSpec::DEFAULT_WINDOW),
                 };
                 let causal = self.causal.unwrap_or(*sight == Sliding);
                 let theta = layer.attention.rope.theta;

@@ -117,8 +117,8 @@ pub enum Flaw {
     InvalidCallAccepted,
     /// A commit may exceed `max_len`.
     MaxLenIgnored,
-    /// Logit edits are ignored.
-    EditsIgnored,
+    /// Logits processors are ignored.
+    ProcessorsIgnored,
     /// Top rows come in id order.
     TopKUnordered,
     /// The raw log-sum-exp is that of the edited row.

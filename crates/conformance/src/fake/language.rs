@@ -26,22 +26,22 @@ pub struct Ending {
 
 /// Hash of a token history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Trace(u64);
+pub struct HistoryHash(u64);
 
-impl Trace {
+impl HistoryHash {
     /// This history plus one token.
-    pub fn then(self, token: TokenId) -> Trace {
-        Trace(mix(self.0 ^ (u64::from(token.0) + 1)))
+    pub fn then(self, token: TokenId) -> HistoryHash {
+        HistoryHash(mix(self.0 ^ (u64::from(token.0) + 1)))
     }
 
     /// This history plus several tokens.
-    pub fn then_all(self, tokens: &[TokenId]) -> Trace {
-        tokens.iter().fold(self, |trace, token| trace.then(*token))
+    pub fn then_all(self, tokens: &[TokenId]) -> HistoryHash {
+        tokens.iter().fold(self, |hash, token| hash.then(*token))
     }
 
     /// A different history selected by `salt`, for flaws.
-    pub(super) fn disturbed(self, salt: u64) -> Trace {
-        Trace(mix(self.0 ^ salt.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+    pub(super) fn disturbed(self, salt: u64) -> HistoryHash {
+        HistoryHash(mix(self.0 ^ salt.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
     }
 
     /// A number in `[0, 1)` derived from this history and `purpose`.
@@ -54,49 +54,49 @@ const ENDING: u64 = 1;
 
 impl Language {
     /// The empty history.
-    pub fn begin(&self) -> Trace {
-        Trace(mix(self.salt))
+    pub fn begin(&self) -> HistoryHash {
+        HistoryHash(mix(self.salt))
     }
 
     /// Raw logits after a history, `[vocab]`.
-    pub fn logits(&self, trace: Trace) -> Vec<f32> {
+    pub fn logits(&self, hash: HistoryHash) -> Vec<f32> {
         let mut logits: Vec<f32> = (0..self.vocab as u64)
             .map(|token| {
-                let u = unit(mix(trace.0.rotate_left(17) ^ mix(token)));
+                let u = unit(mix(hash.0.rotate_left(17) ^ mix(token)));
                 (u as f32 - 0.5) * self.spread
             })
             .collect();
         if let Some(ending) = self.ending
             && let Some(x) = logits.get_mut(ending.token.index())
         {
-            let ends = trace.unit(ENDING) < ending.chance;
+            let ends = hash.unit(ENDING) < ending.chance;
             *x = self.spread * if ends { 4.0 } else { -4.0 };
         }
         logits
     }
 
     /// The best token after a history, ties to the lower id.
-    pub fn best(&self, trace: Trace) -> TokenId {
-        ranked(&self.logits(trace), 1)
+    pub fn best(&self, hash: HistoryHash) -> TokenId {
+        ranked(&self.logits(hash), 1)
             .first()
             .copied()
             .unwrap_or_default()
     }
 
     /// The requested logits row after a history.
-    pub fn row(&self, trace: Trace, request: &LogitsRequest) -> LogitsRow {
+    pub fn row(&self, hash: HistoryHash, request: &LogitsRequest) -> LogitsRow {
         if request.selection == LogitsSelection::None {
             return LogitsRow::default();
         }
-        answer(self.logits(trace), request)
+        answer(self.logits(hash), request)
     }
 }
 
 /// The row that `request` selects from raw logits `[vocab]`: a reference for [`LogitsRequest`].
 pub fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
     let mut logits = raw.clone();
-    if let Some(edits) = &request.edits {
-        edits.apply(&mut logits);
+    if let Some(processors) = &request.processors {
+        processors.apply(&mut logits);
     }
     let (lse, raw_lse) = (log_sum_exp(&logits), log_sum_exp(&raw));
     let ids = match request.selection {
@@ -166,11 +166,11 @@ mod tests {
 
     #[test]
     fn texts_end_with_the_requested_frequency() {
-        let mut trace = LANGUAGE.begin();
+        let mut hash = LANGUAGE.begin();
         let mut ends = 0;
         for i in 0..5000 {
-            ends += usize::from(LANGUAGE.best(trace) == TokenId(3));
-            trace = trace.then(TokenId(i % 50));
+            ends += usize::from(LANGUAGE.best(hash) == TokenId(3));
+            hash = hash.then(TokenId(i % 50));
         }
         assert!((400..600).contains(&ends), "{ends} of 5000");
     }
@@ -189,9 +189,9 @@ mod tests {
 
     #[test]
     fn top_k_row_equals_best_of_full_row() {
-        let trace = LANGUAGE.begin();
-        let full = LANGUAGE.row(trace, &LogitsRequest::full());
-        let top = LANGUAGE.row(trace, &LogitsRequest::top_k(7));
+        let hash = LANGUAGE.begin();
+        let full = LANGUAGE.row(hash, &LogitsRequest::full());
+        let top = LANGUAGE.row(hash, &LogitsRequest::top_k(7));
         assert_eq!(top.ids, ranked(&full.logits, 7));
         assert_eq!(top.lse, full.lse);
         assert!(top.logits.windows(2).all(|pair| pair[0] >= pair[1]));

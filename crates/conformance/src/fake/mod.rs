@@ -11,7 +11,7 @@ mod pages;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use contract::protocol::{Protocol, SequenceState, invalid_call};
+use contract::protocol::{CallValidator, SequenceState, invalid_call};
 use contract::snapshot::{self, SectionKind, SnapshotHeader, SnapshotIdentity};
 use contract::{
     Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, KvFormats, KvPool,
@@ -21,7 +21,7 @@ use contract::{
 
 pub use backend::FakeBackend;
 pub use faults::{FakeHandle, FaultKind, FaultTrigger, Flaw, InjectedFault, Record, RunnerMethod};
-pub use language::{Ending, Language, Trace, answer, log_sum_exp, ranked};
+pub use language::{Ending, HistoryHash, Language, answer, log_sum_exp, ranked};
 
 /// Properties of a fake runner.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,11 +45,11 @@ pub struct FakeSpec {
 /// A fake draft.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FakeDraft {
-    /// Most drafted positions.
+    /// Maximum number of drafted positions.
     pub depth: usize,
     /// Share of positions whose first candidate is the target's best token; elsewhere it is the
     /// second best.
-    pub right: f64,
+    pub acceptance_rate: f64,
 }
 
 impl Default for FakeSpec {
@@ -87,7 +87,7 @@ type Hook = Box<dyn FnMut(RunnerMethod) + Send>;
 pub struct FakeRunner {
     language: Language,
     info: RunnerInfo,
-    draft_right: f64,
+    draft_acceptance_rate: f64,
     flaw: Option<Flaw>,
     sequences: BTreeMap<SeqId, FakeSequence>,
     snapshots: HashMap<SnapshotId, (SeqId, Committed)>,
@@ -95,7 +95,7 @@ pub struct FakeRunner {
     /// Pages leaked by a flaw.
     lost: usize,
     /// State of the last closed sequence, used by a flaw only.
-    residue: Trace,
+    residue: HistoryHash,
     handle: FakeHandle,
     hook: Option<Hook>,
 }
@@ -103,7 +103,7 @@ pub struct FakeRunner {
 #[derive(Debug, Clone)]
 struct Committed {
     history: Vec<TokenId>,
-    trace: Trace,
+    hash: HistoryHash,
 }
 
 struct FakeSequence {
@@ -131,7 +131,7 @@ impl SequenceState for FakeSequence {
 impl Committed {
     fn push(&mut self, tokens: &[TokenId]) {
         self.history.extend_from_slice(tokens);
-        self.trace = self.trace.then_all(tokens);
+        self.hash = self.hash.then_all(tokens);
     }
 }
 
@@ -160,7 +160,7 @@ impl FakeRunner {
                 memory: MemoryPlan::default(),
             },
             language: spec.language,
-            draft_right: spec.draft.map_or(0.0, |draft| draft.right),
+            draft_acceptance_rate: spec.draft.map_or(0.0, |draft| draft.acceptance_rate),
             flaw: spec.flaw,
             sequences: BTreeMap::new(),
             snapshots: HashMap::new(),
@@ -200,8 +200,8 @@ impl FakeRunner {
         self.next_id
     }
 
-    fn protocol(&self) -> Protocol<'_, FakeSequence> {
-        Protocol {
+    fn validator(&self) -> CallValidator<'_, FakeSequence> {
+        CallValidator {
             info: &self.info,
             sequences: &self.sequences,
         }
@@ -214,31 +214,31 @@ impl FakeRunner {
     }
 
     /// The history hash at each node, itself included, `[n_nodes]`.
-    fn node_traces(&self, committed: Trace, tree: &Tree) -> Vec<Trace> {
-        let mut traces: Vec<Trace> = Vec::with_capacity(tree.len());
+    fn node_hashes(&self, committed: HistoryHash, tree: &Tree) -> Vec<HistoryHash> {
+        let mut hashes: Vec<HistoryHash> = Vec::with_capacity(tree.len());
         for node in tree.nodes() {
             let before = match tree.parent(node) {
                 None => committed,
-                Some(_) if self.has(Flaw::SiblingsVisible) => traces[node.index() - 1],
-                Some(parent) => traces[parent.index()],
+                Some(_) if self.has(Flaw::SiblingsVisible) => hashes[node.index() - 1],
+                Some(parent) => hashes[parent.index()],
             };
-            traces.push(before.then(tree.token(node)));
+            hashes.push(before.then(tree.token(node)));
         }
         if self.has(Flaw::TreeWidthChangesResult) && tree.len() > 1 {
-            return traces.iter().map(|t| t.disturbed(1)).collect();
+            return hashes.iter().map(|t| t.disturbed(1)).collect();
         }
-        traces
+        hashes
     }
 
-    fn row(&self, trace: Trace, request: &LogitsRequest) -> LogitsRow {
-        if self.has(Flaw::EditsIgnored) {
+    fn row(&self, hash: HistoryHash, request: &LogitsRequest) -> LogitsRow {
+        if self.has(Flaw::ProcessorsIgnored) {
             let raw = LogitsRequest {
                 selection: request.selection,
-                edits: None,
+                processors: None,
             };
-            return self.language.row(trace, &raw);
+            return self.language.row(hash, &raw);
         }
-        let mut row = self.language.row(trace, request);
+        let mut row = self.language.row(hash, request);
         if self.has(Flaw::TopKUnordered) {
             let mut order: Vec<usize> = (0..row.ids.len()).collect();
             order.sort_by_key(|i| row.ids[*i]);
@@ -261,21 +261,21 @@ impl Runner for FakeRunner {
     fn capacity(&self) -> Capacity {
         let saved = self.snapshots.values();
         let bytes = saved.map(|(_, saved)| (saved.history.len() * TOKEN_BYTES) as u64);
-        self.protocol().capacity((self.held(), 0), bytes.sum())
+        self.validator().capacity((self.held(), 0), bytes.sum())
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         self.enter(RunnerMethod::Open, &[])?;
-        self.protocol().open(max_len)?;
+        self.validator().open(max_len)?;
         let id = SeqId(self.new_id());
-        let trace = if self.has(Flaw::SlotNotCleared) {
+        let hash = if self.has(Flaw::SlotNotCleared) {
             self.residue
         } else {
             self.language.begin()
         };
         let committed = Committed {
             history: Vec::new(),
-            trace,
+            hash,
         };
         let sequence = FakeSequence {
             committed,
@@ -297,7 +297,7 @@ impl Runner for FakeRunner {
             if self.has(Flaw::PoolLeaks) {
                 self.lost += sequence.pages;
             }
-            self.residue = sequence.committed.trace;
+            self.residue = sequence.committed.hash;
         }
     }
 
@@ -311,25 +311,25 @@ impl Runner for FakeRunner {
         let moves = self.has(Flaw::RefusedCallChangesState);
         let shows = self.has(Flaw::ChunkingChangesResult)
             || (self.has(Flaw::RequestsChangeResult) && !requests.is_empty());
-        if let Err(error) = self.protocol().prefill(seq, tokens, requests) {
+        if let Err(error) = self.validator().prefill(seq, tokens, requests) {
             if let Some(sequence) = self.sequences.get_mut(&seq)
                 && moves
             {
-                sequence.committed.trace = sequence.committed.trace.then_all(tokens);
+                sequence.committed.hash = sequence.committed.hash.then_all(tokens);
             }
             return Err(error);
         }
         let position = self.sequence(seq)?.committed.history.len();
         self.give_pages(seq, position + tokens.len())?;
         let sequence = self.sequence(seq)?;
-        let mut before = sequence.committed.trace;
+        let mut before = sequence.committed.hash;
         sequence.committed.push(tokens);
         if shows {
-            sequence.committed.trace = sequence.committed.trace.disturbed(1);
+            sequence.committed.hash = sequence.committed.hash.disturbed(1);
         }
         if self.has(Flaw::PrefillDisturbsOthers) {
             let others = self.sequences.iter_mut().filter(|(id, _)| **id != seq);
-            others.for_each(|(_, s)| s.committed.trace = s.committed.trace.disturbed(3));
+            others.for_each(|(_, s)| s.committed.hash = s.committed.hash.disturbed(3));
         }
         if self.has(Flaw::PrefillDiffersFromDecode) {
             before = before.disturbed(4);
@@ -350,10 +350,10 @@ impl Runner for FakeRunner {
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.enter(RunnerMethod::Draft, &seqs)?;
-        self.protocol().draft(items, depth, k)?;
+        self.validator().draft(items, depth, k)?;
         let mut drafts = Vec::with_capacity(items.len());
         for item in items {
-            let mut trace = self.sequence(item.seq)?.committed.trace.then(item.root);
+            let mut hash = self.sequence(item.seq)?.committed.hash.then(item.root);
             let mut candidates = DraftCandidates {
                 ids: Vec::with_capacity(depth * k),
                 log_probs: Vec::with_capacity(depth * k),
@@ -361,9 +361,9 @@ impl Runner for FakeRunner {
                 k,
             };
             for _ in 0..depth {
-                let mut ranked = ranked(&self.language.logits(trace), k.max(2));
+                let mut ranked = ranked(&self.language.logits(hash), k.max(2));
                 let best = ranked[0];
-                if trace.unit(WRONG_GUESS) >= self.draft_right && ranked.len() > 1 {
+                if hash.unit(WRONG_GUESS) >= self.draft_acceptance_rate && ranked.len() > 1 {
                     ranked.swap(0, 1);
                 }
                 ranked.truncate(k);
@@ -371,7 +371,7 @@ impl Runner for FakeRunner {
                     candidates.ids.push(id);
                     candidates.log_probs.push(-0.25 - rank as f32);
                 }
-                trace = trace.then(best);
+                hash = hash.then(best);
             }
             drafts.push(candidates);
         }
@@ -382,7 +382,7 @@ impl Runner for FakeRunner {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.enter(RunnerMethod::Verify, &seqs)?;
         if !self.has(Flaw::InvalidCallAccepted) {
-            self.protocol().verify(items)?;
+            self.validator().verify(items)?;
         }
         for item in items {
             let position = self.sequence(item.seq)?.committed.history.len();
@@ -393,14 +393,14 @@ impl Runner for FakeRunner {
         for item in items {
             let sequence = self.sequence(item.seq)?;
             sequence.pending = Some(item.tree.clone());
-            let committed = sequence.committed.trace;
-            let mut traces = self.node_traces(committed, item.tree);
+            let committed = sequence.committed.hash;
+            let mut hashes = self.node_hashes(committed, item.tree);
             if bleed {
-                traces.iter_mut().for_each(|t| *t = t.disturbed(2));
+                hashes.iter_mut().for_each(|t| *t = t.disturbed(2));
             }
-            let rows = traces.iter().zip(item.requests);
+            let rows = hashes.iter().zip(item.requests);
             answers.push(
-                rows.map(|(trace, request)| self.row(*trace, request))
+                rows.map(|(hash, request)| self.row(*hash, request))
                     .collect(),
             );
         }
@@ -413,7 +413,7 @@ impl Runner for FakeRunner {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.enter(RunnerMethod::Commit, &seqs)?;
         if !self.has(Flaw::MaxLenIgnored) {
-            self.protocol().commit(items)?;
+            self.validator().commit(items)?;
         }
         let (whole, short) = (
             self.has(Flaw::CommitsWholeTree),
@@ -443,7 +443,7 @@ impl Runner for FakeRunner {
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
         self.enter(RunnerMethod::Discard, &[seq])?;
-        self.protocol().discard(seq)?;
+        self.validator().discard(seq)?;
         let keep = self.has(Flaw::DiscardCommits);
         let sequence = self.sequence(seq)?;
         if let Some(tree) = sequence.pending.take()
@@ -457,10 +457,10 @@ impl Runner for FakeRunner {
     fn snapshot(
         &mut self,
         seq: SeqId,
-        _place: SnapshotLocation,
+        _location: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError> {
         self.enter(RunnerMethod::Snapshot, &[seq])?;
-        let sequence = self.protocol().require_idle("snapshot", seq)?;
+        let sequence = self.validator().require_idle("snapshot", seq)?;
         let committed = sequence.committed.clone();
         let id = SnapshotId(self.new_id());
         let position = committed.history.len();
@@ -478,12 +478,12 @@ impl Runner for FakeRunner {
         if self.has(Flaw::SnapshotNotCopied)
             && let Some(origin) = self.sequences.get(origin)
         {
-            saved.trace = origin.committed.trace;
+            saved.hash = origin.committed.hash;
         }
         if self.has(Flaw::RestoreDropsLastToken) {
             saved = self.replayed(&saved.history[..saved.history.len().saturating_sub(1)]);
         }
-        self.protocol().restore(seq, saved.history.len())?;
+        self.validator().restore(seq, saved.history.len())?;
         let position = saved.history.len();
         self.sequence(seq)?.pages = 0;
         let given = self.give_pages(seq, position);
@@ -551,7 +551,7 @@ impl FakeRunner {
     fn replayed(&self, history: &[TokenId]) -> Committed {
         Committed {
             history: history.to_vec(),
-            trace: self.language.begin().then_all(history),
+            hash: self.language.begin().then_all(history),
         }
     }
 

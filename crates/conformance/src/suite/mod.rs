@@ -175,7 +175,7 @@ pub const PROPERTIES: [(&str, Property); 25] = [
         rows::top_k_equals_best_of_full,
     ),
     (
-        "logit edits match the reference",
+        "logits processors match the reference",
         rows::logit_edits_match_the_reference,
     ),
     (

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use contract::{
-    LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, Runner, SeqId, TokenCount, TokenId,
-    TokenMask, Tree, VerifyItem,
+    LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, Runner, SeqId, TokenCount,
+    TokenId, TokenMask, Tree, VerifyItem,
 };
 
 use super::rig::{Rig, check};
@@ -12,8 +12,8 @@ use super::{Case, Failure};
 use crate::compare::{Tolerance, compare, same_bits};
 use crate::fake::{log_sum_exp, ranked};
 
-/// Logit edits that use every processor at once.
-fn all_edits(vocab: usize) -> LogitEdits {
+/// Logits processors that use every kind at once.
+fn all_processors(vocab: usize) -> LogitsProcessors {
     let mut allowed = TokenMask::all(vocab);
     (0..vocab as u32)
         .step_by(5)
@@ -23,7 +23,7 @@ fn all_edits(vocab: usize) -> LogitEdits {
         seen,
         generated,
     };
-    LogitEdits {
+    LogitsProcessors {
         allowed: Some(Arc::new(allowed)),
         bias: vec![(TokenId(3), 2.5), (TokenId(5), 9.0), (TokenId(8), -4.0)],
         repetition: 1.3,
@@ -38,15 +38,15 @@ fn all_edits(vocab: usize) -> LogitEdits {
     }
 }
 
-fn requests(vocab: usize) -> Vec<(&'static str, Option<Arc<LogitEdits>>)> {
-    let bias_only = LogitEdits {
+fn requests(vocab: usize) -> Vec<(&'static str, Option<Arc<LogitsProcessors>>)> {
+    let bias_only = LogitsProcessors {
         bias: vec![(TokenId(7), 3.0)],
-        ..LogitEdits::default()
+        ..LogitsProcessors::default()
     };
     vec![
-        ("no edits", None),
+        ("no processors", None),
         ("a bias", Some(Arc::new(bias_only))),
-        ("every edit", Some(Arc::new(all_edits(vocab)))),
+        ("every edit", Some(Arc::new(all_processors(vocab)))),
     ]
 }
 
@@ -81,10 +81,10 @@ fn rows(rig: &mut Rig, request: &LogitsRequest) -> Result<[LogitsRow; 2], Failur
 pub(super) fn top_k_equals_best_of_full(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let vocab = rig.runner.info().vocab;
-    for (name, edits) in requests(vocab) {
+    for (name, processors) in requests(vocab) {
         let request = |selection| LogitsRequest {
             selection,
-            edits: edits.clone(),
+            processors: processors.clone(),
         };
         let full = rows(&mut rig, &request(LogitsSelection::Full))?;
         for k in [1, 2, 20, vocab - 1] {
@@ -108,16 +108,16 @@ pub(super) fn top_k_equals_best_of_full(case: &Case<'_>) -> Result<(), Failure> 
     Ok(())
 }
 
-/// The edited logits of a full row are the raw ones with the edits applied as the contract does,
-/// bit for bit, and the raw ones are those of an ask without edits.
+/// The edited logits of a full row are the raw ones with the processors applied as the contract
+/// does, bit for bit, and the raw ones are those of an ask without processors.
 pub(super) fn logit_edits_match_the_reference(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let vocab = rig.runner.info().vocab;
     let plain = rows(&mut rig, &LogitsRequest::full())?;
-    for (name, edits) in requests(vocab) {
+    for (name, processors) in requests(vocab) {
         let request = LogitsRequest {
             selection: LogitsSelection::Full,
-            edits: edits.clone(),
+            processors: processors.clone(),
         };
         let edited = rows(&mut rig, &request)?;
         for (row, plain) in edited.iter().zip(&plain) {
@@ -134,8 +134,8 @@ pub(super) fn logit_edits_match_the_reference(case: &Case<'_>) -> Result<(), Fai
             })?;
             differs("raw logits", same_bits(&row.raw, &plain.raw))?;
             let mut expected = row.raw.clone();
-            if let Some(edits) = &edits {
-                edits.apply(&mut expected);
+            if let Some(processors) = &processors {
+                processors.apply(&mut expected);
             }
             differs("edited logits", same_bits(&row.logits, &expected))?;
         }
@@ -167,15 +167,15 @@ pub(super) fn logit_edits_match_the_reference(case: &Case<'_>) -> Result<(), Fai
 pub(super) fn log_sum_exps_cover_the_whole_row(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let vocab = rig.runner.info().vocab;
-    for (name, edits) in requests(vocab) {
+    for (name, processors) in requests(vocab) {
         for selection in [LogitsSelection::Full, LogitsSelection::TopK(3)] {
             let full = LogitsRequest {
                 selection: LogitsSelection::Full,
-                edits: edits.clone(),
+                processors: processors.clone(),
             };
             let request = LogitsRequest {
                 selection,
-                edits: edits.clone(),
+                processors: processors.clone(),
             };
             let found = rows(&mut rig, &request)?;
             let whole = rows(&mut rig, &full)?;

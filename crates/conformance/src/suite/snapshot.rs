@@ -16,12 +16,12 @@ const CONVERSATIONS: Limits = Limits {
 fn saved(
     rig: &mut Rig,
     salt: usize,
-    place: SnapshotLocation,
+    location: SnapshotLocation,
 ) -> Result<(SeqId, SnapshotInfo), Failure> {
     let (prompt, words) = (rig.text(35, salt), rig.text(7, salt + 1));
     let seq = rig.prefill(&prompt)?;
     rig.decode(seq, &words)?;
-    let info = rig.runner.snapshot(seq, place)?;
+    let info = rig.runner.snapshot(seq, location)?;
     let expected = prompt.len() + words.len();
     check(info.position == expected, "a snapshot's position", || {
         format!("{} instead of {expected}", info.position)
@@ -32,8 +32,8 @@ fn saved(
 /// Restore puts any sequence into the saved state, any number of times.
 pub(super) fn restore_is_bit_identical(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
-    for place in [SnapshotLocation::Device, SnapshotLocation::Host] {
-        let (seq, info) = saved(&mut rig, 21, place)?;
+    for location in [SnapshotLocation::Device, SnapshotLocation::Host] {
+        let (seq, info) = saved(&mut rig, 21, location)?;
         let expected = rig.probe(seq)?;
         for _ in 0..2 {
             rig.runner.restore(seq, info.id)?;

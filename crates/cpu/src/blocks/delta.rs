@@ -15,18 +15,18 @@ use crate::weights::Delta;
 /// Added to the sum of squares when queries and keys are normalized.
 const L2_EPS: f32 = 1e-6;
 
-/// Reads `arena.y`, writes `arena.update`, and stores each segment's new state (chunks) or pending
-/// updates (trees).
+/// Reads `buffers.y`, writes `buffers.update`, and stores each segment's new state (chunks) or
+/// pending updates (trees).
 pub(crate) fn mix(
     compute: ExecContext<'_>,
     weights: &Delta,
-    arena: &mut PassBuffers,
+    buffers: &mut PassBuffers,
     segments: &mut [LayerSegment<'_, DeltaState>],
 ) {
     let spec = &weights.spec;
     let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
     let (channels, values) = (spec.channels(), spec.n_v_heads * spec.v_dim);
-    let (parts, _) = arena.split();
+    let (parts, _) = buffers.split();
     let inputs = &mut parts.a[..n_rows * channels];
     let z = &mut parts.b[..n_rows * values];
     let mixed = &mut parts.c[..n_rows * channels];

@@ -4,15 +4,15 @@ use crate::linear::apply_all;
 use crate::pass::{ExecContext, PassBuffers};
 use crate::weights::{Dense, LayerWeights};
 
-/// Reads `arena.y`, writes `arena.update`; uses the wide buffers for the projections.
+/// Reads `buffers.y`, writes `buffers.update`; uses the wide buffers for the projections.
 pub(crate) fn apply(
     compute: ExecContext<'_>,
     layer: &LayerWeights,
-    arena: &mut PassBuffers,
+    buffers: &mut PassBuffers,
     n_rows: usize,
 ) {
     let (hidden, width) = (layer.ffn.gate.cols(), layer.ffn.gate.rows());
-    let (parts, _) = arena.split();
+    let (parts, _) = buffers.split();
     let wide = n_rows * width;
     let buffers = [
         &mut parts.a[..wide],

@@ -16,7 +16,7 @@ pub(crate) struct HeadBuffers {
     inputs: Vec<f32>,
     /// `[HEAD_ROWS, vocab]`.
     logits: Vec<f32>,
-    /// `[vocab]`: the row after edits.
+    /// `[vocab]`: the row after its logits processors.
     edited: Vec<f32>,
     /// `[2, vocab / RUN]`: maxima and sums of runs.
     runs: Vec<f32>,
@@ -105,12 +105,12 @@ impl<'a> Ranking<'a> {
         if ask.selection == LogitsSelection::None {
             return LogitsRow::default();
         }
-        let raw_lse = match &ask.edits {
+        let raw_lse = match &ask.processors {
             None => None,
-            Some(edits) => {
+            Some(processors) => {
                 edited.clear();
                 edited.extend_from_slice(raw);
-                edits.apply(edited);
+                processors.apply(edited);
                 Some(self.log_sum_exp(raw))
             }
         };
@@ -205,7 +205,7 @@ fn clean(x: f32) -> f32 {
 mod tests {
     use std::sync::Arc;
 
-    use contract::{LogitEdits, TokenMask};
+    use contract::{LogitsProcessors, TokenMask};
     use proptest::prelude::*;
 
     use super::*;
@@ -247,15 +247,15 @@ mod tests {
             let raw: Vec<f32> = (0..n).map(value).collect();
             let mut allowed = TokenMask::all(n);
             allowed.remove(TokenId(0));
-            let edits = LogitEdits {
+            let processors = LogitsProcessors {
                 allowed: Some(Arc::new(allowed)),
                 bias: vec![(TokenId(n as u32 / 2), 1.5)],
-                ..LogitEdits::default()
+                ..LogitsProcessors::default()
             };
             let selections =
                 [LogitsSelection::None, LogitsSelection::TopK(k), LogitsSelection::Full];
             for selection in selections {
-                let ask = LogitsRequest { selection, edits: edit.then(|| Arc::new(edits.clone())) };
+                let ask = LogitsRequest { selection, processors: edit.then(|| Arc::new(processors.clone())) };
                 prop_assert_eq!(rank(&ask, &raw), reference::rows::row(&ask, &raw));
             }
         }

@@ -47,8 +47,8 @@ pub fn top_k(row: &[f32], k: usize) -> Vec<TokenId> {
     ids.into_iter().map(TokenId).collect()
 }
 
-/// The row that `request` selects from raw logits `[vocab]`: applies edits, ranks, and computes
-/// both log-sum-exps.
+/// The row that `request` selects from raw logits `[vocab]`: applies processors, ranks, and
+/// computes both log-sum-exps.
 pub fn row(request: &LogitsRequest, raw: &[f32]) -> LogitsRow {
     if request.selection == LogitsSelection::None {
         return LogitsRow::default();
@@ -56,8 +56,8 @@ pub fn row(request: &LogitsRequest, raw: &[f32]) -> LogitsRow {
     let clean = |x: &f32| if x.is_nan() { f32::NEG_INFINITY } else { *x };
     let raw: Vec<f32> = raw.iter().map(clean).collect();
     let mut edited = raw.clone();
-    if let Some(edits) = &request.edits {
-        edits.apply(&mut edited);
+    if let Some(processors) = &request.processors {
+        processors.apply(&mut edited);
         edited = edited.iter().map(clean).collect();
     }
     let ids = match request.selection {

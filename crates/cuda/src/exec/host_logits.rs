@@ -6,7 +6,7 @@ use contract::{DraftCandidates, LogitsRequest, LogitsRow, LogitsSelection, Token
 /// Terms of a log-sum-exp added in f32; the runs are added in f64.
 const RUN: usize = 1024;
 
-/// The answer to `ask` from raw logits `[vocab]` and their log-sum-exp: edits applied, ranked,
+/// The answer to `ask` from raw logits `[vocab]` and their log-sum-exp: processors applied, ranked,
 /// summed where the log-sum-exp of the edited ones is not known. NaN counts as minus infinity
 /// wherever it comes from.
 pub(crate) fn from_logits(
@@ -16,9 +16,9 @@ pub(crate) fn from_logits(
     raw_lse: f32,
 ) -> LogitsRow {
     clean(&mut raw);
-    let edited = ask.edits.as_ref().map(|edits| {
+    let edited = ask.processors.as_ref().map(|processors| {
         let mut row = raw.clone();
-        edits.apply(&mut row);
+        processors.apply(&mut row);
         clean(&mut row);
         row
     });
@@ -104,7 +104,7 @@ pub(crate) fn candidates(rows: &[LogitsRow]) -> DraftCandidates {
 mod tests {
     use std::sync::Arc;
 
-    use contract::LogitEdits;
+    use contract::LogitsProcessors;
 
     use super::*;
 
@@ -119,13 +119,13 @@ mod tests {
 
     #[test]
     fn edits_change_the_order_and_leave_the_raw_values() {
-        let edits = LogitEdits {
+        let processors = LogitsProcessors {
             bias: vec![(TokenId(0), 5.0)],
-            ..LogitEdits::default()
+            ..LogitsProcessors::default()
         };
         let ask = LogitsRequest {
             selection: LogitsSelection::TopK(2),
-            edits: Some(Arc::new(edits)),
+            processors: Some(Arc::new(processors)),
         };
         let row = from_logits(&ask, vec![1.0, 2.0, 3.0], None, 3.4);
         assert_eq!(row.ids, [0, 2].map(TokenId));

@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 use contract::protocol::PrefillChunks;
 use contract::{
-    DeviceError, LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, ModelSpec, TokenId, Tree,
+    DeviceError, LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, ModelSpec, TokenId,
+    Tree,
 };
 
 use crate::driver::{Gpu, Pinned};
@@ -475,10 +476,10 @@ impl Engine {
         requests: &[&LogitsRequest],
     ) -> Result<bool, DeviceError> {
         let reduce = self.plans.reduce;
-        let items: Vec<(usize, &LogitEdits)> = requests
+        let items: Vec<(usize, &LogitsProcessors)> = requests
             .iter()
             .enumerate()
-            .filter_map(|(i, ask)| Some((i, ask.edits.as_deref()?)))
+            .filter_map(|(i, ask)| Some((i, ask.processors.as_deref()?)))
             .collect();
         if items.is_empty() {
             return Ok(false);
@@ -507,12 +508,14 @@ impl Engine {
         for (i, ask) in requests.iter().enumerate() {
             let best = reduce.read(self.headers.rows.as_slice(), i);
             answers.push(match ask.selection {
-                LogitsSelection::TopK(k) if k <= reduce.k && (edited || ask.edits.is_none()) => {
+                LogitsSelection::TopK(k)
+                    if k <= reduce.k && (edited || ask.processors.is_none()) =>
+                {
                     top(best, k)
                 }
                 // The GPU's log-sum-exp, where it made one, so that a full row equals its top.
                 _ => {
-                    let lse = (edited || ask.edits.is_none()).then_some(best.lse);
+                    let lse = (edited || ask.processors.is_none()).then_some(best.lse);
                     host_logits::from_logits(ask, self.logits(i)?, lse, best.raw_lse)
                 }
             });

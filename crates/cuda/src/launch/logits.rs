@@ -1,6 +1,6 @@
 //! Logits rows: edits, the top tokens, log-sum-exps. And the capture of hidden states.
 
-use contract::LogitEdits;
+use contract::LogitsProcessors;
 
 use super::norm::RowSource;
 use super::{Args, Launch, Unit};
@@ -204,7 +204,7 @@ const EDIT_BYTES: usize = 32;
 ///
 /// # Panics
 /// If a row is beyond the 64 that a header asks for.
-pub fn edits(items: &[(usize, &LogitEdits)], vocab: usize) -> Vec<u8> {
+pub fn edits(items: &[(usize, &LogitsProcessors)], vocab: usize) -> Vec<u8> {
     let mut head = Vec::new();
     let mut tail: Vec<u8> = Vec::new();
     let mut which = [-1_i32; ROWS];
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn edits_point_at_their_parts() {
-        let edits_of_row = LogitEdits {
+        let edits_of_row = LogitsProcessors {
             allowed: Some(Arc::new(TokenMask::all(100))),
             bias: vec![(TokenId(7), 0.5)],
             counts: vec![TokenCount {
@@ -323,7 +323,7 @@ mod tests {
                 seen: true,
                 generated: 3,
             }],
-            ..LogitEdits::default()
+            ..LogitsProcessors::default()
         };
         let blob = edits(&[(5, &edits_of_row)], 100);
         assert_eq!((int(&blob, 4 * 5), int(&blob, 4 * 4)), (0, -1));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use contract::protocol::{
-    PrefillChunks, Protocol, SequenceState, invalid_call, place_rows, requests_within,
+    CallValidator, PrefillChunks, SequenceState, invalid_call, requests_within, scatter_rows,
 };
 use contract::snapshot::{ReadAt, SnapshotIdentity};
 use contract::{
@@ -180,15 +180,15 @@ impl CudaRunner {
         result
     }
 
-    fn protocol(&self) -> Protocol<'_, Sequence> {
-        Protocol {
+    fn validator(&self) -> CallValidator<'_, Sequence> {
+        CallValidator {
             info: &self.info,
             sequences: &self.sequences,
         }
     }
 
     pub(crate) fn sequence(&self, seq: SeqId) -> Result<&Sequence, DeviceError> {
-        self.protocol().sequence(seq)
+        self.validator().sequence(seq)
     }
 
     /// Runs `tokens` on after the committed ones, chunk by chunk, and calls `seen` after each with
@@ -201,7 +201,7 @@ impl CudaRunner {
         seen: &mut dyn FnMut(&mut Engine, usize) -> Result<(), DeviceError>,
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         self.loaded()?;
-        let sequence = self.protocol().prefill(seq, tokens, requests)?;
+        let sequence = self.validator().prefill(seq, tokens, requests)?;
         let (slot, mut position) = (sequence.slot, sequence.position);
         self.give_pages(seq, position + tokens.len())?;
         let chunks = PrefillChunks {
@@ -226,7 +226,7 @@ impl CudaRunner {
             }
         }
         let requests = requests.iter().map(|(_, ask)| ask);
-        Ok(place_rows(requests, &mut rows.into_iter()))
+        Ok(scatter_rows(requests, &mut rows.into_iter()))
     }
 
     /// Verifies items context nodes fit one step.
@@ -257,7 +257,7 @@ impl CudaRunner {
         }
         let answered = items
             .iter()
-            .map(|item| place_rows(item.requests.iter(), &mut rows));
+            .map(|item| scatter_rows(item.requests.iter(), &mut rows));
         Ok(answered.collect())
     }
 }
@@ -298,13 +298,13 @@ impl Runner for CudaRunner {
         let left: u64 = self.snapshots.values().map(Snapshot::non_paged_bytes).sum();
         let count = self.page_pool.lock().count();
         let pages = (count.saved * self.map.bytes) as u64;
-        self.protocol()
+        self.validator()
             .capacity((count.in_use, count.evictable), left + pages)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
         self.alive()?;
-        self.protocol().open(max_len)?;
+        self.validator().open(max_len)?;
         let slot = self.free_slots.pop();
         let slot =
             slot.expect("a slot is free where fewer sequences are open than there are slots");
@@ -351,7 +351,7 @@ impl Runner for CudaRunner {
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.loaded()?;
-        self.protocol().draft(items, depth, k)?;
+        self.validator().draft(items, depth, k)?;
         let draft = self.draft.expect("the depth in info is a draft's");
         let per_pass = (step::ROWS / draft.block).min(step::TREES);
         let mut all = Vec::with_capacity(items.len());
@@ -375,7 +375,7 @@ impl Runner for CudaRunner {
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.loaded()?;
-        self.protocol().verify(items)?;
+        self.validator().verify(items)?;
         if !self.windows && items.iter().any(|item| !item.tree.window().is_full()) {
             let detail = "the card was opened without windows".to_owned();
             return Err(invalid_call("verify", detail));
@@ -396,7 +396,7 @@ impl Runner for CudaRunner {
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         self.alive()?;
-        self.protocol().commit(items)?;
+        self.validator().commit(items)?;
         let mut rest = items;
         while !rest.is_empty() {
             let mut nodes = 0;
@@ -425,7 +425,7 @@ impl Runner for CudaRunner {
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
         self.alive()?;
-        self.protocol().discard(seq)?;
+        self.validator().discard(seq)?;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             sequence.pending = None;
         }
@@ -439,7 +439,7 @@ impl Runner for CudaRunner {
     ) -> Result<SnapshotInfo, DeviceError> {
         self.alive()?;
         let begun = Instant::now();
-        let sequence = self.protocol().require_idle("snapshot", seq)?;
+        let sequence = self.validator().require_idle("snapshot", seq)?;
         let position = sequence.position;
         let at = (sequence.slot, sequence.position);
         // A snapshot has the draft's context of all its tokens.
@@ -466,7 +466,7 @@ impl Runner for CudaRunner {
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
         let position = saved.position;
-        let slot = self.protocol().restore(seq, saved.position)?.slot;
+        let slot = self.validator().restore(seq, saved.position)?.slot;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             // Its own pages may be needed.
             sequence.position = 0;

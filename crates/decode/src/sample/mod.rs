@@ -8,7 +8,7 @@ mod rng;
 
 use std::sync::Arc;
 
-use contract::{LogitEdits, LogitsRequest, LogitsRow, LogitsSelection, TokenId, TokenMask};
+use contract::{LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, TokenId, TokenMask};
 
 pub(crate) use penalty::History;
 
@@ -25,8 +25,8 @@ pub(crate) struct Sampler {
     selection: LogitsSelection,
     /// A mask without end tokens, used until `min_tokens` are generated.
     forbid_end_tokens: Option<Arc<TokenMask>>,
-    /// The edits of positions without a mask and without counts.
-    bias_only: Option<Arc<LogitEdits>>,
+    /// The processors of positions without a mask and without counts.
+    bias_only: Option<Arc<LogitsProcessors>>,
 }
 
 impl Sampler {
@@ -46,9 +46,9 @@ impl Sampler {
             Arc::new(mask)
         });
         let bias_only = (!sampling.bias.is_empty()).then(|| {
-            Arc::new(LogitEdits {
+            Arc::new(LogitsProcessors {
                 bias: sampling.bias.clone(),
-                ..LogitEdits::default()
+                ..LogitsProcessors::default()
             })
         });
         Sampler {
@@ -80,7 +80,7 @@ impl Sampler {
             (Some(not_yet), None) => Some(Arc::clone(not_yet)),
             (None, allowed) => allowed,
         };
-        let edits = if mask.is_some() || boost.is_some() || has_penalties(&self.params) {
+        let processors = if mask.is_some() || boost.is_some() || has_penalties(&self.params) {
             let mut bias = sampling.bias.clone();
             if let Some(LogitBoost { token, boost }) = boost {
                 match bias.iter_mut().find(|(other, _)| *other == token) {
@@ -88,7 +88,7 @@ impl Sampler {
                     None => bias.push((token, boost)),
                 }
             }
-            Some(Arc::new(LogitEdits {
+            Some(Arc::new(LogitsProcessors {
                 allowed: mask,
                 bias,
                 repetition: sampling.repetition,
@@ -101,7 +101,7 @@ impl Sampler {
         };
         LogitsRequest {
             selection: self.selection,
-            edits,
+            processors,
         }
     }
 
@@ -198,9 +198,9 @@ pub(crate) fn logprob_request(next: TokenId, n: usize) -> LogitsRequest {
     const BOOST: f32 = 1e30;
     LogitsRequest {
         selection: LogitsSelection::TopK(n + 1),
-        edits: Some(Arc::new(LogitEdits {
+        processors: Some(Arc::new(LogitsProcessors {
             bias: vec![(next, BOOST)],
-            ..LogitEdits::default()
+            ..LogitsProcessors::default()
         })),
     }
 }
@@ -274,8 +274,8 @@ mod tests {
         let sampler = Sampler::new(params.clone(), 0, &[TokenId(2)], LANGUAGE.vocab, 64);
         let mut history = History::new(&[TokenId(1)], &params.sampling);
         let bars = |ask: LogitsRequest| {
-            ask.edits
-                .and_then(|edits| edits.allowed.clone())
+            ask.processors
+                .and_then(|processors| processors.allowed.clone())
                 .is_some_and(|mask| !mask.contains(TokenId(2)) && mask.contains(TokenId(3)))
         };
         assert!(bars(sampler.logits_request(&history, &[], None, None)));

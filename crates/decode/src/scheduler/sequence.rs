@@ -162,8 +162,8 @@ impl Sequence {
         }
     }
 
-    /// The part of a tree that acceptance can reach, with a request per node, `[n_nodes]`. Drops nodes
-    /// below end tokens, beside forced tokens, outside masks, and too deep to be of use.
+    /// The part of a tree that acceptance can reach, with a request per node, `[n_nodes]`. Drops
+    /// nodes below end tokens, beside forced tokens, outside masks, and too deep to be of use.
     pub(super) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodeRequest>) {
         let max_depth = self.max_depth();
         let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
@@ -206,11 +206,11 @@ impl Sequence {
 
 /// Whether acceptance may go from a node with this request to a child with this token.
 fn admits(node: &NodeRequest, token: TokenId) -> bool {
-    let edits = node
+    let processors = node
         .request
-        .edits
+        .processors
         .as_ref()
         .filter(|_| node.forced.is_none());
-    let mask = edits.and_then(|edits| edits.allowed.as_ref());
+    let mask = processors.and_then(|processors| processors.allowed.as_ref());
     node.forced.is_none_or(|forced| forced == token) && mask.is_none_or(|m| m.contains(token))
 }

@@ -75,7 +75,7 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
     let spec = FakeSpec {
         draft: Some(FakeDraft {
             depth: 15,
-            right: 0.9,
+            acceptance_rate: 0.9,
         }),
         language: Language {
             vocab: 24,

@@ -139,7 +139,7 @@ proptest! {
     fn constrained_output_is_independent_of_trees(
         len in 1..40_usize, salt in 0..40_u32, max_tokens in 1..60_usize, seed: u64,
         sample: bool, wait in 0..12_usize, run in 1..30_u32, grammar: bool,
-        nodes in 1..24_usize, right in 0.0..1.0_f64, choices in 1..3_usize,
+        nodes in 1..24_usize, acceptance_rate in 0.0..1.0_f64, choices in 1..3_usize,
         logprobs in prop::option::of(0..3_usize),
     ) {
         let params = if sample { sampled(max_tokens, seed) } else { greedy(max_tokens) };
@@ -157,7 +157,7 @@ proptest! {
         let mut fixture = SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees);
         let found = outputs(&mut fixture, job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
-        let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, right }), ..spec(LANGUAGE) };
+        let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, acceptance_rate }), ..spec(LANGUAGE) };
         let found = outputs(&mut SchedulerFixture::new(drafting.clone(), config()), job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let mut opted_out = job;
@@ -173,7 +173,7 @@ fn forced_run_takes_one_pass_with_and_without_draft() {
         None,
         Some(FakeDraft {
             depth: 7,
-            right: 1.0,
+            acceptance_rate: 1.0,
         }),
     ] {
         let (constraints, text) = text(4, 20);
@@ -224,7 +224,7 @@ fn output_may_start_and_end_within_forced_tokens() {
 fn request_can_disable_speculation() {
     let draft = Some(FakeDraft {
         depth: 7,
-        right: 1.0,
+        acceptance_rate: 1.0,
     });
     let params = GenerationParams {
         speculate: false,
@@ -249,7 +249,7 @@ fn request_can_disable_speculation() {
 fn finished_event_reports_acceptance_depths_and_times() {
     let draft = Some(FakeDraft {
         depth: 7,
-        right: 1.0,
+        acceptance_rate: 1.0,
     });
     let clock = || {
         use std::sync::atomic::{AtomicU64, Ordering};
@@ -280,7 +280,7 @@ fn finished_event_reports_acceptance_depths_and_times() {
 fn drafting_stops_when_a_perfect_draft_cannot_pay() {
     let draft = Some(FakeDraft {
         depth: 7,
-        right: 1.0,
+        acceptance_rate: 1.0,
     });
     // A pass of eight rows at the cost of one, or of eight: drafting pays, or it does not.
     for (eight, drafts) in [(1.0, true), (8.0, false)] {

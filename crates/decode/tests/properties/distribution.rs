@@ -64,7 +64,7 @@ fn pair_counts(sampling: &Sampling, drafted: bool, wrong: f64) -> Vec<u64> {
         FakeSpec {
             draft: drafted.then_some(FakeDraft {
                 depth: 3,
-                right: 0.5,
+                acceptance_rate: 0.5,
             }),
             ..spec(TINY)
         },

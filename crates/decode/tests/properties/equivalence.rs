@@ -1,7 +1,7 @@
 //! Output depends only on prompt, parameters and seed.
 
 use conformance::fake::{FakeDraft, FakeSpec, RunnerMethod};
-use contract::{KvPool, LogitEdits, LogitsRequest, TokenCount, TokenId};
+use contract::{KvPool, LogitsProcessors, LogitsRequest, TokenCount, TokenId};
 use decode::{
     FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig, SpeculationConfig,
 };
@@ -88,7 +88,7 @@ fn any_job(id: u64) -> impl Strategy<Value = Job> {
 enum Trees {
     Plain,
     Drafted {
-        right: f64,
+        acceptance_rate: f64,
         depth: usize,
         budget: usize,
     },
@@ -101,9 +101,9 @@ enum Trees {
 fn any_trees() -> impl Strategy<Value = Trees> {
     prop_oneof![
         Just(Trees::Plain),
-        (0.0..1.0_f64, 1..9_usize, 1..30_usize).prop_map(|(right, depth, budget)| {
+        (0.0..1.0_f64, 1..9_usize, 1..30_usize).prop_map(|(acceptance_rate, depth, budget)| {
             Trees::Drafted {
-                right,
+                acceptance_rate,
                 depth,
                 budget,
             }
@@ -116,11 +116,14 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
     match *trees {
         Trees::Plain => SchedulerFixture::new(spec.clone(), config),
         Trees::Drafted {
-            right,
+            acceptance_rate,
             depth,
             budget,
         } => {
-            let draft = Some(FakeDraft { depth, right });
+            let draft = Some(FakeDraft {
+                depth,
+                acceptance_rate,
+            });
             let drafting = FakeSpec {
                 draft,
                 ..spec.clone()
@@ -220,7 +223,7 @@ proptest! {
                 seen: text[text.len() - window..].contains(&token),
                 generated: text[len..].iter().filter(|t| **t == token).count() as u32,
             });
-            let edits = LogitEdits {
+            let processors = LogitsProcessors {
                 allowed: None,
                 bias: s.bias.clone(),
                 repetition: s.repetition,
@@ -230,7 +233,7 @@ proptest! {
             };
             let trace = LANGUAGE.begin().then_all(&text);
             let mut row = LANGUAGE.row(trace, &LogitsRequest::full()).raw;
-            edits.apply(&mut row);
+            processors.apply(&mut row);
             let ends = |token: TokenId| {
                 params.stop_tokens.contains(&token) || (token == EOS && !params.ignore_eos)
             };
@@ -261,7 +264,7 @@ fn perfect_draft_yields_several_tokens_per_step() {
     let plain = reference_outputs(&spec(ENDLESS), &job).remove(0);
     let draft = Some(FakeDraft {
         depth: 7,
-        right: 1.0,
+        acceptance_rate: 1.0,
     });
     let mut fixture = SchedulerFixture::new(
         FakeSpec {
@@ -292,7 +295,7 @@ fn perfect_draft_yields_several_tokens_per_step() {
 fn zero_speculation_budget_disables_drafting() {
     let draft = Some(FakeDraft {
         depth: 7,
-        right: 1.0,
+        acceptance_rate: 1.0,
     });
     let off = SchedulerConfig {
         speculation: SpeculationConfig {
@@ -390,7 +393,7 @@ fn pass_costs_are_measured_before_first_speculative_job() {
     };
     let draft = Some(FakeDraft {
         depth: 7,
-        right: 1.0,
+        acceptance_rate: 1.0,
     });
     let spec = FakeSpec {
         draft,

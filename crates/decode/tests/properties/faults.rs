@@ -52,7 +52,7 @@ fn lost_device_fails_every_job_once_and_rejects_new_jobs() {
     ] {
         let draft = Some(FakeDraft {
             depth: 3,
-            right: 0.5,
+            acceptance_rate: 0.5,
         });
         let mut fixture = SchedulerFixture::new(
             FakeSpec {
@@ -139,7 +139,7 @@ fn out_of_memory_sequence_waits_for_others_then_fails_alone() {
 fn out_of_memory_tree_falls_back_to_plain_decoding() {
     let draft = Some(FakeDraft {
         depth: 4,
-        right: 1.0,
+        acceptance_rate: 1.0,
     });
     let mut fixture = SchedulerFixture::new(
         FakeSpec {
@@ -261,7 +261,7 @@ fn runner_with_sibling_or_commit_flaw_changes_tokens() {
     ] {
         let draft = Some(FakeDraft {
             depth: 4,
-            right: 0.6,
+            acceptance_rate: 0.6,
         });
         let flawed = FakeSpec {
             draft,
@@ -300,7 +300,7 @@ proptest! {
         faults in prop::collection::vec(any_fault(), 0..12),
         choices in prop::collection::vec(1..3_usize, 1..4),
     ) {
-        let draft = Some(FakeDraft { depth: 4, right: 0.6 });
+        let draft = Some(FakeDraft { depth: 4, acceptance_rate: 0.6 });
         let mut fixture = SchedulerFixture::new(FakeSpec { draft, ..spec(LANGUAGE) }, config());
         faults.into_iter().for_each(|fault| fixture.handle.fail(fault));
         let jobs: Vec<Job> = choices.iter().enumerate().map(|(i, choices)| Job {

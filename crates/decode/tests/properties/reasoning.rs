@@ -111,7 +111,7 @@ proptest! {
     #[test]
     fn reasoning_and_grammar_output_is_independent_of_trees(
         len in 1..12_usize, salt in 0..40_u32, seed: u64, sample: bool, budget in 1..20_usize,
-        nodes in 1..24_usize, right in 0.0..1.0_f64, begins in 0..3_usize,
+        nodes in 1..24_usize, acceptance_rate in 0.0..1.0_f64, begins in 0..3_usize,
     ) {
         let opening = [InitialPhase::Reasoning, InitialPhase::Undecided, InitialPhase::Answer][begins];
         let params = if sample { sampled(80, seed) } else { greedy(80) };
@@ -124,7 +124,7 @@ proptest! {
         let expected = outputs(SchedulerFixture::new(narrow, config()), &job);
         let close = handle.end();
         let random_trees = RandomTrees { language: LANGUAGE, rng: TestRng(seed), nodes };
-        let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, right }), ..spec(LANGUAGE) };
+        let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, acceptance_rate }), ..spec(LANGUAGE) };
         for fixture in [
             SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees),
             SchedulerFixture::new(drafting, config()),

@@ -17,7 +17,7 @@ pub(super) fn fit(
     options: DraftOptions,
 ) -> Result<DraftSpec, ModelError> {
     let (facts, directory) = (&draft.facts, &draft.directory);
-    let misfit = |detail: String| ModelError::Misfit {
+    let mismatch = |detail: String| ModelError::DraftMismatch {
         draft: draft.file.clone(),
         target: target.name.clone(),
         detail,
@@ -26,7 +26,7 @@ pub(super) fn fit(
     let fc = directory.outer(facts.format, ModelTensor::Fc)?;
     if fc.rows != hidden {
         let own = fc.rows;
-        return Err(misfit(format!(
+        return Err(mismatch(format!(
             "the draft is {own} wide, the target {hidden}"
         )));
     }
@@ -36,35 +36,35 @@ pub(super) fn fit(
     }
     if let Some(vocab) = facts.vocab.filter(|vocab| *vocab != target.vocab) {
         let own = target.vocab;
-        return Err(misfit(format!(
+        return Err(mismatch(format!(
             "the draft has a vocabulary of {vocab} tokens, the target {own}"
         )));
     }
     if let Some(layers) = facts.target_layers.filter(|n| *n != target.layers.len()) {
         let own = target.layers.len();
-        return Err(misfit(format!(
+        return Err(mismatch(format!(
             "the draft was made for a target of {layers} layers, this one has {own}"
         )));
     }
     if facts.mask as usize >= target.vocab {
         let (mask, vocab) = (facts.mask, target.vocab);
-        return Err(misfit(format!(
+        return Err(mismatch(format!(
             "its mask is token {mask}, beyond the target's {vocab}"
         )));
     }
     if !(2..=Tree::MAX_NODES).contains(&facts.block) {
         let (block, most) = (facts.block, Tree::MAX_NODES);
-        return Err(misfit(format!(
+        return Err(mismatch(format!(
             "its blocks have {block} rows, 2 to {most} are supported"
         )));
     }
     let capture_layers =
-        capture_layers(facts, fc.cols / hidden, target.layers.len()).map_err(&misfit)?;
+        capture_layers(facts, fc.cols / hidden, target.layers.len()).map_err(&mismatch)?;
     let rope = RopeSpec {
         dims: 0,
         theta: theta(facts, target),
     };
-    let (sliding, window) = windows(facts, options).map_err(&misfit)?;
+    let (sliding, window) = windows(facts, options).map_err(&mismatch)?;
     let mut layers = Vec::with_capacity(facts.layers);
     for (index, slides) in sliding.into_iter().enumerate() {
         let layer = LayerTensors {
@@ -78,7 +78,7 @@ pub(super) fn fit(
             window: if slides {
                 window
             } else {
-                DraftSpec::FULL_WINDOW
+                DraftSpec::DEFAULT_WINDOW
             },
             block_mask: if causal {
                 BlockMask::Causal
@@ -105,7 +105,7 @@ pub(super) fn fit(
         final_norm: norm(ModelTensor::FinalNorm)?,
         fc,
     };
-    directory.leftovers(target.vocab, hidden)?;
+    directory.unused_tensors(target.vocab, hidden)?;
     // One file with two different windows is two drafts.
     spec.hash = combined(draft.hash, format!("{spec:?}").as_bytes());
     Ok(spec)
@@ -183,9 +183,9 @@ fn windows(facts: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, u
         }
         None => (facts.sliding.clone(), facts.window),
     };
-    let window = window.unwrap_or(DraftSpec::FULL_WINDOW);
+    let window = window.unwrap_or(DraftSpec::DEFAULT_WINDOW);
     // A wider window is cut to that of full layers.
-    let window = window.min(DraftSpec::FULL_WINDOW);
+    let window = window.min(DraftSpec::DEFAULT_WINDOW);
     if window < facts.block {
         let block = facts.block;
         return Err(format!(

@@ -147,8 +147,8 @@ impl DraftFile {
     /// Checks the draft against its target and builds its spec.
     ///
     /// # Errors
-    /// [`ModelError::Misfit`] if the two do not belong together; other variants if the file is
-    /// invalid.
+    /// [`ModelError::DraftMismatch`] if the two do not belong together; other variants if the file
+    /// is invalid.
     pub fn fit(
         &self,
         target: &ModelSpec,

@@ -166,7 +166,7 @@ impl DraftTensors {
 
     /// Refuses tensors that were not requested, except copies of the target's shared tensors,
     /// `[vocab, hidden]`.
-    pub(super) fn leftovers(&self, vocab: usize, hidden: usize) -> Result<(), ModelError> {
+    pub(super) fn unused_tensors(&self, vocab: usize, hidden: usize) -> Result<(), ModelError> {
         let used = self.used.borrow();
         for (name, weight) in &self.tensors {
             if used.contains(name) {

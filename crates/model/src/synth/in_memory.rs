@@ -166,7 +166,7 @@ pub fn draft_for(target: &load::LoadedModel, ty: QuantType, seed: u64) -> SynthD
                 v: weight(at("v"), ty, kv_heads * dim, hidden),
                 o: weight(at("o"), ty, hidden, heads * dim),
             },
-            window: DraftSpec::FULL_WINDOW,
+            window: DraftSpec::DEFAULT_WINDOW,
             block_mask: BlockMask::Full,
             ffn_norm: norm(at("ffn_norm"), hidden),
             ffn: FeedForward::Dense {

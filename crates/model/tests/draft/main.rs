@@ -38,7 +38,7 @@ fn capture_layers() -> Vec<usize> {
     TAPS.map(|tap| tap as usize).to_vec()
 }
 
-const FULL: (usize, BlockMask) = (DraftSpec::FULL_WINDOW, BlockMask::Full);
+const FULL: (usize, BlockMask) = (DraftSpec::DEFAULT_WINDOW, BlockMask::Full);
 const SLIDING: (usize, BlockMask) = (WINDOW as usize, BlockMask::Causal);
 
 #[test]
@@ -80,7 +80,7 @@ fn sliding_layers_have_windows_and_are_causal_in_the_block() {
     ] {
         let spec = Export::new(file_format).sliding().load().unwrap().spec;
         assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{file_format:?}");
-        assert_eq!(spec.window(), DraftSpec::FULL_WINDOW);
+        assert_eq!(spec.window(), DraftSpec::DEFAULT_WINDOW);
     }
 }
 
@@ -250,7 +250,7 @@ fn drafts_of_another_target_are_refused_with_both_sizes() {
         .load()
         .err()
         .unwrap();
-    assert!(matches!(error, ModelError::Misfit { .. }), "{error}");
+    assert!(matches!(error, ModelError::DraftMismatch { .. }), "{error}");
 }
 
 #[test]

@@ -92,7 +92,10 @@ impl ScriptedReply {
             }
         };
         let canonical = self.starts.binary_search(&offset.0).ok();
-        let masked = request.edits.as_ref().is_some_and(|e| e.allowed.is_some());
+        let masked = request
+            .processors
+            .as_ref()
+            .is_some_and(|e| e.allowed.is_some());
         if masked || canonical.is_none() {
             for id in (0..vocab as u32).map(TokenId) {
                 let bytes = tokenizer.bytes(id);
@@ -124,8 +127,8 @@ pub(super) fn certain(token: TokenId, request: &LogitsRequest, vocab: usize) -> 
 /// Requested selection of raw logits `[vocab]`.
 fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
     let mut logits = raw.clone();
-    if let Some(edits) = &request.edits {
-        edits.apply(&mut logits);
+    if let Some(processors) = &request.processors {
+        processors.apply(&mut logits);
     }
     let ids: Vec<TokenId> = match request.selection {
         LogitsSelection::None => return LogitsRow::default(),

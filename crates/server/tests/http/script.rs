@@ -175,9 +175,9 @@ impl Runner for ScriptRunner {
     fn snapshot(
         &mut self,
         seq: SeqId,
-        place: SnapshotLocation,
+        location: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError> {
-        let info = self.inner.snapshot(seq, place)?;
+        let info = self.inner.snapshot(seq, location)?;
         let generated = self.generated.get(&seq).copied().unwrap_or(0);
         self.saved.insert(info.id, generated);
         Ok(info)

@@ -26,18 +26,18 @@ use tree::{Nodes, attend_nodes};
 /// Query rows that share each read of the cached keys in prefill.
 const TILE: usize = 32;
 
-/// Reads `arena.y`, writes `arena.update`, and stores each row's key and value after the committed
-/// ones.
+/// Reads `buffers.y`, writes `buffers.update`, and stores each row's key and value after the
+/// committed ones.
 pub(crate) fn mix(
     compute: ExecContext<'_>,
     weights: &Attention,
-    arena: &mut PassBuffers,
+    buffers: &mut PassBuffers,
     segments: &mut [LayerSegment<'_, KvCache>],
 ) {
     let spec = &weights.spec;
     let n_rows: usize = segments.iter().map(|s| s.n_rows).sum();
     let (q_width, kv_width) = (weights.q.rows(), weights.k.rows());
-    let (parts, angles) = arena.split();
+    let (parts, angles) = buffers.split();
     let q = &mut parts.a[..n_rows * q_width];
     let k = &mut parts.b[..n_rows * kv_width];
     let v = &mut parts.c[..n_rows * kv_width];

@@ -12,7 +12,8 @@ use super::table::{Clock, CostTable};
 /// Verify sizes to measure, besides the largest. Start-up waits for them, and costs between them
 /// are nearly linear.
 const SIZES: [usize; 10] = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64];
-/// Maximum number of sequences measured together. A device may need several passes for the rows of more.
+/// Maximum number of sequences measured together. A device may need several passes for the rows of
+/// more.
 const MAX_SEQUENCES: usize = 4;
 /// A device on which so many rows cost less than this factor times two rows pads its passes. There,
 /// one row more than a size costs as much as the next size.
@@ -264,7 +265,7 @@ mod tests {
         let spec = FakeSpec {
             draft: Some(FakeDraft {
                 depth: 7,
-                right: 0.5,
+                acceptance_rate: 0.5,
             }),
             ..FakeSpec::default()
         };
