@@ -131,8 +131,8 @@ impl ReplyGenerator {
         let mut first: Option<Instant> = None;
         let mut forward = |timed: &mut TimedReply, parts: Vec<Part>| -> std::io::Result<()> {
             for part in parts {
-                on_delta(&part.piece)?;
-                timed.reply.push(part.piece);
+                on_delta(&part.delta)?;
+                timed.reply.push(part.delta);
             }
             Ok(())
         };

@@ -9,7 +9,7 @@ use decode::{Event, FinishReason, Job, JobId, NextPrompt};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::engine::errors::{AdmissionError, TerminalError};
-use crate::engine::{EnginePhase, Heartbeat, Message, Published, Ready, Submission};
+use crate::engine::{EnginePhase, EngineStatus, Heartbeat, Message, ModelHandle, Submission};
 use crate::settings::Timeouts;
 
 /// An engine event with the engine's timestamp.
@@ -43,7 +43,7 @@ pub enum EngineEvent {
 #[derive(Clone)]
 pub struct EngineHandle {
     inbox: mpsc::UnboundedSender<Message>,
-    published: watch::Receiver<Published>,
+    status: watch::Receiver<EngineStatus>,
     heartbeat: Arc<Heartbeat>,
     /// One permit per queue slot, held until the request starts; it also bounds the inbox.
     queue_permits: Arc<Semaphore>,
@@ -54,13 +54,13 @@ pub struct EngineHandle {
 impl EngineHandle {
     pub(crate) fn new(
         inbox: mpsc::UnboundedSender<Message>,
-        published: watch::Receiver<Published>,
+        status: watch::Receiver<EngineStatus>,
         heartbeat: Arc<Heartbeat>,
         queue_limit: usize,
     ) -> EngineHandle {
         EngineHandle {
             inbox,
-            published,
+            status,
             heartbeat,
             queue_permits: Arc::new(Semaphore::new(queue_limit)),
             queue_limit,
@@ -86,7 +86,7 @@ impl EngineHandle {
 
     /// As [`submit`](EngineHandle::submit), but waits for a queue permit: for further prompts of a
     /// request whose first prompt was admitted.
-    pub async fn submit_later(
+    pub async fn submit_waiting_for_queue(
         &self,
         job: Job,
         timeouts: Timeouts,
@@ -143,17 +143,17 @@ impl EngineHandle {
 
     /// Phase of the engine.
     pub fn phase(&self) -> EnginePhase {
-        self.published.borrow().phase.clone()
+        self.status.borrow().phase.clone()
     }
 
     /// Everything that the engine publishes.
-    pub fn published(&self) -> Published {
-        self.published.borrow().clone()
+    pub fn status(&self) -> EngineStatus {
+        self.status.borrow().clone()
     }
 
     /// The loaded model, once there is one.
-    pub fn ready(&self) -> Option<Arc<Ready>> {
-        self.published.borrow().ready.clone()
+    pub fn model(&self) -> Option<Arc<ModelHandle>> {
+        self.status.borrow().model.clone()
     }
 
     /// Number of queued requests.
@@ -174,8 +174,8 @@ impl EngineHandle {
 
     /// Waits until `reached` is true for the engine's phase, and returns that phase.
     pub async fn wait_for(&self, reached: impl Fn(&EnginePhase) -> bool) -> EnginePhase {
-        let mut published = self.published.clone();
-        match published.wait_for(|p| reached(&p.phase)).await {
+        let mut status = self.status.clone();
+        match status.wait_for(|p| reached(&p.phase)).await {
             Ok(found) => found.phase.clone(),
             // The thread has ended; its last published phase is final.
             Err(_) => self.phase(),

@@ -58,8 +58,8 @@ pub struct Loaded {
     pub store: Option<DiskStore>,
 }
 
-/// Loaded model as the HTTP side sees it.
-pub struct Ready {
+/// Handle of the loaded model for the HTTP side.
+pub struct ModelHandle {
     /// Tokenizer, template and description.
     pub model: ModelContext,
     /// Device limits and sizes.
@@ -70,7 +70,7 @@ pub struct Ready {
     pub store: Option<StoreStatus>,
 }
 
-impl Ready {
+impl ModelHandle {
     /// The text side and the context length in tokens.
     pub fn text_side(&self) -> (&ModelContext, usize) {
         (&self.model, self.info.limits.context)
@@ -92,15 +92,15 @@ pub enum EnginePhase {
     Stopped,
 }
 
-/// State that the engine publishes without a lock on its step.
+/// Status that the engine publishes for the HTTP side, in a watch channel.
 #[derive(Clone)]
-pub struct Published {
+pub struct EngineStatus {
     /// Phase. Only a phase change wakes the watchers of this value.
     pub phase: EnginePhase,
     /// Load progress.
     pub progress: Option<LoadProgress>,
     /// The model, once loaded.
-    pub ready: Option<Arc<Ready>>,
+    pub model: Option<Arc<ModelHandle>>,
     /// The scheduler's counters.
     pub stats: Stats,
     /// Requests that hold a sequence on the device.
@@ -182,24 +182,20 @@ impl Engine {
         queue_limit: usize,
     ) -> std::io::Result<(Engine, EngineHandle)> {
         let (inbox_in, inbox) = mpsc::unbounded_channel();
-        let (published_in, published) = watch::channel(Published {
+        let (status_in, status) = watch::channel(EngineStatus {
             phase: EnginePhase::Loading,
             progress: None,
-            ready: None,
+            model: None,
             stats: Stats::default(),
             running: 0,
             waiting: 0,
         });
         let heartbeat = Arc::new(Heartbeat::new());
-        let handle = EngineHandle::new(
-            inbox_in,
-            published,
-            Arc::clone(&heartbeat),
-            queue_limit.max(1),
-        );
+        let handle =
+            EngineHandle::new(inbox_in, status, Arc::clone(&heartbeat), queue_limit.max(1));
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
-            .spawn(move || run_engine(factory, inbox, published_in, &heartbeat))?;
+            .spawn(move || run_engine(factory, inbox, status_in, &heartbeat))?;
         Ok((Engine { thread }, handle))
     }
 
@@ -213,12 +209,12 @@ impl Engine {
 fn run_engine(
     factory: EngineFactory,
     mut inbox: mpsc::UnboundedReceiver<Message>,
-    published: watch::Sender<Published>,
+    status: watch::Sender<EngineStatus>,
     heartbeat: &Heartbeat,
 ) {
     let loading = catch_unwind(AssertUnwindSafe(|| {
         factory(&mut |progress| {
-            published.send_if_modified(|p| {
+            status.send_if_modified(|p| {
                 p.progress = Some(progress);
                 false
             });
@@ -226,11 +222,11 @@ fn run_engine(
     }));
     let loaded = match loading {
         Ok(Ok(loaded)) => loaded,
-        Ok(Err(error)) => return fail(&published, &mut inbox, error.to_string()),
-        Err(panic) => return fail(&published, &mut inbox, panic_text(panic.as_ref())),
+        Ok(Err(error)) => return fail(&status, &mut inbox, error.to_string()),
+        Err(panic) => return fail(&status, &mut inbox, panic_text(panic.as_ref())),
     };
     let info = loaded.runner.info().clone();
-    let ready = Arc::new(Ready {
+    let model = Arc::new(ModelHandle {
         model: loaded.model,
         info,
         prefix: loaded.scheduler.prefix.clone(),
@@ -248,11 +244,11 @@ fn run_engine(
     let mut engine = EngineLoop {
         scheduler,
         requests: HashMap::new(),
-        published: &published,
+        status: &status,
         drain_until: None,
     };
-    published.send_modify(|p| {
-        p.ready = Some(ready);
+    status.send_modify(|p| {
+        p.model = Some(model);
         p.phase = EnginePhase::Ready;
     });
     let outcome = catch_unwind(AssertUnwindSafe(|| engine.run(&mut inbox, heartbeat)));
@@ -266,25 +262,25 @@ fn run_engine(
         Some(detail) => {
             tracing::error!(%detail, "the engine is lost");
             let error = TerminalError::EngineLost(detail.as_str().into());
-            fail(&published, &mut inbox, detail);
+            fail(&status, &mut inbox, detail);
             engine.fail_all(&error);
         }
         None => {
             engine.fail_all(&TerminalError::Draining);
             inbox.close();
-            published.send_modify(|p| p.phase = EnginePhase::Stopped);
+            status.send_modify(|p| p.phase = EnginePhase::Stopped);
         }
     }
 }
 
 /// Publishes the failure; requests still in the inbox see their channel close.
 fn fail(
-    published: &watch::Sender<Published>,
+    status: &watch::Sender<EngineStatus>,
     inbox: &mut mpsc::UnboundedReceiver<Message>,
     detail: String,
 ) {
     inbox.close();
-    published.send_modify(|p| p.phase = EnginePhase::Failed(detail.into()));
+    status.send_modify(|p| p.phase = EnginePhase::Failed(detail.into()));
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {
@@ -307,7 +303,7 @@ struct EngineRequest {
 struct EngineLoop<'a> {
     scheduler: Scheduler,
     requests: HashMap<JobId, EngineRequest>,
-    published: &'a watch::Sender<Published>,
+    status: &'a watch::Sender<EngineStatus>,
     /// Deadline of a shutdown, if one was requested.
     drain_until: Option<Instant>,
 }
@@ -352,7 +348,7 @@ impl EngineLoop<'_> {
                 // Published before the error events, so that a client that asks for health sees the
                 // failure.
                 let detail = error.to_string().into();
-                self.published
+                self.status
                     .send_modify(|p| p.phase = EnginePhase::Failed(detail));
             }
             self.deliver(&mut events, begun);
@@ -446,8 +442,7 @@ impl EngineLoop<'_> {
     /// Rejects queued requests and lets running ones finish.
     fn drain(&mut self, grace: Duration) {
         self.drain_until = Instant::now().checked_add(grace);
-        self.published
-            .send_modify(|p| p.phase = EnginePhase::Draining);
+        self.status.send_modify(|p| p.phase = EnginePhase::Draining);
         let waiting: Vec<JobId> = self
             .requests
             .iter()
@@ -529,7 +524,7 @@ impl EngineLoop<'_> {
             .count();
         let waiting = self.requests.len() - running;
         let stats = self.scheduler.stats();
-        self.published.send_if_modified(|p| {
+        self.status.send_if_modified(|p| {
             p.stats = stats;
             p.running = running;
             p.waiting = waiting;

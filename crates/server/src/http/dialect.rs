@@ -14,7 +14,7 @@ use chat::request::{ChatRequest, ReasoningFormat};
 use chat::tools::ToolSet;
 use decode::{Grammar, InitialPhase, Job};
 
-use crate::engine::Ready;
+use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::body;
 use crate::http::in_flight::{InFlight, StreamEvent};
@@ -30,7 +30,7 @@ pub type Parse<T> = fn(&[u8]) -> Result<(ChatRequest, T), ChatError>;
 
 /// Parsed request with its prompt, not yet submitted.
 pub struct ParsedRequest<T> {
-    ready: Arc<Ready>,
+    ready: Arc<ModelHandle>,
     /// Neutral request.
     pub request: ChatRequest,
     /// The dialect's own fields.
@@ -48,7 +48,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
         parse: Parse<T>,
     ) -> Result<ParsedRequest<T>, ApiError> {
         let bytes = body::read(body, app.config().body_limit_bytes).await?;
-        let ready = app.ready()?;
+        let ready = app.model()?;
         let policy = prepare::policy(app.config());
         let model = Arc::clone(&ready);
         let (mut request, own, prompt) = body::run_sized(bytes.len(), move || {

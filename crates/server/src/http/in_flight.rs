@@ -84,7 +84,7 @@ impl InFlight {
     }
 
     /// As [`start`](InFlight::start), but waits for a queue permit.
-    pub async fn start_later(
+    pub async fn start_waiting_for_queue(
         app: &App,
         job: Job,
         choices: Vec<Choice>,
@@ -92,7 +92,7 @@ impl InFlight {
         let (stats, entry) = (stats(app, &job), app.active_requests().register(&job));
         let events = app
             .engine()
-            .submit_later(job, app.config().timeouts)
+            .submit_waiting_for_queue(job, app.config().timeouts)
             .await?;
         Ok(InFlight::from_parts(app, events, choices, (stats, entry)))
     }
@@ -249,7 +249,7 @@ impl InFlight {
             let since = at.saturating_duration_since(last);
             self.app.metrics().step(since, count);
         }
-        let stops = state.wants_no_more();
+        let stops = state.has_stopped();
         self.emit(choice, parts, out);
         if stops {
             // The engine's further tokens of this choice are discarded.
@@ -273,10 +273,10 @@ impl InFlight {
 
     fn emit(&mut self, choice: usize, mut parts: Vec<Part>, out: &mut Vec<StreamEvent>) {
         if let Some(warmup) = &mut self.warmup {
-            parts.iter().for_each(|part| warmup.push(&part.piece));
+            parts.iter().for_each(|part| warmup.push(&part.delta));
         }
         if self.excludes_reasoning {
-            parts.retain(|part| !matches!(part.piece, ReplyDelta::Reasoning(_)));
+            parts.retain(|part| !matches!(part.delta, ReplyDelta::Reasoning(_)));
         }
         if !parts.is_empty() {
             out.push(StreamEvent::Parts { choice, parts });

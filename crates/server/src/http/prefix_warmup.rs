@@ -15,14 +15,14 @@ use chat::request::{ChatRequest, ConversationPolicy};
 use contract::TokenId;
 use decode::NextPrompt;
 
-use crate::engine::Ready;
+use crate::engine::ModelHandle;
 use crate::engine::handle::EngineHandle;
 use crate::http::state::App;
 use crate::text::prepare;
 
 /// Warm-up of one conversation, fed with the reply as it streams.
 pub struct PrefixWarmup {
-    ready: Arc<Ready>,
+    handle: Arc<ModelHandle>,
     policy: ConversationPolicy,
     request: ChatRequest,
     /// The reply so far.
@@ -32,14 +32,19 @@ pub struct PrefixWarmup {
 impl PrefixWarmup {
     /// Warm-up of a request; `None` if disabled, if caching is off for it, or if it has several
     /// choices or continues a message.
-    pub fn new(app: &App, ready: &Arc<Ready>, request: &ChatRequest) -> Option<PrefixWarmup> {
-        let on =
-            ready.prefix.max_entries > 0 && ready.prefix.warmup_tokens > 0 && request.cache.enabled;
+    pub fn new(
+        app: &App,
+        handle: &Arc<ModelHandle>,
+        request: &ChatRequest,
+    ) -> Option<PrefixWarmup> {
+        let on = handle.prefix.max_entries > 0
+            && handle.prefix.warmup_tokens > 0
+            && request.cache.enabled;
         let plain = request.sampling.n == 1
             && request.add_generation_prompt
             && !request.continue_final_message;
         (on && plain).then(|| PrefixWarmup {
-            ready: Arc::clone(ready),
+            handle: Arc::clone(handle),
             policy: prepare::policy(app.config()),
             request: request.clone(),
             reply: Reply::default(),
@@ -72,7 +77,7 @@ impl PrefixWarmup {
     /// Common token prefix of all prompts that continue the conversation with a message of role
     /// `next`.
     fn tokens(&self, next: Role) -> Result<Vec<TokenId>, ChatError> {
-        let model = &self.ready.model;
+        let model = &self.handle.model;
         let [one, other] = ["a", "b"].map(|text| {
             let conversation = self.continued(next, text).conversation(&self.policy)?;
             let rendered = model.template.render(&conversation)?;
@@ -113,8 +118,8 @@ mod tests {
     use decode::PrefixConfig;
     use serde_json::{Value, json};
 
-    fn ready() -> Arc<Ready> {
-        Arc::new(Ready {
+    fn handle() -> Arc<ModelHandle> {
+        Arc::new(ModelHandle {
             model: tiny_model(),
             info: FakeRunner::new(FakeSpec::default()).info().clone(),
             prefix: PrefixConfig::default(),
@@ -143,18 +148,18 @@ mod tests {
         reply
     }
 
-    fn text(ready: &Ready, tokens: &[TokenId]) -> String {
+    fn text(handle: &ModelHandle, tokens: &[TokenId]) -> String {
         let bytes = tokens
             .iter()
-            .flat_map(|id| ready.model.tokenizer.bytes(*id));
+            .flat_map(|id| handle.model.tokenizer.bytes(*id));
         String::from_utf8_lossy(&bytes.copied().collect::<Vec<u8>>()).into_owned()
     }
 
     /// The predicted prefix after `asked` was answered with `reply`, and the real next prompt.
     fn check(asked: &[Value], reply: Reply, next: Role, came: &[Value]) -> (String, String) {
-        let ready = ready();
+        let handle = handle();
         let warmup = PrefixWarmup {
-            ready: Arc::clone(&ready),
+            handle: Arc::clone(&handle),
             policy: ConversationPolicy::default(),
             request: request(asked),
             reply,
@@ -162,9 +167,13 @@ mod tests {
         let found = warmup.tokens(next).unwrap();
         let conversation = request(&[asked, came].concat());
         let conversation = conversation.conversation(&ConversationPolicy::default());
-        let rendered = ready.model.template.render(&conversation.unwrap()).unwrap();
-        let prompt = ready.model.tokenizer.encode_rendered(&rendered).unwrap();
-        let found_text = text(&ready, &found);
+        let rendered = handle
+            .model
+            .template
+            .render(&conversation.unwrap())
+            .unwrap();
+        let prompt = handle.model.tokenizer.encode_rendered(&rendered).unwrap();
+        let found_text = text(&handle, &found);
         assert!(
             prompt.starts_with(&found),
             "{found_text}\n\n{}",

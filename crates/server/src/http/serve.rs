@@ -68,7 +68,7 @@ pub async fn serve_with(
     let life = async {
         match handle.wait_for(ended).await {
             // A failed engine without a model failed to load it.
-            EnginePhase::Failed(detail) if handle.ready().is_none() => {
+            EnginePhase::Failed(detail) if handle.model().is_none() => {
                 Ended::NotLoaded(detail.to_string())
             }
             EnginePhase::Failed(detail) => Ended::Lost(detail.to_string()),

@@ -6,14 +6,14 @@ use crate::engine::active_requests::ActiveRequests;
 use crate::engine::control::ControlRegistry;
 use crate::engine::errors::phase_error;
 use crate::engine::handle::EngineHandle;
-use crate::engine::{EnginePhase, Ready};
+use crate::engine::{EnginePhase, ModelHandle};
 use crate::error::ApiError;
 use crate::http::access::AccessPolicy;
 use crate::http::metrics::Metrics;
 use crate::http::middleware::ApiKeys;
 use crate::settings::ServerConfig;
 
-/// Shared state; cheap to clone.
+/// State that all routes share. A clone is another reference to it.
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
@@ -43,12 +43,12 @@ impl App {
         }))
     }
 
-    /// Server configuration.
+    /// Settings of this process, fixed at its start.
     pub fn config(&self) -> &ServerConfig {
         &self.0.config
     }
 
-    /// Engine handle.
+    /// Submits requests to the engine thread and reads its status.
     pub fn engine(&self) -> &EngineHandle {
         &self.0.engine
     }
@@ -61,17 +61,17 @@ impl App {
         }
     }
 
-    /// Checks of hosts and of web pages' origins.
+    /// Decides which hosts and which web pages' origins are allowed.
     pub fn access(&self) -> &AccessPolicy {
         &self.0.access
     }
 
-    /// Metrics.
+    /// Counters and gauges of `GET /metrics`.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// Active requests.
+    /// Queued and running requests, as `GET /slots` lists them.
     pub fn active_requests(&self) -> &Arc<ActiveRequests> {
         &self.0.active_requests
     }
@@ -86,11 +86,14 @@ impl App {
         self.0.started_unix
     }
 
-    /// The loaded model; an error while loading or after the engine failed.
-    pub fn ready(&self) -> Result<Arc<Ready>, ApiError> {
-        let published = self.0.engine.published();
-        match (published.phase, published.ready) {
-            (EnginePhase::Ready | EnginePhase::Draining, Some(ready)) => Ok(ready),
+    /// The loaded model.
+    ///
+    /// # Errors
+    /// While the model loads, and after the engine failed or stopped.
+    pub fn model(&self) -> Result<Arc<ModelHandle>, ApiError> {
+        let status = self.0.engine.status();
+        match (status.phase, status.model) {
+            (EnginePhase::Ready | EnginePhase::Draining, Some(model)) => Ok(model),
             (phase, _) => Err(phase_error(&phase)),
         }
     }

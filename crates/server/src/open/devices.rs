@@ -131,7 +131,7 @@ pub enum DeviceChoiceError {
     NoGpu {
         /// Requested name.
         name: String,
-        /// Detail.
+        /// Why it cannot be used, and the GPUs there are.
         detail: String,
     },
     /// The reference runs on the CPU only.
@@ -166,7 +166,7 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
             let gpu = gpus
                 .into_iter()
                 .find(|gpu| gpu.ordinal == ordinal)
-                .ok_or_else(|| no_gpu(format!("this machine has {count} cards")))?;
+                .ok_or_else(|| no_gpu(format!("this machine has {count} GPUs")))?;
             Ok(Box::new(CudaBackend::with_options(gpu, choice.gpu.clone())))
         }
     }

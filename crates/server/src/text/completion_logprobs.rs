@@ -8,7 +8,7 @@ use chat::reply::TopLogprob;
 use contract::TokenId;
 use decode::Logprobs;
 
-use crate::text::logprobs::ShownToken;
+use crate::text::logprobs::SentToken;
 
 /// Logprob columns of one choice.
 pub struct LogprobColumns {
@@ -38,7 +38,7 @@ impl LogprobColumns {
     }
 
     /// Adds generated tokens.
-    pub fn shown(&mut self, shown: &[ShownToken]) {
+    pub fn shown(&mut self, shown: &[SentToken]) {
         for token in shown {
             self.row(&token.bytes, Some(&token.logprobs));
         }

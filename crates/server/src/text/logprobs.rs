@@ -26,7 +26,7 @@ struct HeldToken {
 
 /// A token with the part of its bytes that was sent.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ShownToken {
+pub struct SentToken {
     /// The token.
     pub id: TokenId,
     /// Its bytes within the sent text.
@@ -55,11 +55,11 @@ impl PendingTokens {
         }
     }
 
-    /// Tokens of `text`, which was just sent.
+    /// Removes and returns the tokens of `text`, which is being sent.
     ///
     /// Tokens before its first byte are dropped: their text was a tag or was trimmed. A U+FFFD in
     /// the text stands for the invalid bytes, which are listed as they are.
-    pub fn show(&mut self, text: &str) -> Vec<ShownToken> {
+    pub fn take_tokens_of(&mut self, text: &str) -> Vec<SentToken> {
         if self.waiting.is_empty() || text.is_empty() {
             return Vec::new();
         }
@@ -67,7 +67,7 @@ impl PendingTokens {
         let Some((begin, end)) = find_text(&all, text) else {
             return Vec::new();
         };
-        let mut shown = Vec::new();
+        let mut sent = Vec::new();
         let mut at = 0;
         while let Some(waiting) = self.waiting.front_mut() {
             let (first, last) = (at, at + waiting.bytes.len());
@@ -80,7 +80,7 @@ impl PendingTokens {
                 self.waiting.pop_front();
                 continue;
             }
-            shown.push(ShownToken {
+            sent.push(SentToken {
                 id: waiting.id,
                 bytes: waiting.bytes[visible.start - first..visible.end - first].to_vec(),
                 logprobs: waiting.logprobs.clone(),
@@ -92,12 +92,12 @@ impl PendingTokens {
             }
             self.waiting.pop_front();
         }
-        shown
+        sent
     }
 
     /// Tokens in OpenAI's format.
-    pub fn listed(&self, shown: &[ShownToken]) -> Vec<TokenLogprob> {
-        let one = |token: &ShownToken| {
+    pub fn listed(&self, sent: &[SentToken]) -> Vec<TokenLogprob> {
+        let one = |token: &SentToken| {
             let rivals = token.logprobs.top.iter();
             TokenLogprob {
                 token: TopLogprob::new(&token.bytes, token.logprobs.logprob),
@@ -106,7 +106,7 @@ impl PendingTokens {
                     .collect(),
             }
         };
-        shown.iter().map(one).collect()
+        sent.iter().map(one).collect()
     }
 }
 

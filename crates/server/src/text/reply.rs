@@ -11,7 +11,7 @@ use contract::TokenId;
 use decode::{FinishReason as Ended, OutputToken, ReasoningEnd, ReasoningHandle};
 
 use crate::ids;
-use crate::text::logprobs::{PendingTokens, ShownToken};
+use crate::text::logprobs::{PendingTokens, SentToken};
 use crate::text::repetition::RepetitionDetector;
 
 /// Configuration common to all choices of a request.
@@ -30,10 +30,10 @@ pub struct ChoiceConfig {
 /// A part of a reply and its tokens.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// The part.
-    pub piece: ReplyDelta,
-    /// Its tokens, if logprobs were requested.
-    pub shown: Vec<ShownToken>,
+    /// The increment of text, reasoning or a tool call.
+    pub delta: ReplyDelta,
+    /// The tokens whose text it has, if logprobs were requested.
+    pub tokens: Vec<SentToken>,
 }
 
 /// One choice.
@@ -114,8 +114,9 @@ impl Choice {
         self.over
     }
 
-    /// Whether further tokens would not be shown.
-    pub fn wants_no_more(&self) -> bool {
+    /// Whether a stop token, a stop string or repetition has ended the text. Later tokens are not
+    /// sent.
+    pub fn has_stopped(&self) -> bool {
         self.stopped || self.is_degenerate || self.parser.stopped().is_some()
     }
 
@@ -142,7 +143,7 @@ impl Choice {
         let mut parts = Vec::new();
         let mut ids = Vec::with_capacity(tokens.len());
         for token in tokens {
-            if self.wants_no_more() {
+            if self.has_stopped() {
                 break;
             }
             if self.stop_tokens.contains(&token.id) {
@@ -162,13 +163,13 @@ impl Choice {
                     // One token at a time, so that each part maps to its own tokens.
                     let id = token.id;
                     pending.push(token);
-                    let pieces = self.parser.push(&[id]);
-                    self.attribute(pieces, &mut parts);
+                    let deltas = self.parser.push(&[id]);
+                    self.attribute(deltas, &mut parts);
                 }
             }
         }
-        let pieces = self.parser.push(&ids);
-        self.attribute(pieces, &mut parts);
+        let deltas = self.parser.push(&ids);
+        self.attribute(deltas, &mut parts);
         parts
     }
 
@@ -177,34 +178,34 @@ impl Choice {
         self.over = true;
         let end = match ended {
             _ if self.is_degenerate => ReplyEnd::Length,
-            _ if self.wants_no_more() => ReplyEnd::Stopped,
+            _ if self.has_stopped() => ReplyEnd::Stopped,
             Ended::Eos => ReplyEnd::Eos,
             Ended::Length | Ended::ContextFull => ReplyEnd::Length,
             Ended::Cancelled => ReplyEnd::Stopped,
         };
-        let pieces = self.parser.finish(end);
+        let deltas = self.parser.finish(end);
         let mut parts = Vec::new();
-        self.attribute(pieces, &mut parts);
+        self.attribute(deltas, &mut parts);
         (parts, self.parser.summary().finish_reason(end))
     }
 
-    fn attribute(&mut self, pieces: Vec<ReplyDelta>, parts: &mut Vec<Part>) {
-        for piece in pieces {
-            let shown = match (&mut self.pending, &piece) {
+    fn attribute(&mut self, deltas: Vec<ReplyDelta>, parts: &mut Vec<Part>) {
+        for delta in deltas {
+            let tokens = match (&mut self.pending, &delta) {
                 (Some(pending), ReplyDelta::Content(text) | ReplyDelta::Reasoning(text)) => {
-                    pending.show(text)
+                    pending.take_tokens_of(text)
                 }
                 _ => Vec::new(),
             };
-            parts.push(Part { piece, shown });
+            parts.push(Part { delta, tokens });
         }
     }
 
     /// Logprobs of a part in the chat format; `None` if not requested.
     pub fn chat_logprobs(&self, part: &Part) -> Option<ChatLogprobs> {
-        let listed = self.pending.as_ref()?.listed(&part.shown);
+        let listed = self.pending.as_ref()?.listed(&part.tokens);
         let mut logprobs = ChatLogprobs::default();
-        match part.piece {
+        match part.delta {
             ReplyDelta::Content(_) => logprobs.content = listed,
             ReplyDelta::Reasoning(_) => logprobs.reasoning_content = listed,
             ReplyDelta::ToolCall { .. } | ReplyDelta::ToolArguments { .. } => return None,
@@ -230,6 +231,6 @@ impl CollectedReply {
             let thinking = logprobs.reasoning_content;
             self.logprobs.reasoning_content.extend(thinking);
         }
-        self.reply.push(part.piece);
+        self.reply.push(part.delta);
     }
 }

@@ -18,7 +18,7 @@ use metrics_exporter_prometheus::{
 };
 
 use crate::engine::request_stats::{RequestStage, RequestSummary};
-use crate::engine::{EnginePhase, Published};
+use crate::engine::{EnginePhase, EngineStatus};
 use crate::progress;
 use decode_steps::DecodeStepMetrics;
 use pool::PoolMetrics;
@@ -240,7 +240,7 @@ impl Metrics {
     }
 
     /// Prometheus text with current gauges.
-    pub fn render(&self, engine: &Published, waiting: usize) -> String {
+    pub fn render(&self, engine: &EngineStatus, waiting: usize) -> String {
         self.running.set(engine.running as f64);
         self.waiting.set(waiting as f64);
         let up = engine.phase == EnginePhase::Ready;

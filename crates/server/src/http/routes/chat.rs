@@ -204,7 +204,7 @@ impl StreamFormat for ChatFormat {
             StreamEvent::Parts { choice, parts } => {
                 for part in parts {
                     let logprobs = request.choice(choice).chat_logprobs(&part);
-                    let delta = Delta::new(part.piece, self.reasoning_field);
+                    let delta = Delta::new(part.delta, self.reasoning_field);
                     let mut of = ChunkChoice::new(choice, delta);
                     of.logprobs = logprobs;
                     out.data(&self.chunk(request, vec![of]));

@@ -14,7 +14,7 @@ use contract::TokenId;
 use decode::{Grammar, Job};
 use futures::{Stream, StreamExt, stream};
 
-use crate::engine::Ready;
+use crate::engine::ModelHandle;
 use crate::engine::request_stats::RequestStats;
 use crate::error::{ApiError, Dialect};
 use crate::http::body;
@@ -29,7 +29,7 @@ use crate::text::sampling_params;
 /// `POST /v1/completions`.
 pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
-    let ready = app.ready()?;
+    let ready = app.model()?;
     let model = Arc::clone(&ready);
     let (request, prompts) = body::run_sized(bytes.len(), move || {
         let request = CompletionRequest::from_json(&bytes)?;
@@ -75,7 +75,7 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
 /// One request with all its prompts.
 struct CompletionJob {
     app: App,
-    ready: Arc<Ready>,
+    ready: Arc<ModelHandle>,
     request: Arc<CompletionRequest>,
     prompts: Vec<Arc<[TokenId]>>,
     /// Grammar of the completions, if the request constrains them.
@@ -202,9 +202,9 @@ impl CompletionJob {
         Ok(self.prompt_stream(prompt, request))
     }
 
-    async fn start_later(&self, prompt: usize) -> Result<PromptStream, ApiError> {
+    async fn start_waiting_for_queue(&self, prompt: usize) -> Result<PromptStream, ApiError> {
         let (job, choices) = self.job(prompt)?;
-        let request = InFlight::start_later(&self.app, job, choices).await?;
+        let request = InFlight::start_waiting_for_queue(&self.app, job, choices).await?;
         Ok(self.prompt_stream(prompt, request))
     }
 
@@ -220,7 +220,7 @@ impl CompletionJob {
         let later = stream::iter(1..prompts).map(move |prompt| {
             let job = Arc::clone(&job);
             let started = stream::once(async move {
-                match job.start_later(prompt).await {
+                match job.start_waiting_for_queue(prompt).await {
                     Ok(stream) => Arc::clone(&job).updates_of(stream),
                     Err(error) => Box::pin(stream::iter([Err(error)])) as ChoiceUpdates,
                 }
@@ -274,9 +274,9 @@ impl PromptStream {
 
     fn part(&mut self, job: &CompletionJob, choice: usize, part: Part) -> ChoiceUpdate {
         if let Some(columns) = &mut self.columns[choice] {
-            columns.shown(&part.shown);
+            columns.shown(&part.tokens);
         }
-        let text = match &part.piece {
+        let text = match &part.delta {
             ReplyDelta::Content(text) => text.as_str(),
             _ => "",
         };

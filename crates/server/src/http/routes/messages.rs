@@ -123,7 +123,7 @@ impl StreamFormat for MessagesFormat {
             StreamEvent::Progress { .. } | StreamEvent::PromptLogprobs(_) => {}
             StreamEvent::Parts { parts, .. } => {
                 for part in parts {
-                    for event in self.blocks.push(part.piece) {
+                    for event in self.blocks.push(part.delta) {
                         write(out, &event);
                     }
                 }

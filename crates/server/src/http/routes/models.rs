@@ -69,9 +69,9 @@ fn entry(app: &App) -> Value {
         "display_name": app.config().model_name,
         "created_at": rfc3339(app.started_unix()),
     });
-    if let Some(ready) = app.engine().ready() {
-        let context = ready.info.limits.context;
-        let facts = &ready.model.facts;
+    if let Some(handle) = app.engine().model() {
+        let context = handle.info.limits.context;
+        let facts = &handle.model.facts;
         for key in ["context_length", "max_context_length", "max_model_len"] {
             entry[key] = json!(context);
         }
@@ -88,10 +88,10 @@ fn entry(app: &App) -> Value {
 
 /// Catalogue entry for Codex, which drops the whole catalogue if one field has another type.
 fn catalogue_entry(app: &App) -> Value {
-    let ready = app.engine().ready();
-    let can = ready
+    let handle = app.engine().model();
+    let can = handle
         .as_ref()
-        .map(|ready| ready.model.template.capabilities());
+        .map(|handle| handle.model.template.capabilities());
     let thinks = can.is_some_and(|can| can.thinking_switch || can.opens_reasoning);
     let efforts: Vec<Value> = EFFORTS
         .iter()
@@ -122,8 +122,8 @@ fn catalogue_entry(app: &App) -> Value {
     if thinks {
         entry["default_reasoning_level"] = json!("medium");
     }
-    if let Some(ready) = ready {
-        entry["context_window"] = json!(ready.info.limits.context);
+    if let Some(handle) = handle {
+        entry["context_window"] = json!(handle.info.limits.context);
     }
     entry
 }

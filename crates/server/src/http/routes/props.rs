@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::status::{NAME, VERSION};
 use crate::engine::store::StoreStatus;
-use crate::engine::{EnginePhase, Ready};
+use crate::engine::{EnginePhase, ModelHandle};
 use crate::error::ApiError;
 use crate::http::state::App;
 use crate::scripted;
@@ -26,9 +26,9 @@ const TIERS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
 
 /// `GET /props`.
 pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
+    let handle = app.model()?;
     let config = app.config();
-    let Ready { model, info, .. } = &*ready;
+    let ModelHandle { model, info, .. } = &*handle;
     // File paths are shown only if API keys protect this page.
     let shown = |path: &Option<String>| path.clone().filter(|_| !config.api_keys.is_empty());
     let mut props = json!({
@@ -66,7 +66,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "target_device": info.device.id,
             "draft_device": info.draft_depth.map(|_| &info.device.id),
             "chunk": info.limits.prefill_chunk,
-            "kv_pool": pool(&app.engine().published().stats),
+            "kv_pool": pool(&app.engine().status().stats),
             "memory_bytes": info.memory.total_bytes(),
         },
         "speculative": {
@@ -85,9 +85,9 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         props["warning"] = json!(scripted::WARNING);
     }
     for part in [
-        generation(&ready),
-        template(&ready),
-        caches(&ready, &app.engine().published().stats.prefix),
+        generation(&handle),
+        template(&handle),
+        caches(&handle, &app.engine().status().stats.prefix),
     ] {
         if let (Value::Object(props), Value::Object(part)) = (&mut props, part) {
             props.extend(part);
@@ -115,11 +115,11 @@ fn pool(stats: &Stats) -> Value {
 }
 
 /// Defaults of a request.
-fn generation(ready: &Ready) -> Value {
-    let defaults = &ready.model.defaults;
+fn generation(handle: &ModelHandle) -> Value {
+    let defaults = &handle.model.defaults;
     json!({
         "default_generation_settings": {
-            "n_ctx": ready.info.limits.context,
+            "n_ctx": handle.info.limits.context,
             "n_predict": defaults.max_tokens,
             "temperature": defaults.temperature,
             "top_p": defaults.top_p,
@@ -128,8 +128,8 @@ fn generation(ready: &Ready) -> Value {
             "repeat_penalty": defaults.repetition_penalty,
             "presence_penalty": defaults.presence_penalty,
         },
-        "budget_envelope": envelope(ready),
-        "model_card": ready.model.facts.card.as_ref().and_then(|card| card.verbatim.clone()),
+        "budget_envelope": envelope(handle),
+        "model_card": handle.model.facts.card.as_ref().and_then(|card| card.verbatim.clone()),
         "sampling": {"capabilities": {
             "supports_temperature": true, "supports_top_p": true, "supports_top_k": true,
             "supports_min_p": true, "supports_repetition_penalty": true,
@@ -141,8 +141,8 @@ fn generation(ready: &Ready) -> Value {
 }
 
 /// Limits of reasoning and reply.
-fn envelope(ready: &Ready) -> Value {
-    let (facts, defaults) = (&ready.model.facts, &ready.model.defaults);
+fn envelope(handle: &ModelHandle) -> Value {
+    let (facts, defaults) = (&handle.model.facts, &handle.model.defaults);
     let reasoning = &defaults.reasoning;
     let tiers = TIERS.iter().enumerate();
     let tiers = tiers.map(|(i, name)| ((*name).to_owned(), json!(reasoning.tiers.map(|t| t[i]))));
@@ -157,8 +157,8 @@ fn envelope(ready: &Ready) -> Value {
 }
 
 /// Capabilities of the chat template.
-fn template(ready: &Ready) -> Value {
-    let (model, can) = (&ready.model, ready.model.template.capabilities());
+fn template(handle: &ModelHandle) -> Value {
+    let (model, can) = (&handle.model, handle.model.template.capabilities());
     let reasoning = can.thinking_switch || can.opens_reasoning;
     json!({
         "chat_template": model.template.source(),
@@ -170,7 +170,7 @@ fn template(ready: &Ready) -> Value {
             "supports_reasoning_effort": can.effort,
         },
         "capabilities": {
-            "speculative_supported": ready.info.draft_depth.is_some(),
+            "speculative_supported": handle.info.draft_depth.is_some(),
             "tools_supported": can.tools,
             "reasoning_supported": reasoning,
         },
@@ -183,23 +183,23 @@ fn template(ready: &Ready) -> Value {
 }
 
 /// Caches, under the keys of other servers.
-fn caches(ready: &Ready, prefix: &PrefixStats) -> Value {
-    let store = ready.store.as_ref();
+fn caches(handle: &ModelHandle, prefix: &PrefixStats) -> Value {
+    let store = handle.store.as_ref();
     let warmup = json!({
-        "most_tokens": ready.prefix.warmup_tokens,
+        "most_tokens": handle.prefix.warmup_tokens,
         "tokens": prefix.warmup_tokens,
         "saved": prefix.warmup_saved,
         "hits": prefix.warmup_hits,
     });
     json!({
         "prefix_cache": {
-            "capacity": ready.prefix.max_entries,
+            "capacity": handle.prefix.max_entries,
             "in_use": prefix.entries,
             "lifetime_hits": prefix.hits,
             "lookups": prefix.lookups,
             "cached_tokens": prefix.cached_tokens,
             "bytes": prefix.bytes,
-            "capacity_bytes": ready.prefix.bytes,
+            "capacity_bytes": handle.prefix.bytes,
             "evicted": prefix.evicted,
             "failed": prefix.failed,
             "prefix_warmup": warmup,

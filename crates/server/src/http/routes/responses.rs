@@ -87,7 +87,7 @@ impl ResponsesFormat {
                 let choice = request.choice(choice);
                 let logprobs =
                     |part: &Part| choice.chat_logprobs(part).map(|logprobs| logprobs.content);
-                let parts = parts.into_iter().map(|part| (logprobs(&part), part.piece));
+                let parts = parts.into_iter().map(|part| (logprobs(&part), part.delta));
                 let events = parts.flat_map(|(logprobs, piece)| {
                     self.items.push_with(piece, logprobs.unwrap_or_default())
                 });

@@ -31,15 +31,15 @@ const BEHIND: usize = 64;
 
 /// `GET /slots`.
 pub(super) async fn slots(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    app.ready()?;
+    app.model()?;
     Ok(Json(now(&app)))
 }
 
 /// Current status; without model fields while loading.
 fn now(app: &App) -> Value {
-    let published = app.engine().published();
-    let stats = &published.stats;
-    let limits = published.ready.as_ref().map(|ready| ready.info.limits);
+    let engine_status = app.engine().status();
+    let stats = &engine_status.stats;
+    let limits = engine_status.model.as_ref().map(|model| model.info.limits);
     let requests: Vec<Value> = app
         .active_requests()
         .entries()
@@ -51,7 +51,7 @@ fn now(app: &App) -> Value {
         "context": limits.map(|limits| limits.context),
         "sequences": stats.sequences,
         "prefilling": stats.prefilling,
-        "requests_running": published.running,
+        "requests_running": engine_status.running,
         "requests_waiting": app.engine().waiting(),
         "pool_tokens": stats.pool_tokens,
         "free_context_tokens": stats.free_tokens,
@@ -121,7 +121,7 @@ pub(super) async fn snapshot(State(app): State<App>) -> Result<Json<Value>, ApiE
 }
 
 fn status(app: &App) -> Value {
-    let phase = app.engine().published().phase;
+    let phase = app.engine().status().phase;
     json!({
         "server": {"name": NAME, "version": VERSION},
         "model": app.config().model_name,

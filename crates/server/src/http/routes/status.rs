@@ -15,19 +15,19 @@ pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Liveness: 200 only while requests are admitted.
 pub(super) async fn health(State(app): State<App>) -> Response {
-    let published = app.engine().published();
+    let engine_status = app.engine().status();
     let stuck = app
         .engine()
         .step_age()
         .filter(|age| *age >= app.config().timeouts.stall);
-    let (status, body) = match (&published.phase, stuck) {
+    let (status, body) = match (&engine_status.phase, stuck) {
         (EnginePhase::Ready, None) => return Json(json!({"status": "ok"})).into_response(),
         (EnginePhase::Ready, Some(age)) => (
             "error",
             json!({"detail": format!("one engine step has taken {} s so far", age.as_secs())}),
         ),
         (EnginePhase::Loading, _) => {
-            let progress = published
+            let progress = engine_status
                 .progress
                 .map(|p| json!({"done_bytes": p.done_bytes, "total_bytes": p.total_bytes}));
             ("loading", json!({"progress": progress}))
@@ -53,7 +53,7 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError
     }
     let text = app
         .metrics()
-        .render(&app.engine().published(), app.engine().waiting());
+        .render(&app.engine().status(), app.engine().waiting());
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

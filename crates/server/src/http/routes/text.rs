@@ -11,7 +11,7 @@ use chat::openai::request::chat_request;
 use contract::TokenId;
 use serde_json::{Map, Value, json};
 
-use crate::engine::Ready;
+use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::body;
 use crate::http::state::App;
@@ -19,14 +19,14 @@ use crate::text::prepare;
 
 /// `POST /tokenize`: text (`content` or `prompt`), or `messages` as a prompt.
 pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
-    let (ready, bytes) = take(&app, body).await?;
+    let (handle, bytes) = take(&app, body).await?;
     let policy = prepare::policy(app.config());
     let answer = body::run_sized(bytes.len(), move || {
         let map = object(&bytes)?;
-        let model = &ready.model;
+        let model = &handle.model;
         let ids: Vec<TokenId> = if map.get("messages").is_some_and(Value::is_array) {
             let request = chat_request(&bytes)?;
-            prepare::chat(ready.text_side(), &policy, &request)?
+            prepare::chat(handle.text_side(), &policy, &request)?
                 .ids
                 .to_vec()
         } else {
@@ -52,7 +52,7 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
         Ok(json!({
             "tokens": tokens.collect::<Vec<Value>>(),
             "count": ids.len(),
-            "max_model_len": ready.info.limits.context,
+            "max_model_len": handle.info.limits.context,
         }))
     })
     .await?;
@@ -64,7 +64,7 @@ pub(super) async fn detokenize(
     State(app): State<App>,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let (ready, bytes) = take(&app, body).await?;
+    let (handle, bytes) = take(&app, body).await?;
     let answer = body::run_sized(bytes.len(), move || {
         let map = object(&bytes)?;
         let Some(tokens) = map.get("tokens").and_then(Value::as_array) else {
@@ -77,16 +77,16 @@ pub(super) async fn detokenize(
         for (index, token) in tokens.iter().enumerate() {
             let id = token.as_u64().and_then(|id| u32::try_from(id).ok());
             match id.map(TokenId) {
-                Some(id) if id.index() < ready.info.vocab => ids.push(id),
+                Some(id) if id.index() < handle.info.vocab => ids.push(id),
                 _ => {
                     let field = format!("tokens[{index}]");
-                    let vocab = ready.info.vocab;
+                    let vocab = handle.info.vocab;
                     let message = format!("{field}: {token} is no token id below {vocab}");
                     return Err(ApiError::invalid_param(&field, message));
                 }
             }
         }
-        let text = ready.model.tokenizer.decode(&ids);
+        let text = handle.model.tokenizer.decode(&ids);
         // Two protocols have this route with different field names.
         Ok(json!({"content": text, "prompt": text}))
     })
@@ -96,16 +96,16 @@ pub(super) async fn detokenize(
 
 /// `GET /tokenizer_info`: data for clients that render prompts themselves.
 pub(super) async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    let ready = app.ready()?;
-    let template = &ready.model.template;
+    let handle = app.model()?;
+    let template = &handle.model.template;
     let named = |text: &str| match text {
         "" => Value::Null,
         text => text.into(),
     };
     Ok(Json(json!({
         "tokenizer_class": "hearth",
-        "vocab_size": ready.model.tokenizer.n_tokens(),
-        "model_max_length": ready.info.limits.context,
+        "vocab_size": handle.model.tokenizer.n_tokens(),
+        "model_max_length": handle.info.limits.context,
         "bos_token": named(template.bos_token()),
         "eos_token": named(template.eos_token()),
         "pad_token": Value::Null,
@@ -118,19 +118,19 @@ pub(super) async fn apply_template(
     State(app): State<App>,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let (ready, bytes) = take(&app, body).await?;
+    let (handle, bytes) = take(&app, body).await?;
     let policy = prepare::policy(app.config());
     let prompt = body::run_sized(bytes.len(), move || {
         let request = chat_request(&bytes)?;
-        prepare::chat(ready.text_side(), &policy, &request)
+        prepare::chat(handle.text_side(), &policy, &request)
     })
     .await?;
     Ok(Json(json!({"prompt": prompt.text})))
 }
 
-async fn take(app: &App, body: Body) -> Result<(Arc<Ready>, Bytes), ApiError> {
+async fn take(app: &App, body: Body) -> Result<(Arc<ModelHandle>, Bytes), ApiError> {
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
-    Ok((app.ready()?, bytes))
+    Ok((app.model()?, bytes))
 }
 
 fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
