@@ -243,8 +243,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts the first choice of a job whose prompt is prefilled, and saves the prompt's state for the
-    /// others.
+    /// Starts the first choice of a job whose prompt is prefilled, and saves the prompt's state for
+    /// the others.
     fn finish_prefill(
         &mut self,
         at: usize,

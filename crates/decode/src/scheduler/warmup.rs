@@ -6,7 +6,8 @@
 //! others. A prompt that starts otherwise loses nothing, since prefixes are found by their tokens.
 //! The rules:
 //!
-//! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was prefilled
+//! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was
+//! prefilled
 //!   is saved, and the rest waits for the next idle time unless that job supersedes it.
 //! - A conversation has one pending prompt. A newer one, or the actual next prompt, replaces it.
 //!   Two prompts belong together if they agree up to the start of the last reply.
@@ -151,8 +152,8 @@ impl PrefixWarmup {
         Ok(())
     }
 
-    /// Saves what was prefilled and closes the sequence. The rest stays pending unless one of `jobs`
-    /// supersedes it.
+    /// Saves what was prefilled and closes the sequence. The rest stays pending unless one of
+    /// `jobs` supersedes it.
     ///
     /// The only error is a lost device.
     pub(super) fn pause<'a, I: Iterator<Item = &'a Job>>(

@@ -205,8 +205,8 @@ pub struct DepthArgs {
     /// Trees to verify: nodes, or sequences x nodes per tree.
     #[arg(long, value_name = "LIST", default_value = "1,23")]
     pub verify: String,
-    /// Measure every case again with these attention windows (`--attention-window` of `hearth serve`),
-    /// with attention compiled for windows.
+    /// Measure every case again with these attention windows (`--attention-window` of `hearth
+    /// serve`), with attention compiled for windows.
     #[arg(
         long,
         alias = "fa-window",

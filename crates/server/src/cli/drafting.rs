@@ -42,8 +42,8 @@ pub struct DraftArgs {
         default_value = "on"
     )]
     pub ddtree_cost_stop: OnOff,
-    /// N-gram length of prompt lookup_ngram, which also drafts what followed the last N tokens earlier; 0
-    /// turns it off.
+    /// N-gram length of prompt lookup_ngram, which also drafts what followed the last N tokens
+    /// earlier; 0 turns it off.
     #[arg(
         long,
         alias = "lookup",
