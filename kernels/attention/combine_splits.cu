@@ -27,23 +27,23 @@
 #define SPLITS_PER_FETCH ((SPLITS + FETCH_ROUNDS - 1) / FETCH_ROUNDS)
 
 struct SplitReader {
-    const float* o;              // [SPLITS][HEAD_DIM], at this thread's value
-    const float2* max_and_sum;   // (m, l) [SPLITS]
-    int n;                       // number of splits
-    int hidden_from, hidden_to;  // those of them without keys
+    const float* o;                // [SPLITS][HEAD_DIM], at this thread's value
+    const float2* max_and_sum;     // (m, l) [SPLITS]
+    int n;                         // number of splits
+    int masked_begin, masked_end;  // those of them without keys
     float fetched[SPLITS_PER_FETCH];
 };
 
 __device__ __forceinline__ bool split_has_keys(const SplitReader& v, int split) {
-    return split < v.n && (split < v.hidden_from || split >= v.hidden_to);
+    return split < v.n && (split < v.masked_begin || split >= v.masked_end);
 }
 
 // Starts loading value `value` of head `index` = row * HEADS + head; `rows` is the row capacity of `partial`.
 __device__ __forceinline__ void prefetch_splits(SplitReader& v, const float* partial, int rows, size_t index, int value,
-                                                int n, int hidden_from, int hidden_to) {
+                                                int n, int masked_begin, int masked_end) {
     v.o = partial + index * SPLITS * HEAD_DIM + value;
     v.max_and_sum = (const float2*)(partial + (size_t)rows * HEADS * SPLITS * HEAD_DIM) + index * SPLITS;
-    v.n = n, v.hidden_from = hidden_from, v.hidden_to = hidden_to;
+    v.n = n, v.masked_begin = masked_begin, v.masked_end = masked_end;
 #pragma unroll
     for (int s = 0; s < SPLITS_PER_FETCH; s++) v.fetched[s] = split_has_keys(v, s) ? __ldcg(v.o + s * HEAD_DIM) : 0.0f;
 }
@@ -108,10 +108,10 @@ extern "C" __global__ void __launch_bounds__(256)
               column = head_first + threadIdx.x % 32;
     const int head = head_first / HEAD_DIM;  // heads are multiples of 32 wide, so a warp is within one head
     if (row >= step->rows) return;
-    int n = 1, hidden_from = 0, hidden_to = 0;
+    int n = 1, masked_begin = 0, masked_end = 0;
 #if FIXED_SPLITS
     const SplitSlots slots = split_slots(windowed_tree(step, step->tree_of[row]), step->position[row]);
-    n = slots.count, hidden_from = slots.hidden.from, hidden_to = slots.hidden.to;
+    n = slots.count, masked_begin = slots.masked.begin, masked_end = slots.masked.end;
 #elif SPLITS > 1
     n = num_splits(kv_range(windowed_tree(step, step->tree_of[row])));
 #endif
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256)
     float result = 0.0f, gate = 1.0f;
     if (head_first < WIDTH) {
         SplitReader value;
-        prefetch_splits(value, partial, rows, index, column % HEAD_DIM, n, hidden_from, hidden_to);
+        prefetch_splits(value, partial, rows, index, column % HEAD_DIM, n, masked_begin, masked_end);
 #if GATED
         // In the projection, the gate follows the head.
         gate = sigmoid(q[index * Q_STRIDE + HEAD_DIM + column % HEAD_DIM]);

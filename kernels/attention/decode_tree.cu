@@ -2,9 +2,9 @@
 //
 //   O_s = sum_j 2^(c q.k_j - m_s) v_j,  l_s = sum_j 2^(c q.k_j - m_s)     over the keys of split s;  c = scale log2 e
 //
-// All query heads of a KV head and all rows of a tree form one M dimension (m = node * GROUP_SIZE + head in group), so
-// a block reads each key once per split, however many rows there are. Committed keys need no mask. Tiles that hold
-// nodes or the edge of a window are masked with each row's 64 ancestor bits.
+// All query heads of a KV head and all rows of a tree form one M dimension (m = node * GROUP_SIZE + head in group). So
+// a block reads each key once per split for any number of rows. Committed keys need no mask. Tiles that hold nodes or
+// the edge of a window are masked with each row's 64 ancestor bits.
 //
 // A split is processed in tiles of 64 keys. For Q K^T the warps divide a tile by keys; P goes through shared memory as
 // f16; for P V they divide it by head dims. Row sums of P are products with ones. Tiles, K-steps and accumulation have

@@ -16,26 +16,26 @@
 __device__ __forceinline__ int split_tiles(int t) { return t <= 1 ? 1 : (t - 2 + MAX_FIXED_SPLITS) / MAX_FIXED_SPLITS; }
 __device__ __forceinline__ int num_fixed_splits(int t, int tiles) { return t <= 1 ? 0 : (t - 2 + tiles) / tiles; }
 
-// Splits from .. to of `splits`, each of `tiles` tiles, that no row of the tree sees.
-struct HiddenSplits {
-    int from, to;
+// Splits begin .. end of `splits`, each of `tiles` tiles, that no row of the tree sees.
+struct MaskedSplits {
+    int begin, end;
 };
 // Tile where the window of a tree begins.
 __device__ __forceinline__ int window_tile(const WindowedTree& tree) {
     return WINDOW && tree.committed >= tree.window ? (tree.committed - tree.window + 1) / KV_TILE : 0;
 }
-__device__ __forceinline__ HiddenSplits hidden_splits(const WindowedTree& tree, int tiles, int splits) {
+__device__ __forceinline__ MaskedSplits masked_splits(const WindowedTree& tree, int tiles, int splits) {
     if (!WINDOW) return {0, 0};
-    const int to = min(window_tile(tree) / tiles, splits);
-    return {WINDOW < 0 ? min(((tree.sinks + KV_TILE - 1) / KV_TILE + tiles - 1) / tiles, to) : 0, to};
+    const int end = min(window_tile(tree) / tiles, splits);
+    return {WINDOW < 0 ? min(((tree.sinks + KV_TILE - 1) / KV_TILE + tiles - 1) / tiles, end) : 0, end};
 }
 
 // Slots of a row in the partial results.
 struct SplitSlots {
     int count;
-    HiddenSplits hidden;  // slots without keys
+    MaskedSplits masked;  // slots without keys
 };
 __device__ __forceinline__ SplitSlots split_slots(const WindowedTree& tree, int position) {
     const int t = position / KV_TILE, tiles = split_tiles(t), splits = num_fixed_splits(t, tiles);
-    return {splits + (t > 0) + 1, hidden_splits(tree, tiles, splits)};
+    return {splits + (t > 0) + 1, masked_splits(tree, tiles, splits)};
 }

@@ -25,13 +25,13 @@ static_assert(ITEM_NODES > 0, "a block takes all heads of a node");
 #define ITEM_OVERHEAD 3
 #endif
 
-// Splits first .. last of a (part, KV head) pair, except the hidden ones.
+// Splits first .. last of a (part, KV head) pair, except the masked ones.
 struct SplitSeries {
     int tiles, first, last;
-    HiddenSplits hidden;
+    MaskedSplits masked;
 };
 __device__ __forceinline__ int num_items(const SplitSeries& series) {
-    return series.last - series.first - (series.hidden.to - series.hidden.from);
+    return series.last - series.first - (series.masked.end - series.masked.begin);
 }
 
 // Schedule of one tree; bit masks are over nodes.
@@ -60,7 +60,7 @@ __device__ __forceinline__ int nodes_in_item(int length) { return (length - 1) %
 
 __device__ __forceinline__ SplitSeries split_series(const WindowedTree& tree, int t) {
     const int tiles = split_tiles(t), splits = num_fixed_splits(t, tiles);
-    return {tiles, 0, splits, hidden_splits(tree, tiles, splits)};
+    return {tiles, 0, splits, masked_splits(tree, tiles, splits)};
 }
 __device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past_root_tile, u64 chain_tops, u64 last) {
     const int t = tree.committed / KV_TILE;
@@ -74,8 +74,8 @@ __device__ __forceinline__ TreePlan tree_plan(const WindowedTree& tree, u64 past
             plan.common_splits =
                 min(full_splits * past_tile.tiles == t - 1 ? past_tile.last : full_splits, past_tile.last);
             past_tile.first = plan.common_splits;
-            past_tile.hidden.from = max(past_tile.hidden.from, past_tile.first),
-            past_tile.hidden.to = max(past_tile.hidden.to, past_tile.hidden.from);
+            past_tile.masked.begin = max(past_tile.masked.begin, past_tile.first),
+            past_tile.masked.end = max(past_tile.masked.end, past_tile.masked.begin);
         }
     }
     plan.pairs = (tree.nodes + ITEM_NODES - 1) / ITEM_NODES * KV_HEADS;
@@ -285,7 +285,7 @@ __device__ __forceinline__ WorkItem work_item(const Step* step, const TreePlan* 
         const bool in_root_tile = i < root_items;
         const SplitSeries& series = in_root_tile ? plan.root_tile : plan.past_tile;
         i += series.first - (in_root_tile ? 0 : root_items);
-        const int span = i >= series.hidden.from ? i + series.hidden.to - series.hidden.from : i;
+        const int span = i >= series.masked.begin ? i + series.masked.end - series.masked.begin : i;
         int begin = span * series.tiles;
         const int end = min(begin + series.tiles, plan.tile - in_root_tile);
         // The first split of a window is never empty, but its only tile may have zero weight.

@@ -68,7 +68,7 @@ __device__ __forceinline__ void load_tile(Tile& tile, const Plane& cache, u64 ro
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attn_prefill(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+    attn_prefill(const float* q, int q_stride, const PrefillChunk* chunk, PageTable pages, Plane keys, Plane values,
                  float scale, char* panels, int rows_cap, float* y) {
     extern __shared__ __align__(128) char memory[];
     const int rows = chunk->rows, committed = chunk->committed;
@@ -89,9 +89,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int begin = 0; begin < end; begin += KV_TILE) {
             const u64 row = kv_row(pages, slot, begin, KV_HEADS, kv_head);
             const int valid = min(end - begin, KV_TILE);
-            Fetch<K_FORMAT> tile_of_keys;
+            KvTileFetcher<K_FORMAT> tile_of_keys;
             load_tile(tile_of_keys, keys, row, valid, smem_k, K_EMPTY, begin > 0, K_FULL);
-            Fetch<V_FORMAT> tile_of_values;
+            KvTileFetcher<V_FORMAT> tile_of_values;
             load_tile(tile_of_values, values, row, valid, smem_v, V_EMPTY, begin > 0, V_FULL);
         }
         return;

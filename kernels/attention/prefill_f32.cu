@@ -24,7 +24,7 @@
 #define LOWEST_SCORE (-1e30f)
 
 extern "C" __global__ void __launch_bounds__(128)
-    attn_prefill_f32(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+    attn_prefill_f32(const float* q, int q_stride, const PrefillChunk* chunk, PageTable pages, Plane keys, Plane values,
                      float scale, char* panels, int rows_cap, float* y) {
     const int rows = chunk->rows, head = blockIdx.x, lane = threadIdx.x % 32;
     const int first = blockIdx.y * 16 + threadIdx.x / 32 * ROWS, last = min(first + ROWS, rows) - 1;

@@ -23,10 +23,10 @@ __device__ __forceinline__ u32 tile_chunk(int row, int chunk, int rows = KV_TILE
 // `begin` starts loading a tile, `finish` completes it; a barrier must follow. The destination must be free at
 // `finish`, and already at `begin` if WRITES_AT_BEGIN. All PRODUCER_THREADS take part; `thread` is this one's index.
 template <int FORMAT>
-struct Fetch;
+struct KvTileFetcher;
 
 template <>
-struct Fetch<KV_F16> {
+struct KvTileFetcher<KV_F16> {
     static constexpr bool WRITES_AT_BEGIN = true;
     static constexpr int UNITS = KEYS_PER_FETCH * HEAD_DIM * 2 / 16;
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_chunk(u32 to, u32 a, u32 b, u32 c, u32 d) 
 
 // A unit is 16 values of Q8_0, or a block of 32 values of the other formats.
 template <int FORMAT>
-struct Fetch {
+struct KvTileFetcher {
     static constexpr bool WRITES_AT_BEGIN = false;
     static constexpr int VALUES = FORMAT == KV_Q8_0 ? 16 : 32, PER_ROW = HEAD_DIM / VALUES,
                          UNITS = KEYS_PER_FETCH * PER_ROW;
@@ -156,7 +156,7 @@ struct Fetch {
 
 // A unit is eight values.
 template <>
-struct Fetch<KV_BF16> {
+struct KvTileFetcher<KV_BF16> {
     static constexpr bool WRITES_AT_BEGIN = false;
     static constexpr int UNITS = KEYS_PER_FETCH * HEAD_DIM / 8,
                          UNITS_PER_THREAD = (UNITS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;

@@ -73,13 +73,13 @@ struct KvSource {
 template <int FORMAT>
 __device__ __forceinline__ void produce_tiles(const KvSource& from, ProducerPipeline to) {
     const int thread = threadIdx.x % PRODUCER_THREADS;
-    if (Fetch<FORMAT>::WRITES_AT_BEGIN) {
+    if (KvTileFetcher<FORMAT>::WRITES_AT_BEGIN) {
         for (int begin = 0; begin < from.end; begin += KV_TILE) {
             const u32 row = from.row(begin);
             to.producer_acquire();
 #pragma unroll 1
             for (int key = 0; key < KV_TILE; key += KEYS_PER_FETCH) {
-                Fetch<FORMAT>().begin(from.plane, row + key, from.end - begin - key, to.at(key), thread);
+                KvTileFetcher<FORMAT>().begin(from.plane, row + key, from.end - begin - key, to.at(key), thread);
             }
             cp_async_wait<0>();
             to.producer_commit();
@@ -87,7 +87,7 @@ __device__ __forceinline__ void produce_tiles(const KvSource& from, ProducerPipe
         return;
     }
     // Double buffering in registers: one part is dequantized while the other is in flight.
-    Fetch<FORMAT> even, odd;
+    KvTileFetcher<FORMAT> even, odd;
     u32 row = from.row(0);
     even.begin(from.plane, row, from.end, 0, thread);
     for (int begin = 0; begin < from.end; begin += KV_TILE) {
@@ -220,7 +220,7 @@ struct ConsumerPipeline {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attn_prefill(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+    attn_prefill(const float* q, int q_stride, const PrefillChunk* chunk, PageTable pages, Plane keys, Plane values,
                  float scale, char* panels, int rows_cap, float* y) {
     extern __shared__ __align__(1024) char memory[];
     const int rows = chunk->rows, committed = chunk->committed;

@@ -36,7 +36,7 @@ __device__ __forceinline__ u32 query_pair(const float* query, int b, int t, int 
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)
-    attn_prefill(const float* q, int q_stride, const Chunk* chunk, PageTable pages, Plane keys, Plane values,
+    attn_prefill(const float* q, int q_stride, const PrefillChunk* chunk, PageTable pages, Plane keys, Plane values,
                  float scale, char* panels, int rows_cap, float* y) {
     extern __shared__ __align__(1024) u8 memory[];
     const int rows = chunk->rows, committed = chunk->committed, slot = chunk->slot;

@@ -4,7 +4,7 @@
 //                                           position; q is rotated like k
 //
 // in   header   POSITIONS_FROM 0: Step   RoPE at position[row], written at tree.committed + row - tree.first
-//               POSITIONS_FROM 1: Chunk  both at committed + row
+//               POSITIONS_FROM 1: PrefillChunk both at committed + row
 //               POSITIONS_FROM 2: Commit rows are the entries of the paths, both at path.committed + entry
 //      q        [rows][HEADS][Q_STRIDE] f32; the head is the first HEAD_DIM values, an output gate may follow
 //      k, v     [rows] rows of [KV_HEADS][HEAD_DIM] f32, KV_STRIDE floats apart
@@ -26,7 +26,7 @@
 #if POSITIONS_FROM == 0
 typedef Step Header;
 #elif POSITIONS_FROM == 1
-typedef Chunk Header;
+typedef PrefillChunk Header;
 #else
 typedef Commit Header;
 #endif

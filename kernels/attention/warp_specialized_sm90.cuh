@@ -77,10 +77,10 @@ __device__ __forceinline__ int thread_column(int i) {
     return 8 * (i / 4 * 4 + i % 4 / 2 + lane / 16 * 2) + 2 * (lane % 4) + i % 2;
 }
 
-// Moves the base of every column whose maximum exceeds it by RESCALE_THRESHOLD, or that sees its first key, and
-// rescales scores and row sums. Returns true while any column has seen no key. 128 threads.
-__device__ __forceinline__ bool move_row_bases(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS],
-                                               SoftmaxState& softmax, float* rescale) {
+// Moves the reference maximum (`base`) of every column whose maximum exceeds it by RESCALE_THRESHOLD, or that sees its
+// first key, and rescales scores and row sums. Returns true while any column has seen no key. 128 threads.
+__device__ __forceinline__ bool update_row_max_ref(float (&scores)[4 * N8_TILES], float (&sums)[THREAD_SUMS],
+                                                   SoftmaxState& softmax, float* rescale) {
     const int lane = int(opaque(threadIdx.x % 32)), warp = threadIdx.x / 32, t = lane % 4;
     // A NaN score gets zero weight.
 #pragma unroll
@@ -171,7 +171,7 @@ __device__ __forceinline__ bool softmax_tile(float (&scores)[4 * N8_TILES], floa
         named_barrier_or<SOFTMAX_BARRIER, 128>(
             !(fmax_nan(fmax_nan(tile_max[0], tile_max[1]), fmax_nan(tile_max[2], tile_max[3])) <= RESCALE_THRESHOLD)) ||
         any_column_empty;
-    if (any_rescale) any_column_empty = move_row_bases(scores, sums, softmax, softmax.rescale[buffer]);
+    if (any_rescale) any_column_empty = update_row_max_ref(scores, sums, softmax, softmax.rescale[buffer]);
     if (threadIdx.x == 0) softmax.rescaled[buffer] = any_rescale;
     store_p(scores, sums, smem_p + buffer * PANEL_BYTES);
     // The fence also waits for this thread's outstanding copies; the PV warpgroups issue the copies instead.

@@ -7,7 +7,7 @@
 // out  out  [n] uint4 (copy), sums [grid] u32 (read: the wrapping sum of each block's words)
 // grid any number of blocks of any number of whole warps up to 1024 threads, grid-stride, 8 loads in flight
 // smem 32 words     arch sm_75 and up
-// floor sm_75
+// min_arch sm_75
 // reference a wrapping sum on the host     test crates/cuda/tests/driver.rs
 
 static __device__ __forceinline__ uint4 load_streaming(const uint4* p) {

@@ -4,7 +4,7 @@
 // out  out [count] {cycles, nanoseconds}, by multiprocessor; entries without a block stay unchanged
 // grid one block of 1024 threads per multiprocessor, so that blocks spread over all
 // smem none     arch sm_75 and up
-// floor sm_75
+// min_arch sm_75
 // reference the host's clock     test crates/cuda/tests/driver.rs
 
 extern "C" __global__ void __launch_bounds__(1024) clocks_read(ulonglong2* out, unsigned int count) {

@@ -5,7 +5,7 @@
 // Fragments of mma.m16n8k* with g = lane / 4 and t = lane % 4:
 //   A (16 x k): a0 row g, a1 row g + 8, a2 and a3 the same rows in the upper half of k;  B (k x 8): column g;
 //   C (16 x 8): c0, c1 row g, columns 2t, 2t + 1;  c2, c3 row g + 8.
-// Architecture floor: sm_80; programmatic dependent launch needs sm_90.
+// Minimum architecture: sm_80; programmatic dependent launch needs sm_90.
 #pragma once
 
 typedef signed char i8;
@@ -19,12 +19,12 @@ typedef unsigned long long u64;
 #define NAN_F __int_as_float(0x7fc00000)
 #define WARP_ALL 0xffffffffu
 
-#if defined(NO_BULK)
-#define HAS_BULK 0
+#if defined(NO_SM90)
+#define HAS_SM90 0
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define HAS_BULK 1
+#define HAS_SM90 1
 #else
-#define HAS_BULK 0
+#define HAS_SM90 0
 #endif
 
 // ---- programmatic dependent launch (sm_90 and up, with -DPDL) ------------------------------------------------------
@@ -32,7 +32,7 @@ typedef unsigned long long u64;
 // The dependency wait. Before it, nothing that an earlier kernel wrote may be read.
 // Nothing that an earlier kernel reads may be written before it.
 __device__ __forceinline__ void pdl_wait() {
-#if HAS_BULK && defined(PDL)
+#if HAS_SM90 && defined(PDL)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ void pdl_wait() {
 // A kernel that calls this after its own wait lets the next one also read what was written before it
 // (gated_delta/gated_norm).
 __device__ __forceinline__ void pdl_launch() {
-#if HAS_BULK && defined(PDL)
+#if HAS_SM90 && defined(PDL)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }

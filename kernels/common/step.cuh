@@ -1,7 +1,7 @@
 // Data that varies from step to step. Everything else a kernel needs is a define or a constant launch argument, so one
 // captured graph serves every step of its bucket.
 //
-// The host writes one `Step`, `Chunk` or `Commit` into device memory before the launches that read it.
+// The host writes one `Step`, `PrefillChunk` or `Commit` into device memory before the launches that read it.
 // crates/cuda/src/step.rs mirrors these layouts and tests their sizes.
 #pragma once
 
@@ -58,7 +58,7 @@ struct Step {
 
 // A chunk of a prompt: `rows` consecutive positions of one sequence, the first at `committed`. The chunk commits its
 // keys, values, states and conv window itself.
-struct Chunk {
+struct PrefillChunk {
     int rows;
     int slot;
     int committed;

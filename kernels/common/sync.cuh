@@ -8,7 +8,7 @@
 //   ready flag       one block to another, in band: a word of +0.0 is "not ready", so data needs no extra flag
 //   semaphore        one block to another, by acquire and release of a counter in device memory
 //   cluster barrier  all threads of a cluster
-// Architecture floor: sm_80; mbarriers, bulk copies and clusters need sm_90, register reallocation sm_90a.
+// Minimum architecture: sm_80; mbarriers, bulk copies and clusters need sm_90, register reallocation sm_90a.
 #pragma once
 #include "common/prelude.cuh"
 
@@ -101,7 +101,7 @@ struct PipelineState {
     }
 };
 
-#if HAS_BULK
+#if HAS_SM90
 // `bytes` (a multiple of 16, both ends 16-byte aligned) to this block's shared memory; completes `bytes` on `mbarrier`.
 __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes, u32 mbarrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

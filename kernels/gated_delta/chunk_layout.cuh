@@ -15,12 +15,12 @@ struct ChunkRows {
     int first;
     int rows;
 };
-__device__ __forceinline__ ChunkRows chunk_rows(const Chunk* chunk, int index) {
+__device__ __forceinline__ ChunkRows chunk_rows(const PrefillChunk* chunk, int index) {
     const int off = chunk->committed % 64;
     const int first = max(0, 64 * index - off);
     return {first, min(chunk->rows, 64 * (index + 1) - off) - first};
 }
-__device__ __forceinline__ int num_chunks(const Chunk* chunk) {
+__device__ __forceinline__ int num_chunks(const PrefillChunk* chunk) {
     return (chunk->committed % 64 + chunk->rows + 63) / 64;
 }
 

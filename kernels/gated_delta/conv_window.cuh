@@ -1,7 +1,7 @@
 // Slides the convolution window past a chunk: the last 3 of (window, rows of x), four channels per thread.
 #pragma once
 
-__device__ __forceinline__ void slide_conv_window(const Chunk* chunk, const float* x, u32 ld_x, float* window,
+__device__ __forceinline__ void slide_conv_window(const PrefillChunk* chunk, const float* x, u32 ld_x, float* window,
                                                   int thread, int threads) {
     for (int channel = thread * 4; channel < CHANNELS; channel += threads * 4) {
         float4 newest[TAPS - 1];

@@ -3,9 +3,8 @@
 //
 //   y, g, beta as in conv.cuh;  u = beta (v - e^g S^T k);  o = e^g S^T q + u (q . k);  S <- e^g S + k u^T
 //
-// Every node has the bits that decode_row_fused.cu gives for it alone after commit.cu has advanced the state past its
-// ancestors, all at once or one by one: the sums are those of recurrence.cuh, the state update that of
-// state_update.cuh.
+// Every node has the bits that decode_row_fused.cu gives for it alone, after commit.cu has advanced the state past its
+// ancestors at once or one by one. The sums are those of recurrence.cuh, the state update that of state_update.cuh.
 //
 // The host computes the DFS schedule (crates/cuda/src/launch/gated_delta/dfs_schedule.rs). Leaves, which do not change
 // the state, come first, and a node's state is spilled only while a subtree of at most half of its size is processed:

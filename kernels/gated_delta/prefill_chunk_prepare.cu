@@ -46,7 +46,7 @@ __device__ __forceinline__ int value_head(int key, int r) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_delta_chunk_prepare(const Chunk* chunk, const float* mixed_qkv, const float* gates, char* intra) {
+    gated_delta_chunk_prepare(const PrefillChunk* chunk, const float* mixed_qkv, const float* gates, char* intra) {
     extern __shared__ float4 smem[];
     char* tiles = (char*)smem;       // k high, k low, q high, q low: [64][128] bf16 each
     float* matrices = (float*)smem;  // then [HEADS_PER_PASS][64][LD]: A below the diagonal, T on it and mirrored above

@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_intra(u32 to, const char* from) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gated_delta_chunk_scan(const Chunk* chunk, const float* mixed_qkv, const char* intra, float* state,
+    gated_delta_chunk_scan(const PrefillChunk* chunk, const float* mixed_qkv, const char* intra, float* state,
                            u64 state_stride, float* o, const float* x, u32 ld_x, float* window, u64 window_stride) {
     extern __shared__ float4 smem[];
     const u32 base = shared_address(smem);

@@ -62,7 +62,7 @@ __device__ __forceinline__ void load_head(u32 to, const float* from, int rows) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    gated_delta_chunk_scan_sm90(const Chunk* chunk, const float* mixed_qkv, const char* intra, float* state,
+    gated_delta_chunk_scan_sm90(const PrefillChunk* chunk, const float* mixed_qkv, const char* intra, float* state,
                                 u64 state_stride, float* o, const float* x, u32 ld_x, float* window,
                                 u64 window_stride) {
     extern __shared__ __align__(1024) char smem[];

@@ -22,7 +22,7 @@
 #define BATCH 8
 
 extern "C" __global__ void __launch_bounds__(256)
-    gated_delta_conv_chunk(const Chunk* chunk, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha,
+    gated_delta_conv_chunk(const PrefillChunk* chunk, const float* x, u32 ld_x, const float* alpha, u32 ld_alpha,
                            const float* beta, u32 ld_beta, const float* window, u64 window_stride, const float* weight,
                            const float* a, const float* dt, float* mixed_qkv, float* gates) {
     const int lane = threadIdx.x % 32;

@@ -4,7 +4,7 @@
 // CLUSTER blocks form a cluster on sm_90 and up; elsewhere CLUSTER is 1. Needs: layout.cuh and conv.cuh.
 #pragma once
 
-#if !HAS_BULK
+#if !HAS_SM90
 #undef CLUSTER
 #define CLUSTER 1
 #endif

@@ -68,8 +68,8 @@ struct SmallBatchParams {
     int n_matrices;
     // bytes from 64 values of x to the next: N8_TILES * 1024, or more if other launches take rows of x too
     int x_chunk_stride;
-    // block b begins at b * cost_per_block + min(b, extra_blocks); at least the cost of any unit
-    u32 cost_per_block, extra_blocks;
+    // block b begins at b * cost_per_block + min(b, big_blocks); at least the cost of any unit
+    u32 cost_per_block, big_blocks;
 #if F32_MATRICES
     F32Params f32;
 #endif
@@ -84,7 +84,7 @@ __device__ __forceinline__ const u8* row_block_at(const Matrix& s, int row_block
 // Addresses and sizes of the next slice to load.
 struct SliceIterator {
     const u8 *weights[2], *x;  // weights of both row blocks of the tile
-    WorkUnit cursor;
+    WorkPosition cursor;
     int rows[2];  // m16 tiles of the row blocks
     int units, slices, slice;
     int bytes[2];  // of an m16 tile, in this slice and in the other
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
 
     const u32 begin = range_begin(params, blockIdx.x), end = range_begin(params, blockIdx.x + 1);
     int n_slices = 0, n_units = 0;
-    WorkUnit cursor = {0, 0, 0};
+    WorkPosition cursor = {0, 0, 0};
     for (int i = 0; i < params.n_matrices; i++) {
         const Matrix& s = params.matrices[i];
         const int from = unit_at_cost(s, begin), to = unit_at_cost(s, end);
@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
             parity ^= 1;
         }
     };
-#if HAS_BULK
+#if HAS_SM90
     __shared__ __align__(8) u64 barriers[2 * STAGES + 1];  // full, empty, and one of a null slot
     const u32 full = shared_address(barriers);
     const Pipeline<STAGES> pipeline = {full, full + 8 * STAGES};

@@ -104,7 +104,7 @@ struct LaneOffsets {
 };
 
 template <int KIND>
-struct Tile {
+struct TileDequantizer {
     // Q4K and Q5K. With a single tile, lane u of a quad decodes the scales of chunk u of the unit for all lanes.
     static constexpr bool IS_Q5 = KIND == KIND_Q5K, IS_PAIRED = true;
     uint4 header[2];             // of rows g and g + 8
@@ -157,7 +157,7 @@ struct Tile {
         }
     }
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const u8* const (&w)[2]) {
+    static __device__ __forceinline__ void load_header_pair(TileDequantizer (&tile)[2], const u8* const (&w)[2]) {
         const int lane = threadIdx.x % 32;
         if (SLICE == 0)
             tile[0].header[0] =
@@ -166,15 +166,15 @@ struct Tile {
             read_scales_pair<SLICE>(tile);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND>& lane_offsets,
-                                                            u32 slice_address) {
+    static __device__ __forceinline__ void load_header_pair(TileDequantizer (&tile)[2],
+                                                            const LaneOffsets<KIND>& lane_offsets, u32 slice_address) {
         if (SLICE == 0)
             tile[0].header[0] = ld_shared_v4(slice_address + lane_offsets.head[0]);
         else
             read_scales_pair<SLICE>(tile);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void decode_scales_pair(Tile (&tile)[2]) {
+    static __device__ __forceinline__ void decode_scales_pair(TileDequantizer (&tile)[2]) {
         tile[0].first = tile[1].first = 2 * SLICE;
         if (SLICE) return;
         const uint4 h = tile[0].header[0];
@@ -195,11 +195,11 @@ struct Tile {
         read_scales_pair<0>(tile);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void read_scales_pair(Tile (&tile)[2]) {
+    static __device__ __forceinline__ void read_scales_pair(TileDequantizer (&tile)[2]) {
 #pragma unroll
         for (int u = 0; u < 4; u++) {
             const uint4 v = *scale_slot(u, SLICE);
-            Tile& to = tile[u / 2];
+            TileDequantizer& to = tile[u / 2];
             to.scale[2 * SLICE][u % 2] = v.x, to.min[2 * SLICE][u % 2] = v.y;
             to.scale[2 * SLICE + 1][u % 2] = v.z, to.min[2 * SLICE + 1][u % 2] = v.w;
         }
@@ -241,7 +241,7 @@ struct Tile {
 };
 
 template <>
-struct Tile<KIND_Q6K> {
+struct TileDequantizer<KIND_Q6K> {
     static constexpr bool IS_PAIRED = true;
     u32 d_f16[2];         // d of rows g and g + 8
     uint2 raw_scales[2];  // c + 128 of the slice's eight runs of 16
@@ -302,20 +302,21 @@ struct Tile<KIND_Q6K> {
     }
     // `d_f16`, `raw_scales` and `scaled_d` of the first tile are those of the lane's row; `scaled_d` for both s.
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const u8* const (&w)[2]) {
+    static __device__ __forceinline__ void load_header_pair(TileDequantizer (&tile)[2], const u8* const (&w)[2]) {
         const int lane = threadIdx.x % 32, r = lane / 4 + 8 * (lane & 1);
         const u8* at = lane & 2 ? w[1] : w[0];
         tile[0].raw_scales[0] = *(const uint2*)(at + 1536 + r * 8);
         if (SLICE == 0) tile[0].d_f16[0] = *(const u16*)(at + 1664 + r * 2);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void load_header_pair(Tile (&tile)[2], const LaneOffsets<KIND_Q6K>& lane_offsets,
+    static __device__ __forceinline__ void load_header_pair(TileDequantizer (&tile)[2],
+                                                            const LaneOffsets<KIND_Q6K>& lane_offsets,
                                                             u32 slice_address) {
         tile[0].raw_scales[0] = ld_shared_v2(slice_address + lane_offsets.head[SLICE]);
         if (SLICE == 0) tile[0].d_f16[0] = ld_shared_u16(slice_address + lane_offsets.d_f16);
     }
     template <int SLICE>
-    static __device__ __forceinline__ void decode_scales_pair(Tile (&tile)[2]) {
+    static __device__ __forceinline__ void decode_scales_pair(TileDequantizer (&tile)[2]) {
         const int i = threadIdx.x & 1;
         u32 lane_value[2][4];  // of both chunks: scale and offset for s = 0 and 1
 #pragma unroll
@@ -335,7 +336,7 @@ struct Tile<KIND_Q6K> {
 #pragma unroll
             for (int u = 0; u < 4; u++) {
                 const uint4 v = *scale_slot(u, q);
-                Tile& to = tile[u / 2];
+                TileDequantizer& to = tile[u / 2];
                 to.scale[2 * q][u % 2] = v.x, to.offset[2 * q][u % 2] = v.y;
                 to.scale[2 * q + 1][u % 2] = v.z, to.offset[2 * q + 1][u % 2] = v.w;
             }
@@ -376,7 +377,7 @@ struct Tile<KIND_Q6K> {
 };
 
 template <>
-struct Tile<KIND_Q8> {
+struct TileDequantizer<KIND_Q8> {
     static constexpr bool IS_PAIRED = false;
     uint4 codes[2];
     u32 scale[2], offset[2];  // pairs (b = 0, b = 1)
@@ -411,7 +412,7 @@ struct Tile<KIND_Q8> {
 };
 
 template <>
-struct Tile<KIND_WIDE> {
+struct TileDequantizer<KIND_U8_AFFINE> {
     static constexpr bool IS_PAIRED = false;
     uint4 codes[2];
     uint4 scales[2];  // of rows g and g + 8: scale and offset of four runs of 16
@@ -444,7 +445,7 @@ struct Tile<KIND_WIDE> {
 };
 
 template <>
-struct Tile<KIND_F16> {
+struct TileDequantizer<KIND_F16> {
     static constexpr bool IS_PAIRED = false;
     const u8* values;
 
@@ -464,18 +465,18 @@ struct Tile<KIND_F16> {
 
 // Loads and decodes the scales of slice SLICE of M tiles.
 template <int SLICE, int KIND, int M>
-__device__ __forceinline__ void load_headers(Tile<KIND> (&tile)[M], const u8* const (&w)[M]) {
-    if constexpr (M == 2 && Tile<KIND>::IS_PAIRED) {
-        Tile<KIND>::template load_header_pair<SLICE>(tile, w);
+__device__ __forceinline__ void load_headers(TileDequantizer<KIND> (&tile)[M], const u8* const (&w)[M]) {
+    if constexpr (M == 2 && TileDequantizer<KIND>::IS_PAIRED) {
+        TileDequantizer<KIND>::template load_header_pair<SLICE>(tile, w);
     } else {
 #pragma unroll
         for (int m = 0; m < M; m++) tile[m].template load_header<SLICE>(w[m]);
     }
 }
 template <int SLICE, int KIND, int M>
-__device__ __forceinline__ void decode_scales_all(Tile<KIND> (&tile)[M]) {
-    if constexpr (M == 2 && Tile<KIND>::IS_PAIRED) {
-        Tile<KIND>::template decode_scales_pair<SLICE>(tile);
+__device__ __forceinline__ void decode_scales_all(TileDequantizer<KIND> (&tile)[M]) {
+    if constexpr (M == 2 && TileDequantizer<KIND>::IS_PAIRED) {
+        TileDequantizer<KIND>::template decode_scales_pair<SLICE>(tile);
     } else {
 #pragma unroll
         for (int m = 0; m < M; m++) tile[m].template decode_scales<SLICE>();

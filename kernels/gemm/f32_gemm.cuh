@@ -21,7 +21,7 @@ struct F32Matrix {
     const float* weights;  // [n_out][cols]
     float* out;            // [ROWS][stride]
     int n_out, stride;
-    int add, first_row;  // first_row: the matrix's first group of 8 rows
+    int add, first_row_group;  // the matrix's first group of 8 rows
 };
 struct F32Params {
     F32Matrix matrices[MAX_MATRICES];
@@ -38,7 +38,7 @@ struct F32Smem {
 
 __device__ __forceinline__ const F32Matrix& f32_matrix(const F32Params& params, int row_group) {
     int index = 0;
-    while (index + 1 < params.n_matrices && row_group >= params.matrices[index + 1].first_row) index++;
+    while (index + 1 < params.n_matrices && row_group >= params.matrices[index + 1].first_row_group) index++;
     return params.matrices[index];
 }
 
@@ -47,7 +47,7 @@ __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem,
     const F32Matrix& s = f32_matrix(params, row_group);
     for (int i = f32_thread(); i < 8 * F32_CHUNK / 4; i += F32_WARPS * 32) {
         const int n = i / (F32_CHUNK / 4), quad = i % (F32_CHUNK / 4), k = k0 + quad * 4;
-        const int row = min((row_group - s.first_row) * 8 + n, s.n_out - 1);
+        const int row = min((row_group - s.first_row_group) * 8 + n, s.n_out - 1);
         if (k < params.cols)
             cp_async_16(shared_address(&smem.weights[n][quad]), s.weights + size_t(row) * params.cols + k);
         else
@@ -147,7 +147,7 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
                 const float v = reduce_8_to_lanes(sum[r]);
                 if (lane % 4 == 0 && row < ROWS) {
                     if (params.k_slices == 1)
-                        f32_store(s, row, (row_group - s.first_row) * 8 + lane / 4, v * factor(row));
+                        f32_store(s, row, (row_group - s.first_row_group) * 8 + lane / 4, v * factor(row));
                     else
                         flag_store(params.partials +
                                        ((size_t(row_group) * params.k_slices + k_slice) * ROWS + row) * 8 + lane / 4,
@@ -170,17 +170,17 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, const Fact
     for (int i = f32_thread(); i < ROWS * 8; i += F32_WARPS * 32) {
         float* from = params.partials + size_t(row_group) * params.k_slices * ROWS * 8 + i;
         float v = 0.0f;
-        for (int first_row = 0; first_row < params.k_slices; first_row += FETCH) {
+        for (int first_slice = 0; first_slice < params.k_slices; first_slice += FETCH) {
             float component[FETCH];
 #pragma unroll
             for (int f = 0; f < FETCH; f++)
-                component[f] = flag_load(from + size_t(min(first_row + f, params.k_slices - 1)) * ROWS * 8);
+                component[f] = flag_load(from + size_t(min(first_slice + f, params.k_slices - 1)) * ROWS * 8);
 #pragma unroll
             for (int f = 0; f < FETCH; f++) {
-                if (first_row + f >= params.k_slices) break;
-                v += flag_consume(from + size_t(first_row + f) * ROWS * 8, component[f]);
+                if (first_slice + f >= params.k_slices) break;
+                v += flag_consume(from + size_t(first_slice + f) * ROWS * 8, component[f]);
             }
         }
-        f32_store(s, i / 8, (row_group - s.first_row) * 8 + i % 8, v * factor(i / 8));
+        f32_store(s, i / 8, (row_group - s.first_row_group) * 8 + i % 8, v * factor(i / 8));
     }
 }

@@ -24,7 +24,7 @@ struct F32Matrix {
     const float* weights;  // [n_out][cols]
     float* out;            // [ROWS][stride]
     int n_out, stride;
-    int _pad, first_row;  // first_row: the matrix's first group of 16 rows
+    int _pad, first_row_group;  // the matrix's first group of 16 rows
 };
 struct F32Params {
     F32Matrix matrices[MAX_MATRICES];
@@ -42,7 +42,7 @@ struct F32Smem {
 
 __device__ __forceinline__ const F32Matrix& f32_matrix(const F32Params& params, int row_group) {
     int index = 0;
-    while (index + 1 < params.n_matrices && row_group >= params.matrices[index + 1].first_row) index++;
+    while (index + 1 < params.n_matrices && row_group >= params.matrices[index + 1].first_row_group) index++;
     return params.matrices[index];
 }
 
@@ -60,7 +60,7 @@ struct F32Job {
 __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem, int row_group, int k0) {
     static_assert(F32_WARPS * 32 == F32_CHUNK / 4, "a quad of a row for each thread");
     const F32Matrix& s = f32_matrix(params, row_group);
-    const int quad = f32_thread(), k = k0 + quad * 4, first_row = (row_group - s.first_row) * F32_TILE_ROWS,
+    const int quad = f32_thread(), k = k0 + quad * 4, first_row = (row_group - s.first_row_group) * F32_TILE_ROWS,
               bytes = k < params.cols ? 16 : 0;
     const float* from = s.weights + size_t(first_row) * params.cols + min(k, params.cols - 4);
 #pragma unroll 1
@@ -112,10 +112,10 @@ __device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& 
     for (int i = 0; i < F32_PREFETCH; i++) fetch(x[i], i);
     static_assert(BLOCKS % F32_PREFETCH == 0, "whole turns");
 #pragma unroll 1
-    for (int first_row = 0; first_row < BLOCKS; first_row += F32_PREFETCH)
+    for (int first_block = 0; first_block < BLOCKS; first_block += F32_PREFETCH)
 #pragma unroll
         for (int i = 0; i < F32_PREFETCH; i++) {
-            const int block = first_row + i;
+            const int block = first_block + i;
             float4 w[2];  // rows g and g + 8
 #pragma unroll
             for (int r = 0; r < 2; r++) w[r] = smem.weights[g + 8 * r][(quad + block * 4 + t) ^ (g & 1) << 2];
@@ -217,8 +217,8 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
         f32_sync();
         // Eight lanes share a quad: parts 8 apart in order, then lanes 4, 2, 1 apart.
 #pragma unroll 1
-        for (int first_row = 0; first_row * k_slices < quads; first_row += F32_WARPS * 4) {
-            const int q = (first_row + thread / 8) * k_slices, within = thread % 8;
+        for (int first_quad = 0; first_quad * k_slices < quads; first_quad += F32_WARPS * 4) {
+            const int q = (first_quad + thread / 8) * k_slices, within = thread % 8;
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
             for (int f = within; f < k_slices && q < quads; f += 8) {
@@ -233,7 +233,7 @@ __device__ __forceinline__ void f32_epilogue(const F32Params& params, F32Smem& s
             }
             // Row of x and row of W of quad `at` of the fragments, for each of four lanes.
             const int at = job.k_slice + q, row = at / 32 * 8 + at % 4 * 2 + within % 2;
-            const int n = (job.row_group - s.first_row) * F32_TILE_ROWS + at / 4 % 8 + within / 2 * 8;
+            const int n = (job.row_group - s.first_row_group) * F32_TILE_ROWS + at / 4 % 8 + within / 2 * 8;
             if (within < 4 && q < quads && row < ROWS && n < s.n_out)
                 s.out[size_t(row) * s.stride + n] = component(sum, within) * factor(row);
         }

@@ -53,7 +53,7 @@ struct TileBlocks {
     __device__ __forceinline__ int first_fragment(int warp) const { return blockIdx.x - first + n_reducers * warp; }
 };
 __device__ __forceinline__ TileBlocks tile_blocks(const Phase& phase, const Matrix& s, int tile) {
-    if (phase.private_tiles) return {blockIdx.x, blockIdx.x, 1};
+    if (phase.data_parallel_tiles) return {blockIdx.x, blockIdx.x, 1};
     const u32 cost = tile_cost(phase, s, tile), first = block_at_cost(phase, cost),
               last = block_at_cost(phase, cost + u32(s.units - 1) * s.cost);
     return {first, last, phase.tile_switch_cost == 0 ? last - first + 1 : last > first ? last - first : 1};
@@ -207,8 +207,8 @@ __device__ __forceinline__ u32 fragment_lane_offset(u32 m, u32 m16, u32 n) {
     return fragment_offset(m, m16, n) + threadIdx.x % 32;
 }
 
-// Adds fragments of 16 columns and 8 rows published by blocks `from` .. last, in block order. The first is at offset
-// `place`, the others at(c) behind it. BATCH blocks at a time are polled until all are ready. POLL_ONE_WORD: if one is
+// Adds fragments of 16 columns and 8 rows published by blocks `from` .. last, in block order. The first is at
+// `offset`, the others at(c) behind it. BATCH blocks at a time are polled until all are ready. POLL_ONE_WORD: if one is
 // missing, polls one word of each block and then reads all again; for many blocks, whose warps would exceed the L2
 // bandwidth otherwise.
 template <int COUNT, int BATCH, bool POLL_ONE_WORD, typename At>
@@ -280,14 +280,14 @@ __device__ __forceinline__ void publish_partial_tile(const Phase& phase, const M
     }
 }
 
-// Reduces the remainder tiles of a phase by `warps` auxiliary warps of every block, this one being number `aux_warp`:
+// Reduces the stream-K tiles of a phase by `warps` auxiliary warps of every block, this one being number `aux_warp`:
 // 16 columns of gate and of up and 8 rows at a time.
-__device__ __forceinline__ void reduce_remainder_tiles(const Phase& phase, const Matrix& s, float4* scratch,
-                                                       u32 aux_warp, u32 warps, const RowScales& rows) {
+__device__ __forceinline__ void reduce_stream_k_tiles(const Phase& phase, const Matrix& s, float4* scratch,
+                                                      u32 aux_warp, u32 warps, const RowScales& rows) {
 #pragma unroll 1
-    for (u32 i = blockIdx.x + aux_warp * gridDim.x; i < (s.tiles - phase.remainder_begin) * 8 * N8_TILES;
+    for (u32 i = blockIdx.x + aux_warp * gridDim.x; i < (s.tiles - phase.stream_k_begin) * 8 * N8_TILES;
          i += warps * gridDim.x) {
-        const u32 tile = phase.remainder_begin + i / (8 * N8_TILES), m16 = i / N8_TILES % 8, n = i % N8_TILES;
+        const u32 tile = phase.stream_k_begin + i / (8 * N8_TILES), m16 = i / N8_TILES % 8, n = i % N8_TILES;
         const int index = tile * 8 + m16;
         if (index * 16 >= s.n_out) continue;
         ColumnScales columns[M16_TILES];
@@ -297,7 +297,7 @@ __device__ __forceinline__ void reduce_remainder_tiles(const Phase& phase, const
                 (const float*)row_block_at(s, phase.epilogue_kind, tile, m) + m16 * 16 + threadIdx.x % 32 / 4;
             columns[m] = {{__ldg(factors), __ldg(factors + 8)}, {}};
         }
-        const u32 first = remainder_first_block(phase, s, tile);
+        const u32 first = stream_k_first_block(phase, s, tile);
         const TileBlocks blocks = {first, first + s.units - 1, 0};
         float4 sum[M16_TILES] = {};
         reduce_partials<M16_TILES, 2, false>(

@@ -1,11 +1,11 @@
 // Parameters of the fused layer (fused_layer_sm90.cu), and each block's work range of a phase.
 //
-// A phase is the GEMMs of one input. Its work units form a line that is distributed over the blocks by shapes and grid
-// only (stream_k.cuh). The line has `tile_switch_cost` before the units of each tile, because a block that switches
-// tiles takes about one unit longer. If it is 0, each block has units of one tile only.
-// If EPILOGUE_SWIGLU has more tiles than there are blocks, each block may own `private_tiles` whole tiles, which need
-// no reduction. Before those it has at most one unit of the remainder tiles and publishes its partial tile; the
-// auxiliary warps reduce these while private tiles are multiplied.
+// A phase is the GEMMs of one input. Its iteration space is distributed over the blocks by shapes and grid only
+// (stream_k.cuh). It has `tile_switch_cost` before the units of each tile, because a block that switches tiles takes
+// about one unit longer. If it is 0, each block has units of one tile only.
+// If EPILOGUE_SWIGLU has more tiles than there are blocks, each block may own `data_parallel_tiles` whole tiles, which
+// need no reduction. Before those it has at most one unit of the stream-K tiles and publishes its partial tile. The
+// auxiliary warps reduce the partial tiles while data-parallel tiles are multiplied.
 // A tile is two row blocks of 128 rows: consecutive ones of a matrix, or (EPILOGUE_SWIGLU) the same row block of gate
 // and of up.
 #pragma once
@@ -35,7 +35,7 @@ struct Matrix {
     int tile_bytes;         // of an m16 tile in a unit
     int first_slice_bytes;  // of an m16 tile in the first slice of a unit
     int slices;             // per unit
-    u32 first_cost;         // where its units begin on the phase's line
+    u32 first_cost;         // where its units begin in the iteration space
     u32 cost;               // of a unit
 };
 struct Phase {
@@ -49,11 +49,11 @@ struct Phase {
     int n_consumed;            // in 16 bytes
     u32 tile_switch_cost;      // before the units of each tile; 0: each block has units of one tile at most
     int first, end;            // matrices of the phase
-    u32 cost_per_block, extra_blocks;  // block b begins at b * cost_per_block + min(b, extra_blocks)
+    u32 cost_per_block, big_blocks;  // block b begins at b * cost_per_block + min(b, big_blocks)
     int epilogue_kind;
-    int norm_width;       // columns of the rows of in_squares
-    u32 private_tiles;    // EPILOGUE_SWIGLU: whole tiles per block; 0: none
-    u32 remainder_begin;  // first tile after the private ones; block b has unit b of them, if there is one
+    int norm_width;           // columns of the rows of in_squares
+    u32 data_parallel_tiles;  // EPILOGUE_SWIGLU: whole tiles per block; 0: none
+    u32 stream_k_begin;       // first tile after the data-parallel ones; block b has unit b of them, if there is one
 };
 
 // Row block of the matrix that is the first (m = 0) or second of a tile.
@@ -65,13 +65,13 @@ __device__ __forceinline__ const u8* row_block_at(const Matrix& s, int epilogue_
     return s.weights[m] +
            size_t(epilogue_kind == EPILOGUE_SWIGLU ? tile : 2 * tile) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8);
 }
-// Where the units of a tile begin on the line.
+// Where the units of a tile begin in the iteration space.
 __device__ __forceinline__ u32 tile_cost(const Phase& phase, const Matrix& s, int tile) {
     return s.first_cost + u32(tile) * (phase.tile_switch_cost + s.units * s.cost) + phase.tile_switch_cost;
 }
-// The first block that has a unit of a remainder tile.
-__device__ __forceinline__ u32 remainder_first_block(const Phase& phase, const Matrix& s, int tile) {
-    return (tile - phase.remainder_begin) * s.units;
+// The first block that has a unit of a stream-K tile.
+__device__ __forceinline__ u32 stream_k_first_block(const Phase& phase, const Matrix& s, int tile) {
+    return (tile - phase.stream_k_begin) * s.units;
 }
 // First unit of a matrix that begins at or after `cost`.
 __device__ __forceinline__ int unit_at_cost(const Phase& phase, const Matrix& s, u32 cost) {
@@ -91,9 +91,9 @@ struct TileShape {
 };
 // A block's part of a phase, or what is left of it; in shared memory for the math warps.
 struct __align__(16) WorkRange {
-    WorkUnit begin;
+    WorkPosition begin;
     int units;
-    int next;         // private tile after the remainder unit, -1 if the first unit is no remainder
+    int next;         // data-parallel tile after the stream-K unit, -1 if the first unit is no remainder
     TileShape shape;  // of the current tile
 
     // Units of the current tile.
@@ -116,15 +116,15 @@ struct __align__(16) WorkRange {
 
 // By a whole warp: lanes 2 i and 2 i + 1 find begin and end of the range in the phase's matrix i.
 __device__ __forceinline__ WorkRange work_range_of(const Matrix* matrices, const Phase& phase) {
-    if (phase.private_tiles) {
+    if (phase.data_parallel_tiles) {
         const Matrix& s = matrices[phase.first];
-        const int tile = blockIdx.x * phase.private_tiles, units = phase.private_tiles * s.units,
-                  remainder_begin = phase.remainder_begin + blockIdx.x / s.units;
-        if (remainder_begin < s.tiles)
-            return {{phase.first, remainder_begin, int(blockIdx.x) % s.units},
+        const int tile = blockIdx.x * phase.data_parallel_tiles, units = phase.data_parallel_tiles * s.units,
+                  stream_k_begin = phase.stream_k_begin + blockIdx.x / s.units;
+        if (stream_k_begin < s.tiles)
+            return {{phase.first, stream_k_begin, int(blockIdx.x) % s.units},
                     units + 1,
                     tile,
-                    TileShape::of(s, phase.epilogue_kind, remainder_begin)};
+                    TileShape::of(s, phase.epilogue_kind, stream_k_begin)};
         return {{phase.first, tile, 0}, units, -1, TileShape::of(s, phase.epilogue_kind, tile)};
     }
     static_assert(2 * MAX_MATRICES <= 32, "two lanes for each matrix of a phase");
@@ -136,7 +136,7 @@ __device__ __forceinline__ WorkRange work_range_of(const Matrix* matrices, const
     const u32 any = __ballot_sync(WARP_ALL, units > 0);
     const int first = any ? __ffs(any) - 1 : 0;
     const auto of_first = [&](int v) { return __shfl_sync(WARP_ALL, v, first); };
-    const WorkUnit begin = {of_first(i), of_first(tile), of_first(from - tile * s.units)};
+    const WorkPosition begin = {of_first(i), of_first(tile), of_first(from - tile * s.units)};
     return {begin, int(__reduce_add_sync(WARP_ALL, units)), -1,
             TileShape::of(matrices[begin.matrix], phase.epilogue_kind, begin.tile)};
 }

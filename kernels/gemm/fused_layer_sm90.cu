@@ -9,22 +9,22 @@
 // Stream-K: the work units of a phase are distributed over all blocks (stream_k.cuh), and partial tiles are reduced in
 // block order. The bits of a row depend on shapes and grid only, not on ROWS: batch-invariant.
 //
-// RMS norm is folded into the GEMMs around it. The epilogue that updates the residual x writes f16(x * weight * inv_rms
-// * HEADROOM) with the last known inv_rms, and the sum of squares of each 16 columns. The next phase adds up the
-// squares, which gives the true inv_rms, and multiplies its results by true / (last * HEADROOM).
+// RMS norm is folded into the GEMMs around it. The epilogue that updates the barrier_phase x writes f16(x * weight *
+// inv_rms * HEADROOM) with the last known inv_rms, and the sum of squares of each 16 columns. The next phase adds up
+// the squares, which gives the true inv_rms, and multiplies its results by true / (last * HEADROOM).
 //
 // No grid barrier between GEMMs: activations carry an in-band ready flag (common/sync.cuh), so a block starts a phase
 // as soon as its first K = 256 slice of x has landed. A grid barrier follows for what is needed later: squares, the
-// residual stream, clearing of consumed activations, and x by bulk copies.
+// barrier_phase stream, clearing of consumed activations, and x by bulk copies.
 //
 // Warps: 0..7 math; 8 weight and epilogue-operand producer; 9 activation producer; 10 and 11 auxiliary: grid barrier,
-// norm scales, reduction of remainder tiles, f32 matrices.
+// norm scales, reduction of stream-K tiles, f32 matrices.
 // All blocks are resident at once: grid = multiprocessors, and a block takes more than half of their shared memory.
 // With programmatic dependent launch, this launch may wait for blocks of its predecessors only.
 //
 // in      FusedLayerParams (fused_layer_phases.cuh), by value
-// out     residual f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of the
-//         last norm
+// out     barrier_phase f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of
+//         the last norm
 // grid    multiprocessors x 384 threads
 // smem    RING_BYTES dynamic: STAGES stages, each a K-slice of 16 m16 tiles of weights and the same values of x
 // scratch two times gridDim * 2 * 16 * N8_TILES * 512 bytes, +0 before and after. Phases alternate, since a block may
@@ -314,7 +314,7 @@ __device__ __forceinline__ void weight_producer(const FusedLayerParams& params, 
                                       barrier, evict_last);
                 }
             };
-            bool is_new_tile = range.next < 0;  // not a remainder tile
+            bool is_new_tile = range.next < 0;  // not a stream-K tile
 #pragma unroll 1
             for (int remaining = n; remaining; remaining--) {
                 issue(0);
@@ -365,9 +365,9 @@ __device__ __forceinline__ void poll_slice_async(const u8* from, u32 to, int cou
     }
 }
 
-// Warp 9: x of every slice, by bulk copies once its phase is open, before that by polling ready flags. A parity is
-// valid until the next phase completes, so no phase ends before this warp has seen it open; in a block without units no
-// other warp waits for it.
+// Warp 9: x of every slice, by bulk copies once its phase is open, before that by polling ready flags.
+// The parity of `phase_open` repeats after two phases, so this warp must see each phase open before the phase ends.
+// That also holds in a block without units, where no other warp waits for this one.
 __device__ __forceinline__ void activation_producer(const FusedLayerParams& params, SharedStorage& smem, u32 ring) {
     u32 first = shared_address(smem.full);
     make_opaque(first, ring);  // else recomputed for each slice
@@ -441,16 +441,16 @@ __device__ __forceinline__ void aux_warps(const FusedLayerParams& params, Shared
     f32_prologue(params.f32, f32_smem);
 #endif
     pdl_wait();
-    u32 residual = 0;
-    if (is_barrier_thread) residual = grid_barrier_phase(params.barrier);
+    u32 barrier_phase = 0;
+    if (is_barrier_thread) barrier_phase = grid_barrier_phase(params.barrier);
     for (int phase_index = 0; phase_index < params.n_barrier_phases; phase_index++) {
         if (is_barrier_thread) {
             if (phase_index) {
                 mbarrier_wait(phase_done, (phase_index - 1) & 1);
                 fence_proxy_async_global();
                 grid_barrier_arrive(params.barrier);
-                while (grid_barrier_phase(params.barrier) == residual) {}
-                residual ^= 0x80000000u;
+                while (grid_barrier_phase(params.barrier) == barrier_phase) {}
+                barrier_phase ^= 0x80000000u;
                 fence_proxy_async_global();
             }
             mbarrier_arrive(phase_open);
@@ -472,10 +472,10 @@ __device__ __forceinline__ void aux_warps(const FusedLayerParams& params, Shared
         if (blockIdx.x == 0 && (phase_index == 1 || phase_index == 2))
             published_scales(params, phase_index == 1 ? 3 : 1)[f32_thread()] = 0.0f;
         mbarrier_arrive(scales_ready);
-        if (has_gemm && phase.private_tiles) {
+        if (has_gemm && phase.data_parallel_tiles) {
             mbarrier_wait(scales_ready, phase_index & 1);
-            reduce_remainder_tiles(phase, params.matrices[phase.first], scratch_of(params, phase_index), f32_warp(),
-                                   F32_WARPS, rows);
+            reduce_stream_k_tiles(phase, params.matrices[phase.first], scratch_of(params, phase_index), f32_warp(),
+                                  F32_WARPS, rows);
             f32_sync();
         }
     }
@@ -550,10 +550,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1)
             has_scales = true;
         };
         WorkRange range = smem.ranges[phase_index];
-        const WorkUnit& unit = range.begin;
+        const WorkPosition& unit = range.begin;
         while (range.units) {
             const Matrix& s = params.matrices[unit.matrix];
-            const bool is_remainder = range.next >= 0;
+            const bool is_stream_k = range.next >= 0;
             const int n = range.run_length();
             float acc[M16_TILES][N8_TILES][4];
 #pragma unroll
@@ -564,8 +564,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1)
                     for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
             gemm_mainloop(range.shape.kind, ring, n, warp_has_rows(range.shape.rows, warp), acc, consumer_wait,
                           peek_next, consumer_release, null_slot);
-            if (is_remainder) {
-                publish_partial_tile(phase, s, scratch, unit.tile, remainder_first_block(phase, s, unit.tile), warp,
+            if (is_stream_k) {
+                publish_partial_tile(phase, s, scratch, unit.tile, stream_k_first_block(phase, s, unit.tile), warp,
                                      acc);
             } else {
                 mbarrier_wait(shared_address(smem.epilogue_full + (n_tiles & 1)), n_tiles >> 1 & 1);

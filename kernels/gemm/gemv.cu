@@ -44,8 +44,8 @@ struct GemvParams {
     Matrix matrices[MAX_MATRICES];
     const u8* x;
     const float* norm;
-    // block b of gemm/decode_gemm_small_batch begins at b * cost_per_block + min(b, extra_blocks)
-    u32 cost_per_block, extra_blocks;
+    // block b of gemm/decode_gemm_small_batch begins at b * cost_per_block + min(b, big_blocks)
+    u32 cost_per_block, big_blocks;
     int n_matrices;
     float eps;
     int weight_bytes, partials;  // of a tile: bytes of weights, and number of partial sums
@@ -70,12 +70,11 @@ struct TileRows {
 };
 
 __device__ __forceinline__ u32 range_begin(const GemvParams& params, u32 block) {
-    return block * params.cost_per_block + min(block, params.extra_blocks);
+    return block * params.cost_per_block + min(block, params.big_blocks);
 }
 __device__ __forceinline__ u32 block_at_cost(const GemvParams& params, u32 cost) {
-    const u32 wide = params.extra_blocks * (params.cost_per_block + 1);
-    return cost < wide ? cost / (params.cost_per_block + 1)
-                       : params.extra_blocks + (cost - wide) / params.cost_per_block;
+    const u32 wide = params.big_blocks * (params.cost_per_block + 1);
+    return cost < wide ? cost / (params.cost_per_block + 1) : params.big_blocks + (cost - wide) / params.cost_per_block;
 }
 // First unit of the tile in block `part` of those that share it, or one past its last.
 __device__ __forceinline__ int split_unit(const GemvParams& params, const Matrix& s, const TileRows& rows, int part) {
@@ -130,7 +129,7 @@ __device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int u
 
 // One K-slice as gemm/mma_slice.cuh does it; x: consecutive f16.
 template <int KIND, int SLICE>
-__device__ __forceinline__ void mma_slice(Tile<KIND>& tile, const u8* weights, u32 x, float (&acc)[4]) {
+__device__ __forceinline__ void mma_slice(TileDequantizer<KIND>& tile, const u8* weights, u32 x, float (&acc)[4]) {
     tile.template load_header<SLICE>(weights);
     tile.load_codes(weights, 0);
     tile.template decode_scales<SLICE>();
@@ -156,7 +155,7 @@ __device__ __forceinline__ void mma_slice(Tile<KIND>& tile, const u8* weights, u
 template <int KIND>
 __device__ __forceinline__ void mma_units(const u8* weights, u32 x, int from, int to, float (&acc)[4]) {
     x += threadIdx.x % 32 / 16 * 64 + threadIdx.x / 8 % 2 * 16;
-    Tile<KIND> tile;
+    TileDequantizer<KIND> tile;
     for (int unit = from; unit < to; unit++) {
         const u8* at = weights + unit * unit_tile_bytes(KIND);
         const u32 x_unit = x + unit * unit_slices(KIND) * slice_chunks(KIND) * 128;
@@ -166,26 +165,26 @@ __device__ __forceinline__ void mma_units(const u8* weights, u32 x, int from, in
     }
 }
 
-#define DISPATCH_KIND(CALL)                                        \
-    switch (kind) {                                                \
-        case KIND_Q4K:                                             \
-            if constexpr (KINDS >> KIND_Q4K & 1) CALL(KIND_Q4K);   \
-            break;                                                 \
-        case KIND_Q5K:                                             \
-            if constexpr (KINDS >> KIND_Q5K & 1) CALL(KIND_Q5K);   \
-            break;                                                 \
-        case KIND_Q6K:                                             \
-            if constexpr (KINDS >> KIND_Q6K & 1) CALL(KIND_Q6K);   \
-            break;                                                 \
-        case KIND_Q8:                                              \
-            if constexpr (KINDS >> KIND_Q8 & 1) CALL(KIND_Q8);     \
-            break;                                                 \
-        case KIND_WIDE:                                            \
-            if constexpr (KINDS >> KIND_WIDE & 1) CALL(KIND_WIDE); \
-            break;                                                 \
-        case KIND_F16:                                             \
-            if constexpr (KINDS >> KIND_F16 & 1) CALL(KIND_F16);   \
-            break;                                                 \
+#define DISPATCH_KIND(CALL)                                                  \
+    switch (kind) {                                                          \
+        case KIND_Q4K:                                                       \
+            if constexpr (KINDS >> KIND_Q4K & 1) CALL(KIND_Q4K);             \
+            break;                                                           \
+        case KIND_Q5K:                                                       \
+            if constexpr (KINDS >> KIND_Q5K & 1) CALL(KIND_Q5K);             \
+            break;                                                           \
+        case KIND_Q6K:                                                       \
+            if constexpr (KINDS >> KIND_Q6K & 1) CALL(KIND_Q6K);             \
+            break;                                                           \
+        case KIND_Q8:                                                        \
+            if constexpr (KINDS >> KIND_Q8 & 1) CALL(KIND_Q8);               \
+            break;                                                           \
+        case KIND_U8_AFFINE:                                                 \
+            if constexpr (KINDS >> KIND_U8_AFFINE & 1) CALL(KIND_U8_AFFINE); \
+            break;                                                           \
+        case KIND_F16:                                                       \
+            if constexpr (KINDS >> KIND_F16 & 1) CALL(KIND_F16);             \
+            break;                                                           \
     }
 
 // The input row for the packed and the f32 matrices.

@@ -58,8 +58,8 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
                                               const Wait& consumer_wait, const PeekNext& peek_next,
                                               const Release& consumer_release, const PipelineSlot& null_slot) {
     constexpr bool TWO_SLICES = unit_slices(KIND) == 2,
-                   USE_LANE_OFFSETS = USE_WGMMA && M16_TILES == 2 && Tile<KIND>::IS_PAIRED;
-    Tile<KIND> tile[M16_TILES];
+                   USE_LANE_OFFSETS = USE_WGMMA && M16_TILES == 2 && TileDequantizer<KIND>::IS_PAIRED;
+    TileDequantizer<KIND> tile[M16_TILES];
     PipelineSlot slot = {};  // current slice
     u32 x_desc = 0;          // its x as a wgmma descriptor
     LaneOffsets<KIND> lane_offsets;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
         constexpr int SLICE = decltype(slice)::value;
         slot = consumer_wait();
         if constexpr (USE_LANE_OFFSETS) {
-            Tile<KIND>::template load_header_pair<SLICE>(tile, lane_offsets, slot.x * 16);
+            TileDequantizer<KIND>::template load_header_pair<SLICE>(tile, lane_offsets, slot.x * 16);
         } else {
             const u8* w[M16_TILES];
             weights(slice, w);
@@ -104,10 +104,10 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
     // `more`: another slice follows.
     const auto run_slice = [&](auto slice, auto next, bool more) {
         constexpr int SLICE = decltype(slice)::value;
-        if (!HAS_BULK) load_slice(slice);
+        if (!HAS_SM90) load_slice(slice);
         const PipelineSlot current = slot;
         const auto prefetch_next = [&]() {
-            if (HAS_BULK && more) load_slice(next);
+            if (HAS_SM90 && more) load_slice(next);
         };
 #if USE_WGMMA
         // Warp-uniform, and known as such to the compiler.
@@ -124,7 +124,7 @@ __device__ __forceinline__ void gemm_mainloop(const u8* ring, int units, float (
         consumer_release(current);
 #endif
     };
-    if (HAS_BULK) {
+    if (HAS_SM90) {
         peek_next();
         load_slice(IntConstant<0>());
     }
@@ -158,7 +158,7 @@ __device__ __forceinline__ void gemm_mainloop(int kind, const u8* ring, int unit
             gemm_mainloop<K>(ring, units, acc, consumer_wait, peek_next, consumer_release, null_slot); \
         break;
         KIND_CASE(KIND_Q4K)
-        KIND_CASE(KIND_Q5K) KIND_CASE(KIND_Q6K) KIND_CASE(KIND_Q8) KIND_CASE(KIND_WIDE) KIND_CASE(KIND_F16)
+        KIND_CASE(KIND_Q5K) KIND_CASE(KIND_Q6K) KIND_CASE(KIND_Q8) KIND_CASE(KIND_U8_AFFINE) KIND_CASE(KIND_F16)
 #undef KIND_CASE
     }
 }

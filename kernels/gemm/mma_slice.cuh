@@ -1,9 +1,9 @@
 // One K-slice by mma.sync: 16 * M rows of weights times 8 * N rows of activations over 128 or 64 values of K, into f32
 // accumulators. Operands are in shared memory, see weight_layout.cuh and a16_layout.cuh.
 //
-// MMAs of 16 values go in the order of dequant_tile.cuh (values 0, 32, 16, 48 on of every 64) for any N, into the same
-// accumulator, so a row's bits depend on no other row. w[m]: the warp's tile in each of its M row blocks. x: 64 values
-// of all n8 tiles, then the next 64. acc: C fragments.
+// MMAs of 16 values go into the same accumulator in the order of dequant_tile.cuh for any N: values 0, 32, 16, 48 on of
+// every 64. So a row's bits depend on no other row. w[m]: the warp's tile in each of its M row blocks. x: 64 values of
+// all n8 tiles, then the next 64. acc: C fragments.
 //
 // The first codes of a slice are loaded (`load_first_chunk`) while MMAs of the slice before still run: `prefetch_next`
 // is called once, when all codes of this slice are in registers; it may wait for the next slice and load.
@@ -12,14 +12,14 @@
 #include "gemm/dequant_tile.cuh"
 
 template <int SLICE, int KIND, int M>
-__device__ __forceinline__ void load_first_chunk(Tile<KIND> (&tile)[M], const u8* const (&w)[M]) {
+__device__ __forceinline__ void load_first_chunk(TileDequantizer<KIND> (&tile)[M], const u8* const (&w)[M]) {
     load_headers<SLICE>(tile, w);
 #pragma unroll
     for (int m = 0; m < M; m++) tile[m].load_codes(w[m], 0);
 }
 
 template <int KIND, int M, int N, int SLICE, typename PrefetchNext>
-__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
+__device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
                                           float (&acc)[M][N][4], const PrefetchNext& prefetch_next) {
     const int lane = threadIdx.x % 32;
     // ldmatrix: values 0..15 and 32..47 of 64 for s = 0, 16 more for s = 1.
@@ -64,7 +64,7 @@ __device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const
 
 // The whole slice, without prefetch.
 template <int KIND, int M, int N, int SLICE>
-__device__ __forceinline__ void mma_slice(Tile<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
+__device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
                                           float (&acc)[M][N][4]) {
     load_first_chunk<SLICE>(tile, w);
     mma_slice<KIND, M, N, SLICE>(tile, w, x, acc, []() {});

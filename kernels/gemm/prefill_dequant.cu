@@ -24,8 +24,8 @@ __device__ __forceinline__ u32 scale_f16x2(u32 pair, float factor) {
 // 64 values of a tile: register j of step (b, s) holds row lane / 4 + 8 * (j % 2), values 32 b + 16 s + 8 * (j / 2) + 2
 // * (lane % 4) + 0, 1. Lanes of a quad exchange, so that each writes whole chunks of eight values.
 template <int KIND>
-__device__ __forceinline__ void dequant_64(Tile<KIND>& tile, const u8* src, int q, char* panels, int panel_rows,
-                                           const int (&row)[2], const float (&factor)[2], int block) {
+__device__ __forceinline__ void dequant_64(TileDequantizer<KIND>& tile, const u8* src, int q, char* panels,
+                                           int panel_rows, const int (&row)[2], const float (&factor)[2], int block) {
     const int lane = threadIdx.x % 32;
     u32 a[2][2][4];  // [b][s][j]
     if (q) {
@@ -49,8 +49,8 @@ __device__ __forceinline__ void dequant_64(Tile<KIND>& tile, const u8* src, int 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) prefill_dequant(const u8* w, int n_out, int units, int k_blocks,
-                                                                  char* panels, int panel_rows, int first, int step) {
+extern "C" __global__ void __launch_bounds__(256)
+    prefill_dequant(const u8* w, int n_out, int units, int k_tiles, char* panels, int panel_rows, int first, int step) {
     const int unit = blockIdx.x, block = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int tiles = min(8, (n_out - block * 128 + 15) / 16);
     if (warp >= tiles) {
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(256) prefill_dequant(const u8* w, i
     const int row[2] = {first + r / 8 * step + r % 8, first + (r / 8 + 1) * step + r % 8};
     const float* factors = (const float*)block_weights + warp * 16 + g;
     const float factor[2] = {factors[0], factors[8]};
-    Tile<WEIGHT_KIND> tile;
+    TileDequantizer<WEIGHT_KIND> tile;
 #pragma unroll
     for (int slice = 0; slice < unit_slices(WEIGHT_KIND); slice++) {
         if (slice) {
@@ -81,9 +81,9 @@ extern "C" __global__ void __launch_bounds__(256) prefill_dequant(const u8* w, i
         }
 #pragma unroll
         for (int q = 0; q < slice_chunks(WEIGHT_KIND); q++) {
-            const int k_block = (unit * unit_slices(WEIGHT_KIND) + slice) * slice_chunks(WEIGHT_KIND) + q;
-            if (k_block < k_blocks) {
-                dequant_64(tile, src, q, panels, panel_rows, row, factor, k_block);
+            const int k_tile = (unit * unit_slices(WEIGHT_KIND) + slice) * slice_chunks(WEIGHT_KIND) + q;
+            if (k_tile < k_tiles) {
+                dequant_64(tile, src, q, panels, panel_rows, row, factor, k_tile);
             }
         }
     }

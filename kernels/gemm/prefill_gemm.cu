@@ -75,13 +75,13 @@ __device__ __forceinline__ void gemm(const PrefillGemmParams& params, const Epil
     const int rows = params.chunk->rows;
     for (int index = blockIdx.x; index < scheduler.total; index += gridDim.x) {
         const WorkTile tile = scheduler.at(params, index);
-        const int blocks = tile.end_block - tile.first_block;
+        const int blocks = tile.end_k_tile - tile.first_k_tile;
         Accumulators acc = {};
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < STAGES - 1; i++) {
             if (i < blocks) {
-                load_stage(params, tile, tile.first_block + i, ring + i * 2 * TILE_BYTES);
+                load_stage(params, tile, tile.first_k_tile + i, ring + i * 2 * TILE_BYTES);
             }
             cp_async_commit();
         }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void gemm(const PrefillGemmParams& params, const Epil
             cp_async_wait<STAGES - 2>();
             __syncthreads();
             if (i + STAGES - 1 < blocks) {
-                load_stage(params, tile, tile.first_block + i + STAGES - 1, ring + next_stage * 2 * TILE_BYTES);
+                load_stage(params, tile, tile.first_k_tile + i + STAGES - 1, ring + next_stage * 2 * TILE_BYTES);
             }
             cp_async_commit();
             mma_stage(acc, ring + stage * 2 * TILE_BYTES);
@@ -185,16 +185,16 @@ struct StoreEpilogue {
 #define KERNEL_ATTRIBUTES __global__ void __launch_bounds__(THREADS, 1)
 
 #if SWIGLU
-extern "C" KERNEL_ATTRIBUTES prefill_gemm_swiglu(const char* x, const char* w, const Chunk* chunk, int rows_cap,
-                                                 int w_rows, int k_blocks, float scale, float scale_out, char* h) {
-    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0},
+extern "C" KERNEL_ATTRIBUTES prefill_gemm_swiglu(const char* x, const char* w, const PrefillChunk* chunk, int rows_cap,
+                                                 int w_rows, int k_tiles, float scale, float scale_out, char* h) {
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_tiles, 1, 0},
          SwigluEpilogue{h, rows_cap, scale, scale_out});
 }
 #else
-extern "C" KERNEL_ATTRIBUTES prefill_gemm(const char* x, const char* w, const Chunk* chunk, int rows_cap, int w_rows,
-                                          int k_blocks, int splits, int* semaphores, float scale, int add,
+extern "C" KERNEL_ATTRIBUTES prefill_gemm(const char* x, const char* w, const PrefillChunk* chunk, int rows_cap,
+                                          int w_rows, int k_tiles, int splits, int* semaphores, float scale, int add,
                                           OutputMatrices to) {
-    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, splits, semaphores},
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_tiles, splits, semaphores},
          StoreEpilogue{to, scale, add != 0});
 }
 #endif

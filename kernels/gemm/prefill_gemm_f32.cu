@@ -60,7 +60,7 @@ struct Tf32Split {
 };
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    prefill_sgemm(const float* x, const Chunk* chunk, int k, F32Matrices matrices, int add) {
+    prefill_sgemm(const float* x, const PrefillChunk* chunk, int k, F32Matrices matrices, int add) {
     extern __shared__ float warp_sums_smem[];  // [warp][row][column]
     const int rows = chunk->rows, first_row = blockIdx.y * ROWS, first_column = blockIdx.x * COLUMNS;
     if (first_row >= rows) {

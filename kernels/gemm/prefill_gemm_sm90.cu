@@ -37,7 +37,7 @@ __device__ __forceinline__ void producer(const PrefillGemmParams& params, u32 ri
         const WorkTile tile = scheduler.at(params, index);
         const char* x = params.x + (u64)tile.row * 128;
         const char* w = params.w + (u64)tile.column * 128;
-        for (int block = tile.first_block; block < tile.end_block; block++) {
+        for (int block = tile.first_k_tile; block < tile.end_k_tile; block++) {
             const u32 to = ring + state.stage * STAGE_BYTES, full = pipeline.full_barrier(state.stage);
             pipeline.producer_acquire(state.stage, state.parity);
             pipeline.producer_expect_tx(state.stage, STAGE_BYTES);
@@ -59,14 +59,14 @@ __device__ __forceinline__ void consumer(const PrefillGemmParams& params, u32 ri
         const WorkTile tile = scheduler.at(params, index);
         float acc[128];
         int previous = -1;
-        for (int block = tile.first_block; block < tile.end_block; block++) {
+        for (int block = tile.first_k_tile; block < tile.end_k_tile; block++) {
             const u32 at = ring + state.stage * STAGE_BYTES;
             const u64 x = wgmma_desc(at + group * (X_BYTES / 2)), w = wgmma_desc(at + X_BYTES);
             pipeline.consumer_wait(state.stage, state.parity);
             wgmma_fence();
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                wgmma_m64n256(acc, x + 2 * k, w + 2 * k, block > tile.first_block || k > 0);
+                wgmma_m64n256(acc, x + 2 * k, w + 2 * k, block > tile.first_k_tile || k > 0);
             }
             wgmma_commit();
             wgmma_wait<1>();
@@ -219,16 +219,16 @@ struct StoreEpilogue {
 
 #define KERNEL_ATTRIBUTES __global__ void __launch_bounds__(384, 1)
 #if SWIGLU
-extern "C" KERNEL_ATTRIBUTES prefill_gemm_swiglu(const char* x, const char* w, const Chunk* chunk, int rows_cap,
-                                                 int w_rows, int k_blocks, float scale, float scale_out, char* h) {
-    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, 1, 0},
+extern "C" KERNEL_ATTRIBUTES prefill_gemm_swiglu(const char* x, const char* w, const PrefillChunk* chunk, int rows_cap,
+                                                 int w_rows, int k_tiles, float scale, float scale_out, char* h) {
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_tiles, 1, 0},
          SwigluEpilogue{h, rows_cap, scale, scale_out});
 }
 #else
-extern "C" KERNEL_ATTRIBUTES prefill_gemm(const char* x, const char* w, const Chunk* chunk, int rows_cap, int w_rows,
-                                          int k_blocks, int splits, int* semaphores, float scale, int add,
+extern "C" KERNEL_ATTRIBUTES prefill_gemm(const char* x, const char* w, const PrefillChunk* chunk, int rows_cap,
+                                          int w_rows, int k_tiles, int splits, int* semaphores, float scale, int add,
                                           OutputMatrices to) {
-    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_blocks, splits, semaphores},
+    gemm(PrefillGemmParams{x, w, chunk, rows_cap, w_rows, k_tiles, splits, semaphores},
          StoreEpilogue{to, scale, add != 0});
 }
 #endif

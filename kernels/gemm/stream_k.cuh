@@ -1,26 +1,27 @@
-// Stream-K partition of a line of work units among blocks. A `Schedule` (a launch of decode_gemm_small_batch or gemv, a
-// phase of fused_layer_sm90) has `cost_per_block` and `extra_blocks`: block b begins at b * cost_per_block + min(b,
-// extra_blocks). Every range is at least as long as the costliest unit, so it holds the beginning of one. A matrix has
-// `first_cost` (where its units begin), the `cost` of each, and `units` per each of its `tiles`. The partition depends
-// on shapes and grid only: batch-invariant.
+// Stream-K partition of the iteration space (the units of all tiles of all matrices, in order) among blocks.
+//
+// A `Schedule` is a launch of decode_gemm_small_batch or gemv, or a phase of fused_layer_sm90. It has `cost_per_block`
+// and `big_blocks`: block b begins at b * cost_per_block + min(b, big_blocks). Every range is at least as long as the
+// costliest unit, so it holds the beginning of one. A matrix has `first_cost` (where its units begin), the `cost` of
+// each, and `units` per each of its `tiles`. The partition depends on shapes and grid only: batch-invariant.
 #pragma once
 #include "common/prelude.cuh"
 
-// A position on the line.
-struct WorkUnit {
+// A position in the iteration space.
+struct WorkPosition {
     int matrix, tile, unit;
 };
 
 template <typename Schedule>
 __device__ __forceinline__ u32 range_begin(const Schedule& schedule, u32 block) {
-    return block * schedule.cost_per_block + min(block, schedule.extra_blocks);
+    return block * schedule.cost_per_block + min(block, schedule.big_blocks);
 }
 // The block whose range contains a cost.
 template <typename Schedule>
 __device__ __forceinline__ u32 block_at_cost(const Schedule& schedule, u32 cost) {
-    const u32 wide = schedule.extra_blocks * (schedule.cost_per_block + 1);
+    const u32 wide = schedule.big_blocks * (schedule.cost_per_block + 1);
     return cost < wide ? cost / (schedule.cost_per_block + 1)
-                       : schedule.extra_blocks + (cost - wide) / schedule.cost_per_block;
+                       : schedule.big_blocks + (cost - wide) / schedule.cost_per_block;
 }
 // First unit of a matrix that begins at or after `cost`.
 template <typename Matrix>

@@ -50,7 +50,7 @@
 #define KIND_Q5K 1
 #define KIND_Q6K 2
 #define KIND_Q8 3
-#define KIND_WIDE 4
+#define KIND_U8_AFFINE 4
 #define KIND_F16 5
 #define KIND_F32 6
 #define KINDS_PACKED 6
@@ -59,12 +59,12 @@
 __device__ constexpr int unit_slices(int kind) { return kind <= KIND_Q6K ? 2 : 1; }
 // Bytes of an m16 tile in a slice.
 __device__ constexpr int slice_tile_bytes(int kind, int slice) {
-    return kind == KIND_Q4K    ? slice ? 1024 : 1280
-           : kind == KIND_Q5K  ? slice ? 1280 : 1536
-           : kind == KIND_Q6K  ? slice ? 1664 : 1696
-           : kind == KIND_Q8   ? 1088
-           : kind == KIND_WIDE ? 1280
-                               : 2048;
+    return kind == KIND_Q4K         ? slice ? 1024 : 1280
+           : kind == KIND_Q5K       ? slice ? 1280 : 1536
+           : kind == KIND_Q6K       ? slice ? 1664 : 1696
+           : kind == KIND_Q8        ? 1088
+           : kind == KIND_U8_AFFINE ? 1280
+                                    : 2048;
 }
 // Bytes of an m16 tile in a unit.
 __device__ constexpr int unit_tile_bytes(int kind) {

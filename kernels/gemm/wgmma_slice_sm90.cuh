@@ -11,7 +11,7 @@
 
 template <int KIND, int M, int N, int SLICE, typename LoadCodes, typename PrefetchNext, typename OnPreviousDrained,
           typename PeekNext>
-__device__ __forceinline__ void wgmma_slice(Tile<KIND> (&tile)[M], const LoadCodes& load_codes, u32 x,
+__device__ __forceinline__ void wgmma_slice(TileDequantizer<KIND> (&tile)[M], const LoadCodes& load_codes, u32 x,
                                             float (&acc)[M][N][4], const PrefetchNext& prefetch_next,
                                             const OnPreviousDrained& on_previous_drained, const PeekNext& peek_next) {
     constexpr int CHUNKS = slice_chunks(KIND);

@@ -64,8 +64,8 @@ struct PanelOutput {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    prefill_rms_norm(const float* x, int stride, const Chunk* chunk, const float* weight, float eps, char* panels,
-                     int rows_cap, float scale, float* y) {
+    prefill_rms_norm(const float* x, int stride, const PrefillChunk* chunk, const float* weight, float eps,
+                     char* panels, int rows_cap, float scale, float* y) {
     const int row = blockIdx.x;
     if (row >= chunk->rows) {
         return;
@@ -100,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    prefill_convert(const float* x, int stride, const Chunk* chunk, char* panels, int rows_cap, float scale, float* y) {
+    prefill_convert(const float* x, int stride, const PrefillChunk* chunk, char* panels, int rows_cap, float scale,
+                    float* y) {
     const int row = blockIdx.x;
     if (row >= chunk->rows) {
         return;
@@ -112,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    prefill_swiglu(const float* gate, const float* up, int stride, const Chunk* chunk, char* panels, int rows_cap,
-                   float scale, float* y) {
+    prefill_swiglu(const float* gate, const float* up, int stride, const PrefillChunk* chunk, char* panels,
+                   int rows_cap, float scale, float* y) {
     const int row = blockIdx.x;
     if (row >= chunk->rows) {
         return;

@@ -1,7 +1,9 @@
 // The rows a kernel works on; SOURCE selects the header type and the rows.
 //
-//   0  Step     all rows                2  Step     rows with logits requests: row i is made from row logits_row[i]
-//   1  Chunk    all rows                3  Chunk    likewise
+//   0  Step          all rows
+//   1  PrefillChunk  all rows
+//   2  Step          rows with logits requests: row i is made from row logits_row[i]
+//   3  PrefillChunk  likewise
 #pragma once
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -9,7 +11,7 @@
 #if SOURCE == 0 || SOURCE == 2
 typedef Step Header;
 #else
-typedef Chunk Header;
+typedef PrefillChunk Header;
 #endif
 
 __device__ __forceinline__ int n_source_rows(const Header* header) {

@@ -200,7 +200,7 @@ fn layer_rows(
     } = &mut step.launches(gpu, false);
     if without_clusters {
         for launch in &mut *launches {
-            launch.unit = launch.unit.clone().define("NO_BULK", 1);
+            launch.unit = launch.unit.clone().define("NO_SM90", 1);
             launch.overlap = false;
         }
     }

@@ -18,11 +18,11 @@ pub fn sources() -> &'static [(&'static str, &'static str)] {
     SOURCES
 }
 
-/// The oldest supported architecture: the line `// floor sm_75` of the file, else sm_80.
+/// The oldest supported architecture: the line `// min_arch sm_75` of the file, else sm_80.
 pub fn min_arch(file: &str) -> Arch {
     let marked = text(file).and_then(|text| {
         text.lines()
-            .find_map(|line| Arch::parse(line.trim().strip_prefix("// floor ")?))
+            .find_map(|line| Arch::parse(line.trim().strip_prefix("// min_arch ")?))
     });
     marked.unwrap_or(Arch { number: 80 })
 }
