@@ -65,7 +65,7 @@ cases="cpu_reference short_run_covers_every_pass
 cpu_reference short_run_covers_other_weight_kinds
 batch_invariance eager_steps_equal_graph_replays --launch-count 40
 fused_layer fused_layer_is_deterministic --launch-count 2
-fused_layer fused_layer_of_private_tiles_is_deterministic --launch-count 2
+fused_layer fused_layer_of_data_parallel_tiles_is_deterministic --launch-count 2
 gated_delta_row delta_tree_nodes_of_several_sequences_equal_single_row_steps --launch-count 60
 gated_delta_row delta_tree_without_clusters_has_the_same_bits --launch-count 60
 gated_delta_row fused_delta_row_equals_separate_launches --launch-count 30

@@ -13,7 +13,7 @@ use cuda::launch::attention::{
     qk_norm_rope_append, tree,
 };
 use cuda::launch::norm::ActivationBuffers;
-use cuda::launch::{Launch, Unit};
+use cuda::launch::{CompileUnit, Launch};
 use cuda::select::{StepSize, decode_attention};
 
 use super::{Bench, Work};
@@ -101,7 +101,7 @@ pub fn orders(bench: &mut Bench) -> Result<()> {
             }
         }
     }
-    let mut units: Vec<Unit> = Vec::new();
+    let mut units: Vec<CompileUnit> = Vec::new();
     for unit in layers.iter().flat_map(|(layer, _)| layer.units()) {
         if !units.contains(&unit) {
             units.push(unit);
@@ -250,7 +250,7 @@ impl AttentionBench {
             .iter()
             .map(|&rows| self.layer(bench, rows))
             .collect::<Result<_>>()?;
-        let units: Vec<Unit> = layers.iter().flat_map(LayerLaunches::units).collect();
+        let units: Vec<CompileUnit> = layers.iter().flat_map(LayerLaunches::units).collect();
         let modules = bench.modules(&units)?;
         layers
             .iter()
@@ -388,7 +388,7 @@ impl AttentionBench {
 }
 
 impl LayerLaunches {
-    fn units(&self) -> [Unit; 3] {
+    fn units(&self) -> [CompileUnit; 3] {
         [&self.prepares[0], &self.trees[0], &self.combine].map(|launch| launch.unit.clone())
     }
 

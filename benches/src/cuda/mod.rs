@@ -18,7 +18,7 @@ use std::io::Write;
 use anyhow::{Context, Result};
 use cuda::compile::{Modules, Options};
 use cuda::driver::Gpu;
-use cuda::launch::{Launch, Unit, bandwidth};
+use cuda::launch::{CompileUnit, Launch, bandwidth};
 use cuda::timing::Timing;
 use serde_json::json;
 
@@ -96,7 +96,7 @@ impl Bench {
     ///
     /// # Errors
     /// Compiler errors with file and line.
-    pub fn modules(&self, units: &[Unit]) -> Result<Modules> {
+    pub fn modules(&self, units: &[CompileUnit]) -> Result<Modules> {
         Modules::compile(&self.gpu, units, &Options::default(), &mut |_| ())
             .context("compiling kernels")
     }

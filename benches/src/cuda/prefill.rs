@@ -9,7 +9,7 @@ use cuda::launch::gemm::panels::{Panels, PrefillActivations};
 use cuda::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemmInputs};
 use cuda::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use cuda::launch::norm::panels;
-use cuda::launch::{Launch, Unit};
+use cuda::launch::{CompileUnit, Launch};
 use cuda::pack::WeightKind;
 use cuda::select::{prefill_attention, prefill_gemm};
 
@@ -38,8 +38,8 @@ fn header(bench: &Bench, rows: usize, committed: usize) -> Result<Buffer<i32>> {
     Ok(bench.gpu.upload(&words)?)
 }
 
-fn units(launches: &[Launch]) -> Vec<Unit> {
-    let mut units: Vec<Unit> = launches.iter().map(|launch| launch.unit.clone()).collect();
+fn units(launches: &[Launch]) -> Vec<CompileUnit> {
+    let mut units: Vec<CompileUnit> = launches.iter().map(|launch| launch.unit.clone()).collect();
     units.sort();
     units.dedup();
     units

@@ -3,12 +3,11 @@
 use anyhow::Result;
 use contract::QuantType;
 use cuda::driver::Buffer;
+use cuda::launch::draft::{CaptureTarget, capture_hidden_states};
 use cuda::launch::ffn::{self, GateUp};
-use cuda::launch::logits::{
-    CaptureTarget, LogitsBuffers, LogitsReduction, capture_hidden_states, reduce,
-};
+use cuda::launch::logits::{LogitsBuffers, LogitsReduction, reduce};
 use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, convert, rms_norm};
-use cuda::launch::{Unit, embedding};
+use cuda::launch::{CompileUnit, embedding};
 
 use super::{Bench, Work};
 
@@ -133,7 +132,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
             n * 5,
         ),
     ];
-    let units: Vec<Unit> = all
+    let units: Vec<CompileUnit> = all
         .iter()
         .map(|(_, launch, _)| launch.unit.clone())
         .collect();

@@ -1,4 +1,4 @@
-//! The seam's view of the card: what it is, what a plan would take, and how a plan is opened.
+//! The GPU as a [`Backend`]: its description, the memory that a plan needs, and opening a plan.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::compile::Modules;
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::{Engine, LaunchMode, Launcher, Regions, pinned_bytes};
-use crate::launch::Unit;
+use crate::launch::CompileUnit;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::numerics::Numerics;
@@ -28,30 +28,29 @@ use crate::weights::{Sources, WeightSet, Weights};
 /// rounding.
 const PREFILL_ALIGN: usize = 64;
 
-/// One card as a device.
+/// One GPU as a device.
 #[derive(Debug, Clone)]
 pub struct CudaBackend {
     gpu: GpuInfo,
     options: Options,
 }
 
-/// Where everything of a plan lies, and what that takes.
+/// The memory layout and the launches of a plan.
 struct Layout {
     weights: Weights,
     state: State,
     plans: Plans,
-    /// In which order steps sum.
+    /// Numerics of decode steps.
     numerics: Numerics,
-    /// Bytes of weights, cached rows, states, scratch, all of the draft, and of the table on the
-    /// host.
+    /// Bytes of weights, KV pages, states, scratch, all of the draft, and of the table on the host.
     sizes: [u64; 6],
-    /// Whether the draft's weights come later.
-    lazy: bool,
+    /// Whether the draft's weights are loaded at its first use.
+    deferred_draft: bool,
 }
 
-/// Whose weights are loaded with the model.
-fn at_open(lazy: bool) -> &'static [WeightSet] {
-    if lazy {
+/// Weights that are loaded when the plan is opened.
+fn at_open(deferred_draft: bool) -> &'static [WeightSet] {
+    if deferred_draft {
         &[WeightSet::Target]
     } else {
         &[WeightSet::Target, WeightSet::Draft]
@@ -82,9 +81,10 @@ impl Layout {
             as_large_model: options.as_large_model,
         };
         let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
-        let lazy = plan.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
+        let deferred_draft =
+            plan.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
         Layout {
-            lazy,
+            deferred_draft,
             weights: placed,
             state,
             plans,
@@ -96,9 +96,9 @@ impl Layout {
 
     fn memory(&self) -> MemoryPlan {
         let [weights, kv, states, scratch, draft, table] = self.sizes;
-        let loading = self.weights.staging_bytes(at_open(self.lazy));
+        let loading = self.weights.staging_bytes(at_open(self.deferred_draft));
         let mut running: usize = pinned_bytes(&self.plans, &self.state).iter().sum();
-        if self.lazy {
+        if self.deferred_draft {
             running += DeferredDraft::staging_bytes(&self.weights);
         }
         MemoryPlan {
@@ -115,20 +115,20 @@ impl Layout {
 }
 
 impl GpuInfo {
-    /// Whether the kernels can be compiled for it: they need the asynchronous copies and matrix
-    /// products of compute capability 8.0.
+    /// Whether the kernels can be compiled for it: they need cp.async and the MMAs of compute
+    /// capability 8.0.
     pub fn runs_kernels(&self) -> bool {
         self.capability >= (8, 0)
     }
 }
 
 impl CudaBackend {
-    /// A card that [`probe`](crate::probe()) found, used as far as there is memory.
+    /// A GPU that [`probe`](crate::probe()) found, with all of its free memory.
     pub fn new(gpu: GpuInfo) -> CudaBackend {
         CudaBackend::with_options(gpu, Options::default())
     }
 
-    /// The same with options.
+    /// A GPU that [`probe`](crate::probe()) found, with options.
     pub fn with_options(gpu: GpuInfo, options: Options) -> CudaBackend {
         CudaBackend { gpu, options }
     }
@@ -169,16 +169,16 @@ impl CudaBackend {
         check::check_shared_memory(plan, self.gpu.props(), &self.name())
     }
 
-    /// Everything that is compiled to run a plan, for filling a cache ahead of time.
+    /// All kernels that are compiled to run a plan, for filling a cache ahead of time.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
-    pub fn units(&self, plan: &OpenPlan) -> Result<Vec<Unit>, DeviceError> {
+    pub fn units(&self, plan: &OpenPlan) -> Result<Vec<CompileUnit>, DeviceError> {
         self.checked(plan)?;
         Ok(self.layout(plan, [0; 6]).plans.units())
     }
 
-    /// Which kernels run a plan, for which rows, and why; the GPU need not be there.
+    /// The kernels that run a plan, for which rows, and why; the GPU need not be in this machine.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
@@ -187,7 +187,7 @@ impl CudaBackend {
         Ok(explain(&self.layout(plan, [0; 6]).plans))
     }
 
-    /// Opens a runner by its own type, so that tests can look inside.
+    /// Opens a runner as its concrete type, so that tests can inspect it.
     pub(crate) fn open_runner(
         &self,
         plan: OpenPlan,
@@ -205,7 +205,7 @@ impl CudaBackend {
         let with_context = |context: usize| {
             let mut other = plan.clone();
             other.limits.context = context;
-            // Whatever all of them have, one must fit.
+            // Whatever the pool of all sequences, one sequence must fit.
             other.limits.pool = plan.limits.pool.map(|_| 0);
             self.layout(&other, [0; 6]).memory().total_bytes()
         };
@@ -225,7 +225,7 @@ impl CudaBackend {
             draft: plan.draft.as_ref().map(|draft| &*draft.weights),
         };
         let began = Instant::now();
-        let sets = at_open(layout.lazy);
+        let sets = at_open(layout.deferred_draft);
         layout.weights.load(&gpu, (sources, sets), progress)?;
         let table = (regions.table.device_ptr(), regions.table.as_mut_slice());
         layout.weights.load_table(sources, table)?;
@@ -263,7 +263,7 @@ impl CudaBackend {
             weights_bytes = info.memory.weights_bytes,
             kv_bytes = info.memory.kv_bytes,
             driver_bytes = taken.saturating_sub(planned),
-            "model opened on the card"
+            "model opened on the GPU"
         );
         let draft = plan.draft.as_ref().map(|draft| DraftFacts {
             hash: draft.spec.hash,
@@ -272,9 +272,9 @@ impl CudaBackend {
             mask: draft.spec.mask_token,
         });
         let mut runner = CudaRunner::new(info, engine, draft, &self.options);
-        if let Some(draft) = plan.draft.filter(|_| layout.lazy) {
+        if let Some(draft) = plan.draft.filter(|_| layout.deferred_draft) {
             let (source, name) = (draft.weights, &draft.spec.name);
-            runner.load_later(DeferredDraft::new(layout.weights, source, name));
+            runner.defer_draft(DeferredDraft::new(layout.weights, source, name));
         }
         Ok(runner)
     }
@@ -283,7 +283,7 @@ impl CudaBackend {
 impl Backend for CudaBackend {
     fn probe(&self) -> Result<DeviceInfo, DeviceError> {
         // The driver needs a context to report free memory, which takes hundreds of megabytes of
-        // the GPU. NVML needs none. Without NVML, opening a plan finds out what is free.
+        // the GPU. NVML needs none. Without NVML, the free memory is known once a plan is opened.
         let total = self.gpu.total_bytes;
         let reported = if self.options.assume_free {
             None
@@ -343,7 +343,7 @@ mod tests {
         };
         let gpu = GpuInfo {
             ordinal: 0,
-            name: "a card".to_owned(),
+            name: "a GPU".to_owned(),
             capability: (number / 10, number % 10),
             sm_count: 82,
             total_bytes: 24 << 30,
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_launched_for_its_trees_however_many_there_is_room_for() {
+    fn launches_of_a_step_do_not_depend_on_the_sequence_limit() {
         let model = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
         let compare = |key: PlanKey, few: &Plans, many: &Plans| {
             let (few, many) = (launches(few, key), launches(many, key));
@@ -377,11 +377,11 @@ mod tests {
                 assert_eq!(few, many, "{key:?}");
             }
         };
-        let cards = [86, 90].map(|number| {
+        let gpus = [86, 90].map(|number| {
             [Numerics::Fastest, Numerics::BatchInvariant].map(|numerics| (number, numerics))
         });
-        for card in cards.into_iter().flatten() {
-            let [one, two, four] = [1, 2, 4].map(|sequences| plans(&model, card, sequences));
+        for gpu in gpus.into_iter().flatten() {
+            let [one, two, four] = [1, 2, 4].map(|sequences| plans(&model, gpu, sequences));
             for (few, trees) in [(&one, 1), (&two, 1), (&two, 2)] {
                 let keys = four.all.keys().copied();
                 for key in
@@ -395,10 +395,10 @@ mod tests {
     }
 
     #[test]
-    fn a_card_is_described_by_what_the_driver_said() {
+    fn device_info_matches_the_drivers_description() {
         let gpu = GpuInfo {
             ordinal: 1,
-            name: "Test Card".to_owned(),
+            name: "Test GPU".to_owned(),
             capability: (8, 6),
             sm_count: 82,
             total_bytes: 24 << 30,

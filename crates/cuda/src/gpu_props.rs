@@ -12,7 +12,7 @@ pub struct GpuProps {
 }
 
 /// Dynamic shared memory of a block by compute capability, where it is not the 99 KiB of home
-/// cards.
+/// GPUs.
 const SHARED_BYTES: [((u32, u32), usize); 3] = [
     ((8, 0), 163 << 10),
     ((8, 7), 163 << 10),

@@ -86,7 +86,7 @@ impl Inspect for CudaRunner {
         let seq = self.open(tokens.len())?;
         self.engine.watch_layers(true);
         let mut layers = vec![Vec::new(); self.engine.spec().layers.len()];
-        let result = self.prefill_seen(seq, tokens, &[], &mut |engine, _| {
+        let result = self.prefill_with(seq, tokens, &[], &mut |engine, _| {
             for (all, seen) in layers.iter_mut().zip(engine.take_layers()) {
                 all.extend(floats(&seen));
             }
@@ -122,8 +122,8 @@ impl Inspect for CudaRunner {
 
     fn kv_rows(&mut self, seq: SeqId, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError> {
         let (_, position) = self.place(seq, layer)?;
-        let places = self.places(self.sequence(seq)?);
-        let place = (&places[..], position);
+        let page_indices = self.page_indices(self.sequence(seq)?);
+        let place = (&page_indices[..], position);
         let LayerState::Kv(group, index) = self.engine.state().layer(layer) else {
             return Ok((Vec::new(), Vec::new()));
         };

@@ -1,15 +1,15 @@
 //! The CUDA device.
 //!
-//! What it is for: running a model on an NVIDIA GPU behind [`contract::Runner`].
+//! Purpose: running a model on an NVIDIA GPU behind [`contract::Runner`].
 //! What it must not know: families, requests, sampling, tree-building rules.
 //!
-//! From the bottom up: [`driver`] is the card, its memory and its streams; [`compile`] turns the
-//! embedded sources into loaded modules; [`launch`] says for each kernel what is compiled and
+//! From the bottom up: [`driver`] is the GPU, its memory and its streams. [`compile`] turns the
+//! embedded sources into loaded modules. [`launch`] defines for each kernel what is compiled and
 //! launched for given shapes. `libcuda` and `libnvrtc` are opened at run time, so this crate builds
-//! and runs on machines without a card; [`probe`] says what is there. Above them: `weights` and
-//! `state` say what lies where, `plan` turns a model into lists of launches, `exec` runs such a
-//! list eagerly or as a graph, and `runner` keeps the books of the seam. Start with [`launch`],
-//! which needs no card to read.
+//! and runs on machines without a GPU; [`probe`] lists the GPUs. Above them, `weights` and `state`
+//! lay out device memory, and `plan` turns a model into lists of launches. `exec` runs such a list
+//! eagerly or as a graph. `runner` implements the device interface. Start with [`launch`], which
+//! needs no GPU to read.
 
 mod backend;
 mod check;
@@ -48,4 +48,4 @@ pub use options::Options;
 pub use peak_bandwidth::read_bandwidth;
 pub use plan::explain::ExplainedKernel;
 pub use plan::select;
-pub use probe::{Absence, GpuInfo, probe};
+pub use probe::{GpuInfo, NoGpuReason, probe};

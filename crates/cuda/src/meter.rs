@@ -1,14 +1,14 @@
 //! Clock, power and energy of a GPU, as the driver's management library (NVML) reports them.
 //!
-//! It is a convenience: without the library, or where a machine does not let us ask, there is no
-//! meter and everything else works.
+//! It is optional: without the library, or without permission to query it, there is no meter and
+//! everything else works.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 
 use crate::probe::GpuInfo;
 
-/// What a meter showed at one moment.
+/// A meter's values at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Reading {
     /// Clock of the multiprocessors, in MHz.
@@ -17,23 +17,23 @@ pub struct Reading {
     pub memory_mhz: u32,
     /// Power drawn now, in watts.
     pub watts: f64,
-    /// Energy drawn since the driver was loaded, in joules; 0 where the card does not count it.
+    /// Energy drawn since the driver was loaded, in joules; 0 where the GPU does not count it.
     pub joules: f64,
     /// Temperature of the chip, in degrees Celsius.
     pub celsius: u32,
 }
 
-/// A card's meter.
+/// A GPU's meter.
 #[derive(Debug)]
 pub struct Meter {
     nvml: Nvml,
-    /// The card's number in NVML's order.
+    /// The GPU's number in NVML's order.
     index: u32,
 }
 
 impl Meter {
-    /// The meter of `card`, or `None` where there is none.
-    pub fn open(card: &GpuInfo) -> Option<Meter> {
+    /// The meter of a GPU, or `None` where NVML or the GPU is missing.
+    pub fn open(info: &GpuInfo) -> Option<Meter> {
         let nvml = match Nvml::init() {
             Ok(nvml) => nvml,
             Err(error) => {
@@ -41,10 +41,10 @@ impl Meter {
                 return None;
             }
         };
-        // NVML counts cards by bus, CUDA as its variables say: the bus address names the same card
-        // in both.
+        // NVML orders GPUs by bus, CUDA by its environment variables. The bus address identifies
+        // the GPU in both.
         let count = nvml.device_count().ok()?;
-        let wanted = card.bus();
+        let wanted = info.bus();
         let same = |index: &u32| {
             let bus = |index: u32| Some(nvml.device_by_index(index).ok()?.pci_info().ok()?.bus_id);
             bus(*index).is_some_and(|bus| same_bus(&bus, &wanted))
@@ -53,13 +53,13 @@ impl Meter {
         Some(Meter { nvml, index })
     }
 
-    /// Device memory that nobody has taken, in bytes.
+    /// Free device memory, in bytes; `None` where NVML does not report it.
     pub fn free_bytes(&self) -> Option<u64> {
         let device = self.nvml.device_by_index(self.index).ok()?;
         device.memory_info().ok().map(|memory| memory.free)
     }
 
-    /// What it shows now; what the card does not tell is 0.
+    /// The values now; 0 for those that the GPU does not report.
     pub fn read(&self) -> Reading {
         let Ok(device) = self.nvml.device_by_index(self.index) else {
             return Reading::default();
@@ -74,8 +74,7 @@ impl Meter {
     }
 }
 
-/// Whether two bus addresses are one; the domain has four digits in one library and eight in the
-/// other.
+/// Whether two bus addresses are equal; the domain has four digits in CUDA and eight in NVML.
 fn same_bus(a: &str, b: &str) -> bool {
     let bare = |bus: &str| bus.trim_start_matches('0').to_ascii_lowercase();
     !a.is_empty() && bare(a) == bare(b)
@@ -86,19 +85,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_that_is_not_there_has_no_meter() {
-        let card = GpuInfo {
+    fn absent_gpu_has_no_meter() {
+        let info = GpuInfo {
             ordinal: 9_999,
-            name: "Test GpuInfo".to_owned(),
+            name: "Test GPU".to_owned(),
             capability: (8, 6),
             sm_count: 82,
             total_bytes: 24 << 30,
         };
-        assert!(Meter::open(&card).is_none());
+        assert!(Meter::open(&info).is_none());
     }
 
     #[test]
-    fn the_two_spellings_of_a_bus_address_are_one() {
+    fn bus_addresses_with_4_and_8_domain_digits_are_equal() {
         assert!(same_bus("00000000:9B:00.0", "0000:9b:00.0"));
         assert!(!same_bus("00000000:9B:00.0", "0000:9c:00.0"));
         assert!(!same_bus("", ""));

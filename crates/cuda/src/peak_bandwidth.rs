@@ -1,4 +1,4 @@
-//! What a card's memory can do: the roof that figures are held against.
+//! Peak read bandwidth of device memory, which benchmarks compare kernels with.
 
 use contract::DeviceError;
 
@@ -7,16 +7,16 @@ use crate::driver::Gpu;
 use crate::launch::bandwidth;
 use crate::probe::GpuInfo;
 
-/// Bytes that are read: far more than any cache, and little of any card.
+/// Bytes that are read: far more than any cache, and little of any GPU's memory.
 const BYTES: u64 = 1 << 30;
 
-/// Bytes a second of reading device memory once, the best of a few grids; takes milliseconds and 1
-/// GiB.
+/// Bytes per second of reading device memory once, the best of three grid sizes. Takes milliseconds
+/// and 1 GiB of device memory.
 ///
 /// # Errors
-/// As opening a card and compiling a kernel.
-pub fn read_bandwidth(card: &GpuInfo, options: &Options) -> Result<f64, DeviceError> {
-    let gpu = Gpu::open(card.ordinal)?;
+/// Those of opening a GPU and of compiling a kernel.
+pub fn read_bandwidth(info: &GpuInfo, options: &Options) -> Result<f64, DeviceError> {
+    let gpu = Gpu::open(info.ordinal)?;
     let modules = Modules::compile(&gpu, &[bandwidth::unit()], options, &mut |_| ())?;
     let input = gpu.filled::<u8>(usize::try_from(BYTES).unwrap_or(0), 0x5a)?;
     let sums = gpu.alloc::<u32>(4 * gpu.sm_count() as usize)?;

@@ -55,7 +55,7 @@ impl GpuInfo {
 
 /// Why there is no GPU to use, and what would help.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Absence {
+pub enum NoGpuReason {
     /// `libcuda` cannot be opened.
     NoDriver,
     /// The driver is there but sees no GPU.
@@ -69,16 +69,16 @@ pub enum Absence {
     },
 }
 
-impl fmt::Display for Absence {
+impl fmt::Display for NoGpuReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Absence::NoDriver => f.write_str(
+            NoGpuReason::NoDriver => f.write_str(
                 "no CUDA driver (libcuda) was found; install the NVIDIA driver to use a GPU",
             ),
-            Absence::NoGpu => f.write_str(
+            NoGpuReason::NoGpu => f.write_str(
                 "the CUDA driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES",
             ),
-            Absence::Driver { call, detail } => {
+            NoGpuReason::Driver { call, detail } => {
                 write!(
                     f,
                     "the CUDA driver failed in {call}: {detail}; check nvidia-smi"
@@ -88,25 +88,28 @@ impl fmt::Display for Absence {
     }
 }
 
-/// Lists the GPUs, or says why there are none.
-pub fn probe() -> Result<Vec<GpuInfo>, Absence> {
+/// Lists the GPUs.
+///
+/// # Errors
+/// [`NoGpuReason`] if there is none to use.
+pub fn probe() -> Result<Vec<GpuInfo>, NoGpuReason> {
     // SAFETY: only tries to open the library by its well-known names; it is sound to call at any
     // time. It must come before any other call, because cudarc panics when the library is absent.
     if !unsafe { sys::is_culib_present() } {
-        return Err(Absence::NoDriver);
+        return Err(NoGpuReason::NoDriver);
     }
     result::init().map_err(|error| match error.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => Absence::NoGpu,
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => NoGpuReason::NoGpu,
         _ => failed("cuInit", error),
     })?;
     let count = result::device::get_count().map_err(|error| failed("cuDeviceGetCount", error))?;
     if count <= 0 {
-        return Err(Absence::NoGpu);
+        return Err(NoGpuReason::NoGpu);
     }
     (0..count).map(gpu_info).collect()
 }
 
-fn gpu_info(ordinal: c_int) -> Result<GpuInfo, Absence> {
+fn gpu_info(ordinal: c_int) -> Result<GpuInfo, NoGpuReason> {
     use sys::CUdevice_attribute as Attribute;
     let device = result::device::get(ordinal).map_err(|error| failed("cuDeviceGet", error))?;
     let name = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
@@ -131,8 +134,8 @@ fn gpu_info(ordinal: c_int) -> Result<GpuInfo, Absence> {
     })
 }
 
-fn failed(call: &'static str, error: result::DriverError) -> Absence {
-    Absence::Driver {
+fn failed(call: &'static str, error: result::DriverError) -> NoGpuReason {
+    NoGpuReason::Driver {
         call,
         detail: error.to_string(),
     }

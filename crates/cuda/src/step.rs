@@ -1,8 +1,8 @@
-//! The headers that carry what varies from step to step; mirror of `kernels/common/step.cuh`.
+//! The headers that carry the data of a step; mirror of `kernels/common/step.cuh`.
 //!
-//! The runner fills one of these per call and uploads its bytes; every other launch argument is
-//! fixed when a plan is built, which is what lets one captured graph serve every step of as many
-//! trees in a bucket.
+//! The runner fills one of these per call and uploads its bytes. Every other launch argument is
+//! fixed when a plan is built. So one captured graph serves every step with the same bucket and
+//! number of trees.
 
 use contract::{NodeIdx, TokenId, Tree};
 
@@ -55,14 +55,15 @@ pub(crate) struct Step {
     pub(crate) window: [i32; TREES],
     /// Committed keys before this position are seen whatever the window.
     pub(crate) sinks: [i32; TREES],
-    /// Where the captured hidden states of a tree's root go, over all slots; its other nodes
-    /// follow.
+    /// Where the captured hidden states of a tree's root go, counted over all slots; its other
+    /// nodes follow.
     pub(crate) feature_row: [i32; TREES],
-    /// [`dfs_schedule::header`] of each tree, from the entry of its first row on.
+    /// `conv_sources` and `dfs_schedule` of the kernels. Has [`dfs_schedule::header`] of each tree,
+    /// from the entry of its first row on.
     pub(crate) schedule: [[u32; ROWS]; dfs_schedule::PARTS],
 }
 
-/// What stands before the tokens of a chunk.
+/// The header of a prefill chunk; its tokens follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct ChunkHead {
@@ -159,8 +160,9 @@ impl Step {
         self.trees += 1;
     }
 
-    /// Sends the captured hidden states of tree `index` to row `row` over all slots, and on.
-    pub(crate) fn place_features(&mut self, index: usize, row: usize) {
+    /// Sends the captured hidden states of tree `index` to rows from `row` on, counted over all
+    /// slots.
+    pub(crate) fn set_feature_row(&mut self, index: usize, row: usize) {
         self.feature_row[index] = int(row);
     }
 
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_tree_stands_after_the_first() {
+    fn second_tree_has_the_rows_after_the_first() {
         let tokens: Vec<TokenId> = [5, 6, 7].map(TokenId).to_vec();
         let fork = Tree::new(&tokens, &[NodeIdx(0), NodeIdx(0)]).unwrap();
         let mut step = Step::new();

@@ -25,7 +25,7 @@ use fixtures::gpu::{Random, close, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, chunk, commit, random_tree, star};
 
 /// The device's properties, in batch-invariant form, and without WGMMA where that changes kernels.
-fn cards(fixture: &AttentionFixture) -> Vec<AttentionConfig> {
+fn gpus(fixture: &AttentionFixture) -> Vec<AttentionConfig> {
     let [plain, exact] = [(false, Numerics::Fastest), (true, Numerics::BatchInvariant)].map(
         |(has_wgmma, numerics)| AttentionConfig {
             gpu: GpuProps {
@@ -98,7 +98,7 @@ fn check(gpu: &KernelDevice, random: &mut Random, shape: Shape, trees: &[Placed]
     fixture.upload(gpu);
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
     let inputs = LayerInputs::random(gpu, random, &shape, rows);
-    for card in cards(&fixture) {
+    for card in gpus(&fixture) {
         fixture.card = card;
         check_on(gpu, &mut fixture, trees, &inputs);
     }
@@ -366,7 +366,7 @@ fn each_tree_attends_through_its_own_window() {
             }
             fixture.upload(&gpu);
             let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
-            for card in cards(&fixture) {
+            for card in gpus(&fixture) {
                 fixture.card = card;
                 let full = pass(&gpu, &fixture, &trees, &inputs, 64);
                 fixture.card.tree_windows = true;

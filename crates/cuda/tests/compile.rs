@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use cuda::compile::{CompileError, Compiled, Nvrtc, NvrtcSearch, Options, compile};
 use cuda::driver::Arch;
-use cuda::launch::{Unit, bandwidth};
+use cuda::launch::{CompileUnit, bandwidth};
 
 /// Options with NVRTC, or `None` with a SKIPPED line.
 fn options(test: &str, cache: Option<PathBuf>) -> Option<Options> {
@@ -39,7 +39,7 @@ fn arch(text: &str) -> Arch {
     Arch::parse(text).unwrap()
 }
 
-fn compile_units(units: &[Unit], options: &Options) -> Result<Vec<Compiled>, CompileError> {
+fn compile_units(units: &[CompileUnit], options: &Options) -> Result<Vec<Compiled>, CompileError> {
     compile(arch("sm_86"), units, options, &mut |_| ())
 }
 
@@ -122,7 +122,7 @@ fn concurrent_compilations_share_a_cache() {
     let Some(options) = options("many_at_once", Some(folder.path().to_path_buf())) else {
         return;
     };
-    let units: Vec<Unit> = (0..6)
+    let units: Vec<CompileUnit> = (0..6)
         .map(|n| bandwidth::unit().define("UNUSED", n))
         .collect();
     std::thread::scope(|scope| {

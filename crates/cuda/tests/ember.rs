@@ -97,7 +97,7 @@ fn options() -> Options {
     }
 }
 
-fn on_the_card(card: &GpuInfo) -> CudaBackend {
+fn gpu_backend(card: &GpuInfo) -> CudaBackend {
     CudaBackend::with_options(card.clone(), options())
 }
 
@@ -131,7 +131,7 @@ fn draft_logits_match_the_cpu_up_to_rounding() {
         return;
     };
     let processor = CpuBackend::new(cpu::CpuOptions::default());
-    let mut gpu_runner = open_with(&on_the_card(gpu.info()), KvFormat::F16, true);
+    let mut gpu_runner = open_with(&gpu_backend(gpu.info()), KvFormat::F16, true);
     let mut reference = open_with(&processor, KvFormat::F16, true);
     let depth = reference.info().draft_depth.unwrap();
     assert_eq!(gpu_runner.info().draft_depth, Some(depth));
@@ -220,7 +220,7 @@ fn prefill_chunk_length_does_not_change_the_result() {
     };
     let short = CudaBackend::with_options(gpu.info().clone(), options);
     let mut gpu_runner = open_with(&short, KvFormat::F16, true);
-    let mut reference = open_with(&on_the_card(gpu.info()), KvFormat::F16, true);
+    let mut reference = open_with(&gpu_backend(gpu.info()), KvFormat::F16, true);
     let (depth, vocab) = (
         reference.info().draft_depth.unwrap(),
         reference.info().vocab,
@@ -250,7 +250,7 @@ fn deferred_draft_loads_at_first_use() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = on_the_card(gpu.info());
+    let card = gpu_backend(gpu.info());
     conformance::deferred_draft::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
 }
 
@@ -308,7 +308,7 @@ fn kv_type_divergence_is_ordered_by_precision() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = on_the_card(gpu.info());
+    let card = gpu_backend(gpu.info());
     let half = logits(&card, KvFormat::F16);
     let drift = |format: KvFormat| {
         let drift = divergence(&half, &logits(&card, format));
@@ -330,7 +330,7 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = on_the_card(gpu.info());
+    let card = gpu_backend(gpu.info());
     let processor = CpuBackend::new(cpu::CpuOptions::default()).with_rotation();
     for (prompt_len, format) in [
         (1, KvFormat::F16),

@@ -120,7 +120,7 @@ fn last_fused_layer_matches_reference() {
     agrees(&gpu, &mut random, ("the last", &SMALL, &last), 8);
 }
 
-/// Shapes whose tiles spread over many blocks, and whose blocks have private tiles.
+/// Shapes whose tiles spread over many blocks, and whose blocks have data-parallel tiles.
 #[test]
 fn fused_layer_of_real_widths_matches_reference() {
     let Some(gpu) = open_sm90() else { return };
@@ -139,7 +139,7 @@ fn fused_layer_of_real_widths_matches_reference() {
 
 /// Shapes whose gate has `own` tiles per block and four more, so that some blocks have no unit of
 /// those. The last tile lacks `missing` rows.
-fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
+fn data_parallel_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
     let blocks = gpu_props(gpu).sm_count;
     LayerShape {
         hidden: 512 / own,
@@ -149,7 +149,7 @@ fn private_tile_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
 }
 
 #[test]
-fn fused_layer_of_private_tiles_matches_reference() {
+fn fused_layer_of_data_parallel_tiles_matches_reference() {
     let Some(gpu) = open_sm90() else { return };
     let mut random = Random::new(12);
     let bytes = of(Q8_0, vec![(Q8_0, 300)]);
@@ -158,7 +158,7 @@ fn fused_layer_of_private_tiles_matches_reference() {
         (&k_quants(), 2, 0, [8, 64]),
         (&bytes, 1, 32, [1, 40]),
     ] {
-        let shape = private_tile_shape(&gpu, own, missing);
+        let shape = data_parallel_shape(&gpu, own, missing);
         let layer = TestLayer::new(&gpu, &mut random, &shape, types);
         for rows in rows {
             let what = format!("{own} tiles a block");
@@ -192,9 +192,9 @@ fn row_bits_do_not_depend_on_the_other_rows() {
 }
 
 #[test]
-fn row_bits_of_private_tiles_do_not_depend_on_the_other_rows() {
+fn row_bits_of_data_parallel_tiles_do_not_depend_on_the_other_rows() {
     let Some(gpu) = open_sm90() else { return };
-    check_row_bits(&gpu, &private_tile_shape(&gpu, 1, 0));
+    check_row_bits(&gpu, &data_parallel_shape(&gpu, 1, 0));
 }
 
 fn check_row_bits(gpu: &Gpu, shape: &LayerShape) {
@@ -230,9 +230,9 @@ fn fused_layer_is_deterministic() {
 }
 
 #[test]
-fn fused_layer_of_private_tiles_is_deterministic() {
+fn fused_layer_of_data_parallel_tiles_is_deterministic() {
     let Some(gpu) = open_sm90() else { return };
-    check_repeated_bits(&gpu, &private_tile_shape(&gpu, 1, 0));
+    check_repeated_bits(&gpu, &data_parallel_shape(&gpu, 1, 0));
 }
 
 fn check_repeated_bits(gpu: &Gpu, shape: &LayerShape) {

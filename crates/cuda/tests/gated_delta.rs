@@ -12,7 +12,7 @@ use contract::HeadMap;
 use cpu::reference::{delta as reference, norm};
 use cuda::GpuProps;
 use cuda::Numerics;
-use cuda::launch::Unit;
+use cuda::launch::CompileUnit;
 use cuda::launch::gated_delta::{
     DIM, Shape, TAPS, TreeLaunch, TreeStep, decode as steps, recurrent,
 };
@@ -314,7 +314,7 @@ fn delta_tree_overflow_is_never_finite() {
 }
 
 /// The unit of the WY form of one tree.
-fn wy_unit(card: GpuProps, shape: Shape, rows: usize) -> Unit {
+fn wy_unit(card: GpuProps, shape: Shape, rows: usize) -> CompileUnit {
     let kernel = wy_tree(card, shape, TreeStep { rows, trees: 1 });
     steps::wy_tree_unit(kernel, card, shape, rows, 1)
 }

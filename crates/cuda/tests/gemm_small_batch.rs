@@ -80,7 +80,7 @@ impl TestMatrix {
     }
 }
 
-fn card_of(gpu: &Gpu) -> GpuProps {
+fn gpu_props_of(gpu: &Gpu) -> GpuProps {
     gpu.info().props()
 }
 
@@ -203,7 +203,7 @@ fn every_weight_type_matches_reference() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = card_of(&gpu);
+    let card = gpu_props_of(&gpu);
     let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(1);
     for ty in QuantType::ALL {
@@ -238,7 +238,7 @@ fn row_bits_do_not_depend_on_the_other_rows() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = card_of(&gpu);
+    let card = gpu_props_of(&gpu);
     let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(2);
     let types = [
@@ -304,7 +304,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = card_of(&gpu);
+    let card = gpu_props_of(&gpu);
     let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(4);
     let (cols, bucket) = (1024, 24);
@@ -374,7 +374,7 @@ fn non_finite_row_does_not_affect_other_rows() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = card_of(&gpu);
+    let card = gpu_props_of(&gpu);
     let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(5);
     let (n_out, cols) = (160, 512);
@@ -411,7 +411,7 @@ fn real_shapes_match_reference() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = card_of(&gpu);
+    let card = gpu_props_of(&gpu);
     let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(6);
     for (ty, n_out, cols, bucket) in [
@@ -435,7 +435,7 @@ fn every_weight_kind_fits_small_shared_memory_with_the_same_bits() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let large = card_of(&gpu);
+    let large = gpu_props_of(&gpu);
     let small = GpuProps {
         shared_bytes: 99 << 10,
         ..large
@@ -466,7 +466,7 @@ fn rows_of_any_magnitude_keep_their_precision() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = card_of(&gpu);
+    let card = gpu_props_of(&gpu);
     let scratch = ZeroedScratch::new(&gpu, card);
     let mut random = Random::new(8);
     let (n_out, cols, bucket) = (48, 512, 8);

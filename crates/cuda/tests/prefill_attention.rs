@@ -22,7 +22,7 @@ use fixtures::step::{KernelDevice, chunk};
 use half::f16;
 
 /// The device's properties, with and without WGMMA.
-fn cards(gpu: &KernelDevice) -> Vec<GpuProps> {
+fn gpus(gpu: &KernelDevice) -> Vec<GpuProps> {
     let card = |has_wgmma| GpuProps {
         has_wgmma,
         ..gpu.info().props()
@@ -48,7 +48,7 @@ fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
             out,
         )
     };
-    let every = cards(gpu)
+    let every = gpus(gpu)
         .into_iter()
         .flat_map(|card| shapes.iter().map(move |shape| (card, shape)));
     let mut units: Vec<_> = every.map(|one| launch(one).unit).collect();
@@ -63,7 +63,7 @@ fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
 }
 
 /// Attention of rows on the device. Returns f32 rows and the panels' rows.
-fn on_card(
+fn on_gpu(
     (gpu, modules, card): (&KernelDevice, &Modules, GpuProps),
     fixture: &AttentionFixture,
     slot: usize,
@@ -159,7 +159,7 @@ fn check(
     fixture.commit_random(random, slot, 0..committed + rows);
     fixture.upload(gpu);
     let q = queries(random, &shape, rows);
-    for card in cards(gpu) {
+    for card in gpus(gpu) {
         check_on((gpu, modules, card), &fixture, slot, committed, &q);
     }
 }
@@ -173,7 +173,7 @@ fn check_on(
 ) {
     let shape = fixture.shape;
     let rows = q.len() / (shape.n_heads * shape.q_stride());
-    let found = on_card(on, fixture, slot, committed, q);
+    let found = on_gpu(on, fixture, slot, committed, q);
     let width = shape.n_heads * shape.head_dim;
     let sample = (0..rows)
         .step_by((rows * (committed + rows) / 3000).max(1))
@@ -273,12 +273,12 @@ fn prefill_attention_row_bits_do_not_depend_on_the_chunk() {
         fixture.upload(&gpu);
         let q = queries(&mut random, &shape, rows);
         let (q_width, width) = (q.len() / rows, shape.n_heads * shape.head_dim);
-        for card in cards(&gpu) {
+        for card in gpus(&gpu) {
             let on = (&gpu, &modules, card);
-            let [whole, _] = on_card(on, &fixture, 0, committed, &q);
+            let [whole, _] = on_gpu(on, &fixture, 0, committed, &q);
             for (first, end) in [(0, 64), (64, 200), (7, 9), (100, 165)] {
                 let q = &q[first * q_width..end * q_width];
-                let [part, _] = on_card(on, &fixture, 0, committed + first, q);
+                let [part, _] = on_gpu(on, &fixture, 0, committed + first, q);
                 same_bits(
                     "a part of a chunk",
                     &part,
@@ -309,8 +309,8 @@ fn nan_key_beyond_the_mask_has_no_effect() {
         }
         fixture.upload(&gpu);
         let q = queries(&mut random, &shape, 300);
-        for card in cards(&gpu) {
-            let [found, _] = on_card((&gpu, &modules, card), &fixture, 0, 0, &q);
+        for card in gpus(&gpu) {
+            let [found, _] = on_gpu((&gpu, &modules, card), &fixture, 0, 0, &q);
             for row in [0, 1, 5, 131, 299] {
                 let found = &found[row * 2 * dim..][..2 * dim];
                 close("row", found, &expected(&fixture, 0, 0, &q, row), 2e-3);

@@ -20,7 +20,7 @@ use cuda::pack::dequantize::PackedMatrix;
 use cuda::select::prefill_gemm;
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::prefill::{
-    PrefillFixture, PrefillMatrix, ZeroedScratch, cards, from_panels, header, rows_of, segment,
+    PrefillFixture, PrefillMatrix, ZeroedScratch, from_panels, gpus, header, rows_of, segment,
 };
 use half::f16;
 
@@ -140,7 +140,7 @@ fn dequantized_panels_equal_small_batch_weights() {
         let header = header(&gpu, cols);
         let rows = rows_of(&gpu, &x, cols, cols, &header);
         let scratch = ZeroedScratch::new(&gpu, gemm::dequantized_bytes([263], cols), cols);
-        for card in cards(&gpu) {
+        for card in gpus(&gpu) {
             let out = poisoned::<f32>(&gpu, cols * 263);
             let segment = segment(&matrix, &out, 263, GemmEpilogue::Store);
             let from = (header.ptr(), rows.inputs());
@@ -212,7 +212,7 @@ fn prefill_gemm_matches_reference() {
             .collect();
         let bytes = bytes.min(gemm::dequantized_bytes(sizes.iter().copied(), cols));
         let scratch = ZeroedScratch::new(&gpu, bytes, cap);
-        for card in cards(&gpu) {
+        for card in gpus(&gpu) {
             for write in [GemmEpilogue::Store, GemmEpilogue::Add] {
                 let before: Vec<Vec<f32>> = sizes
                     .iter()
@@ -275,7 +275,7 @@ fn prefill_f32_gemm_matches_reference() {
                 .zip(&outs)
                 .map(|(m, out)| segment(m, out, m.rows + 3, write))
                 .collect();
-            let (card, from) = (cards(&gpu)[0], (header.ptr(), rows.inputs()));
+            let (card, from) = (gpus(&gpu)[0], (header.ptr(), rows.inputs()));
             gpu.launch(&gemm::gemm(
                 prefill_gemm(card).kernel,
                 n,
@@ -361,7 +361,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
     let plain = PrefillMatrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
     let x = random.normals(n * cols, 1.0);
     let scratch = ZeroedScratch::new(&gpu, gemm::dequantized_bytes([size, 48], cols), n);
-    for card in cards(&gpu) {
+    for card in gpus(&gpu) {
         let run = |x: &[f32]| -> [Vec<f32>; 2] {
             let n = x.len() / cols;
             let header = header(&gpu, n);
@@ -426,7 +426,7 @@ fn prefill_gated_gemm_matches_reference() {
         matmul::linear(&gate.values, &x, cols, &mut gates);
         matmul::linear(&up.values, &x, cols, &mut ups);
         activation::swiglu(&gates, &ups, &mut expected);
-        for card in cards(&gpu) {
+        for card in gpus(&gpu) {
             let h = poisoned::<u16>(&gpu, Panels::bytes(cap, ffn) / 2);
             let pair = gemm::SwiGluMatrices {
                 cols,

@@ -15,9 +15,8 @@ use contract::{
     LogitsProcessors, LogitsRequest, LogitsSelection, QuantType, TokenCount, TokenId, TokenMask,
 };
 use cpu::reference::rows as reference;
-use cuda::launch::logits::{
-    CaptureTarget, LogitsBuffers, LogitsReduction, capture_hidden_states, edit, edits, reduce,
-};
+use cuda::launch::draft::{CaptureTarget, capture_hidden_states};
+use cuda::launch::logits::{LogitsBuffers, LogitsReduction, edit, edits, reduce};
 use cuda::launch::norm::RowSource;
 use cuda::launch::{draft, embedding};
 use fixtures::gpu::{Random, poisoned, same_bits};

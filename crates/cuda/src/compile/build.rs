@@ -14,7 +14,7 @@ use super::nvrtc_library::{Nvrtc, NvrtcSearch};
 use super::report::{EntryReport, entry_reports};
 use super::source::expand;
 use crate::driver::Arch;
-use crate::launch::Unit;
+use crate::launch::CompileUnit;
 
 /// Compilation options.
 #[derive(Debug, Clone)]
@@ -51,14 +51,14 @@ pub struct CompileProgress {
     /// All units.
     pub total: usize,
     /// The unit that has just finished.
-    pub unit: Unit,
+    pub unit: CompileUnit,
 }
 
 /// A compiled unit.
 #[derive(Clone)]
 pub struct Compiled {
     /// The source unit.
-    pub unit: Unit,
+    pub unit: CompileUnit,
     /// Machine code for the exact target.
     pub cubin: Vec<u8>,
     /// Resource usage of each entry, from the assembler.
@@ -101,11 +101,11 @@ fn return_freed_memory() {
 /// The first error in the order of `units`.
 pub fn compile(
     arch: Arch,
-    units: &[Unit],
+    units: &[CompileUnit],
     options: &Options,
     progress: &mut dyn FnMut(CompileProgress),
 ) -> Result<Vec<Compiled>, CompileError> {
-    let mut unique_units: Vec<&Unit> = Vec::new();
+    let mut unique_units: Vec<&CompileUnit> = Vec::new();
     for unit in units {
         if !unique_units.contains(&unit) {
             unique_units.push(unit);
@@ -154,14 +154,14 @@ pub fn compile(
 
 /// Indices of units, slowest first, so that no thread starts a slow unit last. Sources with many
 /// weight kinds compile slowest, and more rows take longer.
-fn longest_first(units: &[&Unit]) -> Vec<usize> {
+fn longest_first(units: &[&CompileUnit]) -> Vec<usize> {
     const LONG: [&str; 4] = [
         "gemm/fused_layer_sm90.cu",
         "gemm/decode_gemm_small_batch.cu",
         "gemm/gemv.cu",
         "attention/decode_",
     ];
-    let rank = |unit: &Unit| {
+    let rank = |unit: &CompileUnit| {
         let source = LONG.iter().position(|file| unit.file.starts_with(file));
         let rows = unit.defines.iter().find(|(name, _)| *name == "ROWS");
         let rows: usize = rows.and_then(|(_, rows)| rows.parse().ok()).unwrap_or(0);
@@ -175,7 +175,7 @@ fn longest_first(units: &[&Unit]) -> Vec<usize> {
 /// Reads one unit from the cache, or compiles and caches it.
 fn compile_unit(
     arch: Arch,
-    unit: &Unit,
+    unit: &CompileUnit,
     options: &Options,
     cache: &Cache,
     library: &Result<(), CompileError>,
@@ -201,7 +201,7 @@ fn compile_unit(
 }
 
 /// Compiler options of a unit, with sorted defines.
-fn flags(arch: Arch, unit: &Unit, options: &Options) -> Vec<String> {
+fn flags(arch: Arch, unit: &CompileUnit, options: &Options) -> Vec<String> {
     let mut defines: Vec<String> = unit
         .defines
         .iter()
@@ -229,10 +229,10 @@ mod tests {
     #[test]
     fn slowest_units_are_compiled_first() {
         let units = [
-            Unit::new("attention/combine_splits.cu"),
-            Unit::new("gemm/fused_layer_sm90.cu").define("ROWS", 8),
-            Unit::new("gemm/decode_gemm_small_batch.cu").define("ROWS", 64),
-            Unit::new("gemm/fused_layer_sm90.cu").define("ROWS", 32),
+            CompileUnit::new("attention/combine_splits.cu"),
+            CompileUnit::new("gemm/fused_layer_sm90.cu").define("ROWS", 8),
+            CompileUnit::new("gemm/decode_gemm_small_batch.cu").define("ROWS", 64),
+            CompileUnit::new("gemm/fused_layer_sm90.cu").define("ROWS", 32),
         ];
         let order = longest_first(&units.each_ref());
         assert_eq!(order, [3, 1, 2, 0]);
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn flags_name_the_exact_target_and_sort_defines() {
-        let unit = Unit::new("x.cu").define("ROWS", 8).define("COLS", 4);
+        let unit = CompileUnit::new("x.cu").define("ROWS", 8).define("COLS", 4);
         let arch = Arch { number: 90 };
         let flags = flags(arch, &unit, &Options::default());
         assert_eq!(flags[0], "--gpu-architecture=sm_90a");

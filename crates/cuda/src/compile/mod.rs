@@ -1,8 +1,8 @@
 //! Compilation from embedded sources to loaded modules: expansion, NVRTC, cache and function
 //! lookup.
 //!
-//! One [`Unit`](crate::launch::Unit) is one file with defines. It becomes one CUBIN for the exact
-//! target. Each thread compiles one program.
+//! One [`CompileUnit`](crate::launch::CompileUnit) is one file with defines. It becomes one CUBIN
+//! for the exact target. Each thread compiles one program.
 
 mod build;
 mod cache;

@@ -8,14 +8,14 @@ use contract::DeviceError;
 
 use super::build::{CompileProgress, Compiled, Options, compile};
 use crate::driver::{Function, Gpu, Module};
-use crate::launch::{Launch, Unit};
+use crate::launch::{CompileUnit, Launch};
 
 /// All units of a plan, compiled and loaded on one device.
 #[derive(Debug)]
 pub struct Modules {
-    modules: HashMap<Unit, Arc<Module>>,
+    modules: HashMap<CompileUnit, Arc<Module>>,
     /// Functions already looked up.
-    functions: RefCell<HashMap<(Unit, &'static str), Function>>,
+    functions: RefCell<HashMap<(CompileUnit, &'static str), Function>>,
 }
 
 impl Modules {
@@ -26,7 +26,7 @@ impl Modules {
     /// does not load.
     pub fn compile(
         gpu: &Gpu,
-        units: &[Unit],
+        units: &[CompileUnit],
         options: &Options,
         progress: &mut dyn FnMut(CompileProgress),
     ) -> Result<Modules, DeviceError> {

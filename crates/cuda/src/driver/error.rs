@@ -52,7 +52,7 @@ fn remedy(code: CUresult) -> &'static str {
         | R::CUDA_ERROR_INVALID_IMAGE
         | R::CUDA_ERROR_INVALID_PTX
         | R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
-            "the kernels were compiled for another card or by a newer toolkit than the driver \
+            "the kernels were compiled for another GPU or by a newer toolkit than the driver \
              knows: update the driver"
         }
         R::CUDA_ERROR_NOT_FOUND => "the compiled kernel has no function of this name",

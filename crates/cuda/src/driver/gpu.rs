@@ -38,24 +38,24 @@ impl Gpu {
             device: "this machine".to_owned(),
             instead: format!("{why}; or use --device cpu"),
         };
-        let cards = probe().map_err(|absence| missing(absence.to_string()))?;
-        let count = cards.len();
-        let card = cards
+        let gpus = probe().map_err(|absence| missing(absence.to_string()))?;
+        let count = gpus.len();
+        let info = gpus
             .into_iter()
-            .find(|card| card.ordinal == ordinal)
+            .find(|info| info.ordinal == ordinal)
             .ok_or_else(|| missing(format!("the driver sees {count} GPUs, counted from 0")))?;
         let handle = i32::try_from(ordinal).unwrap_or(i32::MAX);
         let device =
-            result::device::get(handle).map_err(|e| failed("cuDeviceGet", &card.name, e))?;
+            result::device::get(handle).map_err(|e| failed("cuDeviceGet", &info.name, e))?;
         // SAFETY: `device` came from `cuDeviceGet`; released in `Context::drop`.
         let raw = unsafe { result::primary_ctx::retain(device) }
-            .map_err(|e| failed("cuDevicePrimaryCtxRetain", &card.name, e))?;
+            .map_err(|e| failed("cuDevicePrimaryCtxRetain", &info.name, e))?;
         let context = Arc::new(Context { raw, device });
         context.enter()?;
         let attribute = |which| {
             // SAFETY: `device` came from `cuDeviceGet`.
             unsafe { result::device::get_attribute(device, which) }
-                .map_err(|e| failed("cuDeviceGetAttribute", &card.name, e))
+                .map_err(|e| failed("cuDeviceGetAttribute", &info.name, e))
         };
         use sys::CUdevice_attribute as A;
         let shared =
@@ -73,7 +73,7 @@ impl Gpu {
             shared_per_block: shared,
             l2_bytes: u64::from(l2),
             driver,
-            info: card,
+            info,
             last_entry: Cell::new("nothing"),
         })
     }

@@ -3,7 +3,7 @@
 //! What saves or restores a slot comes behind all that the main stream has queued, and the main
 //! stream goes on at once. Only who touches the slot next waits for it, and a chunk only layer by
 //! layer: the copies of a layer are through long before a chunk has come to it, so that nobody
-//! waits, and no memory of the card is needed in between.
+//! waits, and no memory of the GPU is needed in between.
 
 use contract::DeviceError;
 

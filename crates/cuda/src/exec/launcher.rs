@@ -57,7 +57,7 @@ impl Launcher {
     /// Launch `i` and those after it wait for the event of a gate `(i, event)`; only prompts have
     /// any.
     ///
-    /// Prompts run launch by launch: their kernels are long, and the queue stays ahead of the card.
+    /// Prompts run launch by launch: their kernels are long, and the queue stays ahead of the GPU.
     pub(crate) fn run(
         &mut self,
         gpu: &Gpu,
@@ -92,7 +92,7 @@ impl Launcher {
         }
         let (free, begun) = (gpu.memory()?.0, Instant::now());
         let graph = gpu.capture(queue)?;
-        // A graph takes its memory on the card when it is first launched.
+        // A graph takes its memory on the GPU when it is first launched.
         gpu.replay(self.graphs.entry(key).or_insert(graph))?;
         let us = begun.elapsed().as_micros() as u64;
         let bytes = free.saturating_sub(gpu.memory()?.0);

@@ -113,7 +113,7 @@ impl Engine {
         let full: Vec<usize> = full.map(|(slot, _)| *slot).collect();
         self.consume_features(&full)?;
         for (index, (slot, _)) in slots.into_iter().enumerate() {
-            step.place_features(index, self.pending.place(slot));
+            step.set_feature_row(index, self.pending.place(slot));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The memory a loaded model lives in: one allocation by purpose, all but the table's on the card.
+//! The memory a loaded model lives in: one allocation by purpose, all but the table's on the GPU.
 
 use contract::DeviceError;
 

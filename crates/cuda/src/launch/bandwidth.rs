@@ -1,16 +1,16 @@
-//! Reading and copying memory as fast as the card can: the measure of every other kernel.
+//! Reading and copying memory as fast as the GPU can: the measure of every other kernel.
 
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 
 const THREADS: u32 = 512;
 
 /// What both are compiled from.
-pub fn unit() -> Unit {
-    Unit::new("common/bandwidth.cu")
+pub fn unit() -> CompileUnit {
+    CompileUnit::new("common/bandwidth.cu")
 }
 
-/// Units that every card compiles.
-pub fn standard_units() -> Vec<Unit> {
+/// Units that every GPU compiles.
+pub fn standard_units() -> Vec<CompileUnit> {
     vec![unit()]
 }
 

@@ -1,12 +1,12 @@
-//! Reading the card's clocks on the card: how many of them something takes, whatever their rate is.
+//! Reading the GPU's clocks on the GPU: how many of them something takes, whatever their rate is.
 
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 
 const THREADS: u32 = 1024;
 
 /// What it is compiled from.
-pub fn unit() -> Unit {
-    Unit::new("common/clocks.cu")
+pub fn unit() -> CompileUnit {
+    CompileUnit::new("common/clocks.cu")
 }
 
 /// Writes `[clocks, nanoseconds]` as `u64` of each of `multiprocessors` to `out`; begins when all

@@ -1,16 +1,62 @@
-//! What a draft needs beside the kernels it shares with its target.
+//! Launches of a draft beside those that it shares with its target.
 //!
 //! A draft block is a `Step` of 16 nodes per tree, tokens `[root, mask, …]`, node `i` at position
 //! `committed + i`; its attention is [`super::attention`] with a window, a block mask and a ring of
 //! pages. Context keys and values are written once, when tokens are committed.
 
 use super::attention::{Cache, PAGE, Positions, Projections, Shape, qk_norm_rope_append};
-use super::norm::ActivationBuffers;
-use super::{Args, Launch, Unit};
+use super::norm::{ActivationBuffers, RowSource};
+use super::{Args, CompileUnit, Launch};
 
-/// Pages that a ring needs so that a window and the rows of a block never share a place.
+/// Pages of a ring in which a window and the rows of a block never overlap.
 pub fn ring_pages(window: usize, block_rows: usize) -> usize {
     (window + block_rows).div_ceil(PAGE)
+}
+
+/// Where captured hidden states go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CaptureTarget {
+    /// f32 rows.
+    pub out: u64,
+    /// Floats between them.
+    pub stride: usize,
+    /// First column.
+    pub offset: usize,
+    /// Whether a step's rows go to the feature rows of their tree in the header, instead of in
+    /// sequence.
+    pub to_feature_pool: bool,
+}
+
+/// Copies the residual stream `x` f32 `[rows][width]` to the columns of `to`.
+pub fn capture_hidden_states(
+    width: usize,
+    rows: usize,
+    source: RowSource,
+    x: u64,
+    to: CaptureTarget,
+) -> Launch {
+    assert!(
+        [width, to.stride, to.offset]
+            .iter()
+            .all(|n| n.is_multiple_of(4))
+            && to.offset + width <= to.stride
+            && (!to.to_feature_pool || matches!(source, RowSource::Step(_))),
+        "a capture of {width} values of {source:?} at {to:?}"
+    );
+    Launch {
+        entry: "capture_hidden_states",
+        unit: CompileUnit::new("draft/capture_hidden_states.cu")
+            .define("WIDTH", width)
+            .define("STRIDE", to.stride)
+            .define("OFFSET", to.offset)
+            .define("TO_FEATURE_POOL", u8::from(to.to_feature_pool)),
+        grid: [width.div_ceil(1024) as u32, rows as u32, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        args: Args::new().ptr(source.header()).ptr(x).ptr(to.out),
+        cooperative: false,
+        overlap: true,
+    }
 }
 
 /// The rows of the paths of the `Commit` at `commit`, one path after the other, in the forms of
@@ -28,7 +74,7 @@ pub fn path_rows(
     Launch {
         entry: "draft_gather_path_rows",
         unit: out.define(
-            Unit::new("draft/gather_path_rows.cu").define("FEATURE_ROWS", kept),
+            CompileUnit::new("draft/gather_path_rows.cu").define("FEATURE_ROWS", kept),
             width,
             rows,
         ),

@@ -3,7 +3,7 @@
 use contract::QuantType;
 
 use super::norm::RowSource;
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 
 /// Rows of `table` for the tokens of a step or chunk, into f32 `out` `[rows][width]`.
 ///
@@ -23,7 +23,7 @@ pub fn gather(
     );
     Launch {
         entry: "embedding_gather",
-        unit: Unit::new("embedding/gather.cu")
+        unit: CompileUnit::new("embedding/gather.cu")
             .define("SOURCE", source.number())
             .define("TYPE", ty.id())
             .define("WIDTH", width)

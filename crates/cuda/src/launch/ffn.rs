@@ -1,7 +1,7 @@
 //! The gated unit between the projections of a feed-forward.
 
 use super::norm::{ActivationBuffers, RowSource};
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 
 /// Outputs of the gate and up projections: f32 rows, `stride` floats apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub fn swiglu(
         stride >= width,
         "rows of {width} values cannot be {stride} apart"
     );
-    let unit = Unit::new("ffn/swiglu.cu")
+    let unit = CompileUnit::new("ffn/swiglu.cu")
         .define("SOURCE", source.number())
         .define("STRIDE", stride);
     Launch {

@@ -1,9 +1,9 @@
-//! Logits rows: edits, the top tokens, log-sum-exps. And the capture of hidden states.
+//! Logits rows: edits, top tokens and log-sum-exps.
 
 use contract::LogitsProcessors;
 
 use super::norm::RowSource;
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 
 /// Maximum rows of one reduction, as in a header.
 const ROWS: usize = 64;
@@ -28,7 +28,7 @@ pub struct LogitsBuffers {
     pub logits: u64,
     /// f32 `[asked][stride]`: rows after their edits; 0 where no row has any.
     pub edited: u64,
-    /// What [`edits`] made, on the card; 0 where no row has any.
+    /// What [`edits`] made, on the GPU; 0 where no row has any.
     pub edits: u64,
     /// [`LogitsReduction::scratch_bytes`].
     pub scratch: u64,
@@ -92,7 +92,7 @@ impl LogitsReduction {
         }
     }
 
-    fn unit(self, file: &'static str, source: RowSource) -> Unit {
+    fn unit(self, file: &'static str, source: RowSource) -> CompileUnit {
         assert!(
             (1..=64).contains(&self.k) && self.stride >= self.vocab && self.vocab > 0,
             "a reduction of {self:?}"
@@ -102,7 +102,7 @@ impl LogitsReduction {
             RowSource::Step(_) | RowSource::LogitsRowsOfStep(_) => 2,
             RowSource::Chunk(_) | RowSource::LogitsRowsOfChunk(_) => 3,
         };
-        Unit::new(file)
+        CompileUnit::new(file)
             .define("N_LOGITS_ROWS_AT", asked_at)
             .define("VOCAB", self.vocab)
             .define("STRIDE", self.stride)
@@ -253,52 +253,6 @@ pub fn edits(items: &[(usize, &LogitsProcessors)], vocab: usize) -> Vec<u8> {
     blob.resize(begin, 0);
     blob.extend(tail);
     blob
-}
-
-/// Where captured hidden states go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CaptureTarget {
-    /// f32 rows.
-    pub out: u64,
-    /// Floats between them.
-    pub stride: usize,
-    /// First column.
-    pub offset: usize,
-    /// Whether a step's rows go to the feature rows of their tree in the header, instead of in
-    /// sequence.
-    pub to_feature_pool: bool,
-}
-
-/// Copies the residual stream `x` f32 `[rows][width]` to the columns of `to`.
-pub fn capture_hidden_states(
-    width: usize,
-    rows: usize,
-    source: RowSource,
-    x: u64,
-    to: CaptureTarget,
-) -> Launch {
-    assert!(
-        [width, to.stride, to.offset]
-            .iter()
-            .all(|n| n.is_multiple_of(4))
-            && to.offset + width <= to.stride
-            && (!to.to_feature_pool || matches!(source, RowSource::Step(_))),
-        "a capture of {width} values of {source:?} at {to:?}"
-    );
-    Launch {
-        entry: "capture_hidden_states",
-        unit: Unit::new("draft/capture_hidden_states.cu")
-            .define("WIDTH", width)
-            .define("STRIDE", to.stride)
-            .define("OFFSET", to.offset)
-            .define("TO_FEATURE_POOL", u8::from(to.to_feature_pool)),
-        grid: [width.div_ceil(1024) as u32, rows as u32, 1],
-        block: [256, 1, 1],
-        shared: 0,
-        args: Args::new().ptr(source.header()).ptr(x).ptr(to.out),
-        cooperative: false,
-        overlap: true,
-    }
 }
 
 #[cfg(test)]

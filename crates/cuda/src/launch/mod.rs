@@ -21,7 +21,7 @@ pub mod norm;
 
 /// What is compiled ahead of time and by the gate: the shapes of well-known models and of the
 /// tests.
-pub fn standard_units() -> Vec<Unit> {
+pub fn standard_units() -> Vec<CompileUnit> {
     let mut units = bandwidth::standard_units();
     units.push(clocks::unit());
     units
@@ -29,30 +29,30 @@ pub fn standard_units() -> Vec<Unit> {
 
 /// One source file with defines: what NVRTC compiles into one module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Unit {
+pub struct CompileUnit {
     /// The file, as `kernels/` has it: `"gemm/decode_gemm_small_batch.cu"`.
     pub file: &'static str,
     /// Names and values of the defines, in any order.
     pub defines: Vec<(&'static str, String)>,
 }
 
-impl Unit {
+impl CompileUnit {
     /// A file without defines.
-    pub fn new(file: &'static str) -> Unit {
-        Unit {
+    pub fn new(file: &'static str) -> CompileUnit {
+        CompileUnit {
             file,
             defines: Vec::new(),
         }
     }
 
     /// The same with one more define.
-    pub fn define(mut self, name: &'static str, value: impl fmt::Display) -> Unit {
+    pub fn define(mut self, name: &'static str, value: impl fmt::Display) -> CompileUnit {
         self.defines.push((name, value.to_string()));
         self
     }
 }
 
-impl fmt::Display for Unit {
+impl fmt::Display for CompileUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.file)?;
         self.defines
@@ -67,7 +67,7 @@ pub struct Launch {
     /// The `extern "C"` name.
     pub entry: &'static str,
     /// Where it is compiled.
-    pub unit: Unit,
+    pub unit: CompileUnit,
     /// Blocks.
     pub grid: [u32; 3],
     /// Threads of a block.
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_unit_shows_its_defines() {
-        let unit = Unit::new("a/b.cu").define("N", 8).define("WIDE", 1);
+        let unit = CompileUnit::new("a/b.cu").define("N", 8).define("WIDE", 1);
         assert_eq!(unit.to_string(), "a/b.cu -DN=8 -DWIDE=1");
     }
 }

@@ -78,10 +78,10 @@ pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
     }
 }
 
-/// The codes of half `piece` of a Q6_K block.
-pub(super) fn six_bits(block: &[u8], piece: usize) -> [u8; 128] {
-    let low = &block[64 * piece..][..64];
-    let top = &block[128 + 32 * piece..][..32];
+/// The codes of half `slice` of a Q6_K block.
+pub(super) fn six_bits(block: &[u8], slice: usize) -> [u8; 128] {
+    let low = &block[64 * slice..][..64];
+    let top = &block[128 + 32 * slice..][..32];
     std::array::from_fn(|k| {
         let (run, l) = (k / 32, k % 32);
         low[run % 2 * 32 + l] >> (run / 2 * 4) & 15 | (top[l] >> (2 * run) & 3) << 4

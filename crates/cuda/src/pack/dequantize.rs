@@ -38,7 +38,7 @@ impl PackedMatrix<'_> {
         let factor = f32::from_le_bytes(*block[4 * r..].first_chunk().expect("a row factor"));
         let (unit, within) = (k / kind.unit_values(), k % kind.unit_values());
         let [first, second] = kind.slice_bytes();
-        let piece = |index: usize| {
+        let slice = |index: usize| {
             let bytes = if index == 0 { first } else { second };
             let at = tiles * (FACTOR_BYTES + unit * kind.tile_bytes() + index * first);
             Tile {
@@ -47,18 +47,18 @@ impl PackedMatrix<'_> {
             }
         };
         let index = within / (kind.unit_values() / kind.slices());
-        let tile = piece(index);
+        let tile = slice(index);
         let k = within % (kind.unit_values() / kind.slices());
         factor
             * match kind {
-                WeightKind::Q4K => tile.four_bits(k, index, &piece(0), 1024),
-                WeightKind::Q5K => tile.five_bits(k, index, &piece(0), 1280),
-                WeightKind::Q6K => tile.six_bits(k, &piece(0)),
+                WeightKind::Q4K => tile.four_bits(k, index, &slice(0), 1024),
+                WeightKind::Q5K => tile.five_bits(k, index, &slice(0), 1280),
+                WeightKind::Q6K => tile.six_bits(k, &slice(0)),
                 WeightKind::Q8 => {
                     let scale = tile.half(1024 + tile.row * 4 + k / 32 * 2);
                     rounded(tile.byte(k) * scale * 2.0_f64.powi(-22) - rounded(scale / 32768.0))
                 }
-                WeightKind::Wide => {
+                WeightKind::U8Affine => {
                     let at = 1024 + tile.row * 16 + k / 16 * 4;
                     let scale = tile.half(at) * 2.0_f64.powi(-22);
                     rounded(tile.byte(k) * scale + tile.half(at + 2))
@@ -100,11 +100,11 @@ impl Tile<'_> {
         self.bits(k / 64 * 512 + self.word(k), bit, 4)
     }
 
-    /// Stored scale and minimum of the run of value `k`. The factor is in the first piece's header
+    /// Stored scale and minimum of the run of value `k`. The factor is in the first slice's header
     /// at `at`.
-    fn header(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> (f64, f64) {
+    fn header(&self, k: usize, slice: usize, first: &Tile<'_>, at: usize) -> (f64, f64) {
         let byte = |word: usize| u32::from(first.bytes[at + 4 + 4 * word + k / 32]);
-        let (c, m) = match piece {
+        let (c, m) = match slice {
             0 => (byte(0) >> 2, byte(1) >> 2),
             _ => {
                 let m = (byte(0) & 3) | (byte(1) & 3) << 2 | (byte(2) & 3) << 4;
@@ -114,9 +114,9 @@ impl Tile<'_> {
         (f64::from(c), f64::from(m))
     }
 
-    fn four_bits(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> f64 {
+    fn four_bits(&self, k: usize, slice: usize, first: &Tile<'_>, at: usize) -> f64 {
         let at = at + self.row * 16;
-        let (c, m) = self.header(k, piece, first, at);
+        let (c, m) = self.header(k, slice, first, at);
         let code_scale = if (k / 32).is_multiple_of(2) {
             1.0
         } else {
@@ -127,7 +127,7 @@ impl Tile<'_> {
         rounded(f64::from(self.nibble(k, 2)) * scale * code_scale * 2.0_f64.powi(-22) - min)
     }
 
-    fn five_bits(&self, k: usize, piece: usize, first: &Tile<'_>, at: usize) -> f64 {
+    fn five_bits(&self, k: usize, slice: usize, first: &Tile<'_>, at: usize) -> f64 {
         let (b, s, h) = (k / 32 % 2, k / 16 % 2, k % 2);
         let lane = self.row % 8 * 4 + k % 8 / 2;
         let j = self.row / 8 + 2 * (k % 16 / 8);
@@ -152,7 +152,7 @@ impl Tile<'_> {
             _ => (bits(4, 6 + 16 * h, 5), 1.0),
         };
         let at = at + self.row * 16;
-        let (c, m) = self.header(k, piece, first, at);
+        let (c, m) = self.header(k, slice, first, at);
         let code_scale = if b == 0 { 1.0 } else { 32.0 };
         let scale = rounded(shift * rounded(c * rounded(first.half(at) / code_scale))) / shift;
         let min = rounded(m * first.half(at + 2));

@@ -24,7 +24,7 @@ pub enum WeightKind {
     /// Q8_0, reordered. Q4_0, Q5_0 and IQ4_NL with widened codes.
     Q8 = 3,
     /// 8-bit codes with an f16 scale and offset per 16 values: Q4_1, Q5_1, Q2_K, IQ4_XS.
-    Wide = 4,
+    U8Affine = 4,
     /// F16, and BF16 scaled by a power of two per row.
     F16 = 5,
     /// F32, as stored.
@@ -58,7 +58,7 @@ impl WeightKind {
         WeightKind::Q5K,
         WeightKind::Q6K,
         WeightKind::Q8,
-        WeightKind::Wide,
+        WeightKind::U8Affine,
         WeightKind::F16,
         WeightKind::F32,
     ];
@@ -73,7 +73,7 @@ impl WeightKind {
                 WeightKind::Q8
             }
             QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => {
-                WeightKind::Wide
+                WeightKind::U8Affine
             }
             QuantType::F16 | QuantType::BF16 => WeightKind::F16,
             QuantType::F32 => WeightKind::F32,
@@ -88,14 +88,15 @@ impl WeightKind {
         }
     }
 
-    /// Bytes of a tile of [`TILE_ROWS`] rows per piece of a unit. 0 if a unit has one piece.
+    /// Bytes of a tile of [`TILE_ROWS`] rows in the first and second slice of a unit. 0 if a unit
+    /// has one slice.
     pub fn slice_bytes(self) -> [usize; 2] {
         match self {
             WeightKind::Q4K => [1280, 1024],
             WeightKind::Q5K => [1536, 1280],
             WeightKind::Q6K => [1696, 1664],
             WeightKind::Q8 => [1088, 0],
-            WeightKind::Wide => [1280, 0],
+            WeightKind::U8Affine => [1280, 0],
             WeightKind::F16 => [2048, 0],
             WeightKind::F32 => [0, 0],
         }

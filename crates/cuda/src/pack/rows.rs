@@ -51,9 +51,9 @@ fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     let parts = values / kind.unit_values();
     let stored_bytes = ty.row_bytes(values);
     for unit in 0..kind.units(cols) {
-        for piece in 0..kind.slices() {
+        for slice in 0..kind.slices() {
             for tile in 0..tiles {
-                let (now, rest) = to.split_at_mut(kind.slice_bytes()[piece]);
+                let (now, rest) = to.split_at_mut(kind.slice_bytes()[slice]);
                 to = rest;
                 now.fill(0);
                 let rows = rows.iter().zip(&exponents).skip(tile * TILE_ROWS);
@@ -65,7 +65,7 @@ fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
                         exponent: *exponent,
                     };
                     match parts {
-                        1 => tile::write_row(ty, piece, row, stored, now),
+                        1 => tile::write_row(ty, slice, row, stored, now),
                         _ => tile::write_quarter(ty, unit % parts, row, stored, now),
                     }
                 }

@@ -146,16 +146,16 @@ fn pieces_of_row_blocks_make_the_whole() {
     let mut whole = vec![0; kind.bytes(rows, cols)];
     pack(ty, cols, &stored, &mut whole);
     let mut joined = Vec::new();
-    for piece in stored.chunks(kind.row_step() * row_bytes) {
-        let mut to = vec![0; kind.bytes(piece.len() / row_bytes, cols)];
-        pack(ty, cols, piece, &mut to);
+    for part in stored.chunks(kind.row_step() * row_bytes) {
+        let mut to = vec![0; kind.bytes(part.len() / row_bytes, cols)];
+        pack(ty, cols, part, &mut to);
         joined.extend(to);
     }
     assert_eq!(whole, joined);
 }
 
 #[test]
-fn packed_rows_are_a_factor_longer_than_stored_ones() {
+fn packed_rows_have_stored_size_plus_row_factor() {
     for ty in [
         QuantType::Q4_K,
         QuantType::Q5_K,

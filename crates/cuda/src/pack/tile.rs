@@ -14,36 +14,36 @@ pub(super) struct Row {
     pub(super) exponent: i32,
 }
 
-/// Writes a row of piece `piece` of a unit, from the unit's stored bytes (fewer at the end of a
+/// Writes a row of K-slice `slice` of a unit, from the unit's stored bytes (fewer at the end of a
 /// row). The tile must be zeroed.
-pub(super) fn write_row(ty: QuantType, piece: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
+pub(super) fn write_row(ty: QuantType, slice: usize, row: Row, stored: &[u8], tile: &mut [u8]) {
     let blocks = stored.chunks_exact(ty.block_bytes());
     match ty {
         QuantType::Q4_K => {
             for block in blocks {
-                write_nibbles(row, &block[16 + 64 * piece..][..64], 2, tile);
-                write_header(row, piece, (1024, 22), &block[..16], tile);
+                write_nibbles(row, &block[16 + 64 * slice..][..64], 2, tile);
+                write_header(row, slice, (1024, 22), &block[..16], tile);
             }
         }
         QuantType::Q5_K => {
             for block in blocks {
-                write_five_bit(row, piece, block, tile);
-                write_header(row, piece, (1280, 23), &block[..16], tile);
+                write_five_bit(row, slice, block, tile);
+                write_header(row, slice, (1280, 23), &block[..16], tile);
             }
         }
         QuantType::Q6_K => {
             for block in blocks {
-                let six = codes::six_bits(block, piece);
-                let scales = &block[192 + 8 * piece..][..8];
-                write_six_bit(row, piece, &six, scales, half_at(block, 208), tile);
+                let six = codes::six_bits(block, slice);
+                let scales = &block[192 + 8 * slice..][..8];
+                write_six_bit(row, slice, &six, scales, half_at(block, 208), tile);
             }
         }
         QuantType::Q3_K => {
             for block in blocks {
                 let three = codes::three_bits(block);
-                let six = &three.values[128 * piece..][..128];
+                let six = &three.values[128 * slice..][..128];
                 let d = half_at(&three.d, 0);
-                write_six_bit(row, piece, six, &three.scales[8 * piece..][..8], d, tile);
+                write_six_bit(row, slice, six, &three.scales[8 * slice..][..8], d, tile);
             }
         }
         QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
@@ -136,16 +136,16 @@ fn write_nibbles(row: Row, nibbles: &[u8], rotation: u32, tile: &mut [u8]) {
     }
 }
 
-/// Writes scales and minimums of a K-quant block to the first piece, from `at`. The factor is
+/// Writes scales and minimums of a K-quant block to the first slice, from `at`. The factor is
 /// scaled by `2^log2_scale`.
 fn write_header(
     row: Row,
-    piece: usize,
+    slice: usize,
     (at, log2_scale): (usize, i32),
     stored: &[u8],
     tile: &mut [u8],
 ) {
-    if piece != 0 {
+    if slice != 0 {
         return;
     }
     let to = &mut tile[at + row.index * 16..][..16];
@@ -163,17 +163,17 @@ fn write_header(
     }
 }
 
-/// Writes a piece's 128 codes of a Q5_K block.
-fn write_five_bit(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
+/// Writes a slice's 128 codes of a Q5_K block.
+fn write_five_bit(row: Row, slice: usize, block: &[u8], tile: &mut [u8]) {
     // Bit `s` of byte `l` belongs to value `l` of run `s` of the unit.
     let fifths = &block[16..48];
-    let nibbles = &block[48 + 64 * piece..][..64];
+    let nibbles = &block[48 + 64 * slice..][..64];
     for (q, pair) in nibbles.chunks_exact(32).enumerate() {
         for k in (0..8).step_by(2) {
             // Codes of values `h = 0` and `h = 1`, one per 16-bit half.
             let codes = |s: usize, b: usize, upper: usize| {
                 let low = four(pair, k + 8 * upper) >> (8 * s + 4 * b);
-                let top = four(fifths, k + 8 * upper) >> (4 * piece + 2 * q + 8 * s + b);
+                let top = four(fifths, k + 8 * upper) >> (4 * slice + 2 * q + 8 * s + b);
                 low & 0x000f_000f | (top & 0x0001_0001) << 4
             };
             let first = |upper| codes(0, 0, upper) << 1 | codes(0, 1, upper) << 6;
@@ -206,8 +206,8 @@ fn write_five_bit(row: Row, piece: usize, block: &[u8], tile: &mut [u8]) {
     }
 }
 
-/// Writes a piece's 128 six-bit codes.
-fn write_six_bit(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut [u8]) {
+/// Writes a slice's 128 six-bit codes.
+fn write_six_bit(row: Row, slice: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut [u8]) {
     let i = row.index / 8;
     for (q, six) in six.chunks_exact(64).enumerate() {
         for k in (0..8).step_by(2) {
@@ -241,7 +241,7 @@ fn write_six_bit(row: Row, piece: usize, six: &[u8], scales: &[u8], d: f32, tile
     for (to, scale) in tile[1536 + row.index * 8..][..8].iter_mut().zip(scales) {
         *to = scale ^ 0x80;
     }
-    if piece == 0 {
+    if slice == 0 {
         write_half(tile, 1664 + row.index * 2, d * power(23 + row.exponent));
     }
 }

@@ -8,10 +8,10 @@ use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
 use super::select::{Depth, StepSize, decode_attention, gated_delta_decode};
 use super::{Plan, PlanContext, attention_config};
 use crate::launch::attention::{self, Cache, DecodeBuffers, Positions, Projections, Shape};
+use crate::launch::draft::{CaptureTarget, capture_hidden_states};
 use crate::launch::ffn::{self, GateUp};
 use crate::launch::gated_delta::{self, Layer, TreeLaunch, TreeStep};
 use crate::launch::gemm::small_batch::GemmEpilogue;
-use crate::launch::logits::{self, CaptureTarget};
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
@@ -162,13 +162,7 @@ impl DecodeBuilder<'_> {
                 to_feature_pool: true,
             };
             let x = context.addresses.residual;
-            self.push(logits::capture_hidden_states(
-                hidden,
-                self.rows,
-                self.source,
-                x,
-                to,
-            ));
+            self.push(capture_hidden_states(hidden, self.rows, self.source, x, to));
         }
         self.plan.layer_ends.push(self.plan.launches.len());
     }

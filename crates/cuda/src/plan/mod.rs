@@ -25,9 +25,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
 
 use crate::gpu_props::GpuProps;
+use crate::launch::draft::CaptureTarget;
 use crate::launch::gemm::small_batch;
 use crate::launch::norm::RowSource;
-use crate::launch::{Launch, Unit, logits};
+use crate::launch::{CompileUnit, Launch, logits};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
 use crate::state::{DraftState, State};
@@ -202,9 +203,9 @@ impl PlanContext<'_> {
 
     /// Where the rows of a chunk leave what the draft is to know of `layer`, among features at
     /// `out`.
-    fn chunk_capture(&self, layer: usize, out: u64) -> Option<logits::CaptureTarget> {
+    fn chunk_capture(&self, layer: usize, out: u64) -> Option<CaptureTarget> {
         let (column, draft) = self.capture(layer)?;
-        Some(logits::CaptureTarget {
+        Some(CaptureTarget {
             out,
             stride: draft.width,
             offset: column * self.spec.hidden,
@@ -386,9 +387,9 @@ impl Plans {
     }
 
     /// Every unit that a launch is compiled from, each once.
-    pub(crate) fn units(&self) -> Vec<Unit> {
+    pub(crate) fn units(&self) -> Vec<CompileUnit> {
         let launches = self.all.values().flat_map(|plan| &plan.launches);
-        let mut units: Vec<Unit> = launches.map(|launch| launch.unit.clone()).collect();
+        let mut units: Vec<CompileUnit> = launches.map(|launch| launch.unit.clone()).collect();
         units.sort();
         units.dedup();
         units

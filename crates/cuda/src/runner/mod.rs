@@ -1,7 +1,7 @@
-//! The CUDA runner: books of what is open, and the calls of the seam in terms of the engine's
-//! passes.
+//! The CUDA runner: bookkeeping of sequences and snapshots. Calls of the device interface run as
+//! passes of the engine.
 
-mod held;
+mod pages;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -28,31 +28,31 @@ use crate::pinned::PinnedPool;
 use crate::snapshot::{CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, Snapshot};
 use crate::step::{self, ChunkHead, Commit, Step};
 
-/// Page-locked memory kept for the next states, in bytes, after those that had it were freed.
+/// Freed page-locked memory that is kept for later states, in bytes.
 const IDLE_BYTES: usize = 1 << 30;
 
-/// One loaded model with its sequences and snapshots. Everything it holds goes when it is dropped.
+/// One loaded model with its sequences and snapshots. Dropping it frees all of them.
 pub(crate) struct CudaRunner {
     info: RunnerInfo,
     pub(crate) engine: Engine,
     /// The draft, if there is one.
     draft: Option<DraftFacts>,
-    /// Its weights, while they are not on the card.
-    lazy: Option<DeferredDraft>,
+    /// Its weights, while they are not on the GPU.
+    deferred_draft: Option<DeferredDraft>,
     sequences: BTreeMap<SeqId, Sequence>,
     snapshots: BTreeMap<SnapshotId, Snapshot>,
-    /// SlotPlan that no sequence owns; the last is given out next.
+    /// Slots that no sequence owns; the last is given out next.
     free_slots: Vec<usize>,
-    /// Who holds which page of keys and values; parcels read it on other threads.
+    /// Owners of the KV pages; detached snapshots read it on other threads.
     page_pool: Arc<SharedPagePool>,
-    map: Arc<PageLayout>,
-    /// Dropped after the engine, context queue may copy from and to its blocks.
+    page_layout: Arc<PageLayout>,
+    /// Dropped after the engine, whose queue may copy from and to its blocks.
     host: Arc<PinnedPool>,
-    /// The next id of either kind; ids are never used twice.
+    /// The last id of a sequence or snapshot; ids are never used twice.
     next_id: u64,
     /// Whether trees may have windows.
     windows: bool,
-    /// The first fault of the card. Nothing runs after it.
+    /// The first fault of the GPU. Nothing runs after it.
     fault: Option<(&'static str, String)>,
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct DraftFacts {
 
 /// One open sequence.
 pub(crate) struct Sequence {
-    /// Where on the card its states live.
+    /// Slot of its states on the GPU.
     pub(crate) slot: usize,
-    /// PagePool of its committed rows and of those that were asked for.
+    /// Pages of its committed rows and of those reserved beyond them.
     pub(crate) table: Vec<PageId>,
     /// Committed tokens it may grow to.
     pub(crate) max_len: usize,
@@ -94,8 +94,7 @@ impl SequenceState for Sequence {
 }
 
 impl CudaRunner {
-    /// A runner with nothing open. PagePool are given out one after another, or scattered all over
-    /// the cache.
+    /// A runner without sequences. Pages are given out in order, or scattered all over the cache.
     pub(crate) fn new(
         info: RunnerInfo,
         engine: Engine,
@@ -117,12 +116,12 @@ impl CudaRunner {
             page_pool: Arc::new(SharedPagePool::new(PagePool::new(
                 (0..n).map(|i| (i * step + usize::from(scattered)) % n),
             ))),
-            map: Arc::new(PageLayout::new(engine.state())),
+            page_layout: Arc::new(PageLayout::new(engine.state())),
             host: Arc::new(PinnedPool::new(engine.gpu())),
             info,
             engine,
             draft,
-            lazy: None,
+            deferred_draft: None,
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
@@ -131,18 +130,18 @@ impl CudaRunner {
         }
     }
 
-    /// Lets the first prompt load the draft's weights.
-    pub(crate) fn load_later(&mut self, draft: DeferredDraft) {
-        self.lazy = Some(draft);
+    /// Loads the draft's weights before its first use instead of now.
+    pub(crate) fn defer_draft(&mut self, draft: DeferredDraft) {
+        self.deferred_draft = Some(draft);
     }
 
-    /// Loads what was left for the first use.
-    fn loaded(&mut self) -> Result<(), DeviceError> {
-        self.alive()?;
-        if let Some(draft) = &self.lazy {
+    /// Loads the draft's weights if that was deferred.
+    fn load_deferred_draft(&mut self) -> Result<(), DeviceError> {
+        self.require_device()?;
+        if let Some(draft) = &self.deferred_draft {
             let done = draft.load(self.engine.gpu());
-            self.watched(done)?;
-            self.lazy = None;
+            self.record_fault(done)?;
+            self.deferred_draft = None;
         }
         Ok(())
     }
@@ -161,8 +160,8 @@ impl CudaRunner {
         }
     }
 
-    /// Refuses every call once the card has failed.
-    fn alive(&self) -> Result<(), DeviceError> {
+    /// Refuses every call once the GPU has failed.
+    fn require_device(&self) -> Result<(), DeviceError> {
         match &self.fault {
             None => Ok(()),
             Some((during, detail)) => Err(DeviceError::DeviceLost {
@@ -172,8 +171,8 @@ impl CudaRunner {
         }
     }
 
-    /// Remembers a fault of the card on its way out.
-    fn watched<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+    /// Passes a result on and stores a fault of the GPU, after which every call is refused.
+    fn record_fault<T>(&mut self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
         if let Err(DeviceError::DeviceLost { during, detail }) = &result {
             self.fault = Some((during, detail.clone()));
         }
@@ -191,19 +190,19 @@ impl CudaRunner {
         self.validator().sequence(seq)
     }
 
-    /// Runs `tokens` on after the committed ones, chunk by chunk, and calls `seen` after each with
-    /// its rows.
-    pub(crate) fn prefill_seen(
+    /// Prefills `tokens` after the committed ones, chunk by chunk. Calls `on_chunk` with the number
+    /// of rows after each chunk.
+    pub(crate) fn prefill_with(
         &mut self,
         seq: SeqId,
         tokens: &[TokenId],
         requests: &[(usize, LogitsRequest)],
-        seen: &mut dyn FnMut(&mut Engine, usize) -> Result<(), DeviceError>,
+        on_chunk: &mut dyn FnMut(&mut Engine, usize) -> Result<(), DeviceError>,
     ) -> Result<Vec<LogitsRow>, DeviceError> {
-        self.loaded()?;
+        self.load_deferred_draft()?;
         let sequence = self.validator().prefill(seq, tokens, requests)?;
         let (slot, mut position) = (sequence.slot, sequence.position);
-        self.give_pages(seq, position + tokens.len())?;
+        self.ensure_pages(seq, position + tokens.len())?;
         let chunks = PrefillChunks {
             max_tokens: self.engine.chunk_rows(),
             align: self.info.prefill_align,
@@ -216,10 +215,10 @@ impl CudaRunner {
             self.host.note_pass(pass.len());
             let result = self.engine.chunk(&mut head, &tokens[pass.clone()], &asked);
             let result = result.and_then(|rows| {
-                seen(&mut self.engine, pass.len())?;
+                on_chunk(&mut self.engine, pass.len())?;
                 Ok(rows)
             });
-            rows.append(&mut self.watched(result)?);
+            rows.append(&mut self.record_fault(result)?);
             position += pass.len();
             if let Some(sequence) = self.sequences.get_mut(&seq) {
                 sequence.position = position;
@@ -229,7 +228,7 @@ impl CudaRunner {
         Ok(scatter_rows(requests, &mut rows.into_iter()))
     }
 
-    /// Verifies items context nodes fit one step.
+    /// Verifies items whose nodes fit one step.
     fn verify_pass(
         &mut self,
         items: &[VerifyItem<'_>],
@@ -249,7 +248,7 @@ impl CudaRunner {
         }
         self.host.note_pass(step::ROWS);
         let rows = self.engine.step(&mut step, &requests);
-        let mut rows = self.watched(rows)?.into_iter();
+        let mut rows = self.record_fault(rows)?.into_iter();
         for item in items {
             if let Some(sequence) = self.sequences.get_mut(&item.seq) {
                 sequence.pending = Some(item.tree.clone());
@@ -268,13 +267,21 @@ fn log_call(call: &'static str, tokens: usize, begun: Instant) {
     tracing::debug!(call, tokens, us, "runner");
 }
 
-fn copier<'a>(gpu: &'a Gpu, map: &'a PageLayout, host: &'a PinnedPool) -> GpuPageCopier<'a> {
-    GpuPageCopier { gpu, map, host }
+fn copier<'a>(
+    gpu: &'a Gpu,
+    page_layout: &'a PageLayout,
+    host: &'a PinnedPool,
+) -> GpuPageCopier<'a> {
+    GpuPageCopier {
+        gpu,
+        page_layout,
+        host,
+    }
 }
 
 impl Drop for CudaRunner {
     fn drop(&mut self) {
-        // They read memory that goes with the engine.
+        // Exports read memory that the engine frees.
         self.page_pool.wait_for_exports();
     }
 }
@@ -297,19 +304,19 @@ impl Runner for CudaRunner {
     fn capacity(&self) -> Capacity {
         let left: u64 = self.snapshots.values().map(Snapshot::non_paged_bytes).sum();
         let count = self.page_pool.lock().count();
-        let pages = (count.saved * self.map.bytes) as u64;
+        let pages = (count.saved * self.page_layout.bytes) as u64;
         self.validator()
             .capacity((count.in_use, count.evictable), left + pages)
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.alive()?;
+        self.require_device()?;
         self.validator().open(max_len)?;
         let slot = self.free_slots.pop();
         let slot =
             slot.expect("a slot is free where fewer sequences are open than there are slots");
         let cleared = self.engine.clear_slot(slot);
-        self.watched(cleared)?;
+        self.record_fault(cleared)?;
         let id = SeqId(self.take_id());
         self.sequences.insert(
             id,
@@ -339,7 +346,7 @@ impl Runner for CudaRunner {
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         let begun = Instant::now();
-        let rows = self.prefill_seen(seq, tokens, requests, &mut |_, _| Ok(()));
+        let rows = self.prefill_with(seq, tokens, requests, &mut |_, _| Ok(()));
         log_call("prefill", tokens.len(), begun);
         rows
     }
@@ -350,7 +357,7 @@ impl Runner for CudaRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.loaded()?;
+        self.load_deferred_draft()?;
         self.validator().draft(items, depth, k)?;
         let draft = self.draft.expect("the depth in info is a draft's");
         let per_pass = (step::ROWS / draft.block).min(step::TREES);
@@ -367,22 +374,22 @@ impl Runner for CudaRunner {
                 (1..=depth).for_each(|row| step.request_logits(first + row));
             }
             let rows = self.engine.draft(&step, k);
-            let rows = self.watched(rows)?;
+            let rows = self.record_fault(rows)?;
             all.extend(rows.chunks(depth).map(candidates));
         }
         Ok(all)
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        self.loaded()?;
+        self.load_deferred_draft()?;
         self.validator().verify(items)?;
         if !self.windows && items.iter().any(|item| !item.tree.window().is_full()) {
-            let detail = "the card was opened without windows".to_owned();
+            let detail = "the device was opened without windows".to_owned();
             return Err(invalid_call("verify", detail));
         }
         for item in items {
             let position = self.sequence(item.seq)?.position;
-            self.give_pages(item.seq, position + item.tree.len())?;
+            self.ensure_pages(item.seq, position + item.tree.len())?;
         }
         let mut rows = Vec::with_capacity(items.len());
         let mut rest = items;
@@ -395,7 +402,7 @@ impl Runner for CudaRunner {
     }
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        self.alive()?;
+        self.require_device()?;
         self.validator().commit(items)?;
         let mut rest = items;
         while !rest.is_empty() {
@@ -412,7 +419,7 @@ impl Runner for CudaRunner {
                 commit.push(sequence.slot, sequence.position, item.path.nodes());
             }
             let done = self.engine.commit(&commit);
-            self.watched(done)?;
+            self.record_fault(done)?;
             for item in items {
                 if let Some(sequence) = self.sequences.get_mut(&item.seq) {
                     sequence.position += item.path.len();
@@ -424,7 +431,7 @@ impl Runner for CudaRunner {
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.alive()?;
+        self.require_device()?;
         self.validator().discard(seq)?;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             sequence.pending = None;
@@ -435,19 +442,20 @@ impl Runner for CudaRunner {
     fn snapshot(
         &mut self,
         seq: SeqId,
-        place: SnapshotLocation,
+        location: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError> {
-        self.alive()?;
+        self.require_device()?;
         let begun = Instant::now();
         let sequence = self.validator().require_idle("snapshot", seq)?;
         let position = sequence.position;
         let at = (sequence.slot, sequence.position);
         // A snapshot has the draft's context of all its tokens.
         let settled = self.engine.consume_features(&[at.0]);
-        self.watched(settled)?;
+        self.record_fault(settled)?;
         let state = self.engine.shared_state();
-        let saved = Snapshot::save_slot(self.engine.copy_stream(), &self.host, &state, at, place);
-        let mut saved = self.watched(saved)?;
+        let saved =
+            Snapshot::save_slot(self.engine.copy_stream(), &self.host, &state, at, location);
+        let mut saved = self.record_fault(saved)?;
         if let Some(sequence) = self.sequences.get(&seq) {
             saved.pages = self
                 .page_pool
@@ -459,7 +467,7 @@ impl Runner for CudaRunner {
     }
 
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        self.alive()?;
+        self.require_device()?;
         let begun = Instant::now();
         let saved = self
             .snapshots
@@ -475,7 +483,7 @@ impl Runner for CudaRunner {
         }
         let restored = self.restore_into(seq, snapshot);
         self.host.note_pass(0);
-        let result = self.watched(restored);
+        let result = self.record_fault(restored);
         if result.is_err() && self.fault.is_none() {
             // An empty sequence is left behind.
             if let Some(sequence) = self.sequences.get_mut(&seq) {
@@ -484,7 +492,7 @@ impl Runner for CudaRunner {
                 self.page_pool.lock().release(table.into_iter());
             }
             let cleared = self.engine.clear_slot(slot);
-            self.watched(cleared)?;
+            self.record_fault(cleared)?;
         }
         log_call("restore", position, begun);
         result
@@ -506,11 +514,11 @@ impl Runner for CudaRunner {
 
     fn export(&mut self, snapshot: SnapshotId, sink: &mut dyn Write) -> Result<(), DeviceError> {
         let written = self.detach(snapshot)?.write(sink);
-        self.watched(written)
+        self.record_fault(written)
     }
 
     fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
-        self.alive()?;
+        self.require_device()?;
         let saved = self
             .snapshots
             .get(&snapshot)
@@ -518,7 +526,7 @@ impl Runner for CudaRunner {
         let context = ExportContext {
             page_pool: Arc::clone(&self.page_pool),
             host: Arc::clone(&self.host),
-            map: Arc::clone(&self.map),
+            page_layout: Arc::clone(&self.page_layout),
             state: self.engine.shared_state(),
             spec: self.engine.shared_spec(),
             copy_engine: self.engine.gpu().copy_engine(),
@@ -534,14 +542,14 @@ impl Runner for CudaRunner {
     }
 
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
-        self.alive()?;
+        self.require_device()?;
         let begun = Instant::now();
         let to = (self.identity(), self.info.limits.context);
         let engine = &self.engine;
-        let copier = copier(engine.gpu(), &self.map, &self.host);
+        let copier = copier(engine.gpu(), &self.page_layout, &self.host);
         let of = (engine.state(), engine.spec());
         let snapshot = Snapshot::import(&copier, &mut self.page_pool.lock(), of, to, source);
-        let snapshot = self.watched(snapshot)?;
+        let snapshot = self.record_fault(snapshot)?;
         log_call("import", snapshot.position, begun);
         Ok(self.keep_snapshot(snapshot))
     }

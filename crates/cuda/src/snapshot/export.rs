@@ -31,7 +31,7 @@ const PAGES_PER_FETCH: usize = 32;
 pub(crate) struct ExportContext {
     pub(crate) page_pool: Arc<SharedPagePool>,
     pub(crate) host: Arc<PinnedPool>,
-    pub(crate) map: Arc<PageLayout>,
+    pub(crate) page_layout: Arc<PageLayout>,
     pub(crate) state: Arc<State>,
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) copy_engine: CopyEngine,
@@ -101,12 +101,12 @@ impl CudaDetachedSnapshot {
     ) -> Result<&'a [u8], DeviceError> {
         let ExportContext {
             page_pool,
-            map,
+            page_layout,
             copy_engine,
             ..
         } = &self.context;
         let array = side.array(group);
-        let planes = [0, 1].map(|i| map.groups[group_number][side as usize + i]);
+        let planes = [0, 1].map(|i| page_layout.groups[group_number][side as usize + i]);
         let page_bytes = planes[0].width + planes[1].width;
         let runs: Vec<_> = runs(0..self.position, usize::MAX).collect();
         staging.rows.clear();
@@ -190,7 +190,7 @@ impl DetachedSnapshot for CudaDetachedSnapshot {
     fn write(&mut self, sink: &mut dyn Write) -> Result<(), DeviceError> {
         let ExportContext {
             host,
-            map,
+            page_layout,
             state,
             copy_engine,
             identity,
@@ -198,7 +198,7 @@ impl DetachedSnapshot for CudaDetachedSnapshot {
         } = &self.context;
         let mut staging = ExportStaging {
             stream: copy_engine.stream()?,
-            stage: host.take(PAGES_PER_FETCH * map.max_layer_bytes())?,
+            stage: host.take(PAGES_PER_FETCH * page_layout.max_layer_bytes())?,
             rows: Vec::new(),
         };
         // Wait for writes of the rows, for the non-paged copy, and for earlier uses of the staging

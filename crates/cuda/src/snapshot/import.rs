@@ -58,7 +58,7 @@ impl Snapshot {
                     adopted.push(id);
                     PageTarget::Device(index)
                 }
-                None => match copier.host.take(copier.map.bytes) {
+                None => match copier.host.take(copier.page_layout.bytes) {
                     Ok(block) => PageTarget::Host(Mutex::new(block)),
                     Err(error) => {
                         pages.release_snapshot(adopted);
@@ -195,7 +195,7 @@ fn import_sections(
     let workers = cores.min(MAX_WORKERS).min(targets_by_section.len());
     let (targets_by_section, failed) = (Mutex::new(targets_by_section), Mutex::new(None));
     let stop = AtomicBool::new(false);
-    let (copy_engine, memory) = (copier.gpu.copy_engine(), (copier.host, copier.map));
+    let (copy_engine, memory) = (copier.gpu.copy_engine(), (copier.host, copier.page_layout));
     let work = || {
         let mut worker = ImportWorker::new(&copy_engine, memory, position, targets)?;
         while !stop.load(Ordering::Relaxed) {
@@ -316,7 +316,7 @@ struct ImportWorker<'a> {
     /// Reached when the copy of this half of the stage has finished.
     copied: [Event; 2],
     copy_engine: &'a CopyEngine,
-    map: &'a PageLayout,
+    page_layout: &'a PageLayout,
     targets: &'a [PageTarget],
     position: usize,
     stage: PinnedBlock,
@@ -326,17 +326,17 @@ struct ImportWorker<'a> {
 impl<'a> ImportWorker<'a> {
     fn new(
         copy_engine: &'a CopyEngine,
-        (host, map): (&PinnedPool, &'a PageLayout),
+        (host, page_layout): (&PinnedPool, &'a PageLayout),
         position: usize,
         targets: &'a [PageTarget],
     ) -> Result<ImportWorker<'a>, DeviceError> {
         let stream = copy_engine.stream()?;
-        let stage = host.take(2 * PAGES_PER_PIECE * map.max_layer_bytes())?;
+        let stage = host.take(2 * PAGES_PER_PIECE * page_layout.max_layer_bytes())?;
         Ok(ImportWorker {
             stream,
             copied: [copy_engine.event()?, copy_engine.event()?],
             copy_engine,
-            map,
+            page_layout,
             targets,
             position,
             stage,
@@ -386,8 +386,8 @@ impl<'a> ImportWorker<'a> {
         reader: &mut SectionReader<'_>,
     ) -> Result<(), DeviceError> {
         let array = side.array(group);
-        let planes = [0, 1].map(|i| self.map.groups[number][side as usize + i]);
-        let half_bytes = PAGES_PER_PIECE * self.map.max_layer_bytes();
+        let planes = [0, 1].map(|i| self.page_layout.groups[number][side as usize + i]);
+        let half_bytes = PAGES_PER_PIECE * self.page_layout.max_layer_bytes();
         let all: Vec<_> = runs(0..self.position, usize::MAX).collect();
         for (turn, pages) in all.chunks(PAGES_PER_PIECE).enumerate() {
             let rows = pages.iter().map(|(_, within)| within.len()).sum();

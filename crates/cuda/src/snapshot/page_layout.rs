@@ -89,14 +89,14 @@ impl Plane {
 /// Copies pages of a device.
 pub(crate) struct GpuPageCopier<'a> {
     pub(crate) gpu: &'a Gpu,
-    pub(crate) map: &'a PageLayout,
+    pub(crate) page_layout: &'a PageLayout,
     pub(crate) host: &'a PinnedPool,
 }
 
 impl GpuPageCopier<'_> {
     /// Queues a copy of device page `index` into `block`.
     pub(super) fn fill(&self, block: &PinnedBlock, index: usize) -> Result<(), DeviceError> {
-        for plane in self.map.planes() {
+        for plane in self.page_layout.planes() {
             let to = (block.address() + plane.at as u64, plane.width);
             let from = (plane.page(index), plane.pitch);
             // SAFETY: the block has the layout's length, and its pool outlives the queue.
@@ -110,13 +110,13 @@ impl PageCopier for GpuPageCopier<'_> {
     type HostCopy = PinnedBlock;
 
     fn save(&mut self, index: usize) -> Result<PinnedBlock, DeviceError> {
-        let block = self.host.take(self.map.bytes)?;
+        let block = self.host.take(self.page_layout.bytes)?;
         self.fill(&block, index)?;
         Ok(block)
     }
 
     fn load(&mut self, page: &PinnedBlock, index: usize) -> Result<(), DeviceError> {
-        for plane in self.map.planes() {
+        for plane in self.page_layout.planes() {
             let to = (plane.page(index), plane.pitch);
             let from = (page.address() + plane.at as u64, plane.width);
             // SAFETY: the block has the layout's length, and its pool outlives the queue.
@@ -126,7 +126,7 @@ impl PageCopier for GpuPageCopier<'_> {
     }
 
     fn copy(&mut self, from: usize, to: usize) -> Result<(), DeviceError> {
-        for plane in self.map.planes() {
+        for plane in self.page_layout.planes() {
             let to = (plane.page(to), plane.pitch);
             let from = (plane.page(from), plane.pitch);
             // SAFETY: both addresses are on the device.

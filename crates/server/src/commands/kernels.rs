@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use contract::{KvFormat, KvFormats, OpenPlan};
 use cuda::compile::{Compiled, Options, compile, min_arch};
 use cuda::driver::Arch;
-use cuda::launch::{Unit, standard_units};
+use cuda::launch::{CompileUnit, standard_units};
 use cuda::{CudaBackend, GpuInfo};
 use model::synth::SynthSpec;
 use serde_json::json;
@@ -152,7 +152,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
         widths,
         numerics,
     } = wanted;
-    let mut units: BTreeSet<Unit> = standard_units().into_iter().collect();
+    let mut units: BTreeSet<CompileUnit> = standard_units().into_iter().collect();
     // Older GPUs run no model. The kernels that they can run are compiled all the same.
     let runs_models = arch.number >= OLDEST;
     if models.is_empty() && runs_models {
@@ -176,7 +176,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
             units.extend(of_model(&loaded, arch, numerics, format)?);
         }
     }
-    let units: Vec<Unit> = units
+    let units: Vec<CompileUnit> = units
         .into_iter()
         .filter(|unit| min_arch(unit.file) <= arch && arch.runs(unit.file))
         .filter(|unit| widths.is_empty() || width(unit).is_none_or(|rows| widths.contains(&rows)))
@@ -196,7 +196,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
 }
 
 /// The maximum rows of a unit, if it is compiled per row count.
-fn width(unit: &Unit) -> Option<usize> {
+fn width(unit: &CompileUnit) -> Option<usize> {
     let rows = unit.defines.iter().find(|(name, _)| *name == "ROWS");
     rows.and_then(|(_, rows)| rows.parse().ok())
 }
@@ -207,7 +207,7 @@ fn of_model(
     arch: Arch,
     numerics: Option<cuda::Numerics>,
     format: KvFormat,
-) -> anyhow::Result<Vec<Unit>> {
+) -> anyhow::Result<Vec<CompileUnit>> {
     let plan = OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),

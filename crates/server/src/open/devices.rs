@@ -179,7 +179,7 @@ fn usable_gpu(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
     }
     let gpu = match cuda::probe() {
         Ok(gpus) => gpus.into_iter().next()?,
-        Err(cuda::Absence::NoDriver) => return None,
+        Err(cuda::NoGpuReason::NoDriver) => return None,
         Err(absence) => {
             tracing::warn!("no card is used: {absence}");
             return None;

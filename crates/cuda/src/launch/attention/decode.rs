@@ -3,7 +3,7 @@
 use contract::KvFormat;
 
 use super::super::norm::ActivationBuffers;
-use super::super::{Args, Launch, Unit};
+use super::super::{Args, CompileUnit, Launch};
 use super::kv_layout::row_bytes;
 use super::{Cache, Shape};
 use crate::gpu_props::GpuProps;
@@ -356,7 +356,7 @@ pub fn tree(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers) -> La
     }
 }
 
-fn with_stages(unit: Unit, tile: &Tile) -> Unit {
+fn with_stages(unit: CompileUnit, tile: &Tile) -> CompileUnit {
     unit.define("N8_TILES", tile.tiles)
         .define("K_STAGES", tile.k_stages)
         .define("V_STAGES", tile.v_stages)

@@ -41,7 +41,7 @@ pub fn row_bytes(format: KvFormat, head_dim: usize) -> (usize, usize) {
     }
 }
 
-/// The bit of a word of fifth bits on the card that value `value` of its block has.
+/// The bit of a word of fifth bits on the GPU that value `value` of its block has.
 fn fifth_bit(value: usize) -> usize {
     let (half, quad, rest) = (value / 16, value / 4 % 4, value % 4);
     4 * (2 * half + rest % 2) + quad + 16 * (rest / 2)
@@ -110,7 +110,7 @@ pub fn from_planes(
     }
 }
 
-/// Where code `code` of a block of TQ3_0 is on the card: bit `bit` of it is bit `.1` of word `.0`.
+/// Where code `code` of a block of TQ3_0 is on the GPU: bit `bit` of it is bit `.1` of word `.0`.
 fn tq3_bit(code: usize, bit: usize) -> (usize, usize) {
     if code < 24 {
         (code / 8, 4 * (code % 8) + bit)

@@ -15,7 +15,7 @@ pub use decode::{DecodeAttention, DecodeBuffers, DecodeKernel, Tile, combine, tr
 pub(crate) use decode::{KEYS_PER_TILE, STEP_ROWS};
 pub use prefill::{PrefillAttention, prefill};
 
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 use crate::gpu_props::GpuProps;
 use crate::numerics::Numerics;
 
@@ -109,7 +109,7 @@ pub struct Projections {
     pub q_norm: u64,
     /// f32 `[head_dim]`.
     pub k_norm: u64,
-    /// What [`Shape::frequencies`] gives, on the card.
+    /// What [`Shape::frequencies`] gives, on the GPU.
     pub frequencies: u64,
 }
 
@@ -149,9 +149,9 @@ impl Shape {
         );
     }
 
-    fn unit(&self, file: &'static str) -> Unit {
+    fn unit(&self, file: &'static str) -> CompileUnit {
         self.check();
-        Unit::new(file)
+        CompileUnit::new(file)
             .define("HEADS", self.n_heads)
             .define("KV_HEADS", self.n_kv_heads)
             .define("HEAD_DIM", self.head_dim)
@@ -161,7 +161,7 @@ impl Shape {
     }
 
     /// The defines of `kernels/attention/kv_range.cuh`.
-    fn kv_range(&self, unit: Unit, selected: &DecodeAttention) -> Unit {
+    fn kv_range(&self, unit: CompileUnit, selected: &DecodeAttention) -> CompileUnit {
         let mask = match self.mask {
             Mask::Ancestors => 0,
             Mask::Full => 1,

@@ -2,12 +2,12 @@
 
 use super::{Cache, Shape, number};
 use crate::launch::gemm::panels::{Panels, PrefillActivations, count, int};
-use crate::launch::{Args, Launch, Unit};
+use crate::launch::{Args, CompileUnit, Launch};
 
 /// Eights of rows of a block of `attention_across_sm90.cu`, the first that fits beside the cache's
 /// format.
 const SWAPPED_N8_TILES: [usize; 2] = [16, 8];
-/// Shared memory of a block on the cards that run it.
+/// Shared memory of a block on the GPUs that run it.
 const SWAPPED_SHARED: usize = 227 << 10;
 /// Floats between rows on their way out of it.
 const OUT_STRIDE: usize = 260;
@@ -63,10 +63,10 @@ pub fn prefill(
     );
     let form = PrefillTile::of(kernel, shape);
     let unit = match form.swapped {
-        Some((n8_tiles, stages)) => Unit::new(kernel.file())
+        Some((n8_tiles, stages)) => CompileUnit::new(kernel.file())
             .define("N8_TILES", n8_tiles)
             .define("STAGES", stages),
-        None => Unit::new(kernel.file()),
+        None => CompileUnit::new(kernel.file()),
     };
     Launch {
         entry: form.entry,

@@ -7,7 +7,7 @@ use super::{
     DIM, Group, Shape, StridedRows, TreeLaunch, TreeStep, conv_args, dim, launch, slot_args,
 };
 use crate::gpu_props::GpuProps;
-use crate::launch::{Args, Launch, Unit};
+use crate::launch::{Args, CompileUnit, Launch};
 
 /// Value columns of a block of the commit launch.
 const COMMIT_COLUMNS: usize = 64;
@@ -161,7 +161,7 @@ struct WyTiling {
     /// Fewer where several trees share the launch, so that two blocks share a multiprocessor.
     warps: usize,
     /// Neighbouring blocks that convolve the queries and keys of their key head together, where the
-    /// card has clusters.
+    /// GPU has clusters.
     cluster: usize,
 }
 
@@ -181,12 +181,12 @@ impl WyTiling {
             nodes,
             columns,
             warps,
-            // Eight blocks are what every card with clusters takes.
+            // Eight blocks are what every GPU with clusters takes.
             cluster: (1..=8).rev().find(fits).unwrap_or(1),
         }
     }
 
-    fn unit(self, shape: Shape) -> Unit {
+    fn unit(self, shape: Shape) -> CompileUnit {
         shape
             .unit("gated_delta/decode_wy_tree.cu")
             .define("NODES", self.nodes)
@@ -213,7 +213,7 @@ pub fn wy_tree_unit(
     shape: Shape,
     rows: usize,
     trees: usize,
-) -> Unit {
+) -> CompileUnit {
     if kernel == GatedDeltaKernel::WyTreeSm90 {
         wy_tree_sm90::tree_unit(shape, rows)
     } else {

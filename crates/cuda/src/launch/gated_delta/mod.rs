@@ -7,7 +7,7 @@
 
 use contract::{GatedDeltaSpec, HeadMap};
 
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 use crate::gpu_props::GpuProps;
 
 pub mod decode;
@@ -92,7 +92,7 @@ impl Shape {
     }
 
     /// `file` with the defines that every delta kernel has.
-    fn unit(self, file: &'static str) -> Unit {
+    fn unit(self, file: &'static str) -> CompileUnit {
         assert!(
             self.n_k_heads > 0 && self.n_v_heads.is_multiple_of(self.n_k_heads),
             "{} value heads cannot share {} key heads",
@@ -100,7 +100,7 @@ impl Shape {
             self.n_k_heads
         );
         let grouped = u8::from(self.head_map == HeadMap::Grouped);
-        Unit::new(file)
+        CompileUnit::new(file)
             .define("K_HEADS", self.n_k_heads)
             .define("V_HEADS", self.n_v_heads)
             .define("GROUPED", grouped)
@@ -237,7 +237,13 @@ fn conv_args(header: u64, layer: &Layer, inputs: &GatedDeltaInputs) -> Args {
 }
 
 /// A launch of `block` threads a block, one `extern "C"` entry per unit.
-fn launch(entry: &'static str, unit: Unit, grid: [usize; 3], block: u32, args: Args) -> Launch {
+fn launch(
+    entry: &'static str,
+    unit: CompileUnit,
+    grid: [usize; 3],
+    block: u32,
+    args: Args,
+) -> Launch {
     Launch {
         entry,
         unit,

@@ -3,7 +3,7 @@
 use super::conv_args;
 use super::{DIM, Shape, TreeLaunch, TreeStep, dfs_schedule, dim, launch, slot_args};
 use crate::gpu_props::GpuProps;
-use crate::launch::{Launch, Unit};
+use crate::launch::{CompileUnit, Launch};
 
 /// Blocks per head and tree.
 const BLOCKS_PER_HEAD: usize = 8;
@@ -93,7 +93,7 @@ impl RecurrentTiling {
         }
     }
 
-    fn unit(self, shape: Shape) -> Unit {
+    fn unit(self, shape: Shape) -> CompileUnit {
         shape
             .unit("gated_delta/decode_recurrent.cu")
             .define("NODES", self.nodes)
@@ -114,7 +114,7 @@ pub fn spill_bytes(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> us
 }
 
 /// The unit of [`recurrent_tree`] for a bucket of `rows` rows of up to `trees` trees.
-pub fn recurrent_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> Unit {
+pub fn recurrent_unit(gpu: GpuProps, shape: Shape, rows: usize, trees: usize) -> CompileUnit {
     RecurrentTiling::of(gpu, shape, rows, trees).unit(shape)
 }
 

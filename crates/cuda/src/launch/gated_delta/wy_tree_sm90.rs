@@ -5,14 +5,14 @@ use super::conv_args;
 use super::gated_norm::GatedNormOutput;
 use super::{DIM, Shape, TreeLaunch, TreeStep, dim, row_args, slot_args};
 use crate::gpu_props::GpuProps;
-use crate::launch::{Launch, Unit};
+use crate::launch::{CompileUnit, Launch};
 
 /// Nodes of the largest tree, which are a column of a product each.
 const MAX_NODES: usize = 32;
 /// Value columns of a block, which are the rows of a warpgroup's product.
 const COLUMNS: usize = 64;
 const THREADS: u32 = 512;
-/// Blocks that every card with clusters takes.
+/// Blocks that every GPU with clusters takes.
 const MAX_CLUSTER: usize = 8;
 
 /// Whether a GPU has the shared memory, and the heads are whole clusters.
@@ -40,7 +40,7 @@ fn shared(nodes: usize) -> usize {
     (operands + convolution + system + norm + small).next_multiple_of(16)
 }
 
-fn unit(shape: Shape, rows: usize) -> Unit {
+fn unit(shape: Shape, rows: usize) -> CompileUnit {
     let nodes = rows.next_multiple_of(8);
     shape
         .unit("gated_delta/decode_wy_tree_sm90.cu")
@@ -50,11 +50,11 @@ fn unit(shape: Shape, rows: usize) -> Unit {
 }
 
 /// The unit of [`tree`] for a bucket of `rows` rows.
-pub(super) fn tree_unit(shape: Shape, rows: usize) -> Unit {
+pub(super) fn tree_unit(shape: Shape, rows: usize) -> CompileUnit {
     unit(shape, rows).define("NORM", 0)
 }
 
-fn launch(unit: Unit, shape: Shape, rows: usize, args: crate::launch::Args) -> Launch {
+fn launch(unit: CompileUnit, shape: Shape, rows: usize, args: crate::launch::Args) -> Launch {
     let grid = [shape.n_v_heads * DIM / COLUMNS, 1, 1];
     let mut launch = super::launch("gated_delta_wy_tree_sm90", unit, grid, THREADS, args);
     launch.shared = dim(shared(rows.next_multiple_of(8)));

@@ -12,7 +12,7 @@ use super::small_batch::{
 };
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::ActivationBuffers;
-use crate::launch::{Args, Launch, Unit};
+use crate::launch::{Args, CompileUnit, Launch};
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
@@ -60,9 +60,9 @@ impl FusedLayerConfig {
         };
         let ring = room.saturating_sub(own) / 128 * 128;
         let packed = || kinds.iter().filter(|kind| **kind != WeightKind::F32);
-        let piece = packed().flat_map(|kind| kind.slice_bytes()).max()?;
+        let slice_bytes = packed().flat_map(|kind| kind.slice_bytes()).max()?;
         let chunks = packed().map(|kind| kind.slices()).max()?;
-        let largest = ROW_BLOCKS * TILES * piece + most_rows.div_ceil(8) * chunks * A16_TILE;
+        let largest = ROW_BLOCKS * TILES * slice_bytes + most_rows.div_ceil(8) * chunks * A16_TILE;
         // A warp may hold a slice while it waits for the next, and slices wrap around the ring.
         (3 * largest <= ring).then_some(FusedLayerConfig {
             kinds: bits,
@@ -71,8 +71,8 @@ impl FusedLayerConfig {
         })
     }
 
-    fn unit(self, bucket: usize) -> Unit {
-        Unit::new("gemm/fused_layer_sm90.cu")
+    fn unit(self, bucket: usize) -> CompileUnit {
+        CompileUnit::new("gemm/fused_layer_sm90.cu")
             .define("ROWS", bucket)
             .define("N8_TILES", bucket.div_ceil(8))
             .define("RING_BYTES", self.ring)
@@ -131,8 +131,8 @@ fn whole_tile_split(
 }
 
 /// Private tiles of gate and up per block, if there are at least as many tiles as blocks and the
-/// remainder tiles have no more units than there are blocks.
-fn private_tiles(gpu: GpuProps, gate: &FusedMatrix) -> Option<usize> {
+/// stream-K tiles have no more units than there are blocks.
+fn data_parallel_tiles(gpu: GpuProps, gate: &FusedMatrix) -> Option<usize> {
     let blocks = gpu.sm_count;
     let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.kind.units(gate.cols));
     (tiles >= blocks && tiles % blocks * units <= blocks).then_some(tiles / blocks)
@@ -191,7 +191,9 @@ impl Phases {
         // A tile switch takes a block about as long as a unit.
         let tile_switch_cost = if whole.is_some() { 0 } else { max_unit_cost };
         let own = match results {
-            PhaseEpilogue::SwiGlu { .. } => private_tiles(self.gpu, &matrices[0].0).unwrap_or(0),
+            PhaseEpilogue::SwiGlu { .. } => {
+                data_parallel_tiles(self.gpu, &matrices[0].0).unwrap_or(0)
+            }
             _ => 0,
         };
         let mut total_cost = 0;
@@ -480,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_have_private_tiles_if_few_tiles_remain() {
+    fn blocks_have_data_parallel_tiles_if_few_tiles_remain() {
         let of = |rows, cols| {
             let matrix = FusedMatrix {
                 kind: WeightKind::Q4K,
@@ -488,12 +490,12 @@ mod tests {
                 cols,
                 weight: 0,
             };
-            private_tiles(H200, &matrix)
+            data_parallel_tiles(H200, &matrix)
         };
-        // 27B: 136 tiles, 4 remainder tiles with 80 units.
+        // 27B: 136 tiles, 4 stream-K tiles with 80 units.
         assert_eq!(of(17408, 5120), Some(1));
         assert_eq!(of(128 * 264, 5120), Some(2));
-        // Fewer tiles than blocks; 140 remainder units.
+        // Fewer tiles than blocks; 140 stream-K units.
         assert_eq!(of(12288, 4096), None);
         assert_eq!(of(128 * 139, 5120), None);
     }

@@ -12,7 +12,7 @@ use super::small_batch::{
 };
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::{self, ActivationBuffers};
-use crate::launch::{Args, Launch, Unit};
+use crate::launch::{Args, CompileUnit, Launch};
 use crate::pack::WeightKind;
 
 /// Rows of a tile; a block has one tile.
@@ -207,7 +207,7 @@ pub fn launch(
         words.extend(f32_params(gpu, cols, (&f32_matrices, MAX_MATRICES), x, 0));
     }
     let warps: usize = if tiles * line.sums <= 8 { 8 } else { 16 };
-    let unit = Unit::new("gemm/gemv.cu")
+    let unit = CompileUnit::new("gemm/gemv.cu")
         .define("WARPS", warps)
         .define("KINDS", bits)
         .define("MAX_MATRICES", MAX_MATRICES)

@@ -2,7 +2,7 @@
 
 use super::panels::{PANEL, Panels, TILE, count, int};
 use super::small_batch::{GemmEpilogue, GemmMatrix};
-use crate::launch::{Args, Launch, Unit};
+use crate::launch::{Args, CompileUnit, Launch};
 use crate::pack::{BLOCK_ROWS, WeightKind};
 
 /// Rows of weights per tile: every matrix is padded to a multiple of this in the scratch.
@@ -314,7 +314,7 @@ fn dequantize(part: MatrixPart, cols: usize, panels: u64, slot: PanelSlot) -> La
     let (kind, units) = (matrix.kind, matrix.kind.units(cols));
     Launch {
         entry: "prefill_dequant",
-        unit: Unit::new("gemm/prefill_dequant.cu").define("WEIGHT_KIND", kind as u32),
+        unit: CompileUnit::new("gemm/prefill_dequant.cu").define("WEIGHT_KIND", kind as u32),
         grid: [count(units), count(rows.div_ceil(BLOCK_ROWS)), 1],
         block: [256, 1, 1],
         shared: 0,
@@ -376,7 +376,7 @@ fn persistent(gemm: PrefillGemm, entry: &'static str, args: Args) -> Launch {
     };
     Launch {
         entry,
-        unit: Unit::new(gemm.kernel.file())
+        unit: CompileUnit::new(gemm.kernel.file())
             .define("SWIGLU", u32::from(entry == "prefill_gemm_swiglu")),
         grid: [count(gemm.sm_count), 1, 1],
         block: [threads, 1, 1],
@@ -403,7 +403,7 @@ fn f32_gemm(rows: usize, cols: usize, matrices: &[GemmMatrix], chunk: u64, x: u6
     let add = matrices.iter().any(|s| s.write == GemmEpilogue::Add);
     Launch {
         entry: "prefill_sgemm",
-        unit: Unit::new("gemm/prefill_gemm_f32.cu"),
+        unit: CompileUnit::new("gemm/prefill_gemm_f32.cu"),
         grid: [
             count(columns.div_ceil(F32_COLUMNS)),
             count(rows.div_ceil(F32_ROWS)),

@@ -4,7 +4,7 @@
 //! one launch of `gemm/decode_gemm_small_batch.cu`.
 
 use crate::gpu_props::GpuProps;
-use crate::launch::{Args, Launch, Unit};
+use crate::launch::{Args, CompileUnit, Launch};
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
@@ -145,17 +145,17 @@ impl SmallBatchConfig {
     /// Bytes of a pipeline stage, as `SLOT` of the kernel.
     fn slot(self) -> usize {
         let kinds = || WeightKind::ALL.into_iter().filter(|&kind| self.has(kind));
-        let piece = kinds().flat_map(WeightKind::slice_bytes).max().unwrap_or(0);
+        let slice_bytes = kinds().flat_map(WeightKind::slice_bytes).max().unwrap_or(0);
         let chunks = kinds().map(WeightKind::slices).max().unwrap_or(0);
-        (ROW_BLOCKS * TILES * piece + self.tiles() * chunks * A16_TILE).max(16)
+        (ROW_BLOCKS * TILES * slice_bytes + self.tiles() * chunks * A16_TILE).max(16)
     }
 
     fn has(self, kind: WeightKind) -> bool {
         kind != WeightKind::F32 && self.kinds >> kind as u32 & 1 == 1
     }
 
-    fn unit(self) -> Unit {
-        Unit::new("gemm/decode_gemm_small_batch.cu")
+    fn unit(self) -> CompileUnit {
+        CompileUnit::new("gemm/decode_gemm_small_batch.cu")
             .define("ROWS", self.rows)
             .define("N8_TILES", self.tiles())
             .define("STAGES", self.stages)

@@ -2,7 +2,7 @@
 
 pub mod panels;
 
-use super::{Args, Launch, Unit};
+use super::{Args, CompileUnit, Launch};
 
 /// The rows of a launch: a header in device memory, by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl ActivationBuffers {
     }
 
     /// Adds the defines of `kernels/norm/row_output.cuh`.
-    pub(super) fn define(self, unit: Unit, width: usize, rows: usize) -> Unit {
+    pub(super) fn define(self, unit: CompileUnit, width: usize, rows: usize) -> CompileUnit {
         let wanted = |at: u64| u32::from(at != 0);
         unit.define("WIDTH", width)
             .define("N8_TILES", rows.div_ceil(8))
@@ -118,7 +118,7 @@ pub fn rms_norm_and_scales(
         "a norm without a result"
     );
     let warps = warps(shape.width);
-    let unit = Unit::new("norm/rms_norm.cu")
+    let unit = CompileUnit::new("norm/rms_norm.cu")
         .define("SOURCE", source.number())
         .define("UPDATE", u32::from(x.update != 0))
         .define("NORM_WARPS", warps);
@@ -187,7 +187,7 @@ pub fn convert(
         out != ActivationBuffers::default(),
         "a conversion without a result"
     );
-    let unit = Unit::new("norm/rms_norm.cu")
+    let unit = CompileUnit::new("norm/rms_norm.cu")
         .define("SOURCE", source.number())
         .define("NORM_WARPS", 0);
     Launch {

@@ -1,7 +1,7 @@
 //! From f32 rows to the formats that prefill GEMMs read.
 
 use crate::launch::gemm::panels::{Panels, PrefillActivations, count, int};
-use crate::launch::{Args, Launch, Unit};
+use crate::launch::{Args, CompileUnit, Launch};
 
 /// Threads of a block; a block has one row.
 const THREADS: u32 = 128;
@@ -13,7 +13,7 @@ fn launch(entry: &'static str, width: usize, rows: usize, args: Args) -> Launch 
     );
     Launch {
         entry,
-        unit: Unit::new("norm/prefill_to_panels.cu").define("WIDTH", width),
+        unit: CompileUnit::new("norm/prefill_to_panels.cu").define("WIDTH", width),
         grid: [count(rows), 1, 1],
         block: [THREADS, 1, 1],
         shared: 0,
