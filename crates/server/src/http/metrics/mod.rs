@@ -7,6 +7,7 @@ mod decode_steps;
 mod pool;
 mod prefix;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -37,6 +38,9 @@ const RATES: &[f64] = &[
     1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0,
 ];
 
+/// Steps and finished requests between two foldings of their samples.
+const UPKEEP_EVERY: u64 = 4096;
+
 const HTTP_REQUESTS: &str = "hearth_http_requests_total";
 const SUCCESS: &str = "hearth_request_success_total";
 const CANCELLED: &str = "hearth_request_cancelled_total";
@@ -55,6 +59,8 @@ pub struct Metrics {
     waiting: Gauge,
     up: Gauge,
     lost_log_lines: Counter,
+    /// Steps and requests recorded.
+    records: AtomicU64,
     queue_time: Histogram,
     time_to_first_token: Histogram,
     inter_token: Histogram,
@@ -112,6 +118,7 @@ impl Metrics {
                 "hearth_num_requests_waiting",
                 "Requests waiting for a place on the device.",
             ),
+            records: AtomicU64::new(0),
             lost_log_lines: registrar.counter(
                 "hearth_log_lines_lost_total",
                 "Log lines that could not be written, such as to a full disk.",
@@ -203,12 +210,24 @@ impl Metrics {
         if tokens > 0 {
             self.inter_token
                 .record(since_last.as_secs_f64() / tokens as f64);
+            self.fold_samples();
+        }
+    }
+
+    /// Folds samples into the histograms once in a while.
+    ///
+    /// The exporter keeps each sample until then; unread metrics would grow with every answer.
+    fn fold_samples(&self) {
+        let records = self.records.fetch_add(1, Ordering::Relaxed);
+        if records % UPKEEP_EVERY == UPKEEP_EVERY - 1 {
+            self.handle.run_upkeep();
         }
     }
 
     /// Records a finished request.
     pub fn finished(&self, reason: &'static str, summary: &RequestSummary) {
         self.count(SUCCESS, vec![Label::new("finished_reason", reason)]);
+        self.fold_samples();
         self.prompt_tokens.increment(summary.prompt_tokens as u64);
         self.cached_tokens.increment(summary.cached_tokens as u64);
         self.generation_tokens
