@@ -157,7 +157,7 @@ fn check_reduction(
         let expected = reference::row(
             &LogitsRequest {
                 selection: LogitsSelection::TopK(k),
-                edits: own,
+                processors: own,
             },
             raw,
         );
