@@ -255,7 +255,8 @@ mod tests {
             let selections =
                 [LogitsSelection::None, LogitsSelection::TopK(k), LogitsSelection::Full];
             for selection in selections {
-                let ask = LogitsRequest { selection, processors: edit.then(|| Arc::new(processors.clone())) };
+                let processors = edit.then(|| Arc::new(processors.clone()));
+                let ask = LogitsRequest { selection, processors };
                 prop_assert_eq!(rank(&ask, &raw), reference::rows::row(&ask, &raw));
             }
         }

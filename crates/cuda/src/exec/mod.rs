@@ -11,6 +11,7 @@ mod layer_outputs;
 mod pending_features;
 mod prefill_as_steps;
 mod regions;
+mod transfers;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use contract::{
 
 use crate::driver::{Gpu, Pinned};
 use crate::launch::logits;
-use crate::plan::{Addresses, EDIT_BYTES, PlanKey, Plans};
+use crate::plan::{EDIT_BYTES, PlanKey, Plans};
 use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, Step};
 
@@ -31,6 +32,7 @@ use copy_stream::CopyStream;
 pub(crate) use launcher::{LaunchMode, Launcher};
 use pending_features::PendingFeatures;
 pub(crate) use regions::Regions;
+use transfers::{Uploads, download};
 
 /// One loaded model on one GPU. Fields are dropped in order: what points at memory goes before the
 /// memory.
@@ -63,20 +65,6 @@ struct Headers {
     in_flight: bool,
     /// Whether something queued may still read `up.pending`.
     pending_in_flight: bool,
-}
-
-/// Headers and tables that the GPU reads.
-struct Uploads {
-    step: Pinned<u8>,
-    draft: Pinned<u8>,
-    chunk: Pinned<u8>,
-    /// The rows of a short chunk as a step.
-    nodes: Pinned<u8>,
-    commit: Pinned<u8>,
-    pending: Pinned<u8>,
-    edits: Pinned<u8>,
-    /// The page table of every slot.
-    table: Pinned<i32>,
 }
 
 /// Bytes of page-locked memory an engine keeps: headers of a step, a short chunk, a draft, a chunk,
@@ -545,57 +533,4 @@ fn top(best: logits::TopLogits, k: usize) -> LogitsRow {
         lse: best.lse,
         raw_lse: best.raw_lse,
     }
-}
-
-impl Uploads {
-    /// Queues the copy of the header that `key` reads.
-    fn queue(
-        &self,
-        gpu: &Gpu,
-        to: Addresses,
-        plans: &Plans,
-        key: PlanKey,
-    ) -> Result<(), DeviceError> {
-        let (to, from, bytes) = match key {
-            PlanKey::Step { .. } => (to.step, &self.step, size_of::<Step>()),
-            PlanKey::Chunk(rows) => {
-                if plans.is_short_prefill(rows) {
-                    self.queue_nodes(gpu, to)?;
-                }
-                let rows = rows.min(plans.chunk_rows());
-                (to.chunk, &self.chunk, ChunkHead::bytes(rows))
-            }
-            PlanKey::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
-            PlanKey::DraftContext(_) => (to.pending, &self.pending, size_of::<Commit>()),
-            PlanKey::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
-            PlanKey::LmHead(_) | PlanKey::EditedStep(_) | PlanKey::EditedLmHead(_) => return Ok(()),
-        };
-        // SAFETY: the header is not written before the stream has passed the copy: a step waits at
-        // its end, and writers of the others wait while `in_flight` is set.
-        unsafe { gpu.copy_to_device(gpu.stream(), to, from, 0..bytes) }
-    }
-
-    /// Queues the copy of the header of a short chunk's single-branch tree.
-    fn queue_nodes(&self, gpu: &Gpu, to: Addresses) -> Result<(), DeviceError> {
-        // SAFETY: written with the chunk's header, whose writers wait while `in_flight` is set.
-        unsafe { gpu.copy_to_device(gpu.stream(), to.step, &self.nodes, 0..size_of::<Step>()) }
-    }
-}
-
-/// Queues the copy of the reduced rows that `key` makes.
-fn download(
-    gpu: &Gpu,
-    rows: &mut Pinned<u8>,
-    from: Addresses,
-    plans: &Plans,
-    key: PlanKey,
-) -> Result<(), DeviceError> {
-    let bucket = match key {
-        PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) | PlanKey::Draft(rows) => rows,
-        PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,
-        PlanKey::Chunk(_) | PlanKey::Commit(_) | PlanKey::DraftContext(_) => return Ok(()),
-    };
-    let bytes = plans.reduce.out_bytes(bucket);
-    // SAFETY: read only after the wait that follows.
-    unsafe { gpu.copy_to_host(gpu.stream(), rows, 0..bytes, from.rows) }
 }

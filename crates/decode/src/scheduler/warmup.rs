@@ -7,8 +7,7 @@
 //! The rules:
 //!
 //! - Only an idle scheduler warms up. An arriving job waits for at most one chunk. What was
-//! prefilled
-//!   is saved, and the rest waits for the next idle time unless that job supersedes it.
+//!   prefilled is saved, and the rest waits for the next idle time unless that job supersedes it.
 //! - A conversation has one pending prompt. A newer one, or the actual next prompt, replaces it.
 //!   Two prompts belong together if they agree up to the start of the last reply.
 //! - Warm-up must spare the prompt at least [`min_distance`](crate::SavePointConfig::min_distance)

@@ -157,7 +157,8 @@ proptest! {
         let mut fixture = SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees);
         let found = outputs(&mut fixture, job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
-        let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, acceptance_rate }), ..spec(LANGUAGE) };
+        let draft = Some(FakeDraft { depth: 7, acceptance_rate });
+        let drafting = FakeSpec { draft, ..spec(LANGUAGE) };
         let found = outputs(&mut SchedulerFixture::new(drafting.clone(), config()), job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let mut opted_out = job;

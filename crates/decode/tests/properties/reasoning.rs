@@ -113,7 +113,8 @@ proptest! {
         len in 1..12_usize, salt in 0..40_u32, seed: u64, sample: bool, budget in 1..20_usize,
         nodes in 1..24_usize, acceptance_rate in 0.0..1.0_f64, begins in 0..3_usize,
     ) {
-        let opening = [InitialPhase::Reasoning, InitialPhase::Undecided, InitialPhase::Answer][begins];
+        let phases = [InitialPhase::Reasoning, InitialPhase::Undecided, InitialPhase::Answer];
+        let opening = phases[begins];
         let params = if sample { sampled(80, seed) } else { greedy(80) };
         let handle: Arc<ReasoningHandle> = Arc::default();
         let job = job(0, prompt(len, salt), GenerationParams {
@@ -124,7 +125,8 @@ proptest! {
         let expected = outputs(SchedulerFixture::new(narrow, config()), &job);
         let close = handle.end();
         let random_trees = RandomTrees { language: LANGUAGE, rng: TestRng(seed), nodes };
-        let drafting = FakeSpec { draft: Some(FakeDraft { depth: 7, acceptance_rate }), ..spec(LANGUAGE) };
+        let draft = Some(FakeDraft { depth: 7, acceptance_rate });
+        let drafting = FakeSpec { draft, ..spec(LANGUAGE) };
         for fixture in [
             SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees),
             SchedulerFixture::new(drafting, config()),

@@ -1,0 +1,74 @@
+//! Copies between host and device around a plan: headers up, reduced rows down.
+
+use contract::DeviceError;
+
+use crate::driver::{Gpu, Pinned};
+use crate::plan::{Addresses, PlanKey, Plans};
+use crate::step::{ChunkHead, Commit, Step};
+
+/// Headers and tables that the GPU reads.
+pub(super) struct Uploads {
+    pub(super) step: Pinned<u8>,
+    pub(super) draft: Pinned<u8>,
+    pub(super) chunk: Pinned<u8>,
+    /// The rows of a short chunk as a step.
+    pub(super) nodes: Pinned<u8>,
+    pub(super) commit: Pinned<u8>,
+    pub(super) pending: Pinned<u8>,
+    pub(super) edits: Pinned<u8>,
+    /// The page table of every slot.
+    pub(super) table: Pinned<i32>,
+}
+
+impl Uploads {
+    /// Queues the copy of the header that `key` reads.
+    pub(super) fn queue(
+        &self,
+        gpu: &Gpu,
+        to: Addresses,
+        plans: &Plans,
+        key: PlanKey,
+    ) -> Result<(), DeviceError> {
+        let (to, from, bytes) = match key {
+            PlanKey::Step { .. } => (to.step, &self.step, size_of::<Step>()),
+            PlanKey::Chunk(rows) => {
+                if plans.is_short_prefill(rows) {
+                    self.queue_nodes(gpu, to)?;
+                }
+                let rows = rows.min(plans.chunk_rows());
+                (to.chunk, &self.chunk, ChunkHead::bytes(rows))
+            }
+            PlanKey::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
+            PlanKey::DraftContext(_) => (to.pending, &self.pending, size_of::<Commit>()),
+            PlanKey::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
+            PlanKey::LmHead(_) | PlanKey::EditedStep(_) | PlanKey::EditedLmHead(_) => return Ok(()),
+        };
+        // SAFETY: the header is not written before the stream has passed the copy: a step waits at
+        // its end, and writers of the others wait while `in_flight` is set.
+        unsafe { gpu.copy_to_device(gpu.stream(), to, from, 0..bytes) }
+    }
+
+    /// Queues the copy of the header of a short chunk's single-branch tree.
+    pub(super) fn queue_nodes(&self, gpu: &Gpu, to: Addresses) -> Result<(), DeviceError> {
+        // SAFETY: written with the chunk's header, whose writers wait while `in_flight` is set.
+        unsafe { gpu.copy_to_device(gpu.stream(), to.step, &self.nodes, 0..size_of::<Step>()) }
+    }
+}
+
+/// Queues the copy of the reduced rows that `key` makes.
+pub(super) fn download(
+    gpu: &Gpu,
+    rows: &mut Pinned<u8>,
+    from: Addresses,
+    plans: &Plans,
+    key: PlanKey,
+) -> Result<(), DeviceError> {
+    let bucket = match key {
+        PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) | PlanKey::Draft(rows) => rows,
+        PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,
+        PlanKey::Chunk(_) | PlanKey::Commit(_) | PlanKey::DraftContext(_) => return Ok(()),
+    };
+    let bytes = plans.reduce.out_bytes(bucket);
+    // SAFETY: read only after the wait that follows.
+    unsafe { gpu.copy_to_host(gpu.stream(), rows, 0..bytes, from.rows) }
+}
