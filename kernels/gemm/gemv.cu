@@ -265,7 +265,7 @@ __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weigh
     const int group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const F32Matrix& s = f32_matrix(params.f32, group);
     for (int i = threadIdx.x; i < 8 * WIDTH / 4; i += THREADS) {
-        const int row = min((group - s.first_row) * 8 + i / (WIDTH / 4), s.n_out - 1);
+        const int row = min((group - s.first_row_group) * 8 + i / (WIDTH / 4), s.n_out - 1);
         cp_async_16(shared_address(weights + i), s.weights + size_t(row) * WIDTH + i % (WIDTH / 4) * 4);
     }
     cp_async_commit();
@@ -282,7 +282,7 @@ __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weigh
             }
             total += warp_sum(sum);
         }
-        if (lane == 0) f32_store(s, 0, (group - s.first_row) * 8 + n, total);
+        if (lane == 0) f32_store(s, 0, (group - s.first_row_group) * 8 + n, total);
     }
 }
 #endif
