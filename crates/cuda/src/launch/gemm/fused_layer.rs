@@ -3,6 +3,7 @@
 //! The phases are: output projection into the residual stream; gate and up with SwiGLU; down into
 //! the residual stream; the projections of the next layer. The norms before them are included.
 
+use super::f32_split::F32Split;
 pub use super::fused_layer_buffers::{
     FusedLayer, FusedLayerBuffers, FusedLayerMatrices, FusedLayerNorms, FusedLayerWorkspace,
     FusedMatrix, MAX_ROWS, square_sum_bytes,
@@ -36,8 +37,10 @@ const MAX_SHARED: usize = 227 << 10;
 /// Rows of an f32 matrix that a job of `gemm/f32_gemm_sm90.cuh` takes, values of K that its slice
 /// is a multiple of, and most jobs: the scratch of products has room for them.
 const F32_ROWS: usize = 16;
-const F32_K_CHUNK: usize = 256;
-const MAX_F32_JOBS: usize = 120;
+const F32_SPLIT: F32Split = F32Split {
+    k_step: 256,
+    max_jobs: 120,
+};
 /// What the fused layers of a model are compiled for; each row bucket has a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FusedLayerConfig {
@@ -101,7 +104,7 @@ pub fn fits(products: &FusedLayerMatrices<'_>) -> bool {
         && (next.is_empty() || n_packed > 0)
         && LAYER_MATRICES + n_packed <= MAX_MATRICES
         && next.len() - n_packed <= MAX_MATRICES
-        && f32_matrices.map(|m| m.rows.div_ceil(F32_ROWS)).sum::<usize>() <= MAX_F32_JOBS
+        && f32_matrices.map(|m| m.rows.div_ceil(F32_ROWS)).sum::<usize>() <= F32_SPLIT.max_jobs
         && of_next().all(|m| packed(m) || m.cols.is_multiple_of(4))
         // Weights of norms come by 16 bytes.
         && out.rows.is_multiple_of(4)
@@ -324,9 +327,7 @@ fn f32_params(
         groups += matrix.rows.div_ceil(F32_ROWS);
     }
     words.resize(MAX_MATRICES * 4, 0);
-    let chunks = cols.div_ceil(F32_K_CHUNK).max(1);
-    let at_once = (gpu.sm_count).min(MAX_F32_JOBS) / groups.max(1);
-    let slice = chunks.div_ceil(at_once.clamp(1, chunks)) * F32_K_CHUNK;
+    let slice = F32_SPLIT.k_slice(gpu, groups, cols);
     words.extend([
         x,
         partials,

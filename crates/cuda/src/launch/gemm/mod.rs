@@ -1,5 +1,6 @@
 //! GEMMs: of few rows in decode steps, of many in prefill chunks.
 
+mod f32_split;
 pub mod fused_layer;
 mod fused_layer_buffers;
 pub mod gemv;

@@ -3,6 +3,7 @@
 //! [`launches`] multiplies the rows of one bucket by several matrices that share their input, in
 //! one launch of `gemm/decode_gemm_small_batch.cu`.
 
+use super::f32_split::F32Split;
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, CompileUnit, Launch};
 use crate::pack::A16_TILE;
@@ -27,8 +28,10 @@ pub(super) const BLOCK_ROWS: usize = 128;
 pub(super) const ROW_BLOCKS: usize = 2;
 /// Rows of an f32 matrix per job, granularity of its K range, and maximum jobs with K ranges.
 const F32_ROWS: usize = 8;
-const F32_K_STEP: usize = 512;
-const MAX_F32_JOBS: usize = 255;
+const F32_SPLIT: F32Split = F32Split {
+    k_step: 512,
+    max_jobs: 255,
+};
 /// Shared memory that f32 matrices add, in bytes.
 pub(super) const F32_SHARED: usize = 17 << 10;
 /// Words that `Matrix` of `gemm/decode_gemm_small_batch.cu` has.
@@ -90,7 +93,7 @@ pub struct GemmScratch(pub u64);
 
 /// Bytes of [`GemmScratch`] for buckets of up to `bucket` rows.
 pub fn scratch_bytes(gpu: GpuProps, bucket: usize) -> usize {
-    packed_scratch_bytes(gpu, bucket) + MAX_F32_JOBS * F32_ROWS * bucket * 4
+    packed_scratch_bytes(gpu, bucket) + F32_SPLIT.max_jobs * F32_ROWS * bucket * 4
 }
 
 /// Bytes of the packed matrices' partial sums, at its start.
@@ -386,9 +389,7 @@ pub(super) fn f32_params(
         groups += matrix.rows.div_ceil(F32_ROWS);
     }
     words.resize(most * 4, 0);
-    let k_steps = cols.div_ceil(F32_K_STEP).max(1);
-    let at_once = (gpu.sm_count).min(MAX_F32_JOBS) / groups.max(1);
-    let slice = k_steps.div_ceil(at_once.clamp(1, k_steps)) * F32_K_STEP;
+    let slice = F32_SPLIT.k_slice(gpu, groups, cols);
     words.extend([
         x,
         partials,
