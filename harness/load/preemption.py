@@ -88,7 +88,7 @@ async def run_until(load, preemptions, deadline):
 
 
 def half(arguments, flags, texts, preemptions, seconds):
-    """One server's half of the run: its preemptions, requests, faults and restored tokens."""
+    """Runs one server until it has preempted often enough; its `Load`, with the faults."""
     load = Load(Server(arguments.hearth.resolve(), flags))
     load.requests, load.alone = requests(), texts
     try:
@@ -100,8 +100,11 @@ def half(arguments, flags, texts, preemptions, seconds):
     finally:
         load.server.process.terminate()
         load.server.process.wait(60)
-    print(f"{count:.0f} preemptions, {load.done} answers, {load.left} left early, {restored:.0f} restores, "
-          f"{len(load.faults)} faults", flush=True)
+    print(
+        f"{count:.0f} preemptions, {load.done} answers, {load.left} left early, {restored:.0f} restores, "
+        f"{len(load.faults)} faults",
+        flush=True,
+    )
     if count < preemptions:
         load.fault(f"{count:.0f} preemptions in {seconds:.0f} s, {preemptions} are asked for")
     return load
