@@ -1,7 +1,7 @@
 //! An opened model file: one map per part of a split file, with one tensor directory.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use contract::{WeightError, WeightRef, WeightSource};
@@ -22,6 +22,8 @@ pub struct GgufFile {
     index: HashMap<Arc<str>, usize>,
     /// One per file; unmapped when this is dropped.
     parts: Vec<FileBytes>,
+    /// The path of each part; none for bytes in memory.
+    paths: Vec<PathBuf>,
     /// End of the tensor directory of each part.
     head_bytes: Vec<usize>,
 }
@@ -45,6 +47,7 @@ impl GgufFile {
             return Err(GgufError::Split { file: name, detail });
         }
         let mut file = GgufFile::of_one(name, first, parsed);
+        file.paths.push(path.to_owned());
         if facts.count > 1 {
             let paths = part_paths(path, facts.count)?;
             for (part, path) in paths.iter().enumerate().skip(1) {
@@ -104,6 +107,7 @@ impl GgufFile {
             tensors,
             index,
             parts: vec![bytes],
+            paths: Vec::new(),
             head_bytes: vec![head_bytes],
         }
     }
@@ -134,6 +138,7 @@ impl GgufFile {
             self.tensors.push(info);
         }
         self.parts.push(bytes);
+        self.paths.push(path.to_owned());
         self.head_bytes.push(parsed.head_bytes);
         Ok(())
     }
@@ -171,6 +176,11 @@ impl GgufFile {
     /// Number of files.
     pub fn n_parts(&self) -> usize {
         self.parts.len()
+    }
+
+    /// The paths of all parts, the first one first; none for bytes in memory.
+    pub fn paths(&self) -> &[PathBuf] {
+        &self.paths
     }
 
     /// The bytes of a part before its tensor data: header, metadata, tensor directory.

@@ -3,12 +3,12 @@
 //! Works for any family, because only names and shapes matter. Memory is bounded: rows are read
 //! from the map, converted in pieces on several threads, and written in order.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 use contract::{QuantType, quant};
-use gguf::{GgufError, GgufFile, GgufWriter, TensorInfo, TensorType, Value};
+use gguf::{GgufFile, GgufWriter, TensorInfo, TensorType, Value};
 
 use crate::ModelError;
 use crate::names::HEAD;
@@ -70,51 +70,22 @@ impl QuantizeReport {
     }
 }
 
-/// Converts the file at `input` (the first part of a split file) to one file at `output`.
-///
-/// The output is a temporary file beside `output` that is renamed when complete. `output` may
-/// therefore equal `input`, and a failure leaves no partial file.
+/// Converts the file at `input` (the first part of a split file) and writes one file to `out`,
+/// which is returned. `input` is read meanwhile, so `out` must be another file.
 ///
 /// # Errors
 /// [`ModelError::Container`] for an invalid input or a failed write, [`ModelError::Tensor`] for a
-/// tensor of an unsupported type.
-pub fn quantize(
+/// tensor of an unsupported type. An input that is refused writes nothing.
+pub fn quantize<W: Write>(
     input: &Path,
-    output: &Path,
+    out: W,
     options: &QuantizeOptions,
     progress: &mut dyn FnMut(QuantizeProgress<'_>),
-) -> Result<QuantizeReport, ModelError> {
+) -> Result<(QuantizeReport, W), ModelError> {
     let file = GgufFile::open(input)?;
     let plan = plan(&file, options.recipe)?;
-    let io = |source| GgufError::Io {
-        path: output.to_owned(),
-        source,
-    };
-    let folder = output.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let mut temporary = tempfile::Builder::new();
-    temporary.suffix(".tmp");
-    // The permissions of a new file, less the process's umask.
-    #[cfg(unix)]
-    temporary.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let (out, unfinished) = temporary
-        .tempfile_in(folder.unwrap_or(Path::new(".")))
-        .map_err(io)?
-        .into_parts();
-    let out = convert(
-        &file,
-        plan.0,
-        &plan.1,
-        options.threads,
-        BufWriter::new(out),
-        progress,
-    )?;
-    let out = out.into_inner().map_err(|e| io(e.into_error()))?;
-    out.sync_all().map_err(io)?;
-    let report = report(&file, plan.1);
-    unfinished
-        .persist(output)
-        .map_err(|error| io(error.error))?;
-    Ok(report)
+    let out = convert(&file, plan.0, &plan.1, options.threads, out, progress)?;
+    Ok((report(&file, plan.1), out))
 }
 
 fn report(file: &GgufFile, tensors: Vec<Change>) -> QuantizeReport {

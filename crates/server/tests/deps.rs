@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 47] = [
+const HOMES: [(&str, &[&str]); 48] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -60,6 +60,7 @@ const HOMES: [(&str, &[&str]); 47] = [
     ("rand", &["server"]),
     ("regex", &["chat"]),
     ("rustix", &["server"]),
+    ("rustyline", &["server"]),
     ("safetensors", &["model"]),
     ("sd-notify", &["server"]),
     ("serde", &["chat", "model", "server"]),
@@ -104,7 +105,7 @@ const HOMES: [(&str, &[&str]); 47] = [
     ("utoipa", &["server"]),
     ("uuid", &["server"]),
     ("libc", &["server", "cpu"]),
-    ("tempfile", &["conformance", "cuda", "model", "server"]),
+    ("tempfile", &["conformance", "cuda", "server"]),
 ];
 
 struct Arrow {

@@ -117,7 +117,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \
         hearth run model.gguf < question.txt\n  \
-        hearth run model.gguf            (interactive; an empty line or ctrl-D ends it)\n\n\
+        hearth run model.gguf            (interactive; ctrl-D ends it)\n\n\
         Ctrl-C ends the reply. The reply goes to standard output, timings to standard error."
     )]
     Run(RunArgs),

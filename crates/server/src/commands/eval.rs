@@ -93,7 +93,7 @@ fn draft_logits(
         );
     };
     let options = drafting::options(args.draft_swa);
-    let found = model::load_draft(draft, &loaded.spec, options)?;
+    let found = drafting::load_draft(draft, &loaded.spec, options)?;
     let vocab = loaded.spec.vocab;
     let mut drafting = Drafting::none();
     let reference = args.device.cpu_reference;

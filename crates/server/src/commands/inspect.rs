@@ -11,10 +11,12 @@ use crate::commands::all_causes;
 use crate::commands::shape;
 use crate::open::drafting::{Drafting, draft_plan};
 use crate::open::memory_plan;
+use crate::open::model_path::check_model;
 use crate::open::{self, FittedPlan, MemoryRequest, count_text};
 use crate::progress::bytes_text;
 
 pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
+    check_model(&args.file)?;
     let file = GgufFile::open(&args.file)?;
     let mut report = Report::default();
     report.file(&file, args);

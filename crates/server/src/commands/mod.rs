@@ -63,6 +63,9 @@ pub fn main(bundled: Bundled) -> ExitCode {
     if let Err(error) = start_logging(&cli.log, cli.log_format, cli.no_color) {
         return fail(&error);
     }
+    for variable in &parsed.unknown_variables {
+        tracing::warn!("{variable}");
+    }
     let result = match cli.command {
         Command::Serve(args) => serve::serve(*args, &parsed.settings, bundled),
         Command::Config(ConfigCommand::Show(args)) => show::show(&args, parsed.settings, bundled),

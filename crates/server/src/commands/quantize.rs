@@ -4,11 +4,13 @@ use std::io::Write;
 use std::num::NonZero;
 
 use anyhow::bail;
+use gguf::GgufFile;
 use model::quantize::QuantizeOptions;
 use model::recipe::Recipe;
 
 use crate::cli::QuantizeArgs;
-use crate::commands::new_file::refuse_existing;
+use crate::commands::new_file::{NewFile, check_not_input, check_output};
+use crate::open::model_path::check_model;
 use crate::progress::{TaskProgress, bytes_text};
 
 pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
@@ -20,17 +22,23 @@ pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
             known.join(", ")
         );
     };
-    refuse_existing(&args.output, args.force)?;
+    check_model(&args.input)?;
+    for part in GgufFile::open(&args.input)?.paths() {
+        check_not_input(part, &args.output)?;
+    }
+    check_output(&args.output, args.force)?;
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let options = QuantizeOptions {
         recipe,
         threads: args.threads.unwrap_or(cores),
     };
     let progress = TaskProgress::new(format!("quantizing to {}", recipe.name()));
-    let report = model::quantize::quantize(&args.input, &args.output, &options, &mut |at| {
+    let (new, out) = NewFile::begin(&args.output, args.force)?;
+    let (report, out) = model::quantize::quantize(&args.input, out, &options, &mut |at| {
         progress.set(at.done_bytes, at.total_bytes);
     })?;
     drop(progress);
+    new.keep(out)?;
     let again = report.requantised();
     if again > 0 {
         tracing::warn!(

@@ -3,7 +3,6 @@
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -15,12 +14,13 @@ use decode::SubmitError;
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
 use crate::commands::generate::{ReplyGenerator, ReplyOptions, TimedReply};
-use crate::commands::terminal::{self, Input, Interrupts, Screen, Surface};
+use crate::commands::terminal::{self, Interrupts, MessageEditor, Screen, Surface};
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
 use crate::error::ApiError;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::drafting::Drafting;
+use crate::open::model_path::is_remote;
 use crate::open::{self, MemoryRequest};
 
 pub(super) fn run(args: &RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
@@ -34,8 +34,8 @@ pub(super) fn run(args: &RunArgs, bundled: Bundled, no_color: bool) -> anyhow::R
     match prompt {
         Some(prompt) => session.reply_once(prompt),
         None => {
-            terminal::read_lines(session.sender.clone())?;
-            session.converse()
+            let mut editor = MessageEditor::open()?;
+            session.converse(&mut || editor.next_message())
         }
     }
 }
@@ -49,7 +49,7 @@ fn split_words(words: &[String]) -> (Option<PathBuf>, Option<String>) {
             let is_model = path
                 .extension()
                 .is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-            if is_model || path.is_file() {
+            if is_model || path.is_file() || is_remote(one) {
                 (Some(path.to_owned()), None)
             } else {
                 (None, Some(one.clone()))
@@ -78,7 +78,7 @@ fn open_session(
     bundled: Bundled,
     no_color: bool,
 ) -> anyhow::Result<ChatSession<io::Stdout>> {
-    let (interrupts, sender, inputs) = terminal::watch_interrupts()?;
+    let interrupts = terminal::watch_interrupts()?;
     let loaded = open::load_or(path, bundled)?;
     if path.is_none() {
         tracing::warn!("{BUNDLED_NOTE}");
@@ -127,8 +127,6 @@ fn open_session(
         history: system.collect(),
         screen: Screen::new(io::stdout(), surface),
         interrupts,
-        sender,
-        inputs,
     })
 }
 
@@ -139,8 +137,6 @@ struct ChatSession<W: Write> {
     history: Vec<Message>,
     screen: Screen<W>,
     interrupts: Arc<Interrupts>,
-    sender: Sender<Input>,
-    inputs: Receiver<Input>,
 }
 
 impl<W: Write> ChatSession<W> {
@@ -152,18 +148,14 @@ impl<W: Write> ChatSession<W> {
         Ok(())
     }
 
-    /// Replies to each line until an empty one, the end of input, or an interrupt between replies.
-    fn converse(&mut self) -> anyhow::Result<()> {
-        loop {
-            write!(io::stderr(), "> ")?;
-            let Input::Line(line) = self.interrupts.next_input(&self.inputs) else {
-                break;
-            };
-            if line.trim().is_empty() {
-                break;
-            }
+    /// Replies to each message until `next` has no more.
+    fn converse(
+        &mut self,
+        next: &mut dyn FnMut() -> anyhow::Result<Option<String>>,
+    ) -> anyhow::Result<()> {
+        while let Some(text) = next()? {
             let before = self.history.len();
-            self.history.push(Message::new(Role::User, line));
+            self.history.push(Message::new(Role::User, text));
             match self.reply() {
                 Ok(timed) => {
                     writeln!(io::stderr(), "{}", timing_line(&timed))?;
@@ -180,7 +172,6 @@ impl<W: Write> ChatSession<W> {
                 Err(error) => return Err(error),
             }
         }
-        writeln!(io::stderr())?;
         Ok(())
     }
 
@@ -245,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn single_word_is_a_model_only_with_a_gguf_extension() {
+    fn single_word_is_a_model_if_it_names_a_file_or_a_repository() {
         check(&[], None, None);
         check(&["not there.gguf"], Some("not there.gguf"), None);
         check(&["X.GGUF"], Some("X.GGUF"), None);
@@ -255,14 +246,12 @@ mod tests {
             Some("Why is the sky blue?"),
         );
         check(&["model", "a prompt"], Some("model"), Some("a prompt"));
+        check(&["Qwen/Qwen3-8B-GGUF"], Some("Qwen/Qwen3-8B-GGUF"), None);
+        check(&["and/or"], None, Some("and/or"));
     }
 
     fn conversation(lines: &[&str]) -> (Vec<Message>, String) {
-        let (sender, inputs) = std::sync::mpsc::channel();
-        for line in lines {
-            sender.send(Input::Line((*line).to_owned())).unwrap();
-        }
-        sender.send(Input::End).unwrap();
+        let mut lines = lines.iter().map(|line| (*line).to_owned());
         let options = ReplyOptions {
             max_tokens: Some(4),
             ..ReplyOptions::default()
@@ -273,17 +262,15 @@ mod tests {
             history: vec![Message::new(Role::System, "Be brief.")],
             screen: Screen::new(&mut shown, Surface::File),
             interrupts: Arc::new(Interrupts::default()),
-            sender,
-            inputs,
         };
-        session.converse().unwrap();
+        session.converse(&mut || Ok(lines.next())).unwrap();
         let history = session.history;
         (history, String::from_utf8(shown).unwrap())
     }
 
     #[test]
-    fn conversation_keeps_its_history_until_an_empty_line() {
-        let (history, shown) = conversation(&["Hello", "And you?", "", "not read"]);
+    fn conversation_keeps_its_history() {
+        let (history, shown) = conversation(&["Hello", "And you?"]);
         let roles: Vec<Role> = history.iter().map(|message| message.role).collect();
         use Role::{Assistant, System, User};
         assert_eq!(roles, [System, User, Assistant, User, Assistant]);

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use contract::Limits;
 use decode::{SchedulerConfig, SpeculationConfig};
+use gguf::GgufFile;
+use model::DraftFile;
 use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
@@ -24,6 +26,7 @@ use crate::http::shutdown::ShutdownSignal;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::devices;
 use crate::open::drafting::{Drafting, clock};
+use crate::open::model_path::{check_draft, check_model};
 use crate::open::{self, FittedPlan, MemoryRequest};
 use crate::progress::percent;
 use crate::scripted::{Script, ScriptedRunner, WARNING};
@@ -45,6 +48,7 @@ pub(super) fn serve(
     bundled: Bundled,
 ) -> anyhow::Result<()> {
     let config = server_config(&args)?;
+    check_files(&args)?;
     if args.dry_run {
         return dry_run(&args, bundled);
     }
@@ -70,6 +74,25 @@ pub(super) fn serve(
     // A second signal must not wait for anything.
     runtime.shutdown_background();
     served
+}
+
+/// Opens the files of the flags, so that a wrong one is reported before the port is open.
+fn check_files(args: &ServeArgs) -> anyhow::Result<()> {
+    if let Some(path) = model_path(args) {
+        check_model(path)?;
+        GgufFile::open(path)?;
+    }
+    if let Some(draft) = &args.draft.draft {
+        check_draft(draft).context("--draft")?;
+        DraftFile::open(draft).context("--draft")?;
+    }
+    if let Some(file) = &args.chat_template_file {
+        config::read_text("--chat-template-file", file)?;
+    }
+    if let Some(file) = &args.script {
+        config::read_text("--script", file)?;
+    }
+    Ok(())
 }
 
 async fn listen_and_serve(

@@ -1,38 +1,63 @@
-//! The terminal of a conversation: typed lines, interrupts, and the display of replies.
+//! The terminal of a conversation: typed messages, interrupts, and the display of replies.
 //!
-//! Two escape sequences dim reasoning, which needs no terminal library.
+//! Two escape sequences dim reasoning.
 
 use std::borrow::Cow;
-use std::io::{self, BufRead, Write};
+use std::io::{self, Write};
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
+use anyhow::Context;
 use chat::reply::ReplyDelta;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use rustyline::error::ReadlineError;
+use rustyline::{Behavior, Config, DefaultEditor};
 
 use crate::commands::INTERRUPTED;
 
-/// An action of the user between replies.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Input {
-    /// A typed line.
-    Line(String),
-    /// The end of the input.
-    End,
-    /// Ctrl-C.
-    Interrupt,
+/// The terminal's settings before the first message was typed.
+static BEFORE: OnceLock<Termios> = OnceLock::new();
+
+/// The line where messages are typed, on the terminal also if the replies go to a file.
+///
+/// A pasted text of several lines is one message: the terminal marks its start and end.
+pub(super) struct MessageEditor(DefaultEditor);
+
+impl MessageEditor {
+    /// An editor on the terminal of this process.
+    pub(super) fn open() -> anyhow::Result<MessageEditor> {
+        if let Ok(now) = tcgetattr(io::stdin()) {
+            BEFORE.get_or_init(|| now);
+        }
+        let config = Config::builder().behavior(Behavior::PreferTerm).build();
+        let editor = DefaultEditor::with_config(config).context("cannot use the terminal")?;
+        Ok(MessageEditor(editor))
+    }
+
+    /// The next message that is not blank; `None` at the end of the input or ctrl-C.
+    pub(super) fn next_message(&mut self) -> anyhow::Result<Option<String>> {
+        loop {
+            match self.0.readline("> ") {
+                Ok(text) if text.trim().is_empty() => {}
+                Ok(text) => {
+                    self.0.add_history_entry(text.as_str())?;
+                    return Ok(Some(text));
+                }
+                Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(None),
+                Err(error) => return Err(error).context("cannot read from the terminal"),
+            }
+        }
+    }
 }
 
-/// The state that decides what ctrl-C does: it ends the current reply, or the conversation between
-/// replies. While a model loads, and at a second ctrl-C, it ends the program.
+/// The state that decides what an interrupt does: it ends the current reply. At any other time, and
+/// at a second interrupt, it ends the program.
 #[derive(Debug, Default)]
 pub(super) struct Interrupts {
     /// A reply is being generated.
     generating: AtomicBool,
-    /// The program waits for a line.
-    reading: AtomicBool,
     /// The reply must end.
     cancelled: AtomicBool,
 }
@@ -54,27 +79,14 @@ impl Interrupts {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Waits for the user's next action.
-    pub(super) fn next_input(&self, inputs: &Receiver<Input>) -> Input {
-        self.reading.store(true, Ordering::SeqCst);
-        // All senders are gone at the end of the input.
-        let input = inputs.recv().unwrap_or(Input::End);
-        self.reading.store(false, Ordering::SeqCst);
-        input
-    }
-
     /// Handles an interrupt; `false` if the program must exit at once.
-    fn handle(&self, inputs: &Sender<Input>) -> bool {
-        if self.generating.load(Ordering::SeqCst) {
-            return !self.cancelled.swap(true, Ordering::SeqCst);
-        }
-        self.reading.load(Ordering::SeqCst) && inputs.send(Input::Interrupt).is_ok()
+    fn handle(&self) -> bool {
+        self.generating.load(Ordering::SeqCst) && !self.cancelled.swap(true, Ordering::SeqCst)
     }
 }
 
-/// Watches for interrupts from now on. The receiver gets the interrupts between replies.
-pub(super) fn watch_interrupts() -> io::Result<(Arc<Interrupts>, Sender<Input>, Receiver<Input>)> {
-    let (sender, receiver) = mpsc::channel();
+/// Watches for interrupts from now on.
+pub(super) fn watch_interrupts() -> io::Result<Arc<Interrupts>> {
     let interrupts = Arc::new(Interrupts::default());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -84,46 +96,32 @@ pub(super) fn watch_interrupts() -> io::Result<(Arc<Interrupts>, Sender<Input>, 
         let _guard = runtime.enter();
         tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?
     };
-    let (watched, inputs) = (Arc::clone(&interrupts), sender.clone());
+    let watched = Arc::clone(&interrupts);
     thread::Builder::new()
         .name("interrupts".to_owned())
         .spawn(move || {
             runtime.block_on(async {
                 while signals.recv().await.is_some() {
-                    if !watched.handle(&inputs) {
+                    if !watched.handle() {
                         exit_now();
                     }
                 }
             });
         })?;
-    Ok((interrupts, sender, receiver))
+    Ok(interrupts)
 }
 
-/// Ends the process at once, even within a long step.
+/// Ends the process at once, even within a long step or while a message is typed.
 #[expect(
     clippy::exit,
     reason = "the main thread may be in the middle of a long step"
 )]
 fn exit_now() {
+    if let Some(before) = BEFORE.get() {
+        // A terminal that is gone needs no settings.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
+    }
     process::exit(i32::from(INTERRUPTED));
-}
-
-/// Reads lines from standard input on a thread of its own, without line ends.
-pub(super) fn read_lines(inputs: Sender<Input>) -> io::Result<()> {
-    thread::Builder::new()
-        .name("lines".to_owned())
-        .spawn(move || {
-            for line in io::stdin().lock().lines() {
-                // A line that is not UTF-8 ends the conversation, as the end of the input does.
-                let Ok(line) = line else { break };
-                if inputs.send(Input::Line(line)).is_err() {
-                    return;
-                }
-            }
-            // A closed receiver means that the program is ending.
-            let _ = inputs.send(Input::End);
-        })?;
-    Ok(())
 }
 
 /// What a reply is written to.
@@ -268,25 +266,17 @@ mod tests {
     }
 
     #[test]
-    fn interrupt_ends_the_reply_or_the_conversation_or_the_program() {
-        let (sender, receiver) = mpsc::channel();
+    fn interrupt_ends_the_reply_or_the_program() {
         let interrupts = Interrupts::default();
         assert!(
-            !interrupts.handle(&sender),
+            !interrupts.handle(),
             "while the model loads, the program exits"
         );
         interrupts.reply_begins();
-        assert!(interrupts.handle(&sender) && interrupts.is_cancelled());
-        assert!(!interrupts.handle(&sender), "a second interrupt exits");
+        assert!(interrupts.handle() && interrupts.is_cancelled());
+        assert!(!interrupts.handle(), "a second interrupt exits");
         interrupts.reply_ends();
-        assert_eq!(receiver.try_recv().ok(), None);
-        interrupts.reading.store(true, Ordering::SeqCst);
-        assert!(interrupts.handle(&sender));
-        assert_eq!(interrupts.next_input(&receiver), Input::Interrupt);
-        assert!(
-            !interrupts.handle(&sender),
-            "after the conversation, the program exits"
-        );
+        assert!(!interrupts.handle(), "between replies, the program exits");
         interrupts.reply_begins();
         assert!(!interrupts.is_cancelled(), "a new reply is not cancelled");
     }

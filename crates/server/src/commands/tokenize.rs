@@ -6,8 +6,10 @@ use anyhow::Context;
 use chat::{SpecialTokens, Tokenizer};
 
 use crate::cli::TokenizeArgs;
+use crate::open::model_path::check_model;
 
 pub(super) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
+    check_model(&args.model)?;
     let tokenizer = Tokenizer::new(&model::load_vocab(&args.model)?)?;
     let mut bytes = Vec::new();
     std::io::stdin()

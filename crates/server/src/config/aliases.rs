@@ -68,6 +68,11 @@ pub(super) struct RefusedVariable {
     pub(super) instead: &'static str,
 }
 
+/// The names of all aliases.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    ALIASES.iter().map(|(name, _)| *name)
+}
+
 /// The settings of this process's variables.
 ///
 /// # Errors

@@ -9,6 +9,7 @@ pub mod directories;
 mod file;
 pub mod kernels;
 pub mod server;
+mod unknown_variables;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -105,6 +106,8 @@ pub struct ParsedCommandLine {
     pub cli: Cli,
     /// The settings of `serve`; empty for other commands.
     pub settings: Vec<ResolvedSetting>,
+    /// Variables that begin with `HEARTH_` but are no setting, each with a hint.
+    pub unknown_variables: Vec<String>,
 }
 
 /// The subcommands with the settings of `serve`, as words of the command line.
@@ -120,6 +123,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
         args.insert(1, "serve".into());
     }
     let mut command = commands();
+    let unknown_variables = unknown_variables::read(&command);
     let serves = |word: &OsString| SERVING.iter().any(|path| word == path[0]);
     if args.get(1).is_some_and(serves) {
         refused::check_families(&mut command, &args)?;
@@ -127,8 +131,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
     let mut matches = command.try_get_matches_from_mut(&args)?;
     let Some(path) = SERVING.iter().find(|path| under(&matches, path).is_some()) else {
         let cli = Cli::from_arg_matches(&matches)?;
-        let settings = Vec::new();
-        return Ok(ParsedCommandLine { cli, settings });
+        return Ok(ParsedCommandLine {
+            cli,
+            settings: Vec::new(),
+            unknown_variables,
+        });
     };
     let named = under(&matches, path).and_then(|matches| matches.get_one::<PathBuf>("config"));
     let mut entries = match named {
@@ -151,7 +158,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
     let found = under(&matches, path).expect("the first parse found the subcommand");
     let settings = settings(subcommand(&command, path), found, &entries);
     refused::check(&mut command, found)?;
-    Ok(ParsedCommandLine { cli, settings })
+    Ok(ParsedCommandLine {
+        cli,
+        settings,
+        unknown_variables,
+    })
 }
 
 /// The command line, with the refused flags in the subcommands of [`SERVING`].

@@ -1,16 +1,20 @@
 //! Draft model and speculation settings from flags.
 
+use std::path::Path;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
-use contract::{Backend, DraftLoad, DraftPlan, KvFormat, LoadProgress, OpenPlan, Runner, Tree};
+use anyhow::{Context, bail};
+use contract::{
+    Backend, DraftLoad, DraftPlan, KvFormat, LoadProgress, ModelSpec, OpenPlan, Runner, Tree,
+};
 use decode::{SpeculationConfig, TreeInit};
 use model::{DraftOptions, LoadedDraft};
 
 use crate::cli::{DeviceArgs, DraftArgs, OnOff};
 use crate::open;
 use crate::open::bundled::Bundled;
+use crate::open::model_path::check_draft;
 use crate::progress::bytes_text;
 
 /// Default tree budget in drafted nodes.
@@ -71,7 +75,7 @@ impl Drafting {
         }
         let options = options(args.draft_swa);
         let found = match (&args.draft, bundled) {
-            (Some(path), _) => Some(model::load_draft(path, &loaded.spec, options)?),
+            (Some(path), _) => Some(load_draft(path, &loaded.spec, options)?),
             (None, Some(bundled)) => {
                 let bytes = gguf::FileBytes::embedded(bundled.draft);
                 let name = format!("{}-draft", bundled.name);
@@ -188,6 +192,19 @@ impl Drafting {
             self.speculation.budget
         ))
     }
+}
+
+/// The draft in the file or folder that `--draft` names.
+///
+/// # Errors
+/// Names the flag and the file.
+pub(crate) fn load_draft(
+    path: &Path,
+    target: &ModelSpec,
+    options: DraftOptions,
+) -> anyhow::Result<LoadedDraft> {
+    check_draft(path).context("--draft")?;
+    model::load_draft(path, target, options).context("--draft")
 }
 
 /// Draft options from the window flag.

@@ -5,6 +5,7 @@ pub mod devices;
 pub(crate) mod drafting;
 mod memory_fit;
 pub(crate) mod memory_plan;
+pub(crate) mod model_path;
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -76,6 +77,7 @@ pub(crate) fn bytes_of(text: &str) -> Option<u64> {
 
 /// Loads a model file.
 pub(crate) fn load(path: &Path) -> anyhow::Result<model::LoadedModel> {
+    model_path::check_model(path)?;
     Ok(model::load(path)?)
 }
 

@@ -1,10 +1,13 @@
 //! Tests of the commands that read and write GGUF files.
 
 use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::process::{good, hearth, hearth_with, model};
+use crate::process::{command, good, hearth, hearth_with, model};
 
 /// The report of `hearth inspect`.
 fn inspected(path: &std::path::Path) -> Value {
@@ -125,6 +128,104 @@ fn existing_output_file_needs_force() {
     }
     good("synth tiny-dense:q8_0 {} --force", &[&path]);
     assert!(fs::read(&path).unwrap().starts_with(b"GGUF"));
+}
+
+#[test]
+fn output_that_is_the_input_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::copy(model(), at("in.gguf")).unwrap();
+    fs::hard_link(at("in.gguf"), at("hard.gguf")).unwrap();
+    std::os::unix::fs::symlink(at("in.gguf"), at("soft.gguf")).unwrap();
+    let before = fs::read(model()).unwrap();
+    for (input, output) in [
+        ("in.gguf", "in.gguf"),
+        ("in.gguf", "hard.gguf"),
+        ("in.gguf", "soft.gguf"),
+        ("soft.gguf", "in.gguf"),
+    ] {
+        let (input, output) = (at(input), at(output));
+        let words = [
+            "quantize",
+            input.to_str().unwrap(),
+            output.to_str().unwrap(),
+            "q8_0",
+            "--force",
+        ];
+        let done = hearth(&words);
+        assert_eq!(done.code, Some(1), "{words:?}");
+        assert!(done.err.contains("is the same file"), "{}", done.err);
+        assert!(fs::read(at("in.gguf")).unwrap() == before, "{words:?}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+}
+
+#[test]
+fn devices_and_links_are_never_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let link = dir.path().join("link.gguf");
+    std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+    let model = model();
+    for output in ["/dev/null", "/dev/stdout", link.to_str().unwrap()] {
+        for words in [
+            vec!["synth", "tiny-dense:q8_0", output, "--force"],
+            vec![
+                "quantize",
+                model.to_str().unwrap(),
+                output,
+                "q8_0",
+                "--force",
+            ],
+        ] {
+            let done = hearth(&words);
+            assert_eq!(done.code, Some(1), "{words:?}: {}", done.err);
+            assert!(
+                done.err.contains("not a plain file") || done.err.contains("symbolic link"),
+                "{}",
+                done.err
+            );
+        }
+    }
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+}
+
+/// The names in a directory.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn signals_leave_no_part_of_a_file() {
+    // Writing takes far longer than a signal needs to arrive.
+    for (signal, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+        let dir = tempfile::tempdir().unwrap();
+        let output = dir.path().join("out.gguf");
+        let mut child = command()
+            .args(["synth", "qwen3.5-2b:bf16"])
+            .arg(&output)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        while names(dir.path()).is_empty() {
+            assert_eq!(child.try_wait().unwrap(), None, "{signal}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let kill = format!("kill -{signal} {}", child.id());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &kill])
+                .status()
+                .unwrap()
+                .success()
+        );
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{signal}");
+        assert_eq!(names(dir.path()), [""; 0], "{signal}");
+    }
 }
 
 fn tokens(text: &str, flags: &[&str]) -> Vec<u32> {

@@ -4,6 +4,7 @@
 
 mod client;
 mod clients;
+mod conversing;
 mod drafting;
 mod errors;
 mod files;

@@ -164,6 +164,43 @@ fn port_in_use_is_reported_before_the_model_loads() {
 }
 
 #[test]
+fn wrong_files_are_reported_before_the_port_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    fs::write(at("model.safetensors"), "").unwrap();
+    fs::write(at("text.gguf"), "some text").unwrap();
+    let (model, folder) = (model().display().to_string(), at(""));
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&[&at("none.gguf")], &["none.gguf", "No such file"]),
+        (&["unsloth/Qwen3.5-9B-GGUF"], &["hf download"]),
+        (&["https://example.org/m.gguf"], &["web address", "curl"]),
+        (&[&folder], &["safetensors", "convert_hf_to_gguf.py"]),
+        (&[&at("text.gguf")], &["text.gguf", "not a GGUF file"]),
+        (
+            &[&model, "--draft", &at("d.gguf")],
+            &["--draft", "d.gguf", "No such file"],
+        ),
+        (&[&model, "--draft", &model], &["--draft", "bf16.gguf"]),
+    ];
+    for (words, parts) in cases {
+        let done = hearth(&[&["serve", "--port", "0"], words].concat());
+        assert_eq!(done.code, Some(1), "{words:?}");
+        for part in parts {
+            assert!(done.err.contains(part), "{part} in {}", done.err);
+        }
+        assert!(!done.err.contains("listening"), "{}", done.err);
+    }
+}
+
+#[test]
+fn unknown_variables_are_warned_about() {
+    let server = ServerProcess::start_with(&[], |command| command.env("HEARTH_QUEUE_LIMT", "5"));
+    let hint =
+        "HEARTH_QUEUE_LIMT is not a setting and has no effect; did you mean HEARTH_QUEUE_LIMIT?";
+    assert!(server.log.contains(hint), "{}", server.log);
+}
+
+#[test]
 fn public_address_without_key_is_warned_about() {
     let open = ServerProcess::start(&["--host", "0.0.0.0"]);
     assert!(open.log.contains("without --api-key"), "{}", open.log);
