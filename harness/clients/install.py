@@ -28,6 +28,7 @@ NPM = {
     "openclaw": {"openclaw": "2026.9.6"},
     "sdk-node": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0"},
     "browser": {"playwright-core": "1.65.1"},
+    "dom": {"jsdom": "26.1.0"},
 }
 OPENAI, ANTHROPIC = "openai==3.54.0", "anthropic==2.12.0"
 # Packages of PyPI by client.

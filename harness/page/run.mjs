@@ -110,7 +110,7 @@ async function scripted(browser) {
     check("the server stopped the request too", slots.sequences === 0 && slots.requests_running === 0);
     check("the send button is back", await page.locator("#send").isVisible());
 
-    await page.locator("#think").check();
+    await page.locator("#think").selectOption("on");
     await send(page, "A sum, please.");
     await last(page).locator(".counts", { hasText: "tok/s" }).waitFor();
     const fold = last(page).locator("details");

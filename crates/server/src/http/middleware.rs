@@ -157,8 +157,9 @@ fn dialect(request: &Request) -> Dialect {
     }
 }
 
-/// Routes for everyone: they need no key and no known host.
-const OPEN_ROUTES: [&str; 4] = ["/", "/health", "/v1/health", "/v1/v1/health"];
+/// Routes for everyone: they need no key and no known host. The pages hold no data; a browser that
+/// opens one cannot send a key.
+const OPEN_ROUTES: [&str; 5] = ["/", "/status", "/health", "/v1/health", "/v1/v1/health"];
 
 /// Open routes need nothing; every other request needs a key if keys are configured, and otherwise
 /// a host and an origin that the access policy allows.

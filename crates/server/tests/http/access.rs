@@ -230,7 +230,7 @@ async fn no_cors_sends_no_cors_header_at_all() {
 }
 
 #[tokio::test]
-async fn only_exact_health_paths_need_no_key() {
+async fn only_pages_and_exact_health_paths_need_no_key() {
     let server = setup(|config| {
         config.api_keys = vec!["k".to_owned()];
         config.status_page = true;
@@ -242,7 +242,7 @@ async fn only_exact_health_paths_need_no_key() {
     let document = openapi.json().await;
     let paths = document["paths"].as_object().unwrap();
     assert!(paths.len() > 20, "the table has every route");
-    let open = ["/", "/health", "/v1/health", "/v1/v1/health"];
+    let open = ["/", "/status", "/health", "/v1/health", "/v1/v1/health"];
     for path in open {
         assert_eq!(server.get(path).await.status, 200, "{path}");
     }
