@@ -9,8 +9,8 @@ use cuda::compile::Modules;
 use cuda::driver::Buffer;
 use cuda::launch::attention::kv_layout::row_bytes;
 use cuda::launch::attention::{
-    AttentionConfig, Cache, DecodeBuffers, Mask, PAGE, Positions, Projections, Shape, combine,
-    qk_norm_rope_append, tree,
+    AppendTarget, AttentionConfig, Cache, DecodeBuffers, Mask, PAGE, Positions, Projections, Shape,
+    combine, qk_norm_rope_append, tree,
 };
 use cuda::launch::norm::ActivationBuffers;
 use cuda::launch::{CompileUnit, Launch};
@@ -372,7 +372,11 @@ impl AttentionBench {
                 .caches
                 .iter()
                 .map(|&cache| {
-                    qk_norm_rope_append(shape, rows, Positions::Step(at), from, (cache, q16))
+                    let to = AppendTarget {
+                        cache,
+                        f16_queries: q16,
+                    };
+                    qk_norm_rope_append(shape, rows, Positions::Step(at), from, to)
                 })
                 .collect(),
             trees: self

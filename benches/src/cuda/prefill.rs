@@ -5,10 +5,11 @@ use contract::{KvFormat, RopeSpec};
 use cuda::GpuProps;
 use cuda::driver::Buffer;
 use cuda::launch::attention::{self, Cache, Mask, PAGE, Shape};
-use cuda::launch::gemm::panels::{Panels, PrefillActivations};
+use cuda::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations};
 use cuda::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemmInputs};
 use cuda::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
-use cuda::launch::norm::panels;
+use cuda::launch::norm::RmsShape;
+use cuda::launch::norm::panels::{self, F32Rows};
 use cuda::launch::{CompileUnit, Launch};
 use cuda::pack::WeightKind;
 use cuda::select::{prefill_attention, prefill_gemm};
@@ -67,6 +68,13 @@ fn noise(bench: &Bench, values: usize) -> Result<Buffer<f32>> {
     Ok(bench.gpu.upload(&host)?)
 }
 
+fn chunk(header: &Buffer<i32>) -> ChunkRows {
+    ChunkRows {
+        header: header.ptr(),
+        rows: ROWS,
+    }
+}
+
 /// Packed noise with small f16 scales: random bytes below 0x2d.
 fn weights(bench: &Bench, bytes: usize) -> Result<Buffer<u8>> {
     let mut x = 0x2545_f491_4f6c_dd1d_u64;
@@ -90,14 +98,11 @@ fn forms(bench: &mut Bench) -> Result<()> {
         panels: panels.ptr(),
         f32: 0,
     };
-    let norm = panels::rms_norm(
-        HIDDEN,
-        1e-6,
-        ROWS,
-        header.ptr(),
-        (x.ptr(), weight.ptr()),
-        to,
-    );
+    let rms = RmsShape {
+        width: HIDDEN,
+        eps: 1e-6,
+    };
+    let norm = panels::rms_norm(rms, chunk(&header), x.ptr(), weight.ptr(), to);
     let bytes = (ROWS * HIDDEN * 6) as f64;
     time(
         bench,
@@ -136,7 +141,11 @@ impl GemmBench {
             panels: data.panels.ptr(),
             f32: 0,
         };
-        let convert = panels::convert(cols, cols, ROWS, data.header.ptr(), data.x.ptr(), to);
+        let x = F32Rows {
+            at: data.x.ptr(),
+            width: cols,
+        };
+        let convert = panels::convert(chunk(&data.header), x, to);
         let modules = bench.modules(std::slice::from_ref(&convert.unit))?;
         bench.gpu.run(&modules, &convert)?;
         bench.gpu.sync()?;
@@ -223,13 +232,12 @@ fn products(bench: &mut Bench) -> Result<()> {
             panels: data.panels.ptr(),
             f32: data.x.ptr(),
         };
-        let from = (data.header.ptr(), inputs);
         let launches = gemm::gemm(
             prefill_gemm(data.card).kernel,
-            ROWS,
+            chunk(&data.header),
             cols,
             &segments,
-            from,
+            inputs,
             data.scratch(),
         );
         parts(
@@ -247,9 +255,14 @@ fn products(bench: &mut Bench) -> Result<()> {
         gate: (WeightKind::Q4K, packed.ptr()),
         up: (WeightKind::Q4K, packed.ptr()),
     };
-    let from = (data.header.ptr(), data.panels.ptr());
-    let (scratch, h) = (data.scratch(), data.out.ptr());
-    let launches = gemm::gemm_swiglu(prefill_gemm(data.card).kernel, ROWS, pair, from, scratch, h);
+    let launches = gemm::gemm_swiglu(
+        prefill_gemm(data.card).kernel,
+        chunk(&data.header),
+        pair,
+        data.panels.ptr(),
+        data.scratch(),
+        data.out.ptr(),
+    );
     parts(
         bench,
         "gate and up, gated, Q4K",
@@ -322,8 +335,8 @@ fn attention(bench: &mut Bench) -> Result<()> {
             let launch = attention::prefill(
                 prefill_attention(&shape, card).kernel,
                 &shape,
-                ROWS,
-                (header.ptr(), q.ptr()),
+                chunk(&header),
+                q.ptr(),
                 cache,
                 to,
             );

@@ -91,7 +91,12 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         stride: 2 * FFN,
     };
     let ty = QuantType::Q4_K;
-    let table = bench.gpu.filled::<u8>(ty.row_bytes(HIDDEN), 0x11)?;
+    let table_rows = bench.gpu.filled::<u8>(ty.row_bytes(HIDDEN), 0x11)?;
+    let table = embedding::EmbeddingTable {
+        ty,
+        width: HIDDEN,
+        at: table_rows.ptr(),
+    };
     let n = rows * HIDDEN;
     let all = [
         (
@@ -128,7 +133,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         ),
         (
             "embedding Q4_K",
-            embedding::gather(ty, HIDDEN, rows, source, (table.ptr(), x.ptr())),
+            embedding::gather(table, rows, source, x.ptr()),
             n * 5,
         ),
     ];

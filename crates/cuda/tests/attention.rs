@@ -419,7 +419,7 @@ fn prefill_chunk_appends_keys_and_values_at_their_pages() {
                 40,
                 Positions::Chunk(header.ptr()),
                 from,
-                (fixture.cache(), 0),
+                fixture.append_target(),
             )]);
             let q = inputs.q.download(&gpu).unwrap();
             fixture.download(&gpu);
@@ -478,7 +478,7 @@ fn extreme_rows_are_stored_as_the_codec_stores_them() {
             rows,
             Positions::Chunk(header.ptr()),
             from,
-            (fixture.cache(), 0),
+            fixture.append_target(),
         )]);
         fixture.download(&gpu);
         for row in 0..rows {
@@ -517,15 +517,7 @@ fn compact_kv_moves_bytes_verbatim() {
             }
             fixture.upload(&gpu);
             let header = gpu.upload(&commit(&paths)).unwrap();
-            let table = gpu.upload(&fixture.table).unwrap();
-            let pages = (table.ptr(), fixture.max_pages);
-            gpu.launch(&[compact(
-                &shape,
-                1,
-                fixture.all_planes(),
-                pages,
-                header.ptr(),
-            )]);
+            gpu.launch(&[compact(&shape, &fixture.group_cache(), header.ptr())]);
             let before = fixture.planes.clone();
             fixture.download(&gpu);
             let after = std::mem::replace(&mut fixture.planes, before);

@@ -14,7 +14,7 @@ use cpu::reference::{activation, attention};
 use cuda::GpuProps;
 use cuda::compile::Modules;
 use cuda::launch::attention::{Shape, prefill};
-use cuda::launch::gemm::panels::{Panels, PrefillActivations};
+use cuda::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations};
 use cuda::select::prefill_attention;
 use fixtures::attention::{AttentionFixture, codecs, shape, shapes};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
@@ -42,8 +42,8 @@ fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
         prefill(
             prefill_attention(shape, card).kernel,
             shape,
+            ChunkRows { header: 1, rows: 1 },
             1,
-            (1, 1),
             cache,
             out,
         )
@@ -88,12 +88,15 @@ fn on_gpu(
         panels: panels.ptr(),
         f32: y.ptr(),
     };
-    let from = (header.ptr(), queries.ptr());
+    let chunk = ChunkRows {
+        header: header.ptr(),
+        rows: cap,
+    };
     let launch = prefill(
         prefill_attention(shape, card).kernel,
         shape,
-        cap,
-        from,
+        chunk,
+        queries.ptr(),
         fixture.cache(),
         out,
     );

@@ -11,10 +11,11 @@ mod fixtures {
 use contract::QuantType;
 use cpu::reference::{activation, matmul, norm};
 use cuda::driver::Buffer;
-use cuda::launch::gemm::panels::{Panels, PrefillActivations};
+use cuda::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations};
 use cuda::launch::gemm::prefill as gemm;
 use cuda::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
-use cuda::launch::norm::panels;
+use cuda::launch::norm::RmsShape;
+use cuda::launch::norm::panels::{self, F32Rows};
 use cuda::pack::WeightKind;
 use cuda::pack::dequantize::PackedMatrix;
 use cuda::select::prefill_gemm;
@@ -23,6 +24,13 @@ use fixtures::prefill::{
     PrefillFixture, PrefillMatrix, ZeroedScratch, from_panels, gpus, header, rows_of, segment,
 };
 use half::f16;
+
+fn chunk_rows(header: &Buffer<i32>, rows: usize) -> ChunkRows {
+    ChunkRows {
+        header: header.ptr(),
+        rows,
+    }
+}
 
 const TYPES: [QuantType; 15] = [
     QuantType::Q4_K,
@@ -84,11 +92,16 @@ fn activation_formats_match_reference() {
             panels: made[i].0.ptr(),
             f32: made[i].1.ptr(),
         };
-        let at = header.ptr();
+        let chunk = chunk_rows(&header, cap);
+        let rms = RmsShape { width, eps: 1e-6 };
+        let [x_rows, up_rows] = [&x_at, &up_at].map(|buffer| F32Rows {
+            at: buffer.ptr(),
+            width,
+        });
         gpu.launch(&[
-            panels::rms_norm(width, 1e-6, cap, at, (x_at.ptr(), weight.ptr()), to(0)),
-            panels::convert(width, width, cap, at, x_at.ptr(), to(1)),
-            panels::swiglu(width, width, cap, at, (x_at.ptr(), up_at.ptr()), to(2)),
+            panels::rms_norm(rms, chunk, x_at.ptr(), weight.ptr(), to(0)),
+            panels::convert(chunk, x_rows, to(1)),
+            panels::swiglu(chunk, x_rows, up_rows, to(2)),
         ]);
         let expected = [normed, x, gated];
         for ((panels, y), expected) in made.iter().zip(&expected) {
@@ -143,13 +156,13 @@ fn dequantized_panels_equal_small_batch_weights() {
         for card in gpus(&gpu) {
             let out = poisoned::<f32>(&gpu, cols * 263);
             let segment = segment(&matrix, &out, 263, GemmEpilogue::Store);
-            let from = (header.ptr(), rows.inputs());
+            let inputs = rows.inputs();
             gpu.launch(&gemm::gemm(
                 prefill_gemm(card).kernel,
-                cols,
+                chunk_rows(&header, cols),
                 cols,
                 &[segment],
-                from,
+                inputs,
                 scratch.scratch(),
             ));
             let found = out.download(&gpu).unwrap();
@@ -232,13 +245,13 @@ fn prefill_gemm_matches_reference() {
                     .zip(&outs)
                     .map(|(m, out)| segment(m, out, m.rows + 3, write))
                     .collect();
-                let from = (header.ptr(), rows.inputs());
+                let inputs = rows.inputs();
                 gpu.launch(&gemm::gemm(
                     prefill_gemm(card).kernel,
-                    cap,
+                    chunk_rows(&header, cap),
                     cols,
                     &segments,
-                    from,
+                    inputs,
                     scratch.scratch(),
                 ));
                 scratch.is_left_zero(&gpu);
@@ -275,13 +288,13 @@ fn prefill_f32_gemm_matches_reference() {
                 .zip(&outs)
                 .map(|(m, out)| segment(m, out, m.rows + 3, write))
                 .collect();
-            let (card, from) = (gpus(&gpu)[0], (header.ptr(), rows.inputs()));
+            let (card, inputs) = (gpus(&gpu)[0], rows.inputs());
             gpu.launch(&gemm::gemm(
                 prefill_gemm(card).kernel,
-                n,
+                chunk_rows(&header, n),
                 cols,
                 &segments,
-                from,
+                inputs,
                 scratch.scratch(),
             ));
             for ((matrix, out), before) in matrices.iter().zip(&outs).zip(&before) {
@@ -374,13 +387,13 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
                 segment(&matrix, &outs[0], size, GemmEpilogue::Store),
                 segment(&plain, &outs[1], 48, GemmEpilogue::Store),
             ];
-            let from = (header.ptr(), rows.inputs());
+            let inputs = rows.inputs();
             gpu.launch(&gemm::gemm(
                 prefill_gemm(card).kernel,
-                n,
+                chunk_rows(&header, n),
                 cols,
                 &segments,
-                from,
+                inputs,
                 scratch.scratch(),
             ));
             outs.map(|out| out.download(&gpu).unwrap())
@@ -434,12 +447,12 @@ fn prefill_gated_gemm_matches_reference() {
                 gate: (gate.kind, gate.weight.ptr()),
                 up: (up.kind, up.weight.ptr()),
             };
-            let from = (header.ptr(), rows.panels.ptr());
+            let x = rows.panels.ptr();
             gpu.launch(&gemm::gemm_swiglu(
                 prefill_gemm(card).kernel,
-                cap,
+                chunk_rows(&header, cap),
                 pair,
-                from,
+                x,
                 scratch.scratch(),
                 h.ptr(),
             ));

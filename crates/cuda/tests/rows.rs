@@ -39,13 +39,16 @@ fn embedding_rows_match_the_codec() {
             let header = gpu.upload(&chunk(0, 0, &tokens, &[])).unwrap();
             let device = gpu.bytes(&table);
             let out = poisoned::<f32>(&gpu, 8 * width);
-            let at = (device.ptr(), out.ptr());
-            gpu.launch(&[embedding::gather(
+            let embeddings = embedding::EmbeddingTable {
                 ty,
                 width,
+                at: device.ptr(),
+            };
+            gpu.launch(&[embedding::gather(
+                embeddings,
                 8,
                 RowSource::Chunk(header.ptr()),
-                at,
+                out.ptr(),
             )]);
             let mut expected = vec![0.0; tokens.len() * width];
             for (token, row) in tokens.iter().zip(expected.chunks_mut(width)) {
@@ -307,13 +310,12 @@ fn captured_hidden_states_are_stored_side_by_side() {
     let header = gpu.upload(&commit(&paths)).unwrap();
     let kept = poisoned::<f32>(&gpu, 8 * stride);
     let out_rows = cuda::launch::norm::ActivationBuffers::f32(kept.ptr());
-    gpu.launch(&[draft::path_rows(
-        stride,
-        nodes,
-        8,
-        (header.ptr(), out.ptr()),
-        out_rows,
-    )]);
+    let captured = draft::CapturedStates {
+        at: out.ptr(),
+        width: stride,
+        rows_per_slot: nodes,
+    };
+    gpu.launch(&[draft::path_rows(captured, 8, header.ptr(), out_rows)]);
     let kept = kept.download(&gpu).unwrap();
     let rows: Vec<f32> = paths
         .iter()

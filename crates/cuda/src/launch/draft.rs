@@ -4,7 +4,9 @@
 //! `committed + i`; its attention is [`super::attention`] with a window, a block mask and a ring of
 //! pages. Context keys and values are written once, when tokens are committed.
 
-use super::attention::{Cache, PAGE, Positions, Projections, Shape, qk_norm_rope_append};
+use super::attention::{
+    AppendTarget, Cache, PAGE, Positions, Projections, Shape, qk_norm_rope_append,
+};
 use super::norm::{ActivationBuffers, RowSource};
 use super::{Args, CompileUnit, Launch};
 
@@ -59,29 +61,38 @@ pub fn capture_hidden_states(
     }
 }
 
+/// Captured hidden states of all slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CapturedStates {
+    /// f32 `[slots][rows_per_slot][width]`.
+    pub at: u64,
+    /// Values of a row.
+    pub width: usize,
+    /// Rows of a slot.
+    pub rows_per_slot: usize,
+}
+
 /// The rows of the paths of the `Commit` at `commit`, one path after the other, in the forms of
 /// `out`.
 ///
-/// `x` is f32 `[slots][kept][width]`, captured hidden states; `rows` is the maximum of all paths
-/// together.
-pub fn path_rows(
-    width: usize,
-    kept: usize,
-    rows: usize,
-    (commit, x): (u64, u64),
-    out: ActivationBuffers,
-) -> Launch {
+/// `rows` is the maximum of all paths together.
+pub fn path_rows(from: CapturedStates, rows: usize, commit: u64, out: ActivationBuffers) -> Launch {
+    let CapturedStates {
+        at,
+        width,
+        rows_per_slot,
+    } = from;
     Launch {
         entry: "draft_gather_path_rows",
         unit: out.define(
-            CompileUnit::new("draft/gather_path_rows.cu").define("FEATURE_ROWS", kept),
+            CompileUnit::new("draft/gather_path_rows.cu").define("FEATURE_ROWS", rows_per_slot),
             width,
             rows,
         ),
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [128, 1, 1],
         shared: 0,
-        args: Args::new().ptr(commit).ptr(x).words(&out.words()),
+        args: Args::new().ptr(commit).ptr(at).words(&out.words()),
         cooperative: false,
         overlap: true,
     }
@@ -102,7 +113,11 @@ pub fn context(
         from.q == 0 && !matches!(positions, Positions::Step(_)),
         "context has no queries and is committed"
     );
-    qk_norm_rope_append(shape, rows, positions, from, (cache, 0))
+    let to = AppendTarget {
+        cache,
+        f16_queries: 0,
+    };
+    qk_norm_rope_append(shape, rows, positions, from, to)
 }
 
 #[cfg(test)]

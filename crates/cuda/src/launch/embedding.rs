@@ -5,17 +5,20 @@ use contract::QuantType;
 use super::norm::RowSource;
 use super::{Args, CompileUnit, Launch};
 
+/// The embedding table: `[vocab]` rows as a GGUF file has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmbeddingTable {
+    /// Their format.
+    pub ty: QuantType,
+    /// Values of a row.
+    pub width: usize,
+    /// Device address, 16-byte aligned.
+    pub at: u64,
+}
+
 /// Rows of `table` for the tokens of a step or chunk, into f32 `out` `[rows][width]`.
-///
-/// `table` holds `[vocab]` rows of `width` values as a GGUF file has them, from a 16-byte boundary
-/// on.
-pub fn gather(
-    ty: QuantType,
-    width: usize,
-    rows: usize,
-    source: RowSource,
-    (table, out): (u64, u64),
-) -> Launch {
+pub fn gather(table: EmbeddingTable, rows: usize, source: RowSource, out: u64) -> Launch {
+    let EmbeddingTable { ty, width, at } = table;
     assert!(
         source.number() < 2 && width.is_multiple_of(ty.block_values()),
         "embedding rows of {width} {} values for {source:?}",
@@ -31,7 +34,7 @@ pub fn gather(
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [256, 1, 1],
         shared: 0,
-        args: Args::new().ptr(source.header()).ptr(table).ptr(out),
+        args: Args::new().ptr(source.header()).ptr(at).ptr(out),
         cooperative: false,
         overlap: true,
     }

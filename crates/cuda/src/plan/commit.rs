@@ -2,7 +2,7 @@
 
 use super::layer_arguments::shape;
 use super::{Plan, PlanContext};
-use crate::launch::attention::{self, Planes};
+use crate::launch::attention::{self, GroupCache};
 use crate::launch::gated_delta::{self, Group, Slots};
 use crate::state::{DeltaGroup, KvGroup};
 
@@ -30,18 +30,14 @@ fn compact(context: &PlanContext<'_>, group: &KvGroup) -> crate::launch::Launch 
     let shape = shape(a, context.open, context.spec.norm_eps);
     let (k, v) = (&group.k, &group.v);
     let bytes = [k.value_bytes, k.scale_bytes, v.value_bytes, v.scale_bytes];
-    let planes = Planes {
+    let cache = GroupCache {
+        n_layers: group.layers.len(),
         base: [k.values, k.scales, v.values, v.scales],
         layer_stride: bytes.map(|bytes| group.layer_bytes(bytes) as u64),
+        page_table: context.state.page_table,
+        max_pages: context.state.slots.pages,
     };
-    let pages = (context.state.page_table, context.state.slots.pages);
-    attention::compact(
-        &shape,
-        group.layers.len(),
-        planes,
-        pages,
-        context.addresses.commit,
-    )
+    attention::compact(&shape, &cache, context.addresses.commit)
 }
 
 /// A group's arrays as the delta launches take them.

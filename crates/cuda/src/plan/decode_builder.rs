@@ -7,7 +7,9 @@ use super::gemm::{self, GemmOperation};
 use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
 use super::select::{Depth, StepSize, decode_attention, gated_delta_decode};
 use super::{Plan, PlanContext, attention_config};
-use crate::launch::attention::{self, Cache, DecodeBuffers, Positions, Projections, Shape};
+use crate::launch::attention::{
+    self, AppendTarget, Cache, DecodeBuffers, Positions, Projections, Shape,
+};
 use crate::launch::draft::{CaptureTarget, capture_hidden_states};
 use crate::launch::ffn::{self, GateUp};
 use crate::launch::gated_delta::{self, Layer, TreeLaunch, TreeStep};
@@ -76,13 +78,12 @@ impl DecodeBuilder<'_> {
             self.context.weights.embedding,
         );
         let (hidden, rows, source) = (self.context.spec.hidden, self.rows, self.source);
-        self.push(embedding::gather(
-            table.ty,
-            hidden,
-            rows,
-            source,
-            (table.at, x),
-        ));
+        let table = embedding::EmbeddingTable {
+            ty: table.ty,
+            width: hidden,
+            at: table.at,
+        };
+        self.push(embedding::gather(table, rows, source, x));
     }
 
     /// The plan without a head, and where the furthest buffer ends.
@@ -273,13 +274,11 @@ impl DecodeBuilder<'_> {
             0
         };
         let at = Positions::Step(step);
-        self.push(attention::qk_norm_rope_append(
-            &shape,
-            rows,
-            at,
-            from,
-            (cache, queries),
-        ));
+        let to = AppendTarget {
+            cache,
+            f16_queries: queries,
+        };
+        self.push(attention::qk_norm_rope_append(&shape, rows, at, from, to));
         let buffers = DecodeBuffers {
             step,
             projection: q,

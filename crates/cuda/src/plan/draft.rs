@@ -11,7 +11,7 @@ use super::select::{GemmFits, decode_gemm};
 use super::{Plan, PlanContext};
 use crate::launch::Launch;
 use crate::launch::attention::{Cache, Mask, Positions, Projections, Shape};
-use crate::launch::draft::{context as write_context, path_rows};
+use crate::launch::draft::{CapturedStates, context as write_context, path_rows};
 use crate::launch::gemm::small_batch::GemmEpilogue;
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
@@ -122,9 +122,12 @@ pub(super) fn context_of_pending(
     let header = context.addresses.pending;
     let (width, hidden) = (weights.fc.cols, weights.fc.rows);
     let input = ActivationFormats::of([weights.fc.kind]).allocate(arena, rows, width);
-    let from = (header, state.features);
-    plan.launches
-        .push(path_rows(width, FEATURE_ROWS, rows, from, input));
+    let captured = CapturedStates {
+        at: state.features,
+        width,
+        rows_per_slot: FEATURE_ROWS,
+    };
+    plan.launches.push(path_rows(captured, rows, header, input));
     let raw = arena.take(4 * rows * hidden);
     append_products(context, rows, &input, &[(weights.fc, raw)], &mut plan);
     let input_projections = context_readers(weights);

@@ -171,7 +171,6 @@ impl DecodeBuilder<'_> {
             eps: self.eps,
         };
         let x = Residual::of(memory.residual);
-        let weight = (first.norm, memory.scales);
         let input = ActivationBuffers {
             f16: memory.next.f16,
             f32: if first
@@ -184,14 +183,13 @@ impl DecodeBuilder<'_> {
                 0
             },
         };
-        self.push(norm::rms_norm_and_scales(
-            rms,
-            rows,
-            self.source,
+        let buffers = norm::RmsNormBuffers {
             x,
-            weight,
-            input,
-        ));
+            weight: first.norm,
+            scales: memory.scales,
+            out: input,
+        };
+        self.push(norm::rms_norm_and_scales(rms, rows, self.source, buffers));
         let (mut projected, _) = outputs(first);
         self.project_to(&input, &first.input_projections, &projected);
         for (i, layer) in fused_layers.layers.iter().enumerate() {

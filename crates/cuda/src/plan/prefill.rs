@@ -8,13 +8,14 @@ use super::gemm::gemm_matrix;
 use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
 use super::select::{gated_delta_scan, prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
-use crate::launch::attention::{self, Cache, Positions, Projections};
+use crate::launch::attention::{self, AppendTarget, Cache, Positions, Projections};
 use crate::launch::draft::capture_hidden_states;
 use crate::launch::gated_delta::{self, ChunkLaunch, Layer};
-use crate::launch::gemm::panels::{Panels, PrefillActivations};
+use crate::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations};
 use crate::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemm, PrefillGemmInputs};
 use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
-use crate::launch::norm::{self, RowSource, panels};
+use crate::launch::norm::panels::{self, F32Rows};
+use crate::launch::norm::{self, RmsShape, RowSource};
 use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
@@ -105,13 +106,12 @@ pub(super) fn build(
     let (at, table) = (context.addresses, context.weights.embedding);
     let source = RowSource::Chunk(at.chunk);
     let hidden = context.spec.hidden;
-    builder.push(embedding::gather(
-        table.ty,
-        hidden,
-        rows,
-        source,
-        (table.at, at.residual),
-    ));
+    let table = embedding::EmbeddingTable {
+        ty: table.ty,
+        width: hidden,
+        at: table.at,
+    };
+    builder.push(embedding::gather(table, rows, source, at.residual));
     for i in 0..context.spec.layers.len() {
         builder.layer(i);
     }
@@ -140,6 +140,13 @@ struct PrefillBuilder<'a> {
 impl PrefillBuilder<'_> {
     fn push(&mut self, launch: Launch) {
         self.plan.launches.push(launch);
+    }
+
+    fn chunk(&self) -> ChunkRows {
+        ChunkRows {
+            header: self.context.addresses.chunk,
+            rows: self.rows,
+        }
     }
 
     fn gemm(&mut self) -> PrefillGemm {
@@ -215,19 +222,25 @@ impl PrefillBuilder<'_> {
 
     /// The draft's keys and values of the chunk's rows, from their features.
     fn context(&mut self, draft: &DraftWeights, features: u64, arena: &mut BumpAllocator) {
-        let (context, rows, chunk) = (self.context, self.rows, self.context.addresses.chunk);
+        let (context, chunk) = (self.context, self.chunk());
         let (width, hidden) = (draft.fc.cols, draft.fc.rows);
         let input = self.out(&[draft.fc], width, arena);
-        self.push(panels::convert(width, width, rows, chunk, features, input));
+        let features = F32Rows {
+            at: features,
+            width,
+        };
+        self.push(panels::convert(chunk, features, input));
         let raw = self.project(input, &[draft.fc], arena)[0];
         let input_projections = super::draft::context_readers(draft);
         let f = self.out(&input_projections, hidden, arena);
-        let from = (raw, draft.hidden_norm);
-        let eps = super::draft::eps(context);
-        self.push(panels::rms_norm(hidden, eps, rows, chunk, from, f));
+        let rms = RmsShape {
+            width: hidden,
+            eps: super::draft::eps(context),
+        };
+        self.push(panels::rms_norm(rms, chunk, raw, draft.hidden_norm, f));
         let projected = self.project(f, &input_projections, arena);
-        let at = Positions::Chunk(chunk);
-        let launches = super::draft::write_draft_context(context, rows, at, &projected);
+        let at = Positions::Chunk(chunk.header);
+        let launches = super::draft::write_draft_context(context, chunk.rows, at, &projected);
         self.plan.launches.extend(launches);
     }
 
@@ -238,13 +251,13 @@ impl PrefillBuilder<'_> {
         input_projections: &[WeightMatrix],
         arena: &mut BumpAllocator,
     ) -> PrefillActivations {
-        let (hidden, eps) = (self.context.spec.hidden, self.context.spec.norm_eps);
-        let out = self.out(input_projections, hidden, arena);
-        let at = self.context.addresses;
-        let from = (at.residual, weight);
-        self.push(panels::rms_norm(
-            hidden, eps, self.rows, at.chunk, from, out,
-        ));
+        let rms = RmsShape {
+            width: self.context.spec.hidden,
+            eps: self.context.spec.norm_eps,
+        };
+        let out = self.out(input_projections, rms.width, arena);
+        let x = self.context.addresses.residual;
+        self.push(panels::rms_norm(rms, self.chunk(), x, weight, out));
         out
     }
 
@@ -283,9 +296,8 @@ impl PrefillBuilder<'_> {
             panels: input.panels,
             f32: input.f32,
         };
-        let from = (self.context.addresses.chunk, inputs);
         let gemm = self.gemm();
-        let launches = gemm::gemm(gemm, self.rows, cols, matrices, from, self.scratch);
+        let launches = gemm::gemm(gemm, self.chunk(), cols, matrices, inputs, self.scratch);
         self.plan.launches.extend(launches);
     }
 
@@ -297,12 +309,12 @@ impl PrefillBuilder<'_> {
         cache: Cache,
         arena: &mut BumpAllocator,
     ) {
-        let (context, rows) = (self.context, self.rows);
+        let (context, chunk) = (self.context, self.chunk());
         let shape = shape(a, context.open, context.spec.norm_eps);
         let input_projections = [w.q, w.k, w.v];
         let y = self.normed(norm, &input_projections, arena);
         let projected = self.project(y, &input_projections, arena);
-        let (q, chunk) = (projected[0], context.addresses.chunk);
+        let q = projected[0];
         let from = Projections {
             q,
             k: projected[1],
@@ -312,26 +324,19 @@ impl PrefillBuilder<'_> {
             k_norm: w.k_norm,
             frequencies: context.frequencies(a.rope),
         };
-        let at = Positions::Chunk(chunk);
+        let at = Positions::Chunk(chunk.header);
+        let to = AppendTarget {
+            cache,
+            f16_queries: 0,
+        };
         self.push(attention::qk_norm_rope_append(
-            &shape,
-            rows,
-            at,
-            from,
-            (cache, 0),
+            &shape, chunk.rows, at, from, to,
         ));
         let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
         let selected = prefill_attention(&shape, context.gpu);
         let kernel = selected.kernel;
         self.plan.note(kernel.file(), selected.reason);
-        self.push(attention::prefill(
-            kernel,
-            &shape,
-            rows,
-            (chunk, q),
-            cache,
-            out,
-        ));
+        self.push(attention::prefill(kernel, &shape, chunk, q, cache, out));
         self.add(out, w.o);
     }
 
@@ -353,7 +358,7 @@ impl PrefillBuilder<'_> {
         let to = self.out(&[w.out], shape.values(), arena);
         let out = gated_delta::GatedNormOutput {
             activations: norm::ActivationBuffers::f32(to.f32),
-            panel: (to.panels, Panels::new(0, rows).rows),
+            panels: (to.panels != 0).then(|| Panels::new(to.panels, rows)),
         };
         let chunk = context.addresses.chunk;
         let scan = gated_delta_scan(context.gpu);
@@ -371,7 +376,7 @@ impl PrefillBuilder<'_> {
     }
 
     fn ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
-        let (rows, chunk) = (self.rows, self.context.addresses.chunk);
+        let chunk = self.chunk();
         let input_projections = [w.gate, w.up];
         let y = self.normed(w.norm, &input_projections, arena);
         let width = w.gate.rows;
@@ -383,14 +388,13 @@ impl PrefillBuilder<'_> {
             up: (w.up.kind, w.up.at),
         };
         if pair.fits() && out.f32 == 0 {
-            let from = (chunk, y.panels);
-            let launches =
-                gemm::gemm_swiglu(self.gemm(), rows, pair, from, self.scratch, out.panels);
+            let gemm = self.gemm();
+            let launches = gemm::gemm_swiglu(gemm, chunk, pair, y.panels, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
             let projected = self.project(y, &input_projections, arena);
-            let from = (projected[0], projected[1]);
-            self.push(panels::swiglu(width, width, rows, chunk, from, out));
+            let [gate, up] = [projected[0], projected[1]].map(|at| F32Rows { at, width });
+            self.push(panels::swiglu(chunk, gate, up, out));
         }
         self.add(out, w.down);
     }

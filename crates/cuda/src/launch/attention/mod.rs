@@ -211,17 +211,25 @@ pub(super) fn number(format: KvFormat) -> u32 {
     }
 }
 
+/// Where [`qk_norm_rope_append`] writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AppendTarget {
+    /// Keys and values.
+    pub cache: Cache,
+    /// Queries, f16 `[rows][n_heads][head_dim]`, while the projection stays as it is; with 0 they
+    /// are changed in place.
+    pub f16_queries: u64,
+}
+
 /// Norm and rope of queries and keys, and the write of keys and values.
-///
-/// With `q16` 0 queries are changed in place; else they go there as f16 `[rows][n_heads][head_dim]`
-/// and the projection, with its gates, stays as it is.
 pub fn qk_norm_rope_append(
     shape: &Shape,
     rows: usize,
     positions: Positions,
     from: Projections,
-    (cache, q16): (Cache, u64),
+    to: AppendTarget,
 ) -> Launch {
+    let AppendTarget { cache, f16_queries } = to;
     let (mode, header) = match positions {
         Positions::Step(at) => (0, at),
         Positions::Chunk(at) => (1, at),
@@ -237,7 +245,7 @@ pub fn qk_norm_rope_append(
         .define("POSITIONS_FROM", mode)
         .define("Q_STRIDE", shape.q_stride())
         .define("KV_STRIDE", from.kv_stride)
-        .define("Q_F16", u32::from(q16 != 0));
+        .define("Q_F16", u32::from(f16_queries != 0));
     Launch {
         entry: "attn_qk_norm_rope_append",
         unit,
@@ -256,7 +264,7 @@ pub fn qk_norm_rope_append(
             .ptr(from.q_norm)
             .ptr(from.k_norm)
             .ptr(from.frequencies)
-            .ptr(q16)
+            .ptr(f16_queries)
             .f32(shape.eps)
             .words(&[cache.k, cache.k_scale])
             .words(&[cache.v, cache.v_scale])
@@ -266,31 +274,37 @@ pub fn qk_norm_rope_append(
     }
 }
 
-/// The planes of a group of layers: values of keys, scales of keys, values of values, scales of
-/// values.
+/// The cache of a group of layers in four planes: values of keys, scales of keys, values of values,
+/// scales of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Planes {
+pub struct GroupCache {
+    /// Layers of the group.
+    pub n_layers: usize,
     /// Address in the first layer; 0 for a plane that the format does not have.
     pub base: [u64; 4],
     /// Bytes between layers.
     pub layer_stride: [u64; 4],
+    /// i32 `[slots][max_pages]`.
+    pub page_table: u64,
+    /// Pages of a slot.
+    pub max_pages: usize,
 }
 
-/// Moves the rows of the paths of the `Commit` at `commit` to where committed rows stand, in
-/// `n_layers` layers.
-pub fn compact(
-    shape: &Shape,
-    n_layers: usize,
-    mut planes: Planes,
-    (page_table, max_pages): (u64, usize),
-    commit: u64,
-) -> Launch {
+/// Moves the rows of the paths of the `Commit` at `commit` to where committed rows stand.
+pub fn compact(shape: &Shape, group: &GroupCache, commit: u64) -> Launch {
+    let GroupCache {
+        n_layers,
+        mut base,
+        layer_stride,
+        page_table,
+        max_pages,
+    } = *group;
     for (plane, format) in [(1, shape.k), (3, shape.v)] {
         if kv_layout::row_bytes(format, shape.head_dim).1 == 0 {
-            planes.base[plane] = 0;
+            base[plane] = 0;
         }
     }
-    let words: Vec<u64> = planes.base.into_iter().chain(planes.layer_stride).collect();
+    let words: Vec<u64> = base.into_iter().chain(layer_stride).collect();
     Launch {
         entry: "attn_compact_kv",
         unit: shape.unit("attention/compact_kv.cu"),

@@ -1,7 +1,7 @@
 //! Attention of a chunk of a prompt over the cache, its own keys and values included.
 
 use super::{Cache, Shape, number};
-use crate::launch::gemm::panels::{Panels, PrefillActivations, count, int};
+use crate::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations, count, int};
 use crate::launch::{Args, CompileUnit, Launch};
 
 /// Eights of rows of a block of `attention_across_sm90.cu`, the first that fits beside the cache's
@@ -40,7 +40,7 @@ impl PrefillAttention {
 
 /// Causal attention of the rows of a chunk, gate included.
 ///
-/// [`qk_norm_rope_append`](super::qk_norm_rope_append) with `q16` 0 runs before it: it normalises
+/// [`qk_norm_rope_append`](super::qk_norm_rope_append) with `f16_queries` 0 runs before it: it normalises
 /// and rotates `q` in place and writes keys and values.
 ///
 /// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads *
@@ -48,8 +48,8 @@ impl PrefillAttention {
 pub fn prefill(
     kernel: PrefillAttention,
     shape: &Shape,
-    rows: usize,
-    (chunk, q): (u64, u64),
+    chunk: ChunkRows,
+    q: u64,
     cache: Cache,
     to: PrefillActivations,
 ) -> Launch {
@@ -80,19 +80,23 @@ pub fn prefill(
             .define("K_FORMAT", number(shape.k))
             .define("V_FORMAT", number(shape.v))
             .define("KV_ROTATED", u32::from(shape.rotated)),
-        grid: [count(shape.n_heads), count(rows.div_ceil(form.tile)), 1],
+        grid: [
+            count(shape.n_heads),
+            count(chunk.rows.div_ceil(form.tile)),
+            1,
+        ],
         block: [form.threads, 1, 1],
         shared: count(form.shared),
         args: Args::new()
             .ptr(q)
             .i32(int(shape.n_heads * shape.q_stride()))
-            .ptr(chunk)
+            .ptr(chunk.header)
             .words(&[cache.page_table, cache.max_pages as u64])
             .words(&[cache.k, cache.k_scale])
             .words(&[cache.v, cache.v_scale])
             .f32(shape.scale)
             .ptr(to.panels)
-            .i32(int(Panels::new(0, rows).rows))
+            .i32(int(Panels::new(0, chunk.rows).rows))
             .ptr(to.f32),
         cooperative: false,
         overlap: false,

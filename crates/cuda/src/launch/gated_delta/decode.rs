@@ -127,7 +127,7 @@ pub fn row(tree: &TreeLaunch<'_>, out: &GatedNormOutput) -> Launch {
         ..
     } = *tree;
     assert!(
-        out.panel.0 == 0,
+        out.panels.is_none(),
         "one head at a time cannot be written as {out:?}"
     );
     let args = Args::new().ptr(step).ptr(inputs.qkv.at);

@@ -1,6 +1,7 @@
 //! The output norm of the delta rule and the forms in which its rows are wanted.
 
 use super::{Layer, Shape, StridedRows, dim, launch, row_args};
+use crate::launch::gemm::panels::Panels;
 use crate::launch::norm::ActivationBuffers;
 use crate::launch::{Args, Launch};
 
@@ -12,9 +13,8 @@ const GROUPS: usize = 4;
 pub struct GatedNormOutput {
     /// In the forms of the products of few rows.
     pub activations: ActivationBuffers,
-    /// f16 panels of `kernels/gemm/panel_layout.cuh`: the address, 0 where they are not wanted, and
-    /// the rows a panel has room for.
-    pub panel: (u64, usize),
+    /// f16 panels of `kernels/gemm/panel_layout.cuh`, if they are needed.
+    pub panels: Option<Panels>,
 }
 
 impl GatedNormOutput {
@@ -54,12 +54,13 @@ pub fn gated_norm(
     let unit = shape
         .unit("gated_delta/gated_norm.cu")
         .define("SOURCE", kind)
-        .define("OUT_PANEL", u8::from(out.panel.0 != 0));
+        .define("OUT_PANEL", u8::from(out.panels.is_some()));
     let unit = out.activations.define(unit, shape.values(), rows);
     let args = row_args(row_args(Args::new().ptr(header), o), z);
     let args = args.ptr(layer.norm).f32(layer.eps);
     let args = args.words(&out.activations.words());
-    let args = args.ptr(out.panel.0).u32(dim(out.panel.1));
+    let (at, rows_of_panel) = out.panels.map_or((0, 0), |panels| (panels.at, panels.rows));
+    let args = args.ptr(at).u32(dim(rows_of_panel));
     let groups = shape.values().div_ceil(256);
     let grid = [groups.div_ceil(GROUPS), rows, 1];
     launch("gated_delta_norm", unit, grid, dim(32 * GROUPS), args)

@@ -90,7 +90,7 @@ pub(super) fn tree_and_norm(tree: &TreeLaunch<'_>, out: &GatedNormOutput) -> Lau
         ..
     } = *tree;
     assert!(
-        out.panel.0 == 0 && shape.n_v_heads.is_multiple_of(2),
+        out.panels.is_none() && shape.n_v_heads.is_multiple_of(2),
         "{} heads into {out:?} by one launch",
         shape.n_v_heads
     );

@@ -9,7 +9,8 @@ pub use super::fused_layer_buffers::{
     FusedMatrix, MAX_ROWS, square_sum_bytes,
 };
 use super::small_batch::{
-    self, BLOCK_ROWS, F32_SHARED, ROW_BLOCKS, TILES, kinds_of, narrow, packed_scratch_bytes, pair,
+    self, BLOCK_ROWS, F32_SHARED, F32GemmInput, ROW_BLOCKS, TILES, kinds_of, narrow,
+    packed_scratch_bytes, pair,
 };
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::ActivationBuffers;
@@ -110,19 +111,36 @@ pub fn fits(products: &FusedLayerMatrices<'_>) -> bool {
         && out.rows.is_multiple_of(4)
 }
 
-/// Units and blocks of a tile, if each block can work on one tile alone without more units than in
-/// an even split of the total cost, in which a tile switch costs as much as a unit. Then no block
-/// switches tiles, and all blocks of a tile reduce it.
-fn whole_tile_split(
-    gpu: GpuProps,
-    matrices: &[(FusedMatrix, Option<FusedMatrix>, u64)],
-) -> Option<(usize, usize)> {
+/// One matrix of a phase.
+#[derive(Debug, Clone, Copy)]
+struct PhaseMatrix {
+    /// The first row block of each tile.
+    matrix: FusedMatrix,
+    /// The other row blocks of each tile, if they are those of a second matrix.
+    second: Option<FusedMatrix>,
+    /// f32 `[bucket][matrix.rows]`, or 0.
+    out: u64,
+}
+
+/// How blocks share a tile if no block works on two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct WholeTileSplit {
+    /// K blocks of a tile.
+    units: usize,
+    /// Thread blocks of a tile.
+    blocks: usize,
+}
+
+/// The split of tiles in which each block works on one tile alone, if no block then has more units than
+/// in an even split of the total cost, in which a tile switch costs as much as a unit. All blocks of
+/// a tile reduce it.
+fn whole_tile_split(gpu: GpuProps, matrices: &[PhaseMatrix]) -> Option<WholeTileSplit> {
     let blocks = gpu.sm_count;
-    let units = matrices[0].0.kind.units(matrices[0].0.cols);
-    let alike = matrices.iter().all(|(m, ..)| m.kind.units(m.cols) == units);
+    let units = matrices[0].matrix.k_blocks();
+    let alike = matrices.iter().all(|m| m.matrix.k_blocks() == units);
     let tiles = matrices
         .iter()
-        .map(|(m, ..)| m.rows.div_ceil(ROW_BLOCKS * BLOCK_ROWS));
+        .map(|m| m.matrix.rows.div_ceil(ROW_BLOCKS * BLOCK_ROWS));
     let tiles: usize = tiles.sum();
     let room = (blocks / tiles).min(units);
     if !alike || room == 0 {
@@ -130,14 +148,17 @@ fn whole_tile_split(
     }
     let most = units.div_ceil(room);
     let of_total = (tiles * (units + 1)).div_ceil(blocks);
-    (most <= of_total).then_some((units, units.div_ceil(most)))
+    (most <= of_total).then(|| WholeTileSplit {
+        units,
+        blocks: units.div_ceil(most),
+    })
 }
 
 /// Private tiles of gate and up per block, if there are at least as many tiles as blocks and the
 /// stream-K tiles have no more units than there are blocks.
 fn data_parallel_tiles(gpu: GpuProps, gate: &FusedMatrix) -> Option<usize> {
     let blocks = gpu.sm_count;
-    let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.kind.units(gate.cols));
+    let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.k_blocks());
     (tiles >= blocks && tiles % blocks * units <= blocks).then_some(tiles / blocks)
 }
 
@@ -170,39 +191,50 @@ struct PhaseInput {
     halves: u64,
     squares: u64,
     width: usize,
-    /// Consumed input of an earlier phase, cleared once this phase's input is complete: the address
-    /// of f16 rows and the values per row.
-    consumed: (u64, usize),
+    /// Input of an earlier phase, cleared once this phase's input is complete.
+    consumed: ConsumedRows,
+}
+
+/// f16 rows that no later phase reads.
+#[derive(Clone, Copy, Default)]
+struct ConsumedRows {
+    /// Their address; 0 for none.
+    at: u64,
+    /// Values of a row.
+    width: usize,
 }
 
 impl Phases {
-    /// `matrices`: first row blocks, the others where they are of a second matrix, and the output.
-    fn add_phase(
-        &mut self,
-        x: PhaseInput,
-        matrices: &[(FusedMatrix, Option<FusedMatrix>, u64)],
-        results: PhaseEpilogue,
-    ) {
+    fn add_phase(&mut self, x: PhaseInput, matrices: &[PhaseMatrix], results: PhaseEpilogue) {
         let first = self.matrices.len() / MATRIX_WORDS;
         let cost_of = |matrix: &FusedMatrix| ROW_BLOCKS * TILES * matrix.kind.tile_bytes() / 16;
-        let costs = matrices.iter().map(|(matrix, ..)| cost_of(matrix));
+        let costs = matrices.iter().map(|m| cost_of(&m.matrix));
         let max_unit_cost = costs.max().unwrap_or(1);
-        let whole = match results {
+        let whole_tiles = match results {
             PhaseEpilogue::SwiGlu { .. } => None,
             _ => whole_tile_split(self.gpu, matrices),
         };
         // A tile switch takes a block about as long as a unit.
-        let tile_switch_cost = if whole.is_some() { 0 } else { max_unit_cost };
-        let own = match results {
+        let tile_switch_cost = if whole_tiles.is_some() {
+            0
+        } else {
+            max_unit_cost
+        };
+        let data_parallel = match results {
             PhaseEpilogue::SwiGlu { .. } => {
-                data_parallel_tiles(self.gpu, &matrices[0].0).unwrap_or(0)
+                data_parallel_tiles(self.gpu, &matrices[0].matrix).unwrap_or(0)
             }
             _ => 0,
         };
         let mut total_cost = 0;
-        for &(matrix, second, out) in matrices {
+        for &PhaseMatrix {
+            matrix,
+            second,
+            out,
+        } in matrices
+        {
             let kind = matrix.kind;
-            let units = kind.units(matrix.cols);
+            let units = matrix.k_blocks();
             let row_blocks = matrix.rows.div_ceil(BLOCK_ROWS);
             let (tiles, others) = match second {
                 Some(second) => (row_blocks, second.weight),
@@ -213,7 +245,7 @@ impl Phases {
             };
             // If blocks do not switch tiles, a unit costs as many as a tile has blocks and a work
             // range as many as a tile has units, so ranges end with tiles.
-            let cost = whole.map_or_else(|| cost_of(&matrix), |(_, blocks)| blocks);
+            let cost = whole_tiles.map_or_else(|| cost_of(&matrix), |split| split.blocks);
             self.matrices.extend([
                 matrix.weight,
                 others,
@@ -248,36 +280,37 @@ impl Phases {
             next.f32,
             norm,
             squares,
-            x.consumed.0,
+            x.consumed.at,
             pair(self.vectors_to_zero(x.consumed), tile_switch_cost),
             pair(first, self.matrices.len() / MATRIX_WORDS),
-            whole.map_or_else(
+            whole_tiles.map_or_else(
                 || small_batch::work_ranges(self.gpu, total_cost, max_unit_cost),
-                |(units, _)| pair(units, 0),
+                |split| pair(split.units, 0),
             ),
             pair(write, x.width),
-            pair(own, own * self.gpu.sm_count),
+            pair(data_parallel, data_parallel * self.gpu.sm_count),
         ]);
     }
 
     /// 16-byte words of f16 rows to clear.
-    fn vectors_to_zero(&self, (_, width): (u64, usize)) -> usize {
-        ActivationFormat::F16.bytes(self.bucket, width) / 16
+    fn vectors_to_zero(&self, rows: ConsumedRows) -> usize {
+        ActivationFormat::F16.bytes(self.bucket, rows.width) / 16
     }
 
     /// `consumed`: the input to clear after all phases.
     fn launch(
         mut self,
-        consumed: Option<(u64, usize)>,
+        consumed: Option<ConsumedRows>,
         form: FusedLayerConfig,
-        (memory, eps): (&FusedLayerBuffers, f32),
+        memory: &FusedLayerBuffers,
+        eps: f32,
         f32_matrices: Option<Vec<u64>>,
     ) -> Launch {
         let n_phases = self.phases.len() / PHASE_WORDS;
         if let Some(consumed) = consumed {
             // One more phase without a GEMM.
             let mut words = [0; PHASE_WORDS];
-            (words[6], words[7]) = (consumed.0, pair(self.vectors_to_zero(consumed), 0));
+            (words[6], words[7]) = (consumed.at, pair(self.vectors_to_zero(consumed), 0));
             self.phases.extend(words);
         }
         let Phases {
@@ -311,14 +344,9 @@ impl Phases {
 }
 
 /// `F32Params` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone
-/// would leave multiprocessors without work. `matrices`: each with its output; `x` f32
-/// `[rows][cols]`.
-fn f32_params(
-    gpu: GpuProps,
-    cols: usize,
-    matrices: &[(FusedMatrix, u64)],
-    (x, partials): (u64, u64),
-) -> Vec<u64> {
+/// would leave multiprocessors without work.
+fn f32_params(gpu: GpuProps, matrices: &[(FusedMatrix, u64)], input: F32GemmInput) -> Vec<u64> {
+    let F32GemmInput { x, cols, partials } = input;
     let mut words = Vec::new();
     let mut groups = 0;
     for (matrix, out) in matrices {
@@ -401,18 +429,32 @@ pub fn launch(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -> 
         norm: norms.ffn,
         squares: memory.squares[0],
     };
-    let added = |matrix| [(matrix, None, memory.residual)];
-    phases.add_phase(unscaled(mixed, (0, 0)), &added(out), into_normed);
-    let into_gated = PhaseEpilogue::SwiGlu { halves: gated };
-    let pair_of = [(gate, Some(up), 0)];
-    // The previous launch read the next layer's input buffer; the next phase writes it again.
-    let of_before = if next.is_empty() {
-        (0, 0)
-    } else {
-        (memory.next.f16, hidden)
+    let added = |matrix| {
+        [PhaseMatrix {
+            matrix,
+            second: None,
+            out: memory.residual,
+        }]
     };
-    let input = to_scale(normed, 0, of_before);
-    phases.add_phase(input, &pair_of, into_gated);
+    let input = unscaled(mixed, ConsumedRows::default());
+    phases.add_phase(input, &added(out), into_normed);
+    let into_gated = PhaseEpilogue::SwiGlu { halves: gated };
+    let gate_up = PhaseMatrix {
+        matrix: gate,
+        second: Some(up),
+        out: 0,
+    };
+    // The previous launch read the next layer's input buffer; the next phase writes it again.
+    let of_previous = if next.is_empty() {
+        ConsumedRows::default()
+    } else {
+        ConsumedRows {
+            at: memory.next.f16,
+            width: hidden,
+        }
+    };
+    let input = to_scale(normed, 0, of_previous);
+    phases.add_phase(input, &[gate_up], into_gated);
     let (f32_matrices, packed): (Vec<_>, Vec<_>) =
         next.iter().partition(|(m, _)| m.kind == WeightKind::F32);
     let forms = match (next.is_empty(), f32_matrices.is_empty()) {
@@ -428,20 +470,39 @@ pub fn launch(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -> 
         norm: norms.next,
         squares: memory.squares[1],
     };
-    let input = unscaled(gated, (normed, hidden));
+    let consumed = ConsumedRows {
+        at: normed,
+        width: hidden,
+    };
+    let input = unscaled(gated, consumed);
     phases.add_phase(input, &added(down), into_next);
-    let of_down = (gated, down.cols);
+    let of_down = ConsumedRows {
+        at: gated,
+        width: down.cols,
+    };
     if !next.is_empty() {
-        let packed: Vec<_> = packed.into_iter().map(|(m, out)| (m, None, out)).collect();
+        let packed: Vec<_> = packed
+            .into_iter()
+            .map(|(matrix, out)| PhaseMatrix {
+                matrix,
+                second: None,
+                out,
+            })
+            .collect();
         let input = to_scale(forms.f16, 1, of_down);
         phases.add_phase(input, &packed, PhaseEpilogue::Store);
     }
     let f32_matrices = form.f32_matrices.then(|| {
         let partials = memory.scratch.0 + 2 * packed_scratch_bytes(gpu, bucket) as u64;
-        f32_params(gpu, hidden, &f32_matrices, (forms.f32, partials))
+        let input = F32GemmInput {
+            x: forms.f32,
+            cols: hidden,
+            partials,
+        };
+        f32_params(gpu, &f32_matrices, input)
     });
     let consumed = next.is_empty().then_some(of_down);
-    phases.launch(consumed, form, (memory, norms.eps), f32_matrices)
+    phases.launch(consumed, form, memory, norms.eps, f32_matrices)
 }
 
 #[cfg(test)]
@@ -462,10 +523,14 @@ mod tests {
                 cols,
                 weight: 0,
             };
-            (matrix, None, 0)
+            PhaseMatrix {
+                matrix,
+                second: None,
+                out: 0,
+            }
         };
         let matrices: Vec<_> = rows.iter().map(of).collect();
-        whole_tile_split(H200, &matrices)
+        whole_tile_split(H200, &matrices).map(|split| (split.units, split.blocks))
     }
 
     #[test]

@@ -22,6 +22,13 @@ pub struct FusedMatrix {
     pub weight: u64,
 }
 
+impl FusedMatrix {
+    /// Blocks of K, as the kernels count them.
+    pub(super) fn k_blocks(&self) -> usize {
+        self.kind.units(self.cols)
+    }
+}
+
 /// The matrices of a fused layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FusedLayerMatrices<'a> {

@@ -7,8 +7,8 @@
 //! take less time.
 
 use super::small_batch::{
-    GemmEpilogue, GemmMatrix, MAX_MATRICES, f32_params, gemm_shared_bytes, kinds_of, launch_groups,
-    narrow, pair, work_ranges,
+    F32GemmInput, GemmEpilogue, GemmMatrix, MAX_MATRICES, f32_params, gemm_shared_bytes, kinds_of,
+    launch_groups, narrow, pair, work_ranges,
 };
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::{self, ActivationBuffers};
@@ -204,7 +204,12 @@ pub fn launch(
         pair(weight_bytes, line.sums),
     ]);
     if has_f32 {
-        words.extend(f32_params(gpu, cols, (&f32_matrices, MAX_MATRICES), x, 0));
+        let input = F32GemmInput {
+            x,
+            cols,
+            partials: 0,
+        };
+        words.extend(f32_params(gpu, &f32_matrices, input));
     }
     let warps: usize = if tiles * line.sums <= 8 { 8 } else { 16 };
     let unit = CompileUnit::new("gemm/gemv.cu")

@@ -37,6 +37,15 @@ impl Panels {
     }
 }
 
+/// The rows of a prefill chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkRows {
+    /// Device address of the `Chunk` header.
+    pub header: u64,
+    /// Maximum rows: buffers have room for as many, and the grid covers them.
+    pub rows: usize,
+}
+
 /// Where rows go, form by form; 0 where a form is not wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PrefillActivations {

@@ -1,6 +1,6 @@
 //! GEMMs of a chunk's rows with matrices that share their input.
 
-use super::panels::{PANEL, Panels, TILE, count, int};
+use super::panels::{ChunkRows, PANEL, Panels, TILE, count, int};
 use super::small_batch::{GemmEpilogue, GemmMatrix};
 use crate::launch::{Args, CompileUnit, Launch};
 use crate::pack::{BLOCK_ROWS, WeightKind};
@@ -114,13 +114,12 @@ struct MatrixPart {
 /// If a matrix's input is missing, or the scratch is below [`min_dequantized_bytes`].
 pub fn gemm(
     gemm: PrefillGemm,
-    rows: usize,
+    chunk: ChunkRows,
     cols: usize,
     matrices: &[GemmMatrix],
-    from: (u64, PrefillGemmInputs),
+    inputs: PrefillGemmInputs,
     scratch: DequantScratch,
 ) -> Vec<Launch> {
-    let (chunk, inputs) = from;
     let mut launches = Vec::new();
     for write in [GemmEpilogue::Store, GemmEpilogue::Add] {
         let with = |f32_matrices: bool| {
@@ -129,7 +128,7 @@ pub fn gemm(
                 .filter(move |s| s.write == write && (s.kind == WeightKind::F32) == f32_matrices)
         };
         let f32_matrices: Vec<GemmMatrix> = with(true).copied().collect();
-        let of = |matrices: &[GemmMatrix]| f32_gemm(rows, cols, matrices, chunk, inputs.f32);
+        let of = |matrices: &[GemmMatrix]| f32_gemm(chunk, cols, matrices, inputs.f32);
         launches.extend(f32_matrices.chunks(MAX_MATRICES).map(of));
         for batch in batches(with(false).copied(), cols, scratch.weight_bytes) {
             let padded = |part: &MatrixPart| part.rows.next_multiple_of(COLUMNS);
@@ -144,15 +143,12 @@ pub fn gemm(
                 launches.push(dequantize(*part, cols, scratch.weights, slot));
                 first += padded(part);
             }
-            launches.push(multiply(
-                gemm,
-                rows,
+            let batch = DequantizedBatch {
+                parts: &batch,
                 cols,
-                &batch,
-                (chunk, inputs.panels),
-                scratch,
                 w_rows,
-            ));
+            };
+            launches.push(multiply(gemm, chunk, batch, inputs.panels, scratch));
         }
     }
     launches
@@ -180,30 +176,28 @@ impl SwiGluMatrices {
     }
 }
 
-/// `silu(gate x) * (up x)` as panels of `ffn` columns at `h`; `from` is the chunk and panels of
-/// `x`.
+/// `silu(gate x) * (up x)` as panels of `ffn` columns at `h`; `x` is the address of panels.
 ///
 /// # Panics
 /// Unless the matrices [fit](SwiGluMatrices::fits). Otherwise use [`gemm`] and
 /// [`crate::launch::norm::panels::swiglu`].
 pub fn gemm_swiglu(
     gemm: PrefillGemm,
-    rows: usize,
+    chunk: ChunkRows,
     pair: SwiGluMatrices,
-    from: (u64, u64),
+    x: u64,
     scratch: DequantScratch,
     h: u64,
 ) -> Vec<Launch> {
     assert!(pair.fits(), "SwiGLU GEMM of {pair:?}");
     let SwiGluMatrices { cols, ffn, .. } = pair;
-    let (chunk, x) = from;
     let room = scratch.weight_bytes / dequantized_bytes([COLUMNS], cols) * TILE;
     assert!(
         room > 0,
         "a scratch of {} bytes holds no tile of {cols} columns",
         scratch.weight_bytes
     );
-    let cap = Panels::new(0, rows).rows;
+    let cap = Panels::new(0, chunk.rows).rows;
     let mut launches = Vec::new();
     for first in (0..ffn).step_by(room) {
         let n = room.min(ffn - first);
@@ -237,7 +231,7 @@ pub fn gemm_swiglu(
         let args = Args::new()
             .ptr(x)
             .ptr(scratch.weights)
-            .ptr(chunk)
+            .ptr(chunk.header)
             .i32(int(cap))
             .i32(int(w_rows))
             .i32(int(cols.div_ceil(PANEL)))
@@ -332,32 +326,43 @@ fn dequantize(part: MatrixPart, cols: usize, panels: u64, slot: PanelSlot) -> La
     }
 }
 
+/// Matrices that the scratch holds at once.
+#[derive(Debug, Clone, Copy)]
+struct DequantizedBatch<'a> {
+    parts: &'a [MatrixPart],
+    cols: usize,
+    /// Rows of all of them in the scratch, padding included.
+    w_rows: usize,
+}
+
 fn multiply(
     gemm: PrefillGemm,
-    rows: usize,
-    cols: usize,
-    batch: &[MatrixPart],
-    from: (u64, u64),
+    chunk: ChunkRows,
+    batch: DequantizedBatch<'_>,
+    x: u64,
     scratch: DequantScratch,
-    w_rows: usize,
 ) -> Launch {
-    let (chunk, x) = from;
+    let DequantizedBatch {
+        parts,
+        cols,
+        w_rows,
+    } = batch;
     assert!(x != 0, "packed matrices need their input as panels");
     let blocks = cols.div_ceil(PANEL);
     let mut words = [0; 2 * MAX_MATRICES];
-    for (to, part) in words.chunks_exact_mut(2).zip(batch) {
+    for (to, part) in words.chunks_exact_mut(2).zip(parts) {
         let stride = part.matrix.stride as u64;
         to[0] = part.matrix.out + 4 * part.first as u64;
         to[1] = part.rows as u64 | stride << 32;
     }
-    let add = batch
+    let add = parts
         .iter()
         .any(|part| part.matrix.write == GemmEpilogue::Add);
     let args = Args::new()
         .ptr(x)
         .ptr(scratch.weights)
-        .ptr(chunk)
-        .i32(int(Panels::new(0, rows).rows))
+        .ptr(chunk.header)
+        .i32(int(Panels::new(0, chunk.rows).rows))
         .i32(int(w_rows))
         .i32(int(blocks))
         .i32(int(splits(gemm, w_rows, blocks)))
@@ -388,7 +393,7 @@ fn persistent(gemm: PrefillGemm, entry: &'static str, args: Args) -> Launch {
 }
 
 /// GEMM of matrices kept as f32.
-fn f32_gemm(rows: usize, cols: usize, matrices: &[GemmMatrix], chunk: u64, x: u64) -> Launch {
+fn f32_gemm(chunk: ChunkRows, cols: usize, matrices: &[GemmMatrix], x: u64) -> Launch {
     assert!(x != 0, "F32 matrices need their input as f32 rows");
     assert!(
         cols.is_multiple_of(4),
@@ -406,14 +411,14 @@ fn f32_gemm(rows: usize, cols: usize, matrices: &[GemmMatrix], chunk: u64, x: u6
         unit: CompileUnit::new("gemm/prefill_gemm_f32.cu"),
         grid: [
             count(columns.div_ceil(F32_COLUMNS)),
-            count(rows.div_ceil(F32_ROWS)),
+            count(chunk.rows.div_ceil(F32_ROWS)),
             1,
         ],
         block: [256, 1, 1],
         shared: count(8 * F32_ROWS * F32_COLUMNS * 4),
         args: Args::new()
             .ptr(x)
-            .ptr(chunk)
+            .ptr(chunk.header)
             .i32(int(cols))
             .words(&words)
             .i32(i32::from(add)),

@@ -341,13 +341,12 @@ impl RowRange {
                 })
                 .collect();
             let x = inputs.f32 + (4 * self.first * cols) as u64;
-            words.extend(f32_params(
-                self.gpu,
-                cols,
-                (&f32_matrices, MAX_MATRICES),
+            let input = F32GemmInput {
                 x,
-                room,
-            ));
+                cols,
+                partials: room,
+            };
+            words.extend(f32_params(self.gpu, &f32_matrices, input));
         }
         Launch {
             entry: "gemm_small_batch",
@@ -367,16 +366,21 @@ impl RowRange {
     }
 }
 
-/// `F32Params` of `gemm/f32_gemm.cuh` with `most` matrix entries: groups of 8 rows, and split K if
-/// the groups alone would leave multiprocessors idle. `x` f32 `[rows][cols]`; the outputs are those
-/// of its first row.
-pub(super) fn f32_params(
-    gpu: GpuProps,
-    cols: usize,
-    (matrices, most): (&[GemmMatrix], usize),
-    x: u64,
-    partials: u64,
-) -> Vec<u64> {
+/// The input that f32 matrices share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct F32GemmInput {
+    /// f32 `[rows][cols]`.
+    pub(super) x: u64,
+    /// Values of a row.
+    pub(super) cols: usize,
+    /// Scratch for the partial sums of split K; 0 for a kernel that does not split K.
+    pub(super) partials: u64,
+}
+
+/// `F32Params` of `gemm/f32_gemm.cuh`: groups of 8 rows, and split K if the groups alone would leave
+/// multiprocessors idle. The outputs are those of the first row.
+pub(super) fn f32_params(gpu: GpuProps, matrices: &[GemmMatrix], input: F32GemmInput) -> Vec<u64> {
+    let F32GemmInput { x, cols, partials } = input;
     let mut words = Vec::new();
     let mut groups = 0;
     for matrix in matrices {
@@ -388,7 +392,7 @@ pub(super) fn f32_params(
         ]);
         groups += matrix.rows.div_ceil(F32_ROWS);
     }
-    words.resize(most * 4, 0);
+    words.resize(MAX_MATRICES * 4, 0);
     let slice = F32_SPLIT.k_slice(gpu, groups, cols);
     words.extend([
         x,

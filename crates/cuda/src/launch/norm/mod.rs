@@ -95,19 +95,41 @@ pub fn rms_norm(
     weight: u64,
     out: ActivationBuffers,
 ) -> Launch {
-    rms_norm_and_scales(shape, rows, source, x, (weight, 0), out)
+    let buffers = RmsNormBuffers {
+        x,
+        weight,
+        scales: 0,
+        out,
+    };
+    rms_norm_and_scales(shape, rows, source, buffers)
 }
 
-/// The same, with the scale of each row, `1 / sqrt(mean(x^2) + eps)`, into `scales` f32 `[rows]` if
-/// that is not 0.
+/// Device memory of [`rms_norm_and_scales`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RmsNormBuffers {
+    /// The input.
+    pub x: Residual,
+    /// f32 `[width]`.
+    pub weight: u64,
+    /// f32 `[rows]`: the scale of each row, `1 / sqrt(mean(x^2) + eps)`; 0 if not needed.
+    pub scales: u64,
+    /// The result.
+    pub out: ActivationBuffers,
+}
+
+/// As [`rms_norm`], with the scale of each row if `buffers` has room for them.
 pub fn rms_norm_and_scales(
     shape: RmsShape,
     rows: usize,
     source: RowSource,
-    x: Residual,
-    (weight, scales): (u64, u64),
-    out: ActivationBuffers,
+    buffers: RmsNormBuffers,
 ) -> Launch {
+    let RmsNormBuffers {
+        x,
+        weight,
+        scales,
+        out,
+    } = buffers;
     let gathers = source.number() >= 2;
     assert!(
         !(gathers && x.update != 0),

@@ -1,12 +1,22 @@
 //! From f32 rows to the formats that prefill GEMMs read.
 
-use crate::launch::gemm::panels::{Panels, PrefillActivations, count, int};
+use crate::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations, count, int};
+use crate::launch::norm::RmsShape;
 use crate::launch::{Args, CompileUnit, Launch};
 
 /// Threads of a block; a block has one row.
 const THREADS: u32 = 128;
 
-fn launch(entry: &'static str, width: usize, rows: usize, args: Args) -> Launch {
+/// f32 rows in device memory, without gaps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct F32Rows {
+    /// Device address of the first.
+    pub at: u64,
+    /// Values of a row.
+    pub width: usize,
+}
+
+fn launch(entry: &'static str, width: usize, chunk: ChunkRows, args: Args) -> Launch {
     assert!(
         width.is_multiple_of(4) && width > 0,
         "rows of {width} values: a multiple of 4 is needed"
@@ -14,7 +24,7 @@ fn launch(entry: &'static str, width: usize, rows: usize, args: Args) -> Launch 
     Launch {
         entry,
         unit: CompileUnit::new("norm/prefill_to_panels.cu").define("WIDTH", width),
-        grid: [count(rows), 1, 1],
+        grid: [count(chunk.rows), 1, 1],
         block: [THREADS, 1, 1],
         shared: 0,
         args,
@@ -34,48 +44,42 @@ fn out(args: Args, out: PrefillActivations, rows: usize) -> Args {
         .ptr(out.f32)
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight` of f32 rows `[rows][width]`.
+/// `x / sqrt(mean(x^2) + eps) * weight` of f32 rows `[rows][width]` at `x`.
 pub fn rms_norm(
-    width: usize,
-    eps: f32,
-    rows: usize,
-    chunk: u64,
-    (x, weight): (u64, u64),
+    shape: RmsShape,
+    chunk: ChunkRows,
+    x: u64,
+    weight: u64,
     to: PrefillActivations,
 ) -> Launch {
+    let RmsShape { width, eps } = shape;
     let args = Args::new()
         .ptr(x)
         .i32(int(width))
-        .ptr(chunk)
+        .ptr(chunk.header)
         .ptr(weight)
         .f32(eps);
-    launch("prefill_rms_norm", width, rows, out(args, to, rows))
+    let args = out(args, to, chunk.rows);
+    launch("prefill_rms_norm", width, chunk, args)
 }
 
-/// f32 rows, `stride` floats apart, as they are.
-pub fn convert(
-    width: usize,
-    stride: usize,
-    rows: usize,
-    chunk: u64,
-    x: u64,
-    to: PrefillActivations,
-) -> Launch {
-    let args = Args::new().ptr(x).i32(int(stride)).ptr(chunk);
-    launch("prefill_convert", width, rows, out(args, to, rows))
+/// Rows as they are.
+pub fn convert(chunk: ChunkRows, x: F32Rows, to: PrefillActivations) -> Launch {
+    let args = Args::new().ptr(x.at).i32(int(x.width)).ptr(chunk.header);
+    let args = out(args, to, chunk.rows);
+    launch("prefill_convert", x.width, chunk, args)
 }
 
-/// `silu(gate) * up` of f32 rows, `stride` floats apart.
+/// `silu(gate) * up` of rows of the same width.
 ///
 /// For matrices that [`crate::launch::gemm::prefill::gemm_swiglu`] does not support.
-pub fn swiglu(
-    width: usize,
-    stride: usize,
-    rows: usize,
-    chunk: u64,
-    (gate, up): (u64, u64),
-    to: PrefillActivations,
-) -> Launch {
-    let args = Args::new().ptr(gate).ptr(up).i32(int(stride)).ptr(chunk);
-    launch("prefill_swiglu", width, rows, out(args, to, rows))
+pub fn swiglu(chunk: ChunkRows, gate: F32Rows, up: F32Rows, to: PrefillActivations) -> Launch {
+    assert!(gate.width == up.width, "SwiGLU of {gate:?} and {up:?}");
+    let args = Args::new()
+        .ptr(gate.at)
+        .ptr(up.at)
+        .i32(int(gate.width))
+        .ptr(chunk.header);
+    let args = out(args, to, chunk.rows);
+    launch("prefill_swiglu", gate.width, chunk, args)
 }
