@@ -99,6 +99,7 @@ impl SyntheticModel {
             // Spreads logits over a few units, as trained models do.
             final_norm: maker.vector("final_norm", hidden, |d| 2.0 + 0.2 * d.signed()),
             head,
+            mtp: None,
         };
         SyntheticModel {
             spec: Arc::new(spec),

@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use crate::protocol::{CallValidator, SequenceState, invalid_call};
+use crate::protocol::{CallValidator, SequenceState, invalid_call, push_mtp_row};
 use crate::snapshot::ReadAt;
 use crate::{
     CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, LogitsRequest,
-    LogitsRow, Runner, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree,
-    VerifyItem,
+    LogitsRow, MtpDraftItem, Runner, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId,
+    Tree, VerifyItem,
 };
 
 /// A runner that checks every call.
@@ -25,6 +25,7 @@ struct Slot {
     position: usize,
     max_len: usize,
     pending: Option<Tree>,
+    mtp_depths: Vec<usize>,
 }
 
 impl SequenceState for Slot {
@@ -38,6 +39,10 @@ impl SequenceState for Slot {
 
     fn pending(&self) -> Option<&Tree> {
         self.pending.as_ref()
+    }
+
+    fn mtp_depths(&self) -> &[usize] {
+        &self.mtp_depths
     }
 }
 
@@ -78,6 +83,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
             position: 0,
             max_len,
             pending: None,
+            mtp_depths: Vec::new(),
         };
         if self.sequences.insert(seq, slot).is_some() {
             return Err(invalid_call(
@@ -115,6 +121,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         }
         if let Some(slot) = self.sequences.get_mut(&seq) {
             slot.position += tokens.len();
+            slot.mtp_depths.clear();
         }
         Ok(rows)
     }
@@ -129,12 +136,40 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         self.inner.draft(items, depth, k)
     }
 
+    fn draft_mtp(
+        &mut self,
+        items: &[MtpDraftItem],
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        const CALL: &str = "draft_mtp";
+        self.validator().draft_mtp(items, k)?;
+        let rows = self.inner.draft_mtp(items, k)?;
+        let complete = |row: &DraftCandidates| {
+            (row.k, row.ids.len(), row.log_probs.len(), row.lse.len()) == (k, k, k, 1)
+        };
+        if rows.len() != items.len() || !rows.iter().all(complete) {
+            let detail = format!(
+                "{} rows for {} items, or a row without its {k} candidates",
+                rows.len(),
+                items.len()
+            );
+            return Err(invalid_call(CALL, detail));
+        }
+        for item in items {
+            if let Some(slot) = self.sequences.get_mut(&item.seq) {
+                push_mtp_row(&mut slot.mtp_depths, item.parent);
+            }
+        }
+        Ok(rows)
+    }
+
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.validator().verify(items)?;
         let rows = self.inner.verify(items)?;
         for item in items {
             if let Some(slot) = self.sequences.get_mut(&item.seq) {
                 slot.pending = Some(item.tree.clone());
+                slot.mtp_depths.clear();
             }
         }
         Ok(rows)
@@ -187,6 +222,7 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         self.inner.restore(seq, snapshot)?;
         if let Some(slot) = self.sequences.get_mut(&seq) {
             slot.position = position;
+            slot.mtp_depths.clear();
         }
         Ok(())
     }

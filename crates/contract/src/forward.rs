@@ -57,6 +57,15 @@ macro_rules! forward_runner {
             $inner.draft(items, depth, k)
         }
     };
+    (@ draft_mtp $this:ident $inner:expr) => {
+        fn draft_mtp(
+            &mut $this,
+            items: &[$crate::MtpDraftItem],
+            k: usize,
+        ) -> Result<Vec<$crate::DraftCandidates>, $crate::DeviceError> {
+            $inner.draft_mtp(items, k)
+        }
+    };
     (@ verify $this:ident $inner:expr) => {
         fn verify(
             &mut $this,
@@ -134,6 +143,7 @@ macro_rules! forward_runner {
 }
 
 impl Runner for Box<dyn Runner> {
-    forward_runner!(self => (**self); info, capacity, open, close, prefill, draft, verify, commit,
-        discard, snapshot, restore, free_snapshot, detach, export, import, import_at);
+    forward_runner!(self => (**self); info, capacity, open, close, prefill, draft, draft_mtp,
+        verify, commit, discard, snapshot, restore, free_snapshot, detach, export, import,
+        import_at);
 }

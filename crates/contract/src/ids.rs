@@ -19,6 +19,11 @@ pub struct SnapshotId(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct NodeIdx(pub u16);
 
+/// A row that [`Runner::draft_mtp`](crate::Runner::draft_mtp) computed for a sequence, counted
+/// from its root row, 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MtpRow(pub u16);
+
 impl TokenId {
     /// The id as an index into vocabulary-sized tables.
     pub fn index(self) -> usize {
@@ -31,6 +36,13 @@ impl NodeIdx {
     pub const ROOT: NodeIdx = NodeIdx(0);
 
     /// The node as an index into node-sized tables.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+impl MtpRow {
+    /// The row as an index into the sequence's drafted rows.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }

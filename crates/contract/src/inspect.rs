@@ -15,7 +15,8 @@ pub trait Inspect {
     /// SiLU.
     fn conv_window(&mut self, seq: SeqId, layer: usize) -> Result<Vec<f32>, DeviceError>;
 
-    /// Cached keys and values of layer `layer`, dequantized: each `[position, n_kv_heads,
+    /// Cached keys and values of layer `layer` (behind the trunk's last: that of the
+    /// multi-token-prediction head), dequantized: each `[position, n_kv_heads,
     /// head_dim]`.
     fn kv_rows(&mut self, seq: SeqId, layer: usize) -> Result<(Vec<f32>, Vec<f32>), DeviceError>;
 }

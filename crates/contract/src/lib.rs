@@ -34,21 +34,23 @@ pub mod window;
 
 pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
 pub use error::DeviceError;
-pub use ids::{NodeIdx, SeqId, SnapshotId, TokenId};
+pub use ids::{MtpRow, NodeIdx, SeqId, SnapshotId, TokenId};
 pub use kv::{KvFormat, KvFormats};
 pub use logits::{
     LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask,
 };
 pub use markup::{ModelMarkup, ReasoningTags, TemplateMarkup, ToolCallTags};
-pub use plan::{DeviceInfo, KvPool, Limits, LoadProgress, MemoryPlan, OpenPlan, RunnerInfo};
+pub use plan::{
+    DeviceInfo, KvPool, Limits, LoadProgress, MemoryPlan, MtpInfo, OpenPlan, RunnerInfo,
+};
 pub use quant::QuantType;
 pub use runner::{
-    Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, Runner,
-    SnapshotInfo, SnapshotLocation, VerifyItem,
+    Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, MtpDraftItem,
+    Runner, SnapshotInfo, SnapshotLocation, VerifyItem,
 };
 pub use spec::{
     AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,
-    OutputGate, RopeSpec,
+    MtpSpec, OutputGate, RopeSpec,
 };
 pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{PreTokenizer, TokenKind, Vocab};

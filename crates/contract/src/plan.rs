@@ -141,6 +141,23 @@ pub struct LoadProgress {
     pub total_bytes: u64,
 }
 
+/// Limits of drafting with a multi-token-prediction head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MtpInfo {
+    /// Rows that a sequence may draft from one root, the root row included.
+    pub max_rows: usize,
+    /// Tokens of the longest drafted path, which is the number of rows on it.
+    pub max_depth: usize,
+}
+
+impl MtpInfo {
+    /// The limits of every device: as many rows as a tree has nodes, seven tokens deep.
+    pub const DEFAULT: MtpInfo = MtpInfo {
+        max_rows: crate::Tree::MAX_NODES,
+        max_depth: 7,
+    };
+}
+
 /// Properties of an opened runner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunnerInfo {
@@ -159,6 +176,9 @@ pub struct RunnerInfo {
     /// Positions that the draft fills in one pass ([`DraftSpec::depth`](crate::DraftSpec::depth));
     /// `None` without a draft, and then `draft` must not be called.
     pub draft_depth: Option<usize>,
+    /// Limits of [`Runner::draft_mtp`](crate::Runner::draft_mtp); `None` without a
+    /// multi-token-prediction head, and then it must not be called.
+    pub mtp: Option<MtpInfo>,
     /// Whether results are batch-invariant: a tree node equals its token decoded alone, bit for
     /// bit, so speculation changes no text.
     pub batch_invariant: bool,

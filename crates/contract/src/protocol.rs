@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::{
     Capacity, CommitItem, DeviceError, DraftItem, LogitsRequest, LogitsRow, LogitsSelection,
-    RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
+    MtpDraftItem, MtpRow, RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
 };
 
 /// State of an open sequence that the protocol needs.
@@ -21,6 +21,22 @@ pub trait SequenceState {
     fn position(&self) -> usize;
     /// The pending tree: verified, but not committed or discarded.
     fn pending(&self) -> Option<&Tree>;
+    /// Depths of the rows that [`Runner::draft_mtp`](crate::Runner::draft_mtp) has drafted and
+    /// nothing has dropped; the root row has 0. Empty without a multi-token-prediction head.
+    fn mtp_depths(&self) -> &[usize] {
+        &[]
+    }
+}
+
+/// Records one drafted row behind `depths`; a root row drops the others.
+pub fn push_mtp_row(depths: &mut Vec<usize>, parent: Option<MtpRow>) {
+    match parent {
+        Some(row) => depths.push(depths[row.index()] + 1),
+        None => {
+            depths.clear();
+            depths.push(0);
+        }
+    }
 }
 
 /// Checks calls against a runner's properties and its open sequences.
@@ -141,6 +157,58 @@ impl<'a, S: SequenceState> CallValidator<'a, S> {
         for item in items {
             self.tokens(CALL, &[item.root])?;
             self.require_idle(CALL, item.seq)?;
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`DeviceError::InvalidCall`] without a multi-token-prediction head, beyond its limits, for a
+    /// parent that was not drafted before the call, or for a sequence that is not idle.
+    pub fn draft_mtp(&self, items: &[MtpDraftItem], k: usize) -> Result<(), DeviceError> {
+        const CALL: &str = "draft_mtp";
+        let Some(limits) = self.info.mtp else {
+            let detail = "there is no multi-token-prediction head".to_owned();
+            return Err(invalid_call(CALL, detail));
+        };
+        if k == 0 || k > self.info.vocab {
+            let detail = format!("{k} candidates of {} tokens", self.info.vocab);
+            return Err(invalid_call(CALL, detail));
+        }
+        let roots = items.iter().filter(|item| item.parent.is_none());
+        once(CALL, roots.map(|item| item.seq))?;
+        for item in items {
+            self.tokens(CALL, &[item.token])?;
+            let drafted = self.require_idle(CALL, item.seq)?.mtp_depths();
+            let of_sequence = items.iter().filter(|other| other.seq == item.seq);
+            let (mut rows, mut roots) = (0, 0);
+            for other in of_sequence {
+                rows += 1;
+                roots += usize::from(other.parent.is_none());
+            }
+            let seq = item.seq;
+            if roots > 0 && rows > 1 {
+                let detail = format!("a root row of {seq} and others in one call");
+                return Err(invalid_call(CALL, detail));
+            }
+            let Some(parent) = item.parent else { continue };
+            let depth = match drafted.get(parent.index()) {
+                Some(depth) => depth + 1,
+                None => {
+                    let (row, n) = (parent.0, drafted.len());
+                    let detail = format!("{seq} has no row {row} to follow, only {n}");
+                    return Err(invalid_call(CALL, detail));
+                }
+            };
+            if depth >= limits.max_depth || drafted.len() + rows > limits.max_rows {
+                let detail = format!(
+                    "{seq} would have {} rows of {} and a path of {} of {}",
+                    drafted.len() + rows,
+                    limits.max_rows,
+                    depth + 1,
+                    limits.max_depth
+                );
+                return Err(invalid_call(CALL, detail));
+            }
         }
         Ok(())
     }

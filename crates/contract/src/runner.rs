@@ -13,7 +13,7 @@ use std::io::{Read, Write};
 
 use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
-    DeviceError, DeviceInfo, LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, OpenPlan,
+    DeviceError, DeviceInfo, LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, OpenPlan,
     RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
 };
 
@@ -74,6 +74,30 @@ pub trait Runner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError>;
+
+    /// Drafts one row per item with the model's multi-token-prediction head
+    /// ([`MtpSpec`](crate::MtpSpec)), with `k <= vocab` candidates for the token after it.
+    ///
+    /// Each entry of the result has one position. A sequence may occur several times, for rows of
+    /// one depth or of several; a parent must be a row of an earlier call. The row of item `i` gets
+    /// the next free [`MtpRow`] of its sequence, in the order of the items.
+    ///
+    /// A root row ([`MtpDraftItem::parent`] is `None`) drops the rows drafted before. The next
+    /// `prefill`, `verify` or `restore` of the sequence drops all of them.
+    fn draft_mtp(
+        &mut self,
+        items: &[MtpDraftItem],
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        let detail = format!(
+            "{} rows of {k} candidates, but the runner has no multi-token-prediction head",
+            items.len()
+        );
+        Err(DeviceError::InvalidCall {
+            call: "draft_mtp",
+            detail,
+        })
+    }
 
     /// Evaluates a draft tree on each item's sequence without committing it; the tree becomes
     /// pending.
@@ -166,7 +190,20 @@ pub struct DraftItem {
     pub root: TokenId,
 }
 
-/// Draft candidates of one sequence.
+/// One row of a draft with the multi-token-prediction head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MtpDraftItem {
+    /// The sequence, without a pending tree.
+    pub seq: SeqId,
+    /// The row before: this row attends to the committed positions, to `parent` and to the
+    /// ancestors of `parent`, and reads `y` of `parent`. `None` for the root row, which reads the
+    /// hidden row of the last committed position.
+    pub parent: Option<MtpRow>,
+    /// The row's token. At the root row: the sampled token that is not in the KV cache yet.
+    pub token: TokenId,
+}
+
+/// Draft candidates of one sequence, or of one row of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftCandidates {
     /// `[depth, k]`, best first at each position.

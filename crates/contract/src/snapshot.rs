@@ -4,6 +4,7 @@
 //! magic "HRTHSNAP" | layout u32 | model hash 16 B | k format, v format (name, NUL-padded to 8 B
 //! each; a star after the name if rows are rotated although the format does not require it)
 //! draft hash 16 B, draft format 8 B (both NUL without a draft)
+//! multi-token-prediction head u32: 1 if its state is included, else 0
 //! position u64 | section count u32
 //! per section: kind u32 | layer u32 | length u64 | checksum u64 | bytes
 //! ```
@@ -11,6 +12,8 @@
 //! damage, not attacks. Kept by hand: it is five lines, and its values are part of the format.
 //! Keys and values: stored rows in position order `[position, n_kv_heads, row]`. Delta states:
 //! `[n_v_heads, k_dim, v_dim]` f32. Convolution windows: `[conv_taps - 1, channels]` f32.
+//! With a multi-token-prediction head, the layer behind the trunk's last has keys, values and the
+//! hidden row: `[hidden]` f32, the last committed position's row after the final norm.
 //! Draft keys and values: stored rows `[n, n_kv_heads, row]` of the last `n` positions in position
 //! order, where `n` is the smaller of the position and the layer's window.
 
@@ -19,10 +22,10 @@ use std::io::{self, Read, Write};
 use crate::{DeviceError, KvFormat, KvFormats, ModelHash};
 
 /// Version of the format. Change it with the meaning of any byte.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 const MAGIC: &[u8; 8] = b"HRTHSNAP";
 /// Bytes of a header.
-pub const HEADER_BYTES: usize = 8 + 4 + 16 + 2 * 8 + 16 + 8 + 8 + 4;
+pub const HEADER_BYTES: usize = 8 + 4 + 16 + 2 * 8 + 16 + 8 + 4 + 8 + 4;
 /// Bytes of a section's header.
 pub const SECTION_BYTES: usize = 4 + 4 + 8 + 8;
 /// Far above any real model; a larger count means damage.
@@ -44,14 +47,24 @@ pub enum SectionKind {
     DraftKeys = 5,
     /// Draft values of one draft layer.
     DraftValues = 6,
+    /// Hidden row of the last committed position, for the multi-token-prediction head.
+    MtpHidden = 7,
 }
 
 impl SectionKind {
     fn from_u32(kind: u32) -> Option<SectionKind> {
         use SectionKind::*;
-        [Keys, Values, DeltaState, ConvWindow, DraftKeys, DraftValues]
-            .into_iter()
-            .find(|k| *k as u32 == kind)
+        [
+            Keys,
+            Values,
+            DeltaState,
+            ConvWindow,
+            DraftKeys,
+            DraftValues,
+            MtpHidden,
+        ]
+        .into_iter()
+        .find(|k| *k as u32 == kind)
     }
 }
 
@@ -66,6 +79,8 @@ pub struct SnapshotIdentity {
     pub rotated: bool,
     /// Identity and KV cache type of the draft model, if any.
     pub draft: Option<(ModelHash, KvFormat)>,
+    /// Whether the state of the multi-token-prediction head is included.
+    pub mtp: bool,
 }
 
 /// Header of a snapshot.
@@ -101,6 +116,7 @@ pub fn write_header(sink: &mut dyn Write, header: &SnapshotHeader) -> io::Result
     let (draft, format) = identity.draft_bytes();
     sink.write_all(&draft)?;
     sink.write_all(&format)?;
+    sink.write_all(&u32::from(identity.mtp).to_le_bytes())?;
     sink.write_all(&header.position.to_le_bytes())?;
     sink.write_all(&header.sections.to_le_bytes())
 }
@@ -167,6 +183,13 @@ pub fn read_header(
         return Err(refuse(
             "it was made with another draft, without one, or with other draft storage",
         ));
+    }
+    if u32::from_le_bytes(take(source)?) != u32::from(identity.mtp) {
+        return Err(refuse(if identity.mtp {
+            "it was made without the multi-token-prediction head"
+        } else {
+            "it was made with the multi-token-prediction head"
+        }));
     }
     let position = u64::from_le_bytes(take(source)?);
     let sections = u32::from_le_bytes(take(source)?);
@@ -424,6 +447,7 @@ mod tests {
         },
         rotated: true,
         draft: Some((ModelHash([9; 16]), KvFormat::F16)),
+        mtp: true,
     };
 
     fn sample() -> Vec<u8> {
@@ -469,7 +493,7 @@ mod tests {
             bytes[..length].chunks(128).for_each(|piece| sum.add(piece));
             assert_eq!(sum.finish(), checksum(&bytes[..length]), "{length} bytes");
         }
-        // Values of layout version 3.
+        // Values since layout version 3.
         assert_eq!(checksum(b""), 0x2762_5cb0_67ba_a0a7);
         assert_eq!(checksum(&bytes), 0x9385_7821_3bc9_0794);
     }
@@ -508,7 +532,7 @@ mod tests {
             ));
         }
         // Position and section count have no checksum; the device checks them by use.
-        let unguarded = 68..80;
+        let unguarded = 72..84;
         for bit in 0..good.len() * 8 {
             if unguarded.contains(&(bit / 8)) {
                 continue;

@@ -39,6 +39,38 @@ pub struct ModelSpec {
     pub final_norm: WeightRef,
     /// `[vocab, hidden]`; the same reference as `embedding` when tied.
     pub head: WeightRef,
+    /// The multi-token-prediction head, if the model has one and it is to be used.
+    pub mtp: Option<MtpSpec>,
+}
+
+/// A multi-token-prediction (MTP) head: one more layer, which drafts from the model's own hidden
+/// rows.
+///
+/// ```text
+/// h[p]   = rms(x[p], model.final_norm)            [hidden]; h[-1] = 0
+/// e[p]   = eh_proj · [rms(embedding[id p], embedding_norm); rms(h[p - 1], hidden_norm)]
+/// y[p]   = rms(layer(e)[p], final_norm)           [hidden]
+/// logits = head · y[p]                            [vocab]: the token at position p + 1
+/// ```
+///
+/// The layer caches one key and value per committed position, from `e[p]` alone. A drafted row at
+/// depth `d > 0` has `y` of its parent row in place of `h[p - 1]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MtpSpec {
+    /// `[hidden, 2 * hidden]`; the first `hidden` columns multiply the embedding.
+    pub eh_proj: WeightRef,
+    /// `[hidden]`: norm of the token's embedding.
+    pub embedding_norm: WeightRef,
+    /// `[hidden]`: norm of the hidden row of the position before.
+    pub hidden_norm: WeightRef,
+    /// `[vocab, hidden]`; `None` if the head shares the model's embedding.
+    pub embedding: Option<WeightRef>,
+    /// The layer. Its mixer is attention, in the KV cache behind the trunk's attention layers.
+    pub layer: LayerSpec,
+    /// `[hidden]`; the model's `final_norm` if the file has none for the head.
+    pub final_norm: WeightRef,
+    /// `[vocab, hidden]`; `None` if the head shares the model's LM head.
+    pub head: Option<WeightRef>,
 }
 
 /// One layer: a mixer and a feed-forward, each behind its own norm and residual.
@@ -197,32 +229,70 @@ impl GatedDeltaSpec {
     }
 }
 
+impl LayerSpec {
+    /// Every weight of the layer.
+    pub fn weights(&self) -> Vec<&WeightRef> {
+        let mut all = vec![&self.mixer_norm, &self.ffn_norm];
+        match &self.mixer {
+            Mixer::Attention(a) => {
+                all.extend([&a.q, &a.k, &a.v, &a.o]);
+                all.extend(a.q_norm.iter().chain(&a.k_norm));
+            }
+            Mixer::GatedDelta(d) => all.extend([
+                &d.qkv, &d.z, &d.beta, &d.alpha, &d.a, &d.dt, &d.conv, &d.norm, &d.out,
+            ]),
+        }
+        let FeedForward::Dense { gate, up, down } = &self.ffn;
+        all.extend([gate, up, down]);
+        all
+    }
+}
+
+impl MtpSpec {
+    /// Every weight that only the head reads; `model` is the model that it belongs to.
+    pub fn weights<'a>(&'a self, model: &ModelSpec) -> Vec<&'a WeightRef> {
+        let mut all = vec![&self.eh_proj, &self.embedding_norm, &self.hidden_norm];
+        all.extend(&self.embedding);
+        all.extend(self.layer.weights());
+        if self.final_norm.name != model.final_norm.name {
+            all.push(&self.final_norm);
+        }
+        all.extend(&self.head);
+        all
+    }
+
+    /// The layer's attention; `None` for a head that `model` never builds.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        match &self.layer.mixer {
+            Mixer::Attention(a) => Some(a),
+            Mixer::GatedDelta(_) => None,
+        }
+    }
+}
+
 impl ModelSpec {
     /// Every weight the model reads, each once, embedding first.
     pub fn weights(&self) -> Vec<&WeightRef> {
         let mut all = vec![&self.embedding];
-        for layer in &self.layers {
-            all.extend([&layer.mixer_norm, &layer.ffn_norm]);
-            match &layer.mixer {
-                Mixer::Attention(a) => {
-                    all.extend([&a.q, &a.k, &a.v, &a.o]);
-                    all.extend(a.q_norm.iter().chain(&a.k_norm));
-                }
-                Mixer::GatedDelta(d) => all.extend([
-                    &d.qkv, &d.z, &d.beta, &d.alpha, &d.a, &d.dt, &d.conv, &d.norm, &d.out,
-                ]),
-            }
-            let FeedForward::Dense { gate, up, down } = &layer.ffn;
-            all.extend([gate, up, down]);
-        }
+        all.extend(self.layers.iter().flat_map(LayerSpec::weights));
         all.push(&self.final_norm);
         if self.head.name != self.embedding.name {
             all.push(&self.head);
         }
+        if let Some(mtp) = &self.mtp {
+            all.extend(mtp.weights(self));
+        }
         all
     }
 
-    /// The attention layers, bottom to top.
+    /// The layers with a KV cache, in its order: the trunk's attention layers, then that of the
+    /// multi-token-prediction head.
+    pub fn kv_layers(&self) -> impl Iterator<Item = &AttentionSpec> {
+        let mtp = self.mtp.as_ref().and_then(MtpSpec::attention);
+        self.attention_layers().chain(mtp)
+    }
+
+    /// The attention layers of the trunk, bottom to top.
     pub fn attention_layers(&self) -> impl Iterator<Item = &AttentionSpec> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             Mixer::Attention(a) => Some(a),

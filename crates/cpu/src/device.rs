@@ -96,6 +96,7 @@ impl CpuBackend {
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
+            mtp: None,
             batch_invariant: true,
             prefill_align: CHUNK,
             memory,

@@ -89,6 +89,7 @@ impl CpuRunner {
                 kv: info.kv,
                 rotated,
                 draft: draft.as_ref().map(|(draft, kv)| (draft.spec().hash, *kv)),
+                mtp: info.mtp.is_some(),
             },
             info,
             weights,

@@ -201,6 +201,7 @@ impl Snapshot {
                 SectionKind::Values | SectionKind::ConvWindow => (0, 1),
                 SectionKind::DraftKeys => (n_layers, 0),
                 SectionKind::DraftValues => (n_layers, 1),
+                SectionKind::MtpHidden => return Err(refuse("no head is open".to_owned())),
             };
             let slot = &mut halves[first + section.layer as usize][half];
             if slot.replace(section.bytes).is_some() {

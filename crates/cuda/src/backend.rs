@@ -244,6 +244,7 @@ impl CudaBackend {
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
+            mtp: None,
             batch_invariant: layout.numerics == Numerics::BatchInvariant,
             prefill_align: PREFILL_ALIGN,
             memory,

@@ -160,6 +160,7 @@ fn simulated_snapshot(plan: &OpenPlan, position: usize) -> Vec<u8> {
         kv: plan.kv,
         rotated: false,
         draft: None,
+        mtp: false,
     };
     let header = SnapshotHeader {
         identity,

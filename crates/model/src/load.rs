@@ -136,6 +136,7 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
         layers: trunk.layers,
         final_norm,
         head,
+        mtp: None,
     };
     let types = type_shares(&spec);
     let facts = ModelInfo {

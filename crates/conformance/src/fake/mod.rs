@@ -155,6 +155,7 @@ impl FakeRunner {
                 kv,
                 model: model_hash(spec.language.salt),
                 draft_depth: spec.draft.map(|draft| draft.depth),
+                mtp: None,
                 batch_invariant: true,
                 prefill_align: spec.prefill_align,
                 memory: MemoryPlan::default(),
@@ -545,6 +546,7 @@ impl FakeRunner {
             kv: self.info.kv,
             rotated: false,
             draft: None,
+            mtp: false,
         }
     }
 

@@ -157,6 +157,7 @@ impl CudaRunner {
             kv: self.info.kv,
             rotated: true,
             draft: self.draft.map(|draft| (draft.hash, draft.kv)),
+            mtp: self.info.mtp.is_some(),
         }
     }
 

@@ -131,6 +131,7 @@ fn sections(
             SectionKind::Values | SectionKind::ConvWindow => (layer, 1),
             SectionKind::DraftKeys => (n_layers + layer, 0),
             SectionKind::DraftValues => (n_layers + layer, 1),
+            SectionKind::MtpHidden => return Err(invalid_snapshot("no head is open".to_owned())),
         };
         if std::mem::replace(&mut seen[index][half], true) {
             return Err(invalid_snapshot(format!(

@@ -79,6 +79,7 @@ impl ScriptedRunner {
             },
             model: spec.hash,
             draft_depth: None,
+            mtp: None,
             batch_invariant: true,
             prefill_align: PREFILL_ALIGN,
             memory: MemoryPlan::default(),

@@ -126,6 +126,7 @@ impl Rig {
             kv: plan.kv,
             rotated: false,
             draft: Some((draft.spec.hash, draft.kv)),
+            mtp: false,
         };
         Rig {
             runner: backend.open(plan, &mut |_| {}).unwrap(),
