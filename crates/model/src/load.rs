@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use contract::{ModelSpec, QuantType, Vocab, WeightSource};
+use contract::{ModelSpec, QuantType, Vocab, WeightRef, WeightSource};
 use gguf::{FileBytes, GgufFile};
 
 use crate::card::{CardSampling, ModelCard};
@@ -28,6 +28,15 @@ pub struct LoadedModel {
     pub facts: ModelInfo,
 }
 
+impl LoadedModel {
+    /// Leaves the multi-token-prediction head unused.
+    pub fn drop_mtp(&mut self) {
+        if self.spec.mtp.is_some() {
+            Arc::make_mut(&mut self.spec).mtp = None;
+        }
+    }
+}
+
 /// Display information of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInfo {
@@ -45,7 +54,9 @@ pub struct ModelInfo {
     pub n_parts: usize,
     /// Types of the weights that the model reads, most bytes first.
     pub types: Vec<TypeShare>,
-    /// Tensors of the file that are not read, such as multi-token prediction blocks.
+    /// Number of weights of the multi-token-prediction head, if the file has one.
+    pub mtp_parameters: Option<u64>,
+    /// Tensors of the file that are not read.
     pub ignored: Vec<Arc<str>>,
 }
 
@@ -108,8 +119,8 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
     } else {
         embedding.clone()
     };
-    let n_layers = trunk.layers.len();
-    let ignored = reader.unused_tensors(n_layers)?;
+    let n_blocks = trunk.layers.len() + usize::from(trunk.mtp.is_some());
+    let ignored = reader.unused_tensors(n_blocks)?;
     if !ignored.is_empty() {
         tracing::info!(
             tensors = ignored.len(),
@@ -136,12 +147,14 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
         layers: trunk.layers,
         final_norm,
         head,
-        mtp: None,
+        mtp: trunk.mtp,
     };
     let types = type_shares(&spec);
+    let values = |weights: Vec<&WeightRef>| weights.iter().map(|w| w.values() as u64).sum();
     let facts = ModelInfo {
         name,
-        parameters: spec.weights().iter().map(|w| w.values() as u64).sum(),
+        mtp_parameters: spec.mtp.as_ref().map(|mtp| values(mtp.weights(&spec))),
+        parameters: values(spec.weights()),
         bytes: types.iter().map(|share| share.bytes).sum(),
         file_bytes: file.size_bytes(),
         n_parts: file.n_parts(),

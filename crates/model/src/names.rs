@@ -30,6 +30,18 @@ pub(crate) const DELTA_OUT: &str = "ssm_out.weight";
 /// Beta and alpha in one tensor, in an older family.
 pub(crate) const DELTA_BETA_ALPHA: &str = "ssm_ba.weight";
 
+/// Tensors of a multi-token-prediction head, in the block behind the trunk.
+pub(crate) const MTP_PREFIX: &str = "nextn.";
+pub(crate) const MTP_EH_PROJ: &str = "nextn.eh_proj.weight";
+pub(crate) const MTP_EMBEDDING_NORM: &str = "nextn.enorm.weight";
+pub(crate) const MTP_HIDDEN_NORM: &str = "nextn.hnorm.weight";
+/// Absent if the head uses the model's final norm.
+pub(crate) const MTP_FINAL_NORM: &str = "nextn.shared_head_norm.weight";
+/// Absent if the head shares the model's embedding.
+pub(crate) const MTP_EMBEDDING: &str = "nextn.embed_tokens.weight";
+/// Absent if the head shares the model's LM head.
+pub(crate) const MTP_HEAD: &str = "nextn.shared_head_head.weight";
+
 /// `blk.3.attn_q.weight` for block 3 and `attn_q.weight`.
 pub(crate) fn in_block(block: usize, name: &str) -> String {
     format!("blk.{block}.{name}")

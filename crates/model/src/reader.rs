@@ -202,9 +202,9 @@ impl<'a> Reader<'a> {
         self.plain(name, 1, len)
     }
 
-    /// Refuses unrequested tensors of the first `trunk` blocks, because they would change the
+    /// Refuses unrequested tensors of the first `blocks` blocks, because they would change the
     /// result. Returns the names of all other ignored tensors.
-    pub(crate) fn unused_tensors(&self, trunk: usize) -> Result<Vec<Arc<str>>, ModelError> {
+    pub(crate) fn unused_tensors(&self, blocks: usize) -> Result<Vec<Arc<str>>, ModelError> {
         let used = self.used.borrow();
         let mut ignored = Vec::new();
         for info in self.file.tensors() {
@@ -212,8 +212,8 @@ impl<'a> Reader<'a> {
             if used.contains(name) {
                 continue;
             }
-            let in_trunk = block_of(name).is_some_and(|(block, _)| block < trunk);
-            if in_trunk || name.starts_with("rope_") {
+            let in_model = block_of(name).is_some_and(|(block, _)| block < blocks);
+            if in_model || name.starts_with("rope_") {
                 return Err(self.refuse_tensor(
                     name,
                     format!(

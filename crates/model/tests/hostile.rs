@@ -14,7 +14,8 @@ use proptest::prelude::*;
 const HIDDEN: u64 = 32;
 const STATE: u64 = 4;
 
-/// One gated-delta and one attention block, six tokens, with head sizes that keep the file small.
+/// One gated-delta and one attention block, a multi-token-prediction head, six tokens, with head
+/// sizes that keep the file small.
 fn minimal() -> Vec<u8> {
     let mut writer = GgufWriter::new();
     writer
@@ -41,7 +42,7 @@ fn minimal() -> Vec<u8> {
     }
     put(
         "attention.head_count",
-        Value::Array(Array::U32(vec![1, 2, 1])),
+        Value::Array(Array::U32(vec![1, 2, 2])),
     );
     put(
         "attention.recurrent_layers",
@@ -73,7 +74,7 @@ fn minimal() -> Vec<u8> {
     let (f32, q8) = (QuantType::F32, QuantType::Q8_0);
     add("token_embd.weight", q8, &[HIDDEN, 6]);
     add("output_norm.weight", f32, &[HIDDEN]);
-    for block in 0..2 {
+    for block in 0..3 {
         let mut add = |name: &str, ty, dims: &[u64]| add(&format!("blk.{block}.{name}"), ty, dims);
         add("attn_norm.weight", f32, &[HIDDEN]);
         add("post_attention_norm.weight", f32, &[HIDDEN]);
@@ -99,7 +100,11 @@ fn minimal() -> Vec<u8> {
             add("attn_k_norm.weight", f32, &[32]);
         }
     }
-    add("blk.2.nextn.eh_proj.weight", f32, &[HIDDEN]);
+    let mut add = |name: &str, dims: &[u64]| add(&format!("blk.2.nextn.{name}"), f32, dims);
+    add("eh_proj.weight", &[2 * HIDDEN, HIDDEN]);
+    add("enorm.weight", &[HIDDEN]);
+    add("hnorm.weight", &[HIDDEN]);
+    add("embed_tokens.weight", &[HIDDEN, 6]);
     for (name, ty, dims) in &tensors {
         writer.tensor(name, *ty, dims).unwrap();
     }
@@ -123,11 +128,17 @@ fn check_consistent(loaded: &LoadedModel) {
         assert_eq!(loaded.weights.bytes(weight).unwrap().len(), weight.bytes());
     }
     assert_eq!(spec.embedding.rows, spec.vocab);
+    if let Some(mtp) = &spec.mtp {
+        let shape = (mtp.eh_proj.rows, mtp.eh_proj.cols);
+        assert_eq!(shape, (spec.hidden, 2 * spec.hidden));
+        assert!(mtp.attention().is_some());
+    }
     assert_eq!((spec.head.rows, spec.head.cols), (spec.vocab, spec.hidden));
     assert!(spec.trained_context > 0 && spec.norm_eps > 0.0 && !spec.layers.is_empty());
     assert!(loaded.vocab.eos.iter().all(|id| id.index() < spec.vocab));
     assert_eq!(loaded.vocab.kinds.len(), spec.vocab);
-    for layer in &spec.layers {
+    let head = spec.mtp.iter().map(|mtp| &mtp.layer);
+    for layer in spec.layers.iter().chain(head) {
         match &layer.mixer {
             Mixer::Attention(a) => {
                 assert!(a.n_heads.is_multiple_of(a.n_kv_heads) && a.rope.dims <= a.head_dim);
@@ -179,7 +190,8 @@ fn minimal_model_loads() {
     let loaded = load(&minimal()).unwrap();
     check_consistent(&loaded);
     assert_eq!(loaded.spec.layers.len(), 2);
-    assert_eq!(loaded.facts.ignored.len(), 1);
+    assert_eq!(loaded.facts.ignored.len(), 0);
+    assert!(loaded.spec.mtp.is_some());
     assert_eq!(
         loaded.vocab.named_templates,
         [("tools".to_owned(), "{{ tools }}".to_owned())]

@@ -64,16 +64,18 @@ fn hybrid_with_three_value_heads_per_key_head_loads() {
 }
 
 #[test]
-fn mtp_blocks_are_not_part_of_the_trunk() {
+fn mtp_block_is_the_head_and_not_part_of_the_trunk() {
     let loaded = loaded("hybrid_mtp_q4_k_m.gguf");
-    let highest = loaded.facts.ignored.iter().map(|name| name.to_string());
-    let prefix = format!("blk.{}.", loaded.spec.layers.len());
-    let ignored: Vec<String> = highest.collect();
-    assert!(
-        !ignored.is_empty() && ignored.iter().all(|name| name.starts_with(&prefix)),
-        "{ignored:?}"
-    );
-    assert!(ignored.iter().any(|name| name.contains("nextn")));
+    let spec = &loaded.spec;
+    assert_eq!(loaded.facts.ignored, Vec::<std::sync::Arc<str>>::new());
+    let mtp = spec.mtp.as_ref().unwrap();
+    let prefix = format!("blk.{}.", spec.layers.len());
+    for weight in mtp.weights(spec) {
+        assert!(weight.name.starts_with(&prefix), "{}", weight.name);
+    }
+    assert_eq!(mtp.weights(spec).len(), 15);
+    assert_eq!((mtp.embedding.is_none(), mtp.head.is_none()), (true, true));
+    assert!(matches!(mtp.layer.mixer, Mixer::Attention(_)));
 }
 
 #[test]

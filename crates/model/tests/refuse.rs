@@ -25,10 +25,16 @@ fn rewritten(
     set: &[(&str, Option<Value>)],
     rename: impl Fn(&str) -> Option<String>,
 ) -> Result<LoadedModel, ModelError> {
-    let bytes = SynthSpec::parse("tiny-hybrid:q8_0")
-        .unwrap()
-        .bytes()
-        .unwrap();
+    rewritten_from("tiny-hybrid:q8_0", set, rename)
+}
+
+/// As [`rewritten`], from any synthetic file.
+fn rewritten_from(
+    base: &str,
+    set: &[(&str, Option<Value>)],
+    rename: impl Fn(&str) -> Option<String>,
+) -> Result<LoadedModel, ModelError> {
+    let bytes = SynthSpec::parse(base).unwrap().bytes().unwrap();
     let file = GgufFile::from_bytes("base", FileBytes::shared(Arc::from(bytes))).unwrap();
     let mut writer = GgufWriter::new();
     for (key, value) in file.meta().iter() {
@@ -122,7 +128,7 @@ fn impossible_numbers_are_refused_with_the_key() {
         (
             "qwen35.nextn_predict_layers",
             Some(Value::U32(9)),
-            "9 of them for multi-token prediction",
+            "9 multi-token prediction blocks",
         ),
         (
             "qwen35.attention.head_count_kv",
@@ -288,7 +294,87 @@ fn files_with_only_mtp_blocks_are_refused() {
     });
     check_refused(
         result,
-        &["multi-token prediction", "file of the model itself"],
+        &[
+            "multi-token prediction head alone",
+            "file of the model itself",
+        ],
+    );
+}
+
+#[test]
+fn head_is_read_whether_the_count_includes_it_or_not() {
+    let keep = |name: &str| Some(name.to_owned());
+    let with = |set: &[(&str, Option<Value>)]| {
+        let loaded = rewritten_from("tiny-hybrid+mtp:q8_0", set, keep).unwrap();
+        assert_eq!(loaded.spec.layers.len(), 4);
+        loaded.spec.mtp.clone().unwrap()
+    };
+    let counted = with(&[]);
+    let uncounted = [("qwen35.block_count", Some(Value::U32(4)))];
+    assert_eq!(with(&uncounted), counted);
+    // Per-block numbers without one for the head.
+    let kv_heads = Value::Array(Array::U32(vec![0, 0, 0, 1]));
+    let [count] = uncounted;
+    let with_list = [count, ("qwen35.attention.head_count_kv", Some(kv_heads))];
+    assert_eq!(with(&with_list), counted);
+    assert_eq!(with(&[("qwen35.nextn_predict_layers", None)]), counted);
+}
+
+#[test]
+fn head_without_its_own_norm_uses_that_of_the_model() {
+    let loaded = rewritten_from("tiny-hybrid+mtp:q8_0", &[], |name| {
+        (!name.ends_with("shared_head_norm.weight")).then(|| name.to_owned())
+    });
+    let loaded = loaded.unwrap();
+    let spec = &loaded.spec;
+    let mtp = spec.mtp.as_ref().unwrap();
+    assert_eq!(mtp.final_norm, spec.final_norm);
+    assert!(!mtp.weights(spec).contains(&&spec.final_norm));
+}
+
+#[test]
+fn promised_heads_without_their_tensors_are_refused() {
+    let key = "qwen35.nextn_predict_layers";
+    let without = |part: &'static str| {
+        rewritten_from("tiny-hybrid+mtp:q8_0", &[], move |name| {
+            (!name.contains(part)).then(|| name.to_owned())
+        })
+    };
+    check_refused(without("nextn."), &[key, "blk.N.nextn.eh_proj.weight"]);
+    check_refused(without("blk.4."), &[key, "blk.N.nextn.eh_proj.weight"]);
+    for part in ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "4.attn_q."] {
+        check_refused(without(part), &["blk.4.", part, "missing"]);
+    }
+    // A key that would turn the last trunk layer into a head.
+    check_refused(
+        changed(&[(key, Some(Value::U32(1)))], &[]),
+        &[key, "no block has the tensors"],
+    );
+    let two = [(key, Some(Value::U32(2)))];
+    let result = rewritten_from("tiny-hybrid+mtp:q8_0", &two, |name| Some(name.to_owned()));
+    check_refused(result, &[key, "at most 1"]);
+}
+
+#[test]
+fn heads_that_are_not_behind_the_trunk_are_refused() {
+    let moved = |from: &'static str, to: &'static str| {
+        rewritten_from("tiny-hybrid+mtp:q8_0", &[], move |name| {
+            Some(name.replace(from, to))
+        })
+    };
+    let place = "the multi-token prediction head is block";
+    check_refused(
+        moved("blk.4.nextn", "blk.2.nextn"),
+        &["block_count", place, "2 of 5"],
+    );
+    check_refused(moved("blk.4.", "blk.7."), &["block_count", place, "7 of 5"]);
+    check_refused(
+        moved("blk.4.nextn.enorm", "blk.3.nextn.enorm"),
+        &["nextn_predict_layers", "blocks: 3, 4"],
+    );
+    check_refused(
+        moved("blk.4.nextn.enorm.weight", "blk.4.nextn.enorm.scale"),
+        &["blk.4.nextn.enorm.weight", "missing"],
     );
 }
 

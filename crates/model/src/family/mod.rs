@@ -1,9 +1,10 @@
 //! One module per family, from keys and tensors to the layers of a spec.
 
+mod mtp;
 mod qwen3;
 mod qwen35;
 
-use contract::{FeedForward, LayerSpec, RopeSpec, WeightRef};
+use contract::{FeedForward, LayerSpec, MtpSpec, RopeSpec, WeightRef};
 
 use crate::ModelError;
 use crate::names::{FFN_DOWN, FFN_GATE, FFN_UP};
@@ -15,6 +16,8 @@ pub(crate) struct Trunk {
     pub(crate) trained_context: usize,
     pub(crate) norm_eps: f32,
     pub(crate) layers: Vec<LayerSpec>,
+    /// The multi-token-prediction head, if the file has one.
+    pub(crate) mtp: Option<MtpSpec>,
 }
 
 /// Reads the trunk as the family that the file names.
@@ -45,9 +48,13 @@ struct Common {
     hidden: usize,
     trained_context: usize,
     norm_eps: f32,
-    /// All blocks, prediction blocks included: the length of per-block keys.
+    /// Blocks by the file's count: the length of per-block keys. Some files do not count the
+    /// multi-token-prediction head.
     blocks: usize,
+    /// Blocks of the trunk. The head, if any, is the block behind them.
     trunk: usize,
+    /// Whether there is a multi-token-prediction head.
+    has_mtp: bool,
 }
 
 impl Common {
@@ -60,22 +67,7 @@ impl Common {
             );
             return Err(reader.refuse_key("block_count", detail));
         }
-        // Multi-token-prediction blocks come last and are not part of the trunk.
-        let predicting = reader.optional("nextn_predict_layers")?.unwrap_or(0);
-        let trunk = blocks.saturating_sub(predicting);
-        let first_block = reader
-            .file
-            .tensors()
-            .iter()
-            .any(|t| t.name().starts_with("blk.0."));
-        if trunk == 0 || (predicting > 0 && !first_block) {
-            return Err(reader.unsupported(
-                format!(
-                    "a file of {blocks} blocks, {predicting} of them for multi-token prediction"
-                ),
-                "it lacks the model that these belong to; use the file of the model itself",
-            ));
-        }
+        let mtp = mtp::block(reader, blocks)?;
         let trained_context = reader.count("context_length")?;
         if trained_context > MAX_CONTEXT {
             let detail = format!("{trained_context} tokens, the limit is {MAX_CONTEXT}");
@@ -92,16 +84,30 @@ impl Common {
             trained_context,
             norm_eps: reader.float("attention.layer_norm_rms_epsilon")? as f32,
             blocks,
-            trunk,
+            trunk: mtp.unwrap_or(blocks),
+            has_mtp: mtp.is_some(),
         })
     }
 
-    fn trunk(self, layers: Vec<LayerSpec>) -> Trunk {
+    /// One number per block of a key, as [`Reader::per_block`]; the head's number is the last if
+    /// the file has none for it.
+    fn per_block(&self, reader: &Reader<'_>, suffix: &str) -> Result<Vec<usize>, ModelError> {
+        let mut all = reader.per_block(suffix, self.blocks)?;
+        if self.has_mtp && all.len() == self.trunk {
+            // Blocks without attention have a count of 0.
+            let last = all.iter().rev().find(|n| **n > 0).copied();
+            all.push(last.unwrap_or(0));
+        }
+        Ok(all)
+    }
+
+    fn trunk(self, layers: Vec<LayerSpec>, mtp: Option<MtpSpec>) -> Trunk {
         Trunk {
             hidden: self.hidden,
             trained_context: self.trained_context,
             norm_eps: self.norm_eps,
             layers,
+            mtp,
         }
     }
 }

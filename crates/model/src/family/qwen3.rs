@@ -11,9 +11,15 @@ const FFN_NORM: &str = "ffn_norm.weight";
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let common = Common::read(reader)?;
-    let n_heads = reader.per_block("attention.head_count", common.blocks)?;
-    let n_kv_heads = reader.per_block("attention.head_count_kv", common.blocks)?;
-    let ffn = reader.per_block("feed_forward_length", common.blocks)?;
+    if common.has_mtp {
+        return Err(reader.unsupported(
+            "a Qwen3 model with a multi-token prediction head".to_owned(),
+            "use a file without the head, or a model that was trained with one",
+        ));
+    }
+    let n_heads = common.per_block(reader, "attention.head_count")?;
+    let n_kv_heads = common.per_block(reader, "attention.head_count_kv")?;
+    let ffn = common.per_block(reader, "feed_forward_length")?;
     let mut layers = Vec::with_capacity(common.trunk);
     for index in 0..common.trunk {
         let block = BlockReader { reader, index };
@@ -25,7 +31,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             ffn: dense_ffn(&block, common.hidden, ffn[index])?,
         });
     }
-    Ok(common.trunk(layers))
+    Ok(common.trunk(layers, None))
 }
 
 fn attention(

@@ -2,7 +2,9 @@
 
 use contract::{AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, OutputGate};
 
-use super::{Common, Heads, Trunk, attention_scale, dense_ffn, head_norms, heads, product, rope};
+use super::{
+    Common, Heads, Trunk, attention_scale, dense_ffn, head_norms, heads, mtp, product, rope,
+};
 use crate::ModelError;
 use crate::names::{
     ATTN_K, ATTN_OUT, ATTN_Q, ATTN_QKV, ATTN_V, DELTA_A, DELTA_ALPHA, DELTA_BETA, DELTA_BETA_ALPHA,
@@ -20,11 +22,10 @@ const MAX_TAPS: usize = 16;
 pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let common = Common::read(reader)?;
     let recurrent = recurrent_blocks(reader, &common)?;
-    let n_heads = reader.per_block("attention.head_count", common.blocks)?;
-    let n_kv_heads = reader.per_block("attention.head_count_kv", common.blocks)?;
-    let ffn = reader.per_block("feed_forward_length", common.blocks)?;
-    let mut layers = Vec::with_capacity(common.trunk);
-    for (index, recurrent) in recurrent.into_iter().enumerate() {
+    let n_heads = common.per_block(reader, "attention.head_count")?;
+    let n_kv_heads = common.per_block(reader, "attention.head_count_kv")?;
+    let ffn = common.per_block(reader, "feed_forward_length")?;
+    let layer = |index: usize, recurrent: bool| {
         let block = BlockReader { reader, index };
         let mixer = if recurrent {
             Mixer::GatedDelta(gated_delta(&block, common.hidden)?)
@@ -32,14 +33,26 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             let heads = heads(reader, (n_heads[index], n_kv_heads[index]), index)?;
             Mixer::Attention(attention(&block, heads, common.hidden)?)
         };
-        layers.push(LayerSpec {
+        Ok::<LayerSpec, ModelError>(LayerSpec {
             mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
             mixer,
             ffn_norm: block.vector(FFN_NORM, common.hidden)?,
             ffn: dense_ffn(&block, common.hidden, ffn[index])?,
-        });
+        })
+    };
+    let mut layers = Vec::with_capacity(common.trunk);
+    for (index, recurrent) in recurrent.into_iter().enumerate() {
+        layers.push(layer(index, recurrent)?);
     }
-    Ok(common.trunk(layers))
+    let head = if common.has_mtp {
+        let index = common.trunk;
+        let block = BlockReader { reader, index };
+        // Full attention, whatever the interval says of its index.
+        Some(mtp::read(&block, layer(index, false)?, common.hidden)?)
+    } else {
+        None
+    };
+    Ok(common.trunk(layers, head))
 }
 
 /// Whether each trunk block is a gated-delta block: from the file's list, or else from the

@@ -109,7 +109,7 @@ impl SynthSpec {
         drop(writer.start(&mut head)?);
         let whole = head.len() as u64 + data;
         let bytes = FileBytes::zeros_after(&head, usize::try_from(whole).unwrap_or(usize::MAX))?;
-        let name = format!("{} (random weights)", self.shape.name);
+        let name = self.shape.title();
         let mut loaded = load_bytes(&name, bytes)?;
         let fills: HashMap<&str, Fill> = tensors
             .iter()
@@ -212,10 +212,11 @@ mod tests {
 
     #[test]
     fn in_memory_model_equals_the_written_file() {
-        let synth = SynthSpec::parse("tiny-hybrid:q4_k_m").unwrap();
+        let synth = SynthSpec::parse("tiny-hybrid+mtp:q4_k_m").unwrap();
         let file = load_bytes("tiny", FileBytes::shared(synth.bytes().unwrap().into())).unwrap();
         let made = synth.load().unwrap();
         assert_eq!(made.spec.layers, file.spec.layers);
+        assert_eq!(made.spec.mtp, file.spec.mtp);
         for weight in made.spec.weights() {
             let bytes = made.weights.bytes(weight).unwrap();
             assert_eq!(bytes.len(), weight.bytes());

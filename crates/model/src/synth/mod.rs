@@ -14,7 +14,8 @@ use crate::error::ModelError;
 use crate::recipe::{self, FileShape, Recipe};
 use random_blocks::{BlockPool, WeightRng};
 use shape::{
-    CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, PRESETS, Planned, SynthKind, SynthShape,
+    CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, PRESETS, Planned, SynthKind, SynthMtp,
+    SynthShape,
 };
 use vocabulary::Vocabulary;
 
@@ -51,18 +52,30 @@ enum WeightTypes {
 impl SynthSpec {
     /// Parses `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or
     /// `tiny-dense:mixed`. `q4_k_m-published` is the mix of published files, which benchmarks use.
+    /// A hybrid shape with `+mtp`, as in `tiny-hybrid+mtp:q8_0`, has a multi-token-prediction head;
+    /// with `+mtp-own`, the head has its own embedding and LM head.
     ///
     /// # Errors
     /// [`ModelError::Unknown`] with the known names.
     pub fn parse(text: &str) -> Result<SynthSpec, ModelError> {
         let (name, types) = text.split_once(':').unwrap_or((text, "q4_k_m"));
-        let shape = PRESETS
-            .into_iter()
-            .find(|shape| shape.name == name)
-            .ok_or_else(|| {
-                let known: Vec<&str> = PRESETS.iter().map(|shape| shape.name).collect();
-                unknown("shape", name, known.join(", "))
-            })?;
+        let known = || {
+            let known: Vec<&str> = PRESETS.iter().map(|shape| shape.name).collect();
+            let suffixes = "; +mtp or +mtp-own behind a hybrid shape adds a head";
+            unknown("shape", name, known.join(", ") + suffixes)
+        };
+        let mtp = [SynthMtp::Own, SynthMtp::Shared];
+        let mtp = mtp.into_iter().find(|mtp| name.ends_with(mtp.suffix()));
+        let mtp = mtp.unwrap_or(SynthMtp::None);
+        let preset = name.strip_suffix(mtp.suffix()).unwrap_or(name);
+        let preset = PRESETS.into_iter().find(|shape| shape.name == preset);
+        let shape = SynthShape {
+            mtp,
+            ..preset.ok_or_else(known)?
+        };
+        if shape.kind == SynthKind::Dense && mtp != SynthMtp::None {
+            return Err(known());
+        }
         let only = |name: &str| {
             QuantType::ALL
                 .into_iter()
@@ -150,7 +163,7 @@ impl SynthSpec {
         let mut writer = GgufWriter::new();
         metadata(shape, self.types, &mut writer)?;
         let file = FileShape {
-            block_count: usize::try_from(shape.layers).unwrap_or(usize::MAX),
+            block_count: usize::try_from(shape.blocks()).unwrap_or(usize::MAX),
             tied: shape.tied,
         };
         let mut turn = 0;
@@ -222,17 +235,17 @@ fn metadata(
     };
     let mut put = |key: &str, value: Value| writer.meta(key, value);
     put("general.architecture", architecture.into())?;
-    put(
-        "general.name",
-        format!("{} (random weights)", shape.name).as_str().into(),
-    )?;
+    put("general.name", shape.title().as_str().into())?;
     if let WeightTypes::Recipe(recipe) | WeightTypes::Published(recipe) = types {
         put("general.file_type", Value::U32(recipe.file_type()))?;
     }
     put("general.quantization_version", Value::U32(2))?;
     let count = |n: u64| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let mut put = |key: &str, value: Value| writer.meta(&format!("{architecture}.{key}"), value);
-    put("block_count", count(shape.layers))?;
+    put("block_count", count(shape.blocks()))?;
+    if shape.mtp != SynthMtp::None {
+        put("nextn_predict_layers", Value::U32(1))?;
+    }
     put("context_length", Value::U32(shape.context))?;
     put("embedding_length", count(shape.hidden))?;
     put("feed_forward_length", count(shape.ffn))?;

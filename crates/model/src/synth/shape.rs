@@ -17,6 +17,29 @@ pub(super) struct SynthShape {
     pub vocab: u64,
     pub context: u32,
     pub tied: bool,
+    /// The multi-token-prediction head.
+    pub mtp: SynthMtp,
+}
+
+/// The multi-token-prediction head of a synthetic model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SynthMtp {
+    None,
+    /// With the model's embedding and LM head.
+    Shared,
+    /// With an embedding and an LM head of its own.
+    Own,
+}
+
+impl SynthMtp {
+    /// The suffix of a shape's name.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            SynthMtp::None => "",
+            SynthMtp::Shared => "+mtp",
+            SynthMtp::Own => "+mtp-own",
+        }
+    }
 }
 
 /// The families of synthetic models.
@@ -57,6 +80,7 @@ const fn hybrid(
         vocab: 248_320,
         context: 262_144,
         tied,
+        mtp: SynthMtp::None,
     }
 }
 
@@ -86,6 +110,7 @@ pub(super) const PRESETS: [SynthShape; 9] = [
         vocab: 151_936,
         context: 40_960,
         tied: true,
+        mtp: SynthMtp::None,
     },
     tiny(hybrid("tiny-hybrid", (4, 256, 512), (2, 1), (2, 6), false)),
     tiny(hybrid(
@@ -107,6 +132,7 @@ pub(super) const PRESETS: [SynthShape; 9] = [
         vocab: 0,
         context: 0,
         tied: true,
+        mtp: SynthMtp::None,
     }),
 ];
 
@@ -135,11 +161,22 @@ pub(super) struct Planned {
 }
 
 impl SynthShape {
+    /// The model's display name.
+    pub(super) fn title(&self) -> String {
+        format!("{}{} (random weights)", self.name, self.mtp.suffix())
+    }
+
+    /// Blocks of the file: the layers and the multi-token-prediction head.
+    pub(super) fn blocks(&self) -> u64 {
+        self.layers + u64::from(self.mtp != SynthMtp::None)
+    }
+
     /// Whether layer `i` attends.
     pub(super) fn attends(&self, i: u64) -> bool {
         match self.kind {
             SynthKind::Dense => true,
-            SynthKind::Hybrid { .. } => (i + 1).is_multiple_of(INTERVAL),
+            // The head behind the layers attends too.
+            SynthKind::Hybrid { .. } => (i + 1).is_multiple_of(INTERVAL) || i >= self.layers,
         }
     }
 
@@ -155,10 +192,32 @@ impl SynthShape {
         if !self.tied {
             all.push("output.weight", &[self.hidden, self.vocab], Fill::Matrix);
         }
-        for i in 0..self.layers {
+        for i in 0..self.blocks() {
             self.layer(i, &mut all);
         }
+        if self.mtp != SynthMtp::None {
+            self.mtp_head(&mut all);
+        }
         all.0
+    }
+
+    /// Tensors of the multi-token-prediction head beside its layer.
+    fn mtp_head(&self, all: &mut List) {
+        let (i, hidden) = (self.layers, self.hidden);
+        let mut put =
+            |part: &str, dims: &[u64], fill| all.push(&format!("blk.{i}.nextn.{part}"), dims, fill);
+        put("eh_proj.weight", &[2 * hidden, hidden], Fill::Matrix);
+        put("enorm.weight", &[hidden], Fill::Norm);
+        put("hnorm.weight", &[hidden], Fill::Norm);
+        put("shared_head_norm.weight", &[hidden], Fill::Norm);
+        if self.mtp == SynthMtp::Own {
+            put("embed_tokens.weight", &[hidden, self.vocab], Fill::Matrix);
+            put(
+                "shared_head_head.weight",
+                &[hidden, self.vocab],
+                Fill::Matrix,
+            );
+        }
     }
 
     fn layer(&self, i: u64, all: &mut List) {
@@ -231,6 +290,11 @@ mod tests {
     #[test]
     fn shapes_have_published_tensor_counts() {
         assert_eq!(preset("qwen3.5-27b").tensors().len(), 851);
+        let with_head = SynthShape {
+            mtp: SynthMtp::Shared,
+            ..preset("qwen3.5-27b")
+        };
+        assert_eq!(with_head.tensors().len(), 866);
         assert_eq!(preset("qwen3-0.6b").tensors().len(), 310);
     }
 

@@ -37,6 +37,40 @@ fn tiny_hybrid_has_production_head_sizes() {
 }
 
 #[test]
+fn suffixes_add_a_head_with_shared_or_own_embedding_and_lm_head() {
+    for (text, owns) in [
+        ("tiny-hybrid+mtp:q4_k_m", false),
+        ("tiny-hybrid-r1+mtp-own:q8_0", true),
+    ] {
+        let loaded = load(text);
+        let spec = &loaded.spec;
+        assert_eq!((spec.layers.len(), loaded.facts.ignored.len()), (4, 0));
+        let mtp = spec.mtp.as_ref().unwrap();
+        assert_eq!((mtp.eh_proj.rows, mtp.eh_proj.cols), (256, 512));
+        assert_eq!(mtp.embedding.is_some(), owns);
+        assert_eq!(mtp.head.is_some(), owns);
+        assert_eq!(&*mtp.final_norm.name, "blk.4.nextn.shared_head_norm.weight");
+        let attention = mtp.attention().unwrap();
+        assert_eq!(attention.gate, OutputGate::SigmoidPerHead);
+        assert_eq!(
+            spec.kv_layers().count(),
+            spec.attention_layers().count() + 1
+        );
+        for weight in spec.weights() {
+            assert_eq!(loaded.weights.bytes(weight).unwrap().len(), weight.bytes());
+        }
+        let mut plain = loaded.clone();
+        plain.drop_mtp();
+        assert_eq!(plain.spec.mtp, None);
+        let read = |spec: &contract::ModelSpec| -> usize {
+            spec.weights().iter().map(|w| w.values()).sum()
+        };
+        let head = u64::try_from(read(spec) - read(&plain.spec)).unwrap();
+        assert_eq!(loaded.facts.mtp_parameters, Some(head));
+    }
+}
+
+#[test]
 fn all_types_and_their_mix_round_trip() {
     for ty in QuantType::ALL {
         let loaded = load(&format!("tiny-hybrid-r1:{}", ty.name().to_lowercase()));
@@ -90,6 +124,8 @@ fn unknown_names_are_refused_with_the_known_names() {
         error.contains("qwen3.5-0.8b") && error.contains("tiny-hybrid"),
         "{error}"
     );
+    let error = SynthSpec::parse("tiny-dense+mtp:q8_0").unwrap_err();
+    assert!(error.to_string().contains("hybrid shape"), "{error}");
     let error = SynthSpec::parse("tiny-dense:q9").unwrap_err().to_string();
     assert!(
         error.contains("q4_k_m") && error.contains("iq4_xs"),
