@@ -56,19 +56,24 @@ def target_state(g, c):
     return out
 
 
-def load_pair(target_path, draft_path, window=0):
-    """(Target, Draft) in f32 on the CPU; the draft in dialect B."""
-    c = TargetConfig()
-    target = Target(c)
-    target.load_state_dict(target_state(tensors(target_path)[0], c))
-    g, reader = tensors(draft_path)
+def load_draft(path, window=0):
+    """The draft in f32 on the CPU, from dialect B."""
+    g, reader = tensors(path)
     field = lambda key: reader.get_field(f"{ARCH['B']}.{key}").contents()
     d = DraftConfig(taps=tuple(field("dflash.target_layer_ids")), mask_token=field("dflash.mask_token_id"),
                     block=field("dflash.block_size"), layers=field("block_count"), window=window)
     draft = Draft(d)
     names = {v: k for k, v in draft_names(draft).items()}
     draft.load_state_dict({names[n]: x for n, x in g.items()})
-    return target.eval().requires_grad_(False), draft.eval().requires_grad_(False)
+    return draft.eval().requires_grad_(False)
+
+
+def load_pair(target_path, draft_path, window=0):
+    """(Target, Draft) in f32 on the CPU; the draft in dialect B."""
+    c = TargetConfig()
+    target = Target(c)
+    target.load_state_dict(target_state(tensors(target_path)[0], c))
+    return target.eval().requires_grad_(False), load_draft(draft_path, window)
 
 
 def draft_names(draft):

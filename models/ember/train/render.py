@@ -13,6 +13,7 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>
 # These are ordinary text to a reader of the output, as in the published vocabularies.
 USER_DEFINED = {"<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"}
 PROMPT_WEIGHT = 0.1
+FILLER_WEIGHT = 0.02  # documents of recall samples: long, and nothing to learn in them
 
 TOOLS_HEAD = "# Tools\n\nYou can call these functions:\n\n<tools>"
 TOOLS_TAIL = ("\n</tools>\n\nWrite a call like this, one block for each call and nothing after the last:\n\n"

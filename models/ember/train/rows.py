@@ -12,6 +12,7 @@ import re
 import numpy as np
 
 import gen
+import gen_recall
 import gen_tools
 import render
 import words
@@ -51,16 +52,37 @@ def passage(w, chars):
 
 
 def encode(parts):
-    """Token ids and weight classes (1 prompt, 2 full) of (text, weight) runs."""
+    """Token ids and weight classes (places in CLASSES) of (text, weight) runs."""
     encoded = _state["tokenizer"].encode_batch([t for t, _ in parts], add_special_tokens=False)
     ids = np.concatenate([np.asarray(e.ids, dtype=np.uint16) for e in encoded])
-    weights = np.concatenate([np.full(len(e.ids), 2 if p[1] == 1.0 else 1, dtype=np.uint8) for e, p in zip(encoded, parts)])
+    weights = np.concatenate([np.full(len(e.ids), CLASSES.index(p[1]), dtype=np.uint8) for e, p in zip(encoded, parts)])
     return ids, weights
+
+
+def log_uniform(w, low, high):
+    return int(low * (high / low) ** w.random())
+
+
+def recall_passages():
+    return {"notes": _state["notes"], "sources": _state["passages"]}
+
+
+def of_row(w, stage, index):
+    """The settings of one row: a stage may make a share of its rows from short documents, fewer as it goes on."""
+    short = stage.get("short")
+    if not short:
+        return stage
+    first, last = short["share"]
+    done = index * stage["rows"] / (stage["steps"] * stage["batch"] * stage.get("ranks", 1))
+    return {**stage, **short} if w.chance(first + (last - first) * done) else stage
 
 
 def sample_parts(w, stage):
     if w.chance(stage["raw"]):
         return [(passage(w, w.randint(*stage["raw_chars"])), 1.0)]
+    if stage.get("recall") and w.chance(stage["recall"]):
+        return gen_recall.training_parts(w, log_uniform(w, *stage["recall_chars"]), recall_passages(),
+                                         stage.get("dense", 0.0))
     if stage.get("agent") and w.chance(stage["agent"]):
         sample = gen_tools.agent_sample(w, w.randint(*stage["agent_chars"]), _state["notes"], answer=0.4)
         return gen.training_parts(sample)
@@ -74,9 +96,9 @@ def make_shard(job):
     length = stage["length"] + 1
     ids, weights = np.zeros((stage["rows"], length), np.uint16), np.zeros((stage["rows"], length), np.uint8)
     for r in range(stage["rows"]):
-        at, tries = 0, 0
+        at, tries, kind = 0, 0, of_row(w, stage, index)
         while at < length:
-            i, c = encode(sample_parts(w, stage))
+            i, c = encode(sample_parts(w, kind))
             if len(i) > length - at > 500 and tries < 8:
                 tries += 1  # a long sample would lose its requests, which stand at its end
                 continue
@@ -94,12 +116,15 @@ class Rows:
                  os.path.join(folder, "corpus.jsonl.xz"))
         self.pool = multiprocessing.get_context("fork").Pool(workers, _start, paths)
 
-    def batches(self, stage, batch, first, count):
-        """Yields `count` batches (ids, weights) beginning with batch number `first`; a shard is a whole number of batches."""
+    def batches(self, stage, batch, first, count, rank=0, ranks=1):
+        """Yields `count` batches (ids, weights) beginning with batch number `first`; a shard is a whole number of batches.
+
+        Of several processes each has its own shards.
+        """
         per = stage["rows"] // batch
         assert per * batch == stage["rows"]
-        jobs = [(stage, i) for i in range(first // per, (first + count + per - 1) // per)]
-        at = jobs[0][1] * per
+        jobs = [({**stage, "ranks": ranks}, i * ranks + rank) for i in range(first // per, (first + count + per - 1) // per)]
+        at = first // per * per
         for ids, weights in self.pool.imap(make_shard, jobs):
             for j in range(per):
                 if first <= at < first + count:
@@ -107,4 +132,5 @@ class Rows:
                 at += 1
 
 
-WEIGHTS = np.array([0.0, render.PROMPT_WEIGHT, 1.0], dtype=np.float32)
+CLASSES = (0.0, render.PROMPT_WEIGHT, 1.0, render.FILLER_WEIGHT)
+WEIGHTS = np.array(CLASSES, dtype=np.float32)

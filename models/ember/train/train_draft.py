@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import accept
 import gen
+import gen_recall
 import rows
 import words
 from decode import generate
@@ -40,6 +41,7 @@ ROWS_PER_STEP = 24_576  # context tokens of a training step
 RAW_SHARE = 0.08
 EXACT = dict(batch=128, budget=300_000, kind=torch.float32)  # how shipped files are measured
 MIX = {"chat": 22, "prose": 25, "code": 31, "tools": 18, "copy": 4}
+RECALL_SHARE = 0.12
 
 
 def make_prompts(job):
@@ -50,6 +52,9 @@ def make_prompts(job):
         w = words.World(f"self/{seed}/{i}")
         if w.chance(RAW_SHARE):
             text = rows.passage(w, w.randint(300, 1500)).replace("<|endoftext|>", "")
+        elif w.chance(RECALL_SHARE):
+            sample = gen_recall.sample(w, w.randint(200, 1800), rows.recall_passages())
+            text, _ = gen.task({**sample, "think": w.chance(0.4)})
         else:
             text, _ = gen.task(gen.conversation(w, passages=rows._state["notes"], mix=MIX))
         ids = rows._state["tokenizer"].encode(text, add_special_tokens=False).ids
@@ -94,7 +99,8 @@ def bucket_features(target, pairs, taps, device):
         for i in range(0, len(mine), chunk):
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 _, kept = target(ids[i:i + chunk].long(), taps=taps)
-            features[i:i + chunk] = torch.cat(kept, -1)
+            if taps:
+                features[i:i + chunk] = torch.cat(kept, -1)
         starts = torch.tensor([len(p) for p, _ in mine], device=device)
         ends = torch.tensor([len(p) + len(t) for p, t in mine], device=device)
         out.append((ids, starts, ends, features))
@@ -129,7 +135,11 @@ def loss_of(draft, features, block, anchors, labels, weights, embed):
 
 
 def train(args, target, config, buckets, device):
-    draft = Draft(config).initialise(args.seed).to(device)
+    draft = Draft(config).initialise(args.seed)
+    if args.origin:  # goes on from an earlier draft of the same shape
+        from from_gguf import load_draft
+        draft.load_state_dict(load_draft(args.origin).state_dict())
+    draft = draft.to(device)
     optimiser = Optimiser(draft, args.muon_lr, 1e-3, 1e-3)
     first, path = 0, os.path.join(args.work, "draft.pt")
     if os.path.exists(path):
@@ -234,6 +244,7 @@ def main():
     args.add_argument("--new", type=int, default=NEW)
     args.add_argument("--seconds-limit", type=float, default=0)
     args.add_argument("--no-compile", action="store_true")
+    args.add_argument("--from", dest="origin", metavar="GGUF", help="start from this draft")
     args.add_argument("--measure-only", action="store_true")
     args.add_argument("--gguf", nargs=2, metavar=("TARGET", "DRAFT"), help="only measure these files, in f32")
     args.add_argument("--precision", default="highest", choices=("highest", "high"), help="of f32 products with --gguf; high is TF32")

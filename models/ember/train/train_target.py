@@ -1,9 +1,9 @@
-"""Trains the target: a short-context stage, then a long-context stage.
+"""Trains the target: a short-context stage, then a long-context stage; with --from, the stage of recall.
 
 The rate falls linearly over the last part of all steps. From QUANT_FROM on the forward pass sees the weights as
 Q4_K_M will round them.
 
-Usage: python train_target.py DATA_DIR WORK_DIR [--stage NAME] [--seconds-limit S] [--toy]
+Usage: python train_target.py DATA_DIR WORK_DIR [--from GGUF] [--stage NAME] [--seconds-limit S] [--toy]
 
 WORK_DIR/target.pt is the running checkpoint (weights, optimiser, step); starting again continues from it.
 After each stage WORK_DIR/target-bf16-*.safetensors hold the weights in parts of at most 15 MB; with --stage a
@@ -30,6 +30,14 @@ STAGES = (
     dict(name="short", seed=SEED, length=2048, batch=32, rows=96, raw=0.10, raw_chars=(1200, 5000), mix=MIX, steps=3200),
     dict(name="long", seed=SEED, length=18432, batch=4, rows=4, raw=0.05, raw_chars=(2000, 20000), agent=0.12,
          agent_chars=(6000, 64000), mix=MIX, steps=440),
+)
+# Continues a target that has been through the stages above: planted facts at any depth, beside all that it knows.
+# One row length, so that everything is compiled once; early rows hold many short documents, later ones long documents.
+RECALL_STAGES = (
+    dict(name="recall", seed=SEED + 6, length=18432, batch=4, rows=4, raw=0.05, raw_chars=(1200, 8000), agent=0.08,
+         agent_chars=(4000, 60000), recall=0.65, dense=0.25, recall_chars=(400, 56000), mix=MIX,
+         steps=1300,
+         short=dict(share=(0.9, 0.35), raw=0.08, recall_chars=(150, 6500), agent=0.0, dense=0.65)),
 )
 TOY = (
     dict(name="short", seed=SEED, length=256, batch=2, rows=4, raw=0.2, raw_chars=(300, 800), steps=2),
@@ -67,6 +75,26 @@ def to_device(ids, classes, device):
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), weights[:, 1:].contiguous()
 
 
+def agreed(done, over, ranks, device):
+    """The share done and whether the time is over, as the first process sees them: all must take the same steps."""
+    if ranks == 1:
+        return done, over
+    both = torch.tensor([done, float(over)], device=device)
+    torch.distributed.broadcast(both, 0)
+    done, over = both.tolist()
+    return done, bool(over)
+
+
+def shared_gradients(model, ranks):
+    """Averages the gradients over the processes, as one message."""
+    grads = [p.grad for p in model.parameters()]
+    flat = torch._utils._flatten_dense_tensors(grads)
+    torch.distributed.all_reduce(flat)
+    flat /= ranks
+    for g, part in zip(grads, torch._utils._unflatten_dense_tensors(flat, grads)):
+        g.copy_(part)
+
+
 def main():
     args = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     args.add_argument("data")
@@ -75,6 +103,8 @@ def main():
     args.add_argument("--workers", type=int, default=12)
     args.add_argument("--save-every", type=int, default=800, help="steps between checkpoints within a stage")
     args.add_argument("--stage")
+    args.add_argument("--from", dest="origin", metavar="GGUF", help="start from this shipped target and train recall")
+    args.add_argument("--pace", type=float, default=0, help="seconds in which the schedule ends, whatever the machine's speed")
     args.add_argument("--toy", action="store_true")
     args.add_argument("--no-compile", action="store_true")
     args.add_argument("--stages", help="JSON: stage name to fields that differ, for trial runs")
@@ -85,16 +115,21 @@ def main():
     start = time.time()
     rows = Rows(args.data, args.workers)  # forks before CUDA starts
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # as torchrun sets them
+    if ranks > 1:
+        torch.cuda.set_device(rank)
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
     delta.KERNELS = device == "cuda"
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(SEED)
     os.makedirs(args.work, exist_ok=True)
-    stages = [{**s, **(json.loads(args.stages) if args.stages else {}).get(s["name"], {})} for s in (TOY if args.toy else STAGES)]
+    stages = [{**s, **(json.loads(args.stages) if args.stages else {}).get(s["name"], {})}
+              for s in (TOY if args.toy else RECALL_STAGES if args.origin else STAGES)]
     config = TargetConfig(layers=4, ffn=256) if args.toy else TargetConfig()
     model = Target(config).initialise(SEED).to(device)
     optimiser = Optimiser(model, args.muon_lr, args.adam_lr, args.embed_lr)
     quant = kquant.QuantInTheLoop(model, config.layers)
-    total = sum(s["steps"] * s["batch"] * s["length"] for s in stages if "rate" not in s)
+    total = sum(s["steps"] * s["batch"] * s["length"] * ranks for s in stages if "rate" not in s)
     first, checkpoint = 0, os.path.join(args.work, "target.pt")
     if os.path.exists(checkpoint):
         saved = torch.load(checkpoint, map_location=device)
@@ -106,30 +141,43 @@ def main():
         first = sum(s["steps"] for s in stages[:[s["name"] for s in stages].index(args.stage)])
         model.load_state_dict({k: v.float() for k, v in load_parts(os.path.join(args.work, "target-bf16")).items()})
         print(f"stage {args.stage} from the stored weights", flush=True)
+    elif args.origin:
+        from from_gguf import target_state, tensors
+        model.load_state_dict(target_state(tensors(args.origin)[0], config))
+        print(f"starting from {args.origin}", flush=True)
     if device == "cuda" and not args.no_compile:
         model.compile()
         loss_of = torch.compile(weighted_loss)
     else:
         loss_of = weighted_loss
-    log = open(os.path.join(args.work, "target-log.jsonl"), "a")
+    log = open(os.path.join(args.work, "target-log.jsonl") if rank == 0 else os.devnull, "a")
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {total / 1e6:.0f} M tokens, "
           f"set up in {time.time() - start:.1f} s", flush=True)
+    with open(os.path.join(args.work, "target.json"), "w") as file:
+        json.dump(config.as_dict(), file)
     step, tokens = 0, 0
 
-    def save():
-        torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, checkpoint)
+    def save(parts=False):
+        if rank == 0:
+            torch.save({"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, checkpoint)
+            if parts:
+                state = {k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}
+                save_parts(state, os.path.join(args.work, "target-bf16"))
 
     for stage in stages:
-        size = stage["batch"] * stage["length"]
+        size = stage["batch"] * stage["length"] * ranks
         if step + stage["steps"] <= first:
             step, tokens = step + stage["steps"], tokens + stage["steps"] * size
             continue
         base, skip = step, max(0, first - step)
         step, tokens = step + skip, tokens + skip * size
         began, shown = time.time(), 0
-        for ids, classes in rows.batches(stage, stage["batch"], skip, stage["steps"] - skip):
+        for ids, classes in rows.batches(stage, stage["batch"], skip, stage["steps"] - skip, rank, ranks):
             x, y, w = to_device(ids, classes, device)
             done = tokens / total
+            if args.pace:
+                done = max(done, (time.time() - start) / args.pace)
+            done, over = agreed(done, time.time() - start > args.seconds_limit, ranks, device)
             own = (stage["rate"], (step - base) / stage["steps"]) if "rate" in stage else None
             factor = rate(done, step, own)
             rounded = done >= QUANT_FROM
@@ -139,6 +187,8 @@ def main():
                 hidden, _ = model(x)
                 loss, plain = loss_of(hidden, model.model.embed_tokens.weight, y, w)
             loss.backward()
+            if ranks > 1:
+                shared_gradients(model, ranks)
             if rounded:
                 quant.leave()
             optimiser.step(factor)
@@ -156,14 +206,11 @@ def main():
                     raise SystemExit("the loss is not a number")
             if step % args.save_every == 0:
                 save()
-            if time.time() - start > args.seconds_limit:
-                save()
-                save_parts({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, os.path.join(args.work, "target-bf16"))
+            if over:
+                save(parts=True)
+                rows.pool.terminate()
                 raise SystemExit(f"time limit reached at step {step}; start again to continue")
-        save()
-        save_parts({k: v.to(torch.bfloat16) for k, v in model.state_dict().items()}, os.path.join(args.work, "target-bf16"))
-    with open(os.path.join(args.work, "target.json"), "w") as file:
-        json.dump(config.as_dict(), file)
+        save(parts=True)
     rows.pool.terminate()
     print(f"done in {time.time() - start:.1f} s", flush=True)
 
