@@ -7,25 +7,33 @@ use std::sync::Arc;
 use memmap2::{Mmap, MmapOptions};
 
 use crate::GgufError;
+use crate::truncation::WatchedMap;
 
 /// The bytes of one file, read in place.
 ///
 /// # A file that changes while it is mapped
 /// The map is a view of the file, not a copy. If a mapped file is *shortened*, reading a lost page
-/// ends the process with `SIGBUS`; nothing here can prevent it. If a mapped file is *overwritten in
-/// place*, the reader sees the change. Replace a model file by writing a new one and renaming it
-/// over the old file: the map then keeps the old content.
+/// ends the process with `SIGBUS`, unless [`watch_truncation`](crate::watch_truncation) was
+/// called. If a mapped file is *overwritten in place*, the reader sees the change. Replace a model
+/// file by writing a new one and renaming it over the old file: the map then keeps the old content.
 #[derive(Debug)]
 pub struct FileBytes(Backing);
 
 #[derive(Debug)]
 enum Backing {
-    /// Unmapped when dropped.
-    Map(Mmap),
+    Map(MappedFile),
     Shared(Arc<[u8]>),
     Static(&'static [u8]),
     /// Anonymous memory. Unmapped when dropped.
     Anonymous(Mmap),
+}
+
+/// A mapped file. Fields are dropped in this order: the watch ends before the map.
+#[derive(Debug)]
+struct MappedFile {
+    _watch: WatchedMap,
+    /// Unmapped when dropped.
+    map: Mmap,
 }
 
 impl FileBytes {
@@ -51,7 +59,9 @@ impl FileBytes {
             return Ok(FileBytes(Backing::Static(&[])));
         }
         let file = File::open(path).map_err(io)?;
-        Ok(FileBytes(Backing::Map(map(&file).map_err(io)?)))
+        let map = map(&file).map_err(io)?;
+        let _watch = WatchedMap::new(path, &map);
+        Ok(FileBytes(Backing::Map(MappedFile { _watch, map })))
     }
 
     /// Bytes that are already in memory and shared.
@@ -102,7 +112,8 @@ impl std::ops::Deref for FileBytes {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Backing::Map(map) | Backing::Anonymous(map) => map,
+            Backing::Map(file) => &file.map,
+            Backing::Anonymous(map) => map,
             Backing::Shared(bytes) => bytes,
             Backing::Static(bytes) => bytes,
         }

@@ -22,6 +22,7 @@ mod meta;
 mod parse;
 mod split;
 mod tensors;
+mod truncation;
 mod value;
 mod write;
 
@@ -30,5 +31,6 @@ pub use error::GgufError;
 pub use file::GgufFile;
 pub use meta::Meta;
 pub use tensors::{TensorInfo, TensorType};
+pub use truncation::{OnTruncation, TRUNCATED_EXIT, truncated_file, watch_truncation};
 pub use value::{Array, GgufString, Value};
 pub use write::{GgufBody, GgufWriter};

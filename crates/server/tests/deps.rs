@@ -104,7 +104,7 @@ const HOMES: [(&str, &[&str]); 48] = [
     ("ureq", &["server"]),
     ("utoipa", &["server"]),
     ("uuid", &["server"]),
-    ("libc", &["server", "cpu"]),
+    ("libc", &["gguf"]),
     ("tempfile", &["conformance", "cuda", "server"]),
 ];
 

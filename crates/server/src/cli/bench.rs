@@ -29,7 +29,7 @@ pub struct BenchArgs {
     /// A benchmark other than single passes.
     #[command(subcommand)]
     pub benchmark: Option<BenchCommand>,
-    /// The GGUF file to measure.
+    /// The GGUF file to measure [default: the bundled model].
     #[arg(conflicts_with = "synthetic")]
     pub model: Option<PathBuf>,
     /// A random-weight model instead: a shape and a recipe, as for `hearth synth`.

@@ -93,7 +93,8 @@ pub enum Command {
         Without MODEL, the bundled toy model is served.\n\
         A configuration file holds flags without their dashes: port = 9000, no-cors = true.\n\
         SIGINT or SIGTERM stops the server after running requests; a second one stops it at once.\n\
-        Exit status: 0 stopped by a signal, 1 error, 2 wrong command line, 130 second signal."
+        Exit status: 0 stopped by a signal, 1 error, 2 wrong command line, 74 model file\n\
+        shortened while in use, 130 second signal."
     )]
     Serve(Box<ServeArgs>),
     /// Show the server's settings.
@@ -201,9 +202,13 @@ pub struct DeviceArgs {
     /// Tokens of a prefill chunk, a multiple of 64 [default: 512 on the CPU, 2048 on a GPU].
     #[arg(long, env = "HEARTH_CHUNK", value_name = "TOKENS")]
     pub chunk: Option<usize>,
-    /// The most GPU memory to use, such as `24G` [default: all free memory].
+    /// The most GPU memory to use, such as `24G` [default: all free memory less --vram-headroom].
     #[arg(long, env = "HEARTH_VRAM_LIMIT", value_name = "SIZE")]
     pub vram_limit: Option<String>,
+    /// GPU memory to leave free, such as `1G`, or `0` [default: 512 MiB or 3 % of what is free,
+    /// whichever is more; nothing with --vram-limit].
+    #[arg(long, env = "HEARTH_VRAM_HEADROOM", value_name = "SIZE")]
+    pub vram_headroom: Option<String>,
     /// Launch kernels one by one instead of as CUDA graphs, for debugging.
     #[arg(long, env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
     pub eager: bool,

@@ -168,6 +168,7 @@ impl Report {
             plan,
             memory,
             device,
+            usable,
             why,
         } = match fitted {
             Ok(fitted) => fitted,
@@ -184,6 +185,7 @@ impl Report {
                 shape::fact("device", format!("{}: {}", device.id, device.name)),
                 shape::fact("features", device.features.join(", ")),
                 bytes("free_bytes", device.free_bytes),
+                bytes("headroom_bytes", usable.headroom),
                 shape::fact("context", plan.limits.context),
                 shape::fact("sequences", plan.limits.sequences),
                 shape::fact("pool_tokens", plan.limits.pool_tokens()),

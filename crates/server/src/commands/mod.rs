@@ -31,6 +31,8 @@ mod tree;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
+use gguf::{OnTruncation, TRUNCATED_EXIT};
+
 use crate::cli::{Command, ConfigCommand, LogFormat};
 use crate::config::{self, ConfigError};
 use crate::error::ServeError;
@@ -66,6 +68,7 @@ pub fn main(bundled: Bundled) -> ExitCode {
     for variable in &parsed.unknown_variables {
         tracing::warn!("{variable}");
     }
+    gguf::watch_truncation(OnTruncation::EndProcess);
     let result = match cli.command {
         Command::Serve(args) => serve::serve(*args, &parsed.settings, bundled),
         Command::Config(ConfigCommand::Show(args)) => show::show(&args, parsed.settings, bundled),
@@ -89,6 +92,10 @@ pub fn main(bundled: Bundled) -> ExitCode {
             Some(ServeError::Forced) => {
                 fail(&error);
                 ExitCode::from(INTERRUPTED)
+            }
+            _ if gguf::truncated_file().is_some() => {
+                fail(&error);
+                ExitCode::from(TRUNCATED_EXIT)
             }
             _ => fail(&error),
         },

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use contract::Limits;
 use decode::{SchedulerConfig, SpeculationConfig};
-use gguf::GgufFile;
+use gguf::{GgufFile, OnTruncation};
 use model::DraftFile;
 use tokio::net::TcpListener;
 
@@ -52,6 +52,8 @@ pub(super) fn serve(
     if args.dry_run {
         return dry_run(&args, bundled);
     }
+    // The engine ends requests with an error; only then does the process end.
+    gguf::watch_truncation(OnTruncation::ReadZeros);
     config::log(settings);
     if args.window.attention_window > 0 {
         tracing::warn!(

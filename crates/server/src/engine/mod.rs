@@ -221,7 +221,10 @@ fn run_engine(
         })
     }));
     let loaded = match loading {
-        Ok(Ok(loaded)) => loaded,
+        Ok(Ok(loaded)) => match truncation() {
+            None => loaded,
+            Some(error) => return fail(&status, &mut inbox, error.to_string()),
+        },
         Ok(Err(error)) => return fail(&status, &mut inbox, error.to_string()),
         Err(panic) => return fail(&status, &mut inbox, panic_text(panic.as_ref())),
     };
@@ -271,6 +274,16 @@ fn run_engine(
             status.send_modify(|p| p.phase = EnginePhase::Stopped);
         }
     }
+}
+
+/// The error after a model file was shortened while it is in use.
+fn truncation() -> Option<contract::DeviceError> {
+    gguf::truncated_file().map(|file| contract::DeviceError::DeviceLost {
+        during: "reading the weights",
+        detail: format!(
+            "{file}: the file was shortened while it was in use; replace a model file by renaming a new one over it"
+        ),
+    })
 }
 
 /// Publishes the failure; requests still in the inbox see their channel close.
@@ -343,7 +356,12 @@ impl EngineLoop<'_> {
             }
             heartbeat.begin_step();
             let begun = Instant::now();
-            let outcome = self.scheduler.step(&mut events);
+            let mut outcome = self.scheduler.step(&mut events);
+            if let Some(error) = truncation() {
+                // What the step has computed is worthless: lost weights were read as zeros.
+                events.clear();
+                outcome = Err(error);
+            }
             if let Err(error) = &outcome {
                 // Published before the error events, so that a client that asks for health sees the
                 // failure.

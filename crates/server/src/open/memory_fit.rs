@@ -19,6 +19,7 @@ use contract::{
 
 use crate::cli::DeviceArgs;
 use crate::open::drafting::Drafting;
+use crate::open::headroom::UsableMemory;
 use crate::progress::bytes_text;
 
 /// Maximum default context on the CPU.
@@ -58,6 +59,8 @@ pub(crate) struct FittedPlan {
     pub memory: MemoryPlan,
     /// Device.
     pub device: DeviceInfo,
+    /// The memory that the plan may take.
+    pub usable: UsableMemory,
     /// Why this KV cache type and context were chosen.
     pub why: String,
 }
@@ -88,7 +91,8 @@ struct FitBudget<'a> {
     enough: usize,
     /// Bytes available.
     bytes: u64,
-    sequences: usize,
+    /// The bytes available in words, for refusals.
+    free: String,
 }
 
 /// Candidate KV cache types from flags.
@@ -242,12 +246,10 @@ fn refusal_text(
     rejected: &[String],
     bytes_for: impl Fn(KvFormats, usize) -> Result<u64, DeviceError>,
 ) -> String {
-    let free = bytes_text(budget.bytes);
+    let free = &budget.free;
     let tried = rejected.join(", ");
     let Some(context) = budget.asked else {
-        return format!(
-            "even a context of {MIN_CONTEXT} tokens does not fit: {tried}; {free} are free"
-        );
+        return format!("even a context of {MIN_CONTEXT} tokens does not fit: {tried}; {free}");
     };
     let fits = |kv: KvFormats| {
         longest_context(context, |n| {
@@ -260,9 +262,8 @@ fn refusal_text(
         _ => "no context fits; use a smaller model".to_owned(),
     };
     format!(
-        "--max-ctx {context}: a context of {context} tokens for {} sequences to share does not fit: {tried}, and {free} \
-         are free; {instead}, or lower --max-sequences or --kv-pool, or use a coarser --kv-type",
-        budget.sequences
+        "--max-ctx {context}: a context of {context} tokens does not fit: {tried}, and {free}; \
+         {instead}, or run fewer sequences, or use a coarser --kv-type"
     )
 }
 
@@ -336,7 +337,8 @@ pub(crate) fn fit_with_draft(
             pool: Some(pool),
         },
     };
-    let free = device.free_bytes;
+    let usable = UsableMemory::of(args, &device)?;
+    let free = usable.bytes;
     let choices = choices(args, on_gpu)?;
     let budget = FitBudget {
         choices: &choices,
@@ -357,7 +359,7 @@ pub(crate) fn fit_with_draft(
         } else {
             free / 5 * 4
         },
-        sequences: request.sequences,
+        free: usable.text(),
     };
     let bytes_for = |kv: KvFormats, (context, pool): (usize, usize)| {
         let memory = backend.estimate(&plan(kv, context, pool))?;
@@ -378,6 +380,7 @@ pub(crate) fn fit_with_draft(
         plan,
         memory,
         device,
+        usable,
         why: choice.why,
     })
 }
@@ -478,7 +481,7 @@ mod tests {
             longest: 262_144,
             enough: SUFFICIENT_CONTEXT,
             bytes,
-            sequences: 1,
+            free: String::new(),
         };
         choose_kv(&budget, bytes_for)
     }
@@ -492,11 +495,7 @@ mod tests {
         let refused = choice(&GPU_KV_FORMATS, Some(600_000), 24_000)
             .unwrap_err()
             .to_string();
-        for part in [
-            "--max-ctx 600000",
-            "free",
-            "--max-ctx 571392 fits with tq3_0",
-        ] {
+        for part in ["--max-ctx 600000", "--max-ctx 571392 fits with tq3_0"] {
             assert!(refused.contains(part), "{part} in {refused}");
         }
     }

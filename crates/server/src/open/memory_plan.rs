@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cli::InspectArgs;
 use crate::open::drafting::Drafting;
+use crate::open::headroom::UsableMemory;
 use crate::open::{self, memory_fit};
 use crate::progress::bytes_text;
 
@@ -71,7 +72,7 @@ pub(crate) fn table(
     drafting: &Drafting,
 ) -> anyhow::Result<(String, Value)> {
     let device = backend.probe()?;
-    let room = device.free_bytes;
+    let room = UsableMemory::of(&args.device, &device)?.bytes;
     let plan = |format: KvFormat, context: usize| OpenPlan {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),

@@ -3,6 +3,7 @@
 pub mod bundled;
 pub mod devices;
 pub(crate) mod drafting;
+pub(crate) mod headroom;
 mod memory_fit;
 pub(crate) mod memory_plan;
 pub(crate) mod model_path;
@@ -180,6 +181,7 @@ pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedPlan) -> [S
         plan,
         memory,
         device,
+        usable,
         why,
     } = fitted;
     let facts = &loaded.facts;
@@ -192,12 +194,13 @@ pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedPlan) -> [S
             bytes_text(facts.bytes)
         ),
         format!(
-            "device {}: {} ({}), {} of {} free",
+            "device {}: {} ({}), {} of {} free{}",
             device.id,
             device.name,
             device.features.join(", "),
             bytes_text(device.free_bytes),
-            bytes_text(device.total_bytes)
+            bytes_text(device.total_bytes),
+            usable.left_text()
         ),
         format!(
             "memory {}: weights {} (and {} read in place from the file), cache {} for {} sequences of up to {} \

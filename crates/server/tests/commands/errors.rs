@@ -135,7 +135,7 @@ fn numbers_out_of_range_name_their_flag() {
         "--kv-pool",
         "68719476736",
     ];
-    check_refused(&huge, 1, &["--max-ctx 16777216", "4096 sequences", "free"]);
+    check_refused(&huge, 1, &["--max-ctx 16777216", "fewer sequences", "free"]);
     check_refused(
         &["run", name, "Hi", "--max-ctx", "99999999999999"],
         1,

@@ -16,4 +16,6 @@ mod running;
 mod scripted;
 mod serving;
 mod settings;
+mod tips;
+mod truncation;
 mod windows;

@@ -58,7 +58,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         model: args.model.as_deref(),
         synthetic: args.synthetic.as_deref(),
         seed: args.seed,
-        bundled: None,
+        bundled: Some(bundled),
     };
     let loaded = model(&source)?;
     let shapes = parse_shapes(&args.verify)?;
@@ -76,6 +76,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         mut plan,
         memory,
         device,
+        usable,
         why,
     } = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     if args.draft.is_some() {
@@ -85,6 +86,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         plan: plan.clone(),
         memory,
         device: device.clone(),
+        usable,
         why,
     };
     for line in open::plan_lines(&loaded, &fitted) {

@@ -312,12 +312,12 @@ fn report(
     match knee {
         Some(knee) if over_plain(&trees, knee, plain.per_s()) => writeln!(
             out,
-            "best: --ddtree-budget {knee} (the smallest budget within {:.0} % of the fastest); nothing was stored",
+            "best: hearth serve --ddtree-budget {knee} (the smallest budget within {:.0} % of the fastest); nothing was stored",
             TOLERANCE * 100.0
         )?,
         _ => writeln!(
             out,
-            "no budget is faster than plain decoding here: --no-speculation; nothing was stored"
+            "no budget is faster than plain decoding here: hearth serve --no-speculation; nothing was stored"
         )?,
     }
     if let Some(path) = &args.json {
