@@ -34,4 +34,4 @@ pub mod tools;
 
 pub use error::{ChatError, ErrorKind};
 pub use request::LATE_SYSTEM_MARKER;
-pub use tokenizer::{SpecialTokens, Tokenizer, UnicodeNormalizer};
+pub use tokenizer::{CancelFlag, EncodeLimit, SpecialTokens, Tokenizer, UnicodeNormalizer};

@@ -6,6 +6,7 @@
 
 mod byte_alphabet;
 mod encode_cache;
+mod encode_limit;
 mod pre_tokenize;
 mod special_strings;
 
@@ -18,6 +19,7 @@ use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
 
 use self::byte_alphabet::ByteAlphabet;
 use self::encode_cache::EncodeCache;
+pub use self::encode_limit::{CancelFlag, EncodeLimit};
 use self::pre_tokenize::PreTokenizerSplitter;
 use self::special_strings::SpecialStrings;
 use crate::error::ChatError;
@@ -129,34 +131,34 @@ impl Tokenizer {
         self.encode_up_to(text, special, usize::MAX)
     }
 
-    /// As [`encode`](Tokenizer::encode), but stops once there are more than `limit` ids: the cost
-    /// depends on the limit and not on the text.
-    pub fn encode_up_to(
+    /// As [`encode`](Tokenizer::encode), but stops at the limit: the cost depends on it and not on
+    /// the text. Also fails if the limit's flag is set.
+    pub fn encode_up_to<'a>(
         &self,
         text: &str,
         special: SpecialTokens,
-        limit: usize,
+        limit: impl Into<EncodeLimit<'a>>,
     ) -> Result<Vec<TokenId>, ChatError> {
         let everything = 0..text.len();
         let literals = match special {
             SpecialTokens::Parse => &[],
             SpecialTokens::AsText => std::slice::from_ref(&everything),
         };
-        self.encode_masked(text, literals, limit)
+        self.encode_masked(text, literals, limit.into())
     }
 
     /// The ids of a rendered prompt: special strings from the template match, those from a client's
     /// text do not. The beginning-of-text token is prepended if the file asks for it.
     pub fn encode_rendered(&self, rendered: &RenderedPrompt) -> Result<Vec<TokenId>, ChatError> {
-        self.encode_rendered_up_to(rendered, usize::MAX)
+        self.encode_rendered_up_to(rendered, usize::MAX.into())
     }
 
-    /// As [`encode_rendered`](Tokenizer::encode_rendered), but stops once there are more than
-    /// `limit` ids.
+    /// As [`encode_rendered`](Tokenizer::encode_rendered), but stops at the limit. Also fails if
+    /// the limit's flag is set.
     pub fn encode_rendered_up_to(
         &self,
         rendered: &RenderedPrompt,
-        limit: usize,
+        limit: EncodeLimit<'_>,
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = self.encode_masked(&rendered.text, &rendered.literals, limit)?;
         Ok(match self.prefix {
@@ -176,13 +178,13 @@ impl Tokenizer {
         &self,
         text: &str,
         literals: &[Range<usize>],
-        limit: usize,
+        limit: EncodeLimit<'_>,
     ) -> Result<Vec<TokenId>, ChatError> {
-        let mut ids = Vec::with_capacity((text.len() / 3).min(limit));
+        let mut ids = Vec::with_capacity((text.len() / 3).min(limit.tokens));
         let mut start = 0;
         for found in self.specials.find_all(text, literals) {
             self.encode_ordinary(&text[start..found.range.start], limit, &mut ids)?;
-            if ids.len() > limit {
+            if ids.len() > limit.tokens {
                 return Ok(ids);
             }
             ids.push(found.id);
@@ -195,7 +197,7 @@ impl Tokenizer {
     fn encode_ordinary(
         &self,
         text: &str,
-        limit: usize,
+        limit: EncodeLimit<'_>,
         ids: &mut Vec<TokenId>,
     ) -> Result<(), ChatError> {
         if text.is_empty() {
@@ -220,12 +222,15 @@ impl Tokenizer {
                     piece.len()
                 )));
             }
+            if limit.is_cancelled() {
+                return Err(cancelled());
+            }
             self.alphabet.map(piece, &mut mapped);
             let tokens = self.bpe.tokenize(&mapped).map_err(|err| {
                 ChatError::invalid(format!("the text could not be tokenised: {err}"))
             })?;
             ids.extend(tokens.iter().map(|token| TokenId(token.id)));
-            Ok(if ids.len() > limit {
+            Ok(if ids.len() > limit.tokens {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
@@ -303,6 +308,11 @@ impl Tokenizer {
         String::from_utf8(bytes)
             .unwrap_or_else(|err| String::from_utf8_lossy(err.as_bytes()).into_owned())
     }
+}
+
+/// The error of work whose flag is set; nobody reads it.
+fn cancelled() -> ChatError {
+    ChatError::invalid("the request was given up before its text was encoded")
 }
 
 fn compose(text: &str) -> String {

@@ -261,3 +261,41 @@ fn endless_word_is_refused_quickly() {
     assert!(error.message.contains("no word boundary"), "{error}");
     assert!(begun.elapsed() < std::time::Duration::from_secs(10));
 }
+
+#[test]
+fn encoding_ends_soon_after_its_flag_is_set() {
+    let tokenizer = test_fixtures::tokenizer();
+    let flag = super::CancelFlag::default();
+    let text = "some words that no cache holds, ".repeat(100_000);
+    let encode = || {
+        let limit = super::EncodeLimit {
+            tokens: usize::MAX,
+            cancel: Some(&flag),
+        };
+        tokenizer.encode_up_to(&text, SpecialTokens::AsText, limit)
+    };
+    let begun = std::time::Instant::now();
+    assert!(encode().is_ok());
+    let whole = begun.elapsed();
+    let other = format!("{text}.");
+    let begun = std::time::Instant::now();
+    let result = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(whole / 20);
+            flag.cancel();
+        });
+        let limit = super::EncodeLimit {
+            tokens: usize::MAX,
+            cancel: Some(&flag),
+        };
+        tokenizer.encode_up_to(&other, SpecialTokens::AsText, limit)
+    });
+    let error = result.unwrap_err();
+    assert!(error.message.contains("given up"), "{error:?}");
+    assert!(
+        begun.elapsed() < whole,
+        "{:?} of {whole:?}",
+        begun.elapsed()
+    );
+    assert!(encode().is_ok(), "cached text needs no work");
+}

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, HttpBody};
 use bytes::{Bytes, BytesMut};
+use chat::CancelFlag;
 use futures::{StreamExt, TryStreamExt};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
@@ -156,20 +157,21 @@ fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// Runs `work` inline for small inputs, on the blocking pool for large ones. Very large ones wait
-/// for each other; a client that leaves meanwhile takes its work with it.
+/// for each other. If the client leaves, waiting work is dropped and the flag of running work is
+/// set.
 pub async fn run_sized<T, W>(size_bytes: usize, work: W) -> Result<T, ApiError>
 where
     T: Send + 'static,
-    W: FnOnce() -> Result<T, ApiError> + Send + 'static,
+    W: FnOnce(&CancelFlag) -> Result<T, ApiError> + Send + 'static,
 {
     if size_bytes <= INLINE_BYTES {
-        return work();
+        return work(&CancelFlag::default());
     }
     let permit = large_work(size_bytes).await;
-    run_long(move || {
+    run_cancellable(move |cancel| {
         // Held until the work ends, even if its client leaves.
         let _permit = permit;
-        work()
+        work(cancel)
     })
     .await
 }
@@ -191,8 +193,21 @@ where
     T: Send + 'static,
     W: FnOnce() -> Result<T, ApiError> + Send + 'static,
 {
-    let mut task = AbortOnDrop(tokio::task::spawn_blocking(work));
-    match (&mut task.0).await {
+    run_cancellable(move |_| work()).await
+}
+
+async fn run_cancellable<T, W>(work: W) -> Result<T, ApiError>
+where
+    T: Send + 'static,
+    W: FnOnce(&CancelFlag) -> Result<T, ApiError> + Send + 'static,
+{
+    let cancel = CancelFlag::default();
+    let flag = cancel.clone();
+    let mut running = ClientWork {
+        task: tokio::task::spawn_blocking(move || work(&flag)),
+        cancel,
+    };
+    match (&mut running.task).await {
         Ok(result) => result,
         Err(error) => Err(ApiError::internal(format!(
             "preparing the request did not finish: {error}"
@@ -200,12 +215,16 @@ where
     }
 }
 
-/// Work that has not started ends with its client; started work cannot be interrupted.
-struct AbortOnDrop<T>(JoinHandle<T>);
+/// Work that ends with its client: at once if it has not started, else when it sees its flag.
+struct ClientWork<T> {
+    task: JoinHandle<T>,
+    cancel: CancelFlag,
+}
 
-impl<T> Drop for AbortOnDrop<T> {
+impl<T> Drop for ClientWork<T> {
     fn drop(&mut self) {
-        self.0.abort();
+        self.cancel.cancel();
+        self.task.abort();
     }
 }
 
@@ -239,6 +258,27 @@ mod tests {
         assert_eq!(read(Body::from("12345678"), 8).await.unwrap().len(), 8);
         let error = read(Body::from("123456789"), 8).await.unwrap_err();
         assert_eq!(error, ApiError::TooLarge { limit_bytes: 8 });
+    }
+
+    #[tokio::test]
+    async fn running_work_learns_that_its_client_has_left() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (started_in, started) = tokio::sync::oneshot::channel();
+        let work = run_sized(LARGE_BYTES, move |cancel| {
+            started_in.send(()).unwrap();
+            while !cancel.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sender.send(()).unwrap();
+            Ok(())
+        });
+        tokio::select! {
+            _ = work => unreachable!("the work ends with its client only"),
+            begun = started => begun.unwrap(),
+        }
+        let ended =
+            tokio::task::spawn_blocking(move || receiver.recv_timeout(Duration::from_secs(60)));
+        assert!(ended.await.unwrap().is_ok());
     }
 
     #[test]

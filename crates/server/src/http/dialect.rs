@@ -51,9 +51,9 @@ impl<T: Send + 'static> ParsedRequest<T> {
         let ready = app.model()?;
         let policy = prepare::policy(app.config());
         let model = Arc::clone(&ready);
-        let (mut request, own, prompt) = body::run_sized(bytes.len(), move || {
+        let (mut request, own, prompt) = body::run_sized(bytes.len(), move |cancel| {
             let (request, own) = parse(&bytes)?;
-            let prompt = prepare::chat(model.text_side(), &policy, &request)?;
+            let prompt = prepare::chat(model.text_side(), &policy, &request, cancel)?;
             Ok((request, own, prompt))
         })
         .await?;

@@ -8,6 +8,7 @@ use chat::grammar::ToolCallMarkup;
 use chat::reply::tool_call_start_token;
 use chat::request::{ChatRequest, ConversationPolicy, ToolChoice};
 use chat::template::{RenderedPrompt, ToolCallFormat};
+use chat::{CancelFlag, EncodeLimit};
 use contract::TokenId;
 use decode::InitialPhase;
 
@@ -42,25 +43,43 @@ pub fn policy(config: &ServerConfig) -> ConversationPolicy {
     }
 }
 
-/// Prompt of a chat request. Reasoning is disabled if its budget would be too small.
+/// Prompt of a chat request. Reasoning is disabled if its budget would be too small. Fails if
+/// `cancel` is set meanwhile.
 pub fn chat(
     (model, context): (&ModelContext, usize),
     policy: &ConversationPolicy,
     request: &ChatRequest,
+    cancel: &CancelFlag,
 ) -> Result<PreparedPrompt, ApiError> {
     let conversation = request.conversation(policy)?;
-    let prompt = prompt((model, context), request, &conversation)?;
-    let is_short = prompt
-        .reasoning_budget
-        .is_some_and(|n| n < MIN_REASONING_TOKENS);
-    if prompt.initial_phase == InitialPhase::Reasoning && is_short {
-        let briefly = Conversation {
-            enable_thinking: Some(false),
-            ..conversation
-        };
-        return self::prompt((model, context), request, &briefly);
+    let limit = EncodeLimit {
+        tokens: most_tokens(context),
+        cancel: Some(cancel),
+    };
+    check_length(model, &conversation, (limit, context))?;
+    let rendered = model.template.render(&conversation)?;
+    let phase = initial_phase(model, &rendered, &conversation);
+    let reasons_briefly = |room: usize| {
+        let most = max_reply_tokens(model, request, room);
+        let budget = model.defaults.reasoning.budget(&request.thinking, most);
+        phase == InitialPhase::Reasoning && budget.is_some_and(|n| n < MIN_REASONING_TOKENS)
+    };
+    // The budget grows with the room. Most requests that are too short for reasoning are so with
+    // the whole context as room, which is known before the text is encoded.
+    if !reasons_briefly(context) {
+        let ids = encode(model, &rendered, (limit, context))?;
+        if !reasons_briefly(context.saturating_sub(ids.len())) {
+            return Ok(prepared((model, context), request, (rendered, ids), phase));
+        }
     }
-    Ok(prompt)
+    let briefly = Conversation {
+        enable_thinking: Some(false),
+        ..conversation
+    };
+    let rendered = model.template.render(&briefly)?;
+    let phase = initial_phase(model, &rendered, &briefly);
+    let ids = encode(model, &rendered, (limit, context))?;
+    Ok(prepared((model, context), request, (rendered, ids), phase))
 }
 
 /// Tokens at which encoding a text stops: beyond what any request may use or count, so that the
@@ -69,37 +88,52 @@ pub fn most_tokens(context: usize) -> usize {
     context.saturating_mul(2).max(MIN_COUNTED_TOKENS)
 }
 
-fn prompt(
-    (model, context): (&ModelContext, usize),
-    request: &ChatRequest,
+/// Refuses most texts that are far too long, without encoding them.
+fn check_length(
+    model: &ModelContext,
     conversation: &Conversation,
-) -> Result<PreparedPrompt, ApiError> {
-    let most = most_tokens(context);
-    let too_long = |prompt| ApiError::ContextLength {
-        prompt,
-        limit: context,
-    };
-    // Cheap, and enough for most texts that are far too long.
+    (limit, context): (EncodeLimit<'_>, usize),
+) -> Result<(), ApiError> {
     let messages = conversation.messages.iter();
     let at_least = messages.map(|message| model.tokenizer.min_token_count(&message.content));
-    let at_least: usize = at_least.sum();
-    if at_least > most {
-        return Err(too_long(at_least));
+    check_count(at_least.sum(), (limit, context))
+}
+
+fn encode(
+    model: &ModelContext,
+    rendered: &RenderedPrompt,
+    (limit, context): (EncodeLimit<'_>, usize),
+) -> Result<Vec<TokenId>, ApiError> {
+    let ids = model.tokenizer.encode_rendered_up_to(rendered, limit)?;
+    check_count(ids.len(), (limit, context))?;
+    Ok(ids)
+}
+
+fn check_count(prompt: usize, (limit, context): (EncodeLimit<'_>, usize)) -> Result<(), ApiError> {
+    if prompt <= limit.tokens {
+        return Ok(());
     }
-    let rendered = model.template.render(conversation)?;
-    let ids = model.tokenizer.encode_rendered_up_to(&rendered, most)?;
-    if ids.len() > most {
-        return Err(too_long(ids.len()));
-    }
+    Err(ApiError::ContextLength {
+        prompt,
+        limit: context,
+    })
+}
+
+fn prepared(
+    (model, context): (&ModelContext, usize),
+    request: &ChatRequest,
+    (rendered, ids): (RenderedPrompt, Vec<TokenId>),
+    initial_phase: InitialPhase,
+) -> PreparedPrompt {
     let room = context.saturating_sub(ids.len());
     let max_tokens = max_reply_tokens(model, request, room);
     let reasoning = &model.defaults.reasoning;
-    Ok(PreparedPrompt {
-        initial_phase: initial_phase(model, &rendered, conversation),
+    PreparedPrompt {
+        initial_phase,
         reasoning_budget: reasoning.budget(&request.thinking, max_tokens),
         ids: ids.into(),
         text: rendered.text,
-    })
+    }
 }
 
 /// Phase in which the reply to a prompt begins.

@@ -116,3 +116,21 @@ async fn text_routes_do_not_wait_for_the_device() {
     server.watch.gate.release();
     stream.chunks().await;
 }
+
+#[tokio::test]
+async fn text_of_very_many_tokens_is_not_counted() {
+    let server = ServerSetup::saying("x").open().await;
+    let tokenize = async |words: usize| {
+        let request = json!({"content": "word ".repeat(words)});
+        server.post("/tokenize", &request).await
+    };
+    let counted = tokenize(1000).await;
+    assert_eq!(counted.status, 200);
+    assert!(counted.json().await["count"].as_u64() >= Some(1000));
+    let refused = tokenize(500_000).await;
+    assert_eq!(refused.status, 400);
+    let error = refused.json().await["error"].clone();
+    assert_eq!(error["param"], "content", "{error}");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("400000 tokens"), "{message}");
+}

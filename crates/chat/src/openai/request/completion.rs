@@ -8,7 +8,7 @@ use crate::dialect::fields::{Fields, must_be, parse_body};
 use crate::dialect::{priority, token_id};
 use crate::error::ChatError;
 use crate::request::{MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions};
-use crate::tokenizer::{SpecialTokens, Tokenizer};
+use crate::tokenizer::{EncodeLimit, SpecialTokens, Tokenizer};
 
 /// Most prompts in one request.
 pub const MAX_PROMPTS: usize = 128;
@@ -77,13 +77,12 @@ impl CompletionRequest {
         })
     }
 
-    /// The tokens of a prompt; encoding stops once there are more than `limit`. Rejects ids outside
-    /// the vocabulary.
+    /// The tokens of a prompt; encoding stops at the limit. Rejects ids outside the vocabulary.
     pub fn token_ids(
         &self,
         prompt: &CompletionPrompt,
         tokenizer: &Tokenizer,
-        limit: usize,
+        limit: EncodeLimit<'_>,
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = match prompt {
             CompletionPrompt::Text(text) => {

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use chat::EncodeLimit;
 use chat::openai::request::CompletionRequest;
 use chat::openai::response::{CompletionLogprobs, TextChoice, TextCompletion};
 use chat::reply::{FinishReason, ReplyConfig, ReplyDelta, Usage};
@@ -31,12 +32,16 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
     let ready = app.model()?;
     let model = Arc::clone(&ready);
-    let (request, prompts) = body::run_sized(bytes.len(), move || {
+    let (request, prompts) = body::run_sized(bytes.len(), move |cancel| {
         let request = CompletionRequest::from_json(&bytes)?;
         let mut prompts: Vec<Arc<[TokenId]>> = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
             let context = model.info.limits.context;
-            let ids = request.token_ids(prompt, &model.model.tokenizer, context)?;
+            let limit = EncodeLimit {
+                tokens: context,
+                cancel: Some(cancel),
+            };
+            let ids = request.token_ids(prompt, &model.model.tokenizer, limit)?;
             sampling_params::remaining_context(ids.len(), context)?;
             prompts.push(ids.into());
         }

@@ -243,10 +243,10 @@ fn document() -> Value {
 
 fn operation_object(operation: &Operation) -> Value {
     let anthropic = operation.path.starts_with("/messages");
-    let open = matches!(operation.path, "/" | "/health");
+    let open = matches!(operation.path, "/" | "/health" | "/status");
     let mut responses = Map::new();
     responses.insert("200".to_owned(), success(operation));
-    // Health and the page are open to everyone.
+    // Health and the pages are open to everyone.
     let key = (!open).then_some(401);
     for status in operation.errors.iter().copied().chain(key) {
         let (status, description) = match status {

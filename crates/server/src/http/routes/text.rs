@@ -6,8 +6,8 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use bytes::Bytes;
-use chat::SpecialTokens;
 use chat::openai::request::chat_request;
+use chat::{CancelFlag, EncodeLimit, SpecialTokens};
 use contract::TokenId;
 use serde_json::{Map, Value, json};
 
@@ -15,18 +15,20 @@ use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::body;
 use crate::http::state::App;
+use crate::text::model_context::ModelContext;
 use crate::text::prepare;
 
 /// `POST /tokenize`: text (`content` or `prompt`), or `messages` as a prompt.
 pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
     let (handle, bytes) = take(&app, body).await?;
     let policy = prepare::policy(app.config());
-    let answer = body::run_sized(bytes.len(), move || {
+    let answer = body::run_sized(bytes.len(), move |cancel| {
         let map = object(&bytes)?;
         let model = &handle.model;
+        let most_tokens = prepare::most_tokens(handle.info.limits.context);
         let ids: Vec<TokenId> = if map.get("messages").is_some_and(Value::is_array) {
             let request = chat_request(&bytes)?;
-            prepare::chat(handle.text_side(), &policy, &request)?
+            prepare::chat(handle.text_side(), &policy, &request, cancel)?
                 .ids
                 .to_vec()
         } else {
@@ -36,7 +38,7 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
             } else {
                 SpecialTokens::AsText
             };
-            model.tokenizer.encode(text, special)?
+            encode(model, (text, special), most_tokens, cancel)?
         };
         let with_pieces = flag(&map, "with_pieces", false)?;
         let tokens = ids.iter().map(|id| {
@@ -65,7 +67,7 @@ pub(super) async fn detokenize(
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let (handle, bytes) = take(&app, body).await?;
-    let answer = body::run_sized(bytes.len(), move || {
+    let answer = body::run_sized(bytes.len(), move |_| {
         let map = object(&bytes)?;
         let Some(tokens) = map.get("tokens").and_then(Value::as_array) else {
             return Err(ApiError::invalid_param(
@@ -120,12 +122,35 @@ pub(super) async fn apply_template(
 ) -> Result<Json<Value>, ApiError> {
     let (handle, bytes) = take(&app, body).await?;
     let policy = prepare::policy(app.config());
-    let prompt = body::run_sized(bytes.len(), move || {
+    let prompt = body::run_sized(bytes.len(), move |cancel| {
         let request = chat_request(&bytes)?;
-        prepare::chat(handle.text_side(), &policy, &request)
+        prepare::chat(handle.text_side(), &policy, &request, cancel)
     })
     .await?;
     Ok(Json(json!({"prompt": prompt.text})))
+}
+
+/// The tokens of a text; one of more than `most` tokens is refused.
+fn encode(
+    model: &ModelContext,
+    (text, special): (&str, SpecialTokens),
+    most: usize,
+    cancel: &CancelFlag,
+) -> Result<Vec<TokenId>, ApiError> {
+    let limit = EncodeLimit {
+        tokens: most,
+        cancel: Some(cancel),
+    };
+    let at_least = model.tokenizer.min_token_count(text);
+    if at_least <= most {
+        let ids = model.tokenizer.encode_up_to(text, special, limit)?;
+        if ids.len() <= most {
+            return Ok(ids);
+        }
+    }
+    let message =
+        format!("content: more than {most} tokens, the most that are counted; send parts");
+    Err(ApiError::invalid_param("content", message))
 }
 
 async fn take(app: &App, body: Body) -> Result<(Arc<ModelHandle>, Bytes), ApiError> {

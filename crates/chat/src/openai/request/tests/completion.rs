@@ -47,7 +47,7 @@ fn token_ids_outside_the_vocabulary_are_refused() {
     let tokenizer = crate::test_fixtures::tokenizer();
     let request = completion(json!({"prompt": [1, 99999]})).unwrap();
     let err = request
-        .token_ids(&request.prompts[0], &tokenizer, 1000)
+        .token_ids(&request.prompts[0], &tokenizer, 1000.into())
         .unwrap_err();
     assert!(err.message.contains("99999"));
 }
