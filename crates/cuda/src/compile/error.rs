@@ -8,7 +8,7 @@ pub enum CompileError {
     /// No libnvrtc could be opened.
     #[error(
         "libnvrtc (the CUDA run-time compiler, 12 or 13) not found; searched: {}; install it with \
-         `pip install nvidia-cuda-nvrtc` or the CUDA toolkit, or name the file with --nvrtc",
+         `python3 -m venv ~/.venv && ~/.venv/bin/pip install nvidia-cuda-nvrtc` or the CUDA toolkit, or          name the file with --nvrtc",
         searched.join(", ")
     )]
     NvrtcNotFound {

@@ -55,6 +55,7 @@ impl Nvrtc {
             if found.is_none() {
                 // The error lists one line per folder.
                 searched.retain(|file| !file.ends_with(".so.12") && !file.ends_with(".so"));
+                searched.extend(wheel_patterns(search));
                 searched.push("the system's library path".to_owned());
                 return Err(CompileError::NvrtcNotFound { searched });
             }
@@ -99,9 +100,8 @@ fn toolkits(search: &NvrtcSearch) -> Vec<PathBuf> {
 
 /// Library folders of NVIDIA's Python packages.
 fn wheels(search: &NvrtcSearch) -> Vec<PathBuf> {
-    let system = ["/usr", "/usr/local"].map(PathBuf::from);
     let mut folders = Vec::new();
-    for prefix in search.python.iter().chain(&system) {
+    for prefix in prefixes(search) {
         let mut sites = vec![prefix.clone()];
         for python in entries(&prefix.join("lib"), |name| name.starts_with("python3")) {
             sites.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));
@@ -115,6 +115,19 @@ fn wheels(search: &NvrtcSearch) -> Vec<PathBuf> {
     }
     folders.retain(|folder| folder.is_dir());
     folders
+}
+
+/// Where Python packages are looked for.
+fn prefixes(search: &NvrtcSearch) -> Vec<PathBuf> {
+    let system = ["/usr", "/usr/local"].map(PathBuf::from);
+    search.python.iter().cloned().chain(system).collect()
+}
+
+/// The searched folders of Python packages as patterns, for a message.
+fn wheel_patterns(search: &NvrtcSearch) -> Vec<String> {
+    let pattern =
+        |prefix: PathBuf| format!("{}/lib/python3*/*-packages/nvidia/*/lib", prefix.display());
+    prefixes(search).into_iter().map(pattern).collect()
 }
 
 /// Sorted entries of a folder whose names match. Empty if the folder does not exist.
@@ -195,6 +208,25 @@ mod tests {
             ..NvrtcSearch::default()
         });
         assert_eq!(found[..2], [in_plain, in_environment]);
+    }
+
+    #[test]
+    fn every_environment_is_named_in_the_message() {
+        let named = NvrtcSearch {
+            python: vec![PathBuf::from("/srv/one/.venv")],
+            ..NvrtcSearch::default()
+        };
+        let error = CompileError::NvrtcNotFound {
+            searched: wheel_patterns(&named),
+        };
+        let text = error.to_string();
+        for part in [
+            "/srv/one/.venv/lib/python3*",
+            "/usr/lib/python3*",
+            "--nvrtc",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
     }
 
     #[test]

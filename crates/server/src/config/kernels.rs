@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "this file reads the environment")]
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cuda::compile::{NvrtcSearch, Options};
 
@@ -32,15 +32,37 @@ fn directories(variables: &[&str]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Prefixes of the Python environments in use.
+/// Prefixes of Python environments: those in use, then those that are not active. No folder of the
+/// working directory is among them, because a library of a stranger could lie there.
 fn python() -> Vec<PathBuf> {
     let mut prefixes = directories(&["VIRTUAL_ENV", "CONDA_PREFIX"]);
-    prefixes.extend(
-        directories(&["HOME"])
-            .into_iter()
-            .map(|home| home.join(".local")),
-    );
+    for home in directories(&["HOME"]) {
+        prefixes.push(home.join(".local"));
+        prefixes.extend(inactive(&home));
+    }
+    prefixes.push(PathBuf::from(SERVICE_ENVIRONMENT));
     prefixes
+}
+
+/// The environment of a system service, as `service/hearth.service` describes it.
+const SERVICE_ENVIRONMENT: &str = "/opt/hearth/venv";
+
+/// Environments in the usual places of a home folder, in a fixed order.
+fn inactive(home: &Path) -> Vec<PathBuf> {
+    let mut found = [".venv", "venv"].map(|name| home.join(name)).to_vec();
+    for parent in [
+        ".venvs",
+        ".virtualenvs",
+        ".local/share/pipx/venvs",
+        ".conda/envs",
+    ] {
+        let entries = home.join(parent).read_dir().into_iter().flatten();
+        let mut inside: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).collect();
+        inside.sort();
+        found.extend(inside);
+    }
+    found.extend(["miniconda3", "anaconda3", "miniforge3"].map(|name| home.join(name)));
+    found
 }
 
 /// The default cache of compiled kernels, in the user's cache directory if there is one.
@@ -70,5 +92,19 @@ mod tests {
         let options = options(&args);
         assert_eq!(options.cache, Some("here".into()));
         assert_eq!(options.nvrtc.file, Some("lib.so".into()));
+    }
+
+    #[test]
+    fn inactive_environments_of_the_home_folder_are_searched() {
+        let home = tempfile::tempdir().unwrap();
+        let at = |name: &str| home.path().join(name);
+        std::fs::create_dir_all(at(".venvs/b")).unwrap();
+        std::fs::create_dir_all(at(".venvs/a")).unwrap();
+        let found = inactive(home.path());
+        assert_eq!(
+            found[..4],
+            [at(".venv"), at("venv"), at(".venvs/a"), at(".venvs/b")]
+        );
+        assert!(python().contains(&PathBuf::from(SERVICE_ENVIRONMENT)));
     }
 }
