@@ -21,7 +21,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
     };
     limits(plan.limits).map_err(|(what, instead)| unsupported(what, instead))?;
     spec(&plan.target)?;
-    for attention in plan.target.attention_layers() {
+    for attention in plan.target.kv_layers() {
         if !attention.head_dim.is_multiple_of(KV_BLOCK) {
             return Err(unsupported(
                 format!("a head dimension of {}", attention.head_dim),
@@ -128,7 +128,30 @@ pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
         }
         ffn(&layer.ffn, hidden)?;
     }
-    Ok(())
+    let Some(mtp) = &spec.mtp else {
+        return Ok(());
+    };
+    shape(&mtp.eh_proj, hidden, 2 * hidden)?;
+    for norm in [&mtp.embedding_norm, &mtp.hidden_norm, &mtp.final_norm] {
+        values(norm, hidden)?;
+    }
+    for table in mtp.embedding.iter().chain(&mtp.head) {
+        shape(table, spec.vocab, hidden)?;
+    }
+    values(&mtp.layer.mixer_norm, hidden)?;
+    values(&mtp.layer.ffn_norm, hidden)?;
+    let Some(of_head) = mtp.attention() else {
+        let detail = "a multi-token prediction head has attention";
+        return Err(mismatch(&mtp.eh_proj, detail));
+    };
+    attention(of_head, hidden)?;
+    if of_head.rope.dims == 0 {
+        return Err(mismatch(
+            &of_head.q,
+            "the head rotates its queries and keys",
+        ));
+    }
+    ffn(&mtp.layer.ffn, hidden)
 }
 
 fn attention(spec: &AttentionSpec, hidden: usize) -> Result<(), WeightError> {

@@ -1,7 +1,8 @@
 //! The CPU as a [`Backend`].
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, OpenPlan, Runner, RunnerInfo,
+    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, MtpInfo, OpenPlan, Runner,
+    RunnerInfo,
 };
 
 use crate::draft::Draft;
@@ -96,7 +97,7 @@ impl CpuBackend {
             kv: plan.kv,
             model: plan.target.hash,
             draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
-            mtp: None,
+            mtp: plan.target.mtp.as_ref().map(|_| MtpInfo::DEFAULT),
             batch_invariant: true,
             prefill_align: CHUNK,
             memory,

@@ -21,6 +21,8 @@ mod kv_shape;
 pub mod linear;
 pub mod matmul;
 mod memory;
+mod mtp;
+mod mtp_state;
 mod pass;
 pub mod reference;
 mod runner;

@@ -7,6 +7,7 @@ use contract::{
 
 use crate::blocks::{attention, delta, draft, head};
 use crate::draft_cache::cache_bytes;
+use crate::mtp;
 use crate::simd::dispatch::Dispatch;
 
 use crate::matmul::layout::{Format, TILE_ROWS};
@@ -76,7 +77,10 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> Memo
     let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
     MemoryPlan {
         weights_bytes: weights_bytes(spec, dispatch),
-        mapped_bytes: spec.embedding.bytes() as u64,
+        mapped_bytes: {
+            let own = spec.mtp.as_ref().and_then(|mtp| mtp.embedding.as_ref());
+            (spec.embedding.bytes() + own.map_or(0, WeightRef::bytes)) as u64
+        },
         kv_bytes: token.saturating_mul(pool).min(u64::MAX / 8),
         state_bytes: all(state),
         scratch_bytes: pass_bytes(spec, limits, threads) + all(pending),
@@ -135,7 +139,13 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
     let matrix = |weight: &WeightRef| matrix_bytes(weight, dispatch);
     // A tied head is a second copy of the embedding in the layout for products.
     let mut bytes = vector(&spec.final_norm) + matrix(&spec.head);
-    for layer in &spec.layers {
+    if let Some(mtp) = &spec.mtp {
+        bytes += matrix(&mtp.eh_proj) + mtp.head.as_ref().map_or(0, matrix);
+        let norms = [&mtp.embedding_norm, &mtp.hidden_norm, &mtp.final_norm];
+        bytes += norms.map(vector).iter().sum::<usize>();
+    }
+    let mtp = spec.mtp.iter().map(|mtp| &mtp.layer);
+    for layer in spec.layers.iter().chain(mtp) {
         bytes += vector(&layer.mixer_norm) + vector(&layer.ffn_norm);
         bytes += match &layer.mixer {
             Mixer::Attention(a) => {
@@ -157,8 +167,8 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
 /// Buffers of a pass: its rows, the rounded inputs of a product, logits, and each thread's scratch.
 fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
     let rows = rows_per_pass(limits);
-    let floats =
-        BufferWidths::of(spec).total() * rows + head::buffer_floats(spec.hidden, spec.vocab);
+    let floats = (BufferWidths::of(spec).total() + mtp::floats_per_row(spec)) * rows
+        + head::buffer_floats(spec.hidden, spec.vocab);
     let matrices = spec.weights().into_iter().map(|w| w.cols);
     let rounded = rows * matrices.max().unwrap_or(0).next_multiple_of(256) / 32 * ROUNDED_BLOCK;
     // A tree needs one state per fork on the path to a node, and a fork has at least two nodes.
@@ -167,7 +177,7 @@ fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
         let tree = delta::tree_floats(d.k_dim, d.v_dim, forks);
         tree.max(delta::chunk_floats(d.k_dim, d.v_dim))
     });
-    let attention = spec.attention_layers().map(attention::scratch_floats);
+    let attention = spec.kv_layers().map(attention::scratch_floats);
     let borrowed = delta.chain(attention).max().unwrap_or(0) * threads;
     (4 * (floats + borrowed) + rounded) as u64
 }

@@ -7,14 +7,15 @@ use contract::protocol::{CallValidator, PrefillChunks, requests_within, scatter_
 use contract::snapshot::SnapshotIdentity;
 use contract::{
     Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, LogitsRequest,
-    LogitsRow, LogitsSelection, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
+    LogitsRow, LogitsSelection, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
     SnapshotLocation, TokenId, VerifyItem,
 };
 
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
-use crate::draft::{Draft, DraftRoot, HiddenStateCapture, Reach};
+use crate::draft::{Draft, HiddenStateCapture, Reach};
 use crate::draft_cache::{DraftCache, MAX_PENDING_FEATURES};
 use crate::kernels::Kernels;
+use crate::mtp::{self, Committed, DraftedRow, MtpBuffers};
 use crate::pass::{CHUNK, rows_per_pass};
 use crate::pass::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
 use crate::scratch::ScratchPool;
@@ -23,6 +24,8 @@ use crate::snapshot_pages::{PAGE, SnapshotBytes};
 use crate::state::CpuSequence;
 use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
+
+mod drafting;
 
 /// A loaded model with its sequences and snapshots. Dropping it frees everything.
 pub(crate) struct CpuRunner {
@@ -34,6 +37,7 @@ pub(crate) struct CpuRunner {
     pub(crate) buffers: PassBuffers,
     head: HeadBuffers,
     draft: Option<Draft>,
+    mtp: MtpBuffers,
     /// Captured hidden states of the rows of a pass, `[n, n_captured * hidden]`; empty without a
     /// draft.
     features: Vec<f32>,
@@ -98,6 +102,7 @@ impl CpuRunner {
             scratch: ScratchPool::default(),
             head: HeadBuffers::default(),
             draft: draft.map(|(draft, _)| draft),
+            mtp: MtpBuffers::default(),
             features: vec![0.0; max_rows * feature_width],
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
@@ -189,6 +194,24 @@ impl CpuRunner {
                     &mut self.head,
                 ));
             });
+            sequence.drop_drafted();
+            let hidden = self.weights.spec.hidden;
+            let y = &self.buffers.y[..width];
+            let position = sequence.position;
+            let CpuSequence { layers, mtp, .. } = &mut *sequence;
+            if let (Some(mtp), Some(cache)) = (mtp, mtp::cache(layers)) {
+                let before = std::iter::once(&*mtp.hidden).chain(y.chunks_exact(hidden));
+                let mut items = [Committed {
+                    cache,
+                    position,
+                    tokens: piece.to_vec(),
+                    hidden: before.take(piece.len()).collect(),
+                }];
+                let buffers = &mut self.mtp;
+                self.pool
+                    .enter(|| mtp::fill(compute, &self.weights, &mut items, buffers))?;
+                mtp.hidden.copy_from_slice(&y[width - hidden..]);
+            }
             sequence.position += piece.len();
             if let Some(cache) = &mut sequence.draft {
                 cache
@@ -273,6 +296,13 @@ impl CpuRunner {
                 cache.tree_features.clear();
                 cache.tree_features.extend_from_slice(capture.rows(rows));
             }
+            if let Some(mtp) = &mut segment.seq.mtp {
+                let rows = &self.buffers.y[segment.first_row * hidden..];
+                mtp.tree_hidden.clear();
+                mtp.tree_hidden
+                    .extend_from_slice(&rows[..segment.n_rows * hidden]);
+                mtp.drop_drafted();
+            }
             segment.seq.pending = Some(plan.tree.clone());
         }
         let mut rows = rows.into_iter();
@@ -330,6 +360,32 @@ impl Runner for CpuRunner {
         self.draft_pass(items, Reach { depth, k })
     }
 
+    fn draft_mtp(
+        &mut self,
+        items: &[MtpDraftItem],
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        self.validator().draft_mtp(items, k)?;
+        let mut rows = Vec::with_capacity(items.len());
+        let mut ids: Vec<SeqId> = Vec::new();
+        for item in items {
+            let known = ids.iter().position(|id| *id == item.seq);
+            let sequence = known.unwrap_or_else(|| {
+                ids.push(item.seq);
+                ids.len() - 1
+            });
+            let state = self.sequences.get_mut(&item.seq);
+            let state = state.and_then(|sequence| sequence.mtp.as_mut());
+            let state = state.ok_or(DeviceError::UnknownSequence(item.seq))?;
+            rows.push(DraftedRow {
+                sequence,
+                row: state.add_row(item.parent),
+                token: item.token,
+            });
+        }
+        self.draft_mtp_rows(&ids, &rows, k)
+    }
+
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.validator().verify(items)?;
         self.ready()?;
@@ -355,6 +411,7 @@ impl Runner for CpuRunner {
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         self.validator().commit(items)?;
+        self.commit_mtp(items)?;
         for item in items {
             let Some(sequence) = self.sequences.get_mut(&item.seq) else {
                 continue;
@@ -438,74 +495,6 @@ impl Runner for CpuRunner {
 }
 
 impl CpuRunner {
-    /// Loads a deferred draft before any state changes.
-    fn ready(&mut self) -> Result<(), DeviceError> {
-        match &mut self.draft {
-            Some(draft) => draft.ready(&self.pool),
-            None => Ok(()),
-        }
-    }
-
-    /// Projects a sequence's pending features, if there is a draft.
-    fn project(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
-        let sequence = self.sequences.get_mut(&seq);
-        let Some(sequence) = sequence.filter(|s| s.draft.is_some()) else {
-            return Ok(());
-        };
-        match (&mut self.draft, &mut sequence.draft) {
-            (Some(draft), Some(cache)) => {
-                let position = sequence.position;
-                self.pool.enter(|| draft.project(compute, cache, position))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Drafts checked items in one pass.
-    fn draft_pass(
-        &mut self,
-        items: &[DraftItem],
-        reach: Reach,
-    ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
-        let Some(draft) = &mut self.draft else {
-            return Ok(Vec::new());
-        };
-        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
-            .sequences
-            .iter_mut()
-            .map(|(id, seq)| (*id, seq))
-            .collect();
-        let mut roots = Vec::with_capacity(items.len());
-        for item in items {
-            let sequence = found.remove(&item.seq);
-            let sequence = sequence.ok_or(DeviceError::UnknownSequence(item.seq))?;
-            let position = sequence.position;
-            let Some(cache) = &mut sequence.draft else {
-                continue;
-            };
-            roots.push(DraftRoot {
-                cache,
-                position,
-                token: item.root,
-            });
-        }
-        let (weights, head) = (&self.weights, &mut self.head);
-        self.pool
-            .enter(|| draft.draft(compute, weights, &mut roots, reach, head))
-    }
-
     fn keep_snapshot(&mut self, snapshot: Snapshot) -> SnapshotInfo {
         let id = SnapshotId(self.take_id());
         let info = SnapshotInfo {

@@ -21,6 +21,8 @@ pub(crate) struct Snapshot {
     layers: Vec<SavedLayer>,
     /// Stored keys and values of each draft layer, within its attention window.
     draft: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Hidden row of the last position, if there is a multi-token-prediction head.
+    mtp_hidden: Option<Vec<f32>>,
     /// Bytes without the pages.
     _held: CountedBytes,
 }
@@ -63,11 +65,12 @@ impl Snapshot {
         };
         let layers = sequence.layers.iter_mut().map(save).collect();
         let draft = sequence.draft.as_ref().map_or(Vec::new(), |d| d.save(n));
-        Ok(Snapshot::new(n, layers, draft, ledger))
+        let mtp_hidden = sequence.mtp.as_ref().map(|mtp| mtp.hidden.clone());
+        Ok(Snapshot::new((n, mtp_hidden), layers, draft, ledger))
     }
 
     fn new(
-        position: usize,
+        (position, mtp_hidden): (usize, Option<Vec<f32>>),
         layers: Vec<SavedLayer>,
         draft: Vec<(Vec<u8>, Vec<u8>)>,
         ledger: &SnapshotBytes,
@@ -78,11 +81,13 @@ impl Snapshot {
         };
         let states: usize = layers.iter().map(state).sum();
         let rings: usize = draft.iter().map(|(k, v)| k.len() + v.len()).sum();
+        let hidden = mtp_hidden.as_ref().map_or(0, |row| 4 * row.len());
         Snapshot {
             position,
             layers,
             draft,
-            _held: ledger.enter(states + rings),
+            mtp_hidden,
+            _held: ledger.enter(states + rings + hidden),
         }
     }
 
@@ -110,6 +115,10 @@ impl Snapshot {
         if let Some(draft) = &mut sequence.draft {
             draft.restore(self.position, &self.draft);
         }
+        if let (Some(mtp), Some(hidden)) = (&mut sequence.mtp, &self.mtp_hidden) {
+            mtp.hidden.copy_from_slice(hidden);
+            mtp.drop_drafted();
+        }
         sequence.position = self.position;
         sequence.pending = None;
     }
@@ -127,11 +136,13 @@ impl Snapshot {
             .draft
             .iter()
             .map(|(keys, values)| keys.len() + values.len());
-        let all = self.layers.iter().map(of).chain(draft);
+        let hidden = self.mtp_hidden.iter().map(|row| 4 * row.len());
+        let all = self.layers.iter().map(of).chain(draft).chain(hidden);
         all.map(|bytes| bytes as u64).sum()
     }
 
-    /// Writes the snapshot in the device-neutral format, two sections per layer.
+    /// Writes the snapshot in the device-neutral format: two sections per layer, and the hidden
+    /// row behind those of the multi-token-prediction head's layer.
     pub(crate) fn export(
         &self,
         identity: SnapshotIdentity,
@@ -142,7 +153,8 @@ impl Snapshot {
             &SnapshotHeader {
                 identity,
                 position: self.position as u64,
-                sections: 2 * (self.layers.len() + self.draft.len()) as u32,
+                sections: (2 * (self.layers.len() + self.draft.len())
+                    + usize::from(self.mtp_hidden.is_some())) as u32,
             },
         )?;
         for (i, layer) in self.layers.iter().enumerate() {
@@ -161,6 +173,10 @@ impl Snapshot {
                     write_section(sink, SectionKind::ConvWindow, i, &to_bytes(window))?;
                 }
             }
+        }
+        if let Some(hidden) = &self.mtp_hidden {
+            let layer = self.layers.len() as u32 - 1;
+            write_section(sink, SectionKind::MtpHidden, layer, &to_bytes(hidden))?;
         }
         for (i, (keys, values)) in self.draft.iter().enumerate() {
             write_section(sink, SectionKind::DraftKeys, i as u32, keys)?;
@@ -183,17 +199,19 @@ impl Snapshot {
                 plan.context
             )));
         }
-        let (n_layers, n_draft) = (plan.spec.layers.len(), plan.draft_layers().len());
-        if header.sections as usize != 2 * (n_layers + n_draft) {
+        let (n_layers, n_draft) = (plan.mixers().count(), plan.draft_layers().len());
+        let has_mtp = plan.spec.mtp.is_some();
+        let n_sections = 2 * (n_layers + n_draft) + usize::from(has_mtp);
+        if header.sections as usize != n_sections {
             return Err(refuse(format!(
-                "{} sections, {} expected",
-                header.sections,
-                2 * (n_layers + n_draft)
+                "{} sections, {n_sections} expected",
+                header.sections
             )));
         }
         memory::require(plan.all_bytes(position) as u64)?;
         // Layers of the target, then of the draft, two halves each.
         let mut halves: Vec<[Option<Vec<u8>>; 2]> = vec![[None, None]; n_layers + n_draft];
+        let mut mtp_hidden: Option<Vec<f32>> = None;
         for _ in 0..header.sections {
             let section = read_section(source, |kind, layer| plan.bytes(kind, layer, position))?;
             let (first, half) = match section.kind {
@@ -201,7 +219,13 @@ impl Snapshot {
                 SectionKind::Values | SectionKind::ConvWindow => (0, 1),
                 SectionKind::DraftKeys => (n_layers, 0),
                 SectionKind::DraftValues => (n_layers, 1),
-                SectionKind::MtpHidden => return Err(refuse("no head is open".to_owned())),
+                SectionKind::MtpHidden => {
+                    if mtp_hidden.replace(from_bytes(&section.bytes)).is_some() {
+                        let detail = "the hidden row occurs twice".to_owned();
+                        return Err(refuse(detail));
+                    }
+                    continue;
+                }
             };
             let slot = &mut halves[first + section.layer as usize][half];
             if slot.replace(section.bytes).is_some() {
@@ -216,9 +240,12 @@ impl Snapshot {
             };
             pairs.push((first, second));
         }
+        if mtp_hidden.is_some() != has_mtp {
+            return Err(refuse("the hidden row is missing".to_owned()));
+        }
         let draft = pairs.split_off(n_layers);
-        let layers = pairs.into_iter().zip(&plan.spec.layers);
-        let layers = layers.map(|((first, second), layer)| match &layer.mixer {
+        let layers = pairs.into_iter().zip(plan.mixers());
+        let layers = layers.map(|((first, second), mixer)| match mixer {
             Mixer::Attention(a) => {
                 let shape = KvShape::new(a, plan.identity.kv, plan.identity.rotated);
                 SavedLayer::Attention(cut((&first, &second), position, shape, plan.ledger))
@@ -229,7 +256,7 @@ impl Snapshot {
             },
         });
         Ok(Snapshot::new(
-            position,
+            (position, mtp_hidden),
             layers.collect(),
             draft,
             plan.ledger,
@@ -250,6 +277,12 @@ pub(crate) struct Imported<'a> {
 }
 
 impl Imported<'_> {
+    /// The mixer of each layer, that of the multi-token-prediction head last.
+    fn mixers(&self) -> impl Iterator<Item = &Mixer> {
+        let mtp = self.spec.mtp.iter().map(|mtp| &mtp.layer);
+        self.spec.layers.iter().chain(mtp).map(|layer| &layer.mixer)
+    }
+
     fn draft_layers(&self) -> &[DraftLayer] {
         self.draft.map_or(&[], |draft| &draft.layers)
     }
@@ -268,10 +301,13 @@ impl Imported<'_> {
                 let rows = position.min(layer.window);
                 return Some(rows * KvShape::new(&layer.attention, kv, false).k_bytes());
             }
+            SectionKind::MtpHidden => {
+                let is_head = layer as usize == self.spec.layers.len();
+                return (is_head && self.spec.mtp.is_some()).then_some(4 * self.spec.hidden);
+            }
             _ => {}
         }
-        let layer = self.spec.layers.get(layer as usize)?;
-        match (&layer.mixer, kind) {
+        match (self.mixers().nth(layer as usize)?, kind) {
             (Mixer::Attention(a), SectionKind::Keys) => {
                 Some(position * KvShape::new(a, kv, self.identity.rotated).k_bytes())
             }
@@ -286,9 +322,19 @@ impl Imported<'_> {
 
     /// Bytes of all sections of a snapshot at `position`.
     fn all_bytes(&self, position: usize) -> usize {
-        use SectionKind::{ConvWindow, DeltaState, DraftKeys, DraftValues, Keys, Values};
-        let most = self.spec.layers.len().max(self.draft_layers().len()) as u32;
-        let kinds = [Keys, Values, DeltaState, ConvWindow, DraftKeys, DraftValues];
+        use SectionKind::{
+            ConvWindow, DeltaState, DraftKeys, DraftValues, Keys, MtpHidden, Values,
+        };
+        let most = self.mixers().count().max(self.draft_layers().len()) as u32;
+        let kinds = [
+            Keys,
+            Values,
+            DeltaState,
+            ConvWindow,
+            DraftKeys,
+            DraftValues,
+            MtpHidden,
+        ];
         let of_layer = |i| {
             let bytes = move |kind| self.bytes(kind, i, position);
             kinds.into_iter().filter_map(bytes)

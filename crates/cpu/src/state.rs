@@ -1,11 +1,15 @@
 //! Per-sequence device state: KV cache, delta states, convolution windows and pending trees.
 
 use contract::protocol::SequenceState;
-use contract::{AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, NodeIdx, Tree};
+use contract::{
+    AttentionSpec, GatedDeltaSpec, KvFormats, Limits, Mixer, ModelSpec, MtpInfo, MtpSpec, NodeIdx,
+    Tree,
+};
 
 use crate::draft_cache::DraftCache;
 use crate::kernels::Kernels;
 use crate::kv_shape::KvShape;
+use crate::mtp_state::MtpState;
 use crate::reference::delta::PendingUpdate;
 use crate::snapshot_pages::SavedPages;
 use crate::thread_pool::ThreadPool;
@@ -18,12 +22,14 @@ pub(crate) struct CpuSequence {
     pub(crate) position: usize,
     /// Pages taken from the pool.
     pub(crate) pages: usize,
-    /// State of each layer, bottom to top.
+    /// State of each layer, bottom to top, then of the multi-token-prediction head's.
     pub(crate) layers: Vec<LayerState>,
     /// The pending tree: verified, but not committed or discarded.
     pub(crate) pending: Option<Tree>,
     /// Cache of the draft model, if any.
     pub(crate) draft: Option<DraftCache>,
+    /// State of the multi-token-prediction head, if any. Its layer is the last of `layers`.
+    pub(crate) mtp: Option<MtpState>,
 }
 
 /// State of one layer of a sequence.
@@ -102,10 +108,18 @@ pub(crate) fn sequence_bytes(spec: &ModelSpec, kv: KvFormats, limits: Limits) ->
         let factors = d.n_k_heads * d.k_dim + d.n_v_heads * (d.v_dim + 1);
         4 * (2 * factors + d.channels()) as u64
     };
+    let drafted = MtpInfo::DEFAULT.max_rows as u64;
+    let mtp = spec.mtp.as_ref().and_then(MtpSpec::attention);
+    let mtp_rows = mtp.map_or(0, |attention| {
+        let row = 4 * spec.hidden as u64;
+        // The hidden rows of a tree's nodes, and what is kept of drafted rows.
+        row * limits.tree_nodes as u64 + drafted * (row + per_token(attention))
+    });
+    let mtp_state = mtp.map_or(0, |_| 4 * spec.hidden as u64);
     (
-        spec.attention_layers().map(per_token).sum(),
-        spec.delta_layers().map(state).sum(),
-        spec.delta_layers().map(per_node).sum::<u64>() * limits.tree_nodes as u64,
+        spec.kv_layers().map(per_token).sum(),
+        spec.delta_layers().map(state).sum::<u64>() + mtp_state,
+        spec.delta_layers().map(per_node).sum::<u64>() * limits.tree_nodes as u64 + mtp_rows,
     )
 }
 
@@ -120,6 +134,10 @@ impl SequenceState for CpuSequence {
 
     fn pending(&self) -> Option<&Tree> {
         self.pending.as_ref()
+    }
+
+    fn mtp_depths(&self) -> &[usize] {
+        self.mtp.as_ref().map_or(&[], MtpState::depths)
     }
 }
 
@@ -136,13 +154,27 @@ impl CpuSequence {
             Mixer::Attention(a) => LayerState::Attention(KvCache::new(a, kv, slots)),
             Mixer::GatedDelta(d) => LayerState::Delta(Box::new(DeltaState::new(d))),
         };
+        let mut layers: Vec<LayerState> = spec.layers.iter().map(|l| layer(&l.mixer)).collect();
+        if let Some(attention) = spec.mtp.as_ref().and_then(MtpSpec::attention) {
+            // Drafted rows are stored behind the committed ones.
+            let slots = max_len + limits.tree_nodes.max(MtpInfo::DEFAULT.max_rows);
+            layers.push(LayerState::Attention(KvCache::new(attention, kv, slots)));
+        }
         CpuSequence {
             max_len,
             position: 0,
             pages: 0,
-            layers: spec.layers.iter().map(|l| layer(&l.mixer)).collect(),
+            layers,
             pending: None,
             draft: None,
+            mtp: spec.mtp.as_ref().map(|_| MtpState::new(spec.hidden)),
+        }
+    }
+
+    /// Forgets the rows that the multi-token-prediction head has drafted.
+    pub(crate) fn drop_drafted(&mut self) {
+        if let Some(mtp) = &mut self.mtp {
+            mtp.drop_drafted();
         }
     }
 
@@ -159,7 +191,9 @@ impl CpuSequence {
     /// updates.
     pub(crate) fn commit(&mut self, path: &[NodeIdx]) {
         let position = self.position;
-        for layer in &mut self.layers {
+        // The multi-token-prediction head stores its rows when the path is known.
+        let trunk = self.layers.len() - usize::from(self.mtp.is_some());
+        for layer in &mut self.layers[..trunk] {
             match layer {
                 LayerState::Attention(cache) => cache.compact(position, path),
                 LayerState::Delta(delta) => delta.commit_path(path),

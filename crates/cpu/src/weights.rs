@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, LoadProgress, Mixer, ModelSpec,
-    TokenId, WeightError, WeightRef, WeightSource,
+    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, LayerSpec, LoadProgress, Mixer,
+    ModelSpec, MtpSpec, TokenId, WeightError, WeightRef, WeightSource,
 };
 
 use crate::linear::Linear;
@@ -21,6 +21,21 @@ pub(crate) struct ModelWeights {
     /// `[hidden]`.
     pub(crate) final_norm: Vec<f32>,
     pub(crate) head: Linear,
+    /// The multi-token-prediction head, if the spec has one.
+    pub(crate) mtp: Option<MtpWeights>,
+}
+
+/// Weights of a multi-token-prediction head.
+pub(crate) struct MtpWeights {
+    pub(crate) eh_proj: Linear,
+    /// `[hidden]` each.
+    pub(crate) embedding_norm: Vec<f32>,
+    pub(crate) hidden_norm: Vec<f32>,
+    pub(crate) layer: LayerWeights,
+    /// `[hidden]`.
+    pub(crate) final_norm: Vec<f32>,
+    /// `None` if it shares the model's LM head.
+    pub(crate) head: Option<Linear>,
 }
 
 /// One layer.
@@ -96,29 +111,24 @@ impl ModelWeights {
         let total: u64 = spec.weights().iter().map(|w| w.bytes() as u64).sum();
         let mut loader = Loader::new(&*source, dispatch, pool, progress, total);
         check_bytes(&spec.embedding, source.bytes(&spec.embedding)?)?;
-        let layers = spec.layers.iter().map(|layer| {
-            Ok(LayerWeights {
-                mixer_norm: loader.vector(&layer.mixer_norm)?,
-                mixer: match &layer.mixer {
-                    Mixer::Attention(a) => {
-                        LayerMixer::Attention(Box::new(Attention::load(a, &mut loader)?))
-                    }
-                    Mixer::GatedDelta(d) => {
-                        LayerMixer::Delta(Box::new(Delta::load(d, &mut loader)?))
-                    }
-                },
-                ffn_norm: loader.vector(&layer.ffn_norm)?,
-                ffn: Dense::load(&layer.ffn, &mut loader)?,
-            })
-        });
+        let layers = spec.layers.iter();
+        let layers = layers.map(|layer| LayerWeights::load(layer, &mut loader));
         let layers = layers.collect::<Result<Vec<LayerWeights>, WeightError>>()?;
         let final_norm = loader.vector(&spec.final_norm)?;
         let head = loader.matrix(&spec.head)?;
+        let mtp = spec.mtp.as_ref().map(|mtp| {
+            if let Some(embedding) = &mtp.embedding {
+                check_bytes(embedding, source.bytes(embedding)?)?;
+            }
+            MtpWeights::load(mtp, &mut loader)
+        });
+        let mtp = mtp.transpose()?;
         loader.count(total);
         Ok(ModelWeights {
             layers,
             final_norm,
             head,
+            mtp,
             spec,
             source,
         })
@@ -131,14 +141,33 @@ impl ModelWeights {
             .iter()
             .map(LayerWeights::owned_bytes)
             .sum::<usize>();
-        (layers + vector_bytes(&self.final_norm) + self.head.owned_bytes()) as u64
+        let mtp = self.mtp.as_ref().map_or(0, MtpWeights::owned_bytes);
+        (layers + mtp + vector_bytes(&self.final_norm) + self.head.owned_bytes()) as u64
     }
 
     /// Writes the embedding of each token to a row of `out` `[n, hidden]`.
     ///
     /// `tokens` must be below the vocabulary's size.
     pub(crate) fn embed(&self, tokens: &[TokenId], out: &mut [f32]) -> Result<(), DeviceError> {
-        let weight = &self.spec.embedding;
+        self.embed_with(&self.spec.embedding, tokens, out)
+    }
+
+    /// [`ModelWeights::embed`] with the embedding of the multi-token-prediction head.
+    pub(crate) fn mtp_embed(&self, tokens: &[TokenId], out: &mut [f32]) -> Result<(), DeviceError> {
+        let own = self
+            .spec
+            .mtp
+            .as_ref()
+            .and_then(|mtp| mtp.embedding.as_ref());
+        self.embed_with(own.unwrap_or(&self.spec.embedding), tokens, out)
+    }
+
+    fn embed_with(
+        &self,
+        weight: &WeightRef,
+        tokens: &[TokenId],
+        out: &mut [f32],
+    ) -> Result<(), DeviceError> {
         let bytes = self.source.bytes(weight)?;
         let row_bytes = weight.ty.row_bytes(weight.cols);
         for (token, out) in tokens.iter().zip(out.chunks_exact_mut(weight.cols)) {
@@ -153,7 +182,40 @@ fn vector_bytes(vector: &[f32]) -> usize {
     size_of_val(vector)
 }
 
+impl MtpWeights {
+    fn load(spec: &MtpSpec, loader: &mut Loader<'_>) -> Result<MtpWeights, WeightError> {
+        let head = spec.head.as_ref().map(|head| loader.matrix(head));
+        Ok(MtpWeights {
+            head: head.transpose()?,
+            eh_proj: loader.matrix(&spec.eh_proj)?,
+            embedding_norm: loader.vector(&spec.embedding_norm)?,
+            hidden_norm: loader.vector(&spec.hidden_norm)?,
+            layer: LayerWeights::load(&spec.layer, loader)?,
+            final_norm: loader.vector(&spec.final_norm)?,
+        })
+    }
+
+    fn owned_bytes(&self) -> usize {
+        let vectors = [&self.embedding_norm, &self.hidden_norm, &self.final_norm];
+        let vectors: usize = vectors.into_iter().map(|vector| vector_bytes(vector)).sum();
+        let head = self.head.as_ref().map_or(0, Linear::owned_bytes);
+        vectors + self.eh_proj.owned_bytes() + head + self.layer.owned_bytes()
+    }
+}
+
 impl LayerWeights {
+    fn load(layer: &LayerSpec, loader: &mut Loader<'_>) -> Result<LayerWeights, WeightError> {
+        Ok(LayerWeights {
+            mixer_norm: loader.vector(&layer.mixer_norm)?,
+            mixer: match &layer.mixer {
+                Mixer::Attention(a) => LayerMixer::Attention(Box::new(Attention::load(a, loader)?)),
+                Mixer::GatedDelta(d) => LayerMixer::Delta(Box::new(Delta::load(d, loader)?)),
+            },
+            ffn_norm: loader.vector(&layer.ffn_norm)?,
+            ffn: Dense::load(&layer.ffn, loader)?,
+        })
+    }
+
     fn owned_bytes(&self) -> usize {
         let (vectors, matrices): (Vec<&[f32]>, Vec<&Linear>) = match &self.mixer {
             LayerMixer::Attention(w) => (w.vectors().collect(), w.matrices().to_vec()),

@@ -63,7 +63,7 @@ pub(crate) struct Reach {
 }
 
 /// The first `len` values of a buffer, which grows if needed.
-fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
     if buffer.len() < len {
         buffer.resize(len, 0.0);
     }
@@ -341,7 +341,7 @@ fn project(
 }
 
 /// Cosines and sines of rows at these positions, `[n, rope dims / 2]` each.
-fn fill_rope(
+pub(crate) fn fill_rope(
     compute: ExecContext<'_>,
     attention: &Attention,
     positions: &[usize],
@@ -391,7 +391,7 @@ fn prepare(
 }
 
 /// One sequence's rows, best first at each depth, as candidates.
-fn candidates(rows: &[LogitsRow]) -> DraftCandidates {
+pub(crate) fn candidates(rows: &[LogitsRow]) -> DraftCandidates {
     let k = rows.first().map_or(0, |row| row.ids.len());
     let mut all = DraftCandidates {
         ids: Vec::with_capacity(rows.len() * k),

@@ -17,10 +17,12 @@ use crate::weights::Attention;
 use super::delta_chunked::transpose;
 
 mod keys;
+mod path_rows;
 mod tree;
 
 pub(super) use keys::decode_of;
 use keys::{Keys, dot_of, q_stride, rotate_inverse};
+pub(crate) use path_rows::{Angles, KvSpan, PathRow, attend_paths, prepare_queries, store_kv};
 use tree::{Nodes, attend_nodes};
 
 /// Query rows that share each read of the cached keys in prefill.

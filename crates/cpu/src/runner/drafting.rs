@@ -1,0 +1,168 @@
+//! Calls of the runner that serve its drafts: the draft model and the multi-token-prediction head.
+
+use std::collections::BTreeMap;
+
+use contract::{CommitItem, DeviceError, DraftCandidates, DraftItem, SeqId};
+
+use super::CpuRunner;
+use crate::draft::{DraftRoot, Reach};
+use crate::mtp::{self, Committed, DraftedRow};
+use crate::pass::ExecContext;
+use crate::state::CpuSequence;
+
+impl CpuRunner {
+    /// Loads a deferred draft before any state changes.
+    pub(super) fn ready(&mut self) -> Result<(), DeviceError> {
+        match &mut self.draft {
+            Some(draft) => draft.ready(&self.pool),
+            None => Ok(()),
+        }
+    }
+
+    /// Projects a sequence's pending features, if there is a draft.
+    pub(super) fn project(&mut self, seq: SeqId) -> Result<(), DeviceError> {
+        let compute = ExecContext {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
+        };
+        let sequence = self.sequences.get_mut(&seq);
+        let Some(sequence) = sequence.filter(|s| s.draft.is_some()) else {
+            return Ok(());
+        };
+        match (&mut self.draft, &mut sequence.draft) {
+            (Some(draft), Some(cache)) => {
+                let position = sequence.position;
+                self.pool.enter(|| draft.project(compute, cache, position))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Drafts checked items in one pass.
+    pub(super) fn draft_pass(
+        &mut self,
+        items: &[DraftItem],
+        reach: Reach,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        let compute = ExecContext {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
+        };
+        let Some(draft) = &mut self.draft else {
+            return Ok(Vec::new());
+        };
+        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
+            .sequences
+            .iter_mut()
+            .map(|(id, seq)| (*id, seq))
+            .collect();
+        let mut roots = Vec::with_capacity(items.len());
+        for item in items {
+            let sequence = found.remove(&item.seq);
+            let sequence = sequence.ok_or(DeviceError::UnknownSequence(item.seq))?;
+            let position = sequence.position;
+            let Some(cache) = &mut sequence.draft else {
+                continue;
+            };
+            roots.push(DraftRoot {
+                cache,
+                position,
+                token: item.root,
+            });
+        }
+        let (weights, head) = (&self.weights, &mut self.head);
+        self.pool
+            .enter(|| draft.draft(compute, weights, &mut roots, reach, head))
+    }
+
+    /// Stores the rows of the multi-token-prediction head for the paths to be committed.
+    pub(super) fn commit_mtp(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
+        if self.weights.mtp.is_none() {
+            return Ok(());
+        }
+        let compute = ExecContext {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
+        };
+        let width = self.weights.spec.hidden;
+        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
+            .sequences
+            .iter_mut()
+            .map(|(id, seq)| (*id, seq))
+            .collect();
+        let mut committed = Vec::with_capacity(items.len());
+        for item in items {
+            let sequence = found.remove(&item.seq);
+            let sequence = sequence.ok_or(DeviceError::UnknownSequence(item.seq))?;
+            let CpuSequence {
+                layers,
+                mtp,
+                pending,
+                position,
+                ..
+            } = sequence;
+            let (Some(mtp), Some(tree)) = (mtp, pending) else {
+                continue;
+            };
+            let (Some(cache), nodes) = (mtp::cache(layers), item.path.nodes()) else {
+                continue;
+            };
+            let rows = nodes
+                .iter()
+                .map(|node| &mtp.tree_hidden[node.index() * width..][..width]);
+            let last: Option<Vec<f32>> = rows.clone().next_back().map(<[f32]>::to_vec);
+            let before = std::iter::once(&*mtp.hidden).chain(rows);
+            let rows = Committed {
+                cache,
+                position: *position,
+                tokens: nodes.iter().map(|node| tree.token(*node)).collect(),
+                hidden: before.take(nodes.len()).collect(),
+            };
+            committed.push((rows, last));
+        }
+        let (mut rows, lasts): (Vec<Committed<'_>>, Vec<Option<Vec<f32>>>) =
+            committed.into_iter().unzip();
+        let buffers = &mut self.mtp;
+        self.pool
+            .enter(|| mtp::fill(compute, &self.weights, &mut rows, buffers))?;
+        for (item, last) in items.iter().zip(lasts) {
+            let sequence = self.sequences.get_mut(&item.seq);
+            let mtp = sequence.and_then(|sequence| sequence.mtp.as_mut());
+            if let (Some(mtp), Some(last)) = (mtp, last) {
+                mtp.hidden = last;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drafts rows that their sequences already count; `ids` are the sequences of the rows.
+    pub(super) fn draft_mtp_rows(
+        &mut self,
+        ids: &[SeqId],
+        rows: &[DraftedRow],
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        let compute = ExecContext {
+            pool: &self.pool,
+            kernels: &self.kernels,
+            scratch: &self.scratch,
+            norm_eps: self.weights.spec.norm_eps,
+        };
+        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
+            .sequences
+            .iter_mut()
+            .map(|(id, seq)| (*id, seq))
+            .collect();
+        let sequences = ids.iter().filter_map(|id| found.remove(id));
+        let mut sequences: Vec<&mut CpuSequence> = sequences.collect();
+        let (weights, buffers) = (&self.weights, (&mut self.mtp, &mut self.head));
+        self.pool
+            .enter(|| mtp::draft(compute, weights, (&mut sequences, rows), k, buffers))
+    }
+}
