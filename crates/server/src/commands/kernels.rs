@@ -23,6 +23,7 @@ use super::{kernels_explain, spill_record};
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::config;
 use crate::open;
+use crate::open::model_path::is_remote;
 use crate::progress::TaskProgress;
 
 /// Models compiled if none is named, with their KV type.
@@ -167,8 +168,8 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
     }
     for name in models.iter().filter(|_| runs_models) {
         let path = Path::new(name);
-        let loaded = if path.exists() {
-            model::load(path)?
+        let loaded = if path.exists() || is_remote(name) {
+            open::load(path)?
         } else {
             SynthSpec::parse(name)?.load()?
         };

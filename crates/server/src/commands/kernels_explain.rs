@@ -14,14 +14,15 @@ use serde_json::json;
 use super::kernel_targets::{LIMITS, arch, usual_gpu};
 use crate::cli::KernelsExplainArgs;
 use crate::open;
+use crate::open::model_path::is_remote;
 
 /// The architectures that are explained where none is named.
 const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a"];
 
 pub(super) fn explain(args: &KernelsExplainArgs) -> anyhow::Result<()> {
     let path = Path::new(&args.model);
-    let loaded = if path.exists() {
-        model::load(path)?
+    let loaded = if path.exists() || is_remote(&args.model) {
+        open::load(path)?
     } else {
         SynthSpec::parse(&args.model)?.load()?
     };

@@ -393,6 +393,8 @@ impl EngineLoop<'_> {
                 Err(TryRecvError::Empty) if self.scheduler.has_warmup() => {
                     heartbeat.begin_step();
                     self.scheduler.warmup_step()?;
+                    // Nothing that was computed from lost weights reaches the disk.
+                    truncation().map_or(Ok(()), Err)?;
                     heartbeat.idle();
                     self.publish();
                 }

@@ -76,7 +76,7 @@ pub(crate) fn check_model(path: &Path) -> Result<(), ModelPathError> {
     if path.is_dir() {
         return Err(folder(path));
     }
-    check_draft(path)?;
+    check_exists(path, Kind::Model)?;
     if in_a_file {
         return Err(ModelPathError::Safetensors {
             path: path.to_owned(),
@@ -92,11 +92,24 @@ pub(crate) fn check_model(path: &Path) -> Result<(), ModelPathError> {
 /// # Errors
 /// [`ModelPathError`] for anything else.
 pub(crate) fn check_draft(path: &Path) -> Result<(), ModelPathError> {
+    check_exists(path, Kind::Draft)
+}
+
+/// What a file is for.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// A GGUF file.
+    Model,
+    /// A GGUF file or a folder of safetensors.
+    Draft,
+}
+
+fn check_exists(path: &Path, kind: Kind) -> Result<(), ModelPathError> {
     let source = match fs::metadata(path) {
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
-    if let Some(remote) = path.to_str().and_then(remote) {
+    if let Some(remote) = path.to_str().and_then(|word| remote(word, kind)) {
         return Err(remote);
     }
     if source.kind() != ErrorKind::NotFound {
@@ -112,7 +125,7 @@ pub(crate) fn check_draft(path: &Path) -> Result<(), ModelPathError> {
 
 /// Whether a single word is a model somewhere else, rather than a prompt.
 pub(crate) fn is_remote(word: &str) -> bool {
-    match remote(word) {
+    match remote(word, Kind::Model) {
         Some(ModelPathError::WebAddress { .. }) => true,
         // `and/or` is a prompt; models have their sizes in their names.
         Some(_) => word.contains(|c: char| c.is_ascii_digit()) || is_gguf_name(word),
@@ -121,7 +134,7 @@ pub(crate) fn is_remote(word: &str) -> bool {
 }
 
 /// Web addresses and repository names.
-fn remote(word: &str) -> Option<ModelPathError> {
+fn remote(word: &str, kind: Kind) -> Option<ModelPathError> {
     if word.contains(char::is_whitespace) {
         return None;
     }
@@ -140,12 +153,12 @@ fn remote(word: &str) -> Option<ModelPathError> {
             // The page of a file, whose content is at another address.
             Some(Some((repository, file))) => {
                 format!(
-                    "curl -LO https://huggingface.co/{repository}/resolve/{}",
+                    "`curl -LO https://huggingface.co/{repository}/resolve/{}`",
                     file.split('?').next().unwrap_or(file)
                 )
             }
-            Some(None) if !address.contains("/resolve/") => hub_command(hub_path.as_deref()?),
-            _ => format!("curl -LO {word}"),
+            Some(None) if !address.contains("/resolve/") => hub_command(hub_path.as_deref()?, kind),
+            _ => format!("`curl -LO {word}`"),
         };
         return Some(ModelPathError::WebAddress {
             url: word.to_owned(),
@@ -159,24 +172,29 @@ fn remote(word: &str) -> Option<ModelPathError> {
         bare.unwrap_or(word).to_owned()
     });
     is_repository(&name).then(|| ModelPathError::Repository {
-        command: hub_command(&name),
+        command: hub_command(&name, kind),
         name: word.to_owned(),
     })
 }
 
-/// The command that downloads the GGUF files of a repository, given as `owner/name` with an
-/// optional `:type`.
-fn hub_command(name: &str) -> String {
+/// The command that downloads the files of a repository, given as `owner/name` with an optional
+/// `:type`.
+fn hub_command(name: &str, kind: Kind) -> String {
     let name = name.trim_end_matches('/');
-    let (name, wanted) = match name.split_once(':') {
-        Some((name, wanted)) => (name, format!("*{wanted}*.gguf")),
-        None => (name, "*Q4_K_M*.gguf".to_owned()),
-    };
+    let (name, wanted) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
     let repository: Vec<&str> = name.split('/').take(2).collect();
-    format!(
-        "hf download {} --include '{wanted}' --local-dir . (from `pip install huggingface_hub`)",
-        repository.join("/")
-    )
+    let repository = repository.join("/");
+    let files = match kind {
+        Kind::Model => format!("--include '*{wanted}*.gguf' --local-dir ."),
+        Kind::Draft => "--local-dir draft".to_owned(),
+    };
+    let elsewhere = match kind {
+        Kind::Model if !is_gguf_name(&repository) => {
+            "; GGUF files are mostly in a repository of their own, whose name ends with -GGUF"
+        }
+        _ => "",
+    };
+    format!("`hf download {repository} {files}` (`pip install huggingface_hub` has it{elsewhere})")
 }
 
 /// Whether a word has the form `owner/name` or `owner/name:type`, and names no file.
@@ -289,6 +307,10 @@ mod tests {
             check(word, &usual);
             assert!(is_remote(word), "{word}");
         }
+        check("Qwen/Qwen3-0.6B", &["ends with -GGUF"]);
+        let draft = check_draft(Path::new("z-lab/Qwen3.5-9B-DFlash")).unwrap_err();
+        let draft = draft.to_string();
+        assert!(draft.contains("DFlash --local-dir draft`"), "{draft}");
         check(
             "unsloth/Qwen3-8B-GGUF:Q8_0",
             &["hf download unsloth/Qwen3-8B-GGUF --include '*Q8_0*.gguf'"],
@@ -302,11 +324,11 @@ mod tests {
     fn web_addresses_are_answered_with_the_address_of_the_content() {
         check(
             "https://huggingface.co/a/b/blob/main/c.gguf?download=true",
-            &["curl -LO https://huggingface.co/a/b/resolve/main/c.gguf;"],
+            &["curl -LO https://huggingface.co/a/b/resolve/main/c.gguf`;"],
         );
         check(
             "https://huggingface.co/a/b/resolve/main/c.gguf",
-            &["curl -LO https://huggingface.co/a/b/resolve/main/c.gguf;"],
+            &["curl -LO https://huggingface.co/a/b/resolve/main/c.gguf`;"],
         );
         check(
             "https://huggingface.co/a/b-GGUF",

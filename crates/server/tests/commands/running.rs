@@ -99,6 +99,16 @@ fn greedy_continuation_follows_the_argmax() {
 }
 
 #[test]
+fn bench_without_a_model_measures_the_bundled_one() {
+    let line = "bench --device cpu --pp 16 --tg 2 --verify 1 --depth 16 --reps 1";
+    let done = good(line, &[]);
+    assert!(done.err.contains("model ember"), "{}", done.err);
+    for case in ["pp 16", "tg 2", "verify 1"] {
+        assert!(done.out.contains(case), "{case} in {}", done.out);
+    }
+}
+
+#[test]
 fn run_writes_reply_to_stdout_and_timings_to_stderr() {
     let model = model();
     let args = [
