@@ -1,6 +1,8 @@
-"""Scores how well planted facts are found: by sort of fact, length, depth and filler. Everything is held out.
+"""Scores how well planted facts are found: by sort of fact, length, depth and filler.
 
-Facts, questions and most fillers are of the held-out split; the sort "wild" is written by hand in plain English.
+Values, names and words of the facts are of the held-out split, and half of the fillers are of kinds that training
+has not. With --unseen the sentences and questions are worded as training never words them; the sort "wild" is
+written by hand in plain English.
 Usage: python eval_recall.py DATA_DIR (--work WORK_DIR [--weights q4_k_m|bf16] | --gguf TARGET DRAFT | --url URL)
        [--per 20] [--lengths 256,...] [--out FILE] [--tasks FILE]
 """
@@ -62,13 +64,13 @@ def wild(index):
             "like": recall_facts.attribute_fact}
 
 
-def make(kind, length, index, tokenizer, passages):
+def make(kind, length, index, tokenizer, passages, unseen=False):
     """One task; the text is made again until the prompt has about `length` tokens."""
     name, depth = FILLERS[(index * 7 + length // 256) % len(FILLERS)], (index % 11) / 10
     chars, best = int(length * 3.2), None
     for _ in range(4):
         w = words.World(f"recall-1/{kind}/{length}/{index}", "heldout")
-        think = w.chance(0.3)
+        w.unseen, think = unseen, w.chance(0.3)
         f = wild(index) if kind == "wild" else recall_facts.two_hops(w) if kind == "two-hops" else recall_facts.several(w) \
             if kind == "several" else recall_facts.fact(w, kind)
         extra = gen_recall.distractions(w, [f], min(8, length // 128))
@@ -108,11 +110,11 @@ def table(graded):
     return {h: {c: [a, b, round(a / b, 4)] for c, (a, b) in cells.items()} for h, cells in sums.items()}
 
 
-def make_tasks(tokenizer, corpus, per, lengths, kinds=KINDS):
+def make_tasks(tokenizer, corpus, per, lengths, kinds=KINDS, unseen=False):
     with open_corpus(corpus) as file:
         entries = [e for e in map(json.loads, file) if e["split"] == "heldout"]
     passages = {"notes": [e["text"] for e in entries if e["source"] == "rust-docs"], "sources": [e["text"] for e in entries]}
-    return [make(k, n, i, tokenizer, passages) for k in kinds for n in lengths for i in range(per)]
+    return [make(k, n, i, tokenizer, passages, unseen) for k in kinds for n in lengths for i in range(per)]
 
 
 def open_corpus(path):
@@ -145,6 +147,7 @@ def main():
     args.add_argument("--per", type=int, default=22, help="tasks of each kind and length")
     args.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     args.add_argument("--kinds", default=",".join(KINDS))
+    args.add_argument("--unseen", action="store_true", help="statements and questions worded as training never words them")
     args.add_argument("--out")
     args.add_argument("--tasks", help="only write the tasks to this file")
     args.add_argument("--read", help="file of tasks that --tasks wrote")
@@ -160,7 +163,7 @@ def main():
             tasks = [json.loads(line) for line in file]
     else:
         tasks = make_tasks(tokenizer, os.path.join(args.data, "corpus.jsonl.xz"), args.per, [int(n) for n in args.lengths.split(",")],
-                           args.kinds.split(","))
+                           args.kinds.split(","), args.unseen)
     print(f"{len(tasks)} tasks, {sum(len(t['ids']) for t in tasks)} tokens, {time.time() - start:.1f} s", flush=True)
     if args.tasks:
         with open(args.tasks, "w", encoding="utf-8") as file:

@@ -1,6 +1,7 @@
 """Writes the trained pair as GGUF and as Hugging Face folders, by the names and changes of the public converter.
 
-  target.bf16.gguf          arch qwen35; norms + 1, value heads in tiled order, ssm_a = -exp(A_log), BF16 matrices
+  target.bf16.gguf          arch qwen35; norms + 1, value heads in tiled order, ssm_a = -exp(A_log), BF16 matrices;
+                            with WORK_DIR/mtp-bf16-* also the multi-token-prediction head
   draft.<type>.gguf         dialect A, B or C of the drafting notes, f32, bf16 or q8_0; --window adds the sliding variant
   hf-target/, hf-draft/     config.json, model.safetensors (bf16), tokenizer
 
@@ -122,7 +123,22 @@ def about(writer, name, description):
     writer.add_quantization_version(2)
 
 
-def write_target(path, state, c, tokenizer, template):
+def mtp_tensors(state, c):
+    """GGUF name -> f32 tensor of the multi-token-prediction head, in the block behind the trunk."""
+    names = {"eh_proj": "nextn.eh_proj", "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "shared_head_norm": "nextn.shared_head_norm",
+             "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "self_attn.q_proj": "attn_q",
+             "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+             "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+             "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+    out = {}
+    for name, x in state.items():
+        name = name.removesuffix(".weight")
+        out[f"blk.{c.layers}.{names[name]}.weight"] = x + 1 if "norm" in name else x
+    return out
+
+
+def write_target(path, state, c, tokenizer, template, mtp=None):
+    """`mtp`: weights of the head that drafts several tokens; the block count leaves it out."""
     writer = gguf.GGUFWriter(path, "qwen35")
     about(writer, "ember", "a small target for trying Hearth out; trained from scratch, see models/README.md")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
@@ -146,7 +162,11 @@ def write_target(path, state, c, tokenizer, template):
     writer.add_ssm_inner_size(c.value_heads * c.delta_dim)
     add_tokenizer(writer, tokenizer)
     writer.add_chat_template(template)
-    add_tensors(writer, target_tensors(state, c), "bf16")
+    tensors = target_tensors(state, c)
+    if mtp:
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        tensors.update(mtp_tensors(mtp, c))
+    add_tensors(writer, tensors, "bf16")
     write(writer)
 
 
@@ -244,7 +264,9 @@ def main():
         d = json.load(file)
     d = DraftConfig(**{**d, "taps": tuple(d["taps"]), "window": args.window})
     draft = {k: v.float() for k, v in load_parts(os.path.join(args.work, "draft-bf16")).items()}
-    write_target(os.path.join(args.out, "target.bf16.gguf"), state, c, tokenizer, template)
+    has_head = os.path.exists(os.path.join(args.work, "mtp-bf16-0.safetensors"))
+    mtp = {k: v.float() for k, v in load_parts(os.path.join(args.work, "mtp-bf16")).items()} if has_head else None
+    write_target(os.path.join(args.out, "target.bf16.gguf"), state, c, tokenizer, template, mtp)
     write_draft(os.path.join(args.out, f"draft.{args.draft_type}.gguf"), draft, d, tokenizer, args.dialect, args.draft_type, c.context)
     if not args.no_hf:
         write_hf(os.path.join(args.out, "hf-target"), state, hf_config(c), tokenizer, template)

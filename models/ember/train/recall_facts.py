@@ -95,7 +95,7 @@ HELD_ATTRIBUTES = {"vault combination": digits, "entry code": serial, "recovery 
 def owner(w):
     """What a fact is about: "the silver harbor", "Nora", "Project Brunol", "room 12", ..."""
     c = w.choice
-    if w.held and w.chance(0.4):
+    if w.unseen and w.chance(0.4):
         return c((lambda: f"the {w.noun()} behind the {w.noun()}", lambda: f"the {w.adjective()} {w.adjective()} {w.noun()}",
                   lambda: f"Operation {w.invented().capitalize()}", lambda: f"{w.person()}'s {w.noun()}"))()
     return c((lambda: f"the {w.adjective()} {w.noun()}", lambda: f"the {w.adjective()} {w.noun()}", lambda: f"the {w.noun()}",
@@ -145,26 +145,26 @@ BRIEF = ("Answer with the {a} only.", "Reply with the {a} and nothing else.", "O
 
 
 def split_of(w, train, held, share=0.75):
-    """One of the templates of the world's split; the held-out split sees some of both."""
-    return w.choice(held) if w.held and w.chance(share) else w.choice(train)
+    """A template of training, or mostly a held-out one where the wording shall be unseen."""
+    return w.choice(held) if w.unseen and w.chance(share) else w.choice(train)
 
 
 def dressed(w, said):
     """A statement, now and then with words before or behind it that change nothing."""
-    if not w.held and w.chance(0.35):
+    if not w.unseen and w.chance(0.35):
         lead = w.choice(BEFORE).format(p=w.person())
         said = lead + (said[0].lower() + said[1:] if lead[-2:] in ("t ", ", ") and said.startswith("The ") else said)
-    if not w.held and said[-1] in ".!" and w.chance(0.1):
+    if not w.unseen and said[-1] in ".!" and w.chance(0.1):
         said += w.choice(AFTER).format(p=w.person(), c=w.city())
     return first_upper(said)
 
 
 def aside(w, question):
-    return w.choice(ASIDE).format(question) if not w.held and w.chance(0.2) else question
+    return w.choice(ASIDE).format(question) if not w.unseen and w.chance(0.2) else question
 
 
 def attribute_fact(w, attribute=None, about=None):
-    a = attribute or (w.choice(list(HELD_ATTRIBUTES)) if w.held and w.chance(0.6) else
+    a = attribute or (w.choice(list(HELD_ATTRIBUTES)) if w.unseen and w.chance(0.6) else
                       w.noun() if w.chance(0.15) else w.common() if w.chance(0.15) else w.choice(list(ATTRIBUTES)))
     e = about or owner(w)
     v = {**ATTRIBUTES, **HELD_ATTRIBUTES}.get(a, any_value)(w)
@@ -288,7 +288,7 @@ ACTIONS = "guards follows paints carries breaks visits watches opens sells build
 
 
 def sentence(w, same=None):
-    if not w.held and w.chance(0.5):
+    if not w.unseen and w.chance(0.5):
         return loose_sentence(w)
     form = same or split_of(w, SENTENCES, HELD_SENTENCES)
     f = {"p": w.person(), "q": w.person(), "n": w.noun(), "m": w.noun(), "a": w.adjective(), "c": w.city(), "d": w.choice(DAYS), "t": w.clock(),
@@ -367,7 +367,7 @@ FACTS = ((attribute_fact, 11), (deed, 3), (act, 4), (kin, 2), (sentence, 5), (co
 
 def fact(w, kind=None):
     """A fact of a random maker; `kind`: one of attribute, event, sentence, constant."""
-    makers = {"attribute": attribute_fact, "event": deed if w.held else act, "sentence": sentence, "constant": constant}
+    makers = {"attribute": attribute_fact, "event": deed if w.unseen else act, "sentence": sentence, "constant": constant}
     if kind:
         return makers[kind](w)
     at = w.random() * sum(n for _, n in FACTS)
@@ -410,7 +410,7 @@ def two(w, first, second, question, answer, value, like):
 def several(w):
     """Two to four facts with one attribute, asked for together; or several values of one key."""
     n = w.randint(2, 4)
-    a = w.choice(list(HELD_ATTRIBUTES if w.held and w.chance(0.5) else ATTRIBUTES))
+    a = w.choice(list(HELD_ATTRIBUTES if w.unseen and w.chance(0.5) else ATTRIBUTES))
     if w.chance(0.6):
         facts = [attribute_fact(w, a) for _ in range(n)]
         owners = [f["key"].split("/", 1)[1] for f in facts]

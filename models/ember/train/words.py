@@ -70,6 +70,7 @@ class World:
         self.rng = random.Random(seed)
         self.held = split == "heldout"
         self.split = split
+        self.unseen = False  # whether facts are worded as training never words them, see recall_facts
         self.choice, self.random, self.randint = self.rng.choice, self.rng.random, self.rng.randint
         self.sample, self.shuffle = self.rng.sample, self.rng.shuffle
 
