@@ -336,7 +336,7 @@ def replay(args, folder):
 
 def replies_equal(args, requests, replies):
     """Whether a server without a prefix cache gives the same replies."""
-    plain = Server(args, ["--prefix-cache-slots", "0"])
+    plain = Server(args, ["--prefix-cache-entries", "0"])
     known = {}
     for request in requests:
         key = json.dumps(request["body"] if isinstance(request, dict) else request)
@@ -383,7 +383,7 @@ def turns(args, folder):
 def kills(args, folder):
     rng = random.Random(5)
     flags = ["--kv-cache-dir", folder, "--kv-cache-budget", "64", "--kv-cache-min-tokens", "128"]
-    plain = Server(args, ["--prefix-cache-slots", "0"])
+    plain = Server(args, ["--prefix-cache-entries", "0"])
     expected, wrong, hits = {}, 0, 0
     for i in range(args.kills):
         server = Server(args, flags)
