@@ -40,7 +40,7 @@ pub struct CardSampling {
     pub top_p: Option<f32>,
     /// Candidates kept.
     pub top_k: Option<usize>,
-    /// Least probability relative to the best.
+    /// Minimum probability relative to the best.
     pub min_p: Option<f32>,
     /// Presence penalty.
     pub presence_penalty: Option<f32>,

@@ -6,7 +6,7 @@ use super::fields::{Fields, must_be};
 use crate::error::ChatError;
 use crate::request::{ResponseFormat, SchemaStrictness};
 
-/// Most texts of a choice.
+/// Maximum number of texts of a choice.
 const MAX_CHOICES: usize = 4_096;
 
 /// What a field other than `response_format` holds.

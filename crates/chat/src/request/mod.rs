@@ -17,15 +17,15 @@ use crate::conversation::{Conversation, Message, ReasoningEffort};
 use crate::error::ChatError;
 use crate::tools::{Tool, ToolSet};
 
-/// Most messages in a request.
+/// Maximum number of messages in a request.
 pub const MAX_MESSAGES: usize = 16_384;
-/// Most tools in a request.
+/// Maximum number of tools in a request.
 pub const MAX_TOOLS: usize = 1_024;
-/// Most stop strings, and most stop token ids.
+/// Maximum number of stop strings, and of stop token ids.
 pub const MAX_STOPS: usize = 1_024;
-/// Most choices per prompt.
+/// Maximum number of choices per prompt.
 pub const MAX_CHOICES: usize = 128;
-/// Most alternatives per token.
+/// Maximum number of alternatives per token.
 pub const MAX_TOP_LOGPROBS: usize = 20;
 
 /// A chat request with every field in range.
@@ -113,7 +113,7 @@ pub struct ReasoningOptions {
     pub enable: Option<bool>,
     /// Requested effort.
     pub effort: Option<ReasoningEffort>,
-    /// Most reasoning tokens.
+    /// Maximum number of reasoning tokens.
     pub budget_tokens: Option<usize>,
     /// Tokens reserved for the reply after reasoning.
     pub reply_budget: Option<usize>,

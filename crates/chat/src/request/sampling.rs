@@ -6,7 +6,8 @@ use contract::TokenId;
 /// server.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SamplingParams {
-    /// Most tokens of the reply, reasoning included; `usize::MAX` for as many as the context holds.
+    /// Maximum number of tokens of the reply, reasoning included; `usize::MAX` for as many as the
+    /// context holds.
     pub max_tokens: Option<usize>,
     /// 0 or more; 0 is greedy.
     pub temperature: Option<f32>,

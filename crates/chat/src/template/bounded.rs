@@ -18,9 +18,10 @@ use crate::error::ChatError;
 
 /// The longest source in bytes. The longest published chat template has about 20,000.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
-/// Most tokens of one tag. The parser recurses over operators, so that they bound its stack.
+/// Maximum number of tokens of one tag. The parser recurses over operators, so that they bound its
+/// stack.
 const MAX_TAG_TOKENS: usize = 4_000;
-/// Most `elif` of one template; the parser recurses over them.
+/// Maximum number of `elif` of one template; the parser recurses over them.
 const MAX_ELIFS: usize = 2_000;
 /// The stack for compiling: the deepest syntax tree times the largest frames.
 const COMPILE_STACK_BYTES: usize = 256 << 20;

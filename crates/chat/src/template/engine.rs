@@ -13,8 +13,8 @@ use super::value::from_json;
 use super::{clock, filters, python, tojson};
 use crate::error::ChatError;
 
-/// Most steps of one rendering, those of the bounds included: over a thousand per message of the
-/// longest request.
+/// Maximum number of steps of one rendering, those of the bounds included: over a thousand per
+/// message of the longest request.
 const FUEL: u64 = 40_000_000;
 /// Deepest nesting of macros.
 const MAX_DEPTH: usize = 200;

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{json_repair, literals};
 
-/// Most references and alternatives to follow.
+/// Maximum number of references and alternatives to follow.
 const MAX_DEPTH: usize = 16;
 
 /// A JSON type, as schemas name it.

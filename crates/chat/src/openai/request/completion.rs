@@ -10,9 +10,9 @@ use crate::error::ChatError;
 use crate::request::{MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions};
 use crate::tokenizer::{EncodeLimit, SpecialTokens, Tokenizer};
 
-/// Most prompts in one request.
+/// Maximum number of prompts in one request.
 pub const MAX_PROMPTS: usize = 128;
-/// Most tokens if the request does not say, as in OpenAI's protocol.
+/// Default maximum number of tokens, as in OpenAI's protocol.
 pub const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// A text completion request with every field in range.
