@@ -8,20 +8,20 @@
     reason = "all of this file is a test"
 )]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod fixtures {
+    pub mod nvrtc;
+}
 
-use cuda::compile::{CompileError, Compiled, Nvrtc, NvrtcSearch, Options, compile};
+use std::fs;
+use std::path::PathBuf;
+
+use cuda::compile::{CompileError, Compiled, Nvrtc, Options, compile};
 use cuda::driver::Arch;
 use cuda::launch::{CompileUnit, bandwidth};
 
 /// Options with NVRTC, or `None` with a SKIPPED line.
 fn options(test: &str, cache: Option<PathBuf>) -> Option<Options> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ci-tools/nvrtc");
-    let nvrtc = NvrtcSearch {
-        python: vec![tools],
-        ..NvrtcSearch::default()
-    };
+    let nvrtc = fixtures::nvrtc::search();
     match Nvrtc::open(&nvrtc) {
         Ok(_) => Some(Options {
             nvrtc,
