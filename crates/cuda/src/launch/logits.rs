@@ -122,33 +122,13 @@ pub fn edit(
         "edits need a place to go"
     );
     let unit = shape.unit("logits/edit.cu", source);
-    let dense = Launch {
-        entry: "logits_edit_dense",
-        unit: unit.clone(),
-        grid: [shape.vocab.div_ceil(4096) as u32, rows as u32, 1],
-        block: [256, 1, 1],
-        shared: 0,
-        args: Args::new()
-            .ptr(source.header())
-            .ptr(at.logits)
-            .ptr(at.edited)
-            .ptr(at.edits),
-        cooperative: false,
-        overlap: true,
-    };
-    let sparse = Launch {
-        entry: "logits_edit_sparse",
-        unit,
-        grid: [rows as u32, 1, 1],
-        block: [256, 1, 1],
-        shared: 0,
-        args: Args::new()
-            .ptr(source.header())
-            .ptr(at.edited)
-            .ptr(at.edits),
-        cooperative: false,
-        overlap: true,
-    };
+    let header = Args::new().ptr(source.header());
+    let args = header.clone().ptr(at.logits).ptr(at.edited).ptr(at.edits);
+    let grid = [shape.vocab.div_ceil(4096) as u32, rows as u32, 1];
+    let dense = launch("logits_edit_dense", unit.clone(), grid, 256, args);
+    let args = header.ptr(at.edited).ptr(at.edits);
+    let grid = [rows as u32, 1, 1];
+    let sparse = launch("logits_edit_sparse", unit, grid, 256, args);
     [dense, sparse]
 }
 
@@ -164,36 +144,39 @@ pub fn reduce(
         "edited rows and edits go together"
     );
     let runs = shape.vocab.div_ceil(RUN);
-    let scan = Launch {
-        entry: "logits_reduce_chunks",
-        unit: shape.unit("logits/reduce_chunks.cu", source),
-        grid: [
-            runs.div_ceil(8) as u32,
-            rows as u32,
-            if at.edits == 0 { 1 } else { 2 },
-        ],
-        block: [256, 1, 1],
-        shared: 0,
-        args: Args::new()
-            .ptr(source.header())
-            .ptr(at.logits)
-            .ptr(at.edited)
-            .ptr(at.edits)
-            .ptr(at.scratch),
-        cooperative: false,
-        overlap: true,
-    };
-    let select = Launch {
-        entry: "logits_top_k",
-        unit: shape.unit("logits/top_k.cu", source).define("K", shape.k),
-        grid: [rows as u32, 1, 1],
-        block: [1024, 1, 1],
-        shared: 0,
-        args: scan.args.clone().ptr(at.out),
-        cooperative: false,
-        overlap: true,
-    };
+    let args = Args::new()
+        .ptr(source.header())
+        .ptr(at.logits)
+        .ptr(at.edited)
+        .ptr(at.edits)
+        .ptr(at.scratch);
+    let versions = if at.edits == 0 { 1 } else { 2 };
+    let unit = shape.unit("logits/reduce_chunks.cu", source);
+    let grid = [runs.div_ceil(8) as u32, rows as u32, versions];
+    let scan = launch("logits_reduce_chunks", unit, grid, 256, args.clone());
+    let unit = shape.unit("logits/top_k.cu", source).define("K", shape.k);
+    let grid = [rows as u32, 1, 1];
+    let select = launch("logits_top_k", unit, grid, 1024, args.ptr(at.out));
     [scan, select]
+}
+
+fn launch(
+    entry: &'static str,
+    unit: CompileUnit,
+    grid: [u32; 3],
+    threads: u32,
+    args: Args,
+) -> Launch {
+    Launch {
+        entry,
+        unit,
+        grid,
+        block: [threads, 1, 1],
+        shared: 0,
+        args,
+        cooperative: false,
+        overlap: true,
+    }
 }
 
 /// Bytes of one edit, as `kernels/logits/edits.cuh` has it.

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::kind::{BLOCK_ROWS, FACTOR_BYTES, TILE_ROWS, WeightKind};
+use super::kind::{BLOCK_ROWS, FACTOR_BYTES, M16_ROWS, WeightKind};
 
 /// A packed matrix of `rows` rows of `cols` values.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +32,8 @@ impl PackedMatrix<'_> {
         let (kind, cols) = (self.kind, self.cols);
         let (block, r) = (row / BLOCK_ROWS, row % BLOCK_ROWS);
         let tiles = (self.rows - block * BLOCK_ROWS)
-            .div_ceil(TILE_ROWS)
-            .min(BLOCK_ROWS / TILE_ROWS);
+            .div_ceil(M16_ROWS)
+            .min(BLOCK_ROWS / M16_ROWS);
         let block = &self.bytes[block * kind.bytes(BLOCK_ROWS, cols)..];
         let factor = f32::from_le_bytes(*block[4 * r..].first_chunk().expect("a row factor"));
         let (unit, within) = (k / kind.unit_values(), k % kind.unit_values());
@@ -42,8 +42,8 @@ impl PackedMatrix<'_> {
             let bytes = if index == 0 { first } else { second };
             let at = tiles * (FACTOR_BYTES + unit * kind.tile_bytes() + index * first);
             Tile {
-                bytes: &block[at + r / TILE_ROWS * bytes..][..bytes],
-                row: r % TILE_ROWS,
+                bytes: &block[at + r / M16_ROWS * bytes..][..bytes],
+                row: r % M16_ROWS,
             }
         };
         let index = within / (kind.unit_values() / kind.slices());

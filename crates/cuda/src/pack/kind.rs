@@ -4,10 +4,10 @@ use contract::QuantType;
 
 /// Rows of a row block, which is contiguous in a matrix.
 pub const BLOCK_ROWS: usize = 128;
-/// Rows of a tile.
-pub const TILE_ROWS: usize = 16;
+/// Rows of an m16 tile.
+pub const M16_ROWS: usize = 16;
 /// Bytes of a tile's row factors.
-pub(super) const FACTOR_BYTES: usize = 4 * TILE_ROWS;
+pub(super) const FACTOR_BYTES: usize = 4 * M16_ROWS;
 
 /// Bytes of 8 rows and 64 f16 values.
 pub const A16_TILE: usize = 1024;
@@ -88,7 +88,7 @@ impl WeightKind {
         }
     }
 
-    /// Bytes of a tile of [`TILE_ROWS`] rows in the first and second slice of a unit. 0 if a unit
+    /// Bytes of a tile of [`M16_ROWS`] rows in the first and second slice of a unit. 0 if a unit
     /// has one slice.
     pub fn slice_bytes(self) -> [usize; 2] {
         match self {
@@ -102,7 +102,7 @@ impl WeightKind {
         }
     }
 
-    /// Bytes of a tile of [`TILE_ROWS`] rows and one unit.
+    /// Bytes of a tile of [`M16_ROWS`] rows and one unit.
     pub fn tile_bytes(self) -> usize {
         self.slice_bytes().iter().sum()
     }
@@ -136,7 +136,7 @@ impl WeightKind {
             WeightKind::F32 => 4 * rows * cols,
             _ => {
                 let tile = self.units(cols) * self.tile_bytes() + FACTOR_BYTES;
-                rows.div_ceil(TILE_ROWS) * tile
+                rows.div_ceil(M16_ROWS) * tile
             }
         }
     }

@@ -12,7 +12,7 @@ mod kind;
 mod rows;
 mod tile;
 
-pub use kind::{A16_TILE, ActivationFormat, BLOCK_ROWS, TILE_ROWS, WeightKind};
+pub use kind::{A16_TILE, ActivationFormat, BLOCK_ROWS, M16_ROWS, WeightKind};
 pub use rows::pack;
 
 #[cfg(test)]

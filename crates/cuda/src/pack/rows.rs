@@ -2,7 +2,7 @@
 
 use contract::QuantType;
 
-use super::kind::{BLOCK_ROWS, FACTOR_BYTES, TILE_ROWS, WeightKind};
+use super::kind::{BLOCK_ROWS, FACTOR_BYTES, M16_ROWS, WeightKind};
 use super::{exponent, tile};
 
 /// Packs rows of `cols` values of `ty` to their weight kind. Writes every byte of `to`.
@@ -39,7 +39,7 @@ pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
 fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     let (kind, row_bytes) = (WeightKind::of(ty), ty.row_bytes(cols));
     let rows: Vec<&[u8]> = from.chunks_exact(row_bytes).collect();
-    let tiles = rows.len().div_ceil(TILE_ROWS);
+    let tiles = rows.len().div_ceil(M16_ROWS);
     let exponents: Vec<i32> = rows.iter().map(|row| exponent::of_row(ty, row)).collect();
     let (factors, mut to) = to.split_at_mut(tiles * FACTOR_BYTES);
     factors.fill(0);
@@ -56,8 +56,8 @@ fn pack_block(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
                 let (now, rest) = to.split_at_mut(kind.slice_bytes()[slice]);
                 to = rest;
                 now.fill(0);
-                let rows = rows.iter().zip(&exponents).skip(tile * TILE_ROWS);
-                for (index, (row, exponent)) in rows.take(TILE_ROWS).enumerate() {
+                let rows = rows.iter().zip(&exponents).skip(tile * M16_ROWS);
+                for (index, (row, exponent)) in rows.take(M16_ROWS).enumerate() {
                     let at = (unit / parts * stored_bytes).min(row.len());
                     let stored = &row[at..row.len().min(at + stored_bytes)];
                     let row = tile::Row {

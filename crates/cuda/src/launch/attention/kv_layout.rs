@@ -1,5 +1,5 @@
-//! How a cached row of each storage format lies on the config, in a plane of values and one of
-//! scales, and the way from there to the bytes of the format and back.
+//! How a cached row of each storage format is laid out on the GPU, as a plane of values and a plane
+//! of scales, and its conversion from and to the bytes of the format.
 //! `kernels/attention/kv_cache.cuh` has the layouts.
 
 use contract::KvFormat;
@@ -14,9 +14,8 @@ const TQ3_CODES: usize = 12;
 /// Bytes of the norms of a row of TQ3_0.
 const TQ3_NORMS: usize = 4;
 
-/// Bytes of the scales, of the fifth bits and of the other bits of the codes of a block, as the
-/// format has them one after the other; `None` for formats that are laid out as they are, or
-/// otherwise.
+/// Bytes of a block's scales, fifth bits and other code bits, in the order of the format. `None`
+/// for formats that are stored as they are, or otherwise.
 fn parts(format: KvFormat) -> Option<[usize; 3]> {
     match format {
         KvFormat::Q8_0 => Some([2, 0, BLOCK]),

@@ -40,8 +40,8 @@ impl PrefillAttention {
 
 /// Causal attention of the rows of a chunk, gate included.
 ///
-/// [`qk_norm_rope_append`](super::qk_norm_rope_append) with `f16_queries` 0 runs before it: it normalises
-/// and rotates `q` in place and writes keys and values.
+/// [`qk_norm_rope_append`](super::qk_norm_rope_append) with `f16_queries` 0 runs before it: it
+/// normalises and rotates `q` in place and writes keys and values.
 ///
 /// `q` is f32 `[rows][n_heads][head_dim, or twice that with a gate]`; the result has `n_heads *
 /// head_dim` columns.

@@ -26,8 +26,8 @@ const RELOAD_SHIFT: u32 = 20;
 /// Parent of every node; only node 0 has none.
 type Parents = [Option<usize>];
 
-/// The words of a tree in the header: a list of a word a node for each part, for the entries from
-/// the tree's first row on.
+/// The words of a tree in the header: per part a list with one word per node, from the tree's first
+/// row on.
 pub fn header(parents: &Parents) -> [Vec<u32>; PARTS] {
     let conv_sources = (0..parents.len()).map(|node| conv_sources(parents, node));
     [conv_sources.collect(), visits(parents)]

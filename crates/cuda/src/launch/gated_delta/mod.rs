@@ -1,10 +1,8 @@
 //! The gated delta rule, its convolution, and its output norm.
 //!
 //! [`verify`] makes the launches of one layer for a step of trees, [`mod@prefill`] those for a
-//! chunk of a prompt, and [`commit`] the one launch that brings all layers of a group past
-//! accepted paths.
-//! Key and value heads are 128 wide and the convolution has 4 taps;
-//! `kernels/gated_delta/layout.cuh` has every layout.
+//! prefill chunk. [`commit`] makes the one launch that advances all layers of a group past accepted
+//! paths.
 
 use contract::{GatedDeltaSpec, HeadMap};
 

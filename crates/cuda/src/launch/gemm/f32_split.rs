@@ -1,6 +1,18 @@
 //! Split K of f32 matrices: how few row groups still give every multiprocessor a job.
 
+use super::words::pair;
 use crate::gpu_props::GpuProps;
+
+/// The input that f32 matrices share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct F32GemmInput {
+    /// f32 `[rows][cols]`.
+    pub(super) x: u64,
+    /// Values of a row.
+    pub(super) cols: usize,
+    /// Scratch for the partial sums of split K; 0 for a kernel that does not split K.
+    pub(super) partials: u64,
+}
 
 /// Limits of the jobs of one f32 kernel.
 pub(super) struct F32Split {
@@ -18,6 +30,26 @@ impl F32Split {
         let steps = cols.div_ceil(self.k_step).max(1);
         let jobs_per_group = gpu.sm_count.min(self.max_jobs) / groups.max(1);
         steps.div_ceil(jobs_per_group.clamp(1, steps)) * self.k_step
+    }
+
+    /// The end of the kernels' `F32Params`: input, counts and slices, for `n_matrices` matrices of
+    /// `groups` row groups together.
+    pub(super) fn input_words(
+        &self,
+        gpu: GpuProps,
+        n_matrices: usize,
+        groups: usize,
+        input: F32GemmInput,
+    ) -> [u64; 5] {
+        let F32GemmInput { x, cols, partials } = input;
+        let slice = self.k_slice(gpu, groups, cols);
+        [
+            x,
+            partials,
+            pair(n_matrices, cols),
+            pair(groups, cols.div_ceil(slice)),
+            pair(slice, 0),
+        ]
     }
 }
 

@@ -3,15 +3,15 @@
 //! The phases are: output projection into the residual stream; gate and up with SwiGLU; down into
 //! the residual stream; the projections of the next layer. The norms before them are included.
 
-use super::f32_split::F32Split;
+use super::f32_split::{F32GemmInput, F32Split};
 pub use super::fused_layer_buffers::{
     FusedLayer, FusedLayerBuffers, FusedLayerMatrices, FusedLayerNorms, FusedLayerWorkspace,
     FusedMatrix, MAX_ROWS, square_sum_bytes,
 };
 use super::small_batch::{
-    self, BLOCK_ROWS, F32_SHARED, F32GemmInput, ROW_BLOCKS, TILES, kinds_of, narrow,
-    packed_scratch_bytes, pair,
+    self, BLOCK_ROWS, F32_SHARED, ROW_BLOCKS, TILES, kinds_of, packed_scratch_bytes,
 };
+use super::words::{narrow, pair};
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::ActivationBuffers;
 use crate::launch::{Args, CompileUnit, Launch};
@@ -29,14 +29,14 @@ const PHASE_WORDS: usize = 12;
 const MATRIX_WORDS: usize = 8;
 /// Threads of a block: eight MMA warps, a producer warp for weights, one for activations, two idle.
 const THREADS: u32 = 384;
-/// Shared memory of a block besides the pipeline ring and the f32 matrices, in bytes: barriers,
-/// work ranges, the epilogues of two tiles, and the scales that the lanes of eight warps exchange.
+/// Shared memory of a block besides the pipeline ring and the f32 matrices, in bytes. It holds
+/// barriers, work ranges, the epilogues of two tiles, and the scales that the lanes of eight warps
+/// exchange.
 const FIXED_SHARED: usize = 14 << 10;
-/// Total shared memory of a block, in bytes, if the GPU has it: the maximum per block, since its
-/// registers leave no room for a second one.
+/// Total shared memory of a block, in bytes, if the GPU has it. It is the maximum per block, since
+/// its registers leave no room for a second one.
 const MAX_SHARED: usize = 227 << 10;
-/// Rows of an f32 matrix that a job of `gemm/f32_gemm_sm90.cuh` takes, values of K that its slice
-/// is a multiple of, and most jobs: the scratch of products has room for them.
+/// Rows of an f32 matrix per job of `gemm/f32_gemm_sm90.cuh`.
 const F32_ROWS: usize = 16;
 const F32_SPLIT: F32Split = F32Split {
     k_step: 256,
@@ -86,8 +86,8 @@ impl FusedLayerConfig {
     }
 }
 
-/// Whether the matrices fit a fused layer: gate and up alike, all packed except some of the next
-/// layer's, and no more than the launch has entries for.
+/// Whether the matrices fit a fused layer. Gate and up must be alike, all must be packed except
+/// some of the next layer's, and the launch must have entries for all.
 pub fn fits(products: &FusedLayerMatrices<'_>) -> bool {
     let FusedLayerMatrices {
         out,
@@ -125,19 +125,19 @@ struct PhaseMatrix {
 /// How blocks share a tile if no block works on two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct WholeTileSplit {
-    /// K blocks of a tile.
+    /// Units of a tile.
     units: usize,
     /// Thread blocks of a tile.
     blocks: usize,
 }
 
-/// The split of tiles in which each block works on one tile alone, if no block then has more units than
-/// in an even split of the total cost, in which a tile switch costs as much as a unit. All blocks of
-/// a tile reduce it.
+/// The split of tiles in which each block works on one tile alone and all blocks of a tile reduce
+/// it. `None` if a block would then have more units than in an even split of the total cost. In
+/// that split a tile switch costs as much as a unit.
 fn whole_tile_split(gpu: GpuProps, matrices: &[PhaseMatrix]) -> Option<WholeTileSplit> {
     let blocks = gpu.sm_count;
-    let units = matrices[0].matrix.k_blocks();
-    let alike = matrices.iter().all(|m| m.matrix.k_blocks() == units);
+    let units = matrices[0].matrix.units();
+    let alike = matrices.iter().all(|m| m.matrix.units() == units);
     let tiles = matrices
         .iter()
         .map(|m| m.matrix.rows.div_ceil(ROW_BLOCKS * BLOCK_ROWS));
@@ -154,11 +154,11 @@ fn whole_tile_split(gpu: GpuProps, matrices: &[PhaseMatrix]) -> Option<WholeTile
     })
 }
 
-/// Private tiles of gate and up per block, if there are at least as many tiles as blocks and the
-/// stream-K tiles have no more units than there are blocks.
+/// Data-parallel tiles of gate and up per block. `None` if there are fewer tiles than blocks, or
+/// more stream-K units than blocks.
 fn data_parallel_tiles(gpu: GpuProps, gate: &FusedMatrix) -> Option<usize> {
     let blocks = gpu.sm_count;
-    let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.k_blocks());
+    let (tiles, units) = (gate.rows.div_ceil(BLOCK_ROWS), gate.units());
     (tiles >= blocks && tiles % blocks * units <= blocks).then_some(tiles / blocks)
 }
 
@@ -234,7 +234,7 @@ impl Phases {
         } in matrices
         {
             let kind = matrix.kind;
-            let units = matrix.k_blocks();
+            let units = matrix.units();
             let row_blocks = matrix.rows.div_ceil(BLOCK_ROWS);
             let (tiles, others) = match second {
                 Some(second) => (row_blocks, second.weight),
@@ -243,8 +243,8 @@ impl Phases {
                     matrix.weight + kind.bytes(BLOCK_ROWS, matrix.cols) as u64,
                 ),
             };
-            // If blocks do not switch tiles, a unit costs as many as a tile has blocks and a work
-            // range as many as a tile has units, so ranges end with tiles.
+            // If blocks do not switch tiles, a unit costs as much as a tile has blocks, and a work
+            // range as much as a tile has units. So ranges end with tiles.
             let cost = whole_tiles.map_or_else(|| cost_of(&matrix), |split| split.blocks);
             self.matrices.extend([
                 matrix.weight,
@@ -346,7 +346,6 @@ impl Phases {
 /// `F32Params` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone
 /// would leave multiprocessors without work.
 fn f32_params(gpu: GpuProps, matrices: &[(FusedMatrix, u64)], input: F32GemmInput) -> Vec<u64> {
-    let F32GemmInput { x, cols, partials } = input;
     let mut words = Vec::new();
     let mut groups = 0;
     for (matrix, out) in matrices {
@@ -355,14 +354,7 @@ fn f32_params(gpu: GpuProps, matrices: &[(FusedMatrix, u64)], input: F32GemmInpu
         groups += matrix.rows.div_ceil(F32_ROWS);
     }
     words.resize(MAX_MATRICES * 4, 0);
-    let slice = F32_SPLIT.k_slice(gpu, groups, cols);
-    words.extend([
-        x,
-        partials,
-        pair(matrices.len(), cols),
-        pair(groups, cols.div_ceil(slice)),
-        pair(slice, 0),
-    ]);
+    words.extend(F32_SPLIT.input_words(gpu, matrices.len(), groups, input));
     words
 }
 

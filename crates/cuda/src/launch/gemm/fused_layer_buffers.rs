@@ -23,8 +23,8 @@ pub struct FusedMatrix {
 }
 
 impl FusedMatrix {
-    /// Blocks of K, as the kernels count them.
-    pub(super) fn k_blocks(&self) -> usize {
+    /// Units along K (`kernels/gemm/weight_layout.cuh`).
+    pub(super) fn units(&self) -> usize {
         self.kind.units(self.cols)
     }
 }

@@ -6,23 +6,23 @@
 //! for its predecessor, so steps of small models, which are bound by launches and not by memory,
 //! take less time.
 
+use super::f32_split::F32GemmInput;
 use super::small_batch::{
-    F32GemmInput, GemmEpilogue, GemmMatrix, MAX_MATRICES, f32_params, gemm_shared_bytes, kinds_of,
-    launch_groups, narrow, pair, work_ranges,
+    GemmEpilogue, GemmMatrix, MAX_MATRICES, f32_params, gemm_shared_bytes, kinds_of, launch_groups,
+    work_ranges,
 };
+use super::words::{narrow, pair};
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::{self, ActivationBuffers};
 use crate::launch::{Args, CompileUnit, Launch};
-use crate::pack::WeightKind;
+use crate::pack::{M16_ROWS, WeightKind};
 
-/// Rows of a tile; a block has one tile.
-const TILE_ROWS: usize = 16;
 /// Rows of a tile of `gemm/decode_gemm_small_batch.cu`.
 const SMALL_BATCH_TILE_ROWS: usize = 256;
 /// Rows of an f32 matrix per block.
 const F32_ROWS: usize = 8;
 /// Bytes of the partial sums of a tile's rows over one K range, and of its begin.
-const SUM_BYTES: usize = 4 * TILE_ROWS + 4;
+const SUM_BYTES: usize = 4 * M16_ROWS + 4;
 /// Maximum K range of a partial sum, which one warp computes. With longer ranges, as in large
 /// models, the wait for that warp costs more than the saved launches.
 const MAX_SLICE_VALUES: usize = 1024;
@@ -82,7 +82,7 @@ impl PackedMatrices {
         first: usize,
         results: GemvEpilogue,
     ) -> PackedMatrices {
-        let cost = |s: &GemmMatrix| SMALL_BATCH_TILE_ROWS / TILE_ROWS * s.kind.tile_bytes() / 16;
+        let cost = |s: &GemmMatrix| SMALL_BATCH_TILE_ROWS / M16_ROWS * s.kind.tile_bytes() / 16;
         let cost_of =
             |s: &GemmMatrix| s.kind.units(cols) * s.rows.div_ceil(SMALL_BATCH_TILE_ROWS) * cost(s);
         let length: usize = packed.iter().map(cost_of).sum();
@@ -125,7 +125,7 @@ impl PackedMatrices {
             first_cost += cost_of(matrix);
             // With SwiGLU the blocks of gate have the tiles of up too.
             if results == GemvEpilogue::Store || line.blocks == 0 {
-                line.blocks += matrix.rows.div_ceil(TILE_ROWS);
+                line.blocks += matrix.rows.div_ceil(M16_ROWS);
             }
         }
         line

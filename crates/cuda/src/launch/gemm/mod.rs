@@ -7,3 +7,4 @@ pub mod gemv;
 pub mod panels;
 pub mod prefill;
 pub mod small_batch;
+mod words;

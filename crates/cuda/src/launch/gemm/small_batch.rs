@@ -3,13 +3,14 @@
 //! [`launches`] multiplies the rows of one bucket by several matrices that share their input, in
 //! one launch of `gemm/decode_gemm_small_batch.cu`.
 
-use super::f32_split::F32Split;
+use super::f32_split::{F32GemmInput, F32Split};
+use super::words::{narrow, pair};
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, CompileUnit, Launch};
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
-/// Most matrices of one launch.
+/// Maximum matrices of one launch.
 pub const MAX_MATRICES: usize = 6;
 /// Tiles of 16 rows in a row block.
 pub(super) const TILES: usize = 8;
@@ -366,21 +367,9 @@ impl RowRange {
     }
 }
 
-/// The input that f32 matrices share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct F32GemmInput {
-    /// f32 `[rows][cols]`.
-    pub(super) x: u64,
-    /// Values of a row.
-    pub(super) cols: usize,
-    /// Scratch for the partial sums of split K; 0 for a kernel that does not split K.
-    pub(super) partials: u64,
-}
-
-/// `F32Params` of `gemm/f32_gemm.cuh`: groups of 8 rows, and split K if the groups alone would leave
-/// multiprocessors idle. The outputs are those of the first row.
+/// `F32Params` of `gemm/f32_gemm.cuh`: groups of 8 rows, and split K if the groups alone would
+/// leave multiprocessors idle. The outputs are those of the first row.
 pub(super) fn f32_params(gpu: GpuProps, matrices: &[GemmMatrix], input: F32GemmInput) -> Vec<u64> {
-    let F32GemmInput { x, cols, partials } = input;
     let mut words = Vec::new();
     let mut groups = 0;
     for matrix in matrices {
@@ -393,14 +382,7 @@ pub(super) fn f32_params(gpu: GpuProps, matrices: &[GemmMatrix], input: F32GemmI
         groups += matrix.rows.div_ceil(F32_ROWS);
     }
     words.resize(MAX_MATRICES * 4, 0);
-    let slice = F32_SPLIT.k_slice(gpu, groups, cols);
-    words.extend([
-        x,
-        partials,
-        pair(matrices.len(), cols),
-        pair(groups, cols.div_ceil(slice)),
-        pair(slice, 0),
-    ]);
+    words.extend(F32_SPLIT.input_words(gpu, matrices.len(), groups, input));
     words
 }
 
@@ -409,13 +391,4 @@ pub(super) fn f32_params(gpu: GpuProps, matrices: &[GemmMatrix], input: F32GemmI
 pub(super) fn work_ranges(gpu: GpuProps, line: usize, max_unit_cost: usize) -> u64 {
     let blocks = (gpu.sm_count).min((line / max_unit_cost).max(1));
     pair(line / blocks, line % blocks)
-}
-
-/// Two 32-bit fields of a struct.
-pub(super) fn pair(low: usize, high: usize) -> u64 {
-    u64::from(narrow(low)) | u64::from(narrow(high)) << 32
-}
-
-pub(super) fn narrow(n: usize) -> u32 {
-    u32::try_from(n).expect("matrices have fewer than 2^36 values")
 }
