@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use contract::{
-    Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, NodeIdx, OpenPlan, Runner,
+    Backend, CommitItem, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, NodeIdx, Runner,
     TokenId, Tree, VerifyItem,
 };
 use cpu::{CpuBackend, CpuOptions};
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
     let (n_prompt, n_generate) = (count(512)?, count(128)?);
 
     let loaded = model::load(&path).with_context(|| path.display().to_string())?;
-    let plan = OpenPlan {
+    let config = LoadConfig {
         target: loaded.spec,
         weights: loaded.weights,
         draft: None,
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
             context: n_prompt.max(n_generate),
             tree_nodes: 1,
             prefill_chunk: n_prompt,
-            pool: None,
+            pool_tokens: None,
         },
     };
     let backend = CpuBackend::new(CpuOptions {
@@ -61,7 +61,7 @@ fn main() -> Result<()> {
         threads: Some(threads),
     });
     let start = Instant::now();
-    let mut runner = backend.open(plan, &mut |_| {})?;
+    let mut runner = backend.open(config, &mut |_| {})?;
     let load_s = start.elapsed().as_secs_f64();
     let vocab = runner.info().vocab as u64;
     let tokens: Vec<TokenId> = (0..n_prompt.max(n_generate) as u64)

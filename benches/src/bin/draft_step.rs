@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use contract::{
-    Backend, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan,
-    TokenId, Tree, VerifyItem,
+    Backend, DraftItem, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits, LoadConfig,
+    LogitsRequest, TokenId, Tree, VerifyItem,
 };
 use cpu::{CpuBackend, CpuOptions};
 
@@ -31,10 +31,10 @@ fn main() -> anyhow::Result<()> {
         &loaded.spec,
         model::DraftOptions::default(),
     )?;
-    let plan = OpenPlan {
+    let config = LoadConfig {
         target: loaded.spec,
         weights: loaded.weights,
-        draft: Some(DraftPlan {
+        draft: Some(DraftLoadConfig {
             spec: found.spec,
             weights: found.weights,
             kv: KvFormat::F16,
@@ -50,14 +50,14 @@ fn main() -> anyhow::Result<()> {
             context: 1024,
             tree_nodes: 64,
             prefill_chunk: 512,
-            pool: None,
+            pool_tokens: None,
         },
     };
     let backend = CpuBackend::new(CpuOptions {
         reference: false,
         threads: Some(threads.parse()?),
     });
-    let mut runner = backend.open(plan, &mut |_| {})?;
+    let mut runner = backend.open(config, &mut |_| {})?;
     for context in [64, 512] {
         let seq = runner.open(800)?;
         let tokens: Vec<TokenId> = (0..context).map(|i| TokenId(100 + i % 50)).collect();

@@ -50,7 +50,7 @@ impl StampRunner {
             context: 8192,
             tree_nodes: 1,
             prefill_chunk: 512,
-            pool: None,
+            pool_tokens: None,
         };
         let language = Language {
             vocab: VOCAB,
@@ -192,7 +192,7 @@ fn main() -> anyhow::Result<()> {
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
                 defaults,
-                facts: ModelDescription::default(),
+                description: ModelDescription::default(),
             },
             store: None,
         })

@@ -90,9 +90,9 @@ pub fn orders(bench: &mut Bench) -> Result<()> {
                 continue;
             }
             data.growth = growth;
-            data.card.numerics = Numerics::Fastest;
+            data.config.numerics = Numerics::Fastest;
             layers.push((data.layer(bench, rows)?, data.name(rows, "")));
-            data.card.numerics = Numerics::BatchInvariant;
+            data.config.numerics = Numerics::BatchInvariant;
             layers.push((data.layer(bench, rows)?, data.name(rows, " by position")));
             for (name, defines) in VARIANTS {
                 let mut layer = data.layer(bench, rows)?;
@@ -148,7 +148,7 @@ fn target(format: KvFormat) -> Shape {
 /// KV caches of one shape and context, and the rows of a step.
 struct AttentionBench {
     shape: Shape,
-    card: AttentionConfig,
+    config: AttentionConfig,
     growth: Growth,
     context: usize,
     caches: Vec<Cache>,
@@ -224,7 +224,7 @@ impl AttentionBench {
         };
         let width = shape.n_heads * shape.head_dim;
         Ok(AttentionBench {
-            card: AttentionConfig {
+            config: AttentionConfig {
                 gpu: gpu.info().props(),
                 numerics: Numerics::Fastest,
                 tree_windows: false,
@@ -333,13 +333,13 @@ struct LayerLaunches {
 
 impl AttentionBench {
     fn layer(&self, bench: &Bench, rows: usize) -> Result<LayerLaunches> {
-        let (shape, card) = (&self.shape, self.card);
+        let (shape, config) = (&self.shape, self.config);
         let step = bench.gpu.upload(&header(rows, self.context, self.growth))?;
         let size = StepSize {
             rows,
             tokens: self.caches[0].max_pages * PAGE,
         };
-        let selected = decode_attention(shape, card, size).kernel;
+        let selected = decode_attention(shape, config, size).kernel;
         let scratch = bench.gpu.filled::<u8>(selected.scratch_bytes(shape), 0)?;
         let from = Projections {
             q: self.q.ptr(),

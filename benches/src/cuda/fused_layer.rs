@@ -144,7 +144,7 @@ fn layers(store: &mut Store<'_>, outs: &[Buffer<f32>]) -> Result<Vec<LayerMatric
 
 /// Buffers shared by all launches.
 struct LayerBuffers {
-    card: GpuProps,
+    props: GpuProps,
     /// Steps of 1, 2, .. rows.
     headers: Buffer<i32>,
     first: Vec<f32>,
@@ -161,7 +161,7 @@ struct LayerBuffers {
 
 impl LayerBuffers {
     fn new(gpu: &Gpu, random: &mut Random) -> Result<LayerBuffers> {
-        let card = gpu.info().props();
+        let props = gpu.info().props();
         let mut headers = vec![0; (MAX_ROWS + 1) * HEADER];
         for rows in 0..=MAX_ROWS {
             headers[rows * HEADER] = rows as i32;
@@ -170,7 +170,7 @@ impl LayerBuffers {
         let x = gpu.upload(&first)?;
         let mixed = gpu.upload(&random.normals(MAX_ROWS * INNER, 0.3))?;
         let scales = gpu.upload(&[0.0; MAX_ROWS])?;
-        let scratch = gpu.filled(scratch_bytes(card, 2 * MAX_ROWS), 0)?;
+        let scratch = gpu.filled(scratch_bytes(props, 2 * MAX_ROWS), 0)?;
         let own = gpu.filled(FusedLayerWorkspace::bytes(HIDDEN, FFN), 0)?;
         let rest = [
             ActivationFormat::F16.bytes(MAX_ROWS, HIDDEN),
@@ -194,7 +194,7 @@ impl LayerBuffers {
         };
         let norm: Vec<f32> = (0..HIDDEN).map(|_| 0.5 + random.unit()).collect();
         Ok(LayerBuffers {
-            card,
+            props,
             headers: gpu.upload(&headers)?,
             first,
             x,
@@ -255,7 +255,7 @@ impl LayerBuffers {
                 buffers: &self.memory,
                 mixed: self.halves.ptr(),
             };
-            let mut fused = fused_layer::launch(self.card, form, &layer);
+            let mut fused = fused_layer::launch(self.props, form, &layer);
             for (name, value) in extra {
                 fused.unit = fused.unit.define(name, value);
             }
@@ -298,7 +298,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
         WeightKind::Q6K,
         WeightKind::F32,
     ];
-    let Some(form) = FusedLayerConfig::new(room.card, MAX_ROWS, &kinds) else {
+    let Some(form) = FusedLayerConfig::new(room.props, MAX_ROWS, &kinds) else {
         return Ok(());
     };
     let buckets = match bench.rows.as_slice() {

@@ -38,7 +38,7 @@ pub fn run(bench: &mut Bench) -> Result<()> {
     prompt(bench, &data)
 }
 
-fn card(bench: &Bench) -> GpuProps {
+fn props(bench: &Bench) -> GpuProps {
     bench.gpu.info().props()
 }
 
@@ -76,7 +76,7 @@ impl DeltaBench {
             Ok(gpu.upload(&all)?)
         };
         let steps = verify_scratch_bytes(
-            card(bench),
+            props(bench),
             SHAPE,
             NODES,
             4,
@@ -223,15 +223,15 @@ impl TreeCase {
         numerics: Numerics,
     ) -> Result<TreeCase> {
         let header = bench.gpu.upload(&step(count, nodes, form))?;
-        let card = card(bench);
+        let props = props(bench);
         let trees = TreeStep {
             rows: count * nodes,
             trees: count,
         };
-        let kernel = gated_delta_decode(card, SHAPE, numerics, trees).kernel;
+        let kernel = gated_delta_decode(props, SHAPE, numerics, trees).kernel;
         let layer = |layer: usize| {
             let tree = TreeLaunch {
-                gpu: card,
+                gpu: props,
                 shape: SHAPE,
                 size: trees,
                 step: header.ptr(),

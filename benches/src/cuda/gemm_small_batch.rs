@@ -96,7 +96,7 @@ impl GemmPlan {
                 })
                 .collect();
             all.extend(launches(
-                room.card,
+                room.props,
                 bucket,
                 *cols,
                 &segments,
@@ -120,7 +120,7 @@ struct GemmBuffers {
     /// Step headers by row count, for [`GemmBuffers::norm`].
     headers: Buffer<i32>,
     normed: Buffer<u8>,
-    card: GpuProps,
+    props: GpuProps,
     x: Buffer<u8>,
     out: Buffer<f32>,
     partials: Buffer<u8>,
@@ -128,7 +128,7 @@ struct GemmBuffers {
 
 impl GemmBuffers {
     fn new(gpu: &Gpu, pattern: &Buffer<u8>) -> Result<GemmBuffers> {
-        let card = gpu.info().props();
+        let props = gpu.info().props();
         let x = gpu.alloc::<u8>(ActivationFormat::F32.bytes(64, 25600))?;
         ensure!(x.bytes() < PATTERN);
         gpu.copy_bytes(x.ptr(), pattern.ptr(), x.bytes())?;
@@ -139,10 +139,10 @@ impl GemmBuffers {
         Ok(GemmBuffers {
             headers: gpu.upload(&headers)?,
             normed: gpu.alloc(ActivationFormat::F16.bytes(64, HIDDEN))?,
-            card,
+            props,
             x,
             out: gpu.alloc(64 * VOCAB)?,
-            partials: gpu.filled(scratch_bytes(card, 64), 0)?,
+            partials: gpu.filled(scratch_bytes(props, 64), 0)?,
         })
     }
 

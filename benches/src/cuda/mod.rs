@@ -71,14 +71,14 @@ impl Bench {
             json,
         };
         bench.measure_memory()?;
-        let card = bench.gpu.info();
+        let info = bench.gpu.info();
         writeln!(
             std::io::stdout(),
             "{}, {}, {} multiprocessors, driver {}: copy {:.0} GB/s, read {:.0} GB/s\n\
              {:<52} {:>9} {:>15} {:>8} {:>6} {:>8}",
-            card.name,
+            info.name,
             bench.gpu.arch(),
-            card.sm_count,
+            info.sm_count,
             bench.gpu.driver_version(),
             bench.copy_gb_per_s,
             bench.read_gb_per_s,

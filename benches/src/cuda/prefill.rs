@@ -114,7 +114,7 @@ fn forms(bench: &mut Bench) -> Result<()> {
 
 /// Buffers of one GEMM shape.
 struct GemmBench {
-    card: GpuProps,
+    props: GpuProps,
     header: Buffer<i32>,
     x: Buffer<f32>,
     panels: Buffer<u8>,
@@ -128,7 +128,7 @@ impl GemmBench {
     fn new(bench: &mut Bench, cols: usize, n_out: usize) -> Result<GemmBench> {
         let bytes = gemm::dequantized_bytes([n_out], cols);
         let data = GemmBench {
-            card: bench.gpu.info().props(),
+            props: bench.gpu.info().props(),
             header: header(bench, ROWS, 0)?,
             x: noise(bench, ROWS * cols)?,
             panels: bench.gpu.alloc(Panels::bytes(ROWS, cols))?,
@@ -233,7 +233,7 @@ fn products(bench: &mut Bench) -> Result<()> {
             f32: data.x.ptr(),
         };
         let launches = gemm::gemm(
-            prefill_gemm(data.card).kernel,
+            prefill_gemm(data.props).kernel,
             chunk(&data.header),
             cols,
             &segments,
@@ -256,7 +256,7 @@ fn products(bench: &mut Bench) -> Result<()> {
         up: (WeightKind::Q4K, packed.ptr()),
     };
     let launches = gemm::gemm_swiglu(
-        prefill_gemm(data.card).kernel,
+        prefill_gemm(data.props).kernel,
         chunk(&data.header),
         pair,
         data.panels.ptr(),
@@ -290,7 +290,7 @@ fn parts(bench: &mut Bench, name: &str, launches: &[Launch], work: Work) -> Resu
 }
 
 fn attention(bench: &mut Bench) -> Result<()> {
-    let card = bench.gpu.info().props();
+    let props = bench.gpu.info().props();
     for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::Q4_0] {
         for committed in [0, 6144, 129_024] {
             let shape = Shape {
@@ -333,7 +333,7 @@ fn attention(bench: &mut Bench) -> Result<()> {
                 f32: 0,
             };
             let launch = attention::prefill(
-                prefill_attention(&shape, card).kernel,
+                prefill_attention(&shape, props).kernel,
                 &shape,
                 chunk(&header),
                 q.ptr(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use contract::{
-    Backend, DeviceError, DraftCandidates, DraftItem, DraftLoad, OpenPlan, Runner, TokenId,
+    Backend, DeviceError, DraftCandidates, DraftItem, DraftLoad, LoadConfig, Runner, TokenId,
     WeightError, WeightRef, WeightSource,
 };
 
@@ -45,13 +45,13 @@ fn drafted(
     found
 }
 
-/// Checks the property on a plan with a draft.
+/// Checks the property on a model with a draft.
 ///
 /// # Errors
 /// The violation.
-pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), String> {
-    let Some(draft) = &plan.draft else {
-        return Err("the plan has no draft".to_owned());
+pub fn loads_at_first_use(backend: &dyn Backend, config: &LoadConfig) -> Result<(), String> {
+    let Some(draft) = &config.draft else {
+        return Err("the model has no draft".to_owned());
     };
     let prompt: Vec<TokenId> = (0..40).map(|i| TokenId(i * i % 97)).collect();
     let source = Arc::new(ReadCounter {
@@ -63,13 +63,13 @@ pub fn loads_at_first_use(backend: &dyn Backend, plan: &OpenPlan) -> Result<(), 
         let mut draft = draft.clone();
         draft.load = load;
         draft.weights = source.clone();
-        OpenPlan {
+        LoadConfig {
             draft: Some(draft),
-            ..plan.clone()
+            ..config.clone()
         }
     };
     let at = |what: &'static str| move |error: DeviceError| format!("{what}: {error}");
-    let bytes = |plan: &OpenPlan| backend.estimate(plan).map(|memory| memory.draft_bytes);
+    let bytes = |config: &LoadConfig| backend.estimate(config).map(|memory| memory.draft_bytes);
     let now = bytes(&of(DraftLoad::AtOpen)).map_err(at("estimate"))?;
     let later = bytes(&of(DraftLoad::AtFirstUse)).map_err(at("estimate"))?;
     if now != later || now == 0 {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use contract::quant::dequantize_row;
 use contract::{
-    CommitItem, DeviceError, KvFormats, Limits, LogitsRequest, NodeIdx, OpenPlan, QuantType,
+    CommitItem, DeviceError, KvFormats, Limits, LoadConfig, LogitsRequest, NodeIdx, QuantType,
     Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use gguf::{FileBytes, GgufError, GgufFile, GgufWriter};
@@ -171,20 +171,28 @@ impl Golden {
         })
     }
 
-    /// A plan of the model.
-    pub fn plan(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
+    /// A configuration that loads the model.
+    pub fn load_config(&self, kv: KvFormats, limits: Limits) -> Result<LoadConfig, GoldenError> {
         let loaded = model::load(&path(&format!("{}.gguf", self.stem)))?;
-        Ok(Golden::plan_of(loaded, kv, limits))
+        Ok(Golden::load_config_of(loaded, kv, limits))
     }
 
     /// The same with weights dequantised to f32, so that devices round no activations.
-    pub fn plan_of_floats(&self, kv: KvFormats, limits: Limits) -> Result<OpenPlan, GoldenError> {
+    pub fn load_config_of_floats(
+        &self,
+        kv: KvFormats,
+        limits: Limits,
+    ) -> Result<LoadConfig, GoldenError> {
         let file = format!("{}.gguf", self.stem);
-        Ok(Golden::plan_of(load_as_floats(&path(&file))?, kv, limits))
+        Ok(Golden::load_config_of(
+            load_as_floats(&path(&file))?,
+            kv,
+            limits,
+        ))
     }
 
-    fn plan_of(loaded: model::LoadedModel, kv: KvFormats, limits: Limits) -> OpenPlan {
-        OpenPlan {
+    fn load_config_of(loaded: model::LoadedModel, kv: KvFormats, limits: Limits) -> LoadConfig {
+        LoadConfig {
             target: Arc::clone(&loaded.spec),
             weights: loaded.weights,
             draft: None,
@@ -417,8 +425,8 @@ mod tests {
         let all = Golden::all().unwrap();
         assert!(all.len() >= 5, "{} fixtures", all.len());
         for golden in all {
-            let plan = golden
-                .plan(
+            let config = golden
+                .load_config(
                     KvFormats {
                         k: KvFormat::F16,
                         v: KvFormat::F16,
@@ -426,7 +434,7 @@ mod tests {
                     FakeSpec::default().limits,
                 )
                 .unwrap();
-            let spec = plan.target;
+            let spec = config.target;
             let shape = |kept| golden.array(kept).unwrap().shape;
             assert_eq!(
                 shape(GoldenArray::Logits),

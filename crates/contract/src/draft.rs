@@ -113,7 +113,7 @@ impl DraftSpec {
 
 /// A draft model to open with its target.
 #[derive(Clone)]
-pub struct DraftPlan {
+pub struct DraftLoadConfig {
     /// The draft, already checked against the target.
     pub spec: Arc<DraftSpec>,
     /// Source of its weights.

@@ -28,7 +28,7 @@ pub enum DeviceError {
         /// The free amount, in the unit of `what`.
         free: u64,
     },
-    /// The device does not support the plan. Returned by `estimate` and `open` only.
+    /// The device cannot run the model as configured. Returned by `estimate` and `open` only.
     #[error("{what} is not supported by {device}; {instead}")]
     Unsupported {
         /// The unsupported feature, by its user-visible name.

@@ -19,9 +19,9 @@ pub mod ids;
 #[cfg(feature = "inspect")]
 pub mod inspect;
 pub mod kv;
+pub mod load;
 pub mod logits;
 pub mod markup;
-pub mod plan;
 pub mod protocol;
 pub mod quant;
 pub mod runner;
@@ -32,17 +32,17 @@ pub mod vocab;
 pub mod weights;
 pub mod window;
 
-pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftPlan, DraftSpec};
+pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftLoadConfig, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{MtpRow, NodeIdx, SeqId, SnapshotId, TokenId};
 pub use kv::{KvFormat, KvFormats};
+pub use load::{
+    DeviceInfo, KvPool, Limits, LoadConfig, LoadProgress, MemoryPlan, MtpInfo, RunnerInfo,
+};
 pub use logits::{
     LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask,
 };
 pub use markup::{ModelMarkup, ReasoningTags, TemplateMarkup, ToolCallTags};
-pub use plan::{
-    DeviceInfo, KvPool, Limits, LoadProgress, MemoryPlan, MtpInfo, OpenPlan, RunnerInfo,
-};
 pub use quant::QuantType;
 pub use runner::{
     Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, MtpDraftItem,

@@ -13,8 +13,8 @@ use std::io::{Read, Write};
 
 use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
-    DeviceError, DeviceInfo, LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, OpenPlan,
-    RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
+    DeviceError, DeviceInfo, LoadConfig, LoadProgress, LogitsRequest, LogitsRow, MemoryPlan,
+    MtpRow, RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
 };
 
 /// A kind of device, before anything is loaded on it.
@@ -22,21 +22,21 @@ pub trait Backend {
     /// Describes the device and its free memory.
     fn probe(&self) -> Result<DeviceInfo, DeviceError>;
 
-    /// Bytes that opening `plan` needs.
+    /// Bytes that opening a model with `config` needs.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] names the part of the plan that the device cannot run.
-    fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError>;
+    /// [`DeviceError::Unsupported`] names the part of `config` that the device cannot run.
+    fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError>;
 
-    /// Loads the plan. The calling thread will own the runner.
+    /// Loads the model. The calling thread will own the runner.
     fn open(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError>;
 }
 
-/// One loaded target model, with its draft model if the plan has one. All calls come from one
+/// One loaded target model, with its draft model if there is one. All calls come from one
 /// thread.
 pub trait Runner {
     /// Limits and properties of the opened model.

@@ -1,4 +1,4 @@
-//! Checks of a plan, so that forward passes can index without further checks.
+//! Checks of a configuration, so that forward passes can index without further checks.
 
 use std::sync::Arc;
 
@@ -7,28 +7,28 @@ use contract::{
     AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Mixer, ModelSpec,
     OutputGate, Tree, WeightError, WeightRef,
 };
-use contract::{Limits, OpenPlan};
+use contract::{Limits, LoadConfig};
 
 /// Cached rows are stored in multiples of this many values.
 const KV_BLOCK: usize = 32;
 
-/// Refuses a plan that this device cannot run, with the reason.
-pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
+/// Refuses a configuration that this device cannot run, with the reason.
+pub(crate) fn require_supported(config: &LoadConfig, device: &str) -> Result<(), DeviceError> {
     let unsupported = |what: String, instead: &str| DeviceError::Unsupported {
         what,
         device: device.to_owned(),
         instead: instead.to_owned(),
     };
-    limits(plan.limits).map_err(|(what, instead)| unsupported(what, instead))?;
-    spec(&plan.target)?;
-    for attention in plan.target.kv_layers() {
+    limits(config.limits).map_err(|(what, instead)| unsupported(what, instead))?;
+    spec(&config.target)?;
+    for attention in config.target.kv_layers() {
         if !attention.head_dim.is_multiple_of(KV_BLOCK) {
             return Err(unsupported(
                 format!("a head dimension of {}", attention.head_dim),
                 "it must be a multiple of 32",
             ));
         }
-        for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
+        for (what, format) in [("keys", config.kv.k), ("values", config.kv.v)] {
             if format == KvFormat::Tq3_0 && !attention.head_dim.is_multiple_of(hadamard::GROUP) {
                 return Err(unsupported(
                     format!("storing {what} of {} values as tq3_0", attention.head_dim),
@@ -37,7 +37,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
             }
         }
     }
-    let Some(draft) = &plan.draft else {
+    let Some(draft) = &config.draft else {
         return Ok(());
     };
     if draft.kv == KvFormat::Tq3_0 {
@@ -46,7 +46,7 @@ pub(crate) fn plan(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
             "use f16 or another format that need not be rotated",
         ));
     }
-    Ok(draft_spec(&draft.spec, &plan.target)?)
+    Ok(draft_spec(&draft.spec, &config.target)?)
 }
 
 /// Checks a draft against its target.
@@ -96,7 +96,7 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
         context,
         tree_nodes,
         prefill_chunk,
-        pool: _,
+        pool_tokens: _,
     } = limits;
     if sequences == 0 || context == 0 || tree_nodes == 0 || prefill_chunk == 0 {
         return Err(("a limit of 0".to_owned(), "every limit is at least 1"));

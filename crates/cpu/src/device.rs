@@ -1,7 +1,7 @@
 //! The CPU as a [`Backend`].
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, LoadProgress, MemoryPlan, MtpInfo, OpenPlan, Runner,
+    Backend, DeviceError, DeviceInfo, LoadConfig, LoadProgress, MemoryPlan, MtpInfo, Runner,
     RunnerInfo,
 };
 
@@ -84,31 +84,31 @@ impl CpuBackend {
     /// Opens a runner of the concrete type, for tests.
     pub(crate) fn open_runner(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CpuRunner, DeviceError> {
-        let memory = self.estimate(&plan)?;
+        let memory = self.estimate(&config)?;
         memory::require(memory.total_bytes())?;
         let mut info = RunnerInfo {
             device: self.info(),
-            vocab: plan.target.vocab,
-            limits: plan.limits,
-            pool: contract::KvPool::for_limits(plan.limits, PAGE),
-            kv: plan.kv,
-            model: plan.target.hash,
-            draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
-            mtp: plan.target.mtp.as_ref().map(|_| MtpInfo::DEFAULT),
+            vocab: config.target.vocab,
+            limits: config.limits,
+            pool: contract::KvPool::for_limits(config.limits, PAGE),
+            kv: config.kv,
+            model: config.target.hash,
+            draft_depth: config.draft.as_ref().map(|draft| draft.spec.depth()),
+            mtp: config.target.mtp.as_ref().map(|_| MtpInfo::DEFAULT),
             batch_invariant: true,
             prefill_align: CHUNK,
             memory,
         };
         let pool = ThreadPool::new(self.threads);
-        let target = (plan.target, plan.weights);
+        let target = (config.target, config.weights);
         let weights = ModelWeights::load(target, &self.dispatch, &pool, progress)?;
-        let draft = match plan.draft {
-            Some(plan) => {
-                let kv = plan.kv;
-                let draft = Draft::new(plan, self.dispatch, &pool, &mut |_| {})?;
+        let draft = match config.draft {
+            Some(config) => {
+                let kv = config.kv;
+                let draft = Draft::new(config, self.dispatch, &pool, &mut |_| {})?;
                 Some((draft, kv))
             }
             None => None,
@@ -138,17 +138,17 @@ impl Backend for CpuBackend {
         Ok(self.info())
     }
 
-    fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
-        check::plan(plan, "the cpu")?;
-        Ok(memory::plan(plan, &self.dispatch, self.threads))
+    fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError> {
+        check::require_supported(config, "the cpu")?;
+        Ok(memory::estimate(config, &self.dispatch, self.threads))
     }
 
     fn open(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
-        Ok(Box::new(self.open_runner(plan, progress)?))
+        Ok(Box::new(self.open_runner(config, progress)?))
     }
 }
 

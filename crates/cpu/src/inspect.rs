@@ -2,7 +2,7 @@
 
 use contract::inspect::Inspect;
 use contract::quant::hadamard;
-use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
+use contract::{DeviceError, LoadConfig, LoadProgress, Runner, SeqId, TokenId};
 
 use crate::device::CpuBackend;
 use crate::reference::kv;
@@ -15,13 +15,13 @@ pub trait InspectedRunner: Runner + Inspect {}
 impl InspectedRunner for CpuRunner {}
 
 impl CpuBackend {
-    /// Opens a plan like [`Backend::open`](contract::Backend::open), with inspection.
+    /// Opens a model like [`Backend::open`](contract::Backend::open), with inspection.
     pub fn open_inspected(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn InspectedRunner>, DeviceError> {
-        Ok(Box::new(self.open_runner(plan, progress)?))
+        Ok(Box::new(self.open_runner(config, progress)?))
     }
 }
 

@@ -1,7 +1,7 @@
-//! The system's memory, and the memory that a plan needs.
+//! The system's memory, and the memory that a model needs.
 
 use contract::{
-    DeviceError, DraftSpec, FeedForward, KvPool, Limits, MemoryPlan, Mixer, ModelSpec, OpenPlan,
+    DeviceError, DraftSpec, FeedForward, KvPool, Limits, LoadConfig, MemoryPlan, Mixer, ModelSpec,
     WeightRef,
 };
 
@@ -67,11 +67,11 @@ pub(crate) fn require(bytes: u64) -> Result<(), DeviceError> {
     }
 }
 
-/// Memory of an opened plan with `threads` threads. The plan must be checked.
-pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> MemoryPlan {
-    let (spec, limits) = (&plan.target, plan.limits);
+/// Memory of an opened model with `threads` threads. The configuration must be checked.
+pub(crate) fn estimate(config: &LoadConfig, dispatch: &Dispatch, threads: usize) -> MemoryPlan {
+    let (spec, limits) = (&config.target, config.limits);
     let sequences = limits.sequences as u64;
-    let (token, state, pending) = sequence_bytes(spec, plan.kv, limits);
+    let (token, state, pending) = sequence_bytes(spec, config.kv, limits);
     let pool = KvPool::for_limits(limits, PAGE).tokens() as u64;
     // No machine has this much; the bound prevents an overflow of the sum.
     let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
@@ -84,7 +84,7 @@ pub(crate) fn plan(plan: &OpenPlan, dispatch: &Dispatch, threads: usize) -> Memo
         kv_bytes: token.saturating_mul(pool).min(u64::MAX / 8),
         state_bytes: all(state),
         scratch_bytes: pass_bytes(spec, limits, threads) + all(pending),
-        draft_bytes: plan.draft.as_ref().map_or(0, |draft| {
+        draft_bytes: config.draft.as_ref().map_or(0, |draft| {
             let (rings, features) =
                 cache_bytes(&draft.spec, draft.kv, limits.context, limits.tree_nodes);
             let pass = draft_pass_bytes(&draft.spec, limits);

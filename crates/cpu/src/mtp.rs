@@ -71,7 +71,9 @@ pub(crate) fn floats_per_row(spec: &contract::ModelSpec) -> usize {
 fn attention_of(weights: &MtpWeights) -> &Attention {
     match &weights.layer.mixer {
         LayerMixer::Attention(attention) => attention,
-        LayerMixer::Delta(_) => unreachable!("the plan's check passed attention only"),
+        LayerMixer::Delta(_) => {
+            unreachable!("the check of the configuration passed attention only")
+        }
     }
 }
 

@@ -101,7 +101,7 @@ pub(crate) struct Loader<'a> {
 }
 
 impl ModelWeights {
-    /// Loads every weight of a model of a plan that [`crate::check::plan`] has passed.
+    /// Loads every weight of a model that [`crate::check::require_supported`] has passed.
     pub(crate) fn load(
         (spec, source): (Arc<ModelSpec>, Arc<dyn WeightSource>),
         dispatch: &Dispatch,

@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use contract::{
-    Backend, CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLoad, DraftPlan, KvFormat,
-    KvFormats, Limits, LogitsRequest, NodeIdx, OpenPlan, Runner, SeqId, SnapshotLocation, TokenId,
-    Tree, VerifyItem,
+    Backend, CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig,
+    KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, NodeIdx, Runner, SeqId,
+    SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cpu::{CpuBackend, CpuOptions};
 use model::DraftOptions;
@@ -22,14 +22,14 @@ fn ember(name: &str) -> PathBuf {
 }
 
 /// The bundled pair; with `window`, all draft layers but the last have a sliding window.
-fn plan(window: Option<usize>, context: usize) -> OpenPlan {
+fn load_config(window: Option<usize>, context: usize) -> LoadConfig {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let draft = ember("ember-draft.gguf");
     let draft = model::load_draft(&draft, &loaded.spec, DraftOptions { window }).unwrap();
-    OpenPlan {
+    LoadConfig {
         target: loaded.spec,
         weights: loaded.weights,
-        draft: Some(DraftPlan {
+        draft: Some(DraftLoadConfig {
             spec: draft.spec,
             weights: draft.weights,
             kv: KvFormat::F16,
@@ -45,14 +45,14 @@ fn plan(window: Option<usize>, context: usize) -> OpenPlan {
             context,
             tree_nodes: 24,
             prefill_chunk: 256,
-            pool: None,
+            pool_tokens: None,
         },
     }
 }
 
-fn open(plan: OpenPlan) -> Box<dyn Runner> {
+fn open(config: LoadConfig) -> Box<dyn Runner> {
     CpuBackend::new(CpuOptions::default())
-        .open(plan, &mut |_| {})
+        .open(config, &mut |_| {})
         .unwrap()
 }
 
@@ -116,7 +116,7 @@ fn feed_by_trees(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
 fn drafts_depend_on_committed_tokens_only() {
     let text = text(200);
     for window in [None, Some(WINDOW)] {
-        let mut runner = open(plan(window, 256));
+        let mut runner = open(load_config(window, 256));
         let whole = runner.open(256).unwrap();
         runner.prefill(whole, &text, &[]).unwrap();
         let expected = draft(&mut *runner, &[whole]).remove(0);
@@ -163,7 +163,7 @@ fn drafts_depend_on_committed_tokens_only() {
 fn snapshots_include_the_draft_cache() {
     let text = text(150);
     for window in [None, Some(WINDOW)] {
-        let mut runner = open(plan(window, 256));
+        let mut runner = open(load_config(window, 256));
         let seq = runner.open(256).unwrap();
         runner.prefill(seq, &text[..128], &[]).unwrap();
         feed(&mut *runner, seq, &text[128..]);
@@ -176,7 +176,7 @@ fn snapshots_include_the_draft_cache() {
         assert_ne!(draft(&mut *runner, &[seq]).remove(0), expected);
         runner.restore(seq, saved.id).unwrap();
         assert_eq!(draft(&mut *runner, &[seq]).remove(0), expected);
-        let mut other = open(plan(window, 512));
+        let mut other = open(load_config(window, 512));
         let came = other.import(&mut &bytes[..]).unwrap();
         assert_eq!(came.position, text.len());
         let seq = other.open(400).unwrap();
@@ -184,7 +184,7 @@ fn snapshots_include_the_draft_cache() {
         assert_eq!(draft(&mut *other, &[seq]).remove(0), expected);
         // With another window, the draft is a different model.
         let reading = if window.is_some() { None } else { Some(WINDOW) };
-        let mut stranger = open(plan(reading, 256));
+        let mut stranger = open(load_config(reading, 256));
         let refused = stranger.import(&mut &bytes[..]).unwrap_err();
         assert!(
             matches!(refused, DeviceError::InvalidSnapshot { .. }),
@@ -196,7 +196,7 @@ fn snapshots_include_the_draft_cache() {
 
 #[test]
 fn invalid_calls_are_refused() {
-    let mut runner = open(plan(None, 64));
+    let mut runner = open(load_config(None, 64));
     let seq = runner.open(32).unwrap();
     let item = |seq, root| DraftItem {
         seq,
@@ -231,7 +231,7 @@ fn invalid_calls_are_refused() {
 #[test]
 fn draft_memory_is_planned_independent_of_loading_time() {
     let backend = CpuBackend::new(CpuOptions::default());
-    let mut with = plan(None, 256);
+    let mut with = load_config(None, 256);
     let lazy = backend.estimate(&with).unwrap();
     if let Some(draft) = &mut with.draft {
         draft.load = DraftLoad::AtOpen;
@@ -246,10 +246,10 @@ fn draft_memory_is_planned_independent_of_loading_time() {
 #[test]
 fn five_hundred_trees_leave_the_state_of_token_by_token_decoding() {
     const STEPS: usize = 500;
-    let mut plan = plan(None, 9000);
-    plan.limits.sequences = 2;
+    let mut config = load_config(None, 9000);
+    config.limits.sequences = 2;
     let backend = CpuBackend::new(CpuOptions::default());
-    let mut runner = backend.open_inspected(plan, &mut |_| {}).unwrap();
+    let mut runner = backend.open_inspected(config, &mut |_| {}).unwrap();
     let seq = runner.open(9000).unwrap();
     let prompt = text(40);
     runner.prefill(seq, &prompt, &[]).unwrap();
@@ -315,5 +315,5 @@ fn five_hundred_trees_leave_the_state_of_token_by_token_decoding() {
 #[test]
 fn drafts_can_be_loaded_at_first_use() {
     let backend = CpuBackend::new(CpuOptions::default());
-    conformance::deferred_draft::loads_at_first_use(&backend, &plan(None, 512)).unwrap();
+    conformance::deferred_draft::loads_at_first_use(&backend, &load_config(None, 512)).unwrap();
 }

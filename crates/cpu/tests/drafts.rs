@@ -40,22 +40,24 @@ fn logits(
     (format, quirks): (DraftFileFormat, DraftFileQuirks),
     (options, kv, weights): (CpuOptions, KvFormat, WeightPrecision),
 ) -> Vec<f32> {
-    let plan = draft.plan(kv, weights).unwrap();
+    let config = draft.load_config(kv, weights).unwrap();
     let ids = draft.target().unwrap().ids;
-    let loaded = draft.load((format, quirks), &plan.target).unwrap();
+    let loaded = draft.load((format, quirks), &config.target).unwrap();
     assert_eq!(draft.is(&loaded.spec), quirks.are_correct());
     let backend = CpuBackend::new(options);
-    draft.logits(&backend, (plan, &ids), (loaded, kv)).unwrap()
+    draft
+        .logits(&backend, (config, &ids), (loaded, kv))
+        .unwrap()
 }
 
 #[test]
 fn reference_draft_logits_match_the_golden_files_in_every_format() {
     let mut checked = 0;
     for draft in DRAFTS {
-        let plan = draft
-            .plan(KvFormat::F32, WeightPrecision::AsStored)
+        let config = draft
+            .load_config(KvFormat::F32, WeightPrecision::AsStored)
             .unwrap();
-        let theta = plan.target.attention_layers().next().unwrap().rope.theta;
+        let theta = config.target.attention_layers().next().unwrap().rope.theta;
         let mut first: Option<Vec<f32>> = None;
         for file_format in draft.file_formats(theta) {
             let file = (file_format, DraftFileQuirks::default());
@@ -109,14 +111,14 @@ fn fast_path_rounding_error_is_small_on_average() {
 #[test]
 fn drafts_do_not_depend_on_when_features_are_projected() {
     for draft in DRAFTS {
-        let plan = draft
-            .plan(KvFormat::F16, WeightPrecision::AsStored)
+        let config = draft
+            .load_config(KvFormat::F16, WeightPrecision::AsStored)
             .unwrap();
         let ids = draft.target().unwrap().ids;
         let file = (DraftFileFormat::C, DraftFileQuirks::default());
-        let loaded = draft.load(file, &plan.target).unwrap();
+        let loaded = draft.load(file, &config.target).unwrap();
         let backend = CpuBackend::new(FAST);
-        let checked = draft.check_waiting(&backend, (plan, &ids), (loaded, KvFormat::F16));
+        let checked = draft.check_waiting(&backend, (config, &ids), (loaded, KvFormat::F16));
         checked.unwrap_or_else(|error| panic!("{error}"));
     }
 }

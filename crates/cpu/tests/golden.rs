@@ -8,7 +8,7 @@
 
 use conformance::compare::Tolerance;
 use conformance::golden::{Golden, GoldenArray};
-use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};
+use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig};
 use cpu::{CpuBackend, CpuOptions, InspectedRunner};
 
 const REFERENCE: CpuOptions = CpuOptions {
@@ -25,7 +25,7 @@ const CLOSE: Tolerance = Tolerance {
     relative: 0.0,
 };
 
-fn plan(golden: &Golden, options: CpuOptions) -> OpenPlan {
+fn load_config(golden: &Golden, options: CpuOptions) -> LoadConfig {
     // Half precision in the cache alone costs the reference 1e-3.
     let format = if options.reference {
         KvFormat::F32
@@ -41,14 +41,14 @@ fn plan(golden: &Golden, options: CpuOptions) -> OpenPlan {
         context: 256,
         tree_nodes: 8,
         prefill_chunk: 256,
-        pool: None,
+        pool_tokens: None,
     };
-    golden.plan(kv, limits).unwrap()
+    golden.load_config(kv, limits).unwrap()
 }
 
 fn open(golden: &Golden, options: CpuOptions) -> Box<dyn InspectedRunner> {
     CpuBackend::new(options)
-        .open_inspected(plan(golden, options), &mut |_| {})
+        .open_inspected(load_config(golden, options), &mut |_| {})
         .unwrap()
 }
 
@@ -117,11 +117,11 @@ fn reference_greedy_decoding_matches_the_golden_files() {
 fn memory_matches_the_estimate_and_loading_reports_progress() {
     for golden in Golden::all().unwrap() {
         for options in [FAST, REFERENCE] {
-            let plan = plan(&golden, options);
+            let config = load_config(&golden, options);
             let backend = CpuBackend::new(options);
-            let estimate = backend.estimate(&plan).unwrap();
+            let estimate = backend.estimate(&config).unwrap();
             let mut last = None;
-            let runner = backend.open(plan, &mut |p| last = Some(p)).unwrap();
+            let runner = backend.open(config, &mut |p| last = Some(p)).unwrap();
             assert_eq!(runner.info().memory, estimate, "{}", golden.stem);
             let last = last.unwrap();
             assert_eq!(last.done_bytes, last.total_bytes);

@@ -10,7 +10,7 @@ use conformance::compare::{Precision, Tolerance};
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, QuantType, Runner,
+    Backend, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, QuantType, Runner,
     SnapshotLocation, TokenId,
 };
 use cpu::{CpuBackend, CpuOptions};
@@ -58,10 +58,10 @@ fn key_and_value_formats_are_independent() {
     }
 }
 
-fn ember(kv: KvFormats, context: usize) -> OpenPlan {
+fn ember(kv: KvFormats, context: usize) -> LoadConfig {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
     let loaded = model::load(&file).unwrap();
-    OpenPlan {
+    LoadConfig {
         target: loaded.spec,
         weights: loaded.weights,
         draft: None,
@@ -72,7 +72,7 @@ fn ember(kv: KvFormats, context: usize) -> OpenPlan {
             context,
             tree_nodes: 1,
             prefill_chunk: 512,
-            pool: None,
+            pool_tokens: None,
         },
     }
 }

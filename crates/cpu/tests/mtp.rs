@@ -8,9 +8,9 @@ use std::collections::HashMap;
 use contract::FeedForward;
 use contract::quant::dequantize_row;
 use contract::{
-    Backend, CommitItem, DeviceError, DraftCandidates, KvFormat, KvFormats, Limits, LogitsRequest,
-    Mixer, ModelSpec, MtpDraftItem, MtpRow, NodeIdx, OpenPlan, Runner, SeqId, SnapshotLocation,
-    TokenId, Tree, VerifyItem, WeightRef,
+    Backend, CommitItem, DeviceError, DraftCandidates, KvFormat, KvFormats, Limits, LoadConfig,
+    LogitsRequest, Mixer, ModelSpec, MtpDraftItem, MtpRow, NodeIdx, Runner, SeqId,
+    SnapshotLocation, TokenId, Tree, VerifyItem, WeightRef,
 };
 use cpu::{CpuBackend, CpuOptions};
 use model::LoadedModel;
@@ -24,8 +24,8 @@ fn model(name: &str) -> LoadedModel {
     SynthSpec::parse(name).unwrap().load().unwrap()
 }
 
-fn plan(loaded: &LoadedModel, format: KvFormat) -> OpenPlan {
-    OpenPlan {
+fn load_config(loaded: &LoadedModel, format: KvFormat) -> LoadConfig {
+    LoadConfig {
         target: loaded.spec.clone(),
         weights: loaded.weights.clone(),
         draft: None,
@@ -39,7 +39,7 @@ fn plan(loaded: &LoadedModel, format: KvFormat) -> OpenPlan {
             context: 512,
             tree_nodes: 24,
             prefill_chunk: 128,
-            pool: None,
+            pool_tokens: None,
         },
     }
 }
@@ -50,7 +50,9 @@ fn open(loaded: &LoadedModel, format: KvFormat, reference: bool) -> Box<dyn Runn
         threads: Some(2),
     };
     let backend = CpuBackend::new(options);
-    backend.open(plan(loaded, format), &mut |_| {}).unwrap()
+    backend
+        .open(load_config(loaded, format), &mut |_| {})
+        .unwrap()
 }
 
 fn text(n: u32) -> Vec<TokenId> {
@@ -411,7 +413,7 @@ fn draft_logits_equal_an_independent_implementation() {
             reference: true,
             threads: Some(2),
         };
-        let opened = plan(&loaded, KvFormat::F32);
+        let opened = load_config(&loaded, KvFormat::F32);
         let mut runner = CpuBackend::new(options)
             .open_inspected(opened, &mut |_| {})
             .unwrap();

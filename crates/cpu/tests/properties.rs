@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::path::Path;
 
 use contract::{
-    Backend, CommitItem, DeviceError, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow,
-    NodeIdx, OpenPlan, Runner, SeqId, SnapshotLocation, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DeviceError, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest,
+    LogitsRow, NodeIdx, Runner, SeqId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cpu::{CpuBackend, CpuOptions};
 use proptest::prelude::*;
@@ -52,10 +52,10 @@ const fn setup(model: &'static str, kv: (KvFormat, KvFormat), options: CpuOption
 }
 
 impl Setup {
-    fn plan(&self) -> OpenPlan {
+    fn load_config(&self) -> LoadConfig {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/fixtures/models");
         let loaded = model::load(&folder.join(format!("{}.gguf", self.model))).unwrap();
-        OpenPlan {
+        LoadConfig {
             target: loaded.spec,
             weights: loaded.weights,
             draft: None,
@@ -69,14 +69,14 @@ impl Setup {
                 context: 320,
                 tree_nodes: 24,
                 prefill_chunk: 256,
-                pool: None,
+                pool_tokens: None,
             },
         }
     }
 
     fn open(&self) -> Box<dyn Runner> {
         CpuBackend::new(self.options)
-            .open(self.plan(), &mut |_| {})
+            .open(self.load_config(), &mut |_| {})
             .unwrap()
     }
 }

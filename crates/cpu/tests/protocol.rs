@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use contract::{
-    Backend, DeviceError, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, QuantType, Runner,
-    TokenId, WeightError, WeightRef, WeightSource,
+    Backend, DeviceError, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, QuantType,
+    Runner, TokenId, WeightError, WeightRef, WeightSource,
 };
 use cpu::{CpuBackend, CpuOptions};
 
@@ -17,13 +17,13 @@ const LIMITS: Limits = Limits {
     context: 100,
     tree_nodes: 4,
     prefill_chunk: 64,
-    pool: None,
+    pool_tokens: None,
 };
 
-fn plan() -> OpenPlan {
+fn load_config() -> LoadConfig {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../conformance/fixtures/models");
     let loaded = model::load(&folder.join("hybrid_r3_q4_k_m.gguf")).unwrap();
-    OpenPlan {
+    LoadConfig {
         target: loaded.spec,
         weights: loaded.weights,
         draft: None,
@@ -40,16 +40,16 @@ fn backend() -> CpuBackend {
     CpuBackend::new(CpuOptions::default())
 }
 
-fn open(plan: OpenPlan) -> Box<dyn Runner> {
-    backend().open(plan, &mut |_| {}).unwrap()
+fn open(config: LoadConfig) -> Box<dyn Runner> {
+    backend().open(config, &mut |_| {}).unwrap()
 }
 
 #[test]
 fn capacity_excludes_pages_of_open_sequences() {
-    let mut plan = plan();
+    let mut config = load_config();
     // Two pages for each of two sequences; the pool has three.
-    (plan.limits.context, plan.limits.pool) = (300, Some(600));
-    let mut runner = open(plan);
+    (config.limits.context, config.limits.pool_tokens) = (300, Some(600));
+    let mut runner = open(config);
     let room = |runner: &dyn Runner| (runner.capacity().sequences, runner.capacity().tokens);
     assert_eq!(room(&*runner), (2, 768));
     let long = runner.open(301).unwrap_err();
@@ -90,11 +90,16 @@ fn capacity_excludes_pages_of_open_sequences() {
 
 #[test]
 fn cache_formats_are_supported_for_sufficient_head_sizes() {
-    let head_dim = plan().target.attention_layers().next().unwrap().head_dim;
+    let head_dim = load_config()
+        .target
+        .attention_layers()
+        .next()
+        .unwrap()
+        .head_dim;
     for format in KvFormat::ALL {
-        let mut plan = plan();
-        plan.kv.v = format;
-        match backend().estimate(&plan) {
+        let mut config = load_config();
+        config.kv.v = format;
+        match backend().estimate(&config) {
             Ok(_) => assert!(format != KvFormat::Tq3_0 || head_dim.is_multiple_of(128)),
             Err(error) => {
                 let named = error.to_string().contains(format.name());
@@ -107,9 +112,9 @@ fn cache_formats_are_supported_for_sufficient_head_sizes() {
 #[test]
 fn oversized_plans_are_refused_before_loading() {
     for context in [1 << 40, usize::MAX] {
-        let mut plan = plan();
-        plan.limits.context = context;
-        let opened = backend().open(plan, &mut |_| panic!("loading began"));
+        let mut config = load_config();
+        config.limits.context = context;
+        let opened = backend().open(config, &mut |_| panic!("loading began"));
         check_memory(opened.err().unwrap());
     }
 }
@@ -129,11 +134,11 @@ fn check_memory(error: DeviceError) {
 
 #[test]
 fn weights_of_wrong_shape_are_named() {
-    let mut plan = plan();
-    let mut spec = (*plan.target).clone();
+    let mut config = load_config();
+    let mut spec = (*config.target).clone();
     spec.final_norm.cols = 255;
-    plan.target = Arc::new(spec);
-    let error = backend().estimate(&plan).unwrap_err().to_string();
+    config.target = Arc::new(spec);
+    let error = backend().estimate(&config).unwrap_err().to_string();
     assert!(
         error.contains("output_norm.weight") && error.contains("255"),
         "{error}"
@@ -154,10 +159,10 @@ impl WeightSource for Poisoned {
 
 #[test]
 fn models_that_compute_nan_cause_no_panic() {
-    let mut plan = plan();
+    let mut config = load_config();
     let nan = f32::NAN.to_le_bytes().repeat(1 << 16);
-    plan.weights = Arc::new(Poisoned(Arc::clone(&plan.weights), nan));
-    let mut runner = open(plan);
+    config.weights = Arc::new(Poisoned(Arc::clone(&config.weights), nan));
+    let mut runner = open(config);
     let seq = runner.open(100).unwrap();
     let requests = [(0, LogitsRequest::full()), (69, LogitsRequest::top_k(3))];
     let rows = runner.prefill(seq, &[TokenId(3); 70], &requests).unwrap();

@@ -1,9 +1,9 @@
-//! The GPU as a [`Backend`]: its description, the memory that a plan needs, and opening a plan.
+//! The GPU as a [`Backend`]: its description, the memory that a model needs, and opening a model.
 
 use std::time::Instant;
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, DraftLoad, KvPool, LoadProgress, MemoryPlan, OpenPlan,
+    Backend, DeviceError, DeviceInfo, DraftLoad, KvPool, LoadConfig, LoadProgress, MemoryPlan,
     Runner, RunnerInfo,
 };
 
@@ -20,7 +20,7 @@ use crate::options::Options;
 use crate::plan::explain::{ExplainedKernel, explain};
 use crate::plan::{PlanConfig, Plans, numerics_of};
 use crate::probe::GpuInfo;
-use crate::runner::{CudaRunner, DraftFacts};
+use crate::runner::{CudaRunner, DraftProperties};
 use crate::state::{PAGE_SIZE, State};
 use crate::weights::{Sources, WeightSet, Weights};
 
@@ -35,7 +35,7 @@ pub struct CudaBackend {
     options: Options,
 }
 
-/// The memory layout and the launches of a plan.
+/// The memory layout and the launches of a model.
 struct Layout {
     weights: Weights,
     state: State,
@@ -48,7 +48,7 @@ struct Layout {
     deferred_draft: bool,
 }
 
-/// Weights that are loaded when the plan is opened.
+/// Weights that are loaded when the model is opened.
 fn at_open(deferred_draft: bool) -> &'static [WeightSet] {
     if deferred_draft {
         &[WeightSet::Target]
@@ -58,7 +58,7 @@ fn at_open(deferred_draft: bool) -> &'static [WeightSet] {
 }
 
 impl Layout {
-    fn new(plan: &OpenPlan, (gpu, options): (&GpuInfo, &Options), bases: [u64; 6]) -> Layout {
+    fn new(config: &LoadConfig, (gpu, options): (&GpuInfo, &Options), bases: [u64; 6]) -> Layout {
         let [
             mut weights,
             mut kv,
@@ -67,22 +67,22 @@ impl Layout {
             mut draft,
             mut table,
         ] = bases.map(BumpAllocator::new);
-        let spec = plan.draft.as_ref().map(|draft| &*draft.spec);
-        let of_target = (&*plan.target, &mut weights);
+        let spec = config.draft.as_ref().map(|draft| &*draft.spec);
+        let of_target = (&*config.target, &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
-        let state = State::new(plan, regions);
+        let state = State::new(config, regions);
         let gpu = gpu.props();
-        let numerics = numerics_of(plan, gpu, options.numerics);
-        let facts = PlanConfig {
+        let numerics = numerics_of(config, gpu, options.numerics);
+        let plan_config = PlanConfig {
             gpu,
             tree_windows: options.windows,
             numerics,
             as_large_model: options.as_large_model,
         };
-        let plans = Plans::new(plan, &placed, &state, facts, &mut scratch);
+        let plans = Plans::new(config, &placed, &state, plan_config, &mut scratch);
         let deferred_draft =
-            plan.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
+            config.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
         Layout {
             deferred_draft,
             weights: placed,
@@ -152,11 +152,11 @@ impl CudaBackend {
         }
     }
 
-    fn layout(&self, plan: &OpenPlan, bases: [u64; 6]) -> Layout {
-        Layout::new(plan, (&self.gpu, &self.options), bases)
+    fn layout(&self, config: &LoadConfig, bases: [u64; 6]) -> Layout {
+        Layout::new(config, (&self.gpu, &self.options), bases)
     }
 
-    fn checked(&self, plan: &OpenPlan) -> Result<(), DeviceError> {
+    fn checked(&self, config: &LoadConfig) -> Result<(), DeviceError> {
         if !self.gpu.runs_kernels() {
             let (major, minor) = self.gpu.capability;
             return Err(DeviceError::Unsupported {
@@ -165,36 +165,36 @@ impl CudaBackend {
                 instead: "the kernels need 8.0 or later, use --device cpu".to_owned(),
             });
         }
-        check::require_supported(plan, &self.name())?;
-        check::check_shared_memory(plan, self.gpu.props(), &self.name())
+        check::require_supported(config, &self.name())?;
+        check::check_shared_memory(config, self.gpu.props(), &self.name())
     }
 
-    /// All kernels that are compiled to run a plan, for filling a cache ahead of time.
+    /// All kernels that are compiled to run a model, for filling a cache ahead of time.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
-    pub fn units(&self, plan: &OpenPlan) -> Result<Vec<CompileUnit>, DeviceError> {
-        self.checked(plan)?;
-        Ok(self.layout(plan, [0; 6]).plans.units())
+    /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
+    pub fn units(&self, config: &LoadConfig) -> Result<Vec<CompileUnit>, DeviceError> {
+        self.checked(config)?;
+        Ok(self.layout(config, [0; 6]).plans.units())
     }
 
-    /// The kernels that run a plan, for which rows, and why; the GPU need not be in this machine.
+    /// The kernels that run a model, for which rows, and why; the GPU need not be in this machine.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] for a plan that `open` would refuse.
-    pub fn explain(&self, plan: &OpenPlan) -> Result<Vec<ExplainedKernel>, DeviceError> {
-        self.checked(plan)?;
-        Ok(explain(&self.layout(plan, [0; 6]).plans))
+    /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
+    pub fn explain(&self, config: &LoadConfig) -> Result<Vec<ExplainedKernel>, DeviceError> {
+        self.checked(config)?;
+        Ok(explain(&self.layout(config, [0; 6]).plans))
     }
 
     /// Opens a runner as its concrete type, so that tests can inspect it.
     pub(crate) fn open_runner(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CudaRunner, DeviceError> {
-        self.checked(&plan)?;
-        let planned = self.layout(&plan, [0; 6]);
+        self.checked(&config)?;
+        let planned = self.layout(&config, [0; 6]);
         let memory = planned.memory();
         let gpu = Gpu::open(self.gpu.ordinal)?;
         let free = gpu.memory()?.0;
@@ -203,13 +203,13 @@ impl CudaBackend {
             limit: self.options.vram_limit,
         };
         let with_context = |context: usize| {
-            let mut other = plan.clone();
+            let mut other = config.clone();
             other.limits.context = context;
             // Whatever the pool of all sequences, one sequence must fit.
-            other.limits.pool = plan.limits.pool.map(|_| 0);
+            other.limits.pool_tokens = config.limits.pool_tokens.map(|_| 0);
             self.layout(&other, [0; 6]).memory().total_bytes()
         };
-        let context = plan.limits.context;
+        let context = config.limits.context;
         budget.require(&memory, context, &self.name(), with_context)?;
         let started = Instant::now();
         let units = planned.plans.units();
@@ -219,10 +219,10 @@ impl CudaBackend {
         let compiled = started.elapsed();
         let byte = if self.options.poison { 0xff } else { 0 };
         let mut regions = Regions::new(&gpu, planned.sizes, byte)?;
-        let mut layout = self.layout(&plan, regions.bases());
+        let mut layout = self.layout(&config, regions.bases());
         let sources = Sources {
-            target: &*plan.weights,
-            draft: plan.draft.as_ref().map(|draft| &*draft.weights),
+            target: &*config.weights,
+            draft: config.draft.as_ref().map(|draft| &*draft.weights),
         };
         let began = Instant::now();
         let sets = at_open(layout.deferred_draft);
@@ -238,18 +238,18 @@ impl CudaBackend {
         let launcher = Launcher::new(&gpu, modules, layout.plans.take_launches(), mode)?;
         let info = RunnerInfo {
             device: self.info(gpu.memory()?.0),
-            vocab: plan.target.vocab,
-            limits: plan.limits,
-            pool: KvPool::for_limits(plan.limits, PAGE_SIZE),
-            kv: plan.kv,
-            model: plan.target.hash,
-            draft_depth: plan.draft.as_ref().map(|draft| draft.spec.depth()),
+            vocab: config.target.vocab,
+            limits: config.limits,
+            pool: KvPool::for_limits(config.limits, PAGE_SIZE),
+            kv: config.kv,
+            model: config.target.hash,
+            draft_depth: config.draft.as_ref().map(|draft| draft.spec.depth()),
             mtp: None,
             batch_invariant: layout.numerics == Numerics::BatchInvariant,
             prefill_align: PREFILL_ALIGN,
             memory,
         };
-        let target = plan.target.clone();
+        let target = config.target.clone();
         let made = (layout.plans, launcher);
         let prefill_as_steps = self.options.prefill_as_steps;
         let engine = Engine::new(gpu, target, layout.state, regions, made, prefill_as_steps)?;
@@ -266,14 +266,14 @@ impl CudaBackend {
             driver_bytes = taken.saturating_sub(planned),
             "model opened on the GPU"
         );
-        let draft = plan.draft.as_ref().map(|draft| DraftFacts {
+        let draft = config.draft.as_ref().map(|draft| DraftProperties {
             hash: draft.spec.hash,
             kv: draft.kv,
             block: draft.spec.block,
             mask: draft.spec.mask_token,
         });
         let mut runner = CudaRunner::new(info, engine, draft, &self.options);
-        if let Some(draft) = plan.draft.filter(|_| layout.deferred_draft) {
+        if let Some(draft) = config.draft.filter(|_| layout.deferred_draft) {
             let (source, name) = (draft.weights, &draft.spec.name);
             runner.defer_draft(DeferredDraft::new(layout.weights, source, name));
         }
@@ -284,7 +284,7 @@ impl CudaBackend {
 impl Backend for CudaBackend {
     fn probe(&self) -> Result<DeviceInfo, DeviceError> {
         // The driver needs a context to report free memory, which takes hundreds of megabytes of
-        // the GPU. NVML needs none. Without NVML, the free memory is known once a plan is opened.
+        // the GPU. NVML needs none. Without NVML, the free memory is known once a model is opened.
         let total = self.gpu.total_bytes;
         let reported = if self.options.assume_free {
             None
@@ -296,17 +296,17 @@ impl Backend for CudaBackend {
         Ok(self.info(free.min(limit)))
     }
 
-    fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
-        self.checked(plan)?;
-        Ok(self.layout(plan, [0; 6]).memory())
+    fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError> {
+        self.checked(config)?;
+        Ok(self.layout(config, [0; 6]).memory())
     }
 
     fn open(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
-        Ok(Box::new(self.open_runner(plan, progress)?))
+        Ok(Box::new(self.open_runner(config, progress)?))
     }
 }
 
@@ -325,7 +325,7 @@ mod tests {
         (number, numerics): (u32, Numerics),
         sequences: usize,
     ) -> Plans {
-        let plan = OpenPlan {
+        let config = LoadConfig {
             target: model.spec.clone(),
             weights: model.weights.clone(),
             draft: None,
@@ -339,7 +339,7 @@ mod tests {
                 context: 600,
                 tree_nodes: 64,
                 prefill_chunk: 192,
-                pool: None,
+                pool_tokens: None,
             },
         };
         let gpu = GpuInfo {
@@ -355,7 +355,7 @@ mod tests {
             ..Options::default()
         };
         let backend = CudaBackend::with_options(gpu, options);
-        backend.layout(&plan, [0; 6]).plans
+        backend.layout(&config, [0; 6]).plans
     }
 
     /// Everything about a plan's launches but addresses.

@@ -1,11 +1,11 @@
-//! Checks of a plan before anything is loaded. Every rejection names its reason.
+//! Checks of a configuration before anything is loaded. Every rejection names its reason.
 
 use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Limits, Mixer,
-    ModelSpec, OpenPlan, OutputGate, Tree, WeightError, WeightRef,
+    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Limits,
+    LoadConfig, Mixer, ModelSpec, OutputGate, Tree, WeightError, WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -24,18 +24,18 @@ const CONV_TAPS: usize = 4;
 /// Longest context. Positions are 32-bit in the step header, with space for trees.
 const MAX_CONTEXT: usize = 1 << 30;
 
-/// Rejects a plan that this device cannot run. Errors name `device`.
-pub(crate) fn require_supported(plan: &OpenPlan, device: &str) -> Result<(), DeviceError> {
+/// Rejects a configuration that this device cannot run. Errors name `device`.
+pub(crate) fn require_supported(config: &LoadConfig, device: &str) -> Result<(), DeviceError> {
     let unsupported = |(what, instead): (String, &str)| DeviceError::Unsupported {
         what,
         device: device.to_owned(),
         instead: instead.to_owned(),
     };
-    limits(plan.limits).map_err(unsupported)?;
-    spec(&plan.target)?;
-    blocks(&plan.target).map_err(unsupported)?;
-    groups(plan).map_err(unsupported)?;
-    let Some(draft) = &plan.draft else {
+    limits(config.limits).map_err(unsupported)?;
+    spec(&config.target)?;
+    blocks(&config.target).map_err(unsupported)?;
+    groups(config).map_err(unsupported)?;
+    let Some(draft) = &config.draft else {
         return Ok(());
     };
     if draft.kv == KvFormat::Tq3_0 {
@@ -43,16 +43,16 @@ pub(crate) fn require_supported(plan: &OpenPlan, device: &str) -> Result<(), Dev
         let instead = "use f16 or another format that need not be turned";
         return Err(unsupported((what, instead)));
     }
-    draft_spec(&draft.spec, &plan.target)?;
+    draft_spec(&draft.spec, &config.target)?;
     let mut heads = draft.spec.layers.iter().map(|layer| &layer.attention);
     heads.try_for_each(head).map_err(unsupported)
 }
 
 /// Rejects TQ3_0 for heads that are not multiples of its 128-value groups.
-fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
-    for (what, format) in [("keys", plan.kv.k), ("values", plan.kv.v)] {
+fn groups(config: &LoadConfig) -> Result<(), (String, &'static str)> {
+    for (what, format) in [("keys", config.kv.k), ("values", config.kv.v)] {
         let whole = |a: &&AttentionSpec| a.head_dim.is_multiple_of(hadamard::GROUP);
-        let mut layers = plan.target.attention_layers();
+        let mut layers = config.target.attention_layers();
         let narrow = layers.find(|a| format == KvFormat::Tq3_0 && !whole(a));
         if let Some(a) = narrow {
             return Err((
@@ -66,14 +66,14 @@ fn groups(plan: &OpenPlan) -> Result<(), (String, &'static str)> {
 
 /// Rejects weights whose GEMMs need more shared memory than the device has.
 pub(crate) fn check_shared_memory(
-    plan: &OpenPlan,
+    config: &LoadConfig,
     gpu: GpuProps,
     device: &str,
 ) -> Result<(), DeviceError> {
-    let target = &plan.target;
+    let target = &config.target;
     // The embedding is looked up, not multiplied, unless it is also the head.
     let looked_up = target.embedding.name != target.head.name;
-    let draft = plan.draft.iter().flat_map(|draft| draft.spec.weights());
+    let draft = config.draft.iter().flat_map(|draft| draft.spec.weights());
     let mut all = target.weights().into_iter().chain(draft);
     let too_large = all.find(|weight| {
         let multiplied = !(looked_up && weight.name == target.embedding.name);
@@ -147,7 +147,7 @@ fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
         context,
         tree_nodes,
         prefill_chunk,
-        pool: _,
+        pool_tokens: _,
     } = limits;
     if sequences == 0 || context == 0 || tree_nodes == 0 || prefill_chunk == 0 {
         return Err(("a limit of 0".to_owned(), "every limit is at least 1"));

@@ -5,7 +5,7 @@
 pub struct GpuProps {
     /// Streaming multiprocessors.
     pub sm_count: usize,
-    /// Most dynamic shared memory of a block, in bytes.
+    /// Maximum dynamic shared memory of a block, in bytes.
     pub shared_bytes: usize,
     /// Whether it has the warpgroup matrix products (wgmma) and clusters of compute capability 9.0.
     pub has_wgmma: bool,

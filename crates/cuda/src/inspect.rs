@@ -3,7 +3,7 @@
 use contract::inspect::Inspect;
 use contract::protocol::invalid_call;
 use contract::quant::{dequantize_row, hadamard, tq3};
-use contract::{DeviceError, LoadProgress, OpenPlan, Runner, SeqId, TokenId};
+use contract::{DeviceError, LoadConfig, LoadProgress, Runner, SeqId, TokenId};
 
 use crate::backend::CudaBackend;
 use crate::runner::CudaRunner;
@@ -19,10 +19,10 @@ impl CudaBackend {
     /// As [`Backend::open`](contract::Backend::open), with inspection.
     pub fn open_inspected(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn InspectedRunner>, DeviceError> {
-        Ok(Box::new(self.open_runner(plan, progress)?))
+        Ok(Box::new(self.open_runner(config, progress)?))
     }
 }
 

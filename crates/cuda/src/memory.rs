@@ -43,7 +43,7 @@ impl BumpAllocator {
     }
 }
 
-/// The device memory that a plan may use.
+/// The device memory that a model may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryBudget {
     /// Free device memory before the context was created, in bytes.
@@ -55,18 +55,19 @@ pub(crate) struct MemoryBudget {
 /// Memory of an empty context in bytes: 527 MiB on an H200 with driver 580, less on smaller
 /// devices.
 pub(crate) const CONTEXT_BYTES: u64 = 528 << 20;
-/// Reserve for the context, module code, graphs and local memory, in bytes. Every plan includes it.
+/// Reserve for the context, module code, graphs and local memory, in bytes. Every estimate includes
+/// it.
 pub(crate) const DRIVER_BYTES: u64 = CONTEXT_BYTES + (256 << 20);
 
 impl MemoryBudget {
-    /// Bytes available to a plan.
+    /// Bytes available to a model.
     pub(crate) fn bytes(self) -> u64 {
         self.limit.map_or(self.free, |limit| self.free.min(limit))
     }
 
-    /// Rejects a plan that does not fit. The error names the longest context that fits.
+    /// Rejects an estimate that does not fit. The error names the longest context that fits.
     ///
-    /// `estimate` gives the bytes of the same plan with another context.
+    /// `estimate` gives the bytes of the same model with another context.
     pub(crate) fn require(
         self,
         memory: &MemoryPlan,

@@ -17,7 +17,8 @@
 //! ```
 
 use contract::{
-    AttentionSpec, DraftPlan, GatedDeltaSpec, KvFormat, KvFormats, KvPool, Limits, Mixer, OpenPlan,
+    AttentionSpec, DraftLoadConfig, GatedDeltaSpec, KvFormat, KvFormats, KvPool, Limits,
+    LoadConfig, Mixer,
 };
 
 use crate::launch::attention::kv_layout;
@@ -31,15 +32,15 @@ pub(crate) const PAGE_SIZE: usize = 256;
 /// Feature rows per slot: the widest tree, or pending committed tokens and a tree.
 pub(crate) const FEATURE_ROWS: usize = ROWS;
 
-/// Slots and page counts of a plan.
+/// Slots and page counts of a loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SlotPlan {
+pub(crate) struct SequenceCapacity {
     /// Maximum open sequences.
-    pub(crate) n: usize,
+    pub(crate) sequences: usize,
     /// Maximum pages per sequence: the context and the tree nodes beyond it.
-    pub(crate) pages: usize,
+    pub(crate) pages_per_sequence: usize,
     /// Pages in the shared pool.
-    pub(crate) pool: usize,
+    pub(crate) pool_pages: usize,
 }
 
 /// One array of the KV cache, all layers of a group.
@@ -108,7 +109,7 @@ pub(crate) struct DraftState {
 /// State of all slots.
 #[derive(Debug, Clone)]
 pub(crate) struct State {
-    pub(crate) slots: SlotPlan,
+    pub(crate) slots: SequenceCapacity,
     pub(crate) kv: Vec<KvGroup>,
     pub(crate) delta: Vec<DeltaGroup>,
     /// `[slots][pages]` int32.
@@ -125,13 +126,13 @@ pub(crate) enum LayerState<'a> {
     Delta(&'a DeltaGroup, usize),
 }
 
-impl SlotPlan {
+impl SequenceCapacity {
     /// Slots and pages for `limits`.
-    pub(crate) fn of(limits: Limits) -> SlotPlan {
-        SlotPlan {
-            n: limits.sequences,
-            pages: limits.max_pages_per_sequence(PAGE_SIZE),
-            pool: KvPool::for_limits(limits, PAGE_SIZE).pages,
+    pub(crate) fn for_limits(limits: Limits) -> SequenceCapacity {
+        SequenceCapacity {
+            sequences: limits.sequences,
+            pages_per_sequence: limits.max_pages_per_sequence(PAGE_SIZE),
+            pool_pages: KvPool::for_limits(limits, PAGE_SIZE).pages,
         }
     }
 }
@@ -180,7 +181,7 @@ impl KvGroup {
 }
 
 impl DraftState {
-    fn new(draft: &DraftPlan, limits: Limits, arena: &mut BumpAllocator) -> DraftState {
+    fn new(draft: &DraftLoadConfig, limits: Limits, arena: &mut BumpAllocator) -> DraftState {
         let (spec, slots) = (&draft.spec, limits.sequences);
         let kv = KvFormats {
             k: draft.kv,
@@ -191,7 +192,7 @@ impl DraftState {
             // once.
             let needed =
                 ring_pages(layer.window, ROWS).max(limits.prefill_chunk.div_ceil(PAGE_SIZE));
-            let pages = needed.min(SlotPlan::of(limits).pages + 1);
+            let pages = needed.min(SequenceCapacity::for_limits(limits).pages_per_sequence + 1);
             let mut rows = KvGroup::new(&layer.attention, kv, slots * pages);
             rows.layers.push(i);
             let n = rows.pages * rows.page_rows();
@@ -244,11 +245,11 @@ impl State {
     /// Groups the layers and allocates their arrays: the KV cache in `kv_region`, delta states and
     /// windows in `state_region`, tree factors in `scratch`, draft state in `draft_region`.
     pub(crate) fn new(
-        plan: &OpenPlan,
+        config: &LoadConfig,
         [kv_region, state_region, scratch, draft_region]: [&mut BumpAllocator; 4],
     ) -> State {
-        let (spec, kv, limits) = (&plan.target, plan.kv, plan.limits);
-        let slots = SlotPlan::of(limits);
+        let (spec, kv, limits) = (&config.target, config.kv, config.limits);
+        let slots = SequenceCapacity::for_limits(limits);
         let (mut attention, mut delta): (Vec<KvGroup>, Vec<DeltaGroup>) = (Vec::new(), Vec::new());
         for (i, layer) in spec.layers.iter().enumerate() {
             match &layer.mixer {
@@ -256,7 +257,7 @@ impl State {
                     let shape = (a.n_kv_heads, a.head_dim);
                     let same = |g: &KvGroup| (g.n_kv_heads, g.head_dim) == shape;
                     let at = attention.iter().position(same).unwrap_or_else(|| {
-                        attention.push(KvGroup::new(a, kv, slots.pool));
+                        attention.push(KvGroup::new(a, kv, slots.pool_pages));
                         attention.len() - 1
                     });
                     attention[at].layers.push(i);
@@ -277,7 +278,7 @@ impl State {
             group.v.allocate(kv_region, rows);
         }
         for group in &mut delta {
-            let n = slots.n * group.layers.len();
+            let n = slots.sequences * group.layers.len();
             group.states = state_region.take(n * group.state_bytes);
             group.windows = state_region.take(n * group.window_bytes);
             group.factors = scratch.take(n * group.factor_bytes);
@@ -286,8 +287,8 @@ impl State {
             slots,
             kv: attention,
             delta,
-            page_table: kv_region.take(4 * slots.n * slots.pages),
-            draft: plan
+            page_table: kv_region.take(4 * slots.sequences * slots.pages_per_sequence),
+            draft: config
                 .draft
                 .as_ref()
                 .map(|draft| DraftState::new(draft, limits, draft_region)),
@@ -318,9 +319,12 @@ impl State {
     pub(crate) fn page_tables(&self) -> Vec<(u64, Vec<i32>)> {
         let numbered = |pages: usize, of: usize| {
             let place = |i: usize| i32::try_from(i % of).expect("pages are far below 2^31");
-            (0..self.slots.n * pages).map(place).collect()
+            (0..self.slots.sequences * pages).map(place).collect()
         };
-        let mut all = vec![(self.page_table, numbered(self.slots.pages, self.slots.pool))];
+        let mut all = vec![(
+            self.page_table,
+            numbered(self.slots.pages_per_sequence, self.slots.pool_pages),
+        )];
         let rings = self.draft.iter().flat_map(|draft| &draft.rings);
         all.extend(rings.map(|ring| (ring.page_table, numbered(ring.pages, ring.rows.pages))));
         all
@@ -348,17 +352,23 @@ mod tests {
             context: 256,
             tree_nodes: 1,
             prefill_chunk: 64,
-            pool: None,
+            pool_tokens: None,
         };
-        let slots = |pool| SlotPlan {
-            n: 3,
-            pages: 2,
-            pool,
+        let slots = |pool_pages| SequenceCapacity {
+            sequences: 3,
+            pages_per_sequence: 2,
+            pool_pages,
         };
-        assert_eq!(SlotPlan::of(limits), slots(6));
+        assert_eq!(SequenceCapacity::for_limits(limits), slots(6));
         for (tokens, pages) in [(0, 2), (512, 2), (513, 3), (1 << 40, 6)] {
-            let pool = Some(tokens);
-            assert_eq!(SlotPlan::of(Limits { pool, ..limits }), slots(pages));
+            let pool_tokens = Some(tokens);
+            assert_eq!(
+                SequenceCapacity::for_limits(Limits {
+                    pool_tokens,
+                    ..limits
+                }),
+                slots(pages)
+            );
         }
     }
 }

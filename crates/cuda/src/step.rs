@@ -60,7 +60,7 @@ pub(crate) struct Step {
     pub(crate) feature_row: [i32; TREES],
     /// `conv_sources` and `dfs_schedule` of the kernels. Has [`dfs_schedule::header`] of each tree,
     /// from the entry of its first row on.
-    pub(crate) schedule: [[u32; ROWS]; dfs_schedule::PARTS],
+    pub(crate) conv_sources_and_schedule: [[u32; ROWS]; dfs_schedule::PARTS],
 }
 
 /// The header of a prefill chunk; its tokens follow.
@@ -120,7 +120,7 @@ impl Step {
             window: [ALL; TREES],
             sinks: [0; TREES],
             feature_row: [0; TREES],
-            schedule: [[0; ROWS]; dfs_schedule::PARTS],
+            conv_sources_and_schedule: [[0; ROWS]; dfs_schedule::PARTS],
         }
     }
 
@@ -153,7 +153,11 @@ impl Step {
         }
         let parent = |node| tree.parent(node).map(|parent| parent.index());
         let parents: Vec<Option<usize>> = tree.nodes().map(parent).collect();
-        for (part, list) in self.schedule.iter_mut().zip(dfs_schedule::header(&parents)) {
+        for (part, list) in self
+            .conv_sources_and_schedule
+            .iter_mut()
+            .zip(dfs_schedule::header(&parents))
+        {
             part[first..][..list.len()].copy_from_slice(&list);
         }
         self.rows += int(tree.len());
@@ -284,7 +288,7 @@ mod tests {
         assert_eq!(offset_of!(Step, logits_row), 1360 + 512);
         assert_eq!(offset_of!(Step, window), 2128);
         assert_eq!(offset_of!(Step, feature_row), 2160);
-        assert_eq!(offset_of!(Step, schedule), 2176);
+        assert_eq!(offset_of!(Step, conv_sources_and_schedule), 2176);
         assert_eq!(size_of::<Step>(), 2176 + 2 * 256);
         assert_eq!(size_of::<ChunkHead>(), 16 + 256);
         assert_eq!(size_of::<StepPath>(), 16 + 256);

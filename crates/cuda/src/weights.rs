@@ -272,7 +272,7 @@ impl LayoutBuilder<'_> {
 }
 
 impl Weights {
-    /// Lays out all weights of a plan that passed [`crate::check::require_supported`]. The target
+    /// Lays out all weights of a model that passed [`crate::check::require_supported`]. The target
     /// uses `arena`, a host table `table_arena`, the draft `draft_arena`.
     pub(crate) fn new(
         (spec, arena): (&ModelSpec, &mut BumpAllocator),

@@ -30,18 +30,18 @@ fn gpus(fixture: &AttentionFixture) -> Vec<AttentionConfig> {
         |(has_wgmma, numerics)| AttentionConfig {
             gpu: GpuProps {
                 has_wgmma,
-                ..fixture.card.gpu
+                ..fixture.config.gpu
             },
             numerics,
-            ..fixture.card
+            ..fixture.config
         },
     );
-    if !(fixture.card.gpu.has_wgmma && fixture.shape.head_dim == 256) {
+    if !(fixture.config.gpu.has_wgmma && fixture.shape.head_dim == 256) {
         vec![plain]
     } else if uses_f16_queries(&fixture.shape, exact) {
-        vec![fixture.card, exact, plain]
+        vec![fixture.config, exact, plain]
     } else {
-        vec![fixture.card, plain]
+        vec![fixture.config, plain]
     }
 }
 
@@ -78,7 +78,7 @@ fn assert_stored(
 
 /// Maximum relative error: f16 MMA unless the cache is f32.
 fn allowed(fixture: &AttentionFixture) -> f64 {
-    if uses_f16_queries(&fixture.shape, fixture.card) {
+    if uses_f16_queries(&fixture.shape, fixture.config) {
         2e-3
     } else {
         3e-6
@@ -98,8 +98,8 @@ fn check(gpu: &KernelDevice, random: &mut Random, shape: Shape, trees: &[Placed]
     fixture.upload(gpu);
     let rows: usize = trees.iter().map(|p| p.tree.len()).sum();
     let inputs = LayerInputs::random(gpu, random, &shape, rows);
-    for card in gpus(&fixture) {
-        fixture.card = card;
+    for config in gpus(&fixture) {
+        fixture.config = config;
         check_on(gpu, &mut fixture, trees, &inputs);
     }
 }
@@ -141,7 +141,7 @@ fn check_on(
         expected.extend(decoded.attend(&shape, placed, own, &all_gates));
     }
     let name = format!("{shape:?} {trees:?}");
-    let narrow = if uses_f16_queries(&shape, fixture.card) {
+    let narrow = if uses_f16_queries(&shape, fixture.config) {
         4e-4
     } else {
         1e-6
@@ -366,10 +366,10 @@ fn each_tree_attends_through_its_own_window() {
             }
             fixture.upload(&gpu);
             let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
-            for card in gpus(&fixture) {
-                fixture.card = card;
+            for config in gpus(&fixture) {
+                fixture.config = config;
                 let full = pass(&gpu, &fixture, &trees, &inputs, 64);
-                fixture.card.tree_windows = true;
+                fixture.config.tree_windows = true;
                 for windows in [
                     [(64, 0), (64, 0), (64, 0)],
                     [(65, 5), (200, 64), (0, 0)],

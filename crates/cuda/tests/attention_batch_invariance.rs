@@ -123,9 +123,9 @@ fn check_nodes_equal_single_tokens(k: KvFormat, v: KvFormat, windows: bool) {
     let mut random = Random::new(8);
     let shape = shape((24, 4, 256, 64), true, true, k, v);
     let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 3, 2500);
-    fixture.card.numerics = Numerics::BatchInvariant;
-    fixture.card.tree_windows = windows;
-    if !uses_f16_queries(&shape, fixture.card) {
+    fixture.config.numerics = Numerics::BatchInvariant;
+    fixture.config.tree_windows = windows;
+    if !uses_f16_queries(&shape, fixture.config) {
         return;
     }
     for slot in 0..3 {
@@ -174,7 +174,7 @@ fn attention_row_bits_do_not_depend_on_the_context_limit() {
     for format in [Q8_0, Tq3_0, F16] {
         let shape = shape((24, 4, 256, 64), true, true, format, format);
         let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 20_000);
-        fixture.card.numerics = Numerics::BatchInvariant;
+        fixture.config.numerics = Numerics::BatchInvariant;
         fixture.commit_random(&mut random, 0, 0..1024);
         fixture.upload(&gpu);
         let room = fixture.tokens;
@@ -226,7 +226,7 @@ fn tree_node_attention_equals_single_token_attention_where_splits_grow() {
     let mut random = Random::new(9);
     let shape = shape((24, 4, 256, 64), true, true, Q8_0, Q8_0);
     let mut fixture = AttentionFixture::new(&gpu, &mut random, shape, 1, 12_600);
-    fixture.card.numerics = Numerics::BatchInvariant;
+    fixture.config.numerics = Numerics::BatchInvariant;
     fixture.commit_random(&mut random, 0, 0..12_500);
     let inputs = LayerInputs::random(&gpu, &mut random, &shape, 64);
     // With 132 multiprocessors, the boundary is at 10,688.

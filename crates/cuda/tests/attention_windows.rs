@@ -19,8 +19,8 @@ use contract::{AttentionWindow, Backend, KvFormat, KvFormats, NodeIdx, QuantType
 use cuda::Options;
 
 use fixtures::model::{
-    ModelDevice, SMALL, cpu_reference, kv_tolerance, open_device_with, plan, reference_tolerance,
-    text, verify,
+    ModelDevice, SMALL, cpu_reference, kv_tolerance, load_config, open_device_with,
+    reference_tolerance, text, verify,
 };
 
 fn open_device() -> Option<ModelDevice> {
@@ -87,8 +87,8 @@ fn windowed_rows_match_the_cpu_reference() {
         let most = weights.mean + cache.mean;
         let devices: [&dyn Backend; 2] = [&device.backend, &cpu_reference()];
         let runners = devices.map(|device| {
-            let plan = plan(&model, same(format), SMALL);
-            device.open(plan, &mut |_| {}).unwrap()
+            let config = load_config(&model, same(format), SMALL);
+            device.open(config, &mut |_| {}).unwrap()
         });
         let wide_tree = fixtures::model::tree(vocab, 20, |i| (i - 1) / 2);
         let rows = runners.map(|mut runner| {
@@ -128,8 +128,8 @@ fn windows_are_rejected_unless_enabled_at_open() {
         return;
     };
     let model = SyntheticModel::new(SyntheticLayout::Dense, QuantType::Q8_0, 1);
-    let plan = plan(&model, same(KvFormat::F16), SMALL);
-    let mut runner = device.backend.open(plan, &mut |_| {}).unwrap();
+    let config = load_config(&model, same(KvFormat::F16), SMALL);
+    let mut runner = device.backend.open(config, &mut |_| {}).unwrap();
     let seq = runner.open(100).unwrap();
     let tree = Tree::root(contract::TokenId(3)).with_window(AttentionWindow::new(64, 0));
     let requests = [contract::LogitsRequest::full()];

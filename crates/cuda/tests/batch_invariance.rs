@@ -21,14 +21,14 @@ use std::time::Instant;
 use conformance::compare::{Precision, compare_rows};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, Mixer, NodeIdx,
-    OpenPlan, QuantType, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow, Mixer,
+    NodeIdx, QuantType, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cuda::{Numerics, Options};
 use fixtures::gpu::Random;
 use model::synth::SynthSpec;
 
-use fixtures::model::{LIMITS, ModelDevice, open_device_with, plan, text};
+use fixtures::model::{LIMITS, ModelDevice, load_config, open_device_with, text};
 
 const Q8_0_KV: KvFormats = KvFormats {
     k: KvFormat::Q8_0,
@@ -46,7 +46,7 @@ fn open_device(eager: bool) -> Option<ModelDevice> {
 
 /// A model and the prompt lengths of its four sequences.
 struct ModelCase {
-    plan: OpenPlan,
+    config: LoadConfig,
     read: [usize; 4],
     /// The logits request of every node. It includes whole-row sums.
     ask: LogitsRequest,
@@ -56,7 +56,7 @@ impl ModelCase {
     fn small(ty: QuantType, seed: u64) -> ModelCase {
         let synthetic = SyntheticModel::new(SyntheticLayout::HybridWide, ty, seed);
         ModelCase {
-            plan: plan(&synthetic, Q8_0_KV, LIMITS),
+            config: load_config(&synthetic, Q8_0_KV, LIMITS),
             read: [70, 3, 190, 121],
             ask: LogitsRequest::full(),
         }
@@ -77,7 +77,7 @@ impl ModelCase {
             ..LIMITS
         };
         ModelCase {
-            plan: OpenPlan {
+            config: LoadConfig {
                 target: Arc::new(spec),
                 weights: loaded.weights,
                 draft: None,
@@ -91,11 +91,14 @@ impl ModelCase {
     }
 
     fn name(&self) -> &str {
-        &self.plan.target.name
+        &self.config.target.name
     }
 
     fn open(&self, device: &ModelDevice) -> Box<dyn Runner> {
-        device.backend.open(self.plan.clone(), &mut |_| {}).unwrap()
+        device
+            .backend
+            .open(self.config.clone(), &mut |_| {})
+            .unwrap()
     }
 }
 
@@ -166,7 +169,7 @@ fn check_trees_equal_plain_steps(device: &ModelDevice, model_case: &ModelCase) -
     let mut runner = model_case.open(device);
     let runner = &mut *runner;
     assert!(runner.info().batch_invariant);
-    let (vocab, ask) = (model_case.plan.target.vocab, &model_case.ask);
+    let (vocab, ask) = (model_case.config.target.vocab, &model_case.ask);
     let mut random = Random::new(21);
     let mut all = Vec::new();
     let read = model_case.read.into_iter().enumerate();
@@ -174,7 +177,7 @@ fn check_trees_equal_plain_steps(device: &ModelDevice, model_case: &ModelCase) -
         .map(|(i, read)| {
             let seq = runner.open(read + 300).unwrap();
             let prompt = text(vocab, read, i);
-            for chunk in prompt.chunks(model_case.plan.limits.prefill_chunk) {
+            for chunk in prompt.chunks(model_case.config.limits.prefill_chunk) {
                 runner.prefill(seq, chunk, &[]).unwrap();
             }
             seq
@@ -276,14 +279,14 @@ const BATCHES: [(usize, usize); 7] = [(1, 1), (5, 1), (12, 4), (16, 8), (24, 4),
 fn check_batch_invariance(device: &ModelDevice, model_case: &ModelCase) -> Vec<LogitsRow> {
     let mut runner = model_case.open(device);
     let runner = &mut *runner;
-    let (vocab, ask) = (model_case.plan.target.vocab, &model_case.ask);
+    let (vocab, ask) = (model_case.config.target.vocab, &model_case.ask);
     let mut random = Random::new(22);
     let read = model_case.read.into_iter().enumerate();
     let seqs: Vec<SeqId> = read
         .map(|(i, read)| {
             let seq = runner.open(read + 100).unwrap();
             let prompt = text(vocab, read, i);
-            for chunk in prompt.chunks(model_case.plan.limits.prefill_chunk) {
+            for chunk in prompt.chunks(model_case.config.limits.prefill_chunk) {
                 runner.prefill(seq, chunk, &[]).unwrap();
             }
             seq
@@ -359,7 +362,7 @@ fn logits_row_bits_do_not_depend_on_the_batch_width() {
         let mut runner = model_case.open(&device);
         let runner = &mut *runner;
         let (seq, ask) = (runner.open(300).unwrap(), &model_case.ask);
-        let prompt = text(model_case.plan.target.vocab, 70, 7);
+        let prompt = text(model_case.config.target.vocab, 70, 7);
         runner.prefill(seq, &prompt, &[]).unwrap();
         let saved = runner.snapshot(seq, SnapshotLocation::Device).unwrap().id;
         let single = feed(runner, seq, (TokenId(3), ask));

@@ -9,13 +9,16 @@
     reason = "all of this file is a test"
 )]
 
+mod fixtures {
+    pub mod nvrtc;
+}
+
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{KvFormat, KvFormats, Limits, OpenPlan, QuantType};
-use cuda::compile::{Nvrtc, NvrtcSearch, Options, compile};
+use contract::{KvFormat, KvFormats, Limits, LoadConfig, QuantType};
+use cuda::compile::{Nvrtc, Options, compile};
 use cuda::driver::Arch;
 use cuda::{CudaBackend, GpuInfo};
 
@@ -27,9 +30,9 @@ fn anonymous_mib() -> Option<u64> {
     Some(kib / 1024)
 }
 
-fn plan() -> OpenPlan {
+fn load_config() -> LoadConfig {
     let synthetic = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q4_K, 1);
-    OpenPlan {
+    LoadConfig {
         target: synthetic.spec,
         weights: Arc::clone(&synthetic.weights),
         draft: None,
@@ -43,18 +46,14 @@ fn plan() -> OpenPlan {
             context: 256,
             tree_nodes: 8,
             prefill_chunk: 64,
-            pool: None,
+            pool_tokens: None,
         },
     }
 }
 
 #[test]
 fn compiler_memory_returns_to_the_system() {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/ci-tools/nvrtc");
-    let nvrtc = NvrtcSearch {
-        python: vec![tools],
-        ..NvrtcSearch::default()
-    };
+    let nvrtc = fixtures::nvrtc::search();
     if let Err(error) = Nvrtc::open(&nvrtc) {
         eprintln!("SKIPPED compiler_memory_returns_to_the_system: {error}");
         return;
@@ -66,7 +65,7 @@ fn compiler_memory_returns_to_the_system() {
         sm_count: 82,
         total_bytes: 24 << 30,
     };
-    let mut units = CudaBackend::new(gpu).units(&plan()).unwrap();
+    let mut units = CudaBackend::new(gpu).units(&load_config()).unwrap();
     units.sort();
     units.dedup();
     units.truncate(12);

@@ -20,8 +20,8 @@ use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, Toke
 
 use cuda::Options;
 use fixtures::model::{
-    F16_KV, LIMITS, ModelDevice, open_device, open_device_with, plan, reference_tolerance, text,
-    verify,
+    F16_KV, LIMITS, ModelDevice, load_config, open_device, open_device_with, reference_tolerance,
+    text, verify,
 };
 
 /// Tolerance between equivalent paths: other sum orders, rounded to half precision.
@@ -213,9 +213,9 @@ fn logits_row_bits_do_not_depend_on_the_batch_width() {
     };
     for ty in QuantType::ALL {
         let model = SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 6);
-        let mut plan = plan(&model, F16_KV, LIMITS);
-        plan.batch_invariant = true;
-        let mut runner = device.backend.open(plan, &mut |_| {}).unwrap();
+        let mut config = load_config(&model, F16_KV, LIMITS);
+        config.batch_invariant = true;
+        let mut runner = device.backend.open(config, &mut |_| {}).unwrap();
         let vocab = model.spec.vocab;
         let seq = runner.open(300).unwrap();
         runner.prefill(seq, &text(vocab, 70, 7), &[]).unwrap();

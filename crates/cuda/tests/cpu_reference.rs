@@ -114,10 +114,10 @@ fn check_against_reference(
     let mut pair = Pair::new(synthetic, kv, tolerance);
     let mut gpu_runner = device
         .backend
-        .open_inspected(plan(synthetic, kv, limits), &mut |_| {})
+        .open_inspected(load_config(synthetic, kv, limits), &mut |_| {})
         .unwrap();
     let mut reference = cpu_reference()
-        .open_inspected(plan(synthetic, kv, limits), &mut |_| {})
+        .open_inspected(load_config(synthetic, kv, limits), &mut |_| {})
         .unwrap();
     let prompt = text(vocab, 150, 1);
     let found = gpu_runner.hidden_states(&prompt).unwrap();
@@ -272,9 +272,14 @@ fn every_row_count_matches_the_cpu_reference() {
         let synthetic = SyntheticModel::new(layout, ty, 12);
         let vocab = synthetic.spec.vocab;
         let mut pair = Pair::new(&synthetic, F16_KV, reference_tolerance(ty).at_least_f16());
-        let plan = || plan(&synthetic, F16_KV, LIMITS);
-        let mut gpu_runner = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
-        let mut reference = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
+        let config = || load_config(&synthetic, F16_KV, LIMITS);
+        let mut gpu_runner = device
+            .backend
+            .open_inspected(config(), &mut |_| {})
+            .unwrap();
+        let mut reference = cpu_reference()
+            .open_inspected(config(), &mut |_| {})
+            .unwrap();
         let (a, b) = (gpu_runner.open(300).unwrap(), reference.open(300).unwrap());
         let prompt = text(vocab, 77, 4);
         gpu_runner.prefill(a, &prompt, &[]).unwrap();
@@ -332,9 +337,14 @@ fn four_trees_per_step_match_the_cpu_reference() {
         let synthetic = SyntheticModel::new(layout, QuantType::F32, 10);
         let vocab = synthetic.spec.vocab;
         let mut pair = Pair::new(&synthetic, F32_KV, reference_tolerance(QuantType::F32));
-        let plan = || plan(&synthetic, F32_KV, LIMITS);
-        let mut gpu_runner = device.backend.open_inspected(plan(), &mut |_| {}).unwrap();
-        let mut reference = cpu_reference().open_inspected(plan(), &mut |_| {}).unwrap();
+        let config = || load_config(&synthetic, F32_KV, LIMITS);
+        let mut gpu_runner = device
+            .backend
+            .open_inspected(config(), &mut |_| {})
+            .unwrap();
+        let mut reference = cpu_reference()
+            .open_inspected(config(), &mut |_| {})
+            .unwrap();
         let mut seqs = Vec::new();
         for i in 0..sizes.len() {
             let prompt = text(vocab, [3, 64, 65, 190][i], i);
@@ -399,10 +409,10 @@ fn decode_state_drift_stays_bounded_over_200_steps() {
         let synthetic = SyntheticModel::new(layout, QuantType::F32, 9);
         let mut gpu_runner = device
             .backend
-            .open_inspected(plan(&synthetic, F32_KV, SMALL), &mut |_| {})
+            .open_inspected(load_config(&synthetic, F32_KV, SMALL), &mut |_| {})
             .unwrap();
         let mut reference = cpu_reference()
-            .open_inspected(plan(&synthetic, F32_KV, SMALL), &mut |_| {})
+            .open_inspected(load_config(&synthetic, F32_KV, SMALL), &mut |_| {})
             .unwrap();
         let mut pair = Pair::new(&synthetic, F32_KV, reference_tolerance(QuantType::F32));
         let (a, b) = (gpu_runner.open(600).unwrap(), reference.open(600).unwrap());
@@ -444,7 +454,7 @@ fn short_run(device: &ModelDevice, synthetic: &SyntheticModel, kv: KvFormats) {
     };
     let opened = device
         .backend
-        .open_inspected(plan(synthetic, kv, limits), &mut |_| {});
+        .open_inspected(load_config(synthetic, kv, limits), &mut |_| {});
     let mut runner = opened.unwrap();
     let vocab = synthetic.spec.vocab;
     let seqs = [runner.open(300).unwrap(), runner.open(300).unwrap()];

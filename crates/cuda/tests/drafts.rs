@@ -51,17 +51,17 @@ fn logits(
     draft: &RandomDraft,
     (ty, kv, weights): (QuantType, KvFormat, WeightPrecision),
 ) -> Vec<f32> {
-    let plan = draft.plan(kv, weights).unwrap();
+    let config = draft.load_config(kv, weights).unwrap();
     let ids = draft.target().unwrap().ids;
     let quirks = DraftFileQuirks {
         ty: Some(ty),
         ..DraftFileQuirks::default()
     };
     let loaded = draft
-        .load((DraftFileFormat::C, quirks), &plan.target)
+        .load((DraftFileFormat::C, quirks), &config.target)
         .unwrap();
     let device = &device.backend;
-    draft.logits(device, (plan, &ids), (loaded, kv)).unwrap()
+    draft.logits(device, (config, &ids), (loaded, kv)).unwrap()
 }
 
 #[test]
@@ -105,8 +105,8 @@ fn draft_logits_do_not_depend_on_when_features_are_appended() {
         return;
     };
     for draft in DRAFTS {
-        let plan = draft
-            .plan(KvFormat::F16, WeightPrecision::AsStored)
+        let config = draft
+            .load_config(KvFormat::F16, WeightPrecision::AsStored)
             .unwrap();
         let ids = draft.target().unwrap().ids;
         for ty in [QuantType::BF16, QuantType::Q8_0] {
@@ -115,9 +115,9 @@ fn draft_logits_do_not_depend_on_when_features_are_appended() {
                 ..DraftFileQuirks::default()
             };
             let loaded = draft
-                .load((DraftFileFormat::C, quirks), &plan.target)
+                .load((DraftFileFormat::C, quirks), &config.target)
                 .unwrap();
-            let on_progress = (plan.clone(), &ids[..]);
+            let on_progress = (config.clone(), &ids[..]);
             let checked =
                 draft.check_waiting(&device.backend, on_progress, (loaded, KvFormat::F16));
             checked.unwrap_or_else(|error| panic!("{ty:?}: {error}"));

@@ -14,9 +14,9 @@ mod fixtures {
 use std::path::{Path, PathBuf};
 
 use contract::{
-    Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftPlan, KvFormat, KvFormats,
-    Limits, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner, SeqId, SnapshotLocation, TokenId,
-    Tree, VerifyItem,
+    Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat,
+    KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId,
+    SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
 use cuda::{CudaBackend, GpuInfo, Options};
@@ -41,22 +41,24 @@ fn open(backend: &dyn Backend, format: KvFormat) -> Box<dyn Runner> {
 }
 
 fn open_with(backend: &dyn Backend, format: KvFormat, drafted: bool) -> Box<dyn Runner> {
-    backend.open(plan(format, drafted), &mut |_| {}).unwrap()
+    backend
+        .open(load_config(format, drafted), &mut |_| {})
+        .unwrap()
 }
 
-fn plan(format: KvFormat, drafted: bool) -> OpenPlan {
+fn load_config(format: KvFormat, drafted: bool) -> LoadConfig {
     let loaded = model::load(&file("ember.gguf")).unwrap();
     let draft = drafted.then(|| {
         let options = model::DraftOptions { window: None };
         let draft = model::load_draft(&file("ember-draft.gguf"), &loaded.spec, options).unwrap();
-        DraftPlan {
+        DraftLoadConfig {
             spec: draft.spec,
             weights: draft.weights,
             kv: format,
             load: DraftLoad::AtOpen,
         }
     });
-    OpenPlan {
+    LoadConfig {
         target: loaded.spec,
         weights: loaded.weights,
         draft,
@@ -70,7 +72,7 @@ fn plan(format: KvFormat, drafted: bool) -> OpenPlan {
             context: 2048,
             tree_nodes: 24,
             prefill_chunk: 512,
-            pool: None,
+            pool_tokens: None,
         },
     }
 }
@@ -97,8 +99,8 @@ fn options() -> Options {
     }
 }
 
-fn gpu_backend(card: &GpuInfo) -> CudaBackend {
-    CudaBackend::with_options(card.clone(), options())
+fn gpu_backend(info: &GpuInfo) -> CudaBackend {
+    CudaBackend::with_options(info.clone(), options())
 }
 
 /// The largest and the mean difference of candidates over the whole vocabulary.
@@ -250,8 +252,9 @@ fn deferred_draft_loads_at_first_use() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_backend(gpu.info());
-    conformance::deferred_draft::loads_at_first_use(&card, &plan(KvFormat::F16, true)).unwrap();
+    let backend = gpu_backend(gpu.info());
+    conformance::deferred_draft::loads_at_first_use(&backend, &load_config(KvFormat::F16, true))
+        .unwrap();
 }
 
 /// Mean KL divergence of `found` from `expected`, in nats, row by row.
@@ -269,8 +272,8 @@ fn divergence(expected: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
 }
 
 /// Logits during prefill and decode over a cache of `format`.
-fn logits(card: &CudaBackend, format: KvFormat) -> Vec<Vec<f32>> {
-    let mut runner = open(card, format);
+fn logits(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f32>> {
+    let mut runner = open(backend, format);
     let seq = runner.open(2048).unwrap();
     let tokens: Vec<TokenId> = (0..900)
         .map(|i| TokenId(300 + (i * i * 7 + i * 13) as u32 % 3000))
@@ -308,10 +311,10 @@ fn kv_type_divergence_is_ordered_by_precision() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_backend(gpu.info());
-    let half = logits(&card, KvFormat::F16);
+    let backend = gpu_backend(gpu.info());
+    let half = logits(&backend, KvFormat::F16);
     let drift = |format: KvFormat| {
-        let drift = divergence(&half, &logits(&card, format));
+        let drift = divergence(&half, &logits(&backend, format));
         eprintln!("  {:6} KL {drift:.6} against f16", format.name());
         drift
     };
@@ -330,7 +333,7 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_backend(gpu.info());
+    let backend = gpu_backend(gpu.info());
     let processor = CpuBackend::new(cpu::CpuOptions::default()).with_rotation();
     for (prompt_len, format) in [
         (1, KvFormat::F16),
@@ -340,7 +343,7 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
         (70, KvFormat::Q4_0),
         (210, KvFormat::Tq3_0),
     ] {
-        let mut gpu_runner = open(&card, format);
+        let mut gpu_runner = open(&backend, format);
         let mut reference = open(&processor, format);
         // The model's most common tokens in a fixed order. Training text would give smaller errors.
         let prompt: Vec<TokenId> = (0..prompt_len)

@@ -128,9 +128,9 @@ fn delta_tree_paths_equal_recurrent_steps() {
         .iter()
         .flat_map(|&shape| BUCKETS.map(|rows| (shape, rows)))
         .flat_map(|(shape, rows)| {
-            let card = own_gpu(&gpu);
-            let tree = wy_unit(card, shape, rows);
-            [tree, recurrent::recurrent_unit(card, shape, rows, 1)]
+            let props = own_gpu(&gpu);
+            let tree = wy_unit(props, shape, rows);
+            [tree, recurrent::recurrent_unit(props, shape, rows, 1)]
         })
         .collect();
     gpu.compile(&all);
@@ -314,9 +314,9 @@ fn delta_tree_overflow_is_never_finite() {
 }
 
 /// The unit of the WY form of one tree.
-fn wy_unit(card: GpuProps, shape: Shape, rows: usize) -> CompileUnit {
-    let kernel = wy_tree(card, shape, TreeStep { rows, trees: 1 });
-    steps::wy_tree_unit(kernel, card, shape, rows, 1)
+fn wy_unit(props: GpuProps, shape: Shape, rows: usize) -> CompileUnit {
+    let kernel = wy_tree(props, shape, TreeStep { rows, trees: 1 });
+    steps::wy_tree_unit(kernel, props, shape, rows, 1)
 }
 
 /// The kernel for a bucket of one tree. The two kernels round sums differently.

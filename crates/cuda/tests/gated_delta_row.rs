@@ -183,7 +183,7 @@ fn layer_rows(
     fixture: &DeltaFixture,
     trees: &[(usize, Parents)],
     projected: &Projected,
-    card: GpuProps,
+    props: GpuProps,
     without_clusters: bool,
 ) -> Vec<f32> {
     let (shape, rows) = (fixture.shape, projected.rows);
@@ -192,7 +192,7 @@ fn layer_rows(
         layer: 0,
         trees,
         projected,
-        gpu: card,
+        gpu: props,
         numerics: Numerics::BatchInvariant,
     };
     let LayerLaunches {
@@ -217,13 +217,13 @@ fn check_paths(
     gpu: &DeltaDevice,
     shape: Shape,
     trees: &[(usize, Parents)],
-    card: GpuProps,
+    props: GpuProps,
     apart: bool,
 ) {
     let rows = trees.iter().map(|(_, parents)| parents.len()).sum();
     let projected = Projected::new(shape, rows, &mut Random::new(35));
     let fixture = DeltaFixture::new(gpu, shape, [4, 1, 64], 36);
-    let all = layer_rows(gpu, &fixture, trees, &projected, card, apart);
+    let all = layer_rows(gpu, &fixture, trees, &projected, props, apart);
     let mut first = 0;
     for (slot, parents) in trees {
         let n = parents.len();
@@ -233,10 +233,10 @@ fn check_paths(
         for leaf in [n - 1, n / 2, n / 3] {
             let fixture = DeltaFixture::new(gpu, shape, [4, 1, 64], 36);
             for node in path(parents, leaf) {
-                let what = format!("{shape:?}, node {node} of {n}, {card:?}");
+                let what = format!("{shape:?}, node {node} of {n}, {props:?}");
                 let alone = projected.part(shape, first + node..first + node + 1);
                 let own = [(*slot, chain(1))];
-                let row = layer_rows(gpu, &fixture, &own, &alone, card, false);
+                let row = layer_rows(gpu, &fixture, &own, &alone, props, false);
                 let right = &all[(first + node) * shape.values()..][..shape.values()];
                 assert!(bits(&row) == bits(right), "{what}: other rows");
                 let factors = fixture.factors_of(gpu, *slot, 0, 0);
@@ -263,9 +263,9 @@ fn delta_tree_nodes_equal_single_row_steps() {
     };
     let mut random = Random::new(37);
     let mut units = Vec::new();
-    for card in [own_gpu(&gpu), SMALL] {
+    for props in [own_gpu(&gpu), SMALL] {
         for shape in all_shapes() {
-            units.extend([8, 24, 64].map(|rows| recurrent::recurrent_unit(card, shape, rows, 1)));
+            units.extend([8, 24, 64].map(|rows| recurrent::recurrent_unit(props, shape, rows, 1)));
         }
     }
     gpu.compile(&units);
@@ -276,8 +276,8 @@ fn delta_tree_nodes_equal_single_row_steps() {
                 trees.extend([chain(n), star(n)]);
             }
             for parents in trees {
-                for card in [own_gpu(&gpu), SMALL] {
-                    check_paths(&gpu, shape, &[(1, parents.clone())], card, false);
+                for props in [own_gpu(&gpu), SMALL] {
+                    check_paths(&gpu, shape, &[(1, parents.clone())], props, false);
                 }
             }
         }
@@ -298,8 +298,8 @@ fn delta_tree_nodes_of_several_sequences_equal_single_row_steps() {
             .zip(slots)
             .map(|(&n, slot)| (slot, random_tree(&mut random, n)))
             .collect();
-        for card in [own_gpu(&gpu), SMALL] {
-            check_paths(&gpu, shape, &trees, card, false);
+        for props in [own_gpu(&gpu), SMALL] {
+            check_paths(&gpu, shape, &trees, props, false);
         }
     }
 }

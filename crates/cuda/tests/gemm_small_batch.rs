@@ -88,8 +88,11 @@ fn gpu_props_of(gpu: &Gpu) -> GpuProps {
 struct ZeroedScratch(Buffer<u8>);
 
 impl ZeroedScratch {
-    fn new(gpu: &Gpu, card: GpuProps) -> ZeroedScratch {
-        ZeroedScratch(gpu.filled(small_batch::scratch_bytes(card, 64), 0).unwrap())
+    fn new(gpu: &Gpu, props: GpuProps) -> ZeroedScratch {
+        ZeroedScratch(
+            gpu.filled(small_batch::scratch_bytes(props, 64), 0)
+                .unwrap(),
+        )
     }
 
     fn scratch(&self) -> GemmScratch {
@@ -156,7 +159,7 @@ fn run(gpu: &Gpu, launches: &[Launch]) {
 fn product(
     gpu: &Gpu,
     scratch: &ZeroedScratch,
-    card: GpuProps,
+    props: GpuProps,
     m: &TestMatrix,
     x: &[f32],
     bucket: usize,
@@ -165,7 +168,7 @@ fn product(
     let x = X::new(gpu, x, m.cols, bucket);
     let segments = [segment(m, out.ptr(), m.rows, GemmEpilogue::Store)];
     let launches = small_batch::launches(
-        card,
+        props,
         bucket,
         m.cols,
         &segments,
@@ -203,8 +206,8 @@ fn every_weight_type_matches_reference() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_props_of(&gpu);
-    let scratch = ZeroedScratch::new(&gpu, card);
+    let props = gpu_props_of(&gpu);
+    let scratch = ZeroedScratch::new(&gpu, props);
     let mut random = Random::new(1);
     for ty in QuantType::ALL {
         let shapes: &[(usize, usize, usize)] = if ty.block_values() == 256 {
@@ -215,7 +218,7 @@ fn every_weight_type_matches_reference() {
         for &(n_out, cols, bucket) in shapes {
             let m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
             let x = rows(&mut random, bucket, cols);
-            let out = product(&gpu, &scratch, card, &m, &x, bucket);
+            let out = product(&gpu, &scratch, props, &m, &x, bucket);
             let input = WeightKind::of(ty).input();
             let rounded = activations(input, &x, cols, bucket).rounded;
             let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
@@ -238,8 +241,8 @@ fn row_bits_do_not_depend_on_the_other_rows() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_props_of(&gpu);
-    let scratch = ZeroedScratch::new(&gpu, card);
+    let props = gpu_props_of(&gpu);
+    let scratch = ZeroedScratch::new(&gpu, props);
     let mut random = Random::new(2);
     let types = [
         QuantType::Q4_K,
@@ -262,7 +265,14 @@ fn row_bits_do_not_depend_on_the_other_rows() {
         .into();
     let launches_of = |m: &TestMatrix, x: &X, bucket: usize, out: u64| {
         let segments = [segment(m, out, n_out, GemmEpilogue::Store)];
-        small_batch::launches(card, bucket, cols, &segments, x.inputs(), scratch.scratch())
+        small_batch::launches(
+            props,
+            bucket,
+            cols,
+            &segments,
+            x.inputs(),
+            scratch.scratch(),
+        )
     };
     let matrices = types.map(|ty| TestMatrix::new(&gpu, &mut random, ty, n_out, cols));
     let out = fixtures::gpu::poisoned::<f32>(&gpu, 64 * n_out);
@@ -304,8 +314,8 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_props_of(&gpu);
-    let scratch = ZeroedScratch::new(&gpu, card);
+    let props = gpu_props_of(&gpu);
+    let scratch = ZeroedScratch::new(&gpu, props);
     let mut random = Random::new(4);
     let (cols, bucket) = (1024, 24);
     let x = rows(&mut random, bucket, cols);
@@ -340,7 +350,7 @@ fn matrices_with_a_shared_input_run_together_and_may_accumulate() {
         })
         .collect();
     let launches = small_batch::launches(
-        card,
+        props,
         bucket,
         cols,
         &segments,
@@ -374,8 +384,8 @@ fn non_finite_row_does_not_affect_other_rows() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_props_of(&gpu);
-    let scratch = ZeroedScratch::new(&gpu, card);
+    let props = gpu_props_of(&gpu);
+    let scratch = ZeroedScratch::new(&gpu, props);
     let mut random = Random::new(5);
     let (n_out, cols) = (160, 512);
     for ty in [
@@ -386,10 +396,10 @@ fn non_finite_row_does_not_affect_other_rows() {
     ] {
         let m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let mut x = rows(&mut random, 8, cols);
-        let clean = product(&gpu, &scratch, card, &m, &x, 8);
+        let clean = product(&gpu, &scratch, props, &m, &x, 8);
         x[3 * cols + 300] = f32::INFINITY;
         x[6 * cols] = f32::NAN;
-        let out = product(&gpu, &scratch, card, &m, &x, 8);
+        let out = product(&gpu, &scratch, props, &m, &x, 8);
         for row in 0..8 {
             let (out, clean) = (&out[row * n_out..][..n_out], &clean[row * n_out..][..n_out]);
             if matches!(row, 3 | 6) {
@@ -411,8 +421,8 @@ fn real_shapes_match_reference() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_props_of(&gpu);
-    let scratch = ZeroedScratch::new(&gpu, card);
+    let props = gpu_props_of(&gpu);
+    let scratch = ZeroedScratch::new(&gpu, props);
     let mut random = Random::new(6);
     for (ty, n_out, cols, bucket) in [
         (QuantType::Q4_K, 144, 17408, 24),
@@ -421,7 +431,7 @@ fn real_shapes_match_reference() {
     ] {
         let m = TestMatrix::new(&gpu, &mut random, ty, n_out, cols);
         let x = rows(&mut random, bucket, cols);
-        let out = product(&gpu, &scratch, card, &m, &x, bucket);
+        let out = product(&gpu, &scratch, props, &m, &x, bucket);
         let rounded = activations(ActivationFormat::F16, &x, cols, bucket).rounded;
         let what = format!("{} {n_out} x {cols}, {bucket} rows", ty.name());
         fixtures::gpu::close(&what, &out, &gemm_in_f64(&m, &rounded), 2e-5);
@@ -466,8 +476,8 @@ fn rows_of_any_magnitude_keep_their_precision() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;
     };
-    let card = gpu_props_of(&gpu);
-    let scratch = ZeroedScratch::new(&gpu, card);
+    let props = gpu_props_of(&gpu);
+    let scratch = ZeroedScratch::new(&gpu, props);
     let mut random = Random::new(8);
     let (n_out, cols, bucket) = (48, 512, 8);
     let x = rows(&mut random, bucket, cols);
@@ -486,7 +496,7 @@ fn rows_of_any_magnitude_keep_their_precision() {
             }
             pack::pack(ty, cols, &m.stored, &mut m.packed);
             m.device = gpu.upload(&m.packed).unwrap();
-            let out = product(&gpu, &scratch, card, &m, &x, bucket);
+            let out = product(&gpu, &scratch, props, &m, &x, bucket);
             let mut wanted = vec![0.0; bucket * n_out];
             reference::matmul::linear(&m.values(), &x, cols, &mut wanted);
             let what = format!("{} around {scale}", ty.name());

@@ -63,7 +63,7 @@ impl GemvMatrix {
 /// Shared buffers of the tests.
 struct GemvFixture {
     gpu: KernelDevice,
-    card: GpuProps,
+    props: GpuProps,
     scratch: Buffer<u8>,
     header: Buffer<i32>,
 }
@@ -71,8 +71,8 @@ struct GemvFixture {
 impl GemvFixture {
     fn open() -> Option<GemvFixture> {
         let gpu = KernelDevice::open()?;
-        let card = gpu.info().props();
-        let scratch = gpu.filled(small_batch::scratch_bytes(card, 8), 0).unwrap();
+        let props = gpu.info().props();
+        let scratch = gpu.filled(small_batch::scratch_bytes(props, 8), 0).unwrap();
         let head = [Placed {
             slot: 0,
             committed: 7,
@@ -81,7 +81,7 @@ impl GemvFixture {
         let header = gpu.upload(&step(&head, &[0])).unwrap();
         Some(GemvFixture {
             gpu,
-            card,
+            props,
             scratch,
             header,
         })
@@ -114,7 +114,7 @@ impl GemvFixture {
             f32: x.f32,
         };
         let scratch = GemmScratch(self.scratch.ptr());
-        small_batch::launches(self.card, 1, cols, segments, inputs, scratch)
+        small_batch::launches(self.props, 1, cols, segments, inputs, scratch)
     }
 }
 
@@ -205,7 +205,7 @@ fn gemv_with_fused_norm_equals_separate_launches() {
             eps: EPS,
         };
         let one = gemv::launch(
-            fixture.card,
+            fixture.props,
             cols,
             &segments(&found),
             input,
@@ -242,7 +242,13 @@ fn gemv_with_fused_residual_equals_separate_launches() {
         let mut launches = vec![norm::convert(cols, 1, fixture.source(), row.ptr(), x)];
         launches.extend(fixture.products(cols, &segments[0], x));
         let input = GemvInput::F16(x.f16);
-        let one = gemv::launch(fixture.card, cols, &segments[1], input, GemvEpilogue::Store);
+        let one = gemv::launch(
+            fixture.props,
+            cols,
+            &segments[1],
+            input,
+            GemvEpilogue::Store,
+        );
         launches.push(one.unwrap());
         gpu.launch(&launches);
         let [a, b] = streams.map(|stream| stream.download(gpu).unwrap());
@@ -299,7 +305,7 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
             eps: EPS,
         };
         let gated = GemvEpilogue::SwiGlu(found.ptr());
-        let one = gemv::launch(fixture.card, cols, &segments, input, gated);
+        let one = gemv::launch(fixture.props, cols, &segments, input, gated);
         launches.push(one.unwrap());
         gpu.launch(&launches);
         let [a, b]: [Vec<u8>; 2] = [expected, found].map(|halves| halves.download(gpu).unwrap());
@@ -311,7 +317,7 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
 /// Shapes that the other launches handle.
 #[test]
 fn oversized_gemv_is_rejected() {
-    let card = GpuProps::new((8, 6), 82);
+    let props = GpuProps::new((8, 6), 82);
     let segment = |kind, rows| GemmMatrix {
         kind,
         rows,
@@ -329,7 +335,7 @@ fn oversized_gemv_is_rejected() {
         },
     );
     let fits = |cols, segments: &[GemmMatrix], input, results| {
-        gemv::launch(card, cols, segments, input, results).is_some()
+        gemv::launch(props, cols, segments, input, results).is_some()
     };
     let f16 = segment(WeightKind::F16, 1024);
     assert!(fits(2048, &[f16], halves, GemvEpilogue::Store));

@@ -12,7 +12,7 @@ mod fixtures {
 
 use std::sync::Arc;
 
-use contract::{Backend, KvFormat, KvFormats, Limits, LogitsRequest, OpenPlan, Runner, TokenId};
+use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, Runner, TokenId};
 use cuda::{CudaBackend, Options};
 use model::synth::SynthSpec;
 
@@ -34,7 +34,7 @@ fn decode_probabilities(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>
     let loaded = spec.load().unwrap();
     let mut spec = (*loaded.spec).clone();
     spec.layers.truncate(LAYERS);
-    let plan = OpenPlan {
+    let config = LoadConfig {
         target: Arc::new(spec),
         weights: loaded.weights,
         draft: None,
@@ -48,10 +48,10 @@ fn decode_probabilities(backend: &CudaBackend, format: KvFormat) -> Vec<Vec<f64>
             context: 1024,
             tree_nodes: 1,
             prefill_chunk: 1024,
-            pool: None,
+            pool_tokens: None,
         },
     };
-    let mut runner: Box<dyn Runner> = backend.open(plan, &mut |_| {}).unwrap();
+    let mut runner: Box<dyn Runner> = backend.open(config, &mut |_| {}).unwrap();
     let seq = runner.open(1024).unwrap();
     let ids = (0..800_usize).map(|i| (i * i * 7919 + 104_729 * i + 13) % 248_000);
     let tokens: Vec<TokenId> = ids.map(|id| TokenId(id as u32)).collect();

@@ -21,7 +21,7 @@ use contract::{
 };
 use cuda::Options;
 
-use fixtures::model::{ModelDevice, open_device, open_device_with, plan, text, verify};
+use fixtures::model::{ModelDevice, load_config, open_device, open_device_with, text, verify};
 
 /// Eight device pages: four for each of two sequences.
 const FEW: Limits = Limits {
@@ -29,7 +29,7 @@ const FEW: Limits = Limits {
     context: 1000,
     tree_nodes: 24,
     prefill_chunk: 256,
-    pool: None,
+    pool_tokens: None,
 };
 
 fn synthetic() -> SyntheticModel {
@@ -37,8 +37,8 @@ fn synthetic() -> SyntheticModel {
 }
 
 fn open(device: &ModelDevice, kv: KvFormat) -> Box<dyn Runner> {
-    let plan = plan(&synthetic(), KvFormats { k: kv, v: kv }, FEW);
-    device.backend.open(plan, &mut |_| {}).unwrap()
+    let config = load_config(&synthetic(), KvFormats { k: kv, v: kv }, FEW);
+    device.backend.open(config, &mut |_| {}).unwrap()
 }
 
 /// Decodes eight tokens with a verification tree each, and returns all rows.

@@ -1,5 +1,5 @@
-//! Plans without a GPU: every unit compiles for every architecture, and memory is planned to the
-//! byte.
+//! Plans of launches without a GPU: every unit compiles for every architecture, and memory is
+//! planned to the byte.
 
 #![allow(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
+use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig, QuantType};
 use cuda::compile::{self, Nvrtc, NvrtcSearch};
 use cuda::driver::Arch;
 use cuda::{CudaBackend, GpuInfo, Numerics, Options};
@@ -22,12 +22,12 @@ const LIMITS: Limits = Limits {
     context: 600,
     tree_nodes: 64,
     prefill_chunk: 192,
-    pool: None,
+    pool_tokens: None,
 };
 
-fn plan(layout: SyntheticLayout, ty: QuantType, format: KvFormat) -> OpenPlan {
+fn load_config(layout: SyntheticLayout, ty: QuantType, format: KvFormat) -> LoadConfig {
     let synthetic = SyntheticModel::new(layout, ty, 1);
-    OpenPlan {
+    LoadConfig {
         target: synthetic.spec,
         weights: synthetic.weights,
         draft: None,
@@ -40,7 +40,7 @@ fn plan(layout: SyntheticLayout, ty: QuantType, format: KvFormat) -> OpenPlan {
     }
 }
 
-fn card(number: u32) -> GpuInfo {
+fn gpu_info(number: u32) -> GpuInfo {
     GpuInfo {
         ordinal: 0,
         name: "a GPU".to_owned(),
@@ -50,15 +50,15 @@ fn card(number: u32) -> GpuInfo {
     }
 }
 
-fn compiles(number: u32, plans: &[OpenPlan]) {
+fn compiles(number: u32, plans: &[LoadConfig]) {
     if let Err(error) = Nvrtc::open(&NvrtcSearch::default()) {
         eprintln!("SKIPPED: {error}");
         return;
     }
-    let backend = CudaBackend::new(card(number));
+    let backend = CudaBackend::new(gpu_info(number));
     let mut units = Vec::new();
-    for plan in plans {
-        units.extend(backend.units(plan).unwrap());
+    for config in plans {
+        units.extend(backend.units(config).unwrap());
     }
     units.sort();
     units.dedup();
@@ -73,14 +73,14 @@ fn compiles(number: u32, plans: &[OpenPlan]) {
 /// fused layers on Hopper, and small ones on request.
 #[test]
 fn small_models_use_fused_layers_only_on_large_model_paths() {
-    let plan = plan(SyntheticLayout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
+    let config = load_config(SyntheticLayout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
     let has = |number, as_large_model, file| {
         let options = Options {
             as_large_model,
             ..Options::default()
         };
-        let backend = CudaBackend::with_options(card(number), options);
-        let units = backend.units(&plan).unwrap();
+        let backend = CudaBackend::with_options(gpu_info(number), options);
+        let units = backend.units(&config).unwrap();
         units.iter().any(|unit| unit.file == file)
     };
     let (single, chain) = ("gemm/gemv.cu", "gemm/fused_layer_sm90.cu");
@@ -91,18 +91,18 @@ fn small_models_use_fused_layers_only_on_large_model_paths() {
     }
 }
 
-/// Plans are batch-invariant by default where the GPU has the kernels, and always where the plan
-/// promises it.
+/// Plans are batch-invariant by default where the GPU has the kernels, and always where the
+/// configuration requires it.
 #[test]
 fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
     let files = |layout, number, batch_invariant, numerics| {
-        let mut plan = plan(layout, QuantType::Q4_K, KvFormat::Q8_0);
-        plan.batch_invariant = batch_invariant;
+        let mut config = load_config(layout, QuantType::Q4_K, KvFormat::Q8_0);
+        config.batch_invariant = batch_invariant;
         let options = Options {
             numerics,
             ..Options::default()
         };
-        let units = CudaBackend::with_options(card(number), options).units(&plan);
+        let units = CudaBackend::with_options(gpu_info(number), options).units(&config);
         let known = [
             "attention/decode_fixed_splits_sm90.cu",
             "attention/decode_tree_f32.cu",
@@ -131,7 +131,7 @@ fn more_sequences_add_few_kernels() {
     let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
     let loaded = loaded.load().unwrap();
     let units = |number, batch_invariant, sequences| {
-        let plan = OpenPlan {
+        let config = LoadConfig {
             target: Arc::clone(&loaded.spec),
             weights: Arc::clone(&loaded.weights),
             batch_invariant,
@@ -139,9 +139,9 @@ fn more_sequences_add_few_kernels() {
                 sequences,
                 ..LIMITS
             },
-            ..plan(SyntheticLayout::Dense, QuantType::Q4_K, KvFormat::Q8_0)
+            ..load_config(SyntheticLayout::Dense, QuantType::Q4_K, KvFormat::Q8_0)
         };
-        let units = CudaBackend::new(card(number)).units(&plan).unwrap();
+        let units = CudaBackend::new(gpu_info(number)).units(&config).unwrap();
         units.into_iter().collect::<BTreeSet<_>>()
     };
     for (number, batch_invariant, file) in [
@@ -167,7 +167,7 @@ fn more_sequences_add_few_kernels() {
 #[test]
 fn every_unit_of_a_hybrid_model_compiles_for_sm86_and_sm90() {
     let mut plans = [SyntheticLayout::HybridTiled, SyntheticLayout::HybridWide]
-        .map(|l| plan(l, QuantType::Q4_K, KvFormat::Q8_0));
+        .map(|l| load_config(l, QuantType::Q4_K, KvFormat::Q8_0));
     // Batch-invariant sums of wide heads, and of all heads on sm_86.
     plans[1].batch_invariant = true;
     compiles(86, &plans);
@@ -177,9 +177,9 @@ fn every_unit_of_a_hybrid_model_compiles_for_sm86_and_sm90() {
 #[test]
 fn every_unit_of_float_weights_compiles() {
     let plans = [
-        plan(SyntheticLayout::Dense, QuantType::F32, KvFormat::F32),
-        plan(SyntheticLayout::Plain, QuantType::BF16, KvFormat::F16),
-        plan(SyntheticLayout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
+        load_config(SyntheticLayout::Dense, QuantType::F32, KvFormat::F32),
+        load_config(SyntheticLayout::Plain, QuantType::BF16, KvFormat::F16),
+        load_config(SyntheticLayout::Odd, QuantType::Q8_0, KvFormat::Q4_0),
     ];
     compiles(80, &plans);
 }
@@ -187,9 +187,9 @@ fn every_unit_of_float_weights_compiles() {
 #[test]
 fn every_weight_type_is_planned_for_every_arch() {
     for ty in QuantType::ALL {
-        let plan = plan(SyntheticLayout::HybridTiled, ty, KvFormat::F16);
+        let config = load_config(SyntheticLayout::HybridTiled, ty, KvFormat::F16);
         for number in [80, 86, 90] {
-            let units = CudaBackend::new(card(number)).units(&plan).unwrap();
+            let units = CudaBackend::new(gpu_info(number)).units(&config).unwrap();
             assert!(!units.is_empty(), "{} for sm_{number}", ty.name());
         }
     }
@@ -197,11 +197,11 @@ fn every_weight_type_is_planned_for_every_arch() {
 
 #[test]
 fn longer_context_adds_only_page_memory() {
-    let backend = CudaBackend::new(card(86));
-    let mut plan = plan(SyntheticLayout::Dense, QuantType::Q8_0, KvFormat::F16);
-    let short = backend.estimate(&plan).unwrap();
-    plan.limits.context += 256;
-    let long = backend.estimate(&plan).unwrap();
+    let backend = CudaBackend::new(gpu_info(86));
+    let mut config = load_config(SyntheticLayout::Dense, QuantType::Q8_0, KvFormat::F16);
+    let short = backend.estimate(&config).unwrap();
+    config.limits.context += 256;
+    let long = backend.estimate(&config).unwrap();
     // Two layers, keys and values, one head of 128 f16 values: one more page for each of four
     // sequences.
     let page = 2 * 2 * 128 * 2 * 256_u64;

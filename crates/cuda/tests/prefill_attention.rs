@@ -23,14 +23,14 @@ use half::f16;
 
 /// The device's properties, with and without WGMMA.
 fn gpus(gpu: &KernelDevice) -> Vec<GpuProps> {
-    let card = |has_wgmma| GpuProps {
+    let props = |has_wgmma| GpuProps {
         has_wgmma,
         ..gpu.info().props()
     };
     if gpu.arch().to_string() == "sm_90a" {
-        vec![card(true), card(false)]
+        vec![props(true), props(false)]
     } else {
-        vec![card(false)]
+        vec![props(false)]
     }
 }
 
@@ -38,9 +38,9 @@ fn gpus(gpu: &KernelDevice) -> Vec<GpuProps> {
 fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
     let cache = AttentionFixture::new(gpu, &mut Random::new(1), shapes[0], 1, 1).cache();
     let out = PrefillActivations { panels: 1, f32: 1 };
-    let launch = |(card, shape)| {
+    let launch = |(props, shape)| {
         prefill(
-            prefill_attention(shape, card).kernel,
+            prefill_attention(shape, props).kernel,
             shape,
             ChunkRows { header: 1, rows: 1 },
             1,
@@ -50,7 +50,7 @@ fn compiled(gpu: &KernelDevice, shapes: &[Shape]) -> Modules {
     };
     let every = gpus(gpu)
         .into_iter()
-        .flat_map(|card| shapes.iter().map(move |shape| (card, shape)));
+        .flat_map(|props| shapes.iter().map(move |shape| (props, shape)));
     let mut units: Vec<_> = every.map(|one| launch(one).unit).collect();
     units.sort();
     units.dedup();
@@ -64,7 +64,7 @@ fn queries(random: &mut Random, shape: &Shape, rows: usize) -> Vec<f32> {
 
 /// Attention of rows on the device. Returns f32 rows and the panels' rows.
 fn on_gpu(
-    (gpu, modules, card): (&KernelDevice, &Modules, GpuProps),
+    (gpu, modules, props): (&KernelDevice, &Modules, GpuProps),
     fixture: &AttentionFixture,
     slot: usize,
     committed: usize,
@@ -93,7 +93,7 @@ fn on_gpu(
         rows: cap,
     };
     let launch = prefill(
-        prefill_attention(shape, card).kernel,
+        prefill_attention(shape, props).kernel,
         shape,
         chunk,
         queries.ptr(),
@@ -102,7 +102,7 @@ fn on_gpu(
     );
     gpu.run(modules, &launch).unwrap();
     if let Err(error) = gpu.sync() {
-        panic!("{n} rows at {committed} of {shape:?}, {card:?}: {error}");
+        panic!("{n} rows at {committed} of {shape:?}, {props:?}: {error}");
     }
     let y = y.download(gpu).unwrap();
     assert!(
@@ -162,8 +162,8 @@ fn check(
     fixture.commit_random(random, slot, 0..committed + rows);
     fixture.upload(gpu);
     let q = queries(random, &shape, rows);
-    for card in gpus(gpu) {
-        check_on((gpu, modules, card), &fixture, slot, committed, &q);
+    for props in gpus(gpu) {
+        check_on((gpu, modules, props), &fixture, slot, committed, &q);
     }
 }
 
@@ -276,8 +276,8 @@ fn prefill_attention_row_bits_do_not_depend_on_the_chunk() {
         fixture.upload(&gpu);
         let q = queries(&mut random, &shape, rows);
         let (q_width, width) = (q.len() / rows, shape.n_heads * shape.head_dim);
-        for card in gpus(&gpu) {
-            let on = (&gpu, &modules, card);
+        for props in gpus(&gpu) {
+            let on = (&gpu, &modules, props);
             let [whole, _] = on_gpu(on, &fixture, 0, committed, &q);
             for (first, end) in [(0, 64), (64, 200), (7, 9), (100, 165)] {
                 let q = &q[first * q_width..end * q_width];
@@ -312,8 +312,8 @@ fn nan_key_beyond_the_mask_has_no_effect() {
         }
         fixture.upload(&gpu);
         let q = queries(&mut random, &shape, 300);
-        for card in gpus(&gpu) {
-            let [found, _] = on_gpu((&gpu, &modules, card), &fixture, 0, 0, &q);
+        for props in gpus(&gpu) {
+            let [found, _] = on_gpu((&gpu, &modules, props), &fixture, 0, 0, &q);
             for row in [0, 1, 5, 131, 299] {
                 let found = &found[row * 2 * dim..][..2 * dim];
                 close("row", found, &expected(&fixture, 0, 0, &q, row), 2e-3);

@@ -153,12 +153,12 @@ fn dequantized_panels_equal_small_batch_weights() {
         let header = header(&gpu, cols);
         let rows = rows_of(&gpu, &x, cols, cols, &header);
         let scratch = ZeroedScratch::new(&gpu, gemm::dequantized_bytes([263], cols), cols);
-        for card in gpus(&gpu) {
+        for props in gpus(&gpu) {
             let out = poisoned::<f32>(&gpu, cols * 263);
             let segment = segment(&matrix, &out, 263, GemmEpilogue::Store);
             let inputs = rows.inputs();
             gpu.launch(&gemm::gemm(
-                prefill_gemm(card).kernel,
+                prefill_gemm(props).kernel,
                 chunk_rows(&header, cols),
                 cols,
                 &[segment],
@@ -225,7 +225,7 @@ fn prefill_gemm_matches_reference() {
             .collect();
         let bytes = bytes.min(gemm::dequantized_bytes(sizes.iter().copied(), cols));
         let scratch = ZeroedScratch::new(&gpu, bytes, cap);
-        for card in gpus(&gpu) {
+        for props in gpus(&gpu) {
             for write in [GemmEpilogue::Store, GemmEpilogue::Add] {
                 let before: Vec<Vec<f32>> = sizes
                     .iter()
@@ -247,7 +247,7 @@ fn prefill_gemm_matches_reference() {
                     .collect();
                 let inputs = rows.inputs();
                 gpu.launch(&gemm::gemm(
-                    prefill_gemm(card).kernel,
+                    prefill_gemm(props).kernel,
                     chunk_rows(&header, cap),
                     cols,
                     &segments,
@@ -288,9 +288,9 @@ fn prefill_f32_gemm_matches_reference() {
                 .zip(&outs)
                 .map(|(m, out)| segment(m, out, m.rows + 3, write))
                 .collect();
-            let (card, inputs) = (gpus(&gpu)[0], rows.inputs());
+            let (props, inputs) = (gpus(&gpu)[0], rows.inputs());
             gpu.launch(&gemm::gemm(
-                prefill_gemm(card).kernel,
+                prefill_gemm(props).kernel,
                 chunk_rows(&header, n),
                 cols,
                 &segments,
@@ -374,7 +374,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
     let plain = PrefillMatrix::random(&gpu, &mut random, QuantType::F32, 48, cols);
     let x = random.normals(n * cols, 1.0);
     let scratch = ZeroedScratch::new(&gpu, gemm::dequantized_bytes([size, 48], cols), n);
-    for card in gpus(&gpu) {
+    for props in gpus(&gpu) {
         let run = |x: &[f32]| -> [Vec<f32>; 2] {
             let n = x.len() / cols;
             let header = header(&gpu, n);
@@ -389,7 +389,7 @@ fn prefill_gemm_row_bits_do_not_depend_on_the_chunk() {
             ];
             let inputs = rows.inputs();
             gpu.launch(&gemm::gemm(
-                prefill_gemm(card).kernel,
+                prefill_gemm(props).kernel,
                 chunk_rows(&header, n),
                 cols,
                 &segments,
@@ -439,7 +439,7 @@ fn prefill_gated_gemm_matches_reference() {
         matmul::linear(&gate.values, &x, cols, &mut gates);
         matmul::linear(&up.values, &x, cols, &mut ups);
         activation::swiglu(&gates, &ups, &mut expected);
-        for card in gpus(&gpu) {
+        for props in gpus(&gpu) {
             let h = poisoned::<u16>(&gpu, Panels::bytes(cap, ffn) / 2);
             let pair = gemm::SwiGluMatrices {
                 cols,
@@ -449,7 +449,7 @@ fn prefill_gated_gemm_matches_reference() {
             };
             let x = rows.panels.ptr();
             gpu.launch(&gemm::gemm_swiglu(
-                prefill_gemm(card).kernel,
+                prefill_gemm(props).kernel,
                 chunk_rows(&header, cap),
                 pair,
                 x,

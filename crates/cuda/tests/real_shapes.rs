@@ -18,7 +18,7 @@ use contract::snapshot::{
     SectionKind, SnapshotHeader, SnapshotIdentity, write_header, write_section,
 };
 use contract::{
-    CommitItem, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, Mixer, NodeIdx, OpenPlan,
+    CommitItem, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow, Mixer, NodeIdx,
     Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
@@ -36,7 +36,7 @@ const F16_KV: KvFormats = KvFormats {
 };
 
 /// The model's first delta and first attention layer, with its whole vocabulary.
-fn plan(limits: Limits) -> OpenPlan {
+fn load_config(limits: Limits) -> LoadConfig {
     let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m")
         .unwrap()
         .load()
@@ -47,7 +47,7 @@ fn plan(limits: Limits) -> OpenPlan {
         spec.layers.iter().find(|l| kind(&l.mixer)).unwrap().clone()
     };
     spec.layers = vec![first(false), first(true)];
-    OpenPlan {
+    LoadConfig {
         target: Arc::new(spec),
         weights: loaded.weights,
         draft: None,
@@ -126,11 +126,15 @@ fn two_layers_of_real_shapes_match_the_cpu() {
         context: 4096,
         tree_nodes: 64,
         prefill_chunk: 2048,
-        pool: None,
+        pool_tokens: None,
     };
-    let mut ours = backend.open_inspected(plan(limits), &mut |_| {}).unwrap();
+    let mut ours = backend
+        .open_inspected(load_config(limits), &mut |_| {})
+        .unwrap();
     let processor = CpuBackend::new(cpu::CpuOptions::default());
-    let mut cpu = processor.open_inspected(plan(limits), &mut |_| {}).unwrap();
+    let mut cpu = processor
+        .open_inspected(load_config(limits), &mut |_| {})
+        .unwrap();
     let prompt = tokens(2048, 1);
     let found = ours.hidden_states(&prompt).unwrap();
     let expected = cpu.hidden_states(&prompt).unwrap();
@@ -152,12 +156,12 @@ fn two_layers_of_real_shapes_match_the_cpu() {
 }
 
 /// Neutral bytes of a simulated state at `position`.
-fn simulated_snapshot(plan: &OpenPlan, position: usize) -> Vec<u8> {
+fn simulated_snapshot(config: &LoadConfig, position: usize) -> Vec<u8> {
     let mut random = Random::new(9);
     let mut bytes = Vec::new();
     let identity = SnapshotIdentity {
-        model: plan.target.hash,
-        kv: plan.kv,
+        model: config.target.hash,
+        kv: config.kv,
         rotated: false,
         draft: None,
         mtp: false,
@@ -168,7 +172,7 @@ fn simulated_snapshot(plan: &OpenPlan, position: usize) -> Vec<u8> {
         sections: 4,
     };
     write_header(&mut bytes, &header).unwrap();
-    for (layer, of) in plan.target.layers.iter().enumerate() {
+    for (layer, of) in config.target.layers.iter().enumerate() {
         let layer = layer as u32;
         match &of.mixer {
             Mixer::Attention(a) => {
@@ -206,13 +210,13 @@ fn kv_cache_at_position_131072_beyond_2_gib_matches_the_cpu() {
         context: POSITION + 512,
         tree_nodes: 64,
         prefill_chunk: 256,
-        pool: None,
+        pool_tokens: None,
     };
     let mut ours = backend
-        .open_inspected(plan(limits(SLOTS)), &mut |_| {})
+        .open_inspected(load_config(limits(SLOTS)), &mut |_| {})
         .unwrap();
     let processor = CpuBackend::new(cpu::CpuOptions::default());
-    let alone = plan(limits(1));
+    let alone = load_config(limits(1));
     let bytes = simulated_snapshot(&alone, POSITION);
     let mut cpu = processor.open_inspected(alone, &mut |_| {}).unwrap();
     let before: Vec<SeqId> = (1..SLOTS).map(|_| ours.open(64).unwrap()).collect();

@@ -13,7 +13,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use contract::{KvFormat, KvFormats, Limits, OpenPlan};
+use contract::{KvFormat, KvFormats, Limits, LoadConfig};
 use cuda::{CudaBackend, GpuInfo, Numerics, Options};
 use model::synth::SynthSpec;
 
@@ -30,7 +30,7 @@ const LIMITS: Limits = Limits {
     context: 32_768,
     tree_nodes: 64,
     prefill_chunk: 2048,
-    pool: None,
+    pool_tokens: None,
 };
 
 fn table() -> String {
@@ -40,7 +40,7 @@ fn table() -> String {
         for (number, sm_count) in GPUS {
             for format in [KvFormat::F16, KvFormat::Q8_0, KvFormat::F32] {
                 for numerics in [Numerics::Fastest, Numerics::BatchInvariant] {
-                    let plan = OpenPlan {
+                    let config = LoadConfig {
                         target: Arc::clone(&loaded.spec),
                         weights: Arc::clone(&loaded.weights),
                         draft: None,
@@ -66,7 +66,7 @@ fn table() -> String {
                     let backend = CudaBackend::with_options(gpu, options);
                     let kv = format.name();
                     writeln!(out, "\n{name} on sm_{number}, KV {kv}, {numerics:?}").unwrap();
-                    let explained = backend.explain(&plan).unwrap();
+                    let explained = backend.explain(&config).unwrap();
                     for line in explained.iter().filter(|line| line.reason != ONLY_KERNEL) {
                         let words: Vec<String> = line
                             .to_string()

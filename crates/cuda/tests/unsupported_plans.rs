@@ -1,5 +1,6 @@
-//! Plans and requests beyond the device's limits return errors with a reason. The suite covers
-//! invalid calls. Without a GPU every test but the plans' prints SKIPPED and passes.
+//! Configurations and requests beyond the device's limits return errors with a reason. The suite
+//! covers invalid calls. Without a GPU every test but those of configurations prints SKIPPED and
+//! passes.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,7 +13,7 @@ mod fixtures {
 }
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, OpenPlan, QuantType};
+use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, LoadConfig, QuantType};
 use cuda::{CudaBackend, GpuInfo, Options, compile};
 
 const LIMITS: Limits = Limits {
@@ -20,12 +21,12 @@ const LIMITS: Limits = Limits {
     context: 100,
     tree_nodes: 4,
     prefill_chunk: 64,
-    pool: None,
+    pool_tokens: None,
 };
 
-fn plan() -> OpenPlan {
+fn load_config() -> LoadConfig {
     let synthetic = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::Q8_0, 1);
-    OpenPlan {
+    LoadConfig {
         target: synthetic.spec,
         weights: synthetic.weights,
         draft: None,
@@ -49,7 +50,7 @@ fn options() -> Options {
 }
 
 /// A GPU that no test opens.
-fn home_card() -> GpuInfo {
+fn rtx_3090() -> GpuInfo {
     GpuInfo {
         ordinal: 0,
         name: "an RTX 3090".to_owned(),
@@ -59,18 +60,18 @@ fn home_card() -> GpuInfo {
     }
 }
 
-fn unsupported(plan: &OpenPlan, part: &str) {
-    let error = CudaBackend::new(home_card()).estimate(plan).unwrap_err();
+fn unsupported(config: &LoadConfig, part: &str) {
+    let error = CudaBackend::new(rtx_3090()).estimate(config).unwrap_err();
     assert!(matches!(error, DeviceError::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains(part), "{error}");
 }
 
 #[test]
 fn unsupported_plan_is_rejected_by_name_before_loading() {
-    let mut wrong = plan();
+    let mut wrong = load_config();
     wrong.limits.sequences = 0;
     unsupported(&wrong, "a limit of 0");
-    let mut wrong = plan();
+    let mut wrong = load_config();
     wrong.limits.tree_nodes = 65;
     unsupported(&wrong, "use at most 64");
 }
@@ -85,7 +86,7 @@ fn oversized_plan_error_names_the_context_that_fits() {
         ..options()
     };
     let backend = CudaBackend::with_options(gpu.info().clone(), limited);
-    let mut long = plan();
+    let mut long = load_config();
     long.limits.context = 1 << 20;
     let error = backend.open(long.clone(), &mut |_| {}).map(|_| ());
     let text = error.unwrap_err().to_string();

@@ -47,14 +47,14 @@ impl FileBytes {
             source,
         };
         // Checked before opening, because opening a pipe waits for a writer.
-        let facts = fs::metadata(path).map_err(io)?;
-        if !facts.is_file() {
+        let metadata = fs::metadata(path).map_err(io)?;
+        if !metadata.is_file() {
             return Err(io(std::io::Error::new(
                 std::io::ErrorKind::InvalidInput,
                 "not a plain file",
             )));
         }
-        if facts.len() == 0 {
+        if metadata.len() == 0 {
             // An empty file cannot be mapped on every system.
             return Ok(FileBytes(Backing::Static(&[])));
         }

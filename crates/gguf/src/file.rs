@@ -37,30 +37,30 @@ impl GgufFile {
         let name = path.display().to_string();
         let first = FileBytes::open(path)?;
         let parsed = parse(&name, &first, 0)?;
-        let facts = SplitInfo::read(&name, &parsed.meta)?;
-        if facts.no != 0 {
+        let split = SplitInfo::read(&name, &parsed.meta)?;
+        if split.no != 0 {
             let detail = format!(
                 "this is part {} of {}; open part 1",
-                facts.no.saturating_add(1),
-                facts.count
+                split.no.saturating_add(1),
+                split.count
             );
             return Err(GgufError::Split { file: name, detail });
         }
         let mut file = GgufFile::of_one(name, first, parsed);
         file.paths.push(path.to_owned());
-        if facts.count > 1 {
-            let paths = part_paths(path, facts.count)?;
+        if split.count > 1 {
+            let paths = part_paths(path, split.count)?;
             for (part, path) in paths.iter().enumerate().skip(1) {
-                file.add_part(path, part, facts)?;
+                file.add_part(path, part, split)?;
             }
         }
-        if let Some(expected) = facts.tensors
-            && facts.count > 1
+        if let Some(expected) = split.tensors
+            && split.count > 1
             && expected != file.tensors.len() as u64
         {
             let detail = format!(
                 "split.tensors.count is {expected}, but the {} parts hold {} tensors",
-                facts.count,
+                split.count,
                 file.tensors.len()
             );
             return Err(GgufError::Split {
@@ -77,8 +77,8 @@ impl GgufFile {
     /// As [`GgufFile::open`].
     pub fn from_bytes(name: &str, bytes: FileBytes) -> Result<GgufFile, GgufError> {
         let parsed = parse(name, &bytes, 0)?;
-        let facts = SplitInfo::read(name, &parsed.meta)?;
-        if facts.no != 0 || facts.count > 1 {
+        let split = SplitInfo::read(name, &parsed.meta)?;
+        if split.no != 0 || split.count > 1 {
             let detail = "a part of a split file cannot be read from memory".to_owned();
             return Err(GgufError::Split {
                 file: name.to_owned(),
@@ -116,17 +116,17 @@ impl GgufFile {
         let name = path.display().to_string();
         let bytes = FileBytes::open(path)?;
         let parsed = parse(&name, &bytes, part)?;
-        let facts = SplitInfo::read(&name, &parsed.meta)?;
+        let split = SplitInfo::read(&name, &parsed.meta)?;
         let refuse = |detail| {
             Err(GgufError::Split {
                 file: name.clone(),
                 detail,
             })
         };
-        if facts.no != part as u64 || facts.count != first.count {
+        if split.no != part as u64 || split.count != first.count {
             return refuse(format!(
                 "split.no {} of split.count {} where {part} of {} was expected",
-                facts.no, facts.count, first.count
+                split.no, split.count, first.count
             ));
         }
         for info in parsed.tensors {

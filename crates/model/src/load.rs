@@ -25,7 +25,7 @@ pub struct LoadedModel {
     /// them.
     pub card: ModelCard,
     /// Display information.
-    pub facts: ModelInfo,
+    pub info: ModelInfo,
 }
 
 impl LoadedModel {
@@ -151,7 +151,7 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
     };
     let types = type_shares(&spec);
     let values = |weights: Vec<&WeightRef>| weights.iter().map(|w| w.values() as u64).sum();
-    let facts = ModelInfo {
+    let info = ModelInfo {
         name,
         mtp_parameters: spec.mtp.as_ref().map(|mtp| values(mtp.weights(&spec))),
         parameters: values(spec.weights()),
@@ -164,14 +164,14 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
     };
     let card = ModelCard {
         sampling: CardSampling::of_file(&file),
-        ..ModelCard::of_architecture(&facts.architecture)
+        ..ModelCard::of_architecture(&info.architecture)
     };
     Ok(LoadedModel {
         spec: Arc::new(spec),
         vocab,
         weights: Arc::new(file),
         card,
-        facts,
+        info,
     })
 }
 

@@ -190,7 +190,7 @@ fn minimal_model_loads() {
     let loaded = load(&minimal()).unwrap();
     check_consistent(&loaded);
     assert_eq!(loaded.spec.layers.len(), 2);
-    assert_eq!(loaded.facts.ignored.len(), 0);
+    assert_eq!(loaded.info.ignored.len(), 0);
     assert!(loaded.spec.mtp.is_some());
     assert_eq!(
         loaded.vocab.named_templates,

@@ -56,7 +56,7 @@ fn hybrid_with_three_value_heads_per_key_head_loads() {
     );
     assert_eq!(attention.q.rows, 2 * 2 * 256);
     assert_ne!(spec.head.name, spec.embedding.name);
-    let types: Vec<QuantType> = loaded.facts.types.iter().map(|share| share.ty).collect();
+    let types: Vec<QuantType> = loaded.info.types.iter().map(|share| share.ty).collect();
     assert_eq!(types.len(), 15, "every type: {types:?}");
     for weight in spec.weights() {
         assert_eq!(loaded.weights.bytes(weight).unwrap().len(), weight.bytes());
@@ -67,7 +67,7 @@ fn hybrid_with_three_value_heads_per_key_head_loads() {
 fn mtp_block_is_the_head_and_not_part_of_the_trunk() {
     let loaded = loaded("hybrid_mtp_q4_k_m.gguf");
     let spec = &loaded.spec;
-    assert_eq!(loaded.facts.ignored, Vec::<std::sync::Arc<str>>::new());
+    assert_eq!(loaded.info.ignored, Vec::<std::sync::Arc<str>>::new());
     let mtp = spec.mtp.as_ref().unwrap();
     let prefix = format!("blk.{}.", spec.layers.len());
     for weight in mtp.weights(spec) {
@@ -98,7 +98,7 @@ fn dense_model_attends_in_every_layer_without_gate() {
         assert_eq!(attention.rope.theta, 1e6);
         assert!(attention.q_norm.is_some() && attention.k_norm.is_some());
     }
-    assert_eq!(loaded.facts.architecture, "qwen3");
+    assert_eq!(loaded.info.architecture, "qwen3");
 }
 
 #[test]

@@ -275,7 +275,7 @@ fn unknown_trunk_tensors_are_refused() {
         check_refused(extra(name), &[name, "would change the result"]);
     }
     let loaded = extra("mm.0.weight").unwrap();
-    assert_eq!(loaded.facts.ignored.len(), 1);
+    assert_eq!(loaded.info.ignored.len(), 1);
 }
 
 #[test]

@@ -11,8 +11,8 @@ mod pending_features;
 use std::path::{Path, PathBuf};
 
 use contract::{
-    Backend, BlockMask, DeviceError, DraftItem, DraftLoad, DraftPlan, DraftSpec, KvFormat,
-    KvFormats, Limits, ModelSpec, OpenPlan, Runner, TokenId,
+    Backend, BlockMask, DeviceError, DraftItem, DraftLoad, DraftLoadConfig, DraftSpec, KvFormat,
+    KvFormats, Limits, LoadConfig, ModelSpec, Runner, TokenId,
 };
 use model::{DraftOptions, LoadedDraft};
 
@@ -176,11 +176,15 @@ impl RandomDraft {
         Golden::open(self.target)
     }
 
-    /// A plan of the target for one sequence, with weights as stored or as f32.
+    /// The configuration of the target for one sequence, with weights as stored or as f32.
     ///
     /// # Errors
     /// An unreadable fixture.
-    pub fn plan(&self, kv: KvFormat, weights: WeightPrecision) -> Result<OpenPlan, GoldenError> {
+    pub fn load_config(
+        &self,
+        kv: KvFormat,
+        weights: WeightPrecision,
+    ) -> Result<LoadConfig, GoldenError> {
         let limits = Limits {
             sequences: 1,
             context: 256,
@@ -190,8 +194,8 @@ impl RandomDraft {
         };
         let kv = KvFormats { k: kv, v: kv };
         match weights {
-            WeightPrecision::AsStored => self.target()?.plan(kv, limits),
-            WeightPrecision::Floats => self.target()?.plan_of_floats(kv, limits),
+            WeightPrecision::AsStored => self.target()?.load_config(kv, limits),
+            WeightPrecision::Floats => self.target()?.load_config_of_floats(kv, limits),
         }
     }
 
@@ -252,11 +256,11 @@ impl RandomDraft {
     pub fn logits(
         &self,
         backend: &dyn Backend,
-        (plan, ids): (OpenPlan, &[TokenId]),
+        (config, ids): (LoadConfig, &[TokenId]),
         draft: (LoadedDraft, KvFormat),
     ) -> Result<Vec<f32>, GoldenError> {
-        let vocab = plan.target.vocab;
-        let mut runner = open_with(backend, plan, draft)?;
+        let vocab = config.target.vocab;
+        let mut runner = open_with(backend, config, draft)?;
         let seq = runner.open(self.at + 1)?;
         runner.prefill(seq, &ids[..self.at], &[])?;
         let root = ids[self.at];
@@ -312,19 +316,19 @@ impl RandomDraft {
     }
 }
 
-/// Opens a plan with a draft that is loaded at once.
+/// Opens a model with a draft that is loaded at once.
 fn open_with(
     backend: &dyn Backend,
-    mut plan: OpenPlan,
+    mut config: LoadConfig,
     (draft, kv): (LoadedDraft, KvFormat),
 ) -> Result<Box<dyn Runner>, DeviceError> {
-    plan.draft = Some(DraftPlan {
+    config.draft = Some(DraftLoadConfig {
         spec: draft.spec,
         weights: draft.weights,
         kv,
         load: DraftLoad::AtOpen,
     });
-    backend.open(plan, &mut |_| {})
+    backend.open(config, &mut |_| {})
 }
 
 fn fixtures() -> PathBuf {

@@ -1,7 +1,7 @@
 //! The property that projection times of pending features do not matter.
 
 use contract::{
-    Backend, CommitItem, DraftCandidates, DraftItem, KvFormat, LogitsRequest, NodeIdx, OpenPlan,
+    Backend, CommitItem, DraftCandidates, DraftItem, KvFormat, LoadConfig, LogitsRequest, NodeIdx,
     Runner, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use model::LoadedDraft;
@@ -31,11 +31,11 @@ impl RandomDraft {
     pub fn check_waiting(
         &self,
         backend: &dyn Backend,
-        (mut plan, ids): (OpenPlan, &[TokenId]),
+        (mut config, ids): (LoadConfig, &[TokenId]),
         draft: (LoadedDraft, KvFormat),
     ) -> Result<(), Box<dyn std::error::Error>> {
-        plan.limits.tree_nodes = 4;
-        let mut runner = open_with(backend, plan, draft)?;
+        config.limits.tree_nodes = 4;
+        let mut runner = open_with(backend, config, draft)?;
         let mut said = |timing: DraftTiming| self.after_rounds(&mut *runner, ids, timing);
         let at_once = said(DraftTiming::Always)?;
         for timing in [

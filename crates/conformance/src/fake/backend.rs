@@ -1,15 +1,15 @@
 //! The fake runner as a backend, to test the suite.
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, KvPool, LoadProgress, MemoryPlan, OpenPlan, Runner,
+    Backend, DeviceError, DeviceInfo, KvPool, LoadConfig, LoadProgress, MemoryPlan, Runner,
 };
 
 use super::{FakeRunner, FakeSpec};
 
-/// Opens fake runners with the vocabulary, limits and formats of the plan.
+/// Opens fake runners with the vocabulary, limits and formats of the configuration.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct FakeBackend {
-    /// Properties of the runners that the plan does not set.
+    /// Properties of the runners that the configuration does not set.
     pub spec: FakeSpec,
 }
 
@@ -18,21 +18,21 @@ impl Backend for FakeBackend {
         Ok(device_info())
     }
 
-    fn estimate(&self, _plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
+    fn estimate(&self, _plan: &LoadConfig) -> Result<MemoryPlan, DeviceError> {
         Ok(MemoryPlan::default())
     }
 
     fn open(
         &self,
-        plan: OpenPlan,
+        config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
         let mut spec = self.spec.clone();
-        spec.language.vocab = plan.target.vocab;
-        spec.limits = plan.limits;
-        spec.pool_tokens = KvPool::for_limits(plan.limits, spec.page_size).tokens();
+        spec.language.vocab = config.target.vocab;
+        spec.limits = config.limits;
+        spec.pool_tokens = KvPool::for_limits(config.limits, spec.page_size).tokens();
         let mut runner = FakeRunner::new(spec);
-        runner.info.kv = plan.kv;
+        runner.info.kv = config.kv;
         progress(LoadProgress {
             done_bytes: 0,
             total_bytes: 0,

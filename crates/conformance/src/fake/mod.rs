@@ -66,7 +66,7 @@ impl Default for FakeSpec {
                 context: 4096,
                 tree_nodes: Tree::MAX_NODES,
                 prefill_chunk: 512,
-                pool: None,
+                pool_tokens: None,
             },
             pool_tokens: 8 * (4096 + Tree::MAX_NODES),
             page_size: 1,

@@ -14,7 +14,7 @@ mod snapshot;
 mod tree;
 mod window;
 
-use contract::{Backend, DeviceError, KvFormats, Limits, OpenPlan, TreeError};
+use contract::{Backend, DeviceError, KvFormats, Limits, LoadConfig, TreeError};
 
 use crate::compare::{Precision, Tolerance};
 use crate::synthetic_model::SyntheticModel;
@@ -34,7 +34,7 @@ pub struct Case<'a> {
     /// Allowed difference between prefill and decode beyond the error of weights and KV cache, for
     /// devices that round activations differently in the two.
     pub prefill_tolerance: Tolerance,
-    /// Whether to open the model batch-invariant ([`OpenPlan::batch_invariant`]).
+    /// Whether to open the model batch-invariant ([`LoadConfig::batch_invariant`]).
     pub batch_invariant: bool,
 }
 
@@ -44,7 +44,7 @@ pub const LIMITS: Limits = Limits {
     context: 224,
     tree_nodes: 24,
     prefill_chunk: 128,
-    pool: None,
+    pool_tokens: None,
 };
 
 impl Case<'_> {
@@ -53,7 +53,7 @@ impl Case<'_> {
     }
 
     fn open_with(&self, limits: Limits) -> Result<Rig, Failure> {
-        let plan = OpenPlan {
+        let config = LoadConfig {
             target: self.model.spec.clone(),
             weights: self.model.weights.clone(),
             draft: None,
@@ -61,7 +61,7 @@ impl Case<'_> {
             kv: self.kv,
             limits,
         };
-        let runner = self.backend.open(plan, &mut |_| {})?;
+        let runner = self.backend.open(config, &mut |_| {})?;
         Ok(Rig::new(runner, self.precision))
     }
 

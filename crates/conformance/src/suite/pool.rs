@@ -9,7 +9,7 @@ use super::{Case, Failure, LIMITS};
 const NARROW: Limits = Limits {
     sequences: 3,
     context: 600,
-    pool: Some(0),
+    pool_tokens: Some(0),
     ..LIMITS
 };
 

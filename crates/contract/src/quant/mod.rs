@@ -78,7 +78,7 @@ impl QuantType {
     ];
 
     /// `(GGUF id, name, values per block, bytes per block)`.
-    const fn facts(self) -> (u32, &'static str, usize, usize) {
+    const fn properties(self) -> (u32, &'static str, usize, usize) {
         match self {
             QuantType::F32 => (0, "F32", 1, 4),
             QuantType::F16 => (1, "F16", 1, 2),
@@ -100,7 +100,7 @@ impl QuantType {
 
     /// The id in a GGUF file.
     pub const fn id(self) -> u32 {
-        self.facts().0
+        self.properties().0
     }
 
     /// The format of a GGUF id, if it is one of ours.
@@ -110,17 +110,17 @@ impl QuantType {
 
     /// The format's name as GGUF tools print it.
     pub const fn name(self) -> &'static str {
-        self.facts().1
+        self.properties().1
     }
 
     /// Values per block.
     pub const fn block_values(self) -> usize {
-        self.facts().2
+        self.properties().2
     }
 
     /// Bytes per block.
     pub const fn block_bytes(self) -> usize {
-        self.facts().3
+        self.properties().3
     }
 
     /// Bytes of a row of `cols` values; `cols` must be a multiple of [`QuantType::block_values`].

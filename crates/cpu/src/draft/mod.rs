@@ -4,8 +4,8 @@
 pub(crate) mod weights;
 
 use contract::{
-    DeviceError, DraftCandidates, DraftPlan, DraftSpec, LoadProgress, LogitsRequest, LogitsRow,
-    TokenId,
+    DeviceError, DraftCandidates, DraftLoadConfig, DraftSpec, LoadProgress, LogitsRequest,
+    LogitsRow, TokenId,
 };
 
 use crate::blocks::draft::{DraftBlock, attend};
@@ -112,13 +112,13 @@ impl<'a> HiddenStateCapture<'a> {
 
 impl Draft {
     pub(crate) fn new(
-        plan: DraftPlan,
+        config: DraftLoadConfig,
         dispatch: Dispatch,
         pool: &ThreadPool,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Draft, DeviceError> {
         Ok(Draft {
-            weights: LazyWeights::new(plan, dispatch, pool, progress)?,
+            weights: LazyWeights::new(config, dispatch, pool, progress)?,
             buffers: Buffers::default(),
         })
     }

@@ -1,7 +1,7 @@
 //! A draft's weights, loaded with the target's or at the first use.
 
 use contract::{
-    DeviceError, DraftLoad, DraftPlan, DraftSpec, LoadProgress, WeightError, WeightRef,
+    DeviceError, DraftLoad, DraftLoadConfig, DraftSpec, LoadProgress, WeightError, WeightRef,
 };
 
 use crate::linear::Linear;
@@ -29,56 +29,59 @@ pub(crate) struct DraftLayerWeights {
     pub(crate) ffn: Dense,
 }
 
-/// A draft plan and, once loaded, its weights.
+/// How to load a draft and, once loaded, its weights.
 pub(crate) struct LazyWeights {
-    plan: DraftPlan,
+    config: DraftLoadConfig,
     dispatch: Dispatch,
     loaded: Option<DraftWeights>,
 }
 
 impl LazyWeights {
-    /// Loads now, unless the plan defers it.
+    /// Loads now, unless the configuration defers it.
     pub(crate) fn new(
-        plan: DraftPlan,
+        config: DraftLoadConfig,
         dispatch: Dispatch,
         pool: &ThreadPool,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<LazyWeights, DeviceError> {
-        let loaded = match plan.load {
-            DraftLoad::AtOpen => Some(load(&plan, &dispatch, pool, progress)?),
+        let loaded = match config.load {
+            DraftLoad::AtOpen => Some(load(&config, &dispatch, pool, progress)?),
             DraftLoad::AtFirstUse => None,
         };
         Ok(LazyWeights {
-            plan,
+            config,
             dispatch,
             loaded,
         })
     }
 
     pub(crate) fn spec(&self) -> &DraftSpec {
-        &self.plan.spec
+        &self.config.spec
     }
 
     /// The weights, loaded if necessary.
     pub(crate) fn get(&mut self, pool: &ThreadPool) -> Result<&DraftWeights, DeviceError> {
         if self.loaded.is_none() {
-            self.loaded = Some(load(&self.plan, &self.dispatch, pool, &mut |_| {})?);
-            tracing::info!(draft = self.plan.spec.name, "draft loaded at its first use");
+            self.loaded = Some(load(&self.config, &self.dispatch, pool, &mut |_| {})?);
+            tracing::info!(
+                draft = self.config.spec.name,
+                "draft loaded at its first use"
+            );
         }
         Ok(self.loaded.as_ref().expect("it was loaded just now"))
     }
 }
 
 fn load(
-    plan: &DraftPlan,
+    config: &DraftLoadConfig,
     dispatch: &Dispatch,
     pool: &ThreadPool,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<DraftWeights, DeviceError> {
-    let spec = &plan.spec;
+    let spec = &config.spec;
     let bytes = |weight: &&WeightRef| weight.bytes() as u64;
     let total = spec.weights().iter().map(bytes).sum();
-    let mut loader = Loader::new(&*plan.weights, dispatch, pool, progress, total);
+    let mut loader = Loader::new(&*config.weights, dispatch, pool, progress, total);
     let layers = spec.layers.iter().map(|layer| {
         Ok(DraftLayerWeights {
             attention_norm: loader.vector(&layer.attention_norm)?,

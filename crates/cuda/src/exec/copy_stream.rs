@@ -1,9 +1,9 @@
 //! Copies of recurrent states between slots and host memory, on a separate stream.
 //!
-//! What saves or restores a slot comes behind all that the main stream has queued, and the main
-//! stream goes on at once. Only who touches the slot next waits for it, and a chunk only layer by
-//! layer: the copies of a layer are through long before a chunk has come to it, so that nobody
-//! waits, and no memory of the GPU is needed in between.
+//! A save or a restore of a slot starts when the main stream has done what was queued before; the
+//! main stream itself does not wait. The next use of the slot waits for the copy, a chunk layer by
+//! layer. A layer's copies end long before a chunk reaches the layer, so the wait costs nothing,
+//! and no GPU memory is needed between.
 
 use contract::DeviceError;
 

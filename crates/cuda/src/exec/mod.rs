@@ -67,8 +67,8 @@ struct Headers {
     pending_in_flight: bool,
 }
 
-/// Bytes of page-locked memory an engine keeps: headers of a step, a short chunk, a draft, a chunk,
-/// a commit and of pending features, edits, a row of logits, reduced rows, page tables.
+/// Bytes of page-locked memory that an engine keeps. They hold headers (step, short chunk, draft,
+/// chunk, commit, pending features), edits, a logits row, reduced rows and page tables.
 pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 10] {
     [
         size_of::<Step>(),
@@ -80,7 +80,7 @@ pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 10] {
         EDIT_BYTES,
         size_of::<f32>() * plans.reduce.vocab,
         plans.reduce.out_bytes(step::ROWS),
-        4 * state.slots.n * state.slots.pages,
+        4 * state.slots.sequences * state.slots.pages_per_sequence,
     ]
 }
 
@@ -122,8 +122,8 @@ impl Engine {
             in_flight: false,
             pending_in_flight: false,
         };
-        let waits = state.draft.as_ref().map_or(0, |_| state.slots.n);
-        let copy_stream = CopyStream::new(&gpu, state.slots.n)?;
+        let waits = state.draft.as_ref().map_or(0, |_| state.slots.sequences);
+        let copy_stream = CopyStream::new(&gpu, state.slots.sequences)?;
         let mut engine = Engine {
             launcher,
             plans,
@@ -142,9 +142,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// What is there from the beginning: the draft's page tables, which never change, those of the
-    /// slots, whose entries name some page each until the slot has pages of its own, and the tables
-    /// of rotations.
+    /// Uploads what exists from the start. The draft's page tables and the rotation tables never
+    /// change; each entry of a slot's table names some page until the slot has its own pages.
     fn fill_tables(&mut self) -> Result<(), DeviceError> {
         for (address, pages) in self.state.page_tables() {
             let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
@@ -161,7 +160,7 @@ impl Engine {
         for (address, bytes) in self.plans.zeroed {
             self.regions.zero(&self.gpu, address, bytes)?;
         }
-        for slot in 0..self.state.slots.n {
+        for slot in 0..self.state.slots.sequences {
             self.clear_slot(slot)?;
         }
         self.gpu.sync()
@@ -234,7 +233,7 @@ impl Engine {
     ) -> Result<(), DeviceError> {
         // What is queued may be about to copy the entries up.
         self.wait_for_headers()?;
-        let begin = slot * self.state.slots.pages + first;
+        let begin = slot * self.state.slots.pages_per_sequence + first;
         let range = begin..begin + places.len();
         let table = &mut self.headers.up.table;
         for (entry, place) in table.as_mut_slice()[range.clone()].iter_mut().zip(places) {

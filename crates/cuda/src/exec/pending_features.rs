@@ -1,9 +1,11 @@
 //! Features of committed tokens that wait to become the draft's keys and values.
 //!
-//! The products that make them cost hardly more for many rows than for one, so they are made for
-//! all that wait when a draft or a snapshot needs them, or when there is no room for another
-//! tree's. Taps leave a tree's features behind those that wait, where a commit lets the rows of its
-//! path stay; which rows these are is known here alone.
+//! The GEMMs that turn features into keys and values cost little more for many rows than for one.
+//! They run for all pending rows when a draft or a snapshot needs them, or when the next tree has
+//! no room.
+//!
+//! A tree's features are captured behind the pending rows, and a commit keeps the rows of its path.
+//! Only this module knows which rows these are.
 
 use contract::DeviceError;
 

@@ -28,7 +28,7 @@ impl Regions {
         byte: u8,
     ) -> Result<Regions, DeviceError> {
         let alloc = |bytes: u64| {
-            let bytes = usize::try_from(bytes).expect("a plan that fits a card fits an address");
+            let bytes = usize::try_from(bytes).expect("what fits a GPU fits an address");
             gpu.alloc::<u8>(bytes)
         };
         let mut regions = Regions {

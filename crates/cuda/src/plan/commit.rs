@@ -27,7 +27,7 @@ fn compact(context: &PlanContext<'_>, group: &KvGroup) -> crate::launch::Launch 
         .attention_layers()
         .find(|a| (a.n_kv_heads, a.head_dim) == (group.n_kv_heads, group.head_dim))
         .expect("a group has the shape of its layers");
-    let shape = shape(a, context.open, context.spec.norm_eps);
+    let shape = shape(a, context.load_config, context.spec.norm_eps);
     let (k, v) = (&group.k, &group.v);
     let bytes = [k.value_bytes, k.scale_bytes, v.value_bytes, v.scale_bytes];
     let cache = GroupCache {
@@ -35,7 +35,7 @@ fn compact(context: &PlanContext<'_>, group: &KvGroup) -> crate::launch::Launch 
         base: [k.values, k.scales, v.values, v.scales],
         layer_stride: bytes.map(|bytes| group.layer_bytes(bytes) as u64),
         page_table: context.state.page_table,
-        max_pages: context.state.slots.pages,
+        max_pages: context.state.slots.pages_per_sequence,
     };
     attention::compact(&shape, &cache, context.addresses.commit)
 }

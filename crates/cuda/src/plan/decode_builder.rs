@@ -140,7 +140,7 @@ impl DecodeBuilder<'_> {
         ) {
             (Mixer::Attention(a), MixerWeights::Attention(w), LayerState::Kv(group, index)) => {
                 let cache = cache(context, group, index);
-                let shape = shape(a, context.open, self.eps);
+                let shape = shape(a, context.load_config, self.eps);
                 self.attention((a, shape), w, cache, projected, arena)
             }
             (Mixer::GatedDelta(_), MixerWeights::Delta(w), LayerState::Delta(group, index)) => {

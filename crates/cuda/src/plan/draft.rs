@@ -55,7 +55,7 @@ fn cache(ring: &DraftRing) -> Cache {
 
 /// Epsilon of the draft's norms.
 pub(super) fn eps(context: &PlanContext<'_>) -> f32 {
-    let draft = context.open.draft.as_ref();
+    let draft = context.load_config.draft.as_ref();
     draft.map_or(context.spec.norm_eps, |draft| draft.spec.norm_eps)
 }
 
@@ -63,15 +63,15 @@ pub(super) fn eps(context: &PlanContext<'_>) -> f32 {
 fn layers<'a>(
     context: &PlanContext<'a>,
 ) -> impl Iterator<Item = (&'a DraftLayer, Shape, &'a DraftRing)> {
-    let (open, state) = (context.open, context.state);
-    let draft = open.draft.iter().zip(&state.draft);
-    draft.flat_map(|(plan, state)| {
+    let (load_config, state) = (context.load_config, context.state);
+    let draft = load_config.draft.iter().zip(&state.draft);
+    draft.flat_map(|(draft, state)| {
         let kv = KvFormats {
-            k: plan.kv,
-            v: plan.kv,
+            k: draft.kv,
+            v: draft.kv,
         };
-        let eps = plan.spec.norm_eps;
-        let layers = plan.spec.layers.iter().zip(&state.rings);
+        let eps = draft.spec.norm_eps;
+        let layers = draft.spec.layers.iter().zip(&state.rings);
         layers.map(move |(layer, ring)| (layer, shape(layer, ring, kv, eps), ring))
     })
 }

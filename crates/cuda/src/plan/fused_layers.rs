@@ -98,8 +98,8 @@ impl<'a> FusedLayerPlan<'a> {
 
     /// Selects fused layers on the GPUs where they were measured and are faster at every number of
     /// rows (`kernels/gemm/NOTES.md`). A fused layer and separate launches differ by rounding, so a
-    /// model has them at every number of rows of a step or at none: nothing here looks at the rows,
-    /// since no step has more than [`MAX_ROWS`].
+    /// model uses them at every number of rows of a step or at none. No step has more than
+    /// [`MAX_ROWS`] rows, so the choice does not depend on them.
     fn new(
         context: &PlanContext<'a>,
         layers: Vec<LayerMatrices<'a>>,

@@ -1,6 +1,6 @@
 //! Shapes and addresses of a layer, as its launches take them.
 
-use contract::{AttentionSpec, OpenPlan, OutputGate};
+use contract::{AttentionSpec, LoadConfig, OutputGate};
 
 use super::PlanContext;
 use crate::launch::attention::{Cache, Mask, Shape};
@@ -9,7 +9,7 @@ use crate::state::{DeltaGroup, KvGroup};
 use crate::weights::DeltaWeights;
 
 /// The shape of a layer for the attention kernels.
-pub(super) fn shape(a: &AttentionSpec, open: &OpenPlan, eps: f32) -> Shape {
+pub(super) fn shape(a: &AttentionSpec, load_config: &LoadConfig, eps: f32) -> Shape {
     Shape {
         n_heads: a.n_heads,
         n_kv_heads: a.n_kv_heads,
@@ -17,8 +17,8 @@ pub(super) fn shape(a: &AttentionSpec, open: &OpenPlan, eps: f32) -> Shape {
         rope: a.rope,
         gate: a.gate == OutputGate::SigmoidPerHead,
         normed: a.q_norm.is_some(),
-        k: open.kv.k,
-        v: open.kv.v,
+        k: load_config.kv.k,
+        v: load_config.kv.v,
         rotated: true,
         eps,
         scale: a.scale,
@@ -40,7 +40,7 @@ pub(super) fn cache(context: &PlanContext<'_>, group: &KvGroup, index: usize) ->
         v: at(group.v.values, group.v.value_bytes),
         v_scale: at(group.v.scales, group.v.scale_bytes),
         page_table: context.state.page_table,
-        max_pages: context.state.slots.pages,
+        max_pages: context.state.slots.pages_per_sequence,
     }
 }
 

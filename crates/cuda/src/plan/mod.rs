@@ -22,10 +22,11 @@ mod short_prefill;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::{Limits, ModelSpec, OpenPlan, RopeSpec};
+use contract::{Limits, LoadConfig, ModelSpec, RopeSpec};
 
 use crate::gpu_props::GpuProps;
 use crate::launch::draft::CaptureTarget;
+use crate::launch::gated_delta::{self, ChunkLaunch, GatedNormOutput};
 use crate::launch::gemm::small_batch;
 use crate::launch::norm::RowSource;
 use crate::launch::{CompileUnit, Launch, logits};
@@ -48,16 +49,16 @@ pub(crate) const EDIT_BYTES: usize = 4 << 20;
 /// Padded lengths that plans of chunks of more than [`ROWS`] rows are built for; the longest is the
 /// limit itself.
 const CHUNK_BUCKETS: [usize; 3] = [256, 1024, 4096];
-/// The longest part of a prompt that is read in short passes one after another where there are
-/// plans for these: a pass of up to 256 rows takes as long as four of them (`benches/README.md`).
+/// The longest part of a prompt that is prefilled in consecutive short passes, if there are plans
+/// for these. A pass of up to 256 rows takes as long as four of them (`benches/README.md`).
 const MAX_SHORT_PREFILL: usize = 4 * ROWS;
 
 /// Which plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum PlanKey {
-    /// A step of just so many trees in up to so many rows, rows of logits included. The delta rule
-    /// has forms of its own for one tree, for two and for more, so what a step takes must not
-    /// follow from what the runner has room for.
+    /// A step of exactly `trees` trees in up to `rows` rows, logits rows included. The delta rule
+    /// has separate kernels for one tree, for two and for more, so the choice must not depend on
+    /// the runner's limits.
     Step {
         rows: usize,
         trees: usize,
@@ -114,6 +115,20 @@ impl Plan {
     pub(crate) fn note(&mut self, file: &'static str, reason: &'static str) {
         self.reasons.insert((file, reason));
     }
+
+    /// Appends the chunked delta rule of one layer with its output norm.
+    fn push_chunked_delta(
+        &mut self,
+        gpu: GpuProps,
+        chunk: &ChunkLaunch<'_>,
+        scratch: u64,
+        out: &GatedNormOutput,
+    ) {
+        let scan = select::gated_delta_scan(gpu);
+        self.note(scan.kernel.file(), scan.reason);
+        self.launches
+            .extend(gated_delta::prefill(scan.kernel, chunk, scratch, out));
+    }
 }
 
 /// Fixed device addresses that the runner and the kernels share.
@@ -122,7 +137,7 @@ pub(crate) struct Addresses {
     pub(crate) step: u64,
     /// The step of a draft's blocks.
     pub(crate) draft: u64,
-    /// The head of a chunk that says all rows of the widest commit are there.
+    /// A chunk header with as many rows as the widest commit.
     pub(crate) all_rows: u64,
     pub(crate) chunk: u64,
     pub(crate) commit: u64,
@@ -144,7 +159,7 @@ pub(crate) struct Addresses {
     pub(crate) partials: u64,
     /// Workspace of the fused layers; zero before the first.
     pub(crate) fused_layer: u64,
-    /// Turns of the large products; zero between launches.
+    /// Flags that order the K splits of prefill GEMMs; zero between launches.
     pub(crate) split_k_flags: u64,
 }
 
@@ -179,7 +194,7 @@ pub(crate) struct PlanContext<'a> {
     pub(crate) spec: &'a ModelSpec,
     pub(crate) weights: &'a Weights,
     pub(crate) state: &'a State,
-    pub(crate) open: &'a OpenPlan,
+    pub(crate) load_config: &'a LoadConfig,
     pub(crate) gpu: GpuProps,
     tree_windows: bool,
     /// Numerics of the target's decode steps.
@@ -196,7 +211,7 @@ pub(crate) struct PlanContext<'a> {
 impl PlanContext<'_> {
     /// The column of a layer among the captured hidden states, if a draft reads it.
     fn capture(&self, layer: usize) -> Option<(usize, &DraftState)> {
-        let captured = &self.open.draft.as_ref()?.spec.capture_layers;
+        let captured = &self.load_config.draft.as_ref()?.spec.capture_layers;
         let column = captured.iter().position(|captured| *captured == layer)?;
         Some((column, self.state.draft.as_ref()?))
     }
@@ -220,15 +235,15 @@ impl PlanContext<'_> {
 }
 
 impl Plans {
-    /// Builds every plan that `open` can call for, taking memory from `scratch`.
+    /// Builds every plan that `load_config` can call for, taking memory from `scratch`.
     pub(crate) fn new(
-        open: &OpenPlan,
+        load_config: &LoadConfig,
         weights: &Weights,
         state: &State,
-        facts: PlanConfig,
+        plan_config: PlanConfig,
         scratch: &mut BumpAllocator,
     ) -> Plans {
-        let (spec, limits) = (&*open.target, open.limits);
+        let (spec, limits) = (&*load_config.target, load_config.limits);
         let reduce = logits::LogitsReduction {
             vocab: spec.vocab,
             stride: spec.vocab,
@@ -237,9 +252,9 @@ impl Plans {
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let dequant = DequantBuffers::of(spec, weights, limits.prefill_chunk);
         // The phases of a fused layer alternate between two scratch areas.
-        let fused = may_use_fused_layer(facts.gpu);
-        let split_k_flags = 1 + usize::from(fused);
-        let partial_bytes = small_batch::scratch_bytes(facts.gpu, split_k_flags * ROWS);
+        let fused = may_use_fused_layer(plan_config.gpu);
+        let scratch_areas = 1 + usize::from(fused);
+        let partial_bytes = small_batch::scratch_bytes(plan_config.gpu, scratch_areas * ROWS);
         let fused_layer_bytes = if fused {
             fused_layers::workspace_bytes(weights, spec.hidden)
         } else {
@@ -264,11 +279,14 @@ impl Plans {
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
         let mut tables = Vec::new();
-        let of_draft = open.draft.iter().flat_map(|draft| &draft.spec.layers);
+        let of_draft = load_config
+            .draft
+            .iter()
+            .flat_map(|draft| &draft.spec.layers);
         let of_draft = of_draft.map(|layer| &layer.attention);
         for a in spec.attention_layers().chain(of_draft) {
             if rotations.iter().all(|(kind, _)| *kind != a.rope) {
-                let table = layer_arguments::shape(a, open, spec.norm_eps).frequencies();
+                let table = layer_arguments::shape(a, load_config, spec.norm_eps).frequencies();
                 let at = scratch.take(8 * table.len());
                 rotations.push((a.rope, at));
                 tables.push((at, table));
@@ -278,11 +296,11 @@ impl Plans {
             spec,
             weights,
             state,
-            open,
-            gpu: facts.gpu,
-            tree_windows: facts.tree_windows,
-            numerics: facts.numerics,
-            as_large_model: facts.as_large_model,
+            load_config,
+            gpu: plan_config.gpu,
+            tree_windows: plan_config.tree_windows,
+            numerics: plan_config.numerics,
+            as_large_model: plan_config.as_large_model,
             addresses,
             dequant,
             rotations,
@@ -292,7 +310,7 @@ impl Plans {
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
         let short = short_prefill::path(&context, ROWS).kernel == PrefillPath::DecodeKernels;
-        let block = open.draft.as_ref().map(|draft| draft.spec.block);
+        let block = load_config.draft.as_ref().map(|draft| draft.spec.block);
         for key in keys(limits, block, short) {
             let mut arena = *scratch;
             let plan = match key {
@@ -455,7 +473,7 @@ mod tests {
             context: 1024,
             tree_nodes: 10,
             prefill_chunk: 100,
-            pool: None,
+            pool_tokens: None,
         };
         let kept = |short| -> Vec<PlanKey> {
             let all = keys(limits, None, short).into_iter();
@@ -511,7 +529,7 @@ mod tests {
                 context,
                 tree_nodes,
                 prefill_chunk: 64,
-                pool: None,
+                pool_tokens: None,
             };
             let all = keys(limits, None, false).into_iter();
             let built: BTreeSet<PlanKey> = all

@@ -6,7 +6,7 @@ use contract::{AttentionSpec, Mixer, ModelSpec};
 
 use super::gemm::gemm_matrix;
 use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
-use super::select::{gated_delta_scan, prefill_attention, prefill_gemm};
+use super::select::{prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
 use crate::launch::attention::{self, AppendTarget, Cache, Positions, Projections};
 use crate::launch::draft::capture_hidden_states;
@@ -310,7 +310,7 @@ impl PrefillBuilder<'_> {
         arena: &mut BumpAllocator,
     ) {
         let (context, chunk) = (self.context, self.chunk());
-        let shape = shape(a, context.open, context.spec.norm_eps);
+        let shape = shape(a, context.load_config, context.spec.norm_eps);
         let input_projections = [w.q, w.k, w.v];
         let y = self.normed(norm, &input_projections, arena);
         let projected = self.project(y, &input_projections, arena);
@@ -361,8 +361,6 @@ impl PrefillBuilder<'_> {
             panels: (to.panels != 0).then(|| Panels::new(to.panels, rows)),
         };
         let chunk = context.addresses.chunk;
-        let scan = gated_delta_scan(context.gpu);
-        self.plan.note(scan.kernel.file(), scan.reason);
         let launch = ChunkLaunch {
             shape,
             rows,
@@ -370,8 +368,8 @@ impl PrefillBuilder<'_> {
             layer: &layer,
             inputs: &inputs,
         };
-        let launches = gated_delta::prefill(scan.kernel, &launch, scratch, &out);
-        self.plan.launches.extend(launches);
+        self.plan
+            .push_chunked_delta(context.gpu, &launch, scratch, &out);
         self.add(to, w.out);
     }
 

@@ -11,7 +11,7 @@ use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
 use super::layer_arguments::delta_inputs;
-use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, gated_delta_scan, prefill_path};
+use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, prefill_path};
 use super::{Plan, PlanContext, draft, gemv};
 use crate::launch::attention::Positions;
 use crate::launch::draft::capture_hidden_states;
@@ -27,7 +27,11 @@ pub(super) const BUCKETS: [usize; 3] = [16, 32, ROWS];
 
 /// How chunks of up to `rows` rows are prefilled.
 pub(super) fn path(context: &PlanContext<'_>, rows: usize) -> Selected<PrefillPath> {
-    prefill_path(rows, context.open.batch_invariant, gemv::fits(context))
+    prefill_path(
+        rows,
+        context.load_config.batch_invariant,
+        gemv::fits(context),
+    )
 }
 
 /// The lengths of the passes that `rows` tokens after `committed` ones are read in. They end where
@@ -128,8 +132,6 @@ impl DecodeBuilder<'_> {
             context.addresses.chunk,
             gated_delta::GatedNormOutput::of(forms),
         );
-        let scan = gated_delta_scan(context.gpu);
-        self.plan.note(scan.kernel.file(), scan.reason);
         let launch = ChunkLaunch {
             shape,
             rows,
@@ -137,8 +139,8 @@ impl DecodeBuilder<'_> {
             layer: &layer,
             inputs: &inputs,
         };
-        let launches = gated_delta::prefill(scan.kernel, &launch, scratch, &out);
-        self.plan.launches.extend(launches);
+        self.plan
+            .push_chunked_delta(context.gpu, &launch, scratch, &out);
         forms
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct CudaRunner {
     info: RunnerInfo,
     pub(crate) engine: Engine,
     /// The draft, if there is one.
-    draft: Option<DraftFacts>,
+    draft: Option<DraftProperties>,
     /// Its weights, while they are not on the GPU.
     deferred_draft: Option<DeferredDraft>,
     sequences: BTreeMap<SeqId, Sequence>,
@@ -58,7 +58,7 @@ pub(crate) struct CudaRunner {
 
 /// What the runner needs to know of a draft.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DraftFacts {
+pub(crate) struct DraftProperties {
     pub(crate) hash: ModelHash,
     pub(crate) kv: KvFormat,
     pub(crate) block: usize,
@@ -98,7 +98,7 @@ impl CudaRunner {
     pub(crate) fn new(
         info: RunnerInfo,
         engine: Engine,
-        draft: Option<DraftFacts>,
+        draft: Option<DraftProperties>,
         options: &Options,
     ) -> CudaRunner {
         let scattered = options.scatter_pages;

@@ -26,8 +26,8 @@ pub(super) struct QueuedJob {
     overtaken_by_short: u32,
 }
 
-/// Waiting jobs in priority order, except that the last admitted session goes first, since its
-/// prefix is cached, and that short prompts may go first while every sequence is in use.
+/// Waiting jobs in priority order, with two exceptions. The last admitted session goes first, since
+/// its prefix is cached. Short prompts may go first while every sequence is in use.
 ///
 /// A job is overtaken at most [`MAX_OVERTAKES`] and [`MAX_SHORT_OVERTAKES`] times, and only at
 /// equal priority. Otherwise the first job is never skipped, however small the later ones are, so

@@ -79,8 +79,8 @@ impl RunningSet {
         self.jobs.iter().map(|job| job.preempted.len()).sum()
     }
 
-    /// The job that prefills next, among those of the highest priority that have tokens to
-    /// prefill: the one with the fewest chunks left, or every [`OLDEST_EVERY`] chunks the earliest.
+    /// The job that prefills next, among those of the highest priority that have tokens to prefill.
+    /// It is the one with the fewest chunks left, or every [`OLDEST_EVERY`] chunks the earliest.
     ///
     /// So a short prompt waits for few chunks of other prompts, and a long one keeps its share.
     pub(super) fn next_prefill(&self, chunks: u64, size: usize) -> Option<usize> {

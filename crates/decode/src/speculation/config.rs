@@ -43,6 +43,6 @@ impl Default for SpeculationConfig {
     }
 }
 
-/// Least speed-up over plain decoding, at full acceptance, for drafting to be tried at all. Below
+/// Minimum speed-up over plain decoding, at full acceptance, for drafting to be tried at all. Below
 /// it the trials cost more than the gain.
 pub const MIN_SPEEDUP: f64 = 1.5;

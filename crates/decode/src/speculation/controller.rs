@@ -33,7 +33,7 @@ const PRIOR_STEPS: f64 = 0.5;
 const CALIBRATION_PRIOR: f64 = 2.0;
 /// Weight of a surprisal bucket's prior, in steps, and the number of steps it remembers.
 const BUCKET_PRIOR: (f64, f64) = (8.0, 64.0);
-/// Least expected speed-up to draft, since the expectation is a guess.
+/// Minimum expected speed-up to draft, since the expectation is a guess.
 const MIN_EXPECTED_SPEEDUP: f64 = 1.1;
 /// Steps until a sequence with too little expected speed-up is tried anyway, with a full budget.
 /// Doubles with every failed trial.

@@ -170,7 +170,7 @@ proptest! {
     ) {
         let mut spec = spec(LANGUAGE);
         // From little more than one sequence to six, in eighths.
-        spec.limits.pool = Some(spec.limits.context * pool_contexts / 8);
+        spec.limits.pool_tokens = Some(spec.limits.context * pool_contexts / 8);
         (spec.page_size, spec.pool_tokens) = (page, KvPool::for_limits(spec.limits, page).tokens());
         let jobs = [jobs.0, jobs.1, jobs.2, jobs.3];
         let jobs = &jobs[..n_jobs];

@@ -39,7 +39,7 @@ pub(crate) fn spec(language: Language) -> FakeSpec {
             context: 96,
             tree_nodes: 24,
             prefill_chunk: 32,
-            pool: None,
+            pool_tokens: None,
         },
         pool_tokens: 8 * (96 + 24),
         prefill_align: 4,

@@ -15,7 +15,7 @@ fn pool(pages: usize) -> FakeSpec {
     let spec = spec(ENDLESS);
     let limits = Limits {
         tree_nodes: 1,
-        pool: Some(pages * PAGE),
+        pool_tokens: Some(pages * PAGE),
         ..spec.limits
     };
     let pool = KvPool::for_limits(limits, PAGE);

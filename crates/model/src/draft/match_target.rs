@@ -16,14 +16,14 @@ pub(super) fn fit(
     target: &ModelSpec,
     options: DraftOptions,
 ) -> Result<DraftSpec, ModelError> {
-    let (facts, directory) = (&draft.facts, &draft.directory);
+    let (metadata, directory) = (&draft.metadata, &draft.directory);
     let mismatch = |detail: String| ModelError::DraftMismatch {
         draft: draft.file.clone(),
         target: target.name.clone(),
         detail,
     };
     let hidden = target.hidden;
-    let fc = directory.outer(facts.format, ModelTensor::Fc)?;
+    let fc = directory.outer(metadata.format, ModelTensor::Fc)?;
     if fc.rows != hidden {
         let own = fc.rows;
         return Err(mismatch(format!(
@@ -34,46 +34,46 @@ pub(super) fn fit(
         let detail = format!("{} columns, a multiple of {hidden} is expected", fc.cols);
         return Err(directory.refuse(&fc.name, detail));
     }
-    if let Some(vocab) = facts.vocab.filter(|vocab| *vocab != target.vocab) {
+    if let Some(vocab) = metadata.vocab.filter(|vocab| *vocab != target.vocab) {
         let own = target.vocab;
         return Err(mismatch(format!(
             "the draft has a vocabulary of {vocab} tokens, the target {own}"
         )));
     }
-    if let Some(layers) = facts.target_layers.filter(|n| *n != target.layers.len()) {
+    if let Some(layers) = metadata.target_layers.filter(|n| *n != target.layers.len()) {
         let own = target.layers.len();
         return Err(mismatch(format!(
             "the draft was made for a target of {layers} layers, this one has {own}"
         )));
     }
-    if facts.mask as usize >= target.vocab {
-        let (mask, vocab) = (facts.mask, target.vocab);
+    if metadata.mask as usize >= target.vocab {
+        let (mask, vocab) = (metadata.mask, target.vocab);
         return Err(mismatch(format!(
             "its mask is token {mask}, beyond the target's {vocab}"
         )));
     }
-    if !(2..=Tree::MAX_NODES).contains(&facts.block) {
-        let (block, most) = (facts.block, Tree::MAX_NODES);
+    if !(2..=Tree::MAX_NODES).contains(&metadata.block) {
+        let (block, most) = (metadata.block, Tree::MAX_NODES);
         return Err(mismatch(format!(
             "its blocks have {block} rows, 2 to {most} are supported"
         )));
     }
     let capture_layers =
-        capture_layers(facts, fc.cols / hidden, target.layers.len()).map_err(&mismatch)?;
+        capture_layers(metadata, fc.cols / hidden, target.layers.len()).map_err(&mismatch)?;
     let rope = RopeSpec {
         dims: 0,
-        theta: theta(facts, target),
+        theta: theta(metadata, target),
     };
-    let (sliding, window) = windows(facts, options).map_err(&mismatch)?;
-    let mut layers = Vec::with_capacity(facts.layers);
+    let (sliding, window) = windows(metadata, options).map_err(&mismatch)?;
+    let mut layers = Vec::with_capacity(metadata.layers);
     for (index, slides) in sliding.into_iter().enumerate() {
         let layer = LayerTensors {
             directory,
-            facts,
+            metadata,
             index,
             hidden,
         };
-        let causal = facts.causal.unwrap_or(slides);
+        let causal = metadata.causal.unwrap_or(slides);
         layers.push(DraftLayer {
             window: if slides {
                 window
@@ -91,14 +91,14 @@ pub(super) fn fit(
             ffn: layer.ffn()?,
         });
     }
-    let norm = |tensor| directory.vector(directory.outer(facts.format, tensor)?, hidden);
+    let norm = |tensor| directory.vector(directory.outer(metadata.format, tensor)?, hidden);
     let mut spec = DraftSpec {
         name: draft.name.clone(),
         hash: draft.hash,
         hidden,
-        norm_eps: facts.norm_eps as f32,
-        block: facts.block,
-        mask_token: TokenId(facts.mask),
+        norm_eps: metadata.norm_eps as f32,
+        block: metadata.block,
+        mask_token: TokenId(metadata.mask),
         capture_layers,
         hidden_norm: norm(ModelTensor::HiddenNorm)?,
         layers,
@@ -113,16 +113,16 @@ pub(super) fn fit(
 
 /// The file's list, or the makers' default rule if it has none.
 fn capture_layers(
-    facts: &DraftMetadata,
+    metadata: &DraftMetadata,
     n_captured: usize,
     n_layers: usize,
 ) -> Result<Vec<usize>, String> {
-    let capture_layers = match &facts.capture_layers {
+    let capture_layers = match &metadata.capture_layers {
         Some(capture_layers) => capture_layers.clone(),
-        None => default_capture_layers(facts.layers, n_layers),
+        None => default_capture_layers(metadata.layers, n_layers),
     };
     if capture_layers.len() != n_captured {
-        let (listed, source) = match &facts.capture_layers {
+        let (listed, source) = match &metadata.capture_layers {
             Some(_) => (capture_layers.len(), "names"),
             None => (
                 capture_layers.len(),
@@ -159,35 +159,38 @@ fn default_capture_layers(n_captured: usize, n_layers: usize) -> Vec<usize> {
 
 /// The rope base. Converters to format A write their own default if the publisher's file nests the
 /// value; the target's value is correct.
-fn theta(facts: &DraftMetadata, target: &ModelSpec) -> f64 {
+fn theta(metadata: &DraftMetadata, target: &ModelSpec) -> f64 {
     let own = target.attention_layers().next().map(|a| a.rope.theta);
     match own {
-        Some(own) if facts.format == DraftFormat::GgufA && own != facts.theta => {
+        Some(own) if metadata.format == DraftFormat::GgufA && own != metadata.theta => {
             tracing::warn!(
-                file = facts.theta,
+                file = metadata.theta,
                 used = own,
                 "the draft's rope base is not the target's, which is used"
             );
             own
         }
-        _ => facts.theta,
+        _ => metadata.theta,
     }
 }
 
 /// The sliding layers and their window.
-fn windows(facts: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, usize), String> {
+fn windows(metadata: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, usize), String> {
     let (sliding, window) = match options.window {
         Some(window) => {
-            let last = facts.layers - 1;
-            ((0..facts.layers).map(|i| i < last).collect(), Some(window))
+            let last = metadata.layers - 1;
+            (
+                (0..metadata.layers).map(|i| i < last).collect(),
+                Some(window),
+            )
         }
-        None => (facts.sliding.clone(), facts.window),
+        None => (metadata.sliding.clone(), metadata.window),
     };
     let window = window.unwrap_or(DraftSpec::DEFAULT_WINDOW);
     // A wider window is cut to that of full layers.
     let window = window.min(DraftSpec::DEFAULT_WINDOW);
-    if window < facts.block {
-        let block = facts.block;
+    if window < metadata.block {
+        let block = metadata.block;
         return Err(format!(
             "its window of {window} tokens is shorter than a block of {block}"
         ));
@@ -198,14 +201,15 @@ fn windows(facts: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>, u
 /// The tensors of one layer.
 struct LayerTensors<'a> {
     directory: &'a DraftTensors,
-    facts: &'a DraftMetadata,
+    metadata: &'a DraftMetadata,
     index: usize,
     hidden: usize,
 }
 
 impl LayerTensors<'_> {
     fn get(&self, tensor: LayerTensor) -> Result<WeightRef, ModelError> {
-        self.directory.inner(self.facts.format, self.index, tensor)
+        self.directory
+            .inner(self.metadata.format, self.index, tensor)
     }
 
     fn matrix(
@@ -240,11 +244,11 @@ impl LayerTensors<'_> {
     }
 
     fn attention(&self, rope: RopeSpec) -> Result<AttentionSpec, ModelError> {
-        let facts = self.facts;
+        let metadata = self.metadata;
         // The norm of a head has the length of a head.
         let head_dim = self.get(LayerTensor::QNorm)?.cols;
         check_head_dim(head_dim)
-            .and_then(|()| match facts.head_dim {
+            .and_then(|()| match metadata.head_dim {
                 Some(said) if said != head_dim => Err(format!("{head_dim} long, {said} expected")),
                 _ => Ok(()),
             })
@@ -253,13 +257,13 @@ impl LayerTensors<'_> {
                 self.directory.refuse(&name.unwrap_or_default(), detail)
             })?;
         let (q, k) = (self.get(LayerTensor::Q)?, self.get(LayerTensor::K)?);
-        let n_heads = self.heads(&q, head_dim, facts.heads)?;
-        let n_kv_heads = self.heads(&k, head_dim, facts.kv_heads)?;
+        let n_heads = self.heads(&q, head_dim, metadata.heads)?;
+        let n_kv_heads = self.heads(&k, head_dim, metadata.kv_heads)?;
         if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
             let detail = format!("{n_heads} query heads for {n_kv_heads} key heads");
             return Err(self.directory.refuse(&q.name, detail));
         }
-        let dims = facts.rope_dims.unwrap_or(head_dim);
+        let dims = metadata.rope_dims.unwrap_or(head_dim);
         if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
             let detail = format!("{dims} rotary values in heads of {head_dim}");
             return Err(self.directory.refuse(&q.name, detail));
@@ -285,7 +289,7 @@ impl LayerTensors<'_> {
     fn ffn(&self) -> Result<FeedForward, ModelError> {
         let gate = self.get(LayerTensor::Gate)?;
         let ffn = gate.rows;
-        if let Some(said) = self.facts.ffn.filter(|said| *said != ffn) {
+        if let Some(said) = self.metadata.ffn.filter(|said| *said != ffn) {
             let detail = format!("{ffn} rows, the file says {said}");
             return Err(self.directory.refuse(&gate.name, detail));
         }

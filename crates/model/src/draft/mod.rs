@@ -39,7 +39,7 @@ pub struct DraftOptions {
 /// A draft's file that is read but not yet checked against a target.
 pub struct DraftFile {
     /// The draft's metadata.
-    pub facts: DraftMetadata,
+    pub metadata: DraftMetadata,
     /// The draft's own name, or the file's stem.
     pub name: String,
     /// The path, or the name of bytes in memory.
@@ -59,7 +59,7 @@ pub struct LoadedDraft {
     /// Source of the weights; keeps the file's map alive.
     pub weights: Arc<dyn WeightSource>,
     /// The file's metadata.
-    pub facts: DraftMetadata,
+    pub metadata: DraftMetadata,
 }
 
 /// Loads the draft of `target`: a GGUF file, a `.safetensors` file beside its `config.json`, or the
@@ -109,7 +109,7 @@ impl DraftFile {
     fn of_gguf(file: GgufFile, stem: &str) -> Result<DraftFile, ModelError> {
         let directory = DraftTensors::of_gguf(&file);
         unsupported::refuse_gguf(&file, &directory)?;
-        let facts = gguf_metadata::read(&file)?;
+        let metadata = gguf_metadata::read(&file)?;
         let name = file
             .meta()
             .text("general.name")
@@ -118,7 +118,7 @@ impl DraftFile {
             .unwrap_or(stem)
             .to_owned();
         Ok(DraftFile {
-            facts,
+            metadata,
             name,
             file: file.name().to_owned(),
             bytes: directory.bytes(),
@@ -132,9 +132,9 @@ impl DraftFile {
         let (config, file) = Safetensors::open(path)?;
         let directory = file.directory();
         unsupported::refuse_config(&config, &directory)?;
-        let facts = config::read(&config)?;
+        let metadata = config::read(&config)?;
         Ok(DraftFile {
-            facts,
+            metadata,
             name: stem.to_owned(),
             file: file.name().to_owned(),
             bytes: directory.bytes(),
@@ -157,7 +157,7 @@ impl DraftFile {
         Ok(LoadedDraft {
             spec: Arc::new(match_target::fit(self, target, options)?),
             weights: Arc::clone(&self.weights),
-            facts: self.facts.clone(),
+            metadata: self.metadata.clone(),
         })
     }
 }

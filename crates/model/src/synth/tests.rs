@@ -44,7 +44,7 @@ fn suffixes_add_a_head_with_shared_or_own_embedding_and_lm_head() {
     ] {
         let loaded = load(text);
         let spec = &loaded.spec;
-        assert_eq!((spec.layers.len(), loaded.facts.ignored.len()), (4, 0));
+        assert_eq!((spec.layers.len(), loaded.info.ignored.len()), (4, 0));
         let mtp = spec.mtp.as_ref().unwrap();
         assert_eq!((mtp.eh_proj.rows, mtp.eh_proj.cols), (256, 512));
         assert_eq!(mtp.embedding.is_some(), owns);
@@ -66,7 +66,7 @@ fn suffixes_add_a_head_with_shared_or_own_embedding_and_lm_head() {
             spec.weights().iter().map(|w| w.values()).sum()
         };
         let head = u64::try_from(read(spec) - read(&plain.spec)).unwrap();
-        assert_eq!(loaded.facts.mtp_parameters, Some(head));
+        assert_eq!(loaded.info.mtp_parameters, Some(head));
     }
 }
 

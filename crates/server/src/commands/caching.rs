@@ -8,7 +8,7 @@ use decode::{PrefixConfig, SavePointConfig};
 
 use crate::cli::CacheArgs;
 use crate::engine::store::{DiskStore, StoreConfig};
-use crate::open::{self, FittedPlan};
+use crate::open::{self, FittedConfig};
 use crate::progress::bytes_text;
 use crate::text::model_context::ModelContext;
 
@@ -66,7 +66,7 @@ pub(super) fn for_conversation(model: &ModelContext) -> PrefixConfig {
 ///
 /// # Errors
 /// If the prefix cache is off, or the directory cannot be used.
-pub(super) fn store(args: &CacheArgs, fitted: &FittedPlan) -> anyhow::Result<Option<DiskStore>> {
+pub(super) fn store(args: &CacheArgs, fitted: &FittedConfig) -> anyhow::Result<Option<DiskStore>> {
     let Some(dir) = &args.kv_cache_dir else {
         return Ok(None);
     };
@@ -106,8 +106,8 @@ pub(super) fn warm(runner: &mut dyn Runner, location: SnapshotLocation) -> Resul
 ///
 /// The device's instruction set is part of it, because another set rounds differently and a state
 /// must have the bits of prefilling the prompt.
-fn owner(fitted: &FittedPlan) -> [u8; 16] {
-    let (plan, device) = (&fitted.plan, &fitted.device);
+fn owner(fitted: &FittedConfig) -> [u8; 16] {
+    let (config, device) = (&fitted.config, &fitted.device);
     let mut hasher = blake3::Hasher::new();
     for part in [Some(&device.id), device.features.first()] {
         hasher
@@ -115,12 +115,12 @@ fn owner(fitted: &FittedPlan) -> [u8; 16] {
             .update(&[0]);
     }
     hasher.update(STATE_VERSION.as_bytes());
-    hasher.update(&plan.target.hash.0);
+    hasher.update(&config.target.hash.0);
     hasher.update(&contract::snapshot::LAYOUT_VERSION.to_le_bytes());
-    for format in [plan.kv.k, plan.kv.v] {
+    for format in [config.kv.k, config.kv.v] {
         hasher.update(format.name().as_bytes()).update(&[0]);
     }
-    if let Some(draft) = &plan.draft {
+    if let Some(draft) = &config.draft {
         hasher.update(&draft.spec.hash.0);
         hasher.update(draft.kv.name().as_bytes());
     }
@@ -165,9 +165,12 @@ pub(super) fn line(prefix: &PrefixConfig, store: Option<&DiskStore>) -> String {
         return "prefix cache: off".to_owned();
     }
     let disk = store.map(|store| {
-        let facts = store.status();
-        let (n, budget) = (store.token_lists().len(), bytes_text(facts.budget));
-        format!("; {n} on disk in {}, at most {budget}", facts.dir.display())
+        let status = store.status();
+        let (n, budget) = (store.token_lists().len(), bytes_text(status.budget));
+        format!(
+            "; {n} on disk in {}, at most {budget}",
+            status.dir.display()
+        )
     });
     format!(
         "prefix cache: up to {} states in {} of memory{}",

@@ -31,15 +31,15 @@ pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
         tree_nodes: 1,
     };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
-    let context = fitted.plan.limits.context;
+    let context = fitted.config.limits.context;
     if ids.len() + steps > context {
         bail!(
             "{} ids and {steps} steps exceed --max-ctx {context}",
             ids.len()
         );
     }
-    let chunk = fitted.plan.limits.prefill_chunk;
-    let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+    let chunk = fitted.config.limits.prefill_chunk;
+    let mut runner = open::open(backend.as_ref(), fitted.config, &mut |_| {})?;
 
     let mut npy = match &args.logits {
         Some(path) => {
@@ -97,7 +97,7 @@ fn draft_logits(
     let vocab = loaded.spec.vocab;
     let mut drafting = Drafting::none();
     let reference = args.device.cpu_reference;
-    drafting.plan = Some(drafting::draft_plan(found, reference, false));
+    drafting.config = Some(drafting::draft_config(found, reference, false));
     let backend = open::device(&args.device)?;
     let request = MemoryRequest {
         sequences: 1,
@@ -106,8 +106,8 @@ fn draft_logits(
     };
     let fitted =
         open::fit_with_draft(backend.as_ref(), loaded, &args.device, (request, &drafting))?;
-    let chunk = fitted.plan.limits.prefill_chunk;
-    let mut runner = open::open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+    let chunk = fitted.config.limits.prefill_chunk;
+    let mut runner = open::open(backend.as_ref(), fitted.config, &mut |_| {})?;
     let seq = runner.open(ids.len())?;
     for tokens in ids[..at].chunks(chunk) {
         runner.prefill(seq, tokens, &[])?;

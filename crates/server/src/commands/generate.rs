@@ -202,12 +202,12 @@ pub(super) mod tests {
     use crate::open;
     use crate::settings::GenerationDefaults;
     use chat::conversation::Role;
-    use contract::{Backend, KvFormat, KvFormats, Limits, OpenPlan};
+    use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig};
 
     pub(in crate::commands) fn generator(options: ReplyOptions) -> ReplyGenerator {
         let loaded = open::tiny();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
-        let plan = OpenPlan {
+        let config = LoadConfig {
             target: loaded.spec,
             weights: loaded.weights,
             draft: None,
@@ -221,7 +221,7 @@ pub(super) mod tests {
                 context: 256,
                 tree_nodes: 1,
                 prefill_chunk: 64,
-                pool: None,
+                pool_tokens: None,
             },
         };
         let cpu = cpu::CpuBackend::new(cpu::CpuOptions {
@@ -229,7 +229,7 @@ pub(super) mod tests {
             threads: Some(1),
         });
         ReplyGenerator::new(
-            cpu.open(plan, &mut |_| {}).unwrap(),
+            cpu.open(config, &mut |_| {}).unwrap(),
             model,
             options,
             SpeculationConfig::default(),

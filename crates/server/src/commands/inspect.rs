@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 use crate::cli::InspectArgs;
 use crate::commands::all_causes;
 use crate::commands::shape;
-use crate::open::drafting::{Drafting, draft_plan};
+use crate::open::drafting::{Drafting, draft_config};
 use crate::open::memory_plan;
 use crate::open::model_path::check_model;
-use crate::open::{self, FittedPlan, MemoryRequest, count_text};
+use crate::open::{self, FittedConfig, MemoryRequest, count_text};
 use crate::progress::bytes_text;
 
 pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
@@ -150,7 +150,7 @@ impl Report {
             let draft = model::DraftFile::open(path)?;
             self.section("draft", shape::of_draft(&draft));
             let found = draft.fit(&loaded.spec, model::DraftOptions::default())?;
-            drafting.plan = Some(draft_plan(found, args.device.cpu_reference, false));
+            drafting.config = Some(draft_config(found, args.device.cpu_reference, false));
         }
         if args.plan.plan {
             let (text, json) = memory_plan::table(backend.as_ref(), loaded, args, &drafting)?;
@@ -164,8 +164,8 @@ impl Report {
         };
         let fitted =
             open::fit_with_draft(backend.as_ref(), loaded, &args.device, (request, &drafting));
-        let FittedPlan {
-            plan,
+        let FittedConfig {
+            config,
             memory,
             device,
             usable,
@@ -186,11 +186,11 @@ impl Report {
                 shape::fact("features", device.features.join(", ")),
                 bytes("free_bytes", device.free_bytes),
                 bytes("headroom_bytes", usable.headroom),
-                shape::fact("context", plan.limits.context),
-                shape::fact("sequences", plan.limits.sequences),
-                shape::fact("pool_tokens", plan.limits.pool_tokens()),
-                shape::fact("keys", plan.kv.k.name()),
-                shape::fact("values", plan.kv.v.name()),
+                shape::fact("context", config.limits.context),
+                shape::fact("sequences", config.limits.sequences),
+                shape::fact("pool_tokens", config.limits.clamped_pool_tokens()),
+                shape::fact("keys", config.kv.k.name()),
+                shape::fact("values", config.kv.v.name()),
                 shape::fact("why", why),
                 bytes("weights_bytes", memory.weights_bytes),
                 bytes("mapped_bytes", memory.mapped_bytes),

@@ -21,7 +21,7 @@ pub(super) const LIMITS: Limits = Limits {
     context: 32_768,
     tree_nodes: 64,
     prefill_chunk: 2048,
-    pool: None,
+    pool_tokens: None,
 };
 
 /// A usual GPU of an architecture.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use contract::{KvFormat, KvFormats, OpenPlan};
+use contract::{KvFormat, KvFormats, LoadConfig};
 use cuda::compile::{Compiled, Options, compile, min_arch};
 use cuda::driver::Arch;
 use cuda::launch::{CompileUnit, standard_units};
@@ -209,7 +209,7 @@ fn of_model(
     numerics: Option<cuda::Numerics>,
     format: KvFormat,
 ) -> anyhow::Result<Vec<CompileUnit>> {
-    let plan = OpenPlan {
+    let config = LoadConfig {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: None,
@@ -224,7 +224,7 @@ fn of_model(
         numerics,
         ..cuda::Options::default()
     };
-    Ok(CudaBackend::with_options(gpu_of(arch), options).units(&plan)?)
+    Ok(CudaBackend::with_options(gpu_of(arch), options).units(&config)?)
 }
 
 /// This machine's GPU of an architecture, or a usual one.

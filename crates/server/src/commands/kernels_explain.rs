@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::bail;
-use contract::{KvFormat, KvFormats, OpenPlan};
+use contract::{KvFormat, KvFormats, LoadConfig};
 use cuda::CudaBackend;
 use model::synth::SynthSpec;
 use serde_json::json;
@@ -29,7 +29,7 @@ pub(super) fn explain(args: &KernelsExplainArgs) -> anyhow::Result<()> {
     let Some(kv) = kv_format(&args.kv_type) else {
         bail!("--kv-type {}: no storage of keys and values", args.kv_type);
     };
-    let plan = OpenPlan {
+    let config = LoadConfig {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: None,
@@ -51,7 +51,7 @@ pub(super) fn explain(args: &KernelsExplainArgs) -> anyhow::Result<()> {
             ..cuda::Options::default()
         };
         let backend = CudaBackend::with_options(usual_gpu(arch), options);
-        let explained = backend.explain(&plan)?;
+        let explained = backend.explain(&config)?;
         if !args.json {
             writeln!(out, "{} on {arch}, KV {}", args.model, args.kv_type)?;
             writeln!(

@@ -122,7 +122,7 @@ fn exit(received: SignalKind) {
 pub(super) fn check_output(path: &Path, force: bool) -> anyhow::Result<()> {
     // Links are not followed: renaming would replace the link and not the file.
     let kind = match fs::symlink_metadata(path) {
-        Ok(facts) => facts.file_type(),
+        Ok(metadata) => metadata.file_type(),
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error).with_context(|| path.display().to_string()),
     };
@@ -165,7 +165,7 @@ pub(super) fn check_not_input(input: &Path, output: &Path) -> anyhow::Result<()>
 
 /// Reports a written file and its size on standard error.
 pub(super) fn written_line(path: &Path) -> anyhow::Result<()> {
-    let bytes = fs::metadata(path).map_or(0, |facts| facts.len());
+    let bytes = fs::metadata(path).map_or(0, |metadata| metadata.len());
     let size = crate::progress::bytes_text(bytes);
     writeln!(std::io::stderr(), "{}: {size} written", path.display())?;
     Ok(())

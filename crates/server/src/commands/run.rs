@@ -83,10 +83,10 @@ fn open_session(
     if path.is_none() {
         tracing::warn!("{BUNDLED_NOTE}");
     }
-    let facts = &loaded.facts;
+    let info = &loaded.info;
     let found = card::find(
-        &facts.name,
-        &facts.architecture,
+        &info.name,
+        &info.architecture,
         args.model_cards_dir.as_deref(),
     );
     let flags = GenerationFlags::default();
@@ -106,7 +106,7 @@ fn open_session(
         &args.device,
         (request, &drafting),
     )?;
-    let (runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, &mut |_| {})?;
+    let (runner, speculation) = drafting.open(backend.as_ref(), fitted.config, &mut |_| {})?;
     let options = ReplyOptions {
         max_tokens: args.max_tokens,
         temperature: args.temperature,

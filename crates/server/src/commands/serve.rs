@@ -27,7 +27,7 @@ use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::devices;
 use crate::open::drafting::{Drafting, clock};
 use crate::open::model_path::{check_draft, check_model};
-use crate::open::{self, FittedPlan, MemoryRequest};
+use crate::open::{self, FittedConfig, MemoryRequest};
 use crate::progress::percent;
 use crate::scripted::{Script, ScriptedRunner, WARNING};
 use crate::settings::{GenerationDefaults, ServerConfig};
@@ -200,9 +200,9 @@ fn load(
     config::log(&settings);
     let template = args.chat_template_file.as_deref();
     let mut model = open::text_side(&loaded, path, template, defaults)?;
-    model.facts.card = Some(found.facts());
-    model.facts.lazy_draft = args.draft.lazy_draft;
-    model.facts.draft_path = args
+    model.description.card = Some(found.description());
+    model.description.lazy_draft = args.draft.lazy_draft;
+    model.description.draft_path = args
         .draft
         .draft
         .as_ref()
@@ -219,12 +219,12 @@ fn load(
     {
         tracing::info!("{line}");
     }
-    model.facts.kv_choice = Some(fitted.why.clone());
-    let prefill_chunk = fitted.plan.limits.prefill_chunk;
+    model.description.kv_choice = Some(fitted.why.clone());
+    let prefill_chunk = fitted.config.limits.prefill_chunk;
     let prefix = caching::prefix(&args.cache, &model)?;
     let store = caching::store(&args.cache, &fitted)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
-    let (mut runner, speculation) = drafting.open(backend.as_ref(), fitted.plan, progress)?;
+    let (mut runner, speculation) = drafting.open(backend.as_ref(), fitted.config, progress)?;
     if prefix.max_entries > 0 {
         caching::warm(&mut *runner, prefix.location)?;
     }
@@ -253,10 +253,10 @@ pub(super) fn generation(
     args: &ServeArgs,
     loaded: &model::LoadedModel,
 ) -> (FoundCard, GenerationDefaults, Vec<ResolvedSetting>) {
-    let facts = &loaded.facts;
+    let info = &loaded.info;
     let found = card::find(
-        &facts.name,
-        &facts.architecture,
+        &info.name,
+        &info.architecture,
         args.model_cards_dir.as_deref(),
     );
     let flags = GenerationFlags {
@@ -309,7 +309,7 @@ fn scripted(
         context: args.device.max_ctx.unwrap_or(SCRIPT_CONTEXT),
         tree_nodes: drafting.tree_nodes(),
         prefill_chunk: SCRIPT_CHUNK,
-        pool: None,
+        pool_tokens: None,
     };
     let tokenizer = Arc::clone(&model.tokenizer);
     let runner = ScriptedRunner::new(script, tokenizer, &loaded.spec, limits);
@@ -335,7 +335,7 @@ fn fit(
     backend: &dyn contract::Backend,
     loaded: &model::LoadedModel,
     drafting: &Drafting,
-) -> anyhow::Result<FittedPlan> {
+) -> anyhow::Result<FittedConfig> {
     let request = MemoryRequest {
         sequences: args.max_sequences,
         context: None,

@@ -37,29 +37,29 @@ pub(super) fn shown(key: &'static str, value: impl Into<Value>, shown: String) -
 
 /// The facts of a draft file.
 pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
-    let facts = &draft.facts;
-    let window = facts.window.filter(|_| facts.sliding.contains(&true));
-    let sliding = facts.sliding.iter().filter(|slides| **slides).count();
-    let causal = match facts.causal {
+    let metadata = &draft.metadata;
+    let window = metadata.window.filter(|_| metadata.sliding.contains(&true));
+    let sliding = metadata.sliding.iter().filter(|slides| **slides).count();
+    let causal = match metadata.causal {
         Some(true) => "all layers",
         Some(false) => "no layer",
         None => "sliding layers",
     };
     let mut all = vec![
         fact("name", draft.name.clone()),
-        fact("format", facts.format.name()),
+        fact("format", metadata.format.name()),
         shown("bytes", draft.bytes, bytes_text(draft.bytes)),
-        fact("layers", facts.layers),
-        fact("block", facts.block),
-        fact("mask_token", facts.mask),
-        fact("rope_theta", facts.theta),
+        fact("layers", metadata.layers),
+        fact("block", metadata.block),
+        fact("mask_token", metadata.mask),
+        fact("rope_theta", metadata.theta),
         fact("sliding_layers", sliding),
         fact("causal_in_block", causal),
     ];
     all.extend(window.map(|window| fact("window", window)));
-    all.extend(facts.vocab.map(|vocab| fact("target_vocabulary", vocab)));
-    all.extend(facts.target_layers.map(|n| fact("target_layers", n)));
-    all.push(match &facts.capture_layers {
+    all.extend(metadata.vocab.map(|vocab| fact("target_vocabulary", vocab)));
+    all.extend(metadata.target_layers.map(|n| fact("target_layers", n)));
+    all.push(match &metadata.capture_layers {
         Some(layers) => fact(
             "taps",
             layers

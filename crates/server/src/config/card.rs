@@ -67,7 +67,7 @@ pub struct FoundCard {
 
 impl FoundCard {
     /// The card's description for `/props`.
-    pub fn facts(&self) -> CardDescription {
+    pub fn description(&self) -> CardDescription {
         CardDescription {
             source: self.place.clone(),
             verbatim: self.verbatim.clone(),

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use contract::{
-    Backend, DraftLoad, DraftPlan, KvFormat, LoadProgress, ModelSpec, OpenPlan, Runner, Tree,
+    Backend, DraftLoad, DraftLoadConfig, KvFormat, LoadConfig, LoadProgress, ModelSpec, Runner,
+    Tree,
 };
 use decode::{SpeculationConfig, TreeInit};
 use model::{DraftOptions, LoadedDraft};
@@ -26,8 +27,8 @@ pub(crate) const MEASURE_TIME: Duration = Duration::from_secs(1);
 
 /// Draft model of a target, and its use.
 pub(crate) struct Drafting {
-    /// Draft plan, if there is a draft.
-    pub plan: Option<DraftPlan>,
+    /// How to load the draft, if there is one.
+    pub config: Option<DraftLoadConfig>,
     /// Whether trees must be bit-identical to plain decoding.
     pub batch_invariant: bool,
     /// Speculation settings.
@@ -40,7 +41,7 @@ impl Drafting {
     /// No draft.
     pub(crate) fn none() -> Drafting {
         Drafting {
-            plan: None,
+            config: None,
             batch_invariant: false,
             speculation: SpeculationConfig {
                 budget: 0,
@@ -97,7 +98,7 @@ impl Drafting {
             (false, true) => TreeInit::Chain,
             (false, false) => TreeInit::None,
         };
-        drafting.plan = Some(draft_plan(found, device.cpu_reference, args.lazy_draft));
+        drafting.config = Some(draft_config(found, device.cpu_reference, args.lazy_draft));
         drafting.speculation = SpeculationConfig {
             budget,
             init,
@@ -114,15 +115,15 @@ impl Drafting {
         (self.speculation.budget + 1).clamp(FORCED_NODES, Tree::MAX_NODES)
     }
 
-    /// Opens a plan and completes the speculation settings. Drops the draft if even its best case
-    /// would be too slow on this device.
+    /// Opens the model and completes the speculation settings. Drops the draft if even its best
+    /// case would be too slow on this device.
     pub(crate) fn open(
         &self,
         backend: &dyn Backend,
-        plan: OpenPlan,
+        config: LoadConfig,
         also: &mut dyn FnMut(LoadProgress),
     ) -> anyhow::Result<(Box<dyn Runner>, SpeculationConfig)> {
-        let mut runner = open::open(backend, plan.clone(), also)?;
+        let mut runner = open::open(backend, config.clone(), also)?;
         let mut speculation = self.speculation(runner.as_mut())?;
         let depth = runner.info().draft_depth.unwrap_or(0);
         let Some(costs) = &speculation.costs else {
@@ -139,9 +140,9 @@ impl Drafting {
             decode::MIN_SPEEDUP
         );
         drop(runner);
-        let plain = OpenPlan {
+        let plain = LoadConfig {
             draft: None,
-            ..plan
+            ..config
         };
         speculation.budget = 0;
         Ok((open::open(backend, plain, also)?, speculation))
@@ -151,9 +152,9 @@ impl Drafting {
     fn speculation(&self, runner: &mut dyn Runner) -> anyhow::Result<SpeculationConfig> {
         let mut speculation = self.speculation.clone();
         let lazy = self
-            .plan
+            .config
             .as_ref()
-            .is_some_and(|plan| plan.load == DraftLoad::AtFirstUse);
+            .is_some_and(|config| config.load == DraftLoad::AtFirstUse);
         if self.measure_costs && lazy {
             // Measuring would load the draft.
             speculation.measure_time_limit = Some(MEASURE_TIME);
@@ -175,8 +176,8 @@ impl Drafting {
 
     /// Description of the draft for the log.
     pub(crate) fn line(&self) -> Option<String> {
-        let plan = self.plan.as_ref()?;
-        let spec = &plan.spec;
+        let config = self.config.as_ref()?;
+        let spec = &config.spec;
         let bytes = spec.weights().iter().map(|w| w.bytes() as u64).sum();
         let how = match self.speculation.init {
             TreeInit::ChainOnly => "chains",
@@ -214,9 +215,9 @@ pub(crate) fn options(draft_swa: usize) -> DraftOptions {
     }
 }
 
-/// Draft plan beside a target.
-pub(crate) fn draft_plan(found: LoadedDraft, reference: bool, lazy: bool) -> DraftPlan {
-    DraftPlan {
+/// How to load a draft beside a target.
+pub(crate) fn draft_config(found: LoadedDraft, reference: bool, lazy: bool) -> DraftLoadConfig {
+    DraftLoadConfig {
         spec: found.spec,
         weights: found.weights,
         // The reference rounds nothing, as in the target's cache.

@@ -1,4 +1,4 @@
-//! GPU memory that a plan leaves free, for the display and for what the driver takes later.
+//! GPU memory that a model leaves free, for the display and for what the driver takes later.
 
 use anyhow::Context;
 use contract::DeviceInfo;
@@ -12,10 +12,10 @@ const LEAST: u64 = 512 << 20;
 /// The default headroom as a percentage of the free memory, where that is more than [`LEAST`].
 const PERCENT: u64 = 3;
 
-/// The memory of a device that a plan may take.
+/// The memory of a device that a model may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UsableMemory {
-    /// What a plan may take.
+    /// What a model may take.
     pub bytes: u64,
     /// What stays free; 0 on the CPU.
     pub headroom: u64,
@@ -76,7 +76,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::open::{MemoryRequest, fit, tiny};
     use clap::Parser;
-    use contract::{Backend, DeviceError, LoadProgress, MemoryPlan, OpenPlan, Runner};
+    use contract::{Backend, DeviceError, LoadConfig, LoadProgress, MemoryPlan, Runner};
 
     const GIB: u64 = 1 << 30;
 
@@ -105,8 +105,11 @@ mod tests {
             })
         }
 
-        fn estimate(&self, plan: &OpenPlan) -> Result<MemoryPlan, DeviceError> {
-            let tokens = plan.limits.context.max(plan.limits.pool.unwrap_or(0));
+        fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError> {
+            let tokens = config
+                .limits
+                .context
+                .max(config.limits.pool_tokens.unwrap_or(0));
             Ok(MemoryPlan {
                 weights_bytes: 16 * GIB,
                 kv_bytes: (tokens as u64) << 20,
@@ -116,14 +119,14 @@ mod tests {
 
         fn open(
             &self,
-            _: OpenPlan,
+            _: LoadConfig,
             _: &mut dyn FnMut(LoadProgress),
         ) -> Result<Box<dyn Runner>, DeviceError> {
             unreachable!("only planned for")
         }
     }
 
-    /// The bytes that a default plan leaves of `free_bytes`.
+    /// The bytes that a model leaves by default of `free_bytes`.
     fn left(id: &'static str, free_bytes: u64, words: &[&str]) -> u64 {
         let gpu = FakeGpu { id, free_bytes };
         let request = MemoryRequest {

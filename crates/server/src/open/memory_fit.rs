@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use contract::{
-    Backend, DeviceError, DeviceInfo, KvFormat, KvFormats, Limits, MemoryPlan, OpenPlan,
+    Backend, DeviceError, DeviceInfo, KvFormat, KvFormats, Limits, LoadConfig, MemoryPlan,
 };
 
 use crate::cli::DeviceArgs;
@@ -51,10 +51,10 @@ pub(crate) struct MemoryRequest {
     pub tree_nodes: usize,
 }
 
-/// A plan that fits, with its memory use and device.
-pub(crate) struct FittedPlan {
-    /// Plan to open.
-    pub plan: OpenPlan,
+/// A configuration that fits, with its memory use and device.
+pub(crate) struct FittedConfig {
+    /// What to open.
+    pub config: LoadConfig,
     /// Memory use.
     pub memory: MemoryPlan,
     /// Device.
@@ -273,23 +273,23 @@ pub(crate) fn prefill_chunk(args: &DeviceArgs, on_gpu: bool) -> usize {
         .unwrap_or(if on_gpu { GPU_CHUNK } else { DEFAULT_CHUNK })
 }
 
-/// Fits a plan without a draft.
+/// Fits a configuration without a draft.
 pub(crate) fn fit(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
     args: &DeviceArgs,
     request: MemoryRequest,
-) -> anyhow::Result<FittedPlan> {
+) -> anyhow::Result<FittedConfig> {
     fit_with_draft(backend, loaded, args, (request, &Drafting::none()))
 }
 
-/// Fits a plan. A requested context is used or rejected; otherwise the longest that fits.
+/// Fits a configuration. A requested context is used or rejected; otherwise the longest that fits.
 pub(crate) fn fit_with_draft(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
     args: &DeviceArgs,
     (request, drafting): (MemoryRequest, &Drafting),
-) -> anyhow::Result<FittedPlan> {
+) -> anyhow::Result<FittedConfig> {
     let trained = loaded.spec.trained_context;
     let device = backend.probe()?;
     let on_gpu = device.id != "cpu";
@@ -323,10 +323,10 @@ pub(crate) fn fit_with_draft(
     {
         bail!("--kv-pool {pool}: use at least {MIN_POOL}, or set --max-ctx as well");
     }
-    let plan = |kv: KvFormats, context: usize, pool: usize| OpenPlan {
+    let config = |kv: KvFormats, context: usize, pool: usize| LoadConfig {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
-        draft: drafting.plan.clone(),
+        draft: drafting.config.clone(),
         batch_invariant: drafting.batch_invariant,
         kv,
         limits: Limits {
@@ -334,7 +334,7 @@ pub(crate) fn fit_with_draft(
             context,
             tree_nodes: request.tree_nodes,
             prefill_chunk,
-            pool: Some(pool),
+            pool_tokens: Some(pool),
         },
     };
     let usable = UsableMemory::of(args, &device)?;
@@ -362,7 +362,7 @@ pub(crate) fn fit_with_draft(
         free: usable.text(),
     };
     let bytes_for = |kv: KvFormats, (context, pool): (usize, usize)| {
-        let memory = backend.estimate(&plan(kv, context, pool))?;
+        let memory = backend.estimate(&config(kv, context, pool))?;
         Ok(memory.total_bytes())
     };
     // A pool holds at least one sequence.
@@ -374,10 +374,10 @@ pub(crate) fn fit_with_draft(
         let fits = |n: usize| bytes_for(kv, (context, n)).is_ok_and(|bytes| bytes <= budget.bytes);
         longest_context(each.saturating_mul(request.sequences), fits)
     });
-    let plan = plan(kv, context, pool);
-    let memory = backend.estimate(&plan)?;
-    Ok(FittedPlan {
-        plan,
+    let config = config(kv, context, pool);
+    let memory = backend.estimate(&config)?;
+    Ok(FittedConfig {
+        config,
         memory,
         device,
         usable,
@@ -555,7 +555,7 @@ mod tests {
                 tree_nodes: 16,
             };
             let fitted = fit(backend.as_ref(), &loaded, &args, request).unwrap();
-            let limits = fitted.plan.limits;
+            let limits = fitted.config.limits;
             (
                 limits.context,
                 KvPool::for_limits(limits, 256).pages,
@@ -584,8 +584,8 @@ mod tests {
             tree_nodes: 1,
         };
         let fitted = fit(backend.as_ref(), &loaded, &args, request).unwrap();
-        assert_eq!(fitted.plan.limits.context, loaded.spec.trained_context);
-        let runner = open(backend.as_ref(), fitted.plan, &mut |_| {}).unwrap();
+        assert_eq!(fitted.config.limits.context, loaded.spec.trained_context);
+        let runner = open(backend.as_ref(), fitted.config, &mut |_| {}).unwrap();
         assert_eq!(runner.info().vocab, loaded.spec.vocab);
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use anyhow::Context;
-use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, ModelSpec, OpenPlan};
+use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, LoadConfig, ModelSpec};
 use serde_json::{Value, json};
 
 use crate::cli::InspectArgs;
@@ -53,7 +53,7 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
     Ok(Box::new(cuda::CudaBackend::with_options(gpu, options)))
 }
 
-/// Default GPU of a plan: an RTX 3090.
+/// Default GPU of `--plan`: an RTX 3090.
 fn default_gpu() -> cuda::GpuInfo {
     cuda::GpuInfo {
         ordinal: 0,
@@ -73,10 +73,10 @@ pub(crate) fn table(
 ) -> anyhow::Result<(String, Value)> {
     let device = backend.probe()?;
     let room = UsableMemory::of(&args.device, &device)?.bytes;
-    let plan = |format: KvFormat, context: usize| OpenPlan {
+    let config = |format: KvFormat, context: usize| LoadConfig {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
-        draft: drafting.plan.clone(),
+        draft: drafting.config.clone(),
         batch_invariant: drafting.batch_invariant,
         kv: KvFormats {
             k: format,
@@ -88,7 +88,7 @@ pub(crate) fn table(
             tree_nodes: drafting.tree_nodes(),
             prefill_chunk: memory_fit::prefill_chunk(&args.device, device.id != "cpu"),
             // One sequence at full length; a larger pool only allows more long sequences.
-            pool: Some(args.device.kv_pool.unwrap_or(0)),
+            pool_tokens: Some(args.device.kv_pool.unwrap_or(0)),
         },
     };
     let mut rows = Vec::new();
@@ -96,7 +96,7 @@ pub(crate) fn table(
         if format == KvFormat::F32 {
             continue;
         }
-        let planned_gib = |context: usize| match backend.estimate(&plan(format, context)) {
+        let planned_gib = |context: usize| match backend.estimate(&config(format, context)) {
             Ok(memory) => Ok(Some(memory.total_bytes())),
             Err(DeviceError::Unsupported { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -176,7 +176,7 @@ fn json_of(rows: &[FormatRow], room: u64, args: &InspectArgs) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use contract::{DraftLoad, DraftPlan, QuantType};
+    use contract::{DraftLoad, DraftLoadConfig, QuantType};
     use model::synth::{SynthSpec, draft_for};
 
     /// Planned GiB of the 27B shape, upper bounds of driver memory included.
@@ -190,10 +190,10 @@ mod tests {
             total_bytes: 24 << 30,
             ..default_gpu()
         };
-        let plan = OpenPlan {
+        let config = LoadConfig {
             target: Arc::clone(&loaded.spec),
             weights: Arc::clone(&loaded.weights),
-            draft: Some(DraftPlan {
+            draft: Some(DraftLoadConfig {
                 spec: Arc::clone(&made.spec),
                 weights: Arc::clone(&made.weights),
                 kv: KvFormat::F16,
@@ -209,10 +209,10 @@ mod tests {
                 context,
                 tree_nodes: 23,
                 prefill_chunk: 2048,
-                pool: None,
+                pool_tokens: None,
             },
         };
-        let memory = cuda::CudaBackend::new(gpu).estimate(&plan).unwrap();
+        let memory = cuda::CudaBackend::new(gpu).estimate(&config).unwrap();
         memory.total_bytes() as f64 / f64::from(1 << 30)
     }
 

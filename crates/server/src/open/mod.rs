@@ -15,12 +15,12 @@ use std::sync::Arc;
 use anyhow::Context;
 use chat::Tokenizer;
 use chat::template::ChatTemplate;
-use contract::{Backend, LoadProgress, OpenPlan, Runner, TemplateMarkup, Vocab};
+use contract::{Backend, LoadConfig, LoadProgress, Runner, TemplateMarkup, Vocab};
 
 use crate::cli::{DeviceArgs, NumericsArg};
 use crate::config;
 use crate::open::bundled::Bundled;
-pub(crate) use crate::open::memory_fit::{FittedPlan, MemoryRequest, fit, fit_with_draft};
+pub(crate) use crate::open::memory_fit::{FittedConfig, MemoryRequest, fit, fit_with_draft};
 use crate::progress::{TaskProgress, bytes_text};
 use crate::settings::GenerationDefaults;
 use crate::text::constraints::ModelConstraints;
@@ -150,48 +150,48 @@ pub(crate) fn text_side(
         template,
         eos,
         defaults,
-        facts: ModelDescription {
+        description: ModelDescription {
             trained_context: loaded.spec.trained_context,
             vocab: loaded.spec.vocab,
-            parameters: loaded.facts.parameters,
-            size_bytes: loaded.facts.bytes,
-            architecture: loaded.facts.architecture.clone(),
+            parameters: loaded.info.parameters,
+            size_bytes: loaded.info.bytes,
+            architecture: loaded.info.architecture.clone(),
             path: path.map(|path| path.display().to_string()),
             ..ModelDescription::default()
         },
     })
 }
 
-/// Opens a plan with a progress bar; `also` receives the progress too.
+/// Opens a model with a progress bar; `also` receives the progress too.
 pub(crate) fn open(
     backend: &dyn Backend,
-    plan: OpenPlan,
+    config: LoadConfig,
     also: &mut dyn FnMut(LoadProgress),
 ) -> anyhow::Result<Box<dyn Runner>> {
-    let progress = TaskProgress::new(format!("loading {}", plan.target.name));
-    Ok(backend.open(plan, &mut |at| {
+    let progress = TaskProgress::new(format!("loading {}", config.target.name));
+    Ok(backend.open(config, &mut |at| {
         progress.set(at.done_bytes, at.total_bytes);
         also(at);
     })?)
 }
 
-/// Plan summary: model, device, memory, and the reason of the KV cache type.
-pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedPlan) -> [String; 4] {
-    let FittedPlan {
-        plan,
+/// Summary of what is opened: model, device, memory, and the reason of the KV cache type.
+pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedConfig) -> [String; 4] {
+    let FittedConfig {
+        config,
         memory,
         device,
         usable,
         why,
     } = fitted;
-    let facts = &loaded.facts;
+    let info = &loaded.info;
     [
         format!(
             "model {}: {}, {} weights, {}",
-            facts.name,
-            facts.architecture,
-            count_text(facts.parameters),
-            bytes_text(facts.bytes)
+            info.name,
+            info.architecture,
+            count_text(info.parameters),
+            bytes_text(info.bytes)
         ),
         format!(
             "device {}: {} ({}), {} of {} free{}",
@@ -209,11 +209,11 @@ pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedPlan) -> [S
             bytes_text(memory.weights_bytes),
             bytes_text(memory.mapped_bytes),
             bytes_text(memory.kv_bytes),
-            plan.limits.sequences,
-            plan.limits.context,
-            plan.limits.pool_tokens(),
-            plan.kv.k.name(),
-            plan.kv.v.name(),
+            config.limits.sequences,
+            config.limits.context,
+            config.limits.clamped_pool_tokens(),
+            config.kv.k.name(),
+            config.kv.v.name(),
             bytes_text(memory.state_bytes),
             bytes_text(memory.draft_bytes),
             bytes_text(memory.scratch_bytes),

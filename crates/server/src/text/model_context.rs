@@ -22,7 +22,7 @@ pub struct ModelContext {
     /// Constraint compiler.
     pub constraints: ModelConstraints,
     /// Public description.
-    pub facts: ModelDescription,
+    pub description: ModelDescription,
 }
 
 /// Description shown by `/v1/models` and `/props`.

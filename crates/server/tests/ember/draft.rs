@@ -2,8 +2,8 @@
 //! greedy token as root. The draft runs as shipped, and with sliding windows and causal blocks.
 
 use contract::{
-    Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftPlan, KvFormat, LogitsRequest,
-    NodeIdx, OpenPlan, Runner, SeqId, TokenId, Tree, VerifyItem,
+    Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat,
+    LoadConfig, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 use cpu::{CpuBackend, CpuOptions};
 use decode::TreeInit;
@@ -11,7 +11,7 @@ use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 use model::DraftOptions;
 
 use crate::golden::{FAST, REFERENCE, cases, ember, ids, numbers, tensors};
-use crate::plan;
+use crate::load_config;
 
 /// Candidates per depth in the golden file.
 const K: usize = 8;
@@ -20,13 +20,13 @@ const STRIDE: usize = 6;
 /// Window of the sliding variant.
 const WINDOW: usize = 64;
 
-pub(crate) fn plan_with_draft(window: Option<usize>, options: CpuOptions) -> OpenPlan {
+pub(crate) fn config_with_draft(window: Option<usize>, options: CpuOptions) -> LoadConfig {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let path = ember("ember-draft.gguf");
     let draft = model::load_draft(&path, &loaded.spec, DraftOptions { window }).unwrap();
-    let mut plan = plan(&loaded, options);
-    plan.limits.tree_nodes = 64;
-    plan.draft = Some(DraftPlan {
+    let mut config = load_config(&loaded, options);
+    config.limits.tree_nodes = 64;
+    config.draft = Some(DraftLoadConfig {
         spec: draft.spec,
         weights: draft.weights,
         kv: if options.reference {
@@ -36,7 +36,7 @@ pub(crate) fn plan_with_draft(window: Option<usize>, options: CpuOptions) -> Ope
         },
         load: DraftLoad::AtFirstUse,
     });
-    plan
+    config
 }
 
 /// Commits one token by plain decoding.
@@ -56,7 +56,7 @@ pub(crate) fn feed(runner: &mut dyn Runner, seq: SeqId, token: TokenId) {
 /// Passes the candidates of every `stride`th greedy token of a case to `see`, with the root's
 /// index.
 fn drafts(
-    (plan, backend): (&OpenPlan, &dyn Backend),
+    (config, backend): (&LoadConfig, &dyn Backend),
     name: &str,
     (k, stride): (usize, usize),
     see: &mut dyn FnMut(usize, DraftCandidates),
@@ -64,7 +64,7 @@ fn drafts(
     let cases = cases();
     let case = cases.iter().find(|case| case["name"] == name).unwrap();
     let (prompt, greedy) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
-    let mut runner = backend.open(plan.clone(), &mut |_| {}).unwrap();
+    let mut runner = backend.open(config.clone(), &mut |_| {}).unwrap();
     let depth = runner.info().draft_depth.unwrap();
     let seq = runner.open(prompt.len() + greedy.len()).unwrap();
     for chunk in prompt.chunks(runner.info().limits.prefill_chunk) {
@@ -83,7 +83,7 @@ fn drafts(
 /// them.
 fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
     let golden = tensors();
-    let plan = plan_with_draft(window, options);
+    let config = config_with_draft(window, options);
     let backend = CpuBackend::new(options);
     let kind = if window.is_some() { "sliding." } else { "" };
     let (mut worst, mut count) = (0.0_f32, 0);
@@ -92,7 +92,7 @@ fn worst(window: Option<usize>, options: CpuOptions) -> f32 {
         let expected = &golden[&format!("{name}.{kind}draft_log_probs")];
         // Twice as many candidates, because near ties may be ordered differently.
         drafts(
-            (&plan, &backend),
+            (&config, &backend),
             name,
             (2 * K, STRIDE),
             &mut |root, found| {
@@ -153,7 +153,7 @@ fn accepted(tree: &Tree, text: &[TokenId]) -> usize {
 /// Accepted draft tokens on a device and in the independent implementation, for chains and for
 /// trees.
 pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64)> {
-    let plan = plan_with_draft(None, FAST);
+    let config = config_with_draft(None, FAST);
     let mut all = Vec::new();
     for (kind, seed) in [("chain", TreeInit::ChainOnly), ("tree", TreeInit::None)] {
         let (mut found, mut expected) = (0, 0.0);
@@ -161,7 +161,7 @@ pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64
             let text = ids(&case["greedy_ids"]);
             expected += numbers(&case["kept"][kind]).iter().sum::<f64>();
             let name = case["name"].as_str().unwrap();
-            drafts((&plan, backend), name, (K, 1), &mut |root, candidates| {
+            drafts((&config, backend), name, (K, 1), &mut |root, candidates| {
                 let inputs = TreeInputs {
                     root: text[root],
                     forced: &[],

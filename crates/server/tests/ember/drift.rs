@@ -12,7 +12,7 @@ use cpu::CpuBackend;
 use decode::TreeInit;
 use decode::speculation::{TreeBudget, TreeInputs, build_tree};
 
-use crate::draft::{feed, plan_with_draft};
+use crate::draft::{config_with_draft, feed};
 use crate::golden::{FAST, REFERENCE, ember};
 use crate::properties::prompts;
 
@@ -106,30 +106,30 @@ pub(crate) enum StoredPrecision {
 
 impl Rig {
     fn new(backend: &dyn Backend, batch_invariant: bool, precision: StoredPrecision) -> Rig {
-        let mut plan = plan_with_draft(None, FAST);
-        plan.batch_invariant = batch_invariant;
+        let mut config = config_with_draft(None, FAST);
+        config.batch_invariant = batch_invariant;
         if precision != StoredPrecision::AsShipped {
             let loaded = load_as_floats(&ember("ember.gguf")).unwrap();
-            (plan.target, plan.weights) = (loaded.spec, loaded.weights);
+            (config.target, config.weights) = (loaded.spec, loaded.weights);
         }
         if precision == StoredPrecision::Floats {
-            plan.kv = KvFormats {
+            config.kv = KvFormats {
                 k: KvFormat::F32,
                 v: KvFormat::F32,
             };
         }
-        plan.limits.context = CONTEXT;
-        plan.limits.sequences = 2;
-        let draft = plan.draft.as_ref().unwrap();
+        config.limits.context = CONTEXT;
+        config.limits.sequences = 2;
+        let draft = config.draft.as_ref().unwrap();
         let identity = SnapshotIdentity {
-            model: plan.target.hash,
-            kv: plan.kv,
+            model: config.target.hash,
+            kv: config.kv,
             rotated: false,
             draft: Some((draft.spec.hash, draft.kv)),
             mtp: false,
         };
         Rig {
-            runner: backend.open(plan, &mut |_| {}).unwrap(),
+            runner: backend.open(config, &mut |_| {}).unwrap(),
             identity,
             prompt: prompts().remove(0),
         }

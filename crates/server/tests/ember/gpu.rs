@@ -23,7 +23,7 @@ use decode::{
     SpeculationConfig,
 };
 
-use crate::draft::{acceptance, feed, plan_with_draft};
+use crate::draft::{acceptance, config_with_draft, feed};
 use crate::drift::{Difference, Drift, STEPS, StoredPrecision};
 use crate::golden::FAST;
 use crate::pool::check_small_pool;
@@ -62,14 +62,14 @@ fn gpu_with_numerics(numerics: Option<Numerics>) -> Option<CudaBackend> {
 }
 
 fn open(gpu: &CudaBackend, batch_invariant: bool) -> Box<dyn Runner> {
-    let mut plan = plan_with_draft(None, FAST);
-    plan.limits.sequences = 4;
-    plan.batch_invariant = batch_invariant;
-    gpu.open(plan, &mut |_| {}).unwrap()
+    let mut config = config_with_draft(None, FAST);
+    config.limits.sequences = 4;
+    config.batch_invariant = batch_invariant;
+    gpu.open(config, &mut |_| {}).unwrap()
 }
 
-/// Whether a plan must request batch invariance to get it. Hopper has it by default with these
-/// heads and caches.
+/// Whether a configuration must request batch invariance to get it. Hopper has it by default with
+/// these heads and caches.
 fn needs_batch_invariance(gpu: &CudaBackend) -> bool {
     let info = open(gpu, false).info().clone();
     let hopper = info.device.features.iter().any(|f| f == "sm_90");

@@ -18,7 +18,9 @@ use chat::Tokenizer;
 use chat::openai::request::chat_request;
 use chat::request::{ConversationPolicy, LateSystem};
 use chat::template::ChatTemplate;
-use contract::{Backend, KvFormat, KvFormats, Limits, LogitsRequest, LogitsRow, OpenPlan, TokenId};
+use contract::{
+    Backend, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow, TokenId,
+};
 use cpu::{CpuBackend, CpuOptions};
 use serde_json::json;
 
@@ -30,19 +32,19 @@ fn rows(loaded: &model::LoadedModel, options: CpuOptions, tokens: &[TokenId]) ->
         .map(|i| (i, LogitsRequest::full()))
         .collect();
     let mut runner = CpuBackend::new(options)
-        .open(plan(loaded, options), &mut |_| {})
+        .open(load_config(loaded, options), &mut |_| {})
         .unwrap();
     let seq = runner.open(tokens.len()).unwrap();
     runner.prefill(seq, tokens, &requests).unwrap()
 }
 
-fn plan(loaded: &model::LoadedModel, options: CpuOptions) -> OpenPlan {
+fn load_config(loaded: &model::LoadedModel, options: CpuOptions) -> LoadConfig {
     let format = if options.reference {
         KvFormat::F32
     } else {
         KvFormat::F16
     };
-    OpenPlan {
+    LoadConfig {
         target: Arc::clone(&loaded.spec),
         weights: Arc::clone(&loaded.weights),
         draft: None,
@@ -56,7 +58,7 @@ fn plan(loaded: &model::LoadedModel, options: CpuOptions) -> OpenPlan {
             context: 1024,
             tree_nodes: 1,
             prefill_chunk: 512,
-            pool: None,
+            pool_tokens: None,
         },
     }
 }
@@ -152,7 +154,7 @@ fn residual_stream_at_captured_layers_matches_golden() {
     let code = cases.iter().find(|case| case["name"] == "code").unwrap();
     let tokens = [ids(&code["prompt_ids"]), ids(&code["greedy_ids"])].concat();
     let mut runner = CpuBackend::new(REFERENCE)
-        .open_inspected(plan(&loaded, REFERENCE), &mut |_| {})
+        .open_inspected(load_config(&loaded, REFERENCE), &mut |_| {})
         .unwrap();
     let hidden_states = runner.hidden_states(&tokens[..48]).unwrap();
     let golden = &tensors()["code.taps"];

@@ -9,7 +9,7 @@ use decode::{
     SchedulerConfig, SchedulerState, SpeculationConfig, Stats,
 };
 
-use crate::draft::plan_with_draft;
+use crate::draft::config_with_draft;
 use crate::golden::{FAST, ember};
 
 /// A scheduler whose sequences share `pool` tokens.
@@ -18,11 +18,11 @@ fn scheduler(
     pool: Option<usize>,
     max_entries: usize,
 ) -> Scheduler {
-    let mut plan = plan_with_draft(None, FAST);
-    plan.batch_invariant = batch_invariant;
-    plan.limits.sequences = 4;
-    plan.limits.context = 1000;
-    plan.limits.pool = pool;
+    let mut load_config = config_with_draft(None, FAST);
+    load_config.batch_invariant = batch_invariant;
+    load_config.limits.sequences = 4;
+    load_config.limits.context = 1000;
+    load_config.limits.pool_tokens = pool;
     let config = SchedulerConfig {
         reserve: 8,
         speculation: SpeculationConfig {
@@ -35,7 +35,7 @@ fn scheduler(
         },
         ..SchedulerConfig::default()
     };
-    let runner = backend.open(plan, &mut |_| {}).unwrap();
+    let runner = backend.open(load_config, &mut |_| {}).unwrap();
     Scheduler::new(runner, config)
 }
 

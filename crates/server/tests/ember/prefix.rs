@@ -13,7 +13,7 @@ use decode::{
 };
 use server::engine::store::{DiskStore, StoreConfig};
 
-use crate::draft::plan_with_draft;
+use crate::draft::config_with_draft;
 use crate::golden::{FAST, ember};
 
 const MAX_TOKENS: usize = 12;
@@ -21,11 +21,11 @@ const MAX_TOKENS: usize = 12;
 fn scheduler(max_entries: usize, format: KvFormat, store: Option<DiskStore>) -> Scheduler {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
-    let mut plan = plan_with_draft(None, FAST);
-    plan.kv.k = format;
-    plan.kv.v = format;
-    plan.limits.sequences = 4;
-    plan.limits.context = 2048;
+    let mut load_config = config_with_draft(None, FAST);
+    load_config.kv.k = format;
+    load_config.kv.v = format;
+    load_config.limits.sequences = 4;
+    load_config.limits.context = 2048;
     let config = SchedulerConfig {
         max_sequences: 2,
         eos: loaded.vocab.eos,
@@ -50,7 +50,7 @@ fn scheduler(max_entries: usize, format: KvFormat, store: Option<DiskStore>) -> 
     };
     let runner = CpuBackend::new(FAST)
         .with_rotation()
-        .open(plan, &mut |_| {})
+        .open(load_config, &mut |_| {})
         .unwrap();
     let scheduler = Scheduler::new(runner, config);
     match store {

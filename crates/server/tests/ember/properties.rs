@@ -12,7 +12,7 @@ use decode::{
     SchedulerConfig, SchedulerState, SpeculationConfig, TreeInit,
 };
 
-use crate::draft::plan_with_draft;
+use crate::draft::config_with_draft;
 use crate::golden::{FAST, ember};
 
 /// Total prompts; each budget from 0 to 63 is used at least three times.
@@ -100,9 +100,9 @@ impl Fixture {
         speculation: SpeculationConfig,
         sequences: usize,
     ) -> Fixture {
-        let mut plan = plan_with_draft(None, FAST);
-        plan.limits.sequences = 5;
-        plan.batch_invariant = batch_invariant;
+        let mut load_config = config_with_draft(None, FAST);
+        load_config.limits.sequences = 5;
+        load_config.batch_invariant = batch_invariant;
         let loaded = model::load(&ember("ember.gguf")).unwrap();
         let config = SchedulerConfig {
             max_sequences: sequences,
@@ -111,7 +111,7 @@ impl Fixture {
             speculation,
             ..SchedulerConfig::default()
         };
-        let runner = backend.open(plan, &mut |_| {}).unwrap();
+        let runner = backend.open(load_config, &mut |_| {}).unwrap();
         Fixture {
             scheduler: Scheduler::new(runner, config),
             generated: vec![(Vec::new(), None, ChoiceStats::default()); 2 * PROMPTS],

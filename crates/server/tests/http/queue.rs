@@ -336,7 +336,7 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     setup.limits = Limits {
         sequences: 3,
         context: 1000,
-        pool: Some(0),
+        pool_tokens: Some(0),
         ..setup.limits
     };
     let server = setup.open().await;

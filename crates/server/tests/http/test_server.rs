@@ -147,7 +147,7 @@ impl Default for ServerSetup {
                 context: 512,
                 tree_nodes: 8,
                 prefill_chunk: 64,
-                pool: None,
+                pool_tokens: None,
             },
             prefix: PrefixConfig::default(),
             step: Duration::ZERO,
@@ -193,7 +193,7 @@ impl TestServer {
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
                 defaults,
-                facts: ModelDescription {
+                description: ModelDescription {
                     trained_context: 1024,
                     vocab: n_tokens,
                     parameters: 12,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use contract::{
-    AttentionWindow, CommitItem, DraftItem, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner,
+    AttentionWindow, CommitItem, DraftItem, LoadConfig, LogitsRequest, LogitsRow, NodeIdx, Runner,
     SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use rand::rngs::StdRng;
@@ -46,19 +46,19 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new(
         runner: Box<dyn Runner>,
-        plan: &OpenPlan,
+        config: &LoadConfig,
         report: Report,
         reps: usize,
     ) -> Bench {
         Bench {
-            vocab: plan.target.vocab,
-            chunk: plan.limits.prefill_chunk,
-            max_len: plan.limits.context,
-            cost: Cost::of(&plan.target, plan.kv),
-            draft_cost: plan
+            vocab: config.target.vocab,
+            chunk: config.limits.prefill_chunk,
+            max_len: config.limits.context,
+            cost: Cost::of(&config.target, config.kv),
+            draft_cost: config
                 .draft
                 .as_ref()
-                .map(|draft| Cost::of_draft(&draft.spec, &plan.target)),
+                .map(|draft| Cost::of_draft(&draft.spec, &config.target)),
             runner,
             report,
             reps: reps.max(1),

@@ -14,7 +14,7 @@ use super::{ModelSource, draft, model};
 use crate::cli::DepthArgs;
 use crate::open::bundled::Bundled;
 use crate::open::devices;
-use crate::open::{self, FittedPlan, MemoryRequest};
+use crate::open::{self, FittedConfig, MemoryRequest};
 use crate::progress::bytes_text;
 
 /// Context behind the deepest point, for the tokens decoded there.
@@ -49,24 +49,24 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     if args.draft.is_some() {
         // The draft's KV cache has the type that serving uses.
         let draft = draft(&loaded, args.draft.as_deref(), &source, KvFormat::F16)?;
-        fitted.plan.draft = Some(draft);
-        fitted.memory = backend.estimate(&fitted.plan)?;
+        fitted.config.draft = Some(draft);
+        fitted.memory = backend.estimate(&fitted.config)?;
     }
     for line in open::plan_lines(&loaded, &fitted) {
         tracing::info!("{line}");
     }
-    let FittedPlan {
-        plan,
+    let FittedConfig {
+        config,
         memory,
         device,
         ..
     } = fitted;
-    let kv = (plan.kv.k.name(), plan.kv.v.name());
-    let has_draft = plan.draft.is_some();
-    let runner = open::open(backend.as_ref(), plan.clone(), &mut |_| {})?;
+    let kv = (config.kv.k.name(), config.kv.v.name());
+    let has_draft = config.draft.is_some();
+    let runner = open::open(backend.as_ref(), config.clone(), &mut |_| {})?;
     let report = Report::new(args.json.as_deref(), &loaded, &device, instruments)?;
     let report = report.with_kv(kv);
-    let mut bench = Bench::new(runner, &plan, report, args.reps).continuing();
+    let mut bench = Bench::new(runner, &config, report, args.reps).continuing();
     for &depth in &args.at {
         bench.prefill_to(depth)?;
         let windows = args
@@ -91,7 +91,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
     let mut report = bench.finish();
     let planned = memory.total_bytes();
     if let Some(peak) = watch.and_then(devices::MemoryWatch::peak_bytes) {
-        report.memory(peak, planned, plan.limits.context)?;
+        report.memory(peak, planned, config.limits.context)?;
     } else {
         tracing::info!(
             "planned {}; the device does not report the memory in use",

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use contract::{DraftLoad, DraftPlan, QuantType};
+use contract::{DraftLoad, DraftLoadConfig, QuantType};
 use model::synth::{SynthSpec, draft_for};
 
 use cases::Bench;
@@ -31,7 +31,7 @@ use crate::cli::{BenchArgs, BenchCommand};
 use crate::open::bundled::Bundled;
 use crate::open::devices;
 use crate::open::drafting;
-use crate::open::{self, FittedPlan, MemoryRequest};
+use crate::open::{self, FittedConfig, MemoryRequest};
 
 /// Tokens of a KV page, on any device.
 const PAGE: usize = 256;
@@ -72,18 +72,18 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         context: Some(context_tokens(&args.depth, longest)),
         tree_nodes: shapes.iter().map(|shape| shape.nodes).max().unwrap_or(1),
     };
-    let FittedPlan {
-        mut plan,
+    let FittedConfig {
+        mut config,
         memory,
         device,
         usable,
         why,
     } = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
     if args.draft.is_some() {
-        plan.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plan.kv.k)?);
+        config.draft = Some(draft(&loaded, args.draft.as_deref(), &source, config.kv.k)?);
     }
-    let fitted = FittedPlan {
-        plan: plan.clone(),
+    let fitted = FittedConfig {
+        config: config.clone(),
         memory,
         device: device.clone(),
         usable,
@@ -92,10 +92,10 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     for line in open::plan_lines(&loaded, &fitted) {
         tracing::info!("{line}");
     }
-    let has_draft = plan.draft.is_some();
-    let runner = open::open(backend.as_ref(), plan.clone(), &mut |_| {})?;
+    let has_draft = config.draft.is_some();
+    let runner = open::open(backend.as_ref(), config.clone(), &mut |_| {})?;
     let report = Report::new(args.json.as_deref(), &loaded, &device, instruments)?;
-    let mut bench = Bench::new(runner, &plan, report, args.reps);
+    let mut bench = Bench::new(runner, &config, report, args.reps);
     for &depth in &args.depth {
         for &tokens in args.pp.iter().filter(|&&tokens| tokens > 0) {
             bench.prefill(depth, tokens)?;
@@ -162,7 +162,7 @@ fn draft(
     what: Option<&str>,
     source: &ModelSource<'_>,
     kv: contract::KvFormat,
-) -> anyhow::Result<DraftPlan> {
+) -> anyhow::Result<DraftLoadConfig> {
     let options = drafting::options(0);
     let (spec, weights) = match (what, source.bundled_default()) {
         (None, Some(bundled)) => {
@@ -192,7 +192,7 @@ fn draft(
             }
         }
     };
-    Ok(DraftPlan {
+    Ok(DraftLoadConfig {
         spec: Arc::clone(&spec),
         weights,
         kv,

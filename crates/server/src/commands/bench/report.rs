@@ -86,11 +86,11 @@ impl Report {
         writeln!(
             out,
             "{} on {} ({})",
-            loaded.facts.name,
+            loaded.info.name,
             device.name,
             device.features.join(", ")
         )?;
-        for share in &loaded.facts.types {
+        for share in &loaded.info.types {
             let gb = share.bytes as f64 / 1e9;
             writeln!(
                 out,
@@ -124,7 +124,7 @@ impl Report {
         Ok(Report {
             instruments,
             json,
-            model: loaded.facts.name.clone(),
+            model: loaded.info.name.clone(),
             device: device.name.clone(),
             kv: None,
         })

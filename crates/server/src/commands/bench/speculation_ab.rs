@@ -65,7 +65,7 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
         tree_nodes: usize::from(args.budget) + 1,
     };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
-    let plain = fitted.plan;
+    let plain = fitted.config;
     let mut with_draft = plain.clone();
     with_draft.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let mut runner = open::open(backend.as_ref(), with_draft, &mut |_| {})?;
@@ -141,7 +141,7 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
     let seconds = start.elapsed().as_secs_f64();
     report(
         args,
-        (&loaded.facts.name, &fitted.device.name),
+        (&loaded.info.name, &fitted.device.name),
         seconds,
         (&prompts, &pairs, &costs),
     )

@@ -18,7 +18,7 @@ use std::time::Duration;
 use chat::SpecialTokens;
 use contract::{
     Backend, Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, KvFormats,
-    Limits, LogitsRequest, LogitsRow, NodeIdx, OpenPlan, Runner, RunnerInfo, SeqId, SnapshotId,
+    Limits, LoadConfig, LogitsRequest, LogitsRow, NodeIdx, Runner, RunnerInfo, SeqId, SnapshotId,
     SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
@@ -130,7 +130,7 @@ fn record_all() -> (RunnerInfo, Vec<Recording>) {
     }
     let longest = all.iter().map(|prompt| prompt.tokens.len()).max().unwrap();
     let kv = KvFormat::F16;
-    let plan = OpenPlan {
+    let config = LoadConfig {
         target: loaded.spec.clone(),
         weights: loaded.weights.clone(),
         draft: Some(draft(&loaded, beside.to_str(), &source, kv).unwrap()),
@@ -141,11 +141,11 @@ fn record_all() -> (RunnerInfo, Vec<Recording>) {
             context: longest + TOKENS,
             tree_nodes: BUDGET + 1,
             prefill_chunk: 512,
-            pool: None,
+            pool_tokens: None,
         },
     };
     let backend = CpuBackend::new(cpu::CpuOptions::default());
-    let mut runner = backend.open(plan, &mut |_| {}).unwrap();
+    let mut runner = backend.open(config, &mut |_| {}).unwrap();
     let eos = &loaded.vocab.eos;
     let recordings = all
         .into_iter()

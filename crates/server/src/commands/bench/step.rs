@@ -81,16 +81,16 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         tree_nodes: usize::from(args.budget) + 1,
     };
     let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
-    fitted.plan.draft = Some(draft(
+    fitted.config.draft = Some(draft(
         &loaded,
         args.draft.as_deref(),
         &source,
-        fitted.plan.kv.k,
+        fitted.config.kv.k,
     )?);
-    fitted.plan.batch_invariant = args.batch_invariant;
+    fitted.config.batch_invariant = args.batch_invariant;
     let vocab = loaded.spec.vocab as u32;
-    let chunk = fitted.plan.limits.prefill_chunk;
-    let runner = TimedRunner::new(open::open(backend.as_ref(), fitted.plan, &mut |_| {})?);
+    let chunk = fitted.config.limits.prefill_chunk;
+    let runner = TimedRunner::new(open::open(backend.as_ref(), fitted.config, &mut |_| {})?);
     let batch_invariant = runner.info().batch_invariant;
     let costs = match args.cost_stop {
         OnOff::Off => None,
@@ -113,7 +113,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         out,
         "{} on {}: whole steps of trees of up to {} drafted nodes after {} tokens{}\n\
          acceptance is SIMULATED: {} tokens per step on average for a full tree",
-        loaded.facts.name,
+        loaded.info.name,
         fitted.device.name,
         args.budget,
         args.depth,
@@ -220,7 +220,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         if let Some(path) = &args.json {
             let line = json!({
                 "bench": "whole_step", "acceptance": "simulated", "accept": args.accept,
-                "model": loaded.facts.name, "device": fitted.device.name, "draft": args.draft,
+                "model": loaded.info.name, "device": fitted.device.name, "draft": args.draft,
                 "budget": args.budget, "cost_stop": costs.is_some(), "nodes_per_tree": line.nodes, "depth": args.depth, "sequences": sequences, "exact": batch_invariant,
                 "steps": steps.len(), "tokens_per_step": line.tokens, "ms": line.ms, "low_ms": line.low,
                 "high_ms": line.high, "draft_ms": line.draft, "verify_ms": line.verify,

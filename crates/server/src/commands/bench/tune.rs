@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use chat::openai::request::chat_request;
 use chat::request::{ConversationPolicy, LateSystem};
-use contract::{Backend, OpenPlan, TokenId, Tree};
+use contract::{Backend, LoadConfig, TokenId, Tree};
 use decode::{Scheduler, SchedulerConfig, SpeculationConfig, TreeInit};
 use serde_json::{Value, json};
 
@@ -65,7 +65,7 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
         tree_nodes: widest + 1,
     };
     let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
-    let plain = fitted.plan;
+    let plain = fitted.config;
     let mut drafted = plain.clone();
     drafted.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let configurations = configurations(args, widest);
@@ -74,8 +74,8 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
     for _ in 0..args.reps.max(1) {
         // The plain runner has no draft, which would need prefill too.
         for plainly in [true, false] {
-            let plan = if plainly { &plain } else { &drafted };
-            let runner = open(backend.as_ref(), plan)?;
+            let config = if plainly { &plain } else { &drafted };
+            let runner = open(backend.as_ref(), config)?;
             let costs = if plainly {
                 None
             } else {
@@ -151,10 +151,10 @@ pub(super) fn context_tokens(prompt: usize, reply: usize) -> usize {
     prompt + reply + 256
 }
 
-fn open(backend: &dyn Backend, plan: &OpenPlan) -> anyhow::Result<TimedRunner> {
+fn open(backend: &dyn Backend, config: &LoadConfig) -> anyhow::Result<TimedRunner> {
     Ok(TimedRunner::new(open::open(
         backend,
-        plan.clone(),
+        config.clone(),
         &mut |_| {},
     )?))
 }
@@ -259,7 +259,7 @@ fn report(
     writeln!(
         out,
         "{} on {device}: {} prompts, up to {} tokens each, greedy; fastest of {} runs per prompt",
-        loaded.facts.name,
+        loaded.info.name,
         prompts.len(),
         args.tokens,
         args.reps.max(1)
@@ -322,7 +322,7 @@ fn report(
     }
     if let Some(path) = &args.json {
         let line = json!({
-            "bench": "tune", "model": loaded.facts.name, "device": device, "prompts": prompts.len(),
+            "bench": "tune", "model": loaded.info.name, "device": device, "prompts": prompts.len(),
             "tokens": args.tokens, "reps": args.reps, "ways": lines, "knee": knee,
             "version": env!("CARGO_PKG_VERSION"),
         });

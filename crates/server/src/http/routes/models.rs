@@ -71,16 +71,16 @@ fn entry(app: &App) -> Value {
     });
     if let Some(handle) = app.engine().model() {
         let context = handle.info.limits.context;
-        let facts = &handle.model.facts;
+        let description = &handle.model.description;
         for key in ["context_length", "max_context_length", "max_model_len"] {
             entry[key] = json!(context);
         }
         entry["meta"] = json!({
             "n_ctx": context,
-            "n_ctx_train": facts.trained_context,
-            "n_vocab": facts.vocab,
-            "n_params": facts.parameters,
-            "size": facts.size_bytes,
+            "n_ctx_train": description.trained_context,
+            "n_vocab": description.vocab,
+            "n_params": description.parameters,
+            "size": description.size_bytes,
         });
     }
     entry

@@ -37,10 +37,10 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
         "server": {"name": NAME, "version": VERSION, "props_schema": SCHEMA},
         "daemon": {"alive": app.engine().phase() == EnginePhase::Ready},
         "model_alias": config.model_name,
-        "model_path": shown(&model.facts.path),
+        "model_path": shown(&model.description.path),
         "model": {
-            "arch": model.facts.architecture,
-            "draft_path": shown(&model.facts.draft_path),
+            "arch": model.description.architecture,
+            "draft_path": shown(&model.description.draft_path),
             "tokenizer_id": null,
         },
         "total_slots": info.limits.sequences,
@@ -59,9 +59,9 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "fa_window_force": config.window.force,
             "kv_cache_k": info.kv.k.name(),
             "kv_cache_v": info.kv.v.name(),
-            "kv_cache_choice": model.facts.kv_choice,
-            "lazy_draft": model.facts.lazy_draft,
-            "draft_residency": if model.facts.lazy_draft { "auto" } else { "persistent" },
+            "kv_cache_choice": model.description.kv_choice,
+            "lazy_draft": model.description.lazy_draft,
+            "draft_residency": if model.description.lazy_draft { "auto" } else { "persistent" },
             "target_sharding": null,
             "target_device": info.device.id,
             "draft_device": info.draft_depth.map(|_| &info.device.id),
@@ -129,7 +129,7 @@ fn generation(handle: &ModelHandle) -> Value {
             "presence_penalty": defaults.presence_penalty,
         },
         "budget_envelope": envelope(handle),
-        "model_card": handle.model.facts.card.as_ref().and_then(|card| card.verbatim.clone()),
+        "model_card": handle.model.description.card.as_ref().and_then(|card| card.verbatim.clone()),
         "sampling": {"capabilities": {
             "supports_temperature": true, "supports_top_p": true, "supports_top_k": true,
             "supports_min_p": true, "supports_repetition_penalty": true,
@@ -142,12 +142,12 @@ fn generation(handle: &ModelHandle) -> Value {
 
 /// Limits of reasoning and reply.
 fn envelope(handle: &ModelHandle) -> Value {
-    let (facts, defaults) = (&handle.model.facts, &handle.model.defaults);
+    let (description, defaults) = (&handle.model.description, &handle.model.defaults);
     let reasoning = &defaults.reasoning;
     let tiers = TIERS.iter().enumerate();
     let tiers = tiers.map(|(i, name)| ((*name).to_owned(), json!(reasoning.tiers.map(|t| t[i]))));
     json!({
-        "model_card_source": facts.card.as_ref().map(|card| &card.source),
+        "model_card_source": description.card.as_ref().map(|card| &card.source),
         "default_max_tokens": defaults.max_tokens,
         "most_tokens": reasoning.max_total_tokens,
         "hard_limit_reply_budget": reasoning.reply_budget,

@@ -1,19 +1,19 @@
-//! The plan for opening a model on a device, its memory estimate, and the properties of the result.
+//! How a model is opened on a device, the memory that this takes, and the properties of the result.
 
 use std::sync::Arc;
 
-use crate::{DraftPlan, KvFormats, ModelSpec, WeightSource};
+use crate::{DraftLoadConfig, KvFormats, ModelSpec, WeightSource};
 
 /// Everything a device needs to open a model. Target and draft open together, because the draft
 /// shares the target's hidden states, embedding and LM head.
 #[derive(Clone)]
-pub struct OpenPlan {
+pub struct LoadConfig {
     /// The target model.
     pub target: Arc<ModelSpec>,
     /// Source of its weights.
     pub weights: Arc<dyn WeightSource>,
     /// The draft model, if any.
-    pub draft: Option<DraftPlan>,
+    pub draft: Option<DraftLoadConfig>,
     /// KV cache types.
     pub kv: KvFormats,
     /// Limits of the runner.
@@ -37,7 +37,7 @@ pub struct Limits {
     pub prefill_chunk: usize,
     /// KV tokens of all sequences together; `None` for all sequences at full length.
     /// [`KvPool::for_limits`] clamps it to at least one full sequence and at most all of them.
-    pub pool: Option<usize>,
+    pub pool_tokens: Option<usize>,
 }
 
 /// The KV page pool that all sequences share. A sequence takes pages as it grows and returns them
@@ -56,7 +56,7 @@ impl KvPool {
         let each = limits.max_pages_per_sequence(page_size);
         let all = each.saturating_mul(limits.sequences);
         KvPool {
-            pages: limits.pool.map_or(all, |tokens| {
+            pages: limits.pool_tokens.map_or(all, |tokens| {
                 // Fewer pages cannot finish any sequence; more pages are never used.
                 tokens.div_ceil(page_size).clamp(each, all.max(each))
             }),
@@ -72,7 +72,7 @@ impl KvPool {
 
 impl Limits {
     /// KV tokens of all sequences together, rounded to a page.
-    pub fn pool_tokens(&self) -> usize {
+    pub fn clamped_pool_tokens(&self) -> usize {
         KvPool::for_limits(*self, 1).tokens()
     }
 
@@ -99,7 +99,7 @@ pub struct DeviceInfo {
     pub free_bytes: u64,
 }
 
-/// Bytes that opening a plan takes, by purpose.
+/// Bytes that opening a model takes, by purpose.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryPlan {
     /// Weights in the device's layout. Excludes weights used in place from a mapped file.
@@ -165,7 +165,7 @@ pub struct RunnerInfo {
     pub device: DeviceInfo,
     /// Length of a logits row.
     pub vocab: usize,
-    /// Limits that it supports: those of its [`OpenPlan`].
+    /// Limits that it supports: those of its [`LoadConfig`].
     pub limits: Limits,
     /// The KV page pool of its sequences.
     pub pool: KvPool,
