@@ -38,8 +38,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LEVELS = (1, 8, 64, 256)
 STALL_SECONDS = 10.0
 EMPTY_SECONDS = 20.0
-# Allocators give pages back with some delay.
-SETTLE_SECONDS = 3.0
+# The server gives freed pages back every 20 seconds.
+SETTLE_SECONDS = 25.0
 FLAT = 0.02
 FIFTHS = 5
 SUBJECTS = (

@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 48] = [
+const HOMES: [(&str, &[&str]); 47] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -53,7 +53,6 @@ const HOMES: [(&str, &[&str]); 48] = [
     ("memmap2", &["gguf"]),
     ("metrics", &["server"]),
     ("metrics-exporter-prometheus", &["server"]),
-    ("mimalloc", &["server"]),
     ("minijinja", &["chat"]),
     ("minijinja-contrib", &["chat"]),
     ("nvml-wrapper", &["cuda"]),
