@@ -18,6 +18,9 @@ use llguidance::{Matcher, ParserFactory};
 /// Maximum number of lexer states of a grammar, at 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 65_536;
 
+/// Forced tokens that [`Grammar::check`] follows.
+const MAX_CHECKED_TOKENS: usize = 64;
+
 /// The content of a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VocabEntry {
@@ -170,13 +173,21 @@ impl TokenizerEnv for TrieEnv {
 }
 
 impl Grammar {
-    /// Checks that a text can start within the matcher's limits.
+    /// Checks that a text can reach its first choice of tokens within the matcher's limits.
     pub fn check(&self) -> Result<(), GrammarError> {
-        let mut follower = self.begin();
-        if follower.forced(&[]).is_none() {
-            follower.allowed(&[]);
+        let mut state = self.begin();
+        let mut ahead = Vec::new();
+        while ahead.len() < MAX_CHECKED_TOKENS
+            && let Some(token) = state.forced(&ahead)
+            && token != self.eos
+        {
+            ahead.push(token);
         }
-        match follower.error() {
+        state.advance(&ahead);
+        if state.forced(&[]).is_none() {
+            state.allowed(&[]);
+        }
+        match state.error() {
             Some(detail) => Err(GrammarError {
                 detail: detail.to_owned(),
             }),

@@ -156,6 +156,36 @@ fn special_and_end_tokens_match_no_text() {
     assert!(mask.contains(TokenId(u32::from(b'a'))));
 }
 
+/// A grammar of 2,500 rules that all begin with `first`: the matcher follows all of them at once,
+/// more than a limit allows.
+fn wide(first: &str) -> String {
+    let rules: Vec<String> = (0..2500).map(|i| format!("r{i}")).collect();
+    let bodies: Vec<String> = rules
+        .iter()
+        .map(|rule| format!("{rule}: first \"{rule}\" first\n"))
+        .collect();
+    let (rules, bodies) = (rules.join(" | "), bodies.concat());
+    format!("start: {rules}\n{bodies}first: {first}\n")
+}
+
+#[test]
+fn limit_behind_forced_text_fails_the_check_by_name() {
+    let grammar = GRAMMARS.compile(&wide("\"begin\"")).unwrap();
+    let detail = grammar.check().unwrap_err().detail;
+    assert!(detail.contains("items; max is 2000"), "{detail}");
+}
+
+#[test]
+fn limit_behind_a_choice_fails_the_text_by_name() {
+    let grammar = GRAMMARS.compile(&wide("\"a\" | \"b\"")).unwrap();
+    grammar.check().unwrap();
+    let mut state = grammar.begin();
+    assert!(state.allowed(&[]).contains(TokenId(u32::from(b'a'))));
+    state.advance(&[TokenId(u32::from(b'a'))]);
+    let detail = state.error().unwrap();
+    assert!(detail.contains("items; max is 2000"), "{detail}");
+}
+
 #[test]
 fn grammar_errors_omit_internal_notation() {
     let check = |lark: &str, expected: &str| {
