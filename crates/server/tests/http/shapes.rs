@@ -229,6 +229,86 @@ async fn unsupported_schemas_are_rejected_by_name_in_each_dialect() {
     }
 }
 
+/// Objects that differ in their only key: after the brace, a matcher follows all of them, more than
+/// its limit allows.
+fn too_wide() -> Value {
+    let object = |i: usize| {
+        let key = format!("k{i}");
+        json!({"type": "object", "properties": {key.clone(): {"const": i}}, "required": [key], "additionalProperties": false})
+    };
+    json!({"anyOf": (0..2500).map(object).collect::<Vec<Value>>()})
+}
+
+#[tokio::test]
+async fn grammar_over_a_limit_is_rejected_before_the_stream_in_every_dialect() {
+    let server = ServerSetup::saying("x").open().await;
+    let schema = too_wide();
+    let user = json!([{"role": "user", "content": "hi"}]);
+    let format = json!({"type": "json_schema", "name": "n", "schema": schema, "strict": true});
+    let wrapped = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true}});
+    let cases = [
+        (
+            "/v1/chat/completions",
+            json!({"messages": user, "response_format": wrapped}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": user, "max_tokens": 9, "output_config": {"format": format}}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "hi", "text": {"format": format}}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "hi", "guided_json": schema}),
+        ),
+    ];
+    for (path, mut body) in cases {
+        for stream in [false, true] {
+            body["stream"] = json!(stream);
+            let answer = server.post(path, &body).await;
+            assert_eq!(answer.status, 400, "{path}, stream {stream}");
+            let error = answer.json().await["error"].clone();
+            assert_eq!(error["type"], "invalid_request_error", "{path}");
+            let message = error["message"].as_str().unwrap();
+            assert!(
+                message.contains("limit") || message.contains("max is"),
+                "{path}: {message}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn grammar_that_meets_a_limit_while_decoding_is_the_requests_error() {
+    let server = ServerSetup::saying("aaaa").open().await;
+    let rules: Vec<String> = (0..2500).map(|i| format!("r{i}")).collect();
+    let bodies: Vec<String> = rules
+        .iter()
+        .map(|rule| format!("{rule}: first \"{rule}\" first\n"))
+        .collect();
+    let (rules, bodies) = (rules.join(" | "), bodies.concat());
+    let lark = format!("start: {rules}\n{bodies}first: \"a\" | \"b\"\n");
+    let is_named = |error: &Value| {
+        assert_eq!(error["type"], "invalid_request_error", "{error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("max is 2000"), "{message}");
+    };
+    let whole = server.chat(json!({"grammar": lark})).await;
+    assert_eq!(whole.status, 400);
+    is_named(&whole.json().await["error"]);
+    let text = json!({"prompt": "hi", "grammar": lark});
+    let whole = server.post("/v1/completions", &text).await;
+    assert_eq!(whole.status, 400);
+    is_named(&whole.json().await["error"]);
+    // The choice of the first token is the model's, so a stream has begun before.
+    let streamed = server.chat(json!({"grammar": lark, "stream": true})).await;
+    assert_eq!(streamed.status, 200);
+    let chunks = streamed.chunks().await;
+    is_named(&chunks.last().unwrap()["error"]);
+}
+
 #[tokio::test]
 async fn schema_that_is_not_strict_is_kept_as_far_as_possible() {
     let server = ServerSetup::saying(STUBBORN).open().await;
