@@ -344,7 +344,7 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     let waiting = server.chat(json!({"stream": true, "max_tokens": 2})).await;
     let pool = async || server.get("/props").await.json().await["runtime"]["kv_pool"].clone();
     let mut pool_status = pool().await;
-    for _ in 0..200 {
+    for _ in 0..1000 {
         if pool_status["queue_blocked_on_pool"] == true {
             break;
         }
@@ -378,7 +378,15 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
     drop(running);
     assert!(waiting.text().await.contains("[DONE]"));
     idle(&server).await;
-    let pool_status = pool().await;
+    // The engine publishes its figures after the device has closed the sequence.
+    let mut pool_status = pool().await;
+    for _ in 0..1000 {
+        if pool_status["in_use"] == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        pool_status = pool().await;
+    }
     assert_eq!(
         (&pool_status["in_use"], &pool_status["preempted"]),
         (&json!(0), &json!(0))
