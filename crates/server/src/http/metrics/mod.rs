@@ -311,3 +311,22 @@ impl Registrar<'_> {
             .register_histogram(&Key::from_static_name(name), &METADATA)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_folded_while_nobody_reads_the_metrics() {
+        let metrics = Metrics::new();
+        // The exporter shows only in its debug text what it has folded without rendering.
+        let folded = format!("Histogram {{ count: {UPKEEP_EVERY},");
+        let has_folded = || format!("{:?}", metrics.handle).contains(&folded);
+        for _ in 1..UPKEEP_EVERY {
+            metrics.step(Duration::from_millis(1), 1);
+        }
+        assert!(!has_folded());
+        metrics.step(Duration::from_millis(1), 1);
+        assert!(has_folded(), "{:?}", metrics.handle);
+    }
+}
