@@ -4,6 +4,7 @@
 //! bug shows as a wrong token. It can inject faults, and has flaws that the suite must detect.
 
 mod backend;
+mod drafts;
 mod faults;
 mod language;
 mod pages;
@@ -15,9 +16,11 @@ use contract::protocol::{CallValidator, SequenceState, invalid_call};
 use contract::snapshot::{self, SectionKind, SnapshotHeader, SnapshotIdentity};
 use contract::{
     Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, KvFormats, KvPool,
-    Limits, LogitsRequest, LogitsRow, MemoryPlan, ModelHash, NodeIdx, Runner, RunnerInfo, SeqId,
-    SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
+    Limits, LogitsRequest, LogitsRow, MemoryPlan, ModelHash, MtpDraftItem, NodeIdx, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
+
+use drafts::DraftedRows;
 
 pub use backend::FakeBackend;
 pub use faults::{FakeHandle, FaultKind, FaultTrigger, Flaw, InjectedFault, Record, RunnerMethod};
@@ -38,6 +41,8 @@ pub struct FakeSpec {
     pub prefill_align: usize,
     /// Its draft, if it has one.
     pub draft: Option<FakeDraft>,
+    /// Its multi-token-prediction head, if it has one.
+    pub mtp: Option<FakeDraft>,
     /// Its flaw, if any.
     pub flaw: Option<Flaw>,
 }
@@ -72,6 +77,7 @@ impl Default for FakeSpec {
             page_size: 1,
             prefill_align: 64,
             draft: None,
+            mtp: None,
             flaw: None,
         }
     }
@@ -79,7 +85,6 @@ impl Default for FakeSpec {
 
 /// Snapshot bytes per token.
 const TOKEN_BYTES: usize = size_of::<u32>();
-const WRONG_GUESS: u64 = 2;
 
 type Hook = Box<dyn FnMut(RunnerMethod) + Send>;
 
@@ -88,6 +93,7 @@ pub struct FakeRunner {
     language: Language,
     info: RunnerInfo,
     draft_acceptance_rate: f64,
+    mtp_acceptance_rate: f64,
     flaw: Option<Flaw>,
     sequences: BTreeMap<SeqId, FakeSequence>,
     snapshots: HashMap<SnapshotId, (SeqId, Committed)>,
@@ -112,6 +118,7 @@ struct FakeSequence {
     /// Pages of the pool that it has taken.
     pages: usize,
     pending: Option<Tree>,
+    drafted: DraftedRows,
 }
 
 impl SequenceState for FakeSequence {
@@ -125,6 +132,10 @@ impl SequenceState for FakeSequence {
 
     fn pending(&self) -> Option<&Tree> {
         self.pending.as_ref()
+    }
+
+    fn mtp_depths(&self) -> &[usize] {
+        &self.drafted.depths
     }
 }
 
@@ -155,13 +166,14 @@ impl FakeRunner {
                 kv,
                 model: model_hash(spec.language.salt),
                 draft_depth: spec.draft.map(|draft| draft.depth),
-                mtp: None,
+                mtp: spec.mtp.map(drafts::mtp_info),
                 batch_invariant: true,
                 prefill_align: spec.prefill_align,
                 memory: MemoryPlan::default(),
             },
             language: spec.language,
             draft_acceptance_rate: spec.draft.map_or(0.0, |draft| draft.acceptance_rate),
+            mtp_acceptance_rate: spec.mtp.map_or(0.0, |mtp| mtp.acceptance_rate),
             flaw: spec.flaw,
             sequences: BTreeMap::new(),
             snapshots: HashMap::new(),
@@ -283,6 +295,7 @@ impl Runner for FakeRunner {
             max_len,
             pages: 0,
             pending: None,
+            drafted: DraftedRows::default(),
         };
         self.sequences.insert(id, sequence);
         Ok(id)
@@ -323,6 +336,7 @@ impl Runner for FakeRunner {
         let position = self.sequence(seq)?.committed.history.len();
         self.give_pages(seq, position + tokens.len())?;
         let sequence = self.sequence(seq)?;
+        sequence.drafted.clear();
         let mut before = sequence.committed.hash;
         sequence.committed.push(tokens);
         if shows {
@@ -352,31 +366,18 @@ impl Runner for FakeRunner {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.enter(RunnerMethod::Draft, &seqs)?;
         self.validator().draft(items, depth, k)?;
-        let mut drafts = Vec::with_capacity(items.len());
-        for item in items {
-            let mut hash = self.sequence(item.seq)?.committed.hash.then(item.root);
-            let mut candidates = DraftCandidates {
-                ids: Vec::with_capacity(depth * k),
-                log_probs: Vec::with_capacity(depth * k),
-                lse: vec![0.0; depth],
-                k,
-            };
-            for _ in 0..depth {
-                let mut ranked = ranked(&self.language.logits(hash), k.max(2));
-                let best = ranked[0];
-                if hash.unit(WRONG_GUESS) >= self.draft_acceptance_rate && ranked.len() > 1 {
-                    ranked.swap(0, 1);
-                }
-                ranked.truncate(k);
-                for (rank, id) in ranked.into_iter().enumerate() {
-                    candidates.ids.push(id);
-                    candidates.log_probs.push(-0.25 - rank as f32);
-                }
-                hash = hash.then(best);
-            }
-            drafts.push(candidates);
-        }
-        Ok(drafts)
+        self.draft_blocks(items, depth, k)
+    }
+
+    fn draft_mtp(
+        &mut self,
+        items: &[MtpDraftItem],
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
+        self.enter(RunnerMethod::Draft, &seqs)?;
+        self.validator().draft_mtp(items, k)?;
+        self.draft_rows(items, k)
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
@@ -394,6 +395,7 @@ impl Runner for FakeRunner {
         for item in items {
             let sequence = self.sequence(item.seq)?;
             sequence.pending = Some(item.tree.clone());
+            sequence.drafted.clear();
             let committed = sequence.committed.hash;
             let mut hashes = self.node_hashes(committed, item.tree);
             if bleed {
@@ -487,6 +489,7 @@ impl Runner for FakeRunner {
         self.validator().restore(seq, saved.history.len())?;
         let position = saved.history.len();
         self.sequence(seq)?.pages = 0;
+        self.sequence(seq)?.drafted.clear();
         let given = self.give_pages(seq, position);
         self.sequence(seq)?.committed = match given {
             Ok(()) => saved,

@@ -87,13 +87,15 @@ enum StepPhase {
 }
 
 impl Scheduler {
-    /// Takes a freshly opened runner. Trees come from its draft model, if it has one.
+    /// Takes a freshly opened runner. Trees come from its draft model or its multi-token-prediction
+    /// head, if it has one.
     pub fn new(runner: Box<dyn Runner>, config: SchedulerConfig) -> Scheduler {
-        let drafts = runner.info().draft_depth.is_some() && config.speculation.budget > 0;
-        let trees: Box<dyn TreeProposer> = if drafts {
-            Box::new(DraftModelProposer::new(config.speculation.clone()))
-        } else {
-            Box::new(NoDraft)
+        let source = config.speculation.sources.choose(runner.info());
+        let trees: Box<dyn TreeProposer> = match source {
+            Some(source) if config.speculation.budget > 0 => {
+                Box::new(DraftModelProposer::new(config.speculation.clone(), source))
+            }
+            _ => Box::new(NoDraft),
         };
         Scheduler::with_trees(runner, config, trees)
     }

@@ -88,7 +88,7 @@ impl PartialOrd for HeapEntry {
 }
 
 /// Assumed log-probability of each hinted token, given those before it.
-const HINT_LOG_PROB: f64 = -0.35;
+pub(super) const HINT_LOG_PROB: f64 = -0.35;
 
 /// Builds a tree.
 ///

@@ -7,7 +7,7 @@ use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, Language, RunnerMethod}
 use contract::{CommitItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
 
 use super::build_tree::TreeInit;
-use super::config::SpeculationConfig;
+use super::config::{DraftSource, SpeculationConfig};
 use super::controller::{INITIAL_BUDGET, REGRET_RATE, SHARED_BUDGETS};
 use super::costs::CostTable;
 use super::draft_model::DraftModelProposer;
@@ -86,11 +86,14 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
         ..FakeSpec::default()
     };
     let mut runner = FakeRunner::new(spec);
-    let mut drafted = DraftModelProposer::new(SpeculationConfig {
-        init: TreeInit::None,
-        costs: Some(costs.clone()),
-        ..SpeculationConfig::default()
-    });
+    let mut drafted = DraftModelProposer::new(
+        SpeculationConfig {
+            init: TreeInit::None,
+            costs: Some(costs.clone()),
+            ..SpeculationConfig::default()
+        },
+        DraftSource::Block,
+    );
     let (mut seconds_taken, mut plain_seconds, mut generated) = (0.0, 0.0, 0);
     for scenario in scenarios {
         let seq = runner.open(scenario.tokens + 100).unwrap();

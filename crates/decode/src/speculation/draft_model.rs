@@ -1,19 +1,23 @@
-//! Trees from the runner's draft model.
+//! Trees from the runner's draft model or its multi-token-prediction head.
 
-use contract::{DeviceError, DraftItem, Runner, Tree};
+use contract::{DeviceError, DraftItem, Runner, TokenId, Tree};
 
 use super::build_tree::{
     DraftTree, TreeBudget, TreeInputs, build_tree, truncate, with_temperature,
 };
-use super::config::{MIN_SPEEDUP, SpeculationConfig};
+use super::config::{DraftSource, MIN_SPEEDUP, SpeculationConfig};
 use super::controller::{Allowance, DraftedStep, Participant, SpeculationController, StepCosts};
-use super::costs::{Clock, NodeAcceptance, OnlineCostModel, choose_sizes, measure};
+use super::costs::{
+    Clock, MTP_MEASURED_DEPTH, NodeAcceptance, OnlineCostModel, choose_sizes, measure,
+};
+use super::mtp_tree::{MtpReach, MtpTreeRequest, grow_trees};
 use super::prompt_lookup::prompt_lookup;
 use super::tree_proposer::{NoDraft, TreeProposer, TreeRequest, TreeResult};
 use crate::stats::StepTimes;
 
-/// Trees from the runner's draft model.
+/// Trees from one of the runner's drafts.
 pub(crate) struct DraftModelProposer {
+    source: DraftSource,
     config: SpeculationConfig,
     controller: SpeculationController,
     /// The step of the last trees, if anything was drafted.
@@ -55,8 +59,9 @@ struct Selected {
 }
 
 impl DraftModelProposer {
-    pub(crate) fn new(mut config: SpeculationConfig) -> DraftModelProposer {
+    pub(crate) fn new(mut config: SpeculationConfig, source: DraftSource) -> DraftModelProposer {
         DraftModelProposer {
+            source,
             cost_model: config.costs.take().map(OnlineCostModel::new),
             config,
             controller: SpeculationController::default(),
@@ -103,6 +108,91 @@ impl DraftModelProposer {
             }));
         }
         all
+    }
+
+    /// Trees of up to `budget` nodes from the draft model.
+    fn block_trees(
+        &self,
+        runner: &mut dyn Runner,
+        (selected, roots): (&[Selected], &[TreeRequest<'_>]),
+        (drafts, budget): (usize, usize),
+    ) -> Result<Vec<DraftTree>, DeviceError> {
+        let deepest = selected
+            .iter()
+            .map(|selected| roots[selected.at].max_depth)
+            .max();
+        let depth = drafts.min(deepest.unwrap_or(0));
+        let items: Vec<DraftItem> = selected
+            .iter()
+            .map(|selected| DraftItem {
+                seq: roots[selected.at].seq,
+                root: roots[selected.at].token(),
+            })
+            .collect();
+        let drafted = runner.draft(&items, depth, self.config.candidates.max(1))?;
+        let mut draft_trees = Vec::with_capacity(selected.len());
+        for (selected, candidates) in selected.iter().zip(&drafted) {
+            let root = &roots[selected.at];
+            let candidates = &with_temperature(candidates, self.config.temperature);
+            let inputs = TreeInputs {
+                root: root.token(),
+                forced: root.forced,
+                hints: self.hints(root, drafts),
+                candidates,
+            };
+            draft_trees.push(build_tree(inputs, self.tree_budget(root, budget)));
+        }
+        Ok(draft_trees)
+    }
+
+    /// Trees of up to `budget` nodes from the multi-token-prediction head.
+    fn mtp_trees(
+        &self,
+        runner: &mut dyn Runner,
+        (selected, roots): (&[Selected], &[TreeRequest<'_>]),
+        (drafts, budget): (usize, usize),
+    ) -> Result<Vec<DraftTree>, DeviceError> {
+        let (vocab, limits) = (runner.info().vocab, runner.info().mtp);
+        // What a depth costs a sequence, in tokens of plain decoding.
+        let costs = self.cost_model.as_ref().map(OnlineCostModel::now);
+        let least_gain = costs.map_or(0.0, |costs| {
+            let plain = costs.verify(roots.len()) / roots.len() as f64;
+            let draft = costs.draft(selected.len()) / selected.len() as f64;
+            draft / MTP_MEASURED_DEPTH as f64 / plain
+        });
+        let reach = MtpReach {
+            max_depth: drafts,
+            max_rows: limits.map_or(0, |limits| limits.max_rows),
+            candidates: self.config.candidates.clamp(1, vocab),
+            temperature: self.config.temperature,
+            least_gain,
+        };
+        let request = |selected: &Selected| {
+            let root = &roots[selected.at];
+            MtpTreeRequest {
+                root,
+                hints: self.hints(root, drafts),
+                budget: self.tree_budget(root, budget),
+                calibration: self.controller.calibration(root.seq),
+            }
+        };
+        grow_trees(runner, selected.iter().map(request).collect(), reach)
+    }
+
+    /// Tokens of prompt lookup.
+    fn hints<'a>(&self, root: &TreeRequest<'a>, drafts: usize) -> &'a [TokenId] {
+        match root.forced {
+            [] => prompt_lookup(root.history, self.config.lookup_ngram, drafts),
+            _ => &[],
+        }
+    }
+
+    fn tree_budget(&self, root: &TreeRequest<'_>, budget: usize) -> TreeBudget {
+        TreeBudget {
+            max_nodes: budget,
+            max_depth: root.max_depth,
+            init: self.config.init,
+        }
     }
 
     /// Sizes of all trees: the whole budget, or the best by cost.
@@ -197,7 +287,7 @@ impl TreeProposer for DraftModelProposer {
         self.last = (base_nodes, 0);
         self.controller
             .sync_sequences(roots.iter().map(|root| root.seq));
-        let drafts = runner.info().draft_depth.unwrap_or(0);
+        let drafts = self.source.depth(runner.info());
         let budget = self.config.budget.min(limit.saturating_sub(1));
         if budget == 0 || drafts == 0 {
             return Ok(trees);
@@ -206,40 +296,11 @@ impl TreeProposer for DraftModelProposer {
         if selected.is_empty() {
             return Ok(trees);
         }
-        let deepest = selected
-            .iter()
-            .map(|selected| roots[selected.at].max_depth)
-            .max();
-        let depth = drafts.min(deepest.unwrap_or(0));
-        let items: Vec<DraftItem> = selected
-            .iter()
-            .map(|selected| DraftItem {
-                seq: roots[selected.at].seq,
-                root: roots[selected.at].token(),
-            })
-            .collect();
-        let drafted = runner.draft(&items, depth, self.config.candidates.max(1))?;
-        let mut draft_trees = Vec::with_capacity(selected.len());
-        for (selected, candidates) in selected.iter().zip(&drafted) {
-            let root = &roots[selected.at];
-            let candidates = &with_temperature(candidates, self.config.temperature);
-            let hints = match root.forced {
-                [] => prompt_lookup(root.history, self.config.lookup_ngram, drafts),
-                _ => &[],
-            };
-            let inputs = TreeInputs {
-                root: root.token(),
-                forced: root.forced,
-                hints,
-                candidates,
-            };
-            let tree_budget = TreeBudget {
-                max_nodes: budget,
-                max_depth: root.max_depth,
-                init: self.config.init,
-            };
-            draft_trees.push(build_tree(inputs, tree_budget));
-        }
+        let (of, reach) = ((&selected[..], roots), (drafts, budget));
+        let draft_trees = match self.source {
+            DraftSource::Block => self.block_trees(runner, of, reach)?,
+            DraftSource::Mtp => self.mtp_trees(runner, of, reach)?,
+        };
         let sizes = self.sizes(&selected, roots, (&draft_trees, base_nodes));
         for ((selected, draft_tree), size) in selected.iter().zip(&draft_trees).zip(sizes) {
             trees[selected.at] = truncate(draft_tree, size.min(limit));
@@ -253,7 +314,7 @@ impl TreeProposer for DraftModelProposer {
             return Ok(());
         };
         if self.cost_model.is_none() {
-            let measured = measure(runner, clock, limit)?;
+            let measured = measure(runner, self.source, (clock, limit))?;
             tracing::info!(costs = ?measured, "measured pass costs");
             self.cost_model = measured.map(OnlineCostModel::new);
         }

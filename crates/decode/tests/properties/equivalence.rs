@@ -3,7 +3,8 @@
 use conformance::fake::{FakeDraft, FakeSpec, RunnerMethod};
 use contract::{KvPool, LogitsProcessors, LogitsRequest, TokenCount, TokenId};
 use decode::{
-    FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig, SpeculationConfig,
+    DraftSources, FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig,
+    SpeculationConfig,
 };
 use proptest::prelude::*;
 
@@ -91,6 +92,8 @@ enum Trees {
         acceptance_rate: f64,
         depth: usize,
         budget: usize,
+        /// Whether the model's own head drafts instead of a draft model.
+        mtp: bool,
     },
     Random {
         seed: u64,
@@ -101,13 +104,14 @@ enum Trees {
 fn any_trees() -> impl Strategy<Value = Trees> {
     prop_oneof![
         Just(Trees::Plain),
-        (0.0..1.0_f64, 1..9_usize, 1..30_usize).prop_map(|(acceptance_rate, depth, budget)| {
-            Trees::Drafted {
+        (0.0..1.0_f64, 1..9_usize, 1..30_usize, any::<bool>()).prop_map(
+            |(acceptance_rate, depth, budget, mtp)| Trees::Drafted {
                 acceptance_rate,
                 depth,
                 budget,
+                mtp,
             }
-        }),
+        ),
         (any::<u64>(), 1..24_usize).prop_map(|(seed, nodes)| Trees::Random { seed, nodes }),
     ]
 }
@@ -119,13 +123,15 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
             acceptance_rate,
             depth,
             budget,
+            mtp,
         } => {
             let draft = Some(FakeDraft {
                 depth,
                 acceptance_rate,
             });
             let drafting = FakeSpec {
-                draft,
+                draft: draft.filter(|_| !mtp),
+                mtp: draft.filter(|_| mtp),
                 ..spec.clone()
             };
             SchedulerFixture::new(
@@ -289,6 +295,53 @@ fn perfect_draft_yields_several_tokens_per_step() {
         outputs.stats.accepted_tokens
     );
     assert!(stats.drafted_tokens > stats.accepted_tokens);
+}
+
+#[test]
+fn perfect_head_yields_several_tokens_per_step() {
+    let job = job(0, prompt(9, 1), greedy(40));
+    let plain = reference_outputs(&spec(ENDLESS), &job).remove(0);
+    let mtp = Some(FakeDraft {
+        depth: 7,
+        acceptance_rate: 1.0,
+    });
+    let both = FakeSpec {
+        mtp,
+        draft: Some(FakeDraft {
+            depth: 1,
+            acceptance_rate: 0.0,
+        }),
+        ..spec(ENDLESS)
+    };
+    let without_block = SpeculationConfig {
+        sources: DraftSources {
+            block: false,
+            mtp: true,
+        },
+        ..SpeculationConfig::default()
+    };
+    for (spec, speculation) in [
+        (
+            FakeSpec {
+                mtp,
+                ..spec(ENDLESS)
+            },
+            SpeculationConfig::default(),
+        ),
+        (both, without_block),
+    ] {
+        let config = SchedulerConfig {
+            speculation,
+            ..config()
+        };
+        let mut fixture = SchedulerFixture::new(spec, config);
+        fixture.submit(job.clone());
+        fixture.finish();
+        let outputs = &fixture.outputs()[&(0, 0)];
+        assert_eq!(outputs.tokens, plain.tokens);
+        // As with a draft model: 39 tokens after the first, 8 per step.
+        assert_eq!(outputs.stats.decode_steps, 5);
+    }
 }
 
 #[test]

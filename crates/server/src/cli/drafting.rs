@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::builder::FalseyValueParser;
-use clap::{Args, value_parser};
+use clap::{Args, ValueEnum, value_parser};
 
 use super::{DeviceArgs, OnOff, at_least_one};
 
@@ -42,7 +42,21 @@ pub struct DraftArgs {
         default_value = "on"
     )]
     pub ddtree_cost_stop: OnOff,
-    /// N-gram length of prompt lookup_ngram, which also drafts what followed the last N tokens
+    /// What drafts, the first of the list that the model has: `mtp` (the model's own
+    /// multi-token-prediction head) or `block` (the draft model). `suffix` adds prompt lookup
+    /// [default: block,mtp].
+    #[arg(
+        long,
+        env = "HEARTH_DRAFT_SOURCES",
+        value_name = "LIST",
+        value_enum,
+        value_delimiter = ','
+    )]
+    pub draft_sources: Vec<DraftSourceName>,
+    /// Leave the model's multi-token-prediction head unused.
+    #[arg(long, env = "HEARTH_NO_MTP", value_parser = FalseyValueParser::new())]
+    pub no_mtp: bool,
+    /// N-gram length of prompt lookup, which also drafts what followed the last N tokens
     /// earlier; 0 turns it off.
     #[arg(
         long,
@@ -79,6 +93,17 @@ pub struct DraftArgs {
     pub batch_invariant: bool,
 }
 
+/// A source of drafted tokens, by its name on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DraftSourceName {
+    /// The model's multi-token-prediction head.
+    Mtp,
+    /// The draft model.
+    Block,
+    /// Prompt lookup, beside another source.
+    Suffix,
+}
+
 /// `hearth eval`.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
@@ -93,16 +118,21 @@ pub struct EvalArgs {
     /// Write the logits after every token as a NumPy file, f32 `[n, vocab]`.
     #[arg(long, value_name = "FILE", required_unless_present_any = ["greedy", "draft_logits"])]
     pub logits: Option<PathBuf>,
-    /// The draft model: a GGUF file, or a directory with config.json and model.safetensors.
+    /// The draft model: a GGUF file, or a directory with config.json and model.safetensors; `mtp`
+    /// for the model's own multi-token-prediction head.
     #[arg(long, value_name = "FILE", requires = "draft_logits")]
     pub draft: Option<PathBuf>,
     /// Sliding window of all draft layers but the last, for files that lack it; 0 uses the file's.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub draft_swa: usize,
     /// Write the draft's logits as a NumPy file, f32 `[block - 1, vocab]`, without the root's
-    /// position. The block's root is the id at --at, after the ids before it.
+    /// position. The block's root is the id at --at, after the ids before it. Of the model's own
+    /// head: f32 `[depth, vocab]` along its greedy chain behind that root.
     #[arg(long, value_name = "FILE", requires_all = ["draft", "at"])]
     pub draft_logits: Option<PathBuf>,
+    /// Depth of the chain of `--draft mtp`, 1 to 7.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = value_parser!(u8).range(1..=7))]
+    pub draft_depth: u8,
     /// Index of the block's root in the ids.
     #[arg(long, value_name = "INDEX", requires = "draft_logits")]
     pub at: Option<usize>,

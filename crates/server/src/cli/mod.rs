@@ -24,7 +24,7 @@ pub use caching::{CacheArgs, PlanArgs};
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
-pub use drafting::{DraftArgs, EvalArgs, TreeArgs};
+pub use drafting::{DraftArgs, DraftSourceName, EvalArgs, TreeArgs};
 pub use kernels::{
     KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs, KernelsListArgs,
 };

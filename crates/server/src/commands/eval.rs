@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use contract::{
-    CommitItem, DraftItem, LogitsRequest, LogitsRow, NodeIdx, Runner, TokenId, Tree, VerifyItem,
+    CommitItem, DraftCandidates, DraftItem, LogitsRequest, LogitsRow, MtpDraftItem, MtpRow,
+    NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
 };
 
 use crate::cli::EvalArgs;
@@ -13,6 +14,9 @@ use crate::commands::npy::NpyWriter;
 use crate::open::drafting::{self, Drafting};
 use crate::open::{self, MemoryRequest};
 use crate::progress::TaskProgress;
+
+/// The value of `--draft` that names the model's own multi-token-prediction head.
+const OWN_HEAD: &str = "mtp";
 
 pub(super) fn eval(args: &EvalArgs) -> anyhow::Result<()> {
     let loaded = open::load(&args.model)?;
@@ -92,12 +96,20 @@ fn draft_logits(
             ids.len() - 1
         );
     };
-    let options = drafting::options(args.draft_swa);
-    let found = drafting::load_draft(draft, &loaded.spec, options)?;
     let vocab = loaded.spec.vocab;
     let mut drafting = Drafting::none();
-    let reference = args.device.cpu_reference;
-    drafting.config = Some(drafting::draft_config(found, reference, false));
+    let of_head = draft == Path::new(OWN_HEAD);
+    if of_head {
+        if loaded.spec.mtp.is_none() {
+            bail!("--draft mtp: the model has no multi-token-prediction head");
+        }
+        drafting.mtp = true;
+    } else {
+        let options = drafting::options(args.draft_swa);
+        let found = drafting::load_draft(draft, &loaded.spec, options)?;
+        let reference = args.device.cpu_reference;
+        drafting.config = Some(drafting::draft_config(found, reference, false));
+    }
     let backend = open::device(&args.device)?;
     let request = MemoryRequest {
         sequences: 1,
@@ -112,15 +124,19 @@ fn draft_logits(
     for tokens in ids[..at].chunks(chunk) {
         runner.prefill(seq, tokens, &[])?;
     }
-    let depth = runner
-        .info()
-        .draft_depth
-        .context("the device has no draft model")?;
-    let drafted = runner.draft(&[DraftItem { seq, root }], depth, vocab)?;
-    let drafted = drafted
-        .first()
-        .context("the device returned no draft candidates")?;
-    if drafted.k != vocab || drafted.lse.len() != depth || drafted.ids.len() != depth * vocab {
+    let drafted = if of_head {
+        greedy_chain(runner.as_mut(), (seq, root), usize::from(args.draft_depth))?
+    } else {
+        let depth = runner
+            .info()
+            .draft_depth
+            .context("the device has no draft model")?;
+        let drafted = runner.draft(&[DraftItem { seq, root }], depth, vocab)?;
+        let drafted = drafted.into_iter().next();
+        drafted.context("the device returned no draft candidates")?
+    };
+    let depth = drafted.lse.len();
+    if drafted.k != vocab || depth == 0 || drafted.ids.len() != depth * vocab {
         bail!(
             "the device returned {} draft candidates of {vocab}",
             drafted.k
@@ -142,6 +158,38 @@ fn draft_logits(
         npy.finish()
     };
     write().with_context(|| format!("cannot write {}", out.display()))
+}
+
+/// The head's candidates along its greedy chain behind `root`, over the whole vocabulary.
+fn greedy_chain(
+    runner: &mut dyn Runner,
+    (seq, root): (SeqId, TokenId),
+    depth: usize,
+) -> anyhow::Result<DraftCandidates> {
+    let vocab = runner.info().vocab;
+    let limits = runner.info().mtp;
+    if limits.is_none() {
+        bail!("--draft mtp: the device does not run multi-token-prediction heads");
+    }
+    let mut all = DraftCandidates {
+        ids: Vec::with_capacity(depth * vocab),
+        log_probs: Vec::with_capacity(depth * vocab),
+        lse: Vec::with_capacity(depth),
+        k: vocab,
+    };
+    let (mut parent, mut token) = (None, root);
+    for row in 0..depth {
+        let item = MtpDraftItem { seq, parent, token };
+        let found = runner.draft_mtp(&[item], vocab)?.into_iter().next();
+        let found = found.context("the device returned no draft candidates")?;
+        let best = found.ids.first();
+        token = *best.context("the device returned no draft candidates")?;
+        parent = Some(MtpRow(u16::try_from(row)?));
+        all.ids.extend(found.ids);
+        all.log_probs.extend(found.log_probs);
+        all.lse.extend(found.lse);
+    }
+    Ok(all)
 }
 
 fn read_ids(args: &EvalArgs, vocab: usize) -> anyhow::Result<Vec<TokenId>> {

@@ -146,6 +146,7 @@ impl Report {
     fn plan(&mut self, loaded: &model::LoadedModel, args: &InspectArgs) -> anyhow::Result<()> {
         let backend = memory_plan::device(args)?;
         let mut drafting = Drafting::none();
+        drafting.mtp = loaded.spec.mtp.is_some() && args.draft.is_none();
         if let Some(path) = &args.draft {
             let draft = model::DraftFile::open(path)?;
             self.section("draft", shape::of_draft(&draft));

@@ -94,17 +94,17 @@ fn open_session(
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     let backend = open::device(&args.device)?;
     let beside = path.is_none().then_some(bundled);
-    let drafting = Drafting::of(&args.draft, &args.device, &loaded, beside)?;
+    let mut drafting = Drafting::of(&args.draft, &args.device, &loaded, beside)?;
     let request = MemoryRequest {
         sequences: 1,
         context: None,
         tree_nodes: drafting.tree_nodes(),
     };
-    let fitted = open::fit_with_draft(
+    let fitted = open::fit_drafting(
         backend.as_ref(),
         &loaded,
         &args.device,
-        (request, &drafting),
+        (request, &mut drafting),
     )?;
     let (runner, speculation) = drafting.open(backend.as_ref(), fitted.config, &mut |_| {})?;
     let options = ReplyOptions {

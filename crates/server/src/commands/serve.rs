@@ -211,8 +211,8 @@ fn load(
         return scripted(args, file, &loaded, model);
     }
     let backend = device(args)?;
-    let drafting = drafting(args, &loaded, bundled)?;
-    let fitted = fit(args, backend.as_ref(), &loaded, &drafting)?;
+    let mut drafting = drafting(args, &loaded, bundled)?;
+    let fitted = fit(args, backend.as_ref(), &loaded, &mut drafting)?;
     for line in open::plan_lines(&loaded, &fitted)
         .into_iter()
         .chain(drafting.line())
@@ -334,22 +334,22 @@ fn fit(
     args: &ServeArgs,
     backend: &dyn contract::Backend,
     loaded: &model::LoadedModel,
-    drafting: &Drafting,
+    drafting: &mut Drafting,
 ) -> anyhow::Result<FittedConfig> {
     let request = MemoryRequest {
         sequences: args.max_sequences,
         context: None,
         tree_nodes: drafting.tree_nodes(),
     };
-    open::fit_with_draft(backend, loaded, &args.device, (request, drafting))
+    open::fit_drafting(backend, loaded, &args.device, (request, drafting))
 }
 
 /// Prints the memory plan and starts nothing.
 fn dry_run(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<()> {
     let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
     let backend = device(args)?;
-    let drafting = drafting(args, &loaded, bundled)?;
-    let fitted = fit(args, backend.as_ref(), &loaded, &drafting)?;
+    let mut drafting = drafting(args, &loaded, bundled)?;
+    let fitted = fit(args, backend.as_ref(), &loaded, &mut drafting)?;
     let mut out = std::io::stdout().lock();
     for line in open::plan_lines(&loaded, &fitted)
         .into_iter()

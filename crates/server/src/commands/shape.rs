@@ -73,6 +73,21 @@ pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
     all
 }
 
+/// The multi-token-prediction head, in words.
+fn mtp_head(spec: &ModelSpec) -> String {
+    let Some(mtp) = &spec.mtp else {
+        return "none".to_owned();
+    };
+    let values: usize = mtp.weights(spec).iter().map(|w| w.values()).sum();
+    let whose = |own: bool| if own { "its own" } else { "the model's" };
+    format!(
+        "one layer of {:.1} M parameters, {} embedding, {} LM head",
+        values as f64 / 1e6,
+        whose(mtp.embedding.is_some()),
+        whose(mtp.head.is_some())
+    )
+}
+
 /// The sizes of a model.
 pub(super) fn of(spec: &ModelSpec) -> Vec<Fact> {
     let n_attention = spec.attention_layers().count();
@@ -86,6 +101,7 @@ pub(super) fn of(spec: &ModelSpec) -> Vec<Fact> {
         fact("attention_layers", n_attention),
         fact("delta_layers", n_delta),
         fact("head", if tied { "the embedding" } else { "its own" }),
+        fact("mtp_head", mtp_head(spec)),
         shown(
             "norm_epsilon",
             spec.norm_eps,

@@ -1,7 +1,7 @@
 //! Draft model and speculation settings from flags.
 
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -9,10 +9,10 @@ use contract::{
     Backend, DraftLoad, DraftLoadConfig, KvFormat, LoadConfig, LoadProgress, ModelSpec, Runner,
     Tree,
 };
-use decode::{SpeculationConfig, TreeInit};
+use decode::{CostTable, DraftSource, DraftSources, SpeculationConfig, TreeInit};
 use model::{DraftOptions, LoadedDraft};
 
-use crate::cli::{DeviceArgs, DraftArgs, OnOff};
+use crate::cli::{DeviceArgs, DraftArgs, DraftSourceName, OnOff};
 use crate::open;
 use crate::open::bundled::Bundled;
 use crate::open::model_path::check_draft;
@@ -22,6 +22,8 @@ use crate::progress::bytes_text;
 const DEFAULT_TREE_BUDGET: usize = 22;
 /// Tree nodes without a draft, for runs of forced tokens.
 const FORCED_NODES: usize = 16;
+/// N-gram length of prompt lookup if `--draft-sources` names `suffix` without a length.
+const SUFFIX_NGRAM: usize = 3;
 /// Time limit of the cost measurement.
 pub(crate) const MEASURE_TIME: Duration = Duration::from_secs(1);
 
@@ -29,6 +31,8 @@ pub(crate) const MEASURE_TIME: Duration = Duration::from_secs(1);
 pub(crate) struct Drafting {
     /// How to load the draft, if there is one.
     pub config: Option<DraftLoadConfig>,
+    /// Whether the model's multi-token-prediction head drafts.
+    pub mtp: bool,
     /// Whether trees must be bit-identical to plain decoding.
     pub batch_invariant: bool,
     /// Speculation settings.
@@ -42,6 +46,7 @@ impl Drafting {
     pub(crate) fn none() -> Drafting {
         Drafting {
             config: None,
+            mtp: false,
             batch_invariant: false,
             speculation: SpeculationConfig {
                 budget: 0,
@@ -74,8 +79,17 @@ impl Drafting {
         if args.no_speculation {
             return Ok(drafting);
         }
+        let available = Available {
+            block: args.draft.is_some() || bundled.is_some(),
+            mtp: loaded.spec.mtp.is_some() && !args.no_mtp,
+        };
+        let Some(source) = source(args, available)? else {
+            return Ok(drafting);
+        };
+        drafting.mtp = source == DraftSourceName::Mtp;
         let options = options(args.draft_swa);
         let found = match (&args.draft, bundled) {
+            _ if drafting.mtp => None,
             (Some(path), _) => Some(load_draft(path, &loaded.spec, options)?),
             (None, Some(bundled)) => {
                 let bytes = gguf::FileBytes::embedded(bundled.draft);
@@ -89,25 +103,42 @@ impl Drafting {
             }
             (None, None) => None,
         };
-        let Some(found) = found else {
-            return Ok(drafting);
-        };
         let budget = args.ddtree_budget.map_or(DEFAULT_TREE_BUDGET, usize::from);
         let init = match (args.no_ddtree, args.ddtree_chain_seed) {
             (true, _) => TreeInit::ChainOnly,
             (false, true) => TreeInit::Chain,
             (false, false) => TreeInit::None,
         };
-        drafting.config = Some(draft_config(found, device.cpu_reference, args.lazy_draft));
+        let config = |found| draft_config(found, device.cpu_reference, args.lazy_draft);
+        drafting.config = found.map(config);
+        let suffix = args.draft_sources.contains(&DraftSourceName::Suffix);
         drafting.speculation = SpeculationConfig {
             budget,
             init,
             temperature: args.ddtree_temp,
-            lookup_ngram: args.lookup_ngram,
+            sources: DraftSources {
+                block: !drafting.mtp,
+                mtp: drafting.mtp,
+            },
+            lookup_ngram: match args.lookup_ngram {
+                0 if suffix => SUFFIX_NGRAM,
+                given => given,
+            },
             ..SpeculationConfig::default()
         };
         drafting.measure_costs = args.ddtree_cost_stop == OnOff::On && budget > 0;
         Ok(drafting)
+    }
+
+    /// The target as this drafting needs it: without a head that does not draft.
+    pub(crate) fn target(&self, spec: &Arc<ModelSpec>) -> Arc<ModelSpec> {
+        if self.mtp || spec.mtp.is_none() {
+            return Arc::clone(spec);
+        }
+        Arc::new(ModelSpec {
+            mtp: None,
+            ..(**spec).clone()
+        })
     }
 
     /// Maximum tree nodes.
@@ -125,7 +156,15 @@ impl Drafting {
     ) -> anyhow::Result<(Box<dyn Runner>, SpeculationConfig)> {
         let mut runner = open::open(backend, config.clone(), also)?;
         let mut speculation = self.speculation(runner.as_mut())?;
-        let depth = runner.info().draft_depth.unwrap_or(0);
+        let info = runner.info();
+        if self.mtp && info.mtp.is_none() {
+            tracing::warn!(
+                device = info.device.id,
+                "the device does not run multi-token-prediction heads; it decodes plainly"
+            );
+        }
+        let source = speculation.sources.choose(info);
+        let depth = source.map_or(0, |source| source.depth(info));
         let Some(costs) = &speculation.costs else {
             return Ok((runner, speculation));
         };
@@ -142,6 +181,7 @@ impl Drafting {
         drop(runner);
         let plain = LoadConfig {
             draft: None,
+            target: Drafting::none().target(&config.target),
             ..config
         };
         speculation.budget = 0;
@@ -158,8 +198,11 @@ impl Drafting {
         if self.measure_costs && lazy {
             // Measuring would load the draft.
             speculation.measure_time_limit = Some(MEASURE_TIME);
-        } else if self.measure_costs && runner.info().draft_depth.is_some() {
-            speculation.costs = decode::speculation::measure(runner, clock, MEASURE_TIME)?;
+        } else if self.measure_costs
+            && let Some(source) = speculation.sources.choose(runner.info())
+        {
+            let at: (decode::Clock, Duration) = (clock, MEASURE_TIME);
+            speculation.costs = decode::speculation::measure(runner, source, at)?;
         }
         if let Some(costs) = &speculation.costs {
             let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
@@ -176,6 +219,12 @@ impl Drafting {
 
     /// Description of the draft for the log.
     pub(crate) fn line(&self) -> Option<String> {
+        if self.mtp {
+            return Some(format!(
+                "the model's own multi-token-prediction head drafts trees of up to {} tokens",
+                self.speculation.budget
+            ));
+        }
         let config = self.config.as_ref()?;
         let spec = &config.spec;
         let bytes = spec.weights().iter().map(|w| w.bytes() as u64).sum();
@@ -193,6 +242,37 @@ impl Drafting {
             self.speculation.budget
         ))
     }
+}
+
+/// The sources that a model and the flags provide.
+struct Available {
+    block: bool,
+    mtp: bool,
+}
+
+/// The source that drafts: the first of `--draft-sources` that is available.
+///
+/// # Errors
+/// A list that names only sources that are not available.
+fn source(args: &DraftArgs, available: Available) -> anyhow::Result<Option<DraftSourceName>> {
+    use DraftSourceName::{Block, Mtp, Suffix};
+    let listed = match &args.draft_sources[..] {
+        [] => &[Block, Mtp][..],
+        listed => listed,
+    };
+    let found = listed.iter().copied().find(|source| match source {
+        Block => available.block,
+        Mtp => available.mtp,
+        Suffix => false,
+    });
+    if found.is_some() || args.draft_sources.is_empty() {
+        return Ok(found);
+    }
+    bail!(
+        "--draft-sources: none of the listed sources can draft: `mtp` needs a model with a \
+         multi-token-prediction head and no --no-mtp, `block` needs --draft, and `suffix` joins \
+         another source"
+    )
 }
 
 /// The draft in the file or folder that `--draft` names.
@@ -232,6 +312,16 @@ pub(crate) fn draft_config(found: LoadedDraft, reference: bool, lazy: bool) -> D
             DraftLoad::AtOpen
         },
     }
+}
+
+/// Costs of passes on an idle runner with a draft model.
+pub(crate) fn measure_block(runner: &mut dyn Runner) -> anyhow::Result<Option<CostTable>> {
+    let at: (decode::Clock, Duration) = (clock, MEASURE_TIME);
+    Ok(decode::speculation::measure(
+        runner,
+        DraftSource::Block,
+        at,
+    )?)
 }
 
 /// Time since the first call.

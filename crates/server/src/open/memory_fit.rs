@@ -323,8 +323,9 @@ pub(crate) fn fit_with_draft(
     {
         bail!("--kv-pool {pool}: use at least {MIN_POOL}, or set --max-ctx as well");
     }
+    let target = drafting.target(&loaded.spec);
     let config = |kv: KvFormats, context: usize, pool: usize| LoadConfig {
-        target: Arc::clone(&loaded.spec),
+        target: Arc::clone(&target),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.config.clone(),
         batch_invariant: drafting.batch_invariant,

@@ -73,8 +73,9 @@ pub(crate) fn table(
 ) -> anyhow::Result<(String, Value)> {
     let device = backend.probe()?;
     let room = UsableMemory::of(&args.device, &device)?.bytes;
+    let target = drafting.target(&loaded.spec);
     let config = |format: KvFormat, context: usize| LoadConfig {
-        target: Arc::clone(&loaded.spec),
+        target: Arc::clone(&target),
         weights: Arc::clone(&loaded.weights),
         draft: drafting.config.clone(),
         batch_invariant: drafting.batch_invariant,
@@ -108,7 +109,7 @@ pub(crate) fn table(
         let fits = |n: usize| planned_gib(n).is_ok_and(|bytes| bytes.is_some_and(|b| b <= room));
         rows.push(FormatRow {
             format,
-            token_bytes: token_bytes(&loaded.spec, format),
+            token_bytes: token_bytes(&target, format),
             totals,
             longest: memory_fit::longest_context(memory_fit::MAX_CONTEXT, fits),
         });
@@ -118,7 +119,7 @@ pub(crate) fn table(
 
 /// KV bytes per token.
 fn token_bytes(spec: &ModelSpec, format: KvFormat) -> u64 {
-    let layers = spec.attention_layers();
+    let layers = spec.kv_layers();
     layers
         .map(|a| 2 * format.bytes(a.n_kv_heads * a.head_dim) as u64)
         .sum()

@@ -3,6 +3,7 @@
 pub mod bundled;
 pub mod devices;
 pub(crate) mod drafting;
+mod fit_drafting;
 pub(crate) mod headroom;
 mod memory_fit;
 pub(crate) mod memory_plan;
@@ -20,6 +21,7 @@ use contract::{Backend, LoadConfig, LoadProgress, Runner, TemplateMarkup, Vocab}
 use crate::cli::{DeviceArgs, NumericsArg};
 use crate::config;
 use crate::open::bundled::Bundled;
+pub(crate) use crate::open::fit_drafting::fit_drafting;
 pub(crate) use crate::open::memory_fit::{FittedConfig, MemoryRequest, fit, fit_with_draft};
 use crate::progress::{TaskProgress, bytes_text};
 use crate::settings::GenerationDefaults;

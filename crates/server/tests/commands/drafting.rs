@@ -248,3 +248,96 @@ fn replies_and_metrics_report_acceptance_and_requests_can_disable_drafting() {
         assert!(metrics.contains(&line), "no '{line}' in\n{metrics}");
     }
 }
+
+/// A tiny model with random weights and a multi-token-prediction head.
+fn model_with_head(dir: &Path) -> PathBuf {
+    let path = dir.join("head.gguf");
+    good("synth tiny-hybrid+mtp:q8_0 {}", &[&path]);
+    path
+}
+
+#[test]
+fn models_with_a_head_draft_by_themselves_and_give_the_same_replies() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = model_with_head(dir.path());
+    let path = path.to_str().unwrap();
+    let bodies = [
+        r#""temperature":0,"max_tokens":40"#,
+        r#""temperature":0.8,"seed":11,"n":3,"max_tokens":40"#,
+        r#""temperature":1,"seed":5,"response_format":{"type":"json_object"},"max_tokens":30"#,
+    ];
+    let served = |flags: &[&str]| {
+        let common = [path, "--device", "cpu", "--max-ctx", "1024"];
+        let server = ServerProcess::start(&[&common[..], flags].concat());
+        let replies = bodies.map(|more| {
+            let body =
+                format!(r#"{{"messages":[{{"role":"user","content":"Say it twice."}}],{more}}}"#);
+            server.request("/v1/chat/completions", &body).json()
+        });
+        (server.request("/props", "").json(), replies)
+    };
+    let (props, drafted) = served(&["--ddtree-cost-stop", "off"]);
+    assert_eq!(props["speculative"]["source"], "mtp");
+    assert_eq!(props["speculative"]["draft_depth"], 7);
+    assert_eq!(props["speculative_mode"], "mtp");
+    let (props, plain) = served(&["--no-mtp"]);
+    assert_eq!(props["speculative"]["enabled"], false);
+    for (drafted, plain) in drafted.iter().zip(&plain) {
+        assert_eq!(drafted["choices"], plain["choices"]);
+        assert!(
+            drafted["timings"]["draft_n"].as_u64() > Some(0),
+            "{drafted}"
+        );
+        assert_eq!(plain["timings"]["draft_n"], 0);
+    }
+}
+
+#[test]
+fn head_is_described_and_its_logits_follow_its_greedy_chain() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = model_with_head(dir.path());
+    let shown = good("inspect {}", &[&path]);
+    assert!(shown.out.contains("mtp head"), "{}", shown.out);
+    let rows = ["--device cpu", "--cpu-reference"].map(|flag| {
+        let out = dir.path().join("head.npy");
+        let line = format!(
+            "eval {{}} {flag} --draft mtp --ids {{}} --at 41 --draft-depth 3 --draft-logits {{}}"
+        );
+        good(&line, &[&path, &ids(), &out]);
+        let bytes = fs::read(&out).unwrap();
+        assert!(String::from_utf8_lossy(&bytes[..128]).contains("(3, 1024)"));
+        let values = bytes[bytes.len() - 4 * 3 * 1024..].as_chunks::<4>().0;
+        let values = values.iter().map(|word| f32::from_le_bytes(*word));
+        values.collect::<Vec<f32>>()
+    });
+    let size: f32 = rows[1].iter().map(|x| x.abs()).sum();
+    let off: f32 = rows[0]
+        .iter()
+        .zip(&rows[1])
+        .map(|(a, b)| (a - b).abs())
+        .sum();
+    assert!(off < 0.05 * size, "{off} of {size}");
+    let (path, ids) = (path.display(), ids());
+    let serve = format!("serve {path} --dry-run --device cpu --max-ctx 1024");
+    let line = good(&serve, &[]).out;
+    assert!(
+        line.contains("multi-token-prediction head drafts"),
+        "{line}"
+    );
+    check_refused(
+        &format!("{serve} --draft-sources block"),
+        &["--draft-sources", "--draft"],
+    );
+    check_refused(
+        &format!("{serve} --no-mtp --draft-sources mtp,suffix"),
+        &["--draft-sources", "--no-mtp"],
+    );
+    let (model, ids) = (model(), ids.display().to_string());
+    check_refused(
+        &format!(
+            "eval {} --device cpu --draft mtp --ids {ids} --at 3 --draft-logits x.npy",
+            model.display()
+        ),
+        &["--draft mtp", "no multi-token-prediction head"],
+    );
+}

@@ -19,7 +19,7 @@ enum Fate {
 use Fate::{Refused, Sets};
 
 /// Flags, with the words that follow each, in the order of the specification's table.
-const FLAGS: [(&str, &[&str], Fate); 97] = [
+const FLAGS: [(&str, &[&str], Fate); 99] = [
     ("--model", &["m.gguf"], Sets("model")),
     ("--draft", &["d.gguf"], Sets("draft")),
     ("--port", &["9"], Sets("port")),
@@ -113,6 +113,8 @@ const FLAGS: [(&str, &[&str], Fate); 97] = [
     ),
     ("--prefix-cache-slots", &["4"], Sets("prefix-cache-entries")),
     ("--lookup-ngram", &["3"], Sets("lookup-ngram")),
+    ("--draft-sources", &["mtp,suffix"], Sets("draft-sources")),
+    ("--no-mtp", &[], Sets("no-mtp")),
     ("--prefix-cache-bytes", &["1G"], Sets("prefix-cache-bytes")),
     ("--kv-cache-dir", &["kv"], Sets("kv-cache-dir")),
     ("--kv-cache-budget", &["100"], Sets("kv-cache-budget")),

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use contract::{
-    CommitItem, DeviceError, DraftItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree,
-    VerifyItem,
+    CommitItem, DeviceError, DraftItem, LogitsRequest, MtpDraftItem, MtpRow, NodeIdx, Runner,
+    SeqId, TokenId, Tree, VerifyItem,
 };
+
+use crate::speculation::config::DraftSource;
 
 use super::table::{Clock, CostTable};
 
@@ -26,8 +28,14 @@ const CONTEXT: usize = 64;
 /// Maximum number of passes per repetition that commit a token.
 const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
 
-/// Measures an idle runner within about `limit`. Returns `None` without a draft or if the clock
-/// stands still.
+/// Depths of a measured draft of the multi-token-prediction head. Drafts are as deep on average;
+/// recent steps correct the cost.
+pub(crate) const MTP_MEASURED_DEPTH: usize = 3;
+/// Rows of such a draft at each depth behind the first.
+const MTP_MEASURED_WIDTH: u32 = 2;
+
+/// Measures an idle runner with one of its drafts within about `limit`. Returns `None` without the
+/// draft or if the clock stands still.
 ///
 /// If the time runs out, the table holds what was measured.
 ///
@@ -35,13 +43,14 @@ const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
 /// Those of the runner's calls.
 pub fn measure(
     runner: &mut dyn Runner,
-    clock: Clock,
-    limit: Duration,
+    source: DraftSource,
+    (clock, limit): (Clock, Duration),
 ) -> Result<Option<CostTable>, DeviceError> {
     let info = runner.info();
-    let Some(depth) = info.draft_depth else {
+    let depth = source.depth(info);
+    if depth == 0 {
         return Ok(None);
-    };
+    }
     let limits = info.limits;
     let context = CONTEXT
         .min(limits.prefill_chunk)
@@ -62,6 +71,7 @@ pub fn measure(
         end: clock() + limit,
         tokens_left: max_len - context,
         context,
+        source,
         depth,
     };
     let measured = measurement.table(&seqs);
@@ -88,6 +98,7 @@ struct CostMeasurement<'a> {
     /// Tokens that may still be committed and verified.
     tokens_left: usize,
     context: usize,
+    source: DraftSource,
     depth: usize,
 }
 
@@ -166,10 +177,36 @@ impl CostMeasurement<'_> {
 
     /// Seconds of a draft for some sequences.
     fn draft(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
+        if self.source == DraftSource::Mtp {
+            return self.draft_mtp(seqs);
+        }
         let root = TokenId(0);
         let items: Vec<DraftItem> = seqs.iter().map(|&seq| DraftItem { seq, root }).collect();
         let start = (self.clock)();
         self.runner.draft(&items, self.depth, 8)?;
+        Ok(((self.clock)() - start).as_secs_f64())
+    }
+
+    /// Seconds of a draft of the multi-token-prediction head, [`MTP_MEASURED_DEPTH`] deep.
+    fn draft_mtp(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
+        let k = self.runner.info().vocab.min(8);
+        let start = (self.clock)();
+        let mut parent = None;
+        for depth in 0..self.depth.min(MTP_MEASURED_DEPTH) {
+            let width = if depth == 0 { 1 } else { MTP_MEASURED_WIDTH };
+            let rows = |&seq: &SeqId| {
+                (0..width).map(move |token| MtpDraftItem {
+                    seq,
+                    parent,
+                    token: TokenId(token),
+                })
+            };
+            let items: Vec<MtpDraftItem> = seqs.iter().flat_map(rows).collect();
+            self.runner.draft_mtp(&items, k)?;
+            parent = Some(parent.map_or(MtpRow(0), |_| {
+                MtpRow((1 + (depth as u32 - 1) * MTP_MEASURED_WIDTH) as u16)
+            }));
+        }
         Ok(((self.clock)() - start).as_secs_f64())
     }
 
@@ -283,7 +320,8 @@ mod tests {
         };
         let mut runner = FakeRunner::new(spec.clone()).with_hook(hook);
         let before = runner.capacity();
-        let costs = measure(&mut runner, now, Duration::from_secs(1))
+        let at = (now as Clock, Duration::from_secs(1));
+        let costs = measure(&mut runner, DraftSource::Block, at)
             .unwrap()
             .unwrap();
         assert_eq!(runner.capacity(), before);
@@ -297,12 +335,40 @@ mod tests {
         assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256]));
         let stopped_clock = measure(
             &mut FakeRunner::new(spec),
-            || Duration::ZERO,
-            Duration::ZERO,
+            DraftSource::Block,
+            (|| Duration::ZERO, Duration::ZERO),
         );
         assert_eq!(stopped_clock.unwrap(), None);
         let mut plain = FakeRunner::new(FakeSpec::default());
-        assert_eq!(measure(&mut plain, now, Duration::ZERO).unwrap(), None);
+        for source in [DraftSource::Block, DraftSource::Mtp] {
+            let found = measure(&mut plain, source, (now, Duration::ZERO));
+            assert_eq!(found.unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn head_is_measured_over_several_depths() {
+        let spec = FakeSpec {
+            mtp: Some(FakeDraft {
+                depth: 7,
+                acceptance_rate: 0.5,
+            }),
+            ..FakeSpec::default()
+        };
+        let hook = move |call| {
+            let micros = match call {
+                RunnerMethod::Draft => 100,
+                RunnerMethod::Verify => 1000,
+                _ => 0,
+            };
+            NOW.set(NOW.get() + micros);
+        };
+        let runner = FakeRunner::new(spec).with_hook(hook);
+        let mut runner = contract::checked::CheckedRunner::new(runner);
+        let at = (now as Clock, Duration::from_secs(1));
+        let costs = measure(&mut runner, DraftSource::Mtp, at).unwrap().unwrap();
+        assert!((costs.draft(1) - 300e-6).abs() < 1e-9, "{costs:?}");
+        assert!((costs.draft(4) - 300e-6).abs() < 1e-9, "{costs:?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod table;
 mod tests;
 mod tree_sizes;
 
+pub(crate) use measure::MTP_MEASURED_DEPTH;
 pub use measure::measure;
 pub(crate) use online::OnlineCostModel;
 pub use table::{Clock, CostTable};

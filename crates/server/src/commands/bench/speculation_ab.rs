@@ -69,8 +69,7 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
     let mut with_draft = plain.clone();
     with_draft.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let mut runner = open::open(backend.as_ref(), with_draft, &mut |_| {})?;
-    let costs =
-        decode::speculation::measure(runner.as_mut(), drafting::clock, drafting::MEASURE_TIME)?;
+    let costs = drafting::measure_block(runner.as_mut())?;
     let Some(costs) = costs else {
         bail!("the step costs cannot be measured: the device has no draft model");
     };

@@ -94,11 +94,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let batch_invariant = runner.info().batch_invariant;
     let costs = match args.cost_stop {
         OnOff::Off => None,
-        OnOff::On => decode::speculation::measure(
-            &mut runner.clone(),
-            drafting::clock,
-            drafting::MEASURE_TIME,
-        )?,
+        OnOff::On => drafting::measure_block(&mut runner.clone())?,
     };
     let budget = usize::from(args.budget);
     let accept = runner.simulate_acceptance(args.accept, budget);

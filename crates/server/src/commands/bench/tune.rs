@@ -79,11 +79,7 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
             let costs = if plainly {
                 None
             } else {
-                decode::speculation::measure(
-                    &mut runner.clone(),
-                    drafting::clock,
-                    drafting::MEASURE_TIME,
-                )?
+                drafting::measure_block(&mut runner.clone())?
             };
             for (prompt_idx, prompt) in prompts.iter().enumerate() {
                 for (configuration, best) in configurations.iter().zip(&mut best) {
