@@ -121,15 +121,17 @@ impl Rig {
         config.limits.context = CONTEXT;
         config.limits.sequences = 2;
         let draft = config.draft.as_ref().unwrap();
-        let identity = SnapshotIdentity {
+        let mut identity = SnapshotIdentity {
             model: config.target.hash,
             kv: config.kv,
             rotated: false,
             draft: Some((draft.spec.hash, draft.kv)),
             mtp: false,
         };
+        let runner = backend.open(config, &mut |_| {}).unwrap();
+        identity.mtp = runner.info().mtp.is_some();
         Rig {
-            runner: backend.open(config, &mut |_| {}).unwrap(),
+            runner,
             identity,
             prompt: prompts().remove(0),
         }
