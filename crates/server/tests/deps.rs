@@ -32,7 +32,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 47] = [
+const HOMES: [(&str, &[&str]); 48] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -58,6 +58,7 @@ const HOMES: [(&str, &[&str]); 47] = [
     ("nvml-wrapper", &["cuda"]),
     ("rand", &["server"]),
     ("regex", &["chat"]),
+    ("regex-syntax", &["chat"]),
     ("rustix", &["server"]),
     ("rustyline", &["server"]),
     ("safetensors", &["model"]),

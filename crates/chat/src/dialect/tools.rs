@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::fields::{Fields, must_be};
 use crate::error::ChatError;
 use crate::request::{MAX_TOOLS, ToolChoice};
-use crate::tools::Tool;
+use crate::tools::{Tool, with_plain_references};
 
 /// The fields of a request about tools.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -104,7 +104,7 @@ fn function(value: &Value, path: String, whole: Option<&Value>) -> Result<Tool, 
     fields.string("description")?;
     let parameters = match fields.get("parameters") {
         None => None,
-        Some(Value::Object(_)) => fields.get("parameters").cloned(),
+        Some(schema @ Value::Object(_)) => Some(with_plain_references(schema)),
         Some(other) => return Err(fields.error("parameters", must_be("an object", other))),
     };
     let declaration = match whole {

@@ -3,8 +3,15 @@
 //! An [`OutputGrammar`] is in Lark's notation, with JSON schemas inline and special tokens by id.
 //! `decode` compiles it; this module builds it and names every unsupported part.
 
+mod argument_values;
+mod arguments;
 mod json_schema;
+
+mod schema_source;
+mod search_pattern;
+mod string_language;
 mod tool_calls;
+mod writer;
 
 use serde_json::Value;
 
@@ -22,6 +29,8 @@ pub struct OutputGrammar {
     pub fallback: Option<String>,
     /// The request field that asks for it.
     pub field: String,
+    /// What of the request the grammar does not keep, since it is not strict.
+    pub notes: Vec<String>,
 }
 
 /// How the model writes tool calls.
@@ -84,6 +93,7 @@ impl ResponseFormat {
             lark,
             fallback: None,
             field: field.to_owned(),
+            notes: Vec::new(),
         };
         Ok(Some(match self {
             ResponseFormat::Text => return Ok(None),
@@ -101,8 +111,11 @@ impl ResponseFormat {
                 strictness,
                 field,
             } => {
-                let write = |schema: &Value| {
-                    let schema = json_schema::prepare_schema(schema, *strictness, field)?;
+                let mut notes = Vec::new();
+                let mut write = |schema: &Value| {
+                    let (schema, left_out) =
+                        json_schema::prepare_with_notes(schema, None, *strictness, field)?;
+                    notes.extend(left_out);
                     Ok(format!("start: %json {schema}\n"))
                 };
                 let lark = write(schema)?;
@@ -112,8 +125,11 @@ impl ResponseFormat {
                         Some(write(&json_schema::without_bounds(schema))?)
                     }
                 };
+                notes.sort();
+                notes.dedup();
                 OutputGrammar {
                     fallback: wider.filter(|wider| *wider != lark),
+                    notes,
                     ..plain(lark, field)
                 }
             }
@@ -144,6 +160,7 @@ fn union(shape: OutputGrammar, calls: &OutputGrammar) -> OutputGrammar {
     OutputGrammar {
         fallback: has_fallback.then(|| join(&wider(&shape), &wider(calls))),
         lark: join(&shape.lark, &calls.lark),
+        notes: [shape.notes.as_slice(), &calls.notes].concat(),
         field: shape.field,
     }
 }

@@ -254,3 +254,36 @@ fn unconstrained_request_has_no_grammar() {
     let none = json!({"guided_choice": ["a"], "tools": tools(false), "tool_choice": "none"});
     assert_eq!(output_grammar(xml, none).unwrap().lark, "start: \"a\"\n");
 }
+
+#[test]
+fn strict_tools_have_one_grammar_in_all_dialects() {
+    let schema = json!({"type": "object", "required": ["a"], "additionalProperties": false,
+        "properties": {"a": {"type": ["string", "null"], "enum": ["x", null]}}});
+    let tokenizer = tokenizer();
+    let markup = ToolCallMarkup {
+        tokenizer: &tokenizer,
+        format: ToolCallFormat::XmlParameters,
+    };
+    let function = json!({"name": "f", "parameters": schema, "strict": true});
+    let mut flat = function.clone();
+    flat["type"] = "function".into();
+    let message = json!([{"role": "user", "content": "x"}]);
+    let chat = json!({"messages": message, "tools": [{"type": "function", "function": function}]});
+    let responses = json!({"input": "x", "tools": [flat]});
+    let messages = json!({"max_tokens": 9, "messages": message,
+        "tools": [{"name": "f", "input_schema": schema, "strict": true}]});
+    let chat = chat_request(chat.to_string().as_bytes()).unwrap();
+    let responses = responses.to_string();
+    let responses = crate::responses::ResponsesRequest::from_json(responses.as_bytes()).unwrap();
+    let messages = crate::anthropic::chat_request(messages.to_string().as_bytes()).unwrap();
+    let grammar = |request: &ChatRequest| request.output_grammar(markup).unwrap().unwrap();
+    let expected = grammar(&chat);
+    for part in [
+        r#"("x" | "null") "\n</parameter>\n""#,
+        "value_0_0 \"</function>\"",
+    ] {
+        assert!(expected.lark.contains(part), "{part}\n{}", expected.lark);
+    }
+    assert_eq!(grammar(&responses.0), expected);
+    assert_eq!(grammar(&messages), expected);
+}

@@ -2,15 +2,19 @@
 
 use std::fmt::Write;
 
-use contract::ToolCallTags;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::json_schema::{prepare_schema, prepare_subschema};
+use super::argument_values::ArgumentValue;
+use super::arguments::{ArgumentObject, Parameter};
+use super::json_schema::{prepare_schema, prepare_with_notes};
+use super::schema_source::SchemaSource;
+use super::search_pattern::search_terminal;
+use super::writer::{GrammarWriter, Typing};
 use super::{OutputGrammar, ToolCallMarkup, literal, pattern_literal};
 use crate::error::ChatError;
 use crate::request::SchemaStrictness;
 use crate::template::ToolCallFormat;
-use crate::tools::{Tool, ToolSet, resolve_pointer};
+use crate::tools::{ParameterSchemas, Tool, ToolSet};
 
 /// The request field named in errors.
 const FIELD: &str = "tools";
@@ -31,9 +35,9 @@ pub(super) fn tool_calls(
         let more = if several { " (\"\\n\" call)*" } else { "" };
         let mut rules = GrammarWriter::new(markup, format!("start: call{more}\n"), typing);
         rules.call(listed())?;
-        Ok(rules.text)
+        Ok((rules.text, rules.notes))
     };
-    with_fallback(write, listed().any(Tool::is_strict))
+    with_fallback(write)
 }
 
 /// Text with typed tool calls anywhere in it.
@@ -41,86 +45,42 @@ pub(super) fn text_with_tool_calls(
     markup: ToolCallMarkup<'_>,
     tools: &ToolSet,
 ) -> Result<OutputGrammar, ChatError> {
+    let tags = &markup.tokenizer.markup().tool_calls;
+    let escaped = |tag: &str| pattern_literal(&regex::escape(tag));
+    // A call that is spelled in letters would escape its schema.
+    let call = [&tags.open, &tags.alternate_open]
+        .map(|tag| escaped(tag))
+        .join("|");
+    let line = escaped(&tags.function_open);
+    let start = format!(
+        "start: TEXT? (call TEXT?)*\n\
+         TEXT: /(?s:.+)/ & ~/(?s:.*)({call})(?s:.*)|(?s:.*\\n)?[^\\S\\n]*{line}(?s:.*)/\n"
+    );
     let write = |typing: Typing| {
-        let start = "start: TEXT? (call TEXT?)*\nTEXT: /(?s:.+)/\n";
-        let mut rules = GrammarWriter::new(markup, start.to_owned(), typing);
+        let mut rules = GrammarWriter::new(markup, start.clone(), typing);
         rules.call(tools.iter())?;
-        Ok(rules.text)
+        Ok((rules.text, rules.notes))
     };
-    with_fallback(write, true)
+    with_fallback(write)
 }
 
-/// The grammar by schema, with a loose fallback unless `strict`.
+/// The grammar by schema. Tools that are not strict have a loose fallback.
 fn with_fallback(
-    write: impl Fn(Typing) -> Result<String, ChatError>,
-    strict: bool,
+    write: impl Fn(Typing) -> Result<(String, Vec<String>), ChatError>,
 ) -> Result<OutputGrammar, ChatError> {
-    let lark = match (write(Typing::BySchema), strict) {
-        (Err(_), false) => return grammar_from(write(Typing::Loose)?, None),
-        (lark, _) => lark?,
-    };
-    let fallback = if strict {
-        None
-    } else {
-        Some(write(Typing::Loose)?)
-    };
-    grammar_from(lark, fallback)
-}
-
-fn grammar_from(lark: String, fallback: Option<String>) -> Result<OutputGrammar, ChatError> {
+    let (lark, mut notes) = write(Typing::BySchema)?;
+    let (loose, _) = write(Typing::Loose)?;
+    notes.sort();
+    notes.dedup();
     Ok(OutputGrammar {
+        fallback: (loose != lark).then_some(loose),
         lark,
-        fallback,
         field: FIELD.to_owned(),
+        notes,
     })
 }
 
-/// Matches any text.
-const ANY_TEXT: &str = "(?s:.*)";
-
-/// How values are typed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Typing {
-    BySchema,
-    /// Any JSON for values that are not text.
-    Loose,
-}
-
-/// A grammar under construction.
-struct GrammarWriter<'a> {
-    markup: ToolCallMarkup<'a>,
-    text: String,
-    typing: Typing,
-    n_values: usize,
-    /// Whether the rules of unconstrained text exist.
-    has_any_text: bool,
-}
-
-impl<'a> GrammarWriter<'a> {
-    fn new(markup: ToolCallMarkup<'a>, start: String, typing: Typing) -> GrammarWriter<'a> {
-        GrammarWriter {
-            markup,
-            text: start,
-            typing,
-            n_values: 0,
-            has_any_text: false,
-        }
-    }
-
-    fn tags(&self) -> &'a ToolCallTags {
-        &self.markup.tokenizer.markup().tool_calls
-    }
-
-    /// Ends a parameter's value, line breaks included.
-    fn parameter_close(&self) -> String {
-        format!("\n{}\n", self.tags().parameter_close)
-    }
-
-    fn rule(&mut self, name: &str, body: &str) {
-        // Writing to a string does not fail.
-        let _ = writeln!(self.text, "{name}: {body}");
-    }
-
+impl GrammarWriter<'_> {
     /// The rule `call`, of any of `tools`.
     fn call<'t>(&mut self, tools: impl Iterator<Item = &'t Tool>) -> Result<(), ChatError> {
         let tokenizer = self.markup.tokenizer;
@@ -130,12 +90,10 @@ impl<'a> GrammarWriter<'a> {
             None => literal(text),
         };
         let mut names = Vec::new();
+        let typing = self.typing;
         for (i, tool) in tools.enumerate() {
             let name = format!("tool_{i}");
-            let body = match self.markup.format {
-                ToolCallFormat::JsonInTags => self.json_call(tool)?,
-                ToolCallFormat::XmlParameters => self.xml_call(i, tool)?,
-            };
+            let body = self.tool_call(i, tool, typing)?;
             self.rule(&name, &body);
             names.push(name);
         }
@@ -145,6 +103,39 @@ impl<'a> GrammarWriter<'a> {
         Ok(())
     }
 
+    /// A call of one tool. What is not strict is typed loosely if its schema cannot be kept.
+    fn tool_call(&mut self, i: usize, tool: &Tool, typing: Typing) -> Result<String, ChatError> {
+        self.typing = if tool.is_strict() {
+            Typing::BySchema
+        } else {
+            typing
+        };
+        let (n_bytes, had_text) = (self.text.len(), (self.has_any_text, self.has_marked_text));
+        let write = |rules: &mut Self| match rules.markup.format {
+            ToolCallFormat::JsonInTags => rules.json_call(tool),
+            ToolCallFormat::XmlParameters => rules.xml_call(i, tool),
+        };
+        match write(self) {
+            Err(error) if tool.is_strict() => {
+                let field = format!("{FIELD}: ");
+                let what = error.message.strip_prefix(&field).unwrap_or(&error.message);
+                let message = format!("the strict tool {:?}: {what}", tool.name);
+                Err(ChatError::field(FIELD, message))
+            }
+            Err(error) if self.typing == Typing::BySchema => {
+                let what = &error.message;
+                let note = format!("{what}; the arguments of {:?} are not typed", tool.name);
+                tracing::info!("{note}");
+                self.notes.push(note);
+                self.text.truncate(n_bytes);
+                (self.has_any_text, self.has_marked_text) = had_text;
+                self.typing = Typing::Loose;
+                write(self)
+            }
+            body => body,
+        }
+    }
+
     fn json_call(&mut self, tool: &Tool) -> Result<String, ChatError> {
         let schema = match (&tool.parameters, self.typing) {
             (Some(parameters), Typing::BySchema) => {
@@ -152,7 +143,10 @@ impl<'a> GrammarWriter<'a> {
                 if let Value::Object(map) = &mut schema {
                     map.insert("type".to_owned(), "object".into());
                 }
-                prepare_schema(&schema, strictness_of(tool), FIELD)?
+                let strictness = strictness_of(tool);
+                let (schema, notes) = prepare_with_notes(&schema, None, strictness, FIELD)?;
+                self.notes.extend(notes);
+                schema
             }
             _ => prepare_schema(
                 &json!({"type": "object"}),
@@ -165,109 +159,153 @@ impl<'a> GrammarWriter<'a> {
     }
 
     fn xml_call(&mut self, index: usize, tool: &Tool) -> Result<String, ChatError> {
-        let tags = self.tags();
         let none = json!({});
         let root = tool.parameters.as_ref().filter(|root| root.is_object());
         let root = root.unwrap_or(&none);
-        let properties = root.get("properties").and_then(Value::as_object);
-        let required: Vec<&str> = match root.get("required").and_then(Value::as_array) {
-            Some(names) => names.iter().filter_map(Value::as_str).collect(),
-            None => Vec::new(),
+        let source = SchemaSource {
+            root,
+            strictness: strictness_of(tool),
+            field: FIELD,
         };
-        let mut body = literal(&format!("{}{}>\n", tags.function_open, tool.name));
-        for (i, (key, schema)) in properties.into_iter().flatten().enumerate() {
-            let name = format!("value_{index}_{i}");
-            let value = self.value(&name, schema, root, strictness_of(tool))?;
-            self.rule(
-                &name,
-                &format!(
-                    "{} {value}",
-                    literal(&format!("{}{key}>\n", tags.parameter_open))
-                ),
-            );
-            let mark = if required.contains(&key.as_str()) {
-                ""
-            } else {
-                "?"
-            };
-            let _ = write!(body, " {name}{mark}");
+        // Names every keyword that cannot be kept, wherever it stands.
+        match prepare_with_notes(root, None, source.strictness, FIELD) {
+            Ok((_, notes)) => self.notes.extend(notes),
+            Err(error) if tool.is_strict() => return Err(error),
+            Err(_) => {}
         }
-        let takes_any = properties.is_none_or(Map::is_empty)
-            && match root.get("additionalProperties") {
-                None => *root != none && properties.is_none(),
-                Some(more) => *more != Value::Bool(false),
+        let parser = ParameterSchemas::new(tool.parameters.as_ref());
+        let mut bodies = Vec::new();
+        for (alternative, object) in ArgumentObject::alternatives(&source)?.iter().enumerate() {
+            let name = match alternative {
+                0 => format!("{index}"),
+                other => format!("{index}_{other}"),
             };
-        if takes_any {
-            let name = format!("any_{index}");
-            let value = self.text_value(&format!("{name}_text"), ANY_TEXT);
-            let key = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
-            self.rule(
-                &name,
-                &format!("{} {key} \">\\n\" {value}", literal(&tags.parameter_open)),
-            );
-            let _ = write!(body, " {name}*");
+            bodies.extend(self.arguments(&name, object, &source, &parser)?);
         }
-        let _ = write!(body, " {}", literal(&tags.function_close));
-        Ok(body)
+        if bodies.is_empty() {
+            return Err(source.error("required values cannot be written in the model's tags"));
+        }
+        let tags = self.tags();
+        let head = literal(&format!("{}{}>\n", tags.function_open, tool.name));
+        let end = literal(&tags.function_close);
+        let body = match &*bodies {
+            [only] => only.clone(),
+            several => format!(" ({})", several.join(" |")),
+        };
+        Ok(format!("{head}{body} {end}"))
     }
 
-    /// A parameter's value and closing tag.
-    fn value(
+    /// The parameters of one alternative; `None` if a required one cannot be written.
+    fn arguments(
         &mut self,
         name: &str,
-        schema: &Value,
-        root: &Value,
-        rules: SchemaStrictness,
-    ) -> Result<String, ChatError> {
-        let schema = resolve_ref(schema, root);
-        let end = literal(&self.parameter_close());
-        if let Some(texts) = enum_strings(schema) {
-            let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
-            return Ok(format!("({}) {end}", texts.join(" | ")));
-        }
-        if may_be_string(schema, root, 0) {
-            let body = match self.typing {
-                Typing::BySchema => text_pattern(schema),
-                Typing::Loose => ANY_TEXT.to_owned(),
+        object: &ArgumentObject,
+        source: &SchemaSource<'_>,
+        parser: &ParameterSchemas,
+    ) -> Result<Option<String>, ChatError> {
+        let open = self.tags().parameter_open.clone();
+        let mut body = String::new();
+        for (i, parameter) in object.parameters.iter().enumerate() {
+            let Parameter { key, schema, .. } = parameter;
+            let name = format!("value_{name}_{i}");
+            let value = ArgumentValue {
+                schema,
+                source: *source,
+                read_as: parser.parameter(key),
             };
-            return Ok(self.text_value(&format!("{name}_text"), &body));
+            let value = if is_parameter_name(key) {
+                self.argument_value(&name, &value)?
+            } else {
+                None
+            };
+            match value {
+                Some(value) => {
+                    let head = literal(&format!("{open}{key}>\n"));
+                    self.rule(&name, &format!("{head} {value}"));
+                    let mark = if parameter.is_required { "" } else { "?" };
+                    let _ = write!(body, " {name}{mark}");
+                }
+                None if parameter.is_required => return Ok(None),
+                None => {}
+            }
         }
-        let schema = match self.typing {
-            Typing::BySchema => prepare_subschema(schema, root, rules, FIELD)?,
-            Typing::Loose => prepare_schema(&json!({}), rules, FIELD)?,
+        let mut more = Vec::new();
+        for (i, (pattern, schema)) in object.by_pattern.iter().enumerate() {
+            let Some(terminal) = search_terminal(pattern) else {
+                if source.strictness == SchemaStrictness::BestEffort {
+                    continue;
+                }
+                let message = format!("keyword 'patternProperties' cannot be kept for {pattern:?}");
+                return Err(source.error(&message));
+            };
+            let others = object.by_pattern.iter().enumerate();
+            let others = others.filter(|(other, _)| *other != i);
+            let others = others.filter_map(|(_, (pattern, _))| search_terminal(pattern));
+            let mut keys = format!("{PARAMETER_NAME} & /{terminal}/");
+            others.for_each(|other| keys.push_str(&format!(" & ~/{other}/")));
+            let value = ArgumentValue {
+                schema,
+                source: *source,
+                read_as: parser.type_of(schema),
+            };
+            more.extend(self.unnamed(&format!("{name}_{i}"), &keys, object, &value)?);
+        }
+        if let Some(schema) = object.additional() {
+            let mut keys = PARAMETER_NAME.to_owned();
+            for (pattern, _) in &object.by_pattern {
+                if let Some(terminal) = search_terminal(pattern) {
+                    keys.push_str(&format!(" & ~/{terminal}/"));
+                }
+            }
+            let value = ArgumentValue {
+                schema,
+                source: *source,
+                read_as: parser.additional_type(),
+            };
+            more.extend(self.unnamed(name, &keys, object, &value)?);
+        }
+        if !more.is_empty() {
+            let _ = write!(body, " ({})*", more.join(" | "));
+        }
+        Ok(Some(body))
+    }
+
+    /// The rule of parameters whose names match `keys`, other than the declared ones.
+    fn unnamed(
+        &mut self,
+        name: &str,
+        keys: &str,
+        object: &ArgumentObject,
+        value: &ArgumentValue<'_>,
+    ) -> Result<Option<String>, ChatError> {
+        let rule = format!("any_{name}");
+        let Some(value) = self.argument_value(&rule, value)? else {
+            return Ok(None);
         };
-        Ok(format!("%json {schema} {end}"))
-    }
-
-    /// Text up to the first closing tag.
-    fn text_value(&mut self, name: &str, pattern: &str) -> String {
-        if pattern == ANY_TEXT {
-            return self.any_text();
+        let declared: Vec<String> = object
+            .parameters
+            .iter()
+            .map(|parameter| pattern_literal(&regex::escape(&parameter.key)))
+            .collect();
+        let mut keys = keys.to_owned();
+        if !declared.is_empty() {
+            keys.push_str(&format!(" & ~/({})/", declared.join("|")));
         }
-        self.n_values += 1;
-        let terminal = format!("TEXT_{}", self.n_values);
-        self.rule(&terminal, &format!("/{pattern}/"));
-        let head = format!("{name}[suffix={}]", literal(&self.parameter_close()));
-        self.rule(&head, &terminal);
-        name.to_owned()
+        let terminal = format!("KEY_{}", name.to_uppercase());
+        self.rule(&terminal, &keys);
+        let open = literal(&self.tags().parameter_open);
+        self.rule(&rule, &format!("{open} {terminal} \">\\n\" {value}"));
+        Ok(Some(rule))
     }
+}
 
-    /// Any text up to the closing tag, line by line: the closing tag is not a line.
-    ///
-    /// A text with a suffix is the same language, but its mask tests every vocabulary entry at each
-    /// token. A line admits all entries without a line break at once.
-    fn any_text(&mut self) -> String {
-        const NAME: &str = "any_text";
-        if !self.has_any_text {
-            self.has_any_text = true;
-            let tag = pattern_literal(self.parameter_close().trim_end());
-            self.rule("FIRST_LINE", r"/[^\n]+/");
-            self.rule("NEXT_LINE", &format!(r"/\n[^\n]*/ & ~/{tag}/"));
-            let end = literal(&self.parameter_close());
-            self.rule(NAME, &format!("FIRST_LINE? NEXT_LINE* {end}"));
-        }
-        NAME.to_owned()
-    }
+/// Names of parameters that no schema declares.
+const PARAMETER_NAME: &str = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
+
+/// Whether the parser reads a parameter's name as it is.
+fn is_parameter_name(key: &str) -> bool {
+    let read = key.trim().trim_matches(['"', '\'']);
+    read == key && !key.is_empty() && !key.contains(['>', '\n'])
 }
 
 fn strictness_of(tool: &Tool) -> SchemaStrictness {
@@ -275,81 +313,5 @@ fn strictness_of(tool: &Tool) -> SchemaStrictness {
         SchemaStrictness::Strict
     } else {
         SchemaStrictness::BestEffort
-    }
-}
-
-/// Follows references, up to 8 of them.
-fn resolve_ref<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
-    for _ in 0..8 {
-        let reference = schema.get("$ref").and_then(Value::as_str);
-        match reference.and_then(|reference| resolve_pointer(root, reference)) {
-            Some(led_to) => schema = led_to,
-            None => break,
-        }
-    }
-    schema
-}
-
-/// The allowed strings, if a value is an enumeration of strings.
-fn enum_strings(schema: &Value) -> Option<Vec<&str>> {
-    let values = match (schema.get("const"), schema.get("enum")) {
-        (Some(value), _) => std::slice::from_ref(value),
-        (None, Some(Value::Array(values))) => values,
-        _ => return None,
-    };
-    let texts: Option<Vec<&str>> = values.iter().map(Value::as_str).collect();
-    texts.filter(|texts| !texts.is_empty())
-}
-
-/// Whether a value may be a string, so that any text is valid.
-fn may_be_string(schema: &Value, root: &Value, depth: usize) -> bool {
-    let schema = resolve_ref(schema, root);
-    let is_text = |name: &Value| name == "string";
-    match schema.get("type") {
-        Some(name @ Value::String(_)) => return is_text(name),
-        Some(Value::Array(names)) => return names.iter().any(is_text),
-        _ => {}
-    }
-    if let Some(value) = schema.get("const") {
-        return value.is_string();
-    }
-    if let Some(Value::Array(values)) = schema.get("enum") {
-        return values.iter().any(Value::is_string);
-    }
-    let alternatives = ["anyOf", "oneOf", "allOf"]
-        .iter()
-        .find_map(|key| schema.get(*key));
-    match alternatives.and_then(Value::as_array) {
-        Some(alternatives) if depth < 8 => alternatives
-            .iter()
-            .any(|schema| may_be_string(schema, root, depth + 1)),
-        Some(_) => true,
-        None => schema.get("properties").is_none() && schema.get("items").is_none(),
-    }
-}
-
-/// The pattern of a string value. Bounds apply only if the type is `string` alone.
-fn text_pattern(schema: &Value) -> String {
-    if schema.get("type") != Some(&Value::from("string")) {
-        return ANY_TEXT.to_owned();
-    }
-    if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {
-        let (open, close) = (
-            if pattern.starts_with('^') {
-                ""
-            } else {
-                ANY_TEXT
-            },
-            if pattern.ends_with('$') { "" } else { ANY_TEXT },
-        );
-        return format!("{open}({}){close}", pattern_literal(pattern));
-    }
-    let bound = |key: &str| schema.get(key).and_then(Value::as_u64);
-    // A bound costs as many automaton states as it counts.
-    let bound = |key: &str| bound(key).filter(|n| *n <= 512);
-    match (bound("minLength"), bound("maxLength")) {
-        (None | Some(0), None) => ANY_TEXT.to_owned(),
-        (least, Some(most)) => format!("(?s:.{{{},{most}}})", least.unwrap_or(0).min(most)),
-        (Some(least), None) => format!("(?s:.{{{least},}})"),
     }
 }

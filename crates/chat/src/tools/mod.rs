@@ -6,6 +6,7 @@ mod json_call;
 mod json_repair;
 mod literals;
 mod prefix;
+mod references;
 mod schema;
 mod xml_call;
 mod xml_value;
@@ -17,7 +18,8 @@ use serde_json::{Map, Value, json};
 pub(crate) use self::call::{CallParser, CallScope, CallStart};
 pub use self::event::ReplyEnd;
 pub(crate) use self::event::{CallEvent, CallStatus};
-pub(crate) use self::schema::{percent_decoded, resolve_pointer};
+pub(crate) use self::references::{percent_decoded, resolve_pointer, with_plain_references};
+pub(crate) use self::schema::{JsonType, ParameterSchemas, ParameterType};
 
 /// A declared tool.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,7 +53,7 @@ impl Tool {
         }
         Tool {
             name: name.to_owned(),
-            parameters: parameters.cloned(),
+            parameters: parameters.map(with_plain_references),
             declaration: json!({ "type": "function", "function": function }),
         }
     }

@@ -3,6 +3,7 @@
 use regex::Regex;
 use serde_json::Value;
 
+use super::references::resolve_pointer;
 use super::{json_repair, literals};
 
 /// Maximum number of references and alternatives to follow.
@@ -10,7 +11,7 @@ const MAX_DEPTH: usize = 16;
 
 /// A JSON type, as schemas name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum JsonType {
+pub(crate) enum JsonType {
     Text,
     Integer,
     Number,
@@ -50,10 +51,22 @@ impl ParameterSchemas {
 
     /// The type of a parameter. Without a schema it is text.
     pub(crate) fn parameter(&self, key: &str) -> ParameterType {
-        let types = self
-            .named(&self.root, key, 0)
-            .or_else(|| self.additional(&self.root, 0).filter(Option::is_some))
-            .unwrap_or(Some(vec![JsonType::Text]));
+        match self.named(&self.root, key, 0) {
+            Some(types) => ParameterType { types },
+            None => self.additional_type(),
+        }
+    }
+
+    /// The type of a parameter that the tool does not declare.
+    pub(crate) fn additional_type(&self) -> ParameterType {
+        let types = self.additional(&self.root, 0).filter(Option::is_some);
+        let types = types.unwrap_or(Some(vec![JsonType::Text]));
+        ParameterType { types }
+    }
+
+    /// The type of a parameter with this schema, which is a part of the tool's.
+    pub(crate) fn type_of(&self, schema: &Value) -> ParameterType {
+        let types = types_of(schema, &self.root, 0);
         ParameterType { types }
     }
 
@@ -122,8 +135,33 @@ impl ParameterType {
         self.types.as_deref() == Some(&[JsonType::Text])
     }
 
-    /// The allowed types are tried in the schema's order; text that fits none stays a string. If
-    /// all types are allowed, valid JSON is taken as such.
+    /// The types to try, in order; `None` if all are allowed.
+    pub(crate) fn kinds(&self) -> Option<&[JsonType]> {
+        self.types.as_deref()
+    }
+
+    /// Whether a value that begins like `text` is JSON with parts of its own.
+    pub(crate) fn reads_as_json(&self, text: &str) -> bool {
+        let allows = |kind| {
+            self.types
+                .as_ref()
+                .is_none_or(|types| types.contains(&kind))
+        };
+        match text.trim_start().bytes().next() {
+            Some(b'{') => allows(JsonType::Object),
+            Some(b'[') => allows(JsonType::Array),
+            Some(b'"') => self.types.is_none(),
+            _ => false,
+        }
+    }
+
+    /// Whether the value of `text` is `text` itself, as a string.
+    pub(crate) fn reads_as_text(&self, text: &str) -> bool {
+        self.value(text) == quoted(text)
+    }
+
+    /// The allowed types are tried in the schema's order; text that fits none stays a string. JSON
+    /// of a type before `string` is taken as such, and any JSON if all types are allowed.
     pub(crate) fn value(&self, text: &str) -> String {
         let trimmed = text.trim();
         let Some(types) = &self.types else {
@@ -134,6 +172,12 @@ impl ParameterType {
         };
         if types.contains(&JsonType::Null) && matches!(trimmed, "null" | "None") {
             return "null".to_owned();
+        }
+        let before_text = types.iter().take_while(|kind| **kind != JsonType::Text);
+        if let Ok(json) = serde_json::from_str::<Value>(trimmed)
+            && before_text.into_iter().any(|kind| kind.holds(&json))
+        {
+            return trimmed.to_owned();
         }
         types
             .iter()
@@ -166,6 +210,25 @@ impl JsonType {
             Value::Array(_) => JsonType::Array,
             Value::Object(_) => JsonType::Object,
         }
+    }
+
+    /// The type's name in schemas.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            JsonType::Text => "string",
+            JsonType::Integer => "integer",
+            JsonType::Number => "number",
+            JsonType::Boolean => "boolean",
+            JsonType::Null => "null",
+            JsonType::Object => "object",
+            JsonType::Array => "array",
+        }
+    }
+
+    /// Whether a JSON value has this type.
+    fn holds(self, value: &Value) -> bool {
+        let kind = JsonType::of_value(value);
+        kind == self || (kind == JsonType::Integer && self == JsonType::Number)
     }
 
     /// `text` as a JSON value of this type, if it is one.
@@ -203,32 +266,6 @@ fn quoted(text: &str) -> String {
     json_repair::write_json_string_body(text, &mut out);
     out.push('"');
     out
-}
-
-/// The target of a reference.
-pub(crate) fn resolve_pointer<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
-    root.pointer(&percent_decoded(reference.strip_prefix('#')?))
-}
-
-/// The pointer in a reference's fragment.
-pub(crate) fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let digits = after.get(..2).and_then(|d| std::str::from_utf8(d).ok());
-        let code = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match (first, code) {
-            (b'%', Some(code)) => {
-                bytes.push(code);
-                rest = &after[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The target of a schema's reference; one that leads out of the document has none.

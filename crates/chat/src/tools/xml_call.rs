@@ -333,6 +333,10 @@ impl XmlCallParser {
             begins_line,
             tags: &self.markup.tool_calls,
             named_close: self.named_close.as_deref(),
+            is_json: self
+                .parameter
+                .as_ref()
+                .is_some_and(|one| one.reads_as_json(text)),
             at_end: end == Some(ReplyEnd::Eos),
         };
         let may_follow = |key: &str| {

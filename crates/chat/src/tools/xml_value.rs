@@ -45,8 +45,67 @@ pub(super) struct ValueScan<'a> {
     pub(super) begins_line: bool,
     /// Another tag that ends the call.
     pub(super) named_close: Option<&'a str>,
+    /// Whether the value is JSON, in whose strings tags are text.
+    pub(super) is_json: bool,
     /// Whether the text is complete.
     pub(super) at_end: bool,
+}
+
+/// The strings of a JSON value up to some byte.
+#[derive(Debug, Default)]
+struct JsonStrings {
+    seen: usize,
+    is_open: bool,
+}
+
+/// Where a tag stands in a JSON value.
+enum JsonPlace {
+    /// In a string that is closed on the same line.
+    InString,
+    NeedsText,
+    /// Elsewhere, or in a string that is never closed, so that a quote was forgotten.
+    Outside,
+}
+
+impl JsonStrings {
+    /// The place of the byte `at`, which is beyond those asked for before.
+    fn place(&mut self, text: &str, at: usize, at_end: bool) -> JsonPlace {
+        self.is_open = self.scan(&text[self.seen..at]);
+        self.seen = at;
+        if !self.is_open {
+            return JsonPlace::Outside;
+        }
+        let rest = &text[at..];
+        let line = rest.split('\n').next().unwrap_or(rest);
+        let mut letters = line.bytes();
+        while let Some(letter) = letters.next() {
+            match letter {
+                b'\\' => _ = letters.next(),
+                b'"' => return JsonPlace::InString,
+                _ => {}
+            }
+        }
+        if line.len() < rest.len() || at_end {
+            JsonPlace::Outside
+        } else {
+            JsonPlace::NeedsText
+        }
+    }
+
+    /// Whether a string is open after `text`. A line break ends a string whose quote is missing.
+    fn scan(&self, text: &str) -> bool {
+        let mut is_open = self.is_open;
+        let mut letters = text.bytes();
+        while let Some(letter) = letters.next() {
+            match letter {
+                b'\\' if is_open => _ = letters.next(),
+                b'"' => is_open = !is_open,
+                b'\n' => is_open = false,
+                _ => {}
+            }
+        }
+        is_open
+    }
 }
 
 /// Looks for the end of the value at the start of `text`.
@@ -59,8 +118,18 @@ pub(super) fn find_end(scan: &ValueScan<'_>, may_follow: impl Fn(&str) -> bool) 
     let (text, tags) = (scan.text, scan.tags);
     let mut candidate: Option<EndTag> = None;
     let mut quoted = QuotedCalls::default();
+    let mut strings = JsonStrings::default();
     for (offset, _) in text[scan.scanned..].match_indices('<') {
         let at = scan.scanned + offset;
+        if scan.is_json {
+            match strings.place(text, at, scan.at_end) {
+                JsonPlace::InString => continue,
+                JsonPlace::NeedsText => {
+                    return open_from(text, candidate.map_or(at, |tag| tag.value));
+                }
+                JsonPlace::Outside => {}
+            }
+        }
         let meaning = classify_tag(scan, at, &may_follow);
         match meaning {
             TagMeaning::NeedsText => return open_from(text, candidate.map_or(at, |tag| tag.value)),

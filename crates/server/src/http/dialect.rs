@@ -18,9 +18,11 @@ use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::body;
 use crate::http::in_flight::{InFlight, StreamEvent};
+use crate::http::notes;
 use crate::http::prefix_warmup::PrefixWarmup;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
+use crate::text::constraints::CompiledGrammar;
 use crate::text::prepare::{self, PreparedPrompt};
 use crate::text::reply::{Choice, ChoiceConfig, CollectedReply};
 use crate::text::sampling_params;
@@ -37,6 +39,8 @@ pub struct ParsedRequest<T> {
     pub own: T,
     /// Rendered and tokenised prompt.
     pub prompt: PreparedPrompt,
+    /// What of the request the reply is not held to.
+    notes: Vec<String>,
 }
 
 impl<T: Send + 'static> ParsedRequest<T> {
@@ -73,22 +77,30 @@ impl<T: Send + 'static> ParsedRequest<T> {
             request,
             own,
             prompt,
+            notes: Vec::new(),
         })
     }
 
     /// Grammar of the reply, if the request constrains it.
-    async fn grammar(&self) -> Result<Option<Grammar>, ApiError> {
+    async fn grammar(&mut self) -> Result<Option<Grammar>, ApiError> {
         let markup = prepare::call_markup(&self.ready.model);
         let Some(shape) = self.request.output_grammar(markup)? else {
             return Ok(None);
         };
         let ready = Arc::clone(&self.ready);
         let compiled = move || ready.model.constraints.compile(&shape);
-        body::run_long(compiled).await.map(Some)
+        let CompiledGrammar { grammar, notes } = body::run_long(compiled).await?;
+        self.notes = notes;
+        Ok(Some(grammar))
+    }
+
+    /// The response with a header that names what the reply is not held to.
+    pub fn with_notes(&self, response: Response) -> Response {
+        notes::with_notes(response, &self.notes)
     }
 
     /// Submits the request; fails if a parameter is invalid or the prompt does not fit.
-    pub async fn start(&self, app: &App) -> Result<InFlight, ApiError> {
+    pub async fn start(&mut self, app: &App) -> Result<InFlight, ApiError> {
         let grammar = self.grammar().await?;
         let (request, model) = (&self.request, &self.ready.model);
         let fields = &request.sampling;

@@ -7,6 +7,7 @@ pub mod dialect;
 pub mod in_flight;
 pub mod metrics;
 pub mod middleware;
+mod notes;
 pub mod prefix_warmup;
 pub mod routes;
 pub mod serve;

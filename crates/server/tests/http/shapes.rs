@@ -326,10 +326,56 @@ async fn schema_that_is_not_strict_is_kept_as_far_as_possible() {
         let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}});
         let answer = server.chat(json!({ "response_format": format })).await;
         assert_eq!(answer.status, 200, "{schema}");
+        let note = answer.header("x-hearth-note");
+        let has_unique = schema.to_string().contains("uniqueItems");
+        assert_eq!(
+            note.is_some_and(|note| note.contains("'uniqueItems'")),
+            has_unique
+        );
         let text = answer.json().await["choices"][0]["message"]["content"].clone();
         let value: Value = serde_json::from_str(text.as_str().unwrap()).unwrap();
         assert!(value.get("v").is_some(), "{text}");
     }
+}
+
+#[tokio::test]
+async fn every_dialect_notes_what_is_not_kept() {
+    let server = ServerSetup::saying(STUBBORN).open().await;
+    let schema = json!({"type": "object", "properties": {"v": {"not": {"type": "null"}}}});
+    let user = json!([{"role": "user", "content": "x"}]);
+    let wrapped = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    let flat = json!({"type": "json_schema", "name": "a", "schema": schema});
+    let tools = json!([{"name": "f", "input_schema": schema}]);
+    for (path, body) in [
+        (
+            "/v1/chat/completions",
+            json!({"messages": user, "response_format": wrapped, "max_tokens": 5}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": "x", "response_format": wrapped, "max_tokens": 5}),
+        ),
+        (
+            "/v1/responses",
+            json!({"input": "x", "text": {"format": flat}, "max_output_tokens": 5}),
+        ),
+        (
+            "/v1/messages",
+            json!({"messages": user, "max_tokens": 5, "tools": tools,
+            "tool_choice": {"type": "any"}}),
+        ),
+    ] {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            body["stream"] = stream.into();
+            let answer = server.post(path, &body).await;
+            assert_eq!(answer.status, 200, "{path}");
+            let note = answer.header("x-hearth-note").unwrap_or_default();
+            assert!(note.contains("'not' at #"), "{path}: {note:?}");
+        }
+    }
+    let plain = server.chat(json!({"max_tokens": 2})).await;
+    assert_eq!(plain.header("x-hearth-note"), None);
 }
 
 fn parameters() -> Value {

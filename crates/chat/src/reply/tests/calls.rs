@@ -149,6 +149,25 @@ fn value_may_contain_its_own_delimiter_tags() {
 }
 
 #[test]
+fn tags_in_the_strings_of_a_json_value_are_text() {
+    let call = |list: &str| {
+        format!(
+            "<tool_call>\n<function=get>\n<parameter=l>\n{list}\n</parameter>\n<parameter=s>\nx\n\
+             </parameter>\n</function>\n</tool_call>"
+        )
+    };
+    for list in [
+        r#"["a</parameter></function></tool_call>", "b\"</parameter><tool_call>"]"#,
+        r#"["</function></tool_call><tool_call><function=get>"]"#,
+    ] {
+        let expected: Value = serde_json::from_str(list).unwrap();
+        check(&call(list), json!([["get", {"l": expected, "s": "x"}]]), "");
+    }
+    // A quote that is missing hides no tag.
+    check(&call("[\"a"), json!([["get", {"l": "[\"a", "s": "x"}]]), "");
+}
+
+#[test]
 fn value_loses_one_newline_at_each_end() {
     let text = "<function=get>\n<parameter=s>\n\n x \n\n</parameter>\n</function>";
     check(text, json!([["get", {"s": "\n x \n"}]]), "");

@@ -90,9 +90,10 @@ impl GrammarCompiler {
             ff_tokens: true,
             ..InferenceCapabilities::default()
         };
-        // Slices of the vocabulary that are allowed as a whole: JSON string content, and text
-        // within a line.
+        // Slices of the vocabulary that are allowed as a whole: JSON string content, text within a
+        // line, and such text without the first letter of most tags.
         let mut slices = SlicedBiasComputer::general_slices();
+        slices.push(r"[^\n<]+".to_owned());
         slices.push(r"[^\n]+".to_owned());
         let mut factory = ParserFactory::new(&env, capabilities, &slices)
             .map_err(|error| invalid(summarize(&error.to_string())))?;
@@ -134,7 +135,12 @@ fn summarize(error: &str) -> String {
         .lines()
         .find_map(|line| line.strip_prefix("error: "))
         .filter(|_| line.ends_with("parse error:") || inner == Some("regex parse error:"));
-    match (inner.unwrap_or(line), reason) {
+    let what = inner.unwrap_or(line);
+    // Its text goes on with an option of the compiler that no request can set.
+    if what.starts_with("oneOf constraints are not supported") {
+        return "keyword 'oneOf' is not supported where several branches may match".to_owned();
+    }
+    match (what, reason) {
         (what, Some(reason)) => format!("{} {reason}", what.trim_end()),
         (what, None) => what.to_owned(),
     }

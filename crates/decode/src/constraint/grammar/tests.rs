@@ -212,6 +212,10 @@ fn grammar_errors_omit_internal_notation() {
         r#"start: %json {"minimum": 3, "maximum": 2, "type": "integer"}"#,
         "minimum (3)",
     );
+    check(
+        r#"start: %json {"oneOf": [{"minLength": 1}, {"maxLength": 2}]}"#,
+        "keyword 'oneOf' is not supported",
+    );
     check("start: foo", "unknown name");
 }
 

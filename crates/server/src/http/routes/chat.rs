@@ -30,15 +30,14 @@ pub(super) async fn completions(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
+    let mut parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
     let request = parsed.start(&app).await?;
     let format = ChatFormat::new(&app, &parsed, &request);
     if parsed.request.stream {
-        return Ok(dialect::stream(&app, request, format));
+        return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
     }
-    whole(request, &format)
-        .await
-        .map(IntoResponse::into_response)
+    let whole = whole(request, &format).await?;
+    Ok(parsed.with_notes(whole.into_response()))
 }
 
 /// `POST /v1/chat/completions/input_tokens`: prompt length in tokens.

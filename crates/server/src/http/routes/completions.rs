@@ -20,10 +20,12 @@ use crate::engine::request_stats::RequestStats;
 use crate::error::{ApiError, Dialect};
 use crate::http::body;
 use crate::http::in_flight::{InFlight, StreamEvent};
+use crate::http::notes;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
 use crate::ids;
 use crate::text::completion_logprobs::LogprobColumns;
+use crate::text::constraints::CompiledGrammar;
 use crate::text::reply::{Choice, ChoiceConfig, Part};
 use crate::text::sampling_params;
 
@@ -49,12 +51,13 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
     })
     .await?;
     app.check_model(request.model.as_deref())?;
-    let grammar = match request.response_format.output_grammar()? {
-        None => None,
+    let (grammar, left_out) = match request.response_format.output_grammar()? {
+        None => (None, Vec::new()),
         Some(shape) => {
             let model = Arc::clone(&ready);
             let compiled = move || model.model.constraints.compile(&shape);
-            Some(body::run_long(compiled).await?)
+            let CompiledGrammar { grammar, notes } = body::run_long(compiled).await?;
+            (Some(grammar), notes)
         }
     };
     let job = CompletionJob {
@@ -70,11 +73,13 @@ pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Re
     let first = job.start(0)?;
     if job.request.stream {
         let timeouts = app.config().timeouts;
-        return Ok(sse::response(timeouts, KeepAlive::Comment, move |writer| {
+        let stream = sse::response(timeouts, KeepAlive::Comment, move |writer| {
             stream_all(writer, job, first)
-        }));
+        });
+        return Ok(notes::with_notes(stream, &left_out));
     }
-    whole(job, first).await.map(IntoResponse::into_response)
+    let whole = whole(job, first).await?;
+    Ok(notes::with_notes(whole.into_response(), &left_out))
 }
 
 /// One request with all its prompts.

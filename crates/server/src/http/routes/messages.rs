@@ -28,7 +28,7 @@ pub(super) async fn messages(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
+    let mut parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
     let mut request = parsed.start(&app).await?;
     let usage = MessageUsage::new(request.stats().usage(), None);
     let mut message = MessageResponse::new(ids::random("msg_"), parsed.model_name(&app), usage);
@@ -40,7 +40,7 @@ pub(super) async fn messages(
             reason: FinishReason::Stop,
             request_id,
         };
-        return Ok(dialect::stream(&app, request, format));
+        return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
     }
     let choices = dialect::whole(&mut request).await?;
     for (whole, reason) in choices {
@@ -50,7 +50,7 @@ pub(super) async fn messages(
         message.content = content_blocks(whole.reply, &ids::random(""), visibility);
     }
     message.usage = final_usage(&request);
-    Ok(Json(message).into_response())
+    Ok(parsed.with_notes(Json(message).into_response()))
 }
 
 /// `POST /v1/messages/count_tokens`: prompt length in tokens.

@@ -25,11 +25,12 @@ pub(super) async fn responses(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let parsed = ParsedRequest::read(&app, &headers, body, ResponsesRequest::from_json).await?;
+    let mut parsed =
+        ParsedRequest::read(&app, &headers, body, ResponsesRequest::from_json).await?;
     let mut request = parsed.start(&app).await?;
     let mut format = ResponsesFormat::new(&app, &parsed);
     if parsed.request.stream {
-        return Ok(dialect::stream(&app, request, format));
+        return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
     }
     while let Some(events) = request.next().await? {
         for event in events {
@@ -42,7 +43,7 @@ pub(super) async fn responses(
     let whole = format
         .answer
         .completed(hit_token_limit, format.items.done(), took);
-    Ok(Json(whole).into_response())
+    Ok(parsed.with_notes(Json(whole).into_response()))
 }
 
 /// `POST /v1/responses/input_tokens`: prompt length in tokens.

@@ -34,6 +34,15 @@ pub struct ModelConstraints {
     compiled: Mutex<VecDeque<(String, Grammar)>>,
 }
 
+/// A grammar of replies, ready to use.
+#[derive(Debug)]
+pub struct CompiledGrammar {
+    /// The grammar.
+    pub grammar: Grammar,
+    /// What of the request it does not keep.
+    pub notes: Vec<String>,
+}
+
 impl ModelConstraints {
     /// For a model with `vocab` logits per row and end tokens `eos`.
     pub fn new(
@@ -77,18 +86,22 @@ impl ModelConstraints {
     }
 
     /// Compiles an output grammar, in up to a second; errors name the request's field.
-    pub fn compile(&self, shape: &OutputGrammar) -> Result<Grammar, ApiError> {
+    pub fn compile(&self, shape: &OutputGrammar) -> Result<CompiledGrammar, ApiError> {
         let refused = |error: &GrammarError| {
             ApiError::invalid_param(&shape.field, format!("{}: {error}", shape.field))
         };
-        match (self.grammar(&shape.lark), &shape.fallback) {
-            (Ok(grammar), _) => Ok(grammar),
-            (Err(error), None) => Err(refused(&error)),
+        let mut notes = shape.notes.clone();
+        let grammar = match (self.grammar(&shape.lark), &shape.fallback) {
+            (Ok(grammar), _) => grammar,
+            (Err(error), None) => return Err(refused(&error)),
             (Err(error), Some(wider)) => {
-                tracing::info!(%error, "the arguments of calls are not typed by their schemas");
-                self.grammar(wider).map_err(|error| refused(&error))
+                let note = format!("{}: kept without bounds and types: {error}", shape.field);
+                tracing::info!("{note}");
+                notes.push(note);
+                self.grammar(wider).map_err(|error| refused(&error))?
             }
-        }
+        };
+        Ok(CompiledGrammar { grammar, notes })
     }
 
     fn grammar(&self, lark: &str) -> Result<Grammar, GrammarError> {
@@ -221,5 +234,9 @@ impl ModelConstraints {
     }
 }
 
+#[cfg(test)]
+mod json_schemas;
+#[cfg(test)]
+mod strict_tools;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Constraint of a reply that must call a tool with these parameters.
-fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
+fn call_with(parameters: &Value, strict: bool) -> (Arc<Tokenizer>, Constraints) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
     let tokenizer = Arc::new(Tokenizer::new(&model::load_vocab(&path).unwrap()).unwrap());
     let constraints = ModelConstraints::new(
@@ -18,19 +18,19 @@ fn call_with(parameters: &Value) -> (Arc<Tokenizer>, Constraints) {
         &ReasoningDefaults::default(),
     );
     let body = json!({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required", "parallel_tool_calls": false,
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": true}}]});
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}]});
     let request = chat_request(body.to_string().as_bytes()).unwrap();
     let markup = ToolCallMarkup {
         tokenizer: &tokenizer,
         format: ToolCallFormat::XmlParameters,
     };
     let shape = request.output_grammar(markup).unwrap().unwrap();
-    let grammar = constraints.compile(&shape).unwrap();
+    let grammar = constraints.compile(&shape).unwrap().grammar;
     (tokenizer, constraints.for_text(grammar))
 }
 
 /// Deterministic numbers below a bound.
-fn dice() -> impl FnMut(usize) -> usize {
+pub(super) fn dice() -> impl FnMut(usize) -> usize {
     let mut state = 7_u64;
     move |n| {
         state = state
@@ -41,7 +41,7 @@ fn dice() -> impl FnMut(usize) -> usize {
 }
 
 /// Whether the constraint allows `text` as a whole reply, in allowed tokens that `dice` picks.
-fn may_be_said(
+pub(super) fn may_be_said(
     tokenizer: &Tokenizer,
     constraint: &mut dyn Constraint,
     text: &str,
@@ -96,6 +96,7 @@ fn string_argument_allows_any_text_up_to_its_closing_tag() {
     ];
     let (tokenizer, constraints) = call_with(
         &json!({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]}),
+        false,
     );
     let mut dice = dice();
     let (mut whole, mut cut) = (0, 0);
@@ -114,10 +115,11 @@ fn string_argument_allows_any_text_up_to_its_closing_tag() {
 
 #[test]
 fn schema_reference_in_a_parameter_resolves_in_all_parameters() {
-    let (tokenizer, constraints) = call_with(&json!({
+    let parameters = json!({
         "type": "object", "$defs": {"a/b": {"type": "integer"}}, "required": ["one", "inner"],
         "properties": {"one": {"$ref": "#/$defs/a~1b"}, "inner": {"type": "array", "items": {"$ref": "#"}}}
-    }));
+    });
+    let (tokenizer, constraints) = call_with(&parameters, true);
     let mut dice = dice();
     for (one, inner, expected) in [
         ("5", "[]", true),
