@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::echo::EchoedFields;
 use super::tools::ToolNames;
 use super::{history, tools};
 use crate::conversation::{Message, Role};
@@ -23,45 +24,6 @@ pub struct ResponsesRequest {
     pub summary: bool,
     /// Fields that the response repeats.
     pub echo: EchoedFields,
-}
-
-/// Request fields that the response repeats, as sent or with their defaults.
-#[derive(Debug, Clone, PartialEq)]
-pub struct EchoedFields {
-    pub(super) fields: Vec<(&'static str, Value)>,
-}
-
-impl EchoedFields {
-    fn read(body: &Fields<'_>) -> Result<EchoedFields, ChatError> {
-        let or = |key: &str, default: Value| body.get(key).cloned().unwrap_or(default);
-        let reasoning = body.get("reasoning");
-        let said = |key: &str| reasoning.and_then(|fields| fields.get(key));
-        Ok(EchoedFields {
-            fields: vec![
-                ("instructions", or("instructions", Value::Null)),
-                ("max_output_tokens", or("max_output_tokens", Value::Null)),
-                (
-                    "parallel_tool_calls",
-                    or("parallel_tool_calls", true.into()),
-                ),
-                ("previous_response_id", Value::Null),
-                (
-                    "reasoning",
-                    json!({"effort": said("effort"), "summary": said("summary")}),
-                ),
-                ("store", false.into()),
-                ("temperature", or("temperature", Value::Null)),
-                ("text", or("text", json!({"format": {"type": "text"}}))),
-                ("tool_choice", or("tool_choice", "auto".into())),
-                ("tools", or("tools", json!([]))),
-                ("top_logprobs", or("top_logprobs", 0.into())),
-                ("top_p", or("top_p", Value::Null)),
-                ("truncation", "disabled".into()),
-                ("user", or("user", Value::Null)),
-                ("metadata", or("metadata", json!({}))),
-            ],
-        })
-    }
 }
 
 impl ResponsesRequest {

@@ -32,8 +32,6 @@ pub enum OutputItem {
         summary: Vec<ContentPart>,
         /// As content.
         content: Vec<ContentPart>,
-        /// Always `null`: nothing is encrypted.
-        encrypted_content: Option<String>,
         /// How far it has come.
         status: ItemStatus,
     },
@@ -128,13 +126,22 @@ pub struct ResponseObject {
     pub echo: EchoedFields,
 }
 
+/// What is known once a response has ended.
+#[derive(Debug, Default)]
+struct Outcome {
+    took: Option<(Usage, Timings)>,
+    completed_at: Option<i64>,
+    error: Option<Value>,
+}
+
 impl ResponseObject {
     /// The response before any output.
     pub fn in_progress(&self) -> Value {
-        self.body(ItemStatus::InProgress, &[], None, None)
+        self.body(ItemStatus::InProgress, &[], Outcome::default())
     }
 
-    /// The finished response; `hit_token_limit` marks it as incomplete.
+    /// The finished response; `hit_token_limit` marks it as incomplete. `completed_at` is in
+    /// seconds since 1970-01-01 UTC.
     ///
     /// `timings` stands beside `usage`, as in OpenAI's other dialects; clients ignore the extra
     /// field.
@@ -142,30 +149,34 @@ impl ResponseObject {
         &self,
         hit_token_limit: bool,
         output: &[OutputItem],
-        (usage, timings): (Usage, Timings),
+        took: (Usage, Timings),
+        completed_at: i64,
     ) -> Value {
         let status = if hit_token_limit {
             ItemStatus::Incomplete
         } else {
             ItemStatus::Completed
         };
-        self.body(status, output, Some((usage, timings)), None)
+        let outcome = Outcome {
+            took: Some(took),
+            completed_at: Some(completed_at).filter(|_| !hit_token_limit),
+            error: None,
+        };
+        self.body(status, output, outcome)
     }
 
     /// The failed response.
     pub fn failed(&self, output: &[OutputItem], code: &str, message: &str) -> Value {
         let error = json!({"code": code, "message": message});
-        self.body(ItemStatus::Failed, output, None, Some(error))
+        let outcome = Outcome {
+            error: Some(error),
+            ..Outcome::default()
+        };
+        self.body(ItemStatus::Failed, output, outcome)
     }
 
-    fn body(
-        &self,
-        status: ItemStatus,
-        output: &[OutputItem],
-        took: Option<(Usage, Timings)>,
-        error: Option<Value>,
-    ) -> Value {
-        let (usage, timings) = took.unzip();
+    fn body(&self, status: ItemStatus, output: &[OutputItem], outcome: Outcome) -> Value {
+        let (usage, timings) = outcome.took.unzip();
         let incomplete = match status {
             ItemStatus::Incomplete => json!({"reason": "max_output_tokens"}),
             _ => Value::Null,
@@ -175,8 +186,9 @@ impl ResponseObject {
             ("id", json!(self.id)),
             ("object", json!("response")),
             ("created_at", json!(self.created_at)),
+            ("completed_at", json!(outcome.completed_at)),
             ("status", json!(status)),
-            ("error", json!(error)),
+            ("error", json!(outcome.error)),
             ("incomplete_details", incomplete),
             ("model", json!(self.model)),
             ("output", json!(output)),
@@ -196,7 +208,11 @@ impl ResponseObject {
 fn counts(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            // The cache is free: nothing is billed for writing it.
+            "cache_write_tokens": 0,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,

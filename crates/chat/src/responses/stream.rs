@@ -298,7 +298,6 @@ impl OutputItemStream {
                     id,
                     summary,
                     content,
-                    encrypted_content: None,
                     status,
                 }
             }

@@ -224,7 +224,7 @@ fn events(
         },
         Timings::new(12.34, 500.0, 6),
     );
-    let whole = answer.completed(hit_token_limit, items.done(), took);
+    let whole = answer.completed(hit_token_limit, items.done(), took, 9);
     (events, whole)
 }
 
@@ -352,6 +352,84 @@ fn reply_at_the_token_limit_is_incomplete() {
     assert_eq!(whole["status"], "incomplete");
     assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(whole["output"][0]["status"], "incomplete");
+}
+
+#[test]
+fn every_field_of_the_resource_has_its_type() {
+    let asked = json!({"tools": [{"type": "function", "name": "f"}], "truncation": "auto",
+        "max_tool_calls": 3, "safety_identifier": "s", "prompt_cache_key": "k",
+        "service_tier": "auto", "text": {"verbosity": "low"}, "temperature": "0.5"});
+    for (fields, is_asked) in [(json!({}), false), (asked, true)] {
+        let (_, whole) = events(fields, vec![ReplyDelta::Reasoning("a".to_owned())], false);
+        for key in [
+            "id",
+            "object",
+            "status",
+            "model",
+            "truncation",
+            "service_tier",
+        ] {
+            assert!(whole[key].is_string(), "{key}: {whole}");
+        }
+        for key in [
+            "created_at",
+            "completed_at",
+            "temperature",
+            "top_p",
+            "presence_penalty",
+            "frequency_penalty",
+            "top_logprobs",
+        ] {
+            assert!(whole[key].is_number(), "{key}: {whole}");
+        }
+        for key in ["background", "store", "parallel_tool_calls"] {
+            assert!(whole[key].is_boolean(), "{key}: {whole}");
+        }
+        for key in ["max_tool_calls", "safety_identifier", "prompt_cache_key"] {
+            assert_eq!(
+                whole.get(key).map(Value::is_null),
+                Some(!is_asked),
+                "{key}: {whole}"
+            );
+        }
+        for key in [
+            "error",
+            "incomplete_details",
+            "instructions",
+            "previous_response_id",
+        ] {
+            assert_eq!(whole.get(key), Some(&Value::Null), "{key}: {whole}");
+        }
+        assert_eq!(whole["text"]["format"]["type"], "text");
+        assert_eq!(whole["service_tier"], "default");
+        assert_eq!(
+            whole["truncation"],
+            if is_asked { "auto" } else { "disabled" }
+        );
+        assert_eq!(
+            whole["usage"]["input_tokens_details"]["cache_write_tokens"],
+            0
+        );
+        assert!(whole["output"][0].get("encrypted_content").is_none());
+        if is_asked {
+            let tool = json!({"type": "function", "name": "f", "description": null,
+                "parameters": null, "strict": false});
+            assert_eq!(whole["tools"], json!([tool]));
+            assert_eq!(whole["temperature"], 0.5);
+        }
+    }
+    refused(json!({"input": "x", "truncation": "middle"}), "truncation");
+    refused(
+        json!({"input": "x", "service_tier": "best"}),
+        "service_tier",
+    );
+    refused(json!({"input": "x", "max_tool_calls": 0}), "max_tool_calls");
+}
+
+#[test]
+fn incomplete_response_is_not_completed() {
+    let (_, whole) = events(json!({}), vec![ReplyDelta::Content("a".to_owned())], true);
+    assert_eq!(whole["completed_at"], Value::Null);
 }
 
 #[test]

@@ -25,8 +25,7 @@ pub(super) async fn responses(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let mut parsed =
-        ParsedRequest::read(&app, &headers, body, ResponsesRequest::from_json).await?;
+    let mut parsed = ParsedRequest::read(&app, &headers, body, ResponsesRequest::from_json).await?;
     let mut request = parsed.start(&app).await?;
     let mut format = ResponsesFormat::new(&app, &parsed);
     if parsed.request.stream {
@@ -42,8 +41,13 @@ pub(super) async fn responses(
     let took = (request.stats().usage(), request.stats().timings());
     let whole = format
         .answer
-        .completed(hit_token_limit, format.items.done(), took);
+        .completed(hit_token_limit, format.items.done(), took, seconds_now());
     Ok(parsed.with_notes(Json(whole).into_response()))
+}
+
+/// Seconds since 1970-01-01 UTC.
+fn seconds_now() -> i64 {
+    i64::try_from(ids::unix_now()).unwrap_or(i64::MAX)
 }
 
 /// `POST /v1/responses/input_tokens`: prompt length in tokens.
@@ -72,7 +76,7 @@ impl ResponsesFormat {
         ResponsesFormat {
             answer: ResponseObject {
                 id: ids::random("resp_"),
-                created_at: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
+                created_at: seconds_now(),
                 model: parsed.model_name(app),
                 echo: own.echo.clone(),
             },
@@ -141,7 +145,7 @@ impl StreamFormat for ResponsesFormat {
         let took = (request.stats().usage(), request.stats().timings());
         let whole = self
             .answer
-            .completed(hit_token_limit, self.items.done(), took);
+            .completed(hit_token_limit, self.items.done(), took, seconds_now());
         self.tell(out, name, whole);
     }
 
