@@ -36,7 +36,7 @@ impl SamplingParams {
 }
 
 /// Fields of llama.cpp and vLLM that would change the reply and that this server does not have.
-const UNSUPPORTED: [&str; 11] = [
+const UNSUPPORTED: [&str; 15] = [
     "use_beam_search",
     "allowed_token_ids",
     "bad_words",
@@ -48,6 +48,20 @@ const UNSUPPORTED: [&str; 11] = [
     "xtc_probability",
     "mirostat",
     "dynatemp_range",
+    "logits_processors",
+    "return_tokens_as_token_ids",
+    "return_tokens",
+    "lora",
+];
+/// Such fields that ask for nothing up to 0.
+const UNSUPPORTED_ABOVE_ZERO: [&str; 4] =
+    ["n_probs", "n_indent", "t_max_predict_ms", "top_n_sigma"];
+/// Such fields that ask for nothing at one value.
+const UNSUPPORTED_UNLESS: [(&str, f64); 4] = [
+    ("typical_p", 1.0),
+    ("tfs_z", 1.0),
+    ("length_penalty", 1.0),
+    ("top_a", 0.0),
 ];
 
 /// Refuses an unsupported field by name, unless its value asks for nothing.
@@ -62,6 +76,19 @@ fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ChatError> {
         };
         if asks {
             return Err(body.error(key, "is not supported; leave it out"));
+        }
+    }
+    for key in UNSUPPORTED_ABOVE_ZERO {
+        let value = body.number(key, -MAX_FLOAT..=MAX_FLOAT)?;
+        if value.is_some_and(|value| value > 0.0) {
+            return Err(body.error(key, "is not supported; leave it out"));
+        }
+    }
+    for (key, neutral) in UNSUPPORTED_UNLESS {
+        let value = body.number(key, -MAX_FLOAT..=MAX_FLOAT)?;
+        if value.is_some_and(|value| value != neutral) {
+            let message = format!("is not supported; leave it out, or send {neutral}");
+            return Err(body.error(key, message));
         }
     }
     Ok(())
@@ -79,7 +106,12 @@ fn float(
 }
 
 fn max_tokens(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
-    let aliases = ["max_completion_tokens", "max_tokens", "max_output_tokens"];
+    let aliases = [
+        "max_completion_tokens",
+        "max_tokens",
+        "max_output_tokens",
+        "n_predict",
+    ];
     let Some(key) = body.first(&aliases) else {
         return Ok(None);
     };

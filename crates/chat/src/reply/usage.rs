@@ -46,12 +46,59 @@ pub struct Timings {
     pub decode_ms: f64,
     /// One decimal; 0.0 if nothing was decoded.
     pub decode_tokens_per_sec: f64,
+    /// The same in llama-server's names, with the counts.
+    #[serde(flatten)]
+    pub llama_server: Option<LlamaServerTimings>,
     /// The attention window, if the server has one.
     #[serde(flatten)]
     pub window: Option<WindowTimings>,
     /// Decode steps and drafting, once the reply is complete.
     #[serde(flatten)]
     pub speculation: Option<SpeculationTimings>,
+}
+
+/// Counts and times of a reply in the names that llama-server's clients read.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct LlamaServerTimings {
+    /// Prompt tokens restored from the cache.
+    pub cache_n: usize,
+    /// Prompt tokens that were computed.
+    pub prompt_n: usize,
+    /// Milliseconds of prefill.
+    pub prompt_ms: f64,
+    /// Milliseconds per computed prompt token; 0.0 for none.
+    pub prompt_per_token_ms: f64,
+    /// Computed prompt tokens per second; 0.0 for none.
+    pub prompt_per_second: f64,
+    /// Generated tokens.
+    pub predicted_n: usize,
+    /// Milliseconds of decoding.
+    pub predicted_ms: f64,
+    /// Milliseconds per generated token; 0.0 for none.
+    pub predicted_per_token_ms: f64,
+    /// Generated tokens per second; 0.0 for none.
+    pub predicted_per_second: f64,
+}
+
+impl LlamaServerTimings {
+    /// From the counts and the milliseconds of prefill and decoding.
+    pub fn new(usage: &Usage, prefill_ms: f64, decode_ms: f64) -> LlamaServerTimings {
+        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        let round = |value: f64| (value * 1000.0).round() / 1000.0;
+        let prompt_n = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+        let predicted_n = usage.completion_tokens;
+        LlamaServerTimings {
+            cache_n: usage.cached_tokens,
+            prompt_n,
+            prompt_ms: round(prefill_ms),
+            prompt_per_token_ms: round(share(prefill_ms, prompt_n as f64)),
+            prompt_per_second: round(share(prompt_n as f64 * 1e3, prefill_ms)),
+            predicted_n,
+            predicted_ms: round(decode_ms),
+            predicted_per_token_ms: round(share(decode_ms, predicted_n as f64)),
+            predicted_per_second: round(share(predicted_n as f64 * 1e3, decode_ms)),
+        }
+    }
 }
 
 /// The attention window of a reply.
@@ -126,6 +173,7 @@ impl Timings {
             prefill_ms: round(prefill_ms),
             decode_ms: round(decode_ms),
             decode_tokens_per_sec: round(rate),
+            llama_server: None,
             window: None,
             speculation: None,
         }
@@ -164,6 +212,39 @@ impl TopLogprob {
                 logprob.max(-9999.0)
             },
             bytes: bytes.to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timings_have_the_names_of_llama_server() {
+        let usage = Usage {
+            prompt_tokens: 12,
+            cached_tokens: 2,
+            completion_tokens: 4,
+            ..Usage::default()
+        };
+        let timings = Timings {
+            llama_server: Some(LlamaServerTimings::new(&usage, 20.0, 0.0)),
+            ..Timings::new(20.0, 0.0, 3)
+        };
+        let json = serde_json::to_value(&timings).unwrap();
+        for (key, expected) in [
+            ("cache_n", 2.0),
+            ("prompt_n", 10.0),
+            ("prompt_ms", 20.0),
+            ("prompt_per_token_ms", 2.0),
+            ("prompt_per_second", 500.0),
+            ("predicted_n", 4.0),
+            ("predicted_ms", 0.0),
+            ("predicted_per_token_ms", 0.0),
+            ("predicted_per_second", 0.0),
+        ] {
+            assert_eq!(json[key].as_f64(), Some(expected), "{key}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chat::reply::{SpeculationTimings, Timings, Usage, WindowTimings};
+use chat::reply::{LlamaServerTimings, SpeculationTimings, Timings, Usage, WindowTimings};
 use contract::AttentionWindow;
 use decode::{AcceptanceByDepth, ChoiceStats, StepTimes};
 
@@ -227,13 +227,15 @@ impl RequestStats {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         // The first token is sampled from the prefill's last row.
         let decoded = self.completion_tokens.saturating_sub(1);
+        let (prefill, decode) = (ms(self.prefill()), ms(self.decode()));
         Timings {
+            llama_server: Some(LlamaServerTimings::new(&self.usage(), prefill, decode)),
             window: self.window.map(|window| {
                 let reason = window.is_full().then_some("the request has tools");
                 WindowTimings::new(window.tokens(), reason)
             }),
             speculation: (self.decode_steps.steps > 0).then(|| self.decode_steps.timings()),
-            ..Timings::new(ms(self.prefill()), ms(self.decode()), decoded)
+            ..Timings::new(prefill, decode, decoded)
         }
     }
 

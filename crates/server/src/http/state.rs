@@ -26,6 +26,8 @@ struct Inner {
     controls: ControlRegistry,
     active_requests: Arc<ActiveRequests>,
     started_unix: u64,
+    /// The build and the served model.
+    fingerprint: String,
 }
 
 impl App {
@@ -38,6 +40,7 @@ impl App {
             controls: ControlRegistry::default(),
             active_requests: Arc::default(),
             started_unix: crate::ids::unix_now(),
+            fingerprint: format!("hearth-{}-{}", env!("CARGO_PKG_VERSION"), config.model_name),
             config,
             engine,
         }))
@@ -84,6 +87,11 @@ impl App {
     /// Start time in seconds since 1970.
     pub fn started_unix(&self) -> u64 {
         self.0.started_unix
+    }
+
+    /// `system_fingerprint` of all replies: the build and the served model.
+    pub fn fingerprint(&self) -> &str {
+        &self.0.fingerprint
     }
 
     /// The loaded model.

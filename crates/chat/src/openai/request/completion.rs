@@ -36,6 +36,8 @@ pub struct CompletionRequest {
     pub response_format: ResponseFormat,
     /// Higher values are scheduled first.
     pub priority: i32,
+    /// Whether the prefix cache may be used.
+    pub use_prefix_cache: bool,
 }
 
 /// A prompt of a text completion.
@@ -74,6 +76,7 @@ impl CompletionRequest {
             logprobs: body.count("logprobs", MAX_TOP_LOGPROBS)?,
             response_format: ResponseFormat::read(&body)?,
             priority: priority(&body)?,
+            use_prefix_cache: body.flag("cache_prompt", true)?,
         })
     }
 

@@ -98,6 +98,7 @@ struct Envelope {
     id: String,
     created: i64,
     model: String,
+    fingerprint: String,
     include_usage: bool,
     running_usage: bool,
 }
@@ -112,6 +113,7 @@ impl Envelope {
                 .model
                 .clone()
                 .unwrap_or_else(|| app.config().model_name.clone()),
+            fingerprint: app.fingerprint().to_owned(),
             include_usage: options.include_usage || app.config().always_usage,
             running_usage: options.continuous_usage_stats,
         }
@@ -123,7 +125,7 @@ impl Envelope {
             object: TextCompletion::OBJECT,
             created: self.created,
             model: self.model.clone(),
-            system_fingerprint: None,
+            system_fingerprint: Some(self.fingerprint.clone()),
             choices,
             usage,
             timings: None,
@@ -165,6 +167,7 @@ impl CompletionJob {
         let mut params =
             sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
         params.logprobs = request.logprobs;
+        params.use_prefix_cache = request.use_prefix_cache;
         params.window = self.app.config().window.of(false);
         params.prompt_logprobs = request.logprobs.filter(|_| request.echo);
         let grammar = self.grammar.clone();

@@ -58,3 +58,33 @@ fn suffix_is_refused_by_name() {
     assert_eq!(err.param.as_deref(), Some("suffix"));
     assert!(completion(json!({"prompt": "a", "suffix": ""})).is_ok());
 }
+
+#[test]
+fn fields_of_llama_server_work_or_are_refused() {
+    let read = |fields: Value| {
+        let mut body = fields;
+        body["prompt"] = "x".into();
+        CompletionRequest::from_json(body.to_string().as_bytes())
+    };
+    let request = read(json!({"n_predict": 7, "cache_prompt": false})).unwrap();
+    assert_eq!(request.sampling.max_tokens, Some(7));
+    assert!(!request.use_prefix_cache);
+    assert!(read(json!({})).unwrap().use_prefix_cache);
+    for (key, wanted, neutral) in [
+        ("n_probs", json!(3), json!(0)),
+        ("n_indent", json!(2), json!(0)),
+        ("t_max_predict_ms", json!(500), json!(-1)),
+        ("top_n_sigma", json!(1.5), json!(-1.0)),
+        ("typical_p", json!(0.9), json!(1.0)),
+        ("tfs_z", json!(0.9), json!(1)),
+        ("length_penalty", json!(2), json!(1.0)),
+        ("top_a", json!(0.1), json!(0)),
+        ("lora", json!([{"id": 0}]), json!([])),
+        ("logits_processors", json!(["x"]), json!(null)),
+        ("return_tokens_as_token_ids", json!(true), json!(false)),
+    ] {
+        let err = read(json!({ key: wanted })).unwrap_err();
+        assert_eq!(err.param.as_deref(), Some(key), "{err}");
+        assert!(read(json!({ key: neutral })).is_ok(), "{key}");
+    }
+}
