@@ -5,6 +5,9 @@ use serde_json::{Map, Value, json};
 
 use super::status::VERSION;
 
+mod replies;
+mod requests;
+
 /// `GET /openapi.json`.
 pub(super) async fn openapi() -> Json<Value> {
     Json(document())
@@ -19,6 +22,8 @@ struct Operation {
     body: Option<&'static str>,
     /// Content of a successful response.
     response: ResponseContent,
+    /// Schema of its JSON.
+    reply: &'static str,
     /// Status codes of its errors, besides those of every operation.
     errors: &'static [u16],
 }
@@ -63,7 +68,7 @@ const COUNT: &[u16] = &[400, 404, 413, 500, 503];
 const fn get(
     path: &'static str,
     summary: &'static str,
-    response: ResponseContent,
+    (response, reply): (ResponseContent, &'static str),
     errors: &'static [u16],
 ) -> Operation {
     Operation {
@@ -72,6 +77,7 @@ const fn get(
         summary,
         body: None,
         response,
+        reply,
         errors,
     }
 }
@@ -80,7 +86,7 @@ const fn post(
     path: &'static str,
     summary: &'static str,
     body: &'static str,
-    response: ResponseContent,
+    (response, reply): (ResponseContent, &'static str),
     errors: &'static [u16],
 ) -> Operation {
     Operation {
@@ -89,6 +95,7 @@ const fn post(
         summary,
         body: Some(body),
         response,
+        reply,
         errors,
     }
 }
@@ -96,117 +103,157 @@ const fn post(
 use ResponseContent::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
 
 const OPERATIONS: [Operation; 25] = [
-    get("/health", "Whether requests are taken", Object, &[503]),
-    get("/models", "The model, as a list", Object, &[]),
-    get("/models/{id}", "The model, by its id", Object, &[404]),
+    get(
+        "/health",
+        "Whether requests are taken",
+        (Object, "Health"),
+        &[503],
+    ),
+    get(
+        "/models",
+        "The model, as a list",
+        (Object, "ModelList"),
+        &[],
+    ),
+    get(
+        "/models/{id}",
+        "The model, by its id",
+        (Object, "Model"),
+        &[404],
+    ),
     get(
         "/props",
         "What is loaded and how it is set up",
-        Object,
+        (Object, "Properties"),
         &[500, 503],
     ),
-    get("/slots", "Who is on the device now", Object, &[500, 503]),
-    get("/status", "A page that shows who is served", Page, &[404]),
+    get(
+        "/slots",
+        "Who is on the device now",
+        (Object, "Slots"),
+        &[500, 503],
+    ),
+    get(
+        "/status",
+        "A page that shows who is served",
+        (Page, ""),
+        &[404],
+    ),
     get(
         "/status/json",
         "Who is served, and the server's state",
-        Object,
+        (Object, "Status"),
         &[404],
     ),
-    get("/status/events", "The same as it changes", Events, &[404]),
-    get("/metrics", "Counters as Prometheus text", Text, &[404]),
-    get("/version", "The program's version", Object, &[]),
-    get("/openapi.json", "This document", Object, &[]),
+    get(
+        "/status/events",
+        "The same as it changes",
+        (Events, ""),
+        &[404],
+    ),
+    get(
+        "/metrics",
+        "Counters as Prometheus text",
+        (Text, ""),
+        &[404],
+    ),
+    get(
+        "/version",
+        "The program's version",
+        (Object, "Version"),
+        &[],
+    ),
+    get("/openapi.json", "This document", (Object, "Document"), &[]),
     post(
         "/chat/completions",
         "A reply to a conversation",
         "ChatRequest",
-        JsonOrEvents,
+        (JsonOrEvents, "ChatCompletion"),
         WORK,
     ),
     post(
         "/chat/completions/input_tokens",
         "Tokens of a conversation",
         "ChatRequest",
-        Object,
+        (Object, "InputTokens"),
         COUNT,
     ),
     post(
         "/chat/completions/control",
         "A word to a reply under way",
         "ControlRequest",
-        Object,
+        (Object, "Controlled"),
         COUNT,
     ),
     post(
         "/completions",
         "Text that goes on",
         "CompletionRequest",
-        JsonOrEvents,
+        (JsonOrEvents, "TextCompletion"),
         WORK,
     ),
     post(
         "/responses",
         "A reply, in items",
         "ResponsesRequest",
-        JsonOrEvents,
+        (JsonOrEvents, "Response"),
         WORK,
     ),
     post(
         "/responses/input_tokens",
         "Tokens of a conversation in items",
         "ResponsesRequest",
-        Object,
+        (Object, "InputTokens"),
         COUNT,
     ),
     post(
         "/messages",
         "A reply, in Anthropic's blocks",
         "MessagesRequest",
-        JsonOrEvents,
+        (JsonOrEvents, "MessageReply"),
         WORK,
     ),
     post(
         "/messages/count_tokens",
         "Tokens of a conversation in Anthropic's blocks",
         "MessagesRequest",
-        Object,
+        (Object, "TokenCount"),
         COUNT,
     ),
     post(
         "/tokenize",
         "Text to tokens",
         "TokenizeRequest",
-        Object,
+        (Object, "Tokens"),
         COUNT,
     ),
     post(
         "/detokenize",
         "Tokens to text",
         "DetokenizeRequest",
-        Object,
+        (Object, "Text"),
         COUNT,
     ),
     get(
         "/tokenizer_info",
         "The template and its marks",
-        Object,
+        (Object, "TokenizerInfo"),
         &[500, 503],
     ),
     post(
         "/apply-template",
         "Messages to a prompt",
         "ChatRequest",
-        Object,
+        (Object, "Prompt"),
         COUNT,
     ),
     get(
         "/",
         "A chat page for browsers, else as /health",
-        PageOrJson,
+        (PageOrJson, "Health"),
         &[503],
     ),
-    get("/v1", "As /health", Object, &[503]),
+    get("/v1", "As /health", (Object, "Health"), &[503]),
 ];
 
 fn document() -> Value {
@@ -226,6 +273,7 @@ fn document() -> Value {
         "info": {
             "title": "Hearth",
             "version": VERSION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             "description": "A local language model server. Every path behind /v1 is served without it too.",
         },
         "servers": [{"url": "/"}],
@@ -236,7 +284,7 @@ fn document() -> Value {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             },
-            "schemas": schemas(),
+            "schemas": components(),
         },
     })
 }
@@ -271,7 +319,11 @@ fn operation_object(operation: &Operation) -> Value {
         let response = json!({"description": description, "content": content});
         responses.insert(status.to_owned(), response);
     }
-    let mut object = json!({"summary": operation.summary, "responses": responses});
+    let mut object = json!({
+        "operationId": operation_id(operation),
+        "summary": operation.summary,
+        "responses": responses,
+    });
     if open {
         object["security"] = json!([]);
     }
@@ -287,20 +339,35 @@ fn operation_object(operation: &Operation) -> Value {
     object
 }
 
+/// A name in camel case: the method, then the words of the path.
+fn operation_id(operation: &Operation) -> String {
+    let mut id = operation.method.to_owned();
+    let path = match operation.path {
+        "/" => "page",
+        "/v1" => "root",
+        path => path,
+    };
+    for word in path.split(|letter: char| !letter.is_ascii_alphanumeric()) {
+        let mut letters = word.chars();
+        id.extend(letters.next().map(|first| first.to_ascii_uppercase()));
+        id.push_str(letters.as_str());
+    }
+    id
+}
+
+/// All named schemas.
+fn components() -> Value {
+    let mut all = requests::schemas();
+    all.extend(replies::schemas());
+    Value::Object(all)
+}
+
 /// The successful response.
 fn success(operation: &Operation) -> Value {
     let response = operation.response;
-    let timings = json!({"timings": {"$ref": "#/components/schemas/Timings"}});
     let kinds = response.kinds().iter().map(|kind| {
         let schema = match *kind {
-            JSON if operation.path == "/messages" => {
-                let usage = json!({"type": "object", "properties": timings});
-                json!({"type": "object", "properties": {"usage": usage}})
-            }
-            JSON if matches!(response, ResponseContent::JsonOrEvents) => {
-                json!({"type": "object", "properties": timings})
-            }
-            JSON => json!({"type": "object"}),
+            JSON => json!({"$ref": format!("#/components/schemas/{}", operation.reply)}),
             // Some clients apply the schema to the whole stream, some to each event, so it has no
             // type.
             EVENTS => {
@@ -314,150 +381,15 @@ fn success(operation: &Operation) -> Value {
         ResponseContent::JsonOrEvents => "The answer; a stream of events if one was asked for",
         _ => "The answer",
     };
-    json!({"description": description, "content": kinds.collect::<Map<String, Value>>()})
-}
-
-fn schemas() -> Value {
-    let chat = json!({
-        "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatMessage"}},
-        "tools": {"type": "array", "items": {"type": "object"}},
-        "tool_choice": {"type": ["string", "object", "null"]},
-        "max_completion_tokens": {"type": ["integer", "null"], "minimum": -1},
-        "logprobs": {"type": ["boolean", "null"]},
-        "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
-        "reasoning_effort": {"type": ["string", "null"]},
-        "enable_thinking": {"type": ["boolean", "null"]},
-        "reasoning": {"type": ["object", "boolean", "string", "null"]},
-        "reasoning_budget_tokens": {"type": ["integer", "null"], "minimum": -1},
-        "think": {"type": ["boolean", "string", "null"]},
-        "include_reasoning": {"type": ["boolean", "null"]},
-    });
-    let completion = json!({
-        "prompt": {"type": ["string", "array"], "items": {"type": ["string", "integer", "array"]}},
-        "echo": {"type": ["boolean", "null"]},
-        "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
-    });
-    let messages = json!({
-        "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
-        "system": {"type": ["string", "array"], "items": {"type": "object"}},
-        "tools": {"type": "array", "items": {"type": "object"}},
-        "stop_sequences": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
-        "thinking": {"type": ["object", "boolean", "null"]},
-    });
-    let responses = json!({
-        "input": {"type": ["string", "array"], "items": {"type": "object"}},
-        "instructions": {"type": ["string", "null"]},
-        "tools": {"type": "array", "items": {"type": "object"}},
-        "max_output_tokens": {"type": ["integer", "null"], "minimum": -1},
-        "reasoning": {"type": ["object", "boolean", "string", "null"]},
-    });
-    let text = json!({"type": ["string", "array", "null"], "items": {"type": "object"}});
-    json!({
-        "ChatRequest": request(chat, &["messages"]),
-        "CompletionRequest": request(completion, &["prompt"]),
-        "MessagesRequest": request(messages, &["messages"]),
-        "ResponsesRequest": request(responses, &["input"]),
-        "ChatMessage": {
-            "type": "object",
-            "required": ["role"],
-            "properties": {
-                "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
-                "content": text,
-            },
-        },
-        "Message": {
-            "type": "object",
-            "required": ["role", "content"],
-            "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": text},
-        },
-        "TokenizeRequest": {
-            "type": "object",
-            "properties": {
-                "content": {"type": "string"},
-                "parse_special": {"type": "boolean"},
-                "with_pieces": {"type": "boolean"},
-            },
-        },
-        "DetokenizeRequest": {
-            "type": "object",
-            "required": ["tokens"],
-            "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
-        },
-        "Timings": timings(),
-        "ControlRequest": {
-            "type": "object",
-            "required": ["id", "action"],
-            "properties": {
-                "id": {"type": "string"},
-                "action": {"type": "string", "enum": ["reasoning_end"]},
-            },
-        },
-        "Error": {
-            "type": "object",
-            "required": ["error"],
-            "properties": {"error": {
-                "type": "object",
-                "required": ["message", "type", "param", "code"],
-                "properties": {
-                    "message": {"type": "string"},
-                    "type": {"type": "string"},
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
-                },
-            }},
-        },
-        "AnthropicError": {
-            "type": "object",
-            "required": ["type", "error"],
-            "properties": {
-                "type": {"const": "error"},
-                "error": {
-                    "type": "object",
-                    "required": ["type", "message"],
-                    "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-                },
-                "request_id": {"type": ["string", "null"]},
-            },
-        },
-    })
-}
-
-/// Schema of `timings` in a response.
-fn timings() -> Value {
-    let required = ["prefill_ms", "decode_ms", "decode_tokens_per_sec"];
-    let number = |what: &str| json!({"type": "number", "minimum": 0, "description": what});
-    json!({
-        "type": "object",
-        "required": required,
-        "properties": {
-            "prefill_ms": number("milliseconds from admission to the first row"),
-            "decode_ms": number("milliseconds of decoding"),
-            "decode_tokens_per_sec": number("0 where nothing was decoded"),
-            "steps": number("passes over the model after the prompt"),
-            "tokens_per_step": number("tokens of each"),
-            "draft_n": number("tokens drafted"),
-            "draft_n_accepted": number("of these, kept"),
-            "accept_rate": number("the share that was kept"),
-        },
-    })
-}
-
-/// A request schema: the fields `own` and the fields of every request.
-fn request(own: Value, required: &[&str]) -> Value {
-    let mut properties = json!({
-        "model": {"type": ["string", "null"]},
-        "stream": {"type": ["boolean", "null"]},
-        "max_tokens": {"type": ["integer", "null"], "minimum": -1},
-        "temperature": {"type": ["number", "null"], "minimum": 0},
-        "top_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
-        "top_k": {"type": ["integer", "null"]},
-        "min_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
-        "seed": {"type": ["integer", "null"]},
-    });
-    if let (Value::Object(all), Value::Object(own)) = (&mut properties, own) {
-        all.extend(own);
+    let content: Map<String, Value> = kinds.collect();
+    let mut success = json!({"description": description, "content": content});
+    if response == ResponseContent::JsonOrEvents {
+        success["headers"] = json!({"x-hearth-note": {
+            "description": "what of a schema that is not strict the reply is not held to",
+            "schema": {"type": "string"},
+        }});
     }
-    json!({"type": "object", "required": required, "properties": properties})
+    success
 }
 
 #[cfg(test)]
@@ -476,6 +408,52 @@ mod tests {
         listed.sort();
         served.sort();
         assert_eq!(listed, served);
+    }
+
+    #[test]
+    fn operations_have_unique_ids_and_known_replies() {
+        let document = document();
+        let mut ids: Vec<String> = OPERATIONS.iter().map(operation_id).collect();
+        assert!(
+            ids.contains(&"postChatCompletionsInputTokens".to_owned()),
+            "{ids:?}"
+        );
+        ids.sort();
+        let n = ids.len();
+        ids.dedup();
+        assert_eq!(ids.len(), n);
+        for operation in &OPERATIONS {
+            let has_json = operation.response.kinds().contains(&JSON);
+            assert_eq!(has_json, !operation.reply.is_empty(), "{}", operation.path);
+            if has_json {
+                let schema = &document["components"]["schemas"][operation.reply];
+                assert!(schema.is_object(), "{}", operation.reply);
+            }
+        }
+    }
+
+    #[test]
+    fn document_is_valid_openapi() {
+        let document = document();
+        let schemas = document["components"]["schemas"].as_object().unwrap();
+        for (name, schema) in schemas {
+            if let Err(error) = jsonschema::meta::validate(schema) {
+                panic!("{name}: {error}");
+            }
+        }
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for operation in methods.as_object().unwrap().values() {
+                for key in ["operationId", "summary", "responses"] {
+                    assert!(operation.get(key).is_some(), "{path}: {key}");
+                }
+                let named = path.matches('{').count();
+                let listed = operation.get("parameters").and_then(Value::as_array);
+                assert_eq!(listed.map_or(0, Vec::len), named, "{path}");
+                for response in operation["responses"].as_object().unwrap().values() {
+                    assert!(response["description"].is_string(), "{path}");
+                }
+            }
+        }
     }
 
     #[test]

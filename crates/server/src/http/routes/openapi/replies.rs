@@ -1,0 +1,182 @@
+//! Schemas of reply bodies.
+
+use serde_json::{Map, Value, json};
+
+/// Schemas by name.
+pub(super) fn schemas() -> Map<String, Value> {
+    let count = json!({"type": "integer", "minimum": 0});
+    let text = json!({"type": "string"});
+    let items = json!({"type": "array", "items": {"type": "object"}});
+    let nullable = json!({"type": ["string", "null"]});
+    let usage = json!({
+        "type": "object",
+        "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+        "properties": {
+            "prompt_tokens": count,
+            "completion_tokens": count,
+            "total_tokens": count,
+        },
+    });
+    let timings_ref = json!({"$ref": "#/components/schemas/Timings"});
+    let schemas = json!({
+        "ChatCompletion": object(
+            &["id", "object", "created", "model", "choices", "usage"],
+            json!({
+                "id": text, "object": {"const": "chat.completion"}, "created": count,
+                "model": text, "system_fingerprint": nullable, "choices": items,
+                "usage": usage, "timings": timings_ref,
+            }),
+        ),
+        "TextCompletion": object(
+            &["id", "object", "created", "model", "choices"],
+            json!({
+                "id": text, "object": {"const": "text_completion"}, "created": count,
+                "model": text, "system_fingerprint": nullable, "choices": items,
+                "usage": usage, "timings": timings_ref,
+            }),
+        ),
+        "Response": response(),
+        "MessageReply": object(
+            &["id", "type", "role", "model", "content", "stop_reason", "usage"],
+            json!({
+                "id": text, "type": {"const": "message"}, "role": {"const": "assistant"},
+                "model": text, "content": items, "stop_reason": nullable,
+                "stop_sequence": nullable,
+                "usage": object(
+                    &["input_tokens", "output_tokens"],
+                    json!({"input_tokens": count, "output_tokens": count, "timings": timings_ref}),
+                ),
+            }),
+        ),
+        "InputTokens": object(
+            &["object", "input_tokens"],
+            json!({"object": {"const": "response.input_tokens"}, "input_tokens": count}),
+        ),
+        "TokenCount": object(&["input_tokens"], json!({"input_tokens": count})),
+        "Controlled": object(
+            &["id", "success"],
+            json!({"id": text, "success": {"type": "boolean"}}),
+        ),
+        "Tokens": object(
+            &["tokens", "count", "max_model_len"],
+            json!({"tokens": {"type": "array"}, "count": count, "max_model_len": count}),
+        ),
+        "Text": object(&["content", "prompt"], json!({"content": text, "prompt": text})),
+        "Prompt": object(&["prompt"], json!({"prompt": text})),
+        "TokenizerInfo": object(
+            &["tokenizer_class", "vocab_size", "model_max_length", "chat_template"],
+            json!({
+                "tokenizer_class": text, "vocab_size": count, "model_max_length": count,
+                "bos_token": nullable, "eos_token": nullable, "pad_token": nullable,
+            }),
+        ),
+        "ModelList": object(
+            &["object", "data"],
+            json!({"object": {"const": "list"}, "data": {
+                "type": "array", "items": {"$ref": "#/components/schemas/Model"}}}),
+        ),
+        "Model": object(
+            &["id", "object", "created", "owned_by"],
+            json!({"id": text, "object": {"const": "model"}, "created": count, "owned_by": text}),
+        ),
+        "Health": object(&["status"], json!({"status": text})),
+        "Version": object(&["version"], json!({"version": text})),
+        "Document": object(
+            &["openapi", "info", "paths"],
+            json!({"openapi": text, "info": {"type": "object"}, "paths": {"type": "object"}}),
+        ),
+        "Properties": {"type": "object", "description": "what is loaded and how it is set up"},
+        "Slots": {"description": "requests on the device"},
+        "Status": {"type": "object", "description": "requests on the device, and the server's state"},
+        "Timings": timings(),
+        "Error": object(
+            &["error"],
+            json!({"error": object(
+                &["message", "type", "param", "code"],
+                json!({"message": text, "type": text, "param": nullable, "code": nullable}),
+            )}),
+        ),
+        "AnthropicError": object(
+            &["type", "error"],
+            json!({
+                "type": {"const": "error"},
+                "error": object(&["type", "message"], json!({"type": text, "message": text})),
+                "request_id": nullable,
+            }),
+        ),
+    });
+    match schemas {
+        Value::Object(schemas) => schemas,
+        _ => Map::new(),
+    }
+}
+
+fn object(required: &[&str], properties: Value) -> Value {
+    json!({"type": "object", "required": required, "properties": properties})
+}
+
+/// The resource of the Responses protocol.
+fn response() -> Value {
+    let text = json!({"type": "string"});
+    let nullable = json!({"type": ["string", "null"]});
+    let number = json!({"type": "number"});
+    let count = json!({"type": ["integer", "null"]});
+    let object_or_null = json!({"type": ["object", "null"]});
+    object(
+        &[
+            "id",
+            "object",
+            "created_at",
+            "status",
+            "model",
+            "output",
+            "tools",
+            "usage",
+        ],
+        json!({
+            "id": text, "object": {"const": "response"}, "created_at": {"type": "integer"},
+            "completed_at": count,
+            "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+            "error": object_or_null, "incomplete_details": object_or_null, "model": text,
+            "output": {"type": "array", "items": {"type": "object"}},
+            "usage": object_or_null, "timings": {"$ref": "#/components/schemas/Timings"},
+            "background": {"type": "boolean"}, "store": {"type": "boolean"},
+            "parallel_tool_calls": {"type": ["boolean", "null"]},
+            "frequency_penalty": number, "presence_penalty": number,
+            "temperature": number, "top_p": number, "top_logprobs": count,
+            "max_output_tokens": count, "max_tool_calls": count,
+            "instructions": nullable, "previous_response_id": nullable,
+            "prompt_cache_key": nullable, "safety_identifier": nullable, "user": nullable,
+            "reasoning": {"type": "object"}, "text": {"type": "object"},
+            "tools": {"type": "array", "items": {"type": "object"}},
+            "service_tier": {"const": "default"}, "truncation": {"enum": ["auto", "disabled"]},
+        }),
+    )
+}
+
+/// Schema of `timings` in a response.
+fn timings() -> Value {
+    let number = |what: &str| json!({"type": "number", "minimum": 0, "description": what});
+    object(
+        &["prefill_ms", "decode_ms", "decode_tokens_per_sec"],
+        json!({
+            "prefill_ms": number("milliseconds from admission to the first row"),
+            "decode_ms": number("milliseconds of decoding"),
+            "decode_tokens_per_sec": number("0 where nothing was decoded"),
+            "cache_n": number("prompt tokens from the cache"),
+            "prompt_n": number("prompt tokens that were computed"),
+            "prompt_ms": number("as prefill_ms"),
+            "prompt_per_token_ms": number("milliseconds of each"),
+            "prompt_per_second": number("prompt tokens a second"),
+            "predicted_n": number("tokens generated"),
+            "predicted_ms": number("as decode_ms"),
+            "predicted_per_token_ms": number("milliseconds of each"),
+            "predicted_per_second": number("tokens generated a second"),
+            "steps": number("passes over the model after the prompt"),
+            "tokens_per_step": number("tokens of each"),
+            "draft_n": number("tokens drafted"),
+            "draft_n_accepted": number("of these, kept"),
+            "accept_rate": number("the share that was kept"),
+        }),
+    )
+}

@@ -1,0 +1,200 @@
+//! Schemas of request bodies.
+//!
+//! A field that is not named here is ignored, unless the reply would differ and it is refused.
+
+use serde_json::{Map, Value, json};
+
+/// Schemas by name.
+pub(super) fn schemas() -> Map<String, Value> {
+    let text = json!({"type": ["string", "array", "null"], "items": {"type": "object"}});
+    let schemas = json!({
+        "ChatRequest": request(&[thinking(), chat()], &["messages"]),
+        "CompletionRequest": request(&[completion()], &["prompt"]),
+        "MessagesRequest": request(&[thinking(), messages()], &["messages"]),
+        "ResponsesRequest": request(&[thinking(), responses()], &["input"]),
+        "ChatMessage": {
+            "type": "object",
+            "required": ["role"],
+            "properties": {
+                "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
+                "content": text,
+                "name": {"type": ["string", "null"]},
+                "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+                "tool_call_id": {"type": ["string", "null"]},
+            },
+        },
+        "Message": {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": text},
+        },
+        "TokenizeRequest": {
+            "type": "object",
+            "properties": {
+                "content": {"type": "string"},
+                "parse_special": {"type": "boolean"},
+                "with_pieces": {"type": "boolean"},
+            },
+        },
+        "DetokenizeRequest": {
+            "type": "object",
+            "required": ["tokens"],
+            "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+        },
+        "ControlRequest": {
+            "type": "object",
+            "required": ["id", "action"],
+            "properties": {
+                "id": {"type": "string"},
+                "action": {"type": "string", "enum": ["reasoning_end"]},
+            },
+        },
+    });
+    match schemas {
+        Value::Object(schemas) => schemas,
+        _ => Map::new(),
+    }
+}
+
+/// A request schema: these fields and the fields of every request.
+fn request(own: &[Value], required: &[&str]) -> Value {
+    let mut properties = Map::new();
+    for fields in [&[shared()], own].concat() {
+        if let Value::Object(fields) = fields {
+            properties.extend(fields);
+        }
+    }
+    json!({"type": "object", "required": required, "properties": properties})
+}
+
+/// Sampling, lengths, stops, forms and the cache.
+fn shared() -> Value {
+    let flag = json!({"type": ["boolean", "null"]});
+    let number = json!({"type": ["number", "string", "null"]});
+    let limit = json!({"type": ["integer", "null"], "minimum": -1});
+    let text = json!({"type": ["string", "null"]});
+    let object = json!({"type": ["object", "null"]});
+    let stop = json!({"type": ["string", "array", "null"], "items": {"type": "string"}});
+    json!({
+        "model": text,
+        "stream": flag,
+        "max_tokens": limit,
+        "max_completion_tokens": limit,
+        "max_output_tokens": limit,
+        "n_predict": limit,
+        "min_tokens": {"type": ["integer", "null"], "minimum": 0},
+        "temperature": {"type": ["number", "null"], "minimum": 0},
+        "top_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+        "top_k": {"type": ["integer", "null"]},
+        "min_p": {"type": ["number", "null"], "minimum": 0, "maximum": 1},
+        "frequency_penalty": number,
+        "presence_penalty": number,
+        "repetition_penalty": number,
+        "repeat_penalty": number,
+        "repeat_last_n": limit,
+        "rep_window": limit,
+        "seed": {"type": ["integer", "null"]},
+        "logit_bias": object,
+        "ignore_eos": flag,
+        "stop": stop,
+        "stop_token_ids": {"type": ["array", "null"], "items": {"type": "integer"}},
+        "n": {"type": ["integer", "null"], "minimum": 1},
+        "speculative": flag,
+        "response_format": object,
+        "structured_outputs": object,
+        "guided_json": {"type": ["object", "string", "boolean", "null"]},
+        "guided_regex": text,
+        "guided_choice": {"type": ["array", "null"], "items": {"type": "string"}},
+        "guided_grammar": text,
+        "json_schema": {"type": ["object", "string", "boolean", "null"]},
+        "grammar": text,
+        "regex": text,
+        "priority": {"type": ["integer", "null"]},
+        "cache_prompt": flag,
+    })
+}
+
+/// How long a model thinks, in all spellings, and hints for the template and the cache.
+fn thinking() -> Value {
+    let flag = json!({"type": ["boolean", "null"]});
+    let text = json!({"type": ["string", "null"]});
+    let budget = json!({"type": ["integer", "null"], "minimum": -1});
+    json!({
+        "reasoning": {"type": ["object", "boolean", "string", "null"]},
+        "reasoning_effort": text,
+        "reasoning_budget": budget,
+        "reasoning_budget_tokens": budget,
+        "thinking": {"type": ["object", "boolean", "null"]},
+        "thinking_budget": budget,
+        "thinking_budget_tokens": budget,
+        "thinking_token_budget": budget,
+        "enable_thinking": flag,
+        "think": {"type": ["boolean", "string", "null"]},
+        "include_reasoning": flag,
+        "output_config": {"type": ["object", "null"]},
+        "chat_template_kwargs": {"type": ["object", "null"]},
+        "prefix_cache": {"type": ["object", "null"]},
+        "session_id": text,
+        "prompt_cache_key": text,
+        "parallel_tool_calls": flag,
+        "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+    })
+}
+
+fn chat() -> Value {
+    let flag = json!({"type": ["boolean", "null"]});
+    json!({
+        "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/ChatMessage"}},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "functions": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_choice": {"type": ["string", "object", "null"]},
+        "function_call": {"type": ["string", "object", "null"]},
+        "logprobs": flag,
+        "stream_options": {"type": ["object", "null"]},
+        "reasoning_format": {"type": ["string", "null"]},
+        "add_generation_prompt": flag,
+        "continue_final_message": flag,
+        "return_progress": flag,
+        "timings_per_token": flag,
+    })
+}
+
+fn completion() -> Value {
+    json!({
+        "prompt": {"type": ["string", "array"], "items": {"type": ["string", "integer", "array"]}},
+        "echo": {"type": ["boolean", "null"]},
+        "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+        "best_of": {"type": ["integer", "null"], "minimum": 0},
+        "stream_options": {"type": ["object", "null"]},
+    })
+}
+
+fn messages() -> Value {
+    json!({
+        "messages": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
+        "system": {"type": ["string", "array"], "items": {"type": "object"}},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "tool_choice": {"type": ["object", "null"]},
+        "stop_sequences": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
+        "output_format": {"type": ["object", "null"]},
+        "metadata": {"type": ["object", "null"]},
+    })
+}
+
+fn responses() -> Value {
+    let text = json!({"type": ["string", "null"]});
+    json!({
+        "input": {"type": ["string", "array"], "items": {"type": "object"}},
+        "instructions": text,
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "tool_choice": {"type": ["string", "object", "null"]},
+        "text": {"type": ["object", "null"]},
+        "include": {"type": ["array", "null"], "items": {"type": "string"}},
+        "max_tool_calls": {"type": ["integer", "null"], "minimum": 1},
+        "truncation": text,
+        "service_tier": text,
+        "safety_identifier": text,
+        "metadata": {"type": ["object", "null"]},
+        "user": text,
+    })
+}
