@@ -245,11 +245,10 @@ fn read(
     if let Some(target) = source.target(schema) {
         objects = product(objects, &read(target, source, depth + 1)?);
     }
-    for values in [map.get("const").map(std::slice::from_ref), listed(map)] {
-        if let Some(values) = values {
-            let fixed: Vec<ArgumentObject> = values.iter().filter_map(fixed_object).collect();
-            objects = product(objects, &fixed);
-        }
+    let listed = [map.get("const").map(std::slice::from_ref), listed(map)];
+    for values in listed.into_iter().flatten() {
+        let fixed: Vec<ArgumentObject> = values.iter().filter_map(fixed_object).collect();
+        objects = product(objects, &fixed);
     }
     for keyword in ["allOf", "anyOf", "oneOf"] {
         let Some(Value::Array(parts)) = map.get(keyword) else {
