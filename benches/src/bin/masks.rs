@@ -199,7 +199,7 @@ fn measure(
         .context("the request asks for no shape")?;
     let mut times = Times::default();
     let begun = Instant::now();
-    let grammar = constraints_of_model.compile(&shape)?;
+    let grammar = constraints_of_model.compile(&shape)?.grammar;
     times.compile = ms(begun);
     let constraints = constraints_of_model.for_text(grammar);
 
