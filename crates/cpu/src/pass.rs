@@ -3,7 +3,7 @@
 //! A row is a token with a position. A [`Segment`] holds the adjacent rows of one sequence. All
 //! segments share the matrix products; attention and the recurrence run per segment.
 
-use contract::{NodeIdx, RopeSpec, Tree};
+use contract::{ModelSpec, NodeIdx, RopeSpec, Tree};
 
 use crate::kernels::Kernels;
 use crate::reference::rope;
@@ -63,6 +63,23 @@ pub(crate) struct ExecContext<'a> {
     pub(crate) kernels: &'a Kernels,
     pub(crate) scratch: &'a ScratchPool,
     pub(crate) norm_eps: f32,
+}
+
+impl<'a> ExecContext<'a> {
+    /// The context of a pass of the target.
+    pub(crate) fn new(
+        pool: &'a ThreadPool,
+        kernels: &'a Kernels,
+        scratch: &'a ScratchPool,
+        spec: &ModelSpec,
+    ) -> ExecContext<'a> {
+        ExecContext {
+            pool,
+            kernels,
+            scratch,
+            norm_eps: spec.norm_eps,
+        }
+    }
 }
 
 /// Activation buffers of a pass, row-major; reused by later passes.

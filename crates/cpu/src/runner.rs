@@ -156,12 +156,8 @@ impl CpuRunner {
             align: CHUNK,
         };
         let mut rows = Vec::new();
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
+        let compute =
+            ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let sequence = self.sequences.get_mut(&seq);
         let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
         for pass in chunks.split(position, tokens.len()) {
@@ -249,11 +245,7 @@ impl CpuRunner {
             }
             first_row += item.tree.len();
         }
-        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
-            .sequences
-            .iter_mut()
-            .map(|(id, seq)| (*id, seq))
-            .collect();
+        let mut found = by_id(&mut self.sequences);
         let mut segments = Vec::with_capacity(items.len());
         let mut first_row = 0;
         for (item, plan) in items.iter().zip(&plans) {
@@ -268,12 +260,8 @@ impl CpuRunner {
             });
             first_row += item.tree.len();
         }
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
+        let compute =
+            ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let mut capture = HiddenStateCapture::new(self.draft.as_ref(), &mut self.features);
         let rows = self.pool.enter(|| {
             compute.forward(
@@ -505,4 +493,9 @@ impl CpuRunner {
         self.snapshots.insert(id, snapshot);
         info
     }
+}
+
+/// The open sequences, so that a call can take several of them at once.
+fn by_id(sequences: &mut BTreeMap<SeqId, CpuSequence>) -> BTreeMap<SeqId, &mut CpuSequence> {
+    sequences.iter_mut().map(|(id, seq)| (*id, seq)).collect()
 }

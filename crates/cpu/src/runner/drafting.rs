@@ -1,10 +1,8 @@
 //! Calls of the runner that serve its drafts: the draft model and the multi-token-prediction head.
 
-use std::collections::BTreeMap;
-
 use contract::{CommitItem, DeviceError, DraftCandidates, DraftItem, SeqId};
 
-use super::CpuRunner;
+use super::{CpuRunner, by_id};
 use crate::draft::{DraftRoot, Reach};
 use crate::mtp::{self, Committed, DraftedRow};
 use crate::pass::ExecContext;
@@ -21,12 +19,8 @@ impl CpuRunner {
 
     /// Projects a sequence's pending features, if there is a draft.
     pub(super) fn project(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
+        let compute =
+            ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let sequence = self.sequences.get_mut(&seq);
         let Some(sequence) = sequence.filter(|s| s.draft.is_some()) else {
             return Ok(());
@@ -46,20 +40,12 @@ impl CpuRunner {
         items: &[DraftItem],
         reach: Reach,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
+        let compute =
+            ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let Some(draft) = &mut self.draft else {
             return Ok(Vec::new());
         };
-        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
-            .sequences
-            .iter_mut()
-            .map(|(id, seq)| (*id, seq))
-            .collect();
+        let mut found = by_id(&mut self.sequences);
         let mut roots = Vec::with_capacity(items.len());
         for item in items {
             let sequence = found.remove(&item.seq);
@@ -84,18 +70,10 @@ impl CpuRunner {
         if self.weights.mtp.is_none() {
             return Ok(());
         }
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
+        let compute =
+            ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let width = self.weights.spec.hidden;
-        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
-            .sequences
-            .iter_mut()
-            .map(|(id, seq)| (*id, seq))
-            .collect();
+        let mut found = by_id(&mut self.sequences);
         let mut committed = Vec::with_capacity(items.len());
         for item in items {
             let sequence = found.remove(&item.seq);
@@ -148,17 +126,9 @@ impl CpuRunner {
         rows: &[DraftedRow],
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        let compute = ExecContext {
-            pool: &self.pool,
-            kernels: &self.kernels,
-            scratch: &self.scratch,
-            norm_eps: self.weights.spec.norm_eps,
-        };
-        let mut found: BTreeMap<SeqId, &mut CpuSequence> = self
-            .sequences
-            .iter_mut()
-            .map(|(id, seq)| (*id, seq))
-            .collect();
+        let compute =
+            ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
+        let mut found = by_id(&mut self.sequences);
         let sequences = ids.iter().filter_map(|id| found.remove(id));
         let mut sequences: Vec<&mut CpuSequence> = sequences.collect();
         let (weights, buffers) = (&self.weights, (&mut self.mtp, &mut self.head));
