@@ -70,7 +70,7 @@ fuzz_target!(|bytes: &[u8]| {
         Ok(request) => {
             assert!(!request.prompts.is_empty());
             for prompt in &request.prompts {
-                if let Ok(ids) = request.token_ids(prompt, tokenizer, CONTEXT) {
+                if let Ok(ids) = request.token_ids(prompt, tokenizer, CONTEXT.into()) {
                     assert!(ids.iter().all(|id| id.index() < tokenizer.n_tokens()));
                 }
             }
