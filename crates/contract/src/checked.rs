@@ -133,7 +133,17 @@ impl<R: Runner> Runner for CheckedRunner<R> {
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.validator().draft(items, depth, k)?;
-        self.inner.draft(items, depth, k)
+        let drafted = self.inner.draft(items, depth, k)?;
+        let fits = |found: &DraftCandidates| found.k <= k && found.is_well_formed();
+        if drafted.len() != items.len() || !drafted.iter().all(fits) {
+            let detail = format!(
+                "{} results for {} items, or one whose lists do not fit together",
+                drafted.len(),
+                items.len()
+            );
+            return Err(invalid_call("draft", detail));
+        }
+        Ok(drafted)
     }
 
     fn draft_mtp(

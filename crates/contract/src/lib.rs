@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod candidates;
 pub mod checked;
 pub mod draft;
 pub mod error;
@@ -32,6 +33,7 @@ pub mod vocab;
 pub mod weights;
 pub mod window;
 
+pub use candidates::{CandidateLinks, CandidateList, DraftCandidates, ListIdx};
 pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftLoadConfig, DraftSpec};
 pub use error::DeviceError;
 pub use ids::{MtpRow, NodeIdx, SeqId, SnapshotId, TokenId};
@@ -45,8 +47,8 @@ pub use logits::{
 pub use markup::{ModelMarkup, ReasoningTags, TemplateMarkup, ToolCallTags};
 pub use quant::QuantType;
 pub use runner::{
-    Backend, Capacity, CommitItem, DetachedSnapshot, DraftCandidates, DraftItem, MtpDraftItem,
-    Runner, SnapshotInfo, SnapshotLocation, VerifyItem,
+    Backend, Capacity, CommitItem, DetachedSnapshot, DraftItem, MtpDraftItem, Runner, SnapshotInfo,
+    SnapshotLocation, VerifyItem,
 };
 pub use spec::{
     AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,

@@ -13,8 +13,8 @@ use std::io::{Read, Write};
 
 use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
-    DeviceError, DeviceInfo, LoadConfig, LoadProgress, LogitsRequest, LogitsRow, MemoryPlan,
-    MtpRow, RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
+    DeviceError, DeviceInfo, DraftCandidates, LoadConfig, LoadProgress, LogitsRequest, LogitsRow,
+    MemoryPlan, MtpRow, RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
 };
 
 /// A kind of device, before anything is loaded on it.
@@ -66,8 +66,11 @@ pub trait Runner {
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError>;
 
-    /// Drafts `depth` positions after each item's root, with `k <= vocab` candidates per position.
-    /// The context is the committed tokens.
+    /// Drafts `depth` positions after each item's root, with `k <= vocab` candidates per list. The
+    /// context is the committed tokens.
+    ///
+    /// A draft whose selector knows fewer candidates than `k` returns those. Where candidates
+    /// depend on the token before, the first list is given the root.
     fn draft(
         &mut self,
         items: &[DraftItem],
@@ -201,19 +204,6 @@ pub struct MtpDraftItem {
     pub parent: Option<MtpRow>,
     /// The row's token. At the root row: the sampled token that is not in the KV cache yet.
     pub token: TokenId,
-}
-
-/// Draft candidates of one sequence, or of one row of it.
-#[derive(Debug, Clone, PartialEq)]
-pub struct DraftCandidates {
-    /// `[depth, k]`, best first at each position.
-    pub ids: Vec<TokenId>,
-    /// Log-probabilities over the whole vocabulary, `[depth, k]` like `ids`.
-    pub log_probs: Vec<f32>,
-    /// `[depth]`: log-sum-exp of each position's logits; log-probability plus this is the logit.
-    pub lse: Vec<f32>,
-    /// Number of candidates per position.
-    pub k: usize,
 }
 
 /// One sequence of a verify call.

@@ -57,6 +57,7 @@ impl FakeRunner {
                 log_probs: Vec::with_capacity(depth * k),
                 lse: vec![0.0; depth],
                 k,
+                ..DraftCandidates::default()
             };
             for _ in 0..depth {
                 let (ids, best) = self.guesses(hash, self.draft_acceptance_rate, k);
@@ -97,6 +98,7 @@ impl FakeRunner {
                 ids,
                 lse: vec![0.0],
                 k,
+                ..DraftCandidates::default()
             });
         }
         Ok(drafts)

@@ -398,6 +398,7 @@ pub(crate) fn candidates(rows: &[LogitsRow]) -> DraftCandidates {
         log_probs: Vec::with_capacity(rows.len() * k),
         lse: Vec::with_capacity(rows.len()),
         k,
+        ..DraftCandidates::default()
     };
     for row in rows {
         all.ids.extend_from_slice(&row.ids);

@@ -97,6 +97,7 @@ pub(crate) fn candidates(rows: &[LogitsRow]) -> DraftCandidates {
         log_probs: rows.iter().flat_map(log_probs).collect(),
         lse: rows.iter().map(|row| row.raw_lse).collect(),
         k: rows.first().map_or(0, |row| row.ids.len()),
+        ..DraftCandidates::default()
     }
 }
 

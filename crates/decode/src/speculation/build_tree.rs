@@ -1,14 +1,14 @@
-//! Draft tree construction from per-position candidates: the likeliest prefixes first (DDTree).
+//! Draft tree construction from lists of candidates: the likeliest prefixes first (DDTree).
 //!
-//! A node of depth `d` reached by candidates `c_1 … c_d` has the weight `w = Σ log p_j(c_j)`.
-//! Positions are taken as independent, so `Σ exp(w)` over the nodes is the expected number of
-//! accepted tokens. The best tree of `n` nodes therefore holds the `n` likeliest prefixes, which a
-//! heap yields in descending order.
+//! A node of depth `d` reached by candidates `c_1 … c_d` has the weight `w = Σ log p(c_j | c_j-1)`.
+//! A draft that treats positions as independent has the same `p(c_j)` behind every `c_j-1`.
+//! `Σ exp(w)` over the nodes is the expected number of accepted tokens. The best tree of `n` nodes
+//! therefore holds the `n` likeliest prefixes, which a heap yields in descending order.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-use contract::{DraftCandidates, NodeIdx, TokenId, Tree};
+use contract::{DraftCandidates, ListIdx, NodeIdx, TokenId, Tree};
 
 /// Size limits of a tree, and how it starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct TreeInputs<'a> {
     /// Likely tokens from another source than the draft model, such as prompt lookup. They join the
     /// draft's nodes and cost budget.
     pub hints: &'a [TokenId],
-    /// The draft's candidates from depth 1 on.
+    /// The draft's candidates behind the root.
     pub candidates: &'a DraftCandidates,
 }
 
@@ -67,7 +67,8 @@ struct HeapEntry {
     /// Push order: equal weights are expanded first in, first out.
     number: u32,
     parent: NodeIdx,
-    depth: usize,
+    /// The candidate: its list, and its rank there.
+    list: ListIdx,
     rank: usize,
 }
 
@@ -90,6 +91,9 @@ impl PartialOrd for HeapEntry {
 /// Assumed log-probability of each hinted token, given those before it.
 pub(super) const HINT_LOG_PROB: f64 = -0.35;
 
+/// Least confidence at which a tree grows below a node, for drafts that state theirs.
+const MIN_CONFIDENCE: f32 = 0.1;
+
 /// Builds a tree.
 ///
 /// An expanded node pushes its next sibling and then its first child. So no heavier prefix is
@@ -101,7 +105,7 @@ pub fn build_tree(inputs: TreeInputs<'_>, budget: TreeBudget) -> DraftTree {
             weights: vec![0.0],
         },
         candidates: inputs.candidates,
-        depths: depths(inputs.candidates).min(budget.max_depth),
+        max_depth: budget.max_depth,
         heap: BinaryHeap::new(),
         pushed: 0,
     };
@@ -115,11 +119,11 @@ pub fn build_tree(inputs: TreeInputs<'_>, budget: TreeBudget) -> DraftTree {
     let first = builder.draft_tree.tree.len();
     let full =
         |builder: &TreeBuilder<'_>| builder.draft_tree.tree.len() - first >= budget.max_nodes;
-    let depth = builder.draft_tree.tree.depth(base);
+    let list = inputs.candidates.after(inputs.forced);
     if budget.init != TreeInit::None {
-        builder.chain(base, depth, &full);
-    } else if depth < builder.depths {
-        builder.push_entry(0.0, base, depth + 1, 0);
+        builder.chain(base, list, &full);
+    } else {
+        builder.push_first(0.0, base, list);
     }
     // Half of the budget at most, so that wrong hints leave a tree worth verifying.
     let hints = inputs.hints.len().min(budget.max_nodes / 2);
@@ -143,15 +147,10 @@ pub fn build_tree(inputs: TreeInputs<'_>, budget: TreeBudget) -> DraftTree {
     builder.draft_tree
 }
 
-/// Number of positions with candidates.
-fn depths(candidates: &DraftCandidates) -> usize {
-    candidates.ids.len().min(candidates.log_probs.len()) / candidates.k.max(1)
-}
-
 struct TreeBuilder<'a> {
     draft_tree: DraftTree,
     candidates: &'a DraftCandidates,
-    depths: usize,
+    max_depth: usize,
     heap: BinaryHeap<HeapEntry>,
     pushed: u32,
 }
@@ -168,18 +167,31 @@ impl TreeBuilder<'_> {
         Some(node)
     }
 
-    fn push_entry(&mut self, parent_weight: f64, parent: NodeIdx, depth: usize, rank: usize) {
-        let k = self.candidates.k.max(1);
-        if rank >= k || depth > self.depths {
-            return;
+    /// Pushes the best candidate of the list behind a node, if the tree may grow there.
+    fn push_first(&mut self, weight: f64, node: NodeIdx, list: Option<ListIdx>) {
+        if let Some(list) = list
+            && self.may_grow(node, list)
+        {
+            self.push_entry((weight, node), list, 0);
         }
-        let own = self.candidates.log_probs[(depth - 1) * k + rank];
+    }
+
+    /// Whether nodes of `list` may be added below `node`.
+    fn may_grow(&self, node: NodeIdx, list: ListIdx) -> bool {
+        let confidence = self.candidates.list(list).confidence.unwrap_or(1.0);
+        self.draft_tree.tree.depth(node) < self.max_depth && confidence >= MIN_CONFIDENCE
+    }
+
+    fn push_entry(&mut self, (parent_weight, parent): (f64, NodeIdx), list: ListIdx, rank: usize) {
+        let Some(own) = self.candidates.list(list).log_probs.get(rank) else {
+            return;
+        };
         self.heap.push(HeapEntry {
-            weight: parent_weight + f64::from(own),
+            weight: parent_weight + f64::from(*own),
             parent_weight,
             number: self.pushed,
             parent,
-            depth,
+            list,
             rank,
         });
         self.pushed += 1;
@@ -187,42 +199,46 @@ impl TreeBuilder<'_> {
 
     /// Adds the node of a heap entry and pushes the entries that follow from it.
     fn expand(&mut self, best: HeapEntry) {
-        self.push_entry(best.parent_weight, best.parent, best.depth, best.rank + 1);
-        let token = self.candidates.ids[(best.depth - 1) * self.candidates.k + best.rank];
-        // A token may repeat among the candidates of one position. The first one stands for both
-        // and has pushed its successors. A node from another source has pushed none.
-        let is_duplicate = (0..best.rank)
-            .any(|rank| self.candidates.ids[(best.depth - 1) * self.candidates.k + rank] == token);
-        if is_duplicate {
+        let HeapEntry { list, rank, .. } = best;
+        self.push_entry((best.parent_weight, best.parent), list, rank + 1);
+        let ids = self.candidates.list(list).ids;
+        // A token may repeat among the candidates of one list. The first one stands for both and
+        // has pushed its successors. A node from another source has pushed none.
+        if ids[..rank].contains(&ids[rank]) {
             return;
         }
-        if let Some(node) = self.add(best.parent, token, best.weight) {
-            self.push_entry(best.weight, node, best.depth + 1, 0);
+        if let Some(node) = self.add(best.parent, ids[rank], best.weight) {
+            self.push_first(best.weight, node, self.candidates.next(list, rank));
         }
     }
 
     /// Adds the best candidates as a chain below `base`, each pushing its next sibling.
-    fn chain(&mut self, base: NodeIdx, depth: usize, full: &dyn Fn(&TreeBuilder<'_>) -> bool) {
-        let k = self.candidates.k.max(1);
+    fn chain(
+        &mut self,
+        base: NodeIdx,
+        mut next: Option<ListIdx>,
+        full: &dyn Fn(&TreeBuilder<'_>) -> bool,
+    ) {
         let (mut at, mut parent_weight) = (base, 0.0);
-        for depth in depth + 1..=self.depths {
-            if full(self) {
-                return;
-            }
-            self.push_entry(parent_weight, at, depth, 1);
-            let first = (depth - 1) * k;
-            parent_weight += f64::from(self.candidates.log_probs[first]);
-            match self.add(at, self.candidates.ids[first], parent_weight) {
+        while let Some(list) = next
+            && self.may_grow(at, list)
+            && !full(self)
+        {
+            self.push_entry((parent_weight, at), list, 1);
+            let best = self.candidates.list(list);
+            parent_weight += f64::from(best.log_probs[0]);
+            match self.add(at, best.ids[0], parent_weight) {
                 Some(node) => at = node,
                 None => return,
             }
+            next = self.candidates.next(list, 0);
         }
     }
 }
 
 /// The candidates as if the draft's logits had been divided by `temperature`, which is above 0.
 ///
-/// Only the best candidates of a row are known. The remaining mass is scaled as one token's, which
+/// Only the best candidates of a list are known. The remaining mass is scaled as one token's, which
 /// keeps the order of candidates and nearly their weight against other depths.
 pub fn with_temperature(candidates: &DraftCandidates, temperature: f32) -> DraftCandidates {
     if temperature == 1.0 || candidates.k == 0 {
@@ -258,6 +274,7 @@ pub fn truncate(draft_tree: &DraftTree, nodes: usize) -> Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use contract::CandidateLinks;
     use proptest::prelude::*;
 
     fn candidates(log_probs: &[f32], k: usize) -> DraftCandidates {
@@ -266,6 +283,7 @@ mod tests {
             log_probs: log_probs.to_vec(),
             lse: vec![0.0; log_probs.len() / k],
             k,
+            ..DraftCandidates::default()
         }
     }
 
@@ -344,6 +362,106 @@ mod tests {
             };
             let less = less.min(max_nodes);
             prop_assert_eq!(truncate(&of(max_nodes), less + 1), of(less).tree);
+        }
+    }
+
+    /// Candidates of `depth` positions whose lists depend on the candidate before.
+    fn conditional(log_probs: &[Vec<f32>], depth: usize) -> DraftCandidates {
+        let k = log_probs[0].len();
+        let n_lists = 1 + k * (depth - 1);
+        let list_at = |depth: usize, rank: usize| ListIdx((1 + k * (depth - 1) + rank) as u16);
+        let depth_of = |list: usize| if list == 0 { 0 } else { 1 + (list - 1) / k };
+        let next = |at: usize| {
+            let behind = depth_of(at / k) + 1;
+            (behind < depth).then(|| list_at(behind, at % k))
+        };
+        DraftCandidates {
+            ids: (0..n_lists)
+                .flat_map(|list| (0..k).map(move |rank| depth_of(list) * k + rank))
+                .map(|id| TokenId(id as u32))
+                .collect(),
+            log_probs: falling(&log_probs[..n_lists]),
+            lse: vec![0.0; n_lists],
+            k,
+            links: CandidateLinks::ByCandidate((0..n_lists * k).map(next).collect()),
+            confidence: Vec::new(),
+        }
+    }
+
+    /// Weights of all prefixes behind a list, by enumeration.
+    fn behind(candidates: &DraftCandidates, list: ListIdx, weight: f64, all: &mut Vec<f64>) {
+        for (rank, log_prob) in candidates.list(list).log_probs.iter().enumerate() {
+            let weight = weight + f64::from(*log_prob);
+            all.push(weight);
+            if let Some(next) = candidates.next(list, rank) {
+                behind(candidates, next, weight, all);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn conditional_tree_holds_the_likeliest_prefixes(
+            steps in prop::collection::vec(prop::collection::vec(0.01_f32..3.0, 3), 10),
+            depth in 1..5_usize, max_nodes in 0..40_usize,
+        ) {
+            let candidates = conditional(&steps, depth);
+            prop_assert!(candidates.is_well_formed());
+            let built = build_tree(inputs(&candidates), budget(max_nodes, 9));
+            let mut expected = Vec::new();
+            behind(&candidates, ListIdx(0), 0.0, &mut expected);
+            expected.sort_by(|a, b| b.total_cmp(a));
+            expected.truncate(max_nodes);
+            prop_assert_eq!(built.weights.len(), expected.len() + 1);
+            for (found, best) in built.weights[1..].iter().zip(&expected) {
+                prop_assert!((found - best).abs() < 1e-6, "{} for {}", found, best);
+            }
+        }
+    }
+
+    #[test]
+    fn chain_follows_the_best_candidate_given_its_parent() {
+        // Behind candidate 0 the second token of depth 2 is the best one.
+        let mut candidates = conditional(&vec![vec![0.5, 1.0, 1.0]; 4], 2);
+        candidates.ids[3..6].copy_from_slice(&[4, 3, 5].map(TokenId));
+        let chain = TreeBudget {
+            init: TreeInit::ChainOnly,
+            ..budget(9, 9)
+        };
+        let tree = build_tree(inputs(&candidates), chain).tree;
+        let ids: Vec<u32> = tree.tokens().iter().map(|t| t.0).collect();
+        assert_eq!(ids, [99, 0, 4]);
+        // A forced token leads to the list behind it.
+        let forced = [TokenId(1)];
+        let inputs = TreeInputs {
+            forced: &forced,
+            ..inputs(&candidates)
+        };
+        let tree = build_tree(inputs, chain).tree;
+        let ids: Vec<u32> = tree.tokens().iter().map(|t| t.0).collect();
+        assert_eq!(ids, [99, 1, 3]);
+    }
+
+    #[test]
+    fn branches_end_where_the_draft_has_no_confidence() {
+        let mut candidates = conditional(&vec![vec![0.1, 0.1, 0.1]; 7], 3);
+        candidates.confidence = vec![0.9, 0.9, 0.01, 0.9, 0.9, 0.9, 0.9];
+        for init in [TreeInit::None, TreeInit::Chain] {
+            let built = build_tree(
+                inputs(&candidates),
+                TreeBudget {
+                    init,
+                    ..budget(40, 9)
+                },
+            );
+            let tree = built.tree;
+            let children = |token: u32| {
+                let node = tree.child_with(NodeIdx::ROOT, TokenId(token)).unwrap();
+                tree.nodes()
+                    .filter(|n| tree.parent(*n) == Some(node))
+                    .count()
+            };
+            assert_eq!([children(0), children(1), children(2)], [3, 0, 3]);
         }
     }
 

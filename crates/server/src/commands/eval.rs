@@ -176,6 +176,7 @@ fn greedy_chain(
         log_probs: Vec::with_capacity(depth * vocab),
         lse: Vec::with_capacity(depth),
         k: vocab,
+        ..DraftCandidates::default()
     };
     let (mut parent, mut token) = (None, root);
     for row in 0..depth {

@@ -68,6 +68,7 @@ fn candidates(logits: &[f32], vocab: usize, k: usize, temperature: f32) -> Draft
         log_probs: Vec::new(),
         lse: Vec::new(),
         k,
+        ..DraftCandidates::default()
     };
     for row in logits.chunks_exact(vocab) {
         let row: Vec<f64> = row

@@ -143,6 +143,7 @@ impl SimulatedAcceptance {
             log_probs: vec![0.0; depth * SIMULATED_CANDIDATES],
             lse: vec![0.0; depth],
             k: SIMULATED_CANDIDATES,
+            ..DraftCandidates::default()
         };
         self.set_log_probs(&mut candidates);
         let inputs = TreeInputs {
@@ -353,6 +354,7 @@ mod tests {
                 log_probs: vec![0.0; 15 * SIMULATED_CANDIDATES],
                 lse: vec![0.0; 15],
                 k: SIMULATED_CANDIDATES,
+                ..DraftCandidates::default()
             };
             simulated.draft(SeqId(1), &mut candidates);
             let inputs = TreeInputs {
@@ -415,6 +417,7 @@ mod tests {
             log_probs: vec![0.0; 8],
             lse: vec![0.0; 2],
             k: 4,
+            ..DraftCandidates::default()
         };
         simulated.draft(SeqId(1), &mut candidates);
         for row in candidates.log_probs.chunks(4) {
