@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use contract::{ModelMarkup, ToolCallTags};
 
-use super::ToolSet;
 use super::event::{CallEvent, CallStatus, ReplyEnd};
 use super::json_call::JsonCallParser;
 use super::prefix::{PrefixMatch, leading_blank_len, match_prefix};
 use super::xml_call::{Names, XmlCallParser};
+use super::{Tool, ToolSet};
 
 /// How a call starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +67,8 @@ pub(crate) struct CallParser {
     scope: CallScope,
     form: CallForm,
     markup: Arc<ModelMarkup>,
+    /// Whether no grammar holds a call here to a strict tool's schema. Such a call is text.
+    is_unconstrained: bool,
 }
 
 #[derive(Debug)]
@@ -83,10 +85,20 @@ impl CallParser {
         markup: &Arc<ModelMarkup>,
     ) -> CallParser {
         CallParser {
+            is_unconstrained: matches!(call_start, CallStart::Bare | CallStart::Named(_)),
             call_start,
             scope,
             form: CallForm::Unknown,
             markup: Arc::clone(markup),
+        }
+    }
+
+    /// The same within reasoning, where a grammar forbids the call tag. What comes nevertheless is
+    /// spelled in letters.
+    pub(crate) fn in_reasoning(self) -> CallParser {
+        CallParser {
+            is_unconstrained: true,
+            ..self
         }
     }
 
@@ -106,11 +118,21 @@ impl CallParser {
                 None => return (0, CallStatus::NeedsText),
             }
         }
-        match &mut self.form {
+        let before = events.len();
+        let fed = match &mut self.form {
             CallForm::Unknown => (0, CallStatus::NotACall),
             CallForm::Json(call) => call.feed(text, end, tools, events),
             CallForm::Xml(call) => call.feed(text, end, tools, events),
+        };
+        let names_strict_tool = |event: &CallEvent| match event {
+            CallEvent::Name(name) => tools.find(name).is_some_and(Tool::is_strict),
+            CallEvent::Arguments(_) => false,
+        };
+        if self.is_unconstrained && events[before..].iter().any(names_strict_tool) {
+            events.truncate(before);
+            return (0, CallStatus::NotACall);
         }
+        fed
     }
 
     /// The form, once the text after the start shows it; `Unknown` if it is no call.

@@ -279,7 +279,7 @@ impl ReplyStateMachine {
             })
         {
             self.emit_reasoning(at, attribution, deltas);
-            let parser = CallParser::new(CallStart::CallTag, scope, &markup);
+            let parser = CallParser::new(CallStart::CallTag, scope, &markup).in_reasoning();
             return self.transition(ReplyState::ReasoningCall {
                 parser,
                 read: 0,

@@ -353,3 +353,37 @@ fn call_tags_are_text_without_tools() {
     let text = "<tool_call>\n{\"name\": \"get\", \"arguments\": {}}\n</tool_call>";
     assert_eq!(run(&config, &[text], ReplyEnd::Eos).reply.content, text);
 }
+
+#[test]
+fn loose_calls_of_a_strict_tool_are_text() {
+    let tool = |strict| {
+        let parameters = json!({"type": "object", "properties": {"s": {"type": "string"}}});
+        Tool::declare("get", None, Some(&parameters), strict)
+    };
+    let loose = "{\"name\": \"get\", \"arguments\": {\"n\": 1}}";
+    let named = "<get>\n<parameter=s>\nx\n</parameter>\n</get>";
+    let tagged = format!("<tool_call>\n{loose}\n</tool_call>");
+    let in_reasoning = format!("<think>\n{tagged}\n</think>\n\nok");
+    for (text, strict, calls, content) in [
+        (loose, false, 1, ""),
+        (loose, true, 0, loose),
+        (named, false, 1, ""),
+        (named, true, 0, named),
+        // A grammar holds calls in tags to the schema, but not within reasoning.
+        (&tagged, true, 1, ""),
+        (&in_reasoning, false, 1, "ok"),
+        (&in_reasoning, true, 0, "ok"),
+    ] {
+        let config = ReplyConfig {
+            tools: ToolSet::new([tool(strict)]),
+            ..config()
+        };
+        let letters: Vec<String> = text.chars().map(String::from).collect();
+        let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
+        for parts in [&[text][..], &letters] {
+            let reply = run(&config, parts, ReplyEnd::Eos).reply;
+            assert_eq!(reply.tool_calls.len(), calls, "{text} {strict}");
+            assert_eq!(reply.content, content, "{text} {strict}");
+        }
+    }
+}
