@@ -49,6 +49,11 @@ pub struct GenerationParams {
     pub min_tokens: usize,
     /// Tokens that end a choice, besides [`SchedulerConfig::eos`](crate::SchedulerConfig::eos).
     pub stop_tokens: Vec<TokenId>,
+    /// The only tokens that are generated; `None` allows all. A constraint's forced tokens come
+    /// nevertheless, and where it allows none of these, it alone decides.
+    pub allowed_tokens: Option<Arc<[TokenId]>>,
+    /// Token sequences that the output does not contain, unless nothing else may follow.
+    pub bad_words: Arc<[Vec<TokenId>]>,
     /// Treats [`SchedulerConfig::eos`](crate::SchedulerConfig::eos) as ordinary tokens.
     pub ignore_eos: bool,
     /// With `Some(n)`, each generated token has its logprob and the `n` likeliest.
@@ -86,6 +91,8 @@ impl Default for GenerationParams {
             max_tokens: usize::MAX,
             min_tokens: 0,
             stop_tokens: Vec::new(),
+            allowed_tokens: None,
+            bad_words: Arc::default(),
             ignore_eos: false,
             logprobs: None,
             prompt_logprobs: None,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::content::MessageContent;
 use crate::conversation::{Message, Role};
 use crate::dialect::fields::{Fields, parse_body};
-use crate::dialect::{DialectFields, ToolFields, cache_hint, tool_items};
+use crate::dialect::{DialectFields, ToolFields, cache_hint, refuse_completions_only, tool_items};
 use crate::error::ChatError;
 use crate::request::{
     ChatRequest, MAX_MESSAGES, ReasoningVisibility, ResponseFormat, SamplingParams,
@@ -16,6 +16,7 @@ use crate::tools::Tool;
 pub(super) fn read(body: &[u8]) -> Result<ChatRequest, ChatError> {
     let map = parse_body(body)?;
     let body = Fields::body(&map);
+    refuse_completions_only(&body)?;
     let messages = messages(&body)?;
     let last = messages.last();
     let continues = last.is_some_and(|message| message.role == Role::Assistant);

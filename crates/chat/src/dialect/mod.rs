@@ -5,19 +5,20 @@ mod media;
 mod reasoning;
 mod response_format;
 mod sampling;
+mod token_options;
 mod tools;
 
 use serde_json::{Map, Value};
 
 use self::fields::Fields;
 pub(crate) use self::media::{is_media, media_placeholder, refuse_media};
-pub(crate) use self::sampling::token_id;
+pub(crate) use self::sampling::{refuse_completions_only, token_id};
 pub(crate) use self::tools::{ToolFields, choice as tool_choice, items as tool_items};
 use crate::conversation::Message;
 use crate::error::ChatError;
 use crate::request::{
     CacheHints, ChatRequest, ReasoningFormat, ReasoningOptions, ResponseFormat, SamplingParams,
-    StreamOptions,
+    StreamOptions, TokenOptions,
 };
 
 /// Fields that each dialect reads in its own way.
@@ -43,6 +44,8 @@ pub(crate) fn chat_request(
         stream_options: StreamOptions::default(),
         sampling: dialect.sampling,
         logprobs: dialect.logprobs,
+        tokens: TokenOptions::read_truncation(body)?,
+        echo: false,
         tools: dialect.tools.tools,
         tool_choice: dialect.tools.choice,
         allowed_tools: dialect.tools.allowed,

@@ -7,7 +7,9 @@ use serde_json::Value;
 
 use super::fields::{Fields, integer, must_be, number_of};
 use crate::error::ChatError;
-use crate::request::{MAX_CHOICES, MAX_STOPS, RepetitionWindow, SamplingParams};
+use crate::request::{
+    MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_CHOICES, MAX_STOPS, RepetitionWindow, SamplingParams,
+};
 
 impl SamplingParams {
     /// Reads the fields; the stop strings are in `stop_key`.
@@ -28,7 +30,10 @@ impl SamplingParams {
             ignore_eos: body.flag("ignore_eos", false)?,
             min_tokens: body.count("min_tokens", u32::MAX as usize)?.unwrap_or(0),
             stop: stop(body, stop_key)?,
-            stop_token_ids: stop_token_ids(body)?,
+            stop_token_ids: token_ids(body, "stop_token_ids", MAX_STOPS)?.unwrap_or_default(),
+            include_stop: body.flag("include_stop_str_in_output", false)?,
+            allowed_token_ids: allowed_token_ids(body)?,
+            bad_words: bad_words(body)?,
             n: choices(body)?,
             disable_speculation: !body.flag("speculative", true)?,
         })
@@ -36,14 +41,11 @@ impl SamplingParams {
 }
 
 /// Fields of llama.cpp and vLLM that would change the reply and that this server does not have.
-const UNSUPPORTED: [&str; 15] = [
+const UNSUPPORTED: [&str; 12] = [
     "use_beam_search",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-    "truncate_prompt_tokens",
-    "include_stop_str_in_output",
-    "return_token_ids",
+    "logprob_token_ids",
+    "return_prompt_text",
+    "documents",
     "dry_multiplier",
     "xtc_probability",
     "mirostat",
@@ -53,6 +55,8 @@ const UNSUPPORTED: [&str; 15] = [
     "return_tokens",
     "lora",
 ];
+/// Fields that only change the replies of chat and text completions.
+const COMPLETIONS_ONLY: [&str; 3] = ["prompt_logprobs", "return_token_ids", "echo"];
 /// Such fields that ask for nothing up to 0.
 const UNSUPPORTED_ABOVE_ZERO: [&str; 4] =
     ["n_probs", "n_indent", "t_max_predict_ms", "top_n_sigma"];
@@ -64,19 +68,38 @@ const UNSUPPORTED_UNLESS: [(&str, f64); 4] = [
     ("top_a", 0.0),
 ];
 
+/// Refuses fields whose results the replies of a dialect have no place for.
+pub(crate) fn refuse_completions_only(body: &Fields<'_>) -> Result<(), ChatError> {
+    for key in COMPLETIONS_ONLY {
+        let is_logprobs = key == "prompt_logprobs" && body.get(key).is_some();
+        if is_logprobs || asks_for_something(body, key) {
+            let message = "is not supported in this dialect; leave it out, or use a completion";
+            return Err(body.error(key, message));
+        }
+    }
+    Ok(())
+}
+
+fn asks_for_something(body: &Fields<'_>, key: &str) -> bool {
+    match body.get(key) {
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Array(items)) => !items.is_empty(),
+        Some(_) => true,
+    }
+}
+
 /// Refuses an unsupported field by name, unless its value asks for nothing.
 fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ChatError> {
     for key in UNSUPPORTED {
-        let asks = match body.get(key) {
-            None | Some(Value::Bool(false)) => false,
-            Some(Value::Number(number)) => number.as_f64() != Some(0.0),
-            Some(Value::String(text)) => !text.is_empty(),
-            Some(Value::Array(items)) => !items.is_empty(),
-            Some(_) => true,
-        };
-        if asks {
+        if asks_for_something(body, key) {
             return Err(body.error(key, "is not supported; leave it out"));
         }
+    }
+    if body.bool("skip_special_tokens")? == Some(false) {
+        let message = "false is not supported: control tokens are never text; leave it out";
+        return Err(body.error("skip_special_tokens", message));
     }
     for key in UNSUPPORTED_ABOVE_ZERO {
         let value = body.number(key, -MAX_FLOAT..=MAX_FLOAT)?;
@@ -214,21 +237,56 @@ fn stop(body: &Fields<'_>, key: &str) -> Result<Vec<String>, ChatError> {
     }
 }
 
-fn stop_token_ids(body: &Fields<'_>) -> Result<Vec<TokenId>, ChatError> {
-    let Some(items) = body.array("stop_token_ids")? else {
-        return Ok(Vec::new());
+/// Token ids, at most `most`.
+fn token_ids(body: &Fields<'_>, key: &str, most: usize) -> Result<Option<Vec<TokenId>>, ChatError> {
+    let Some(items) = body.array(key)? else {
+        return Ok(None);
     };
-    if items.len() > MAX_STOPS {
+    if items.len() > most {
         return Err(body.error(
-            "stop_token_ids",
-            format!("must hold at most {MAX_STOPS} ids, not {}", items.len()),
+            key,
+            format!("must hold at most {most} ids, not {}", items.len()),
         ));
     }
+    let one = |(index, item)| token_id(item, || format!("{}[{index}]", body.path(key)));
     items
         .iter()
         .enumerate()
-        .map(|(index, item)| token_id(item, || format!("{}[{index}]", body.path("stop_token_ids"))))
-        .collect()
+        .map(one)
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+fn allowed_token_ids(body: &Fields<'_>) -> Result<Option<Vec<TokenId>>, ChatError> {
+    let key = "allowed_token_ids";
+    let ids = token_ids(body, key, MAX_ALLOWED_TOKENS)?;
+    if ids.as_ref().is_some_and(Vec::is_empty) {
+        return Err(body.error(key, "must not be empty: no token could be generated"));
+    }
+    Ok(ids)
+}
+
+fn bad_words(body: &Fields<'_>) -> Result<Vec<String>, ChatError> {
+    let key = "bad_words";
+    let items = body.array(key)?.unwrap_or_default();
+    if items.len() > MAX_BAD_WORDS {
+        let n = items.len();
+        return Err(body.error(
+            key,
+            format!("must hold at most {MAX_BAD_WORDS} words, not {n}"),
+        ));
+    }
+    let one = |(index, item): (usize, &Value)| {
+        let path = format!("{}[{index}]", body.path(key));
+        match item {
+            Value::String(word) if word.trim().is_empty() => {
+                Err(ChatError::field(path, "must not be empty or blank"))
+            }
+            Value::String(word) => Ok(word.clone()),
+            other => Err(ChatError::field(path, must_be("a string", other))),
+        }
+    };
+    items.iter().enumerate().map(one).collect()
 }
 
 /// A token id in an array; `path` is its path, for errors.

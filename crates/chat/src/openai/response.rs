@@ -57,6 +57,37 @@ struct CompletionTokensDetails {
     rejected_prediction_tokens: Option<usize>,
 }
 
+/// What of the request ended a choice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum MatchedStop {
+    /// A stop string.
+    Text(String),
+    /// A stop token, by its id.
+    Token(u32),
+}
+
+/// The log-probability of a prompt token, or of one that might have been in its place.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PromptLogprob {
+    /// Natural logarithm; -9999 for minus infinity.
+    pub logprob: f32,
+    /// Place among all tokens from 1, if it is among the alternatives that were asked for.
+    pub rank: Option<usize>,
+    /// Its text; bytes that are not UTF-8 by themselves show as U+FFFD.
+    pub decoded_token: String,
+}
+
+/// A prompt token and its alternatives by token id, written as one object.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptTokenLogprobs(pub Vec<(u32, PromptLogprob)>);
+
+impl Serialize for PromptTokenLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(id, logprob)| (id, logprob)))
+    }
+}
+
 /// The response to a chat completion request.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChatCompletion {
@@ -74,6 +105,12 @@ pub struct ChatCompletion {
     pub choices: Vec<ChatChoice>,
     /// Token counts over all choices.
     pub usage: Usage,
+    /// Logprobs of the prompt, if requested; `null` for its first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
+    /// Token ids of the prompt, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
     /// How long it took.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
@@ -95,6 +132,11 @@ pub struct ChatChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// The stop string or stop token of the request that ended it; `null` if none did.
+    pub stop_reason: Option<MatchedStop>,
+    /// Ids of all its tokens, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
     /// How reasoning ended, if the request enabled it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finish_details: Option<FinishDetails>,
@@ -284,6 +326,17 @@ pub struct TextChoice {
     pub logprobs: Option<CompletionLogprobs>,
     /// `null` on all events but the last.
     pub finish_reason: Option<FinishReason>,
+    /// The stop string or stop token of the request that ended it; `null` if none did.
+    pub stop_reason: Option<MatchedStop>,
+    /// Ids of the tokens, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
+    /// Token ids of the prompt, if requested; on a choice's first event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// Logprobs of the prompt, if requested; `null` for its first token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
 }
 
 /// Logprobs in the layout of text completions: four parallel arrays.
@@ -293,7 +346,7 @@ pub struct CompletionLogprobs {
     pub tokens: Vec<String>,
     /// `null` for the first token of an echoed prompt.
     pub token_logprobs: Vec<Option<f32>>,
-    /// Alternatives by text, best first; `null` where there is no row.
+    /// The token and its alternatives by text; `null` where there is no row.
     pub top_logprobs: Vec<Option<TopLogprobsByText>>,
     /// Start of each token in the text, in characters.
     pub text_offset: Vec<usize>,

@@ -64,6 +64,8 @@ pub struct ReplyConfig {
     pub parallel_tool_calls: bool,
     /// Stop strings; they match in content only, not in reasoning or calls.
     pub stop: Vec<String>,
+    /// Whether the content includes the stop string that ends it.
+    pub include_stop: bool,
     /// Stop strings are ignored before this many tokens.
     pub min_tokens: usize,
     /// Seed of the call ids.

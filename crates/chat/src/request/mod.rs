@@ -6,6 +6,7 @@
 mod normalize;
 mod response_format;
 mod sampling;
+mod token_options;
 
 use serde_json::{Map, Value};
 
@@ -13,7 +14,8 @@ pub(crate) use self::normalize::is_billing;
 pub use self::normalize::{LATE_SYSTEM_MARKER, LateSystem};
 pub use self::response_format::{ResponseFormat, SchemaStrictness};
 pub use self::sampling::{RepetitionWindow, SamplingParams};
-use crate::conversation::{Conversation, Message, ReasoningEffort};
+pub use self::token_options::{PromptTruncation, TokenOptions, TruncationSide};
+use crate::conversation::{Conversation, Message, ReasoningEffort, Role};
 use crate::error::ChatError;
 use crate::tools::{Tool, ToolSet};
 
@@ -23,6 +25,10 @@ pub const MAX_MESSAGES: usize = 16_384;
 pub const MAX_TOOLS: usize = 1_024;
 /// Maximum number of stop strings, and of stop token ids.
 pub const MAX_STOPS: usize = 1_024;
+/// Maximum number of allowed token ids: more than any vocabulary has.
+pub const MAX_ALLOWED_TOKENS: usize = 1 << 20;
+/// Maximum number of bad words.
+pub const MAX_BAD_WORDS: usize = 1_024;
 /// Maximum number of choices per prompt.
 pub const MAX_CHOICES: usize = 128;
 /// Maximum number of alternatives per token.
@@ -43,6 +49,10 @@ pub struct ChatRequest {
     pub sampling: SamplingParams,
     /// Alternatives per token (0..=20) if logprobs are requested.
     pub logprobs: Option<usize>,
+    /// How the prompt is cut, and which tokens the reply lists.
+    pub tokens: TokenOptions,
+    /// Whether the content of a reply begins with the message it continues.
+    pub echo: bool,
     /// Declared tools; all of them appear in the prompt.
     pub tools: Vec<Tool>,
     /// Whether and which tools the model may call.
@@ -178,6 +188,15 @@ pub struct ConversationPolicy {
 }
 
 impl ChatRequest {
+    /// Text that the content of a reply begins with: the last message, if the request wants it
+    /// echoed and the reply has its role.
+    pub fn echoed(&self) -> Option<&str> {
+        let last = self.messages.last().filter(|_| self.echo)?;
+        // Without a generation prompt, the reply is the rest of the last message.
+        let same_role = !self.add_generation_prompt || last.role == Role::Assistant;
+        Some(last.content.as_str()).filter(|text| same_role && !text.is_empty())
+    }
+
     /// The conversation that a template renders.
     ///
     /// Fails only if `policy` refuses a late system message.

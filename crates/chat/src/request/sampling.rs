@@ -37,6 +37,12 @@ pub struct SamplingParams {
     pub stop: Vec<String>,
     /// Stop tokens.
     pub stop_token_ids: Vec<TokenId>,
+    /// Whether the text includes the stop string or the text of the stop token that ended it.
+    pub include_stop: bool,
+    /// The only tokens that may be generated; `None` allows all. Never empty.
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+    /// Words that are not generated; none is empty.
+    pub bad_words: Vec<String>,
     /// Choices per prompt, 1..=128.
     pub n: usize,
     /// Whether speculative decoding is off for this request (`speculative: false`).

@@ -8,8 +8,8 @@ use super::echo::EchoedFields;
 use super::tools::ToolNames;
 use super::{history, tools};
 use crate::conversation::{Message, Role};
-use crate::dialect::DialectFields;
 use crate::dialect::fields::{Fields, parse_body};
+use crate::dialect::{DialectFields, refuse_completions_only};
 use crate::error::ChatError;
 use crate::request::{
     ChatRequest, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, SchemaStrictness,
@@ -31,21 +31,26 @@ impl ResponsesRequest {
     /// Errors as [`openai::chat_request`](crate::openai::request::chat_request).
     pub fn from_json(body: &[u8]) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
         let map = parse_body(body)?;
-        let body = Fields::body(&map);
-        refuse_state(&body)?;
-        let (tools, names) = tools::read(&body)?;
+        ResponsesRequest::read(&Fields::body(&map))
+    }
+
+    /// Reads the fields of a body.
+    pub(super) fn read(body: &Fields<'_>) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
+        refuse_completions_only(body)?;
+        refuse_state(body)?;
+        let (tools, names) = tools::read(body)?;
         let dialect = DialectFields {
-            messages: messages(&body)?,
+            messages: messages(body)?,
             sampling: SamplingParams {
                 n: 1,
-                ..SamplingParams::read(&body, "stop")?
+                ..SamplingParams::read(body, "stop")?
             },
-            logprobs: logprobs(&body)?,
+            logprobs: logprobs(body)?,
             tools,
-            response_format: response_format(&body)?,
+            response_format: response_format(body)?,
             continue_final_message: false,
         };
-        let mut request = crate::dialect::chat_request(&body, dialect)?;
+        let mut request = crate::dialect::chat_request(body, dialect)?;
         request.thinking.exclude_omitted();
         let summary = match body.get("reasoning") {
             Some(Value::Object(_)) => match body.object("reasoning")? {
@@ -57,7 +62,7 @@ impl ResponsesRequest {
         let own = ResponsesRequest {
             names: Arc::new(names),
             summary,
-            echo: EchoedFields::read(&body)?,
+            echo: EchoedFields::read(body)?,
         };
         Ok((request, own))
     }
@@ -90,6 +95,13 @@ fn refuse_state(body: &Fields<'_>) -> Result<(), ChatError> {
     if body.get("prompt").is_some() {
         let message = "prompts are not kept here; send the text itself as instructions or input";
         return Err(body.error("prompt", message));
+    }
+    if body
+        .array("context_management")?
+        .is_some_and(|entries| !entries.is_empty())
+    {
+        let message = "is not supported; compact the conversation by /v1/responses/compact";
+        return Err(body.error("context_management", message));
     }
     if body.flag("background", false)? {
         let message = "answers are not kept here, so none can be made in the background";

@@ -4,6 +4,7 @@ mod chain;
 mod mass;
 mod penalty;
 mod rank;
+mod restriction;
 mod rng;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ pub(crate) use penalty::History;
 use crate::constraint::LogitBoost;
 use crate::event::{Logprobs, OutputToken};
 use crate::job::GenerationParams;
+use restriction::Restriction;
 
 /// The sampler of one sequence. Its choices depend on parameters, seed, history and position only.
 #[derive(Debug)]
@@ -23,8 +25,8 @@ pub(crate) struct Sampler {
     /// The job's seed plus the choice's number.
     seed: u64,
     selection: LogitsSelection,
-    /// A mask without end tokens, used until `min_tokens` are generated.
-    forbid_end_tokens: Option<Arc<TokenMask>>,
+    /// Which tokens the job permits.
+    restriction: Restriction,
     /// The processors of positions without a mask and without counts.
     bias_only: Option<Arc<LogitsProcessors>>,
 }
@@ -40,11 +42,6 @@ impl Sampler {
         max_fetched_top_k: usize,
     ) -> Sampler {
         let sampling = &params.sampling;
-        let forbid_end_tokens = (params.min_tokens > 0 && !end_tokens.is_empty()).then(|| {
-            let mut mask = TokenMask::all(vocab);
-            end_tokens.iter().for_each(|token| mask.remove(*token));
-            Arc::new(mask)
-        });
         let bias_only = (!sampling.bias.is_empty()).then(|| {
             Arc::new(LogitsProcessors {
                 bias: sampling.bias.clone(),
@@ -54,8 +51,8 @@ impl Sampler {
         Sampler {
             seed: sampling.seed.wrapping_add(choice as u64),
             selection: selection(&params, vocab, max_fetched_top_k),
+            restriction: Restriction::new(Arc::clone(&params), end_tokens, vocab),
             params,
-            forbid_end_tokens,
             bias_only,
         }
     }
@@ -70,16 +67,7 @@ impl Sampler {
         boost: Option<LogitBoost>,
     ) -> LogitsRequest {
         let sampling = &self.params.sampling;
-        let generated = history.generated() + path.len();
-        let not_yet = self
-            .forbid_end_tokens
-            .as_ref()
-            .filter(|_| generated < self.params.min_tokens);
-        let mask = match (not_yet, allowed) {
-            (Some(not_yet), Some(allowed)) => intersect(not_yet, allowed),
-            (Some(not_yet), None) => Some(Arc::clone(not_yet)),
-            (None, allowed) => allowed,
-        };
+        let mask = self.restriction.mask(history, path, allowed);
         let processors = if mask.is_some() || boost.is_some() || has_penalties(&self.params) {
             let mut bias = sampling.bias.clone();
             if let Some(LogitBoost { token, boost }) = boost {
@@ -133,17 +121,6 @@ impl Sampler {
     }
 }
 
-/// The intersection of both masks. If it is empty, the text may end early.
-fn intersect(forbid_end_tokens: &TokenMask, allowed: Arc<TokenMask>) -> Option<Arc<TokenMask>> {
-    let mut mask = TokenMask::clone(&allowed);
-    mask.intersect(forbid_end_tokens);
-    if mask.words().iter().any(|word| *word != 0) {
-        Some(Arc::new(mask))
-    } else {
-        Some(allowed)
-    }
-}
-
 fn has_penalties(params: &GenerationParams) -> bool {
     let sampling = &params.sampling;
     sampling.repetition != 1.0 || sampling.frequency != 0.0 || sampling.presence != 0.0
@@ -155,6 +132,8 @@ fn selection(params: &GenerationParams, vocab: usize, max_fetched_top_k: usize) 
     let edited = has_penalties(params)
         || !sampling.bias.is_empty()
         || params.min_tokens > 0
+        || params.allowed_tokens.is_some()
+        || !params.bad_words.is_empty()
         || params.constraints.is_some();
     let drawn = match (sampling.is_greedy(), sampling.top_k) {
         (true, _) => 1,

@@ -65,6 +65,11 @@ impl History {
         &self.tokens
     }
 
+    /// The generated tokens.
+    pub(crate) fn output(&self) -> &[TokenId] {
+        &self.tokens[self.prompt_len..]
+    }
+
     /// Number of generated tokens.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_len

@@ -58,6 +58,17 @@ pub(super) fn validate(job: &Job, vocab: usize, context: usize) -> Result<(), Su
             format!("token {token} is beyond the vocabulary of {vocab}"),
         );
     }
+    let allowed = params.allowed_tokens.as_deref();
+    if allowed.is_some_and(<[_]>::is_empty) {
+        return invalid("allowed_token_ids", "no token is allowed".to_owned());
+    }
+    let mut allowed = allowed.unwrap_or_default().iter();
+    if let Some(token) = allowed.find(|token| token.index() >= vocab) {
+        return invalid(
+            "allowed_token_ids",
+            format!("token {token} is beyond the vocabulary of {vocab}"),
+        );
+    }
     for (i, (token, bias)) in s.bias.iter().enumerate() {
         if bias.is_nan() {
             return invalid(

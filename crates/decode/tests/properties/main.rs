@@ -14,4 +14,5 @@ mod fixture;
 mod preemption;
 mod prefix;
 mod reasoning;
+mod restriction;
 mod warmup;

@@ -109,6 +109,7 @@ impl ReplyGenerator {
                 ..ReplyConfig::default()
             },
             stop_tokens: Vec::new(),
+            keeps_token_ids: false,
             logprobs: false,
         });
         let id = JobId(self.next_job);

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use chat::ChatError;
 use chat::reply::{FinishReason, ReplyConfig};
 use chat::request::{ChatRequest, ReasoningFormat};
 use chat::tools::ToolSet;
-use decode::{Grammar, InitialPhase, Job};
+use chat::{ChatError, Tokenizer};
+use decode::{Grammar, InitialPhase, Job, Logprobs};
 
 use crate::engine::ModelHandle;
 use crate::error::ApiError;
@@ -22,10 +22,12 @@ use crate::http::notes;
 use crate::http::prefix_warmup::PrefixWarmup;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
+use crate::settings::GenerationDefaults;
 use crate::text::constraints::CompiledGrammar;
 use crate::text::prepare::{self, PreparedPrompt};
 use crate::text::reply::{Choice, ChoiceConfig, CollectedReply};
 use crate::text::sampling_params;
+use crate::text::token_rules;
 
 /// Parser of a dialect's body: the neutral request, and the dialect's own fields.
 pub type Parse<T> = fn(&[u8]) -> Result<(ChatRequest, T), ChatError>;
@@ -112,7 +114,9 @@ impl<T: Send + 'static> ParsedRequest<T> {
         let vocab = self.ready.info.vocab;
         let mut params =
             sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
+        token_rules::restrict(&mut params, fields, &model.tokenizer, vocab)?;
         params.logprobs = request.logprobs;
+        params.prompt_logprobs = request.tokens.prompt_logprobs;
         params.session = request.cache.session.as_deref().map(Arc::from);
         params.use_prefix_cache = request.cache.enabled;
         params.window = app.config().window.of(!request.tools.is_empty());
@@ -142,10 +146,12 @@ impl<T: Send + 'static> ParsedRequest<T> {
                 },
                 parallel_tool_calls: request.parallel_tool_calls,
                 stop: fields.stop.clone(),
+                include_stop: fields.include_stop,
                 min_tokens: params.min_tokens,
                 call_id_seed: 0,
             },
-            stop_tokens: fields.stop_token_ids.clone(),
+            stop_tokens: token_rules::reported_stop_tokens(fields, &model.eos),
+            keeps_token_ids: request.tokens.return_token_ids,
             logprobs: request.logprobs.is_some(),
         };
         let choice =
@@ -163,6 +169,21 @@ impl<T: Send + 'static> ParsedRequest<T> {
         Ok(in_flight
             .with_warmup(warmup)
             .with_reasoning(request.thinking.visibility))
+    }
+
+    /// Sampling defaults of the model.
+    pub fn defaults(&self) -> &GenerationDefaults {
+        &self.ready.model.defaults
+    }
+
+    /// Adds what of the request the reply does not keep.
+    pub fn note(&mut self, note: String) {
+        self.notes.push(note);
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.ready.model.tokenizer
     }
 
     /// Model name to echo: the client's, else the served one.
@@ -253,13 +274,20 @@ async fn write_stream<V: StreamFormat>(
     }
 }
 
+/// All choices of a request that has ended.
+pub struct WholeReply {
+    /// Each choice with its finish reason.
+    pub choices: Vec<(CollectedReply, FinishReason)>,
+    /// Logprobs of the prompt's tokens, if they were requested.
+    pub prompt_logprobs: Vec<Option<Logprobs>>,
+}
+
 /// Runs the request to its end and collects each choice.
-pub async fn whole(
-    request: &mut InFlight,
-) -> Result<Vec<(CollectedReply, FinishReason)>, ApiError> {
+pub async fn whole(request: &mut InFlight) -> Result<WholeReply, ApiError> {
     let mut choices: Vec<(CollectedReply, FinishReason)> = (0..request.n_choices())
         .map(|_| (CollectedReply::default(), FinishReason::Stop))
         .collect();
+    let mut prompt_logprobs = Vec::new();
     while let Some(events) = request.next().await? {
         for event in events {
             match event {
@@ -269,9 +297,13 @@ pub async fn whole(
                     }
                 }
                 StreamEvent::End { choice, reason } => choices[choice].1 = reason,
-                StreamEvent::Progress { .. } | StreamEvent::PromptLogprobs(_) => {}
+                StreamEvent::PromptLogprobs(rows) => prompt_logprobs = rows,
+                StreamEvent::Progress { .. } => {}
             }
         }
     }
-    Ok(choices)
+    Ok(WholeReply {
+        choices,
+        prompt_logprobs,
+    })
 }

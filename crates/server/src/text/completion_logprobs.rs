@@ -13,6 +13,8 @@ use crate::text::logprobs::SentToken;
 /// Logprob columns of one choice.
 pub struct LogprobColumns {
     tokenizer: Arc<Tokenizer>,
+    /// Alternatives per token.
+    top: usize,
     /// Rows not yet taken.
     rows: CompletionLogprobs,
     /// Characters so far.
@@ -20,10 +22,11 @@ pub struct LogprobColumns {
 }
 
 impl LogprobColumns {
-    /// Empty columns at the start of the text.
-    pub fn new(tokenizer: Arc<Tokenizer>) -> LogprobColumns {
+    /// Empty columns at the start of the text, with `top` alternatives per token.
+    pub fn new(tokenizer: Arc<Tokenizer>, top: usize) -> LogprobColumns {
         LogprobColumns {
             tokenizer,
+            top,
             rows: CompletionLogprobs::default(),
             characters: 0,
         }
@@ -33,25 +36,30 @@ impl LogprobColumns {
     pub fn prompt(&mut self, ids: &[TokenId], rows: &[Option<Logprobs>]) {
         for (id, row) in ids.iter().zip(rows) {
             let bytes = self.tokenizer.bytes(*id).to_vec();
-            self.row(&bytes, row.as_ref());
+            self.row(*id, &bytes, row.as_ref());
         }
     }
 
     /// Adds generated tokens.
     pub fn shown(&mut self, shown: &[SentToken]) {
         for token in shown {
-            self.row(&token.bytes, Some(&token.logprobs));
+            self.row(token.id, &token.bytes, Some(&token.logprobs));
         }
     }
 
-    fn row(&mut self, bytes: &[u8], row: Option<&Logprobs>) {
-        let chance = |id: &TokenId, logprob: f32| {
-            let chance = TopLogprob::new(self.tokenizer.bytes(*id), logprob);
-            (chance.token, chance.logprob)
-        };
+    fn row(&mut self, id: TokenId, bytes: &[u8], row: Option<&Logprobs>) {
+        // The token itself is always listed, so that there is an entry even without alternatives.
         let top = row.map(|row| {
-            let rivals = row.top.iter().map(|(id, logprob)| chance(id, *logprob));
-            TopLogprobsByText(rivals.collect())
+            let mut shown: Vec<(String, f32)> = Vec::new();
+            let own = std::iter::once((id, row.logprob));
+            for (other, logprob) in row.top.iter().copied().take(self.top).chain(own) {
+                let rival = TopLogprob::new(self.tokenizer.bytes(other), logprob);
+                // Tokens of one text share a key; the likeliest keeps it.
+                if shown.iter().all(|(text, _)| *text != rival.token) {
+                    shown.push((rival.token, rival.logprob));
+                }
+            }
+            TopLogprobsByText(shown)
         });
         let own = row.map(|row| TopLogprob::new(bytes, row.logprob).logprob);
         self.rows

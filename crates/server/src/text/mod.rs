@@ -5,6 +5,8 @@ pub mod constraints;
 pub mod logprobs;
 pub mod model_context;
 pub mod prepare;
+pub mod prompt_logprobs;
 pub mod repetition;
 pub mod reply;
 pub mod sampling_params;
+pub mod token_rules;

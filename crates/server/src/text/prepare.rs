@@ -6,7 +6,7 @@ use std::sync::Arc;
 use chat::conversation::Conversation;
 use chat::grammar::ToolCallMarkup;
 use chat::reply::tool_call_start_token;
-use chat::request::{ChatRequest, ConversationPolicy, ToolChoice};
+use chat::request::{ChatRequest, ConversationPolicy, ToolChoice, TruncationSide};
 use chat::template::{RenderedPrompt, ToolCallFormat};
 use chat::{CancelFlag, EncodeLimit};
 use contract::TokenId;
@@ -67,7 +67,7 @@ pub fn chat(
     // The budget grows with the room. Most requests that are too short for reasoning are so with
     // the whole context as room, which is known before the text is encoded.
     if !reasons_briefly(context) {
-        let ids = encode(model, &rendered, (limit, context))?;
+        let (ids, phase) = encode(model, request, (&rendered, phase), (limit, context))?;
         if !reasons_briefly(context.saturating_sub(ids.len())) {
             return Ok(prepared((model, context), request, (rendered, ids), phase));
         }
@@ -78,7 +78,7 @@ pub fn chat(
     };
     let rendered = model.template.render(&briefly)?;
     let phase = initial_phase(model, &rendered, &briefly);
-    let ids = encode(model, &rendered, (limit, context))?;
+    let (ids, phase) = encode(model, request, (&rendered, phase), (limit, context))?;
     Ok(prepared((model, context), request, (rendered, ids), phase))
 }
 
@@ -99,14 +99,29 @@ fn check_length(
     check_count(at_least.sum(), (limit, context))
 }
 
+/// The tokens of a prompt, cut as the request says, and the phase in which the reply begins.
 fn encode(
     model: &ModelContext,
-    rendered: &RenderedPrompt,
+    request: &ChatRequest,
+    (rendered, phase): (&RenderedPrompt, InitialPhase),
     (limit, context): (EncodeLimit<'_>, usize),
-) -> Result<Vec<TokenId>, ApiError> {
+) -> Result<(Vec<TokenId>, InitialPhase), ApiError> {
     let ids = model.tokenizer.encode_rendered_up_to(rendered, limit)?;
     check_count(ids.len(), (limit, context))?;
-    Ok(ids)
+    let Some(truncation) = &request.tokens.truncation else {
+        return Ok((ids, phase));
+    };
+    let before = ids.len();
+    let most = request.sampling.max_tokens.or(model.defaults.max_tokens);
+    let ids = truncation.apply(ids, context, most);
+    // A prompt without its end opens no reasoning.
+    let lost_end = truncation.side == TruncationSide::Right && ids.len() < before;
+    let phase = if lost_end {
+        InitialPhase::Answer
+    } else {
+        phase
+    };
+    Ok((ids, phase))
 }
 
 fn check_count(prompt: usize, (limit, context): (EncodeLimit<'_>, usize)) -> Result<(), ApiError> {

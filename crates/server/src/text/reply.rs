@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use chat::Tokenizer;
-use chat::openai::response::ChatLogprobs;
+use chat::openai::response::{ChatLogprobs, MatchedStop};
 use chat::reply::{
     EarlyStop, FinishReason, Reply, ReplyConfig, ReplyDelta, ReplyEnd, ReplyParser, ReplyStats,
 };
@@ -21,8 +21,10 @@ pub struct ChoiceConfig {
     pub tokenizer: Arc<Tokenizer>,
     /// Parser configuration; each choice has its own call id seed.
     pub reply_config: ReplyConfig,
-    /// Stop tokens; they are not shown.
+    /// Stop tokens; shown only with [`ReplyConfig::include_stop`].
     pub stop_tokens: Vec<TokenId>,
+    /// Whether the ids of all tokens are kept.
+    pub keeps_token_ids: bool,
     /// Whether logprobs were asked for.
     pub logprobs: bool,
 }
@@ -40,10 +42,14 @@ pub struct Part {
 pub struct Choice {
     parser: ReplyParser,
     stop_tokens: Vec<TokenId>,
+    /// Whether the stop token is part of the text.
+    shows_stop_token: bool,
+    /// Ids of all tokens up to the end of the text, if they are kept.
+    token_ids: Option<Vec<u32>>,
     pending: Option<PendingTokens>,
     over: bool,
-    /// Whether a stop token was generated.
-    stopped: bool,
+    /// The stop token that was generated.
+    stop_token: Option<TokenId>,
     /// Control handle of its reasoning, if it reasons.
     reasoning_handle: Option<Arc<ReasoningHandle>>,
     /// Token that ends reasoning.
@@ -67,11 +73,13 @@ impl Choice {
         Choice {
             parser: ReplyParser::new(Arc::clone(tokenizer), reply_config),
             stop_tokens: config.stop_tokens.clone(),
+            shows_stop_token: config.reply_config.include_stop,
+            token_ids: config.keeps_token_ids.then(Vec::new),
             pending: config
                 .logprobs
                 .then(|| PendingTokens::new(Arc::clone(tokenizer))),
             over: false,
-            stopped: false,
+            stop_token: None,
             reasoning_handle: None,
             reasoning_end_token: tokenizer
                 .reasoning_tags()
@@ -117,7 +125,7 @@ impl Choice {
     /// Whether a stop token, a stop string or repetition has ended the text. Later tokens are not
     /// sent.
     pub fn has_stopped(&self) -> bool {
-        self.stopped || self.is_degenerate || self.parser.stopped().is_some()
+        self.stop_token.is_some() || self.is_degenerate || self.parser.stopped().is_some()
     }
 
     /// The stop string that ended the text, if any.
@@ -128,9 +136,25 @@ impl Choice {
         }
     }
 
+    /// What of the request ended the text, if anything did.
+    pub fn matched_stop(&self) -> Option<MatchedStop> {
+        match (self.parser.stopped(), self.stop_token) {
+            (Some(EarlyStop::StopString(text)), _) => Some(MatchedStop::Text(text.clone())),
+            (None, Some(token)) => Some(MatchedStop::Token(token.0)),
+            (Some(EarlyStop::AfterCall), _) | (None, None) => None,
+        }
+    }
+
     /// Tokens generated up to the end of the text.
     pub fn n_tokens(&self) -> usize {
-        self.parser.summary().tokens + usize::from(self.stopped)
+        // A hidden stop token behind a stop string is not part of the reply.
+        let is_hidden = !self.shows_stop_token && self.parser.stopped().is_none();
+        self.parser.summary().tokens + usize::from(self.stop_token.is_some() && is_hidden)
+    }
+
+    /// Ids of these tokens; empty if they are not kept.
+    pub fn token_ids(&self) -> &[u32] {
+        self.token_ids.as_deref().unwrap_or_default()
     }
 
     /// Statistics so far.
@@ -146,9 +170,14 @@ impl Choice {
             if self.has_stopped() {
                 break;
             }
+            if let Some(all) = &mut self.token_ids {
+                all.push(token.id.0);
+            }
             if self.stop_tokens.contains(&token.id) {
-                self.stopped = true;
-                break;
+                self.stop_token = Some(token.id);
+                if !self.shows_stop_token {
+                    break;
+                }
             }
             if self.reasoning_cut && self.repetition.repeats(token.id) {
                 self.is_degenerate = true;
@@ -170,6 +199,11 @@ impl Choice {
         }
         let deltas = self.parser.push(&ids);
         self.attribute(deltas, &mut parts);
+        // The text may have ended in the middle of these tokens.
+        let n_tokens = self.n_tokens();
+        if let Some(all) = &mut self.token_ids {
+            all.truncate(n_tokens);
+        }
         parts
     }
 

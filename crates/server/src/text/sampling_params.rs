@@ -1,5 +1,7 @@
 //! From request fields to the scheduler's generation parameters.
 
+use std::sync::Arc;
+
 use chat::request::{RepetitionWindow, SamplingParams};
 use contract::{AttentionWindow, TokenId};
 use decode::{GenerationParams, Sampling};
@@ -69,6 +71,8 @@ pub fn generation_params(
         max_tokens,
         min_tokens: fields.min_tokens.min(max_tokens),
         stop_tokens: fields.stop_token_ids.clone(),
+        allowed_tokens: None,
+        bad_words: Arc::default(),
         ignore_eos: fields.ignore_eos,
         logprobs: None,
         prompt_logprobs: None,
@@ -80,7 +84,8 @@ pub fn generation_params(
     })
 }
 
-fn check_token(token: TokenId, vocab: usize, field: &str) -> Result<(), ApiError> {
+/// Fails, naming `field`, if a token is outside the vocabulary.
+pub(super) fn check_token(token: TokenId, vocab: usize, field: &str) -> Result<(), ApiError> {
     if token.index() < vocab {
         return Ok(());
     }

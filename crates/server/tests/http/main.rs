@@ -27,3 +27,4 @@ mod shapes;
 mod status;
 mod test_server;
 mod text;
+mod tokens;

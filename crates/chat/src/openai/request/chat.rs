@@ -7,6 +7,7 @@ use crate::dialect::{DialectFields, ToolFields};
 use crate::error::ChatError;
 use crate::request::{
     ChatRequest, MAX_TOP_LOGPROBS, ReasoningFormat, ResponseFormat, SamplingParams, StreamOptions,
+    TokenOptions,
 };
 
 /// Reads and checks the body of a chat completion request.
@@ -41,6 +42,8 @@ pub fn chat_request(body: &[u8]) -> Result<ChatRequest, ChatError> {
     };
     let mut request = crate::dialect::chat_request(&body, dialect)?;
     request.thinking.exclude_omitted();
+    request.tokens = TokenOptions::read(&body)?;
+    request.echo = body.flag("echo", false)?;
     request.stream_options = stream_options(&body)?;
     request.reasoning_format = reasoning_format(&body)?;
     request.add_generation_prompt = body.flag("add_generation_prompt", true)?;

@@ -7,7 +7,9 @@ use super::chat::stream_options;
 use crate::dialect::fields::{Fields, must_be, parse_body};
 use crate::dialect::{priority, token_id};
 use crate::error::ChatError;
-use crate::request::{MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions};
+use crate::request::{
+    MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions, TokenOptions,
+};
 use crate::tokenizer::{EncodeLimit, SpecialTokens, Tokenizer};
 
 /// Maximum number of prompts in one request.
@@ -32,6 +34,8 @@ pub struct CompletionRequest {
     pub sampling: SamplingParams,
     /// Alternatives per token (0..=20) if logprobs are requested.
     pub logprobs: Option<usize>,
+    /// How prompts are cut, and which tokens the reply lists.
+    pub tokens: TokenOptions,
     /// Required form of the text.
     pub response_format: ResponseFormat,
     /// Higher values are scheduled first.
@@ -74,6 +78,7 @@ impl CompletionRequest {
             stream_options: stream_options(&body)?,
             sampling,
             logprobs: body.count("logprobs", MAX_TOP_LOGPROBS)?,
+            tokens: TokenOptions::read(&body)?,
             response_format: ResponseFormat::read(&body)?,
             priority: priority(&body)?,
             use_prefix_cache: body.flag("cache_prompt", true)?,

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use super::response::{ChatLogprobs, FinishDetails, ReasoningField, ReasoningText};
+use super::response::{ChatLogprobs, FinishDetails, MatchedStop, ReasoningField, ReasoningText};
 use crate::reply::{FinishReason, ReplyDelta, Timings, Usage};
 
 /// One event of a chat completion.
@@ -26,6 +26,9 @@ pub struct ChatChunk<'a> {
     /// On the last event, or on all when asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timings: Option<Timings>,
+    /// Token ids of the prompt, on the first event if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
     /// Prefill progress, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_progress: Option<PromptProgress>,
@@ -76,6 +79,12 @@ pub struct ChunkChoice {
     pub logprobs: Option<ChatLogprobs>,
     /// `null` on all events but the last.
     pub finish_reason: Option<FinishReason>,
+    /// On the last event: the stop string or stop token of the request that ended it, or `null`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<Option<MatchedStop>>,
+    /// Ids of the tokens since the last event, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
     /// How reasoning ended, if the request enabled it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finish_details: Option<FinishDetails>,
@@ -89,6 +98,8 @@ impl ChunkChoice {
             delta,
             logprobs: None,
             finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
             finish_details: None,
         }
     }

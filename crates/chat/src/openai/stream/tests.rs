@@ -64,6 +64,7 @@ fn usage_is_absent_null_or_present() {
         choices: Vec::new(),
         usage: UsageField::Absent,
         timings: None,
+        prompt_token_ids: None,
         prompt_progress: None,
     };
     assert_eq!(json_of(&chunk).get("usage"), None);

@@ -30,8 +30,13 @@ impl ReplyStateMachine {
     ) -> StepProgress {
         match self.first_mark() {
             Some(ContentMark::Stop { start, which }) => {
-                self.emit_content(start, attribution, deltas);
                 let stop = self.config.stop.get(which).cloned().unwrap_or_default();
+                let end = if self.config.include_stop {
+                    start + stop.len()
+                } else {
+                    start
+                };
+                self.emit_content(end, attribution, deltas);
                 self.stopped = Some(EarlyStop::StopString(stop));
                 self.transition(ReplyState::Finished)
             }

@@ -1,17 +1,20 @@
 //! Chat completions.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use chat::ChatError;
 use chat::openai::request::{ControlAction, ControlRequest, chat_request};
 use chat::openai::response::{
     AssistantMessage, ChatChoice, ChatCompletion, CloseKind, FinishDetails, ReasoningField,
 };
 use chat::openai::stream::{ChatChunk, ChunkChoice, Delta, PromptProgress, UsageField};
 use chat::request::ChatRequest;
+use chat::{ChatError, Tokenizer};
+use contract::TokenId;
 use decode::ReasoningEnd;
 use serde_json::{Value, json};
 
@@ -23,6 +26,7 @@ use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
+use crate::text::prompt_logprobs;
 
 /// `POST /v1/chat/completions`.
 pub(super) async fn completions(
@@ -36,7 +40,7 @@ pub(super) async fn completions(
     if parsed.request.stream {
         return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
     }
-    let whole = whole(request, &format).await?;
+    let whole = whole(request, &format, parsed.tokenizer()).await?;
     Ok(parsed.with_notes(whole.into_response()))
 }
 
@@ -85,6 +89,13 @@ struct ChatFormat {
     details: bool,
     logprobs: bool,
     reasoning_field: ReasoningField,
+    /// Text that every choice begins with.
+    echo: Option<String>,
+    prompt_ids: Arc<[TokenId]>,
+    /// Alternatives per prompt token, if logprobs of the prompt are requested.
+    prompt_logprobs: Option<usize>,
+    /// Per choice, how many token ids were sent; empty if none are requested.
+    sent_ids: Vec<usize>,
 }
 
 impl ChatFormat {
@@ -106,7 +117,30 @@ impl ChatFormat {
             details: request.thinking.opted_in(),
             logprobs: request.logprobs.is_some(),
             reasoning_field: app.config().reasoning_field,
+            echo: request.echoed().map(str::to_owned),
+            prompt_ids: Arc::clone(&parsed.prompt.ids),
+            prompt_logprobs: request.tokens.prompt_logprobs,
+            sent_ids: if request.tokens.return_token_ids {
+                vec![0; request.sampling.n]
+            } else {
+                Vec::new()
+            },
         }
+    }
+
+    /// Ids of the prompt's tokens, if requested.
+    fn prompt_token_ids(&self) -> Option<Vec<u32>> {
+        let ids = || self.prompt_ids.iter().map(|id| id.0).collect();
+        (!self.sent_ids.is_empty()).then(ids)
+    }
+
+    /// Ids of a choice's tokens since the last call, if requested.
+    fn new_token_ids(&mut self, request: &InFlight, choice: usize) -> Option<Vec<u32>> {
+        let sent = self.sent_ids.get_mut(choice)?;
+        let all = request.choice(choice).token_ids();
+        let new = all.get(*sent..).unwrap_or_default().to_vec();
+        *sent = all.len();
+        Some(new)
     }
 
     fn details(&self, request: &InFlight, choice: usize) -> Option<FinishDetails> {
@@ -144,6 +178,7 @@ impl ChatFormat {
             choices,
             usage,
             timings: self.timings.then(|| request.stats().timings()),
+            prompt_token_ids: None,
             prompt_progress: None,
         }
     }
@@ -152,16 +187,27 @@ impl ChatFormat {
 async fn whole(
     mut request: InFlight,
     format: &ChatFormat,
+    tokenizer: &Tokenizer,
 ) -> Result<Json<ChatCompletion>, ApiError> {
     let whole = dialect::whole(&mut request).await?;
-    let choices = whole.into_iter().enumerate();
-    let choices = choices.map(|(index, (whole, finish_reason))| ChatChoice {
-        index,
-        message: AssistantMessage::new(whole.reply, format.reasoning_field),
-        logprobs: format.logprobs.then_some(whole.logprobs),
-        finish_reason,
-        finish_details: format.details(&request, index),
+    let choices = whole.choices.into_iter().enumerate();
+    let choices = choices.map(|(index, (mut whole, finish_reason))| {
+        if let Some(echo) = &format.echo {
+            whole.reply.content.insert_str(0, echo);
+        }
+        let choice = request.choice(index);
+        ChatChoice {
+            index,
+            message: AssistantMessage::new(whole.reply, format.reasoning_field),
+            logprobs: format.logprobs.then_some(whole.logprobs),
+            finish_reason,
+            stop_reason: choice.matched_stop(),
+            token_ids: (!format.sent_ids.is_empty()).then(|| choice.token_ids().to_vec()),
+            finish_details: format.details(&request, index),
+        }
     });
+    let (ids, rows) = (&format.prompt_ids, &whole.prompt_logprobs);
+    let logprobs = |top| prompt_logprobs::by_token(tokenizer, ids, rows, top);
     Ok(Json(ChatCompletion {
         id: format.id.clone(),
         object: ChatCompletion::OBJECT,
@@ -170,6 +216,8 @@ async fn whole(
         system_fingerprint: Some(format.fingerprint.clone()),
         choices: choices.collect(),
         usage: request.stats().usage(),
+        prompt_logprobs: format.prompt_logprobs.map(logprobs),
+        prompt_token_ids: format.prompt_token_ids(),
         timings: Some(request.stats().timings()),
     }))
 }
@@ -180,7 +228,18 @@ impl StreamFormat for ChatFormat {
     fn begin(&mut self, out: &mut SseEncoder, request: &InFlight) {
         for index in 0..self.n {
             let opening = ChunkChoice::new(index, Delta::first());
-            out.data(&self.chunk(request, vec![opening]));
+            let mut chunk = self.chunk(request, vec![opening]);
+            if index == 0 {
+                chunk.prompt_token_ids = self.prompt_token_ids();
+            }
+            out.data(&chunk);
+            if let Some(echo) = &self.echo {
+                let delta = Delta {
+                    content: Some(echo.clone()),
+                    ..Delta::default()
+                };
+                out.data(&self.chunk(request, vec![ChunkChoice::new(index, delta)]));
+            }
         }
     }
 
@@ -208,12 +267,15 @@ impl StreamFormat for ChatFormat {
                     let delta = Delta::new(part.delta, self.reasoning_field);
                     let mut of = ChunkChoice::new(choice, delta);
                     of.logprobs = logprobs;
+                    of.token_ids = self.new_token_ids(request, choice);
                     out.data(&self.chunk(request, vec![of]));
                 }
             }
             StreamEvent::End { choice, reason } => {
                 let mut of = ChunkChoice::new(choice, Delta::default());
                 of.finish_reason = Some(reason);
+                of.stop_reason = Some(request.choice(choice).matched_stop());
+                of.token_ids = self.new_token_ids(request, choice);
                 of.finish_details = self.details(request, choice);
                 let mut chunk = self.chunk(request, vec![of]);
                 chunk.timings = Some(request.stats().timings());

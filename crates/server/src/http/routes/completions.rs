@@ -12,7 +12,7 @@ use chat::openai::request::CompletionRequest;
 use chat::openai::response::{CompletionLogprobs, TextChoice, TextCompletion};
 use chat::reply::{FinishReason, ReplyConfig, ReplyDelta, Usage};
 use contract::TokenId;
-use decode::{Grammar, Job};
+use decode::{Grammar, Job, Logprobs};
 use futures::{Stream, StreamExt, stream};
 
 use crate::engine::ModelHandle;
@@ -27,23 +27,29 @@ use crate::ids;
 use crate::text::completion_logprobs::LogprobColumns;
 use crate::text::constraints::CompiledGrammar;
 use crate::text::reply::{Choice, ChoiceConfig, Part};
-use crate::text::sampling_params;
+use crate::text::{prepare, prompt_logprobs, sampling_params, token_rules};
 
 /// `POST /v1/completions`.
 pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
     let ready = app.model()?;
     let model = Arc::clone(&ready);
+    let default_max_tokens = app.config().defaults.completion_max_tokens;
     let (request, prompts) = body::run_sized(bytes.len(), move |cancel| {
         let request = CompletionRequest::from_json(&bytes)?;
         let mut prompts: Vec<Arc<[TokenId]>> = Vec::with_capacity(request.prompts.len());
         for prompt in &request.prompts {
             let context = model.info.limits.context;
+            let truncation = request.tokens.truncation.as_ref();
             let limit = EncodeLimit {
-                tokens: context,
+                tokens: truncation.map_or(context, |_| prepare::most_tokens(context)),
                 cancel: Some(cancel),
             };
-            let ids = request.token_ids(prompt, &model.model.tokenizer, limit)?;
+            let mut ids = request.token_ids(prompt, &model.model.tokenizer, limit)?;
+            if let Some(truncation) = truncation.filter(|_| ids.len() <= limit.tokens) {
+                let wanted = request.sampling.max_tokens.unwrap_or(default_max_tokens);
+                ids = truncation.apply(ids, context, Some(wanted));
+            }
             sampling_params::remaining_context(ids.len(), context)?;
             prompts.push(ids.into());
         }
@@ -140,8 +146,19 @@ struct PromptStream {
     prompt: usize,
     /// Per choice; `None` without logprobs.
     columns: Vec<Option<LogprobColumns>>,
-    /// Per choice: whether the prompt is still to be echoed.
-    echo: Vec<bool>,
+    /// Logprobs of the prompt's tokens, if they were requested.
+    prompt_logprobs: Vec<Option<Logprobs>>,
+    /// Per choice, what was sent.
+    sent: Vec<SentChoice>,
+}
+
+/// What of a choice was sent.
+#[derive(Debug, Clone, Copy, Default)]
+struct SentChoice {
+    /// Whether anything was, the prompt included.
+    has_begun: bool,
+    /// Number of token ids.
+    token_ids: usize,
 }
 
 /// Update of one choice, with its prompt's statistics so far.
@@ -166,20 +183,24 @@ impl CompletionJob {
         let vocab = self.ready.info.vocab;
         let mut params =
             sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
+        token_rules::restrict(&mut params, fields, &model.tokenizer, vocab)?;
         params.logprobs = request.logprobs;
         params.use_prefix_cache = request.use_prefix_cache;
         params.window = self.app.config().window.of(false);
-        params.prompt_logprobs = request.logprobs.filter(|_| request.echo);
+        let echoed = request.logprobs.filter(|_| request.echo);
+        params.prompt_logprobs = request.tokens.prompt_logprobs.max(echoed);
         let grammar = self.grammar.clone();
         params.constraints = grammar.map(|grammar| model.constraints.for_text(grammar));
         let config = ChoiceConfig {
             tokenizer: Arc::clone(&model.tokenizer),
             reply_config: ReplyConfig {
                 stop: fields.stop.clone(),
+                include_stop: fields.include_stop,
                 min_tokens: params.min_tokens,
                 ..ReplyConfig::default()
             },
-            stop_tokens: fields.stop_token_ids.clone(),
+            stop_tokens: token_rules::reported_stop_tokens(fields, &model.eos),
+            keeps_token_ids: request.tokens.return_token_ids,
             logprobs: request.logprobs.is_some(),
         };
         let job = Job {
@@ -199,13 +220,14 @@ impl CompletionJob {
         let columns = || {
             request
                 .logprobs
-                .map(|_| LogprobColumns::new(Arc::clone(tokenizer)))
+                .map(|top| LogprobColumns::new(Arc::clone(tokenizer), top))
         };
         PromptStream {
             request: in_flight,
             prompt,
             columns: (0..n).map(|_| columns()).collect(),
-            echo: vec![request.echo; n],
+            prompt_logprobs: Vec::new(),
+            sent: vec![SentChoice::default(); n],
         }
     }
 
@@ -272,9 +294,12 @@ impl PromptStream {
             StreamEvent::Progress { .. } => Vec::new(),
             StreamEvent::PromptLogprobs(rows) => {
                 let ids = &job.prompts[self.prompt];
-                for columns in self.columns.iter_mut().flatten() {
-                    columns.prompt(ids, &rows);
+                if job.request.echo {
+                    for columns in self.columns.iter_mut().flatten() {
+                        columns.prompt(ids, &rows);
+                    }
                 }
+                self.prompt_logprobs = rows;
                 Vec::new()
             }
             StreamEvent::Parts { choice, parts } => {
@@ -303,19 +328,37 @@ impl PromptStream {
         text: &str,
         finish_reason: Option<FinishReason>,
     ) -> ChoiceUpdate {
-        let text = if std::mem::take(&mut self.echo[choice]) {
+        let tokens = &job.request.tokens;
+        let sent = &mut self.sent[choice];
+        let begins = !std::mem::replace(&mut sent.has_begun, true);
+        let text = if begins && job.request.echo {
             format!("{}{text}", job.echoed(self.prompt))
         } else {
             text.to_owned()
         };
         let logprobs: Option<CompletionLogprobs> =
             self.columns[choice].as_mut().map(LogprobColumns::take);
+        let ids = self.request.choice(choice).token_ids();
+        let new_ids = ids.get(sent.token_ids..).unwrap_or_default();
+        sent.token_ids = ids.len();
+        let prompt = &job.prompts[self.prompt];
+        let tokenizer = &job.ready.model.tokenizer;
+        let prompt_ids = || prompt.iter().map(|id| id.0).collect();
+        let prompt_logprobs =
+            |top| prompt_logprobs::by_token(tokenizer, prompt, &self.prompt_logprobs, top);
         ChoiceUpdate {
             choice: TextChoice {
                 index: self.prompt * job.request.sampling.n + choice,
                 text,
                 logprobs,
+                stop_reason: finish_reason.and_then(|_| self.request.choice(choice).matched_stop()),
                 finish_reason,
+                token_ids: tokens.return_token_ids.then(|| new_ids.to_vec()),
+                prompt_token_ids: (begins && tokens.return_token_ids).then(prompt_ids),
+                prompt_logprobs: tokens
+                    .prompt_logprobs
+                    .filter(|_| begins)
+                    .map(prompt_logprobs),
             },
             prompt: self.prompt,
             stats: self.request.stats().clone(),
@@ -364,6 +407,10 @@ async fn whole(job: CompletionJob, first: PromptStream) -> Result<Json<TextCompl
             text: String::new(),
             logprobs: with_logprobs.then(CompletionLogprobs::default),
             finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
         })
         .collect();
     let mut totals = Totals::default();
@@ -371,21 +418,31 @@ async fn whole(job: CompletionJob, first: PromptStream) -> Result<Json<TextCompl
     let mut updates = Box::pin(Arc::clone(&job).updates(first));
     while let Some(update) = updates.next().await {
         let update = update?;
-        let choice = &mut choices[update.choice.index];
-        choice.text.push_str(&update.choice.text);
-        if let (Some(all), Some(more)) = (&mut choice.logprobs, update.choice.logprobs) {
-            all.tokens.extend(more.tokens);
-            all.token_logprobs.extend(more.token_logprobs);
-            all.top_logprobs.extend(more.top_logprobs);
-            all.text_offset.extend(more.text_offset);
-        }
-        choice.finish_reason = choice.finish_reason.or(update.choice.finish_reason);
+        append(&mut choices[update.choice.index], update.choice);
         timings = Some(update.stats.timings());
         totals.note(update.prompt, update.stats);
     }
     let mut completion = job.envelope.completion(choices, Some(totals.usage()));
     completion.timings = timings.filter(|_| job.prompts.len() == 1);
     Ok(Json(completion))
+}
+
+/// Adds an update to the choice it belongs to.
+fn append(choice: &mut TextChoice, more: TextChoice) {
+    choice.text.push_str(&more.text);
+    if let (Some(all), Some(more)) = (&mut choice.logprobs, more.logprobs) {
+        all.tokens.extend(more.tokens);
+        all.token_logprobs.extend(more.token_logprobs);
+        all.top_logprobs.extend(more.top_logprobs);
+        all.text_offset.extend(more.text_offset);
+    }
+    if let Some(more) = more.token_ids {
+        choice.token_ids.get_or_insert_default().extend(more);
+    }
+    choice.finish_reason = choice.finish_reason.or(more.finish_reason);
+    choice.stop_reason = choice.stop_reason.take().or(more.stop_reason);
+    choice.prompt_token_ids = choice.prompt_token_ids.take().or(more.prompt_token_ids);
+    choice.prompt_logprobs = choice.prompt_logprobs.take().or(more.prompt_logprobs);
 }
 
 async fn stream_all(

@@ -42,8 +42,8 @@ pub(super) async fn messages(
         };
         return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
     }
-    let choices = dialect::whole(&mut request).await?;
-    for (whole, reason) in choices {
+    let whole = dialect::whole(&mut request).await?;
+    for (whole, reason) in whole.choices {
         let ending = ending(&request, reason);
         message.stop_reason = Some(ending.stop_reason);
         message.stop_sequence = ending.stop_sequence;

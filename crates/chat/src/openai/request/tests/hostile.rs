@@ -100,6 +100,7 @@ proptest! {
                     "messages", "tools", "tool_choice", "functions", "function_call", "stop", "n",
                     "seed", "logit_bias", "thinking", "reasoning", "response_format", "prompt",
                     "chat_template_kwargs", "stream_options", "prefix_cache", "stop_token_ids",
+                    "allowed_token_ids", "bad_words", "truncate_prompt_tokens", "prompt_logprobs",
                     "max_tokens", "top_k", "rep_window", "priority", "extra_body", "suffix",
                 ]),
                 any_json(),

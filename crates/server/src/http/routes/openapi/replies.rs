@@ -23,19 +23,29 @@ pub(super) fn schemas() -> Map<String, Value> {
             &["id", "object", "created", "model", "choices", "usage"],
             json!({
                 "id": text, "object": {"const": "chat.completion"}, "created": count,
-                "model": text, "system_fingerprint": nullable, "choices": items,
+                "model": text, "system_fingerprint": nullable,
+                "choices": {"type": "array", "items": chat_choice()},
                 "usage": usage, "timings": timings_ref,
+                "prompt_logprobs": prompt_logprobs(), "prompt_token_ids": token_ids(),
             }),
         ),
         "TextCompletion": object(
             &["id", "object", "created", "model", "choices"],
             json!({
                 "id": text, "object": {"const": "text_completion"}, "created": count,
-                "model": text, "system_fingerprint": nullable, "choices": items,
+                "model": text, "system_fingerprint": nullable,
+                "choices": {"type": "array", "items": text_choice()},
                 "usage": usage, "timings": timings_ref,
             }),
         ),
         "Response": response(),
+        "Compaction": object(
+            &["id", "object", "created_at", "output", "usage"],
+            json!({
+                "id": text, "object": {"const": "response.compaction"}, "created_at": count,
+                "output": items, "usage": {"type": "object"},
+            }),
+        ),
         "MessageReply": object(
             &["id", "type", "role", "model", "content", "stop_reason", "usage"],
             json!({
@@ -113,6 +123,56 @@ pub(super) fn schemas() -> Map<String, Value> {
 
 fn object(required: &[&str], properties: Value) -> Value {
     json!({"type": "object", "required": required, "properties": properties})
+}
+
+/// Fields of a choice that chat and text completions share.
+fn choice(own: Value) -> Value {
+    let mut fields = json!({
+        "index": {"type": "integer", "minimum": 0},
+        "logprobs": {"type": ["object", "null"]},
+        "finish_reason": {"enum": ["stop", "length", "tool_calls", null]},
+        "stop_reason": {
+            "type": ["string", "integer", "null"],
+            "description": "the stop string or stop token of the request that ended it",
+        },
+        "token_ids": token_ids(),
+    });
+    if let (Value::Object(fields), Value::Object(own)) = (&mut fields, own) {
+        fields.extend(own);
+    }
+    object(&["index", "logprobs", "finish_reason"], fields)
+}
+
+fn chat_choice() -> Value {
+    choice(json!({"message": {"type": "object"}, "finish_details": {"type": "object"}}))
+}
+
+fn text_choice() -> Value {
+    choice(json!({
+        "text": {"type": "string"},
+        "prompt_logprobs": prompt_logprobs(),
+        "prompt_token_ids": token_ids(),
+    }))
+}
+
+fn token_ids() -> Value {
+    json!({"type": "array", "items": {"type": "integer", "minimum": 0}})
+}
+
+/// A prompt token and its alternatives by token id; `null` for the first token.
+fn prompt_logprobs() -> Value {
+    let entry = object(
+        &["logprob", "rank", "decoded_token"],
+        json!({
+            "logprob": {"type": "number", "maximum": 0},
+            "rank": {"type": ["integer", "null"], "minimum": 1},
+            "decoded_token": {"type": "string"},
+        }),
+    );
+    json!({
+        "type": "array",
+        "items": {"type": ["object", "null"], "additionalProperties": entry},
+    })
 }
 
 /// The resource of the Responses protocol.

@@ -59,7 +59,7 @@ pub(super) fn schemas() -> Map<String, Value> {
 /// A request schema: these fields and the fields of every request.
 fn request(own: &[Value], required: &[&str]) -> Value {
     let mut properties = Map::new();
-    for fields in [&[shared()], own].concat() {
+    for fields in [&[shared(), rules()], own].concat() {
         if let Value::Object(fields) = fields {
             properties.extend(fields);
         }
@@ -67,14 +67,13 @@ fn request(own: &[Value], required: &[&str]) -> Value {
     json!({"type": "object", "required": required, "properties": properties})
 }
 
-/// Sampling, lengths, stops, forms and the cache.
+/// Sampling, lengths and the cache.
 fn shared() -> Value {
     let flag = json!({"type": ["boolean", "null"]});
     let number = json!({"type": ["number", "string", "null"]});
     let limit = json!({"type": ["integer", "null"], "minimum": -1});
     let text = json!({"type": ["string", "null"]});
     let object = json!({"type": ["object", "null"]});
-    let stop = json!({"type": ["string", "array", "null"], "items": {"type": "string"}});
     json!({
         "model": text,
         "stream": flag,
@@ -96,21 +95,38 @@ fn shared() -> Value {
         "seed": {"type": ["integer", "null"]},
         "logit_bias": object,
         "ignore_eos": flag,
-        "stop": stop,
-        "stop_token_ids": {"type": ["array", "null"], "items": {"type": "integer"}},
         "n": {"type": ["integer", "null"], "minimum": 1},
         "speculative": flag,
+        "priority": {"type": ["integer", "null"]},
+        "cache_prompt": flag,
+    })
+}
+
+/// Stops, token rules and forms of the reply.
+fn rules() -> Value {
+    let flag = json!({"type": ["boolean", "null"]});
+    let text = json!({"type": ["string", "null"]});
+    let object = json!({"type": ["object", "null"]});
+    let schema = json!({"type": ["object", "string", "boolean", "null"]});
+    json!({
+        "stop": {"type": ["string", "array", "null"], "items": {"type": "string"}},
+        "stop_token_ids": {"type": ["array", "null"], "items": {"type": "integer"}},
+        "include_stop_str_in_output": flag,
+        "allowed_token_ids": {
+            "type": ["array", "null"], "items": {"type": "integer"}, "minItems": 1,
+        },
+        "bad_words": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
+        "truncate_prompt_tokens": {"type": ["integer", "null"], "minimum": -1},
+        "truncation_side": {"enum": ["left", "right", null]},
         "response_format": object,
         "structured_outputs": object,
-        "guided_json": {"type": ["object", "string", "boolean", "null"]},
+        "guided_json": schema,
         "guided_regex": text,
         "guided_choice": {"type": ["array", "null"], "items": {"type": "string"}},
         "guided_grammar": text,
-        "json_schema": {"type": ["object", "string", "boolean", "null"]},
+        "json_schema": schema,
         "grammar": text,
         "regex": text,
-        "priority": {"type": ["integer", "null"]},
-        "cache_prompt": flag,
     })
 }
 
@@ -152,6 +168,9 @@ fn chat() -> Value {
         "logprobs": flag,
         "stream_options": {"type": ["object", "null"]},
         "reasoning_format": {"type": ["string", "null"]},
+        "echo": flag,
+        "prompt_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+        "return_token_ids": flag,
         "add_generation_prompt": flag,
         "continue_final_message": flag,
         "return_progress": flag,
@@ -164,6 +183,8 @@ fn completion() -> Value {
         "prompt": {"type": ["string", "array"], "items": {"type": ["string", "integer", "array"]}},
         "echo": {"type": ["boolean", "null"]},
         "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+        "prompt_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+        "return_token_ids": {"type": ["boolean", "null"]},
         "best_of": {"type": ["integer", "null"], "minimum": 0},
         "stream_options": {"type": ["object", "null"]},
     })
