@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::test_server::{ServerSetup, chat_body};
+use crate::test_server::{ServerSetup, TestServer, chat_body};
 
 /// A model that reasons endlessly and continues to write its steps after the reasoning block ends.
 fn thinker() -> ServerSetup {
@@ -217,4 +217,38 @@ async fn anthropic_reasoning_is_signed_and_can_be_omitted() {
     let unknown = server.post("/v1/messages", &body(Some("updates"))).await;
     let shown = unknown.json().await;
     assert_eq!(shown["content"][0]["thinking"], "hm.");
+}
+
+/// Text of the prompt that a request comes to.
+async fn prompt_of(server: &TestServer, fields: Value) -> String {
+    let mut fields = fields;
+    fields["return_token_ids"] = json!(true);
+    let reply = server.chat(fields).await.json().await;
+    let ids = reply["prompt_token_ids"].as_array().unwrap();
+    let ids = json!({ "tokens": ids });
+    let text = server.post("/detokenize", &ids).await.json().await;
+    text["content"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn reply_too_short_for_reasoning_is_rendered_without_it() {
+    let server = ServerSetup::saying("hm</think>\n\nyes").open().await;
+    let opens = |prompt: &str| prompt.ends_with("<think>\n");
+    let thinking = |fields: Value| {
+        let mut all = json!({"enable_thinking": true});
+        let fields = fields.as_object().unwrap().clone();
+        all.as_object_mut().unwrap().extend(fields);
+        all
+    };
+    // Known before the text is tokenised: the limit is short, whatever the context.
+    let short = prompt_of(&server, thinking(json!({"max_tokens": 4}))).await;
+    assert!(short.ends_with("assistant\n"), "{short}");
+    let long = prompt_of(&server, thinking(json!({"max_tokens": 300}))).await;
+    assert!(opens(&long), "{long}");
+    // Known only afterwards: the prompt leaves little of the context of 512 tokens.
+    let message = |n: usize| json!([{"role": "user", "content": "y".repeat(n)}]);
+    let full = prompt_of(&server, thinking(json!({"messages": message(455)}))).await;
+    assert!(!opens(&full), "{full}");
+    let roomy = prompt_of(&server, thinking(json!({"messages": message(50)}))).await;
+    assert!(opens(&roomy), "{roomy}");
 }
