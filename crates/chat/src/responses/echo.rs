@@ -9,7 +9,12 @@ use crate::error::ChatError;
 #[derive(Debug, Clone, PartialEq)]
 pub struct EchoedFields {
     pub(super) fields: Vec<(&'static str, Value)>,
+    /// Sampling parameters that were not sent.
+    unsent: Vec<&'static str>,
 }
+
+/// Sampling parameters whose defaults depend on the model.
+const SAMPLING: [&str; 3] = ["temperature", "top_p", "presence_penalty"];
 
 impl EchoedFields {
     /// Reads them; a value that the protocol does not know is an error.
@@ -23,7 +28,9 @@ impl EchoedFields {
         let max_tool_calls = body.int("max_tool_calls", 1..=i64::from(i32::MAX))?;
         let reasoning = body.get("reasoning");
         let said = |key: &str| reasoning.and_then(|fields| fields.get(key));
+        let is_unsent = |key: &&str| body.get(key).is_none();
         Ok(EchoedFields {
+            unsent: SAMPLING.into_iter().filter(is_unsent).collect(),
             fields: vec![
                 ("background", false.into()),
                 ("frequency_penalty", number("frequency_penalty", 0.0)),
@@ -55,6 +62,26 @@ impl EchoedFields {
                 ("metadata", or("metadata", json!({}))),
             ],
         })
+    }
+}
+
+impl EchoedFields {
+    /// The same with sampling parameters that were not sent as they are used.
+    #[must_use]
+    pub fn with_defaults(mut self, temperature: f32, top_p: f32, presence: f32) -> EchoedFields {
+        for (key, used) in SAMPLING.into_iter().zip([temperature, top_p, presence]) {
+            let mut fields = self.fields.iter_mut();
+            if self.unsent.contains(&key)
+                && let Some((_, value)) = fields.find(|(name, _)| *name == key)
+            {
+                // By its shortest spelling: 0.6, not 0.6000000238.
+                *value = used
+                    .to_string()
+                    .parse::<f64>()
+                    .map_or(Value::Null, Value::from);
+            }
+        }
+        self
     }
 }
 

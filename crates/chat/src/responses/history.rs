@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::compaction;
 use super::tools::qualified_name;
 use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::dialect::fields::{Fields, must_be};
@@ -70,6 +71,15 @@ impl InputHistory {
             }
             "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" => {
                 self.result(item)
+            }
+            "compaction" | "compaction_summary" => {
+                self.reasoning = None;
+                self.messages.push(compaction::message(item)?);
+                Ok(())
+            }
+            "compaction_trigger" => {
+                let message = "is not supported; compact the conversation by /v1/responses/compact";
+                Err(item.error("type", format!("compaction_trigger {message}")))
             }
             "item_reference" => Err(unknown_item(item)),
             other => {

@@ -1,5 +1,6 @@
 //! The JSON of OpenAI's Responses.
 
+mod compaction;
 mod echo;
 mod history;
 mod request;
@@ -7,9 +8,12 @@ pub mod response;
 pub mod stream;
 mod tools;
 
+pub use self::compaction::CompactRequest;
 pub use self::echo::EchoedFields;
 pub use self::request::ResponsesRequest;
 pub use self::tools::{ClientToolName, ToolNames};
 
+#[cfg(test)]
+mod compaction_tests;
 #[cfg(test)]
 mod tests;

@@ -205,7 +205,7 @@ impl ResponseObject {
 }
 
 /// Token counts in Responses' form.
-fn counts(usage: Usage) -> Value {
+pub(super) fn counts(usage: Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {

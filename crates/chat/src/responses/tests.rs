@@ -8,11 +8,11 @@ use crate::error::{ChatError, ErrorKind};
 use crate::reply::{ReplyDelta, Timings, Usage};
 use crate::request::{ChatRequest, ResponseFormat, ToolChoice};
 
-fn read(body: Value) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
+pub(super) fn read(body: Value) -> Result<(ChatRequest, ResponsesRequest), ChatError> {
     ResponsesRequest::from_json(body.to_string().as_bytes())
 }
 
-fn refused(body: Value, param: &str) {
+pub(super) fn refused(body: Value, param: &str) {
     let err = read(body.clone()).expect_err(&body.to_string());
     assert_eq!(err.kind, ErrorKind::InvalidRequest);
     assert_eq!(err.param.as_deref(), Some(param), "{body}: {err}");

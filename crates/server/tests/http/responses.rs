@@ -243,3 +243,57 @@ async fn errors_precede_the_stream_and_failure_ends_it() {
     assert_eq!(last["response"]["status"], "failed");
     assert_eq!(last["response"]["error"]["code"], "server_error");
 }
+
+#[tokio::test]
+async fn unset_sampling_is_echoed_as_it_is_used() {
+    // The test model's own default temperature is 0.
+    let server = ServerSetup::saying("ok").open().await;
+    let body = json!({"input": "hi", "top_p": 0.5});
+    let whole = server.post("/v1/responses", &body).await.json().await;
+    assert_eq!(whole["temperature"], 0.0, "{whole}");
+    assert_eq!(whole["top_p"], 0.5);
+    let body = json!({"input": "hi", "temperature": 0.25, "stream": true});
+    let events = server.post("/v1/responses", &body).await.events().await;
+    for (name, data) in &events {
+        if matches!(name.as_str(), "response.created" | "response.completed") {
+            assert_eq!(data["response"]["temperature"], 0.25, "{name}");
+            assert_eq!(data["response"]["top_p"], 1.0, "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn compacted_conversation_goes_on_in_a_later_request() {
+    let server = ServerSetup::saying("They agreed on 42.").open().await;
+    let body = json!({"model": "any", "input": [
+        {"role": "user", "content": "which number?"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "42"}]},
+    ]});
+    let whole = server
+        .post("/v1/responses/compact", &body)
+        .await
+        .json()
+        .await;
+    assert_eq!(whole["object"], "response.compaction", "{whole}");
+    assert!(whole["id"].as_str().unwrap().starts_with("resp_"));
+    assert!(whole["usage"]["output_tokens"].as_u64().unwrap() > 0);
+    let mut input = whole["output"].as_array().unwrap().clone();
+    assert_eq!(input.len(), 2);
+    assert_eq!(input[0]["content"][0]["text"], "which number?");
+    assert_eq!(input[1]["type"], "compaction");
+    let summary = input[1]["encrypted_content"].as_str().unwrap();
+    assert!(summary.ends_with("They agreed on 42."), "{summary}");
+    input.push(json!({"role": "user", "content": "go on"}));
+    let with_summary = json!({ "input": input });
+    let count = async |body: &Value| {
+        let counted = server.post("/v1/responses/input_tokens", body).await;
+        counted.json().await["input_tokens"].as_u64().unwrap()
+    };
+    let without = json!({"input": [input[0], input[2]]});
+    assert!(count(&with_summary).await > count(&without).await);
+    let reply = server.post("/v1/responses", &with_summary).await;
+    assert_eq!(reply.status, 200);
+    let foreign = json!({"input": [{"type": "compaction", "encrypted_content": "gAAAA"}]});
+    let reply = server.post("/v1/responses", &foreign).await;
+    assert_eq!(reply.status, 400);
+}

@@ -44,7 +44,7 @@ const NOT_OURS: [(&str, &str); 8] = [
 ];
 
 /// Every path below `/v1` and its handler.
-fn routes() -> [(&'static str, MethodRouter<App>); 23] {
+fn routes() -> [(&'static str, MethodRouter<App>); 24] {
     [
         ("/health", get(status::health)),
         ("/models", get(models::models)),
@@ -63,6 +63,7 @@ fn routes() -> [(&'static str, MethodRouter<App>); 23] {
         ("/completions", post(completions::completions)),
         ("/responses", post(responses::responses)),
         ("/responses/input_tokens", post(responses::input_tokens)),
+        ("/responses/compact", post(responses::compact)),
         ("/messages", post(messages::messages)),
         ("/messages/count_tokens", post(messages::count_tokens)),
         ("/tokenize", post(text::tokenize)),

@@ -6,9 +6,9 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::reply::FinishReason;
-use chat::responses::ResponsesRequest;
 use chat::responses::response::ResponseObject;
 use chat::responses::stream::{OutputItemStream, ResponsesEvent};
+use chat::responses::{CompactRequest, ResponsesRequest};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -63,6 +63,34 @@ pub(super) async fn input_tokens(
     })))
 }
 
+/// `POST /v1/responses/compact`: the conversation as its latest messages and a summary.
+pub(super) async fn compact(
+    State(app): State<App>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let mut parsed = ParsedRequest::read(&app, &headers, body, CompactRequest::from_json).await?;
+    let mut request = parsed.start(&app).await?;
+    let whole = dialect::whole(&mut request).await?;
+    let (summary, reason) = match whole.choices.into_iter().next() {
+        Some((reply, reason)) => (reply.reply.content, reason),
+        None => (String::new(), FinishReason::Stop),
+    };
+    let summary = summary.trim();
+    if summary.is_empty() {
+        return Err(ApiError::internal(
+            "the model wrote no summary; send the request again, or a shorter conversation",
+        ));
+    }
+    if reason == FinishReason::Length {
+        parsed.note("the summary was cut at its token limit".to_owned());
+    }
+    let usage = request.stats().usage();
+    let own = &parsed.own;
+    let whole = own.response(&ids::random(""), summary, seconds_now(), usage);
+    Ok(parsed.with_notes(Json(whole).into_response()))
+}
+
 /// Stream of one response.
 struct ResponsesFormat {
     answer: ResponseObject,
@@ -72,13 +100,17 @@ struct ResponsesFormat {
 
 impl ResponsesFormat {
     fn new(app: &App, parsed: &ParsedRequest<ResponsesRequest>) -> ResponsesFormat {
-        let own = &parsed.own;
+        let (own, defaults) = (&parsed.own, parsed.defaults());
         ResponsesFormat {
             answer: ResponseObject {
                 id: ids::random("resp_"),
                 created_at: seconds_now(),
                 model: parsed.model_name(app),
-                echo: own.echo.clone(),
+                echo: own.echo.clone().with_defaults(
+                    defaults.temperature,
+                    defaults.top_p,
+                    defaults.presence_penalty,
+                ),
             },
             items: OutputItemStream::new(own.names.clone(), own.summary, ids::random("")),
             reason: FinishReason::Stop,

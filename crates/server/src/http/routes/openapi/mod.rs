@@ -102,7 +102,7 @@ const fn post(
 
 use ResponseContent::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
 
-const OPERATIONS: [Operation; 25] = [
+const OPERATIONS: [Operation; 26] = [
     get(
         "/health",
         "Whether requests are taken",
@@ -205,6 +205,13 @@ const OPERATIONS: [Operation; 25] = [
         "ResponsesRequest",
         (Object, "InputTokens"),
         COUNT,
+    ),
+    post(
+        "/responses/compact",
+        "A conversation in items, cut to its latest messages and a summary",
+        "ResponsesRequest",
+        (Object, "Compaction"),
+        WORK,
     ),
     post(
         "/messages",
