@@ -17,9 +17,16 @@ advance at least every ten seconds. At the end no sequence is open, and the pref
 had after a warm-up soak of four replies per stream.
 
 Memory is the resident set size (RSS), read every second. It must be flat within two percent in two ways.
-Under load, the maximum of each fifth of the soak is compared with that of its first fifth. While idle, the
-difference before and after the soak is compared with the maximum of the first fifth. Both are printed. Exits
-1 if a check fails.
+
+Under load, RSS rises and falls with the tokens that the open sequences hold: the cache of keys and values is
+allocated as sequences grow. A line through all seconds of the soak, RSS against held tokens, shows what a
+token takes. That share is taken out, relative to the mean number of tokens. The mean of each fifth of the
+soak is then compared with that of the first fifth, which begins when nine of ten streams are open. A leak of
+any other kind raises the later fifths. The maximum of each fifth is printed too, but says little: it shows
+how many long replies happened to overlap.
+
+While idle, the difference before and after the soak is compared with the mean under load. Exits 1 if a
+check fails.
 """
 
 import argparse
@@ -29,9 +36,11 @@ import pathlib
 import random
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import time
+import typing
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -146,6 +155,17 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) * 1024
 
 
+class Sample(typing.NamedTuple):
+    """The server at one second of a soak."""
+
+    seconds: float
+    resident: int
+    """Bytes."""
+    held: int
+    """Tokens in the pages of the open sequences."""
+    sequences: int
+
+
 async def ask(port, path, body, leave_after=None):
     """Status and bytes of a response; status 0 if it was abandoned after `leave_after` seconds."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -168,13 +188,14 @@ async def ask(port, path, body, leave_after=None):
 class Load:
     """Requests to one server, and their faults."""
 
-    def __init__(self, server):
+    def __init__(self, server, trace=None):
         self.server = server
+        self.trace = trace
         self.requests = requests()
         self.alone = [None] * len(self.requests)
         self.faults = []
         self.done = self.left = 0
-        # Seconds into the soak and the bytes resident then.
+        # Samples of the soak.
         self.memory = []
 
     def fault(self, text):
@@ -246,7 +267,10 @@ class Load:
         while not task.done():
             slots = await asyncio.to_thread(self.server.slots)
             now = time.monotonic()
-            self.memory.append((now - begun, self.server.resident()))
+            held = slots["pool_tokens"] - slots["free_context_tokens"]
+            self.memory.append(Sample(now - begun, self.server.resident(), held, slots["sequences"]))
+            if self.trace:
+                print(json.dumps(self.memory[-1]._asdict()), file=self.trace, flush=True)
             if slots["generated_tokens"] != last or not slots["requests_running"] + slots["requests_waiting"]:
                 last, moved = slots["generated_tokens"], now
             elif now - moved > STALL_SECONDS:
@@ -288,9 +312,8 @@ async def run(load, args):
     memory = load.memory
     print(f"soak of {args.minutes} minutes: {load.done - done} answers, {load.left - left} left", flush=True)
     await asyncio.sleep(SETTLE_SECONDS)
-    flat_memory(
-        load, [most(memory, seconds, fifth) for fifth in range(FIFTHS)], (idle, load.server.resident())
-    )
+    flat_memory(load, [sample for sample in memory if sample.seconds < seconds], args.streams)
+    flat_idle(load, memory, idle, load.server.resident())
     for name, was in kept.items():
         now = load.server.kept()[name]
         print(f"{name}: {was:,.0f} -> {now:,.0f}")
@@ -300,30 +323,55 @@ async def run(load, args):
         await load.one(number)
 
 
-def most(memory, seconds, fifth):
-    """Maximum resident memory in a fifth of the soak; replies after its end do not count."""
-    begin, end = (seconds * at / FIFTHS for at in (fifth, fifth + 1))
-    return max((resident for at, resident in memory if begin <= at < end), default=0)
+def fifths_of(memory, streams):
+    """The samples of each fifth, from the time on at which nine of ten streams are open."""
+    open_at = next((at for at, sample in enumerate(memory) if sample.sequences >= 0.9 * streams), 0)
+    memory = memory[open_at:]
+    begin, end = memory[0].seconds, memory[-1].seconds + 1e-3
+    fifths = [[] for _ in range(FIFTHS)]
+    for sample in memory:
+        fifths[int(FIFTHS * (sample.seconds - begin) / (end - begin))].append(sample)
+    return fifths
 
 
-def flat_memory(load, fifths, idle):
-    """Checks memory under load and while idle against the first fifth of the soak."""
-    first = fifths[0]
+def flat_memory(load, memory, streams):
+    """Checks memory under load: each fifth of the soak against the first, at equal tokens."""
+    fifths = fifths_of(memory, streams)
+    samples = [sample for fifth in fifths for sample in fifth]
+    mean_held = statistics.fmean(sample.held for sample in samples)
+    per_token = statistics.linear_regression(
+        [sample.held for sample in samples], [sample.resident for sample in samples]
+    ).slope
     print(
-        "memory under load, maximum of each fifth: " + ", ".join(f"{most / 1e6:,.1f} MB" for most in fifths)
+        "memory under load, maximum of each fifth: " + megabytes(max(s.resident for s in f) for f in fifths)
     )
-    grown = (max(fifths) - first) / first
-    print(f"memory under load: {grown:+.2%} at most against the first fifth")
+    means = [
+        statistics.fmean(sample.resident - per_token * (sample.held - mean_held) for sample in fifth)
+        for fifth in fifths
+    ]
+    grown = max(means) / means[0] - 1
+    print(
+        f"memory under load, mean of each fifth at {mean_held:,.0f} tokens of {per_token:,.0f} bytes: "
+        f"{megabytes(means)}; {grown:+.2%} at most against the first fifth"
+    )
     if grown > FLAT:
         load.fault("memory under load is not flat")
-    before, after = idle
+
+
+def flat_idle(load, memory, before, after):
+    """Checks memory with no request, before and after the soak."""
+    under_load = statistics.fmean(sample.resident for sample in memory)
     grown = after - before
     print(
-        f"idle memory: {before / 1e6:,.1f} -> {after / 1e6:,.1f} MB "
-        f"({grown / before:+.2%} of it, {grown / first:+.2%} of the memory under load)"
+        f"idle memory: {megabytes([before])} -> {megabytes([after])} "
+        f"({grown / before:+.2%} of it, {grown / under_load:+.2%} of the memory under load)"
     )
-    if grown > FLAT * first:
+    if grown > FLAT * under_load:
         load.fault("idle memory is not flat")
+
+
+def megabytes(values):
+    return ", ".join(f"{value / 1e6:,.1f} MB" for value in values)
 
 
 def main():
@@ -331,10 +379,11 @@ def main():
     parser.add_argument("--hearth", type=pathlib.Path, default=ROOT / "target" / "release" / "hearth")
     parser.add_argument("--minutes", type=float, default=5.0, help="length of the soak")
     parser.add_argument("--streams", type=int, default=256, help="streams at once in storms and soak")
+    parser.add_argument("--trace", type=argparse.FileType("w"), help="file for a line of memory per second")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="more flags of the server")
     args = parser.parse_args()
     flags = ["--max-ctx", "1024", "--max-sequences", str(args.streams), "--queue-limit", "1024", *args.serve]
-    load = Load(Server(args.hearth.resolve(), flags))
+    load = Load(Server(args.hearth.resolve(), flags), args.trace)
     try:
         asyncio.run(run(load, args))
     finally:
