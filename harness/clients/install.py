@@ -28,6 +28,8 @@ NPM = {
     "openclaw": {"openclaw": "2026.9.6"},
     "sdk-node": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0"},
     "browser": {"playwright-core": "1.65.1"},
+    # The SDKs as one script for a page.
+    "sdk-browser": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0", "esbuild": "0.28.2"},
     "dom": {"jsdom": "26.1.0"},
 }
 OPENAI, ANTHROPIC = "openai==3.54.0", "anthropic==2.12.0"

@@ -1,7 +1,7 @@
 // Tests the chat page in headless Chromium: streaming, the stop button, folded reasoning, speed, acceptance,
 // and that it contacts no other host.
 //
-//   apt-get install chromium                      (Debian; tested with 156.0.8078.79)
+//   apt-get install chromium                      (Debian; tested with 156.0.8078.108)
 //   python3 harness/clients/install.py browser    (playwright-core, pinned)
 //   node harness/page/run.mjs [target/release/hearth] [/usr/bin/chromium]
 //
