@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Sends the official JSON Schema suite to a server with the bundled model and counts what becomes of it.
+"""Sends schemas that others wrote to a server with the bundled model and counts what becomes of them.
 
     cargo build --release
     python3 harness/schema/suite.py [--hearth target/release/hearth] [--draft draft2020-12] [--update]
+    git clone --bare https://github.com/guidance-ai/jsonschemabench
+    python3 harness/schema/suite.py --benchmark jsonschemabench.git [--update]
 
-Each schema goes out twice: as a strict `json_schema`, and as the parameters of a strict tool if an object
-matches it. A finished reply is checked by the `jsonschema` package, whose source archive holds the suite.
-`counts.json` beside this file keeps the counts. Exits 1 if one got worse; `--update` writes better ones.
+The schemas are the official JSON Schema suite, or a sample of JSONSchemaBench (`benchmark.py`). Each goes out
+twice: as a strict `json_schema`, and as the parameters of a strict tool if an object matches it. A finished
+reply is checked by the `jsonschema` package, whose source archive holds the suite. No request may be answered
+with 5xx or not at all. `counts.json` beside this file keeps the counts. Exits 1 if one got worse; `--update`
+writes better ones.
 """
 
 import argparse
@@ -21,11 +25,13 @@ import time
 import urllib.error
 import urllib.request
 
+import benchmark
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COUNTS = pathlib.Path(__file__).with_name("counts.json")
 # The validator and, in its source archive, the suite.
 PACKAGE, VERSION = "jsonschema", "4.26.0"
-SERVE = ["--max-ctx", "4096", "--max-sequences", "8", "--log", "error"]
+SERVE = ["--max-ctx", "32768", "--max-sequences", "8", "--log", "error"]
 # Counts that may only fall; `valid` may only rise.
 WORSE_IF_MORE = ["invalid", "server_error", "refused", "unsatisfiable"]
 
@@ -78,6 +84,8 @@ def chat(url, fields):
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read() or b"{}")
+    except OSError as error:
+        return 599, f"no answer: {error}"
 
 
 def as_json_schema(schema):
@@ -156,13 +164,22 @@ def main():
     parser.add_argument("--hearth", type=pathlib.Path, default=ROOT / "target" / "release" / "hearth")
     parser.add_argument("--into", type=pathlib.Path, default=ROOT / "target" / "harness" / "schema-suite")
     parser.add_argument("--draft", default="draft2020-12")
+    parser.add_argument("--benchmark", type=pathlib.Path, help="clone of JSONSchemaBench")
     parser.add_argument("--notes", type=pathlib.Path, help="file for a line per refusal or failure")
     parser.add_argument("--update", action="store_true", help="write the counts if none got worse")
     args = parser.parse_args()
     folder = args.into.resolve()
-    tests = install(folder)
     jsonschema = validator(folder)
-    checker = {"draft2020-12": jsonschema.Draft202012Validator, "draft7": jsonschema.Draft7Validator}
+    newest = jsonschema.Draft202012Validator
+    if args.benchmark:
+        suite, found = "jsonschemabench", list(benchmark.cases(args.benchmark))
+
+        def checker(schema):
+            return jsonschema.validators.validator_for(schema, default=newest)(schema)
+
+    else:
+        suite, found = args.draft, list(cases(install(folder), args.draft))
+        checker = {"draft2020-12": newest, "draft7": jsonschema.Draft7Validator}[suite]
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen([str(args.hearth.resolve()), "serve", "--port", str(port), *SERVE])
@@ -173,17 +190,17 @@ def main():
                 break
             except OSError:
                 time.sleep(0.1)
-        counts, notes = run(url, list(cases(tests, args.draft)), checker[args.draft])
+        counts, notes = run(url, found, checker)
     finally:
         server.terminate()
         server.wait(60)
     if args.notes:
         args.notes.write_text("\n".join(notes) + "\n")
     kept = json.loads(COUNTS.read_text()) if COUNTS.exists() else {}
-    print(json.dumps({args.draft: counts}, indent=1, sort_keys=True))
-    worse = got_worse(kept.get(args.draft, counts), counts)
+    print(json.dumps({suite: counts}, indent=1, sort_keys=True))
+    worse = got_worse(kept.get(suite, counts), counts)
     if args.update and not worse:
-        kept[args.draft] = counts
+        kept[suite] = counts
         COUNTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     print("\n".join(worse))
     sys.exit(bool(worse or server.returncode))
