@@ -195,6 +195,20 @@ impl GgufFile {
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         &self.parts[tensor.part][tensor.start..tensor.start + tensor.n_bytes]
     }
+
+    /// The values of a tensor of 64-bit integers; `None` for another type or a missing tensor.
+    pub fn integers(&self, name: &str) -> Option<Vec<i64>> {
+        let tensor = self
+            .tensor(name)
+            .filter(|info| info.ty == TensorType::I64)?;
+        let (values, _) = self.data(tensor).as_chunks();
+        Some(
+            values
+                .iter()
+                .map(|bytes| i64::from_le_bytes(*bytes))
+                .collect(),
+        )
+    }
 }
 
 impl WeightSource for GgufFile {

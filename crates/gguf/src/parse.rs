@@ -288,11 +288,14 @@ fn entry(
         )));
     };
     let ty = TensorType::from_id(cursor.u32("type")?);
-    let n_bytes = match ty {
-        TensorType::Foreign(_) => 0,
-        TensorType::Known(known) => {
-            let (block_values, block_bytes) =
-                (known.block_values() as u64, known.block_bytes() as u64);
+    let block = match ty {
+        TensorType::Foreign(_) => None,
+        TensorType::I64 => Some((1, size_of::<i64>() as u64)),
+        TensorType::Known(known) => Some((known.block_values() as u64, known.block_bytes() as u64)),
+    };
+    let n_bytes = match block {
+        None => 0,
+        Some((block_values, block_bytes)) => {
             if dims[0] % block_values != 0 {
                 return Err(dims_fault(format!(
                     "rows of {} values, but {ty} comes in blocks of {block_values}",

@@ -10,14 +10,23 @@ use contract::{QuantType, WeightRef};
 pub enum TensorType {
     /// A supported type.
     Known(QuantType),
+    /// 64-bit integers, such as token ids; not a weight.
+    I64,
     /// An unsupported type with its id. A file may contain such a tensor as long as it is not read.
     Foreign(u32),
 }
 
+/// GGUF's id of 64-bit integers.
+pub(crate) const I64_ID: u32 = 27;
+
 impl TensorType {
     /// The type of a GGUF id.
     pub fn from_id(id: u32) -> TensorType {
-        QuantType::from_id(id).map_or(TensorType::Foreign(id), TensorType::Known)
+        match (QuantType::from_id(id), id) {
+            (Some(ty), _) => TensorType::Known(ty),
+            (None, I64_ID) => TensorType::I64,
+            (None, _) => TensorType::Foreign(id),
+        }
     }
 }
 
@@ -25,6 +34,7 @@ impl fmt::Display for TensorType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TensorType::Known(ty) => f.write_str(ty.name()),
+            TensorType::I64 => f.write_str("I64"),
             TensorType::Foreign(id) => match foreign_name(*id) {
                 Some(name) => write!(f, "{name} (type id {id})"),
                 None => write!(f, "type id {id}"),
@@ -47,7 +57,6 @@ fn foreign_name(id: u32) -> Option<&'static str> {
         24 => "I8",
         25 => "I16",
         26 => "I32",
-        27 => "I64",
         28 => "F64",
         29 => "IQ1_M",
         34 => "TQ1_0",
@@ -98,7 +107,7 @@ impl TensorInfo {
     /// Bytes in the file; `None` for a foreign type.
     pub fn n_bytes(&self) -> Option<usize> {
         match self.ty {
-            TensorType::Known(_) => Some(self.n_bytes),
+            TensorType::Known(_) | TensorType::I64 => Some(self.n_bytes),
             TensorType::Foreign(_) => None,
         }
     }

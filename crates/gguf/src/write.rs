@@ -5,6 +5,7 @@ use std::io::Write;
 
 use contract::QuantType;
 
+use crate::tensors::I64_ID;
 use crate::{Array, GgufError, GgufString, Meta, Value};
 
 /// Collects the metadata and the tensor directory of a new file.
@@ -36,7 +37,7 @@ pub struct GgufWriter {
 #[derive(Debug)]
 struct Planned {
     name: String,
-    ty: QuantType,
+    type_id: u32,
     dims: Vec<u64>,
     offset: u64,
     n_bytes: u64,
@@ -81,6 +82,28 @@ impl GgufWriter {
     /// [`GgufError::Unwritable`] for a name that is empty, taken or longer than 63 bytes, and for
     /// dimensions that the format or the type cannot hold.
     pub fn tensor(&mut self, name: &str, ty: QuantType, dims: &[u64]) -> Result<(), GgufError> {
+        let block = (ty.block_values() as u64, ty.block_bytes() as u64);
+        self.plan((name, dims), (ty.name(), ty.id()), block)
+    }
+
+    /// Adds a vector of `len` 64-bit integers.
+    ///
+    /// # Errors
+    /// As [`GgufWriter::tensor`].
+    pub fn integers(&mut self, name: &str, len: u64) -> Result<(), GgufError> {
+        self.plan(
+            (name, &[len]),
+            ("I64", I64_ID),
+            (1, size_of::<i64>() as u64),
+        )
+    }
+
+    fn plan(
+        &mut self,
+        (name, dims): (&str, &[u64]),
+        (type_name, type_id): (&str, u32),
+        (block_values, block_bytes): (u64, u64),
+    ) -> Result<(), GgufError> {
         let refuse = |detail: String| Err(unwritable(format!("tensor {name}"), detail));
         if name.is_empty() || name.len() > 63 {
             return refuse(format!(
@@ -91,12 +114,10 @@ impl GgufWriter {
         if !(1..=4).contains(&dims.len()) || dims.contains(&0) {
             return refuse(format!("dimensions {dims:?}"));
         }
-        let block_values = ty.block_values() as u64;
         if !dims[0].is_multiple_of(block_values) {
             return refuse(format!(
-                "rows of {} values, but {} comes in blocks of {block_values}",
+                "rows of {} values, but {type_name} comes in blocks of {block_values}",
                 dims[0],
-                ty.name()
             ));
         }
         let offset = self.data_bytes.checked_next_multiple_of(self.alignment);
@@ -104,7 +125,7 @@ impl GgufWriter {
             .iter()
             .try_fold(1u64, |product, &d| product.checked_mul(d));
         let sizes = values
-            .and_then(|values| (values / block_values).checked_mul(ty.block_bytes() as u64))
+            .and_then(|values| (values / block_values).checked_mul(block_bytes))
             .and_then(|n_bytes| Some((offset?, n_bytes, offset?.checked_add(n_bytes)?)));
         let Some((offset, n_bytes, end)) = sizes else {
             return refuse(format!("dimensions {dims:?} overflow"));
@@ -115,7 +136,7 @@ impl GgufWriter {
         self.data_bytes = end;
         self.tensors.push(Planned {
             name: name.to_owned(),
-            ty,
+            type_id,
             dims: dims.to_vec(),
             offset,
             n_bytes,
@@ -146,7 +167,7 @@ impl GgufWriter {
             put_string(&mut head, tensor.name.as_bytes());
             head.extend((tensor.dims.len() as u32).to_le_bytes());
             head.extend(tensor.dims.iter().flat_map(|d| d.to_le_bytes()));
-            head.extend(tensor.ty.id().to_le_bytes());
+            head.extend(tensor.type_id.to_le_bytes());
             head.extend(tensor.offset.to_le_bytes());
         }
         out.write_all(&head).map_err(GgufError::Write)?;

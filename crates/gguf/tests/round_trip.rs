@@ -256,6 +256,30 @@ fn every_type_has_its_own_id() {
     for ty in QuantType::ALL {
         assert_eq!(TensorType::from_id(ty.id()), TensorType::Known(ty));
     }
+    assert_eq!(TensorType::from_id(27), TensorType::I64);
     assert_eq!(TensorType::from_id(39).to_string(), "MXFP4 (type id 39)");
     assert_eq!(TensorType::from_id(77).to_string(), "type id 77");
+}
+
+#[test]
+fn integer_tensors_come_back() {
+    let values = [3_i64, -1, i64::MAX];
+    let mut writer = GgufWriter::new();
+    writer.meta("general.architecture", "none".into()).unwrap();
+    writer.integers("ids", 3).unwrap();
+    writer.tensor("scale", QuantType::F32, &[1]).unwrap();
+    let mut body = writer.start(Vec::new()).unwrap();
+    for value in values {
+        body.write(&value.to_le_bytes()).unwrap();
+    }
+    body.write(&1.0_f32.to_le_bytes()).unwrap();
+    let bytes = FileBytes::shared(body.finish().unwrap().into());
+    let file = GgufFile::from_bytes("ids.gguf", bytes).unwrap();
+    assert_eq!(file.integers("ids"), Some(values.to_vec()));
+    assert_eq!(file.tensor("ids").unwrap().n_bytes(), Some(24));
+    assert!(file.tensor("ids").unwrap().weight().is_none());
+    assert_eq!(
+        (file.integers("scale"), file.integers("none")),
+        (None, None)
+    );
 }
