@@ -43,6 +43,16 @@ pub struct DraftCandidates {
     pub confidence: Vec<f32>,
 }
 
+/// A draft's logits over the whole vocabulary of the target, for comparison with other programs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DraftLogits {
+    /// `[depth, vocab]`: before a pairwise selection, after a bias along `chain`. Minus infinity for
+    /// tokens that the draft lacks.
+    pub logits: Vec<f32>,
+    /// `[depth]`: the likeliest token of each position given the ones before.
+    pub chain: Vec<TokenId>,
+}
+
 /// Which list follows which candidate.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum CandidateLinks {
@@ -105,6 +115,12 @@ impl DraftCandidates {
         })
     }
 
+    /// The best candidate behind the root, the best one behind it, and so on.
+    pub fn chain(&self) -> Vec<TokenId> {
+        let lists = std::iter::successors(self.first(), |list| self.next(*list, 0));
+        lists.map(|list| self.list(list).ids[0]).collect()
+    }
+
     /// Whether all parts have the lengths that `k` implies and every link leads to a later list.
     pub fn is_well_formed(&self) -> bool {
         let (n, values) = (self.lse.len(), self.lse.len() * self.k);
@@ -145,6 +161,7 @@ mod tests {
         assert_eq!(conditional.first(), Some(ListIdx(0)));
         assert_eq!(conditional.next(ListIdx(0), 1), Some(ListIdx(2)));
         assert_eq!(conditional.next(ListIdx(1), 0), None);
+        assert_eq!(conditional.chain(), [1, 3].map(TokenId));
         let list = conditional.list(ListIdx(2));
         assert_eq!(
             (list.ids, list.confidence),
@@ -157,6 +174,7 @@ mod tests {
         assert_eq!(by_depth.next(ListIdx(0), 1), Some(ListIdx(1)));
         assert_eq!(by_depth.next(ListIdx(2), 0), None);
         assert_eq!(DraftCandidates::default().first(), None);
+        assert_eq!(by_depth.chain(), [1, 3, 4].map(TokenId));
     }
 
     #[test]

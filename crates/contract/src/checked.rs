@@ -9,9 +9,9 @@ use std::io::{Read, Write};
 use crate::protocol::{CallValidator, SequenceState, invalid_call, push_mtp_row};
 use crate::snapshot::ReadAt;
 use crate::{
-    CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, LogitsRequest,
-    LogitsRow, MtpDraftItem, Runner, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId,
-    Tree, VerifyItem,
+    CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, DraftLogits,
+    LogitsRequest, LogitsRow, MtpDraftItem, Runner, SeqId, SnapshotId, SnapshotInfo,
+    SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 /// A runner that checks every call.
@@ -144,6 +144,12 @@ impl<R: Runner> Runner for CheckedRunner<R> {
             return Err(invalid_call("draft", detail));
         }
         Ok(drafted)
+    }
+
+    fn draft_logits(&mut self, item: DraftItem) -> Result<DraftLogits, DeviceError> {
+        let depth = self.inner.info().draft_depth.unwrap_or(0);
+        self.validator().draft(&[item], depth, 1)?;
+        self.inner.draft_logits(item)
     }
 
     fn draft_mtp(

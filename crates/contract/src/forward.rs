@@ -57,6 +57,14 @@ macro_rules! forward_runner {
             $inner.draft(items, depth, k)
         }
     };
+    (@ draft_logits $this:ident $inner:expr) => {
+        fn draft_logits(
+            &mut $this,
+            item: $crate::DraftItem,
+        ) -> Result<$crate::DraftLogits, $crate::DeviceError> {
+            $inner.draft_logits(item)
+        }
+    };
     (@ draft_mtp $this:ident $inner:expr) => {
         fn draft_mtp(
             &mut $this,
@@ -143,7 +151,7 @@ macro_rules! forward_runner {
 }
 
 impl Runner for Box<dyn Runner> {
-    forward_runner!(self => (**self); info, capacity, open, close, prefill, draft, draft_mtp,
-        verify, commit, discard, snapshot, restore, free_snapshot, detach, export, import,
+    forward_runner!(self => (**self); info, capacity, open, close, prefill, draft, draft_logits,
+        draft_mtp, verify, commit, discard, snapshot, restore, free_snapshot, detach, export, import,
         import_at);
 }

@@ -33,8 +33,11 @@ pub mod vocab;
 pub mod weights;
 pub mod window;
 
-pub use candidates::{CandidateLinks, CandidateList, DraftCandidates, ListIdx};
-pub use draft::{BlockMask, DraftLayer, DraftLoad, DraftLoadConfig, DraftSpec};
+pub use candidates::{CandidateLinks, CandidateList, DraftCandidates, DraftLogits, ListIdx};
+pub use draft::{
+    BlockMask, Conditioning, ConfidenceHead, DraftHead, DraftLayer, DraftLoad, DraftLoadConfig,
+    DraftSpec, DraftValues, DynamicConv, MarkovHead, PairwiseSelector,
+};
 pub use error::DeviceError;
 pub use ids::{MtpRow, NodeIdx, SeqId, SnapshotId, TokenId};
 pub use kv::{KvFormat, KvFormats};

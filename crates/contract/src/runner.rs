@@ -13,8 +13,9 @@ use std::io::{Read, Write};
 
 use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
-    DeviceError, DeviceInfo, DraftCandidates, LoadConfig, LoadProgress, LogitsRequest, LogitsRow,
-    MemoryPlan, MtpRow, RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
+    CandidateLinks, DeviceError, DeviceInfo, DraftCandidates, DraftLogits, LoadConfig,
+    LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, RunnerInfo, SeqId, SnapshotId,
+    TokenId, Tree, TreePath,
 };
 
 /// A kind of device, before anything is loaded on it.
@@ -77,6 +78,36 @@ pub trait Runner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError>;
+
+    /// The draft's logits over the whole vocabulary behind an item's root, at full depth.
+    ///
+    /// The default suits drafts whose positions are independent. Devices that run other drafts
+    /// replace it.
+    fn draft_logits(&mut self, item: DraftItem) -> Result<DraftLogits, DeviceError> {
+        let (vocab, depth) = (self.info().vocab, self.info().draft_depth.unwrap_or(0));
+        let drafted = self.draft(&[item], depth, vocab)?.into_iter().next();
+        let whole = |found: &DraftCandidates| {
+            found.k == vocab && found.is_well_formed() && found.links == CandidateLinks::ByDepth
+        };
+        let Some(found) = drafted.filter(whole) else {
+            return Err(DeviceError::InvalidCall {
+                call: "draft_logits",
+                detail: format!("the draft has no candidates for all of {vocab} tokens"),
+            });
+        };
+        let mut logits = vec![f32::NEG_INFINITY; depth * vocab];
+        let rows = found.ids.chunks(vocab).zip(found.log_probs.chunks(vocab));
+        let rows = rows.zip(&found.lse).zip(logits.chunks_mut(vocab.max(1)));
+        for (((ids, log_probs), lse), row) in rows {
+            for (id, log_prob) in ids.iter().zip(log_probs) {
+                row[id.index()] = log_prob + lse;
+            }
+        }
+        Ok(DraftLogits {
+            logits,
+            chain: found.chain(),
+        })
+    }
 
     /// Drafts one row per item with the model's multi-token-prediction head
     /// ([`MtpSpec`](crate::MtpSpec)), with `k <= vocab` candidates for the token after it.

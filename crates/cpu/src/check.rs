@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Mixer, ModelSpec,
-    OutputGate, Tree, WeightError, WeightRef,
+    AttentionSpec, Conditioning, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat,
+    Mixer, ModelSpec, OutputGate, Tree, WeightError, WeightRef,
 };
 use contract::{Limits, LoadConfig};
 
@@ -79,6 +79,71 @@ fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> 
         }
         values(&layer.ffn_norm, hidden)?;
         ffn(&layer.ffn, hidden)?;
+        for norm in layer.post_attention_norm.iter().chain(&layer.post_ffn_norm) {
+            values(norm, hidden)?;
+        }
+        if let Some(sinks) = &layer.sinks {
+            values(sinks, a.n_heads)?;
+        }
+        for conv in layer.attention_conv.iter().chain(&layer.ffn_conv) {
+            if conv.taps == 0 || conv.group == 0 || !hidden.is_multiple_of(conv.group) {
+                let detail = "a convolution has taps and whole groups of channels";
+                return Err(mismatch(&conv.projection, detail));
+            }
+            shape(&conv.base, 2 * conv.taps, hidden)?;
+            let width = 2 * conv.taps * (hidden / conv.group);
+            shape(&conv.projection, width, hidden)?;
+        }
+    }
+    draft_heads(draft, target)
+}
+
+/// Checks a draft's embedding, its LM head and what makes its candidates conditional.
+fn draft_heads(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
+    let (hidden, vocab) = (draft.hidden, target.vocab);
+    if draft.first_row > 1 {
+        return Err(mismatch(&draft.fc, "a draft begins at row 0 or 1"));
+    }
+    if let Some(embedding) = &draft.embedding {
+        shape(embedding, vocab, hidden)?;
+    }
+    let ids = draft.head.as_ref().and_then(|head| head.ids.as_ref());
+    let draft_vocab = ids.map_or(vocab, |ids| ids.len());
+    if let Some(head) = &draft.head {
+        shape(&head.weight, draft_vocab, hidden)?;
+        if ids.is_some_and(|ids| ids.iter().any(|id| id.index() >= vocab)) {
+            let detail = "a row is a token beyond the target's vocabulary";
+            return Err(mismatch(&head.weight, detail));
+        }
+    }
+    match &draft.conditioning {
+        Conditioning::Independent => {
+            if draft.head.is_some() || draft.logit_scale != 1.0 || draft.logit_softcap.is_some() {
+                let detail = "a draft of independent positions uses the target's logits";
+                return Err(mismatch(&draft.fc, detail));
+            }
+        }
+        Conditioning::Pairwise(selector) => {
+            let rank = selector.hidden.rows;
+            shape(&selector.hidden, rank, hidden)?;
+            shape(&selector.predecessor, vocab, rank)?;
+            shape(&selector.successor, vocab, rank)?;
+            if ids.is_some() || !(1..=vocab).contains(&selector.top_k) {
+                let detail = "a selector scores some tokens of the whole vocabulary";
+                return Err(mismatch(&selector.hidden, detail));
+            }
+        }
+        Conditioning::Markov(markov) => {
+            let rank = markov.previous.cols;
+            shape(&markov.previous, vocab, rank)?;
+            shape(&markov.next, draft_vocab, rank)?;
+            if let Some(confidence) = &markov.confidence {
+                values(&confidence.weight, hidden + rank)?;
+                if let Some(bias) = &confidence.bias {
+                    values(bias, 1)?;
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -1,11 +1,12 @@
 //! The system's memory, and the memory that a model needs.
 
 use contract::{
-    DeviceError, DraftSpec, FeedForward, KvPool, Limits, LoadConfig, MemoryPlan, Mixer, ModelSpec,
-    WeightRef,
+    Conditioning, DeviceError, DraftSpec, FeedForward, KvPool, Limits, LoadConfig, MemoryPlan,
+    Mixer, ModelSpec, WeightRef,
 };
 
 use crate::blocks::{attention, delta, draft, head};
+use crate::draft::{MAX_STATES, conv};
 use crate::draft_cache::cache_bytes;
 use crate::mtp;
 use crate::simd::dispatch::Dispatch;
@@ -79,7 +80,11 @@ pub(crate) fn estimate(config: &LoadConfig, dispatch: &Dispatch, threads: usize)
         weights_bytes: weights_bytes(spec, dispatch),
         mapped_bytes: {
             let own = spec.mtp.as_ref().and_then(|mtp| mtp.embedding.as_ref());
-            (spec.embedding.bytes() + own.map_or(0, WeightRef::bytes)) as u64
+            let tables = config
+                .draft
+                .as_ref()
+                .map(|draft| draft_table_bytes(&draft.spec));
+            (spec.embedding.bytes() + own.map_or(0, WeightRef::bytes)) as u64 + tables.unwrap_or(0)
         },
         kv_bytes: token.saturating_mul(pool).min(u64::MAX / 8),
         state_bytes: all(state),
@@ -88,7 +93,8 @@ pub(crate) fn estimate(config: &LoadConfig, dispatch: &Dispatch, threads: usize)
             let (rings, features) =
                 cache_bytes(&draft.spec, draft.kv, limits.context, limits.tree_nodes);
             let pass = draft_pass_bytes(&draft.spec, limits);
-            draft_weights_bytes(&draft.spec, dispatch) + pass + all(rings + features)
+            let scores = draft_score_bytes(&draft.spec, &config.target, limits);
+            draft_weights_bytes(&draft.spec, dispatch) + pass + scores + all(rings + features)
         }),
         driver_bytes: 0,
         pinned_bytes: 0,
@@ -115,7 +121,26 @@ fn draft_weights_bytes(spec: &DraftSpec, dispatch: &Dispatch) -> u64 {
         1 => vector(weight),
         _ => matrix_bytes(weight, dispatch),
     };
-    spec.weights().iter().map(bytes).sum::<usize>() as u64
+    spec.multiplied().iter().map(bytes).sum::<usize>() as u64
+}
+
+/// Bytes of a draft's tables, which are read in place.
+fn draft_table_bytes(spec: &DraftSpec) -> u64 {
+    spec.tables().iter().map(|table| table.bytes() as u64).sum()
+}
+
+/// Buffers that score a draft's candidates given the token before.
+fn draft_score_bytes(spec: &DraftSpec, target: &ModelSpec, limits: Limits) -> u64 {
+    let vocab = spec
+        .head
+        .as_ref()
+        .map_or(target.vocab, |head| head.weight.rows);
+    let rows = match &spec.conditioning {
+        Conditioning::Independent => return 0,
+        Conditioning::Pairwise(_) => spec.depth(),
+        Conditioning::Markov(_) => spec.depth() + MAX_STATES,
+    };
+    (4 * limits.sequences * (rows * vocab + spec.depth() * spec.hidden)) as u64
 }
 
 /// Buffers of a draft pass, besides the features of a target pass.
@@ -124,7 +149,9 @@ fn draft_pass_bytes(spec: &DraftSpec, limits: Limits) -> u64 {
     let widths = spec.layers.iter().map(|layer| {
         let FeedForward::Dense { gate, .. } = &layer.ffn;
         let a = &layer.attention;
-        2 * a.q.rows + 3 * gate.rows + 2 * spec.layers.len() * a.k.rows + a.head_dim
+        let convs = layer.attention_conv.iter().chain(&layer.ffn_conv);
+        let conv = convs.map(conv::floats_per_row).max().unwrap_or(0);
+        2 * a.q.rows + 3 * gate.rows + 2 * spec.layers.len() * a.k.rows + a.head_dim + conv
     });
     let width = 3 * spec.hidden + widths.max().unwrap_or(0) + spec.fc.cols;
     let attention = spec.layers.iter().map(|layer| {

@@ -6,9 +6,9 @@ use std::io::{Read, Write};
 use contract::protocol::{CallValidator, PrefillChunks, requests_within, scatter_rows};
 use contract::snapshot::SnapshotIdentity;
 use contract::{
-    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, KvFormat, LogitsRequest,
-    LogitsRow, LogitsSelection, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
-    SnapshotLocation, TokenId, VerifyItem,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLogits, KvFormat,
+    LogitsRequest, LogitsRow, LogitsSelection, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId,
+    SnapshotInfo, SnapshotLocation, TokenId, VerifyItem,
 };
 
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
@@ -346,6 +346,12 @@ impl Runner for CpuRunner {
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.validator().draft(items, depth, k)?;
         self.draft_pass(items, Reach { depth, k })
+    }
+
+    fn draft_logits(&mut self, item: DraftItem) -> Result<DraftLogits, DeviceError> {
+        let depth = self.info.draft_depth.unwrap_or(0);
+        self.validator().draft(&[item], depth, 1)?;
+        self.draft_logits_pass(item)
     }
 
     fn draft_mtp(

@@ -168,14 +168,24 @@ impl ModelWeights {
         tokens: &[TokenId],
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let bytes = self.source.bytes(weight)?;
-        let row_bytes = weight.ty.row_bytes(weight.cols);
-        for (token, out) in tokens.iter().zip(out.chunks_exact_mut(weight.cols)) {
-            let row = &bytes[token.index() * row_bytes..][..row_bytes];
-            dequantize_row(weight.ty, row, out);
-        }
-        Ok(())
+        Ok(table_rows(&*self.source, weight, tokens, out)?)
     }
+}
+
+/// Writes the table's row of each token, which is below its number of rows, to `out` `[n, cols]`.
+pub(crate) fn table_rows(
+    source: &dyn WeightSource,
+    table: &WeightRef,
+    tokens: &[TokenId],
+    out: &mut [f32],
+) -> Result<(), WeightError> {
+    let bytes = source.bytes(table)?;
+    let row_bytes = table.ty.row_bytes(table.cols);
+    for (token, out) in tokens.iter().zip(out.chunks_exact_mut(table.cols)) {
+        let row = &bytes[token.index() * row_bytes..][..row_bytes];
+        dequantize_row(table.ty, row, out);
+    }
+    Ok(())
 }
 
 fn vector_bytes(vector: &[f32]) -> usize {
@@ -363,7 +373,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-fn check_bytes(weight: &WeightRef, bytes: &[u8]) -> Result<(), WeightError> {
+pub(crate) fn check_bytes(weight: &WeightRef, bytes: &[u8]) -> Result<(), WeightError> {
     if bytes.len() == weight.bytes() {
         return Ok(());
     }

@@ -25,7 +25,15 @@ fn ember(name: &str) -> PathBuf {
 fn load_config(window: Option<usize>, context: usize) -> LoadConfig {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let draft = ember("ember-draft.gguf");
-    let draft = model::load_draft(&draft, &loaded.spec, DraftOptions { window }).unwrap();
+    let draft = model::load_draft(
+        &draft,
+        &loaded.spec,
+        DraftOptions {
+            window,
+            ..DraftOptions::default()
+        },
+    )
+    .unwrap();
     LoadConfig {
         target: loaded.spec,
         weights: loaded.weights,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat, Limits,
-    LoadConfig, Mixer, ModelSpec, OutputGate, Tree, WeightError, WeightRef,
+    AttentionSpec, Conditioning, DeviceError, DraftSpec, DraftValues, FeedForward, GatedDeltaSpec,
+    KvFormat, Limits, LoadConfig, Mixer, ModelSpec, OutputGate, Tree, WeightError, WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -42,6 +42,11 @@ pub(crate) fn require_supported(config: &LoadConfig, device: &str) -> Result<(),
         let what = "storing a draft's rows as tq3_0".to_owned();
         let instead = "use f16 or another format that need not be turned";
         return Err(unsupported((what, instead)));
+    }
+    if let Some(what) = later_kind(&draft.spec) {
+        let instead = "it runs on the CPU only so far (--device cpu); \
+                       use a DFlash draft, --draft-sources mtp or --no-speculation";
+        return Err(unsupported((what.to_owned(), instead)));
     }
     draft_spec(&draft.spec, &config.target)?;
     let mut heads = draft.spec.layers.iter().map(|layer| &layer.attention);
@@ -90,6 +95,28 @@ pub(crate) fn check_shared_memory(
                 small_batch::gemm_shared_bytes(gpu)
             ),
         }),
+    }
+}
+
+/// The name of a draft that has more than this device computes.
+fn later_kind(draft: &DraftSpec) -> Option<&'static str> {
+    let more_in_layers = draft.layers.iter().any(|layer| {
+        let convs = layer.attention_conv.iter().chain(&layer.ffn_conv).count();
+        let norms = layer.post_attention_norm.iter().chain(&layer.post_ffn_norm);
+        convs + norms.count() > 0 || layer.sinks.is_some() || layer.values == DraftValues::Keys
+    });
+    let more_in_head = draft.first_row != 1
+        || draft.embedding.is_some()
+        || draft.head.is_some()
+        || draft.logit_scale != 1.0
+        || draft.logit_softcap.is_some();
+    match draft.conditioning {
+        Conditioning::Pairwise(_) => Some("a DFlash2 draft"),
+        Conditioning::Markov(_) => Some("a DSpark draft"),
+        Conditioning::Independent if more_in_layers || more_in_head => {
+            Some("a draft with sinks, post norms or a head of its own")
+        }
+        Conditioning::Independent => None,
     }
 }
 

@@ -49,7 +49,7 @@ fn open_with(backend: &dyn Backend, format: KvFormat, drafted: bool) -> Box<dyn 
 fn load_config(format: KvFormat, drafted: bool) -> LoadConfig {
     let loaded = model::load(&file("ember.gguf")).unwrap();
     let draft = drafted.then(|| {
-        let options = model::DraftOptions { window: None };
+        let options = model::DraftOptions::default();
         let draft = model::load_draft(&file("ember-draft.gguf"), &loaded.spec, options).unwrap();
         DraftLoadConfig {
             spec: draft.spec,

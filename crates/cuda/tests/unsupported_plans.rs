@@ -13,8 +13,13 @@ mod fixtures {
 }
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, LoadConfig, QuantType};
+use contract::{
+    Backend, DeviceError, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits, LoadConfig,
+    QuantType,
+};
 use cuda::{CudaBackend, GpuInfo, Options, compile};
+use model::DraftKind;
+use model::synth::{SynthSpec, draft_of};
 
 const LIMITS: Limits = Limits {
     sequences: 2,
@@ -74,6 +79,33 @@ fn unsupported_plan_is_rejected_by_name_before_loading() {
     let mut wrong = load_config();
     wrong.limits.tree_nodes = 65;
     unsupported(&wrong, "use at most 64");
+}
+
+#[test]
+fn later_drafts_are_rejected_by_name() {
+    let target = SynthSpec::parse("tiny-hybrid:q8_0")
+        .unwrap()
+        .load()
+        .unwrap();
+    for (kind, name) in [
+        (DraftKind::Dflash2, "a DFlash2 draft"),
+        (DraftKind::Dspark, "a DSpark draft"),
+    ] {
+        let draft = draft_of(&target, kind, QuantType::Q8_0, 1);
+        let config = LoadConfig {
+            target: target.spec.clone(),
+            weights: target.weights.clone(),
+            draft: Some(DraftLoadConfig {
+                spec: draft.spec,
+                weights: draft.weights,
+                kv: KvFormat::F16,
+                load: DraftLoad::AtOpen,
+            }),
+            ..load_config()
+        };
+        unsupported(&config, name);
+        unsupported(&config, "on the CPU only so far");
+    }
 }
 
 #[test]

@@ -27,7 +27,8 @@ mod vocab;
 
 pub use card::{CardSampling, ModelCard};
 pub use draft::{
-    DraftFile, DraftFormat, DraftMetadata, DraftOptions, LoadedDraft, load_draft, load_draft_bytes,
+    DraftFile, DraftFormat, DraftKind, DraftMetadata, DraftOptions, LoadedDraft, load_draft,
+    load_draft_bytes,
 };
 pub use error::ModelError;
 pub use gguf::FileBytes;

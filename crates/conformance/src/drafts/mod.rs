@@ -232,7 +232,15 @@ impl RandomDraft {
             DraftFileFormat::A => self.window,
             _ => None,
         };
-        file_format::load(self, (file_format, quirks), target, DraftOptions { window })
+        file_format::load(
+            self,
+            (file_format, quirks),
+            target,
+            DraftOptions {
+                window,
+                ..DraftOptions::default()
+            },
+        )
     }
 
     /// The reference logits, `[block - 1, vocab]`.

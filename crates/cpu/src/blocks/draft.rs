@@ -31,6 +31,15 @@ pub(crate) struct DraftBlock<'a> {
     pub(crate) v: &'a [f32],
 }
 
+/// A layer's attention.
+#[derive(Clone, Copy)]
+pub(crate) struct DraftAttention<'a> {
+    pub(crate) spec: &'a AttentionSpec,
+    pub(crate) mask: DraftMask,
+    /// `[n_heads]`.
+    pub(crate) sinks: Option<&'a [f32]>,
+}
+
 /// One key head of one block, for some of its rows.
 struct DraftRow<'a> {
     block: &'a DraftBlock<'a>,
@@ -43,11 +52,11 @@ struct DraftRow<'a> {
 /// Writes `out` `[blocks, block, n_heads, head_dim]`.
 pub(crate) fn attend(
     compute: ExecContext<'_>,
-    spec: &AttentionSpec,
+    attention: DraftAttention<'_>,
     blocks: &[DraftBlock<'_>],
-    mask: DraftMask,
     out: &mut [f32],
 ) {
+    let spec = attention.spec;
     let (dim, group) = (spec.head_dim, spec.n_heads / spec.n_kv_heads);
     let width = spec.n_heads * dim;
     let n_rows = out.len() / width / blocks.len().max(1);
@@ -72,7 +81,7 @@ pub(crate) fn attend(
         }
     }
     compute.pool.for_each_item(items.iter_mut(), |item| {
-        attend_item(compute, spec, mask, item);
+        attend_item(compute, attention, item);
     });
     let per_block = items.len() / blocks.len().max(1);
     for (i, item) in items.iter().enumerate() {
@@ -84,12 +93,8 @@ pub(crate) fn attend(
     }
 }
 
-fn attend_item(
-    compute: ExecContext<'_>,
-    spec: &AttentionSpec,
-    mask: DraftMask,
-    item: &mut DraftRow<'_>,
-) {
+fn attend_item(compute: ExecContext<'_>, attention: DraftAttention<'_>, item: &mut DraftRow<'_>) {
+    let DraftAttention { spec, mask, sinks } = attention;
     let DraftRow {
         block,
         kv_head,
@@ -168,6 +173,9 @@ fn attend_item(
         };
         let seen = |row: usize| if mask.causal { 0..row + 1 } else { 0..n_block };
         absorb(rows, &read, n_block, &seen);
+        if let Some(sinks) = sinks {
+            running.absorb_sinks(|i| sinks[kv_head * group + i % group]);
+        }
         running.finish();
     });
 }

@@ -60,19 +60,34 @@ pub(crate) fn rows(
             rows.push(ranking.row(asked.ask, logits, &mut buffers.edited));
             continue;
         }
-        // Several rows are ranked in parallel, each by one thread.
-        let first = rows.len();
-        rows.resize(first + n, LogitsRow::default());
-        let items = rows[first..].iter_mut().zip(asked);
-        let items = items.zip(logits.chunks_exact(vocab));
-        compute.pool.for_each_item(items, |((row, asked), logits)| {
+        let asks = asked.iter().map(|asked| asked.ask);
+        rows.extend(rank(compute, asks, logits));
+    }
+    rows
+}
+
+/// The results of requests for rows of logits `[n, vocab]`, ranked in parallel, each by one thread.
+pub(crate) fn rank<'a>(
+    compute: ExecContext<'_>,
+    asks: impl ExactSizeIterator<Item = &'a LogitsRequest>,
+    logits: &[f32],
+) -> Vec<LogitsRow> {
+    let mut rows = vec![LogitsRow::default(); asks.len()];
+    let vocab = logits.len() / rows.len().max(1);
+    let items: Vec<_> = rows
+        .iter_mut()
+        .zip(asks)
+        .zip(logits.chunks_exact(vocab.max(1)))
+        .collect();
+    compute
+        .pool
+        .for_each_item(items.into_iter(), |((row, ask), logits)| {
             let runs = 2 * vocab.div_ceil(RUN);
             compute.scratch.with(runs, |runs| {
                 let mut ranking = Ranking::new(compute, runs, vocab);
-                *row = ranking.row(asked.ask, logits, &mut Vec::new());
+                *row = ranking.row(ask, logits, &mut Vec::new());
             });
         });
-    }
     rows
 }
 

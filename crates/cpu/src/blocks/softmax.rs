@@ -71,6 +71,23 @@ impl<'a> Running<'a> {
         (kernels.accumulate)(scores, values, dim, self.out);
     }
 
+    /// Adds to each row a key of score `sink(row)` without a value.
+    pub(crate) fn absorb_sinks(&mut self, sink: impl Fn(usize) -> f32) {
+        let dim = self.out.len() / self.sum.len();
+        for i in 0..self.sum.len() {
+            let sink = sink(i);
+            if sink > self.max[i] {
+                let shrink = (self.max[i] - sink).exp();
+                self.sum[i] *= shrink;
+                for o in &mut self.out[i * dim..][..dim] {
+                    *o *= shrink;
+                }
+                self.max[i] = sink;
+            }
+            self.sum[i] += (sink - self.max[i]).exp();
+        }
+    }
+
     /// Divides by the sums. A row without visible keys stays zero.
     pub(crate) fn finish(self) {
         let dim = self.out.len() / self.sum.len();
@@ -89,6 +106,25 @@ impl<'a> Running<'a> {
 mod tests {
     use super::*;
     use crate::reference::attention::attend;
+
+    #[test]
+    fn sinks_take_their_share_of_each_row() {
+        let scores = [0.5_f32, -1.0, 2.0];
+        for sink in [-3.0, 0.0, 5.0] {
+            let (mut stats, mut out) = ([0.0; 2], [0.0; 1]);
+            let mut running = Running::new(&mut stats, &mut out);
+            running.absorb(&Kernels::scalar(), &mut scores.clone(), &[1.0; 3], 3);
+            running.absorb_sinks(|_| sink);
+            running.finish();
+            let log_sum = scores.iter().map(|s| s.exp()).sum::<f32>().ln();
+            let expected = crate::reference::draft::sink_factor(log_sum, sink);
+            assert!(
+                (out[0] - expected).abs() < 1e-6,
+                "{sink}: {} {expected}",
+                out[0]
+            );
+        }
+    }
 
     #[test]
     fn online_softmax_matches_the_reference_for_any_block_size() {

@@ -1,14 +1,16 @@
 //! The draft model on this device: features of committed tokens become keys and values, blocks of
 //! masks become candidates. [`contract::draft`] has the formulas.
 
+mod conditional;
+pub(crate) mod conv;
 pub(crate) mod weights;
 
 use contract::{
-    DeviceError, DraftCandidates, DraftLoadConfig, DraftSpec, LoadProgress, LogitsRequest,
-    LogitsRow, TokenId,
+    Conditioning, DeviceError, DraftCandidates, DraftLoadConfig, DraftLogits, DraftSpec,
+    DraftValues, LoadProgress, LogitsRequest, LogitsRow, TokenId,
 };
 
-use crate::blocks::draft::{DraftBlock, attend};
+use crate::blocks::draft::{DraftAttention, DraftBlock, attend};
 use crate::blocks::ffn;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft_cache::DraftCache;
@@ -18,13 +20,18 @@ use crate::reference::draft::DraftMask;
 use crate::reference::{kv, rope};
 use crate::simd::dispatch::Dispatch;
 use crate::thread_pool::ThreadPool;
-use crate::weights::{Attention, ModelWeights};
+use crate::weights::{Attention, ModelWeights, table_rows};
+use conditional::{ScoreBuffers, Scorer};
+use conv::{ConvBuffers, ConvWeights, Side};
 use weights::{DraftWeights, LazyWeights};
+
+pub(crate) use conditional::MAX_STATES;
 
 /// A loaded draft. [`DraftCache`] holds its state per sequence.
 pub(crate) struct Draft {
     weights: LazyWeights,
     buffers: Buffers,
+    scores: ScoreBuffers,
 }
 
 /// Buffers of a pass. Later passes reuse them and grow them if needed.
@@ -45,6 +52,7 @@ struct Buffers {
     /// `[n, head_dim / 2]` each.
     cos: Vec<f32>,
     sin: Vec<f32>,
+    conv: ConvBuffers,
 }
 
 /// One sequence of a draft call.
@@ -120,6 +128,7 @@ impl Draft {
         Ok(Draft {
             weights: LazyWeights::new(config, dispatch, pool, progress)?,
             buffers: Buffers::default(),
+            scores: ScoreBuffers::default(),
         })
     }
 
@@ -147,13 +156,16 @@ impl Draft {
             norm_eps: self.weights.spec().norm_eps,
             ..compute
         };
-        let weights = self.weights.get(compute.pool)?;
-        project(compute, weights, &mut self.buffers, cache, position - n);
+        self.weights.get(compute.pool)?;
+        if let Some(weights) = self.weights.loaded() {
+            let parts = (self.weights.spec(), weights);
+            project(compute, parts, &mut self.buffers, cache, position - n);
+        }
         cache.pending_features.clear();
         Ok(())
     }
 
-    /// Candidates after each root, `[depth, k]`.
+    /// Candidates behind each root.
     pub(crate) fn draft(
         &mut self,
         compute: ExecContext<'_>,
@@ -162,6 +174,59 @@ impl Draft {
         reach: Reach,
         head_buffers: &mut HeadBuffers,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        self.run(compute, target, roots)?;
+        if self.spec().conditioning != Conditioning::Independent {
+            return self.score(compute, target, roots, (reach, None));
+        }
+        let (block, first_row) = (self.spec().block, self.spec().first_row);
+        let ask = LogitsRequest::top_k(reach.k);
+        let firsts = (0..roots.len()).map(|i| i * block + first_row);
+        let asked: Vec<AskedRow<'_>> = firsts
+            .flat_map(|first| first..first + reach.depth)
+            .map(|row| AskedRow { row, ask: &ask })
+            .collect();
+        let rows = head::rows(compute, &target.head, &self.buffers.y, &asked, head_buffers);
+        Ok(rows.chunks(reach.depth).map(candidates).collect())
+    }
+
+    /// The logits of one sequence's drafting rows, and its likeliest chain.
+    pub(crate) fn logits(
+        &mut self,
+        compute: ExecContext<'_>,
+        target: &ModelWeights,
+        root: DraftRoot<'_>,
+    ) -> Result<DraftLogits, DeviceError> {
+        let (depth, vocab) = (self.spec().depth(), target.head.rows());
+        let roots = &mut [root];
+        self.run(compute, target, roots)?;
+        let reach = Reach { depth, k: 1 };
+        let mut kept = Vec::new();
+        let found = self.score(compute, target, roots, (reach, Some(&mut kept)))?;
+        let ids = self.spec().head.as_ref().and_then(|head| head.ids.as_ref());
+        let logits = match ids {
+            None => kept,
+            Some(ids) => {
+                let mut logits = vec![f32::NEG_INFINITY; depth * vocab];
+                let rows = logits.chunks_exact_mut(vocab);
+                for (row, kept) in rows.zip(kept.chunks_exact(ids.len())) {
+                    for (id, logit) in ids.iter().zip(kept) {
+                        row[id.index()] = *logit;
+                    }
+                }
+                logits
+            }
+        };
+        let chain = found.first().map_or(Vec::new(), DraftCandidates::chain);
+        Ok(DraftLogits { logits, chain })
+    }
+
+    /// Runs the blocks of masks behind each root.
+    fn run(
+        &mut self,
+        compute: ExecContext<'_>,
+        target: &ModelWeights,
+        roots: &mut [DraftRoot<'_>],
+    ) -> Result<(), DeviceError> {
         for root in &mut *roots {
             self.project(compute, root.cache, root.position)?;
         }
@@ -173,16 +238,33 @@ impl Draft {
             .collect();
         let hidden = self.spec().hidden;
         let x = sized(&mut self.buffers.x, tokens.len() * hidden);
-        target.embed(&tokens, x)?;
-        self.pass(compute, roots)?;
-        let ask = LogitsRequest::top_k(reach.k);
-        let firsts = (0..roots.len()).map(|i| i * block + 1);
-        let asked: Vec<AskedRow<'_>> = firsts
-            .flat_map(|first| first..first + reach.depth)
-            .map(|row| AskedRow { row, ask: &ask })
-            .collect();
-        let rows = head::rows(compute, &target.head, &self.buffers.y, &asked, head_buffers);
-        Ok(rows.chunks(reach.depth).map(candidates).collect())
+        match &self.weights.spec().embedding {
+            Some(own) => table_rows(self.weights.source(), own, &tokens, x)?,
+            None => target.embed(&tokens, x)?,
+        }
+        self.pass(compute, roots)
+    }
+
+    /// Candidates that depend on the token before, from the last pass.
+    fn score(
+        &mut self,
+        compute: ExecContext<'_>,
+        target: &ModelWeights,
+        roots: &[DraftRoot<'_>],
+        (reach, kept): (Reach, Option<&mut Vec<f32>>),
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        let Some(weights) = self.weights.loaded() else {
+            return Ok(Vec::new());
+        };
+        let scorer = Scorer {
+            spec: self.weights.spec(),
+            weights,
+            source: self.weights.source(),
+            lm_head: weights.head.as_ref().unwrap_or(&target.head),
+        };
+        let tokens: Vec<TokenId> = roots.iter().map(|root| root.token).collect();
+        let rows = (&self.buffers.y[..], &tokens[..]);
+        scorer.candidates(compute, rows, reach, &mut self.scores, kept)
     }
 
     /// Runs the blocks with embeddings in `x` and writes the stream after the final norm to `y`.
@@ -208,6 +290,7 @@ impl Draft {
             wide,
             cos,
             sin,
+            conv,
         } = &mut self.buffers;
         let all = n * spec.hidden;
         let (x, y, update) = (&mut x[..all], sized(y, all), sized(update, all));
@@ -231,16 +314,24 @@ impl Draft {
             let (q_width, kv_width) = (attention.q.rows(), attention.k.rows());
             let q = sized(q, n * q_width);
             let (k, v) = sized(kv, 2 * n * kv_width).split_at_mut(n * kv_width);
-            apply_all(
-                compute.pool,
-                y,
-                n,
-                &mut [
-                    (&attention.q, &mut *q),
-                    (&attention.k, &mut *k),
-                    (&attention.v, &mut *v),
-                ],
-            );
+            let input = convolved(compute, &layer.attention_conv, (y, spec.block), conv);
+            match of.values {
+                DraftValues::Projection => apply_all(
+                    compute.pool,
+                    input,
+                    n,
+                    &mut [
+                        (&attention.q, &mut *q),
+                        (&attention.k, &mut *k),
+                        (&attention.v, &mut *v),
+                    ],
+                ),
+                DraftValues::Keys => {
+                    let parts = &mut [(&attention.q, &mut *q), (&attention.k, &mut *k)];
+                    apply_all(compute.pool, input, n, parts);
+                    values_of_keys(compute, attention, k, v);
+                }
+            }
             prepare(compute, attention, attention.q_norm.as_deref(), q, angles);
             prepare(compute, attention, attention.k_norm.as_deref(), k, angles);
             let mask = DraftMask {
@@ -259,12 +350,27 @@ impl Draft {
                     v: &v[at * rows..][..rows],
                 });
             }
-            attend(compute, &attention.spec, &blocks, mask, heads);
+            let how = DraftAttention {
+                spec: &attention.spec,
+                mask,
+                sinks: layer.sinks.as_deref(),
+            };
+            attend(compute, how, &blocks, heads);
             attention.o.apply(compute.pool, heads, n, update);
+            let norm = layer.post_attention_norm.as_deref();
+            finish_sublayer(
+                compute,
+                (&layer.attention_conv, norm),
+                (update, spec.block),
+                conv,
+            );
             compute.add_norm(x, update, &layer.ffn_norm, y);
             let width = n * layer.ffn.gate.rows();
             let wide = wide.each_mut().map(|buffer| sized(buffer, width));
-            ffn::dense(compute, &layer.ffn, y, wide, update);
+            let input = convolved(compute, &layer.ffn_conv, (y, spec.block), conv);
+            ffn::dense(compute, &layer.ffn, input, wide, update);
+            let norm = layer.post_ffn_norm.as_deref();
+            finish_sublayer(compute, (&layer.ffn_conv, norm), (update, spec.block), conv);
             let next = weights.layers.get(i + 1);
             let norm = next.map_or(&weights.final_norm, |next| &next.attention_norm);
             compute.add_norm(x, update, norm, y);
@@ -273,10 +379,56 @@ impl Draft {
     }
 }
 
+/// The input of a sublayer: `y`, convolved in layers with a convolution.
+fn convolved<'a>(
+    compute: ExecContext<'_>,
+    conv: &Option<ConvWeights>,
+    (y, block): (&'a [f32], usize),
+    buffers: &'a mut ConvBuffers,
+) -> &'a [f32] {
+    let Some(conv) = conv else { return y };
+    conv.project(compute, y, buffers);
+    conv.apply(compute, (y, block), Side::Input, buffers);
+    &buffers.rows[..y.len()]
+}
+
+/// Convolves and normalises the output of a sublayer in place, in layers that do.
+fn finish_sublayer(
+    compute: ExecContext<'_>,
+    (conv, norm): (&Option<ConvWeights>, Option<&[f32]>),
+    (update, block): (&mut [f32], usize),
+    buffers: &mut ConvBuffers,
+) {
+    if let Some(conv) = conv {
+        conv.apply(compute, (update, block), Side::Output, buffers);
+        update.copy_from_slice(&buffers.rows[..update.len()]);
+    }
+    if let Some(norm) = norm {
+        let rows = update.chunks_exact_mut(norm.len());
+        compute.pool.for_each_item(rows, |row| {
+            (compute.kernels.rms_in_place)(row, norm, compute.norm_eps);
+        });
+    }
+}
+
+/// Values from projected keys `[n, n_kv_heads, head_dim]`: each head through a norm without weights.
+fn values_of_keys(
+    compute: ExecContext<'_>,
+    attention: &Attention,
+    keys: &[f32],
+    values: &mut [f32],
+) {
+    let ones = vec![1.0; attention.spec.head_dim];
+    values.copy_from_slice(keys);
+    for head in values.chunks_exact_mut(ones.len()) {
+        (compute.kernels.rms_in_place)(head, &ones, compute.norm_eps);
+    }
+}
+
 /// Computes stored keys and values from the features of the tokens from `first`.
 fn project(
     compute: ExecContext<'_>,
-    weights: &DraftWeights,
+    (spec, weights): (&DraftSpec, &DraftWeights),
     buffers: &mut Buffers,
     cache: &mut DraftCache,
     first: usize,
@@ -309,7 +461,8 @@ fn project(
     let positions: Vec<usize> = (first..first + n).collect();
     let mut outputs = outputs.into_iter().map(|(_, out)| out);
     let mut before: Option<&Attention> = None;
-    for (layer, ring) in weights.layers.iter().zip(&mut cache.rings) {
+    let layers = weights.layers.iter().zip(&spec.layers);
+    for ((layer, of), ring) in layers.zip(&mut cache.rings) {
         let (Some(k), Some(v)) = (outputs.next(), outputs.next()) else {
             return;
         };
@@ -319,6 +472,9 @@ fn project(
             fill_rope(compute, attention, &positions, angles);
         }
         before = Some(attention);
+        if of.values == DraftValues::Keys {
+            values_of_keys(compute, attention, k, v);
+        }
         let size = n * attention.spec.rope.dims / 2;
         let angles = (&buffers.cos[..size], &buffers.sin[..size]);
         prepare(compute, attention, attention.k_norm.as_deref(), k, angles);

@@ -65,6 +65,41 @@ pub fn attend_block(
     }
 }
 
+/// One row of a block's dynamic convolution: `out[c] = Σ_tap (base[tap, c] + dynamic[tap, c / group])
+/// * rows[tap][c]`.
+///
+/// `base` is `[taps, hidden]` and `dynamic` `[taps, hidden / group]`, both of one side. `rows` holds
+/// the row itself, the one before, and so on; rows before the block are left out.
+pub fn convolve_row(rows: &[&[f32]], base: &[f32], dynamic: &[f32], out: &mut [f32]) {
+    let width = out.len();
+    let taps = base.len() / width;
+    let groups = dynamic.len() / taps;
+    let group = width / groups;
+    out.fill(0.0);
+    let weights = base.chunks_exact(width).zip(dynamic.chunks_exact(groups));
+    for (row, (base, dynamic)) in rows.iter().zip(weights) {
+        let channels = out.chunks_exact_mut(group).zip(row.chunks_exact(group));
+        let channels = channels.zip(base.chunks_exact(group)).zip(dynamic);
+        for (((out, row), base), dynamic) in channels {
+            for ((out, x), base) in out.iter_mut().zip(row).zip(base) {
+                *out += (base + dynamic) * x;
+            }
+        }
+    }
+}
+
+/// The factor that a head's output takes from a sink: a key of score `sink` without a value.
+/// `log_sum` is the log-sum-exp of the head's scores.
+pub fn sink_factor(log_sum: f32, sink: f32) -> f32 {
+    1.0 / (1.0 + (sink - log_sum).exp())
+}
+
+/// The score of a candidate: its logit and the product of the three factors, each `[rank]`.
+pub fn pair_score(logit: f32, predecessor: &[f32], gate: &[f32], successor: &[f32]) -> f32 {
+    let factors = predecessor.iter().zip(gate).zip(successor);
+    logit + factors.map(|((a, g), b)| a * g * b).sum::<f32>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +121,18 @@ mod tests {
         );
         let of_row = |row: &[f32]| (0..dim).filter(|i| row[*i] > 0.0).collect();
         out.chunks(dim).map(of_row).collect()
+    }
+
+    #[test]
+    fn convolution_sums_taps_with_weights_of_their_groups() {
+        let (newest, before) = ([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]);
+        let base = [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.0];
+        let dynamic = [0.0, 1.0, 0.5, 0.0];
+        let mut out = [0.0; 4];
+        convolve_row(&[&newest, &before], &base, &dynamic, &mut out);
+        assert_eq!(out, [1.0 + 10.0, 2.0 + 20.0, 6.0 + 15.0, 8.0]);
+        convolve_row(&[&newest], &base, &dynamic, &mut out);
+        assert_eq!(out, [1.0, 2.0, 6.0, 8.0]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Calls of the runner that serve its drafts: the draft model and the multi-token-prediction head.
 
-use contract::{CommitItem, DeviceError, DraftCandidates, DraftItem, SeqId};
+use std::collections::BTreeMap;
+
+use contract::{CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLogits, SeqId};
 
 use super::{CpuRunner, by_id};
 use crate::draft::{DraftRoot, Reach};
@@ -45,24 +47,25 @@ impl CpuRunner {
         let Some(draft) = &mut self.draft else {
             return Ok(Vec::new());
         };
-        let mut found = by_id(&mut self.sequences);
-        let mut roots = Vec::with_capacity(items.len());
-        for item in items {
-            let sequence = found.remove(&item.seq);
-            let sequence = sequence.ok_or(DeviceError::UnknownSequence(item.seq))?;
-            let position = sequence.position;
-            let Some(cache) = &mut sequence.draft else {
-                continue;
-            };
-            roots.push(DraftRoot {
-                cache,
-                position,
-                token: item.root,
-            });
-        }
+        let mut roots = draft_roots(&mut self.sequences, items)?;
         let (weights, head) = (&self.weights, &mut self.head);
         self.pool
             .enter(|| draft.draft(compute, weights, &mut roots, reach, head))
+    }
+
+    /// The whole logits of a checked item.
+    pub(super) fn draft_logits_pass(
+        &mut self,
+        item: DraftItem,
+    ) -> Result<DraftLogits, DeviceError> {
+        let compute =
+            ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
+        let root = draft_roots(&mut self.sequences, &[item])?.pop();
+        let (Some(draft), Some(root)) = (&mut self.draft, root) else {
+            return Err(DeviceError::UnknownSequence(item.seq));
+        };
+        let weights = &self.weights;
+        self.pool.enter(|| draft.logits(compute, weights, root))
     }
 
     /// Stores the rows of the multi-token-prediction head for the paths to be committed.
@@ -135,4 +138,27 @@ impl CpuRunner {
         self.pool
             .enter(|| mtp::draft(compute, weights, (&mut sequences, rows), k, buffers))
     }
+}
+
+/// The draft states of the items' sequences.
+fn draft_roots<'a>(
+    sequences: &'a mut BTreeMap<SeqId, CpuSequence>,
+    items: &[DraftItem],
+) -> Result<Vec<DraftRoot<'a>>, DeviceError> {
+    let mut found = by_id(sequences);
+    let mut roots = Vec::with_capacity(items.len());
+    for item in items {
+        let sequence = found.remove(&item.seq);
+        let sequence = sequence.ok_or(DeviceError::UnknownSequence(item.seq))?;
+        let position = sequence.position;
+        let Some(cache) = &mut sequence.draft else {
+            continue;
+        };
+        roots.push(DraftRoot {
+            cache,
+            position,
+            token: item.root,
+        });
+    }
+    Ok(roots)
 }

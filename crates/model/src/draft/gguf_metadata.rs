@@ -1,4 +1,4 @@
-//! The three GGUF file formats of a DFlash draft.
+//! The three GGUF file formats of a block draft.
 //!
 //! | | A `qwen35-dflash-draft` | B `dflash-draft` | C `dflash` |
 //! |---|---|---|---|
@@ -9,21 +9,23 @@
 //! | causal in the block | sliding layers | sliding layers | `dflash.attention.causal` |
 //!
 //! Captured layers: A may lack the key; C stores `dflash.target_layers`, **each plus one**.
-//! Without `dflash.attention.causal`, the sliding layers of C are causal in the block.
+//! Without `dflash.attention.causal`, the sliding layers of C are causal in the block if the draft
+//! is of the first kind. The keys of the later kinds follow the block size's: `dflash.` in C, and
+//! `B.dflash.` in B.
 //!
 //! `A.dflash.n_target_layers` is the number of captured layers in some files and of target layers
 //! in others, so it is not read: the width of `fc` gives the number of captured layers.
 
 use gguf::GgufFile;
 
-use super::{DraftFormat, DraftMetadata};
+use super::{DraftFormat, DraftKind, DraftMetadata};
 use crate::ModelError;
 use crate::reader::{Reader, key_error, missing};
 
 /// Maximum number of layers; published drafts have 1 to 8.
 const MAX_LAYERS: usize = 64;
 
-pub(super) fn read(file: &GgufFile) -> Result<DraftMetadata, ModelError> {
+pub(super) fn read(file: &GgufFile, kind: DraftKind) -> Result<DraftMetadata, ModelError> {
     let reader = Reader::new(file)?;
     let format = match reader.architecture {
         "qwen35-dflash-draft" => DraftFormat::GgufA,
@@ -54,8 +56,14 @@ pub(super) fn read(file: &GgufFile) -> Result<DraftMetadata, ModelError> {
     };
     let window = reader.optional("attention.sliding_window")?;
     let window = window.filter(|window| *window > 0);
+    let own = |key: &str| match format {
+        DraftFormat::GgufC => key.to_owned(),
+        _ => format!("dflash.{key}"),
+    };
+    let count = |key: &str| reader.optional(&own(key));
     Ok(DraftMetadata {
         format,
+        kind,
         layers,
         block: reader.count(block_key)?,
         mask: mask(&reader, format)?,
@@ -73,6 +81,18 @@ pub(super) fn read(file: &GgufFile) -> Result<DraftMetadata, ModelError> {
         heads: reader.optional("attention.head_count")?,
         kv_heads: reader.optional("attention.head_count_kv")?,
         head_dim: reader.optional("attention.key_length")?,
+        sample_from_anchor: flag(&reader, &own("sample_from_anchor"))?,
+        logit_scale: number(&reader, "logit_scale")?,
+        logit_softcap: number(&reader, "final_logit_softcapping")?,
+        conv_taps: count("conv_kernel_size")?,
+        conv_group: count("conv_group_size")?,
+        rank: match count("selector_rank")? {
+            Some(rank) => Some(rank),
+            None => count("markov_rank")?,
+        },
+        selector_top_k: count("selector_top_k")?,
+        has_sinks: None,
+        has_confidence: flag(&reader, &own("has_confidence_head"))?,
     })
 }
 
@@ -142,9 +162,23 @@ fn causal(reader: &Reader<'_>, format: DraftFormat) -> Result<Option<bool>, Mode
     if format != DraftFormat::GgufC {
         return Ok(None);
     }
-    let key = format!("{}.attention.causal", reader.architecture);
+    flag(reader, "attention.causal")
+}
+
+fn flag(reader: &Reader<'_>, suffix: &str) -> Result<Option<bool>, ModelError> {
+    let key = format!("{}.{suffix}", reader.architecture);
     let file = reader.file;
     file.meta().boolean(&key).map_err(|e| key_error(file, e))
+}
+
+/// A positive number; 0 counts as missing.
+fn number(reader: &Reader<'_>, suffix: &str) -> Result<Option<f64>, ModelError> {
+    let key = format!("{}.{suffix}", reader.architecture);
+    match reader.file.meta().get(&key) {
+        None => Ok(None),
+        Some(gguf::Value::F32(value)) if *value == 0.0 => Ok(None),
+        Some(_) => reader.float(suffix).map(Some),
+    }
 }
 
 fn vocab(reader: &Reader<'_>, format: DraftFormat) -> Result<Option<usize>, ModelError> {

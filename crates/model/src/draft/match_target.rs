@@ -1,14 +1,12 @@
 //! Checks a draft against its target and builds its spec.
 
-use contract::{
-    AttentionSpec, BlockMask, DraftLayer, DraftSpec, FeedForward, ModelSpec, OutputGate, RopeSpec,
-    TokenId, Tree, WeightRef,
-};
+use contract::{BlockMask, DraftSpec, ModelSpec, RopeSpec, TokenId, Tree};
 
-use super::tensors::{DraftTensors, LayerTensor, ModelTensor};
-use super::{DraftFile, DraftFormat, DraftMetadata, DraftOptions};
+use super::heads::Heads;
+use super::layer::LayerTensors;
+use super::tensor_names::ModelTensor;
+use super::{DraftFile, DraftFormat, DraftKind, DraftMetadata, DraftOptions};
 use crate::ModelError;
-use crate::family::{attention_scale, check_head_dim};
 use crate::hash::combined;
 
 pub(super) fn fit(
@@ -52,12 +50,7 @@ pub(super) fn fit(
             "its mask is token {mask}, beyond the target's {vocab}"
         )));
     }
-    if !(2..=Tree::MAX_NODES).contains(&metadata.block) {
-        let (block, most) = (metadata.block, Tree::MAX_NODES);
-        return Err(mismatch(format!(
-            "its blocks have {block} rows, 2 to {most} are supported"
-        )));
-    }
+    let block = rows(metadata, options).map_err(&mismatch)?;
     let capture_layers =
         capture_layers(metadata, fc.cols / hidden, target.layers.len()).map_err(&mismatch)?;
     let rope = RopeSpec {
@@ -73,42 +66,79 @@ pub(super) fn fit(
             index,
             hidden,
         };
-        let causal = metadata.causal.unwrap_or(slides);
-        layers.push(DraftLayer {
-            window: if slides {
-                window
-            } else {
-                DraftSpec::DEFAULT_WINDOW
-            },
-            block_mask: if causal {
-                BlockMask::Causal
-            } else {
-                BlockMask::Full
-            },
-            attention_norm: layer.vector(LayerTensor::AttentionNorm, hidden)?,
-            attention: layer.attention(rope)?,
-            ffn_norm: layer.vector(LayerTensor::FfnNorm, hidden)?,
-            ffn: layer.ffn()?,
-        });
+        let first_kind = metadata.kind == DraftKind::Dflash;
+        let causal = metadata.causal.unwrap_or(slides && first_kind);
+        let window = if slides {
+            window
+        } else {
+            DraftSpec::DEFAULT_WINDOW
+        };
+        let block_mask = if causal {
+            BlockMask::Causal
+        } else {
+            BlockMask::Full
+        };
+        layers.push(layer.spec(rope, window, block_mask)?);
     }
     let norm = |tensor| directory.vector(directory.outer(metadata.format, tensor)?, hidden);
+    let heads = Heads {
+        draft,
+        target,
+        hidden,
+    };
     let mut spec = DraftSpec {
         name: draft.name.clone(),
         hash: draft.hash,
         hidden,
         norm_eps: metadata.norm_eps as f32,
-        block: metadata.block,
+        block,
+        first_row: metadata.first_row(),
         mask_token: TokenId(metadata.mask),
         capture_layers,
+        embedding: heads.embedding()?,
         hidden_norm: norm(ModelTensor::HiddenNorm)?,
         layers,
         final_norm: norm(ModelTensor::FinalNorm)?,
+        head: heads.head()?,
+        // The programs that run the other kinds leave these keys to the sampler.
+        logit_scale: metadata
+            .logit_scale
+            .filter(|_| transforms(metadata))
+            .unwrap_or(1.0) as f32,
+        logit_softcap: metadata
+            .logit_softcap
+            .filter(|_| transforms(metadata))
+            .map(|cap| cap as f32),
+        conditioning: heads.conditioning()?,
         fc,
     };
-    directory.unused_tensors(target.vocab, hidden)?;
+    directory.unused_tensors(metadata.kind, (target.vocab, hidden))?;
     // One file with two different windows is two drafts.
     spec.hash = combined(draft.hash, format!("{spec:?}").as_bytes());
     Ok(spec)
+}
+
+/// Whether the draft scales and caps its logits.
+fn transforms(metadata: &DraftMetadata) -> bool {
+    metadata.kind == DraftKind::Dflash2
+}
+
+/// Rows of a pass: the file's block, or up to twice as many.
+fn rows(metadata: &DraftMetadata, options: DraftOptions) -> Result<usize, String> {
+    let (block, most) = (metadata.block, Tree::MAX_NODES);
+    if !(2..=most).contains(&block) {
+        return Err(format!(
+            "its blocks have {block} rows, 2 to {most} are supported"
+        ));
+    }
+    let widest = (2 * block).min(most);
+    match options.width {
+        None => Ok(block),
+        Some(width) if (block..=widest).contains(&width) => Ok(width),
+        Some(width) => Err(format!(
+            "blocks of {width} rows are wanted, but it has {block}; use {block} to {widest}"
+        )),
+    }
 }
 
 /// The file's list, or the makers' default rule if it has none.
@@ -189,116 +219,13 @@ fn windows(metadata: &DraftMetadata, options: DraftOptions) -> Result<(Vec<bool>
     let window = window.unwrap_or(DraftSpec::DEFAULT_WINDOW);
     // A wider window is cut to that of full layers.
     let window = window.min(DraftSpec::DEFAULT_WINDOW);
-    if window < metadata.block {
-        let block = metadata.block;
+    let block = options.width.unwrap_or(metadata.block);
+    if window < block {
         return Err(format!(
             "its window of {window} tokens is shorter than a block of {block}"
         ));
     }
     Ok((sliding, window))
-}
-
-/// The tensors of one layer.
-struct LayerTensors<'a> {
-    directory: &'a DraftTensors,
-    metadata: &'a DraftMetadata,
-    index: usize,
-    hidden: usize,
-}
-
-impl LayerTensors<'_> {
-    fn get(&self, tensor: LayerTensor) -> Result<WeightRef, ModelError> {
-        self.directory
-            .inner(self.metadata.format, self.index, tensor)
-    }
-
-    fn matrix(
-        &self,
-        tensor: LayerTensor,
-        rows: usize,
-        cols: usize,
-    ) -> Result<WeightRef, ModelError> {
-        self.directory.shaped(self.get(tensor)?, (rows, cols))
-    }
-
-    fn vector(&self, tensor: LayerTensor, len: usize) -> Result<WeightRef, ModelError> {
-        self.directory.vector(self.get(tensor)?, len)
-    }
-
-    /// Number of heads of a weight. Refuses rows that are not whole heads or contradict the
-    /// metadata.
-    fn heads(
-        &self,
-        weight: &WeightRef,
-        head_dim: usize,
-        said: Option<usize>,
-    ) -> Result<usize, ModelError> {
-        let n = weight.rows / head_dim;
-        if !weight.rows.is_multiple_of(head_dim) || said.is_some_and(|said| said != n) {
-            let said = said.map_or("whole heads".to_owned(), |said| format!("{said} heads"));
-            let rows = weight.rows;
-            let detail = format!("{rows} rows, {said} of {head_dim} are expected");
-            return Err(self.directory.refuse(&weight.name, detail));
-        }
-        Ok(n)
-    }
-
-    fn attention(&self, rope: RopeSpec) -> Result<AttentionSpec, ModelError> {
-        let metadata = self.metadata;
-        // The norm of a head has the length of a head.
-        let head_dim = self.get(LayerTensor::QNorm)?.cols;
-        check_head_dim(head_dim)
-            .and_then(|()| match metadata.head_dim {
-                Some(said) if said != head_dim => Err(format!("{head_dim} long, {said} expected")),
-                _ => Ok(()),
-            })
-            .map_err(|detail| {
-                let name = self.get(LayerTensor::QNorm).map(|w| w.name.to_string());
-                self.directory.refuse(&name.unwrap_or_default(), detail)
-            })?;
-        let (q, k) = (self.get(LayerTensor::Q)?, self.get(LayerTensor::K)?);
-        let n_heads = self.heads(&q, head_dim, metadata.heads)?;
-        let n_kv_heads = self.heads(&k, head_dim, metadata.kv_heads)?;
-        if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
-            let detail = format!("{n_heads} query heads for {n_kv_heads} key heads");
-            return Err(self.directory.refuse(&q.name, detail));
-        }
-        let dims = metadata.rope_dims.unwrap_or(head_dim);
-        if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
-            let detail = format!("{dims} rotary values in heads of {head_dim}");
-            return Err(self.directory.refuse(&q.name, detail));
-        }
-        let directory = self.directory;
-        let (q_rows, kv_rows) = (q.rows, k.rows);
-        Ok(AttentionSpec {
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            rope: RopeSpec { dims, ..rope },
-            scale: attention_scale(head_dim),
-            gate: OutputGate::None,
-            q_norm: Some(self.vector(LayerTensor::QNorm, head_dim)?),
-            k_norm: Some(self.vector(LayerTensor::KNorm, head_dim)?),
-            q: directory.shaped(q, (q_rows, self.hidden))?,
-            k: directory.shaped(k, (kv_rows, self.hidden))?,
-            v: self.matrix(LayerTensor::V, kv_rows, self.hidden)?,
-            o: self.matrix(LayerTensor::O, self.hidden, q_rows)?,
-        })
-    }
-
-    fn ffn(&self) -> Result<FeedForward, ModelError> {
-        let gate = self.get(LayerTensor::Gate)?;
-        let ffn = gate.rows;
-        if let Some(said) = self.metadata.ffn.filter(|said| *said != ffn) {
-            let detail = format!("{ffn} rows, the file says {said}");
-            return Err(self.directory.refuse(&gate.name, detail));
-        }
-        Ok(FeedForward::Dense {
-            gate: self.directory.shaped(gate, (ffn, self.hidden))?,
-            up: self.matrix(LayerTensor::Up, ffn, self.hidden)?,
-            down: self.matrix(LayerTensor::Down, self.hidden, ffn)?,
-        })
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! A draft's metadata in any file format.
 
+use super::DraftKind;
+
 /// File format of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DraftFormat {
@@ -30,6 +32,8 @@ impl DraftFormat {
 pub struct DraftMetadata {
     /// The file format.
     pub format: DraftFormat,
+    /// The kind of draft.
+    pub kind: DraftKind,
     /// Number of layers.
     pub layers: usize,
     /// Rows of one pass, the root included.
@@ -48,7 +52,8 @@ pub struct DraftMetadata {
     pub sliding: Vec<bool>,
     /// The window of the sliding layers.
     pub window: Option<usize>,
-    /// Whether rows see only earlier rows of their block; `None` means in sliding layers only.
+    /// Whether rows see only earlier rows of their block. `None` means in sliding layers of the
+    /// first kind only.
     pub causal: Option<bool>,
     /// Length of the target's logits row.
     pub vocab: Option<usize>,
@@ -64,4 +69,30 @@ pub struct DraftMetadata {
     pub kv_heads: Option<usize>,
     /// Values per head.
     pub head_dim: Option<usize>,
+    /// Whether row 0 of a block predicts the first drafted token; `None` for the kind's default.
+    pub sample_from_anchor: Option<bool>,
+    /// Factor on the logits.
+    pub logit_scale: Option<f64>,
+    /// Bound of capped logits.
+    pub logit_softcap: Option<f64>,
+    /// Taps of the convolutions.
+    pub conv_taps: Option<usize>,
+    /// Channels of the convolutions that share dynamic weights.
+    pub conv_group: Option<usize>,
+    /// Rank of the pairwise selector or of the Markov head.
+    pub rank: Option<usize>,
+    /// Candidates of a row that the pairwise selector scores.
+    pub selector_top_k: Option<usize>,
+    /// Whether attention has sinks; `None` if the file does not say.
+    pub has_sinks: Option<bool>,
+    /// Whether there is a confidence head; `None` if the file does not say.
+    pub has_confidence: Option<bool>,
+}
+
+impl DraftMetadata {
+    /// The row of a block that predicts the first drafted token.
+    pub fn first_row(&self) -> usize {
+        let default = self.kind == DraftKind::Dspark;
+        usize::from(!self.sample_from_anchor.unwrap_or(default))
+    }
 }

@@ -4,16 +4,19 @@
 //! of GGUF metadata. All become one [`DraftMetadata`]. Tensor shapes take precedence over keys. A
 //! mismatch with the target is refused by name.
 //!
-//! Reading order: [`gguf_metadata`] and [`config`] (the file formats), [`metadata`] (the common
-//! form), [`match_target`] (the checks).
+//! Reading order: [`kind`] (which of three kinds), [`gguf_metadata`] and [`config`] (the file
+//! formats), [`metadata`] (the common form), [`match_target`], [`layer`] and [`heads`] (the checks).
 
 mod config;
 mod gguf_metadata;
+mod heads;
+mod kind;
+mod layer;
 mod match_target;
 mod metadata;
 mod safetensors;
+mod tensor_names;
 mod tensors;
-mod unsupported;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,6 +30,7 @@ use crate::reader::key_error;
 use safetensors::Safetensors;
 use tensors::DraftTensors;
 
+pub use kind::DraftKind;
 pub use metadata::{DraftFormat, DraftMetadata};
 
 /// A user's options for a draft, besides its file.
@@ -34,6 +38,8 @@ pub use metadata::{DraftFormat, DraftMetadata};
 pub struct DraftOptions {
     /// The sliding window of all layers but the last, for files without one.
     pub window: Option<usize>,
+    /// Rows of a pass, from the file's block to twice as many; `None` for the block.
+    pub width: Option<usize>,
 }
 
 /// A draft's file that is read but not yet checked against a target.
@@ -48,6 +54,8 @@ pub struct DraftFile {
     pub bytes: u64,
     hash: ModelHash,
     directory: DraftTensors,
+    /// The target's id of each token of the draft, if it has a part of the vocabulary.
+    vocab_map: Option<Vec<i64>>,
     weights: Arc<dyn WeightSource>,
 }
 
@@ -108,8 +116,8 @@ impl DraftFile {
 
     fn of_gguf(file: GgufFile, stem: &str) -> Result<DraftFile, ModelError> {
         let directory = DraftTensors::of_gguf(&file);
-        unsupported::refuse_gguf(&file, &directory)?;
-        let metadata = gguf_metadata::read(&file)?;
+        let kind = kind::of_gguf(&file, &directory)?;
+        let metadata = gguf_metadata::read(&file, kind)?;
         let name = file
             .meta()
             .text("general.name")
@@ -124,6 +132,7 @@ impl DraftFile {
             bytes: directory.bytes(),
             hash: model_hash(&file),
             directory,
+            vocab_map: file.integers("d2t"),
             weights: Arc::new(file),
         })
     }
@@ -131,8 +140,13 @@ impl DraftFile {
     fn of_safetensors(path: &Path, stem: &str) -> Result<DraftFile, ModelError> {
         let (config, file) = Safetensors::open(path)?;
         let directory = file.directory();
-        unsupported::refuse_config(&config, &directory)?;
-        let metadata = config::read(&config)?;
+        let kind = kind::of_config(&config, &directory)?;
+        let metadata = config::read(&config, kind)?;
+        // The publisher stores how far a target's id is from the draft's.
+        let offsets = file.integers("d2t");
+        let absolute = |(id, offset): (usize, i64)| offset.saturating_add(id as i64);
+        let vocab_map = offsets.map(|offsets| offsets.into_iter().enumerate().map(absolute));
+        let vocab_map = vocab_map.map(Iterator::collect);
         Ok(DraftFile {
             metadata,
             name: stem.to_owned(),
@@ -140,6 +154,7 @@ impl DraftFile {
             bytes: directory.bytes(),
             hash: bytes_hash(&config.text, file.samples()),
             directory,
+            vocab_map,
             weights: Arc::new(file),
         })
     }

@@ -86,6 +86,19 @@ impl Safetensors {
         })
     }
 
+    /// The values of a tensor of 64-bit integers; `None` for another type or a missing tensor.
+    pub(super) fn integers(&self, name: &str) -> Option<Vec<i64>> {
+        let place = self.tensors.get(name)?;
+        place.weight.as_ref().err().filter(|ty| *ty == "I64")?;
+        let (values, _) = self.parts[place.part][place.begin..place.end].as_chunks();
+        Some(
+            values
+                .iter()
+                .map(|bytes| i64::from_le_bytes(*bytes))
+                .collect(),
+        )
+    }
+
     fn add(&mut self, path: &Path) -> Result<(), ModelError> {
         let file = path.display().to_string();
         let bytes = FileBytes::open(path)?;
@@ -151,9 +164,13 @@ fn tensor_range(name: &str, info: &TensorInfo, part: usize) -> Result<TensorRang
     let (rows, cols) = match info.shape[..] {
         [len] => (1, len),
         [rows, cols] => (rows, cols),
+        [outer, rows, cols] => match outer.checked_mul(rows) {
+            Some(rows) => (rows, cols),
+            None => return Err(format!("{outer} x {rows} rows overflow")),
+        },
         _ => {
             return Err(format!(
-                "{} dimensions, 1 or 2 are expected",
+                "{} dimensions, 1 to 3 are expected",
                 info.shape.len()
             ));
         }

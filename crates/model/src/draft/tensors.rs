@@ -7,34 +7,12 @@ use std::sync::Arc;
 use contract::{QuantType, WeightRef};
 use gguf::GgufFile;
 
-use super::DraftFormat;
+use super::tensor_names::{LayerTensor, ModelTensor, inner_names, outer_names};
+use super::{DraftFormat, DraftKind};
 use crate::ModelError;
 
-/// A tensor outside the layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ModelTensor {
-    Fc,
-    HiddenNorm,
-    FinalNorm,
-}
-
-/// A tensor of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LayerTensor {
-    AttentionNorm,
-    FfnNorm,
-    Q,
-    K,
-    V,
-    O,
-    QNorm,
-    KNorm,
-    Gate,
-    Up,
-    Down,
-}
-
-/// Names of tensors that drafts share with the target. Copies in the draft's file are ignored.
+/// Names of tensors that drafts of the first kind share with the target. Copies in the draft's file
+/// are ignored.
 const BORROWED: [&str; 6] = [
     "token_embd.weight",
     "output.weight",
@@ -103,6 +81,44 @@ impl DraftTensors {
         self.first(&inner_names(format, layer, tensor))
     }
 
+    /// A tensor outside the layers that a draft may lack.
+    pub(super) fn optional_outer(
+        &self,
+        format: DraftFormat,
+        tensor: ModelTensor,
+    ) -> Result<Option<WeightRef>, ModelError> {
+        self.optional(&outer_names(format, tensor))
+    }
+
+    /// A tensor of a layer that a draft may lack.
+    pub(super) fn optional_inner(
+        &self,
+        format: DraftFormat,
+        layer: usize,
+        tensor: LayerTensor,
+    ) -> Result<Option<WeightRef>, ModelError> {
+        self.optional(&inner_names(format, layer, tensor))
+    }
+
+    /// The name of a tensor that is not a weight, which counts as used.
+    pub(super) fn name_of(&self, format: DraftFormat, tensor: ModelTensor) -> Option<Arc<str>> {
+        let names = outer_names(format, tensor);
+        let found = names
+            .iter()
+            .find_map(|name| self.tensors.get_key_value(&**name));
+        let (name, _) = found?;
+        self.used.borrow_mut().insert(Arc::clone(name));
+        Some(Arc::clone(name))
+    }
+
+    fn optional(&self, names: &[String]) -> Result<Option<WeightRef>, ModelError> {
+        if names.iter().any(|name| self.tensors.contains_key(&**name)) {
+            self.first(names).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
     /// The tensor under the first existing name.
     fn first(&self, names: &[String]) -> Result<WeightRef, ModelError> {
         let found = names
@@ -151,7 +167,11 @@ impl DraftTensors {
 
     /// Refuses a vector of another length or a quantized one.
     pub(super) fn vector(&self, weight: WeightRef, len: usize) -> Result<WeightRef, ModelError> {
-        let weight = self.shaped(weight, (1, len))?;
+        self.unquantized(self.shaped(weight, (1, len))?)
+    }
+
+    /// Refuses a quantized weight.
+    pub(super) fn unquantized(&self, weight: WeightRef) -> Result<WeightRef, ModelError> {
         match weight.ty {
             QuantType::F32 | QuantType::F16 | QuantType::BF16 => Ok(weight),
             other => {
@@ -166,7 +186,11 @@ impl DraftTensors {
 
     /// Refuses tensors that were not requested, except copies of the target's shared tensors,
     /// `[vocab, hidden]`.
-    pub(super) fn unused_tensors(&self, vocab: usize, hidden: usize) -> Result<(), ModelError> {
+    pub(super) fn unused_tensors(
+        &self,
+        kind: DraftKind,
+        (vocab, hidden): (usize, usize),
+    ) -> Result<(), ModelError> {
         let used = self.used.borrow();
         for (name, weight) in &self.tensors {
             if used.contains(name) {
@@ -182,66 +206,16 @@ impl DraftTensors {
                 tracing::info!(tensor = &**name, "the target's own is used instead");
                 continue;
             }
-            let detail = "not known in DFlash drafts; ignoring it would change what is drafted";
-            return Err(self.refuse(name, detail.to_owned()));
+            // The inverse of `d2t`, which nothing reads.
+            if &**name == "t2d" {
+                continue;
+            }
+            let detail = format!(
+                "not known in {} drafts; ignoring it would change what is drafted",
+                kind.name()
+            );
+            return Err(self.refuse(name, detail));
         }
         Ok(())
     }
-}
-
-fn outer_names(format: DraftFormat, tensor: ModelTensor) -> Vec<String> {
-    let names: &[&str] = match (format, tensor) {
-        (DraftFormat::GgufC, ModelTensor::Fc) => &["fc.weight"],
-        (DraftFormat::GgufC, ModelTensor::HiddenNorm) => &["enc.output_norm.weight"],
-        (DraftFormat::GgufA | DraftFormat::GgufB, ModelTensor::Fc) => {
-            &["dflash.fc.weight", "dflash_fc.weight"]
-        }
-        (DraftFormat::GgufA | DraftFormat::GgufB, ModelTensor::HiddenNorm) => {
-            &["dflash.hidden_norm.weight", "dflash_hidden_norm.weight"]
-        }
-        (DraftFormat::Safetensors, ModelTensor::Fc) => &["fc.weight", "model.fc.weight"],
-        (DraftFormat::Safetensors, ModelTensor::HiddenNorm) => {
-            &["hidden_norm.weight", "model.hidden_norm.weight"]
-        }
-        (DraftFormat::Safetensors, ModelTensor::FinalNorm) => &["norm.weight", "model.norm.weight"],
-        (_, ModelTensor::FinalNorm) => &["output_norm.weight"],
-    };
-    names.iter().map(|name| (*name).to_owned()).collect()
-}
-
-fn inner_names(format: DraftFormat, layer: usize, tensor: LayerTensor) -> Vec<String> {
-    if format == DraftFormat::Safetensors {
-        let name = match tensor {
-            LayerTensor::AttentionNorm => "input_layernorm",
-            LayerTensor::FfnNorm => "post_attention_layernorm",
-            LayerTensor::Q => "self_attn.q_proj",
-            LayerTensor::K => "self_attn.k_proj",
-            LayerTensor::V => "self_attn.v_proj",
-            LayerTensor::O => "self_attn.o_proj",
-            LayerTensor::QNorm => "self_attn.q_norm",
-            LayerTensor::KNorm => "self_attn.k_norm",
-            LayerTensor::Gate => "mlp.gate_proj",
-            LayerTensor::Up => "mlp.up_proj",
-            LayerTensor::Down => "mlp.down_proj",
-        };
-        let plain = format!("layers.{layer}.{name}.weight");
-        return vec![plain.clone(), format!("model.{plain}")];
-    }
-    let names: &[&str] = match tensor {
-        LayerTensor::AttentionNorm => &["attn_norm"],
-        LayerTensor::FfnNorm => &["ffn_norm", "post_attention_norm"],
-        LayerTensor::Q => &["attn_q"],
-        LayerTensor::K => &["attn_k"],
-        LayerTensor::V => &["attn_v"],
-        LayerTensor::O => &["attn_output"],
-        LayerTensor::QNorm => &["attn_q_norm"],
-        LayerTensor::KNorm => &["attn_k_norm"],
-        LayerTensor::Gate => &["ffn_gate"],
-        LayerTensor::Up => &["ffn_up"],
-        LayerTensor::Down => &["ffn_down"],
-    };
-    let names = names.iter();
-    names
-        .map(|name| format!("blk.{layer}.{name}.weight"))
-        .collect()
 }

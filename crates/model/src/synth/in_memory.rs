@@ -7,23 +7,20 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use contract::{
-    AttentionSpec, BlockMask, DraftLayer, DraftSpec, FeedForward, ModelHash, OutputGate, QuantType,
-    RopeSpec, TokenId, WeightError, WeightRef, WeightSource,
-};
+use contract::{QuantType, WeightError, WeightRef, WeightSource};
 use gguf::FileBytes;
 
 use super::random_blocks::{BlockPool, WeightRng};
 use super::shape::Fill;
 use super::{SynthSpec, draw};
+use crate::ModelError;
 use crate::load::{LoadedModel, load_bytes};
-use crate::{ModelError, load};
 
 /// Extra bytes of a shared run beyond its largest matrix, so that matrices have different starts.
 const SLACK_BYTES: usize = 4 << 20;
 
 /// Random weights by name, generated on first use.
-struct SynthWeights {
+pub(super) struct SynthWeights {
     seed: u64,
     /// Vectors and convolution taps, which have their own distributions.
     small: HashMap<Arc<str>, Vec<u8>>,
@@ -35,7 +32,10 @@ struct SynthWeights {
 type Run = (usize, OnceLock<Vec<u8>>);
 
 impl SynthWeights {
-    fn new<'a>(seed: u64, weights: impl Iterator<Item = (&'a WeightRef, Fill)>) -> SynthWeights {
+    pub(super) fn new<'a>(
+        seed: u64,
+        weights: impl Iterator<Item = (&'a WeightRef, Fill)>,
+    ) -> SynthWeights {
         let mut drawn = SynthWeights {
             seed,
             small: HashMap::new(),
@@ -87,15 +87,6 @@ impl WeightSource for SynthWeights {
     }
 }
 
-/// A synthetic draft of exact shapes.
-#[derive(Clone)]
-pub struct SynthDraft {
-    /// The draft's spec.
-    pub spec: Arc<DraftSpec>,
-    /// Source of its weights.
-    pub weights: Arc<dyn WeightSource>,
-}
-
 impl SynthSpec {
     /// The model as if it had been written and loaded, but without a file.
     ///
@@ -124,91 +115,11 @@ impl SynthSpec {
     }
 }
 
-/// A block-diffusion draft of `target`'s width in the shape of the published ones: 5 layers of 32
-/// query and 8 key heads of 128, a feed-forward as wide as the target's first, blocks of 16, 5
-/// captured layers spread over the target, all matrices of type `ty`.
-pub fn draft_for(target: &load::LoadedModel, ty: QuantType, seed: u64) -> SynthDraft {
-    let spec = &target.spec;
-    let (hidden, layers) = (spec.hidden, spec.layers.len());
-    let ffn = spec.layers.first().map_or(hidden, |layer| {
-        let FeedForward::Dense { gate, .. } = &layer.ffn;
-        gate.rows
-    });
-    let weight = |name: String, ty, rows, cols| WeightRef {
-        name: name.into(),
-        ty,
-        rows,
-        cols,
-    };
-    let norm = |name: String, cols| weight(name, QuantType::F32, 1, cols);
-    let capture_layers: Vec<usize> = (0..5)
-        .map(|i| 1 + i * (layers.saturating_sub(4)) / 4)
-        .collect();
-    let (heads, kv_heads, dim) = (32, 8, 128);
-    let layer = |i: usize| {
-        let at = |part: &str| format!("draft.{i}.{part}");
-        DraftLayer {
-            attention_norm: norm(at("attention_norm"), hidden),
-            attention: AttentionSpec {
-                n_heads: heads,
-                n_kv_heads: kv_heads,
-                head_dim: dim,
-                rope: RopeSpec {
-                    dims: dim,
-                    theta: 1e7,
-                },
-                scale: 1.0 / (dim as f32).sqrt(),
-                gate: OutputGate::None,
-                q_norm: Some(norm(at("q_norm"), dim)),
-                k_norm: Some(norm(at("k_norm"), dim)),
-                q: weight(at("q"), ty, heads * dim, hidden),
-                k: weight(at("k"), ty, kv_heads * dim, hidden),
-                v: weight(at("v"), ty, kv_heads * dim, hidden),
-                o: weight(at("o"), ty, hidden, heads * dim),
-            },
-            window: DraftSpec::DEFAULT_WINDOW,
-            block_mask: BlockMask::Full,
-            ffn_norm: norm(at("ffn_norm"), hidden),
-            ffn: FeedForward::Dense {
-                gate: weight(at("gate"), ty, ffn, hidden),
-                up: weight(at("up"), ty, ffn, hidden),
-                down: weight(at("down"), ty, hidden, ffn),
-            },
-        }
-    };
-    let draft = DraftSpec {
-        name: format!("draft of {}", spec.name),
-        hash: ModelHash([seed as u8; 16]),
-        hidden,
-        norm_eps: 1e-6,
-        block: 16,
-        mask_token: TokenId(u32::try_from(spec.vocab.saturating_sub(1)).unwrap_or(0)),
-        fc: weight(
-            "draft.fc".to_owned(),
-            ty,
-            hidden,
-            capture_layers.len() * hidden,
-        ),
-        capture_layers,
-        hidden_norm: norm("draft.hidden_norm".to_owned(), hidden),
-        layers: (0..5).map(layer).collect(),
-        final_norm: norm("draft.final_norm".to_owned(), hidden),
-    };
-    let fill = |weight: &WeightRef| match weight.rows {
-        1 => Fill::Norm,
-        _ => Fill::Matrix,
-    };
-    let weights = draft.weights();
-    let drawn = SynthWeights::new(seed, weights.into_iter().map(|w| (w, fill(w))));
-    SynthDraft {
-        spec: Arc::new(draft),
-        weights: Arc::new(drawn),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synth::draft_for;
+    use contract::FeedForward;
 
     #[test]
     fn in_memory_model_equals_the_written_file() {

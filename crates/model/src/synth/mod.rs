@@ -1,5 +1,6 @@
 //! Synthetic models: the exact shapes of real models with random weights, for tests and benchmarks.
 
+mod draft;
 mod in_memory;
 mod random_blocks;
 mod shape;
@@ -19,7 +20,7 @@ use shape::{
 };
 use vocabulary::Vocabulary;
 
-pub use in_memory::{SynthDraft, draft_for};
+pub use draft::{SynthDraft, draft_for, draft_of};
 
 /// The bundled model's chat template, which behaves like the family's own.
 const TEMPLATE: &str = include_str!("../../../../models/ember/chat_template.jinja");

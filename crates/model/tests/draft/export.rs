@@ -10,7 +10,7 @@ use model::{DraftOptions, LoadedDraft, ModelError};
 use serde_json::{Map, json};
 
 pub(crate) const LAYERS: usize = 3;
-const HIDDEN: usize = 256;
+pub(crate) const HIDDEN: usize = 256;
 const FFN: usize = 512;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
@@ -140,6 +140,8 @@ pub(crate) struct Export {
     pub(crate) renamed: Vec<(String, Option<String>)>,
     /// Tensors added: name, rows, columns.
     pub(crate) added: Vec<(String, usize, usize)>,
+    /// A vector of 64-bit integers, by its name.
+    pub(crate) integers: Option<(String, Vec<i64>)>,
 }
 
 impl Export {
@@ -151,6 +153,7 @@ impl Export {
             fields: Vec::new(),
             renamed: Vec::new(),
             added: Vec::new(),
+            integers: None,
         }
     }
 
@@ -178,6 +181,17 @@ impl Export {
 
     pub(crate) fn add(mut self, name: &str, rows: usize, cols: usize) -> Export {
         self.added.push((name.to_owned(), rows, cols));
+        self
+    }
+
+    /// Takes back a tensor that was added.
+    pub(crate) fn without(mut self, name: &str) -> Export {
+        self.added.retain(|(added, _, _)| added != name);
+        self
+    }
+
+    pub(crate) fn integers(mut self, name: &str, values: Vec<i64>) -> Export {
+        self.integers = Some((name.to_owned(), values));
         self
     }
 
@@ -277,9 +291,15 @@ impl Export {
             let dims = if *rows == 1 { &dims[..1] } else { &dims[..] };
             writer.tensor(name, QuantType::F32, dims).unwrap();
         }
+        if let Some((name, values)) = &self.integers {
+            writer.integers(name, values.len() as u64).unwrap();
+        }
         let mut body = writer.start(Vec::new()).unwrap();
         for (_, published, rows, cols) in &all {
             body.write(&values(published, rows * cols)).unwrap();
+        }
+        for value in self.integers.iter().flat_map(|(_, values)| values) {
+            body.write(&value.to_le_bytes()).unwrap();
         }
         body.finish().unwrap()
     }
@@ -325,6 +345,14 @@ impl Export {
             let entry =
                 json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, data.len()]});
             header.insert(name, entry);
+        }
+        if let Some((name, values)) = &self.integers {
+            let begin = data.len();
+            data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            let entry = json!({
+                "dtype": "I64", "shape": [values.len()], "data_offsets": [begin, data.len()],
+            });
+            header.insert(name.clone(), entry);
         }
         let header = serde_json::to_vec(&header).unwrap();
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();

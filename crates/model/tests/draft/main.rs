@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 mod export;
+mod later_kinds;
 
 use std::sync::Arc;
 
@@ -112,6 +113,7 @@ fn missing_windows_can_be_given_for_every_file_format() {
         let plain = Export::new(file_format).load().unwrap().spec;
         let options = DraftOptions {
             window: Some(WINDOW as usize),
+            ..DraftOptions::default()
         };
         let spec = Export::new(file_format).load_with(options).unwrap().spec;
         assert_eq!(windows(&spec), [SLIDING, SLIDING, FULL], "{file_format:?}");
@@ -300,23 +302,35 @@ fn missing_unknown_and_misshapen_tensors_are_named() {
 }
 
 #[test]
-fn unsupported_draft_kinds_are_named() {
+fn promised_kinds_and_unsupported_ones_are_named() {
     let b = || Export::new(DraftFileFormat::B);
     let c = || Export::new(DraftFileFormat::C);
-    check_refused(&c().add("blk.0.attn_conv_base", 4, 256), &["DFlash2"]);
+    // A tensor, a key or a title makes the kind, and the kind needs all of its tensors.
+    check_refused(
+        &c().add("blk.0.attn_conv_base", 4, 256),
+        &["blk.0.attn_conv_proj.weight", "missing"],
+    );
     check_refused(
         &c().key("{a}.selector_rank", Some(Value::U32(256))),
-        &["DFlash2"],
+        &["blk.0.attn_conv_base", "missing"],
     );
-    check_refused(&b().add("markov_head.w1.weight", 8, 256), &["DSpark"]);
+    check_refused(
+        &b().add("markov_w2.weight", 1024, 8),
+        &["markov_w1.weight", "missing"],
+    );
     let hf = || Export::new(DraftFileFormat::Safetensors);
     check_refused(
         &hf().field("architectures", json!(["DFlash2DraftModel"])),
-        &["DFlash2"],
+        &["layers.0.attention_conv.base_kernel", "missing"],
     );
     check_refused(
         &hf().field("architectures", json!(["DSparkDraftModel"])),
-        &["DSpark"],
+        &["markov_head.markov_w1.weight", "missing"],
+    );
+    check_refused(
+        &c().add("markov_w1.weight", 1024, 8)
+            .add("selector_hidden.weight", 8, 256),
+        &["both a pairwise selector and a Markov head"],
     );
     check_refused(
         &hf().field("dflash_config/attention_sink_bias", json!(true)),
@@ -335,6 +349,22 @@ fn unsupported_draft_kinds_are_named() {
         &c().key("{a}.rope.scaling.type", Some("yarn".into())),
         &["yarn"],
     );
+}
+
+#[test]
+fn blocks_can_be_widened_to_twice_the_trained_rows() {
+    let width = |width| DraftOptions {
+        width: Some(width),
+        ..DraftOptions::default()
+    };
+    let export = Export::new(DraftFileFormat::C);
+    let spec = export.load_with(width(24)).unwrap().spec;
+    assert_eq!((spec.block, spec.depth()), (24, 23));
+    assert_ne!(spec.hash, export.load().unwrap().spec.hash);
+    for wrong in [15, 33] {
+        let error = export.load_with(width(wrong)).err().unwrap().to_string();
+        assert!(error.contains("use 16 to 32"), "{error}");
+    }
 }
 
 #[test]

@@ -292,6 +292,7 @@ pub(crate) fn load_draft(
 pub(crate) fn options(draft_swa: usize) -> DraftOptions {
     DraftOptions {
         window: (draft_swa > 0).then_some(draft_swa),
+        width: None,
     }
 }
 

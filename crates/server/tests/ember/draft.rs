@@ -23,7 +23,15 @@ const WINDOW: usize = 64;
 pub(crate) fn config_with_draft(window: Option<usize>, options: CpuOptions) -> LoadConfig {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let path = ember("ember-draft.gguf");
-    let draft = model::load_draft(&path, &loaded.spec, DraftOptions { window }).unwrap();
+    let draft = model::load_draft(
+        &path,
+        &loaded.spec,
+        DraftOptions {
+            window,
+            ..DraftOptions::default()
+        },
+    )
+    .unwrap();
     let mut config = load_config(&loaded, options);
     config.limits.tree_nodes = 64;
     config.draft = Some(DraftLoadConfig {

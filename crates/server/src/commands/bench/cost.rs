@@ -51,11 +51,14 @@ impl Cost {
         cost
     }
 
-    /// The cost of a draft model's pass, with the target's LM head.
+    /// The cost of a draft model's pass, with its LM head.
     pub(super) fn of_draft(draft: &DraftSpec, target: &ModelSpec) -> Cost {
         let mut cost = Cost::default();
-        cost.read(&target.head);
-        for weight in draft.weights() {
+        if draft.head.is_none() {
+            cost.read(&target.head);
+        }
+        // Of its tables, a pass reads a few rows.
+        for weight in draft.multiplied() {
             cost.matrix(weight);
         }
         cost

@@ -21,7 +21,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use contract::{DraftLoad, DraftLoadConfig, QuantType};
-use model::synth::{SynthSpec, draft_for};
+use model::DraftKind;
+use model::synth::{SynthDraft, SynthSpec, draft_for, draft_of};
 
 use cases::Bench;
 use report::Report;
@@ -156,6 +157,23 @@ fn model(source: &ModelSource<'_>) -> anyhow::Result<model::LoadedModel> {
     }
 }
 
+/// A draft with random weights from the name of a type, or of a kind and a type, such as
+/// `dflash2:q8_0`.
+fn synthetic_draft(target: &model::LoadedModel, what: &str) -> Option<SynthDraft> {
+    const KINDS: [DraftKind; 3] = [DraftKind::Dflash, DraftKind::Dflash2, DraftKind::Dspark];
+    let type_of = |name: &str| {
+        let mut types = QuantType::ALL.into_iter();
+        types.find(|ty| ty.name().eq_ignore_ascii_case(name))
+    };
+    if let Some(ty) = type_of(what) {
+        return Some(draft_for(target, ty, 1));
+    }
+    let (kind, ty) = what.split_once(':')?;
+    let mut kinds = KINDS.into_iter();
+    let kind = kinds.find(|other| other.name().eq_ignore_ascii_case(kind))?;
+    Some(draft_of(target, kind, type_of(ty)?, 1))
+}
+
 /// A draft model for the target: from a file, with random weights of one type, or the bundled one.
 fn draft(
     target: &model::LoadedModel,
@@ -173,24 +191,16 @@ fn draft(
         (None, None) => {
             bail!("--draft is missing: name the draft of the model, or a type such as q8_0")
         }
-        (Some(what), _) => {
-            let ty = QuantType::ALL
-                .into_iter()
-                .find(|ty| ty.name().eq_ignore_ascii_case(what));
-            match ty {
-                Some(ty) => {
-                    let made = draft_for(target, ty, 1);
-                    (made.spec, made.weights)
-                }
-                None => {
-                    let loaded = model::load_draft(Path::new(what), &target.spec, options);
-                    let loaded = loaded.with_context(|| {
-                        format!("--draft {what}: neither a weight type nor a draft file")
-                    })?;
-                    (loaded.spec, loaded.weights)
-                }
+        (Some(what), _) => match synthetic_draft(target, what) {
+            Some(made) => (made.spec, made.weights),
+            None => {
+                let loaded = model::load_draft(Path::new(what), &target.spec, options);
+                let loaded = loaded.with_context(|| {
+                    format!("--draft {what}: neither a weight type nor a draft file")
+                })?;
+                (loaded.spec, loaded.weights)
             }
-        }
+        },
     };
     Ok(DraftLoadConfig {
         spec: Arc::clone(&spec),
