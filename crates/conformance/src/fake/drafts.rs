@@ -1,9 +1,22 @@
 //! The drafts of the fake runner: its draft model, and its multi-token-prediction head.
 
 use contract::protocol::push_mtp_row;
-use contract::{DeviceError, DraftCandidates, DraftItem, MtpDraftItem, MtpInfo, TokenId};
+use contract::{
+    CandidateLinks, DeviceError, DraftCandidates, DraftItem, ListIdx, MtpDraftItem, MtpInfo,
+    TokenId,
+};
 
-use super::{FakeDraft, FakeRunner, HistoryHash, ranked};
+use super::{FakeRunner, HistoryHash, ranked};
+
+/// A fake draft.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FakeDraft {
+    /// Maximum number of drafted positions.
+    pub depth: usize,
+    /// Share of positions whose first candidate is the target's best token; elsewhere it is the
+    /// second best.
+    pub acceptance_rate: f64,
+}
 
 const WRONG_GUESS: u64 = 2;
 
@@ -52,6 +65,10 @@ impl FakeRunner {
         let mut drafts = Vec::with_capacity(items.len());
         for item in items {
             let mut hash = self.sequence(item.seq)?.committed.hash.then(item.root);
+            if self.conditional_draft {
+                drafts.push(self.conditional(hash, depth, k));
+                continue;
+            }
             let mut candidates = DraftCandidates {
                 ids: Vec::with_capacity(depth * k),
                 log_probs: Vec::with_capacity(depth * k),
@@ -70,6 +87,40 @@ impl FakeRunner {
             drafts.push(candidates);
         }
         Ok(drafts)
+    }
+
+    /// Candidates that depend on all tokens before them, behind the first few of each list.
+    fn conditional(&self, root: HistoryHash, depth: usize, k: usize) -> DraftCandidates {
+        const EXPANDED: usize = 2;
+        let mut candidates = DraftCandidates {
+            k,
+            ..DraftCandidates::default()
+        };
+        let mut links = Vec::new();
+        let mut states = vec![root];
+        for position in 0..depth {
+            let behind = candidates.lse.len() + states.len();
+            let mut successors = Vec::new();
+            for hash in states {
+                let (ids, _) = self.guesses(hash, self.draft_acceptance_rate, k);
+                for (rank, id) in ids.into_iter().enumerate() {
+                    let ends = position + 1 == depth || rank >= EXPANDED || successors.len() >= 8;
+                    links.push((!ends).then(|| ListIdx((behind + successors.len()) as u16)));
+                    if !ends {
+                        successors.push(hash.then(id));
+                    }
+                    candidates.ids.push(id);
+                    candidates.log_probs.push(-0.25 - rank as f32);
+                }
+                candidates.lse.push(0.0);
+                candidates
+                    .confidence
+                    .push(0.9 - 0.1 * (position % 8) as f32);
+            }
+            states = successors;
+        }
+        candidates.links = CandidateLinks::ByCandidate(links);
+        candidates
     }
 
     /// Candidates of the multi-token-prediction head for checked items.

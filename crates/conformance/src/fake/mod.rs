@@ -23,6 +23,7 @@ use contract::{
 use drafts::DraftedRows;
 
 pub use backend::FakeBackend;
+pub use drafts::FakeDraft;
 pub use faults::{FakeHandle, FaultKind, FaultTrigger, Flaw, InjectedFault, Record, RunnerMethod};
 pub use language::{Ending, HistoryHash, Language, answer, log_sum_exp, ranked};
 
@@ -41,20 +42,12 @@ pub struct FakeSpec {
     pub prefill_align: usize,
     /// Its draft, if it has one.
     pub draft: Option<FakeDraft>,
+    /// Whether the draft's candidates depend on the tokens before them.
+    pub conditional_draft: bool,
     /// Its multi-token-prediction head, if it has one.
     pub mtp: Option<FakeDraft>,
     /// Its flaw, if any.
     pub flaw: Option<Flaw>,
-}
-
-/// A fake draft.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FakeDraft {
-    /// Maximum number of drafted positions.
-    pub depth: usize,
-    /// Share of positions whose first candidate is the target's best token; elsewhere it is the
-    /// second best.
-    pub acceptance_rate: f64,
 }
 
 impl Default for FakeSpec {
@@ -77,6 +70,7 @@ impl Default for FakeSpec {
             page_size: 1,
             prefill_align: 64,
             draft: None,
+            conditional_draft: false,
             mtp: None,
             flaw: None,
         }
@@ -93,6 +87,7 @@ pub struct FakeRunner {
     language: Language,
     info: RunnerInfo,
     draft_acceptance_rate: f64,
+    conditional_draft: bool,
     mtp_acceptance_rate: f64,
     flaw: Option<Flaw>,
     sequences: BTreeMap<SeqId, FakeSequence>,
@@ -173,6 +168,7 @@ impl FakeRunner {
             },
             language: spec.language,
             draft_acceptance_rate: spec.draft.map_or(0.0, |draft| draft.acceptance_rate),
+            conditional_draft: spec.conditional_draft,
             mtp_acceptance_rate: spec.mtp.map_or(0.0, |mtp| mtp.acceptance_rate),
             flaw: spec.flaw,
             sequences: BTreeMap::new(),

@@ -161,6 +161,9 @@ proptest! {
         let drafting = FakeSpec { draft, ..spec(LANGUAGE) };
         let found = outputs(&mut SchedulerFixture::new(drafting.clone(), config()), job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
+        let conditional = FakeSpec { conditional_draft: true, ..drafting.clone() };
+        let found = outputs(&mut SchedulerFixture::new(conditional, config()), job.clone());
+        prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let headed = FakeSpec { mtp: draft, ..spec(LANGUAGE) };
         let found = outputs(&mut SchedulerFixture::new(headed, config()), job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");

@@ -131,6 +131,7 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
             });
             let drafting = FakeSpec {
                 draft: draft.filter(|_| !mtp),
+                conditional_draft: budget % 2 == 1,
                 mtp: draft.filter(|_| mtp),
                 ..spec.clone()
             };

@@ -4,6 +4,7 @@
 
 mod admission;
 mod cancellation;
+mod conditional;
 mod constraints;
 mod conversations;
 mod distribution;
