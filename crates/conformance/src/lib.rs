@@ -2,8 +2,8 @@
 //!
 //! [`fake`] is a runner whose next token is a hash of the history. [`suite`] has the properties of
 //! every device, checked on the tiny models of [`synthetic_model`]. [`golden`] compares with an
-//! independent implementation, [`drafts`] with the publisher's draft module. [`compare`] is the one
-//! comparison of values.
+//! independent implementation, [`drafts`] and [`drafts2`] with independent ones of drafts.
+//! [`compare`] is the one comparison of values.
 //!
 //! This crate knows no device: its properties are generic over `contract::Backend`.
 
@@ -12,6 +12,7 @@
 pub mod compare;
 pub mod deferred_draft;
 pub mod drafts;
+pub mod drafts2;
 pub mod fake;
 pub mod golden;
 pub mod suite;
