@@ -29,6 +29,19 @@ pub struct ModelCard {
     pub effort_tiers: [Option<usize>; 5],
     /// Tags around reasoning and tool calls, which override those of the chat template.
     pub markup: CardMarkup,
+    /// Published draft models of the models that share the card.
+    pub drafts: Vec<CardDraft>,
+}
+
+/// A published draft model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CardDraft {
+    /// A part of the names of the models that it drafts for, between dashes, such as `27b`.
+    pub model: String,
+    /// Its kind, such as `DFlash2`.
+    pub kind: String,
+    /// Where it is published.
+    pub source: String,
 }
 
 /// Recommended sampling; `None` for values that the card does not have.
@@ -55,7 +68,7 @@ const FALLBACK_TOKENS: usize = 16_000;
 /// Reply tokens kept if the card sets none.
 const REPLY_BUDGET: usize = 4096;
 const LEAST_REPLY_BUDGET: usize = 256;
-const KNOWN_KEYS: [&str; 14] = [
+const KNOWN_KEYS: [&str; 15] = [
     "name",
     "source",
     "verified_at",
@@ -69,6 +82,7 @@ const KNOWN_KEYS: [&str; 14] = [
     "reasoning_effort_tiers",
     "reasoning_tags",
     "tool_call_tags",
+    "drafts",
     "notes",
 ];
 
@@ -126,6 +140,7 @@ impl ModelCard {
             sampling: CardSampling::default(),
             effort_tiers: [None; 5],
             markup: CardMarkup::default(),
+            drafts: Vec::new(),
         }
     }
 
@@ -178,6 +193,7 @@ impl ModelCard {
             reasoning: reader.tags("reasoning_tags"),
             tool_calls: reader.tags("tool_call_tags"),
         };
+        card.drafts = reader.drafts();
         if let Some(sampling) = reader.object("sampling") {
             let mut inner = CardFields {
                 fields: sampling,
@@ -204,6 +220,13 @@ impl ModelCard {
             card.effort_tiers = EFFORTS.map(|effort| inner.count(effort, 1));
         }
         (card, warnings)
+    }
+
+    /// The published draft of a model by its name; of several, the first in the card.
+    pub fn draft_of(&self, model_name: &str) -> Option<&CardDraft> {
+        let stem = ModelCard::stem(model_name);
+        let fits = |draft: &&CardDraft| stem.split('-').any(|part| part == draft.model);
+        self.drafts.iter().find(fits)
     }
 
     /// The file stem of a model's card: the model's name in lower case, with dashes for blanks and
@@ -288,6 +311,29 @@ impl<'a> CardFields<'a, '_> {
         }
     }
 
+    /// The drafts of the card; an invalid one is left out.
+    fn drafts(&mut self) -> Vec<CardDraft> {
+        const KEY: &str = "drafts";
+        let Some(value) = self.present(KEY) else {
+            return Vec::new();
+        };
+        let draft = |value: &Value| {
+            let text = |key: &str| value.get(key)?.as_str().map(str::to_owned);
+            Some(CardDraft {
+                model: text("model")?,
+                kind: text("kind")?,
+                source: text("source")?,
+            })
+        };
+        let list = value.as_array().map_or(&[][..], Vec::as_slice);
+        let found: Vec<CardDraft> = list.iter().filter_map(draft).collect();
+        if found.len() != list.len() || !value.is_array() {
+            let expected = "a list of objects with the texts model, kind and source";
+            let _: Option<()> = self.warn(KEY, expected);
+        }
+        found
+    }
+
     fn object(&mut self, key: &str) -> Option<&'a Map<String, Value>> {
         match self.present(key)? {
             Value::Object(fields) => Some(fields),
@@ -314,6 +360,22 @@ mod tests {
         assert_eq!(card.sampling.temperature, Some(0.7));
         assert_eq!(card.sampling.top_k, Some(20));
         assert_eq!(card.effort_tiers, [Some(5), None, None, None, Some(50)]);
+    }
+
+    #[test]
+    fn published_drafts_are_found_by_a_part_of_the_name() {
+        let json = r#"{"name": "A", "source": "s", "verified_at": "d", "max_tokens": 100,
+            "drafts": [{"model": "4b", "kind": "DFlash", "source": "small"},
+                       {"model": "27b", "kind": "DFlash2", "source": "large"}]}"#;
+        let (card, warnings) = ModelCard::parse(json, "qwen35");
+        assert_eq!(warnings, Vec::<String>::new());
+        let source = |name: &str| card.draft_of(name).map(|draft| draft.source.as_str());
+        assert_eq!(source("Qwen3.8 27B"), Some("large"));
+        assert_eq!(source("Qwen3.8-4B-Q4_K_M"), Some("small"));
+        assert_eq!(source("Qwen3.8-14B"), None);
+        let json = json.replace(r#""kind": "DFlash", "#, "");
+        let (card, warnings) = ModelCard::parse(&json, "qwen35");
+        assert_eq!((card.drafts.len(), warnings.len()), (1, 1), "{warnings:?}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub mod recipe;
 pub mod synth;
 mod vocab;
 
-pub use card::{CardSampling, ModelCard};
+pub use card::{CardDraft, CardSampling, ModelCard};
 pub use draft::{
     DraftFile, DraftFormat, DraftKind, DraftMetadata, DraftOptions, LoadedDraft, load_draft,
     load_draft_bytes,

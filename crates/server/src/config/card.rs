@@ -14,7 +14,7 @@ const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];
 /// Directory of cards in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
 /// Cards in the executable, by stem.
-const BUILT_IN: [(&str, &str); 7] = [
+const BUILT_IN: [(&str, &str); 8] = [
     ("ember", include_str!("../../../../models/cards/ember.json")),
     ("qwen3", include_str!("../../../../models/cards/qwen3.json")),
     (
@@ -37,12 +37,17 @@ const BUILT_IN: [(&str, &str); 7] = [
         "qwen3.6",
         include_str!("../../../../models/cards/qwen3.6.json"),
     ),
+    (
+        "qwen3.8",
+        include_str!("../../../../models/cards/qwen3.8.json"),
+    ),
 ];
 /// Series of models that share a card: how their stems begin, what else is in them, and the card.
 /// The first that fits counts.
-const SERIES: [(&str, &str, &str); 8] = [
+const SERIES: [(&str, &str, &str); 9] = [
     // Synthetic models of benchmarks.
     ("qwen3", "random-weights", ""),
+    ("qwen3.8-", "", "qwen3.8"),
     ("qwen3.6-", "", "qwen3.6"),
     ("qwen3.5-", "", "qwen3.5"),
     ("qwen3-coder-", "", "qwen3-coder"),

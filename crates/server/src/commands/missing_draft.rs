@@ -1,0 +1,68 @@
+//! Names the published draft of a model that is served without one.
+
+use model::{CardDraft, ModelCard};
+
+use crate::open::drafting::Drafting;
+
+/// One line about a published draft that is not used; `None` if a draft model is used, speculation is
+/// off, or the card knows no draft that this device runs.
+pub(super) fn line(
+    card: &ModelCard,
+    model_name: &str,
+    drafting: &Drafting,
+    runs: impl Fn(&CardDraft) -> bool,
+) -> Option<String> {
+    let draft = card.draft_of(model_name).filter(|draft| runs(draft))?;
+    if drafting.config.is_some() {
+        return None;
+    }
+    let without = if drafting.mtp {
+        "its own multi-token-prediction head drafts alone"
+    } else {
+        "it decodes plainly, at a part of the speed"
+    };
+    let CardDraft { kind, source, .. } = draft;
+    Some(format!(
+        "this model has a published {kind} draft, {source}; without it {without}; download it and \
+         name it with --draft"
+    ))
+}
+
+/// Whether a device runs the drafts of this kind. The later kinds run on the CPU so far.
+pub(super) fn runs(device: &str, draft: &CardDraft) -> bool {
+    draft.kind == model::DraftKind::Dflash.name() || device == "cpu"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(kind: &str) -> ModelCard {
+        let json = format!(
+            r#"{{"name": "A", "source": "s", "verified_at": "d", "max_tokens": 9,
+                "drafts": [{{"model": "27b", "kind": "{kind}", "source": "elsewhere"}}]}}"#
+        );
+        ModelCard::parse(&json, "qwen35").0
+    }
+
+    #[test]
+    fn published_draft_is_named_only_where_it_is_missing_and_runs() {
+        let mut drafting = Drafting::none();
+        let of = |kind: &str, name: &str, device: &str, drafting: &Drafting| {
+            line(&card(kind), name, drafting, |draft| runs(device, draft))
+        };
+        let named = of("DFlash2", "X-27B", "cpu", &drafting).unwrap();
+        for part in [
+            "published DFlash2 draft, elsewhere",
+            "decodes plainly",
+            "--draft",
+        ] {
+            assert!(named.contains(part), "{named}");
+        }
+        assert_eq!(of("DFlash2", "X-4B", "cpu", &drafting), None);
+        assert_eq!(of("DFlash2", "X-27B", "cuda:0", &drafting), None);
+        drafting.mtp = true;
+        let named = of("DFlash", "X-27B", "cuda:0", &drafting).unwrap();
+        assert!(named.contains("drafts alone"), "{named}");
+    }
+}
