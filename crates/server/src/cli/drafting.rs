@@ -116,25 +116,37 @@ pub struct EvalArgs {
     #[arg(long, value_name = "FILE")]
     pub ids: PathBuf,
     /// Write the logits after every token as a NumPy file, f32 `[n, vocab]`.
-    #[arg(long, value_name = "FILE", required_unless_present_any = ["greedy", "draft_logits"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present_any = ["greedy", "draft_logits", "draft_chain"]
+    )]
     pub logits: Option<PathBuf>,
     /// The draft model: a GGUF file, or a directory with config.json and model.safetensors; `mtp`
     /// for the model's own multi-token-prediction head.
-    #[arg(long, value_name = "FILE", requires = "draft_logits")]
+    #[arg(long, value_name = "FILE", requires = "at")]
     pub draft: Option<PathBuf>,
     /// Sliding window of all draft layers but the last, for files that lack it; 0 uses the file's.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub draft_swa: usize,
-    /// Write the draft's logits as a NumPy file, f32 `[block - 1, vocab]`, without the root's
-    /// position. The block's root is the id at --at, after the ids before it. Of the model's own
-    /// head: f32 `[depth, vocab]` along its greedy chain behind that root.
+    /// Rows of a pass of the draft model, from its block to twice as many; 0 uses its block.
+    #[arg(long, value_name = "ROWS", default_value_t = 0)]
+    pub draft_width: usize,
+    /// Write the draft's logits as a NumPy file, f32 `[depth, vocab]`. The root is the id at --at,
+    /// behind the ids before it. Of a DFlash draft: without the root's row, `[block - 1, vocab]`. Of
+    /// a DFlash2 draft: the same, before pairs are scored. Of a DSpark draft: after the bias along
+    /// its greedy chain, `[block, vocab]` where it samples at the root. Of the model's own head:
+    /// along its greedy chain. Tokens that the draft lacks have minus infinity.
     #[arg(long, value_name = "FILE", requires_all = ["draft", "at"])]
     pub draft_logits: Option<PathBuf>,
+    /// Write the draft's greedy chain behind that root as a JSON array of ids.
+    #[arg(long, value_name = "FILE", requires_all = ["draft", "at"])]
+    pub draft_chain: Option<PathBuf>,
     /// Depth of the chain of `--draft mtp`, 1 to 7.
     #[arg(long, value_name = "N", default_value = "3", value_parser = value_parser!(u8).range(1..=7))]
     pub draft_depth: u8,
     /// Index of the block's root in the ids.
-    #[arg(long, value_name = "INDEX", requires = "draft_logits")]
+    #[arg(long, value_name = "INDEX", requires = "draft")]
     pub at: Option<usize>,
     /// Then generate N tokens greedily.
     #[arg(long, value_name = "N", requires = "out_ids", value_parser = at_least_one)]

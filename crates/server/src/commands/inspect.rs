@@ -7,8 +7,8 @@ use gguf::GgufFile;
 use serde_json::{Map, Value, json};
 
 use crate::cli::InspectArgs;
-use crate::commands::all_causes;
-use crate::commands::shape;
+use crate::commands::draft_sources::BlockDraft;
+use crate::commands::{all_causes, draft_sources, shape};
 use crate::open::drafting::{Drafting, draft_config};
 use crate::open::memory_plan;
 use crate::open::model_path::check_model;
@@ -26,8 +26,7 @@ pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
         Ok(loaded) => {
             report.section("model", shape::of(&loaded.spec));
             report.section("vocabulary", shape::of_vocabulary(&loaded.vocab));
-            report.plan(&loaded, args)?;
-            None
+            report.plan(&loaded, args)?
         }
         // A draft model does not run alone, but its file is shown.
         Err(error) => match model::DraftFile::open(&args.file) {
@@ -82,7 +81,7 @@ impl Report {
 
     /// Adds a titled list of facts.
     fn section(&mut self, name: &str, facts: Vec<shape::Fact>) {
-        self.title(name);
+        self.title(&name.replace('_', " "));
         let mut map = Map::new();
         for fact in facts {
             self.line(&format!("  {}", fact.key.replace('_', " ")), &fact.shown);
@@ -143,15 +142,29 @@ impl Report {
         self.json.insert("types".to_owned(), Value::Object(types));
     }
 
-    fn plan(&mut self, loaded: &model::LoadedModel, args: &InspectArgs) -> anyhow::Result<()> {
+    /// The memory plan, and which draft sources fit. Returns why the draft of `--draft` does not.
+    fn plan(
+        &mut self,
+        loaded: &model::LoadedModel,
+        args: &InspectArgs,
+    ) -> anyhow::Result<Option<anyhow::Error>> {
         let backend = memory_plan::device(args)?;
         let mut drafting = Drafting::none();
         drafting.mtp = loaded.spec.mtp.is_some() && args.draft.is_none();
+        let mut block = BlockDraft::None;
         if let Some(path) = &args.draft {
             let draft = model::DraftFile::open(path)?;
             self.section("draft", shape::of_draft(&draft));
-            let found = draft.fit(&loaded.spec, model::DraftOptions::default())?;
-            drafting.config = Some(draft_config(found, args.device.cpu_reference, false));
+            block = match draft.fit(&loaded.spec, model::DraftOptions::default()) {
+                Ok(found) => {
+                    let config = draft_config(found, args.device.cpu_reference, false);
+                    BlockDraft::Fits(draft.metadata.kind, config)
+                }
+                Err(error) => BlockDraft::Refused(error.into()),
+            };
+        }
+        if let BlockDraft::Fits(_, config) = &block {
+            drafting.config = Some(config.clone());
         }
         if args.plan.plan {
             let (text, json) = memory_plan::table(backend.as_ref(), loaded, args, &drafting)?;
@@ -176,9 +189,11 @@ impl Report {
             Err(error) => {
                 let why = all_causes(&error);
                 self.section("plan", vec![shape::fact("does_not_fit", why)]);
-                return Ok(());
+                return Ok(block.refusal());
             }
         };
+        let sources = draft_sources::facts(backend.as_ref(), loaded, &config, &block);
+        self.section("draft_sources", sources);
         let bytes = |key: &'static str, bytes: u64| shape::shown(key, bytes, bytes_text(bytes));
         self.section(
             "plan",
@@ -204,7 +219,7 @@ impl Report {
                 bytes("total_bytes", memory.total_bytes()),
             ],
         );
-        Ok(())
+        Ok(block.refusal())
     }
 
     fn tensors(&mut self, file: &GgufFile) {

@@ -5,13 +5,16 @@
 mod bench;
 mod caching;
 mod connect;
+mod draft_sources;
 mod eval;
+mod eval_draft;
 mod generate;
 mod http_client;
 mod inspect;
 mod kernel_targets;
 mod kernels;
 mod kernels_explain;
+mod missing_draft;
 mod new_file;
 mod npy;
 mod probe;

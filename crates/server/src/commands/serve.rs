@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
 use crate::commands::caching;
-use crate::commands::{all_causes, reload, supervisor};
+use crate::commands::{all_causes, missing_draft, reload, supervisor};
 use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, ResolvedSetting};
@@ -218,6 +218,13 @@ fn load(
         .chain(drafting.line())
     {
         tracing::info!("{line}");
+    }
+    if !args.draft.no_speculation {
+        let runs = |draft: &model::CardDraft| missing_draft::runs(&fitted.device.id, draft);
+        let name = &loaded.spec.name;
+        if let Some(line) = missing_draft::line(&found.card, name, &drafting, runs) {
+            tracing::info!("{line}");
+        }
     }
     model.description.kv_choice = Some(fitted.why.clone());
     let prefill_chunk = fitted.config.limits.prefill_chunk;

@@ -42,11 +42,12 @@ pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
     let sliding = metadata.sliding.iter().filter(|slides| **slides).count();
     let causal = match metadata.causal {
         Some(true) => "all layers",
-        Some(false) => "no layer",
-        None => "sliding layers",
+        None if metadata.kind == model::DraftKind::Dflash => "sliding layers",
+        Some(false) | None => "no layer",
     };
     let mut all = vec![
         fact("name", draft.name.clone()),
+        fact("kind", metadata.kind.name()),
         fact("format", metadata.format.name()),
         shown("bytes", draft.bytes, bytes_text(draft.bytes)),
         fact("layers", metadata.layers),
@@ -57,6 +58,19 @@ pub(super) fn of_draft(draft: &model::DraftFile) -> Vec<Fact> {
         fact("causal_in_block", causal),
     ];
     all.extend(window.map(|window| fact("window", window)));
+    let drafted = metadata.block - metadata.first_row().min(metadata.block);
+    all.push(fact("tokens_a_pass", drafted));
+    let later = [
+        ("conv_taps", metadata.conv_taps),
+        ("conv_group", metadata.conv_group),
+        ("rank", metadata.rank),
+        ("selector_top_k", metadata.selector_top_k),
+    ];
+    all.extend(
+        later
+            .into_iter()
+            .filter_map(|(key, value)| Some(fact(key, value?))),
+    );
     all.extend(metadata.vocab.map(|vocab| fact("target_vocabulary", vocab)));
     all.extend(metadata.target_layers.map(|n| fact("target_layers", n)));
     all.push(match &metadata.capture_layers {

@@ -11,6 +11,7 @@ mod files;
 mod help;
 mod hostile;
 mod kernels;
+mod later_drafts;
 mod process;
 mod running;
 mod scripted;
