@@ -188,6 +188,16 @@ impl Report {
             Ok(fitted) => fitted,
             Err(error) => {
                 let why = all_causes(&error);
+                // The sources are still named, for the limits without the draft.
+                drafting.config = None;
+                let with = (request, &drafting);
+                if let Ok(fitted) =
+                    open::fit_with_draft(backend.as_ref(), loaded, &args.device, with)
+                {
+                    let config = &fitted.config;
+                    let sources = draft_sources::facts(backend.as_ref(), loaded, config, &block);
+                    self.section("draft_sources", sources);
+                }
                 self.section("plan", vec![shape::fact("does_not_fit", why)]);
                 return Ok(block.refusal());
             }
