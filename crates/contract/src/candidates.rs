@@ -46,8 +46,8 @@ pub struct DraftCandidates {
 /// A draft's logits over the whole vocabulary of the target, for comparison with other programs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DraftLogits {
-    /// `[depth, vocab]`: before a pairwise selection, after a bias along `chain`. Minus infinity for
-    /// tokens that the draft lacks.
+    /// `[depth, vocab]`: before a pairwise selection, after a bias along `chain`. Minus infinity
+    /// for tokens that the draft lacks.
     pub logits: Vec<f32>,
     /// `[depth]`: the likeliest token of each position given the ones before.
     pub chain: Vec<TokenId>,

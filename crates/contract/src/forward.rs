@@ -152,6 +152,6 @@ macro_rules! forward_runner {
 
 impl Runner for Box<dyn Runner> {
     forward_runner!(self => (**self); info, capacity, open, close, prefill, draft, draft_logits,
-        draft_mtp, verify, commit, discard, snapshot, restore, free_snapshot, detach, export, import,
-        import_at);
+        draft_mtp, verify, commit, discard, snapshot, restore, free_snapshot, detach, export,
+        import, import_at);
 }

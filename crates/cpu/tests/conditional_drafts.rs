@@ -1,5 +1,5 @@
-//! DFlash2 and DSpark drafts on the fast path: their candidates depend only on the committed tokens,
-//! bit for bit, however these were committed and whatever else shares the pass.
+//! DFlash2 and DSpark drafts on the fast path: their candidates depend only on the committed
+//! tokens, bit for bit, however these were committed and whatever else shares the pass.
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 use contract::{

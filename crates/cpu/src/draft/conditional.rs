@@ -314,8 +314,8 @@ impl Scorer<'_> {
     }
 }
 
-/// The `n` likeliest distinct tokens with their weights: `chain` first, then the likeliest others; of
-/// equals, the first.
+/// The `n` likeliest distinct tokens with their weights: `chain` first, then the likeliest others;
+/// of equals, the first.
 fn likeliest(
     reached: impl Iterator<Item = (TokenId, f64)>,
     chain: Option<TokenId>,

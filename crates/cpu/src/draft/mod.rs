@@ -411,7 +411,8 @@ fn finish_sublayer(
     }
 }
 
-/// Values from projected keys `[n, n_kv_heads, head_dim]`: each head through a norm without weights.
+/// Values from projected keys `[n, n_kv_heads, head_dim]`: each head through a norm that has no
+/// weights.
 fn values_of_keys(
     compute: ExecContext<'_>,
     attention: &Attention,

@@ -65,11 +65,12 @@ pub fn attend_block(
     }
 }
 
-/// One row of a block's dynamic convolution: `out[c] = Σ_tap (base[tap, c] + dynamic[tap, c / group])
-/// * rows[tap][c]`.
-///
-/// `base` is `[taps, hidden]` and `dynamic` `[taps, hidden / group]`, both of one side. `rows` holds
-/// the row itself, the one before, and so on; rows before the block are left out.
+/// One row of a block's dynamic convolution:
+/// ```text
+/// out[c] = Σ_tap (base[tap, c] + dynamic[tap, c / group]) * rows[tap][c]
+/// ```
+/// `base` is `[taps, hidden]` and `dynamic` `[taps, hidden / group]`, both of one side. `rows`
+/// holds the row itself, the one before, and so on; rows before the block are left out.
 pub fn convolve_row(rows: &[&[f32]], base: &[f32], dynamic: &[f32], out: &mut [f32]) {
     let width = out.len();
     let taps = base.len() / width;

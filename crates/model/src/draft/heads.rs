@@ -16,13 +16,13 @@ use crate::ModelError;
 const MAX_TOP_K: usize = 64;
 
 /// A draft, its target and their width.
-pub(super) struct Heads<'a> {
+pub(super) struct HeadTensors<'a> {
     pub(super) draft: &'a DraftFile,
     pub(super) target: &'a ModelSpec,
     pub(super) hidden: usize,
 }
 
-impl Heads<'_> {
+impl HeadTensors<'_> {
     fn optional(&self, tensor: ModelTensor) -> Result<Option<WeightRef>, ModelError> {
         let draft = self.draft;
         draft

@@ -1,32 +1,11 @@
-//! The kinds of drafts: which one a file holds, and known kinds that are refused by name.
+//! Which kind of draft a file holds, and known kinds that are refused by name.
 
 use gguf::GgufFile;
 
 use super::config::Config;
+use super::metadata::DraftKind;
 use super::tensors::DraftTensors;
 use crate::ModelError;
-
-/// A kind of block draft.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DraftKind {
-    /// Positions are independent of each other.
-    Dflash,
-    /// Dynamic convolutions, and scores of token pairs.
-    Dflash2,
-    /// A bias by the token before, and a confidence.
-    Dspark,
-}
-
-impl DraftKind {
-    /// Display name.
-    pub fn name(self) -> &'static str {
-        match self {
-            DraftKind::Dflash => "DFlash",
-            DraftKind::Dflash2 => "DFlash2",
-            DraftKind::Dspark => "DSpark",
-        }
-    }
-}
 
 /// How a kind is recognised.
 struct Marks {

@@ -2,7 +2,7 @@
 
 use contract::{BlockMask, DraftSpec, ModelSpec, RopeSpec, TokenId, Tree};
 
-use super::heads::Heads;
+use super::heads::HeadTensors;
 use super::layer::LayerTensors;
 use super::tensor_names::ModelTensor;
 use super::{DraftFile, DraftFormat, DraftKind, DraftMetadata, DraftOptions};
@@ -81,7 +81,7 @@ pub(super) fn fit(
         layers.push(layer.spec(rope, window, block_mask)?);
     }
     let norm = |tensor| directory.vector(directory.outer(metadata.format, tensor)?, hidden);
-    let heads = Heads {
+    let heads = HeadTensors {
         draft,
         target,
         hidden,

@@ -1,6 +1,26 @@
 //! A draft's metadata in any file format.
 
-use super::DraftKind;
+/// A kind of block draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DraftKind {
+    /// Positions are independent of each other.
+    Dflash,
+    /// Dynamic convolutions, and scores of token pairs.
+    Dflash2,
+    /// A bias by the token before, and a confidence.
+    Dspark,
+}
+
+impl DraftKind {
+    /// Display name.
+    pub fn name(self) -> &'static str {
+        match self {
+            DraftKind::Dflash => "DFlash",
+            DraftKind::Dflash2 => "DFlash2",
+            DraftKind::Dspark => "DSpark",
+        }
+    }
+}
 
 /// File format of a draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

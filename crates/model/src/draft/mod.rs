@@ -5,7 +5,8 @@
 //! mismatch with the target is refused by name.
 //!
 //! Reading order: [`kind`] (which of three kinds), [`gguf_metadata`] and [`config`] (the file
-//! formats), [`metadata`] (the common form), [`match_target`], [`layer`] and [`heads`] (the checks).
+//! formats), [`metadata`] (the common form), [`match_target`], [`layer`] and [`heads`] (the
+//! checks).
 
 mod config;
 mod gguf_metadata;
@@ -30,8 +31,7 @@ use crate::reader::key_error;
 use safetensors::Safetensors;
 use tensors::DraftTensors;
 
-pub use kind::DraftKind;
-pub use metadata::{DraftFormat, DraftMetadata};
+pub use metadata::{DraftFormat, DraftKind, DraftMetadata};
 
 /// A user's options for a draft, besides its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

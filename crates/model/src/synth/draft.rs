@@ -61,9 +61,9 @@ pub fn draft_for(target: &LoadedModel, ty: QuantType, seed: u64) -> SynthDraft {
 /// A draft of any kind. For a target at least 1,024 wide it has the shape of the published ones;
 /// for a smaller one it has 2 layers of 4 query and 2 key heads of 128, and rank 32.
 ///
-/// A DFlash2 draft has blocks of 8, sliding layers of 2,048 tokens, convolutions of 2 taps in groups
-/// of 16 channels, and a selector of the 16 best candidates. A DSpark draft has blocks of 7, a
-/// confidence head, and samples at the root. Tables and small vectors stay f32 or F16.
+/// A DFlash2 draft has blocks of 8, sliding layers of 2,048 tokens, convolutions of 2 taps in
+/// groups of 16 channels, and a selector of the 16 best candidates. A DSpark draft has blocks of 7,
+/// a confidence head, and samples at the root. Tables and small vectors stay f32 or F16.
 pub fn draft_of(target: &LoadedModel, kind: DraftKind, ty: QuantType, seed: u64) -> SynthDraft {
     let full = target.spec.hidden >= FULL_WIDTH;
     let shape = SynthDraftShape {

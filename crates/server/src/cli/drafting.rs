@@ -133,10 +133,10 @@ pub struct EvalArgs {
     #[arg(long, value_name = "ROWS", default_value_t = 0)]
     pub draft_width: usize,
     /// Write the draft's logits as a NumPy file, f32 `[depth, vocab]`. The root is the id at --at,
-    /// behind the ids before it. Of a DFlash draft: without the root's row, `[block - 1, vocab]`. Of
-    /// a DFlash2 draft: the same, before pairs are scored. Of a DSpark draft: after the bias along
-    /// its greedy chain, `[block, vocab]` where it samples at the root. Of the model's own head:
-    /// along its greedy chain. Tokens that the draft lacks have minus infinity.
+    /// behind the ids before it. Of a DFlash draft: without the root's row, `[block - 1, vocab]`.
+    /// Of a DFlash2 draft: the same, before pairs are scored. Of a DSpark draft: after the bias
+    /// along its greedy chain, `[block, vocab]` where it samples at the root. Of the model's own
+    /// head: along its greedy chain. Tokens that the draft lacks have minus infinity.
     #[arg(long, value_name = "FILE", requires_all = ["draft", "at"])]
     pub draft_logits: Option<PathBuf>,
     /// Write the draft's greedy chain behind that root as a JSON array of ids.

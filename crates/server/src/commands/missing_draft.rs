@@ -4,8 +4,8 @@ use model::{CardDraft, ModelCard};
 
 use crate::open::drafting::Drafting;
 
-/// One line about a published draft that is not used; `None` if a draft model is used, speculation is
-/// off, or the card knows no draft that this device runs.
+/// One line about a published draft that is not used; `None` if a draft model is used, or the card
+/// knows no draft that this device runs.
 pub(super) fn line(
     card: &ModelCard,
     model_name: &str,

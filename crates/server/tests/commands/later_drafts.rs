@@ -144,7 +144,9 @@ fn replies_are_the_same_with_and_without_the_later_drafts() {
     let bodies = [
         r#""temperature":0,"max_tokens":40"#,
         r#""temperature":0.8,"seed":11,"n":3,"max_tokens":40"#,
-        r#""temperature":1,"seed":5,"response_format":{"type":"json_object"},"max_tokens":30"#,
+        r#""temperature":1,"seed":5,"max_tokens":60,"response_format":{"type":"json_schema",
+            "json_schema":{"name":"codes","schema":{"type":"array","minItems":6,"maxItems":6,
+            "items":{"type":"integer","minimum":100,"maximum":999}}}}"#,
     ];
     let served = |flags: &[&str]| {
         let common = [
