@@ -27,7 +27,7 @@ NPM = {
     "pi": {"@earendil-works/pi-coding-agent": "0.87.1"},
     "openclaw": {"openclaw": "2026.9.6"},
     "sdk-node": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0"},
-    "browser": {"playwright-core": "1.65.1"},
+    "browser": {"playwright-core": "1.65.1", "axe-core": "4.14.1"},
     # The SDKs as one script for a page.
     "sdk-browser": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0", "esbuild": "0.28.2"},
     "dom": {"jsdom": "26.1.0"},

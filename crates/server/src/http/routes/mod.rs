@@ -51,7 +51,7 @@ fn routes() -> [(&'static str, MethodRouter<App>); 24] {
         ("/models/{*id}", get(models::model)),
         ("/props", get(props::props)),
         ("/slots", get(slots::slots)),
-        ("/status", get(slots::page)),
+        ("/status", get(slots::status_page)),
         ("/status/json", get(slots::snapshot)),
         ("/status/events", get(slots::events)),
         ("/metrics", get(status::metrics)),

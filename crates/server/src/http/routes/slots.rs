@@ -7,19 +7,18 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::page::POLICY;
+use super::page;
 use super::status::{NAME, VERSION};
 use crate::engine::active_requests::RequestEntry;
 use crate::engine::request_stats::RequestStage;
 use crate::error::ApiError;
 use crate::http::state::App;
 
-const PAGE: &str = include_str!("../page/status.html");
 /// Interval of token events.
 const TICK: Duration = Duration::from_millis(250);
 /// Interval of status events, in ticks.
@@ -103,15 +102,12 @@ fn open(app: &App) -> Result<(), ApiError> {
 }
 
 /// `GET /status`: a page that follows the events.
-pub(super) async fn page(State(app): State<App>) -> Result<Response, ApiError> {
+pub(super) async fn status_page(
+    State(app): State<App>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     open(&app)?;
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ];
-    Ok((headers, PAGE).into_response())
+    Ok(page::STATUS.respond(&headers))
 }
 
 /// `GET /status/json`.
