@@ -18,6 +18,7 @@ mod forward;
 mod inspect;
 pub mod kernels;
 mod kv_shape;
+mod layer_buffers;
 pub mod linear;
 pub mod matmul;
 mod memory;

@@ -6,31 +6,19 @@ use contract::{DeviceError, DraftCandidates, LogitsRequest, TokenId};
 use crate::blocks::attention::{Angles, KvSpan, PathRow, attend_paths, prepare_queries, store_kv};
 use crate::blocks::ffn;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
-use crate::draft::{candidates, fill_rope, sized};
+use crate::draft::{candidates, fill_rope};
+use crate::layer_buffers::{LayerBuffers, sized};
 use crate::linear::apply_all;
 use crate::pass::ExecContext;
 use crate::state::{CpuSequence, KvCache, LayerState};
 use crate::weights::{Attention, LayerMixer, ModelWeights, MtpWeights};
 
-/// Buffers of a pass. Later passes reuse them and grow them if needed.
+/// Buffers of a pass.
 #[derive(Default)]
 pub(crate) struct MtpBuffers {
     /// `[n, 2 * hidden]`: normalised embeddings and hidden rows.
     joined: Vec<f32>,
-    /// `[n, hidden]` each: residual stream, normalised stream, output of a block.
-    x: Vec<f32>,
-    y: Vec<f32>,
-    update: Vec<f32>,
-    /// `[n, n_heads, head and gate]`, and `[n, n_heads, head_dim]`.
-    q: Vec<f32>,
-    heads: Vec<f32>,
-    /// `[2, n, n_kv_heads, head_dim]`.
-    kv: Vec<f32>,
-    /// `[n, ffn]` each.
-    wide: [Vec<f32>; 3],
-    /// `[n, rope dims / 2]` each.
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    layer: LayerBuffers,
 }
 
 /// Committed tokens whose keys and values are to be stored.
@@ -109,11 +97,11 @@ pub(crate) fn fill(
         compute,
         attention,
         &positions,
-        (&mut buffers.cos, &mut buffers.sin),
+        (&mut buffers.layer.cos, &mut buffers.layer.sin),
     );
-    let MtpBuffers {
+    let LayerBuffers {
         y, kv, cos, sin, ..
-    } = buffers;
+    } = &mut buffers.layer;
     let width = attention.k.rows();
     let (k, v) = sized(kv, 2 * n * width).split_at_mut(n * width);
     apply_all(
@@ -150,7 +138,8 @@ fn join(
         return Ok(());
     };
     let (n, hidden) = (tokens.len(), weights.spec.hidden);
-    let MtpBuffers { joined, x, y, .. } = buffers;
+    let MtpBuffers { joined, layer } = buffers;
+    let LayerBuffers { x, y, .. } = layer;
     let (joined, x, y) = (
         sized(joined, 2 * n * hidden),
         sized(x, n * hidden),
@@ -206,9 +195,9 @@ pub(crate) fn draft(
         compute,
         attention,
         &positions,
-        (&mut buffers.cos, &mut buffers.sin),
+        (&mut buffers.layer.cos, &mut buffers.layer.sin),
     );
-    let MtpBuffers {
+    let LayerBuffers {
         x,
         y,
         update,
@@ -218,8 +207,7 @@ pub(crate) fn draft(
         wide,
         cos,
         sin,
-        ..
-    } = buffers;
+    } = &mut buffers.layer;
     let half = n * attention.spec.rope.dims / 2;
     let angles = Angles {
         cos: &cos[..half],

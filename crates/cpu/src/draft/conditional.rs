@@ -7,6 +7,7 @@ use contract::{
 };
 
 use crate::blocks::head::rank;
+use crate::layer_buffers::sized;
 use crate::linear::Linear;
 use crate::pass::ExecContext;
 use crate::reference::draft::pair_score;
@@ -14,7 +15,7 @@ use crate::reference::matmul::dot;
 use crate::weights::table_rows;
 
 use super::weights::DraftWeights;
-use super::{Reach, candidates, sized};
+use super::{Reach, candidates};
 
 /// Tokens of a row whose successors a Markov head scores. Further tokens end their branch: their
 /// paths are far less likely than the best.

@@ -2,11 +2,10 @@
 
 use contract::DynamicConv;
 
+use crate::layer_buffers::sized;
 use crate::linear::Linear;
 use crate::pass::ExecContext;
 use crate::reference::draft::convolve_row;
-
-use super::sized;
 
 /// Weights of one convolution.
 pub(crate) struct ConvWeights {

@@ -14,6 +14,7 @@ use crate::blocks::draft::{DraftAttention, DraftBlock, attend};
 use crate::blocks::ffn;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft_cache::DraftCache;
+use crate::layer_buffers::{LayerBuffers, sized};
 use crate::linear::{Linear, apply_all};
 use crate::pass::ExecContext;
 use crate::reference::draft::DraftMask;
@@ -34,24 +35,10 @@ pub(crate) struct Draft {
     scores: ScoreBuffers,
 }
 
-/// Buffers of a pass. Later passes reuse them and grow them if needed.
+/// Buffers of a pass.
 #[derive(Default)]
 struct Buffers {
-    /// `[n, hidden]` each: residual stream, normalised stream, output of a layer.
-    x: Vec<f32>,
-    y: Vec<f32>,
-    update: Vec<f32>,
-    /// `[n, n_heads, head_dim]` each.
-    q: Vec<f32>,
-    heads: Vec<f32>,
-    /// `[n, n_kv_heads, head_dim]` each: of one layer in a block pass, of all layers in a
-    /// projection.
-    kv: Vec<f32>,
-    /// `[n, ffn]` each.
-    wide: [Vec<f32>; 3],
-    /// `[n, head_dim / 2]` each.
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    layer: LayerBuffers,
     conv: ConvBuffers,
 }
 
@@ -68,14 +55,6 @@ pub(crate) struct DraftRoot<'a> {
 pub(crate) struct Reach {
     pub(crate) depth: usize,
     pub(crate) k: usize,
-}
-
-/// The first `len` values of a buffer, which grows if needed.
-pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
 }
 
 /// Captures the hidden states of a target pass.
@@ -159,7 +138,7 @@ impl Draft {
         self.weights.get(compute.pool)?;
         if let Some(weights) = self.weights.loaded() {
             let parts = (self.weights.spec(), weights);
-            project(compute, parts, &mut self.buffers, cache, position - n);
+            project(compute, parts, &mut self.buffers.layer, cache, position - n);
         }
         cache.pending_features.clear();
         Ok(())
@@ -185,7 +164,13 @@ impl Draft {
             .flat_map(|first| first..first + reach.depth)
             .map(|row| AskedRow { row, ask: &ask })
             .collect();
-        let rows = head::rows(compute, &target.head, &self.buffers.y, &asked, head_buffers);
+        let rows = head::rows(
+            compute,
+            &target.head,
+            &self.buffers.layer.y,
+            &asked,
+            head_buffers,
+        );
         Ok(rows.chunks(reach.depth).map(candidates).collect())
     }
 
@@ -237,7 +222,7 @@ impl Draft {
             .flat_map(|root| (0..block).map(move |row| if row == 0 { root.token } else { mask }))
             .collect();
         let hidden = self.spec().hidden;
-        let x = sized(&mut self.buffers.x, tokens.len() * hidden);
+        let x = sized(&mut self.buffers.layer.x, tokens.len() * hidden);
         match &self.weights.spec().embedding {
             Some(own) => table_rows(self.weights.source(), own, &tokens, x)?,
             None => target.embed(&tokens, x)?,
@@ -263,7 +248,7 @@ impl Draft {
             lm_head: weights.head.as_ref().unwrap_or(&target.head),
         };
         let tokens: Vec<TokenId> = roots.iter().map(|root| root.token).collect();
-        let rows = (&self.buffers.y[..], &tokens[..]);
+        let rows = (&self.buffers.layer.y[..], &tokens[..]);
         scorer.candidates(compute, rows, reach, &mut self.scores, kept)
     }
 
@@ -280,7 +265,8 @@ impl Draft {
             ..compute
         };
         let n = roots.len() * spec.block;
-        let Buffers {
+        let Buffers { layer, conv } = &mut self.buffers;
+        let LayerBuffers {
             x,
             y,
             update,
@@ -290,8 +276,7 @@ impl Draft {
             wide,
             cos,
             sin,
-            conv,
-        } = &mut self.buffers;
+        } = layer;
         let all = n * spec.hidden;
         let (x, y, update) = (&mut x[..all], sized(y, all), sized(update, all));
         let positions: Vec<usize> = roots
@@ -430,7 +415,7 @@ fn values_of_keys(
 fn project(
     compute: ExecContext<'_>,
     (spec, weights): (&DraftSpec, &DraftWeights),
-    buffers: &mut Buffers,
+    buffers: &mut LayerBuffers,
     cache: &mut DraftCache,
     first: usize,
 ) {
