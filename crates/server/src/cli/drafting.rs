@@ -80,6 +80,15 @@ pub struct DraftArgs {
         default_value_t = 0
     )]
     pub draft_swa: usize,
+    /// Rows of a pass of the draft model, from its block to twice as many; 0 uses its block. More
+    /// rows draft longer paths, for text that is easy to predict, such as code.
+    #[arg(
+        long,
+        env = "HEARTH_DRAFT_WIDTH",
+        value_name = "ROWS",
+        default_value_t = 0
+    )]
+    pub draft_width: usize,
     /// Give bit-identical replies with and without drafting, alone and in a batch, and for any
     /// prefill chunks, even where that is slower. Without the flag, the CPU guarantees all of it.
     /// GPUs of compute capability 9.0 guarantee it for models with head size 256, except for

@@ -39,7 +39,7 @@ pub(super) fn write(
         drafting.mtp = true;
     } else {
         let options = model::DraftOptions {
-            width: (args.draft_width > 0).then_some(args.draft_width),
+            width: drafting::width(args.draft_width),
             ..drafting::options(args.draft_swa)
         };
         let found = drafting::load_draft(draft, &loaded.spec, options)?;

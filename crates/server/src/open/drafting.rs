@@ -87,7 +87,10 @@ impl Drafting {
             return Ok(drafting);
         };
         drafting.mtp = source == DraftSourceName::Mtp;
-        let options = options(args.draft_swa);
+        let options = DraftOptions {
+            width: width(args.draft_width),
+            ..options(args.draft_swa)
+        };
         let found = match (&args.draft, bundled) {
             _ if drafting.mtp => None,
             (Some(path), _) => Some(load_draft(path, &loaded.spec, options)?),
@@ -294,6 +297,11 @@ pub(crate) fn options(draft_swa: usize) -> DraftOptions {
         window: (draft_swa > 0).then_some(draft_swa),
         width: None,
     }
+}
+
+/// Rows of a draft's pass from the width flag.
+pub(crate) fn width(draft_width: usize) -> Option<usize> {
+    (draft_width > 0).then_some(draft_width)
 }
 
 /// How to load a draft beside a target.

@@ -300,15 +300,24 @@ fn head_is_described_and_its_logits_follow_its_greedy_chain() {
     assert!(shown.out.contains("mtp head"), "{}", shown.out);
     let rows = ["--device cpu", "--cpu-reference"].map(|flag| {
         let out = dir.path().join("head.npy");
+        let chain = dir.path().join("chain.json");
         let line = format!(
-            "eval {{}} {flag} --draft mtp --ids {{}} --at 41 --draft-depth 3 --draft-logits {{}}"
+            "eval {{}} {flag} --draft mtp --ids {{}} --at 41 --draft-depth 3 --draft-logits {{}} \
+             --draft-chain {{}}"
         );
-        good(&line, &[&path, &ids(), &out]);
+        good(&line, &[&path, &ids(), &out, &chain]);
+        let chain: Vec<usize> = serde_json::from_slice(&fs::read(&chain).unwrap()).unwrap();
         let bytes = fs::read(&out).unwrap();
         assert!(String::from_utf8_lossy(&bytes[..128]).contains("(3, 1024)"));
         let values = bytes[bytes.len() - 4 * 3 * 1024..].as_chunks::<4>().0;
         let values = values.iter().map(|word| f32::from_le_bytes(*word));
-        values.collect::<Vec<f32>>()
+        let values: Vec<f32> = values.collect();
+        let best = values.chunks(1024).map(|row| {
+            let highest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter().position(|logit| *logit == highest).unwrap()
+        });
+        assert_eq!(best.collect::<Vec<_>>(), chain);
+        values
     });
     let size: f32 = rows[1].iter().map(|x| x.abs()).sum();
     let off: f32 = rows[0]

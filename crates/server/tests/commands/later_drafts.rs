@@ -164,15 +164,16 @@ fn replies_are_the_same_with_and_without_the_later_drafts() {
         })
     };
     let plain = served(&["--no-speculation"]);
-    for name in ["pairs", "markov", "markov_part"] {
+    for (name, width) in [
+        ("pairs", "0"),
+        ("pairs", "14"),
+        ("markov", "0"),
+        ("markov_part", "9"),
+    ] {
         let name = NAMES.iter().find(|other| **other == name).unwrap();
         let draft = write_draft(dir.path(), &Draft2Case::open(name).unwrap());
-        let flags = [
-            "--ddtree-cost-stop",
-            "off",
-            "--draft",
-            draft.to_str().unwrap(),
-        ];
+        let draft = ["--draft", draft.to_str().unwrap(), "--draft-width", width];
+        let flags = [&["--ddtree-cost-stop", "off"][..], &draft].concat();
         let drafted = served(&flags);
         for (drafted, plain) in drafted.iter().zip(&plain) {
             assert_eq!(drafted["choices"], plain["choices"], "{name}");
