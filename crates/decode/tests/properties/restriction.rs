@@ -18,7 +18,10 @@ proptest! {
         salt in 0..50_u32,
         // At most four tokens are banned at once, so six always leave some.
         allowed in prop::collection::btree_set(0..40_u32, 6..12),
-        words in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 1..4), 0..5),
+        words in prop::collection::vec(
+            prop::collection::vec(any::<prop::sample::Index>(), 1..4),
+            0..5,
+        ),
         is_greedy in any::<bool>(),
         acceptance_rate in 0.0..1.0_f64,
     ) {
