@@ -73,7 +73,7 @@ async function chat(browser, url) {
   console.log("ok the status page shows a request while it runs");
   await page.getByRole("button", { name: "Stop the reply" }).click({ timeout: 5000 }).catch(() => undefined);
   await page.waitForTimeout(1000);
-  const slots = await (await fetch(`${url}slots`)).json();
+  const { slots } = await (await fetch(`${url}status/json`)).json();
   check("no request is left", slots.requests_running === 0);
   assert.deepEqual(faults, []);
   await context.close();
