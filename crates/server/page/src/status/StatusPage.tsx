@@ -111,7 +111,7 @@ function Tiles(): VNode | null {
             .join(", ")}
         />
       ))}
-      <Tile name="Runs since" value={duration(Math.max(0, Date.now() - now.started * 1000)).replace(/^(\d+) min.*/, (_, min: string) => since(Number(min)))} />
+      <Tile name="Running for" value={duration(Math.max(0, Date.now() - now.started * 1000)).replace(/^(\d+) min.*/, (_, min: string) => since(Number(min)))} />
     </dl>
   );
 }
@@ -135,19 +135,21 @@ const POINTS = 120;
 
 function Chart(): VNode {
   const values = rates.value;
-  const top = Math.max(10, ...values);
+  const most = Math.max(0, ...values);
+  // A server that does nothing has a flat line at the bottom.
+  const top = Math.max(10, most);
   const step = WIDTH / (POINTS - 1);
   const first = WIDTH - (values.length - 1) * step;
   const points = values.map((value, at) => `${(first + at * step).toFixed(1)},${(HEIGHT - (value / top) * (HEIGHT - 4)).toFixed(1)}`);
   const last = values.at(-1) ?? 0;
   return (
     <figure class="chart">
-      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label={`Now ${last} tokens a second, at most ${top}`}>
+      <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label={`Now ${last} tokens a second, at most ${most}`}>
         {points.length > 1 && <polygon points={`${first.toFixed(1)},${HEIGHT} ${points.join(" ")} ${WIDTH},${HEIGHT}`} />}
         {points.length > 1 && <polyline points={points.join(" ")} />}
       </svg>
       <figcaption>
-        <span>{number(top)} at most</span>
+        <span>{number(most)} at most</span>
         <span>{number(last)} now</span>
       </figcaption>
     </figure>
