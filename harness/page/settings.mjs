@@ -133,6 +133,10 @@ async function apiKey(browser, stub) {
   await page.reload();
   await page.locator("#model", { hasText: "tiny" }).waitFor();
   console.log("ok the key is kept for the tab");
+  await page.getByRole("button", { name: "Help" }).click();
+  const [status] = await Promise.all([context.waitForEvent("page"), page.getByRole("link", { name: "Status of the server" }).click()]);
+  await status.getByText("Live", { exact: true }).waitFor();
+  console.log("ok the status page opens with the key of the chat page");
   const other = await page.context().newPage();
   await other.goto(`${stub.url}#key=right`);
   await other.locator("#model", { hasText: "tiny" }).waitFor();

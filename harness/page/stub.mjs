@@ -136,6 +136,7 @@ export async function startStub() {
     else if (path === "/status/events" && stub.isStatusDown) response.destroy();
     else if (path === "/status/events") {
       response.writeHead(200, { "content-type": "text/event-stream" });
+      response.flushHeaders();
       stub.watchers.add(response);
       response.on("close", () => stub.watchers.delete(response));
       for (const status of stub.status) response.write(`event: status\ndata: ${JSON.stringify(status)}\n\n`);

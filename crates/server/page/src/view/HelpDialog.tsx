@@ -45,7 +45,8 @@ export function HelpDialog(): VNode {
         </div>
       </dl>
       <p>
-        <a href="status" target="_blank">
+        {/* An opener of the same page hands its key to the new tab. */}
+        <a href="status" target="_blank" rel="opener">
           Status of the server
         </a>{" "}
         (if it was started with <code>--status-page</code>){version.value && ` · Hearth ${version.value}`}
