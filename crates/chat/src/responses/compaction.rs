@@ -1,20 +1,18 @@
 //! Compaction: a conversation becomes its last messages and a summary, which a client sends back.
 //!
-//! Nothing is stored here. The summary is written by the model and travels as it is in the item's
-//! `encrypted_content`, behind a mark of its format: the client has the conversation anyway.
+//! Nothing is stored here: the model writes the summary, and it travels in the item.
 
 use serde_json::{Value, json};
 
 use super::request::ResponsesRequest;
 use super::response::counts;
+use super::summary;
 use crate::conversation::{Message, Role};
 use crate::dialect::fields::{Fields, parse_body};
 use crate::error::ChatError;
 use crate::reply::Usage;
 use crate::request::{ChatRequest, ResponseFormat, ToolChoice};
 
-/// Marks a summary of this server, in the first version of its format.
-const MARK: &str = "hearth-summary-1:";
 /// Bytes of the user's latest messages that stay as they are.
 const MAX_KEPT_BYTES: usize = 32 * 1024;
 /// Default maximum number of tokens of a summary.
@@ -73,7 +71,7 @@ impl CompactRequest {
         let mut output: Vec<Value> = self.kept.iter().enumerate().map(message).collect();
         output.push(json!({
             "id": format!("cmp_{stem}"), "type": "compaction",
-            "encrypted_content": format!("{MARK}{summary}"),
+            "encrypted_content": summary::sealed(summary),
         }));
         json!({
             "id": format!("resp_{stem}"), "object": "response.compaction",
@@ -90,7 +88,7 @@ fn kept(messages: &[Message]) -> Vec<(Role, String)> {
         let stays = match message.role {
             Role::System => true,
             // A summary of before is part of the new one.
-            Role::User if is_summary(&message.content) => false,
+            Role::User if summary::is_summary(&message.content) => false,
             Role::User => {
                 let fits = message.content.len() <= room;
                 room = if fits {
@@ -108,25 +106,4 @@ fn kept(messages: &[Message]) -> Vec<(Role, String)> {
     }
     kept.reverse();
     kept
-}
-
-/// Begins the message that stands for the conversation before it.
-const SUMMARY_HEAD: &str = "Summary of the conversation before this message:\n\n";
-
-fn is_summary(text: &str) -> bool {
-    text.starts_with(SUMMARY_HEAD)
-}
-
-/// The message that a compaction item stands for.
-pub(super) fn message(item: &Fields<'_>) -> Result<Message, ChatError> {
-    let key = "encrypted_content";
-    let content = item.string(key)?;
-    let content = content.ok_or_else(|| item.error(key, "is missing"))?;
-    let summary = content.strip_prefix(MARK).ok_or_else(|| {
-        let message = "was not written by this server, which cannot read it; send the \
-            conversation itself";
-        item.error(key, message)
-    })?;
-    // Clients can write what they like here, so it has no more weight than a user's words.
-    Ok(Message::new(Role::User, format!("{SUMMARY_HEAD}{summary}")))
 }

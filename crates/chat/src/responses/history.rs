@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::compaction;
+use super::summary;
 use super::tools::qualified_name;
 use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::dialect::fields::{Fields, must_be};
@@ -74,7 +74,7 @@ impl InputHistory {
             }
             "compaction" | "compaction_summary" => {
                 self.reasoning = None;
-                self.messages.push(compaction::message(item)?);
+                self.messages.push(summary::message(item)?);
                 Ok(())
             }
             "compaction_trigger" => {

@@ -6,6 +6,7 @@ mod history;
 mod request;
 pub mod response;
 pub mod stream;
+mod summary;
 mod tools;
 
 pub use self::compaction::CompactRequest;
