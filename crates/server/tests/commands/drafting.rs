@@ -243,7 +243,7 @@ fn replies_and_metrics_report_acceptance_and_requests_can_disable_drafting() {
         format!("hearth_draft_tokens_accepted_total {accepted}"),
         "hearth_undrafted_steps_total 0".to_owned(),
         r#"hearth_draft_tokens_accepted_by_depth_total{depth="1"}"#.to_owned(),
-        r#"hearth_decode_step_seconds{part="verify"}"#.to_owned(),
+        r#"hearth_decode_step_seconds_sum{part="verify"}"#.to_owned(),
     ] {
         assert!(metrics.contains(&line), "no '{line}' in\n{metrics}");
     }

@@ -19,6 +19,7 @@ mod device_errors;
 mod lifecycle;
 mod logprobs;
 mod messages;
+mod metrics;
 mod queue;
 mod reasoning;
 mod responses;

@@ -1,7 +1,7 @@
 //! Metrics of decode steps and speculation, from the scheduler's counters.
 
 use decode::{AcceptanceByDepth, Stats};
-use metrics::{Counter, Gauge, Key, Label, Recorder};
+use metrics::{Counter, Key, Label, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
 use super::{METADATA, Registrar};
@@ -20,8 +20,6 @@ pub(super) struct DecodeStepMetrics {
     undrafted: Counter,
     /// Per depth: drafted steps that accepted at least that many tokens.
     depths: [Counter; AcceptanceByDepth::COUNTED],
-    /// Draft, verify, commit.
-    times: [Gauge; 3],
 }
 
 impl DecodeStepMetrics {
@@ -30,41 +28,33 @@ impl DecodeStepMetrics {
         recorder.describe_counter(
             DEPTHS.into(),
             None,
-            "Decode steps of single sequences that accepted at least `depth` drafted tokens. The last depth includes deeper ones.".into(),
-        );
-        recorder.describe_gauge(
-            TIME.into(),
-            None,
-            "Seconds of all decode steps since the start, by part: draft, verify or commit.".into(),
+            "Single sequences accepted at least `depth` drafted tokens in this many decode steps; the last depth includes deeper ones.".into(),
         );
         let labelled = |name: &'static str, label: &'static str, value: String| {
             Key::from_parts(name, vec![Label::new(label, value)])
         };
         let depth = |i: usize| labelled(DEPTHS, "depth", (i + 1).to_string());
-        let part = |name: &str| labelled(TIME, "part", name.to_owned());
         DecodeStepMetrics {
-            steps: registrar.counter("hearth_decode_steps_total", "Decode steps of the batch: one verify pass each."),
+            steps: registrar.counter("hearth_decode_steps_total", "The batch took this many decode steps, with one verify pass each."),
             batch_size_sum: registrar.counter(
                 "hearth_decode_sequence_steps_total",
-                "Decode steps summed over sequences. Generated tokens divided by this are tokens per step.",
+                "Sequences took this many decode steps in sum; generated tokens divided by this are tokens per step.",
             ),
             drafted_steps: registrar.counter(
                 "hearth_drafted_steps_total",
-                "Decode steps of single sequences that verified drafted tokens.",
+                "Single sequences verified drafted tokens in this many decode steps.",
             ),
-            drafted: registrar.counter("hearth_draft_tokens_total", "Drafted tokens that were verified."),
+            drafted: registrar.counter("hearth_draft_tokens_total", "This many drafted tokens were verified."),
             accepted: registrar.counter(
                 "hearth_draft_tokens_accepted_total",
-                "Drafted tokens that were accepted.",
+                "This many drafted tokens were accepted.",
             ),
-            forced: registrar.counter("hearth_forced_tokens_total", "Tokens that a grammar or the reasoning budget forced."),
+            forced: registrar.counter("hearth_forced_tokens_total", "A grammar or the reasoning budget forced this many tokens."),
             undrafted: registrar.counter(
                 "hearth_undrafted_steps_total",
-                "Decode steps without drafts because the draft model ran out of memory.",
+                "This many decode steps had no drafts because the draft model ran out of memory.",
             ),
             depths: std::array::from_fn(|i| recorder.register_counter(&depth(i), &METADATA)),
-            times: ["draft", "verify", "commit"]
-                .map(|name| recorder.register_gauge(&part(name), &METADATA)),
         }
     }
 
@@ -80,10 +70,26 @@ impl DecodeStepMetrics {
         for (counter, kept) in self.depths.iter().zip(stats.accepted_by_depth) {
             counter.absolute(kept);
         }
-        let times = stats.times;
-        let times = [times.draft, times.verify, times.commit];
-        for (gauge, time) in self.times.iter().zip(times) {
-            gauge.set(time.as_secs_f64());
+    }
+
+    /// Prometheus text of the seconds of all decode steps, by part of a step.
+    ///
+    /// A summary without quantiles: the scheduler keeps sums, and the exporter's counters hold
+    /// whole numbers only.
+    pub(super) fn times(stats: &Stats) -> String {
+        let help = "Decode steps took this long, by part: draft, verify or commit.";
+        let mut text = format!("# HELP {TIME} {help}\n# TYPE {TIME} summary\n");
+        let (times, steps) = (stats.times, stats.decode_steps);
+        let parts = [
+            ("draft", times.draft),
+            ("verify", times.verify),
+            ("commit", times.commit),
+        ];
+        for (part, time) in parts {
+            let seconds = time.as_secs_f64();
+            text += &format!("{TIME}_sum{{part=\"{part}\"}} {seconds}\n");
+            text += &format!("{TIME}_count{{part=\"{part}\"}} {steps}\n");
         }
+        text
     }
 }

@@ -94,72 +94,72 @@ impl Metrics {
         let handle = recorder.handle();
         let registrar = Registrar(&recorder);
         let metrics = Metrics {
-            prompt_tokens: registrar.counter("hearth_prompt_tokens_total", "Tokens of prompts."),
+            prompt_tokens: registrar.counter("hearth_prompt_tokens_total", "Finished requests had this many prompt tokens."),
             cached_tokens: registrar.counter(
                 "hearth_prompt_tokens_cached_total",
-                "Tokens of prompts restored from the prefix cache.",
+                "The prefix cache restored this many prompt tokens of finished requests.",
             ),
             generation_tokens: registrar.counter(
                 "hearth_generation_tokens_total",
-                "Tokens generated, thinking included.",
+                "Finished requests generated this many tokens, reasoning included.",
             ),
             reasoning_tokens: registrar.counter(
                 "hearth_reasoning_tokens_total",
-                "Tokens generated while thinking.",
+                "Finished requests generated this many tokens of reasoning.",
             ),
             tool_calls: registrar
-                .counter("hearth_tool_calls_total", "Complete tool calls in replies."),
+                .counter("hearth_tool_calls_total", "Replies held this many complete tool calls."),
             malformed_calls: registrar.counter(
                 "hearth_tool_calls_malformed_total",
-                "Tool calls that had to be mended, and text that only began like one.",
+                "This many tool calls were mended, or text only began like one.",
             ),
-            running: registrar.gauge("hearth_num_requests_running", "Requests on the device."),
+            running: registrar.gauge("hearth_num_requests_running", "This many requests are on the device now."),
             waiting: registrar.gauge(
                 "hearth_num_requests_waiting",
-                "Requests waiting for a place on the device.",
+                "This many requests wait for a place on the device.",
             ),
             records: AtomicU64::new(0),
             lost_log_lines: registrar.counter(
                 "hearth_log_lines_lost_total",
-                "Log lines that could not be written, such as to a full disk.",
+                "This many log lines could not be written, for example to a full disk.",
             ),
-            up: registrar.gauge("hearth_engine_up", "1 while the engine takes requests."),
+            up: registrar.gauge("hearth_engine_up", "The value is 1 while the engine takes requests, else 0."),
             queue_time: registrar.histogram(
                 "hearth_request_queue_time_seconds",
-                "From hand-over to start.",
+                "A request waited this long from its arrival to its start.",
             ),
             time_to_first_token: registrar.histogram(
                 "hearth_time_to_first_token_seconds",
-                "From hand-over to the first token.",
+                "The first token came this long after the arrival of its request.",
             ),
             inter_token: registrar.histogram(
                 "hearth_inter_token_latency_seconds",
-                "Time between a request's tokens, averaged over each engine step.",
+                "A token came this long after the one before; tokens of one engine step share its time.",
             ),
             prefill_time: registrar.histogram(
                 "hearth_request_prefill_time_seconds",
-                "From start to the first token.",
+                "The first token came this long after the start of its request.",
             ),
             decode_time: registrar.histogram(
                 "hearth_request_decode_time_seconds",
-                "From the first token to the last.",
+                "The last token came this long after the first.",
             ),
             whole_time: registrar.histogram(
                 "hearth_e2e_request_latency_seconds",
-                "From hand-over to the end.",
+                "A request took this long from its arrival to its end.",
             ),
             prefill_rate: registrar.histogram(
                 "hearth_prefill_tokens_per_second",
-                "Prompt tokens run a second, by request.",
+                "A request had this many prompt tokens computed in each second of prefill.",
             ),
             decode_rate: registrar.histogram(
                 "hearth_decode_tokens_per_second",
-                "Tokens generated a second, by request.",
+                "A request had this many tokens generated in each second of decoding.",
             ),
-            prompt_size: registrar.histogram("hearth_request_prompt_tokens", "Tokens of a prompt."),
+            prompt_size: registrar.histogram("hearth_request_prompt_tokens", "A prompt had this many tokens."),
             generation_size: registrar.histogram(
                 "hearth_request_generation_tokens",
-                "Tokens generated by a request.",
+                "A request generated this many tokens.",
             ),
             decode_steps: DecodeStepMetrics::new(&recorder),
             prefix: PrefixMetrics::new(&recorder),
@@ -172,14 +172,20 @@ impl Metrics {
                 .recorder
                 .describe_counter(name.into(), None, text.into());
         };
-        describe(HTTP_REQUESTS, "Requests by route and status.");
-        describe(SUCCESS, "Finished requests by the reason of their end.");
-        describe(CANCELLED, "Requests whose client left, by stage.");
+        describe(
+            HTTP_REQUESTS,
+            "Requests to this endpoint were answered with this status so often.",
+        );
+        describe(SUCCESS, "This many requests finished for this reason.");
+        describe(
+            CANCELLED,
+            "This many clients left while their request was in this phase.",
+        );
         let version = [Label::new("version", env!("CARGO_PKG_VERSION"))];
         metrics.recorder.describe_gauge(
             "hearth_build_info".into(),
             None,
-            "Always 1; labels tell the build.".into(),
+            "The value is always 1; the label names the version.".into(),
         );
         metrics
             .recorder
@@ -269,7 +275,9 @@ impl Metrics {
         self.prefix.set(&engine.stats.prefix);
         self.pool.set(&engine.stats);
         self.handle.run_upkeep();
-        self.handle.render()
+        let mut text = self.handle.render();
+        text += &DecodeStepMetrics::times(&engine.stats);
+        text
     }
 
     fn count(&self, name: &'static str, labels: Vec<Label>) {

@@ -20,25 +20,25 @@ impl PoolMetrics {
     pub(super) fn new(recorder: &PrometheusRecorder) -> PoolMetrics {
         let registrar = Registrar(recorder);
         PoolMetrics {
-            tokens: registrar.gauge("hearth_kv_pool_tokens", "Tokens that the KV pool holds."),
+            tokens: registrar.gauge("hearth_kv_pool_tokens", "The KV pool holds at most this many tokens."),
             used: registrar.gauge(
                 "hearth_kv_pool_used_tokens",
-                "Tokens of KV pages that sequences hold.",
+                "Sequences hold KV pages for this many tokens.",
             ),
             evictable: registrar.gauge(
                 "hearth_kv_pool_evictable_tokens",
-                "Tokens of KV pages that only cached prefixes hold. They are evicted on demand.",
+                "Only cached prefixes hold KV pages for this many tokens, which are evicted on demand.",
             ),
             waiting: registrar.gauge(
                 "hearth_kv_pool_requests_waiting",
-                "Queued requests while the first of them waits for KV pages.",
+                "This many requests are queued while the first of them waits for KV pages.",
             ),
             preempted: registrar.gauge(
                 "hearth_kv_pool_preempted",
-                "Prompts and replies that are preempted now and resume later.",
+                "This many prompts and replies are preempted now and resume later.",
             ),
             preemptions: registrar
-                .counter("hearth_preemptions_total", "Preemptions since the start."),
+                .counter("hearth_preemptions_total", "Prompts and replies were preempted this many times."),
         }
     }
 

@@ -28,42 +28,42 @@ impl PrefixMetrics {
         PrefixMetrics {
             snapshots: registrar.gauge(
                 "hearth_prefix_cache_snapshots",
-                "States of prompts held in memory.",
+                "The prefix cache holds this many states of prompts in memory.",
             ),
             bytes: registrar.gauge(
                 "hearth_prefix_cache_bytes",
-                "Bytes that all snapshots hold; what several share is counted once.",
+                "All snapshots hold this many bytes; bytes that several share are counted once.",
             ),
-            lookups: registrar.counter("hearth_prefix_lookups_total", "Prompts looked up."),
+            lookups: registrar.counter("hearth_prefix_lookups_total", "This many prompts were looked up in the prefix cache."),
             hits: registrar.counter(
                 "hearth_prefix_hits_total",
-                "Prompts that began with a saved state.",
+                "This many prompts began with a saved state.",
             ),
             store_hits: registrar.counter(
                 "hearth_prefix_store_hits_total",
-                "States that were read from disk for a prompt.",
+                "This many states were read from disk for a prompt.",
             ),
-            saved: registrar.counter("hearth_prefix_saved_total", "States saved."),
+            saved: registrar.counter("hearth_prefix_saved_total", "The prefix cache saved this many states."),
             evicted: registrar.counter(
                 "hearth_prefix_evicted_total",
-                "States given up for want of room.",
+                "This many states were evicted for want of memory.",
             ),
-            stored: registrar.counter("hearth_prefix_stored_total", "States given to the disk."),
+            stored: registrar.counter("hearth_prefix_stored_total", "This many states were handed to the disk."),
             failed: registrar.counter(
                 "hearth_prefix_failed_total",
-                "States that could not be saved, restored or read.",
+                "This many states could not be saved, restored or read.",
             ),
             warmup_tokens: registrar.counter(
                 "hearth_prefix_warmup_tokens_total",
-                "Tokens prefilled while idle, because a conversation's next prompt begins with them.",
+                "This many tokens were prefilled while idle, because a conversation's next prompt begins with them.",
             ),
             warmup_saved: registrar.counter(
                 "hearth_prefix_warmup_saved_total",
-                "States saved by prefix warm-up.",
+                "Prefix warm-up saved this many states.",
             ),
             warmup_hits: registrar.counter(
                 "hearth_prefix_warmup_hits_total",
-                "Prompts that began with a state saved by prefix warm-up.",
+                "This many prompts began with a state that prefix warm-up saved.",
             ),
         }
     }
