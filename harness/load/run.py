@@ -135,7 +135,7 @@ class Server:
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30).read().decode()
 
     def slots(self):
-        return json.loads(self.get("/slots"))
+        return json.loads(self.get("/slots/summary"))
 
     def kept(self):
         """Gauges of the prefix cache by name."""

@@ -20,6 +20,7 @@ pub mod detokenize;
 mod dialect;
 mod error;
 pub mod grammar;
+pub mod llama_server;
 pub mod openai;
 pub mod reasoning;
 pub mod reply;

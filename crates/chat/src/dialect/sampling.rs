@@ -41,11 +41,15 @@ impl SamplingParams {
 }
 
 /// Fields of llama.cpp and vLLM that would change the reply and that this server does not have.
-const UNSUPPORTED: [&str; 12] = [
+const UNSUPPORTED: [&str; 16] = [
     "use_beam_search",
     "logprob_token_ids",
     "return_prompt_text",
     "documents",
+    "chat_template",
+    "vllm_xargs",
+    "watermarking",
+    "repetition_detection",
     "dry_multiplier",
     "xtc_probability",
     "mirostat",

@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use decode::Job;
+use serde_json::Value;
 
 use crate::engine::request_stats::{RequestStage, RequestStats};
+use crate::text::sampling_params;
 
 /// All active requests of one server.
 #[derive(Debug, Default)]
@@ -33,9 +35,12 @@ pub struct RequestEntry {
     pub prompt_tokens: usize,
     /// Maximum tokens of each choice.
     pub max_tokens: usize,
+    /// Sampling parameters in llama-server's names.
+    pub settings: Value,
     since: Instant,
     stage: AtomicUsize,
     cached: AtomicUsize,
+    prefilled: AtomicUsize,
     generated: AtomicUsize,
 }
 
@@ -54,6 +59,11 @@ impl RequestEntry {
     /// Prompt tokens restored from the prefix cache.
     pub fn cached_tokens(&self) -> usize {
         self.cached.load(Ordering::Relaxed)
+    }
+
+    /// Prompt tokens in the KV cache so far, restored ones included.
+    pub fn prefilled_tokens(&self) -> usize {
+        self.prefilled.load(Ordering::Relaxed)
     }
 
     /// Tokens generated in all choices.
@@ -77,9 +87,11 @@ impl ActiveRequests {
             choices: job.choices,
             prompt_tokens: job.prompt.len(),
             max_tokens: job.params.max_tokens,
+            settings: sampling_params::shown(&job.params),
             since: Instant::now(),
             stage: AtomicUsize::new(0),
             cached: AtomicUsize::new(0),
+            prefilled: AtomicUsize::new(0),
             generated: AtomicUsize::new(0),
         });
         self.lock().push(Arc::clone(&entry));
@@ -114,6 +126,8 @@ impl EntryGuard {
         let entry = &self.entry;
         entry.stage.store(stage.unwrap_or(0), Ordering::Relaxed);
         entry.cached.store(stats.cached_tokens, Ordering::Relaxed);
+        let prefilled = stats.prefilled_tokens;
+        entry.prefilled.store(prefilled, Ordering::Relaxed);
         let generated = stats.completion_tokens;
         entry.generated.store(generated, Ordering::Relaxed);
     }

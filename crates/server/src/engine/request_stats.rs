@@ -64,6 +64,8 @@ pub struct RequestStats {
     pub prompt_tokens: usize,
     /// Of these, restored from the prefix cache.
     pub cached_tokens: usize,
+    /// Prompt tokens in the KV cache so far, restored ones included.
+    pub prefilled_tokens: usize,
     /// Tokens generated in all choices.
     pub completion_tokens: usize,
     /// Of these, thinking.
@@ -153,6 +155,7 @@ impl RequestStats {
             last_token: None,
             prompt_tokens,
             cached_tokens: 0,
+            prefilled_tokens: 0,
             completion_tokens: 0,
             reasoning_tokens: 0,
             tool_calls: 0,

@@ -200,13 +200,17 @@ impl InFlight {
         match event {
             Event::Started { cached } => {
                 self.stats.start(timestamped.at, cached);
+                self.stats.prefilled_tokens = cached;
                 let total = self.stats.prompt_tokens;
                 out.push(StreamEvent::Progress {
                     done: cached,
                     total,
                 });
             }
-            Event::Prefill { done, total } => out.push(StreamEvent::Progress { done, total }),
+            Event::Prefill { done, total } => {
+                self.stats.prefilled_tokens = done;
+                out.push(StreamEvent::Progress { done, total });
+            }
             Event::PromptLogprobs(rows) => out.push(StreamEvent::PromptLogprobs(rows)),
             Event::Tokens { choice, tokens } => {
                 if self.choices[choice].is_over() {

@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod body;
+pub mod completion_job;
 mod connections;
 pub mod dialect;
 pub mod in_flight;

@@ -109,6 +109,14 @@ impl SseWriter {
         sent.map_err(|_| ClientGone)
     }
 
+    /// Sends what is encoded, if anything is.
+    pub async fn send_encoded(&mut self, out: &mut SseEncoder) -> Result<(), ClientGone> {
+        match out.take() {
+            Some(part) => self.send(part).await,
+            None => Ok(()),
+        }
+    }
+
     /// Waits for `work` and sends keep-alives meanwhile; fails when the reader disconnects.
     pub async fn keep_alive_while<T>(
         &mut self,

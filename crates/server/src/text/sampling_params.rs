@@ -5,6 +5,7 @@ use std::sync::Arc;
 use chat::request::{RepetitionWindow, SamplingParams};
 use contract::{AttentionWindow, TokenId};
 use decode::{GenerationParams, Sampling};
+use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::ids;
@@ -81,6 +82,28 @@ pub fn generation_params(
         constraints: None,
         session: None,
         use_prefix_cache: true,
+    })
+}
+
+/// The parameters as used, in llama-server's names; -1 is no limit. Shows no text.
+pub fn shown(params: &GenerationParams) -> Value {
+    let sampling = &params.sampling;
+    json!({
+        "n_predict": params.max_tokens,
+        "max_tokens": params.max_tokens,
+        "min_tokens": params.min_tokens,
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_last_n": sampling.window.map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX)),
+        "repeat_penalty": sampling.repetition,
+        "presence_penalty": sampling.presence,
+        "frequency_penalty": sampling.frequency,
+        "ignore_eos": params.ignore_eos,
+        "n_probs": params.logprobs.unwrap_or(0),
+        "speculative": params.speculate,
     })
 }
 

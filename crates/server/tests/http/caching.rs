@@ -179,7 +179,7 @@ async fn most_specific_session_id_wins() {
         server.watch.gate.hold();
         let shown = async {
             loop {
-                let slots = server.get("/slots").await.json().await;
+                let slots = server.get("/slots/summary").await.json().await;
                 if let Some(request) = slots["requests"].get(0) {
                     let session = request["session"].clone();
                     server.watch.gate.release();

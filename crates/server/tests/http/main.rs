@@ -17,6 +17,7 @@ mod connections;
 mod definite_values;
 mod device_errors;
 mod lifecycle;
+mod llama_server;
 mod logprobs;
 mod messages;
 mod metrics;

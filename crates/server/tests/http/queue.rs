@@ -320,7 +320,7 @@ async fn many_cancelled_requests_leave_no_state() {
         client.await.unwrap();
     }
     idle(&server).await;
-    let slots = server.get("/slots").await.json().await;
+    let slots = server.get("/slots/summary").await.json().await;
     assert_eq!(slots["sequences"], 0, "{slots}");
     assert_eq!(slots["requests_waiting"], 0, "{slots}");
     assert_eq!(slots["requests_running"], 0, "{slots}");
@@ -364,7 +364,7 @@ async fn request_waiting_for_kv_pages_is_reported_and_admitted_later() {
         metrics.contains("hearth_kv_pool_requests_waiting 1"),
         "{metrics}"
     );
-    let slots = server.get("/slots").await.json().await;
+    let slots = server.get("/slots/summary").await.json().await;
     for key in ["queue_blocked_on_pool", "pool_waits"] {
         assert_eq!(slots[key], true, "{slots}");
     }

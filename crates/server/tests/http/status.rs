@@ -342,7 +342,7 @@ async fn metrics_count_requests_and_tokens() {
     ] {
         assert!(text.lines().any(|l| l == line), "{line} in:\n{text}");
     }
-    let slots = server.get("/slots").await.json().await;
+    let slots = server.get("/slots/summary").await.json().await;
     assert_eq!(slots["total"], 4);
     assert_eq!(slots["sequences"], 0);
 }
@@ -370,7 +370,7 @@ async fn status_pages_show_requests_and_never_text() {
         })
     };
     let request = loop {
-        let slots = server.get("/slots").await.json().await;
+        let slots = server.get("/slots/summary").await.json().await;
         if let Some(request) = slots["requests"].get(0) {
             break request.clone();
         }
@@ -394,7 +394,7 @@ async fn status_pages_show_requests_and_never_text() {
     assert!(page.header("etag").is_some());
     server.watch.gate.release();
     assert_eq!(waiting.await.unwrap().status, 200);
-    let slots = server.get("/slots").await.json().await;
+    let slots = server.get("/slots/summary").await.json().await;
     assert_eq!(slots["requests"], json!([]), "{slots}");
 }
 

@@ -51,6 +51,8 @@ pub enum CompletionPrompt {
     Text(String),
     /// Token ids.
     Tokens(Vec<TokenId>),
+    /// Texts and token ids, one behind the other.
+    Mixed(Vec<CompletionPrompt>),
 }
 
 impl CompletionRequest {
@@ -58,13 +60,21 @@ impl CompletionRequest {
     pub fn from_json(body: &[u8]) -> Result<CompletionRequest, ChatError> {
         let map = parse_body(body)?;
         let body = Fields::body(&map);
+        CompletionRequest::read(&body, prompts(&body)?)
+    }
+
+    /// Reads the fields besides the prompts.
+    pub(crate) fn read(
+        body: &Fields<'_>,
+        prompts: Vec<CompletionPrompt>,
+    ) -> Result<CompletionRequest, ChatError> {
         if body.string("suffix")?.is_some_and(|text| !text.is_empty()) {
             return Err(body.error(
                 "suffix",
                 "filling a gap in text is not supported; leave it out",
             ));
         }
-        let sampling = SamplingParams::read(&body, "stop")?;
+        let sampling = SamplingParams::read(body, "stop")?;
         if let Some(best_of) = body.count("best_of", usize::MAX)?
             && best_of != sampling.n
         {
@@ -72,15 +82,15 @@ impl CompletionRequest {
         }
         Ok(CompletionRequest {
             model: body.string("model")?.map(str::to_owned),
-            prompts: prompts(&body)?,
+            prompts,
             echo: body.flag("echo", false)?,
             stream: body.flag("stream", false)?,
-            stream_options: stream_options(&body)?,
+            stream_options: stream_options(body)?,
             sampling,
             logprobs: body.count("logprobs", MAX_TOP_LOGPROBS)?,
-            tokens: TokenOptions::read(&body)?,
-            response_format: ResponseFormat::read(&body)?,
-            priority: priority(&body)?,
+            tokens: TokenOptions::read(body)?,
+            response_format: ResponseFormat::read(body)?,
+            priority: priority(body)?,
             use_prefix_cache: body.flag("cache_prompt", true)?,
         })
     }
@@ -97,6 +107,16 @@ impl CompletionRequest {
                 return tokenizer.encode_up_to(text, SpecialTokens::Parse, limit);
             }
             CompletionPrompt::Tokens(ids) => ids,
+            CompletionPrompt::Mixed(parts) => {
+                let mut ids = Vec::new();
+                for part in parts {
+                    ids.extend(self.token_ids(part, tokenizer, limit)?);
+                    if ids.len() > limit.tokens {
+                        break;
+                    }
+                }
+                return Ok(ids);
+            }
         };
         match ids.iter().find(|id| id.index() >= tokenizer.n_tokens()) {
             None => Ok(ids.clone()),

@@ -3,6 +3,7 @@
 
 mod chat;
 mod completions;
+mod llama_completion;
 mod messages;
 mod models;
 mod openapi;
@@ -23,8 +24,13 @@ use crate::http::middleware;
 use crate::http::state::App;
 
 /// Paths of other protocols that clients probe; they get a clear error. The first that fits counts.
-const NOT_OURS: [(&str, &str); 8] = [
-    ("embeddings", "this server makes no embeddings"),
+const NOT_OURS: [(&str, &str); 10] = [
+    ("infill", "this server does not fill gaps in text"),
+    (
+        "slots/",
+        "slots are not saved; prompts are kept by --kv-cache-dir",
+    ),
+    ("embedding", "this server makes no embeddings"),
     ("rerank", "this server does not rank documents"),
     ("images/", "this server makes no images"),
     ("audio/", "this server does not handle audio"),
@@ -44,13 +50,14 @@ const NOT_OURS: [(&str, &str); 8] = [
 ];
 
 /// Every path below `/v1` and its handler.
-fn routes() -> [(&'static str, MethodRouter<App>); 24] {
+fn routes() -> [(&'static str, MethodRouter<App>); 26] {
     [
         ("/health", get(status::health)),
         ("/models", get(models::models)),
         ("/models/{*id}", get(models::model)),
         ("/props", get(props::props)),
         ("/slots", get(slots::slots)),
+        ("/slots/summary", get(slots::summary)),
         ("/status", get(slots::status_page)),
         ("/status/json", get(slots::snapshot)),
         ("/status/events", get(slots::events)),
@@ -61,6 +68,7 @@ fn routes() -> [(&'static str, MethodRouter<App>); 24] {
         ("/chat/completions/input_tokens", post(chat::input_tokens)),
         ("/chat/completions/control", post(chat::control)),
         ("/completions", post(completions::completions)),
+        ("/completion", post(llama_completion::completion)),
         ("/responses", post(responses::responses)),
         ("/responses/input_tokens", post(responses::input_tokens)),
         ("/responses/compact", post(responses::compact)),

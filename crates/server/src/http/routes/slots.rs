@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
+use decode::DraftSources;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -28,8 +29,79 @@ const HEARTBEAT: Duration = Duration::from_secs(30);
 /// Channel capacity; a slower watcher is disconnected.
 const BEHIND: usize = 64;
 
-/// `GET /slots`.
-pub(super) async fn slots(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+/// `GET /slots`, in llama-server's form: an entry for each sequence of the device.
+///
+/// With `fail_on_no_slot=1`, a full device is an error.
+pub(super) async fn slots(
+    State(app): State<App>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, ApiError> {
+    app.model()?;
+    let slots = slot_list(&app);
+    let mut pairs = query.iter().flat_map(|query| query.split('&'));
+    let fails = pairs.any(|pair| pair == "fail_on_no_slot=1");
+    let is_busy = |slot: &Value| slot["is_processing"] == true;
+    if fails && slots.iter().all(is_busy) {
+        return Err(ApiError::unavailable("no slot is free"));
+    }
+    Ok(Json(Value::Array(slots)))
+}
+
+/// The sequences of the device; those of running requests come first.
+fn slot_list(app: &App) -> Vec<Value> {
+    let engine_status = app.engine().status();
+    let Some(model) = &engine_status.model else {
+        return Vec::new();
+    };
+    let limits = model.info.limits;
+    let entries = app.active_requests().entries();
+    let running = entries
+        .iter()
+        .filter(|entry| entry.stage() != RequestStage::Queue)
+        .flat_map(|entry| (0..entry.choices).map(move |_| entry));
+    let mut running = running.take(limits.sequences);
+    let can_draft = DraftSources::default().choose(&model.info).is_some();
+    let slot = |id: usize| {
+        let entry = running.next();
+        let mut slot = json!({
+            "id": id,
+            "n_ctx": limits.context,
+            "speculative": can_draft,
+            "is_processing": entry.is_some(),
+        });
+        let task = entry.map(|entry| task(entry)).and_then(|task| match task {
+            Value::Object(task) => Some(task),
+            _ => None,
+        });
+        if let Value::Object(slot) = &mut slot {
+            slot.extend(task.into_iter().flatten());
+        }
+        slot
+    };
+    (0..limits.sequences).map(slot).collect()
+}
+
+/// What a slot shows of the request that holds it.
+fn task(entry: &RequestEntry) -> Value {
+    let cached = entry.cached_tokens();
+    // Counts are kept by request; its choices are about as far as each other.
+    let decoded = entry.generated_tokens() / entry.choices.max(1);
+    json!({
+        "id_task": entry.id,
+        "n_prompt_tokens": entry.prompt_tokens,
+        "n_prompt_tokens_processed": entry.prefilled_tokens().saturating_sub(cached),
+        "n_prompt_tokens_cache": cached,
+        "params": entry.settings,
+        "next_token": [{
+            "has_next_token": true,
+            "n_remain": entry.max_tokens.saturating_sub(decoded),
+            "n_decoded": decoded,
+        }],
+    })
+}
+
+/// `GET /slots/summary`: who is on the device now, and how full it is.
+pub(super) async fn summary(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     app.model()?;
     Ok(Json(now(&app)))
 }

@@ -12,6 +12,8 @@ fn unsupported_sampling_is_refused_and_neutral_values_pass() {
         ("use_beam_search", json!(true)),
         ("logprob_token_ids", json!([1])),
         ("documents", json!([{"text": "a"}])),
+        ("chat_template", json!("{{ messages }}")),
+        ("repetition_detection", json!({"max_pattern_size": 4})),
         ("dry_multiplier", json!(0.8)),
         ("xtc_probability", json!(0.5)),
         ("mirostat", json!(2)),

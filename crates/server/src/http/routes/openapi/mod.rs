@@ -102,7 +102,7 @@ const fn post(
 
 use ResponseContent::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
 
-const OPERATIONS: [Operation; 26] = [
+const OPERATIONS: [Operation; 28] = [
     get(
         "/health",
         "Whether requests are taken",
@@ -129,8 +129,14 @@ const OPERATIONS: [Operation; 26] = [
     ),
     get(
         "/slots",
-        "Who is on the device now",
+        "The device's sequences and who holds them, in llama-server's form",
         (Object, "Slots"),
+        &[500, 503],
+    ),
+    get(
+        "/slots/summary",
+        "Who is on the device now, and how full it is",
+        (Object, "SlotsSummary"),
         &[500, 503],
     ),
     get(
@@ -190,6 +196,13 @@ const OPERATIONS: [Operation; 26] = [
         "Text that goes on",
         "CompletionRequest",
         (JsonOrEvents, "TextCompletion"),
+        WORK,
+    ),
+    post(
+        "/completion",
+        "Text that goes on, in llama-server's form",
+        "LlamaCompletionRequest",
+        (JsonOrEvents, "LlamaCompletion"),
         WORK,
     ),
     post(
@@ -317,7 +330,7 @@ fn operation_object(operation: &Operation) -> Value {
         let schema = match (operation.body, anthropic) {
             // Health reports its state in its own format.
             (None, _) if status == "503" && matches!(operation.path, "/" | "/v1" | "/health") => {
-                json!({"type": "object", "required": ["status"]})
+                json!({"$ref": "#/components/schemas/Health"})
             }
             (_, true) => json!({"$ref": "#/components/schemas/AnthropicError"}),
             (_, false) => json!({"$ref": "#/components/schemas/Error"}),
@@ -338,6 +351,13 @@ fn operation_object(operation: &Operation) -> Value {
         object["parameters"] = json!([
             {"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}
         ]);
+    }
+    if operation.path == "/slots" {
+        object["parameters"] = json!([{
+            "name": "fail_on_no_slot", "in": "query", "required": false,
+            "description": "1 makes a device without a free sequence an error",
+            "schema": {"type": "integer", "enum": [0, 1]},
+        }]);
     }
     if let Some(schema) = operation.body {
         let schema = json!({"$ref": format!("#/components/schemas/{schema}")});
@@ -455,7 +475,9 @@ mod tests {
                 }
                 let named = path.matches('{').count();
                 let listed = operation.get("parameters").and_then(Value::as_array);
-                assert_eq!(listed.map_or(0, Vec::len), named, "{path}");
+                let listed = listed.into_iter().flatten();
+                let in_path = listed.filter(|parameter| parameter["in"] == "path");
+                assert_eq!(in_path.count(), named, "{path}");
                 for response in operation["responses"].as_object().unwrap().values() {
                     assert!(response["description"].is_string(), "{path}");
                 }

@@ -77,7 +77,7 @@ pub(super) fn schemas() -> Map<String, Value> {
             &["tokenizer_class", "vocab_size", "model_max_length", "chat_template"],
             json!({
                 "tokenizer_class": text, "vocab_size": count, "model_max_length": count,
-                "bos_token": nullable, "eos_token": nullable, "pad_token": nullable,
+                "chat_template": text, "bos_token": nullable, "eos_token": nullable, "pad_token": nullable,
             }),
         ),
         "ModelList": object(
@@ -96,7 +96,15 @@ pub(super) fn schemas() -> Map<String, Value> {
             json!({"openapi": text, "info": {"type": "object"}, "paths": {"type": "object"}}),
         ),
         "Properties": {"type": "object", "description": "what is loaded and how it is set up"},
-        "Slots": {"description": "requests on the device"},
+        "Slots": slots(),
+        "SlotsSummary": object(
+            &["sequences", "requests_running", "requests_waiting", "requests"],
+            json!({
+                "total": count, "context": count, "sequences": count,
+                "requests_running": count, "requests_waiting": count, "requests": items,
+            }),
+        ),
+        "LlamaCompletion": llama_completion(),
         "Status": {"type": "object", "description": "requests on the device, and the server's state"},
         "Timings": timings(),
         "Error": object(
@@ -123,6 +131,50 @@ pub(super) fn schemas() -> Map<String, Value> {
 
 fn object(required: &[&str], properties: Value) -> Value {
     json!({"type": "object", "required": required, "properties": properties})
+}
+
+/// The device's sequences in llama-server's form.
+fn slots() -> Value {
+    let count = json!({"type": "integer", "minimum": 0});
+    let slot = object(
+        &["id", "n_ctx", "speculative", "is_processing"],
+        json!({
+            "id": count, "id_task": count, "n_ctx": count,
+            "speculative": {"type": "boolean"}, "is_processing": {"type": "boolean"},
+            "n_prompt_tokens": count, "n_prompt_tokens_processed": count,
+            "n_prompt_tokens_cache": count, "params": {"type": "object"},
+            "next_token": {"type": "array", "items": {"type": "object"}},
+        }),
+    );
+    json!({"type": "array", "items": slot})
+}
+
+/// llama-server's completion; several come as an array.
+fn llama_completion() -> Value {
+    let count = json!({"type": "integer", "minimum": 0});
+    let text = json!({"type": "string"});
+    let items = json!({"type": "array", "items": {"type": "object"}});
+    let one = object(
+        &[
+            "index",
+            "content",
+            "tokens",
+            "stop",
+            "tokens_predicted",
+            "tokens_evaluated",
+        ],
+        json!({
+            "index": count, "content": text, "tokens": token_ids(),
+            "id_slot": {"type": "integer", "minimum": -1}, "stop": {"type": "boolean"},
+            "tokens_predicted": count, "tokens_evaluated": count, "tokens_cached": count,
+            "model": text, "prompt": text, "generation_settings": {"type": "object"},
+            "has_new_line": {"type": "boolean"}, "truncated": {"type": "boolean"},
+            "stop_type": {"enum": ["eos", "limit", "word"]}, "stopping_word": text,
+            "completion_probabilities": items,
+            "timings": {"$ref": "#/components/schemas/Timings"},
+        }),
+    );
+    json!({"anyOf": [one, {"type": "array", "items": {"type": "object"}}]})
 }
 
 /// Fields of a choice that chat and text completions share.

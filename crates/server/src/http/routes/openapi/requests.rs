@@ -10,6 +10,7 @@ pub(super) fn schemas() -> Map<String, Value> {
     let schemas = json!({
         "ChatRequest": request(&[thinking(), chat()], &["messages"]),
         "CompletionRequest": request(&[completion()], &["prompt"]),
+        "LlamaCompletionRequest": request(&[llama_completion()], &["prompt"]),
         "MessagesRequest": request(&[thinking(), messages()], &["messages"]),
         "ResponsesRequest": request(&[thinking(), responses()], &["input"]),
         "ChatMessage": {
@@ -187,6 +188,23 @@ fn completion() -> Value {
         "return_token_ids": {"type": ["boolean", "null"]},
         "best_of": {"type": ["integer", "null"], "minimum": 0},
         "stream_options": {"type": ["object", "null"]},
+    })
+}
+
+/// llama-server's own names.
+fn llama_completion() -> Value {
+    json!({
+        "prompt": {
+            "type": ["string", "array", "object"],
+            "items": {"type": ["string", "integer", "array", "object"]},
+        },
+        "n_probs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+        "n_cmpl": {"type": ["integer", "null"], "minimum": 1},
+        "id_slot": {"type": ["integer", "null"], "minimum": -1},
+        "return_tokens": {"type": ["boolean", "null"]},
+        "return_progress": {"type": ["boolean", "null"]},
+        "timings_per_token": {"type": ["boolean", "null"]},
+        "logit_bias": {"type": ["object", "array", "null"], "items": {"type": "array"}},
     })
 }
 
