@@ -31,6 +31,7 @@ NPM = {
     # The SDKs as one script for a page.
     "sdk-browser": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0", "esbuild": "0.28.2"},
     "dom": {"jsdom": "26.1.0"},
+    "openapi-linter": {"@redocly/cli": "2.77.0"},
 }
 OPENAI, ANTHROPIC = "openai==3.54.0", "anthropic==2.12.0"
 # Packages of PyPI by client.
