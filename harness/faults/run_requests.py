@@ -63,7 +63,7 @@ class Server:
     def is_idle(self):
         """Whether all sequences close within seconds."""
         for _ in range(100):
-            slots = self.get("/slots")
+            slots = self.get("/slots/summary")
             if not any(slots[key] for key in ("sequences", "requests_running", "requests_waiting")):
                 return True
             time.sleep(0.2)
@@ -165,7 +165,7 @@ def main():
                 print(f"FAULT {faults[-1]}", flush=True)
     seconds = time.monotonic() - begun
     if not server.is_idle():
-        faults.append(f"requests remain: {server.get('/slots')}")
+        faults.append(f"requests remain: {server.get('/slots/summary')}")
     after = server.resident()
     if after - before > MOST_GROWTH:
         faults.append(f"resident memory grew from {before >> 20} to {after >> 20} MiB")

@@ -135,7 +135,7 @@ async function attack({ url, prompt }) {
 }
 
 async function promptTokens(url) {
-  return (await (await fetch(`${url}/slots`)).json()).prompt_tokens;
+  return (await (await fetch(`${url}/slots/summary`)).json()).prompt_tokens;
 }
 
 async function allowedPage(browser, origin) {
