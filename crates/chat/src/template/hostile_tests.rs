@@ -349,3 +349,24 @@ fn long_conversations_stay_within_the_limits() {
         assert!(prompt.text.len() > 20_000_000, "{file}");
     }
 }
+
+/// Values that lie within a control string, and messages that end with the start of one.
+#[test]
+fn conversations_of_many_messages_render_in_linear_time() {
+    let source = "{% for m in messages %}{{ '<|im_start|>' ~ m.content }}{% endfor %}";
+    let template = ChatTemplate::from_source(source, &test_fixtures::vocab()).unwrap();
+    let messages = (0..24_000).map(|n| {
+        let content = if n % 2 == 0 { "start" } else { "text <|im_" };
+        Message::new(Role::User, content)
+    });
+    let conversation = Conversation {
+        messages: messages.collect(),
+        ..Conversation::default()
+    };
+    let begun = Instant::now();
+    let prompt = template.render(&conversation).unwrap();
+    assert_eq!(prompt.text.matches("<|im_start|>start").count(), 12_000);
+    // A second in this build; quadratic work takes minutes.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}

@@ -74,14 +74,27 @@ impl SpecialStringTable {
         words.any(|word| word == text)
     }
 
-    /// Where control strings lie in `text`.
-    fn places_in(&self, text: &str) -> Vec<Range<usize>> {
+    /// Where control strings lie in `text`, as the start of each with the furthest end up to it.
+    fn places_in(&self, text: &str) -> Vec<(usize, usize)> {
         let words = self.control.iter();
         let places = words.flat_map(|word| {
             let found = text.match_indices(&**word);
-            found.map(|(at, word)| at..at + word.len())
+            found.map(|(at, word)| (at, at + word.len()))
         });
-        places.collect()
+        let mut places: Vec<(usize, usize)> = places.collect();
+        places.sort_unstable();
+        let mut furthest = 0;
+        for (_, end) in &mut places {
+            furthest = furthest.max(*end);
+            *end = furthest;
+        }
+        places
+    }
+
+    /// The control strings that occur in `text`.
+    fn present_in(&self, text: &str) -> Vec<&str> {
+        let words = self.control.iter().map(String::as_str);
+        words.filter(|word| text.contains(word)).collect()
     }
 
     fn longest_part<'t>(
@@ -278,10 +291,13 @@ impl<'a> SpecialStringMask<'a> {
         }
     }
 
-    /// Whether a value of the request lies within a control string of `prompt`.
-    pub(super) fn has_inner(&self, input: &TemplateInput, prompt: &str) -> bool {
-        let words = self.words.control.iter();
-        let words: Vec<&String> = words.filter(|word| prompt.contains(&***word)).collect();
+    /// The control strings of `prompt`, if a value of the request lies within one.
+    pub(super) fn around_values(
+        &self,
+        input: &TemplateInput,
+        prompt: &str,
+    ) -> Option<Vec<&'a str>> {
+        let words = self.words.present_in(prompt);
         let mut found = false;
         let mut note = |text: &str| {
             found |= !text.is_empty()
@@ -295,24 +311,24 @@ impl<'a> SpecialStringMask<'a> {
         for tool in &input.tools {
             for_each_string(tool, &mut note);
         }
-        found
+        found.then_some(words)
     }
 
     /// The value with what `scope` masks within control strings.
-    pub(super) fn mask_within(&mut self, value: Value, scope: MaskScope<'_>) -> Value {
-        match scope.inner_of {
-            Some(prompt) => self.mask_inner(&value, prompt),
+    pub(super) fn mask_within(&mut self, value: Value, scope: MaskScope<'_, 'a>) -> Value {
+        match scope.within {
+            Some(words) => self.mask_inner(&value, words),
             None => value,
         }
     }
 
-    /// The value with strings masked that lie within a control string of `prompt`. A template that
-    /// writes the rest of the string around such a value would complete it.
-    fn mask_inner(&mut self, value: &Value, prompt: &str) -> Value {
+    /// The value with strings masked that lie within one of `words`. A template that writes the
+    /// rest of the word around such a value would complete it.
+    fn mask_inner(&mut self, value: &Value, words: &[&'a str]) -> Value {
         match value {
-            Value::String(text) => Value::String(self.mask_if_inner(text, prompt)),
+            Value::String(text) => Value::String(self.mask_if_inner(text, words)),
             Value::Array(items) => {
-                let items = items.iter().map(|item| self.mask_inner(item, prompt));
+                let items = items.iter().map(|item| self.mask_inner(item, words));
                 Value::Array(items.collect())
             }
             Value::Object(map) => {
@@ -323,12 +339,12 @@ impl<'a> SpecialStringMask<'a> {
                     let key = if own {
                         key.clone()
                     } else {
-                        self.mask_if_inner(key, prompt)
+                        self.mask_if_inner(key, words)
                     };
                     let item = if key == "role" || key == "type" {
                         item.clone()
                     } else {
-                        self.mask_inner(item, prompt)
+                        self.mask_inner(item, words)
                     };
                     out.insert(key, item);
                 }
@@ -338,13 +354,8 @@ impl<'a> SpecialStringMask<'a> {
         }
     }
 
-    fn mask_if_inner(&mut self, text: &str, prompt: &str) -> String {
-        let words = self.words;
-        let mut words = words
-            .control
-            .iter()
-            .filter(|word| prompt.contains(&***word));
-        let inner = words.find_map(|word| {
+    fn mask_if_inner(&mut self, text: &str, words: &[&'a str]) -> String {
+        let inner = words.iter().find_map(|word| {
             let at = word.find(text).filter(|_| !text.is_empty())?;
             word.get(at..at + text.len())
         });
@@ -402,11 +413,15 @@ impl<'a> SpecialStringMask<'a> {
             // A part matters only if a control string came into being around it.
             let around = self.words.places_in(&rendered.text);
             let completed = |part: &Range<usize>| {
-                let meets = |word: &Range<usize>| word.start < part.end && part.start < word.end;
-                around.iter().any(meets)
+                let begun = around.partition_point(|(start, _)| *start < part.end);
+                begun > 0 && part.start < around[begun - 1].1
             };
             parts.retain(|part| !completed(part));
-            rendered.literals.retain(|place| !parts.contains(place));
+            let is_part = |place: &Range<usize>| {
+                let found = parts.binary_search_by_key(&place.start, |part| part.start);
+                found.is_ok()
+            };
+            rendered.literals.retain(|place| !is_part(place));
         }
         rendered
     }

@@ -137,7 +137,7 @@ impl ChatTemplate {
         let mut mask = SpecialStringMask::new(&self.words, &input, self.source())?;
         let mut scope = MaskScope {
             all_in_content: false,
-            inner_of: None,
+            within: None,
         };
         let mut prompt = self.render_masked(conversation, &input, &mut mask, scope)?;
         // Some templates read the strings that these scopes mask, such as a result tag, so masking
@@ -154,10 +154,9 @@ impl ChatTemplate {
                 (prompt, scope) = (masked, all);
             }
         }
-        if mask.has_inner(&input, &prompt.text) {
-            let text = prompt.text.clone();
+        if let Some(words) = mask.around_values(&input, &prompt.text) {
             let inner = MaskScope {
-                inner_of: Some(&text),
+                within: Some(&words),
                 ..scope
             };
             let masked = self.render_masked(conversation, &input, &mut mask, inner);
@@ -170,12 +169,12 @@ impl ChatTemplate {
         Ok(prompt)
     }
 
-    fn render_masked(
-        &self,
+    fn render_masked<'w>(
+        &'w self,
         conversation: &Conversation,
         input: &TemplateInput,
-        mask: &mut SpecialStringMask<'_>,
-        scope: MaskScope<'_>,
+        mask: &mut SpecialStringMask<'w>,
+        scope: MaskScope<'_, 'w>,
     ) -> Result<RenderedPrompt, ChatError> {
         let mut messages: Vec<Value> = Vec::with_capacity(input.messages.len());
         for (role, message) in &input.messages {
@@ -245,11 +244,11 @@ impl ChatTemplate {
 
 /// What is masked in a client's text beside control strings and their parts at its ends.
 #[derive(Debug, Clone, Copy)]
-struct MaskScope<'a> {
+struct MaskScope<'a, 'w> {
     /// User-defined strings, in the contents of system, user and tool messages.
     all_in_content: bool,
-    /// Values that lie within a control string of this prompt.
-    inner_of: Option<&'a str>,
+    /// Values that lie within one of these control strings.
+    within: Option<&'a [&'w str]>,
 }
 
 /// A conversation as the template's JSON.
