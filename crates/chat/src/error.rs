@@ -23,7 +23,8 @@ pub enum ErrorKind {
     NotFound,
     /// The chat template raised an error; the message is the template's own text.
     TemplateRefused,
-    /// The chat template failed on valid messages: the model file is at fault.
+    /// The chat template failed on valid messages: it cannot express a conversation of this form,
+    /// although it expresses a plain question.
     TemplateFailed,
     /// The chat template went over a limit of steps, bytes, nesting or time on valid messages.
     TemplateLimit,

@@ -290,19 +290,20 @@ impl IntoResponse for ApiError {
 impl From<ChatError> for ApiError {
     fn from(error: ChatError) -> ApiError {
         match error.kind {
-            // An error raised by the template concerns the messages; a failure of the template
-            // concerns the file.
-            ErrorKind::InvalidRequest | ErrorKind::TemplateRefused | ErrorKind::TemplateLimit => {
-                ApiError::Invalid {
-                    message: error.message,
-                    param: error.param,
-                }
-            }
+            // A template that fails on every conversation is refused at start. Later failures
+            // concern the form of these messages.
+            ErrorKind::InvalidRequest
+            | ErrorKind::TemplateRefused
+            | ErrorKind::TemplateFailed
+            | ErrorKind::TemplateLimit => ApiError::Invalid {
+                message: error.message,
+                param: error.param,
+            },
             ErrorKind::NotFound => ApiError::NotKept {
                 message: error.message,
                 param: error.param,
             },
-            ErrorKind::TemplateFailed | ErrorKind::Setup => ApiError::internal(error.message),
+            ErrorKind::Setup => ApiError::internal(error.message),
         }
     }
 }
@@ -384,6 +385,28 @@ mod tests {
         assert_eq!(error.status(Dialect::Anthropic).as_u16(), anthropic.0);
         assert_eq!(body["error"]["type"], anthropic.1);
         assert_eq!(body["request_id"], "req-1");
+    }
+
+    #[test]
+    fn only_a_setup_error_of_the_text_side_is_the_servers() {
+        let status = |kind| {
+            let message = "x".to_owned();
+            let error = ChatError {
+                kind,
+                message,
+                param: None,
+            };
+            ApiError::from(error).status(Dialect::OpenAi).as_u16()
+        };
+        for kind in [
+            ErrorKind::InvalidRequest,
+            ErrorKind::TemplateRefused,
+            ErrorKind::TemplateFailed,
+            ErrorKind::TemplateLimit,
+        ] {
+            assert_eq!(status(kind), 400, "{kind:?}");
+        }
+        assert_eq!(status(ErrorKind::Setup), 500);
     }
 
     #[test]

@@ -42,18 +42,23 @@ const SYSTEM: &str = "probe-system";
 const TOOL: &str = "probe_tool";
 const RESULT: &str = "probe-result";
 
-/// Fails if the template goes over a limit: it would on every conversation.
+/// Fails if the template goes over a limit, or if it fails on a plain question with and without a
+/// system message: it would on every conversation.
 pub(super) fn probe(
     template: &ChatTemplate,
     markup: &TemplateMarkup,
 ) -> Result<Capabilities, ChatError> {
     let tags = markup.reasoning.as_ref();
     let user = || Message::new(Role::User, QUESTION);
-    let render = |what: &str, conversation: Conversation| match template.render(&conversation) {
+    let mut failures = Vec::new();
+    let mut render = |what: &str, conversation: Conversation| match template.render(&conversation) {
         Ok(rendered) => Ok(Some(rendered)),
         Err(err) if err.kind == ErrorKind::TemplateLimit => Err(ChatError::setup(err.message)),
         Err(err) => {
             tracing::warn!(what, %err, "the chat template cannot express this");
+            if err.kind == ErrorKind::TemplateFailed {
+                failures.push(err.message);
+            }
             Ok(None)
         }
     };
@@ -99,7 +104,7 @@ pub(super) fn probe(
             ..conversation_of(vec![user(), call, result])
         },
     )?;
-    let thinking = |enable: bool| {
+    let mut thinking = |enable: bool| {
         let conversation = Conversation {
             enable_thinking: Some(enable),
             ..conversation_of(vec![user()])
@@ -107,6 +112,12 @@ pub(super) fn probe(
         render("the thinking switch", conversation)
     };
     let (with_thinking, without_thinking) = (thinking(true)?, thinking(false)?);
+    if plain.is_none()
+        && system.is_none()
+        && let Some(failure) = failures.into_iter().next()
+    {
+        return Err(ChatError::setup(failure));
+    }
 
     Ok(Capabilities {
         system: says(&system, SYSTEM),

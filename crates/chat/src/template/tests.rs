@@ -231,12 +231,17 @@ fn endless_or_failing_template_is_an_error() {
     assert_eq!(err.kind, ErrorKind::Setup, "refused before any request");
     assert!(err.message.contains("steps"), "{err}");
     let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
-    assert_eq!(
-        from_source(recursive).unwrap_err().kind,
-        ErrorKind::TemplateFailed
-    );
-    let broken = from_source("{{ messages.nothing.more }}").unwrap_err();
-    assert_eq!(broken.kind, ErrorKind::TemplateFailed);
+    for always in [
+        recursive,
+        "{{ messages.nothing.more }}",
+        "{{ 1 | no_such_filter }}",
+    ] {
+        let err = from_source(always).unwrap_err();
+        assert_eq!(err.kind, ErrorKind::Setup, "{always}");
+    }
+    let sometimes = "{% if messages[0].content == 'hi' %}{{ messages.nothing.more }}{% endif %}";
+    let err = from_source(sometimes).unwrap_err();
+    assert_eq!(err.kind, ErrorKind::TemplateFailed);
     assert_eq!(from_source("{% if %}").unwrap_err().kind, ErrorKind::Setup);
 }
 
@@ -333,7 +338,8 @@ fn integers_of_any_size_keep_their_digits_in_prompts() {
             .unwrap();
         let source = "{% set a = messages[1].tool_calls[0].function.arguments %}\
             {{ a.n }} {{ a }} {{ a | tojson }} {{ tools[0].function.parameters | tojson }}";
-        let template = ChatTemplate::from_source(source, &test_fixtures::vocab()).unwrap();
+        let source = unless_probed(source);
+        let template = ChatTemplate::from_source(&source, &test_fixtures::vocab()).unwrap();
         let expected = format!(
             "{digits} {{'n': {digits}, 'l': [{digits}]}} \
             {{\"n\": {digits}, \"l\": [{digits}]}} {{\"maximum\": {digits}}}"
@@ -384,7 +390,14 @@ fn assemble(parts: &[Part]) -> (String, Conversation) {
         message.tool_calls.push(call);
         messages.push(message);
     }
-    (source, conversation_of(messages))
+    (unless_probed(&source), conversation_of(messages))
+}
+
+/// A template that renders nothing for a plain question, and `source` else.
+fn unless_probed(source: &str) -> String {
+    format!(
+        "{{% if not messages or messages[-1].content != 'probe-question' %}}{source}{{% endif %}}"
+    )
 }
 
 fn control_ids(parts: &[Part], word: &str) -> usize {
