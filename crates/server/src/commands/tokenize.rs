@@ -10,7 +10,8 @@ use crate::open::model_path::check_model;
 
 pub(super) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
     check_model(&args.model)?;
-    let tokenizer = Tokenizer::new(&model::load_vocab(&args.model)?)?;
+    let tokenizer = Tokenizer::new(&model::load_vocab(&args.model)?)
+        .with_context(|| format!("{}: tokenizer.ggml", args.model.display()))?;
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()

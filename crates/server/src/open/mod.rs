@@ -128,18 +128,21 @@ pub(crate) fn text_side(
         None => loaded.vocab.markup.clone(),
     };
     let vocab = with_markup(&loaded.vocab, defaults.markup.over(markup));
+    let file = || {
+        path.map_or_else(
+            || "the bundled model".to_owned(),
+            |p| p.display().to_string(),
+        )
+    };
     let template = match (&source, template_file) {
         (Some(source), Some(file)) => ChatTemplate::from_source(source, &vocab)
             .with_context(|| format!("--chat-template-file {}", file.display()))?,
-        _ => ChatTemplate::from_vocab(&vocab).with_context(|| {
-            let file = path.map_or_else(
-                || "the bundled model".to_owned(),
-                |p| p.display().to_string(),
-            );
-            format!("{file}: tokenizer.chat_template")
-        })?,
+        _ => ChatTemplate::from_vocab(&vocab)
+            .with_context(|| format!("{}: tokenizer.chat_template", file()))?,
     };
-    let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
+    let tokenizer =
+        Tokenizer::new(&vocab).with_context(|| format!("{}: tokenizer.ggml", file()))?;
+    let tokenizer = Arc::new(tokenizer);
     let eos = loaded.vocab.eos.clone();
     Ok(ModelContext {
         constraints: ModelConstraints::new(

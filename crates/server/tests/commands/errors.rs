@@ -57,6 +57,24 @@ fn unreadable_files_are_named_with_the_reason() {
 }
 
 #[test]
+fn unusable_tokenizer_is_refused_with_its_file_and_key() {
+    let mut bytes = fs::read(model()).unwrap();
+    let key = b"tokenizer.ggml.merges";
+    let after = bytes.windows(key.len()).position(|part| part == key);
+    // The types of array and items, the count of items, and the length of the first.
+    let first_merge = after.unwrap() + key.len() + 4 + 4 + 8 + 8;
+    bytes[first_merge] = 1;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("merges.gguf");
+    fs::write(&path, bytes).unwrap();
+    let path = path.to_str().unwrap();
+    let parts = ["merges.gguf: tokenizer.ggml", "is not a token"];
+    check_refused(&["tokenize", path], 1, &parts);
+    check_refused(&["run", path, "Hello"], 1, &parts);
+    check_refused(&["serve", path], 1, &parts);
+}
+
+#[test]
 fn unsupported_architecture_is_inspected_and_tokenized_but_not_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("other.gguf");
