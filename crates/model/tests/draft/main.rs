@@ -2,6 +2,7 @@
 //! not fit refused with words that say which side is wrong.
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
+mod damage;
 mod export;
 mod later_kinds;
 
@@ -11,7 +12,6 @@ use contract::{BlockMask, DraftSpec, TokenId};
 use export::{DraftFileFormat, Export, LAYERS, TAPS, WINDOW, target};
 use gguf::{Array, FileBytes, Value};
 use model::{DraftOptions, ModelError};
-use proptest::prelude::*;
 use serde_json::json;
 
 fn check_refused(export: &Export, parts: &[&str]) {
@@ -397,42 +397,5 @@ fn invalid_windows_are_refused() {
     for block in [0, 1, 65] {
         let export = Export::new(DraftFileFormat::B).key("{a}.dflash.block_size", u(block));
         assert!(export.load().is_err(), "{block}");
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
-    #[test]
-    fn no_spoiled_file_is_a_panic(
-        file_format in prop::sample::select(DraftFileFormat::GGUF.to_vec()),
-        at in 0.0..1.0_f64, value: u8, cut in prop::option::of(0.0..1.0_f64),
-    ) {
-        let mut bytes = Export::new(file_format).sliding().gguf();
-        // Spoil the head, where everything that is read stands.
-        let head = 6000.min(bytes.len());
-        bytes[(at * head as f64) as usize] = value;
-        if let Some(cut) = cut {
-            bytes.truncate((cut * bytes.len() as f64) as usize);
-        }
-        let bytes = FileBytes::shared(Arc::from(bytes));
-        let _ = model::load_draft_bytes("spoiled.gguf", bytes, &target(), DraftOptions::default());
-    }
-
-    #[test]
-    fn no_spoiled_folder_is_a_panic(
-        at in 0.0..1.0_f64, value: u8, in_config: bool, cut in prop::option::of(0.0..1.0_f64),
-    ) {
-        let folder = tempfile::tempdir().unwrap();
-        Export::new(DraftFileFormat::Safetensors).write_safetensors(folder.path());
-        let name = if in_config { "config.json" } else { "model.safetensors" };
-        let path = folder.path().join(name);
-        let mut bytes = std::fs::read(&path).unwrap();
-        let head = 4000.min(bytes.len());
-        bytes[(at * head as f64) as usize] = value;
-        if let Some(cut) = cut {
-            bytes.truncate((cut * bytes.len() as f64) as usize);
-        }
-        std::fs::write(&path, bytes).unwrap();
-        let _ = model::load_draft(folder.path(), &target(), DraftOptions::default());
     }
 }
