@@ -7,12 +7,16 @@
     reason = "all of this file is a test"
 )]
 
+mod fixtures {
+    pub mod nvrtc;
+}
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig, QuantType};
-use cuda::compile::{self, Nvrtc, NvrtcSearch};
+use cuda::compile::{self, Nvrtc};
 use cuda::driver::Arch;
 use cuda::{CudaBackend, GpuInfo, Numerics, Options};
 use model::synth::SynthSpec;
@@ -51,7 +55,8 @@ fn gpu_info(number: u32) -> GpuInfo {
 }
 
 fn compiles(number: u32, plans: &[LoadConfig]) {
-    if let Err(error) = Nvrtc::open(&NvrtcSearch::default()) {
+    let nvrtc = fixtures::nvrtc::search();
+    if let Err(error) = Nvrtc::open(&nvrtc) {
         eprintln!("SKIPPED: {error}");
         return;
     }
@@ -63,7 +68,11 @@ fn compiles(number: u32, plans: &[LoadConfig]) {
     units.sort();
     units.dedup();
     let arch = Arch { number };
-    match compile::compile(arch, &units, &compile::Options::default(), &mut |_| {}) {
+    let options = compile::Options {
+        nvrtc,
+        ..compile::Options::default()
+    };
+    match compile::compile(arch, &units, &options, &mut |_| {}) {
         Ok(compiled) => eprintln!("{} units for {arch}", compiled.len()),
         Err(error) => panic!("{error}"),
     }
