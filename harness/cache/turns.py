@@ -91,6 +91,8 @@ class Responses:
 
 CHAT = Chat
 RECORDED = {"claude-code": Messages, "codex": Responses}
+# The budget of the folder in which writes are killed.
+KILLS_MIB = 256
 # Characters per token of Qwen's published vocabulary in the recorded tool results.
 QWEN = {"claude-code": 3.60, "codex": 4.11}
 
@@ -398,7 +400,8 @@ def part_files(folder):
 
 def kills(args, folder):
     rng = random.Random(5)
-    flags = ["--kv-cache-dir", folder, "--kv-cache-budget", "64", "--kv-cache-min-tokens", "128"]
+    # Room for the first states: each write evicts others before it begins, and a killed one adds none.
+    flags = ["--kv-cache-dir", folder, "--kv-cache-budget", str(KILLS_MIB), "--kv-cache-min-tokens", "128"]
     plain = Server(args, ["--prefix-cache-entries", "0"])
     # Conversations with a stored state, which the attempts continue.
     server, begun = Server(args, flags), []
@@ -423,9 +426,9 @@ def kills(args, folder):
         size = sum(
             os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names
         )
-        if size > 64 << 20:
+        if size > KILLS_MIB << 20:
             wrong += 1
-            print(f"attempt {attempts}: {size} bytes in the cache folder, more than 64 MiB")
+            print(f"attempt {attempts}: {size} bytes in the cache folder, more than {KILLS_MIB} MiB")
     plain.stop()
     found = {"kills": attempts, "during_a_write": during, "answers_from_states": hits, "wrong": wrong}
     print(json.dumps(found), flush=True)
