@@ -80,7 +80,7 @@ def chat(url, fields):
         {"content-type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as reply:
+        with urllib.request.urlopen(request, timeout=600) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read() or b"{}")
