@@ -13,6 +13,7 @@ pub mod costs;
 mod draft_model;
 mod mtp_tree;
 mod prompt_lookup;
+pub mod suffix;
 mod surprisal;
 mod tree_proposer;
 
