@@ -3,7 +3,7 @@
 use contract::TokenId;
 
 use crate::error::JobError;
-use crate::stats::{AcceptanceByDepth, StepTimes};
+use crate::stats::{AcceptanceByDepth, StepTimes, TokensBySource};
 
 /// An event of one job, in order of occurrence.
 ///
@@ -93,6 +93,8 @@ pub struct ChoiceStats {
     pub drafted_tokens: usize,
     /// Drafted nodes that were accepted.
     pub accepted_tokens: usize,
+    /// Both by source.
+    pub by_source: TokensBySource,
     /// Forced tokens.
     pub forced_tokens: usize,
     /// Accepted tokens by depth.

@@ -52,7 +52,7 @@ pub use job::{GenerationParams, Job, JobId, Sampling};
 pub use prefix::{PrefixConfig, PrefixStats, SavePointConfig, Store};
 pub use scheduler::{NextPrompt, Scheduler, SchedulerConfig, SchedulerState};
 pub use speculation::{
-    Clock, CostTable, DraftSource, DraftSources, MIN_SPEEDUP, SpeculationConfig, TreeInit,
-    TreeProposer, TreeRequest, TreeResult,
+    Clock, CostTable, DraftSource, MIN_SPEEDUP, ProposedTree, SourceSet, SpeculationConfig,
+    TreeInit, TreeProposer, TreeRequest, TreeResult,
 };
-pub use stats::{AcceptanceByDepth, Cancellations, Stats, StepTimes};
+pub use stats::{AcceptanceByDepth, Cancellations, Stats, StepTimes, TokensBySource};

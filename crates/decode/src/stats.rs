@@ -3,6 +3,47 @@
 use std::time::Duration;
 
 use crate::prefix::PrefixStats;
+use crate::speculation::{DraftSource, SourceSet};
+
+/// Drafted and accepted tokens by source. A token that several sources proposed counts for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TokensBySource {
+    drafted: [u64; DraftSource::ALL.len()],
+    accepted: [u64; DraftSource::ALL.len()],
+}
+
+impl TokensBySource {
+    /// Drafted tree nodes that a source proposed.
+    pub fn drafted(&self, source: DraftSource) -> u64 {
+        self.drafted[source.index()]
+    }
+
+    /// Those that were accepted.
+    pub fn accepted(&self, source: DraftSource) -> u64 {
+        self.accepted[source.index()]
+    }
+
+    /// Counts a drafted node.
+    pub(crate) fn add_drafted(&mut self, sources: SourceSet) {
+        for source in sources.iter() {
+            self.drafted[source.index()] += 1;
+        }
+    }
+
+    /// Counts an accepted node.
+    pub(crate) fn add_accepted(&mut self, sources: SourceSet) {
+        for source in sources.iter() {
+            self.accepted[source.index()] += 1;
+        }
+    }
+
+    /// Adds other counts.
+    pub fn add(&mut self, other: TokensBySource) {
+        let sums = self.drafted.iter_mut().chain(&mut self.accepted);
+        let more = other.drafted.iter().chain(&other.accepted);
+        sums.zip(more).for_each(|(sum, more)| *sum += more);
+    }
+}
 
 /// Accepted drafts by depth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -98,6 +139,8 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Drafted nodes that were accepted.
     pub accepted_tokens: u64,
+    /// Both by source.
+    pub by_source: TokensBySource,
     /// Forced tokens.
     pub forced_tokens: u64,
     /// Decode steps of single sequences that had drafted nodes.

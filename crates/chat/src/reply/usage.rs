@@ -1,5 +1,7 @@
 //! Why a reply ended, what it used and how long it took.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 /// Why a choice ended.
@@ -144,6 +146,10 @@ pub struct SpeculationTimings {
     /// Entry `i`: share of drafted passes that accepted more than `i` draft tokens. Three decimals,
     /// without trailing zeros.
     pub accept_by_depth: Vec<f64>,
+    /// Drafted and accepted tokens by source. A token that several sources proposed counts for
+    /// each.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub draft_by_source: BTreeMap<&'static str, SourceTimings>,
     /// Forced tokens.
     pub forced_n: usize,
     /// Milliseconds of drafting, one decimal; the passes may be shared with other requests.
@@ -152,6 +158,15 @@ pub struct SpeculationTimings {
     pub verify_ms: f64,
     /// Milliseconds of committing, one decimal.
     pub commit_ms: f64,
+}
+
+/// Drafted tokens of one source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct SourceTimings {
+    /// Drafted tokens.
+    pub draft_n: u64,
+    /// Accepted draft tokens.
+    pub draft_n_accepted: u64,
 }
 
 impl Timings {

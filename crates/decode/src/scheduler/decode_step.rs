@@ -8,8 +8,8 @@ use contract::{
 use super::accept::{AcceptResult, accept};
 use super::sequence::{NodeRequest, Sequence};
 use crate::speculation::Clock;
-use crate::speculation::{NoDraft, TreeProposer, TreeRequest, TreeResult};
-use crate::stats::{AcceptanceByDepth, StepTimes};
+use crate::speculation::{NoDraft, ProposedTree, SourceSet, TreeProposer, TreeRequest, TreeResult};
+use crate::stats::{AcceptanceByDepth, StepTimes, TokensBySource};
 
 /// The outcome of one sequence.
 pub(super) enum SequenceOutcome {
@@ -45,6 +45,7 @@ pub(super) struct DecodeStepResult {
 pub(super) struct StepCounts {
     pub(super) drafted: u64,
     pub(super) accepted: u64,
+    pub(super) by_source: TokensBySource,
     pub(super) forced: u64,
     pub(super) depths: AcceptanceByDepth,
 }
@@ -53,14 +54,16 @@ pub(super) struct StepCounts {
 struct VerifyEntry {
     seq: SeqId,
     tree: Tree,
+    /// `[n_nodes]`: the sources that proposed each node.
+    sources: Vec<SourceSet>,
     node_requests: Vec<NodeRequest>,
     requests: Vec<LogitsRequest>,
 }
 
 impl VerifyEntry {
     /// The reachable part of a sequence's tree.
-    fn new(sequence: &mut Sequence, tree: &Tree) -> VerifyEntry {
-        let (tree, node_requests) = sequence.reachable(tree);
+    fn new(sequence: &mut Sequence, proposed: &ProposedTree) -> VerifyEntry {
+        let (ProposedTree { tree, sources }, node_requests) = sequence.reachable(proposed);
         VerifyEntry {
             seq: sequence.seq,
             requests: node_requests
@@ -68,6 +71,7 @@ impl VerifyEntry {
                 .map(|node| node.request.clone())
                 .collect(),
             tree,
+            sources,
             node_requests,
         }
     }
@@ -142,15 +146,20 @@ pub(super) fn decode_step(
             commit: clock() - chosen,
         },
     };
-    let mut results = Vec::with_capacity(batch.len());
     for ((sequence, outcome), item) in batch.iter_mut().zip(&step.outcomes).zip(&items) {
         if let SequenceOutcome::Advanced(result) = outcome {
-            results.push(TreeResult {
-                seq: item.seq,
-                tokens: result.tokens.len(),
-            });
             record(sequence, result, item, &mut step.counts);
             sequence.stats.times.add(step.times);
+        }
+    }
+    let mut results = Vec::with_capacity(batch.len());
+    for (sequence, outcome) in batch.iter().zip(&step.outcomes) {
+        if let SequenceOutcome::Advanced(result) = outcome {
+            let history = sequence.history.tokens();
+            results.push(TreeResult {
+                seq: sequence.seq,
+                tokens: &history[history.len() - result.tokens.len()..],
+            });
         }
     }
     proposer.observe(&results, step.times);
@@ -166,16 +175,26 @@ fn record(
 ) {
     sequence.push(&result.tokens);
     sequence.surprisal = result.surprisal;
-    let drafted = item.tree.nodes().filter(|n| item.is_drafted(*n)).count();
+    let mut by_source = TokensBySource::default();
+    let (mut drafted, mut accepted) = (0, 0);
+    for node in item.tree.nodes().filter(|node| item.is_drafted(*node)) {
+        drafted += 1;
+        by_source.add_drafted(item.sources[node.index()]);
+    }
     let path = result.path.nodes().iter();
-    let accepted = path.filter(|n| item.is_drafted(**n)).count();
+    for node in path.filter(|node| item.is_drafted(**node)) {
+        accepted += 1;
+        by_source.add_accepted(item.sources[node.index()]);
+    }
     let stats = &mut sequence.stats;
     stats.decode_steps += 1;
     stats.drafted_tokens += drafted;
     stats.accepted_tokens += accepted;
+    stats.by_source.add(by_source);
     stats.forced_tokens += result.forced;
     counts.drafted += drafted as u64;
     counts.accepted += accepted as u64;
+    counts.by_source.add(by_source);
     counts.forced += result.forced as u64;
     if drafted > 0 {
         stats.depths.add(accepted);
@@ -188,7 +207,7 @@ fn propose_trees(
     runner: &mut dyn Runner,
     proposer: &mut dyn TreeProposer,
     batch: &mut [&mut Sequence],
-) -> Result<(Vec<Tree>, bool), DeviceError> {
+) -> Result<(Vec<ProposedTree>, bool), DeviceError> {
     let max_nodes = runner.info().limits.tree_nodes;
     let forced_runs: Vec<Vec<TokenId>> = batch
         .iter_mut()
@@ -213,10 +232,10 @@ fn propose_trees(
         }
         Err(error) => return Err(error),
     };
-    let fit = trees
-        .iter()
-        .zip(&roots)
-        .filter(|(tree, root)| tree.tokens()[0] == root.token() && tree.len() <= max_nodes);
+    let fit = trees.iter().zip(&roots).filter(|(proposed, root)| {
+        let tree = &proposed.tree;
+        tree.tokens()[0] == root.token() && tree.len() <= max_nodes
+    });
     if trees.len() != roots.len() || fit.count() != roots.len() {
         return Err(DeviceError::InvalidCall {
             call: "trees",
@@ -257,6 +276,7 @@ fn verify(
             [item] if item.tree.len() > 1 && error.is_out_of_memory() => {
                 let window = item.tree.window();
                 item.tree = Tree::root(item.tree.tokens()[0]).with_window(window);
+                item.sources.truncate(1);
                 item.requests.truncate(1);
                 item.node_requests.truncate(1);
                 verify(runner, items)

@@ -47,7 +47,7 @@ use crate::error::{JobError, SubmitError};
 use crate::event::{Event, FinishReason, OutputToken};
 use crate::job::{Job, JobId};
 use crate::prefix::{PrefixCache, Store};
-use crate::speculation::{DraftModelProposer, NoDraft, TreeProposer};
+use crate::speculation::{MixedProposer, NoDraft, TreeProposer};
 use crate::stats::Stats;
 
 use self::accept::AcceptResult;
@@ -87,15 +87,14 @@ enum StepPhase {
 }
 
 impl Scheduler {
-    /// Takes a freshly opened runner. Trees come from its draft model or its multi-token-prediction
-    /// head, if it has one.
+    /// Takes a freshly opened runner. Trees come from the sources of
+    /// [`SpeculationConfig::active_sources`](crate::SpeculationConfig::active_sources).
     pub fn new(runner: Box<dyn Runner>, config: SchedulerConfig) -> Scheduler {
-        let source = config.speculation.sources.choose(runner.info());
-        let trees: Box<dyn TreeProposer> = match source {
-            Some(source) if config.speculation.budget > 0 => {
-                Box::new(DraftModelProposer::new(config.speculation.clone(), source))
-            }
-            _ => Box::new(NoDraft),
+        let sources = config.speculation.active_sources(runner.info());
+        let trees: Box<dyn TreeProposer> = if sources.is_empty() {
+            Box::new(NoDraft)
+        } else {
+            Box::new(MixedProposer::new(config.speculation.clone(), sources))
         };
         Scheduler::with_trees(runner, config, trees)
     }
@@ -355,6 +354,7 @@ impl Scheduler {
         self.stats.undrafted_steps += u64::from(decoded.draft_out_of_memory);
         self.stats.drafted_tokens += decoded.counts.drafted;
         self.stats.accepted_tokens += decoded.counts.accepted;
+        self.stats.by_source.add(decoded.counts.by_source);
         self.stats.forced_tokens += decoded.counts.forced;
         self.stats.drafted_steps += u64::from(decoded.counts.depths.steps);
         let accepted = self.stats.accepted_by_depth.iter_mut();

@@ -6,7 +6,7 @@ use crate::constraint::Constraint;
 use crate::event::{ChoiceStats, FinishReason, OutputToken};
 use crate::job::{GenerationParams, JobId};
 use crate::sample::{History, Sampler};
-use crate::speculation::SurprisalEma;
+use crate::speculation::{ProposedTree, SourceSet, SurprisalEma};
 
 /// The logits request and the forced token of a tree node.
 #[derive(Debug, Clone, Default)]
@@ -164,9 +164,14 @@ impl Sequence {
 
     /// The part of a tree that acceptance can reach, with a request per node, `[n_nodes]`. Drops
     /// nodes below end tokens, beside forced tokens, outside masks, and too deep to be of use.
-    pub(super) fn reachable(&mut self, tree: &Tree) -> (Tree, Vec<NodeRequest>) {
+    pub(super) fn reachable(
+        &mut self,
+        proposed: &ProposedTree,
+    ) -> (ProposedTree, Vec<NodeRequest>) {
+        let tree = &proposed.tree;
         let max_depth = self.max_depth();
         let mut kept = Tree::root(tree.token(NodeIdx::ROOT));
+        let mut sources = vec![SourceSet::NONE];
         let mut node_requests = vec![self.node_request(&[])];
         // New index of each kept node.
         let mut new_index = vec![Some(NodeIdx::ROOT)];
@@ -187,10 +192,13 @@ impl Sequence {
                 let below_root = path.nodes()[1..].iter().map(|n| kept.token(*n));
                 let below_root: Vec<TokenId> = below_root.collect();
                 node_requests.push(self.node_request(&below_root));
+                let by = proposed.sources.get(node.index()).copied();
+                sources.push(by.unwrap_or_default());
             }
             new_index.push(index);
         }
-        (kept.with_window(self.window), node_requests)
+        let tree = kept.with_window(self.window);
+        (ProposedTree { tree, sources }, node_requests)
     }
 
     /// Appends sampled tokens to the history.

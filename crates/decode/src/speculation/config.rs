@@ -6,6 +6,7 @@ use contract::RunnerInfo;
 
 use super::build_tree::TreeInit;
 use super::costs::CostTable;
+use super::sources::{DraftSource, SourceSet};
 
 /// Settings of speculative decoding.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,17 +16,17 @@ pub struct SpeculationConfig {
     pub budget: usize,
     /// How a tree starts; [`TreeInit::ChainOnly`] makes it a chain.
     pub init: TreeInit,
-    /// Which of the runner's drafts may be used.
-    pub sources: DraftSources,
-    /// Candidates per position requested from the draft.
+    /// The sources that may draft, if the runner has them.
+    pub sources: SourceSet,
+    /// Candidates per position requested from the draft model and the head.
     pub candidates: usize,
     /// Draft temperature: flattens its probabilities above 1.0, sharpens them below; above 0.
     pub temperature: f32,
-    /// N-gram length of prompt lookup: after a repeated n-gram, the tokens that followed it before
-    /// are drafted. 0 disables prompt lookup.
-    pub lookup_ngram: usize,
+    /// Minimum number of tokens at the end of a text that must have occurred before for a suffix
+    /// match. 0 disables suffix matches.
+    pub min_match: usize,
     /// Costs of passes. With them, trees are sized, and drafting pauses where it does not pay.
-    /// Without them, every tree uses its whole budget.
+    /// Without them, every source drafts and every tree uses its whole budget.
     pub costs: Option<CostTable>,
     /// Time limit for measuring the costs before the first job that may speculate, if there is no
     /// table and the scheduler has a clock. This serves draft models that are loaded at their first
@@ -38,63 +39,33 @@ impl Default for SpeculationConfig {
         SpeculationConfig {
             budget: 22,
             init: TreeInit::None,
-            sources: DraftSources::default(),
+            sources: SourceSet::ALL,
             candidates: 8,
             temperature: 1.0,
-            lookup_ngram: 0,
+            min_match: SpeculationConfig::MIN_MATCH,
             costs: None,
             measure_time_limit: None,
         }
     }
 }
 
-/// A part of the runner that drafts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DraftSource {
-    /// The draft model, which fills a block of positions in one pass.
-    Block,
-    /// The model's own multi-token-prediction head, one depth per pass.
-    Mtp,
-}
+impl SpeculationConfig {
+    /// Default minimum number of matching tokens. A match of two is mostly chance.
+    pub const MIN_MATCH: usize = 3;
 
-impl DraftSource {
-    /// Maximum number of drafted tokens of a path.
-    pub fn depth(self, info: &RunnerInfo) -> usize {
-        match self {
-            DraftSource::Block => info.draft_depth.unwrap_or(0),
-            DraftSource::Mtp => info.mtp.map_or(0, |mtp| mtp.max_depth),
+    /// The sources that draft on a runner.
+    pub fn active_sources(&self, info: &RunnerInfo) -> SourceSet {
+        let available = self.sources.available(info);
+        if self.budget == 0 {
+            SourceSet::NONE
+        } else if self.min_match == 0 {
+            available.without(DraftSource::Suffix)
+        } else {
+            available
         }
     }
 }
 
-/// The sources that may draft, if the runner has them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DraftSources {
-    /// The draft model. It precedes the multi-token-prediction head.
-    pub block: bool,
-    /// The multi-token-prediction head.
-    pub mtp: bool,
-}
-
-impl Default for DraftSources {
-    fn default() -> DraftSources {
-        DraftSources {
-            block: true,
-            mtp: true,
-        }
-    }
-}
-
-impl DraftSources {
-    /// The source to use on a runner; `None` if it has none that may draft.
-    pub fn choose(self, info: &RunnerInfo) -> Option<DraftSource> {
-        let block = self.block.then_some(DraftSource::Block);
-        let mtp = self.mtp.then_some(DraftSource::Mtp);
-        let found = block.into_iter().chain(mtp);
-        found.into_iter().find(|source| source.depth(info) > 0)
-    }
-}
-
-/// Minimum speed-up over plain decoding, at full acceptance, for drafting to be tried at all. Below
+/// Minimum speed-up over plain decoding, at full acceptance, for a source to be tried at all. Below
 /// it the trials cost more than the gain.
 pub const MIN_SPEEDUP: f64 = 1.5;

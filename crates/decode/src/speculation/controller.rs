@@ -1,49 +1,71 @@
-//! The speculation controller: whether drafting pays for a sequence now, and how much may be risked
+//! The speculation controller: which sources draft for a sequence now, and how much may be risked
 //! to find out.
 //!
-//! A step's speed-up is its tokens against those of plain decoding in the same time. Its
-//! expectation comes from the target's surprisal ([`crate::speculation`]), corrected by the steps
-//! of texts in the same bucket and of this sequence.
+//! A plan is a set of sources whose drafts cost a pass. Suffix matches cost none, join every plan,
+//! and form the plan without sources: their chances are known before a step, so their speed-up is
+//! too. For the other plans it is expected from the target's surprisal ([`crate::speculation`]),
+//! corrected by the steps of texts in the same bucket and of this sequence. The best plan drafts.
 //!
-//! Losses are bounded by a regret budget. A sequence drafts only within its budget, starts with
-//! little, earns a small share of its time, and regains what drafting gains. So over any texts,
-//! drafting loses at most [`REGRET_RATE`] of the time of plain decoding plus the initial budgets.
+//! Losses against plain decoding are bounded by a regret budget. A sequence drafts only within its
+//! budget, starts with little, earns a small share of its time, and regains what drafting gains. So
+//! over any texts, drafting loses at most [`REGRET_RATE`] of the time of plain decoding plus the
+//! initial budgets. Suffix matches alone have a second budget of the same kind, so that failed
+//! trials of the other sources do not stop them.
+//!
+//! Losses against the best plan are bounded likewise. Another plan is tried where the trial budget
+//! covers what the trial is expected to lose; it earns [`TRIAL_RATE`] of the time.
 
 use std::collections::HashMap;
 
 use contract::SeqId;
 
 use super::costs::CostTable;
-use super::tree_proposer::TreeResult;
+use super::sources::SourceSet;
 
-/// Regret budget of a new sequence, in plain steps.
+/// Regret budget of a new sequence, in plain steps: of drafts that cost a pass.
 pub(crate) const INITIAL_BUDGET: f64 = 5.0;
 /// Share of plain decoding time that may be lost in the long run.
-pub(crate) const REGRET_RATE: f64 = 0.015;
+pub(crate) const REGRET_RATE: f64 = 0.012;
 /// Largest regret budget, in plain steps.
 const MAX_BUDGET: f64 = 8.0;
+/// The initial regret budget of suffix matches alone, and the share that they may lose.
+pub(crate) const SUFFIX_REGRET: (f64, f64) = (3.0, 0.008);
 /// Initial budgets in the shared budget, per concurrently decoding sequence.
 pub(crate) const SHARED_BUDGETS: f64 = 2.0;
 /// Decay of older steps, per step.
 const DECAY: f64 = 0.9;
 /// Weight of the prior against a sequence's own steps, in steps.
 const PRIOR_STEPS: f64 = 0.5;
-/// Weight of the prior that the draft's probabilities are right, in steps. How much of a chain is
-/// accepted is mostly luck, and sizes that followed each step would fluctuate.
-const CALIBRATION_PRIOR: f64 = 2.0;
-/// Weight of a surprisal bucket's prior, in steps, and the number of steps it remembers.
-const BUCKET_PRIOR: (f64, f64) = (8.0, 64.0);
+/// Decay and prior for the choice between plans. A step's tokens are mostly luck, and a choice that
+/// followed each step would fluctuate.
+const CHOICE_DECAY: f64 = 0.99;
+const CHOICE_PRIOR: f64 = 6.0;
+/// What the choice of a plan takes off for each further source: with equal promises, fewer draft.
+const FURTHER_SOURCE: f64 = 0.95;
+/// Weight of a bucket's prior, and the sum of speed-ups that it remembers.
+const BUCKET_PRIOR: (f64, f64) = (8.0, 192.0);
 /// Minimum expected speed-up to draft, since the expectation is a guess.
 const MIN_EXPECTED_SPEEDUP: f64 = 1.1;
+/// The same for suffix matches, whose chances are known.
+const MIN_SUFFIX_SPEEDUP: f64 = 1.02;
 /// Steps until a sequence with too little expected speed-up is tried anyway, with a full budget.
 /// Doubles with every failed trial.
 const RETRY_AFTER: u32 = 64;
 /// The same for cheap trials, of at most so many plain tokens. The first is immediate.
 const CHEAP_TRIAL: (f64, u32) = (0.5, 8);
+/// Depth of a tree that, accepted as a whole, is followed by another trial at once.
+const RETRY_DEPTH: usize = 3;
 /// Maximum number of failed trials that lengthen the wait.
 const MAX_BACKOFF: u32 = 6;
+/// Share of the time that trials of worse plans may lose, and the largest budget of steps.
+const TRIAL_RATE: f64 = 0.008;
+const MAX_TRIAL_BUDGET: f64 = 3.0;
+/// Steps between two trials of a plan on a sequence that has a better one.
+const TRIAL_AFTER: u32 = 12;
 /// Upper bounds of the surprisal buckets, in nats.
 const SURPRISAL_BUCKETS: [f64; 7] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
+/// Surprisal buckets, without and with a suffix match.
+const BUCKETS: usize = 2 * (SURPRISAL_BUCKETS.len() + 1);
 
 /// The costs of the step being planned.
 #[derive(Debug, Clone, Copy)]
@@ -63,22 +85,41 @@ impl StepCosts<'_> {
     }
 
     /// Seconds that a sequence adds with `nodes` drafted nodes, if the others do the same.
-    fn overhead(self, nodes: usize) -> f64 {
+    fn verify_overhead(self, nodes: usize) -> f64 {
         let all = self.sequences.max(1);
         let rows = self.base_nodes.max(all);
         let verify = self.costs.verify(rows + all * nodes) - self.costs.verify(rows);
-        (self.costs.draft(all) + verify) / all as f64
+        verify / all as f64
     }
 
-    /// Expected speed-up with up to `max_nodes` nodes, if each further token is accepted with
-    /// `probability`.
-    fn speedup(self, probability: f64, max_nodes: usize) -> f64 {
+    /// The same with the drafts of a plan.
+    fn overhead(self, plan: Plan, nodes: usize) -> f64 {
+        let all = self.sequences.max(1);
+        let draft = self.costs.usual_drafts(plan.sources, all, plan.deepest);
+        draft / all as f64 + self.verify_overhead(nodes)
+    }
+
+    /// Expected speed-up with up to `max_nodes` nodes of a plan, if each further token is accepted
+    /// with `probability`.
+    fn speedup(self, plan: Plan, probability: f64, max_nodes: usize) -> f64 {
         let (mut tokens, mut reached) = (1.0, 1.0);
         let mut best = 0.0_f64;
         for nodes in 1..=max_nodes {
             reached *= probability;
             tokens += reached;
-            best = best.max(tokens / (1.0 + self.overhead(nodes) / self.seconds_per_token()));
+            let overhead = self.overhead(plan, nodes) / self.seconds_per_token();
+            best = best.max(tokens / (1.0 + overhead));
+        }
+        best
+    }
+
+    /// Speed-up with the best number of nodes that are accepted with these chances, without drafts.
+    pub(crate) fn speedup_of(self, reached: impl Iterator<Item = f64>) -> f64 {
+        let (mut tokens, mut best) = (1.0, 1.0_f64);
+        for (i, chance) in reached.enumerate() {
+            tokens += chance;
+            let overhead = self.verify_overhead(i + 1) / self.seconds_per_token();
+            best = best.max(tokens / (1.0 + overhead));
         }
         best
     }
@@ -90,14 +131,48 @@ fn acceptance_probability(surprisal: f64) -> f64 {
     1.0 - (0.6 * surprisal.powf(0.27)).clamp(0.05, 0.7)
 }
 
+/// A set of sources that may draft.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) sources: SourceSet,
+    /// Maximum number of drafted tokens of a path.
+    pub(crate) deepest: usize,
+}
+
+impl Plan {
+    /// The factor of its expected speed-up in the choice between plans.
+    fn margin(self) -> f64 {
+        let further = self.sources.iter().count().saturating_sub(1);
+        FURTHER_SOURCE.powi(further as i32)
+    }
+}
+
+/// A sequence before a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Situation {
+    pub(crate) seq: SeqId,
+    /// Surprisal of its last tokens, in nats.
+    pub(crate) surprisal: f64,
+    /// Speed-up of suffix matches alone; 1.0 without any.
+    pub(crate) suffix_speedup: f64,
+    /// Maximum number of drafted nodes.
+    pub(crate) max_nodes: usize,
+}
+
 /// What a sequence may draft now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Allowance {
+    /// The sources that draft, besides suffix matches.
+    pub(crate) sources: SourceSet,
     /// Maximum number of drafted nodes.
     pub(crate) nodes: usize,
-    /// The expected speed-up.
+    /// The speed-up by surprisal alone.
+    prior: f64,
+    /// The expected speed-up, before the sequence's own correction.
     expected: f64,
-    /// The surprisal bucket.
+    /// The expected speed-up of the best other plan, which a trial has to reach.
+    rival: f64,
+    /// The bucket.
     bucket: usize,
 }
 
@@ -116,226 +191,313 @@ pub(crate) struct DraftedStep {
 pub(crate) struct Participant {
     pub(crate) seq: SeqId,
     pub(crate) allowance: Allowance,
-    /// Accepted tokens predicted by the draft's probabilities.
-    pub(crate) predicted: f64,
     /// The root and forced tokens, which need no acceptance.
     pub(crate) base_nodes: usize,
+    /// Depth of its tree below the certain tokens.
+    pub(crate) deepest: usize,
     /// Its share of the time beyond plain decoding.
     pub(crate) share: f64,
+}
+
+/// Decayed sums of measured and of expected speed-ups.
+#[derive(Debug, Clone, Copy, Default)]
+struct Speedups {
+    measured: f64,
+    expected: f64,
+}
+
+impl Speedups {
+    /// The correction of an expected speed-up, with a prior of some steps.
+    fn ratio(self, prior: f64) -> f64 {
+        (prior + self.measured) / (prior + self.expected)
+    }
+
+    fn observe(&mut self, decay: f64, measured: f64, expected: f64) {
+        self.measured = self.measured * decay + measured;
+        self.expected = self.expected * decay + expected;
+    }
+}
+
+/// The record of a plan on one sequence.
+#[derive(Debug, Clone, Copy, Default)]
+struct PlanRecord {
+    /// Recent steps, which decide whether to draft.
+    recent: Speedups,
+    /// More steps, which decide between plans.
+    choice: Speedups,
+    /// Steps since the last trial against expectation, and the number of failed trials.
+    steps_since_trial: u32,
+    failed_trials: u32,
+    /// Whether its last tree was accepted to its full depth, so that a larger one may be better.
+    was_whole: bool,
 }
 
 /// The record of one sequence.
 #[derive(Debug, Clone, Copy)]
 struct ParticipantState {
-    /// Decayed sums: predicted and accepted tokens, and their steps.
-    predicted: f64,
-    accepted: f64,
-    steps: f64,
-    /// Decayed sums: measured and expected speed-ups.
-    speedup: f64,
-    expected: f64,
-    /// Regret budget, in plain steps.
-    regret_budget: f64,
-    /// Steps since the last trial against expectation, and the number of failed trials.
-    steps_since_trial: u32,
-    failed_trials: u32,
+    plans: [PlanRecord; SourceSet::COUNT],
+    /// Regret budgets, in plain steps: of drafts, and of suffix matches alone.
+    budgets: [f64; 2],
+}
+
+/// Index of the regret budget of a plan.
+fn budget_of(sources: SourceSet) -> usize {
+    usize::from(sources.is_empty())
 }
 
 /// The records of all decoding sequences, and of surprisal buckets.
 #[derive(Debug)]
 pub(crate) struct SpeculationController {
     all: HashMap<SeqId, ParticipantState>,
-    /// Budget for new sequences, in plain steps.
-    shared_budget: f64,
+    /// Budgets for new sequences, in plain steps.
+    shared_budgets: [f64; 2],
     /// Maximum number of concurrent sequences so far.
     max_sequences: usize,
-    /// Per bucket: sums of measured and expected speed-ups.
-    buckets: [(f64, f64); SURPRISAL_BUCKETS.len() + 1],
+    /// Per plan and bucket: sums of measured and expected speed-ups.
+    buckets: [[(f64, f64); BUCKETS]; SourceSet::COUNT],
+    /// Budget for trials of worse plans, in steps.
+    trial_budget: f64,
 }
 
 impl Default for SpeculationController {
     fn default() -> SpeculationController {
         SpeculationController {
             all: HashMap::new(),
-            shared_budget: 0.0,
+            shared_budgets: [0.0; 2],
             max_sequences: 0,
-            buckets: [(BUCKET_PRIOR.0, BUCKET_PRIOR.0); SURPRISAL_BUCKETS.len() + 1],
+            buckets: [[(BUCKET_PRIOR.0, BUCKET_PRIOR.0); BUCKETS]; SourceSet::COUNT],
+            trial_budget: MAX_TRIAL_BUDGET,
         }
+    }
+}
+
+/// A plan with what is expected of it.
+#[derive(Debug, Clone, Copy)]
+struct Forecast {
+    allowance: Allowance,
+    /// The expected speed-up with the sequence's own correction by recent steps.
+    value: f64,
+    /// The same by more steps, for the choice between plans.
+    choice: f64,
+    /// What a step takes beyond plain decoding, in plain steps.
+    overhead: f64,
+}
+
+impl Forecast {
+    /// Whether one source drafts. Where none is known to pay, more are not tried together.
+    fn is_single(&self) -> bool {
+        self.allowance.sources.iter().count() == 1
     }
 }
 
 impl SpeculationController {
     /// Drops sequences that ended and adds new ones.
     pub(crate) fn sync_sequences(&mut self, seqs: impl Iterator<Item = SeqId> + Clone) {
+        const INITIAL: [f64; 2] = [INITIAL_BUDGET, SUFFIX_REGRET.0];
         let SpeculationController {
             all,
-            shared_budget,
+            shared_budgets,
             max_sequences,
             ..
         } = self;
         let n = seqs.clone().count();
-        if n > *max_sequences {
-            *shared_budget += SHARED_BUDGETS * INITIAL_BUDGET * (n - *max_sequences) as f64;
-            *max_sequences = n;
+        let new = n.saturating_sub(*max_sequences);
+        *max_sequences += new;
+        for (shared, initial) in shared_budgets.iter_mut().zip(INITIAL) {
+            *shared += SHARED_BUDGETS * initial * new as f64;
         }
         all.retain(|seq, state| {
             let stays = seqs.clone().any(|s| s == *seq);
-            if !stays {
-                *shared_budget += state.regret_budget.min(INITIAL_BUDGET);
+            for (i, shared) in shared_budgets.iter_mut().enumerate().filter(|_| !stays) {
+                *shared += state.budgets[i].min(INITIAL[i]);
             }
             stays
         });
-        *shared_budget = shared_budget.min(SHARED_BUDGETS * INITIAL_BUDGET * *max_sequences as f64);
+        for (shared, initial) in shared_budgets.iter_mut().zip(INITIAL) {
+            *shared = shared.min(SHARED_BUDGETS * initial * *max_sequences as f64);
+        }
         for seq in seqs {
             all.entry(seq).or_insert_with(|| {
-                let regret_budget = shared_budget.clamp(0.0, INITIAL_BUDGET);
-                *shared_budget -= regret_budget;
+                let mut budgets = INITIAL;
+                for (budget, shared) in budgets.iter_mut().zip(&mut *shared_budgets) {
+                    *budget = shared.clamp(0.0, *budget);
+                    *shared -= *budget;
+                }
                 ParticipantState {
-                    predicted: 1.0,
-                    accepted: 1.0,
-                    steps: 0.0,
-                    speedup: 0.0,
-                    expected: 0.0,
-                    regret_budget,
-                    steps_since_trial: 0,
-                    failed_trials: 0,
+                    plans: [PlanRecord::default(); SourceSet::COUNT],
+                    budgets,
                 }
             });
         }
     }
 
-    /// The allowance of a sequence for this step, with at most `max_nodes` nodes down to `deepest`;
+    /// The allowance of a sequence for this step with one of `plans` or suffix matches alone;
     /// `None` if it should not draft.
     pub(crate) fn allow(
         &mut self,
-        (seq, surprisal): (SeqId, f64),
-        (max_nodes, deepest): (usize, usize),
+        now: Situation,
+        plans: &[Plan],
         costs_now: StepCosts<'_>,
     ) -> Option<Allowance> {
-        let state = self.all.get_mut(&seq)?;
-        state.steps_since_trial = state.steps_since_trial.saturating_add(1);
-        let regret_budget = state.regret_budget * costs_now.seconds_per_token();
-        let nodes = (0..=max_nodes)
-            .rev()
-            .find(|n| costs_now.overhead(*n) <= regret_budget)?;
-        let bucket = SURPRISAL_BUCKETS.partition_point(|bucket| *bucket <= surprisal);
-        let (speedup, expected) = self.buckets[bucket];
-        let expected = costs_now.speedup(acceptance_probability(surprisal), nodes.min(deepest))
-            * speedup
-            / expected;
-        let own = (PRIOR_STEPS + state.speedup) / (PRIOR_STEPS + state.expected);
-        let expects_gain = expected * own >= MIN_EXPECTED_SPEEDUP;
-        let may_try = if costs_now.overhead(1) <= CHEAP_TRIAL.0 * costs_now.seconds_per_token() {
-            state.failed_trials == 0
-                || state.steps_since_trial >= CHEAP_TRIAL.1 << state.failed_trials
-        } else {
-            state.regret_budget >= MAX_BUDGET
-                && state.steps_since_trial >= RETRY_AFTER << state.failed_trials
+        let state = self.all.get_mut(&now.seq)?;
+        let budgets = state.budgets;
+        let affordable = |plan: Plan| {
+            let budget = budgets[budget_of(plan.sources)] * costs_now.seconds_per_token();
+            let mut nodes = (0..=now.max_nodes).rev();
+            nodes.find(|n| costs_now.overhead(plan, *n) <= budget)
         };
-        if !expects_gain && !may_try {
-            return None;
+        let has_match = usize::from(now.suffix_speedup >= MIN_SUFFIX_SPEEDUP);
+        let surprisal = SURPRISAL_BUCKETS.partition_point(|bucket| *bucket <= now.surprisal);
+        let bucket = 2 * surprisal + has_match;
+        let none = Plan {
+            sources: SourceSet::NONE,
+            deepest: 0,
+        };
+        let suffix = affordable(none)
+            .filter(|nodes| *nodes > 0 && has_match > 0)
+            .map(|nodes| Allowance {
+                sources: SourceSet::NONE,
+                nodes,
+                prior: now.suffix_speedup,
+                expected: now.suffix_speedup,
+                rival: 1.0,
+                bucket,
+            });
+        let base = if suffix.is_some() {
+            now.suffix_speedup
+        } else {
+            1.0
+        };
+        let mut best: Option<Forecast> = None;
+        let mut forecasts = Vec::with_capacity(plans.len());
+        for plan in plans {
+            let record = &mut state.plans[plan.sources.index()];
+            record.steps_since_trial = record.steps_since_trial.saturating_add(1);
+            let Some(nodes) = affordable(*plan) else {
+                continue;
+            };
+            let (speedup, expected) = self.buckets[plan.sources.index()][bucket];
+            let probability = acceptance_probability(now.surprisal);
+            let prior = costs_now.speedup(*plan, probability, nodes.min(plan.deepest));
+            let expected = prior * speedup / expected;
+            let forecast = Forecast {
+                allowance: Allowance {
+                    sources: plan.sources,
+                    nodes,
+                    prior,
+                    expected,
+                    rival: 1.0,
+                    bucket,
+                },
+                value: expected * record.recent.ratio(PRIOR_STEPS),
+                choice: expected * record.choice.ratio(CHOICE_PRIOR) * plan.margin(),
+                overhead: costs_now.overhead(*plan, 1) / costs_now.seconds_per_token(),
+            };
+            forecasts.push(forecast);
+            if best.is_none_or(|best| forecast.choice > best.choice) {
+                best = Some(forecast);
+            }
         }
-        if !expects_gain {
-            state.steps_since_trial = 0;
-            state.failed_trials = (state.failed_trials + 1).min(MAX_BACKOFF);
-        }
+        let best = best.filter(|best| best.value >= MIN_EXPECTED_SPEEDUP && best.choice > base);
+        let chosen = best.map(|best| best.allowance).or(suffix);
+        let trial = match best {
+            None if base < MIN_EXPECTED_SPEEDUP => {
+                let first = forecasts
+                    .iter()
+                    .filter(|forecast| forecast.is_single() && state.may_try(forecast))
+                    .max_by(|a, b| a.value.total_cmp(&b.value));
+                first.copied()
+            }
+            None => None,
+            Some(best) => {
+                let loss = |forecast: &Forecast| {
+                    (1.0 - forecast.choice / best.choice).max(0.1) * (1.0 + forecast.overhead)
+                };
+                let next = forecasts.iter().filter(|forecast| {
+                    let record = &state.plans[forecast.allowance.sources.index()];
+                    forecast.allowance.sources != best.allowance.sources
+                        && record.steps_since_trial >= TRIAL_AFTER << record.failed_trials
+                });
+                let next = next.max_by(|a, b| a.choice.total_cmp(&b.choice)).copied();
+                let next = next.filter(|next| loss(next) <= self.trial_budget);
+                if let Some(next) = &next {
+                    self.trial_budget -= loss(next);
+                }
+                next
+            }
+        };
+        let Some(trial) = trial else {
+            return chosen;
+        };
+        let record = &mut state.plans[trial.allowance.sources.index()];
+        record.steps_since_trial = 0;
+        record.failed_trials = (record.failed_trials + 1).min(MAX_BACKOFF);
         Some(Allowance {
-            nodes,
-            expected,
-            bucket,
+            rival: best.map_or(1.0, |best| best.choice),
+            ..trial.allowance
         })
     }
 
-    /// Ratio of accepted to predicted tokens.
-    pub(crate) fn calibration(&self, seq: SeqId) -> f64 {
-        let state = self.all.get(&seq);
-        let weighted = |state: &ParticipantState| {
-            let ratio = state.accepted / state.predicted;
-            (ratio * state.steps + CALIBRATION_PRIOR) / (state.steps + CALIBRATION_PRIOR)
-        };
-        state.map_or(1.0, |state| weighted(state).clamp(0.2, 1.5))
-    }
-
-    /// Records a step's results; `step` is what was drafted, if anything was.
-    pub(crate) fn observe(&mut self, step: Option<&DraftedStep>, results: &[TreeResult]) {
-        for result in results {
-            if let Some(state) = self.all.get_mut(&result.seq) {
-                state.regret_budget =
-                    (state.regret_budget + REGRET_RATE * result.tokens as f64).min(MAX_BUDGET);
+    /// Records a step's results; `step` is what was drafted, if anything was. A result is a
+    /// sequence and its number of tokens.
+    pub(crate) fn observe(&mut self, step: Option<&DraftedStep>, results: &[(SeqId, usize)]) {
+        for (seq, tokens) in results {
+            if let Some(state) = self.all.get_mut(seq) {
+                for (budget, rate) in state.budgets.iter_mut().zip([REGRET_RATE, SUFFIX_REGRET.1]) {
+                    *budget = (*budget + rate * *tokens as f64).min(MAX_BUDGET);
+                }
             }
+            self.trial_budget = (self.trial_budget + TRIAL_RATE).min(MAX_TRIAL_BUDGET);
         }
         let participants = step.iter().flat_map(|step| &step.participants);
         for (step, participant) in step.iter().cycle().zip(participants) {
-            let result = results.iter().find(|result| result.seq == participant.seq);
+            let result = results.iter().find(|result| result.0 == participant.seq);
             let (Some(result), Some(state)) = (result, self.all.get_mut(&participant.seq)) else {
                 continue;
             };
-            let accepted = result.tokens.saturating_sub(participant.base_nodes) as f64;
-            state.predicted = state.predicted * DECAY + participant.predicted;
-            state.accepted = state.accepted * DECAY + accepted;
-            state.steps = state.steps * DECAY + 1.0;
+            let accepted = result.1.saturating_sub(participant.base_nodes) as f64;
             // In tokens of plain decoding.
             let took = step.overhead_seconds * participant.share / step.seconds_per_token;
-            state.regret_budget = (state.regret_budget + accepted - took).min(MAX_BUDGET);
+            let budget = &mut state.budgets[budget_of(participant.allowance.sources)];
+            *budget = (*budget + accepted - took).min(MAX_BUDGET);
             let speedup = (1.0 + accepted) / (1.0 + took);
-            state.speedup = state.speedup * DECAY + speedup;
-            state.expected = state.expected * DECAY + participant.allowance.expected;
-            if speedup >= 1.0 {
-                state.failed_trials = 0;
+            let Allowance {
+                sources,
+                prior,
+                expected,
+                bucket,
+                ..
+            } = participant.allowance;
+            let record = &mut state.plans[sources.index()];
+            record.recent.observe(DECAY, speedup, expected);
+            record.choice.observe(CHOICE_DECAY, speedup, expected);
+            let is_whole = participant.deepest > 0 && accepted >= participant.deepest as f64;
+            if speedup >= participant.allowance.rival || is_whole {
+                record.failed_trials = 0;
             }
-            let buckets = &mut self.buckets[participant.allowance.bucket];
-            *buckets = (
-                buckets.0 + speedup,
-                buckets.1 + participant.allowance.expected,
-            );
-            if buckets.1 > BUCKET_PRIOR.1 {
-                *buckets = (buckets.0 / 2.0, buckets.1 / 2.0);
+            record.was_whole = is_whole && participant.deepest >= RETRY_DEPTH;
+            let bucket = &mut self.buckets[sources.index()][bucket];
+            *bucket = (bucket.0 + speedup, bucket.1 + prior);
+            if bucket.1 > BUCKET_PRIOR.1 {
+                *bucket = (bucket.0 / 2.0, bucket.1 / 2.0);
             }
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The calibration after steps that predicted seven tokens and accepted these.
-    fn trust(accepted: &[usize]) -> f64 {
-        let seq = SeqId(3);
-        let mut controller = SpeculationController::default();
-        controller.sync_sequences([seq].into_iter());
-        for accepted in accepted {
-            let allowance = Allowance {
-                nodes: 15,
-                expected: 4.0,
-                bucket: 0,
-            };
-            let participant = Participant {
-                seq,
-                allowance,
-                predicted: 7.0,
-                base_nodes: 1,
-                share: 1.0,
-            };
-            let step = DraftedStep {
-                seconds_per_token: 5.0,
-                overhead_seconds: 2.0,
-                participants: vec![participant],
-            };
-            let tokens = 1 + accepted;
-            controller.observe(Some(&step), &[TreeResult { seq, tokens }]);
+impl ParticipantState {
+    /// Whether a plan may be tried against expectation, in place of plain decoding.
+    fn may_try(&self, forecast: &Forecast) -> bool {
+        let record = &self.plans[forecast.allowance.sources.index()];
+        if record.was_whole {
+            return true;
         }
-        controller.calibration(seq)
-    }
-
-    #[test]
-    fn calibration_moves_little_after_one_bad_step_and_far_after_many() {
-        assert!((trust(&[]) - 1.0).abs() < 1e-9);
-        assert!(trust(&[0]) > 0.65 && trust(&[0, 0]) > 0.5);
-        assert!(trust(&[0; 12]) < 0.3 && trust(&[1; 40]) < 0.4);
-        assert!((trust(&[7; 12]) - 1.0).abs() < 0.05 && trust(&[15; 12]) > 1.45);
-        // The accepted length of a chain is mostly luck.
-        let mixed = [1, 15, 3, 9, 0, 12, 6, 15, 2, 8];
-        assert!((0.8..1.2).contains(&trust(&mixed)), "{}", trust(&mixed));
+        if forecast.overhead <= CHEAP_TRIAL.0 {
+            record.failed_trials == 0
+                || record.steps_since_trial >= CHEAP_TRIAL.1 << record.failed_trials
+        } else {
+            self.budgets[budget_of(forecast.allowance.sources)] >= MAX_BUDGET
+                && record.steps_since_trial >= RETRY_AFTER << record.failed_trials
+        }
     }
 }

@@ -4,13 +4,16 @@
 use std::time::Duration;
 
 use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, Language, RunnerMethod};
-use contract::{CommitItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
+use contract::{
+    CommitItem, DraftItem, LogitsRequest, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
+};
 
 use super::build_tree::TreeInit;
-use super::config::{DraftSource, SpeculationConfig};
+use super::config::SpeculationConfig;
 use super::controller::{INITIAL_BUDGET, REGRET_RATE, SHARED_BUDGETS};
 use super::costs::CostTable;
-use super::draft_model::DraftModelProposer;
+use super::proposer::MixedProposer;
+use super::sources::{DraftSource, SourceSet};
 use super::tree_proposer::{TreeProposer, TreeRequest, TreeResult};
 use crate::stats::StepTimes;
 
@@ -38,7 +41,9 @@ fn cheap_draft() -> CostTable {
 /// A table in milliseconds.
 fn table(verify: &[(usize, f64)], draft: &[(usize, f64)]) -> CostTable {
     let seconds = |points: &[(usize, f64)]| points.iter().map(|p| (p.0, p.1 * 1e-3)).collect();
-    CostTable::new(seconds(verify), seconds(draft)).unwrap()
+    CostTable::new(seconds(verify))
+        .and_then(|table| table.with_draft(DraftSource::Block, seconds(draft)))
+        .unwrap()
 }
 
 /// A device with the table's times, each with noise of up to a fifth.
@@ -86,13 +91,13 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
         ..FakeSpec::default()
     };
     let mut runner = FakeRunner::new(spec);
-    let mut drafted = DraftModelProposer::new(
+    let mut drafted = MixedProposer::new(
         SpeculationConfig {
             init: TreeInit::None,
             costs: Some(costs.clone()),
             ..SpeculationConfig::default()
         },
-        DraftSource::Block,
+        SourceSet::of(&[DraftSource::Block]),
     );
     let (mut seconds_taken, mut plain_seconds, mut generated) = (0.0, 0.0, 0);
     for scenario in scenarios {
@@ -108,16 +113,27 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
                 speculate: true,
                 surprisal: scenario.surprisal,
             };
+            let item = DraftItem {
+                seq,
+                root: root.token(),
+            };
+            let chain = runner.draft(&[item], 15, 1).unwrap().remove(0).ids;
             let drafts = runner.handle().record().count(RunnerMethod::Draft);
-            let tree = drafted.propose(&mut runner, &[root]).unwrap().remove(0);
+            let tree = drafted
+                .propose(&mut runner, &[root])
+                .unwrap()
+                .remove(0)
+                .tree;
             let drew = runner.handle().record().count(RunnerMethod::Draft) > drafts;
             let deepest = tree.depths().iter().copied().max().map_or(0, usize::from);
-            let tokens = 1 + (scenario.kept)(rounds, scenario.tokens - left, deepest).min(deepest);
+            let kept = (scenario.kept)(rounds, scenario.tokens - left, deepest).min(deepest);
+            let yielded = yielded(&chain, kept, deepest);
+            let tokens = yielded.len();
             advance(&mut runner, seq, &tree);
             let seconds = Duration::from_secs_f64;
             let off = device.noise();
             let draft = if drew {
-                device.costs.draft(1) * off
+                device.costs.draft(DraftSource::Block, 1) * off
             } else {
                 0.0
             };
@@ -127,7 +143,14 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
                 verify: seconds(verify),
                 commit: Duration::ZERO,
             };
-            drafted.observe(&[TreeResult { seq, tokens }], times);
+            let tokens_of = &yielded[..];
+            drafted.observe(
+                &[TreeResult {
+                    seq,
+                    tokens: tokens_of,
+                }],
+                times,
+            );
             seconds_taken += draft + verify;
             plain_seconds += tokens as f64 * device.costs.verify(1);
             left -= tokens;
@@ -137,6 +160,15 @@ fn simulate(costs: CostTable, scenarios: impl Iterator<Item = Scenario>) -> (f64
         runner.close(seq);
     }
     (seconds_taken, plain_seconds, generated)
+}
+
+/// The tokens of a step that accepts `kept` drafted ones of a tree: as far as drafted, and behind a
+/// tree that is accepted as a whole, the token that the draft would have proposed next.
+fn yielded(chain: &[TokenId], kept: usize, deepest: usize) -> Vec<TokenId> {
+    let mut tokens = chain[..kept].to_vec();
+    let next = chain.get(kept).filter(|_| kept == deepest && kept > 0);
+    tokens.push(next.copied().unwrap_or(TokenId(9999)));
+    tokens
 }
 
 /// Advances the fake's position; its token does not matter.

@@ -1,26 +1,46 @@
 //! Speculative decoding: which trees are proposed, how large they are, and whether drafting pays.
 //!
-//! [`TreeProposer`] is the interface; `DraftModelProposer` implements it over the runner's draft
-//! model or its multi-token-prediction head. `build_tree` turns candidates into a tree, `costs`
-//! sizes it, and `controller` limits what drafting may lose.
+//! [`TreeProposer`] is the interface; `MixedProposer` implements it over all [`DraftSource`]s:
+//!
+//! | part | what it does |
+//! |---|---|
+//! | `suffix` | finds where the end of a text has occurred before |
+//! | `candidates` | the candidates of a node from every source, equal tokens as one |
+//! | `calibration` | from a source's figure to the chance of acceptance |
+//! | `explore` | the tree of the likeliest prefixes, whatever proposed them |
+//! | `head_growth` | lets the head extend that tree depth by depth |
+//! | `costs` | measures passes and sizes trees |
+//! | `controller` | chooses the sources per sequence and limits what drafting may lose |
+//! | `proposer` | a step of all of them |
+//!
+//! `build_tree` turns the candidates of one draft into a tree, for checks and benchmarks.
 
 pub mod build_tree;
+mod calibration;
+mod candidates;
 mod config;
 mod controller;
 #[cfg(test)]
 mod controller_tests;
 pub mod costs;
-mod draft_model;
-mod mtp_tree;
-mod prompt_lookup;
+mod explore;
+#[cfg(test)]
+mod explore_tests;
+mod head_growth;
+#[cfg(test)]
+mod mix_tests;
+mod proposer;
+mod sequence_draft;
+mod sources;
 pub mod suffix;
 mod surprisal;
 mod tree_proposer;
 
 pub use build_tree::{TreeBudget, TreeInit, TreeInputs, build_tree};
-pub use config::{DraftSource, DraftSources, MIN_SPEEDUP, SpeculationConfig};
+pub use config::{MIN_SPEEDUP, SpeculationConfig};
 pub use costs::{Clock, CostTable, measure};
-pub(crate) use draft_model::DraftModelProposer;
+pub(crate) use proposer::MixedProposer;
+pub use sources::{DraftSource, SourceSet};
 pub(crate) use surprisal::SurprisalEma;
 pub(crate) use tree_proposer::NoDraft;
-pub use tree_proposer::{TreeProposer, TreeRequest, TreeResult};
+pub use tree_proposer::{ProposedTree, TreeProposer, TreeRequest, TreeResult};

@@ -5,6 +5,7 @@ use contract::{DeviceError, Runner, SeqId, TokenId, Tree};
 use crate::stats::StepTimes;
 
 use super::costs::Clock;
+use super::sources::SourceSet;
 
 /// A sequence that needs a tree.
 #[derive(Debug, Clone, Copy)]
@@ -40,13 +41,31 @@ impl TreeRequest<'_> {
     }
 }
 
+/// A tree to verify.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProposedTree {
+    /// The tree.
+    pub tree: Tree,
+    /// `[n_nodes]`: the sources that proposed each node; none for the root and forced tokens.
+    pub sources: Vec<SourceSet>,
+}
+
+impl From<Tree> for ProposedTree {
+    fn from(tree: Tree) -> ProposedTree {
+        ProposedTree {
+            sources: vec![SourceSet::NONE; tree.len()],
+            tree,
+        }
+    }
+}
+
 /// The result of one sequence's tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TreeResult {
+pub struct TreeResult<'a> {
     /// The sequence.
     pub seq: SeqId,
-    /// Tokens that the step yielded, at least one.
-    pub tokens: usize,
+    /// The tokens that the step yielded, at least one.
+    pub tokens: &'a [TokenId],
 }
 
 /// Proposes trees. The output tokens never depend on them: a tree decides how many tokens a step
@@ -57,7 +76,7 @@ pub trait TreeProposer {
         &mut self,
         runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],
-    ) -> Result<Vec<Tree>, DeviceError>;
+    ) -> Result<Vec<ProposedTree>, DeviceError>;
 
     /// Called before the first job that may speculate is admitted, with no sequence open on the
     /// runner.
@@ -67,7 +86,7 @@ pub trait TreeProposer {
     }
 
     /// Observes the results and times of the last trees.
-    fn observe(&mut self, results: &[TreeResult], times: StepTimes) {
+    fn observe(&mut self, results: &[TreeResult<'_>], times: StepTimes) {
         let _ = (results, times);
     }
 }
@@ -80,8 +99,11 @@ impl TreeProposer for NoDraft {
         &mut self,
         runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],
-    ) -> Result<Vec<Tree>, DeviceError> {
+    ) -> Result<Vec<ProposedTree>, DeviceError> {
         let nodes = runner.info().limits.tree_nodes;
-        Ok(roots.iter().map(|root| root.base_tree(nodes)).collect())
+        Ok(roots
+            .iter()
+            .map(|root| root.base_tree(nodes).into())
+            .collect())
     }
 }

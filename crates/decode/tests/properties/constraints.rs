@@ -9,8 +9,8 @@ use decode::{Constraint, Constraints, FinishReason, GenerationParams, Job};
 use proptest::prelude::*;
 
 use crate::fixture::{
-    ENDLESS, LANGUAGE, Output, RandomTrees, SchedulerFixture, TestRng, config, greedy, job, prompt,
-    sampled, spec,
+    ENDLESS, LANGUAGE, Output, RandomTrees, SchedulerFixture, TestRng, any_sources, config,
+    drafting, greedy, job, prompt, sampled, spec, with_sources,
 };
 
 /// A toy grammar: the residue of the last token masks the next. If the output's sum is a multiple
@@ -140,7 +140,7 @@ proptest! {
         len in 1..40_usize, salt in 0..40_u32, max_tokens in 1..60_usize, seed: u64,
         sample: bool, wait in 0..12_usize, run in 1..30_u32, grammar: bool,
         nodes in 1..24_usize, acceptance_rate in 0.0..1.0_f64, choices in 1..3_usize,
-        logprobs in prop::option::of(0..3_usize),
+        logprobs in prop::option::of(0..3_usize), sources in any_sources(),
     ) {
         let params = if sample { sampled(max_tokens, seed) } else { greedy(max_tokens) };
         let constraints = if grammar { residues() } else { text(wait, run).0 };
@@ -157,19 +157,17 @@ proptest! {
         let mut fixture = SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees);
         let found = outputs(&mut fixture, job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
-        let draft = Some(FakeDraft { depth: 7, acceptance_rate });
-        let drafting = FakeSpec { draft, ..spec(LANGUAGE) };
-        let found = outputs(&mut SchedulerFixture::new(drafting.clone(), config()), job.clone());
+        let drafting = drafting(spec(LANGUAGE), 7, acceptance_rate);
+        let mixed = || SchedulerFixture::new(drafting.clone(), with_sources(config(), sources));
+        let found = outputs(&mut mixed(), job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let conditional = FakeSpec { conditional_draft: true, ..drafting.clone() };
-        let found = outputs(&mut SchedulerFixture::new(conditional, config()), job.clone());
-        prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
-        let headed = FakeSpec { mtp: draft, ..spec(LANGUAGE) };
-        let found = outputs(&mut SchedulerFixture::new(headed, config()), job.clone());
+        let mut conditional = SchedulerFixture::new(conditional, with_sources(config(), sources));
+        let found = outputs(&mut conditional, job.clone());
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
         let mut opted_out = job;
         opted_out.params.speculate = false;
-        let found = outputs(&mut SchedulerFixture::new(drafting, config()), opted_out);
+        let found = outputs(&mut mixed(), opted_out);
         prop_assert!(same(&found, &expected), "{found:?}\n{expected:?}");
     }
 }
@@ -291,7 +289,8 @@ fn drafting_stops_when_a_perfect_draft_cannot_pay() {
     });
     // A pass of eight rows at the cost of one, or of eight: drafting pays, or it does not.
     for (eight, drafts) in [(1.0, true), (8.0, false)] {
-        let costs = decode::CostTable::new(vec![(1, 1.0), (8, eight)], vec![(1, 0.2)]);
+        let costs = decode::CostTable::new(vec![(1, 1.0), (8, eight)])
+            .and_then(|costs| costs.with_draft(decode::DraftSource::Block, vec![(1, 0.2)]));
         let config = decode::SchedulerConfig {
             speculation: decode::SpeculationConfig {
                 costs,

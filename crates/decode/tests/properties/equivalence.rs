@@ -3,14 +3,14 @@
 use conformance::fake::{FakeDraft, FakeSpec, RunnerMethod};
 use contract::{KvPool, LogitsProcessors, LogitsRequest, TokenCount, TokenId};
 use decode::{
-    DraftSources, FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig,
+    DraftSource, FinishReason, GenerationParams, Job, JobId, Sampling, SchedulerConfig, SourceSet,
     SpeculationConfig,
 };
 use proptest::prelude::*;
 
 use crate::fixture::{
-    ENDLESS, EOS, LANGUAGE, RandomTrees, SchedulerFixture, TestRng, config, greedy, job, prompt,
-    reference_outputs, sampled, spec,
+    ENDLESS, EOS, LANGUAGE, RandomTrees, SchedulerFixture, TestRng, any_sources, config, greedy,
+    job, prompt, reference_outputs, sampled, spec,
 };
 
 fn any_sampling() -> impl Strategy<Value = Sampling> {
@@ -92,8 +92,8 @@ enum Trees {
         acceptance_rate: f64,
         depth: usize,
         budget: usize,
-        /// Whether the model's own head drafts instead of a draft model.
-        mtp: bool,
+        sources: SourceSet,
+        min_match: usize,
     },
     Random {
         seed: u64,
@@ -104,14 +104,22 @@ enum Trees {
 fn any_trees() -> impl Strategy<Value = Trees> {
     prop_oneof![
         Just(Trees::Plain),
-        (0.0..1.0_f64, 1..9_usize, 1..30_usize, any::<bool>()).prop_map(
-            |(acceptance_rate, depth, budget, mtp)| Trees::Drafted {
-                acceptance_rate,
-                depth,
-                budget,
-                mtp,
-            }
-        ),
+        (
+            0.0..1.0_f64,
+            1..9_usize,
+            1..30_usize,
+            any_sources(),
+            1..4_usize
+        )
+            .prop_map(|(acceptance_rate, depth, budget, sources, min_match)| {
+                Trees::Drafted {
+                    acceptance_rate,
+                    depth,
+                    budget,
+                    sources,
+                    min_match,
+                }
+            }),
         (any::<u64>(), 1..24_usize).prop_map(|(seed, nodes)| Trees::Random { seed, nodes }),
     ]
 }
@@ -123,16 +131,17 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
             acceptance_rate,
             depth,
             budget,
-            mtp,
+            sources,
+            min_match,
         } => {
             let draft = Some(FakeDraft {
                 depth,
                 acceptance_rate,
             });
             let drafting = FakeSpec {
-                draft: draft.filter(|_| !mtp),
+                draft,
                 conditional_draft: budget % 2 == 1,
-                mtp: draft.filter(|_| mtp),
+                mtp: draft,
                 ..spec.clone()
             };
             SchedulerFixture::new(
@@ -140,6 +149,8 @@ fn fixture(spec: &FakeSpec, config: SchedulerConfig, trees: &Trees) -> Scheduler
                 SchedulerConfig {
                     speculation: SpeculationConfig {
                         budget,
+                        sources,
+                        min_match,
                         ..SpeculationConfig::default()
                     },
                     ..config
@@ -315,10 +326,7 @@ fn perfect_head_yields_several_tokens_per_step() {
         ..spec(ENDLESS)
     };
     let without_block = SpeculationConfig {
-        sources: DraftSources {
-            block: false,
-            mtp: true,
-        },
+        sources: SourceSet::ALL.without(DraftSource::Block),
         ..SpeculationConfig::default()
     };
     for (spec, speculation) in [

@@ -8,8 +8,8 @@ use decode::{FinishReason, Job, JobError, SchedulerState, SubmitError};
 use proptest::prelude::*;
 
 use crate::fixture::{
-    ENDLESS, LANGUAGE, SchedulerFixture, config, greedy, job, prompt, reference_outputs, sampled,
-    spec,
+    ENDLESS, LANGUAGE, SchedulerFixture, any_sources, config, drafting, greedy, job, prompt,
+    reference_outputs, sampled, spec, with_sources,
 };
 
 fn out_of_memory(call: RunnerMethod, when: FaultTrigger) -> InjectedFault {
@@ -299,9 +299,10 @@ proptest! {
     fn injected_faults_never_change_tokens_and_every_job_ends(
         faults in prop::collection::vec(any_fault(), 0..12),
         choices in prop::collection::vec(1..3_usize, 1..4),
+        sources in any_sources(),
     ) {
-        let draft = Some(FakeDraft { depth: 4, acceptance_rate: 0.6 });
-        let mut fixture = SchedulerFixture::new(FakeSpec { draft, ..spec(LANGUAGE) }, config());
+        let drafting = drafting(spec(LANGUAGE), 4, 0.6);
+        let mut fixture = SchedulerFixture::new(drafting, with_sources(config(), sources));
         faults.into_iter().for_each(|fault| fixture.handle.fail(fault));
         let jobs: Vec<Job> = choices.iter().enumerate().map(|(i, choices)| Job {
             choices: *choices,

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use conformance::fake::{Ending, FakeHandle, FakeRunner, FakeSpec, Language};
+use conformance::fake::{Ending, FakeDraft, FakeHandle, FakeRunner, FakeSpec, Language};
 use contract::{DeviceError, Limits, Runner, TokenId, Tree};
 use decode::{
-    ChoiceStats, Event, FinishReason, GenerationParams, Job, JobError, JobId, Logprobs,
-    OutputToken, Sampling, Scheduler, SchedulerConfig, SchedulerState, TreeProposer, TreeRequest,
+    ChoiceStats, DraftSource, Event, FinishReason, GenerationParams, Job, JobError, JobId,
+    Logprobs, OutputToken, ProposedTree, Sampling, Scheduler, SchedulerConfig, SchedulerState,
+    SourceSet, SpeculationConfig, TreeProposer, TreeRequest,
 };
+use proptest::prelude::*;
 
 pub(crate) const EOS: TokenId = TokenId(2);
 
@@ -52,6 +54,45 @@ pub(crate) fn config() -> SchedulerConfig {
         eos: vec![EOS],
         max_fetched_top_k: 16,
         ..SchedulerConfig::default()
+    }
+}
+
+/// Without speculation.
+pub(crate) fn plain() -> SpeculationConfig {
+    SpeculationConfig {
+        budget: 0,
+        ..SpeculationConfig::default()
+    }
+}
+
+/// Each source of drafts alone, and all mixes.
+pub(crate) fn any_sources() -> impl Strategy<Value = SourceSet> {
+    prop::collection::vec(prop::sample::select(DraftSource::ALL.to_vec()), 1..4)
+        .prop_map(|sources| SourceSet::of(&sources))
+}
+
+/// A device whose draft model and head are right at this share of positions.
+pub(crate) fn drafting(spec: FakeSpec, depth: usize, acceptance_rate: f64) -> FakeSpec {
+    let draft = Some(FakeDraft {
+        depth,
+        acceptance_rate,
+    });
+    FakeSpec {
+        draft,
+        mtp: draft,
+        ..spec
+    }
+}
+
+/// The configuration with these sources. Matches of one token occur in every text.
+pub(crate) fn with_sources(config: SchedulerConfig, sources: SourceSet) -> SchedulerConfig {
+    SchedulerConfig {
+        speculation: SpeculationConfig {
+            sources,
+            min_match: 1,
+            ..SpeculationConfig::default()
+        },
+        ..config
     }
 }
 
@@ -218,10 +259,11 @@ pub(crate) fn reference_outputs(spec: &FakeSpec, job: &Job) -> Vec<Output> {
     let mut spec = spec.clone();
     spec.limits.prefill_chunk = spec.limits.context;
     (spec.pool_tokens, spec.page_size) = (spec.limits.context + spec.limits.tree_nodes, 1);
-    spec.draft = None;
+    (spec.draft, spec.mtp) = (None, None);
     let one_at_a_time = SchedulerConfig {
         max_sequences: 1,
         prefill_chunk: spec.limits.context,
+        speculation: plain(),
         ..config()
     };
     (0..job.choices)
@@ -266,8 +308,8 @@ impl TreeProposer for RandomTrees {
         &mut self,
         _runner: &mut dyn Runner,
         roots: &[TreeRequest<'_>],
-    ) -> Result<Vec<Tree>, DeviceError> {
-        Ok(roots.iter().map(|root| self.tree(root)).collect())
+    ) -> Result<Vec<ProposedTree>, DeviceError> {
+        Ok(roots.iter().map(|root| self.tree(root).into()).collect())
     }
 }
 

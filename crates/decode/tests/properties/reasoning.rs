@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, LazyLock};
 
-use conformance::fake::{FakeDraft, FakeSpec};
 use contract::{TokenId, TokenMask};
 use decode::{
     Constraints, FinishReason, GenerationParams, Grammar, GrammarCompiler, InitialPhase, Job,
@@ -13,8 +12,8 @@ use decode::{
 use proptest::prelude::*;
 
 use crate::fixture::{
-    EOS, LANGUAGE, Output, RandomTrees, SchedulerFixture, TestRng, config, greedy, job, prompt,
-    sampled, spec,
+    EOS, LANGUAGE, Output, RandomTrees, SchedulerFixture, TestRng, any_sources, config, drafting,
+    greedy, job, prompt, sampled, spec, with_sources,
 };
 
 /// The text of the fake's forty tokens; with an end token, the reasoning tags, and three empty
@@ -112,6 +111,7 @@ proptest! {
     fn reasoning_and_grammar_output_is_independent_of_trees(
         len in 1..12_usize, salt in 0..40_u32, seed: u64, sample: bool, budget in 1..20_usize,
         nodes in 1..24_usize, acceptance_rate in 0.0..1.0_f64, begins in 0..3_usize,
+        sources in any_sources(),
     ) {
         let phases = [InitialPhase::Reasoning, InitialPhase::Undecided, InitialPhase::Answer];
         let opening = phases[begins];
@@ -125,11 +125,10 @@ proptest! {
         let expected = outputs(SchedulerFixture::new(narrow, config()), &job);
         let close = handle.end();
         let random_trees = RandomTrees { language: LANGUAGE, rng: TestRng(seed), nodes };
-        let draft = Some(FakeDraft { depth: 7, acceptance_rate });
-        let drafting = FakeSpec { draft, ..spec(LANGUAGE) };
+        let drafting = drafting(spec(LANGUAGE), 7, acceptance_rate);
         for fixture in [
             SchedulerFixture::with_trees(spec(LANGUAGE), config(), random_trees),
-            SchedulerFixture::new(drafting, config()),
+            SchedulerFixture::new(drafting, with_sources(config(), sources)),
         ] {
             let found = outputs(fixture, &job);
             prop_assert_eq!(text(&found.ids()), text(&expected.ids()));

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use conformance::fake::{FakeDraft, FakeSpec};
 use contract::TokenId;
 use decode::GenerationParams;
 use proptest::prelude::*;
 
 use crate::fixture::{
-    ENDLESS, SchedulerFixture, config, greedy, job, prompt, reference_outputs, sampled, spec,
+    ENDLESS, SchedulerFixture, any_sources, config, drafting, greedy, job, prompt,
+    reference_outputs, sampled, spec, with_sources,
 };
 
 proptest! {
@@ -24,6 +24,7 @@ proptest! {
         ),
         is_greedy in any::<bool>(),
         acceptance_rate in 0.0..1.0_f64,
+        sources in any_sources(),
     ) {
         let allowed: BTreeSet<TokenId> = allowed.into_iter().map(TokenId).collect();
         let tokens: Vec<TokenId> = allowed.iter().copied().collect();
@@ -38,11 +39,8 @@ proptest! {
         };
         let job = job(0, prompt(len, salt), params);
         let plain = reference_outputs(&spec(ENDLESS), &job).remove(0);
-        let drafted = FakeSpec {
-            draft: Some(FakeDraft { depth: 5, acceptance_rate }),
-            ..spec(ENDLESS)
-        };
-        let mut fixture = SchedulerFixture::new(drafted, config());
+        let drafted = drafting(spec(ENDLESS), 5, acceptance_rate);
+        let mut fixture = SchedulerFixture::new(drafted, with_sources(config(), sources));
         fixture.submit(job);
         fixture.finish();
         let output = fixture.outputs()[&(0, 0)].ids();

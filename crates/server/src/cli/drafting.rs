@@ -42,9 +42,9 @@ pub struct DraftArgs {
         default_value = "on"
     )]
     pub ddtree_cost_stop: OnOff,
-    /// What drafts, the first of the list that the model has: `mtp` (the model's own
-    /// multi-token-prediction head) or `block` (the draft model). `suffix` adds prompt lookup
-    /// [default: block,mtp].
+    /// What may draft, if the model has it: `mtp` (the model's own multi-token-prediction head),
+    /// `block` (the draft model) and `suffix` (earlier places of the same text). Several draft one
+    /// tree together, chosen per request by what pays [default: all].
     #[arg(
         long,
         env = "HEARTH_DRAFT_SOURCES",
@@ -56,14 +56,14 @@ pub struct DraftArgs {
     /// Leave the model's multi-token-prediction head unused.
     #[arg(long, env = "HEARTH_NO_MTP", value_parser = FalseyValueParser::new())]
     pub no_mtp: bool,
-    /// N-gram length of prompt lookup, which also drafts what followed the last N tokens
-    /// earlier; 0 turns it off.
+    /// Tokens at the end of a text that must have occurred before, so that what followed them
+    /// then is drafted (suffix matches); 0 turns it off.
     #[arg(
         long,
         alias = "lookup",
         env = "HEARTH_LOOKUP_NGRAM",
         value_name = "N",
-        default_value_t = 0
+        default_value_t = decode::SpeculationConfig::MIN_MATCH
     )]
     pub lookup_ngram: usize,
     /// Reserve the draft's memory at the start and load its weights at their first use.
@@ -109,7 +109,7 @@ pub enum DraftSourceName {
     Mtp,
     /// The draft model.
     Block,
-    /// Prompt lookup, beside another source.
+    /// Earlier places of the same text.
     Suffix,
 }
 

@@ -232,6 +232,7 @@ fn load(
     let store = caching::store(&args.cache, &fitted)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
     let (mut runner, speculation) = drafting.open(backend.as_ref(), fitted.config, progress)?;
+    model.description.draft_sources = speculation.active_sources(runner.info());
     if prefix.max_entries > 0 {
         caching::warm(&mut *runner, prefix.location)?;
     }

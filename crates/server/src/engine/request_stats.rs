@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use chat::reply::{LlamaServerTimings, SpeculationTimings, Timings, Usage, WindowTimings};
+use chat::reply::{
+    LlamaServerTimings, SourceTimings, SpeculationTimings, Timings, Usage, WindowTimings,
+};
 use contract::AttentionWindow;
-use decode::{AcceptanceByDepth, ChoiceStats, StepTimes};
+use decode::{AcceptanceByDepth, ChoiceStats, DraftSource, StepTimes, TokensBySource};
 
 /// Stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +93,8 @@ pub struct DecodeSteps {
     pub drafted: usize,
     /// Of these, accepted.
     pub accepted: usize,
+    /// Both by source.
+    pub by_source: TokensBySource,
     /// Tokens forced by a constraint.
     pub forced: usize,
     /// Acceptance by draft depth.
@@ -106,6 +110,7 @@ impl DecodeSteps {
         self.tokens += stats.generated_tokens.saturating_sub(1);
         self.drafted += stats.drafted_tokens;
         self.accepted += stats.accepted_tokens;
+        self.by_source.add(stats.by_source);
         self.forced += stats.forced_tokens;
         self.depths.steps += stats.depths.steps;
         for (sum, kept) in self.depths.accepted.iter_mut().zip(stats.depths.accepted) {
@@ -137,6 +142,17 @@ impl DecodeSteps {
             draft_n_accepted: self.accepted,
             accept_rate: round(share(self.accepted as f64, self.drafted as f64), 1000.0),
             accept_by_depth: by_depth,
+            draft_by_source: DraftSource::ALL
+                .into_iter()
+                .map(|source| {
+                    let counts = SourceTimings {
+                        draft_n: self.by_source.drafted(source),
+                        draft_n_accepted: self.by_source.accepted(source),
+                    };
+                    (source.name(), counts)
+                })
+                .filter(|(_, counts)| counts.draft_n > 0)
+                .collect(),
             forced_n: self.forced,
             draft_ms: ms(self.times.draft),
             verify_ms: ms(self.times.verify),

@@ -9,7 +9,7 @@ use contract::{
     Backend, DraftLoad, DraftLoadConfig, KvFormat, LoadConfig, LoadProgress, ModelSpec, Runner,
     Tree,
 };
-use decode::{CostTable, DraftSource, DraftSources, SpeculationConfig, TreeInit};
+use decode::{CostTable, DraftSource, SourceSet, SpeculationConfig, TreeInit};
 use model::{DraftOptions, LoadedDraft};
 
 use crate::cli::{DeviceArgs, DraftArgs, DraftSourceName, OnOff};
@@ -22,8 +22,6 @@ use crate::progress::bytes_text;
 const DEFAULT_TREE_BUDGET: usize = 22;
 /// Tree nodes without a draft, for runs of forced tokens.
 const FORCED_NODES: usize = 16;
-/// N-gram length of prompt lookup if `--draft-sources` names `suffix` without a length.
-const SUFFIX_NGRAM: usize = 3;
 /// Time limit of the cost measurement.
 pub(crate) const MEASURE_TIME: Duration = Duration::from_secs(1);
 
@@ -82,17 +80,19 @@ impl Drafting {
         let available = Available {
             block: args.draft.is_some() || bundled.is_some(),
             mtp: loaded.spec.mtp.is_some() && !args.no_mtp,
+            suffix: args.lookup_ngram > 0,
         };
-        let Some(source) = source(args, available)? else {
+        let sources = sources(args, available)?;
+        if sources.is_empty() {
             return Ok(drafting);
-        };
-        drafting.mtp = source == DraftSourceName::Mtp;
+        }
+        drafting.mtp = sources.contains(DraftSource::Mtp);
         let options = DraftOptions {
             width: width(args.draft_width),
             ..options(args.draft_swa)
         };
         let found = match (&args.draft, bundled) {
-            _ if drafting.mtp => None,
+            _ if !sources.contains(DraftSource::Block) => None,
             (Some(path), _) => Some(load_draft(path, &loaded.spec, options)?),
             (None, Some(bundled)) => {
                 let bytes = gguf::FileBytes::embedded(bundled.draft);
@@ -114,19 +114,12 @@ impl Drafting {
         };
         let config = |found| draft_config(found, device.cpu_reference, args.lazy_draft);
         drafting.config = found.map(config);
-        let suffix = args.draft_sources.contains(&DraftSourceName::Suffix);
         drafting.speculation = SpeculationConfig {
             budget,
             init,
             temperature: args.ddtree_temp,
-            sources: DraftSources {
-                block: !drafting.mtp,
-                mtp: drafting.mtp,
-            },
-            lookup_ngram: match args.lookup_ngram {
-                0 if suffix => SUFFIX_NGRAM,
-                given => given,
-            },
+            sources,
+            min_match: args.lookup_ngram,
             ..SpeculationConfig::default()
         };
         drafting.measure_costs = args.ddtree_cost_stop == OnOff::On && budget > 0;
@@ -166,29 +159,42 @@ impl Drafting {
                 "the device does not run multi-token-prediction heads; it decodes plainly"
             );
         }
-        let source = speculation.sources.choose(info);
-        let depth = source.map_or(0, |source| source.depth(info));
         let Some(costs) = &speculation.costs else {
             return Ok((runner, speculation));
         };
-        let promise = costs.max_speedup(depth.min(speculation.budget));
-        if promise >= decode::MIN_SPEEDUP {
+        let active = speculation.active_sources(info);
+        let mut slow = Vec::new();
+        for source in active.without(DraftSource::Suffix).iter() {
+            let depth = source.depth(info).min(speculation.budget);
+            let promise = costs.max_speedup(SourceSet::of(&[source]), depth);
+            if promise < decode::MIN_SPEEDUP {
+                tracing::warn!(
+                    "{} is not used: drafts are wrong at times, and even one that never is would \
+                     bring no more than {promise:.2} times the speed of plain decoding on this \
+                     device, where {} are wanted to try; --ddtree-cost-stop off uses it all the same",
+                    match source {
+                        DraftSource::Mtp => "the multi-token-prediction head",
+                        DraftSource::Block | DraftSource::Suffix => "the draft",
+                    },
+                    decode::MIN_SPEEDUP
+                );
+                slow.push(source);
+            }
+        }
+        if slow.is_empty() {
             return Ok((runner, speculation));
         }
-        tracing::warn!(
-            "the draft is not used: drafts are wrong at times, and even one that never is would bring no more than \
-             {promise:.2} times the speed of plain decoding on this device, where {} are wanted to \
-             try; --ddtree-cost-stop off uses it all the same",
-            decode::MIN_SPEEDUP
-        );
         drop(runner);
-        let plain = LoadConfig {
-            draft: None,
-            target: Drafting::none().target(&config.target),
-            ..config
-        };
-        speculation.budget = 0;
-        Ok((open::open(backend, plain, also)?, speculation))
+        let mut fewer = config;
+        for source in slow {
+            speculation.sources = speculation.sources.without(source);
+            match source {
+                DraftSource::Block => fewer.draft = None,
+                DraftSource::Mtp => fewer.target = Drafting::none().target(&fewer.target),
+                DraftSource::Suffix => {}
+            }
+        }
+        Ok((open::open(backend, fewer, also)?, speculation))
     }
 
     /// Completes the speculation settings on an idle runner.
@@ -201,16 +207,17 @@ impl Drafting {
         if self.measure_costs && lazy {
             // Measuring would load the draft.
             speculation.measure_time_limit = Some(MEASURE_TIME);
-        } else if self.measure_costs
-            && let Some(source) = speculation.sources.choose(runner.info())
-        {
-            let at: (decode::Clock, Duration) = (clock, MEASURE_TIME);
-            speculation.costs = decode::speculation::measure(runner, source, at)?;
+        } else if self.measure_costs {
+            let sources = speculation.active_sources(runner.info());
+            if !sources.is_empty() {
+                speculation.costs = measure(runner, sources)?;
+            }
         }
         if let Some(costs) = &speculation.costs {
             let ms = |seconds: f64| format!("{:.2} ms", seconds * 1e3);
             tracing::info!(
-                draft = ms(costs.draft(1)),
+                draft = ms(costs.draft(DraftSource::Block, 1)),
+                head_depth = ms(costs.draft(DraftSource::Mtp, 1)),
                 one_row = ms(costs.verify(1)),
                 eight_rows = ms(costs.verify(8)),
                 sixteen_rows = ms(costs.verify(16)),
@@ -220,30 +227,51 @@ impl Drafting {
         Ok(speculation)
     }
 
-    /// Description of the draft for the log.
+    /// Leaves the model's multi-token-prediction head unused.
+    pub(crate) fn drop_mtp(&mut self) {
+        self.mtp = false;
+        self.speculation.sources = self.speculation.sources.without(DraftSource::Mtp);
+    }
+
+    /// What drafts, for the log.
     pub(crate) fn line(&self) -> Option<String> {
-        if self.mtp {
-            return Some(format!(
-                "the model's own multi-token-prediction head drafts trees of up to {} tokens",
-                self.speculation.budget
+        if self.speculation.budget == 0 {
+            return None;
+        }
+        let mut what = Vec::new();
+        if let Some(config) = &self.config {
+            let spec = &config.spec;
+            let bytes = spec.weights().iter().map(|w| w.bytes() as u64).sum();
+            what.push(format!(
+                "draft {}: {} layers, {}, blocks of {}",
+                spec.name,
+                spec.layers.len(),
+                bytes_text(bytes),
+                spec.block,
             ));
         }
-        let config = self.config.as_ref()?;
-        let spec = &config.spec;
-        let bytes = spec.weights().iter().map(|w| w.bytes() as u64).sum();
+        if self.mtp {
+            what.push("the model's own multi-token-prediction head drafts".to_owned());
+        }
+        if self.speculation.min_match > 0 && self.speculation.sources.contains(DraftSource::Suffix)
+        {
+            what.push(format!(
+                "suffix matches of at least {} tokens draft",
+                self.speculation.min_match
+            ));
+        }
         let how = match self.speculation.init {
             TreeInit::ChainOnly => "chains",
             TreeInit::Chain => "trees seeded with a chain",
             TreeInit::None => "trees",
         };
-        Some(format!(
-            "draft {}: {} layers, {}, blocks of {}, {how} of up to {} drafted tokens",
-            spec.name,
-            spec.layers.len(),
-            bytes_text(bytes),
-            spec.block,
-            self.speculation.budget
-        ))
+        (!what.is_empty()).then(|| {
+            format!(
+                "{}; {how} of up to {} drafted tokens",
+                what.join("; "),
+                self.speculation.budget
+            )
+        })
     }
 }
 
@@ -251,30 +279,32 @@ impl Drafting {
 struct Available {
     block: bool,
     mtp: bool,
+    suffix: bool,
 }
 
-/// The source that drafts: the first of `--draft-sources` that is available.
+/// The sources that draft: those of `--draft-sources` that are available.
 ///
 /// # Errors
 /// A list that names only sources that are not available.
-fn source(args: &DraftArgs, available: Available) -> anyhow::Result<Option<DraftSourceName>> {
+fn sources(args: &DraftArgs, available: Available) -> anyhow::Result<SourceSet> {
     use DraftSourceName::{Block, Mtp, Suffix};
     let listed = match &args.draft_sources[..] {
-        [] => &[Block, Mtp][..],
+        [] => &[Block, Mtp, Suffix][..],
         listed => listed,
     };
-    let found = listed.iter().copied().find(|source| match source {
-        Block => available.block,
-        Mtp => available.mtp,
-        Suffix => false,
+    let found = listed.iter().filter_map(|source| match source {
+        Block => available.block.then_some(DraftSource::Block),
+        Mtp => available.mtp.then_some(DraftSource::Mtp),
+        Suffix => available.suffix.then_some(DraftSource::Suffix),
     });
-    if found.is_some() || args.draft_sources.is_empty() {
+    let found = found.fold(SourceSet::NONE, SourceSet::with);
+    if !found.is_empty() || args.draft_sources.is_empty() {
         return Ok(found);
     }
     bail!(
         "--draft-sources: none of the listed sources can draft: `mtp` needs a model with a \
-         multi-token-prediction head and no --no-mtp, `block` needs --draft, and `suffix` joins \
-         another source"
+         multi-token-prediction head and no --no-mtp, `block` needs --draft, and `suffix` needs \
+         --lookup-ngram above 0"
     )
 }
 
@@ -323,14 +353,13 @@ pub(crate) fn draft_config(found: LoadedDraft, reference: bool, lazy: bool) -> D
     }
 }
 
-/// Costs of passes on an idle runner with a draft model.
-pub(crate) fn measure_block(runner: &mut dyn Runner) -> anyhow::Result<Option<CostTable>> {
+/// Costs of passes on an idle runner, and of the drafts of those sources that it has.
+pub(crate) fn measure(
+    runner: &mut dyn Runner,
+    sources: SourceSet,
+) -> anyhow::Result<Option<CostTable>> {
     let at: (decode::Clock, Duration) = (clock, MEASURE_TIME);
-    Ok(decode::speculation::measure(
-        runner,
-        DraftSource::Block,
-        at,
-    )?)
+    Ok(decode::speculation::measure(runner, sources, at)?)
 }
 
 /// Time since the first call.

@@ -18,7 +18,8 @@ pub(crate) fn fit_drafting(
     if !drafting.mtp {
         return fitted;
     }
-    drafting.mtp = false;
+    let sources = drafting.speculation.sources;
+    drafting.drop_mtp();
     let plain = fit_with_draft(backend, loaded, device, (request, drafting));
     let context = |fitted: &FittedConfig| fitted.config.limits.context;
     let yields = match (&fitted, &plain) {
@@ -31,9 +32,9 @@ pub(crate) fn fit_drafting(
             "the multi-token-prediction head is not used: with it, the memory holds at most half \
              of the context"
         );
-        drafting.speculation.budget = 0;
         return plain;
     }
     drafting.mtp = true;
+    drafting.speculation.sources = sources;
     fitted
 }

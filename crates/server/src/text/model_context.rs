@@ -44,6 +44,8 @@ pub struct ModelDescription {
     pub draft_path: Option<String>,
     /// Whether the draft model is loaded on first use.
     pub lazy_draft: bool,
+    /// What drafts.
+    pub draft_sources: decode::SourceSet,
     /// Why the KV cache type and context length were chosen, if not requested.
     pub kv_choice: Option<String>,
     /// Model card.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::client::ServerProcess;
 use crate::process::{good, hearth, ids, model};
@@ -159,6 +159,21 @@ fn dry_run_reports_the_draft() {
         &[],
     );
     assert!(chain.out.contains("chains of up to 9"), "{}", chain.out);
+    let of_sources = |flags: &str| {
+        let line = format!("serve --dry-run --device cpu --max-ctx 1024 {flags}");
+        let out = good(line.trim_end(), &[]).out;
+        (
+            out.contains("draft ember-draft"),
+            out.contains("suffix matches"),
+        )
+    };
+    assert_eq!(of_sources(""), (true, true));
+    assert_eq!(of_sources("--draft-sources suffix"), (false, true));
+    assert_eq!(of_sources("--lookup 0"), (true, false));
+    check_refused(
+        "serve --dry-run --device cpu --draft-sources suffix --lookup 0",
+        &["--draft-sources", "--lookup-ngram"],
+    );
     let without = good(
         "serve --dry-run --device cpu --max-ctx 1024 --no-speculation",
         &[],
@@ -193,7 +208,8 @@ fn greedy_replies_are_identical_with_trees_chains_and_no_draft() {
         "--ddtree-cost-stop off",
         "--ddtree-cost-stop off --no-ddtree",
         "--ddtree-cost-stop off --ddtree-chain-seed --ddtree-budget 40 --lazy-draft --batch-invariant",
-        "--ddtree --lookup-ngram 3",
+        "--ddtree-cost-stop off --draft-sources suffix --lookup 1",
+        "--ddtree-cost-stop off --lookup 0",
     ] {
         assert_eq!(reply(flags), plain, "{flags}");
     }
@@ -222,6 +238,9 @@ fn replies_and_metrics_report_acceptance_and_requests_can_disable_drafting() {
         "{timings}"
     );
     assert_eq!(timings["draft_n_accepted"].as_u64(), Some(accepted));
+    let by_block = &timings["draft_by_source"]["block"];
+    let block = by_block["draft_n_accepted"].as_u64().unwrap();
+    assert!((1..=accepted).contains(&block), "{timings}");
     assert!(
         timings["tokens_per_step"].as_f64().unwrap() > 1.5,
         "{timings}"
@@ -242,6 +261,8 @@ fn replies_and_metrics_report_acceptance_and_requests_can_disable_drafting() {
         format!("hearth_draft_tokens_total {}", accepted + rejected),
         format!("hearth_draft_tokens_accepted_total {accepted}"),
         "hearth_undrafted_steps_total 0".to_owned(),
+        format!(r#"hearth_draft_tokens_accepted_by_source_total{{source="block"}} {block}"#),
+        r#"hearth_draft_tokens_by_source_total{source="mtp"} 0"#.to_owned(),
         r#"hearth_draft_tokens_accepted_by_depth_total{depth="1"}"#.to_owned(),
         r#"hearth_decode_step_seconds_sum{part="verify"}"#.to_owned(),
     ] {
@@ -280,7 +301,10 @@ fn models_with_a_head_draft_by_themselves_and_give_the_same_replies() {
     assert_eq!(props["speculative"]["source"], "mtp");
     assert_eq!(props["speculative"]["draft_depth"], 7);
     assert_eq!(props["speculative_mode"], "mtp");
-    let (props, plain) = served(&["--no-mtp"]);
+    assert_eq!(props["speculative"]["sources"], json!(["mtp", "suffix"]));
+    let (props, _) = served(&["--no-mtp"]);
+    assert_eq!(props["speculative"]["sources"], json!(["suffix"]));
+    let (props, plain) = served(&["--no-speculation"]);
     assert_eq!(props["speculative"]["enabled"], false);
     for (drafted, plain) in drafted.iter().zip(&plain) {
         assert_eq!(drafted["choices"], plain["choices"]);
@@ -338,7 +362,7 @@ fn head_is_described_and_its_logits_follow_its_greedy_chain() {
         &["--draft-sources", "--draft"],
     );
     check_refused(
-        &format!("{serve} --no-mtp --draft-sources mtp,suffix"),
+        &format!("{serve} --no-mtp --draft-sources mtp"),
         &["--draft-sources", "--no-mtp"],
     );
     let (model, ids) = (model(), ids.display().to_string());

@@ -224,7 +224,8 @@ fn dry_run_prints_the_memory_plan_and_exits() {
         "{}",
         done.out
     );
-    assert_eq!(done.out.lines().count(), 4, "{}", done.out);
+    assert!(done.out.contains("suffix matches of"), "{}", done.out);
+    assert_eq!(done.out.lines().count(), 5, "{}", done.out);
 }
 
 #[test]

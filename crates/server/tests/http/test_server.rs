@@ -8,7 +8,7 @@ use std::time::Duration;
 use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use contract::{Limits, PreTokenizer, TokenId, TokenKind, Vocab};
-use decode::{PrefixConfig, SchedulerConfig};
+use decode::{PrefixConfig, SchedulerConfig, SpeculationConfig};
 use serde_json::{Value, json};
 use server::engine::{EngineFactory, Loaded};
 use server::http::shutdown::{ShutdownSignal, ShutdownTrigger};
@@ -209,6 +209,11 @@ impl TestServer {
                     max_sequences: sequences,
                     prefix,
                     eos: vocab.eos.clone(),
+                    // Scripts repeat themselves; drafts would shorten replies that must take long.
+                    speculation: SpeculationConfig {
+                        budget: 0,
+                        ..SpeculationConfig::default()
+                    },
                     ..SchedulerConfig::default()
                 },
                 model,

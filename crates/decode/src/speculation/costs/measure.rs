@@ -7,8 +7,9 @@ use contract::{
     SeqId, TokenId, Tree, VerifyItem,
 };
 
-use crate::speculation::config::DraftSource;
+use crate::speculation::sources::{DraftSource, SourceSet};
 
+use super::MTP_USUAL_DEPTH;
 use super::table::{Clock, CostTable};
 
 /// Verify sizes to measure, besides the largest. Start-up waits for them, and costs between them
@@ -28,14 +29,11 @@ const CONTEXT: usize = 64;
 /// Maximum number of passes per repetition that commit a token.
 const MAX_COMMITS_PER_REPETITION: usize = 3 * SIZES.len();
 
-/// Depths of a measured draft of the multi-token-prediction head. Drafts are as deep on average;
-/// recent steps correct the cost.
-pub(crate) const MTP_MEASURED_DEPTH: usize = 3;
-/// Rows of such a draft at each depth behind the first.
+/// Rows of a measured draft of the multi-token-prediction head at each depth behind the first.
 const MTP_MEASURED_WIDTH: u32 = 2;
 
-/// Measures an idle runner with one of its drafts within about `limit`. Returns `None` without the
-/// draft or if the clock stands still.
+/// Measures an idle runner with those of `sources` that it has within about `limit`. Returns `None`
+/// if the clock stands still.
 ///
 /// If the time runs out, the table holds what was measured.
 ///
@@ -43,14 +41,11 @@ const MTP_MEASURED_WIDTH: u32 = 2;
 /// Those of the runner's calls.
 pub fn measure(
     runner: &mut dyn Runner,
-    source: DraftSource,
+    sources: SourceSet,
     (clock, limit): (Clock, Duration),
 ) -> Result<Option<CostTable>, DeviceError> {
     let info = runner.info();
-    let depth = source.depth(info);
-    if depth == 0 {
-        return Ok(None);
-    }
+    let sources = sources.available(info).without(DraftSource::Suffix);
     let limits = info.limits;
     let context = CONTEXT
         .min(limits.prefill_chunk)
@@ -71,8 +66,7 @@ pub fn measure(
         end: clock() + limit,
         tokens_left: max_len - context,
         context,
-        source,
-        depth,
+        sources,
     };
     let measured = measurement.table(&seqs);
     seqs.into_iter()
@@ -83,7 +77,9 @@ pub fn measure(
 /// One pass to measure repeatedly.
 struct MeasuredPass {
     seqs: Vec<SeqId>,
-    /// Rows in all; 0 for a draft.
+    /// The source of a draft; `None` for a verify.
+    draft: Option<DraftSource>,
+    /// Rows of a verify in all.
     rows: usize,
     /// Seconds of the fastest so far.
     best: f64,
@@ -98,8 +94,7 @@ struct CostMeasurement<'a> {
     /// Tokens that may still be committed and verified.
     tokens_left: usize,
     context: usize,
-    source: DraftSource,
-    depth: usize,
+    sources: SourceSet,
 }
 
 impl CostMeasurement<'_> {
@@ -112,8 +107,13 @@ impl CostMeasurement<'_> {
         let max_nodes = limits.tree_nodes.min(Tree::MAX_NODES);
         let pass = |n: usize, rows: usize| MeasuredPass {
             seqs: seqs[..n].to_vec(),
+            draft: None,
             rows,
             best: f64::INFINITY,
+        };
+        let draft_pass = |n: usize, source| MeasuredPass {
+            draft: Some(source),
+            ..pass(n, 0)
         };
         // Sizes above what fewer sequences reach, up to the most of `n`.
         let sizes = |fewer: usize, n: usize| {
@@ -124,8 +124,11 @@ impl CostMeasurement<'_> {
         let mut several = vec![2, seqs.len()];
         several.dedup();
         several.retain(|n| (2..=seqs.len()).contains(n));
-        let mut drafts = vec![pass(1, 0)];
-        drafts.extend(several.iter().map(|n| pass(*n, 0)));
+        let counts = [1].into_iter().chain(several.iter().copied());
+        let sources = self.sources.iter();
+        let drafts = sources.flat_map(|source| counts.clone().map(move |n| (n, source)));
+        let mut drafts: Vec<MeasuredPass> =
+            drafts.map(|(n, source)| draft_pass(n, source)).collect();
         let mut verify: Vec<MeasuredPass> = sizes(0, 1).map(|(n, rows)| pass(n, rows)).collect();
         self.run_interleaved(&mut drafts)?;
         self.run_interleaved(&mut verify)?;
@@ -140,16 +143,21 @@ impl CostMeasurement<'_> {
                 fewer = n;
             }
         }
-        let mut draft: Vec<(usize, f64)> = Vec::new();
-        for pass in &drafts {
-            // More sequences cannot cost less; such a time was disturbed.
-            let least = draft.last().map_or(0.0, |before| before.1);
-            draft.push((pass.seqs.len(), pass.best.max(least)));
+        let mut table = CostTable::new(with_steps(&points(&verify)));
+        for source in self.sources.iter() {
+            let of_source = drafts.iter().filter(|pass| pass.draft == Some(source));
+            let mut draft: Vec<(usize, f64)> = Vec::new();
+            for pass in of_source {
+                // More sequences cannot cost less; such a time was disturbed.
+                let least = draft.last().map_or(0.0, |before| before.1);
+                draft.push((pass.seqs.len(), pass.best.max(least)));
+            }
+            if let [alone] = draft[..] {
+                draft.push((2, 2.0 * alone.1));
+            }
+            table = table.and_then(|table| table.with_draft(source, draft));
         }
-        if let [alone] = draft[..] {
-            draft.push((2, 2.0 * alone.1));
-        }
-        Ok(CostTable::new(with_steps(&points(&verify)), draft))
+        Ok(table)
     }
 
     /// Runs all passes, interleaved: once to warm up, then in repetitions while time and tokens
@@ -160,9 +168,10 @@ impl CostMeasurement<'_> {
                 if self.tokens_left <= pass.rows.div_ceil(pass.seqs.len()) {
                     continue;
                 }
-                let seconds = match pass.rows {
-                    0 => self.draft(&pass.seqs)?,
-                    rows => self.verify(&pass.seqs, rows)?,
+                let seconds = match pass.draft {
+                    Some(DraftSource::Mtp) => self.draft_mtp(&pass.seqs)?,
+                    Some(_) => self.draft_block(&pass.seqs)?,
+                    None => self.verify(&pass.seqs, pass.rows)?,
                 };
                 if repetition > 0 {
                     pass.best = pass.best.min(seconds);
@@ -175,24 +184,24 @@ impl CostMeasurement<'_> {
         Ok(())
     }
 
-    /// Seconds of a draft for some sequences.
-    fn draft(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
-        if self.source == DraftSource::Mtp {
-            return self.draft_mtp(seqs);
-        }
+    /// Seconds of a draft of the draft model for some sequences.
+    fn draft_block(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
         let root = TokenId(0);
         let items: Vec<DraftItem> = seqs.iter().map(|&seq| DraftItem { seq, root }).collect();
+        let depth = DraftSource::Block.depth(self.runner.info());
         let start = (self.clock)();
-        self.runner.draft(&items, self.depth, 8)?;
+        self.runner.draft(&items, depth, 8)?;
         Ok(((self.clock)() - start).as_secs_f64())
     }
 
-    /// Seconds of a draft of the multi-token-prediction head, [`MTP_MEASURED_DEPTH`] deep.
+    /// Mean seconds of a depth of the multi-token-prediction head, over a usual draft.
     fn draft_mtp(&mut self, seqs: &[SeqId]) -> Result<f64, DeviceError> {
-        let k = self.runner.info().vocab.min(8);
+        let info = self.runner.info();
+        let depths = DraftSource::Mtp.depth(info).min(MTP_USUAL_DEPTH);
+        let k = info.vocab.min(8);
         let start = (self.clock)();
         let mut parent = None;
-        for depth in 0..self.depth.min(MTP_MEASURED_DEPTH) {
+        for depth in 0..depths {
             let width = if depth == 0 { 1 } else { MTP_MEASURED_WIDTH };
             let rows = |&seq: &SeqId| {
                 (0..width).map(move |token| MtpDraftItem {
@@ -207,7 +216,7 @@ impl CostMeasurement<'_> {
                 MtpRow((1 + (depth as u32 - 1) * MTP_MEASURED_WIDTH) as u16)
             }));
         }
-        Ok(((self.clock)() - start).as_secs_f64())
+        Ok(((self.clock)() - start).as_secs_f64() / depths as f64)
     }
 
     /// Seconds of a verify of chains with `rows` in all, and of a commit.
@@ -321,28 +330,36 @@ mod tests {
         let mut runner = FakeRunner::new(spec.clone()).with_hook(hook);
         let before = runner.capacity();
         let at = (now as Clock, Duration::from_secs(1));
-        let costs = measure(&mut runner, DraftSource::Block, at)
-            .unwrap()
-            .unwrap();
+        let costs = measure(&mut runner, SourceSet::ALL, at).unwrap().unwrap();
         assert_eq!(runner.capacity(), before);
-        assert!((costs.draft(1) - 300e-6).abs() < 1e-9 && (costs.draft(2) - 300e-6).abs() < 1e-9);
+        for n in [1, 2] {
+            assert!((costs.draft(DraftSource::Block, n) - 300e-6).abs() < 1e-9);
+        }
+        assert!(costs.draft_points(DraftSource::Mtp).is_empty());
         for rows in [1, 5, 17, 64] {
             assert!((costs.verify(rows) - 1000e-6).abs() < 1e-9, "{rows}");
         }
         // The shared cost of several sequences is measured, not guessed.
         let sizes = |points: &[(usize, f64)]| points.iter().map(|p| p.0).collect::<Vec<_>>();
-        assert_eq!(sizes(costs.draft_points()), [1, 2, 4]);
+        assert_eq!(sizes(costs.draft_points(DraftSource::Block)), [1, 2, 4]);
         assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256]));
         let stopped_clock = measure(
             &mut FakeRunner::new(spec),
-            DraftSource::Block,
+            SourceSet::ALL,
             (|| Duration::ZERO, Duration::ZERO),
         );
         assert_eq!(stopped_clock.unwrap(), None);
-        let mut plain = FakeRunner::new(FakeSpec::default());
-        for source in [DraftSource::Block, DraftSource::Mtp] {
-            let found = measure(&mut plain, source, (now, Duration::ZERO));
-            assert_eq!(found.unwrap(), None);
+    }
+
+    #[test]
+    fn runner_without_drafts_is_measured_for_suffix_matches() {
+        let hook = |_| NOW.set(NOW.get() + 1000);
+        let mut plain = FakeRunner::new(FakeSpec::default()).with_hook(hook);
+        let at = (now as Clock, Duration::from_secs(1));
+        let costs = measure(&mut plain, SourceSet::ALL, at).unwrap().unwrap();
+        assert!(costs.verify(9) > 0.0);
+        for source in DraftSource::ALL {
+            assert!(costs.draft_points(source).is_empty());
         }
     }
 
@@ -366,9 +383,12 @@ mod tests {
         let runner = FakeRunner::new(spec).with_hook(hook);
         let mut runner = contract::checked::CheckedRunner::new(runner);
         let at = (now as Clock, Duration::from_secs(1));
-        let costs = measure(&mut runner, DraftSource::Mtp, at).unwrap().unwrap();
-        assert!((costs.draft(1) - 300e-6).abs() < 1e-9, "{costs:?}");
-        assert!((costs.draft(4) - 300e-6).abs() < 1e-9, "{costs:?}");
+        let costs = measure(&mut runner, SourceSet::ALL, at).unwrap().unwrap();
+        for n in [1, 4] {
+            // A depth is one pass of this clock.
+            let depth = costs.draft(DraftSource::Mtp, n);
+            assert!((depth - 100e-6).abs() < 1e-9, "{costs:?}");
+        }
     }
 
     #[test]
@@ -393,6 +413,7 @@ mod tests {
     fn measured_costs_never_fall_with_rows() {
         let pass = |(rows, best)| MeasuredPass {
             seqs: Vec::new(),
+            draft: None,
             rows,
             best,
         };

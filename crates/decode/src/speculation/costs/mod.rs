@@ -11,8 +11,11 @@ mod table;
 mod tests;
 mod tree_sizes;
 
-pub(crate) use measure::MTP_MEASURED_DEPTH;
 pub use measure::measure;
 pub(crate) use online::OnlineCostModel;
+pub(crate) use table::DraftUse;
 pub use table::{Clock, CostTable};
 pub(crate) use tree_sizes::{NodeAcceptance, choose_sizes};
+
+/// Depths of a usual draft of the multi-token-prediction head.
+pub(crate) const MTP_USUAL_DEPTH: usize = 3;

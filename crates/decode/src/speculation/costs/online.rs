@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::stats::StepTimes;
 
-use super::table::CostTable;
+use super::table::{CostTable, DraftUse};
 
 /// The cost table corrected by recent steps. It was measured at a short context, and contexts and
 /// load change.
@@ -28,9 +28,8 @@ impl OnlineCostModel {
         &self.now
     }
 
-    /// Observes a step of `rows` nodes and of drafts for `drafted` sequences. Zero times are
-    /// ignored.
-    pub(crate) fn observe(&mut self, (rows, drafted): (usize, usize), times: StepTimes) {
+    /// Observes a step of `rows` nodes and of these drafts. Zero times are ignored.
+    pub(crate) fn observe(&mut self, (rows, drafted): (usize, DraftUse), times: StepTimes) {
         /// Weight of one step; some steps are disturbed.
         const EMA_WEIGHT: f64 = 0.2;
         /// Exponent of the correction for sizes more than a factor of two away. It is an exponent,
@@ -57,15 +56,19 @@ impl OnlineCostModel {
         };
         let sizes = self.now.verify.iter_mut().zip(&self.measured.verify);
         sizes.filter(|(now, _)| !is_near(now.0)).for_each(fade);
-        match deviation(times.draft, self.now.draft(drafted)).filter(|_| drafted > 0) {
-            Some(deviation) => {
-                for (_, seconds) in &mut self.now.draft {
-                    *seconds *= 1.0 + EMA_WEIGHT * deviation;
+        // A step's drafts are timed together, so the sources that drafted share a deviation.
+        let expected = self.now.drafts(drafted);
+        let deviation = deviation(times.draft, expected).filter(|_| expected > 0.0);
+        let has_drafted = [drafted.block > 0, drafted.mtp > 0, false];
+        let drafts = self.now.drafts.iter_mut().zip(&self.measured.drafts);
+        for ((now, measured), has_drafted) in drafts.zip(has_drafted) {
+            match deviation.filter(|_| has_drafted) {
+                Some(deviation) => {
+                    for (_, seconds) in now {
+                        *seconds *= 1.0 + EMA_WEIGHT * deviation;
+                    }
                 }
-            }
-            None => {
-                let drafts = self.now.draft.iter_mut();
-                drafts.zip(&self.measured.draft).for_each(fade);
+                None => now.iter_mut().zip(measured).for_each(fade),
             }
         }
     }

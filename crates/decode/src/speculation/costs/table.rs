@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::speculation::sources::{DraftSource, SourceSet};
+
 /// A monotonic clock. This crate has none of its own.
 pub type Clock = fn() -> Duration;
 
@@ -10,21 +12,44 @@ pub type Clock = fn() -> Duration;
 pub struct CostTable {
     /// `(rows, seconds)` of a verify, rows ascending.
     pub(super) verify: Vec<(usize, f64)>,
-    /// `(sequences, seconds)` of a draft, sequences ascending.
-    pub(super) draft: Vec<(usize, f64)>,
+    /// `(sequences, seconds)` of a draft by source, sequences ascending; empty if it costs nothing.
+    pub(super) drafts: [Vec<(usize, f64)>; DraftSource::ALL.len()],
+}
+
+/// The drafts of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct DraftUse {
+    /// Sequences that the draft model drafts for.
+    pub(crate) block: usize,
+    /// Sequences that the multi-token-prediction head drafts for.
+    pub(crate) mtp: usize,
+    /// Depths of the head's draft.
+    pub(crate) mtp_depths: usize,
 }
 
 impl CostTable {
-    /// A table of `(rows, seconds)` of verify and `(sequences, seconds)` of draft passes. Returns
-    /// `None` if one is empty, not ascending, or has a time that is not positive and finite.
-    pub fn new(verify: Vec<(usize, f64)>, draft: Vec<(usize, f64)>) -> Option<CostTable> {
-        let good = |points: &[(usize, f64)]| {
-            let times = points
-                .iter()
-                .all(|p| p.0 > 0 && p.1.is_finite() && p.1 > 0.0);
-            !points.is_empty() && times && points.is_sorted_by(|a, b| a.0 < b.0)
-        };
-        (good(&verify) && good(&draft)).then_some(CostTable { verify, draft })
+    /// A table of `(rows, seconds)` of verify passes. Returns `None` if it is empty, not ascending,
+    /// or has a time that is not positive and finite.
+    pub fn new(verify: Vec<(usize, f64)>) -> Option<CostTable> {
+        is_good(&verify).then_some(CostTable {
+            verify,
+            drafts: Default::default(),
+        })
+    }
+
+    /// The table with `(sequences, seconds)` of a source's drafts: of a block, or of one depth of
+    /// the head. Returns `None` under the conditions of [`new`](CostTable::new).
+    #[must_use]
+    pub fn with_draft(
+        mut self,
+        source: DraftSource,
+        draft: Vec<(usize, f64)>,
+    ) -> Option<CostTable> {
+        if !is_good(&draft) {
+            return None;
+        }
+        self.drafts[source.index()] = draft;
+        Some(self)
     }
 
     /// Seconds of a verify of `rows` nodes in all.
@@ -32,17 +57,48 @@ impl CostTable {
         interpolate(&self.verify, rows)
     }
 
-    /// Seconds of a draft for `sequences`.
-    pub fn draft(&self, sequences: usize) -> f64 {
-        interpolate(&self.draft, sequences)
+    /// Seconds of a source's draft for `sequences`: of a block, or of one depth of the head.
+    pub fn draft(&self, source: DraftSource, sequences: usize) -> f64 {
+        let points = &self.drafts[source.index()];
+        if points.is_empty() || sequences == 0 {
+            return 0.0;
+        }
+        interpolate(points, sequences)
     }
 
-    /// Speed-up over plain decoding if every token of the best-sized chain of up to `depth` were
-    /// accepted.
-    pub fn max_speedup(&self, depth: usize) -> f64 {
-        let draft = self.draft(1);
+    /// Seconds of the drafts of a step.
+    pub(crate) fn drafts(&self, of: DraftUse) -> f64 {
+        self.draft(DraftSource::Block, of.block)
+            + of.mtp_depths as f64 * self.draft(DraftSource::Mtp, of.mtp)
+    }
+
+    /// Seconds of the drafts of some sources for `sequences`, with the head as deep as it usually
+    /// drafts, or `depth` if that is less.
+    pub(crate) fn usual_drafts(&self, sources: SourceSet, sequences: usize, depth: usize) -> f64 {
+        let n = |source| {
+            if sources.contains(source) {
+                sequences
+            } else {
+                0
+            }
+        };
+        self.drafts(DraftUse {
+            block: n(DraftSource::Block),
+            mtp: n(DraftSource::Mtp),
+            mtp_depths: super::MTP_USUAL_DEPTH.min(depth),
+        })
+    }
+
+    /// Speed-up over plain decoding if every token of the best-sized chain of up to `depth` that
+    /// `sources` draft were accepted.
+    pub fn max_speedup(&self, sources: SourceSet, depth: usize) -> f64 {
         let at = |drafted: usize| {
             let rows = drafted + 1;
+            let mut draft = self.usual_drafts(sources, 1, drafted);
+            if sources.without(DraftSource::Suffix) == SourceSet::NONE.with(DraftSource::Mtp) {
+                // Only the head drafts, one depth per token.
+                draft = drafted as f64 * self.draft(DraftSource::Mtp, 1);
+            }
             rows as f64 * self.verify(1) / (draft + self.verify(rows))
         };
         (1..=depth).map(at).fold(0.0, f64::max)
@@ -53,10 +109,18 @@ impl CostTable {
         &self.verify
     }
 
-    /// The measured `(sequences, seconds)` of a draft.
-    pub fn draft_points(&self) -> &[(usize, f64)] {
-        &self.draft
+    /// The measured `(sequences, seconds)` of a source's drafts; empty if it was not measured.
+    pub fn draft_points(&self, source: DraftSource) -> &[(usize, f64)] {
+        &self.drafts[source.index()]
     }
+}
+
+/// Whether points are ascending with positive times.
+fn is_good(points: &[(usize, f64)]) -> bool {
+    let times = points
+        .iter()
+        .all(|p| p.0 > 0 && p.1.is_finite() && p.1 > 0.0);
+    !points.is_empty() && times && points.is_sorted_by(|a, b| a.0 < b.0)
 }
 
 /// Linear between points; beyond the last one, along the line through it and the first.

@@ -3,15 +3,21 @@ use std::time::Duration;
 use crate::stats::StepTimes;
 
 use super::online::OnlineCostModel;
-use super::table::CostTable;
+use super::table::{CostTable, DraftUse};
+use crate::speculation::sources::{DraftSource, SourceSet};
+
+/// A draft of the draft model for one sequence.
+const BLOCK: DraftUse = DraftUse {
+    block: 1,
+    mtp: 0,
+    mtp_depths: 0,
+};
 use super::tree_sizes::{NodeAcceptance, choose_sizes};
 
 fn table() -> CostTable {
-    CostTable::new(
-        vec![(1, 1.0), (8, 1.7), (16, 4.0)],
-        vec![(1, 0.5), (2, 1.0)],
-    )
-    .unwrap()
+    CostTable::new(vec![(1, 1.0), (8, 1.7), (16, 4.0)])
+        .and_then(|table| table.with_draft(DraftSource::Block, vec![(1, 0.5), (2, 1.0)]))
+        .unwrap()
 }
 
 #[test]
@@ -20,20 +26,19 @@ fn costs_are_interpolated_and_extrapolated_linearly() {
     for (rows, seconds) in [(1, 1.0), (8, 1.7), (12, 2.85), (16, 4.0), (31, 7.0)] {
         assert!((costs.verify(rows) - seconds).abs() < 1e-9, "{rows}");
     }
-    assert!((costs.draft(4) - 2.0).abs() < 1e-9);
-    assert_eq!(CostTable::new(vec![], vec![(1, 1.0)]), None);
-    assert_eq!(
-        CostTable::new(vec![(2, 1.0), (1, 1.0)], vec![(1, 1.0)]),
-        None
-    );
-    assert_eq!(CostTable::new(vec![(1, f64::NAN)], vec![(1, 1.0)]), None);
+    assert!((costs.draft(DraftSource::Block, 4) - 2.0).abs() < 1e-9);
+    assert!(costs.draft(DraftSource::Mtp, 4) == 0.0 && costs.draft(DraftSource::Suffix, 4) == 0.0);
+    for bad in [vec![], vec![(2, 1.0), (1, 1.0)], vec![(1, f64::NAN)]] {
+        assert_eq!(CostTable::new(bad.clone()), None);
+        assert_eq!(table().with_draft(DraftSource::Mtp, bad), None);
+    }
 }
 
 #[test]
 fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
     let ms = Duration::from_millis;
     let mut cost_model = OnlineCostModel::new(table());
-    cost_model.observe((8, 1), StepTimes::default());
+    cost_model.observe((8, BLOCK), StepTimes::default());
     assert_eq!(cost_model.now(), &table());
     let times = StepTimes {
         draft: ms(1000),
@@ -41,10 +46,13 @@ fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
         commit: ms(550),
     };
     for _ in 0..40 {
-        cost_model.observe((8, 1), times);
+        cost_model.observe((8, BLOCK), times);
     }
     let now = cost_model.now();
-    assert!((now.draft(1) - 1.0).abs() < 0.01 && (now.verify(8) - 2.55).abs() < 0.01);
+    assert!(
+        (now.draft(DraftSource::Block, 1) - 1.0).abs() < 0.01
+            && (now.verify(8) - 2.55).abs() < 0.01
+    );
     // Distant sizes follow more slowly.
     assert!(now.verify(16) > 5.5 && now.verify(1) > 1.05 && now.verify(1) < 1.3);
     let before = now.verify(8);
@@ -53,7 +61,7 @@ fn cost_model_follows_slower_steps_and_ignores_a_stopped_clock() {
         verify: ms(90_000),
         ..times
     };
-    cost_model.observe((8, 1), held_up);
+    cost_model.observe((8, BLOCK), held_up);
     assert!(cost_model.now().verify(8) < 1.21 * before);
 }
 
@@ -70,7 +78,7 @@ fn plain_rounds(cost_model: &mut OnlineCostModel, n: usize, seconds: f64) {
             verify: Duration::from_secs_f64(seconds * (0.7 + 2.3 * draw.powi(6))),
             ..StepTimes::default()
         };
-        cost_model.observe((1, 0), times);
+        cost_model.observe((1, DraftUse::default()), times);
     }
 }
 
@@ -83,7 +91,10 @@ fn noise_of_small_passes_leaves_large_costs_unchanged() {
         let now = cost_model.now();
         let deviation = now.verify(16) / now.verify(1) / before;
         assert!((0.7..1.4).contains(&deviation), "{deviation}");
-        assert!((0.3..0.8).contains(&now.draft(1)), "{now:?}");
+        assert!(
+            (0.3..0.8).contains(&now.draft(DraftSource::Block, 1)),
+            "{now:?}"
+        );
     }
 }
 
@@ -97,19 +108,33 @@ fn cost_model_recovers_after_a_slow_period() {
     };
     // Drafts and large passes take three times as long as measured, and then drafting stops.
     for _ in 0..60 {
-        cost_model.observe((16, 1), times(1500));
+        cost_model.observe((16, BLOCK), times(1500));
     }
-    assert!(cost_model.now().draft(1) > 1.4 && cost_model.now().verify(16) > 11.0);
+    assert!(
+        cost_model.now().draft(DraftSource::Block, 1) > 1.4 && cost_model.now().verify(16) > 11.0
+    );
     plain_rounds(&mut cost_model, 1500, 1.0);
     let now = cost_model.now();
-    assert!(now.draft(1) < 0.7 && now.verify(16) < 5.5, "{now:?}");
+    assert!(
+        now.draft(DraftSource::Block, 1) < 0.7 && now.verify(16) < 5.5,
+        "{now:?}"
+    );
 }
 
 #[test]
 fn max_speedup_assumes_full_acceptance() {
+    let block = SourceSet::of(&[DraftSource::Block]);
     // Eight rows of 1.7 and a draft of 0.5 for eight tokens that take 8 in plain decoding.
-    assert!((table().max_speedup(7) - 8.0 / 2.2).abs() < 1e-9);
-    assert!((table().max_speedup(1) - 2.0 / 1.6).abs() < 1e-9);
+    assert!((table().max_speedup(block, 7) - 8.0 / 2.2).abs() < 1e-9);
+    assert!((table().max_speedup(block, 1) - 2.0 / 1.6).abs() < 1e-9);
+    // The head drafts one depth per token, and a suffix match for nothing.
+    let head = SourceSet::of(&[DraftSource::Mtp]);
+    let table = table()
+        .with_draft(DraftSource::Mtp, vec![(1, 0.3)])
+        .unwrap();
+    assert!((table.max_speedup(head, 1) - 2.0 / 1.4).abs() < 1e-9);
+    let suffix = SourceSet::of(&[DraftSource::Suffix]);
+    assert!((table.max_speedup(suffix, 7) - 8.0 / 1.7).abs() < 1e-9);
 }
 
 #[test]
@@ -122,8 +147,8 @@ fn confident_draft_gets_more_nodes_than_a_poor_one() {
         base_nodes: 1,
         probabilities: vec![0.05; 15],
     };
-    assert_eq!(choose_sizes(&table(), &[poor], 0).nodes, [0]);
-    assert_eq!(choose_sizes(&table(), &[sure], 0).nodes, [7]);
+    assert_eq!(choose_sizes(&table(), &[poor], (0.5, 0)).nodes, [0]);
+    assert_eq!(choose_sizes(&table(), &[sure], (0.5, 0)).nodes, [7]);
 }
 
 #[test]
@@ -132,7 +157,7 @@ fn step_nodes_are_shared_by_expected_tokens() {
         base_nodes: 1,
         probabilities: vec![probability; 15],
     };
-    let sizes = choose_sizes(&table(), &[of(0.01), of(0.5)], 0);
+    let sizes = choose_sizes(&table(), &[of(0.01), of(0.5)], (1.0, 0));
     assert_eq!(sizes.nodes, [0, 6]);
     assert!((sizes.tokens - 5.0).abs() < 1e-9 && (sizes.seconds - 2.7).abs() < 1e-9);
 }

@@ -20,21 +20,21 @@ pub(crate) struct TreeSizes {
     pub(crate) seconds: f64,
 }
 
-/// The sizes with the most tokens per second, beside `others` nodes of sequences that do not draft.
+/// The sizes with the most tokens per second, behind drafts of `draft` seconds and beside `others`
+/// nodes of sequences that do not draft.
 ///
 /// Nodes are added by descending probability over all sequences, and every count is evaluated, so
 /// that steps in the cost table are respected.
 pub(crate) fn choose_sizes(
     costs: &CostTable,
     acceptance_by_sequence: &[NodeAcceptance],
-    others: usize,
+    (draft, others): (f64, usize),
 ) -> TreeSizes {
     let base_nodes = others
         + acceptance_by_sequence
             .iter()
             .map(|node| node.base_nodes)
             .sum::<usize>();
-    let draft = costs.draft(acceptance_by_sequence.len());
     let mut nodes = vec![0; acceptance_by_sequence.len()];
     let (mut rows, mut tokens) = (base_nodes, base_nodes as f64);
     let mut best = TreeSizes {

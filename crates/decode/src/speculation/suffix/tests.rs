@@ -82,7 +82,8 @@ proptest! {
 
     #[test]
     fn index_ends_as_if_built_at_once(
-        ids in prop::collection::vec(0..6_u32, 1..120), steps in prop::collection::vec(1..9_usize, 1..40),
+        ids in prop::collection::vec(0..6_u32, 1..120),
+        steps in prop::collection::vec(1..9_usize, 1..40),
         (share, per_call) in (4..60_usize, 1..30_usize),
     ) {
         let text = tokens(&ids);
@@ -99,7 +100,7 @@ proptest! {
                 prop_assert_eq!(found.len(), of.len());
             }
         }
-        for _ in 0..text.len() {
+        for _ in 0..4 * text.len() {
             index.extend(seq, &text[..n], 2);
         }
         prop_assert!(index.automaton(seq, &text[..n]).is_some_and(|a| a.len() >= n.min(share)));

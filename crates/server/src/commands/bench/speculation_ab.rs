@@ -12,7 +12,7 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use chat::SpecialTokens;
 use contract::TokenId;
-use decode::{Scheduler, SchedulerConfig, SpeculationConfig};
+use decode::{DraftSource, Scheduler, SchedulerConfig, SourceSet, SpeculationConfig};
 use serde_json::json;
 
 use super::reply_timing::{ReplyTiming, time_reply};
@@ -69,9 +69,9 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
     let mut with_draft = plain.clone();
     with_draft.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let mut runner = open::open(backend.as_ref(), with_draft, &mut |_| {})?;
-    let costs = drafting::measure_block(runner.as_mut())?;
+    let costs = drafting::measure(runner.as_mut(), SourceSet::ALL)?;
     let Some(costs) = costs else {
-        bail!("the step costs cannot be measured: the device has no draft model");
+        bail!("the step costs cannot be measured: the clock stands still");
     };
     let batch_invariant = runner.info().batch_invariant;
     let scheduler = |runner, speculation| {
@@ -258,7 +258,7 @@ fn report(
                 "times_plain_median_pair": f.of_pairs, "times_plain_least_prompt": f.least,
                 "tokens_per_step": f.tokens_per_step, "rounds_drafted": f.drafted_share,
                 "plain_tokens_per_s": f.plain_per_s, "verify_s": costs.verify_points(),
-                "draft_s": costs.draft_points(), "seconds": seconds, "version": env!("CARGO_PKG_VERSION"),
+                "draft_s": costs.draft_points(DraftSource::Block), "seconds": seconds, "version": env!("CARGO_PKG_VERSION"),
             });
             let file = OpenOptions::new().create(true).append(true).open(path);
             let mut file = file.with_context(|| format!("--json {}", path.display()))?;

@@ -23,8 +23,8 @@ use contract::{
 };
 use cpu::CpuBackend;
 use decode::{
-    CostTable, Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerConfig,
-    SchedulerState, SpeculationConfig,
+    CostTable, DraftSource, Event, GenerationParams, Job, JobId, Sampling, Scheduler,
+    SchedulerConfig, SchedulerState, SpeculationConfig,
 };
 
 use super::speculation_ab::{SOURCE_TOKENS, SOURCES};
@@ -35,6 +35,8 @@ use crate::settings::GenerationDefaults;
 
 /// Prompts from source files: as many as of any other class.
 const N_SOURCES: usize = 5;
+/// Tokens of a source file that its second copy begins with.
+const REPEATED_TOKENS: usize = 80;
 /// Repetitions of all prompts on a long-lived server.
 const REPETITIONS: usize = 12;
 /// Tokens of a reply.
@@ -89,7 +91,11 @@ impl PassTimes {
         let one = self.verify[0].1;
         let point = |&(rows, ms): &(usize, f64)| (rows, (one + scale * (ms - one)) * 1e-3);
         let verify = self.verify.iter().map(point).collect();
-        CostTable::new(verify, vec![(1, scale * self.draft * 1e-3)]).unwrap()
+        CostTable::new(verify)
+            .and_then(|costs| {
+                costs.with_draft(DraftSource::Block, vec![(1, scale * self.draft * 1e-3)])
+            })
+            .unwrap()
     }
 }
 
@@ -126,7 +132,15 @@ fn record_all() -> (RunnerInfo, Vec<Recording>) {
         let mut tokens = side.tokenizer.encode(text, SpecialTokens::AsText).unwrap();
         tokens.truncate(SOURCE_TOKENS);
         let class = "source".to_owned();
+        // The same file once more, as agents repeat what they edit.
+        let mut repeated = tokens.clone();
+        repeated.extend_from_slice(&tokens[..REPEATED_TOKENS.min(tokens.len())]);
         all.push(Prompt { class, tokens });
+        let class = "repeated".to_owned();
+        all.push(Prompt {
+            class,
+            tokens: repeated,
+        });
     }
     let longest = all.iter().map(|prompt| prompt.tokens.len()).max().unwrap();
     let kv = KvFormat::F16;
@@ -317,7 +331,7 @@ impl Runner for ReplayRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        pass(self.costs.draft(items.len()));
+        pass(self.costs.draft(DraftSource::Block, items.len()));
         let recordings = Rc::clone(&self.recordings);
         let open = self.opened();
         let recording = &recordings[open.recording];
@@ -485,7 +499,7 @@ fn drafting_speeds_code_up_and_slows_no_class_down() {
     let all: Vec<usize> = (0..of.1.len()).collect();
     let stop = speedups(&of, &all, (SpeculationMode::Stop, CPU.costs(1.0)));
     eprintln!("  plain time over drafted time: {stop:.3?}");
-    assert_eq!(stop.len(), 5);
+    assert_eq!(stop.len(), 6);
     assert!(suffices(&stop), "{stop:?}");
     // Neither the order nor the machine matters: reversed order, each class alone, and passes that
     // cost less or more than plain decoding.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use contract::{Runner, TokenId};
-use decode::CostTable;
+use decode::{CostTable, DraftSource, SourceSet};
 use decode::{
     Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerConfig, SchedulerState,
     SpeculationConfig,
@@ -92,9 +92,10 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let chunk = fitted.config.limits.prefill_chunk;
     let runner = TimedRunner::new(open::open(backend.as_ref(), fitted.config, &mut |_| {})?);
     let batch_invariant = runner.info().batch_invariant;
+    let block = SourceSet::of(&[DraftSource::Block]);
     let costs = match args.cost_stop {
         OnOff::Off => None,
-        OnOff::On => drafting::measure_block(&mut runner.clone())?,
+        OnOff::On => drafting::measure(&mut runner.clone(), block)?,
     };
     let budget = usize::from(args.budget);
     let accept = runner.simulate_acceptance(args.accept, budget);
@@ -138,7 +139,8 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         "expected"
     )?;
     if let Some(costs) = costs.as_ref().filter(|_| args.each) {
-        let (verify, draft) = (costs.verify_points(), costs.draft_points());
+        let draft = costs.draft_points(DraftSource::Block);
+        let verify = costs.verify_points();
         writeln!(out, "costs in seconds: verify {verify:?}, draft {draft:?}")?;
     }
     let mut alone = None;
@@ -152,6 +154,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                 clock: Some(drafting::clock),
                 speculation: SpeculationConfig {
                     budget,
+                    sources: block,
                     costs: costs.clone(),
                     ..SpeculationConfig::default()
                 },
@@ -224,7 +227,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
                 "mean_tokens_per_step": line.mean_tokens, "mean_tokens_per_s": line.mean_per_s,
                 "times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.per_s / alone.0),
                 "mean_times_one_sequence": alone.filter(|_| sequences > 1).map(|alone| line.mean_per_s / alone.1),
-                "verify_s": costs.as_ref().map(CostTable::verify_points), "draft_s": costs.as_ref().map(CostTable::draft_points),
+                "verify_s": costs.as_ref().map(CostTable::verify_points), "draft_s": costs.as_ref().map(|costs| costs.draft_points(DraftSource::Block)),
                 "version": env!("CARGO_PKG_VERSION"),
             });
             let file = OpenOptions::new().create(true).append(true).open(path);

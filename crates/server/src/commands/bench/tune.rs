@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use chat::openai::request::chat_request;
 use chat::request::{ConversationPolicy, LateSystem};
 use contract::{Backend, LoadConfig, TokenId, Tree};
-use decode::{Scheduler, SchedulerConfig, SpeculationConfig, TreeInit};
+use decode::{DraftSource, Scheduler, SchedulerConfig, SourceSet, SpeculationConfig, TreeInit};
 use serde_json::{Value, json};
 
 use super::reply_timing::{ReplyTiming, time_reply};
@@ -29,6 +29,9 @@ use crate::settings::GenerationDefaults;
 const PROMPTS: &str = include_str!("prompts.json");
 /// A smaller budget is preferred if a larger one is faster by less than this share.
 const TOLERANCE: f64 = 0.02;
+
+/// The draft model alone: suffix matches would blur the budgets.
+const BLOCK: SourceSet = SourceSet::NONE.with(DraftSource::Block);
 
 /// A way of drafting.
 #[derive(Debug, Clone)]
@@ -79,7 +82,7 @@ pub(super) fn tune(args: &TuneArgs, bundled: Bundled) -> anyhow::Result<()> {
             let costs = if plainly {
                 None
             } else {
-                drafting::measure_block(&mut runner.clone())?
+                drafting::measure(&mut runner.clone(), BLOCK)?
             };
             for (prompt_idx, prompt) in prompts.iter().enumerate() {
                 for (configuration, best) in configurations.iter().zip(&mut best) {
@@ -123,6 +126,7 @@ fn configurations(args: &TuneArgs, widest: usize) -> Vec<DraftConfiguration> {
         speculation: Some(SpeculationConfig {
             budget,
             init,
+            sources: BLOCK,
             ..SpeculationConfig::default()
         }),
     };
@@ -174,6 +178,18 @@ pub(super) fn prompts(
     let all: Vec<Value> = serde_json::from_str(&text).with_context(|| {
         format!("{name}: use an array of objects with class, messages and tools")
     })?;
+    render(&all, &name, loaded)
+}
+
+/// The prompts of chat requests with a class, rendered by the model's chat template.
+///
+/// # Errors
+/// Names the list and the entry that is not a chat request.
+pub(super) fn render(
+    all: &[Value],
+    name: &str,
+    loaded: &model::LoadedModel,
+) -> anyhow::Result<Vec<Prompt>> {
     let side = open::text_side(loaded, None, None, GenerationDefaults::default())?;
     let policy = ConversationPolicy {
         late_system: LateSystem::User,

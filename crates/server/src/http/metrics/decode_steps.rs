@@ -1,12 +1,14 @@
 //! Metrics of decode steps and speculation, from the scheduler's counters.
 
-use decode::{AcceptanceByDepth, Stats};
+use decode::{AcceptanceByDepth, DraftSource, Stats};
 use metrics::{Counter, Key, Label, Recorder};
 use metrics_exporter_prometheus::PrometheusRecorder;
 
 use super::{METADATA, Registrar};
 
 const DEPTHS: &str = "hearth_draft_tokens_accepted_by_depth_total";
+const DRAFTED_BY: &str = "hearth_draft_tokens_by_source_total";
+const ACCEPTED_BY: &str = "hearth_draft_tokens_accepted_by_source_total";
 const TIME: &str = "hearth_decode_step_seconds";
 
 /// Decode step counters since the start.
@@ -20,6 +22,8 @@ pub(super) struct DecodeStepMetrics {
     undrafted: Counter,
     /// Per depth: drafted steps that accepted at least that many tokens.
     depths: [Counter; AcceptanceByDepth::COUNTED],
+    /// Per source: drafted and accepted tokens.
+    by_source: [(Counter, Counter); DraftSource::ALL.len()],
 }
 
 impl DecodeStepMetrics {
@@ -30,10 +34,25 @@ impl DecodeStepMetrics {
             None,
             "Single sequences accepted at least `depth` drafted tokens in this many decode steps; the last depth includes deeper ones.".into(),
         );
+        recorder.describe_counter(
+            DRAFTED_BY.into(),
+            None,
+            "The source (block, mtp or suffix) drafted this many verified tokens; a token of several counts for each.".into(),
+        );
+        recorder.describe_counter(
+            ACCEPTED_BY.into(),
+            None,
+            "The source drafted this many accepted tokens; a token of several counts for each."
+                .into(),
+        );
         let labelled = |name: &'static str, label: &'static str, value: String| {
             Key::from_parts(name, vec![Label::new(label, value)])
         };
         let depth = |i: usize| labelled(DEPTHS, "depth", (i + 1).to_string());
+        let by = |name, source: DraftSource| {
+            let key = labelled(name, "source", source.name().to_owned());
+            recorder.register_counter(&key, &METADATA)
+        };
         DecodeStepMetrics {
             steps: registrar.counter("hearth_decode_steps_total", "The batch took this many decode steps, with one verify pass each."),
             batch_size_sum: registrar.counter(
@@ -55,6 +74,8 @@ impl DecodeStepMetrics {
                 "This many decode steps had no drafts because the draft model ran out of memory.",
             ),
             depths: std::array::from_fn(|i| recorder.register_counter(&depth(i), &METADATA)),
+            by_source: DraftSource::ALL
+                .map(|source| (by(DRAFTED_BY, source), by(ACCEPTED_BY, source))),
         }
     }
 
@@ -69,6 +90,10 @@ impl DecodeStepMetrics {
         self.undrafted.absolute(stats.undrafted_steps);
         for (counter, kept) in self.depths.iter().zip(stats.accepted_by_depth) {
             counter.absolute(kept);
+        }
+        for (source, (drafted, accepted)) in DraftSource::ALL.into_iter().zip(&self.by_source) {
+            drafted.absolute(stats.by_source.drafted(source));
+            accepted.absolute(stats.by_source.accepted(source));
         }
     }
 

@@ -4,8 +4,8 @@
 use axum::Json;
 use axum::extract::State;
 use chat::Tokenizer;
-use contract::{RunnerInfo, TokenId};
-use decode::{DraftSource, DraftSources, PrefixStats, Stats};
+use contract::TokenId;
+use decode::{DraftSource, PrefixStats, Stats};
 use serde_json::{Value, json};
 
 use super::status::{NAME, VERSION};
@@ -24,27 +24,23 @@ const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "x-high"
 /// Effort tiers in ascending order.
 const TIERS: [&str; 5] = ["low", "medium", "high", "x-high", "max"];
 
-/// What drafts: the source that the model was opened with.
-fn draft_source(info: &RunnerInfo) -> Option<DraftSource> {
-    DraftSources::default().choose(info)
-}
-
-/// The source's name on the command line.
-fn source_name(source: DraftSource) -> &'static str {
-    match source {
-        DraftSource::Block => "block",
-        DraftSource::Mtp => "mtp",
-    }
-}
-
 /// `GET /props`.
 pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let handle = app.model()?;
     let config = app.config();
     let ModelHandle { model, info, .. } = &*handle;
-    let source = draft_source(info);
-    let draft_depth = source.map(|source| source.depth(info));
-    let source = source.map(source_name);
+    let sources = model.description.draft_sources;
+    // The first names the mode; suffix matches have no depth of their own.
+    let source = sources.iter().next();
+    let draft_depth = source
+        .filter(|source| *source != DraftSource::Suffix)
+        .map(|source| source.depth(info));
+    let source = source.map(DraftSource::name);
+    let by_source = app.engine().status().stats.by_source;
+    let accepted: serde_json::Map<String, Value> = sources
+        .iter()
+        .map(|source| (source.name().to_owned(), by_source.accepted(source).into()))
+        .collect();
     // File paths are shown only if API keys protect this page.
     let shown = |path: &Option<String>| path.clone().filter(|_| !config.api_keys.is_empty());
     let mut props = json!({
@@ -86,13 +82,15 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "memory_bytes": info.memory.total_bytes(),
         },
         "speculative": {
-            "enabled": draft_depth.is_some(),
+            "enabled": source.is_some(),
             "draft_depth": draft_depth,
             "source": source,
+            "sources": sources.iter().map(DraftSource::name).collect::<Vec<_>>(),
+            "accepted_by_source": accepted,
             "batch_invariant": info.batch_invariant,
             // The older name of the same.
             "exact": info.batch_invariant,
-            "ddtree_budget": draft_depth.map(|_| info.limits.tree_nodes.saturating_sub(1)),
+            "ddtree_budget": source.map(|_| info.limits.tree_nodes.saturating_sub(1)),
         },
         "speculative_mode": source.map_or("off", |source| match source {
             "block" => "dflash",
@@ -190,7 +188,7 @@ fn template(handle: &ModelHandle) -> Value {
             "supports_reasoning_effort": can.effort,
         },
         "capabilities": {
-            "speculative_supported": draft_source(&handle.info).is_some(),
+            "speculative_supported": !handle.model.description.draft_sources.is_empty(),
             "tools_supported": can.tools,
             "reasoning_supported": reasoning,
         },

@@ -9,7 +9,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use decode::DraftSources;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -60,7 +59,7 @@ fn slot_list(app: &App) -> Vec<Value> {
         .filter(|entry| entry.stage() != RequestStage::Queue)
         .flat_map(|entry| (0..entry.choices).map(move |_| entry));
     let mut running = running.take(limits.sequences);
-    let can_draft = DraftSources::default().choose(&model.info).is_some();
+    let can_draft = !model.model.description.draft_sources.is_empty();
     let slot = |id: usize| {
         let entry = running.next();
         let mut slot = json!({

@@ -289,6 +289,10 @@ fn timings() -> Value {
             "draft_n": number("tokens drafted"),
             "draft_n_accepted": number("of these, kept"),
             "accept_rate": number("the share that was kept"),
+            "draft_by_source": {
+                "type": "object",
+                "description": "draft_n and draft_n_accepted of each source: block, mtp or suffix",
+            },
         }),
     )
 }

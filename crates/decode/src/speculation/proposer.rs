@@ -1,0 +1,423 @@
+//! Trees from all sources together.
+//!
+//! # A step
+//!
+//! 1. Each sequence's automaton grows by its new tokens. Its suffix matches form a first tree,
+//!    which costs nothing to draft.
+//! 2. The controller chooses a plan per sequence: plain decoding, suffix matches alone, or the
+//!    draft model, the head or both beside them.
+//! 3. The draft model drafts its blocks, then the head extends the trees depth by depth
+//!    (`head_growth`).
+//! 4. Calibrated chances order the nodes of all sources (`explore`), and the costs of rows decide
+//!    how many of them each sequence verifies.
+//! 5. Behind the step, every candidate beside a sampled token is a hit or a miss: calibration
+//!    learns from it, whether or not the tree held it, and also in steps that draft nothing.
+
+use std::collections::HashMap;
+
+use contract::{DeviceError, DraftItem, Runner, SeqId};
+
+use super::build_tree::{TreeBudget, with_temperature};
+use super::calibration::{Calibration, Trust};
+use super::candidates::Drafts;
+use super::config::{MIN_SPEEDUP, SpeculationConfig};
+use super::controller::{
+    DraftedStep, Participant, Plan, Situation, SpeculationController, StepCosts,
+};
+use super::costs::{Clock, DraftUse, NodeAcceptance, OnlineCostModel, choose_sizes, measure};
+use super::explore::Exploration;
+use super::head_growth::{HeadLimits, grow};
+use super::sequence_draft::SequenceDraft;
+use super::sources::{DraftSource, SourceSet};
+use super::suffix::SuffixIndex;
+use super::tree_proposer::{NoDraft, ProposedTree, TreeProposer, TreeRequest, TreeResult};
+use crate::stats::StepTimes;
+
+/// Trees from the runner's draft model, its multi-token-prediction head and suffix matches.
+pub(crate) struct MixedProposer {
+    config: SpeculationConfig,
+    /// The sources that may draft.
+    sources: SourceSet,
+    controller: SpeculationController,
+    calibration: Calibration,
+    /// Corrections of the calibration by sequence.
+    trust: HashMap<SeqId, Trust>,
+    suffix: SuffixIndex,
+    /// Current costs of passes.
+    cost_model: Option<OnlineCostModel>,
+    last: LastStep,
+}
+
+/// What was proposed and is not verified yet.
+#[derive(Default)]
+struct LastStep {
+    /// Nodes of all trees together.
+    rows: usize,
+    drafted: DraftUse,
+    /// The costs, if anything was drafted and costs are known.
+    planned: Option<PlannedStep>,
+    /// The candidates of each sequence.
+    explored: Vec<(SeqId, Exploration)>,
+}
+
+/// A drafted step that is not verified yet.
+struct PlannedStep {
+    /// With planned times.
+    step: DraftedStep,
+    /// Planned seconds in all, and those of plain decoding among them.
+    planned_seconds: f64,
+    plain_seconds: f64,
+}
+
+impl PlannedStep {
+    /// The step with its measured time, if the clock gave one. Outliers are hardly the draft's
+    /// doing, so the time counts within 1.5 times of the plan.
+    fn measured(mut self, took: f64) -> DraftedStep {
+        const OFF: f64 = 1.5;
+        if took > 0.0 {
+            let took = took.clamp(self.planned_seconds / OFF, self.planned_seconds * OFF);
+            self.step.overhead_seconds = (took - self.plain_seconds).max(0.0);
+        }
+        self.step
+    }
+}
+
+impl MixedProposer {
+    /// A proposer with the sources that the runner has.
+    pub(crate) fn new(mut config: SpeculationConfig, sources: SourceSet) -> MixedProposer {
+        MixedProposer {
+            sources,
+            cost_model: config.costs.take().map(OnlineCostModel::new),
+            config,
+            controller: SpeculationController::default(),
+            calibration: Calibration::default(),
+            trust: HashMap::new(),
+            suffix: SuffixIndex::default(),
+            last: LastStep::default(),
+        }
+    }
+
+    /// The sequences with room for drafted nodes, each with its suffix matches. Those that may not
+    /// speculate have none.
+    fn sequences<'a>(
+        &'a self,
+        roots: &'a [TreeRequest<'a>],
+        max_nodes: usize,
+    ) -> Vec<SequenceDraft<'a>> {
+        let requests = roots.iter().enumerate();
+        let requests =
+            requests.filter(|(_, root)| root.speculate && root.max_depth > root.forced.len());
+        let draft = |(at, root): (usize, &'a TreeRequest<'a>)| {
+            let automaton = self.suffix.automaton(root.seq, root.history);
+            let drafts = Drafts {
+                suffix: automaton.map(|automaton| (automaton, self.config.min_match)),
+                ..Drafts::default()
+            };
+            let trust = self.trust.get(&root.seq).copied().unwrap_or_default();
+            let budget = TreeBudget {
+                max_nodes,
+                max_depth: root.max_depth,
+                init: self.config.init,
+            };
+            SequenceDraft::new((at, root), drafts, (&self.calibration, trust), budget)
+        };
+        requests.map(draft).collect()
+    }
+
+    /// Grows the automata of sequences that speculate, and drops those of others.
+    fn extend_automata(&mut self, roots: &[TreeRequest<'_>]) {
+        if !self.sources.contains(DraftSource::Suffix) {
+            return;
+        }
+        let speculating = roots.iter().filter(|root| root.speculate);
+        self.suffix.retain(speculating.clone().map(|root| root.seq));
+        let n = speculating.clone().count();
+        for root in speculating {
+            self.suffix.extend(root.seq, root.history, n);
+        }
+    }
+}
+
+/// Chooses the plan of each sequence.
+fn choose_plans(
+    controller: &mut SpeculationController,
+    sequences: &mut [SequenceDraft<'_>],
+    (sources, depth_of): (SourceSet, &dyn Fn(DraftSource) -> usize),
+    (costs_now, budget): (Option<StepCosts<'_>>, usize),
+) {
+    let Some(costs_now) = costs_now else {
+        for sequence in sequences {
+            sequence.drafts_nodes = true;
+            sequence.sources = sources.without(DraftSource::Suffix);
+        }
+        return;
+    };
+    for sequence in sequences {
+        let room = sequence.root.max_depth - sequence.root.forced.len();
+        let plans = sources.plans().map(|sources| {
+            let depths = sources.iter().map(depth_of);
+            let deepest = depths.max().unwrap_or(0).min(sequence.root.max_depth);
+            Plan {
+                sources,
+                deepest: deepest.saturating_sub(sequence.root.forced.len()).min(room),
+            }
+        });
+        let plans: Vec<Plan> = plans
+            .filter(|plan| {
+                let promise = costs_now
+                    .costs
+                    .max_speedup(plan.sources, plan.deepest.min(budget));
+                plan.deepest > 0 && promise >= MIN_SPEEDUP
+            })
+            .collect();
+        let now = Situation {
+            seq: sequence.root.seq,
+            surprisal: sequence.root.surprisal,
+            suffix_speedup: costs_now.speedup_of(sequence.exploration.reached()),
+            max_nodes: budget,
+        };
+        sequence.allowance = controller.allow(now, &plans, costs_now);
+        if let Some(allowance) = sequence.allowance {
+            sequence.drafts_nodes = true;
+            sequence.sources = allowance.sources;
+        }
+    }
+}
+
+/// Sizes of all trees: the whole budget, or the best by cost.
+fn choose_all_sizes(
+    sequences: &[SequenceDraft<'_>],
+    costs_now: Option<StepCosts<'_>>,
+    drafted: DraftUse,
+) -> (Vec<usize>, Option<PlannedStep>) {
+    let Some(costs_now) = costs_now else {
+        let all = sequences.iter().map(|s| s.exploration.reached().len());
+        return (all.collect(), None);
+    };
+    let StepCosts {
+        costs, base_nodes, ..
+    } = costs_now;
+    let acceptance: Vec<NodeAcceptance> = sequences
+        .iter()
+        .map(|sequence| NodeAcceptance {
+            base_nodes: sequence.exploration.base(),
+            probabilities: sequence
+                .exploration
+                .reached()
+                .take(sequence.max_nodes())
+                .collect(),
+        })
+        .collect();
+    // Other sequences' nodes cost the same with any draft.
+    let own: usize = acceptance.iter().map(|one| one.base_nodes).sum();
+    let draft_seconds = costs.drafts(drafted);
+    let others = base_nodes.saturating_sub(own);
+    let sizes = choose_sizes(costs, &acceptance, (draft_seconds, others));
+    let plain_seconds = costs.verify(base_nodes);
+    let nodes: usize = sizes.nodes.iter().sum();
+    let more = (sizes.seconds - plain_seconds - draft_seconds).max(0.0);
+    let per_node = more / nodes.max(1) as f64;
+    let share = |of: DraftUse, n: usize| costs.drafts(of) / n.max(1) as f64;
+    let block = share(
+        DraftUse {
+            block: drafted.block,
+            ..DraftUse::default()
+        },
+        drafted.block,
+    );
+    let mtp = share(
+        DraftUse {
+            block: 0,
+            ..drafted
+        },
+        drafted.mtp,
+    );
+    let mut participants = Vec::with_capacity(sequences.len());
+    for ((sequence, acceptance), n) in sequences.iter().zip(&acceptance).zip(&sizes.nodes) {
+        let Some(allowance) = sequence.allowance else {
+            continue;
+        };
+        let mut seconds = per_node * *n as f64;
+        for (source, draft) in [(DraftSource::Block, block), (DraftSource::Mtp, mtp)] {
+            if sequence.sources.contains(source) {
+                seconds += draft;
+            }
+        }
+        participants.push(Participant {
+            seq: sequence.root.seq,
+            allowance,
+            base_nodes: acceptance.base_nodes,
+            deepest: sequence.exploration.deepest(*n),
+            share: seconds,
+        });
+    }
+    let overhead_seconds: f64 = participants.iter().map(|one| one.share).sum();
+    for participant in &mut participants {
+        participant.share /= overhead_seconds.max(f64::MIN_POSITIVE);
+    }
+    let planned = PlannedStep {
+        step: DraftedStep {
+            seconds_per_token: costs_now.seconds_per_token(),
+            overhead_seconds,
+            participants,
+        },
+        planned_seconds: sizes.seconds,
+        plain_seconds,
+    };
+    (sizes.nodes, Some(planned))
+}
+
+impl TreeProposer for MixedProposer {
+    fn propose(
+        &mut self,
+        runner: &mut dyn Runner,
+        roots: &[TreeRequest<'_>],
+    ) -> Result<Vec<ProposedTree>, DeviceError> {
+        let limit = runner.info().limits.tree_nodes;
+        let mut trees = NoDraft.propose(runner, roots)?;
+        let base_nodes = trees.iter().map(|proposed| proposed.tree.len()).sum();
+        let seqs = roots.iter().map(|root| root.seq);
+        self.controller.sync_sequences(seqs.clone());
+        self.trust.retain(|seq, _| seqs.clone().any(|s| s == *seq));
+        self.extend_automata(roots);
+        self.last = LastStep {
+            rows: base_nodes,
+            ..LastStep::default()
+        };
+        let budget = self.config.budget.min(limit.saturating_sub(1));
+        if budget == 0 {
+            return Ok(trees);
+        }
+        let costs = self.cost_model.as_ref().map(OnlineCostModel::now);
+        let costs_now = costs.map(|costs| StepCosts {
+            costs,
+            sequences: roots.len(),
+            base_nodes,
+        });
+        let mut controller = std::mem::take(&mut self.controller);
+        let mut sequences = self.sequences(roots, budget);
+        let depths = DraftSource::ALL.map(|source| source.depth(runner.info()));
+        let depth_of = |source: DraftSource| depths[source.index()];
+        let of = (self.sources, &depth_of as &dyn Fn(DraftSource) -> usize);
+        choose_plans(&mut controller, &mut sequences, of, (costs_now, budget));
+        let drafted = self.draft(runner, &mut sequences, costs_now);
+        let drafted = drafted.map(|drafted| {
+            let (sizes, planned) = choose_all_sizes(&sequences, costs_now, drafted);
+            for (sequence, size) in sequences.iter().zip(&sizes) {
+                let n = (*size).min(sequence.max_nodes());
+                trees[sequence.at] = sequence.exploration.tree(n, limit);
+            }
+            let explored = sequences.into_iter();
+            LastStep {
+                rows: trees.iter().map(|proposed| proposed.tree.len()).sum(),
+                drafted,
+                planned,
+                explored: explored.map(|s| (s.root.seq, s.exploration)).collect(),
+            }
+        });
+        self.controller = controller;
+        self.last = drafted?;
+        Ok(trees)
+    }
+
+    fn prepare(&mut self, runner: &mut dyn Runner, clock: Clock) -> Result<(), DeviceError> {
+        let Some(limit) = self.config.measure_time_limit.take() else {
+            return Ok(());
+        };
+        if self.cost_model.is_none() {
+            let measured = measure(runner, self.sources, (clock, limit))?;
+            tracing::info!(costs = ?measured, "measured pass costs");
+            self.cost_model = measured.map(OnlineCostModel::new);
+        }
+        Ok(())
+    }
+
+    fn observe(&mut self, results: &[TreeResult<'_>], times: StepTimes) {
+        let last = std::mem::take(&mut self.last);
+        if let Some(cost_model) = &mut self.cost_model {
+            cost_model.observe((last.rows, last.drafted), times);
+        }
+        for (seq, exploration) in &last.explored {
+            let Some(result) = results.iter().find(|result| result.seq == *seq) else {
+                continue;
+            };
+            let trust = self.trust.entry(*seq).or_default();
+            trust.decay();
+            exploration.compare(result.tokens, |candidate, hit| {
+                self.calibration
+                    .observe(candidate.by, candidate.figure, hit);
+                trust.observe(candidate.by.sources, candidate.calibrated, hit);
+            });
+        }
+        let took = times.draft + times.verify + times.commit;
+        let step = last
+            .planned
+            .map(|planned| planned.measured(took.as_secs_f64()));
+        let counts: Vec<(SeqId, usize)> = results
+            .iter()
+            .map(|result| (result.seq, result.tokens.len()))
+            .collect();
+        self.controller.observe(step.as_ref(), &counts);
+    }
+}
+
+impl MixedProposer {
+    /// Drafts with the sources of each sequence's plan, and explores its tree.
+    fn draft(
+        &self,
+        runner: &mut dyn Runner,
+        sequences: &mut [SequenceDraft<'_>],
+        costs_now: Option<StepCosts<'_>>,
+    ) -> Result<DraftUse, DeviceError> {
+        let mut drafted = DraftUse::default();
+        let mut block: Vec<_> = sequences
+            .iter_mut()
+            .filter(|sequence| sequence.sources.contains(DraftSource::Block))
+            .collect();
+        if !block.is_empty() {
+            let deepest = block.iter().map(|s| s.root.max_depth).max();
+            let depth = DraftSource::Block.depth(runner.info());
+            let depth = depth.min(deepest.unwrap_or(0));
+            let items: Vec<DraftItem> = block
+                .iter()
+                .map(|sequence| DraftItem {
+                    seq: sequence.root.seq,
+                    root: sequence.root.token(),
+                })
+                .collect();
+            let candidates = runner.draft(&items, depth, self.config.candidates.max(1))?;
+            for (sequence, candidates) in block.iter_mut().zip(&candidates) {
+                let tempered = with_temperature(candidates, self.config.temperature);
+                sequence.drafts.block = Some(tempered);
+                sequence.exploration = sequence.explore(&self.calibration);
+            }
+            drafted.block = block.len();
+        }
+        let mut mtp: Vec<_> = sequences
+            .iter_mut()
+            .filter(|sequence| sequence.sources.contains(DraftSource::Mtp))
+            .collect();
+        if !mtp.is_empty() {
+            drafted.mtp = mtp.len();
+            let info = runner.info();
+            let limits = HeadLimits {
+                max_depth: DraftSource::Mtp.depth(info),
+                max_rows: info.mtp.map_or(0, |mtp| mtp.max_rows),
+                candidates: self.config.candidates.clamp(1, info.vocab),
+                temperature: self.config.temperature,
+            };
+            let least_gain = |sequence: &SequenceDraft<'_>| {
+                costs_now.map_or(0.0, |now| {
+                    // At the tree's own speed-up, a second is worth so many more tokens.
+                    let seconds = now.costs.draft(DraftSource::Mtp, drafted.mtp);
+                    let seconds = seconds / drafted.mtp as f64;
+                    let rate = now.speedup_of(sequence.exploration.reached());
+                    rate * seconds / now.seconds_per_token()
+                })
+            };
+            let explore = |sequence: &SequenceDraft<'_>| sequence.explore(&self.calibration);
+            drafted.mtp_depths = grow(runner, &mut mtp, limits, &explore, &least_gain)?;
+        }
+        Ok(drafted)
+    }
+}
