@@ -16,6 +16,7 @@ pub(super) const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3
     hearth bench step --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --accept 8.3 --device cuda:0\n  \
     hearth bench tune model.gguf --draft draft.gguf --device cuda:0\n  \
     hearth bench speculation --device cpu --json lines.jsonl\n  \
+    hearth bench prompts humaneval.jsonl model.gguf --draft draft.gguf\n  \
     hearth bench depth --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --device cuda:0 --vram-limit 24GiB --at 512,131072";
 
 /// `hearth bench`.
@@ -87,6 +88,35 @@ pub enum BenchCommand {
     /// Compare plain decoding with drafting on real prompts, interleaved, and report the speed-up.
     #[command(alias = "pay")]
     Speculation(SpeculationAbArgs),
+    /// Answer the prompts of a file plainly, with each source of drafts and with all of them, and
+    /// print tokens per second, tokens per step and speed-up per task.
+    Prompts(PromptsArgs),
+}
+
+/// `hearth bench prompts`.
+#[derive(Debug, Args)]
+pub struct PromptsArgs {
+    /// Prompts as JSON lines: a string, or an object with `prompt` (a user's text) or `messages`,
+    /// and `task`.
+    #[arg(value_name = "FILE.jsonl")]
+    pub file: PathBuf,
+    /// The GGUF file [default: the bundled model].
+    pub model: Option<PathBuf>,
+    /// The draft model [default: the bundled draft for the bundled model, else none].
+    #[arg(long, value_name = "FILE")]
+    pub draft: Option<String>,
+    /// Device and numerics.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// The most drafted nodes of each tree.
+    #[arg(long, value_name = "N", default_value = "22", value_parser = value_parser!(u8).range(1..=63))]
+    pub budget: u8,
+    /// The most tokens of a reply.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub tokens: usize,
+    /// Append a JSON line per task and method to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 /// `hearth bench step`.

@@ -19,7 +19,9 @@ mod window;
 use std::path::PathBuf;
 
 use bench::BENCH_HELP;
-pub use bench::{BenchArgs, BenchCommand, DepthArgs, SpeculationAbArgs, StepArgs, TuneArgs};
+pub use bench::{
+    BenchArgs, BenchCommand, DepthArgs, PromptsArgs, SpeculationAbArgs, StepArgs, TuneArgs,
+};
 pub use caching::{CacheArgs, PlanArgs};
 use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};

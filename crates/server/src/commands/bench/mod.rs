@@ -6,6 +6,7 @@
 mod cases;
 mod cost;
 mod depth;
+mod prompt_table;
 mod reply_timing;
 mod report;
 mod speculation_ab;
@@ -53,6 +54,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         Some(BenchCommand::Tune(args)) => return tune::tune(args, bundled),
         Some(BenchCommand::Speculation(args)) => return speculation_ab::compare(args, bundled),
         Some(BenchCommand::Depth(args)) => return depth::depth(args, bundled),
+        Some(BenchCommand::Prompts(args)) => return prompt_table::table(args, bundled),
         None => {}
     }
     let source = ModelSource {
