@@ -117,13 +117,13 @@ async fn template_exception_is_a_client_error() {
 }
 
 #[tokio::test]
-async fn template_failure_is_a_server_error() {
+async fn template_failure_is_the_requests_error() {
     let server = ServerSetup::saying("x").open().await;
     let messages = json!([{"role": "user", "content": "template, fall"}]);
     let answer = server.chat(json!({"messages": messages})).await;
-    assert_eq!(answer.status, 500);
+    assert_eq!(answer.status, 400);
     let error = answer.json().await;
-    assert_eq!(error["error"]["type"], "server_error");
+    assert_eq!(error["error"]["type"], "invalid_request_error");
 }
 
 #[tokio::test]
