@@ -229,7 +229,7 @@ impl SuffixAutomaton {
     }
 
     /// The tokens that followed a match before, at most `most`: frequent ones first, then recent
-    /// ones. Only the newest [`CONSIDERED_EDGES`] are considered.
+    /// ones. Only the newest 32 are considered.
     pub fn continuations(&self, found: SuffixMatch, most: usize) -> Vec<Continuation> {
         let state = &self.states[found.state as usize];
         let mut all = Vec::with_capacity(CONSIDERED_EDGES.min(state.n_edges as usize));
