@@ -47,7 +47,7 @@ export async function open(browser, url, view = VIEWS.light) {
     faults.push(`a dialog: ${dialog.message()}`);
     void dialog.dismiss();
   });
-  page.setDefaultTimeout(8000);
+  context.setDefaultTimeout(8000);
   await page.goto(url);
   return { page, faults, context };
 }

@@ -27,7 +27,6 @@ export async function test(browser, stub) {
   await page.getByText("Cats purr. They sleep.").waitFor();
   console.log("ok the old answer was finished in its own chat");
 
-  await page.waitForTimeout(500);
   await page.reload();
   await page.getByText("Cats purr. They sleep.").waitFor();
   check("conversations and the shown one are kept", (await list(page)).length === 2);
@@ -87,7 +86,6 @@ export async function test(browser, stub) {
   cut.say("They also");
   await page.getByText("They also").waitFor();
   await page.locator("#text").fill("typed and not sent");
-  await page.waitForTimeout(2600);
   await page.reload();
   await page.getByText("They also").waitFor();
   check("typed text is there after a reload", (await page.locator("#text").inputValue()) === "typed and not sent");

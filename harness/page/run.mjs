@@ -21,7 +21,7 @@ const { values, positionals } = parseArgs({
 });
 const hearth = resolve(positionals[0] ?? join(root, "target/debug/hearth"));
 const KNOWN = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
-const PARTS = ["chat", "branches", "keeping", "settings", "faults", "hostile", "access", "status", "real"];
+const PARTS = ["chat", "branches", "keeping", "leaving", "settings", "faults", "hostile", "access", "status", "real"];
 
 function skip(what, why) {
   console.error(`SKIPPED: ${what}, because ${why}`);

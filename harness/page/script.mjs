@@ -246,21 +246,24 @@ test("the status page of a server with keys asks for one", async () => {
   assert.ok(page.calls.every((call) => !call.path.startsWith("/")), "relative, for proxies with a path of their own");
 });
 
-/** Modules of the pages' source, built for this process. */
-async function modules() {
+/** Modules of the pages' source, built for this process; each `name` gets state of its own, like a tab. */
+async function modules(name = "") {
   const esbuild = createRequire(join(source, "package.json"))("esbuild");
   const built = await esbuild.build({
     stdin: {
       contents: `export { Blocks } from "./markdown/blocks.ts";
         export * from "./state/conversation.ts";
         export { parseMetrics, total } from "./status/metrics.ts";
-        export { bySource, summary, duration } from "./api/stats.ts";`,
+        export { bySource, summary, duration } from "./api/stats.ts";
+        export { Saver } from "./state/saver.ts";
+        export * as journal from "./state/journal.ts";`,
       resolveDir: join(source, "src"),
     },
     bundle: true,
     write: false,
     format: "esm",
     platform: "node",
+    footer: { js: `// ${name}` },
   });
   return import(`data:text/javascript;base64,${Buffer.from(built.outputFiles[0].text).toString("base64")}`);
 }
@@ -324,6 +327,85 @@ test("conversations keep every version", async () => {
   const failed = put(path(conversation).at(-1).id, "assistant", "", { state: "failed" });
   assert.deepEqual([...unanswered(path(conversation))], [failed.id, failed.parent]);
   assert.equal(questionText(newMessage(null, "user", { content: "q", files: [{ name: "a", text: "```x" }] })), "File a:\n````\n```x\n````\n\nq");
+});
+
+test("a conversation is unsaved until storage has confirmed its last version", async () => {
+  const { Saver } = await modules();
+  const [writes, saved] = [[], []];
+  const write = (conversation) => new Promise((done, refuse) => writes.push({ conversation, done, refuse }));
+  const saver = new Saver(write, (id) => saved.push(id));
+  const version = (id, content) => ({ id, content });
+  const unsaved = () => saver.unsaved().map(({ content }) => content);
+  const versions = ["a1", "a2", "a3"].map((content) => version("a", content));
+  const first = saver.save(versions[0]);
+  assert.deepEqual(writes.map(({ conversation }) => conversation.content), ["a1"], "the write begins within the call");
+  saver.save(versions[1]);
+  saver.save(versions[2]);
+  void saver.save(version("b", "b1"));
+  assert.deepEqual(writes.map(({ conversation }) => conversation.content), ["a1", "b1"], "saves of one do not overtake each other");
+  assert.deepEqual(unsaved(), ["a3", "b1"]);
+  writes[1].done();
+  writes[0].done();
+  await settled();
+  assert.deepEqual(writes.map(({ conversation }) => conversation.content), ["a1", "b1", "a3"], "the last version is saved again");
+  assert.deepEqual([unsaved(), saved], [["a3"], ["b"]]);
+  writes[2].done();
+  await first;
+  assert.deepEqual([unsaved(), saved], [[], ["b", "a"]]);
+
+  const refused = saver.save(versions[0]);
+  writes[3].refuse(new Error("no space"));
+  await assert.rejects(refused, /no space/);
+  assert.deepEqual([unsaved(), saved.length], [["a1"], 2], "a refused version stays unsaved");
+  const tried = saver.save(versions[1]);
+  void saver.save(versions[2]);
+  writes[4].refuse(new Error("no space"));
+  await settled();
+  writes[5].done();
+  await tried;
+  assert.deepEqual(unsaved(), [], "a version that came meanwhile is tried too");
+  void saver.save(versions[0]);
+  saver.forget("a");
+  writes[6].done();
+  await settled();
+  assert.deepEqual([unsaved(), writes.length], [[], 7], "nothing of a removed conversation is written again");
+});
+
+test("the journal keeps what a page could not save, each tab its own", async () => {
+  const { window } = new JSDOM("", { url: "http://127.0.0.1:8000/" });
+  windows.push(window);
+  Object.defineProperty(globalThis, "localStorage", { value: window.localStorage, configurable: true });
+  const [first, second, later] = [(await modules()).journal, (await modules("2")).journal, (await modules("3")).journal];
+  const version = (id, updated, title) => ({ id, updated, title, messages: {} });
+  const taken = [];
+  const take = async (conversation) => void taken.push(conversation.title);
+  assert.equal(await later.recover(take), false);
+  first.keep(version("a", 1, "older"));
+  first.keep(version("a", 2, "of the first tab"));
+  second.keep(version("a", 3, "of the second tab"));
+  first.keep(version("b", 1, "saved after all"));
+  second.forget("b");
+  first.forget("b");
+  window.localStorage.setItem("hearth.unsaved.x.y", "{");
+  window.localStorage.setItem("hearth.unsaved.x.z", '{"id":"x"}');
+  assert.equal(await later.recover(take), true);
+  assert.deepEqual(taken.sort(), ["of the first tab", "of the second tab"]);
+  assert.equal(window.localStorage.length, 0);
+
+  first.keep(version("a", 4, "refused"));
+  await assert.rejects(later.recover(() => Promise.reject(new Error("no space"))), /no space/);
+  const changed = later.recover(async () => first.keep(version("a", 5, "written meanwhile")));
+  assert.equal(await changed, true);
+  assert.match(window.localStorage.getItem(window.localStorage.key(0)), /written meanwhile/);
+  second.forgetAll("a");
+  assert.equal(window.localStorage.length, 0, "a removed conversation is in no journal");
+
+  // A browser that has no space left.
+  window.Storage.prototype.setItem = () => {
+    throw new window.DOMException("full", "QuotaExceededError");
+  };
+  first.keep(version("a", 6, "too long"));
+  assert.equal(window.localStorage.length, 0);
 });
 
 test("figures and metrics are read as they are sent", async () => {

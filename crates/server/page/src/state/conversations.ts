@@ -2,11 +2,10 @@
 
 import { computed, signal, type Signal } from "@preact/signals";
 import { emptyConversation, head, type Conversation, type Head } from "./conversation.ts";
+import * as journal from "./journal.ts";
+import { Saver } from "./saver.ts";
 import { settings } from "./settings.ts";
 import { openStorage, type Storage } from "./storage.ts";
-
-/** Changes within this time are saved as one. */
-const SAVE_MS = 30;
 
 export const heads = signal<Head[]>([]);
 export const isKept = signal(true);
@@ -18,38 +17,67 @@ const shownSignal = signal<Signal<Conversation>>(signal(emptyConversation(settin
 export const shown = computed(() => shownSignal.value.value);
 opened.set(shown.value.id, shownSignal.value);
 
+const opening = openStorage();
 let storage: Storage | null = null;
-const unsaved = new Map<string, ReturnType<typeof setTimeout>>();
+void opening.then((opened) => (storage = opened));
+const saver = new Saver(async (conversation) => (storage ?? (await opening)).save(conversation), journal.forget);
 /** Other tabs of this page, so that their lists stay right. */
 const tabs = typeof BroadcastChannel === "undefined" ? null : new BroadcastChannel("hearth");
+/** Called before the page goes away, to hand in changes that are not in a conversation yet. */
+export const beforeLeaving = new Set<() => void>();
+/** Whether the page goes away: the browser ends its requests then. */
+export let isLeaving = false;
 
 export async function start(): Promise<void> {
-  storage = await openStorage();
-  isKept.value = storage.isKept;
+  addEventListener("pageshow", () => (isLeaving = false));
+  addEventListener("pagehide", () => {
+    isLeaving = true;
+    leave();
+  });
+  document.addEventListener("visibilitychange", () => document.visibilityState === "hidden" && leave());
+  isKept.value = (await opening).isKept;
+  if (isKept.value) await recover();
   await readHeads();
   tabs?.addEventListener("message", () => void readHeads());
-  const flush = (): void => [...unsaved.keys()].forEach((id) => void save(id));
-  addEventListener("pagehide", flush);
-  document.addEventListener("visibilitychange", () => document.visibilityState === "hidden" && flush());
   const wanted = new URLSearchParams(location.hash.slice(1)).get("chat");
   if (wanted) await open(wanted);
 }
 
+/** The page may be gone behind this, or go on. */
+function leave(): void {
+  for (const handIn of beforeLeaving) handIn();
+  for (const conversation of saver.unsaved()) {
+    journal.keep(conversation);
+    void save(conversation);
+  }
+}
+
+async function recover(): Promise<void> {
+  try {
+    const target = await opening;
+    if (await journal.recover((conversation) => target.recover(conversation))) tabs?.postMessage("changed");
+  } catch (thrown) {
+    saveFault.value = notKept(thrown);
+  }
+}
+
 async function readHeads(): Promise<void> {
-  if (storage) heads.value = sorted(await storage.heads());
+  const stored = await (await opening).heads();
+  const unsaved = saver.unsaved().map(head);
+  heads.value = sorted([...stored.filter((one) => !unsaved.some((other) => other.id === one.id)), ...unsaved]);
 }
 
 const sorted = (list: Head[]): Head[] => list.sort((a, b) => b.updated - a.updated);
 
 export async function load(id: string): Promise<Conversation | undefined> {
-  return opened.get(id)?.value ?? (await storage?.load(id));
+  return opened.get(id)?.value ?? (await opening).load(id);
 }
 
 /** Shows a conversation; false if there is none of this id. */
 export async function open(id: string): Promise<boolean> {
   let entry = opened.get(id);
   if (!entry) {
-    const found = await storage?.load(id);
+    const found = await (await opening).load(id);
     if (!found) return false;
     entry = signal(settled(found));
     opened.set(id, entry);
@@ -79,7 +107,7 @@ export function startNew(): void {
   show(entry);
 }
 
-/** Changes an open conversation; it is saved soon after. */
+/** Changes an open conversation, which is saved at once. */
 export function edit(id: string, change: (conversation: Conversation) => Conversation): void {
   const entry = opened.get(id);
   if (!entry) return;
@@ -91,29 +119,27 @@ export function edit(id: string, change: (conversation: Conversation) => Convers
     heads.value = sorted([...heads.value.filter((one) => one.id !== id), line]);
     if (id === shown.value.id) show(entry);
   }
-  if (!unsaved.has(id)) unsaved.set(id, setTimeout(() => void save(id), SAVE_MS));
+  void save(entry.value);
 }
 
-async function save(id: string): Promise<void> {
-  clearTimeout(unsaved.get(id));
-  unsaved.delete(id);
-  const entry = opened.get(id);
-  if (!entry || !storage) return;
+async function save(conversation: Conversation): Promise<void> {
   try {
-    await storage.save(entry.value);
+    await saver.save(conversation);
     saveFault.value = "";
     tabs?.postMessage("changed");
   } catch (thrown) {
-    const reason = thrown instanceof Error ? thrown.message : String(thrown);
-    saveFault.value = `This browser could not keep the conversation: ${reason}`;
+    saveFault.value = notKept(thrown);
   }
 }
+
+const notKept = (thrown: unknown): string =>
+  `This browser could not keep the conversation: ${thrown instanceof Error ? thrown.message : String(thrown)}`;
 
 /** Writes a conversation that is not open, for imports. */
 export async function put(conversation: Conversation): Promise<void> {
   const entry = opened.get(conversation.id);
   if (entry) entry.value = conversation;
-  await storage?.save(conversation);
+  await saver.save(conversation);
   heads.value = sorted([...heads.value.filter((one) => one.id !== conversation.id), head(conversation)]);
   tabs?.postMessage("changed");
 }
@@ -126,10 +152,10 @@ export async function rename(id: string, title: string): Promise<void> {
 }
 
 export async function remove(id: string): Promise<void> {
-  clearTimeout(unsaved.get(id));
-  unsaved.delete(id);
+  saver.forget(id);
   opened.delete(id);
-  await storage?.remove(id);
+  journal.forgetAll(id);
+  await (await opening).remove(id);
   heads.value = heads.value.filter((one) => one.id !== id);
   if (shown.value.id === id) startNew();
   tabs?.postMessage("changed");

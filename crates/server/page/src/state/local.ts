@@ -24,3 +24,8 @@ export function write(key: string, value: string | null, kind: "local" | "sessio
     if (value !== null) memory.set(key, value);
   }
 }
+
+/** The kept names that begin with `prefix`. */
+export function keys(prefix: string): string[] {
+  return Object.keys(area("local") ?? {}).filter((key) => key.startsWith(prefix));
+}

@@ -5,7 +5,7 @@ import { apiMessages, chosenFields, complete, type Chunk, type Delta } from "../
 import { faultFrom, isAbort } from "../api/fault.ts";
 import type { ReplyStats } from "../api/stats.ts";
 import { add, change, newMessage, path, type Message, type ToolCall } from "./conversation.ts";
-import { edit, load } from "./conversations.ts";
+import { beforeLeaving, edit, isLeaving, load } from "./conversations.ts";
 import { settings } from "./settings.ts";
 
 /** The growing part of a reply. */
@@ -140,7 +140,9 @@ async function write(conversationId: string, reply: Message, fields: Record<stri
   setRun(conversationId, run);
   announcement.value = "The reply has begun.";
   const shownEvery = throttle(() => (run.live.value = live(progress)));
-  const keep = setInterval(() => edit(conversationId, (one) => change(one, reply.id, partial(progress))), KEEP_MS);
+  const keep = (): void => edit(conversationId, (one) => change(one, reply.id, partial(progress)));
+  const keeping = setInterval(keep, KEEP_MS);
+  beforeLeaving.add(keep);
   let state: "done" | "stopped" | "failed" = "done";
   let fault = null;
   try {
@@ -154,10 +156,11 @@ async function write(conversationId: string, reply: Message, fields: Record<stri
       shownEvery.request();
     }
   } catch (thrown) {
-    state = isAbort(thrown) || controller.signal.aborted ? "stopped" : "failed";
+    state = isAbort(thrown) || controller.signal.aborted || isLeaving ? "stopped" : "failed";
     if (state === "failed") fault = faultFrom(thrown);
   } finally {
-    clearInterval(keep);
+    clearInterval(keeping);
+    beforeLeaving.delete(keep);
     shownEvery.cancel();
   }
   if (progress.thoughtFrom !== null) progress.thinkingMs ??= performance.now() - progress.thoughtFrom;

@@ -1,7 +1,7 @@
 // Conversations in the browser's IndexedDB. Where the browser refuses that (some private modes), they are kept in
 // memory, and `isKept` says so.
 
-import { openDB, type DBSchema, type IDBPDatabase } from "idb";
+import { openDB, type DBSchema, type IDBPDatabase, type IDBPTransaction } from "idb";
 import { head, type Conversation, type Head } from "./conversation.ts";
 
 interface Schema extends DBSchema {
@@ -14,8 +14,20 @@ export interface Storage {
   isKept: boolean;
   heads(): Promise<Head[]>;
   load(id: string): Promise<Conversation | undefined>;
+  /** Resolves once it is stored for good. */
   save(conversation: Conversation): Promise<void>;
+  /** Saves a version that was left over; a newer one that is stored stays. */
+  recover(conversation: Conversation): Promise<void>;
   remove(id: string): Promise<void>;
+}
+
+type Change = IDBPTransaction<Schema, ("conversations" | "heads")[], "readwrite">;
+
+async function put(change: Change, conversation: Conversation): Promise<void> {
+  const ended = [change.objectStore("conversations").put(conversation), change.objectStore("heads").put(head(conversation)), change.done];
+  // Without this the browser asks the page whether more follows, and a page that is closed meanwhile does not answer.
+  change.commit();
+  await Promise.all(ended);
 }
 
 class Database implements Storage {
@@ -28,21 +40,24 @@ class Database implements Storage {
   load(id: string): Promise<Conversation | undefined> {
     return this.db.get("conversations", id);
   }
+  private change(): Change {
+    return this.db.transaction(["conversations", "heads"], "readwrite");
+  }
   async save(conversation: Conversation): Promise<void> {
-    const change = this.db.transaction(["conversations", "heads"], "readwrite");
-    await Promise.all([
-      change.objectStore("conversations").put(conversation),
-      change.objectStore("heads").put(head(conversation)),
-      change.done,
-    ]);
+    await put(this.change(), conversation);
+  }
+  async recover(conversation: Conversation): Promise<void> {
+    const change = this.change();
+    const stored = await change.objectStore("conversations").get(conversation.id);
+    // Not every change counts as an update, so a version that is as old may be the newer one.
+    if (stored && stored.updated > conversation.updated) return;
+    await put(change, conversation);
   }
   async remove(id: string): Promise<void> {
-    const change = this.db.transaction(["conversations", "heads"], "readwrite");
-    await Promise.all([
-      change.objectStore("conversations").delete(id),
-      change.objectStore("heads").delete(id),
-      change.done,
-    ]);
+    const change = this.change();
+    const ended = [change.objectStore("conversations").delete(id), change.objectStore("heads").delete(id), change.done];
+    change.commit();
+    await Promise.all(ended);
   }
 }
 
@@ -58,6 +73,9 @@ class Memory implements Storage {
   }
   async save(conversation: Conversation): Promise<void> {
     this.all.set(conversation.id, conversation);
+  }
+  async recover(): Promise<void> {
+    // Nothing can be moved into storage that ends with the tab.
   }
   async remove(id: string): Promise<void> {
     this.all.delete(id);
