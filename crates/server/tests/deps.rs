@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// The workspace crates and the workspace crates that each may ship with.
-const OURS: [(&str, &[&str]); 9] = [
+const OURS: [(&str, &[&str]); 10] = [
     ("contract", &[]),
     ("gguf", &["contract"]),
     ("model", &["contract", "gguf"]),
@@ -15,10 +15,13 @@ const OURS: [(&str, &[&str]); 9] = [
     ("decode", &["contract"]),
     ("cpu", &["contract"]),
     ("cuda", &["contract"]),
+    ("hub", &[]),
     ("conformance", &["contract", "gguf", "model"]),
     (
         "server",
-        &["contract", "gguf", "model", "chat", "decode", "cpu", "cuda"],
+        &[
+            "contract", "gguf", "model", "chat", "decode", "cpu", "cuda", "hub",
+        ],
     ),
 ];
 
@@ -32,7 +35,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 48] = [
+const HOMES: [(&str, &[&str]); 51] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -56,16 +59,19 @@ const HOMES: [(&str, &[&str]); 48] = [
     ("minijinja", &["chat"]),
     ("minijinja-contrib", &["chat"]),
     ("nvml-wrapper", &["cuda"]),
+    ("percent-encoding", &["hub"]),
     ("rand", &["server"]),
     ("regex", &["chat"]),
     ("regex-syntax", &["chat"]),
-    ("rustix", &["server"]),
+    ("ring", &["hub"]),
+    ("rustix", &["hub", "server"]),
+    ("rustls", &["hub"]),
     ("rustyline", &["server"]),
     ("safetensors", &["model"]),
     ("sd-notify", &["server"]),
-    ("serde", &["chat", "model", "server"]),
-    ("serde_json", &["chat", "model", "server"]),
-    ("strsim", &["server"]),
+    ("serde", &["chat", "hub", "model", "server"]),
+    ("serde_json", &["chat", "hub", "model", "server"]),
+    ("strsim", &["hub", "server"]),
     (
         "thiserror",
         &[
@@ -76,6 +82,7 @@ const HOMES: [(&str, &[&str]); 48] = [
             "decode",
             "cpu",
             "cuda",
+            "hub",
             "conformance",
             "server",
         ],
@@ -101,7 +108,7 @@ const HOMES: [(&str, &[&str]); 48] = [
     ),
     ("tracing-subscriber", &["server"]),
     ("unicode-normalization", &["chat"]),
-    ("ureq", &["server"]),
+    ("ureq", &["hub", "server"]),
     ("utoipa", &["server"]),
     ("uuid", &["server"]),
     ("libc", &["gguf"]),
