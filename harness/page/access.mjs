@@ -55,7 +55,6 @@ export async function test(browser, stub) {
     await checkAccess(page, `${name}: a reply with all folds open`);
     for (const fold of await lastReply(page).locator("summary").all()) await fold.click();
     await page.locator("#thread").evaluate((place) => (place.scrollTop = 0));
-    await page.waitForTimeout(100);
     await screenshot(page, name);
     const wide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
     check(`${name}: nothing is wider than the screen`, !wide);
@@ -70,7 +69,6 @@ export async function test(browser, stub) {
     if (isPhone) {
       await page.getByRole("button", { name: "Conversations" }).tap();
       await page.locator("#sidebar.open").waitFor();
-      await page.waitForTimeout(250);
       await checkAccess(page, `${name}: the drawer`);
       await screenshot(page, "phone-drawer");
       await page.touchscreen.tap(380, 500);

@@ -5,6 +5,7 @@ import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
+import { WAIT_MS } from "./stub.mjs";
 
 export const root = resolve(dirname(fileURLToPath(import.meta.url)), "../..");
 const installed = join(root, "target/harness");
@@ -17,10 +18,60 @@ export function check(name, passed) {
   console.log(`ok ${name}`);
 }
 
+/** For what comes by itself a moment later: asks until `isSo` gives true. */
+export async function eventually(name, isSo) {
+  const until = performance.now() + WAIT_MS;
+  while (!(await isSo())) {
+    assert.ok(performance.now() < until, name);
+    await new Promise((later) => setTimeout(later, 50));
+  }
+  console.log(`ok ${name}`);
+}
+
+/** How many times longer than alone a calculation takes, because other programs use the machine. */
+export function slowness() {
+  const [begun, used] = [performance.now(), process.cpuUsage()];
+  while (process.cpuUsage(used).user < 200_000);
+  const { user, system } = process.cpuUsage(used);
+  return Math.max(1, ((performance.now() - begun) * 1000) / (user + system));
+}
+
+/** The time between frames while `work` runs, in ms. */
+export async function frames(page, work) {
+  await page.evaluate(() => {
+    window.gaps = [];
+    let last = performance.now();
+    const tick = () => {
+      window.gaps.push(performance.now() - last);
+      last = performance.now();
+      window.ticking = requestAnimationFrame(tick);
+    };
+    tick();
+  });
+  await work();
+  const gaps = await page.evaluate(() => {
+    cancelAnimationFrame(window.ticking);
+    return window.gaps.sort((a, b) => a - b);
+  });
+  return { middle: gaps[gaps.length >> 1], worst: gaps.at(-1) };
+}
+
+/** Time that the page's own thread has used, in ms; what other programs use is not in it. */
+export async function threadTime(page) {
+  const tools = await page.context().newCDPSession(page);
+  await tools.send("Performance.enable", { timeDomain: "threadTicks" });
+  const read = async () => {
+    const { metrics } = await tools.send("Performance.getMetrics");
+    return metrics.find(({ name }) => name === "TaskDuration").value * 1000;
+  };
+  const before = await read();
+  return async () => Math.round((await read()) - before);
+}
+
 export async function launch(path) {
   if (!existsSync(path)) return null;
   const { chromium } = require("playwright-core");
-  return chromium.launch({ executablePath: path, args: ["--no-sandbox"] });
+  return chromium.launch({ executablePath: path, args: ["--no-sandbox", "--disable-dev-shm-usage"], timeout: WAIT_MS });
 }
 
 export const VIEWS = {
@@ -47,7 +98,7 @@ export async function open(browser, url, view = VIEWS.light) {
     faults.push(`a dialog: ${dialog.message()}`);
     void dialog.dismiss();
   });
-  context.setDefaultTimeout(8000);
+  context.setDefaultTimeout(WAIT_MS);
   await page.goto(url);
   return { page, faults, context };
 }
@@ -56,6 +107,8 @@ export const screenshot = (page, name) => page.screenshot({ path: join(out, `pag
 
 /** Fails with the list of violations, if there are any. */
 export async function checkAccess(page, name) {
+  // Colours count once they stand still.
+  await page.evaluate(() => Promise.all(document.getAnimations().map((one) => (one.effect.getComputedTiming().endTime === Infinity ? null : one.finished.catch(() => null)))));
   // The policy of the page lets no script in; the protocol of the browser's tools does.
   await page.evaluate(readFileSync(require.resolve("axe-core/axe.min.js"), "utf8"));
   const violations = await page.evaluate(async () => {

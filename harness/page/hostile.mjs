@@ -1,7 +1,7 @@
 // Replies, names and files that try to run something, to load something or to stall the page.
 
 import assert from "node:assert/strict";
-import { check, lastReply, open, send } from "./browser.mjs";
+import { check, lastReply, open, send, threadTime } from "./browser.mjs";
 
 const RUN = "document.title='broken';window.broken=1";
 const REPLIES = [
@@ -102,17 +102,16 @@ async function names(page, stub) {
 
 async function stalls(browser, stub) {
   const { page, faults, context } = await open(browser, stub.url);
-  page.setDefaultTimeout(30_000);
   for (const [name, text] of STALLS) {
     await page.getByRole("button", { name: "New chat" }).first().click();
-    const begun = performance.now();
+    const used = await threadTime(page);
     await send(page, "?");
     const reply = await stub.next();
     for (let at = 0; at < text.length; at += 20_000) reply.say(text.slice(at, at + 20_000));
     reply.end();
     await lastReply(page).locator(".figures").waitFor();
     const elements = await page.locator("#thread *").count();
-    const ms = Math.round(performance.now() - begun);
+    const ms = await used();
     check(`${name}: ${ms} ms, ${elements} elements`, ms < 15_000 && elements < 70_000);
   }
   await page.locator("#sidebar .title").first().waitFor();

@@ -28,16 +28,20 @@ function skip(what, why) {
 }
 
 /** The browser's path; Debian's package is installed if that is possible. */
-function findBrowser() {
+async function findBrowser() {
   const found = () => [values.browser, ...KNOWN].find((path) => path && existsSync(path));
-  if (!found() && process.getuid?.() === 0) {
+  for (let tries = 0; tries < 3 && !found() && process.getuid?.() === 0; tries++) {
     console.log("installing Debian's chromium");
-    spawnSync("apt-get", ["install", "-y", "-qq", "chromium"], { stdio: ["ignore", "ignore", "inherit"] });
+    const get = (...wanted) => spawnSync("apt-get", ["-qq", ...wanted], { stdio: ["ignore", "ignore", "inherit"] });
+    // The lists may be missing or older than the packages, and the archive out of reach for a moment.
+    if (tries > 0) await new Promise((later) => setTimeout(later, 10_000));
+    if (tries > 0) get("update");
+    get("install", "-y", "chromium");
   }
   return found();
 }
 
-const path = findBrowser();
+const path = await findBrowser();
 const browser = path && (await launch(path));
 if (!browser) {
   skip("the pages are NOT tested in a browser", "there is no Chromium; install the package chromium or pass --browser");

@@ -10,7 +10,7 @@ import { createRequire } from "node:module";
 import { dirname, join, resolve } from "node:path";
 import { after, test } from "node:test";
 import { fileURLToPath } from "node:url";
-import { pageFile } from "./stub.mjs";
+import { pageFile, WAIT_MS } from "./stub.mjs";
 
 const root = resolve(dirname(fileURLToPath(import.meta.url)), "../..");
 const source = join(root, "crates/server/page");
@@ -73,15 +73,27 @@ async function open(file, answer, { hash = "", needsKey = false } = {}) {
     text: () => document.getElementById("text"),
     log: () => document.getElementById("thread").textContent,
     asked: () => calls.filter((call) => call.path === "v1/chat/completions").map((call) => call.body),
+    /** The body of the request number `at` for a reply, as soon as it is there. */
+    async request(at) {
+      await eventually(() => page.asked().length > at);
+      return page.asked()[at];
+    },
+    shows: (pattern) => eventually(() => assert.match(page.log(), pattern)),
+    /** Waits until no reply runs in the shown conversation. */
+    ended: () => eventually(() => document.getElementById("send")),
     click,
     type(value) {
       page.text().value = value;
       page.text().dispatchEvent(new dom.window.Event("input", { bubbles: true }));
     },
+    /** Sends a message and waits until it is asked. */
     async send(value) {
+      await page.ended();
+      const before = page.asked().length;
       page.type(value);
       await settled();
       document.getElementById("composer").dispatchEvent(new dom.window.Event("submit", { cancelable: true, bubbles: true }));
+      await page.request(before);
       await settled();
     },
     newChat: () => [...document.querySelectorAll("#sidebar button")].find((one) => one.textContent.includes("New chat")).click(),
@@ -94,6 +106,20 @@ async function open(file, answer, { hash = "", needsKey = false } = {}) {
 /** Waits until promises, streams, frames and the timer of the page have nothing left to do. */
 async function settled() {
   for (let turns = 0; turns < 4; turns++) await new Promise((later) => setTimeout(later, 30));
+}
+
+/** Waits until `holds` throws nothing and gives neither false nor null: a slow machine takes longer than `settled`. */
+async function eventually(holds) {
+  const until = performance.now() + WAIT_MS;
+  for (;;) {
+    try {
+      assert.ok(![false, null].includes(holds()), `never came: ${holds}`);
+      return;
+    } catch (thrown) {
+      if (performance.now() > until) throw thrown;
+    }
+    await settled();
+  }
 }
 
 const roles = (body) => body.messages.map((message) => `${message.role}: ${message.content}`);
@@ -110,7 +136,7 @@ test("a new chat gets nothing of an answer that is running", async () => {
   await page.send("first");
   streams[0].say("old text");
   await settled();
-  assert.match(page.log(), /old text/);
+  await page.shows(/old text/);
   page.newChat();
   await settled();
   assert.doesNotMatch(page.log(), /old text/);
@@ -119,13 +145,13 @@ test("a new chat gets nothing of an answer that is running", async () => {
   streams[0].end();
   await settled();
   assert.doesNotMatch(page.log(), /old text|goes on|first/);
-  assert.deepEqual(roles(page.asked()[1]), ["user: second"]);
-  assert.ok(page.document.getElementById("stop"), "the second answer can be stopped");
+  assert.deepEqual(roles(await page.request(1)), ["user: second"]);
+  await eventually(() => page.document.getElementById("stop"));
   streams[1].say("new text");
   streams[1].end();
   await settled();
   await page.send("third");
-  assert.deepEqual(roles(page.asked()[2]), ["user: second", "assistant: new text", "user: third"]);
+  assert.deepEqual(roles(await page.request(2)), ["user: second", "assistant: new text", "user: third"]);
 });
 
 test("messages after an error work, and the question is not lost", async () => {
@@ -138,14 +164,14 @@ test("messages after an error work, and the question is not lost", async () => {
   const page = await open("index.html", (signal) => (answers.length > 0 ? answers.shift()[0]() : (good = stream(signal)).response));
   for (const said of answers.map(([, said]) => said)) {
     await page.send("my question");
-    assert.match(page.log(), said);
-    assert.match(page.log(), /my question.*Not answered/);
-    assert.ok(page.document.getElementById("send"));
+    await page.shows(said);
+    await page.shows(/my question.*Not answered/);
+    await page.ended();
   }
   const retry = [...page.document.querySelectorAll("div.fault button")].at(-1);
   retry.click();
   await settled();
-  assert.deepEqual(roles(page.asked().at(-1)), ["user: my question"]);
+  assert.deepEqual(roles(await page.request(3)), ["user: my question"]);
   good.say("answer");
   good.end();
   await settled();
@@ -159,12 +185,12 @@ test("an error within a stream is shown, and what came before it stays", async (
   streams[0].say("half");
   streams[0].fail("the device is gone");
   await settled();
-  assert.match(page.log(), /half.*The device is gone\./);
+  await page.shows(/half.*The device is gone\./);
   await page.send("b");
-  assert.deepEqual(roles(page.asked()[1]), ["user: a", "assistant: half", "user: b"]);
+  assert.deepEqual(roles(await page.request(1)), ["user: a", "assistant: half", "user: b"]);
   streams[1].cut();
   await settled();
-  assert.match(page.log(), /b.*The connection ended before the reply was complete/);
+  await page.shows(/b.*The connection ended before the reply was complete/);
 });
 
 test("text that is typed meanwhile is not replaced by a failed question", async () => {
@@ -206,10 +232,10 @@ test("stop ends the answer and moves the focus to the text", async () => {
   page.document.getElementById("stop").focus();
   page.document.getElementById("stop").click();
   await settled();
-  assert.match(page.log(), /once.*You stopped this reply/);
-  assert.equal(page.document.activeElement, page.text());
+  await page.shows(/once.*You stopped this reply/);
+  await eventually(() => page.document.activeElement === page.text());
   await page.send("go on");
-  assert.deepEqual(roles(page.asked()[1]), ["user: story", "assistant: once", "user: go on"]);
+  assert.deepEqual(roles(await page.request(1)), ["user: story", "assistant: once", "user: go on"]);
 });
 
 test("markup in a reply is text", async () => {
@@ -219,6 +245,7 @@ test("markup in a reply is text", async () => {
   for (const piece of hostile) streams[0].say(piece);
   streams[0].end();
   await settled();
+  await page.ended();
   assert.equal(page.document.querySelectorAll("#thread img, #thread script, #thread a").length, 0);
   assert.equal(page.document.querySelector(".markdown").textContent, hostile);
   assert.equal(page.document.title, "x · Hearth");
@@ -230,18 +257,18 @@ test("the status page of a server with keys asks for one", async () => {
   const answer = () => new Response(new ReadableStream({ start: (sink) => sink.enqueue(new TextEncoder().encode(event)) }));
   const page = await open("status.html", answer, { needsKey: true });
   const line = () => page.document.querySelector("[role=status]").textContent;
-  assert.match(line(), /This server needs an API key/);
+  await eventually(() => assert.match(line(), /This server needs an API key/));
   for (const [key, said] of [["wrong", /is not one this server knows/], ["right", /Live/]]) {
     page.document.querySelector("#unlock input").value = key;
     page.submit(page.document.getElementById("unlock"));
     await settled();
-    assert.match(line(), said);
+    await eventually(() => assert.match(line(), said));
   }
-  assert.match(page.document.querySelector("h1").textContent, /tiny ready/);
+  await eventually(() => assert.match(page.document.querySelector("h1").textContent, /tiny ready/));
   assert.equal(page.document.getElementById("unlock"), null);
   assert.equal(page.window.sessionStorage.getItem("key"), "right", "the chat page has it too");
   const linked = await open("status.html", answer, { needsKey: true, hash: "#key=right" });
-  assert.match(linked.document.querySelector("h1").textContent, /tiny/);
+  await eventually(() => assert.match(linked.document.querySelector("h1").textContent, /tiny/));
   assert.equal(linked.window.location.hash, "", "the key goes out of the address");
   assert.ok(page.calls.every((call) => !call.path.startsWith("/")), "relative, for proxies with a path of their own");
 });

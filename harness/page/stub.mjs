@@ -9,6 +9,9 @@ import { fileURLToPath } from "node:url";
 const pages = join(resolve(dirname(fileURLToPath(import.meta.url)), "../.."), "crates/server/src/http/page");
 export const pageFile = (name) => readFileSync(join(pages, name), "utf8");
 
+/** What does not come within this time will not come, on a machine with other work too. */
+export const WAIT_MS = 120_000;
+
 export const USAGE = {
   prompt_tokens: 1300,
   completion_tokens: 52,
@@ -95,7 +98,14 @@ export async function startStub() {
     /** The next request for a reply, as soon as it is there. */
     next() {
       const reply = this.waiting.shift();
-      return reply ? Promise.resolve(reply) : new Promise((done) => this.takers.push(done));
+      if (reply) return Promise.resolve(reply);
+      return new Promise((done, fail) => {
+        const late = setTimeout(() => fail(new Error(`the page asked for no reply within ${WAIT_MS} ms`)), WAIT_MS);
+        this.takers.push((reply) => {
+          clearTimeout(late);
+          done(reply);
+        });
+      });
     },
     /** Answers the next request at once. */
     async answer(text, { think, reason, usage, timings } = {}) {

@@ -19,13 +19,21 @@ export function Dialog({ title, children }: { title: string; children: Component
     };
   }, []);
   const close = (): void => {
-    dialog.value = null;
+    // The browser reports a close later, when another dialog may be open.
+    if (element.current) dialog.value = null;
+  };
+  const onKeyDown = (event: KeyboardEvent): void => {
+    if (event.key !== "Escape" || event.isComposing) return;
+    // At once: until the browser has closed the dialog and reported it, further keys would be lost.
+    event.preventDefault();
+    close();
   };
   return (
     <dialog
       ref={element}
       aria-labelledby="dialog-title"
       onClose={close}
+      onKeyDown={onKeyDown}
       onClick={(event) => event.target === element.current && close()}
     >
       <div class="sheet">
