@@ -35,12 +35,13 @@ head -c 100 bf16.gguf >cut.gguf
 if message=$("$hearth" inspect cut.gguf 2>&1); then fail "a truncated file was accepted"; fi
 expect "truncated file" cut.gguf "$message"
 
-port=$((20000 + RANDOM % 20000))
+port=$(python3 -c 'import socket; free = socket.socket(); free.bind(("127.0.0.1", 0)); print(free.getsockname()[1])')
 "$hearth" serve q4.gguf --port "$port" 2>server.log &
 server=$!
-for _ in $(seq 100); do
+for try in $(seq 1200); do
   curl -sf "http://127.0.0.1:$port/health" >/dev/null && break
   kill -0 "$server" 2>/dev/null || fail "the server ended: $(cat server.log)"
+  [ "$try" -lt 1200 ] || fail "the server was not ready within 120 s: $(cat server.log)"
   sleep 0.1
 done
 body='{"messages":[{"role":"user","content":"Hello"}],"max_tokens":8,"seed":1'

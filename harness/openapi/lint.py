@@ -29,7 +29,7 @@ def document(hearth):
         port = free.getsockname()[1]
     server = subprocess.Popen([hearth, "serve", "--device", "cpu", "--port", str(port), "--log", "error"])
     try:
-        for _ in range(300):
+        for _ in range(1200):
             try:
                 url = f"http://127.0.0.1:{port}/openapi.json"
                 return urllib.request.urlopen(url, timeout=10).read()
@@ -37,7 +37,7 @@ def document(hearth):
                 if server.poll() is not None:
                     sys.exit("the server ended at its start")
                 time.sleep(0.1)
-        sys.exit("the server did not open its port within 30 s")
+        sys.exit("the server did not open its port within 120 s")
     finally:
         server.kill()
         server.wait()
