@@ -1,7 +1,9 @@
 //! The configuration file: TOML, one key for each flag of `serve`, without its dashes.
 
+use std::error::Error;
 use std::path::Path;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command};
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -85,6 +87,38 @@ fn plain(value: Value) -> Option<String> {
         Value::Float(number) => Some(number.to_string()),
         Value::Boolean(switch) => Some(switch.to_string()),
         Value::Datetime(_) | Value::Array(_) | Value::Table(_) => None,
+    }
+}
+
+/// The error of `command` with the entries' values, which says where the invalid value stands.
+/// `error` stays as it is if no entry has the value.
+pub(super) fn located(error: clap::Error, command: &Command, entries: &[Entry]) -> ConfigError {
+    let value = match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => value.clone(),
+        _ => return ConfigError::Usage(error),
+    };
+    let flag = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(flag)) => flag.clone(),
+        _ => return ConfigError::Usage(error),
+    };
+    let is_of = |entry: &&Entry| {
+        let arg = command
+            .get_arguments()
+            .find(|arg| arg.get_id() == entry.id.as_str());
+        arg.is_some_and(|arg| arg.to_string() == flag)
+    };
+    let Some(entry) = entries.iter().rev().find(is_of) else {
+        return ConfigError::Usage(error);
+    };
+    let reason = match (error.get(ContextKind::ValidValue), error.source()) {
+        (Some(ContextValue::Strings(valid)), _) => format!("use one of {}", valid.join(", ")),
+        (_, Some(cause)) => cause.to_string(),
+        _ => error.kind().to_string(),
+    };
+    ConfigError::Value {
+        source_name: entry.source.clone(),
+        value,
+        reason,
     }
 }
 

@@ -44,6 +44,16 @@ pub enum ConfigError {
         /// The key and the mistake.
         detail: String,
     },
+    /// A value of the configuration file or of an old variable is invalid.
+    #[error("{source_name}: {value} is not valid: {reason}")]
+    Value {
+        /// The file and key, or the variable.
+        source_name: String,
+        /// The value.
+        value: String,
+        /// Why it is invalid, or the values that are valid.
+        reason: String,
+    },
 }
 
 /// Where a value comes from, in order of precedence.
@@ -152,7 +162,9 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
         // Some arguments belong to the whole program, the others to the subcommand.
         let whole = file::with_defaults(commands(), &entries);
         command = at(whole, path, &filled);
-        matches = command.try_get_matches_from_mut(&args)?;
+        let parsed = command.try_get_matches_from_mut(&args);
+        let located = |error| file::located(error, subcommand(&command, path), &entries);
+        matches = parsed.map_err(located)?;
     }
     let cli = Cli::from_arg_matches(&matches)?;
     let found = under(&matches, path).expect("the first parse found the subcommand");
@@ -333,6 +345,35 @@ mod tests {
         assert_eq!(by_file.model_flag.unwrap().to_str(), Some("a.gguf"));
         let by_word = serve(parsed(&["serve", "b.gguf", "--config", path]).unwrap());
         assert_eq!(by_word.model.unwrap().to_str(), Some("b.gguf"));
+    }
+
+    #[test]
+    fn an_invalid_value_is_named_with_its_file_and_key() {
+        for (text, key, part) in [
+            ("port = 'abc'", "port", "abc is not valid: invalid digit"),
+            ("max_ctx = -1", "max_ctx", "-1 is not valid"),
+            (
+                "metrics = 'yes'",
+                "metrics",
+                "yes is not valid: use one of on, off",
+            ),
+            (
+                "log-format = 'xml'",
+                "log-format",
+                "xml is not valid: use one of",
+            ),
+        ] {
+            let file = config_file(text);
+            let path = file.path().to_str().unwrap();
+            let error = parsed(&["serve", "--config", path]).unwrap_err();
+            assert!(matches!(error, ConfigError::Value { .. }), "{error:?}");
+            let error = error.to_string();
+            let place = format!("{path}: {key}: ");
+            assert!(error.starts_with(&place) && error.contains(part), "{error}");
+            // On the command line the flag itself says where it is.
+            let flag = parsed(&["serve", "--config", path, "--port", "x"]).unwrap_err();
+            assert!(matches!(flag, ConfigError::Usage(_)), "{flag:?}");
+        }
     }
 
     fn check_refused(text: &str, part: &str) {
