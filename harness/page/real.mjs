@@ -52,6 +52,9 @@ export async function test(browser, hearth) {
 
 async function chat(browser, url) {
   const { page, faults, context } = await open(browser, url);
+  // The same replies at each run, and none that goes on until the context is full.
+  await page.evaluate(() => localStorage.setItem("hearth.settings", JSON.stringify({ temperature: 0, maxTokens: 300 })));
+  await page.reload();
   await page.locator("#model", { hasText: "ember" }).waitFor();
   await send(page, "What is 23 + 45?");
   await lastReply(page).locator(".figures").waitFor();

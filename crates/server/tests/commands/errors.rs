@@ -71,7 +71,7 @@ fn unusable_tokenizer_is_refused_with_its_file_and_key() {
     let parts = ["merges.gguf: tokenizer.ggml", "is not a token"];
     check_refused(&["tokenize", path], 1, &parts);
     check_refused(&["run", path, "Hello"], 1, &parts);
-    check_refused(&["serve", path], 1, &parts);
+    check_refused(&["serve", "--port", "0", path], 1, &parts);
 }
 
 #[test]

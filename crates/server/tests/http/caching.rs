@@ -331,7 +331,9 @@ async fn request_during_warmup_waits_for_one_chunk() {
     let (no_fields, no_headers) = (json!({"max_tokens": 4}), []);
     let answered = cached(&server, other, &no_fields, &no_headers);
     let release = async {
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        server.until_requests(1).await;
+        // It is listed a moment before the engine has it.
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
         server.watch.gate.release();
     };
     let (cached, ()) = tokio::join!(answered, release);

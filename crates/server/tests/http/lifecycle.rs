@@ -84,17 +84,19 @@ async fn second_shutdown_request_returns_at_once() {
 
 #[tokio::test]
 async fn an_idle_server_stops_without_delay() {
-    let server = steady("x").open().await;
+    let setup = steady("x");
+    let grace = setup.config.timeouts.shutdown;
+    let server = setup.open().await;
     let begun = std::time::Instant::now();
     server.stop.trigger();
     assert!(end(server).await.is_ok());
-    assert!(begun.elapsed() < Duration::from_secs(3));
+    assert!(begun.elapsed() < grace / 2);
 }
 
 #[tokio::test]
 async fn stopping_while_loading_does_not_wait_for_the_load() {
     let server = ServerSetup {
-        load_time: Duration::from_secs(3),
+        load_time: Duration::from_secs(240),
         ..ServerSetup::default()
     }
     .open()
@@ -102,7 +104,7 @@ async fn stopping_while_loading_does_not_wait_for_the_load() {
     let begun = std::time::Instant::now();
     server.stop.trigger();
     assert!(end(server).await.is_ok());
-    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert!(begun.elapsed() < Duration::from_secs(60));
 }
 
 async fn check_lost(server: TestServer) {

@@ -195,7 +195,7 @@ async fn completion_refuses_what_would_change_the_reply() {
 #[tokio::test]
 async fn slots_are_the_sequences_of_the_device() {
     let mut setup = ServerSetup::saying(&"x".repeat(400));
-    setup.step = Duration::from_millis(10);
+    setup.step = Duration::from_millis(50);
     setup.limits.sequences = 2;
     let server = setup.open().await;
     let idle = server.get("/slots").await.json().await;

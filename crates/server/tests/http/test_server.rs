@@ -138,7 +138,7 @@ impl Default for ServerSetup {
             model_name: "tiny".to_owned(),
             ..ServerConfig::default()
         };
-        config.timeouts.failure_grace = Duration::from_secs(1);
+        config.timeouts.failure_grace = Duration::from_secs(4);
         ServerSetup {
             script: None,
             config,
@@ -266,6 +266,24 @@ impl TestServer {
         self.post("/v1/chat/completions", &chat_body(fields)).await
     }
 
+    /// Waits until the metrics have this line.
+    pub(crate) async fn until_metric(&self, line: &str) {
+        until_true(line, async || {
+            let text = self.get("/metrics").await.text().await;
+            text.lines().any(|l| l == line)
+        })
+        .await;
+    }
+
+    /// Waits until `n` requests are listed as waiting or running.
+    pub(crate) async fn until_requests(&self, n: usize) {
+        until_true("requests are listed", async || {
+            let slots = self.get("/slots/summary").await.json().await;
+            slots["requests"].as_array().map(Vec::len) == Some(n)
+        })
+        .await;
+    }
+
     /// Waits until `holds`.
     pub(crate) async fn eventually(&self, what: &str, holds: impl Fn(&Watch) -> bool) {
         let wait = async {
@@ -276,6 +294,17 @@ impl TestServer {
         let waited = tokio::time::timeout(client::MAX_WAIT, wait).await;
         waited.unwrap_or_else(|_| panic!("in time: {what}"));
     }
+}
+
+/// Asks `holds` until it is true: what a reply leaves behind may come a moment after it.
+pub(crate) async fn until_true(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let wait = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = tokio::time::timeout(client::MAX_WAIT, wait).await;
+    waited.unwrap_or_else(|_| panic!("in time: {what}"));
 }
 
 pub(crate) fn chat_body(fields: Value) -> Value {
