@@ -15,6 +15,9 @@ use crate::{HubError, HubSettings, OnEvent, PullEvent};
 
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Attempts at the first request while no server is reached, so that a wrong name of a host or a
+/// network that is off is soon reported.
+const UNREACHABLE_ATTEMPTS: u32 = 3;
 /// The most redirects of one request.
 const MAX_REDIRECTS: usize = 10;
 /// The largest answer of the hub's interface, in bytes.
@@ -126,6 +129,11 @@ impl Client {
             match request() {
                 Err(error) if error.is_transient() => {
                     failed += 1;
+                    let is_away =
+                        matches!(error, HubError::Unreachable { .. } | HubError::Proxy { .. });
+                    if is_away && failed >= UNREACHABLE_ATTEMPTS {
+                        return Err(error);
+                    }
                     self.wait(failed, error, report)?;
                 }
                 result => return result,

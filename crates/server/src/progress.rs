@@ -23,6 +23,8 @@ pub(crate) struct TaskProgress {
     /// `None` without a terminal.
     bar: Option<ProgressBar>,
     last_line: Cell<Instant>,
+    /// When the bytes began to come, and how many were there.
+    start: (Instant, u64),
 }
 
 impl TaskProgress {
@@ -50,7 +52,24 @@ impl TaskProgress {
             things,
             bar,
             last_line: Cell::new(Instant::now()),
+            start: (Instant::now(), 0),
         }
+    }
+
+    /// Byte progress that begins at `done_bytes`, which do not count for the rate.
+    pub(crate) fn continuing(
+        what: impl Into<String>,
+        done_bytes: u64,
+        total_bytes: u64,
+    ) -> TaskProgress {
+        let mut task = TaskProgress::new(what);
+        task.start.1 = done_bytes;
+        if let Some(bar) = &task.bar {
+            bar.set_length(total_bytes);
+            bar.set_position(done_bytes);
+            bar.reset_eta();
+        }
+        task
     }
 
     /// Sets the progress.
@@ -63,12 +82,16 @@ impl TaskProgress {
             None if self.last_line.get().elapsed() >= QUIET => {
                 self.last_line.set(Instant::now());
                 let percent = percent(done_bytes, total_bytes);
-                let total = if self.things {
-                    total_bytes.to_string()
+                if self.things {
+                    tracing::info!("{}: {percent} % of {total_bytes}", self.what);
                 } else {
-                    bytes_text(total_bytes)
-                };
-                tracing::info!("{}: {percent} % of {total}", self.what);
+                    let (start, before) = self.start;
+                    let came = done_bytes.saturating_sub(before);
+                    let rest = total_bytes.saturating_sub(done_bytes);
+                    let pace = pace_text(came, rest, start.elapsed());
+                    let total = bytes_text(total_bytes);
+                    tracing::info!("{}: {percent} % of {total}{pace}", self.what);
+                }
             }
             None => {}
         }
@@ -82,6 +105,21 @@ impl Drop for TaskProgress {
             BARS.remove(bar);
         }
     }
+}
+
+/// The rate and the time left, with a comma before each; nothing without a rate.
+fn pace_text(came: u64, rest: u64, elapsed: Duration) -> String {
+    let rate = came as f64 / elapsed.as_secs_f64();
+    if !rate.is_normal() {
+        return String::new();
+    }
+    let left = (rest as f64 / rate) as u64;
+    let left = match left {
+        0..60 => format!("{left} s"),
+        60..3600 => format!("{} min {} s", left / 60, left % 60),
+        _ => format!("{} h {} min", left / 3600, left / 60 % 60),
+    };
+    format!(", {}/s, {left} left", bytes_text(rate as u64))
 }
 
 /// Integer percentage; 100 for an empty total.
@@ -142,6 +180,24 @@ mod tests {
         assert_eq!(bytes_text(1023), "1023 B");
         assert_eq!(bytes_text(1536), "1.50 KiB");
         assert_eq!(bytes_text(5 << 40), "5.00 TiB");
+    }
+
+    #[test]
+    fn pace_is_rate_and_time_left() {
+        let pace = |came, rest, seconds| pace_text(came, rest, Duration::from_secs(seconds));
+        assert_eq!(pace(10 << 20, 5 << 20, 10), ", 1.00 MiB/s, 5 s left");
+        assert_eq!(
+            pace(10 << 20, 90 << 20, 10),
+            ", 1.00 MiB/s, 1 min 30 s left"
+        );
+        assert_eq!(
+            pace(10 << 20, 4000 << 20, 10),
+            ", 1.00 MiB/s, 1 h 6 min left"
+        );
+        assert_eq!(
+            (pace(0, 9, 10), pace(9, 9, 0)),
+            (String::new(), String::new())
+        );
     }
 
     #[test]

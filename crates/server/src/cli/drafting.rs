@@ -10,8 +10,8 @@ use super::{DeviceArgs, OnOff, at_least_one};
 /// Flags of speculative decoding.
 #[derive(Debug, Clone, Args)]
 pub struct DraftArgs {
-    /// The draft model: a GGUF file, or a directory with config.json and model.safetensors
-    /// [default: none; for the bundled model, its bundled draft].
+    /// The draft model: a GGUF file, a directory with config.json and model.safetensors, or a name
+    /// to pull such as OWNER/REPO [default: none; for the bundled model, its bundled draft].
     #[arg(long, env = "HEARTH_DRAFT", value_name = "FILE")]
     pub draft: Option<PathBuf>,
     /// Verify trees of drafted tokens (the default).

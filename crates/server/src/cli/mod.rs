@@ -10,6 +10,7 @@ mod clients;
 mod drafting;
 mod kernels;
 mod listening;
+mod models;
 mod reasoning;
 pub mod refused;
 mod sampling;
@@ -31,6 +32,7 @@ pub use kernels::{
     KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs, KernelsListArgs,
 };
 pub use listening::ListenArgs;
+pub use models::{ListArgs, PullArgs, RmArgs};
 pub use reasoning::ReasoningArgs;
 pub use sampling::SamplingArgs;
 pub use showing::{ConfigCommand, ShowArgs};
@@ -91,6 +93,7 @@ pub enum Command {
     /// Serve a model over HTTP.
     #[command(
         after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
+        hearth serve owner/repo:Q4_K_M           (downloads the model if needed)\n  \
         hearth serve model.gguf --dry-run        (prints the memory plan and exits)\n\n\
         Without MODEL, the bundled toy model is served.\n\
         A configuration file holds flags without their dashes: port = 9000, no-cors = true.\n\
@@ -124,6 +127,22 @@ pub enum Command {
         Ctrl-C ends the reply. The reply goes to standard output, timings to standard error."
     )]
     Run(RunArgs),
+    /// Download a model by name into the cache that other programs of the Hugging Face hub share.
+    #[command(
+        after_help = "Examples:\n  hearth pull unsloth/Qwen3.5-9B-GGUF             (Q4_K_M, else Q8_0)\n  \
+        hearth pull unsloth/Qwen3.5-9B-GGUF:Q6_K\n  \
+        hearth serve unsloth/Qwen3.5-9B-GGUF:Q6_K       (pulls it if needed)\n\n\
+        A pull that was cut continues where it ended. The hash of each file is checked.\n\
+        Variables: HF_HOME or HF_HUB_CACHE (the cache), HF_TOKEN (gated and private models),\n\
+        HF_ENDPOINT (a mirror), HF_HUB_OFFLINE=1 (no network), HTTPS_PROXY, SSL_CERT_FILE."
+    )]
+    Pull(PullArgs),
+    /// List the models in the cache.
+    #[command(visible_alias = "ls", after_help = "Example:\n  hearth list --json")]
+    List(ListArgs),
+    /// Remove a model from the cache.
+    #[command(after_help = "Example:\n  hearth rm unsloth/Qwen3.5-9B-GGUF:Q6_K")]
+    Rm(RmArgs),
     /// Show the contents of a GGUF file and the memory to run it.
     #[command(after_help = "Example:\n  hearth inspect model.gguf --max-ctx 32768 --kv-type q8_0")]
     Inspect(InspectArgs),
@@ -260,7 +279,7 @@ const MAX_SECONDS: u64 = 10 * 365 * 86_400;
 /// `hearth serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The GGUF file to serve.
+    /// The GGUF file to serve, or a name to pull such as OWNER/REPO:Q4_K_M.
     #[arg(env = "HEARTH_MODEL", conflicts_with = "model_flag")]
     pub model: Option<PathBuf>,
     /// The GGUF file to serve, as a flag.
@@ -448,7 +467,8 @@ pub enum ReasoningFieldArg {
 /// `hearth run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The GGUF file and the prompt; a single argument that is not a GGUF file is the prompt.
+    /// The GGUF file, or a name to pull such as OWNER/REPO:Q4_K_M, and the prompt; a single
+    /// argument that is neither is the prompt.
     #[arg(value_name = "MODEL] [PROMPT", num_args = 0..=2)]
     pub words: Vec<String>,
     /// Device and numerics.
@@ -483,7 +503,7 @@ pub struct RunArgs {
 /// `hearth inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The GGUF file.
+    /// The GGUF file, or the name of a model in the cache.
     pub file: PathBuf,
     /// Device and numerics to plan for.
     #[command(flatten)]

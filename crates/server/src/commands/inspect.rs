@@ -9,13 +9,17 @@ use serde_json::{Map, Value, json};
 use crate::cli::InspectArgs;
 use crate::commands::draft_sources::BlockDraft;
 use crate::commands::{all_causes, draft_sources, shape};
+use crate::open::by_name;
 use crate::open::drafting::{Drafting, draft_config};
 use crate::open::memory_plan;
 use crate::open::model_path::check_model;
 use crate::open::{self, FittedConfig, MemoryRequest, count_text};
 use crate::progress::bytes_text;
 
-pub(super) fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
+pub(super) fn inspect(mut args: InspectArgs) -> anyhow::Result<()> {
+    args.file = by_name::in_cache(&args.file);
+    args.draft = args.draft.as_deref().map(by_name::in_cache);
+    let args = &args;
     check_model(&args.file)?;
     let file = GgufFile::open(&args.file)?;
     let mut report = Report::default();

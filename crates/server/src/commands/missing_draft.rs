@@ -2,6 +2,7 @@
 
 use model::{CardDraft, ModelCard};
 
+use crate::config;
 use crate::open::drafting::Drafting;
 
 /// One line about a published draft that is not used; `None` if a draft model is used, or the card
@@ -22,9 +23,10 @@ pub(super) fn line(
         "it decodes plainly, at a part of the speed"
     };
     let CardDraft { kind, source, .. } = draft;
+    let name = config::hub::name(source).map_or(source.clone(), |name| name.to_string());
     Some(format!(
-        "this model has a published {kind} draft, {source}; without it {without}; download it and \
-         name it with --draft"
+        "this model has a published {kind} draft; without it {without}; --draft {name} downloads \
+         and uses it"
     ))
 }
 
@@ -40,7 +42,7 @@ mod tests {
     fn card(kind: &str) -> ModelCard {
         let json = format!(
             r#"{{"name": "A", "source": "s", "verified_at": "d", "max_tokens": 9,
-                "drafts": [{{"model": "27b", "kind": "{kind}", "source": "elsewhere"}}]}}"#
+                "drafts": [{{"model": "27b", "kind": "{kind}", "source": "https://huggingface.co/a/b"}}]}}"#
         );
         ModelCard::parse(&json, "qwen35").0
     }
@@ -53,9 +55,9 @@ mod tests {
         };
         let named = of("DFlash2", "X-27B", "cpu", &drafting).unwrap();
         for part in [
-            "published DFlash2 draft, elsewhere",
+            "published DFlash2 draft;",
             "decodes plainly",
-            "--draft",
+            "--draft a/b downloads",
         ] {
             assert!(named.contains(part), "{named}");
         }

@@ -18,6 +18,7 @@ mod missing_draft;
 mod new_file;
 mod npy;
 mod probe;
+mod pull;
 mod quantize;
 mod reload;
 mod run;
@@ -77,8 +78,11 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Command::Config(ConfigCommand::Show(args)) => show::show(&args, parsed.settings, bundled),
         Command::Connect(args) => connect::connect(&args),
         Command::Probe(args) => probe::probe(&args),
-        Command::Run(args) => run::run(&args, bundled, cli.no_color),
-        Command::Inspect(args) => inspect::inspect(&args),
+        Command::Run(args) => run::run(args, bundled, cli.no_color),
+        Command::Pull(args) => pull::pull(&args),
+        Command::List(args) => pull::list(&args),
+        Command::Rm(args) => pull::rm(&args),
+        Command::Inspect(args) => inspect::inspect(args),
         Command::Tree(args) => tree::tree(&args),
         Command::Quantize(args) => quantize::quantize(&args),
         Command::Synth(args) => synth::synth(&args),

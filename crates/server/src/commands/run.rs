@@ -19,12 +19,17 @@ use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
 use crate::error::ApiError;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
+use crate::open::by_name;
 use crate::open::drafting::Drafting;
 use crate::open::model_path::is_remote;
 use crate::open::{self, MemoryRequest};
 
-pub(super) fn run(args: &RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
+pub(super) fn run(mut args: RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
     let (path, prompt) = split_words(&args.words);
+    let file = |path: &PathBuf| by_name::pulled(path, &|_| {});
+    let path = path.as_ref().map(file).transpose()?;
+    args.draft.draft = args.draft.draft.as_ref().map(file).transpose()?;
+    let args = &args;
     let prompt = match prompt {
         Some(prompt) => Some(prompt),
         None if io::stdin().is_terminal() => None,

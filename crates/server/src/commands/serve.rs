@@ -4,6 +4,7 @@
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -24,6 +25,7 @@ use crate::engine::{BoxError, Engine, EngineFactory, EnginePhase, Loaded};
 use crate::error::ServeError;
 use crate::http::shutdown::ShutdownSignal;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
+use crate::open::by_name;
 use crate::open::devices;
 use crate::open::drafting::{Drafting, clock};
 use crate::open::model_path::{check_draft, check_model};
@@ -43,10 +45,13 @@ const SCRIPT_CHUNK: usize = 2048;
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn serve(
-    args: ServeArgs,
+    mut args: ServeArgs,
     settings: &[ResolvedSetting],
     bundled: Bundled,
 ) -> anyhow::Result<()> {
+    // Wrong settings are reported before a download.
+    server_config(&args)?;
+    resolve_names(&mut args)?;
     let config = server_config(&args)?;
     check_files(&args)?;
     if args.dry_run {
@@ -76,6 +81,30 @@ pub(super) fn serve(
     // A second signal must not wait for anything.
     runtime.shutdown_background();
     served
+}
+
+/// Replaces the names of models by files, which are downloaded where they are not in the cache.
+fn resolve_names(args: &mut ServeArgs) -> anyhow::Result<()> {
+    let last = AtomicU64::new(u64::MAX);
+    let report = |percent| {
+        if last.swap(percent, Ordering::Relaxed) != percent {
+            supervisor::downloading(percent);
+        }
+    };
+    let ServeArgs {
+        model, model_flag, ..
+    } = args;
+    for path in [model, model_flag, &mut args.draft.draft]
+        .into_iter()
+        .flatten()
+    {
+        *path = if args.dry_run {
+            by_name::in_cache(path)
+        } else {
+            by_name::pulled(path, &report)?
+        };
+    }
+    Ok(())
 }
 
 /// Opens the files of the flags, so that a wrong one is reported before the port is open.

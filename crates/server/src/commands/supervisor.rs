@@ -17,9 +17,18 @@ fn notify(states: &[NotifyState<'_>]) {
 
 /// Reports loading progress.
 pub(super) fn loading(percent: u64) {
+    starting(&format!("loading {percent}%"));
+}
+
+/// Reports the progress of a download.
+pub(super) fn downloading(percent: u64) {
+    starting(&format!("downloading {percent}%"));
+}
+
+fn starting(status: &str) {
     let more = u32::try_from(EXTENSION.as_micros()).unwrap_or(u32::MAX);
     notify(&[
-        NotifyState::Status(&format!("loading {percent}%")),
+        NotifyState::Status(status),
         NotifyState::ExtendTimeoutUsec(more),
     ]);
 }

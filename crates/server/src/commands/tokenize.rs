@@ -6,12 +6,14 @@ use anyhow::Context;
 use chat::{SpecialTokens, Tokenizer};
 
 use crate::cli::TokenizeArgs;
+use crate::open::by_name::in_cache;
 use crate::open::model_path::check_model;
 
 pub(super) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
-    check_model(&args.model)?;
-    let tokenizer = Tokenizer::new(&model::load_vocab(&args.model)?)
-        .with_context(|| format!("{}: tokenizer.ggml", args.model.display()))?;
+    let path = in_cache(&args.model);
+    check_model(&path)?;
+    let tokenizer = Tokenizer::new(&model::load_vocab(&path)?)
+        .with_context(|| format!("{}: tokenizer.ggml", path.display()))?;
     let mut bytes = Vec::new();
     std::io::stdin()
         .lock()

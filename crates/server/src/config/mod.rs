@@ -7,6 +7,7 @@ mod aliases;
 pub mod card;
 pub mod directories;
 mod file;
+pub mod hub;
 pub mod kernels;
 pub mod server;
 mod unknown_variables;

@@ -1,6 +1,7 @@
 //! Opens models: device selection, loading, memory fit and draft.
 
 pub mod bundled;
+pub(crate) mod by_name;
 pub mod devices;
 pub(crate) mod drafting;
 mod fit_drafting;
@@ -78,10 +79,11 @@ pub(crate) fn bytes_of(text: &str) -> Option<u64> {
     Some((number * f64::from(1_u32 << shift)) as u64)
 }
 
-/// Loads a model file.
+/// Loads a model file, or the model of a name in the cache.
 pub(crate) fn load(path: &Path) -> anyhow::Result<model::LoadedModel> {
-    model_path::check_model(path)?;
-    Ok(model::load(path)?)
+    let path = by_name::in_cache(path);
+    model_path::check_model(&path)?;
+    Ok(model::load(&path)?)
 }
 
 /// Loads a model file, or the bundled model when there is none.

@@ -1,37 +1,36 @@
 //! What a word in place of a model file is, and how to get the file.
 //!
-//! Only files are opened. A web address, the name of a repository or a folder is answered with the
-//! way to a file.
+//! Files are opened. A name is looked up in the cache before; a name that is not there, another web
+//! address or a folder is answered with the way to a file.
 
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use hub::ModelName;
 use strsim::levenshtein;
+
+use crate::config;
 
 /// A word that is not a model file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ModelPathError {
-    /// The address of a file or page.
+    /// The address of something else than a model.
     #[error(
-        "{url} is a web address, and models are opened from files; download one: {command}; then name that file"
+        "{url} is a web address, but neither of a GGUF file nor of a Hugging Face repository; name one of those, \
+         or download it with `curl -LO {url}` and name the file"
     )]
     WebAddress {
         /// The address as given.
         url: String,
-        /// The command that downloads the file.
-        command: String,
     },
-    /// The name of a repository.
+    /// The name of a model that is not in the cache.
     #[error(
-        "{name}: no such file; it looks like a Hugging Face repository, and models are opened from files; \
-         download one: {command}; then name that file"
+        "{name}: no such file, and no such model in the cache; download it with `hearth pull {name}`"
     )]
-    Repository {
+    NotPulled {
         /// The name as given.
         name: String,
-        /// The command that downloads the files.
-        command: String,
     },
     /// Safetensors, where a GGUF file is needed.
     #[error(
@@ -76,7 +75,7 @@ pub(crate) fn check_model(path: &Path) -> Result<(), ModelPathError> {
     if path.is_dir() {
         return Err(folder(path));
     }
-    check_exists(path, Kind::Model)?;
+    check_exists(path)?;
     if in_a_file {
         return Err(ModelPathError::Safetensors {
             path: path.to_owned(),
@@ -92,25 +91,25 @@ pub(crate) fn check_model(path: &Path) -> Result<(), ModelPathError> {
 /// # Errors
 /// [`ModelPathError`] for anything else.
 pub(crate) fn check_draft(path: &Path) -> Result<(), ModelPathError> {
-    check_exists(path, Kind::Draft)
+    check_exists(path)
 }
 
-/// What a file is for.
-#[derive(Debug, Clone, Copy)]
-enum Kind {
-    /// A GGUF file.
-    Model,
-    /// A GGUF file or a folder of safetensors.
-    Draft,
-}
-
-fn check_exists(path: &Path, kind: Kind) -> Result<(), ModelPathError> {
+fn check_exists(path: &Path) -> Result<(), ModelPathError> {
     let source = match fs::metadata(path) {
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
-    if let Some(remote) = path.to_str().and_then(|word| remote(word, kind)) {
-        return Err(remote);
+    if let Some(word) = path.to_str() {
+        if name_of(word).is_some() {
+            return Err(ModelPathError::NotPulled {
+                name: word.to_owned(),
+            });
+        }
+        if is_address(word) {
+            return Err(ModelPathError::WebAddress {
+                url: word.to_owned(),
+            });
+        }
     }
     if source.kind() != ErrorKind::NotFound {
         // Opening the file reports it.
@@ -125,95 +124,29 @@ fn check_exists(path: &Path, kind: Kind) -> Result<(), ModelPathError> {
 
 /// Whether a single word is a model somewhere else, rather than a prompt.
 pub(crate) fn is_remote(word: &str) -> bool {
-    match remote(word, Kind::Model) {
-        Some(ModelPathError::WebAddress { .. }) => true,
+    match name_of(word) {
+        Some(ModelName::Url(_)) => true,
         // `and/or` is a prompt; models have their sizes in their names.
-        Some(_) => word.contains(|c: char| c.is_ascii_digit()) || is_gguf_name(word),
-        None => false,
+        Some(ModelName::Hub(_)) => {
+            word.contains(|c: char| c.is_ascii_digit()) || is_gguf_name(word)
+        }
+        None => is_address(word),
     }
 }
 
-/// Web addresses and repository names.
-fn remote(word: &str, kind: Kind) -> Option<ModelPathError> {
-    if word.contains(char::is_whitespace) {
+/// The name of a model that a word is, if it cannot be a path: no file is there, and what stands
+/// before its slash is no folder.
+pub(crate) fn name_of(word: &str) -> Option<ModelName> {
+    let folder = word.split('/').next().map(Path::new);
+    if Path::new(word).exists() || folder.is_some_and(Path::is_dir) {
         return None;
     }
-    let address = word
-        .strip_prefix("https://")
-        .or_else(|| word.strip_prefix("http://"));
-    let at_hub = |rest: &'_ str| {
-        ["huggingface.co/", "hf.co/"]
-            .iter()
-            .find_map(|host| rest.strip_prefix(host))
-            .map(str::to_owned)
-    };
-    let hub_path = at_hub(address.unwrap_or(word));
-    if let Some(address) = address {
-        let command = match hub_path.as_deref().map(|path| path.split_once("/blob/")) {
-            // The page of a file, whose content is at another address.
-            Some(Some((repository, file))) => {
-                format!(
-                    "`curl -LO https://huggingface.co/{repository}/resolve/{}`",
-                    file.split('?').next().unwrap_or(file)
-                )
-            }
-            Some(None) if !address.contains("/resolve/") => hub_command(hub_path.as_deref()?, kind),
-            _ => format!("`curl -LO {word}`"),
-        };
-        return Some(ModelPathError::WebAddress {
-            url: word.to_owned(),
-            command,
-        });
-    }
-    let name = hub_path.unwrap_or_else(|| {
-        let bare = word
-            .strip_prefix("hf:")
-            .map(|name| name.trim_start_matches('/'));
-        bare.unwrap_or(word).to_owned()
-    });
-    is_repository(&name).then(|| ModelPathError::Repository {
-        command: hub_command(&name, kind),
-        name: word.to_owned(),
-    })
+    config::hub::name(word)
 }
 
-/// The command that downloads the files of a repository, given as `owner/name` with an optional
-/// `:type`.
-fn hub_command(name: &str, kind: Kind) -> String {
-    let name = name.trim_end_matches('/');
-    let (name, wanted) = name.split_once(':').unwrap_or((name, "Q4_K_M"));
-    let repository: Vec<&str> = name.split('/').take(2).collect();
-    let repository = repository.join("/");
-    let files = match kind {
-        Kind::Model => format!("--include '*{wanted}*.gguf' --local-dir ."),
-        Kind::Draft => "--local-dir draft".to_owned(),
-    };
-    let elsewhere = match kind {
-        Kind::Model if !is_gguf_name(&repository) => {
-            "; GGUF files are mostly in a repository of their own, whose name ends with -GGUF"
-        }
-        _ => "",
-    };
-    format!("`hf download {repository} {files}` (`pip install huggingface_hub` has it{elsewhere})")
-}
-
-/// Whether a word has the form `owner/name` or `owner/name:type`, and names no file.
-fn is_repository(word: &str) -> bool {
-    let (name, _) = word.split_once(':').unwrap_or((word, ""));
-    let mut parts = name.split('/');
-    let (Some(owner), Some(model), None) = (parts.next(), parts.next(), parts.next()) else {
-        return false;
-    };
-    let is_word = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    let has_ending = Path::new(model).extension().is_some_and(|end| {
-        end.eq_ignore_ascii_case("gguf") || end.eq_ignore_ascii_case("safetensors")
-    });
-    is_word(owner) && is_word(model) && !has_ending && !Path::new(owner).is_dir()
+fn is_address(word: &str) -> bool {
+    let is_web = word.starts_with("https://") || word.starts_with("http://");
+    is_web && !word.contains(char::is_whitespace)
 }
 
 fn is_gguf_name(word: &str) -> bool {
@@ -295,53 +228,36 @@ mod tests {
     }
 
     #[test]
-    fn repository_names_are_answered_with_a_download_command() {
-        let usual = ["Hugging Face repository", "hf download"];
+    fn names_that_are_not_in_the_cache_are_answered_with_the_command() {
         for word in [
             "unsloth/Qwen3.5-27B-GGUF",
-            "Qwen/Qwen3-0.6B",
-            "hf:Qwen/Qwen3-0.6B",
-            "hf.co/Qwen/Qwen3-0.6B",
-            "huggingface.co/Qwen/Qwen3-0.6B",
+            "no-one/Qwen3-0.6B:Q8_0",
+            "hf:no-one/Qwen3-0.6B",
+            "hf.co/no-one/Qwen3-0.6B",
+            "https://huggingface.co/a/b/blob/main/c.gguf?download=true",
+            "https://huggingface.co/a/b-GGUF/tree/main",
+            "http://example.org/m.gguf",
         ] {
-            check(word, &usual);
+            check(word, &[&format!("`hearth pull {word}`")]);
             assert!(is_remote(word), "{word}");
         }
-        check("Qwen/Qwen3-0.6B", &["ends with -GGUF"]);
         let draft = check_draft(Path::new("z-lab/Qwen3.5-9B-DFlash")).unwrap_err();
-        let draft = draft.to_string();
-        assert!(draft.contains("DFlash --local-dir draft`"), "{draft}");
-        check(
-            "unsloth/Qwen3-8B-GGUF:Q8_0",
-            &["hf download unsloth/Qwen3-8B-GGUF --include '*Q8_0*.gguf'"],
-        );
+        assert!(matches!(draft, ModelPathError::NotPulled { .. }), "{draft}");
         for prompt in ["and/or", "What is 1/2?", "a/b/c", "Hello", "/etc/x1"] {
             assert!(!is_remote(prompt), "{prompt}");
         }
     }
 
     #[test]
-    fn web_addresses_are_answered_with_the_address_of_the_content() {
+    fn other_web_addresses_are_answered_with_what_can_be_named() {
         check(
-            "https://huggingface.co/a/b/blob/main/c.gguf?download=true",
-            &["curl -LO https://huggingface.co/a/b/resolve/main/c.gguf`;"],
+            "https://example.org/page",
+            &[
+                "neither of a GGUF file",
+                "curl -LO https://example.org/page",
+            ],
         );
-        check(
-            "https://huggingface.co/a/b/resolve/main/c.gguf",
-            &["curl -LO https://huggingface.co/a/b/resolve/main/c.gguf`;"],
-        );
-        check(
-            "https://huggingface.co/a/b-GGUF",
-            &["is a web address", "hf download a/b-GGUF --include"],
-        );
-        check(
-            "https://huggingface.co/a/b-GGUF/tree/main",
-            &["hf download a/b-GGUF --include"],
-        );
-        check(
-            "http://example.org/m.gguf",
-            &["curl -LO http://example.org/m.gguf"],
-        );
+        assert!(is_remote("https://example.org/page"));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use crate::process::hearth;
 
-const COMMANDS: [&str; 8] = [
-    "serve", "config", "run", "inspect", "quantize", "synth", "eval", "tokenize",
+const COMMANDS: [&str; 11] = [
+    "serve", "config", "run", "pull", "list", "rm", "inspect", "quantize", "synth", "eval",
+    "tokenize",
 ];
 
 #[test]

@@ -37,8 +37,8 @@ fn explain_covers_all_architectures_unless_one_is_named() {
 fn explain_refuses_unknown_models_and_architectures() {
     let unknown = hearth(&["kernels", "explain", "no-such-model"]);
     assert_ne!(unknown.code, Some(0));
-    let elsewhere = hearth(&["kernels", "explain", "unsloth/Qwen3.5-9B-GGUF"]);
-    assert!(elsewhere.err.contains("hf download"), "{}", elsewhere.err);
+    let elsewhere = hearth(&["kernels", "explain", "no-one/Qwen3.5-9B-GGUF"]);
+    assert!(elsewhere.err.contains("hearth pull"), "{}", elsewhere.err);
     let arch = hearth(&["kernels", "explain", "qwen3.5-27b", "--arch", "ampere"]);
     assert!(arch.err.contains("ampere"), "{}", arch.err);
 }

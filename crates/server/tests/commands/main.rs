@@ -13,10 +13,13 @@ mod hostile;
 mod kernels;
 mod later_drafts;
 mod process;
+mod pulling;
 mod running;
 mod scripted;
 mod serving;
 mod settings;
+#[path = "../../../hub/tests/hub/test_hub.rs"]
+mod test_hub;
 mod tips;
 mod truncation;
 mod windows;

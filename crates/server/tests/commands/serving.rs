@@ -172,8 +172,11 @@ fn wrong_files_are_reported_before_the_port_opens() {
     let (model, folder) = (model().display().to_string(), at(""));
     let cases: [(&[&str], &[&str]); 7] = [
         (&[&at("none.gguf")], &["none.gguf", "No such file"]),
-        (&["unsloth/Qwen3.5-9B-GGUF"], &["hf download"]),
-        (&["https://example.org/m.gguf"], &["web address", "curl"]),
+        (
+            &["no-one/Qwen3.5-9B-GGUF"],
+            &["not in the cache", "HF_HUB_OFFLINE"],
+        ),
+        (&["https://example.org/m"], &["web address", "curl"]),
         (&[&folder], &["safetensors", "convert_hf_to_gguf.py"]),
         (&[&at("text.gguf")], &["text.gguf", "not a GGUF file"]),
         (

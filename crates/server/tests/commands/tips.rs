@@ -16,8 +16,6 @@ const OF_OTHERS: [&str; 2] = [
 ];
 /// Flags that the parser adds by itself.
 const IMPLIED: [&str; 2] = ["help", "version"];
-/// Flags of `hf`, which downloads models, within texts of this program.
-const FOREIGN: [&str; 2] = ["include", "local-dir"];
 /// Beginnings of the predecessor's flags, in the table of what is refused.
 const REFUSED_FAMILIES: [&str; 2] = ["ds4-", "target-shard-ipc-"];
 
@@ -144,7 +142,6 @@ fn texts_name_flags_that_exist_and_are_shown() {
                         || global.contains(&flag)
                         || named_command(&root, &text).contains(&flag)
                         || IMPLIED.contains(&&*flag)
-                        || FOREIGN.contains(&&*flag)
                         || REFUSED_FAMILIES.contains(&&*flag);
                     if !is_known {
                         wrong.push(format!("{file}: --{flag} in {text:?}"));
