@@ -141,3 +141,10 @@ pub(crate) fn ids(json: &Value) -> Vec<TokenId> {
         .map(|id| TokenId(u32::try_from(id.as_u64().unwrap()).unwrap()))
         .collect()
 }
+
+/// Time that this thread has had a core. What other programs use is not in it.
+pub(crate) fn thread_time() -> std::time::Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    let on_core = stat.split_whitespace().next().unwrap();
+    std::time::Duration::from_nanos(on_core.parse().unwrap())
+}

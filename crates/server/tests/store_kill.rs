@@ -22,6 +22,8 @@ use server::engine::store::{DiskStore, StoreConfig};
 const BUDGET: u64 = 3 << 20;
 /// Set for the process to be killed.
 const VICTIM: &str = "STORE_VICTIM";
+/// What that process prints before it opens the store.
+const BEGUN: &str = "the writer begins";
 /// Default number of kills.
 const FEW: u64 = 12;
 
@@ -65,6 +67,7 @@ fn victim() {
     if std::env::var_os(VICTIM).is_none() {
         return;
     }
+    println!("{BEGUN}");
     let mut lines = BufReader::new(std::io::stdin()).lines();
     let dir = PathBuf::from(lines.next().unwrap().unwrap());
     let mut state: u64 = lines.next().unwrap().unwrap().parse().unwrap();
@@ -95,7 +98,7 @@ fn kill(times: u64) {
             .args(["--exact", "victim", "--nocapture"])
             .env(VICTIM, "1")
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -106,6 +109,9 @@ fn kill(times: u64) {
             .unwrap()
             .write_all(start.as_bytes())
             .unwrap();
+        // A busy machine may take long to start the process.
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        assert!(stdout.lines().any(|line| line.unwrap().contains(BEGUN)));
         std::thread::sleep(Duration::from_millis(15 + round * 37 % 120));
         // `kill` sends SIGKILL.
         child.kill().unwrap();
