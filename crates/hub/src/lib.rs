@@ -1,7 +1,8 @@
 //! Models by name: the Hugging Face hub's protocol, its cache on disk, and downloads.
 //!
 //! [`ModelName`] parses what a user types, [`Hub::find`] looks it up in the cache without the
-//! network, [`Hub::pull`] downloads what is missing, [`HubCache`] lists and removes.
+//! network, [`Hub::pull`] downloads what is missing, [`Hub::preview`]
+//! reads headers only, [`HubCache`] lists and removes.
 //! The cache has the layout of `huggingface_hub`, so that other programs share the files.
 //!
 //! The client is our own, on `ureq`: the crate `hf-hub` checks no hash, reads no missing ranges in
@@ -22,6 +23,7 @@ mod event;
 mod list;
 mod name;
 mod partial;
+mod preview;
 mod pull;
 mod ranges;
 mod repository;

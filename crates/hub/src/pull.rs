@@ -29,7 +29,7 @@ pub struct Pulled {
 
 /// A hub and a cache.
 pub struct Hub {
-    client: Client,
+    pub(crate) client: Client,
     cache: HubCache,
     is_offline: bool,
 }
@@ -50,6 +50,11 @@ impl Hub {
     /// The cache.
     pub fn cache(&self) -> &HubCache {
         &self.cache
+    }
+
+    /// Whether no request may leave the machine.
+    pub fn is_offline(&self) -> bool {
+        self.is_offline
     }
 
     /// Parses a name; see [`ModelName::parse`].
@@ -145,7 +150,10 @@ impl Hub {
         let urls = part_urls(url);
         let mut described = Vec::new();
         for url in &urls {
-            described.push(self.client.retrying(report, || self.describe(url))?);
+            described.push(
+                self.client
+                    .retrying(report, || describe(&self.client, url))?,
+            );
         }
         let names: Vec<String> = urls.iter().map(|url| file_of(url)).collect();
         let mut targets = Vec::new();
@@ -168,27 +176,6 @@ impl Hub {
             downloaded_bytes,
             drafts: Vec::new(),
         })
-    }
-
-    /// Size, hash if it is a mirror of the hub, and `ETag` of a file of another server.
-    fn describe(&self, url: &str) -> Result<(u64, Option<ContentId>, String), HubError> {
-        let answer = self.client.open(url, Some((0, 1)))?;
-        let number = |name: &str| answer.header(name).and_then(|text| text.parse().ok());
-        let size = match answer.status {
-            206 => content_range(answer.header("content-range").unwrap_or_default())
-                .and_then(|(_, total)| total),
-            _ => number("content-length"),
-        };
-        let size = number("x-linked-size").or(size);
-        let id = answer.header("x-linked-etag").and_then(ContentId::parse);
-        let tag = answer.header("etag").unwrap_or_default().to_owned();
-        match size {
-            Some(size) => Ok((size, id, tag)),
-            None => Err(HubError::Protocol {
-                url: crate::client::plain(url),
-                detail: "the size of the file is not given".to_owned(),
-            }),
-        }
     }
 
     /// Downloads all files, after a look at the disk.
@@ -231,8 +218,32 @@ impl HubCache {
     }
 }
 
+/// Size, hash if it is a mirror of the hub, and `ETag` of a file of another server.
+pub(crate) fn describe(
+    client: &Client,
+    url: &str,
+) -> Result<(u64, Option<ContentId>, String), HubError> {
+    let answer = client.open(url, Some((0, 1)))?;
+    let number = |name: &str| answer.header(name).and_then(|text| text.parse().ok());
+    let size = match answer.status {
+        206 => content_range(answer.header("content-range").unwrap_or_default())
+            .and_then(|(_, total)| total),
+        _ => number("content-length"),
+    };
+    let size = number("x-linked-size").or(size);
+    let id = answer.header("x-linked-etag").and_then(ContentId::parse);
+    let tag = answer.header("etag").unwrap_or_default().to_owned();
+    match size {
+        Some(size) => Ok((size, id, tag)),
+        None => Err(HubError::Protocol {
+            url: crate::client::plain(url),
+            detail: "the size of the file is not given".to_owned(),
+        }),
+    }
+}
+
 /// The addresses of all parts of a file.
-fn part_urls(url: &str) -> Vec<String> {
+pub(crate) fn part_urls(url: &str) -> Vec<String> {
     let at = url.find(['?', '#']).unwrap_or(url.len());
     let (path, query) = url.split_at(at);
     let parts = part_names(path).into_iter();
@@ -240,7 +251,7 @@ fn part_urls(url: &str) -> Vec<String> {
 }
 
 /// The file name of an address.
-fn file_of(url: &str) -> String {
+pub(crate) fn file_of(url: &str) -> String {
     let path = url.split(['?', '#']).next().unwrap_or(url);
     let name = path.rsplit('/').next().unwrap_or_default();
     if is_safe_path(name) {

@@ -113,3 +113,32 @@ fn draft_in_safetensors_is_a_folder() {
     names.sort();
     assert_eq!(names, ["config.json", "model.safetensors"]);
 }
+
+#[test]
+fn preview_has_the_first_bytes_and_the_size_of_each_part() {
+    let rig = rig();
+    rig.hub.faults(|faults| faults.cuts = [10].into());
+    let hub = Hub::new(&rig.settings);
+    let name = hub.parse("maker/Model-GGUF:BF16").unwrap();
+    let first = hub.preview(&name, 1000, rig.dir.path(), &|_| {}).unwrap();
+    assert_eq!(first, rig.dir.path().join("Model-BF16-00001-of-00003.gguf"));
+    for (index, seed) in [(1, 1), (2, 2), (3, 3)] {
+        let path = rig
+            .dir
+            .path()
+            .join(format!("Model-BF16-0000{index}-of-00003.gguf"));
+        let bytes = std::fs::read(path).unwrap();
+        let whole = random_bytes(seed, 300_000);
+        assert!(bytes[..1000] == whole[..1000] && bytes.len() == 300_000);
+        assert!(bytes[1000..].iter().all(|&byte| byte == 0));
+    }
+    let requests = rig.hub.take_seen();
+    let at_content = requests.iter().filter(|seen| seen.at_content);
+    assert!(at_content.clone().count() == 4);
+    assert!(
+        at_content
+            .clone()
+            .all(|seen| seen.range.as_deref() == Some("bytes=0-999"))
+    );
+    assert_eq!(hub.find(&name), None);
+}

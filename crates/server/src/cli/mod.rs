@@ -503,7 +503,8 @@ pub struct RunArgs {
 /// `hearth inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// The GGUF file, or the name of a model in the cache.
+    /// The GGUF file, or a name such as OWNER/REPO:Q4_K_M; of a name that is not in the cache only
+    /// the header is read.
     pub file: PathBuf,
     /// Device and numerics to plan for.
     #[command(flatten)]

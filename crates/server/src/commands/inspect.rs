@@ -17,7 +17,8 @@ use crate::open::{self, FittedConfig, MemoryRequest, count_text};
 use crate::progress::bytes_text;
 
 pub(super) fn inspect(mut args: InspectArgs) -> anyhow::Result<()> {
-    args.file = by_name::in_cache(&args.file);
+    let header = by_name::header(&args.file)?;
+    args.file.clone_from(&header.path);
     args.draft = args.draft.as_deref().map(by_name::in_cache);
     let args = &args;
     check_model(&args.file)?;

@@ -129,11 +129,11 @@ pub(super) fn rm(args: &RmArgs) -> anyhow::Result<()> {
     let hub = config::hub::of_user()?;
     for name in parsed(&hub, &args.names)? {
         let removed = hub.cache().remove(&name)?;
-        tracing::info!(
-            "{name}: {} files removed, {} free again",
-            removed.files,
-            bytes_text(removed.bytes)
-        );
+        let free = bytes_text(removed.bytes);
+        match removed.files {
+            1 => tracing::info!("{name}: 1 file removed, {free} free again"),
+            files => tracing::info!("{name}: {files} files removed, {free} free again"),
+        }
     }
     Ok(())
 }

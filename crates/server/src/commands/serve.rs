@@ -3,8 +3,7 @@
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -25,7 +24,7 @@ use crate::engine::{BoxError, Engine, EngineFactory, EnginePhase, Loaded};
 use crate::error::ServeError;
 use crate::http::shutdown::ShutdownSignal;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
-use crate::open::by_name;
+use crate::open::by_name::{self, Header};
 use crate::open::devices;
 use crate::open::drafting::{Drafting, clock};
 use crate::open::model_path::{check_draft, check_model};
@@ -51,7 +50,7 @@ pub(super) fn serve(
 ) -> anyhow::Result<()> {
     // Wrong settings are reported before a download.
     server_config(&args)?;
-    resolve_names(&mut args)?;
+    let _header = resolve_names(&mut args)?;
     let config = server_config(&args)?;
     check_files(&args)?;
     if args.dry_run {
@@ -84,27 +83,37 @@ pub(super) fn serve(
 }
 
 /// Replaces the names of models by files, which are downloaded where they are not in the cache.
-fn resolve_names(args: &mut ServeArgs) -> anyhow::Result<()> {
-    let last = AtomicU64::new(u64::MAX);
+/// With --dry-run only the model's header is read, and the file lasts as long as the result.
+fn resolve_names(args: &mut ServeArgs) -> anyhow::Result<Option<Header>> {
+    let last: Mutex<Option<Instant>> = Mutex::new(None);
     let report = |percent| {
-        if last.swap(percent, Ordering::Relaxed) != percent {
+        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= STATUS_INTERVAL) {
+            *last = Some(Instant::now());
             supervisor::downloading(percent);
         }
     };
     let ServeArgs {
         model, model_flag, ..
     } = args;
-    for path in [model, model_flag, &mut args.draft.draft]
-        .into_iter()
-        .flatten()
-    {
-        *path = if args.dry_run {
-            by_name::in_cache(path)
+    let mut header = None;
+    for path in [model, model_flag].into_iter().flatten() {
+        if args.dry_run {
+            let found = by_name::header(path)?;
+            path.clone_from(&found.path);
+            header = Some(found);
         } else {
-            by_name::pulled(path, &report)?
+            *path = by_name::pulled(path, &report)?;
+        }
+    }
+    if let Some(draft) = &mut args.draft.draft {
+        *draft = if args.dry_run {
+            by_name::in_cache(draft)
+        } else {
+            by_name::pulled(draft, &report)?
         };
     }
-    Ok(())
+    Ok(header)
 }
 
 /// Opens the files of the flags, so that a wrong one is reported before the port is open.

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use anyhow::Context;
+use gguf::GgufFile;
 use hub::{Hub, ModelName, PullEvent, Pulled};
+use tempfile::TempDir;
 
 use crate::config;
 use crate::open::model_path::name_of;
@@ -16,6 +19,58 @@ pub(crate) fn in_cache(path: &Path) -> PathBuf {
         config::hub::of_user().ok()?.find(&name)
     };
     found().unwrap_or_else(|| path.to_owned())
+}
+
+/// Beginnings of a file that are tried for its header, in bytes. Vocabularies take about 10 MiB.
+const HEADS: [u64; 2] = [32 << 20, 256 << 20];
+
+/// A model's file, or one that holds only its header.
+pub(crate) struct Header {
+    /// The file to open.
+    pub(crate) path: PathBuf,
+    /// Deleted with it.
+    _folder: Option<TempDir>,
+}
+
+/// The file of a name in the cache, else the header of its files, which is read without a download;
+/// any other path as it is. Weights of a header are zeros.
+///
+/// # Errors
+/// If the hub refuses, or the file has no header.
+pub(crate) fn header(path: &Path) -> anyhow::Result<Header> {
+    let as_it_is = |path: PathBuf| Header {
+        path,
+        _folder: None,
+    };
+    let Some(name) = path.to_str().and_then(name_of) else {
+        return Ok(as_it_is(path.to_owned()));
+    };
+    let hub = config::hub::of_user()?;
+    if let Some(found) = hub.find(&name) {
+        return Ok(as_it_is(found));
+    }
+    if hub.is_offline() {
+        return Ok(as_it_is(path.to_owned()));
+    }
+    tracing::info!("{name} is not in the cache; reading its header only");
+    let shown = PullProgress {
+        current: Mutex::new(None),
+        progress: &|_| {},
+    };
+    let folder = tempfile::tempdir().context("cannot create a temporary folder")?;
+    let mut opened = Ok(());
+    for head in HEADS {
+        let path = hub.preview(&name, head, folder.path(), &|event| shown.show(&event))?;
+        opened = GgufFile::open(&path).map(|_| ());
+        if opened.is_ok() {
+            return Ok(Header {
+                path,
+                _folder: Some(folder),
+            });
+        }
+    }
+    opened.with_context(|| name.to_string())?;
+    Ok(as_it_is(path.to_owned()))
 }
 
 /// The file of a name, downloaded if it is not in the cache; any other path as it is. `progress`
@@ -86,11 +141,11 @@ impl PullProgress<'_> {
                 file,
                 size_bytes,
                 done_bytes,
-            } => self.set(
-                &format!("checking {}", file_name(file)),
-                done_bytes,
-                size_bytes,
-            ),
+            } => {
+                let label = format!("checking {}", file_name(file));
+                self.set(&label, done_bytes, size_bytes);
+                (self.progress)(100);
+            }
             PullEvent::Waiting { file } => {
                 tracing::info!("{file}: another program is downloading it; waiting for its end");
             }

@@ -94,7 +94,7 @@ fn pulled_model_is_listed_and_removed() {
         fs::metadata(model()).unwrap().len()
     );
     let removed = home.good(&["rm", NAME]);
-    assert!(removed.err.contains("1 files removed"), "{}", removed.err);
+    assert!(removed.err.contains("1 file removed"), "{}", removed.err);
     assert!(!path.exists());
     let gone = home.run(&["rm", NAME]);
     assert_eq!(gone.code, Some(1));
@@ -124,16 +124,23 @@ fn name_is_downloaded_and_served_and_then_served_offline() {
 #[test]
 fn name_works_in_place_of_a_file() {
     let home = Home::new();
-    // Commands that only look do not download.
-    let inspect = home.run(&["inspect", NAME, "--device", "cpu"]);
-    assert_eq!(inspect.code, Some(1));
+    // Commands that only look read the header, and download nothing.
+    let inspect = home.good(&["inspect", NAME, "--plan", "--device", "cpu"]);
+    assert!(inspect.out.contains("tiny"), "{}", inspect.out);
+    let dry = home.good(&["serve", NAME, "--dry-run", "--device", "cpu"]);
+    assert!(dry.out.contains("memory"), "{}", dry.out);
+    let offline = home.run_with(&["inspect", NAME], |command| {
+        command.env("HF_HUB_OFFLINE", "1")
+    });
+    assert_eq!(offline.code, Some(1));
     assert!(
-        inspect.err.contains("hearth pull maker/Tiny-GGUF:BF16"),
+        offline.err.contains("hearth pull maker/Tiny-GGUF:BF16"),
         "{}",
-        inspect.err
+        offline.err
     );
-    let dry = home.run(&["serve", NAME, "--dry-run", "--device", "cpu"]);
-    assert!(dry.err.contains("hearth pull"), "{}", dry.err);
+    let wrong = home.run(&["inspect", "maker/Tiny-GGUF:mmproj-F16.gguf"]);
+    assert!(wrong.err.contains("not a GGUF file"), "{}", wrong.err);
+    assert!(!home.dir.path().join("hub").exists());
     let run = home.good(&["run", NAME, "Hello", "-n", "4", "--device", "cpu"]);
     assert!(run.err.contains("tokens/s"), "{}", run.err);
     assert!(
