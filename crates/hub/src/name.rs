@@ -83,10 +83,11 @@ fn is_part(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// Whether a path of a repository stays inside the folder that it is joined to.
+/// Whether a path of a repository stays inside the folder that it is joined to, and can be shown on
+/// a terminal.
 pub(crate) fn is_safe_path(path: &str) -> bool {
     let is_safe = |part: &str| !matches!(part, "" | "." | "..");
-    path.split('/').all(is_safe) && !path.contains(['\\', '\0'])
+    path.split('/').all(is_safe) && !path.contains(|c: char| c == '\\' || c.is_control())
 }
 
 impl HubName {
@@ -309,6 +310,18 @@ mod tests {
             "",
         ] {
             assert_eq!(shown(word), None, "{word}");
+        }
+    }
+
+    #[test]
+    fn paths_that_leave_their_folder_or_control_the_terminal_are_refused() {
+        for path in ["a.gguf", "x/y z/a.gguf", "..a/b"] {
+            assert!(is_safe_path(path), "{path}");
+        }
+        for path in [
+            "", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", "a\\b", "a\0", "a\x1b[2J",
+        ] {
+            assert!(!is_safe_path(path), "{path:?}");
         }
     }
 

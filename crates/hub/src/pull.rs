@@ -187,7 +187,11 @@ impl Hub {
         });
         let needed: u64 = needed.sum();
         if needed > 0 {
-            let folder = self.cache.root.ancestors().find(|folder| folder.is_dir());
+            // All files of a name go to one folder, which may not exist yet.
+            let blob = targets
+                .first()
+                .map_or(&self.cache.root, |target| &target.blob);
+            let folder = blob.ancestors().skip(1).find(|folder| folder.is_dir());
             check_space(&self.client, folder.unwrap_or(&self.cache.root), needed)?;
         }
         let mut downloaded = 0;

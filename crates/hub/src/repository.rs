@@ -169,7 +169,10 @@ fn repo_hint(client: &Client, repo: &RepoId) -> String {
     );
     let found = single(client, &url);
     let ids = found.iter().flat_map(|value| value.as_array()).flatten();
-    let mut ids: Vec<&str> = ids.filter_map(|model| model.get("id")?.as_str()).collect();
+    let mut ids: Vec<&str> = ids
+        .filter_map(|model| model.get("id")?.as_str())
+        .filter(|id| RepoId::parse(id).is_some())
+        .collect();
     ids.sort_by_key(|id| levenshtein(id, repo.as_str()));
     let token = if client.has_token() {
         "; the token may not read it"
@@ -192,7 +195,7 @@ fn revision_hint(client: &Client, repo: &RepoId) -> String {
             .flatten()
             .filter_map(|one| one.get("name")?.as_str())
     });
-    let names: Vec<&str> = names.collect();
+    let names: Vec<&str> = names.filter(|name| is_safe_path(name)).collect();
     match names.as_slice() {
         [] => String::new(),
         names => format!("; it has {}", one_of(names)),

@@ -88,7 +88,12 @@ pub(super) fn list(args: &ListArgs) -> anyhow::Result<()> {
     )?;
     let now = SystemTime::now();
     for model in &models {
-        let quant = model.quant.as_deref().unwrap_or("-");
+        let no_quant = if model.path.is_dir() {
+            "safetensors"
+        } else {
+            "-"
+        };
+        let quant = model.quant.as_deref().unwrap_or(no_quant);
         let size = bytes_text(model.size_bytes);
         let used = model.used.and_then(|used| now.duration_since(used).ok());
         let used = used.map_or("-".to_owned(), age);
