@@ -74,13 +74,22 @@ async function chat(browser, url) {
   const status = await context.newPage();
   await status.goto(`${url}status`);
   await status.getByText("Guesses right").waitFor();
+  // One request behind the other, each read to its end, until the page has shown one.
   const leave = new AbortController();
-  const endless = { prompt: "Once", max_tokens: 3000, ignore_eos: true, stream: true };
-  await fetch(`${url}v1/completions`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(endless), signal: leave.signal });
-  await status.locator("tbody tr", { hasText: /reads|writes|waits/ }).waitFor();
+  const body = JSON.stringify({ prompt: "Once", max_tokens: 1000, ignore_eos: true, stream: true });
+  const asking = async () => {
+    while (!leave.signal.aborted) {
+      const answer = await fetch(`${url}v1/completions`, { method: "POST", headers: { "content-type": "application/json" }, body, signal: leave.signal });
+      assert.equal(answer.status, 200);
+      await answer.text();
+    }
+  };
+  const asked = asking().catch((thrown) => assert.ok(leave.signal.aborted, String(thrown)));
+  await Promise.race([asked, status.locator("tbody tr", { hasText: /reads|writes|waits/ }).waitFor()]);
   await screenshot(status, "real-status");
   console.log("ok the status page shows a request while it runs");
   leave.abort();
+  await asked;
   await send(page, "Write a Python function that reverses a list.");
   await page.getByRole("button", { name: "Stop the reply" }).click({ timeout: 5000 }).catch(() => undefined);
   await eventually("no request is left", async () => (await (await fetch(`${url}status/json`)).json()).slots.requests_running === 0);
