@@ -88,6 +88,19 @@ pub(crate) fn fixture_json(path: &str) -> Value {
     serde_json::from_str(&fixture(path)).unwrap()
 }
 
+/// A token's kind by its number in GGUF files.
+pub(crate) fn kind(json: &Value) -> TokenKind {
+    match json.as_u64() {
+        Some(1) => TokenKind::Normal,
+        Some(2) => TokenKind::Unknown,
+        Some(3) => TokenKind::Control,
+        Some(4) => TokenKind::UserDefined,
+        Some(5) => TokenKind::Unused,
+        Some(6) => TokenKind::Byte,
+        other => panic!("token type {other:?}"),
+    }
+}
+
 /// The cut-down vocabulary of a fixture such as `reduced_qwen35.json`.
 pub(crate) fn fixture_vocab(path: &str) -> Vocab {
     let json = fixture_json(path);
@@ -99,19 +112,7 @@ pub(crate) fn fixture_vocab(path: &str) -> Vocab {
             .map(|text| text.as_str().unwrap().to_owned())
             .collect()
     };
-    let kinds = json["token_type"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|kind| match kind.as_u64() {
-            Some(1) => TokenKind::Normal,
-            Some(2) => TokenKind::Unknown,
-            Some(3) => TokenKind::Control,
-            Some(4) => TokenKind::UserDefined,
-            Some(5) => TokenKind::Unused,
-            Some(6) => TokenKind::Byte,
-            other => panic!("token type {other:?}"),
-        });
+    let kinds = json["token_type"].as_array().unwrap().iter().map(kind);
     Vocab {
         tokens: texts("tokens"),
         kinds: kinds.collect(),

@@ -58,6 +58,6 @@ pub use spec::{
     MtpSpec, OutputGate, RopeSpec,
 };
 pub use tree::{Tree, TreeError, TreePath};
-pub use vocab::{PreTokenizer, TokenKind, Vocab};
+pub use vocab::{PreTokenizer, SentencePieces, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};
 pub use window::AttentionWindow;

@@ -2,16 +2,19 @@
 
 use crate::{TemplateMarkup, TokenId};
 
-/// A byte-level BPE vocabulary with its special tokens and chat templates.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// A vocabulary with its special tokens and chat templates.
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Vocab {
-    /// Token strings in id order, in the byte-mapped alphabet for ordinary tokens.
+    /// Token strings in id order. Ordinary tokens of a byte-level BPE are in the byte-mapped
+    /// alphabet, those of SentencePiece have U+2581 for a space.
     pub tokens: Vec<String>,
     /// What each token is, in id order.
     pub kinds: Vec<TokenKind>,
-    /// Merge rules, best first.
+    /// Scores of a SentencePiece vocabulary; `None` for a byte-level BPE.
+    pub pieces: Option<SentencePieces>,
+    /// Merge rules of a byte-level BPE, best first.
     pub merges: Vec<(String, String)>,
-    /// Pre-tokenizer that splits text before merging.
+    /// Pre-tokenizer of a byte-level BPE, which splits text before merging.
     pub pre: PreTokenizer,
     /// Tokens that end a generation: the file's own and the family's. Never empty for a chat model.
     pub eos: Vec<TokenId>,
@@ -29,6 +32,17 @@ pub struct Vocab {
     pub named_templates: Vec<(String, String)>,
     /// Tags that the model writes around reasoning and tool calls.
     pub markup: TemplateMarkup,
+}
+
+/// What only a SentencePiece vocabulary has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SentencePieces {
+    /// The score of each token, in id order; pairs of the best token are merged first.
+    pub scores: Vec<f32>,
+    /// Whether every text begins with a space.
+    pub space_prefix: bool,
+    /// The token that the file names for text without a token.
+    pub unknown: Option<TokenId>,
 }
 
 /// What a token is.
@@ -58,4 +72,10 @@ pub enum PreTokenizer {
     Qwen2,
     /// Qwen3.5 and Qwen3.6: combining marks join letter runs.
     Qwen35,
+    /// Llama 3: up to three digits together; a piece that is a token is never merged from others.
+    LlamaBpe,
+    /// GPT-2: digits together, a space joins what follows.
+    Gpt2,
+    /// SmolLM2 and StarCoder: as GPT-2, with single digits.
+    Smollm,
 }

@@ -119,6 +119,17 @@ impl Meta {
         })
     }
 
+    /// Floats of single precision.
+    ///
+    /// # Errors
+    /// [`GgufError::Meta`] if the key holds another type.
+    pub fn floats(&self, key: &str) -> Result<Option<&[f32]>, GgufError> {
+        self.read(key, "an array of f32", |value| match value {
+            Value::Array(Array::F32(v)) => Some(v.as_slice()),
+            _ => None,
+        })
+    }
+
     /// Booleans.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The vocabulary of a file: tokens, kinds, merges, special ids, chat templates.
 
-use contract::{PreTokenizer, TokenId, TokenKind, Vocab};
+use contract::{PreTokenizer, SentencePieces, TokenId, TokenKind, Vocab};
 use gguf::{Array, GgufFile, Value};
 
 use crate::ModelError;
@@ -13,11 +13,15 @@ const KINDS: &str = "tokenizer.ggml.token_type";
 const MERGES: &str = "tokenizer.ggml.merges";
 const TEMPLATE: &str = "tokenizer.chat_template";
 
-/// Tokens that end a turn in all our families, whatever the file names as its end of text: the turn
-/// marker, the document marker, and three that only occur in code completion.
-const STOP_TOKENS: [&str; 5] = [
+/// Tokens that end a turn in all our families, whatever the file names as its end of text: markers
+/// of turns and of documents, and three that only occur in code completion.
+const STOP_TOKENS: [&str; 9] = [
     "<|im_end|>",
     "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
     "<|fim_pad|>",
     "<|repo_name|>",
     "<|file_sep|>",
@@ -39,20 +43,21 @@ pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelErr
         detail,
     };
     const MODEL: &str = "tokenizer.ggml.model";
-    match meta
+    let has_pieces = match meta
         .text(MODEL)
         .map_err(at)?
         .ok_or_else(|| missing(file, MODEL))?
     {
-        "gpt2" => {}
+        "gpt2" => false,
+        "llama" => true,
         other => {
             let detail = format!(
-                "{}; only gpt2 (byte-level BPE) is supported",
+                "{}; only gpt2 (byte-level BPE) and llama (SentencePiece) are supported",
                 other.escape_debug()
             );
             return Err(refuse(MODEL, detail));
         }
-    }
+    };
     let texts = meta
         .texts(TOKENS)
         .map_err(at)?
@@ -87,12 +92,21 @@ pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelErr
     }
     eos.sort_unstable();
     eos.dedup();
+    let (merges, pre, pieces) = if has_pieces {
+        let unknown = token("tokenizer.ggml.unknown_token_id")?;
+        let pieces = sentence_pieces(file, tokens.len(), unknown)?;
+        (Vec::new(), PreTokenizer::default(), Some(pieces))
+    } else {
+        (merges(file)?, pre_tokenizer(file)?, None)
+    };
+    let adds_bos = has_pieces || pre == PreTokenizer::LlamaBpe;
     let chat_template = meta.text(TEMPLATE).map_err(at)?.map(str::to_owned);
     let named_templates = named_templates(file)?;
     Ok(Vocab {
-        kinds: kinds(file, tokens.len())?,
-        merges: merges(file)?,
-        pre: pre_tokenizer(file)?,
+        kinds: kinds(file, &tokens)?,
+        merges,
+        pre,
+        pieces,
         eos,
         eos_token: token("tokenizer.ggml.eos_token_id")?,
         bos_token: token("tokenizer.ggml.bos_token_id")?,
@@ -100,7 +114,7 @@ pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelErr
         add_bos: meta
             .boolean("tokenizer.ggml.add_bos_token")
             .map_err(at)?
-            .unwrap_or(false),
+            .unwrap_or(adds_bos),
         markup: markup::of_templates(
             chat_template
                 .iter()
@@ -119,15 +133,58 @@ fn pre_tokenizer(file: &GgufFile) -> Result<PreTokenizer, ModelError> {
     match found.ok_or_else(|| missing(file, KEY))? {
         "qwen2" => Ok(PreTokenizer::Qwen2),
         "qwen35" => Ok(PreTokenizer::Qwen35),
+        "llama-bpe" | "llama3" | "llama-v3" => Ok(PreTokenizer::LlamaBpe),
+        "gpt-2" => Ok(PreTokenizer::Gpt2),
+        "smollm" | "starcoder" => Ok(PreTokenizer::Smollm),
         other => Err(ModelError::Key {
             file: file.name().to_owned(),
             key: KEY.to_owned(),
-            detail: format!("{}; supported are qwen2 and qwen35", other.escape_debug()),
+            detail: format!(
+                "{}; supported are qwen2, qwen35, llama-bpe, gpt-2, smollm and starcoder",
+                other.escape_debug()
+            ),
         }),
     }
 }
 
-fn kinds(file: &GgufFile, n_tokens: usize) -> Result<Vec<TokenKind>, ModelError> {
+/// The scores of a SentencePiece vocabulary.
+fn sentence_pieces(
+    file: &GgufFile,
+    n_tokens: usize,
+    unknown: Option<TokenId>,
+) -> Result<SentencePieces, ModelError> {
+    const SCORES: &str = "tokenizer.ggml.scores";
+    const PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+    let at = |e| key_error(file, e);
+    let scores = file.meta().floats(SCORES).map_err(at)?;
+    let scores = scores.ok_or_else(|| missing(file, SCORES))?;
+    let nan = scores.iter().position(|score| score.is_nan());
+    let detail = match nan {
+        Some(token) => format!("the score of token {token} is not a number"),
+        None => format!("{} scores for {n_tokens} tokens", scores.len()),
+    };
+    if nan.is_some() || scores.len() != n_tokens {
+        return Err(ModelError::Key {
+            file: file.name().to_owned(),
+            key: SCORES.to_owned(),
+            detail,
+        });
+    }
+    Ok(SentencePieces {
+        scores: scores.to_vec(),
+        space_prefix: file.meta().boolean(PREFIX).map_err(at)?.unwrap_or(true),
+        unknown,
+    })
+}
+
+/// Whether a control token only pads the table: Gemma has 6,242 of them, `<unused0>` and so on.
+fn is_filler(token: &str) -> bool {
+    let number = token.strip_prefix("<unused");
+    let number = number.and_then(|rest| rest.strip_suffix('>'));
+    number.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()))
+}
+
+fn kinds(file: &GgufFile, tokens: &[String]) -> Result<Vec<TokenKind>, ModelError> {
     let refuse = |key: String, detail: String| {
         Err(ModelError::Key {
             file: file.name().to_owned(),
@@ -140,17 +197,16 @@ fn kinds(file: &GgufFile, n_tokens: usize) -> Result<Vec<TokenKind>, ModelError>
         .integers(KINDS)
         .map_err(|e| key_error(file, e))?;
     let found = found.ok_or_else(|| missing(file, KINDS))?;
-    if found.len() != n_tokens {
-        return refuse(
-            KINDS.to_owned(),
-            format!("{} kinds for {n_tokens} tokens", found.len()),
-        );
+    if found.len() != tokens.len() {
+        let detail = format!("{} kinds for {} tokens", found.len(), tokens.len());
+        return refuse(KINDS.to_owned(), detail);
     }
     let mut kinds = Vec::with_capacity(found.len());
     for (i, kind) in found.into_iter().enumerate() {
         kinds.push(match kind {
             1 => TokenKind::Normal,
             2 => TokenKind::Unknown,
+            3 if is_filler(&tokens[i]) => TokenKind::Unused,
             3 => TokenKind::Control,
             4 => TokenKind::UserDefined,
             5 => TokenKind::Unused,

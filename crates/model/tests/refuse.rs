@@ -187,7 +187,7 @@ fn missing_and_misshapen_tensors_are_named() {
 #[test]
 fn invalid_vocabularies_are_refused_with_key_and_index() {
     let text = |bytes: &[u8]| Value::Array(Array::String(vec![bytes.into()]));
-    let cases: [(&str, Option<Value>, &[&str]); 7] = [
+    let cases: [(&str, Option<Value>, &[&str]); 8] = [
         (
             "tokenizer.ggml.tokens",
             Some(text(b"\xff\xfe")),
@@ -215,8 +215,13 @@ fn invalid_vocabularies_are_refused_with_key_and_index() {
         ),
         (
             "tokenizer.ggml.model",
+            Some(Value::from("t5")),
+            &["tokenizer.ggml.model: t5"],
+        ),
+        (
+            "tokenizer.ggml.model",
             Some(Value::from("llama")),
-            &["tokenizer.ggml.model: llama"],
+            &["tokenizer.ggml.scores", "missing"],
         ),
         (
             "tokenizer.ggml.pre",
@@ -227,6 +232,30 @@ fn invalid_vocabularies_are_refused_with_key_and_index() {
     for (key, value, parts) in cases {
         check_refused(changed(&[(key, value)], &[]), parts);
     }
+}
+
+#[test]
+fn scores_must_be_one_number_for_each_token() {
+    let scores = |scores: Vec<f32>| {
+        let scores = Value::Array(gguf::Array::F32(scores));
+        changed(
+            &[
+                ("tokenizer.ggml.model", Some(Value::from("llama"))),
+                ("tokenizer.ggml.scores", Some(scores)),
+            ],
+            &[],
+        )
+    };
+    let loaded = scores(vec![0.5; 1024]).unwrap();
+    let pieces = loaded.vocab.pieces.unwrap();
+    assert!(pieces.space_prefix && pieces.scores.len() == 1024 && loaded.vocab.merges.is_empty());
+    check_refused(
+        scores(vec![0.5; 7]),
+        &["scores", "7 scores for 1024 tokens"],
+    );
+    let mut nan = vec![0.5; 1024];
+    nan[9] = f32::NAN;
+    check_refused(scores(nan), &["scores", "token 9"]);
 }
 
 #[test]

@@ -42,7 +42,12 @@ impl SpecialStringTable {
         };
         SpecialStringTable {
             control: of_kind(TokenKind::Control),
-            user_defined: of_kind(TokenKind::UserDefined),
+            // Those of SentencePiece are pieces of ordinary text and match in client text too.
+            user_defined: if vocab.pieces.is_some() {
+                Vec::new()
+            } else {
+                of_kind(TokenKind::UserDefined)
+            },
         }
     }
 }

@@ -63,8 +63,8 @@ impl ChatTemplate {
     /// The file's template, or the built-in one of its family.
     ///
     /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) if the template does not compile or
-    /// goes over a limit on a small conversation, or if there is none and the vocabulary lacks the
-    /// built-in one's turn markers.
+    /// goes over a limit on a small conversation. Without a template and without the built-in one's
+    /// turn markers, every conversation is refused.
     pub fn from_vocab(vocab: &Vocab) -> Result<ChatTemplate, ChatError> {
         let tool_use = vocab
             .named_templates
@@ -75,7 +75,7 @@ impl ChatTemplate {
                 ChatTemplate::new(vocab, source, tool_use.map(|(_, source)| source.as_str()))
             }
             (None, Some((_, source))) => ChatTemplate::new(vocab, source, None),
-            (None, None) => ChatTemplate::new(vocab, builtin::source(vocab)?, None),
+            (None, None) => ChatTemplate::new(vocab, builtin::source(vocab), None),
         }
     }
 

@@ -62,6 +62,25 @@ fn corners_of_the_language_render_as_hugging_face_renders_them() {
 }
 
 #[test]
+fn vocabularies_without_template_and_turn_markers_refuse_conversations() {
+    let mut vocab = test_fixtures::vocab();
+    vocab.chat_template = None;
+    for (token, kind) in vocab.tokens.iter_mut().zip(&mut vocab.kinds) {
+        if token == "<|im_start|>" {
+            *kind = contract::TokenKind::Normal;
+        }
+    }
+    let template = ChatTemplate::from_vocab(&vocab).unwrap();
+    let question = Conversation {
+        messages: vec![Message::new(Role::User, "Hi")],
+        ..Conversation::default()
+    };
+    let error = template.render(&question).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::TemplateRefused);
+    assert!(error.message.contains("no chat template"), "{error}");
+}
+
+#[test]
 fn builtin_templates_equal_the_published_ones() {
     let cases = test_fixtures::fixture_json("templates/cases.json");
     let mut n_checked = 0;
@@ -288,18 +307,6 @@ fn capabilities_are_probed_by_rendering() {
     assert_eq!(qwen3.call_format, Some(ToolCallFormat::JsonInTags));
     assert!(qwen3.thinking_switch && !qwen3.opens_reasoning && qwen3.model_opens_reasoning);
     assert!(!of("qwen2_5").thinking_switch);
-}
-
-#[test]
-fn vocab_without_template_or_markers_is_refused() {
-    let mut vocab = test_fixtures::vocab();
-    for kind in &mut vocab.kinds {
-        *kind = contract::TokenKind::Normal;
-    }
-    assert_eq!(
-        ChatTemplate::from_vocab(&vocab).unwrap_err().kind,
-        ErrorKind::Setup
-    );
 }
 
 #[test]

@@ -1,19 +1,23 @@
-//! A byte-level BPE tokenizer, built in memory from a [`Vocab`].
+//! A tokenizer, built in memory from a [`Vocab`]: byte-level BPE or SentencePiece.
 //!
-//! Special strings are split off first. Ordinary text between them is normalised (NFC), split by
-//! the vocabulary's regular expression, mapped to the byte alphabet and merged. All token bytes lie
+//! Special strings are split off first. Ordinary text between them is merged: for BPE it is
+//! normalised if the family does so (NFC), split by the vocabulary's regular expression and mapped
+//! to the byte alphabet; for SentencePiece its spaces are replaced. All token bytes lie
 //! in one table, so decoding is a copy, exact to the byte.
 
 mod byte_alphabet;
 mod encode_cache;
 mod encode_limit;
 mod pre_tokenize;
+mod sentence_piece;
 mod special_strings;
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use contract::{ModelMarkup, ReasoningTags, TemplateMarkup, TokenId, TokenKind, Vocab};
+use contract::{
+    ModelMarkup, PreTokenizer, ReasoningTags, TemplateMarkup, TokenId, TokenKind, Vocab,
+};
 use tokenizers::Model;
 use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
 
@@ -21,6 +25,7 @@ use self::byte_alphabet::ByteAlphabet;
 use self::encode_cache::EncodeCache;
 pub use self::encode_limit::{CancelFlag, EncodeLimit};
 use self::pre_tokenize::PreTokenizerSplitter;
+use self::sentence_piece::{PieceMerger, SPACE};
 use self::special_strings::SpecialStrings;
 use crate::error::ChatError;
 use crate::template::RenderedPrompt;
@@ -40,17 +45,15 @@ pub enum SpecialTokens {
 /// Unicode normalisation before splitting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnicodeNormalizer {
-    /// NFC, as in training.
+    /// NFC, as Qwen models are trained.
     Nfc,
-    /// None, as in llama.cpp; to compare with its vectors.
+    /// None, as other models are trained.
     Off,
 }
 
-/// A byte-level BPE tokenizer. Build it once and share it by `Arc`; encoding takes `&self`.
+/// A tokenizer. Build it once and share it by `Arc`; encoding takes `&self`.
 pub struct Tokenizer {
-    bpe: BPE,
-    splitter: PreTokenizerSplitter,
-    alphabet: ByteAlphabet,
+    merger: Merger,
     specials: SpecialStrings,
     encode_cache: EncodeCache,
     normalizer: UnicodeNormalizer,
@@ -67,6 +70,16 @@ pub struct Tokenizer {
     markup: Arc<ModelMarkup>,
 }
 
+/// How ordinary text becomes tokens.
+enum Merger {
+    ByteLevel {
+        bpe: Box<BPE>,
+        splitter: PreTokenizerSplitter,
+        alphabet: Box<ByteAlphabet>,
+    },
+    Pieces(PieceMerger),
+}
+
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer")
@@ -76,12 +89,19 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer, with NFC.
+    /// Builds the tokenizer, with the normalizer of the vocabulary's family.
     ///
     /// Fails with [`ErrorKind::Setup`](crate::ErrorKind::Setup) if the tables disagree: lengths, a
-    /// duplicate token, a byte without a token, a merge whose parts or result are missing.
+    /// duplicate token, a byte of plain text without a token, a merge whose parts or result are
+    /// missing. Some published vocabularies lack rare control bytes; a text loses these.
     pub fn new(vocab: &Vocab) -> Result<Tokenizer, ChatError> {
-        Tokenizer::with_normalizer(vocab, UnicodeNormalizer::Nfc)
+        let composes = matches!(vocab.pre, PreTokenizer::Qwen2 | PreTokenizer::Qwen35);
+        let normalizer = if composes && vocab.pieces.is_none() {
+            UnicodeNormalizer::Nfc
+        } else {
+            UnicodeNormalizer::Off
+        };
+        Tokenizer::with_normalizer(vocab, normalizer)
     }
 
     /// Builds the tokenizer with the normalizer chosen; errors as [`Tokenizer::new`].
@@ -97,7 +117,6 @@ impl Tokenizer {
             )));
         }
         let alphabet = ByteAlphabet::new();
-        let bpe = build_bpe(vocab, &alphabet)?;
         let specials = SpecialStrings::new(vocab)?;
         let (bytes, spans) = token_bytes(vocab, &alphabet)?;
         for id in vocab.eos.iter().chain(&vocab.bos_token) {
@@ -107,12 +126,18 @@ impl Tokenizer {
                 )));
             }
         }
+        let merger = match &vocab.pieces {
+            Some(pieces) => Merger::Pieces(PieceMerger::new(vocab, pieces)?),
+            None => Merger::ByteLevel {
+                bpe: Box::new(build_bpe(vocab, &alphabet)?),
+                splitter: PreTokenizerSplitter::new(vocab.pre)?,
+                alphabet: Box::new(alphabet),
+            },
+        };
         let longest_bytes = spans.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
         Ok(Tokenizer {
             longest_bytes,
-            bpe,
-            splitter: PreTokenizerSplitter::new(vocab.pre)?,
-            alphabet,
+            merger,
             specials,
             encode_cache: EncodeCache::default(),
             normalizer,
@@ -161,7 +186,22 @@ impl Tokenizer {
         limit: EncodeLimit<'_>,
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = self.encode_masked(&rendered.text, &rendered.literals, limit)?;
-        Ok(match self.prefix {
+        Ok(self.with_prefix(ids))
+    }
+
+    /// The ids of a prompt that is rendered by nobody: special strings match, and the
+    /// beginning-of-text token is prepended if the file asks for it.
+    pub fn encode_prompt_up_to(
+        &self,
+        text: &str,
+        limit: EncodeLimit<'_>,
+    ) -> Result<Vec<TokenId>, ChatError> {
+        let ids = self.encode_up_to(text, SpecialTokens::Parse, limit)?;
+        Ok(self.with_prefix(ids))
+    }
+
+    fn with_prefix(&self, ids: Vec<TokenId>) -> Vec<TokenId> {
+        match self.prefix {
             Some(prefix) if ids.first() != Some(&prefix) => {
                 let mut with_prefix = Vec::with_capacity(ids.len() + 1);
                 with_prefix.push(prefix);
@@ -169,7 +209,7 @@ impl Tokenizer {
                 with_prefix
             }
             _ => ids,
-        })
+        }
     }
 
     /// The ids of `text`; special strings that overlap `literals` (byte ranges, in order) are plain
@@ -214,8 +254,21 @@ impl Tokenizer {
             _ => None,
         };
         let text = composed.as_deref().unwrap_or(text);
-        let mut mapped = String::new();
-        let all = self.splitter.split(text, |piece| {
+        let all = self.encode_pieces(text, limit, ids)?;
+        if all.is_continue() {
+            self.encode_cache.keep(segment, &ids[begin..]);
+        }
+        Ok(())
+    }
+
+    /// Appends the tokens of a normalised text, piece by piece. Breaks at the limit.
+    fn encode_pieces(
+        &self,
+        text: &str,
+        limit: EncodeLimit<'_>,
+        ids: &mut Vec<TokenId>,
+    ) -> Result<ControlFlow<()>, ChatError> {
+        let check = |piece: &str| {
             if piece.len() > LONGEST_PIECE_BYTES {
                 return Err(ChatError::invalid(format!(
                     "the text cannot be tokenised: a run of {} bytes has no word boundary; at most {LONGEST_PIECE_BYTES} are taken",
@@ -225,21 +278,43 @@ impl Tokenizer {
             if limit.is_cancelled() {
                 return Err(cancelled());
             }
-            self.alphabet.map(piece, &mut mapped);
-            let tokens = self.bpe.tokenize(&mapped).map_err(|err| {
-                ChatError::invalid(format!("the text could not be tokenised: {err}"))
-            })?;
-            ids.extend(tokens.iter().map(|token| TokenId(token.id)));
-            Ok(if ids.len() > limit.tokens {
+            Ok(())
+        };
+        let flow = |ids: &[TokenId]| {
+            if ids.len() > limit.tokens {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
-            })
-        })?;
-        if all.is_continue() {
-            self.encode_cache.keep(segment, &ids[begin..]);
+            }
+        };
+        match &self.merger {
+            Merger::Pieces(merger) => {
+                for piece in merger.pieces(&merger.escape(text)) {
+                    check(piece)?;
+                    merger.encode(piece, ids);
+                    if flow(ids).is_break() {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                }
+                Ok(ControlFlow::Continue(()))
+            }
+            Merger::ByteLevel {
+                bpe,
+                splitter,
+                alphabet,
+            } => {
+                let mut mapped = String::new();
+                splitter.split(text, |piece| {
+                    check(piece)?;
+                    alphabet.map(piece, &mut mapped);
+                    let tokens = bpe.tokenize(&mapped).map_err(|err| {
+                        ChatError::invalid(format!("the text could not be tokenised: {err}"))
+                    })?;
+                    ids.extend(tokens.iter().map(|token| TokenId(token.id)));
+                    Ok(flow(ids))
+                })
+            }
         }
-        Ok(())
     }
 
     /// A lower bound on the number of tokens of `text`, without encoding it: enough to reject a
@@ -337,13 +412,28 @@ fn build_bpe(vocab: &Vocab, alphabet: &ByteAlphabet) -> Result<BPE, ChatError> {
             )));
         }
     }
-    for byte in 0..=u8::MAX {
+    let is_missing = |byte: u8| {
         let mut letter = [0; 4];
-        if !table.contains_key(&*alphabet.letter(byte).encode_utf8(&mut letter)) {
-            return Err(ChatError::setup(format!(
-                "the vocabulary has no token for byte {byte:#04x}, so not every text could be encoded"
-            )));
-        }
+        !table.contains_key(&*alphabet.letter(byte).encode_utf8(&mut letter))
+    };
+    let missing: Vec<u8> = (0..=u8::MAX).filter(|byte| is_missing(*byte)).collect();
+    let in_texts = |byte: &&u8| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~');
+    if let Some(byte) = missing.iter().find(in_texts) {
+        return Err(ChatError::setup(format!(
+            "the vocabulary has no token for byte {byte:#04x}, so not every text could be encoded"
+        )));
+    }
+    // Bytes that UTF-8 never has are no loss.
+    let lost = missing
+        .iter()
+        .filter(|byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..));
+    let lost: Vec<String> = lost.map(|byte| format!("{byte:#04x}")).collect();
+    if !lost.is_empty() {
+        let bytes = lost.join(", ");
+        tracing::info!(
+            bytes,
+            "the vocabulary has no token for some bytes: prompts lose them"
+        );
     }
     // The builder copies both halves into a buffer of the longest token's length, so every merge is
     // checked first.
@@ -361,6 +451,7 @@ fn build_bpe(vocab: &Vocab, alphabet: &ByteAlphabet) -> Result<BPE, ChatError> {
         }
     }
     BPE::builder()
+        .ignore_merges(vocab.pre == PreTokenizer::LlamaBpe)
         .vocab_and_merges(table, vocab.merges.clone())
         .build()
         .map_err(|err| ChatError::setup(format!("the vocabulary cannot be used: {err}")))
@@ -376,6 +467,9 @@ fn token_bytes(
     for (token, kind) in vocab.tokens.iter().zip(&vocab.kinds) {
         let start = bytes.len();
         match kind {
+            TokenKind::Normal if vocab.pieces.is_some() => {
+                bytes.extend_from_slice(token.replace(SPACE, " ").as_bytes());
+            }
             TokenKind::Normal => alphabet.unmap(token, &mut bytes),
             TokenKind::Byte => match parse_byte(token) {
                 Some(byte) => bytes.push(byte),

@@ -10,9 +10,16 @@ use crate::error::ChatError;
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+const LLAMA_BPE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// Digits are split off before all else, so blanks in front of one are at the end of their text.
+const SMOLLM: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+";
+
 /// The pre-tokenizer of one vocabulary.
 pub(super) struct PreTokenizerSplitter {
     regex: SysRegex,
+    pre: PreTokenizer,
 }
 
 impl PreTokenizerSplitter {
@@ -20,13 +27,16 @@ impl PreTokenizerSplitter {
         let pattern = match pre {
             PreTokenizer::Qwen2 => QWEN2,
             PreTokenizer::Qwen35 => QWEN35,
+            PreTokenizer::LlamaBpe => LLAMA_BPE,
+            PreTokenizer::Gpt2 => GPT2,
+            PreTokenizer::Smollm => SMOLLM,
         };
         let regex = SysRegex::new(pattern).map_err(|err| {
             ChatError::setup(format!(
                 "the pre-tokenizer's expression is not usable: {err}"
             ))
         })?;
-        Ok(PreTokenizerSplitter { regex })
+        Ok(PreTokenizerSplitter { regex, pre })
     }
 
     /// Calls `take` with the pieces of `text`; joined, they are `text`. Stops early if `take`
@@ -54,7 +64,7 @@ impl PreTokenizerSplitter {
                 done = before + end;
             }
             if done == before
-                && let Some(length) = long_blank_len(rest)
+                && let Some(length) = long_blank_len(self.pre, rest)
             {
                 if take(&rest[..length])?.is_break() {
                     return Ok(ControlFlow::Break(()));
@@ -72,14 +82,18 @@ impl PreTokenizerSplitter {
 }
 
 /// Length of the first piece of a run of at least two blanks at the start of `text`: up to the last
-/// line break if there is one; else the whole run at the end of the text, and all but the last
-/// blank before a word.
-fn long_blank_len(text: &str) -> Option<usize> {
+/// line break if there is one and the expression knows them; else the whole run at the end of the
+/// text, and all but the last blank before a word.
+fn long_blank_len(pre: PreTokenizer, text: &str) -> Option<usize> {
+    let knows_lines = !matches!(pre, PreTokenizer::Gpt2 | PreTokenizer::Smollm);
+    let splits_digits = pre == PreTokenizer::Smollm;
     let run = &text[..text.len() - text.trim_start().len()];
     let (last, _) = run.char_indices().next_back().filter(|(at, _)| *at > 0)?;
-    Some(match run.rfind(['\r', '\n']) {
+    let behind = text[run.len()..].chars().next();
+    let is_whole = behind.is_none_or(|c| splits_digits && c.is_numeric());
+    Some(match run.rfind(['\r', '\n']).filter(|_| knows_lines) {
         Some(at) => at + 1,
-        None if run.len() == text.len() => run.len(),
+        None if is_whole => run.len(),
         None => last,
     })
 }
@@ -87,6 +101,14 @@ fn long_blank_len(text: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ALL: [PreTokenizer; 5] = [
+        PreTokenizer::Qwen2,
+        PreTokenizer::Qwen35,
+        PreTokenizer::LlamaBpe,
+        PreTokenizer::Gpt2,
+        PreTokenizer::Smollm,
+    ];
 
     fn pieces<'t>(splitter: &PreTokenizerSplitter, text: &'t str) -> Vec<&'t str> {
         let mut pieces = Vec::new();
@@ -96,6 +118,28 @@ mod tests {
         };
         assert!(splitter.split(text, take).unwrap().is_continue());
         pieces
+    }
+
+    #[test]
+    fn pieces_equal_those_of_the_hugging_face_pre_tokenizers() {
+        let all = crate::test_fixtures::fixture_json("tokenizer/pre_tokenizers.json");
+        for (name, pre) in [
+            ("gpt-2", PreTokenizer::Gpt2),
+            ("smollm", PreTokenizer::Smollm),
+            ("llama-bpe", PreTokenizer::LlamaBpe),
+        ] {
+            let splitter = PreTokenizerSplitter::new(pre).unwrap();
+            let cases = all[name].as_array().unwrap();
+            assert!(cases.len() > 25);
+            for case in cases {
+                let text = case["text"].as_str().unwrap();
+                assert_eq!(
+                    pieces(&splitter, text),
+                    *case["pieces"].as_array().unwrap(),
+                    "{name}"
+                );
+            }
+        }
     }
 
     #[test]
@@ -109,13 +153,13 @@ mod tests {
             "\r\n \r\n",
             "\u{3000} \u{a0}",
         ];
-        for pre in [PreTokenizer::Qwen2, PreTokenizer::Qwen35] {
+        for pre in ALL {
             let splitter = PreTokenizerSplitter::new(pre).unwrap();
             for blank in blanks.iter().filter(|blank| blank.chars().count() > 1) {
                 for after in ["", "x", "5", "!", "\u{301}"] {
                     let text = format!("{blank}{after}");
                     let first = pieces(&splitter, &text)[0].len();
-                    assert_eq!(long_blank_len(&text), Some(first), "{text:?}");
+                    assert_eq!(long_blank_len(pre, &text), Some(first), "{pre:?} {text:?}");
                 }
             }
         }

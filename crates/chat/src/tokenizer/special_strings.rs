@@ -16,6 +16,9 @@ pub(super) struct SpecialStrings {
 struct SpecialString {
     text: String,
     id: TokenId,
+    /// Whether it matches in literal text too: SentencePiece's user-defined tokens are pieces of
+    /// ordinary text, such as runs of blanks and line breaks.
+    in_literals: bool,
 }
 
 /// A special string found in a text.
@@ -48,6 +51,7 @@ impl SpecialStrings {
             bucket.push(SpecialString {
                 text: text.clone(),
                 id,
+                in_literals: vocab.pieces.is_some() && *kind == TokenKind::UserDefined,
             });
         }
         for bucket in by_first_byte.values_mut() {
@@ -65,7 +69,7 @@ impl SpecialStrings {
     }
 
     /// Special strings of `text` from left to right, without overlap. A string that overlaps one of
-    /// the `literals` (in order, disjoint) is skipped.
+    /// the `literals` (in order, disjoint) is skipped, unless it is a piece of ordinary text.
     pub(super) fn find_all<'a>(
         &'a self,
         text: &'a str,
@@ -91,7 +95,8 @@ impl SpecialStrings {
                     let masked = literals
                         .get(next_literal)
                         .is_some_and(|range| range.start < end);
-                    !masked && bytes[at..].starts_with(special.text.as_bytes())
+                    (special.in_literals || !masked)
+                        && bytes[at..].starts_with(special.text.as_bytes())
                 });
                 if let Some(special) = hit {
                     let range = at..at + special.text.len();

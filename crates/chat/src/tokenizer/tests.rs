@@ -1,3 +1,4 @@
+use contract::SentencePieces;
 use proptest::prelude::*;
 
 use super::*;
@@ -45,6 +46,127 @@ fn ids_equal_those_of_the_hugging_face_tokenizer() {
         "tokenizer/reduced_qwen2.json",
         "tokenizer/vectors_qwen2.json",
     );
+}
+
+/// The vocabulary that `sentencepiece` trained.
+fn piece_vocab(space_prefix: bool) -> Vocab {
+    let json = test_fixtures::fixture_json("tokenizer/sentence_piece.json");
+    let list = |key: &str| json[key].as_array().unwrap().clone();
+    Vocab {
+        tokens: list("tokens")
+            .iter()
+            .map(|token| token.as_str().unwrap().to_owned())
+            .collect(),
+        kinds: list("kinds").iter().map(test_fixtures::kind).collect(),
+        pieces: Some(SentencePieces {
+            scores: list("scores")
+                .iter()
+                .map(|score| score.as_f64().unwrap() as f32)
+                .collect(),
+            space_prefix,
+            unknown: None,
+        }),
+        ..Vocab::default()
+    }
+}
+
+#[test]
+fn ids_equal_those_of_sentencepiece() {
+    let json = test_fixtures::fixture_json("tokenizer/sentence_piece.json");
+    let cases = json["cases"].as_array().unwrap();
+    assert!(cases.len() > 40);
+    for prefix in [false, true] {
+        let tokenizer = Tokenizer::new(&piece_vocab(prefix)).unwrap();
+        for case in cases.iter().filter(|case| case["prefix"] == prefix) {
+            let text = case["text"].as_str().unwrap();
+            let ids = tokenizer.encode(text, SpecialTokens::AsText).unwrap();
+            assert_eq!(
+                ids,
+                test_fixtures::ids(&case["ids"]),
+                "{text:?} with prefix {prefix}"
+            );
+            let decoded = tokenizer.decode(&ids).replace('\u{2581}', " ");
+            let wanted = text.replace('\u{2581}', " ");
+            assert_eq!(
+                decoded
+                    .strip_prefix(if prefix { " " } else { "" })
+                    .unwrap_or(""),
+                wanted
+            );
+        }
+    }
+}
+
+#[test]
+fn damaged_piece_vocabularies_are_refused_by_name() {
+    let refused = |change: &dyn Fn(&mut Vocab)| {
+        let mut vocab = piece_vocab(false);
+        change(&mut vocab);
+        Tokenizer::new(&vocab).unwrap_err().to_string()
+    };
+    let scores = |vocab: &mut Vocab| vocab.pieces.as_mut().unwrap().scores.truncate(3);
+    assert!(refused(&scores).contains("3 scores"));
+    let twice = |vocab: &mut Vocab| {
+        let last = vocab.tokens.len() - 1;
+        vocab.tokens[last] = vocab.tokens[last - 1].clone();
+    };
+    assert!(refused(&twice).contains("are both"));
+    let no_bytes = |vocab: &mut Vocab| {
+        vocab.kinds.iter_mut().for_each(|kind| {
+            if matches!(kind, TokenKind::Byte | TokenKind::Unknown) {
+                *kind = TokenKind::Unused;
+            }
+        });
+    };
+    assert!(refused(&no_bytes).contains("not every text"));
+}
+
+#[test]
+fn user_defined_pieces_match_in_client_text_and_control_strings_do_not() {
+    let tokenizer = Tokenizer::new(&piece_vocab(false)).unwrap();
+    let breaks = tokenizer.id_of("\n\n").unwrap();
+    let end = tokenizer.id_of("</s>").unwrap();
+    let ids = tokenizer
+        .encode("a\n\n</s>", SpecialTokens::AsText)
+        .unwrap();
+    assert!(ids.contains(&breaks) && !ids.contains(&end));
+    let ids = tokenizer.encode("a\n\n</s>", SpecialTokens::Parse).unwrap();
+    assert!(ids.contains(&breaks) && ids.contains(&end));
+}
+
+#[test]
+fn prompts_begin_with_the_bos_token_if_the_file_wants_it() {
+    let mut vocab = piece_vocab(false);
+    vocab.bos_token = Some(TokenId(1));
+    for add_bos in [false, true] {
+        vocab.add_bos = add_bos;
+        let tokenizer = Tokenizer::new(&vocab).unwrap();
+        let plain = tokenizer.encode("the", SpecialTokens::Parse).unwrap();
+        let prompt = tokenizer
+            .encode_prompt_up_to("the", usize::MAX.into())
+            .unwrap();
+        assert_eq!(prompt[usize::from(add_bos)..], plain);
+        assert_eq!(prompt.first() == Some(&TokenId(1)), add_bos);
+        let given = tokenizer
+            .encode_prompt_up_to("<s>the", usize::MAX.into())
+            .unwrap();
+        assert_eq!(given.iter().filter(|id| **id == TokenId(1)).count(), 1);
+    }
+}
+
+#[test]
+fn missing_control_bytes_are_lost_and_the_rest_is_kept() {
+    let mut vocab = test_fixtures::vocab();
+    let letter = ByteAlphabet::new().letter(0x04).to_string();
+    let at = vocab
+        .tokens
+        .iter()
+        .position(|token| *token == letter)
+        .unwrap();
+    vocab.kinds[at] = TokenKind::Unused;
+    let tokenizer = Tokenizer::new(&vocab).unwrap();
+    let ids = tokenizer.encode("a\u{4}b", SpecialTokens::AsText).unwrap();
+    assert_eq!(tokenizer.decode(&ids), "ab");
 }
 
 #[test]

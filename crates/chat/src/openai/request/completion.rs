@@ -10,7 +10,7 @@ use crate::error::ChatError;
 use crate::request::{
     MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions, TokenOptions,
 };
-use crate::tokenizer::{EncodeLimit, SpecialTokens, Tokenizer};
+use crate::tokenizer::{EncodeLimit, Tokenizer};
 
 /// Maximum number of prompts in one request.
 pub const MAX_PROMPTS: usize = 128;
@@ -104,7 +104,7 @@ impl CompletionRequest {
     ) -> Result<Vec<TokenId>, ChatError> {
         let ids = match prompt {
             CompletionPrompt::Text(text) => {
-                return tokenizer.encode_up_to(text, SpecialTokens::Parse, limit);
+                return tokenizer.encode_prompt_up_to(text, limit);
             }
             CompletionPrompt::Tokens(ids) => ids,
             CompletionPrompt::Mixed(parts) => {
