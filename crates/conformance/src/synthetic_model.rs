@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use contract::quant::quantize_row;
 use contract::{
-    AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,
-    OutputGate, QuantType, RopeSpec, WeightError, WeightRef, WeightSource,
+    AttentionBiases, AttentionSpec, FeedForward, GateActivation, GatedDeltaSpec, HeadMap,
+    LayerSpec, Mixer, ModelHash, ModelSpec, OutputGate, QuantType, RopeSpec, WeightError,
+    WeightRef, WeightSource,
 };
 
 /// A model to try a device on.
@@ -95,6 +96,7 @@ impl SyntheticModel {
             trained_context: 4096,
             norm_eps: 1e-6,
             embedding,
+            embedding_scale: 1.0,
             layers,
             // Spreads logits over a few units, as trained models do.
             final_norm: maker.vector("final_norm", hidden, |d| 2.0 + 0.2 * d.signed()),
@@ -222,12 +224,15 @@ impl ModelBuilder {
         LayerSpec {
             mixer_norm: self.vector(&name("mixer_norm"), self.hidden, |d| 1.0 + 0.1 * d.signed()),
             mixer,
+            post_mixer_norm: None,
             ffn_norm: self.vector(&name("ffn_norm"), self.hidden, |d| 1.0 + 0.1 * d.signed()),
             ffn: FeedForward::Dense {
+                activation: GateActivation::Silu,
                 gate: self.matrix(&name("gate"), self.ffn, self.hidden, 1.0),
                 up: self.matrix(&name("up"), self.ffn, self.hidden, 1.0),
                 down: self.matrix(&name("down"), self.hidden, self.ffn, 1.0),
             },
+            post_ffn_norm: None,
         }
     }
 
@@ -252,10 +257,9 @@ impl ModelBuilder {
             n_heads,
             n_kv_heads,
             head_dim,
-            rope: RopeSpec {
-                dims: heads.rope,
-                theta: 10_000.0,
-            },
+            rope: RopeSpec::new(heads.rope, 10_000.0),
+            rope_factors: None,
+            window: None,
             scale: 1.0 / (head_dim as f32).sqrt(),
             gate: heads.gate,
             q_norm: norm(self, "q_norm"),
@@ -264,6 +268,7 @@ impl ModelBuilder {
             k: self.matrix(&name("k"), n_kv_heads * head_dim, self.hidden, 1.5),
             v: self.matrix(&name("v"), n_kv_heads * head_dim, self.hidden, 1.0),
             o: self.matrix(&name("o"), self.hidden, n_heads * head_dim, 1.0),
+            biases: AttentionBiases::default(),
         })
     }
 

@@ -257,7 +257,7 @@ impl DraftLayer {
     /// Every weight of the layer, each once.
     pub fn weights(&self) -> Vec<&WeightRef> {
         let a = &self.attention;
-        let FeedForward::Dense { gate, up, down } = &self.ffn;
+        let FeedForward::Dense { gate, up, down, .. } = &self.ffn;
         let mut all = vec![&self.attention_norm, &self.ffn_norm, &a.q, &a.k];
         all.extend((self.values == DraftValues::Projection).then_some(&a.v));
         all.push(&a.o);

@@ -54,8 +54,8 @@ pub use runner::{
     SnapshotLocation, VerifyItem,
 };
 pub use spec::{
-    AttentionSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec,
-    MtpSpec, OutputGate, RopeSpec,
+    AttentionBiases, AttentionSpec, FeedForward, GateActivation, GatedDeltaSpec, HeadMap,
+    LayerSpec, Mixer, ModelHash, ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
 };
 pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{PreTokenizer, SentencePieces, TokenKind, Vocab};

@@ -13,8 +13,9 @@ pub struct ModelHash(pub [u8; 16]);
 /// One decoder-only model.
 ///
 /// ```text
-/// x = embedding[ids]                                   [n, hidden]
+/// x = embedding[ids] * embedding_scale                 [n, hidden]
 /// per layer:  x += mixer(rms(x, mixer_norm));  x += ffn(rms(x, ffn_norm))
+///             a layer's post norms, if it has them, apply to what is added
 /// logits = head · rms(x, final_norm)                   [n, vocab]
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -33,6 +34,8 @@ pub struct ModelSpec {
     pub norm_eps: f32,
     /// `[vocab, hidden]`; rows are looked up, never multiplied.
     pub embedding: WeightRef,
+    /// Factor on each looked-up row; 1 for most models. The LM head has none.
+    pub embedding_scale: f32,
     /// The trunk, bottom to top.
     pub layers: Vec<LayerSpec>,
     /// `[hidden]`.
@@ -80,10 +83,14 @@ pub struct LayerSpec {
     pub mixer_norm: WeightRef,
     /// What mixes positions.
     pub mixer: Mixer,
+    /// `[hidden]`: norm of the mixer's output before it is added, if the layer has one.
+    pub post_mixer_norm: Option<WeightRef>,
     /// `[hidden]`, as `mixer_norm`.
     pub ffn_norm: WeightRef,
     /// What works on each position alone.
     pub ffn: FeedForward,
+    /// `[hidden]`: norm of the feed-forward's output before it is added, if the layer has one.
+    pub post_ffn_norm: Option<WeightRef>,
 }
 
 /// The part of a layer that looks at other positions.
@@ -106,6 +113,10 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// Rotary embedding of q and k.
     pub rope: RopeSpec,
+    /// `[rope.dims / 2]`: divisors of the inverse frequencies, for contexts beyond the trained one.
+    pub rope_factors: Option<WeightRef>,
+    /// The row at position `p` sees the positions after `p - window`; `None` for all up to `p`.
+    pub window: Option<usize>,
     /// Factor on `q · k`.
     pub scale: f32,
     /// Whether the query projection carries an output gate.
@@ -122,15 +133,64 @@ pub struct AttentionSpec {
     pub v: WeightRef,
     /// `[hidden, n_heads * head_dim]`.
     pub o: WeightRef,
+    /// What is added to the projections.
+    pub biases: AttentionBiases,
 }
 
-/// Rotary embedding of the first `dims` values of a head, in pairs `(j, j + dims / 2)`.
+/// Biases of the attention projections, each of a projection's rows; `None` adds nothing.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct AttentionBiases {
+    /// Of the query projection.
+    pub q: Option<WeightRef>,
+    /// Of the key projection.
+    pub k: Option<WeightRef>,
+    /// Of the value projection.
+    pub v: Option<WeightRef>,
+    /// Of the output projection.
+    pub o: Option<WeightRef>,
+}
+
+impl AttentionBiases {
+    /// Those that there are.
+    pub fn iter(&self) -> impl Iterator<Item = &WeightRef> {
+        [&self.q, &self.k, &self.v, &self.o].into_iter().flatten()
+    }
+}
+
+/// Rotary embedding of the first `dims` values of a head, in pairs.
+///
+/// Pair `j` has the angle `position * scale * theta^(-2j / dims)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeSpec {
     /// How many leading values are rotated; even, at most `head_dim`.
     pub dims: usize,
-    /// Base of the inverse frequencies `theta^(-2j / dims)`.
+    /// Base of the inverse frequencies.
     pub theta: f64,
+    /// Factor on positions: below 1 for a context that was stretched linearly.
+    pub scale: f64,
+    /// The values of a pair.
+    pub pairs: RopePairs,
+}
+
+/// Which two values a rotary embedding turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairs {
+    /// `j` and `j + dims / 2`.
+    Halves,
+    /// `2 j` and `2 j + 1`.
+    Adjacent,
+}
+
+impl RopeSpec {
+    /// Pairs of halves at unscaled positions.
+    pub const fn new(dims: usize, theta: f64) -> RopeSpec {
+        RopeSpec {
+            dims,
+            theta,
+            scale: 1.0,
+            pairs: RopePairs::Halves,
+        }
+    }
 }
 
 /// What gates the attention output before the output projection.
@@ -201,8 +261,10 @@ impl HeadMap {
 /// The part of a layer that works on each position alone.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForward {
-    /// `down · (silu(gate · x) * (up · x))`.
+    /// `down · (activation(gate · x) * (up · x))`.
     Dense {
+        /// The function of the gate.
+        activation: GateActivation,
         /// `[ffn, hidden]`.
         gate: WeightRef,
         /// `[ffn, hidden]`.
@@ -210,6 +272,15 @@ pub enum FeedForward {
         /// `[hidden, ffn]`.
         down: WeightRef,
     },
+}
+
+/// The function of a feed-forward's gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateActivation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The Gaussian error linear unit by its tanh formula (arXiv 1606.08415).
+    GeluTanh,
 }
 
 impl GatedDeltaSpec {
@@ -230,21 +301,42 @@ impl GatedDeltaSpec {
 }
 
 impl LayerSpec {
-    /// Every weight of the layer.
+    /// Every weight of the layer, but not the rotary factors, which layers share.
     pub fn weights(&self) -> Vec<&WeightRef> {
         let mut all = vec![&self.mixer_norm, &self.ffn_norm];
+        all.extend(self.post_mixer_norm.iter().chain(&self.post_ffn_norm));
         match &self.mixer {
             Mixer::Attention(a) => {
                 all.extend([&a.q, &a.k, &a.v, &a.o]);
                 all.extend(a.q_norm.iter().chain(&a.k_norm));
+                all.extend(a.biases.iter());
             }
             Mixer::GatedDelta(d) => all.extend([
                 &d.qkv, &d.z, &d.beta, &d.alpha, &d.a, &d.dt, &d.conv, &d.norm, &d.out,
             ]),
         }
-        let FeedForward::Dense { gate, up, down } = &self.ffn;
+        let FeedForward::Dense { gate, up, down, .. } = &self.ffn;
         all.extend([gate, up, down]);
         all
+    }
+}
+
+impl AttentionSpec {
+    /// Whether it is full attention with pairs of halves and neither biases nor rotary factors: the
+    /// form of drafts and of multi-token-prediction heads.
+    pub fn is_basic(&self) -> bool {
+        self.window.is_none()
+            && self.rope_factors.is_none()
+            && self.biases.iter().next().is_none()
+            && self.rope.pairs == RopePairs::Halves
+    }
+}
+
+impl FeedForward {
+    /// The function of the gate.
+    pub fn activation(&self) -> GateActivation {
+        let FeedForward::Dense { activation, .. } = self;
+        *activation
     }
 }
 
@@ -275,6 +367,14 @@ impl ModelSpec {
     pub fn weights(&self) -> Vec<&WeightRef> {
         let mut all = vec![&self.embedding];
         all.extend(self.layers.iter().flat_map(LayerSpec::weights));
+        let factors = self
+            .attention_layers()
+            .filter_map(|a| a.rope_factors.as_ref());
+        for factors in factors {
+            if all.iter().all(|weight| weight.name != factors.name) {
+                all.push(factors);
+            }
+        }
         all.push(&self.final_norm);
         if self.head.name != self.embedding.name {
             all.push(&self.head);

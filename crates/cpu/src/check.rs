@@ -70,6 +70,10 @@ fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> 
         values(&layer.attention_norm, hidden)?;
         attention(&layer.attention, hidden)?;
         let a = &layer.attention;
+        if !a.is_basic() {
+            let detail = "a draft layer has no biases, and no window or rotary kind of its own";
+            return Err(mismatch(&a.q, detail));
+        }
         if a.gate != OutputGate::None || !a.head_dim.is_multiple_of(KV_BLOCK) || layer.window == 0 {
             let detail = "a draft layer has no gate, whole blocks in a head and a window";
             return Err(mismatch(&a.q, detail));
@@ -149,7 +153,7 @@ fn draft_heads(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError>
 }
 
 fn ffn(spec: &FeedForward, hidden: usize) -> Result<(), WeightError> {
-    let FeedForward::Dense { gate, up, down } = spec;
+    let FeedForward::Dense { gate, up, down, .. } = spec;
     shape(gate, gate.rows, hidden)?;
     shape(up, gate.rows, hidden)?;
     shape(down, hidden, gate.rows)
@@ -187,6 +191,9 @@ pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
     for layer in &spec.layers {
         values(&layer.mixer_norm, hidden)?;
         values(&layer.ffn_norm, hidden)?;
+        for norm in layer.post_mixer_norm.iter().chain(&layer.post_ffn_norm) {
+            values(norm, hidden)?;
+        }
         match &layer.mixer {
             Mixer::Attention(spec) => attention(spec, hidden)?,
             Mixer::GatedDelta(spec) => delta(spec, hidden)?,
@@ -210,6 +217,16 @@ pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
         return Err(mismatch(&mtp.eh_proj, detail));
     };
     attention(of_head, hidden)?;
+    let post = mtp
+        .layer
+        .post_mixer_norm
+        .iter()
+        .chain(&mtp.layer.post_ffn_norm);
+    if !of_head.is_basic() || post.count() > 0 {
+        let detail =
+            "a multi-token prediction head has full attention without biases and post norms";
+        return Err(mismatch(&of_head.q, detail));
+    }
     if of_head.rope.dims == 0 {
         return Err(mismatch(
             &of_head.q,
@@ -245,6 +262,20 @@ fn attention(spec: &AttentionSpec, hidden: usize) -> Result<(), WeightError> {
     shape(&spec.o, hidden, n_heads * head_dim)?;
     for norm in spec.q_norm.iter().chain(&spec.k_norm) {
         values(norm, head_dim)?;
+    }
+    if let Some(factors) = &spec.rope_factors {
+        values(factors, rope.dims / 2)?;
+    }
+    if spec.window == Some(0) {
+        return Err(mismatch(&spec.q, "a window of no positions"));
+    }
+    let biases = &spec.biases;
+    let projections = [&spec.q, &spec.k, &spec.v, &spec.o];
+    let biases = [&biases.q, &biases.k, &biases.v, &biases.o];
+    for (projection, bias) in projections.into_iter().zip(biases) {
+        if let Some(bias) = bias {
+            values(bias, projection.rows)?;
+        }
     }
     Ok(())
 }

@@ -36,8 +36,11 @@ impl ExecContext<'_> {
                     delta::mix(*self, d, buffers, &mut segments);
                 }
             }
+            let all = n_rows * hidden;
+            self.post_norm(&mut buffers.update[..all], layer.post_mixer_norm.as_deref());
             self.add_norm_of(buffers, n_rows, &layer.ffn_norm);
             ffn::apply(*self, layer, buffers, n_rows);
+            self.post_norm(&mut buffers.update[..all], layer.post_ffn_norm.as_deref());
             let next = weights.layers.get(i + 1);
             let norm = next.map_or(&weights.final_norm, |next| &next.mixer_norm);
             self.add_norm_of(buffers, n_rows, norm);

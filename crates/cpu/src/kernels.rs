@@ -32,6 +32,8 @@ pub struct Kernels {
     pub l2: fn(&mut [f32], f32, f32),
     /// [`activation::swiglu`].
     pub swiglu: fn(&[f32], &[f32], &mut [f32]),
+    /// [`activation::geglu`].
+    pub geglu: fn(&[f32], &[f32], &mut [f32]),
     /// [`activation::sigmoid_gate`].
     pub sigmoid_gate: fn(&mut [f32], &[f32]),
     /// [`activation::add`].
@@ -79,6 +81,7 @@ impl Kernels {
             gated_rms: norm::gated_rms,
             l2: norm::l2,
             swiglu: activation::swiglu,
+            geglu: activation::geglu,
             sigmoid_gate: activation::sigmoid_gate,
             add: activation::add,
             exp_sum: activation::exp_sum,

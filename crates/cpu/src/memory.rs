@@ -174,10 +174,13 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
     let mtp = spec.mtp.iter().map(|mtp| &mtp.layer);
     for layer in spec.layers.iter().chain(mtp) {
         bytes += vector(&layer.mixer_norm) + vector(&layer.ffn_norm);
+        let post = layer.post_mixer_norm.iter().chain(&layer.post_ffn_norm);
+        bytes += post.map(vector).sum::<usize>();
         bytes += match &layer.mixer {
             Mixer::Attention(a) => {
-                let norms = a.q_norm.iter().chain(&a.k_norm).map(vector);
-                norms.sum::<usize>() + [&a.q, &a.k, &a.v, &a.o].map(matrix).iter().sum::<usize>()
+                let norms = a.q_norm.iter().chain(&a.k_norm);
+                let vectors = norms.chain(a.biases.iter()).map(vector);
+                vectors.sum::<usize>() + [&a.q, &a.k, &a.v, &a.o].map(matrix).iter().sum::<usize>()
             }
             Mixer::GatedDelta(d) => {
                 let vectors = [&d.a, &d.dt, &d.conv, &d.norm].map(vector);
@@ -185,7 +188,7 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
                 vectors.iter().chain(&matrices).sum::<usize>()
             }
         };
-        let FeedForward::Dense { gate, up, down } = &layer.ffn;
+        let FeedForward::Dense { gate, up, down, .. } = &layer.ffn;
         bytes += [gate, up, down].map(matrix).iter().sum::<usize>();
     }
     bytes as u64

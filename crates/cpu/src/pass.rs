@@ -3,14 +3,14 @@
 //! A row is a token with a position. A [`Segment`] holds the adjacent rows of one sequence. All
 //! segments share the matrix products; attention and the recurrence run per segment.
 
-use contract::{ModelSpec, NodeIdx, RopeSpec, Tree};
+use contract::{ModelSpec, NodeIdx, Tree};
 
 use crate::kernels::Kernels;
 use crate::reference::rope;
 use crate::scratch::ScratchPool;
 use crate::state::CpuSequence;
 use crate::thread_pool::ThreadPool;
-use crate::weights::ModelWeights;
+use crate::weights::{LayerMixer, ModelWeights};
 
 /// Positions of a chunk. Chunks begin at absolute multiples of it, so that the same tokens get the
 /// same arithmetic however a prompt is split.
@@ -96,13 +96,14 @@ pub(crate) struct PassBuffers {
     pub(crate) heads: [Vec<f32>; 2],
     /// Two values per value head, `[n, n_v_heads]`.
     pub(crate) gates: [Vec<f32>; 2],
-    /// Rotary tables of the rows, one per [`RopeSpec`].
+    /// Rotary tables of the rows, one per list of frequencies.
     angles: Vec<RopeTable>,
 }
 
 /// Cosines and sines of every row, `[n, dims / 2]` each.
 pub(crate) struct RopeTable {
-    spec: RopeSpec,
+    /// `[dims / 2]`.
+    inverse_frequencies: Vec<f64>,
     pub(crate) cos: Vec<f32>,
     pub(crate) sin: Vec<f32>,
 }
@@ -171,27 +172,38 @@ impl PassBuffers {
         segments: &[Segment<'_>],
         n_rows: usize,
     ) {
-        for attention in weights.spec.attention_layers() {
-            let spec = attention.rope;
-            if !self.angles.iter().any(|angles| angles.spec == spec) {
+        for layer in &weights.layers {
+            let LayerMixer::Attention(attention) = &layer.mixer else {
+                continue;
+            };
+            let frequencies = &attention.inverse_frequencies;
+            if !self
+                .angles
+                .iter()
+                .any(|table| table.inverse_frequencies == *frequencies)
+            {
                 self.angles.push(RopeTable {
-                    spec,
+                    inverse_frequencies: frequencies.clone(),
                     cos: Vec::new(),
                     sin: Vec::new(),
                 });
             }
         }
-        for RopeTable { spec, cos, sin } in &mut self.angles {
-            let half = spec.dims / 2;
+        for table in &mut self.angles {
+            let RopeTable {
+                inverse_frequencies,
+                cos,
+                sin,
+            } = table;
+            let half = inverse_frequencies.len();
             cos.resize(n_rows * half, 0.0);
             sin.resize(n_rows * half, 0.0);
-            let inverse_frequencies = rope::inverse_frequencies(spec.theta, spec.dims);
             let positions = segments.iter().flat_map(Segment::positions);
             for (row, position) in positions.enumerate() {
                 let at = row * half..(row + 1) * half;
                 rope::angles_at(
                     position,
-                    &inverse_frequencies,
+                    inverse_frequencies,
                     &mut cos[at.clone()],
                     &mut sin[at],
                 );
@@ -200,10 +212,10 @@ impl PassBuffers {
     }
 }
 
-/// The rotary table of a [`RopeSpec`].
-pub(crate) fn angles_of(all: &[RopeTable], spec: RopeSpec) -> &RopeTable {
+/// The rotary table of these frequencies.
+pub(crate) fn angles_of<'a>(all: &'a [RopeTable], frequencies: &[f64]) -> &'a RopeTable {
     all.iter()
-        .find(|angles| angles.spec == spec)
+        .find(|table| table.inverse_frequencies == frequencies)
         .expect("the pass computed every rotary table of the model")
 }
 
@@ -250,6 +262,30 @@ impl ExecContext<'_> {
         });
     }
 
+    /// `rows = rms(rows)`, each `[hidden]`, if there is a norm.
+    pub(crate) fn post_norm(&self, rows: &mut [f32], weight: Option<&[f32]>) {
+        let Some(weight) = weight else { return };
+        let hidden = weight.len();
+        let size = self.light_grain(rows.len() / hidden, hidden) * hidden;
+        self.pool.for_each_item(rows.chunks_mut(size), |rows| {
+            for row in rows.chunks_exact_mut(hidden) {
+                (self.kernels.rms_in_place)(row, weight, self.norm_eps);
+            }
+        });
+    }
+
+    /// Adds a bias to each row, if there is one.
+    pub(crate) fn add_bias(&self, rows: &mut [f32], bias: Option<&[f32]>) {
+        let Some(bias) = bias else { return };
+        let width = bias.len();
+        let size = self.light_grain(rows.len() / width, width) * width;
+        self.pool.for_each_item(rows.chunks_mut(size), |rows| {
+            for row in rows.chunks_exact_mut(width) {
+                (self.kernels.add)(row, bias);
+            }
+        });
+    }
+
     /// `x += update`, then `y = rms(x)`, row by row; all `[n, hidden]`.
     pub(crate) fn add_norm(&self, x: &mut [f32], update: &[f32], weight: &[f32], y: &mut [f32]) {
         let hidden = weight.len();
@@ -272,7 +308,7 @@ impl ExecContext<'_> {
 }
 
 impl PassBuffers {
-    /// The rotary table of a [`RopeSpec`] and the buffers of a mixer.
+    /// The rotary tables and the buffers of a mixer.
     pub(crate) fn split(&mut self) -> (PassBufferParts<'_>, &[RopeTable]) {
         let [a, b, c] = &mut self.wide;
         let [heads, rows] = &mut self.heads;

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DeviceError, FeedForward, GatedDeltaSpec, LayerSpec, LoadProgress, Mixer,
-    ModelSpec, MtpSpec, TokenId, WeightError, WeightRef, WeightSource,
+    AttentionSpec, DeviceError, FeedForward, GateActivation, GatedDeltaSpec, LayerSpec,
+    LoadProgress, Mixer, ModelSpec, MtpSpec, TokenId, WeightError, WeightRef, WeightSource,
 };
 
 use crate::linear::Linear;
+use crate::reference::rope;
 use crate::simd::dispatch::Dispatch;
 use crate::thread_pool::ThreadPool;
 
@@ -44,12 +45,17 @@ pub(crate) struct LayerWeights {
     pub(crate) mixer_norm: Vec<f32>,
     pub(crate) mixer: LayerMixer,
     /// `[hidden]`.
+    pub(crate) post_mixer_norm: Option<Vec<f32>>,
+    /// `[hidden]`.
     pub(crate) ffn_norm: Vec<f32>,
     pub(crate) ffn: Dense,
+    /// `[hidden]`.
+    pub(crate) post_ffn_norm: Option<Vec<f32>>,
 }
 
 /// Weights of a dense feed-forward.
 pub(crate) struct Dense {
+    pub(crate) activation: GateActivation,
     pub(crate) gate: Linear,
     pub(crate) up: Linear,
     pub(crate) down: Linear,
@@ -67,6 +73,13 @@ pub(crate) struct Attention {
     /// `[head_dim]` each.
     pub(crate) q_norm: Option<Vec<f32>>,
     pub(crate) k_norm: Option<Vec<f32>>,
+    /// Biases of the projections, `[rows]` each.
+    pub(crate) q_bias: Option<Vec<f32>>,
+    pub(crate) k_bias: Option<Vec<f32>>,
+    pub(crate) v_bias: Option<Vec<f32>>,
+    pub(crate) o_bias: Option<Vec<f32>>,
+    /// Angles per position of each pair, `[rope dims / 2]`.
+    pub(crate) inverse_frequencies: Vec<f64>,
     pub(crate) q: Linear,
     pub(crate) k: Linear,
     pub(crate) v: Linear,
@@ -149,7 +162,12 @@ impl ModelWeights {
     ///
     /// `tokens` must be below the vocabulary's size.
     pub(crate) fn embed(&self, tokens: &[TokenId], out: &mut [f32]) -> Result<(), DeviceError> {
-        self.embed_with(&self.spec.embedding, tokens, out)
+        self.embed_with(&self.spec.embedding, tokens, out)?;
+        let scale = self.spec.embedding_scale;
+        if scale != 1.0 {
+            out.iter_mut().for_each(|value| *value *= scale);
+        }
+        Ok(())
     }
 
     /// [`ModelWeights::embed`] with the embedding of the multi-token-prediction head.
@@ -221,8 +239,10 @@ impl LayerWeights {
                 Mixer::Attention(a) => LayerMixer::Attention(Box::new(Attention::load(a, loader)?)),
                 Mixer::GatedDelta(d) => LayerMixer::Delta(Box::new(Delta::load(d, loader)?)),
             },
+            post_mixer_norm: loader.optional(layer.post_mixer_norm.as_ref())?,
             ffn_norm: loader.vector(&layer.ffn_norm)?,
             ffn: Dense::load(&layer.ffn, loader)?,
+            post_ffn_norm: loader.optional(layer.post_ffn_norm.as_ref())?,
         })
     }
 
@@ -234,9 +254,11 @@ impl LayerWeights {
                 vec![&w.qkv, &w.z, &w.beta, &w.alpha, &w.out],
             ),
         };
+        let post = self.post_mixer_norm.iter().chain(&self.post_ffn_norm);
         let vectors = vectors
             .into_iter()
-            .chain([&*self.mixer_norm, &*self.ffn_norm]);
+            .chain([&*self.mixer_norm, &*self.ffn_norm])
+            .chain(post.map(|norm| &**norm));
         let matrices = matrices.into_iter().chain(self.ffn.matrices());
         vectors.map(vector_bytes).sum::<usize>() + matrices.map(Linear::owned_bytes).sum::<usize>()
     }
@@ -244,8 +266,14 @@ impl LayerWeights {
 
 impl Dense {
     pub(crate) fn load(spec: &FeedForward, loader: &mut Loader<'_>) -> Result<Dense, WeightError> {
-        let FeedForward::Dense { gate, up, down } = spec;
+        let FeedForward::Dense {
+            activation,
+            gate,
+            up,
+            down,
+        } = spec;
         Ok(Dense {
+            activation: *activation,
             gate: loader.matrix(gate)?,
             up: loader.matrix(up)?,
             down: loader.matrix(down)?,
@@ -259,7 +287,9 @@ impl Dense {
 
 impl Attention {
     pub(crate) fn vectors(&self) -> impl Iterator<Item = &[f32]> {
-        self.q_norm.iter().chain(&self.k_norm).map(|v| &**v)
+        let biases = [&self.q_bias, &self.k_bias, &self.v_bias, &self.o_bias];
+        let norms = self.q_norm.iter().chain(&self.k_norm);
+        norms.chain(biases.into_iter().flatten()).map(|v| &**v)
     }
 
     pub(crate) fn matrices(&self) -> [&Linear; 4] {
@@ -270,13 +300,16 @@ impl Attention {
         spec: &AttentionSpec,
         loader: &mut Loader<'_>,
     ) -> Result<Attention, WeightError> {
-        let mut norm = |weight: &Option<WeightRef>| match weight {
-            Some(weight) => loader.vector(weight).map(Some),
-            None => Ok(None),
-        };
+        let mut vector = |weight: &Option<WeightRef>| loader.optional(weight.as_ref());
+        let factors = vector(&spec.rope_factors)?;
         Ok(Attention {
-            q_norm: norm(&spec.q_norm)?,
-            k_norm: norm(&spec.k_norm)?,
+            q_norm: vector(&spec.q_norm)?,
+            k_norm: vector(&spec.k_norm)?,
+            q_bias: vector(&spec.biases.q)?,
+            k_bias: vector(&spec.biases.k)?,
+            v_bias: vector(&spec.biases.v)?,
+            o_bias: vector(&spec.biases.o)?,
+            inverse_frequencies: rope::inverse_frequencies_of(spec.rope, factors.as_deref()),
             q: loader.matrix(&spec.q)?,
             k: loader.matrix(&spec.k)?,
             v: loader.matrix(&spec.v)?,
@@ -355,6 +388,11 @@ impl<'a> Loader<'a> {
         }
         self.count(weight.bytes() as u64);
         Ok(values)
+    }
+
+    /// [`Loader::vector`] of a weight that may be absent.
+    fn optional(&mut self, weight: Option<&WeightRef>) -> Result<Option<Vec<f32>>, WeightError> {
+        weight.map(|weight| self.vector(weight)).transpose()
     }
 
     pub(crate) fn matrix(&mut self, weight: &WeightRef) -> Result<Linear, WeightError> {

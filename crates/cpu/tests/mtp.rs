@@ -331,7 +331,7 @@ impl Independent {
         let Mixer::Attention(a) = &mtp.layer.mixer else {
             panic!("a head attends")
         };
-        let FeedForward::Dense { gate, up, down } = &mtp.layer.ffn;
+        let FeedForward::Dense { gate, up, down, .. } = &mtp.layer.ffn;
         let table = mtp.embedding.as_ref().unwrap_or(&self.spec.embedding);
         let head = mtp.head.as_ref().unwrap_or(&self.spec.head);
         let (dim, group) = (a.head_dim, a.n_heads / a.n_kv_heads);

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, Conditioning, DeviceError, DraftSpec, DraftValues, FeedForward, GatedDeltaSpec,
-    KvFormat, Limits, LoadConfig, Mixer, ModelSpec, OutputGate, Tree, WeightError, WeightRef,
+    AttentionSpec, Conditioning, DeviceError, DraftSpec, DraftValues, FeedForward, GateActivation,
+    GatedDeltaSpec, KvFormat, Limits, LoadConfig, Mixer, ModelSpec, OutputGate, RopePairs, Tree,
+    WeightError, WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -33,6 +34,10 @@ pub(crate) fn require_supported(config: &LoadConfig, device: &str) -> Result<(),
     };
     limits(config.limits).map_err(unsupported)?;
     spec(&config.target)?;
+    if let Some(what) = later_block(&config.target) {
+        let instead = "it runs on the CPU only so far (--device cpu)";
+        return Err(unsupported((what.to_owned(), instead)));
+    }
     blocks(&config.target).map_err(unsupported)?;
     groups(config).map_err(unsupported)?;
     let Some(draft) = &config.draft else {
@@ -98,12 +103,48 @@ pub(crate) fn check_shared_memory(
     }
 }
 
+/// The name of a part of a model that this device does not compute.
+fn later_block(spec: &ModelSpec) -> Option<&'static str> {
+    if spec.embedding_scale != 1.0 {
+        return Some("a model with scaled embeddings");
+    }
+    for layer in &spec.layers {
+        if layer.post_mixer_norm.is_some() || layer.post_ffn_norm.is_some() {
+            return Some("a layer with norms behind its blocks");
+        }
+        if layer.ffn.activation() != GateActivation::Silu {
+            return Some("a feed-forward with GELU");
+        }
+    }
+    spec.kv_layers().find_map(later_attention)
+}
+
+fn later_attention(a: &AttentionSpec) -> Option<&'static str> {
+    if a.rope.pairs != RopePairs::Halves {
+        Some("rotary embedding of adjacent pairs")
+    } else if a.rope.scale != 1.0 || a.rope_factors.is_some() {
+        Some("a scaled rotary embedding")
+    } else if a.window.is_some() {
+        Some("a layer with a sliding window")
+    } else if a.biases.iter().next().is_some() {
+        Some("attention with biases")
+    } else {
+        None
+    }
+}
+
 /// The name of a draft that has more than this device computes.
 fn later_kind(draft: &DraftSpec) -> Option<&'static str> {
     let more_in_layers = draft.layers.iter().any(|layer| {
         let convs = layer.attention_conv.iter().chain(&layer.ffn_conv).count();
         let norms = layer.post_attention_norm.iter().chain(&layer.post_ffn_norm);
-        convs + norms.count() > 0 || layer.sinks.is_some() || layer.values == DraftValues::Keys
+        let attention = later_attention(&layer.attention).is_some();
+        let gelu = layer.ffn.activation() != GateActivation::Silu;
+        let other = attention || gelu;
+        other
+            || convs + norms.count() > 0
+            || layer.sinks.is_some()
+            || layer.values == DraftValues::Keys
     });
     let more_in_head = draft.first_row != 1
         || draft.embedding.is_some()
@@ -162,7 +203,7 @@ fn feed_forward(
 ) -> Result<(), WeightError> {
     shape(first, 1, hidden)?;
     shape(second, 1, hidden)?;
-    let FeedForward::Dense { gate, up, down } = ffn;
+    let FeedForward::Dense { gate, up, down, .. } = ffn;
     shape(gate, gate.rows, hidden)?;
     shape(up, gate.rows, hidden)?;
     shape(down, hidden, gate.rows)

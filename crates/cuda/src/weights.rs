@@ -222,7 +222,7 @@ impl LayoutBuilder<'_> {
     }
 
     fn ffn(&mut self, norm: &WeightRef, ffn: &FeedForward) -> FfnWeights {
-        let FeedForward::Dense { gate, up, down } = ffn;
+        let FeedForward::Dense { gate, up, down, .. } = ffn;
         FfnWeights {
             norm: self.vector(norm),
             gate: self.matrix(gate),

@@ -12,10 +12,12 @@ mod fixtures {
     pub mod gpu;
 }
 
+use std::sync::Arc;
+
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, DeviceError, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits, LoadConfig,
-    QuantType,
+    AttentionSpec, Backend, DeviceError, DraftLoad, DraftLoadConfig, FeedForward, GateActivation,
+    KvFormat, KvFormats, Limits, LoadConfig, Mixer, ModelSpec, QuantType, RopePairs,
 };
 use cuda::{CudaBackend, GpuInfo, Options, compile};
 use model::DraftKind;
@@ -79,6 +81,51 @@ fn unsupported_plan_is_rejected_by_name_before_loading() {
     let mut wrong = load_config();
     wrong.limits.tree_nodes = 65;
     unsupported(&wrong, "use at most 64");
+}
+
+#[test]
+fn parts_of_later_families_are_rejected_by_name() {
+    let refused = |change: &dyn Fn(&mut ModelSpec), part: &str| {
+        let mut config = load_config();
+        change(Arc::make_mut(&mut config.target));
+        unsupported(&config, part);
+        unsupported(&config, "on the CPU only so far");
+    };
+    let norm = load_config().target.final_norm.clone();
+    refused(&|spec| spec.embedding_scale = 16.0, "scaled embeddings");
+    refused(
+        &|spec| spec.layers[0].post_mixer_norm = Some(norm.clone()),
+        "norms behind",
+    );
+    refused(
+        &|spec| spec.layers[1].post_ffn_norm = Some(norm.clone()),
+        "norms behind",
+    );
+    refused(
+        &|spec| {
+            let FeedForward::Dense { activation, .. } = &mut spec.layers[0].ffn;
+            *activation = GateActivation::GeluTanh;
+        },
+        "GELU",
+    );
+    let in_attention = |change: &dyn Fn(&mut AttentionSpec), part: &str| {
+        let change = |spec: &mut ModelSpec| {
+            let attention = spec
+                .layers
+                .iter_mut()
+                .find_map(|layer| match &mut layer.mixer {
+                    Mixer::Attention(a) => Some(a),
+                    Mixer::GatedDelta(_) => None,
+                });
+            change(attention.unwrap());
+        };
+        refused(&change, part);
+    };
+    in_attention(&|a| a.rope.pairs = RopePairs::Adjacent, "adjacent pairs");
+    in_attention(&|a| a.rope.scale = 0.125, "scaled rotary");
+    in_attention(&|a| a.rope_factors = Some(norm.clone()), "scaled rotary");
+    in_attention(&|a| a.window = Some(512), "sliding window");
+    in_attention(&|a| a.biases.v = Some(norm.clone()), "biases");
 }
 
 #[test]

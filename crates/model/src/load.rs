@@ -144,6 +144,7 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
         trained_context: trunk.trained_context,
         norm_eps: trunk.norm_eps,
         embedding,
+        embedding_scale: trunk.embedding_scale,
         layers: trunk.layers,
         final_norm,
         head,

@@ -5,7 +5,11 @@ pub(crate) const FINAL_NORM: &str = "output_norm.weight";
 /// Absent when the embedding is the head too.
 pub(crate) const HEAD: &str = "output.weight";
 
+/// Divisors of the rotary frequencies, for all blocks; absent in most models.
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
 pub(crate) const MIXER_NORM: &str = "attn_norm.weight";
+pub(crate) const FFN_NORM: &str = "ffn_norm.weight";
 pub(crate) const FFN_GATE: &str = "ffn_gate.weight";
 pub(crate) const FFN_UP: &str = "ffn_up.weight";
 pub(crate) const FFN_DOWN: &str = "ffn_down.weight";
@@ -14,6 +18,10 @@ pub(crate) const ATTN_Q: &str = "attn_q.weight";
 pub(crate) const ATTN_K: &str = "attn_k.weight";
 pub(crate) const ATTN_V: &str = "attn_v.weight";
 pub(crate) const ATTN_OUT: &str = "attn_output.weight";
+pub(crate) const ATTN_Q_BIAS: &str = "attn_q.bias";
+pub(crate) const ATTN_K_BIAS: &str = "attn_k.bias";
+pub(crate) const ATTN_V_BIAS: &str = "attn_v.bias";
+pub(crate) const ATTN_OUT_BIAS: &str = "attn_output.bias";
 pub(crate) const ATTN_Q_NORM: &str = "attn_q_norm.weight";
 pub(crate) const ATTN_K_NORM: &str = "attn_k_norm.weight";
 /// In a gated-delta block: its q, k and v. In an attention block: a fused variant that is refused.

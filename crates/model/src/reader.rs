@@ -102,6 +102,15 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// [`Reader::float`] of a key that may be absent.
+    pub(crate) fn optional_float(&self, suffix: &str) -> Result<Option<f64>, ModelError> {
+        self.has_key(suffix).then(|| self.float(suffix)).transpose()
+    }
+
+    pub(crate) fn has_key(&self, suffix: &str) -> bool {
+        self.file.meta().get(&self.key(suffix)).is_some()
+    }
+
     /// One number per block, stored as an array or as one number for all.
     pub(crate) fn per_block(&self, suffix: &str, blocks: usize) -> Result<Vec<usize>, ModelError> {
         let key = self.key(suffix);
@@ -263,6 +272,15 @@ impl BlockReader<'_> {
 
     pub(crate) fn vector(&self, name: &str, len: usize) -> Result<WeightRef, ModelError> {
         self.reader.vector(&self.name(name), len)
+    }
+
+    /// A vector that may be absent.
+    pub(crate) fn optional_vector(
+        &self,
+        name: &str,
+        len: usize,
+    ) -> Result<Option<WeightRef>, ModelError> {
+        self.has(name).then(|| self.vector(name, len)).transpose()
     }
 
     pub(crate) fn refuse(&self, name: &str, detail: &str) -> ModelError {

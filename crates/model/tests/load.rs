@@ -5,7 +5,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use contract::{HeadMap, Mixer, OutputGate, PreTokenizer, QuantType, TokenId, TokenKind};
+use contract::{
+    AttentionSpec, GateActivation, HeadMap, Mixer, OutputGate, PreTokenizer, QuantType, RopePairs,
+    RopeSpec, TokenId, TokenKind,
+};
 use model::{LoadedModel, load};
 
 fn fixture(name: &str) -> PathBuf {
@@ -137,4 +140,57 @@ fn hash_identifies_the_model_independent_of_the_path() {
     fs::write(&path, bytes).unwrap();
     assert_ne!(load(&path).unwrap().spec.hash, first);
     assert_ne!(loaded("dense_f16.gguf").spec.hash, first);
+}
+
+/// The attention of a layer that has one.
+fn attention(loaded: &LoadedModel, layer: usize) -> &AttentionSpec {
+    match &loaded.spec.layers[layer].mixer {
+        Mixer::Attention(attention) => attention,
+        Mixer::GatedDelta(_) => panic!("layer {layer} is recurrent"),
+    }
+}
+
+#[test]
+fn llama_has_adjacent_rotary_pairs_and_what_the_file_adds() {
+    let plain = loaded("llama_q8_0.gguf");
+    let a = attention(&plain, 1);
+    assert_eq!((a.n_heads, a.n_kv_heads, a.head_dim), (6, 2, 32));
+    assert_eq!((a.rope.pairs, a.rope.theta), (RopePairs::Adjacent, 1e5));
+    assert!(a.rope_factors.is_none() && a.biases.iter().next().is_none());
+    assert!(a.q_norm.is_none() && !a.is_basic());
+    assert_eq!(plain.vocab.pre, PreTokenizer::Smollm);
+    let more = loaded("llama3_f16.gguf");
+    let a = attention(&more, 0);
+    assert_eq!(a.rope_factors.as_ref().unwrap().cols, 16);
+    assert_eq!(a.biases.iter().count(), 4);
+    let names: Vec<&str> = more.spec.weights().iter().map(|w| &*w.name).collect();
+    let shared = names.iter().filter(|name| **name == "rope_freqs.weight");
+    assert_eq!(shared.count(), 1);
+}
+
+#[test]
+fn qwen2_has_biases_on_its_inputs() {
+    let loaded = loaded("qwen2_f16.gguf");
+    let a = attention(&loaded, 0);
+    assert_eq!(a.rope, RopeSpec::new(32, 1e6));
+    assert!(a.biases.q.is_some() && a.biases.k.is_some() && a.biases.v.is_some());
+    assert!(a.biases.o.is_none());
+}
+
+#[test]
+fn gemma3_alternates_windows_and_normalises_behind_blocks() {
+    let loaded = loaded("gemma3_q4_1.gguf");
+    let spec = &loaded.spec;
+    assert_eq!(spec.embedding_scale, 96_f32.sqrt());
+    let windows = [0, 1, 2].map(|layer| attention(&loaded, layer).window);
+    assert_eq!(windows, [Some(20), None, Some(20)]);
+    let rope = |layer| attention(&loaded, layer).rope;
+    assert_eq!((rope(0).theta, rope(0).scale), (1e4, 1.0));
+    assert_eq!((rope(1).theta, rope(1).scale), (1e6, 0.125));
+    for layer in &spec.layers {
+        assert!(layer.post_mixer_norm.is_some() && layer.post_ffn_norm.is_some());
+        assert_eq!(layer.ffn.activation(), GateActivation::GeluTanh);
+    }
+    let pieces = loaded.vocab.pieces.as_ref().unwrap();
+    assert!(!pieces.space_prefix && loaded.vocab.add_bos);
 }

@@ -89,12 +89,27 @@ fn other_families_are_refused_with_an_alternative() {
     for (other, instead) in [
         ("qwen35moe", "use a dense model"),
         ("qwen3next", "use a dense model"),
-        ("llama", "use a Qwen3.5"),
+        ("mamba", "use a dense model of Qwen2 to Qwen3.6"),
         ("clip", "give the language model"),
         ("dflash", "give the model it drafts for"),
     ] {
         let set = [("general.architecture", Some(Value::from(other)))];
         check_refused(changed(&set, &[]), &[other, "not supported", instead]);
+    }
+}
+
+#[test]
+fn mixtures_of_experts_of_dense_families_are_refused() {
+    for family in ["llama", "qwen2"] {
+        let experts = format!("{family}.expert_count");
+        let set = [
+            ("general.architecture", Some(Value::from(family))),
+            (experts.as_str(), Some(Value::U32(8))),
+        ];
+        check_refused(
+            changed(&set, &[]),
+            &["a mixture of 8 experts", "dense model"],
+        );
     }
 }
 
@@ -434,6 +449,10 @@ fn scaled_rope_is_refused() {
         )
     };
     assert!(scaling("none").is_ok());
+    check_refused(
+        scaling("linear"),
+        &["qwen35.rope.scaling.factor", "missing"],
+    );
     check_refused(scaling("yarn"), &["qwen35.rope.scaling.type", "yarn"]);
 }
 

@@ -1,4 +1,6 @@
-//! The dense feed-forward: `update = down · (silu(gate · y) * (up · y))`.
+//! The dense feed-forward: `update = down · (activation(gate · y) * (up · y))`.
+
+use contract::GateActivation;
 
 use crate::linear::apply_all;
 use crate::pass::{ExecContext, PassBuffers};
@@ -38,8 +40,12 @@ pub(crate) fn dense(
     let size = compute.grain(n_rows) * weights.gate.rows();
     let rows = gate.chunks(size).zip(up.chunks(size));
     let rows = rows.zip(mixed.chunks_mut(size));
+    let gated = match weights.activation {
+        GateActivation::Silu => compute.kernels.swiglu,
+        GateActivation::GeluTanh => compute.kernels.geglu,
+    };
     compute.pool.for_each_item(rows, |((gate, up), mixed)| {
-        (compute.kernels.swiglu)(gate, up, mixed);
+        gated(gate, up, mixed);
     });
     weights.down.apply(compute.pool, mixed, n_rows, out);
 }

@@ -489,25 +489,23 @@ pub(crate) fn fill_rope(
     positions: &[usize],
     (cos, sin): (&mut Vec<f32>, &mut Vec<f32>),
 ) {
-    let rope = attention.spec.rope;
-    let half = rope.dims / 2;
+    let half = attention.inverse_frequencies.len();
     let (cos, sin) = (
         sized(cos, positions.len() * half),
         sized(sin, positions.len() * half),
     );
-    let inverse_frequencies = rope::inverse_frequencies(rope.theta, rope.dims);
     let rows = positions
         .iter()
         .zip(cos.chunks_exact_mut(half))
         .zip(sin.chunks_exact_mut(half));
     compute.pool.for_each_item(rows, |((position, cos), sin)| {
-        rope::angles_at(*position, &inverse_frequencies, cos, sin);
+        rope::angles_at(*position, &attention.inverse_frequencies, cos, sin);
     });
 }
 
 /// Whether two layers have the same rotary embedding, so that they can share the table.
 fn same_rope(one: &Attention, other: &Attention) -> bool {
-    one.spec.rope == other.spec.rope
+    one.inverse_frequencies == other.inverse_frequencies
 }
 
 /// Normalises and rotates the heads of rows `[n, heads, head_dim]` in place.

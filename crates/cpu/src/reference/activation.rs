@@ -23,6 +23,21 @@ pub fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
     }
 }
 
+/// The Gaussian error linear unit by its tanh formula (arXiv 1606.08415):
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+pub fn gelu(x: f32) -> f32 {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)).tanh())
+}
+
+/// `out = gelu(gate) * up`, each `[n]`.
+pub fn geglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    assert_eq!((gate.len(), up.len()), (out.len(), out.len()));
+    for ((o, &g), &u) in out.iter_mut().zip(gate).zip(up) {
+        *o = gelu(g) * u;
+    }
+}
+
 /// `x *= sigmoid(gate)`, each `[n]`.
 pub fn sigmoid_gate(x: &mut [f32], gate: &[f32]) {
     assert_eq!(x.len(), gate.len());
@@ -60,6 +75,19 @@ mod tests {
         let above = softplus(f32::from_bits(20.0_f32.to_bits() + 1));
         assert!((above - below).abs() < 4e-6, "{below} {above}");
         assert_eq!(softplus(-200.0), 0.0);
+    }
+
+    #[test]
+    fn gelu_has_its_published_values() {
+        for (x, expected) in [
+            (0.0, 0.0),
+            (1.0, 0.841_192),
+            (-1.0, -0.158_808),
+            (3.0, 2.996_363),
+        ] {
+            assert!((gelu(x) - expected).abs() < 1e-5, "{x}: {}", gelu(x));
+        }
+        assert_eq!((gelu(1e20), gelu(-1e20)), (1e20, 0.0));
     }
 
     #[test]

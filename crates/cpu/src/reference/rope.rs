@@ -1,5 +1,7 @@
 //! Rotary position embedding (RoFormer, arXiv 2104.09864).
 
+use contract::{RopePairs, RopeSpec};
+
 /// Cosines and sines of one position: pair `j` has the angle `position * theta^(-2j / dims)`.
 ///
 /// `cos`, `sin` are `[dims / 2]`. Angles are computed in f64, because at long contexts an f32
@@ -19,6 +21,19 @@ pub fn inverse_frequencies(theta: f64, dims: usize) -> Vec<f64> {
     pairs
         .map(|j| theta.powf(-2.0 * j as f64 / dims as f64))
         .collect()
+}
+
+/// The inverse frequencies of a rotary embedding, its scale included, `[dims / 2]`. `factors` are
+/// divisors of the same length, if there are any.
+pub fn inverse_frequencies_of(rope: RopeSpec, factors: Option<&[f32]>) -> Vec<f64> {
+    let mut all = inverse_frequencies(rope.theta, rope.dims);
+    for (j, frequency) in all.iter_mut().enumerate() {
+        *frequency *= rope.scale;
+        if let Some(factors) = factors {
+            *frequency /= f64::from(factors[j]);
+        }
+    }
+    all
 }
 
 /// [`angles`] with precomputed [`inverse_frequencies`].
@@ -41,6 +56,24 @@ pub fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
+/// Rotates the first `2 * cos.len()` values of a head `[head_dim]` in pairs `(2 j, 2 j + 1)`.
+/// Other values pass through.
+pub fn rotate_adjacent(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    assert!(sin.len() == cos.len() && head.len() >= 2 * cos.len());
+    for ((pair, &c), &s) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+        let (u, w) = (pair[0], pair[1]);
+        (pair[0], pair[1]) = (u * c - w * s, w * c + u * s);
+    }
+}
+
+/// The rotation of these pairs.
+pub fn rotation(pairs: RopePairs) -> fn(&mut [f32], &[f32], &[f32]) {
+    match pairs {
+        RopePairs::Halves => rotate,
+        RopePairs::Adjacent => rotate_adjacent,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +93,29 @@ mod tests {
         assert!((head[2] - 1f32.sin()).abs() < 1e-7);
         assert_eq!((head[1], head[3]), (0.0, 0.0));
         assert_eq!(head[4..], [7.0, 8.0]);
+    }
+
+    #[test]
+    fn adjacent_pairs_are_halves_in_another_order() {
+        let (mut cos, mut sin) = ([0.0; 3], [0.0; 3]);
+        angles(7, 1e4, &mut cos, &mut sin);
+        let mut halves = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 9.0];
+        let mut adjacent = [0.1, 0.4, 0.2, 0.5, 0.3, 0.6, 9.0];
+        rotate(&mut halves, &cos, &sin);
+        rotate_adjacent(&mut adjacent, &cos, &sin);
+        let order = [0, 3, 1, 4, 2, 5, 6];
+        assert_eq!(adjacent, order.map(|at| halves[at]));
+    }
+
+    #[test]
+    fn scale_and_factors_divide_the_angles() {
+        let rope = RopeSpec {
+            scale: 0.125,
+            ..RopeSpec::new(4, 100.0)
+        };
+        assert_eq!(inverse_frequencies_of(rope, None), [0.125, 0.0125]);
+        let factored = inverse_frequencies_of(rope, Some(&[1.0, 4.0]));
+        assert_eq!(factored, [0.125, 0.003_125]);
     }
 
     #[test]

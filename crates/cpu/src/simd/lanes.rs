@@ -141,6 +141,21 @@ pub(super) unsafe fn silu<L: Lanes>(x: L) -> L {
     }
 }
 
+/// `gelu(x)` by its tanh formula, as `x * sigmoid(2 z)` with the argument `z` of the tanh.
+///
+/// # Safety
+/// The instruction set of `L`.
+#[inline(always)]
+pub(super) unsafe fn gelu<L: Lanes>(x: L) -> L {
+    // SAFETY: the caller's.
+    unsafe {
+        let cubed = x.mul(x).mul(x);
+        let z = cubed.mul_add(L::splat(0.044_715), x);
+        let below = exp(z.mul(L::splat(-2.0 * 0.797_884_6)));
+        x.div(below.add(L::splat(1.0)))
+    }
+}
+
 /// `1 / (1 + e^-x)`, within four units in the last place.
 ///
 /// # Safety

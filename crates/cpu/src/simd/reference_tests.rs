@@ -60,13 +60,15 @@ fn activations_agree() {
         check(1e-6, |kernels| {
             let mut out = vec![0.0; n];
             (kernels.swiglu)(&x, &y, &mut out);
+            let mut with_gelu = vec![0.0; n];
+            (kernels.geglu)(&x, &y, &mut with_gelu);
             let (mut a, mut b) = (y.clone(), y.clone());
             (kernels.sigmoid_gate)(&mut a, &x);
             (kernels.add)(&mut b, &x);
             let mut weights = x.clone();
             let sum = (kernels.exp_sum)(&mut weights, 30.0);
             let row = [(kernels.max)(&x), (kernels.sum_exp)(&x, 30.0), sum];
-            [out, a, b, weights, row.to_vec()].concat()
+            [out, with_gelu, a, b, weights, row.to_vec()].concat()
         });
     }
 }

@@ -12,6 +12,7 @@ macro_rules! table {
             gated_rms: norm::gated_rms(x: &mut [f32], weight: &[f32], z: &[f32], eps: f32) -> ();
             l2: norm::l2(x: &mut [f32], eps: f32, scale: f32) -> ();
             swiglu: activation::swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) -> ();
+            geglu: activation::geglu(gate: &[f32], up: &[f32], out: &mut [f32]) -> ();
             sigmoid_gate: activation::sigmoid_gate(x: &mut [f32], gate: &[f32]) -> ();
             add: activation::add(x: &mut [f32], y: &[f32]) -> ();
             exp_sum: activation::exp_sum(x: &mut [f32], shift: f32) -> f32;

@@ -1,8 +1,8 @@
 //! The tensors of a draft's layer, checked against each other and against the metadata.
 
 use contract::{
-    AttentionSpec, BlockMask, DraftLayer, DraftValues, DynamicConv, FeedForward, OutputGate,
-    RopeSpec, WeightRef,
+    AttentionBiases, AttentionSpec, BlockMask, DraftLayer, DraftValues, DynamicConv, FeedForward,
+    GateActivation, OutputGate, RopeSpec, WeightRef,
 };
 
 use super::tensor_names::LayerTensor;
@@ -172,6 +172,8 @@ impl LayerTensors<'_> {
             n_kv_heads,
             head_dim,
             rope: RopeSpec { dims, ..rope },
+            rope_factors: None,
+            window: None,
             scale: attention_scale(head_dim),
             gate: OutputGate::None,
             q_norm: Some(self.vector(LayerTensor::QNorm, head_dim)?),
@@ -183,6 +185,7 @@ impl LayerTensors<'_> {
             },
             k,
             o: self.matrix(LayerTensor::O, self.hidden, q_rows)?,
+            biases: AttentionBiases::default(),
         };
         Ok((spec, values))
     }
@@ -206,6 +209,7 @@ impl LayerTensors<'_> {
             return Err(self.directory.refuse(&gate.name, detail));
         }
         Ok(FeedForward::Dense {
+            activation: GateActivation::Silu,
             gate: self.directory.shaped(gate, (ffn, self.hidden))?,
             up: self.matrix(LayerTensor::Up, ffn, self.hidden)?,
             down: self.matrix(LayerTensor::Down, self.hidden, ffn)?,

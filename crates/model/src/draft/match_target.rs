@@ -53,10 +53,7 @@ pub(super) fn fit(
     let block = rows(metadata, options).map_err(&mismatch)?;
     let capture_layers =
         capture_layers(metadata, fc.cols / hidden, target.layers.len()).map_err(&mismatch)?;
-    let rope = RopeSpec {
-        dims: 0,
-        theta: theta(metadata, target),
-    };
+    let rope = RopeSpec::new(0, theta(metadata, target));
     let (sliding, window) = windows(metadata, options).map_err(&mismatch)?;
     let mut layers = Vec::with_capacity(metadata.layers);
     for (index, slides) in sliding.into_iter().enumerate() {

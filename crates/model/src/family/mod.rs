@@ -1,13 +1,22 @@
 //! One module per family, from keys and tensors to the layers of a spec.
 
+mod gemma3;
+mod llama;
 mod mtp;
+mod qwen2;
 mod qwen3;
 mod qwen35;
 
-use contract::{FeedForward, LayerSpec, MtpSpec, RopeSpec, WeightRef};
+use contract::{
+    AttentionBiases, AttentionSpec, FeedForward, GateActivation, LayerSpec, MtpSpec, OutputGate,
+    RopeSpec, WeightRef,
+};
 
 use crate::ModelError;
-use crate::names::{FFN_DOWN, FFN_GATE, FFN_UP};
+use crate::names::{
+    ATTN_K, ATTN_K_BIAS, ATTN_OUT, ATTN_OUT_BIAS, ATTN_Q, ATTN_Q_BIAS, ATTN_V, ATTN_V_BIAS,
+    FFN_DOWN, FFN_GATE, FFN_UP,
+};
 use crate::reader::{BlockReader, Reader};
 
 /// The part of a model that a family's module reads.
@@ -15,6 +24,8 @@ pub(crate) struct Trunk {
     pub(crate) hidden: usize,
     pub(crate) trained_context: usize,
     pub(crate) norm_eps: f32,
+    /// Factor on embedding rows.
+    pub(crate) embedding_scale: f32,
     pub(crate) layers: Vec<LayerSpec>,
     /// The multi-token-prediction head, if the file has one.
     pub(crate) mtp: Option<MtpSpec>,
@@ -25,12 +36,15 @@ pub(crate) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let instead = match reader.architecture {
         "qwen35" => return qwen35::read(reader),
         "qwen3" => return qwen3::read(reader),
+        "qwen2" => return qwen2::read(reader),
+        "llama" => return llama::read(reader),
+        "gemma3" => return gemma3::read(reader),
         "qwen35moe" | "qwen3moe" | "qwen3next" => "use a dense model of the same family",
         "dflash" | "dflash-draft" | "qwen35-dflash-draft" => {
             "this file is a draft, give the model it drafts for"
         }
         "clip" | "mmproj" => "this file holds a vision part, give the language model's file",
-        _ => "use a Qwen3.5, Qwen3.6 or Qwen3 dense model",
+        _ => "use a dense model of Qwen2 to Qwen3.6, Llama 2 and 3, SmolLM2 or Gemma 3",
     };
     let what = format!("architecture {}", reader.architecture.escape_debug());
     Err(reader.unsupported(what, instead))
@@ -48,6 +62,8 @@ struct Common {
     hidden: usize,
     trained_context: usize,
     norm_eps: f32,
+    /// Factor on positions in rotary embeddings.
+    rope_scale: f64,
     /// Blocks by the file's count: the length of per-block keys. Some files do not count the
     /// multi-token-prediction head.
     blocks: usize,
@@ -73,16 +89,11 @@ impl Common {
             let detail = format!("{trained_context} tokens, the limit is {MAX_CONTEXT}");
             return Err(reader.refuse_key("context_length", detail));
         }
-        if let Some(scaling) = reader.text("rope.scaling.type")?
-            && scaling != "none"
-        {
-            let detail = format!("{} is not supported, only none", scaling.escape_debug());
-            return Err(reader.refuse_key("rope.scaling.type", detail));
-        }
         Ok(Common {
             hidden: reader.count("embedding_length")?,
             trained_context,
             norm_eps: reader.float("attention.layer_norm_rms_epsilon")? as f32,
+            rope_scale: rope_scale(reader)?,
             blocks,
             trunk: mtp.unwrap_or(blocks),
             has_mtp: mtp.is_some(),
@@ -101,11 +112,26 @@ impl Common {
         Ok(all)
     }
 
+    /// [`Common::per_block`], or `default` without the key.
+    fn per_block_or(
+        &self,
+        reader: &Reader<'_>,
+        suffix: &str,
+        default: &[usize],
+    ) -> Result<Vec<usize>, ModelError> {
+        if reader.has_key(suffix) {
+            self.per_block(reader, suffix)
+        } else {
+            Ok(default.to_vec())
+        }
+    }
+
     fn trunk(self, layers: Vec<LayerSpec>, mtp: Option<MtpSpec>) -> Trunk {
         Trunk {
             hidden: self.hidden,
             trained_context: self.trained_context,
             norm_eps: self.norm_eps,
+            embedding_scale: 1.0,
             layers,
             mtp,
         }
@@ -119,11 +145,38 @@ struct Heads {
     head_dim: usize,
 }
 
-/// Checks head counts of block `i` against each other.
+/// The factor on positions of a linear scaling; other kinds are refused.
+fn rope_scale(reader: &Reader<'_>) -> Result<f64, ModelError> {
+    const TYPE: &str = "rope.scaling.type";
+    match reader.text(TYPE)? {
+        None | Some("none") => Ok(1.0),
+        Some("linear") => Ok(1.0 / reader.float("rope.scaling.factor")?),
+        Some(other) => {
+            let other = other.escape_debug();
+            let detail = format!("{other} is not supported, only none and linear");
+            Err(reader.refuse_key(TYPE, detail))
+        }
+    }
+}
+
+/// Refuses what only mixtures of experts have.
+fn refuse_experts(reader: &Reader<'_>) -> Result<(), ModelError> {
+    match reader.optional("expert_count")? {
+        None | Some(0) => Ok(()),
+        Some(n) => Err(reader.unsupported(
+            format!("a mixture of {n} experts"),
+            "use a dense model of the same family",
+        )),
+    }
+}
+
+/// Checks head counts of block `i` against each other. A file of an older family need not say the
+/// head's dimension: `hidden` is shared among the query heads then.
 fn heads(
     reader: &Reader<'_>,
     (n_heads, n_kv_heads): (usize, usize),
     block: usize,
+    hidden: Option<usize>,
 ) -> Result<Heads, ModelError> {
     if n_heads == 0 || n_kv_heads == 0 || !n_heads.is_multiple_of(n_kv_heads) {
         let detail = format!(
@@ -132,9 +185,16 @@ fn heads(
         );
         return Err(reader.refuse_key("attention.head_count", detail));
     }
-    let head_dim = reader.count("attention.key_length")?;
+    let stored = reader.optional("attention.key_length")?;
+    let head_dim = match (stored, hidden) {
+        (None, Some(hidden)) => hidden / n_heads,
+        _ => reader.count("attention.key_length")?,
+    };
     check_head_dim(head_dim).map_err(|detail| reader.refuse_key("attention.key_length", detail))?;
-    let value_dim = reader.count("attention.value_length")?;
+    let value_dim = match (reader.optional("attention.value_length")?, hidden) {
+        (None, Some(_)) => head_dim,
+        _ => reader.count("attention.value_length")?,
+    };
     if head_dim != value_dim {
         let detail = format!("{value_dim}, but attention.key_length is {head_dim}");
         return Err(reader.refuse_key("attention.value_length", detail));
@@ -146,14 +206,83 @@ fn heads(
     })
 }
 
-fn rope(reader: &Reader<'_>, dims: usize, head_dim: usize) -> Result<RopeSpec, ModelError> {
+/// Pairs of halves at the base that the file has to name.
+fn rope(
+    reader: &Reader<'_>,
+    common: &Common,
+    dims: usize,
+    head_dim: usize,
+) -> Result<RopeSpec, ModelError> {
+    rope_at(
+        reader,
+        common,
+        reader.float("rope.freq_base")?,
+        (dims, head_dim),
+    )
+}
+
+/// Pairs of halves at the base `theta`.
+fn rope_at(
+    reader: &Reader<'_>,
+    common: &Common,
+    theta: f64,
+    (dims, head_dim): (usize, usize),
+) -> Result<RopeSpec, ModelError> {
     if dims == 0 || !dims.is_multiple_of(2) || dims > head_dim {
         let detail = format!("{dims}; an even number up to the head size {head_dim} is expected");
         return Err(reader.refuse_key("rope.dimension_count", detail));
     }
     Ok(RopeSpec {
-        dims,
-        theta: reader.float("rope.freq_base")?,
+        scale: common.rope_scale,
+        ..RopeSpec::new(dims, theta)
+    })
+}
+
+/// Full attention over unmodified projections, which families extend.
+fn full_attention(
+    block: &BlockReader<'_>,
+    heads: Heads,
+    hidden: usize,
+    rope: RopeSpec,
+) -> Result<AttentionSpec, ModelError> {
+    let Heads {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+    } = heads;
+    let reader = block.reader;
+    let q_rows = product(reader, &[n_heads, head_dim], "attention.head_count")?;
+    let kv_rows = product(reader, &[n_kv_heads, head_dim], "attention.head_count_kv")?;
+    Ok(AttentionSpec {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        rope,
+        rope_factors: None,
+        window: None,
+        scale: attention_scale(head_dim),
+        gate: OutputGate::None,
+        q_norm: None,
+        k_norm: None,
+        q: block.matrix(ATTN_Q, q_rows, hidden)?,
+        k: block.matrix(ATTN_K, kv_rows, hidden)?,
+        v: block.matrix(ATTN_V, kv_rows, hidden)?,
+        o: block.matrix(ATTN_OUT, hidden, q_rows)?,
+        biases: AttentionBiases::default(),
+    })
+}
+
+/// The biases that a block has.
+fn biases(
+    block: &BlockReader<'_>,
+    attention: &AttentionSpec,
+) -> Result<AttentionBiases, ModelError> {
+    let of = |name: &str, weight: &WeightRef| block.optional_vector(name, weight.rows);
+    Ok(AttentionBiases {
+        q: of(ATTN_Q_BIAS, &attention.q)?,
+        k: of(ATTN_K_BIAS, &attention.k)?,
+        v: of(ATTN_V_BIAS, &attention.v)?,
+        o: of(ATTN_OUT_BIAS, &attention.o)?,
     })
 }
 
@@ -171,6 +300,7 @@ fn dense_ffn(
     ffn: usize,
 ) -> Result<FeedForward, ModelError> {
     Ok(FeedForward::Dense {
+        activation: GateActivation::Silu,
         gate: block.matrix(FFN_GATE, ffn, hidden)?,
         up: block.matrix(FFN_UP, ffn, hidden)?,
         down: block.matrix(FFN_DOWN, hidden, ffn)?,

@@ -1,6 +1,8 @@
 //! Qwen3.5 and Qwen3.6 dense: gated-delta layers, with gated full attention at intervals.
 
-use contract::{AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, OutputGate};
+use contract::{
+    AttentionBiases, AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, OutputGate,
+};
 
 use super::{
     Common, Heads, Trunk, attention_scale, dense_ffn, head_norms, heads, mtp, product, rope,
@@ -30,14 +32,16 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
         let mixer = if recurrent {
             Mixer::GatedDelta(gated_delta(&block, common.hidden)?)
         } else {
-            let heads = heads(reader, (n_heads[index], n_kv_heads[index]), index)?;
-            Mixer::Attention(attention(&block, heads, common.hidden)?)
+            let heads = heads(reader, (n_heads[index], n_kv_heads[index]), index, None)?;
+            Mixer::Attention(attention(&block, heads, &common)?)
         };
         Ok::<LayerSpec, ModelError>(LayerSpec {
             mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
             mixer,
+            post_mixer_norm: None,
             ffn_norm: block.vector(FFN_NORM, common.hidden)?,
             ffn: dense_ffn(&block, common.hidden, ffn[index])?,
+            post_ffn_norm: None,
         })
     };
     let mut layers = Vec::with_capacity(common.trunk);
@@ -79,8 +83,9 @@ fn recurrent_blocks(reader: &Reader<'_>, common: &Common) -> Result<Vec<bool>, M
 fn attention(
     block: &BlockReader<'_>,
     heads: Heads,
-    hidden: usize,
+    common: &Common,
 ) -> Result<AttentionSpec, ModelError> {
+    let hidden = common.hidden;
     let Heads {
         n_heads,
         n_kv_heads,
@@ -103,7 +108,9 @@ fn attention(
         n_heads,
         n_kv_heads,
         head_dim,
-        rope: rope(reader, dims, head_dim)?,
+        rope: rope(reader, common, dims, head_dim)?,
+        rope_factors: None,
+        window: None,
         scale: attention_scale(head_dim),
         gate: OutputGate::SigmoidPerHead,
         q_norm,
@@ -112,6 +119,7 @@ fn attention(
         k: block.matrix(ATTN_K, kv_rows, hidden)?,
         v: block.matrix(ATTN_V, kv_rows, hidden)?,
         o: block.matrix(ATTN_OUT, hidden, o_cols)?,
+        biases: AttentionBiases::default(),
     })
 }
 

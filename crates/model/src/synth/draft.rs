@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use contract::{
-    AttentionSpec, BlockMask, Conditioning, ConfidenceHead, DraftLayer, DraftSpec, DraftValues,
-    DynamicConv, FeedForward, MarkovHead, ModelHash, OutputGate, PairwiseSelector, QuantType,
-    RopeSpec, TokenId, WeightRef, WeightSource,
+    AttentionBiases, AttentionSpec, BlockMask, Conditioning, ConfidenceHead, DraftLayer, DraftSpec,
+    DraftValues, DynamicConv, FeedForward, GateActivation, MarkovHead, ModelHash, OutputGate,
+    PairwiseSelector, QuantType, RopeSpec, TokenId, WeightRef, WeightSource,
 };
 
 use super::in_memory::SynthWeights;
@@ -174,10 +174,9 @@ impl SynthDraftShape {
                 n_heads: heads,
                 n_kv_heads: kv_heads,
                 head_dim: dim,
-                rope: RopeSpec {
-                    dims: dim,
-                    theta: 1e7,
-                },
+                rope: RopeSpec::new(dim, 1e7),
+                rope_factors: None,
+                window: None,
                 scale: 1.0 / (dim as f32).sqrt(),
                 gate: OutputGate::None,
                 q_norm: Some(norm("q_norm", dim)),
@@ -186,6 +185,7 @@ impl SynthDraftShape {
                 k: matrix("k", kv_heads * dim, hidden),
                 v: matrix("v", kv_heads * dim, hidden),
                 o: matrix("o", hidden, heads * dim),
+                biases: AttentionBiases::default(),
             },
             values: DraftValues::Projection,
             sinks: None,
@@ -195,6 +195,7 @@ impl SynthDraftShape {
             block_mask: BlockMask::Full,
             ffn_norm: norm("ffn_norm", hidden),
             ffn: FeedForward::Dense {
+                activation: GateActivation::Silu,
                 gate: matrix("gate", ffn, hidden),
                 up: matrix("up", ffn, hidden),
                 down: matrix("down", hidden, ffn),

@@ -21,6 +21,46 @@ pub(super) struct Keys<'a> {
     pub(super) path: &'a [NodeIdx],
     /// The committed positions that are visible to the last node of the path.
     pub(super) window: AttentionWindow,
+    /// The layer's own window.
+    pub(super) layer_window: Option<usize>,
+}
+
+/// The first position that a row at `position` sees through a layer's window.
+pub(super) fn first_visible(window: Option<usize>, position: usize) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+/// Positions that a row does not see.
+#[derive(Debug, Clone)]
+pub(super) struct HiddenKeys {
+    /// Those before this one lie outside the layer's window.
+    before: usize,
+    /// Those that the window of the decode step masks.
+    masked: Range<usize>,
+}
+
+impl HiddenKeys {
+    /// Those of a row at `position`.
+    pub(super) fn of(
+        position: usize,
+        window: AttentionWindow,
+        layer_window: Option<usize>,
+    ) -> HiddenKeys {
+        HiddenKeys {
+            before: first_visible(layer_window, position),
+            masked: window.masked(position),
+        }
+    }
+
+    pub(super) fn contains(&self, at: usize) -> bool {
+        at < self.before || self.masked.contains(&at)
+    }
+
+    /// Whether one of the two windows alone hides all of a range.
+    pub(super) fn covers(&self, range: Range<usize>) -> bool {
+        range.end <= self.before
+            || (self.masked.start <= range.start && range.end <= self.masked.end)
+    }
 }
 
 impl<'a> Keys<'a> {
@@ -29,9 +69,10 @@ impl<'a> Keys<'a> {
         self.committed + self.path.len()
     }
 
-    /// Committed positions that the window hides from the last key's position.
-    pub(super) fn hidden(&self) -> Range<usize> {
-        self.window.masked(self.n().saturating_sub(1))
+    /// Positions that are hidden from the last key's position.
+    pub(super) fn hidden(&self) -> HiddenKeys {
+        let position = self.n().saturating_sub(1);
+        HiddenKeys::of(position, self.window, self.layer_window)
     }
 
     /// Where the key of position `at` is stored.

@@ -21,7 +21,7 @@ mod path_rows;
 mod tree;
 
 pub(super) use keys::decode_of;
-use keys::{Keys, dot_of, q_stride, rotate_inverse};
+use keys::{Keys, dot_of, first_visible, q_stride, rotate_inverse};
 pub(crate) use path_rows::{Angles, KvSpan, PathRow, attend_paths, prepare_queries, store_kv};
 use tree::{Nodes, attend_nodes};
 
@@ -53,8 +53,11 @@ pub(crate) fn mix(
             (&weights.v, &mut *v),
         ],
     );
+    compute.add_bias(q, weights.q_bias.as_deref());
+    compute.add_bias(k, weights.k_bias.as_deref());
+    compute.add_bias(v, weights.v_bias.as_deref());
     let rows = Projected {
-        angles: angles_of(angles, spec.rope),
+        angles: angles_of(angles, &weights.inverse_frequencies),
         q: &mut *q,
         k,
         v,
@@ -64,6 +67,7 @@ pub(crate) fn mix(
     attend(compute, &weights.spec, segments, q, heads);
     let update = &mut parts.update[..n_rows * weights.o.rows()];
     weights.o.apply(compute.pool, heads, n_rows, update);
+    compute.add_bias(update, weights.o_bias.as_deref());
 }
 
 /// A few rows to be stored in the cache.
@@ -102,6 +106,7 @@ fn store(
         mut v,
     } = rows;
     let spec = &weights.spec;
+    let rotate = rope::rotation(spec.rope.pairs);
     let grain = compute.grain(v.len() / weights.k.rows());
     let mut items = Vec::new();
     for segment in segments {
@@ -139,7 +144,7 @@ fn store(
                     (compute.kernels.rms_in_place)(head, norm, compute.norm_eps);
                 }
                 let at = (item.first_row + i / per_row) * half;
-                rope::rotate(head, &angles.cos[at..][..half], &angles.sin[at..][..half]);
+                rotate(head, &angles.cos[at..][..half], &angles.sin[at..][..half]);
             }
         };
         prepare(
@@ -224,6 +229,7 @@ fn attend(
                         committed: segment.position,
                         path: plan.path(node),
                         window: plan.tree.window(),
+                        layer_window: spec.window,
                     };
                     items.push(AttentionItem::Node(Node { keys, q, out }));
                 }
@@ -284,13 +290,13 @@ fn attend_node(compute: ExecContext<'_>, spec: &AttentionSpec, node: Node<'_>) {
         let hidden = keys.hidden();
         for begin in (0..keys.n()).step_by(BLOCK) {
             let n = BLOCK.min(keys.n() - begin);
-            if hidden.start <= begin && begin + n <= hidden.end {
+            if hidden.covers(begin..begin + n) {
                 continue;
             }
             let scores = &mut scores[..heads * n];
             let values = &mut values[..n * dim];
             for (i, value) in values.chunks_exact_mut(dim).enumerate() {
-                if hidden.contains(&(begin + i)) {
+                if hidden.contains(begin + i) {
                     value.fill(0.0);
                     (0..heads).for_each(|head| scores[head * n + i] = f32::NEG_INFINITY);
                     continue;
@@ -354,13 +360,16 @@ fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: RowTile<'_>
                 committed: first_position + n_rows,
                 path: &[],
                 window: AttentionWindow::FULL,
+                layer_window: None,
             };
             for (i, query) in queries.chunks_exact_mut(dim).enumerate() {
                 let at = (i / group) * q_width + (kv_head * group + i % group) * stride;
                 query.copy_from_slice(&q[at..][..dim]);
             }
             let mut running = Running::new(sums, outputs);
-            for begin in (0..keys.n()).step_by(BLOCK) {
+            // The first row sees the earliest keys.
+            let first = first_visible(spec.window, first_position) / BLOCK * BLOCK;
+            for begin in (first..keys.n()).step_by(BLOCK) {
                 let n = BLOCK.min(keys.n() - begin);
                 for (i, row) in block.chunks_exact_mut(dim).take(n).enumerate() {
                     decode_key(keys.key(begin + i), row);
@@ -370,12 +379,15 @@ fn attend_tile(compute: ExecContext<'_>, spec: &AttentionSpec, tile: RowTile<'_>
                 scores.fill(0.0);
                 (kernels.accumulate)(queries, rotated, BLOCK, scores);
                 for (i, scores) in scores.chunks_exact_mut(BLOCK).enumerate() {
-                    let visible = (first_position + i / group + 1).saturating_sub(begin);
-                    let visible = visible.min(BLOCK);
-                    for score in &mut scores[..visible] {
+                    let position = first_position + i / group;
+                    let end = (position + 1).saturating_sub(begin).min(BLOCK);
+                    let start = first_visible(spec.window, position);
+                    let start = start.saturating_sub(begin).min(end);
+                    scores[..start].fill(f32::NEG_INFINITY);
+                    for score in &mut scores[start..end] {
                         *score *= spec.scale;
                     }
-                    scores[visible..].fill(f32::NEG_INFINITY);
+                    scores[end..].fill(f32::NEG_INFINITY);
                 }
                 for (i, row) in block.chunks_exact_mut(dim).take(n).enumerate() {
                     decode_value(keys.value(begin + i), row);

@@ -102,6 +102,7 @@ fn prepare(
     angles: Angles<'_>,
 ) {
     let (dim, half) = (weights.spec.head_dim, weights.spec.rope.dims / 2);
+    let rotate = rope::rotation(weights.spec.rope.pairs);
     let n = angles.cos.len() / half;
     let width = rows.len() / n;
     let items = rows.chunks_exact_mut(width).enumerate();
@@ -115,7 +116,7 @@ fn prepare(
             if let Some(norm) = norm {
                 (compute.kernels.rms_in_place)(head, norm, compute.norm_eps);
             }
-            rope::rotate(head, cos, sin);
+            rotate(head, cos, sin);
         }
     });
 }
@@ -146,6 +147,7 @@ pub(crate) fn attend_paths(
             committed: row.committed,
             path: row.path,
             window: AttentionWindow::FULL,
+            layer_window: spec.window,
         };
         items.push(Node { keys, q, out });
     }

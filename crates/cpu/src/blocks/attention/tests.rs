@@ -49,9 +49,13 @@ fn expected(
                 committed,
                 path: plan.path(node.index()),
                 window: AttentionWindow::FULL,
+                layer_window: None,
             };
-            let hidden = plan.tree.window().masked(keys.n() - 1);
-            let seen = (0..keys.n()).filter(|at| !hidden.contains(at));
+            let masked = plan.tree.window().masked(keys.n() - 1);
+            let first = spec
+                .window
+                .map_or(0, |window| keys.n().saturating_sub(window));
+            let seen = (first..keys.n()).filter(|at| !masked.contains(at));
             let slots: Vec<usize> = seen.map(|at| keys.slot(at)).collect();
             let mut k = vec![0.0; slots.len() * dim];
             let mut v = k.clone();
@@ -75,28 +79,38 @@ fn expected(
 #[test]
 fn windowed_tree_attention_matches_the_reference() {
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::F32, 1);
-    let spec = model.spec.attention_layers().next().unwrap();
+    let full = model.spec.attention_layers().next().unwrap();
     let kv = KvFormats {
         k: KvFormat::F32,
         v: KvFormat::F32,
     };
     let scratch = ScratchPool::default();
     for committed in [70, 300] {
-        let mut cache = KvCache::new(spec, (kv, false), committed + 12);
+        let mut cache = KvCache::new(full, (kv, false), committed + 12);
         for (rows, seed) in [(&mut cache.keys, 1), (&mut cache.values, 2)] {
             let values = noise(rows.len() / 4, seed);
             let bytes = values.iter().flat_map(|value| value.to_le_bytes());
             rows.splice(.., bytes);
         }
-        let q = noise(12 * spec.n_heads * q_stride(spec), 3);
-        for window in [
+        let q = noise(12 * full.n_heads * q_stride(full), 3);
+        let windows = [
             AttentionWindow::FULL,
             AttentionWindow::new(64, 0),
             AttentionWindow::new(65, 3),
             AttentionWindow::new(100, 64),
             AttentionWindow::new(66, 70),
             AttentionWindow::new(250, 1),
-        ] {
+        ];
+        // A layer's own window may hide ancestors of a node too.
+        let layer_windows = [None, Some(3), Some(64), Some(129)];
+        let cases = layer_windows
+            .into_iter()
+            .flat_map(|own| windows.map(|window| (own, window)));
+        for (own, window) in cases {
+            let spec = &AttentionSpec {
+                window: own,
+                ..full.clone()
+            };
             let plan = TreePlan::new(&tree().with_window(window));
             let wanted = expected(spec, &cache, &plan, (committed, &q));
             // With few threads, items hold several nodes; with many, single heads.
@@ -120,7 +134,7 @@ fn windowed_tree_attention_matches_the_reference() {
                 for (i, (found, wanted)) in out.iter().zip(&wanted).enumerate() {
                     assert!(
                         (found - wanted).abs() < 2e-6,
-                        "{window:?} after {committed}, {threads} threads, value {i}: {found} {wanted}"
+                        "{window:?} and {own:?} after {committed}, {threads} threads, value {i}: {found} {wanted}"
                     );
                 }
             }

@@ -3,11 +3,9 @@
 //! Each node gets the bits of [`super::attend_node`]: keys come in path order, in blocks at
 //! absolute positions.
 
-use std::ops::Range;
-
 use contract::{AttentionSpec, KvFormat, OutputGate};
 
-use super::keys::{Keys, decode_of, dot_of, q_stride, rotate_inverse};
+use super::keys::{HiddenKeys, Keys, decode_of, dot_of, q_stride, rotate_inverse};
 use crate::blocks::softmax::{BLOCK, Running};
 use crate::kernels::Kernels;
 use crate::pass::{ExecContext, TreePlan};
@@ -94,14 +92,15 @@ fn attend_group(
         committed: nodes.committed,
         path: nodes.plan.path(nodes.first_node + node),
         window: nodes.plan.tree.window(),
+        layer_window: spec.window,
     };
     let committed = keys(0);
-    let hidden: Vec<Range<usize>> = (0..n_nodes).map(|node| keys(node).hidden()).collect();
+    let hidden: Vec<HiddenKeys> = (0..n_nodes).map(|node| keys(node).hidden()).collect();
     // Keys that the root does not see are invisible to every node.
-    let always_hidden = nodes.plan.tree.window().masked(nodes.committed);
+    let always_hidden = HiddenKeys::of(nodes.committed, nodes.plan.tree.window(), spec.window);
     let hide = |scores: &mut [f32], at: usize, i: usize| {
         for (node, hidden) in hidden.iter().enumerate() {
-            if hidden.contains(&at) {
+            if hidden.contains(at) {
                 let heads = scores.chunks_exact_mut(BLOCK).skip(node * group);
                 heads
                     .take(group)
@@ -111,7 +110,7 @@ fn attend_group(
     };
     let shared = nodes.committed / BLOCK * BLOCK;
     for begin in (0..shared).step_by(BLOCK) {
-        if always_hidden.start <= begin && begin + BLOCK <= always_hidden.end {
+        if always_hidden.covers(begin..begin + BLOCK) {
             continue;
         }
         for (i, value) in values.chunks_exact_mut(dim).enumerate() {
@@ -137,7 +136,7 @@ fn attend_group(
     }
     let mut own = vec![0.0; group];
     let mut weights = vec![0.0; group * BLOCK];
-    for node in 0..n_nodes {
+    for (node, hidden) in hidden.iter().enumerate() {
         let keys = keys(node);
         let heads = node * group..(node + 1) * group;
         let queries = &queries[heads.start * dim..heads.end * dim];
@@ -159,7 +158,11 @@ fn attend_group(
                 let slot = keys.slot(begin + i);
                 dots_of(kernels, shape.k, queries, keys.key(slot), &mut own);
                 for (weights, dot) in weights.chunks_exact_mut(n).zip(&own) {
-                    weights[i] = dot * spec.scale;
+                    weights[i] = if hidden.contains(begin + i) {
+                        f32::NEG_INFINITY
+                    } else {
+                        dot * spec.scale
+                    };
                 }
                 decode(keys.value(slot), &mut values[i * dim..][..dim]);
             }

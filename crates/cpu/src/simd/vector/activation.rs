@@ -1,6 +1,6 @@
 //! Vector versions of [`crate::reference::activation`].
 
-use crate::simd::lanes::{Lanes, exp, put, sigmoid, silu, take};
+use crate::simd::lanes::{Lanes, exp, gelu, put, sigmoid, silu, take};
 
 /// # Safety
 /// The instruction set of `L`; so for every function here.
@@ -12,6 +12,21 @@ pub(in crate::simd) unsafe fn swiglu<L: Lanes>(gate: &[f32], up: &[f32], out: &m
         // SAFETY: the caller's instruction set; three slices of `n` values.
         unsafe {
             let gated = silu(take::<L>(gate.as_ptr(), at, n));
+            put(gated.mul(take(up.as_ptr(), at, n)), out.as_mut_ptr(), at, n);
+        }
+    }
+}
+
+/// # Safety
+/// As [`swiglu`].
+#[inline(always)]
+pub(in crate::simd) unsafe fn geglu<L: Lanes>(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    let n = out.len();
+    assert_eq!((gate.len(), up.len()), (n, n));
+    for at in (0..n).step_by(L::N) {
+        // SAFETY: the caller's instruction set; three slices of `n` values.
+        unsafe {
+            let gated = gelu(take::<L>(gate.as_ptr(), at, n));
             put(gated.mul(take(up.as_ptr(), at, n)), out.as_mut_ptr(), at, n);
         }
     }

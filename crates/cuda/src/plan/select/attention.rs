@@ -186,10 +186,7 @@ mod tests {
         n_heads: 24,
         n_kv_heads: 4,
         head_dim: 256,
-        rope: RopeSpec {
-            dims: 64,
-            theta: 1e7,
-        },
+        rope: RopeSpec::new(64, 1e7),
         gate: true,
         normed: true,
         k: KvFormat::Q8_0,

@@ -43,7 +43,7 @@ impl Cost {
                     cost.state_bytes += 4.0 * d.state_values() as f64;
                 }
             }
-            let FeedForward::Dense { gate, up, down } = &layer.ffn;
+            let FeedForward::Dense { gate, up, down, .. } = &layer.ffn;
             for weight in [gate, up, down] {
                 cost.matrix(weight);
             }
