@@ -14,7 +14,7 @@ const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];
 /// Directory of cards in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
 /// Cards in the executable, by stem.
-const BUILT_IN: [(&str, &str); 8] = [
+const BUILT_IN: [(&str, &str); 12] = [
     ("ember", include_str!("../../../../models/cards/ember.json")),
     ("qwen3", include_str!("../../../../models/cards/qwen3.json")),
     (
@@ -41,10 +41,26 @@ const BUILT_IN: [(&str, &str); 8] = [
         "qwen3.8",
         include_str!("../../../../models/cards/qwen3.8.json"),
     ),
+    (
+        "qwen2.5-instruct",
+        include_str!("../../../../models/cards/qwen2.5-instruct.json"),
+    ),
+    (
+        "smollm2",
+        include_str!("../../../../models/cards/smollm2.json"),
+    ),
+    (
+        "llama-3",
+        include_str!("../../../../models/cards/llama-3.json"),
+    ),
+    (
+        "gemma-3",
+        include_str!("../../../../models/cards/gemma-3.json"),
+    ),
 ];
 /// Series of models that share a card: how their stems begin, what else is in them, and the card.
 /// The first that fits counts.
-const SERIES: [(&str, &str, &str); 9] = [
+const SERIES: [(&str, &str, &str); 14] = [
     // Synthetic models of benchmarks.
     ("qwen3", "random-weights", ""),
     ("qwen3.8-", "", "qwen3.8"),
@@ -55,6 +71,11 @@ const SERIES: [(&str, &str, &str); 9] = [
     ("qwen3-", "thinking", "qwen3-thinking"),
     ("qwen3-", "base", ""),
     ("qwen3-", "", "qwen3"),
+    ("qwen2.5-", "instruct", "qwen2.5-instruct"),
+    ("smollm2-", "", "smollm2"),
+    ("llama-3", "instruct", "llama-3"),
+    ("meta-llama-3", "instruct", "llama-3"),
+    ("gemma-3-", "-it", "gemma-3"),
 ];
 
 /// A card and where it was found.
@@ -354,7 +375,14 @@ mod tests {
             ("Qwen3.6 35B A3B", Some(1.0)),
             ("Qwen3 8B Base", None),
             ("qwen3.5-27b (random weights)", None),
-            ("Qwen2.5 7B Instruct", None),
+            ("Qwen2.5 7B Instruct", Some(0.7)),
+            ("Qwen2.5-7B", None),
+            ("Smollm2 135M 8k Lc100K Mix1 Ep2", Some(0.2)),
+            ("Llama 3.2 3B Instruct", Some(0.6)),
+            ("Meta Llama 3.1 8B Instruct", Some(0.6)),
+            ("Llama 3.2 3B", None),
+            ("Gemma 3 4b It", Some(1.0)),
+            ("Gemma 3 270m", None),
             ("another", None),
         ] {
             assert_eq!(temperature(name), expected, "{name}");

@@ -14,6 +14,7 @@ mod kernels;
 mod later_drafts;
 mod process;
 mod pulling;
+mod real_weights;
 mod running;
 mod scripted;
 mod serving;
