@@ -1,10 +1,10 @@
 //! Llama 2 and 3, SmolLM2 and their relatives: rotary embedding of adjacent pairs, no head norms.
 
-use contract::{AttentionSpec, LayerSpec, Mixer, RopePairs, RopeSpec};
+use contract::{AttentionSpec, RopePairs, RopeSpec};
 
-use super::{Common, Trunk, biases, dense_ffn, full_attention, heads, refuse_experts, rope_at};
+use super::{Common, Trunk, biases, dense_layer, full_attention, heads, refuse_experts, rope_at};
 use crate::ModelError;
-use crate::names::{FFN_NORM, MIXER_NORM, ROPE_FACTORS};
+use crate::names::ROPE_FACTORS;
 use crate::reader::{BlockReader, Reader};
 
 /// The base of files that name none: that of Llama 2.
@@ -38,14 +38,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             biases: biases(&block, &attention)?,
             ..attention
         };
-        layers.push(LayerSpec {
-            mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
-            mixer: Mixer::Attention(attention),
-            post_mixer_norm: None,
-            ffn_norm: block.vector(FFN_NORM, common.hidden)?,
-            ffn: dense_ffn(&block, common.hidden, ffn[index])?,
-            post_ffn_norm: None,
-        });
+        layers.push(dense_layer(&block, attention, common.hidden, ffn[index])?);
     }
     Ok(common.trunk(layers, None))
 }

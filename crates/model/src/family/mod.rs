@@ -8,14 +8,14 @@ mod qwen3;
 mod qwen35;
 
 use contract::{
-    AttentionBiases, AttentionSpec, FeedForward, GateActivation, LayerSpec, MtpSpec, OutputGate,
-    RopeSpec, WeightRef,
+    AttentionBiases, AttentionSpec, FeedForward, GateActivation, LayerSpec, Mixer, MtpSpec,
+    OutputGate, RopeSpec, WeightRef,
 };
 
 use crate::ModelError;
 use crate::names::{
     ATTN_K, ATTN_K_BIAS, ATTN_OUT, ATTN_OUT_BIAS, ATTN_Q, ATTN_Q_BIAS, ATTN_V, ATTN_V_BIAS,
-    FFN_DOWN, FFN_GATE, FFN_UP,
+    FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, MIXER_NORM,
 };
 use crate::reader::{BlockReader, Reader};
 
@@ -292,6 +292,23 @@ fn product(reader: &Reader<'_>, factors: &[usize], key: &str) -> Result<usize, M
         .iter()
         .try_fold(1usize, |product, &f| product.checked_mul(f))
         .ok_or_else(|| reader.refuse_key(key, format!("the product of {factors:?} overflows")))
+}
+
+/// A layer with one norm before each block and a dense feed-forward of `ffn` channels.
+fn dense_layer(
+    block: &BlockReader<'_>,
+    attention: AttentionSpec,
+    hidden: usize,
+    ffn: usize,
+) -> Result<LayerSpec, ModelError> {
+    Ok(LayerSpec {
+        mixer_norm: block.vector(MIXER_NORM, hidden)?,
+        mixer: Mixer::Attention(attention),
+        post_mixer_norm: None,
+        ffn_norm: block.vector(FFN_NORM, hidden)?,
+        ffn: dense_ffn(block, hidden, ffn)?,
+        post_ffn_norm: None,
+    })
 }
 
 fn dense_ffn(

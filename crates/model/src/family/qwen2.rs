@@ -1,10 +1,9 @@
 //! Qwen2 and Qwen2.5 dense: biases on queries, keys and values, no head norms.
 
-use contract::{AttentionSpec, LayerSpec, Mixer};
+use contract::AttentionSpec;
 
-use super::{Common, Trunk, biases, dense_ffn, full_attention, heads, refuse_experts, rope};
+use super::{Common, Trunk, biases, dense_layer, full_attention, heads, refuse_experts, rope};
 use crate::ModelError;
-use crate::names::{FFN_NORM, MIXER_NORM};
 use crate::reader::{BlockReader, Reader};
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
@@ -26,14 +25,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             biases: biases(&block, &attention)?,
             ..attention
         };
-        layers.push(LayerSpec {
-            mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
-            mixer: Mixer::Attention(attention),
-            post_mixer_norm: None,
-            ffn_norm: block.vector(FFN_NORM, common.hidden)?,
-            ffn: dense_ffn(&block, common.hidden, ffn[index])?,
-            post_ffn_norm: None,
-        });
+        layers.push(dense_layer(&block, attention, common.hidden, ffn[index])?);
     }
     Ok(common.trunk(layers, None))
 }

@@ -1,10 +1,9 @@
 //! Qwen3 dense: full attention in every layer, rotary over the whole head, no output gate.
 
-use contract::{AttentionSpec, LayerSpec, Mixer};
+use contract::AttentionSpec;
 
-use super::{Common, Trunk, dense_ffn, full_attention, head_norms, heads, rope};
+use super::{Common, Trunk, dense_layer, full_attention, head_norms, heads, rope};
 use crate::ModelError;
-use crate::names::{FFN_NORM, MIXER_NORM};
 use crate::reader::{BlockReader, Reader};
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
@@ -31,14 +30,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             k_norm,
             ..full_attention(&block, heads, common.hidden, rope)?
         };
-        layers.push(LayerSpec {
-            mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
-            mixer: Mixer::Attention(attention),
-            post_mixer_norm: None,
-            ffn_norm: block.vector(FFN_NORM, common.hidden)?,
-            ffn: dense_ffn(&block, common.hidden, ffn[index])?,
-            post_ffn_norm: None,
-        });
+        layers.push(dense_layer(&block, attention, common.hidden, ffn[index])?);
     }
     Ok(common.trunk(layers, None))
 }
