@@ -2,7 +2,7 @@
 
 import { useSignal } from "@preact/signals";
 import type { VNode } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import type { Message } from "../state/conversation.ts";
 import { ask, correct } from "./actions.ts";
 import { editing, focusText } from "./layout.ts";
@@ -11,7 +11,8 @@ export function Editor({ message }: { message: Message }): VNode {
   const text = useSignal(message.content);
   const box = useRef<HTMLTextAreaElement>(null);
   const isQuestion = message.role === "user";
-  useEffect(() => {
+  // Before the box can be typed into: later, the caret would move under what is typed.
+  useLayoutEffect(() => {
     box.current?.focus();
     box.current?.setSelectionRange(message.content.length, message.content.length);
   }, []);
