@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// The workspace crates and the workspace crates that each may ship with.
-const OURS: [(&str, &[&str]); 10] = [
+const OURS: [(&str, &[&str]); 11] = [
     ("contract", &[]),
     ("gguf", &["contract"]),
     ("model", &["contract", "gguf"]),
     ("chat", &["contract"]),
+    ("compress", &[]),
     ("decode", &["contract"]),
     ("cpu", &["contract"]),
     ("cuda", &["contract"]),
@@ -79,6 +80,7 @@ const HOMES: [(&str, &[&str]); 51] = [
             "gguf",
             "model",
             "chat",
+            "compress",
             "decode",
             "cpu",
             "cuda",
