@@ -26,6 +26,7 @@ pub mod markup;
 pub mod protocol;
 pub mod quant;
 pub mod runner;
+pub mod scorer;
 pub mod snapshot;
 pub mod spec;
 pub mod tree;
@@ -53,6 +54,7 @@ pub use runner::{
     Backend, Capacity, CommitItem, DetachedSnapshot, DraftItem, MtpDraftItem, Runner, SnapshotInfo,
     SnapshotLocation, VerifyItem,
 };
+pub use scorer::{BlockSparsity, ScoreProgress, ScoreSettings, Scorer, ScorerConfig, ScorerInfo};
 pub use spec::{
     AttentionBiases, AttentionSpec, FeedForward, GateActivation, GatedDeltaSpec, HeadMap,
     LayerSpec, Mixer, ModelHash, ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,

@@ -14,8 +14,8 @@ use std::io::{Read, Write};
 use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
     CandidateLinks, DeviceError, DeviceInfo, DraftCandidates, DraftLogits, LoadConfig,
-    LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, RunnerInfo, SeqId, SnapshotId,
-    TokenId, Tree, TreePath,
+    LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, RunnerInfo, Scorer, ScorerConfig,
+    SeqId, SnapshotId, TokenId, Tree, TreePath,
 };
 
 /// A kind of device, before anything is loaded on it.
@@ -35,6 +35,25 @@ pub trait Backend {
         config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError>;
+
+    /// Loads a model that scores prompts, beside any runner. The calling thread will own it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] by default: scoring then runs on the CPU.
+    fn open_scorer(
+        &self,
+        config: ScorerConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Scorer>, DeviceError> {
+        let _ = progress;
+        Err(DeviceError::Unsupported {
+            what: format!("scoring prompts with {}", config.model.name),
+            device: self
+                .probe()
+                .map_or_else(|_| "this device".to_owned(), |info| info.id),
+            instead: "scoring runs on the CPU".to_owned(),
+        })
+    }
 }
 
 /// One loaded target model, with its draft model if there is one. All calls come from one

@@ -2,13 +2,14 @@
 
 use contract::{
     Backend, DeviceError, DeviceInfo, LoadConfig, LoadProgress, MemoryPlan, MtpInfo, Runner,
-    RunnerInfo,
+    RunnerInfo, Scorer, ScorerConfig,
 };
 
 use crate::draft::Draft;
 use crate::kernels::Kernels;
 use crate::pass::CHUNK;
 use crate::runner::{CpuRunner, Parts};
+use crate::scorer::CpuScorer;
 use crate::simd::dispatch::Dispatch;
 use crate::snapshot_pages::PAGE;
 use crate::thread_pool::ThreadPool;
@@ -149,6 +150,15 @@ impl Backend for CpuBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
         Ok(Box::new(self.open_runner(config, progress)?))
+    }
+
+    fn open_scorer(
+        &self,
+        config: ScorerConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Scorer>, DeviceError> {
+        let compute = (self.dispatch, self.threads);
+        Ok(Box::new(CpuScorer::open(config, compute, progress)?))
     }
 }
 

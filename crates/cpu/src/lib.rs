@@ -6,7 +6,7 @@
 //! choice is the reference.
 //!
 //! Start with [`mod@reference`] for the formulas, then `forward` for the pass, then `runner` for
-//! the calls.
+//! the calls. `scorer` runs a model layer by layer over a whole prompt to score it.
 
 mod blocks;
 mod check;
@@ -27,6 +27,7 @@ mod mtp_state;
 mod pass;
 pub mod reference;
 mod runner;
+mod scorer;
 mod scratch;
 pub mod simd;
 mod snapshot;

@@ -256,7 +256,7 @@ impl KvCache {
 }
 
 impl DeltaState {
-    fn new(spec: &GatedDeltaSpec) -> DeltaState {
+    pub(crate) fn new(spec: &GatedDeltaSpec) -> DeltaState {
         DeltaState {
             state: vec![0.0; spec.state_values()],
             window: vec![0.0; spec.window_values()],

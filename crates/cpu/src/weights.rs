@@ -232,7 +232,10 @@ impl MtpWeights {
 }
 
 impl LayerWeights {
-    fn load(layer: &LayerSpec, loader: &mut Loader<'_>) -> Result<LayerWeights, WeightError> {
+    pub(crate) fn load(
+        layer: &LayerSpec,
+        loader: &mut Loader<'_>,
+    ) -> Result<LayerWeights, WeightError> {
         Ok(LayerWeights {
             mixer_norm: loader.vector(&layer.mixer_norm)?,
             mixer: match &layer.mixer {
@@ -246,7 +249,7 @@ impl LayerWeights {
         })
     }
 
-    fn owned_bytes(&self) -> usize {
+    pub(crate) fn owned_bytes(&self) -> usize {
         let (vectors, matrices): (Vec<&[f32]>, Vec<&Linear>) = match &self.mixer {
             LayerMixer::Attention(w) => (w.vectors().collect(), w.matrices().to_vec()),
             LayerMixer::Delta(w) => (

@@ -6,4 +6,4 @@ pub(crate) mod delta_chunked;
 pub(crate) mod draft;
 pub(crate) mod ffn;
 pub(crate) mod head;
-mod softmax;
+pub(crate) mod softmax;

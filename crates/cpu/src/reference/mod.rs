@@ -15,3 +15,4 @@ pub mod matmul;
 pub mod norm;
 pub mod rope;
 pub mod rows;
+pub mod score;
