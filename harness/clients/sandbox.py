@@ -22,7 +22,7 @@ import recorder
 # it to the model.
 MARKER = "HEARTH-4711"
 LIMIT_SECONDS = 900
-ISOLATED = "HEARTH_LOOPBACK_ONLY"
+ISOLATED = "SANDBOX_LOOPBACK_ONLY"
 
 
 def is_isolated():

@@ -12,7 +12,8 @@ use super::{DeviceArgs, OnOff, at_least_one};
 pub struct DraftArgs {
     /// The draft model: a GGUF file, a directory with config.json and model.safetensors, or a name
     /// to pull such as OWNER/REPO [default: none; for the bundled model, its bundled draft].
-    #[arg(long, env = "HEARTH_DRAFT", value_name = "FILE")]
+    #[arg(long, aliases = ["model-draft", "hf-repo-draft", "spec-draft-model"], env = "HEARTH_DRAFT",
+        value_name = "FILE")]
     pub draft: Option<PathBuf>,
     /// Verify trees of drafted tokens (the default).
     #[arg(long, env = "HEARTH_DDTREE", value_parser = FalseyValueParser::new(), conflicts_with = "no_ddtree")]

@@ -8,13 +8,18 @@ mod bench;
 mod caching;
 mod clients;
 mod drafting;
+pub(crate) mod headings;
 mod kernels;
 mod listening;
 mod models;
 mod reasoning;
+mod refusal;
 pub mod refused;
+mod refused_servers;
+mod running;
 mod sampling;
 mod showing;
+pub(crate) mod spellings;
 mod window;
 
 use std::path::PathBuf;
@@ -34,6 +39,7 @@ pub use kernels::{
 pub use listening::ListenArgs;
 pub use models::{ListArgs, PullArgs, RmArgs};
 pub use reasoning::ReasoningArgs;
+pub use running::RunArgs;
 pub use sampling::SamplingArgs;
 pub use showing::{ConfigCommand, ShowArgs};
 pub use window::{WindowArgs, tokens as window_tokens};
@@ -68,13 +74,17 @@ pub struct Cli {
     #[arg(
         long,
         global = true,
+        hide_short_help = true,
         env = "HEARTH_LOG_FORMAT",
         value_enum,
         default_value = "text"
     )]
     pub log_format: LogFormat,
+    /// Send no requests to the Hugging Face hub; only models in the cache can be named.
+    #[arg(long, global = true, hide_short_help = true, env = "HEARTH_OFFLINE", value_parser = FalseyValueParser::new())]
+    pub offline: bool,
     /// Write no colours.
-    #[arg(long, global = true, env = "NO_COLOR", value_parser = FalseyValueParser::new())]
+    #[arg(long, global = true, hide_short_help = true, env = "NO_COLOR", value_parser = FalseyValueParser::new())]
     pub no_color: bool,
 }
 
@@ -95,6 +105,7 @@ pub enum Command {
         after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
         hearth serve owner/repo:Q4_K_M           (downloads the model if needed)\n  \
         hearth serve model.gguf --dry-run        (prints the memory plan and exits)\n\n\
+        `-h` shows the flags that most people need, `--help` all of them.\n\
         Without MODEL, the bundled toy model is served.\n\
         A configuration file holds flags without their dashes: port = 9000, no-cors = true.\n\
         SIGINT or SIGTERM stops the server after running requests; a second one stops it at once.\n\
@@ -144,7 +155,10 @@ pub enum Command {
     #[command(after_help = "Example:\n  hearth rm unsloth/Qwen3.5-9B-GGUF:Q6_K")]
     Rm(RmArgs),
     /// Show the contents of a GGUF file and the memory to run it.
-    #[command(after_help = "Example:\n  hearth inspect model.gguf --max-ctx 32768 --kv-type q8_0")]
+    #[command(
+        alias = "show",
+        after_help = "Example:\n  hearth inspect model.gguf --max-ctx 32768 --kv-type q8_0"
+    )]
     Inspect(InspectArgs),
     /// Convert a GGUF file to other weight types.
     #[command(after_help = "Example:\n  hearth quantize model-bf16.gguf model-q4_k_m.gguf q4_k_m")]
@@ -199,11 +213,12 @@ pub struct DeviceArgs {
     #[arg(long, env = "HEARTH_CPU_REFERENCE", value_parser = FalseyValueParser::new())]
     pub cpu_reference: bool,
     /// Threads of the CPU device [default: one per core].
-    #[arg(long, env = "HEARTH_THREADS", value_name = "N", value_parser = at_least_one)]
+    #[arg(long, short = 't', env = "HEARTH_THREADS", value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
     /// The longest context, in tokens [default: the model's training context as far as memory
     /// allows; on the CPU at most 32768].
-    #[arg(long, env = "HEARTH_MAX_CTX", value_name = "TOKENS", value_parser = at_least_one)]
+    #[arg(long, short = 'c', aliases = ["ctx-size", "max-model-len"], env = "HEARTH_MAX_CTX",
+        value_name = "TOKENS", value_parser = at_least_one)]
     pub max_ctx: Option<usize>,
     /// Tokens of the KV cache that all sequences share, at least one context, or
     /// 512 without --max-ctx [default: one context per sequence as far as memory allows].
@@ -221,7 +236,12 @@ pub struct DeviceArgs {
     #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
     pub kv_type: Option<String>,
     /// Tokens of a prefill chunk, a multiple of 64 [default: 512 on the CPU, 2048 on a GPU].
-    #[arg(long, env = "HEARTH_CHUNK", value_name = "TOKENS")]
+    #[arg(
+        long,
+        alias = "ubatch-size",
+        env = "HEARTH_CHUNK",
+        value_name = "TOKENS"
+    )]
     pub chunk: Option<usize>,
     /// The most GPU memory to use, such as `24G` [default: all free memory less --vram-headroom].
     #[arg(long, env = "HEARTH_VRAM_LIMIT", value_name = "SIZE")]
@@ -231,7 +251,7 @@ pub struct DeviceArgs {
     #[arg(long, env = "HEARTH_VRAM_HEADROOM", value_name = "SIZE")]
     pub vram_headroom: Option<String>,
     /// Launch kernels one by one instead of as CUDA graphs, for debugging.
-    #[arg(long, env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
+    #[arg(long, alias = "enforce-eager", env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
     pub eager: bool,
     /// Numerics of a GPU's decode steps without --batch-invariant: `batch-invariant` or `fastest`
     /// [default: the former where it costs little]. With `fastest`, rounding depends on the batch
@@ -279,12 +299,16 @@ const MAX_SECONDS: u64 = 10 * 365 * 86_400;
 /// `hearth serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The GGUF file to serve, or a name to pull such as OWNER/REPO:Q4_K_M.
+    /// The GGUF file to serve, or a name to pull such as OWNER/REPO:Q4_K_M [default: the bundled
+    /// toy model].
     #[arg(env = "HEARTH_MODEL", conflicts_with = "model_flag")]
     pub model: Option<PathBuf>,
-    /// The GGUF file to serve, as a flag.
-    #[arg(long = "model", value_name = "MODEL")]
+    /// The GGUF file or name to serve, as a flag.
+    #[arg(long = "model", short = 'm', alias = "hf-repo", value_name = "MODEL")]
     pub model_flag: Option<PathBuf>,
+    /// The file in the repository that MODEL names, as in OWNER/REPO:FILE.
+    #[arg(long, env = "HEARTH_HF_FILE", value_name = "FILE")]
+    pub hf_file: Option<String>,
     /// Device and numerics.
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -294,14 +318,9 @@ pub struct ServeArgs {
     /// Prefix cache.
     #[command(flatten)]
     pub cache: CacheArgs,
-    /// Address to listen on.
-    #[arg(long, env = "HEARTH_HOST", default_value = "127.0.0.1")]
-    pub host: String,
-    /// Port to listen on.
-    #[arg(long, env = "HEARTH_PORT", default_value_t = 8000)]
-    pub port: u16,
     /// The model's id in the API [default: the file's stem].
-    #[arg(long, env = "HEARTH_MODEL_NAME", value_name = "NAME")]
+    #[arg(long, short_alias = 'a', aliases = ["alias", "served-model-name"],
+        env = "HEARTH_MODEL_NAME", value_name = "NAME")]
     pub model_name: Option<String>,
     /// A chat template that replaces the model's.
     #[arg(long, env = "HEARTH_CHAT_TEMPLATE_FILE", value_name = "FILE")]
@@ -310,8 +329,8 @@ pub struct ServeArgs {
     #[arg(long, env = "HEARTH_MODEL_CARDS_DIR", value_name = "DIR")]
     pub model_cards_dir: Option<PathBuf>,
     /// The most sequences in a batch.
-    #[arg(long, env = "HEARTH_MAX_SEQUENCES", value_name = "N", default_value = "4",
-        value_parser = at_least_one)]
+    #[arg(long, aliases = ["parallel", "max-num-seqs"], env = "HEARTH_MAX_SEQUENCES", value_name = "N",
+        default_value = "4", value_parser = at_least_one)]
     pub max_sequences: usize,
     /// Growth that admission expects of each sequence, in tokens: less admits more requests and
     /// preempts more often.
@@ -339,6 +358,12 @@ pub struct ServeArgs {
         default_value = "reasoning_content"
     )]
     pub reasoning_field: ReasoningFieldArg,
+    /// Address to listen on.
+    #[arg(long, env = "HEARTH_HOST", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on.
+    #[arg(long, env = "HEARTH_PORT", default_value_t = 8000)]
+    pub port: u16,
     /// An API key that clients must send; may be repeated [default: no key is required].
     #[arg(
         long,
@@ -407,7 +432,9 @@ pub struct ServeArgs {
         env = "HEARTH_METRICS",
         value_enum,
         value_name = "WHETHER",
-        default_value = "on"
+        default_value = "on",
+        num_args = 0..=1,
+        default_missing_value = "on"
     )]
     pub metrics: OnOff,
     /// Serve pages at /status that show active requests, but no prompts or replies.
@@ -462,42 +489,6 @@ pub enum ReasoningFieldArg {
     Reasoning,
     /// Under both names.
     Both,
-}
-
-/// `hearth run`.
-#[derive(Debug, Args)]
-pub struct RunArgs {
-    /// The GGUF file, or a name to pull such as OWNER/REPO:Q4_K_M, and the prompt; a single
-    /// argument that is neither is the prompt.
-    #[arg(value_name = "MODEL] [PROMPT", num_args = 0..=2)]
-    pub words: Vec<String>,
-    /// Device and numerics.
-    #[command(flatten)]
-    pub device: DeviceArgs,
-    /// Speculative decoding.
-    #[command(flatten)]
-    pub draft: DraftArgs,
-    /// A system message.
-    #[arg(long)]
-    pub system: Option<String>,
-    /// A chat template that replaces the model's.
-    #[arg(long, value_name = "FILE")]
-    pub chat_template_file: Option<PathBuf>,
-    /// A directory of model cards, searched before the built-in ones.
-    #[arg(long, env = "HEARTH_MODEL_CARDS_DIR", value_name = "DIR")]
-    pub model_cards_dir: Option<PathBuf>,
-    /// The most tokens of a reply, reasoning included [default: the model card's].
-    #[arg(long, short = 'n', value_name = "TOKENS", value_parser = at_least_one)]
-    pub max_tokens: Option<usize>,
-    /// Sampling temperature, 0 for greedy [default: the model card's].
-    #[arg(long, value_parser = temperature)]
-    pub temperature: Option<f32>,
-    /// Sampling seed; the same seed repeats a reply [default: random].
-    #[arg(long)]
-    pub seed: Option<u64>,
-    /// Whether to reason [default: the chat template decides].
-    #[arg(long, value_enum, value_name = "WHETHER")]
-    pub thinking: Option<OnOff>,
 }
 
 /// `hearth inspect`.
@@ -577,12 +568,5 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) => Err("use at least 1".to_owned()),
         Ok(count) => Ok(count),
         Err(error) => Err(format!("use a whole number: {error}")),
-    }
-}
-
-fn temperature(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if (0.0..=2.0).contains(&value) => Ok(value),
-        _ => Err("use a number from 0 to 2".to_owned()),
     }
 }

@@ -9,7 +9,8 @@ use crate::settings::reasoning::ReasoningFlags;
 #[derive(Debug, Clone, Args)]
 pub struct ReasoningArgs {
     /// The most tokens of a reply if the request sets no limit [default: the model card's].
-    #[arg(long, env = "HEARTH_DEFAULT_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]
+    #[arg(long, short_alias = 'n', aliases = ["predict", "n-predict"], env = "HEARTH_DEFAULT_MAX_TOKENS",
+        value_name = "TOKENS", value_parser = at_least_one)]
     pub default_max_tokens: Option<usize>,
     /// Older name of --default-max-tokens, which wins if both are given.
     #[arg(long, env = "HEARTH_MAX_TOKENS", value_name = "TOKENS", value_parser = at_least_one)]

@@ -1,31 +1,14 @@
-//! Flags of the predecessor that this server lacks: each is refused by name, with a sentence on
-//! what to do.
+//! Flags of the predecessor and of other servers that this server lacks: each is refused by name,
+//! with a sentence on what to do.
 //!
 //! A flag that the command defines itself is skipped, so a new flag needs no change here.
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-/// How many values follow a flag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Takes {
-    Nothing,
-    One,
-    Many,
-}
+use super::refusal::{ANY, OFF, Refused, Takes, many, one, switch};
+use super::refused_servers::OF_OTHER_SERVERS;
 
-/// A flag that is refused.
-struct Refused {
-    flag: &'static str,
-    takes: Takes,
-    /// Values that ask for the only behaviour there is; they are accepted silently.
-    neutral: &'static [&'static str],
-    /// What to do instead.
-    instead: &'static str,
-}
-
-/// Values of a switch that is off.
-const OFF: [&str; 5] = ["", "0", "false", "no", "off"];
 /// Prefixes of flags that are refused, and what to do instead.
 const FAMILIES: [(&str, &str); 2] = [
     (
@@ -96,41 +79,6 @@ const REFUSED: [Refused; 36] = [
     one("collect-routing", &[], NO_EXPERTS),
 ];
 
-const fn one(
-    flag: &'static str,
-    neutral: &'static [&'static str],
-    instead: &'static str,
-) -> Refused {
-    Refused {
-        flag,
-        takes: Takes::One,
-        neutral,
-        instead,
-    }
-}
-
-const fn many(flag: &'static str, instead: &'static str) -> Refused {
-    Refused {
-        flag,
-        takes: Takes::Many,
-        neutral: &[],
-        instead,
-    }
-}
-
-const fn switch(
-    flag: &'static str,
-    neutral: &'static [&'static str],
-    instead: &'static str,
-) -> Refused {
-    Refused {
-        flag,
-        takes: Takes::Nothing,
-        neutral,
-        instead,
-    }
-}
-
 /// The environment variable of a flag.
 pub fn variable(flag: &str) -> String {
     format!("HEARTH_{}", flag.to_uppercase().replace('-', "_"))
@@ -142,41 +90,59 @@ pub(crate) fn goes_by(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || others.contains(&name)
 }
 
-/// Adds the refused flags and their variables to a command, hidden in its help.
+/// Adds the refused flags to a command, hidden in its help; the predecessor's have variables.
 pub(crate) fn known(command: Command) -> Command {
-    REFUSED.iter().fold(command, |command, refused| {
-        if command
-            .get_arguments()
-            .any(|arg| goes_by(arg, refused.flag))
-        {
-            return command;
-        }
-        let arg = Arg::new(refused.flag)
-            .long(refused.flag)
-            .env(variable(refused.flag))
-            .hide(true)
-            .action(ArgAction::Append);
-        command.arg(match refused.takes {
-            Takes::Nothing => arg
-                .num_args(0..=1)
-                .require_equals(true)
-                .default_missing_value("true"),
-            Takes::One => arg.num_args(1),
-            Takes::Many => arg.num_args(0..),
-        })
+    let command = REFUSED.iter().fold(command, |command, refused| {
+        let arg = Arg::new(id(refused)).env(variable(refused.flag));
+        with_flag(command, refused, arg)
+    });
+    known_servers(command)
+}
+
+/// Adds only the flags of other servers.
+pub(crate) fn known_servers(command: Command) -> Command {
+    OF_OTHER_SERVERS.iter().fold(command, |command, refused| {
+        with_flag(command, refused, Arg::new(id(refused)))
+    })
+}
+
+/// The id of a refused flag, which no argument of the command itself has.
+fn id(refused: &Refused) -> String {
+    format!("refused {}", refused.flag)
+}
+
+fn with_flag(command: Command, refused: &Refused, arg: Arg) -> Command {
+    if command
+        .get_arguments()
+        .any(|arg| goes_by(arg, refused.flag))
+    {
+        return command;
+    }
+    let arg = arg
+        .long(refused.flag)
+        .hide(true)
+        .action(ArgAction::Append)
+        .allow_negative_numbers(true);
+    command.arg(match refused.takes {
+        Takes::Nothing => arg
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+        Takes::One => arg.num_args(1),
+        Takes::Many => arg.num_args(0..),
     })
 }
 
 /// Fails if a flag that [`known`] added was given; `command` is the one that was parsed.
 pub(crate) fn check(command: &mut Command, matches: &ArgMatches) -> Result<(), clap::Error> {
-    for refused in &REFUSED {
-        // An argument of the command itself has its field's name as id, not the flag's.
-        let Ok(Some(values)) = matches.try_get_raw(refused.flag) else {
+    for refused in REFUSED.iter().chain(OF_OTHER_SERVERS) {
+        // A flag that the command has itself was not added.
+        let Ok(Some(values)) = matches.try_get_raw(&id(refused)) else {
             continue;
         };
         let is_refused = |value: &std::ffi::OsStr| {
             let value = value.to_string_lossy();
-            !refused.neutral.contains(&&*value)
+            refused.neutral != ANY && !refused.neutral.contains(&&*value)
         };
         let given: Vec<_> = values.filter(|value| is_refused(value)).collect();
         let bare = refused.takes == Takes::Many && given.is_empty();
@@ -223,12 +189,13 @@ mod tests {
 
     #[test]
     fn refusals_say_what_to_do_and_name_each_flag_once() {
-        let mut flags: Vec<&str> = REFUSED.iter().map(|refused| refused.flag).collect();
+        let all = || REFUSED.iter().chain(OF_OTHER_SERVERS);
+        let mut flags: Vec<&str> = all().map(|refused| refused.flag).collect();
         flags.sort_unstable();
-        let all = flags.len();
+        let n_flags = flags.len();
         flags.dedup();
-        assert_eq!(flags.len(), all);
-        for refused in &REFUSED {
+        assert_eq!(flags.len(), n_flags);
+        for refused in all() {
             assert!(
                 ["remove", "use", "set", "send"]
                     .iter()

@@ -38,7 +38,7 @@ fn not_negative(text: &str) -> Result<f32, String> {
     number(text, f32::MAX, "a number of 0 or more")
 }
 
-fn probability(text: &str) -> Result<f32, String> {
+pub(super) fn probability(text: &str) -> Result<f32, String> {
     number(text, 1.0, "a number from 0 to 1")
 }
 

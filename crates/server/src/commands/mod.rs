@@ -72,6 +72,9 @@ pub fn main(bundled: Bundled) -> ExitCode {
     for variable in &parsed.unknown_variables {
         tracing::warn!("{variable}");
     }
+    if cli.offline {
+        config::hub::set_offline();
+    }
     gguf::watch_truncation(OnTruncation::EndProcess);
     let result = match cli.command {
         Command::Serve(args) => serve::serve(*args, &parsed.settings, bundled),

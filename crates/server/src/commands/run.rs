@@ -10,11 +10,13 @@ use chat::ChatError;
 use chat::conversation::{Message, Role};
 use chat::reply::FinishReason;
 use decode::SubmitError;
+use model::CardSampling;
 
 use crate::cli::RunArgs;
 use crate::commands::all_causes;
 use crate::commands::generate::{ReplyGenerator, ReplyOptions, TimedReply};
 use crate::commands::terminal::{self, Interrupts, MessageEditor, Screen, Surface};
+use crate::config;
 use crate::config::card::{self, GenerationFlags};
 use crate::config::server::is_on;
 use crate::error::ApiError;
@@ -25,7 +27,7 @@ use crate::open::model_path::is_remote;
 use crate::open::{self, MemoryRequest};
 
 pub(super) fn run(mut args: RunArgs, bundled: Bundled, no_color: bool) -> anyhow::Result<()> {
-    let (path, prompt) = split_words(&args.words);
+    let (path, prompt) = model_and_prompt(&args);
     let file = |path: &PathBuf| by_name::pulled(path, &|_| {});
     let path = path.as_ref().map(file).transpose()?;
     args.draft.draft = args.draft.draft.as_ref().map(file).transpose()?;
@@ -43,6 +45,22 @@ pub(super) fn run(mut args: RunArgs, bundled: Bundled, no_color: bool) -> anyhow
             session.converse(&mut || editor.next_message())
         }
     }
+}
+
+/// The model's file or name, and the prompt, from flags and words.
+fn model_and_prompt(args: &RunArgs) -> (Option<PathBuf>, Option<String>) {
+    let (path, prompt) = match (&args.model, &args.prompt) {
+        (None, None) => return split_words(&args.words),
+        (Some(model), None) => (Some(model.clone()), None),
+        (None, Some(prompt)) => (args.words.first().map(PathBuf::from), Some(prompt.clone())),
+        (Some(model), Some(prompt)) => (Some(model.clone()), Some(prompt.clone())),
+    };
+    let path = path.map(|path| match &args.hf_file {
+        Some(file) => config::hub::named_file(&path, file),
+        None => path,
+    });
+    let words = || (!args.words.is_empty()).then(|| args.words.join(" "));
+    (path, prompt.or_else(words))
 }
 
 /// The model's file and the prompt among the words of the command line.
@@ -94,7 +112,15 @@ fn open_session(
         &info.architecture,
         args.model_cards_dir.as_deref(),
     );
-    let flags = GenerationFlags::default();
+    let flags = GenerationFlags {
+        sampling: CardSampling {
+            top_p: args.top_p,
+            top_k: args.top_k,
+            min_p: args.min_p,
+            ..CardSampling::default()
+        },
+        ..GenerationFlags::default()
+    };
     let (defaults, _) = card::generation_defaults(flags, &found, &loaded.card.sampling);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
     let backend = open::device(&args.device)?;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::cli::{ServeArgs, ShowArgs};
 use crate::commands::serve::generation;
 use crate::config::server::{model_path, server_config};
-use crate::config::{Origin, ResolvedSetting};
+use crate::config::{Origin, ResolvedSetting, unset};
 use crate::open;
 use crate::open::bundled::Bundled;
 
@@ -28,18 +28,16 @@ pub(super) fn show(
         writeln!(out, "{text}")?;
         return Ok(());
     }
-    let width =
-        |of: fn(&ResolvedSetting) -> &str| settings.iter().map(|setting| of(setting).len()).max();
-    let names = width(|setting| &setting.name).unwrap_or(0);
-    let values = width(value).unwrap_or(0).min(40);
-    for setting in &settings {
-        writeln!(
-            out,
-            "{:names$}  {:values$}  {}",
-            setting.name,
-            value(setting),
-            setting.origin
-        )?;
+    let rows: Vec<(&ResolvedSetting, String)> = settings
+        .iter()
+        .map(|setting| (setting, value(setting)))
+        .collect();
+    let names = rows.iter().map(|(setting, _)| setting.name.len()).max();
+    let values = rows.iter().map(|(_, value)| value.chars().count()).max();
+    let (names, values) = (names.unwrap_or(0), values.unwrap_or(0).min(40));
+    for (setting, value) in rows {
+        let (name, origin) = (&setting.name, setting.origin);
+        writeln!(out, "{name:names$}  {value:values$}  {origin}")?;
     }
     Ok(())
 }
@@ -67,15 +65,21 @@ fn with_card(
     Ok(settings)
 }
 
-fn value(settings: &ResolvedSetting) -> &str {
-    if settings.value.is_empty() {
-        "-"
+/// The value; in brackets what no value means.
+fn value(setting: &ResolvedSetting) -> String {
+    if setting.value.is_empty() {
+        format!("({})", unset::meaning(&setting.name))
     } else {
-        &settings.value
+        setting.value.clone()
     }
 }
 
-fn as_json(settings: &ResolvedSetting) -> Value {
-    let value = (!settings.value.is_empty()).then_some(&settings.value);
-    json!({"name": settings.name, "value": value, "origin": settings.origin.to_string()})
+fn as_json(setting: &ResolvedSetting) -> Value {
+    let value = (!setting.value.is_empty()).then_some(&setting.value);
+    let mut shown =
+        json!({"name": setting.name, "value": value, "origin": setting.origin.to_string()});
+    if value.is_none() {
+        shown["meaning"] = unset::meaning(&setting.name).into();
+    }
+    shown
 }

@@ -10,7 +10,10 @@ mod file;
 pub mod hub;
 pub mod kernels;
 pub mod server;
+mod suggestions;
+pub(crate) mod tilde;
 mod unknown_variables;
+pub mod unset;
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,7 +22,7 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 
-use crate::cli::{Cli, refused};
+use crate::cli::{Cli, headings, refused, spellings};
 
 /// An error in the command line, or in a file that it names.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,9 @@ pub enum ConfigError {
         /// The key and the mistake.
         detail: String,
     },
+    /// A variable that begins with `HEARTH_` is no setting.
+    #[error("{0}")]
+    UnknownVariable(String),
     /// A value of the configuration file or of an old variable is invalid.
     #[error("{source_name}: {value} is not valid: {reason}")]
     Value {
@@ -117,12 +123,14 @@ pub struct ParsedCommandLine {
     pub cli: Cli,
     /// The settings of `serve`; empty for other commands.
     pub settings: Vec<ResolvedSetting>,
-    /// Variables that begin with `HEARTH_` but are no setting, each with a hint.
+    /// Variables that begin as the predecessor's but are no setting, each with a hint.
     pub unknown_variables: Vec<String>,
 }
 
 /// The subcommands with the settings of `serve`, as words of the command line.
 const SERVING: [&[&str]; 2] = [&["serve"], &["config", "show"]];
+/// The subcommand that also knows the flags of other servers.
+const RUN: [&str; 1] = ["run"];
 
 /// Reads the command line, the environment, and the configuration file if one is named.
 ///
@@ -130,16 +138,26 @@ const SERVING: [&[&str]; 2] = [&["serve"], &["config", "show"]];
 /// If a flag, a variable or a key is unknown, refused or invalid, or the file cannot be read.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLine, ConfigError> {
     let mut args: Vec<OsString> = args.into_iter().collect();
-    if args.get(1).is_some_and(is_model_file) {
+    if args.get(1).is_some_and(means_serve) {
         args.insert(1, "serve".into());
     }
+    let args = spellings::rewritten(args);
     let mut command = commands();
-    let unknown_variables = unknown_variables::read(&command);
+    let variables = unknown_variables::read(&command);
+    let unknown_variables = variables.warned;
     let serves = |word: &OsString| SERVING.iter().any(|path| word == path[0]);
     if args.get(1).is_some_and(serves) {
         refused::check_families(&mut command, &args)?;
     }
-    let mut matches = command.try_get_matches_from_mut(&args)?;
+    let parsed = command.try_get_matches_from_mut(&args);
+    let mut matches =
+        parsed.map_err(|error| suggestions::only_shown(error, typed(&command, &args)))?;
+    if let Some(refused) = variables.refused.into_iter().next() {
+        return Err(ConfigError::UnknownVariable(refused));
+    }
+    if let Some(matches) = under(&matches, &RUN) {
+        refused::check(&mut command, matches)?;
+    }
     let Some(path) = SERVING.iter().find(|path| under(&matches, path).is_some()) else {
         let cli = Cli::from_arg_matches(&matches)?;
         return Ok(ParsedCommandLine {
@@ -167,7 +185,8 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
         let located = |error| file::located(error, subcommand(&command, path), &entries);
         matches = parsed.map_err(located)?;
     }
-    let cli = Cli::from_arg_matches(&matches)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    hub::name_file(&mut cli.command, &mut command)?;
     let found = under(&matches, path).expect("the first parse found the subcommand");
     let settings = settings(subcommand(&command, path), found, &entries);
     refused::check(&mut command, found)?;
@@ -178,17 +197,34 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
     })
 }
 
-/// The command line, with the refused flags in the subcommands of [`SERVING`].
+/// The command line, with the refused flags in the subcommands that know them.
 fn commands() -> Command {
-    SERVING.iter().fold(Cli::command(), |command, path| {
-        at(command, path, &refused::known)
-    })
+    let serving = SERVING.iter().fold(Cli::command(), |command, path| {
+        at(command, path, &|command| {
+            refused::known(headings::arranged(command))
+        })
+    });
+    let all = at(serving, &RUN, &refused::known_servers);
+    tilde::expanding(headings::arranged_globals(all))
 }
 
-/// Whether a word in place of a command is a model file, which means `serve`.
-fn is_model_file(word: &OsString) -> bool {
+/// Whether a word in place of a command is a model file or a flag of `serve`, which means `serve`.
+fn means_serve(word: &OsString) -> bool {
     let ending = Path::new(word).extension();
-    ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+    ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) || spellings::means_serve(word)
+}
+
+/// The subcommand that a command line names, as far as its words do.
+fn typed<'a>(command: &'a Command, args: &[OsString]) -> &'a Command {
+    let words = args.iter().skip(1);
+    let mut found = command;
+    for word in words {
+        match found.find_subcommand(word) {
+            Some(inner) => found = inner,
+            None => break,
+        }
+    }
+    found
 }
 
 /// A command with `change` applied to the subcommand that `path` names.

@@ -4,7 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 
 use crate::client::ServerProcess;
-use crate::process::{good, hearth, model};
+use crate::process::{command, good, hearth, model};
 
 #[test]
 fn bundled_model_is_served_by_default_with_a_warning() {
@@ -196,10 +196,22 @@ fn wrong_files_are_reported_before_the_port_opens() {
 }
 
 #[test]
-fn unknown_variables_are_warned_about() {
-    let server = ServerProcess::start_with(&[], |command| command.env("HEARTH_QUEUE_LIMT", "5"));
-    let hint =
-        "HEARTH_QUEUE_LIMT is not a setting and has no effect; did you mean HEARTH_QUEUE_LIMIT?";
+fn unknown_variables_are_refused_and_the_predecessors_are_warned_about() {
+    let mut line = command();
+    let refused = line
+        .arg("serve")
+        .env("HEARTH_QUEUE_LIMT", "5")
+        .output()
+        .unwrap();
+    let err = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{err}");
+    let hint = "HEARTH_QUEUE_LIMT is not a setting; did you mean HEARTH_QUEUE_LIMIT?";
+    assert!(err.contains(hint), "{err}");
+    let server = ServerProcess::start_with(&[], |command| {
+        let command = command.env("HEARTH_SERVICE_HOST", "10.0.0.1");
+        command.env("DFLASH_DARFT", "x")
+    });
+    let hint = "DFLASH_DARFT is not a setting; did you mean DFLASH_DRAFT?";
     assert!(server.log.contains(hint), "{}", server.log);
 }
 

@@ -10,7 +10,8 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use server::cli::Cli;
 
 /// Files whose texts name the flags of other programs.
-const OF_OTHERS: [&str; 2] = [
+const OF_OTHERS: [&str; 3] = [
+    "server/src/cli/spellings.rs",
     "server/src/commands/connect/clients.rs",
     "cuda/src/compile/build.rs",
 ];
