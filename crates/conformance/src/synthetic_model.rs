@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use contract::quant::quantize_row;
 use contract::{
-    AttentionBiases, AttentionSpec, FeedForward, GateActivation, GatedDeltaSpec, HeadMap,
-    LayerSpec, Mixer, ModelHash, ModelSpec, OutputGate, QuantType, RopeSpec, WeightError,
-    WeightRef, WeightSource,
+    AttentionBiases, AttentionSpec, DenseSpec, ExpertGateUp, ExpertStack, FeedForward,
+    GateActivation, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec, MoeSpec,
+    OutputGate, QuantType, RopeSpec, SharedExpertSpec, WeightError, WeightRef, WeightSource,
 };
 
 /// A model to try a device on.
@@ -41,10 +41,14 @@ pub enum SyntheticLayout {
     /// Widths that are multiples of 32 and of nothing more, heads in odd numbers; block formats of
     /// 256 values fall back to Q8_0.
     Odd,
+    /// A delta and an attention layer with experts beside a shared one; gate and up are fused.
+    HybridExperts,
+    /// Attention only, experts with gate and up apart, scaled weights.
+    DenseExperts,
 }
 
 impl SyntheticLayout {
-    /// Every layout.
+    /// Every layout of dense feed-forwards.
     pub const ALL: [SyntheticLayout; 7] = [
         SyntheticLayout::HybridEven,
         SyntheticLayout::HybridTiled,
@@ -53,6 +57,12 @@ impl SyntheticLayout {
         SyntheticLayout::Dense,
         SyntheticLayout::Plain,
         SyntheticLayout::Odd,
+    ];
+
+    /// Every layout of mixtures of experts.
+    pub const EXPERTS: [SyntheticLayout; 2] = [
+        SyntheticLayout::HybridExperts,
+        SyntheticLayout::DenseExperts,
     ];
 }
 
@@ -63,6 +73,9 @@ const ODD: (usize, usize) = (288, 352);
 /// Not a multiple of anything a device might like.
 const VOCAB: usize = 263;
 const DELTA_DIM: usize = 128;
+const EXPERTS: usize = 8;
+const EXPERTS_USED: usize = 3;
+const EXPERT_WIDTH: usize = 256;
 
 impl SyntheticModel {
     /// A model whose matrices are stored as `ty`; vectors and convolutions stay f32, as in files.
@@ -209,6 +222,17 @@ impl ModelBuilder {
                 };
                 (0..2).map(|i| self.attention(i, heads)).collect()
             }
+            SyntheticLayout::HybridExperts => vec![
+                self.delta(0, 2, 4, HeadMap::Tiled),
+                self.attention(1, gated(4, 2)),
+            ],
+            SyntheticLayout::DenseExperts => {
+                let heads = Heads {
+                    gate: OutputGate::None,
+                    ..gated(4, 2)
+                };
+                (0..2).map(|i| self.attention(i, heads)).collect()
+            }
             SyntheticLayout::Odd => vec![
                 self.attention(0, gated(5, 1)),
                 self.delta(1, 1, 5, HeadMap::Tiled),
@@ -216,22 +240,74 @@ impl ModelBuilder {
             ],
         };
         let mixers = mixers.into_iter().enumerate();
-        mixers.map(|(i, mixer)| self.layer(i, mixer)).collect()
+        let layers = mixers.map(|(i, mixer)| {
+            let ffn = match layout {
+                SyntheticLayout::HybridExperts | SyntheticLayout::DenseExperts => {
+                    FeedForward::Experts(Box::new(self.experts(i, layout)))
+                }
+                _ => FeedForward::Dense(self.dense(&format!("layer {i}"), self.ffn)),
+            };
+            self.layer(i, mixer, ffn)
+        });
+        layers.collect()
     }
 
-    fn layer(&mut self, i: usize, mixer: Mixer) -> LayerSpec {
+    fn dense(&mut self, whose: &str, ffn: usize) -> DenseSpec {
+        DenseSpec {
+            activation: GateActivation::Silu,
+            gate: self.matrix(&format!("{whose} gate"), ffn, self.hidden, 1.0),
+            up: self.matrix(&format!("{whose} up"), ffn, self.hidden, 1.0),
+            down: self.matrix(&format!("{whose} down"), self.hidden, ffn, 1.0),
+        }
+    }
+
+    fn experts(&mut self, i: usize, layout: SyntheticLayout) -> MoeSpec {
+        let name = |part: &str| format!("layer {i} {part}");
+        let (n_experts, width, hidden) = (EXPERTS, EXPERT_WIDTH, self.hidden);
+        let mut stack = |part: &str, rows: usize, cols: usize| ExpertStack {
+            weight: self.matrix(&name(part), n_experts * rows, cols, 1.0),
+            n_experts,
+        };
+        let gate_up = match layout {
+            SyntheticLayout::HybridExperts => {
+                ExpertGateUp::Fused(stack("experts gate_up", 2 * width, hidden))
+            }
+            _ => ExpertGateUp::Separate {
+                gate: stack("experts gate", width, hidden),
+                up: stack("experts up", width, hidden),
+            },
+        };
+        let down = stack("experts down", hidden, width);
+        let router = self.values(n_experts * hidden, |d| 0.3 * d.signed());
+        let shared = (layout == SyntheticLayout::HybridExperts).then(|| SharedExpertSpec {
+            gate: self.vector(&name("shared factor"), hidden, |d| 0.2 * d.signed()),
+            ffn: self.dense(&name("shared"), 2 * width),
+        });
+        MoeSpec {
+            n_experts,
+            n_used: EXPERTS_USED,
+            weights_scale: if shared.is_some() { 1.0 } else { 2.5 },
+            activation: GateActivation::Silu,
+            router: self.stored(
+                &name("router"),
+                QuantType::F32,
+                (n_experts, hidden),
+                &router,
+            ),
+            gate_up,
+            down,
+            shared,
+        }
+    }
+
+    fn layer(&mut self, i: usize, mixer: Mixer, ffn: FeedForward) -> LayerSpec {
         let name = |part: &str| format!("layer {i} {part}");
         LayerSpec {
             mixer_norm: self.vector(&name("mixer_norm"), self.hidden, |d| 1.0 + 0.1 * d.signed()),
             mixer,
             post_mixer_norm: None,
             ffn_norm: self.vector(&name("ffn_norm"), self.hidden, |d| 1.0 + 0.1 * d.signed()),
-            ffn: FeedForward::Dense {
-                activation: GateActivation::Silu,
-                gate: self.matrix(&name("gate"), self.ffn, self.hidden, 1.0),
-                up: self.matrix(&name("up"), self.ffn, self.hidden, 1.0),
-                down: self.matrix(&name("down"), self.hidden, self.ffn, 1.0),
-            },
+            ffn,
             post_ffn_norm: None,
         }
     }
@@ -382,7 +458,10 @@ mod tests {
 
     #[test]
     fn synthetic_models_have_all_weight_bytes() {
-        for layout in SyntheticLayout::ALL {
+        for layout in SyntheticLayout::ALL
+            .into_iter()
+            .chain(SyntheticLayout::EXPERTS)
+        {
             for ty in [QuantType::F32, QuantType::Q4_0, QuantType::Q6_K] {
                 let model = SyntheticModel::new(layout, ty, 1);
                 for weight in model.spec.weights() {

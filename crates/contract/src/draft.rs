@@ -24,7 +24,7 @@
 
 use std::sync::Arc;
 
-use crate::{AttentionSpec, FeedForward, KvFormat, ModelHash, TokenId, WeightRef, WeightSource};
+use crate::{AttentionSpec, DenseSpec, KvFormat, ModelHash, TokenId, WeightRef, WeightSource};
 
 /// A draft model.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,7 +148,7 @@ pub struct DraftLayer {
     /// `[hidden]`.
     pub ffn_norm: WeightRef,
     /// The feed-forward.
-    pub ffn: FeedForward,
+    pub ffn: DenseSpec,
     /// Around the feed-forward.
     pub ffn_conv: Option<DynamicConv>,
     /// `[hidden]`: norm of the feed-forward's output before the residual.
@@ -257,7 +257,6 @@ impl DraftLayer {
     /// Every weight of the layer, each once.
     pub fn weights(&self) -> Vec<&WeightRef> {
         let a = &self.attention;
-        let FeedForward::Dense { gate, up, down, .. } = &self.ffn;
         let mut all = vec![&self.attention_norm, &self.ffn_norm, &a.q, &a.k];
         all.extend((self.values == DraftValues::Projection).then_some(&a.v));
         all.push(&a.o);
@@ -267,7 +266,7 @@ impl DraftLayer {
         for conv in self.attention_conv.iter().chain(&self.ffn_conv) {
             all.extend([&conv.base, &conv.projection]);
         }
-        all.extend([gate, up, down]);
+        all.extend(self.ffn.matrices());
         all
     }
 }

@@ -15,6 +15,7 @@ pub mod candidates;
 pub mod checked;
 pub mod draft;
 pub mod error;
+pub mod feed_forward;
 mod forward;
 pub mod ids;
 #[cfg(feature = "inspect")]
@@ -40,6 +41,9 @@ pub use draft::{
     DraftSpec, DraftValues, DynamicConv, MarkovHead, PairwiseSelector,
 };
 pub use error::DeviceError;
+pub use feed_forward::{
+    DenseSpec, ExpertGateUp, ExpertStack, FeedForward, GateActivation, MoeSpec, SharedExpertSpec,
+};
 pub use ids::{MtpRow, NodeIdx, SeqId, SnapshotId, TokenId};
 pub use kv::{KvFormat, KvFormats};
 pub use load::{
@@ -56,8 +60,8 @@ pub use runner::{
 };
 pub use scorer::{BlockSparsity, ScoreProgress, ScoreSettings, Scorer, ScorerConfig, ScorerInfo};
 pub use spec::{
-    AttentionBiases, AttentionSpec, FeedForward, GateActivation, GatedDeltaSpec, HeadMap,
-    LayerSpec, Mixer, ModelHash, ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
+    AttentionBiases, AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash,
+    ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
 };
 pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{PreTokenizer, SentencePieces, TokenKind, Vocab};

@@ -4,7 +4,7 @@
 //! iterates the list.
 //! Formulas are in the devices' references; here are only shapes and switches.
 
-use crate::WeightRef;
+use crate::{FeedForward, WeightRef};
 
 /// Identity of a model's weights and shape; snapshots of another model never match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -258,31 +258,6 @@ impl HeadMap {
     }
 }
 
-/// The part of a layer that works on each position alone.
-#[derive(Debug, Clone, PartialEq)]
-pub enum FeedForward {
-    /// `down · (activation(gate · x) * (up · x))`.
-    Dense {
-        /// The function of the gate.
-        activation: GateActivation,
-        /// `[ffn, hidden]`.
-        gate: WeightRef,
-        /// `[ffn, hidden]`.
-        up: WeightRef,
-        /// `[hidden, ffn]`.
-        down: WeightRef,
-    },
-}
-
-/// The function of a feed-forward's gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GateActivation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// The Gaussian error linear unit by its tanh formula (arXiv 1606.08415).
-    GeluTanh,
-}
-
 impl GatedDeltaSpec {
     /// Channels of the convolution: the rows of `qkv`.
     pub fn channels(&self) -> usize {
@@ -315,8 +290,7 @@ impl LayerSpec {
                 &d.qkv, &d.z, &d.beta, &d.alpha, &d.a, &d.dt, &d.conv, &d.norm, &d.out,
             ]),
         }
-        let FeedForward::Dense { gate, up, down, .. } = &self.ffn;
-        all.extend([gate, up, down]);
+        all.extend(self.ffn.weights());
         all
     }
 }
@@ -329,14 +303,6 @@ impl AttentionSpec {
             && self.rope_factors.is_none()
             && self.biases.iter().next().is_none()
             && self.rope.pairs == RopePairs::Halves
-    }
-}
-
-impl FeedForward {
-    /// The function of the gate.
-    pub fn activation(&self) -> GateActivation {
-        let FeedForward::Dense { activation, .. } = self;
-        *activation
     }
 }
 

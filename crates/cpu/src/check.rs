@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, Conditioning, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, KvFormat,
-    Mixer, ModelSpec, OutputGate, Tree, WeightError, WeightRef,
+    AttentionSpec, Conditioning, DenseSpec, DeviceError, DraftSpec, ExpertGateUp, ExpertStack,
+    FeedForward, GatedDeltaSpec, KvFormat, Mixer, ModelSpec, MoeSpec, OutputGate, Tree,
+    WeightError, WeightRef,
 };
 use contract::{Limits, LoadConfig};
 
@@ -82,7 +83,7 @@ fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> 
             return Err(mismatch(&a.q, "a draft layer rotates its heads"));
         }
         values(&layer.ffn_norm, hidden)?;
-        ffn(&layer.ffn, hidden)?;
+        dense(&layer.ffn, hidden)?;
         for norm in layer.post_attention_norm.iter().chain(&layer.post_ffn_norm) {
             values(norm, hidden)?;
         }
@@ -153,10 +154,45 @@ fn draft_heads(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError>
 }
 
 fn ffn(spec: &FeedForward, hidden: usize) -> Result<(), WeightError> {
-    let FeedForward::Dense { gate, up, down, .. } = spec;
-    shape(gate, gate.rows, hidden)?;
-    shape(up, gate.rows, hidden)?;
-    shape(down, hidden, gate.rows)
+    match spec {
+        FeedForward::Dense(spec) => dense(spec, hidden),
+        FeedForward::Experts(spec) => experts(spec, hidden),
+    }
+}
+
+fn dense(spec: &DenseSpec, hidden: usize) -> Result<(), WeightError> {
+    shape(&spec.gate, spec.width(), hidden)?;
+    shape(&spec.up, spec.width(), hidden)?;
+    shape(&spec.down, hidden, spec.width())
+}
+
+fn experts(spec: &MoeSpec, hidden: usize) -> Result<(), WeightError> {
+    let (n, width) = (spec.n_experts, spec.width());
+    if !(1..=n).contains(&spec.n_used) {
+        let detail = format!("{} of {n} experts cannot be chosen", spec.n_used);
+        return Err(mismatch(&spec.router, &detail));
+    }
+    shape(&spec.router, n, hidden)?;
+    let stack = |stack: &ExpertStack, rows: usize, cols: usize| {
+        if stack.n_experts != n {
+            let detail = format!("{} experts, the router has {n}", stack.n_experts);
+            return Err(mismatch(&stack.weight, &detail));
+        }
+        shape(&stack.weight, n * rows, cols)
+    };
+    match &spec.gate_up {
+        ExpertGateUp::Separate { gate, up } => {
+            stack(gate, width, hidden)?;
+            stack(up, width, hidden)?;
+        }
+        ExpertGateUp::Fused(fused) => stack(fused, 2 * width, hidden)?,
+    }
+    stack(&spec.down, hidden, width)?;
+    let Some(shared) = &spec.shared else {
+        return Ok(());
+    };
+    values(&shared.gate, hidden)?;
+    dense(&shared.ffn, hidden)
 }
 
 fn limits(limits: Limits) -> Result<(), (String, &'static str)> {

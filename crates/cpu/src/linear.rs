@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use contract::quant::dequantize_row;
@@ -9,7 +10,7 @@ use contract::{QuantType, WeightError, WeightRef};
 
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::Packed;
-use crate::matmul::pack::pack;
+use crate::matmul::pack::pack_all;
 use crate::simd;
 use crate::simd::dispatch::Dispatch;
 use crate::simd::tiles::{Output, for_each_tile};
@@ -32,7 +33,8 @@ thread_local! {
     static ROUNDED: RefCell<Activations> = RefCell::default();
 }
 
-/// A matrix `[rows, cols]`. It owns its bytes; the file's bytes may be dropped after loading.
+/// A matrix `[rows, cols]`, or several of one shape, as those of experts. It owns its bytes; the
+/// file's bytes may be dropped after loading.
 ///
 /// The fast paths repack weights. The size is that of the file, except for these types: Q6_K one
 /// percent more, Q3_K 6.6 bits per value, Q5_0 and IQ4_NL 8.5, Q4_1, Q5_1 and IQ4_XS 9, Q2_K 16.
@@ -75,24 +77,34 @@ impl Linear {
                 detail: format!("{} bytes, {} expected", bytes.len(), weight.bytes()),
             });
         }
-        let (ty, rows, cols) = (weight.ty, weight.rows, weight.cols);
+        Ok(Linear::of_matrices(pool, weight, &[bytes], dispatch))
+    }
+
+    /// Several matrices of the shape and type of `each`, from the bytes of each in the file.
+    pub(crate) fn of_matrices(
+        pool: &ThreadPool,
+        each: &WeightRef,
+        matrices: &[&[u8]],
+        dispatch: &Dispatch,
+    ) -> Linear {
+        let (ty, rows, cols) = (each.ty, each.rows, each.cols);
         let store = if dispatch.is_reference() {
             WeightStorage::Reference {
                 ty,
-                bytes: bytes.into(),
+                bytes: matrices.concat().into(),
             }
         } else {
             WeightStorage::Packed {
-                packed: pack(ty, rows, cols, bytes, pool),
+                packed: pack_all(ty, (rows, cols), matrices, pool),
                 dispatch: *dispatch,
             }
         };
-        Ok(Linear {
-            name: Arc::clone(&weight.name),
+        Linear {
+            name: Arc::clone(&each.name),
             rows,
             cols,
             store,
-        })
+        }
     }
 
     /// The name of the weight in its file.
@@ -100,12 +112,12 @@ impl Linear {
         &self.name
     }
 
-    /// Number of outputs.
+    /// Number of outputs of a matrix.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Number of inputs.
+    /// Number of inputs of a matrix.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -162,21 +174,52 @@ impl Linear {
 /// Gives the bits of separate [`Linear::apply`] calls. It is faster: activations are rounded once
 /// and the matrices share one parallel region.
 pub fn apply_all(pool: &ThreadPool, x: &[f32], n: usize, parts: &mut [(&Linear, &mut [f32])]) {
+    let products = parts.iter_mut().map(|(linear, out)| Product {
+        linear,
+        matrix: 0,
+        rows: 0..n,
+        out,
+    });
+    apply_each(pool, x, n, products.collect());
+}
+
+/// One matrix times some adjacent rows of activations.
+pub(crate) struct Product<'a> {
+    pub(crate) linear: &'a Linear,
+    /// Index among the matrices of `linear`.
+    pub(crate) matrix: usize,
+    /// The rows of activations.
+    pub(crate) rows: Range<usize>,
+    /// `[rows.len(), linear.rows()]`.
+    pub(crate) out: &'a mut [f32],
+}
+
+/// [`apply_all`] where each matrix has its own rows of `x` `[n, cols]`.
+pub(crate) fn apply_each(pool: &ThreadPool, x: &[f32], n: usize, products: Vec<Product<'_>>) {
     if n == 0 {
         return;
     }
     let cols = x.len() / n;
-    let mut kernels = Vec::with_capacity(parts.len());
-    let mut outputs = Vec::with_capacity(parts.len());
-    for (linear, out) in parts {
-        let lengths = (n * linear.cols, n * linear.rows);
+    let mut kernels = Vec::with_capacity(products.len());
+    let mut outputs = Vec::with_capacity(products.len());
+    for product in products {
+        let Product {
+            linear,
+            matrix,
+            rows,
+            out,
+        } = product;
+        let lengths = (n * linear.cols, rows.len() * linear.rows);
         assert_eq!((x.len(), out.len()), lengths, "{}", linear.name);
         match &linear.store {
             WeightStorage::Reference { ty, bytes } => {
+                let size = linear.rows * ty.row_bytes(cols);
+                let bytes = &bytes[matrix * size..][..size];
+                let x = &x[rows.start * cols..rows.end * cols];
                 linear.apply_reference(*ty, bytes, pool, x, out)
             }
             WeightStorage::Packed { packed, dispatch } => {
-                kernels.push((packed, *dispatch));
+                kernels.push((packed, *dispatch, matrix * packed.n_tiles(), rows));
                 outputs.push(Output {
                     rows: linear.rows,
                     values: out,
@@ -184,11 +227,11 @@ pub fn apply_all(pool: &ThreadPool, x: &[f32], n: usize, parts: &mut [(&Linear, 
             }
         }
     }
-    let Some(&(_, dispatch)) = kernels.first() else {
+    let Some(&(_, dispatch, ..)) = kernels.first() else {
         return;
     };
-    let integers = kernels.iter().any(|(packed, _)| !packed.format.is_float());
-    let floats = kernels.iter().any(|(packed, _)| packed.format.is_float());
+    let integers = kernels.iter().any(|(packed, ..)| !packed.format.is_float());
+    let floats = kernels.iter().any(|(packed, ..)| packed.format.is_float());
     let padded = if floats {
         pad_rows(x, cols)
     } else {
@@ -199,14 +242,16 @@ pub fn apply_all(pool: &ThreadPool, x: &[f32], n: usize, parts: &mut [(&Linear, 
             round(pool, dispatch, x, n, acts);
         }
         let acts = &*acts;
-        let tiles: usize = kernels.iter().map(|(packed, _)| packed.n_tiles()).sum();
+        let tiles: usize = kernels.iter().map(|(packed, ..)| packed.n_tiles()).sum();
         let per_item = (tiles / (pool.threads() * ITEMS_PER_THREAD)).clamp(1, 64);
         for_each_tile(pool, &mut outputs, per_item, |index, tile, out| {
-            let (packed, dispatch) = kernels[index];
+            let (packed, dispatch, first_tile, rows) = &kernels[index];
+            let tile = first_tile + tile;
             if packed.format.is_float() {
-                simd::float_tile(dispatch, packed, tile, &padded, out);
+                let x = &padded[rows.start * packed.cols..rows.end * packed.cols];
+                simd::float_tile(*dispatch, packed, tile, x, out);
             } else {
-                simd::tile(dispatch, packed, tile, acts, out);
+                simd::tile(*dispatch, packed, tile, acts.rows(rows.clone()), out);
             }
         });
     });
@@ -246,7 +291,7 @@ fn pad_rows(x: &[f32], cols: usize) -> Cow<'_, [f32]> {
 /// `sum a * b`, each `[n]`: sixteen partial sums over indices of equal remainder, summed in order.
 ///
 /// The order is fixed, and more accurate than one running total.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0; LANES];
     let (a_lanes, b_lanes) = (a.chunks_exact(LANES), b.chunks_exact(LANES));

@@ -1,8 +1,8 @@
 //! The system's memory, and the memory that a model needs.
 
 use contract::{
-    Conditioning, DeviceError, DraftSpec, FeedForward, KvPool, Limits, LoadConfig, MemoryPlan,
-    Mixer, ModelSpec, WeightRef,
+    Conditioning, DeviceError, DraftSpec, ExpertGateUp, ExpertStack, FeedForward, KvPool, Limits,
+    LoadConfig, MemoryPlan, Mixer, ModelSpec, MoeSpec, QuantType, WeightRef,
 };
 
 use crate::blocks::{attention, delta, draft, head};
@@ -147,11 +147,10 @@ fn draft_score_bytes(spec: &DraftSpec, target: &ModelSpec, limits: Limits) -> u6
 fn draft_pass_bytes(spec: &DraftSpec, limits: Limits) -> u64 {
     let rows = (limits.sequences * spec.block).max(rows_per_pass(limits));
     let widths = spec.layers.iter().map(|layer| {
-        let FeedForward::Dense { gate, .. } = &layer.ffn;
         let a = &layer.attention;
         let convs = layer.attention_conv.iter().chain(&layer.ffn_conv);
         let conv = convs.map(conv::floats_per_row).max().unwrap_or(0);
-        2 * a.q.rows + 3 * gate.rows + 2 * spec.layers.len() * a.k.rows + a.head_dim + conv
+        2 * a.q.rows + 3 * layer.ffn.width() + 2 * spec.layers.len() * a.k.rows + a.head_dim + conv
     });
     let width = 3 * spec.hidden + widths.max().unwrap_or(0) + spec.fc.cols;
     let attention = spec.layers.iter().map(|layer| {
@@ -188,10 +187,39 @@ fn weights_bytes(spec: &ModelSpec, dispatch: &Dispatch) -> u64 {
                 vectors.iter().chain(&matrices).sum::<usize>()
             }
         };
-        let FeedForward::Dense { gate, up, down, .. } = &layer.ffn;
-        bytes += [gate, up, down].map(matrix).iter().sum::<usize>();
+        bytes += match &layer.ffn {
+            FeedForward::Dense(dense) => dense.matrices().map(matrix).iter().sum::<usize>(),
+            FeedForward::Experts(experts) => experts_bytes(experts, dispatch),
+        };
     }
     bytes as u64
+}
+
+/// Bytes of the loaded weights of a mixture of experts.
+fn experts_bytes(spec: &MoeSpec, dispatch: &Dispatch) -> usize {
+    let router = WeightRef {
+        ty: QuantType::F32,
+        ..spec.router.clone()
+    };
+    let stack = |stack: &ExpertStack, parts: usize| {
+        let each = WeightRef {
+            rows: stack.rows() / parts,
+            ..stack.weight.clone()
+        };
+        parts * stack.n_experts * matrix_bytes(&each, dispatch)
+    };
+    let gate_up = match &spec.gate_up {
+        ExpertGateUp::Separate { gate, up } => stack(gate, 1) + stack(up, 1),
+        ExpertGateUp::Fused(fused) => stack(fused, 2),
+    };
+    let shared = spec.shared.as_ref().map_or(0, |shared| {
+        let matrices = shared
+            .ffn
+            .matrices()
+            .map(|weight| matrix_bytes(weight, dispatch));
+        vector(&shared.gate) + matrices.iter().sum::<usize>()
+    });
+    matrix_bytes(&router, dispatch) + gate_up + stack(&spec.down, 1) + shared
 }
 
 /// Buffers of a pass: its rows, the rounded inputs of a product, logits, and each thread's scratch.
@@ -200,7 +228,18 @@ fn pass_bytes(spec: &ModelSpec, limits: Limits, threads: usize) -> u64 {
     let floats = (BufferWidths::of(spec).total() + mtp::floats_per_row(spec)) * rows
         + head::buffer_floats(spec.hidden, spec.vocab);
     let matrices = spec.weights().into_iter().map(|w| w.cols);
-    let rounded = rows * matrices.max().unwrap_or(0).next_multiple_of(256) / 32 * ROUNDED_BLOCK;
+    let dense = matrices.max().unwrap_or(0).next_multiple_of(256);
+    // A row of experts is there once for each of its experts.
+    let mtp = spec.mtp.iter().map(|mtp| &mtp.layer);
+    let experts = spec
+        .layers
+        .iter()
+        .chain(mtp)
+        .filter_map(|layer| layer.ffn.experts());
+    let experts = experts
+        .map(|moe| moe.n_used * moe.width().max(spec.hidden))
+        .max();
+    let rounded = rows * dense.max(experts.unwrap_or(0)) / 32 * ROUNDED_BLOCK;
     // A tree needs one state per fork on the path to a node, and a fork has at least two nodes.
     let forks = limits.tree_nodes / 2 + 1;
     let delta = spec.delta_layers().map(|d| {

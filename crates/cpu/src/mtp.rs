@@ -7,9 +7,9 @@ use crate::blocks::attention::{Angles, KvSpan, PathRow, attend_paths, prepare_qu
 use crate::blocks::ffn;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft::{candidates, fill_rope};
-use crate::layer_buffers::{LayerBuffers, sized};
+use crate::layer_buffers::{ExpertBuffers, LayerBuffers, sized};
 use crate::linear::apply_all;
-use crate::pass::ExecContext;
+use crate::pass::{ExecContext, ffn_width};
 use crate::state::{CpuSequence, KvCache, LayerState};
 use crate::weights::{Attention, LayerMixer, ModelWeights, MtpWeights};
 
@@ -49,11 +49,12 @@ pub(crate) fn cache(layers: &mut [LayerState]) -> Option<&mut KvCache> {
 /// Floats per row of the buffers.
 pub(crate) fn floats_per_row(spec: &contract::ModelSpec) -> usize {
     let Some(mtp) = &spec.mtp else { return 0 };
-    let contract::FeedForward::Dense { gate, .. } = &mtp.layer.ffn;
+    let ffn = &mtp.layer.ffn;
+    let experts = ffn.experts().map_or(0, ExpertBuffers::floats_per_row);
     let attention = mtp.attention().map_or(0, |a| {
         a.q.rows + a.o.cols + a.k.rows + a.v.rows + a.rope.dims
     });
-    5 * spec.hidden + attention + 3 * gate.rows
+    5 * spec.hidden + attention + 3 * ffn_width(ffn) + experts
 }
 
 fn attention_of(weights: &MtpWeights) -> &Attention {
@@ -205,6 +206,7 @@ pub(crate) fn draft(
         heads,
         kv,
         wide,
+        experts,
         cos,
         sin,
     } = &mut buffers.layer;
@@ -266,9 +268,9 @@ pub(crate) fn draft(
     attend_paths(compute, &attention.spec, &paths, q, heads);
     attention.o.apply(compute.pool, heads, n, update);
     compute.add_norm(x, update, &mtp.layer.ffn_norm, y);
-    let width = n * mtp.layer.ffn.gate.rows();
+    let width = n * mtp.layer.ffn.dense_width();
     let wide = wide.each_mut().map(|buffer| sized(buffer, width));
-    ffn::dense(compute, &mtp.layer.ffn, y, wide, update);
+    ffn::apply_to(compute, &mtp.layer.ffn, y, (wide, experts), update);
     compute.add_norm(x, update, &mtp.final_norm, y);
     for (row, output) in rows.iter().zip(y.chunks_exact(hidden)) {
         if let Some(state) = &mut sequences[row.sequence].mtp {

@@ -3,9 +3,10 @@
 //! A row is a token with a position. A [`Segment`] holds the adjacent rows of one sequence. All
 //! segments share the matrix products; attention and the recurrence run per segment.
 
-use contract::{ModelSpec, NodeIdx, Tree};
+use contract::{FeedForward, ModelSpec, NodeIdx, Tree};
 
 use crate::kernels::Kernels;
+use crate::layer_buffers::ExpertBuffers;
 use crate::reference::rope;
 use crate::scratch::ScratchPool;
 use crate::state::CpuSequence;
@@ -96,6 +97,8 @@ pub(crate) struct PassBuffers {
     pub(crate) heads: [Vec<f32>; 2],
     /// Two values per value head, `[n, n_v_heads]`.
     pub(crate) gates: [Vec<f32>; 2],
+    /// Of layers with experts.
+    pub(crate) experts: ExpertBuffers,
     /// Rotary tables of the rows, one per list of frequencies.
     angles: Vec<RopeTable>,
 }
@@ -115,6 +118,16 @@ pub(crate) struct BufferWidths {
     wide: [usize; 3],
     heads: usize,
     gates: usize,
+    /// Of the expert buffers, which are allocated at first use.
+    experts: usize,
+}
+
+/// Channels of the feed-forward that every row passes: the dense one, or the shared expert.
+pub(crate) fn ffn_width(ffn: &FeedForward) -> usize {
+    match ffn {
+        FeedForward::Dense(dense) => dense.width(),
+        FeedForward::Experts(experts) => experts.shared.as_ref().map_or(0, |s| s.ffn.width()),
+    }
 }
 
 impl BufferWidths {
@@ -132,8 +145,7 @@ impl BufferWidths {
             widths.gates = widths.gates.max(gates);
         };
         for layer in &spec.layers {
-            let contract::FeedForward::Dense { gate, .. } = &layer.ffn;
-            fit([gate.rows; 3], 0, 0);
+            fit([ffn_width(&layer.ffn); 3], 0, 0);
         }
         for a in spec.attention_layers() {
             fit([a.q.rows, a.k.rows, a.v.rows], a.o.cols, 0);
@@ -141,12 +153,18 @@ impl BufferWidths {
         for d in spec.delta_layers() {
             fit([d.qkv.rows, d.z.rows, d.qkv.rows], d.out.cols, d.n_v_heads);
         }
+        let experts = spec.layers.iter().filter_map(|layer| layer.ffn.experts());
+        widths.experts = experts
+            .map(ExpertBuffers::floats_per_row)
+            .max()
+            .unwrap_or(0);
         widths
     }
 
     /// Floats per row in total.
     pub(crate) fn total(&self) -> usize {
-        3 * self.hidden + self.wide.iter().sum::<usize>() + 2 * (self.heads + self.gates)
+        let mixers = 2 * (self.heads + self.gates);
+        3 * self.hidden + self.wide.iter().sum::<usize>() + mixers + self.experts
     }
 }
 
@@ -161,6 +179,7 @@ impl PassBuffers {
             wide: widths.wide.map(buffer),
             heads: [buffer(widths.heads), buffer(widths.heads)],
             gates: [buffer(widths.gates), buffer(widths.gates)],
+            experts: ExpertBuffers::default(),
             angles: Vec::new(),
         }
     }
@@ -324,6 +343,7 @@ impl PassBuffers {
                 rows,
                 beta,
                 alpha,
+                experts: &mut self.experts,
             },
             &self.angles,
         )
@@ -341,6 +361,7 @@ pub(crate) struct PassBufferParts<'a> {
     pub(crate) rows: &'a mut [f32],
     pub(crate) beta: &'a mut [f32],
     pub(crate) alpha: &'a mut [f32],
+    pub(crate) experts: &'a mut ExpertBuffers,
 }
 
 /// A tree with precomputed paths and state schedule, built once per verify.

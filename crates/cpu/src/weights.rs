@@ -1,11 +1,13 @@
 //! A model's weights, checked and ready to be multiplied with.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DeviceError, FeedForward, GateActivation, GatedDeltaSpec, LayerSpec,
-    LoadProgress, Mixer, ModelSpec, MtpSpec, TokenId, WeightError, WeightRef, WeightSource,
+    AttentionSpec, DenseSpec, DeviceError, ExpertGateUp, ExpertStack, FeedForward, GateActivation,
+    GatedDeltaSpec, LayerSpec, LoadProgress, Mixer, ModelSpec, MoeSpec, MtpSpec, QuantType,
+    TokenId, WeightError, WeightRef, WeightSource,
 };
 
 use crate::linear::Linear;
@@ -48,9 +50,34 @@ pub(crate) struct LayerWeights {
     pub(crate) post_mixer_norm: Option<Vec<f32>>,
     /// `[hidden]`.
     pub(crate) ffn_norm: Vec<f32>,
-    pub(crate) ffn: Dense,
+    pub(crate) ffn: LayerFfn,
     /// `[hidden]`.
     pub(crate) post_ffn_norm: Option<Vec<f32>>,
+}
+
+/// The feed-forward of one layer.
+pub(crate) enum LayerFfn {
+    Dense(Box<Dense>),
+    Experts(Box<ExpertWeights>),
+}
+
+/// Weights of a mixture of experts.
+pub(crate) struct ExpertWeights {
+    pub(crate) spec: MoeSpec,
+    /// In f32, whatever stores it.
+    pub(crate) router: Linear,
+    /// One matrix per expert, as `up` and `down`.
+    pub(crate) gate: Linear,
+    pub(crate) up: Linear,
+    pub(crate) down: Linear,
+    pub(crate) shared: Option<SharedExpert>,
+}
+
+/// Weights of the expert of every row.
+pub(crate) struct SharedExpert {
+    /// `[hidden]`.
+    pub(crate) gate: Vec<f32>,
+    pub(crate) ffn: Dense,
 }
 
 /// Weights of a dense feed-forward.
@@ -244,7 +271,7 @@ impl LayerWeights {
             },
             post_mixer_norm: loader.optional(layer.post_mixer_norm.as_ref())?,
             ffn_norm: loader.vector(&layer.ffn_norm)?,
-            ffn: Dense::load(&layer.ffn, loader)?,
+            ffn: LayerFfn::load(&layer.ffn, loader)?,
             post_ffn_norm: loader.optional(layer.post_ffn_norm.as_ref())?,
         })
     }
@@ -263,23 +290,91 @@ impl LayerWeights {
             .chain([&*self.mixer_norm, &*self.ffn_norm])
             .chain(post.map(|norm| &**norm));
         let matrices = matrices.into_iter().chain(self.ffn.matrices());
+        let vectors = vectors.chain(self.ffn.vectors());
         vectors.map(vector_bytes).sum::<usize>() + matrices.map(Linear::owned_bytes).sum::<usize>()
     }
 }
 
-impl Dense {
-    pub(crate) fn load(spec: &FeedForward, loader: &mut Loader<'_>) -> Result<Dense, WeightError> {
-        let FeedForward::Dense {
-            activation,
+impl LayerFfn {
+    fn load(spec: &FeedForward, loader: &mut Loader<'_>) -> Result<LayerFfn, WeightError> {
+        Ok(match spec {
+            FeedForward::Dense(spec) => LayerFfn::Dense(Box::new(Dense::load(spec, loader)?)),
+            FeedForward::Experts(spec) => {
+                LayerFfn::Experts(Box::new(ExpertWeights::load(spec, loader)?))
+            }
+        })
+    }
+
+    /// Channels of the feed-forward that every row passes: the dense one, or the shared expert.
+    pub(crate) fn dense_width(&self) -> usize {
+        match self {
+            LayerFfn::Dense(dense) => dense.gate.rows(),
+            LayerFfn::Experts(experts) => experts.shared.as_ref().map_or(0, |s| s.ffn.gate.rows()),
+        }
+    }
+
+    fn matrices(&self) -> Vec<&Linear> {
+        match self {
+            LayerFfn::Dense(dense) => dense.matrices().to_vec(),
+            LayerFfn::Experts(experts) => {
+                let shared = experts
+                    .shared
+                    .iter()
+                    .flat_map(|shared| shared.ffn.matrices());
+                let own = [&experts.router, &experts.gate, &experts.up, &experts.down];
+                own.into_iter().chain(shared).collect()
+            }
+        }
+    }
+
+    fn vectors(&self) -> impl Iterator<Item = &[f32]> {
+        let shared = match self {
+            LayerFfn::Dense(_) => None,
+            LayerFfn::Experts(experts) => experts.shared.as_ref(),
+        };
+        shared.into_iter().map(|shared| &*shared.gate)
+    }
+}
+
+impl ExpertWeights {
+    fn load(spec: &MoeSpec, loader: &mut Loader<'_>) -> Result<ExpertWeights, WeightError> {
+        let (gate, up) = match &spec.gate_up {
+            ExpertGateUp::Separate { gate, up } => (
+                loader.stack(gate, 0..gate.rows())?,
+                loader.stack(up, 0..up.rows())?,
+            ),
+            ExpertGateUp::Fused(fused) => {
+                let width = spec.width();
+                (
+                    loader.stack(fused, 0..width)?,
+                    loader.stack(fused, width..2 * width)?,
+                )
+            }
+        };
+        let shared = spec.shared.as_ref().map(|shared| {
+            Ok(SharedExpert {
+                gate: loader.vector(&shared.gate)?,
+                ffn: Dense::load(&shared.ffn, loader)?,
+            })
+        });
+        Ok(ExpertWeights {
+            shared: shared.transpose()?,
+            router: loader.float_matrix(&spec.router)?,
             gate,
             up,
-            down,
-        } = spec;
+            down: loader.stack(&spec.down, 0..spec.down.rows())?,
+            spec: spec.clone(),
+        })
+    }
+}
+
+impl Dense {
+    pub(crate) fn load(spec: &DenseSpec, loader: &mut Loader<'_>) -> Result<Dense, WeightError> {
         Ok(Dense {
-            activation: *activation,
-            gate: loader.matrix(gate)?,
-            up: loader.matrix(up)?,
-            down: loader.matrix(down)?,
+            activation: spec.activation,
+            gate: loader.matrix(&spec.gate)?,
+            up: loader.matrix(&spec.up)?,
+            down: loader.matrix(&spec.down)?,
         })
     }
 
@@ -403,6 +498,38 @@ impl<'a> Loader<'a> {
         check_bytes(weight, bytes)?;
         let linear = Linear::load_on(self.pool, weight, bytes, self.dispatch)?;
         self.count(weight.bytes() as u64);
+        Ok(linear)
+    }
+
+    /// A matrix of any type as f32.
+    fn float_matrix(&mut self, weight: &WeightRef) -> Result<Linear, WeightError> {
+        let values = self.vector(weight)?;
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        let weight = WeightRef {
+            ty: QuantType::F32,
+            ..weight.clone()
+        };
+        Linear::load_on(self.pool, &weight, &bytes, self.dispatch)
+    }
+
+    /// The rows `rows` of each expert.
+    fn stack(&mut self, stack: &ExpertStack, rows: Range<usize>) -> Result<Linear, WeightError> {
+        let weight = &stack.weight;
+        let bytes = self.source.bytes(weight)?;
+        check_bytes(weight, bytes)?;
+        let row_bytes = weight.ty.row_bytes(weight.cols);
+        let part = rows.start * row_bytes..rows.end * row_bytes;
+        let experts = bytes.chunks_exact(stack.expert_bytes());
+        let experts: Vec<&[u8]> = experts.map(|expert| &expert[part.clone()]).collect();
+        let each = WeightRef {
+            rows: rows.len(),
+            ..weight.clone()
+        };
+        let linear = Linear::of_matrices(self.pool, &each, &experts, self.dispatch);
+        self.count((stack.n_experts * part.len()) as u64);
         Ok(linear)
     }
 

@@ -36,9 +36,15 @@ fn reference() -> CpuBackend {
     })
 }
 
+fn layouts() -> impl Iterator<Item = SyntheticLayout> {
+    SyntheticLayout::ALL
+        .into_iter()
+        .chain(SyntheticLayout::EXPERTS)
+}
+
 #[test]
 fn every_layout_satisfies_every_property() {
-    for layout in SyntheticLayout::ALL {
+    for layout in layouts() {
         let model = SyntheticModel::new(layout, QuantType::Q4_K, 1);
         check(&fast(), &model, KvFormat::F16, KvFormat::F16);
     }
@@ -47,8 +53,10 @@ fn every_layout_satisfies_every_property() {
 #[test]
 fn every_weight_type_satisfies_every_property() {
     for ty in QuantType::ALL {
-        let model = SyntheticModel::new(SyntheticLayout::HybridTiled, ty, 2);
-        check(&fast(), &model, KvFormat::F16, KvFormat::F16);
+        for layout in [SyntheticLayout::HybridTiled, SyntheticLayout::DenseExperts] {
+            let model = SyntheticModel::new(layout, ty, 2);
+            check(&fast(), &model, KvFormat::F16, KvFormat::F16);
+        }
     }
 }
 
@@ -65,16 +73,21 @@ fn every_pair_of_cache_formats_satisfies_every_property() {
 
 #[test]
 fn every_instruction_set_satisfies_every_property() {
-    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q5_K, 4);
-    for dispatch in Dispatch::all_fast() {
-        let backend = CpuBackend::with_dispatch(dispatch, 3);
-        check(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
+    for layout in [
+        SyntheticLayout::HybridGrouped,
+        SyntheticLayout::HybridExperts,
+    ] {
+        let model = SyntheticModel::new(layout, QuantType::Q5_K, 4);
+        for dispatch in Dispatch::all_fast() {
+            let backend = CpuBackend::with_dispatch(dispatch, 3);
+            check(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
+        }
     }
 }
 
 #[test]
 fn reference_satisfies_every_property() {
-    for layout in SyntheticLayout::ALL {
+    for layout in layouts() {
         let model = SyntheticModel::new(layout, QuantType::Q8_0, 5);
         check(&reference(), &model, KvFormat::F32, KvFormat::F32);
     }

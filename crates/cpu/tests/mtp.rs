@@ -5,18 +5,18 @@
 
 use std::collections::HashMap;
 
-use contract::FeedForward;
 use contract::quant::dequantize_row;
 use contract::{
-    Backend, CommitItem, DeviceError, DraftCandidates, KvFormat, KvFormats, Limits, LoadConfig,
-    LogitsRequest, Mixer, ModelSpec, MtpDraftItem, MtpRow, NodeIdx, Runner, SeqId,
-    SnapshotLocation, TokenId, Tree, VerifyItem, WeightRef,
+    Backend, CommitItem, DeviceError, DraftCandidates, ExpertGateUp, FeedForward, KvFormat,
+    KvFormats, Limits, LoadConfig, LogitsRequest, Mixer, ModelSpec, MtpDraftItem, MtpRow, NodeIdx,
+    Runner, SeqId, SnapshotLocation, TokenId, Tree, VerifyItem, WeightRef,
 };
 use cpu::{CpuBackend, CpuOptions};
 use model::LoadedModel;
 use model::synth::SynthSpec;
 
 const SHARED: &str = "tiny-hybrid+mtp:q8_0";
+const EXPERTS: &str = "tiny-hybrid-moe+mtp:q8_0";
 const OWN: &str = "tiny-hybrid-r1+mtp-own:q4_k_m";
 const VOCAB: usize = 1024;
 
@@ -117,7 +117,9 @@ fn rows_and_drafts_do_not_depend_on_how_tokens_were_committed() {
     for (name, format, reference) in [
         (SHARED, KvFormat::F16, false),
         (OWN, KvFormat::Q8_0, false),
+        (EXPERTS, KvFormat::F16, false),
         (SHARED, KvFormat::F32, true),
+        (EXPERTS, KvFormat::F32, true),
     ] {
         let loaded = model(name);
         let tokens = text(150);
@@ -271,6 +273,18 @@ fn invalid_drafts_are_refused_and_change_nothing() {
     refused(&mut *runner, &[row(seq, Some(0), 1)], 4);
 }
 
+/// `down · (silu(gate · x) * (up · x))`.
+fn swiglu(gate: &[f64], up: &[f64], down: &[f64], x: &[f64]) -> Vec<f64> {
+    let times = |matrix: &[f64], x: &[f64]| -> Vec<f64> {
+        let rows = matrix.chunks_exact(x.len());
+        rows.map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum())
+            .collect()
+    };
+    let (gate, up) = (times(gate, x), times(up, x));
+    let inner = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u);
+    times(down, &inner.collect::<Vec<f64>>())
+}
+
 /// An independent implementation of the head in f64, over the target's own hidden rows.
 struct Independent {
     spec: std::sync::Arc<ModelSpec>,
@@ -307,6 +321,42 @@ impl Independent {
             .collect()
     }
 
+    fn feed_forward(&self, ffn: &FeedForward, y: &[f64]) -> Vec<f64> {
+        let matrix = |weight: &WeightRef| &self.matrices[&*weight.name][..];
+        let moe = match ffn {
+            FeedForward::Dense(dense) => {
+                let [gate, up, down] = dense.matrices().map(matrix);
+                return swiglu(gate, up, down, y);
+            }
+            FeedForward::Experts(moe) => moe,
+        };
+        let shared = moe.shared.as_ref().unwrap();
+        let [gate, up, down] = shared.ffn.matrices().map(matrix);
+        let factor = self.times(&shared.gate, y)[0];
+        let mut out = swiglu(gate, up, down, y);
+        out.iter_mut().for_each(|out| *out /= 1.0 + (-factor).exp());
+        let chances: Vec<f64> = self.times(&moe.router, y).iter().map(|l| l.exp()).collect();
+        let mut order: Vec<usize> = (0..moe.n_experts).collect();
+        order.sort_by(|a, b| chances[*b].total_cmp(&chances[*a]));
+        let chosen = &order[..moe.n_used];
+        let sum: f64 = chosen.iter().map(|expert| chances[*expert]).sum();
+        let ExpertGateUp::Separate { gate, up } = &moe.gate_up else {
+            panic!("synthetic experts are not fused")
+        };
+        for &expert in chosen {
+            let [gate, up, down] = [gate, up, &moe.down].map(|stack| {
+                let all = matrix(&stack.weight);
+                let size = all.len() / moe.n_experts;
+                &all[expert * size..][..size]
+            });
+            let of_expert = swiglu(gate, up, down, y);
+            for (out, value) in out.iter_mut().zip(of_expert) {
+                *out += chances[expert] / sum * value;
+            }
+        }
+        out
+    }
+
     fn rms(&self, x: &[f64], weight: &WeightRef) -> Vec<f64> {
         let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
         let factor = 1.0 / (mean + f64::from(self.spec.norm_eps)).sqrt();
@@ -331,7 +381,6 @@ impl Independent {
         let Mixer::Attention(a) = &mtp.layer.mixer else {
             panic!("a head attends")
         };
-        let FeedForward::Dense { gate, up, down, .. } = &mtp.layer.ffn;
         let table = mtp.embedding.as_ref().unwrap_or(&self.spec.embedding);
         let head = mtp.head.as_ref().unwrap_or(&self.spec.head);
         let (dim, group) = (a.head_dim, a.n_heads / a.n_kv_heads);
@@ -386,13 +435,7 @@ impl Independent {
             };
             add(&mut x, &self.times(&a.o, &mixed));
             let y = self.rms(&x, &mtp.layer.ffn_norm);
-            let inner: Vec<f64> = self
-                .times(gate, &y)
-                .iter()
-                .zip(self.times(up, &y))
-                .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
-                .collect();
-            add(&mut x, &self.times(down, &inner));
+            add(&mut x, &self.feed_forward(&mtp.layer.ffn, &y));
             output = self.rms(&x, &mtp.final_norm);
             all.push(self.times(head, &output));
         }
@@ -407,6 +450,7 @@ fn draft_logits_equal_an_independent_implementation() {
         ("tiny-hybrid+mtp:f32", 1, 0),
         ("tiny-hybrid+mtp:f32", 33, 9),
         ("tiny-hybrid-r1+mtp-own:f32", 70, 12),
+        ("tiny-hybrid-moe+mtp:f32", 33, 9),
     ] {
         let loaded = model(name);
         let options = CpuOptions {
@@ -451,18 +495,20 @@ fn draft_logits_equal_an_independent_implementation() {
 
 #[test]
 fn fast_path_follows_the_reference() {
-    let loaded = model("tiny-hybrid+mtp:f32");
-    let found = [false, true].map(|reference| {
-        let mut runner = open(&loaded, KvFormat::F32, reference);
-        let seq = runner.open(400).unwrap();
-        runner.prefill(seq, &text(90), &[]).unwrap();
-        feed(&mut *runner, seq, &text(10), 3);
-        draft(&mut *runner, seq)
-    });
-    for (fast, reference) in found[0].iter().zip(&found[1]) {
-        assert!((fast.lse[0] - reference.lse[0]).abs() < 1e-3);
-        for (a, b) in fast.log_probs.iter().zip(&reference.log_probs) {
-            assert!((a - b).abs() < 1e-3, "{a} and {b}");
+    for name in ["tiny-hybrid+mtp:f32", "tiny-hybrid-moe+mtp:f32"] {
+        let loaded = model(name);
+        let found = [false, true].map(|reference| {
+            let mut runner = open(&loaded, KvFormat::F32, reference);
+            let seq = runner.open(400).unwrap();
+            runner.prefill(seq, &text(90), &[]).unwrap();
+            feed(&mut *runner, seq, &text(10), 3);
+            draft(&mut *runner, seq)
+        });
+        for (fast, reference) in found[0].iter().zip(&found[1]) {
+            assert!((fast.lse[0] - reference.lse[0]).abs() < 1e-3);
+            for (a, b) in fast.log_probs.iter().zip(&reference.log_probs) {
+                assert!((a - b).abs() < 1e-3, "{name}: {a} and {b}");
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, Conditioning, DeviceError, DraftSpec, DraftValues, FeedForward, GateActivation,
+    AttentionSpec, Conditioning, DenseSpec, DeviceError, DraftSpec, DraftValues, GateActivation,
     GatedDeltaSpec, KvFormat, Limits, LoadConfig, Mixer, ModelSpec, OutputGate, RopePairs, Tree,
     WeightError, WeightRef,
 };
@@ -116,6 +116,15 @@ fn later_block(spec: &ModelSpec) -> Option<&'static str> {
             return Some("a feed-forward with GELU");
         }
     }
+    let mtp = spec.mtp.iter().map(|mtp| &mtp.layer);
+    if spec
+        .layers
+        .iter()
+        .chain(mtp)
+        .any(|layer| layer.ffn.experts().is_some())
+    {
+        return Some("a layer with a mixture of experts");
+    }
     spec.kv_layers().find_map(later_attention)
 }
 
@@ -139,7 +148,7 @@ fn later_kind(draft: &DraftSpec) -> Option<&'static str> {
         let convs = layer.attention_conv.iter().chain(&layer.ffn_conv).count();
         let norms = layer.post_attention_norm.iter().chain(&layer.post_ffn_norm);
         let attention = later_attention(&layer.attention).is_some();
-        let gelu = layer.ffn.activation() != GateActivation::Silu;
+        let gelu = layer.ffn.activation != GateActivation::Silu;
         let other = attention || gelu;
         other
             || convs + norms.count() > 0
@@ -189,24 +198,29 @@ fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> 
             return Err(mismatch(&a.q, detail));
         }
         attention(a, hidden)?;
-        feed_forward(&layer.attention_norm, &layer.ffn_norm, &layer.ffn, hidden)?;
+        feed_forward(
+            &layer.attention_norm,
+            &layer.ffn_norm,
+            Some(&layer.ffn),
+            hidden,
+        )?;
     }
     Ok(())
 }
 
-/// The norms and the feed-forward of a layer.
+/// The norms and the dense feed-forward of a layer.
 fn feed_forward(
     first: &WeightRef,
     second: &WeightRef,
-    ffn: &FeedForward,
+    ffn: Option<&DenseSpec>,
     hidden: usize,
 ) -> Result<(), WeightError> {
     shape(first, 1, hidden)?;
     shape(second, 1, hidden)?;
-    let FeedForward::Dense { gate, up, down, .. } = ffn;
-    shape(gate, gate.rows, hidden)?;
-    shape(up, gate.rows, hidden)?;
-    shape(down, hidden, gate.rows)
+    let Some(ffn) = ffn else { return Ok(()) };
+    shape(&ffn.gate, ffn.width(), hidden)?;
+    shape(&ffn.up, ffn.width(), hidden)?;
+    shape(&ffn.down, hidden, ffn.width())
 }
 
 fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
@@ -268,11 +282,10 @@ fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
             ));
         }
     }
-    for layer in &spec.layers {
-        let FeedForward::Dense { gate, .. } = &layer.ffn;
-        if !gate.rows.is_multiple_of(BLOCK) {
+    for dense in spec.layers.iter().filter_map(|layer| layer.ffn.dense()) {
+        if !dense.width().is_multiple_of(BLOCK) {
             return Err((
-                format!("a feed-forward of {}", gate.rows),
+                format!("a feed-forward of {}", dense.width()),
                 "it must be a multiple of 32",
             ));
         }
@@ -290,7 +303,12 @@ fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
         return Err(mismatch(&spec.embedding, "the vocabulary is too large"));
     }
     for layer in &spec.layers {
-        feed_forward(&layer.mixer_norm, &layer.ffn_norm, &layer.ffn, hidden)?;
+        feed_forward(
+            &layer.mixer_norm,
+            &layer.ffn_norm,
+            layer.ffn.dense(),
+            hidden,
+        )?;
         match &layer.mixer {
             Mixer::Attention(a) => attention(a, hidden)?,
             Mixer::GatedDelta(d) => delta(d, hidden)?,

@@ -15,8 +15,8 @@ use std::thread;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress, Mixer,
-    ModelSpec, QuantType, WeightError, WeightRef, WeightSource,
+    AttentionSpec, DenseSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress,
+    Mixer, ModelSpec, QuantType, WeightError, WeightRef, WeightSource,
 };
 
 use crate::driver::{Event, Gpu, Pinned};
@@ -221,13 +221,12 @@ impl LayoutBuilder<'_> {
         self.item(weight, Encoding::Floats)
     }
 
-    fn ffn(&mut self, norm: &WeightRef, ffn: &FeedForward) -> FfnWeights {
-        let FeedForward::Dense { gate, up, down, .. } = ffn;
+    fn ffn(&mut self, norm: &WeightRef, ffn: &DenseSpec) -> FfnWeights {
         FfnWeights {
             norm: self.vector(norm),
-            gate: self.matrix(gate),
-            up: self.matrix(up),
-            down: self.matrix(down),
+            gate: self.matrix(&ffn.gate),
+            up: self.matrix(&ffn.up),
+            down: self.matrix(&ffn.down),
         }
     }
 
@@ -305,7 +304,12 @@ impl Weights {
                 Mixer::Attention(a) => MixerWeights::Attention(plan.attention(a)),
                 Mixer::GatedDelta(d) => MixerWeights::Delta(plan.delta(d)),
             },
-            ffn: plan.ffn(&layer.ffn_norm, &layer.ffn),
+            ffn: match &layer.ffn {
+                FeedForward::Dense(dense) => plan.ffn(&layer.ffn_norm, dense),
+                FeedForward::Experts(_) => {
+                    unreachable!("the check of the configuration passed dense layers only")
+                }
+            },
         });
         let layers = layers.collect();
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));

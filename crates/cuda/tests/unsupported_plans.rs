@@ -103,10 +103,17 @@ fn parts_of_later_families_are_rejected_by_name() {
     );
     refused(
         &|spec| {
-            let FeedForward::Dense { activation, .. } = &mut spec.layers[0].ffn;
-            *activation = GateActivation::GeluTanh;
+            let FeedForward::Dense(dense) = &mut spec.layers[0].ffn else {
+                panic!("the model is dense")
+            };
+            dense.activation = GateActivation::GeluTanh;
         },
         "GELU",
+    );
+    let experts = SyntheticModel::new(SyntheticLayout::DenseExperts, QuantType::F32, 1);
+    refused(
+        &|spec| spec.layers[0].ffn = experts.spec.layers[0].ffn.clone(),
+        "mixture of experts",
     );
     let in_attention = |change: &dyn Fn(&mut AttentionSpec), part: &str| {
         let change = |spec: &mut ModelSpec| {

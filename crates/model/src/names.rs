@@ -14,6 +14,19 @@ pub(crate) const FFN_GATE: &str = "ffn_gate.weight";
 pub(crate) const FFN_UP: &str = "ffn_up.weight";
 pub(crate) const FFN_DOWN: &str = "ffn_down.weight";
 
+pub(crate) const ROUTER: &str = "ffn_gate_inp.weight";
+/// One matrix per expert, in the third dimension.
+pub(crate) const EXPERT_GATE: &str = "ffn_gate_exps.weight";
+pub(crate) const EXPERT_UP: &str = "ffn_up_exps.weight";
+/// Gate rows, then up rows, of each expert.
+pub(crate) const EXPERT_GATE_UP: &str = "ffn_gate_up_exps.weight";
+pub(crate) const EXPERT_DOWN: &str = "ffn_down_exps.weight";
+/// The factor on the shared expert's output.
+pub(crate) const SHARED_FACTOR: &str = "ffn_gate_inp_shexp.weight";
+pub(crate) const SHARED_GATE: &str = "ffn_gate_shexp.weight";
+pub(crate) const SHARED_UP: &str = "ffn_up_shexp.weight";
+pub(crate) const SHARED_DOWN: &str = "ffn_down_shexp.weight";
+
 pub(crate) const ATTN_Q: &str = "attn_q.weight";
 pub(crate) const ATTN_K: &str = "attn_k.weight";
 pub(crate) const ATTN_V: &str = "attn_v.weight";

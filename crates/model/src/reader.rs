@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use contract::{QuantType, WeightRef};
+use contract::{ExpertStack, QuantType, WeightRef};
 use gguf::{GgufError, GgufFile, TensorType};
 
 use crate::ModelError;
@@ -102,6 +102,12 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A float that may be absent and may have any value.
+    pub(crate) fn number(&self, suffix: &str) -> Result<Option<f64>, ModelError> {
+        let found = self.file.meta().float(&self.key(suffix));
+        found.map_err(|e| key_error(self.file, e))
+    }
+
     /// [`Reader::float`] of a key that may be absent.
     pub(crate) fn optional_float(&self, suffix: &str) -> Result<Option<f64>, ModelError> {
         self.has_key(suffix).then(|| self.float(suffix)).transpose()
@@ -186,6 +192,39 @@ impl<'a> Reader<'a> {
         Ok(weight)
     }
 
+    /// One matrix of exactly this shape for each of `n_experts` experts.
+    pub(crate) fn stack(
+        &self,
+        name: &str,
+        n_experts: usize,
+        (rows, cols): (usize, usize),
+    ) -> Result<ExpertStack, ModelError> {
+        let expected = || format!("{cols} x {rows} x {n_experts} (experts last) is expected");
+        let Some(info) = self.file.tensor(name) else {
+            return Err(self.refuse_tensor(name, format!("missing; {}", expected())));
+        };
+        // The third dimension decides, so that a matrix of as many rows is not taken for experts.
+        let same = |dim: Option<&u64>, n: usize| dim.is_some_and(|&dim| dim == n as u64);
+        let dims = info.dims();
+        let experts = if n_experts == 1 && dims.len() == 2 {
+            Some(&1)
+        } else {
+            dims.get(2)
+        };
+        let fits = same(dims.first(), cols) && same(dims.get(1), rows) && same(experts, n_experts);
+        if !fits || dims.len() > 3 {
+            let detail = format!("of shape {}, {}", info.shape(), expected());
+            return Err(self.refuse_tensor(name, detail));
+        }
+        let all = rows.checked_mul(n_experts).ok_or_else(|| {
+            self.refuse_tensor(name, format!("{rows} x {n_experts} rows overflow"))
+        })?;
+        Ok(ExpertStack {
+            weight: self.matrix(name, all, cols)?,
+            n_experts,
+        })
+    }
+
     /// A matrix or vector that is never quantized.
     pub(crate) fn plain(
         &self,
@@ -244,6 +283,15 @@ pub(crate) struct BlockReader<'a> {
 }
 
 impl BlockReader<'_> {
+    pub(crate) fn stack(
+        &self,
+        name: &str,
+        n_experts: usize,
+        shape: (usize, usize),
+    ) -> Result<ExpertStack, ModelError> {
+        self.reader.stack(&self.name(name), n_experts, shape)
+    }
+
     pub(crate) fn name(&self, name: &str) -> String {
         in_block(self.index, name)
     }

@@ -5,7 +5,7 @@
 
 use contract::QuantType;
 
-use crate::names::block_of;
+use crate::names::{ROUTER, block_of};
 
 /// A recipe by its command-line name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +101,15 @@ pub struct FileShape {
     pub tied: bool,
 }
 
+/// The matrices that have more bits in some blocks of a mix.
+const SENSITIVE: [&str; 5] = [
+    "ffn_down",
+    "ffn_down_exps",
+    "ffn_down_shexp",
+    "attn_v",
+    "attn_qkv",
+];
+
 /// The type of tensor `name` with dimensions `dims` (fastest first).
 pub fn choose(recipe: Recipe, file: FileShape, name: &str, dims: &[u64]) -> QuantType {
     if !is_quantised(name, dims) {
@@ -110,12 +119,13 @@ pub fn choose(recipe: Recipe, file: FileShape, name: &str, dims: &[u64]) -> Quan
     fall_back(wanted, dims.first().copied().unwrap_or(0))
 }
 
-/// Vectors, norms, convolution taps and tensors not named `weight` stay f32.
+/// Vectors, norms, convolution taps, routers and tensors not named `weight` stay f32.
 fn is_quantised(name: &str, dims: &[u64]) -> bool {
     dims.len() >= 2
         && name.ends_with("weight")
         && !name.contains("_norm.weight")
         && !name.contains("ssm_conv1d")
+        && !name.ends_with(ROUTER)
 }
 
 fn wanted(recipe: Recipe, file: FileShape, name: &str) -> QuantType {
@@ -126,7 +136,7 @@ fn wanted(recipe: Recipe, file: FileShape, name: &str) -> QuantType {
         _ if is_head => QuantType::Q6_K,
         Recipe::Q4_0 => usual,
         Recipe::Q4_K_M | Recipe::Q5_K_M => {
-            let gets_more = ["ffn_down", "attn_v", "attn_qkv"]
+            let gets_more = SENSITIVE
                 .iter()
                 .any(|part| name.ends_with(&format!(".{part}.weight")))
                 && block_of(name).is_some_and(|(block, _)| more_bits(block, file.block_count));
@@ -224,6 +234,37 @@ mod tests {
         assert_eq!(ty(512), QuantType::Q4_K);
         assert_eq!(ty(96), QuantType::Q5_0);
         assert_eq!(ty(33), QuantType::F16);
+    }
+
+    #[test]
+    fn experts_are_quantised_as_dense_matrices_and_routers_stay_f32() {
+        let file = FileShape {
+            block_count: 40,
+            tied: false,
+        };
+        let ty = |name: &str, dims: &[u64]| choose(Recipe::Q4_K_M, file, name, dims);
+        let experts = [512, 2048, 256];
+        for (block, expected) in [(0, QuantType::Q6_K), (5, QuantType::Q4_K)] {
+            for part in ["ffn_down_exps", "ffn_down_shexp"] {
+                let name = format!("blk.{block}.{part}.weight");
+                assert_eq!(ty(&name, &experts), expected, "{name}");
+            }
+        }
+        for part in [
+            "ffn_gate_exps",
+            "ffn_up_exps",
+            "ffn_gate_up_exps",
+            "ffn_up_shexp",
+        ] {
+            let name = format!("blk.0.{part}.weight");
+            assert_eq!(ty(&name, &[2048, 512, 256]), QuantType::Q4_K, "{name}");
+        }
+        let router = "blk.0.ffn_gate_inp.weight";
+        assert_eq!(ty(router, &[2048, 256]), QuantType::F32);
+        assert_eq!(
+            ty("blk.0.ffn_gate_inp_shexp.weight", &[2048]),
+            QuantType::F32
+        );
     }
 
     #[test]

@@ -73,21 +73,30 @@ pub(super) fn prefill_equals_decode(case: &Case<'_>) -> Result<(), Failure> {
         .or(Tolerance::of_cache(case.kv.v))
         .or(case.prefill_tolerance);
     let what = "decoded instead of read";
-    same_rows(what, &decoded, &read, Precision::Within(tolerance))?;
-    // With quantized activations single values may differ much, but not the mean.
-    for (decoded, read) in decoded.iter().zip(&read) {
-        let off = decoded
-            .raw
-            .iter()
-            .zip(&read.raw)
-            .map(|(s, r)| (s - r).abs());
-        let mean = off.sum::<f32>() / read.raw.len().max(1) as f32;
+    let close = |decoded: &LogitsRow, read: &LogitsRow| -> Result<(), Failure> {
+        let rows = [decoded, read].map(std::slice::from_ref);
+        same_rows(what, rows[0], rows[1], Precision::Within(tolerance))?;
+        // With quantized activations single values may differ much, but not the mean.
+        let values = decoded.raw.iter().zip(&read.raw);
+        let mean = values.map(|(s, r)| (s - r).abs()).sum::<f32>() / read.raw.len().max(1) as f32;
         let most = tolerance.absolute / 4.0;
         check(mean <= most, what, || {
             format!("{mean:e} off on average, {most:e} allowed")
-        })?;
-    }
-    Ok(())
+        })
+    };
+    check(decoded.len() == read.len(), what, || {
+        format!("{} rows, {} read", decoded.len(), read.len())
+    })?;
+    // Rounding chooses other experts in the few rows whose router is nearly level.
+    let mut layers = case.model.spec.layers.iter();
+    let excused = if layers.any(|layer| layer.ffn.experts().is_some()) {
+        text.len() / 10
+    } else {
+        0
+    };
+    let rows = decoded.iter().zip(&read);
+    let mut failures = rows.filter_map(|(decoded, read)| close(decoded, read).err());
+    failures.nth(excused).map_or(Ok(()), Err)
 }
 
 /// Two prompts with interleaved prefill chunks give the rows of each alone.

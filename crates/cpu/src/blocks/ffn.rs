@@ -1,10 +1,9 @@
-//! The dense feed-forward: `update = down · (activation(gate · y) * (up · y))`.
+//! The feed-forward of a layer: dense, or a mixture of experts.
 
-use contract::GateActivation;
-
-use crate::linear::apply_all;
+use super::{dense, experts};
+use crate::layer_buffers::ExpertBuffers;
 use crate::pass::{ExecContext, PassBuffers};
-use crate::weights::{Dense, LayerWeights};
+use crate::weights::{LayerFfn, LayerWeights};
 
 /// Reads `buffers.y`, writes `buffers.update`; uses the wide buffers for the projections.
 pub(crate) fn apply(
@@ -13,39 +12,35 @@ pub(crate) fn apply(
     buffers: &mut PassBuffers,
     n_rows: usize,
 ) {
-    let (hidden, width) = (layer.ffn.gate.cols(), layer.ffn.gate.rows());
     let (parts, _) = buffers.split();
-    let wide = n_rows * width;
-    let buffers = [
+    let wide = n_rows * layer.ffn.dense_width();
+    let wide = [
         &mut parts.a[..wide],
         &mut parts.b[..wide],
         &mut parts.c[..wide],
     ];
-    let y = &parts.y[..n_rows * hidden];
-    let update = &mut parts.update[..n_rows * hidden];
-    dense(compute, &layer.ffn, y, buffers, update);
+    let all = n_rows * layer.ffn_norm.len();
+    let update = &mut parts.update[..all];
+    apply_to(
+        compute,
+        &layer.ffn,
+        &parts.y[..all],
+        (wide, parts.experts),
+        update,
+    );
 }
 
-/// The feed-forward of `y` `[n, hidden]` into `out`, through three buffers `[n, ffn]`.
-pub(crate) fn dense(
+/// The feed-forward of `y` `[n, hidden]` into `out`, through three buffers `[n, dense width]` and
+/// those of experts.
+pub(crate) fn apply_to(
     compute: ExecContext<'_>,
-    weights: &Dense,
+    weights: &LayerFfn,
     y: &[f32],
-    [gate, up, mixed]: [&mut [f32]; 3],
+    (wide, buffers): ([&mut [f32]; 3], &mut ExpertBuffers),
     out: &mut [f32],
 ) {
-    let n_rows = y.len() / weights.gate.cols();
-    let parts = &mut [(&weights.gate, &mut *gate), (&weights.up, &mut *up)];
-    apply_all(compute.pool, y, n_rows, parts);
-    let size = compute.grain(n_rows) * weights.gate.rows();
-    let rows = gate.chunks(size).zip(up.chunks(size));
-    let rows = rows.zip(mixed.chunks_mut(size));
-    let gated = match weights.activation {
-        GateActivation::Silu => compute.kernels.swiglu,
-        GateActivation::GeluTanh => compute.kernels.geglu,
-    };
-    compute.pool.for_each_item(rows, |((gate, up), mixed)| {
-        gated(gate, up, mixed);
-    });
-    weights.down.apply(compute.pool, mixed, n_rows, out);
+    match weights {
+        LayerFfn::Dense(weights) => dense::apply(compute, weights, y, wide, out),
+        LayerFfn::Experts(weights) => experts::apply(compute, weights, y, (wide, buffers), out),
+    }
 }

@@ -10,8 +10,8 @@ use contract::{
     DraftValues, LoadProgress, LogitsRequest, LogitsRow, TokenId,
 };
 
+use crate::blocks::dense;
 use crate::blocks::draft::{DraftAttention, DraftBlock, attend};
-use crate::blocks::ffn;
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft_cache::DraftCache;
 use crate::layer_buffers::{LayerBuffers, sized};
@@ -276,6 +276,7 @@ impl Draft {
             wide,
             cos,
             sin,
+            ..
         } = layer;
         let all = n * spec.hidden;
         let (x, y, update) = (&mut x[..all], sized(y, all), sized(update, all));
@@ -353,7 +354,7 @@ impl Draft {
             let width = n * layer.ffn.gate.rows();
             let wide = wide.each_mut().map(|buffer| sized(buffer, width));
             let input = convolved(compute, &layer.ffn_conv, (y, spec.block), conv);
-            ffn::dense(compute, &layer.ffn, input, wide, update);
+            dense::apply(compute, &layer.ffn, input, wide, update);
             let norm = layer.post_ffn_norm.as_deref();
             finish_sublayer(compute, (&layer.ffn_conv, norm), (update, spec.block), conv);
             let next = weights.layers.get(i + 1);

@@ -1,5 +1,7 @@
 //! Activations rounded to signed bytes.
 
+use std::ops::Range;
+
 use super::layout::BLOCK;
 
 /// Rows of activations in blocks of 32 bytes with a scale, `x ≈ scale * q`, and the sums that
@@ -44,7 +46,55 @@ pub struct RowMut<'a> {
     pub minus_32: &'a mut [i32],
 }
 
+/// Some adjacent rows of [`Activations`] for reading; the fields are as there.
+#[derive(Debug, Clone, Copy)]
+pub struct ActivationRows<'a> {
+    /// Rows.
+    pub n: usize,
+    /// Columns.
+    pub cols: usize,
+    /// `[n, cols]`.
+    pub values: &'a [i8],
+    /// `[n, cols / 32]`, as the following fields.
+    pub scales: &'a [f32],
+    /// See [`Activations::sums`].
+    pub sums: &'a [f32],
+    /// See [`Activations::minus_8`].
+    pub minus_8: &'a [i32],
+    /// See [`Activations::minus_128`].
+    pub minus_128: &'a [i32],
+    /// `[n, cols / 16]`.
+    pub minus_32: &'a [i32],
+}
+
+impl ActivationRows<'_> {
+    /// Asserts that every array has the length of its shape, because kernels rely on it.
+    pub fn check(&self) {
+        let blocks = self.n * self.cols / BLOCK;
+        assert_eq!(self.values.len(), self.n * self.cols);
+        assert!(self.scales.len() == blocks && self.sums.len() == blocks);
+        assert!(self.minus_8.len() == blocks && self.minus_128.len() == blocks);
+        assert_eq!(self.minus_32.len(), 2 * blocks);
+    }
+}
+
 impl Activations {
+    /// The rows `rows`.
+    pub fn rows(&self, rows: Range<usize>) -> ActivationRows<'_> {
+        let blocks = self.cols / BLOCK;
+        let of_blocks = rows.start * blocks..rows.end * blocks;
+        ActivationRows {
+            n: rows.len(),
+            cols: self.cols,
+            values: &self.values[rows.start * self.cols..rows.end * self.cols],
+            scales: &self.scales[of_blocks.clone()],
+            sums: &self.sums[of_blocks.clone()],
+            minus_8: &self.minus_8[of_blocks.clone()],
+            minus_128: &self.minus_128[of_blocks],
+            minus_32: &self.minus_32[2 * rows.start * blocks..2 * rows.end * blocks],
+        }
+    }
+
     /// Resizes to `n` rows of `cols`. The content is unspecified until the rows are written.
     pub fn resize(&mut self, n: usize, cols: usize) {
         assert_eq!(cols % BLOCK, 0);
@@ -56,15 +106,6 @@ impl Activations {
         self.minus_8.resize(blocks, 0);
         self.minus_128.resize(blocks, 0);
         self.minus_32.resize(2 * blocks, 0);
-    }
-
-    /// Asserts that every array has the length of its shape, because kernels rely on it.
-    pub fn check(&self) {
-        let blocks = self.n * self.cols / BLOCK;
-        assert_eq!(self.values.len(), self.n * self.cols);
-        assert!(self.scales.len() == blocks && self.sums.len() == blocks);
-        assert!(self.minus_8.len() == blocks && self.minus_128.len() == blocks);
-        assert_eq!(self.minus_32.len(), 2 * blocks);
     }
 
     /// The rows for writing.

@@ -97,21 +97,21 @@ impl Format {
     }
 }
 
-/// A repacked matrix.
+/// Repacked matrices of one shape, each in tiles of its own.
 pub struct Packed {
-    /// Its form.
+    /// Their form.
     pub format: Format,
-    /// Outputs.
+    /// Outputs of a matrix.
     pub rows: usize,
-    /// Inputs.
+    /// Inputs of a matrix.
     pub cols: usize,
     tiles: Lines,
 }
 
 impl Packed {
-    /// A matrix of zero bytes, to be written tile by tile.
-    pub fn zeroed(format: Format, rows: usize, cols: usize) -> Packed {
-        let bytes = rows.div_ceil(TILE_ROWS) * format.tile_bytes(cols);
+    /// `matrices` matrices of zero bytes, to be written tile by tile.
+    pub fn zeroed(format: Format, matrices: usize, rows: usize, cols: usize) -> Packed {
+        let bytes = matrices * rows.div_ceil(TILE_ROWS) * format.tile_bytes(cols);
         Packed {
             format,
             rows,
@@ -120,12 +120,12 @@ impl Packed {
         }
     }
 
-    /// Number of tiles.
+    /// Number of tiles of a matrix.
     pub fn n_tiles(&self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// The bytes of tile `tile`, starting on a 64-byte boundary.
+    /// The bytes of tile `tile` of all matrices' tiles, starting on a 64-byte boundary.
     pub fn tile(&self, tile: usize) -> &[u8] {
         let bytes = self.format.tile_bytes(self.cols);
         &self.tiles.bytes()[tile * bytes..][..bytes]

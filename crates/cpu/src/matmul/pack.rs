@@ -10,19 +10,29 @@ use crate::thread_pool::ThreadPool;
 /// Repacks `bytes`, `rows` whole rows of `cols` values of type `ty`. The tiles are split over
 /// `pool`.
 pub fn pack(ty: QuantType, rows: usize, cols: usize, bytes: &[u8], pool: &ThreadPool) -> Packed {
+    pack_all(ty, (rows, cols), &[bytes], pool)
+}
+
+/// [`pack`] of several matrices of one shape.
+pub fn pack_all(
+    ty: QuantType,
+    (rows, cols): (usize, usize),
+    matrices: &[&[u8]],
+    pool: &ThreadPool,
+) -> Packed {
     let format = Format::of(ty);
     // Only float formats accept any width; padding columns are zero.
-    let mut packed = Packed::zeroed(format, rows, cols.next_multiple_of(4));
+    let mut packed = Packed::zeroed(format, matrices.len(), rows, cols.next_multiple_of(4));
     let row_bytes = ty.row_bytes(cols);
-    let tiles = packed.tiles_mut();
-    pool.for_each_item(
-        tiles.zip(bytes.chunks(TILE_ROWS * row_bytes)),
-        |(tile, rows)| {
-            for (row, bytes) in rows.chunks_exact(row_bytes).enumerate() {
-                pack_row(ty, bytes, cols, row, tile);
-            }
-        },
-    );
+    let per_matrix = packed.n_tiles();
+    let tiles = packed.tiles_mut().enumerate();
+    pool.for_each_item(tiles, |(index, tile)| {
+        let of_matrix = matrices[index / per_matrix].chunks_exact(row_bytes);
+        let first = index % per_matrix * TILE_ROWS;
+        for (row, bytes) in of_matrix.skip(first).take(TILE_ROWS).enumerate() {
+            pack_row(ty, bytes, cols, row, tile);
+        }
+    });
     packed
 }
 

@@ -14,5 +14,6 @@ pub mod kv;
 pub mod matmul;
 pub mod norm;
 pub mod rope;
+pub mod router;
 pub mod rows;
 pub mod score;

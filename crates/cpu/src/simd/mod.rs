@@ -26,7 +26,7 @@ pub use avx512::Avx512;
 
 use crate::kernels::Kernels;
 use crate::matmul::activations;
-use crate::matmul::activations::{Activations, RowMut};
+use crate::matmul::activations::{ActivationRows, RowMut};
 use crate::matmul::layout::Packed;
 use dispatch::Dispatch;
 use tiles::TileOut;
@@ -60,7 +60,7 @@ pub fn tile(
     dispatch: Dispatch,
     packed: &Packed,
     tile: usize,
-    acts: &Activations,
+    acts: ActivationRows<'_>,
     out: &mut TileOut<'_>,
 ) {
     match dispatch {

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::tiles::TileOut;
-use crate::matmul::activations::Activations;
+use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
 
 /// One block of one weight row: `value = scale(half) * code - min`, with the offset of the codes
@@ -109,7 +109,7 @@ pub fn accumulate(sum: f32, weight: &WeightBlock, a: f32, q: &[i8]) -> f32 {
 }
 
 /// All rows of `acts` against tile `tile` of `packed`, of an integer format.
-pub fn tile(packed: &Packed, tile: usize, acts: &Activations, out: &mut TileOut<'_>) {
+pub fn tile(packed: &Packed, tile: usize, acts: ActivationRows<'_>, out: &mut TileOut<'_>) {
     let bytes = packed.tile(tile);
     let blocks = acts.cols / BLOCK;
     let mut sums = vec![[0.0; TILE_ROWS]; acts.n];

@@ -1,7 +1,7 @@
 //! The tensors of a draft's layer, checked against each other and against the metadata.
 
 use contract::{
-    AttentionBiases, AttentionSpec, BlockMask, DraftLayer, DraftValues, DynamicConv, FeedForward,
+    AttentionBiases, AttentionSpec, BlockMask, DenseSpec, DraftLayer, DraftValues, DynamicConv,
     GateActivation, OutputGate, RopeSpec, WeightRef,
 };
 
@@ -201,14 +201,14 @@ impl LayerTensors<'_> {
         })
     }
 
-    fn ffn(&self) -> Result<FeedForward, ModelError> {
+    fn ffn(&self) -> Result<DenseSpec, ModelError> {
         let gate = self.get(LayerTensor::Gate)?;
         let ffn = gate.rows;
         if let Some(said) = self.metadata.ffn.filter(|said| *said != ffn) {
             let detail = format!("{ffn} rows, the file says {said}");
             return Err(self.directory.refuse(&gate.name, detail));
         }
-        Ok(FeedForward::Dense {
+        Ok(DenseSpec {
             activation: GateActivation::Silu,
             gate: self.directory.shaped(gate, (ffn, self.hidden))?,
             up: self.matrix(LayerTensor::Up, ffn, self.hidden)?,

@@ -1,6 +1,6 @@
 //! Gemma 3: norms before and behind each block, most layers with a sliding window, GELU gates.
 
-use contract::{AttentionSpec, FeedForward, GateActivation, LayerSpec, Mixer, RopeSpec};
+use contract::{AttentionSpec, DenseSpec, FeedForward, GateActivation, LayerSpec, Mixer, RopeSpec};
 
 use super::{
     Common, Trunk, attention_scale, dense_ffn, full_attention, head_norms, heads, rope_at,
@@ -62,19 +62,15 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             k_norm,
             ..full_attention(&block, heads, common.hidden, rope)?
         };
-        let FeedForward::Dense { gate, up, down, .. } =
-            dense_ffn(&block, common.hidden, ffn[index])?;
         layers.push(LayerSpec {
             mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
             mixer: Mixer::Attention(attention),
             post_mixer_norm: Some(block.vector(POST_MIXER_NORM, common.hidden)?),
             ffn_norm: block.vector(FFN_NORM, common.hidden)?,
-            ffn: FeedForward::Dense {
+            ffn: FeedForward::Dense(DenseSpec {
                 activation: GateActivation::GeluTanh,
-                gate,
-                up,
-                down,
-            },
+                ..dense_ffn(&block, common.hidden, ffn[index])?
+            }),
             post_ffn_norm: Some(block.vector(POST_FFN_NORM, common.hidden)?),
         });
     }

@@ -1,5 +1,6 @@
 //! One module per family, from keys and tensors to the layers of a spec.
 
+mod experts;
 mod gemma3;
 mod llama;
 mod mtp;
@@ -8,8 +9,8 @@ mod qwen3;
 mod qwen35;
 
 use contract::{
-    AttentionBiases, AttentionSpec, FeedForward, GateActivation, LayerSpec, Mixer, MtpSpec,
-    OutputGate, RopeSpec, WeightRef,
+    AttentionBiases, AttentionSpec, DenseSpec, FeedForward, GateActivation, LayerSpec, Mixer,
+    MtpSpec, OutputGate, RopeSpec, WeightRef,
 };
 
 use crate::ModelError;
@@ -18,6 +19,7 @@ use crate::names::{
     FFN_DOWN, FFN_GATE, FFN_NORM, FFN_UP, MIXER_NORM,
 };
 use crate::reader::{BlockReader, Reader};
+use experts::{ExpertKeys, SharedExpert};
 
 /// The part of a model that a family's module reads.
 pub(crate) struct Trunk {
@@ -34,17 +36,17 @@ pub(crate) struct Trunk {
 /// Reads the trunk as the family that the file names.
 pub(crate) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let instead = match reader.architecture {
-        "qwen35" => return qwen35::read(reader),
-        "qwen3" => return qwen3::read(reader),
+        "qwen35" | "qwen35moe" => return qwen35::read(reader),
+        "qwen3" | "qwen3moe" => return qwen3::read(reader),
         "qwen2" => return qwen2::read(reader),
         "llama" => return llama::read(reader),
         "gemma3" => return gemma3::read(reader),
-        "qwen35moe" | "qwen3moe" | "qwen3next" => "use a dense model of the same family",
+        "qwen3next" => "use a model of Qwen3.5 or Qwen3.6",
         "dflash" | "dflash-draft" | "qwen35-dflash-draft" => {
             "this file is a draft, give the model it drafts for"
         }
         "clip" | "mmproj" => "this file holds a vision part, give the language model's file",
-        _ => "use a dense model of Qwen2 to Qwen3.6, Llama 2 and 3, SmolLM2 or Gemma 3",
+        _ => "use a model of Qwen3 to Qwen3.6, Qwen2, Llama 2 and 3, SmolLM2 or Gemma 3",
     };
     let what = format!("architecture {}", reader.architecture.escape_debug());
     Err(reader.unsupported(what, instead))
@@ -155,6 +157,44 @@ fn rope_scale(reader: &Reader<'_>) -> Result<f64, ModelError> {
             let other = other.escape_debug();
             let detail = format!("{other} is not supported, only none and linear");
             Err(reader.refuse_key(TYPE, detail))
+        }
+    }
+}
+
+/// The feed-forwards of a family that has dense models and mixtures of experts.
+enum FeedForwards {
+    /// The channels by block.
+    Dense(Vec<usize>),
+    Experts(ExpertKeys),
+}
+
+impl FeedForwards {
+    /// Reads the keys of a family that has experts where `shared` is given.
+    fn read(
+        reader: &Reader<'_>,
+        common: &Common,
+        shared: Option<SharedExpert>,
+    ) -> Result<FeedForwards, ModelError> {
+        match shared {
+            Some(shared) => {
+                let keys = ExpertKeys::read(reader, common, shared)?;
+                Ok(FeedForwards::Experts(keys))
+            }
+            None => {
+                refuse_experts(reader)?;
+                let ffn = common.per_block(reader, "feed_forward_length")?;
+                Ok(FeedForwards::Dense(ffn))
+            }
+        }
+    }
+
+    fn of(&self, block: &BlockReader<'_>, hidden: usize) -> Result<FeedForward, ModelError> {
+        match self {
+            FeedForwards::Dense(ffn) => {
+                let dense = dense_ffn(block, hidden, ffn[block.index])?;
+                Ok(FeedForward::Dense(dense))
+            }
+            FeedForwards::Experts(keys) => keys.feed_forward(block, hidden),
         }
     }
 }
@@ -306,17 +346,13 @@ fn dense_layer(
         mixer: Mixer::Attention(attention),
         post_mixer_norm: None,
         ffn_norm: block.vector(FFN_NORM, hidden)?,
-        ffn: dense_ffn(block, hidden, ffn)?,
+        ffn: FeedForward::Dense(dense_ffn(block, hidden, ffn)?),
         post_ffn_norm: None,
     })
 }
 
-fn dense_ffn(
-    block: &BlockReader<'_>,
-    hidden: usize,
-    ffn: usize,
-) -> Result<FeedForward, ModelError> {
-    Ok(FeedForward::Dense {
+fn dense_ffn(block: &BlockReader<'_>, hidden: usize, ffn: usize) -> Result<DenseSpec, ModelError> {
+    Ok(DenseSpec {
         activation: GateActivation::Silu,
         gate: block.matrix(FFN_GATE, ffn, hidden)?,
         up: block.matrix(FFN_UP, ffn, hidden)?,

@@ -1,9 +1,12 @@
-//! Qwen3 dense: full attention in every layer, rotary over the whole head, no output gate.
+//! Qwen3: full attention in every layer, rotary over the whole head, no output gate; dense, or a
+//! mixture of experts.
 
-use contract::AttentionSpec;
+use contract::{AttentionSpec, LayerSpec, Mixer};
 
-use super::{Common, Trunk, dense_layer, full_attention, head_norms, heads, rope};
+use super::experts::SharedExpert;
+use super::{Common, FeedForwards, Trunk, full_attention, head_norms, heads, rope};
 use crate::ModelError;
+use crate::names::{FFN_NORM, MIXER_NORM};
 use crate::reader::{BlockReader, Reader};
 
 pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
@@ -16,7 +19,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     }
     let n_heads = common.per_block(reader, "attention.head_count")?;
     let n_kv_heads = common.per_block(reader, "attention.head_count_kv")?;
-    let ffn = common.per_block(reader, "feed_forward_length")?;
+    let experts = (reader.architecture == "qwen3moe").then_some(SharedExpert::None);
+    let ffn = FeedForwards::read(reader, &common, experts)?;
     let mut layers = Vec::with_capacity(common.trunk);
     for index in 0..common.trunk {
         let block = BlockReader { reader, index };
@@ -30,7 +34,14 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             k_norm,
             ..full_attention(&block, heads, common.hidden, rope)?
         };
-        layers.push(dense_layer(&block, attention, common.hidden, ffn[index])?);
+        layers.push(LayerSpec {
+            mixer_norm: block.vector(MIXER_NORM, common.hidden)?,
+            mixer: Mixer::Attention(attention),
+            post_mixer_norm: None,
+            ffn_norm: block.vector(FFN_NORM, common.hidden)?,
+            ffn: ffn.of(&block, common.hidden)?,
+            post_ffn_norm: None,
+        });
     }
     Ok(common.trunk(layers, None))
 }

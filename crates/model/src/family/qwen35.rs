@@ -1,11 +1,13 @@
-//! Qwen3.5 and Qwen3.6 dense: gated-delta layers, with gated full attention at intervals.
+//! Qwen3.5 and Qwen3.6: gated-delta layers, with gated full attention at intervals; dense, or a
+//! mixture of experts with a shared one.
 
 use contract::{
     AttentionBiases, AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, OutputGate,
 };
 
+use super::experts::SharedExpert;
 use super::{
-    Common, Heads, Trunk, attention_scale, dense_ffn, head_norms, heads, mtp, product, rope,
+    Common, FeedForwards, Heads, Trunk, attention_scale, head_norms, heads, mtp, product, rope,
 };
 use crate::ModelError;
 use crate::names::{
@@ -26,7 +28,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
     let recurrent = recurrent_blocks(reader, &common)?;
     let n_heads = common.per_block(reader, "attention.head_count")?;
     let n_kv_heads = common.per_block(reader, "attention.head_count_kv")?;
-    let ffn = common.per_block(reader, "feed_forward_length")?;
+    let experts = (reader.architecture == "qwen35moe").then_some(SharedExpert::Gated);
+    let ffn = FeedForwards::read(reader, &common, experts)?;
     let layer = |index: usize, recurrent: bool| {
         let block = BlockReader { reader, index };
         let mixer = if recurrent {
@@ -40,7 +43,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Trunk, ModelError> {
             mixer,
             post_mixer_norm: None,
             ffn_norm: block.vector(FFN_NORM, common.hidden)?,
-            ffn: dense_ffn(&block, common.hidden, ffn[index])?,
+            ffn: ffn.of(&block, common.hidden)?,
             post_ffn_norm: None,
         })
     };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use contract::{
-    AttentionBiases, AttentionSpec, BlockMask, Conditioning, ConfidenceHead, DraftLayer, DraftSpec,
-    DraftValues, DynamicConv, FeedForward, GateActivation, MarkovHead, ModelHash, OutputGate,
+    AttentionBiases, AttentionSpec, BlockMask, Conditioning, ConfidenceHead, DenseSpec, DraftLayer,
+    DraftSpec, DraftValues, DynamicConv, GateActivation, MarkovHead, ModelHash, OutputGate,
     PairwiseSelector, QuantType, RopeSpec, TokenId, WeightRef, WeightSource,
 };
 
@@ -115,10 +115,8 @@ impl SynthDraftShape {
     fn spec(&self, target: &LoadedModel, seed: u64) -> DraftSpec {
         let spec = &target.spec;
         let (hidden, layers) = (spec.hidden, spec.layers.len());
-        let ffn = spec.layers.first().map_or(hidden, |layer| {
-            let FeedForward::Dense { gate, .. } = &layer.ffn;
-            gate.rows
-        });
+        let dense = spec.layers.first().and_then(|layer| layer.ffn.dense());
+        let ffn = dense.map_or(hidden, DenseSpec::width);
         let n_captured = layers.min(5);
         let spread = |i: usize| 1 + i * layers.saturating_sub(4) / 4;
         let mut capture_layers: Vec<usize> = (0..n_captured).map(spread).collect();
@@ -194,7 +192,7 @@ impl SynthDraftShape {
             window: self.window,
             block_mask: BlockMask::Full,
             ffn_norm: norm("ffn_norm", hidden),
-            ffn: FeedForward::Dense {
+            ffn: DenseSpec {
                 activation: GateActivation::Silu,
                 gate: matrix("gate", ffn, hidden),
                 up: matrix("up", ffn, hidden),

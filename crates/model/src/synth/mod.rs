@@ -217,6 +217,7 @@ fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut WeightRng) {
         .map(|_| match fill {
             Fill::Matrix => random.normal(),
             Fill::Norm => 1.0 + 0.1 * random.normal(),
+            Fill::Vector => 0.05 * random.normal(),
             Fill::Decay => -random.between(-4.0, 1.4).exp(),
             Fill::DecayBias => random.between(-4.0, 0.5),
             Fill::Taps => 0.4 * random.normal(),
@@ -230,9 +231,11 @@ fn metadata(
     types: WeightTypes,
     writer: &mut GgufWriter,
 ) -> Result<(), ModelError> {
-    let architecture = match shape.kind {
-        SynthKind::Hybrid { .. } => "qwen35",
-        SynthKind::Dense => "qwen3",
+    let architecture = match (shape.kind, shape.experts) {
+        (SynthKind::Hybrid { .. }, None) => "qwen35",
+        (SynthKind::Hybrid { .. }, Some(_)) => "qwen35moe",
+        (SynthKind::Dense, None) => "qwen3",
+        (SynthKind::Dense, Some(_)) => "qwen3moe",
     };
     let mut put = |key: &str, value: Value| writer.meta(key, value);
     put("general.architecture", architecture.into())?;
@@ -249,7 +252,18 @@ fn metadata(
     }
     put("context_length", Value::U32(shape.context))?;
     put("embedding_length", count(shape.hidden))?;
-    put("feed_forward_length", count(shape.ffn))?;
+    match shape.experts {
+        None => put("feed_forward_length", count(shape.ffn))?,
+        Some(experts) => {
+            put("expert_count", count(experts.count))?;
+            put("expert_used_count", count(experts.used))?;
+            put("expert_feed_forward_length", count(experts.width))?;
+            if experts.shared_width > 0 {
+                let width = count(experts.shared_width);
+                put("expert_shared_feed_forward_length", width)?;
+            }
+        }
+    }
     put("attention.head_count", count(shape.heads))?;
     put("attention.head_count_kv", count(shape.kv_heads))?;
     put("attention.key_length", count(shape.head_dim))?;
@@ -278,7 +292,7 @@ fn metadata(
             all.iter().map(|text| text.as_str().into()).collect(),
         ))
     };
-    let pre = if architecture == "qwen35" {
+    let pre = if architecture.starts_with("qwen35") {
         "qwen35"
     } else {
         "qwen2"

@@ -19,6 +19,19 @@ pub(super) struct SynthShape {
     pub tied: bool,
     /// The multi-token-prediction head.
     pub mtp: SynthMtp,
+    /// The experts of every layer in place of the `ffn` channels.
+    pub experts: Option<SynthExperts>,
+}
+
+/// The mixture of experts of a synthetic model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SynthExperts {
+    pub count: u64,
+    pub used: u64,
+    /// Channels of an expert.
+    pub width: u64,
+    /// Channels of the shared expert, which hybrid shapes have.
+    pub shared_width: u64,
 }
 
 /// The multi-token-prediction head of a synthetic model.
@@ -81,6 +94,46 @@ const fn hybrid(
         context: 262_144,
         tied,
         mtp: SynthMtp::None,
+        experts: None,
+    }
+}
+
+/// The shape with experts in place of its feed-forward channels.
+const fn with_experts(
+    mut shape: SynthShape,
+    (count, used): (u64, u64),
+    (width, shared_width): (u64, u64),
+) -> SynthShape {
+    shape.ffn = 0;
+    shape.experts = Some(SynthExperts {
+        count,
+        used,
+        width,
+        shared_width,
+    });
+    shape
+}
+
+const fn dense(
+    name: &'static str,
+    (layers, hidden, ffn): (u64, u64, u64),
+    (heads, kv_heads): (u64, u64),
+    tied: bool,
+) -> SynthShape {
+    SynthShape {
+        name,
+        kind: SynthKind::Dense,
+        layers,
+        hidden,
+        ffn,
+        heads,
+        kv_heads,
+        head_dim: 128,
+        vocab: 151_936,
+        context: 40_960,
+        tied,
+        mtp: SynthMtp::None,
+        experts: None,
     }
 }
 
@@ -92,26 +145,23 @@ const fn tiny(mut shape: SynthShape) -> SynthShape {
 }
 
 /// The named shapes.
-pub(super) const PRESETS: [SynthShape; 9] = [
+pub(super) const PRESETS: [SynthShape; 14] = [
     hybrid("qwen3.5-0.8b", (24, 1024, 3584), (8, 2), (16, 16), true),
     hybrid("qwen3.5-2b", (24, 2048, 6144), (8, 2), (16, 16), true),
     hybrid("qwen3.5-4b", (32, 2560, 9216), (16, 4), (16, 32), true),
     hybrid("qwen3.5-9b", (32, 4096, 12_288), (16, 4), (16, 32), false),
     hybrid("qwen3.5-27b", (64, 5120, 17_408), (24, 4), (16, 48), false),
-    SynthShape {
-        name: "qwen3-0.6b",
-        kind: SynthKind::Dense,
-        layers: 28,
-        hidden: 1024,
-        ffn: 3072,
-        heads: 16,
-        kv_heads: 8,
-        head_dim: 128,
-        vocab: 151_936,
-        context: 40_960,
-        tied: true,
-        mtp: SynthMtp::None,
-    },
+    with_experts(
+        hybrid("qwen3.5-35b-a3b", (40, 2048, 0), (16, 2), (16, 32), false),
+        (256, 8),
+        (512, 512),
+    ),
+    dense("qwen3-0.6b", (28, 1024, 3072), (16, 8), true),
+    with_experts(
+        dense("qwen3-30b-a3b", (48, 2048, 0), (32, 4), false),
+        (128, 8),
+        (768, 0),
+    ),
     tiny(hybrid("tiny-hybrid", (4, 256, 512), (2, 1), (2, 6), false)),
     tiny(hybrid(
         "tiny-hybrid-r1",
@@ -120,20 +170,22 @@ pub(super) const PRESETS: [SynthShape; 9] = [
         (2, 2),
         true,
     )),
-    tiny(SynthShape {
-        name: "tiny-dense",
-        kind: SynthKind::Dense,
-        layers: 2,
-        hidden: 256,
-        ffn: 512,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 128,
-        vocab: 0,
-        context: 0,
-        tied: true,
-        mtp: SynthMtp::None,
-    }),
+    tiny(dense("tiny-dense", (2, 256, 512), (4, 2), true)),
+    tiny(with_experts(
+        hybrid("tiny-hybrid-moe", (4, 256, 0), (2, 1), (2, 6), false),
+        (16, 4),
+        (256, 256),
+    )),
+    tiny(with_experts(
+        dense("tiny-dense-moe", (2, 256, 0), (4, 2), true),
+        (16, 4),
+        (256, 0),
+    )),
+    tiny(with_experts(
+        hybrid("small-moe", (12, 1024, 0), (8, 2), (8, 16), true),
+        (64, 8),
+        (256, 256),
+    )),
 ];
 
 /// Distribution of a tensor's values.
@@ -143,6 +195,8 @@ pub(super) enum Fill {
     Matrix,
     /// Around one, as norm weights are.
     Norm,
+    /// Around zero, small: a row of a matrix that is stored as a vector.
+    Vector,
     /// Negative, `-exp(A_log)` of a trained model's range.
     Decay,
     /// The bias inside the softplus.
@@ -258,9 +312,32 @@ impl SynthShape {
                 put("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
             }
         }
-        put("ffn_gate.weight", &[hidden, ffn], Fill::Matrix);
-        put("ffn_up.weight", &[hidden, ffn], Fill::Matrix);
-        put("ffn_down.weight", &[ffn, hidden], Fill::Matrix);
+        let Some(experts) = self.experts else {
+            put("ffn_gate.weight", &[hidden, ffn], Fill::Matrix);
+            put("ffn_up.weight", &[hidden, ffn], Fill::Matrix);
+            put("ffn_down.weight", &[ffn, hidden], Fill::Matrix);
+            return;
+        };
+        let SynthExperts { count, width, .. } = experts;
+        put("ffn_gate_inp.weight", &[hidden, count], Fill::Matrix);
+        put(
+            "ffn_gate_exps.weight",
+            &[hidden, width, count],
+            Fill::Matrix,
+        );
+        put("ffn_up_exps.weight", &[hidden, width, count], Fill::Matrix);
+        put(
+            "ffn_down_exps.weight",
+            &[width, hidden, count],
+            Fill::Matrix,
+        );
+        if hybrid {
+            let width = experts.shared_width;
+            put("ffn_gate_inp_shexp.weight", &[hidden], Fill::Vector);
+            put("ffn_gate_shexp.weight", &[hidden, width], Fill::Matrix);
+            put("ffn_up_shexp.weight", &[hidden, width], Fill::Matrix);
+            put("ffn_down_shexp.weight", &[width, hidden], Fill::Matrix);
+        }
     }
 }
 
@@ -308,5 +385,12 @@ mod tests {
         assert!((26.85..26.95).contains(&billions), "{billions}");
         let millions = count("qwen3.5-0.8b") as f64 / 1e6;
         assert!((750.0..755.0).contains(&millions), "{millions}");
+        for (name, expected) in [
+            ("qwen3.5-35b-a3b", 34.6..34.8),
+            ("qwen3-30b-a3b", 30.5..30.6),
+        ] {
+            let billions = count(name) as f64 / 1e9;
+            assert!(expected.contains(&billions), "{name}: {billions}");
+        }
     }
 }

@@ -541,7 +541,8 @@ pub struct QuantizeArgs {
 #[derive(Debug, Args)]
 pub struct SynthArgs {
     /// A model's shape and a recipe, such as `qwen3.5-0.8b:q4_k_m`; shapes: qwen3.5-0.8b,
-    /// qwen3.5-2b, qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, qwen3-0.6b, tiny-hybrid, tiny-dense.
+    /// qwen3.5-2b, qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, qwen3.5-35b-a3b, qwen3-0.6b,
+    /// qwen3-30b-a3b, small-moe, tiny-hybrid, tiny-dense, tiny-hybrid-moe, tiny-dense-moe.
     pub what: String,
     /// The GGUF file to write.
     pub output: PathBuf,

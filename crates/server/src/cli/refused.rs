@@ -25,7 +25,7 @@ const ONE_PROCESS: &str =
 const NO_COMPRESSION: &str = "prompts are not compressed; remove it, and fit longer prompts with --max-ctx and --kv-type q8_0";
 const NO_UPSTREAM: &str =
     "prompts are not compressed for other servers; send requests to those servers directly";
-const NO_EXPERTS: &str = "mixture-of-experts models are not supported; remove it";
+const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; remove it";
 const NO_PAGING: &str = "the KV cache stays on the device; remove it, and use --max-ctx or --kv-type q4_0 if the cache does not fit";
 const NO_CACHE: &str = "the prefix cache has one eviction rule; remove it, and use --prefix-cache-entries or --kv-cache-dir";
 const NO_AGENT_CACHE: &str =

@@ -122,8 +122,18 @@ pub(super) fn of(spec: &ModelSpec) -> Vec<Fact> {
             format!("{:e}", spec.norm_eps),
         ),
     ];
-    if let Some(FeedForward::Dense { gate, .. }) = spec.layers.first().map(|layer| &layer.ffn) {
-        facts.push(fact("feed_forward", gate.rows));
+    match spec.layers.first().map(|layer| &layer.ffn) {
+        Some(FeedForward::Dense(dense)) => facts.push(fact("feed_forward", dense.width())),
+        Some(FeedForward::Experts(moe)) => {
+            let shared = moe.shared.as_ref().map_or(0, |shared| shared.ffn.width());
+            facts.extend([
+                fact("experts", moe.n_experts),
+                fact("experts_per_token", moe.n_used),
+                fact("expert_feed_forward", moe.width()),
+                fact("shared_expert_feed_forward", shared),
+            ]);
+        }
+        None => {}
     }
     if let Some(a) = spec.attention_layers().next() {
         let gated = a.gate != OutputGate::None;

@@ -19,7 +19,7 @@ enum Meaning {
 const NO_COMPRESSION: &str = "prompts are not compressed; unset it";
 const NO_PAGING: &str =
     "the KV cache stays on the device; unset it, and use --max-ctx or --kv-type";
-const NO_EXPERTS: &str = "mixture-of-experts models are not supported; unset it";
+const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; unset it";
 
 /// Variables in order of rising precedence: the last one that sets an argument wins.
 const ALIASES: [(&str, Meaning); 25] = [

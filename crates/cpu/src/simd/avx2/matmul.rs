@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use super::Avx2;
 use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
 use super::unpack::{UnpackS8W, UnpackU8M};
-use crate::matmul::activations::Activations;
+use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
 use crate::simd::offset::Offset;
 use crate::simd::tiles::TileOut;
@@ -15,7 +15,13 @@ const HALF: usize = TILE_ROWS / 2;
 
 impl Avx2 {
     /// All rows of `acts` against tile `tile` of `packed`, which must be of an integer format.
-    pub fn tile(self, packed: &Packed, tile: usize, acts: &Activations, out: &mut TileOut<'_>) {
+    pub fn tile(
+        self,
+        packed: &Packed,
+        tile: usize,
+        acts: ActivationRows<'_>,
+        out: &mut TileOut<'_>,
+    ) {
         assert_eq!(packed.cols, acts.cols);
         acts.check();
         let bytes = packed.tile(tile);
@@ -43,7 +49,7 @@ impl Avx2 {
 /// # Safety
 /// AVX2, FMA and F16C; `bytes` is a tile of `U`'s format with `acts.cols` columns.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: &Activations, out: &mut TileOut<'_>) {
+unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: ActivationRows<'_>, out: &mut TileOut<'_>) {
     let mut first = 0;
     while first < acts.n {
         let n = match acts.n - first {
@@ -95,7 +101,7 @@ unsafe fn products(line: __m256i, a: __m256i, signed: bool) -> __m256i {
 unsafe fn strip<U: Unpack, const N: usize>(
     bytes: &[u8],
     half: usize,
-    acts: &Activations,
+    acts: ActivationRows<'_>,
     first: usize,
     out: &mut [[f32; TILE_ROWS]; 4],
 ) {

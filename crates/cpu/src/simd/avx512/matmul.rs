@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::Avx512;
 use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
 use super::unpack::{UnpackS8W, UnpackU8M};
-use crate::matmul::activations::Activations;
+use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed};
 use crate::simd::offset::Offset;
 use crate::simd::tiles::TileOut;
@@ -17,7 +17,13 @@ const AHEAD: usize = 4096;
 
 impl Avx512 {
     /// All rows of `acts` against tile `tile` of `packed`, which must be of an integer format.
-    pub fn tile(self, packed: &Packed, tile: usize, acts: &Activations, out: &mut TileOut<'_>) {
+    pub fn tile(
+        self,
+        packed: &Packed,
+        tile: usize,
+        acts: ActivationRows<'_>,
+        out: &mut TileOut<'_>,
+    ) {
         assert_eq!(packed.cols, acts.cols);
         acts.check();
         let bytes = packed.tile(tile);
@@ -45,7 +51,7 @@ impl Avx512 {
 /// # Safety
 /// AVX-512 F, BW, VL, DQ and VNNI; `bytes` is a tile of `U`'s format with `acts.cols` columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: &Activations, out: &mut TileOut<'_>) {
+unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: ActivationRows<'_>, out: &mut TileOut<'_>) {
     let mut first = 0;
     while first < acts.n {
         // SAFETY: the caller's, and `first` plus the strip's width never passes `acts.n`.
@@ -72,7 +78,7 @@ unsafe fn sweep<U: Unpack>(bytes: &[u8], acts: &Activations, out: &mut TileOut<'
 )]
 unsafe fn strip<U: Unpack, const N: usize>(
     bytes: &[u8],
-    acts: &Activations,
+    acts: ActivationRows<'_>,
     first: usize,
     out: &mut TileOut<'_>,
 ) -> usize {

@@ -153,7 +153,7 @@ impl Bench {
             let middle = depth + tokens / 2;
             self.report.line(&ReportLine {
                 tokens,
-                bytes: self.cost.step_bytes(1, self.attended(middle)) * tokens as f64,
+                bytes: self.cost.step_bytes((1, 1), self.attended(middle)) * tokens as f64,
                 ..line
             })?;
         }
@@ -171,8 +171,9 @@ impl Bench {
             1 => shape.nodes.to_string(),
             trees => format!("{trees}x{}", shape.nodes),
         };
-        let bytes = self.cost.step_bytes(shape.trees, self.attended(depth));
         let tokens = shape.trees * shape.nodes;
+        let step = (shape.trees, tokens);
+        let bytes = self.cost.step_bytes(step, self.attended(depth));
         let request = LogitsRequest::top_k(CANDIDATES);
         let line = self.time_runs(
             self.case_name(format!("verify {name}")),
@@ -223,7 +224,8 @@ impl Bench {
 
     /// `draft`: drafts a block, until the candidates of every position are on the host.
     pub(super) fn draft(&mut self, depth: usize) -> anyhow::Result<()> {
-        let Some(cost) = self.draft_cost else {
+        let bytes = self.draft_cost.as_ref().map(|cost| cost.weight_bytes);
+        let Some(bytes) = bytes else {
             return Ok(());
         };
         let positions = self
@@ -239,7 +241,7 @@ impl Bench {
         })?;
         self.report.line(&ReportLine {
             tokens: positions,
-            bytes: cost.weight_bytes,
+            bytes,
             ..line
         })
     }

@@ -1,11 +1,11 @@
 //! The least bytes and operations of a call, which bound its time from below.
 
-use contract::{DraftSpec, FeedForward, KvFormats, Mixer, ModelSpec, WeightRef};
+use contract::{DraftSpec, FeedForward, KvFormats, Mixer, ModelSpec, MoeSpec, WeightRef};
 
 /// Bytes and operations of one forward pass.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Cost {
-    /// Bytes of weights, each read once, without the embedding.
+    /// Bytes of weights that every step reads once: without the embedding and the experts.
     pub(super) weight_bytes: f64,
     /// Bytes of recurrent states, read once.
     pub(super) state_bytes: f64,
@@ -15,6 +15,8 @@ pub(super) struct Cost {
     pub(super) token_flops: f64,
     /// Multiplications and additions per token and key in attention.
     pub(super) key_flops: f64,
+    /// The experts of each layer that has some: a step reads those that its rows touch.
+    experts: Vec<(MoeSpec, f64)>,
 }
 
 impl Cost {
@@ -43,9 +45,14 @@ impl Cost {
                     cost.state_bytes += 4.0 * d.state_values() as f64;
                 }
             }
-            let FeedForward::Dense { gate, up, down, .. } = &layer.ffn;
-            for weight in [gate, up, down] {
-                cost.matrix(weight);
+            match &layer.ffn {
+                FeedForward::Dense(dense) => {
+                    dense
+                        .matrices()
+                        .into_iter()
+                        .for_each(|weight| cost.matrix(weight));
+                }
+                FeedForward::Experts(moe) => cost.experts(moe),
             }
         }
         cost
@@ -64,6 +71,21 @@ impl Cost {
         cost
     }
 
+    /// A row's share of the experts, and what every row passes.
+    fn experts(&mut self, moe: &MoeSpec) {
+        self.matrix(&moe.router);
+        if let Some(shared) = &moe.shared {
+            self.read(&shared.gate);
+            let matrices = shared.ffn.matrices();
+            matrices.into_iter().for_each(|weight| self.matrix(weight));
+        }
+        let stacks = moe.stacks();
+        let values: usize = stacks.iter().map(|stack| stack.rows() * stack.cols()).sum();
+        self.token_flops += 2.0 * (moe.n_used * values) as f64;
+        let bytes: usize = stacks.iter().map(|stack| stack.expert_bytes()).sum();
+        self.experts.push((moe.clone(), bytes as f64));
+    }
+
     fn read(&mut self, weight: &WeightRef) {
         self.weight_bytes += weight.bytes() as f64;
     }
@@ -73,11 +95,13 @@ impl Cost {
         self.token_flops += 2.0 * weight.values() as f64;
     }
 
-    /// Bytes that a step of `trees` trees reads: weights once; states and `depth` cached tokens per
-    /// tree.
-    pub(super) fn step_bytes(&self, trees: usize, depth: usize) -> f64 {
+    /// Bytes that a step of `trees` trees with `rows` rows in all reads: weights once; states and
+    /// `depth` cached tokens per tree. Experts count by how many the rows touch on average.
+    pub(super) fn step_bytes(&self, (trees, rows): (usize, usize), depth: usize) -> f64 {
         let each = self.state_bytes + self.kv_token_bytes * depth as f64;
-        self.weight_bytes + trees as f64 * each
+        let touched = |(moe, bytes): &(MoeSpec, f64)| moe.expected_touched(rows) * bytes;
+        let experts: f64 = self.experts.iter().map(touched).sum();
+        self.weight_bytes + experts + trees as f64 * each
     }
 
     /// Operations to prefill `tokens` tokens after `depth` committed ones.
@@ -92,6 +116,23 @@ impl Cost {
 mod tests {
     use super::*;
     use contract::KvFormat;
+
+    #[test]
+    fn a_row_of_the_35b_a3b_shape_reads_its_experts_only() {
+        let synth = model::synth::SynthSpec::parse("qwen3.5-35b-a3b:q4_k_m").unwrap();
+        let loaded = synth.load().unwrap();
+        let kv = KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+        };
+        let cost = Cost::of(&loaded.spec, kv);
+        let bytes = |rows: usize| cost.step_bytes((1, rows), 0) - cost.state_bytes;
+        assert!((1.7e9..2.1e9).contains(&bytes(1)), "{}", bytes(1));
+        // 4 rows touch 3.8 times the experts of one.
+        let more = (bytes(4) - cost.weight_bytes) / (bytes(1) - cost.weight_bytes);
+        assert!((3.8..3.9).contains(&more), "{more}");
+        assert!((5.5e9..6.2e9).contains(&cost.token_flops), "{cost:?}");
+    }
 
     #[test]
     fn cost_of_the_27b_shape_matches_its_layers() {
