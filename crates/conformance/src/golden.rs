@@ -34,6 +34,9 @@ pub struct Golden {
     pub greedy_margins: Vec<f32>,
     /// Layers with a delta state.
     pub recurrent_layers: Vec<usize>,
+    /// By logit position, how far the last chosen expert leads the first other one in any layer, in
+    /// log-probabilities; empty for dense models.
+    pub router_gaps: Vec<f32>,
 }
 
 /// Values with their dimensions, slowest first.
@@ -168,6 +171,11 @@ impl Golden {
                 .map(|n| n as f32)
                 .collect(),
             recurrent_layers: places("recurrent_layers")?,
+            router_gaps: numbers(&text, "router_gaps")
+                .unwrap_or_default()
+                .into_iter()
+                .map(|n| n as f32)
+                .collect(),
         })
     }
 
@@ -215,15 +223,39 @@ impl Golden {
         runner: &mut dyn Runner,
         tolerance: Tolerance,
     ) -> Result<Agreement, GoldenError> {
+        self.check_logits_beyond(0.0, runner, tolerance)
+    }
+
+    /// [`Golden::check_logits`] without the rows whose router prefers its experts by less than
+    /// `least_gap`: rounded activations may choose others there.
+    pub fn check_logits_beyond(
+        &self,
+        least_gap: f32,
+        runner: &mut dyn Runner,
+        tolerance: Tolerance,
+    ) -> Result<Agreement, GoldenError> {
         let expected = self.array(GoldenArray::Logits)?;
-        let places = self.logit_positions.iter();
-        let requests: Vec<(usize, LogitsRequest)> =
-            places.map(|at| (*at, LogitsRequest::full())).collect();
+        let width = expected.shape.last().copied().unwrap_or(0);
+        let is_kept = |row: &usize| {
+            self.router_gaps
+                .get(*row)
+                .is_none_or(|gap| *gap >= least_gap)
+        };
+        let rows: Vec<usize> = (0..self.logit_positions.len()).filter(is_kept).collect();
+        let requests: Vec<(usize, LogitsRequest)> = rows
+            .iter()
+            .map(|row| (self.logit_positions[*row], LogitsRequest::full()))
+            .collect();
         let seq = runner.open(self.ids.len())?;
-        let rows = runner.prefill(seq, &self.ids, &requests)?;
+        let found = runner.prefill(seq, &self.ids, &requests)?;
         runner.close(seq);
-        let found: Vec<f32> = rows.into_iter().flat_map(|row| row.raw).collect();
-        self.check("logits", &found, &expected.values, tolerance)
+        let found: Vec<f32> = found.into_iter().flat_map(|row| row.raw).collect();
+        let expected: Vec<f32> = rows
+            .iter()
+            .flat_map(|row| &expected.values[row * width..(row + 1) * width])
+            .copied()
+            .collect();
+        self.check("logits", &found, &expected, tolerance)
     }
 
     /// Compares the residual stream after each layer, `[n_layers][n_ids, hidden]`, at all stored
@@ -446,6 +478,16 @@ mod tests {
                 [layers, golden.hidden_positions.len(), spec.hidden]
             );
             assert_eq!(golden.greedy_ids.len(), golden.greedy_margins.len());
+            let has_experts = spec
+                .layers
+                .iter()
+                .any(|layer| layer.ffn.experts().is_some());
+            let gaps = if has_experts {
+                golden.logit_positions.len()
+            } else {
+                0
+            };
+            assert_eq!(golden.router_gaps.len(), gaps, "{}", golden.stem);
             if golden.recurrent_layers.contains(&0) {
                 let delta = spec.delta_layers().next().unwrap();
                 let values = |kept| golden.array(kept).unwrap().values.len();

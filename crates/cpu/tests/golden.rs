@@ -68,7 +68,16 @@ fn fast_path_logits_stay_within_eight_bit_activation_error() {
         relative: 0.0,
     };
     for golden in Golden::all().unwrap() {
-        let found = golden.check_logits(&mut *open(&golden, FAST), far).unwrap();
+        // Where experts are level, 8-bit activations may choose others than f32 does.
+        let least_gap = 0.1;
+        let kept = golden.router_gaps.iter().filter(|gap| **gap >= least_gap);
+        assert!(
+            3 * kept.count() >= golden.router_gaps.len(),
+            "few rows are compared"
+        );
+        let found = golden
+            .check_logits_beyond(least_gap, &mut *open(&golden, FAST), far)
+            .unwrap();
         assert!(found.mean < 0.06, "{}: {}", golden.stem, found.mean);
     }
 }

@@ -34,13 +34,20 @@ const REFERENCE: CpuOptions = CpuOptions {
 };
 
 /// Every model, both numerics, and each pair of KV cache types at least once.
-const SETUPS: [Setup; 8] = [
+const SETUPS: [Setup; 11] = [
     setup("hybrid_r3_q4_k_m", (KvFormat::F16, KvFormat::F16), FAST),
     setup("hybrid_r3_mixed", (KvFormat::Q8_0, KvFormat::Q8_0), FAST),
     setup("hybrid_r1_bf16", (KvFormat::F16, KvFormat::Q8_0), FAST),
     setup("dense_f16", (KvFormat::Q8_0, KvFormat::F16), FAST),
     setup("llama3_f16", (KvFormat::Q8_0, KvFormat::F16), FAST),
     setup("gemma3_q4_1", (KvFormat::F16, KvFormat::F16), FAST),
+    setup("qwen3moe_q8_0", (KvFormat::Q8_0, KvFormat::F16), FAST),
+    setup("qwen35moe_mtp_bf16", (KvFormat::F16, KvFormat::F16), FAST),
+    setup(
+        "qwen35moe_fused_q5_0",
+        (KvFormat::F32, KvFormat::F32),
+        REFERENCE,
+    ),
     setup(
         "hybrid_r3_q4_k_m",
         (KvFormat::F32, KvFormat::F32),
