@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use contract::scorer::check_score_call;
 use contract::{
-    BlockSparsity, DeviceError, FeedForward, LoadProgress, Mixer, ModelSpec, ScoreProgress,
-    ScoreSettings, Scorer, ScorerConfig, ScorerInfo, TokenId, WeightRef, WeightSource,
+    BlockSparsity, DeviceError, LoadProgress, Mixer, ModelSpec, ScoreProgress, ScoreSettings,
+    Scorer, ScorerConfig, ScorerInfo, TokenId, WeightRef, WeightSource,
 };
 
 use self::attention::q_stride;
@@ -150,8 +150,8 @@ fn call_bytes(spec: &ModelSpec, exit_layer: usize, tokens: usize) -> u64 {
             Mixer::GatedDelta(_) => 0,
         });
     let ffn = spec.layers.iter().map(|layer| {
-        let FeedForward::Dense { gate, .. } = &layer.ffn;
-        WeightRef::bytes(gate) / gate.rows.max(1)
+        let gates = layer.ffn.dense().map(|dense| &dense.gate);
+        gates.map_or(0, |gate| WeightRef::bytes(gate) / gate.rows.max(1))
     });
     let row = spec.hidden + TAIL + attention.max().unwrap_or(0);
     let piece = BufferWidths::of(spec).total() * PIECE;

@@ -5,8 +5,8 @@ use std::ops::Range;
 use conformance::synthetic_model::SyntheticModel;
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, BlockSparsity, FeedForward, GateActivation, GatedDeltaSpec, LayerSpec, Mixer,
-    OutputGate, RopePairs, ScoreSettings, TokenId, WeightRef,
+    AttentionSpec, BlockSparsity, DenseSpec, FeedForward, GateActivation, GatedDeltaSpec,
+    LayerSpec, Mixer, OutputGate, RopePairs, ScoreSettings, TokenId, WeightRef,
 };
 
 const BLOCK: usize = BlockSparsity::BLOCK;
@@ -113,12 +113,15 @@ impl ReferenceF64<'_> {
     }
 
     fn ffn(&self, ffn: &FeedForward, y: &[f64]) -> Vec<f64> {
-        let FeedForward::Dense {
+        let FeedForward::Dense(DenseSpec {
             activation,
             gate,
             up,
             down,
-        } = ffn;
+        }) = ffn
+        else {
+            panic!("the scored models are dense")
+        };
         let gates = self.linear(gate, None, y);
         let ups = self.linear(up, None, y);
         let mixed: Vec<f64> = gates
