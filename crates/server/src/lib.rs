@@ -18,10 +18,11 @@ pub mod engine;
 pub mod error;
 pub mod http;
 pub mod ids;
+pub mod models;
 pub mod open;
 pub mod progress;
 pub mod scripted;
 pub mod settings;
 pub mod text;
 
-pub use http::serve::{serve, serve_with};
+pub use http::serve::{serve, serve_models, serve_with};

@@ -9,6 +9,7 @@ mod caching;
 mod clients;
 mod drafting;
 pub(crate) mod headings;
+mod hosting;
 mod kernels;
 mod listening;
 mod models;
@@ -33,6 +34,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
 pub use drafting::{DraftArgs, DraftSourceName, EvalArgs, TreeArgs};
+pub use hosting::{HostingArgs, PsArgs, StopArgs};
 pub use kernels::{
     KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs, KernelsListArgs,
 };
@@ -104,6 +106,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  hearth serve model.gguf --port 8000 --max-ctx 16384\n  \
         hearth serve owner/repo:Q4_K_M           (downloads the model if needed)\n  \
+        hearth serve --models-dir ~/models       (requests name the model)\n  \
         hearth serve model.gguf --dry-run        (prints the memory plan and exits)\n\n\
         `-h` shows the flags that most people need, `--help` all of them.\n\
         Without MODEL, the bundled toy model is served.\n\
@@ -154,6 +157,15 @@ pub enum Command {
     /// Remove a model from the cache.
     #[command(after_help = "Example:\n  hearth rm unsloth/Qwen3.5-9B-GGUF:Q6_K")]
     Rm(RmArgs),
+    /// List the models of a running server: which are loaded, and until when.
+    #[command(after_help = "Example:\n  hearth ps --url http://127.0.0.1:8000")]
+    Ps(PsArgs),
+    /// Unload models of a running server when their requests have ended.
+    #[command(
+        after_help = "Examples:\n  hearth stop             (all models; the server runs on)\n  \
+        hearth stop qwen3.5-9b-q4_k_m"
+    )]
+    Stop(StopArgs),
     /// Show the contents of a GGUF file and the memory to run it.
     #[command(
         alias = "show",
@@ -297,7 +309,7 @@ pub struct CompilerArgs {
 const MAX_SECONDS: u64 = 10 * 365 * 86_400;
 
 /// `hearth serve`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
     /// The GGUF file to serve, or a name to pull such as OWNER/REPO:Q4_K_M [default: the bundled
     /// toy model].
@@ -318,6 +330,9 @@ pub struct ServeArgs {
     /// Prefix cache.
     #[command(flatten)]
     pub cache: CacheArgs,
+    /// Several models.
+    #[command(flatten)]
+    pub hosting: HostingArgs,
     /// The model's id in the API [default: the file's stem].
     #[arg(long, short_alias = 'a', aliases = ["alias", "served-model-name"],
         env = "HEARTH_MODEL_NAME", value_name = "NAME")]

@@ -9,6 +9,7 @@ mod draft_sources;
 mod eval;
 mod eval_draft;
 mod generate;
+mod hosting;
 mod http_client;
 mod inspect;
 mod kernel_targets;
@@ -22,6 +23,7 @@ mod pull;
 mod quantize;
 mod reload;
 mod run;
+mod running_models;
 mod serve;
 mod shape;
 mod show;
@@ -85,6 +87,8 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Command::Pull(args) => pull::pull(&args),
         Command::List(args) => pull::list(&args),
         Command::Rm(args) => pull::rm(&args),
+        Command::Ps(args) => running_models::ps(&args),
+        Command::Stop(args) => running_models::stop(&args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Tree(args) => tree::tree(&args),
         Command::Quantize(args) => quantize::quantize(&args),

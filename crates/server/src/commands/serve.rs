@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
 use crate::commands::caching;
+use crate::commands::hosting::{self, ModelEntry};
 use crate::commands::{all_causes, missing_draft, reload, supervisor};
 use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
@@ -22,7 +23,9 @@ use crate::config::{self, ResolvedSetting};
 use crate::engine::handle::EngineHandle;
 use crate::engine::{BoxError, Engine, EngineFactory, EnginePhase, Loaded};
 use crate::error::ServeError;
+use crate::http::serve::serve_models;
 use crate::http::shutdown::ShutdownSignal;
+use crate::models::{self, HostPolicy, HostedModel};
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::by_name::{self, Header};
 use crate::open::devices;
@@ -53,6 +56,7 @@ pub(super) fn serve(
     let _header = resolve_names(&mut args)?;
     let config = server_config(&args)?;
     check_files(&args)?;
+    let entries = hosting::entries(&args)?;
     if args.dry_run {
         return dry_run(&args, bundled);
     }
@@ -76,7 +80,7 @@ pub(super) fn serve(
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let served = runtime.block_on(listen_and_serve(args, config, bundled));
+    let served = runtime.block_on(listen_and_serve(args, config, entries, bundled));
     // A second signal must not wait for anything.
     runtime.shutdown_background();
     served
@@ -138,6 +142,7 @@ fn check_files(args: &ServeArgs) -> anyhow::Result<()> {
 async fn listen_and_serve(
     args: ServeArgs,
     mut config: ServerConfig,
+    entries: Option<Vec<ModelEntry>>,
     bundled: Bundled,
 ) -> anyhow::Result<()> {
     reload::on_hangup(&mut config).context("cannot listen for signals")?;
@@ -150,11 +155,15 @@ async fn listen_and_serve(
             "listening on {address} without --api-key: anyone who can reach this address can use the model"
         );
     }
+    if let Some(entries) = entries {
+        return serve_several(args, config, entries, bundled, (listener, stop, url)).await;
+    }
     tracing::info!("listening on http://{address}; loading");
     let (engine, handle) = Engine::start(factory(args, bundled), config.queue_limit)?;
     let stall = config.timeouts.stall;
     tokio::spawn(announce(handle.clone(), url));
-    tokio::spawn(supervisor::feed_watchdog(handle.clone(), stall));
+    let watched = handle.clone();
+    tokio::spawn(supervisor::feed_watchdog(move || watched.step_age(), stall));
     let announced = tokio::spawn(announce_stop(stop.clone()));
     let served = crate::serve_with(config, handle.clone(), listener, stop.clone()).await;
     let forced = matches!(served, Err(ServeError::Forced));
@@ -173,6 +182,50 @@ async fn listen_and_serve(
         joined.context("the engine thread cannot be joined")?;
     }
     served?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Serves several models, which are loaded when requests name them. The model that the command line
+/// names is loaded at once.
+async fn serve_several(
+    mut args: ServeArgs,
+    mut config: ServerConfig,
+    entries: Vec<ModelEntry>,
+    bundled: Bundled,
+    (listener, stop, url): (TcpListener, ShutdownSignal, String),
+) -> anyhow::Result<()> {
+    let _sessions = hosting::session_folder(&mut args)?;
+    let policy = HostPolicy {
+        max_loaded: args.hosting.models_max,
+        idle: hosting::idle(&args)?,
+        queue_limit: config.queue_limit,
+    };
+    let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    tracing::info!("models: {}", names.join(", "));
+    config.model_name.clone_from(&entries[0].name);
+    let loads_first = entries[0].is_main;
+    let hosted = entries.into_iter().map(|entry| {
+        let own = hosting::args_of(&args, &entry);
+        let for_fit = own.clone();
+        HostedModel {
+            name: entry.name,
+            open: Box::new(move || pulling_factory(own.clone(), bundled)),
+            fits: Box::new(move || hosting::fits(&for_fit)),
+        }
+    });
+    let host = models::open(hosted.collect(), policy);
+    if loads_first {
+        let host = host.clone();
+        // A failed load is logged, and stands in the list of models.
+        tokio::spawn(async move { drop(host.acquire(0).await) });
+    }
+    let (watched, stall) = (host.clone(), config.timeouts.stall);
+    tokio::spawn(supervisor::feed_watchdog(move || watched.step_age(), stall));
+    tracing::info!("ready: serving at {url}; models are loaded when requests name them");
+    supervisor::ready(&url);
+    tokio::spawn(announce_stop(stop.clone()));
+    serve_models(config, host, listener, stop).await?;
     tracing::info!("stopped");
     Ok(())
 }
@@ -220,6 +273,17 @@ fn factory(args: ServeArgs, bundled: Bundled) -> EngineFactory {
             }
         };
         load(&args, bundled, &mut report).map_err(|error| BoxError::from(all_causes(&error)))
+    })
+}
+
+/// As [`factory`], of a model that is pulled first if its name is not in the cache.
+fn pulling_factory(mut args: ServeArgs, bundled: Bundled) -> EngineFactory {
+    Box::new(move |progress| {
+        if let Some(model) = &mut args.model {
+            let pulled = by_name::pulled(model, &|_| {});
+            *model = pulled.map_err(|error| BoxError::from(all_causes(&error)))?;
+        }
+        factory(args, bundled)(progress)
     })
 }
 

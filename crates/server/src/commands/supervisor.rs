@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-use crate::engine::handle::EngineHandle;
-
 /// Time that each report of progress adds to the start timeout.
 const EXTENSION: Duration = Duration::from_secs(60);
 
@@ -47,14 +45,14 @@ pub(super) fn stopping() {
 }
 
 /// Feeds the watchdog, if one is on, while no engine step takes longer than `stall`.
-pub(super) async fn feed_watchdog(engine: EngineHandle, stall: Duration) {
+pub(super) async fn feed_watchdog(step_age: impl Fn() -> Option<Duration>, stall: Duration) {
     let Some(period) = sd_notify::watchdog_enabled() else {
         return;
     };
     let mut ticks = tokio::time::interval((period / 2).max(Duration::from_millis(1)));
     loop {
         ticks.tick().await;
-        if engine.step_age().is_none_or(|age| age < stall) {
+        if step_age().is_none_or(|age| age < stall) {
             notify(&[NotifyState::Watchdog]);
         }
     }

@@ -68,6 +68,20 @@ impl EngineHandle {
         }
     }
 
+    /// The handle of no engine: it is ready, has no model, and takes no requests.
+    pub(crate) fn of_no_engine() -> EngineHandle {
+        let (inbox, _) = mpsc::unbounded_channel();
+        let (_, status) = watch::channel(EngineStatus {
+            phase: EnginePhase::Ready,
+            progress: None,
+            model: None,
+            stats: decode::Stats::default(),
+            running: 0,
+            waiting: 0,
+        });
+        EngineHandle::new(inbox, status, Arc::new(Heartbeat::new()), 1)
+    }
+
     /// A job id that is unique in this process.
     pub fn new_job_id(&self) -> JobId {
         JobId(self.next_id.fetch_add(1, Ordering::Relaxed))

@@ -97,7 +97,7 @@ impl CompletionJob {
     /// Model name to echo: the client's, else the served one.
     pub fn model_name(&self) -> String {
         let asked = self.request.model.clone();
-        asked.unwrap_or_else(|| self.app.config().model_name.clone())
+        asked.unwrap_or_else(|| self.app.model_name().to_owned())
     }
 
     /// Tokens of prompt and completion that fit together.

@@ -189,7 +189,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
     /// Model name to echo: the client's, else the served one.
     pub fn model_name(&self, app: &App) -> String {
         let asked = self.request.model.clone();
-        asked.unwrap_or_else(|| app.config().model_name.clone())
+        asked.unwrap_or_else(|| app.model_name().to_owned())
     }
 }
 

@@ -290,7 +290,7 @@ impl InFlight {
     fn finish(&mut self) {
         self.finished = true;
         if let Some(warmup) = self.warmup.take() {
-            warmup.submit(self.app.engine(), self.last_reason);
+            warmup.submit(&self.app.engine(), self.last_reason);
         }
         let finish = match self.last_reason {
             FinishReason::Stop => "stop",

@@ -143,7 +143,7 @@ pub async fn request_middleware(
 }
 
 /// Dialect of an error: from the path, or on shared paths from the `anthropic-version` header.
-fn dialect(request: &Request) -> Dialect {
+pub(super) fn dialect(request: &Request) -> Dialect {
     let mut parts = request
         .uri()
         .path()

@@ -8,6 +8,7 @@ pub mod dialect;
 pub mod in_flight;
 pub mod metrics;
 pub mod middleware;
+pub mod model_choice;
 mod notes;
 pub mod prefix_warmup;
 pub mod routes;

@@ -11,8 +11,11 @@ use crate::http::connections::{self, ConnectionLimits};
 use crate::http::routes;
 use crate::http::shutdown::ShutdownSignal;
 use crate::http::state::App;
+use crate::models::ModelHost;
 use crate::settings::ServerConfig;
 
+/// Time between two looks for a model file that was shortened.
+const TRUNCATION_CHECK: Duration = Duration::from_secs(1);
 /// Time for connections to flush after the engine has ended.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 
@@ -40,6 +43,59 @@ pub async fn serve(
         let _ = tokio::task::spawn_blocking(move || engine.join()).await;
     }
     served
+}
+
+/// Serves several models until a shutdown is requested. A model that cannot be loaded and an engine
+/// that is lost concern only their own requests.
+pub async fn serve_models(
+    config: ServerConfig,
+    host: ModelHost,
+    listener: TcpListener,
+    stop: ShutdownSignal,
+) -> Result<(), ServeError> {
+    let timeouts = config.timeouts;
+    let limits = ConnectionLimits {
+        open: config.max_connections,
+        read: timeouts.read,
+        write: timeouts.write,
+    };
+    let app = App::hosted(config, host.clone());
+    let (closing, close) = tokio::sync::oneshot::channel::<()>();
+    let close = async {
+        // A dropped sender has the same effect.
+        let _ = close.await;
+    };
+    let mut server = tokio::spawn(connections::accept(
+        listener,
+        routes::router(app),
+        limits,
+        close,
+    ));
+    tokio::select! {
+        () = stop.requested(1) => {}
+        file = truncated_file() => {
+            // Long enough for error events of open requests.
+            tokio::time::sleep(timeouts.failure_grace).await;
+            host.shut_down(Duration::ZERO).await;
+            return Err(ServeError::EngineLost(format!(
+                "{file}: the file was shortened while it was in use"
+            )));
+        }
+        broken = &mut server => {
+            host.shut_down(timeouts.shutdown).await;
+            return broken.map_err(|error| ServeError::Io(std::io::Error::other(error)));
+        }
+    }
+    tracing::info!(grace_s = timeouts.shutdown.as_secs(), "stopping");
+    drop(closing);
+    let drained = async {
+        host.shut_down(timeouts.shutdown).await;
+        let _ = tokio::time::timeout(LAST_BYTES, &mut server).await;
+    };
+    tokio::select! {
+        () = drained => Ok(()),
+        () = stop.requested(2) => Err(ServeError::Forced),
+    }
 }
 
 /// As [`serve`], on an engine that the caller started and joins.
@@ -115,6 +171,16 @@ pub async fn serve_with(
     drop(closing);
     let _ = tokio::time::timeout(LAST_BYTES, &mut server).await;
     result
+}
+
+/// Waits until a model file is shortened while it is in use; from then on no weights are right.
+async fn truncated_file() -> String {
+    loop {
+        match gguf::truncated_file() {
+            Some(file) => return file.to_string(),
+            None => tokio::time::sleep(TRUNCATION_CHECK).await,
+        }
+    }
 }
 
 enum Ended {

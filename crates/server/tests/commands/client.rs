@@ -98,29 +98,7 @@ impl ServerProcess {
         body: &str,
         headers: &[(&str, &str)],
     ) -> Response {
-        let url = format!("http://{}{path}", self.address);
-        let agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .proxy(None)
-            .timeout_per_read(Some(TIMEOUT));
-        let agent = agent.build().new_agent();
-        let mut request = ureq::http::Request::builder().uri(url);
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let response = if body.is_empty() {
-            agent.run(request.body(()).unwrap())
-        } else {
-            let request = request
-                .method("POST")
-                .header("content-type", "application/json");
-            agent.run(request.body(body).unwrap())
-        };
-        let mut response = response.unwrap();
-        Response {
-            status: response.status().as_u16(),
-            body: response.body_mut().read_to_string().unwrap(),
-        }
+        request(&self.address, path, body, headers)
     }
 
     /// A short chat.
@@ -155,6 +133,33 @@ impl ServerProcess {
             self.log.push('\n');
         }
         (status.code(), std::mem::take(&mut self.log))
+    }
+}
+
+/// Sends a request with a JSON body, or a GET without one, to `host:port`.
+pub(crate) fn request(address: &str, path: &str, body: &str, headers: &[(&str, &str)]) -> Response {
+    let url = format!("http://{address}{path}");
+    let agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .timeout_per_read(Some(TIMEOUT));
+    let agent = agent.build().new_agent();
+    let mut request = ureq::http::Request::builder().uri(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = if body.is_empty() {
+        agent.run(request.body(()).unwrap())
+    } else {
+        let request = request
+            .method("POST")
+            .header("content-type", "application/json");
+        agent.run(request.body(body).unwrap())
+    };
+    let mut response = response.unwrap();
+    Response {
+        status: response.status().as_u16(),
+        body: response.body_mut().read_to_string().unwrap(),
     }
 }
 

@@ -19,6 +19,7 @@ mod running;
 mod scripted;
 mod serving;
 mod settings;
+mod several_models;
 mod spellings;
 #[path = "../../../hub/tests/hub/test_hub.rs"]
 mod test_hub;

@@ -21,6 +21,7 @@ mod llama_server;
 mod logprobs;
 mod messages;
 mod metrics;
+mod models;
 mod queue;
 mod reasoning;
 mod responses;

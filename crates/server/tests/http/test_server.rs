@@ -10,7 +10,7 @@ use chat::template::ChatTemplate;
 use contract::{Limits, PreTokenizer, TokenId, TokenKind, Vocab};
 use decode::{PrefixConfig, SchedulerConfig, SpeculationConfig};
 use serde_json::{Value, json};
-use server::engine::{EngineFactory, Loaded};
+use server::engine::{BoxError, EngineFactory, Loaded};
 use server::http::shutdown::{ShutdownSignal, ShutdownTrigger};
 use server::settings::{GenerationDefaults, ServerConfig};
 use server::text::constraints::ModelConstraints;
@@ -157,6 +157,53 @@ impl Default for ServerSetup {
     }
 }
 
+/// What an engine thread loads: a scripted device, and the text side of the small vocabulary.
+pub(crate) fn loaded(
+    runner: ScriptRunner,
+    sequences: usize,
+    prefix: PrefixConfig,
+) -> Result<Loaded, BoxError> {
+    let vocab = vocab();
+    let n_tokens = vocab.tokens.len();
+    let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
+    let defaults = GenerationDefaults {
+        temperature: 0.0,
+        ..GenerationDefaults::default()
+    };
+    let model = ModelContext {
+        constraints: ModelConstraints::new(&tokenizer, &vocab.eos, n_tokens, &defaults.reasoning),
+        tokenizer,
+        template: ChatTemplate::from_vocab(&vocab)?,
+        eos: vocab.eos.clone(),
+        defaults,
+        description: ModelDescription {
+            trained_context: 1024,
+            vocab: n_tokens,
+            parameters: 12,
+            size_bytes: 34,
+            architecture: "script".to_owned(),
+            path: Some("/models/tiny.gguf".to_owned()),
+            ..ModelDescription::default()
+        },
+    };
+    Ok(Loaded {
+        runner: Box::new(contract::checked::CheckedRunner::new(runner)),
+        scheduler: SchedulerConfig {
+            max_sequences: sequences,
+            prefix,
+            eos: vocab.eos.clone(),
+            // Scripts repeat themselves; drafts would shorten replies that must take long.
+            speculation: SpeculationConfig {
+                budget: 0,
+                ..SpeculationConfig::default()
+            },
+            ..SchedulerConfig::default()
+        },
+        model,
+        store: None,
+    })
+}
+
 /// A running server.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
@@ -167,8 +214,7 @@ pub(crate) struct TestServer {
 
 impl TestServer {
     async fn open(setup: ServerSetup) -> TestServer {
-        let vocab = vocab();
-        let n_tokens = vocab.tokens.len();
+        let n_tokens = vocab().tokens.len();
         let (runner, watch) = ScriptRunner::new(n_tokens, setup.limits, setup.step, setup.script);
         let (load_time, load_error) = (setup.load_time, setup.load_error);
         let (sequences, prefix) = (setup.limits.sequences, setup.prefix);
@@ -177,48 +223,7 @@ impl TestServer {
             if let Some(error) = load_error {
                 return Err(error.into());
             }
-            let tokenizer = Arc::new(Tokenizer::new(&vocab)?);
-            let defaults = GenerationDefaults {
-                temperature: 0.0,
-                ..GenerationDefaults::default()
-            };
-            let model = ModelContext {
-                constraints: ModelConstraints::new(
-                    &tokenizer,
-                    &vocab.eos,
-                    n_tokens,
-                    &defaults.reasoning,
-                ),
-                tokenizer,
-                template: ChatTemplate::from_vocab(&vocab)?,
-                eos: vocab.eos.clone(),
-                defaults,
-                description: ModelDescription {
-                    trained_context: 1024,
-                    vocab: n_tokens,
-                    parameters: 12,
-                    size_bytes: 34,
-                    architecture: "script".to_owned(),
-                    path: Some("/models/tiny.gguf".to_owned()),
-                    ..ModelDescription::default()
-                },
-            };
-            Ok(Loaded {
-                runner: Box::new(contract::checked::CheckedRunner::new(runner)),
-                scheduler: SchedulerConfig {
-                    max_sequences: sequences,
-                    prefix,
-                    eos: vocab.eos.clone(),
-                    // Scripts repeat themselves; drafts would shorten replies that must take long.
-                    speculation: SpeculationConfig {
-                        budget: 0,
-                        ..SpeculationConfig::default()
-                    },
-                    ..SchedulerConfig::default()
-                },
-                model,
-                store: None,
-            })
+            loaded(runner, sequences, prefix)
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::openai::request::{ControlAction, ControlRequest, chat_request};
@@ -23,6 +22,7 @@ use crate::error::{ApiError, Dialect};
 use crate::http::body;
 use crate::http::dialect::{self, ParsedRequest, StreamFormat};
 use crate::http::in_flight::{InFlight, StreamEvent};
+use crate::http::model_choice::Selected;
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
@@ -30,7 +30,7 @@ use crate::text::prompt_logprobs;
 
 /// `POST /v1/chat/completions`.
 pub(super) async fn completions(
-    State(app): State<App>,
+    Selected(app): Selected,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -46,7 +46,7 @@ pub(super) async fn completions(
 
 /// `POST /v1/chat/completions/input_tokens`: prompt length in tokens.
 pub(super) async fn input_tokens(
-    State(app): State<App>,
+    Selected(app): Selected,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
@@ -58,7 +58,7 @@ pub(super) async fn input_tokens(
 }
 
 /// `POST /v1/chat/completions/control`: controls a running response.
-pub(super) async fn control(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
+pub(super) async fn control(Selected(app): Selected, body: Body) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
     let order = ControlRequest::from_json(&bytes)?;
     let ControlAction::ReasoningEnd = order.action;

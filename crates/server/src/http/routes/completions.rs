@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chat::openai::request::CompletionRequest;
 use chat::openai::response::{CompletionLogprobs, TextChoice, TextCompletion};
@@ -14,13 +13,14 @@ use futures::StreamExt;
 use crate::engine::request_stats::RequestStats;
 use crate::error::{ApiError, Dialect};
 use crate::http::completion_job::{CompletionChange, CompletionJob, PromptStream};
+use crate::http::model_choice::Selected;
 use crate::http::notes;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
 use crate::ids;
 
 /// `POST /v1/completions`.
-pub(super) async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn completions(Selected(app): Selected, body: Body) -> Result<Response, ApiError> {
     let parse = |bytes: &[u8]| Ok((CompletionRequest::from_json(bytes)?, ()));
     let (job, ()) = CompletionJob::read(&app, body, parse).await?;
     let envelope = Envelope::new(&app, &job);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chat::Tokenizer;
 use chat::llama_server::request::{LlamaServerFields, completion_request};
@@ -24,14 +23,14 @@ use crate::error::{ApiError, Dialect};
 use crate::http::completion_job::{
     ChoiceUpdate, CompletionChange, CompletionJob, CompletionUpdate, PromptStream,
 };
+use crate::http::model_choice::Selected;
 use crate::http::notes;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
-use crate::http::state::App;
 use crate::text::logprobs::SentToken;
 use crate::text::sampling_params;
 
 /// `POST /completion`.
-pub(super) async fn completion(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
+pub(super) async fn completion(Selected(app): Selected, body: Body) -> Result<Response, ApiError> {
     let (job, own) = CompletionJob::read(&app, body, completion_request).await?;
     let notes = job.notes.clone();
     let first = job.start(0)?;

@@ -1,7 +1,6 @@
 //! Anthropic Messages.
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -17,13 +16,13 @@ use crate::error::{ApiError, Dialect};
 use crate::http::dialect::{self, ParsedRequest, StreamFormat};
 use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::middleware::RequestId;
+use crate::http::model_choice::Selected;
 use crate::http::sse::{KeepAlive, SseEncoder};
-use crate::http::state::App;
 use crate::ids;
 
 /// `POST /v1/messages`.
 pub(super) async fn messages(
-    State(app): State<App>,
+    Selected(app): Selected,
     Extension(request_id): Extension<RequestId>,
     headers: HeaderMap,
     body: Body,
@@ -55,7 +54,7 @@ pub(super) async fn messages(
 
 /// `POST /v1/messages/count_tokens`: prompt length in tokens.
 pub(super) async fn count_tokens(
-    State(app): State<App>,
+    Selected(app): Selected,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {

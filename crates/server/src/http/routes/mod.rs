@@ -21,6 +21,7 @@ use axum::routing::{MethodRouter, get, post};
 
 use crate::error::ApiError;
 use crate::http::middleware;
+use crate::http::model_choice;
 use crate::http::state::App;
 
 /// Paths of other protocols that clients probe; they get a clear error. The first that fits counts.
@@ -50,10 +51,12 @@ const NOT_OURS: [(&str, &str); 10] = [
 ];
 
 /// Every path below `/v1` and its handler.
-fn routes() -> [(&'static str, MethodRouter<App>); 26] {
+fn routes() -> [(&'static str, MethodRouter<App>); 28] {
     [
         ("/health", get(status::health)),
         ("/models", get(models::models)),
+        ("/models/load", post(models::load)),
+        ("/models/unload", post(models::unload)),
         ("/models/{*id}", get(models::model)),
         ("/props", get(props::props)),
         ("/slots", get(slots::slots)),
@@ -99,6 +102,7 @@ pub fn router(app: App) -> Router {
     router
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), model_choice::choose_model))
         .layer(from_fn_with_state(
             app.clone(),
             middleware::request_middleware,

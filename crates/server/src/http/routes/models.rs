@@ -1,14 +1,21 @@
 //! Model lists of several protocols.
 
+use std::sync::Arc;
+
 use axum::Json;
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::status::NAME;
+use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::state::App;
+use crate::http::{body, model_choice};
+use crate::models::{ModelHost, ModelState, ModelStatus};
 
 /// Base instructions in the Codex catalogue; Codex sends its own where it has some.
 const CODEX_INSTRUCTIONS: &str = "You are a coding agent that works in the user's terminal. \
@@ -28,17 +35,29 @@ const EFFORTS: [(&str, &str); 4] = [
 /// `GET /v1/models`: OpenAI's list with Anthropic's keys beside it. Codex, which sends
 /// `client_version`, also gets its catalogue. Answers while loading, with fewer fields.
 pub(super) async fn models(State(app): State<App>, RawQuery(query): RawQuery) -> Json<Value> {
-    let entry = entry(&app);
+    let entries = entries(&app);
+    let id = |entry: Option<&Value>| entry.map_or(Value::Null, |entry| entry["id"].clone());
     let mut list = json!({
         "object": "list",
         "has_more": false,
-        "first_id": entry["id"],
-        "last_id": entry["id"],
-        "data": [entry],
+        "first_id": id(entries.first()),
+        "last_id": id(entries.last()),
+        "data": entries,
     });
     let mut asked = query.as_deref().unwrap_or_default().split('&');
     if asked.any(|pair| pair.split('=').next() == Some("client_version")) {
-        list["models"] = json!([catalogue_entry(&app)]);
+        list["models"] = match app.host() {
+            None => json!([catalogue_entry(
+                &app.config().model_name,
+                app.engine().model()
+            )]),
+            Some(host) => {
+                let models = host.list().into_iter();
+                models
+                    .map(|model| catalogue_entry(&model.name, model.handle))
+                    .collect()
+            }
+        };
     }
     Json(list)
 }
@@ -50,26 +69,107 @@ pub(super) async fn model(
 ) -> Result<Json<Value>, ApiError> {
     // A name that is not UTF-8 cannot be the model's.
     let Path(id) = id.unwrap_or_else(|_| Path(String::new()));
-    if id != app.config().model_name {
-        return Err(ApiError::ModelNotFound {
+    let entries = entries(&app);
+    let served = || {
+        let ids = entries.iter().filter_map(|entry| entry["id"].as_str());
+        ids.collect::<Vec<_>>().join(", ")
+    };
+    match entries.iter().find(|entry| entry["id"] == id) {
+        Some(entry) => Ok(Json(entry.clone())),
+        None => Err(ApiError::ModelNotFound {
             asked: id,
-            served: app.config().model_name.clone(),
-        });
+            served: served(),
+        }),
     }
-    Ok(Json(entry(&app)))
 }
 
-fn entry(app: &App) -> Value {
+/// The body of a request to load or unload a model.
+#[derive(Deserialize)]
+struct ModelRequest {
+    model: String,
+}
+
+/// `POST /v1/models/load`: loads a model, and returns when it is loaded.
+pub(super) async fn load(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
+    let (host, model) = named(&app, body).await?;
+    model_choice::acquired(&app, &host, model).await?;
+    Ok(Json(json!({"success": true, "model": host.name(model)})))
+}
+
+/// `POST /v1/models/unload`: unloads a model when its requests have ended, and returns then.
+pub(super) async fn unload(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
+    let (host, model) = named(&app, body).await?;
+    host.unload(model).await;
+    Ok(Json(json!({"success": true, "model": host.name(model)})))
+}
+
+/// The model that a body names.
+async fn named(app: &App, body: Body) -> Result<(ModelHost, usize), ApiError> {
+    let bytes = body::read(body, app.config().body_limit_bytes).await?;
+    let Some(host) = app.host() else {
+        return Err(ApiError::invalid(
+            "this server keeps its one model loaded; start it with --models-dir, --models or --idle-unload",
+        ));
+    };
+    let request: ModelRequest = serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::invalid_param("model", format!("model: {error}")))?;
+    match host.find(&request.model) {
+        Some(model) => Ok((host.clone(), model)),
+        None => Err(ApiError::ModelNotFound {
+            asked: request.model,
+            served: model_choice::names(host),
+        }),
+    }
+}
+
+/// Every model of the server.
+fn entries(app: &App) -> Vec<Value> {
+    let Some(host) = app.host() else {
+        return vec![entry(app, &app.config().model_name, app.engine().model())];
+    };
+    let models = host.list().into_iter();
+    models
+        .map(|model| {
+            let mut entry = entry(app, &model.name, model.handle.clone());
+            entry["status"] = status(&model);
+            entry
+        })
+        .collect()
+}
+
+/// Where a model of several is.
+fn status(model: &ModelStatus) -> Value {
+    let (value, progress) = match model.state {
+        ModelState::Unloaded => ("unloaded", None),
+        ModelState::Loading { percent } => ("loading", Some(percent)),
+        ModelState::Loaded => ("loaded", None),
+        ModelState::Unloading => ("unloading", None),
+    };
+    let mut status = json!({"value": value, "requests": model.leases});
+    if let Some(percent) = progress {
+        status["progress_percent"] = percent.into();
+    }
+    if let Some(error) = &model.error {
+        status["failed"] = true.into();
+        status["error"] = (**error).into();
+    }
+    if let Some(left) = model.expires_in {
+        status["expires_in_s"] = left.as_secs().into();
+    }
+    status
+}
+
+fn entry(app: &App, name: &str, model: Option<Arc<ModelHandle>>) -> Value {
     let mut entry = json!({
-        "id": app.config().model_name,
+        "id": name,
         "object": "model",
         "created": app.started_unix(),
         "owned_by": NAME,
         "type": "model",
-        "display_name": app.config().model_name,
+        "display_name": name,
         "created_at": rfc3339(app.started_unix()),
     });
-    if let Some(handle) = app.engine().model() {
+    if let Some(handle) = model {
         let context = handle.info.limits.context;
         let description = &handle.model.description;
         for key in ["context_length", "max_context_length", "max_model_len"] {
@@ -87,8 +187,7 @@ fn entry(app: &App) -> Value {
 }
 
 /// Catalogue entry for Codex, which drops the whole catalogue if one field has another type.
-fn catalogue_entry(app: &App) -> Value {
-    let handle = app.engine().model();
+fn catalogue_entry(name: &str, handle: Option<Arc<ModelHandle>>) -> Value {
     let can = handle
         .as_ref()
         .map(|handle| handle.model.template.capabilities());
@@ -99,8 +198,8 @@ fn catalogue_entry(app: &App) -> Value {
         .map(|(effort, description)| json!({"effort": effort, "description": description}))
         .collect();
     let mut entry = json!({
-        "slug": app.config().model_name,
-        "display_name": app.config().model_name,
+        "slug": name,
+        "display_name": name,
         "description": format!("Served by {NAME}"),
         "supported_reasoning_levels": efforts,
         "shell_type": "shell_command",

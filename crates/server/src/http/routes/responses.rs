@@ -2,7 +2,6 @@
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use chat::reply::FinishReason;
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::http::dialect::{self, ParsedRequest, StreamFormat};
 use crate::http::in_flight::{InFlight, StreamEvent};
+use crate::http::model_choice::Selected;
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
 use crate::ids;
@@ -21,7 +21,7 @@ use crate::text::reply::Part;
 
 /// `POST /v1/responses`.
 pub(super) async fn responses(
-    State(app): State<App>,
+    Selected(app): Selected,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -52,7 +52,7 @@ fn seconds_now() -> i64 {
 
 /// `POST /v1/responses/input_tokens`: prompt length in tokens.
 pub(super) async fn input_tokens(
-    State(app): State<App>,
+    Selected(app): Selected,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
@@ -65,7 +65,7 @@ pub(super) async fn input_tokens(
 
 /// `POST /v1/responses/compact`: the conversation as its latest messages and a summary.
 pub(super) async fn compact(
-    State(app): State<App>,
+    Selected(app): Selected,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {

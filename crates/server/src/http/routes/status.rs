@@ -16,11 +16,14 @@ pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Liveness: 200 only while requests are admitted.
 pub(super) async fn health(State(app): State<App>) -> Response {
     let engine_status = app.engine().status();
-    let stuck = app
-        .engine()
-        .step_age()
-        .filter(|age| *age >= app.config().timeouts.stall);
-    let (status, body) = match (&engine_status.phase, stuck) {
+    let (phase, step_age) = match app.host() {
+        None => (engine_status.phase.clone(), app.engine().step_age()),
+        // A model that loads or was lost concerns its own requests.
+        Some(host) if host.is_draining() => (EnginePhase::Draining, None),
+        Some(host) => (EnginePhase::Ready, host.step_age()),
+    };
+    let stuck = step_age.filter(|age| *age >= app.config().timeouts.stall);
+    let (status, body) = match (&phase, stuck) {
         (EnginePhase::Ready, None) => return Json(json!({"status": "ok"})).into_response(),
         (EnginePhase::Ready, Some(age)) => (
             "error",

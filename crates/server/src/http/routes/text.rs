@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::State;
 use bytes::Bytes;
 use chat::openai::request::chat_request;
 use chat::{CancelFlag, EncodeLimit, SpecialTokens};
@@ -14,12 +13,13 @@ use serde_json::{Map, Value, json};
 use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::body;
+use crate::http::model_choice::Selected;
 use crate::http::state::App;
 use crate::text::model_context::ModelContext;
 use crate::text::prepare;
 
 /// `POST /tokenize`: text (`content` or `prompt`), or `messages` as a prompt.
-pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
+pub(super) async fn tokenize(Selected(app): Selected, body: Body) -> Result<Json<Value>, ApiError> {
     let (handle, bytes) = take(&app, body).await?;
     let policy = prepare::policy(app.config());
     let answer = body::run_sized(bytes.len(), move |cancel| {
@@ -63,7 +63,7 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
 
 /// `POST /detokenize`.
 pub(super) async fn detokenize(
-    State(app): State<App>,
+    Selected(app): Selected,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let (handle, bytes) = take(&app, body).await?;
@@ -97,7 +97,7 @@ pub(super) async fn detokenize(
 }
 
 /// `GET /tokenizer_info`: data for clients that render prompts themselves.
-pub(super) async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn tokenizer_info(Selected(app): Selected) -> Result<Json<Value>, ApiError> {
     let handle = app.model()?;
     let template = &handle.model.template;
     let named = |text: &str| match text {
@@ -117,7 +117,7 @@ pub(super) async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>
 
 /// `POST /apply-template`: the prompt of a chat request.
 pub(super) async fn apply_template(
-    State(app): State<App>,
+    Selected(app): Selected,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let (handle, bytes) = take(&app, body).await?;

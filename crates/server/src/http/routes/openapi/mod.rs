@@ -102,7 +102,7 @@ const fn post(
 
 use ResponseContent::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
 
-const OPERATIONS: [Operation; 28] = [
+const OPERATIONS: [Operation; 30] = [
     get(
         "/health",
         "Whether requests are taken",
@@ -111,9 +111,23 @@ const OPERATIONS: [Operation; 28] = [
     ),
     get(
         "/models",
-        "The model, as a list",
+        "The models, as a list, with what each is doing",
         (Object, "ModelList"),
         &[],
+    ),
+    post(
+        "/models/load",
+        "Load one of several models",
+        "ModelRequest",
+        (Object, "ModelChanged"),
+        COUNT,
+    ),
+    post(
+        "/models/unload",
+        "Unload one of several models when its requests have ended",
+        "ModelRequest",
+        (Object, "ModelChanged"),
+        COUNT,
     ),
     get(
         "/models/{id}",

@@ -89,6 +89,10 @@ pub(super) fn schemas() -> Map<String, Value> {
             &["id", "object", "created", "owned_by"],
             json!({"id": text, "object": {"const": "model"}, "created": count, "owned_by": text}),
         ),
+        "ModelChanged": object(
+            &["success", "model"],
+            json!({"success": {"const": true}, "model": text}),
+        ),
         "Health": object(&["status"], json!({"status": text})),
         "Version": object(&["version"], json!({"version": text})),
         "Document": object(

@@ -42,6 +42,11 @@ pub(super) fn schemas() -> Map<String, Value> {
             "required": ["tokens"],
             "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
         },
+        "ModelRequest": {
+            "type": "object",
+            "required": ["model"],
+            "properties": {"model": {"type": "string"}},
+        },
         "ControlRequest": {
             "type": "object",
             "required": ["id", "action"],

@@ -1,0 +1,306 @@
+//! The model of a request, where the server has several: chosen by the body's `model`, and loaded
+//! if need be while the request waits.
+//!
+//! A stream that waits begins at once with comments that name the progress of the load.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::Method;
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::StreamExt;
+use serde::Deserialize;
+use serde_json::Value;
+use tracing::Instrument;
+
+use crate::error::{ApiError, Dialect};
+use crate::http::body;
+use crate::http::middleware::{RequestId, dialect};
+use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
+use crate::http::state::App;
+use crate::models::{Lease, LeaseError, ModelHost, ModelState};
+use crate::settings::keep_alive;
+
+/// The last parts of the paths of requests that need a model.
+const NEEDS_MODEL: [&str; 10] = [
+    "/completions",
+    "/completion",
+    "/responses",
+    "/messages",
+    "/input_tokens",
+    "/compact",
+    "/count_tokens",
+    "/tokenize",
+    "/detokenize",
+    "/apply-template",
+];
+/// Time between two comments on the progress of a load.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The server's state, with the engine of the request's model.
+pub struct Selected(pub App);
+
+impl FromRequestParts<App> for Selected {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Selected, Self::Rejection> {
+        let lease = parts.extensions.get::<Arc<Lease>>().cloned();
+        Ok(Selected(match lease {
+            Some(lease) => app.with_lease(lease),
+            None => app.clone(),
+        }))
+    }
+}
+
+/// What of a body concerns the choice of the model. Wrong types are the route's to refuse.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+struct ModelChoice {
+    #[serde(default)]
+    model: Value,
+    #[serde(default)]
+    stream: Value,
+    #[serde(default)]
+    keep_alive: Value,
+}
+
+/// Takes a lease on the request's model before the route runs.
+pub async fn choose_model(State(app): State<App>, request: Request, next: Next) -> Response {
+    let Some(host) = app.host().cloned() else {
+        return next.run(request).await;
+    };
+    if request.method() != Method::POST || !needs_model(request.uri().path()) {
+        return next.run(request).await;
+    }
+    match chosen(&app, &host, request).await {
+        Ok((request, choice, model)) => {
+            if let Some(lease) = host.try_acquire(model) {
+                return next.run(with_lease(request, lease)).await;
+            }
+            if choice.stream == Value::Bool(true) {
+                return stream_while_loading(&app, host, model, request, next);
+            }
+            match acquired(&app, &host, model).await {
+                Ok(lease) => next.run(with_lease(request, lease)).await,
+                Err(error) => error.into_response(),
+            }
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+fn needs_model(path: &str) -> bool {
+    NEEDS_MODEL.iter().any(|end| path.ends_with(end))
+}
+
+/// The request with its body read, and the index of its model.
+async fn chosen(
+    app: &App,
+    host: &ModelHost,
+    request: Request,
+) -> Result<(Request, ModelChoice, usize), ApiError> {
+    let (parts, body) = request.into_parts();
+    let bytes = body::read(body, app.config().body_limit_bytes).await?;
+    // The route says what is wrong with a body.
+    let choice: ModelChoice = serde_json::from_slice(&bytes).unwrap_or_default();
+    let model = match choice.model.as_str() {
+        None => 0,
+        Some(name) => match host.find(name) {
+            Some(model) => model,
+            None if app.config().strict_model => {
+                return Err(ApiError::ModelNotFound {
+                    asked: name.to_owned(),
+                    served: names(host),
+                });
+            }
+            None => 0,
+        },
+    };
+    let idle = match &choice.keep_alive {
+        Value::Null => host.default_idle(),
+        time => keep_alive::of_json(time)
+            .map_err(|reason| ApiError::invalid_param("keep_alive", reason))?,
+    };
+    host.keep_alive(model, idle);
+    Ok((Request::from_parts(parts, Body::from(bytes)), choice, model))
+}
+
+/// The ids of all models, for an error.
+pub(super) fn names(host: &ModelHost) -> String {
+    let models = host.list().into_iter();
+    models
+        .map(|model| model.name)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn with_lease(mut request: Request, lease: Lease) -> Request {
+    request.extensions_mut().insert(Arc::new(lease));
+    request
+}
+
+/// The lease, after the wait for a load; limited by the queue timeout.
+pub(super) async fn acquired(app: &App, host: &ModelHost, model: usize) -> Result<Lease, ApiError> {
+    let wait = host.acquire(model);
+    let lease = match app.config().timeouts.queue {
+        None => wait.await,
+        Some(after) => tokio::time::timeout(after, wait).await.map_err(|_| {
+            let seconds = after.as_secs_f64();
+            ApiError::unavailable(format!(
+                "the request waited {seconds} s for its model and was given up"
+            ))
+        })?,
+    };
+    lease.map_err(|error| match error {
+        LeaseError::NotLoaded(_) => ApiError::internal(format!("{}: {error}", host.name(model))),
+        LeaseError::Draining => ApiError::unavailable(error.to_string()),
+    })
+}
+
+/// A stream that begins before its model is loaded, and goes on as the route's stream.
+fn stream_while_loading(
+    app: &App,
+    host: ModelHost,
+    model: usize,
+    request: Request,
+    next: Next,
+) -> Response {
+    let errors = ErrorFormat::of(&request);
+    let keep_alive = if errors.dialect == Dialect::Anthropic {
+        KeepAlive::Ping
+    } else {
+        KeepAlive::Comment
+    };
+    let app = app.clone();
+    let timeouts = app.config().timeouts;
+    let span = tracing::Span::current();
+    sse::response(timeouts, keep_alive, move |mut writer| {
+        async move {
+            match wait_with_progress(&app, &host, model, &mut writer).await? {
+                Ok(lease) => {
+                    let answer = next.run(with_lease(request, lease));
+                    let response = writer.keep_alive_while(answer).await?;
+                    forward(&mut writer, response, &errors).await
+                }
+                Err(error) => writer.send(errors.bytes(&error)).await,
+            }
+        }
+        .instrument(span)
+    })
+}
+
+/// Waits for the lease and writes the progress of the load as comments.
+async fn wait_with_progress(
+    app: &App,
+    host: &ModelHost,
+    model: usize,
+    writer: &mut SseWriter,
+) -> Result<Result<Lease, ApiError>, ClientGone> {
+    let wait = acquired(app, host, model);
+    tokio::pin!(wait);
+    loop {
+        let mut out = SseEncoder::default();
+        let state = host.list().get(model).map(|model| model.state);
+        out.comment(&match state {
+            Some(ModelState::Loading { percent }) => {
+                format!("loading {} {percent} %", host.name(model))
+            }
+            _ => format!("waiting for {}", host.name(model)),
+        });
+        writer.send_encoded(&mut out).await?;
+        let next = tokio::time::timeout(PROGRESS_INTERVAL, &mut wait);
+        if let Ok(lease) = writer.keep_alive_while(next).await? {
+            return Ok(lease);
+        }
+    }
+}
+
+/// Sends the route's stream on, or its error as an event.
+async fn forward(
+    writer: &mut SseWriter,
+    response: Response,
+    errors: &ErrorFormat,
+) -> Result<(), ClientGone> {
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        return writer.send(errors.bytes(error)).await;
+    }
+    let mut parts = response.into_body().into_data_stream();
+    while let Some(part) = writer.keep_alive_while(parts.next()).await? {
+        match part {
+            Ok(part) => writer.send(part).await?,
+            // The route's own streams cannot fail.
+            Err(_) => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// How an error stands in a stream that has begun.
+struct ErrorFormat {
+    dialect: Dialect,
+    /// The stream of Responses, whose errors are events of their own.
+    is_responses: bool,
+    request_id: Option<String>,
+}
+
+impl ErrorFormat {
+    fn of(request: &Request) -> ErrorFormat {
+        let id = request.extensions().get::<RequestId>();
+        ErrorFormat {
+            dialect: dialect(request),
+            is_responses: request.uri().path().contains("/responses"),
+            request_id: id.map(|id| id.0.clone()),
+        }
+    }
+
+    fn bytes(&self, error: &ApiError) -> Bytes {
+        let mut out = SseEncoder::default();
+        let mut body = error.body(self.dialect, self.request_id.as_deref());
+        if self.is_responses {
+            let mut event = body["error"].take();
+            event["type"] = "error".into();
+            event["sequence_number"] = 0.into();
+            out.event("error", &event);
+        } else if self.dialect == Dialect::Anthropic {
+            out.event("error", &body);
+        } else {
+            out.data(&body);
+            out.done();
+        }
+        out.take().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http;
+
+    fn check(path: &str, header: Option<&str>, expected: &str) {
+        let mut request = http::Request::post(path);
+        if let Some(header) = header {
+            request = request.header(header, "1");
+        }
+        let format = ErrorFormat::of(&request.body(Body::empty()).unwrap());
+        let bytes = format.bytes(&ApiError::internal("no"));
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        assert!(text.starts_with(expected), "{path}: {text}");
+        assert!(text.contains("\"message\":\"no\""), "{path}: {text}");
+    }
+
+    #[test]
+    fn errors_in_a_stream_have_the_form_of_their_dialect() {
+        check("/v1/chat/completions", None, "data: {\"error\":{");
+        check(
+            "/v1/messages",
+            None,
+            "event: error\ndata: {\"type\":\"error\",\"error\":{",
+        );
+        check("/v1/responses", None, "event: error\ndata: {");
+        check("/v1/messages", Some("anthropic-version"), "event: error\n");
+    }
+}
