@@ -1,8 +1,8 @@
 //! Device layout of a model's weights, and their loading.
 //!
 //! [`crate::pack`] repacks matrices by weight kind. Vectors become f32. The embedding table keeps
-//! its file layout, because steps look up its rows. Threads repack into page-locked buffers, and
-//! finished buffers are copied while others fill.
+//! its file layout if the gather kernel reads it, because steps look up its rows. Threads repack
+//! into page-locked buffers, and finished buffers are copied while others fill.
 //!
 //! The embedding table of a large model stays in page-locked host memory. A step reads 3 KB of it
 //! per token, which is negligible. On the device it would take the memory of tens of thousands of
@@ -42,7 +42,7 @@ pub(crate) struct WeightMatrix {
     pub(crate) at: u64,
 }
 
-/// The embedding in file layout, on the device or the host.
+/// The embedding in [`pack::table_type`]'s layout, on the device or the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EmbeddingTable {
     pub(crate) ty: QuantType,
@@ -174,7 +174,7 @@ pub(crate) enum WeightSet {
 enum Encoding {
     Packed(WeightKind),
     Floats,
-    Raw,
+    Table,
 }
 
 impl Encoding {
@@ -183,7 +183,7 @@ impl Encoding {
         match self {
             Encoding::Packed(kind) => kind.bytes(rows, weight.cols),
             Encoding::Floats => 4 * rows * weight.cols,
-            Encoding::Raw => rows * weight.ty.row_bytes(weight.cols),
+            Encoding::Table => rows * pack::table_type(weight.ty).row_bytes(weight.cols),
         }
     }
 }
@@ -295,8 +295,8 @@ impl Weights {
             &mut plan
         };
         let embedding = EmbeddingTable {
-            ty: spec.embedding.ty,
-            at: table_builder.item(&spec.embedding, Encoding::Raw),
+            ty: pack::table_type(spec.embedding.ty),
+            at: table_builder.item(&spec.embedding, Encoding::Table),
         };
         let layers = spec.layers.iter().map(|layer| LayerWeights {
             mixer_norm: plan.vector(&layer.mixer_norm),
@@ -503,7 +503,7 @@ impl WeightEntry {
         let (weight, form) = (&self.weight, self.form);
         let step = match form {
             Encoding::Packed(kind) => kind.row_step(),
-            Encoding::Floats | Encoding::Raw => 1,
+            Encoding::Floats | Encoding::Table => 1,
         };
         let step_bytes = form.bytes(weight, step).max(1);
         let per_chunk = (STAGING_BYTES / step_bytes).max(1) * step;
@@ -544,7 +544,7 @@ impl LoadChunk<'_> {
         let bytes = &bytes[self.first_row * row_bytes..][..self.rows * row_bytes];
         let out = &mut out[..self.bytes];
         match self.item.form {
-            Encoding::Raw => out.copy_from_slice(bytes),
+            Encoding::Table => pack::table_rows(weight.ty, weight.cols, bytes, out),
             Encoding::Floats => {
                 let mut row = vec![0.0; weight.cols];
                 let rows = bytes.chunks_exact(row_bytes);

@@ -19,6 +19,7 @@ use cuda::launch::draft::{CaptureTarget, capture_hidden_states};
 use cuda::launch::logits::{LogitsBuffers, LogitsReduction, edit, edits, reduce};
 use cuda::launch::norm::RowSource;
 use cuda::launch::{draft, embedding};
+use cuda::pack;
 use fixtures::gpu::{Random, poisoned, same_bits};
 use fixtures::step::{FEATURES, KernelDevice, Placed, chain, chunk, commit, star, step};
 
@@ -37,10 +38,12 @@ fn embedding_rows_match_the_codec() {
             }
             let tokens = [36, 0, 17, 17, 5];
             let header = gpu.upload(&chunk(0, 0, &tokens, &[])).unwrap();
-            let device = gpu.bytes(&table);
+            let mut stored = vec![0; vocab * pack::table_type(ty).row_bytes(width)];
+            pack::table_rows(ty, width, &table, &mut stored);
+            let device = gpu.bytes(&stored);
             let out = poisoned::<f32>(&gpu, 8 * width);
             let embeddings = embedding::EmbeddingTable {
-                ty,
+                ty: pack::table_type(ty),
                 width,
                 at: device.ptr(),
             };

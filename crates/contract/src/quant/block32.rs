@@ -11,7 +11,7 @@
 //! Value `j < 16` is the low nibble of byte `j`, value `j + 16` the high nibble; the high bit of
 //! value `e` is bit `e`.
 
-use super::blocks::{half_at, inverse, map_blocks, map_values, peak, put_half};
+use super::blocks::{half_at, inverse, map_blocks, map_values, peak, put_half, u32_at};
 
 /// Unsigned codes of a block from its nibbles and, for five bits, its high bits.
 fn codes(nibbles: &[u8], high_bits: u32) -> [u8; 32] {
@@ -30,10 +30,6 @@ fn put_codes(codes: &[u8; 32], nibbles: &mut [u8]) -> u32 {
         *byte = (codes[j] & 15) | (codes[j + 16] & 15) << 4;
     }
     (0..32).fold(0, |bits, e| bits | u32::from(codes[e] >> 4 & 1) << e)
-}
-
-fn u32_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> u32 {
-    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
 /// A value on the scale of codes, cut to a whole number in `0..=top`.

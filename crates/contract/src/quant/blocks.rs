@@ -31,8 +31,13 @@ pub(super) fn map_values<const VALUES: usize, const BYTES: usize>(
 }
 
 /// The half at byte `at` of a block, widened.
-pub(super) fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32 {
+pub(super) fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// The four bytes at byte `at` of a block.
+pub(super) fn u32_at(block: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
 /// Stores `value` as a half at byte `at` and returns the value after rounding.

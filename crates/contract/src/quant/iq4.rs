@@ -10,6 +10,7 @@
 
 use super::blocks::{half_at, inverse, map_blocks, map_values, peak, put_half};
 use super::scale_search::{ALL_ZERO_BELOW, ScaleSums, nearest};
+use super::signed_run::SignedRun;
 
 /// Values of the 4-bit codes of IQ4_NL and IQ4_XS, before scaling.
 pub const IQ4_LEVELS: [i8; 16] = [
@@ -105,20 +106,19 @@ pub(super) fn quantize_nl(values: &[f32], out: &mut [u8]) {
     });
 }
 
-pub(super) fn dequantize_xs(bytes: &[u8], out: &mut [f32]) {
-    map_blocks(bytes, out, |b: &[u8; 136], out: &mut [f32; 256]| {
-        let d = half_at(b, 0);
-        let high_pairs = u16::from_le_bytes([b[2], b[3]]);
-        for (j, out) in out.chunks_exact_mut(32).enumerate() {
-            let low = b[4 + j / 2] >> (4 * (j % 2)) & 15;
-            let scale = low | ((high_pairs >> (2 * j) & 3) as u8) << 4;
-            read_32(
-                &b[8 + 16 * j..24 + 16 * j],
-                d * (f32::from(scale) - 32.0),
-                out,
-            );
-        }
-    });
+pub(super) fn run_xs(b: &[u8], index: usize) -> SignedRun {
+    let high_pairs = u16::from_le_bytes([b[2], b[3]]);
+    let low = b[4 + index / 2] >> (4 * (index % 2)) & 15;
+    let scale = low | ((high_pairs >> (2 * index) & 3) as u8) << 4;
+    let code = |i: usize| {
+        let nibble = b[8 + 16 * index + i % 16] >> (4 * (i / 16)) & 15;
+        IQ4_LEVELS[usize::from(nibble)]
+    };
+    SignedRun {
+        codes: std::array::from_fn(code),
+        unit: half_at(b, 0),
+        factors: [f32::from(scale) - 32.0; 2],
+    }
 }
 
 pub(super) fn quantize_xs(values: &[f32], out: &mut [u8]) {

@@ -12,6 +12,7 @@
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
 use super::scale_search::{ALL_ZERO_BELOW, Affine, AffineSearch, Misfit, ScaleSums, nearest};
+use super::signed_run::SixBits;
 
 const Q2: AffineSearch = AffineSearch {
     top: 3,
@@ -98,14 +99,25 @@ fn put_scale(packed: &mut [u8], j: usize, scale: u8) {
 
 pub(super) fn dequantize_q3_k(bytes: &[u8], out: &mut [f32]) {
     map_blocks(bytes, out, |b: &[u8; 110], out: &mut [f32; 256]| {
-        let d = half_at(b, 108);
-        each_pair(|value, byte, shift| {
-            let scale = d * (f32::from(scale_of(&b[96..108], value / 16)) - 32.0);
-            let third = b[value % 32] >> (value / 32) & 1;
-            let code = b[32 + byte] >> shift & 3 | third << 2;
-            out[value] = scale * (f32::from(code) - 4.0);
-        });
+        let six = six_bits_q3_k(b);
+        for (value, v) in out.iter_mut().enumerate() {
+            let scale = six.d * f32::from(six.scales[value / 16]);
+            *v = scale * (f32::from(six.codes[value]) - 32.0);
+        }
     });
+}
+
+pub(super) fn six_bits_q3_k(b: &[u8]) -> SixBits {
+    let mut six = SixBits {
+        codes: [0; 256],
+        scales: std::array::from_fn(|j| scale_of(&b[96..108], j).cast_signed() - 32),
+        d: half_at(b, 108),
+    };
+    each_pair(|value, byte, shift| {
+        let third = b[value % 32] >> (value / 32) & 1;
+        six.codes[value] = 28 + (b[32 + byte] >> shift & 3 | third << 2);
+    });
+    six
 }
 
 pub(super) fn quantize_q3_k(values: &[f32], out: &mut [u8]) {

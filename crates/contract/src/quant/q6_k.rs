@@ -11,6 +11,7 @@
 
 use super::blocks::{half_at, map_blocks, map_values, peak, put_half};
 use super::scale_search::{ALL_ZERO_BELOW, ScaleSums, nearest};
+use super::signed_run::SixBits;
 
 pub(super) fn dequantize(bytes: &[u8], out: &mut [f32]) {
     map_blocks(bytes, out, |b: &[u8; 210], out: &mut [f32; 256]| {
@@ -61,6 +62,22 @@ pub(super) fn quantize(values: &[f32], out: &mut [u8]) {
         }
         pack(codes.as_flattened(), b);
     });
+}
+
+impl SixBits {
+    /// Writes the block as one of Q6_K, 210 bytes. `d` must be a half, or it is rounded to one.
+    ///
+    /// # Panics
+    /// When `b` has another length.
+    pub fn write_q6_k(&self, b: &mut [u8]) {
+        let b: &mut [u8; 210] = b.try_into().expect("a Q6_K block has 210 bytes");
+        b.fill(0);
+        pack(&self.codes, b);
+        for (byte, scale) in b[192..208].iter_mut().zip(self.scales) {
+            *byte = scale.cast_unsigned();
+        }
+        put_half(b, 208, self.d);
+    }
 }
 
 fn pack(codes: &[u8], b: &mut [u8; 210]) {

@@ -14,6 +14,7 @@
 //! Q4    64 cols   576 B  d f16[2][16] | nibble lines [2][4]
 //! S8    64 cols  1088 B  d f16[2][16] | lines [2][8] of value + 128
 //! S8W   32 cols   576 B  d f32[16] | lines [8] of value + 128
+//! S8H   32 cols   640 B  d f32[2 halves][16] | lines [8] of value + 128
 //! U8M   32 cols   576 B  d f16[16] | min f16[16] | lines [8], value = d * u + min
 //! F32    4 cols   256 B  [4][16]    F16, BF16  4 cols  128 B  [4][16]
 //! ```
@@ -43,6 +44,8 @@ pub enum Format {
     S8,
     /// Signed bytes, f32 scale.
     S8W,
+    /// Signed bytes, f32 scale for every 16.
+    S8H,
     /// Unsigned bytes up to 31, f16 scale and minimum.
     U8M,
     /// Unquantised.
@@ -60,10 +63,17 @@ impl Format {
         match ty {
             QuantType::Q4_K => Format::Q4K,
             QuantType::Q5_K => Format::Q5K,
-            QuantType::Q6_K | QuantType::Q3_K => Format::Q6K,
-            QuantType::Q4_0 => Format::Q4,
+            QuantType::Q6_K | QuantType::Q3_K | QuantType::IQ3_S => Format::Q6K,
+            QuantType::Q4_0 | QuantType::TQ1_0 | QuantType::TQ2_0 => Format::Q4,
             QuantType::Q8_0 | QuantType::Q5_0 | QuantType::IQ4_NL => Format::S8,
-            QuantType::IQ4_XS => Format::S8W,
+            QuantType::IQ4_XS
+            | QuantType::IQ2_XXS
+            | QuantType::IQ3_XXS
+            | QuantType::IQ1_S
+            | QuantType::MXFP4 => Format::S8W,
+            QuantType::IQ2_XS | QuantType::IQ2_S | QuantType::IQ1_M | QuantType::NVFP4 => {
+                Format::S8H
+            }
             QuantType::Q4_1 | QuantType::Q5_1 => Format::U8M,
             QuantType::F32 => Format::F32,
             QuantType::F16 | QuantType::Q2_K => Format::F16,
@@ -80,6 +90,7 @@ impl Format {
             Format::Q4 => (64, 576),
             Format::S8 => (64, 1088),
             Format::S8W | Format::U8M => (32, 576),
+            Format::S8H => (32, 640),
             Format::F32 => (4, 256),
             Format::F16 | Format::BF16 => (4, 128),
         }

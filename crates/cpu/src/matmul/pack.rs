@@ -1,7 +1,7 @@
 //! Repacks a file's rows to the tiles of [`super::layout`].
 
 use contract::QuantType;
-use contract::quant::{IQ4_LEVELS, dequantize_row};
+use contract::quant::{IQ4_LEVELS, SignedRun, SixBits, dequantize_row, signed_run, six_bits};
 use half::f16;
 
 use super::layout::{BLOCK, Format, Packed, TILE_ROWS};
@@ -46,9 +46,10 @@ fn pack_row(ty: QuantType, bytes: &[u8], cols: usize, row: usize, tile: &mut [u8
                 pack_q45_k(ty, block, row, group);
             }
         }
-        QuantType::Q6_K | QuantType::Q3_K => {
+        QuantType::Q6_K | QuantType::Q3_K | QuantType::IQ3_S => {
             for ((_, block), group) in blocks.zip(tile.chunks_exact_mut(group_bytes)) {
-                pack_q6(&Six::read(ty, block), row, group);
+                let six = six_bits(ty, block).unwrap_or_else(|| read_q6_k(block));
+                pack_q6(&six, row, group);
             }
         }
         QuantType::Q4_0 => {
@@ -80,14 +81,31 @@ fn pack_row(ty: QuantType, bytes: &[u8], cols: usize, row: usize, tile: &mut [u8
                 put_bytes(&mut group[64..], row, &values);
             }
         }
-        QuantType::IQ4_XS => {
-            for (i, block) in blocks {
-                for sub in 0..8 {
-                    let group = &mut tile[(8 * i + sub) * group_bytes..][..group_bytes];
-                    let (scale, values) = iq4_xs(block, sub);
-                    put(group, 4 * row, &scale.to_le_bytes());
-                    put_bytes(&mut group[64..], row, &values);
-                }
+        QuantType::TQ1_0 | QuantType::TQ2_0 => {
+            for (i, run) in runs(ty, bytes).enumerate() {
+                let group = &mut tile[i / 2 * group_bytes..][..group_bytes];
+                let d = f16::from_f32(run.unit).to_le_bytes();
+                put(group, 32 * (i % 2) + 2 * row, &d);
+                let values = run.codes.map(|code| (code + 8).cast_unsigned());
+                put_nibbles(&mut group[64 + 256 * (i % 2)..], row, &values);
+            }
+        }
+        QuantType::IQ4_XS
+        | QuantType::IQ2_XXS
+        | QuantType::IQ3_XXS
+        | QuantType::IQ1_S
+        | QuantType::MXFP4 => {
+            for (run, group) in runs(ty, bytes).zip(tile.chunks_exact_mut(group_bytes)) {
+                put(group, 4 * row, &run.scales()[0].to_le_bytes());
+                put_bytes(&mut group[64..], row, &plus_128(&run));
+            }
+        }
+        QuantType::IQ2_XS | QuantType::IQ2_S | QuantType::IQ1_M | QuantType::NVFP4 => {
+            for (run, group) in runs(ty, bytes).zip(tile.chunks_exact_mut(group_bytes)) {
+                let [low, high] = run.scales();
+                put(group, 4 * row, &low.to_le_bytes());
+                put(group, 64 + 4 * row, &high.to_le_bytes());
+                put_bytes(&mut group[128..], row, &plus_128(&run));
             }
         }
         QuantType::F32 => put_words::<4>(bytes, row, tile),
@@ -102,6 +120,19 @@ fn pack_row(ty: QuantType, bytes: &[u8], cols: usize, row: usize, tile: &mut [u8
             put_words::<2>(&halves, row, tile);
         }
     }
+}
+
+/// The runs of a row of a format that has them.
+fn runs(ty: QuantType, bytes: &[u8]) -> impl Iterator<Item = SignedRun> {
+    let blocks = bytes.chunks_exact(ty.block_bytes());
+    blocks.flat_map(move |block| {
+        (0..ty.block_values() / BLOCK).filter_map(move |run| signed_run(ty, block, run))
+    })
+}
+
+/// A run's codes plus 128.
+fn plus_128(run: &SignedRun) -> [u8; BLOCK] {
+    run.codes.map(|code| code.cast_unsigned() ^ 0x80)
 }
 
 fn put(group: &mut [u8], at: usize, bytes: &[u8]) {
@@ -154,16 +185,6 @@ fn level(code: u8) -> u8 {
     IQ4_LEVELS[usize::from(code)].cast_unsigned() ^ 0x80
 }
 
-/// Scale and values plus 128 of sub-block `sub` of an IQ4_XS block.
-fn iq4_xs(block: &[u8], sub: usize) -> (f32, [u8; BLOCK]) {
-    let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
-    let high = u16::from_le_bytes([block[2], block[3]]);
-    let low = block[4 + sub / 2] >> (4 * (sub % 2)) & 15;
-    let scale = i16::from(low) | ((high >> (2 * sub) & 3) << 4).cast_signed();
-    let values = nibbles(&block[8 + 16 * sub..][..16]).map(level);
-    (d * f32::from(scale - 32), values)
-}
-
 fn pack_q45_k(ty: QuantType, block: &[u8], row: usize, group: &mut [u8]) {
     put(group, 2 * row, &block[0..2]);
     put(group, 32 + 2 * row, &block[2..4]);
@@ -186,56 +207,21 @@ fn pack_q45_k(ty: QuantType, block: &[u8], row: usize, group: &mut [u8]) {
     }
 }
 
-/// The common part of Q6_K and Q3_K: codes less 32 and a signed scale per 16 values.
-struct Six {
-    d: [u8; 2],
-    scales: [i8; 16],
-    /// Value plus 32.
-    codes: [u8; 256],
-}
-
-impl Six {
-    fn read(ty: QuantType, block: &[u8]) -> Six {
-        match ty {
-            QuantType::Q3_K => Six::read_q3_k(block),
-            _ => Six::read_q6_k(block),
-        }
-    }
-
-    fn read_q6_k(block: &[u8]) -> Six {
-        Six {
-            d: [block[208], block[209]],
-            scales: std::array::from_fn(|i| block[192 + i].cast_signed()),
-            codes: std::array::from_fn(|i| {
-                let (half, quarter, l) = (i / 128, i / 32 % 4, i % 32);
-                let low = block[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
-                let high = block[128 + 32 * half + l] >> (2 * quarter) & 3;
-                low | high << 4
-            }),
-        }
-    }
-
-    fn read_q3_k(block: &[u8]) -> Six {
-        let packed = &block[96..108];
-        Six {
-            d: [block[108], block[109]],
-            scales: std::array::from_fn(|i| {
-                let low = packed[i % 8] >> (4 * (i / 8)) & 15;
-                let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
-                (low | high << 4).cast_signed() - 32
-            }),
-            codes: std::array::from_fn(|i| {
-                let (half, shift, l) = (i / 128, i / 32 % 4, i % 32);
-                let pair = block[32 + 32 * half + l] >> (2 * shift) & 3;
-                let third = block[l] >> (4 * half + shift) & 1;
-                pair + 28 + 4 * third
-            }),
-        }
+fn read_q6_k(block: &[u8]) -> SixBits {
+    SixBits {
+        d: f16::from_le_bytes([block[208], block[209]]).to_f32(),
+        scales: std::array::from_fn(|i| block[192 + i].cast_signed()),
+        codes: std::array::from_fn(|i| {
+            let (half, quarter, l) = (i / 128, i / 32 % 4, i % 32);
+            let low = block[64 * half + 32 * (quarter % 2) + l] >> (4 * (quarter / 2)) & 15;
+            let high = block[128 + 32 * half + l] >> (2 * quarter) & 3;
+            low | high << 4
+        }),
     }
 }
 
-fn pack_q6(six: &Six, row: usize, group: &mut [u8]) {
-    put(group, 2 * row, &six.d);
+fn pack_q6(six: &SixBits, row: usize, group: &mut [u8]) {
+    put(group, 2 * row, &f16::from_f32(six.d).to_le_bytes());
     for (i, &scale) in six.scales.iter().enumerate() {
         group[64 + 16 * i + row] = scale.cast_unsigned();
     }

@@ -36,7 +36,13 @@ fn stored(ty: QuantType, rows: usize, cols: usize) -> Vec<u8> {
 /// Rows with every code and quantised scale of a format; only the float fields are finite.
 fn hostile(ty: QuantType, rows: usize, cols: usize) -> Vec<u8> {
     let mut bytes = stored(ty, rows, cols);
+    // Where the halves are, and the fields of IQ1_M and the 4-bit floats that are scales as well.
     let halves: &[usize] = match ty {
+        QuantType::TQ1_0 => &[52],
+        QuantType::TQ2_0 => &[64],
+        QuantType::IQ1_M => &[48, 50, 52, 54],
+        QuantType::MXFP4 => &[0],
+        QuantType::NVFP4 => &[0, 2],
         QuantType::Q2_K => &[80, 82],
         QuantType::Q3_K => &[108],
         QuantType::Q6_K => &[208],

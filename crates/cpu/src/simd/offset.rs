@@ -9,6 +9,8 @@ pub(super) enum Offset {
     Minus8,
     /// Codes are 128 too high.
     Minus128,
+    /// Codes are 128 too high, and the halves of a block are summed separately.
+    Minus128Halves,
     /// Codes are 32 too high, and the halves of a block are summed separately.
     Minus32Halves,
 }

@@ -78,6 +78,12 @@ pub fn weight_block(format: Format, tile: &[u8], row: usize, block: usize) -> We
             let scale = word_at(group, 4 * row);
             one(scale, bytes(&group[64..], row).map(|c| c - 128))
         }
+        Format::S8H => WeightBlock {
+            codes: bytes(&group[128..], row).map(|c| c - 128),
+            scales: [word_at(group, 4 * row), word_at(group, 64 + 4 * row)],
+            two_scales: true,
+            min: None,
+        },
         Format::U8M => WeightBlock {
             min: Some(-half_at(group, 32 + 2 * row)),
             ..one(half_at(group, 2 * row), bytes(&group[64..], row))

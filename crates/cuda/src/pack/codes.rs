@@ -1,7 +1,7 @@
 //! Stored codes and scales of formats without a kernel of their own.
 
 use contract::QuantType;
-use contract::quant::IQ4_LEVELS;
+use contract::quant::{IQ4_LEVELS, SignedRun, signed_run};
 use half::f16;
 
 fn half_at(block: &[u8], at: usize) -> f32 {
@@ -20,17 +20,26 @@ fn high_bits(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// Signed codes of a 32-value block. Each value is its code times the f16 in the first two bytes.
-pub(super) fn signed_32(ty: QuantType, block: &[u8]) -> [i8; 32] {
-    match ty {
+/// Run `run` of a block of a format of signed runs.
+pub(super) fn run_of(ty: QuantType, block: &[u8], run: usize) -> SignedRun {
+    signed_run(ty, block, run).unwrap_or_else(|| unreachable!("{} has no signed runs", ty.name()))
+}
+
+/// Signed codes of run `run` of a block, and the scale of its 32 values.
+pub(super) fn signed_32(ty: QuantType, block: &[u8], run: usize) -> ([i8; 32], f32) {
+    let codes = match ty {
         QuantType::Q8_0 => std::array::from_fn(|e| block[2 + e].cast_signed()),
         QuantType::Q4_0 => nibbles_32(&block[2..], 0).map(|q| q.cast_signed() - 8),
         QuantType::Q5_0 => {
             nibbles_32(&block[6..], high_bits(block, 2)).map(|q| q.cast_signed() - 16)
         }
         QuantType::IQ4_NL => nibbles_32(&block[2..], 0).map(|q| IQ4_LEVELS[usize::from(q)]),
-        other => unreachable!("{} has no single scale for 32 signed codes", other.name()),
-    }
+        _ => {
+            let run = run_of(ty, block, run);
+            return (run.codes, run.scales()[0]);
+        }
+    };
+    (codes, half_at(block, 0))
 }
 
 /// 32 values `scale * (code - bias) + offset`, with a scale and an offset per half.
@@ -62,19 +71,15 @@ pub(super) fn affine(ty: QuantType, block: &[u8], run: usize) -> Affine {
                 offset: [0, 1].map(|half| -(dmin * f32::from(byte(half) >> 4))),
             }
         }
-        QuantType::IQ4_XS => {
-            let high = u16::from_le_bytes([block[2], block[3]]);
-            let low = block[4 + run / 2] >> (run % 2 * 4) & 15;
-            let scale = i16::from(low) + ((high >> (2 * run) & 3) << 4).cast_signed() - 32;
-            let codes = nibbles_32(&block[8 + 16 * run..24 + 16 * run], 0);
+        _ => {
+            let run = run_of(ty, block, run);
             Affine {
-                codes: codes.map(|q| IQ4_LEVELS[usize::from(q)].cast_unsigned() ^ 0x80),
+                codes: run.codes.map(|code| code.cast_unsigned() ^ 0x80),
                 bias: 128,
-                scale: [half_at(block, 0) * f32::from(scale); 2],
+                scale: run.scales(),
                 offset: [0.0; 2],
             }
         }
-        other => unreachable!("{} has a kind of its own", other.name()),
     }
 }
 
@@ -86,32 +91,4 @@ pub(super) fn six_bits(block: &[u8], slice: usize) -> [u8; 128] {
         let (run, l) = (k / 32, k % 32);
         low[run % 2 * 32 + l] >> (run / 2 * 4) & 15 | (top[l] >> (2 * run) & 3) << 4
     })
-}
-
-/// A Q3_K block in Q6_K terms.
-pub(super) struct ThreeBits {
-    /// Codes plus 32.
-    pub(super) values: [u8; 256],
-    /// Signed scales of runs of 16.
-    pub(super) scales: [u8; 16],
-    /// The f16 factor.
-    pub(super) d: [u8; 2],
-}
-
-pub(super) fn three_bits(block: &[u8]) -> ThreeBits {
-    let packed = &block[96..108];
-    ThreeBits {
-        values: std::array::from_fn(|k| {
-            let byte = 32 + 32 * (k / 128) + k % 32;
-            let pair = block[byte] >> (k % 128 / 32 * 2) & 3;
-            let third = block[k % 32] >> (k / 32) & 1;
-            32 + (pair | third << 2) - 4
-        }),
-        scales: std::array::from_fn(|j| {
-            let low = packed[j % 8] >> (4 * (j / 8)) & 15;
-            let scale = low | (packed[8 + j % 4] >> (2 * (j / 4)) & 3) << 4;
-            scale.wrapping_sub(32)
-        }),
-        d: [block[108], block[109]],
-    }
 }

@@ -23,8 +23,8 @@ impl ExponentBound {
         if value == 0.0 || !value.is_finite() {
             return;
         }
-        // Values are f16, bf16 or their products with small integers. They are normal in f32 except
-        // a few bf16, which the exponent bound covers.
+        // Values are f16, bf16, powers of two or their products with small integers. They are
+        // normal in f32 except a few bf16 and powers, which the exponent bound covers.
         let log = (value.to_bits() >> 23).cast_signed() - 127;
         let most = limit - 1 - log;
         self.0 = Some(self.0.map_or(most, |so_far| so_far.min(most)));
@@ -56,13 +56,28 @@ pub(super) fn of_row(ty: QuantType, row: &[u8]) -> i32 {
                 fit.below(half(block, 108), 9 - 23);
             }
         }
+        QuantType::IQ3_XXS | QuantType::IQ3_S | QuantType::IQ1_S | QuantType::IQ1_M => {
+            for block in blocks {
+                fit.below(codes::run_of(ty, block, 0).unit, 9 - 23);
+            }
+        }
         QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
             for block in blocks {
                 fit.below(half(block, 0), 16 - 22);
             }
         }
-        QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => {
-            // These scales are rounded, so they need a margin of one bit.
+        QuantType::TQ1_0
+        | QuantType::TQ2_0
+        | QuantType::MXFP4
+        | QuantType::IQ2_XXS
+        | QuantType::Q4_1
+        | QuantType::Q5_1
+        | QuantType::Q2_K
+        | QuantType::IQ4_XS
+        | QuantType::IQ2_XS
+        | QuantType::IQ2_S
+        | QuantType::NVFP4 => {
+            // Most of these scales are rounded, so they need a margin of one bit.
             for block in blocks {
                 for run in 0..ty.block_values() / 32 {
                     let affine = codes::affine(ty, block, run);

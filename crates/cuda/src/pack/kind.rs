@@ -19,11 +19,13 @@ pub enum WeightKind {
     Q4K = 0,
     /// Q5_K as stored, reordered.
     Q5K = 1,
-    /// Q6_K, reordered. Q3_K with widened codes.
+    /// Q6_K, reordered. Q3_K, IQ3_XXS, IQ3_S, IQ1_S and IQ1_M with widened codes.
     Q6K = 2,
-    /// Q8_0, reordered. Q4_0, Q5_0 and IQ4_NL with widened codes.
+    /// Q8_0, reordered. Q4_0, Q5_0, IQ4_NL, TQ1_0, TQ2_0 and MXFP4 with widened codes; IQ2_XXS also
+    /// with its scales rounded to f16.
     Q8 = 3,
-    /// 8-bit codes with an f16 scale and offset per 16 values: Q4_1, Q5_1, Q2_K, IQ4_XS.
+    /// 8-bit codes with an f16 scale and offset per 16 values: Q4_1, Q5_1, Q2_K, IQ4_XS, IQ2_XS,
+    /// IQ2_S, NVFP4. All but NVFP4 have scales that are rounded to f16.
     U8Affine = 4,
     /// F16, and BF16 scaled by a power of two per row.
     F16 = 5,
@@ -68,13 +70,27 @@ impl WeightKind {
         match ty {
             QuantType::Q4_K => WeightKind::Q4K,
             QuantType::Q5_K => WeightKind::Q5K,
-            QuantType::Q6_K | QuantType::Q3_K => WeightKind::Q6K,
-            QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
-                WeightKind::Q8
-            }
-            QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::IQ4_XS => {
-                WeightKind::U8Affine
-            }
+            QuantType::Q6_K
+            | QuantType::Q3_K
+            | QuantType::IQ3_XXS
+            | QuantType::IQ3_S
+            | QuantType::IQ1_S
+            | QuantType::IQ1_M => WeightKind::Q6K,
+            QuantType::Q8_0
+            | QuantType::Q4_0
+            | QuantType::Q5_0
+            | QuantType::IQ4_NL
+            | QuantType::TQ1_0
+            | QuantType::TQ2_0
+            | QuantType::MXFP4
+            | QuantType::IQ2_XXS => WeightKind::Q8,
+            QuantType::Q4_1
+            | QuantType::Q5_1
+            | QuantType::Q2_K
+            | QuantType::IQ4_XS
+            | QuantType::IQ2_XS
+            | QuantType::IQ2_S
+            | QuantType::NVFP4 => WeightKind::U8Affine,
             QuantType::F16 | QuantType::BF16 => WeightKind::F16,
             QuantType::F32 => WeightKind::F32,
         }

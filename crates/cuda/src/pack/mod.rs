@@ -10,10 +10,12 @@ pub mod dequantize;
 mod exponent;
 mod kind;
 mod rows;
+mod table;
 mod tile;
 
 pub use kind::{A16_TILE, ActivationFormat, BLOCK_ROWS, M16_ROWS, WeightKind};
 pub use rows::pack;
+pub use table::{table_rows, table_type};
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use contract::QuantType;
 use contract::quant::{dequantize_row, quantize_row};
 
 use super::dequantize::PackedMatrix;
-use super::{WeightKind, pack};
+use super::{WeightKind, pack, table_rows, table_type};
 
 fn row_of(seed: usize, cols: usize) -> Vec<f32> {
     (0..cols)
@@ -20,12 +20,11 @@ fn scale_of(row: usize) -> f32 {
 #[test]
 fn packed_weights_dequantize_as_stored() {
     for ty in QuantType::ALL {
-        let widths: &[usize] = if ty.block_values() == 256 {
-            &[256, 768]
-        } else {
-            &[256, 96, 416]
-        };
-        for &cols in widths {
+        let widths = [256_usize, 768, 96, 416];
+        for cols in widths
+            .into_iter()
+            .filter(|cols| cols.is_multiple_of(ty.block_values()))
+        {
             let rows = 150;
             let mut stored = vec![0; rows * ty.row_bytes(cols)];
             let mut wanted = vec![0.0; rows * cols];
@@ -100,7 +99,25 @@ fn random_blocks_dequantize_as_stored() {
         let mut stored: Vec<u8> = (0..rows * ty.row_bytes(cols)).map(|_| random()).collect();
         // Scales of one binade, so that no block dominates a row.
         for block in stored.chunks_exact_mut(ty.block_bytes()) {
+            // A scale of IQ1_M has its top nibble in byte 55; the 4-bit floats have scales of
+            // their own form.
             let halves: &[usize] = match ty {
+                QuantType::IQ1_M => {
+                    block[55] = 0x10 | block[55] & 0x8f;
+                    &[]
+                }
+                QuantType::MXFP4 => {
+                    block[0] = 0x70 | block[0] & 1;
+                    &[]
+                }
+                QuantType::NVFP4 => {
+                    block[..4]
+                        .iter_mut()
+                        .for_each(|scale| *scale = 0x30 | *scale & 15);
+                    &[]
+                }
+                QuantType::TQ1_0 => &[52],
+                QuantType::TQ2_0 => &[64],
                 QuantType::Q6_K => &[208],
                 QuantType::Q3_K => &[108],
                 QuantType::Q2_K => &[80, 82],
@@ -133,6 +150,28 @@ fn random_blocks_dequantize_as_stored() {
             }
         }
     }
+}
+
+#[test]
+fn embedding_rows_keep_their_values_in_the_format_of_the_kernel() {
+    let mut converted = 0;
+    for ty in QuantType::ALL {
+        let (rows, cols) = (5, 512);
+        let mut from = vec![0; rows * ty.row_bytes(cols)];
+        for (row, bytes) in from.chunks_exact_mut(ty.row_bytes(cols)).enumerate() {
+            quantize_row(ty, &row_of(row, cols), bytes);
+        }
+        let stored = table_type(ty);
+        let mut to = vec![0xff; rows * stored.row_bytes(cols)];
+        table_rows(ty, cols, &from, &mut to);
+        let (mut wanted, mut got) = (vec![0.0; rows * cols], vec![0.0; rows * cols]);
+        dequantize_row(ty, &from, &mut wanted);
+        dequantize_row(stored, &to, &mut got);
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&got), bits(&wanted), "{}", ty.name());
+        converted += usize::from(stored != ty);
+    }
+    assert_eq!(converted, 11);
 }
 
 #[test]

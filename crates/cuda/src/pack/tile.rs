@@ -1,11 +1,12 @@
 //! One row of one tile, for each weight kind.
 
 use contract::QuantType;
-use contract::quant::scale_and_min;
+use contract::quant::{scale_and_min, six_bits};
 use half::{bf16, f16};
 
 use super::codes;
 use super::exponent::power;
+use super::kind::WeightKind;
 
 /// A row of a tile: its index below 16, and its power-of-two exponent.
 #[derive(Debug, Clone, Copy)]
@@ -34,24 +35,28 @@ pub(super) fn write_row(ty: QuantType, slice: usize, row: Row, stored: &[u8], ti
         QuantType::Q6_K => {
             for block in blocks {
                 let six = codes::six_bits(block, slice);
-                let scales = &block[192 + 8 * slice..][..8];
-                write_six_bit(row, slice, &six, scales, half_at(block, 208), tile);
+                let scales = std::array::from_fn(|j| block[192 + 8 * slice + j].cast_signed());
+                write_six_bit(row, slice, &six, &scales, half_at(block, 208), tile);
             }
         }
-        QuantType::Q3_K => {
-            for block in blocks {
-                let three = codes::three_bits(block);
-                let six = &three.values[128 * slice..][..128];
-                let d = half_at(&three.d, 0);
-                write_six_bit(row, slice, six, &three.scales[8 * slice..][..8], d, tile);
+        QuantType::Q3_K
+        | QuantType::IQ3_XXS
+        | QuantType::IQ3_S
+        | QuantType::IQ1_S
+        | QuantType::IQ1_M => {
+            for six in blocks.filter_map(|block| six_bits(ty, block)) {
+                let codes = &six.codes[128 * slice..][..128];
+                let scales = std::array::from_fn(|j| six.scales[8 * slice + j]);
+                write_six_bit(row, slice, codes, &scales, six.d, tile);
             }
         }
-        QuantType::Q8_0 | QuantType::Q4_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
+        QuantType::Q8_0
+        | QuantType::Q4_0
+        | QuantType::Q5_0
+        | QuantType::IQ4_NL
+        | QuantType::MXFP4 => {
             for (run, block) in blocks.enumerate() {
-                let signed = codes::signed_32(ty, block);
-                write_bytes(row, run, &signed.map(|q| q.cast_unsigned() ^ 0x80), tile);
-                let scale = half_at(block, 0) * power(22 + row.exponent);
-                write_half(tile, 1024 + row.index * 4 + run * 2, scale);
+                write_signed(row, run, codes::signed_32(ty, block, 0), tile);
             }
         }
         QuantType::Q4_1 | QuantType::Q5_1 => {
@@ -59,7 +64,20 @@ pub(super) fn write_row(ty: QuantType, slice: usize, row: Row, stored: &[u8], ti
                 write_affine(row, run, &codes::affine(ty, block, 0), tile);
             }
         }
-        QuantType::Q2_K | QuantType::IQ4_XS => unreachable!("their units are a part of a block"),
+        QuantType::NVFP4 => {
+            for block in blocks {
+                for run in 0..2 {
+                    write_affine(row, run, &codes::affine(ty, block, run), tile);
+                }
+            }
+        }
+        QuantType::Q2_K
+        | QuantType::IQ4_XS
+        | QuantType::IQ2_XXS
+        | QuantType::IQ2_XS
+        | QuantType::IQ2_S
+        | QuantType::TQ1_0
+        | QuantType::TQ2_0 => unreachable!("their units are a part of a block"),
         QuantType::F16 | QuantType::BF16 => {
             for (k, bytes) in stored.chunks_exact(2).enumerate() {
                 let bits = u16::from_le_bytes([bytes[0], bytes[1]]);
@@ -86,7 +104,12 @@ pub(super) fn write_quarter(
 ) {
     for block in stored.chunks_exact(ty.block_bytes()) {
         for run in 0..2 {
-            write_affine(row, run, &codes::affine(ty, block, 2 * quarter + run), tile);
+            let of_block = 2 * quarter + run;
+            if WeightKind::of(ty) == WeightKind::Q8 {
+                write_signed(row, run, codes::signed_32(ty, block, of_block), tile);
+            } else {
+                write_affine(row, run, &codes::affine(ty, block, of_block), tile);
+            }
         }
     }
 }
@@ -207,7 +230,7 @@ fn write_five_bit(row: Row, slice: usize, block: &[u8], tile: &mut [u8]) {
 }
 
 /// Writes a slice's 128 six-bit codes.
-fn write_six_bit(row: Row, slice: usize, six: &[u8], scales: &[u8], d: f32, tile: &mut [u8]) {
+fn write_six_bit(row: Row, slice: usize, six: &[u8], scales: &[i8; 8], d: f32, tile: &mut [u8]) {
     let i = row.index / 8;
     for (q, six) in six.chunks_exact(64).enumerate() {
         for k in (0..8).step_by(2) {
@@ -239,7 +262,7 @@ fn write_six_bit(row: Row, slice: usize, six: &[u8], scales: &[u8], d: f32, tile
         }
     }
     for (to, scale) in tile[1536 + row.index * 8..][..8].iter_mut().zip(scales) {
-        *to = scale ^ 0x80;
+        *to = scale.cast_unsigned() ^ 0x80;
     }
     if slice == 0 {
         write_half(tile, 1664 + row.index * 2, d * power(23 + row.exponent));
@@ -253,6 +276,13 @@ fn write_bytes(row: Row, run: usize, bytes: &[u8; 32], tile: &mut [u8]) {
         let bits = four(bytes, k).rotate_left(2);
         write_word(tile, run * 512 + lane * 16 + j * 4, bits);
     }
+}
+
+/// Writes run `run` of 64 values: its codes plus 128 and its scale.
+fn write_signed(row: Row, run: usize, (codes, scale): ([i8; 32], f32), tile: &mut [u8]) {
+    write_bytes(row, run, &codes.map(|q| q.cast_unsigned() ^ 0x80), tile);
+    let scale = scale * power(22 + row.exponent);
+    write_half(tile, 1024 + row.index * 4 + run * 2, scale);
 }
 
 fn write_affine(row: Row, run: usize, affine: &codes::Affine, tile: &mut [u8]) {

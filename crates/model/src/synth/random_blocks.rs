@@ -122,6 +122,27 @@ fn set_scales(ty: QuantType, std: f32, block: &mut [u8]) {
             }
         }
         QuantType::IQ4_XS => half(0, std / (18.5 * 71.0)),
+        QuantType::IQ2_XXS | QuantType::IQ2_XS | QuantType::IQ2_S => half(0, std / 55.0),
+        QuantType::IQ3_XXS => half(0, std / 130.0),
+        QuantType::IQ3_S => half(0, std / 150.0),
+        QuantType::IQ1_S => half(0, std / 7.6),
+        QuantType::IQ1_M => {
+            half(0, std / 7.6);
+            let d = [block[0], block[1]];
+            for i in 0..4 {
+                let nibble = d[i / 2] >> (4 * (i % 2)) & 15;
+                block[49 + 2 * i] = block[49 + 2 * i] & 15 | nibble << 4;
+            }
+        }
+        QuantType::TQ1_0 => half(52, std / 0.82),
+        QuantType::TQ2_0 => half(64, std / 1.22),
+        // The levels' root mean square is 5.85.
+        QuantType::MXFP4 => block[0] = (128.0 + (std / 5.85).log2()).round() as u8,
+        QuantType::NVFP4 => {
+            let mut alike = [0; 36];
+            quant::quantize_row(ty, &[std / 5.85 * 12.0; 64], &mut alike);
+            block[..4].copy_from_slice(&alike[..4]);
+        }
         QuantType::F32 | QuantType::F16 | QuantType::BF16 => {}
     }
 }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::Avx2;
 use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
-use super::unpack::{UnpackS8W, UnpackU8M};
+use super::unpack::{UnpackS8H, UnpackS8W, UnpackU8M};
 use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
 use crate::simd::offset::Offset;
@@ -35,6 +35,7 @@ impl Avx2 {
                 Format::Q4 => sweep::<UnpackQ4>(bytes, acts, out),
                 Format::S8 => sweep::<UnpackS8>(bytes, acts, out),
                 Format::S8W => sweep::<UnpackS8W>(bytes, acts, out),
+                Format::S8H => sweep::<UnpackS8H>(bytes, acts, out),
                 Format::U8M => sweep::<UnpackU8M>(bytes, acts, out),
                 Format::F32 | Format::F16 | Format::BF16 => {
                     unreachable!("float formats take f32 activations")
@@ -108,7 +109,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
     let blocks = acts.cols / BLOCK;
     let mut sums = [_mm256_setzero_ps(); N];
     let ones = _mm256_set1_epi16(1);
-    let signed = U::OFFSET == Offset::Minus128;
+    let signed = matches!(U::OFFSET, Offset::Minus128 | Offset::Minus128Halves);
     // SAFETY: every pointer below stays inside the arrays that `Avx2::tile` measured: rows
     // `first..first + N` of `[n, cols]`, `[n, blocks]` and `[n, 2 * blocks]`; `U` reads inside the
     // tile.
@@ -129,7 +130,9 @@ unsafe fn strip<U: Unpack, const N: usize>(
                 let at = c * blocks + block;
                 let a = values.add(at * BLOCK).cast::<i32>();
                 let mut dots = match U::OFFSET {
-                    Offset::None | Offset::Minus128 => [_mm256_setzero_si256(); 2],
+                    Offset::None | Offset::Minus128 | Offset::Minus128Halves => {
+                        [_mm256_setzero_si256(); 2]
+                    }
                     Offset::Minus8 => [_mm256_set1_epi32(*minus_8.add(at)), _mm256_setzero_si256()],
                     Offset::Minus32Halves => [
                         _mm256_set1_epi32(*minus_32.add(2 * at)),

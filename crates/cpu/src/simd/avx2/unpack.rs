@@ -19,7 +19,7 @@ pub(super) struct UnpackedBlock {
 pub(super) trait Unpack {
     const BLOCKS: usize;
     const BYTES: usize;
-    /// [`Offset::Minus128`]: lines are signed bytes, because pairs of larger unsigned products
+    /// With an offset of 128, lines are signed bytes, because pairs of larger unsigned products
     /// overflow 16 bits.
     const OFFSET: Offset;
     const TWO_SCALES: bool = false;
@@ -280,6 +280,27 @@ impl Unpack for UnpackS8W {
                 lines: bytes::<true>(group.add(64 + 32 * half)),
                 scale,
                 extra: scale,
+            }
+        }
+    }
+}
+
+pub(super) struct UnpackS8H;
+
+impl Unpack for UnpackS8H {
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 640;
+    const OFFSET: Offset = Offset::Minus128Halves;
+    const TWO_SCALES: bool = true;
+
+    #[inline(always)]
+    unsafe fn block(group: *const u8, half: usize, _: usize) -> UnpackedBlock {
+        // SAFETY: the caller's; scales of the two halves of a row begin at 0 and 64, lines at 128.
+        unsafe {
+            UnpackedBlock {
+                lines: bytes::<true>(group.add(128 + 32 * half)),
+                scale: _mm256_loadu_ps(group.add(32 * half).cast()),
+                extra: _mm256_loadu_ps(group.add(64 + 32 * half).cast()),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::Avx512;
 use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
-use super::unpack::{UnpackS8W, UnpackU8M};
+use super::unpack::{UnpackS8H, UnpackS8W, UnpackU8M};
 use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed};
 use crate::simd::offset::Offset;
@@ -37,6 +37,7 @@ impl Avx512 {
                 Format::Q4 => sweep::<UnpackQ4>(bytes, acts, out),
                 Format::S8 => sweep::<UnpackS8>(bytes, acts, out),
                 Format::S8W => sweep::<UnpackS8W>(bytes, acts, out),
+                Format::S8H => sweep::<UnpackS8H>(bytes, acts, out),
                 Format::U8M => sweep::<UnpackU8M>(bytes, acts, out),
                 Format::F32 | Format::F16 | Format::BF16 => {
                     unreachable!("float formats take f32 activations")
@@ -123,6 +124,10 @@ unsafe fn strip<U: Unpack, const N: usize>(
                         Offset::None => {}
                         Offset::Minus8 | Offset::Minus128 => {
                             low[c] = _mm512_set1_epi32(*whole.add(at));
+                        }
+                        Offset::Minus128Halves => {
+                            low[c] = _mm512_set1_epi32(4 * *halves.add(2 * at));
+                            high[c] = _mm512_set1_epi32(4 * *halves.add(2 * at + 1));
                         }
                         Offset::Minus32Halves => {
                             low[c] = _mm512_set1_epi32(*halves.add(2 * at));

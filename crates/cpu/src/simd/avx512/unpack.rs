@@ -355,6 +355,32 @@ impl Unpack for UnpackS8W {
     }
 }
 
+pub(super) struct UnpackS8H;
+
+impl Unpack for UnpackS8H {
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 640;
+    const OFFSET: Offset = Offset::Minus128Halves;
+    const TWO_SCALES: bool = true;
+
+    #[inline(always)]
+    unsafe fn open(_: *const u8) -> Self {
+        UnpackS8H
+    }
+
+    #[inline(always)]
+    unsafe fn block(&self, group: *const u8, _: usize) -> UnpackedBlock {
+        // SAFETY: the caller's; scales of the two halves of a row begin at 0 and 64, lines at 128.
+        unsafe {
+            UnpackedBlock {
+                lines: bytes(group.add(128)),
+                scale: _mm512_loadu_ps(group.cast()),
+                extra: _mm512_loadu_ps(group.add(64).cast()),
+            }
+        }
+    }
+}
+
 pub(super) struct UnpackU8M;
 
 impl Unpack for UnpackU8M {
