@@ -38,6 +38,14 @@ pub enum ModelError {
         /// The expected and the found tensor.
         detail: String,
     },
+    /// An importance matrix that cannot be used: unreadable, damaged or of another model.
+    #[error("{file}: {detail}")]
+    Importance {
+        /// The file.
+        file: String,
+        /// The fault, with the tensor where there is one.
+        detail: String,
+    },
     /// A draft and a target that do not belong together. Use the draft that was made for the
     /// target.
     #[error("{draft} does not draft for {target}: {detail}")]

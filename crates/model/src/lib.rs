@@ -16,6 +16,7 @@ mod draft;
 mod error;
 mod family;
 mod hash;
+mod importance;
 mod load;
 pub mod markup;
 mod names;
@@ -32,4 +33,5 @@ pub use draft::{
 };
 pub use error::ModelError;
 pub use gguf::FileBytes;
+pub use importance::ImportanceMatrix;
 pub use load::{LoadedModel, ModelInfo, TypeShare, load, load_bytes, load_vocab};

@@ -11,20 +11,23 @@ use contract::{QuantType, quant};
 use gguf::{GgufFile, GgufWriter, TensorInfo, TensorType, Value};
 
 use crate::ModelError;
+use crate::importance::ImportanceMatrix;
 use crate::names::HEAD;
 use crate::reader::Reader;
-use crate::recipe::{FileShape, Recipe, choose};
+use crate::recipe::{FileShape, Recipe, choose, needs_importance};
 
 /// Values per piece and thread.
 const PIECE_VALUES: usize = 1 << 19;
 
 /// Options of a conversion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QuantizeOptions {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QuantizeOptions<'a> {
     /// Chooses each tensor's type.
     pub recipe: Recipe,
     /// Conversion threads; 0 counts as 1.
     pub threads: usize,
+    /// Weights of the errors of formats that can use them: the IQ types but IQ4.
+    pub importance: Option<&'a ImportanceMatrix>,
 }
 
 /// Progress of a conversion.
@@ -75,16 +78,18 @@ impl QuantizeReport {
 ///
 /// # Errors
 /// [`ModelError::Container`] for an invalid input or a failed write, [`ModelError::Tensor`] for a
-/// tensor of an unsupported type. An input that is refused writes nothing.
+/// tensor of an unsupported type or without the importance that its new type needs,
+/// [`ModelError::Importance`] for an importance matrix of another model. What is refused writes
+/// nothing.
 pub fn quantize<W: Write>(
     input: &Path,
     out: W,
-    options: &QuantizeOptions,
+    options: &QuantizeOptions<'_>,
     progress: &mut dyn FnMut(QuantizeProgress<'_>),
 ) -> Result<(QuantizeReport, W), ModelError> {
     let file = GgufFile::open(input)?;
-    let plan = plan(&file, options.recipe)?;
-    let out = convert(&file, plan.0, &plan.1, options.threads, out, progress)?;
+    let plan = plan(&file, options)?;
+    let out = convert(&file, plan.0, &plan.1, options, out, progress)?;
     Ok((report(&file, plan.1), out))
 }
 
@@ -107,7 +112,13 @@ fn report(file: &GgufFile, tensors: Vec<Change>) -> QuantizeReport {
 }
 
 /// The output's metadata and directory, and the conversion of each tensor.
-fn plan(file: &GgufFile, recipe: Recipe) -> Result<(GgufWriter, Vec<Change>), ModelError> {
+fn plan(
+    file: &GgufFile,
+    options: &QuantizeOptions<'_>,
+) -> Result<(GgufWriter, Vec<Change>), ModelError> {
+    let QuantizeOptions {
+        recipe, importance, ..
+    } = *options;
     let mut writer = GgufWriter::new();
     let fresh = [
         ("general.file_type", Value::U32(recipe.file_type())),
@@ -116,17 +127,31 @@ fn plan(file: &GgufFile, recipe: Recipe) -> Result<(GgufWriter, Vec<Change>), Mo
     for (key, value) in file.meta().iter() {
         let is_fresh = fresh.iter().any(|(name, _)| *name == key);
         // The parts of a split file become one.
-        if !is_fresh && !key.starts_with("split.") {
+        let is_stale = key.starts_with("split.") || key.starts_with("quantize.imatrix.");
+        if !is_fresh && !is_stale {
             writer.meta(key, value.clone())?;
         }
     }
     for (key, value) in fresh {
         writer.meta(key, value)?;
     }
+    if let Some(importance) = importance {
+        let entries = i32::try_from(importance.len()).unwrap_or(i32::MAX);
+        writer.meta("quantize.imatrix.file", importance.name().into())?;
+        writer.meta("quantize.imatrix.entries_count", Value::I32(entries))?;
+    }
     let reader = Reader::new(file)?;
+    let count = |suffix| reader.optional(suffix).ok().flatten().unwrap_or(0);
+    let (heads, kv_heads) = (
+        count("attention.head_count"),
+        count("attention.head_count_kv"),
+    );
     let shape = FileShape {
         block_count: reader.count("block_count")?,
         tied: file.tensor(HEAD).is_none(),
+        is_grouped: kv_heads > 0 && heads / kv_heads >= 4,
+        has_experts: count("expert_count") >= 4,
+        has_importance: importance.is_some(),
     };
     let mut changes = Vec::with_capacity(file.tensors().len());
     for info in file.tensors() {
@@ -141,6 +166,17 @@ fn plan(file: &GgufFile, recipe: Recipe) -> Result<(GgufWriter, Vec<Change>), Mo
             QuantType::F32 if from.block_values() == 1 && recipe != Recipe::F32 => from,
             other => other,
         };
+        let has_entry = match importance {
+            Some(importance) => importance.of(info)?.is_some(),
+            None => false,
+        };
+        if from != to && needs_importance(info.name(), to) && !has_entry {
+            let wish = format!(
+                "to be stored as {}, which needs an importance matrix with this tensor",
+                to.name()
+            );
+            return Err(reader.refuse_tensor(info.name(), wish));
+        }
         writer.tensor(info.name(), to, info.dims())?;
         changes.push(Change {
             name: Arc::clone(info.name()),
@@ -155,7 +191,7 @@ fn convert<W: Write>(
     file: &GgufFile,
     writer: GgufWriter,
     changes: &[Change],
-    threads: usize,
+    options: &QuantizeOptions<'_>,
     out: W,
     progress: &mut dyn FnMut(QuantizeProgress<'_>),
 ) -> Result<W, ModelError> {
@@ -191,8 +227,20 @@ fn convert<W: Write>(
             rows => rows * cols,
         };
         let from_bytes = change.from.row_bytes(values);
-        for turn in data.chunks(from_bytes * threads.max(1)) {
-            for converted in convert_batch(turn, from_bytes, change) {
+        let threads = options.threads.max(1);
+        let importance = options
+            .importance
+            .map(|all| all.of(info))
+            .transpose()?
+            .flatten();
+        let rows = RowLayout {
+            cols,
+            per_expert: info.dims().get(1).map_or(1, |&rows| rows as usize),
+            importance,
+        };
+        for (index, turn) in data.chunks(from_bytes * threads).enumerate() {
+            let first = index * threads * values;
+            for converted in convert_batch(turn, from_bytes, change, (rows, first)) {
                 body.write(&converted)?;
             }
             tell(turn.len());
@@ -201,12 +249,34 @@ fn convert<W: Write>(
     Ok(body.finish()?)
 }
 
-/// Converts the pieces of one batch, one thread per piece.
-fn convert_batch(turn: &[u8], piece_bytes: usize, change: &Change) -> Vec<Vec<u8>> {
+/// Where the values of a piece are in their matrix.
+#[derive(Clone, Copy)]
+struct RowLayout<'a> {
+    /// Values of a row.
+    cols: usize,
+    /// Rows of an expert, or all.
+    per_expert: usize,
+    /// A weight for each column, of one expert after the other.
+    importance: Option<&'a [f32]>,
+}
+
+/// Converts the pieces of one batch, one thread per piece; `first` is the number of its first value
+/// in the matrix.
+fn convert_batch(
+    turn: &[u8],
+    piece_bytes: usize,
+    change: &Change,
+    (rows, first): (RowLayout<'_>, usize),
+) -> Vec<Vec<u8>> {
+    let values = piece_bytes / change.from.block_bytes() * change.from.block_values();
     std::thread::scope(|scope| {
         let workers: Vec<_> = turn
             .chunks(piece_bytes)
-            .map(|piece| scope.spawn(|| convert_piece(piece, change.from, change.to)))
+            .enumerate()
+            .map(|(index, piece)| {
+                let first = first + index * values;
+                scope.spawn(move || convert_piece(piece, change, rows, first))
+            })
             .collect();
         workers
             .into_iter()
@@ -215,11 +285,26 @@ fn convert_batch(turn: &[u8], piece_bytes: usize, change: &Change) -> Vec<Vec<u8
     })
 }
 
-fn convert_piece(piece: &[u8], from: QuantType, to: QuantType) -> Vec<u8> {
+fn convert_piece(piece: &[u8], change: &Change, rows: RowLayout<'_>, first: usize) -> Vec<u8> {
+    let (from, to) = (change.from, change.to);
     let n = piece.len() / from.block_bytes() * from.block_values();
     let mut values = vec![0.0; n];
     quant::dequantize_row(from, piece, &mut values);
     let mut bytes = vec![0; to.row_bytes(n)];
-    quant::quantize_row(to, &values, &mut bytes);
+    let Some(importance) = rows.importance else {
+        quant::quantize_row(to, &values, &mut bytes);
+        return bytes;
+    };
+    // A piece is whole rows or a part of one.
+    let part = rows.cols.min(n);
+    let parts = values
+        .chunks(part)
+        .zip(bytes.chunks_mut(to.row_bytes(part)));
+    for (index, (values, bytes)) in parts.enumerate() {
+        let at = first + index * part;
+        let expert = at / rows.cols / rows.per_expert;
+        let importance = &importance[expert * rows.cols + at % rows.cols..][..values.len()];
+        quant::quantize_row_weighted(to, values, importance, bytes);
+    }
     bytes
 }

@@ -170,7 +170,9 @@ fn check(bytes: &[u8]) -> bool {
                 ModelError::Tensor { tensor, .. } => !tensor.is_empty() && text.contains("tensor "),
                 ModelError::Unsupported { what, .. } => !what.is_empty(),
                 ModelError::Container(_) => true,
-                ModelError::Unknown { .. } | ModelError::DraftMismatch { .. } => false,
+                ModelError::Unknown { .. }
+                | ModelError::DraftMismatch { .. }
+                | ModelError::Importance { .. } => false,
             };
             assert!(place, "{text}");
             false

@@ -1,6 +1,7 @@
 //! Converting whole files: what changes, what stays, and what is never left behind.
 #![allow(clippy::unwrap_used, reason = "test helpers")]
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use gguf::{FileBytes, GgufFile, TensorInfo, TensorType, Value};
 use model::quantize::{QuantizeOptions, QuantizeReport, quantize};
 use model::recipe::Recipe;
 use model::synth::SynthSpec;
+use model::{ImportanceMatrix, ModelError};
 
 /// A synthetic file in a folder of its own.
 fn synthetic(dir: &Path, spec: &str) -> PathBuf {
@@ -21,10 +23,15 @@ fn synthetic(dir: &Path, spec: &str) -> PathBuf {
 fn run(input: &Path, recipe: Recipe, threads: usize) -> (PathBuf, QuantizeReport) {
     let output = input.with_file_name(format!("{}-{threads}.gguf", recipe.name()));
     let mut last = 0;
+    let importance = recipe.needs_importance().then(|| even_importance(input));
     let (report, _) = quantize(
         input,
         BufWriter::new(fs::File::create(&output).unwrap()),
-        &QuantizeOptions { recipe, threads },
+        &QuantizeOptions {
+            recipe,
+            threads,
+            importance: importance.as_ref(),
+        },
         &mut |progress| {
             assert!(progress.done_bytes >= last && progress.done_bytes <= progress.total_bytes);
             last = progress.done_bytes;
@@ -33,6 +40,15 @@ fn run(input: &Path, recipe: Recipe, threads: usize) -> (PathBuf, QuantizeReport
     .unwrap();
     assert_eq!(last, report.input_bytes);
     (output, report)
+}
+
+/// An importance matrix that has every matrix and prefers no input.
+fn even_importance(input: &Path) -> ImportanceMatrix {
+    let file = GgufFile::open(input).unwrap();
+    let matrices = file.tensors().iter().filter(|info| info.dims().len() == 2);
+    let entries =
+        matrices.map(|info| (info.name().to_string(), vec![1.0; info.dims()[0] as usize]));
+    ImportanceMatrix::new("even", entries.collect()).unwrap()
 }
 
 fn values(file: &GgufFile, info: &TensorInfo) -> Vec<f32> {
@@ -49,7 +65,12 @@ fn rows_equal_the_codec_output() {
     let dir = tempfile::tempdir().unwrap();
     let input = synthetic(dir.path(), "tiny-hybrid:f32");
     let before = GgufFile::open(&input).unwrap();
-    for recipe in Recipe::ALL {
+    // The slow searches of one bit and of two have one recipe each here; the codec's own tests have
+    // them all.
+    let is_like_others = |recipe: &Recipe| {
+        !recipe.needs_importance() || matches!(recipe, Recipe::IQ1_M | Recipe::IQ2_M)
+    };
+    for recipe in Recipe::ALL.into_iter().filter(is_like_others) {
         let (output, report) = run(&input, recipe, 2);
         let after = GgufFile::open(&output).unwrap();
         assert_eq!(report.tensors.len(), before.tensors().len());
@@ -59,7 +80,13 @@ fn rows_equal_the_codec_output() {
             assert_eq!(made.ty(), TensorType::Known(change.to));
             assert_eq!(made.dims(), info.dims());
             let mut expected = vec![0; after.data(made).len()];
-            quant::quantize_row(change.to, &values(&before, info), &mut expected);
+            let values = values(&before, info);
+            if recipe.needs_importance() {
+                let even = vec![1.0; values.len()];
+                quant::quantize_row_weighted(change.to, &values, &even, &mut expected);
+            } else {
+                quant::quantize_row(change.to, &values, &mut expected);
+            }
             assert!(
                 after.data(made) == expected,
                 "{} of {}",
@@ -129,6 +156,7 @@ fn conversion_is_written_to_any_writer_and_its_input_stays() {
     let options = QuantizeOptions {
         recipe: Recipe::Q8_0,
         threads: 2,
+        importance: None,
     };
     let before = fs::read(&input).unwrap();
     let (report, out) = quantize(&input, Vec::new(), &options, &mut |_| {}).unwrap();
@@ -146,9 +174,56 @@ fn refused_inputs_write_nothing() {
     let options = QuantizeOptions {
         recipe: Recipe::Q8_0,
         threads: 2,
+        importance: None,
     };
     let mut out = Vec::new();
     let error = quantize(&input, &mut out, &options, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("in.gguf"), "{error}");
     assert_eq!(out, [0; 0]);
+}
+
+#[test]
+fn importance_changes_rows_by_column_and_must_fit_the_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = synthetic(dir.path(), "tiny-dense:f32");
+    let before = GgufFile::open(&input).unwrap();
+    let name = "blk.0.ffn_up.weight";
+    let info = before.tensor(name).unwrap();
+    let cols = info.dims()[0] as usize;
+    let weights: Vec<f32> = (0..cols).map(|i| (i % 7) as f32 + 0.1).collect();
+    let mut entries = HashMap::from([(name.to_owned(), weights.clone())]);
+    let with = |entries: HashMap<String, Vec<f32>>, recipe| {
+        let importance = ImportanceMatrix::new("some.dat", entries).unwrap();
+        let options = QuantizeOptions {
+            recipe,
+            threads: 3,
+            importance: Some(&importance),
+        };
+        quantize(&input, Vec::new(), &options, &mut |_| {})
+    };
+    let (_, out) = with(entries.clone(), Recipe::IQ3_S).unwrap();
+    let after = GgufFile::from_bytes("out", FileBytes::shared(out.into())).unwrap();
+    let made = after.tensor(name).unwrap();
+    assert_eq!(made.ty(), TensorType::Known(QuantType::IQ3_S));
+    let values = values(&before, info);
+    let row_bytes = QuantType::IQ3_S.row_bytes(cols);
+    let rows = values.chunks(cols).zip(after.data(made).chunks(row_bytes));
+    let mut differ = 0;
+    for (row, stored) in rows {
+        let (mut weighted, mut plain) = (vec![0; row_bytes], vec![0; row_bytes]);
+        quant::quantize_row_weighted(QuantType::IQ3_S, row, &weights, &mut weighted);
+        quant::quantize_row(QuantType::IQ3_S, row, &mut plain);
+        assert!(stored == weighted);
+        differ += usize::from(weighted != plain);
+    }
+    assert!(differ > 0);
+    let key = after.meta().get("quantize.imatrix.file");
+    assert_eq!(key, Some(&Value::from("some.dat")));
+
+    let error = with(entries.clone(), Recipe::IQ2_XS).unwrap_err();
+    assert!(matches!(error, ModelError::Tensor { .. }), "{error}");
+    entries.insert(name.to_owned(), vec![1.0; 3]);
+    let error = with(entries, Recipe::IQ3_S).unwrap_err();
+    assert!(matches!(error, ModelError::Importance { .. }), "{error}");
+    assert!(error.to_string().contains(name), "{error}");
 }

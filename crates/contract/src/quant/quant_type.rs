@@ -135,14 +135,6 @@ impl QuantType {
         )
     }
 
-    /// Whether rows are useless without an importance matrix.
-    pub const fn requires_importance(self) -> bool {
-        matches!(
-            self,
-            QuantType::IQ2_XXS | QuantType::IQ2_XS | QuantType::IQ1_S
-        )
-    }
-
     /// The id in a GGUF file.
     pub const fn id(self) -> u32 {
         self.properties().0

@@ -166,6 +166,9 @@ impl SynthSpec {
         let file = FileShape {
             block_count: usize::try_from(shape.blocks()).unwrap_or(usize::MAX),
             tied: shape.tied,
+            is_grouped: shape.heads >= 4 * shape.kv_heads,
+            has_experts: shape.experts.is_some(),
+            has_importance: true,
         };
         let mut turn = 0;
         let mut all = Vec::new();

@@ -173,7 +173,10 @@ pub enum Command {
     )]
     Inspect(InspectArgs),
     /// Convert a GGUF file to other weight types.
-    #[command(after_help = "Example:\n  hearth quantize model-bf16.gguf model-q4_k_m.gguf q4_k_m")]
+    #[command(
+        after_help = "Examples:\n  hearth quantize model-bf16.gguf model-q4_k_m.gguf q4_k_m\n  \
+        hearth quantize model-bf16.gguf model-iq2_xs.gguf iq2_xs --imatrix model.imatrix.gguf"
+    )]
     Quantize(QuantizeArgs),
     /// Write a GGUF file with a real model's shapes and random weights.
     #[command(
@@ -542,8 +545,13 @@ pub struct QuantizeArgs {
     pub input: PathBuf,
     /// The GGUF file to write.
     pub output: PathBuf,
-    /// The recipe: q4_k_m, q8_0, q4_0, q5_k_m, q6_k, bf16, f16, f32.
+    /// The recipe: q4_k_m, q8_0, q4_0, q5_k_m, q6_k, iq3_s, mxfp4, nvfp4, tq1_0, tq2_0, bf16, f16,
+    /// f32; with --imatrix also iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq2_m, iq3_xxs.
     pub recipe: String,
+    /// An importance matrix of the model, as llama-imatrix writes it (GGUF or the older .dat);
+    /// the IQ1, IQ2 and IQ3 types use it.
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
     /// Threads [default: one per core].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,

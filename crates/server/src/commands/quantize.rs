@@ -5,6 +5,7 @@ use std::num::NonZero;
 
 use anyhow::bail;
 use gguf::GgufFile;
+use model::ImportanceMatrix;
 use model::quantize::QuantizeOptions;
 use model::recipe::Recipe;
 
@@ -22,6 +23,18 @@ pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
             known.join(", ")
         );
     };
+    if recipe.needs_importance() && args.imatrix.is_none() {
+        bail!(
+            "recipe {}: needs an importance matrix, give one with --imatrix FILE; \
+             q4_k_m and iq3_s need none",
+            recipe.name()
+        );
+    }
+    let importance = args
+        .imatrix
+        .as_deref()
+        .map(ImportanceMatrix::open)
+        .transpose()?;
     check_model(&args.input)?;
     for part in GgufFile::open(&args.input)?.paths() {
         check_not_input(part, &args.output)?;
@@ -31,6 +44,7 @@ pub(super) fn quantize(args: &QuantizeArgs) -> anyhow::Result<()> {
     let options = QuantizeOptions {
         recipe,
         threads: args.threads.unwrap_or(cores),
+        importance: importance.as_ref(),
     };
     let progress = TaskProgress::new(format!("quantizing to {}", recipe.name()));
     let (new, out) = NewFile::begin(&args.output, args.force)?;
