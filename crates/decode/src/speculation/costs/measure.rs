@@ -99,7 +99,8 @@ struct CostMeasurement<'a> {
 
 impl CostMeasurement<'_> {
     fn table(&mut self, seqs: &[SeqId]) -> Result<Option<CostTable>, DeviceError> {
-        let tokens = vec![TokenId(0); self.context];
+        let vocab = self.runner.info().vocab;
+        let tokens: Vec<TokenId> = (0..self.context).map(|i| varied(i, vocab)).collect();
         for seq in seqs {
             self.runner.prefill(*seq, &tokens, &[])?;
         }
@@ -221,12 +222,15 @@ impl CostMeasurement<'_> {
 
     /// Seconds of a verify of chains with `rows` in all, and of a commit.
     fn verify(&mut self, seqs: &[SeqId], rows: usize) -> Result<f64, DeviceError> {
-        let chain = |rows: usize| {
-            let tokens: Vec<TokenId> = (0..rows as u32).map(|i| TokenId(i % 2)).collect();
+        let vocab = self.runner.info().vocab;
+        let chain = |at: usize, rows: usize| {
+            let tokens: Vec<TokenId> = (at..at + rows).map(|i| varied(i, vocab)).collect();
             Tree::chain(&tokens).unwrap_or_else(|_| Tree::root(TokenId(0)))
         };
         let all = seqs.len();
-        let trees: Vec<Tree> = (0..all).map(|i| chain((rows + i) / all)).collect();
+        let trees: Vec<Tree> = (0..all)
+            .map(|i| chain(i * rows, (rows + i) / all))
+            .collect();
         let requests: Vec<Vec<LogitsRequest>> = trees
             .iter()
             .map(|t| vec![LogitsRequest::top_k(1); t.len()])
@@ -253,6 +257,16 @@ impl CostMeasurement<'_> {
         self.tokens_left -= 1;
         Ok(((self.clock)() - start).as_secs_f64())
     }
+}
+
+/// Tokens as unlike each other as those of a text: rows of equal tokens choose equal experts, and a
+/// step of few experts costs less than a real one.
+fn varied(i: usize, vocab: usize) -> TokenId {
+    /// The golden ratio's share of a 32-bit circle.
+    const STEP: u32 = 0x9E37_79B9;
+    let place = u64::from((i as u32).wrapping_mul(STEP));
+    let vocab = u32::try_from(vocab).unwrap_or(u32::MAX);
+    TokenId(((place * u64::from(vocab)) >> 32) as u32)
 }
 
 /// The measured `(rows, seconds)`. More rows cannot cost less; such a time was disturbed.
@@ -292,6 +306,7 @@ fn with_steps(verify: &[(usize, f64)]) -> Vec<(usize, f64)> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::collections::BTreeSet;
 
     use conformance::fake::{FakeDraft, FakeRunner, FakeSpec, RunnerMethod};
 
@@ -407,6 +422,17 @@ mod tests {
         assert_eq!(found, expected);
         let straight = [(1, 0.7), (2, 0.8), (8, 2.0), (16, 3.4)];
         assert_eq!(with_steps(&straight), straight);
+    }
+
+    #[test]
+    fn measured_rows_have_different_tokens_of_the_vocabulary() {
+        for vocab in [64, 1000, 248_320] {
+            let tokens: BTreeSet<TokenId> = (0..64).map(|i| varied(i, vocab)).collect();
+            let least = if vocab == 64 { 48 } else { 64 };
+            assert!(tokens.len() >= least, "{} of 64 in {vocab}", tokens.len());
+            assert!(tokens.iter().all(|token| token.index() < vocab));
+        }
+        assert_eq!(varied(usize::MAX, 1), TokenId(0));
     }
 
     #[test]
