@@ -139,6 +139,14 @@ fn check_consistent(loaded: &LoadedModel) {
     assert_eq!(loaded.vocab.kinds.len(), spec.vocab);
     let head = spec.mtp.iter().map(|mtp| &mtp.layer);
     for layer in spec.layers.iter().chain(head) {
+        if let Some(moe) = layer.ffn.experts() {
+            assert!((1..=moe.n_experts).contains(&moe.n_used));
+            assert_eq!(
+                (moe.router.rows, moe.down.rows()),
+                (moe.n_experts, spec.hidden)
+            );
+            assert!(moe.width() > 0 && moe.weights_scale > 0.0);
+        }
         match &layer.mixer {
             Mixer::Attention(a) => {
                 assert!(a.n_heads.is_multiple_of(a.n_kv_heads) && a.rope.dims <= a.head_dim);
@@ -256,11 +264,13 @@ proptest! {
             (any::<prop::sample::Index>(), any::<u64>(), 1usize..9), 1..6,
         ),
         cut in prop::option::of(any::<prop::sample::Index>()),
+        has_experts in any::<bool>(),
     ) {
         thread_local! {
-            static WHOLE: Vec<u8> = SynthSpec::parse("tiny-dense:q4_0").unwrap().bytes().unwrap();
+            static WHOLE: [Vec<u8>; 2] = ["tiny-dense:q4_0", "tiny-dense-moe:q4_0"]
+                .map(|name| SynthSpec::parse(name).unwrap().bytes().unwrap());
         }
-        let mut bytes = WHOLE.with(Clone::clone);
+        let mut bytes = WHOLE.with(|whole| whole[usize::from(has_experts)].clone());
         let head = head_len(&bytes);
         for (at, number, width) in damage {
             let at = at.index(head - 8);

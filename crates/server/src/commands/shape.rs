@@ -130,7 +130,7 @@ pub(super) fn of(spec: &ModelSpec) -> Vec<Fact> {
                 fact("experts", moe.n_experts),
                 fact("experts_per_token", moe.n_used),
                 fact("expert_feed_forward", moe.width()),
-                fact("shared_expert_feed_forward", shared),
+                fact("shared_feed_forward", shared),
             ]);
         }
         None => {}
