@@ -14,6 +14,7 @@ mod device;
 mod draft;
 mod draft_cache;
 mod forward;
+pub mod importance;
 #[cfg(feature = "inspect")]
 mod inspect;
 pub mod kernels;

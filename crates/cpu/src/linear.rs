@@ -8,6 +8,7 @@ use std::sync::Arc;
 use contract::quant::dequantize_row;
 use contract::{QuantType, WeightError, WeightRef};
 
+use crate::importance;
 use crate::matmul::activations::Activations;
 use crate::matmul::layout::Packed;
 use crate::matmul::pack::pack_all;
@@ -201,6 +202,9 @@ pub(crate) fn apply_each(pool: &ThreadPool, x: &[f32], n: usize, products: Vec<P
         return;
     }
     let cols = x.len() / n;
+    for Product { linear, rows, .. } in &products {
+        importance::add(&linear.name, &x[rows.start * cols..rows.end * cols], cols);
+    }
     let mut kernels = Vec::with_capacity(products.len());
     let mut outputs = Vec::with_capacity(products.len());
     for product in products {
@@ -309,6 +313,31 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn squared_inputs_are_summed_only_while_collecting() {
+        let weight = WeightRef {
+            name: "blk.0.ffn_up.weight".into(),
+            ty: QuantType::F32,
+            rows: 2,
+            cols: 4,
+        };
+        let linear = Linear::load(&weight, &[0; 32], &Dispatch::detect()).unwrap();
+        let pool = ThreadPool::new(1);
+        let x = [1.0, 2.0, 0.0, -3.0, 1.0, 0.0, 0.5, 1.0];
+        let mut out = [0.0; 4];
+        let mut apply = || linear.apply(&pool, &x, 2, &mut out);
+        apply();
+        let ((), sums) = importance::collect(|| {
+            apply();
+            apply();
+        });
+        let own = &sums["blk.0.ffn_up.weight"];
+        assert_eq!(own.rows, 4);
+        assert_eq!(own.squares, [4.0, 8.0, 0.5, 20.0]);
+        assert_eq!(sums.len(), 1);
+        assert!(importance::collect(|| ()).1.is_empty());
+    }
 
     #[test]
     fn weights_of_wrong_length_are_refused_by_name() {

@@ -6,10 +6,11 @@
 //! number of values, and the sums as f32.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::Path;
 
 use contract::QuantType;
-use gguf::{GgufFile, TensorInfo, TensorType};
+use gguf::{Array, GgufFile, GgufWriter, TensorInfo, TensorType, Value};
 
 use crate::ModelError;
 
@@ -105,6 +106,50 @@ impl ImportanceMatrix {
         }
         Ok(Some(values))
     }
+}
+
+/// Sums of one matrix's inputs.
+#[derive(Debug, Clone, Copy)]
+pub struct ImportanceSums<'a> {
+    /// The matrix.
+    pub tensor: &'a str,
+    /// Sum over the rows of the square of each input, `[cols]`.
+    pub squares: &'a [f32],
+    /// Number of rows.
+    pub rows: usize,
+}
+
+/// Writes an importance matrix as GGUF, from `chunks` chunks of `chunk_tokens` tokens of `text`.
+///
+/// # Errors
+/// [`ModelError::Container`] for a name that GGUF cannot hold or a failed write.
+pub fn write<'a, W: Write>(
+    out: W,
+    sums: impl Iterator<Item = ImportanceSums<'a>> + Clone,
+    text: &str,
+    (chunks, chunk_tokens): (usize, usize),
+) -> Result<W, ModelError> {
+    let count = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let mut writer = GgufWriter::new();
+    writer.meta("general.type", "imatrix".into())?;
+    let texts = Array::String(vec![text.into()]);
+    writer.meta("imatrix.datasets", Value::Array(texts))?;
+    writer.meta("imatrix.chunk_count", count(chunks))?;
+    writer.meta("imatrix.chunk_size", count(chunk_tokens))?;
+    for entry in sums.clone() {
+        let name = |suffix: &str| format!("{}{suffix}", entry.tensor);
+        let cols = entry.squares.len() as u64;
+        writer.tensor(&name(SUMS), QuantType::F32, &[cols, 1])?;
+        writer.tensor(&name(COUNTS), QuantType::F32, &[1, 1])?;
+    }
+    let mut body = writer.start(out)?;
+    for entry in sums {
+        for values in [entry.squares, &[entry.rows as f32]] {
+            let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            body.write(&bytes)?;
+        }
+    }
+    Ok(body.finish()?)
 }
 
 fn refused(file: &str, detail: &str) -> ModelError {
@@ -205,7 +250,7 @@ mod tests {
         assert_eq!(read.entries["b.weight"], [3.0]);
 
         let new = dir.path().join("new.gguf");
-        let mut writer = gguf::GgufWriter::new();
+        let mut writer = GgufWriter::new();
         writer.meta("general.type", "imatrix".into()).unwrap();
         writer
             .tensor("e.weight.in_sum2", QuantType::F32, &[2, 2])
@@ -221,6 +266,22 @@ mod tests {
         std::fs::write(&new, body.finish().unwrap()).unwrap();
         let read = ImportanceMatrix::open(&new).unwrap();
         assert_eq!(read.entries["e.weight"], [4.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn written_sums_are_read_as_means() {
+        let sums = [ImportanceSums {
+            tensor: "a.weight",
+            squares: &[6.0, 3.0, 0.0],
+            rows: 3,
+        }];
+        let out = write(Vec::new(), sums.into_iter(), "a text", (2, 512)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("made.gguf");
+        std::fs::write(&path, out).unwrap();
+        let read = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!(read.entries["a.weight"], [2.0, 1.0, 0.0]);
+        assert_eq!(read.len(), 1);
     }
 
     #[test]

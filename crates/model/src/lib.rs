@@ -16,7 +16,7 @@ mod draft;
 mod error;
 mod family;
 mod hash;
-mod importance;
+pub mod importance;
 mod load;
 pub mod markup;
 mod names;

@@ -13,6 +13,7 @@ mod hosting;
 mod kernels;
 mod listening;
 mod models;
+mod quantize;
 mod reasoning;
 mod refusal;
 pub mod refused;
@@ -40,6 +41,7 @@ pub use kernels::{
 };
 pub use listening::ListenArgs;
 pub use models::{ListArgs, PullArgs, RmArgs};
+pub use quantize::{ImatrixArgs, QuantizeArgs};
 pub use reasoning::ReasoningArgs;
 pub use running::RunArgs;
 pub use sampling::SamplingArgs;
@@ -178,6 +180,11 @@ pub enum Command {
         hearth quantize model-bf16.gguf model-iq2_xs.gguf iq2_xs --imatrix model.imatrix.gguf"
     )]
     Quantize(QuantizeArgs),
+    /// Run a text through a model and write the importance matrix that low-bit types need.
+    #[command(
+        after_help = "Example:\n  hearth imatrix model-bf16.gguf --text calibration.txt model.imatrix.gguf"
+    )]
+    Imatrix(ImatrixArgs),
     /// Write a GGUF file with a real model's shapes and random weights.
     #[command(
         after_help = "Examples:\n  hearth synth qwen3.5-0.8b:q4_k_m synthetic.gguf\n  \
@@ -536,28 +543,6 @@ pub struct InspectArgs {
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
-}
-
-/// `hearth quantize`.
-#[derive(Debug, Args)]
-pub struct QuantizeArgs {
-    /// The GGUF file to read.
-    pub input: PathBuf,
-    /// The GGUF file to write.
-    pub output: PathBuf,
-    /// The recipe: q4_k_m, q8_0, q4_0, q5_k_m, q6_k, iq3_s, mxfp4, nvfp4, tq1_0, tq2_0, bf16, f16,
-    /// f32; with --imatrix also iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq2_m, iq3_xxs.
-    pub recipe: String,
-    /// An importance matrix of the model, as llama-imatrix writes it (GGUF or the older .dat);
-    /// the IQ1, IQ2 and IQ3 types use it.
-    #[arg(long, value_name = "FILE")]
-    pub imatrix: Option<PathBuf>,
-    /// Threads [default: one per core].
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    pub threads: Option<usize>,
-    /// Replace the output file if it exists.
-    #[arg(long)]
-    pub force: bool,
 }
 
 /// `hearth synth`.

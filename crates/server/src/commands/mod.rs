@@ -11,6 +11,7 @@ mod eval_draft;
 mod generate;
 mod hosting;
 mod http_client;
+mod imatrix;
 mod inspect;
 mod kernel_targets;
 mod kernels;
@@ -92,6 +93,7 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Command::Inspect(args) => inspect::inspect(args),
         Command::Tree(args) => tree::tree(&args),
         Command::Quantize(args) => quantize::quantize(&args),
+        Command::Imatrix(args) => imatrix::imatrix(&args),
         Command::Synth(args) => synth::synth(&args),
         Command::Eval(args) => eval::eval(&args),
         Command::Tokenize(args) => tokenize::tokenize(&args),

@@ -50,6 +50,35 @@ fn quantized_file_has_the_recipes_types_and_the_same_metadata() {
 }
 
 #[test]
+fn importance_matrix_of_a_text_makes_a_two_bit_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let (wide, matrix, small) = (path("wide.gguf"), path("matrix.gguf"), path("small.gguf"));
+    good("synth tiny-dense:bf16 {}", &[&wide]);
+    let text = path("text.txt");
+    fs::write(&text, "One fox jumps over two lazy dogs. ".repeat(60)).unwrap();
+    let words = [
+        "quantize",
+        wide.to_str().unwrap(),
+        small.to_str().unwrap(),
+        "iq2_m",
+    ];
+    let without = hearth(&words);
+    assert_eq!(without.code, Some(1));
+    assert!(without.err.contains("--imatrix FILE"), "{}", without.err);
+    good(
+        "imatrix {} {} --text {} --chunk-tokens 64 --chunks 2",
+        &[&wide, &matrix, &text],
+    );
+    good(
+        "quantize {} {} iq2_m --imatrix {}",
+        &[&wide, &small, &matrix],
+    );
+    let types = &inspected(&small)["types"];
+    assert!(types["IQ2_S"]["tensors"].as_u64() > Some(3), "{types}");
+}
+
+#[test]
 fn inspect_prints_sizes_types_and_the_memory_plan() {
     let text = good(
         "inspect {} --max-ctx 2048 --kv-type q8_0 --tensors --metadata",

@@ -2,9 +2,9 @@
 
 use crate::process::hearth;
 
-const COMMANDS: [&str; 13] = [
-    "serve", "config", "run", "pull", "list", "rm", "ps", "stop", "inspect", "quantize", "synth",
-    "eval", "tokenize",
+const COMMANDS: [&str; 14] = [
+    "imatrix", "serve", "config", "run", "pull", "list", "rm", "ps", "stop", "inspect", "quantize",
+    "synth", "eval", "tokenize",
 ];
 
 #[test]
