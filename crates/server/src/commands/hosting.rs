@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tempfile::TempDir;
 
 use crate::cli::ServeArgs;
 use crate::config::server::{model_path, server_config};
@@ -14,8 +13,6 @@ use crate::open::model_path::{check_model, name_of};
 use crate::open::{self, by_name, devices};
 use crate::settings::keep_alive;
 
-/// Where the prompt states of a run lie, if the flags name no folder: on a disk, not in memory.
-const SESSIONS_PARENT: &str = "/var/tmp";
 /// Memory of a model beside its weights, at least, in bytes.
 const BESIDE_WEIGHTS: u64 = 512 << 20;
 
@@ -163,30 +160,6 @@ pub(super) fn idle(args: &ServeArgs) -> anyhow::Result<Option<Duration>> {
         return Ok(None);
     };
     keep_alive::parse(text).map_err(|reason| anyhow::anyhow!("--idle-unload: {reason}"))
-}
-
-/// A folder for the prompt states of models that are unloaded, if the flags name none. It is
-/// removed with the result.
-///
-/// # Errors
-/// If it cannot be made.
-pub(super) fn session_folder(args: &mut ServeArgs) -> anyhow::Result<Option<TempDir>> {
-    if args.cache.kv_cache_dir.is_some() || args.cache.prefix_cache_entries == 0 {
-        return Ok(None);
-    }
-    let parent = Path::new(SESSIONS_PARENT);
-    let folder = tempfile::Builder::new()
-        .prefix("hearth-sessions-")
-        .to_owned();
-    let made = if parent.is_dir() {
-        folder.tempdir_in(parent)
-    } else {
-        folder.tempdir()
-    };
-    let made =
-        made.context("cannot make a folder for prompt states; name one with --kv-cache-dir")?;
-    args.cache.kv_cache_dir = Some(made.path().to_owned());
-    Ok(Some(made))
 }
 
 /// Whether the weights of a model and what it needs at least fit into the free memory. A model

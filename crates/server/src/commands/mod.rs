@@ -26,6 +26,7 @@ mod reload;
 mod run;
 mod running_models;
 mod serve;
+mod session_folder;
 mod shape;
 mod show;
 mod spill_record;

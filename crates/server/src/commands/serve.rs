@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use crate::cli::ServeArgs;
 use crate::commands::caching;
 use crate::commands::hosting::{self, ModelEntry};
+use crate::commands::session_folder::SessionFolder;
 use crate::commands::{all_causes, missing_draft, reload, supervisor};
 use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
@@ -195,7 +196,14 @@ async fn serve_several(
     bundled: Bundled,
     (listener, stop, url): (TcpListener, ShutdownSignal, String),
 ) -> anyhow::Result<()> {
-    let _sessions = hosting::session_folder(&mut args)?;
+    let sessions = if args.cache.kv_cache_dir.is_none() && args.cache.prefix_cache_entries > 0 {
+        Some(SessionFolder::make()?)
+    } else {
+        None
+    };
+    if let Some(folder) = &sessions {
+        args.cache.kv_cache_dir = Some(folder.states());
+    }
     let policy = HostPolicy {
         max_loaded: args.hosting.models_max,
         idle: hosting::idle(&args)?,
@@ -226,6 +234,8 @@ async fn serve_several(
     supervisor::ready(&url);
     tokio::spawn(announce_stop(stop.clone()));
     serve_models(config, host, listener, stop).await?;
+    // All states are written, so nothing is written into the folder any more.
+    drop(sessions);
     tracing::info!("stopped");
     Ok(())
 }

@@ -49,16 +49,6 @@ fn kilobytes(server: &ServerProcess, name: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// The folders of prompt states that a run has made and not removed.
-fn session_folders() -> Vec<PathBuf> {
-    let entries = fs::read_dir("/var/tmp").unwrap().flatten();
-    let is_ours = |path: &PathBuf| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        name.starts_with("hearth-sessions-")
-    };
-    entries.map(|entry| entry.path()).filter(is_ours).collect()
-}
-
 #[test]
 fn fifty_swaps_keep_sessions_and_memory() {
     let server = server(&[]);
@@ -148,11 +138,14 @@ fn models_are_listed_and_unloaded_by_commands() {
     let keyless = hearth(&["ps", "--url", &url]);
     assert!(keyless.err.contains("--api-key"), "{}", keyless.err);
     // A stop removes the states of this run.
-    let before = session_folders();
+    let (_, folder) = server.log.split_once(" on disk in ").unwrap();
+    let folder = PathBuf::from(folder.split(", at most").next().unwrap());
+    assert!(folder.is_dir(), "{}", folder.display());
     server.signal("TERM");
     let (code, log) = server.wait();
     assert_eq!(code, Some(0), "{log}");
-    assert!(session_folders().len() < before.len(), "{before:?}");
+    assert!(!folder.exists(), "{}", folder.display());
+    assert!(!folder.parent().unwrap().exists(), "{}", folder.display());
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod logprobs;
 mod messages;
 mod metrics;
 mod models;
+mod models_server;
 mod queue;
 mod reasoning;
 mod responses;
