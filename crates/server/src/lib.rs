@@ -13,6 +13,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod compression;
 pub mod config;
 pub mod engine;
 pub mod error;

@@ -21,7 +21,7 @@ const OURS: [(&str, &[&str]); 11] = [
     (
         "server",
         &[
-            "contract", "gguf", "model", "chat", "decode", "cpu", "cuda", "hub",
+            "contract", "gguf", "model", "chat", "compress", "decode", "cpu", "cuda", "hub",
         ],
     ),
 ];

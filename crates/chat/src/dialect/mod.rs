@@ -17,8 +17,8 @@ pub(crate) use self::tools::{ToolFields, choice as tool_choice, items as tool_it
 use crate::conversation::Message;
 use crate::error::ChatError;
 use crate::request::{
-    CacheHints, ChatRequest, ReasoningFormat, ReasoningOptions, ResponseFormat, SamplingParams,
-    StreamOptions, TokenOptions,
+    CacheHints, ChatRequest, CompressionMode, ReasoningFormat, ReasoningOptions, ResponseFormat,
+    SamplingParams, StreamOptions, TokenOptions,
 };
 
 /// Fields that each dialect reads in its own way.
@@ -57,6 +57,7 @@ pub(crate) fn chat_request(
         add_generation_prompt: true,
         continue_final_message: dialect.continue_final_message,
         cache: cache_hints(body)?,
+        compression: compression(body)?,
         priority: priority(body)?,
         return_progress: false,
         timings_per_token: false,
@@ -104,6 +105,19 @@ fn cache_hints(body: &Fields<'_>) -> Result<CacheHints, ChatError> {
         enabled: body.flag("cache_prompt", true)? && !off,
         session: session.map(cache_hint),
         group: body.string("prompt_cache_key")?.map(cache_hint),
+    })
+}
+
+fn compression(body: &Fields<'_>) -> Result<Option<CompressionMode>, ChatError> {
+    let Some(name) = body.string("prefill_compression")? else {
+        return Ok(None);
+    };
+    let mode = CompressionMode::ALL
+        .into_iter()
+        .find(|mode| mode.name() == name);
+    mode.map(Some).ok_or_else(|| {
+        let message = format!("must be off, auto or always, not {name:?}");
+        body.error("prefill_compression", message)
     })
 }
 

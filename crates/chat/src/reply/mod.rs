@@ -15,8 +15,8 @@ use self::attribution::TokenAttribution;
 pub use self::attribution::TokenPart;
 use self::state_machine::ReplyStateMachine;
 pub use self::usage::{
-    FinishReason, LlamaServerTimings, SourceTimings, SpeculationTimings, Timings, TokenLogprob,
-    TopLogprob, Usage, WindowTimings,
+    CompressionTimings, FinishReason, LlamaServerTimings, SourceTimings, SpeculationTimings,
+    Timings, TokenLogprob, TopLogprob, Usage, WindowTimings,
 };
 use crate::conversation::{Message, Role, ToolCall, parse_arguments};
 use crate::detokenize::{Detokenizer, is_visible};

@@ -57,6 +57,24 @@ pub struct Timings {
     /// Decode steps and drafting, once the reply is complete.
     #[serde(flatten)]
     pub speculation: Option<SpeculationTimings>,
+    /// Prompt compression, if the server has a scorer.
+    #[serde(flatten)]
+    pub compression: Option<CompressionTimings>,
+}
+
+/// What prompt compression did with a prompt.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CompressionTimings {
+    /// Tokens of the prompt as sent.
+    pub compressed_from_tokens: usize,
+    /// Tokens of the prompt as prefilled; equal to the former if it was not compressed.
+    pub compressed_tokens: usize,
+    /// Share of the prompt that was kept, three decimals.
+    pub compression_kept: f64,
+    /// Milliseconds of scoring, one decimal; 0.0 for scores of an earlier request.
+    pub compression_ms: f64,
+    /// Why the prompt was or was not compressed.
+    pub compression_reason: String,
 }
 
 /// Counts and times of a reply in the names that llama-server's clients read.
@@ -191,6 +209,7 @@ impl Timings {
             llama_server: None,
             window: None,
             speculation: None,
+            compression: None,
         }
     }
 }

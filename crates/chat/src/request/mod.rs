@@ -3,6 +3,7 @@
 //! [`openai`](crate::openai), [`anthropic`](crate::anthropic) and [`responses`](crate::responses)
 //! translate their JSON into these types.
 
+mod compression;
 mod normalize;
 mod response_format;
 mod sampling;
@@ -10,6 +11,7 @@ mod token_options;
 
 use serde_json::{Map, Value};
 
+pub use self::compression::CompressionMode;
 pub(crate) use self::normalize::is_billing;
 pub use self::normalize::{LATE_SYSTEM_MARKER, LateSystem};
 pub use self::response_format::{ResponseFormat, SchemaStrictness};
@@ -75,6 +77,8 @@ pub struct ChatRequest {
     pub continue_final_message: bool,
     /// Hints for the prefix cache.
     pub cache: CacheHints,
+    /// Whether the prompt is compressed; `None` leaves it to the server.
+    pub compression: Option<CompressionMode>,
     /// Higher values are scheduled first.
     pub priority: i32,
     /// Whether to send progress events during prefill.

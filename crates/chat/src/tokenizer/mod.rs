@@ -346,6 +346,29 @@ impl Tokenizer {
             .unwrap_or(TokenKind::Unused)
     }
 
+    /// The first byte of each of `ids` in `text`, which they encode.
+    ///
+    /// `None` if their bytes are not those of the text, for example because encoding normalised it.
+    /// A begin token and the space that some families put before a text take no bytes of it.
+    pub fn token_starts(&self, text: &str, ids: &[TokenId]) -> Option<Vec<usize>> {
+        let mut starts = Vec::with_capacity(ids.len());
+        let mut at = 0;
+        for (index, id) in ids.iter().enumerate() {
+            starts.push(at);
+            let (bytes, rest) = (self.bytes(*id), text.as_bytes().get(at..)?);
+            if rest.starts_with(bytes) {
+                at += bytes.len();
+            } else if let [b' ', bytes @ ..] = bytes
+                && rest.starts_with(bytes)
+            {
+                at += bytes.len();
+            } else if index > 0 || self.prefix != Some(*id) {
+                return None;
+            }
+        }
+        (at == text.len()).then_some(starts)
+    }
+
     /// The id of a control or user-defined string.
     pub fn id_of(&self, text: &str) -> Option<TokenId> {
         self.specials.id_of(text)

@@ -418,3 +418,32 @@ fn encoding_ends_soon_after_its_flag_is_set() {
     assert!(cut < whole, "{cut:?} of {whole:?}");
     assert!(encode().is_ok(), "cached text needs no work");
 }
+
+#[test]
+fn token_starts_cover_the_text_of_prompts_and_refuse_other_texts() {
+    let vocab = test_fixtures::fixture_vocab("tokenizer/reduced_qwen35.json");
+    let tokenizer = Tokenizer::new(&vocab).unwrap();
+    let text = "<|im_start|>user\nWide ünïcode 今日, and 12345!\n<|im_end|>";
+    let ids = tokenizer.encode(text, SpecialTokens::Parse).unwrap();
+    let starts = tokenizer.token_starts(text, &ids).unwrap();
+    assert_eq!(starts[0], 0);
+    let ends = starts[1..].iter().copied().chain([text.len()]);
+    for ((id, start), end) in ids.iter().zip(&starts).zip(ends) {
+        assert_eq!(tokenizer.bytes(*id), &text.as_bytes()[*start..end]);
+    }
+    assert_eq!(tokenizer.token_starts(&text[1..], &ids), None);
+    assert_eq!(tokenizer.token_starts(text, &ids[1..]), None);
+    // Normalisation changes the bytes.
+    let apart = "u\u{308}";
+    let ids = tokenizer.encode(apart, SpecialTokens::AsText).unwrap();
+    assert_eq!(tokenizer.token_starts(apart, &ids), None);
+}
+
+#[test]
+fn token_starts_skip_the_space_that_pieces_put_first() {
+    let tokenizer = Tokenizer::new(&piece_vocab(true)).unwrap();
+    let text = "the cat";
+    let ids = tokenizer.encode(text, SpecialTokens::AsText).unwrap();
+    let starts = tokenizer.token_starts(text, &ids).unwrap();
+    assert_eq!((starts.len(), starts[0]), (ids.len(), 0));
+}

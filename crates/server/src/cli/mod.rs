@@ -7,6 +7,7 @@
 mod bench;
 mod caching;
 mod clients;
+mod compression;
 mod drafting;
 pub(crate) mod headings;
 mod hosting;
@@ -31,9 +32,9 @@ pub use bench::{
     BenchArgs, BenchCommand, DepthArgs, PromptsArgs, SpeculationAbArgs, StepArgs, TuneArgs,
 };
 pub use caching::{CacheArgs, PlanArgs};
-use clap::builder::FalseyValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
+use clap::{Args, Parser, Subcommand, ValueEnum, builder::FalseyValueParser, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
+pub use compression::CompressionArgs;
 pub use drafting::{DraftArgs, DraftSourceName, EvalArgs, TreeArgs};
 pub use hosting::{HostingArgs, PsArgs, StopArgs};
 pub use kernels::{
@@ -343,6 +344,9 @@ pub struct ServeArgs {
     /// Several models.
     #[command(flatten)]
     pub hosting: HostingArgs,
+    /// Prompt compression.
+    #[command(flatten)]
+    pub compression: CompressionArgs,
     /// The model's id in the API [default: the file's stem].
     #[arg(long, short_alias = 'a', aliases = ["alias", "served-model-name"],
         env = "HEARTH_MODEL_NAME", value_name = "NAME")]
@@ -357,8 +361,7 @@ pub struct ServeArgs {
     #[arg(long, aliases = ["parallel", "max-num-seqs"], env = "HEARTH_MAX_SEQUENCES", value_name = "N",
         default_value = "4", value_parser = at_least_one)]
     pub max_sequences: usize,
-    /// Growth that admission expects of each sequence, in tokens: less admits more requests and
-    /// preempts more often.
+    /// Growth that admission expects of each sequence, in tokens: less admits and preempts more.
     #[arg(
         long,
         env = "HEARTH_KV_RESERVE",

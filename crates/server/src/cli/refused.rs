@@ -22,9 +22,9 @@ const ONE_DEVICE: &str =
     "one device holds the whole model; remove this flag and choose the device with --device cuda:N";
 const ONE_PROCESS: &str =
     "model and draft run in one process; remove this flag and name the draft with --draft";
-const NO_COMPRESSION: &str = "prompts are not compressed; remove it, and fit longer prompts with --max-ctx and --kv-type q8_0";
+const NO_AGED_COMPRESSION: &str = "earlier messages of a conversation are not compressed; remove it, and use --prefill-compression for first messages";
 const NO_UPSTREAM: &str =
-    "prompts are not compressed for other servers; send requests to those servers directly";
+    "prompts are compressed for this server only; send requests to those servers directly";
 const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; remove it";
 const NO_PAGING: &str = "the KV cache stays on the device; remove it, and use --max-ctx or --kv-type q4_0 if the cache does not fit";
 const NO_CACHE: &str = "the prefix cache has one eviction rule; remove it, and use --prefix-cache-entries or --kv-cache-dir";
@@ -32,23 +32,17 @@ const NO_AGENT_CACHE: &str =
     "requests are not dispatched early; remove it, and use --prefix-warmup to prefill while idle";
 const ROLLBACK: &str = "states are always rolled back without replay; remove it";
 
-const REFUSED: [Refused; 36] = [
+const REFUSED: [Refused; 30] = [
     one("target-devices", &[], ONE_DEVICE),
     one("target-layer-split", &[], ONE_DEVICE),
     switch("peer-access", &OFF, ONE_DEVICE),
     one("draft-ipc-bin", &[], ONE_PROCESS),
     one("draft-ipc-work-dir", &[], ONE_PROCESS),
     one("draft-ipc-ring-cap", &[], ONE_PROCESS),
-    one("prefill-compression", &["off"], NO_COMPRESSION),
-    one("prefill-threshold", &[], NO_COMPRESSION),
-    one("prefill-keep-ratio", &[], NO_COMPRESSION),
-    one("prefill-drafter", &[], NO_COMPRESSION),
-    switch("prefill-skip-park", &OFF, NO_COMPRESSION),
-    many("prefill-curve", NO_COMPRESSION),
     one("prefill-upstream-base", &[], NO_UPSTREAM),
     one("prefill-upstream-key", &[], NO_UPSTREAM),
     one("prefill-upstream-model", &[], NO_UPSTREAM),
-    switch("disk-prefix-cache-compress", &OFF, NO_COMPRESSION),
+    switch("disk-prefix-cache-compress", &OFF, NO_AGED_COMPRESSION),
     one("prefill-cache-slots", &["0"], NO_CACHE),
     one("kv-cache-interval", &[], NO_CACHE),
     one("kv-cache-cold-max", &[], NO_CACHE),

@@ -4,6 +4,7 @@
 
 mod bench;
 mod caching;
+mod compressing;
 mod connect;
 mod draft_sources;
 mod eval;

@@ -14,10 +14,10 @@ use model::DraftFile;
 use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
-use crate::commands::caching;
 use crate::commands::hosting::{self, ModelEntry};
 use crate::commands::session_folder::SessionFolder;
 use crate::commands::{all_causes, missing_draft, reload, supervisor};
+use crate::commands::{caching, compressing};
 use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
 use crate::config::{self, ResolvedSetting};
@@ -54,6 +54,7 @@ pub(super) fn serve(
 ) -> anyhow::Result<()> {
     // Wrong settings are reported before a download.
     server_config(&args)?;
+    compressing::settings(&args.compression)?;
     let _header = resolve_names(&mut args)?;
     let config = server_config(&args)?;
     check_files(&args)?;
@@ -111,11 +112,12 @@ fn resolve_names(args: &mut ServeArgs) -> anyhow::Result<Option<Header>> {
             *path = by_name::pulled(path, &report)?;
         }
     }
-    if let Some(draft) = &mut args.draft.draft {
-        *draft = if args.dry_run {
-            by_name::in_cache(draft)
+    let further = [&mut args.draft.draft, &mut args.compression.prefill_drafter];
+    for path in further.into_iter().flatten() {
+        *path = if args.dry_run {
+            by_name::in_cache(path)
         } else {
-            by_name::pulled(draft, &report)?
+            by_name::pulled(path, &report)?
         };
     }
     Ok(header)
@@ -130,6 +132,10 @@ fn check_files(args: &ServeArgs) -> anyhow::Result<()> {
     if let Some(draft) = &args.draft.draft {
         check_draft(draft).context("--draft")?;
         DraftFile::open(draft).context("--draft")?;
+    }
+    if let Some(scorer) = &args.compression.prefill_drafter {
+        check_model(scorer).context("--prefill-drafter")?;
+        GgufFile::open(scorer).context("--prefill-drafter")?;
     }
     if let Some(file) = &args.chat_template_file {
         config::read_text("--chat-template-file", file)?;
@@ -322,6 +328,7 @@ fn load(
     if let Some(file) = &args.script {
         return scripted(args, file, &loaded, model);
     }
+    compressing::check(&args.compression, loaded.info.parameters)?;
     let backend = device(args)?;
     let mut drafting = drafting(args, &loaded, bundled)?;
     let fitted = fit(args, backend.as_ref(), &loaded, &mut drafting)?;
@@ -345,6 +352,7 @@ fn load(
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
     let (mut runner, speculation) = drafting.open(backend.as_ref(), fitted.config, progress)?;
     model.description.draft_sources = speculation.active_sources(runner.info());
+    model.compressor = compressing::open(args, &loaded, runner.info().limits.context)?;
     if prefix.max_entries > 0 {
         caching::warm(&mut *runner, prefix.location)?;
     }

@@ -12,11 +12,12 @@ enum Meaning {
     Value(&'static str),
     /// If it is on, sets the argument with this id to this value.
     Switch(&'static str, &'static str),
+    /// If it is off, sets the argument with this id to this value.
+    Off(&'static str, &'static str),
     /// Is refused, with what to do instead.
     Refused(&'static str),
 }
 
-const NO_COMPRESSION: &str = "prompts are not compressed; unset it";
 const NO_PAGING: &str =
     "the KV cache stays on the device; unset it, and use --max-ctx or --kv-type";
 const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; unset it";
@@ -34,9 +35,12 @@ const ALIASES: [(&str, Meaning); 25] = [
     ("DFLASH27B_KV_V", Meaning::Value("cache_type_v")),
     ("DFLASH27B_PREFILL_UBATCH", Meaning::Value("chunk")),
     ("DFLASH27B_DRAFT_SWA", Meaning::Value("draft_swa")),
-    ("DFLASH_FP_USE_BSA", Meaning::Refused(NO_COMPRESSION)),
-    ("DFLASH_FP_ALPHA", Meaning::Refused(NO_COMPRESSION)),
-    ("DFLASH_FP_PROFILE", Meaning::Refused(NO_COMPRESSION)),
+    ("DFLASH_FP_ALPHA", Meaning::Value("prefill_alpha")),
+    ("DFLASH_FP_USE_BSA", Meaning::Off("prefill_alpha", "0")),
+    (
+        "DFLASH_FP_PROFILE",
+        Meaning::Switch("prefill_profile", "true"),
+    ),
     ("DFLASH_KVFLASH", Meaning::Refused(NO_PAGING)),
     ("DFLASH_SPARK", Meaning::Refused(NO_EXPERTS)),
     ("HEARTH_TARGET_DEVICE", Meaning::Value("device")),
@@ -92,7 +96,8 @@ fn read_from(value_of: impl Fn(&str) -> Option<String>) -> Result<Vec<Entry>, Re
             Meaning::Refused(instead) if !off => return Err(RefusedVariable { name, instead }),
             Meaning::Refused(_) => continue,
             Meaning::Switch(..) if off => continue,
-            Meaning::Switch(id, value) => (id, value.to_owned()),
+            Meaning::Off(..) if !off => continue,
+            Meaning::Switch(id, value) | Meaning::Off(id, value) => (id, value.to_owned()),
             Meaning::Value(id) => (id, value),
         };
         entries.retain(|entry| entry.id != id);
@@ -144,9 +149,24 @@ mod tests {
 
     #[test]
     fn unsupported_variables_are_refused_unless_off() {
-        let refused = entries(&[("DFLASH_FP_USE_BSA", "1")]).unwrap_err();
-        assert_eq!(refused.name, "DFLASH_FP_USE_BSA");
-        assert_eq!(entries(&[("DFLASH_FP_PROFILE", "0")]), Ok(Vec::new()));
-        assert!(entries(&[("DFLASH_FP_ALPHA", "0.85")]).is_err());
+        let refused = entries(&[("DFLASH_SPARK", "1")]).unwrap_err();
+        assert_eq!(refused.name, "DFLASH_SPARK");
+        assert_eq!(entries(&[("DFLASH_KVFLASH", "0")]), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn variables_of_compression_set_its_flags() {
+        assert_eq!(
+            entries(&[("DFLASH_FP_ALPHA", "0.85"), ("DFLASH_FP_PROFILE", "1")]),
+            Ok(pairs(&[
+                ("prefill_alpha", "0.85"),
+                ("prefill_profile", "true")
+            ]))
+        );
+        assert_eq!(entries(&[("DFLASH_FP_USE_BSA", "1")]), Ok(Vec::new()));
+        assert_eq!(
+            entries(&[("DFLASH_FP_USE_BSA", "0")]),
+            Ok(pairs(&[("prefill_alpha", "0")]))
+        );
     }
 }

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::compression::CompressionOutcome;
 use chat::reply::{
-    LlamaServerTimings, SourceTimings, SpeculationTimings, Timings, Usage, WindowTimings,
+    CompressionTimings, LlamaServerTimings, SourceTimings, SpeculationTimings, Timings, Usage,
+    WindowTimings,
 };
 use contract::AttentionWindow;
 use decode::{AcceptanceByDepth, ChoiceStats, DraftSource, StepTimes, TokensBySource};
@@ -80,6 +82,8 @@ pub struct RequestStats {
     pub decode_steps: DecodeSteps,
     /// Attention window, if the server limits it.
     pub window: Option<AttentionWindow>,
+    /// What compression did with the prompt, if there is a scorer.
+    pub compression: Option<CompressionOutcome>,
 }
 
 /// Decode steps of finished choices.
@@ -178,6 +182,7 @@ impl RequestStats {
             malformed_calls: 0,
             decode_steps: DecodeSteps::default(),
             window: None,
+            compression: None,
         }
     }
 
@@ -222,8 +227,17 @@ impl RequestStats {
         }
     }
 
-    /// OpenAI's `usage`.
+    /// OpenAI's `usage`. Its prompt is the one that was sent, before compression.
     pub fn usage(&self) -> Usage {
+        let sent = self.compression.as_ref().map(|of| of.tokens_before);
+        Usage {
+            prompt_tokens: sent.unwrap_or(self.prompt_tokens),
+            ..self.prefilled_usage()
+        }
+    }
+
+    /// [`RequestStats::usage`] with the prompt as prefilled.
+    fn prefilled_usage(&self) -> Usage {
         let mut usage = Usage {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
@@ -248,12 +262,17 @@ impl RequestStats {
         let decoded = self.completion_tokens.saturating_sub(1);
         let (prefill, decode) = (ms(self.prefill()), ms(self.decode()));
         Timings {
-            llama_server: Some(LlamaServerTimings::new(&self.usage(), prefill, decode)),
+            llama_server: Some(LlamaServerTimings::new(
+                &self.prefilled_usage(),
+                prefill,
+                decode,
+            )),
             window: self.window.map(|window| {
                 let reason = window.is_full().then_some("the request has tools");
                 WindowTimings::new(window.tokens(), reason)
             }),
             speculation: (self.decode_steps.steps > 0).then(|| self.decode_steps.timings()),
+            compression: self.compression.as_ref().map(compression_timings),
             ..Timings::new(prefill, decode, decoded)
         }
     }
@@ -277,6 +296,17 @@ impl RequestStats {
             decode: self.decode(),
             total: self.elapsed(),
         }
+    }
+}
+
+fn compression_timings(of: &CompressionOutcome) -> CompressionTimings {
+    let kept = of.tokens_after as f64 / of.tokens_before.max(1) as f64;
+    CompressionTimings {
+        compressed_from_tokens: of.tokens_before,
+        compressed_tokens: of.tokens_after,
+        compression_kept: (kept * 1e3).round() / 1e3,
+        compression_ms: (of.scoring.as_secs_f64() * 1e4).round() / 10.0,
+        compression_reason: of.reason.to_string(),
     }
 }
 

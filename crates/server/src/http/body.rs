@@ -196,7 +196,8 @@ where
     run_cancellable(move |_| work()).await
 }
 
-async fn run_cancellable<T, W>(work: W) -> Result<T, ApiError>
+/// As [`run_long`], for work that looks at its flag: it is set if the client leaves.
+pub async fn run_cancellable<T, W>(work: W) -> Result<T, ApiError>
 where
     T: Send + 'static,
     W: FnOnce(&CancelFlag) -> Result<T, ApiError> + Send + 'static,

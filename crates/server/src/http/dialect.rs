@@ -14,6 +14,7 @@ use chat::tools::ToolSet;
 use chat::{ChatError, Tokenizer};
 use decode::{Grammar, InitialPhase, Job, Logprobs};
 
+use crate::compression::{CompressionOutcome, PromptToCompress};
 use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::body;
@@ -101,8 +102,32 @@ impl<T: Send + 'static> ParsedRequest<T> {
         notes::with_notes(response, &self.notes)
     }
 
+    /// Compresses the prompt, if there is a scorer and the request and its prompt allow it.
+    async fn compress(&mut self, app: &App) -> Result<Option<CompressionOutcome>, ApiError> {
+        let Some(compressor) = self.ready.model.compressor.clone() else {
+            return Ok(None);
+        };
+        let (ready, request) = (Arc::clone(&self.ready), self.request.clone());
+        let (prompt, policy) = (self.prompt.clone(), prepare::policy(app.config()));
+        let (shorter, outcome) = body::run_cancellable(move |cancel| {
+            let of = PromptToCompress {
+                model: ready.text_side(),
+                policy: &policy,
+                request: &request,
+                prompt: &prompt,
+            };
+            Ok(compressor.compress(of, cancel))
+        })
+        .await?;
+        if let Some(shorter) = shorter {
+            self.prompt = shorter;
+        }
+        Ok(Some(outcome))
+    }
+
     /// Submits the request; fails if a parameter is invalid or the prompt does not fit.
     pub async fn start(&mut self, app: &App) -> Result<InFlight, ApiError> {
+        let compression = self.compress(app).await?;
         let grammar = self.grammar().await?;
         let (request, model) = (&self.request, &self.ready.model);
         let fields = &request.sampling;
@@ -164,9 +189,13 @@ impl<T: Send + 'static> ParsedRequest<T> {
             params,
             priority: request.priority,
         };
-        let warmup = PrefixWarmup::new(app, &self.ready, request);
+        // The next prompt is not compressed in the same way, so its start would not be this one.
+        let compressed = compression.as_ref().is_some_and(|of| of.is_compressed());
+        let warmup = PrefixWarmup::new(app, &self.ready, request).filter(|_| !compressed);
+        let observed = model.compressor.clone().zip(request.cache.session.clone());
         let in_flight = InFlight::start(app, job, choices)?;
         Ok(in_flight
+            .with_compression(compression, observed)
             .with_warmup(warmup)
             .with_reasoning(request.thinking.visibility))
     }

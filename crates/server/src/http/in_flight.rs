@@ -7,6 +7,7 @@ use chat::reply::{FinishReason, ReplyDelta};
 use chat::request::ReasoningVisibility;
 use decode::{Event, FinishReason as Ended, Job, Logprobs, OutputToken, ReasoningHandle};
 
+use crate::compression::{CompressionOutcome, PromptCompressor};
 use crate::engine::active_requests::EntryGuard;
 use crate::engine::handle::{EngineEvent, Events, Timestamped};
 use crate::engine::request_stats::RequestStats;
@@ -63,6 +64,8 @@ pub struct InFlight {
     excludes_reasoning: bool,
     /// Prefix warm-up of the conversation's next prompt, if enabled.
     warmup: Option<PrefixWarmup>,
+    /// The compressor of the prompt and its session, if the prompt was compressed.
+    observed: Option<(Arc<PromptCompressor>, String)>,
     /// Span of the request, for log lines after the response has begun.
     span: tracing::Span,
 }
@@ -116,6 +119,7 @@ impl InFlight {
             last_reason: FinishReason::Stop,
             excludes_reasoning: false,
             warmup: None,
+            observed: None,
             span: tracing::Span::current(),
         }
     }
@@ -124,6 +128,19 @@ impl InFlight {
     #[must_use]
     pub fn with_warmup(mut self, warmup: Option<PrefixWarmup>) -> InFlight {
         self.warmup = warmup;
+        self
+    }
+
+    /// Adds what compression did with the prompt, and the compressor whose keep ratio of a session
+    /// follows the accepted drafts.
+    #[must_use]
+    pub fn with_compression(
+        mut self,
+        outcome: Option<CompressionOutcome>,
+        observed: Option<(Arc<PromptCompressor>, String)>,
+    ) -> InFlight {
+        self.observed = observed.filter(|_| outcome.as_ref().is_some_and(|of| of.is_compressed()));
+        self.stats.compression = outcome;
         self
     }
 
@@ -289,6 +306,13 @@ impl InFlight {
 
     fn finish(&mut self) {
         self.finished = true;
+        let decode_steps = &self.stats.decode_steps;
+        if let Some((compressor, session)) = &self.observed
+            && decode_steps.drafted > 0
+        {
+            let acceptance = decode_steps.accepted as f64 / decode_steps.drafted as f64;
+            compressor.observe(session, acceptance);
+        }
         if let Some(warmup) = self.warmup.take() {
             warmup.submit(&self.app.engine(), self.last_reason);
         }

@@ -24,6 +24,16 @@ pub struct DeviceChoice {
     pub gpu: cuda::Options,
 }
 
+impl DeviceChoice {
+    /// Options of the CPU device.
+    pub fn cpu_options(&self) -> cpu::CpuOptions {
+        cpu::CpuOptions {
+            reference: self.cpu_reference,
+            threads: self.threads,
+        }
+    }
+}
+
 /// Measuring instruments of a GPU.
 pub struct GpuInstruments {
     /// Measured read bandwidth in bytes per second.
@@ -203,11 +213,7 @@ fn usable_gpu(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
 }
 
 fn cpu_device(choice: &DeviceChoice) -> Box<dyn Backend> {
-    let backend = CpuBackend::new(cpu::CpuOptions {
-        reference: choice.cpu_reference,
-        threads: choice.threads,
-    });
-    Box::new(backend.with_rotation())
+    Box::new(CpuBackend::new(choice.cpu_options()).with_rotation())
 }
 
 #[cfg(test)]

@@ -157,6 +157,7 @@ pub(crate) fn text_side(
         template,
         eos,
         defaults,
+        compressor: None,
         description: ModelDescription {
             trained_context: loaded.spec.trained_context,
             vocab: loaded.spec.vocab,

@@ -1,5 +1,6 @@
 //! Settings as plain values. `config` fills them from flags, environment and file.
 
+pub mod compression;
 pub mod keep_alive;
 pub mod reasoning;
 

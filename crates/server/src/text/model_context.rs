@@ -6,6 +6,7 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use contract::TokenId;
 
+use crate::compression::PromptCompressor;
 use crate::settings::GenerationDefaults;
 use crate::text::constraints::ModelConstraints;
 
@@ -21,6 +22,8 @@ pub struct ModelContext {
     pub defaults: GenerationDefaults,
     /// Constraint compiler.
     pub constraints: ModelConstraints,
+    /// Prompt compression, if there is a scorer.
+    pub compressor: Option<Arc<PromptCompressor>>,
     /// Public description.
     pub description: ModelDescription,
 }

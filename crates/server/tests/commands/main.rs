@@ -4,6 +4,7 @@
 
 mod client;
 mod clients;
+mod compression;
 mod conversing;
 mod drafting;
 mod errors;

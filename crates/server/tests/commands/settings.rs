@@ -54,12 +54,12 @@ const FLAGS: [(&str, &[&str], Fate); 99] = [
     (
         "--prefill-compression",
         &["auto"],
-        Refused("not compressed"),
+        Sets("prefill-compression"),
     ),
-    ("--prefill-threshold", &["1000"], Refused("not compressed")),
-    ("--prefill-keep-ratio", &["0.1"], Refused("not compressed")),
-    ("--prefill-drafter", &["d.gguf"], Refused("not compressed")),
-    ("--prefill-skip-park", &[], Refused("not compressed")),
+    ("--prefill-threshold", &["1000"], Sets("prefill-threshold")),
+    ("--prefill-keep-ratio", &["0.1"], Sets("prefill-keep-ratio")),
+    ("--prefill-drafter", &["d.gguf"], Sets("prefill-drafter")),
+    ("--prefill-skip-park", &[], Sets("prefill-skip-park")),
     ("--cache-type-k", &["q8_0"], Sets("cache-type-k")),
     ("--cache-type-v", &["tq3_0"], Sets("cache-type-v")),
     ("--think-max-tokens", &["100"], Sets("think-max-tokens")),
@@ -131,7 +131,7 @@ const FLAGS: [(&str, &[&str], Fate); 99] = [
     (
         "--prefill-curve",
         &["10000:0.5", "40000:0.2"],
-        Refused("not compressed"),
+        Sets("prefill-curve"),
     ),
     (
         "--prefill-upstream-base",
@@ -187,9 +187,9 @@ const FLAGS: [(&str, &[&str], Fate); 99] = [
 
 /// Variables of the predecessor, each with a value.
 const VARIABLES: [(&str, &str, Fate); 17] = [
-    ("DFLASH_FP_USE_BSA", "1", Refused("not compressed")),
-    ("DFLASH_FP_ALPHA", "0.85", Refused("not compressed")),
-    ("DFLASH_FP_PROFILE", "1", Refused("not compressed")),
+    ("DFLASH_FP_USE_BSA", "0", Sets("prefill-alpha")),
+    ("DFLASH_FP_ALPHA", "0.85", Sets("prefill-alpha")),
+    ("DFLASH_FP_PROFILE", "1", Sets("prefill-profile")),
     ("DFLASH27B_KV_TQ3", "1", Sets("kv-type")),
     ("DFLASH27B_KV_Q4", "1", Sets("kv-type")),
     ("DFLASH27B_KV_F16", "1", Sets("kv-type")),

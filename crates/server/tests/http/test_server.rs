@@ -176,6 +176,7 @@ pub(crate) fn loaded(
         template: ChatTemplate::from_vocab(&vocab)?,
         eos: vocab.eos.clone(),
         defaults,
+        compressor: None,
         description: ModelDescription {
             trained_context: 1024,
             vocab: n_tokens,

@@ -4,16 +4,19 @@
 use axum::Json;
 use axum::extract::State;
 use chat::Tokenizer;
+use chat::request::CompressionMode;
 use contract::TokenId;
 use decode::{DraftSource, PrefixStats, Stats};
 use serde_json::{Value, json};
 
 use super::status::{NAME, VERSION};
+use crate::compression::PromptCompressor;
 use crate::engine::store::StoreStatus;
 use crate::engine::{EnginePhase, ModelHandle};
 use crate::error::ApiError;
 use crate::http::state::App;
 use crate::scripted;
+use crate::settings::compression::CompressionSettings;
 
 /// Incremented when a key is removed, renamed or changes type.
 const SCHEMA: u32 = 2;
@@ -105,6 +108,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
     for part in [
         generation(&handle),
         template(&handle),
+        json!({"pflash": compression(&handle, !config.api_keys.is_empty())}),
         caches(&handle, &app.engine().status().stats.prefix),
     ] {
         if let (Value::Object(props), Value::Object(part)) = (&mut props, part) {
@@ -200,6 +204,33 @@ fn template(handle: &ModelHandle) -> Value {
     })
 }
 
+/// Prompt compression; the scorer's path only if `shows_paths`.
+fn compression(handle: &ModelHandle, shows_paths: bool) -> Value {
+    let off = CompressionSettings::default();
+    let compressor = handle.model.compressor.as_deref();
+    let settings = compressor.map_or(&off, PromptCompressor::settings);
+    let is_on = compressor.is_some();
+    let alpha = settings.score.sparsity.alpha;
+    let path = compressor.and_then(PromptCompressor::scorer_path);
+    json!({
+        "enabled": is_on && settings.mode != CompressionMode::Off,
+        "mode": settings.mode.name(),
+        "threshold": if is_on { settings.threshold } else { 0 },
+        "keep_ratio": if is_on { settings.keep.of(settings.threshold) } else { 0.0 },
+        "keep_by_session": settings.keep_by_session,
+        "drafter_gguf": path.filter(|_| shows_paths),
+        "scores_itself": is_on && path.is_none(),
+        "device": compressor.map(|compressor| &compressor.scorer().device),
+        "exit_layer": compressor.map(|compressor| compressor.scorer().exit_layer),
+        "max_tokens": compressor.map(|compressor| compressor.scorer().max_tokens),
+        "skip_park": is_on,
+        "bsa_enabled": is_on && alpha > 0.0,
+        "bsa_alpha": if is_on { alpha } else { 0.0 },
+        "lm_head_fix": false,
+        "draft_residency": "persistent",
+    })
+}
+
 /// Caches, under the keys of other servers.
 fn caches(handle: &ModelHandle, prefix: &PrefixStats) -> Value {
     let store = handle.store.as_ref();
@@ -232,11 +263,6 @@ fn caches(handle: &ModelHandle, prefix: &PrefixStats) -> Value {
             "disk_policy": if store.is_some() { "full" } else { "off" },
             "trouble": store.and_then(StoreStatus::failure),
             "capacity": 0, "in_use": 0, "disk_bytes": 0,
-        },
-        "pflash": {
-            "enabled": false, "mode": "off", "threshold": 0, "keep_ratio": 0.0, "drafter_gguf": null,
-            "skip_park": false, "bsa_enabled": false, "bsa_alpha": 0.0, "lm_head_fix": false,
-            "draft_residency": "persistent",
         },
         "tool_replay": {
             "max_entries": 0, "max_bytes": 0, "current_entries": 0, "current_bytes": 0,

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::page;
 use super::status::{NAME, VERSION};
+use crate::engine::ModelHandle;
 use crate::engine::active_requests::RequestEntry;
 use crate::engine::request_stats::RequestStage;
 use crate::error::ApiError;
@@ -136,8 +137,15 @@ fn now(app: &App) -> Value {
         "prompt_tokens": stats.prompt_tokens,
         "snapshots": stats.prefix.entries,
         "snapshot_bytes": stats.prefix.bytes,
+        "scoring": engine_status.model.as_ref().and_then(|model| scoring(model)),
         "requests": requests,
     })
+}
+
+/// Prompts that are scored for compression, and how far the current one is.
+fn scoring(model: &ModelHandle) -> Option<Value> {
+    let [prompts, done, total] = model.model.compressor.as_ref()?.progress();
+    Some(json!({"prompts": prompts, "done": done, "total": total}))
 }
 
 fn shown(entry: &RequestEntry) -> Value {

@@ -105,6 +105,7 @@ fn shared() -> Value {
         "speculative": flag,
         "priority": {"type": ["integer", "null"]},
         "cache_prompt": flag,
+        "prefill_compression": {"type": ["string", "null"], "enum": ["off", "auto", "always", null]},
     })
 }
 

@@ -1,0 +1,221 @@
+//! Prompt compression end to end: the bundled model scores its own prompts on the CPU.
+
+use serde_json::{Value, json};
+
+use crate::client::{Response, ServerProcess};
+use crate::process::{hearth, model};
+
+const QUESTION: &str = "What is the code of the blue door?";
+const FACT: &str = "The code of the blue door is 7316.";
+
+/// A page of filler with the fact in its middle.
+fn page(sentences: usize) -> String {
+    let filler =
+        |i: usize| format!("Sentence number {i} is about rain, of hills and of old roads. ");
+    let half = sentences / 2;
+    let (before, after) = (0..half, half..sentences);
+    let text = |range: std::ops::Range<usize>| range.map(filler).collect::<String>();
+    format!("{}{FACT} {}", text(before), text(after))
+}
+
+fn ask(server: &ServerProcess, body: Value) -> Response {
+    let mut all = json!({"max_tokens": 4, "temperature": 0});
+    all.as_object_mut()
+        .unwrap()
+        .extend(body.as_object().unwrap().clone());
+    server.request("/v1/chat/completions", &all.to_string())
+}
+
+fn messages(page: &str) -> Value {
+    json!([
+        {"role": "system", "content": "Answer briefly."},
+        {"role": "user", "content": page},
+        {"role": "user", "content": QUESTION},
+    ])
+}
+
+#[test]
+fn long_contents_are_shortened_and_the_reply_says_so() {
+    let server = ServerProcess::start(&[
+        "--prefill-compression",
+        "always",
+        "--prefill-keep-ratio",
+        "0.1",
+        "--prefill-skip-park",
+        "--log-prompts",
+    ]);
+    assert!(
+        server.log.contains("prompts are scored by"),
+        "{}",
+        server.log
+    );
+    assert!(
+        server.log.contains("--prefill-skip-park has no effect"),
+        "{}",
+        server.log
+    );
+    let page = page(120);
+    let first = ask(&server, json!({"messages": messages(&page)}));
+    assert_eq!(first.status, 200, "{}", first.body);
+    let (first, timings) = (first.json(), first.json()["timings"].clone());
+    assert_eq!(timings["compression_reason"], "compressed", "{timings}");
+    let count = |timings: &Value, name: &str| timings[name].as_u64().unwrap();
+    let (from, to) = (
+        count(&timings, "compressed_from_tokens"),
+        count(&timings, "compressed_tokens"),
+    );
+    assert!(to < from / 5, "{timings}");
+    assert!(
+        timings["compression_ms"].as_f64().unwrap() > 0.0,
+        "{timings}"
+    );
+    // The usage counts what was sent, the timings what was computed.
+    assert_eq!(first["usage"]["prompt_tokens"], from);
+    assert_eq!(count(&timings, "prompt_n") + count(&timings, "cache_n"), to);
+
+    // An equal request is not scored again, and its compressed prompt is cached.
+    let again = ask(&server, json!({"messages": messages(&page)})).json();
+    let timings = &again["timings"];
+    assert_eq!(
+        timings["compression_reason"],
+        "compressed with the scores of an earlier request"
+    );
+    assert_eq!(count(timings, "compressed_tokens"), to);
+    assert!(count(timings, "cache_n") + 64 >= to, "{timings}");
+    assert_eq!(again["choices"], first["choices"]);
+
+    // A request can turn it off, and a wrong mode is refused.
+    let off = json!({"messages": messages(&page), "prefill_compression": "off"});
+    let timings = ask(&server, off).json()["timings"].clone();
+    assert_eq!(timings["compression_reason"], "off");
+    assert_eq!(timings["compressed_tokens"], from);
+    let wrong = ask(
+        &server,
+        json!({"messages": messages(&page), "prefill_compression": "on"}),
+    );
+    assert_eq!(wrong.status, 400);
+    assert!(wrong.body.contains("off, auto or always"), "{}", wrong.body);
+
+    let props = server.request("/props", "").json()["pflash"].clone();
+    assert_eq!(props["mode"], "always", "{props}");
+    assert_eq!(
+        (&props["enabled"], &props["scores_itself"]),
+        (&json!(true), &json!(true))
+    );
+    let scoring = server.request("/slots/summary", "").json()["scoring"].clone();
+    assert_eq!(scoring, json!({"prompts": 0, "done": 0, "total": 0}));
+}
+
+#[test]
+fn system_prompt_question_and_the_sentence_asked_for_survive() {
+    let server = ServerProcess::start(&[
+        "--prefill-compression",
+        "auto",
+        "--prefill-threshold",
+        "400",
+        "--prefill-keep-ratio",
+        "0.1",
+    ]);
+    let body = |prefix: &str| {
+        json!({"messages": messages(&format!("{prefix}{}", page(120))), "max_tokens": 1,
+            "return_token_ids": true})
+    };
+    let reply = ask(&server, body("")).json();
+    let ids = reply["prompt_token_ids"].clone();
+    let text = server.request("/detokenize", &json!({"tokens": ids}).to_string());
+    let text = text.json()["content"].as_str().unwrap().to_owned();
+    for part in ["Answer briefly.", QUESTION, FACT, "<|im_start|>assistant"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let kept = text.matches("Sentence number").count();
+    assert!(
+        (1..=20).contains(&kept),
+        "{kept} of 120 sentences in {text}"
+    );
+    // What auto leaves whole, with the reason.
+    let reason = |body: Value| {
+        let timings = ask(&server, body).json()["timings"].clone();
+        assert_eq!(
+            timings["compressed_from_tokens"],
+            timings["compressed_tokens"]
+        );
+        timings["compression_reason"].as_str().unwrap().to_owned()
+    };
+    let short = json!({"messages": [{"role": "user", "content": "Hello"}]});
+    assert!(reason(short).contains("below the threshold of 400"));
+    let mut continued = messages(&page(60));
+    continued[1]["role"] = "assistant".into();
+    assert_eq!(
+        reason(json!({"messages": continued})),
+        "a continued conversation"
+    );
+}
+
+#[test]
+fn a_prompt_beyond_the_context_is_served_if_its_compressed_form_fits() {
+    let server = ServerProcess::start(&[
+        "--max-ctx",
+        "512",
+        "--prefill-compression",
+        "always",
+        "--prefill-keep-ratio",
+        "0.1",
+    ]);
+    let long = messages(&page(120));
+    let reply = ask(&server, json!({"messages": long}));
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let timings = reply.json()["timings"].clone();
+    assert!(
+        timings["compressed_from_tokens"].as_u64().unwrap() > 512,
+        "{timings}"
+    );
+    let off = ask(
+        &server,
+        json!({"messages": long, "prefill_compression": "off"}),
+    );
+    assert_eq!(off.status, 400, "{}", off.body);
+    let still_too_long = ask(&server, json!({"messages": messages(&page(400))}));
+    assert_eq!(still_too_long.status, 400, "{}", still_too_long.body);
+}
+
+#[test]
+fn a_scorer_of_another_vocabulary_maps_its_scores_by_bytes() {
+    let scorer = model();
+    let server = ServerProcess::start(&[
+        "--prefill-compression",
+        "always",
+        "--prefill-keep-ratio",
+        "0.2",
+        "--prefill-drafter",
+        scorer.to_str().unwrap(),
+    ]);
+    let reply = ask(&server, json!({"messages": messages(&page(80))})).json();
+    let timings = &reply["timings"];
+    assert_eq!(timings["compression_reason"], "compressed", "{timings}");
+    let props = server.request("/props", "").json()["pflash"].clone();
+    assert_eq!(props["scores_itself"], false, "{props}");
+    // Paths are shown with API keys only.
+    assert_eq!(props["drafter_gguf"], Value::Null);
+}
+
+#[test]
+fn wrong_settings_are_refused_before_the_port_is_open() {
+    let done = hearth(&[
+        "serve",
+        "--prefill-compression",
+        "auto",
+        "--prefill-drafter",
+        "no.gguf",
+    ]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.err.contains("--prefill-drafter"), "{}", done.err);
+    let done = hearth(&["serve", "--prefill-curve", "10:7"]);
+    assert_eq!(done.code, Some(1));
+    assert!(
+        done.err.contains("--prefill-curve 10:7: the ratio 7"),
+        "{}",
+        done.err
+    );
+    let done = hearth(&["serve", "--prefill-keep-ratio", "2"]);
+    assert_eq!(done.code, Some(2));
+}
