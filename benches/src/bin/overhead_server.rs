@@ -192,6 +192,7 @@ fn main() -> anyhow::Result<()> {
                 template: ChatTemplate::from_vocab(&vocab)?,
                 eos: vocab.eos.clone(),
                 defaults,
+                compressor: None,
                 description: ModelDescription::default(),
             },
             store: None,
