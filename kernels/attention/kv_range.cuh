@@ -1,7 +1,9 @@
 // KV range of a draft tree, its splits, and visibility masks.
 //
 // Cache positions are 0 .. committed, then one per node. A row sees the committed keys inside its window and the nodes
-// that MASK selects: 0 its ancestors and itself, 1 all nodes, 2 the nodes up to itself.
+// that MASK selects: 0 its ancestors and itself, 1 all nodes, 2 the nodes up to itself. 3: the step is an MtpStep; the
+// rows that the sequence drafted before come between the committed keys and the nodes, and a row sees its ancestors
+// among both, and itself.
 // WINDOW is the sliding window of every tree, 0 for none; -1 if each tree has its own window and attention sinks.
 // A split is a run of whole 64-key tiles. Its bounds depend on `committed` alone, so the summation order of a row does
 // not depend on the number of rows in the call.
@@ -16,13 +18,16 @@
 struct KvRange {
     int begin;         // first key that any row sees, a multiple of KV_TILE
     int window_begin;  // first key of the window, a multiple of KV_TILE; keys numbered before it are sinks
-    int end;           // committed + nodes
+    int end;           // committed + earlier drafted rows + nodes
     int split_size;    // keys per split, a multiple of KV_TILE
 };
 
 // A tree and its sliding window.
 struct WindowedTree : Tree {
     int window, sinks;
+#if MASK == 3
+    int earlier;
+#endif
 };
 
 __device__ __forceinline__ WindowedTree windowed_tree(const Step* step, int tree) {
@@ -30,6 +35,9 @@ __device__ __forceinline__ WindowedTree windowed_tree(const Step* step, int tree
     (Tree&)view = step->tree[tree];
     view.window = WINDOW < 0 ? step->window[tree] : WINDOW;
     view.sinks = WINDOW < 0 ? step->sinks[tree] : 0;
+#if MASK == 3
+    view.earlier = ((const MtpStep*)step)->earlier[tree];
+#endif
     return view;
 }
 
@@ -41,6 +49,9 @@ __device__ __forceinline__ KvRange kv_range(const WindowedTree& tree) {
                       ? range.window_begin - min(range.window_begin, (tree.sinks + KV_TILE - 1) / KV_TILE * KV_TILE)
                       : range.window_begin;
     range.end = tree.committed + tree.nodes;
+#if MASK == 3
+    range.end += tree.earlier;
+#endif
     const int max_keys = tree.committed + STEP_ROWS - range.begin;
     range.split_size = ((max_keys + SPLITS - 1) / SPLITS + KV_TILE - 1) / KV_TILE * KV_TILE;
     return range;
@@ -58,7 +69,7 @@ __device__ __forceinline__ int kv_position(int key, int begin, int window_begin)
 
 // Bit mask of the nodes that `node` sees.
 __device__ __forceinline__ u64 visible_nodes(const Step* step, const Tree& tree, int node) {
-#if MASK == 0
+#if MASK == 0 || MASK == 3
     return step->ancestors[tree.first + node];
 #elif MASK == 1
     return tree.nodes == 64 ? ~0ull : (1ull << tree.nodes) - 1;

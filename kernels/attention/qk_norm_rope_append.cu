@@ -6,6 +6,7 @@
 // in   header   POSITIONS_FROM 0: Step   RoPE at position[row], written at tree.committed + row - tree.first
 //               POSITIONS_FROM 1: PrefillChunk both at committed + row
 //               POSITIONS_FROM 2: Commit rows are the entries of the paths, both at path.committed + entry
+//               POSITIONS_FROM 3: MtpStep as Step, written behind the rows that the sequence drafted before
 //      q        [rows][HEADS][Q_STRIDE] f32; the head is the first HEAD_DIM values, an output gate may follow
 //      k, v     [rows] rows of [KV_HEADS][HEAD_DIM] f32, KV_STRIDE floats apart
 //      norms    [HEAD_DIM] f32 each, with QK_NORM      frequency [ROPE / 2] f64
@@ -27,8 +28,10 @@
 typedef Step Header;
 #elif POSITIONS_FROM == 1
 typedef PrefillChunk Header;
-#else
+#elif POSITIONS_FROM == 2
 typedef Commit Header;
+#else
+typedef MtpStep Header;
 #endif
 
 struct RowPosition {
@@ -50,6 +53,15 @@ __device__ __forceinline__ bool row_position(const Header* header, int row, int 
     position.rope = position.cache = header->committed + row;
     // In a ring buffer, a later row of the same chunk may overwrite this one.
     return ring == 0 || row + ring * PAGE_SIZE >= header->rows;
+#elif POSITIONS_FROM == 3
+    const Step& step = header->step;
+    if (row >= step.rows) return false;
+    const int tree_index = step.tree_of[row];
+    const Tree tree = step.tree[tree_index];
+    position.slot = tree.slot;
+    position.rope = step.position[row];
+    position.cache = tree.committed + header->earlier[tree_index] + row - tree.first;
+    return true;
 #else
     for (int p = 0; p < header->paths; p++) {
         if (row < header->path[p].length) {

@@ -44,6 +44,19 @@ struct Step {
     unsigned int dfs_schedule[STEP_ROWS];  // in visiting order
 };
 
+// Rows of the multi-token-prediction head: rows that it drafts, each tree those of one sequence; or the rows of
+// committed paths, each tree a path.
+struct MtpStep {
+    Step step;
+    // Rows that each tree's sequence drafted before. They come before its nodes in the cache and in `ancestors`, whose
+    // bit j is the sequence's drafted row j.
+    int earlier[STEP_TREES];
+    // Committed paths: the node of the verified tree that each path ends with.
+    int last[STEP_TREES];
+    // Row of the pool (mtp/hidden_rows.cuh) with the hidden row before each row.
+    int before[STEP_ROWS];
+};
+
 // A visit of the DFS schedule: the node, the next node, and where states are spilled and reloaded (slot + 1, 0 for
 // none). Spill: the state after this node, which the visit updates. Reload: the state that the next visit starts from,
 // for a node that updates nothing, such as the last.

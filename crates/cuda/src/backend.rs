@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use contract::{
     Backend, DeviceError, DeviceInfo, DraftLoad, KvPool, LoadConfig, LoadProgress, MemoryPlan,
-    Runner, RunnerInfo,
+    MtpInfo, Runner, RunnerInfo,
 };
 
 use crate::check;
@@ -244,7 +244,7 @@ impl CudaBackend {
             kv: config.kv,
             model: config.target.hash,
             draft_depth: config.draft.as_ref().map(|draft| draft.spec.depth()),
-            mtp: None,
+            mtp: layout.state.hidden.map(|_| MtpInfo::DEFAULT),
             batch_invariant: layout.numerics == Numerics::BatchInvariant,
             prefill_align: PREFILL_ALIGN,
             memory,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use contract::quant::hadamard;
 use contract::{
     AttentionSpec, Conditioning, DenseSpec, DeviceError, DraftSpec, DraftValues, GateActivation,
-    GatedDeltaSpec, KvFormat, Limits, LoadConfig, Mixer, ModelSpec, OutputGate, RopePairs, Tree,
-    WeightError, WeightRef,
+    GatedDeltaSpec, KvFormat, Limits, LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs,
+    Tree, WeightError, WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -62,7 +62,7 @@ pub(crate) fn require_supported(config: &LoadConfig, device: &str) -> Result<(),
 fn groups(config: &LoadConfig) -> Result<(), (String, &'static str)> {
     for (what, format) in [("keys", config.kv.k), ("values", config.kv.v)] {
         let whole = |a: &&AttentionSpec| a.head_dim.is_multiple_of(hadamard::GROUP);
-        let mut layers = config.target.attention_layers();
+        let mut layers = config.target.kv_layers();
         let narrow = layers.find(|a| format == KvFormat::Tq3_0 && !whole(a));
         if let Some(a) = narrow {
             return Err((
@@ -81,12 +81,17 @@ pub(crate) fn check_shared_memory(
     device: &str,
 ) -> Result<(), DeviceError> {
     let target = &config.target;
-    // The embedding is looked up, not multiplied, unless it is also the head.
-    let looked_up = target.embedding.name != target.head.name;
+    // Embeddings are looked up, not multiplied, unless they are also the head.
+    let own = target.mtp.as_ref().and_then(|mtp| mtp.embedding.as_ref());
+    let tables = own.into_iter().chain([&target.embedding]);
+    let looked_up: Vec<_> = tables
+        .filter(|table| table.name != target.head.name)
+        .map(|table| &table.name)
+        .collect();
     let draft = config.draft.iter().flat_map(|draft| draft.spec.weights());
     let mut all = target.weights().into_iter().chain(draft);
     let too_large = all.find(|weight| {
-        let multiplied = !(looked_up && weight.name == target.embedding.name);
+        let multiplied = !looked_up.contains(&&weight.name);
         multiplied && !small_batch::fits_shared_memory(gpu, WeightKind::of(weight.ty))
     });
     match too_large {
@@ -265,7 +270,7 @@ fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
             "it must be a multiple of 32",
         ));
     }
-    for a in spec.attention_layers() {
+    for a in spec.kv_layers() {
         head(a)?;
     }
     for d in spec.delta_layers() {
@@ -282,7 +287,9 @@ fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
             ));
         }
     }
-    for dense in spec.layers.iter().filter_map(|layer| layer.ffn.dense()) {
+    let mtp = spec.mtp.iter().map(|mtp| &mtp.layer);
+    let layers = spec.layers.iter().chain(mtp);
+    for dense in layers.filter_map(|layer| layer.ffn.dense()) {
         if !dense.width().is_multiple_of(BLOCK) {
             return Err((
                 format!("a feed-forward of {}", dense.width()),
@@ -314,7 +321,33 @@ fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
             Mixer::GatedDelta(d) => delta(d, hidden)?,
         }
     }
-    Ok(())
+    spec.mtp.as_ref().map_or(Ok(()), |head| mtp(head, spec))
+}
+
+/// Checks a multi-token-prediction head against its model.
+fn mtp(head: &MtpSpec, spec: &ModelSpec) -> Result<(), WeightError> {
+    let hidden = spec.hidden;
+    shape(&head.eh_proj, hidden, 2 * hidden)?;
+    for norm in [&head.embedding_norm, &head.hidden_norm, &head.final_norm] {
+        shape(norm, 1, hidden)?;
+    }
+    for table in head.embedding.iter().chain(&head.head) {
+        shape(table, spec.vocab, hidden)?;
+    }
+    let layer = &head.layer;
+    feed_forward(
+        &layer.mixer_norm,
+        &layer.ffn_norm,
+        layer.ffn.dense(),
+        hidden,
+    )?;
+    match head.attention() {
+        Some(a) => attention(a, hidden),
+        None => {
+            let detail = "a multi-token-prediction head has attention";
+            Err(mismatch(&head.eh_proj, detail))
+        }
+    }
 }
 
 fn attention(a: &AttentionSpec, hidden: usize) -> Result<(), WeightError> {

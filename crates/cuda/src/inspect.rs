@@ -37,7 +37,7 @@ impl CudaRunner {
     /// Slot and position of a sequence, after a check of `layer`.
     fn place(&self, seq: SeqId, layer: usize) -> Result<(usize, usize), DeviceError> {
         let sequence = self.sequence(seq)?;
-        let n_layers = self.engine.spec().layers.len();
+        let n_layers = self.engine.state().n_layers();
         if layer >= n_layers {
             return Err(invalid_call(
                 "inspect",

@@ -10,22 +10,28 @@
 //! delta states      [slot][layer in group][v head][v][k] f32
 //! windows           [slot][layer in group][taps - 1][channels] f32, oldest first
 //! tree factors      [slot][layer in group][..], laid out by the delta kernels
+//! hidden rows       [slot][HIDDEN_ROWS][hidden] f32, for a multi-token-prediction head: the row of
+//!                   the last committed position, then those of nodes or drafted rows
 //! draft rings       as keys and values, one layer each,
 //!                   page = page_table[slot][position / 256 % pages]
 //! draft features    [slot][FEATURE_ROWS][capture_layers * hidden] f32,
 //!                   pending tree and earlier tokens
 //! ```
+//!
+//! The layer of a multi-token-prediction head is the last of its group. Its rows behind the
+//! committed ones are those that it has drafted.
 
 use contract::{
     AttentionSpec, DraftLoadConfig, GatedDeltaSpec, KvFormat, KvFormats, KvPool, Limits,
-    LoadConfig, Mixer,
+    LoadConfig, Mixer, MtpInfo, MtpSpec,
 };
 
 use crate::launch::attention::kv_layout;
 use crate::launch::draft::ring_pages;
 use crate::launch::gated_delta;
+use crate::launch::mtp::HiddenPool;
 use crate::memory::{ALIGN, BumpAllocator};
-use crate::step::ROWS;
+use crate::step::{HIDDEN_ROWS, ROWS};
 
 /// Positions per page.
 pub(crate) const PAGE_SIZE: usize = 256;
@@ -37,7 +43,7 @@ pub(crate) const FEATURE_ROWS: usize = ROWS;
 pub(crate) struct SequenceCapacity {
     /// Maximum open sequences.
     pub(crate) sequences: usize,
-    /// Maximum pages per sequence: the context and the tree nodes beyond it.
+    /// Maximum pages per sequence: the context, and the tree nodes or drafted rows beyond it.
     pub(crate) pages_per_sequence: usize,
     /// Pages in the shared pool.
     pub(crate) pool_pages: usize,
@@ -64,7 +70,7 @@ pub(crate) struct KvGroup {
     pub(crate) head_dim: usize,
     pub(crate) k: KvArray,
     pub(crate) v: KvArray,
-    /// Model indices of its layers.
+    /// Model indices of its layers; that of a multi-token-prediction head follows the trunk's.
     pub(crate) layers: Vec<usize>,
     /// Pages per layer, for all slots.
     pub(crate) pages: usize,
@@ -115,6 +121,8 @@ pub(crate) struct State {
     /// `[slots][pages]` int32.
     pub(crate) page_table: u64,
     pub(crate) draft: Option<DraftState>,
+    /// Hidden rows of a multi-token-prediction head.
+    pub(crate) hidden: Option<HiddenPool>,
 }
 
 /// The state of one layer.
@@ -127,11 +135,16 @@ pub(crate) enum LayerState<'a> {
 }
 
 impl SequenceCapacity {
-    /// Slots and pages for `limits`.
-    pub(crate) fn for_limits(limits: Limits) -> SequenceCapacity {
+    /// Slots and pages for `limits`, with up to `drafted_rows` rows of a multi-token-prediction head
+    /// per sequence.
+    pub(crate) fn for_limits(limits: Limits, drafted_rows: usize) -> SequenceCapacity {
+        let widest = Limits {
+            tree_nodes: limits.tree_nodes.max(drafted_rows),
+            ..limits
+        };
         SequenceCapacity {
             sequences: limits.sequences,
-            pages_per_sequence: limits.max_pages_per_sequence(PAGE_SIZE),
+            pages_per_sequence: widest.max_pages_per_sequence(PAGE_SIZE),
             pool_pages: KvPool::for_limits(limits, PAGE_SIZE).pages,
         }
     }
@@ -192,7 +205,8 @@ impl DraftState {
             // once.
             let needed =
                 ring_pages(layer.window, ROWS).max(limits.prefill_chunk.div_ceil(PAGE_SIZE));
-            let pages = needed.min(SequenceCapacity::for_limits(limits).pages_per_sequence + 1);
+            let capacity = SequenceCapacity::for_limits(limits, 0);
+            let pages = needed.min(capacity.pages_per_sequence + 1);
             let mut rows = KvGroup::new(&layer.attention, kv, slots * pages);
             rows.layers.push(i);
             let n = rows.pages * rows.page_rows();
@@ -242,26 +256,30 @@ impl DeltaGroup {
 }
 
 impl State {
-    /// Groups the layers and allocates their arrays: the KV cache in `kv_region`, delta states and
-    /// windows in `state_region`, tree factors in `scratch`, draft state in `draft_region`.
+    /// Groups the layers and allocates their arrays: the KV cache in `kv_region`, delta states,
+    /// windows and hidden rows in `state_region`, tree factors in `scratch`, draft state in
+    /// `draft_region`.
     pub(crate) fn new(
         config: &LoadConfig,
         [kv_region, state_region, scratch, draft_region]: [&mut BumpAllocator; 4],
     ) -> State {
         let (spec, kv, limits) = (&config.target, config.kv, config.limits);
-        let slots = SequenceCapacity::for_limits(limits);
+        let mtp = spec.mtp.as_ref().and_then(MtpSpec::attention);
+        let drafted_rows = mtp.map_or(0, |_| MtpInfo::DEFAULT.max_rows);
+        let slots = SequenceCapacity::for_limits(limits, drafted_rows);
         let (mut attention, mut delta): (Vec<KvGroup>, Vec<DeltaGroup>) = (Vec::new(), Vec::new());
+        let mut add_attention = |a: &AttentionSpec, layer: usize| {
+            let shape = (a.n_kv_heads, a.head_dim);
+            let same = |g: &KvGroup| (g.n_kv_heads, g.head_dim) == shape;
+            let at = attention.iter().position(same).unwrap_or_else(|| {
+                attention.push(KvGroup::new(a, kv, slots.pool_pages));
+                attention.len() - 1
+            });
+            attention[at].layers.push(layer);
+        };
         for (i, layer) in spec.layers.iter().enumerate() {
             match &layer.mixer {
-                Mixer::Attention(a) => {
-                    let shape = (a.n_kv_heads, a.head_dim);
-                    let same = |g: &KvGroup| (g.n_kv_heads, g.head_dim) == shape;
-                    let at = attention.iter().position(same).unwrap_or_else(|| {
-                        attention.push(KvGroup::new(a, kv, slots.pool_pages));
-                        attention.len() - 1
-                    });
-                    attention[at].layers.push(i);
-                }
+                Mixer::Attention(a) => add_attention(a, i),
                 Mixer::GatedDelta(d) => {
                     let same = |g: &DeltaGroup| g.same_shape(d);
                     let at = delta.iter().position(same).unwrap_or_else(|| {
@@ -271,6 +289,9 @@ impl State {
                     delta[at].layers.push(i);
                 }
             }
+        }
+        if let Some(a) = mtp {
+            add_attention(a, spec.layers.len());
         }
         for group in &mut attention {
             let rows = group.layers.len() * group.pages * group.page_rows();
@@ -292,7 +313,19 @@ impl State {
                 .draft
                 .as_ref()
                 .map(|draft| DraftState::new(draft, limits, draft_region)),
+            hidden: mtp.map(|_| HiddenPool {
+                at: state_region.take(4 * slots.sequences * HIDDEN_ROWS * spec.hidden),
+                width: spec.hidden,
+                rows_per_slot: HIDDEN_ROWS,
+            }),
         }
+    }
+
+    /// Number of layers with a state: the trunk's, and that of a multi-token-prediction head.
+    pub(crate) fn n_layers(&self) -> usize {
+        let kv: usize = self.kv.iter().map(|group| group.layers.len()).sum();
+        let delta: usize = self.delta.iter().map(|group| group.layers.len()).sum();
+        kv + delta
     }
 
     /// The state of a layer.
@@ -359,14 +392,20 @@ mod tests {
             pages_per_sequence: 2,
             pool_pages,
         };
-        assert_eq!(SequenceCapacity::for_limits(limits), slots(6));
+        assert_eq!(SequenceCapacity::for_limits(limits, 0), slots(6));
+        let drafting = SequenceCapacity::for_limits(limits, 257);
+        assert_eq!(drafting.pages_per_sequence, 3);
+        assert_eq!(drafting.pool_pages, 6);
         for (tokens, pages) in [(0, 2), (512, 2), (513, 3), (1 << 40, 6)] {
             let pool_tokens = Some(tokens);
             assert_eq!(
-                SequenceCapacity::for_limits(Limits {
-                    pool_tokens,
-                    ..limits
-                }),
+                SequenceCapacity::for_limits(
+                    Limits {
+                        pool_tokens,
+                        ..limits
+                    },
+                    0
+                ),
                 slots(pages)
             );
         }

@@ -17,6 +17,16 @@ const ALL: i32 = 1 << 30;
 /// Padded row counts that plans are built for.
 pub(crate) const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
 
+/// Padded row counts of drafts with the multi-token-prediction head: a root row alone, roots of
+/// several sequences or a chain, and wider trees.
+pub(crate) const MTP_DRAFT_BUCKETS: [usize; 5] = [1, 8, 16, 32, ROWS];
+
+/// The bucket of a draft of `rows` rows.
+pub(crate) fn mtp_draft_bucket(rows: usize) -> usize {
+    let mut buckets = MTP_DRAFT_BUCKETS.into_iter();
+    buckets.find(|bucket| *bucket >= rows).unwrap_or(ROWS)
+}
+
 /// The bucket that holds `rows` rows, 1 to [`ROWS`].
 pub(crate) fn bucket(rows: usize) -> usize {
     BUCKETS
@@ -93,6 +103,40 @@ pub(crate) struct Commit {
     pub(crate) paths: i32,
     pad: [i32; 3],
     pub(crate) path: [StepPath; TREES],
+}
+
+/// Rows of the multi-token-prediction head: rows that it drafts, each tree those of one sequence; or
+/// the rows of committed paths, each tree a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct MtpStep {
+    pub(crate) step: Step,
+    /// Rows that each tree's sequence drafted before.
+    pub(crate) earlier: [i32; TREES],
+    /// Of committed paths: the node of the verified tree that each path ends with.
+    pub(crate) last: [i32; TREES],
+    /// The hidden row before each row, counted over all slots.
+    pub(crate) before: [i32; ROWS],
+}
+
+/// One row to be drafted by the multi-token-prediction head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DraftedRow {
+    pub(crate) token: TokenId,
+    pub(crate) depth: usize,
+    /// Bit `j`: drafted row `j` of the sequence is an ancestor or the row itself.
+    pub(crate) ancestors: u64,
+    /// The drafted row before it; `None` for a root row.
+    pub(crate) parent: Option<usize>,
+}
+
+/// Hidden rows per slot: that of the last committed position, then those of the pending tree's nodes
+/// or of drafted rows.
+pub(crate) const HIDDEN_ROWS: usize = 1 + ROWS;
+
+/// The hidden row of a node or of a drafted row; of the last committed position for `None`.
+fn hidden_row(slot: usize, node: Option<usize>) -> i32 {
+    int(slot * HIDDEN_ROWS + node.map_or(0, |node| 1 + node))
 }
 
 /// A number of a header; everything in one is far below 2^31.
@@ -174,6 +218,75 @@ impl Step {
     pub(crate) fn request_logits(&mut self, row: usize) {
         self.logits_row[self.n_logits_rows as usize] = int(row);
         self.n_logits_rows += 1;
+    }
+}
+
+impl MtpStep {
+    /// A step without rows.
+    pub(crate) fn new() -> MtpStep {
+        MtpStep {
+            step: Step::new(),
+            earlier: [0; TREES],
+            last: [0; TREES],
+            before: [0; ROWS],
+        }
+    }
+
+    /// Number of rows.
+    pub(crate) fn rows(&self) -> usize {
+        self.step.rows as usize
+    }
+
+    /// Whether there is room for `rows` rows of one more sequence.
+    pub(crate) fn has_room(&self, rows: usize) -> bool {
+        self.rows() + rows <= ROWS && (self.step.trees as usize) < TREES
+    }
+
+    /// Adds rows of a sequence with `committed` tokens and `earlier` drafted rows, and requests
+    /// their logits.
+    pub(crate) fn push_drafted(
+        &mut self,
+        slot: usize,
+        (committed, earlier): (usize, usize),
+        rows: &[DraftedRow],
+    ) {
+        let (first, index) = (self.rows(), self.step.trees as usize);
+        let step = &mut self.step;
+        step.tree[index] = StepTree {
+            slot: int(slot),
+            committed: int(committed),
+            first: int(first),
+            nodes: int(rows.len()),
+        };
+        self.earlier[index] = int(earlier);
+        for (row, drafted) in (first..).zip(rows) {
+            step.token[row] = int(drafted.token.index());
+            step.position[row] = int(committed + drafted.depth);
+            step.tree_of[row] = step.trees;
+            step.depth[row] = int(drafted.depth);
+            step.ancestors[row] = drafted.ancestors;
+            self.before[row] = hidden_row(slot, drafted.parent);
+            step.request_logits(row);
+        }
+        step.rows += int(rows.len());
+        step.trees += 1;
+    }
+
+    /// Adds a path of the verified tree of a sequence with `committed` tokens: `tokens` of `nodes`.
+    pub(crate) fn push_path(
+        &mut self,
+        (slot, committed): (usize, usize),
+        nodes: &[NodeIdx],
+        tokens: &[TokenId],
+    ) {
+        let (first, index) = (self.rows(), self.step.trees as usize);
+        let chain = Tree::chain(tokens).expect("a path is at most a tree");
+        self.step.push(slot, committed, &chain);
+        let before = std::iter::once(None).chain(nodes.iter().map(|node| Some(node.index())));
+        for (row, before) in (first..first + nodes.len()).zip(before) {
+            self.before[row] = hidden_row(slot, before);
+        }
+        self.last[index] = nodes.last().map_or(0, |node| int(node.index()));
     }
 }
 
@@ -262,6 +375,8 @@ pub(crate) unsafe trait Header: Sized {}
 // SAFETY: `repr(C)`, 4-byte fields, then 8-byte ones at a multiple of 8, then 4-byte ones filling a
 // multiple of 8.
 unsafe impl Header for Step {}
+// SAFETY: `repr(C)`, a `Step`, then 4-byte fields filling a multiple of 8.
+unsafe impl Header for MtpStep {}
 // SAFETY: `repr(C)`, only 4-byte fields.
 unsafe impl Header for ChunkHead {}
 // SAFETY: `repr(C)`, only 4-byte fields.
@@ -290,6 +405,9 @@ mod tests {
         assert_eq!(offset_of!(Step, feature_row), 2160);
         assert_eq!(offset_of!(Step, conv_sources_and_schedule), 2176);
         assert_eq!(size_of::<Step>(), 2176 + 2 * 256);
+        assert_eq!(offset_of!(MtpStep, earlier), size_of::<Step>());
+        assert_eq!(offset_of!(MtpStep, before), size_of::<Step>() + 32);
+        assert_eq!(size_of::<MtpStep>(), size_of::<Step>() + 32 + 256);
         assert_eq!(size_of::<ChunkHead>(), 16 + 256);
         assert_eq!(size_of::<StepPath>(), 16 + 256);
         assert_eq!(size_of::<Commit>(), 16 + 4 * 272);
@@ -310,6 +428,46 @@ mod tests {
         assert_eq!(step.ancestors[..6], [1, 3, 5, 1, 3, 7]);
         assert_eq!(step.tree[1].first, 3);
         assert_eq!(step.logits_row[0], 4);
+    }
+
+    #[test]
+    fn drafted_rows_and_paths_name_the_hidden_row_before_them() {
+        let drafted = |token, depth, ancestors, parent| DraftedRow {
+            token: TokenId(token),
+            depth,
+            ancestors,
+            parent,
+        };
+        let mut step = MtpStep::new();
+        step.push_drafted(3, (10, 0), &[drafted(7, 0, 1, None)]);
+        let rows = [
+            drafted(8, 1, 0b101, Some(0)),
+            drafted(9, 2, 0b1011, Some(1)),
+        ];
+        assert!(step.has_room(63) && !step.has_room(64));
+        step.push_drafted(1, (20, 2), &rows);
+        assert_eq!(
+            (step.rows(), step.step.trees, step.step.n_logits_rows),
+            (3, 2, 3)
+        );
+        assert_eq!(step.step.tree[1].first, 1);
+        assert_eq!(step.earlier, [0, 2, 0, 0]);
+        assert_eq!(step.step.position[..3], [10, 21, 22]);
+        assert_eq!(step.step.ancestors[..3], [1, 0b101, 0b1011]);
+        assert_eq!(step.step.tree_of[..4], [0, 1, 1, -1]);
+        let [three, one] = [3, 1].map(|slot| slot * HIDDEN_ROWS as i32);
+        assert_eq!(step.before[..3], [three, one + 1, one + 2]);
+
+        let mut step = MtpStep::new();
+        let tokens = [5, 6, 7].map(TokenId);
+        step.push_path((0, 30), &[0, 2, 5].map(NodeIdx), &tokens);
+        step.push_path((2, 40), &[NodeIdx(0)], &tokens[..1]);
+        assert_eq!((step.rows(), step.step.trees), (4, 2));
+        assert_eq!(step.step.position[..4], [30, 31, 32, 40]);
+        assert_eq!(step.step.token[..4], [5, 6, 7, 5]);
+        let two = 2 * HIDDEN_ROWS as i32;
+        assert_eq!(step.before[..4], [0, 1, 3, two]);
+        assert_eq!(step.last[..2], [5, 0]);
     }
 
     #[test]

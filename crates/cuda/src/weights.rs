@@ -8,6 +8,8 @@
 //! per token, which is negligible. On the device it would take the memory of tens of thousands of
 //! tokens.
 
+mod mtp;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -22,6 +24,8 @@ use contract::{
 use crate::driver::{Event, Gpu, Pinned};
 use crate::memory::BumpAllocator;
 use crate::pack::{self, WeightKind};
+
+pub(crate) use mtp::MtpWeights;
 
 /// Bytes of one page-locked staging buffer.
 const STAGING_BYTES: usize = 16 << 20;
@@ -56,6 +60,8 @@ pub(crate) struct Weights {
     pub(crate) layers: Vec<LayerWeights>,
     pub(crate) final_norm: u64,
     pub(crate) head: WeightMatrix,
+    /// The multi-token-prediction head, if there is one.
+    pub(crate) mtp: Option<MtpWeights>,
     pub(crate) draft: Option<DraftWeights>,
     items: Vec<WeightEntry>,
 }
@@ -160,12 +166,12 @@ struct WeightEntry {
     form: Encoding,
 }
 
-/// The file of a weight, or the host table.
+/// The file of a weight, or a host table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WeightSet {
     Target,
     Draft,
-    /// The target's embedding table, in host memory.
+    /// The target's embedding table, and that of its multi-token-prediction head, in host memory.
     HostTable,
 }
 
@@ -289,11 +295,8 @@ impl Weights {
             items: Vec::new(),
         };
         let all: usize = spec.weights().into_iter().map(WeightRef::bytes).sum();
-        let table_builder = if HOST_TABLE_RATIO * spec.embedding.bytes() <= all {
-            &mut table
-        } else {
-            &mut plan
-        };
+        let on_host = HOST_TABLE_RATIO * spec.embedding.bytes() <= all;
+        let table_builder = if on_host { &mut table } else { &mut plan };
         let embedding = EmbeddingTable {
             ty: pack::table_type(spec.embedding.ty),
             at: table_builder.item(&spec.embedding, Encoding::Table),
@@ -313,6 +316,15 @@ impl Weights {
         });
         let layers = layers.collect();
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));
+        let shared = mtp::SharedWeights {
+            embedding,
+            final_norm,
+            head,
+        };
+        let mtp = spec.mtp.as_ref().and_then(|mtp| {
+            let table = on_host.then_some(&mut table);
+            mtp::lay_out((spec, mtp), shared, &mut plan, table)
+        });
         let mut items = plan.items;
         items.append(&mut table.items);
         let mut plan = LayoutBuilder {
@@ -327,6 +339,7 @@ impl Weights {
             layers,
             final_norm,
             head,
+            mtp,
             draft,
             items,
         }

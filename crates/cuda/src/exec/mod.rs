@@ -8,6 +8,7 @@ pub(crate) mod host_logits;
 mod launcher;
 #[cfg(feature = "inspect")]
 mod layer_outputs;
+mod mtp;
 mod pending_features;
 mod prefill_as_steps;
 mod regions;
@@ -26,7 +27,7 @@ use crate::driver::{Gpu, Pinned};
 use crate::launch::logits;
 use crate::plan::{EDIT_BYTES, PlanKey, Plans};
 use crate::state::State;
-use crate::step::{self, ChunkHead, Commit, Step};
+use crate::step::{self, ChunkHead, Commit, HIDDEN_ROWS, MtpStep, Step};
 
 use copy_stream::CopyStream;
 pub(crate) use launcher::{LaunchMode, Launcher};
@@ -61,15 +62,18 @@ struct Headers {
     rows: Pinned<u8>,
     /// One whole row of logits.
     logits: Pinned<f32>,
-    /// Whether something queued may still read `up.chunk`, `up.nodes`, `up.commit` or `up.table`.
+    /// Whether something queued may still read `up.chunk`, `up.nodes`, `up.commit`, `up.mtp_commit`
+    /// or `up.table`.
     in_flight: bool,
     /// Whether something queued may still read `up.pending`.
     pending_in_flight: bool,
 }
 
 /// Bytes of page-locked memory that an engine keeps. They hold headers (step, short chunk, draft,
-/// chunk, commit, pending features), edits, a logits row, reduced rows and page tables.
-pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 10] {
+/// chunk, commit, pending features, two of a multi-token-prediction head), edits, a logits row,
+/// reduced rows and page tables.
+pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 12] {
+    let mtp = state.hidden.map_or(0, |_| size_of::<MtpStep>());
     [
         size_of::<Step>(),
         size_of::<Step>(),
@@ -77,6 +81,8 @@ pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 10] {
         ChunkHead::bytes(plans.chunk_rows()),
         size_of::<Commit>(),
         size_of::<Commit>(),
+        mtp,
+        mtp,
         EDIT_BYTES,
         size_of::<f32>() * plans.reduce.vocab,
         plans.reduce.out_bytes(step::ROWS),
@@ -101,6 +107,8 @@ impl Engine {
             chunk,
             commit,
             pending,
+            mtp_commit,
+            mtp_draft,
             edits,
             logits,
             rows,
@@ -114,6 +122,8 @@ impl Engine {
                 nodes: gpu.pinned(nodes)?,
                 commit: gpu.pinned(commit)?,
                 pending: gpu.pinned(pending)?,
+                mtp_commit: gpu.pinned(mtp_commit)?,
+                mtp_draft: gpu.pinned(mtp_draft)?,
                 edits: gpu.pinned(edits)?,
                 table: gpu.pinned(table / size_of::<i32>())?,
             },
@@ -183,11 +193,6 @@ impl Engine {
         Arc::clone(&self.state)
     }
 
-    /// For other threads: the model.
-    pub(crate) fn shared_spec(&self) -> Arc<ModelSpec> {
-        Arc::clone(&self.spec)
-    }
-
     /// Tokens of the longest chunk.
     pub(crate) fn chunk_rows(&self) -> usize {
         self.plans.chunk_rows()
@@ -248,7 +253,7 @@ impl Engine {
         }
     }
 
-    /// Puts a slot's recurrent states at the beginning of a text; does not wait.
+    /// Puts a slot's recurrent states and hidden row at the beginning of a text; does not wait.
     pub(crate) fn clear_slot(&mut self, slot: usize) -> Result<(), DeviceError> {
         self.wait_for_copies(slot)?;
         self.drop_features(slot);
@@ -262,7 +267,12 @@ impl Engine {
                 self.regions.zero(&self.gpu, at, bytes)?;
             }
         }
-        Ok(())
+        let Some(hidden) = self.state.hidden else {
+            return Ok(());
+        };
+        let row = 4 * hidden.width;
+        let at = hidden.at + (slot * HIDDEN_ROWS * row) as u64;
+        self.regions.zero(&self.gpu, at, row)
     }
 
     /// Runs a step, waits, and returns a row for each of `requests`, one per logits row of the
@@ -356,8 +366,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Keeps paths; does not wait.
-    pub(crate) fn commit(&mut self, commit: &Commit) -> Result<(), DeviceError> {
+    /// Keeps paths; does not wait. `mtp` has their tokens, with a multi-token-prediction head.
+    pub(crate) fn commit(
+        &mut self,
+        commit: &Commit,
+        mtp: Option<&MtpStep>,
+    ) -> Result<(), DeviceError> {
         let paths = commit.path.iter().take(commit.paths as usize);
         let mut slots = paths.map(|path| path.slot as usize);
         slots.try_for_each(|slot| self.wait_for_copies(slot))?;
@@ -366,7 +380,7 @@ impl Engine {
         self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         self.queue(PlanKey::of_commit(commit))?;
         self.keep_features(commit);
-        Ok(())
+        mtp.map_or(Ok(()), |paths| self.commit_mtp(paths))
     }
 
     /// Runs draft blocks, waits, and returns the `k` best tokens of every logits row of the header.

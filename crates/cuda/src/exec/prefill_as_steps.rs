@@ -4,7 +4,7 @@
 use contract::{DeviceError, LogitsRequest, LogitsRow, TokenId, Tree, TreePath};
 
 use super::Engine;
-use crate::step::{Commit, ROWS, Step};
+use crate::step::{Commit, MtpStep, ROWS, Step};
 
 impl Engine {
     /// Runs and commits `tokens` of the sequence in `slot` after `committed` ones.
@@ -30,7 +30,12 @@ impl Engine {
             let path: TreePath = tree.path_to(contract::NodeIdx(piece.len() as u16 - 1));
             let mut commit = Commit::new();
             commit.push(slot, committed, path.nodes());
-            self.commit(&commit)?;
+            let mtp = self.state.hidden.map(|_| {
+                let mut paths = MtpStep::new();
+                paths.push_path((slot, committed), path.nodes(), piece);
+                paths
+            });
+            self.commit(&commit, mtp.as_ref())?;
             committed += piece.len();
         }
         Ok(rows)

@@ -4,7 +4,7 @@ use contract::DeviceError;
 
 use crate::driver::{Gpu, Pinned};
 use crate::plan::{Addresses, PlanKey, Plans};
-use crate::step::{ChunkHead, Commit, Step};
+use crate::step::{ChunkHead, Commit, MtpStep, Step};
 
 /// Headers and tables that the GPU reads.
 pub(super) struct Uploads {
@@ -15,6 +15,8 @@ pub(super) struct Uploads {
     pub(super) nodes: Pinned<u8>,
     pub(super) commit: Pinned<u8>,
     pub(super) pending: Pinned<u8>,
+    pub(super) mtp_commit: Pinned<u8>,
+    pub(super) mtp_draft: Pinned<u8>,
     pub(super) edits: Pinned<u8>,
     /// The page table of every slot.
     pub(super) table: Pinned<i32>,
@@ -41,10 +43,12 @@ impl Uploads {
             PlanKey::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
             PlanKey::DraftContext(_) => (to.pending, &self.pending, size_of::<Commit>()),
             PlanKey::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
+            PlanKey::MtpCommit(_) => (to.mtp_commit, &self.mtp_commit, size_of::<MtpStep>()),
+            PlanKey::MtpDraft(_) => (to.mtp_draft, &self.mtp_draft, size_of::<MtpStep>()),
             PlanKey::LmHead(_) | PlanKey::EditedStep(_) | PlanKey::EditedLmHead(_) => return Ok(()),
         };
-        // SAFETY: the header is not written before the stream has passed the copy: a step waits at
-        // its end, and writers of the others wait while `in_flight` is set.
+        // SAFETY: the header is not written before the stream has passed the copy: steps and drafts
+        // wait at their end, and writers of the others wait while `in_flight` is set.
         unsafe { gpu.copy_to_device(gpu.stream(), to, from, 0..bytes) }
     }
 
@@ -64,9 +68,11 @@ pub(super) fn download(
     key: PlanKey,
 ) -> Result<(), DeviceError> {
     let bucket = match key {
-        PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) | PlanKey::Draft(rows) => rows,
+        PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) => rows,
+        PlanKey::Draft(rows) | PlanKey::MtpDraft(rows) => rows,
         PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,
-        PlanKey::Chunk(_) | PlanKey::Commit(_) | PlanKey::DraftContext(_) => return Ok(()),
+        PlanKey::Chunk(_) | PlanKey::Commit(_) => return Ok(()),
+        PlanKey::DraftContext(_) | PlanKey::MtpCommit(_) => return Ok(()),
     };
     let bytes = plans.reduce.out_bytes(bucket);
     // SAFETY: read only after the wait that follows.

@@ -17,6 +17,7 @@ pub mod ffn;
 pub mod gated_delta;
 pub mod gemm;
 pub mod logits;
+pub mod mtp;
 pub mod norm;
 
 /// What is compiled ahead of time and by the gate: the shapes of well-known models and of the

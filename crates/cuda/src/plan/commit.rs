@@ -1,4 +1,5 @@
-//! Keeping paths: cached rows move up, states and windows go past the nodes.
+//! Keeping paths: cached rows move up, states and windows go past the nodes. The rows of a
+//! multi-token-prediction head are computed anew instead ([`super::mtp`]).
 
 use super::layer_arguments::shape;
 use super::{Plan, PlanContext};
@@ -11,7 +12,7 @@ pub(super) fn build(context: &PlanContext<'_>, paths: usize) -> Plan {
     let commit = context.addresses.commit;
     let mut plan = Plan::default();
     for group in &context.state.kv {
-        plan.launches.push(compact(context, group));
+        plan.launches.extend(compact(context, group));
     }
     for group in &context.state.delta {
         let shape = gated_delta::Shape::of(&group.spec);
@@ -21,7 +22,13 @@ pub(super) fn build(context: &PlanContext<'_>, paths: usize) -> Plan {
     plan
 }
 
-fn compact(context: &PlanContext<'_>, group: &KvGroup) -> crate::launch::Launch {
+/// The launch that moves the rows of a group's trunk layers; `None` if it has none.
+fn compact(context: &PlanContext<'_>, group: &KvGroup) -> Option<crate::launch::Launch> {
+    let trunk = context.spec.layers.len();
+    let n_layers = group.layers.iter().filter(|layer| **layer < trunk).count();
+    if n_layers == 0 {
+        return None;
+    }
     let a = context
         .spec
         .attention_layers()
@@ -31,13 +38,13 @@ fn compact(context: &PlanContext<'_>, group: &KvGroup) -> crate::launch::Launch 
     let (k, v) = (&group.k, &group.v);
     let bytes = [k.value_bytes, k.scale_bytes, v.value_bytes, v.scale_bytes];
     let cache = GroupCache {
-        n_layers: group.layers.len(),
+        n_layers,
         base: [k.values, k.scales, v.values, v.scales],
         layer_stride: bytes.map(|bytes| group.layer_bytes(bytes) as u64),
         page_table: context.state.page_table,
         max_pages: context.state.slots.pages_per_sequence,
     };
-    attention::compact(&shape, &cache, context.addresses.commit)
+    Some(attention::compact(&shape, &cache, context.addresses.commit))
 }
 
 /// A group's arrays as the delta launches take them.

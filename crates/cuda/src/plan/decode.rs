@@ -1,9 +1,13 @@
-//! A decode step over trees: embedding, every layer, the LM head.
+//! A decode step over trees: embedding, every layer, the hidden rows for a multi-token-prediction
+//! head, the LM head.
 
 use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
+use super::lm_head::LmHead;
+use super::mtp::Head;
 use super::select::{DecodeGemm, Depth, GemmFits, decode_gemm};
 use super::{Plan, PlanContext, gemv};
+use crate::launch::mtp::KeptRows;
 use crate::launch::norm::RowSource;
 use crate::memory::BumpAllocator;
 
@@ -40,8 +44,10 @@ pub(super) fn step(
         _ => layers.for_each(|i| builder.layer(i)),
     }
     let asked = RowSource::LogitsRowsOfStep(at.step);
-    let norm = (context.weights.final_norm, eps);
-    builder.head(asked, norm, arena)
+    if let Some(head) = Head::of(context) {
+        builder.push(head.keep(context, rows, KeptRows::Nodes(at.step)));
+    }
+    builder.head(asked, LmHead::of_target(context, eps), arena)
 }
 
 impl DecodeBuilder<'_> {

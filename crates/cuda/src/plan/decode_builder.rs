@@ -8,7 +8,7 @@ use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
 use super::select::{Depth, StepSize, decode_attention, gated_delta_decode};
 use super::{Plan, PlanContext, attention_config};
 use crate::launch::attention::{
-    self, AppendTarget, Cache, DecodeBuffers, Positions, Projections, Shape,
+    self, AppendTarget, Cache, DecodeBuffers, Mask, Positions, Projections, Shape,
 };
 use crate::launch::draft::{CaptureTarget, capture_hidden_states};
 use crate::launch::ffn::{self, GateUp};
@@ -273,7 +273,10 @@ impl DecodeBuilder<'_> {
         } else {
             0
         };
-        let at = Positions::Step(step);
+        let at = match shape.mask {
+            Mask::DraftedAncestors => Positions::Drafted(step),
+            Mask::Ancestors | Mask::Full | Mask::Causal => Positions::Step(step),
+        };
         let to = AppendTarget {
             cache,
             f16_queries: queries,

@@ -7,6 +7,7 @@ use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
 use super::gemm::{self, GemmOperation};
+use super::lm_head::LmHead;
 use super::select::{GemmFits, decode_gemm};
 use super::{Plan, PlanContext};
 use crate::launch::Launch;
@@ -219,5 +220,9 @@ pub(super) fn block(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllo
         }
     }
     let asked = RowSource::LogitsRowsOfStep(step);
-    builder.head(asked, (weights.final_norm, eps), arena)
+    let head = LmHead {
+        norm: weights.final_norm,
+        ..LmHead::of_target(context, eps)
+    };
+    builder.head(asked, head, arena)
 }

@@ -21,7 +21,10 @@ const _: () = assert!(ROWS <= MAX_ROWS, "a chain takes the rows of any step");
 pub(super) fn workspace_bytes(weights: &Weights, hidden: usize) -> usize {
     let of_target = weights.layers.iter().map(|layer| &layer.ffn);
     let of_draft = weights.draft.iter().flat_map(|draft| &draft.layers);
-    let all = of_target.chain(of_draft.map(|layer| &layer.ffn));
+    let of_mtp = weights.mtp.iter().map(|mtp| &mtp.ffn);
+    let all = of_target
+        .chain(of_draft.map(|layer| &layer.ffn))
+        .chain(of_mtp);
     FusedLayerWorkspace::bytes(hidden, all.map(|ffn| ffn.gate.rows).max().unwrap_or(0))
 }
 
@@ -92,6 +95,17 @@ impl<'a> FusedLayerPlan<'a> {
             input_projections: layer.attention.input_projections().to_vec(),
             out: layer.attention.o,
             ffn: &layer.ffn,
+        });
+        FusedLayerPlan::new(context, layers.collect())
+    }
+
+    /// The layer of the multi-token-prediction head.
+    pub(super) fn of_mtp(context: &PlanContext<'a>) -> Option<FusedLayerPlan<'a>> {
+        let layers = context.weights.mtp.iter().map(|mtp| LayerMatrices {
+            norm: mtp.mixer_norm,
+            input_projections: mtp.attention.input_projections().to_vec(),
+            out: mtp.attention.o,
+            ffn: &mtp.ffn,
         });
         FusedLayerPlan::new(context, layers.collect())
     }

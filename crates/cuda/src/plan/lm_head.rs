@@ -9,13 +9,33 @@ use crate::launch::gemm::small_batch::GemmEpilogue;
 use crate::launch::logits::{self, LogitsBuffers};
 use crate::launch::norm::{self, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
+use crate::weights::WeightMatrix;
+
+/// An LM head with the norm before it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LmHead {
+    pub(super) matrix: WeightMatrix,
+    pub(super) norm: u64,
+    pub(super) eps: f32,
+}
+
+impl LmHead {
+    /// The target's, with this epsilon.
+    pub(super) fn of_target(context: &PlanContext<'_>, eps: f32) -> LmHead {
+        LmHead {
+            matrix: context.weights.head,
+            norm: context.weights.final_norm,
+            eps,
+        }
+    }
+}
 
 /// The LM head over the logits rows of the previous chunk.
 pub(super) fn of_chunk(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
     let mut plan = Plan::default();
     let asked = RowSource::LogitsRowsOfChunk(context.addresses.chunk);
-    let norm = (context.weights.final_norm, context.spec.norm_eps);
-    append(context, rows, asked, norm, arena, &mut plan);
+    let head = LmHead::of_target(context, context.spec.norm_eps);
+    append(context, rows, asked, head, arena, &mut plan);
     plan
 }
 
@@ -42,20 +62,23 @@ pub(super) fn edited(
     plan
 }
 
-/// Appends the LM head over up to `rows` logits rows; `asked` gathers them from the residual
-/// stream, and the final norm has this weight and epsilon.
+/// Appends an LM head over up to `rows` logits rows; `asked` gathers them from the residual stream.
 pub(super) fn append(
     context: &PlanContext<'_>,
     rows: usize,
     asked: RowSource,
-    (weight, eps): (u64, f32),
+    head: LmHead,
     arena: &mut BumpAllocator,
     plan: &mut Plan,
 ) {
-    let (head, hidden) = (context.weights.head, context.spec.hidden);
-    let at = context.addresses;
+    let LmHead {
+        matrix,
+        norm: weight,
+        eps,
+    } = head;
+    let (hidden, at) = (context.spec.hidden, context.addresses);
     let logits = GemmOperation {
-        matrix: head,
+        matrix,
         out: at.logits,
         write: GemmEpilogue::Store,
     };
@@ -67,7 +90,7 @@ pub(super) fn append(
     match one {
         Some(launch) => plan.launches.push(launch),
         None => {
-            let y = ActivationFormats::of([head.kind]).allocate(arena, rows, hidden);
+            let y = ActivationFormats::of([matrix.kind]).allocate(arena, rows, hidden);
             let rms = RmsShape { width: hidden, eps };
             let x = Residual::of(at.residual);
             plan.launches
@@ -88,16 +111,11 @@ pub(super) fn append(
 }
 
 impl DecodeBuilder<'_> {
-    /// Completes the plan with the LM head and moves `arena` past the furthest buffer.
-    pub(super) fn head(
-        self,
-        asked: RowSource,
-        norm: (u64, f32),
-        arena: &mut BumpAllocator,
-    ) -> Plan {
+    /// Completes the plan with an LM head and moves `arena` past the furthest buffer.
+    pub(super) fn head(self, asked: RowSource, head: LmHead, arena: &mut BumpAllocator) -> Plan {
         let mut plan = self.plan;
         let mut tail = *arena;
-        append(self.context, self.rows, asked, norm, &mut tail, &mut plan);
+        append(self.context, self.rows, asked, head, &mut tail, &mut plan);
         *arena = if tail.used() > self.peak.used() {
             tail
         } else {

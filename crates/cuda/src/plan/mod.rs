@@ -15,6 +15,7 @@ mod gemm;
 mod gemv;
 mod layer_arguments;
 mod lm_head;
+mod mtp;
 mod numerics;
 mod prefill;
 pub mod select;
@@ -33,7 +34,7 @@ use crate::launch::{CompileUnit, Launch, logits};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
 use crate::state::{DraftState, State};
-use crate::step::{self, BUCKETS, ChunkHead, Commit, ROWS, Step, TREES};
+use crate::step::{self, BUCKETS, ChunkHead, Commit, MtpStep, ROWS, Step, TREES};
 use crate::weights::Weights;
 
 pub(crate) use numerics::{attention_config, numerics_of};
@@ -74,6 +75,10 @@ pub(crate) enum PlanKey {
     DraftContext(usize),
     /// Draft blocks of up to so many rows.
     Draft(usize),
+    /// Up to so many rows of committed paths, into the cache of the multi-token-prediction head.
+    MtpCommit(usize),
+    /// Up to so many rows that the multi-token-prediction head drafts.
+    MtpDraft(usize),
     /// Edits of up to so many rows that a step asked for.
     EditedStep(usize),
     /// Edits of up to so many rows that were asked of a chunk.
@@ -143,6 +148,10 @@ pub(crate) struct Addresses {
     pub(crate) commit: u64,
     /// Which rows of features become the draft's context.
     pub(crate) pending: u64,
+    /// Rows of committed paths for the multi-token-prediction head; 0 without one.
+    pub(crate) mtp_commit: u64,
+    /// Rows that it drafts.
+    pub(crate) mtp_draft: u64,
     /// Reduced rows of the head, `[ROWS]`.
     pub(crate) rows: u64,
     /// Residual stream, f32 `[rows][hidden]`.
@@ -260,6 +269,7 @@ impl Plans {
         } else {
             0
         };
+        let mtp_bytes = spec.mtp.as_ref().map_or(0, |_| size_of::<MtpStep>());
         let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
             draft: scratch.take(size_of::<Step>()),
@@ -267,6 +277,8 @@ impl Plans {
             chunk: scratch.take(ChunkHead::bytes(limits.prefill_chunk)),
             commit: scratch.take(size_of::<Commit>()),
             pending: scratch.take(size_of::<Commit>()),
+            mtp_commit: scratch.take(mtp_bytes),
+            mtp_draft: scratch.take(mtp_bytes),
             rows: scratch.take(reduce.out_bytes(ROWS)),
             residual: scratch.take(4 * rows_of_pass * spec.hidden),
             logits: scratch.take(4 * ROWS * reduce.stride),
@@ -284,7 +296,7 @@ impl Plans {
             .iter()
             .flat_map(|draft| &draft.spec.layers);
         let of_draft = of_draft.map(|layer| &layer.attention);
-        for a in spec.attention_layers().chain(of_draft) {
+        for a in spec.kv_layers().chain(of_draft) {
             if rotations.iter().all(|(kind, _)| *kind != a.rope) {
                 let table = layer_arguments::shape(a, load_config, spec.norm_eps).frequencies();
                 let at = scratch.take(8 * table.len());
@@ -311,7 +323,11 @@ impl Plans {
         let mut longest = scratch.used();
         let short = short_prefill::path(&context, ROWS).kernel == PrefillPath::DecodeKernels;
         let block = load_config.draft.as_ref().map(|draft| draft.spec.block);
-        for key in keys(limits, block, short) {
+        let drafts = DraftKeys {
+            block,
+            mtp: spec.mtp.is_some(),
+        };
+        for key in keys(limits, drafts, short) {
             let mut arena = *scratch;
             let plan = match key {
                 PlanKey::Step { rows, trees, depth } => {
@@ -334,6 +350,8 @@ impl Plans {
                     draft::context_of_pending(&context, rows, &mut arena)
                 }
                 PlanKey::Draft(rows) => draft::block(&context, rows, &mut arena),
+                PlanKey::MtpCommit(rows) => mtp::commit(&context, rows, &mut arena),
+                PlanKey::MtpDraft(rows) => mtp::draft(&context, rows, &mut arena),
                 PlanKey::EditedStep(rows) => {
                     let asked = RowSource::LogitsRowsOfStep(addresses.step);
                     lm_head::edited(&context, rows, asked, &mut arena)
@@ -430,8 +448,17 @@ fn buckets(rows: usize) -> impl Iterator<Item = usize> {
     BUCKETS.into_iter().filter(move |bucket| *bucket <= most)
 }
 
-/// The plans that limits can call for, with a draft of blocks of `block` rows if there is one.
-fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<PlanKey> {
+/// What drafts for a model.
+#[derive(Debug, Clone, Copy, Default)]
+struct DraftKeys {
+    /// Rows of the blocks of a draft, if there is one.
+    block: Option<usize>,
+    /// Whether there is a multi-token-prediction head.
+    mtp: bool,
+}
+
+/// The plans that limits can call for.
+fn keys(limits: Limits, drafts: DraftKeys, short: bool) -> Vec<PlanKey> {
     let most = limits.sequences.min(TREES);
     let widest = limits.tree_nodes * most;
     let steps = (1..=most).flat_map(|trees| {
@@ -450,7 +477,11 @@ fn keys(limits: Limits, block: Option<usize>, short: bool) -> Vec<PlanKey> {
     all.extend(buckets(widest).map(PlanKey::EditedStep));
     all.extend(buckets(limits.prefill_chunk).map(PlanKey::EditedLmHead));
     all.extend((1..=most).map(PlanKey::Commit));
-    if let Some(block) = block {
+    if drafts.mtp {
+        all.extend(buckets(widest).map(PlanKey::MtpCommit));
+        all.extend(step::MTP_DRAFT_BUCKETS.map(PlanKey::MtpDraft));
+    }
+    if let Some(block) = drafts.block {
         all.extend(buckets(ROWS).map(PlanKey::DraftContext));
         let blocks = 1..=most.min(ROWS / block);
         let drafts = blocks.map(|n| PlanKey::Draft(step::bucket(n * block)));
@@ -476,7 +507,7 @@ mod tests {
             pool_tokens: None,
         };
         let kept = |short| -> Vec<PlanKey> {
-            let all = keys(limits, None, short).into_iter();
+            let all = keys(limits, DraftKeys::default(), short).into_iter();
             let kept = |key: &PlanKey| {
                 matches!(
                     key,
@@ -531,7 +562,7 @@ mod tests {
                 prefill_chunk: 64,
                 pool_tokens: None,
             };
-            let all = keys(limits, None, false).into_iter();
+            let all = keys(limits, DraftKeys::default(), false).into_iter();
             let built: BTreeSet<PlanKey> = all
                 .filter(|key| matches!(key, PlanKey::Step { .. }))
                 .collect();

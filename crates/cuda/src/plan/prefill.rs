@@ -6,6 +6,7 @@ use contract::{AttentionSpec, Mixer, ModelSpec};
 
 use super::gemm::gemm_matrix;
 use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
+use super::mtp::{Head, chunk_stream};
 use super::select::{prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
 use crate::launch::attention::{self, AppendTarget, Cache, Positions, Projections};
@@ -14,6 +15,7 @@ use crate::launch::gated_delta::{self, ChunkLaunch, Layer};
 use crate::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations};
 use crate::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemm, PrefillGemmInputs};
 use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
+use crate::launch::mtp::{self, KeptRows};
 use crate::launch::norm::panels::{self, F32Rows};
 use crate::launch::norm::{self, RmsShape, RowSource};
 use crate::launch::{Launch, embedding};
@@ -69,6 +71,10 @@ impl DequantBuffers {
             let all: Vec<WeightMatrix> = draft.layers.iter().flat_map(parts).collect();
             fit(&all);
         }
+        if let Some(mtp) = &weights.mtp {
+            fit(&[mtp.eh_proj]);
+            fit(&[mtp.attention.k, mtp.attention.v]);
+        }
         DequantBuffers {
             bytes,
             split_k_flag_bytes: gemm::split_k_flag_bytes(rows, bytes),
@@ -117,6 +123,9 @@ pub(super) fn build(
     }
     if let (Some(draft), Some(features)) = (&context.weights.draft, builder.features) {
         builder.block(|b, arena| b.context(draft, features, arena));
+    }
+    if let Some(head) = Head::of(context) {
+        builder.block(|b, arena| b.mtp(&head, arena));
     }
     *arena = builder.peak;
     builder.plan
@@ -242,6 +251,32 @@ impl PrefillBuilder<'_> {
         let at = Positions::Chunk(chunk.header);
         let launches = super::draft::write_draft_context(context, chunk.rows, at, &projected);
         self.plan.launches.extend(launches);
+    }
+
+    /// The rows of a multi-token-prediction head, from the chunk's tokens and residual stream.
+    fn mtp(&mut self, head: &Head<'_>, arena: &mut BumpAllocator) {
+        let (context, rows, hidden) = (self.context, self.rows, self.context.spec.hidden);
+        let (chunk, eh_proj) = (self.chunk(), head.weights.eh_proj);
+        let source = RowSource::Chunk(chunk.header);
+        // The embeddings, then the layer's input. The LM head reads the residual stream afterwards.
+        let x = arena.take(4 * rows * hidden);
+        self.push(head.embed(rows, source, x));
+        let joined = self.out(&[eh_proj], eh_proj.cols, arena);
+        let (stream, inputs) = (chunk_stream(context), head.join_inputs(context, x));
+        self.push(mtp::join_prefill(rows, stream, inputs, joined));
+        let product = gemm_matrix(&eh_proj, x, GemmEpilogue::Store);
+        self.products(joined, eh_proj.cols, &[product]);
+        let matrices = head.key_value_matrices();
+        let y = self.out(&matrices, hidden, arena);
+        let rms = RmsShape {
+            width: hidden,
+            eps: context.spec.norm_eps,
+        };
+        self.push(panels::rms_norm(rms, chunk, x, head.weights.mixer_norm, y));
+        let projected = self.project(y, &matrices, arena);
+        let positions = Positions::Chunk(chunk.header);
+        self.push(head.append(context, rows, positions, &projected));
+        self.push(head.keep(context, rows, KeptRows::LastOfChunk(chunk.header)));
     }
 
     /// `rms(x)` for `input_projections`.

@@ -11,6 +11,7 @@ use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
 use super::layer_arguments::delta_inputs;
+use super::mtp::Head;
 use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, prefill_path};
 use super::{Plan, PlanContext, draft, gemv};
 use crate::launch::attention::Positions;
@@ -96,6 +97,9 @@ pub(super) fn build(
     }
     if let (Some(draft), Some(features)) = (&context.weights.draft, features) {
         builder.block(|b, arena| b.chunk_draft_context(draft, features, arena));
+    }
+    if let Some(head) = Head::of(context) {
+        builder.block(|b, arena| b.chunk_mtp(&head, arena));
     }
     let (plan, peak) = builder.finish();
     *arena = peak;

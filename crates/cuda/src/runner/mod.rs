@@ -1,6 +1,7 @@
 //! The CUDA runner: bookkeeping of sequences and snapshots. Calls of the device interface run as
 //! passes of the engine.
 
+mod drafting;
 mod pages;
 
 use std::collections::BTreeMap;
@@ -14,19 +15,19 @@ use contract::protocol::{
 use contract::snapshot::{ReadAt, SnapshotIdentity};
 use contract::{
     Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, KvFormat,
-    LogitsRequest, LogitsRow, LogitsSelection, ModelHash, Runner, RunnerInfo, SeqId, SnapshotId,
-    SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
+    LogitsRequest, LogitsRow, LogitsSelection, ModelHash, MtpDraftItem, Runner, RunnerInfo, SeqId,
+    SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::Engine;
-use crate::exec::host_logits::candidates;
 use crate::options::Options;
 use crate::pages::{PageId, PagePool, SharedPagePool};
 use crate::pinned::PinnedPool;
 use crate::snapshot::{CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, Snapshot};
 use crate::step::{self, ChunkHead, Commit, Step};
+use drafting::DraftedRows;
 
 /// Freed page-locked memory that is kept for later states, in bytes.
 const IDLE_BYTES: usize = 1 << 30;
@@ -77,6 +78,8 @@ pub(crate) struct Sequence {
     pub(crate) position: usize,
     /// The tree verified last, until it is committed or discarded.
     pub(crate) pending: Option<Tree>,
+    /// Rows that the multi-token-prediction head has drafted behind the committed tokens.
+    pub(crate) drafted: DraftedRows,
 }
 
 impl SequenceState for Sequence {
@@ -90,6 +93,10 @@ impl SequenceState for Sequence {
 
     fn pending(&self) -> Option<&Tree> {
         self.pending.as_ref()
+    }
+
+    fn mtp_depths(&self) -> &[usize] {
+        self.drafted.depths()
     }
 }
 
@@ -223,6 +230,7 @@ impl CudaRunner {
             position += pass.len();
             if let Some(sequence) = self.sequences.get_mut(&seq) {
                 sequence.position = position;
+                sequence.drafted.clear();
             }
         }
         let requests = requests.iter().map(|(_, ask)| ask);
@@ -253,6 +261,7 @@ impl CudaRunner {
         for item in items {
             if let Some(sequence) = self.sequences.get_mut(&item.seq) {
                 sequence.pending = Some(item.tree.clone());
+                sequence.drafted.clear();
             }
         }
         let answered = items
@@ -327,6 +336,7 @@ impl Runner for CudaRunner {
                 max_len,
                 position: 0,
                 pending: None,
+                drafted: DraftedRows::default(),
             },
         );
         Ok(id)
@@ -360,25 +370,17 @@ impl Runner for CudaRunner {
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         self.load_deferred_draft()?;
         self.validator().draft(items, depth, k)?;
-        let draft = self.draft.expect("the depth in info is a draft's");
-        let per_pass = (step::ROWS / draft.block).min(step::TREES);
-        let mut all = Vec::with_capacity(items.len());
-        for items in items.chunks(per_pass) {
-            let mut step = Step::new();
-            for item in items {
-                let sequence = self.sequence(item.seq)?;
-                let mut tokens = vec![draft.mask; draft.block];
-                tokens[0] = item.root;
-                let block = Tree::chain(&tokens).expect("a block is at most a tree");
-                let first = usize::try_from(step.rows).unwrap_or(0);
-                step.push(sequence.slot, sequence.position, &block);
-                (1..=depth).for_each(|row| step.request_logits(first + row));
-            }
-            let rows = self.engine.draft(&step, k);
-            let rows = self.record_fault(rows)?;
-            all.extend(rows.chunks(depth).map(candidates));
-        }
-        Ok(all)
+        self.draft_blocks(items, depth, k)
+    }
+
+    fn draft_mtp(
+        &mut self,
+        items: &[MtpDraftItem],
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        self.require_device()?;
+        self.validator().draft_mtp(items, k)?;
+        self.draft_mtp_rows(items, k)
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
@@ -419,7 +421,8 @@ impl Runner for CudaRunner {
                 let sequence = self.sequence(item.seq)?;
                 commit.push(sequence.slot, sequence.position, item.path.nodes());
             }
-            let done = self.engine.commit(&commit);
+            let rows = self.committed_rows(items)?;
+            let done = self.engine.commit(&commit, rows.as_ref());
             self.record_fault(done)?;
             for item in items {
                 if let Some(sequence) = self.sequences.get_mut(&item.seq) {
@@ -479,6 +482,7 @@ impl Runner for CudaRunner {
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             // Its own pages may be needed.
             sequence.position = 0;
+            sequence.drafted.clear();
             let table = std::mem::take(&mut sequence.table);
             self.page_pool.lock().release(table.into_iter());
         }
@@ -529,7 +533,6 @@ impl Runner for CudaRunner {
             host: Arc::clone(&self.host),
             page_layout: Arc::clone(&self.page_layout),
             state: self.engine.shared_state(),
-            spec: self.engine.shared_spec(),
             copy_engine: self.engine.gpu().copy_engine(),
             identity: self.identity(),
         };
@@ -548,8 +551,8 @@ impl Runner for CudaRunner {
         let to = (self.identity(), self.info.limits.context);
         let engine = &self.engine;
         let copier = copier(engine.gpu(), &self.page_layout, &self.host);
-        let of = (engine.state(), engine.spec());
-        let snapshot = Snapshot::import(&copier, &mut self.page_pool.lock(), of, to, source);
+        let state = engine.state();
+        let snapshot = Snapshot::import(&copier, &mut self.page_pool.lock(), state, to, source);
         let snapshot = self.record_fault(snapshot)?;
         log_call("import", snapshot.position, begun);
         Ok(self.keep_snapshot(snapshot))

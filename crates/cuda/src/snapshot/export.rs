@@ -11,7 +11,7 @@ use contract::snapshot::{
     HEADER_BYTES, SECTION_BYTES, SectionKind, SnapshotHeader, SnapshotIdentity, write_header,
     write_section,
 };
-use contract::{DetachedSnapshot, DeviceError, ModelSpec};
+use contract::{DetachedSnapshot, DeviceError};
 
 use super::neutral::{append_neutral, neutral_states, runs};
 use super::non_paged::{NonPagedLayout, PartKind, StateCopy};
@@ -33,7 +33,6 @@ pub(crate) struct ExportContext {
     pub(crate) host: Arc<PinnedPool>,
     pub(crate) page_layout: Arc<PageLayout>,
     pub(crate) state: Arc<State>,
-    pub(crate) spec: Arc<ModelSpec>,
     pub(crate) copy_engine: CopyEngine,
     pub(crate) identity: SnapshotIdentity,
 }
@@ -67,7 +66,7 @@ impl CudaDetachedSnapshot {
 
     /// All sections in file order.
     fn sections(&self) -> impl Iterator<Item = (SectionKind, usize)> {
-        let ExportContext { state, spec, .. } = &self.context;
+        let state = &self.context.state;
         let of_layer = |layer: usize| match state.layer(layer) {
             LayerState::Kv(..) => [(SectionKind::Keys, layer), (SectionKind::Values, layer)],
             LayerState::Delta(..) => [
@@ -75,21 +74,23 @@ impl CudaDetachedSnapshot {
                 (SectionKind::ConvWindow, layer),
             ],
         };
-        let layers = (0..spec.layers.len()).flat_map(of_layer);
+        let n_layers = state.n_layers();
+        let layers = (0..n_layers).flat_map(of_layer);
+        let hidden = state.hidden.map(|_| (SectionKind::MtpHidden, n_layers - 1));
         let of_ring = |layer| {
             [
                 (SectionKind::DraftKeys, layer),
                 (SectionKind::DraftValues, layer),
             ]
         };
-        layers.chain((0..rings(state).len()).flat_map(of_ring))
+        let rings = (0..rings(state).len()).flat_map(of_ring);
+        layers.chain(hidden).chain(rings)
     }
 
     /// Length of a section's content in bytes.
     fn section_bytes(&self, kind: SectionKind, layer: usize) -> usize {
-        let ExportContext { state, spec, .. } = &self.context;
-        let of = (&**state, spec.layers.len());
-        expected_bytes(of, self.position, kind, number(layer)).unwrap_or(0)
+        let state = &self.context.state;
+        expected_bytes(state, self.position, kind, number(layer)).unwrap_or(0)
     }
 
     /// Rows of one array of one layer in the neutral layout.
@@ -243,6 +244,7 @@ impl DetachedSnapshot for CudaDetachedSnapshot {
                     converted = self.ring_rows(&parts, non_paged, (side, layer));
                     &converted
                 }
+                SectionKind::MtpHidden => &non_paged[parts.range(PartKind::MtpHidden)],
                 _ => match (state.layer(layer), kind) {
                     (LayerState::Delta(group, index), SectionKind::DeltaState) => {
                         let all = &non_paged

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use contract::DeviceError;
 use contract::snapshot::{
     Checksum, ReadAt, SectionHeader, SectionKind, SequentialReader, SnapshotIdentity, read_header,
     read_section_header,
 };
-use contract::{DeviceError, ModelSpec};
 
 use super::neutral::{neutral_bytes, runs, write_neutral, write_states};
 use super::non_paged::{NonPagedLayout, PartKind, StateCopy};
@@ -37,7 +37,7 @@ impl Snapshot {
     pub(crate) fn import(
         copier: &GpuPageCopier<'_>,
         pages: &mut PagePool<PinnedBlock>,
-        of: (&State, &ModelSpec),
+        state: &State,
         (identity, context): (SnapshotIdentity, usize),
         source: &dyn ReadAt,
     ) -> Result<Snapshot, DeviceError> {
@@ -49,7 +49,7 @@ impl Snapshot {
                 "its position is {position}, the context is {context}"
             )));
         }
-        let sections = sections(of, position, header.sections, &mut in_order)?;
+        let sections = sections(state, position, header.sections, &mut in_order)?;
         let mut targets = Vec::new();
         let mut adopted = Vec::new();
         for _ in 0..position.div_ceil(PAGE_SIZE) {
@@ -67,7 +67,8 @@ impl Snapshot {
                 },
             });
         }
-        let non_paged = match import_sections(copier, of.0, position, &targets, &sections, source) {
+        let imported = import_sections(copier, state, position, &targets, &sections, source);
+        let non_paged = match imported {
             Ok(non_paged) => non_paged,
             Err(error) => {
                 pages.release_snapshot(adopted);
@@ -108,32 +109,33 @@ struct Section {
 
 /// The section headers, checked for missing, duplicate and truncated sections.
 fn sections(
-    (state, spec): (&State, &ModelSpec),
+    state: &State,
     position: usize,
     declared: u32,
     in_order: &mut SequentialReader<'_>,
 ) -> Result<Vec<Section>, DeviceError> {
-    let (n_layers, rings) = (spec.layers.len(), rings(state));
-    let wanted = 2 * (n_layers + rings.len());
+    let (n_layers, rings) = (state.n_layers(), rings(state));
+    let wanted = 2 * (n_layers + rings.len()) + usize::from(state.hidden.is_some());
     if declared as usize != wanted {
         return Err(invalid_snapshot(format!(
             "{declared} sections, {wanted} expected"
         )));
     }
-    let expected = |kind, layer| expected_bytes((state, n_layers), position, kind, layer);
-    let mut seen = vec![[false; 2]; n_layers + rings.len()];
+    let expected = |kind, layer| expected_bytes(state, position, kind, layer);
+    // Two halves per layer, then the hidden row.
+    let mut seen = vec![false; wanted];
     let mut all = Vec::with_capacity(wanted);
     for _ in 0..wanted {
         let head = read_section_header(in_order, expected)?;
         let layer = head.layer as usize;
-        let (index, half) = match head.kind {
-            SectionKind::Keys | SectionKind::DeltaState => (layer, 0),
-            SectionKind::Values | SectionKind::ConvWindow => (layer, 1),
-            SectionKind::DraftKeys => (n_layers + layer, 0),
-            SectionKind::DraftValues => (n_layers + layer, 1),
-            SectionKind::MtpHidden => return Err(invalid_snapshot("no head is open".to_owned())),
+        let index = match head.kind {
+            SectionKind::Keys | SectionKind::DeltaState => 2 * layer,
+            SectionKind::Values | SectionKind::ConvWindow => 2 * layer + 1,
+            SectionKind::DraftKeys => 2 * (n_layers + layer),
+            SectionKind::DraftValues => 2 * (n_layers + layer) + 1,
+            SectionKind::MtpHidden => wanted - 1,
         };
-        if std::mem::replace(&mut seen[index][half], true) {
+        if std::mem::replace(&mut seen[index], true) {
             return Err(invalid_snapshot(format!(
                 "layer {layer} has a section twice"
             )));
@@ -144,7 +146,8 @@ fn sections(
         });
         in_order.skip(head.length);
     }
-    if let Some(layer) = seen.iter().position(|halves| *halves != [true; 2]) {
+    if let Some(index) = seen.iter().position(|seen| !seen) {
+        let layer = index / 2;
         return Err(invalid_snapshot(format!("layer {layer} lacks a section")));
     }
     Ok(all)
@@ -161,8 +164,8 @@ enum SectionTarget<'a> {
     },
     /// The states of one layer.
     States(&'a DeltaGroup, &'a mut [u8]),
-    /// The convolution window of one layer.
-    Window(&'a mut [u8]),
+    /// The convolution window of one layer, or the hidden row: bytes as they are.
+    Verbatim(&'a mut [u8]),
     /// One array of a draft layer's ring: values and scales.
     DraftRing(&'a DraftRing, KvSide, [&'a mut [u8]; 2]),
 }
@@ -251,6 +254,7 @@ fn targets_by_section<'a>(
         .map(|section| match section.head.kind {
             SectionKind::DraftKeys => ring_at(section, KvSide::Keys),
             SectionKind::DraftValues => ring_at(section, KvSide::Values),
+            SectionKind::MtpHidden => [parts.range(PartKind::MtpHidden), 0..0],
             kind => match state.layer(section.head.layer as usize) {
                 LayerState::Kv(..) => [0..0, 0..0],
                 LayerState::Delta(group, index) => {
@@ -290,6 +294,7 @@ fn targets_by_section<'a>(
             SectionKind::DraftValues => {
                 SectionTarget::DraftRing(&rings(state)[layer], KvSide::Values, [first, second])
             }
+            SectionKind::MtpHidden => SectionTarget::Verbatim(first),
             kind => match state.layer(layer) {
                 LayerState::Kv(group, index) => SectionTarget::KvArray {
                     number: index_of(&state.kv, group),
@@ -302,7 +307,7 @@ fn targets_by_section<'a>(
                 },
                 LayerState::Delta(group, _) => match kind {
                     SectionKind::DeltaState => SectionTarget::States(group, first),
-                    _ => SectionTarget::Window(first),
+                    _ => SectionTarget::Verbatim(first),
                 },
             },
         };
@@ -369,7 +374,9 @@ impl<'a> ImportWorker<'a> {
                 let bytes = reader.next(whole, &mut self.bytes)?;
                 write_states(group, bytes, to);
             }
-            SectionTarget::Window(to) => to.copy_from_slice(reader.next(whole, &mut self.bytes)?),
+            SectionTarget::Verbatim(to) => {
+                to.copy_from_slice(reader.next(whole, &mut self.bytes)?);
+            }
             SectionTarget::DraftRing(ring, side, planes) => {
                 let bytes = reader.next(whole, &mut self.bytes)?;
                 write_ring((ring, side), self.position, bytes, planes);

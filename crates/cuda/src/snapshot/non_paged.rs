@@ -34,6 +34,8 @@ pub(super) enum PartKind {
     Windows(usize),
     /// One plane of a draft layer's ring, as [`planes`] orders them.
     DraftRing(usize, usize),
+    /// The last committed position's hidden row, for a multi-token-prediction head.
+    MtpHidden,
 }
 
 /// One contiguous part of every slot.
@@ -70,6 +72,11 @@ impl NonPagedLayout {
                 let bytes = group.slot_bytes(layer_bytes);
                 non_paged.push(what, base, (bytes, bytes));
             }
+        }
+        if let Some(hidden) = state.hidden {
+            let row = 4 * hidden.width;
+            let bytes = (hidden.rows_per_slot * row, row);
+            non_paged.push(PartKind::MtpHidden, hidden.at, bytes);
         }
         let rings = state.draft.iter().flat_map(|draft| &draft.rings);
         for (i, ring) in rings.enumerate() {
@@ -146,7 +153,7 @@ impl NonPagedLayout {
             copy_stream.mark(gpu, slot, first)?;
         }
         for part in &self.parts {
-            if let PartKind::DraftRing(..) = part.what {
+            if let PartKind::DraftRing(..) | PartKind::MtpHidden = part.what {
                 let (to, from) = ends(part.what, 0..part.bytes);
                 // SAFETY: as above.
                 unsafe { copy_stream.copy(to, from, part.bytes) }?;

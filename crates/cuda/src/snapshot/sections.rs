@@ -41,12 +41,12 @@ pub(super) fn index_of<T>(groups: &[T], group: &T) -> usize {
 
 /// The required length of a section. `None` if the model has no such section.
 pub(super) fn expected_bytes(
-    (state, n_layers): (&State, usize),
+    state: &State,
     position: usize,
     kind: SectionKind,
     layer: u32,
 ) -> Option<usize> {
-    let layer = usize::try_from(layer).ok()?;
+    let (layer, n_layers) = (usize::try_from(layer).ok()?, state.n_layers());
     let of_ring = |side: KvSide| {
         let ring = rings(state).get(layer)?;
         let n = ring_positions(ring, position).len();
@@ -55,6 +55,10 @@ pub(super) fn expected_bytes(
     match kind {
         SectionKind::DraftKeys => return of_ring(KvSide::Keys),
         SectionKind::DraftValues => return of_ring(KvSide::Values),
+        SectionKind::MtpHidden => {
+            let hidden = state.hidden.filter(|_| layer + 1 == n_layers)?;
+            return Some(4 * hidden.width);
+        }
         _ if layer >= n_layers => return None,
         _ => {}
     }

@@ -64,6 +64,9 @@ pub enum Mask {
     Full,
     /// Those up to itself.
     Causal,
+    /// Its ancestors and itself, among the rows of an `MtpStep` and those that its sequence drafted
+    /// before.
+    DraftedAncestors,
 }
 
 /// What the choice of attention kernels depends on besides shapes.
@@ -122,6 +125,8 @@ pub enum Positions {
     Chunk(u64),
     /// Entries of the paths of a `Commit` at this address, one path after the other.
     Commit(u64),
+    /// Rows of an `MtpStep` at this address, behind those that their sequences drafted before.
+    Drafted(u64),
 }
 
 impl Shape {
@@ -166,6 +171,7 @@ impl Shape {
             Mask::Ancestors => 0,
             Mask::Full => 1,
             Mask::Causal => 2,
+            Mask::DraftedAncestors => 3,
         };
         // Blocks of a draft have the window of their layer.
         let per_tree = selected.tree_windows && self.mask == Mask::Ancestors && self.window == 0;
@@ -234,6 +240,7 @@ pub fn qk_norm_rope_append(
         Positions::Step(at) => (0, at),
         Positions::Chunk(at) => (1, at),
         Positions::Commit(at) => (2, at),
+        Positions::Drafted(at) => (3, at),
     };
     // Rows of a commit are context: keys and values only.
     let heads = if from.q == 0 { 0 } else { shape.n_heads };
