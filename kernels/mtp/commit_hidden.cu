@@ -6,7 +6,7 @@
 // out  pool, see mtp/hidden_rows.cuh
 // grid (ceil(HIDDEN / 1024), STEP_TREES) x 256, four values per thread
 // smem none
-// arch sm_80 and up     reference a copy     test crates/cuda/tests/mtp.rs
+// arch sm_80 and up     reference a copy     test crates/cuda/tests/mtp_kernels.rs
 #include "mtp/hidden_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(HIDDEN_THREADS) mtp_commit_hidden(const MtpStep* header, float* pool) {

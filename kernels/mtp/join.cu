@@ -11,7 +11,7 @@
 //      any format of norm/row_output.cuh
 // grid rows x 256 threads, the row in registers
 // smem 32 bytes
-// arch sm_80 and up     reference cpu::mtp::join     test crates/cuda/tests/mtp.rs
+// arch sm_80 and up     reference cpu::reference::norm::rms     test crates/cuda/tests/mtp_kernels.rs
 #include "mtp/hidden_rows.cuh"
 #include "norm/row_output.cuh"
 #include "gemm/panel_layout.cuh"

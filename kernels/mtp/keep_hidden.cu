@@ -9,7 +9,7 @@
 // out  pool, see mtp/hidden_rows.cuh
 // grid rows (1 for ROWS_OF 2) x 256 threads, the row in registers
 // smem 32 bytes
-// arch sm_80 and up     reference cpu::reference::norm::rms     test crates/cuda/tests/mtp.rs
+// arch sm_80 and up     reference cpu::reference::norm::rms     test crates/cuda/tests/mtp_kernels.rs
 #include "mtp/hidden_rows.cuh"
 
 #if ROWS_OF == 0

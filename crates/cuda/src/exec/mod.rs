@@ -184,6 +184,7 @@ impl Engine {
         &self.state
     }
 
+    #[cfg(feature = "inspect")]
     pub(crate) fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -270,7 +271,7 @@ impl Engine {
         let Some(hidden) = self.state.hidden else {
             return Ok(());
         };
-        let row = 4 * hidden.width;
+        let row = 4 * self.spec.hidden;
         let at = hidden.at + (slot * HIDDEN_ROWS * row) as u64;
         self.regions.zero(&self.gpu, at, row)
     }

@@ -11,7 +11,7 @@ pub(super) const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3
     hearth bench --synthetic qwen3.5-0.8b:bf16 --pp 0 --tg 128 --verify '' --depth 0,4096\n  \
     hearth bench model.gguf --verify 1,24,4x8 --json lines.jsonl\n\n\
     Cases: pp N (prefill of N tokens), tg N (decode of N tokens, logits on the host), verify N (a\n\
-    tree of N nodes) or SxN (S sequences with N nodes each), draft. Times are medians over\n\
+    tree of N nodes) or SxN (S sequences with N nodes each), draft, mtp. Times are medians over\n\
     --reps runs, after a warm-up run.\n\n  \
     hearth bench step --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --accept 8.3 --device cuda:0\n  \
     hearth bench tune model.gguf --draft draft.gguf --device cuda:0\n  \

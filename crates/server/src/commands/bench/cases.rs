@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use contract::{
-    AttentionWindow, CommitItem, DraftItem, LoadConfig, LogitsRequest, LogitsRow, NodeIdx, Runner,
-    SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
+    AttentionWindow, CommitItem, DraftItem, LoadConfig, LogitsRequest, LogitsRow, MtpDraftItem,
+    MtpRow, NodeIdx, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -17,6 +17,8 @@ use super::step_shape::StepShape;
 
 /// Candidates per drafted position, and per verified node.
 const CANDIDATES: usize = 8;
+/// Rows per depth of the wider drafts of a multi-token-prediction head, its root's depth excepted.
+const MTP_WIDTH: usize = 4;
 /// The longest branch of a random tree, which is the depth of the DFlash draft.
 const MAX_BRANCH: usize = 15;
 
@@ -30,6 +32,8 @@ pub(super) struct Bench {
     max_len: usize,
     cost: Cost,
     draft_cost: Option<Cost>,
+    /// Of one depth of the multi-token-prediction head.
+    mtp_cost: Option<Cost>,
     sequences: Vec<SeqId>,
     /// The snapshot that cases start from, and its depth.
     start: Option<(usize, SnapshotId)>,
@@ -59,6 +63,7 @@ impl Bench {
                 .draft
                 .as_ref()
                 .map(|draft| Cost::of_draft(&draft.spec, &config.target)),
+            mtp_cost: Cost::of_mtp(&config.target, config.kv),
             runner,
             report,
             reps: reps.max(1),
@@ -244,6 +249,45 @@ impl Bench {
             bytes,
             ..line
         })
+    }
+
+    /// `mtp N` and `mtp N wide`: drafts `N` depths with the multi-token-prediction head, a chain or
+    /// four rows per depth, until the candidates of every row are on the host.
+    pub(super) fn draft_mtp(&mut self, depth: usize) -> anyhow::Result<()> {
+        let limits = self.runner.info().mtp;
+        let (Some(cost), Some(limits)) = (self.mtp_cost.clone(), limits) else {
+            return Ok(());
+        };
+        let root = self.token();
+        for (name, width) in [("", 1), (" wide", MTP_WIDTH)] {
+            for depths in 1..=limits.max_depth {
+                let case = format!("mtp {depths}{name}");
+                let line = self.time_runs(case, depth, 1, |bench, seqs| {
+                    let seq = seqs[0];
+                    let row = |parent: Option<usize>| MtpDraftItem {
+                        seq,
+                        parent: parent.map(|row| MtpRow(row as u16)),
+                        token: root,
+                    };
+                    bench.runner.draft_mtp(&[row(None)], CANDIDATES)?;
+                    // The first row of the depth before is the parent of all.
+                    let mut parent = 0;
+                    for _ in 1..depths {
+                        let items = vec![row(Some(parent)); width];
+                        bench.runner.draft_mtp(&items, CANDIDATES)?;
+                        parent += if parent == 0 { 1 } else { width };
+                    }
+                    Ok(())
+                })?;
+                let each = cost.step_bytes((1, 1), self.attended(depth));
+                self.report.line(&ReportLine {
+                    tokens: depths,
+                    bytes: depths as f64 * each,
+                    ..line
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// A warm-up run and then the timed runs, each from the same start on `sequences` sequences.

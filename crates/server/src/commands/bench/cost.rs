@@ -86,6 +86,25 @@ impl Cost {
         self.experts.push((moe.clone(), bytes as f64));
     }
 
+    /// The cost of one depth of drafting with the target's multi-token-prediction head; `None`
+    /// without one.
+    pub(super) fn of_mtp(target: &ModelSpec, kv: KvFormats) -> Option<Cost> {
+        let mtp = target.mtp.as_ref()?;
+        let a = mtp.attention()?;
+        let mut cost = Cost::default();
+        let embedding = mtp.embedding.as_ref();
+        let read = mtp.weights(target).into_iter();
+        for weight in read.filter(|weight| Some(*weight) != embedding) {
+            cost.matrix(weight);
+        }
+        if mtp.head.is_none() {
+            cost.matrix(&target.head);
+        }
+        let values = a.n_kv_heads * a.head_dim;
+        cost.kv_token_bytes = (kv.k.bytes(values) + kv.v.bytes(values)) as f64;
+        Some(cost)
+    }
+
     fn read(&mut self, weight: &WeightRef) {
         self.weight_bytes += weight.bytes() as f64;
     }
@@ -149,5 +168,27 @@ mod tests {
         // 16 layers of 4 heads of 256, keys and values, two bytes each.
         assert_eq!(cost.kv_token_bytes, 65536.0);
         assert!((48e9..52e9).contains(&cost.token_flops), "{cost:?}");
+        assert!(Cost::of_mtp(&loaded.spec, kv).is_none());
+    }
+
+    #[test]
+    fn a_depth_of_the_head_reads_its_block_and_the_lm_head() {
+        let kv = KvFormats {
+            k: KvFormat::F16,
+            v: KvFormat::F16,
+        };
+        // 0.42 G parameters.
+        for (types, bytes) in [
+            ("q8_0", 0.43e9..0.47e9),
+            ("q4_k_m-published", 0.2e9..0.35e9),
+        ] {
+            let name = format!("qwen3.5-27b+mtp:{types}");
+            let synth = model::synth::SynthSpec::parse(&name).unwrap();
+            let loaded = synth.load().unwrap();
+            let cost = Cost::of_mtp(&loaded.spec, kv).unwrap();
+            let block = cost.weight_bytes - loaded.spec.head.bytes() as f64;
+            assert!(bytes.contains(&block), "{cost:?}");
+            assert_eq!(cost.kv_token_bytes, 4096.0);
+        }
     }
 }

@@ -87,6 +87,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
         if has_draft {
             bench.draft(depth)?;
         }
+        bench.draft_mtp(depth)?;
     }
     let mut report = bench.finish();
     let planned = memory.total_bytes();

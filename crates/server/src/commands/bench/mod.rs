@@ -112,6 +112,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         if has_draft {
             bench.draft(depth)?;
         }
+        bench.draft_mtp(depth)?;
     }
     bench.finish();
     Ok(())
