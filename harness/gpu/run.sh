@@ -78,6 +78,8 @@ attention_batch_invariance windowed_tree_node_attention_equals_single_token_atte
 attention tree_attention_over_q8_0_matches_reference --launch-count 24
 prefill_attention prefill_attention_row_bits_do_not_depend_on_the_chunk --launch-count 24
 prefill_gemm prefill_gemm_row_bits_do_not_depend_on_the_chunk --launch-count 24
+mtp_kernels joined_inputs_match_the_reference --launch-count 24
+mtp_kernels rows_drafted_depth_by_depth_attend_to_their_ancestors --launch-count 24
 gemm_small_batch row_bits_do_not_depend_on_the_other_rows --launch-count 24
 rows logits_reduction_matches_reference --launch-count 24
 norm rms_norm_matches_reference --launch-count 24"
@@ -119,7 +121,7 @@ bench() { # name, arguments...
   local name=$1
   shift
   timed "bench $name" "bench_$name" "$hearth" bench --device cuda --json "$out/lines.jsonl" "$@"
-  grep -hE '^(case|pp|tg|verify|step|draft)' "$out/bench_$name.log" | tee -a "$out/table"
+  grep -hE '^(case|pp|tg|verify|step|draft|mtp)' "$out/bench_$name.log" | tee -a "$out/table"
 }
 if wants bench; then
   bench first --synthetic "$model" ${draft:+--draft "$draft"} --depth "${depths%%,*}"

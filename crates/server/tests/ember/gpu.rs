@@ -26,6 +26,7 @@ use decode::{
 use crate::draft::{acceptance, config_with_draft, feed};
 use crate::drift::{Difference, Drift, STEPS, StoredPrecision};
 use crate::golden::FAST;
+use crate::head::check_head;
 use crate::pool::check_small_pool;
 use crate::properties::{check_budgets, prompts};
 
@@ -342,6 +343,12 @@ fn preempted_sequences_on_gpu_match_runs_alone() {
     let Some(gpu) = gpu() else { return };
     let batch_invariant = needs_batch_invariance(&gpu);
     check_small_pool(&gpu, batch_invariant);
+}
+
+#[test]
+fn drafts_of_a_head_on_gpu_change_no_text() {
+    let Some(gpu) = gpu() else { return };
+    check_head(&gpu);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod draft;
 mod drift;
 mod golden;
 mod gpu;
+mod head;
 mod pool;
 mod prefix;
 mod properties;
