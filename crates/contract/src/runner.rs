@@ -135,6 +135,8 @@ pub trait Runner {
     /// one depth or of several; a parent must be a row of an earlier call. The row of item `i` gets
     /// the next free [`MtpRow`] of its sequence, in the order of the items.
     ///
+    /// A device may propose from the most frequent tokens only, if `k` is far below their number.
+    ///
     /// A root row ([`MtpDraftItem::parent`] is `None`) drops the rows drafted before. The next
     /// `prefill`, `verify` or `restore` of the sequence drops all of them.
     fn draft_mtp(

@@ -79,6 +79,7 @@ impl Layout {
             tree_windows: options.windows,
             numerics,
             as_large_model: options.as_large_model,
+            mtp_vocab: options.mtp_vocab,
         };
         let plans = Plans::new(config, &placed, &state, plan_config, &mut scratch);
         let deferred_draft =

@@ -135,8 +135,8 @@ pub(crate) enum LayerState<'a> {
 }
 
 impl SequenceCapacity {
-    /// Slots and pages for `limits`, with up to `drafted_rows` rows of a multi-token-prediction head
-    /// per sequence.
+    /// Slots and pages for `limits`, with up to `drafted_rows` rows of a multi-token-prediction
+    /// head per sequence.
     pub(crate) fn for_limits(limits: Limits, drafted_rows: usize) -> SequenceCapacity {
         let widest = Limits {
             tree_nodes: limits.tree_nodes.max(drafted_rows),

@@ -105,8 +105,8 @@ pub(crate) struct Commit {
     pub(crate) path: [StepPath; TREES],
 }
 
-/// Rows of the multi-token-prediction head: rows that it drafts, each tree those of one sequence; or
-/// the rows of committed paths, each tree a path.
+/// Rows of the multi-token-prediction head: rows that it drafts, each tree those of one sequence;
+/// or the rows of committed paths, each tree a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct MtpStep {
@@ -130,8 +130,8 @@ pub(crate) struct DraftedRow {
     pub(crate) parent: Option<usize>,
 }
 
-/// Hidden rows per slot: that of the last committed position, then those of the pending tree's nodes
-/// or of drafted rows.
+/// Hidden rows per slot: that of the last committed position, then those of the pending tree's
+/// nodes or of drafted rows.
 pub(crate) const HIDDEN_ROWS: usize = 1 + ROWS;
 
 /// The hidden row of a node or of a drafted row; of the last committed position for `None`.

@@ -339,6 +339,43 @@ fn snapshots_travel_between_the_devices() {
     });
 }
 
+/// Candidates of a part of the vocabulary are those of the whole one that are in it, normalised
+/// among themselves.
+#[test]
+fn drafts_of_a_part_of_the_vocabulary_are_its_best_tokens() {
+    const PART: usize = 256;
+    let options = Options {
+        mtp_vocab: Some(PART),
+        ..Options::default()
+    };
+    let Some(device) = open_device_with(options) else {
+        return;
+    };
+    for name in ["tiny-hybrid+mtp:q4_k_m", "tiny-hybrid-r1+mtp-own:f32"] {
+        let loaded = model(name);
+        let mut runner = open(&device.backend, &loaded, F16_KV);
+        let seq = runner.open(400).unwrap();
+        runner.prefill(seq, &text(VOCAB, 90, 4), &[]).unwrap();
+        let whole = draft(&mut *runner, seq, VOCAB);
+        let part = draft(&mut *runner, seq, 8);
+        for (whole, part) in logits(&whole).iter().zip(&part) {
+            let mut best: Vec<usize> = (0..PART).collect();
+            best.sort_by(|a, b| whole[*b].total_cmp(&whole[*a]).then(a.cmp(b)));
+            let ids: Vec<usize> = part.ids.iter().map(|id| id.index()).collect();
+            assert_eq!(ids, best[..8], "{name}");
+            let sum: f32 = whole[..PART]
+                .iter()
+                .map(|x| (x - whole[best[0]]).exp())
+                .sum();
+            let lse = whole[best[0]] + sum.ln();
+            assert!((part.lse[0] - lse).abs() < 1e-4, "{name}");
+            for (id, log_prob) in ids.iter().zip(&part.log_probs) {
+                assert!((whole[*id] - lse - log_prob).abs() < 1e-4, "{name}");
+            }
+        }
+    }
+}
+
 /// On the GPU itself, a restore gives the bits of the saved state, and so do later drafts.
 #[test]
 fn restored_sequences_draft_the_same_bits() {

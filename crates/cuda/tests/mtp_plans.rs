@@ -1,5 +1,5 @@
-//! Plans of models with a multi-token-prediction head, without a GPU: the kernels that the head adds
-//! compile for every architecture, and it costs the memory that it says.
+//! Plans of models with a multi-token-prediction head, without a GPU: the kernels that the head
+//! adds compile for every architecture, and it costs the memory that it says.
 
 #![allow(
     clippy::unwrap_used,

@@ -25,7 +25,12 @@ impl Engine {
         self.wait_for_tree_copies(&rows.step)?;
         let bytes = step::bytes_of(rows);
         self.headers.up.mtp_draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(PlanKey::MtpDraft(step::mtp_draft_bucket(rows.rows())))?;
+        let reduce = self.plans.reduce;
+        let bucket = step::mtp_draft_bucket(rows.rows());
+        self.queue(PlanKey::MtpDraft {
+            rows: bucket,
+            whole: k > reduce.k && self.plans.has_whole_mtp(),
+        })?;
         self.sync()?;
         let ask = LogitsRequest::top_k(k);
         self.answer(&vec![&ask; rows.rows()], false)

@@ -44,7 +44,7 @@ impl Uploads {
             PlanKey::DraftContext(_) => (to.pending, &self.pending, size_of::<Commit>()),
             PlanKey::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
             PlanKey::MtpCommit(_) => (to.mtp_commit, &self.mtp_commit, size_of::<MtpStep>()),
-            PlanKey::MtpDraft(_) => (to.mtp_draft, &self.mtp_draft, size_of::<MtpStep>()),
+            PlanKey::MtpDraft { .. } => (to.mtp_draft, &self.mtp_draft, size_of::<MtpStep>()),
             PlanKey::LmHead(_) | PlanKey::EditedStep(_) | PlanKey::EditedLmHead(_) => return Ok(()),
         };
         // SAFETY: the header is not written before the stream has passed the copy: steps and drafts
@@ -69,7 +69,7 @@ pub(super) fn download(
 ) -> Result<(), DeviceError> {
     let bucket = match key {
         PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) => rows,
-        PlanKey::Draft(rows) | PlanKey::MtpDraft(rows) => rows,
+        PlanKey::Draft(rows) | PlanKey::MtpDraft { rows, .. } => rows,
         PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,
         PlanKey::Chunk(_) | PlanKey::Commit(_) => return Ok(()),
         PlanKey::DraftContext(_) | PlanKey::MtpCommit(_) => return Ok(()),

@@ -70,7 +70,8 @@ fn pass_of(key: PlanKey) -> (usize, String, usize) {
         PlanKey::DraftContext(rows) => named(15, "draft context", rows),
         PlanKey::Draft(rows) => named(16, "draft block", rows),
         PlanKey::MtpCommit(rows) => named(17, "MTP commit", rows),
-        PlanKey::MtpDraft(rows) => named(18, "MTP draft", rows),
+        PlanKey::MtpDraft { rows, whole: false } => named(18, "MTP draft", rows),
+        PlanKey::MtpDraft { rows, whole: true } => named(19, "MTP draft, whole", rows),
     }
 }
 

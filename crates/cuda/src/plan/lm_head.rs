@@ -63,6 +63,7 @@ pub(super) fn edited(
 }
 
 /// Appends an LM head over up to `rows` logits rows; `asked` gathers them from the residual stream.
+/// A row has the tokens of the matrix, at least as many as the reduction gives.
 pub(super) fn append(
     context: &PlanContext<'_>,
     rows: usize,
@@ -99,15 +100,20 @@ pub(super) fn append(
                 .extend(gemm::launches(context, rows, &y, &[logits]));
         }
     }
+    let shape = logits::LogitsReduction {
+        vocab: matrix.rows,
+        stride: matrix.rows,
+        k: context.reduce.k,
+    };
     let reduced = LogitsBuffers {
         logits: at.logits,
         edited: 0,
         edits: 0,
-        scratch: arena.take(context.reduce.scratch_bytes(rows)),
+        scratch: arena.take(shape.scratch_bytes(rows)),
         out: at.rows,
     };
     plan.launches
-        .extend(logits::reduce(context.reduce, rows, asked, reduced));
+        .extend(logits::reduce(shape, rows, asked, reduced));
 }
 
 impl DecodeBuilder<'_> {

@@ -77,8 +77,9 @@ pub(crate) enum PlanKey {
     Draft(usize),
     /// Up to so many rows of committed paths, into the cache of the multi-token-prediction head.
     MtpCommit(usize),
-    /// Up to so many rows that the multi-token-prediction head drafts.
-    MtpDraft(usize),
+    /// Up to `rows` rows that the multi-token-prediction head drafts; `whole`: with the whole LM
+    /// head instead of its most frequent tokens.
+    MtpDraft { rows: usize, whole: bool },
     /// Edits of up to so many rows that a step asked for.
     EditedStep(usize),
     /// Edits of up to so many rows that were asked of a chunk.
@@ -196,6 +197,9 @@ pub(crate) struct PlanConfig {
     pub(crate) numerics: Numerics,
     /// Whether small models use the kernels of large ones.
     pub(crate) as_large_model: bool,
+    /// Tokens that a multi-token-prediction head proposes from, the first of the vocabulary; `None`
+    /// for the default.
+    pub(crate) mtp_vocab: Option<usize>,
 }
 
 /// The model, its memory and the options that plans are built from.
@@ -323,9 +327,11 @@ impl Plans {
         let mut longest = scratch.used();
         let short = short_prefill::path(&context, ROWS).kernel == PrefillPath::DecodeKernels;
         let block = load_config.draft.as_ref().map(|draft| draft.spec.block);
+        let mtp_vocab = mtp::draft_vocab(spec.vocab, plan_config.mtp_vocab);
         let drafts = DraftKeys {
             block,
             mtp: spec.mtp.is_some(),
+            whole: mtp_vocab < spec.vocab,
         };
         for key in keys(limits, drafts, short) {
             let mut arena = *scratch;
@@ -351,7 +357,10 @@ impl Plans {
                 }
                 PlanKey::Draft(rows) => draft::block(&context, rows, &mut arena),
                 PlanKey::MtpCommit(rows) => mtp::commit(&context, rows, &mut arena),
-                PlanKey::MtpDraft(rows) => mtp::draft(&context, rows, &mut arena),
+                PlanKey::MtpDraft { rows, whole } => {
+                    let proposed = if whole { spec.vocab } else { mtp_vocab };
+                    mtp::draft(&context, (rows, proposed), &mut arena)
+                }
                 PlanKey::EditedStep(rows) => {
                     let asked = RowSource::LogitsRowsOfStep(addresses.step);
                     lm_head::edited(&context, rows, asked, &mut arena)
@@ -455,6 +464,8 @@ struct DraftKeys {
     block: Option<usize>,
     /// Whether there is a multi-token-prediction head.
     mtp: bool,
+    /// Whether it usually proposes from a part of the vocabulary.
+    whole: bool,
 }
 
 /// The plans that limits can call for.
@@ -479,7 +490,11 @@ fn keys(limits: Limits, drafts: DraftKeys, short: bool) -> Vec<PlanKey> {
     all.extend((1..=most).map(PlanKey::Commit));
     if drafts.mtp {
         all.extend(buckets(widest).map(PlanKey::MtpCommit));
-        all.extend(step::MTP_DRAFT_BUCKETS.map(PlanKey::MtpDraft));
+        let whole = [false, true]
+            .into_iter()
+            .take(1 + usize::from(drafts.whole));
+        let rows = |whole| step::MTP_DRAFT_BUCKETS.map(|rows| PlanKey::MtpDraft { rows, whole });
+        all.extend(whole.flat_map(rows));
     }
     if let Some(block) = drafts.block {
         all.extend(buckets(ROWS).map(PlanKey::DraftContext));

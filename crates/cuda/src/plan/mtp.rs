@@ -1,5 +1,5 @@
-//! A multi-token-prediction head ([`contract::MtpSpec`]): one more attention layer, which drafts from
-//! the target's own hidden rows.
+//! A multi-token-prediction head ([`contract::MtpSpec`]): one more attention layer, which drafts
+//! from the target's own hidden rows.
 //!
 //! *Cache.* Its keys and values are one more layer of the paged cache, behind the trunk's. A
 //! committed position has one row, computed from its token and from the hidden row of the position
@@ -10,13 +10,20 @@
 //!
 //! *Hidden rows.* `state.hidden` has, per slot, the row of the last committed position, then the
 //! rows of the pending tree's nodes. Every step keeps them, and a commit moves the last node's row
-//! to the front. A sequence without a pending tree drafts, and then the same rows are the outputs of
-//! its drafted rows. So the row before a node, a token of a path and a drafted row is found alike.
+//! to the front. A sequence without a pending tree drafts, and then the same rows are the outputs
+//! of its drafted rows. So the row before a node, a token of a path and a drafted row is found
+//! alike.
 //!
 //! *Drafts.* The rows of one depth of up to four sequences are one launch sequence ([`draft`]): a
 //! layer with the decode kernels, whose attention also sees the ancestors drafted before
 //! ([`Mask::DraftedAncestors`]), then the LM head and its reduction. Its kernels are the fastest: a
 //! draft is verified, so its bits change no text.
+//!
+//! *Draft vocabulary.* Of a large vocabulary, a draft proposes the first [`DRAFT_VOCAB`] tokens:
+//! the LM head is then the larger part of what a depth reads, and the tokens of a byte-pair
+//! vocabulary come in the order of their frequency. The rows of these tokens are the first of the
+//! matrix, so the same weights serve. Calls that ask for more candidates than the reduction gives
+//! get the whole head.
 
 use contract::{AttentionSpec, Mixer};
 
@@ -26,15 +33,37 @@ use super::fused_layers::FusedLayerPlan;
 use super::layer_arguments::{cache, shape};
 use super::lm_head::LmHead;
 use super::select::{GemmFits, decode_gemm};
-use super::{Plan, PlanContext};
+use super::{Plan, PlanContext, PlanKey, Plans};
 use crate::launch::Launch;
 use crate::launch::attention::{self, AppendTarget, Cache, Mask, Positions, Projections, Shape};
 use crate::launch::embedding::{self, EmbeddingTable};
 use crate::launch::mtp::{self, ChunkStream, HiddenPool, JoinInputs, KeptRows};
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
+use crate::pack::BLOCK_ROWS;
 use crate::state::LayerState;
 use crate::weights::{MtpWeights, WeightMatrix};
+
+/// Tokens that a head proposes from, if the vocabulary is at least twice as large. A multiple of
+/// the row blocks of packed weights.
+const DRAFT_VOCAB: usize = 1 << 16;
+
+/// Tokens that a head of a model with `vocab` tokens proposes from; `wanted` replaces the default.
+pub(super) fn draft_vocab(vocab: usize, wanted: Option<usize>) -> usize {
+    match wanted {
+        Some(wanted) => wanted.next_multiple_of(BLOCK_ROWS).min(vocab),
+        None if vocab >= 2 * DRAFT_VOCAB => DRAFT_VOCAB,
+        None => vocab,
+    }
+}
+
+impl Plans {
+    /// Whether drafts with the whole LM head have plans of their own.
+    pub(crate) fn has_whole_mtp(&self) -> bool {
+        let whole = |key: &PlanKey| matches!(key, PlanKey::MtpDraft { whole: true, .. });
+        self.all.keys().any(whole)
+    }
+}
 
 /// A head as its launches take it.
 #[derive(Clone, Copy)]
@@ -157,8 +186,12 @@ pub(super) fn commit(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAll
     plan
 }
 
-/// The plan that drafts up to `rows` rows.
-pub(super) fn draft(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
+/// The plan that drafts up to `rows` rows and proposes the first `proposed` tokens.
+pub(super) fn draft(
+    context: &PlanContext<'_>,
+    (rows, proposed): (usize, usize),
+    arena: &mut BumpAllocator,
+) -> Plan {
     let Some(head) = Head::of(context) else {
         return Plan::default();
     };
@@ -202,7 +235,10 @@ pub(super) fn draft(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllo
     let kept = KeptRows::Drafted(step);
     builder.push(mtp::keep_hidden(rows, kept, x, norm, head.pool));
     let lm_head = LmHead {
-        matrix: weights.head,
+        matrix: WeightMatrix {
+            rows: proposed,
+            ..weights.head
+        },
         norm: weights.final_norm,
         eps,
     };
@@ -288,7 +324,7 @@ mod tests {
     use contract::{KvFormat, KvFormats, Limits, LoadConfig};
     use model::synth::SynthSpec;
 
-    use super::super::{PlanConfig, PlanKey, Plans};
+    use super::super::PlanConfig;
     use super::*;
     use crate::gpu_props::GpuProps;
     use crate::numerics::Numerics;
@@ -330,6 +366,7 @@ mod tests {
             tree_windows: false,
             numerics: Numerics::Fastest,
             as_large_model,
+            mtp_vocab: Some(256),
         };
         Plans::new(&config, &weights, &state, plan_config, &mut scratch)
     }
@@ -374,11 +411,34 @@ mod tests {
             assert_eq!(entries(&found, PlanKey::MtpCommit(rows)), commit, "{rows}");
         }
         for rows in crate::step::MTP_DRAFT_BUCKETS {
-            assert_eq!(entries(&found, PlanKey::MtpDraft(rows)), draft, "{rows}");
+            let key = PlanKey::MtpDraft { rows, whole: false };
+            assert_eq!(entries(&found, key), draft, "{rows}");
         }
         let hopper = plans("tiny-hybrid+mtp:q4_k_m", true, (9, 0), true);
         let fused = [&input[..], &layer[..5], &["fused_layer"], &head].concat();
-        assert_eq!(entries(&hopper, PlanKey::MtpDraft(8)), fused);
+        let key = PlanKey::MtpDraft {
+            rows: 8,
+            whole: false,
+        };
+        assert_eq!(entries(&hopper, key), fused);
+    }
+
+    #[test]
+    fn drafts_propose_the_first_tokens_unless_more_are_asked_for() {
+        assert_eq!(draft_vocab(248_320, None), DRAFT_VOCAB);
+        assert_eq!(draft_vocab(100_000, None), 100_000);
+        assert_eq!(draft_vocab(248_320, Some(1000)), 1024);
+        assert_eq!(draft_vocab(500, Some(1000)), 500);
+        let found = plans("tiny-hybrid+mtp:q4_k_m", true, (8, 6), false);
+        for (whole, vocab) in [(false, "256"), (true, "1024")] {
+            let key = PlanKey::MtpDraft { rows: 16, whole };
+            let launches = &found.all[&key].launches;
+            let reduce = launches.iter().find(|l| l.entry == "logits_top_k").unwrap();
+            for name in ["VOCAB", "STRIDE"] {
+                let given = reduce.unit.defines.iter().find(|(other, _)| *other == name);
+                assert_eq!(given.unwrap().1, vocab, "{name}");
+            }
+        }
     }
 
     /// A step keeps its hidden rows before the LM head, a chunk fills its rows at the end, and
@@ -421,6 +481,6 @@ mod tests {
     }
 
     fn of_head(key: PlanKey) -> bool {
-        matches!(key, PlanKey::MtpCommit(_) | PlanKey::MtpDraft(_))
+        matches!(key, PlanKey::MtpCommit(_) | PlanKey::MtpDraft { .. })
     }
 }

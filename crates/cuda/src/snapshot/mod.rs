@@ -1,9 +1,10 @@
 //! Saved committed states: shared page references, and a copy of the non-paged state.
 //!
 //! The non-paged state holds the delta states, the convolution windows, the hidden row of a
-//! multi-token-prediction head and the used part of the draft rings, as [`NonPagedLayout`](non_paged::NonPagedLayout) orders them. The copy is in
-//! page-locked or device memory. A restore shares full pages and copies the last page and the
-//! non-paged state, so it is bit-identical.
+//! multi-token-prediction head and the used part of the draft rings, as
+//! [`NonPagedLayout`](non_paged::NonPagedLayout) orders them. The copy is in page-locked or device
+//! memory. A restore shares full pages and copies the last page and the non-paged state, so it is
+//! bit-identical.
 
 mod export;
 mod import;
