@@ -74,3 +74,64 @@ pub(super) fn expected_bytes(
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use contract::{KvFormat, KvFormats, Limits, LoadConfig};
+    use model::synth::SynthSpec;
+
+    use super::super::non_paged::{NonPagedLayout, PartKind};
+    use super::*;
+    use crate::memory::BumpAllocator;
+    use crate::step::HIDDEN_ROWS;
+
+    fn state(with_head: bool) -> State {
+        let spec = SynthSpec::parse("tiny-hybrid+mtp:q8_0").unwrap();
+        let mut loaded = spec.load().unwrap();
+        if !with_head {
+            loaded.drop_mtp();
+        }
+        let config = LoadConfig {
+            target: loaded.spec,
+            weights: loaded.weights,
+            draft: None,
+            batch_invariant: false,
+            kv: KvFormats {
+                k: KvFormat::F16,
+                v: KvFormat::Q8_0,
+            },
+            limits: Limits {
+                sequences: 2,
+                context: 600,
+                tree_nodes: 24,
+                prefill_chunk: 128,
+                pool_tokens: None,
+            },
+        };
+        let [mut a, mut b, mut c, mut d] = [(); 4].map(|()| BumpAllocator::new(0));
+        State::new(&config, [&mut a, &mut b, &mut c, &mut d])
+    }
+
+    #[test]
+    fn head_adds_a_layer_of_rows_and_a_hidden_row() {
+        let (with, without) = (state(true), state(false));
+        assert_eq!((with.n_layers(), without.n_layers()), (5, 4));
+        let bytes = |state: &State, kind, layer| expected_bytes(state, 10, kind, layer);
+        // One KV head of 256 values.
+        assert_eq!(bytes(&with, SectionKind::Keys, 4), Some(10 * 512));
+        assert_eq!(bytes(&with, SectionKind::Values, 4), Some(10 * 8 * 34));
+        assert_eq!(bytes(&with, SectionKind::MtpHidden, 4), Some(4 * 256));
+        assert_eq!(bytes(&with, SectionKind::MtpHidden, 3), None);
+        assert_eq!(bytes(&with, SectionKind::Keys, 5), None);
+        for kind in [SectionKind::Keys, SectionKind::MtpHidden] {
+            assert_eq!(bytes(&without, kind, 4), None);
+        }
+        let [with, without] = [&with, &without].map(|state| NonPagedLayout::new(state, 10));
+        assert_eq!(with.bytes - without.bytes, 4 * 256);
+        let part = with
+            .parts
+            .iter()
+            .find(|part| part.what == PartKind::MtpHidden);
+        assert_eq!(part.unwrap().slot_bytes, HIDDEN_ROWS * 4 * 256);
+    }
+}
