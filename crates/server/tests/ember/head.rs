@@ -67,6 +67,8 @@ fn generate(backend: &dyn Backend, config: LoadConfig, drafts: bool) -> (Vec<Vec
         queue_limit: usize::MAX,
         speculation: SpeculationConfig {
             budget: 11,
+            // The head alone drafts.
+            min_match: 0,
             ..SpeculationConfig::default()
         },
         ..SchedulerConfig::default()
