@@ -89,6 +89,7 @@ fn row(best: TokenId, ask: &LogitsRequest) -> LogitsRow {
         ids,
         lse: 0.0,
         raw_lse: 0.0,
+        mass: 0.0,
     }
 }
 

@@ -24,6 +24,7 @@ pub mod kv;
 pub mod load;
 pub mod logits;
 pub mod markup;
+pub mod mass;
 pub mod protocol;
 pub mod quant;
 pub mod runner;
@@ -53,6 +54,7 @@ pub use logits::{
     LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask,
 };
 pub use markup::{ModelMarkup, ReasoningTags, TemplateMarkup, ToolCallTags};
+pub use mass::{MassCut, MassPart, MassQuery};
 pub use quant::QuantType;
 pub use runner::{
     Backend, Capacity, CommitItem, DetachedSnapshot, DraftItem, MtpDraftItem, Runner, SnapshotInfo,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::TokenId;
+use crate::{MassQuery, TokenId};
 
 /// The logits that one prefill position or one tree node returns.
 #[derive(Debug, Clone, Default)]
@@ -11,6 +11,9 @@ pub struct LogitsRequest {
     pub selection: LogitsSelection,
     /// Logits processors applied before ranking; `None` keeps raw logits.
     pub processors: Option<Arc<LogitsProcessors>>,
+    /// With [`LogitsSelection::Full`]: what the row is for. A device may then return the part that
+    /// decides, with [`LogitsRow::mass`], instead of the row.
+    pub mass: Option<MassQuery>,
 }
 
 /// The part of a logits row to return.
@@ -30,6 +33,7 @@ impl LogitsRequest {
     pub const NONE: LogitsRequest = LogitsRequest {
         selection: LogitsSelection::None,
         processors: None,
+        mass: None,
     };
 
     /// The `k` best tokens by raw logit.
@@ -37,6 +41,7 @@ impl LogitsRequest {
         LogitsRequest {
             selection: LogitsSelection::TopK(k),
             processors: None,
+            mass: None,
         }
     }
 
@@ -45,6 +50,7 @@ impl LogitsRequest {
         LogitsRequest {
             selection: LogitsSelection::Full,
             processors: None,
+            mass: None,
         }
     }
 }
@@ -216,7 +222,8 @@ impl TokenMask {
 ///
 /// `ids`, `logits` and `raw` have one length: `k` or less for [`LogitsSelection::TopK`], the
 /// vocabulary for [`LogitsSelection::Full`] (then `ids` counts 0, 1, 2, …), nothing for
-/// [`LogitsSelection::None`].
+/// [`LogitsSelection::None`]. A row that answers a [`MassQuery`] by a part has the token at the
+/// share, or the best tokens down to [`MassCut::least_mass`](crate::MassCut::least_mass).
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LogitsRow {
     /// The tokens, best first for `TopK`, in id order for `Full`.
@@ -229,6 +236,8 @@ pub struct LogitsRow {
     pub lse: f32,
     /// Log-sum-exp of the whole raw row.
     pub raw_lse: f32,
+    /// Total mass of the whole edited row, if the row answers a [`MassQuery`] by a part; else 0.
+    pub mass: f64,
 }
 
 #[cfg(test)]

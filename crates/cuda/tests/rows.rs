@@ -164,6 +164,7 @@ fn check_reduction(
             &LogitsRequest {
                 selection: LogitsSelection::TopK(k),
                 processors: own,
+                mass: None,
             },
             raw,
         );

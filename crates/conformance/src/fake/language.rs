@@ -1,6 +1,7 @@
 //! The fake language: the next token is a hash of all previous tokens.
 
-use contract::{LogitsRequest, LogitsRow, LogitsSelection, TokenId};
+use contract::mass;
+use contract::{LogitsRequest, LogitsRow, LogitsSelection, MassPart, MassQuery, TokenId};
 
 /// A hash-based language over `vocab` tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -104,13 +105,48 @@ pub fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
         LogitsSelection::Full => (0..raw.len() as u32).map(TokenId).collect(),
         LogitsSelection::TopK(k) => ranked(&logits, k),
     };
-    LogitsRow {
+    let row = LogitsRow {
         logits: ids.iter().map(|id| logits[id.index()]).collect(),
         raw: ids.iter().map(|id| raw[id.index()]).collect(),
         ids,
         lse,
         raw_lse,
+        mass: 0.0,
+    };
+    match request.mass {
+        Some(query) if row.ids.len() == logits.len() => part(&row, query).unwrap_or(row),
+        _ => row,
     }
+}
+
+/// Tokens that the fake device ranks for a [`MassQuery`]. Few, so that tests meet rows that need
+/// more.
+const RANKED: usize = 6;
+
+/// The part of a full row that answers a query; `None` if the row itself has to.
+fn part(row: &LogitsRow, query: MassQuery) -> Option<LogitsRow> {
+    let max = row.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if !max.is_finite() {
+        return None;
+    }
+    let MassQuery { divisor, part } = query;
+    let total: f64 = mass::block_masses(&row.logits, max, divisor).iter().sum();
+    let ids = match part {
+        MassPart::AtShare(share) => vec![row.ids[mass::pick(&row.logits, max, divisor, share)?]],
+        MassPart::Best(cut) => {
+            let mut best = ranked(&row.logits, RANKED);
+            let logits: Vec<f32> = best.iter().map(|id| row.logits[id.index()]).collect();
+            best.truncate(cut.covered_by(&logits, divisor, total, row.ids.len())?);
+            best
+        }
+    };
+    Some(LogitsRow {
+        logits: ids.iter().map(|id| row.logits[id.index()]).collect(),
+        raw: ids.iter().map(|id| row.raw[id.index()]).collect(),
+        ids,
+        mass: total,
+        ..*row
+    })
 }
 
 /// The `k` best tokens, best first, ties to the lower id.

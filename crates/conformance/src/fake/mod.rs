@@ -244,6 +244,7 @@ impl FakeRunner {
             let raw = LogitsRequest {
                 selection: request.selection,
                 processors: None,
+                mass: None,
             };
             return self.language.row(hash, &raw);
         }

@@ -85,6 +85,7 @@ pub(super) fn top_k_equals_best_of_full(case: &Case<'_>) -> Result<(), Failure> 
         let request = |selection| LogitsRequest {
             selection,
             processors: processors.clone(),
+            mass: None,
         };
         let full = rows(&mut rig, &request(LogitsSelection::Full))?;
         for k in [1, 2, 20, vocab - 1] {
@@ -118,6 +119,7 @@ pub(super) fn logit_edits_match_the_reference(case: &Case<'_>) -> Result<(), Fai
         let request = LogitsRequest {
             selection: LogitsSelection::Full,
             processors: processors.clone(),
+            mass: None,
         };
         let edited = rows(&mut rig, &request)?;
         for (row, plain) in edited.iter().zip(&plain) {
@@ -172,10 +174,12 @@ pub(super) fn log_sum_exps_cover_the_whole_row(case: &Case<'_>) -> Result<(), Fa
             let full = LogitsRequest {
                 selection: LogitsSelection::Full,
                 processors: processors.clone(),
+                mass: None,
             };
             let request = LogitsRequest {
                 selection,
                 processors: processors.clone(),
+                mass: None,
             };
             let found = rows(&mut rig, &request)?;
             let whole = rows(&mut rig, &full)?;

@@ -142,6 +142,7 @@ impl<'a> Ranking<'a> {
             lse,
             raw_lse: raw_lse.unwrap_or(lse),
             ids,
+            mass: 0.0,
         }
     }
 
@@ -271,7 +272,11 @@ mod tests {
                 [LogitsSelection::None, LogitsSelection::TopK(k), LogitsSelection::Full];
             for selection in selections {
                 let processors = edit.then(|| Arc::new(processors.clone()));
-                let ask = LogitsRequest { selection, processors };
+                let ask = LogitsRequest {
+                    selection,
+                    processors,
+                    mass: None,
+                };
                 prop_assert_eq!(rank(&ask, &raw), reference::rows::row(&ask, &raw));
             }
         }

@@ -70,6 +70,7 @@ pub fn row(request: &LogitsRequest, raw: &[f32]) -> LogitsRow {
         lse: log_sum_exp(&edited),
         raw_lse: log_sum_exp(&raw),
         ids,
+        mass: 0.0,
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) fn from_logits(
                 raw,
                 lse,
                 raw_lse,
+                mass: 0.0,
             };
         }
     };
@@ -44,6 +45,7 @@ pub(crate) fn from_logits(
         lse,
         raw_lse,
         ids,
+        mass: 0.0,
     }
 }
 
@@ -127,6 +129,7 @@ mod tests {
         let ask = LogitsRequest {
             selection: LogitsSelection::TopK(2),
             processors: Some(Arc::new(processors)),
+            mass: None,
         };
         let row = from_logits(&ask, vec![1.0, 2.0, 3.0], None, 3.4);
         assert_eq!(row.ids, [0, 2].map(TokenId));

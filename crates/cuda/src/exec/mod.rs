@@ -546,5 +546,6 @@ fn top(best: logits::TopLogits, k: usize) -> LogitsRow {
         raw: best.raw[..n].to_vec(),
         lse: best.lse,
         raw_lse: best.raw_lse,
+        mass: 0.0,
     }
 }

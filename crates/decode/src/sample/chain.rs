@@ -5,9 +5,10 @@
 //! was cut, and in id order otherwise, so that an uncut row need not be sorted. Masses are summed
 //! in f64 in that order, so the result does not depend on the batch.
 
-use contract::{LogitsRow, TokenId};
+use contract::mass::{self, ranked_mass};
+use contract::{LogitsRow, MassCut, MassPart, MassQuery, TokenId};
 
-use super::{mass, rank};
+use super::rank;
 use crate::job::Sampling;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,8 +25,11 @@ pub(crate) fn choose(row: &LogitsRow, sampling: &Sampling, draw: f64) -> TokenId
     if sampling.is_greedy() || max == f32::NEG_INFINITY {
         return best(row);
     }
-    let uncut = sampling.top_k == 0 && sampling.top_p >= 1.0 && sampling.min_p <= 0.0;
-    if uncut {
+    if is_uncut(sampling) {
+        if row.mass > 0.0 {
+            // The device has found the token.
+            return best(row);
+        }
         let at = mass::pick(&row.logits, max, sampling.temperature, draw);
         return at.map_or_else(|| best(row), |at| row.ids[at]);
     }
@@ -44,6 +48,34 @@ pub(crate) fn choose(row: &LogitsRow, sampling: &Sampling, draw: f64) -> TokenId
     possible.map_or_else(|| best(row), |c| c.id)
 }
 
+/// What the sampler looks for in a full row, so that a device may return less.
+pub(crate) fn query(sampling: &Sampling, draw: f64) -> Option<MassQuery> {
+    if sampling.is_greedy() || sampling.top_k > 0 {
+        return None;
+    }
+    Some(MassQuery {
+        divisor: sampling.temperature,
+        part: if is_uncut(sampling) {
+            MassPart::AtShare(draw)
+        } else {
+            MassPart::Best(cut(sampling))
+        },
+    })
+}
+
+/// Whether every token may be drawn.
+fn is_uncut(sampling: &Sampling) -> bool {
+    sampling.top_k == 0 && sampling.top_p >= 1.0 && sampling.min_p <= 0.0
+}
+
+/// Top-p and min-p.
+fn cut(sampling: &Sampling) -> MassCut {
+    MassCut {
+        share: f64::from(sampling.top_p),
+        floor: f64::from(sampling.min_p),
+    }
+}
+
 /// The highest logit, ties to the lower id.
 fn best(row: &LogitsRow) -> TokenId {
     let mut best: Option<(f32, TokenId)> = None;
@@ -60,67 +92,54 @@ fn best(row: &LogitsRow) -> TokenId {
 fn candidates(row: &LogitsRow, max: f32, sampling: &Sampling) -> Vec<Candidate> {
     let to_candidate = |at: usize| {
         let (id, logit) = (row.ids[at], row.logits[at]);
-        let below = f64::from(logit) - f64::from(max);
-        // Equal infinities give NaN; the best stays the best.
-        let mass = match below {
-            0.0 => 1.0,
-            below if below.is_nan() => f64::from(u8::from(logit == max)),
-            below => (below / f64::from(sampling.temperature)).exp(),
-        };
+        let mass = ranked_mass(logit, max, sampling.temperature);
         Candidate { id, logit, mass }
     };
-    let (top_p, min_p) = (f64::from(sampling.top_p), f64::from(sampling.min_p));
+    let cut = cut(sampling);
     let (mut left, total): (Vec<Candidate>, f64) = if sampling.top_k > 0 {
         let best = rank::best(&row.logits, &row.ids, sampling.top_k);
         let left: Vec<Candidate> = best.into_iter().map(to_candidate).collect();
         let total = left.iter().map(|c| c.mass).sum();
         (left, total)
+    } else if row.mass > 0.0 {
+        // The device has returned all candidates that are heavy enough.
+        let all = (0..row.ids.len()).map(to_candidate).collect();
+        (all, row.mass)
     } else {
         let total: f64 = mass::block_masses(&row.logits, max, sampling.temperature)
             .iter()
             .sum();
-        // Tokens below `(1 - top_p) * total / n` weigh at most `(1 - top_p) * total` together, so
-        // top-p keeps none of them. Half of that bound leaves a margin for rounding.
-        let share = 0.5 * (1.0 - top_p).max(0.0) * total / row.ids.len() as f64;
-        let floor = share.min(1.0).max(min_p);
-        let mut left: Vec<Candidate> = indices_above(&row.logits, max, floor, sampling.temperature)
+        let floor = cut.least_mass(total, row.ids.len());
+        let left = indices_above(&row.logits, max, floor, sampling.temperature)
             .map(to_candidate)
-            .filter(|c| c.mass >= floor)
-            .collect();
-        rank_until_mass(
-            &mut left,
-            if top_p < 1.0 { top_p * total } else { f64::MAX },
-        );
-        (left, total)
+            .filter(|c| c.mass >= floor);
+        (left.collect(), total)
     };
-    if top_p < 1.0
-        && let Some(last) = first_reaching(&left, top_p * total)
-    {
+    if sampling.top_k == 0 {
+        rank_until_mass(&mut left, cut, total);
+    }
+    if let Some(last) = first_reaching(&left, cut, total) {
         left.truncate(last + 1);
     }
     // The best has mass 1, whatever was cut.
-    left.retain(|c| c.mass >= min_p);
+    left.retain(|c| c.mass >= cut.floor);
     left
 }
 
-/// Index at which the cumulative mass of ranked candidates reaches `target`.
-fn first_reaching(ranked: &[Candidate], target: f64) -> Option<usize> {
-    let mut reached = 0.0;
-    ranked.iter().position(|c| {
-        reached += c.mass;
-        reached >= target
-    })
+/// Index at which the cumulative mass of ranked candidates reaches the share of a cut.
+fn first_reaching(ranked: &[Candidate], cut: MassCut, total: f64) -> Option<usize> {
+    cut.last_wanted(ranked.iter().map(|c| c.mass), total)
 }
 
-/// Keeps the best candidates, ranked, until their mass reaches `target`, or all of them. Ranks a
-/// few first, which mostly suffices.
-fn rank_until_mass(left: &mut Vec<Candidate>, target: f64) {
+/// Keeps the best candidates, ranked, until their mass reaches the share of a cut, or all of them.
+/// Ranks a few first, which mostly suffices.
+fn rank_until_mass(left: &mut Vec<Candidate>, cut: MassCut, total: f64) {
     let by_rank = |a: &Candidate, b: &Candidate| rank::by_rank(&(a.logit, a.id), &(b.logit, b.id));
     let mut few = 128;
     while few < left.len() {
         left.select_nth_unstable_by(few, by_rank);
         left[..few].sort_unstable_by(by_rank);
-        if let Some(last) = first_reaching(&left[..few], target) {
+        if let Some(last) = first_reaching(&left[..few], cut, total) {
             left.truncate(last + 1);
             return;
         }
@@ -147,6 +166,7 @@ fn indices_above(
 mod tests {
     use super::*;
     use crate::sample::rng::uniform;
+    use contract::LogitsRequest;
     use proptest::prelude::*;
 
     fn row(logits: &[f32]) -> LogitsRow {
@@ -154,8 +174,7 @@ mod tests {
             ids: (0..logits.len() as u32).map(TokenId).collect(),
             logits: logits.to_vec(),
             raw: logits.to_vec(),
-            lse: 0.0,
-            raw_lse: 0.0,
+            ..LogitsRow::default()
         }
     }
 
@@ -367,6 +386,28 @@ mod tests {
             let support = expected.iter().filter(|p| **p > 0.0).count();
             prop_assert_eq!(left.len(), support);
             prop_assert!(expected[choose(&row(&logits), &s, draw).index()] > 0.0);
+        }
+
+        /// A device that answers by a part of the row leaves the choice to the same numbers.
+        #[test]
+        fn part_of_a_row_and_full_row_choose_the_same_token(
+            logits in prop_oneof![
+                prop::collection::vec(-8.0_f32..8.0, 1..40),
+                prop::collection::vec(prop::sample::select(vec![-1.0_f32, 0.0, 2.0]), 1..60),
+                prop::collection::vec(-2.0_f32..6.0, 500..1500),
+            ],
+            top_p in prop::sample::select(vec![0.0_f32, 0.1, 0.5, 0.9, 0.999_999_9, 1.0]),
+            min_p in prop::sample::select(vec![0.0_f32, 0.05, 0.5, 1.0]),
+            temperature in 0.1_f32..3.0,
+            draw in 0.0..1.0_f64,
+        ) {
+            let s = sampling(temperature, 0, top_p, min_p);
+            let full = row(&logits);
+            let request = LogitsRequest { mass: query(&s, draw), ..LogitsRequest::full() };
+            let part = conformance::fake::answer(logits.clone(), &request);
+            let whole = part.ids.len() == logits.len();
+            prop_assert!(part.mass > 0.0 || whole);
+            prop_assert_eq!(choose(&part, &s, draw), choose(&full, &s, draw));
         }
 
         #[test]

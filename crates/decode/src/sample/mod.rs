@@ -1,7 +1,6 @@
 //! Sampling: which logits are requested from the device, and how a token is drawn from them.
 
 mod chain;
-mod mass;
 mod penalty;
 mod rank;
 mod restriction;
@@ -58,7 +57,7 @@ impl Sampler {
     }
 
     /// The logits request after `history` and `path`, the tokens of the nodes below the root, with
-    /// an optional mask and boost.
+    /// an optional mask and boost. Its row serves this sampler and position alone.
     pub(crate) fn logits_request(
         &self,
         history: &History,
@@ -87,9 +86,15 @@ impl Sampler {
         } else {
             self.bias_only.clone()
         };
+        let draws =
+            self.selection == LogitsSelection::Full && self.params.logprobs.unwrap_or(0) == 0;
+        let position = history.tokens().len() + path.len();
         LogitsRequest {
             selection: self.selection,
             processors,
+            mass: draws
+                .then(|| chain::query(sampling, rng::uniform(self.seed, position as u64)))
+                .flatten(),
         }
     }
 
@@ -181,6 +186,7 @@ pub(crate) fn logprob_request(next: TokenId, n: usize) -> LogitsRequest {
             bias: vec![(next, BOOST)],
             ..LogitsProcessors::default()
         })),
+        mass: None,
     }
 }
 
@@ -194,6 +200,7 @@ mod tests {
     use super::*;
     use crate::job::Sampling;
     use conformance::fake::{Ending, Language};
+    use contract::{MassCut, MassPart};
     use proptest::prelude::*;
 
     const LANGUAGE: Language = Language {
@@ -241,6 +248,41 @@ mod tests {
         check_want(top_k(20), None, 0, LogitsSelection::TopK(20));
         check_want(top_k(64), Some(20), 0, LogitsSelection::TopK(64));
         check_want(top_k(65), None, 0, LogitsSelection::Full);
+    }
+
+    #[test]
+    fn full_rows_name_what_they_are_for_unless_logprobs_need_them() {
+        let query = |sampling: Sampling, logprobs: Option<usize>, path: &[TokenId]| {
+            let params = Arc::new(GenerationParams {
+                sampling,
+                logprobs,
+                ..GenerationParams::default()
+            });
+            let sampler = Sampler::new(params.clone(), 2, &[], 1000, 64);
+            let history = History::new(&[TokenId(1); 7], &params.sampling);
+            sampler.logits_request(&history, path, None, None).mass
+        };
+        let seeded = Sampling {
+            seed: 5,
+            ..Sampling::default()
+        };
+        let found = query(seeded.clone(), Some(0), &[TokenId(3)]).unwrap();
+        assert_eq!(found.part, MassPart::AtShare(rng::uniform(7, 8)));
+        assert_eq!(found.divisor, seeded.temperature);
+        assert_eq!(query(seeded.clone(), Some(1), &[]), None);
+        assert_eq!(query(Sampling::greedy(), None, &[]), None);
+        let top = |top_k| Sampling {
+            top_k,
+            top_p: 0.5,
+            ..seeded.clone()
+        };
+        assert_eq!(query(top(20), None, &[]), None);
+        let cut = MassCut {
+            share: 0.5,
+            floor: 0.0,
+        };
+        let found = query(top(0), None, &[]).unwrap();
+        assert_eq!(found.part, MassPart::Best(cut));
     }
 
     #[test]

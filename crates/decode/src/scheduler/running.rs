@@ -162,9 +162,11 @@ impl RunningJob {
         let generates =
             self.params.max_tokens > 0 && prefill.is_last_chunk(self.prompt.len(), size);
         generates.then(|| {
-            self.sequence(0, prefill.seq, model)
-                .node_request(&[])
-                .request
+            let sequence = &mut self.sequence(0, prefill.seq, model);
+            LogitsRequest {
+                mass: None,
+                ..sequence.node_request(&[]).request
+            }
         })
     }
 

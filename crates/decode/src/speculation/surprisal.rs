@@ -48,8 +48,7 @@ mod tests {
             ids: ids.iter().map(|id| TokenId(*id)).collect(),
             logits: logits.to_vec(),
             raw: logits.to_vec(),
-            lse: 0.0,
-            raw_lse: 0.0,
+            ..LogitsRow::default()
         }
     }
 

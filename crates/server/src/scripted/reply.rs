@@ -141,6 +141,7 @@ fn answer(raw: Vec<f32>, request: &LogitsRequest) -> LogitsRow {
         lse: log_sum_exp(&logits),
         raw_lse: log_sum_exp(&raw),
         ids,
+        mass: 0.0,
     }
 }
 

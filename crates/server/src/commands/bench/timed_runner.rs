@@ -340,6 +340,7 @@ mod tests {
             raw: vec![1.0],
             lse: 1.5,
             raw_lse: 1.5,
+            mass: 0.0,
         }
     }
 
