@@ -8,6 +8,7 @@ pub(crate) mod host_logits;
 mod launcher;
 #[cfg(feature = "inspect")]
 mod layer_outputs;
+mod masses;
 mod mtp;
 mod pending_features;
 mod prefill_as_steps;
@@ -62,6 +63,8 @@ struct Headers {
     rows: Pinned<u8>,
     /// One whole row of logits.
     logits: Pinned<f32>,
+    /// Masses of rows.
+    masses: Pinned<u8>,
     /// Whether something queued may still read `up.chunk`, `up.nodes`, `up.commit`, `up.mtp_commit`
     /// or `up.table`.
     in_flight: bool,
@@ -70,9 +73,9 @@ struct Headers {
 }
 
 /// Bytes of page-locked memory that an engine keeps. They hold headers (step, short chunk, draft,
-/// chunk, commit, pending features, two of a multi-token-prediction head), edits, a logits row,
-/// reduced rows and page tables.
-pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 12] {
+/// chunk, commit, pending features, two of a multi-token-prediction head), edits, queries of masses
+/// and their results, a logits row, reduced rows and page tables.
+pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 14] {
     let mtp = state.hidden.map_or(0, |_| size_of::<MtpStep>());
     [
         size_of::<Step>(),
@@ -84,6 +87,8 @@ pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 12] {
         mtp,
         mtp,
         EDIT_BYTES,
+        logits::MASS_QUERIES_BYTES,
+        logits::mass_bytes(step::ROWS),
         size_of::<f32>() * plans.reduce.vocab,
         plans.reduce.out_bytes(step::ROWS),
         4 * state.slots.sequences * state.slots.pages_per_sequence,
@@ -110,6 +115,8 @@ impl Engine {
             mtp_commit,
             mtp_draft,
             edits,
+            queries,
+            masses,
             logits,
             rows,
             table,
@@ -125,9 +132,11 @@ impl Engine {
                 mtp_commit: gpu.pinned(mtp_commit)?,
                 mtp_draft: gpu.pinned(mtp_draft)?,
                 edits: gpu.pinned(edits)?,
+                masses: gpu.pinned(queries)?,
                 table: gpu.pinned(table / size_of::<i32>())?,
             },
             logits: gpu.pinned(logits / size_of::<f32>())?,
+            masses: gpu.pinned(masses)?,
             rows: gpu.pinned(rows)?,
             in_flight: false,
             pending_in_flight: false,
@@ -298,8 +307,9 @@ impl Engine {
         }
         self.queue(key)?;
         let edited = self.queue_edits(PlanKey::EditedStep(step::bucket(rows)), requests)?;
+        let masses = self.queue_masses(rows, edited, requests)?;
         self.sync()?;
-        self.answer(requests, edited)
+        self.answer(requests, Reduced { edited, masses })
     }
 
     /// Runs a chunk and returns a row for each request `(row of the chunk, request)`. Without
@@ -340,7 +350,8 @@ impl Engine {
             self.queue(PlanKey::LmHead(bucket))?;
             let edited = self.queue_edits(PlanKey::EditedLmHead(bucket), &requests)?;
             self.sync()?;
-            answers.append(&mut self.answer(&requests, edited)?);
+            let masses = false;
+            answers.append(&mut self.answer(&requests, Reduced { edited, masses })?);
         }
         Ok(answers)
     }
@@ -397,7 +408,7 @@ impl Engine {
         self.sync()?;
         let ask = LogitsRequest::top_k(k);
         let asked = usize::try_from(step.n_logits_rows).unwrap_or(0);
-        self.answer(&vec![&ask; asked], false)
+        self.answer(&vec![&ask; asked], Reduced::default())
     }
 
     /// Has a step come behind copies of the states of its slots.
@@ -498,26 +509,25 @@ impl Engine {
         Ok(true)
     }
 
-    /// Rows from the GPU's reduction, or from whole rows of logits. `edited`: whether the reduction
-    /// includes the edits.
+    /// Rows from the GPU's reduction, or from whole rows of logits.
     fn answer(
         &mut self,
         requests: &[&LogitsRequest],
-        edited: bool,
+        made: Reduced,
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         let reduce = self.plans.reduce;
         let mut answers = Vec::with_capacity(requests.len());
         for (i, ask) in requests.iter().enumerate() {
             let best = reduce.read(self.headers.rows.as_slice(), i);
-            answers.push(match ask.selection {
-                LogitsSelection::TopK(k)
-                    if k <= reduce.k && (edited || ask.processors.is_none()) =>
-                {
-                    top(best, k)
-                }
+            let is_as_asked = made.edited || ask.processors.is_none();
+            let query = made.query(ask);
+            let part = query.and_then(|query| self.mass_part(i, query, &best));
+            answers.push(match (ask.selection, part) {
+                (_, Some(part)) => part,
+                (LogitsSelection::TopK(k), _) if k <= reduce.k && is_as_asked => top(best, k),
                 // The GPU's log-sum-exp, where it made one, so that a full row equals its top.
                 _ => {
-                    let lse = (edited || ask.processors.is_none()).then_some(best.lse);
+                    let lse = is_as_asked.then_some(best.lse);
                     host_logits::from_logits(ask, self.logits(i)?, lse, best.raw_lse)
                 }
             });
@@ -535,6 +545,15 @@ impl Engine {
         gpu.sync()?;
         Ok(to.as_slice().to_vec())
     }
+}
+
+/// What the GPU has made of the rows of a pass besides the reduction of raw logits.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reduced {
+    /// The edits of all rows, and the reduction of the edited ones.
+    edited: bool,
+    /// The masses of all rows with a query.
+    masses: bool,
 }
 
 /// The first `k` of the best tokens of a row.

@@ -2,7 +2,7 @@
 
 use contract::{DeviceError, LogitsRequest, LogitsRow};
 
-use super::Engine;
+use super::{Engine, Reduced};
 use crate::plan::PlanKey;
 use crate::step::{self, MtpStep};
 
@@ -33,6 +33,6 @@ impl Engine {
         })?;
         self.sync()?;
         let ask = LogitsRequest::top_k(k);
-        self.answer(&vec![&ask; rows.rows()], false)
+        self.answer(&vec![&ask; rows.rows()], Reduced::default())
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Uploads {
     pub(super) mtp_commit: Pinned<u8>,
     pub(super) mtp_draft: Pinned<u8>,
     pub(super) edits: Pinned<u8>,
+    /// Queries of masses.
+    pub(super) masses: Pinned<u8>,
     /// The page table of every slot.
     pub(super) table: Pinned<i32>,
 }
@@ -46,6 +48,7 @@ impl Uploads {
             PlanKey::MtpCommit(_) => (to.mtp_commit, &self.mtp_commit, size_of::<MtpStep>()),
             PlanKey::MtpDraft { .. } => (to.mtp_draft, &self.mtp_draft, size_of::<MtpStep>()),
             PlanKey::LmHead(_) | PlanKey::EditedStep(_) | PlanKey::EditedLmHead(_) => return Ok(()),
+            PlanKey::Masses { .. } => return Ok(()),
         };
         // SAFETY: the header is not written before the stream has passed the copy: steps and drafts
         // wait at their end, and writers of the others wait while `in_flight` is set.
@@ -71,8 +74,8 @@ pub(super) fn download(
         PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) => rows,
         PlanKey::Draft(rows) | PlanKey::MtpDraft { rows, .. } => rows,
         PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,
-        PlanKey::Chunk(_) | PlanKey::Commit(_) => return Ok(()),
-        PlanKey::DraftContext(_) | PlanKey::MtpCommit(_) => return Ok(()),
+        PlanKey::Chunk(_) | PlanKey::Commit(_) | PlanKey::DraftContext(_) => return Ok(()),
+        PlanKey::MtpCommit(_) | PlanKey::Masses { .. } => return Ok(()),
     };
     let bytes = plans.reduce.out_bytes(bucket);
     // SAFETY: read only after the wait that follows.

@@ -1,6 +1,6 @@
 //! Logits rows: edits, top tokens and log-sum-exps.
 
-use contract::LogitsProcessors;
+use contract::{LogitsProcessors, MassPart, MassQuery};
 
 use super::norm::RowSource;
 use super::{Args, CompileUnit, Launch};
@@ -60,6 +60,11 @@ impl LogitsReduction {
     /// Bytes of scratch for `rows` rows. Need not be zeroed.
     pub fn scratch_bytes(self, rows: usize) -> usize {
         rows * 4 * (self.vocab.div_ceil(self.group()) + 4 * self.vocab.div_ceil(RUN))
+    }
+
+    /// Bytes of scratch of [`masses`] for `rows` rows. Need not be zeroed.
+    pub fn mass_scratch_bytes(self, rows: usize) -> usize {
+        8 * rows * self.vocab.div_ceil(MASS_BLOCK)
     }
 
     /// Bytes of the result for `rows` rows.
@@ -158,6 +163,107 @@ pub fn reduce(
     let grid = [rows as u32, 1, 1];
     let select = launch("logits_top_k", unit, grid, 1024, args.ptr(at.out));
     [scan, select]
+}
+
+/// Bytes of one row's query and of its result, as `kernels/logits/mass.cu` has them.
+const QUERY_BYTES: usize = 16;
+const MASS_BYTES: usize = 24;
+/// Tokens whose mass is summed as one block.
+const MASS_BLOCK: usize = contract::mass::BLOCK;
+
+/// Device memory of [`masses`], beside the rows of [`reduce`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MassBuffers {
+    /// What [`queries`] made.
+    pub queries: u64,
+    /// [`LogitsReduction::mass_scratch_bytes`].
+    pub scratch: u64,
+    /// [`mass_bytes`] of the rows.
+    pub out: u64,
+}
+
+/// The mass of a row, and the token at the share that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RowMass {
+    /// Total mass; 0 for a row without a query or with an infinite best logit.
+    pub total: f64,
+    /// The token, its edited logit and its raw logit; `None` if it was not found.
+    pub token: Option<(u32, f32, f32)>,
+}
+
+/// Bytes of the queries of any number of rows.
+pub const MASS_QUERIES_BYTES: usize = ROWS * QUERY_BYTES;
+
+/// Bytes of the results of `rows` rows.
+pub fn mass_bytes(rows: usize) -> usize {
+    rows * MASS_BYTES
+}
+
+/// The queries of logits rows as uploaded; rows that are not listed have none.
+///
+/// # Panics
+/// If a row is beyond the 64 that a header asks for.
+pub fn queries(items: &[(usize, MassQuery)]) -> Vec<u8> {
+    let mut bytes = vec![0; MASS_QUERIES_BYTES];
+    for (row, query) in items {
+        let (picks, share) = match query.part {
+            MassPart::AtShare(share) => (1_u32, share),
+            MassPart::Best(_) => (0, 0.0),
+        };
+        let words = [query.divisor.to_bits(), picks].map(u32::to_le_bytes);
+        let to = &mut bytes[row * QUERY_BYTES..][..QUERY_BYTES];
+        to[..4].copy_from_slice(&words[0]);
+        to[4..8].copy_from_slice(&words[1]);
+        to[8..].copy_from_slice(&share.to_le_bytes());
+    }
+    bytes
+}
+
+/// The result of row `row`, from downloaded bytes.
+///
+/// # Panics
+/// If there are fewer than [`mass_bytes`] of `row + 1` rows.
+pub fn read_mass(bytes: &[u8], row: usize) -> RowMass {
+    let bytes = &bytes[row * MASS_BYTES..][..MASS_BYTES];
+    let word = |at: usize| -> [u8; 4] {
+        let word = bytes[at..].first_chunk();
+        *word.expect("the slice above has all words of a result")
+    };
+    let total = bytes.first_chunk().expect("as above");
+    let (id, logit, raw) = (word(8), word(12), word(16));
+    let id = u32::try_from(i32::from_le_bytes(id)).ok();
+    RowMass {
+        total: f64::from_le_bytes(*total),
+        token: id.map(|id| (id, f32::from_le_bytes(logit), f32::from_le_bytes(raw))),
+    }
+}
+
+/// The two launches that sum the masses of queried rows, after [`reduce`] of the same rows.
+pub fn masses(
+    shape: LogitsReduction,
+    rows: usize,
+    source: RowSource,
+    (at, own): (LogitsBuffers, MassBuffers),
+) -> [Launch; 2] {
+    assert!(
+        (at.edited == 0) == (at.edits == 0) && rows <= ROWS,
+        "edited rows and edits go together"
+    );
+    let unit = shape.unit("logits/mass.cu", source).define("K", shape.k);
+    let args = Args::new()
+        .ptr(source.header())
+        .ptr(at.logits)
+        .ptr(at.edited)
+        .ptr(at.edits)
+        .ptr(own.queries)
+        .ptr(at.out)
+        .ptr(own.scratch);
+    let blocks = shape.vocab.div_ceil(MASS_BLOCK);
+    let grid = [blocks.div_ceil(32) as u32, rows as u32, 1];
+    let sum = launch("logits_block_masses", unit.clone(), grid, 256, args.clone());
+    let (grid, threads) = ([rows as u32, 1, 1], MASS_BLOCK as u32);
+    let pick = launch("logits_pick_share", unit, grid, threads, args.ptr(own.out));
+    [sum, pick]
 }
 
 fn launch(

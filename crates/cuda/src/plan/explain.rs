@@ -63,6 +63,7 @@ fn pass_of(key: PlanKey) -> (usize, String, usize) {
             (trees, name, rows)
         }
         PlanKey::EditedStep(rows) => named(10, "decode edits", rows),
+        PlanKey::Masses { rows, .. } => named(20, "decode masses", rows),
         PlanKey::Commit(paths) => named(11, "commit", paths),
         PlanKey::Chunk(rows) => named(12, "prefill", rows),
         PlanKey::LmHead(rows) => named(13, "prefill logits", rows),

@@ -57,6 +57,9 @@ pub(super) fn keys(limits: Limits, drafts: DraftKeys, short: bool) -> Vec<PlanKe
     let chunks = chunk_buckets(limits.prefill_chunk, short).map(PlanKey::Chunk);
     let mut all: Vec<PlanKey> = steps.chain(heads).chain(chunks).collect();
     all.extend(buckets(widest).map(PlanKey::EditedStep));
+    for edited in [false, true] {
+        all.extend(buckets(widest).map(|rows| PlanKey::Masses { rows, edited }));
+    }
     all.extend(buckets(limits.prefill_chunk).map(PlanKey::EditedLmHead));
     all.extend((1..=most).map(PlanKey::Commit));
     if drafts.mtp {

@@ -6,7 +6,7 @@ use super::gemm::{self, GemmOperation};
 use super::gemv;
 use super::{Plan, PlanContext};
 use crate::launch::gemm::small_batch::GemmEpilogue;
-use crate::launch::logits::{self, LogitsBuffers};
+use crate::launch::logits::{self, LogitsBuffers, MassBuffers};
 use crate::launch::norm::{self, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
 use crate::weights::WeightMatrix;
@@ -59,6 +59,32 @@ pub(super) fn edited(
         .extend(logits::edit(context.reduce, rows, asked, edited));
     plan.launches
         .extend(logits::reduce(context.reduce, rows, asked, edited));
+    plan
+}
+
+/// Masses of the logits rows of a step, from their edits if there are any.
+pub(super) fn masses(
+    context: &PlanContext<'_>,
+    (rows, edited): (usize, bool),
+    arena: &mut BumpAllocator,
+) -> Plan {
+    let at = context.addresses;
+    let reduced = LogitsBuffers {
+        logits: at.logits,
+        edited: if edited { at.edited } else { 0 },
+        edits: if edited { at.edits } else { 0 },
+        scratch: 0,
+        out: at.rows,
+    };
+    let own = MassBuffers {
+        queries: at.mass_queries,
+        scratch: arena.take(context.reduce.mass_scratch_bytes(rows)),
+        out: at.masses,
+    };
+    let source = RowSource::LogitsRowsOfStep(at.step);
+    let mut plan = Plan::default();
+    plan.launches
+        .extend(logits::masses(context.reduce, rows, source, (reduced, own)));
     plan
 }
 

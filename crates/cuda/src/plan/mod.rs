@@ -84,6 +84,8 @@ pub(crate) enum PlanKey {
     EditedStep(usize),
     /// Edits of up to so many rows that were asked of a chunk.
     EditedLmHead(usize),
+    /// Masses of up to `rows` rows of a step, after their edits if there are any.
+    Masses { rows: usize, edited: bool },
 }
 
 impl PlanKey {
@@ -163,6 +165,10 @@ pub(crate) struct Addresses {
     pub(crate) edited: u64,
     /// The edits, up to [`EDIT_BYTES`] bytes.
     pub(crate) edits: u64,
+    /// Queries of masses of logits rows, `[ROWS]`.
+    pub(crate) mass_queries: u64,
+    /// Their results, `[ROWS]`.
+    pub(crate) masses: u64,
     /// Counters of attention in one launch; zero between launches.
     pub(crate) counters: u64,
     /// Partial sums of the small products; zero between launches.
@@ -288,6 +294,8 @@ impl Plans {
             logits: scratch.take(4 * ROWS * reduce.stride),
             edited: scratch.take(4 * ROWS * reduce.stride),
             edits: scratch.take(EDIT_BYTES),
+            mass_queries: scratch.take(logits::MASS_QUERIES_BYTES),
+            masses: scratch.take(logits::mass_bytes(ROWS)),
             counters: scratch.take(COUNTER_BYTES),
             partials: scratch.take(partial_bytes),
             fused_layer: scratch.take(fused_layer_bytes),
@@ -364,6 +372,9 @@ impl Plans {
                 PlanKey::EditedStep(rows) => {
                     let asked = RowSource::LogitsRowsOfStep(addresses.step);
                     lm_head::edited(&context, rows, asked, &mut arena)
+                }
+                PlanKey::Masses { rows, edited } => {
+                    lm_head::masses(&context, (rows, edited), &mut arena)
                 }
                 PlanKey::EditedLmHead(rows) => {
                     let asked = RowSource::LogitsRowsOfChunk(addresses.chunk);
