@@ -8,7 +8,7 @@
 //      edited f32 [logits rows][STRIDE], read for rows that have edits; edits: LogitEditsHeader or null
 //      queries RowQuery [rows]     reduced: what logits/top_k.cu wrote for its K
 // out  masses f64 [rows][N_BLOCKS]     results RowMass [rows]
-// grid logits_block_masses: (ceil(N_BLOCKS / 32), rows) x 256, eight threads per block of ids; logits_pick_share: rows x
+// grid logits_block_masses: (ceil(N_BLOCKS / 32), rows) x 256, eight threads per block of ids; pick_share: rows x
 //      512
 // smem the sums of a row's blocks and of one block's ids
 // arch sm_80 and up     reference contract::mass     test crates/cuda/tests/mass.rs

@@ -1,12 +1,14 @@
 //! The benchmark cases. Each begins with the same committed tokens, restored from a snapshot on the
 //! device.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context;
 use contract::{
-    AttentionWindow, CommitItem, DraftItem, LoadConfig, LogitsRequest, LogitsRow, MtpDraftItem,
-    MtpRow, NodeIdx, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
+    AttentionWindow, CommitItem, DraftItem, LoadConfig, LogitsProcessors, LogitsRequest, LogitsRow,
+    MassCut, MassPart, MassQuery, MtpDraftItem, MtpRow, NodeIdx, Runner, SeqId, SnapshotId,
+    SnapshotLocation, TokenCount, TokenId, Tree, VerifyItem,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -19,6 +21,11 @@ use super::step_shape::StepShape;
 const CANDIDATES: usize = 8;
 /// Rows per depth of the wider drafts of a multi-token-prediction head, its root's depth excepted.
 const MTP_WIDTH: usize = 4;
+/// Divides the logits of sampled tokens. Random weights give flat rows; this makes them as steep as
+/// those of a trained model.
+const SAMPLING_DIVISOR: f32 = 0.01;
+/// Tokens with a penalty.
+const PENALIZED: usize = 512;
 /// The longest branch of a random tree, which is the depth of the DFlash draft.
 const MAX_BRANCH: usize = 15;
 
@@ -131,10 +138,30 @@ impl Bench {
         })
     }
 
-    /// `tg`: decodes token by token, with the best token or the whole logits row on the host.
+    /// `tg`: decodes token by token. On the host are the best token, a sampled one with and without
+    /// penalties or what top-p needs, where the device gives that, or the whole logits row.
     pub(super) fn decode(&mut self, depth: usize, tokens: usize) -> anyhow::Result<()> {
+        let queried = |part| LogitsRequest {
+            mass: Some(MassQuery {
+                divisor: SAMPLING_DIVISOR,
+                part,
+            }),
+            ..LogitsRequest::full()
+        };
+        let cut = MassCut {
+            share: 0.95,
+            floor: 0.0,
+        };
+        let sampled = queried(MassPart::AtShare(0.5));
+        let penalized = LogitsRequest {
+            processors: Some(self.penalties()),
+            ..sampled.clone()
+        };
         for (name, request) in [
             ("tg", LogitsRequest::top_k(1)),
+            ("tg, sampled", sampled),
+            ("tg, penalties", penalized),
+            ("tg, top-p", queried(MassPart::Best(cut))),
             ("tg, full row", LogitsRequest::full()),
         ] {
             let first = self.token();
@@ -163,6 +190,24 @@ impl Bench {
             })?;
         }
         Ok(())
+    }
+
+    /// Penalties of tokens that occurred before.
+    fn penalties(&self) -> Arc<LogitsProcessors> {
+        let apart = (self.vocab / PENALIZED).max(1);
+        let ids = (0..self.vocab).step_by(apart).take(PENALIZED);
+        let counts = ids.map(|id| TokenCount {
+            token: TokenId(id as u32),
+            seen: true,
+            generated: 1,
+        });
+        Arc::new(LogitsProcessors {
+            repetition: 1.1,
+            frequency: 0.2,
+            presence: 0.3,
+            counts: counts.collect(),
+            ..LogitsProcessors::default()
+        })
     }
 
     /// `verify`: verifies a tree per sequence, until the candidates of every node are on the host.
