@@ -54,6 +54,14 @@ impl Drafting {
         }
     }
 
+    /// No draft but the head that the model brings, for benchmarks of the device.
+    pub(crate) fn own_head(spec: &ModelSpec) -> Drafting {
+        Drafting {
+            mtp: spec.mtp.is_some(),
+            ..Drafting::none()
+        }
+    }
+
     /// Settings from flags for a model; `bundled` is set for the bundled model.
     pub(crate) fn of(
         args: &DraftArgs,

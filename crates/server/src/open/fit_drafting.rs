@@ -1,4 +1,4 @@
-//! Fits a plan whose multi-token-prediction head may have to yield.
+//! Fits plans with the model's own multi-token-prediction head.
 
 use contract::Backend;
 
@@ -37,4 +37,15 @@ pub(crate) fn fit_drafting(
     drafting.mtp = true;
     drafting.speculation.sources = sources;
     fitted
+}
+
+/// Fits a plan with the head, if the model has one, as what a benchmark measures; it never yields.
+pub(crate) fn fit_with_head(
+    backend: &dyn Backend,
+    loaded: &model::LoadedModel,
+    device: &DeviceArgs,
+    request: MemoryRequest,
+) -> anyhow::Result<FittedConfig> {
+    let drafting = Drafting::own_head(&loaded.spec);
+    fit_with_draft(backend, loaded, device, (request, &drafting))
 }

@@ -22,7 +22,7 @@ use contract::{Backend, LoadConfig, LoadProgress, Runner, TemplateMarkup, Vocab}
 use crate::cli::{DeviceArgs, NumericsArg};
 use crate::config;
 use crate::open::bundled::Bundled;
-pub(crate) use crate::open::fit_drafting::fit_drafting;
+pub(crate) use crate::open::fit_drafting::{fit_drafting, fit_with_head};
 pub(crate) use crate::open::memory_fit::{FittedConfig, MemoryRequest, fit, fit_with_draft};
 use crate::progress::{TaskProgress, bytes_text};
 use crate::settings::GenerationDefaults;

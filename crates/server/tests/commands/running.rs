@@ -109,6 +109,16 @@ fn bench_without_a_model_measures_the_bundled_one() {
 }
 
 #[test]
+fn bench_measures_the_models_own_head() {
+    let line = "bench --synthetic tiny-hybrid+mtp:q4_k_m --device cpu --pp 0 --tg 2 --verify 1 \
+                --depth 16 --reps 1";
+    let done = good(line, &[]);
+    for case in ["mtp 1 ", "mtp 7 ", "mtp 7 wide"] {
+        assert!(done.out.contains(case), "{case} in {}", done.out);
+    }
+}
+
+#[test]
 fn run_writes_reply_to_stdout_and_timings_to_stderr() {
     let model = model();
     let args = [

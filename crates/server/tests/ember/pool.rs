@@ -42,7 +42,7 @@ fn scheduler(
 fn jobs() -> Vec<Job> {
     let loaded = model::load(&ember("ember.gguf")).unwrap();
     let tokenizer = Tokenizer::new(&loaded.vocab).unwrap();
-    let sizes = [(20, 360), (24, 330), (30, 200), (4, 60)];
+    let sizes = [(20, 560), (24, 520), (30, 200), (4, 60)];
     let jobs = sizes.into_iter().enumerate();
     jobs.map(|(i, (sentences, max_tokens))| {
         let text =

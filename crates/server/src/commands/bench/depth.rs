@@ -45,7 +45,7 @@ pub(super) fn depth(args: &DepthArgs, bundled: Bundled) -> anyhow::Result<()> {
         context: Some(deepest + DECODE_TOKENS),
         tree_nodes: shapes.iter().map(|shape| shape.nodes).max().unwrap_or(1),
     };
-    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
+    let mut fitted = open::fit_with_head(backend.as_ref(), &loaded, &args.device, request)?;
     if args.draft.is_some() {
         // The draft's KV cache has the type that serving uses.
         let draft = draft(&loaded, args.draft.as_deref(), &source, KvFormat::F16)?;

@@ -81,7 +81,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         device,
         usable,
         why,
-    } = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
+    } = open::fit_with_head(backend.as_ref(), &loaded, &args.device, request)?;
     if args.draft.is_some() {
         config.draft = Some(draft(&loaded, args.draft.as_deref(), &source, config.kv.k)?);
     }

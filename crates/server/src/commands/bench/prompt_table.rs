@@ -42,7 +42,7 @@ pub(super) fn table(args: &PromptsArgs, bundled: Bundled) -> anyhow::Result<()> 
         context: Some(context_tokens(longest, args.tokens)),
         tree_nodes: usize::from(args.budget) + 1,
     };
-    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
+    let fitted = open::fit_with_head(backend.as_ref(), &loaded, &args.device, request)?;
     let plain = fitted.config;
     let mut drafted = plain.clone();
     if args.draft.is_some() || source.bundled_default().is_some() {

@@ -64,9 +64,11 @@ pub(super) fn compare(args: &SpeculationAbArgs, bundled: Bundled) -> anyhow::Res
         context: Some(context_tokens(longest, args.tokens)),
         tree_nodes: usize::from(args.budget) + 1,
     };
-    let fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
-    let plain = fitted.config;
+    let fitted = open::fit_with_head(backend.as_ref(), &loaded, &args.device, request)?;
+    let mut plain = fitted.config;
     let mut with_draft = plain.clone();
+    // The plain runner has neither a draft nor a head, which cost time at each commit.
+    plain.target = drafting::Drafting::none().target(&plain.target);
     with_draft.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
     let mut runner = open::open(backend.as_ref(), with_draft, &mut |_| {})?;
     let costs = drafting::measure(runner.as_mut(), SourceSet::ALL)?;

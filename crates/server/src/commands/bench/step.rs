@@ -80,7 +80,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
         context: Some(args.depth + tokens + 80),
         tree_nodes: usize::from(args.budget) + 1,
     };
-    let mut fitted = open::fit(backend.as_ref(), &loaded, &args.device, request)?;
+    let mut fitted = open::fit_with_head(backend.as_ref(), &loaded, &args.device, request)?;
     fitted.config.draft = Some(draft(
         &loaded,
         args.draft.as_deref(),
