@@ -148,6 +148,8 @@ pub struct MtpInfo {
     pub max_rows: usize,
     /// Tokens of the longest drafted path, which is the number of rows on it.
     pub max_depth: usize,
+    /// Tokens that it proposes, which are the first of the vocabulary; `None` for all.
+    pub vocab: Option<usize>,
 }
 
 impl MtpInfo {
@@ -155,6 +157,7 @@ impl MtpInfo {
     pub const DEFAULT: MtpInfo = MtpInfo {
         max_rows: crate::Tree::MAX_NODES,
         max_depth: 7,
+        vocab: None,
     };
 }
 

@@ -245,7 +245,10 @@ impl CudaBackend {
             kv: config.kv,
             model: config.target.hash,
             draft_depth: config.draft.as_ref().map(|draft| draft.spec.depth()),
-            mtp: layout.state.hidden.map(|_| MtpInfo::DEFAULT),
+            mtp: layout.state.hidden.map(|_| MtpInfo {
+                vocab: layout.plans.mtp_vocab(),
+                ..MtpInfo::DEFAULT
+            }),
             batch_invariant: layout.numerics == Numerics::BatchInvariant,
             prefill_align: PREFILL_ALIGN,
             memory,

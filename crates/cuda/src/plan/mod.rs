@@ -191,6 +191,8 @@ pub(crate) struct Plans {
     limits: Limits,
     /// Whether there are short plans for short chunks.
     short: bool,
+    /// Tokens that the multi-token-prediction head proposes from, if it is a part of them.
+    mtp_vocab: Option<usize>,
 }
 
 /// What plans depend on besides the model.
@@ -341,6 +343,7 @@ impl Plans {
             mtp: spec.mtp.is_some(),
             whole: mtp_vocab < spec.vocab,
         };
+        let part = (spec.mtp.is_some() && drafts.whole).then_some(mtp_vocab);
         for key in keys(limits, drafts, short) {
             let mut arena = *scratch;
             let plan = match key {
@@ -399,6 +402,7 @@ impl Plans {
             ],
             limits,
             short,
+            mtp_vocab: part,
         }
     }
 

@@ -33,7 +33,7 @@ use super::fused_layers::FusedLayerPlan;
 use super::layer_arguments::{cache, shape};
 use super::lm_head::LmHead;
 use super::select::{GemmFits, decode_gemm};
-use super::{Plan, PlanContext, PlanKey, Plans};
+use super::{Plan, PlanContext, Plans};
 use crate::launch::Launch;
 use crate::launch::attention::{self, AppendTarget, Cache, Mask, Positions, Projections, Shape};
 use crate::launch::embedding::{self, EmbeddingTable};
@@ -60,8 +60,12 @@ pub(super) fn draft_vocab(vocab: usize, wanted: Option<usize>) -> usize {
 impl Plans {
     /// Whether drafts with the whole LM head have plans of their own.
     pub(crate) fn has_whole_mtp(&self) -> bool {
-        let whole = |key: &PlanKey| matches!(key, PlanKey::MtpDraft { whole: true, .. });
-        self.all.keys().any(whole)
+        self.mtp_vocab.is_some()
+    }
+
+    /// Tokens that the head proposes from; `None` for the whole vocabulary.
+    pub(crate) fn mtp_vocab(&self) -> Option<usize> {
+        self.mtp_vocab
     }
 }
 
@@ -325,6 +329,7 @@ mod tests {
     use model::synth::SynthSpec;
 
     use super::super::PlanConfig;
+    use super::super::PlanKey;
     use super::*;
     use crate::gpu_props::GpuProps;
     use crate::numerics::Numerics;

@@ -70,7 +70,11 @@ impl Bench {
                 .draft
                 .as_ref()
                 .map(|draft| Cost::of_draft(&draft.spec, &config.target)),
-            mtp_cost: Cost::of_mtp(&config.target, config.kv),
+            mtp_cost: Cost::of_mtp(
+                &config.target,
+                config.kv,
+                runner.info().mtp.and_then(|mtp| mtp.vocab),
+            ),
             runner,
             report,
             reps: reps.max(1),

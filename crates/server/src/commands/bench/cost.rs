@@ -86,20 +86,31 @@ impl Cost {
         self.experts.push((moe.clone(), bytes as f64));
     }
 
-    /// The cost of one depth of drafting with the target's multi-token-prediction head; `None`
-    /// without one.
-    pub(super) fn of_mtp(target: &ModelSpec, kv: KvFormats) -> Option<Cost> {
+    /// The cost of one depth of drafting with the target's multi-token-prediction head, whose
+    /// proposals are the first `vocab` tokens, or all; `None` without a head.
+    pub(super) fn of_mtp(target: &ModelSpec, kv: KvFormats, vocab: Option<usize>) -> Option<Cost> {
         let mtp = target.mtp.as_ref()?;
         let a = mtp.attention()?;
         let mut cost = Cost::default();
         let embedding = mtp.embedding.as_ref();
         let read = mtp.weights(target).into_iter();
+        let moe = mtp.layer.ffn.experts();
+        let experts: Vec<_> = moe.iter().flat_map(|moe| moe.weights()).collect();
         for weight in read.filter(|weight| Some(*weight) != embedding) {
-            cost.matrix(weight);
+            if !experts.contains(&weight) {
+                cost.matrix(weight);
+            }
         }
+        if let Some(moe) = moe {
+            cost.experts(moe);
+        }
+        let head = mtp.head.as_ref().unwrap_or(&target.head);
         if mtp.head.is_none() {
-            cost.matrix(&target.head);
+            cost.matrix(head);
         }
+        let share = vocab.map_or(1.0, |vocab| vocab as f64 / target.vocab as f64);
+        cost.weight_bytes -= (1.0 - share) * head.bytes() as f64;
+        cost.token_flops -= (1.0 - share) * 2.0 * head.values() as f64;
         let values = a.n_kv_heads * a.head_dim;
         cost.kv_token_bytes = (kv.k.bytes(values) + kv.v.bytes(values)) as f64;
         Some(cost)
@@ -168,7 +179,7 @@ mod tests {
         // 16 layers of 4 heads of 256, keys and values, two bytes each.
         assert_eq!(cost.kv_token_bytes, 65536.0);
         assert!((48e9..52e9).contains(&cost.token_flops), "{cost:?}");
-        assert!(Cost::of_mtp(&loaded.spec, kv).is_none());
+        assert!(Cost::of_mtp(&loaded.spec, kv, None).is_none());
     }
 
     #[test]
@@ -185,7 +196,10 @@ mod tests {
             let name = format!("qwen3.5-27b+mtp:{types}");
             let synth = model::synth::SynthSpec::parse(&name).unwrap();
             let loaded = synth.load().unwrap();
-            let cost = Cost::of_mtp(&loaded.spec, kv).unwrap();
+            let part = Cost::of_mtp(&loaded.spec, kv, Some(loaded.spec.vocab / 4)).unwrap();
+            let cost = Cost::of_mtp(&loaded.spec, kv, None).unwrap();
+            let saved = cost.weight_bytes - part.weight_bytes;
+            assert_eq!(saved, 0.75 * loaded.spec.head.bytes() as f64);
             let block = cost.weight_bytes - loaded.spec.head.bytes() as f64;
             assert!(bytes.contains(&block), "{cost:?}");
             assert_eq!(cost.kv_token_bytes, 4096.0);
