@@ -161,7 +161,9 @@ mod tests {
         // 4 rows touch 3.8 times the experts of one.
         let more = (bytes(4) - cost.weight_bytes) / (bytes(1) - cost.weight_bytes);
         assert!((3.8..3.9).contains(&more), "{more}");
-        assert!((5.5e9..6.2e9).contains(&cost.token_flops), "{cost:?}");
+        // 2.95 G active weights, of which the LM head has 0.51 G.
+        let flops = cost.token_flops;
+        assert!((4.7e9..5.1e9).contains(&flops), "{flops}");
     }
 
     #[test]
