@@ -1,7 +1,7 @@
 //! Prompt compression: a long prompt's message contents are shortened before prefill.
 //!
-//! [`PromptCompressor::compress`] decides ([`decision`]), finds the contents in the rendered prompt
-//! ([`contents`]), has it scored ([`scorer_thread`]), selects with the crate `compress`, and
+//! [`PromptCompressor::compress`] decides (`decision`), finds the contents in the rendered prompt
+//! (`contents`), has it scored (`scorer_thread`), selects with the crate `compress`, and
 //! renders the conversation again with the shortened contents. So roles, tools and control tokens
 //! always are the template's. A failure of any step leaves the prompt whole.
 
