@@ -2,7 +2,7 @@
 //!
 //! A small model scores the tokens of a prompt (speculative prefill, arXiv 2502.02789). This crate
 //! cuts contents into segments ([`segment`]), finds what the query names again ([`anchor`]), and
-//! keeps the best segments within a token budget ([`select`]). [`keep_ratio`] chooses the budget.
+//! keeps the best segments within a token budget ([`select()`]). [`keep_ratio`] chooses the budget.
 //!
 //! All of it is pure: no tokenizer, template, model, clock or file. The caller passes contents
 //! only, so roles, tools and control tokens of a prompt are out of reach.
