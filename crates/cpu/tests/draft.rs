@@ -130,7 +130,7 @@ fn drafts_depend_on_committed_tokens_only() {
         let expected = draft(&mut *runner, &[whole]).remove(0);
         assert_eq!(expected.ids.len(), 15 * K);
         // Prefilled and decoded states of the target differ in their last digits, and so do the
-        // features.
+        // features: on these senseless tokens by up to 0.17. A missing token changes whole units.
         let near = |found: &DraftCandidates, exact: bool| {
             let off = found
                 .log_probs
@@ -138,7 +138,7 @@ fn drafts_depend_on_committed_tokens_only() {
                 .zip(&expected.log_probs)
                 .map(|(a, b)| (a - b).abs());
             let worst = off.fold(0.0_f32, f32::max);
-            let allowed = if exact { 0.0 } else { 0.15 };
+            let allowed = if exact { 0.0 } else { 0.25 };
             assert!(worst <= allowed, "window {window:?}: {worst}");
         };
         let pieces = runner.open(256).unwrap();

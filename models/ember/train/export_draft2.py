@@ -62,7 +62,7 @@ def main():
         writer.add_bool("dflash.sample_from_anchor", True)
     writer.add_bool("dflash.attention.causal", False)
     add_tokenizer(writer, tokenizer, mask=True)
-    small = {k: v for k, v in tensors_of(state).items() if v.shape[-1] % 32 or k.endswith("_base")}
+    small = {k: v for k, v in tensors_of(state).items() if v.shape[-1] % 32 or k.endswith("_base") or k.startswith("conf_proj")}
     add_tensors(writer, small, "f32")
     add_tensors(writer, {k: v for k, v in tensors_of(state).items() if k not in small}, "q8_0")
     write(writer)

@@ -1,5 +1,5 @@
-//! A multi-token-prediction head drafts without changing a text. The bundled model has no head, so
-//! a model of random weights has one; its texts mean nothing, and any wrong bit shows in them.
+//! A multi-token-prediction head drafts without changing a text, on models of random weights: their
+//! texts mean nothing, and any wrong bit shows in them.
 
 use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig, TokenId};
 use cpu::CpuBackend;

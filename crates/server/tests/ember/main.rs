@@ -9,6 +9,7 @@ mod drift;
 mod golden;
 mod gpu;
 mod head;
+mod own_drafts;
 mod pool;
 mod prefix;
 mod properties;

@@ -1,7 +1,8 @@
 //! The speed-up of drafting with the bundled pair, in simulated time, so that it is the same on
 //! every machine.
 //!
-//! Target and draft run once over every prompt, token by token. The recording has the row of each
+//! Target and block draft run once over every prompt, token by token; the target's own head is left
+//! out, since what it drafts depends on the tree so far. The recording has the row of each
 //! generated token and the draft's candidates after it. Trees never change a reply, so a recording
 //! serves every way of drafting. Each way runs a scheduler over the recordings, and each of its
 //! passes takes the time of a stored cost table.
@@ -30,7 +31,7 @@ use decode::{
 use super::speculation_ab::{SOURCE_TOKENS, SOURCES};
 use super::tune::{Prompt, prompts};
 use super::{ModelSource, draft, model};
-use crate::open;
+use crate::open::{self, drafting};
 use crate::settings::GenerationDefaults;
 
 /// Prompts from source files: as many as of any other class.
@@ -145,7 +146,7 @@ fn record_all() -> (RunnerInfo, Vec<Recording>) {
     let longest = all.iter().map(|prompt| prompt.tokens.len()).max().unwrap();
     let kv = KvFormat::F16;
     let config = LoadConfig {
-        target: loaded.spec.clone(),
+        target: drafting::Drafting::none().target(&loaded.spec),
         weights: loaded.weights.clone(),
         draft: Some(draft(&loaded, beside.to_str(), &source, kv).unwrap()),
         batch_invariant: false,
