@@ -368,7 +368,7 @@ fn invalid_tensor_entries_are_refused_with_their_name() {
 
 #[test]
 fn tensors_of_unknown_types_load_without_bytes() {
-    let bytes = raw(3, 1, 0, &[&entry("t", &[32], 39, 0), &[0; 64]]);
+    let bytes = raw(3, 1, 0, &[&entry("t", &[32], 41, 0), &[0; 64]]);
     let file = open(&bytes).unwrap();
     let info = file.tensor("t").unwrap();
     assert_eq!((info.n_bytes(), info.weight()), (None, None));

@@ -257,7 +257,7 @@ fn every_type_has_its_own_id() {
         assert_eq!(TensorType::from_id(ty.id()), TensorType::Known(ty));
     }
     assert_eq!(TensorType::from_id(27), TensorType::I64);
-    assert_eq!(TensorType::from_id(39).to_string(), "MXFP4 (type id 39)");
+    assert_eq!(TensorType::from_id(41).to_string(), "Q1_0 (type id 41)");
     assert_eq!(TensorType::from_id(77).to_string(), "type id 77");
 }
 
