@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use crate::engine::handle::EngineHandle;
 use crate::engine::{Engine, EngineFactory, EnginePhase};
@@ -54,23 +56,9 @@ pub async fn serve_models(
     stop: ShutdownSignal,
 ) -> Result<(), ServeError> {
     let timeouts = config.timeouts;
-    let limits = ConnectionLimits {
-        open: config.max_connections,
-        read: timeouts.read,
-        write: timeouts.write,
-    };
+    let limits = limits_of(&config);
     let app = App::hosted(config, host.clone());
-    let (closing, close) = tokio::sync::oneshot::channel::<()>();
-    let close = async {
-        // A dropped sender has the same effect.
-        let _ = close.await;
-    };
-    let mut server = tokio::spawn(connections::accept(
-        listener,
-        routes::router(app),
-        limits,
-        close,
-    ));
+    let (closing, mut server) = start_accepting(app, limits, listener);
     tokio::select! {
         () = stop.requested(1) => {}
         file = truncated_file() => {
@@ -98,6 +86,29 @@ pub async fn serve_models(
     }
 }
 
+fn limits_of(config: &ServerConfig) -> ConnectionLimits {
+    ConnectionLimits {
+        open: config.max_connections,
+        read: config.timeouts.read,
+        write: config.timeouts.write,
+    }
+}
+
+/// Accepts connections in a task of its own, until the sender is dropped.
+fn start_accepting(
+    app: App,
+    limits: ConnectionLimits,
+    listener: TcpListener,
+) -> (oneshot::Sender<()>, JoinHandle<()>) {
+    let (closing, close) = oneshot::channel::<()>();
+    let close = async {
+        // A dropped sender has the same effect.
+        let _ = close.await;
+    };
+    let server = connections::accept(listener, routes::router(app), limits, close);
+    (closing, tokio::spawn(server))
+}
+
 /// As [`serve`], on an engine that the caller started and joins.
 pub async fn serve_with(
     config: ServerConfig,
@@ -106,19 +117,9 @@ pub async fn serve_with(
     stop: ShutdownSignal,
 ) -> Result<(), ServeError> {
     let timeouts = config.timeouts;
-    let limits = ConnectionLimits {
-        open: config.max_connections,
-        read: timeouts.read,
-        write: timeouts.write,
-    };
+    let limits = limits_of(&config);
     let app = App::new(config, handle.clone());
-    let (closing, close) = tokio::sync::oneshot::channel::<()>();
-    let close = async {
-        // A dropped sender has the same effect.
-        let _ = close.await;
-    };
-    let server = connections::accept(listener, routes::router(app), limits, close);
-    let mut server = tokio::spawn(server);
+    let (closing, mut server) = start_accepting(app, limits, listener);
     let ended =
         |phase: &EnginePhase| matches!(phase, EnginePhase::Failed(_) | EnginePhase::Stopped);
     let life = async {
