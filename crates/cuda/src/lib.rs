@@ -48,4 +48,4 @@ pub use options::Options;
 pub use peak_bandwidth::read_bandwidth;
 pub use plan::explain::ExplainedKernel;
 pub use plan::select;
-pub use probe::{GpuInfo, NoGpuReason, probe};
+pub use probe::{GpuInfo, NoGpuReason, driver_version, probe};

@@ -109,6 +109,20 @@ pub fn probe() -> Result<Vec<GpuInfo>, NoGpuReason> {
     (0..count).map(gpu_info).collect()
 }
 
+/// The newest CUDA version that the driver supports, major and minor; `None` without a driver.
+pub fn driver_version() -> Option<(u32, u32)> {
+    // SAFETY: as in `probe`: no other call may come before it.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    let mut version = 0;
+    // SAFETY: writes one int; the library is there, and the call needs no initialisation.
+    let got = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    let version = u32::try_from(version).unwrap_or(0);
+    (got == sys::CUresult::CUDA_SUCCESS && version > 0)
+        .then_some((version / 1000, version % 1000 / 10))
+}
+
 fn gpu_info(ordinal: c_int) -> Result<GpuInfo, NoGpuReason> {
     use sys::CUdevice_attribute as Attribute;
     let device = result::device::get(ordinal).map_err(|error| failed("cuDeviceGet", error))?;

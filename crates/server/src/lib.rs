@@ -25,5 +25,6 @@ pub mod progress;
 pub mod scripted;
 pub mod settings;
 pub mod text;
+pub mod version;
 
 pub use http::serve::{serve, serve_models, serve_with};

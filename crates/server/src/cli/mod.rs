@@ -8,6 +8,7 @@ mod bench;
 mod caching;
 mod clients;
 mod compression;
+mod doctor;
 mod drafting;
 pub(crate) mod headings;
 mod hosting;
@@ -35,6 +36,7 @@ pub use caching::{CacheArgs, PlanArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::FalseyValueParser, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
 pub use compression::CompressionArgs;
+pub use doctor::DoctorArgs;
 pub use drafting::{DraftArgs, DraftSourceName, EvalArgs, TreeArgs};
 pub use hosting::{HostingArgs, PsArgs, StopArgs};
 pub use kernels::{
@@ -53,7 +55,7 @@ pub use window::{WindowArgs, tokens as window_tokens};
 #[derive(Debug, Parser)]
 #[command(
     name = "hearth",
-    version,
+    version = crate::version::VERSION,
     propagate_version = true,
     about,
     max_term_width = 100,
@@ -123,6 +125,14 @@ pub enum Command {
     #[command(subcommand)]
     #[command(after_help = "Example:\n  hearth config show --config hearth.toml")]
     Config(ConfigCommand),
+    /// Report what would stop the server or make it slow: GPU, compiler, folders, port, models.
+    #[command(
+        after_help = "Examples:\n  hearth doctor\n  hearth doctor --config /etc/hearth/hearth.toml\n  \
+        hearth doctor model.gguf --max-ctx 32768 --json\n\n\
+        Takes the flags of `hearth serve`. Nothing is changed, downloaded or sent.\n\
+        Exit status: 0 nothing stops serving, 1 a problem does."
+    )]
+    Doctor(Box<DoctorArgs>),
     /// Configure a client for the server: print its settings, or write them to its files.
     #[command(
         after_help = "Examples:\n  hearth connect                          (lists the clients)\n  \

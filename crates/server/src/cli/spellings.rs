@@ -76,7 +76,7 @@ const DEFAULTS: [(&str, &[&str]); 12] = [
 const SERVE_FLAGS: [&str; 4] = ["-m", "--model", "-hf", "--hf-repo"];
 
 /// Commands whose words are rewritten.
-const COMMANDS: [&str; 4] = ["serve", "run", "inspect", "config"];
+const COMMANDS: [&str; 5] = ["serve", "run", "inspect", "config", "doctor"];
 
 /// Whether a word in place of a command is a flag that means `serve`.
 pub(crate) fn means_serve(word: &OsString) -> bool {

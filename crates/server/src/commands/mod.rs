@@ -6,6 +6,8 @@ mod bench;
 mod caching;
 mod compressing;
 mod connect;
+mod crash;
+mod doctor;
 mod draft_sources;
 mod eval;
 mod eval_draft;
@@ -61,6 +63,7 @@ const INTERRUPTED: u8 = 130;
 
 /// Runs the command line of this process; `bundled` is the model of commands without a file.
 pub fn main(bundled: Bundled) -> ExitCode {
+    crash::describe_panics();
     let parsed = match config::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         Err(ConfigError::Usage(usage)) => {
@@ -84,6 +87,7 @@ pub fn main(bundled: Bundled) -> ExitCode {
     let result = match cli.command {
         Command::Serve(args) => serve::serve(*args, &parsed.settings, bundled),
         Command::Config(ConfigCommand::Show(args)) => show::show(&args, parsed.settings, bundled),
+        Command::Doctor(args) => doctor::doctor(&args, bundled),
         Command::Connect(args) => connect::connect(&args),
         Command::Probe(args) => probe::probe(&args),
         Command::Run(args) => run::run(args, bundled, cli.no_color),

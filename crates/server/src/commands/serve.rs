@@ -474,16 +474,22 @@ fn fit(
 
 /// Prints the memory plan and starts nothing.
 fn dry_run(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for line in plan(args, bundled)? {
+        writeln!(out, "{line}")?;
+    }
+    Ok(())
+}
+
+/// The model, the device and the memory of the flags, in lines. No weight is read.
+///
+/// # Errors
+/// If the model does not open or does not fit.
+pub(super) fn plan(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<Vec<String>> {
     let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
     let backend = device(args)?;
     let mut drafting = drafting(args, &loaded, bundled)?;
     let fitted = fit(args, backend.as_ref(), &loaded, &mut drafting)?;
-    let mut out = std::io::stdout().lock();
-    for line in open::plan_lines(&loaded, &fitted)
-        .into_iter()
-        .chain(drafting.line())
-    {
-        writeln!(out, "{line}")?;
-    }
-    Ok(())
+    let lines = open::plan_lines(&loaded, &fitted).into_iter();
+    Ok(lines.chain(drafting.line()).collect())
 }

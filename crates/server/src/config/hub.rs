@@ -45,6 +45,7 @@ pub(super) fn name_file(parsed: &mut Command, root: &mut clap::Command) -> Resul
     let args = match parsed {
         Command::Serve(args) => &mut **args,
         Command::Config(ConfigCommand::Show(args)) => &mut args.serve,
+        Command::Doctor(args) => &mut args.serve,
         _ => return Ok(()),
     };
     let Some(file) = args.hf_file.take() else {

@@ -11,6 +11,7 @@ pub mod hub;
 pub mod kernels;
 pub mod server;
 mod suggestions;
+pub mod surroundings;
 pub(crate) mod tilde;
 mod unknown_variables;
 pub mod unset;
@@ -128,7 +129,7 @@ pub struct ParsedCommandLine {
 }
 
 /// The subcommands with the settings of `serve`, as words of the command line.
-const SERVING: [&[&str]; 2] = [&["serve"], &["config", "show"]];
+const SERVING: [&[&str]; 3] = [&["serve"], &["config", "show"], &["doctor"]];
 /// The subcommand that also knows the flags of other servers.
 const RUN: [&str; 1] = ["run"];
 

@@ -2,9 +2,9 @@
 
 use crate::process::hearth;
 
-const COMMANDS: [&str; 14] = [
-    "imatrix", "serve", "config", "run", "pull", "list", "rm", "ps", "stop", "inspect", "quantize",
-    "synth", "eval", "tokenize",
+const COMMANDS: [&str; 15] = [
+    "imatrix", "serve", "config", "doctor", "run", "pull", "list", "rm", "ps", "stop", "inspect",
+    "quantize", "synth", "eval", "tokenize",
 ];
 
 #[test]
@@ -54,5 +54,7 @@ fn missing_command_prints_help_and_exits_with_usage_error() {
     let done = hearth(&nothing);
     assert_eq!(done.code, Some(2));
     assert!(done.err.contains("Usage: hearth"), "{}", done.err);
-    assert!(hearth(&["--version"]).out.starts_with("hearth "));
+    let version = hearth(&["--version"]).out;
+    let start = format!("hearth {} (debug build, ", env!("CARGO_PKG_VERSION"));
+    assert!(version.starts_with(&start), "{version}");
 }

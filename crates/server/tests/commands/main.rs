@@ -6,6 +6,7 @@ mod client;
 mod clients;
 mod compression;
 mod conversing;
+mod doctoring;
 mod drafting;
 mod errors;
 mod files;
