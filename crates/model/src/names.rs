@@ -14,6 +14,8 @@ pub(crate) const FFN_GATE: &str = "ffn_gate.weight";
 pub(crate) const FFN_UP: &str = "ffn_up.weight";
 pub(crate) const FFN_DOWN: &str = "ffn_down.weight";
 
+/// The one row of a DSpark draft's confidence head.
+pub(crate) const CONFIDENCE: &str = "conf_proj.weight";
 pub(crate) const ROUTER: &str = "ffn_gate_inp.weight";
 /// One matrix per expert, in the third dimension.
 pub(crate) const EXPERT_GATE: &str = "ffn_gate_exps.weight";

@@ -6,7 +6,7 @@
 
 use contract::QuantType;
 
-use crate::names::{EMBEDDING, HEAD, ROUTER, block_of};
+use crate::names::{CONFIDENCE, EMBEDDING, HEAD, ROUTER, block_of};
 
 /// A recipe by its command-line name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,13 +231,15 @@ pub fn choose(recipe: Recipe, file: FileShape, name: &str, dims: &[u64]) -> Quan
     fall_back(wanted(recipe, file, name, cols), cols)
 }
 
-/// Vectors, norms, convolution taps, routers and tensors not named `weight` stay f32.
+/// Vectors, norms, convolution taps, routers, the row of a draft's confidence head and tensors not
+/// named `weight` stay f32.
 fn is_quantised(name: &str, dims: &[u64]) -> bool {
     dims.len() >= 2
         && name.ends_with("weight")
         && !name.contains("_norm.weight")
         && !name.contains("ssm_conv1d")
         && !name.ends_with(ROUTER)
+        && name != CONFIDENCE
 }
 
 fn wanted(recipe: Recipe, file: FileShape, name: &str, cols: u64) -> QuantType {
@@ -436,6 +438,23 @@ mod tests {
         assert_eq!(ty(512), QuantType::Q4_K);
         assert_eq!(ty(96), QuantType::Q5_0);
         assert_eq!(ty(33), QuantType::F16);
+    }
+
+    #[test]
+    fn confidence_head_of_a_draft_stays_f32() {
+        let file = FileShape {
+            block_count: 2,
+            tied: true,
+            is_grouped: true,
+            has_experts: false,
+            has_importance: false,
+        };
+        for recipe in Recipe::ALL {
+            let ty = |name, dims: &[u64]| choose(recipe, file, name, dims);
+            assert_eq!(ty("conf_proj.weight", &[288, 1]), QuantType::F32);
+            let bias = ty("markov_w2.weight", &[256, 8192]);
+            assert_eq!(bias == QuantType::F32, recipe == Recipe::F32);
+        }
     }
 
     #[test]

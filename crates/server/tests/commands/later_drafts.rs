@@ -86,6 +86,19 @@ fn eval_writes_the_logits_and_the_chain_of_an_independent_implementation() {
 }
 
 #[test]
+fn a_quantised_draft_with_a_confidence_head_loads() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = NAMES.iter().find(|name| **name == "markov").unwrap();
+    let draft = write_draft(dir.path(), &Draft2Case::open(name).unwrap());
+    let small = dir.path().join("small.gguf");
+    good("quantize {} {} q8_0", &[&draft, &small]);
+    let line = "inspect {} --draft {} --device cpu --max-ctx 256 --json";
+    let report: Value = serde_json::from_str(&good(line, &[&target(), &small]).out).unwrap();
+    let block = report["draft_sources"]["block"].as_str().unwrap();
+    assert!(block.starts_with("DSpark fits"), "{block}");
+}
+
+#[test]
 fn inspect_says_which_sources_fit_and_what_each_costs() {
     let dir = tempfile::tempdir().unwrap();
     for (name, kind) in [("pairs", "DFlash2"), ("markov", "DSpark")] {
