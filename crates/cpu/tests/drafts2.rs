@@ -5,12 +5,9 @@
     reason = "an unreadable fixture and a wrong value fail the test"
 )]
 
-use conformance::drafts2::{Draft2Case, Draft2Format, Draft2Mistake, Draft2Result, NAMES, TARGET};
+use conformance::drafts2::{Draft2Case, Draft2Format, Draft2Mistake, NAMES, TARGET, worst_at};
 use conformance::golden::Golden;
-use contract::{
-    Backend, CommitItem, DraftItem, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits,
-    LoadConfig, LogitsRequest, NodeIdx, QuantType, Runner, SeqId, TokenId, Tree, VerifyItem,
-};
+use contract::{DraftItem, KvFormat, KvFormats, Limits, LoadConfig, QuantType, Runner, TokenId};
 use cpu::{CpuBackend, CpuOptions};
 
 const REFERENCE: CpuOptions = CpuOptions {
@@ -51,55 +48,10 @@ fn open(
     file: (Draft2Format, Option<Draft2Mistake>),
     (options, kv): (CpuOptions, KvFormat),
 ) -> (Box<dyn Runner>, Vec<TokenId>) {
-    let (mut config, ids) = config(options, kv);
+    let (config, ids) = config(options, kv);
     let draft = case.load(file, &config.target).unwrap();
-    config.draft = Some(DraftLoadConfig {
-        spec: draft.spec,
-        weights: draft.weights,
-        kv,
-        load: DraftLoad::AtFirstUse,
-    });
-    let runner = CpuBackend::new(options).open(config, &mut |_| {}).unwrap();
-    (runner, ids)
-}
-
-/// Commits tokens along trees with a wrong branch at every node.
-fn commit(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {
-    for tokens in tokens.chunks(4) {
-        let mut tree = Tree::root(tokens[0]);
-        let mut at = NodeIdx::ROOT;
-        for token in &tokens[1..] {
-            tree.push(at, TokenId((token.0 + 1) % 512)).unwrap();
-            at = tree.push(at, *token).unwrap();
-        }
-        let requests = vec![LogitsRequest::NONE; tree.len()];
-        let item = VerifyItem {
-            seq,
-            tree: &tree,
-            requests: &requests,
-        };
-        runner.verify(&[item]).unwrap();
-        let path = &tree.path_to(at);
-        runner.commit(&[CommitItem { seq, path }]).unwrap();
-    }
-}
-
-/// The largest differences of logits and candidates from a result.
-fn worst(runner: &mut dyn Runner, item: DraftItem, expected: &Draft2Result) -> (f32, f32) {
-    let found = runner.draft_logits(item).unwrap();
-    let logits = Draft2Case::worst(expected, &found);
-    let chain = if found.chain == expected.chain {
-        0.0
-    } else {
-        f32::INFINITY
-    };
-    let depth = runner.info().draft_depth.unwrap();
-    let drafted = runner.draft(&[item], depth, 8).unwrap().remove(0);
-    assert!(drafted.is_well_formed());
-    (
-        logits.max(chain),
-        Draft2Case::worst_candidates(expected, &drafted),
-    )
+    let runner = Draft2Case::open_on(&CpuBackend::new(options), config, (draft, kv));
+    (runner.unwrap(), ids)
 }
 
 /// The largest difference at all positions, each reached from the one before by commits.
@@ -109,21 +61,7 @@ fn worst_of(
     how: (CpuOptions, KvFormat),
 ) -> (f32, f32) {
     let (mut runner, ids) = open(case, file, how);
-    let seq = runner.open(180).unwrap();
-    let (mut position, mut all) = (0, (0.0_f32, 0.0_f32));
-    for result in &case.results {
-        let tokens = &ids[position..result.at];
-        if position == 0 {
-            runner.prefill(seq, tokens, &[]).unwrap();
-        } else {
-            commit(&mut *runner, seq, tokens);
-        }
-        position = result.at;
-        let root = ids[position];
-        let found = worst(&mut *runner, DraftItem { seq, root }, result);
-        all = (all.0.max(found.0), all.1.max(found.1));
-    }
-    all
+    case.worst_on(&mut *runner, &ids).unwrap()
 }
 
 #[test]
@@ -151,7 +89,8 @@ fn prompts_in_one_piece_match_too() {
             let seq = runner.open(180).unwrap();
             runner.prefill(seq, &ids[..result.at], &[]).unwrap();
             let root = ids[result.at];
-            let (logits, candidates) = worst(&mut *runner, DraftItem { seq, root }, result);
+            let (logits, candidates) =
+                worst_at(&mut *runner, DraftItem { seq, root }, result).unwrap();
             assert!(
                 logits.max(candidates) < TOLERANCE,
                 "{name}: {logits} {candidates}"

@@ -6,6 +6,7 @@
 //! writes both. A tensor's values follow from its name, so none is stored.
 
 mod file_format;
+mod run;
 
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,7 @@ use contract::{CandidateList, DraftCandidates, DraftLogits, ModelSpec, TokenId};
 use model::{DraftOptions, LoadedDraft};
 
 pub use file_format::{Draft2Format, Draft2Mistake};
+pub use run::worst_at;
 
 use crate::golden::{GoldenError, npy};
 
