@@ -2,12 +2,14 @@
 // projection.
 //
 //   out = (sum_s 2^(m_s - M) O_s) / (sum_s 2^(m_s - M) l_s), rotated back if V is stored rotated, * sigmoid(gate)
+//   SINKS: the denominator also has 2^(sink log2 e - M), a score of the head without a value
 //
 // One value per thread, 32 values of a head per warp. Splits are added in order; their l by warp_sum. With FIXED_SPLITS
 // the splits are the slots of fixed_splits.cuh.
 //
 // in   step     partial [rows][HEADS][SPLITS][HEAD_DIM] f32, then [rows][HEADS][SPLITS][2] f32 (m, l)
 //      q        [rows][HEADS][Q_STRIDE] f32; with GATED, values HEAD_DIM .. 2 HEAD_DIM of a head are its gate
+//      sinks    [HEADS] f32, with SINKS
 // out  [rows][HEADS * HEAD_DIM] in any format of norm/row_output.cuh (WIDTH = HEADS * HEAD_DIM)
 // grid (groups of 256 values, rows) x 256 threads
 // smem 1 KB, 3 KB with rotation
@@ -48,10 +50,10 @@ __device__ __forceinline__ void prefetch_splits(SplitReader& v, const float* par
     for (int s = 0; s < SPLITS_PER_FETCH; s++) v.fetched[s] = split_has_keys(v, s) ? __ldcg(v.o + s * HEAD_DIM) : 0.0f;
 }
 
-// The combined value; all lanes of the warp take part.
-__device__ __forceinline__ float merge_splits(const SplitReader& v) {
+// The combined value; all lanes of the warp take part. `sink` is a score in base 2, -INF for none.
+__device__ __forceinline__ float merge_splits(const SplitReader& v, float sink) {
     const int lane = threadIdx.x % 32;
-    float max_of_splits = -INF, weight[(SPLITS + 31) / 32], l[(SPLITS + 31) / 32];
+    float max_of_splits = sink, weight[(SPLITS + 31) / 32], l[(SPLITS + 31) / 32];
 #pragma unroll
     for (int i = 0; i < (SPLITS + 31) / 32; i++) {
         const float2 max_and_sum_of_lane =
@@ -68,6 +70,9 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
         sum += weight[i] == 0.0f ? 0.0f : weight[i] * l[i];
     }
     sum = warp_sum(sum);
+#if SINKS
+    sum += exp2f(sink - max_of_splits);
+#endif
     float acc = 0.0f;
     const auto add = [&](int s, float o) {
         float w = weight[0];
@@ -100,7 +105,8 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    attn_combine_splits(const Step* step, const float* q, const float* partial, int rows, RowOutput out) {
+    attn_combine_splits(const Step* step, const float* q, const float* partial, const float* __restrict__ sinks,
+                        int rows, RowOutput out) {
     pdl_launch();
     __shared__ __align__(16) float values[256];
     __shared__ float scratch[kv_rotated(V_FORMAT) ? 512 : 1];
@@ -116,6 +122,10 @@ extern "C" __global__ void __launch_bounds__(256)
     n = num_splits(kv_range(windowed_tree(step, step->tree_of[row])));
 #endif
     const size_t index = (size_t)row * HEADS + head;
+    float sink = -INF;
+#if SINKS
+    if (head_first < WIDTH) sink = sinks[head] * 1.4426950408889634f;
+#endif
     pdl_wait();
     float result = 0.0f, gate = 1.0f;
     if (head_first < WIDTH) {
@@ -125,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(256)
         // In the projection, the gate follows the head.
         gate = sigmoid(q[index * Q_STRIDE + HEAD_DIM + column % HEAD_DIM]);
 #endif
-        result = merge_splits(value);
+        result = merge_splits(value, sink);
     }
     if (kv_rotated(V_FORMAT)) result = hadamard_inverse_values<HEAD_DIM>(result, scratch);
     values[threadIdx.x] = result * gate;

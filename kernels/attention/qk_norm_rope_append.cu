@@ -10,6 +10,7 @@
 //      q        [rows][HEADS][Q_STRIDE] f32; the head is the first HEAD_DIM values, an output gate may follow
 //      k, v     [rows] rows of [KV_HEADS][HEAD_DIM] f32, KV_STRIDE floats apart
 //      norms    [HEAD_DIM] f32 each, with QK_NORM      frequency [ROPE / 2] f64
+//      VALUES_NORMED: heads of v go through a norm without weights
 // out  Q_F16: q16 [rows][HEADS][HEAD_DIM] f16, else q in place;  the K and V planes
 // grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128 threads, one warp per head
 // smem none
@@ -75,11 +76,15 @@ __device__ __forceinline__ bool row_position(const Header* header, int row, int 
 #endif
 }
 
-__device__ __forceinline__ void rms_norm(float (&x)[DIM_BLOCKS], const float (&norm)[DIM_BLOCKS], float eps) {
+__device__ __forceinline__ float rms_scale(const float (&x)[DIM_BLOCKS], float eps) {
     float sum = 0.0f;
 #pragma unroll
     for (int b = 0; b < DIM_BLOCKS; b++) sum += x[b] * x[b];
-    const float scale = 1.0f / sqrtf(warp_sum(sum) / HEAD_DIM + eps);
+    return 1.0f / sqrtf(warp_sum(sum) / HEAD_DIM + eps);
+}
+
+__device__ __forceinline__ void rms_norm(float (&x)[DIM_BLOCKS], const float (&norm)[DIM_BLOCKS], float eps) {
+    const float scale = rms_scale(x, eps);
 #pragma unroll
     for (int b = 0; b < DIM_BLOCKS; b++) x[b] = x[b] * scale * norm[b];
 }
@@ -187,6 +192,11 @@ extern "C" __global__ void __launch_bounds__(128)
         apply_rope(x, angles);
         kv_store<K_FORMAT, DIM_BLOCKS>(keys, kv_row_index, x);
     } else {
+#if VALUES_NORMED
+        const float scale = rms_scale(x, eps);
+#pragma unroll
+        for (int b = 0; b < DIM_BLOCKS; b++) x[b] *= scale;
+#endif
         kv_store<V_FORMAT, DIM_BLOCKS>(values, kv_row_index, x);
     }
 }

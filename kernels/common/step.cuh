@@ -24,7 +24,7 @@ struct Step {
     int rows;  // true rows; rows .. bucket are padding: nothing may be written for them
     int trees;
     int n_logits_rows;  // entries of logits_row
-    int _pad;
+    int candidates;     // of blocks of a draft whose candidates depend on the token before: how many of a list
     Tree tree[STEP_TREES];
     int token[STEP_ROWS];
     int position[STEP_ROWS];                  // committed + depth

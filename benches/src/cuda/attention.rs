@@ -131,6 +131,7 @@ fn target(format: KvFormat) -> Shape {
         rope: RopeSpec::new(64, 1e7),
         gate: true,
         normed: true,
+        values_normed: false,
         k: format,
         v: format,
         rotated: true,
@@ -357,6 +358,7 @@ impl AttentionBench {
             projection: self.q.ptr(),
             queries: q16,
             cache,
+            sinks: 0,
             scratch: scratch.ptr(),
         };
         Ok(LayerLaunches {

@@ -300,6 +300,7 @@ fn attention(bench: &mut Bench) -> Result<()> {
                 rope: RopeSpec::new(64, 1e7),
                 gate: true,
                 normed: true,
+                values_normed: false,
                 k: format,
                 v: format,
                 rotated: true,

@@ -1,5 +1,6 @@
 //! The GPU as a [`Backend`]: its description, the memory that a model needs, and opening a model.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use contract::{
@@ -79,7 +80,7 @@ impl Layout {
             tree_windows: options.windows,
             numerics,
             as_large_model: options.as_large_model,
-            mtp_vocab: options.mtp_vocab,
+            draft_vocab: options.draft_vocab,
         };
         let plans = Plans::new(config, &placed, &state, plan_config, &mut scratch);
         let deferred_draft =
@@ -271,10 +272,8 @@ impl CudaBackend {
             "model opened on the GPU"
         );
         let draft = config.draft.as_ref().map(|draft| DraftProperties {
-            hash: draft.spec.hash,
+            spec: Arc::clone(&draft.spec),
             kv: draft.kv,
-            block: draft.spec.block,
-            mask: draft.spec.mask_token,
         });
         let mut runner = CudaRunner::new(info, engine, draft, &self.options);
         if let Some(draft) = config.draft.filter(|_| layout.deferred_draft) {

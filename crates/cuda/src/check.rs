@@ -1,12 +1,13 @@
 //! Checks of a configuration before anything is loaded. Every rejection names its reason.
 
+mod draft;
+
 use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, Conditioning, DenseSpec, DeviceError, DraftSpec, DraftValues, GateActivation,
-    GatedDeltaSpec, KvFormat, Limits, LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs,
-    Tree, WeightError, WeightRef,
+    AttentionSpec, DenseSpec, DeviceError, GateActivation, GatedDeltaSpec, KvFormat, Limits,
+    LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs, Tree, WeightError, WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -48,12 +49,8 @@ pub(crate) fn require_supported(config: &LoadConfig, device: &str) -> Result<(),
         let instead = "use f16 or another format that need not be turned";
         return Err(unsupported((what, instead)));
     }
-    if let Some(what) = later_kind(&draft.spec) {
-        let instead = "it runs on the CPU only so far (--device cpu); \
-                       use a DFlash draft, --draft-sources mtp or --no-speculation";
-        return Err(unsupported((what.to_owned(), instead)));
-    }
-    draft_spec(&draft.spec, &config.target)?;
+    draft::supported(&draft.spec).map_err(unsupported)?;
+    draft::shapes(&draft.spec, &config.target)?;
     let mut heads = draft.spec.layers.iter().map(|layer| &layer.attention);
     heads.try_for_each(head).map_err(unsupported)
 }
@@ -88,7 +85,8 @@ pub(crate) fn check_shared_memory(
         .filter(|table| table.name != target.head.name)
         .map(|table| &table.name)
         .collect();
-    let draft = config.draft.iter().flat_map(|draft| draft.spec.weights());
+    let draft = config.draft.iter();
+    let draft = draft.flat_map(|draft| draft.spec.multiplied());
     let mut all = target.weights().into_iter().chain(draft);
     let too_large = all.find(|weight| {
         let multiplied = !looked_up.contains(&&weight.name);
@@ -145,72 +143,6 @@ fn later_attention(a: &AttentionSpec) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-/// The name of a draft that has more than this device computes.
-fn later_kind(draft: &DraftSpec) -> Option<&'static str> {
-    let more_in_layers = draft.layers.iter().any(|layer| {
-        let convs = layer.attention_conv.iter().chain(&layer.ffn_conv).count();
-        let norms = layer.post_attention_norm.iter().chain(&layer.post_ffn_norm);
-        let attention = later_attention(&layer.attention).is_some();
-        let gelu = layer.ffn.activation != GateActivation::Silu;
-        let other = attention || gelu;
-        other
-            || convs + norms.count() > 0
-            || layer.sinks.is_some()
-            || layer.values == DraftValues::Keys
-    });
-    let more_in_head = draft.first_row != 1
-        || draft.embedding.is_some()
-        || draft.head.is_some()
-        || draft.logit_scale != 1.0
-        || draft.logit_softcap.is_some();
-    match draft.conditioning {
-        Conditioning::Pairwise(_) => Some("a DFlash2 draft"),
-        Conditioning::Markov(_) => Some("a DSpark draft"),
-        Conditioning::Independent if more_in_layers || more_in_head => {
-            Some("a draft with sinks, post norms or a head of its own")
-        }
-        Conditioning::Independent => None,
-    }
-}
-
-/// Checks a draft against its target.
-fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> {
-    let hidden = target.hidden;
-    let beyond = draft
-        .capture_layers
-        .iter()
-        .any(|tap| *tap >= target.layers.len());
-    if draft.hidden != hidden || draft.mask_token.index() >= target.vocab || beyond {
-        let detail = "the draft is not one of this target";
-        return Err(mismatch(&draft.fc, detail));
-    }
-    if !(2..=step::ROWS).contains(&draft.block) || draft.layers.is_empty() {
-        let detail = "a draft needs a layer and a block of 2 to 64 rows";
-        return Err(mismatch(&draft.fc, detail));
-    }
-    shape(&draft.fc, hidden, draft.capture_layers.len() * hidden)?;
-    shape(&draft.hidden_norm, 1, hidden)?;
-    shape(&draft.final_norm, 1, hidden)?;
-    for layer in &draft.layers {
-        let a = &layer.attention;
-        if a.gate != OutputGate::None
-            || layer.window == 0
-            || a.q_norm.is_some() != a.k_norm.is_some()
-        {
-            let detail = "a draft layer has no gate, a window, and both head norms or none";
-            return Err(mismatch(&a.q, detail));
-        }
-        attention(a, hidden)?;
-        feed_forward(
-            &layer.attention_norm,
-            &layer.ffn_norm,
-            Some(&layer.ffn),
-            hidden,
-        )?;
-    }
-    Ok(())
 }
 
 /// The norms and the dense feed-forward of a layer.

@@ -26,9 +26,9 @@ pub struct Options {
     /// Numerics of decode steps where the plan does not require batch-invariant ones; `None` for
     /// the default of this GPU and model.
     pub numerics: Option<Numerics>,
-    /// Tokens that a multi-token-prediction head proposes from, the first of the vocabulary, at
+    /// Tokens that drafts with the target's LM head propose from, the first of the vocabulary, at
     /// least 64; `None` for the default, which is all tokens of a small vocabulary.
-    pub mtp_vocab: Option<usize>,
+    pub draft_vocab: Option<usize>,
     /// Plan as if all memory were free: for a GPU that is not in this machine.
     pub assume_free: bool,
     /// How kernels are compiled.

@@ -52,7 +52,8 @@ pub(crate) struct Step {
     pub(crate) rows: i32,
     pub(crate) trees: i32,
     pub(crate) n_logits_rows: i32,
-    pad: i32,
+    /// Of blocks of a draft whose candidates depend on the token before: how many of a list.
+    pub(crate) candidates: i32,
     pub(crate) tree: [StepTree; TREES],
     pub(crate) token: [i32; ROWS],
     pub(crate) position: [i32; ROWS],
@@ -152,7 +153,7 @@ impl Step {
             rows: 0,
             trees: 0,
             n_logits_rows: 0,
-            pad: 0,
+            candidates: 0,
             tree: [StepTree::default(); TREES],
             token: [0; ROWS],
             position: [0; ROWS],
@@ -212,6 +213,16 @@ impl Step {
     /// slots.
     pub(crate) fn set_feature_row(&mut self, index: usize, row: usize) {
         self.feature_row[index] = int(row);
+    }
+
+    /// The bucket of its rows.
+    pub(crate) fn bucket(&self) -> usize {
+        bucket(usize::try_from(self.rows).unwrap_or(0))
+    }
+
+    /// How many candidates of a list count, for blocks of a draft.
+    pub(crate) fn set_candidates(&mut self, k: usize) {
+        self.candidates = int(k);
     }
 
     /// Requests the logits of `row`.

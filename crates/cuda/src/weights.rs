@@ -8,6 +8,7 @@
 //! per token, which is negligible. On the device it would take the memory of tens of thousands of
 //! tokens.
 
+mod draft;
 mod mtp;
 
 use std::collections::VecDeque;
@@ -18,13 +19,15 @@ use std::thread;
 use contract::quant::dequantize_row;
 use contract::{
     AttentionSpec, DenseSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress,
-    Mixer, ModelSpec, QuantType, WeightError, WeightRef, WeightSource,
+    Mixer, ModelSpec, WeightError, WeightRef, WeightSource,
 };
 
 use crate::driver::{Event, Gpu, Pinned};
+use crate::launch::embedding::EmbeddingTable;
 use crate::memory::BumpAllocator;
 use crate::pack::{self, WeightKind};
 
+pub(crate) use draft::{Conditioned, ConvWeights, DraftLayerWeights, DraftWeights};
 pub(crate) use mtp::MtpWeights;
 
 /// Bytes of one page-locked staging buffer.
@@ -46,13 +49,6 @@ pub(crate) struct WeightMatrix {
     pub(crate) at: u64,
 }
 
-/// The embedding in [`pack::table_type`]'s layout, on the device or the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EmbeddingTable {
-    pub(crate) ty: QuantType,
-    pub(crate) at: u64,
-}
-
 /// Addresses of all weights.
 #[derive(Debug, Clone)]
 pub(crate) struct Weights {
@@ -64,23 +60,6 @@ pub(crate) struct Weights {
     pub(crate) mtp: Option<MtpWeights>,
     pub(crate) draft: Option<DraftWeights>,
     items: Vec<WeightEntry>,
-}
-
-/// Weights of a draft.
-#[derive(Debug, Clone)]
-pub(crate) struct DraftWeights {
-    pub(crate) fc: WeightMatrix,
-    pub(crate) hidden_norm: u64,
-    pub(crate) layers: Vec<DraftLayerWeights>,
-    pub(crate) final_norm: u64,
-}
-
-/// One layer of a draft.
-#[derive(Debug, Clone)]
-pub(crate) struct DraftLayerWeights {
-    pub(crate) attention_norm: u64,
-    pub(crate) attention: AttentionWeights,
-    pub(crate) ffn: FfnWeights,
 }
 
 /// A feed-forward and the norm before it.
@@ -125,11 +104,13 @@ impl MixerWeights {
     }
 }
 
-/// Weights of an attention mixer. An absent norm is 0.
+/// Weights of an attention mixer. Absent norms and sinks are 0.
 #[derive(Debug, Clone)]
 pub(crate) struct AttentionWeights {
     pub(crate) q_norm: u64,
     pub(crate) k_norm: u64,
+    /// `[n_heads]`: a score without a value that joins each head's softmax.
+    pub(crate) sinks: u64,
     pub(crate) q: WeightMatrix,
     pub(crate) k: WeightMatrix,
     pub(crate) v: WeightMatrix,
@@ -227,6 +208,20 @@ impl LayoutBuilder<'_> {
         self.item(weight, Encoding::Floats)
     }
 
+    /// 0 for none.
+    fn optional_vector(&mut self, weight: Option<&WeightRef>) -> u64 {
+        weight.map_or(0, |weight| self.vector(weight))
+    }
+
+    /// A table whose single rows are read.
+    fn table(&mut self, weight: &WeightRef) -> EmbeddingTable {
+        EmbeddingTable {
+            ty: pack::table_type(weight.ty),
+            width: weight.cols,
+            at: self.item(weight, Encoding::Table),
+        }
+    }
+
     fn ffn(&mut self, norm: &WeightRef, ffn: &DenseSpec) -> FfnWeights {
         FfnWeights {
             norm: self.vector(norm),
@@ -236,24 +231,11 @@ impl LayoutBuilder<'_> {
         }
     }
 
-    fn draft(&mut self, spec: &DraftSpec) -> DraftWeights {
-        let layers = spec.layers.iter().map(|layer| DraftLayerWeights {
-            attention_norm: self.vector(&layer.attention_norm),
-            attention: self.attention(&layer.attention),
-            ffn: self.ffn(&layer.ffn_norm, &layer.ffn),
-        });
-        DraftWeights {
-            layers: layers.collect(),
-            fc: self.matrix(&spec.fc),
-            hidden_norm: self.vector(&spec.hidden_norm),
-            final_norm: self.vector(&spec.final_norm),
-        }
-    }
-
     fn attention(&mut self, a: &AttentionSpec) -> AttentionWeights {
         AttentionWeights {
-            q_norm: a.q_norm.as_ref().map_or(0, |norm| self.vector(norm)),
-            k_norm: a.k_norm.as_ref().map_or(0, |norm| self.vector(norm)),
+            q_norm: self.optional_vector(a.q_norm.as_ref()),
+            k_norm: self.optional_vector(a.k_norm.as_ref()),
+            sinks: 0,
             q: self.matrix(&a.q),
             k: self.matrix(&a.k),
             v: self.matrix(&a.v),
@@ -297,10 +279,7 @@ impl Weights {
         let all: usize = spec.weights().into_iter().map(WeightRef::bytes).sum();
         let on_host = HOST_TABLE_RATIO * spec.embedding.bytes() <= all;
         let table_builder = if on_host { &mut table } else { &mut plan };
-        let embedding = EmbeddingTable {
-            ty: pack::table_type(spec.embedding.ty),
-            at: table_builder.item(&spec.embedding, Encoding::Table),
-        };
+        let embedding = table_builder.table(&spec.embedding);
         let layers = spec.layers.iter().map(|layer| LayerWeights {
             mixer_norm: plan.vector(&layer.mixer_norm),
             mixer: match &layer.mixer {
@@ -332,7 +311,7 @@ impl Weights {
             arena: draft_arena,
             items: Vec::new(),
         };
-        let draft = draft.map(|draft| plan.draft(draft));
+        let draft = draft.map(|draft| draft::lay_out(draft, &mut plan));
         items.append(&mut plan.items);
         Weights {
             embedding,

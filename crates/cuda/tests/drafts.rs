@@ -1,6 +1,6 @@
-//! Random drafts against the published PyTorch module: within sum-order differences for f32 weights
-//! and caches, and within half precision otherwise. Without a GPU the test prints SKIPPED and
-//! passes.
+//! Random drafts against the published PyTorch module and an independent implementation: within
+//! sum-order differences for f32 weights and caches, and within half precision otherwise. Without a
+//! GPU the tests print SKIPPED and pass.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,9 +15,19 @@ mod fixtures {
 
 use conformance::compare::Tolerance;
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft, WeightPrecision};
-use contract::{KvFormat, QuantType};
+use conformance::drafts2::{Draft2Case, Draft2Format, NAMES, TARGET};
+use conformance::golden::Golden;
+use contract::{
+    Backend, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat, LoadConfig,
+    QuantType, Runner, SeqId, SnapshotLocation, TokenId,
+};
+use cuda::Options;
+use model::DraftKind;
+use model::synth::{SynthSpec, draft_of};
 
-use fixtures::model::{ModelDevice, open_device};
+use fixtures::model::{
+    F16_KV, F32_KV, LIMITS, ModelDevice, SMALL, cpu_reference, open_device, open_device_with, text,
+};
 
 /// Accepts every number and rejects NaN.
 const ANY: Tolerance = Tolerance {
@@ -121,6 +131,181 @@ fn draft_logits_do_not_depend_on_when_features_are_appended() {
             let checked =
                 draft.check_waiting(&device.backend, on_progress, (loaded, KvFormat::F16));
             checked.unwrap_or_else(|error| panic!("{ty:?}: {error}"));
+        }
+    }
+}
+
+/// DFlash2 and DSpark drafts with every part that a file may have: logits, chains, candidates given
+/// the token before and confidences, before and after commits.
+#[test]
+fn later_drafts_match_the_independent_implementation() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let target = Golden::open(TARGET).unwrap();
+    for name in NAMES {
+        let case = Draft2Case::open(name).unwrap();
+        let config = target.load_config_of_floats(F32_KV, SMALL).unwrap();
+        let file = (Draft2Format::Gguf(QuantType::F32), None);
+        let draft = case.load(file, &config.target).unwrap();
+        let runner = Draft2Case::open_on(&device.backend, config, (draft, KvFormat::F32));
+        let worst = case.worst_on(&mut *runner.unwrap(), &target.ids).unwrap();
+        eprintln!(
+            "  {name}: logits {:.1e}, candidates {:.1e}",
+            worst.0, worst.1
+        );
+        assert!(worst.0.max(worst.1) < 1e-3, "{name}: {worst:?}");
+    }
+}
+
+/// The kinds with quantised matrices, of a small hybrid model.
+const KINDS: [(DraftKind, QuantType); 3] = [
+    (DraftKind::Dflash2, QuantType::Q8_0),
+    (DraftKind::Dspark, QuantType::Q8_0),
+    (DraftKind::Dflash2, QuantType::Q4_K),
+];
+const VOCAB: usize = 1024;
+const K: usize = 8;
+
+fn synthetic((kind, ty): (DraftKind, QuantType)) -> LoadConfig {
+    let target = SynthSpec::parse("tiny-hybrid:q8_0")
+        .unwrap()
+        .load()
+        .unwrap();
+    let draft = draft_of(&target, kind, ty, 5);
+    LoadConfig {
+        target: target.spec,
+        weights: target.weights,
+        draft: Some(DraftLoadConfig {
+            spec: draft.spec,
+            weights: draft.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtOpen,
+        }),
+        batch_invariant: false,
+        kv: F16_KV,
+        limits: LIMITS,
+    }
+}
+
+fn drafted(runner: &mut dyn Runner, seqs: &[SeqId], depth: usize) -> Vec<DraftCandidates> {
+    let items = seqs.iter().map(|seq| DraftItem {
+        seq: *seq,
+        root: TokenId(300),
+    });
+    let found = runner.draft(&items.collect::<Vec<_>>(), depth, K).unwrap();
+    assert!(found.iter().all(DraftCandidates::is_well_formed));
+    found
+}
+
+/// The largest difference of log-probabilities and confidences along the chain of `expected`;
+/// infinite if a list lacks the other's best candidate.
+fn apart(found: &DraftCandidates, expected: &DraftCandidates) -> f32 {
+    let (mut worst, mut lists) = (0.0_f32, (found.first(), expected.first()));
+    while let (Some(of_found), Some(of_expected)) = lists {
+        let (ours, theirs) = (found.list(of_found), expected.list(of_expected));
+        let best = theirs.ids[0];
+        let Some(rank) = ours.ids.iter().position(|id| *id == best) else {
+            return f32::INFINITY;
+        };
+        worst = worst.max((ours.log_probs[rank] - theirs.log_probs[0]).abs());
+        if let (Some(ours), Some(theirs)) = (ours.confidence, theirs.confidence) {
+            worst = worst.max((ours - theirs).abs());
+        }
+        lists = (found.next(of_found, rank), expected.next(of_expected, 0));
+    }
+    if lists == (None, None) {
+        worst
+    } else {
+        f32::INFINITY
+    }
+}
+
+/// Largest difference of half precision in scores of pairs, which add products of three factors to
+/// logits that spread by 2.
+const HALF: f32 = 0.15;
+
+/// Candidates of several sequences in one call, at full and at less depth, are those of each alone
+/// and those of the CPU, up to rounding; a snapshot keeps them.
+#[test]
+fn later_drafts_of_several_sequences_match_the_cpu() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    for kind in KINDS {
+        let mut runner = device.backend.open(synthetic(kind), &mut |_| {}).unwrap();
+        let mut reference = cpu_reference().open(synthetic(kind), &mut |_| {}).unwrap();
+        let depth = runner.info().draft_depth.unwrap();
+        assert_eq!(reference.info().draft_depth, Some(depth));
+        let lengths = [70, 3, 191, 256];
+        let open = |runner: &mut dyn Runner| {
+            lengths.map(|n| {
+                let seq = runner.open(300).unwrap();
+                runner.prefill(seq, &text(VOCAB, n, n), &[]).unwrap();
+                seq
+            })
+        };
+        let (ours, theirs) = (open(&mut *runner), open(&mut *reference));
+        let together = drafted(&mut *runner, &ours, depth);
+        let expected = drafted(&mut *reference, &theirs, depth);
+        let few = drafted(&mut *runner, &ours, depth - 2);
+        for (i, seq) in ours.iter().enumerate() {
+            let alone = drafted(&mut *runner, &[*seq], depth).remove(0);
+            let off = [
+                apart(&together[i], &expected[i]),
+                apart(&alone, &together[i]),
+            ];
+            eprintln!("  {kind:?}, sequence {i}: {off:?}");
+            assert!(
+                off[0] < HALF && off[1] < 0.02,
+                "{kind:?}, sequence {i}: {off:?}"
+            );
+            assert_eq!(together[i].n_lists(), expected[i].n_lists());
+            assert_eq!(few[i].chain(), together[i].chain()[..depth - 2]);
+        }
+        let saved = runner.snapshot(ours[0], SnapshotLocation::Host).unwrap();
+        let before = drafted(&mut *runner, &ours[..1], depth);
+        runner.prefill(ours[0], &text(VOCAB, 20, 9), &[]).unwrap();
+        assert_ne!(drafted(&mut *runner, &ours[..1], depth), before);
+        runner.restore(ours[0], saved.id).unwrap();
+        assert_eq!(drafted(&mut *runner, &ours[..1], depth), before, "{kind:?}");
+    }
+}
+
+/// With a part of the vocabulary, candidates come from its first tokens; whole logits stay whole.
+#[test]
+fn later_drafts_propose_from_a_part_of_the_vocabulary() {
+    const PART: usize = 256;
+    let options = Options {
+        draft_vocab: Some(PART),
+        ..Options::default()
+    };
+    let Some(device) = open_device_with(options) else {
+        return;
+    };
+    for kind in &KINDS[..2] {
+        let mut config = synthetic(*kind);
+        config.limits = SMALL;
+        let mut runner = device.backend.open(config, &mut |_| {}).unwrap();
+        let depth = runner.info().draft_depth.unwrap();
+        let seq = runner.open(300).unwrap();
+        runner.prefill(seq, &text(VOCAB, 70, 1), &[]).unwrap();
+        let found = drafted(&mut *runner, &[seq], depth).remove(0);
+        assert!(found.ids.iter().all(|id| id.index() < PART), "{kind:?}");
+        assert_eq!(found.chain().len(), depth);
+        let root = TokenId(300);
+        let whole = runner.draft_logits(DraftItem { seq, root }).unwrap();
+        assert!(
+            whole.logits.iter().all(|logit| logit.is_finite()),
+            "{kind:?}"
+        );
+        // The part's best candidate of the first row is the best of these logits.
+        let row = &whole.logits[..PART];
+        let best = (0..PART)
+            .max_by(|a, b| row[*a].total_cmp(&row[*b]))
+            .unwrap();
+        if kind.0 == DraftKind::Dspark {
+            assert_eq!(found.ids[0].index(), best);
         }
     }
 }

@@ -345,7 +345,7 @@ fn snapshots_travel_between_the_devices() {
 fn drafts_of_a_part_of_the_vocabulary_are_its_best_tokens() {
     const PART: usize = 256;
     let options = Options {
-        mtp_vocab: Some(PART),
+        draft_vocab: Some(PART),
         ..Options::default()
     };
     let Some(device) = open_device_with(options) else {

@@ -14,12 +14,18 @@ mod fixtures {
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use conformance::drafts2::{Draft2Case, Draft2Format, NAMES, TARGET};
+use conformance::golden::Golden;
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig, QuantType};
+use contract::{
+    Backend, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits, LoadConfig, QuantType,
+};
 use cuda::compile::{self, Nvrtc};
 use cuda::driver::Arch;
+use cuda::launch::CompileUnit;
 use cuda::{CudaBackend, GpuInfo, Numerics, Options};
-use model::synth::SynthSpec;
+use model::DraftKind;
+use model::synth::{SynthSpec, draft_of};
 
 const LIMITS: Limits = Limits {
     sequences: 4,
@@ -55,6 +61,11 @@ fn gpu_info(number: u32) -> GpuInfo {
 }
 
 fn compiles(number: u32, plans: &[LoadConfig]) {
+    compiles_units(number, plans, |_| true);
+}
+
+/// Compiles those units of the plans that are `wanted`.
+fn compiles_units(number: u32, plans: &[LoadConfig], wanted: impl Fn(&CompileUnit) -> bool) {
     let nvrtc = fixtures::nvrtc::search();
     if let Err(error) = Nvrtc::open(&nvrtc) {
         eprintln!("SKIPPED: {error}");
@@ -65,6 +76,8 @@ fn compiles(number: u32, plans: &[LoadConfig]) {
     for config in plans {
         units.extend(backend.units(config).unwrap());
     }
+    units.retain(wanted);
+    assert!(!units.is_empty());
     units.sort();
     units.dedup();
     let arch = Arch { number };
@@ -218,4 +231,105 @@ fn longer_context_adds_only_page_memory() {
     assert!(table <= 256, "{table} bytes of page table for 4 entries");
     assert_eq!(long.scratch_bytes, short.scratch_bytes);
     assert_eq!(long.weights_bytes, short.weights_bytes);
+}
+
+/// The tiny drafts of the fixtures, which have every part between them, with their target.
+fn fixture_drafts() -> Vec<LoadConfig> {
+    let target = Golden::open(TARGET).unwrap();
+    let kv = KvFormats {
+        k: KvFormat::F16,
+        v: KvFormat::F16,
+    };
+    let limits = Limits {
+        sequences: 1,
+        prefill_chunk: 64,
+        ..LIMITS
+    };
+    let with = |name| {
+        let mut config = target.load_config(kv, limits).unwrap();
+        let file = (Draft2Format::Gguf(QuantType::F32), None);
+        let draft = Draft2Case::open(name).unwrap();
+        let draft = draft.load(file, &config.target).unwrap();
+        config.draft = Some(DraftLoadConfig {
+            spec: draft.spec,
+            weights: draft.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtOpen,
+        });
+        config
+    };
+    NAMES.map(with).into_iter().collect()
+}
+
+/// A published shape with random weights.
+fn published_draft(kind: DraftKind, ty: QuantType) -> LoadConfig {
+    let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
+    let loaded = loaded.load().unwrap();
+    let draft = draft_of(&loaded, kind, ty, 1);
+    LoadConfig {
+        target: loaded.spec,
+        weights: loaded.weights,
+        draft: Some(DraftLoadConfig {
+            spec: draft.spec,
+            weights: draft.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtOpen,
+        }),
+        limits: Limits {
+            sequences: 1,
+            ..LIMITS
+        },
+        ..load_config(SyntheticLayout::Dense, QuantType::Q4_K, KvFormat::F16)
+    }
+}
+
+#[test]
+fn every_unit_of_later_drafts_compiles_for_every_arch() {
+    let fixtures = fixture_drafts();
+    let published = [DraftKind::Dflash2, DraftKind::Dspark];
+    let published = published.map(|kind| published_draft(kind, QuantType::Q8_0));
+    // What only these drafts launch.
+    let own = |unit: &CompileUnit| {
+        let is_own = |name: &str| ["SINKS", "VALUES_NORMED"].contains(&name);
+        unit.file.starts_with("draft/") || unit.defines.iter().any(|(name, _)| is_own(name))
+    };
+    for number in [80, 90] {
+        compiles_units(number, &fixtures, own);
+    }
+    for number in [86, 89, 120] {
+        compiles_units(number, &published, own);
+    }
+}
+
+/// Layers with convolutions are not fused; a large vocabulary has plans with the whole head beside
+/// those with a part of it, and the tables of a selector count as memory of the draft.
+#[test]
+fn later_drafts_are_planned_with_their_own_kernels() {
+    for (kind, own, fused) in [
+        (DraftKind::Dflash2, "draft/score_pairs.cu", false),
+        (DraftKind::Dspark, "draft/chain_select.cu", true),
+    ] {
+        let config = published_draft(kind, QuantType::Q8_0);
+        let backend = CudaBackend::new(gpu_info(90));
+        let explained = backend.explain(&config).unwrap();
+        let of_pass = |pass: &str| {
+            let lines = explained.iter().filter(|line| line.pass == pass);
+            lines.map(|line| line.file).collect::<BTreeSet<_>>()
+        };
+        let (part, whole) = (of_pass("draft block"), of_pass("whole draft block"));
+        assert_eq!(part, whole);
+        assert!(part.contains(own), "{kind:?}: {part:?}");
+        assert_eq!(part.contains("gemm/fused_layer_sm90.cu"), fused, "{kind:?}");
+        let with = backend.estimate(&config).unwrap();
+        let spec = &config.draft.as_ref().unwrap().spec;
+        let bytes: usize = spec.weights().iter().map(|weight| weight.bytes()).sum();
+        let extra = with.draft_bytes - bytes as u64;
+        assert!(extra < 300 << 20, "{kind:?}: {extra} bytes besides weights");
+        let none = LoadConfig {
+            draft: None,
+            ..config
+        };
+        let plain = backend.estimate(&none).unwrap();
+        assert_eq!(with.weights_bytes, plain.weights_bytes);
+    }
 }

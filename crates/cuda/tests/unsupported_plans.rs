@@ -16,8 +16,9 @@ use std::sync::Arc;
 
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    AttentionSpec, Backend, DeviceError, DraftLoad, DraftLoadConfig, FeedForward, GateActivation,
-    KvFormat, KvFormats, Limits, LoadConfig, Mixer, ModelSpec, QuantType, RopePairs,
+    AttentionSpec, Backend, Conditioning, DeviceError, DraftLoad, DraftLoadConfig, DraftSpec,
+    FeedForward, GateActivation, KvFormat, KvFormats, Limits, LoadConfig, Mixer, ModelSpec,
+    QuantType, RopePairs,
 };
 use cuda::{CudaBackend, GpuInfo, Options, compile};
 use model::DraftKind;
@@ -136,16 +137,14 @@ fn parts_of_later_families_are_rejected_by_name() {
 }
 
 #[test]
-fn later_drafts_are_rejected_by_name() {
+fn drafts_without_kernels_are_rejected_by_name() {
     let target = SynthSpec::parse("tiny-hybrid:q8_0")
         .unwrap()
         .load()
         .unwrap();
-    for (kind, name) in [
-        (DraftKind::Dflash2, "a DFlash2 draft"),
-        (DraftKind::Dspark, "a DSpark draft"),
-    ] {
-        let draft = draft_of(&target, kind, QuantType::Q8_0, 1);
+    let refused = |kind: DraftKind, change: &dyn Fn(&mut DraftSpec)| {
+        let mut draft = draft_of(&target, kind, QuantType::Q8_0, 1);
+        change(Arc::make_mut(&mut draft.spec));
         let config = LoadConfig {
             target: target.spec.clone(),
             weights: target.weights.clone(),
@@ -157,9 +156,46 @@ fn later_drafts_are_rejected_by_name() {
             }),
             ..load_config()
         };
-        unsupported(&config, name);
-        unsupported(&config, "on the CPU only so far");
+        CudaBackend::new(rtx_3090()).estimate(&config).unwrap_err()
+    };
+    let (pairs, markov) = (DraftKind::Dflash2, DraftKind::Dspark);
+    let gelu = refused(pairs, &|spec| {
+        spec.layers[1].ffn.activation = GateActivation::GeluTanh;
+    });
+    let wide = refused(pairs, &|spec| {
+        let Conditioning::Pairwise(selector) = &mut spec.conditioning else {
+            panic!("the draft has a selector")
+        };
+        selector.top_k = 65;
+    });
+    let turned = refused(markov, &|spec| {
+        spec.layers[0].attention.rope.pairs = RopePairs::Adjacent;
+    });
+    for (error, part) in [
+        (gelu, "a draft with GELU"),
+        (wide, "selects from 65 candidates"),
+        (turned, "rotary embedding of adjacent pairs"),
+    ] {
+        assert!(matches!(error, DeviceError::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
     }
+    // Shapes are checked by the names of their weights.
+    for (kind, weight) in [(pairs, "draft.successor"), (markov, "draft.next")] {
+        let error = refused(kind, &|spec| match &mut spec.conditioning {
+            Conditioning::Pairwise(selector) => selector.successor.rows -= 1,
+            Conditioning::Markov(markov) => markov.next.rows -= 1,
+            Conditioning::Independent => panic!("candidates depend on the token before"),
+        });
+        assert!(error.to_string().contains(weight), "{error}");
+    }
+    let error = refused(pairs, &|spec| {
+        let conv = spec.layers[0].ffn_conv.as_mut();
+        conv.expect("the draft has convolutions").base.rows = 3;
+    });
+    assert!(
+        error.to_string().contains("draft.0.ffn_conv_base"),
+        "{error}"
+    );
 }
 
 #[test]

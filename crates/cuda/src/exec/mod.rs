@@ -4,6 +4,7 @@
 //! work is on one stream, so what is queued later sees what was queued before.
 
 pub(crate) mod copy_stream;
+mod draft;
 pub(crate) mod host_logits;
 mod launcher;
 #[cfg(feature = "inspect")]
@@ -31,10 +32,11 @@ use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, HIDDEN_ROWS, MtpStep, Step};
 
 use copy_stream::CopyStream;
+pub(crate) use draft::Reach;
 pub(crate) use launcher::{LaunchMode, Launcher};
 use pending_features::PendingFeatures;
 pub(crate) use regions::Regions;
-use transfers::{Uploads, download};
+use transfers::{Downloads, Uploads, download};
 
 /// One loaded model on one GPU. Fields are dropped in order: what points at memory goes before the
 /// memory.
@@ -60,7 +62,7 @@ pub(crate) struct Engine {
 /// Page-locked memory for headers to the GPU and rows from it.
 struct Headers {
     up: Uploads,
-    rows: Pinned<u8>,
+    down: Downloads,
     /// One whole row of logits.
     logits: Pinned<f32>,
     /// Masses of rows.
@@ -74,8 +76,8 @@ struct Headers {
 
 /// Bytes of page-locked memory that an engine keeps. They hold headers (step, short chunk, draft,
 /// chunk, commit, pending features, two of a multi-token-prediction head), edits, queries of masses
-/// and their results, a logits row, reduced rows and page tables.
-pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 14] {
+/// and their results, a logits row, reduced rows, lists of a draft and page tables.
+pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 15] {
     let mtp = state.hidden.map_or(0, |_| size_of::<MtpStep>());
     [
         size_of::<Step>(),
@@ -91,6 +93,7 @@ pub(crate) fn pinned_bytes(plans: &Plans, state: &State) -> [usize; 14] {
         logits::mass_bytes(step::ROWS),
         size_of::<f32>() * plans.reduce.vocab,
         plans.reduce.out_bytes(step::ROWS),
+        plans.draft_lists.bytes(step::ROWS),
         4 * state.slots.sequences * state.slots.pages_per_sequence,
     ]
 }
@@ -119,6 +122,7 @@ impl Engine {
             masses,
             logits,
             rows,
+            draft_lists,
             table,
         ] = pinned_bytes(&plans, &state);
         let headers = Headers {
@@ -137,7 +141,10 @@ impl Engine {
             },
             logits: gpu.pinned(logits / size_of::<f32>())?,
             masses: gpu.pinned(masses)?,
-            rows: gpu.pinned(rows)?,
+            down: Downloads {
+                rows: gpu.pinned(rows)?,
+                draft_lists: gpu.pinned(draft_lists)?,
+            },
             in_flight: false,
             pending_in_flight: false,
         };
@@ -168,13 +175,13 @@ impl Engine {
             let bytes: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
             self.regions.write(&self.gpu, address, &bytes)?;
         }
-        let all_rows = ChunkHead::new(0, 0, step::ROWS);
+        let mut all_rows = ChunkHead::new(0, 0, step::ROWS);
+        all_rows.request_logits(0..step::ROWS);
         let bytes = step::bytes_of(&all_rows);
         self.regions
             .write(&self.gpu, self.plans.addresses.all_rows, bytes)?;
         for (address, table) in &self.plans.tables {
-            let bytes: Vec<u8> = table.iter().flat_map(|x| x.to_le_bytes()).collect();
-            self.regions.write(&self.gpu, *address, &bytes)?;
+            self.regions.write(&self.gpu, *address, table)?;
         }
         for (address, bytes) in self.plans.zeroed {
             self.regions.zero(&self.gpu, address, bytes)?;
@@ -395,22 +402,6 @@ impl Engine {
         mtp.map_or(Ok(()), |paths| self.commit_mtp(paths))
     }
 
-    /// Runs draft blocks, waits, and returns the `k` best tokens of every logits row of the header.
-    pub(crate) fn draft(&mut self, step: &Step, k: usize) -> Result<Vec<LogitsRow>, DeviceError> {
-        let rows = usize::try_from(step.rows).unwrap_or(0);
-        self.wait_for_tree_copies(step)?;
-        let trees = step.tree.iter().take(step.trees as usize);
-        let slots: Vec<usize> = trees.map(|tree| tree.slot as usize).collect();
-        self.consume_features(&slots)?;
-        let bytes = step::bytes_of(step);
-        self.headers.up.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(PlanKey::Draft(step::bucket(rows)))?;
-        self.sync()?;
-        let ask = LogitsRequest::top_k(k);
-        let asked = usize::try_from(step.n_logits_rows).unwrap_or(0);
-        self.answer(&vec![&ask; asked], Reduced::default())
-    }
-
     /// Has a step come behind copies of the states of its slots.
     fn wait_for_tree_copies(&mut self, step: &Step) -> Result<(), DeviceError> {
         let trees = step.tree.iter().take(step.trees as usize);
@@ -453,9 +444,9 @@ impl Engine {
             ..
         } = self;
         let addresses = plans.addresses;
-        let Headers { up, rows, .. } = headers;
+        let Headers { up, down, .. } = headers;
         let first = |gpu: &Gpu| up.queue(gpu, addresses, plans, key);
-        let last = |gpu: &Gpu| download(gpu, rows, addresses, plans, key);
+        let last = |gpu: &Gpu| download(gpu, down, addresses, plans, key);
         let ends = plans.all.get(&key).map_or(&[][..], |plan| &plan.layer_ends);
         let layer_waits = slot.map_or_else(Vec::new, |slot| copy_stream.layer_waits(slot, ends));
         launcher.run(gpu, key, &layer_waits, first, last)?;
@@ -518,7 +509,7 @@ impl Engine {
         let reduce = self.plans.reduce;
         let mut answers = Vec::with_capacity(requests.len());
         for (i, ask) in requests.iter().enumerate() {
-            let best = reduce.read(self.headers.rows.as_slice(), i);
+            let best = reduce.read(self.headers.down.rows.as_slice(), i);
             let is_as_asked = made.edited || ask.processors.is_none();
             let query = made.query(ask);
             let part = query.and_then(|query| self.mass_part(i, query, &best));
@@ -538,12 +529,21 @@ impl Engine {
     /// A whole row of logits.
     fn logits(&mut self, row: usize) -> Result<Vec<f32>, DeviceError> {
         let reduce = self.plans.reduce;
-        let from = self.plans.addresses.logits + (4 * row * reduce.stride) as u64;
+        self.logits_row((row, reduce.stride), reduce.vocab)
+    }
+
+    /// The first `n` logits of a row, rows being `stride` values apart.
+    fn logits_row(
+        &mut self,
+        (row, stride): (usize, usize),
+        n: usize,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let from = self.plans.addresses.logits + (4 * row * stride) as u64;
         let (gpu, to) = (&self.gpu, &mut self.headers.logits);
         // SAFETY: read after the wait below.
-        unsafe { gpu.copy_to_host(gpu.stream(), to, 0..reduce.vocab, from) }?;
+        unsafe { gpu.copy_to_host(gpu.stream(), to, 0..n, from) }?;
         gpu.sync()?;
-        Ok(to.as_slice().to_vec())
+        Ok(to.as_slice()[..n].to_vec())
     }
 }
 

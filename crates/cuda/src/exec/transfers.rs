@@ -44,7 +44,7 @@ impl Uploads {
             }
             PlanKey::Commit(_) => (to.commit, &self.commit, size_of::<Commit>()),
             PlanKey::DraftContext(_) => (to.pending, &self.pending, size_of::<Commit>()),
-            PlanKey::Draft(_) => (to.draft, &self.draft, size_of::<Step>()),
+            PlanKey::Draft { .. } => (to.draft, &self.draft, size_of::<Step>()),
             PlanKey::MtpCommit(_) => (to.mtp_commit, &self.mtp_commit, size_of::<MtpStep>()),
             PlanKey::MtpDraft { .. } => (to.mtp_draft, &self.mtp_draft, size_of::<MtpStep>()),
             PlanKey::LmHead(_) | PlanKey::EditedStep(_) | PlanKey::EditedLmHead(_) => return Ok(()),
@@ -62,22 +62,47 @@ impl Uploads {
     }
 }
 
-/// Queues the copy of the reduced rows that `key` makes.
+/// Results that the GPU writes.
+pub(super) struct Downloads {
+    /// Reduced logits rows.
+    pub(super) rows: Pinned<u8>,
+    /// Lists of a draft.
+    pub(super) draft_lists: Pinned<u8>,
+}
+
+/// Queues the copy of the reduced rows and of the lists that `key` makes.
 pub(super) fn download(
     gpu: &Gpu,
-    rows: &mut Pinned<u8>,
+    to: &mut Downloads,
     from: Addresses,
     plans: &Plans,
     key: PlanKey,
 ) -> Result<(), DeviceError> {
+    if let PlanKey::Draft { rows, .. } = key {
+        let bytes = plans.draft_lists.bytes(rows);
+        if bytes > 0 {
+            // SAFETY: read only after the wait that follows.
+            unsafe {
+                gpu.copy_to_host(
+                    gpu.stream(),
+                    &mut to.draft_lists,
+                    0..bytes,
+                    from.draft_lists,
+                )
+            }?;
+        }
+        if !plans.draft_lists.has_reduced_rows() {
+            return Ok(());
+        }
+    }
     let bucket = match key {
         PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) => rows,
-        PlanKey::Draft(rows) | PlanKey::MtpDraft { rows, .. } => rows,
+        PlanKey::Draft { rows, .. } | PlanKey::MtpDraft { rows, .. } => rows,
         PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,
         PlanKey::Chunk(_) | PlanKey::Commit(_) | PlanKey::DraftContext(_) => return Ok(()),
         PlanKey::MtpCommit(_) | PlanKey::Masses { .. } => return Ok(()),
     };
     let bytes = plans.reduce.out_bytes(bucket);
     // SAFETY: read only after the wait that follows.
-    unsafe { gpu.copy_to_host(gpu.stream(), rows, 0..bytes, from.rows) }
+    unsafe { gpu.copy_to_host(gpu.stream(), &mut to.rows, 0..bytes, from.rows) }
 }

@@ -1,14 +1,23 @@
 //! Launches of a draft beside those that it shares with its target.
 //!
-//! A draft block is a `Step` of 16 nodes per tree, tokens `[root, mask, …]`, node `i` at position
-//! `committed + i`; its attention is [`super::attention`] with a window, a block mask and a ring of
-//! pages. Context keys and values are written once, when tokens are committed.
+//! A draft block is a `Step` of a block's nodes per tree, tokens `[root, mask, …]`, node `i` at
+//! position `committed + i`; its attention is [`super::attention`] with a window, a block mask and
+//! a ring of pages. Context keys and values are written once, when tokens are committed.
+
+mod candidates;
+mod sublayer;
 
 use super::attention::{
     AppendTarget, Cache, PAGE, Positions, Projections, Shape, qk_norm_rope_append,
 };
 use super::norm::{ActivationBuffers, RowSource};
 use super::{Args, CompileUnit, Launch};
+
+pub use candidates::{
+    CHAIN_STATES, ChainConfidence, ChainSelect, ChainStates, PairScores, chain_bias,
+    transform_logits,
+};
+pub use sublayer::{BlockConv, FinishBuffers, convolve_input, finish};
 
 /// Pages of a ring in which a window and the rows of a block never overlap.
 pub fn ring_pages(window: usize, block_rows: usize) -> usize {

@@ -13,6 +13,12 @@ pub(super) struct ActivationFormats {
 }
 
 impl ActivationFormats {
+    /// Every format.
+    pub(super) const ALL: ActivationFormats = ActivationFormats {
+        f32: true,
+        f16: true,
+    };
+
     /// What these kinds of matrices read.
     pub(super) fn of(kinds: impl IntoIterator<Item = WeightKind>) -> ActivationFormats {
         let mut forms = ActivationFormats::default();
@@ -23,6 +29,27 @@ impl ActivationFormats {
             }
         }
         forms
+    }
+
+    /// The same and f32.
+    pub(super) fn with_f32(self) -> ActivationFormats {
+        ActivationFormats { f32: true, ..self }
+    }
+
+    /// The formats of both.
+    pub(super) fn and(self, other: ActivationFormats) -> ActivationFormats {
+        ActivationFormats {
+            f32: self.f32 || other.f32,
+            f16: self.f16 || other.f16,
+        }
+    }
+
+    /// Those of some buffers that have one of these formats.
+    pub(super) fn of_buffers(self, all: ActivationBuffers) -> ActivationBuffers {
+        ActivationBuffers {
+            f32: if self.f32 { all.f32 } else { 0 },
+            f16: if self.f16 { all.f16 } else { 0 },
+        }
     }
 
     /// Buffers for `rows` rows of `width` values in each form.

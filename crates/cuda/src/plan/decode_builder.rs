@@ -7,15 +7,16 @@ use super::gemm::{self, GemmOperation};
 use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
 use super::select::{Depth, StepSize, decode_attention, gated_delta_decode};
 use super::{Plan, PlanContext, attention_config};
+use crate::launch::Launch;
 use crate::launch::attention::{
     self, AppendTarget, Cache, DecodeBuffers, Mask, Positions, Projections, Shape,
 };
 use crate::launch::draft::{CaptureTarget, capture_hidden_states};
+use crate::launch::embedding::{self, EmbeddingTable};
 use crate::launch::ffn::{self, GateUp};
 use crate::launch::gated_delta::{self, Layer, TreeLaunch, TreeStep};
 use crate::launch::gemm::small_batch::GemmEpilogue;
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
-use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
 use crate::state::{DeltaGroup, LayerState};
@@ -73,17 +74,13 @@ impl DecodeBuilder<'_> {
 
     /// The tokens' embeddings into the residual stream.
     pub(super) fn embed(&mut self) {
-        let (x, table) = (
-            self.context.addresses.residual,
-            self.context.weights.embedding,
-        );
-        let (hidden, rows, source) = (self.context.spec.hidden, self.rows, self.source);
-        let table = embedding::EmbeddingTable {
-            ty: table.ty,
-            width: hidden,
-            at: table.at,
-        };
-        self.push(embedding::gather(table, rows, source, x));
+        self.embed_from(self.context.weights.embedding);
+    }
+
+    /// The same from a table of a draft's own.
+    pub(super) fn embed_from(&mut self, table: EmbeddingTable) {
+        let x = self.context.addresses.residual;
+        self.push(embedding::gather(table, self.rows, self.source, x));
     }
 
     /// The plan without a head, and where the furthest buffer ends.
@@ -287,6 +284,7 @@ impl DecodeBuilder<'_> {
             projection: q,
             queries,
             cache,
+            sinks: w.sinks,
             scratch,
         };
         self.push(attention::tree(&shape, &attention, &buffers));
@@ -330,15 +328,25 @@ impl DecodeBuilder<'_> {
     pub(super) fn ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
         let input_projections = [w.gate, w.up];
         let y = self.normed(w.norm, &input_projections, arena);
-        let width = w.gate.rows;
         let projected = self.project(&y, &input_projections, arena);
-        let out = ActivationFormats::of([w.down.kind]).allocate(arena, self.rows, width);
-        let from = GateUp {
-            gate: projected[0],
-            up: projected[1],
-            stride: width,
-        };
-        self.push(ffn::swiglu(width, self.rows, self.source, from, out));
+        let out = self.swiglu(w, &projected, arena);
         self.add(&out, w.down);
+    }
+
+    /// The gated unit of the projections of gate and up.
+    pub(super) fn swiglu(
+        &mut self,
+        w: &FfnWeights,
+        projected: &[u64],
+        arena: &mut BumpAllocator,
+    ) -> ActivationBuffers {
+        let &[gate, up] = projected else {
+            unreachable!("two matrices give two outputs")
+        };
+        let stride = w.gate.rows;
+        let out = ActivationFormats::of([w.down.kind]).allocate(arena, self.rows, stride);
+        let from = GateUp { gate, up, stride };
+        self.push(ffn::swiglu(stride, self.rows, self.source, from, out));
+        out
     }
 }

@@ -69,10 +69,11 @@ fn pass_of(key: PlanKey) -> (usize, String, usize) {
         PlanKey::LmHead(rows) => named(13, "prefill logits", rows),
         PlanKey::EditedLmHead(rows) => named(14, "prefill edits", rows),
         PlanKey::DraftContext(rows) => named(15, "draft context", rows),
-        PlanKey::Draft(rows) => named(16, "draft block", rows),
-        PlanKey::MtpCommit(rows) => named(17, "MTP commit", rows),
-        PlanKey::MtpDraft { rows, whole: false } => named(18, "MTP draft", rows),
-        PlanKey::MtpDraft { rows, whole: true } => named(19, "MTP draft, whole", rows),
+        PlanKey::Draft { rows, whole: false } => named(16, "draft block", rows),
+        PlanKey::Draft { rows, whole: true } => named(17, "whole draft block", rows),
+        PlanKey::MtpCommit(rows) => named(18, "MTP commit", rows),
+        PlanKey::MtpDraft { rows, whole: false } => named(19, "MTP draft", rows),
+        PlanKey::MtpDraft { rows, whole: true } => named(21, "MTP draft, whole", rows),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::PlanContext;
 use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
-use super::select::may_use_fused_layer;
+use super::select::{GemmFits, decode_gemm, may_use_fused_layer};
 use crate::launch::gemm::fused_layer::{
     self, FusedLayer, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
     FusedLayerWorkspace, MAX_ROWS,
@@ -13,7 +13,7 @@ use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
 use crate::step::ROWS;
-use crate::weights::{FfnWeights, WeightMatrix, Weights};
+use crate::weights::{AttentionWeights, FfnWeights, WeightMatrix, Weights};
 
 const _: () = assert!(ROWS <= MAX_ROWS, "a chain takes the rows of any step");
 
@@ -87,25 +87,16 @@ impl<'a> FusedLayerPlan<'a> {
         FusedLayerPlan::new(context, layers.collect())
     }
 
-    /// The draft's layers.
-    pub(super) fn of_draft(context: &PlanContext<'a>) -> Option<FusedLayerPlan<'a>> {
-        let layers = context.weights.draft.iter().flat_map(|draft| &draft.layers);
-        let layers = layers.map(|layer| LayerMatrices {
-            norm: layer.attention_norm,
+    /// Layers that draft.
+    fn of_drafting(
+        context: &PlanContext<'a>,
+        layers: &[DraftingLayer<'a>],
+    ) -> Option<FusedLayerPlan<'a>> {
+        let layers = layers.iter().map(|layer| LayerMatrices {
+            norm: layer.norm,
             input_projections: layer.attention.input_projections().to_vec(),
             out: layer.attention.o,
-            ffn: &layer.ffn,
-        });
-        FusedLayerPlan::new(context, layers.collect())
-    }
-
-    /// The layer of the multi-token-prediction head.
-    pub(super) fn of_mtp(context: &PlanContext<'a>) -> Option<FusedLayerPlan<'a>> {
-        let layers = context.weights.mtp.iter().map(|mtp| LayerMatrices {
-            norm: mtp.mixer_norm,
-            input_projections: mtp.attention.input_projections().to_vec(),
-            out: mtp.attention.o,
-            ffn: &mtp.ffn,
+            ffn: layer.ffn,
         });
         FusedLayerPlan::new(context, layers.collect())
     }
@@ -136,7 +127,54 @@ impl<'a> FusedLayerPlan<'a> {
     }
 }
 
+/// A layer of a draft or of a multi-token-prediction head: attention and a feed-forward, each
+/// behind its norm and before the residual.
+#[derive(Clone, Copy)]
+pub(super) struct DraftingLayer<'a> {
+    /// Before attention.
+    pub(super) norm: u64,
+    pub(super) attention: &'a AttentionWeights,
+    pub(super) ffn: &'a FfnWeights,
+}
+
 impl DecodeBuilder<'_> {
+    /// Layers that draft, fused where the GPU and the matrices allow it. `mixer` makes the launches
+    /// between the projections of a layer's attention and its output projection.
+    pub(super) fn push_drafting_layers(
+        &mut self,
+        layers: &[DraftingLayer<'_>],
+        mixer: impl Fn(&mut Self, usize, &[u64], &mut BumpAllocator) -> ActivationBuffers,
+    ) {
+        let fused_layers = FusedLayerPlan::of_drafting(self.context, layers);
+        self.note_gemm(fused_layers.is_some());
+        if let Some(fused_layers) = fused_layers {
+            self.push_fused_layers(&fused_layers, mixer, |_, _| {});
+            return;
+        }
+        for (i, layer) in layers.iter().enumerate() {
+            self.block(|b, arena| {
+                let input_projections = layer.attention.input_projections();
+                let y = b.normed(layer.norm, &input_projections, arena);
+                let projected = b.project(&y, &input_projections, arena);
+                let mixed = mixer(b, i, &projected, arena);
+                b.add(&mixed, layer.attention.o);
+            });
+            self.block(|b, arena| b.ffn(layer.ffn, arena));
+        }
+    }
+
+    /// Notes how the GEMMs of layers that draft run.
+    pub(super) fn note_gemm(&mut self, fused_layer: bool) {
+        let gemm = decode_gemm(
+            self.rows,
+            GemmFits {
+                gemv: false,
+                fused_layer,
+            },
+        );
+        self.plan.note(gemm.kernel.file(), gemm.reason);
+    }
+
     /// Every layer, the first's norm and projections as launches of their own. `mixer` makes the
     /// launches of a layer's mixer from its projections, `end` what follows when its output stands
     /// in the residual stream.

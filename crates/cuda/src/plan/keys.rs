@@ -28,15 +28,22 @@ fn buckets(rows: usize) -> impl Iterator<Item = usize> {
     BUCKETS.into_iter().filter(move |bucket| *bucket <= most)
 }
 
+/// Whether plans propose from the whole vocabulary: no; and yes if there are such plans.
+fn part_and_whole(has_whole: bool) -> impl Iterator<Item = bool> {
+    [false, true].into_iter().take(1 + usize::from(has_whole))
+}
+
 /// What drafts for a model.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct DraftKeys {
     /// Rows of the blocks of a draft, if there is one.
     pub(super) block: Option<usize>,
+    /// Whether it usually proposes from a part of the vocabulary.
+    pub(super) whole_block: bool,
     /// Whether there is a multi-token-prediction head.
     pub(super) mtp: bool,
     /// Whether it usually proposes from a part of the vocabulary.
-    pub(super) whole: bool,
+    pub(super) whole_mtp: bool,
 }
 
 /// The plans that limits can call for.
@@ -64,17 +71,15 @@ pub(super) fn keys(limits: Limits, drafts: DraftKeys, short: bool) -> Vec<PlanKe
     all.extend((1..=most).map(PlanKey::Commit));
     if drafts.mtp {
         all.extend(buckets(widest).map(PlanKey::MtpCommit));
-        let whole = [false, true]
-            .into_iter()
-            .take(1 + usize::from(drafts.whole));
         let rows = |whole| step::MTP_DRAFT_BUCKETS.map(|rows| PlanKey::MtpDraft { rows, whole });
-        all.extend(whole.flat_map(rows));
+        all.extend(part_and_whole(drafts.whole_mtp).flat_map(rows));
     }
     if let Some(block) = drafts.block {
         all.extend(buckets(ROWS).map(PlanKey::DraftContext));
         let blocks = 1..=most.min(ROWS / block);
-        let drafts = blocks.map(|n| PlanKey::Draft(step::bucket(n * block)));
-        all.extend(drafts.collect::<BTreeSet<_>>());
+        let rows: BTreeSet<usize> = blocks.map(|n| step::bucket(n * block)).collect();
+        let keys = |whole| rows.iter().map(move |&rows| PlanKey::Draft { rows, whole });
+        all.extend(part_and_whole(drafts.whole_block).flat_map(keys));
     }
     all
 }

@@ -17,6 +17,7 @@ pub(super) fn shape(a: &AttentionSpec, load_config: &LoadConfig, eps: f32) -> Sh
         rope: a.rope,
         gate: a.gate == OutputGate::SigmoidPerHead,
         normed: a.q_norm.is_some(),
+        values_normed: false,
         k: load_config.kv.k,
         v: load_config.kv.v,
         rotated: true,

@@ -38,6 +38,7 @@ use crate::state::{DraftState, State};
 use crate::step::{self, ChunkHead, Commit, MtpStep, ROWS, Step};
 use crate::weights::Weights;
 
+pub(crate) use draft::{DraftLists, chains, pairs};
 use keys::{DraftKeys, chunk_buckets, keys};
 pub(crate) use numerics::{attention_config, numerics_of};
 use prefill::DequantBuffers;
@@ -73,8 +74,9 @@ pub(crate) enum PlanKey {
     Commit(usize),
     /// Up to so many rows of features that wait, into the draft's context.
     DraftContext(usize),
-    /// Draft blocks of up to so many rows.
-    Draft(usize),
+    /// Draft blocks of up to `rows` rows; `whole`: with the whole LM head of the target instead of
+    /// its most frequent tokens.
+    Draft { rows: usize, whole: bool },
     /// Up to so many rows of committed paths, into the cache of the multi-token-prediction head.
     MtpCommit(usize),
     /// Up to `rows` rows that the multi-token-prediction head drafts; `whole`: with the whole LM
@@ -157,6 +159,8 @@ pub(crate) struct Addresses {
     pub(crate) mtp_draft: u64,
     /// Reduced rows of the head, `[ROWS]`.
     pub(crate) rows: u64,
+    /// Lists of a draft, as [`DraftLists`] has them.
+    pub(crate) draft_lists: u64,
     /// Residual stream, f32 `[rows][hidden]`.
     pub(crate) residual: u64,
     /// Logits of the asked rows, f32 `[ROWS][stride]`.
@@ -184,15 +188,19 @@ pub(crate) struct Plans {
     pub(crate) all: BTreeMap<PlanKey, Plan>,
     pub(crate) addresses: Addresses,
     pub(crate) reduce: logits::LogitsReduction,
-    /// Tables to be written once: address and values.
-    pub(crate) tables: Vec<(u64, Vec<f64>)>,
+    /// Tables to be written once: address and bytes.
+    pub(crate) tables: Vec<(u64, Vec<u8>)>,
     /// Runs to be zeroed once: address and bytes.
     pub(crate) zeroed: [(u64, usize); 4],
     limits: Limits,
     /// Whether there are short plans for short chunks.
     short: bool,
-    /// Tokens that the multi-token-prediction head proposes from, if it is a part of them.
-    mtp_vocab: Option<usize>,
+    /// The draft's lists of candidates.
+    pub(crate) draft_lists: DraftLists,
+    /// Tokens that drafts with the target's LM head propose from.
+    proposed: usize,
+    /// What drafts.
+    drafts: DraftKeys,
 }
 
 /// What plans depend on besides the model.
@@ -205,9 +213,9 @@ pub(crate) struct PlanConfig {
     pub(crate) numerics: Numerics,
     /// Whether small models use the kernels of large ones.
     pub(crate) as_large_model: bool,
-    /// Tokens that a multi-token-prediction head proposes from, the first of the vocabulary; `None`
-    /// for the default.
-    pub(crate) mtp_vocab: Option<usize>,
+    /// Tokens that drafts with the target's LM head propose from, the first of the vocabulary;
+    /// `None` for the default.
+    pub(crate) draft_vocab: Option<usize>,
 }
 
 /// The model, its memory and the options that plans are built from.
@@ -227,6 +235,9 @@ pub(crate) struct PlanContext<'a> {
     /// Inverse frequencies of each kind of rotation.
     rotations: Vec<(RopeSpec, u64)>,
     reduce: logits::LogitsReduction,
+    draft_lists: DraftLists,
+    /// The target's ids of a draft's own vocabulary, int32; 0 if they are the same.
+    draft_ids: u64,
 }
 
 impl PlanContext<'_> {
@@ -281,6 +292,9 @@ impl Plans {
         } else {
             0
         };
+        let draft_spec = load_config.draft.as_ref().map(|draft| &*draft.spec);
+        let draft_lists =
+            draft_spec.map_or(DraftLists::ByDepth, |draft| DraftLists::of(draft, reduce));
         let mtp_bytes = spec.mtp.as_ref().map_or(0, |_| size_of::<MtpStep>());
         let addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
@@ -292,6 +306,7 @@ impl Plans {
             mtp_commit: scratch.take(mtp_bytes),
             mtp_draft: scratch.take(mtp_bytes),
             rows: scratch.take(reduce.out_bytes(ROWS)),
+            draft_lists: scratch.take(draft_lists.bytes(ROWS)),
             residual: scratch.take(4 * rows_of_pass * spec.hidden),
             logits: scratch.take(4 * ROWS * reduce.stride),
             edited: scratch.take(4 * ROWS * reduce.stride),
@@ -315,9 +330,15 @@ impl Plans {
                 let table = layer_arguments::shape(a, load_config, spec.norm_eps).frequencies();
                 let at = scratch.take(8 * table.len());
                 rotations.push((a.rope, at));
-                tables.push((at, table));
+                tables.push((at, table.into_iter().flat_map(f64::to_le_bytes).collect()));
             }
         }
+        let own_ids = draft_spec.and_then(|draft| draft.head.as_ref()?.ids.as_ref());
+        let draft_ids = own_ids.map_or(0, |ids| {
+            let at = scratch.take(4 * ids.len());
+            tables.push((at, ids.iter().flat_map(|id| id.0.to_le_bytes()).collect()));
+            at
+        });
         let context = PlanContext {
             spec,
             weights,
@@ -331,19 +352,21 @@ impl Plans {
             dequant,
             rotations,
             reduce,
+            draft_lists,
+            draft_ids,
         };
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
         let short = short_prefill::path(&context, ROWS).kernel == PrefillPath::DecodeKernels;
-        let block = load_config.draft.as_ref().map(|draft| draft.spec.block);
-        let mtp_vocab = mtp::draft_vocab(spec.vocab, plan_config.mtp_vocab);
+        let proposed = mtp::draft_vocab(spec.vocab, plan_config.draft_vocab);
+        let in_part = proposed < spec.vocab;
         let drafts = DraftKeys {
-            block,
+            block: draft_spec.map(|draft| draft.block),
+            whole_block: in_part && draft_spec.is_some_and(|draft| draft.head.is_none()),
             mtp: spec.mtp.is_some(),
-            whole: mtp_vocab < spec.vocab,
+            whole_mtp: in_part && spec.mtp.is_some(),
         };
-        let part = (spec.mtp.is_some() && drafts.whole).then_some(mtp_vocab);
         for key in keys(limits, drafts, short) {
             let mut arena = *scratch;
             let plan = match key {
@@ -366,10 +389,13 @@ impl Plans {
                 PlanKey::DraftContext(rows) => {
                     draft::context_of_pending(&context, rows, &mut arena)
                 }
-                PlanKey::Draft(rows) => draft::block(&context, rows, &mut arena),
+                PlanKey::Draft { rows, whole } => {
+                    let proposed = if whole { spec.vocab } else { proposed };
+                    draft::block(&context, (rows, proposed), &mut arena)
+                }
                 PlanKey::MtpCommit(rows) => mtp::commit(&context, rows, &mut arena),
                 PlanKey::MtpDraft { rows, whole } => {
-                    let proposed = if whole { spec.vocab } else { mtp_vocab };
+                    let proposed = if whole { spec.vocab } else { proposed };
                     mtp::draft(&context, (rows, proposed), &mut arena)
                 }
                 PlanKey::EditedStep(rows) => {
@@ -402,7 +428,9 @@ impl Plans {
             ],
             limits,
             short,
-            mtp_vocab: part,
+            draft_lists,
+            proposed,
+            drafts,
         }
     }
 

@@ -29,14 +29,13 @@ use contract::{AttentionSpec, Mixer};
 
 use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
-use super::fused_layers::FusedLayerPlan;
+use super::fused_layers::DraftingLayer;
 use super::layer_arguments::{cache, shape};
 use super::lm_head::LmHead;
-use super::select::{GemmFits, decode_gemm};
 use super::{Plan, PlanContext, Plans};
 use crate::launch::Launch;
 use crate::launch::attention::{self, AppendTarget, Cache, Mask, Positions, Projections, Shape};
-use crate::launch::embedding::{self, EmbeddingTable};
+use crate::launch::embedding;
 use crate::launch::mtp::{self, ChunkStream, HiddenPool, JoinInputs, KeptRows};
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource};
 use crate::memory::BumpAllocator;
@@ -60,12 +59,12 @@ pub(super) fn draft_vocab(vocab: usize, wanted: Option<usize>) -> usize {
 impl Plans {
     /// Whether drafts with the whole LM head have plans of their own.
     pub(crate) fn has_whole_mtp(&self) -> bool {
-        self.mtp_vocab.is_some()
+        self.drafts.whole_mtp
     }
 
     /// Tokens that the head proposes from; `None` for the whole vocabulary.
     pub(crate) fn mtp_vocab(&self) -> Option<usize> {
-        self.mtp_vocab
+        self.drafts.whole_mtp.then_some(self.proposed)
     }
 }
 
@@ -107,12 +106,7 @@ impl<'a> Head<'a> {
 
     /// The embedding rows of `rows` tokens, f32 at `out`.
     pub(super) fn embed(&self, rows: usize, source: RowSource, out: u64) -> Launch {
-        let table = EmbeddingTable {
-            ty: self.weights.embedding.ty,
-            width: self.pool.width,
-            at: self.weights.embedding.at,
-        };
-        embedding::gather(table, rows, source, out)
+        embedding::gather(self.weights.embedding, rows, source, out)
     }
 
     /// What its joined input is made from; `embedding` is what [`Head::embed`] wrote.
@@ -213,28 +207,12 @@ pub(super) fn draft(
             let layer = (head.attention, shape);
             b.attention(layer, &weights.attention, head.cache, projected, arena)
         };
-    let fused_layers = FusedLayerPlan::of_mtp(context);
-    let gemm = decode_gemm(
-        rows,
-        GemmFits {
-            gemv: false,
-            fused_layer: fused_layers.is_some(),
-        },
-    );
-    builder.plan.note(gemm.kernel.file(), gemm.reason);
-    match fused_layers {
-        Some(fused_layers) => builder.push_fused_layers(&fused_layers, mixer, |_, _| {}),
-        None => {
-            builder.block(|b, arena| {
-                let input_projections = weights.attention.input_projections();
-                let y = b.normed(weights.mixer_norm, &input_projections, arena);
-                let projected = b.project(&y, &input_projections, arena);
-                let mixed = mixer(b, 0, &projected, arena);
-                b.add(&mixed, weights.attention.o);
-            });
-            builder.block(|b, arena| b.ffn(&weights.ffn, arena));
-        }
-    }
+    let layer = DraftingLayer {
+        norm: weights.mixer_norm,
+        attention: &weights.attention,
+        ffn: &weights.ffn,
+    };
+    builder.push_drafting_layers(&[layer], mixer);
     let norm = (weights.final_norm, eps);
     let kept = KeptRows::Drafted(step);
     builder.push(mtp::keep_hidden(rows, kept, x, norm, head.pool));
@@ -371,7 +349,7 @@ mod tests {
             tree_windows: false,
             numerics: Numerics::Fastest,
             as_large_model,
-            mtp_vocab: Some(256),
+            draft_vocab: Some(256),
         };
         Plans::new(&config, &weights, &state, plan_config, &mut scratch)
     }

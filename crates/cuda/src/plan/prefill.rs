@@ -111,12 +111,6 @@ pub(super) fn build(
     }
     let (at, table) = (context.addresses, context.weights.embedding);
     let source = RowSource::Chunk(at.chunk);
-    let hidden = context.spec.hidden;
-    let table = embedding::EmbeddingTable {
-        ty: table.ty,
-        width: hidden,
-        at: table.at,
-    };
     builder.push(embedding::gather(table, rows, source, at.residual));
     for i in 0..context.spec.layers.len() {
         builder.layer(i);

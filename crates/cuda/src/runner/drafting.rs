@@ -1,11 +1,15 @@
 //! Calls of the runner that serve its drafts: the draft model and the multi-token-prediction head.
 
+use std::sync::Arc;
+
 use contract::protocol::push_mtp_row;
 use contract::{
-    CommitItem, DeviceError, DraftCandidates, DraftItem, MtpDraftItem, MtpRow, SeqId, TokenId, Tree,
+    CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLogits, DraftSpec, MtpDraftItem,
+    MtpRow, SeqId, TokenId, Tree,
 };
 
 use super::CudaRunner;
+use crate::exec::Reach;
 use crate::exec::host_logits::candidates;
 use crate::step::{self, DraftedRow, MtpStep, Step};
 
@@ -71,25 +75,52 @@ impl CudaRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        let draft = self.draft.expect("the depth in info is a draft's");
-        let per_pass = (step::ROWS / draft.block).min(step::TREES);
+        let spec = self.draft_spec();
+        let per_pass = (step::ROWS / spec.block).min(step::TREES);
         let mut all = Vec::with_capacity(items.len());
         for items in items.chunks(per_pass) {
-            let mut step = Step::new();
-            for item in items {
-                let sequence = self.sequence(item.seq)?;
-                let mut tokens = vec![draft.mask; draft.block];
-                tokens[0] = item.root;
-                let block = Tree::chain(&tokens).expect("a block is at most a tree");
-                let first = usize::try_from(step.rows).unwrap_or(0);
-                step.push(sequence.slot, sequence.position, &block);
-                (1..=depth).for_each(|row| step.request_logits(first + row));
-            }
-            let rows = self.engine.draft(&step, k);
-            let rows = self.record_fault(rows)?;
-            all.extend(rows.chunks(depth).map(candidates));
+            let mut step = self.blocks(&spec, items, depth)?;
+            let found = self.engine.draft(&mut step, &spec, Reach { depth, k });
+            all.append(&mut self.record_fault(found)?);
         }
         Ok(all)
+    }
+
+    /// The logits of a checked block at full depth.
+    pub(super) fn draft_block_logits(
+        &mut self,
+        item: DraftItem,
+    ) -> Result<DraftLogits, DeviceError> {
+        let spec = self.draft_spec();
+        let mut step = self.blocks(&spec, &[item], spec.depth())?;
+        let found = self.engine.draft_logits(&mut step, &spec);
+        self.record_fault(found)
+    }
+
+    fn draft_spec(&self) -> Arc<DraftSpec> {
+        let draft = self.draft.as_ref();
+        let draft = draft.expect("the depth in info is a draft's");
+        Arc::clone(&draft.spec)
+    }
+
+    /// Blocks of masks behind the roots, with logits rows for `depth` positions of each.
+    fn blocks(
+        &self,
+        spec: &DraftSpec,
+        items: &[DraftItem],
+        depth: usize,
+    ) -> Result<Step, DeviceError> {
+        let mut step = Step::new();
+        for item in items {
+            let sequence = self.sequence(item.seq)?;
+            let mut tokens = vec![spec.mask_token; spec.block];
+            tokens[0] = item.root;
+            let block = Tree::chain(&tokens).expect("a block is at most a tree");
+            let first = usize::try_from(step.rows).unwrap_or(0) + spec.first_row;
+            step.push(sequence.slot, sequence.position, &block);
+            (first..first + depth).for_each(|row| step.request_logits(row));
+        }
+        Ok(step)
     }
 
     /// Drafts checked rows with the multi-token-prediction head: sequence by sequence, as many as

@@ -14,9 +14,9 @@ use contract::protocol::{
 };
 use contract::snapshot::{ReadAt, SnapshotIdentity};
 use contract::{
-    Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, KvFormat,
-    LogitsRequest, LogitsRow, LogitsSelection, ModelHash, MtpDraftItem, Runner, RunnerInfo, SeqId,
-    SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
+    Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, DraftLogits,
+    DraftSpec, KvFormat, LogitsRequest, LogitsRow, LogitsSelection, MtpDraftItem, Runner,
+    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 use crate::deferred_draft::DeferredDraft;
@@ -58,12 +58,10 @@ pub(crate) struct CudaRunner {
 }
 
 /// What the runner needs to know of a draft.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct DraftProperties {
-    pub(crate) hash: ModelHash,
+    pub(crate) spec: Arc<DraftSpec>,
     pub(crate) kv: KvFormat,
-    pub(crate) block: usize,
-    pub(crate) mask: TokenId,
 }
 
 /// One open sequence.
@@ -163,7 +161,7 @@ impl CudaRunner {
             model: self.info.model,
             kv: self.info.kv,
             rotated: true,
-            draft: self.draft.map(|draft| (draft.hash, draft.kv)),
+            draft: self.draft.as_ref().map(|draft| (draft.spec.hash, draft.kv)),
             mtp: self.info.mtp.is_some(),
         }
     }
@@ -371,6 +369,13 @@ impl Runner for CudaRunner {
         self.load_deferred_draft()?;
         self.validator().draft(items, depth, k)?;
         self.draft_blocks(items, depth, k)
+    }
+
+    fn draft_logits(&mut self, item: DraftItem) -> Result<DraftLogits, DeviceError> {
+        self.load_deferred_draft()?;
+        let depth = self.info.draft_depth.unwrap_or(0);
+        self.validator().draft(&[item], depth, 1)?;
+        self.draft_block_logits(item)
     }
 
     fn draft_mtp(

@@ -2,9 +2,9 @@
 
 use contract::{Mixer, ModelSpec, MtpSpec};
 
-use crate::pack;
+use crate::launch::embedding::EmbeddingTable;
 
-use super::{AttentionWeights, EmbeddingTable, Encoding, FfnWeights, LayoutBuilder, WeightMatrix};
+use super::{AttentionWeights, FfnWeights, LayoutBuilder, WeightMatrix};
 
 /// Addresses of a head's weights.
 #[derive(Debug, Clone)]
@@ -43,14 +43,8 @@ pub(super) fn lay_out(
     };
     let embedding = match (&mtp.embedding, table) {
         (None, _) => shared.embedding,
-        (Some(own), Some(table)) => EmbeddingTable {
-            ty: pack::table_type(own.ty),
-            at: table.item(own, Encoding::Table),
-        },
-        (Some(own), None) => EmbeddingTable {
-            ty: pack::table_type(own.ty),
-            at: plan.item(own, Encoding::Table),
-        },
+        (Some(own), Some(table)) => table.table(own),
+        (Some(own), None) => plan.table(own),
     };
     let own_norm = mtp.final_norm.name != spec.final_norm.name;
     Some(MtpWeights {

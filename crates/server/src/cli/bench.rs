@@ -53,8 +53,8 @@ pub struct BenchArgs {
     /// Trees to verify: nodes, or sequences x nodes per tree.
     #[arg(long, value_name = "LIST", default_value = "1,8,16,24,32,48,64,4x8")]
     pub verify: String,
-    /// A draft model to measure too: a file, or a weight type such as q8_0 or dflash2:q8_0 for
-    /// random weights.
+    /// A draft model to measure too: a file, or random weights of a type such as q8_0 or
+    /// dflash2:q8_0, or dflash2:q8_0:16 for blocks of 16 rows.
     #[arg(long, value_name = "WHAT")]
     pub draft: Option<String>,
     /// Context lengths before each case, in tokens.
@@ -216,8 +216,8 @@ pub struct DepthArgs {
     /// A random-weight model instead: a shape and a recipe, as for `hearth synth`.
     #[arg(long, value_name = "SHAPE:TYPES")]
     pub synthetic: Option<String>,
-    /// A draft model to measure too: a file, or a weight type such as q8_0 or dflash2:q8_0 for
-    /// random weights.
+    /// A draft model to measure too: a file, or random weights of a type such as q8_0 or
+    /// dflash2:q8_0, or dflash2:q8_0:16 for blocks of 16 rows.
     #[arg(long, value_name = "WHAT")]
     pub draft: Option<String>,
     /// Device and numerics.

@@ -6,14 +6,9 @@ use crate::config;
 use crate::open::drafting::Drafting;
 
 /// One line about a published draft that is not used; `None` if a draft model is used, or the card
-/// knows no draft that this device runs.
-pub(super) fn line(
-    card: &ModelCard,
-    model_name: &str,
-    drafting: &Drafting,
-    runs: impl Fn(&CardDraft) -> bool,
-) -> Option<String> {
-    let draft = card.draft_of(model_name).filter(|draft| runs(draft))?;
+/// knows no draft.
+pub(super) fn line(card: &ModelCard, model_name: &str, drafting: &Drafting) -> Option<String> {
+    let draft = card.draft_of(model_name)?;
     if drafting.config.is_some() {
         return None;
     }
@@ -30,11 +25,6 @@ pub(super) fn line(
     ))
 }
 
-/// Whether a device runs the drafts of this kind. The later kinds run on the CPU so far.
-pub(super) fn runs(device: &str, draft: &CardDraft) -> bool {
-    draft.kind == model::DraftKind::Dflash.name() || device == "cpu"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,12 +38,10 @@ mod tests {
     }
 
     #[test]
-    fn published_draft_is_named_only_where_it_is_missing_and_runs() {
+    fn published_draft_is_named_only_where_it_is_missing() {
         let mut drafting = Drafting::none();
-        let of = |kind: &str, name: &str, device: &str, drafting: &Drafting| {
-            line(&card(kind), name, drafting, |draft| runs(device, draft))
-        };
-        let named = of("DFlash2", "X-27B", "cpu", &drafting).unwrap();
+        let of = |kind: &str, name: &str, drafting: &Drafting| line(&card(kind), name, drafting);
+        let named = of("DFlash2", "X-27B", &drafting).unwrap();
         for part in [
             "published DFlash2 draft;",
             "decodes plainly",
@@ -61,10 +49,9 @@ mod tests {
         ] {
             assert!(named.contains(part), "{named}");
         }
-        assert_eq!(of("DFlash2", "X-4B", "cpu", &drafting), None);
-        assert_eq!(of("DFlash2", "X-27B", "cuda:0", &drafting), None);
+        assert_eq!(of("DFlash2", "X-4B", &drafting), None);
         drafting.mtp = true;
-        let named = of("DFlash", "X-27B", "cuda:0", &drafting).unwrap();
+        let named = of("DFlash", "X-27B", &drafting).unwrap();
         assert!(named.contains("drafts alone"), "{named}");
     }
 }

@@ -339,9 +339,8 @@ fn load(
         tracing::info!("{line}");
     }
     if !args.draft.no_speculation {
-        let runs = |draft: &model::CardDraft| missing_draft::runs(&fitted.device.id, draft);
         let name = &loaded.spec.name;
-        if let Some(line) = missing_draft::line(&found.card, name, &drafting, runs) {
+        if let Some(line) = missing_draft::line(&found.card, name, &drafting) {
             tracing::info!("{line}");
         }
     }

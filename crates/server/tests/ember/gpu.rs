@@ -27,6 +27,7 @@ use crate::draft::{acceptance, config_with_draft, feed};
 use crate::drift::{Difference, Drift, STEPS, StoredPrecision};
 use crate::golden::FAST;
 use crate::head::check_head;
+use crate::own_drafts::check_own_drafts;
 use crate::pool::check_small_pool;
 use crate::properties::{check_budgets, prompts};
 
@@ -349,6 +350,12 @@ fn preempted_sequences_on_gpu_match_runs_alone() {
 fn drafts_of_a_head_on_gpu_change_no_text() {
     let Some(gpu) = gpu() else { return };
     check_head(&gpu);
+}
+
+#[test]
+fn every_own_draft_on_gpu_changes_no_text() {
+    let Some(gpu) = gpu() else { return };
+    check_own_drafts(&gpu);
 }
 
 #[test]

@@ -33,8 +33,12 @@ fn with_draft(file: Option<&str>) -> LoadConfig {
 }
 
 /// Greedy continuations of the golden prompts, and their mean tokens per decode step.
-fn texts(config: LoadConfig, sources: &[DraftSource]) -> (Vec<Vec<TokenId>>, f64) {
-    let runner = CpuBackend::new(FAST).open(config, &mut |_| {}).unwrap();
+fn texts(
+    device: &dyn Backend,
+    config: LoadConfig,
+    sources: &[DraftSource],
+) -> (Vec<Vec<TokenId>>, f64) {
+    let runner = device.open(config, &mut |_| {}).unwrap();
     let speculation = SpeculationConfig {
         budget: if sources.is_empty() { 0 } else { 15 },
         sources: SourceSet::of(sources),
@@ -84,9 +88,9 @@ fn texts(config: LoadConfig, sources: &[DraftSource]) -> (Vec<Vec<TokenId>>, f64
     )
 }
 
-#[test]
-fn every_own_draft_gives_several_tokens_a_step_and_changes_no_text() {
-    let (plain, one) = texts(with_draft(None), &[]);
+/// Every draft on a device gives several tokens a step and changes no text.
+pub(crate) fn check_own_drafts(device: &dyn Backend) {
+    let (plain, one) = texts(device, with_draft(None), &[]);
     assert!((0.99..1.05).contains(&one), "{one}");
     let (head, block) = (DraftSource::Mtp, DraftSource::Block);
     for (file, sources) in [
@@ -96,8 +100,13 @@ fn every_own_draft_gives_several_tokens_a_step_and_changes_no_text() {
         (Some("ember-dspark.gguf"), &[block]),
         (Some("ember-dflash2.gguf"), &[head, block]),
     ] {
-        let (drafted, tokens) = texts(with_draft(file), sources);
+        let (drafted, tokens) = texts(device, with_draft(file), sources);
         assert!(drafted == plain, "{file:?} {sources:?} changed a text");
         assert!(tokens > 2.5, "{file:?} {sources:?}: {tokens} tokens a step");
     }
+}
+
+#[test]
+fn every_own_draft_gives_several_tokens_a_step_and_changes_no_text() {
+    check_own_drafts(&CpuBackend::new(FAST));
 }

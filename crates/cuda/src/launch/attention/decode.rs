@@ -117,6 +117,8 @@ pub struct DecodeBuffers {
     pub queries: u64,
     /// The layer's KV cache.
     pub cache: Cache,
+    /// f32 `[n_heads]`: a score without a value that joins each head's softmax; 0 for none.
+    pub sinks: u64,
     /// [`DecodeAttention::scratch_bytes`].
     pub scratch: u64,
 }
@@ -375,6 +377,11 @@ pub fn combine(
     let unit = shape
         .kv_range(unit, selected)
         .define("GATED", u32::from(shape.gate));
+    let unit = if at.sinks == 0 {
+        unit
+    } else {
+        unit.define("SINKS", 1)
+    };
     Launch {
         entry: "attn_combine_splits",
         unit: out.define(unit, width, rows),
@@ -385,6 +392,7 @@ pub fn combine(
             .ptr(at.step)
             .ptr(at.projection)
             .ptr(at.scratch)
+            .ptr(at.sinks)
             .i32(rows as i32)
             .words(&out.words()),
         cooperative: false,

@@ -37,6 +37,8 @@ pub struct Shape {
     pub gate: bool,
     /// Whether q and k are normed per head.
     pub normed: bool,
+    /// Whether values go through a norm per head that has no weights.
+    pub values_normed: bool,
     /// Storage of keys.
     pub k: KvFormat,
     /// Storage of values.
@@ -253,6 +255,11 @@ pub fn qk_norm_rope_append(
         .define("Q_STRIDE", shape.q_stride())
         .define("KV_STRIDE", from.kv_stride)
         .define("Q_F16", u32::from(f16_queries != 0));
+    let unit = if shape.values_normed {
+        unit.define("VALUES_NORMED", 1)
+    } else {
+        unit
+    };
     Launch {
         entry: "attn_qk_norm_rope_append",
         unit,

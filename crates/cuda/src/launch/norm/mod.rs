@@ -60,7 +60,12 @@ impl ActivationBuffers {
     }
 
     /// Adds the defines of `kernels/norm/row_output.cuh`.
-    pub(super) fn define(self, unit: CompileUnit, width: usize, rows: usize) -> CompileUnit {
+    pub(in crate::launch) fn define(
+        self,
+        unit: CompileUnit,
+        width: usize,
+        rows: usize,
+    ) -> CompileUnit {
         let wanted = |at: u64| u32::from(at != 0);
         unit.define("WIDTH", width)
             .define("N8_TILES", rows.div_ceil(8))
@@ -69,7 +74,7 @@ impl ActivationBuffers {
     }
 
     /// The `Out` of the kernels.
-    pub(super) fn words(self) -> [u64; 2] {
+    pub(in crate::launch) fn words(self) -> [u64; 2] {
         [self.f32, self.f16]
     }
 }
@@ -167,7 +172,7 @@ pub fn rms_norm_and_scales(
 ///
 /// # Panics
 /// If rows are wider than a block holds.
-pub(super) fn warps(width: usize) -> usize {
+pub(in crate::launch) fn warps(width: usize) -> usize {
     let groups = width.div_ceil(256);
     assert!(
         (1..=256).contains(&groups),

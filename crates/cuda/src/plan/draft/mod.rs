@@ -1,15 +1,20 @@
 //! A draft: keys and values of committed tokens from the target's features, and blocks of masks
-//! through the draft's layers and the target's head. [`contract::draft`] has the formulas.
+//! through the draft's layers and an LM head. [`contract::draft`] has the formulas.
+//!
+//! Layers that consist of norms, matrices and attention run as the target's do ([`block`]); those
+//! with convolutions or norms before the residual are [`sublayers`].
 
-use contract::{BlockMask, DraftLayer, KvFormats};
+mod candidates;
+mod lists;
+mod sublayers;
+
+use contract::{BlockMask, DraftLayer, DraftValues, KvFormats};
 
 use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
-use super::fused_layers::FusedLayerPlan;
+use super::fused_layers::DraftingLayer;
 use super::gemm::{self, GemmOperation};
-use super::lm_head::LmHead;
-use super::select::{GemmFits, decode_gemm};
-use super::{Plan, PlanContext};
+use super::{Plan, PlanContext, Plans};
 use crate::launch::Launch;
 use crate::launch::attention::{Cache, Mask, Positions, Projections, Shape};
 use crate::launch::draft::{CapturedStates, context as write_context, path_rows};
@@ -18,6 +23,17 @@ use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape, RowSource
 use crate::memory::BumpAllocator;
 use crate::state::{DraftRing, FEATURE_ROWS};
 use crate::weights::{DraftLayerWeights, DraftWeights, WeightMatrix};
+
+pub(crate) use lists::{DraftLists, chains, pairs};
+
+use candidates::ProposedRows;
+
+impl Plans {
+    /// Whether draft blocks with the whole LM head have plans of their own.
+    pub(crate) fn has_whole_draft(&self) -> bool {
+        self.drafts.whole_block
+    }
+}
 
 /// How the attention kernels see a draft layer.
 fn shape(layer: &DraftLayer, ring: &DraftRing, kv: KvFormats, eps: f32) -> Shape {
@@ -29,6 +45,7 @@ fn shape(layer: &DraftLayer, ring: &DraftRing, kv: KvFormats, eps: f32) -> Shape
         rope: a.rope,
         gate: false,
         normed: a.q_norm.is_some(),
+        values_normed: layer.values == DraftValues::Keys,
         k: kv.k,
         v: kv.v,
         rotated: false,
@@ -58,6 +75,12 @@ fn cache(ring: &DraftRing) -> Cache {
 pub(super) fn eps(context: &PlanContext<'_>) -> f32 {
     let draft = context.load_config.draft.as_ref();
     draft.map_or(context.spec.norm_eps, |draft| draft.spec.norm_eps)
+}
+
+/// The draft's norm before the LM head.
+fn final_norm(context: &PlanContext<'_>) -> u64 {
+    let draft = context.weights.draft.as_ref();
+    draft.map_or(context.weights.final_norm, |draft| draft.final_norm)
 }
 
 /// Every layer with its shape and its ring, bottom to top.
@@ -177,15 +200,20 @@ fn append_products(
         .extend(gemm::launches(context, rows, input, &products));
 }
 
-/// The plan of draft blocks of up to `rows` rows.
-pub(super) fn block(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllocator) -> Plan {
-    let Some(weights) = &context.weights.draft else {
+/// The plan of draft blocks of up to `rows` rows that propose the first `proposed` tokens of the
+/// target's LM head, or those of the draft's own.
+pub(super) fn block(
+    context: &PlanContext<'_>,
+    (rows, proposed): (usize, usize),
+    arena: &mut BumpAllocator,
+) -> Plan {
+    let (Some(weights), Some(config)) = (&context.weights.draft, &context.load_config.draft) else {
         return Plan::default();
     };
     let (step, eps) = (context.addresses.draft, eps(context));
     // Only the delta rule, which no draft has, goes by the number of trees.
     let mut builder = builder(context, (rows, 1), step, eps, *arena);
-    builder.embed();
+    builder.embed_from(weights.embedding.unwrap_or(context.weights.embedding));
     let layers: Vec<_> = layers(context).zip(&weights.layers).collect();
     let mixer =
         |b: &mut DecodeBuilder<'_>, i: usize, projected: &[u64], arena: &mut BumpAllocator| {
@@ -195,34 +223,28 @@ pub(super) fn block(context: &PlanContext<'_>, rows: usize, arena: &mut BumpAllo
             let a = (&layer.attention, *shape);
             b.attention(a, attention, cache(ring), projected, arena)
         };
-    let fused_layers = FusedLayerPlan::of_draft(context);
-    let gemm = decode_gemm(
-        rows,
-        GemmFits {
-            gemv: false,
-            fused_layer: fused_layers.is_some(),
-        },
-    );
-    builder.plan.note(gemm.kernel.file(), gemm.reason);
-    match fused_layers {
-        Some(fused_layers) => builder.push_fused_layers(&fused_layers, mixer, |_, _| {}),
-        None => {
-            for (i, (_, weights)) in layers.iter().enumerate() {
-                builder.block(|b, arena| {
-                    let input_projections = weights.attention.input_projections();
-                    let y = b.normed(weights.attention_norm, &input_projections, arena);
-                    let projected = b.project(&y, &input_projections, arena);
-                    let mixed = mixer(b, i, &projected, arena);
-                    b.add(&mixed, weights.attention.o);
-                });
-                builder.block(|b, arena| b.ffn(&weights.ffn, arena));
-            }
-        }
+    if weights.layers.iter().any(sublayers::has_ends) {
+        sublayers::push(&mut builder, &weights.layers, mixer);
+    } else {
+        let layers = weights.layers.iter().map(|layer| DraftingLayer {
+            norm: layer.attention_norm,
+            attention: &layer.attention,
+            ffn: &layer.ffn,
+        });
+        builder.push_drafting_layers(&layers.collect::<Vec<_>>(), mixer);
     }
-    let asked = RowSource::LogitsRowsOfStep(step);
-    let head = LmHead {
-        norm: weights.final_norm,
-        ..LmHead::of_target(context, eps)
+    let (mut plan, peak) = builder.finish();
+    let mut tail = *arena;
+    let proposed = ProposedRows {
+        rows,
+        head: candidates::head(context, weights, proposed),
     };
-    builder.head(asked, head, arena)
+    let draft = (&*config.spec, weights);
+    candidates::append(context, draft, proposed, &mut tail, &mut plan);
+    *arena = if tail.used() > peak.used() {
+        tail
+    } else {
+        peak
+    };
+    plan
 }

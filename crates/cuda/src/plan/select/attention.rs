@@ -188,6 +188,7 @@ mod tests {
         head_dim: 256,
         rope: RopeSpec::new(64, 1e7),
         gate: true,
+        values_normed: false,
         normed: true,
         k: KvFormat::Q8_0,
         v: KvFormat::Q8_0,

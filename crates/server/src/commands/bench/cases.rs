@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use anyhow::Context;
 use contract::{
-    AttentionWindow, CommitItem, DraftItem, LoadConfig, LogitsProcessors, LogitsRequest, LogitsRow,
-    MassCut, MassPart, MassQuery, MtpDraftItem, MtpRow, NodeIdx, Runner, SeqId, SnapshotId,
-    SnapshotLocation, TokenCount, TokenId, Tree, VerifyItem,
+    AttentionWindow, CommitItem, Conditioning, DraftItem, DraftSpec, LoadConfig, LogitsProcessors,
+    LogitsRequest, LogitsRow, MassCut, MassPart, MassQuery, MtpDraftItem, MtpRow, NodeIdx, Runner,
+    SeqId, SnapshotId, SnapshotLocation, TokenCount, TokenId, Tree, VerifyItem,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -38,7 +38,8 @@ pub(super) struct Bench {
     chunk: usize,
     max_len: usize,
     cost: Cost,
-    draft_cost: Option<Cost>,
+    /// Name of the case of a draft model, and its cost.
+    draft: Option<(String, Cost)>,
     /// Of one depth of the multi-token-prediction head.
     mtp_cost: Option<Cost>,
     sequences: Vec<SeqId>,
@@ -54,6 +55,16 @@ pub(super) struct Bench {
     window: AttentionWindow,
 }
 
+/// The name of a draft's case: later kinds than DFlash are named, with the rows of their block.
+fn draft_case(spec: &DraftSpec) -> String {
+    let kind = match spec.conditioning {
+        Conditioning::Independent => return "draft".to_owned(),
+        Conditioning::Pairwise(_) => "dflash2",
+        Conditioning::Markov(_) => "dspark",
+    };
+    format!("draft {kind} {}", spec.block)
+}
+
 impl Bench {
     pub(super) fn new(
         runner: Box<dyn Runner>,
@@ -66,10 +77,10 @@ impl Bench {
             chunk: config.limits.prefill_chunk,
             max_len: config.limits.context,
             cost: Cost::of(&config.target, config.kv),
-            draft_cost: config
+            draft: config
                 .draft
                 .as_ref()
-                .map(|draft| Cost::of_draft(&draft.spec, &config.target)),
+                .map(|draft| (draft_case(&draft.spec), Cost::of_draft(&draft.spec))),
             mtp_cost: Cost::of_mtp(
                 &config.target,
                 config.kv,
@@ -278,8 +289,7 @@ impl Bench {
 
     /// `draft`: drafts a block, until the candidates of every position are on the host.
     pub(super) fn draft(&mut self, depth: usize) -> anyhow::Result<()> {
-        let bytes = self.draft_cost.as_ref().map(|cost| cost.weight_bytes);
-        let Some(bytes) = bytes else {
+        let Some((case, cost)) = self.draft.clone() else {
             return Ok(());
         };
         let positions = self
@@ -288,14 +298,14 @@ impl Bench {
             .draft_depth
             .context("the runner has no draft model")?;
         let root = self.token();
-        let line = self.time_runs("draft".to_owned(), depth, 1, |bench, seqs| {
+        let line = self.time_runs(case, depth, 1, |bench, seqs| {
             let items = [DraftItem { seq: seqs[0], root }];
             bench.runner.draft(&items, positions, CANDIDATES)?;
             Ok(())
         })?;
         self.report.line(&ReportLine {
             tokens: positions,
-            bytes,
+            bytes: cost.weight_bytes,
             ..line
         })
     }

@@ -58,12 +58,10 @@ impl Cost {
         cost
     }
 
-    /// The cost of a draft model's pass, with its LM head.
-    pub(super) fn of_draft(draft: &DraftSpec, target: &ModelSpec) -> Cost {
+    /// The cost of a draft model's pass, without the target's LM head, of which a device may read
+    /// a part.
+    pub(super) fn of_draft(draft: &DraftSpec) -> Cost {
         let mut cost = Cost::default();
-        if draft.head.is_none() {
-            cost.read(&target.head);
-        }
         // Of its tables, a pass reads a few rows.
         for weight in draft.multiplied() {
             cost.matrix(weight);

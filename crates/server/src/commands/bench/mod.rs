@@ -160,8 +160,8 @@ fn model(source: &ModelSource<'_>) -> anyhow::Result<model::LoadedModel> {
     }
 }
 
-/// A draft with random weights from the name of a type, or of a kind and a type, such as
-/// `dflash2:q8_0`.
+/// A draft with random weights from the name of a type, or of a kind, a type and perhaps the rows
+/// of a block, such as `dflash2:q8_0` or `dflash2:q8_0:16`.
 fn synthetic_draft(target: &model::LoadedModel, what: &str) -> Option<SynthDraft> {
     const KINDS: [DraftKind; 3] = [DraftKind::Dflash, DraftKind::Dflash2, DraftKind::Dspark];
     let type_of = |name: &str| {
@@ -171,10 +171,18 @@ fn synthetic_draft(target: &model::LoadedModel, what: &str) -> Option<SynthDraft
     if let Some(ty) = type_of(what) {
         return Some(draft_for(target, ty, 1));
     }
-    let (kind, ty) = what.split_once(':')?;
+    let (kind, rest) = what.split_once(':')?;
+    let (ty, rows) = match rest.split_once(':') {
+        Some((ty, rows)) => (ty, Some(rows.parse().ok().filter(|rows| *rows > 1)?)),
+        None => (rest, None),
+    };
     let mut kinds = KINDS.into_iter();
     let kind = kinds.find(|other| other.name().eq_ignore_ascii_case(kind))?;
-    Some(draft_of(target, kind, type_of(ty)?, 1))
+    let mut made = draft_of(target, kind, type_of(ty)?, 1);
+    if let Some(rows) = rows {
+        Arc::make_mut(&mut made.spec).block = rows;
+    }
+    Some(made)
 }
 
 /// A draft model for the target: from a file, with random weights of one type, or the bundled one.
