@@ -89,8 +89,9 @@ pub trait Runner {
     /// Drafts `depth` positions after each item's root, with `k <= vocab` candidates per list. The
     /// context is the committed tokens.
     ///
-    /// A draft whose selector knows fewer candidates than `k` returns those. Where candidates
-    /// depend on the token before, the first list is given the root.
+    /// A draft whose candidates depend on the token before may return fewer than `k`; its first
+    /// list is given the root. A device may propose from the most frequent tokens only, if `k` is
+    /// far below their number.
     fn draft(
         &mut self,
         items: &[DraftItem],
