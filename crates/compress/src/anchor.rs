@@ -2,7 +2,7 @@
 //!
 //! Attention finds what resembles a query; an anchor finds what is spelt alike, however weak the
 //! scorer. Runs of [`RUN`] query tokens are searched in the contents, and a run that occurs often
-//! is no anchor.
+//! is no anchor. Single words are the matter of [`crate::words`].
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,8 +17,17 @@ pub struct AnchorSettings {
     /// A run that occurs more often is no anchor. `None` chooses by length: 8 below 32,768
     /// tokens, 16 below 65,536, 32 above.
     pub most_hits: Option<usize>,
-    /// Whether rare tokens of an anchor's segment make further anchors, for facts in two hops.
-    pub transitive: bool,
+}
+
+impl AnchorSettings {
+    /// The most hits in contents of `tokens` tokens.
+    pub fn most_hits(&self, tokens: usize) -> usize {
+        self.most_hits.unwrap_or(match tokens {
+            0..32_768 => 8,
+            32_768..65_536 => 16,
+            _ => 32,
+        })
+    }
 }
 
 impl Default for AnchorSettings {
@@ -26,13 +35,9 @@ impl Default for AnchorSettings {
         AnchorSettings {
             query_tokens: 96,
             most_hits: None,
-            transitive: false,
         }
     }
 }
-
-/// A token of an anchor's segment that occurs more often leads nowhere.
-const MOST_OCCURRENCES: usize = 8;
 
 /// Whether each segment is an anchor, `[n_segments]`. `segments` are the token ids of each segment,
 /// in order; a run may cross their borders.
@@ -44,11 +49,7 @@ pub fn find(segments: &[Vec<u32>], query: &[u32], settings: AnchorSettings) -> V
     let owners: Vec<usize> = (0..segments.len())
         .flat_map(|segment| std::iter::repeat_n(segment, segments[segment].len()))
         .collect();
-    let most_hits = settings.most_hits.unwrap_or(match ids.len() {
-        0..32_768 => 8,
-        32_768..65_536 => 16,
-        _ => 32,
-    });
+    let most_hits = settings.most_hits(ids.len());
     let mut hits: HashMap<&[u32], Vec<usize>> = HashMap::new();
     for (at, run) in ids.windows(RUN).enumerate() {
         if runs.contains(run) {
@@ -62,37 +63,7 @@ pub fn find(segments: &[Vec<u32>], query: &[u32], settings: AnchorSettings) -> V
             }
         }
     }
-    if settings.transitive {
-        follow_rare_tokens(segments, &mut found);
-    }
     found
-}
-
-/// Adds the segments that share a rare token with an anchor, until none is added.
-fn follow_rare_tokens(segments: &[Vec<u32>], found: &mut [bool]) {
-    let mut counts: HashMap<u32, usize> = HashMap::new();
-    for id in segments.iter().flatten() {
-        *counts.entry(*id).or_default() += 1;
-    }
-    let is_rare = |id: &u32| (2..=MOST_OCCURRENCES).contains(&counts[id]);
-    let mut holders: HashMap<u32, Vec<usize>> = HashMap::new();
-    for (segment, ids) in segments.iter().enumerate() {
-        for id in ids.iter().filter(|id| is_rare(id)) {
-            holders.entry(*id).or_default().push(segment);
-        }
-    }
-    let anchors = (0..segments.len()).filter(|segment| found[*segment]);
-    let mut open: Vec<usize> = anchors.collect();
-    while let Some(segment) = open.pop() {
-        for id in &segments[segment] {
-            for other in holders.remove(id).unwrap_or_default() {
-                if !found[other] {
-                    found[other] = true;
-                    open.push(other);
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -146,22 +117,5 @@ mod tests {
         let query = [rare.to_vec(), vec![0; 96]].concat();
         let found = find(&filler(8, &[(3, rare)]), &query, AnchorSettings::default());
         assert_eq!(indices(&found), []);
-    }
-
-    #[test]
-    fn transitive_anchors_follow_rare_tokens_to_the_second_hop() {
-        let mut segments = filler(30, &[(4, [100, 101, 102, 103])]);
-        // The first hop names 500, which only the second one holds too; that names 501.
-        segments[4].push(500);
-        segments[20].extend([500, 501]);
-        segments[25].push(501);
-        let query = [100, 101, 102, 103];
-        let direct = find(&segments, &query, AnchorSettings::default());
-        assert_eq!(indices(&direct), [4]);
-        let transitive = AnchorSettings {
-            transitive: true,
-            ..AnchorSettings::default()
-        };
-        assert_eq!(indices(&find(&segments, &query, transitive)), [4, 20, 25]);
     }
 }

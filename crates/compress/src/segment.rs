@@ -12,7 +12,7 @@ use std::ops::Range;
 /// The longest segments, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentLimits {
-    /// Of a sentence; a longer one is cut between words.
+    /// Of a sentence; a longer one is cut behind a stop inside it, else between words.
     pub sentence_bytes: usize,
     /// Of a block; a longer one is cut into its parts.
     pub block_bytes: usize,
@@ -21,7 +21,7 @@ pub struct SegmentLimits {
 impl Default for SegmentLimits {
     fn default() -> SegmentLimits {
         SegmentLimits {
-            sentence_bytes: 400,
+            sentence_bytes: 240,
             block_bytes: 2048,
         }
     }
@@ -183,7 +183,15 @@ fn split_words(
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        let word = text[start..end].rfind([' ', '\t', ',', ';', '}', ']', '>']);
+        let piece = &text[start..end];
+        let stop = [". ", "! ", "? "]
+            .iter()
+            .filter_map(|stop| piece.rfind(stop));
+        let stop = stop
+            .max()
+            .map(|at| at + 1)
+            .filter(|at| *at >= MIN_SENTENCE_BYTES);
+        let word = stop.or_else(|| piece.rfind([' ', '\t', ',', ';', '}', ']', '>']));
         // All of these are one byte long.
         end = word.map_or(end, |at| start + at + 1);
         out.push(start..end);
@@ -278,6 +286,17 @@ mod tests {
             ["one two ", "three four"]
         );
         assert_eq!(cut("ääääääää", limits), ["äääää", "äää"]);
+        let limits_of_40 = SegmentLimits {
+            sentence_bytes: 40,
+            ..limits
+        };
+        assert_eq!(
+            cut(
+                "a stop in lower case, here. and then it goes on",
+                limits_of_40
+            ),
+            ["a stop in lower case, here. ", "and then it goes on"]
+        );
         assert_eq!(
             cut("{\"a\":1,\"b\":22}", limits),
             ["{\"a\":1,", "\"b\":22}"]

@@ -1,18 +1,20 @@
 //! Selects the segments that stay.
 //!
-//! Segments are taken in this order, each if it still fits the budget:
-//! 1. anchors ([`crate::anchor`]),
-//! 2. head and tail of each content, and the neighbours of anchors,
-//! 3. all others;
+//! Two lists of segments take turns, so that the first has about two thirds of the kept tokens at
+//! any budget:
+//! 1. what repeats the query ([`crate::anchor`], [`crate::words`]), the heaviest words first,
+//! 2. all others: head and tail of each content and the neighbours of the heaviest matches, then by
+//!    score;
 //!
-//! within a class the best score per token first, then the earlier place. So the kept tokens never
-//! exceed the budget, no dropped segment would still fit, and a larger budget never keeps fewer
-//! tokens.
+//! among equals the better score per token goes first, then the earlier place. A segment is taken
+//! if it still fits the budget. So the kept tokens never exceed the budget, no dropped segment
+//! would still fit, and a larger budget never keeps fewer tokens.
 
 use std::ops::Range;
 
 use crate::anchor::{self, AnchorSettings};
 use crate::segment::{self, SegmentLimits};
+use crate::words;
 
 /// The content of a message, or a part of it, that may be shortened.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +36,15 @@ pub struct ScoredToken {
     pub score: f32,
 }
 
+/// What the contents are searched for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SelectionQuery<'a> {
+    /// The text.
+    pub text: &'a str,
+    /// Ids of its tokens.
+    pub tokens: &'a [u32],
+}
+
 /// What to keep.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SelectionSettings {
@@ -41,7 +52,7 @@ pub struct SelectionSettings {
     pub keep: f64,
     /// The longest segments.
     pub limits: SegmentLimits,
-    /// The head and the tail of a content have this many tokens each, and at most one in 128.
+    /// The head and the tail of a content have this many tokens each, and at most one in 256.
     pub edge_tokens: usize,
     /// Which anchors count.
     pub anchors: AnchorSettings,
@@ -89,48 +100,25 @@ struct RankedSegment {
     is_edge: bool,
 }
 
-/// Class of a segment; a lower one is taken first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum SelectionClass {
-    Anchor,
-    Edge,
-    Other,
-}
+/// Tokens of segments that repeat the query for each token of others.
+const MATCHES_TO_OTHERS: usize = 2;
 
-/// Selects segments of `parts` for a query with the tokens `query`.
+/// Selects segments of `parts` for a query.
 ///
 /// With `keep` of 1 every byte stays.
-pub fn select(parts: &[ContentPart<'_>], query: &[u32], settings: &SelectionSettings) -> Selection {
+pub fn select(
+    parts: &[ContentPart<'_>],
+    query: SelectionQuery<'_>,
+    settings: &SelectionSettings,
+) -> Selection {
     let mut candidates = Vec::new();
     for (part, content) in parts.iter().enumerate() {
         add_candidates(part, *content, settings, &mut candidates);
     }
     let tokens_before = candidates.iter().map(|found| found.ids.len()).sum();
-    let ids: Vec<Vec<u32>> = candidates.iter().map(|found| found.ids.clone()).collect();
-    let anchors = anchor::find(&ids, query, settings.anchors);
-    let class = |at: usize| {
-        let has_part = |other: usize| {
-            let neighbour = candidates.get(other);
-            neighbour.is_some_and(|found| found.part == candidates[at].part)
-        };
-        let beside = |other: usize| has_part(other) && anchors[other];
-        if anchors[at] {
-            SelectionClass::Anchor
-        } else if candidates[at].is_edge || beside(at + 1) || at > 0 && beside(at - 1) {
-            SelectionClass::Edge
-        } else {
-            SelectionClass::Other
-        }
-    };
-    let mut order: Vec<(SelectionClass, usize)> =
-        (0..candidates.len()).map(|at| (class(at), at)).collect();
-    order.sort_by(|(class, at), (other_class, other)| {
-        let by_score = candidates[*other].score.total_cmp(&candidates[*at].score);
-        class.cmp(other_class).then(by_score).then(at.cmp(other))
-    });
     let mut left = budget(tokens_before, settings.keep);
     let mut is_kept = vec![false; candidates.len()];
-    for (_, at) in order {
+    for at in order(parts, &candidates, query, settings) {
         let tokens = candidates[at].ids.len();
         if tokens <= left {
             left -= tokens;
@@ -154,6 +142,63 @@ pub fn select(parts: &[ContentPart<'_>], query: &[u32], settings: &SelectionSett
     }
 }
 
+/// The segments in the order in which they are taken; it does not depend on the budget.
+fn order(
+    parts: &[ContentPart<'_>],
+    candidates: &[RankedSegment],
+    query: SelectionQuery<'_>,
+    settings: &SelectionSettings,
+) -> Vec<usize> {
+    let ids: Vec<Vec<u32>> = candidates.iter().map(|found| found.ids.clone()).collect();
+    let texts = candidates.iter();
+    let texts: Vec<&str> = texts
+        .map(|found| &parts[found.part].text[found.bytes.clone()])
+        .collect();
+    let runs = anchor::find(&ids, query.tokens, settings.anchors);
+    let n_tokens = ids.iter().map(Vec::len).sum();
+    let words = words::find(&texts, query.text, settings.anchors.most_hits(n_tokens));
+    let is_near = |at: usize, other: usize| {
+        let neighbour = candidates.get(other);
+        words.get(other).is_some_and(|found| found.is_strong)
+            && neighbour.is_some_and(|found| found.part == candidates[at].part)
+    };
+    let comes_first =
+        |at: usize| candidates[at].is_edge || is_near(at, at + 1) || at > 0 && is_near(at, at - 1);
+    let by_score = |at: &usize, other: &usize| {
+        let score = |at: &usize| candidates[*at].score;
+        score(other).total_cmp(&score(at)).then(at.cmp(other))
+    };
+    let (mut matches, mut others): (Vec<usize>, Vec<usize>) =
+        (0..candidates.len()).partition(|at| runs[*at] || words[*at].weight > 0.0);
+    matches.sort_by(|at, other| {
+        let weight = |at: &usize| words[*at].weight;
+        weight(other)
+            .total_cmp(&weight(at))
+            .then(by_score(at, other))
+    });
+    others.sort_by(|at, other| {
+        comes_first(*other)
+            .cmp(&comes_first(*at))
+            .then(by_score(at, other))
+    });
+    let (mut matches, mut others) = (
+        matches.into_iter().peekable(),
+        others.into_iter().peekable(),
+    );
+    let (mut of_matches, mut of_others) = (0, 0);
+    let mut order = Vec::with_capacity(candidates.len());
+    while matches.peek().is_some() || others.peek().is_some() {
+        let is_match = matches.peek().is_some() && of_matches <= MATCHES_TO_OTHERS * of_others;
+        let next = if is_match || others.peek().is_none() {
+            matches.next().inspect(|at| of_matches += ids[*at].len())
+        } else {
+            others.next().inspect(|at| of_others += ids[*at].len())
+        };
+        order.extend(next);
+    }
+    order
+}
+
 /// Tokens that `keep` of `tokens` allows.
 fn budget(tokens: usize, keep: f64) -> usize {
     // A product such as 100 * 0.07 is just above or below a whole number.
@@ -168,7 +213,7 @@ fn add_candidates(
     settings: &SelectionSettings,
     out: &mut Vec<RankedSegment>,
 ) {
-    let edge = settings.edge_tokens.min(content.tokens.len() / 128);
+    let edge = settings.edge_tokens.min(content.tokens.len() / 256);
     let mut tokens = content.tokens;
     let mut before = 0;
     for bytes in segment::split(content.text, settings.limits) {

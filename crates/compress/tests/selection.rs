@@ -1,6 +1,6 @@
 //! Golden vectors and properties of the selection.
 
-use compress::{ContentPart, ScoredToken, Selection, SelectionSettings, select};
+use compress::{ContentPart, ScoredToken, Selection, SelectionQuery, SelectionSettings, select};
 use proptest::prelude::*;
 
 /// A token per word, spaces included; ids by spelling.
@@ -30,12 +30,16 @@ fn keep(keep: f64) -> SelectionSettings {
 
 fn kept_text(text: &str, score: impl Fn(&str) -> f32, query: &str, share: f64) -> (String, usize) {
     let tokens = tokens(text, score);
-    let query: Vec<u32> = self::tokens(query, |_| 0.0).iter().map(|t| t.id).collect();
+    let ids: Vec<u32> = self::tokens(query, |_| 0.0).iter().map(|t| t.id).collect();
+    let query = SelectionQuery {
+        text: query,
+        tokens: &ids,
+    };
     let part = ContentPart {
         text,
         tokens: &tokens,
     };
-    let selection = select(&[part], &query, &keep(share));
+    let selection = select(&[part], query, &keep(share));
     (selection.text(0, text), selection.tokens_after)
 }
 
@@ -84,6 +88,18 @@ fn golden_anchors_come_before_scores() {
 }
 
 #[test]
+fn golden_words_of_the_query_share_the_budget_with_scores() {
+    let score = |word: &str| f32::from(u8::from(word.trim() == "Birds"));
+    assert_eq!(
+        kept_text(STORY, score, "which roads are DUSTY?", 0.4),
+        (
+            "Birds sang in the high green trees. Nobody came along the dusty road. ".to_owned(),
+            13
+        )
+    );
+}
+
+#[test]
 fn golden_head_and_tail_of_a_long_content_stay() {
     let sentence = |i: usize| format!("Line number {i} says little of interest. ");
     let text: String = (0..200).map(sentence).collect();
@@ -105,7 +121,7 @@ fn short_and_empty_contents_are_handled() {
     assert_eq!(kept_text("", |_| 0.0, "", 0.5), (String::new(), 0));
     assert_eq!(kept_text("word", |_| 0.0, "", 0.5), (String::new(), 0));
     assert_eq!(kept_text("word", |_| 0.0, "", 1.0), ("word".to_owned(), 1));
-    let selection = select(&[], &[], &keep(0.5));
+    let selection = select(&[], SelectionQuery::default(), &keep(0.5));
     assert_eq!(selection.kept, Vec::<Vec<std::ops::Range<usize>>>::new());
 }
 
@@ -142,8 +158,15 @@ fn run(contents: &[(String, Vec<u8>)], share: f64) -> (Selection, Vec<Vec<Scored
         .zip(&scored)
         .map(|((text, _), tokens)| ContentPart { text, tokens })
         .collect();
-    let query: Vec<u32> = scored[0].iter().rev().take(6).rev().map(|t| t.id).collect();
-    (select(&parts, &query, &keep(share)), scored)
+    let query = &scored[0][scored[0].len().saturating_sub(6)..];
+    let ids: Vec<u32> = query.iter().map(|t| t.id).collect();
+    let query = SelectionQuery {
+        text: query
+            .first()
+            .map_or("", |first| &contents[0].0[first.start..]),
+        tokens: &ids,
+    };
+    (select(&parts, query, &keep(share)), scored)
 }
 
 proptest! {

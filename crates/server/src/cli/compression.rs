@@ -51,6 +51,17 @@ pub struct CompressionArgs {
     /// 0.20.
     #[arg(long, env = "HEARTH_PREFILL_KEEP_BY_SESSION", value_parser = FalseyValueParser::new())]
     pub prefill_keep_by_session: bool,
+    /// Compress earlier messages of continued conversations one by one, and leave first turns whole
+    /// if they fit. An earlier message has --prefill-threshold tokens or more; with `always`, it
+    /// may be shorter. The system prompt and the last two messages stay whole, so later turns hit
+    /// the prefix cache. Needs --prefill-compression.
+    #[arg(
+        long,
+        alias = "disk-prefix-cache-compress",
+        env = "HEARTH_PREFILL_AGED",
+        value_parser = FalseyValueParser::new()
+    )]
+    pub prefill_aged: bool,
     /// The model that scores prompts: a GGUF file, or a name to pull such as OWNER/REPO:Q8_0
     /// [default: the served model, if it has under 2 billion weights].
     #[arg(long, env = "HEARTH_PREFILL_DRAFTER", value_name = "MODEL")]

@@ -81,6 +81,7 @@ const HEADINGS: [(&str, &[&str]); 7] = [
             "prefill_keep_ratio",
             "prefill_curve",
             "prefill_keep_by_session",
+            "prefill_aged",
             "prefill_drafter",
             "prefill_exit_layer",
             "prefill_alpha",

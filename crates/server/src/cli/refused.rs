@@ -22,7 +22,6 @@ const ONE_DEVICE: &str =
     "one device holds the whole model; remove this flag and choose the device with --device cuda:N";
 const ONE_PROCESS: &str =
     "model and draft run in one process; remove this flag and name the draft with --draft";
-const NO_AGED_COMPRESSION: &str = "earlier messages of a conversation are not compressed; remove it, and use --prefill-compression for first messages";
 const NO_UPSTREAM: &str =
     "prompts are compressed for this server only; send requests to those servers directly";
 const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; remove it";
@@ -32,7 +31,7 @@ const NO_AGENT_CACHE: &str =
     "requests are not dispatched early; remove it, and use --prefix-warmup to prefill while idle";
 const ROLLBACK: &str = "states are always rolled back without replay; remove it";
 
-const REFUSED: [Refused; 30] = [
+const REFUSED: [Refused; 29] = [
     one("target-devices", &[], ONE_DEVICE),
     one("target-layer-split", &[], ONE_DEVICE),
     switch("peer-access", &OFF, ONE_DEVICE),
@@ -42,7 +41,6 @@ const REFUSED: [Refused; 30] = [
     one("prefill-upstream-base", &[], NO_UPSTREAM),
     one("prefill-upstream-key", &[], NO_UPSTREAM),
     one("prefill-upstream-model", &[], NO_UPSTREAM),
-    switch("disk-prefix-cache-compress", &OFF, NO_AGED_COMPRESSION),
     one("prefill-cache-slots", &["0"], NO_CACHE),
     one("kv-cache-interval", &[], NO_CACHE),
     one("kv-cache-cold-max", &[], NO_CACHE),

@@ -9,7 +9,8 @@ use compress::{KeepCurve, KeepRatio};
 use contract::{BlockSparsity, Mixer, ModelSpec, ScoreSettings, ScorerConfig};
 
 use crate::cli::{CompressionArgs, ServeArgs};
-use crate::compression::PromptCompressor;
+use crate::compression::{PromptCompressor, ScorerTexts, TextStore};
+use crate::engine::store::TextFiles;
 use crate::open;
 use crate::progress::bytes_text;
 use crate::settings::compression::CompressionSettings;
@@ -41,6 +42,7 @@ pub(super) fn settings(args: &CompressionArgs) -> anyhow::Result<CompressionSett
         threshold: args.prefill_threshold,
         keep,
         keep_by_session: args.prefill_keep_by_session,
+        ages: args.prefill_aged,
         score: ScoreSettings {
             sparsity: BlockSparsity {
                 alpha: args.prefill_alpha,
@@ -59,6 +61,11 @@ pub(super) fn settings(args: &CompressionArgs) -> anyhow::Result<CompressionSett
 pub(super) fn check(args: &CompressionArgs, parameters: u64) -> anyhow::Result<()> {
     settings(args)?;
     let on = args.prefill_compression.mode() != CompressionMode::Off;
+    if args.prefill_aged && !on && args.prefill_drafter.is_none() {
+        bail!(
+            "--prefill-aged compresses earlier messages only if prompts are compressed at all; add --prefill-compression auto, or remove it"
+        );
+    }
     if on && args.prefill_drafter.is_none() && parameters >= SMALL {
         bail!(
             "--prefill-compression {}: a model of {} weights is too slow to score its own prompts; name a small scorer with --prefill-drafter, such as unsloth/Qwen3.5-0.8B-GGUF:Q8_0 (hearth pull downloads it)",
@@ -109,9 +116,22 @@ pub(super) fn open(
         max_tokens: prepare::most_tokens(context).min(MAX_SCORED_TOKENS),
     };
     let path = flags.prefill_drafter.as_ref();
-    let text_side = (tokenizer, path.map(|path| path.display().to_string()));
+    let store = match &args.cache.kv_cache_dir {
+        Some(dir) => {
+            let files = TextFiles::open(dir);
+            let files = files.with_context(|| format!("--kv-cache-dir {}", dir.display()))?;
+            Some(Box::new(files) as Box<dyn TextStore>)
+        }
+        None => None,
+    };
+    let texts = ScorerTexts {
+        tokenizer,
+        path: path.map(|path| path.display().to_string()),
+        served: loaded.spec.hash.0,
+        store,
+    };
     let choice = open::choice(&args.device)?;
-    let compressor = PromptCompressor::open(settings, config, choice, text_side)?;
+    let compressor = PromptCompressor::open(settings, config, choice, texts)?;
     let info = compressor.scorer();
     tracing::info!(
         "prompts are scored by {} on {} up to layer {}, {}",
@@ -193,6 +213,8 @@ mod tests {
         ];
         assert!(check(&args(&named), 27_000_000_000).is_ok());
         assert!(check(&args(&[]), 27_000_000_000).is_ok());
+        let alone = check(&args(&["--prefill-aged"]), 1).unwrap_err();
+        assert!(alone.to_string().contains("--prefill-compression auto"));
     }
 
     #[test]

@@ -84,9 +84,14 @@ pub(super) fn find(prompt: &str, starts: &[usize], messages: &[Message]) -> Prom
     }
 }
 
+/// Whether a content may be shortened at all.
+pub(super) fn is_long(content: &str) -> bool {
+    content.trim().len() >= MIN_BYTES
+}
+
 /// Bytes of a query before its question; 0 if all of it stays. `text` begins at byte `at` of the
 /// prompt.
-fn query_body(text: &str, at: usize, starts: &[usize]) -> usize {
+pub(super) fn query_body(text: &str, at: usize, starts: &[usize]) -> usize {
     let tokens = |bytes: Range<usize>| {
         let before = |byte: usize| starts.partition_point(|start| *start < at + byte);
         before(bytes.end) - before(bytes.start)

@@ -1,6 +1,6 @@
 //! Whether a prompt is compressed, and why not.
 
-use chat::conversation::Role;
+use chat::conversation::{Message, Role};
 use chat::request::{ChatRequest, CompressionMode};
 
 /// Why a prompt was or was not compressed.
@@ -12,6 +12,21 @@ pub enum CompressionReason {
     /// It was, with the scores of an equal request before.
     #[error("compressed with the scores of an earlier request")]
     Cached,
+    /// Earlier messages of the conversation were, one by one.
+    #[error("earlier messages compressed")]
+    Aged,
+    /// They were, with the scores of an earlier turn.
+    #[error("earlier messages compressed with the scores of an earlier turn")]
+    AgedCached,
+    /// The first turn of a conversation whose earlier messages will be compressed later.
+    #[error("the first turn stays whole, and later turns compress it")]
+    FirstTurn,
+    /// The earlier messages of a conversation are short.
+    #[error("the earlier messages have {tokens} tokens only")]
+    FewAged {
+        /// Their tokens in total.
+        tokens: usize,
+    },
     /// The mode is off.
     #[error("off")]
     Off,
@@ -46,12 +61,37 @@ pub enum CompressionReason {
     Failed(String),
 }
 
-/// Fails with the reason why a request of `tokens` prompt tokens is not compressed.
-pub(super) fn check(
+/// How a prompt is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CompressionPlan {
+    /// All contents, scored by the prompt's end.
+    Whole,
+    /// Earlier messages of a conversation, each scored by its own end.
+    Aged,
+}
+
+/// Tokens that decide.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PromptSize {
+    /// Of the prompt.
+    pub(super) tokens: usize,
+    /// The shortest prompt that `auto` compresses.
+    pub(super) threshold: usize,
+    /// The model's context.
+    pub(super) context: usize,
+}
+
+/// How a request is compressed; fails with the reason why it is not. `ages` compresses earlier
+/// messages of continued conversations.
+pub(super) fn plan(
     request: &ChatRequest,
     mode: CompressionMode,
-    (tokens, threshold): (usize, usize),
-) -> Result<(), CompressionReason> {
+    size: PromptSize,
+    ages: bool,
+) -> Result<CompressionPlan, CompressionReason> {
+    let PromptSize {
+        tokens, threshold, ..
+    } = size;
     if mode == CompressionMode::Off {
         return Err(CompressionReason::Off);
     }
@@ -59,18 +99,21 @@ pub(super) fn check(
     if options.prompt_logprobs.is_some() || options.truncation.is_some() {
         return Err(CompressionReason::ExactPrompt);
     }
+    let is_reply = |message: &Message| matches!(message.role, Role::Assistant | Role::Tool);
+    let is_continued = request.messages.iter().any(is_reply);
+    if ages && is_continued {
+        return Ok(CompressionPlan::Aged);
+    }
+    if ages && tokens < size.context {
+        return Err(CompressionReason::FirstTurn);
+    }
     if mode == CompressionMode::Always {
-        return Ok(());
+        return Ok(CompressionPlan::Whole);
     }
     if tokens < threshold {
         return Err(CompressionReason::Short { tokens, threshold });
     }
-    let is_reply = |role: Role| matches!(role, Role::Assistant | Role::Tool);
-    if request
-        .messages
-        .iter()
-        .any(|message| is_reply(message.role))
-    {
+    if is_continued {
         return Err(CompressionReason::Continued);
     }
     if !request.tools.is_empty() {
@@ -80,7 +123,7 @@ pub(super) fn check(
     if last.is_some_and(|message| message.content.contains("```")) {
         return Err(CompressionReason::Code);
     }
-    Ok(())
+    Ok(CompressionPlan::Whole)
 }
 
 #[cfg(test)]
@@ -88,10 +131,24 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn check(body: Value, mode: CompressionMode, tokens: usize) -> Result<(), CompressionReason> {
+    fn plan(
+        body: Value,
+        mode: CompressionMode,
+        tokens: usize,
+        ages: bool,
+    ) -> Result<CompressionPlan, CompressionReason> {
         let body = body.to_string();
         let request = chat::openai::request::chat_request(body.as_bytes()).unwrap();
-        super::check(&request, mode, (tokens, 100))
+        let size = PromptSize {
+            tokens,
+            threshold: 100,
+            context: 1000,
+        };
+        super::plan(&request, mode, size, ages)
+    }
+
+    fn check(body: Value, mode: CompressionMode, tokens: usize) -> Result<(), CompressionReason> {
+        plan(body, mode, tokens, false).map(|plan| assert_eq!(plan, CompressionPlan::Whole))
     }
 
     fn user(text: &str) -> Value {
@@ -130,5 +187,24 @@ mod tests {
             check(exact, Always, 500),
             Err(CompressionReason::ExactPrompt)
         );
+    }
+    #[test]
+    fn aging_keeps_first_turns_whole_and_compresses_earlier_messages_of_later_ones() {
+        use CompressionMode::{Always, Auto, Off};
+        let first = json!({"messages": [user("a")]});
+        let later = json!({"messages":
+            [user("a"), {"role": "assistant", "content": "b"}, user("c")],
+            "tools": [{"type": "function",
+                "function": {"name": "f", "parameters": {"type": "object"}}}]});
+        for mode in [Auto, Always] {
+            let first = |tokens: usize| plan(first.clone(), mode, tokens, true);
+            assert_eq!(first(500), Err(CompressionReason::FirstTurn));
+            // A prompt beyond the context has no other way.
+            assert_eq!(first(1000), Ok(CompressionPlan::Whole));
+            let found = plan(later.clone(), mode, 50, true);
+            assert_eq!(found, Ok(CompressionPlan::Aged));
+        }
+        let off = plan(later, Off, 500, true);
+        assert_eq!(off, Err(CompressionReason::Off));
     }
 }

@@ -4,36 +4,37 @@
 //! (`contents`), has it scored (`scorer_thread`), selects with the crate `compress`, and
 //! renders the conversation again with the shortened contents. So roles, tools and control tokens
 //! always are the template's. A failure of any step leaves the prompt whole.
+//!
+//! In a continued conversation, [`aged`] compresses earlier messages one by one instead.
 
+mod aged;
 mod contents;
 mod decision;
+mod kept_texts;
+mod scored_text;
 mod scorer_thread;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chat::request::{ChatRequest, ConversationPolicy};
 use chat::{CancelFlag, SpecialTokens, Tokenizer};
-use compress::{
-    ContentPart, ScoredToken, SegmentLimits, Selection, SelectionSettings, SessionRatios, select,
-};
-use contract::{ScorerConfig, ScorerInfo, TokenId};
+use compress::SessionRatios;
+use contract::{ScorerConfig, ScorerInfo};
 
-use self::contents::{FoundContent, PromptContents};
 pub use self::decision::CompressionReason;
+use self::decision::{CompressionPlan, PromptSize};
+pub use self::kept_texts::TextStore;
+use self::kept_texts::{KeptText, KeptTexts, TextKey};
+use self::scored_text::{MarkedRanges, TokenizedText};
 use self::scorer_thread::{ScorerHandle, ScoringError};
 use crate::open::devices::DeviceChoice;
 use crate::settings::compression::CompressionSettings;
 use crate::text::model_context::ModelContext;
 use crate::text::prepare::{self, PreparedPrompt};
 
-/// Selections that are remembered by their prompt.
-const REMEMBERED: usize = 256;
-/// The longest block of code that is kept whole, in tokens of the budget's share.
-const BLOCK_SHARE: usize = 8;
-/// Bytes of a token, about.
-const TOKEN_BYTES: usize = 4;
+/// Changes with the segments that equal scores select.
+const SELECTOR_VERSION: &str = "hearth selector 1";
 
 /// Compresses prompts with a scorer.
 pub struct PromptCompressor {
@@ -43,16 +44,25 @@ pub struct PromptCompressor {
     scorer_path: Option<String>,
     /// The scorer's tokenizer, if its vocabulary is another one.
     tokenizer: Option<Tokenizer>,
-    /// Kept texts by prompt and keep ratio, so that an equal request need not be scored again.
-    selections: Mutex<HashMap<[u8; 32], Arc<Vec<KeptText>>>>,
+    /// Hash of all that a kept text depends on besides its raw text and the keep ratio.
+    identity: TextKey,
+    kept: KeptTexts,
+    /// Held while aged messages are scored, so that equal ones are scored once.
+    aging: Mutex<()>,
     sessions: Mutex<SessionRatios>,
 }
 
-/// The shortened content of a message.
-#[derive(Debug, Clone)]
-struct KeptText {
-    message: usize,
-    content: String,
+/// What a scorer is opened with besides its model.
+#[derive(Default)]
+pub struct ScorerTexts {
+    /// The scorer's tokenizer, if its vocabulary is not the served model's.
+    pub tokenizer: Option<Tokenizer>,
+    /// The scorer's file, if it is not the served model.
+    pub path: Option<String>,
+    /// Hash of the served model, whose tokens the selection counts.
+    pub served: [u8; 16],
+    /// Where kept texts outlive the process, if anywhere.
+    pub store: Option<Box<dyn TextStore>>,
 }
 
 /// What compression did with a prompt.
@@ -83,6 +93,12 @@ impl CompressionOutcome {
     pub fn is_compressed(&self) -> bool {
         self.tokens_after < self.tokens_before
     }
+
+    /// Whether the next turn's prompt begins as this one does.
+    pub fn keeps_prefix(&self) -> bool {
+        use CompressionReason::{Aged, AgedCached};
+        !self.is_compressed() || matches!(self.reason, Aged | AgedCached)
+    }
 }
 
 /// A prompt's request and text side.
@@ -98,9 +114,15 @@ pub struct PromptToCompress<'a> {
     pub prompt: &'a PreparedPrompt,
 }
 
+/// A request with shortened contents.
+struct ShorterRequest {
+    request: ChatRequest,
+    /// Time of scoring; zero if nothing was scored now.
+    scoring: Duration,
+}
+
 impl PromptCompressor {
-    /// Opens the scorer. `tokenizer` is its own if its vocabulary is not the served model's, and
-    /// `path` its file if it is not the served model.
+    /// Opens the scorer.
     ///
     /// # Errors
     /// If the scorer cannot be opened.
@@ -108,14 +130,23 @@ impl PromptCompressor {
         settings: CompressionSettings,
         config: ScorerConfig,
         choice: DeviceChoice,
-        (tokenizer, path): (Option<Tokenizer>, Option<String>),
+        texts: ScorerTexts,
     ) -> anyhow::Result<PromptCompressor> {
+        let mut identity = blake3::Hasher::new();
+        identity.update(SELECTOR_VERSION.as_bytes());
+        identity.update(&texts.served);
+        identity.update(&config.model.hash.0);
+        let scorer = ScorerHandle::open(config, choice)?;
+        identity.update(&scorer.info().exit_layer.to_le_bytes());
+        identity.update(format!("{:?}", settings.score).as_bytes());
         Ok(PromptCompressor {
             settings,
-            scorer: ScorerHandle::open(config, choice)?,
-            scorer_path: path,
-            tokenizer,
-            selections: Mutex::default(),
+            scorer,
+            scorer_path: texts.path,
+            tokenizer: texts.tokenizer,
+            identity: *identity.finalize().as_bytes(),
+            kept: KeptTexts::new(texts.store),
+            aging: Mutex::default(),
             sessions: Mutex::default(),
         })
     }
@@ -167,16 +198,23 @@ impl PromptCompressor {
     ) -> (Option<PreparedPrompt>, CompressionOutcome) {
         let tokens = of.prompt.ids.len();
         let mode = of.request.compression.unwrap_or(self.settings.mode);
-        let check = decision::check(of.request, mode, (tokens, self.settings.threshold));
-        let found = check.and_then(|()| self.shortened(of, cancel));
+        let size = PromptSize {
+            tokens,
+            threshold: self.settings.threshold,
+            context: of.model.1,
+        };
+        let plan = decision::plan(of.request, mode, size, self.settings.ages);
+        let found = plan.and_then(|plan| Ok((plan, self.shortened(of, plan, cancel)?)));
         match found {
-            Ok((prompt, scoring)) => {
+            Ok((plan, (prompt, scoring))) => {
+                let reason = match (plan, scoring.is_zero()) {
+                    (CompressionPlan::Whole, false) => CompressionReason::Compressed,
+                    (CompressionPlan::Whole, true) => CompressionReason::Cached,
+                    (CompressionPlan::Aged, false) => CompressionReason::Aged,
+                    (CompressionPlan::Aged, true) => CompressionReason::AgedCached,
+                };
                 let outcome = CompressionOutcome {
-                    reason: if scoring.is_zero() {
-                        CompressionReason::Cached
-                    } else {
-                        CompressionReason::Compressed
-                    },
+                    reason,
                     tokens_before: tokens,
                     tokens_after: prompt.ids.len(),
                     scoring,
@@ -191,56 +229,60 @@ impl PromptCompressor {
     fn shortened(
         &self,
         of: PromptToCompress<'_>,
+        plan: CompressionPlan,
         cancel: &CancelFlag,
     ) -> Result<(PreparedPrompt, Duration), CompressionReason> {
-        let PromptToCompress {
-            model,
-            policy,
-            request,
-            prompt,
-        } = of;
-        let keep = self.keep(request, prompt.ids.len());
-        let key = key(prompt, keep);
-        let known = self.lock().get(&key).map(Arc::clone);
-        let (texts, scoring) = match known {
-            Some(texts) => (texts, Duration::ZERO),
-            None => {
-                let (texts, scoring) = self.select(of, keep, cancel)?;
-                let texts = Arc::new(texts);
-                let mut selections = self.lock();
-                if selections.len() >= REMEMBERED {
-                    selections.clear();
-                }
-                selections.insert(key, Arc::clone(&texts));
-                (texts, scoring)
-            }
+        let ShorterRequest { request, scoring } = match plan {
+            CompressionPlan::Whole => self.compress_whole(of, cancel)?,
+            CompressionPlan::Aged => self.compress_aged(of.model.0, of.request, cancel)?,
         };
-        let mut shorter = request.clone();
-        for text in &*texts {
-            shorter.messages[text.message]
-                .content
-                .clone_from(&text.content);
-        }
-        let failed = |error: &dyn std::fmt::Display| {
+        let before = of.prompt.ids.len();
+        let rendered = Instant::now();
+        let shorter = prepare::chat(of.model, of.policy, &request, cancel);
+        let shorter = shorter.map_err(|error| {
             tracing::warn!(%error, "a prompt could not be compressed; the whole prompt is used");
             CompressionReason::Failed(error.to_string())
-        };
-        let rendered = Instant::now();
-        let shorter = prepare::chat(model, policy, &shorter, cancel);
-        let shorter = shorter.map_err(|error| failed(&error))?;
+        })?;
         if self.settings.profile {
             tracing::info!(
-                tokens = prompt.ids.len(),
+                tokens = before,
                 kept = shorter.ids.len(),
                 scoring_ms = scoring.as_secs_f64() * 1e3,
                 rendering_ms = rendered.elapsed().as_secs_f64() * 1e3,
                 "prompt compressed"
             );
         }
-        if shorter.ids.len() >= prompt.ids.len() {
+        if shorter.ids.len() >= before {
             return Err(CompressionReason::NoGain);
         }
         Ok((shorter, scoring))
+    }
+
+    /// Compresses the contents of all messages, scored by the prompt's last tokens.
+    fn compress_whole(
+        &self,
+        of: PromptToCompress<'_>,
+        cancel: &CancelFlag,
+    ) -> Result<ShorterRequest, CompressionReason> {
+        let keep = self.keep(of.request, of.prompt.ids.len());
+        let key = self.key("prompt", &of.prompt.text, keep);
+        let (texts, scoring) = match self.kept.get(&key) {
+            Some(texts) => (texts, Duration::ZERO),
+            None => {
+                let begin = Instant::now();
+                let texts = self.select(of, keep, cancel)?;
+                let scoring = begin.elapsed().max(Duration::from_nanos(1));
+                (self.kept.insert(key, texts), scoring)
+            }
+        };
+        let mut request = of.request.clone();
+        for text in &*texts {
+            // A stored text of damaged origin must not panic.
+            if let Some(message) = request.messages.get_mut(text.message) {
+                message.content.clone_from(&text.content);
+            }
+        }
+        Ok(ShorterRequest { request, scoring })
     }
 
     /// Scores a prompt and selects what of its contents stays.
@@ -249,7 +291,7 @@ impl PromptCompressor {
         of: PromptToCompress<'_>,
         keep: f64,
         cancel: &CancelFlag,
-    ) -> Result<(Vec<KeptText>, Duration), CompressionReason> {
+    ) -> Result<Vec<KeptText>, CompressionReason> {
         let failed = |error: &dyn std::fmt::Display| {
             tracing::warn!(%error, "a prompt could not be scored; the whole prompt is used");
             CompressionReason::Failed(error.to_string())
@@ -261,141 +303,46 @@ impl PromptCompressor {
         if contents.found.is_empty() {
             return Err(CompressionReason::NothingToCut);
         }
-        let begin = Instant::now();
-        let scores = self.scores((text, ids, &starts), &contents, cancel);
-        let scores = scores.map_err(|error| failed(&error))?;
-        let scoring = begin.elapsed().max(Duration::from_nanos(1));
-        let token = |at: usize| ScoredToken {
-            id: ids[at].0,
-            start: starts[at],
-            score: scores.at(starts[at]),
+        let marked = MarkedRanges {
+            parts: contents
+                .found
+                .iter()
+                .map(|content| content.in_prompt.clone())
+                .collect(),
+            query: contents.query.clone(),
+            tail_end: contents.tail_end,
         };
-        let tokens_in = |bytes: &std::ops::Range<usize>| {
-            let first = starts.partition_point(|start| *start < bytes.start);
-            first..starts.partition_point(|start| *start < bytes.end)
+        let tokenized = TokenizedText {
+            text,
+            ids,
+            starts: &starts,
+            special: SpecialTokens::Parse,
         };
-        let tokens: Vec<Vec<ScoredToken>> = contents
-            .found
-            .iter()
-            .map(|content| {
-                let begin = content.in_prompt.start;
-                let own = tokens_in(&content.in_prompt).map(token);
-                own.map(|token| ScoredToken {
-                    start: token.start - begin,
-                    ..token
-                })
-                .collect()
-            })
-            .collect();
-        let parts: Vec<ContentPart<'_>> = contents
-            .found
-            .iter()
-            .zip(&tokens)
-            .map(|(content, tokens)| ContentPart {
-                text: &text[content.in_prompt.clone()],
-                tokens,
-            })
-            .collect();
-        let query: Vec<u32> = ids[tokens_in(&contents.query)]
-            .iter()
-            .map(|id| id.0)
-            .collect();
-        let total: usize = tokens.iter().map(Vec::len).sum();
-        let block_bytes = (total as f64 * keep) as usize / BLOCK_SHARE * TOKEN_BYTES;
-        let limits = SegmentLimits::default();
-        let settings = SelectionSettings {
-            keep,
-            limits: SegmentLimits {
-                block_bytes: block_bytes.clamp(limits.sentence_bytes, 4 * limits.block_bytes),
-                ..limits
-            },
-            ..SelectionSettings::default()
-        };
-        let selection = select(&parts, &query, &settings);
-        let kept = contents.found.iter().zip(&parts).enumerate();
-        let kept = kept.map(|(part, (found, of_part))| {
-            let message = &of.request.messages[found.message].content;
-            kept_text(&selection, (part, of_part.text), found, message)
-        });
-        Ok((kept.collect(), scoring))
-    }
-
-    /// Scores of the prompt up to its tail.
-    fn scores(
-        &self,
-        (text, ids, starts): (&str, &[TokenId], &[usize]),
-        contents: &PromptContents,
-        cancel: &CancelFlag,
-    ) -> Result<ByteScores, ScoringError> {
-        let text = &text[..contents.tail_end];
-        let n = starts.partition_point(|start| *start < contents.tail_end);
-        let (ids, starts) = match &self.tokenizer {
-            None => (ids[..n].to_vec(), starts[..n].to_vec()),
-            Some(own) => {
-                let ids = own.encode(text, SpecialTokens::Parse);
-                let ids = ids.map_err(|error| ScoringError::Text(error.to_string()))?;
-                let starts = own.token_starts(text, &ids).ok_or_else(|| {
-                    ScoringError::Text("the scorer's tokens are not those of the text".to_owned())
-                })?;
-                (ids, starts)
+        let selection = self.selection(tokenized, &marked, keep, cancel);
+        let selection = selection.map_err(|error| failed(&error))?;
+        let kept = contents.found.iter().enumerate().map(|(part, found)| {
+            let content = &of.request.messages[found.message].content;
+            let kept = selection.text(part, &text[found.in_prompt.clone()]);
+            let (before, behind) = (&content[..found.bytes.start], &content[found.bytes.end..]);
+            KeptText {
+                message: found.message,
+                content: format!("{before}{kept}{behind}"),
             }
-        };
-        let mut settings = self.settings.score;
-        settings.tail_tokens = settings.tail_tokens.min(ids.len());
-        let scores = self.scorer.score(ids, settings, cancel)?;
-        Ok(ByteScores {
-            starts,
-            scores,
-            chunk: settings.chunk,
-        })
+        });
+        Ok(kept.collect())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<[u8; 32], Arc<Vec<KeptText>>>> {
-        self.selections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    /// Key of a text's kept text.
+    fn key(&self, of: &str, text: &str, keep: f64) -> TextKey {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.identity);
+        hasher.update(of.as_bytes());
+        hasher.update(&keep.to_le_bytes());
+        hasher.update(text.as_bytes());
+        *hasher.finalize().as_bytes()
     }
-}
 
-/// Scores of a text by byte.
-struct ByteScores {
-    /// First byte of each of the scorer's tokens.
-    starts: Vec<usize>,
-    /// Per chunk of these tokens.
-    scores: Vec<f32>,
-    chunk: usize,
-}
-
-impl ByteScores {
-    /// The score of the token that byte `at` lies in; 0 behind the scored text.
-    fn at(&self, at: usize) -> f32 {
-        let token = self.starts.partition_point(|start| *start <= at).max(1) - 1;
-        self.scores.get(token / self.chunk).copied().unwrap_or(0.0)
+    fn lock_aging(&self) -> MutexGuard<'_, ()> {
+        self.aging.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A message's content with its middle shortened.
-fn kept_text(
-    selection: &Selection,
-    (part, text): (usize, &str),
-    found: &FoundContent,
-    content: &str,
-) -> KeptText {
-    let kept = selection.text(part, text);
-    KeptText {
-        message: found.message,
-        content: format!(
-            "{}{kept}{}",
-            &content[..found.bytes.start],
-            &content[found.bytes.end..]
-        ),
-    }
-}
-
-/// Key of a prompt's selection.
-fn key(prompt: &PreparedPrompt, keep: f64) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&keep.to_le_bytes());
-    hasher.update(prompt.text.as_bytes());
-    *hasher.finalize().as_bytes()
 }

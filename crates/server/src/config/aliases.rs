@@ -23,7 +23,7 @@ const NO_PAGING: &str =
 const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; unset it";
 
 /// Variables in order of rising precedence: the last one that sets an argument wins.
-const ALIASES: [(&str, Meaning); 25] = [
+const ALIASES: [(&str, Meaning); 26] = [
     ("DFLASH_TARGET", Meaning::Value("model_flag")),
     ("DFLASH_DRAFT", Meaning::Value("draft")),
     ("DFLASH_MODEL_NAME", Meaning::Value("model_name")),
@@ -57,6 +57,10 @@ const ALIASES: [(&str, Meaning); 25] = [
     (
         "HEARTH_PREFIX_CACHE_SLOTS",
         Meaning::Value("prefix_cache_entries"),
+    ),
+    (
+        "HEARTH_DISK_PREFIX_CACHE_COMPRESS",
+        Meaning::Switch("prefill_aged", "true"),
     ),
     ("HEARTH_LOOKUP", Meaning::Value("lookup_ngram")),
     ("HEARTH_SUMS", Meaning::Value("numerics")),

@@ -189,9 +189,9 @@ impl<T: Send + 'static> ParsedRequest<T> {
             params,
             priority: request.priority,
         };
-        // The next prompt is not compressed in the same way, so its start would not be this one.
-        let compressed = compression.as_ref().is_some_and(|of| of.is_compressed());
-        let warmup = PrefixWarmup::new(app, &self.ready, request).filter(|_| !compressed);
+        // After a compressed first prompt, the next one does not begin with the same tokens.
+        let keeps_prefix = compression.as_ref().is_none_or(|of| of.keeps_prefix());
+        let warmup = PrefixWarmup::new(app, &self.ready, request).filter(|_| keeps_prefix);
         let observed = model.compressor.clone().zip(request.cache.session.clone());
         let in_flight = InFlight::start(app, job, choices)?;
         Ok(in_flight

@@ -1,7 +1,8 @@
 //! Prefix warm-up: queues the start of a conversation's next prompt as soon as a reply is complete.
 //!
 //! Chat templates re-render past turns (for example without reasoning), so the cached prefix would
-//! miss. This module renders the conversation with the reply and two different next messages. The
+//! miss. This module renders the conversation with the reply and two different next messages, with
+//! aged messages compressed as the next prompt will have them. The
 //! engine prefills their common prefix while it is idle
 //! ([`Scheduler::queue_warmup`](decode::Scheduler::queue_warmup)). A wrong guess costs idle time
 //! only.
@@ -79,7 +80,12 @@ impl PrefixWarmup {
     fn tokens(&self, next: Role) -> Result<Vec<TokenId>, ChatError> {
         let model = &self.handle.model;
         let [one, other] = ["a", "b"].map(|text| {
-            let conversation = self.continued(next, text).conversation(&self.policy)?;
+            let request = self.continued(next, text);
+            let request = match &model.compressor {
+                Some(compressor) => compressor.with_aged_compressed(model, request),
+                None => request,
+            };
+            let conversation = request.conversation(&self.policy)?;
             let rendered = model.template.render(&conversation)?;
             model.tokenizer.encode_rendered(&rendered)
         });

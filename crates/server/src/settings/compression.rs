@@ -15,6 +15,9 @@ pub struct CompressionSettings {
     pub keep: KeepRatio,
     /// Lets the share of each session follow how well its drafts are accepted.
     pub keep_by_session: bool,
+    /// Compresses earlier messages of continued conversations one by one, and leaves first turns
+    /// whole.
+    pub ages: bool,
     /// How prompts are scored.
     pub score: ScoreSettings,
     /// Logs the time of each stage.
@@ -28,6 +31,7 @@ impl Default for CompressionSettings {
             threshold: 32_000,
             keep: KeepRatio::Flat(0.05),
             keep_by_session: false,
+            ages: false,
             score: ScoreSettings::default(),
             profile: false,
         }

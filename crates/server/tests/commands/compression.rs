@@ -143,6 +143,7 @@ fn system_prompt_question_and_the_sentence_asked_for_survive() {
     };
     let short = json!({"messages": [{"role": "user", "content": "Hello"}]});
     assert!(reason(short).contains("below the threshold of 400"));
+    // Without --prefill-aged, earlier messages stay whole.
     let mut continued = messages(&page(60));
     continued[1]["role"] = "assistant".into();
     assert_eq!(
@@ -196,6 +197,87 @@ fn a_scorer_of_another_vocabulary_maps_its_scores_by_bytes() {
     assert_eq!(props["scores_itself"], false, "{props}");
     // Paths are shown with API keys only.
     assert_eq!(props["drafter_gguf"], Value::Null);
+}
+
+/// Waits until prefix warm-up has saved a state.
+fn wait_for_warmup(server: &ServerProcess) {
+    for _ in 0..1200 {
+        let props = server.request("/props", "").json();
+        if props["prefix_cache"]["prefix_warmup"]["saved"].as_u64() > Some(0) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("no prefix warm-up in 60 s");
+}
+
+#[test]
+fn aged_messages_are_compressed_alike_in_every_later_turn_and_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [
+        "--prefill-compression",
+        "always",
+        "--disk-prefix-cache-compress",
+        "--prefill-keep-ratio",
+        "0.7",
+        "--kv-cache-dir",
+        dir.path().to_str().unwrap(),
+    ];
+    let server = ServerProcess::start(&args);
+    let mut all = vec![
+        json!({"role": "system", "content": "Answer briefly."}),
+        json!({"role": "user", "content": format!("{}{QUESTION}", page(120))}),
+    ];
+    let ask = |server: &ServerProcess, all: &[Value]| {
+        let reply = ask(server, json!({"messages": all, "return_token_ids": true}));
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()
+    };
+    let count = |reply: &Value, name: &str| reply["timings"][name].as_u64().unwrap();
+    let first = ask(&server, &all);
+    assert_eq!(
+        first["timings"]["compression_reason"],
+        "the first turn stays whole, and later turns compress it"
+    );
+    let follow = |all: &mut Vec<Value>, reply: &Value, question: &str| {
+        let said = reply["choices"][0]["message"]["content"].clone();
+        all.push(json!({"role": "assistant", "content": said}));
+        all.push(json!({"role": "user", "content": question}));
+    };
+    let check = |reply: &Value| {
+        let scored_before = "earlier messages compressed with the scores of an earlier turn";
+        assert_eq!(reply["timings"]["compression_reason"], scored_before);
+        let (before, after) = (
+            count(reply, "compressed_from_tokens"),
+            count(reply, "compressed_tokens"),
+        );
+        // States end at multiples of 64 tokens, so a short prompt would miss the mark.
+        assert!(
+            after < 3 * before / 4 && after > 1600,
+            "{}",
+            reply["timings"]
+        );
+        let cached = count(reply, "cache_n") as f64 / after as f64;
+        assert!(cached >= 0.95, "{}", reply["timings"]);
+    };
+    // Prefix warm-up renders the next prompt as it will be.
+    wait_for_warmup(&server);
+    follow(&mut all, &first, "And why?");
+    let second = ask(&server, &all);
+    check(&second);
+    server.signal("TERM");
+    server.wait();
+
+    // The raw text finds what was kept, and the compressed prompt its state.
+    let server = ServerProcess::start(&args);
+    follow(&mut all, &second, "Is that all?");
+    let third = ask(&server, &all);
+    check(&third);
+    // The second prompt up to the header of its reply begins the third one byte for byte.
+    let ids = |reply: &Value| reply["prompt_token_ids"].as_array().unwrap().clone();
+    let (second, third) = (ids(&second), ids(&third));
+    let common = second.iter().zip(&third).take_while(|(a, b)| a == b);
+    assert!(common.count() + 16 > second.len());
 }
 
 #[test]

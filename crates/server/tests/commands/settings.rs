@@ -19,7 +19,7 @@ enum Fate {
 use Fate::{Refused, Sets};
 
 /// Flags, with the words that follow each, in the order of the specification's table.
-const FLAGS: [(&str, &[&str], Fate); 99] = [
+const FLAGS: [(&str, &[&str], Fate); 100] = [
     ("--model", &["m.gguf"], Sets("model")),
     ("--draft", &["d.gguf"], Sets("draft")),
     ("--port", &["9"], Sets("port")),
@@ -123,11 +123,8 @@ const FLAGS: [(&str, &[&str], Fate); 99] = [
     ("--kv-cache-interval", &["4"], Refused("kv-cache-dir")),
     ("--kv-cache-cold-max", &["4"], Refused("kv-cache-dir")),
     ("--disk-prefix-cache", &["auto:30"], Refused("kv-cache-dir")),
-    (
-        "--disk-prefix-cache-compress",
-        &[],
-        Refused("not compressed"),
-    ),
+    ("--prefill-aged", &[], Sets("prefill-aged")),
+    ("--disk-prefix-cache-compress", &[], Sets("prefill-aged")),
     (
         "--prefill-curve",
         &["10000:0.5", "40000:0.2"],

@@ -4,6 +4,7 @@
 //! DIR/lock                  held while files are removed
 //! DIR/OWNER/TOKENS.state    a state (format: [`file`]); OWNER and TOKENS are hashes
 //! DIR/OWNER/*.part          a state being written, locked by its writer
+//! DIR/texts/KEY.text        what compression kept of a prompt or a message (format: [`texts`])
 //! ```
 //!
 //! A writer thread copies the bytes from the device if needed and writes them to a part file. It
@@ -21,6 +22,7 @@ mod access_times;
 mod directory;
 pub mod file;
 mod guarded;
+mod texts;
 mod write_queue;
 
 use std::io;
@@ -32,6 +34,8 @@ use std::time::SystemTime;
 use contract::{DetachedSnapshot, DeviceError, TokenId};
 use decode::Store;
 use decode::prefix::StoreHit;
+
+pub use texts::TextFiles;
 
 use access_times::AccessTimes;
 use directory::StateDirectory;

@@ -218,6 +218,7 @@ fn compression(handle: &ModelHandle, shows_paths: bool) -> Value {
         "threshold": if is_on { settings.threshold } else { 0 },
         "keep_ratio": if is_on { settings.keep.of(settings.threshold) } else { 0.0 },
         "keep_by_session": settings.keep_by_session,
+        "aged_messages": is_on && settings.ages,
         "drafter_gguf": path.filter(|_| shows_paths),
         "scores_itself": is_on && path.is_none(),
         "device": compressor.map(|compressor| &compressor.scorer().device),
