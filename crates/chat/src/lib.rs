@@ -21,6 +21,7 @@ mod dialect;
 mod error;
 pub mod grammar;
 pub mod llama_server;
+pub mod ollama;
 pub mod openai;
 pub mod reasoning;
 pub mod reply;

@@ -66,6 +66,6 @@ pub use spec::{
     ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
 };
 pub use tree::{Tree, TreeError, TreePath};
-pub use vocab::{PreTokenizer, SentencePieces, TokenKind, Vocab};
+pub use vocab::{FimTokens, PreTokenizer, SentencePieces, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};
 pub use window::AttentionWindow;

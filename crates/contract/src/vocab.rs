@@ -32,6 +32,23 @@ pub struct Vocab {
     pub named_templates: Vec<(String, String)>,
     /// Tags that the model writes around reasoning and tool calls.
     pub markup: TemplateMarkup,
+    /// The tokens of a text with a gap, if the model has them.
+    pub fim: Option<FimTokens>,
+}
+
+/// Tokens that mark the parts of a text with a gap, for a model that fills it (fill in the middle).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FimTokens {
+    /// Before the text in front of the gap.
+    pub prefix: TokenId,
+    /// Before the text behind the gap.
+    pub suffix: TokenId,
+    /// After both; the filling follows.
+    pub middle: TokenId,
+    /// Before the name of a repository.
+    pub repository: Option<TokenId>,
+    /// Before the name of a file.
+    pub file: Option<TokenId>,
 }
 
 /// What only a SentencePiece vocabulary has.

@@ -4,6 +4,7 @@ use contract::{PreTokenizer, SentencePieces, TokenId, TokenKind, Vocab};
 use gguf::{Array, GgufFile, Value};
 
 use crate::ModelError;
+use crate::fim;
 use crate::markup;
 use crate::names::EMBEDDING;
 use crate::reader::{key_error, missing};
@@ -123,6 +124,7 @@ pub(crate) fn read(file: &GgufFile, rows: Option<u64>) -> Result<Vocab, ModelErr
         ),
         chat_template,
         named_templates,
+        fim: fim::tokens(&tokens, token)?,
         tokens,
     })
 }

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::fields::{Fields, must_be};
 use crate::error::ChatError;
+use crate::grammar::gbnf;
 use crate::request::{ResponseFormat, SchemaStrictness};
 
 /// Maximum number of texts of a choice.
@@ -149,13 +150,12 @@ fn read(body: &Fields<'_>, key: &str, kind: FormatField) -> Result<ResponseForma
             field,
         },
         FormatField::Grammar => {
-            let lark = text()?;
-            if lark.contains("::=") {
-                return Err(body.error(
-                    key,
-                    "looks like GBNF; write it in Lark's notation: 'start: ...' for 'root ::= ...'",
-                ));
-            }
+            let grammar = text()?;
+            let lark = if gbnf::is_gbnf(&grammar) {
+                gbnf::to_lark(&grammar).map_err(|error| body.error(key, error))?
+            } else {
+                grammar
+            };
             ResponseFormat::Grammar { lark, field }
         }
         FormatField::Schema => ResponseFormat::JsonSchema {

@@ -5,8 +5,8 @@
 
 mod argument_values;
 mod arguments;
+pub(crate) mod gbnf;
 mod json_schema;
-
 mod schema_source;
 mod search_pattern;
 mod string_language;

@@ -1,5 +1,6 @@
-//! The JSON of llama-server's own completions, `POST /completion`.
+//! The JSON of llama-server's own completions, `POST /completion` and `POST /infill`.
 
+pub mod infill;
 pub mod request;
 pub mod response;
 

@@ -11,7 +11,7 @@ use crate::openai::request::{CompletionPrompt, CompletionRequest, MAX_PROMPTS};
 use crate::request::MAX_TOP_LOGPROBS;
 
 /// Fields that only this dialect has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LlamaServerFields {
     /// Whether a whole reply lists its tokens; a stream always does.
     pub return_tokens: bool,
@@ -21,38 +21,68 @@ pub struct LlamaServerFields {
     pub timings_per_token: bool,
     /// Whether to send progress events during prefill.
     pub return_progress: bool,
+    /// The paths of fields, such as `timings/prompt_n`, that a whole reply is cut to; all if empty.
+    pub response_fields: Vec<String>,
+    /// What of the request is left out.
+    pub notes: Vec<String>,
 }
 
 /// Fields that would change the reply and that this server does not have.
-const UNSUPPORTED: [&str; 4] = [
-    "samplers",
-    "response_fields",
-    "post_sampling_probs",
-    "min_keep",
-];
+const UNSUPPORTED: [&str; 3] = ["samplers", "post_sampling_probs", "min_keep"];
+/// Maximum number of response fields.
+const MAX_RESPONSE_FIELDS: usize = 256;
 
 /// Reads and checks a request body; errors as
 /// [`chat_request`](crate::openai::request::chat_request).
 pub fn completion_request(
     body: &[u8],
 ) -> Result<(CompletionRequest, LlamaServerFields), ChatError> {
-    let mut map = parse_body(body)?;
-    let (prompts, own) = {
+    let map = parse_body(body)?;
+    let prompts = {
         let body = Fields::body(&map);
         refuse_unsupported(&body)?;
-        let own = LlamaServerFields {
+        prompts(&body)?
+    };
+    read_completion(map, prompts)
+}
+
+/// Reads the fields besides the prompts.
+pub(super) fn read_completion(
+    mut map: Map<String, Value>,
+    prompts: Vec<CompletionPrompt>,
+) -> Result<(CompletionRequest, LlamaServerFields), ChatError> {
+    let own = {
+        let body = Fields::body(&map);
+        LlamaServerFields {
             return_tokens: body.flag("return_tokens", false)?,
             id_slot: body.int("id_slot", -1..=i64::from(i32::MAX))?.unwrap_or(-1),
             timings_per_token: body.flag("timings_per_token", false)?,
             return_progress: body.flag("return_progress", false)?,
-        };
-        (prompts(&body)?, own)
+            response_fields: response_fields(&body)?,
+            notes: Vec::new(),
+        }
     };
     translate(&mut map)?;
     let mut request = CompletionRequest::read(&Fields::body(&map), prompts)?;
     // Without a limit, a completion ends by itself or with the context.
     request.sampling.max_tokens.get_or_insert(usize::MAX);
     Ok((request, own))
+}
+
+fn response_fields(body: &Fields<'_>) -> Result<Vec<String>, ChatError> {
+    let items = body.array("response_fields")?.unwrap_or_default();
+    if items.len() > MAX_RESPONSE_FIELDS {
+        let message = format!("must hold at most {MAX_RESPONSE_FIELDS} paths");
+        return Err(body.error("response_fields", message));
+    }
+    let one = |(index, item): (usize, &Value)| match item {
+        Value::String(path) => Ok(path.clone()),
+        other => {
+            let path = format!("response_fields[{index}]");
+            Err(ChatError::field(path, must_be("a string", other)))
+        }
+    };
+    items.iter().enumerate().map(one).collect()
 }
 
 fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ChatError> {

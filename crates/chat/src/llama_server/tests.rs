@@ -1,10 +1,11 @@
 use contract::TokenId;
 use serde_json::{Value, json};
 
+use super::infill::infill_request;
 use super::request::{LlamaServerFields, completion_request};
 use super::response::StopType;
 use crate::error::ChatError;
-use crate::openai::request::{CompletionPrompt, CompletionRequest};
+use crate::openai::request::{CompletionPrompt, CompletionRequest, ContextFile};
 use crate::openai::response::MatchedStop;
 use crate::reply::FinishReason;
 
@@ -79,7 +80,6 @@ fn prompts_are_texts_tokens_or_both() {
 fn fields_that_would_change_the_reply_are_refused() {
     for (key, wanted) in [
         ("samplers", json!(["top_k"])),
-        ("response_fields", json!(["content"])),
         ("post_sampling_probs", json!(true)),
         ("min_keep", json!(2)),
         ("mirostat", json!(1)),
@@ -100,6 +100,59 @@ fn fields_that_would_change_the_reply_are_refused() {
         "logit_bias[0]",
         "a bias",
     );
+}
+
+fn infill(body: Value) -> Result<(CompletionRequest, LlamaServerFields), ChatError> {
+    infill_request(body.to_string().as_bytes())
+}
+
+#[test]
+fn infill_is_a_completion_with_a_gap() {
+    let body = json!({"input_prefix": "fn a(", "prompt": "x: ", "input_suffix": ")",
+        "input_extra": [{"filename": "b.rs", "text": "fn b() {}"}, {"text": "c"}],
+        "n_predict": 9, "samplers": ["top_k", "infill"], "n_indent": 0, "t_max_predict_ms": 500,
+        "response_fields": ["content", "timings/prompt_n"]});
+    let (request, own) = infill(body).unwrap();
+    assert_eq!(
+        request.prompts,
+        [CompletionPrompt::Text("fn a(x: ".to_owned())]
+    );
+    let file = |name: &str, text: &str| ContextFile {
+        name: name.to_owned(),
+        text: text.to_owned(),
+    };
+    let gap = request.gap.unwrap();
+    assert_eq!(gap.suffix, ")");
+    assert_eq!(gap.files, [file("b.rs", "fn b() {}"), file("tmp", "c")]);
+    assert_eq!(request.sampling.max_tokens, Some(9));
+    assert_eq!(
+        own.notes,
+        ["samplers: left out", "t_max_predict_ms: left out"]
+    );
+    assert_eq!(own.response_fields, ["content", "timings/prompt_n"]);
+    for (body, param) in [
+        (json!({"input_suffix": ""}), "input_prefix"),
+        (json!({"input_prefix": ""}), "input_suffix"),
+        (
+            json!({"input_prefix": "", "input_suffix": "", "prompt": [1]}),
+            "prompt",
+        ),
+        (
+            json!({"input_prefix": "", "input_suffix": "", "input_extra": [{}]}),
+            "input_extra[0].text",
+        ),
+        (
+            json!({"input_prefix": "", "input_suffix": "", "input_extra": ["a"]}),
+            "input_extra[0]",
+        ),
+        (
+            json!({"input_prefix": "", "input_suffix": "", "response_fields": [1]}),
+            "response_fields[0]",
+        ),
+    ] {
+        let error = infill(body.clone()).expect_err(&body.to_string());
+        assert_eq!(error.param.as_deref(), Some(param), "{body}: {error}");
+    }
 }
 
 #[test]

@@ -66,6 +66,19 @@ impl EchoedFields {
 }
 
 impl EchoedFields {
+    /// The same with the response before this one, and whether this one is kept.
+    #[must_use]
+    pub fn with_state(mut self, previous: Option<&str>, is_kept: bool) -> EchoedFields {
+        for (key, value) in &mut self.fields {
+            match *key {
+                "previous_response_id" => *value = json!(previous),
+                "store" => *value = is_kept.into(),
+                _ => {}
+            }
+        }
+        self
+    }
+
     /// The same with sampling parameters that were not sent as they are used.
     #[must_use]
     pub fn with_defaults(mut self, temperature: f32, top_p: f32, presence: f32) -> EchoedFields {

@@ -5,6 +5,7 @@ mod echo;
 mod history;
 mod request;
 pub mod response;
+pub mod stored;
 pub mod stream;
 mod summary;
 mod tools;

@@ -16,7 +16,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use contract::{
-    ModelMarkup, PreTokenizer, ReasoningTags, TemplateMarkup, TokenId, TokenKind, Vocab,
+    FimTokens, ModelMarkup, PreTokenizer, ReasoningTags, TemplateMarkup, TokenId, TokenKind, Vocab,
 };
 use tokenizers::Model;
 use tokenizers::models::bpe::{BPE, Vocab as BpeVocab};
@@ -66,6 +66,7 @@ pub struct Tokenizer {
     kinds: Vec<TokenKind>,
     eos: Vec<TokenId>,
     prefix: Option<TokenId>,
+    fim: Option<FimTokens>,
     defined_markup: TemplateMarkup,
     markup: Arc<ModelMarkup>,
 }
@@ -146,6 +147,7 @@ impl Tokenizer {
             kinds: vocab.kinds.clone(),
             eos: vocab.eos.clone(),
             prefix: vocab.bos_token.filter(|_| vocab.add_bos),
+            fim: vocab.fim,
             markup: Arc::new(vocab.markup.clone().into()),
             defined_markup: vocab.markup.clone(),
         })
@@ -200,7 +202,13 @@ impl Tokenizer {
         Ok(self.with_prefix(ids))
     }
 
-    fn with_prefix(&self, ids: Vec<TokenId>) -> Vec<TokenId> {
+    /// The tokens of a text with a gap, if the model has them.
+    pub fn fim(&self) -> Option<&FimTokens> {
+        self.fim.as_ref()
+    }
+
+    /// The ids with the beginning-of-text token in front, if the file asks for it.
+    pub(crate) fn with_prefix(&self, ids: Vec<TokenId>) -> Vec<TokenId> {
         match self.prefix {
             Some(prefix) if ids.first() != Some(&prefix) => {
                 let mut with_prefix = Vec::with_capacity(ids.len() + 1);

@@ -4,13 +4,14 @@ use contract::TokenId;
 use serde_json::Value;
 
 use super::chat::stream_options;
+use super::gap::GapContext;
 use crate::dialect::fields::{Fields, must_be, parse_body};
 use crate::dialect::{priority, token_id};
 use crate::error::ChatError;
 use crate::request::{
     MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions, TokenOptions,
 };
-use crate::tokenizer::{EncodeLimit, Tokenizer};
+use crate::tokenizer::{EncodeLimit, SpecialTokens, Tokenizer};
 
 /// Maximum number of prompts in one request.
 pub const MAX_PROMPTS: usize = 128;
@@ -42,6 +43,8 @@ pub struct CompletionRequest {
     pub priority: i32,
     /// Whether the prefix cache may be used.
     pub use_prefix_cache: bool,
+    /// What is behind the prompts, if the completion fills a gap.
+    pub gap: Option<GapContext>,
 }
 
 /// A prompt of a text completion.
@@ -68,11 +71,10 @@ impl CompletionRequest {
         body: &Fields<'_>,
         prompts: Vec<CompletionPrompt>,
     ) -> Result<CompletionRequest, ChatError> {
-        if body.string("suffix")?.is_some_and(|text| !text.is_empty()) {
-            return Err(body.error(
-                "suffix",
-                "filling a gap in text is not supported; leave it out",
-            ));
+        let suffix = body.string("suffix")?.filter(|text| !text.is_empty());
+        let echo = body.flag("echo", false)?;
+        if echo && suffix.is_some() {
+            return Err(body.error("echo", "cannot go with suffix"));
         }
         let sampling = SamplingParams::read(body, "stop")?;
         if let Some(best_of) = body.count("best_of", usize::MAX)?
@@ -83,7 +85,7 @@ impl CompletionRequest {
         Ok(CompletionRequest {
             model: body.string("model")?.map(str::to_owned),
             prompts,
-            echo: body.flag("echo", false)?,
+            echo,
             stream: body.flag("stream", false)?,
             stream_options: stream_options(body)?,
             sampling,
@@ -92,25 +94,48 @@ impl CompletionRequest {
             response_format: ResponseFormat::read(body)?,
             priority: priority(body)?,
             use_prefix_cache: body.flag("cache_prompt", true)?,
+            gap: suffix.map(|suffix| GapContext::of_suffix(suffix, "suffix")),
         })
     }
 
-    /// The tokens of a prompt; encoding stops at the limit. Rejects ids outside the vocabulary.
+    /// The tokens of a prompt; encoding stops at the limit. Rejects ids outside the vocabulary, and
+    /// a gap if the model has no tokens for one.
     pub fn token_ids(
         &self,
         prompt: &CompletionPrompt,
         tokenizer: &Tokenizer,
         limit: EncodeLimit<'_>,
     ) -> Result<Vec<TokenId>, ChatError> {
-        let ids = match prompt {
+        match &self.gap {
+            Some(gap) => gap.token_ids(tokenizer, limit, |special| {
+                prompt.token_ids(tokenizer, limit, special)
+            }),
+            None => prompt.token_ids(tokenizer, limit, SpecialTokens::Parse),
+        }
+    }
+}
+
+impl CompletionPrompt {
+    /// The tokens of the prompt. Text whose special strings are parsed is a prompt of its own, with
+    /// the beginning-of-text token.
+    fn token_ids(
+        &self,
+        tokenizer: &Tokenizer,
+        limit: EncodeLimit<'_>,
+        special: SpecialTokens,
+    ) -> Result<Vec<TokenId>, ChatError> {
+        let ids = match self {
             CompletionPrompt::Text(text) => {
-                return tokenizer.encode_prompt_up_to(text, limit);
+                return match special {
+                    SpecialTokens::Parse => tokenizer.encode_prompt_up_to(text, limit),
+                    SpecialTokens::AsText => tokenizer.encode_up_to(text, special, limit),
+                };
             }
             CompletionPrompt::Tokens(ids) => ids,
             CompletionPrompt::Mixed(parts) => {
                 let mut ids = Vec::new();
                 for part in parts {
-                    ids.extend(self.token_ids(part, tokenizer, limit)?);
+                    ids.extend(part.token_ids(tokenizer, limit, special)?);
                     if ids.len() > limit.tokens {
                         break;
                     }

@@ -8,7 +8,7 @@ use crate::dialect::{is_media, media_placeholder, refuse_media};
 use crate::error::ChatError;
 use crate::request::MAX_MESSAGES;
 
-pub(super) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
+pub(crate) fn read(body: &Fields<'_>) -> Result<Vec<Message>, ChatError> {
     let items = body
         .array("messages")?
         .ok_or_else(|| body.error("messages", "is missing"))?;

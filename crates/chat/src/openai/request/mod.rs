@@ -3,11 +3,13 @@
 mod chat;
 mod completion;
 mod control;
-mod messages;
+mod gap;
+pub(crate) mod messages;
 
 pub use self::chat::chat_request;
 pub use self::completion::{CompletionPrompt, CompletionRequest, DEFAULT_MAX_TOKENS, MAX_PROMPTS};
 pub use self::control::{ControlAction, ControlRequest};
+pub use self::gap::{ContextFile, GapContext};
 
 #[cfg(test)]
 mod tests;

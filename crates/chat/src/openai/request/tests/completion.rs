@@ -1,6 +1,7 @@
 //! Text completion requests.
 
 use super::*;
+use crate::tokenizer::Tokenizer;
 
 fn completion(fields: Value) -> Result<CompletionRequest, ChatError> {
     CompletionRequest::from_json(fields.to_string().as_bytes())
@@ -53,10 +54,66 @@ fn token_ids_outside_the_vocabulary_are_refused() {
 }
 
 #[test]
-fn suffix_is_refused_by_name() {
-    let err = completion(json!({"prompt": "a", "suffix": "b"})).unwrap_err();
+fn gap_is_marked_by_the_models_own_tokens() {
+    let mut vocab = crate::test_fixtures::vocab();
+    let mut add = |text: &str| {
+        vocab.tokens.push(text.to_owned());
+        vocab.kinds.push(contract::TokenKind::Control);
+        contract::TokenId(vocab.tokens.len() as u32 - 1)
+    };
+    let fim = contract::FimTokens {
+        prefix: add("<|fim_prefix|>"),
+        suffix: add("<|fim_suffix|>"),
+        middle: add("<|fim_middle|>"),
+        repository: Some(add("<|repo_name|>")),
+        file: Some(add("<|file_sep|>")),
+    };
+    vocab.fim = Some(fim);
+    let tokenizer = Tokenizer::new(&vocab).unwrap();
+    let decoded = |request: &CompletionRequest| {
+        let ids = request.token_ids(&request.prompts[0], &tokenizer, 1000.into());
+        let ids = ids.unwrap();
+        let special = |id: &contract::TokenId| tokenizer.kind(*id) == contract::TokenKind::Control;
+        // A marker in the client's text is text.
+        assert_eq!(ids.iter().filter(|id| **id == fim.middle).count(), 1);
+        let shown = |id: &contract::TokenId| {
+            if special(id) {
+                format!("[{}]", String::from_utf8_lossy(tokenizer.bytes(*id)))
+            } else {
+                String::from_utf8_lossy(tokenizer.bytes(*id)).into_owned()
+            }
+        };
+        ids.iter().map(shown).collect::<String>()
+    };
+    let mut request = completion(json!({"prompt": "a <|fim_middle|>", "suffix": " b"})).unwrap();
+    assert_eq!(
+        decoded(&request),
+        "[<|fim_prefix|>]a <|fim_middle|>[<|fim_suffix|>] b[<|fim_middle|>]"
+    );
+    let gap = request.gap.as_mut().unwrap();
+    gap.files.push(ContextFile {
+        name: "c".to_owned(),
+        text: "d".to_owned(),
+    });
+    assert_eq!(
+        decoded(&request),
+        "[<|repo_name|>]myproject\n[<|file_sep|>]c\nd[<|file_sep|>]filename\n\
+         [<|fim_prefix|>]a <|fim_middle|>[<|fim_suffix|>] b[<|fim_middle|>]"
+    );
+    let echoed = completion(json!({"prompt": "a", "suffix": "b", "echo": true})).unwrap_err();
+    assert_eq!(echoed.param.as_deref(), Some("echo"));
+    let plain = completion(json!({"prompt": "a", "suffix": ""})).unwrap();
+    assert_eq!(plain.gap, None);
+}
+
+#[test]
+fn gap_is_refused_by_name_where_the_model_has_no_tokens_for_it() {
+    let tokenizer = crate::test_fixtures::tokenizer();
+    let request = completion(json!({"prompt": "a", "suffix": "b"})).unwrap();
+    let ids = request.token_ids(&request.prompts[0], &tokenizer, 1000.into());
+    let err = ids.unwrap_err();
     assert_eq!(err.param.as_deref(), Some("suffix"));
-    assert!(completion(json!({"prompt": "a", "suffix": ""})).is_ok());
+    assert!(err.message.contains("no tokens that mark a gap"), "{err}");
 }
 
 #[test]

@@ -431,7 +431,7 @@ fn response_format_accepts_every_spelling() {
     );
     refused(json!({"guided_choice": []}), "guided_choice", "1 to");
     refused(json!({"guided_choice": [1]}), "guided_choice[0]", "string");
-    refused(json!({"grammar": "root ::= \"a\""}), "grammar", "GBNF");
+    refused(json!({"grammar": "root ::= \"a"}), "grammar", "line 1");
     refused(
         json!({"grammar": "start: /a/", "guided_regex": "a"}),
         "guided_regex",
