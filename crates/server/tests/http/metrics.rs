@@ -204,3 +204,47 @@ async fn decode_time_is_a_summary_by_part() {
         assert!(of("_sum") >= 0.0, "{part}");
     }
 }
+
+/// The names of our metrics in a text.
+fn names_in(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_lowercase() && !c.is_ascii_digit() && c != '_');
+    words.filter(|word| word.starts_with("hearth_")).collect()
+}
+
+#[tokio::test]
+async fn dashboard_and_alerts_name_metrics_that_exist() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("service");
+    let dashboard = std::fs::read_to_string(folder.join("grafana.json")).unwrap();
+    let alerts = std::fs::read_to_string(folder.join("alerts.yml")).unwrap();
+    let all = page().await;
+    for (file, text, at_least) in [("grafana.json", &dashboard, 30), ("alerts.yml", &alerts, 6)] {
+        let names = names_in(text);
+        assert!(names.len() >= at_least, "{file}: {names:?}");
+        for name in names {
+            let exists = all.contains_key(name)
+                || all.iter().any(|(family, found)| {
+                    let suffix = name.strip_prefix(family.as_str()).unwrap_or_default();
+                    matches!(
+                        (found.kind.as_str(), suffix),
+                        ("histogram", "_bucket") | ("histogram" | "summary", "_sum" | "_count")
+                    )
+                });
+            assert!(exists, "{file}: no metric {name}");
+        }
+    }
+    let dashboard: serde_json::Value = serde_json::from_str(&dashboard).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<u64> = panels
+        .iter()
+        .map(|panel| panel["id"].as_u64().unwrap())
+        .collect();
+    assert_eq!(ids.len(), panels.len());
+    for panel in panels {
+        for target in panel["targets"].as_array().unwrap() {
+            let query = target["expr"].as_str().unwrap();
+            let open = query.matches('(').count();
+            assert_eq!(open, query.matches(')').count(), "{query}");
+            assert!(!names_in(query).is_empty(), "{query}");
+        }
+    }
+}
