@@ -44,6 +44,7 @@ PYPI = {
     "open-webui": ["open-webui==0.12.4"],
     "openai-sdk": [OPENAI],
     "anthropic-sdk": [ANTHROPIC],
+    "ollama-sdk": ["ollama==0.6.3"],
     "sdk-python": [OPENAI, ANTHROPIC],
     "schemathesis": ["schemathesis==4.32.5"],
 }

@@ -113,6 +113,11 @@ PROGRAMS = {
         ("streamed", script("with_anthropic_sdk", "streamed"), True),
         ("tool", script("with_anthropic_sdk", "tool"), True),
     ],
+    "ollama-sdk": [
+        ("plain", script("with_ollama_sdk", "plain"), False),
+        ("streamed", script("with_ollama_sdk", "streamed"), True),
+        ("tool", script("with_ollama_sdk", "tool"), True),
+    ],
     "open-webui": [
         ("plain", script("with_open_webui", "plain", "open-webui"), None),
         ("streamed", script("with_open_webui", "streamed", "open-webui"), None),

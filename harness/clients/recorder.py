@@ -12,7 +12,8 @@ import threading
 import time
 
 HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "host"}
-LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete")
+LAST_EVENTS = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete", b'"done":true')
+STREAMS = ("text/event-stream", "application/x-ndjson")
 
 
 @dataclasses.dataclass
@@ -34,7 +35,7 @@ class Exchange:
     @property
     def is_inference(self):
         """Whether the request generates text."""
-        ends = ("/chat/completions", "/completions", "/messages", "/responses")
+        ends = ("/chat/completions", "/completions", "/messages", "/responses", "/api/chat", "/api/generate")
         return self.method == "POST" and self.path.split("?")[0].endswith(ends)
 
     @property
@@ -60,6 +61,8 @@ class Exchange:
             for choice in event.get("choices") or []:
                 delta = choice.get("delta") or choice.get("message") or choice
                 text += delta.get("content") or delta.get("text") or ""
+            if "done" in event:
+                text += (event.get("message") or {}).get("content") or event.get("response") or ""
             if event.get("type") == "content_block_delta":
                 text += event["delta"].get("text") or ""
             if event.get("type") == "response.output_text.delta":
@@ -83,6 +86,7 @@ class Exchange:
                     for key in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
                 )
                 counted = max(counted, tokens)
+            counted = max(counted, event.get("prompt_eval_count") or 0)
         return counted
 
 
@@ -135,7 +139,7 @@ class Recorder:
             server.request(client.command, client.path, body or None, headers)
             response = server.getresponse()
             exchange.status = response.status
-            exchange.streamed = "text/event-stream" in (response.getheader("content-type") or "")
+            exchange.streamed = (response.getheader("content-type") or "").startswith(STREAMS)
             client.send_response(response.status)
             for key, value in response.getheaders():
                 if key.lower() not in HOP_BY_HOP | {"content-length", "date", "server"}:

@@ -20,6 +20,8 @@ pub enum Dialect {
     OpenAi,
     /// Anthropic Messages.
     Anthropic,
+    /// Ollama's routes below `/api`.
+    Ollama,
 }
 
 /// Failure of a request.
@@ -166,6 +168,8 @@ impl ApiError {
             ApiError::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             ApiError::QueueFull { .. } => match dialect {
                 Dialect::OpenAi => StatusCode::TOO_MANY_REQUESTS,
+                // Ollama's own status of a full queue.
+                Dialect::Ollama => StatusCode::SERVICE_UNAVAILABLE,
                 Dialect::Anthropic => overloaded(),
             },
             ApiError::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
@@ -190,11 +194,12 @@ impl ApiError {
             (ApiError::Unauthorized { .. }, _) => "authentication_error",
             (ApiError::Forbidden { .. }, _) => "permission_error",
             (ApiError::NotFound { .. } | ApiError::ModelNotFound { .. }, _) => "not_found_error",
-            (ApiError::QueueFull { .. }, Dialect::OpenAi) => "rate_limit_error",
+            (ApiError::QueueFull { .. }, Dialect::OpenAi | Dialect::Ollama) => "rate_limit_error",
             (ApiError::QueueFull { .. }, Dialect::Anthropic) => "overloaded_error",
-            (ApiError::Unavailable { .. } | ApiError::Internal { .. }, Dialect::OpenAi) => {
-                "server_error"
-            }
+            (
+                ApiError::Unavailable { .. } | ApiError::Internal { .. },
+                Dialect::OpenAi | Dialect::Ollama,
+            ) => "server_error",
             (ApiError::Unavailable { .. } | ApiError::Internal { .. }, Dialect::Anthropic) => {
                 "api_error"
             }
@@ -209,7 +214,7 @@ impl ApiError {
             ApiError::ModelNotFound { .. } => Some("model_not_found"),
             ApiError::QueueFull { .. } => Some("queue_full"),
             ApiError::Unavailable { .. } => Some("unavailable"),
-            // No response is stored under any id, so this field is always unknown.
+            // The only mistake of this field is an id that is not kept.
             ApiError::Invalid {
                 param: Some(param), ..
             } if param == "previous_response_id" => Some("previous_response_not_found"),
@@ -242,6 +247,7 @@ impl ApiError {
                     "code": self.code(),
                 }
             }),
+            Dialect::Ollama => json!({ "error": self.to_string() }),
             Dialect::Anthropic => {
                 let message = match self {
                     // Clients match this text and then shorten the conversation.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, value_parser};
 
-use super::{DeviceArgs, OnOff, window_tokens};
+use super::{DeviceArgs, OnOff, at_least_one, window_tokens};
 
 /// The text below the flags in `hearth bench --help`.
 pub(super) const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3.5-27b:q4_k_m --device cuda:0\n  \
@@ -17,6 +17,7 @@ pub(super) const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3
     hearth bench tune model.gguf --draft draft.gguf --device cuda:0\n  \
     hearth bench speculation --device cpu --json lines.jsonl\n  \
     hearth bench prompts humaneval.jsonl model.gguf --draft draft.gguf\n  \
+    hearth bench serve http://127.0.0.1:8000 --concurrency 1,8 --svg load.svg\n  \
     hearth bench depth --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --device cuda:0 --vram-limit 24GiB --at 512,131072";
 
 /// `hearth bench`.
@@ -91,6 +92,57 @@ pub enum BenchCommand {
     /// Answer the prompts of a file plainly, with each source of drafts and with all of them, and
     /// print tokens per second, tokens per step and speed-up per task.
     Prompts(PromptsArgs),
+    /// Put load on a running server of OpenAI's protocol, and report the times that clients see.
+    Serve(BenchServeArgs),
+}
+
+/// `hearth bench serve`.
+#[derive(Debug, Args)]
+pub struct BenchServeArgs {
+    /// The server's address.
+    #[arg(default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// The model that requests name [default: the first that the server lists].
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// The API key, if the server requires one.
+    #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Requests of each load.
+    #[arg(long, value_name = "N", default_value = "32", value_parser = at_least_one)]
+    pub requests: usize,
+    /// Loads: requests at a time.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,4",
+        value_parser = at_least_one)]
+    pub concurrency: Vec<usize>,
+    /// Instead, requests that arrive at random times, so many in a second.
+    #[arg(long, value_name = "N", conflicts_with = "concurrency", value_parser = positive)]
+    pub rate: Option<f64>,
+    /// Words of each prompt, which are about as many tokens. No two prompts begin alike.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub prompt_tokens: usize,
+    /// Tokens of each reply.
+    #[arg(long, value_name = "N", default_value = "128", value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Seconds of silence after which a request has failed.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub timeout: u64,
+    /// Seed of prompts and arrivals.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Append a JSON line per load to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a plot of the percentiles to this file.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err(format!("{text} is not a number above 0")),
+    }
 }
 
 /// `hearth bench prompts`.

@@ -4,7 +4,7 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use clap::value_parser;
 
-use super::at_least_one;
+use super::{ResponsesArgs, at_least_one};
 use crate::http::access::{parse_allowed_host, parse_cors_origin};
 
 /// Allowed hosts, allowed origins and limits of connections.
@@ -44,4 +44,7 @@ pub struct ListenArgs {
     #[arg(long, env = "HEARTH_MAX_CONNECTIONS", value_name = "N", default_value = "1024",
         value_parser = at_least_one)]
     pub max_connections: usize,
+    /// Kept responses.
+    #[command(flatten)]
+    pub responses: ResponsesArgs,
 }

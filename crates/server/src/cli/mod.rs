@@ -20,6 +20,7 @@ mod reasoning;
 mod refusal;
 pub mod refused;
 mod refused_servers;
+mod responses;
 mod running;
 mod sampling;
 mod showing;
@@ -30,7 +31,8 @@ use std::path::PathBuf;
 
 use bench::BENCH_HELP;
 pub use bench::{
-    BenchArgs, BenchCommand, DepthArgs, PromptsArgs, SpeculationAbArgs, StepArgs, TuneArgs,
+    BenchArgs, BenchCommand, BenchServeArgs, DepthArgs, PromptsArgs, SpeculationAbArgs, StepArgs,
+    TuneArgs,
 };
 pub use caching::{CacheArgs, PlanArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::FalseyValueParser, value_parser};
@@ -46,6 +48,7 @@ pub use listening::ListenArgs;
 pub use models::{ListArgs, PullArgs, RmArgs};
 pub use quantize::{ImatrixArgs, QuantizeArgs};
 pub use reasoning::ReasoningArgs;
+pub use responses::ResponsesArgs;
 pub use running::RunArgs;
 pub use sampling::SamplingArgs;
 pub use showing::{ConfigCommand, ShowArgs};

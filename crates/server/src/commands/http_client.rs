@@ -1,6 +1,6 @@
 //! The HTTP client of the commands that talk to a running server. It sends plain HTTP only.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -132,6 +132,40 @@ impl HttpClient {
     /// As [`HttpClient::get`].
     pub(super) fn post(&self, path: &str, body: &Value) -> Result<HttpResponse, ureq::Error> {
         self.send(Method::POST, path, &[], body.to_string().as_bytes())
+    }
+
+    /// Sends a POST and gives each line of a streamed response to `line` as it arrives, with the
+    /// time since the request. Returns the status, and the body if the status is not 200.
+    ///
+    /// # Errors
+    /// As [`HttpClient::get`].
+    pub(super) fn post_stream(
+        &self,
+        path: &str,
+        body: &Value,
+        mut line: impl FnMut(&str, Duration),
+    ) -> Result<(u16, String), ureq::Error> {
+        let mut request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("{}{path}", self.base))
+            .header("content-type", "application/json");
+        if let Some(key) = &self.key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let start = Instant::now();
+        let response = self.agent.run(request.body(body.to_string())?)?;
+        if response.status() != 200 {
+            let response = read_response(response, start)?;
+            return Ok((response.status, response.body));
+        }
+        let body = response.into_body().into_with_config();
+        let mut reader = BufReader::new(body.limit(MAX_BODY_BYTES).reader());
+        let mut text = Vec::new();
+        while reader.read_until(b'\n', &mut text)? > 0 {
+            line(String::from_utf8_lossy(&text).trim_end(), start.elapsed());
+            text.clear();
+        }
+        Ok((200, String::new()))
     }
 
     /// Sends any request, with further headers, and reads the whole response.

@@ -2,8 +2,10 @@
 //! signals.
 
 use std::io::{ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -26,6 +28,7 @@ use crate::engine::{BoxError, Engine, EngineFactory, EnginePhase, Loaded};
 use crate::error::ServeError;
 use crate::http::serve::serve_models;
 use crate::http::shutdown::ShutdownSignal;
+use crate::kept_responses::ResponseStore;
 use crate::models::{self, HostPolicy, HostedModel};
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::by_name::{self, Header};
@@ -46,6 +49,8 @@ const SCRIPT_CONTEXT: usize = 262_144;
 const SCRIPT_CHUNK: usize = 2048;
 /// Interval of loading reports to the service manager.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of looks at a download.
+const PULL_CHECK: Duration = Duration::from_millis(50);
 
 pub(super) fn serve(
     mut args: ServeArgs,
@@ -152,6 +157,15 @@ async fn listen_and_serve(
     entries: Option<Vec<ModelEntry>>,
     bundled: Bundled,
 ) -> anyhow::Result<()> {
+    let settings = &args.listen.responses;
+    if let Some(folder) = &settings.responses_dir {
+        let (memory, budget) = (
+            settings.responses_memory << 20,
+            settings.responses_budget << 20,
+        );
+        config.responses = ResponseStore::with_folder(memory, folder, budget)
+            .with_context(|| format!("--responses-dir {}", folder.display()))?;
+    }
     reload::on_hangup(&mut config).context("cannot listen for signals")?;
     let stop = ShutdownSignal::on_signals().context("cannot listen for signals")?;
     let listener = listen(&config).await?;
@@ -219,16 +233,18 @@ async fn serve_several(
     tracing::info!("models: {}", names.join(", "));
     config.model_name.clone_from(&entries[0].name);
     let loads_first = entries[0].is_main;
-    let hosted = entries.into_iter().map(|entry| {
-        let own = hosting::args_of(&args, &entry);
-        let for_fit = own.clone();
-        HostedModel {
-            name: entry.name,
-            open: Box::new(move || pulling_factory(own.clone(), bundled)),
-            fits: Box::new(move || hosting::fits(&for_fit)),
+    let hosted = {
+        let (args, url) = (args.clone(), url.clone());
+        move |entry| hosted(&args, entry, bundled, &url)
+    };
+    let host = models::open(entries.into_iter().map(&hosted).collect(), policy);
+    host.find_new_by(Arc::new(move || match hosting::entries(&args) {
+        Ok(entries) => entries.into_iter().flatten().map(&hosted).collect(),
+        Err(error) => {
+            tracing::warn!("{}", all_causes(&error));
+            Vec::new()
         }
-    });
-    let host = models::open(hosted.collect(), policy);
+    }));
     if loads_first {
         let host = host.clone();
         // A failed load is logged, and stands in the list of models.
@@ -244,6 +260,17 @@ async fn serve_several(
     drop(sessions);
     tracing::info!("stopped");
     Ok(())
+}
+
+/// A model of a server that has several.
+fn hosted(args: &ServeArgs, entry: ModelEntry, bundled: Bundled, url: &str) -> HostedModel {
+    let own = hosting::args_of(args, &entry);
+    let (for_fit, url) = (own.clone(), url.to_owned());
+    HostedModel {
+        name: entry.name,
+        open: Box::new(move || pulling_factory(own.clone(), bundled, url.clone())),
+        fits: Arc::new(move || hosting::fits(&for_fit)),
+    }
 }
 
 async fn listen(config: &ServerConfig) -> anyhow::Result<TcpListener> {
@@ -292,14 +319,45 @@ fn factory(args: ServeArgs, bundled: Bundled) -> EngineFactory {
     })
 }
 
-/// As [`factory`], of a model that is pulled first if its name is not in the cache.
-fn pulling_factory(mut args: ServeArgs, bundled: Bundled) -> EngineFactory {
+/// As [`factory`], of one of several models: it is pulled first if its name is not in the cache,
+/// and the server at `url` goes on serving when its load has ended.
+fn pulling_factory(mut args: ServeArgs, bundled: Bundled, url: String) -> EngineFactory {
     Box::new(move |progress| {
-        if let Some(model) = &mut args.model {
-            let pulled = by_name::pulled(model, &|_| {});
-            *model = pulled.map_err(|error| BoxError::from(all_causes(&error)))?;
+        let mut load = || {
+            if let Some(model) = &mut args.model {
+                let pulled = pulled_with_progress(model, progress);
+                *model = pulled.map_err(|error| BoxError::from(all_causes(&error)))?;
+            }
+            factory(args.clone(), bundled)(progress)
+        };
+        let loaded = load();
+        supervisor::serving(&url);
+        loaded
+    })
+}
+
+/// The file of a name. Its download is shown as the progress of the load, in percent.
+fn pulled_with_progress(
+    model: &Path,
+    progress: &mut dyn FnMut(contract::LoadProgress),
+) -> anyhow::Result<PathBuf> {
+    let percent = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let report = |now| percent.store(now, Ordering::Relaxed);
+        let pull = scope.spawn(move || by_name::pulled(model, &report));
+        while !pull.is_finished() {
+            thread::sleep(PULL_CHECK);
+            let done_bytes = percent.load(Ordering::Relaxed);
+            progress(contract::LoadProgress {
+                done_bytes,
+                total_bytes: 100,
+            });
+            supervisor::downloading(done_bytes);
         }
-        factory(args, bundled)(progress)
+        match pull.join() {
+            Ok(pulled) => pulled,
+            Err(_) => bail!("{}: the download panicked", model.display()),
+        }
     })
 }
 

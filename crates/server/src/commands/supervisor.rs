@@ -33,10 +33,13 @@ fn starting(status: &str) {
 
 /// Reports that the port is open and the model is ready.
 pub(super) fn ready(url: &str) {
-    notify(&[
-        NotifyState::Ready,
-        NotifyState::Status(&format!("serving at {url}")),
-    ]);
+    notify(&[NotifyState::Ready]);
+    serving(url);
+}
+
+/// Reports that requests are served, after a start or a later load.
+pub(super) fn serving(url: &str) {
+    notify(&[NotifyState::Status(&format!("serving at {url}"))]);
 }
 
 /// Reports that the server is stopping.

@@ -9,6 +9,7 @@ use contract::AttentionWindow;
 
 use crate::cli::{LateSystemArg, OnOff, ReasoningFieldArg, ServeArgs};
 use crate::config::{ConfigError, read_text};
+use crate::kept_responses::ResponseStore;
 use crate::settings::{GenerationDefaults, ServerConfig, Timeouts, WindowPolicy};
 
 /// Name of the bundled model in the API.
@@ -67,6 +68,7 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
             force: args.window.attention_window_force,
         },
         defaults,
+        responses: ResponseStore::in_memory(args.listen.responses.responses_memory << 20),
     })
 }
 

@@ -210,6 +210,11 @@ impl<T: Send + 'static> ParsedRequest<T> {
         self.notes.push(note);
     }
 
+    /// Tokens of prompt and reply that fit together.
+    pub fn context(&self) -> usize {
+        self.ready.info.limits.context
+    }
+
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.ready.model.tokenizer

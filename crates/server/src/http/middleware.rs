@@ -152,6 +152,8 @@ pub(super) fn dialect(request: &Request) -> Dialect {
     let first = parts.find(|part| *part != "v1");
     if first == Some("messages") || request.headers().contains_key("anthropic-version") {
         Dialect::Anthropic
+    } else if first == Some("api") && !matches!(parts.next(), Some("v0" | "v1")) {
+        Dialect::Ollama
     } else {
         Dialect::OpenAi
     }
@@ -196,7 +198,7 @@ fn cross_origin(headers: &mut HeaderMap, origin: HeaderValue, preflight: bool) {
     if preflight {
         headers.insert(
             header::ACCESS_CONTROL_ALLOW_METHODS,
-            HeaderValue::from_static("GET, POST, OPTIONS"),
+            HeaderValue::from_static("GET, POST, DELETE, OPTIONS"),
         );
         // Browsers require `authorization` by name; the wildcard does not cover it.
         headers.insert(

@@ -4,7 +4,7 @@
 //! A stream that waits begins at once with comments that name the progress of the load.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Request, State};
@@ -27,9 +27,12 @@ use crate::models::{Lease, LeaseError, ModelHost, ModelState};
 use crate::settings::keep_alive;
 
 /// The last parts of the paths of requests that need a model.
-const NEEDS_MODEL: [&str; 10] = [
+const NEEDS_MODEL: [&str; 13] = [
     "/completions",
     "/completion",
+    "/infill",
+    "/api/chat",
+    "/api/generate",
     "/responses",
     "/messages",
     "/input_tokens",
@@ -57,6 +60,21 @@ impl FromRequestParts<App> for Selected {
     }
 }
 
+/// How long the request waited for its model to be loaded.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadTime(pub Duration);
+
+impl FromRequestParts<App> for LoadTime {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        _app: &App,
+    ) -> Result<LoadTime, Self::Rejection> {
+        Ok(parts.extensions.get().copied().unwrap_or_default())
+    }
+}
+
 /// What of a body concerns the choice of the model. Wrong types are the route's to refuse.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 struct ModelChoice {
@@ -66,6 +84,26 @@ struct ModelChoice {
     stream: Value,
     #[serde(default)]
     keep_alive: Value,
+    /// Of Ollama's protocol: without a prompt or messages, the request only loads or unloads.
+    #[serde(default)]
+    prompt: Value,
+    #[serde(default)]
+    messages: Value,
+}
+
+impl ModelChoice {
+    /// Whether a request in Ollama's protocol only unloads the model.
+    fn unloads(&self) -> bool {
+        let is_empty = |value: &Value| match value {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Array(items) => items.is_empty(),
+            _ => false,
+        };
+        is_empty(&self.prompt)
+            && is_empty(&self.messages)
+            && keep_alive::of_json(&self.keep_alive) == Ok(Some(Duration::ZERO))
+    }
 }
 
 /// Takes a lease on the request's model before the route runs.
@@ -76,16 +114,21 @@ pub async fn choose_model(State(app): State<App>, request: Request, next: Next) 
     if request.method() != Method::POST || !needs_model(request.uri().path()) {
         return next.run(request).await;
     }
+    let is_ollama = dialect(&request) == Dialect::Ollama;
     match chosen(&app, &host, request).await {
+        Ok((request, choice, _)) if is_ollama && choice.unloads() => next.run(request).await,
         Ok((request, choice, model)) => {
             if let Some(lease) = host.try_acquire(model) {
-                return next.run(with_lease(request, lease)).await;
+                return next.run(with_lease(request, lease, Duration::ZERO)).await;
             }
-            if choice.stream == Value::Bool(true) {
+            // A stream is the default of Ollama's protocol.
+            let streams_by_default = is_ollama && choice.stream.is_null();
+            if streams_by_default || choice.stream == Value::Bool(true) {
                 return stream_while_loading(&app, host, model, request, next);
             }
+            let begun = Instant::now();
             match acquired(&app, &host, model).await {
-                Ok(lease) => next.run(with_lease(request, lease)).await,
+                Ok(lease) => next.run(with_lease(request, lease, begun.elapsed())).await,
                 Err(error) => error.into_response(),
             }
         }
@@ -109,7 +152,7 @@ async fn chosen(
     let choice: ModelChoice = serde_json::from_slice(&bytes).unwrap_or_default();
     let model = match choice.model.as_str() {
         None => 0,
-        Some(name) => match host.find(name) {
+        Some(name) => match host.find_or_look(name).await {
             Some(model) => model,
             None if app.config().strict_model => {
                 return Err(ApiError::ModelNotFound {
@@ -138,8 +181,9 @@ pub(super) fn names(host: &ModelHost) -> String {
         .join(", ")
 }
 
-fn with_lease(mut request: Request, lease: Lease) -> Request {
+fn with_lease(mut request: Request, lease: Lease, waited: Duration) -> Request {
     request.extensions_mut().insert(Arc::new(lease));
+    request.extensions_mut().insert(LoadTime(waited));
     request
 }
 
@@ -170,19 +214,22 @@ fn stream_while_loading(
     next: Next,
 ) -> Response {
     let errors = ErrorFormat::of(&request);
-    let keep_alive = if errors.dialect == Dialect::Anthropic {
-        KeepAlive::Ping
-    } else {
-        KeepAlive::Comment
+    let keep_alive = match errors.dialect {
+        Dialect::Anthropic => KeepAlive::Ping,
+        Dialect::OpenAi => KeepAlive::Comment,
+        Dialect::Ollama => KeepAlive::Space,
     };
+    let begun = Instant::now();
     let app = app.clone();
     let timeouts = app.config().timeouts;
     let span = tracing::Span::current();
     sse::response(timeouts, keep_alive, move |mut writer| {
         async move {
-            match wait_with_progress(&app, &host, model, &mut writer).await? {
+            let has_comments = keep_alive != KeepAlive::Space;
+            let waited = wait_with_progress(&app, (&host, model), &mut writer, has_comments);
+            match waited.await? {
                 Ok(lease) => {
-                    let answer = next.run(with_lease(request, lease));
+                    let answer = next.run(with_lease(request, lease, begun.elapsed()));
                     let response = writer.keep_alive_while(answer).await?;
                     forward(&mut writer, response, &errors).await
                 }
@@ -193,12 +240,12 @@ fn stream_while_loading(
     })
 }
 
-/// Waits for the lease and writes the progress of the load as comments.
+/// Waits for the lease and writes the progress of the load as comments, where the stream has them.
 async fn wait_with_progress(
     app: &App,
-    host: &ModelHost,
-    model: usize,
+    (host, model): (&ModelHost, usize),
     writer: &mut SseWriter,
+    has_comments: bool,
 ) -> Result<Result<Lease, ApiError>, ClientGone> {
     let wait = acquired(app, host, model);
     tokio::pin!(wait);
@@ -211,7 +258,9 @@ async fn wait_with_progress(
             }
             _ => format!("waiting for {}", host.name(model)),
         });
-        writer.send_encoded(&mut out).await?;
+        if has_comments {
+            writer.send_encoded(&mut out).await?;
+        }
         let next = tokio::time::timeout(PROGRESS_INTERVAL, &mut wait);
         if let Ok(lease) = writer.keep_alive_while(next).await? {
             return Ok(lease);
@@ -267,6 +316,8 @@ impl ErrorFormat {
             out.event("error", &event);
         } else if self.dialect == Dialect::Anthropic {
             out.event("error", &body);
+        } else if self.dialect == Dialect::Ollama {
+            out.line(&body);
         } else {
             out.data(&body);
             out.done();
@@ -289,7 +340,7 @@ mod tests {
         let bytes = format.bytes(&ApiError::internal("no"));
         let text = String::from_utf8(bytes.to_vec()).unwrap();
         assert!(text.starts_with(expected), "{path}: {text}");
-        assert!(text.contains("\"message\":\"no\""), "{path}: {text}");
+        assert!(text.contains("\"no\""), "{path}: {text}");
     }
 
     #[test]
@@ -302,5 +353,6 @@ mod tests {
         );
         check("/v1/responses", None, "event: error\ndata: {");
         check("/v1/messages", Some("anthropic-version"), "event: error\n");
+        check("/api/chat", None, "{\"error\":\"no\"}\n");
     }
 }

@@ -39,6 +39,15 @@ impl SseEncoder {
         self.out.put_slice(b"\n\n");
     }
 
+    /// A line of JSON, without the marks of server-sent events.
+    pub fn line(&mut self, value: &impl Serialize) {
+        if let Err(error) = serde_json::to_writer((&mut self.out).writer(), value) {
+            // As above.
+            tracing::error!(%error, "a line could not be written");
+        }
+        self.out.put_slice(b"\n");
+    }
+
     /// `event: name` and `data: {json}`.
     pub fn event(&mut self, name: &str, value: &impl Serialize) {
         self.out.put_slice(b"event: ");
@@ -80,6 +89,8 @@ pub enum KeepAlive {
     Comment,
     /// Anthropic's `ping` event; its clients ignore comments as signs of life.
     Ping,
+    /// A space before the next line of JSON, which readers skip.
+    Space,
 }
 
 impl KeepAlive {
@@ -87,6 +98,15 @@ impl KeepAlive {
         Bytes::from_static(match self {
             KeepAlive::Comment => b": keepalive\n\n",
             KeepAlive::Ping => b"event: ping\ndata: {\"type\":\"ping\"}\n\n",
+            KeepAlive::Space => b" ",
+        })
+    }
+
+    /// Content type of the stream.
+    fn content_type(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            KeepAlive::Comment | KeepAlive::Ping => "text/event-stream; charset=utf-8",
+            KeepAlive::Space => "application/x-ndjson",
         })
     }
 }
@@ -158,12 +178,8 @@ where
     });
     let mut response = Body::from_stream(body).into_response();
     let headers = response.headers_mut();
-    for (name, value) in [
-        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-cache"),
-    ] {
-        headers.insert(name, HeaderValue::from_static(value));
-    }
+    headers.insert(header::CONTENT_TYPE, keep_alive.content_type());
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

@@ -171,7 +171,10 @@ impl App {
         }
         let served = &self.config().model_name;
         match asked {
-            Some(asked) if self.config().strict_model && asked != served => {
+            Some(asked)
+                if self.config().strict_model
+                    && asked.strip_suffix(":latest").unwrap_or(asked) != served =>
+            {
                 Err(ApiError::ModelNotFound {
                     asked: asked.to_owned(),
                     served: served.clone(),

@@ -1,16 +1,18 @@
 //! The host: which models there are, which are loaded, and which requests wait for them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use decode::Stats;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::engine::handle::EngineHandle;
-use crate::engine::{EngineFactory, EnginePhase, ModelHandle};
+use crate::engine::{EngineFactory, EnginePhase, EngineStatus, ModelHandle};
 use crate::progress::percent;
 
 use super::lease::{Lease, LeaseError};
 use super::slot::{ModelSlot, SlotState};
+use super::totals;
 
 /// A model that can be loaded.
 pub struct HostedModel {
@@ -18,9 +20,16 @@ pub struct HostedModel {
     pub name: String,
     /// Returns the function that loads it on its engine thread; called once per load.
     pub open: Box<dyn Fn() -> EngineFactory + Send + Sync>,
-    /// Whether it fits into the memory that is free now.
-    pub fits: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Whether it fits into the memory that is free now; called on the blocking pool.
+    pub fits: Arc<dyn Fn() -> bool + Send + Sync>,
 }
+
+/// Looks for models that have come since the start; called on the blocking pool. Models whose names
+/// are known are left out.
+pub type ModelFinder = dyn Fn() -> Vec<HostedModel> + Send + Sync;
+
+/// Time between two looks for new models.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When models are unloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,8 +88,12 @@ pub(super) enum Command {
 pub struct ModelHost(pub(super) Arc<Host>);
 
 pub(super) struct Host {
-    pub(super) models: Vec<HostedModel>,
+    /// Only grows; each has a slot.
+    models: RwLock<Vec<Arc<HostedModel>>>,
     pub(super) policy: HostPolicy,
+    finder: OnceLock<Arc<ModelFinder>>,
+    /// When new models were looked for.
+    last_look: Mutex<Option<Instant>>,
     slots: Mutex<Slots>,
     /// Wakes all waits for a change of a slot.
     pub(super) changed: watch::Sender<()>,
@@ -93,6 +106,8 @@ pub(super) struct Slots {
     pub(super) slots: Vec<ModelSlot>,
     /// Set at shutdown: no more leases and loads.
     pub(super) is_draining: bool,
+    /// Counters of the engines that have ended.
+    pub(super) ended: Stats,
 }
 
 impl ModelHost {
@@ -104,11 +119,14 @@ impl ModelHost {
         let (commands, inbox) = mpsc::unbounded_channel();
         let slots = models.iter().map(|_| ModelSlot::new(policy.idle)).collect();
         let host = ModelHost(Arc::new(Host {
-            models,
+            models: RwLock::new(models.into_iter().map(Arc::new).collect()),
             policy,
+            finder: OnceLock::new(),
+            last_look: Mutex::new(None),
             slots: Mutex::new(Slots {
                 slots,
                 is_draining: false,
+                ended: Stats::default(),
             }),
             changed: watch::Sender::new(()),
             commands,
@@ -117,18 +135,101 @@ impl ModelHost {
         (host, inbox)
     }
 
-    /// Name of a model.
-    pub fn name(&self, model: usize) -> &str {
-        &self.0.models[model].name
+    /// All models.
+    fn models(&self) -> Vec<Arc<HostedModel>> {
+        // No code panics while it is locked.
+        let models = self.0.models.read();
+        models.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Index of the model of this name: spelled alike, else alike but for case.
+    /// A model by its index.
+    pub(super) fn model(&self, model: usize) -> Arc<HostedModel> {
+        let models = self.0.models.read();
+        Arc::clone(&models.unwrap_or_else(PoisonError::into_inner)[model])
+    }
+
+    /// Name of a model.
+    pub fn name(&self, model: usize) -> String {
+        self.model(model).name.clone()
+    }
+
+    /// Sets how models are found that have come since the start.
+    pub fn find_new_by(&self, finder: Arc<ModelFinder>) {
+        // Set once, at the start.
+        let _ = self.0.finder.set(finder);
+    }
+
+    /// As [`find`](ModelHost::find); an unknown name is looked for among models that have come
+    /// since the start, at most once a second.
+    pub async fn find_or_look(&self, name: &str) -> Option<usize> {
+        let found = self.find(name);
+        let Some(finder) = self.0.finder.get().filter(|_| found.is_none()) else {
+            return found;
+        };
+        {
+            let last = self.0.last_look.lock();
+            let mut last = last.unwrap_or_else(PoisonError::into_inner);
+            if last.is_some_and(|last| last.elapsed() < LOOK_INTERVAL) {
+                return None;
+            }
+            *last = Some(Instant::now());
+        }
+        let finder = Arc::clone(finder);
+        // A finder that panics has found nothing.
+        let new = tokio::task::spawn_blocking(move || finder()).await;
+        for model in new.unwrap_or_default() {
+            if self.find(&model.name).is_none() {
+                tracing::info!("{}: a new model", model.name);
+                self.add(model);
+            }
+        }
+        self.find(name)
+    }
+
+    fn add(&self, model: HostedModel) {
+        let mut slots = self.lock();
+        slots.slots.push(ModelSlot::new(self.0.policy.idle));
+        let models = self.0.models.write();
+        let mut models = models.unwrap_or_else(PoisonError::into_inner);
+        models.push(Arc::new(model));
+    }
+
+    /// The status of all engines together, with the counters of those that have ended. Phase and
+    /// model are those of the model that was used last.
+    pub fn totals(&self) -> EngineStatus {
+        let mut status = self.current().status();
+        let slots = self.lock();
+        let mut stats = slots.ended;
+        (status.running, status.waiting) = (0, 0);
+        for engine in slots.slots.iter().filter_map(ModelSlot::engine) {
+            let of_one = engine.status();
+            totals::add_counters(&mut stats, &of_one.stats);
+            totals::add_state(&mut stats, &of_one.stats);
+            status.running += of_one.running;
+            status.waiting += engine.waiting();
+        }
+        status.stats = stats;
+        status
+    }
+
+    /// Keeps the counters of an engine that has ended, in place of the engine.
+    pub(super) fn retire(&self, model: usize, engine: &EngineHandle) {
+        let mut slots = self.lock();
+        totals::add_counters(&mut slots.ended, &engine.status().stats);
+        slots.slots[model].state = SlotState::Unloaded;
+        drop(slots);
+        self.note_change();
+    }
+
+    /// Index of the model of this name: spelled alike, else alike but for case and Ollama's tag
+    /// `:latest`.
     pub fn find(&self, name: &str) -> Option<usize> {
-        let models = &self.0.models;
+        let models = self.models();
         let exact = models.iter().position(|model| model.name == name);
+        let plain = name.strip_suffix(":latest").unwrap_or(name);
         exact.or_else(|| {
             let mut models = models.iter();
-            models.position(|model| model.name.eq_ignore_ascii_case(name))
+            models.position(|model| model.name.eq_ignore_ascii_case(plain))
         })
     }
 
@@ -243,7 +344,7 @@ impl ModelHost {
     /// All models, the default first.
     pub fn list(&self) -> Vec<ModelStatus> {
         let slots = self.lock();
-        let models = self.0.models.iter().zip(&slots.slots);
+        let models = self.models().into_iter().zip(&slots.slots);
         models
             .map(|(model, slot)| ModelStatus {
                 name: model.name.clone(),
@@ -300,7 +401,7 @@ impl ModelHost {
     /// A lease that the slot counts already.
     fn lease(&self, model: usize, engine: EngineHandle) -> Lease {
         let host = self.clone();
-        Lease::new(self.name(model), engine, move || {
+        Lease::new(&self.name(model), engine, move || {
             let mut slots = host.lock();
             let slot = &mut slots.slots[model];
             slot.leases = slot.leases.saturating_sub(1);

@@ -83,7 +83,7 @@ impl Manager {
         // An engine that was lost is closed before it is opened again.
         self.close(model).await;
         self.make_room(model).await;
-        let hosted = &self.host.0.models[model];
+        let hosted = self.host.model(model);
         tracing::info!("{}: loading", hosted.name);
         let begun = Instant::now();
         let queue_limit = self.host.0.policy.queue_limit;
@@ -128,13 +128,23 @@ impl Manager {
                 let least_used = loaded.iter().min_by_key(order).map(|(model, _)| *model);
                 least_used.map(|least_used| (least_used, is_full))
             };
-            match least_used {
-                Some((least_used, is_full)) if is_full || !(self.host.0.models[model].fits)() => {
-                    self.close(least_used).await;
-                }
-                _ => return,
+            let Some((least_used, is_full)) = least_used else {
+                return;
+            };
+            if !is_full && self.fits(model).await {
+                return;
             }
+            self.close(least_used).await;
         }
+    }
+
+    /// Whether a model fits into the free memory. The probe of a GPU may take a tenth of a second.
+    async fn fits(&self, model: usize) -> bool {
+        let fits = Arc::clone(&self.host.model(model).fits);
+        // A probe that panics says nothing; the load says what is wrong.
+        tokio::task::spawn_blocking(move || fits())
+            .await
+            .unwrap_or(true)
     }
 
     /// Waits until the requests of a loaded model have ended, and ends its engine.
@@ -152,7 +162,7 @@ impl Manager {
         handle.drain(Duration::ZERO);
         join(engine).await;
         tracing::info!("{}: unloaded", self.host.name(model));
-        self.set(model, |slot| slot.state = SlotState::Unloaded);
+        self.host.retire(model, &handle);
     }
 
     fn set(&self, model: usize, change: impl FnOnce(&mut ModelSlot)) {

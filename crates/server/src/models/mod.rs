@@ -11,8 +11,9 @@ mod host;
 mod lease;
 mod manager;
 mod slot;
+mod totals;
 
-pub use host::{HostPolicy, HostedModel, ModelHost, ModelState, ModelStatus};
+pub use host::{HostPolicy, HostedModel, ModelFinder, ModelHost, ModelState, ModelStatus};
 pub use lease::{Lease, LeaseError};
 
 use manager::Manager;

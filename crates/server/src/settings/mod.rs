@@ -12,6 +12,7 @@ use contract::AttentionWindow;
 use model::markup::CardMarkup;
 use tokio::sync::watch;
 
+use crate::kept_responses::ResponseStore;
 use crate::settings::reasoning::ReasoningDefaults;
 
 /// Settings of the HTTP side and the engine thread.
@@ -61,6 +62,8 @@ pub struct ServerConfig {
     pub window: WindowPolicy,
     /// Defaults of a request.
     pub defaults: GenerationDefaults,
+    /// Responses that are kept by their ids.
+    pub responses: ResponseStore,
 }
 
 /// Attention window policy.
@@ -155,6 +158,7 @@ impl Default for ServerConfig {
             queue_limit: 64,
             window: WindowPolicy::default(),
             defaults: GenerationDefaults::default(),
+            responses: ResponseStore::in_memory(64 << 20),
         }
     }
 }

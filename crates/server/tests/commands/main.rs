@@ -14,6 +14,7 @@ mod help;
 mod hostile;
 mod kernels;
 mod later_drafts;
+mod load;
 mod process;
 mod pulling;
 mod real_weights;

@@ -138,7 +138,7 @@ async fn listed_origins_may_use_the_server() {
     assert_eq!(preflight.status, 204);
     for (name, value) in [
         ("access-control-allow-origin", ui),
-        ("access-control-allow-methods", "GET, POST, OPTIONS"),
+        ("access-control-allow-methods", "GET, POST, DELETE, OPTIONS"),
         ("access-control-allow-headers", "*, authorization"),
         ("access-control-allow-private-network", "true"),
     ] {

@@ -172,7 +172,7 @@ async fn unknown_paths_and_methods_get_json_errors() {
     let server = ServerSetup::saying("x").open().await;
     for path in [
         "/v1/embeddings",
-        "/api/tags",
+        "/api/v0/models",
         "/api/v1/models",
         "/favicon.ico",
         "/v1/chat/nothing",

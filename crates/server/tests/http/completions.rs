@@ -138,10 +138,24 @@ async fn several_choices_of_several_prompts_are_numbered_through() {
 }
 
 #[tokio::test]
+async fn suffix_is_what_follows_the_gap() {
+    let server = ServerSetup::saying("x").open().await;
+    let body = json!({"prompt": "ab", "suffix": "c", "return_token_ids": true});
+    let body = server.post("/v1/completions", &body).await.json().await;
+    let ids: Vec<u32> = tokens("<|fim_prefix|>ab<|fim_suffix|>c<|fim_middle|>")
+        .iter()
+        .map(|id| id.0)
+        .collect();
+    assert_eq!(body["choices"][0]["prompt_token_ids"], json!(ids));
+    assert_eq!(body["choices"][0]["text"], "x");
+}
+
+#[tokio::test]
 async fn unsupported_completion_fields_are_rejected() {
     let server = ServerSetup::saying("x").open().await;
     for (body, param) in [
-        (json!({"prompt": "a", "suffix": "b"}), "suffix"),
+        (json!({"prompt": "a", "suffix": 1}), "suffix"),
+        (json!({"prompt": "a", "suffix": "b", "echo": true}), "echo"),
         (json!({"prompt": "a", "n": 1, "best_of": 3}), "best_of"),
         (json!({"prompt": [99999]}), "prompt"),
         (json!({"prompt": [1, "x"]}), "prompt[1]"),

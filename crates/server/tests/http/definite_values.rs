@@ -136,8 +136,6 @@ async fn excluded_reasoning_is_thought_and_not_shown() {
 async fn paths_of_other_servers_are_named() {
     let server = ServerSetup::saying("a").open().await;
     for (path, words) in [
-        ("/api/tags", "Ollama"),
-        ("/api/chat", "Ollama"),
         ("/api/v0/models", "LM Studio"),
         ("/api/v1/models", "LM Studio"),
         ("/v1/embeddings", "embeddings"),
@@ -145,6 +143,16 @@ async fn paths_of_other_servers_are_named() {
         let answer = server.get(path).await;
         assert_eq!(answer.status, 404);
         let error = answer.json().await["error"]["message"].clone();
+        assert!(error.as_str().unwrap().contains(words), "{path}: {error}");
+    }
+    for (path, words) in [
+        ("/api/embed", "embeddings"),
+        ("/api/pull", "hearth pull"),
+        ("/api/copy", "Ollama"),
+    ] {
+        let answer = server.post(path, &json!({})).await;
+        assert_eq!(answer.status, 404);
+        let error = answer.json().await["error"].clone();
         assert!(error.as_str().unwrap().contains(words), "{path}: {error}");
     }
 }

@@ -193,6 +193,32 @@ async fn completion_refuses_what_would_change_the_reply() {
 }
 
 #[tokio::test]
+async fn infill_fills_the_gap_of_a_text() {
+    let server = ServerSetup::saying("a, b").open().await;
+    let body = json!({"input_prefix": "f(", "prompt": "x", "input_suffix": ")", "n_predict": 50,
+        "input_extra": [{"filename": "g", "text": "h"}], "samplers": ["infill"],
+        "t_max_predict_ms": 500});
+    let answer = server.post("/infill", &body).await;
+    assert_eq!(answer.status, 200);
+    let note = answer.header("x-hearth-note").map(str::to_owned);
+    assert_eq!(
+        note.unwrap(),
+        "samplers: left out; t_max_predict_ms: left out"
+    );
+    let whole = answer.json().await;
+    assert_eq!(whole["content"], "a, b");
+    let prompt = "\n\n--- g ---\n\nh<|fim_prefix|>f(x<|fim_suffix|>)<|fim_middle|>";
+    assert_eq!(whole["prompt"], prompt);
+    let mut cut = body.clone();
+    cut["response_fields"] = json!(["content", "timings/predicted_n", "no/such"]);
+    let whole = server.post("/infill", &cut).await.json().await;
+    assert_eq!(whole, json!({"content": "a, b", "predicted_n": 5}));
+    let wrong = server.post("/infill", &json!({"input_prefix": "a"})).await;
+    assert_eq!(wrong.status, 400);
+    assert_eq!(wrong.json().await["error"]["param"], "input_suffix");
+}
+
+#[tokio::test]
 async fn slots_are_the_sequences_of_the_device() {
     let mut setup = ServerSetup::saying(&"x".repeat(400));
     setup.step = Duration::from_millis(50);

@@ -54,6 +54,45 @@ async fn requests_load_the_model_that_they_name() {
     server.end().await.unwrap();
 }
 
+/// The value of a metric without labels.
+async fn metric(server: &ModelsServer, name: &str) -> f64 {
+    let page = client::send(server.address, "GET", "/metrics", &[], b"").await;
+    let page = page.text().await;
+    let value = page
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{name} ")));
+    value
+        .unwrap_or_else(|| panic!("{name} in {page}"))
+        .parse()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn counters_outlive_a_swap_and_new_models_are_found_by_name() {
+    let [a, b, late] = ["a", "b", "late"].map(|name| TestModel::new(name, name));
+    let server = ModelsServer::open(&[&a, &b], 1, |_, _| {}).await;
+    let looks = Arc::new(AtomicUsize::new(0));
+    let (new, counted) = (late.clone(), Arc::clone(&looks));
+    server.host.find_new_by(Arc::new(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        vec![new.hosted()]
+    }));
+    assert_eq!(server.reply("a").await.unwrap(), "a");
+    // The engine publishes its counters behind a step.
+    let steps = async || metric(&server, "hearth_decode_steps_total").await;
+    until_true("the counters of one engine", async || steps().await >= 1.0).await;
+    let of_one = steps().await;
+    assert_eq!(server.reply("b").await.unwrap(), "b");
+    assert_eq!(server.state(0).await, "unloaded");
+    until_true("the sum", async || steps().await >= 2.0 * of_one).await;
+    assert_eq!(server.reply("Late").await.unwrap(), "late");
+    assert_eq!(server.list().await["last_id"], "late");
+    // A known name needs no look, and an unknown one none so soon.
+    assert_eq!(server.reply("late").await.unwrap(), "late");
+    assert_eq!(server.reply("other").await.unwrap(), "a");
+    assert_eq!(looks.load(Ordering::SeqCst), 1);
+}
+
 #[tokio::test]
 async fn the_least_recently_used_model_makes_room() {
     let [a, b, c] = ["a", "b", "c"].map(|name| TestModel::new(name, name));
@@ -425,5 +464,5 @@ async fn a_shutdown_lets_running_requests_of_all_models_finish() {
             "stop"
         );
     }
-    server.end().await.unwrap();
+    server.ended().await.unwrap();
 }

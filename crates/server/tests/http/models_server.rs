@@ -89,7 +89,7 @@ impl TestModel {
                     loaded(runner, limits.sequences, PrefixConfig::default())
                 })
             }),
-            fits: Box::new(move || fits),
+            fits: Arc::new(move || fits),
         }
     }
 }
@@ -167,6 +167,11 @@ impl ModelsServer {
 
     pub(crate) async fn end(self) -> Result<(), ServeError> {
         self.stop.trigger();
+        self.ended().await
+    }
+
+    /// The end of a server that was stopped before: a second stop would force it.
+    pub(crate) async fn ended(self) -> Result<(), ServeError> {
         tokio::time::timeout(MAX_WAIT, self.served)
             .await
             .expect("the server ends in time")

@@ -81,7 +81,7 @@ async fn whole_response_has_all_fields() {
     assert_eq!(whole["max_output_tokens"], 100);
     assert_eq!(whole["metadata"], json!({"a": "b"}));
     assert_eq!(whole["tools"], json!([]));
-    assert_eq!(whole["store"], false);
+    assert_eq!(whole["store"], true);
     for key in ["error", "incomplete_details", "previous_response_id"] {
         assert!(whole.get(key).is_some_and(Value::is_null), "{key}");
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chat::Tokenizer;
 use chat::template::ChatTemplate;
-use contract::{Limits, PreTokenizer, TokenId, TokenKind, Vocab};
+use contract::{FimTokens, Limits, PreTokenizer, TokenId, TokenKind, Vocab};
 use decode::{PrefixConfig, SchedulerConfig, SpeculationConfig};
 use serde_json::{Value, json};
 use server::engine::{BoxError, EngineFactory, Loaded};
@@ -30,7 +30,7 @@ pub(crate) const TEMPLATE: &str = "{%- for message in messages %}\
 {%- if enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}{% endif %}\
 {%- endif %}";
 
-const SPECIAL: [(&str, TokenKind); 7] = [
+const SPECIAL: [(&str, TokenKind); 10] = [
     ("<|endoftext|>", TokenKind::Control),
     ("<|im_start|>", TokenKind::Control),
     ("<|im_end|>", TokenKind::Control),
@@ -38,6 +38,9 @@ const SPECIAL: [(&str, TokenKind); 7] = [
     ("</think>", TokenKind::UserDefined),
     ("<tool_call>", TokenKind::UserDefined),
     ("</tool_call>", TokenKind::UserDefined),
+    ("<|fim_prefix|>", TokenKind::Control),
+    ("<|fim_suffix|>", TokenKind::Control),
+    ("<|fim_middle|>", TokenKind::Control),
 ];
 
 /// One token per byte in the byte-mapped alphabet, and a few special strings.
@@ -66,6 +69,13 @@ pub(crate) fn vocab() -> Vocab {
         eos: vec![special("<|im_end|>"), special("<|endoftext|>")],
         eos_token: Some(special("<|im_end|>")),
         chat_template: Some(TEMPLATE.to_owned()),
+        fim: Some(FimTokens {
+            prefix: special("<|fim_prefix|>"),
+            suffix: special("<|fim_suffix|>"),
+            middle: special("<|fim_middle|>"),
+            repository: None,
+            file: None,
+        }),
         ..Vocab::default()
     }
 }

@@ -9,6 +9,7 @@ mod depth;
 mod prompt_table;
 mod reply_timing;
 mod report;
+mod serve;
 mod speculation_ab;
 #[cfg(test)]
 mod speculation_replay;
@@ -55,6 +56,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         Some(BenchCommand::Speculation(args)) => return speculation_ab::compare(args, bundled),
         Some(BenchCommand::Depth(args)) => return depth::depth(args, bundled),
         Some(BenchCommand::Prompts(args)) => return prompt_table::table(args, bundled),
+        Some(BenchCommand::Serve(args)) => return serve::serve(args),
         None => {}
     }
     let source = ModelSource {

@@ -1,4 +1,4 @@
-//! Checks of Anthropic's messages and OpenAI's responses.
+//! Checks of Anthropic's messages, OpenAI's responses, Ollama's chat and llama-server's gaps.
 
 use serde_json::{Value, json};
 use ureq::http::Method;
@@ -11,13 +11,16 @@ use crate::commands::http_client::HttpResponse;
 const MESSAGES: &str = "/v1/messages?beta=true";
 const RESPONSES: &str = "/v1/responses";
 
-pub(super) const CHECKS: [Check; 6] = [
+pub(super) const CHECKS: [Check; 9] = [
     check("messages", messages),
     check("messages: stream", messages_stream),
     check("messages: count tokens", count_tokens),
     check("messages: tool result used", messages_tools),
     check("responses", responses),
     check("responses: stream", responses_stream),
+    check("ollama: models", ollama_models),
+    check("ollama: chat stream", ollama_chat),
+    check("infill", infill),
 ];
 
 /// The response to a messages request with `more` fields.
@@ -182,4 +185,46 @@ fn responses_stream(probe: &Probe) -> Finding {
         || "no delta".to_owned(),
     )?;
     Ok(format!("{} events", events.len()))
+}
+
+fn ollama_models(probe: &Probe) -> Finding {
+    let reply = success(probe.get("/api/tags")?)?.json();
+    let name = reply["models"][0]["name"].as_str();
+    require(name.is_some(), || format!("{reply}"))?;
+    Ok(name.unwrap_or_default().to_owned())
+}
+
+fn ollama_chat(probe: &Probe) -> Finding {
+    let body = json!({
+        "model": probe.model,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "options": {"num_predict": 16, "temperature": 0},
+    });
+    let response = probe.post_ok("/api/chat", &body)?;
+    let lines: Vec<Value> = response
+        .body
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_default())
+        .collect();
+    let texts = lines.iter().map(|line| &line["message"]);
+    let texts = texts.flat_map(|message| [&message["content"], &message["thinking"]]);
+    let text: String = texts.filter_map(Value::as_str).collect();
+    let last = lines.last().unwrap_or(&Value::Null);
+    require(last["done"] == true && last["eval_count"].is_u64(), || {
+        format!("the last line is {last}")
+    })?;
+    require(!text.is_empty(), || "no text".to_owned())?;
+    Ok(excerpt(&text))
+}
+
+fn infill(probe: &Probe) -> Finding {
+    let body = json!({"input_prefix": "fn main() {", "input_suffix": "}", "n_predict": 8});
+    let response = probe.post("/infill", &body)?;
+    if response.status == 400 && response.json()["error"]["param"] == "input_suffix" {
+        return Ok("refused: the model has no tokens for a gap".to_owned());
+    }
+    let reply = success(response)?.json();
+    let text = reply["content"].as_str();
+    require(text.is_some(), || format!("{reply}"))?;
+    Ok(excerpt(text.unwrap_or_default()))
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use contract::TokenId;
 
 use super::file::{self, PART_EXT, STATE_EXT};
-use super::guarded;
+use crate::guarded;
 
 /// Upper bound of file time resolution.
 const CLOCK_GRAIN: Duration = Duration::from_secs(2);

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use contract::snapshot::ReadAt;
 use contract::{DetachedSnapshot, DeviceError, TokenId};
 
-use super::guarded;
+use crate::guarded;
 
 const MAGIC: &[u8; 8] = b"HRTHSTOR";
 /// Changes with the meaning of any byte.

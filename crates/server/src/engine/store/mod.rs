@@ -21,7 +21,6 @@
 mod access_times;
 mod directory;
 pub mod file;
-mod guarded;
 mod texts;
 mod write_queue;
 

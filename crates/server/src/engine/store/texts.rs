@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::file::PART_EXT;
-use super::guarded;
 use crate::compression::TextStore;
+use crate::guarded;
 
 /// Files beyond this number are removed, the least recently used first.
 const MOST_FILES: usize = 1024;

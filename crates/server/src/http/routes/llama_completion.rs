@@ -1,4 +1,4 @@
-//! llama-server's own completions: `POST /completion`.
+//! llama-server's own completions: `POST /completion` and `POST /infill`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use chat::Tokenizer;
+use chat::llama_server::infill::infill_request;
 use chat::llama_server::request::{LlamaServerFields, completion_request};
 use chat::llama_server::response::{
     LlamaCompletion, LlamaEnding, StopType, TokenEntry, TokenProbability,
@@ -16,23 +17,37 @@ use chat::openai::stream::PromptProgress;
 use chat::reply::TopLogprob;
 use decode::GenerationParams;
 use futures::StreamExt;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::engine::request_stats::RequestStats;
 use crate::error::{ApiError, Dialect};
 use crate::http::completion_job::{
-    ChoiceUpdate, CompletionChange, CompletionJob, CompletionUpdate, PromptStream,
+    ChoiceUpdate, CompletionChange, CompletionJob, CompletionUpdate, ParseCompletion, PromptStream,
 };
 use crate::http::model_choice::Selected;
 use crate::http::notes;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
+use crate::http::state::App;
 use crate::text::logprobs::SentToken;
 use crate::text::sampling_params;
 
 /// `POST /completion`.
 pub(super) async fn completion(Selected(app): Selected, body: Body) -> Result<Response, ApiError> {
-    let (job, own) = CompletionJob::read(&app, body, completion_request).await?;
-    let notes = job.notes.clone();
+    answer(&app, body, completion_request).await
+}
+
+/// `POST /infill`.
+pub(super) async fn infill(Selected(app): Selected, body: Body) -> Result<Response, ApiError> {
+    answer(&app, body, infill_request).await
+}
+
+async fn answer(
+    app: &App,
+    body: Body,
+    parse: ParseCompletion<LlamaServerFields>,
+) -> Result<Response, ApiError> {
+    let (job, own) = CompletionJob::read(app, body, parse).await?;
+    let notes = [job.notes.as_slice(), &own.notes].concat();
     let first = job.start(0)?;
     let format = LlamaFormat::new(&job, own);
     if job.request.stream {
@@ -159,6 +174,25 @@ impl LlamaFormat {
         }
     }
 
+    /// A completion that has ended, cut to the fields that the request names by their paths.
+    fn shown(&self, completion: &LlamaCompletion) -> Value {
+        let whole = json!(completion);
+        if self.own.response_fields.is_empty() {
+            return whole;
+        }
+        let mut cut = Map::new();
+        for path in &self.own.response_fields {
+            let found = path
+                .split('/')
+                .try_fold(&whole, |value, key| value.get(key));
+            if let Some(value) = found {
+                let name = path.rsplit('/').next().unwrap_or(path);
+                cut.insert(name.to_owned(), value.clone());
+            }
+        }
+        Value::Object(cut)
+    }
+
     /// Parameters as used, with those of the whole request.
     fn settings(&self, params: &GenerationParams) -> Value {
         let mut settings = sampling_params::shown(params);
@@ -215,8 +249,8 @@ async fn whole(
         .filter(|_| !lists_tokens)
         .for_each(|one| one.tokens.clear());
     Ok(Json(match <[LlamaCompletion; 1]>::try_from(all) {
-        Ok([one]) => json!(one),
-        Err(several) => json!(several),
+        Ok([one]) => format.shown(&one),
+        Err(several) => several.iter().map(|one| format.shown(one)).collect(),
     }))
 }
 
@@ -245,7 +279,11 @@ async fn stream_all(
             match update {
                 Ok(update) => {
                     let more = format.update(update, &job.model().model.tokenizer);
-                    more.iter().for_each(|more| out.data(more));
+                    match &more {
+                        Some(more) if more.stop => out.data(&format.shown(more)),
+                        Some(more) => out.data(more),
+                        None => {}
+                    }
                 }
                 Err(error) => {
                     out.data(&error.body(Dialect::OpenAi, None));

@@ -6,6 +6,7 @@ mod completions;
 mod llama_completion;
 mod messages;
 mod models;
+mod ollama;
 mod openapi;
 mod page;
 mod props;
@@ -25,8 +26,7 @@ use crate::http::model_choice;
 use crate::http::state::App;
 
 /// Paths of other protocols that clients probe; they get a clear error. The first that fits counts.
-const NOT_OURS: [(&str, &str); 10] = [
-    ("infill", "this server does not fill gaps in text"),
+const NOT_OURS: [(&str, &str); 11] = [
     (
         "slots/",
         "slots are not saved; prompts are kept by --kv-cache-dir",
@@ -44,14 +44,19 @@ const NOT_OURS: [(&str, &str); 10] = [
         "api/v1/",
         "this server does not speak LM Studio's protocol; use /v1",
     ),
+    ("api/embed", "this server makes no embeddings"),
+    (
+        "api/pull",
+        "models are not pulled by requests; use the command hearth pull",
+    ),
     (
         "api/",
-        "this server does not speak Ollama's protocol; use /v1",
+        "of Ollama's protocol this server has chat, generate, tags, show, ps and version",
     ),
 ];
 
 /// Every path below `/v1` and its handler.
-fn routes() -> [(&'static str, MethodRouter<App>); 28] {
+fn routes() -> [(&'static str, MethodRouter<App>); 31] {
     [
         ("/health", get(status::health)),
         ("/models", get(models::models)),
@@ -72,9 +77,15 @@ fn routes() -> [(&'static str, MethodRouter<App>); 28] {
         ("/chat/completions/control", post(chat::control)),
         ("/completions", post(completions::completions)),
         ("/completion", post(llama_completion::completion)),
+        ("/infill", post(llama_completion::infill)),
         ("/responses", post(responses::responses)),
         ("/responses/input_tokens", post(responses::input_tokens)),
         ("/responses/compact", post(responses::compact)),
+        (
+            "/responses/{id}",
+            get(responses::retrieve).delete(responses::forget),
+        ),
+        ("/responses/{id}/input_items", get(responses::input_items)),
         ("/messages", post(messages::messages)),
         ("/messages/count_tokens", post(messages::count_tokens)),
         ("/tokenize", post(text::tokenize)),
@@ -86,7 +97,9 @@ fn routes() -> [(&'static str, MethodRouter<App>); 28] {
 
 /// Every path in its canonical form.
 fn paths() -> impl Iterator<Item = String> {
-    routes().into_iter().map(|(path, _)| format!("/v1{path}"))
+    let below_v1 = routes().into_iter().map(|(path, _)| format!("/v1{path}"));
+    let ollama = ollama::routes().into_iter();
+    below_v1.chain(ollama.map(|(path, _)| path.to_owned()))
 }
 
 /// Router with all routes and middleware.
@@ -98,6 +111,9 @@ pub fn router(app: App) -> Router {
         for base in ["", "/v1", "/v1/v1"] {
             router = router.route(&format!("{base}{path}"), method.clone());
         }
+    }
+    for (path, method) in ollama::routes() {
+        router = router.route(path, method);
     }
     router
         .fallback(not_found)

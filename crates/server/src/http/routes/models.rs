@@ -83,6 +83,10 @@ pub(super) async fn model(
     }
 }
 
+/// Why a server of one model cannot load and unload it.
+pub(super) const KEEPS_MODEL: &str = "this server keeps its one model loaded; \
+start it with --models-dir, --models or --idle-unload";
+
 /// The body of a request to load or unload a model.
 #[derive(Deserialize)]
 struct ModelRequest {
@@ -107,13 +111,11 @@ pub(super) async fn unload(State(app): State<App>, body: Body) -> Result<Json<Va
 async fn named(app: &App, body: Body) -> Result<(ModelHost, usize), ApiError> {
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
     let Some(host) = app.host() else {
-        return Err(ApiError::invalid(
-            "this server keeps its one model loaded; start it with --models-dir, --models or --idle-unload",
-        ));
+        return Err(ApiError::invalid(KEEPS_MODEL));
     };
     let request: ModelRequest = serde_json::from_slice(&bytes)
         .map_err(|error| ApiError::invalid_param("model", format!("model: {error}")))?;
-    match host.find(&request.model) {
+    match host.find_or_look(&request.model).await {
         Some(model) => Ok((host.clone(), model)),
         None => Err(ApiError::ModelNotFound {
             asked: request.model,
@@ -228,7 +230,7 @@ fn catalogue_entry(name: &str, handle: Option<Arc<ModelHandle>>) -> Value {
 }
 
 /// A Unix time in RFC 3339, in UTC; times after the year 9999 are clamped.
-fn rfc3339(unix: u64) -> String {
+pub(super) fn rfc3339(unix: u64) -> String {
     let seconds = i64::try_from(unix).unwrap_or(i64::MAX);
     let clamped = seconds.min(Timestamp::MAX.as_second());
     Timestamp::from_second(clamped)

@@ -54,9 +54,15 @@ pub(super) async fn metrics(State(app): State<App>) -> Result<Response, ApiError
             message: "metrics are switched off".to_owned(),
         });
     }
-    let text = app
-        .metrics()
-        .render(&app.engine().status(), app.engine().waiting());
+    let text = match app.host() {
+        None => app
+            .metrics()
+            .render(&app.engine().status(), app.engine().waiting()),
+        Some(host) => {
+            let totals = host.totals();
+            app.metrics().render(&totals, totals.waiting)
+        }
+    };
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }

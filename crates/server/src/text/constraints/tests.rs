@@ -135,3 +135,96 @@ fn schema_reference_in_a_parameter_resolves_in_all_parameters() {
         assert_eq!(said, expected, "{one} {inner}");
     }
 }
+
+/// llama.cpp's own example of a grammar of JSON.
+const JSON_GBNF: &str = r#"
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= | " " | "\n" [ \t]{0,20}
+"#;
+
+/// Whether a grammar in GBNF allows a text.
+#[track_caller]
+fn check_gbnf(gbnf: &str, allowed: &[&str], refused: &[&str]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/ember/ember.gguf");
+    let tokenizer = Arc::new(Tokenizer::new(&model::load_vocab(&path).unwrap()).unwrap());
+    let constraints = ModelConstraints::new(
+        &tokenizer,
+        tokenizer.eos(),
+        tokenizer.n_tokens(),
+        &ReasoningDefaults::default(),
+    );
+    let body = json!({"messages": [{"role": "user", "content": "x"}], "grammar": gbnf});
+    let request = chat_request(body.to_string().as_bytes()).unwrap();
+    let shape = request.response_format.output_grammar().unwrap().unwrap();
+    let grammar = constraints.compile(&shape).unwrap().grammar;
+    let constraint = constraints.for_text(grammar);
+    let mut dice = dice();
+    let texts = allowed.iter().map(|text| (text, true));
+    for (text, expected) in texts.chain(refused.iter().map(|text| (text, false))) {
+        let mut constraint = constraint.begin(0);
+        let said = may_be_said(&tokenizer, constraint.as_mut(), text, &mut dice);
+        assert_eq!(said, expected, "{text:?} of {gbnf}");
+    }
+}
+
+#[test]
+fn gbnf_allows_what_llama_cpp_allows() {
+    check_gbnf(
+        JSON_GBNF,
+        &[
+            "{}",
+            "{\"a\": [1, -2.5e3, \"\\u00e9\\n\", {}], \"b\":null}",
+            "{\"a\":\n  true}",
+        ],
+        &[
+            "[]",
+            "{\"a\":}",
+            "{\"a\": 01}",
+            "{a: 1}",
+            "{}  ",
+            "{\"a\"  : 1}",
+        ],
+    );
+    // A regular grammar is one expression: a repetition gives way to what follows it.
+    check_gbnf(
+        "root ::= [a-z ]+ \" end\" | \"x\"{2,3} \"y\"?\n",
+        &["go on end", "xx", "xxxy", "x end end"],
+        &["end", "x", "xxxxy", "go on"],
+    );
+    check_gbnf(
+        "root ::= \"(\" root? \")\" | [^()\\n]{1,2}",
+        &["()", "((ab))", "é"],
+        &["(()", "abc", "(\n)"],
+    );
+}
+
+#[test]
+fn long_chains_of_rules_compile() {
+    let chain = |last: &str| -> String {
+        let rules = (1..990).map(|i| format!("r{i} ::= r{}\n", i + 1));
+        format!(
+            "root ::= r1\n{}r990 ::= {last}\n",
+            rules.collect::<String>()
+        )
+    };
+    check_gbnf(&chain("\"a\""), &["a"], &["b"]);
+    check_gbnf(&chain("\"a\" root?"), &["aaa"], &["ab"]);
+}

@@ -5,302 +5,27 @@ use serde_json::{Map, Value, json};
 
 use super::status::VERSION;
 
+mod operations;
 mod replies;
 mod requests;
+
+use operations::{EVENTS, JSON, OPERATIONS, Operation, ResponseContent};
 
 /// `GET /openapi.json`.
 pub(super) async fn openapi() -> Json<Value> {
     Json(document())
 }
 
-/// One operation.
-struct Operation {
-    path: &'static str,
-    method: &'static str,
-    summary: &'static str,
-    /// Schema of the request body, if it takes one.
-    body: Option<&'static str>,
-    /// Content of a successful response.
-    response: ResponseContent,
-    /// Schema of its JSON.
-    reply: &'static str,
-    /// Status codes of its errors, besides those of every operation.
-    errors: &'static [u16],
-}
-
-/// Content of a successful response.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ResponseContent {
-    /// A JSON object.
-    Json,
-    /// A JSON object, or server-sent events if the request sets `stream`.
-    JsonOrEvents,
-    /// Server-sent events.
-    Events,
-    /// An HTML page, or JSON if the client does not accept HTML.
-    PageOrJson,
-    /// An HTML page.
-    Page,
-    /// Plain text.
-    Text,
-}
-
-impl ResponseContent {
-    fn kinds(self) -> &'static [&'static str] {
-        match self {
-            ResponseContent::Json => &[JSON],
-            ResponseContent::JsonOrEvents => &[JSON, EVENTS],
-            ResponseContent::Events => &[EVENTS],
-            ResponseContent::PageOrJson => &[JSON, "text/html"],
-            ResponseContent::Page => &["text/html"],
-            ResponseContent::Text => &["text/plain"],
-        }
-    }
-}
-
-const JSON: &str = "application/json";
-const EVENTS: &str = "text/event-stream";
-/// Errors of operations that take a body and generate.
-const WORK: &[u16] = &[400, 404, 413, 429, 500, 503];
-/// Errors of operations that take a body and do not enter the queue.
-const COUNT: &[u16] = &[400, 404, 413, 500, 503];
-
-const fn get(
-    path: &'static str,
-    summary: &'static str,
-    (response, reply): (ResponseContent, &'static str),
-    errors: &'static [u16],
-) -> Operation {
-    Operation {
-        path,
-        method: "get",
-        summary,
-        body: None,
-        response,
-        reply,
-        errors,
-    }
-}
-
-const fn post(
-    path: &'static str,
-    summary: &'static str,
-    body: &'static str,
-    (response, reply): (ResponseContent, &'static str),
-    errors: &'static [u16],
-) -> Operation {
-    Operation {
-        path,
-        method: "post",
-        summary,
-        body: Some(body),
-        response,
-        reply,
-        errors,
-    }
-}
-
-use ResponseContent::{Events, Json as Object, JsonOrEvents, Page, PageOrJson, Text};
-
-const OPERATIONS: [Operation; 30] = [
-    get(
-        "/health",
-        "Whether requests are taken",
-        (Object, "Health"),
-        &[503],
-    ),
-    get(
-        "/models",
-        "The models, as a list, with what each is doing",
-        (Object, "ModelList"),
-        &[],
-    ),
-    post(
-        "/models/load",
-        "Load one of several models",
-        "ModelRequest",
-        (Object, "ModelChanged"),
-        COUNT,
-    ),
-    post(
-        "/models/unload",
-        "Unload one of several models when its requests have ended",
-        "ModelRequest",
-        (Object, "ModelChanged"),
-        COUNT,
-    ),
-    get(
-        "/models/{id}",
-        "The model, by its id",
-        (Object, "Model"),
-        &[404],
-    ),
-    get(
-        "/props",
-        "What is loaded and how it is set up",
-        (Object, "Properties"),
-        &[500, 503],
-    ),
-    get(
-        "/slots",
-        "The device's sequences and who holds them, in llama-server's form",
-        (Object, "Slots"),
-        &[500, 503],
-    ),
-    get(
-        "/slots/summary",
-        "Who is on the device now, and how full it is",
-        (Object, "SlotsSummary"),
-        &[500, 503],
-    ),
-    get(
-        "/status",
-        "A page that shows who is served",
-        (Page, ""),
-        &[404],
-    ),
-    get(
-        "/status/json",
-        "Who is served, and the server's state",
-        (Object, "Status"),
-        &[404],
-    ),
-    get(
-        "/status/events",
-        "The same as it changes",
-        (Events, ""),
-        &[404],
-    ),
-    get(
-        "/metrics",
-        "Counters as Prometheus text",
-        (Text, ""),
-        &[404],
-    ),
-    get(
-        "/version",
-        "The program's version",
-        (Object, "Version"),
-        &[],
-    ),
-    get("/openapi.json", "This document", (Object, "Document"), &[]),
-    post(
-        "/chat/completions",
-        "A reply to a conversation",
-        "ChatRequest",
-        (JsonOrEvents, "ChatCompletion"),
-        WORK,
-    ),
-    post(
-        "/chat/completions/input_tokens",
-        "Tokens of a conversation",
-        "ChatRequest",
-        (Object, "InputTokens"),
-        COUNT,
-    ),
-    post(
-        "/chat/completions/control",
-        "A word to a reply under way",
-        "ControlRequest",
-        (Object, "Controlled"),
-        COUNT,
-    ),
-    post(
-        "/completions",
-        "Text that goes on",
-        "CompletionRequest",
-        (JsonOrEvents, "TextCompletion"),
-        WORK,
-    ),
-    post(
-        "/completion",
-        "Text that goes on, in llama-server's form",
-        "LlamaCompletionRequest",
-        (JsonOrEvents, "LlamaCompletion"),
-        WORK,
-    ),
-    post(
-        "/responses",
-        "A reply, in items",
-        "ResponsesRequest",
-        (JsonOrEvents, "Response"),
-        WORK,
-    ),
-    post(
-        "/responses/input_tokens",
-        "Tokens of a conversation in items",
-        "ResponsesRequest",
-        (Object, "InputTokens"),
-        COUNT,
-    ),
-    post(
-        "/responses/compact",
-        "A conversation in items, cut to its latest messages and a summary",
-        "ResponsesRequest",
-        (Object, "Compaction"),
-        WORK,
-    ),
-    post(
-        "/messages",
-        "A reply, in Anthropic's blocks",
-        "MessagesRequest",
-        (JsonOrEvents, "MessageReply"),
-        WORK,
-    ),
-    post(
-        "/messages/count_tokens",
-        "Tokens of a conversation in Anthropic's blocks",
-        "MessagesRequest",
-        (Object, "TokenCount"),
-        COUNT,
-    ),
-    post(
-        "/tokenize",
-        "Text to tokens",
-        "TokenizeRequest",
-        (Object, "Tokens"),
-        COUNT,
-    ),
-    post(
-        "/detokenize",
-        "Tokens to text",
-        "DetokenizeRequest",
-        (Object, "Text"),
-        COUNT,
-    ),
-    get(
-        "/tokenizer_info",
-        "The template and its marks",
-        (Object, "TokenizerInfo"),
-        &[500, 503],
-    ),
-    post(
-        "/apply-template",
-        "Messages to a prompt",
-        "ChatRequest",
-        (Object, "Prompt"),
-        COUNT,
-    ),
-    get(
-        "/",
-        "A chat page for browsers, else as /health",
-        (PageOrJson, "Health"),
-        &[503],
-    ),
-    get("/v1", "As /health", (Object, "Health"), &[503]),
-];
-
 fn document() -> Value {
     let mut paths = Map::new();
     for operation in &OPERATIONS {
         let full = match operation.path {
             "/" | "/v1" => operation.path.to_owned(),
+            path if path.starts_with("/api/") => path.to_owned(),
             path => format!("/v1{path}"),
         };
-        paths.insert(
-            full,
-            json!({ operation.method: operation_object(operation) }),
-        );
+        let methods = paths.entry(full).or_insert_with(|| json!({}));
+        methods[operation.method] = operation_object(operation);
     }
     json!({
         "openapi": "3.1.0",
@@ -325,6 +50,7 @@ fn document() -> Value {
 
 fn operation_object(operation: &Operation) -> Value {
     let anthropic = operation.path.starts_with("/messages");
+    let ollama = operation.path.starts_with("/api/");
     let open = matches!(operation.path, "/" | "/health" | "/status");
     let mut responses = Map::new();
     responses.insert("200".to_owned(), success(operation));
@@ -347,6 +73,7 @@ fn operation_object(operation: &Operation) -> Value {
                 json!({"$ref": "#/components/schemas/Health"})
             }
             (_, true) => json!({"$ref": "#/components/schemas/AnthropicError"}),
+            _ if ollama => json!({"$ref": "#/components/schemas/OllamaError"}),
             (_, false) => json!({"$ref": "#/components/schemas/Error"}),
         };
         let content = json!({ JSON: {"schema": schema} });
@@ -420,11 +147,15 @@ fn success(operation: &Operation) -> Value {
     });
     let description = match response {
         ResponseContent::JsonOrEvents => "The answer; a stream of events if one was asked for",
+        ResponseContent::JsonOrLines => "The answer; lines of JSON unless no stream was asked for",
         _ => "The answer",
     };
     let content: Map<String, Value> = kinds.collect();
     let mut success = json!({"description": description, "content": content});
-    if response == ResponseContent::JsonOrEvents {
+    if matches!(
+        response,
+        ResponseContent::JsonOrEvents | ResponseContent::JsonOrLines
+    ) {
         success["headers"] = json!({"x-hearth-note": {
             "description": "what of a schema that is not strict the reply is not held to",
             "schema": {"type": "string"},
@@ -443,10 +174,16 @@ mod tests {
             .iter()
             .map(|operation| operation.path)
             .filter(|path| !matches!(*path, "/" | "/v1"))
-            .map(|path| format!("/v1{}", path.replace("{id}", "{*id}")))
+            .map(|path| match path {
+                path if path.starts_with("/api/") => path.to_owned(),
+                "/models/{id}" => "/v1/models/{*id}".to_owned(),
+                path => format!("/v1{path}"),
+            })
             .collect();
         let mut served: Vec<String> = super::super::paths().collect();
         listed.sort();
+        // A path may have several methods.
+        listed.dedup();
         served.sort();
         assert_eq!(listed, served);
     }

@@ -39,6 +39,17 @@ pub(super) fn schemas() -> Map<String, Value> {
             }),
         ),
         "Response": response(),
+        "ResponseDeleted": object(
+            &["id", "object", "deleted"],
+            json!({"id": text, "object": {"const": "response"}, "deleted": {"const": true}}),
+        ),
+        "InputItems": object(
+            &["object", "data", "has_more"],
+            json!({
+                "object": {"const": "list"}, "data": items, "has_more": {"type": "boolean"},
+                "first_id": nullable, "last_id": nullable,
+            }),
+        ),
         "Compaction": object(
             &["id", "object", "created_at", "output", "usage"],
             json!({
@@ -118,6 +129,17 @@ pub(super) fn schemas() -> Map<String, Value> {
                 json!({"message": text, "type": text, "param": nullable, "code": nullable}),
             )}),
         ),
+        "OllamaError": object(&["error"], json!({"error": text})),
+        "OllamaModels": object(&["models"], json!({"models": items})),
+        "OllamaModel": object(
+            &["details", "model_info", "capabilities"],
+            json!({
+                "modelfile": text, "parameters": text, "template": text, "modified_at": text,
+                "details": {"type": "object"}, "model_info": {"type": "object"},
+                "capabilities": {"type": "array", "items": text},
+            }),
+        ),
+        "OllamaReply": ollama_reply(),
         "AnthropicError": object(
             &["type", "error"],
             json!({
@@ -266,6 +288,24 @@ fn response() -> Value {
             "reasoning": {"type": "object"}, "text": {"type": "object"},
             "tools": {"type": "array", "items": {"type": "object"}},
             "service_tier": {"const": "default"}, "truncation": {"enum": ["auto", "disabled"]},
+        }),
+    )
+}
+
+/// A reply or a line of a stream in Ollama's protocol.
+fn ollama_reply() -> Value {
+    let count = json!({"type": "integer", "minimum": 0});
+    let text = json!({"type": "string"});
+    object(
+        &["model", "created_at", "done"],
+        json!({
+            "model": text, "created_at": text, "done": {"type": "boolean"},
+            "message": {"type": "object"}, "response": text, "thinking": text,
+            "logprobs": {"type": "array", "items": {"type": "object"}},
+            "done_reason": {"enum": ["stop", "length", "load", "unload"]},
+            "total_duration": count, "load_duration": count,
+            "prompt_eval_count": count, "prompt_eval_duration": count,
+            "eval_count": count, "eval_duration": count,
         }),
     )
 }

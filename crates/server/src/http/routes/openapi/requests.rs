@@ -11,6 +11,20 @@ pub(super) fn schemas() -> Map<String, Value> {
         "ChatRequest": request(&[thinking(), chat()], &["messages"]),
         "CompletionRequest": request(&[completion()], &["prompt"]),
         "LlamaCompletionRequest": request(&[llama_completion()], &["prompt"]),
+        "InfillRequest": request(
+            &[llama_completion(), infill()],
+            &["input_prefix", "input_suffix"],
+        ),
+        "OllamaChatRequest": ollama(json!({
+            "messages": {"type": "array", "items": {"type": "object"}},
+            "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        })),
+        "OllamaGenerateRequest": ollama(json!({
+            "prompt": {"type": ["string", "null"]},
+            "suffix": {"type": ["string", "null"]},
+            "system": {"type": ["string", "null"]},
+            "raw": {"type": ["boolean", "null"]},
+        })),
         "MessagesRequest": request(&[thinking(), messages()], &["messages"]),
         "ResponsesRequest": request(&[thinking(), responses()], &["input"]),
         "ChatMessage": {
@@ -192,6 +206,7 @@ fn completion() -> Value {
         "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
         "prompt_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
         "return_token_ids": {"type": ["boolean", "null"]},
+        "suffix": {"type": ["string", "null"]},
         "best_of": {"type": ["integer", "null"], "minimum": 0},
         "stream_options": {"type": ["object", "null"]},
     })
@@ -208,10 +223,43 @@ fn llama_completion() -> Value {
         "n_cmpl": {"type": ["integer", "null"], "minimum": 1},
         "id_slot": {"type": ["integer", "null"], "minimum": -1},
         "return_tokens": {"type": ["boolean", "null"]},
+        "response_fields": {"type": ["array", "null"], "items": {"type": "string"}},
         "return_progress": {"type": ["boolean", "null"]},
         "timings_per_token": {"type": ["boolean", "null"]},
         "logit_bias": {"type": ["object", "array", "null"], "items": {"type": "array"}},
     })
+}
+
+fn infill() -> Value {
+    json!({
+        "input_prefix": {"type": "string"},
+        "input_suffix": {"type": "string"},
+        "prompt": {"type": ["string", "null"]},
+        "input_extra": {"type": ["array", "null"], "items": {
+            "type": "object",
+            "required": ["text"],
+            "properties": {"filename": {"type": ["string", "null"]}, "text": {"type": "string"}},
+        }},
+        "response_fields": {"type": ["array", "null"], "items": {"type": "string"}},
+    })
+}
+
+/// A request in Ollama's protocol: these fields and those of both routes.
+fn ollama(own: Value) -> Value {
+    let mut properties = json!({
+        "model": {"type": ["string", "null"]},
+        "stream": {"type": ["boolean", "null"], "default": true},
+        "format": {"type": ["string", "object", "null"]},
+        "options": {"type": ["object", "null"]},
+        "think": {"type": ["boolean", "string", "null"]},
+        "keep_alive": {"type": ["string", "number", "null"]},
+        "logprobs": {"type": ["boolean", "null"]},
+        "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+    });
+    if let (Value::Object(all), Value::Object(own)) = (&mut properties, own) {
+        all.extend(own);
+    }
+    json!({"type": "object", "properties": properties})
 }
 
 fn messages() -> Value {
@@ -231,6 +279,8 @@ fn responses() -> Value {
     json!({
         "input": {"type": ["string", "array"], "items": {"type": "object"}},
         "instructions": text,
+        "previous_response_id": text,
+        "store": {"type": ["boolean", "null"], "default": true},
         "tools": {"type": "array", "items": {"type": "object"}},
         "tool_choice": {"type": ["string", "object", "null"]},
         "text": {"type": ["object", "null"]},

@@ -1,4 +1,4 @@
-//! Opens files of the store without trusting what lies in its folder: never through a link, never
+//! Opens files of stores without trusting what lies in its folder: never through a link, never
 //! blocking on a pipe, and only what belongs to this user.
 
 use std::fs::{File, Metadata, OpenOptions};
@@ -12,7 +12,7 @@ const LOCK_TIME: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// Opens a regular file of this user.
-pub(super) fn open(path: &Path, write: bool) -> io::Result<File> {
+pub(crate) fn open(path: &Path, write: bool) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(write);
     open_with(path, &mut options)
@@ -21,7 +21,7 @@ pub(super) fn open(path: &Path, write: bool) -> io::Result<File> {
 /// Opens and locks the folder's lock file; creates it if it is missing and never changes it.
 ///
 /// Fails with [`io::ErrorKind::TimedOut`] if another process holds the lock for long.
-pub(super) fn lock(path: &Path) -> io::Result<File> {
+pub(crate) fn lock(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     #[cfg(unix)]
@@ -44,7 +44,7 @@ pub(super) fn lock(path: &Path) -> io::Result<File> {
 /// Refuses a folder that another user owns or that everyone may write to.
 ///
 /// `found` is its metadata, of a link itself where links are not followed.
-pub(super) fn check_folder(path: &Path, found: &Metadata) -> io::Result<()> {
+pub(crate) fn check_folder(path: &Path, found: &Metadata) -> io::Result<()> {
     let name = path.display();
     if !found.is_dir() {
         return Err(foreign(format!("{name} is no folder, or a link to one")));
