@@ -81,6 +81,8 @@ prefill_gemm prefill_gemm_row_bits_do_not_depend_on_the_chunk --launch-count 24
 mtp_kernels hidden_rows_are_kept_at_their_places --launch-count 24
 mtp_kernels joined_inputs_match_the_reference --launch-count 24
 mtp_kernels rows_drafted_depth_by_depth_attend_to_their_ancestors --launch-count 24
+moe experts_of_a_step_match_the_reference --launch-count 24
+moe experts_of_a_chunk_match_the_reference --launch-count 24
 gemm_small_batch row_bits_do_not_depend_on_the_other_rows --launch-count 24
 rows logits_reduction_matches_reference --launch-count 24
 mass edited_rows_have_the_masses_of_their_edits --launch-count 24

@@ -23,7 +23,7 @@ import time
 # Most informative first.
 BINARIES = (
     "conformance cpu_reference batch_invariance attention attention_batch_invariance fused_layer mtp_kernels "
-    "mtp mass gated_delta gated_delta_row gated_delta_chunk kv_types page_pool unsupported_plans rows "
+    "mtp mass gated_delta gated_delta_row gated_delta_chunk moe kv_types page_pool unsupported_plans rows "
     "attention_windows server_ember ember prefill_attention prefill_gemm real_shapes gemm_small_batch gemv "
     "drafts norm driver "
 ).split()

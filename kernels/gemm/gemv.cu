@@ -14,11 +14,11 @@
 // in      packed weights (weight_layout.cuh); NORM: row f32 [WIDTH] and norm f32 [WIDTH]; else x (a16_layout.cuh) for
 //         one row
 // out     f32 [n_out] per matrix; SWIGLU: a16_layout.cuh
-// grid    groups of 8 rows of the f32 matrices (F32_MATRICES), then m16 tiles of all matrices, x WARPS * 32 threads; a
+// grid    F32_ROWS rows of the f32 matrices (F32_MATRICES), then m16 tiles of all matrices, x WARPS * 32 threads; a
 //         warp has the sums between two splits
 // smem    weights of the block, x in f16 (F32_MATRICES: in f32 too), 68 bytes per partial sum; dynamic
 // defines WIDTH (a multiple of 256), WARPS, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch), F32_MATRICES,
-//         NORM, NORM_WARPS, SWIGLU
+//         F32_ROWS (1, 2, 4 or 8: f32 rows of a block), NORM, NORM_WARPS, SWIGLU
 // arch    sm_80 and up
 // reference gemm/decode_gemm_small_batch, bit for bit     test crates/cuda/tests/gemv.rs
 #include "common/prelude.cuh"
@@ -260,19 +260,20 @@ __device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
 }
 
 #if F32_MATRICES
-// Eight rows of an f32 matrix, in the order of f32_gemm.cuh.
+// Rows of an f32 matrix, in the order of f32_gemm.cuh: as many as take no more shared memory than packed weights do.
 __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weights, Input& x) {
-    const int group = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int group = blockIdx.x * F32_ROWS / 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const F32Matrix& s = f32_matrix(params.f32, group);
-    for (int i = threadIdx.x; i < 8 * WIDTH / 4; i += THREADS) {
-        const int row = min((group - s.first_row_group) * 8 + i / (WIDTH / 4), s.n_out - 1);
+    const int first = (group - s.first_row_group) * 8 + blockIdx.x * F32_ROWS % 8;
+    for (int i = threadIdx.x; i < F32_ROWS * WIDTH / 4; i += THREADS) {
+        const int row = min(first + i / (WIDTH / 4), s.n_out - 1);
         cp_async_16(shared_address(weights + i), s.weights + size_t(row) * WIDTH + i % (WIDTH / 4) * 4);
     }
     cp_async_commit();
     prefetch_norm_weights(params, x);
     pdl_wait();
     load_input(params, x);
-    for (int n = warp; n < 8; n += WARPS) {
+    for (int n = warp; n < F32_ROWS; n += WARPS) {
         float total = 0.0f;
         for (int begin = 0; begin < WIDTH; begin += params.f32.k_slice) {
             float sum = 0.0f;
@@ -282,7 +283,7 @@ __device__ __forceinline__ void f32_gemv(const GemvParams& params, float4* weigh
             }
             total += warp_sum(sum);
         }
-        if (lane == 0) f32_store(s, 0, (group - s.first_row_group) * 8 + n, total);
+        if (lane == 0) f32_store(s, 0, first + n, total);
     }
 }
 #endif
@@ -299,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS)
     // [N_MATRICES][params.partials]: where a partial sum begins
     int* split_begin = (int*)(partials + N_MATRICES * params.partials * 16);
 #if F32_MATRICES
-    if (int(blockIdx.x) < params.f32.row_groups) return f32_gemv(params, (float4*)memory, x);
+    if (int(blockIdx.x) < params.f32.row_groups * (8 / F32_ROWS)) return f32_gemv(params, (float4*)memory, x);
 #endif
     int matrix_index = 0;
     while (!SWIGLU && matrix_index + 1 < params.n_matrices &&

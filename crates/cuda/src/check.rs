@@ -1,13 +1,15 @@
 //! Checks of a configuration before anything is loaded. Every rejection names its reason.
 
 mod draft;
+mod experts;
 
 use std::sync::Arc;
 
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, DenseSpec, DeviceError, GateActivation, GatedDeltaSpec, KvFormat, Limits,
-    LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs, Tree, WeightError, WeightRef,
+    AttentionSpec, DenseSpec, DeviceError, FeedForward, GateActivation, GatedDeltaSpec, KvFormat,
+    Limits, LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs, Tree, WeightError,
+    WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -119,15 +121,6 @@ fn later_block(spec: &ModelSpec) -> Option<&'static str> {
             return Some("a feed-forward with GELU");
         }
     }
-    let mtp = spec.mtp.iter().map(|mtp| &mtp.layer);
-    if spec
-        .layers
-        .iter()
-        .chain(mtp)
-        .any(|layer| layer.ffn.experts().is_some())
-    {
-        return Some("a layer with a mixture of experts");
-    }
     spec.kv_layers().find_map(later_attention)
 }
 
@@ -145,16 +138,22 @@ fn later_attention(a: &AttentionSpec) -> Option<&'static str> {
     }
 }
 
-/// The norms and the dense feed-forward of a layer.
+/// The norms and the feed-forward of a layer.
 fn feed_forward(
     first: &WeightRef,
     second: &WeightRef,
-    ffn: Option<&DenseSpec>,
+    ffn: &FeedForward,
     hidden: usize,
 ) -> Result<(), WeightError> {
     shape(first, 1, hidden)?;
     shape(second, 1, hidden)?;
-    let Some(ffn) = ffn else { return Ok(()) };
+    match ffn {
+        FeedForward::Dense(spec) => dense(spec, hidden),
+        FeedForward::Experts(spec) => experts::shapes(spec, hidden),
+    }
+}
+
+fn dense(ffn: &DenseSpec, hidden: usize) -> Result<(), WeightError> {
     shape(&ffn.gate, ffn.width(), hidden)?;
     shape(&ffn.up, ffn.width(), hidden)?;
     shape(&ffn.down, hidden, ffn.width())
@@ -221,12 +220,16 @@ fn blocks(spec: &ModelSpec) -> Result<(), (String, &'static str)> {
     }
     let mtp = spec.mtp.iter().map(|mtp| &mtp.layer);
     let layers = spec.layers.iter().chain(mtp);
-    for dense in layers.filter_map(|layer| layer.ffn.dense()) {
-        if !dense.width().is_multiple_of(BLOCK) {
-            return Err((
-                format!("a feed-forward of {}", dense.width()),
-                "it must be a multiple of 32",
-            ));
+    for layer in layers {
+        match &layer.ffn {
+            FeedForward::Dense(dense) if !dense.width().is_multiple_of(BLOCK) => {
+                return Err((
+                    format!("a feed-forward of {}", dense.width()),
+                    "it must be a multiple of 32",
+                ));
+            }
+            FeedForward::Dense(_) => {}
+            FeedForward::Experts(spec) => experts::limits(spec)?,
         }
     }
     Ok(())
@@ -242,12 +245,7 @@ fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
         return Err(mismatch(&spec.embedding, "the vocabulary is too large"));
     }
     for layer in &spec.layers {
-        feed_forward(
-            &layer.mixer_norm,
-            &layer.ffn_norm,
-            layer.ffn.dense(),
-            hidden,
-        )?;
+        feed_forward(&layer.mixer_norm, &layer.ffn_norm, &layer.ffn, hidden)?;
         match &layer.mixer {
             Mixer::Attention(a) => attention(a, hidden)?,
             Mixer::GatedDelta(d) => delta(d, hidden)?,
@@ -267,12 +265,7 @@ fn mtp(head: &MtpSpec, spec: &ModelSpec) -> Result<(), WeightError> {
         shape(table, spec.vocab, hidden)?;
     }
     let layer = &head.layer;
-    feed_forward(
-        &layer.mixer_norm,
-        &layer.ffn_norm,
-        layer.ffn.dense(),
-        hidden,
-    )?;
+    feed_forward(&layer.mixer_norm, &layer.ffn_norm, &layer.ffn, hidden)?;
     match head.attention() {
         Some(a) => attention(a, hidden),
         None => {

@@ -9,8 +9,10 @@
 //! tokens.
 
 mod draft;
+mod experts;
 mod mtp;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -18,8 +20,8 @@ use std::thread;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DenseSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress,
-    Mixer, ModelSpec, WeightError, WeightRef, WeightSource,
+    AttentionSpec, DenseSpec, DeviceError, DraftSpec, GatedDeltaSpec, LoadProgress, Mixer,
+    ModelSpec, WeightError, WeightRef, WeightSource,
 };
 
 use crate::driver::{Event, Gpu, Pinned};
@@ -28,6 +30,8 @@ use crate::memory::BumpAllocator;
 use crate::pack::{self, WeightKind};
 
 pub(crate) use draft::{Conditioned, ConvWeights, DraftLayerWeights, DraftWeights};
+use experts::StackHalf;
+pub(crate) use experts::{ExpertWeights, FeedForwardWeights};
 pub(crate) use mtp::MtpWeights;
 
 /// Bytes of one page-locked staging buffer.
@@ -76,7 +80,7 @@ pub(crate) struct FfnWeights {
 pub(crate) struct LayerWeights {
     pub(crate) mixer_norm: u64,
     pub(crate) mixer: MixerWeights,
-    pub(crate) ffn: FfnWeights,
+    pub(crate) ffn: FeedForwardWeights,
 }
 
 /// The mixer of a layer.
@@ -143,6 +147,8 @@ pub(crate) struct DeltaWeights {
 struct WeightEntry {
     of: WeightSet,
     weight: WeightRef,
+    /// The rows of it that are loaded, if not all.
+    half: Option<StackHalf>,
     at: u64,
     form: Encoding,
 }
@@ -160,6 +166,8 @@ pub(crate) enum WeightSet {
 #[derive(Debug, Clone, Copy)]
 enum Encoding {
     Packed(WeightKind),
+    /// F32 values as [`WeightKind::F16`].
+    Halves,
     Floats,
     Table,
 }
@@ -169,6 +177,7 @@ impl Encoding {
     fn bytes(self, weight: &WeightRef, rows: usize) -> usize {
         match self {
             Encoding::Packed(kind) => kind.bytes(rows, weight.cols),
+            Encoding::Halves => WeightKind::F16.bytes(rows, weight.cols),
             Encoding::Floats => 4 * rows * weight.cols,
             Encoding::Table => rows * pack::table_type(weight.ty).row_bytes(weight.cols),
         }
@@ -184,13 +193,21 @@ struct LayoutBuilder<'a> {
 
 impl LayoutBuilder<'_> {
     fn item(&mut self, weight: &WeightRef, form: Encoding) -> u64 {
-        let at = self.arena.take(form.bytes(weight, weight.rows));
-        self.items.push(WeightEntry {
+        self.part(weight, None, form)
+    }
+
+    /// The rows of `half`, or all.
+    fn part(&mut self, weight: &WeightRef, half: Option<StackHalf>, form: Encoding) -> u64 {
+        let mut entry = WeightEntry {
             of: self.of,
             weight: weight.clone(),
-            at,
+            half,
+            at: 0,
             form,
-        });
+        };
+        entry.at = self.arena.take(form.bytes(weight, entry.rows()));
+        let at = entry.at;
+        self.items.push(entry);
         at
     }
 
@@ -286,12 +303,7 @@ impl Weights {
                 Mixer::Attention(a) => MixerWeights::Attention(plan.attention(a)),
                 Mixer::GatedDelta(d) => MixerWeights::Delta(plan.delta(d)),
             },
-            ffn: match &layer.ffn {
-                FeedForward::Dense(dense) => plan.ffn(&layer.ffn_norm, dense),
-                FeedForward::Experts(_) => {
-                    unreachable!("the check of the configuration passed dense layers only")
-                }
-            },
+            ffn: plan.feed_forward(&layer.ffn_norm, &layer.ffn),
         });
         let layers = layers.collect();
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));
@@ -344,7 +356,7 @@ impl Weights {
     ) -> Result<(), DeviceError> {
         for item in self.of(&[WeightSet::HostTable]) {
             let begin = usize::try_from(item.at - base).unwrap_or(usize::MAX);
-            let table = &mut table[begin..][..item.form.bytes(&item.weight, item.weight.rows)];
+            let table = &mut table[begin..][..item.form.bytes(&item.weight, item.rows())];
             let chunks: Vec<LoadChunk<'_>> = item.chunks().collect();
             let threads = staging(&chunks).0.max(1);
             let each = chunks.len().div_ceil(threads).max(1);
@@ -391,7 +403,7 @@ impl Weights {
         }
         let mut at = LoadProgress {
             done_bytes: 0,
-            total_bytes: self.of(sets).map(|i| i.weight.bytes() as u64).sum(),
+            total_bytes: self.of(sets).map(|i| i.source_bytes(i.rows())).sum(),
         };
         progress(at);
         let (free, stage) = mpsc::channel::<Pinned<u8>>();
@@ -490,17 +502,32 @@ struct LoadChunk<'a> {
 }
 
 impl WeightEntry {
+    /// Rows that are loaded.
+    fn rows(&self) -> usize {
+        match self.half {
+            Some(half) => half.rows(&self.weight),
+            None => self.weight.rows,
+        }
+    }
+
+    /// Bytes of so many rows in the file.
+    fn source_bytes(&self, rows: usize) -> u64 {
+        (rows * self.weight.ty.row_bytes(self.weight.cols)) as u64
+    }
+
     /// Splits the weight at row tiles into chunks of one buffer.
     fn chunks(&self) -> impl Iterator<Item = LoadChunk<'_>> {
         let (weight, form) = (&self.weight, self.form);
         let step = match form {
             Encoding::Packed(kind) => kind.row_step(),
+            Encoding::Halves => WeightKind::F16.row_step(),
             Encoding::Floats | Encoding::Table => 1,
         };
         let step_bytes = form.bytes(weight, step).max(1);
         let per_chunk = (STAGING_BYTES / step_bytes).max(1) * step;
-        (0..weight.rows).step_by(per_chunk).map(move |first_row| {
-            let rows = per_chunk.min(weight.rows - first_row);
+        let all = self.rows();
+        (0..all).step_by(per_chunk).map(move |first_row| {
+            let rows = per_chunk.min(all - first_row);
             LoadChunk {
                 item: self,
                 first_row,
@@ -514,8 +541,7 @@ impl WeightEntry {
 
 impl LoadChunk<'_> {
     fn source_bytes(&self) -> u64 {
-        let weight = &self.item.weight;
-        (self.rows * weight.ty.row_bytes(weight.cols)) as u64
+        self.item.source_bytes(self.rows)
     }
 
     /// Writes the rows in device layout to the front of `out`.
@@ -533,7 +559,12 @@ impl LoadChunk<'_> {
             });
         }
         let row_bytes = weight.ty.row_bytes(weight.cols);
-        let bytes = &bytes[self.first_row * row_bytes..][..self.rows * row_bytes];
+        let rows = self.first_row..self.first_row + self.rows;
+        let bytes = match self.item.half {
+            Some(half) => Cow::Owned(half.gather(rows, row_bytes, bytes)),
+            None => Cow::Borrowed(&bytes[rows.start * row_bytes..rows.end * row_bytes]),
+        };
+        let bytes = &*bytes;
         let out = &mut out[..self.bytes];
         match self.item.form {
             Encoding::Table => pack::table_rows(weight.ty, weight.cols, bytes, out),
@@ -547,6 +578,7 @@ impl LoadChunk<'_> {
                     }
                 }
             }
+            Encoding::Halves => pack::pack_halves(weight.cols, bytes, out),
             Encoding::Packed(_) => pack::pack(weight.ty, weight.cols, bytes, out),
         }
         Ok(())

@@ -93,6 +93,17 @@ fn every_synthetic_layout_passes_the_suite() {
     assert_no_violations(violations.iter().sum());
 }
 
+#[test]
+fn layouts_of_experts_pass_the_suite() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let models =
+        SyntheticLayout::EXPERTS.map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 1));
+    let violations = models.map(|model| count_violations(&device, &model, F16_KV, Mode::Fast));
+    assert_no_violations(violations.iter().sum());
+}
+
 /// Small models use single-row kernels. Here they use the large-model paths, with fused layers
 /// where the GPU has them.
 #[test]

@@ -137,7 +137,7 @@ fn check(
 }
 
 /// Weights, KV types and tolerance; f32 throughout separates rounding from faults.
-fn cases() -> [(&'static str, KvFormats, ReferenceTolerance); 7] {
+fn cases() -> [(&'static str, KvFormats, ReferenceTolerance); 8] {
     let q8 = KvFormats {
         k: KvFormat::Q8_0,
         v: KvFormat::Q8_0,
@@ -159,6 +159,12 @@ fn cases() -> [(&'static str, KvFormats, ReferenceTolerance); 7] {
             "tiny-hybrid+mtp:bf16",
             F16_KV,
             reference_tolerance(QuantType::BF16),
+        ),
+        // Experts take f16 rows whatever type stores them.
+        (
+            "tiny-hybrid-moe+mtp:f32",
+            F32_KV,
+            reference_tolerance(QuantType::F16),
         ),
         ("tiny-hybrid+mtp:q8_0", q8, narrow),
         ("tiny-hybrid-r1+mtp-own:q8_0", F16_KV, block),
@@ -444,7 +450,11 @@ fn head_changes_no_bit_of_the_target() {
         let Some(device) = open_device_with(options) else {
             return;
         };
-        for name in ["tiny-hybrid+mtp:q8_0", "tiny-hybrid-r1+mtp-own:q4_k_m"] {
+        for name in [
+            "tiny-hybrid+mtp:q8_0",
+            "tiny-hybrid-r1+mtp-own:q4_k_m",
+            "tiny-hybrid-moe+mtp:q8_0",
+        ] {
             let loaded = model(name);
             let mut without = loaded.clone();
             without.drop_mtp();

@@ -206,6 +206,22 @@ fn every_unit_of_float_weights_compiles() {
     compiles(80, &plans);
 }
 
+/// Steps of one row and chunks; other numbers of rows are the same sources with other sizes.
+#[test]
+fn units_of_experts_compile_for_sm86_and_sm90() {
+    let plan = load_config(
+        SyntheticLayout::HybridExperts,
+        QuantType::Q4_K,
+        KvFormat::F16,
+    );
+    for number in [86, 90] {
+        compiles_units(number, std::slice::from_ref(&plan), |unit| {
+            let rows = unit.defines.iter().find(|(name, _)| *name == "ROWS");
+            unit.file.starts_with("moe/") && rows.is_none_or(|(_, rows)| rows == "1")
+        });
+    }
+}
+
 #[test]
 fn every_weight_type_is_planned_for_every_arch() {
     for ty in QuantType::ALL {

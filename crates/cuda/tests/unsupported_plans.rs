@@ -17,8 +17,8 @@ use std::sync::Arc;
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     AttentionSpec, Backend, Conditioning, DeviceError, DraftLoad, DraftLoadConfig, DraftSpec,
-    FeedForward, GateActivation, KvFormat, KvFormats, Limits, LoadConfig, Mixer, ModelSpec,
-    QuantType, RopePairs,
+    ExpertGateUp, FeedForward, GateActivation, KvFormat, KvFormats, Limits, LoadConfig, Mixer,
+    ModelSpec, MoeSpec, QuantType, RopePairs,
 };
 use cuda::{CudaBackend, GpuInfo, Options, compile};
 use model::DraftKind;
@@ -111,11 +111,6 @@ fn parts_of_later_families_are_rejected_by_name() {
         },
         "GELU",
     );
-    let experts = SyntheticModel::new(SyntheticLayout::DenseExperts, QuantType::F32, 1);
-    refused(
-        &|spec| spec.layers[0].ffn = experts.spec.layers[0].ffn.clone(),
-        "mixture of experts",
-    );
     let in_attention = |change: &dyn Fn(&mut AttentionSpec), part: &str| {
         let change = |spec: &mut ModelSpec| {
             let attention = spec
@@ -134,6 +129,38 @@ fn parts_of_later_families_are_rejected_by_name() {
     in_attention(&|a| a.rope_factors = Some(norm.clone()), "scaled rotary");
     in_attention(&|a| a.window = Some(512), "sliding window");
     in_attention(&|a| a.biases.v = Some(norm.clone()), "biases");
+}
+
+#[test]
+fn experts_that_are_no_whole_row_blocks_are_rejected_by_name() {
+    let synthetic = SyntheticModel::new(SyntheticLayout::HybridExperts, QuantType::Q8_0, 1);
+    let refused = |change: &dyn Fn(&mut MoeSpec), variant: &str, part: &str| {
+        let mut config = load_config();
+        config.target = synthetic.spec.clone();
+        config.weights = synthetic.weights.clone();
+        let backend = CudaBackend::new(rtx_3090());
+        backend.estimate(&config).unwrap();
+        let FeedForward::Experts(experts) = &mut Arc::make_mut(&mut config.target).layers[0].ffn
+        else {
+            panic!("the model has experts")
+        };
+        change(experts);
+        let error = backend.estimate(&config).unwrap_err();
+        assert!(format!("{error:?}").starts_with(variant), "{error:?}");
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    let narrow = |spec: &mut MoeSpec| {
+        let n = spec.n_experts;
+        let ExpertGateUp::Fused(gate_up) = &mut spec.gate_up else {
+            panic!("gate and up are fused")
+        };
+        gate_up.weight.rows = n * 2 * 96;
+        spec.down.weight.cols = 96;
+    };
+    refused(&narrow, "Unsupported", "96 channels");
+    refused(&|spec| spec.n_used = 0, "Weight", "0 of 8 experts");
+    refused(&|spec| spec.down.n_experts = 7, "Weight", "7 experts");
+    refused(&|spec| spec.router.rows = 9, "Weight", "[9, 256] found");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use contract::{
     OutputGate, WeightError, WeightRef,
 };
 
-use super::{attention, feed_forward, later_attention, mismatch, shape};
+use super::{attention, dense, later_attention, mismatch, shape};
 use crate::step;
 
 /// Candidates of a row that the reduction of logits rows gives.
@@ -79,8 +79,9 @@ fn layer_shapes(layer: &DraftLayer, hidden: usize) -> Result<(), WeightError> {
         return Err(mismatch(&a.q, detail));
     }
     attention(a, hidden)?;
-    let norms = (&layer.attention_norm, &layer.ffn_norm);
-    feed_forward(norms.0, norms.1, Some(&layer.ffn), hidden)?;
+    shape(&layer.attention_norm, 1, hidden)?;
+    shape(&layer.ffn_norm, 1, hidden)?;
+    dense(&layer.ffn, hidden)?;
     for norm in layer.post_attention_norm.iter().chain(&layer.post_ffn_norm) {
         shape(norm, 1, hidden)?;
     }

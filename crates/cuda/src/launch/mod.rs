@@ -17,6 +17,7 @@ pub mod ffn;
 pub mod gated_delta;
 pub mod gemm;
 pub mod logits;
+pub mod moe;
 pub mod mtp;
 pub mod norm;
 

@@ -14,7 +14,7 @@ mod table;
 mod tile;
 
 pub use kind::{A16_TILE, ActivationFormat, BLOCK_ROWS, M16_ROWS, WeightKind};
-pub use rows::pack;
+pub use rows::{pack, pack_halves};
 pub use table::{table_rows, table_type};
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Packing of whole rows.
 
 use contract::QuantType;
+use half::f16;
 
 use super::kind::{BLOCK_ROWS, FACTOR_BYTES, M16_ROWS, WeightKind};
 use super::{exponent, tile};
@@ -33,6 +34,23 @@ pub fn pack(ty: QuantType, cols: usize, from: &[u8], to: &mut [u8]) {
     for (from, to) in blocks.zip(to.chunks_mut(kind.bytes(BLOCK_ROWS, cols))) {
         pack_block(ty, cols, from, to);
     }
+}
+
+/// Packs rows of `cols` f32 values as [`WeightKind::F16`]. Values beyond its range saturate.
+///
+/// # Panics
+/// As [`pack`].
+pub fn pack_halves(cols: usize, from: &[u8], to: &mut [u8]) {
+    let values = from
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|x| f32::from_le_bytes(*x));
+    let most = f16::MAX.to_f32();
+    let halves: Vec<u8> = values
+        .flat_map(|x| f16::from_f32(x.clamp(-most, most)).to_le_bytes())
+        .collect();
+    pack(QuantType::F16, cols, &halves, to);
 }
 
 /// Packs one row block.

@@ -325,7 +325,7 @@ impl DecodeBuilder<'_> {
         forms
     }
 
-    pub(super) fn ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
+    pub(super) fn dense_ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
         let input_projections = [w.gate, w.up];
         let y = self.normed(w.norm, &input_projections, arena);
         let projected = self.project(&y, &input_projections, arena);

@@ -13,7 +13,9 @@ use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
 use crate::step::ROWS;
-use crate::weights::{AttentionWeights, FfnWeights, WeightMatrix, Weights};
+use crate::weights::{
+    AttentionWeights, ExpertWeights, FeedForwardWeights, FfnWeights, WeightMatrix, Weights,
+};
 
 const _: () = assert!(ROWS <= MAX_ROWS, "a chain takes the rows of any step");
 
@@ -23,8 +25,9 @@ pub(super) fn workspace_bytes(weights: &Weights, hidden: usize) -> usize {
     let of_draft = weights.draft.iter().flat_map(|draft| &draft.layers);
     let of_mtp = weights.mtp.iter().map(|mtp| &mtp.ffn);
     let all = of_target
-        .chain(of_draft.map(|layer| &layer.ffn))
-        .chain(of_mtp);
+        .chain(of_mtp)
+        .filter_map(FeedForwardWeights::dense)
+        .chain(of_draft.map(|layer| &layer.ffn));
     FusedLayerWorkspace::bytes(hidden, all.map(|ffn| ffn.gate.rows).max().unwrap_or(0))
 }
 
@@ -78,13 +81,15 @@ impl LayerMatrices<'_> {
 impl<'a> FusedLayerPlan<'a> {
     /// The target's layers.
     pub(super) fn of_target(context: &PlanContext<'a>) -> Option<FusedLayerPlan<'a>> {
-        let layers = context.weights.layers.iter().map(|layer| LayerMatrices {
-            norm: layer.mixer_norm,
-            input_projections: layer.mixer.input_projections(),
-            out: layer.mixer.out(),
-            ffn: &layer.ffn,
+        let layers = context.weights.layers.iter().map(|layer| {
+            Some(LayerMatrices {
+                norm: layer.mixer_norm,
+                input_projections: layer.mixer.input_projections(),
+                out: layer.mixer.out(),
+                ffn: layer.ffn.dense()?,
+            })
         });
-        FusedLayerPlan::new(context, layers.collect())
+        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?)
     }
 
     /// Layers that draft.
@@ -92,13 +97,15 @@ impl<'a> FusedLayerPlan<'a> {
         context: &PlanContext<'a>,
         layers: &[DraftingLayer<'a>],
     ) -> Option<FusedLayerPlan<'a>> {
-        let layers = layers.iter().map(|layer| LayerMatrices {
-            norm: layer.norm,
-            input_projections: layer.attention.input_projections().to_vec(),
-            out: layer.attention.o,
-            ffn: layer.ffn,
+        let layers = layers.iter().map(|layer| {
+            Some(LayerMatrices {
+                norm: layer.norm,
+                input_projections: layer.attention.input_projections().to_vec(),
+                out: layer.attention.o,
+                ffn: layer.ffn.dense()?,
+            })
         });
-        FusedLayerPlan::new(context, layers.collect())
+        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?)
     }
 
     /// Selects fused layers on the GPUs where they were measured and are faster at every number of
@@ -134,7 +141,31 @@ pub(super) struct DraftingLayer<'a> {
     /// Before attention.
     pub(super) norm: u64,
     pub(super) attention: &'a AttentionWeights,
-    pub(super) ffn: &'a FfnWeights,
+    pub(super) ffn: DraftingFfn<'a>,
+}
+
+/// The feed-forward of a layer that drafts.
+#[derive(Clone, Copy)]
+pub(super) enum DraftingFfn<'a> {
+    Dense(&'a FfnWeights),
+    Experts(&'a ExpertWeights),
+}
+
+impl<'a> DraftingFfn<'a> {
+    /// That of a model's layer.
+    pub(super) fn of(ffn: &'a FeedForwardWeights) -> DraftingFfn<'a> {
+        match ffn {
+            FeedForwardWeights::Dense(w) => DraftingFfn::Dense(w),
+            FeedForwardWeights::Experts(w) => DraftingFfn::Experts(w),
+        }
+    }
+
+    fn dense(self) -> Option<&'a FfnWeights> {
+        match self {
+            DraftingFfn::Dense(w) => Some(w),
+            DraftingFfn::Experts(_) => None,
+        }
+    }
 }
 
 impl DecodeBuilder<'_> {
@@ -159,7 +190,10 @@ impl DecodeBuilder<'_> {
                 let mixed = mixer(b, i, &projected, arena);
                 b.add(&mixed, layer.attention.o);
             });
-            self.block(|b, arena| b.ffn(layer.ffn, arena));
+            self.block(|b, arena| match layer.ffn {
+                DraftingFfn::Dense(w) => b.dense_ffn(w, arena),
+                DraftingFfn::Experts(w) => b.experts(w, arena),
+            });
         }
     }
 

@@ -10,7 +10,7 @@ use crate::launch::gemm::gemv::{self, GemvEpilogue, GemvInput};
 use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use crate::launch::norm::ActivationBuffers;
 use crate::memory::BumpAllocator;
-use crate::weights::{FfnWeights, WeightMatrix};
+use crate::weights::{FeedForwardWeights, FfnWeights, WeightMatrix};
 
 /// Whether layers of steps of one row go in few launches: where the norms fold into products.
 pub(super) fn fits(context: &PlanContext<'_>) -> bool {
@@ -29,9 +29,9 @@ pub(super) fn fits(context: &PlanContext<'_>) -> bool {
         launch(context, context.spec.hidden, &matrices, input, results).is_some()
     };
     context.weights.layers.iter().all(|layer| {
-        let ffn = [layer.ffn.gate, layer.ffn.up];
+        let dense = layer.ffn.dense();
         fits(&layer.mixer.input_projections(), GemvEpilogue::Store)
-            && fits(&ffn, GemvEpilogue::SwiGlu(0))
+            && dense.is_none_or(|w| fits(&[w.gate, w.up], GemvEpilogue::SwiGlu(0)))
     })
 }
 
@@ -83,7 +83,10 @@ impl DecodeBuilder<'_> {
             let mixed = b.mixer(i, &projected, arena);
             b.project_and_add(&mixed, weights.mixer.out());
         });
-        self.block(|b, arena| b.swiglu_ffn(&weights.ffn, arena));
+        self.block(|b, arena| match &weights.ffn {
+            FeedForwardWeights::Dense(w) => b.swiglu_ffn(w, arena),
+            FeedForwardWeights::Experts(w) => b.experts(w, arena),
+        });
         self.layer_end(i);
     }
 
@@ -157,7 +160,7 @@ impl DecodeBuilder<'_> {
                 self.push(launch);
                 self.project_and_add(&out, w.down);
             }
-            None => self.ffn(w, arena),
+            None => self.dense_ffn(w, arena),
         }
     }
 }

@@ -9,6 +9,7 @@ mod commit;
 mod decode;
 mod decode_builder;
 mod draft;
+mod experts;
 pub(crate) mod explain;
 mod fused_layers;
 mod gemm;
@@ -48,6 +49,8 @@ use select::{Depth, PrefillPath, may_use_fused_layer};
 const CANDIDATES: usize = 64;
 /// Room for the counters of attention in one launch, one for each head.
 const COUNTER_BYTES: usize = 4096;
+/// Room for the counter of routers.
+const MOE_COUNTER_BYTES: usize = 256;
 /// Room for the edits of one pass; rows of more are edited on the host.
 pub(crate) const EDIT_BYTES: usize = 4 << 20;
 
@@ -179,6 +182,8 @@ pub(crate) struct Addresses {
     pub(crate) partials: u64,
     /// Workspace of the fused layers; zero before the first.
     pub(crate) fused_layer: u64,
+    /// A counter of routers; zero between launches.
+    pub(crate) moe_counter: u64,
     /// Flags that order the K splits of prefill GEMMs; zero between launches.
     pub(crate) split_k_flags: u64,
 }
@@ -191,7 +196,7 @@ pub(crate) struct Plans {
     /// Tables to be written once: address and bytes.
     pub(crate) tables: Vec<(u64, Vec<u8>)>,
     /// Runs to be zeroed once: address and bytes.
-    pub(crate) zeroed: [(u64, usize); 4],
+    pub(crate) zeroed: [(u64, usize); 5],
     limits: Limits,
     /// Whether there are short plans for short chunks.
     short: bool,
@@ -316,6 +321,7 @@ impl Plans {
             counters: scratch.take(COUNTER_BYTES),
             partials: scratch.take(partial_bytes),
             fused_layer: scratch.take(fused_layer_bytes),
+            moe_counter: scratch.take(MOE_COUNTER_BYTES),
             split_k_flags: scratch.take(dequant.split_k_flag_bytes),
         };
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
@@ -425,6 +431,7 @@ impl Plans {
                 (addresses.partials, partial_bytes),
                 (addresses.fused_layer, fused_layer_bytes),
                 (addresses.split_k_flags, dequant.split_k_flag_bytes),
+                (addresses.moe_counter, MOE_COUNTER_BYTES),
             ],
             limits,
             short,

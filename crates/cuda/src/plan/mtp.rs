@@ -29,7 +29,7 @@ use contract::{AttentionSpec, Mixer};
 
 use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
-use super::fused_layers::DraftingLayer;
+use super::fused_layers::{DraftingFfn, DraftingLayer};
 use super::layer_arguments::{cache, shape};
 use super::lm_head::LmHead;
 use super::{Plan, PlanContext, Plans};
@@ -210,7 +210,7 @@ pub(super) fn draft(
     let layer = DraftingLayer {
         norm: weights.mixer_norm,
         attention: &weights.attention,
-        ffn: &weights.ffn,
+        ffn: DraftingFfn::of(&weights.ffn),
     };
     builder.push_drafting_layers(&[layer], mixer);
     let norm = (weights.final_norm, eps);

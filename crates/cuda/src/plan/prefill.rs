@@ -2,6 +2,8 @@
 //! windows are committed on the way; the head is a plan of its own, over the rows that were asked
 //! for.
 
+mod experts;
+
 use contract::{AttentionSpec, Mixer, ModelSpec};
 
 use super::gemm::gemm_matrix;
@@ -23,8 +25,8 @@ use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
 use crate::state::{DeltaGroup, LayerState};
 use crate::weights::{
-    AttentionWeights, DeltaWeights, DraftLayerWeights, DraftWeights, FfnWeights, MixerWeights,
-    WeightMatrix, Weights,
+    AttentionWeights, DeltaWeights, DraftLayerWeights, DraftWeights, FeedForwardWeights,
+    FfnWeights, MixerWeights, WeightMatrix, Weights,
 };
 
 /// Alignment of panels, in bytes.
@@ -52,8 +54,18 @@ impl DequantBuffers {
             bytes = bytes.max(all.clamp(gemm::min_dequantized_bytes(cols), MAX_DEQUANTIZED));
         };
         for layer in &weights.layers {
-            fit(&[layer.ffn.gate, layer.ffn.up]);
-            fit(&[layer.ffn.down]);
+            match &layer.ffn {
+                FeedForwardWeights::Dense(w) => {
+                    fit(&[w.gate, w.up]);
+                    fit(&[w.down]);
+                }
+                FeedForwardWeights::Experts(w) => {
+                    if let Some(shared) = &w.shared {
+                        fit(&[shared.gate, shared.up]);
+                        fit(&[shared.down]);
+                    }
+                }
+            }
             match &layer.mixer {
                 MixerWeights::Attention(w) => {
                     fit(&[w.q, w.k, w.v]);
@@ -402,27 +414,38 @@ impl PrefillBuilder<'_> {
         self.add(to, w.out);
     }
 
-    fn ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
+    fn dense_ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
+        let y = self.normed(w.norm, &[w.gate, w.up], arena);
+        let out = self.gated_unit(y, [w.gate, w.up], w.down, arena);
+        self.add(out, w.down);
+    }
+
+    /// `silu(gate y) * (up y)` in the form that `down` reads.
+    fn gated_unit(
+        &mut self,
+        y: PrefillActivations,
+        [gate, up]: [WeightMatrix; 2],
+        down: WeightMatrix,
+        arena: &mut BumpAllocator,
+    ) -> PrefillActivations {
         let chunk = self.chunk();
-        let input_projections = [w.gate, w.up];
-        let y = self.normed(w.norm, &input_projections, arena);
-        let width = w.gate.rows;
-        let out = self.out(&[w.down], width, arena);
+        let width = gate.rows;
+        let out = self.out(&[down], width, arena);
         let pair = gemm::SwiGluMatrices {
-            cols: w.gate.cols,
+            cols: gate.cols,
             ffn: width,
-            gate: (w.gate.kind, w.gate.at),
-            up: (w.up.kind, w.up.at),
+            gate: (gate.kind, gate.at),
+            up: (up.kind, up.at),
         };
         if pair.fits() && out.f32 == 0 {
             let gemm = self.gemm();
             let launches = gemm::gemm_swiglu(gemm, chunk, pair, y.panels, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
-            let projected = self.project(y, &input_projections, arena);
+            let projected = self.project(y, &[gate, up], arena);
             let [gate, up] = [projected[0], projected[1]].map(|at| F32Rows { at, width });
             self.push(panels::swiglu(chunk, gate, up, out));
         }
-        self.add(out, w.down);
+        out
     }
 }

@@ -9,6 +9,7 @@
 
 use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
+use super::experts::all_dense;
 use super::fused_layers::FusedLayerPlan;
 use super::layer_arguments::delta_inputs;
 use super::mtp::Head;
@@ -31,7 +32,7 @@ pub(super) fn path(context: &PlanContext<'_>, rows: usize) -> Selected<PrefillPa
     prefill_path(
         rows,
         context.load_config.batch_invariant,
-        gemv::fits(context),
+        gemv::fits(context) && all_dense(context),
     )
 }
 

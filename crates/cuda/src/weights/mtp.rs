@@ -4,7 +4,7 @@ use contract::{Mixer, ModelSpec, MtpSpec};
 
 use crate::launch::embedding::EmbeddingTable;
 
-use super::{AttentionWeights, FfnWeights, LayoutBuilder, WeightMatrix};
+use super::{AttentionWeights, FeedForwardWeights, LayoutBuilder, WeightMatrix};
 
 /// Addresses of a head's weights.
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ pub(crate) struct MtpWeights {
     pub(crate) embedding: EmbeddingTable,
     pub(crate) mixer_norm: u64,
     pub(crate) attention: AttentionWeights,
-    pub(crate) ffn: FfnWeights,
+    pub(crate) ffn: FeedForwardWeights,
     pub(crate) final_norm: u64,
     /// Its own LM head, or the model's.
     pub(crate) head: WeightMatrix,
@@ -37,8 +37,7 @@ pub(super) fn lay_out(
     plan: &mut LayoutBuilder<'_>,
     table: Option<&mut LayoutBuilder<'_>>,
 ) -> Option<MtpWeights> {
-    let (Mixer::Attention(attention), Some(dense)) = (&mtp.layer.mixer, mtp.layer.ffn.dense())
-    else {
+    let Mixer::Attention(attention) = &mtp.layer.mixer else {
         return None;
     };
     let embedding = match (&mtp.embedding, table) {
@@ -54,7 +53,7 @@ pub(super) fn lay_out(
         embedding,
         mixer_norm: plan.vector(&mtp.layer.mixer_norm),
         attention: plan.attention(attention),
-        ffn: plan.ffn(&mtp.layer.ffn_norm, dense),
+        ffn: plan.feed_forward(&mtp.layer.ffn_norm, &mtp.layer.ffn),
         final_norm: if own_norm {
             plan.vector(&mtp.final_norm)
         } else {

@@ -146,6 +146,12 @@ fn block_of(work_ranges: u64, cost: usize) -> usize {
     }
 }
 
+/// Rows of an f32 matrix in a block: the most that take no more than `packed_bytes`.
+fn f32_rows(cols: usize, packed_bytes: usize) -> usize {
+    let fits = |rows: &usize| 4 * rows * cols <= packed_bytes;
+    [F32_ROWS, 4, 2].into_iter().find(fits).unwrap_or(1)
+}
+
 /// The launch that multiplies one row of `cols` values by every matrix. `None` if a block has too
 /// little shared memory, shapes are not multiples of the tiles, or separate launches are faster.
 pub fn launch(
@@ -178,9 +184,15 @@ pub fn launch(
     let (f32_matrices, packed): (Vec<GemmMatrix>, Vec<GemmMatrix>) =
         matrices.iter().partition(|s| s.kind == WeightKind::F32);
     let groups: usize = f32_matrices.iter().map(|s| s.rows.div_ceil(F32_ROWS)).sum();
-    let line = PackedMatrices::new(gpu, cols, &packed, groups, results);
+    // All blocks have the shared memory of the largest.
+    let packed_bytes = packed
+        .iter()
+        .map(|s| s.kind.units(cols) * s.kind.tile_bytes());
+    let f32_rows = f32_rows(cols, packed_bytes.max().unwrap_or(0));
+    let f32_blocks = groups * F32_ROWS / f32_rows;
+    let line = PackedMatrices::new(gpu, cols, &packed, f32_blocks, results);
     let weight_bytes = if has_f32 {
-        line.weight_bytes.max(4 * F32_ROWS * cols)
+        line.weight_bytes.max(4 * f32_rows * cols)
     } else {
         line.weight_bytes
     };
@@ -217,13 +229,14 @@ pub fn launch(
         .define("KINDS", bits)
         .define("MAX_MATRICES", MAX_MATRICES)
         .define("F32_MATRICES", u8::from(has_f32))
+        .define("F32_ROWS", f32_rows)
         .define("NORM", u8::from(normed))
         .define("NORM_WARPS", if normed { norm::warps(cols) } else { 1 })
         .define("SWIGLU", u8::from(gated));
     Some(Launch {
         entry: "gemv_batch_1",
         unit: ActivationBuffers::default().define(unit, cols, 1),
-        grid: [narrow(groups + line.blocks), 1, 1],
+        grid: [narrow(f32_blocks + line.blocks), 1, 1],
         block: [narrow(32 * warps), 1, 1],
         shared: narrow(shared),
         args: Args::new().words(&words),

@@ -29,7 +29,7 @@ impl RowSource {
     }
 
     /// The define of `kernels/norm/source_rows.cuh`.
-    pub(super) fn number(self) -> u32 {
+    pub(in crate::launch) fn number(self) -> u32 {
         match self {
             RowSource::Step(_) => 0,
             RowSource::Chunk(_) => 1,

@@ -12,7 +12,7 @@ use contract::{BlockMask, DraftLayer, DraftValues, KvFormats};
 
 use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
-use super::fused_layers::DraftingLayer;
+use super::fused_layers::{DraftingFfn, DraftingLayer};
 use super::gemm::{self, GemmOperation};
 use super::{Plan, PlanContext, Plans};
 use crate::launch::Launch;
@@ -229,7 +229,7 @@ pub(super) fn block(
         let layers = weights.layers.iter().map(|layer| DraftingLayer {
             norm: layer.attention_norm,
             attention: &layer.attention,
-            ffn: &layer.ffn,
+            ffn: DraftingFfn::Dense(&layer.ffn),
         });
         builder.push_drafting_layers(&layers.collect::<Vec<_>>(), mixer);
     }
