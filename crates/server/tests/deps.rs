@@ -36,7 +36,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 51] = [
+const HOMES: [(&str, &[&str]); 52] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -53,6 +53,7 @@ const HOMES: [(&str, &[&str]); 51] = [
     ("indicatif", &["server"]),
     ("jiff", &["chat", "server"]),
     ("libloading", &["cuda"]),
+    ("listenfd", &["server"]),
     ("llguidance", &["decode"]),
     ("memmap2", &["gguf"]),
     ("metrics", &["server"]),

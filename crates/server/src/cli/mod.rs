@@ -12,6 +12,7 @@ mod doctor;
 mod drafting;
 pub(crate) mod headings;
 mod hosting;
+mod installing;
 mod kernels;
 mod listening;
 mod models;
@@ -38,11 +39,15 @@ pub use caching::{CacheArgs, PlanArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::FalseyValueParser, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
 pub use compression::CompressionArgs;
+use doctor::DOCTOR_HELP;
 pub use doctor::DoctorArgs;
 pub use drafting::{DraftArgs, DraftSourceName, EvalArgs, TreeArgs};
 pub use hosting::{HostingArgs, PsArgs, StopArgs};
+use installing::{COMPLETIONS_HELP, LAUNCH_HELP, MAN_HELP};
+pub use installing::{CompletionsArgs, LaunchArgs, ManArgs};
 pub use kernels::{
-    KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs, KernelsListArgs,
+    CompilerArgs, KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs,
+    KernelsListArgs,
 };
 pub use listening::ListenArgs;
 pub use models::{ListArgs, PullArgs, RmArgs};
@@ -129,12 +134,7 @@ pub enum Command {
     #[command(after_help = "Example:\n  hearth config show --config hearth.toml")]
     Config(ConfigCommand),
     /// Report what would stop the server or make it slow: GPU, compiler, folders, port, models.
-    #[command(
-        after_help = "Examples:\n  hearth doctor\n  hearth doctor --config /etc/hearth/hearth.toml\n  \
-        hearth doctor model.gguf --max-ctx 32768 --json\n\n\
-        Takes the flags of `hearth serve`. Nothing is changed, downloaded or sent.\n\
-        Exit status: 0 nothing stops serving, 1 a problem does."
-    )]
+    #[command(after_help = DOCTOR_HELP)]
     Doctor(Box<DoctorArgs>),
     /// Configure a client for the server: print its settings, or write them to its files.
     #[command(
@@ -143,6 +143,9 @@ pub enum Command {
         hearth connect claude-code --write --url http://127.0.0.1:8000"
     )]
     Connect(ConnectArgs),
+    /// Start a client on the server for one run, and the server too if none runs.
+    #[command(after_help = LAUNCH_HELP)]
+    Launch(LaunchArgs),
     /// Send a running server the requests of clients, and report which ones work.
     #[command(
         after_help = "Examples:\n  hearth probe --url http://127.0.0.1:8000\n  hearth probe --url http://127.0.0.1:8080 --json\n\n\
@@ -153,7 +156,8 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  hearth run model.gguf \"Why is the sky blue?\"\n  \
         hearth run model.gguf < question.txt\n  \
-        hearth run model.gguf            (interactive; ctrl-D ends it)\n\n\
+        hearth run model.gguf            (interactive; /help lists its commands)\n\n\
+        A server that runs the model already is used; --local loads it here.\n\
         Ctrl-C ends the reply. The reply goes to standard output, timings to standard error."
     )]
     Run(RunArgs),
@@ -232,6 +236,12 @@ pub enum Command {
     /// Time a model on this machine.
     #[command(after_help = BENCH_HELP)]
     Bench(Box<BenchArgs>),
+    /// Print the completions of a shell.
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write those of all commands.
+    #[command(after_help = MAN_HELP)]
+    Man(ManArgs),
 }
 
 /// Device and numerics of a model.
@@ -315,18 +325,6 @@ pub enum NumericsArg {
     /// The fastest kernels; a token's bits may depend on the batch and on drafting.
     #[value(alias = "fast")]
     Fastest,
-}
-
-/// Flags on the compilation of CUDA kernels.
-#[derive(Debug, Clone, Args)]
-pub struct CompilerArgs {
-    /// The libnvrtc that compiles CUDA kernels [default: searched in the usual directories].
-    #[arg(long, env = "HEARTH_NVRTC", value_name = "FILE")]
-    pub nvrtc: Option<PathBuf>,
-    /// Cache directory of compiled CUDA kernels [default: hearth/kernels in the user's cache
-    /// directory].
-    #[arg(long, env = "HEARTH_KERNEL_CACHE", value_name = "DIR")]
-    pub kernel_cache: Option<PathBuf>,
 }
 
 /// The longest time of a setting: ten years. Larger sums of times overflow.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Command};
 
 use super::{DeviceArgs, DraftArgs, OnOff, at_least_one, sampling};
 
@@ -56,9 +56,37 @@ pub struct RunArgs {
     /// Sampling seed; the same seed repeats a reply [default: random].
     #[arg(long)]
     pub seed: Option<u64>,
+    /// The server whose model replies, if it runs the model that is named or none is named
+    /// [default: http://127.0.0.1:8000 if a server of Hearth runs there].
+    #[arg(long, env = "HEARTH_URL")]
+    pub url: Option<String>,
+    /// The API key, if the server requires one.
+    #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Load the model in this process even if a server runs it. Flags of the device and of drafts
+    /// mean the same.
+    #[arg(long)]
+    pub local: bool,
+    /// Keep no typed messages for later conversations [default: they are kept in the user's state
+    /// directory].
+    #[arg(long)]
+    pub no_history: bool,
+    /// Whether a flag or a variable of the device or of drafts is set.
+    #[arg(skip)]
+    pub is_local: bool,
     /// Whether to reason [default: the chat template decides].
     #[arg(long, value_enum, value_name = "WHETHER")]
     pub thinking: Option<OnOff>,
+}
+
+impl RunArgs {
+    /// Whether an argument that only a model in this process obeys is set.
+    pub(crate) fn is_for_own_model(is_set: impl Fn(&str) -> bool) -> bool {
+        let own = DeviceArgs::augment_args(DraftArgs::augment_args(Command::new("")));
+        let ids = own.get_arguments().map(|arg| arg.get_id().as_str());
+        let files = ["chat_template_file", "model_cards_dir"];
+        ids.chain(files).any(is_set)
+    }
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

@@ -23,8 +23,14 @@ use crate::text::sampling_params;
 pub(super) struct ReplyOptions {
     /// The most tokens; `None` for the model's default.
     pub max_tokens: Option<usize>,
-    /// Sampling temperature; `None` for the model's default.
+    /// Sampling temperature; `None` for the model's default, here and below.
     pub temperature: Option<f32>,
+    /// Probability mass of the tokens to draw from.
+    pub top_p: Option<f32>,
+    /// Number of tokens to draw from; 0 is all.
+    pub top_k: Option<usize>,
+    /// Least probability of a token relative to the likeliest.
+    pub min_p: Option<f32>,
     /// Sampling seed; `None` for a random one per reply.
     pub seed: Option<u64>,
     /// Whether to reason; `None` leaves it to the chat template.
@@ -35,7 +41,6 @@ pub(super) struct ReplyOptions {
 pub(super) struct ReplyGenerator {
     scheduler: Scheduler,
     model: ModelContext,
-    options: ReplyOptions,
     next_job: u64,
 }
 
@@ -57,7 +62,6 @@ impl ReplyGenerator {
     pub(super) fn new(
         runner: Box<dyn Runner>,
         model: ModelContext,
-        options: ReplyOptions,
         speculation: SpeculationConfig,
     ) -> ReplyGenerator {
         let config = SchedulerConfig {
@@ -73,7 +77,6 @@ impl ReplyGenerator {
         ReplyGenerator {
             scheduler: Scheduler::new(runner, config),
             model,
-            options,
             next_job: 0,
         }
     }
@@ -88,12 +91,13 @@ impl ReplyGenerator {
     pub(super) fn generate(
         &mut self,
         messages: &[Message],
+        options: &ReplyOptions,
         on_delta: &mut dyn FnMut(&ReplyDelta) -> std::io::Result<()>,
         is_cancelled: &dyn Fn() -> bool,
     ) -> anyhow::Result<TimedReply> {
         let rendered = self.model.template.render(&Conversation {
             messages: messages.to_vec(),
-            enable_thinking: self.options.thinking.or(self.model.defaults.thinking),
+            enable_thinking: options.thinking.or(self.model.defaults.thinking),
             add_generation_prompt: true,
             now_unix: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
             ..Conversation::default()
@@ -118,7 +122,7 @@ impl ReplyGenerator {
         let start = Instant::now();
         self.scheduler.submit(Job {
             id,
-            params: self.generation_params(n_prompt)?,
+            params: self.generation_params(n_prompt, options)?,
             prompt: prompt.into(),
             choices: 1,
             priority: 0,
@@ -178,16 +182,23 @@ impl ReplyGenerator {
         }
     }
 
-    fn generation_params(&self, n_prompt: usize) -> anyhow::Result<decode::GenerationParams> {
+    fn generation_params(
+        &self,
+        n_prompt: usize,
+        options: &ReplyOptions,
+    ) -> anyhow::Result<decode::GenerationParams> {
         let info = self.scheduler.info();
         let remaining = sampling_params::remaining_context(n_prompt, info.limits.context)?;
         let fields = SamplingParams {
-            temperature: self.options.temperature,
-            seed: self.options.seed,
+            temperature: options.temperature,
+            top_p: options.top_p,
+            top_k: options.top_k,
+            min_p: options.min_p,
+            seed: options.seed,
             ..SamplingParams::default()
         };
         let default = self.model.defaults.max_tokens.unwrap_or(remaining);
-        let max_tokens = self.options.max_tokens.unwrap_or(default).min(remaining);
+        let max_tokens = options.max_tokens.unwrap_or(default).min(remaining);
         Ok(sampling_params::generation_params(
             &fields,
             &self.model.defaults,
@@ -205,7 +216,7 @@ pub(super) mod tests {
     use chat::conversation::Role;
     use contract::{Backend, KvFormat, KvFormats, Limits, LoadConfig};
 
-    pub(in crate::commands) fn generator(options: ReplyOptions) -> ReplyGenerator {
+    pub(in crate::commands) fn generator() -> ReplyGenerator {
         let loaded = open::tiny();
         let model = open::text_side(&loaded, None, None, GenerationDefaults::default()).unwrap();
         let config = LoadConfig {
@@ -232,7 +243,6 @@ pub(super) mod tests {
         ReplyGenerator::new(
             cpu.open(config, &mut |_| {}).unwrap(),
             model,
-            options,
             SpeculationConfig::default(),
         )
     }
@@ -248,54 +258,56 @@ pub(super) mod tests {
             seed: Some(3),
             ..ReplyOptions::default()
         };
-        let mut generator = generator(options);
+        let mut generator = generator();
         let mut joined = Reply::default();
         let mut on_delta = |piece: &ReplyDelta| {
             joined.push(piece.clone());
             Ok(())
         };
         let first = generator
-            .generate(&hello(), &mut on_delta, &|| false)
+            .generate(&hello(), &options, &mut on_delta, &|| false)
             .unwrap();
         assert_eq!(first.finish, Some(FinishReason::Length));
         assert_eq!((first.generated.0, first.prompt.0 > 0), (11, true));
         assert_eq!(first.reply, joined);
         let again = generator
-            .generate(&hello(), &mut |_| Ok(()), &|| false)
+            .generate(&hello(), &options, &mut |_| Ok(()), &|| false)
             .unwrap();
         assert_eq!(again.reply, first.reply);
     }
 
     #[test]
     fn cancelled_reply_ends_early_and_the_next_one_is_whole() {
-        let mut generator = generator(ReplyOptions {
+        let options = ReplyOptions {
             max_tokens: Some(100),
             // With a random seed, the reply sometimes ends before the limit.
             seed: Some(3),
             ..ReplyOptions::default()
-        });
+        };
+        let mut generator = generator();
         let calls = std::cell::Cell::new(0);
         let is_cancelled = || {
             calls.set(calls.get() + 1);
             calls.get() > 5
         };
         let reply = generator
-            .generate(&hello(), &mut |_| Ok(()), &is_cancelled)
+            .generate(&hello(), &options, &mut |_| Ok(()), &is_cancelled)
             .unwrap();
         assert_eq!(reply.finish, None);
         assert!(reply.generated.0 < 10);
         let next = generator
-            .generate(&hello(), &mut |_| Ok(()), &|| false)
+            .generate(&hello(), &options, &mut |_| Ok(()), &|| false)
             .unwrap();
         assert_eq!(next.generated.0, 99);
     }
 
     #[test]
     fn conversation_beyond_the_context_is_refused_with_both_lengths() {
-        let mut generator = generator(ReplyOptions::default());
+        let options = ReplyOptions::default();
+        let mut generator = generator();
         let long = vec![Message::new(Role::User, "word ".repeat(400))];
         let error = generator
-            .generate(&long, &mut |_| Ok(()), &|| false)
+            .generate(&long, &options, &mut |_| Ok(()), &|| false)
             .unwrap_err()
             .to_string();
         assert!(error.contains("256"), "{error}");

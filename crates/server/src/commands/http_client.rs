@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use ureq::http::request::Builder;
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::{Agent, Body};
 
@@ -145,13 +146,8 @@ impl HttpClient {
         body: &Value,
         mut line: impl FnMut(&str, Duration),
     ) -> Result<(u16, String), ureq::Error> {
-        let mut request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("{}{path}", self.base))
-            .header("content-type", "application/json");
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
+        let request = self.request(Method::POST, path);
+        let request = request.header("content-type", "application/json");
         let start = Instant::now();
         let response = self.agent.run(request.body(body.to_string())?)?;
         if response.status() != 200 {
@@ -168,6 +164,34 @@ impl HttpClient {
         Ok((200, String::new()))
     }
 
+    /// Sends a POST with a JSON body; the response's body arrives while it is read, whatever the
+    /// status.
+    ///
+    /// # Errors
+    /// As [`HttpClient::get`].
+    pub(super) fn stream(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<impl Read + Send + 'static, ureq::Error> {
+        let request = self.request(Method::POST, path);
+        let request = request.header("content-type", "application/json");
+        let response = self.agent.run(request.body(body.to_string())?)?;
+        let body = response.into_body().into_with_config();
+        Ok(body.limit(MAX_BODY_BYTES).reader())
+    }
+
+    /// A request with the key.
+    fn request(&self, method: Method, path: &str) -> Builder {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base));
+        match &self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
+        }
+    }
+
     /// Sends any request, with further headers, and reads the whole response.
     ///
     /// # Errors
@@ -179,12 +203,7 @@ impl HttpClient {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Result<HttpResponse, ureq::Error> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(format!("{}{path}", self.base));
-        if let Some(key) = &self.key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
+        let mut request = self.request(method, path);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }

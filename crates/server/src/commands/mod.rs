@@ -8,6 +8,7 @@ mod compressing;
 mod connect;
 mod crash;
 mod doctor;
+mod documents;
 mod draft_sources;
 mod eval;
 mod eval_draft;
@@ -19,6 +20,8 @@ mod inspect;
 mod kernel_targets;
 mod kernels;
 mod kernels_explain;
+mod listening;
+mod markdown;
 mod missing_draft;
 mod new_file;
 mod npy;
@@ -89,6 +92,9 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Command::Config(ConfigCommand::Show(args)) => show::show(&args, parsed.settings, bundled),
         Command::Doctor(args) => doctor::doctor(&args, bundled),
         Command::Connect(args) => connect::connect(&args),
+        Command::Launch(args) => connect::launch(&args),
+        Command::Completions(args) => documents::completions(&args),
+        Command::Man(args) => documents::man(&args),
         Command::Probe(args) => probe::probe(&args),
         Command::Run(args) => run::run(args, bundled, cli.no_color),
         Command::Pull(args) => pull::pull(&args),

@@ -1,7 +1,7 @@
 //! `hearth serve`: opens the port, starts the engine thread that loads the model, and handles
 //! signals.
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use crate::cli::ServeArgs;
 use crate::commands::hosting::{self, ModelEntry};
 use crate::commands::session_folder::SessionFolder;
-use crate::commands::{all_causes, missing_draft, reload, supervisor};
+use crate::commands::{all_causes, listening, missing_draft, reload, supervisor};
 use crate::commands::{caching, compressing};
 use crate::config::card::{self, FoundCard, GenerationFlags};
 use crate::config::server::{is_on, model_path, server_config};
@@ -168,7 +168,7 @@ async fn listen_and_serve(
     }
     reload::on_hangup(&mut config).context("cannot listen for signals")?;
     let stop = ShutdownSignal::on_signals().context("cannot listen for signals")?;
-    let listener = listen(&config).await?;
+    let listener = listening::listen(&config).await?;
     let address = listener.local_addr().context("cannot read the port")?;
     let url = format!("http://{address}/v1");
     if !address.ip().is_loopback() && config.api_keys.is_empty() {
@@ -270,20 +270,6 @@ fn hosted(args: &ServeArgs, entry: ModelEntry, bundled: Bundled, url: &str) -> H
         name: entry.name,
         open: Box::new(move || pulling_factory(own.clone(), bundled, url.clone())),
         fits: Arc::new(move || hosting::fits(&for_fit)),
-    }
-}
-
-async fn listen(config: &ServerConfig) -> anyhow::Result<TcpListener> {
-    let (host, port) = (config.host.as_str(), config.port);
-    match TcpListener::bind((host, port)).await {
-        Ok(listener) => Ok(listener),
-        Err(error) if error.kind() == ErrorKind::AddrInUse => bail!(
-            "--port {port}: another program is listening on {host}:{port}; stop it, or choose another --port"
-        ),
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            bail!("--port {port}: permission denied; ports below 1024 need more rights")
-        }
-        Err(error) => bail!("--host {host} --port {port}: cannot listen: {error}"),
     }
 }
 

@@ -1,6 +1,6 @@
-//! The terminal of a conversation: typed messages, interrupts, and the display of replies.
+//! The terminal of a conversation: interrupts, and the display of replies.
 //!
-//! Two escape sequences dim reasoning.
+//! On a colour terminal reasoning is dimmed, and Markdown is styled.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -9,46 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use anyhow::Context;
 use chat::reply::ReplyDelta;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
-use rustyline::error::ReadlineError;
-use rustyline::{Behavior, Config, DefaultEditor};
 
 use crate::commands::INTERRUPTED;
+use crate::commands::markdown::Markdown;
 
 /// The terminal's settings before the first message was typed.
 static BEFORE: OnceLock<Termios> = OnceLock::new();
 
-/// The line where messages are typed, on the terminal also if the replies go to a file.
-///
-/// A pasted text of several lines is one message: the terminal marks its start and end.
-pub(super) struct MessageEditor(DefaultEditor);
-
-impl MessageEditor {
-    /// An editor on the terminal of this process.
-    pub(super) fn open() -> anyhow::Result<MessageEditor> {
-        if let Ok(now) = tcgetattr(io::stdin()) {
-            BEFORE.get_or_init(|| now);
-        }
-        let config = Config::builder().behavior(Behavior::PreferTerm).build();
-        let editor = DefaultEditor::with_config(config).context("cannot use the terminal")?;
-        Ok(MessageEditor(editor))
-    }
-
-    /// The next message that is not blank; `None` at the end of the input or ctrl-C.
-    pub(super) fn next_message(&mut self) -> anyhow::Result<Option<String>> {
-        loop {
-            match self.0.readline("> ") {
-                Ok(text) if text.trim().is_empty() => {}
-                Ok(text) => {
-                    self.0.add_history_entry(text.as_str())?;
-                    return Ok(Some(text));
-                }
-                Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(None),
-                Err(error) => return Err(error).context("cannot read from the terminal"),
-            }
-        }
+/// Remembers the terminal's settings, which the editor changes.
+pub(super) fn remember_settings() {
+    if let Ok(now) = tcgetattr(io::stdin()) {
+        BEFORE.get_or_init(|| now);
     }
 }
 
@@ -127,7 +100,7 @@ fn exit_now() {
 /// What a reply is written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Surface {
-    /// A terminal; reasoning is dimmed.
+    /// A terminal; reasoning is dimmed and Markdown is styled.
     Terminal,
     /// A terminal without colours.
     PlainTerminal,
@@ -142,6 +115,7 @@ pub(super) struct Screen<W: Write> {
     is_reasoning: bool,
     /// Whether the current line has text.
     in_line: bool,
+    markdown: Markdown,
 }
 
 const DIM: &str = "\x1b[2m";
@@ -155,6 +129,7 @@ impl<W: Write> Screen<W> {
             surface,
             is_reasoning: false,
             in_line: false,
+            markdown: Markdown::default(),
         }
     }
 
@@ -178,10 +153,13 @@ impl<W: Write> Screen<W> {
                 self.out.write_all(gap)?;
             }
         }
-        if self.surface == Surface::File {
-            self.out.write_all(text.as_bytes())?;
-        } else {
-            self.out.write_all(escape_controls(text).as_bytes())?;
+        match self.surface {
+            Surface::File => self.out.write_all(text.as_bytes())?,
+            Surface::Terminal if !reasoning => {
+                let styled = self.markdown.push(&escape_controls(text));
+                self.out.write_all(styled.as_bytes())?;
+            }
+            _ => self.out.write_all(escape_controls(text).as_bytes())?,
         }
         self.in_line = !text.ends_with('\n');
         self.out.flush()
@@ -193,6 +171,8 @@ impl<W: Write> Screen<W> {
             self.out.write_all(PLAIN.as_bytes())?;
         }
         self.is_reasoning = false;
+        let rest = self.markdown.end();
+        self.out.write_all(rest.as_bytes())?;
         if std::mem::take(&mut self.in_line) {
             self.out.write_all(b"\n")?;
         }
@@ -257,6 +237,20 @@ mod tests {
         assert_eq!(shown(Surface::Terminal, &piece), escaped);
         assert_eq!(shown(Surface::PlainTerminal, &piece), escaped);
         assert_eq!(shown(Surface::File, &piece), "a\x1b[2J\tb\u{9b}31m\n");
+    }
+
+    #[test]
+    fn markdown_is_styled_only_on_a_colour_terminal() {
+        let pieces = [
+            reasoning("**a**"),
+            content("*"),
+            content("*b*"),
+            content("* c"),
+        ];
+        let styled = "\x1b[2m**a**\x1b[0m\n\n\x1b[0m\x1b[1mb\x1b[0m c\n";
+        assert_eq!(shown(Surface::Terminal, &pieces), styled);
+        assert_eq!(shown(Surface::PlainTerminal, &pieces), "**a**\n\n**b** c\n");
+        assert_eq!(shown(Surface::File, &pieces), "**a**\n\n**b** c\n");
     }
 
     #[test]

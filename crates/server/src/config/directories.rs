@@ -20,6 +20,14 @@ pub struct Directories {
     pub llm: PathBuf,
 }
 
+/// The directory of what this program keeps for this user; `None` without a home directory.
+pub fn state() -> Option<PathBuf> {
+    let state = env::var_os("XDG_STATE_HOME").map(PathBuf::from);
+    let state = state.filter(|path| path.is_absolute());
+    let state = state.or_else(|| Some(of_user()?.home.join(".local/state")))?;
+    Some(state.join("hearth"))
+}
+
 /// The directories of this user; `None` without a home directory.
 pub fn of_user() -> Option<Directories> {
     let dir = |name: &str| {

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 
-use crate::cli::{Cli, headings, refused, spellings};
+use crate::cli::{Cli, Command as Cmd, RunArgs, headings, refused, spellings};
 
 /// An error in the command line, or in a file that it names.
 #[derive(Debug, thiserror::Error)]
@@ -160,7 +160,13 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
         refused::check(&mut command, matches)?;
     }
     let Some(path) = SERVING.iter().find(|path| under(&matches, path).is_some()) else {
-        let cli = Cli::from_arg_matches(&matches)?;
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        if let (Cmd::Run(args), Some(matches)) = (&mut cli.command, under(&matches, &RUN)) {
+            args.is_local = RunArgs::is_for_own_model(|id| {
+                use ValueSource::{CommandLine, EnvVariable};
+                matches!(matches.value_source(id), Some(CommandLine | EnvVariable))
+            });
+        }
         return Ok(ParsedCommandLine {
             cli,
             settings: Vec::new(),
@@ -196,6 +202,21 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<ParsedCommandLi
         settings,
         unknown_variables,
     })
+}
+
+/// The command line as its long help shows it, for manuals and completions.
+pub fn documented() -> Command {
+    let arranged = SERVING.iter().fold(Cli::command(), |command, path| {
+        at(command, path, &headings::arranged)
+    });
+    with_all_help(headings::arranged_globals(arranged))
+}
+
+/// A command whose short help hides nothing: manuals leave out what it hides.
+fn with_all_help(command: Command) -> Command {
+    command
+        .mut_args(|arg| arg.hide_short_help(false))
+        .mut_subcommands(with_all_help)
 }
 
 /// The command line, with the refused flags in the subcommands that know them.

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
@@ -24,7 +26,8 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn start(args: &[&str]) -> Terminal {
+    /// Starts the executable; it keeps messages below `state`.
+    fn start(args: &[&str], state: &Path) -> Terminal {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -38,6 +41,7 @@ impl Terminal {
             .arg(env!("CARGO_BIN_EXE_hearth"))
             .args(args)
             .env("TERM", "xterm")
+            .env("XDG_STATE_HOME", state)
             .stdin(slave())
             .stdout(slave())
             .stderr(slave());
@@ -116,7 +120,8 @@ fn pasted_lines_are_one_message_and_empty_lines_do_nothing() {
     let size = once.err.split("prompt tokens").next().unwrap();
     let size = format!("[{} prompt tokens", size.rsplit('[').next().unwrap().trim());
 
-    let mut terminal = Terminal::start(&flags);
+    let state = tempfile::tempdir().unwrap();
+    let mut terminal = Terminal::start(&flags, state.path());
     // The editor marks that it takes pasted text as such.
     terminal.wait_for("\x1b[?2004h", 1);
     terminal.type_keys(&format!("\x1b[200~{text}\x1b[201~"));
@@ -143,10 +148,54 @@ fn pasted_lines_are_one_message_and_empty_lines_do_nothing() {
 #[test]
 fn ctrl_c_between_replies_ends_the_conversation() {
     let model = model();
-    let mut terminal = Terminal::start(&["run", model.to_str().unwrap(), "--max-ctx", "1024"]);
+    let state = tempfile::tempdir().unwrap();
+    let args = ["run", model.to_str().unwrap(), "--max-ctx", "1024"];
+    let mut terminal = Terminal::start(&args, state.path());
     terminal.wait_for("\x1b[?2004h", 1);
     terminal.type_keys("half a mess");
     terminal.type_keys("\x03");
     assert_eq!(terminal.end(), Some(0), "{}", terminal.shown);
     assert_eq!(terminal.shown.matches("prompt tokens").count(), 0);
+}
+
+#[test]
+fn commands_set_options_and_save_the_conversation_and_messages_are_kept() {
+    let model = model();
+    let state = tempfile::tempdir().unwrap();
+    let file = state.path().join("chat.json");
+    let args = ["run", model.to_str().unwrap(), "--max-ctx", "1024"];
+    let mut terminal = Terminal::start(&args, state.path());
+    terminal.wait_for("/help lists the commands", 1);
+    terminal.wait_for("\x1b[?2004h", 1);
+    let save = format!("/save {}", file.display());
+    for (line, answer) in [
+        ("/set max_tokens 3", "\x1b[?2004h"),
+        ("/set", "max_tokens   3"),
+        // Tab completes the command.
+        ("/hel\t", "Ctrl-C ends a reply"),
+        ("Hello \\\rthere", "prompt tokens"),
+        (&save, "saved 2 messages"),
+        ("/nonsense", "unknown command"),
+    ] {
+        let times = terminal.shown.matches(answer).count();
+        let prompts = terminal.shown.matches("\x1b[?2004h").count();
+        terminal.type_keys(line);
+        terminal.type_keys("\r");
+        terminal.wait_for(answer, times + 1);
+        terminal.wait_for("\x1b[?2004h", prompts + 1);
+    }
+    terminal.type_keys("/bye\r");
+    assert_eq!(terminal.end(), Some(0), "{}", terminal.shown);
+    let saved = std::fs::read_to_string(&file).unwrap();
+    assert!(saved.contains("Hello \\nthere"), "{saved}");
+    let kept = state.path().join("hearth/messages");
+    let mode = std::fs::metadata(&kept).unwrap().permissions().mode();
+    assert_eq!(mode & 0o077, 0, "only the user can read what was typed");
+    let mut again = Terminal::start(&args, state.path());
+    again.wait_for("\x1b[?2004h", 1);
+    // The arrow key brings the last message back, which ends this conversation too.
+    again.type_keys("\x1b[A");
+    again.wait_for("/bye", 1);
+    again.type_keys("\r");
+    assert_eq!(again.end(), Some(0), "{}", again.shown);
 }

@@ -2,9 +2,25 @@
 
 use crate::process::hearth;
 
-const COMMANDS: [&str; 15] = [
-    "imatrix", "serve", "config", "doctor", "run", "pull", "list", "rm", "ps", "stop", "inspect",
-    "quantize", "synth", "eval", "tokenize",
+const COMMANDS: [&str; 18] = [
+    "launch",
+    "completions",
+    "man",
+    "imatrix",
+    "serve",
+    "config",
+    "doctor",
+    "run",
+    "pull",
+    "list",
+    "rm",
+    "ps",
+    "stop",
+    "inspect",
+    "quantize",
+    "synth",
+    "eval",
+    "tokenize",
 ];
 
 #[test]

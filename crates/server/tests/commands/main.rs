@@ -12,6 +12,7 @@ mod errors;
 mod files;
 mod help;
 mod hostile;
+mod installing;
 mod kernels;
 mod later_drafts;
 mod load;

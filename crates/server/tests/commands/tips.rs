@@ -10,9 +10,10 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use server::cli::Cli;
 
 /// Files whose texts name the flags of other programs.
-const OF_OTHERS: [&str; 3] = [
+const OF_OTHERS: [&str; 4] = [
     "server/src/cli/spellings.rs",
     "server/src/commands/connect/clients.rs",
+    "server/src/commands/connect/starts.rs",
     "cuda/src/compile/build.rs",
 ];
 /// Flags that the parser adds by itself.

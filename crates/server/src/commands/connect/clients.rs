@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::ServedModel;
 use super::settings_file::{FileFormat, SettingsFile};
@@ -127,19 +127,10 @@ pub(super) const CLIENTS: [Client; 13] = [
 ];
 
 fn claude_code(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
-    let context = to.context.to_string();
-    let env = json!({
-        "ANTHROPIC_BASE_URL": to.base,
-        "ANTHROPIC_AUTH_TOKEN": to.key(),
-        "ANTHROPIC_MODEL": to.model,
-        "ANTHROPIC_DEFAULT_OPUS_MODEL": to.model,
-        "ANTHROPIC_DEFAULT_SONNET_MODEL": to.model,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": to.model,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": context,
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": context,
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    });
+    let env: Map<String, Value> = claude_variables(to)
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect();
     let value = json!({ "env": env });
     vec![SettingsFile {
         file: directories.claude.join("settings.json"),
@@ -148,6 +139,23 @@ fn claude_code(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile>
             choices: &[],
         },
     }]
+}
+
+/// The variables that Claude Code reads.
+pub(super) fn claude_variables(to: &ServedModel) -> Vec<(&'static str, String)> {
+    let (model, context) = (&to.model, to.context.to_string());
+    vec![
+        ("ANTHROPIC_BASE_URL", to.base.clone()),
+        ("ANTHROPIC_AUTH_TOKEN", to.key().to_owned()),
+        ("ANTHROPIC_MODEL", model.clone()),
+        ("ANTHROPIC_DEFAULT_OPUS_MODEL", model.clone()),
+        ("ANTHROPIC_DEFAULT_SONNET_MODEL", model.clone()),
+        ("ANTHROPIC_DEFAULT_HAIKU_MODEL", model.clone()),
+        ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", context.clone()),
+        ("CLAUDE_CODE_AUTO_COMPACT_WINDOW", context),
+        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0".to_owned()),
+        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1".to_owned()),
+    ]
 }
 
 fn codex(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
@@ -202,17 +210,17 @@ fn opencode(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
 }
 
 fn open_webui(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
-    let base = format!("{}/v1", to.base);
-    variables(
-        directories,
-        "open-webui",
-        &[
-            ("OPENAI_API_BASE_URL", &base),
-            ("OPENAI_API_KEY", to.key()),
-            ("DEFAULT_MODELS", &to.model),
-            ("ENABLE_OLLAMA_API", "False"),
-        ],
-    )
+    variables(directories, "open-webui", &open_webui_variables(to))
+}
+
+/// The variables that Open WebUI reads.
+pub(super) fn open_webui_variables(to: &ServedModel) -> Vec<(&'static str, String)> {
+    vec![
+        ("OPENAI_API_BASE_URL", format!("{}/v1", to.base)),
+        ("OPENAI_API_KEY", to.key().to_owned()),
+        ("DEFAULT_MODELS", to.model.clone()),
+        ("ENABLE_OLLAMA_API", "False".to_owned()),
+    ]
 }
 
 fn hermes(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
@@ -337,24 +345,31 @@ fn litellm(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
 }
 
 fn open_ai(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
-    let base = format!("{}/v1", to.base);
-    let pairs = [
-        ("OPENAI_BASE_URL", base.as_str()),
-        ("OPENAI_API_KEY", to.key()),
-    ];
-    variables(directories, "openai", &pairs)
+    variables(directories, "openai", &open_ai_variables(to))
+}
+
+/// The variables that the OpenAI SDKs read.
+pub(super) fn open_ai_variables(to: &ServedModel) -> Vec<(&'static str, String)> {
+    vec![
+        ("OPENAI_BASE_URL", format!("{}/v1", to.base)),
+        ("OPENAI_API_KEY", to.key().to_owned()),
+    ]
 }
 
 fn anthropic_sdk(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
-    let pairs = [
-        ("ANTHROPIC_BASE_URL", to.base.as_str()),
-        ("ANTHROPIC_AUTH_TOKEN", to.key()),
-    ];
-    variables(directories, "anthropic", &pairs)
+    variables(directories, "anthropic", &anthropic_variables(to))
+}
+
+/// The variables that the Anthropic SDKs read.
+pub(super) fn anthropic_variables(to: &ServedModel) -> Vec<(&'static str, String)> {
+    vec![
+        ("ANTHROPIC_BASE_URL", to.base.clone()),
+        ("ANTHROPIC_AUTH_TOKEN", to.key().to_owned()),
+    ]
 }
 
 /// A file of `export` lines for a shell to source.
-fn variables(directories: &Directories, name: &str, pairs: &[(&str, &str)]) -> Vec<SettingsFile> {
+fn variables(directories: &Directories, name: &str, pairs: &[(&str, String)]) -> Vec<SettingsFile> {
     let lines = pairs
         .iter()
         .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', "'\\''")));
@@ -365,11 +380,11 @@ fn variables(directories: &Directories, name: &str, pairs: &[(&str, &str)]) -> V
 }
 
 /// A file in Hearth's own directory.
-fn hearth_file(directories: &Directories, name: &str) -> PathBuf {
+pub(super) fn hearth_file(directories: &Directories, name: &str) -> PathBuf {
     directories.config.join("hearth").join(name)
 }
 
 /// A quoted string that JSON, TOML and YAML read alike.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     json!(text).to_string()
 }

@@ -1,8 +1,10 @@
 //! `hearth connect`: settings that point a client at this server, printed or written to its files.
 
 mod clients;
+mod launch;
 mod merge;
 mod settings_file;
+mod starts;
 
 use std::io::Write;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use crate::cli::ConnectArgs;
 use crate::commands::http_client::HttpClient;
 use crate::config::directories;
 use clients::{CLIENTS, Client};
+pub(super) use launch::launch;
 use settings_file::FileFormat;
 
 /// Longest wait for the server's model list.
