@@ -249,7 +249,15 @@ fn gemv_with_fused_residual_equals_separate_launches() {
             input,
             GemvEpilogue::Store,
         );
-        launches.push(one.unwrap());
+        // Matrices whose part of a block exceeds its shared memory use separate launches.
+        let Some(one) = one else {
+            assert!(
+                fixture.props.shared_bytes <= 99 << 10 && cols > 2048,
+                "{cols}"
+            );
+            continue;
+        };
+        launches.push(one);
         gpu.launch(&launches);
         let [a, b] = streams.map(|stream| stream.download(gpu).unwrap());
         same_bits(&format!("{} {rows} x {cols}", ty.name()), &b, &a);
