@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks correctness and speed on a machine with an NVIDIA GPU, and prints a short table.
 #
-#   harness/gpu/run.sh [PART...]     parts: tests sanitizer bench file http; all of them without any
+#   harness/gpu/run.sh [PART...]     parts: tests sanitizer bench class file http; all of them without any
 #
 # Needs a driver, libnvrtc (`pip install nvidia-cuda-nvrtc`), Python 3; the sanitizer part needs compute-sanitizer,
 # without which it is skipped. Environment:
@@ -9,6 +9,7 @@
 #   DRAFT=q8_0                 weight type of the random-weight draft; empty for none
 #   DEPTHS=512,4096,32768      committed tokens before the measured steps
 #   BIN=DIR                    `hearth` and the test binaries (suite.py --names) are there; without it cargo builds them
+#   CLASS=sm_86               part class runs tests and benches with the kernels of this class of home GPUs
 #   LANES=8                    tests at once
 #   OUT=DIR                    logs and JSON lines go there (default: a temporary folder, named at the end)
 #   SANITIZER=FILE             compute-sanitizer, as of 2026.3 if it can be (`pip install nvidia-cuda-sanitizer-api==13.4.92`)
@@ -18,7 +19,7 @@ cd "$(dirname "$0")/../.."
 root=$PWD
 model=${MODEL:-qwen3.5-27b:q4_k_m} draft=${DRAFT-q8_0} depths=${DEPTHS:-512,4096,32768}
 out=${OUT:-$(mktemp -d)} files=${FILES:-${TMPDIR:-/tmp}}
-parts=" ${*:-tests sanitizer bench file http} "
+parts=" ${*:-tests sanitizer bench class file http} "
 mkdir -p "$out"
 out=$(realpath "$out")
 failures=0
@@ -49,13 +50,14 @@ else
 fi
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/table"
 
-if wants tests; then
-  begun=$SECONDS
-  mkdir -p "$out/bin" "$out/tests"
+suite() { # name: every test binary; a row in the table
+  local begun=$SECONDS name=$1
+  mkdir -p "$out/bin" "$out/$name"
   for test in $(python3 harness/gpu/suite.py --names); do ln -sf "$(realpath "$(binary "$test")")" "$out/bin/$test"; done
-  python3 harness/gpu/suite.py "$out/bin" "$out/tests" --lanes "${LANES:-8}" | tee -a "$out/table"
-  if [ "${PIPESTATUS[0]}" -eq 0 ]; then row tests ok $((SECONDS - begun)) ""; else row tests FAILED $((SECONDS - begun)) "$out/tests"; fi
-fi
+  python3 harness/gpu/suite.py "$out/bin" "$out/$name" --lanes "${LANES:-8}" | tee -a "$out/table"
+  if [ "${PIPESTATUS[0]}" -eq 0 ]; then row "$name" ok $((SECONDS - begun)) ""; else row "$name" FAILED $((SECONDS - begun)) "$out/$name"; fi
+}
+if wants tests; then suite tests; fi
 
 # racecheck_repro.cu shows what each version of racecheck follows. 2026.3 follows all handovers except one, a lane that
 # arrives for its warp, and does not check reads before a bulk copy. 2025.3 does not follow bar.arrive either, so its
@@ -132,6 +134,15 @@ if wants bench; then
   # Without the first depth, deep contexts; kernels come from the cache now.
   [ "$depths" != "${depths#*,}" ] && bench deep --synthetic "$model" --pp 2048 --verify 1,24 --depth "${depths#*,}"
   bench small --synthetic qwen3.5-0.8b:bf16 --pp 512 --verify 1
+fi
+
+# What a home GPU runs, on a GPU of another class: tests of kernels that the class lacks are listed as skipped.
+if wants class && [ "$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1)" = 9.0 ]; then
+  export HEARTH_GPU_LIKE=${CLASS:-sm_86}
+  suite "tests_$HEARTH_GPU_LIKE"
+  bench "$HEARTH_GPU_LIKE" --synthetic "$model" ${draft:+--draft "$draft"} --depth "${depths%%,*}"
+  bench "${HEARTH_GPU_LIKE}_82" --gpu-sms 82 --synthetic "$model" --pp 2048 --verify 1,16,24 --depth "${depths%%,*}"
+  unset HEARTH_GPU_LIKE
 fi
 
 serve() { # arguments...: a server on $port, or an error

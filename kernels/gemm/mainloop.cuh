@@ -12,7 +12,7 @@
 #pragma once
 #include "gemm/mma_slice.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && N8_TILES >= 3
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(NO_WGMMA) && N8_TILES >= 3
 #include "gemm/wgmma_slice_sm90.cuh"
 #define USE_WGMMA 1
 #else

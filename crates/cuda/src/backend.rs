@@ -142,12 +142,18 @@ impl CudaBackend {
     fn info(&self, free_bytes: u64) -> DeviceInfo {
         let gpu = &self.gpu;
         let mut features = vec![gpu.arch(), format!("{} multiprocessors", gpu.sm_count)];
+        let mut name = gpu.name.clone();
+        if let Some((major, minor)) = gpu.run_as {
+            let class = format!("run as sm_{major}{minor}");
+            name = format!("{name} {class}");
+            features.push(class);
+        }
         if let Some(limit) = self.options.vram_limit {
             features.push(format!("limited to {limit} bytes"));
         }
         DeviceInfo {
             id: format!("cuda:{}", gpu.ordinal),
-            name: gpu.name.clone(),
+            name,
             features,
             total_bytes: gpu.total_bytes,
             free_bytes,
@@ -198,7 +204,7 @@ impl CudaBackend {
         self.checked(&config)?;
         let planned = self.layout(&config, [0; 6]);
         let memory = planned.memory();
-        let gpu = Gpu::open(self.gpu.ordinal)?;
+        let gpu = Gpu::open_known(self.gpu.clone())?;
         let free = gpu.memory()?.0;
         let budget = MemoryBudget {
             free: free + CONTEXT_BYTES,
@@ -349,6 +355,7 @@ mod tests {
             ordinal: 0,
             name: "a GPU".to_owned(),
             capability: (number / 10, number % 10),
+            run_as: None,
             sm_count: 82,
             total_bytes: 24 << 30,
         };
@@ -404,6 +411,7 @@ mod tests {
             ordinal: 1,
             name: "Test GPU".to_owned(),
             capability: (8, 6),
+            run_as: None,
             sm_count: 82,
             total_bytes: 24 << 30,
         };

@@ -11,6 +11,7 @@
 //! eagerly or as a graph. `runner` implements the device interface. Start with [`launch`], which
 //! needs no GPU to read.
 
+mod arch;
 mod backend;
 mod check;
 pub mod compile;
@@ -48,4 +49,4 @@ pub use options::Options;
 pub use peak_bandwidth::read_bandwidth;
 pub use plan::explain::ExplainedKernel;
 pub use plan::select;
-pub use probe::{GpuInfo, NoGpuReason, driver_version, probe};
+pub use probe::{GpuInfo, NoGpuReason, RunAsError, driver_version, probe};

@@ -90,6 +90,7 @@ mod tests {
             ordinal: 9_999,
             name: "Test GPU".to_owned(),
             capability: (8, 6),
+            run_as: None,
             sm_count: 82,
             total_bytes: 24 << 30,
         };

@@ -5,6 +5,7 @@ use std::fmt;
 
 use cudarc::driver::{result, sys};
 
+use crate::arch::Arch;
 use crate::gpu_props::GpuProps;
 
 /// One GPU, as the driver describes it.
@@ -16,6 +17,8 @@ pub struct GpuInfo {
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
+    /// The compute capability whose kernels and launch features it uses; `None` for its own.
+    pub run_as: Option<(u32, u32)>,
     /// Streaming multiprocessors.
     pub sm_count: u32,
     /// Device memory in all, in bytes.
@@ -25,7 +28,44 @@ pub struct GpuInfo {
 impl GpuInfo {
     /// What launches depend on.
     pub fn props(&self) -> GpuProps {
-        GpuProps::new(self.capability, self.sm_count as usize)
+        let class = self.run_as.unwrap_or(self.capability);
+        GpuProps::new(class, self.sm_count as usize)
+    }
+
+    /// Whether launches may overlap: the GPU and the class it runs as have programmatic dependent
+    /// launch.
+    pub fn has_pdl(&self) -> bool {
+        let arch = |capability: (u32, u32)| Arch {
+            number: capability.0 * 10 + capability.1,
+        };
+        let class = self.run_as.unwrap_or(self.capability);
+        [self.capability, class]
+            .map(arch)
+            .iter()
+            .all(|a| a.has_pdl())
+    }
+
+    /// This GPU with the kernels, launch features and shared memory of another class, and
+    /// `sm_count` of its multiprocessors (`None` for as many as it has). Kernels are compiled for
+    /// its own instructions, so that a class can be checked and timed on a GPU of another.
+    ///
+    /// # Errors
+    /// [`RunAsError`] if the GPU cannot do what the class's kernels need, or has fewer
+    /// multiprocessors.
+    pub fn as_class(self, class: Arch, sm_count: Option<u32>) -> Result<GpuInfo, RunAsError> {
+        let wanted = (class.number / 10, class.number % 10);
+        if wanted != self.capability && (wanted < (8, 0) || GpuProps::new(wanted, 1).has_wgmma) {
+            return Err(RunAsError::Class { class, gpu: self });
+        }
+        let sms = sm_count.unwrap_or(self.sm_count);
+        if !(1..=self.sm_count).contains(&sms) {
+            return Err(RunAsError::Multiprocessors { sms, gpu: self });
+        }
+        Ok(GpuInfo {
+            run_as: Some(wanted).filter(|wanted| *wanted != self.capability),
+            sm_count: sms,
+            ..self
+        })
     }
 
     /// The exact architecture kernels would be compiled for, such as `sm_90`.
@@ -51,6 +91,30 @@ impl GpuInfo {
             _ => String::new(),
         }
     }
+}
+
+/// Why a GPU cannot run as one of another class.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RunAsError {
+    /// The class is too old, or its kernels need instructions that only it has.
+    #[error(
+        "{} ({}) cannot run the kernels of {class}; name sm_80, sm_86, sm_89 or sm_120",
+        gpu.name, gpu.arch()
+    )]
+    Class {
+        /// The class asked for.
+        class: Arch,
+        /// The GPU.
+        gpu: GpuInfo,
+    },
+    /// More multiprocessors than there are, or none.
+    #[error("{} has {} multiprocessors, so {sms} cannot be used; name 1 to {}", gpu.name, gpu.sm_count, gpu.sm_count)]
+    Multiprocessors {
+        /// Multiprocessors asked for.
+        sms: u32,
+        /// The GPU.
+        gpu: GpuInfo,
+    },
 }
 
 /// Why there is no GPU to use, and what would help.
@@ -143,6 +207,7 @@ fn gpu_info(ordinal: c_int) -> Result<GpuInfo, NoGpuReason> {
         ordinal: u32::try_from(ordinal).unwrap_or(0),
         name,
         capability: (major, minor),
+        run_as: None,
         sm_count,
         total_bytes: total as u64,
     })
@@ -158,6 +223,44 @@ fn failed(call: &'static str, error: result::DriverError) -> NoGpuReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn h100() -> GpuInfo {
+        GpuInfo {
+            ordinal: 0,
+            name: "an H100".to_owned(),
+            capability: (9, 0),
+            run_as: None,
+            sm_count: 132,
+            total_bytes: 80 << 30,
+        }
+    }
+
+    #[test]
+    fn a_gpu_as_another_class_has_that_class_properties() {
+        let arch = |number| Arch { number };
+        let own = h100().as_class(arch(90), None).unwrap();
+        assert_eq!(own, h100());
+        assert!(own.has_pdl());
+        let home = h100().as_class(arch(86), Some(82)).unwrap();
+        assert_eq!(home.props(), GpuProps::new((8, 6), 82));
+        assert_eq!(home.arch(), "sm_90");
+        assert!(!home.has_pdl());
+        let blackwell = h100().as_class(arch(120), None).unwrap();
+        assert!(blackwell.has_pdl() && !blackwell.props().has_wgmma);
+        let older = GpuInfo {
+            capability: (8, 6),
+            ..h100()
+        };
+        assert!(!older.clone().as_class(arch(120), None).unwrap().has_pdl());
+        for (gpu, class) in [(h100(), 75), (older, 90)] {
+            let refused = gpu.as_class(arch(class), None);
+            assert!(matches!(refused, Err(RunAsError::Class { .. })), "{class}");
+        }
+        for sms in [0, 133] {
+            let refused = h100().as_class(arch(86), Some(sms));
+            assert!(matches!(refused, Err(RunAsError::Multiprocessors { .. })));
+        }
+    }
 
     #[test]
     fn a_machine_without_a_gpu_names_what_is_missing() {

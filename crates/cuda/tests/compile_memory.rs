@@ -62,6 +62,7 @@ fn compiler_memory_returns_to_the_system() {
         ordinal: 0,
         name: "a GPU".to_owned(),
         capability: (8, 6),
+        run_as: None,
         sm_count: 82,
         total_bytes: 24 << 30,
     };

@@ -19,7 +19,7 @@ use fixtures::gpu::{Random, close, same_bits};
 /// The scan forms that this GPU supports.
 fn forms(gpu: &DeltaDevice) -> Vec<ChunkScanKernel> {
     let mut forms = vec![ChunkScanKernel::Mma];
-    if gpu.arch().number == 90 {
+    if gpu.info().props().has_wgmma {
         forms.push(ChunkScanKernel::Sm90);
     }
     forms

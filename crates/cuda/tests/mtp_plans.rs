@@ -49,6 +49,7 @@ fn backend(number: u32, as_large_model: bool) -> CudaBackend {
         ordinal: 0,
         name: "a GPU".to_owned(),
         capability: (number / 10, number % 10),
+        run_as: None,
         sm_count: 132,
         total_bytes: 80 << 30,
     };

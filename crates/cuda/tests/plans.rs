@@ -55,6 +55,7 @@ fn gpu_info(number: u32) -> GpuInfo {
         ordinal: 0,
         name: "a GPU".to_owned(),
         capability: (number / 10, number % 10),
+        run_as: None,
         sm_count: 82,
         total_bytes: 24 << 30,
     }

@@ -27,7 +27,7 @@ fn gpus(gpu: &KernelDevice) -> Vec<GpuProps> {
         has_wgmma,
         ..gpu.info().props()
     };
-    if gpu.arch().to_string() == "sm_90a" {
+    if gpu.info().props().has_wgmma {
         vec![props(true), props(false)]
     } else {
         vec![props(false)]

@@ -55,6 +55,7 @@ fn table() -> String {
                         ordinal: 0,
                         name: format!("sm_{number}"),
                         capability: (number / 10, number % 10),
+                        run_as: None,
                         sm_count,
                         total_bytes: 24 << 30,
                     };

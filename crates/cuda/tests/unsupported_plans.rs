@@ -63,6 +63,7 @@ fn rtx_3090() -> GpuInfo {
         ordinal: 0,
         name: "an RTX 3090".to_owned(),
         capability: (8, 6),
+        run_as: None,
         sm_count: 82,
         total_bytes: 24 << 30,
     }

@@ -8,6 +8,7 @@ use contract::DeviceError;
 
 use super::build::{CompileProgress, Compiled, Options, compile};
 use crate::driver::{Function, Gpu, Module};
+use crate::gpu_props::GpuProps;
 use crate::launch::{CompileUnit, Launch};
 
 /// All units of a plan, compiled and loaded on one device.
@@ -31,8 +32,9 @@ impl Modules {
         progress: &mut dyn FnMut(CompileProgress),
     ) -> Result<Modules, DeviceError> {
         let mut modules = HashMap::new();
-        for compiled in compile(gpu.arch(), units, options, progress)? {
-            let module = load(gpu, &compiled, options)?;
+        let options = options_for(gpu, options);
+        for compiled in compile(gpu.arch(), units, &options, progress)? {
+            let module = load(gpu, &compiled, &options)?;
             modules.insert(compiled.unit, module);
         }
         Ok(Modules {
@@ -67,6 +69,20 @@ impl Modules {
         function.enable_dynamic_shared(gpu, launch.shared)?;
         Ok(function)
     }
+}
+
+/// The options with what the GPU's class lacks switched off.
+fn options_for(gpu: &Gpu, options: &Options) -> Options {
+    let mut options = options.clone();
+    options.overlap &= gpu.has_pdl();
+    let own = GpuProps::new(gpu.info().capability, 1);
+    if own.has_wgmma && !gpu.info().props().has_wgmma {
+        options.extra.push("-DNO_WGMMA=1".to_owned());
+    }
+    if gpu.arch().has_pdl() && !gpu.has_pdl() {
+        options.extra.push("-DNO_SM90=1".to_owned());
+    }
+    options
 }
 
 /// Loads a unit. If the driver rejects a cached CUBIN, the unit is compiled again.

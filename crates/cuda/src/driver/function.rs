@@ -247,7 +247,7 @@ impl Gpu {
             attribute.value.cooperative = 1;
             attributes.push(attribute);
         }
-        if launch.overlap && self.arch().has_pdl() {
+        if launch.overlap && self.has_pdl() {
             let mut attribute = blank;
             attribute.id =
                 sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;

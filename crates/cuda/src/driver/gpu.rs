@@ -6,10 +6,10 @@ use std::sync::Arc;
 use contract::DeviceError;
 use cudarc::driver::{result, sys};
 
-use super::arch::Arch;
 use super::context::Context;
 use super::error::failed;
 use super::stream::{Event, Stream};
+use crate::arch::Arch;
 use crate::probe::{GpuInfo, probe};
 
 /// A device opened on this thread. The context lives until this and every buffer, module and graph
@@ -44,7 +44,15 @@ impl Gpu {
             .into_iter()
             .find(|info| info.ordinal == ordinal)
             .ok_or_else(|| missing(format!("the driver sees {count} GPUs, counted from 0")))?;
-        let handle = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        Gpu::open_known(info)
+    }
+
+    /// Opens a device that [`probe`] described, as the class that the description says.
+    ///
+    /// # Errors
+    /// [`DeviceError::DeviceLost`] from the driver.
+    pub fn open_known(info: GpuInfo) -> Result<Gpu, DeviceError> {
+        let handle = i32::try_from(info.ordinal).unwrap_or(i32::MAX);
         let device =
             result::device::get(handle).map_err(|e| failed("cuDeviceGet", &info.name, e))?;
         // SAFETY: `device` came from `cuDeviceGet`; released in `Context::drop`.
@@ -89,6 +97,11 @@ impl Gpu {
         Arch {
             number: major * 10 + minor,
         }
+    }
+
+    /// Whether launches may overlap on it.
+    pub fn has_pdl(&self) -> bool {
+        self.info.has_pdl()
     }
 
     /// Number of streaming multiprocessors.

@@ -9,7 +9,6 @@
 //!
 //! All types belong to one thread, but may be dropped on any thread.
 
-mod arch;
 mod buffer;
 mod context;
 mod error;
@@ -18,7 +17,7 @@ mod gpu;
 mod graph;
 mod stream;
 
-pub use arch::Arch;
+pub use crate::arch::Arch;
 pub use buffer::{Buffer, CopyEngine, Pinned, Pod};
 pub use error::failed;
 pub use function::{Function, Module, Resources};

@@ -38,6 +38,8 @@ const HEADINGS: [(&str, &[&str]); 7] = [
             "vram_limit",
             "vram_headroom",
             "eager",
+            "gpu_like",
+            "gpu_sms",
             "numerics",
             "batch_invariant",
             "nvrtc",

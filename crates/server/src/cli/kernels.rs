@@ -1,22 +1,8 @@
 //! Flags of `hearth kernels`.
 
-use std::path::PathBuf;
-
 use clap::{Args, Subcommand};
 
-use super::{NumericsArg, at_least_one};
-
-/// Flags on the compilation of CUDA kernels.
-#[derive(Debug, Clone, Args)]
-pub struct CompilerArgs {
-    /// The libnvrtc that compiles CUDA kernels [default: searched in the usual directories].
-    #[arg(long, env = "HEARTH_NVRTC", value_name = "FILE")]
-    pub nvrtc: Option<PathBuf>,
-    /// Cache directory of compiled CUDA kernels [default: hearth/kernels in the user's cache
-    /// directory].
-    #[arg(long, env = "HEARTH_KERNEL_CACHE", value_name = "DIR")]
-    pub kernel_cache: Option<PathBuf>,
-}
+use super::{CompilerArgs, NumericsArg, at_least_one};
 
 /// `hearth kernels`.
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod bench;
 mod caching;
 mod clients;
 mod compression;
+mod device;
 mod doctor;
 mod drafting;
 pub(crate) mod headings;
@@ -39,6 +40,7 @@ pub use caching::{CacheArgs, PlanArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::FalseyValueParser, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
 pub use compression::CompressionArgs;
+pub use device::{CompilerArgs, DeviceArgs, NumericsArg};
 use doctor::DOCTOR_HELP;
 pub use doctor::DoctorArgs;
 pub use drafting::{DraftArgs, DraftSourceName, EvalArgs, TreeArgs};
@@ -46,8 +48,7 @@ pub use hosting::{HostingArgs, PsArgs, StopArgs};
 use installing::{COMPLETIONS_HELP, LAUNCH_HELP, MAN_HELP};
 pub use installing::{CompletionsArgs, LaunchArgs, ManArgs};
 pub use kernels::{
-    CompilerArgs, KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs,
-    KernelsListArgs,
+    KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs, KernelsListArgs,
 };
 pub use listening::ListenArgs;
 pub use models::{ListArgs, PullArgs, RmArgs};
@@ -242,89 +243,6 @@ pub enum Command {
     /// Print the manual page, or write those of all commands.
     #[command(after_help = MAN_HELP)]
     Man(ManArgs),
-}
-
-/// Device and numerics of a model.
-#[derive(Debug, Clone, Args)]
-pub struct DeviceArgs {
-    /// Device: `auto` (a GPU if there is one, else the CPU), `cpu`, `cuda`, or `cuda:N`.
-    #[arg(
-        long,
-        alias = "target-device",
-        env = "HEARTH_DEVICE",
-        default_value = "auto"
-    )]
-    pub device: String,
-    /// Run the CPU's scalar reference, which is slow; all other paths are checked against it.
-    #[arg(long, env = "HEARTH_CPU_REFERENCE", value_parser = FalseyValueParser::new())]
-    pub cpu_reference: bool,
-    /// Threads of the CPU device [default: one per core].
-    #[arg(long, short = 't', env = "HEARTH_THREADS", value_name = "N", value_parser = at_least_one)]
-    pub threads: Option<usize>,
-    /// The longest context, in tokens [default: the model's training context as far as memory
-    /// allows; on the CPU at most 32768].
-    #[arg(long, short = 'c', aliases = ["ctx-size", "max-model-len"], env = "HEARTH_MAX_CTX",
-        value_name = "TOKENS", value_parser = at_least_one)]
-    pub max_ctx: Option<usize>,
-    /// Tokens of the KV cache that all sequences share, at least one context, or
-    /// 512 without --max-ctx [default: one context per sequence as far as memory allows].
-    #[arg(long, env = "HEARTH_KV_POOL", value_name = "TOKENS", value_parser = at_least_one)]
-    pub kv_pool: Option<usize>,
-    /// Type of the cached keys.
-    #[arg(long, env = "HEARTH_CACHE_TYPE_K", value_name = "TYPE")]
-    pub cache_type_k: Option<String>,
-    /// Type of the cached values.
-    #[arg(long, env = "HEARTH_CACHE_TYPE_V", value_name = "TYPE")]
-    pub cache_type_v: Option<String>,
-    /// KV cache type if --cache-type-k/-v are unset; given a list such as `tq3_0,q4_0`, the first
-    /// supported type that fits [default: q8_0,q4_0,tq3_0 on a GPU; f16 on the CPU, f32 for its
-    /// reference].
-    #[arg(long, env = "HEARTH_KV_TYPE", value_name = "TYPE")]
-    pub kv_type: Option<String>,
-    /// Tokens of a prefill chunk, a multiple of 64 [default: 512 on the CPU, 2048 on a GPU].
-    #[arg(
-        long,
-        alias = "ubatch-size",
-        env = "HEARTH_CHUNK",
-        value_name = "TOKENS"
-    )]
-    pub chunk: Option<usize>,
-    /// The most GPU memory to use, such as `24G` [default: all free memory less --vram-headroom].
-    #[arg(long, env = "HEARTH_VRAM_LIMIT", value_name = "SIZE")]
-    pub vram_limit: Option<String>,
-    /// GPU memory to leave free, such as `1G`, or `0` [default: 512 MiB or 3 % of what is free,
-    /// whichever is more; nothing with --vram-limit].
-    #[arg(long, env = "HEARTH_VRAM_HEADROOM", value_name = "SIZE")]
-    pub vram_headroom: Option<String>,
-    /// Launch kernels one by one instead of as CUDA graphs, for debugging.
-    #[arg(long, alias = "enforce-eager", env = "HEARTH_EAGER", value_parser = FalseyValueParser::new())]
-    pub eager: bool,
-    /// Numerics of a GPU's decode steps without --batch-invariant: `batch-invariant` or `fastest`
-    /// [default: the former where it costs little]. With `fastest`, rounding depends on the batch
-    /// and on drafting. On an H200, a verify step of 24 nodes of the 27B takes 5.60 ms with it and
-    /// 5.74 ms without.
-    #[arg(
-        long,
-        alias = "sums",
-        env = "HEARTH_NUMERICS",
-        value_name = "NUMERICS",
-        value_enum
-    )]
-    pub numerics: Option<NumericsArg>,
-    /// Compilation of kernels.
-    #[command(flatten)]
-    pub compiler: CompilerArgs,
-}
-
-/// Whether the bits of a token's logits may depend on the rest of its decode step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum NumericsArg {
-    /// A token's bits depend on neither the batch nor drafting.
-    #[value(alias = "by-path")]
-    BatchInvariant,
-    /// The fastest kernels; a token's bits may depend on the batch and on drafting.
-    #[value(alias = "fast")]
-    Fastest,
 }
 
 /// The longest time of a setting: ten years. Larger sums of times overflow.

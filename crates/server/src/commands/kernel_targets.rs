@@ -31,6 +31,7 @@ pub(super) fn usual_gpu(arch: Arch) -> GpuInfo {
         ordinal: 0,
         name: arch.to_string(),
         capability: (arch.number / 10, arch.number % 10),
+        run_as: None,
         sm_count: usual.map_or(80, |(_, count)| *count),
         total_bytes: 0,
     }

@@ -20,8 +20,19 @@ pub struct DeviceChoice {
     pub cpu_reference: bool,
     /// Threads of the CPU device; `None` for one per core.
     pub threads: Option<usize>,
+    /// The class that a GPU runs as; `None` for its own.
+    pub run_as: Option<RunAs>,
     /// GPU options.
     pub gpu: cuda::Options,
+}
+
+/// A class of GPUs whose kernels another GPU runs, for developers.
+#[derive(Debug, Clone, Copy)]
+pub struct RunAs {
+    /// The class.
+    pub class: cuda::driver::Arch,
+    /// Multiprocessors to use; `None` for all.
+    pub sm_count: Option<u32>,
 }
 
 impl DeviceChoice {
@@ -144,6 +155,12 @@ pub enum DeviceChoiceError {
         /// Why it cannot be used, and the GPUs there are.
         detail: String,
     },
+    /// The GPU cannot run as the class asked for.
+    #[error("--gpu-like: {0}")]
+    RunAs(#[from] cuda::RunAsError),
+    /// A class without a GPU.
+    #[error("--gpu-like needs a GPU, and {0} is used; leave --gpu-like away")]
+    RunAsWithoutGpu(String),
     /// The reference runs on the CPU only.
     #[error("--cpu-reference runs on the cpu, not on {0}; leave --device away")]
     ReferenceElsewhere(String),
@@ -156,14 +173,11 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
         return Err(DeviceChoiceError::ReferenceElsewhere(name.to_owned()));
     }
     match name {
-        "cpu" => Ok(cpu_device(choice)),
-        "auto" => {
-            if let Some(gpu) = usable_gpu(choice) {
-                let backend = CudaBackend::with_options(gpu, choice.gpu.clone());
-                return Ok(Box::new(backend));
-            }
-            Ok(cpu_device(choice))
-        }
+        "cpu" => cpu_device(choice),
+        "auto" => match usable_gpu(choice) {
+            Some(gpu) => gpu_device(gpu, choice),
+            None => cpu_device(choice),
+        },
         _ => {
             let ordinal =
                 ordinal(name).ok_or_else(|| DeviceChoiceError::Unknown(name.to_owned()))?;
@@ -177,7 +191,7 @@ pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceErr
                 .into_iter()
                 .find(|gpu| gpu.ordinal == ordinal)
                 .ok_or_else(|| no_gpu(format!("this machine has {count} GPUs")))?;
-            Ok(Box::new(CudaBackend::with_options(gpu, choice.gpu.clone())))
+            gpu_device(gpu, choice)
         }
     }
 }
@@ -212,8 +226,24 @@ fn usable_gpu(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
     }
 }
 
-fn cpu_device(choice: &DeviceChoice) -> Box<dyn Backend> {
-    Box::new(CpuBackend::new(choice.cpu_options()).with_rotation())
+fn gpu_device(
+    gpu: cuda::GpuInfo,
+    choice: &DeviceChoice,
+) -> Result<Box<dyn Backend>, DeviceChoiceError> {
+    let gpu = match choice.run_as {
+        Some(run_as) => gpu.as_class(run_as.class, run_as.sm_count)?,
+        None => gpu,
+    };
+    Ok(Box::new(CudaBackend::with_options(gpu, choice.gpu.clone())))
+}
+
+fn cpu_device(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceError> {
+    if choice.run_as.is_some() {
+        return Err(DeviceChoiceError::RunAsWithoutGpu("the CPU".to_owned()));
+    }
+    Ok(Box::new(
+        CpuBackend::new(choice.cpu_options()).with_rotation(),
+    ))
 }
 
 #[cfg(test)]
@@ -245,6 +275,19 @@ mod tests {
             error.to_string().starts_with("--device cuda:977: "),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_class_without_a_gpu_is_refused() {
+        let mut wrong = choice("cpu");
+        wrong.run_as = Some(RunAs {
+            class: cuda::driver::Arch { number: 86 },
+            sm_count: None,
+        });
+        assert!(matches!(
+            choose(&wrong),
+            Err(DeviceChoiceError::RunAsWithoutGpu(_))
+        ));
     }
 
     #[test]

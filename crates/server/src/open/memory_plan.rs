@@ -59,6 +59,7 @@ fn default_gpu() -> cuda::GpuInfo {
         ordinal: 0,
         name: String::new(),
         capability: (8, 6),
+        run_as: None,
         sm_count: 82,
         total_bytes: 0,
     }
@@ -187,6 +188,7 @@ mod tests {
         let made = draft_for(&loaded, QuantType::Q8_0, 1);
         let gpu = cuda::GpuInfo {
             capability,
+            run_as: None,
             sm_count: if capability == (9, 0) { 132 } else { 82 },
             total_bytes: 24 << 30,
             ..default_gpu()

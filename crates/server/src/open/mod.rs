@@ -28,7 +28,7 @@ use crate::progress::{TaskProgress, bytes_text};
 use crate::settings::GenerationDefaults;
 use crate::text::constraints::ModelConstraints;
 use crate::text::model_context::{ModelContext, ModelDescription};
-use devices::DeviceChoice;
+use devices::{DeviceChoice, RunAs};
 
 /// Device from flags.
 pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
@@ -44,8 +44,18 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
         ),
         None => None,
     };
+    let run_as = match &args.gpu_like {
+        Some(text) => Some(RunAs {
+            class: cuda::driver::Arch::parse(text).with_context(|| {
+                format!("--gpu-like {text}: name a class such as sm_86, sm_89 or sm_120")
+            })?,
+            sm_count: args.gpu_sms,
+        }),
+        None => None,
+    };
     Ok(DeviceChoice {
         name: args.device.clone(),
+        run_as,
         cpu_reference: args.cpu_reference,
         threads: args.threads,
         gpu: cuda::Options {

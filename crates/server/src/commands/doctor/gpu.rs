@@ -230,6 +230,7 @@ mod tests {
             ordinal: 0,
             name: "A GPU".to_owned(),
             capability,
+            run_as: None,
             sm_count: 82,
             total_bytes: 24 << 30,
         }
