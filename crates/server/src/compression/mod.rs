@@ -5,7 +5,7 @@
 //! renders the conversation again with the shortened contents. So roles, tools and control tokens
 //! always are the template's. A failure of any step leaves the prompt whole.
 //!
-//! In a continued conversation, [`aged`] compresses earlier messages one by one instead.
+//! In a continued conversation, `aged` compresses earlier messages one by one instead.
 
 mod aged;
 mod contents;
