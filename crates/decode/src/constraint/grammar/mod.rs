@@ -15,6 +15,13 @@ use llguidance::toktrie::{
 };
 use llguidance::{Matcher, ParserFactory};
 
+/// Stack of the thread that compiles a grammar: with [`MAX_LINES`] and [`MAX_GROUPS`], rules that
+/// lead to each other and groups in groups cannot exceed it.
+const COMPILE_STACK_BYTES: usize = 512 << 20;
+/// Maximum lines of a grammar, and so of rules.
+const MAX_LINES: usize = 20_000;
+/// Maximum opening parentheses in a grammar.
+const MAX_GROUPS: usize = 50_000;
 /// Maximum number of lexer states of a grammar, at 1 to 2 kB each.
 const MAX_LEXER_STATES: usize = 65_536;
 
@@ -107,9 +114,29 @@ impl GrammarCompiler {
     }
 
     /// Compiles a grammar in Lark's notation.
+    ///
+    /// # Errors
+    /// [`GrammarError`] if it is malformed or goes over a limit.
     pub fn compile(&self, lark: &str) -> Result<Grammar, GrammarError> {
+        let refused = |detail: String| GrammarError { detail };
+        let (lines, groups) = (lark.lines().count(), lark.matches('(').count());
+        if lines > MAX_LINES || groups > MAX_GROUPS {
+            return Err(refused(format!(
+                "the grammar has {lines} lines and {groups} opening parentheses; at most \
+                 {MAX_LINES} and {MAX_GROUPS} are taken"
+            )));
+        }
         let grammar = TopLevelGrammar::from_lark(lark.to_owned());
-        let start = Matcher::new(self.factory.create_parser(grammar));
+        // The parser follows rules and groups by recursion.
+        let start = std::thread::scope(|scope| {
+            let parse = || Matcher::new(self.factory.create_parser(grammar));
+            let thread = std::thread::Builder::new().name("grammar".to_owned());
+            let thread = thread.stack_size(COMPILE_STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, parse);
+            let thread = thread.map_err(|error| refused(format!("no thread for it: {error}")))?;
+            let parsed = thread.join();
+            parsed.map_err(|_| refused("the grammar does not compile".to_owned()))
+        })?;
         match start.get_error() {
             Some(error) => Err(GrammarError {
                 detail: summarize(&error),

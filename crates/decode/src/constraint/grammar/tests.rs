@@ -262,3 +262,21 @@ proptest! {
         prop_assert!(bare.contains("\"ok\":") && bare.contains("\"of\":"), "{output}");
     }
 }
+
+/// A stack that overflows would end the process, not the request.
+#[test]
+fn deep_grammars_compile_or_are_refused() {
+    let chain = |n: usize| {
+        let rules = (0..n).map(|i| format!("r{i}: r{}\n", i + 1));
+        format!("start: r0\n{}r{n}: \"a\"\n", rules.collect::<String>())
+    };
+    let groups = |n: usize| format!("start: {}\"a\"{}\n", "(".repeat(n), ")".repeat(n));
+    for deep in [chain(2_000), chain(19_000), groups(2_000), groups(50_000)] {
+        // Either is an answer.
+        let _ = GRAMMARS.compile(&deep);
+    }
+    for deeper in [chain(20_000), groups(50_001)] {
+        let error = GRAMMARS.compile(&deeper).unwrap_err();
+        assert!(error.to_string().contains("at most"), "{error}");
+    }
+}

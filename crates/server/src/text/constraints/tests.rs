@@ -40,8 +40,22 @@ pub(super) fn dice() -> impl FnMut(usize) -> usize {
     }
 }
 
-/// Whether the constraint allows `text` as a whole reply, in allowed tokens that `dice` picks.
+/// Whether the constraint allows `text` and then nothing but the end, in allowed tokens that
+/// `dice` picks.
 pub(super) fn may_be_said(
+    tokenizer: &Tokenizer,
+    constraint: &mut dyn Constraint,
+    text: &str,
+    dice: &mut impl FnMut(usize) -> usize,
+) -> bool {
+    let said = may_begin(tokenizer, constraint, text, dice);
+    let over = constraint.forced(&[]);
+    assert_eq!(constraint.error(), None);
+    said && over.is_some_and(|id| tokenizer.eos().contains(&id))
+}
+
+/// Whether the constraint allows `text` as the beginning of a reply.
+fn may_begin(
     tokenizer: &Tokenizer,
     constraint: &mut dyn Constraint,
     text: &str,
@@ -70,9 +84,19 @@ pub(super) fn may_be_said(
         rest = &rest[tokenizer.bytes(word).len()..];
         constraint.advance(&[word]);
     }
-    let over = constraint.forced(&[]);
-    assert_eq!(constraint.error(), None);
-    over.is_some_and(|id| tokenizer.eos().contains(&id))
+    true
+}
+
+/// Whether a reply may end here.
+fn may_end(tokenizer: &Tokenizer, constraint: &mut dyn Constraint) -> bool {
+    let eos = tokenizer.eos();
+    match constraint.forced(&[]) {
+        Some(forced) => eos.contains(&forced),
+        None => {
+            let mask = constraint.allowed(&[]);
+            mask.is_none_or(|mask| eos.iter().any(|id| mask.contains(*id)))
+        }
+    }
 }
 
 #[test]
@@ -180,7 +204,8 @@ fn check_gbnf(gbnf: &str, allowed: &[&str], refused: &[&str]) {
     let texts = allowed.iter().map(|text| (text, true));
     for (text, expected) in texts.chain(refused.iter().map(|text| (text, false))) {
         let mut constraint = constraint.begin(0);
-        let said = may_be_said(&tokenizer, constraint.as_mut(), text, &mut dice);
+        let said = may_begin(&tokenizer, constraint.as_mut(), text, &mut dice)
+            && may_end(&tokenizer, constraint.as_mut());
         assert_eq!(said, expected, "{text:?} of {gbnf}");
     }
 }
