@@ -311,7 +311,7 @@ fn service_manager_is_notified_when_ready_and_stopping() {
     assert!(status.contains("EXTEND_TIMEOUT_USEC="), "{status}");
     assert_eq!(server.request("/health", "").status, 200);
     server.signal("TERM");
-    // What is loaded may be told behind READY, on its own.
+    // What is loaded may be reported after READY, on its own.
     let mut last = next();
     while last.starts_with("STATUS=") {
         assert!(!last.contains("loading"), "{last}");
