@@ -36,18 +36,21 @@ pub(super) fn shapes(spec: &MoeSpec, hidden: usize) -> Result<(), WeightError> {
     dense(&shared.ffn, hidden)
 }
 
+// The messages below name these.
+const _: () = assert!(moe::MAX_EXPERTS == 512 && moe::MAX_USED == 10 && BLOCK_ROWS == 128);
+
 /// Kernel limits that well-formed experts may exceed.
 pub(super) fn limits(spec: &MoeSpec) -> Result<(), (String, &'static str)> {
     if spec.n_experts > moe::MAX_EXPERTS {
         return Err((
             format!("a mixture of {} experts", spec.n_experts),
-            "use at most 1024, or --device cpu",
+            "the kernels take at most 512; use --device cpu",
         ));
     }
     if spec.n_used > moe::MAX_USED {
         return Err((
             format!("{} experts for each row", spec.n_used),
-            "use at most 32, or --device cpu",
+            "the kernels take at most 10; use --device cpu",
         ));
     }
     // Each expert begins at a row block of the packed stack.
