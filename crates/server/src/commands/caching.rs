@@ -3,12 +3,12 @@
 use anyhow::{Context, bail};
 use chat::conversation::{Conversation, Message, Role};
 use contract::vocab::TokenKind;
-use contract::{Backend, DeviceError, Runner, SnapshotLocation, TokenId};
+use contract::{Backend, DeviceError, DeviceInfo, LoadConfig, Runner, SnapshotLocation, TokenId};
 use decode::{PrefixConfig, SavePointConfig};
 
 use crate::cli::CacheArgs;
 use crate::engine::store::{DiskStore, StoreConfig};
-use crate::open::{self, FittedConfig};
+use crate::open;
 use crate::progress::bytes_text;
 use crate::text::model_context::ModelContext;
 
@@ -62,11 +62,15 @@ pub(super) fn for_conversation(model: &ModelContext) -> PrefixConfig {
     }
 }
 
-/// The store on disk, if the flags name a directory.
+/// The store on disk of a model to open or opened, if the flags name a directory.
 ///
 /// # Errors
 /// If the prefix cache is off, or the directory cannot be used.
-pub(super) fn store(args: &CacheArgs, fitted: &FittedConfig) -> anyhow::Result<Option<DiskStore>> {
+pub(super) fn store(
+    args: &CacheArgs,
+    config: &LoadConfig,
+    device: &DeviceInfo,
+) -> anyhow::Result<Option<DiskStore>> {
     let Some(dir) = &args.kv_cache_dir else {
         return Ok(None);
     };
@@ -75,12 +79,12 @@ pub(super) fn store(args: &CacheArgs, fitted: &FittedConfig) -> anyhow::Result<O
             "--kv-cache-dir needs the prefix cache, which --prefix-cache-entries 0 turns off; remove one of them"
         );
     }
-    let config = StoreConfig {
+    let store = StoreConfig {
         dir: dir.clone(),
         budget: args.kv_cache_budget.saturating_mul(1 << 20),
-        owner: owner(fitted),
+        owner: owner(config, device),
     };
-    let store = DiskStore::open(config);
+    let store = DiskStore::open(store);
     let store = store.with_context(|| format!("--kv-cache-dir {}", dir.display()))?;
     Ok(Some(store))
 }
@@ -106,8 +110,7 @@ pub(super) fn warm(runner: &mut dyn Runner, location: SnapshotLocation) -> Resul
 ///
 /// The device's instruction set is part of it, because another set rounds differently and a state
 /// must have the bits of prefilling the prompt.
-fn owner(fitted: &FittedConfig) -> [u8; 16] {
-    let (config, device) = (&fitted.config, &fitted.device);
+fn owner(config: &LoadConfig, device: &DeviceInfo) -> [u8; 16] {
     let mut hasher = blake3::Hasher::new();
     for part in [Some(&device.id), device.features.first()] {
         hasher
@@ -116,6 +119,7 @@ fn owner(fitted: &FittedConfig) -> [u8; 16] {
     }
     hasher.update(STATE_VERSION.as_bytes());
     hasher.update(&config.target.hash.0);
+    hasher.update(&[u8::from(config.target.mtp.is_some())]);
     hasher.update(&contract::snapshot::LAYOUT_VERSION.to_le_bytes());
     for format in [config.kv.k, config.kv.v] {
         hasher.update(format.name().as_bytes()).update(&[0]);
@@ -182,8 +186,11 @@ pub(super) fn line(prefix: &PrefixConfig, store: Option<&DiskStore>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::settings::GenerationDefaults;
+    use contract::{DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits, QuantType};
 
     fn tiny_model() -> (model::LoadedModel, ModelContext) {
         let loaded = open::tiny();
@@ -200,5 +207,48 @@ mod tests {
             .map(|id| String::from_utf8_lossy(model.tokenizer.bytes(*id)).into_owned())
             .collect();
         assert_eq!(names, ["<|im_start|>"]);
+    }
+
+    #[test]
+    fn states_of_other_drafts_have_another_owner() {
+        let backend = cpu::CpuBackend::new(cpu::CpuOptions::default());
+        let device = backend.probe().unwrap();
+        let spec = model::synth::SynthSpec::parse("tiny-hybrid+mtp:q8_0").unwrap();
+        let loaded = spec.load().unwrap();
+        let made = model::synth::draft_for(&loaded, QuantType::Q8_0, 1);
+        let kv = KvFormat::F16;
+        let alone = LoadConfig {
+            target: Arc::clone(&loaded.spec),
+            weights: Arc::clone(&loaded.weights),
+            draft: None,
+            batch_invariant: false,
+            kv: KvFormats { k: kv, v: kv },
+            limits: Limits {
+                sequences: 1,
+                context: 64,
+                tree_nodes: 16,
+                prefill_chunk: 64,
+                pool_tokens: None,
+            },
+        };
+        let with_draft = LoadConfig {
+            draft: Some(DraftLoadConfig {
+                spec: made.spec,
+                weights: made.weights,
+                kv,
+                load: DraftLoad::AtOpen,
+            }),
+            ..alone.clone()
+        };
+        let mut headless = (*alone.target).clone();
+        assert!(headless.mtp.take().is_some());
+        let without_head = LoadConfig {
+            target: Arc::new(headless),
+            ..alone.clone()
+        };
+        let owners = [&alone, &with_draft, &without_head].map(|config| owner(config, &device));
+        assert_ne!(owners[0], owners[1]);
+        assert_ne!(owners[0], owners[2]);
+        assert_eq!(owners[0], owner(&alone.clone(), &device));
     }
 }

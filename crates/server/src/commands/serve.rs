@@ -33,7 +33,7 @@ use crate::models::{self, HostPolicy, HostedModel};
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::by_name::{self, Header};
 use crate::open::devices;
-use crate::open::drafting::{Drafting, clock};
+use crate::open::drafting::{Drafting, OpenedModel, clock};
 use crate::open::model_path::{check_draft, check_model};
 use crate::open::{self, FittedConfig, MemoryRequest};
 use crate::progress::percent;
@@ -391,9 +391,16 @@ fn load(
     model.description.kv_choice = Some(fitted.why.clone());
     let prefill_chunk = fitted.config.limits.prefill_chunk;
     let prefix = caching::prefix(&args.cache, &model)?;
-    let store = caching::store(&args.cache, &fitted)?;
+    // An unusable folder is refused before the model loads.
+    drop(caching::store(&args.cache, &fitted.config, &fitted.device)?);
+    let OpenedModel {
+        mut runner,
+        speculation,
+        config,
+    } = drafting.open(backend.as_ref(), fitted.config, progress)?;
+    // States depend on the drafts that were opened.
+    let store = caching::store(&args.cache, &config, &fitted.device)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
-    let (mut runner, speculation) = drafting.open(backend.as_ref(), fitted.config, progress)?;
     model.description.draft_sources = speculation.active_sources(runner.info());
     model.compressor = compressing::open(args, &loaded, runner.info().limits.context)?;
     if prefix.max_entries > 0 {

@@ -39,6 +39,15 @@ pub(crate) struct Drafting {
     measure_costs: bool,
 }
 
+/// A model that is ready to run.
+pub(crate) struct OpenedModel {
+    pub runner: Box<dyn Runner>,
+    /// Complete speculation settings.
+    pub speculation: SpeculationConfig,
+    /// What was opened: without a draft that was dropped.
+    pub config: LoadConfig,
+}
+
 impl Drafting {
     /// No draft.
     pub(crate) fn none() -> Drafting {
@@ -157,7 +166,7 @@ impl Drafting {
         backend: &dyn Backend,
         config: LoadConfig,
         also: &mut dyn FnMut(LoadProgress),
-    ) -> anyhow::Result<(Box<dyn Runner>, SpeculationConfig)> {
+    ) -> anyhow::Result<OpenedModel> {
         let mut runner = open::open(backend, config.clone(), also)?;
         let mut speculation = self.speculation(runner.as_mut())?;
         let info = runner.info();
@@ -168,7 +177,11 @@ impl Drafting {
             );
         }
         let Some(costs) = &speculation.costs else {
-            return Ok((runner, speculation));
+            return Ok(OpenedModel {
+                runner,
+                speculation,
+                config,
+            });
         };
         let active = speculation.active_sources(info);
         let mut slow = Vec::new();
@@ -190,7 +203,11 @@ impl Drafting {
             }
         }
         if slow.is_empty() {
-            return Ok((runner, speculation));
+            return Ok(OpenedModel {
+                runner,
+                speculation,
+                config,
+            });
         }
         drop(runner);
         let mut fewer = config;
@@ -202,7 +219,11 @@ impl Drafting {
                 DraftSource::Suffix => {}
             }
         }
-        Ok((open::open(backend, fewer, also)?, speculation))
+        Ok(OpenedModel {
+            runner: open::open(backend, fewer.clone(), also)?,
+            speculation,
+            config: fewer,
+        })
     }
 
     /// Completes the speculation settings on an idle runner.

@@ -177,9 +177,9 @@ fn open_here(
         &args.device,
         (request, &mut drafting),
     )?;
-    let (runner, speculation) = drafting.open(backend.as_ref(), fitted.config, &mut |_| {})?;
-    let name = info.name.clone();
-    Ok((ReplyGenerator::new(runner, model, speculation), name))
+    let opened = drafting.open(backend.as_ref(), fitted.config, &mut |_| {})?;
+    let generator = ReplyGenerator::new(opened.runner, model, opened.speculation);
+    Ok((generator, info.name.clone()))
 }
 
 #[cfg(test)]
