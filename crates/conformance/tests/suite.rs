@@ -3,7 +3,7 @@
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::fake::{FakeBackend, FakeSpec, Flaw};
-use conformance::suite::{Case, PROPERTIES, run};
+use conformance::suite::{Case, properties, run};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{KvFormat, KvFormats, QuantType};
 
@@ -128,7 +128,7 @@ const FLAW_OF_PROPERTY: [(&str, Flaw); 31] = [
 
 #[test]
 fn every_property_detects_a_flaw() {
-    for (property, keep) in PROPERTIES {
+    for (property, keep) in properties() {
         let mut offended = false;
         for (_, flaw) in FLAW_OF_PROPERTY
             .iter()

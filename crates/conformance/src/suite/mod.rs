@@ -1,6 +1,6 @@
 //! Properties that every device must satisfy, checked over any backend and any small model.
 //!
-//! A property is a function that calls the runner and returns a [`Failure`]. [`PROPERTIES`] lists
+//! A property is a function that calls the runner and returns a [`Failure`]. [`properties`] lists
 //! them, [`run`] checks them. They only compare logits rows, never internal state.
 
 mod calls;
@@ -106,23 +106,15 @@ pub enum Failure {
 /// A property.
 pub type Property = fn(&Case<'_>) -> Result<(), Failure>;
 
-/// Every property by name.
-pub const PROPERTIES: [(&str, Property); 25] = [
+/// Properties of the arithmetic by name: equal positions have equal bits, however they came about.
+pub const ARITHMETIC_PROPERTIES: [(&str, Property); 7] = [
     (
         "aligned prefill chunks change no bit",
         prefill::aligned_chunks_change_nothing,
     ),
     (
-        "logits requests change nothing",
-        prefill::logits_requests_change_nothing,
-    ),
-    (
         "prefill equals decode up to rounding",
         prefill::prefill_equals_decode,
-    ),
-    (
-        "interleaved prefills are independent",
-        prefill::interleaved_prefills_are_independent,
     ),
     (
         "tree nodes equal decoding their path",
@@ -140,6 +132,18 @@ pub const PROPERTIES: [(&str, Property); 25] = [
     (
         "batched commit equals single commit",
         commit::batch_equals_single,
+    ),
+];
+
+/// Properties of sequences, snapshots, the pool and requests by name.
+pub const STATE_PROPERTIES: [(&str, Property); 18] = [
+    (
+        "logits requests change nothing",
+        prefill::logits_requests_change_nothing,
+    ),
+    (
+        "interleaved prefills are independent",
+        prefill::interleaved_prefills_are_independent,
     ),
     ("discard leaves no trace", commit::discard_leaves_no_trace),
     (
@@ -231,15 +235,27 @@ pub fn window_violations(case: &Case<'_>) -> Vec<Violation> {
 
 /// Checks every property and returns the first violation.
 pub fn run(case: &Case<'_>) -> Result<(), Violation> {
-    PROPERTIES
+    properties().try_for_each(|property| keep(case, property))
+}
+
+/// Checks the properties of the arithmetic and returns the first violation.
+///
+/// For what changes products alone, such as a weight type.
+pub fn run_arithmetic(case: &Case<'_>) -> Result<(), Violation> {
+    ARITHMETIC_PROPERTIES
         .into_iter()
         .try_for_each(|property| keep(case, property))
 }
 
 /// Checks every property and returns all violations.
 pub fn violations(case: &Case<'_>) -> Vec<Violation> {
-    let kept = PROPERTIES.into_iter().map(|property| keep(case, property));
+    let kept = properties().map(|property| keep(case, property));
     kept.filter_map(Result::err).collect()
+}
+
+/// Every property by name.
+pub fn properties() -> impl Iterator<Item = (&'static str, Property)> {
+    ARITHMETIC_PROPERTIES.into_iter().chain(STATE_PROPERTIES)
 }
 
 fn keep(case: &Case<'_>, (property, keeps): (&'static str, Property)) -> Result<(), Violation> {
