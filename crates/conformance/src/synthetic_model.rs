@@ -3,7 +3,7 @@
 //! A model is built as data, not read from a file, so that layouts no file has can be tried too.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use contract::quant::quantize_row;
 use contract::{
@@ -89,7 +89,7 @@ impl SyntheticModel {
             hidden,
             ffn,
             rng: WeightRng(seed ^ 0x5EED),
-            bytes: HashMap::new(),
+            weights: HashMap::new(),
         };
         let embedding = maker.matrix("embedding", VOCAB, hidden, 1.0);
         let layers = maker.layers(layout);
@@ -118,7 +118,7 @@ impl SyntheticModel {
         };
         SyntheticModel {
             spec: Arc::new(spec),
-            weights: Arc::new(InMemoryWeights(maker.bytes)),
+            weights: Arc::new(InMemoryWeights(maker.weights)),
             ty,
         }
     }
@@ -133,23 +133,45 @@ impl SyntheticModel {
 }
 
 /// Weights in memory, by name.
-struct InMemoryWeights(HashMap<Arc<str>, Vec<u8>>);
+struct InMemoryWeights(HashMap<Arc<str>, InMemoryWeight>);
+
+/// A weight that is quantised when it is first read: plans read none, and some types take seconds.
+struct InMemoryWeight {
+    stored: WeightRef,
+    values: Vec<f32>,
+    bytes: OnceLock<Vec<u8>>,
+}
+
+impl InMemoryWeight {
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get_or_init(|| {
+            let WeightRef { ty, cols, .. } = self.stored;
+            let mut bytes = vec![0; self.stored.bytes()];
+            let rows = self.values.chunks(cols);
+            for (row, out) in rows.zip(bytes.chunks_mut(ty.row_bytes(cols))) {
+                quantize_row(ty, row, out);
+            }
+            bytes
+        })
+    }
+}
 
 impl WeightSource for InMemoryWeights {
     fn bytes(&self, weight: &WeightRef) -> Result<&[u8], WeightError> {
-        let bytes = self
+        let found = self
             .0
             .get(&weight.name)
             .ok_or_else(|| WeightError::Missing {
                 name: weight.name.clone(),
             })?;
-        if bytes.len() != weight.bytes() {
+        let stored = found.stored.bytes();
+        if stored != weight.bytes() {
             return Err(WeightError::Mismatch {
                 name: weight.name.clone(),
-                detail: format!("{} bytes instead of {}", bytes.len(), weight.bytes()),
+                detail: format!("{stored} bytes instead of {}", weight.bytes()),
             });
         }
-        Ok(bytes)
+        Ok(found.bytes())
     }
 }
 
@@ -158,7 +180,7 @@ struct ModelBuilder {
     hidden: usize,
     ffn: usize,
     rng: WeightRng,
-    bytes: HashMap<Arc<str>, Vec<u8>>,
+    weights: HashMap<Arc<str>, InMemoryWeight>,
 }
 
 impl ModelBuilder {
@@ -288,12 +310,7 @@ impl ModelBuilder {
             n_used: EXPERTS_USED,
             weights_scale: if shared.is_some() { 1.0 } else { 2.5 },
             activation: GateActivation::Silu,
-            router: self.stored(
-                &name("router"),
-                QuantType::F32,
-                (n_experts, hidden),
-                &router,
-            ),
+            router: self.stored(&name("router"), QuantType::F32, (n_experts, hidden), router),
             gate_up,
             down,
             shared,
@@ -389,12 +406,12 @@ impl ModelBuilder {
         } else {
             QuantType::Q8_0
         };
-        self.stored(name, ty, (rows, cols), &values)
+        self.stored(name, ty, (rows, cols), values)
     }
 
     fn vector(&mut self, name: &str, n: usize, value: impl Fn(&mut WeightRng) -> f32) -> WeightRef {
         let values = self.values(n, value);
-        self.stored(name, QuantType::F32, (1, n), &values)
+        self.stored(name, QuantType::F32, (1, n), values)
     }
 
     fn values(&mut self, n: usize, value: impl Fn(&mut WeightRng) -> f32) -> Vec<f32> {
@@ -406,7 +423,7 @@ impl ModelBuilder {
         name: &str,
         ty: QuantType,
         (rows, cols): (usize, usize),
-        values: &[f32],
+        values: Vec<f32>,
     ) -> WeightRef {
         let weight = WeightRef {
             name: name.into(),
@@ -414,12 +431,12 @@ impl ModelBuilder {
             rows,
             cols,
         };
-        let mut bytes = vec![0; weight.bytes()];
-        let rows = values.chunks(cols);
-        for (row, out) in rows.zip(bytes.chunks_mut(ty.row_bytes(cols))) {
-            quantize_row(ty, row, out);
-        }
-        self.bytes.insert(weight.name.clone(), bytes);
+        let stored = InMemoryWeight {
+            stored: weight.clone(),
+            values,
+            bytes: OnceLock::new(),
+        };
+        self.weights.insert(weight.name.clone(), stored);
         weight
     }
 }
