@@ -1,6 +1,6 @@
 //! The feed-forward of a layer: dense, or a mixture of experts.
 
-use crate::WeightRef;
+use crate::{WeightError, WeightRef};
 
 /// The part of a layer that works on each position alone.
 #[derive(Debug, Clone, PartialEq)]
@@ -128,6 +128,17 @@ impl FeedForward {
             FeedForward::Experts(experts) => experts.weights(),
         }
     }
+
+    /// Checks the shape of every weight for rows of `hidden` values.
+    ///
+    /// # Errors
+    /// [`WeightError::Mismatch`] of the first weight that disagrees with the others.
+    pub fn require_shapes(&self, hidden: usize) -> Result<(), WeightError> {
+        match self {
+            FeedForward::Dense(dense) => dense.require_shapes(hidden),
+            FeedForward::Experts(experts) => experts.require_shapes(hidden),
+        }
+    }
 }
 
 impl DenseSpec {
@@ -139,6 +150,16 @@ impl DenseSpec {
     /// Gate, up and down.
     pub fn matrices(&self) -> [&WeightRef; 3] {
         [&self.gate, &self.up, &self.down]
+    }
+
+    /// As [`FeedForward::require_shapes`].
+    ///
+    /// # Errors
+    /// [`WeightError::Mismatch`] of the first weight that disagrees with the others.
+    pub fn require_shapes(&self, hidden: usize) -> Result<(), WeightError> {
+        self.gate.require_shape(self.width(), hidden)?;
+        self.up.require_shape(self.width(), hidden)?;
+        self.down.require_shape(hidden, self.width())
     }
 }
 
@@ -170,6 +191,34 @@ impl MoeSpec {
             all.extend(shared.ffn.matrices());
         }
         all
+    }
+
+    fn require_shapes(&self, hidden: usize) -> Result<(), WeightError> {
+        let (n, width) = (self.n_experts, self.width());
+        if !(1..=n).contains(&self.n_used) {
+            let detail = format!("{} of {n} experts cannot be chosen", self.n_used);
+            return Err(self.router.mismatch(&detail));
+        }
+        self.router.require_shape(n, hidden)?;
+        for stack in self.stacks() {
+            if stack.n_experts != n {
+                let detail = format!("{} experts, the router has {n}", stack.n_experts);
+                return Err(stack.weight.mismatch(&detail));
+            }
+        }
+        match &self.gate_up {
+            ExpertGateUp::Separate { gate, up } => {
+                gate.weight.require_shape(n * width, hidden)?;
+                up.weight.require_shape(n * width, hidden)?;
+            }
+            ExpertGateUp::Fused(fused) => fused.weight.require_shape(n * 2 * width, hidden)?,
+        }
+        self.down.weight.require_shape(n * hidden, width)?;
+        let Some(shared) = &self.shared else {
+            return Ok(());
+        };
+        shared.gate.require_shape(1, hidden)?;
+        shared.ffn.require_shapes(hidden)
     }
 
     /// How many experts `rows` rows touch on average, if each row's choice is uniform and
@@ -213,9 +262,8 @@ mod tests {
         ExpertStack { weight, n_experts }
     }
 
-    #[test]
-    fn rows_touch_the_published_shares_of_experts() {
-        let moe = MoeSpec {
+    fn moe() -> MoeSpec {
+        MoeSpec {
             n_experts: 256,
             n_used: 8,
             weights_scale: 1.0,
@@ -224,12 +272,42 @@ mod tests {
             gate_up: ExpertGateUp::Fused(stack("gate_up", 256, 64, 64)),
             down: stack("down", 256, 64, 32),
             shared: None,
-        };
+        }
+    }
+
+    #[test]
+    fn rows_touch_the_published_shares_of_experts() {
+        let moe = moe();
         let share = |rows| moe.expected_touched(rows) / 8.0;
         assert_eq!(share(1), 1.0);
         assert!((3.8..3.9).contains(&share(4)), "{}", share(4));
         assert!(share(1000) <= 32.0);
         assert_eq!((moe.width(), moe.down.rows()), (32, 64));
         assert_eq!(moe.down.expert_bytes(), 64 * 34);
+    }
+
+    #[test]
+    fn experts_that_disagree_are_refused_by_name() {
+        let refusal = |change: &dyn Fn(&mut MoeSpec)| {
+            let mut moe = moe();
+            change(&mut moe);
+            let checked = FeedForward::Experts(Box::new(moe)).require_shapes(64);
+            checked.err().map(|error| error.to_string())
+        };
+        assert_eq!(refusal(&|_| ()), None);
+        let none = "tensor router: 0 of 256 experts cannot be chosen";
+        assert_eq!(refusal(&|moe| moe.n_used = 0).as_deref(), Some(none));
+        let fewer = "tensor down: 255 experts, the router has 256";
+        let change = |moe: &mut MoeSpec| moe.down = stack("down", 255, 64, 32);
+        assert_eq!(refusal(&change).as_deref(), Some(fewer));
+        let fused = "tensor gate_up: [8192, 64] found, [16384, 64] expected";
+        let half = ExpertGateUp::Fused(stack("gate_up", 256, 32, 64));
+        let change = |moe: &mut MoeSpec| moe.gate_up = half.clone();
+        assert_eq!(refusal(&change).as_deref(), Some(fused));
+        let odd = "tensor router: [256, 63] cannot be stored as Q8_0";
+        let mut narrow = moe();
+        narrow.router.cols = 63;
+        let error = FeedForward::Experts(Box::new(narrow)).require_shapes(63);
+        assert_eq!(error.unwrap_err().to_string(), odd);
     }
 }

@@ -30,6 +30,30 @@ impl WeightRef {
     pub fn values(&self) -> usize {
         self.rows * self.cols
     }
+
+    /// Checks the dimensions, and that rows are whole blocks. A vector has one row.
+    ///
+    /// # Errors
+    /// [`WeightError::Mismatch`] with what was found and what was expected.
+    pub fn require_shape(&self, rows: usize, cols: usize) -> Result<(), WeightError> {
+        if (self.rows, self.cols) != (rows, cols) {
+            let found = format!("[{}, {}] found", self.rows, self.cols);
+            return Err(self.mismatch(&format!("{found}, [{rows}, {cols}] expected")));
+        }
+        if rows == 0 || cols == 0 || !cols.is_multiple_of(self.ty.block_values()) {
+            let detail = format!("[{rows}, {cols}] cannot be stored as {}", self.ty.name());
+            return Err(self.mismatch(&detail));
+        }
+        Ok(())
+    }
+
+    /// The error of a weight that differs from what its model needs.
+    pub fn mismatch(&self, detail: &str) -> WeightError {
+        WeightError::Mismatch {
+            name: Arc::clone(&self.name),
+            detail: detail.to_owned(),
+        }
+    }
 }
 
 /// A source of weight bytes: a mapped file, an embedded model, or a test's vectors.

@@ -1,12 +1,9 @@
 //! Checks of a configuration, so that forward passes can index without further checks.
 
-use std::sync::Arc;
-
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, Conditioning, DenseSpec, DeviceError, DraftSpec, ExpertGateUp, ExpertStack,
-    FeedForward, GatedDeltaSpec, KvFormat, Mixer, ModelSpec, MoeSpec, OutputGate, Tree,
-    WeightError, WeightRef,
+    AttentionSpec, Conditioning, DeviceError, DraftSpec, GatedDeltaSpec, KvFormat, Mixer,
+    ModelSpec, OutputGate, Tree, WeightError, WeightRef,
 };
 use contract::{Limits, LoadConfig};
 
@@ -83,7 +80,7 @@ fn draft_spec(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError> 
             return Err(mismatch(&a.q, "a draft layer rotates its heads"));
         }
         values(&layer.ffn_norm, hidden)?;
-        dense(&layer.ffn, hidden)?;
+        layer.ffn.require_shapes(hidden)?;
         for norm in layer.post_attention_norm.iter().chain(&layer.post_ffn_norm) {
             values(norm, hidden)?;
         }
@@ -153,48 +150,6 @@ fn draft_heads(draft: &DraftSpec, target: &ModelSpec) -> Result<(), WeightError>
     Ok(())
 }
 
-fn ffn(spec: &FeedForward, hidden: usize) -> Result<(), WeightError> {
-    match spec {
-        FeedForward::Dense(spec) => dense(spec, hidden),
-        FeedForward::Experts(spec) => experts(spec, hidden),
-    }
-}
-
-fn dense(spec: &DenseSpec, hidden: usize) -> Result<(), WeightError> {
-    shape(&spec.gate, spec.width(), hidden)?;
-    shape(&spec.up, spec.width(), hidden)?;
-    shape(&spec.down, hidden, spec.width())
-}
-
-fn experts(spec: &MoeSpec, hidden: usize) -> Result<(), WeightError> {
-    let (n, width) = (spec.n_experts, spec.width());
-    if !(1..=n).contains(&spec.n_used) {
-        let detail = format!("{} of {n} experts cannot be chosen", spec.n_used);
-        return Err(mismatch(&spec.router, &detail));
-    }
-    shape(&spec.router, n, hidden)?;
-    let stack = |stack: &ExpertStack, rows: usize, cols: usize| {
-        if stack.n_experts != n {
-            let detail = format!("{} experts, the router has {n}", stack.n_experts);
-            return Err(mismatch(&stack.weight, &detail));
-        }
-        shape(&stack.weight, n * rows, cols)
-    };
-    match &spec.gate_up {
-        ExpertGateUp::Separate { gate, up } => {
-            stack(gate, width, hidden)?;
-            stack(up, width, hidden)?;
-        }
-        ExpertGateUp::Fused(fused) => stack(fused, 2 * width, hidden)?,
-    }
-    stack(&spec.down, hidden, width)?;
-    let Some(shared) = &spec.shared else {
-        return Ok(());
-    };
-    values(&shared.gate, hidden)?;
-    dense(&shared.ffn, hidden)
-}
-
 fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
     let Limits {
         sequences,
@@ -234,7 +189,7 @@ pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
             Mixer::Attention(spec) => attention(spec, hidden)?,
             Mixer::GatedDelta(spec) => delta(spec, hidden)?,
         }
-        ffn(&layer.ffn, hidden)?;
+        layer.ffn.require_shapes(hidden)?;
     }
     let Some(mtp) = &spec.mtp else {
         return Ok(());
@@ -269,7 +224,7 @@ pub(crate) fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
             "the head rotates its queries and keys",
         ));
     }
-    ffn(&mtp.layer.ffn, hidden)
+    mtp.layer.ffn.require_shapes(hidden)
 }
 
 fn attention(spec: &AttentionSpec, hidden: usize) -> Result<(), WeightError> {
@@ -348,18 +303,7 @@ fn delta(spec: &GatedDeltaSpec, hidden: usize) -> Result<(), WeightError> {
 
 /// A matrix of exactly these dimensions with whole blocks per row.
 fn shape(weight: &WeightRef, rows: usize, cols: usize) -> Result<(), WeightError> {
-    if (weight.rows, weight.cols) != (rows, cols) {
-        let detail = format!(
-            "[{}, {}] found, [{rows}, {cols}] expected",
-            weight.rows, weight.cols
-        );
-        return Err(mismatch(weight, &detail));
-    }
-    if rows == 0 || cols == 0 || !cols.is_multiple_of(weight.ty.block_values()) {
-        let detail = format!("[{rows}, {cols}] cannot be stored as {}", weight.ty.name());
-        return Err(mismatch(weight, &detail));
-    }
-    Ok(())
+    weight.require_shape(rows, cols)
 }
 
 /// A vector of exactly this length.
@@ -368,8 +312,5 @@ fn values(weight: &WeightRef, n: usize) -> Result<(), WeightError> {
 }
 
 fn mismatch(weight: &WeightRef, detail: &str) -> WeightError {
-    WeightError::Mismatch {
-        name: Arc::clone(&weight.name),
-        detail: detail.to_owned(),
-    }
+    weight.mismatch(detail)
 }

@@ -3,13 +3,10 @@
 mod draft;
 mod experts;
 
-use std::sync::Arc;
-
 use contract::quant::hadamard;
 use contract::{
-    AttentionSpec, DenseSpec, DeviceError, FeedForward, GateActivation, GatedDeltaSpec, KvFormat,
-    Limits, LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs, Tree, WeightError,
-    WeightRef,
+    AttentionSpec, DeviceError, FeedForward, GateActivation, GatedDeltaSpec, KvFormat, Limits,
+    LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs, Tree, WeightError, WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -147,16 +144,7 @@ fn feed_forward(
 ) -> Result<(), WeightError> {
     shape(first, 1, hidden)?;
     shape(second, 1, hidden)?;
-    match ffn {
-        FeedForward::Dense(spec) => dense(spec, hidden),
-        FeedForward::Experts(spec) => experts::shapes(spec, hidden),
-    }
-}
-
-fn dense(ffn: &DenseSpec, hidden: usize) -> Result<(), WeightError> {
-    shape(&ffn.gate, ffn.width(), hidden)?;
-    shape(&ffn.up, ffn.width(), hidden)?;
-    shape(&ffn.down, hidden, ffn.width())
+    ffn.require_shapes(hidden)
 }
 
 fn limits(limits: Limits) -> Result<(), (String, &'static str)> {
@@ -316,21 +304,9 @@ fn delta(d: &GatedDeltaSpec, hidden: usize) -> Result<(), WeightError> {
 
 /// Checks dimensions and whole blocks. A vector has one row.
 fn shape(weight: &WeightRef, rows: usize, cols: usize) -> Result<(), WeightError> {
-    if (weight.rows, weight.cols) != (rows, cols) {
-        let found = format!("[{}, {}] found", weight.rows, weight.cols);
-        let detail = format!("{found}, [{rows}, {cols}] expected");
-        return Err(mismatch(weight, &detail));
-    }
-    if rows == 0 || cols == 0 || !cols.is_multiple_of(weight.ty.block_values()) {
-        let detail = format!("[{rows}, {cols}] cannot be stored as {}", weight.ty.name());
-        return Err(mismatch(weight, &detail));
-    }
-    Ok(())
+    weight.require_shape(rows, cols)
 }
 
 fn mismatch(weight: &WeightRef, detail: &str) -> WeightError {
-    WeightError::Mismatch {
-        name: Arc::clone(&weight.name),
-        detail: detail.to_owned(),
-    }
+    weight.mismatch(detail)
 }

@@ -5,7 +5,7 @@ use contract::{
     OutputGate, WeightError, WeightRef,
 };
 
-use super::{attention, dense, later_attention, mismatch, shape};
+use super::{attention, later_attention, mismatch, shape};
 use crate::step;
 
 /// Candidates of a row that the reduction of logits rows gives.
@@ -81,7 +81,7 @@ fn layer_shapes(layer: &DraftLayer, hidden: usize) -> Result<(), WeightError> {
     attention(a, hidden)?;
     shape(&layer.attention_norm, 1, hidden)?;
     shape(&layer.ffn_norm, 1, hidden)?;
-    dense(&layer.ffn, hidden)?;
+    layer.ffn.require_shapes(hidden)?;
     for norm in layer.post_attention_norm.iter().chain(&layer.post_ffn_norm) {
         shape(norm, 1, hidden)?;
     }

@@ -1,40 +1,9 @@
-//! Checks of mixtures of experts.
+//! Limits of the kernels of mixtures of experts.
 
-use contract::{ExpertGateUp, ExpertStack, MoeSpec, WeightError};
+use contract::MoeSpec;
 
-use super::{dense, mismatch, shape};
 use crate::launch::moe;
 use crate::pack::BLOCK_ROWS;
-
-/// Checks the shape of every weight.
-pub(super) fn shapes(spec: &MoeSpec, hidden: usize) -> Result<(), WeightError> {
-    let (n, width) = (spec.n_experts, spec.width());
-    if !(1..=n).contains(&spec.n_used) {
-        let detail = format!("{} of {n} experts cannot be chosen", spec.n_used);
-        return Err(mismatch(&spec.router, &detail));
-    }
-    shape(&spec.router, n, hidden)?;
-    let stack = |stack: &ExpertStack, rows: usize, cols: usize| {
-        if stack.n_experts != n {
-            let detail = format!("{} experts, the router has {n}", stack.n_experts);
-            return Err(mismatch(&stack.weight, &detail));
-        }
-        shape(&stack.weight, n * rows, cols)
-    };
-    match &spec.gate_up {
-        ExpertGateUp::Separate { gate, up } => {
-            stack(gate, width, hidden)?;
-            stack(up, width, hidden)?;
-        }
-        ExpertGateUp::Fused(fused) => stack(fused, 2 * width, hidden)?,
-    }
-    stack(&spec.down, hidden, width)?;
-    let Some(shared) = &spec.shared else {
-        return Ok(());
-    };
-    shape(&shared.gate, 1, hidden)?;
-    dense(&shared.ffn, hidden)
-}
 
 // The messages below name these.
 const _: () = assert!(moe::MAX_EXPERTS == 512 && moe::MAX_USED == 10 && BLOCK_ROWS == 128);
