@@ -18,17 +18,17 @@ from gguf.quants import dequantize, quantize
 from moe_module import Moe
 
 VOCAB = 512
-N_IDS = 96
-POSITIONS = [0, 1, 5, 11, 20, 29, 40, 47, 52, 58, 63, 64, 71, 80, 88, 95]
-HIDDEN_POSITIONS = [0, 50, 95]
-GREEDY = 12
+N_IDS = 72
+POSITIONS = [0, 1, 5, 11, 20, 29, 40, 47, 52, 58, 63, 64, 71]
+HIDDEN_POSITIONS = [0, 50, 71]
+GREEDY = 8
 TOLERANCE = 1e-4
 # Gaps of the router, in log-probabilities, below which sums of f32 might choose otherwise.
 LEAST_GAP = 2e-4
 TYPES = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
     "q5_0": gguf.GGMLQuantizationType.Q5_0,
-    "bf16": gguf.GGMLQuantizationType.BF16,
+    "q4_1": gguf.GGMLQuantizationType.Q4_1,
 }
 
 
@@ -39,22 +39,23 @@ def shape(stem, arch, ty, **more):
         arch=arch,
         ty=ty,
         layers=2,
-        hidden=96,
-        heads=4,
-        kv_heads=2,
-        head_dim=32,
-        rope_dims=16 if hybrid else 32,
+        # The kernels of the GPU take heads of 64, delta heads of 128 and widths of multiples of 128.
+        hidden=128,
+        heads=2,
+        kv_heads=1,
+        head_dim=64,
+        rope_dims=16 if hybrid else 64,
         theta=1e7 if hybrid else 1e6,
         eps=1e-6,
         gated=hybrid,
         ffn_norm="post_attention_norm" if hybrid else "ffn_norm",
         recurrent=[],
-        k_heads=2,
-        v_heads=4,
-        state=32,
-        experts=8,
+        k_heads=1,
+        v_heads=2,
+        state=128,
+        experts=6,
         used=[3, 3, 3],
-        widths=[64, 64, 64],
+        widths=[128, 128, 128],
         shared_width=0,
         shared_gate=True,
         fused=False,
@@ -70,25 +71,24 @@ def shape(stem, arch, ty, **more):
 
 SHAPES = [
     # Counts and widths by layer, a factor on the experts' weights.
-    shape("qwen3moe_q8_0", "qwen3moe", "q8_0", used=[2, 3], widths=[64, 96], scale=1.5, scale_key=1.5),
+    shape("qwen3moe_q8_0", "qwen3moe", "q8_0", experts=4, used=[1, 2], widths=[128, 256], scale=1.5, scale_key=1.5),
     # Fused gate and up, a shared expert of another width, a head of its own.
     shape(
         "qwen35moe_fused_q5_0",
         "qwen35moe",
         "q5_0",
-        layers=3,
-        recurrent=[0, 1],
-        shared_width=96,
+        recurrent=[0],
+        shared_width=256,
         fused=True,
         tied=False,
     ),
     # A prediction head, whose layer has experts too; a scale of 0 means none.
     shape(
-        "qwen35moe_mtp_bf16",
+        "qwen35moe_mtp_q4_1",
         "qwen35moe",
-        "bf16",
+        "q4_1",
         recurrent=[0],
-        shared_width=64,
+        shared_width=128,
         used=[4, 4, 4],
         scale_key=0.0,
         mtp=True,
@@ -96,7 +96,7 @@ SHAPES = [
 ]
 
 MISTAKES = {
-    "qwen3moe_q8_0": [dict(used=[3, 3]), dict(used=[2, 2]), dict(scale=1.0), dict(renormalised=False)],
+    "qwen3moe_q8_0": [dict(used=[2, 2]), dict(used=[1, 1]), dict(scale=1.0), dict(renormalised=False)],
     "qwen35moe_fused_q5_0": [
         dict(swapped=True),
         dict(shared_gate=False),
@@ -104,7 +104,7 @@ MISTAKES = {
         dict(renormalised=False),
         dict(used=[2, 3, 3]),
     ],
-    "qwen35moe_mtp_bf16": [dict(shared_width=0), dict(used=[4, 3, 4]), dict(shared_gate=False)],
+    "qwen35moe_mtp_q4_1": [dict(shared_width=0), dict(used=[4, 3, 4]), dict(shared_gate=False)],
 }
 
 

@@ -42,7 +42,7 @@ const SETUPS: [Setup; 11] = [
     setup("llama3_f16", (KvFormat::Q8_0, KvFormat::F16), FAST),
     setup("gemma3_q4_1", (KvFormat::F16, KvFormat::F16), FAST),
     setup("qwen3moe_q8_0", (KvFormat::Q8_0, KvFormat::F16), FAST),
-    setup("qwen35moe_mtp_bf16", (KvFormat::F16, KvFormat::F16), FAST),
+    setup("qwen35moe_mtp_q4_1", (KvFormat::F16, KvFormat::F16), FAST),
     setup(
         "qwen35moe_fused_q5_0",
         (KvFormat::F32, KvFormat::F32),
