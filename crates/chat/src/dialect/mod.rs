@@ -12,13 +12,13 @@ use serde_json::{Map, Value};
 
 use self::fields::Fields;
 pub(crate) use self::media::{is_media, media_placeholder, refuse_media};
-pub(crate) use self::sampling::{refuse_completions_only, token_id};
+pub(crate) use self::sampling::{asks_for_something, refuse_completions_only, token_id};
 pub(crate) use self::tools::{ToolFields, choice as tool_choice, items as tool_items};
 use crate::conversation::Message;
 use crate::error::ChatError;
 use crate::request::{
-    CacheHints, ChatRequest, CompressionMode, ReasoningFormat, ReasoningOptions, ResponseFormat,
-    SamplingParams, StreamOptions, TokenOptions,
+    CacheHints, ChatRequest, CompressionMode, MAX_TOP_LOGPROBS, ReasoningFormat, ReasoningOptions,
+    ResponseFormat, SamplingParams, StreamOptions, TokenOptions,
 };
 
 /// Fields that each dialect reads in its own way.
@@ -62,6 +62,17 @@ pub(crate) fn chat_request(
         return_progress: false,
         timings_per_token: false,
     })
+}
+
+/// The alternatives per token that a chat request asks for, if it asks for logprobs.
+pub(crate) fn logprobs(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
+    let wanted = body.flag("logprobs", false)?;
+    let top = body.count("top_logprobs", MAX_TOP_LOGPROBS)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(body.error("top_logprobs", "needs logprobs to be true")),
+    }
 }
 
 fn template_variables(body: &Fields<'_>) -> Result<Map<String, Value>, ChatError> {

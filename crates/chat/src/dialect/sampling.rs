@@ -84,7 +84,8 @@ pub(crate) fn refuse_completions_only(body: &Fields<'_>) -> Result<(), ChatError
     Ok(())
 }
 
-fn asks_for_something(body: &Fields<'_>, key: &str) -> bool {
+/// Whether a field is there with a value that means more than its absence.
+pub(crate) fn asks_for_something(body: &Fields<'_>, key: &str) -> bool {
     match body.get(key) {
         None | Some(Value::Bool(false)) => false,
         Some(Value::Number(number)) => number.as_f64() != Some(0.0),

@@ -5,7 +5,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::dialect::fields::{Fields, must_be, parse_body};
-use crate::dialect::{refuse_media, token_id};
+use crate::dialect::{asks_for_something, refuse_media, token_id};
 use crate::error::ChatError;
 use crate::openai::request::{CompletionPrompt, CompletionRequest, MAX_PROMPTS};
 use crate::request::MAX_TOP_LOGPROBS;
@@ -87,13 +87,7 @@ fn response_fields(body: &Fields<'_>) -> Result<Vec<String>, ChatError> {
 
 fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ChatError> {
     for key in UNSUPPORTED {
-        let asks = match body.get(key) {
-            None | Some(Value::Bool(false)) => false,
-            Some(Value::Number(number)) => number.as_f64() != Some(0.0),
-            Some(Value::Array(items)) => !items.is_empty(),
-            Some(_) => true,
-        };
-        if asks {
+        if asks_for_something(body, key) {
             return Err(body.error(key, "is not supported; leave it out"));
         }
     }

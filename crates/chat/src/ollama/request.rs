@@ -4,13 +4,13 @@ use serde_json::{Map, Value, json};
 
 use crate::conversation::{Message, Role};
 use crate::dialect::fields::{Fields, must_be, parse_body};
-use crate::dialect::{DialectFields, ToolFields, refuse_completions_only};
+use crate::dialect::{
+    DialectFields, ToolFields, asks_for_something, logprobs, refuse_completions_only,
+};
 use crate::error::ChatError;
 use crate::openai::request::messages;
 use crate::openai::request::{CompletionPrompt, CompletionRequest, GapContext};
-use crate::request::{
-    ChatRequest, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, SchemaStrictness,
-};
+use crate::request::{ChatRequest, ResponseFormat, SamplingParams, SchemaStrictness};
 
 /// What a body asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,12 +102,9 @@ pub fn completion_request(body: &[u8]) -> Result<(CompletionRequest, OllamaField
     refuse_generate_fields(&own)?;
     let suffix = own.string("suffix")?.filter(|text| !text.is_empty());
     for key in ["system", "think"] {
-        let asks = match own.get(key) {
-            None | Some(Value::Bool(_)) => false,
-            Some(Value::String(text)) => !text.is_empty(),
-            Some(_) => true,
-        };
-        if asks {
+        // Without a template there is no reasoning to switch on or off.
+        let is_flag = matches!(own.get(key), Some(Value::Bool(_)));
+        if !is_flag && asks_for_something(&own, key) {
             let message = "needs the model's template; leave out raw and suffix";
             return Err(own.error(key, message));
         }
@@ -167,13 +164,7 @@ fn refuse_generate_fields(body: &Fields<'_>) -> Result<(), ChatError> {
             "is not supported; send the conversation to /api/chat",
         ),
     ] {
-        let asks = match body.get(key) {
-            None => false,
-            Some(Value::String(text)) => !text.is_empty(),
-            Some(Value::Array(items)) => !items.is_empty(),
-            Some(_) => true,
-        };
-        if asks {
+        if asks_for_something(body, key) {
             return Err(body.error(key, message));
         }
     }
@@ -234,16 +225,6 @@ fn own_fields(options: &Value) -> Result<OllamaFields, ChatError> {
     Ok(OllamaFields {
         num_ctx: options.count("num_ctx", u32::MAX as usize)?,
     })
-}
-
-fn logprobs(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
-    let wanted = body.flag("logprobs", false)?;
-    let top = body.count("top_logprobs", MAX_TOP_LOGPROBS)?;
-    match (wanted, top) {
-        (true, top) => Ok(Some(top.unwrap_or(0))),
-        (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => Err(body.error("top_logprobs", "needs logprobs to be true")),
-    }
 }
 
 /// `format`: `json`, or a schema.

@@ -3,11 +3,10 @@
 use super::messages;
 use crate::conversation::Role;
 use crate::dialect::fields::{Fields, parse_body};
-use crate::dialect::{DialectFields, ToolFields};
+use crate::dialect::{DialectFields, ToolFields, logprobs};
 use crate::error::ChatError;
 use crate::request::{
-    ChatRequest, MAX_TOP_LOGPROBS, ReasoningFormat, ResponseFormat, SamplingParams, StreamOptions,
-    TokenOptions,
+    ChatRequest, ReasoningFormat, ResponseFormat, SamplingParams, StreamOptions, TokenOptions,
 };
 
 /// Reads and checks the body of a chat completion request.
@@ -63,16 +62,6 @@ pub(super) fn stream_options(body: &Fields<'_>) -> Result<StreamOptions, ChatErr
         continuous_usage_stats: options.flag("continuous_usage_stats", false)?
             && include_usage != Some(false),
     })
-}
-
-fn logprobs(body: &Fields<'_>) -> Result<Option<usize>, ChatError> {
-    let wanted = body.flag("logprobs", false)?;
-    let top = body.count("top_logprobs", MAX_TOP_LOGPROBS)?;
-    match (wanted, top) {
-        (true, top) => Ok(Some(top.unwrap_or(0))),
-        (false, None | Some(0)) => Ok(None),
-        (false, Some(_)) => Err(body.error("top_logprobs", "needs logprobs to be true")),
-    }
 }
 
 fn reasoning_format(body: &Fields<'_>) -> Result<ReasoningFormat, ChatError> {
