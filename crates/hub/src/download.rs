@@ -62,6 +62,7 @@ pub(crate) fn download(
         file,
         size_bytes: target.size,
         have_bytes,
+        hash: target.id.map(ContentId::as_str),
     });
     let mut downloaded = 0;
     let (mut partial, result) = fetch(client, target, partial, report, &mut downloaded);

@@ -15,6 +15,9 @@ pub enum PullEvent<'a> {
         size_bytes: u64,
         /// Bytes of an earlier download.
         have_bytes: u64,
+        /// The hub's hash of its content in hexadecimal digits, if the hub gives one: SHA-256, or
+        /// Git's SHA-1 of small files.
+        hash: Option<&'a str>,
     },
     /// Bytes came. Calls are frequent, and from several threads.
     Progress {

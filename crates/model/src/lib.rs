@@ -15,6 +15,7 @@ mod card;
 mod draft;
 mod error;
 mod family;
+mod file_type;
 mod fim;
 mod hash;
 pub mod importance;

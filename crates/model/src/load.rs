@@ -7,6 +7,7 @@ use contract::{ModelSpec, QuantType, Vocab, WeightRef, WeightSource};
 use gguf::{FileBytes, GgufFile};
 
 use crate::card::{CardSampling, ModelCard};
+use crate::file_type::file_type_name;
 use crate::hash::model_hash;
 use crate::names::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::reader::{Reader, key_error};
@@ -54,6 +55,9 @@ pub struct ModelInfo {
     pub n_parts: usize,
     /// Types of the weights that the model reads, most bytes first.
     pub types: Vec<TypeShare>,
+    /// Name of the quantisation, such as `Q4_K_M`: by `general.file_type`, else the type of most
+    /// bytes.
+    pub quantization: String,
     /// Number of weights of the multi-token-prediction head, if the file has one.
     pub mtp_parameters: Option<u64>,
     /// Tensors of the file that are not read.
@@ -154,6 +158,7 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
     let values = |weights: Vec<&WeightRef>| weights.iter().map(|w| w.values() as u64).sum();
     let info = ModelInfo {
         name,
+        quantization: quantization(&file, &types),
         mtp_parameters: spec.mtp.as_ref().map(|mtp| values(mtp.weights(&spec))),
         parameters: values(spec.weights()),
         bytes: types.iter().map(|share| share.bytes).sum(),
@@ -174,6 +179,17 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
         card,
         info,
     })
+}
+
+fn quantization(file: &GgufFile, types: &[TypeShare]) -> String {
+    // A key of another type says as little as none.
+    let stated = file.meta().integer("general.file_type").ok().flatten();
+    let stated = stated.and_then(|value| file_type_name(u32::try_from(value).ok()?));
+    match (stated, types.first()) {
+        (Some(name), _) => name.to_owned(),
+        (None, Some(share)) => format!("{:?}", share.ty),
+        (None, None) => String::new(),
+    }
 }
 
 fn type_shares(spec: &ModelSpec) -> Vec<TypeShare> {

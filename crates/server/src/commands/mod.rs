@@ -29,6 +29,7 @@ mod probe;
 mod pull;
 mod quantize;
 mod reload;
+mod requested_pulls;
 mod run;
 mod running_models;
 mod serve;

@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
 use crate::commands::hosting::{self, ModelEntry};
+use crate::commands::requested_pulls::RequestedPulls;
 use crate::commands::session_folder::SessionFolder;
 use crate::commands::{all_causes, listening, missing_draft, reload, supervisor};
 use crate::commands::{caching, compressing};
@@ -176,8 +177,11 @@ async fn listen_and_serve(
             "listening on {address} without --api-key: anyone who can reach this address can use the model"
         );
     }
+    let pulled = RequestedPulls::default();
+    config.pulls = pulled.policy(address, !config.api_keys.is_empty());
     if let Some(entries) = entries {
-        return serve_several(args, config, entries, bundled, (listener, stop, url)).await;
+        let several = SeveralModels { entries, pulled };
+        return serve_several(args, config, several, bundled, (listener, stop, url)).await;
     }
     tracing::info!("listening on http://{address}; loading");
     let (engine, handle) = Engine::start(factory(args, bundled), config.queue_limit)?;
@@ -207,15 +211,24 @@ async fn listen_and_serve(
     Ok(())
 }
 
+/// The models of a server that has several.
+struct SeveralModels {
+    /// Those of the flags.
+    entries: Vec<ModelEntry>,
+    /// Those that clients have had pulled.
+    pulled: RequestedPulls,
+}
+
 /// Serves several models, which are loaded when requests name them. The model that the command line
 /// names is loaded at once.
 async fn serve_several(
     mut args: ServeArgs,
     mut config: ServerConfig,
-    entries: Vec<ModelEntry>,
+    several: SeveralModels,
     bundled: Bundled,
     (listener, stop, url): (TcpListener, ShutdownSignal, String),
 ) -> anyhow::Result<()> {
+    let SeveralModels { entries, pulled } = several;
     let sessions = if args.cache.kv_cache_dir.is_none() && args.cache.prefix_cache_entries > 0 {
         Some(SessionFolder::make()?)
     } else {
@@ -239,7 +252,10 @@ async fn serve_several(
     };
     let host = models::open(entries.into_iter().map(&hosted).collect(), policy);
     host.find_new_by(Arc::new(move || match hosting::entries(&args) {
-        Ok(entries) => entries.into_iter().flatten().map(&hosted).collect(),
+        Ok(entries) => {
+            let entries = entries.into_iter().flatten();
+            entries.chain(pulled.entries()).map(&hosted).collect()
+        }
         Err(error) => {
             tracing::warn!("{}", all_causes(&error));
             Vec::new()

@@ -10,6 +10,7 @@ use contract::AttentionWindow;
 use crate::cli::{LateSystemArg, OnOff, ReasoningFieldArg, ServeArgs};
 use crate::config::{ConfigError, read_text};
 use crate::kept_responses::ResponseStore;
+use crate::settings::model_pulls::ModelPulls;
 use crate::settings::{GenerationDefaults, ServerConfig, Timeouts, WindowPolicy};
 
 /// Name of the bundled model in the API.
@@ -69,6 +70,7 @@ pub fn server_config(args: &ServeArgs) -> Result<ServerConfig, ConfigError> {
         },
         defaults,
         responses: ResponseStore::in_memory(args.listen.responses.responses_memory << 20),
+        pulls: ModelPulls::default(),
     })
 }
 

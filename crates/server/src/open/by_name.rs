@@ -122,6 +122,7 @@ impl PullProgress<'_> {
                 file,
                 size_bytes,
                 have_bytes,
+                hash: _,
             } => {
                 if have_bytes > 0 {
                     let percent = percent(have_bytes, size_bytes);

@@ -174,6 +174,7 @@ pub(crate) fn text_side(
             parameters: loaded.info.parameters,
             size_bytes: loaded.info.bytes,
             architecture: loaded.info.architecture.clone(),
+            quantization: loaded.info.quantization.clone(),
             path: path.map(|path| path.display().to_string()),
             ..ModelDescription::default()
         },

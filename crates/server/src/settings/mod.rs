@@ -2,6 +2,7 @@
 
 pub mod compression;
 pub mod keep_alive;
+pub mod model_pulls;
 pub mod reasoning;
 
 use std::time::Duration;
@@ -13,6 +14,7 @@ use model::markup::CardMarkup;
 use tokio::sync::watch;
 
 use crate::kept_responses::ResponseStore;
+use crate::settings::model_pulls::ModelPulls;
 use crate::settings::reasoning::ReasoningDefaults;
 
 /// Settings of the HTTP side and the engine thread.
@@ -64,6 +66,8 @@ pub struct ServerConfig {
     pub defaults: GenerationDefaults,
     /// Responses that are kept by their ids.
     pub responses: ResponseStore,
+    /// Whether clients may have models pulled.
+    pub pulls: ModelPulls,
 }
 
 /// Attention window policy.
@@ -159,6 +163,7 @@ impl Default for ServerConfig {
             window: WindowPolicy::default(),
             defaults: GenerationDefaults::default(),
             responses: ResponseStore::in_memory(64 << 20),
+            pulls: ModelPulls::default(),
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct ModelDescription {
     pub size_bytes: u64,
     /// Architecture name in the file.
     pub architecture: String,
+    /// Name of the quantisation, such as `Q4_K_M`.
+    pub quantization: String,
     /// File path; shown only with an API key.
     pub path: Option<String>,
     /// Draft file path, if any; shown only with an API key.

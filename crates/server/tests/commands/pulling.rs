@@ -104,7 +104,8 @@ fn pulled_model_is_listed_and_removed() {
 #[test]
 fn name_is_downloaded_and_served_and_then_served_offline() {
     let home = Home::new();
-    let served = ServerProcess::start_with(&["--device", "cpu", NAME], |command| home.set(command));
+    let args = ["--device", "cpu", NAME, "--idle-unload", "1h"];
+    let served = ServerProcess::start_with(&args, |command| home.set(command));
     assert!(
         served.log.contains("pulling maker/Tiny-GGUF:BF16"),
         "{}",
@@ -112,12 +113,60 @@ fn name_is_downloaded_and_served_and_then_served_offline() {
     );
     let models = served.request("/v1/models", "").body;
     assert!(models.contains("Tiny-BF16"), "{models}");
+    assert_clients_pull(&home, &served);
     drop(served);
     home.hub.take_seen();
     let offline = ServerProcess::start_with(&["--device", "cpu", REPO], |command| {
         home.set(command).env("HF_HUB_OFFLINE", "1")
     });
     assert!(!offline.log.contains("pulling"), "{}", offline.log);
+    let refused = offline.request("/api/pull", r#"{"model": "maker/Other-GGUF:F16"}"#);
+    assert_eq!(refused.status, 403, "{}", refused.body);
+    assert!(refused.body.contains("--offline"), "{}", refused.body);
+    assert_eq!(home.hub.take_seen().len(), 0);
+}
+
+/// A client of Ollama's protocol has another model pulled, and then the server has it.
+fn assert_clients_pull(home: &Home, served: &ServerProcess) {
+    const OTHER: &str = "maker/Other-GGUF:BF16";
+    let content = fs::read(model()).unwrap();
+    let size = content.len() as u64;
+    home.hub.add("maker/Other-GGUF", "Other-BF16.gguf", content);
+    let pull = |model: &str| {
+        let body = serde_json::json!({ "model": model }).to_string();
+        let lines = served.request("/api/pull", &body).body;
+        let lines = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        lines.collect::<Vec<Value>>()
+    };
+    for (name, words) in [
+        ("maker/No-GGUF", "no such repository"),
+        ("llama3.2", "not a model's name"),
+        ("http://127.0.0.1:9/m.gguf", "only models of the hub"),
+    ] {
+        let error = pull(name).pop().unwrap()["error"].clone();
+        assert!(error.as_str().unwrap().contains(words), "{name}: {error}");
+    }
+    let lines = pull(OTHER);
+    assert_eq!(lines[0]["status"], "pulling manifest");
+    let last = lines.last().unwrap();
+    assert_eq!(last["status"], "success", "{lines:?}");
+    let of_file = lines.iter().filter(|line| line["total"] == size);
+    for line in of_file {
+        assert!(line["completed"].as_u64() <= Some(size), "{line}");
+        let digest = line["digest"].as_str().unwrap();
+        assert!(
+            digest.starts_with("sha256:") && digest.len() == 71,
+            "{digest}"
+        );
+    }
+    assert!(!served.request("/api/pull", "{}").body.contains("success"));
+    let tags = served.request("/api/tags", "").body;
+    assert!(tags.contains(OTHER), "{tags}");
+    // What is there is not downloaded again.
+    home.hub.take_seen();
+    assert_eq!(pull(OTHER).len(), 2);
     assert_eq!(home.hub.take_seen().len(), 0);
 }
 

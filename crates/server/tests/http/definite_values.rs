@@ -147,7 +147,7 @@ async fn paths_of_other_servers_are_named() {
     }
     for (path, words) in [
         ("/api/embed", "embeddings"),
-        ("/api/pull", "hearth pull"),
+        ("/api/delete", "hearth rm"),
         ("/api/copy", "Ollama"),
     ] {
         let answer = server.post(path, &json!({})).await;

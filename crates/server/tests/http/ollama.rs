@@ -184,6 +184,10 @@ async fn lists_describe_the_model_and_errors_are_texts() {
         (&json!("tiny"), &json!(34))
     );
     assert_eq!(entry["details"]["family"], "script");
+    assert_eq!(entry["details"]["quantization_level"], "Q4_K_M");
+    // A model that is served needs no pull.
+    let pulled = whole(&server, "/api/pull", json!({"model": "tiny:latest"})).await;
+    assert_eq!(pulled, json!({"status": "success"}));
     let running = server.get("/api/ps").await.json().await;
     assert_eq!(running["models"][0]["context_length"], 512);
     assert!(running["models"][0]["expires_at"].is_string());
@@ -203,6 +207,7 @@ async fn lists_describe_the_model_and_errors_are_texts() {
             "'no' does not exist",
         ),
         ("/api/show", json!({}), 400, "model: is missing"),
+        ("/api/pull", json!({"model": "a/b"}), 403, "pulls no models"),
         (
             "/api/generate",
             json!({"prompt": "a", "images": ["AA=="]}),

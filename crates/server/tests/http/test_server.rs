@@ -193,6 +193,7 @@ pub(crate) fn loaded(
             parameters: 12,
             size_bytes: 34,
             architecture: "script".to_owned(),
+            quantization: "Q4_K_M".to_owned(),
             path: Some("/models/tiny.gguf".to_owned()),
             ..ModelDescription::default()
         },

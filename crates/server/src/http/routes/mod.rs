@@ -46,12 +46,12 @@ const NOT_OURS: [(&str, &str); 11] = [
     ),
     ("api/embed", "this server makes no embeddings"),
     (
-        "api/pull",
-        "models are not pulled by requests; use the command hearth pull",
+        "api/delete",
+        "models are not deleted by requests; use the command hearth rm",
     ),
     (
         "api/",
-        "of Ollama's protocol this server has chat, generate, tags, show, ps and version",
+        "of Ollama's protocol this server has chat, generate, pull, tags, show, ps and version",
     ),
 ];
 

@@ -28,6 +28,43 @@ struct Listed {
     expires: Option<Timestamp>,
 }
 
+impl Listed {
+    fn is_named(&self, asked: &str) -> bool {
+        let plain = asked.strip_suffix(":latest").unwrap_or(asked);
+        self.name.eq_ignore_ascii_case(asked) || self.name.eq_ignore_ascii_case(plain)
+    }
+}
+
+/// A body that names a model.
+pub(super) struct ModelRequest {
+    pub(super) model: String,
+    pub(super) fields: Map<String, Value>,
+}
+
+/// Reads a body that names a model.
+pub(super) fn model_request(bytes: &[u8]) -> Result<ModelRequest, ApiError> {
+    let fields: Map<String, Value> = serde_json::from_slice(bytes)
+        .map_err(|error| ApiError::invalid(format!("the body is not a JSON object: {error}")))?;
+    let model = fields.get("model").or_else(|| fields.get("name"));
+    match model.and_then(Value::as_str).map(str::to_owned) {
+        Some(model) if !model.is_empty() => Ok(ModelRequest { model, fields }),
+        _ => Err(ApiError::invalid_param("model", "model: is missing")),
+    }
+}
+
+/// Whether a model of this name is served.
+pub(super) fn is_served(app: &App, name: &str) -> bool {
+    listed(app).iter().any(|model| model.is_named(name))
+}
+
+/// As [`is_served`], of a model that may have come a moment ago.
+pub(super) async fn is_served_after_a_look(app: &App, name: &str) -> bool {
+    if let Some(host) = app.host() {
+        host.find_or_look(name).await;
+    }
+    is_served(app, name)
+}
+
 fn listed(app: &App) -> Vec<Listed> {
     let Some(host) = app.host() else {
         return vec![Listed {
@@ -84,22 +121,12 @@ pub(super) async fn ps(State(app): State<App>) -> Json<Value> {
 /// `POST /api/show`.
 pub(super) async fn show(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
     let bytes = body::read(body, app.config().body_limit_bytes).await?;
-    let request: Map<String, Value> = serde_json::from_slice(&bytes)
-        .map_err(|error| ApiError::invalid(format!("the body is not a JSON object: {error}")))?;
-    let asked = request.get("model").or_else(|| request.get("name"));
-    let Some(asked) = asked.and_then(Value::as_str) else {
-        return Err(ApiError::invalid_param("model", "model: is missing"));
-    };
+    let asked = model_request(&bytes)?.model;
     let models = listed(&app);
-    let plain = asked.strip_suffix(":latest").unwrap_or(asked);
-    let known = |model: &&Listed| {
-        let name = model.name.as_str();
-        name.eq_ignore_ascii_case(asked) || name.eq_ignore_ascii_case(plain)
-    };
-    let Some(model) = models.iter().find(known) else {
+    let Some(model) = models.iter().find(|model| model.is_named(&asked)) else {
         let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
         return Err(ApiError::ModelNotFound {
-            asked: asked.to_owned(),
+            asked,
             served: names.join(", "),
         });
     };
@@ -172,13 +199,15 @@ fn details(handle: Option<&ModelHandle>) -> Value {
     let description = handle.map(|handle| &handle.model.description);
     let family = description.map_or("", |description| description.architecture.as_str());
     let parameters = description.map_or(0, |description| description.parameters);
+    // Only a loaded model's file is known.
+    let quantization = description.map_or("unknown", |description| &description.quantization);
     json!({
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
         "parameter_size": count(parameters),
-        "quantization_level": "unknown",
+        "quantization_level": quantization,
     })
 }
 

@@ -57,6 +57,9 @@ const OLLAMA_WORK: &[u16] = &[400, 404, 413, 500, 503];
 /// Errors of operations that take a body and do not enter the queue.
 const COUNT: &[u16] = &[400, 404, 413, 500, 503];
 
+/// Errors of a pull.
+const PULL: &[u16] = &[400, 403, 404, 413, 500, 503];
+
 const fn get(
     path: &'static str,
     summary: &'static str,
@@ -94,7 +97,7 @@ const fn post(
 
 use ResponseContent::{Events, Json as Object, JsonOrEvents, JsonOrLines, Page, PageOrJson, Text};
 
-pub(super) const OPERATIONS: [Operation; 40] = [
+pub(super) const OPERATIONS: [Operation; 41] = [
     get(
         "/health",
         "Whether requests are taken",
@@ -332,6 +335,13 @@ pub(super) const OPERATIONS: [Operation; 40] = [
         "ModelRequest",
         (Object, "OllamaModel"),
         COUNT,
+    ),
+    post(
+        "/api/pull",
+        "Pulls a model into the cache, with progress in lines",
+        "OllamaPullRequest",
+        (JsonOrLines, "OllamaPullStatus"),
+        PULL,
     ),
     post(
         "/api/chat",

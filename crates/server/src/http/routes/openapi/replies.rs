@@ -139,6 +139,13 @@ pub(super) fn schemas() -> Map<String, Value> {
                 "capabilities": {"type": "array", "items": text},
             }),
         ),
+        "OllamaPullStatus": object(
+            &["status"],
+            json!({
+                "status": text, "digest": text,
+                "total": {"type": "integer"}, "completed": {"type": "integer"},
+            }),
+        ),
         "OllamaReply": ollama_reply(),
         "AnthropicError": object(
             &["type", "error"],

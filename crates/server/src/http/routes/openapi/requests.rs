@@ -61,6 +61,11 @@ pub(super) fn schemas() -> Map<String, Value> {
             "required": ["model"],
             "properties": {"model": {"type": "string"}},
         },
+        "OllamaPullRequest": {
+            "type": "object",
+            "required": ["model"],
+            "properties": {"model": {"type": "string"}, "stream": {"type": "boolean"}},
+        },
         "ControlRequest": {
             "type": "object",
             "required": ["id", "action"],
