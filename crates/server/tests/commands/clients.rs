@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::client::ServerProcess;
 use crate::process::{Done, command, hearth};
 
-const CLIENTS: [(&str, &str); 13] = [
+const CLIENTS: [(&str, &str); 18] = [
     ("claude-code", ".claude/settings.json"),
     ("codex", ".codex/config.toml"),
     ("opencode", ".config/opencode/opencode.json"),
@@ -16,6 +16,11 @@ const CLIENTS: [(&str, &str); 13] = [
     ("hermes", ".hermes/config.yaml"),
     ("pi", ".pi/agent/models.json"),
     ("openclaw", ".openclaw/openclaw.json"),
+    ("qwen-code", ".config/hearth/qwen-code.env"),
+    ("copilot", ".config/hearth/copilot.env"),
+    ("kilo", ".config/kilo/kilo.json"),
+    ("kimi", ".config/hearth/kimi.env"),
+    ("continue", ".config/hearth/continue.yaml"),
     ("aider", ".aider.conf.yml"),
     ("llm", ".config/io.datasette.llm/extra-openai-models.yaml"),
     ("litellm", ".config/hearth/litellm.yaml"),

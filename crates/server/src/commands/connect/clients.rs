@@ -1,11 +1,10 @@
 //! The clients, and the settings that point each at a server.
 
-use std::path::PathBuf;
-
 use serde_json::{Map, Value, json};
 
 use super::ServedModel;
-use super::settings_file::{FileFormat, SettingsFile};
+use super::coding_agents::{continue_cli, copilot, kilo, kimi, opencode, qwen_code};
+use super::settings_file::{FileFormat, SettingsFile, hearth_file, quoted, variables};
 use crate::config::directories::Directories;
 
 /// A client that can use this server.
@@ -21,7 +20,7 @@ pub(super) struct Client {
 }
 
 /// All clients.
-pub(super) const CLIENTS: [Client; 13] = [
+pub(super) const CLIENTS: [Client; 18] = [
     Client {
         name: "claude-code",
         title: "Claude Code",
@@ -68,6 +67,36 @@ pub(super) const CLIENTS: [Client; 13] = [
         title: "OpenClaw",
         files: openclaw,
         next: |_| "openclaw agent --local".to_owned(),
+    },
+    Client {
+        name: "qwen-code",
+        title: "Qwen Code",
+        files: qwen_code,
+        next: |_| "qwen --auth-type openai".to_owned(),
+    },
+    Client {
+        name: "copilot",
+        title: "Copilot CLI",
+        files: copilot,
+        next: |_| "copilot".to_owned(),
+    },
+    Client {
+        name: "kilo",
+        title: "Kilo",
+        files: kilo,
+        next: |to| format!("kilo -m hearth/{}", to.model),
+    },
+    Client {
+        name: "kimi",
+        title: "Kimi Code",
+        files: kimi,
+        next: |_| "kimi".to_owned(),
+    },
+    Client {
+        name: "continue",
+        title: "Continue",
+        files: continue_cli,
+        next: |_| "cn --config ~/.config/hearth/continue.yaml".to_owned(),
     },
     Client {
         name: "aider",
@@ -126,6 +155,9 @@ pub(super) const CLIENTS: [Client; 13] = [
     },
 ];
 
+/// The smallest `CLAUDE_CODE_AUTO_COMPACT_WINDOW`, in tokens.
+const LEAST_COMPACT_WINDOW: usize = 100_000;
+
 fn claude_code(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
     let env: Map<String, Value> = claude_variables(to)
         .into_iter()
@@ -144,7 +176,7 @@ fn claude_code(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile>
 /// The variables that Claude Code reads.
 pub(super) fn claude_variables(to: &ServedModel) -> Vec<(&'static str, String)> {
     let (model, context) = (&to.model, to.context.to_string());
-    vec![
+    let mut variables = vec![
         ("ANTHROPIC_BASE_URL", to.base.clone()),
         ("ANTHROPIC_AUTH_TOKEN", to.key().to_owned()),
         ("ANTHROPIC_MODEL", model.clone()),
@@ -152,10 +184,14 @@ pub(super) fn claude_variables(to: &ServedModel) -> Vec<(&'static str, String)> 
         ("ANTHROPIC_DEFAULT_SONNET_MODEL", model.clone()),
         ("ANTHROPIC_DEFAULT_HAIKU_MODEL", model.clone()),
         ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", context.clone()),
-        ("CLAUDE_CODE_AUTO_COMPACT_WINDOW", context),
         ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0".to_owned()),
         ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1".to_owned()),
-    ]
+    ];
+    // Claude Code reads less as its minimum, and warns at every start.
+    if to.context >= LEAST_COMPACT_WINDOW {
+        variables.push(("CLAUDE_CODE_AUTO_COMPACT_WINDOW", context));
+    }
+    variables
 }
 
 fn codex(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
@@ -178,33 +214,6 @@ fn codex(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
             ],
             name: "model_providers.hearth",
             table,
-        },
-    }]
-}
-
-fn opencode(to: &ServedModel, directories: &Directories) -> Vec<SettingsFile> {
-    let model = format!("hearth/{}", to.model);
-    let limit = json!({"context": to.context, "output": to.output()});
-    let value = json!({
-        "$schema": "https://opencode.ai/config.json",
-        "provider": {"hearth": {
-            "npm": "@ai-sdk/openai-compatible",
-            "name": "Hearth",
-            "options": {
-                "baseURL": format!("{}/v1", to.base),
-                "apiKey": to.key(),
-                "timeout": 600_000,
-            },
-            "models": {&to.model: {"name": to.model, "limit": limit}},
-        }},
-        "model": model,
-        "small_model": model,
-    });
-    vec![SettingsFile {
-        file: directories.config.join("opencode/opencode.json"),
-        format: FileFormat::Json {
-            value,
-            choices: &["/model", "/small_model"],
         },
     }]
 }
@@ -366,25 +375,4 @@ pub(super) fn anthropic_variables(to: &ServedModel) -> Vec<(&'static str, String
         ("ANTHROPIC_BASE_URL", to.base.clone()),
         ("ANTHROPIC_AUTH_TOKEN", to.key().to_owned()),
     ]
-}
-
-/// A file of `export` lines for a shell to source.
-fn variables(directories: &Directories, name: &str, pairs: &[(&str, String)]) -> Vec<SettingsFile> {
-    let lines = pairs
-        .iter()
-        .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', "'\\''")));
-    vec![SettingsFile {
-        file: hearth_file(directories, &format!("{name}.env")),
-        format: FileFormat::Variables(lines.collect()),
-    }]
-}
-
-/// A file in Hearth's own directory.
-pub(super) fn hearth_file(directories: &Directories, name: &str) -> PathBuf {
-    directories.config.join("hearth").join(name)
-}
-
-/// A quoted string that JSON, TOML and YAML read alike.
-pub(super) fn quoted(text: &str) -> String {
-    json!(text).to_string()
 }

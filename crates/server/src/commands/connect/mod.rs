@@ -1,6 +1,7 @@
 //! `hearth connect`: settings that point a client at this server, printed or written to its files.
 
 mod clients;
+mod coding_agents;
 mod launch;
 mod merge;
 mod settings_file;

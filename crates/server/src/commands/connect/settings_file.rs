@@ -5,9 +5,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::merge::{self, Merged};
+use crate::config::directories::Directories;
 
 /// A file and the settings that it must hold.
 pub(super) struct SettingsFile {
@@ -156,4 +157,29 @@ fn replace(file: &Path, text: &str) -> io::Result<()> {
     new.as_file().sync_all()?;
     new.persist(&file)?;
     Ok(())
+}
+
+/// A file of `export` lines for a shell to source.
+pub(super) fn variables(
+    directories: &Directories,
+    name: &str,
+    pairs: &[(&str, String)],
+) -> Vec<SettingsFile> {
+    let lines = pairs
+        .iter()
+        .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', "'\\''")));
+    vec![SettingsFile {
+        file: hearth_file(directories, &format!("{name}.env")),
+        format: FileFormat::Variables(lines.collect()),
+    }]
+}
+
+/// A file in Hearth's own directory.
+pub(super) fn hearth_file(directories: &Directories, name: &str) -> PathBuf {
+    directories.config.join("hearth").join(name)
+}
+
+/// A quoted string that JSON, TOML and YAML read alike.
+pub(super) fn quoted(text: &str) -> String {
+    json!(text).to_string()
 }

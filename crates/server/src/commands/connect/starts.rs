@@ -3,9 +3,10 @@
 
 use super::ServedModel;
 use super::clients::{
-    anthropic_variables, claude_variables, hearth_file, open_ai_variables, open_webui_variables,
-    quoted,
+    anthropic_variables, claude_variables, open_ai_variables, open_webui_variables,
 };
+use super::coding_agents::{copilot_variables, kimi_variables, qwen_code_variables};
+use super::settings_file::{hearth_file, quoted};
 use crate::config::directories::Directories;
 
 /// The start of a client.
@@ -31,6 +32,11 @@ pub(super) fn start_of(client: &str) -> Option<StartFn> {
         "hermes" => hermes,
         "pi" => pi,
         "openclaw" => openclaw,
+        "qwen-code" => qwen_code,
+        "copilot" => copilot,
+        "kilo" => kilo,
+        "kimi" => kimi,
+        "continue" => continue_cli,
         "aider" => aider,
         "llm" => llm,
         "litellm" => litellm,
@@ -109,6 +115,28 @@ fn openclaw(_: &ServedModel, own: &Directories) -> Start {
     let file = own.home.join(".openclaw/openclaw.json");
     let variables = vec![("OPENCLAW_CONFIG_PATH", file.display().to_string())];
     start("openclaw", &["agent", "--local"], variables)
+}
+
+fn qwen_code(to: &ServedModel, _: &Directories) -> Start {
+    start("qwen", &["--auth-type", "openai"], qwen_code_variables(to))
+}
+
+fn copilot(to: &ServedModel, _: &Directories) -> Start {
+    start("copilot", &[], copilot_variables(to))
+}
+
+fn kilo(_: &ServedModel, own: &Directories) -> Start {
+    let file = own.config.join("kilo/kilo.json").display().to_string();
+    start("kilo", &[], vec![("KILO_CONFIG", file)])
+}
+
+fn kimi(to: &ServedModel, _: &Directories) -> Start {
+    start("kimi", &[], kimi_variables(to))
+}
+
+fn continue_cli(_: &ServedModel, own: &Directories) -> Start {
+    let file = hearth_file(own, "continue.yaml").display().to_string();
+    start("cn", &["--config", &file], Vec::new())
 }
 
 fn aider(_: &ServedModel, own: &Directories) -> Start {
