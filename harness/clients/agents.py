@@ -6,7 +6,10 @@ only keep the client from prompting a person or using a network. The prompts use
 model's training.
 """
 
+import shlex
+
 import pages
+from sandbox import MARKER
 
 
 def claude_code(sandbox, prompt, small):
@@ -66,6 +69,47 @@ def hermes(sandbox, prompt, small):
     return sandbox.run(["hermes", "chat", "-Q", "--yolo", *reduced, "-q", prompt], {})
 
 
+def without_names(sandbox):
+    """Removes the file named as the marker, for clients that list the folder in their first prompt."""
+    (sandbox.work / "notes" / MARKER).unlink()
+
+
+def qwen_code(sandbox, prompt, _small):
+    without_names(sandbox)
+    kind = [] if sandbox.launches else ["--auth-type", "openai"]
+    command = ["qwen", *kind, "--yolo", "--output-format", "json", prompt]
+    return sandbox.run(command, pages.variables(sandbox, "qwen-code"))
+
+
+def copilot(sandbox, prompt, _small):
+    command = ["copilot", "-p", prompt, "--allow-all-tools", "--no-auto-update", "--output-format", "json"]
+    return sandbox.run(command, pages.variables(sandbox, "copilot"))
+
+
+def cline(sandbox, prompt, _small):
+    login = pages.block("cline", "", sandbox.url).splitlines()[0]
+    sandbox.run(shlex.split(login), {})
+    return sandbox.run(["cline", "--json", "--auto-approve", "true", "-P", "openai", prompt], {})
+
+
+def kilo(sandbox, prompt, _small):
+    pages.write(sandbox, "kilo", "json", ".config/kilo/kilo.json")
+    command = ["kilo", "run", "--auto", "--format", "json", *prompt.split()]
+    return sandbox.run(command, {"KILO_DISABLE_MODELS_FETCH": "1", "KILO_DISABLE_SESSION_INGEST": "1"})
+
+
+def kimi(sandbox, prompt, _small):
+    without_names(sandbox)
+    return sandbox.run(["kimi", "-p", prompt], pages.variables(sandbox, "kimi"))
+
+
+def continue_cli(sandbox, prompt, _small):
+    file = ".config/hearth/continue.yaml"
+    pages.write(sandbox, "continue", "yaml", file)
+    config = [] if sandbox.launches else ["--config", sandbox.home / file]
+    return sandbox.run(["cn", *config, "--auto", "-p", prompt], {"CONTINUE_TELEMETRY_ENABLED": "0"})
+
+
 # By client: the function that runs it, and the prompt of its tool turn.
 AGENTS = {
     "claude-code": (claude_code, "Please read the file with file path note"),
@@ -74,4 +118,10 @@ AGENTS = {
     "pi": (pi, "Please read the file with path note"),
     "openclaw": (openclaw, "Please read the file with path note"),
     "hermes": (hermes, "Please read the file with path note"),
+    "qwen-code": (qwen_code, "Please use run_shell_command for cat note"),
+    "copilot": (copilot, "Please use bash for cat note"),
+    "cline": (cline, "Please use run_commands for cat note"),
+    "kilo": (kilo, "Please use bash for cat note"),
+    "kimi": (kimi, "Please use Bash for cat note"),
+    "continue": (continue_cli, "Please use Read for note"),
 }

@@ -26,6 +26,19 @@ NPM = {
     "opencode": {"opencode-ai": "1.18.33"},
     "pi": {"@earendil-works/pi-coding-agent": "0.87.1"},
     "openclaw": {"openclaw": "2026.9.6"},
+    "qwen-code": {"@qwen-code/qwen-code": "0.24.4"},
+    "copilot": {"@github/copilot": "1.0.102"},
+    "cline": {"cline": "3.0.65"},
+    "kilo": {"@kilocode/cli": "7.7.7"},
+    "kimi": {"@moonshot-ai/kimi-code": "2.1.0"},
+    "continue": {"@continuedev/cli": "1.5.47"},
+    "ai-sdk": {
+        "ai": "7.0.173",
+        "@ai-sdk/openai": "4.0.118",
+        "@ai-sdk/anthropic": "4.0.105",
+        "@ai-sdk/openai-compatible": "3.0.92",
+        "zod": "4.6.7",
+    },
     "sdk-node": {"openai": "7.57.0", "@anthropic-ai/sdk": "1.12.0"},
     "browser": {"playwright-core": "1.65.1", "axe-core": "4.14.1"},
     # The SDKs as one script for a page.
@@ -46,6 +59,9 @@ PYPI = {
     "anthropic-sdk": [ANTHROPIC],
     "ollama-sdk": ["ollama==0.6.3"],
     "sdk-python": [OPENAI, ANTHROPIC],
+    "langchain": ["langchain==1.5.2", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"],
+    "pydantic-ai": ["pydantic-ai-slim[openai,anthropic]==2.68.0"],
+    "openai-agents": ["openai-agents==0.24.0"],
     "schemathesis": ["schemathesis==4.32.5"],
 }
 

@@ -1,6 +1,7 @@
 """Configures clients for the server, from the set-up pages or with `hearth connect`.
 
-The run uses both, so an error in a page or in the command makes it fail.
+The run uses both, so an error in a page or in the command makes it fail. A client that `hearth launch` starts
+needs neither.
 """
 
 import os
@@ -41,7 +42,9 @@ def connect(sandbox, client):
 
 
 def write(sandbox, client, language, path):
-    """Writes the client's configuration to `path` in the sandbox's home."""
+    """Writes the client's configuration to `path` in the sandbox's home, unless it is launched."""
+    if sandbox.launches:
+        return
     if sandbox.hearth:
         connect(sandbox, client)
         assert (sandbox.home / path).exists(), f"`hearth connect {client}` wrote no {path}"
@@ -50,7 +53,9 @@ def write(sandbox, client, language, path):
 
 
 def variables(sandbox, client):
-    """The environment variables that a user sets for the client."""
+    """The environment variables that a user sets for the client; none if it is launched."""
+    if sandbox.launches:
+        return {}
     if not sandbox.hearth:
         return exports(block(client, "", sandbox.url))
     connect(sandbox, client)

@@ -54,11 +54,16 @@ def llm_tool(sandbox):
 
 
 def script(name, mode, page=None):
-    """Runs `turns/NAME.py` with the server's URL and the mode; it prints the model's reply."""
+    """Runs a script of `turns/` with the server's URL and the mode; it prints the model's reply."""
 
     def run(sandbox):
         variables = {"PYTHONUNBUFFERED": "1", **(pages.variables(sandbox, page) if page else {})}
-        return sandbox.run(["python", TURNS / f"{name}.py", sandbox.url, mode], variables)
+        command = ["python", TURNS / f"{name}.py"]
+        if not command[1].exists():
+            # Node looks for packages beside the script, so the script gets their folder.
+            variables["CLIENT_PACKAGES"] = str(sandbox.folder / sandbox.name)
+            command = ["node", TURNS / f"{name}.mjs"]
+        return sandbox.run([*command, sandbox.url, mode], variables)
 
     return run
 
@@ -117,6 +122,26 @@ PROGRAMS = {
         ("plain", script("with_ollama_sdk", "plain"), False),
         ("streamed", script("with_ollama_sdk", "streamed"), True),
         ("tool", script("with_ollama_sdk", "tool"), True),
+    ],
+    "ai-sdk": [
+        ("plain", script("with_ai_sdk", "plain"), False),
+        ("streamed", script("with_ai_sdk", "streamed"), True),
+        ("tool", script("with_ai_sdk", "tool"), True),
+    ],
+    "langchain": [
+        ("plain", script("with_langchain", "plain"), False),
+        ("streamed", script("with_langchain", "streamed"), True),
+        ("tool", script("with_langchain", "tool"), True),
+    ],
+    "pydantic-ai": [
+        ("plain", script("with_pydantic_ai", "plain"), False),
+        ("streamed", script("with_pydantic_ai", "streamed"), True),
+        ("tool", script("with_pydantic_ai", "tool"), True),
+    ],
+    "openai-agents": [
+        ("plain", script("with_openai_agents", "plain"), False),
+        ("streamed", script("with_openai_agents", "streamed"), True),
+        ("tool", script("with_openai_agents", "tool"), True),
     ],
     "open-webui": [
         ("plain", script("with_open_webui", "plain", "open-webui"), None),

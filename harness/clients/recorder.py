@@ -80,7 +80,7 @@ class Exchange:
         counted = 0
         for event in self.events():
             for holder in (event, event.get("message"), event.get("response")):
-                usage = (holder or {}).get("usage") or {}
+                usage = holder.get("usage") or {} if isinstance(holder, dict) else {}
                 tokens = usage.get("prompt_tokens") or sum(
                     usage.get(key) or 0
                     for key in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")

@@ -13,7 +13,7 @@ tool      the model called a tool, the client ran it, and the result (a marker i
 
 Clients that can disable streaming run the plain turn without it. In every turn, all inference requests must
 succeed. The configuration comes from the client's page (`NAME.md`), or with `--connect` from `hearth
-connect`, so runs test both. The server runs the bundled model. If that model cannot follow a client's tool
+connect`; with `--launch`, `hearth launch` starts the client. Runs test all three. The server runs the bundled model. If that model cannot follow a client's tool
 turn, `hearth serve --script replies.jsonl` replays a model's output. It replaces logits only, and the table
 shows `scripted`. Exits 1 if a turn fails. `out/NAME-TURN.txt` in the clients' folder has the details of each
 turn.
@@ -99,11 +99,13 @@ def main():
     parser.add_argument(
         "--unscripted", action="store_true", help="use the bundled model in every turn, without a script"
     )
+    parser.add_argument("--launch", action="store_true", help="start the clients with `hearth launch`")
+    parser.add_argument("--scripted", action="store_true", help="replay the script in every turn")
     parser.add_argument(
         "--connect", action="store_true", help="configure the clients with `hearth connect`"
     )
     args = parser.parse_args()
-    names = args.names or [*AGENTS, *PROGRAMS]
+    names = args.names or (LAUNCHED if args.launch else [*AGENTS, *PROGRAMS])
     if unknown := set(names) - {*AGENTS, *PROGRAMS}:
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
     folder = args.into.resolve()
@@ -112,8 +114,9 @@ def main():
     isolate_network()
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    servers = {False: Server(args.hearth.resolve(), SERVE, out / "serve.log")}
+    servers = {}
     connect = args.hearth.resolve() if args.connect else None
+    launch = args.hearth.resolve() if args.launch else None
     print("| client | version | plain | streamed | tool |\n|---|---|---|---|---|")
     failed = False
     for name in names:
@@ -124,11 +127,13 @@ def main():
             if isinstance(client, str):
                 cells[kind] = [client]
                 continue
-            scripted = kind == "tool" and name in SCRIPTED and not args.unscripted
+            scripted = args.scripted or (kind == "tool" and name in SCRIPTED and not args.unscripted)
             if scripted not in servers:
-                arguments = [*SERVE, "--script", str(args.script)]
-                servers[scripted] = Server(args.hearth.resolve(), arguments, out / "scripted.log")
-            with Sandbox(folder, name, servers[scripted], connect) as sandbox:
+                arguments = [*SERVE, *(["--script", str(args.script)] if scripted else [])]
+                log = out / ("scripted.log" if scripted else "serve.log")
+                servers[scripted] = Server(args.hearth.resolve(), arguments, log)
+            own = None if name in BY_PAGE else connect
+            with Sandbox(folder, name, servers[scripted], own, launch) as sandbox:
                 turn = client(sandbox)
             faults = check(turn, kind, streaming)
             write_log(out, name, kind, turn, faults)
@@ -146,8 +151,12 @@ def main():
     sys.exit(failed)
 
 
+# Clients that `hearth connect` does not know.
+BY_PAGE = {"cline"}
+# Clients that `hearth launch` starts with words for one headless turn.
+LAUNCHED = ["claude-code", "codex", "opencode", "pi", "qwen-code", "copilot", "kilo", "kimi", "continue"]
 # Clients with a tool turn that the bundled model cannot follow.
-SCRIPTED = {"openclaw"}
+SCRIPTED = {"openclaw", "qwen-code", "copilot", "cline", "kilo", "kimi", "continue"}
 
 if __name__ == "__main__":
     main()

@@ -131,8 +131,10 @@ def strings(output):
 class Sandbox:
     """A new home and work folder for one turn of one client; both are deleted at the end."""
 
-    def __init__(self, folder, name, server, hearth=None):
+    def __init__(self, folder, name, server, hearth=None, launches=None):
         self.folder, self.name, self.server = folder, name, server
+        # The executable whose `launch` starts the client; if None, the client is started itself.
+        self.launches = launches
         # The executable whose `connect` configures the client; if None, the client's page does.
         self.hearth = hearth
         self.url = server.url
@@ -165,6 +167,8 @@ class Sandbox:
             "TERM": "dumb",
             **variables,
         }
+        if self.launches:
+            command = [self.launches, "launch", self.name, "--url", self.url, "--", *command[1:]]
         self.server.recorder.take()
         started = time.monotonic()
         with subprocess.Popen(

@@ -42,6 +42,9 @@ else:
     assert [model.model for model in client.list().models] == ["hearth"]
     shown = client.show("hearth")
     assert "tools" in shown.capabilities, shown
+    assert shown.details.quantization_level == "Q4_K_M", shown.details
+    assert client.pull("hearth").status == "success"
+    assert [part.status for part in client.pull("hearth", stream=True)][-1] == "success"
     assert client.ps().models[0].context_length > 0
     options = {"temperature": 0, "num_predict": 64}
     reply = client.generate(model="hearth", prompt="Say hello.", options=options)
