@@ -15,7 +15,8 @@
 // out  out f32 [ROWS][WIDTH], added to
 // grid WIDTH / 16 x WARPS * 32
 // smem products f32 [ROWS * (USED + SHARED)][16], then WARPS * 2 steps of a tile and of eight rows of h, dynamic
-// defines SOURCE, ROWS, WIDTH, EXPERTS, USED, SHARED, MAX_ENTRIES, DOWN_KIND, SHARED_DOWN_KIND, WARPS
+// defines SOURCE, ROWS, WIDTH, EXPERTS, USED, SHARED, MAX_ENTRIES, DOWN_KIND, SHARED_DOWN_KIND, WARPS,
+//         EXPERT_TABLE (expert_weights.cuh)
 // arch sm_80 and up     reference cpu::reference     test crates/cuda/tests/moe.rs
 #include "common/prelude.cuh"
 #include "moe/choose.cuh"
@@ -32,7 +33,8 @@ struct DownParams {
     ExpertStack down, shared_down;
     float* out;
     const float* logits;
-    float scale;  // of the experts' weights
+    float scale;       // of the experts' weights
+    const u64* table;  // with EXPERT_TABLE: addresses of experts
 };
 
 template <int VALUE>
@@ -55,20 +57,14 @@ struct WorkItem {
     bool is_shared;
 };
 
-// By a warp: starts to load half HALF of a step's weights.
-template <int KIND, int HALF>
-__device__ __forceinline__ void load_weights(u32 to, const ExpertStack& stack, const WorkItem& item, int step) {
-    const int tile = item.expert * stack.tiles + blockIdx.x;
-    copy_half<KIND, HALF>(to, row_block_of<KIND>(stack, tile), tile, step);
-}
-// The same for the step's part of the rows of h.
+// By a warp: starts to load the part of a step of the rows of h.
 template <int KIND>
-__device__ __forceinline__ void load_h(u32 to, const ExpertStack& stack, const WorkItem& item, int step) {
+__device__ __forceinline__ void load_h(u32 to, int cols, const WorkItem& item, int step) {
     constexpr int PIECES = step_values(KIND) / 8;
     const u16* h = item.h + step * step_values(KIND);
     for (int i = threadIdx.x % 32; i < item.n * PIECES; i += 32)
         cp_async_16(to + step_bytes(KIND) + i / PIECES * x_stride(KIND) + i % PIECES * 16,
-                    h + size_t(i / PIECES) * stack.cols + i % PIECES * 8);
+                    h + size_t(i / PIECES) * cols + i % PIECES * 8);
 }
 
 template <int KIND>
@@ -135,26 +131,29 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         return item;
     };
     u8* ring = memory + N_PRODUCTS * 64 + warp * STAGES * STAGE_BYTES;
-    // Calls `load(kind, to, stack, item, step)` for a step, if it exists.
+    const int tile = blockIdx.x;  // of 16 columns, in every matrix
+    // Calls `load(kind, to, row_block, item, step)` for a step, if it exists.
     const auto with_step = [&](const WorkStep& at, int stage, const auto& load) {
         if (at.item >= n_items) return;
         const WorkItem item = item_at(at.item);
         const u32 to = shared_address(ring) + stage * STAGE_BYTES;
 #if SHARED
         if (item.is_shared)
-            load(KindConstant<SHARED_DOWN_KIND>(), to, params.shared_down, item, at.step);
+            load(KindConstant<SHARED_DOWN_KIND>(), to, shared_row_block<SHARED_DOWN_KIND>(params.shared_down, tile),
+                 item, at.step);
         else
 #endif
-            load(KindConstant<DOWN_KIND>(), to, params.down, item, at.step);
+            load(KindConstant<DOWN_KIND>(), to,
+                 expert_row_block<DOWN_KIND>(params.down, params.table, item.expert, tile), item, at.step);
     };
-    const auto first_half = [](auto kind, u32 to, const ExpertStack& stack, const WorkItem& item, int step) {
-        load_weights<decltype(kind)::value, 0>(to, stack, item, step);
+    const auto first_half = [](auto kind, u32 to, const u8* row_block, const WorkItem&, int step) {
+        copy_half<decltype(kind)::value, 0>(to, row_block, blockIdx.x, step);
     };
-    const auto second_half = [](auto kind, u32 to, const ExpertStack& stack, const WorkItem& item, int step) {
-        load_weights<decltype(kind)::value, 1>(to, stack, item, step);
+    const auto second_half = [](auto kind, u32 to, const u8* row_block, const WorkItem&, int step) {
+        copy_half<decltype(kind)::value, 1>(to, row_block, blockIdx.x, step);
     };
-    const auto rows_of_h = [](auto kind, u32 to, const ExpertStack& stack, const WorkItem& item, int step) {
-        load_h<decltype(kind)::value>(to, stack, item, step);
+    const auto rows_of_h = [&](auto kind, u32 to, const u8*, const WorkItem& item, int step) {
+        load_h<decltype(kind)::value>(to, item.is_shared ? params.shared_down.cols : params.down.cols, item, step);
     };
     const auto after = [&](const WorkStep& at) {
         const int steps = SHARED && at.item >= n_entries ? shared_steps : expert_steps;
@@ -210,10 +209,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         float acc[1][4] = {};
         const int steps = item.is_shared ? shared_steps : expert_steps;
         // Read early: the first of them may come from device memory.
-        const int tile = item.expert * params.down.tiles + blockIdx.x;
-        const u8* row_block = row_block_of<DOWN_KIND>(params.down, tile);
+        const u8* row_block = expert_row_block<DOWN_KIND>(params.down, params.table, item.expert, tile);
 #if SHARED
-        if (item.is_shared) row_block = row_block_of<SHARED_DOWN_KIND>(params.shared_down, tile);
+        if (item.is_shared) row_block = shared_row_block<SHARED_DOWN_KIND>(params.shared_down, tile);
 #endif
         const float factor[2] = {row_factor(row_block, tile, g), row_factor(row_block, tile, g + 8)};
         for (int step = 0; step < steps; step++) {

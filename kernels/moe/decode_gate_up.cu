@@ -14,7 +14,8 @@
 // out  h f16 [ROWS * USED][F], in the order of experts; shared_h f16 [ROWS][F of the shared expert]
 // grid (max F / 16, entries + ceil(ROWS / 8) if SHARED) x 256; blocks without work leave by the device-side count
 // smem a step of both tiles and of eight rows of x for each warp, dynamic
-// defines SOURCE, ROWS, WIDTH, EXPERTS, USED, SHARED, MAX_ENTRIES, GATE_KIND, UP_KIND, SHARED_GATE_KIND, SHARED_UP_KIND
+// defines SOURCE, ROWS, WIDTH, EXPERTS, USED, SHARED, MAX_ENTRIES, GATE_KIND, UP_KIND, SHARED_GATE_KIND,
+//         SHARED_UP_KIND, EXPERT_TABLE (expert_weights.cuh)
 // arch sm_80 and up     reference cpu::reference     test crates/cuda/tests/moe.rs
 #include "common/prelude.cuh"
 #include "gemm/a16_layout.cuh"
@@ -32,7 +33,9 @@ struct GateUpParams {
     ExpertStack gate, up, shared_gate, shared_up;
     u16 *h, *shared_h;
     const float* logits;
-    float scale;  // of the experts' weights
+    float scale;       // of the experts' weights
+    const u64* table;  // with EXPERT_TABLE: addresses of experts
+    u32* uses;         // and how often each was read, [EXPERTS]; counted by one block of each entry
 };
 
 // The rows of the block: up to eight of the step.
@@ -76,9 +79,9 @@ __device__ __forceinline__ void add_steps(u8* ring, const u8* const (&row_block)
 }
 
 template <int GATE, int UP>
-__device__ __forceinline__ void gate_up(u8* ring, const ExpertStack& gate, const ExpertStack& up, int tile, const X& x,
-                                        float (&acc)[2][4], float (&factor)[2][2]) {
-    const u8* row_block[2] = {row_block_of<GATE>(gate, tile), row_block_of<UP>(up, tile)};
+__device__ __forceinline__ void gate_up(u8* ring, const ExpertStack& gate, const ExpertStack& up,
+                                        const u8* const (&row_block)[2], int tile, const X& x, float (&acc)[2][4],
+                                        float (&factor)[2][2]) {
     const int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -117,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256, X_ROWS < 8 ? 3 : 2)
     // Behind the wait: decode_down.cu reads the logits before its own.
     pdl_launch();
 #endif
-    int n, expert_tile = 0, first;
+    int n, expert = 0, first;
     if (is_shared) {
         first = (blockIdx.y - MAX_ENTRIES) * EXPERT_ROWS;
         n = min(EXPERT_ROWS, rows - first);
@@ -131,31 +134,41 @@ extern "C" __global__ void __launch_bounds__(256, X_ROWS < 8 ? 3 : 2)
         n = 1;
         first = blockIdx.y;
         if (threadIdx.x == 0) row_of[0] = 0;
-        expert_tile = chosen[blockIdx.y].expert * params.gate.tiles;
+        expert = chosen[blockIdx.y].expert;
         if (int(blockIdx.x) >= params.gate.tiles) return;
 #else
         // Read together; entries beyond the count may hold anything.
         const ExpertRows* entry = params.work.entries + blockIdx.y;
-        const int n_entries = __ldcg(params.work.n_entries), expert = __ldcg(&entry->expert);
+        const int n_entries = __ldcg(params.work.n_entries);
+        expert = __ldcg(&entry->expert);
         const int pair = __ldcg(entry->pair + threadIdx.x % EXPERT_ROWS);
         n = __ldcg(&entry->n);
         first = __ldcg(&entry->first);
         if (int(blockIdx.y) >= n_entries || int(blockIdx.x) >= params.gate.tiles) return;
         if (threadIdx.x < EXPERT_ROWS) row_of[threadIdx.x] = pair / USED;
-        expert_tile = expert * params.gate.tiles;
+#endif
+#if EXPERT_TABLE
+        if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(params.uses + expert, 1u);
 #endif
     }
     __syncthreads();
     const X x = {params.x, row_of, n};
     float acc[2][4] = {}, factor[2][2];
     u8* own = ring + warp * WARP_BYTES;
-    const int tile = expert_tile + blockIdx.x;
+    const int tile = blockIdx.x;
 #if SHARED
-    if (is_shared)
-        gate_up<SHARED_GATE_KIND, SHARED_UP_KIND>(own, params.shared_gate, params.shared_up, tile, x, acc, factor);
-    else
+    if (is_shared) {
+        const u8* row_block[2] = {shared_row_block<SHARED_GATE_KIND>(params.shared_gate, tile),
+                                  shared_row_block<SHARED_UP_KIND>(params.shared_up, tile)};
+        gate_up<SHARED_GATE_KIND, SHARED_UP_KIND>(own, params.shared_gate, params.shared_up, row_block, tile, x, acc,
+                                                  factor);
+    } else
 #endif
-        gate_up<GATE_KIND, UP_KIND>(own, params.gate, params.up, tile, x, acc, factor);
+    {
+        const u8* row_block[2] = {expert_row_block<GATE_KIND>(params.gate, params.table, expert, tile),
+                                  expert_row_block<UP_KIND>(params.up, params.table, expert, tile)};
+        gate_up<GATE_KIND, UP_KIND>(own, params.gate, params.up, row_block, tile, x, acc, factor);
+    }
     float* sums = (float*)own;
 #pragma unroll
     for (int m = 0; m < 2; m++)

@@ -1,14 +1,22 @@
 // Weights of experts: a stack is one packed matrix (gemm/weight_layout.cuh) with the rows of all experts, expert by
 // expert. The rows of an expert are a multiple of 128, so an expert has row blocks of eight m16 tiles of its own.
+//
+// With EXPERT_TABLE, experts lie apart: a table has the address of each, on the device or of page-locked host memory
+// that is read over the bus, and a stack is the offset of its matrix behind that address. The host writes the table
+// between steps. Bits of results do not depend on it.
 #pragma once
 #include "common/prelude.cuh"
 #include "common/sync.cuh"
 #include "gemm/dequant_tile.cuh"
 
+#ifndef EXPERT_TABLE
+#define EXPERT_TABLE 0
+#endif
+
 struct ExpertStack {
-    const u8* weights;
-    int tiles;  // m16 tiles of an expert
-    int cols;   // K, a multiple of 128
+    const u8* weights;  // an offset with EXPERT_TABLE, but for the shared expert
+    int tiles;          // m16 tiles of an expert
+    int cols;           // K, a multiple of 128
 };
 
 template <int VALUE>
@@ -23,11 +31,25 @@ __device__ constexpr int step_bytes(int kind) { return step_units(kind) * unit_t
 // Steps along K; padding of K is left out.
 __device__ __forceinline__ int n_steps(int kind, int cols) { return cols / step_values(kind); }
 
-// The row block of an m16 tile of the stack.
+// Bytes of a row block.
 template <int KIND>
-__device__ __forceinline__ const u8* row_block_of(const ExpertStack& s, int tile) {
+__device__ __forceinline__ size_t row_block_bytes(const ExpertStack& s) {
     const int units = (s.cols + 255) / 256 * (unit_slices(KIND) == 2 ? 1 : 4);
-    return s.weights + size_t(tile / 8) * (512 + size_t(units) * unit_tile_bytes(KIND) * 8);
+    return 512 + size_t(units) * unit_tile_bytes(KIND) * 8;
+}
+// The row block of an m16 tile of the shared expert.
+template <int KIND>
+__device__ __forceinline__ const u8* shared_row_block(const ExpertStack& s, int tile) {
+    return s.weights + size_t(tile / 8) * row_block_bytes<KIND>(s);
+}
+// The row block of an m16 tile of an expert.
+template <int KIND>
+__device__ __forceinline__ const u8* expert_row_block(const ExpertStack& s, const u64* table, int expert, int tile) {
+#if EXPERT_TABLE
+    return (const u8*)(__ldg(table + expert) + (u64)s.weights) + size_t(tile / 8) * row_block_bytes<KIND>(s);
+#else
+    return s.weights + size_t(expert * (s.tiles / 8) + tile / 8) * row_block_bytes<KIND>(s);
+#endif
 }
 __device__ __forceinline__ float row_factor(const u8* row_block, int tile, int row) {
     return __ldg((const float*)row_block + tile % 8 * 16 + row);

@@ -12,7 +12,8 @@
 // out  h f16 [pairs][F], in the order of experts; out f32 [pairs][columns]
 // grid (F / 128, tiles) or (columns / 256, tiles) x 256; blocks beyond the device-side count leave
 // smem STAGES slices of weights and x, dynamic
-// defines DOWN (0: gate and up; 1: down), USED, FIRST_KIND, SECOND_KIND (equal for down), STAGES
+// defines DOWN (0: gate and up; 1: down), USED, FIRST_KIND, SECOND_KIND (equal for down), STAGES,
+//         EXPERT_TABLE (expert_weights.cuh)
 // arch sm_80 and up     reference cpu::reference     test crates/cuda/tests/moe.rs
 #include "common/prelude.cuh"
 #include "gemm/mma_slice.cuh"
@@ -29,6 +30,7 @@ struct PrefillExpertsParams {
     int rows_cap;  // of panels
     int width;     // of the output
     void* out;
+    const u64* table;  // with EXPERT_TABLE: addresses of experts
 };
 
 // Row of x of each row of the tile: of the chunk, or a position.
@@ -108,11 +110,12 @@ constexpr int STAGE_BYTES = FIRST_KIND == SECOND_KIND
 template <int N>
 __device__ __forceinline__ void run_tile(const PrefillExpertsParams& params, const ExpertTile& tile, const u8* ring) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    // Row blocks of the stacks; the second of down may not exist.
-    const int block = tile.expert * (params.first.tiles / 8) + (DOWN ? 2 : 1) * blockIdx.x;
+    // Tiles of two row blocks; the second of down may not exist.
+    const int m16 = (DOWN ? 16 : 8) * blockIdx.x;
     const bool has_second = !DOWN || 2 * int(blockIdx.x) + 1 < params.first.tiles / 8;
-    const u8* row_block[2] = {row_block_of<FIRST_KIND>(params.first, block * 8),
-                              row_block_of<SECOND_KIND>(params.second, (block + (DOWN && has_second)) * 8)};
+    const u8* row_block[2] = {
+        expert_row_block<FIRST_KIND>(params.first, params.table, tile.expert, m16),
+        expert_row_block<SECOND_KIND>(params.second, params.table, tile.expert, m16 + (DOWN && has_second ? 8 : 0))};
     float acc[2][N][4] = {};
     if constexpr (FIRST_KIND == SECOND_KIND) {
         accumulate<FIRST_KIND, 2, N>(params, ring, STAGE_BYTES, row_block, params.first.cols, acc);

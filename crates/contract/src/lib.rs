@@ -48,7 +48,8 @@ pub use feed_forward::{
 pub use ids::{MtpRow, NodeIdx, SeqId, SnapshotId, TokenId};
 pub use kv::{KvFormat, KvFormats};
 pub use load::{
-    DeviceInfo, KvPool, Limits, LoadConfig, LoadProgress, MemoryPlan, MtpInfo, RunnerInfo,
+    DeviceInfo, ExpertPlacement, KvPool, Limits, LoadConfig, LoadProgress, MemoryPlan, MtpInfo,
+    RunnerInfo,
 };
 pub use logits::{
     LogitsProcessors, LogitsRequest, LogitsRow, LogitsSelection, TokenCount, TokenMask,

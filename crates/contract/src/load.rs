@@ -118,6 +118,27 @@ pub struct MemoryPlan {
     pub driver_bytes: u64,
     /// Peak page-locked host memory while weights are loaded. Not device memory.
     pub pinned_bytes: u64,
+    /// Where experts lie, if not all of them are on the device.
+    pub experts: Option<ExpertPlacement>,
+}
+
+/// A mixture of experts that does not fit a device: a part of every layer's experts lies there, the
+/// others are read from host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertPlacement {
+    /// Layers with experts.
+    pub layers: usize,
+    /// Experts of such a layer.
+    pub n_experts: usize,
+    /// How many of them lie on the device.
+    pub on_device: usize,
+    /// Bytes of those that do not, in all layers.
+    pub outside_bytes: u64,
+    /// Predicted time of a decode step of one row whose experts are chosen uniformly, in
+    /// microseconds.
+    pub step_us: u64,
+    /// The rate of the bus that the prediction assumes, in bytes per second.
+    pub bus_bytes_per_s: u64,
 }
 
 impl MemoryPlan {

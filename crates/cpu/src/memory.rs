@@ -77,6 +77,7 @@ pub(crate) fn estimate(config: &LoadConfig, dispatch: &Dispatch, threads: usize)
     // No machine has this much; the bound prevents an overflow of the sum.
     let all = |bytes: u64| sequences.saturating_mul(bytes).min(u64::MAX / 8);
     MemoryPlan {
+        experts: None,
         weights_bytes: weights_bytes(spec, dispatch),
         mapped_bytes: {
             let own = spec.mtp.as_ref().and_then(|mtp| mtp.embedding.as_ref());

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use contract::{
-    Backend, DeviceError, DeviceInfo, DraftLoad, KvPool, LoadConfig, LoadProgress, MemoryPlan,
-    MtpInfo, Runner, RunnerInfo,
+    Backend, DeviceError, DeviceInfo, DraftLoad, ExpertPlacement, KvPool, LoadConfig, LoadProgress,
+    MemoryPlan, MtpInfo, Runner, RunnerInfo,
 };
 
 use crate::check;
 use crate::compile::Modules;
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
-use crate::exec::{Engine, LaunchMode, Launcher, Regions, pinned_bytes};
+use crate::exec::{Engine, LaunchMode, Launcher, Regions, expert_slots, pinned_bytes};
+use crate::experts::prediction::{StepReads, placement};
 use crate::launch::CompileUnit;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
@@ -23,7 +24,7 @@ use crate::plan::{PlanConfig, Plans, numerics_of};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, DraftProperties};
 use crate::state::{PAGE_SIZE, State};
-use crate::weights::{Sources, WeightSet, Weights};
+use crate::weights::{PlacedLayers, Sources, WeightSet, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to
 /// rounding.
@@ -47,6 +48,29 @@ struct Layout {
     sizes: [u64; 6],
     /// Whether the draft's weights are loaded at its first use.
     deferred_draft: bool,
+    /// Where experts lie, if not all of them are on the device.
+    experts: Option<ExpertPlacement>,
+}
+
+/// Where experts lie and what a step then costs; `bytes` are those of all weights on the device.
+fn experts_of(
+    config: &LoadConfig,
+    weights: &Weights,
+    bytes: u64,
+    capability: (u32, u32),
+) -> Option<ExpertPlacement> {
+    let placed = weights.experts.as_ref()?;
+    let expert_bytes = placed.expert_bytes();
+    let reads = StepReads {
+        layers: config.target.layers.len(),
+        expert_layers: placed.layers.len(),
+        n_experts: placed.n_experts,
+        n_used: placed.n_used,
+        n_slots: placed.n_slots,
+        expert_bytes,
+        other_bytes: bytes.saturating_sub(placed.n_slots as u64 * expert_bytes),
+    };
+    Some(placement(reads, capability))
 }
 
 /// Weights that are loaded when the model is opened.
@@ -59,7 +83,13 @@ fn at_open(deferred_draft: bool) -> &'static [WeightSet] {
 }
 
 impl Layout {
-    fn new(config: &LoadConfig, (gpu, options): (&GpuInfo, &Options), bases: [u64; 6]) -> Layout {
+    /// With `slots`, experts lie in host memory and in so many slots of each layer.
+    fn new(
+        config: &LoadConfig,
+        (gpu, options): (&GpuInfo, &Options),
+        slots: Option<usize>,
+        bases: [u64; 6],
+    ) -> Layout {
         let [
             mut weights,
             mut kv,
@@ -69,10 +99,11 @@ impl Layout {
             mut table,
         ] = bases.map(BumpAllocator::new);
         let spec = config.draft.as_ref().map(|draft| &*draft.spec);
-        let of_target = (&*config.target, &mut weights);
+        let of_target = (&*config.target, slots, &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(config, regions);
+        let capability = gpu.run_as.unwrap_or(gpu.capability);
         let gpu = gpu.props();
         let numerics = numerics_of(config, gpu, options.numerics);
         let plan_config = PlanConfig {
@@ -87,10 +118,11 @@ impl Layout {
             config.draft.as_ref().map(|draft| draft.load) == Some(DraftLoad::AtFirstUse);
         Layout {
             deferred_draft,
-            weights: placed,
             state,
             plans,
             numerics,
+            experts: experts_of(config, &placed, weights.used(), capability),
+            weights: placed,
             sizes: [weights, kv, states, scratch, draft, table]
                 .map(|arena| arena.used() + REGION_ALIGN),
         }
@@ -100,6 +132,9 @@ impl Layout {
         let [weights, kv, states, scratch, draft, table] = self.sizes;
         let loading = self.weights.staging_bytes(at_open(self.deferred_draft));
         let mut running: usize = pinned_bytes(&self.plans, &self.state).iter().sum();
+        if let Some(placed) = &self.weights.experts {
+            running += expert_slots::pinned_bytes(placed);
+        }
         if self.deferred_draft {
             running += DeferredDraft::staging_bytes(&self.weights);
         }
@@ -111,6 +146,7 @@ impl Layout {
             draft_bytes: draft,
             mapped_bytes: 0,
             driver_bytes: DRIVER_BYTES,
+            experts: self.experts,
             pinned_bytes: table + loading.max(running) as u64,
         }
     }
@@ -160,8 +196,40 @@ impl CudaBackend {
         }
     }
 
-    fn layout(&self, config: &LoadConfig, bases: [u64; 6]) -> Layout {
-        Layout::new(config, (&self.gpu, &self.options), bases)
+    /// The layout at addresses from 0 on.
+    fn planned(&self, config: &LoadConfig) -> Layout {
+        let slots = self.slots(config);
+        self.layout(config, slots, [0; 6])
+    }
+
+    fn layout(&self, config: &LoadConfig, slots: Option<usize>, bases: [u64; 6]) -> Layout {
+        Layout::new(config, (&self.gpu, &self.options), slots, bases)
+    }
+
+    /// Slots of each layer for experts, as many as fit; `None` if all experts fit, or may take any
+    /// memory.
+    fn slots(&self, config: &LoadConfig) -> Option<usize> {
+        let mut layers = config.target.layers.iter();
+        if !layers.any(|layer| layer.ffn.experts().is_some()) {
+            return None;
+        }
+        if self.options.expert_slots.is_some() {
+            return self.options.expert_slots;
+        }
+        let room = self.options.expert_room.or(self.options.vram_limit)?;
+        let bytes_with = |slots| {
+            let layout = self.layout(config, slots, [0; 6]);
+            let each = layout.weights.experts.as_ref();
+            let each = each.map_or(0, PlacedLayers::expert_bytes);
+            (layout.memory().total_bytes(), each)
+        };
+        if bytes_with(None).0 <= room {
+            return None;
+        }
+        let (least, each) = bytes_with(Some(1));
+        // The slots of a layer begin at multiples of 256 and are such themselves.
+        let more = room.saturating_sub(least).checked_div(each)?;
+        Some(1 + usize::try_from(more).unwrap_or(usize::MAX))
     }
 
     fn checked(&self, config: &LoadConfig) -> Result<(), DeviceError> {
@@ -183,7 +251,7 @@ impl CudaBackend {
     /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
     pub fn units(&self, config: &LoadConfig) -> Result<Vec<CompileUnit>, DeviceError> {
         self.checked(config)?;
-        Ok(self.layout(config, [0; 6]).plans.units())
+        Ok(self.planned(config).plans.units())
     }
 
     /// The kernels that run a model, for which rows, and why; the GPU need not be in this machine.
@@ -192,7 +260,7 @@ impl CudaBackend {
     /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
     pub fn explain(&self, config: &LoadConfig) -> Result<Vec<ExplainedKernel>, DeviceError> {
         self.checked(config)?;
-        Ok(explain(&self.layout(config, [0; 6]).plans))
+        Ok(explain(&self.planned(config).plans))
     }
 
     /// Opens a runner as its concrete type, so that tests can inspect it.
@@ -202,7 +270,8 @@ impl CudaBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CudaRunner, DeviceError> {
         self.checked(&config)?;
-        let planned = self.layout(&config, [0; 6]);
+        let slots = self.slots(&config);
+        let planned = self.layout(&config, slots, [0; 6]);
         let memory = planned.memory();
         let gpu = Gpu::open_known(self.gpu.clone())?;
         let free = gpu.memory()?.0;
@@ -215,7 +284,7 @@ impl CudaBackend {
             other.limits.context = context;
             // Whatever the pool of all sequences, one sequence must fit.
             other.limits.pool_tokens = config.limits.pool_tokens.map(|_| 0);
-            self.layout(&other, [0; 6]).memory().total_bytes()
+            self.planned(&other).memory().total_bytes()
         };
         let context = config.limits.context;
         budget.require(&memory, context, &self.name(), with_context)?;
@@ -227,7 +296,7 @@ impl CudaBackend {
         let compiled = started.elapsed();
         let byte = if self.options.poison { 0xff } else { 0 };
         let mut regions = Regions::new(&gpu, planned.sizes, byte)?;
-        let mut layout = self.layout(&config, regions.bases());
+        let mut layout = self.layout(&config, slots, regions.bases());
         let sources = Sources {
             target: &*config.weights,
             draft: config.draft.as_ref().map(|draft| &*draft.weights),
@@ -236,7 +305,7 @@ impl CudaBackend {
         let sets = at_open(layout.deferred_draft);
         layout.weights.load(&gpu, (sources, sets), progress)?;
         let table = (regions.table.device_ptr(), regions.table.as_mut_slice());
-        layout.weights.load_table(sources, table)?;
+        layout.weights.load_table(sources, table, progress)?;
         let loaded = began.elapsed();
         let mode = if self.options.eager {
             LaunchMode::Eager
@@ -263,7 +332,10 @@ impl CudaBackend {
         let target = config.target.clone();
         let made = (layout.plans, launcher);
         let prefill_as_steps = self.options.prefill_as_steps;
-        let engine = Engine::new(gpu, target, layout.state, regions, made, prefill_as_steps)?;
+        let mut engine = Engine::new(gpu, target, layout.state, regions, made, prefill_as_steps)?;
+        if let Some(experts) = &layout.weights.experts {
+            engine.place_experts(experts)?;
+        }
         let taken = free.saturating_sub(engine.gpu().memory()?.0);
         let planned: u64 = planned.sizes[..5].iter().sum();
         tracing::info!(
@@ -307,7 +379,7 @@ impl Backend for CudaBackend {
 
     fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError> {
         self.checked(config)?;
-        Ok(self.layout(config, [0; 6]).memory())
+        Ok(self.planned(config).memory())
     }
 
     fn open(
@@ -365,7 +437,7 @@ mod tests {
             ..Options::default()
         };
         let backend = CudaBackend::with_options(gpu, options);
-        backend.layout(&config, [0; 6]).plans
+        backend.planned(&config).plans
     }
 
     /// Everything about a plan's launches but addresses.

@@ -18,6 +18,7 @@ pub mod compile;
 mod deferred_draft;
 pub mod driver;
 mod exec;
+mod experts;
 mod gpu_props;
 #[cfg(feature = "inspect")]
 mod inspect;

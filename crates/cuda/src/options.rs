@@ -8,6 +8,11 @@ use crate::numerics::Numerics;
 pub struct Options {
     /// Maximum memory, in bytes; `None` for all free memory.
     pub vram_limit: Option<u64>,
+    /// Maximum memory of a model before experts move to host memory, in bytes; `None` for
+    /// [`Options::vram_limit`], and without one all experts lie on the device.
+    pub expert_room: Option<u64>,
+    /// Experts of each layer on the device, for tests; `None` for as many as fit.
+    pub expert_slots: Option<usize>,
     /// Run launch by launch instead of as captured graphs, to find faults.
     pub eager: bool,
     /// Prefill prompts as decode steps over single-branch trees instead of in chunks, to find

@@ -10,6 +10,7 @@
 
 mod draft;
 mod experts;
+mod host;
 mod mtp;
 
 use std::borrow::Cow;
@@ -20,8 +21,8 @@ use std::thread;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DenseSpec, DeviceError, DraftSpec, GatedDeltaSpec, LoadProgress, Mixer,
-    ModelSpec, WeightError, WeightRef, WeightSource,
+    AttentionSpec, DenseSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress,
+    Mixer, ModelSpec, WeightError, WeightRef, WeightSource,
 };
 
 use crate::driver::{Event, Gpu, Pinned};
@@ -31,7 +32,8 @@ use crate::pack::{self, WeightKind};
 
 pub(crate) use draft::{Conditioned, ConvWeights, DraftLayerWeights, DraftWeights};
 use experts::StackHalf;
-pub(crate) use experts::{ExpertWeights, FeedForwardWeights};
+pub(crate) use experts::{ExpertWeights, FeedForwardWeights, PlacedLayers};
+use host::Apart;
 pub(crate) use mtp::MtpWeights;
 
 /// Bytes of one page-locked staging buffer.
@@ -63,6 +65,8 @@ pub(crate) struct Weights {
     /// The multi-token-prediction head, if there is one.
     pub(crate) mtp: Option<MtpWeights>,
     pub(crate) draft: Option<DraftWeights>,
+    /// Where experts lie, if not all of them are on the device.
+    pub(crate) experts: Option<PlacedLayers>,
     items: Vec<WeightEntry>,
 }
 
@@ -149,6 +153,8 @@ struct WeightEntry {
     weight: WeightRef,
     /// The rows of it that are loaded, if not all.
     half: Option<StackHalf>,
+    /// How the experts of a stack lie, if not one behind the other.
+    apart: Option<Apart>,
     at: u64,
     form: Encoding,
 }
@@ -158,7 +164,8 @@ struct WeightEntry {
 pub(crate) enum WeightSet {
     Target,
     Draft,
-    /// The target's embedding table, and that of its multi-token-prediction head, in host memory.
+    /// In host memory: the target's embedding table, that of its multi-token-prediction head, and
+    /// experts that do not fit the device.
     HostTable,
 }
 
@@ -202,6 +209,7 @@ impl LayoutBuilder<'_> {
             of: self.of,
             weight: weight.clone(),
             half,
+            apart: None,
             at: 0,
             form,
         };
@@ -277,9 +285,10 @@ impl LayoutBuilder<'_> {
 
 impl Weights {
     /// Lays out all weights of a model that passed [`crate::check::require_supported`]. The target
-    /// uses `arena`, a host table `table_arena`, the draft `draft_arena`.
+    /// uses `arena`, a host table `table_arena`, the draft `draft_arena`. With `slots`, experts lie
+    /// in host memory and in so many slots of each layer.
     pub(crate) fn new(
-        (spec, arena): (&ModelSpec, &mut BumpAllocator),
+        (spec, slots, arena): (&ModelSpec, Option<usize>, &mut BumpAllocator),
         table_arena: &mut BumpAllocator,
         (draft, draft_arena): (Option<&DraftSpec>, &mut BumpAllocator),
     ) -> Weights {
@@ -297,13 +306,21 @@ impl Weights {
         let on_host = HOST_TABLE_RATIO * spec.embedding.bytes() <= all;
         let table_builder = if on_host { &mut table } else { &mut plan };
         let embedding = table_builder.table(&spec.embedding);
+        let mut placed = slots.and_then(|slots| PlacedLayers::new(spec, slots, &mut plan));
         let layers = spec.layers.iter().map(|layer| LayerWeights {
             mixer_norm: plan.vector(&layer.mixer_norm),
             mixer: match &layer.mixer {
                 Mixer::Attention(a) => MixerWeights::Attention(plan.attention(a)),
                 Mixer::GatedDelta(d) => MixerWeights::Delta(plan.delta(d)),
             },
-            ffn: plan.feed_forward(&layer.ffn_norm, &layer.ffn),
+            ffn: match (&layer.ffn, &mut placed) {
+                (FeedForward::Experts(experts), Some(placed)) => {
+                    let placed = (placed, &mut table);
+                    let experts = plan.placed_experts(&layer.ffn_norm, experts, placed);
+                    FeedForwardWeights::Experts(Box::new(experts))
+                }
+                _ => plan.feed_forward(&layer.ffn_norm, &layer.ffn),
+            },
         });
         let layers = layers.collect();
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));
@@ -332,6 +349,7 @@ impl Weights {
             head,
             mtp,
             draft,
+            experts: placed,
             items,
         }
     }
@@ -346,45 +364,6 @@ impl Weights {
         let chunks: Vec<LoadChunk<'_>> = self.of(sets).flat_map(WeightEntry::chunks).collect();
         let (threads, largest) = staging(&chunks);
         (threads + COPIES_IN_FLIGHT) * largest
-    }
-
-    /// Fills the host table. `base` is its address.
-    pub(crate) fn load_table(
-        &self,
-        sources: Sources<'_>,
-        (base, table): (u64, &mut [u8]),
-    ) -> Result<(), DeviceError> {
-        for item in self.of(&[WeightSet::HostTable]) {
-            let begin = usize::try_from(item.at - base).unwrap_or(usize::MAX);
-            let table = &mut table[begin..][..item.form.bytes(&item.weight, item.rows())];
-            let chunks: Vec<LoadChunk<'_>> = item.chunks().collect();
-            let threads = staging(&chunks).0.max(1);
-            let each = chunks.len().div_ceil(threads).max(1);
-            let outcomes = thread::scope(|scope| {
-                let mut rest = table;
-                let mut workers = Vec::new();
-                for share in chunks.chunks(each) {
-                    let bytes = share.iter().map(|chunk| chunk.bytes).sum();
-                    let (own, others) = rest.split_at_mut(bytes);
-                    rest = others;
-                    workers.push(scope.spawn(move || {
-                        let mut rest = own;
-                        share.iter().try_for_each(|chunk| {
-                            let (out, others) = std::mem::take(&mut rest).split_at_mut(chunk.bytes);
-                            rest = others;
-                            chunk.fill(sources, out)
-                        })
-                    }));
-                }
-                let joined = workers.into_iter().map(|worker| worker.join());
-                joined.collect::<Vec<_>>()
-            });
-            for outcome in outcomes {
-                // The panic has already been reported.
-                outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            }
-        }
-        Ok(())
     }
 
     /// Loads the given sets to the device and waits for them.
@@ -526,15 +505,25 @@ impl WeightEntry {
         let step_bytes = form.bytes(weight, step).max(1);
         let per_chunk = (STAGING_BYTES / step_bytes).max(1) * step;
         let all = self.rows();
-        (0..all).step_by(per_chunk).map(move |first_row| {
-            let rows = per_chunk.min(all - first_row);
-            LoadChunk {
-                item: self,
-                first_row,
-                rows,
-                at: self.at + form.bytes(weight, first_row) as u64,
-                bytes: form.bytes(weight, rows),
-            }
+        // Rows that lie one behind the other, and bytes from them to the next.
+        let Apart { rows: run, stride } = self.apart.unwrap_or(Apart {
+            rows: all.max(1),
+            stride: 0,
+        });
+        let runs = (0..all).step_by(run).enumerate();
+        runs.flat_map(move |(i, begin)| {
+            let end = (begin + run).min(all);
+            (begin..end).step_by(per_chunk).map(move |first_row| {
+                let rows = per_chunk.min(end - first_row);
+                let before = i * stride + form.bytes(weight, first_row - begin);
+                LoadChunk {
+                    item: self,
+                    first_row,
+                    rows,
+                    at: self.at + before as u64,
+                    bytes: form.bytes(weight, rows),
+                }
+            })
         })
     }
 }

@@ -14,10 +14,11 @@ mod fixtures {
     pub mod step;
 }
 
+use conformance::golden::Golden;
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, CommitItem, KvFormats, Limits, LogitsRequest, LogitsRow, NodeIdx, QuantType, Runner,
-    Tree,
+    Backend, CommitItem, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow,
+    NodeIdx, QuantType, Runner, Tree,
 };
 use cuda::launch::moe::decode::{DecodeMoe, RouteInput};
 use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, rms_norm};
@@ -29,6 +30,7 @@ use fixtures::model::{
 };
 use fixtures::moe::{Mixture, shape, with_shared};
 use fixtures::step::{KernelDevice, Placed, star, step};
+use model::synth::SynthSpec;
 
 /// f16 inputs, weights rounded once more.
 const ERROR: f64 = 1.5e-3;
@@ -62,31 +64,47 @@ fn add(x: &[f32], gains: &[f32]) -> Vec<f32> {
     x.iter().zip(gains).map(|(x, gain)| x + gain).collect()
 }
 
-#[test]
-fn experts_of_a_step_match_the_reference() {
+/// How a mixture runs in a bucket, from rows before and behind the norm.
+type MixtureRun = fn(&Mixture, &KernelDevice, usize, &[f32], &[f32]) -> Vec<f32>;
+
+/// Compares all rows, given as (rows, bucket), with the reference, and the first rows in other
+/// buckets with the same rows among all, bit for bit.
+fn check_rows(
+    run: MixtureRun,
+    seed: u64,
+    (rows, bucket): (usize, usize),
+    fewer: &[(usize, usize)],
+) {
     let Some(gpu) = KernelDevice::open() else {
         return;
     };
-    let mut random = Random::new(31);
+    let mut random = Random::new(seed);
     for mixture in mixtures(&gpu, &mut random) {
         let width = mixture.shape.width;
-        let y = random.normals(64 * width, 1.0);
-        let x = random.normals(64 * width, 1.0);
+        let y = random.normals(rows * width, 1.0);
+        let x = random.normals(rows * width, 1.0);
         let gains: Vec<f32> = y.chunks(width).flat_map(|y| mixture.gain(y)).collect();
-        let all = mixture.step(&gpu, 64, &y, &x);
-        let off = close(
-            &format!("{:?}", mixture.shape),
-            &all,
-            &add(&x, &gains),
-            ERROR,
-        );
-        eprintln!("  {:?}: {off:.1e}", mixture.shape);
-        for (rows, bucket) in [(1, 1), (5, 8), (24, 24), (33, 40)] {
+        let all = run(&mixture, &gpu, bucket, &y, &x);
+        let what = format!("{:?}", mixture.shape);
+        let off = close(&what, &all, &add(&x, &gains), ERROR);
+        eprintln!("  {what}: {off:.1e}");
+        for (rows, bucket) in fewer {
             let n = rows * width;
-            let found = mixture.step(&gpu, bucket, &y[..n], &x[..n]);
-            same_bits("a row whatever shares the step", &found, &all[..n]);
+            let found = run(&mixture, &gpu, *bucket, &y[..n], &x[..n]);
+            same_bits("a row whatever runs with it", &found, &all[..n]);
         }
     }
+}
+
+#[test]
+fn experts_of_a_step_match_the_reference() {
+    let fewer = [(1, 1), (5, 8), (24, 24), (33, 40)];
+    check_rows(Mixture::step, 31, (64, 64), &fewer);
+}
+
+#[test]
+fn experts_of_a_chunk_match_the_reference() {
+    check_rows(Mixture::chunk, 33, (300, 320), &[(1, 16), (77, 77)]);
 }
 
 /// Rows that all choose the same experts, and rows whose logits are level.
@@ -188,29 +206,39 @@ fn fused_norm_of_a_router_equals_separate_launches() {
     }
 }
 
+/// Kernels that find experts through a table, half of them in host memory, compute the same bits
+/// and count what they read.
 #[test]
-fn experts_of_a_chunk_match_the_reference() {
+fn experts_that_lie_apart_give_the_same_bits() {
     let Some(gpu) = KernelDevice::open() else {
         return;
     };
-    let mut random = Random::new(33);
-    for mixture in mixtures(&gpu, &mut random) {
-        let width = mixture.shape.width;
-        let y = random.normals(300 * width, 1.0);
-        let x = random.normals(300 * width, 1.0);
-        let gains: Vec<f32> = y.chunks(width).flat_map(|y| mixture.gain(y)).collect();
-        let all = mixture.chunk(&gpu, 320, &y, &x);
-        let off = close(
-            &format!("{:?}", mixture.shape),
-            &all,
-            &add(&x, &gains),
-            ERROR,
-        );
-        eprintln!("  {:?}: {off:.1e}", mixture.shape);
-        for (rows, cap) in [(1, 16), (77, 77)] {
+    let mut random = Random::new(35);
+    for mut mixture in mixtures(&gpu, &mut random) {
+        let (width, what) = (mixture.shape.width, format!("{:?}", mixture.shape));
+        let y = random.normals(70 * width, 1.0);
+        let x = random.normals(70 * width, 1.0);
+        let run = |mixture: &Mixture, rows: usize| {
             let n = rows * width;
-            let found = mixture.chunk(&gpu, cap, &y[..n], &x[..n]);
-            same_bits("a row however a prompt is cut", &found, &all[..n]);
+            if rows > 64 {
+                mixture.chunk(&gpu, 80, &y[..n], &x[..n])
+            } else {
+                mixture.step(&gpu, rows, &y[..n], &x[..n])
+            }
+        };
+        let expected = [1, 24, 70].map(|rows| run(&mixture, rows));
+        mixture.take_apart(&gpu);
+        for (rows, expected) in [1, 24, 70].into_iter().zip(&expected) {
+            let before: u32 = mixture.uses(&gpu).iter().sum();
+            same_bits(&what, &run(&mixture, rows), expected);
+            let read = mixture.uses(&gpu).iter().sum::<u32>() - before;
+            let used = mixture.shape.n_used as u32;
+            let counted = match rows {
+                1 => read == used,
+                24 => (3 * used..=24 * used).contains(&read),
+                _ => read == 0,
+            };
+            assert!(counted, "{what}: {read} reads counted for {rows} rows");
         }
     }
 }
@@ -321,4 +349,142 @@ fn every_weight_type_of_experts_matches_the_cpu_reference() {
         faulty += check_model(&device, &synthetic, (F16_KV, SMALL), tolerance);
     }
     assert_eq!(faulty, 0, "{faulty} models are further off than allowed");
+}
+
+/// The golden files with mixtures of experts.
+const GOLDEN: [&str; 3] = [
+    "qwen3moe_q8_0",
+    "qwen35moe_fused_q5_0",
+    "qwen35moe_mtp_q4_1",
+];
+
+fn a_gpu(capability: (u32, u32), sm_count: u32) -> cuda::GpuInfo {
+    cuda::GpuInfo {
+        ordinal: 0,
+        name: "a GPU".to_owned(),
+        capability,
+        run_as: None,
+        sm_count,
+        total_bytes: 80 << 30,
+    }
+}
+
+/// Needs no GPU: every golden mixture has plans on one.
+#[test]
+fn golden_experts_have_plans() {
+    let backend = cuda::CudaBackend::new(a_gpu((8, 6), 82));
+    for stem in GOLDEN {
+        let golden = Golden::open(stem).unwrap();
+        let config = golden.load_config(F16_KV, SMALL).unwrap();
+        let units = backend.units(&config).unwrap();
+        assert!(!units.is_empty(), "{stem}");
+    }
+}
+
+#[test]
+fn golden_experts_match_the_golden_files() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let tolerance = reference_tolerance(QuantType::F16);
+    for stem in GOLDEN {
+        let golden = Golden::open(stem).unwrap();
+        let config = golden.load_config(F32_KV, SMALL).unwrap();
+        let mut runner = device.backend.open(config, &mut |_| {}).unwrap();
+        // Activations of 16 bits may choose other experts where the router is level.
+        let found = golden.check_logits_beyond(0.05, &mut *runner, tolerance.each);
+        let found = found.unwrap();
+        assert!(found.mean <= tolerance.mean, "{stem}: {}", found.mean);
+    }
+}
+
+/// All experts on the device, half of them, and one slot of each layer, whose expert changes.
+#[test]
+fn results_do_not_depend_on_where_experts_lie() {
+    let synthetic = SyntheticModel::new(SyntheticLayout::HybridExperts, QuantType::Q4_K, 9);
+    let vocab = synthetic.spec.vocab;
+    let mut moe = synthetic.spec.layers.iter().filter_map(|l| l.ffn.experts());
+    let half = moe.next().unwrap().n_experts / 2;
+    let mut expected: Option<Vec<f32>> = None;
+    for slots in [None, Some(half), Some(1)] {
+        let options = cuda::Options {
+            expert_slots: slots,
+            ..cuda::Options::default()
+        };
+        let Some(device) = open_device_with(options) else {
+            return;
+        };
+        let config = load_config(&synthetic, F16_KV, SMALL);
+        let mut runner = device.backend.open(config, &mut |_| {}).unwrap();
+        let placed = runner
+            .info()
+            .memory
+            .experts
+            .map(|experts| experts.on_device);
+        assert_eq!(placed, slots);
+        let seq = runner.open(600).unwrap();
+        let prompt = text(vocab, 100, 3);
+        let ask = [(99, LogitsRequest::full())];
+        let mut rows = runner.prefill(seq, &prompt, &ask).unwrap();
+        // Enough steps for experts to come and go.
+        for i in 0..60 {
+            let n = if i % 8 == 7 { 5 } else { 1 };
+            let tree: Tree = tree(vocab, n, |i| (i - 1) / 2);
+            rows.extend(verify(&mut *runner, seq, &tree));
+            let path = tree.path_to(NodeIdx(0));
+            runner.commit(&[CommitItem { seq, path: &path }]).unwrap();
+        }
+        let found: Vec<f32> = rows.into_iter().flat_map(|row| row.raw).collect();
+        match &expected {
+            Some(expected) => same_bits(&format!("{slots:?} slots"), &found, expected),
+            None => expected = Some(found),
+        }
+    }
+}
+
+/// Needs no GPU: 35B-A3B Q4_K_M in 16 GiB of an H100.
+#[test]
+fn experts_that_do_not_fit_stay_in_host_memory() {
+    let shape = SynthSpec::parse("qwen3.5-35b-a3b:q4_k_m").unwrap();
+    let loaded = shape.load().unwrap();
+    let plan = |room: u64, context: usize| {
+        let options = cuda::Options {
+            vram_limit: Some(room),
+            ..cuda::Options::default()
+        };
+        let config = LoadConfig {
+            target: loaded.spec.clone(),
+            weights: loaded.weights.clone(),
+            draft: None,
+            batch_invariant: false,
+            kv: KvFormats {
+                k: KvFormat::Q8_0,
+                v: KvFormat::Q8_0,
+            },
+            limits: Limits {
+                sequences: 1,
+                context,
+                tree_nodes: 1,
+                prefill_chunk: 2048,
+                pool_tokens: None,
+            },
+        };
+        let backend = cuda::CudaBackend::with_options(a_gpu((9, 0), 132), options);
+        backend.estimate(&config).unwrap()
+    };
+    assert_eq!(plan(80 << 30, 8192).experts, None);
+    let memory = plan(16 << 30, 8192);
+    let experts = memory.experts.unwrap();
+    let expert_bytes = experts.outside_bytes / (256 - experts.on_device) as u64;
+    eprintln!("  {experts:?}, {expert_bytes} bytes a slot of all layers");
+    let left = (16 << 30) - memory.total_bytes();
+    assert!(left < expert_bytes, "{left} of {expert_bytes}");
+    assert!(memory.pinned_bytes > 256 * expert_bytes);
+    // The goal is 120 tokens/s.
+    assert!((3_000..8_333).contains(&experts.step_us), "{experts:?}");
+    let longer = plan(16 << 30, 131_072).experts.unwrap();
+    assert!(longer.on_device < experts.on_device);
+    // What cannot fit is estimated with one slot.
+    let least = plan(1 << 30, 8192);
+    assert!(least.total_bytes() > 1 << 30 && least.experts.unwrap().on_device == 1);
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod copy_stream;
 mod draft;
+pub(crate) mod expert_slots;
 pub(crate) mod host_logits;
 mod launcher;
 #[cfg(feature = "inspect")]
@@ -33,6 +34,7 @@ use crate::step::{self, ChunkHead, Commit, HIDDEN_ROWS, MtpStep, Step};
 
 use copy_stream::CopyStream;
 pub(crate) use draft::Reach;
+use expert_slots::ExpertSlots;
 pub(crate) use launcher::{LaunchMode, Launcher};
 use pending_features::PendingFeatures;
 pub(crate) use regions::Regions;
@@ -44,6 +46,8 @@ pub(crate) struct Engine {
     launcher: Launcher,
     plans: Plans,
     headers: Headers,
+    /// Where experts lie, if not all of them are on the device.
+    expert_slots: Option<ExpertSlots>,
     regions: Regions,
     state: Arc<State>,
     /// Copies of states; its stream goes before what it copies.
@@ -154,6 +158,7 @@ impl Engine {
             launcher,
             plans,
             headers,
+            expert_slots: None,
             regions,
             state: Arc::new(state),
             copy_stream,
@@ -313,9 +318,11 @@ impl Engine {
             return Ok(Vec::new());
         }
         self.queue(key)?;
+        self.queue_expert_counts()?;
         let edited = self.queue_edits(PlanKey::EditedStep(step::bucket(rows)), requests)?;
         let masses = self.queue_masses(rows, edited, requests)?;
         self.sync()?;
+        self.move_experts()?;
         self.answer(requests, Reduced { edited, masses })
     }
 

@@ -4,7 +4,7 @@ use super::PlanContext;
 use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
 use crate::launch::moe::decode::{DecodeMoe, RouteInput};
-use crate::launch::moe::{ExpertMatrices, ExpertMatrix, MoeShape, Router};
+use crate::launch::moe::{ExpertMatrices, ExpertMatrix, ExpertTable, MoeShape, Router};
 use crate::memory::BumpAllocator;
 use crate::weights::{ExpertWeights, FeedForwardWeights, WeightMatrix};
 
@@ -31,16 +31,24 @@ impl ExpertWeights {
 
     /// The stacks.
     pub(super) fn matrices(&self) -> ExpertMatrices {
-        expert_matrices([self.gate, self.up, self.down])
+        expert_matrices(
+            [self.gate, self.up, self.down],
+            self.placed.map(|p| p.table),
+        )
     }
 }
 
-fn expert_matrices(matrices: [WeightMatrix; 3]) -> ExpertMatrices {
+fn expert_matrices(matrices: [WeightMatrix; 3], table: Option<ExpertTable>) -> ExpertMatrices {
     let [gate, up, down] = matrices.map(|matrix| ExpertMatrix {
         kind: matrix.kind,
         weight: matrix.at,
     });
-    ExpertMatrices { gate, up, down }
+    ExpertMatrices {
+        gate,
+        up,
+        down,
+        table,
+    }
 }
 
 /// Whether all layers have dense feed-forwards.
@@ -82,7 +90,7 @@ impl DecodeBuilder<'_> {
             (RouteInput::Normed(y.f32), y.f16)
         };
         let (experts, shared) = (w.matrices(), w.shared.as_ref());
-        let shared = shared.map(|w| expert_matrices([w.gate, w.up, w.down]));
+        let shared = shared.map(|w| expert_matrices([w.gate, w.up, w.down], None));
         self.push(moe.route(input, w.router(), context.addresses.moe_counter));
         self.push(moe.gate_up((f16, w.scale), experts, shared));
         self.push(moe.down(context.gpu, experts, shared, (x, w.scale)));

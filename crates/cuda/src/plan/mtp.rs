@@ -340,7 +340,7 @@ mod tests {
         let arena = || BumpAllocator::new(1 << 30);
         let [mut weights, mut table, mut draft] = [(); 3].map(|()| arena());
         let [mut kv, mut states, mut scratch, mut rings] = [(); 4].map(|()| arena());
-        let of_target = (&*config.target, &mut weights);
+        let of_target = (&*config.target, None, &mut weights);
         let weights = Weights::new(of_target, &mut table, (None, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut rings];
         let state = State::new(&config, regions);

@@ -53,6 +53,7 @@ pub struct DeviceArgs {
     )]
     pub chunk: Option<usize>,
     /// The most GPU memory to use, such as `24G` [default: all free memory less --vram-headroom].
+    /// Experts of a mixture that do not fit stay in host memory.
     #[arg(long, env = "HEARTH_VRAM_LIMIT", value_name = "SIZE")]
     pub vram_limit: Option<String>,
     /// GPU memory to leave free, such as `1G`, or `0` [default: 512 MiB or 3 % of what is free,

@@ -20,6 +20,7 @@ use contract::{
 use crate::cli::DeviceArgs;
 use crate::open::drafting::Drafting;
 use crate::open::headroom::UsableMemory;
+use crate::open::memory_plan::expert_text;
 use crate::progress::bytes_text;
 
 /// Maximum default context on the CPU.
@@ -339,7 +340,6 @@ pub(crate) fn fit_with_draft(
         },
     };
     let usable = UsableMemory::of(args, &device)?;
-    let free = usable.bytes;
     let choices = choices(args, on_gpu)?;
     let budget = FitBudget {
         choices: &choices,
@@ -356,15 +356,22 @@ pub(crate) fn fit_with_draft(
             MIN_CONTEXT
         },
         bytes: if on_gpu || asked.is_some() {
-            free
+            usable.bytes
         } else {
-            free / 5 * 4
+            usable.bytes / 5 * 4
         },
         free: usable.text(),
     };
     let bytes_for = |kv: KvFormats, (context, pool): (usize, usize)| {
         let memory = backend.estimate(&config(kv, context, pool))?;
-        Ok(memory.total_bytes())
+        // Nothing beyond what was requested or suffices moves experts off the card.
+        let one = context.saturating_add(request.tree_nodes + CONTEXT_STEP);
+        let unasked =
+            (asked.is_none() && context > budget.enough) || (args.kv_pool.is_none() && pool > one);
+        Ok(match memory.experts {
+            Some(_) if unasked => u64::MAX,
+            _ => memory.total_bytes(),
+        })
     };
     // A pool holds at least one sequence.
     let min_bytes = args.kv_pool.unwrap_or(0);
@@ -379,10 +386,10 @@ pub(crate) fn fit_with_draft(
     let memory = backend.estimate(&config)?;
     Ok(FittedConfig {
         config,
+        why: choice.why + &memory.experts.map_or_else(String::new, expert_text),
         memory,
         device,
         usable,
-        why: choice.why,
     })
 }
 

@@ -5,7 +5,9 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use anyhow::Context;
-use contract::{Backend, DeviceError, KvFormat, KvFormats, Limits, LoadConfig, ModelSpec};
+use contract::{
+    Backend, DeviceError, ExpertPlacement, KvFormat, KvFormats, Limits, LoadConfig, ModelSpec,
+};
 use serde_json::{Value, json};
 
 use crate::cli::InspectArgs;
@@ -46,10 +48,12 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
         name: format!("a card with {}", bytes_text(total_bytes)),
         ..here.unwrap_or_else(default_gpu)
     };
-    let options = cuda::Options {
+    let mut options = cuda::Options {
         assume_free: true,
         ..open::choice(&args.device)?.gpu
     };
+    let backend = cuda::CudaBackend::with_options(gpu.clone(), options.clone());
+    options.expert_room = Some(UsableMemory::of(&args.device, &backend.probe()?)?.bytes);
     Ok(Box::new(cuda::CudaBackend::with_options(gpu, options)))
 }
 
@@ -116,6 +120,19 @@ pub(crate) fn table(
         });
     }
     Ok((text(&rows, room, args), json_of(&rows, room, args)))
+}
+
+/// Where experts lie and what that costs, behind the reasons for the cache.
+pub(crate) fn expert_text(experts: ExpertPlacement) -> String {
+    let ms = experts.step_us as f64 / 1e3;
+    format!(
+        "; {} of the {} experts of each layer on the card, {} in host memory: about {:.0} tokens/s          of one sequence if all experts are used alike ({ms:.1} ms, {:.0} GB/s assumed of the bus)",
+        experts.on_device,
+        experts.n_experts,
+        bytes_text(experts.outside_bytes),
+        1e3 / ms,
+        experts.bus_bytes_per_s as f64 / 1e9,
+    )
 }
 
 /// KV bytes per token.

@@ -23,6 +23,7 @@ use crate::cli::{DeviceArgs, NumericsArg};
 use crate::config;
 use crate::open::bundled::Bundled;
 pub(crate) use crate::open::fit_drafting::{fit_drafting, fit_with_head};
+use crate::open::headroom::UsableMemory;
 pub(crate) use crate::open::memory_fit::{FittedConfig, MemoryRequest, fit, fit_with_draft};
 use crate::progress::{TaskProgress, bytes_text};
 use crate::settings::GenerationDefaults;
@@ -32,7 +33,15 @@ use devices::{DeviceChoice, RunAs};
 
 /// Device from flags.
 pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
-    Ok(devices::choose(&choice(args)?)?)
+    let mut choice = choice(args)?;
+    let device = devices::choose(&choice)?;
+    let info = device.probe()?;
+    if info.id == "cpu" {
+        return Ok(device);
+    }
+    // Experts beyond this stay in host memory.
+    choice.gpu.expert_room = Some(UsableMemory::of(args, &info)?.bytes);
+    Ok(devices::choose(&choice)?)
 }
 
 /// Device selection from flags.

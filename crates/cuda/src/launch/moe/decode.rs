@@ -6,14 +6,13 @@ use super::{ExpertMatrices, MoeShape, Router, ring_bytes, step_bytes};
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::{self, RowSource};
 use crate::launch::{Args, CompileUnit, Launch};
+use crate::memory::BumpAllocator;
 use crate::pack::M16_ROWS;
 
 /// Rows of one expert that a block multiplies together.
 pub const EXPERT_ROWS: usize = 8;
 /// Bytes of an entry of the list of chosen experts.
 const ENTRY_BYTES: usize = 48;
-/// Alignment of the parts of the scratch.
-const ALIGN: usize = 256;
 /// Most warps of a norm that the router computes itself.
 const NORM_WARPS: usize = 8;
 /// Steps in a warp's ring of `decode_down.cu`, and its most warps.
@@ -57,17 +56,16 @@ struct DecodeParts {
     logits: u64,
     h: u64,
     shared_h: u64,
-    bytes: usize,
 }
 
 impl DecodeMoe {
     /// Bytes of the scratch, which needs no content.
     pub fn scratch_bytes(shape: MoeShape, rows: usize) -> usize {
-        parts(shape, rows, 0).bytes
+        parts(shape, rows, 0).1
     }
 
     fn parts(&self) -> DecodeParts {
-        parts(self.shape, self.rows, self.scratch)
+        parts(self.shape, self.rows, self.scratch).0
     }
 
     fn unit(&self, file: &'static str) -> CompileUnit {
@@ -170,13 +168,18 @@ impl DecodeMoe {
         }
         words.extend([parts.h, parts.shared_h, parts.logits]);
         words.push(u64::from(scale.to_bits()));
+        words.extend([
+            experts.addresses(),
+            experts.table.map_or(0, |table| table.uses),
+        ]);
         let warp = kinds.map(|kind| step_bytes(kind, 2, self.rows));
         let unit = self
             .unit("moe/decode_gate_up.cu")
             .define("MAX_ENTRIES", self.max_entries());
         Launch {
             entry: "moe_gate_up",
-            unit: unit
+            unit: experts
+                .define(unit)
                 .define("GATE_KIND", kinds[0] as u32)
                 .define("UP_KIND", kinds[1] as u32)
                 .define("SHARED_GATE_KIND", kinds[2] as u32)
@@ -214,6 +217,7 @@ impl DecodeMoe {
         words.extend(experts.down.words(shape.width, shape.ffn));
         words.extend(of_shared.words(shape.width, shape.shared_ffn.unwrap_or(0)));
         words.extend([out, parts.logits, u64::from(scale.to_bits())]);
+        words.push(experts.addresses());
         let products = self.rows * (shape.n_used + usize::from(shape.has_shared())) * 64;
         let stage = kinds.map(|kind| step_bytes(kind, 1, self.rows));
         let warp = STAGES * stage.into_iter().max().unwrap_or(1);
@@ -224,7 +228,8 @@ impl DecodeMoe {
             .define("MAX_ENTRIES", self.max_entries());
         Launch {
             entry: "moe_down",
-            unit: unit
+            unit: experts
+                .define(unit)
                 .define("DOWN_KIND", kinds[0] as u32)
                 .define("SHARED_DOWN_KIND", kinds[1] as u32)
                 .define("WARPS", warps),
@@ -238,13 +243,10 @@ impl DecodeMoe {
     }
 }
 
-fn parts(shape: MoeShape, rows: usize, scratch: u64) -> DecodeParts {
-    let mut bytes = 0;
-    let mut take = |n: usize| {
-        let at = scratch + bytes as u64;
-        bytes += n.next_multiple_of(ALIGN);
-        at
-    };
+/// The parts, and their bytes.
+fn parts(shape: MoeShape, rows: usize, scratch: u64) -> (DecodeParts, usize) {
+    let mut arena = BumpAllocator::new(scratch);
+    let mut take = |bytes: usize| arena.take(bytes);
     let pairs = rows * shape.n_used;
     let work = [
         take(4),
@@ -253,13 +255,11 @@ fn parts(shape: MoeShape, rows: usize, scratch: u64) -> DecodeParts {
         take(4 * rows),
     ];
     let logits = take(4 * rows * (shape.n_experts + 1));
-    let h = take(2 * pairs * shape.ffn);
-    let shared_h = take(2 * rows * shape.shared_ffn.unwrap_or(0));
-    DecodeParts {
+    let parts = DecodeParts {
         work,
         logits,
-        h,
-        shared_h,
-        bytes,
-    }
+        h: take(2 * pairs * shape.ffn),
+        shared_h: take(2 * rows * shape.shared_ffn.unwrap_or(0)),
+    };
+    (parts, arena.used() as usize)
 }

@@ -77,8 +77,17 @@ pub struct Router {
 pub struct ExpertMatrix {
     /// A packed kind.
     pub kind: WeightKind,
-    /// Address.
+    /// Address; with an [`ExpertTable`], the matrix's offset behind the address of an expert.
     pub weight: u64,
+}
+
+/// Experts that lie apart, on the device or in page-locked host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertTable {
+    /// Addresses of experts, u64 `[n_experts]`.
+    pub addresses: u64,
+    /// How often steps have read each expert, u32 `[n_experts]`.
+    pub uses: u64,
 }
 
 /// Gate, up and down.
@@ -90,6 +99,18 @@ pub struct ExpertMatrices {
     pub up: ExpertMatrix,
     /// `[n_experts * width][ffn]`.
     pub down: ExpertMatrix,
+    /// Where experts lie; `None` if each matrix is one stack.
+    pub table: Option<ExpertTable>,
+}
+
+impl ExpertMatrices {
+    fn define(&self, unit: CompileUnit) -> CompileUnit {
+        unit.define("EXPERT_TABLE", u8::from(self.table.is_some()))
+    }
+
+    fn addresses(&self) -> u64 {
+        self.table.map_or(0, |table| table.addresses)
+    }
 }
 
 impl ExpertMatrix {

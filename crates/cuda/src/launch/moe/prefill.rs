@@ -7,12 +7,11 @@ use super::{ExpertMatrices, ExpertMatrix, MoeShape, Router, ring_bytes};
 use crate::gpu_props::GpuProps;
 use crate::launch::gemm::panels::{ChunkRows, Panels, int};
 use crate::launch::{Args, CompileUnit, Launch};
+use crate::memory::BumpAllocator;
 use crate::pack::{A16_TILE, BLOCK_ROWS};
 
 /// Rows of one expert that a block multiplies together.
 const TILE_ROWS: usize = 64;
-/// Alignment of the parts of the scratch.
-const ALIGN: usize = 256;
 /// Most stages of the ring of `prefill_experts.cu`.
 const MAX_STAGES: usize = 4;
 /// Its shared memory beside the ring: scales, and the rows of a tile.
@@ -36,17 +35,16 @@ struct PrefillParts {
     shared_factor: u64,
     h: u64,
     products: u64,
-    bytes: usize,
 }
 
 impl PrefillMoe {
     /// Bytes of the scratch for chunks of up to `rows` rows. It needs no content.
     pub fn scratch_bytes(shape: MoeShape, rows: usize) -> usize {
-        parts(shape, rows, 0).bytes
+        parts(shape, rows, 0).1
     }
 
     fn parts(&self) -> PrefillParts {
-        parts(self.shape, self.chunk.rows, self.scratch)
+        parts(self.shape, self.chunk.rows, self.scratch).0
     }
 
     /// Chooses the experts of each row from its logits, f32 `[rows][n_experts]`, and groups the
@@ -88,7 +86,7 @@ impl PrefillMoe {
     /// panels.
     pub fn experts(&self, gpu: GpuProps, x: u64, experts: ExpertMatrices) -> [Launch; 2] {
         let (shape, parts) = (self.shape, self.parts());
-        let ExpertMatrices { gate, up, down } = experts;
+        let ExpertMatrices { gate, up, down, .. } = experts;
         let gate_up = Products {
             entry: "moe_prefill_gate_up",
             x,
@@ -109,10 +107,15 @@ impl PrefillMoe {
             columns: 2 * BLOCK_ROWS,
             out: parts.products,
         };
-        [gate_up, down].map(|products| self.products(gpu, products, parts.work))
+        [gate_up, down].map(|products| self.products(gpu, products, (experts, parts.work)))
     }
 
-    fn products(&self, gpu: GpuProps, products: Products, work: [u64; 3]) -> Launch {
+    fn products(
+        &self,
+        gpu: GpuProps,
+        products: Products,
+        (experts, work): (ExpertMatrices, [u64; 3]),
+    ) -> Launch {
         let [first, second] = products.matrices;
         let tiles = if first.kind == second.kind { 2 } else { 1 };
         let stage = products.matrices.map(|matrix| {
@@ -127,10 +130,12 @@ impl PrefillMoe {
         words.extend(second.words(products.rows, products.cols));
         let rows_cap = Panels::new(0, self.chunk.rows).rows as u64;
         words.extend([rows_cap | (products.width as u64) << 32, products.out]);
+        words.push(experts.addresses());
         let max_tiles = self.shape.max_groups(self.chunk.rows, TILE_ROWS);
         Launch {
             entry: products.entry,
-            unit: CompileUnit::new("moe/prefill_experts.cu")
+            unit: experts
+                .define(CompileUnit::new("moe/prefill_experts.cu"))
                 .define("DOWN", u8::from(products.entry == "moe_prefill_down"))
                 .define("USED", self.shape.n_used)
                 .define("FIRST_KIND", first.kind as u32)
@@ -190,25 +195,22 @@ struct Products {
     out: u64,
 }
 
-fn parts(shape: MoeShape, rows: usize, scratch: u64) -> PrefillParts {
-    let mut bytes = 0;
-    let mut take = |n: usize| {
-        let at = scratch + bytes as u64;
-        bytes += n.next_multiple_of(ALIGN);
-        at
-    };
+/// The parts, and their bytes.
+fn parts(shape: MoeShape, rows: usize, scratch: u64) -> (PrefillParts, usize) {
+    let mut arena = BumpAllocator::new(scratch);
+    let mut take = |bytes: usize| arena.take(bytes);
     let pairs = rows * shape.n_used;
     let work = [
         take(4),
         take(16 * shape.max_groups(rows, TILE_ROWS)),
         take(4 * pairs),
     ];
-    PrefillParts {
+    let parts = PrefillParts {
         work,
         choices: take(8 * pairs),
         shared_factor: take(4 * rows),
         h: take(2 * pairs * shape.ffn),
         products: take(4 * pairs * shape.width),
-        bytes,
-    }
+    };
+    (parts, arena.used() as usize)
 }
