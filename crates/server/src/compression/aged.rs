@@ -4,6 +4,7 @@
 //! is a function of its content and of the settings. So every later turn begins with the same
 //! bytes, and the prefix cache knows them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chat::conversation::{Message, Role};
@@ -13,6 +14,7 @@ use chat::{CancelFlag, SpecialTokens};
 use super::contents;
 use super::kept_texts::KeptText;
 use super::scored_text::{MarkedRanges, TokenizedText};
+use super::scorer_thread::ScoringClient;
 use super::{CompressionReason, PromptCompressor, ScoringError, ShorterRequest};
 use crate::text::model_context::ModelContext;
 
@@ -39,7 +41,11 @@ impl PromptCompressor {
         if !self.settings.ages || mode == CompressionMode::Off {
             return request;
         }
-        match self.compress_aged(model, &request, &CancelFlag::default()) {
+        let client = ScoringClient {
+            cancel: &CancelFlag::default(),
+            progress: &Arc::default(),
+        };
+        match self.compress_aged(model, &request, client) {
             Ok(aged) => aged.request,
             Err(reason) => {
                 tracing::debug!(%reason, "aged messages stay whole");
@@ -55,7 +61,7 @@ impl PromptCompressor {
         &self,
         model: &ModelContext,
         request: &ChatRequest,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<ShorterRequest, CompressionReason> {
         let always = request.compression.unwrap_or(self.settings.mode) == CompressionMode::Always;
         let least = if always { 0 } else { self.settings.threshold };
@@ -80,7 +86,7 @@ impl PromptCompressor {
                 starts: &starts,
                 special: SpecialTokens::AsText,
             };
-            let kept = self.kept_of_message(of, &mut scoring, cancel);
+            let kept = self.kept_of_message(of, &mut scoring, client);
             let kept = kept.map_err(|error| {
                 tracing::warn!(%error, "an aged message could not be scored; all stay whole");
                 CompressionReason::Failed(error.to_string())
@@ -107,7 +113,7 @@ impl PromptCompressor {
         &self,
         of: TokenizedText<'_>,
         scoring: &mut Duration,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<Option<String>, ScoringError> {
         let tail_end = of.text.trim_end().len();
         let body_end = contents::query_body(&of.text[..tail_end], 0, of.starts);
@@ -126,7 +132,7 @@ impl PromptCompressor {
             query: body_end..tail_end,
             tail_end,
         };
-        let selection = self.selection(of, &marked, keep, cancel)?;
+        let selection = self.selection(of, &marked, keep, client)?;
         *scoring += begin.elapsed().max(Duration::from_nanos(1));
         let body = selection.text(0, &of.text[..body_end]);
         let content = format!("{body}{}", &of.text[body_end..]);

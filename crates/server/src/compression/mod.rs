@@ -11,10 +11,11 @@ mod aged;
 mod contents;
 mod decision;
 mod kept_texts;
+mod progress;
 mod scored_text;
 mod scorer_thread;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chat::request::{ChatRequest, ConversationPolicy};
@@ -26,8 +27,9 @@ pub use self::decision::CompressionReason;
 use self::decision::{CompressionPlan, PromptSize};
 pub use self::kept_texts::TextStore;
 use self::kept_texts::{KeptText, KeptTexts, TextKey};
+pub use self::progress::{ScoringCounts, ScoringProgress};
 use self::scored_text::{MarkedRanges, TokenizedText};
-use self::scorer_thread::{ScorerHandle, ScoringError};
+use self::scorer_thread::{ScorerHandle, ScoringClient, ScoringError};
 use crate::open::devices::DeviceChoice;
 use crate::settings::compression::CompressionSettings;
 use crate::text::model_context::ModelContext;
@@ -166,9 +168,9 @@ impl PromptCompressor {
         self.scorer_path.as_deref()
     }
 
-    /// Prompts that are scored or wait for it, and token rows done and in total of the current one.
-    pub fn progress(&self) -> [usize; 3] {
-        self.scorer.progress().counts()
+    /// The requests whose texts are scored or wait for it, in order of arrival.
+    pub fn active(&self) -> Vec<ScoringCounts> {
+        self.scorer.active()
     }
 
     /// Moves a session's keep ratio after a reply with this share of accepted drafts.
@@ -189,22 +191,34 @@ impl PromptCompressor {
         }
     }
 
+    /// Whether [`compress`](PromptCompressor::compress) would have texts scored, unless it knows
+    /// their scores.
+    pub fn will_score(&self, of: PromptToCompress<'_>) -> bool {
+        self.plan(of).is_ok()
+    }
+
+    fn plan(&self, of: PromptToCompress<'_>) -> Result<CompressionPlan, CompressionReason> {
+        let mode = of.request.compression.unwrap_or(self.settings.mode);
+        let size = PromptSize {
+            tokens: of.prompt.ids.len(),
+            threshold: self.settings.threshold,
+            context: of.model.1,
+        };
+        decision::plan(of.request, mode, size, self.settings.ages)
+    }
+
     /// The prompt to prefill instead, if it is to be compressed, and what was done. Blocks during
     /// scoring.
     pub fn compress(
         &self,
         of: PromptToCompress<'_>,
         cancel: &CancelFlag,
+        progress: &Arc<ScoringProgress>,
     ) -> (Option<PreparedPrompt>, CompressionOutcome) {
         let tokens = of.prompt.ids.len();
-        let mode = of.request.compression.unwrap_or(self.settings.mode);
-        let size = PromptSize {
-            tokens,
-            threshold: self.settings.threshold,
-            context: of.model.1,
-        };
-        let plan = decision::plan(of.request, mode, size, self.settings.ages);
-        let found = plan.and_then(|plan| Ok((plan, self.shortened(of, plan, cancel)?)));
+        let client = ScoringClient { cancel, progress };
+        let plan = self.plan(of);
+        let found = plan.and_then(|plan| Ok((plan, self.shortened(of, plan, client)?)));
         match found {
             Ok((plan, (prompt, scoring))) => {
                 let reason = match (plan, scoring.is_zero()) {
@@ -230,15 +244,15 @@ impl PromptCompressor {
         &self,
         of: PromptToCompress<'_>,
         plan: CompressionPlan,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<(PreparedPrompt, Duration), CompressionReason> {
         let ShorterRequest { request, scoring } = match plan {
-            CompressionPlan::Whole => self.compress_whole(of, cancel)?,
-            CompressionPlan::Aged => self.compress_aged(of.model.0, of.request, cancel)?,
+            CompressionPlan::Whole => self.compress_whole(of, client)?,
+            CompressionPlan::Aged => self.compress_aged(of.model.0, of.request, client)?,
         };
         let before = of.prompt.ids.len();
         let rendered = Instant::now();
-        let shorter = prepare::chat(of.model, of.policy, &request, cancel);
+        let shorter = prepare::chat(of.model, of.policy, &request, client.cancel);
         let shorter = shorter.map_err(|error| {
             tracing::warn!(%error, "a prompt could not be compressed; the whole prompt is used");
             CompressionReason::Failed(error.to_string())
@@ -262,7 +276,7 @@ impl PromptCompressor {
     fn compress_whole(
         &self,
         of: PromptToCompress<'_>,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<ShorterRequest, CompressionReason> {
         let keep = self.keep(of.request, of.prompt.ids.len());
         let key = self.key("prompt", &of.prompt.text, keep);
@@ -270,7 +284,7 @@ impl PromptCompressor {
             Some(texts) => (texts, Duration::ZERO),
             None => {
                 let begin = Instant::now();
-                let texts = self.select(of, keep, cancel)?;
+                let texts = self.select(of, keep, client)?;
                 let scoring = begin.elapsed().max(Duration::from_nanos(1));
                 (self.kept.insert(key, texts), scoring)
             }
@@ -290,7 +304,7 @@ impl PromptCompressor {
         &self,
         of: PromptToCompress<'_>,
         keep: f64,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<Vec<KeptText>, CompressionReason> {
         let failed = |error: &dyn std::fmt::Display| {
             tracing::warn!(%error, "a prompt could not be scored; the whole prompt is used");
@@ -318,7 +332,7 @@ impl PromptCompressor {
             starts: &starts,
             special: SpecialTokens::Parse,
         };
-        let selection = self.selection(tokenized, &marked, keep, cancel);
+        let selection = self.selection(tokenized, &marked, keep, client);
         let selection = selection.map_err(|error| failed(&error))?;
         let kept = contents.found.iter().enumerate().map(|(part, found)| {
             let content = &of.request.messages[found.message].content;

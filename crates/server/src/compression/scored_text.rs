@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use chat::{CancelFlag, SpecialTokens};
+use chat::SpecialTokens;
 use compress::{
     ContentPart, ScoredToken, SegmentLimits, Selection, SelectionQuery, SelectionSettings, select,
 };
 use contract::TokenId;
 
+use super::scorer_thread::ScoringClient;
 use super::{PromptCompressor, ScoringError};
 
 /// The longest block of code that is kept whole, in tokens of the budget's share.
@@ -50,9 +51,9 @@ impl PromptCompressor {
         of: TokenizedText<'_>,
         marked: &MarkedRanges,
         keep: f64,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<Selection, ScoringError> {
-        let scores = self.scores(of, marked.tail_end, cancel)?;
+        let scores = self.scores(of, marked.tail_end, client)?;
         let tokens: Vec<Vec<ScoredToken>> = marked
             .parts
             .iter()
@@ -97,7 +98,7 @@ impl PromptCompressor {
         &self,
         of: TokenizedText<'_>,
         end: usize,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<ByteScores, ScoringError> {
         let n = of.starts.partition_point(|start| *start < end);
         let (ids, starts) = match &self.tokenizer {
@@ -114,7 +115,7 @@ impl PromptCompressor {
         };
         let mut settings = self.settings.score;
         settings.tail_tokens = settings.tail_tokens.min(ids.len());
-        let scores = self.scorer.score(ids, settings, cancel)?;
+        let scores = self.scorer.score(ids, settings, client)?;
         Ok(ByteScores {
             starts,
             scores,

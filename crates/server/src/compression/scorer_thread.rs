@@ -1,7 +1,6 @@
 //! The thread that owns the scorer, so that scoring a prompt delays no decode step.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use anyhow::Context;
@@ -11,6 +10,7 @@ use contract::{
 };
 use cpu::CpuBackend;
 
+use super::progress::{ActiveScorings, ScoringCounts, ScoringProgress};
 use crate::open::devices::{self, DeviceChoice};
 
 /// Why a prompt has no scores.
@@ -34,30 +34,23 @@ pub(super) enum ScoringError {
 pub(super) struct ScorerHandle {
     jobs: mpsc::Sender<ScoringJob>,
     info: ScorerInfo,
-    progress: Arc<ScoringProgress>,
+    active: ActiveScorings,
 }
 
-/// What the scorer is doing.
-#[derive(Debug, Default)]
-pub(super) struct ScoringProgress {
-    /// Prompts that are scored or wait for it.
-    prompts: AtomicUsize,
-    /// Token rows of the current prompt that have passed a layer, and their total.
-    done: AtomicUsize,
-    total: AtomicUsize,
-}
-
-impl ScoringProgress {
-    /// Prompts, and rows done and in total of the current one.
-    pub(super) fn counts(&self) -> [usize; 3] {
-        [&self.prompts, &self.done, &self.total].map(|count| count.load(Ordering::Relaxed))
-    }
+/// Whose texts are scored.
+#[derive(Clone, Copy)]
+pub(super) struct ScoringClient<'a> {
+    /// Set when the client leaves.
+    pub(super) cancel: &'a CancelFlag,
+    /// What the client sees meanwhile.
+    pub(super) progress: &'a Arc<ScoringProgress>,
 }
 
 struct ScoringJob {
     tokens: Vec<TokenId>,
     settings: ScoreSettings,
     cancel: CancelFlag,
+    progress: Arc<ScoringProgress>,
     reply: mpsc::Sender<Result<Vec<f32>, ScoringError>>,
 }
 
@@ -67,8 +60,6 @@ impl ScorerHandle {
     pub(super) fn open(config: ScorerConfig, choice: DeviceChoice) -> anyhow::Result<ScorerHandle> {
         let (jobs, inbox) = mpsc::channel();
         let (opened, result) = mpsc::channel();
-        let progress = Arc::<ScoringProgress>::default();
-        let shared = Arc::clone(&progress);
         let work = move || {
             let mut scorer = match open_scorer(config, &choice) {
                 Ok(scorer) => scorer,
@@ -80,7 +71,7 @@ impl ScorerHandle {
             };
             let _ = opened.send(Ok(scorer.info().clone()));
             while let Ok(job) = inbox.recv() {
-                run(&mut *scorer, job, &shared);
+                run(&mut *scorer, job);
             }
         };
         std::thread::Builder::new()
@@ -93,7 +84,7 @@ impl ScorerHandle {
         Ok(ScorerHandle {
             jobs,
             info,
-            progress,
+            active: ActiveScorings::default(),
         })
     }
 
@@ -101,32 +92,32 @@ impl ScorerHandle {
         &self.info
     }
 
-    pub(super) fn progress(&self) -> &ScoringProgress {
-        &self.progress
+    /// Requests whose texts are scored or wait for it.
+    pub(super) fn active(&self) -> Vec<ScoringCounts> {
+        self.active.counts()
     }
 
-    /// Scores a prompt; blocks until it is done or `cancel` is set.
+    /// Scores a text; blocks until it is done or the client leaves.
     pub(super) fn score(
         &self,
         tokens: Vec<TokenId>,
         settings: ScoreSettings,
-        cancel: &CancelFlag,
+        client: ScoringClient<'_>,
     ) -> Result<Vec<f32>, ScoringError> {
         let (reply, result) = mpsc::channel();
+        client.progress.begin(tokens.len());
+        let _listed = self.active.enter(client.progress);
         let job = ScoringJob {
             tokens,
             settings,
-            cancel: cancel.clone(),
+            cancel: client.cancel.clone(),
+            progress: Arc::clone(client.progress),
             reply,
         };
-        self.progress.prompts.fetch_add(1, Ordering::Relaxed);
-        let sent = self.jobs.send(job);
-        let scores = match sent {
+        match self.jobs.send(job) {
             Ok(()) => result.recv().unwrap_or(Err(ScoringError::Ended)),
             Err(_) => Err(ScoringError::Ended),
-        };
-        self.progress.prompts.fetch_sub(1, Ordering::Relaxed);
-        scores
+        }
     }
 }
 
@@ -145,13 +136,12 @@ fn open_scorer(config: ScorerConfig, choice: &DeviceChoice) -> anyhow::Result<Bo
     .with_context(|| format!("the scorer {name} cannot be opened"))
 }
 
-fn run(scorer: &mut dyn Scorer, job: ScoringJob, progress: &ScoringProgress) {
+fn run(scorer: &mut dyn Scorer, job: ScoringJob) {
     let result = if job.cancel.is_cancelled() {
         Err(ScoringError::Cancelled)
     } else {
         let scores = scorer.score(&job.tokens, &job.settings, &mut |at| {
-            progress.done.store(at.done, Ordering::Relaxed);
-            progress.total.store(at.total, Ordering::Relaxed);
+            job.progress.advance(at.done, at.total);
             if job.cancel.is_cancelled() {
                 ControlFlow::Break(())
             } else {
@@ -162,8 +152,6 @@ fn run(scorer: &mut dyn Scorer, job: ScoringJob, progress: &ScoringProgress) {
             .map_err(ScoringError::from)
             .and_then(|scores| scores.ok_or(ScoringError::Cancelled))
     };
-    progress.done.store(0, Ordering::Relaxed);
-    progress.total.store(0, Ordering::Relaxed);
     // A dropped receiver has left.
     let _ = job.reply.send(result);
 }

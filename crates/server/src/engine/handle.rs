@@ -113,6 +113,17 @@ impl EngineHandle {
         self.enqueue(job, timeouts, permit)
     }
 
+    /// Fails if a request would be refused now: work before its admission would be for nothing.
+    pub fn check_room(&self) -> Result<(), AdmissionError> {
+        self.check_ready()?;
+        match self.queue_permits.available_permits() {
+            0 => Err(AdmissionError::QueueFull {
+                waiting: self.queue_limit,
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn check_ready(&self) -> Result<(), AdmissionError> {
         match self.phase() {
             EnginePhase::Ready => Ok(()),

@@ -2,6 +2,9 @@
 //!
 //! A dialect supplies a function that parses its body into a [`ChatRequest`], and a
 //! [`StreamFormat`] that encodes [`StreamEvent`]s as its own server-sent events.
+//!
+//! Headers are sent once a request is admitted. A stream whose prompt is scored for compression
+//! begins before that, with comments on the progress.
 
 use std::sync::Arc;
 
@@ -13,8 +16,9 @@ use chat::request::{ChatRequest, ReasoningFormat};
 use chat::tools::ToolSet;
 use chat::{ChatError, Tokenizer};
 use decode::{Grammar, InitialPhase, Job, Logprobs};
+use tracing::Instrument;
 
-use crate::compression::{CompressionOutcome, PromptToCompress};
+use crate::compression::{CompressionOutcome, PromptToCompress, ScoringProgress};
 use crate::engine::ModelHandle;
 use crate::error::ApiError;
 use crate::http::body;
@@ -23,6 +27,7 @@ use crate::http::notes;
 use crate::http::prefix_warmup::PrefixWarmup;
 use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
 use crate::http::state::App;
+use crate::http::stream_error::ErrorFormat;
 use crate::settings::GenerationDefaults;
 use crate::text::constraints::CompiledGrammar;
 use crate::text::prepare::{self, PreparedPrompt};
@@ -42,6 +47,8 @@ pub struct ParsedRequest<T> {
     pub own: T,
     /// Rendered and tokenised prompt.
     pub prompt: PreparedPrompt,
+    /// How far the scoring of its prompt is, for compression.
+    scoring: Arc<ScoringProgress>,
     /// What of the request the reply is not held to.
     notes: Vec<String>,
 }
@@ -80,6 +87,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
             request,
             own,
             prompt,
+            scoring: Arc::default(),
             notes: Vec::new(),
         })
     }
@@ -93,13 +101,26 @@ impl<T: Send + 'static> ParsedRequest<T> {
         let ready = Arc::clone(&self.ready);
         let compiled = move || ready.model.constraints.compile(&shape);
         let CompiledGrammar { grammar, notes } = body::run_long(compiled).await?;
-        self.notes = notes;
+        self.notes.extend(notes);
         Ok(Some(grammar))
     }
 
     /// The response with a header that names what the reply is not held to.
     pub fn with_notes(&self, response: Response) -> Response {
         notes::with_notes(response, &self.notes)
+    }
+
+    /// Whether the prompt will be scored for compression.
+    fn is_scored(&self, app: &App) -> bool {
+        let policy = prepare::policy(app.config());
+        let of = PromptToCompress {
+            model: self.ready.text_side(),
+            policy: &policy,
+            request: &self.request,
+            prompt: &self.prompt,
+        };
+        let compressor = self.ready.model.compressor.as_ref();
+        compressor.is_some_and(|compressor| compressor.will_score(of))
     }
 
     /// Compresses the prompt, if there is a scorer and the request and its prompt allow it.
@@ -109,6 +130,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
         };
         let (ready, request) = (Arc::clone(&self.ready), self.request.clone());
         let (prompt, policy) = (self.prompt.clone(), prepare::policy(app.config()));
+        let progress = Arc::clone(&self.scoring);
         let (shorter, outcome) = body::run_cancellable(move |cancel| {
             let of = PromptToCompress {
                 model: ready.text_side(),
@@ -116,7 +138,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
                 request: &request,
                 prompt: &prompt,
             };
-            Ok(compressor.compress(of, cancel))
+            Ok(compressor.compress(of, cancel, &progress))
         })
         .await?;
         if let Some(shorter) = shorter {
@@ -127,8 +149,12 @@ impl<T: Send + 'static> ParsedRequest<T> {
 
     /// Submits the request; fails if a parameter is invalid or the prompt does not fit.
     pub async fn start(&mut self, app: &App) -> Result<InFlight, ApiError> {
-        let compression = self.compress(app).await?;
         let grammar = self.grammar().await?;
+        self.submit(app, grammar).await
+    }
+
+    async fn submit(&mut self, app: &App, grammar: Option<Grammar>) -> Result<InFlight, ApiError> {
+        let compression = self.compress(app).await?;
         let (request, model) = (&self.request, &self.ready.model);
         let fields = &request.sampling;
         let room = sampling_params::remaining_context(
@@ -267,12 +293,50 @@ pub trait StreamFormat: Send + 'static {
     fn fail(&mut self, out: &mut SseEncoder, request: &InFlight, error: &ApiError);
 }
 
-/// Streaming response in the given format. Headers are sent at once.
-pub fn stream<V: StreamFormat>(app: &App, request: InFlight, format: V) -> Response {
+/// Starts a request and streams its reply in the format that `format` makes once it has started.
+///
+/// If its prompt is scored first, the stream begins meanwhile. `errors` is for errors after that
+/// and before the format.
+pub async fn stream<T, V, F>(
+    app: &App,
+    mut parsed: ParsedRequest<T>,
+    errors: ErrorFormat,
+    format: F,
+) -> Result<Response, ApiError>
+where
+    T: Send + Sync + 'static,
+    V: StreamFormat,
+    F: FnOnce(&App, &ParsedRequest<T>, &InFlight) -> V + Send + 'static,
+{
     let timeouts = app.config().timeouts;
-    sse::response(timeouts, V::KEEP_ALIVE, move |writer| {
-        write_stream(writer, request, format)
-    })
+    let grammar = parsed.grammar().await?;
+    if !parsed.is_scored(app) {
+        let request = parsed.submit(app, grammar).await?;
+        let format = format(app, &parsed, &request);
+        let response = sse::response(timeouts, V::KEEP_ALIVE, move |writer| {
+            write_stream(writer, request, format)
+        });
+        return Ok(parsed.with_notes(response));
+    }
+    app.engine().check_room()?;
+    let notes = parsed.notes.clone();
+    let (app, span) = (app.clone(), tracing::Span::current());
+    let response = sse::response(timeouts, V::KEEP_ALIVE, move |mut writer| {
+        async move {
+            let progress = Arc::clone(&parsed.scoring);
+            let start = parsed.submit(&app, grammar);
+            let started = writer.comment_while(start, || progress.counts().to_string());
+            match started.await? {
+                Ok(request) => {
+                    let format = format(&app, &parsed, &request);
+                    write_stream(writer, request, format).await
+                }
+                Err(error) => writer.send(errors.bytes(&error)).await,
+            }
+        }
+        .instrument(span)
+    });
+    Ok(notes::with_notes(response, &notes))
 }
 
 async fn write_stream<V: StreamFormat>(

@@ -16,3 +16,4 @@ pub mod serve;
 pub mod shutdown;
 pub mod sse;
 pub mod state;
+mod stream_error;

@@ -12,7 +12,6 @@ use axum::http::Method;
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use futures::StreamExt;
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,9 +19,10 @@ use tracing::Instrument;
 
 use crate::error::{ApiError, Dialect};
 use crate::http::body;
-use crate::http::middleware::{RequestId, dialect};
-use crate::http::sse::{self, ClientGone, KeepAlive, SseEncoder, SseWriter};
+use crate::http::middleware::dialect;
+use crate::http::sse::{self, ClientGone, KeepAlive, SseWriter};
 use crate::http::state::App;
+use crate::http::stream_error::ErrorFormat;
 use crate::models::{Lease, LeaseError, ModelHost, ModelState};
 use crate::settings::keep_alive;
 
@@ -42,8 +42,6 @@ const NEEDS_MODEL: [&str; 13] = [
     "/detokenize",
     "/apply-template",
 ];
-/// Time between two comments on the progress of a load.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The server's state, with the engine of the request's model.
 pub struct Selected(pub App);
@@ -225,8 +223,8 @@ fn stream_while_loading(
     let span = tracing::Span::current();
     sse::response(timeouts, keep_alive, move |mut writer| {
         async move {
-            let has_comments = keep_alive != KeepAlive::Space;
-            let waited = wait_with_progress(&app, (&host, model), &mut writer, has_comments);
+            let wait = acquired(&app, &host, model);
+            let waited = writer.comment_while(wait, || load_comment(&host, model));
             match waited.await? {
                 Ok(lease) => {
                     let answer = next.run(with_lease(request, lease, begun.elapsed()));
@@ -240,31 +238,14 @@ fn stream_while_loading(
     })
 }
 
-/// Waits for the lease and writes the progress of the load as comments, where the stream has them.
-async fn wait_with_progress(
-    app: &App,
-    (host, model): (&ModelHost, usize),
-    writer: &mut SseWriter,
-    has_comments: bool,
-) -> Result<Result<Lease, ApiError>, ClientGone> {
-    let wait = acquired(app, host, model);
-    tokio::pin!(wait);
-    loop {
-        let mut out = SseEncoder::default();
-        let state = host.list().get(model).map(|model| model.state);
-        out.comment(&match state {
-            Some(ModelState::Loading { percent }) => {
-                format!("loading {} {percent} %", host.name(model))
-            }
-            _ => format!("waiting for {}", host.name(model)),
-        });
-        if has_comments {
-            writer.send_encoded(&mut out).await?;
+/// What a stream says of the load that it waits for.
+fn load_comment(host: &ModelHost, model: usize) -> String {
+    let state = host.list().get(model).map(|model| model.state);
+    match state {
+        Some(ModelState::Loading { percent }) => {
+            format!("loading {} {percent} %", host.name(model))
         }
-        let next = tokio::time::timeout(PROGRESS_INTERVAL, &mut wait);
-        if let Ok(lease) = writer.keep_alive_while(next).await? {
-            return Ok(lease);
-        }
+        _ => format!("waiting for {}", host.name(model)),
     }
 }
 
@@ -286,73 +267,4 @@ async fn forward(
         }
     }
     Ok(())
-}
-
-/// How an error stands in a stream that has begun.
-struct ErrorFormat {
-    dialect: Dialect,
-    /// The stream of Responses, whose errors are events of their own.
-    is_responses: bool,
-    request_id: Option<String>,
-}
-
-impl ErrorFormat {
-    fn of(request: &Request) -> ErrorFormat {
-        let id = request.extensions().get::<RequestId>();
-        ErrorFormat {
-            dialect: dialect(request),
-            is_responses: request.uri().path().contains("/responses"),
-            request_id: id.map(|id| id.0.clone()),
-        }
-    }
-
-    fn bytes(&self, error: &ApiError) -> Bytes {
-        let mut out = SseEncoder::default();
-        let mut body = error.body(self.dialect, self.request_id.as_deref());
-        if self.is_responses {
-            let mut event = body["error"].take();
-            event["type"] = "error".into();
-            event["sequence_number"] = 0.into();
-            out.event("error", &event);
-        } else if self.dialect == Dialect::Anthropic {
-            out.event("error", &body);
-        } else if self.dialect == Dialect::Ollama {
-            out.line(&body);
-        } else {
-            out.data(&body);
-            out.done();
-        }
-        out.take().unwrap_or_default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use axum::http;
-
-    fn check(path: &str, header: Option<&str>, expected: &str) {
-        let mut request = http::Request::post(path);
-        if let Some(header) = header {
-            request = request.header(header, "1");
-        }
-        let format = ErrorFormat::of(&request.body(Body::empty()).unwrap());
-        let bytes = format.bytes(&ApiError::internal("no"));
-        let text = String::from_utf8(bytes.to_vec()).unwrap();
-        assert!(text.starts_with(expected), "{path}: {text}");
-        assert!(text.contains("\"no\""), "{path}: {text}");
-    }
-
-    #[test]
-    fn errors_in_a_stream_have_the_form_of_their_dialect() {
-        check("/v1/chat/completions", None, "data: {\"error\":{");
-        check(
-            "/v1/messages",
-            None,
-            "event: error\ndata: {\"type\":\"error\",\"error\":{",
-        );
-        check("/v1/responses", None, "event: error\ndata: {");
-        check("/v1/messages", Some("anthropic-version"), "event: error\n");
-        check("/api/chat", None, "{\"error\":\"no\"}\n");
-    }
 }

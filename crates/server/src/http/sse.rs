@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
 use serde::Serialize;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::settings::Timeouts;
 
@@ -102,6 +102,20 @@ impl KeepAlive {
         })
     }
 
+    /// The keep-alive with a comment, where the stream has comments.
+    fn comment(self, text: &str) -> Option<Bytes> {
+        let mut out = SseEncoder::default();
+        match self {
+            KeepAlive::Comment => out.comment(text),
+            KeepAlive::Ping => {
+                out.comment(text);
+                out.out.put(self.bytes());
+            }
+            KeepAlive::Space => {}
+        }
+        out.take()
+    }
+
     /// Content type of the stream.
     fn content_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
@@ -110,6 +124,9 @@ impl KeepAlive {
         })
     }
 }
+
+/// Time between two comments on the progress of work before a reply.
+const COMMENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Writing end of a stream.
 #[derive(Debug)]
@@ -152,6 +169,25 @@ impl SseWriter {
                     Err(_) => self.send(self.keep_alive.bytes()).await?,
                 },
                 () = self.parts.closed() => return Err(ClientGone),
+            }
+        }
+    }
+
+    /// As [`keep_alive_while`](SseWriter::keep_alive_while), with a comment on the progress at once
+    /// and then each second.
+    pub async fn comment_while<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+        text: impl Fn() -> String,
+    ) -> Result<T, ClientGone> {
+        tokio::pin!(work);
+        loop {
+            if let Some(comment) = self.keep_alive.comment(&text()) {
+                self.send(comment).await?;
+            }
+            let next = timeout(COMMENT_INTERVAL, &mut work);
+            if let Ok(done) = self.keep_alive_while(next).await? {
+                return Ok(done);
             }
         }
     }
@@ -218,6 +254,32 @@ mod tests {
         assert_eq!(writer.send(Bytes::from_static(b"b")).await, Err(ClientGone));
         assert_eq!(begun.elapsed(), Duration::from_secs(120));
         assert_eq!(body.recv().await.unwrap(), "a");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn progress_is_a_comment_each_second_and_a_ping_where_comments_do_not_count() {
+        let cases = [
+            (KeepAlive::Comment, ": 1 of 2\n\n"),
+            (
+                KeepAlive::Ping,
+                ": 1 of 2\n\nevent: ping\ndata: {\"type\":\"ping\"}\n\n",
+            ),
+        ];
+        for (keep_alive, expected) in cases {
+            let (parts, mut body) = mpsc::channel(8);
+            let mut writer = SseWriter {
+                parts,
+                write_timeout: Duration::from_secs(120),
+                keep_alive_interval: Duration::from_secs(10),
+                keep_alive,
+                last_write: Instant::now(),
+            };
+            let work = tokio::time::sleep(Duration::from_millis(2500));
+            let done = writer.comment_while(work, || "1 of 2".to_owned()).await;
+            assert_eq!(done, Ok(()));
+            assert_eq!(body.len(), 3);
+            assert_eq!(body.recv().await.unwrap(), expected);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -96,6 +96,8 @@ fn long_contents_are_shortened_and_the_reply_says_so() {
     assert_eq!(wrong.status, 400);
     assert!(wrong.body.contains("off, auto or always"), "{}", wrong.body);
 
+    streams_show_scoring(&server);
+
     let props = server.request("/props", "").json()["pflash"].clone();
     assert_eq!(props["mode"], "always", "{props}");
     assert_eq!(
@@ -104,6 +106,38 @@ fn long_contents_are_shortened_and_the_reply_says_so() {
     );
     let scoring = server.request("/slots/summary", "").json()["scoring"].clone();
     assert_eq!(scoring, json!({"prompts": 0, "done": 0, "total": 0}));
+}
+
+/// Streams begin while their prompt is scored, with a comment; then come the reply's events.
+fn streams_show_scoring(server: &ServerProcess) {
+    let cases = [
+        ("/v1/chat/completions", "messages", "data: {", "chunk"),
+        ("/v1/messages", "messages", "event: ping\n", "message_start"),
+        ("/v1/responses", "input", "event: ", "response.created"),
+    ];
+    for (at, (path, field, next, opening)) in cases.into_iter().enumerate() {
+        let content = format!("Text {at}. {}{QUESTION}", page(40));
+        let messages = json!([{"role": "user", "content": content}]);
+        let body = json!({field: messages, "max_tokens": 16, "temperature": 0, "stream": true});
+        let reply = server.request(path, &body.to_string());
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        let mut parts = reply.body.split("\n\n");
+        let comment = parts.next().unwrap();
+        let known = [
+            ": waiting for the scorer",
+            ": scoring the prompt for compression, ",
+        ];
+        assert!(
+            known.iter().any(|text| comment.starts_with(text)),
+            "{comment}"
+        );
+        let event = parts.find(|part| !part.starts_with(':')).unwrap();
+        assert!(event.starts_with(next), "{path}: {event}");
+        let rest = &reply.body;
+        assert!(rest.contains(opening), "{path}: {rest}");
+        let says = "\"compression_reason\":\"compressed\"";
+        assert!(rest.contains(says), "{path}: {rest}");
+    }
 }
 
 #[test]
@@ -177,6 +211,24 @@ fn a_prompt_beyond_the_context_is_served_if_its_compressed_form_fits() {
     assert_eq!(off.status, 400, "{}", off.body);
     let still_too_long = ask(&server, json!({"messages": messages(&page(400))}));
     assert_eq!(still_too_long.status, 400, "{}", still_too_long.body);
+    // A stream has begun by then.
+    let streamed = json!({"messages": messages(&page(400)), "stream": true});
+    let streamed = ask(&server, streamed);
+    assert_eq!(streamed.status, 200, "{}", streamed.body);
+    let error = streamed
+        .body
+        .split("\n\n")
+        .find(|part| part.starts_with("data: "));
+    assert!(
+        error.unwrap().starts_with("data: {\"error\":{"),
+        "{}",
+        streamed.body
+    );
+    assert!(
+        streamed.body.ends_with("data: [DONE]\n\n"),
+        "{}",
+        streamed.body
+    );
 }
 
 #[test]

@@ -25,6 +25,7 @@ use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::model_choice::Selected;
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
+use crate::http::stream_error::ErrorFormat;
 use crate::ids;
 use crate::text::prompt_logprobs;
 
@@ -35,11 +36,12 @@ pub(super) async fn completions(
     body: Body,
 ) -> Result<Response, ApiError> {
     let mut parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
+    if parsed.request.stream {
+        let errors = ErrorFormat::new(Dialect::OpenAi);
+        return dialect::stream(&app, parsed, errors, ChatFormat::new).await;
+    }
     let request = parsed.start(&app).await?;
     let format = ChatFormat::new(&app, &parsed, &request);
-    if parsed.request.stream {
-        return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
-    }
     let whole = whole(request, &format, parsed.tokenizer()).await?;
     Ok(parsed.with_notes(whole.into_response()))
 }

@@ -18,6 +18,8 @@ use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::middleware::RequestId;
 use crate::http::model_choice::Selected;
 use crate::http::sse::{KeepAlive, SseEncoder};
+use crate::http::state::App;
+use crate::http::stream_error::ErrorFormat;
 use crate::ids;
 
 /// `POST /v1/messages`.
@@ -28,19 +30,22 @@ pub(super) async fn messages(
     body: Body,
 ) -> Result<Response, ApiError> {
     let mut parsed = ParsedRequest::read(&app, &headers, body, parse).await?;
-    let mut request = parsed.start(&app).await?;
-    let usage = MessageUsage::new(request.stats().usage(), None);
-    let mut message = MessageResponse::new(ids::random("msg_"), parsed.model_name(&app), usage);
     let visibility = parsed.request.thinking.visibility;
     if parsed.request.stream {
-        let format = MessagesFormat {
-            message: Some(message),
-            blocks: ContentBlockStream::new(ids::random("")).with_reasoning(visibility),
-            reason: FinishReason::Stop,
-            request_id,
+        let errors = ErrorFormat::new(Dialect::Anthropic).with_id(&request_id);
+        let format = move |app: &App, parsed: &ParsedRequest<()>, request: &InFlight| {
+            let blocks = ContentBlockStream::new(ids::random(""));
+            MessagesFormat {
+                message: Some(opening(app, parsed, request)),
+                blocks: blocks.with_reasoning(visibility),
+                reason: FinishReason::Stop,
+                request_id,
+            }
         };
-        return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
+        return dialect::stream(&app, parsed, errors, format).await;
     }
+    let mut request = parsed.start(&app).await?;
+    let mut message = opening(&app, &parsed, &request);
     let whole = dialect::whole(&mut request).await?;
     for (whole, reason) in whole.choices {
         let ending = ending(&request, reason);
@@ -50,6 +55,12 @@ pub(super) async fn messages(
     }
     message.usage = final_usage(&request);
     Ok(parsed.with_notes(Json(message).into_response()))
+}
+
+/// The message before its content.
+fn opening(app: &App, parsed: &ParsedRequest<()>, request: &InFlight) -> MessageResponse {
+    let usage = MessageUsage::new(request.stats().usage(), None);
+    MessageResponse::new(ids::random("msg_"), parsed.model_name(app), usage)
 }
 
 /// `POST /v1/messages/count_tokens`: prompt length in tokens.

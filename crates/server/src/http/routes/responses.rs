@@ -22,6 +22,7 @@ use crate::http::in_flight::{InFlight, StreamEvent};
 use crate::http::model_choice::Selected;
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
+use crate::http::stream_error::ErrorFormat;
 use crate::ids;
 use crate::kept_responses::{KeptResponse, ResponseStore};
 use crate::text::reply::Part;
@@ -34,11 +35,14 @@ pub(super) async fn responses(
 ) -> Result<Response, ApiError> {
     let (body, state) = resolved(&app, body).await?;
     let mut parsed = ParsedRequest::read(&app, &headers, body, ResponsesRequest::from_json).await?;
+    if parsed.request.stream {
+        let format = |app: &App, parsed: &ParsedRequest<ResponsesRequest>, _: &InFlight| {
+            ResponsesFormat::new(app, parsed, state)
+        };
+        return dialect::stream(&app, parsed, ErrorFormat::responses(), format).await;
+    }
     let mut request = parsed.start(&app).await?;
     let mut format = ResponsesFormat::new(&app, &parsed, state);
-    if parsed.request.stream {
-        return Ok(parsed.with_notes(dialect::stream(&app, request, format)));
-    }
     while let Some(events) = request.next().await? {
         for event in events {
             format.take(&request, event);

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::page;
 use super::status::{NAME, VERSION};
+use crate::compression::PromptCompressor;
 use crate::engine::ModelHandle;
 use crate::engine::active_requests::RequestEntry;
 use crate::engine::request_stats::RequestStage;
@@ -60,6 +61,9 @@ fn slot_list(app: &App) -> Vec<Value> {
         .filter(|entry| entry.stage() != RequestStage::Queue)
         .flat_map(|entry| (0..entry.choices).map(move |_| entry));
     let mut running = running.take(limits.sequences);
+    let compressor = model.model.compressor.as_deref();
+    let mut scored = compressor.map_or_else(Vec::new, PromptCompressor::active);
+    scored.reverse();
     let can_draft = !model.model.description.draft_sources.is_empty();
     let slot = |id: usize| {
         let entry = running.next();
@@ -69,6 +73,12 @@ fn slot_list(app: &App) -> Vec<Value> {
             "speculative": can_draft,
             "is_processing": entry.is_some(),
         });
+        // A prompt that is scored holds no sequence yet; it is shown where one is free.
+        if entry.is_none()
+            && let Some(of) = scored.pop()
+        {
+            slot["scoring"] = json!({"tokens": of.tokens, "done": of.done, "total": of.total});
+        }
         let task = entry.map(|entry| task(entry)).and_then(|task| match task {
             Value::Object(task) => Some(task),
             _ => None,
@@ -144,8 +154,10 @@ fn now(app: &App) -> Value {
 
 /// Prompts that are scored for compression, and how far the current one is.
 fn scoring(model: &ModelHandle) -> Option<Value> {
-    let [prompts, done, total] = model.model.compressor.as_ref()?.progress();
-    Some(json!({"prompts": prompts, "done": done, "total": total}))
+    let scored = model.model.compressor.as_ref()?.active();
+    let current = scored.iter().find(|of| of.total > 0);
+    let current = current.copied().unwrap_or_default();
+    Some(json!({"prompts": scored.len(), "done": current.done, "total": current.total}))
 }
 
 fn shown(entry: &RequestEntry) -> Value {

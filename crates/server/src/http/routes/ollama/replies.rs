@@ -24,6 +24,7 @@ use crate::http::model_choice::{LoadTime, Selected};
 use crate::http::routes::models::KEEPS_MODEL;
 use crate::http::sse::{KeepAlive, SseEncoder};
 use crate::http::state::App;
+use crate::http::stream_error::ErrorFormat;
 use crate::settings::keep_alive;
 
 /// `POST /api/chat`.
@@ -77,7 +78,6 @@ async fn reply(
     (route, load): (OllamaRoute, LoadTime),
 ) -> Result<Response, ApiError> {
     let mut parsed = ParsedRequest::read(app, headers, Body::from(bytes), parse).await?;
-    let mut request = parsed.start(app).await?;
     let context = parsed.context();
     if let Some(note) = context_note(parsed.own, context) {
         parsed.note(note);
@@ -88,8 +88,10 @@ async fn reply(
         reason: FinishReason::Stop,
     };
     if parsed.request.stream {
-        return Ok(parsed.with_notes(dialect::stream(app, request, format)));
+        let errors = ErrorFormat::new(Dialect::Ollama);
+        return dialect::stream(app, parsed, errors, |_, _, _| format).await;
     }
+    let mut request = parsed.start(app).await?;
     let whole = dialect::whole(&mut request).await?;
     let (reply, reason) = match whole.choices.into_iter().next() {
         Some(choice) => choice,
