@@ -119,7 +119,7 @@ fn cache_hints(body: &Fields<'_>) -> Result<CacheHints, ChatError> {
     })
 }
 
-fn compression(body: &Fields<'_>) -> Result<Option<CompressionMode>, ChatError> {
+pub(crate) fn compression(body: &Fields<'_>) -> Result<Option<CompressionMode>, ChatError> {
     let Some(name) = body.string("prefill_compression")? else {
         return Ok(None);
     };

@@ -9,9 +9,9 @@ use compress::segment;
 /// Contents below this many bytes stay whole.
 const MIN_BYTES: usize = 256;
 /// The last user message stays whole up to this many tokens.
-const QUERY_TOKENS: usize = 512;
+pub(super) const QUERY_TOKENS: usize = 512;
 /// Of a longer one, the last sentences up to this many tokens stay whole.
-const QUESTION_TOKENS: usize = 64;
+pub(super) const QUESTION_TOKENS: usize = 64;
 
 /// A content that may be shortened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,10 +99,23 @@ pub(super) fn query_body(text: &str, at: usize, starts: &[usize]) -> usize {
     if tokens(0..text.len()) <= QUERY_TOKENS {
         return 0;
     }
+    last_segments(text, QUESTION_TOKENS, tokens)
+}
+
+/// First byte of the last sentences of a text of up to `most` tokens in sum, at least one of them.
+/// The text's tokens begin at `starts`.
+pub(super) fn tail_start(text: &str, starts: &[usize], most: usize) -> usize {
+    last_segments(text, most, |bytes| {
+        let before = |byte: usize| starts.partition_point(|start| *start < byte);
+        before(bytes.end) - before(bytes.start)
+    })
+}
+
+fn last_segments(text: &str, most: usize, tokens: impl Fn(Range<usize>) -> usize) -> usize {
     let segments = segment::split(text, SegmentLimits::default());
     let mut begin = text.len();
     for segment in segments.iter().rev() {
-        if begin < text.len() && tokens(segment.start..text.len()) > QUESTION_TOKENS {
+        if begin < text.len() && tokens(segment.start..text.len()) > most {
             break;
         }
         begin = segment.start;

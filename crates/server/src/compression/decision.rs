@@ -50,6 +50,12 @@ pub enum CompressionReason {
     /// The request wants the prompt's own tokens: their log-probabilities, or a cut of it.
     #[error("the request needs the exact prompt")]
     ExactPrompt,
+    /// The prompt of a completion came as token ids.
+    #[error("the prompt is token ids")]
+    TokenIds,
+    /// The prompt of a completion has control tokens, between which roles would be lost.
+    #[error("the prompt has control tokens; send its messages as a chat")]
+    ControlTokens,
     /// No content is long enough.
     #[error("no message content is long enough")]
     NothingToCut,

@@ -12,6 +12,7 @@ mod contents;
 mod decision;
 mod kept_texts;
 mod progress;
+mod raw_prompt;
 mod scored_text;
 mod scorer_thread;
 
@@ -28,6 +29,7 @@ use self::decision::{CompressionPlan, PromptSize};
 pub use self::kept_texts::TextStore;
 use self::kept_texts::{KeptText, KeptTexts, TextKey};
 pub use self::progress::{ScoringCounts, ScoringProgress};
+pub use self::raw_prompt::RawPrompt;
 use self::scored_text::{MarkedRanges, TokenizedText};
 use self::scorer_thread::{ScorerHandle, ScoringClient, ScoringError};
 use crate::open::devices::DeviceChoice;

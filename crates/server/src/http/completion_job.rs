@@ -12,6 +12,7 @@ use contract::TokenId;
 use decode::{GenerationParams, Grammar, Job, Logprobs};
 use futures::{Stream, StreamExt, stream};
 
+use crate::compression::{CompressionOutcome, RawPrompt};
 use crate::engine::ModelHandle;
 use crate::engine::request_stats::RequestStats;
 use crate::error::ApiError;
@@ -35,6 +36,8 @@ pub struct CompletionJob {
     pub request: Arc<CompletionRequest>,
     /// Its prompts as tokens.
     pub prompts: Vec<Arc<[TokenId]>>,
+    /// What compression did with each; empty without a scorer.
+    compressions: Vec<CompressionOutcome>,
     /// Grammar of the completions, if the request constrains them.
     grammar: Option<Grammar>,
     /// What of the request the completions are not held to.
@@ -42,7 +45,8 @@ pub struct CompletionJob {
 }
 
 impl CompletionJob {
-    /// Parses a body with `parse`, tokenises the prompts and compiles the grammar.
+    /// Parses a body with `parse`, tokenises the prompts, compiles the grammar and compresses the
+    /// prompts.
     pub async fn read<T: Send + 'static>(
         app: &App,
         body: Body,
@@ -58,8 +62,13 @@ impl CompletionJob {
             for prompt in &request.prompts {
                 let context = model.info.limits.context;
                 let truncation = request.tokens.truncation.as_ref();
+                let shortens = truncation.is_some() || model.model.compressor.is_some();
                 let limit = EncodeLimit {
-                    tokens: truncation.map_or(context, |_| prepare::most_tokens(context)),
+                    tokens: if shortens {
+                        prepare::most_tokens(context)
+                    } else {
+                        context
+                    },
                     cancel: Some(cancel),
                 };
                 let mut ids = request.token_ids(prompt, &model.model.tokenizer, limit)?;
@@ -67,7 +76,9 @@ impl CompletionJob {
                     let wanted = request.sampling.max_tokens.unwrap_or(default_max_tokens);
                     ids = truncation.apply(ids, context, Some(wanted));
                 }
-                sampling_params::remaining_context(ids.len(), context)?;
+                if model.model.compressor.is_none() {
+                    sampling_params::remaining_context(ids.len(), context)?;
+                }
                 prompts.push(ids.into());
             }
             Ok((request, own, prompts))
@@ -83,11 +94,18 @@ impl CompletionJob {
                 (Some(grammar), notes)
             }
         };
+        let request = Arc::new(request);
+        let (prompts, compressions) = compressed(&ready, &request, prompts).await?;
+        let context = ready.info.limits.context;
+        for prompt in &prompts {
+            sampling_params::remaining_context(prompt.len(), context)?;
+        }
         let job = CompletionJob {
             app: app.clone(),
             ready,
-            request: Arc::new(request),
+            request,
             prompts,
+            compressions,
             grammar,
             notes,
         };
@@ -114,6 +132,37 @@ impl CompletionJob {
     pub fn prompt_text(&self, prompt: usize) -> String {
         self.ready.model.tokenizer.decode(&self.prompts[prompt])
     }
+}
+
+/// The prompts as they are prefilled, and what compression did with each if there is a scorer.
+async fn compressed(
+    ready: &Arc<ModelHandle>,
+    request: &Arc<CompletionRequest>,
+    mut prompts: Vec<Arc<[TokenId]>>,
+) -> Result<(Vec<Arc<[TokenId]>>, Vec<CompressionOutcome>), ApiError> {
+    let Some(compressor) = ready.model.compressor.clone() else {
+        return Ok((prompts, Vec::new()));
+    };
+    let (ready, request) = (Arc::clone(ready), Arc::clone(request));
+    body::run_cancellable(move |cancel| {
+        let sent = prompts.iter_mut().zip(&request.prompts);
+        let outcomes = sent.map(|(ids, prompt)| {
+            let of = RawPrompt {
+                tokenizer: &ready.model.tokenizer,
+                request: &request,
+                prompt,
+                ids,
+            };
+            let (shorter, outcome) = compressor.compress_raw(of, cancel);
+            if let Some(shorter) = shorter {
+                *ids = shorter.into();
+            }
+            outcome
+        });
+        let outcomes = outcomes.collect();
+        Ok((prompts, outcomes))
+    })
+    .await
 }
 
 /// Stream of one prompt.
@@ -232,8 +281,9 @@ impl CompletionJob {
                 .logprobs
                 .map(|top| LogprobColumns::new(Arc::clone(tokenizer), top))
         };
+        let compression = self.compressions.get(prompt).cloned();
         PromptStream {
-            request: in_flight,
+            request: in_flight.with_compression(compression, None),
             params,
             prompt,
             columns: (0..n).map(|_| columns()).collect(),

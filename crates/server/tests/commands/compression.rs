@@ -177,6 +177,7 @@ fn system_prompt_question_and_the_sentence_asked_for_survive() {
     };
     let short = json!({"messages": [{"role": "user", "content": "Hello"}]});
     assert!(reason(short).contains("below the threshold of 400"));
+    raw_prompts_are_compressed_before_their_end(&server);
     // Without --prefill-aged, earlier messages stay whole.
     let mut continued = messages(&page(60));
     continued[1]["role"] = "assistant".into();
@@ -184,6 +185,45 @@ fn system_prompt_question_and_the_sentence_asked_for_survive() {
         reason(json!({"messages": continued})),
         "a continued conversation"
     );
+}
+
+/// Text completions in both protocols; what must stay as sent does, with the reason.
+fn raw_prompts_are_compressed_before_their_end(server: &ServerProcess) {
+    let prompt = format!("{}{QUESTION}\nAnswer:", page(120));
+    let complete = |path: &str, fields: Value| {
+        let mut body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0});
+        let fields = fields.as_object().unwrap().clone();
+        body.as_object_mut().unwrap().extend(fields);
+        let reply = server.request(path, &body.to_string());
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()
+    };
+    let reply = complete("/v1/completions", json!({"return_token_ids": true}));
+    let timings = &reply["timings"];
+    assert_eq!(timings["compression_reason"], "compressed", "{timings}");
+    let count = |name: &str| timings[name].as_u64().unwrap();
+    let (from, to) = (count("compressed_from_tokens"), count("compressed_tokens"));
+    assert!(2 * to < from, "{timings}");
+    assert_eq!(reply["usage"]["prompt_tokens"], from);
+    let ids = reply["choices"][0]["prompt_token_ids"].clone();
+    let text = server.request("/detokenize", &json!({"tokens": ids}).to_string());
+    let text = text.json()["content"].as_str().unwrap().to_owned();
+    assert!(text.contains(FACT), "{text}");
+    // The end is that of the prompt.
+    assert!(text.ends_with(&prompt[prompt.len() - 1000..]), "{text}");
+
+    let again = complete("/completion", json!({}))["timings"].clone();
+    let reason = "compressed with the scores of an earlier request";
+    assert_eq!(again["compression_reason"], reason, "{again}");
+    let whole = [
+        (json!({"echo": true}), "the request needs the exact prompt"),
+        (json!({"prefill_compression": "off"}), "off"),
+        (json!({"prompt": [5, 6, 7]}), "the prompt is token ids"),
+    ];
+    for (fields, reason) in whole {
+        let timings = complete("/v1/completions", fields)["timings"].clone();
+        assert_eq!(timings["compression_reason"], reason, "{timings}");
+    }
 }
 
 #[test]

@@ -6,10 +6,10 @@ use serde_json::Value;
 use super::chat::stream_options;
 use super::gap::GapContext;
 use crate::dialect::fields::{Fields, must_be, parse_body};
-use crate::dialect::{priority, token_id};
+use crate::dialect::{compression, priority, token_id};
 use crate::error::ChatError;
 use crate::request::{
-    MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions, TokenOptions,
+    CompressionMode, MAX_TOP_LOGPROBS, ResponseFormat, SamplingParams, StreamOptions, TokenOptions,
 };
 use crate::tokenizer::{EncodeLimit, SpecialTokens, Tokenizer};
 
@@ -43,6 +43,8 @@ pub struct CompletionRequest {
     pub priority: i32,
     /// Whether the prefix cache may be used.
     pub use_prefix_cache: bool,
+    /// When prompts are compressed; `None` is the server's default.
+    pub compression: Option<CompressionMode>,
     /// What is behind the prompts, if the completion fills a gap.
     pub gap: Option<GapContext>,
 }
@@ -94,6 +96,7 @@ impl CompletionRequest {
             response_format: ResponseFormat::read(body)?,
             priority: priority(body)?,
             use_prefix_cache: body.flag("cache_prompt", true)?,
+            compression: compression(body)?,
             gap: suffix.map(|suffix| GapContext::of_suffix(suffix, "suffix")),
         })
     }

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use chat::openai::request::CompletionRequest;
 use chat::openai::response::{CompletionLogprobs, TextChoice, TextCompletion};
-use chat::reply::Usage;
+use chat::reply::{Timings, Usage};
 use futures::StreamExt;
 
 use crate::engine::request_stats::RequestStats;
@@ -86,6 +86,14 @@ impl Totals {
             self.0.resize_with(prompt + 1, || None);
         }
         self.0[prompt] = Some(stats);
+    }
+
+    /// Times of a single prompt.
+    fn timings(&self) -> Option<Timings> {
+        match self.0.as_slice() {
+            [Some(stats)] => Some(stats.timings()),
+            _ => None,
+        }
     }
 
     fn usage(&self) -> Usage {
@@ -180,7 +188,9 @@ async fn stream_all(
         writer.send_encoded(&mut out).await?;
     }
     if envelope.include_usage {
-        out.data(&envelope.completion(Vec::new(), Some(totals.usage())));
+        let mut last = envelope.completion(Vec::new(), Some(totals.usage()));
+        last.timings = totals.timings();
+        out.data(&last);
     }
     out.done();
     writer.send_encoded(&mut out).await
