@@ -149,7 +149,7 @@ fn positive(text: &str) -> Result<f64, String> {
 #[derive(Debug, Args)]
 pub struct PromptsArgs {
     /// Prompts as JSON lines: a string, or an object with `prompt` (a user's text) or `messages`,
-    /// and `task`.
+    /// `task` and optional `tools`.
     #[arg(value_name = "FILE.jsonl")]
     pub file: PathBuf,
     /// The GGUF file [default: the bundled model].

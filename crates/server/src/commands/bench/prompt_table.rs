@@ -139,7 +139,11 @@ fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
                 at()
             ),
         };
-        Ok(json!({"class": class, "messages": messages}))
+        let mut found = json!({"class": class, "messages": messages});
+        if entry["tools"].is_array() {
+            found["tools"] = entry["tools"].take();
+        }
+        Ok(found)
     };
     lines.map(entry).collect()
 }
@@ -216,12 +220,15 @@ mod tests {
         let found = entries(concat!(
             "\"Hello\"\n\n",
             "{\"task\": \"math\", \"prompt\": \"1 + 1?\"}\n",
-            "{\"class\": \"chat\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n",
+            "{\"class\": \"chat\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}],",
+            " \"tools\": [{}]}\n",
         ));
         let found = found.unwrap();
         let class = |i: usize| found[i]["class"].as_str().unwrap();
         assert_eq!((class(0), class(1), class(2)), ("all", "math", "chat"));
         assert_eq!(found[1]["messages"][0]["content"], "1 + 1?");
+        let tools = |i: usize| found[i]["tools"].clone();
+        assert_eq!((tools(1), tools(2)), (Value::Null, json!([{}])));
         let wrong = entries("\"a\"\n{\"text\": 3}").unwrap_err();
         assert!(wrong.to_string().contains("line 2"), "{wrong}");
     }

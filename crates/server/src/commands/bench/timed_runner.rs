@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use contract::{
-    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, LogitsRow, NodeIdx, Runner,
-    RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, LogitsRow, MtpDraftItem,
+    NodeIdx, Runner, RunnerInfo, SeqId, TokenId, Tree, VerifyItem,
 };
 use decode::TreeInit;
 use decode::speculation::{TreeBudget, TreeInputs, build_tree};
@@ -299,6 +299,19 @@ impl Runner for TimedRunner {
             let pairs = items.iter().zip(&mut drafted);
             pairs.for_each(|(item, candidates)| simulated.draft(item.seq, candidates));
         }
+        Ok(drafted)
+    }
+
+    fn draft_mtp(
+        &mut self,
+        items: &[MtpDraftItem],
+        k: usize,
+    ) -> Result<Vec<DraftCandidates>, DeviceError> {
+        let Shared { runner, calls, .. } = &mut *self.shared.borrow_mut();
+        let start = Instant::now();
+        let drafted = runner.draft_mtp(items, k)?;
+        calls.draft += start.elapsed();
+        calls.drafted += items.len();
         Ok(drafted)
     }
 
