@@ -46,13 +46,26 @@ pub trait Backend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Scorer>, DeviceError> {
         let _ = progress;
-        Err(DeviceError::Unsupported {
-            what: format!("scoring prompts with {}", config.model.name),
-            device: self
-                .probe()
-                .map_or_else(|_| "this device".to_owned(), |info| info.id),
-            instead: "scoring runs on the CPU".to_owned(),
-        })
+        Err(no_scorer(self, &config))
+    }
+
+    /// Bytes that [`Backend::open_scorer`] needs with `config`, in addition to any runner.
+    ///
+    /// # Errors
+    /// Those of [`Backend::open_scorer`].
+    fn estimate_scorer(&self, config: &ScorerConfig) -> Result<MemoryPlan, DeviceError> {
+        Err(no_scorer(self, config))
+    }
+}
+
+/// The answer of a device without a scorer.
+fn no_scorer<B: Backend + ?Sized>(backend: &B, config: &ScorerConfig) -> DeviceError {
+    DeviceError::Unsupported {
+        what: format!("scoring prompts with {}", config.model.name),
+        device: backend
+            .probe()
+            .map_or_else(|_| "this device".to_owned(), |info| info.id),
+        instead: "scoring runs on the CPU".to_owned(),
     }
 }
 
