@@ -5,6 +5,7 @@
 //
 // in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) follows it
 //      cache   K and V including the chunk's own, in any format except F32 (kv_cache.cuh); queries are rotated like K
+//      kept    BLOCK_SPARSE: j only in the key blocks of these masks (block_sparse.cuh); committed is a multiple of 128
 // out  panels  f16, rows_cap rows, K = HEADS * HEAD_DIM; 0 if not wanted
 //      y       f32 [rows][HEADS * HEAD_DIM]; 0 if not wanted
 // grid (HEADS, tiles of 64 rows of the largest chunk) x 256 threads, longest tile first. Four consumer warps own 16
@@ -12,14 +13,16 @@
 //      the other way round. Key tiles start at absolute multiples of 64, so a row's bits do not depend on the chunking
 //      of the prompt. A key whose score is NaN has zero weight.
 // smem 3 * 64 * 2 * HEAD_DIM bytes
-// define HEAD_DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT
+// define HEAD_DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT,
+//      BLOCK_SPARSE (0 or 1; 0 if absent)
 // arch sm_80 and up     ref cpu::reference::attention::attend
-// test prefill_attention::prefill_attention_matches_reference
+// test prefill_attention::prefill_attention_matches_reference, cpu_reference::scoring::scores_match_the_cpu_reference
 #define QUERIES 64
 #define PRODUCER_THREADS 128
 #define THREADS 256
 #include "common/prelude.cuh"
 #include "common/step.cuh"
+#include "attention/block_sparse.cuh"
 #include "attention/kv_cache.cuh"
 #include "attention/prefill_epilogue.cuh"
 #include "attention/prefill_kv_tiles.cuh"
@@ -69,7 +72,7 @@ __device__ __forceinline__ void load_tile(Tile& tile, const Plane& cache, u64 ro
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attn_prefill(const float* q, int q_stride, const PrefillChunk* chunk, PageTable pages, Plane keys, Plane values,
-                 float scale, char* panels, int rows_cap, float* y) {
+                 float scale, char* panels, int rows_cap, float* y KEPT_BLOCKS_PARAMETERS) {
     extern __shared__ __align__(128) char memory[];
     const int rows = chunk->rows, committed = chunk->committed;
     const int tiles = (rows + QUERIES - 1) / QUERIES;
@@ -81,18 +84,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 smem_q = shared_address(memory), smem_k = smem_q + QUERIES * 2 * HEAD_DIM,
               smem_v = smem_k + KV_TILE * 2 * HEAD_DIM;
     const int end = committed + min(first + QUERIES, rows);
+    const KeptBlocks kept = KEPT_BLOCKS(HEADS, head, first);
+    const int begin_of_first = kept.next(0, end);
     load_queries(q + head * HEAD_STRIDE, q_stride, first, rows, smem_q);
     __syncthreads();
     if (threadIdx.x >= THREADS - PRODUCER_THREADS) {
         const int slot = chunk->slot, kv_head = head / (HEADS / KV_HEADS);
         pages.ring_pages = 0;
-        for (int begin = 0; begin < end; begin += KV_TILE) {
+        for (int begin = begin_of_first; begin < end; begin = kept.next(begin + KV_TILE, end)) {
             const u64 row = kv_row(pages, slot, begin, KV_HEADS, kv_head);
             const int valid = min(end - begin, KV_TILE);
             KvTileFetcher<K_FORMAT> tile_of_keys;
-            load_tile(tile_of_keys, keys, row, valid, smem_k, K_EMPTY, begin > 0, K_FULL);
+            load_tile(tile_of_keys, keys, row, valid, smem_k, K_EMPTY, begin > begin_of_first, K_FULL);
             KvTileFetcher<V_FORMAT> tile_of_values;
-            load_tile(tile_of_values, values, row, valid, smem_v, V_EMPTY, begin > 0, V_FULL);
+            load_tile(tile_of_values, values, row, valid, smem_v, V_EMPTY, begin > begin_of_first, V_FULL);
         }
         return;
     }
@@ -106,7 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float row_max[2] = {LOWEST_SCORE, LOWEST_SCORE}, row_sum[2] = {0.0f, 0.0f};
     const int row_position = committed + first + warp * 16 + lane / 4;
     const float log2_scale = scale * 1.4426950408889634f;
-    for (int begin = 0; begin < end; begin += KV_TILE) {
+    for (int begin = begin_of_first, next; begin < end; begin = next) {
+        next = kept.next(begin + KV_TILE, end);
         named_barrier_sync<THREADS>(K_FULL);
         float scores[KV_TILE / 8][4] = {};
 #pragma unroll 4
@@ -121,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mma_f16(scores[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
             }
         }
-        if (begin + KV_TILE < end) {
+        if (next < end) {
             named_barrier_arrive<THREADS>(K_EMPTY);
         }
 
@@ -173,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mma_f16(c_fragment(sums, 2 * j + 1), p[k][0], p[k][1], p[k][2], p[k][3], b[2], b[3]);
             }
         }
-        if (begin + KV_TILE < end) {
+        if (next < end) {
             named_barrier_arrive<THREADS>(V_EMPTY);
         }
     }

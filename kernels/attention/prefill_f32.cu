@@ -5,14 +5,17 @@
 //
 // in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) follows it
 //      cache   K and V including the chunk's own, in any format of kv_cache.cuh; queries are rotated like K
+//      kept    BLOCK_SPARSE: j only in the key blocks of these masks (block_sparse.cuh); committed is a multiple of 128
 // out  panels  f16, rows_cap rows, K = HEADS * HEAD_DIM; 0 if not wanted
 //      y       f32 [rows][HEADS * HEAD_DIM]; 0 if not wanted
 // grid (HEADS, 16-row tiles of the largest chunk) x 128 threads; a warp has four rows. Keys are taken one by one in
 //      order of position, so a row's bits do not depend on its neighbors. A key whose score is NaN has zero weight.
 // smem none
-// define HEAD_DIM (a multiple of 32), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT
+// define HEAD_DIM (a multiple of 32), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT, BLOCK_SPARSE (0 or
+//      1; 0 if absent)
 // arch sm_80 and up     ref cpu::reference::attention::attend
-// test prefill_attention::prefill_attention_matches_reference
+// test prefill_attention::prefill_attention_matches_reference, cpu_reference::scoring::scores_match_the_cpu_reference
+#include "attention/block_sparse.cuh"
 #include "attention/kv_cache.cuh"
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -25,7 +28,7 @@
 
 extern "C" __global__ void __launch_bounds__(128)
     attn_prefill_f32(const float* q, int q_stride, const PrefillChunk* chunk, PageTable pages, Plane keys, Plane values,
-                     float scale, char* panels, int rows_cap, float* y) {
+                     float scale, char* panels, int rows_cap, float* y KEPT_BLOCKS_PARAMETERS) {
     const int rows = chunk->rows, head = blockIdx.x, lane = threadIdx.x % 32;
     const int first = blockIdx.y * 16 + threadIdx.x / 32 * ROWS, last = min(first + ROWS, rows) - 1;
     if (first >= rows) {
@@ -42,7 +45,9 @@ extern "C" __global__ void __launch_bounds__(128)
             query[r][i] = from[i * 32 + lane];
         }
     }
-    for (int position = 0; position <= committed + last; position++) {
+    const KeptBlocks kept = KEPT_BLOCKS(HEADS, head, first);
+    const int end = committed + last + 1;
+    for (int position = kept.next(0, end); position < end; position = kept.next(position + 1, end)) {
         const size_t row = kv_row(pages, slot, position, KV_HEADS, kv_head);
         float key[PER_LANE], value[PER_LANE];
 #pragma unroll

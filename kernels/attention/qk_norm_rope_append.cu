@@ -19,11 +19,8 @@
 //      attention::extreme_rows_are_stored_as_the_codec_stores_them
 #include "common/prelude.cuh"
 #include "common/step.cuh"
-#include "rope/sincos.cuh"
+#include "attention/head_norm_rope.cuh"
 #include "attention/kv_cache.cuh"
-
-#define DIM_BLOCKS (HEAD_DIM / 32)
-#define HALF_ROPE (ROPE / 2)
 
 #if POSITIONS_FROM == 0
 typedef Step Header;
@@ -73,69 +70,6 @@ __device__ __forceinline__ bool row_position(const Header* header, int row, int 
         row -= header->path[p].length;
     }
     return false;
-#endif
-}
-
-__device__ __forceinline__ float rms_scale(const float (&x)[DIM_BLOCKS], float eps) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int b = 0; b < DIM_BLOCKS; b++) sum += x[b] * x[b];
-    return 1.0f / sqrtf(warp_sum(sum) / HEAD_DIM + eps);
-}
-
-__device__ __forceinline__ void rms_norm(float (&x)[DIM_BLOCKS], const float (&norm)[DIM_BLOCKS], float eps) {
-    const float scale = rms_scale(x, eps);
-#pragma unroll
-    for (int b = 0; b < DIM_BLOCKS; b++) x[b] = x[b] * scale * norm[b];
-}
-
-// Sines and cosines of a row: lane i has pairs 32 b + i if HALF_ROPE is a multiple of 32, else values 32 b + i.
-#define ANGLES_PER_LANE (HALF_ROPE % 32 == 0 ? HALF_ROPE / 32 : (ROPE + 31) / 32)
-struct Angles {
-    float sine[ANGLES_PER_LANE], cosine[ANGLES_PER_LANE];
-};
-
-__device__ __forceinline__ Angles angles_of(int position, const double* frequency) {
-    Angles angles;
-#pragma unroll
-    for (int b = 0; b < ANGLES_PER_LANE; b++) {
-        const int i = 32 * b + threadIdx.x % 32;
-        const int pair = HALF_ROPE % 32 == 0 || i < HALF_ROPE ? i : i < ROPE ? i - HALF_ROPE : 0;
-        sin_cos(position, frequency[pair], angles.sine[b], angles.cosine[b]);
-    }
-    return angles;
-}
-
-// Pairs (j, j + HALF_ROPE): in one lane if HALF_ROPE is a multiple of 32, else exchanged by shuffles.
-__device__ __forceinline__ void apply_rope(float (&x)[DIM_BLOCKS], const Angles& angles) {
-#if HALF_ROPE % 32 == 0
-#pragma unroll
-    for (int b = 0; b < HALF_ROPE / 32; b++) {
-        const float s = angles.sine[b], c = angles.cosine[b];
-        const float u = x[b], w = x[b + HALF_ROPE / 32];
-        x[b] = u * c - w * s;
-        x[b + HALF_ROPE / 32] = w * c + u * s;
-    }
-#else
-    const int lane = threadIdx.x % 32;
-    float old[DIM_BLOCKS];
-#pragma unroll
-    for (int b = 0; b < DIM_BLOCKS; b++) old[b] = x[b];
-#pragma unroll
-    for (int b = 0; b < (ROPE + 31) / 32; b++) {
-        const int i = 32 * b + lane;
-        const int partner = i < HALF_ROPE ? i + HALF_ROPE : i < ROPE ? i - HALF_ROPE : i;
-        float other = 0.0f;
-#pragma unroll
-        for (int from = 0; from < (ROPE + 31) / 32; from++) {
-            const float v = __shfl_sync(WARP_ALL, old[from], partner % 32);
-            if (partner / 32 == from) other = v;
-        }
-        if (i < ROPE) {
-            const float s = angles.sine[b], c = angles.cosine[b];
-            x[b] = i < HALF_ROPE ? old[b] * c - other * s : old[b] * c + other * s;
-        }
-    }
 #endif
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use contract::{
     Backend, DeviceError, DeviceInfo, DraftLoad, ExpertPlacement, KvPool, LoadConfig, LoadProgress,
-    MemoryPlan, MtpInfo, Runner, RunnerInfo,
+    MemoryPlan, MtpInfo, Runner, RunnerInfo, Scorer, ScorerConfig,
 };
 
 use crate::check;
@@ -23,6 +23,7 @@ use crate::plan::explain::{ExplainedKernel, explain};
 use crate::plan::{PlanConfig, Plans, numerics_of};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, DraftProperties};
+use crate::scorer::{CudaScorer, ScorerLayout};
 use crate::state::{PAGE_SIZE, State};
 use crate::weights::{PlacedLayers, Sources, WeightSet, Weights};
 
@@ -263,6 +264,16 @@ impl CudaBackend {
         Ok(explain(&self.planned(config).plans))
     }
 
+    /// All kernels of a scorer, for filling a cache ahead of time.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] and [`DeviceError::Weight`] for a scorer that `open_scorer`
+    /// would refuse.
+    pub fn scorer_units(&self, config: &ScorerConfig) -> Result<Vec<CompileUnit>, DeviceError> {
+        let layout = ScorerLayout::new(config, &self.gpu, [0; 4])?;
+        Ok(layout.plans.units())
+    }
+
     /// Opens a runner as its concrete type, so that tests can inspect it.
     pub(crate) fn open_runner(
         &self,
@@ -388,6 +399,19 @@ impl Backend for CudaBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
         Ok(Box::new(self.open_runner(config, progress)?))
+    }
+
+    fn open_scorer(
+        &self,
+        config: ScorerConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Scorer>, DeviceError> {
+        let gpu = (&self.gpu, &self.options);
+        Ok(Box::new(CudaScorer::open(&config, gpu, progress)?))
+    }
+
+    fn estimate_scorer(&self, config: &ScorerConfig) -> Result<MemoryPlan, DeviceError> {
+        Ok(ScorerLayout::new(config, &self.gpu, [0; 4])?.memory())
     }
 }
 

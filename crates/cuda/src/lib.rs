@@ -34,6 +34,7 @@ mod pinned;
 mod plan;
 mod probe;
 mod runner;
+mod scorer;
 mod snapshot;
 mod state;
 mod step;

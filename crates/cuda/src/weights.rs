@@ -12,6 +12,7 @@ mod draft;
 mod experts;
 mod host;
 mod mtp;
+mod scorer;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -60,7 +61,9 @@ pub(crate) struct WeightMatrix {
 pub(crate) struct Weights {
     pub(crate) embedding: EmbeddingTable,
     pub(crate) layers: Vec<LayerWeights>,
+    /// 0 in a scorer.
     pub(crate) final_norm: u64,
+    /// Without rows in a scorer.
     pub(crate) head: WeightMatrix,
     /// The multi-token-prediction head, if there is one.
     pub(crate) mtp: Option<MtpWeights>,

@@ -11,6 +11,8 @@ mod fixtures {
     pub mod gpu;
     pub mod model;
 }
+#[path = "scorer/scoring.rs"]
+mod scoring;
 
 use conformance::compare::compare;
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};

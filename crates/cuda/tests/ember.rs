@@ -11,12 +11,13 @@ mod fixtures {
     pub mod gpu;
 }
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use contract::{
     Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat,
-    KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId,
-    SnapshotLocation, TokenId, Tree, VerifyItem,
+    KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow, NodeIdx, Runner, ScoreSettings,
+    ScorerConfig, SeqId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 use cpu::CpuBackend;
 use cuda::{CudaBackend, GpuInfo, Options};
@@ -397,4 +398,53 @@ fn greedy_text_matches_the_cpu_up_to_near_ties() {
         );
         assert!(ties <= WORDS / 20, "{ties} near ties");
     }
+}
+
+/// The best tenth of the chunks of a prompt that ends with a repetition. Chunks whose scores are
+/// within two percent of the last chosen one's may differ: the GPU rounds activations to f16.
+#[test]
+fn chunks_selected_by_score_are_those_of_the_cpu() {
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
+    let loaded = model::load(&file("ember.gguf")).unwrap();
+    let mut tokens: Vec<TokenId> = (0..1000)
+        .map(|i| TokenId(((i * i * 7 + i * 3 + 11) % 4000) as u32))
+        .collect();
+    let repeated = tokens[300..340].to_vec();
+    tokens.extend(repeated);
+    let scores = |backend: &dyn Backend| {
+        let config = ScorerConfig {
+            model: loaded.spec.clone(),
+            weights: loaded.weights.clone(),
+            exit_layer: None,
+            max_tokens: 2048,
+        };
+        let mut scorer = backend.open_scorer(config, &mut |_| {}).unwrap();
+        let settings = ScoreSettings::default();
+        let scores = scorer.score(&tokens, &settings, &mut |_| ControlFlow::Continue(()));
+        scores.unwrap().unwrap()
+    };
+    let reference = CpuBackend::new(cpu::CpuOptions {
+        reference: true,
+        threads: None,
+    });
+    let (found, expected) = (scores(&gpu_backend(gpu.info())), scores(&reference));
+    assert_eq!(found.len(), expected.len());
+    let best = |scores: &[f32]| {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        order.truncate(scores.len() / 10);
+        order
+    };
+    let (selected, wanted) = (best(&found), best(&expected));
+    let last = expected[wanted[wanted.len() - 1]];
+    let clear = |chunk: &usize| (expected[*chunk] - last).abs() > 0.02 * last;
+    let missing = wanted.iter().filter(|chunk| !selected.contains(chunk));
+    let added = selected.iter().filter(|chunk| !wanted.contains(chunk));
+    let differ: Vec<&usize> = missing.chain(added).filter(|chunk| clear(chunk)).collect();
+    assert!(
+        differ.is_empty(),
+        "chunks {differ:?}, last chosen at {last}"
+    );
 }

@@ -19,6 +19,7 @@ use conformance::golden::Golden;
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     Backend, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits, LoadConfig, QuantType,
+    ScorerConfig,
 };
 use cuda::compile::{self, Nvrtc};
 use cuda::driver::Arch;
@@ -348,5 +349,83 @@ fn later_drafts_are_planned_with_their_own_kernels() {
         };
         let plain = backend.estimate(&none).unwrap();
         assert_eq!(with.weights_bytes, plain.weights_bytes);
+    }
+}
+
+fn scorer(
+    loaded: model::LoadedModel,
+    exit_layer: Option<usize>,
+    max_tokens: usize,
+) -> ScorerConfig {
+    ScorerConfig {
+        model: loaded.spec,
+        weights: loaded.weights,
+        exit_layer,
+        max_tokens,
+    }
+}
+
+/// Kernels that only scorers run, at heads of 64, 128 and 256 values and f16 or f32 keys.
+#[test]
+fn kernels_of_scorers_compile_without_wgmma() {
+    let nvrtc = fixtures::nvrtc::search();
+    if let Err(error) = Nvrtc::open(&nvrtc) {
+        eprintln!("SKIPPED: {error}");
+        return;
+    }
+    let backend = CudaBackend::new(gpu_info(86));
+    let mut units = Vec::new();
+    for (layout, ty) in [
+        (SyntheticLayout::HybridWide, QuantType::Q8_0),
+        (SyntheticLayout::Plain, QuantType::F32),
+    ] {
+        let synthetic = SyntheticModel::new(layout, ty, 1);
+        let config = ScorerConfig {
+            model: synthetic.spec,
+            weights: synthetic.weights,
+            exit_layer: None,
+            max_tokens: 1000,
+        };
+        units.extend(backend.scorer_units(&config).unwrap());
+    }
+    units.retain(|unit| {
+        let is_sparse = unit.defines.iter().any(|(name, _)| *name == "BLOCK_SPARSE");
+        is_sparse || unit.file.starts_with("score/")
+    });
+    units.sort();
+    units.dedup();
+    assert_eq!(units.len(), 8, "{units:?}");
+    let options = compile::Options {
+        nvrtc,
+        ..compile::Options::default()
+    };
+    let compiled = compile::compile(Arch { number: 86 }, &units, &options, &mut |_| {});
+    let entries: Vec<_> = compiled
+        .unwrap()
+        .into_iter()
+        .flat_map(|unit| unit.entries)
+        .collect();
+    assert!(
+        entries.iter().all(|entry| entry.spill_bytes == 0),
+        "{entries:?}"
+    );
+}
+
+/// What scoring takes beside the weights, at the shapes of the usual scorers.
+#[test]
+fn scoring_128k_tokens_takes_little_memory_beside_the_weights() {
+    let tokens = 131_072;
+    for (name, exit_layer, most_mib) in [
+        ("qwen3.5-0.8b:q8_0", Some(15), 1600),
+        ("qwen3-0.6b:bf16", Some(14), 2000),
+    ] {
+        let loaded = SynthSpec::parse(name).unwrap().load().unwrap();
+        for number in [86, 90] {
+            let backend = CudaBackend::new(gpu_info(number));
+            let config = scorer(loaded.clone(), exit_layer, tokens);
+            let memory = backend.estimate_scorer(&config).unwrap();
+            let beside = memory.total_bytes() - memory.weights_bytes;
+            assert!(beside >> 20 < most_mib, "{name}: {memory:?}");
+        }
     }
 }

@@ -20,6 +20,7 @@ pub mod logits;
 pub mod moe;
 pub mod mtp;
 pub mod norm;
+pub mod score;
 
 /// What is compiled ahead of time and by the gate: the shapes of well-known models and of the
 /// tests.

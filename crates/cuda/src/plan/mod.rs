@@ -43,6 +43,7 @@ pub(crate) use draft::{DraftLists, chains, pairs};
 use keys::{DraftKeys, chunk_buckets, keys};
 pub(crate) use numerics::{attention_config, numerics_of};
 use prefill::DequantBuffers;
+pub(crate) use prefill::{ScoringAddresses, ScoringLayer, ScoringModel, ScoringPlans};
 use select::{Depth, PrefillPath, may_use_fused_layer};
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.

@@ -3,8 +3,9 @@
 //! for.
 
 mod experts;
+mod scoring;
 
-use contract::{AttentionSpec, Mixer, ModelSpec};
+use contract::{AttentionSpec, GatedDeltaSpec, Mixer, ModelSpec};
 
 use super::gemm::gemm_matrix;
 use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
@@ -23,11 +24,13 @@ use crate::launch::norm::{self, RmsShape, RowSource};
 use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
-use crate::state::{DeltaGroup, LayerState};
+use crate::state::LayerState;
 use crate::weights::{
     AttentionWeights, DeltaWeights, DraftLayerWeights, DraftWeights, FeedForwardWeights,
     FfnWeights, MixerWeights, WeightMatrix, Weights,
 };
+
+pub(crate) use scoring::{ScoringAddresses, ScoringLayer, ScoringModel, ScoringPlans};
 
 /// Alignment of panels, in bytes.
 const PANEL_ALIGN: u64 = 1024;
@@ -194,7 +197,7 @@ impl PrefillBuilder<'_> {
             }
             (Mixer::GatedDelta(_), MixerWeights::Delta(w), LayerState::Delta(group, index)) => {
                 let layer = delta_layer(context, group, index, w);
-                self.block(|b, arena| b.delta(group, w, weights.mixer_norm, layer, arena));
+                self.block(|b, arena| b.delta(&group.spec, w, weights.mixer_norm, layer, arena));
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
@@ -350,47 +353,58 @@ impl PrefillBuilder<'_> {
         cache: Cache,
         arena: &mut BumpAllocator,
     ) {
-        let (context, chunk) = (self.context, self.chunk());
+        let context = self.context;
         let shape = shape(a, context.load_config, context.spec.norm_eps);
-        let input_projections = [w.q, w.k, w.v];
+        let input_projections = w.input_projections();
         let y = self.normed(norm, &input_projections, arena);
         let projected = self.project(y, &input_projections, arena);
-        let q = projected[0];
+        self.append(&shape, w, &projected, cache);
+        let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
+        let selected = prefill_attention(&shape, context.gpu);
+        let kernel = selected.kernel;
+        self.plan.note(kernel.file(), selected.reason);
+        let (chunk, q) = (self.chunk(), projected[0]);
+        self.push(attention::prefill(kernel, &shape, chunk, q, cache, out));
+        self.add(out, w.o);
+    }
+
+    /// Norms and rotates the projections `[q, k, v]`, q in place, and writes keys and values.
+    fn append(
+        &mut self,
+        shape: &attention::Shape,
+        w: &AttentionWeights,
+        projected: &[u64],
+        cache: Cache,
+    ) {
         let from = Projections {
-            q,
+            q: projected[0],
             k: projected[1],
             v: projected[2],
             kv_stride: w.k.rows,
             q_norm: w.q_norm,
             k_norm: w.k_norm,
-            frequencies: context.frequencies(a.rope),
+            frequencies: self.context.frequencies(shape.rope),
         };
-        let at = Positions::Chunk(chunk.header);
+        let at = Positions::Chunk(self.chunk().header);
         let to = AppendTarget {
             cache,
             f16_queries: 0,
         };
         self.push(attention::qk_norm_rope_append(
-            &shape, chunk.rows, at, from, to,
+            shape, self.rows, at, from, to,
         ));
-        let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
-        let selected = prefill_attention(&shape, context.gpu);
-        let kernel = selected.kernel;
-        self.plan.note(kernel.file(), selected.reason);
-        self.push(attention::prefill(kernel, &shape, chunk, q, cache, out));
-        self.add(out, w.o);
     }
 
     fn delta(
         &mut self,
-        group: &DeltaGroup,
+        spec: &GatedDeltaSpec,
         w: &DeltaWeights,
         norm: u64,
         layer: Layer,
         arena: &mut BumpAllocator,
     ) {
         let (context, rows) = (self.context, self.rows);
-        let shape = gated_delta::Shape::of(&group.spec);
+        let shape = gated_delta::Shape::of(spec);
         let input_projections = [w.qkv, w.z, w.beta, w.alpha];
         let y = self.normed(norm, &input_projections, arena);
         let projected = self.project(y, &input_projections, arena);

@@ -127,7 +127,7 @@ fn open_scorer(config: ScorerConfig, choice: &DeviceChoice) -> anyhow::Result<Bo
     let backend = devices::choose(choice)?;
     match backend.open_scorer(config.clone(), progress) {
         Err(error @ DeviceError::Unsupported { .. }) => {
-            tracing::info!("{error}");
+            tracing::warn!("{error}");
             let cpu = CpuBackend::new(choice.cpu_options());
             cpu.open_scorer(config, progress)
         }

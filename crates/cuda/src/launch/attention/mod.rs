@@ -13,7 +13,7 @@ mod prefill;
 
 pub use decode::{DecodeAttention, DecodeBuffers, DecodeKernel, Tile, combine, tree};
 pub(crate) use decode::{KEYS_PER_TILE, STEP_ROWS};
-pub use prefill::{PrefillAttention, prefill};
+pub use prefill::{KeptBlocks, PrefillAttention, prefill, prefill_block_sparse};
 
 use super::{Args, CompileUnit, Launch};
 use crate::gpu_props::GpuProps;
@@ -205,7 +205,7 @@ impl Shape {
 }
 
 /// What `kernels/attention/kv_cache.cuh` calls a format.
-pub(super) fn number(format: KvFormat) -> u32 {
+pub(in crate::launch) fn number(format: KvFormat) -> u32 {
     match format {
         KvFormat::F32 => 0,
         KvFormat::F16 => 1,

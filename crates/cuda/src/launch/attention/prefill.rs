@@ -103,6 +103,37 @@ pub fn prefill(
     }
 }
 
+/// Bits of the key blocks that the query blocks of a chunk keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptBlocks {
+    /// u32 `[query blocks][n_heads][words]`.
+    pub at: u64,
+    /// Words of a query block and head.
+    pub words: usize,
+}
+
+/// As [`prefill()`], over the kept blocks of 128 keys alone. The chunk begins at a multiple of 128.
+///
+/// # Panics
+/// If `kernel` is for Hopper only: those attend to every key.
+pub fn prefill_block_sparse(
+    kernel: PrefillAttention,
+    shape: &Shape,
+    chunk: ChunkRows,
+    (q, cache): (u64, Cache),
+    kept: KeptBlocks,
+    to: PrefillActivations,
+) -> Launch {
+    assert!(
+        matches!(kernel, PrefillAttention::F32 | PrefillAttention::Mma),
+        "{kernel:?} attends to every key"
+    );
+    let mut launch = prefill(kernel, shape, chunk, q, cache, to);
+    launch.unit = launch.unit.define("BLOCK_SPARSE", 1);
+    launch.args = launch.args.ptr(kept.at).i32(int(kept.words));
+    launch
+}
+
 /// How a kernel is launched.
 struct PrefillTile {
     entry: &'static str,

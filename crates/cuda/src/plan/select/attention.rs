@@ -176,6 +176,15 @@ pub fn prefill_attention(shape: &Shape, gpu: GpuProps) -> Selected<PrefillAttent
     Selected::new(PrefillAttention::SwappedSm90, reason)
 }
 
+/// The kernel of attention of a prefill chunk over the key blocks that its queries keep.
+pub fn block_sparse_attention(shape: &Shape) -> Selected<PrefillAttention> {
+    if kv_is_f32(shape) {
+        Selected::new(PrefillAttention::F32, "KV is stored as f32")
+    } else {
+        Selected::new(PrefillAttention::Mma, "the kernel that skips key blocks")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use contract::RopeSpec;

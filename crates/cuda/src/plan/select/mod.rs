@@ -8,7 +8,8 @@ mod gated_delta;
 mod gemm;
 
 pub use attention::{
-    StepSize, decode_attention, has_fixed_splits, prefill_attention, uses_f16_queries,
+    StepSize, block_sparse_attention, decode_attention, has_fixed_splits, prefill_attention,
+    uses_f16_queries,
 };
 pub(crate) use depth::Depth;
 #[cfg(test)]
