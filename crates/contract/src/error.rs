@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::{SeqId, SnapshotId, WeightError};
+use crate::{PlacementError, SeqId, SnapshotId, WeightError};
 
 /// An error of a [`Backend`](crate::Backend) or a [`Runner`](crate::Runner).
 #[derive(Debug, Clone, thiserror::Error)]
@@ -38,6 +38,9 @@ pub enum DeviceError {
         /// What to use instead.
         instead: String,
     },
+    /// The model cannot be placed on these devices. Returned by `estimate` and `open` only.
+    #[error(transparent)]
+    Placement(Box<PlacementError>),
     /// A weight is missing, has the wrong shape, or cannot be read.
     #[error(transparent)]
     Weight(#[from] WeightError),
@@ -72,6 +75,12 @@ pub enum DeviceError {
         /// The driver's message.
         detail: String,
     },
+}
+
+impl From<PlacementError> for DeviceError {
+    fn from(error: PlacementError) -> DeviceError {
+        DeviceError::Placement(Box::new(error))
+    }
 }
 
 impl DeviceError {

@@ -25,12 +25,14 @@ pub mod load;
 pub mod logits;
 pub mod markup;
 pub mod mass;
+pub mod placement;
 pub mod protocol;
 pub mod quant;
 pub mod runner;
 pub mod scorer;
 pub mod snapshot;
 pub mod spec;
+pub mod split;
 pub mod tree;
 pub mod vocab;
 pub mod weights;
@@ -56,6 +58,9 @@ pub use logits::{
 };
 pub use markup::{ModelMarkup, ReasoningTags, TemplateMarkup, ToolCallTags};
 pub use mass::{MassCut, MassPart, MassQuery};
+pub use placement::{
+    LayerSplit, ModelPart, PlacedPart, Placement, PlacementDevice, PlacementError, PlacementRequest,
+};
 pub use quant::QuantType;
 pub use runner::{
     Backend, Capacity, CommitItem, DetachedSnapshot, DraftItem, MtpDraftItem, Runner, SnapshotInfo,
@@ -66,6 +71,7 @@ pub use spec::{
     AttentionBiases, AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash,
     ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
 };
+pub use split::{SplitBackend, SplitDevice};
 pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{FimTokens, PreTokenizer, SentencePieces, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};

@@ -151,6 +151,29 @@ impl MemoryPlan {
             + self.draft_bytes
             + self.driver_bytes
     }
+
+    /// The sum of two plans, by purpose. Experts of one device at most lie apart.
+    #[must_use]
+    pub fn plus(&self, other: &MemoryPlan) -> MemoryPlan {
+        MemoryPlan {
+            weights_bytes: self.weights_bytes + other.weights_bytes,
+            mapped_bytes: self.mapped_bytes + other.mapped_bytes,
+            kv_bytes: self.kv_bytes + other.kv_bytes,
+            state_bytes: self.state_bytes + other.state_bytes,
+            scratch_bytes: self.scratch_bytes + other.scratch_bytes,
+            draft_bytes: self.draft_bytes + other.draft_bytes,
+            driver_bytes: self.driver_bytes + other.driver_bytes,
+            pinned_bytes: self.pinned_bytes + other.pinned_bytes,
+            experts: self.experts.or(other.experts),
+        }
+    }
+}
+
+impl DeviceInfo {
+    /// Whether all of it is the CPU: `cpu`, or a list such as `cpu,cpu`.
+    pub fn is_cpu(&self) -> bool {
+        self.id.split(',').all(|id| id == "cpu")
+    }
 }
 
 /// Progress of loading.

@@ -14,8 +14,8 @@ use std::io::{Read, Write};
 use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
     CandidateLinks, DeviceError, DeviceInfo, DraftCandidates, DraftLogits, LoadConfig,
-    LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, RunnerInfo, Scorer, ScorerConfig,
-    SeqId, SnapshotId, TokenId, Tree, TreePath,
+    LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, Placement, RunnerInfo, Scorer,
+    ScorerConfig, SeqId, SnapshotId, TokenId, Tree, TreePath,
 };
 
 /// A kind of device, before anything is loaded on it.
@@ -28,6 +28,15 @@ pub trait Backend {
     /// # Errors
     /// [`DeviceError::Unsupported`] names the part of `config` that the device cannot run.
     fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError>;
+
+    /// Which device runs what of a model, memory lacking or not; `None` if this is one device.
+    ///
+    /// # Errors
+    /// As [`Backend::estimate`], except that a placement may exceed a device's memory.
+    fn placement(&self, config: &LoadConfig) -> Result<Option<Placement>, DeviceError> {
+        let _ = config;
+        Ok(None)
+    }
 
     /// Loads the model. The calling thread will own the runner.
     fn open(
