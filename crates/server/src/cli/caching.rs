@@ -57,7 +57,11 @@ pub struct PlanArgs {
     /// Show the memory of the model by context length and KV cache type.
     #[arg(long)]
     pub plan: bool,
-    /// Free memory to plan for, such as 24GiB [default: the device's free memory].
-    #[arg(long, value_name = "SIZE", requires = "plan")]
-    pub vram: Option<String>,
+    /// Free memory to plan for, such as 24GiB, or of several GPUs, such as 24GiB,24GiB [default:
+    /// the device's free memory].
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', requires = "plan")]
+    pub vram: Vec<String>,
+    /// The draft's device to plan for [default: the device of the LM head].
+    #[arg(long, value_name = "DEVICE", requires_all = ["plan", "draft"])]
+    pub draft_device: Option<String>,
 }

@@ -18,6 +18,29 @@ pub struct DeviceArgs {
         default_value = "auto"
     )]
     pub device: String,
+    /// The devices of the layers, such as `cuda:0,cuda:1`: each runs a range of layers, the
+    /// last one also the LM head. `hearth inspect FILE --plan` shows what would go where.
+    #[arg(
+        long,
+        env = "HEARTH_TARGET_DEVICES",
+        value_name = "LIST",
+        value_delimiter = ',',
+        conflicts_with = "device"
+    )]
+    pub target_devices: Vec<String>,
+    /// The share of the layers of each of --target-devices, as weights or layers, such as `40,24`
+    /// [default: so that the fullest device has the lowest share of its memory in use].
+    #[arg(
+        long,
+        env = "HEARTH_TARGET_LAYER_SPLIT",
+        value_name = "LIST",
+        value_delimiter = ','
+    )]
+    pub target_layer_split: Vec<f64>,
+    /// Require that the GPUs of --target-devices and --draft-device reach each other's memory, and
+    /// refuse others [default: rows go through host memory where they do not].
+    #[arg(long, env = "HEARTH_PEER_ACCESS", value_parser = FalseyValueParser::new())]
+    pub peer_access: bool,
     /// Run the CPU's scalar reference, which is slow; all other paths are checked against it.
     #[arg(long, env = "HEARTH_CPU_REFERENCE", value_parser = FalseyValueParser::new())]
     pub cpu_reference: bool,

@@ -25,6 +25,9 @@ const HEADINGS: [(&str, &[&str]); 7] = [
         "GPU and memory",
         &[
             "device",
+            "target_devices",
+            "target_layer_split",
+            "peer_access",
             "cpu_reference",
             "threads",
             "max_ctx",

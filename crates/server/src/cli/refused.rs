@@ -18,10 +18,10 @@ const FAMILIES: [(&str, &str); 2] = [
     ("--target-shard-ipc-", ONE_PROCESS),
 ];
 
-const ONE_DEVICE: &str =
-    "one device holds the whole model; remove this flag and choose the device with --device cuda:N";
-const ONE_PROCESS: &str =
-    "model and draft run in one process; remove this flag and name the draft with --draft";
+const BY_LAYER: &str =
+    "several devices share a model by layers; remove it and name them with --target-devices";
+const ONE_PROCESS: &str = "model and draft run in one process, on any devices; remove this flag and \
+     name the draft with --draft and its device with --draft-device, such as cpu or cuda:1";
 const NO_UPSTREAM: &str =
     "prompts are compressed for this server only; send requests to those servers directly";
 const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; remove it";
@@ -31,11 +31,10 @@ const NO_AGENT_CACHE: &str =
     "requests are not dispatched early; remove it, and use --prefix-warmup to prefill while idle";
 const ROLLBACK: &str = "states are always rolled back without replay; remove it";
 
-const REFUSED: [Refused; 29] = [
-    one("target-devices", &[], ONE_DEVICE),
-    one("target-layer-split", &[], ONE_DEVICE),
-    switch("peer-access", &OFF, ONE_DEVICE),
+const REFUSED: [Refused; 28] = [
+    one("target-split-mode", &["layer"], BY_LAYER),
     one("draft-ipc-bin", &[], ONE_PROCESS),
+    one("draft-ipc-gpu", &[], ONE_PROCESS),
     one("draft-ipc-work-dir", &[], ONE_PROCESS),
     one("draft-ipc-ring-cap", &[], ONE_PROCESS),
     one("prefill-upstream-base", &[], NO_UPSTREAM),

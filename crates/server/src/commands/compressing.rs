@@ -130,7 +130,7 @@ pub(super) fn open(
         served: loaded.spec.hash.0,
         store,
     };
-    let choice = open::choice(&args.device)?;
+    let choice = open::choice(&args.device)?.first();
     let compressor = PromptCompressor::open(settings, config, choice, texts)?;
     let info = compressor.scorer();
     tracing::info!(

@@ -13,6 +13,7 @@ use crate::open::by_name;
 use crate::open::drafting::{Drafting, draft_config};
 use crate::open::memory_plan;
 use crate::open::model_path::check_model;
+use crate::open::placement;
 use crate::open::{self, FittedConfig, MemoryRequest, count_text};
 use crate::progress::bytes_text;
 
@@ -186,6 +187,7 @@ impl Report {
         let FittedConfig {
             config,
             memory,
+            placement,
             device,
             usable,
             why,
@@ -234,6 +236,14 @@ impl Report {
                 bytes("total_bytes", memory.total_bytes()),
             ],
         );
+        if let Some(placement) = &placement {
+            self.title("placement");
+            for line in placement::lines(placement, &config.target) {
+                self.text.push_str(&format!("  {line}\n"));
+            }
+            let parts = placement::json_of(placement);
+            self.json.insert("placement".to_owned(), parts);
+        }
         Ok(block.refusal())
     }
 

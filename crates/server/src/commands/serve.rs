@@ -438,7 +438,7 @@ fn load(
 fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
     let mut choice = open::choice(&args.device)?;
     choice.gpu.windows = args.window.attention_window > 0;
-    Ok(devices::choose(&choice)?)
+    devices::choose(&choice)
 }
 
 /// Defaults of requests: the model's card, its values overridden by the flags, and each value's

@@ -8,6 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use contract::Backend;
+
+use crate::open::placement::PlacementChoice;
 use cpu::CpuBackend;
 use cuda::CudaBackend;
 
@@ -16,6 +18,8 @@ use cuda::CudaBackend;
 pub struct DeviceChoice {
     /// `auto`, `cpu`, `cuda` for the first GPU, or `cuda:N`.
     pub name: String,
+    /// Several devices instead of `name`.
+    pub placement: Option<PlacementChoice>,
     /// Run the scalar reference on the CPU.
     pub cpu_reference: bool,
     /// Threads of the CPU device; `None` for one per core.
@@ -36,6 +40,17 @@ pub struct RunAs {
 }
 
 impl DeviceChoice {
+    /// The first device alone.
+    #[must_use]
+    pub fn first(self) -> DeviceChoice {
+        let first = self.placement.as_ref().and_then(PlacementChoice::first);
+        DeviceChoice {
+            name: first.map_or(self.name, str::to_owned),
+            placement: None,
+            ..self
+        }
+    }
+
     /// Options of the CPU device.
     pub fn cpu_options(&self) -> cpu::CpuOptions {
         cpu::CpuOptions {
@@ -166,9 +181,18 @@ pub enum DeviceChoiceError {
     ReferenceElsewhere(String),
 }
 
-/// Selects a device. `auto` takes the first usable GPU, else the CPU.
-pub fn choose(choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceError> {
-    let name = choice.name.as_str();
+/// Selects a device, or several. `auto` takes the first usable GPU, else the CPU.
+pub fn choose(choice: &DeviceChoice) -> anyhow::Result<Box<dyn Backend>> {
+    match &choice.placement {
+        Some(placement) => Ok(Box::new(
+            placement.backend(&|name| Ok(choose_one(name, choice)?))?,
+        )),
+        None => Ok(choose_one(&choice.name, choice)?),
+    }
+}
+
+/// Selects one device.
+fn choose_one(name: &str, choice: &DeviceChoice) -> Result<Box<dyn Backend>, DeviceChoiceError> {
     if choice.cpu_reference && !matches!(name, "auto" | "cpu") {
         return Err(DeviceChoiceError::ReferenceElsewhere(name.to_owned()));
     }
@@ -260,7 +284,7 @@ mod tests {
     #[test]
     fn unknown_device_names_are_rejected_with_alternatives() {
         for name in ["gpu", "cudax", "cuda:x", "metal"] {
-            let error = choose(&choice(name)).err().unwrap();
+            let error = choose_one(name, &choice(name)).err().unwrap();
             assert!(
                 error.to_string().contains("use auto, cpu or cuda:N"),
                 "{error}"
@@ -270,7 +294,7 @@ mod tests {
 
     #[test]
     fn missing_gpu_is_named_in_the_error() {
-        let error = choose(&choice("cuda:977")).err().unwrap();
+        let error = choose_one("cuda:977", &choice("cuda:977")).err().unwrap();
         assert!(
             error.to_string().starts_with("--device cuda:977: "),
             "{error}"
@@ -285,7 +309,7 @@ mod tests {
             sm_count: None,
         });
         assert!(matches!(
-            choose(&wrong),
+            choose_one(&wrong.name, &wrong),
             Err(DeviceChoiceError::RunAsWithoutGpu(_))
         ));
     }
@@ -295,7 +319,7 @@ mod tests {
         let mut wrong = choice("cuda:0");
         wrong.cpu_reference = true;
         assert!(matches!(
-            choose(&wrong),
+            choose_one(&wrong.name, &wrong),
             Err(DeviceChoiceError::ReferenceElsewhere(_))
         ));
     }

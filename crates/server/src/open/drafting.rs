@@ -87,7 +87,8 @@ impl Drafting {
             && name != "auto"
         {
             bail!(
-                "--draft-device {name}: the draft runs where the model does, on --device {}; leave it away",
+                "--draft-device {name}: the draft runs where the model does, on --device {}; leave it \
+                 away (`hearth inspect FILE --draft DRAFT --plan` shows what {name} would hold)",
                 device.device
             );
         }

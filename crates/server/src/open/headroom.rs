@@ -28,7 +28,8 @@ impl UsableMemory {
     /// If `--vram-headroom` is not a size.
     pub(crate) fn of(args: &DeviceArgs, device: &DeviceInfo) -> anyhow::Result<UsableMemory> {
         let free = device.free_bytes;
-        if device.id == "cpu" {
+        // Of several devices, each has its headroom already.
+        if device.is_cpu() || device.id.contains(',') {
             return Ok(UsableMemory {
                 bytes: free,
                 headroom: 0,

@@ -14,12 +14,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use contract::{
-    Backend, DeviceError, DeviceInfo, KvFormat, KvFormats, Limits, LoadConfig, MemoryPlan,
+    Backend, DeviceError, DeviceInfo, KvFormats, Limits, LoadConfig, MemoryPlan, Placement,
+    PlacementError,
 };
 
 use crate::cli::DeviceArgs;
 use crate::open::drafting::Drafting;
 use crate::open::headroom::UsableMemory;
+use crate::open::kv_candidates::{KvCandidates, choices};
 use crate::open::memory_plan::expert_text;
 use crate::progress::bytes_text;
 
@@ -38,9 +40,6 @@ const CONTEXT_STEP: usize = 256;
 const DEFAULT_CHUNK: usize = 512;
 /// A GPU needs more rows per prefill call.
 const GPU_CHUNK: usize = 2048;
-/// Default KV cache types on a GPU, most precise first.
-const GPU_KV_FORMATS: [KvFormat; 3] = [KvFormat::Q8_0, KvFormat::Q4_0, KvFormat::Tq3_0];
-
 /// Memory request of a command, before the context is fitted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemoryRequest {
@@ -58,20 +57,14 @@ pub(crate) struct FittedConfig {
     pub config: LoadConfig,
     /// Memory use.
     pub memory: MemoryPlan,
+    /// Which device runs what, if there are several.
+    pub placement: Option<Placement>,
     /// Device.
     pub device: DeviceInfo,
     /// The memory that the plan may take.
     pub usable: UsableMemory,
     /// Why this KV cache type and context were chosen.
     pub why: String,
-}
-
-/// Candidate KV cache types, best first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct KvCandidates {
-    formats: Vec<KvFormats>,
-    /// Whether they were requested.
-    named: bool,
 }
 
 /// The choice.
@@ -94,52 +87,6 @@ struct FitBudget<'a> {
     bytes: u64,
     /// The bytes available in words, for refusals.
     free: String,
-}
-
-/// Candidate KV cache types from flags.
-fn choices(args: &DeviceArgs, on_gpu: bool) -> anyhow::Result<KvCandidates> {
-    let parse = |flag: &str, name: &str| -> anyhow::Result<KvFormat> {
-        let known = KvFormat::ALL
-            .into_iter()
-            .find(|format| format.name().eq_ignore_ascii_case(name));
-        known.with_context(|| {
-            let names: Vec<&str> = KvFormat::ALL.iter().map(|format| format.name()).collect();
-            format!(
-                "{flag} {name}: unknown type, use one of {}",
-                names.join(", ")
-            )
-        })
-    };
-    let single = |flag: &str, name: &Option<String>| {
-        let name = name.as_ref();
-        name.map(|name| parse(flag, name)).transpose()
-    };
-    let k = single("--cache-type-k", &args.cache_type_k)?;
-    let v = single("--cache-type-v", &args.cache_type_v)?;
-    let both: Vec<KvFormat> = match &args.kv_type {
-        Some(names) => names
-            .split(',')
-            .map(|name| parse("--kv-type", name.trim()))
-            .collect::<anyhow::Result<_>>()?,
-        // The reference device rounds nothing by default, since others are compared with it.
-        None if args.cpu_reference => vec![KvFormat::F32],
-        None if on_gpu => GPU_KV_FORMATS.to_vec(),
-        None => vec![KvFormat::F16],
-    };
-    let mut formats: Vec<KvFormats> = Vec::new();
-    for both in both {
-        let pair = KvFormats {
-            k: k.unwrap_or(both),
-            v: v.unwrap_or(both),
-        };
-        if !formats.contains(&pair) {
-            formats.push(pair);
-        }
-    }
-    Ok(KvCandidates {
-        formats,
-        named: args.kv_type.is_some() || (k.is_some() && v.is_some()),
-    })
 }
 
 fn name(kv: KvFormats) -> String {
@@ -165,6 +112,12 @@ fn choose_kv(
                 Err(DeviceError::Unsupported { .. }) if i < last => {
                     tracing::debug!("the device does not store {}; trying the next", name(*kv));
                     rejected.push(format!("the device does not store {}", name(*kv)));
+                    continue;
+                }
+                Err(DeviceError::Placement(error))
+                    if matches!(*error, PlacementError::LacksMemory { .. }) =>
+                {
+                    rejected.push(format!("{}: {error}", name(*kv)));
                     continue;
                 }
                 Err(_) if best.is_some() => break,
@@ -293,7 +246,7 @@ pub(crate) fn fit_with_draft(
 ) -> anyhow::Result<FittedConfig> {
     let trained = loaded.spec.trained_context;
     let device = backend.probe()?;
-    let on_gpu = device.id != "cpu";
+    let on_gpu = !device.is_cpu();
     let prefill_chunk = prefill_chunk(args, on_gpu);
     if prefill_chunk == 0 || !prefill_chunk.is_multiple_of(64) {
         bail!("--chunk {prefill_chunk}: use a multiple of 64");
@@ -384,10 +337,12 @@ pub(crate) fn fit_with_draft(
     });
     let config = config(kv, context, pool);
     let memory = backend.estimate(&config)?;
+    let placement = backend.placement(&config)?;
     Ok(FittedConfig {
         config,
         why: choice.why + &memory.experts.map_or_else(String::new, expert_text),
         memory,
+        placement,
         device,
         usable,
     })
@@ -397,9 +352,10 @@ pub(crate) fn fit_with_draft(
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::open::kv_candidates::GPU_KV_FORMATS;
     use crate::open::{device, open, tiny};
     use clap::Parser;
-    use contract::KvPool;
+    use contract::{KvFormat, KvPool};
 
     fn device_args(words: &[&str]) -> DeviceArgs {
         let words = ["hearth", "serve", "--device", "cpu"].iter().chain(words);

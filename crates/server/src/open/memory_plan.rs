@@ -4,56 +4,125 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use contract::{
     Backend, DeviceError, ExpertPlacement, KvFormat, KvFormats, Limits, LoadConfig, ModelSpec,
 };
 use serde_json::{Value, json};
 
-use crate::cli::InspectArgs;
+use crate::cli::{DeviceArgs, InspectArgs};
+use crate::open::devices::{self, DeviceChoice};
 use crate::open::drafting::Drafting;
 use crate::open::headroom::UsableMemory;
+use crate::open::placement::PlacementChoice;
 use crate::open::{self, memory_fit};
 use crate::progress::bytes_text;
 
 /// Context lengths of the table.
 const CONTEXTS: [usize; 6] = [8_192, 16_384, 32_768, 65_536, 131_072, 262_144];
 
+/// Memory of a configuration.
+#[derive(Debug, Clone, Copy)]
+struct PlannedMemory {
+    /// Bytes of all devices.
+    bytes: u64,
+    /// Whether every device has room for its part.
+    fits: bool,
+}
+
 /// One KV cache type.
 struct FormatRow {
     format: KvFormat,
     /// Bytes per token.
     token_bytes: u64,
-    /// Total bytes with a pool of one context, by context.
-    totals: Vec<u64>,
+    /// With a pool of one context, by context.
+    totals: Vec<PlannedMemory>,
     /// Longest context that fits, in tokens.
     longest: usize,
 }
 
-/// Device to plan for: this machine's, or a GPU with the given memory.
+/// Device to plan for: this machine's, or GPUs with the given memory.
 ///
 /// # Errors
-/// If there is no such device, or the size is invalid.
+/// If there is no such device, or a size is invalid.
 pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
-    let Some(text) = &args.plan.vram else {
-        return open::device(&args.device);
+    let sizes = &args.plan.vram;
+    let mut device = args.device.clone();
+    // Without a list, the GPUs of several sizes share the layers, unless the model's is named.
+    if sizes.len() > 1 && device.target_devices.is_empty() && device.device == "auto" {
+        device.target_devices = (0..sizes.len()).map(|i| format!("cuda:{i}")).collect();
+        let draft = args.plan.draft_device.as_deref();
+        device.target_devices.retain(|name| Some(&**name) != draft);
+    }
+    let mut choice = open::choice(&args.device)?;
+    choice.placement = PlacementChoice::of(&device, args.plan.draft_device.as_deref())?;
+    if sizes.is_empty() {
+        return devices::choose(&choice);
+    }
+    let mut totals = Vec::with_capacity(sizes.len());
+    for text in sizes {
+        let bytes = open::bytes_of(text)
+            .with_context(|| format!("--vram {text}: use a size such as 24GiB"))?;
+        totals.push(bytes);
+    }
+    let gpu = |name: &str| -> anyhow::Result<Box<dyn Backend>> {
+        let ordinal = match name.strip_prefix("cuda:") {
+            Some(number) => number.parse().ok(),
+            None => Some(0),
+        };
+        // A single size is that of every GPU.
+        let total = match (&totals[..], ordinal) {
+            ([total], _) => Some(total),
+            (several, Some(ordinal)) => several.get(ordinal as usize),
+            _ => None,
+        };
+        let Some((ordinal, total)) = ordinal.zip(total) else {
+            bail!(
+                "--vram has {} sizes; give one for {name} as well",
+                sizes.len()
+            );
+        };
+        imagined_gpu(ordinal, *total, (&args.device, &choice))
     };
-    let total_bytes =
-        open::bytes_of(text).with_context(|| format!("--vram {text}: use a size such as 24GiB"))?;
+    match &choice.placement {
+        Some(placement) => Ok(Box::new(placement.backend(&|name| {
+            if name == "cpu" {
+                return devices::choose(&DeviceChoice {
+                    name: name.to_owned(),
+                    placement: None,
+                    ..choice.clone()
+                });
+            }
+            gpu(name)
+        })?)),
+        None => gpu(&args.device.device),
+    }
+}
+
+/// A GPU with this much memory: of this machine's kind, or an RTX 3090.
+///
+/// # Errors
+/// If a limit of the flags is invalid.
+fn imagined_gpu(
+    ordinal: u32,
+    total_bytes: u64,
+    (args, choice): (&DeviceArgs, &DeviceChoice),
+) -> anyhow::Result<Box<dyn Backend>> {
     let here = cuda::probe()
         .ok()
         .and_then(|cards| cards.into_iter().next());
     let gpu = cuda::GpuInfo {
+        ordinal,
         total_bytes,
         name: format!("a card with {}", bytes_text(total_bytes)),
         ..here.unwrap_or_else(default_gpu)
     };
     let mut options = cuda::Options {
         assume_free: true,
-        ..open::choice(&args.device)?.gpu
+        ..choice.gpu.clone()
     };
     let backend = cuda::CudaBackend::with_options(gpu.clone(), options.clone());
-    options.expert_room = Some(UsableMemory::of(&args.device, &backend.probe()?)?.bytes);
+    options.expert_room = Some(UsableMemory::of(args, &backend.probe()?)?.bytes);
     Ok(Box::new(cuda::CudaBackend::with_options(gpu, options)))
 }
 
@@ -92,7 +161,7 @@ pub(crate) fn table(
             sequences: args.max_sequences,
             context,
             tree_nodes: drafting.tree_nodes(),
-            prefill_chunk: memory_fit::prefill_chunk(&args.device, device.id != "cpu"),
+            prefill_chunk: memory_fit::prefill_chunk(&args.device, !device.is_cpu()),
             // One sequence at full length; a larger pool only allows more long sequences.
             pool_tokens: Some(args.device.kv_pool.unwrap_or(0)),
         },
@@ -102,16 +171,16 @@ pub(crate) fn table(
         if format == KvFormat::F32 {
             continue;
         }
-        let planned_gib = |context: usize| match backend.estimate(&config(format, context)) {
-            Ok(memory) => Ok(Some(memory.total_bytes())),
+        let planned = |context: usize| match planned(backend, &config(format, context), room) {
+            Ok(planned) => Ok(Some(planned)),
             Err(DeviceError::Unsupported { .. }) => Ok(None),
             Err(error) => Err(error),
         };
         // Unsupported types have no row.
-        let totals: Result<Option<Vec<u64>>, DeviceError> =
-            CONTEXTS.into_iter().map(planned_gib).collect();
+        let totals: Result<Option<Vec<PlannedMemory>>, DeviceError> =
+            CONTEXTS.into_iter().map(planned).collect();
         let Some(totals) = totals? else { continue };
-        let fits = |n: usize| planned_gib(n).is_ok_and(|bytes| bytes.is_some_and(|b| b <= room));
+        let fits = |n: usize| planned(n).is_ok_and(|planned| planned.is_some_and(|p| p.fits));
         rows.push(FormatRow {
             format,
             token_bytes: token_bytes(&target, format),
@@ -126,13 +195,33 @@ pub(crate) fn table(
 pub(crate) fn expert_text(experts: ExpertPlacement) -> String {
     let ms = experts.step_us as f64 / 1e3;
     format!(
-        "; {} of the {} experts of each layer on the card, {} in host memory: about {:.0} tokens/s          of one sequence if all experts are used alike ({ms:.1} ms, {:.0} GB/s assumed of the bus)",
+        "; {} of the {} experts of each layer on the card, {} in host memory: about {:.0} tokens/s \
+         of one sequence if all experts are used alike ({ms:.1} ms, {:.0} GB/s assumed of the bus)",
         experts.on_device,
         experts.n_experts,
         bytes_text(experts.outside_bytes),
         1e3 / ms,
         experts.bus_bytes_per_s as f64 / 1e9,
     )
+}
+
+/// Memory of a configuration on a device with `room` bytes, or on several devices.
+fn planned(
+    backend: &dyn Backend,
+    config: &LoadConfig,
+    room: u64,
+) -> Result<PlannedMemory, DeviceError> {
+    if let Some(placement) = backend.placement(config)? {
+        return Ok(PlannedMemory {
+            bytes: placement.total_bytes(),
+            fits: placement.require_memory().is_ok(),
+        });
+    }
+    let bytes = backend.estimate(config)?.total_bytes();
+    Ok(PlannedMemory {
+        bytes,
+        fits: bytes <= room,
+    })
 }
 
 /// KV bytes per token.
@@ -158,8 +247,8 @@ fn text(rows: &[FormatRow], room: u64, args: &InspectArgs) -> String {
     for row in rows {
         let _ = write!(text, "  {:<8}{:>10}", row.format.name(), row.token_bytes);
         for total in &row.totals {
-            let gib = *total as f64 / f64::from(1 << 30);
-            let shown = if *total <= room {
+            let gib = total.bytes as f64 / f64::from(1 << 30);
+            let shown = if total.fits {
                 format!("{gib:.2} ")
             } else {
                 format!("({gib:.2})")
@@ -175,7 +264,7 @@ fn json_of(rows: &[FormatRow], room: u64, args: &InspectArgs) -> Value {
     let rows = rows.iter().map(|row| {
         let totals = CONTEXTS.iter().zip(&row.totals);
         let totals = totals.map(
-            |(context, bytes)| json!({"context": context, "bytes": bytes, "fits": *bytes <= room}),
+            |(context, total)| json!({"context": context, "bytes": total.bytes, "fits": total.fits}),
         );
         json!({
             "type": row.format.name(),

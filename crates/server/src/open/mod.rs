@@ -6,9 +6,11 @@ pub mod devices;
 pub(crate) mod drafting;
 mod fit_drafting;
 pub(crate) mod headroom;
+mod kv_candidates;
 mod memory_fit;
 pub(crate) mod memory_plan;
 pub(crate) mod model_path;
+pub mod placement;
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -30,18 +32,23 @@ use crate::settings::GenerationDefaults;
 use crate::text::constraints::ModelConstraints;
 use crate::text::model_context::{ModelContext, ModelDescription};
 use devices::{DeviceChoice, RunAs};
+use placement::PlacementChoice;
 
 /// Device from flags.
 pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
     let mut choice = choice(args)?;
     let device = devices::choose(&choice)?;
+    // A placement does not run yet, and splits no layer's experts.
+    if choice.placement.is_some() {
+        return Ok(device);
+    }
     let info = device.probe()?;
     if info.id == "cpu" {
         return Ok(device);
     }
     // Experts beyond this stay in host memory.
     choice.gpu.expert_room = Some(UsableMemory::of(args, &info)?.bytes);
-    Ok(devices::choose(&choice)?)
+    devices::choose(&choice)
 }
 
 /// Device selection from flags.
@@ -64,6 +71,7 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
     };
     Ok(DeviceChoice {
         name: args.device.clone(),
+        placement: PlacementChoice::of(args, None)?,
         run_as,
         cpu_reference: args.cpu_reference,
         threads: args.threads,
@@ -204,16 +212,17 @@ pub(crate) fn open(
 }
 
 /// Summary of what is opened: model, device, memory, and the reason of the KV cache type.
-pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedConfig) -> [String; 4] {
+pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedConfig) -> Vec<String> {
     let FittedConfig {
         config,
         memory,
+        placement,
         device,
         usable,
         why,
     } = fitted;
     let info = &loaded.info;
-    [
+    let mut lines = vec![
         format!(
             "model {}: {}, {} weights, {}",
             info.name,
@@ -249,7 +258,13 @@ pub(crate) fn plan_lines(loaded: &model::LoadedModel, fitted: &FittedConfig) -> 
             bytes_text(memory.pinned_bytes)
         ),
         format!("keys and values {why}"),
-    ]
+    ];
+    lines.extend(
+        placement
+            .iter()
+            .flat_map(|all| placement::lines(all, &config.target)),
+    );
+    lines
 }
 
 /// A large number in words.

@@ -122,6 +122,34 @@ fn memory_plan_grows_with_context_and_reports_a_misfit() {
 }
 
 #[test]
+fn plan_places_a_model_on_gpus_that_are_not_here() {
+    let plan = |flags: &str| -> Value {
+        let done = good(&format!("inspect {{}} --json --plan {flags}"), &[&model()]);
+        serde_json::from_str(&done.out).unwrap()
+    };
+    let report = plan("--vram 24GiB,12GiB --target-devices cuda:0,cuda:1 --target-layer-split 1,3");
+    let parts = report["placement"].as_array().unwrap();
+    let of = |key: &str| {
+        parts
+            .iter()
+            .map(|part| part[key].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of("device"), ["cuda:0", "cuda:1"]);
+    assert_eq!(
+        (of("first_layer"), of("layers")),
+        (vec![0.into(), 1.into()], vec![1.into(), 3.into()])
+    );
+    assert_eq!(of("head"), [false, true]);
+    // Less than half a gigabyte holds no context beside the driver's memory.
+    let report = plan("--vram 24GiB,256MiB");
+    let why = report["plan"]["does_not_fit"].as_str().unwrap();
+    for part in ["cuda:1 lacks", "--max-ctx"] {
+        assert!(why.contains(part), "{part} in {why}");
+    }
+}
+
+#[test]
 fn synth_is_deterministic_by_seed() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);

@@ -19,7 +19,7 @@ enum Fate {
 use Fate::{Refused, Sets};
 
 /// Flags, with the words that follow each, in the order of the specification's table.
-const FLAGS: [(&str, &[&str], Fate); 100] = [
+const FLAGS: [(&str, &[&str], Fate); 102] = [
     ("--model", &["m.gguf"], Sets("model")),
     ("--draft", &["d.gguf"], Sets("draft")),
     ("--port", &["9"], Sets("port")),
@@ -99,11 +99,17 @@ const FLAGS: [(&str, &[&str], Fate); 100] = [
     (
         "--target-devices",
         &["cuda:0,cuda:1"],
-        Refused("--device cuda:N"),
+        Sets("target-devices"),
     ),
-    ("--target-layer-split", &["1,1"], Refused("--device cuda:N")),
-    ("--draft-ipc-bin", &["x"], Refused("--draft")),
-    ("--peer-access", &[], Refused("--device cuda:N")),
+    ("--target-layer-split", &["1,1"], Sets("target-layer-split")),
+    (
+        "--target-split-mode",
+        &["tensor"],
+        Refused("--target-devices"),
+    ),
+    ("--draft-ipc-bin", &["x"], Refused("--draft-device")),
+    ("--draft-ipc-gpu", &["1"], Refused("--draft-device")),
+    ("--peer-access", &[], Sets("peer-access")),
     ("--chunk", &["128"], Sets("chunk")),
     ("--no-cors", &[], Sets("no-cors")),
     (
@@ -388,8 +394,8 @@ fn invalid_configuration_file_is_refused_with_a_suggestion() {
         ("prot = 1", "did you mean port?"),
         ("max-ctxt = 1", "did you mean max-ctx?"),
         (
-            "target-devices = \"a\"",
-            "--target-devices is not supported",
+            "target-split-mode = \"tensor\"",
+            "--target-split-mode is not supported",
         ),
         (
             "device = \"cpu\"\ntarget-device = \"cpu\"",

@@ -80,6 +80,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     let FittedConfig {
         mut config,
         memory,
+        placement,
         device,
         usable,
         why,
@@ -90,6 +91,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     let fitted = FittedConfig {
         config: config.clone(),
         memory,
+        placement,
         device: device.clone(),
         usable,
         why,

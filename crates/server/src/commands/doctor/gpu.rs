@@ -181,7 +181,7 @@ fn newer_than_driver(machine: &Machine) -> Option<Finding> {
 
 /// The device of the flags.
 fn device(choice: &DeviceChoice) -> Finding {
-    let chosen = devices::choose(choice).map_err(anyhow::Error::from);
+    let chosen = devices::choose(choice);
     match chosen.and_then(|backend| Ok(Backend::probe(backend.as_ref())?)) {
         Ok(info) => of_device(&info),
         Err(error) => Finding::new("device", Severity::Problem, format!("{error:#}"))

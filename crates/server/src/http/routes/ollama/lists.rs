@@ -109,7 +109,7 @@ pub(super) async fn ps(State(app): State<App>) -> Json<Value> {
         let memory = info.memory.total_bytes();
         let mut entry = entry(&model);
         entry["size"] = json!(memory);
-        entry["size_vram"] = json!(if info.device.id == "cpu" { 0 } else { memory });
+        entry["size_vram"] = json!(if info.device.is_cpu() { 0 } else { memory });
         entry["context_length"] = json!(info.limits.context);
         let expires = model.expires.unwrap_or(Timestamp::MAX);
         entry["expires_at"] = json!(expires.to_string());
