@@ -252,8 +252,8 @@ fn draft_memory_is_planned_independent_of_loading_time() {
 }
 
 #[test]
-fn five_hundred_trees_leave_the_state_of_token_by_token_decoding() {
-    const STEPS: usize = 500;
+fn hundreds_of_trees_leave_the_state_of_token_by_token_decoding() {
+    const STEPS: usize = 250;
     let mut config = load_config(None, 9000);
     config.limits.sequences = 2;
     let backend = CpuBackend::new(CpuOptions::default());

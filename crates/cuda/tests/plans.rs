@@ -62,8 +62,13 @@ fn gpu_info(number: u32) -> GpuInfo {
     }
 }
 
+/// Compiles the units of one row, of the most rows and of no fixed number. Other numbers are the
+/// same sources with other sizes, and `hearth kernels build` compiles them for a large model.
 fn compiles(number: u32, plans: &[LoadConfig]) {
-    compiles_units(number, plans, |_| true);
+    compiles_units(number, plans, |unit| {
+        let rows = unit.defines.iter().find(|(name, _)| *name == "ROWS");
+        rows.is_none_or(|(_, rows)| rows == "1" || rows == "24")
+    });
 }
 
 /// Compiles those units of the plans that are `wanted`.

@@ -20,8 +20,8 @@ const FAMILIES: [(&str, &str); 2] = [
 
 const BY_LAYER: &str =
     "several devices share a model by layers; remove it and name them with --target-devices";
-const ONE_PROCESS: &str = "model and draft run in one process, on any devices; remove this flag and \
-     name the draft with --draft and its device with --draft-device, such as cpu or cuda:1";
+const ONE_PROCESS: &str = "model and draft run in one process, on one device (--draft-device takes no \
+     other yet); remove this flag and name the draft with --draft";
 const NO_UPSTREAM: &str =
     "prompts are compressed for this server only; send requests to those servers directly";
 const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; remove it";

@@ -141,10 +141,10 @@ fn plan_places_a_model_on_gpus_that_are_not_here() {
         (vec![0.into(), 1.into()], vec![1.into(), 3.into()])
     );
     assert_eq!(of("head"), [false, true]);
-    // Less than half a gigabyte holds no context beside the driver's memory.
+    // A quarter of a gigabyte holds no layer beside the driver's memory; the other GPU has room.
     let report = plan("--vram 24GiB,256MiB");
     let why = report["plan"]["does_not_fit"].as_str().unwrap();
-    for part in ["cuda:1 lacks", "--max-ctx"] {
+    for part in ["cuda:1 lacks", "cuda:0 has", "--target-layer-split"] {
         assert!(why.contains(part), "{part} in {why}");
     }
 }
