@@ -245,8 +245,8 @@ impl Placement {
         let moved = most.filter(|part| part.spare_bytes() >= worst.lacking_bytes());
         let instead = match moved {
             Some(part) => format!(
-                "{} has {} GiB left: give it a larger share with --target-layer-split, or leave \
-                 that flag away",
+                "{} has {} GiB left: give it a larger share with --target-layer-split, or use \
+                 fewer devices",
                 part.device,
                 gib(&part.spare_bytes())
             ),

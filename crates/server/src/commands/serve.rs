@@ -33,7 +33,6 @@ use crate::kept_responses::ResponseStore;
 use crate::models::{self, HostPolicy, HostedModel};
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::by_name::{self, Header};
-use crate::open::devices;
 use crate::open::drafting::{Drafting, OpenedModel, clock};
 use crate::open::model_path::{check_draft, check_model};
 use crate::open::{self, FittedConfig, MemoryRequest};
@@ -438,7 +437,7 @@ fn load(
 fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
     let mut choice = open::choice(&args.device)?;
     choice.gpu.windows = args.window.attention_window > 0;
-    devices::choose(&choice)
+    open::device_of(&args.device, choice)
 }
 
 /// Defaults of requests: the model's card, its values overridden by the flags, and each value's

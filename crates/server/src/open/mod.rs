@@ -36,7 +36,14 @@ use placement::PlacementChoice;
 
 /// Device from flags.
 pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
-    let mut choice = choice(args)?;
+    device_of(args, choice(args)?)
+}
+
+/// The device of a choice made from `args`, with the memory that experts may take on it.
+pub(crate) fn device_of(
+    args: &DeviceArgs,
+    mut choice: DeviceChoice,
+) -> anyhow::Result<Box<dyn Backend>> {
     let device = devices::choose(&choice)?;
     // A placement does not run yet, and splits no layer's experts.
     if choice.placement.is_some() {
