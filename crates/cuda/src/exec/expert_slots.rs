@@ -125,6 +125,18 @@ impl ExpertSlots {
     }
 }
 
+impl Drop for ExpertSlots {
+    fn drop(&mut self) {
+        let reads = self.cache.reads();
+        let percent = 100.0 * reads.in_slots as f64 / reads.all.max(1) as f64;
+        tracing::info!(
+            reads = reads.all,
+            in_slots = format!("{percent:.1} %"),
+            "experts read while the model was open"
+        );
+    }
+}
+
 impl Engine {
     /// Fills the slots with the first experts of each layer, and the table. Host memory has all
     /// experts.

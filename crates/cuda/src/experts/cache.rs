@@ -41,6 +41,15 @@ pub(crate) struct ExpertCache {
     has_slot: Vec<bool>,
     /// What a use weighs now.
     unit: f32,
+    reads: ExpertReads,
+}
+
+/// Reads of experts since the model was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct ExpertReads {
+    pub(crate) all: u64,
+    /// Of those, the ones of experts with a slot.
+    pub(crate) in_slots: u64,
 }
 
 impl ExpertCache {
@@ -56,7 +65,12 @@ impl ExpertCache {
             experts: (0..layers).flat_map(|_| 0..n_slots).collect(),
             has_slot: has_slot.repeat(layers),
             unit: 1.0,
+            reads: ExpertReads::default(),
         }
+    }
+
+    pub(crate) fn reads(&self) -> ExpertReads {
+        self.reads
     }
 
     /// Takes the counts of uses so far, `[layer][expert]`, which may wrap, and returns up to `most`
@@ -107,11 +121,14 @@ impl ExpertCache {
             self.unit = 1.0;
         }
         let all = self.counts.iter_mut().zip(counts).zip(&mut self.scores);
-        for ((old, new), score) in all {
+        for (((old, new), score), has_slot) in all.zip(&self.has_slot) {
             // A step of many rows reads an expert once for eight of them.
             if new != old {
-                *score += self.unit * new.wrapping_sub(*old) as f32;
+                let uses = new.wrapping_sub(*old);
+                *score += self.unit * uses as f32;
                 *old = *new;
+                self.reads.all += u64::from(uses);
+                self.reads.in_slots += u64::from(if *has_slot { uses } else { 0 });
             }
         }
     }
@@ -217,6 +234,8 @@ mod tests {
             comes: 7,
         };
         assert_eq!(cache.step(&counts, 2), [swap(2), swap(1)]);
+        let (all, in_slots) = (3 * 5 + 100 + 101 + 102, 3 * 5);
+        assert_eq!(cache.reads(), ExpertReads { all, in_slots });
         assert_eq!(cache.step(&counts, 2), [swap(0)]);
         assert_eq!(cache.step(&counts, 2), []);
         assert!(cache.holds(0, 7) && cache.holds(0, 0) && !cache.holds(0, 1));

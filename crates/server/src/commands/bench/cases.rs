@@ -26,6 +26,8 @@ const MTP_WIDTH: usize = 4;
 const SAMPLING_DIVISOR: f32 = 0.01;
 /// Tokens with a penalty.
 const PENALIZED: usize = 512;
+/// The case whose tokens are drawn at random, not decoded.
+const RANDOM_TOKENS: &str = "tg, random tokens";
 /// The longest branch of a random tree, which is the depth of the DFlash draft.
 const MAX_BRANCH: usize = 15;
 
@@ -154,7 +156,8 @@ impl Bench {
     }
 
     /// `tg`: decodes token by token. On the host are the best token, a sampled one with and without
-    /// penalties or what top-p needs, where the device gives that, or the whole logits row.
+    /// penalties or what top-p needs, where the device gives that, or the whole logits row. With
+    /// experts, also with tokens drawn at random, which spread the choice of experts.
     pub(super) fn decode(&mut self, depth: usize, tokens: usize) -> anyhow::Result<()> {
         let queried = |part| LogitsRequest {
             mass: Some(MassQuery {
@@ -172,13 +175,16 @@ impl Bench {
             processors: Some(self.penalties()),
             ..sampled.clone()
         };
-        for (name, request) in [
+        let spread = self.cost.has_experts();
+        let spread = spread.then(|| (RANDOM_TOKENS, LogitsRequest::top_k(1)));
+        let requests = [
             ("tg", LogitsRequest::top_k(1)),
             ("tg, sampled", sampled),
             ("tg, penalties", penalized),
             ("tg, top-p", queried(MassPart::Best(cut))),
             ("tg, full row", LogitsRequest::full()),
-        ] {
+        ];
+        for (name, request) in requests.into_iter().chain(spread) {
             let first = self.token();
             let case = self.case_name(format!("{name} {tokens}"));
             let line = self.time_runs(case, depth, 1, |bench, seqs| {
@@ -186,7 +192,11 @@ impl Bench {
                 for _ in 0..tokens {
                     let tree = Tree::root(next).with_window(bench.window);
                     let row = bench.verify_trees(&[(seqs[0], &tree)], &request)?;
-                    next = argmax(&row)?;
+                    next = if name == RANDOM_TOKENS {
+                        bench.token()
+                    } else {
+                        argmax(&row)?
+                    };
                     let path = tree.path_to(NodeIdx::ROOT);
                     let commit = CommitItem {
                         seq: seqs[0],

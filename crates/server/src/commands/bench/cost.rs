@@ -69,6 +69,11 @@ impl Cost {
         cost
     }
 
+    /// Whether a layer has experts.
+    pub(super) fn has_experts(&self) -> bool {
+        !self.experts.is_empty()
+    }
+
     /// A row's share of the experts, and what every row passes.
     fn experts(&mut self, moe: &MoeSpec) {
         self.matrix(&moe.router);
