@@ -7,7 +7,7 @@
 
 // Maximum rows and trees of a step.
 #define STEP_ROWS 64
-#define STEP_TREES 4
+#define STEP_TREES 8
 
 // One tree: the sequence in `slot` has `committed` tokens, and its nodes are rows `first .. first + nodes`. Keys and
 // values of node i are written at cache position `committed + i`; its rotary position is `committed + depth`, as in
@@ -19,7 +19,7 @@ struct Tree {
     int nodes;
 };
 
-// A decode step: the nodes of 1 to 4 trees, padded to the bucket of the plan.
+// A decode step: the nodes of 1 to STEP_TREES trees, padded to the bucket of the plan.
 struct Step {
     int rows;  // true rows; rows .. bucket are padding: nothing may be written for them
     int trees;

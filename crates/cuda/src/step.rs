@@ -11,7 +11,7 @@ use crate::launch::gated_delta::dfs_schedule;
 /// Rows of one step.
 pub(crate) const ROWS: usize = 64;
 /// Trees of one step.
-pub(crate) const TREES: usize = 4;
+pub(crate) const TREES: usize = 8;
 /// The window of a tree that sees everything; added to a position it is still below 2^31.
 const ALL: i32 = 1 << 30;
 /// Padded row counts that plans are built for.
@@ -45,7 +45,7 @@ pub(crate) struct StepTree {
     pub(crate) nodes: i32,
 }
 
-/// The nodes of up to four trees.
+/// The nodes of up to [`TREES`] trees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Step {
@@ -409,19 +409,19 @@ mod tests {
     fn layouts_are_those_of_the_kernels() {
         assert_eq!(size_of::<StepTree>(), 16);
         assert_eq!(offset_of!(Step, tree), 16);
-        assert_eq!(offset_of!(Step, token), 80);
-        assert_eq!(offset_of!(Step, ancestors), 80 + 5 * 256);
-        assert_eq!(offset_of!(Step, logits_row), 1360 + 512);
-        assert_eq!(offset_of!(Step, window), 2128);
-        assert_eq!(offset_of!(Step, feature_row), 2160);
-        assert_eq!(offset_of!(Step, conv_sources_and_schedule), 2176);
-        assert_eq!(size_of::<Step>(), 2176 + 2 * 256);
+        assert_eq!(offset_of!(Step, token), 144);
+        assert_eq!(offset_of!(Step, ancestors), 144 + 5 * 256);
+        assert_eq!(offset_of!(Step, logits_row), 1424 + 512);
+        assert_eq!(offset_of!(Step, window), 2192);
+        assert_eq!(offset_of!(Step, feature_row), 2256);
+        assert_eq!(offset_of!(Step, conv_sources_and_schedule), 2288);
+        assert_eq!(size_of::<Step>(), 2288 + 2 * 256);
         assert_eq!(offset_of!(MtpStep, earlier), size_of::<Step>());
-        assert_eq!(offset_of!(MtpStep, before), size_of::<Step>() + 32);
-        assert_eq!(size_of::<MtpStep>(), size_of::<Step>() + 32 + 256);
+        assert_eq!(offset_of!(MtpStep, before), size_of::<Step>() + 64);
+        assert_eq!(size_of::<MtpStep>(), size_of::<Step>() + 64 + 256);
         assert_eq!(size_of::<ChunkHead>(), 16 + 256);
         assert_eq!(size_of::<StepPath>(), 16 + 256);
-        assert_eq!(size_of::<Commit>(), 16 + 4 * 272);
+        assert_eq!(size_of::<Commit>(), 16 + 8 * 272);
     }
 
     #[test]
@@ -462,7 +462,7 @@ mod tests {
             (3, 2, 3)
         );
         assert_eq!(step.step.tree[1].first, 1);
-        assert_eq!(step.earlier, [0, 2, 0, 0]);
+        assert_eq!(step.earlier[..3], [0, 2, 0]);
         assert_eq!(step.step.position[..3], [10, 21, 22]);
         assert_eq!(step.step.ancestors[..3], [1, 0b101, 0b1011]);
         assert_eq!(step.step.tree_of[..4], [0, 1, 1, -1]);

@@ -5,11 +5,10 @@
 use super::gemm::panels::{Panels, PrefillActivations, count};
 use super::norm::ActivationBuffers;
 use super::{Args, CompileUnit, Launch};
+use crate::step::TREES;
 
 /// Threads of a block, which holds one row.
 const THREADS: u32 = 256;
-/// Trees of a step.
-const TREES: u32 = 4;
 
 /// Hidden rows of all slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,7 +178,11 @@ pub fn keep_hidden(
 /// committed position.
 pub fn commit_hidden(step: u64, pool: HiddenPool) -> Launch {
     Launch {
-        grid: [count(pool.width.div_ceil(4 * THREADS as usize)), TREES, 1],
+        grid: [
+            count(pool.width.div_ceil(4 * THREADS as usize)),
+            count(TREES),
+            1,
+        ],
         ..row_launch(
             "mtp_commit_hidden",
             pool.unit("mtp/commit_hidden.cu"),

@@ -14,7 +14,7 @@
 //! of its drafted rows. So the row before a node, a token of a path and a drafted row is found
 //! alike.
 //!
-//! *Drafts.* The rows of one depth of up to four sequences are one launch sequence ([`draft`]): a
+//! *Drafts.* The rows of one depth of up to eight sequences are one launch sequence ([`draft`]): a
 //! layer with the decode kernels, whose attention also sees the ancestors drafted before
 //! ([`Mask::DraftedAncestors`]), then the LM head and its reduction. Its kernels are the fastest: a
 //! draft is verified, so its bits change no text.

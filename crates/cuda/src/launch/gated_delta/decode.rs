@@ -8,6 +8,7 @@ use super::{
 };
 use crate::gpu_props::GpuProps;
 use crate::launch::{Args, CompileUnit, Launch};
+use crate::step::TREES;
 
 /// Value columns of a block of the commit launch.
 const COMMIT_COLUMNS: usize = 64;
@@ -88,8 +89,8 @@ pub fn verify(
         ..
     } = *tree;
     assert!(
-        (1..=64).contains(&rows) && (1..=4).contains(&trees),
-        "a step has 1 to 64 rows and 1 to 4 trees, not {rows} and {trees}"
+        (1..=64).contains(&rows) && (1..=TREES).contains(&trees),
+        "a step has 1 to 64 rows and 1 to {TREES} trees, not {rows} and {trees}"
     );
     let o = StridedRows {
         at: scratch,
@@ -257,8 +258,8 @@ pub fn wy_tree(kernel: GatedDeltaKernel, tree: &TreeLaunch<'_>, o: u64) -> Launc
 /// `commit` is the address of the `Commit`. Nodes are folded one by one, in path order.
 pub fn commit(shape: Shape, group: &Group, paths: usize, commit: u64) -> Launch {
     assert!(
-        (1..=4).contains(&paths) && group.layers > 0,
-        "a commit has 1 to 4 paths and a group at least a layer, not {paths} and {}",
+        (1..=TREES).contains(&paths) && group.layers > 0,
+        "a commit has 1 to {TREES} paths and a group at least a layer, not {paths} and {}",
         group.layers
     );
     let args = slot_args(Args::new().ptr(commit), group.state);

@@ -17,7 +17,7 @@ use super::table::{Clock, CostTable};
 const SIZES: [usize; 10] = [1, 2, 4, 8, 16, 24, 32, 40, 48, 64];
 /// Maximum number of sequences measured together. A device may need several passes for the rows of
 /// more.
-const MAX_SEQUENCES: usize = 4;
+const MAX_SEQUENCES: usize = 8;
 /// A device on which so many rows cost less than this factor times two rows pads its passes. There,
 /// one row more than a size costs as much as the next size.
 const PADDED: (usize, f64) = (8, 1.1);
