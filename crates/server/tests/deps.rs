@@ -36,7 +36,7 @@ const OURS_IN_TESTS: [(&str, &[&str]); 5] = [
 ];
 
 /// External packages and the only workspace crates that may ship with them.
-const HOMES: [(&str, &[&str]); 52] = [
+const HOMES: [(&str, &[&str]); 57] = [
     ("anyhow", &["server"]),
     ("axum", &["server"]),
     ("blake3", &["cuda", "model", "server"]),
@@ -61,6 +61,10 @@ const HOMES: [(&str, &[&str]); 52] = [
     ("minijinja", &["chat"]),
     ("minijinja-contrib", &["chat"]),
     ("nvml-wrapper", &["cuda"]),
+    ("opentelemetry", &["server"]),
+    ("opentelemetry-http", &["server"]),
+    ("opentelemetry-otlp", &["server"]),
+    ("opentelemetry_sdk", &["server"]),
     ("percent-encoding", &["hub"]),
     ("rand", &["server"]),
     ("regex", &["chat"]),
@@ -109,6 +113,7 @@ const HOMES: [(&str, &[&str]); 52] = [
             "gguf",
         ],
     ),
+    ("tracing-opentelemetry", &["server"]),
     ("tracing-subscriber", &["server"]),
     ("unicode-normalization", &["chat"]),
     ("ureq", &["hub", "server"]),

@@ -142,7 +142,16 @@ const HEADINGS: [(&str, &[&str]); 7] = [
             "status_page",
         ],
     ),
-    ("Logging", &["log_prompts", "log", "log_format", "no_color"]),
+    (
+        "Logging",
+        &[
+            "log_prompts",
+            "log",
+            "log_format",
+            "no_color",
+            "otlp_endpoint",
+        ],
+    ),
 ];
 
 /// The ids of the arguments that `-h` shows.

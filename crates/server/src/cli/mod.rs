@@ -404,6 +404,10 @@ pub struct ServeArgs {
     /// Log prompts and replies.
     #[arg(long, env = "HEARTH_LOG_PROMPTS", value_parser = FalseyValueParser::new())]
     pub log_prompts: bool,
+    /// Send a span per request to this OpenTelemetry collector, such as http://localhost:4318
+    /// (OTLP in JSON).
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// A TOML file of settings; environment variables and flags override it.
     #[arg(long, env = "HEARTH_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,

@@ -29,6 +29,7 @@ mod probe;
 mod pull;
 mod quantize;
 mod reload;
+mod request_spans;
 mod requested_pulls;
 mod run;
 mod running_models;
@@ -47,8 +48,12 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use gguf::{OnTruncation, TRUNCATED_EXIT};
+use request_spans::RequestSpans;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::{Command, ConfigCommand, LogFormat};
+use crate::cli::{Cli, Command, ConfigCommand, LogFormat};
 use crate::config::{self, ConfigError};
 use crate::error::ServeError;
 use crate::open::bundled::Bundled;
@@ -78,9 +83,15 @@ pub fn main(bundled: Bundled) -> ExitCode {
         Err(error) => return fail(&error.into()),
     };
     let cli = parsed.cli;
-    if let Err(error) = start_logging(&cli.log, cli.log_format, cli.no_color) {
-        return fail(&error);
-    }
+    let spans = request_spans(&cli.command).and_then(|spans| {
+        start_logging(&cli, spans.as_ref())?;
+        Ok(spans)
+    });
+    // The last spans are sent when it is dropped.
+    let _spans = match spans {
+        Ok(spans) => spans,
+        Err(error) => return fail(&error),
+    };
     for variable in &parsed.unknown_variables {
         tracing::warn!("{variable}");
     }
@@ -159,30 +170,37 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Sends logs to standard error, because standard output is for results only.
-fn start_logging(filter: &str, format: LogFormat, no_color: bool) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .map_err(|error| anyhow::anyhow!("--log {filter}: {error}"))?;
-    let colours = std::io::stderr().is_terminal() && !no_color;
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+/// Sends logs to standard error, because standard output is for results only, and spans to their
+/// collector.
+fn start_logging(cli: &Cli, spans: Option<&RequestSpans>) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&cli.log)
+        .map_err(|error| anyhow::anyhow!("--log {}: {error}", cli.log))?;
+    let (filter, handle) = tracing_subscriber::reload::Layer::new(filter);
+    reload::set_log_handle(move |filter| handle.reload(filter).is_ok());
+    let colours = std::io::stderr().is_terminal() && !cli.no_color;
+    let logs = tracing_subscriber::fmt::layer()
         .with_writer(|| LogWriter)
         .with_ansi(colours);
-    match format {
-        LogFormat::Text => {
-            let logs = logs.with_target(false).with_filter_reloading();
-            let handle = logs.reload_handle();
-            reload::set_log_handle(move |filter| handle.reload(filter).is_ok());
-            logs.init();
-        }
-        LogFormat::Json => {
-            let logs = logs.json().with_filter_reloading();
-            let handle = logs.reload_handle();
-            reload::set_log_handle(move |filter| handle.reload(filter).is_ok());
-            logs.init();
-        }
-    }
+    let logs = match cli.log_format {
+        LogFormat::Text => logs.with_target(false).boxed(),
+        LogFormat::Json => logs.json().boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(logs.with_filter(filter))
+        .with(spans.map(RequestSpans::layer))
+        .init();
     Ok(())
+}
+
+/// The collector of a server's spans, if its flags name one.
+fn request_spans(command: &Command) -> anyhow::Result<Option<RequestSpans>> {
+    match command {
+        Command::Serve(args) => {
+            let endpoint = args.otlp_endpoint.as_deref().filter(|url| !url.is_empty());
+            endpoint.map(RequestSpans::to_collector).transpose()
+        }
+        _ => Ok(None),
+    }
 }
 
 #[cfg(test)]
