@@ -1,4 +1,4 @@
-// Batch-invariant decode attention of 1 to 4 draft trees on Hopper: fixed KV splits (fixed_splits.cuh),
+// Batch-invariant decode attention of 1 to TREE_PLANS draft trees on Hopper: fixed KV splits (fixed_splits.cuh),
 // warp-specialized (warp_specialized_sm90.cuh).
 //
 //   O_s = sum_j 2^(c q.k_j - m_s) v_j,  l_s = sum_j 2^(c q.k_j - m_s)     over the keys of slot s;  c = scale log2 e
@@ -31,7 +31,7 @@
 
 // Plans of the trees and the items in flight.
 struct TreeStorage {
-    TreePlan plans[STEP_TREES];
+    TreePlan plans[TREE_PLANS];
     BlockSchedule schedule;
     WorkItem items[ITEM_SLOTS];
     u32 gather_row[4][KV_TILE];        // private items: cache row of each key, NO_ROW for none

@@ -362,7 +362,11 @@ fn trees_of_several_sequences_match_the_cpu_reference() {
         }
         for round in 0..3 {
             let trees: Vec<Tree> = (0..sizes.len())
-                .map(|i| tree(vocab, sizes[(i + round) % sizes.len()], |n| n * (i + 1) / 5))
+                .map(|i| {
+                    tree(vocab, sizes[(i + round) % sizes.len()], |n| {
+                        n * (i % 4 + 1) / 5
+                    })
+                })
                 .collect();
             let requests: Vec<Vec<LogitsRequest>> = trees
                 .iter()

@@ -258,6 +258,7 @@ impl DecodeBuilder<'_> {
         let step = self.step;
         let size = StepSize {
             rows,
+            trees: self.trees,
             tokens: self.depth.tokens(cache.max_pages * attention::PAGE),
         };
         let selected = decode_attention(&shape, config, size);

@@ -58,6 +58,8 @@ pub enum DecodeKernel {
         tile: Tile,
         /// Whether the mainloop is kept rolled, for splits of a single tile.
         rolled: bool,
+        /// Room for the plans of so many trees.
+        tree_plans: usize,
     },
 }
 
@@ -214,19 +216,22 @@ impl Shape {
     }
 
     /// The tile of the kernel with fixed KV splits for `rows` rows, at most `most` tiles of 8
-    /// columns; none for KV types whose tiles are too large.
+    /// columns, beside the plans of `tree_plans` trees; none for KV types whose tiles are too
+    /// large.
     pub(crate) fn fixed_splits_tile(
         &self,
         gpu: GpuProps,
         rows: usize,
         most: usize,
+        tree_plans: usize,
     ) -> Option<Tile> {
         let (key, value) = self.tiles_bytes();
         let group = self.n_heads / self.n_kv_heads;
         let bytes = |tiles: usize, (keys, values): (usize, usize)| {
             // Tables of trees, of work items, of where nodes' own keys are, and of an item's nodes.
             let nodes = 8 * tiles / group;
-            let work = 4 * 128 + 24 + 8 * (80 + 2 * nodes) + 4 * 4 * KEYS_PER_TILE + 16 * nodes;
+            let work =
+                tree_plans * 128 + 24 + 8 * (80 + 2 * nodes) + 4 * 4 * KEYS_PER_TILE + 16 * nodes;
             let marks = tiles * 8 * 9 * 4 + 8;
             tiles * 6 * 1024 + keys * key + values * value + marks + work
         };
@@ -338,8 +343,12 @@ pub fn tree(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers) -> La
             (unit.define("STAGES", tile.k_stages), tile, 256)
         }
         DecodeKernel::WarpSpecializedSm90(tile) => (with_stages(unit, &tile), tile, 384),
-        DecodeKernel::FixedSplitsSm90 { tile, rolled } => {
-            let unit = with_stages(unit, &tile);
+        DecodeKernel::FixedSplitsSm90 {
+            tile,
+            rolled,
+            tree_plans,
+        } => {
+            let unit = with_stages(unit, &tile).define("TREE_PLANS", tree_plans);
             (unit.define("ROLLED", u32::from(rolled)), tile, 384)
         }
     };

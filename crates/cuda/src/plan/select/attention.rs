@@ -9,6 +9,7 @@ use crate::launch::attention::{
     STEP_ROWS, Shape,
 };
 use crate::numerics::Numerics;
+use crate::step::TREES;
 
 /// KV splits of a row at most: what [`combine`](crate::launch::attention::combine) merges in one
 /// block.
@@ -26,17 +27,30 @@ const WIDE_TILES: usize = 18;
 /// Up to so many tokens a fixed split is one KV tile and the mainloop runs once or twice, so it
 /// stays rolled. Measured behind 512 tokens.
 const ROLLED_TOKENS: usize = 2048;
+/// Steps of so many trees have a kernel of their own.
+const FEW_TREES: usize = 4;
 
 /// Rows of a step, and the tokens that its sequences hold at most, nodes included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepSize {
     /// Rows, padding included.
     pub rows: usize,
+    /// Trees.
+    pub trees: usize,
     /// Tokens of the longest sequence.
     pub tokens: usize,
 }
 
 impl StepSize {
+    /// Trees that a block has plans for. Plans of more leave less room for keys.
+    fn tree_plans(self) -> usize {
+        if self.trees <= FEW_TREES {
+            FEW_TREES
+        } else {
+            TREES
+        }
+    }
+
     fn max_tiles(self) -> usize {
         if self.tokens > NARROW_TILES.0 {
             WIDE_TILES
@@ -55,6 +69,7 @@ fn kv_is_f32(shape: &Shape) -> bool {
 pub fn has_fixed_splits(shape: &Shape, config: AttentionConfig) -> bool {
     let deepest = StepSize {
         rows: STEP_ROWS,
+        trees: TREES,
         tokens: usize::MAX,
     };
     config.numerics == Numerics::BatchInvariant
@@ -63,7 +78,12 @@ pub fn has_fixed_splits(shape: &Shape, config: AttentionConfig) -> bool {
         && shape.mask == Mask::Ancestors
         && !kv_is_f32(shape)
         && shape
-            .fixed_splits_tile(config.gpu, STEP_ROWS, deepest.max_tiles())
+            .fixed_splits_tile(
+                config.gpu,
+                STEP_ROWS,
+                deepest.max_tiles(),
+                deepest.tree_plans(),
+            )
             .is_some()
 }
 
@@ -127,9 +147,13 @@ fn decode_kernel(
         let reason = "batch-invariant numerics without a fixed-split kernel for this GPU or shape";
         return Selected::new(DecodeKernel::TreeF32, reason);
     }
-    if fixed && let Some(tile) = shape.fixed_splits_tile(gpu, rows, size.max_tiles()) {
-        let rolled = size.tokens <= ROLLED_TOKENS;
-        let kernel = DecodeKernel::FixedSplitsSm90 { tile, rolled };
+    let tree_plans = size.tree_plans();
+    if fixed && let Some(tile) = shape.fixed_splits_tile(gpu, rows, size.max_tiles(), tree_plans) {
+        let kernel = DecodeKernel::FixedSplitsSm90 {
+            tile,
+            rolled: size.tokens <= ROLLED_TOKENS,
+            tree_plans,
+        };
         return Selected::new(kernel, "batch-invariant numerics, wgmma, head size 256");
     }
     let tile = shape.tile_sm90(gpu, rows);
@@ -223,7 +247,12 @@ mod tests {
     }
 
     fn of(shape: &Shape, numerics: Numerics, rows: usize, tokens: usize) -> DecodeAttention {
-        decode_attention(shape, config(numerics), StepSize { rows, tokens }).kernel
+        let size = StepSize {
+            rows,
+            trees: 1,
+            tokens,
+        };
+        decode_attention(shape, config(numerics), size).kernel
     }
 
     #[test]
