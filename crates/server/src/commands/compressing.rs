@@ -12,16 +12,19 @@ use crate::cli::{CompressionArgs, ServeArgs};
 use crate::compression::{PromptCompressor, ScorerTexts, TextStore};
 use crate::engine::store::TextFiles;
 use crate::open;
+use crate::open::fit_scoring::{MAX_SCORED_TOKENS, ScorerFit};
 use crate::progress::bytes_text;
 use crate::settings::compression::CompressionSettings;
-use crate::text::prepare;
 
 /// A model with fewer weights scores its own prompts.
 const SMALL: u64 = 2_000_000_000;
-/// The most tokens that a scorer reads.
-const MAX_SCORED_TOKENS: usize = 262_144;
 /// A model with fewer attention layers has no early exit.
 const MIN_EXIT_LAYERS: usize = 6;
+
+/// Whether a model of so many weights is fast enough to score its own prompts.
+pub(super) fn scores_itself(parameters: u64) -> bool {
+    parameters < SMALL
+}
 
 /// The settings of the flags.
 ///
@@ -58,7 +61,7 @@ pub(super) fn settings(args: &CompressionArgs) -> anyhow::Result<CompressionSett
 ///
 /// # Errors
 /// If the served model is too large to score its own prompts and no scorer is named.
-pub(super) fn check(args: &CompressionArgs, parameters: u64) -> anyhow::Result<()> {
+fn check(args: &CompressionArgs, parameters: u64) -> anyhow::Result<()> {
     settings(args)?;
     let on = args.prefill_compression.mode() != CompressionMode::Off;
     if args.prefill_aged && !on && args.prefill_drafter.is_none() {
@@ -66,7 +69,7 @@ pub(super) fn check(args: &CompressionArgs, parameters: u64) -> anyhow::Result<(
             "--prefill-aged compresses earlier messages only if prompts are compressed at all; add --prefill-compression auto, or remove it"
         );
     }
-    if on && args.prefill_drafter.is_none() && parameters >= SMALL {
+    if on && args.prefill_drafter.is_none() && !scores_itself(parameters) {
         bail!(
             "--prefill-compression {}: a model of {} weights is too slow to score its own prompts; name a small scorer with --prefill-drafter, such as unsloth/Qwen3.5-0.8B-GGUF:Q8_0 (hearth pull downloads it)",
             args.prefill_compression.mode().name(),
@@ -76,21 +79,36 @@ pub(super) fn check(args: &CompressionArgs, parameters: u64) -> anyhow::Result<(
     Ok(())
 }
 
-/// Opens the scorer; `None` if prompts are never compressed.
+/// A scorer that is not opened yet.
+pub(super) struct PlannedScorer {
+    settings: CompressionSettings,
+    /// Its model, if that is not the served one.
+    own: Option<model::LoadedModel>,
+    name: String,
+    config: ScorerConfig,
+}
+
+impl PlannedScorer {
+    /// What to plan for.
+    pub(super) fn config(&self) -> &ScorerConfig {
+        &self.config
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The scorer of the flags; `None` if prompts are never compressed.
 ///
 /// # Errors
-/// If the settings are not valid or the scorer cannot be opened.
-pub(super) fn open(
-    args: &ServeArgs,
+/// If the settings are not valid or the scorer's file is not a model.
+pub(super) fn planned(
+    flags: &CompressionArgs,
     loaded: &model::LoadedModel,
-    context: usize,
-) -> anyhow::Result<Option<Arc<PromptCompressor>>> {
-    let flags = &args.compression;
+) -> anyhow::Result<Option<PlannedScorer>> {
     let mut settings = settings(flags)?;
     check(flags, loaded.info.parameters)?;
-    if flags.prefill_skip_park {
-        tracing::info!("--prefill-skip-park has no effect: no model is unloaded for scoring");
-    }
     if settings.mode == CompressionMode::Off && flags.prefill_drafter.is_none() {
         return Ok(None);
     }
@@ -99,21 +117,46 @@ pub(super) fn open(
         None => None,
     };
     let scorer = own.as_ref().unwrap_or(loaded);
-    let foreign = own
-        .as_ref()
-        .filter(|own| own.vocab.tokens != loaded.vocab.tokens);
+    let (exit_layer, scored_layers) = exit(&scorer.spec, flags.prefill_exit_layer);
+    settings.score.scored_layers = scored_layers;
+    Ok(Some(PlannedScorer {
+        settings,
+        name: scorer.info.name.clone(),
+        config: ScorerConfig {
+            model: Arc::clone(&scorer.spec),
+            weights: Arc::clone(&scorer.weights),
+            exit_layer,
+            max_tokens: MAX_SCORED_TOKENS,
+        },
+        own,
+    }))
+}
+
+/// Opens the scorer where it fits.
+///
+/// # Errors
+/// If it cannot be opened.
+pub(super) fn open(
+    args: &ServeArgs,
+    loaded: &model::LoadedModel,
+    (scorer, fit): (PlannedScorer, &ScorerFit),
+) -> anyhow::Result<Arc<PromptCompressor>> {
+    let flags = &args.compression;
+    if flags.prefill_skip_park {
+        tracing::info!("--prefill-skip-park has no effect: no model is unloaded for scoring");
+    }
+    let PlannedScorer {
+        settings,
+        own,
+        name,
+        config,
+    } = scorer;
+    let foreign = own.filter(|own| own.vocab.tokens != loaded.vocab.tokens);
     let tokenizer = foreign.map(|own| Tokenizer::new(&own.vocab)).transpose();
     let tokenizer = tokenizer.context("--prefill-drafter: tokenizer.ggml")?;
-    let (exit_layer, scored_layers) = match flags.prefill_exit_layer {
-        Some(layer) => (Some(layer), default_exit(&scorer.spec).1),
-        None => default_exit(&scorer.spec),
-    };
-    settings.score.scored_layers = scored_layers;
     let config = ScorerConfig {
-        model: Arc::clone(&scorer.spec),
-        weights: Arc::clone(&scorer.weights),
-        exit_layer,
-        max_tokens: prepare::most_tokens(context).min(MAX_SCORED_TOKENS),
+        max_tokens: fit.max_tokens,
+        ..config
     };
     let path = flags.prefill_drafter.as_ref();
     let store = match &args.cache.kv_cache_dir {
@@ -130,21 +173,29 @@ pub(super) fn open(
         served: loaded.spec.hash.0,
         store,
     };
-    let choice = open::choice(&args.device)?.first();
+    let mut choice = open::choice(&args.device)?.first();
+    if fit.memory.is_none() {
+        choice = choice.on_the_cpu();
+    }
     let compressor = PromptCompressor::open(settings, config, choice, texts)?;
     let info = compressor.scorer();
     tracing::info!(
-        "prompts are scored by {} on {} up to layer {}, {}",
-        scorer.info.name,
+        "prompts are scored by {name} on {} up to layer {}, {}",
         info.device,
         info.exit_layer,
         bytes_text(info.weights_bytes)
     );
-    Ok(Some(Arc::new(compressor)))
+    Ok(Arc::new(compressor))
 }
 
-/// The exit layer of a scorer and how many attention layers it scores; `None` for the last one and
-/// for all.
+/// The exit layer of a scorer, which may be named, and how many attention layers it scores; `None`
+/// for the last one and for all.
+pub(super) fn exit(spec: &ModelSpec, named: Option<usize>) -> (Option<usize>, Option<usize>) {
+    let (layer, scored_layers) = default_exit(spec);
+    (named.or(layer), scored_layers)
+}
+
+/// As [`exit`], without a named layer.
 ///
 /// In a hybrid model, the attention layer at two thirds finds what is asked for, and the layers
 /// around it add noise. In other models the upper half adds time only.

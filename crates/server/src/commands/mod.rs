@@ -34,6 +34,7 @@ mod requested_pulls;
 mod run;
 mod running_models;
 mod serve;
+mod serving_plan;
 mod session_folder;
 mod shape;
 mod show;

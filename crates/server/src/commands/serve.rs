@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use crate::cli::ServeArgs;
 use crate::commands::hosting::{self, ModelEntry};
 use crate::commands::requested_pulls::RequestedPulls;
+use crate::commands::serving_plan::{self, FittedModel};
 use crate::commands::session_folder::SessionFolder;
 use crate::commands::{all_causes, listening, missing_draft, reload, supervisor};
 use crate::commands::{caching, compressing};
@@ -31,11 +32,11 @@ use crate::http::serve::serve_models;
 use crate::http::shutdown::ShutdownSignal;
 use crate::kept_responses::ResponseStore;
 use crate::models::{self, HostPolicy, HostedModel};
+use crate::open;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::by_name::{self, Header};
 use crate::open::drafting::{Drafting, OpenedModel, clock};
 use crate::open::model_path::{check_draft, check_model};
-use crate::open::{self, FittedConfig, MemoryRequest};
 use crate::progress::percent;
 use crate::scripted::{Script, ScriptedRunner, WARNING};
 use crate::settings::{GenerationDefaults, ServerConfig};
@@ -387,16 +388,19 @@ fn load(
     if let Some(file) = &args.script {
         return scripted(args, file, &loaded, model);
     }
-    compressing::check(&args.compression, loaded.info.parameters)?;
-    let backend = device(args)?;
-    let mut drafting = drafting(args, &loaded, bundled)?;
-    let fitted = fit(args, backend.as_ref(), &loaded, &mut drafting)?;
-    for line in open::plan_lines(&loaded, &fitted)
-        .into_iter()
-        .chain(drafting.line())
-    {
+    let planned = serving_plan::fit(args, &loaded, bundled)?;
+    for line in planned.lines(&loaded) {
         tracing::info!("{line}");
     }
+    if let Some(yields) = planned.yields() {
+        tracing::warn!("{yields}");
+    }
+    let backend = serving_plan::device(args, planned.scorer_bytes())?;
+    let FittedModel {
+        fitted,
+        drafting,
+        scorer,
+    } = planned;
     if !args.draft.no_speculation {
         let name = &loaded.spec.name;
         if let Some(line) = missing_draft::line(&found.card, name, &drafting) {
@@ -417,7 +421,9 @@ fn load(
     let store = caching::store(&args.cache, &config, &fitted.device)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));
     model.description.draft_sources = speculation.active_sources(runner.info());
-    model.compressor = compressing::open(args, &loaded, runner.info().limits.context)?;
+    if let Some((scorer, place)) = scorer {
+        model.compressor = Some(compressing::open(args, &loaded, (scorer, &place))?);
+    }
     if prefix.max_entries > 0 {
         caching::warm(&mut *runner, prefix.location)?;
     }
@@ -431,13 +437,6 @@ fn load(
         model,
         store,
     })
-}
-
-/// The device of the flags, with attention windows if one is set.
-fn device(args: &ServeArgs) -> anyhow::Result<Box<dyn contract::Backend>> {
-    let mut choice = open::choice(&args.device)?;
-    choice.gpu.windows = args.window.attention_window > 0;
-    open::device_of(&args.device, choice)
 }
 
 /// Defaults of requests: the model's card, its values overridden by the flags, and each value's
@@ -514,47 +513,11 @@ fn scripted(
     })
 }
 
-fn drafting(
-    args: &ServeArgs,
-    loaded: &model::LoadedModel,
-    bundled: Bundled,
-) -> anyhow::Result<Drafting> {
-    let bundled = model_path(args).is_none().then_some(bundled);
-    Drafting::of(&args.draft, &args.device, loaded, bundled)
-}
-
-fn fit(
-    args: &ServeArgs,
-    backend: &dyn contract::Backend,
-    loaded: &model::LoadedModel,
-    drafting: &mut Drafting,
-) -> anyhow::Result<FittedConfig> {
-    let request = MemoryRequest {
-        sequences: args.max_sequences,
-        context: None,
-        tree_nodes: drafting.tree_nodes(),
-    };
-    open::fit_drafting(backend, loaded, &args.device, (request, drafting))
-}
-
 /// Prints the memory plan and starts nothing.
 fn dry_run(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    for line in plan(args, bundled)? {
+    for line in serving_plan::plan(args, bundled)? {
         writeln!(out, "{line}")?;
     }
     Ok(())
-}
-
-/// The model, the device and the memory of the flags, in lines. No weight is read.
-///
-/// # Errors
-/// If the model does not open or does not fit.
-pub(super) fn plan(args: &ServeArgs, bundled: Bundled) -> anyhow::Result<Vec<String>> {
-    let loaded = open::load_or(model_path(args).map(|path| path.as_path()), bundled)?;
-    let backend = device(args)?;
-    let mut drafting = drafting(args, &loaded, bundled)?;
-    let fitted = fit(args, backend.as_ref(), &loaded, &mut drafting)?;
-    let lines = open::plan_lines(&loaded, &fitted).into_iter();
-    Ok(lines.chain(drafting.line()).collect())
 }

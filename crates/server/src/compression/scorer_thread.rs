@@ -22,6 +22,14 @@ pub(super) enum ScoringError {
     /// The scorer's tokenizer cannot encode the prompt.
     #[error("{0}")]
     Text(String),
+    /// The text is longer than what the scorer has memory for.
+    #[error("{tokens} tokens are more than the {most} that the scorer has memory for")]
+    TooLong {
+        /// Tokens of the text.
+        tokens: usize,
+        /// The most that the scorer reads.
+        most: usize,
+    },
     /// The client left.
     #[error("the request was given up")]
     Cancelled,
@@ -104,6 +112,10 @@ impl ScorerHandle {
         settings: ScoreSettings,
         client: ScoringClient<'_>,
     ) -> Result<Vec<f32>, ScoringError> {
+        let (n, most) = (tokens.len(), self.info.max_tokens);
+        if n > most {
+            return Err(ScoringError::TooLong { tokens: n, most });
+        }
         let (reply, result) = mpsc::channel();
         client.progress.begin(tokens.len());
         let _listed = self.active.enter(client.progress);
@@ -154,4 +166,34 @@ fn run(scorer: &mut dyn Scorer, job: ScoringJob) {
     };
     // A dropped receiver has left.
     let _ = job.reply.send(result);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_beyond_the_scorers_memory_are_refused_with_both_lengths() {
+        let loaded = crate::open::tiny();
+        let config = ScorerConfig {
+            model: loaded.spec,
+            weights: loaded.weights,
+            exit_layer: None,
+            max_tokens: 64,
+        };
+        let choice = DeviceChoice::default().on_the_cpu();
+        let scorer = ScorerHandle::open(config, choice).unwrap();
+        let (cancel, progress) = (CancelFlag::default(), Arc::default());
+        let client = ScoringClient {
+            cancel: &cancel,
+            progress: &progress,
+        };
+        let score = |n| scorer.score(vec![TokenId(1); n], ScoreSettings::default(), client);
+        assert_eq!(score(64).unwrap().len(), 8);
+        let error = score(65).unwrap_err().to_string();
+        assert!(
+            error.starts_with("65 tokens are more than the 64"),
+            "{error}"
+        );
+    }
 }

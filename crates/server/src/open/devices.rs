@@ -51,6 +51,17 @@ impl DeviceChoice {
         }
     }
 
+    /// The CPU instead.
+    #[must_use]
+    pub fn on_the_cpu(self) -> DeviceChoice {
+        DeviceChoice {
+            name: "cpu".to_owned(),
+            placement: None,
+            run_as: None,
+            ..self
+        }
+    }
+
     /// Options of the CPU device.
     pub fn cpu_options(&self) -> cpu::CpuOptions {
         cpu::CpuOptions {

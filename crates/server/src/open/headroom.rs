@@ -19,6 +19,8 @@ pub(crate) struct UsableMemory {
     pub bytes: u64,
     /// What stays free; 0 on the CPU.
     pub headroom: u64,
+    /// What a scorer of prompts takes.
+    pub scorer: u64,
 }
 
 impl UsableMemory {
@@ -33,6 +35,7 @@ impl UsableMemory {
             return Ok(UsableMemory {
                 bytes: free,
                 headroom: 0,
+                scorer: 0,
             });
         }
         let headroom = match args.vram_headroom.as_deref().map(str::trim) {
@@ -47,7 +50,17 @@ impl UsableMemory {
         Ok(UsableMemory {
             bytes: free.saturating_sub(headroom),
             headroom,
+            scorer: 0,
         })
+    }
+
+    /// What is left beside a scorer of so many bytes.
+    pub(crate) fn beside(self, scorer: u64) -> UsableMemory {
+        UsableMemory {
+            bytes: self.bytes.saturating_sub(scorer),
+            scorer,
+            ..self
+        }
     }
 
     /// What stays free, for the end of a line on the device.
@@ -60,14 +73,17 @@ impl UsableMemory {
 
     /// The usable memory in words, after "and".
     pub(crate) fn text(self) -> String {
-        if self.headroom == 0 {
-            return format!("{} are free", bytes_text(self.bytes));
+        let mut text = format!("{} are free", bytes_text(self.bytes));
+        if self.headroom > 0 {
+            text += &format!(
+                " beside the {} that --vram-headroom leaves",
+                bytes_text(self.headroom)
+            );
         }
-        format!(
-            "{} are free beside the {} that --vram-headroom leaves",
-            bytes_text(self.bytes),
-            bytes_text(self.headroom)
-        )
+        if self.scorer > 0 {
+            text += &format!(" and the {} of the scorer", bytes_text(self.scorer));
+        }
+        text
     }
 }
 

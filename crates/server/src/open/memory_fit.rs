@@ -244,6 +244,17 @@ pub(crate) fn fit_with_draft(
     args: &DeviceArgs,
     (request, drafting): (MemoryRequest, &Drafting),
 ) -> anyhow::Result<FittedConfig> {
+    fit_beside(backend, loaded, args, (request, drafting), 0)
+}
+
+/// As [`fit_with_draft`], beside a scorer of `scorer_bytes` on the same device.
+pub(crate) fn fit_beside(
+    backend: &dyn Backend,
+    loaded: &model::LoadedModel,
+    args: &DeviceArgs,
+    (request, drafting): (MemoryRequest, &Drafting),
+    scorer_bytes: u64,
+) -> anyhow::Result<FittedConfig> {
     let trained = loaded.spec.trained_context;
     let device = backend.probe()?;
     let on_gpu = !device.is_cpu();
@@ -292,7 +303,7 @@ pub(crate) fn fit_with_draft(
             pool_tokens: Some(pool),
         },
     };
-    let usable = UsableMemory::of(args, &device)?;
+    let usable = UsableMemory::of(args, &device)?.beside(scorer_bytes);
     let choices = choices(args, on_gpu)?;
     let budget = FitBudget {
         choices: &choices,

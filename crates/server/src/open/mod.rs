@@ -5,6 +5,7 @@ pub(crate) mod by_name;
 pub mod devices;
 pub(crate) mod drafting;
 mod fit_drafting;
+pub(crate) mod fit_scoring;
 pub(crate) mod headroom;
 mod kv_candidates;
 mod memory_fit;
@@ -36,13 +37,14 @@ use placement::PlacementChoice;
 
 /// Device from flags.
 pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
-    device_of(args, choice(args)?)
+    device_beside(args, choice(args)?, 0)
 }
 
-/// The device of a choice made from `args`, with the memory that experts may take on it.
-pub(crate) fn device_of(
+/// The device of a choice, where a scorer takes `scorer_bytes` of its memory.
+pub(crate) fn device_beside(
     args: &DeviceArgs,
     mut choice: DeviceChoice,
+    scorer_bytes: u64,
 ) -> anyhow::Result<Box<dyn Backend>> {
     let device = devices::choose(&choice)?;
     // A placement does not run yet, and splits no layer's experts.
@@ -54,7 +56,7 @@ pub(crate) fn device_of(
         return Ok(device);
     }
     // Experts beyond this stay in host memory.
-    choice.gpu.expert_room = Some(UsableMemory::of(args, &info)?.bytes);
+    choice.gpu.expert_room = Some(UsableMemory::of(args, &info)?.beside(scorer_bytes).bytes);
     devices::choose(&choice)
 }
 

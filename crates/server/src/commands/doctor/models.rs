@@ -5,7 +5,7 @@ use std::path::Path;
 use super::finding::{Finding, Severity};
 use crate::cli::ServeArgs;
 use crate::commands::hosting::{self, ModelEntry};
-use crate::commands::{all_causes, serve};
+use crate::commands::{all_causes, serving_plan};
 use crate::config;
 use crate::config::server::{model_path, server_config};
 use crate::open::bundled::Bundled;
@@ -83,7 +83,7 @@ fn of_entry(args: &ServeArgs, entry: &ModelEntry, bundled: Bundled) -> Finding {
             "`hearth inspect {place} --plan` shows its memory, `hearth pull {place}` downloads it"
         ));
     }
-    match serve::plan(&hosting::args_of(args, entry), bundled) {
+    match serving_plan::plan(&hosting::args_of(args, entry), bundled) {
         Ok(lines) if entry.path.is_none() => finding(Severity::Note, lines.join("\n"))
             .action("this is a toy; name a model to serve, such as unsloth/Qwen3.5-4B-GGUF:Q4_K_M"),
         Ok(lines) => finding(Severity::Ok, lines.join("\n")),
