@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, value_parser};
 
+use super::compression::{ratio, share};
 use super::{DeviceArgs, OnOff, at_least_one, window_tokens};
 
 /// The text below the flags in `hearth bench --help`.
@@ -18,7 +19,9 @@ pub(super) const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3
     hearth bench speculation --device cpu --json lines.jsonl\n  \
     hearth bench prompts humaneval.jsonl model.gguf --draft draft.gguf\n  \
     hearth bench serve http://127.0.0.1:8000 --concurrency 1,8 --svg load.svg\n  \
-    hearth bench depth --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --device cuda:0 --vram-limit 24GiB --at 512,131072";
+    hearth bench depth --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --device cuda:0 \
+    --vram-limit 24GiB --at 512,131072\n  \
+    hearth bench score --synthetic qwen3.5-0.8b:bf16 --device cuda --target qwen3.5-27b:q4_k_m";
 
 /// `hearth bench`.
 #[derive(Debug, Args)]
@@ -92,6 +95,8 @@ pub enum BenchCommand {
     /// Answer the prompts of a file plainly, with each source of drafts and with all of them, and
     /// print tokens per second, tokens per step and speed-up per task.
     Prompts(PromptsArgs),
+    /// Time the scorer of prompt compression, and the first token of a compressed prompt.
+    Score(ScoreArgs),
     /// Put load on a running server of OpenAI's protocol, and report the times that clients see.
     Serve(BenchServeArgs),
 }
@@ -305,6 +310,46 @@ pub struct DepthArgs {
     /// Append a JSON line per case to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+}
+
+/// `hearth bench score`.
+#[derive(Debug, Args)]
+pub struct ScoreArgs {
+    /// The GGUF file of the scorer [default: the bundled model].
+    #[arg(conflicts_with = "synthetic")]
+    pub model: Option<PathBuf>,
+    /// A random-weight scorer instead: a shape and a recipe, as for `hearth synth`.
+    #[arg(long, value_name = "SHAPE:TYPES")]
+    pub synthetic: Option<String>,
+    /// Device and numerics.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Lengths of the prompts, in tokens.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "32768,131072",
+        value_parser = at_least_one)]
+    pub tokens: Vec<usize>,
+    /// As `--prefill-exit-layer` of `hearth serve`.
+    #[arg(long, value_name = "LAYER")]
+    pub exit_layer: Option<usize>,
+    /// As `--prefill-alpha` of `hearth serve`.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.12, value_parser = share)]
+    pub alpha: f32,
+    /// Time the first token of this model instead, behind compressed text: tokenising, scoring,
+    /// selecting, and prefilling what stays. A file, or random weights of SHAPE:TYPES.
+    #[arg(long, value_name = "WHAT")]
+    pub target: Option<String>,
+    /// Share of the text to keep for the target.
+    #[arg(long, value_name = "RATIO", default_value_t = 0.05, value_parser = ratio)]
+    pub keep: f64,
+    /// Timed runs of each length, after one that warms up.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = at_least_one)]
+    pub reps: usize,
+    /// Append a JSON line per case to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Seed of random weights, tokens and text.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
 }
 
 /// `hearth bench speculation`.

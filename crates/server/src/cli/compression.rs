@@ -110,11 +110,11 @@ impl CompressionArg {
     }
 }
 
-fn ratio(text: &str) -> Result<f64, String> {
+pub(super) fn ratio(text: &str) -> Result<f64, String> {
     compress::keep_ratio::ratio(text).map_err(|error| error.to_string())
 }
 
-fn share(text: &str) -> Result<f32, String> {
+pub(super) fn share(text: &str) -> Result<f32, String> {
     let share = text.trim().parse().ok();
     share
         .filter(|share| (0.0..=1.0).contains(share))

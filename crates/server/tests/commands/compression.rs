@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::client::{Response, ServerProcess};
-use crate::process::{hearth, model};
+use crate::process::{good, hearth, model};
 
 const QUESTION: &str = "What is the code of the blue door?";
 const FACT: &str = "The code of the blue door is 7316.";
@@ -372,6 +372,39 @@ fn aged_messages_are_compressed_alike_in_every_later_turn_and_after_a_restart() 
     let (second, third) = (ids(&second), ids(&third));
     let common = second.iter().zip(&third).take_while(|(a, b)| a == b);
     assert!(common.count() + 16 > second.len());
+}
+
+#[test]
+fn bench_score_times_scoring_and_the_first_token_behind_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("score.jsonl");
+    let flags = "--device cpu --tokens 700,1400 --reps 1 --json {}";
+    good(&format!("bench score {{}} {flags}"), &[&model(), &json]);
+    let target = "--target tiny-hybrid:q8_0 --keep 0.2";
+    good(
+        &format!("bench score {{}} {target} {flags}"),
+        &[&model(), &json],
+    );
+    let lines = std::fs::read_to_string(&json).unwrap();
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of = |case: &str| {
+        let found = lines.iter().filter(|line| line["case"] == case);
+        let fields = found.map(|line| (line["tokens"].as_f64(), line["ms"].as_f64()));
+        fields
+            .map(|(tokens, ms)| (tokens.unwrap(), ms.unwrap()))
+            .collect::<Vec<_>>()
+    };
+    let tokens: Vec<f64> = of("score").iter().map(|line| line.0).collect();
+    assert_eq!(tokens, [700.0, 1400.0]);
+    let (first, kept) = (of("first token"), of("prefill what stays"));
+    assert!((560.0..=760.0).contains(&first[0].0), "{first:?}");
+    assert!(kept[1].0 < 0.4 * first[1].0, "{kept:?} of {first:?}");
+    for stage in ["tokenize", "score and select", "compress"] {
+        assert!(of(stage)[1].1 < first[1].1, "{stage} of {first:?}");
+    }
 }
 
 #[test]

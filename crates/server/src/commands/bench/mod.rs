@@ -6,9 +6,11 @@
 mod cases;
 mod cost;
 mod depth;
+mod first_token;
 mod prompt_table;
 mod reply_timing;
 mod report;
+mod score;
 mod serve;
 mod speculation_ab;
 #[cfg(test)]
@@ -56,6 +58,12 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
         Some(BenchCommand::Speculation(args)) => return speculation_ab::compare(args, bundled),
         Some(BenchCommand::Depth(args)) => return depth::depth(args, bundled),
         Some(BenchCommand::Prompts(args)) => return prompt_table::table(args, bundled),
+        Some(BenchCommand::Score(args)) => {
+            return match &args.target {
+                Some(target) => first_token::measure(args, bundled, target),
+                None => score::score(args, bundled),
+            };
+        }
         Some(BenchCommand::Serve(args)) => return serve::serve(args),
         None => {}
     }
