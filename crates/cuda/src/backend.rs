@@ -284,7 +284,8 @@ impl CudaBackend {
         let slots = self.slots(&config);
         let planned = self.layout(&config, slots, [0; 6]);
         let memory = planned.memory();
-        let gpu = Gpu::open_known(self.gpu.clone())?;
+        // Decode steps go before a scorer's launches.
+        let gpu = Gpu::open_known(self.gpu.clone())?.with_first_stream()?;
         let free = gpu.memory()?.0;
         let budget = MemoryBudget {
             free: free + CONTEXT_BYTES,

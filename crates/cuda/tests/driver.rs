@@ -37,6 +37,17 @@ fn bandwidth_kernels_touch_every_byte() {
 }
 
 #[test]
+fn decode_streams_go_before_others() {
+    let Some(gpu) = fixtures::gpu::gpu() else {
+        return;
+    };
+    let usual = gpu.stream().priority().unwrap();
+    let gpu = gpu.with_first_stream().unwrap();
+    assert!(gpu.stream().priority().unwrap() < usual);
+    assert_eq!(gpu.new_stream().unwrap().priority().unwrap(), usual);
+}
+
+#[test]
 fn captured_graph_equals_direct_launches() {
     let Some(gpu) = fixtures::gpu::gpu() else {
         return;

@@ -86,6 +86,18 @@ impl Gpu {
         })
     }
 
+    /// The same device with a new main stream, whose launches go before those of other streams,
+    /// such as a scorer's.
+    ///
+    /// # Errors
+    /// [`DeviceError::DeviceLost`] from the driver.
+    pub fn with_first_stream(self) -> Result<Gpu, DeviceError> {
+        Ok(Gpu {
+            stream: Stream::first(&self.context)?,
+            ..self
+        })
+    }
+
     /// Properties that the driver reports.
     pub fn info(&self) -> &GpuInfo {
         &self.info

@@ -26,6 +26,33 @@ impl Stream {
         })
     }
 
+    /// A stream whose waiting blocks are placed before those of streams of [`Stream::new`]. Blocks
+    /// that run are not interrupted.
+    pub(super) fn first(context: &Arc<Context>) -> Result<Stream, DeviceError> {
+        context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        let kind = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: writes one handle, which the new `Stream` destroys. Lower numbers go first, usual
+        // streams have 0, and the driver clamps a number that the device does not have.
+        unsafe { sys::cuStreamCreateWithPriority(&raw mut raw, kind, -1) }
+            .result()
+            .map_err(|e| failed("cuStreamCreateWithPriority", "", e))?;
+        Ok(Stream {
+            raw,
+            context: Arc::clone(context),
+        })
+    }
+
+    /// Its priority: lower numbers go first.
+    pub fn priority(&self) -> Result<i32, DeviceError> {
+        let mut priority = 0;
+        // SAFETY: the stream lives as long as `self`, and one int is written.
+        unsafe { sys::cuStreamGetPriority(self.raw, &raw mut priority) }
+            .result()
+            .map_err(|e| failed("cuStreamGetPriority", "", e))?;
+        Ok(priority)
+    }
+
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
     }

@@ -2,8 +2,8 @@
 //!
 //! Beside its weights it has the residual stream of the prompt, one layer's keys and values, and
 //! the buffers of one chunk ([`ScoringPlans`](crate::plan::ScoringPlans)). It runs on a stream of
-//! its own, so decode steps of the served model go on between its launches. Only chunk scores come
-//! back. Formulas: [`contract::scorer`].
+//! its own, so decode steps of the served model go on between its launches: their blocks are placed
+//! first ([`Gpu::with_first_stream`]). Only chunk scores come back. Formulas: [`contract::scorer`].
 
 mod call;
 mod layout;
