@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use contract::{KvFormat, KvFormats, LoadConfig};
+use contract::{DeviceError, KvFormat, KvFormats, LoadConfig, ScorerConfig};
 use cuda::compile::{Compiled, Options, compile, min_arch};
 use cuda::driver::Arch;
 use cuda::launch::{CompileUnit, standard_units};
@@ -19,10 +19,11 @@ use model::synth::SynthSpec;
 use serde_json::json;
 
 use super::kernel_targets::{LIMITS, arch, usual_gpu};
-use super::{kernels_explain, spill_record};
+use super::{compressing, kernels_explain, spill_record};
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::config;
 use crate::open;
+use crate::open::fit_scoring::MAX_SCORED_TOKENS;
 use crate::open::model_path::is_remote;
 use crate::progress::TaskProgress;
 
@@ -176,6 +177,9 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
         for format in [KvFormat::F16, KvFormat::Q8_0] {
             units.extend(of_model(&loaded, arch, numerics, format)?);
         }
+        if compressing::scores_itself(loaded.info.parameters) {
+            units.extend(of_scorer(&loaded, arch)?);
+        }
     }
     let units: Vec<CompileUnit> = units
         .into_iter()
@@ -225,6 +229,21 @@ fn of_model(
         ..cuda::Options::default()
     };
     Ok(CudaBackend::with_options(gpu_of(arch), options).units(&config)?)
+}
+
+/// The units that opening a model as a scorer of prompts compiles; none if only the CPU can score
+/// with it.
+fn of_scorer(loaded: &model::LoadedModel, arch: Arch) -> anyhow::Result<Vec<CompileUnit>> {
+    let config = ScorerConfig {
+        model: Arc::clone(&loaded.spec),
+        weights: Arc::clone(&loaded.weights),
+        exit_layer: compressing::exit(&loaded.spec, None).0,
+        max_tokens: MAX_SCORED_TOKENS,
+    };
+    match CudaBackend::new(gpu_of(arch)).scorer_units(&config) {
+        Err(DeviceError::Unsupported { .. }) => Ok(Vec::new()),
+        units => Ok(units?),
+    }
 }
 
 /// This machine's GPU of an architecture, or a usual one.
