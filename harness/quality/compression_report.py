@@ -28,6 +28,10 @@ def groups(rows):
     out = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         out.append((kind, [row for row in rows if row["kind"] == kind]))
+    for kind in ("four", "hops"):
+        of = [row for row in rows if row["kind"] == kind]
+        for value in sorted({row["length"] for row in of}):
+            out.append((f"{kind}, length {value}", [row for row in of if row["length"] == value]))
     needles = [row for row in rows if row["kind"] == "needle"]
     for key in ("length", "depth", "filler"):
         for value in sorted({row[key] for row in needles}):
@@ -52,6 +56,18 @@ def table(rows):
         lost = [f"{100 * (share(by[1.0]) - share(by[k])):.0f}" for k in keeps if k < 1]
         lines.append(f"| {heading} | {len(by[keeps[0]])} | {' | '.join(cells)} | {', '.join(lost)} |")
     return "\n".join(lines)
+
+
+def losses(rows):
+    """Markdown: the tasks that are answered in full and not when compressed, and whether the selection lost them."""
+    rows = complete(rows)
+    in_full = {row["id"] for row in rows if row["keep"] >= 1.0 and row["right"]}
+    lost = [row for row in rows if row["keep"] < 1.0 and row["id"] in in_full and not row["right"]]
+    lines = []
+    for row in sorted(lost, key=lambda row: (-row["keep"], row["id"])):
+        why = "the model" if row["has_needed"] else "the selection"
+        lines.append(f"- {row['id']} at keep {row['keep']:g}: lost by {why}")
+    return "\n".join(["Right in full and wrong when compressed:", ""] + (lines or ["none"]))
 
 
 def plot(rows):
