@@ -7,11 +7,9 @@ mod reference_f64;
 
 use std::ops::ControlFlow;
 
+use conformance::scoring::{self, dense, prompt, score, sparse};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{
-    Backend, BlockSparsity, DeviceError, Mixer, QuantType, ScoreSettings, Scorer, ScorerConfig,
-    TokenId,
-};
+use contract::{BlockSparsity, DeviceError, Mixer, QuantType, ScoreSettings, Scorer, TokenId};
 use cpu::{CpuBackend, CpuOptions};
 use reference_f64::ReferenceF64;
 
@@ -25,29 +23,7 @@ fn fast(threads: usize) -> CpuOptions {
 }
 
 fn open(options: CpuOptions, model: &SyntheticModel, exit_layer: Option<usize>) -> Box<dyn Scorer> {
-    let config = ScorerConfig {
-        model: model.spec.clone(),
-        weights: model.weights.clone(),
-        exit_layer,
-        max_tokens: 8192,
-    };
-    CpuBackend::new(options)
-        .open_scorer(config, &mut |_| {})
-        .unwrap()
-}
-
-fn prompt(n: usize, seed: u32) -> Vec<TokenId> {
-    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
-    let mut token = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        TokenId((state >> 8) % 263)
-    };
-    (0..n).map(|_| token()).collect()
-}
-
-fn score(scorer: &mut dyn Scorer, tokens: &[TokenId], settings: &ScoreSettings) -> Vec<f32> {
-    let scores = scorer.score(tokens, settings, &mut |_| ControlFlow::Continue(()));
-    scores.unwrap().unwrap()
+    scoring::open(&CpuBackend::new(options), model, exit_layer)
 }
 
 /// Compares with the reference; `options` must compute without rounding activations.
@@ -69,13 +45,6 @@ fn check(
         .map(|(found, expected)| (f64::from(*found) - expected).abs() / expected.max(1e-9))
         .fold(0.0, f64::max);
     assert!(worst < TOLERANCE, "{} is off by {worst}", model.spec.name);
-}
-
-fn dense() -> ScoreSettings {
-    ScoreSettings {
-        sparsity: BlockSparsity::DENSE,
-        ..ScoreSettings::default()
-    }
 }
 
 #[test]
@@ -100,15 +69,7 @@ fn the_reference_matches_f64_for_quantised_weights() {
 
 #[test]
 fn sparse_scores_match_f64_where_blocks_are_dropped() {
-    let settings = ScoreSettings {
-        sparsity: BlockSparsity {
-            sink_blocks: 1,
-            window_blocks: 1,
-            dense_last_blocks: 1,
-            alpha: 1.0,
-        },
-        ..ScoreSettings::default()
-    };
+    let settings = sparse();
     for layout in [SyntheticLayout::HybridGrouped, SyntheticLayout::Plain] {
         let model = SyntheticModel::new(layout, QuantType::F32, 8);
         let tokens = prompt(1500, 9);

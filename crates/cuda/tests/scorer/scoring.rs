@@ -2,11 +2,9 @@
 
 use std::ops::ControlFlow;
 
+use conformance::scoring::{dense, open, prompt, score, sparse};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{
-    Backend, BlockSparsity, DeviceError, LayerSpec, Mixer, QuantType, ScoreSettings, Scorer,
-    ScorerConfig, TokenId,
-};
+use contract::{BlockSparsity, DeviceError, LayerSpec, Mixer, QuantType, ScoreSettings};
 
 use cpu::{CpuBackend, CpuOptions};
 
@@ -16,54 +14,6 @@ use crate::fixtures::model::{cpu_reference, open_device};
 const TOLERANCE: f64 = 1e-3;
 /// Of the mean over chunks, where the GPU rounds activations, keys and values to f16.
 const HALF_TOLERANCE: f64 = 2e-2;
-
-fn open(
-    backend: &dyn Backend,
-    model: &SyntheticModel,
-    exit_layer: Option<usize>,
-) -> Box<dyn Scorer> {
-    let config = ScorerConfig {
-        model: model.spec.clone(),
-        weights: model.weights.clone(),
-        exit_layer,
-        max_tokens: 8192,
-    };
-    backend.open_scorer(config, &mut |_| {}).unwrap()
-}
-
-fn prompt(n: usize, seed: u32) -> Vec<TokenId> {
-    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
-    let mut token = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        TokenId((state >> 8) % 263)
-    };
-    (0..n).map(|_| token()).collect()
-}
-
-fn score(scorer: &mut dyn Scorer, tokens: &[TokenId], settings: &ScoreSettings) -> Vec<f32> {
-    let scores = scorer.score(tokens, settings, &mut |_| ControlFlow::Continue(()));
-    scores.unwrap().unwrap()
-}
-
-fn dense() -> ScoreSettings {
-    ScoreSettings {
-        sparsity: BlockSparsity::DENSE,
-        ..ScoreSettings::default()
-    }
-}
-
-/// Few blocks are kept: no window, one sink, and only the best of the others.
-fn sparse() -> ScoreSettings {
-    ScoreSettings {
-        sparsity: BlockSparsity {
-            sink_blocks: 1,
-            window_blocks: 1,
-            dense_last_blocks: 1,
-            alpha: 1.0,
-        },
-        ..ScoreSettings::default()
-    }
-}
 
 /// The largest and the mean relative difference.
 fn apart(found: &[f32], expected: &[f32]) -> (f64, f64) {
