@@ -64,4 +64,7 @@ pub struct PlanArgs {
     /// The draft's device to plan for [default: the device of the LM head].
     #[arg(long, value_name = "DEVICE", requires_all = ["plan", "draft"])]
     pub draft_device: Option<String>,
+    /// The scorer of prompt compression to plan for, as `--prefill-drafter` of `hearth serve`.
+    #[arg(long, value_name = "MODEL", requires = "plan")]
+    pub prefill_drafter: Option<PathBuf>,
 }

@@ -1,5 +1,6 @@
 //! Opens the scorer of prompt compression from the flags of `serve`.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -117,19 +118,38 @@ pub(super) fn planned(
         None => None,
     };
     let scorer = own.as_ref().unwrap_or(loaded);
-    let (exit_layer, scored_layers) = exit(&scorer.spec, flags.prefill_exit_layer);
+    let (config, scored_layers) = config(scorer, flags.prefill_exit_layer);
     settings.score.scored_layers = scored_layers;
     Ok(Some(PlannedScorer {
         settings,
         name: scorer.info.name.clone(),
-        config: ScorerConfig {
-            model: Arc::clone(&scorer.spec),
-            weights: Arc::clone(&scorer.weights),
-            exit_layer,
-            max_tokens: MAX_SCORED_TOKENS,
-        },
+        config,
         own,
     }))
+}
+
+/// The name of a scorer's model, and what to plan for.
+///
+/// # Errors
+/// If its file is not a model.
+pub(super) fn scorer_of(path: &Path) -> anyhow::Result<(String, ScorerConfig)> {
+    let loaded = open::load(path).context("--prefill-drafter")?;
+    Ok((loaded.info.name.clone(), config(&loaded, None).0))
+}
+
+/// What opens a model as a scorer that may exit at a named layer, and how many layers it scores.
+pub(super) fn config(
+    loaded: &model::LoadedModel,
+    exit_layer: Option<usize>,
+) -> (ScorerConfig, Option<usize>) {
+    let (exit_layer, scored_layers) = exit(&loaded.spec, exit_layer);
+    let config = ScorerConfig {
+        model: Arc::clone(&loaded.spec),
+        weights: Arc::clone(&loaded.weights),
+        exit_layer,
+        max_tokens: MAX_SCORED_TOKENS,
+    };
+    (config, scored_layers)
 }
 
 /// Opens the scorer where it fits.
@@ -190,7 +210,7 @@ pub(super) fn open(
 
 /// The exit layer of a scorer, which may be named, and how many attention layers it scores; `None`
 /// for the last one and for all.
-pub(super) fn exit(spec: &ModelSpec, named: Option<usize>) -> (Option<usize>, Option<usize>) {
+fn exit(spec: &ModelSpec, named: Option<usize>) -> (Option<usize>, Option<usize>) {
     let (layer, scored_layers) = default_exit(spec);
     (named.or(layer), scored_layers)
 }

@@ -8,9 +8,10 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::InspectArgs;
 use crate::commands::draft_sources::BlockDraft;
-use crate::commands::{all_causes, draft_sources, shape};
+use crate::commands::{all_causes, compressing, draft_sources, shape};
 use crate::open::by_name;
 use crate::open::drafting::{Drafting, draft_config};
+use crate::open::fit_scoring::{ScorerFit, fit_scoring};
 use crate::open::memory_plan;
 use crate::open::model_path::check_model;
 use crate::open::placement;
@@ -154,7 +155,6 @@ impl Report {
         loaded: &model::LoadedModel,
         args: &InspectArgs,
     ) -> anyhow::Result<Option<anyhow::Error>> {
-        let backend = memory_plan::device(args)?;
         let mut drafting = Drafting::none();
         drafting.mtp = loaded.spec.mtp.is_some() && args.draft.is_none();
         let mut block = BlockDraft::None;
@@ -172,18 +172,52 @@ impl Report {
         if let BlockDraft::Fits(_, config) = &block {
             drafting.config = Some(config.clone());
         }
-        if args.plan.plan {
-            let (text, json) = memory_plan::table(backend.as_ref(), loaded, args, &drafting)?;
-            self.text.push_str(&text);
-            self.json.insert("memory".to_owned(), json);
-        }
         let request = MemoryRequest {
             sequences: args.max_sequences,
             context: None,
             tree_nodes: drafting.tree_nodes(),
         };
-        let fitted =
-            open::fit_with_draft(backend.as_ref(), loaded, &args.device, (request, &drafting));
+        let scorer = args.plan.prefill_drafter.as_deref();
+        let scorer = scorer.map(compressing::scorer_of).transpose()?;
+        let device = |scorer_bytes| memory_plan::device(args, scorer_bytes);
+        let (fitted, place) = match &scorer {
+            Some((_, config)) => {
+                let with = (request, &mut drafting);
+                let found = fit_scoring(&device, loaded, &args.device, with, Some(config));
+                found.map_or_else(
+                    |error| (Err(error), None),
+                    |(fitted, place)| (Ok(fitted), place),
+                )
+            }
+            None => {
+                let with = (request, &drafting);
+                let backend = device(0)?;
+                let fitted = open::fit_with_draft(backend.as_ref(), loaded, &args.device, with);
+                (fitted, None)
+            }
+        };
+        let scorer_bytes = place.as_ref().map_or(0, ScorerFit::device_bytes);
+        let backend = device(scorer_bytes)?;
+        if args.plan.plan {
+            let with = (&drafting, scorer_bytes);
+            let (text, json) = memory_plan::table(backend.as_ref(), loaded, args, with)?;
+            self.text.push_str(&text);
+            self.json.insert("memory".to_owned(), json);
+        }
+        if let (Some((name, _)), Some(place)) = (&scorer, &place) {
+            let mut facts = vec![
+                shape::fact("memory", place.line(name)),
+                shape::fact("longest_prompt", place.max_tokens),
+                shape::fact("device_bytes", place.device_bytes()),
+            ];
+            facts.extend(
+                place
+                    .yields
+                    .as_deref()
+                    .map(|text| shape::fact("yields", text)),
+            );
+            self.section("scorer", facts);
+        }
         let FittedConfig {
             config,
             memory,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use contract::{DeviceError, KvFormat, KvFormats, LoadConfig, ScorerConfig};
+use contract::{DeviceError, KvFormat, KvFormats, LoadConfig};
 use cuda::compile::{Compiled, Options, compile, min_arch};
 use cuda::driver::Arch;
 use cuda::launch::{CompileUnit, standard_units};
@@ -23,7 +23,6 @@ use super::{compressing, kernels_explain, spill_record};
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::config;
 use crate::open;
-use crate::open::fit_scoring::MAX_SCORED_TOKENS;
 use crate::open::model_path::is_remote;
 use crate::progress::TaskProgress;
 
@@ -159,12 +158,9 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
     let runs_models = arch.number >= OLDEST;
     if models.is_empty() && runs_models {
         for (name, format) in WELL_KNOWN {
-            units.extend(of_model(
-                &SynthSpec::parse(name)?.load()?,
-                arch,
-                numerics,
-                format,
-            )?);
+            let loaded = SynthSpec::parse(name)?.load()?;
+            units.extend(of_model(&loaded, arch, numerics, format)?);
+            units.extend(of_scorer(&loaded, arch)?);
         }
     }
     for name in models.iter().filter(|_| runs_models) {
@@ -177,9 +173,7 @@ fn compiled(arch: Arch, wanted: Wanted<'_>, options: &Options) -> anyhow::Result
         for format in [KvFormat::F16, KvFormat::Q8_0] {
             units.extend(of_model(&loaded, arch, numerics, format)?);
         }
-        if compressing::scores_itself(loaded.info.parameters) {
-            units.extend(of_scorer(&loaded, arch)?);
-        }
+        units.extend(of_scorer(&loaded, arch)?);
     }
     let units: Vec<CompileUnit> = units
         .into_iter()
@@ -231,15 +225,13 @@ fn of_model(
     Ok(CudaBackend::with_options(gpu_of(arch), options).units(&config)?)
 }
 
-/// The units that opening a model as a scorer of prompts compiles; none if only the CPU can score
-/// with it.
+/// The units that opening a model as a scorer of prompts compiles; none if it is too large, or if
+/// only the CPU can score with it.
 fn of_scorer(loaded: &model::LoadedModel, arch: Arch) -> anyhow::Result<Vec<CompileUnit>> {
-    let config = ScorerConfig {
-        model: Arc::clone(&loaded.spec),
-        weights: Arc::clone(&loaded.weights),
-        exit_layer: compressing::exit(&loaded.spec, None).0,
-        max_tokens: MAX_SCORED_TOKENS,
-    };
+    if !compressing::scores_itself(loaded.info.parameters) {
+        return Ok(Vec::new());
+    }
+    let (config, _) = compressing::config(loaded, None);
     match CudaBackend::new(gpu_of(arch)).scorer_units(&config) {
         Err(DeviceError::Unsupported { .. }) => Ok(Vec::new()),
         units => Ok(units?),

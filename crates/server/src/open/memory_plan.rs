@@ -41,11 +41,12 @@ struct FormatRow {
     longest: usize,
 }
 
-/// Device to plan for: this machine's, or GPUs with the given memory.
+/// Device to plan for beside a scorer of `scorer_bytes`: this machine's, or GPUs with the given
+/// memory.
 ///
 /// # Errors
 /// If there is no such device, or a size is invalid.
-pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
+pub(crate) fn device(args: &InspectArgs, scorer_bytes: u64) -> anyhow::Result<Box<dyn Backend>> {
     let sizes = &args.plan.vram;
     let mut device = args.device.clone();
     // Without a list, the GPUs of several sizes share the layers, unless the model's is named.
@@ -82,7 +83,7 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
                 sizes.len()
             );
         };
-        imagined_gpu(ordinal, *total, (&args.device, &choice))
+        imagined_gpu(ordinal, (*total, scorer_bytes), (&args.device, &choice))
     };
     match &choice.placement {
         Some(placement) => Ok(Box::new(placement.backend(&|name| {
@@ -99,13 +100,14 @@ pub(crate) fn device(args: &InspectArgs) -> anyhow::Result<Box<dyn Backend>> {
     }
 }
 
-/// A GPU with this much memory: of this machine's kind, or an RTX 3090.
+/// A GPU with this much memory, of which a scorer takes a part: of this machine's kind, or an RTX
+/// 3090.
 ///
 /// # Errors
 /// If a limit of the flags is invalid.
 fn imagined_gpu(
     ordinal: u32,
-    total_bytes: u64,
+    (total_bytes, scorer_bytes): (u64, u64),
     (args, choice): (&DeviceArgs, &DeviceChoice),
 ) -> anyhow::Result<Box<dyn Backend>> {
     let here = cuda::probe()
@@ -122,7 +124,8 @@ fn imagined_gpu(
         ..choice.gpu.clone()
     };
     let backend = cuda::CudaBackend::with_options(gpu.clone(), options.clone());
-    options.expert_room = Some(UsableMemory::of(args, &backend.probe()?)?.bytes);
+    let usable = UsableMemory::of(args, &backend.probe()?)?.beside(scorer_bytes);
+    options.expert_room = Some(usable.bytes);
     Ok(Box::new(cuda::CudaBackend::with_options(gpu, options)))
 }
 
@@ -138,15 +141,16 @@ fn default_gpu() -> cuda::GpuInfo {
     }
 }
 
-/// The table as text and as JSON.
+/// The table as text and as JSON, beside a scorer of `scorer_bytes`.
 pub(crate) fn table(
     backend: &dyn Backend,
     loaded: &model::LoadedModel,
     args: &InspectArgs,
-    drafting: &Drafting,
+    (drafting, scorer_bytes): (&Drafting, u64),
 ) -> anyhow::Result<(String, Value)> {
     let device = backend.probe()?;
-    let room = UsableMemory::of(&args.device, &device)?.bytes;
+    let usable = UsableMemory::of(&args.device, &device)?;
+    let room = usable.beside(scorer_bytes).bytes;
     let target = drafting.target(&loaded.spec);
     let config = |format: KvFormat, context: usize| LoadConfig {
         target: Arc::clone(&target),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::client::{Response, ServerProcess};
+use crate::client::{Response, ServerProcess, request};
 use crate::process::{good, hearth, model};
 
 const QUESTION: &str = "What is the code of the blue door?";
@@ -97,6 +97,7 @@ fn long_contents_are_shortened_and_the_reply_says_so() {
     assert!(wrong.body.contains("off, auto or always"), "{}", wrong.body);
 
     streams_show_scoring(&server);
+    slots_show_scoring(&server, &page);
 
     let props = server.request("/props", "").json()["pflash"].clone();
     assert_eq!(props["mode"], "always", "{props}");
@@ -138,6 +139,28 @@ fn streams_show_scoring(server: &ServerProcess) {
         let says = "\"compression_reason\":\"compressed\"";
         assert!(rest.contains(says), "{path}: {rest}");
     }
+}
+
+/// While a prompt is scored, a free slot shows how far that is.
+fn slots_show_scoring(server: &ServerProcess, page: &str) {
+    let address = server.address.clone();
+    let body = json!({"messages": messages(&format!("Once more. {page}")), "max_tokens": 1});
+    let path = "/v1/chat/completions";
+    let asking = std::thread::spawn(move || request(&address, path, &body.to_string(), &[]));
+    let scoring = loop {
+        assert!(!asking.is_finished(), "no slot showed the scoring");
+        let slots = server.request("/slots", "").json();
+        let slots = slots.as_array().unwrap();
+        let shown = slots.iter().find_map(|slot| slot.get("scoring"));
+        if let Some(shown) = shown.filter(|shown| shown["total"] != 0) {
+            break shown.clone();
+        }
+    };
+    let count = |name: &str| scoring[name].as_u64().unwrap();
+    assert!(count("tokens") > 1000, "{scoring}");
+    assert!(count("done") <= count("total"), "{scoring}");
+    assert_eq!(count("total") % count("tokens"), 0, "{scoring}");
+    assert_eq!(asking.join().unwrap().status, 200);
 }
 
 #[test]

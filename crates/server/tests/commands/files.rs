@@ -150,6 +150,27 @@ fn plan_places_a_model_on_gpus_that_are_not_here() {
 }
 
 #[test]
+fn plan_shows_the_scorer_and_what_yields_to_it() {
+    let plan = |flags: &str| -> Value {
+        let line = format!("inspect {{}} --json --plan --prefill-drafter {{}} {flags}");
+        serde_json::from_str(&good(&line, &[&model(), &model()]).out).unwrap()
+    };
+    let roomy = plan("--vram 24GiB");
+    assert_eq!(roomy["scorer"]["longest_prompt"], 262_144);
+    let bytes = roomy["scorer"]["device_bytes"].as_u64().unwrap();
+    let room = |report: &Value| report["memory"]["room_bytes"].as_u64().unwrap();
+    let done = good("inspect {} --json --plan --vram 24GiB", &[&model()]);
+    let without: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(room(&without) - room(&roomy), bytes);
+    let narrow = plan("--vram 2GiB");
+    let yields = narrow["scorer"]["yields"].as_str().unwrap();
+    assert!(
+        yields.contains("the scorer reads prompts of up to"),
+        "{narrow}"
+    );
+}
+
+#[test]
 fn synth_is_deterministic_by_seed() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);

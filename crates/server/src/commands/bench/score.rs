@@ -7,7 +7,6 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -41,12 +40,10 @@ pub(super) fn scorer(
     loaded: &model::LoadedModel,
     max_tokens: usize,
 ) -> (ScorerConfig, ScoreSettings) {
-    let (exit_layer, scored_layers) = compressing::exit(&loaded.spec, args.exit_layer);
+    let (config, scored_layers) = compressing::config(loaded, args.exit_layer);
     let config = ScorerConfig {
-        model: Arc::clone(&loaded.spec),
-        weights: Arc::clone(&loaded.weights),
-        exit_layer,
         max_tokens,
+        ..config
     };
     let settings = ScoreSettings {
         scored_layers,
