@@ -3,7 +3,8 @@
 //! [`fake`] is a runner whose next token is a hash of the history. [`suite`] has the properties of
 //! every device, checked on the tiny models of [`synthetic_model`]. [`golden`] compares with an
 //! independent implementation, [`drafts`] and [`drafts2`] with independent ones of drafts.
-//! [`compare`] is the one comparison of values, [`scoring`] opens scorers.
+//! [`stages`] compares a model split over several devices with one device. [`compare`] is the one
+//! comparison of values, [`scoring`] opens scorers.
 //!
 //! This crate knows no device: its properties are generic over `contract::Backend`.
 
@@ -16,5 +17,6 @@ pub mod drafts2;
 pub mod fake;
 pub mod golden;
 pub mod scoring;
+pub mod stages;
 pub mod suite;
 pub mod synthetic_model;

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backend;
 pub mod candidates;
 pub mod checked;
 pub mod draft;
@@ -38,6 +39,7 @@ pub mod vocab;
 pub mod weights;
 pub mod window;
 
+pub use backend::Backend;
 pub use candidates::{CandidateLinks, CandidateList, DraftCandidates, DraftLogits, ListIdx};
 pub use draft::{
     BlockMask, Conditioning, ConfidenceHead, DraftHead, DraftLayer, DraftLoad, DraftLoadConfig,
@@ -63,7 +65,7 @@ pub use placement::{
 };
 pub use quant::QuantType;
 pub use runner::{
-    Backend, Capacity, CommitItem, DetachedSnapshot, DraftItem, MtpDraftItem, Runner, SnapshotInfo,
+    Capacity, CommitItem, DetachedSnapshot, DraftItem, MtpDraftItem, Runner, SnapshotInfo,
     SnapshotLocation, VerifyItem,
 };
 pub use scorer::{BlockSparsity, ScoreProgress, ScoreSettings, Scorer, ScorerConfig, ScorerInfo};
@@ -71,7 +73,7 @@ pub use spec::{
     AttentionBiases, AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash,
     ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
 };
-pub use split::{SplitBackend, SplitDevice};
+pub use split::{SplitBackend, SplitDevice, Stage, StageConfig, StageOutput};
 pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{FimTokens, PreTokenizer, SentencePieces, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};

@@ -1,4 +1,4 @@
-//! The device interface: one [`Backend`] per kind of device, one [`Runner`] per loaded model.
+//! The device interface for a loaded model: a [`Runner`].
 //!
 //! [`CheckedRunner`](crate::checked::CheckedRunner) asserts the calling protocol in tests and debug
 //! builds:
@@ -13,70 +13,9 @@ use std::io::{Read, Write};
 
 use crate::snapshot::{ReadAt, SequentialReader};
 use crate::{
-    CandidateLinks, DeviceError, DeviceInfo, DraftCandidates, DraftLogits, LoadConfig,
-    LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpRow, Placement, RunnerInfo, Scorer,
-    ScorerConfig, SeqId, SnapshotId, TokenId, Tree, TreePath,
+    CandidateLinks, DeviceError, DraftCandidates, DraftLogits, LogitsRequest, LogitsRow, MtpRow,
+    RunnerInfo, SeqId, SnapshotId, TokenId, Tree, TreePath,
 };
-
-/// A kind of device, before anything is loaded on it.
-pub trait Backend {
-    /// Describes the device and its free memory.
-    fn probe(&self) -> Result<DeviceInfo, DeviceError>;
-
-    /// Bytes that opening a model with `config` needs.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`] names the part of `config` that the device cannot run.
-    fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError>;
-
-    /// Which device runs what of a model, memory lacking or not; `None` if this is one device.
-    ///
-    /// # Errors
-    /// As [`Backend::estimate`], except that a placement may exceed a device's memory.
-    fn placement(&self, config: &LoadConfig) -> Result<Option<Placement>, DeviceError> {
-        let _ = config;
-        Ok(None)
-    }
-
-    /// Loads the model. The calling thread will own the runner.
-    fn open(
-        &self,
-        config: LoadConfig,
-        progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Box<dyn Runner>, DeviceError>;
-
-    /// Loads a model that scores prompts, beside any runner. The calling thread will own it.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`] by default: scoring then runs on the CPU.
-    fn open_scorer(
-        &self,
-        config: ScorerConfig,
-        progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Box<dyn Scorer>, DeviceError> {
-        let _ = progress;
-        Err(no_scorer(self, &config))
-    }
-
-    /// Bytes that [`Backend::open_scorer`] needs with `config`, in addition to any runner.
-    ///
-    /// # Errors
-    /// Those of [`Backend::open_scorer`].
-    fn estimate_scorer(&self, config: &ScorerConfig) -> Result<MemoryPlan, DeviceError> {
-        Err(no_scorer(self, config))
-    }
-}
-
-/// The answer of a device without a scorer.
-fn no_scorer<B: Backend + ?Sized>(backend: &B, config: &ScorerConfig) -> DeviceError {
-    DeviceError::Unsupported {
-        what: format!("scoring prompts with {}", config.model.name),
-        device: backend
-            .probe()
-            .map_or_else(|_| "this device".to_owned(), |info| info.id),
-        instead: "scoring runs on the CPU".to_owned(),
-    }
-}
 
 /// One loaded target model, with its draft model if there is one. All calls come from one
 /// thread.

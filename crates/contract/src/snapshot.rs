@@ -23,13 +23,13 @@ use crate::{DeviceError, KvFormat, KvFormats, ModelHash};
 
 /// Version of the format. Change it with the meaning of any byte.
 pub const LAYOUT_VERSION: u32 = 4;
-const MAGIC: &[u8; 8] = b"HRTHSNAP";
+pub(crate) const MAGIC: &[u8; 8] = b"HRTHSNAP";
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 8 + 4 + 16 + 2 * 8 + 16 + 8 + 4 + 8 + 4;
 /// Bytes of a section's header.
 pub const SECTION_BYTES: usize = 4 + 4 + 8 + 8;
 /// Far above any real model; a larger count means damage.
-const MAX_SECTIONS: u32 = 1 << 16;
+pub(crate) const MAX_SECTIONS: u32 = 1 << 16;
 
 /// Content of a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub enum SectionKind {
 }
 
 impl SectionKind {
-    fn from_u32(kind: u32) -> Option<SectionKind> {
+    pub(crate) fn from_u32(kind: u32) -> Option<SectionKind> {
         use SectionKind::*;
         [
             Keys,

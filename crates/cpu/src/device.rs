@@ -1,8 +1,9 @@
 //! The CPU as a [`Backend`].
 
+use contract::snapshot::SnapshotIdentity;
 use contract::{
     Backend, DeviceError, DeviceInfo, LoadConfig, LoadProgress, MemoryPlan, MtpInfo, Runner,
-    RunnerInfo, Scorer, ScorerConfig,
+    RunnerInfo, Scorer, ScorerConfig, Stage, StageConfig,
 };
 
 use crate::draft::Draft;
@@ -12,6 +13,7 @@ use crate::runner::{CpuRunner, Parts};
 use crate::scorer::CpuScorer;
 use crate::simd::dispatch::Dispatch;
 use crate::snapshot_pages::PAGE;
+use crate::stage::StageRows;
 use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
 use crate::{check, memory};
@@ -88,8 +90,20 @@ impl CpuBackend {
         config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CpuRunner, DeviceError> {
-        let memory = self.estimate(&config)?;
+        let layers = 0..config.target.layers.len();
+        let model = config;
+        self.open_part(&StageConfig { model, layers }, progress)
+    }
+
+    /// Opens a stage; one of all layers is a whole model.
+    fn open_part(
+        &self,
+        stage: &StageConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<CpuRunner, DeviceError> {
+        let memory = self.estimate_stage(stage)?;
         memory::require(memory.total_bytes())?;
+        let (whole, config) = (&stage.model, stage.load_config());
         let mut info = RunnerInfo {
             device: self.info(),
             vocab: config.target.vocab,
@@ -103,21 +117,28 @@ impl CpuBackend {
             prefill_align: CHUNK,
             memory,
         };
+        let identity = SnapshotIdentity {
+            model: whole.target.hash,
+            kv: whole.kv,
+            rotated: self.rotated,
+            draft: whole
+                .draft
+                .as_ref()
+                .map(|draft| (draft.spec.hash, draft.kv)),
+            mtp: whole.target.mtp.is_some(),
+        };
         let pool = ThreadPool::new(self.threads);
         let target = (config.target, config.weights);
         let weights = ModelWeights::load(target, &self.dispatch, &pool, progress)?;
-        let draft = match config.draft {
-            Some(config) => {
-                let kv = config.kv;
-                let draft = Draft::new(config, self.dispatch, &pool, &mut |_| {})?;
-                Some((draft, kv))
-            }
-            None => None,
-        };
+        let draft = config
+            .draft
+            .map(|draft| Draft::new(draft, self.dispatch, &pool, &mut |_| {}));
+        let draft = draft.transpose()?;
         info.memory.weights_bytes = weights.owned_bytes();
         tracing::info!(
             kernels = self.dispatch.name(),
             threads = pool.threads(),
+            part = %stage.part().text(),
             weights_bytes = info.memory.weights_bytes,
             kv_bytes = info.memory.kv_bytes,
             "model opened on the cpu"
@@ -128,7 +149,8 @@ impl CpuBackend {
             draft,
             pool,
             kernels,
-            rotated: self.rotated,
+            identity,
+            stage: StageRows::of(stage),
         };
         Ok(CpuRunner::new(info, parts))
     }
@@ -150,6 +172,20 @@ impl Backend for CpuBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
         Ok(Box::new(self.open_runner(config, progress)?))
+    }
+
+    fn estimate_stage(&self, stage: &StageConfig) -> Result<MemoryPlan, DeviceError> {
+        check::require_supported(&stage.model, "the cpu")?;
+        let config = stage.load_config();
+        Ok(memory::estimate(&config, &self.dispatch, self.threads))
+    }
+
+    fn open_stage(
+        &self,
+        stage: StageConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Stage>, DeviceError> {
+        Ok(Box::new(self.open_part(&stage, progress)?))
     }
 
     fn open_scorer(

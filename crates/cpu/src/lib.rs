@@ -33,6 +33,7 @@ mod scratch;
 pub mod simd;
 mod snapshot;
 mod snapshot_pages;
+mod stage;
 mod state;
 pub mod thread_pool;
 mod weights;

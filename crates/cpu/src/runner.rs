@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 
-use contract::protocol::{CallValidator, PrefillChunks, requests_within, scatter_rows};
+use contract::protocol::{CallValidator, requests_within, scatter_rows};
 use contract::snapshot::SnapshotIdentity;
 use contract::{
-    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLogits, KvFormat,
-    LogitsRequest, LogitsRow, LogitsSelection, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId,
-    SnapshotInfo, SnapshotLocation, TokenId, VerifyItem,
+    Capacity, CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLogits, LogitsRequest,
+    LogitsRow, LogitsSelection, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
+    SnapshotLocation, Stage, TokenId, VerifyItem,
 };
 
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
@@ -16,16 +16,18 @@ use crate::draft::{Draft, HiddenStateCapture, Reach};
 use crate::draft_cache::{DraftCache, MAX_PENDING_FEATURES};
 use crate::kernels::Kernels;
 use crate::mtp::{self, Committed, DraftedRow, MtpBuffers};
-use crate::pass::{CHUNK, rows_per_pass};
+use crate::pass::rows_per_pass;
 use crate::pass::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
 use crate::scratch::ScratchPool;
 use crate::snapshot::{Imported, Snapshot};
 use crate::snapshot_pages::{PAGE, SnapshotBytes};
+use crate::stage::StageRows;
 use crate::state::CpuSequence;
 use crate::thread_pool::ThreadPool;
 use crate::weights::ModelWeights;
 
 mod drafting;
+mod stage;
 
 /// A loaded model with its sequences and snapshots. Dropping it frees everything.
 pub(crate) struct CpuRunner {
@@ -51,17 +53,19 @@ pub(crate) struct CpuRunner {
     next_id: u64,
     /// Maximum number of rows of a pass.
     max_rows: usize,
+    /// What it receives and hands over as a pipeline stage.
+    stage: StageRows,
 }
 
 /// Parts of a runner.
 pub(crate) struct Parts {
     pub(crate) weights: ModelWeights,
-    /// The draft model and its KV cache type.
-    pub(crate) draft: Option<(Draft, KvFormat)>,
+    pub(crate) draft: Option<Draft>,
     pub(crate) pool: ThreadPool,
     pub(crate) kernels: Kernels,
-    /// Whether quantized keys and values are stored rotated.
-    pub(crate) rotated: bool,
+    /// Identity of the snapshots.
+    pub(crate) identity: SnapshotIdentity,
+    pub(crate) stage: StageRows,
 }
 
 /// Raises the pages of a sequence to `n` if `free` pages suffice.
@@ -82,26 +86,21 @@ impl CpuRunner {
             draft,
             pool,
             kernels,
-            rotated,
+            identity,
+            stage,
         } = parts;
         let max_rows = rows_per_pass(info.limits);
-        let feature_width = draft.as_ref().map_or(0, |(draft, _)| draft.spec().fc.cols);
+        let feature_width = draft.as_ref().map_or(0, |draft| draft.spec().fc.cols);
         CpuRunner {
             buffers: PassBuffers::new(crate::pass::BufferWidths::of(&weights.spec), max_rows),
-            identity: SnapshotIdentity {
-                model: info.model,
-                kv: info.kv,
-                rotated,
-                draft: draft.as_ref().map(|(draft, kv)| (draft.spec().hash, *kv)),
-                mtp: info.mtp.is_some(),
-            },
+            identity,
             info,
             weights,
             pool,
             kernels,
             scratch: ScratchPool::default(),
             head: HeadBuffers::default(),
-            draft: draft.map(|(draft, _)| draft),
+            draft,
             mtp: MtpBuffers::default(),
             features: vec![0.0; max_rows * feature_width],
             sequences: BTreeMap::new(),
@@ -109,6 +108,7 @@ impl CpuRunner {
             ledger: SnapshotBytes::default(),
             next_id: 0,
             max_rows,
+            stage,
         }
     }
 
@@ -151,21 +151,26 @@ impl CpuRunner {
         let position = self.validator().prefill(seq, tokens, requests)?.position;
         self.ready()?;
         self.give_pages(seq, position + tokens.len())?;
-        let chunks = PrefillChunks {
-            max_tokens: self.max_rows,
-            align: CHUNK,
-        };
+        let asked = requests.iter().map(|(_, ask)| ask);
+        self.stage.require_head("prefill", asked)?;
+        let passes = self.passes(position, tokens.len());
         let mut rows = Vec::new();
         let compute =
             ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let sequence = self.sequences.get_mut(&seq);
         let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
-        for pass in chunks.split(position, tokens.len()) {
+        for pass in passes {
             let mut capture = HiddenStateCapture::new(self.draft.as_ref(), &mut self.features);
             let asked = requests_within(requests, &pass);
             let piece = &tokens[pass];
             let width = piece.len() * self.weights.spec.hidden;
-            self.weights.embed(piece, &mut self.buffers.x[..width])?;
+            let x = &mut self.buffers.x[..width];
+            if self.stage.is_first() {
+                self.weights.embed(piece, x)?;
+            }
+            let first_layer = self.stage.first_layer();
+            let stage = &mut self.stage;
+            stage.begin(piece.len(), x, &mut capture)?;
             let mut segments = [Segment {
                 seq: &mut *sequence,
                 work: SegmentKind::Chunk,
@@ -178,7 +183,8 @@ impl CpuRunner {
                 .collect();
             self.pool.enter(|| {
                 let on_layer = &mut |layer: usize, x: &[f32]| {
-                    capture.take(layer, x);
+                    capture.take(first_layer + layer, x);
+                    stage.keep(first_layer + layer, x);
                     on_layer(layer, x);
                 };
                 compute.forward(&self.weights, &mut self.buffers, &mut segments, on_layer);
@@ -190,6 +196,7 @@ impl CpuRunner {
                     &mut self.head,
                 ));
             });
+            stage.end(&self.buffers.x[..width]);
             sequence.drop_drafted();
             let hidden = self.weights.spec.hidden;
             let y = &self.buffers.y[..width];
@@ -234,9 +241,11 @@ impl CpuRunner {
         let mut first_row = 0;
         let mut asked = Vec::new();
         for item in items {
-            let x = &mut self.buffers.x[first_row * hidden..];
-            let x = &mut x[..item.tree.len() * hidden];
-            self.weights.embed(item.tree.tokens(), x)?;
+            if self.stage.is_first() {
+                let x = &mut self.buffers.x[first_row * hidden..];
+                let x = &mut x[..item.tree.len() * hidden];
+                self.weights.embed(item.tree.tokens(), x)?;
+            }
             for (node, ask) in item.requests.iter().enumerate() {
                 if ask.selection != LogitsSelection::None {
                     let row = first_row + node;
@@ -263,13 +272,17 @@ impl CpuRunner {
         let compute =
             ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let mut capture = HiddenStateCapture::new(self.draft.as_ref(), &mut self.features);
+        let first_layer = self.stage.first_layer();
+        let stage = &mut self.stage;
+        let x = &mut self.buffers.x[..first_row * hidden];
+        stage.begin(first_row, x, &mut capture)?;
         let rows = self.pool.enter(|| {
-            compute.forward(
-                &self.weights,
-                &mut self.buffers,
-                &mut segments,
-                &mut |layer, x| capture.take(layer, x),
-            );
+            let on_layer = &mut |layer: usize, x: &[f32]| {
+                capture.take(first_layer + layer, x);
+                stage.keep(first_layer + layer, x);
+            };
+            compute.forward(&self.weights, &mut self.buffers, &mut segments, on_layer);
+            stage.end(&self.buffers.x[..first_row * hidden]);
             head::rows(
                 compute,
                 &self.weights.head,
@@ -382,6 +395,8 @@ impl Runner for CpuRunner {
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.validator().verify(items)?;
+        let asked = items.iter().flat_map(|item| item.requests);
+        self.stage.require_head("verify", asked)?;
         self.ready()?;
         for item in items {
             let sequence = self.sequences.get(&item.seq);
@@ -391,12 +406,8 @@ impl Runner for CpuRunner {
         let mut rows = Vec::with_capacity(items.len());
         let mut rest = items;
         while !rest.is_empty() {
-            let mut nodes = 0;
-            let fits = rest.iter().take_while(|item| {
-                nodes += item.tree.len();
-                nodes <= self.max_rows
-            });
-            let (pass, later) = rest.split_at(fits.count().max(1));
+            let nodes: Vec<usize> = rest.iter().map(|item| item.tree.len()).collect();
+            let (pass, later) = rest.split_at(self.items_per_pass(&nodes));
             rows.append(&mut self.verify_pass(pass)?);
             rest = later;
         }
@@ -472,13 +483,14 @@ impl Runner for CpuRunner {
             .snapshots
             .get(&snapshot)
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        saved.export(self.identity, sink)
+        saved.export(self.identity, self.stage.first_layer(), sink)
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
         let plan = Imported {
             identity: self.identity,
             spec: &self.weights.spec,
+            first_layer: self.stage.first_layer(),
             draft: self.draft.as_ref().map(Draft::spec),
             context: self.info.limits.context,
             ledger: &self.ledger,

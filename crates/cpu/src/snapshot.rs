@@ -142,10 +142,12 @@ impl Snapshot {
     }
 
     /// Writes the snapshot in the device-neutral format: two sections per layer, and the hidden
-    /// row behind those of the multi-token-prediction head's layer.
+    /// row behind those of the multi-token-prediction head's layer. Layers count from
+    /// `first_layer`.
     pub(crate) fn export(
         &self,
         identity: SnapshotIdentity,
+        first_layer: usize,
         sink: &mut dyn Write,
     ) -> Result<(), DeviceError> {
         write_header(
@@ -157,8 +159,8 @@ impl Snapshot {
                     + usize::from(self.mtp_hidden.is_some())) as u32,
             },
         )?;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let i = i as u32;
+        let first_layer = first_layer as u32;
+        for (i, layer) in (first_layer..).zip(&self.layers) {
             match layer {
                 SavedLayer::Attention(pages) => {
                     let join = |of: fn(&Page) -> &[u8]| -> Vec<u8> {
@@ -175,7 +177,7 @@ impl Snapshot {
             }
         }
         if let Some(hidden) = &self.mtp_hidden {
-            let layer = self.layers.len() as u32 - 1;
+            let layer = first_layer + self.layers.len() as u32 - 1;
             write_section(sink, SectionKind::MtpHidden, layer, &to_bytes(hidden))?;
         }
         for (i, (keys, values)) in self.draft.iter().enumerate() {
@@ -213,7 +215,10 @@ impl Snapshot {
         let mut halves: Vec<[Option<Vec<u8>>; 2]> = vec![[None, None]; n_layers + n_draft];
         let mut mtp_hidden: Option<Vec<f32>> = None;
         for _ in 0..header.sections {
-            let section = read_section(source, |kind, layer| plan.bytes(kind, layer, position))?;
+            let section = read_section(source, |kind, layer| {
+                plan.bytes(kind, plan.own_layer(kind, layer)?, position)
+            })?;
+            let layer = plan.own_layer(section.kind, section.layer).unwrap_or(0);
             let (first, half) = match section.kind {
                 SectionKind::Keys | SectionKind::DeltaState => (0, 0),
                 SectionKind::Values | SectionKind::ConvWindow => (0, 1),
@@ -227,7 +232,7 @@ impl Snapshot {
                     continue;
                 }
             };
-            let slot = &mut halves[first + section.layer as usize][half];
+            let slot = &mut halves[first + layer as usize][half];
             if slot.replace(section.bytes).is_some() {
                 let detail = format!("layer {} has a section twice", section.layer);
                 return Err(refuse(detail));
@@ -269,6 +274,8 @@ impl Snapshot {
 pub(crate) struct Imported<'a> {
     pub(crate) identity: SnapshotIdentity,
     pub(crate) spec: &'a ModelSpec,
+    /// The first of its layers in the whole model.
+    pub(crate) first_layer: usize,
     pub(crate) draft: Option<&'a DraftSpec>,
     /// The longest sequence.
     pub(crate) context: usize,
@@ -285,6 +292,14 @@ impl Imported<'_> {
 
     fn draft_layers(&self) -> &[DraftLayer] {
         self.draft.map_or(&[], |draft| &draft.layers)
+    }
+
+    /// The layer of a section among those of `spec` or of the draft; `None` if it is below them.
+    fn own_layer(&self, kind: SectionKind, layer: u32) -> Option<u32> {
+        match kind {
+            SectionKind::DraftKeys | SectionKind::DraftValues => Some(layer),
+            _ => layer.checked_sub(self.first_layer as u32),
+        }
     }
 
     /// Bytes of a section of a snapshot at `position`; `None` if there is no such section.

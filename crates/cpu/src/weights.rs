@@ -23,6 +23,7 @@ pub(crate) struct ModelWeights {
     pub(crate) layers: Vec<LayerWeights>,
     /// `[hidden]`.
     pub(crate) final_norm: Vec<f32>,
+    /// Without rows in a pipeline stage below the last.
     pub(crate) head: Linear,
     /// The multi-token-prediction head, if the spec has one.
     pub(crate) mtp: Option<MtpWeights>,
@@ -150,12 +151,17 @@ impl ModelWeights {
     ) -> Result<ModelWeights, DeviceError> {
         let total: u64 = spec.weights().iter().map(|w| w.bytes() as u64).sum();
         let mut loader = Loader::new(&*source, dispatch, pool, progress, total);
-        check_bytes(&spec.embedding, source.bytes(&spec.embedding)?)?;
+        if spec.embedding.rows > 0 {
+            check_bytes(&spec.embedding, source.bytes(&spec.embedding)?)?;
+        }
         let layers = spec.layers.iter();
         let layers = layers.map(|layer| LayerWeights::load(layer, &mut loader));
         let layers = layers.collect::<Result<Vec<LayerWeights>, WeightError>>()?;
         let final_norm = loader.vector(&spec.final_norm)?;
-        let head = loader.matrix(&spec.head)?;
+        let head = match spec.head.rows {
+            0 => Linear::of_matrices(pool, &spec.head, &[], dispatch),
+            _ => loader.matrix(&spec.head)?,
+        };
         let mtp = spec.mtp.as_ref().map(|mtp| {
             if let Some(embedding) = &mtp.embedding {
                 check_bytes(embedding, source.bytes(embedding)?)?;

@@ -2,9 +2,14 @@
 //! KV cache type, the reference and every supported instruction set.
 
 use conformance::compare::{Precision, Tolerance};
+use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, WeightPrecision};
+use conformance::stages;
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{Backend, KvFormat, KvFormats, QuantType};
+use contract::{
+    Backend, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, LayerSplit, Limits, LoadConfig,
+    QuantType,
+};
 use cpu::simd::dispatch::Dispatch;
 use cpu::{CpuBackend, CpuOptions};
 
@@ -104,5 +109,56 @@ fn reference_satisfies_every_property() {
     for layout in layouts() {
         let model = SyntheticModel::new(layout, QuantType::Q8_0, 5);
         check(&reference(), &model, KvFormat::F32, KvFormat::F32);
+    }
+}
+
+fn boxed() -> Box<dyn Backend> {
+    Box::new(fast())
+}
+
+#[test]
+fn pipeline_stages_satisfy_every_property() {
+    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q8_0, 6);
+    let backend = stages::split(3, boxed);
+    check(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
+}
+
+/// With both kinds of drafts, whose captured layers and heads are in different stages.
+#[test]
+fn pipeline_stages_give_the_bits_of_one_device() {
+    let draft = DRAFTS.iter().find(|draft| draft.name == "sliding").unwrap();
+    let config = draft
+        .load_config(KvFormat::F16, WeightPrecision::AsStored)
+        .unwrap();
+    let file = (DraftFileFormat::C, DraftFileQuirks::default());
+    let loaded = draft.load(file, &config.target).unwrap();
+    let config = LoadConfig {
+        draft: Some(DraftLoadConfig {
+            spec: loaded.spec,
+            weights: loaded.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtOpen,
+        }),
+        limits: Limits {
+            sequences: 2,
+            tree_nodes: 16,
+            ..config.limits
+        },
+        ..config
+    };
+    assert!(
+        config.target.mtp.is_some(),
+        "the target has a head that drafts"
+    );
+    let n = config.target.layers.len();
+    let mut cuts: Vec<Vec<f64>> = (1..n)
+        .map(|cut| vec![cut as f64, (n - cut) as f64])
+        .collect();
+    cuts.push(vec![1.0; n]);
+    for cut in cuts {
+        let backend = stages::split_by(LayerSplit::Weights(cut.clone()), cut.len(), boxed);
+        if let Err(failure) = stages::compare(&fast(), &backend, &config) {
+            panic!("layers {cut:?}: {failure}");
+        }
     }
 }

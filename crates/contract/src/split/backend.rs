@@ -1,9 +1,12 @@
 //! Several devices as a [`Backend`].
 
+use super::runner::SplitRunner;
+use super::stage::{Stage, StageConfig};
+use crate::checked::CheckedRunner;
 use crate::placement::place;
 use crate::{
-    Backend, DeviceError, DeviceInfo, LayerSplit, LoadConfig, LoadProgress, MemoryPlan, Placement,
-    PlacementDevice, PlacementRequest, Runner,
+    Backend, DeviceError, DeviceInfo, KvPool, LayerSplit, LoadConfig, LoadProgress, MemoryPlan,
+    Placement, PlacementDevice, PlacementRequest, Runner, RunnerInfo,
 };
 
 /// One of the devices of a [`SplitBackend`].
@@ -100,20 +103,127 @@ impl Backend for SplitBackend {
     fn open(
         &self,
         config: LoadConfig,
-        _: &mut dyn FnMut(LoadProgress),
+        progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
         let placement = self.placed(&config)?;
-        let part = placement.parts.first();
-        Err(DeviceError::Unsupported {
-            what: part.map_or_else(String::new, |part| {
-                format!("running {} alone", part.part.text())
+        let configs = stage_configs(&placement, &config)?;
+        let targets = || self.devices.iter().zip(&configs);
+        self.require_one_kind()?;
+        // Every device is asked before any of them loads.
+        for (device, stage) in targets() {
+            device.backend.estimate_stage(stage)?;
+        }
+        let weights = config.target.weights();
+        let total = weights.iter().map(|weight| weight.bytes() as u64).sum();
+        let mut before = 0;
+        let mut stages: Vec<Box<dyn Stage>> = Vec::with_capacity(configs.len());
+        for (device, stage) in targets() {
+            let mut of_stage = 0;
+            let mut opened = device.backend.open_stage(stage.clone(), &mut |at| {
+                of_stage = at.total_bytes;
+                progress(LoadProgress {
+                    done_bytes: (before + at.done_bytes).min(total),
+                    total_bytes: total,
+                });
+            })?;
+            before += of_stage;
+            if let Some(below) = stages.last_mut() {
+                opened.connect(below.output())?;
+            }
+            stages.push(opened);
+        }
+        let info = self.info(&config, &stages)?;
+        let layers = configs.into_iter().map(|stage| stage.layers).collect();
+        let runner = SplitRunner::new(info, stages, (layers, sections(&config)));
+        Ok(Box::new(CheckedRunner::new(runner)))
+    }
+}
+
+impl SplitBackend {
+    /// Refuses a CPU beside GPUs: their residual rows differ by rounding where layers are fused.
+    fn require_one_kind(&self) -> Result<(), DeviceError> {
+        let targets = self.devices.iter().take(self.n_targets);
+        let infos = targets.map(|device| device.backend.probe());
+        let infos = infos.collect::<Result<Vec<DeviceInfo>, DeviceError>>()?;
+        let cpu = infos.iter().find(|info| info.is_cpu());
+        match cpu {
+            Some(cpu) if !infos.iter().all(DeviceInfo::is_cpu) => Err(DeviceError::Unsupported {
+                what: "layers beside those of a GPU".to_owned(),
+                device: cpu.id.clone(),
+                instead: "name GPUs only with --target-devices, or only cpu".to_owned(),
             }),
-            device: part.map_or_else(String::new, |part| part.device.clone()),
-            instead: "remove --target-devices and name one device that holds the whole model \
-                      with --device"
-                .to_owned(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The properties of all stages together: the least of each.
+    fn info(
+        &self,
+        config: &LoadConfig,
+        stages: &[Box<dyn Stage>],
+    ) -> Result<RunnerInfo, DeviceError> {
+        let all = || stages.iter().map(|stage| stage.info());
+        let last = stages.last().map(|stage| stage.info());
+        let page_size = all().map(|info| info.pool.page_size).max().unwrap_or(1);
+        let tokens = all().map(|info| info.pool.tokens()).min().unwrap_or(0);
+        Ok(RunnerInfo {
+            device: self.probe()?,
+            vocab: config.target.vocab,
+            limits: config.limits,
+            pool: KvPool {
+                pages: tokens / page_size,
+                page_size,
+            },
+            kv: config.kv,
+            model: config.target.hash,
+            draft_depth: last.and_then(|info| info.draft_depth),
+            mtp: last.and_then(|info| info.mtp),
+            batch_invariant: all().all(|info| info.batch_invariant),
+            prefill_align: all().map(|info| info.prefill_align).max().unwrap_or(1),
+            memory: all().fold(MemoryPlan::default(), |sum, info| sum.plus(&info.memory)),
         })
     }
+}
+
+/// What each device of the layers runs.
+///
+/// # Errors
+/// [`DeviceError::Unsupported`] for a draft on another device than the LM head.
+fn stage_configs(
+    placement: &Placement,
+    config: &LoadConfig,
+) -> Result<Vec<StageConfig>, DeviceError> {
+    if let Some(apart) = placement
+        .parts
+        .iter()
+        .find(|part| part.part.draft && !part.part.head)
+    {
+        return Err(DeviceError::Unsupported {
+            what: "a draft apart from the LM head".to_owned(),
+            device: apart.device.clone(),
+            instead: "remove --draft-device, and the draft runs beside the LM head".to_owned(),
+        });
+    }
+    let parts = placement
+        .parts
+        .iter()
+        .filter(|part| !part.part.layers.is_empty());
+    let stages = parts.map(|part| StageConfig {
+        model: config.clone(),
+        layers: part.part.layers.clone(),
+    });
+    Ok(stages.collect())
+}
+
+/// Sections of a snapshot of the whole model: two per layer, those of drafts included, and the
+/// hidden row of a multi-token-prediction head.
+fn sections(config: &LoadConfig) -> u32 {
+    let mtp = usize::from(config.target.mtp.is_some());
+    let of_draft = config
+        .draft
+        .as_ref()
+        .map_or(0, |draft| draft.spec.layers.len());
+    (2 * (config.target.layers.len() + mtp + of_draft) + mtp) as u32
 }
 
 /// Two devices as one.

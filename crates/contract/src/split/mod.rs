@@ -1,7 +1,12 @@
 //! Several devices as one: a model whose layers, LM head and draft are placed on different devices.
 //!
-//! [`SplitBackend`] places the model and estimates the memory of each device.
+//! [`SplitBackend`] places the model, estimates the memory of each device and opens a [`Stage`] on
+//! each. The stages together are one [`Runner`](crate::Runner).
 
 mod backend;
+mod runner;
+mod sections;
+mod stage;
 
 pub use backend::{SplitBackend, SplitDevice};
+pub use stage::{Stage, StageConfig, StageOutput};

@@ -47,7 +47,7 @@ pub(crate) fn device_beside(
     scorer_bytes: u64,
 ) -> anyhow::Result<Box<dyn Backend>> {
     let device = devices::choose(&choice)?;
-    // A placement does not run yet, and splits no layer's experts.
+    // A placement has all experts of a layer on its device.
     if choice.placement.is_some() {
         return Ok(device);
     }

@@ -58,15 +58,19 @@ fn eval_writes_a_row_per_id_and_simd_agrees_with_the_reference() {
 }
 
 #[test]
-fn eval_is_independent_of_the_prefill_chunk() {
+fn eval_is_independent_of_the_prefill_chunk_and_of_the_number_of_devices() {
     let dir = tempfile::tempdir().unwrap();
-    let (a, b) = (dir.path().join("a.npy"), dir.path().join("b.npy"));
+    let [a, b, c] = ["a", "b", "c"].map(|name| dir.path().join(format!("{name}.npy")));
     good(
         "eval {} --ids {} --logits {} --chunk 64",
         &[&model(), &ids(), &a],
     );
     good("eval {} --ids {} --logits {}", &[&model(), &ids(), &b]);
-    assert!(fs::read(a).unwrap() == fs::read(b).unwrap());
+    let split = "eval {} --ids {} --logits {} --target-devices cpu,cpu";
+    good(split, &[&model(), &ids(), &c]);
+    let [a, b, c] = [a, b, c].map(|path| fs::read(path).unwrap());
+    assert!(a == b, "another chunk");
+    assert!(a == c, "two devices");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn bundled_model_is_served_by_default_with_a_warning() {
 }
 
 #[test]
-fn file_is_served_under_its_stem_and_settings_are_logged_with_origin() {
+fn file_is_served_by_two_devices_under_its_stem_and_settings_are_logged_with_origin() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("hearth.toml");
     fs::write(&config, "max-ctx = 512\nsse-ping-interval = 3\n").unwrap();
@@ -46,6 +46,8 @@ fn file_is_served_under_its_stem_and_settings_are_logged_with_origin() {
         config.to_str().unwrap(),
         "--max-ctx",
         "1024",
+        "--target-devices",
+        "cpu,cpu",
     ];
     let server = ServerProcess::start_with(&args, |command| {
         command
@@ -81,6 +83,9 @@ fn file_is_served_under_its_stem_and_settings_are_logged_with_origin() {
         "{}",
         server.log
     );
+    assert!(server.log.contains("device cpu,cpu"), "{}", server.log);
+    let chat = server.chat();
+    assert_eq!(chat.status, 200, "{}", chat.body);
     server.signal("INT");
     assert_eq!(server.wait().0, Some(0));
 }

@@ -1,0 +1,146 @@
+//! A pipeline stage: a contiguous range of a model's layers on one device.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{DeviceError, LoadConfig, ModelPart, ModelSpec, Runner, SeqId, WeightRef};
+
+/// What a stage runs.
+#[derive(Clone)]
+pub struct StageConfig {
+    /// The whole model, as one device would open it.
+    pub model: LoadConfig,
+    /// The stage's layers, counted from 0 at the bottom of the whole model.
+    pub layers: Range<usize>,
+}
+
+impl StageConfig {
+    /// Whether the stage reads token ids; others read the rows of the stage below.
+    pub fn is_first(&self) -> bool {
+        self.layers.start == 0
+    }
+
+    /// Whether the stage has the LM head, the multi-token-prediction head and the draft.
+    pub fn is_last(&self) -> bool {
+        self.layers.end == self.model.target.layers.len()
+    }
+
+    /// The stage as a part of its model.
+    pub fn part(&self) -> ModelPart {
+        ModelPart {
+            layers: self.layers.clone(),
+            head: self.is_last(),
+            draft: self.is_last() && self.model.draft.is_some(),
+        }
+    }
+
+    /// The stage's layers as a model of their own, with the identity of the whole.
+    ///
+    /// Only the last stage has a multi-token-prediction head and a draft, whose captured layers
+    /// are those of the whole model. In other stages the LM head has no rows; where no token is
+    /// looked up, neither has the embedding.
+    pub fn load_config(&self) -> LoadConfig {
+        let (whole, last) = (&*self.model.target, self.is_last());
+        let without_rows = |weight: &WeightRef| WeightRef {
+            rows: 0,
+            ..weight.clone()
+        };
+        let drafts = last && (whole.mtp.is_some() || self.model.draft.is_some());
+        let target = ModelSpec {
+            layers: whole.layers[self.layers.clone()].to_vec(),
+            embedding: if self.is_first() || drafts {
+                whole.embedding.clone()
+            } else {
+                without_rows(&whole.embedding)
+            },
+            head: if last {
+                whole.head.clone()
+            } else {
+                without_rows(&whole.head)
+            },
+            mtp: whole.mtp.clone().filter(|_| last),
+            ..whole.clone()
+        };
+        LoadConfig {
+            target: Arc::new(target),
+            draft: self.model.draft.clone().filter(|_| last),
+            ..self.model.clone()
+        }
+    }
+
+    /// The layers below the stage whose hidden states the draft reads, bottom to top. They come
+    /// with the rows of the stage below.
+    pub fn received_layers(&self) -> Vec<usize> {
+        self.captured_below(self.layers.start)
+    }
+
+    /// The layers whose hidden states go to the stage above, bottom to top. None from the last
+    /// stage.
+    pub fn handed_over_layers(&self) -> Vec<usize> {
+        if self.is_last() {
+            Vec::new()
+        } else {
+            self.captured_below(self.layers.end)
+        }
+    }
+
+    fn captured_below(&self, end: usize) -> Vec<usize> {
+        let draft = self.model.draft.iter();
+        let captured = draft.flat_map(|draft| &draft.spec.capture_layers).copied();
+        let mut layers: Vec<usize> = captured.filter(|layer| *layer < end).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        layers
+    }
+}
+
+/// A pipeline stage: the [`Runner`] of a part of a model.
+///
+/// All stages of a model get the same calls in the order of their layers. Between two stages of a
+/// pass, the upper one gets [`Stage::receive`]. `prefill` and `verify` get at most one pass, as
+/// [`Stage::passes`] and [`Stage::items_per_pass`] cut them; only the last stage gets logits
+/// requests that select something, and the calls of drafts. Sections of an exported snapshot are
+/// numbered over the whole model; [`Runner::import_at`] reads only those of the stage.
+pub trait Stage: Runner {
+    /// The passes of `n` tokens after `position` committed ones. Another stage may have them cut
+    /// finer.
+    fn passes(&self, position: usize, n: usize) -> Vec<Range<usize>>;
+
+    /// How many trees at the front of these, by their numbers of nodes, fit one pass; at least
+    /// one.
+    fn items_per_pass(&self, nodes: &[usize]) -> usize;
+
+    /// Takes pages for the first `rows` positions of a sequence.
+    ///
+    /// # Errors
+    /// [`DeviceError::PoolExhausted`]; nothing has changed.
+    fn reserve(&mut self, seq: SeqId, rows: usize) -> Result<(), DeviceError>;
+
+    /// Prepares to receive rows from the stage below, once, and logs the way they take.
+    ///
+    /// # Errors
+    /// If the devices cannot reach each other as they were asked to.
+    fn connect(&mut self, below: &mut dyn StageOutput) -> Result<(), DeviceError>;
+
+    /// Takes the rows of the last pass of the stage below, `rows` of them, as the input of the
+    /// next pass. May return before they have arrived.
+    fn receive(&mut self, below: &mut dyn StageOutput, rows: usize) -> Result<(), DeviceError>;
+
+    /// What the last pass has left for the stage above.
+    fn output(&mut self) -> &mut dyn StageOutput;
+}
+
+/// Rows that a stage leaves for the stage above: the residual stream behind its last layer, then
+/// the captured hidden states of each of [`StageConfig::handed_over_layers`]; f32
+/// `[1 + n_captured, rows, hidden]`.
+pub trait StageOutput: Any {
+    /// Copies them to host memory, after the pass that makes them.
+    ///
+    /// # Errors
+    /// Those of the pass.
+    fn read(&mut self, rows: usize, out: &mut [f32]) -> Result<(), DeviceError>;
+
+    /// For a stage on a device of the same kind.
+    fn as_any(&mut self) -> &mut dyn Any;
+}

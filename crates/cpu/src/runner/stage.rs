@@ -1,0 +1,50 @@
+//! The runner as a pipeline stage.
+
+use std::ops::Range;
+
+use contract::protocol::PrefillChunks;
+use contract::{DeviceError, SeqId, Stage, StageOutput};
+
+use super::CpuRunner;
+use crate::pass::CHUNK;
+
+impl Stage for CpuRunner {
+    fn passes(&self, position: usize, n: usize) -> Vec<Range<usize>> {
+        self.chunks().split(position, n)
+    }
+
+    fn items_per_pass(&self, nodes: &[usize]) -> usize {
+        let mut sum = 0;
+        let fits = nodes.iter().take_while(|nodes| {
+            sum += **nodes;
+            sum <= self.max_rows
+        });
+        fits.count().max(1)
+    }
+
+    fn reserve(&mut self, seq: SeqId, rows: usize) -> Result<(), DeviceError> {
+        self.give_pages(seq, rows)
+    }
+
+    fn connect(&mut self, _below: &mut dyn StageOutput) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn receive(&mut self, below: &mut dyn StageOutput, rows: usize) -> Result<(), DeviceError> {
+        self.stage.receive(below, rows)
+    }
+
+    fn output(&mut self) -> &mut dyn StageOutput {
+        &mut self.stage
+    }
+}
+
+impl CpuRunner {
+    /// How prompts are cut into passes.
+    pub(super) fn chunks(&self) -> PrefillChunks {
+        PrefillChunks {
+            max_tokens: self.max_rows,
+            align: CHUNK,
+        }
+    }
+}
