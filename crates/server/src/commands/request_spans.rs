@@ -50,7 +50,7 @@ impl RequestSpans {
             .with_http()
             .with_protocol(Protocol::HttpJson)
             .with_endpoint(format!("{}{PATH}", endpoint.trim_end_matches('/')))
-            .with_http_client(Client(agent.into()))
+            .with_http_client(AgentClient(agent.into()))
             .build()
             .with_context(|| format!("--otlp-endpoint {endpoint}"))?;
         // The detector reads `OTEL_RESOURCE_ATTRIBUTES`, which may have another `service.name`.
@@ -87,9 +87,9 @@ impl Drop for RequestSpans {
 
 /// Called on the exporter's own thread, which may wait.
 #[derive(Debug)]
-struct Client(Agent);
+struct AgentClient(Agent);
 
-impl Client {
+impl AgentClient {
     fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (head, body) = request.into_parts();
         let response = self.0.run(Request::from_parts(head, body.to_vec()))?;
@@ -98,7 +98,7 @@ impl Client {
     }
 }
 
-impl HttpClient for Client {
+impl HttpClient for AgentClient {
     fn send_bytes<'a, 'b>(
         &'a self,
         request: Request<Bytes>,
