@@ -13,7 +13,7 @@ use cuda::launch::attention::{
     combine, qk_norm_rope_append, tree,
 };
 use cuda::launch::norm::ActivationBuffers;
-use cuda::launch::{CompileUnit, Launch};
+use cuda::launch::{CompileUnit, Launch, step_words};
 use cuda::select::{StepSize, decode_attention};
 
 use super::{Bench, Work};
@@ -294,7 +294,7 @@ impl AttentionBench {
 
 /// A `Step` of one tree of `rows` nodes, laid out as in `kernels/common/step.cuh`.
 fn header(rows: usize, committed: usize, growth: Growth) -> Vec<i32> {
-    let mut words = vec![0_i32; 532];
+    let mut words = vec![0_i32; step_words::STEP];
     words[0] = rows as i32;
     words[1] = 1;
     words[4..8].copy_from_slice(&[0, committed as i32, 0, rows as i32]);
@@ -307,12 +307,13 @@ fn header(rows: usize, committed: usize, growth: Growth) -> Vec<i32> {
         ancestors[row] = parent.map_or(0, |parent| ancestors[parent]) | 1 << row;
         let depth = ancestors[row].count_ones() as i32 - 1;
         let real = row < rows;
-        words[84 + row] = committed as i32 + depth;
-        words[148 + row] = if real { 0 } else { -1 };
-        words[212 + row] = parent.filter(|_| real).map_or(-1, |parent| parent as i32);
-        words[276 + row] = depth;
-        words[340 + 2 * row] = ancestors[row] as i32;
-        words[341 + 2 * row] = (ancestors[row] >> 32) as i32;
+        words[step_words::POSITION + row] = committed as i32 + depth;
+        words[step_words::TREE_OF + row] = if real { 0 } else { -1 };
+        words[step_words::PARENT + row] =
+            parent.filter(|_| real).map_or(-1, |parent| parent as i32);
+        words[step_words::DEPTH + row] = depth;
+        words[step_words::ANCESTORS + 2 * row] = ancestors[row] as i32;
+        words[step_words::ANCESTORS + 1 + 2 * row] = (ancestors[row] >> 32) as i32;
     }
     words
 }
@@ -335,6 +336,7 @@ impl AttentionBench {
         let step = bench.gpu.upload(&header(rows, self.context, self.growth))?;
         let size = StepSize {
             rows,
+            trees: 1,
             tokens: self.caches[0].max_pages * PAGE,
         };
         let selected = decode_attention(shape, config, size).kernel;

@@ -20,7 +20,7 @@ use cuda::launch::gemm::fused_layer::{
 };
 use cuda::launch::gemm::small_batch::{GemmScratch, scratch_bytes};
 use cuda::launch::norm::{ActivationBuffers, RowSource, convert};
-use cuda::launch::{Launch, clocks};
+use cuda::launch::{Launch, clocks, step_words};
 use cuda::pack::{self, ActivationFormat, WeightKind};
 
 use super::steps::Steps;
@@ -36,7 +36,7 @@ const TURNS: usize = 3;
 /// Distinct random rows of a matrix. The others repeat them.
 const PATTERN_ROWS: usize = 256;
 /// Words of a step header.
-const HEADER: usize = 532;
+const HEADER: usize = step_words::STEP;
 const EPS: f32 = 1e-6;
 
 /// The bench's random numbers.

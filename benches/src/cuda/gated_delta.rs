@@ -7,13 +7,13 @@ use contract::HeadMap;
 use cuda::GpuProps;
 use cuda::Numerics;
 use cuda::driver::Buffer;
-use cuda::launch::Launch;
 use cuda::launch::gated_delta::{
     ChunkLaunch, ChunkScanKernel, GatedDeltaInputs, GatedDeltaKernel, GatedNormOutput, Group,
     Layer, Shape, Slots, StridedRows, TreeLaunch, TreeStep, commit, dfs_schedule, prefill,
     prefill::flops, prefill_scratch_bytes, verify, verify_scratch_bytes,
 };
 use cuda::launch::norm::ActivationBuffers;
+use cuda::launch::{Launch, step_words};
 use cuda::select::gated_delta_decode;
 
 use super::{Bench, Work};
@@ -176,8 +176,8 @@ fn parents(form: TreeShape, nodes: usize, seed: u64) -> Vec<Option<usize>> {
 
 /// A `Step` of `trees` trees of `nodes` nodes.
 fn step(trees: usize, nodes: usize, form: TreeShape) -> Vec<i32> {
-    let mut words = vec![0_i32; 544 + 64 * dfs_schedule::PARTS];
-    let field = |at: usize| 20 + 64 * at;
+    let mut words = vec![0_i32; step_words::STEP];
+    let field = |at: usize| step_words::TOKEN + 64 * at;
     words[field(2)..field(4)].fill(-1);
     words[0] = (trees * nodes) as i32;
     words[1] = trees as i32;
@@ -187,7 +187,7 @@ fn step(trees: usize, nodes: usize, form: TreeShape) -> Vec<i32> {
         let parents = parents(form, nodes, tree as u64);
         for (part, list) in dfs_schedule::header(&parents).iter().enumerate() {
             for (at, &word) in list.iter().enumerate() {
-                words[544 + 64 * part + first + at] = word as i32;
+                words[step_words::SCHEDULE + 64 * part + first + at] = word as i32;
             }
         }
         let mut masks: Vec<u64> = Vec::new();
@@ -314,7 +314,7 @@ fn commits(bench: &mut Bench, data: &DeltaBench) -> Result<()> {
         ],
     };
     for length in [1, 8, 16] {
-        let mut words = vec![0_i32; 4 + 4 * 68];
+        let mut words = vec![0_i32; step_words::COMMIT];
         words[0] = 1;
         words[6] = length;
         for (i, entry) in words[8..].iter_mut().enumerate().take(length as usize) {

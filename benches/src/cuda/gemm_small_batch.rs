@@ -11,12 +11,12 @@
 use anyhow::{Result, ensure};
 use cuda::GpuProps;
 use cuda::driver::{Buffer, Gpu};
-use cuda::launch::Launch;
 use cuda::launch::gemm::small_batch::scratch_bytes;
 use cuda::launch::gemm::small_batch::{
     GemmEpilogue, GemmInputs, GemmMatrix, GemmScratch, launches,
 };
 use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, rms_norm};
+use cuda::launch::{Launch, step_words};
 use cuda::pack::{ActivationFormat, WeightKind};
 
 use super::{Bench, Work};
@@ -29,7 +29,7 @@ const BUCKETS: [usize; 8] = [1, 8, 16, 24, 32, 40, 48, 64];
 /// Random bytes that fill the weights repeatedly.
 const PATTERN: usize = 64 << 20;
 /// Words of a step header.
-const HEADER: usize = 532;
+const HEADER: usize = step_words::STEP;
 
 /// One launch: the input width, and kind and rows of each matrix.
 type LaunchShape = (usize, Vec<(WeightKind, usize)>);

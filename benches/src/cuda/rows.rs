@@ -7,7 +7,7 @@ use cuda::launch::draft::{CaptureTarget, capture_hidden_states};
 use cuda::launch::ffn::{self, GateUp};
 use cuda::launch::logits::{LogitsBuffers, LogitsReduction, reduce};
 use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, convert, rms_norm};
-use cuda::launch::{CompileUnit, embedding};
+use cuda::launch::{CompileUnit, embedding, step_words};
 
 use super::{Bench, Work};
 
@@ -52,7 +52,7 @@ fn noise(n: usize) -> Vec<f32> {
 
 /// A header with rows, trees and requested rows only.
 fn header(rows: usize) -> Vec<i32> {
-    let mut words = vec![0_i32; 532];
+    let mut words = vec![0_i32; step_words::STEP];
     words[0] = rows as i32;
     words[1] = 1;
     words[2] = rows as i32;

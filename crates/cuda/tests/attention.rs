@@ -517,7 +517,12 @@ fn compact_kv_moves_bytes_verbatim() {
             }
             fixture.upload(&gpu);
             let header = gpu.upload(&commit(&paths)).unwrap();
-            gpu.launch(&[compact(&shape, &fixture.group_cache(), header.ptr())]);
+            gpu.launch(&[compact(
+                &shape,
+                &fixture.group_cache(),
+                paths.len(),
+                header.ptr(),
+            )]);
             let before = fixture.planes.clone();
             fixture.download(&gpu);
             let after = std::mem::replace(&mut fixture.planes, before);

@@ -21,6 +21,7 @@ use cuda::launch::mtp::{
     keep_hidden,
 };
 use cuda::launch::norm::ActivationBuffers;
+use cuda::launch::step_words;
 use cuda::pack::ActivationFormat;
 use cuda::pack::activations::activations;
 use half::f16;
@@ -156,7 +157,7 @@ fn hidden_rows_are_kept_at_their_places() {
 
         let rows = Rows::new(&gpu, &mut random, width, 1);
         let mut words = drafted_step(&drafted);
-        words[676..678].copy_from_slice(&[3, 0]);
+        words[step_words::LAST..][..2].copy_from_slice(&[3, 0]);
         let header = gpu.upload(&words).unwrap();
         gpu.launch(&[commit_hidden(header.ptr(), rows.pool())]);
         let committed = [
@@ -195,7 +196,7 @@ fn joined_inputs_match_the_reference() {
             let before: Vec<usize> = (0..n)
                 .map(|_| random.below(SLOTS * ROWS_PER_SLOT))
                 .collect();
-            for (word, row) in words[680..].iter_mut().zip(&before) {
+            for (word, row) in words[step_words::BEFORE..].iter_mut().zip(&before) {
                 *word = *row as i32;
             }
             let header = gpu.upload(&words).unwrap();

@@ -21,6 +21,7 @@ pub mod moe;
 pub mod mtp;
 pub mod norm;
 pub mod score;
+pub mod step_words;
 
 /// What is compiled ahead of time and by the gate: the shapes of well-known models and of the
 /// tests.

@@ -12,7 +12,7 @@ pub(super) fn build(context: &PlanContext<'_>, paths: usize) -> Plan {
     let commit = context.addresses.commit;
     let mut plan = Plan::default();
     for group in &context.state.kv {
-        plan.launches.extend(compact(context, group));
+        plan.launches.extend(compact(context, group, paths));
     }
     for group in &context.state.delta {
         let shape = gated_delta::Shape::of(&group.spec);
@@ -23,7 +23,11 @@ pub(super) fn build(context: &PlanContext<'_>, paths: usize) -> Plan {
 }
 
 /// The launch that moves the rows of a group's trunk layers; `None` if it has none.
-fn compact(context: &PlanContext<'_>, group: &KvGroup) -> Option<crate::launch::Launch> {
+fn compact(
+    context: &PlanContext<'_>,
+    group: &KvGroup,
+    paths: usize,
+) -> Option<crate::launch::Launch> {
     let trunk = context.spec.layers.len();
     let n_layers = group.layers.iter().filter(|layer| **layer < trunk).count();
     if n_layers == 0 {
@@ -44,7 +48,12 @@ fn compact(context: &PlanContext<'_>, group: &KvGroup) -> Option<crate::launch::
         page_table: context.state.page_table,
         max_pages: context.state.slots.pages_per_sequence,
     };
-    Some(attention::compact(&shape, &cache, context.addresses.commit))
+    Some(attention::compact(
+        &shape,
+        &cache,
+        paths,
+        context.addresses.commit,
+    ))
 }
 
 /// A group's arrays as the delta launches take them.

@@ -304,8 +304,8 @@ pub struct GroupCache {
     pub max_pages: usize,
 }
 
-/// Moves the rows of the paths of the `Commit` at `commit` to where committed rows stand.
-pub fn compact(shape: &Shape, group: &GroupCache, commit: u64) -> Launch {
+/// Moves the rows of up to `paths` paths of the `Commit` at `commit` to where committed rows stand.
+pub fn compact(shape: &Shape, group: &GroupCache, paths: usize, commit: u64) -> Launch {
     let GroupCache {
         n_layers,
         mut base,
@@ -322,7 +322,7 @@ pub fn compact(shape: &Shape, group: &GroupCache, commit: u64) -> Launch {
     Launch {
         entry: "attn_compact_kv",
         unit: shape.unit("attention/compact_kv.cu"),
-        grid: [n_layers as u32, 4 * shape.n_kv_heads as u32, 4],
+        grid: [n_layers as u32, 4 * shape.n_kv_heads as u32, paths as u32],
         block: [128, 1, 1],
         shared: 0,
         args: Args::new().ptr(commit).words(&words).words(&[
