@@ -5,24 +5,25 @@ use std::time::Instant;
 
 use contract::{
     Backend, DeviceError, DeviceInfo, DraftLoad, ExpertPlacement, KvPool, LoadConfig, LoadProgress,
-    MemoryPlan, MtpInfo, Runner, RunnerInfo, Scorer, ScorerConfig,
+    MemoryPlan, MtpInfo, Runner, RunnerInfo, Scorer, ScorerConfig, Stage, StageConfig,
 };
 
 use crate::check;
 use crate::compile::Modules;
 use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
-use crate::exec::{Engine, LaunchMode, Launcher, Regions, expert_slots, pinned_bytes};
+use crate::exec::{Engine, LaunchMode, Launcher, PeerAccess, Regions, expert_slots, pinned_bytes};
 use crate::experts::prediction::{StepReads, placement};
 use crate::launch::CompileUnit;
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::numerics::Numerics;
+use crate::opened_part::OpenedPart;
 use crate::options::Options;
 use crate::plan::explain::{ExplainedKernel, explain};
 use crate::plan::{PlanConfig, Plans, numerics_of};
 use crate::probe::GpuInfo;
-use crate::runner::{CudaRunner, DraftProperties};
+use crate::runner::{CudaRunner, CudaStage, DraftProperties};
 use crate::scorer::{CudaScorer, ScorerLayout};
 use crate::state::{PAGE_SIZE, State};
 use crate::weights::{PlacedLayers, Sources, WeightSet, Weights};
@@ -39,10 +40,10 @@ pub struct CudaBackend {
 }
 
 /// The memory layout and the launches of a model.
-struct Layout {
+pub(crate) struct Layout {
     weights: Weights,
     state: State,
-    plans: Plans,
+    pub(crate) plans: Plans,
     /// Numerics of decode steps.
     numerics: Numerics,
     /// Bytes of weights, KV pages, states, scratch, all of the draft, and of the table on the host.
@@ -86,7 +87,7 @@ fn at_open(deferred_draft: bool) -> &'static [WeightSet] {
 impl Layout {
     /// With `slots`, experts lie in host memory and in so many slots of each layer.
     fn new(
-        config: &LoadConfig,
+        part: &OpenedPart,
         (gpu, options): (&GpuInfo, &Options),
         slots: Option<usize>,
         bases: [u64; 6],
@@ -99,20 +100,22 @@ impl Layout {
             mut draft,
             mut table,
         ] = bases.map(BumpAllocator::new);
+        let config = &part.config;
         let spec = config.draft.as_ref().map(|draft| &*draft.spec);
-        let of_target = (&*config.target, slots, &mut weights);
+        let of_target = (part.weights(gpu.props(), slots), &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(config, regions);
         let capability = gpu.run_as.unwrap_or(gpu.capability);
         let gpu = gpu.props();
-        let numerics = numerics_of(config, gpu, options.numerics);
+        let numerics = numerics_of(&part.stage.model, gpu, options.numerics);
         let plan_config = PlanConfig {
             gpu,
             tree_windows: options.windows,
             numerics,
             as_large_model: options.as_large_model,
             draft_vocab: options.draft_vocab,
+            stage: Some(&part.stage),
         };
         let plans = Plans::new(config, &placed, &state, plan_config, &mut scratch);
         let deferred_draft =
@@ -198,19 +201,19 @@ impl CudaBackend {
     }
 
     /// The layout at addresses from 0 on.
-    fn planned(&self, config: &LoadConfig) -> Layout {
-        let slots = self.slots(config);
-        self.layout(config, slots, [0; 6])
+    pub(crate) fn planned(&self, part: &OpenedPart) -> Layout {
+        let slots = self.slots(part);
+        self.layout(part, slots, [0; 6])
     }
 
-    fn layout(&self, config: &LoadConfig, slots: Option<usize>, bases: [u64; 6]) -> Layout {
-        Layout::new(config, (&self.gpu, &self.options), slots, bases)
+    fn layout(&self, part: &OpenedPart, slots: Option<usize>, bases: [u64; 6]) -> Layout {
+        Layout::new(part, (&self.gpu, &self.options), slots, bases)
     }
 
     /// Slots of each layer for experts, as many as fit; `None` if all experts fit, or may take any
     /// memory.
-    fn slots(&self, config: &LoadConfig) -> Option<usize> {
-        let mut layers = config.target.layers.iter();
+    fn slots(&self, part: &OpenedPart) -> Option<usize> {
+        let mut layers = part.config.target.layers.iter();
         if !layers.any(|layer| layer.ffn.experts().is_some()) {
             return None;
         }
@@ -219,7 +222,7 @@ impl CudaBackend {
         }
         let room = self.options.expert_room.or(self.options.vram_limit)?;
         let bytes_with = |slots| {
-            let layout = self.layout(config, slots, [0; 6]);
+            let layout = self.layout(part, slots, [0; 6]);
             let each = layout.weights.experts.as_ref();
             let each = each.map_or(0, PlacedLayers::expert_bytes);
             (layout.memory().total_bytes(), each)
@@ -252,7 +255,7 @@ impl CudaBackend {
     /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
     pub fn units(&self, config: &LoadConfig) -> Result<Vec<CompileUnit>, DeviceError> {
         self.checked(config)?;
-        Ok(self.planned(config).plans.units())
+        Ok(self.planned(&OpenedPart::whole(config)).plans.units())
     }
 
     /// The kernels that run a model, for which rows, and why; the GPU need not be in this machine.
@@ -261,7 +264,7 @@ impl CudaBackend {
     /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
     pub fn explain(&self, config: &LoadConfig) -> Result<Vec<ExplainedKernel>, DeviceError> {
         self.checked(config)?;
-        Ok(explain(&self.planned(config).plans))
+        Ok(explain(&self.planned(&OpenedPart::whole(config)).plans))
     }
 
     /// All kernels of a scorer, for filling a cache ahead of time.
@@ -280,9 +283,19 @@ impl CudaBackend {
         config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CudaRunner, DeviceError> {
-        self.checked(&config)?;
-        let slots = self.slots(&config);
-        let planned = self.layout(&config, slots, [0; 6]);
+        self.open_part(&OpenedPart::whole(&config), progress)
+    }
+
+    /// Opens a whole model or a pipeline stage.
+    fn open_part(
+        &self,
+        part: &OpenedPart,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<CudaRunner, DeviceError> {
+        self.checked(&part.stage.model)?;
+        let config = &part.config;
+        let slots = self.slots(part);
+        let planned = self.layout(part, slots, [0; 6]);
         let memory = planned.memory();
         // Decode steps go before a scorer's launches.
         let gpu = Gpu::open_known(self.gpu.clone())?.with_first_stream()?;
@@ -292,10 +305,7 @@ impl CudaBackend {
             limit: self.options.vram_limit,
         };
         let with_context = |context: usize| {
-            let mut other = config.clone();
-            other.limits.context = context;
-            // Whatever the pool of all sequences, one sequence must fit.
-            other.limits.pool_tokens = config.limits.pool_tokens.map(|_| 0);
+            let other = part.with_context(context);
             self.planned(&other).memory().total_bytes()
         };
         let context = config.limits.context;
@@ -308,7 +318,7 @@ impl CudaBackend {
         let compiled = started.elapsed();
         let byte = if self.options.poison { 0xff } else { 0 };
         let mut regions = Regions::new(&gpu, planned.sizes, byte)?;
-        let mut layout = self.layout(&config, slots, regions.bases());
+        let mut layout = self.layout(part, slots, regions.bases());
         let sources = Sources {
             target: &*config.weights,
             draft: config.draft.as_ref().map(|draft| &*draft.weights),
@@ -352,6 +362,7 @@ impl CudaBackend {
         let planned: u64 = planned.sizes[..5].iter().sum();
         tracing::info!(
             device = %info.device.id,
+            part = %part.stage.part().text(),
             kernels = units.len(),
             compile_ms = compiled.as_millis() as u64,
             load_ms = loaded.as_millis() as u64,
@@ -363,11 +374,10 @@ impl CudaBackend {
         );
         let draft = config.draft.as_ref().map(|draft| DraftProperties {
             spec: Arc::clone(&draft.spec),
-            kv: draft.kv,
         });
-        let mut runner = CudaRunner::new(info, engine, draft, &self.options);
-        if let Some(draft) = config.draft.filter(|_| layout.deferred_draft) {
-            let (source, name) = (draft.weights, &draft.spec.name);
+        let mut runner = CudaRunner::new(info, part.identity(), engine, draft, &self.options);
+        if let Some(draft) = config.draft.as_ref().filter(|_| layout.deferred_draft) {
+            let (source, name) = (Arc::clone(&draft.weights), &draft.spec.name);
             runner.defer_draft(DeferredDraft::new(layout.weights, source, name));
         }
         Ok(runner)
@@ -391,7 +401,33 @@ impl Backend for CudaBackend {
 
     fn estimate(&self, config: &LoadConfig) -> Result<MemoryPlan, DeviceError> {
         self.checked(config)?;
-        Ok(self.planned(config).memory())
+        Ok(self.planned(&OpenedPart::whole(config)).memory())
+    }
+
+    fn estimate_stage(&self, stage: &StageConfig) -> Result<MemoryPlan, DeviceError> {
+        self.checked(&stage.model)?;
+        if self.options.prefill_as_steps {
+            return Err(DeviceError::Unsupported {
+                what: "prefilling as decode steps in a pipeline stage".to_owned(),
+                device: self.name(),
+                instead: "name one device with --device".to_owned(),
+            });
+        }
+        Ok(self.planned(&OpenedPart::of(stage)).memory())
+    }
+
+    fn open_stage(
+        &self,
+        stage: StageConfig,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Stage>, DeviceError> {
+        let runner = self.open_part(&OpenedPart::of(&stage), progress)?;
+        let peer_access = match &self.options {
+            options if options.require_peer_access => PeerAccess::Required,
+            options if options.rows_through_host => PeerAccess::Avoided,
+            _ => PeerAccess::IfPossible,
+        };
+        Ok(Box::new(CudaStage::new(runner, peer_access)))
     }
 
     fn open(
@@ -462,7 +498,7 @@ mod tests {
             ..Options::default()
         };
         let backend = CudaBackend::with_options(gpu, options);
-        backend.planned(&config).plans
+        backend.planned(&OpenedPart::whole(&config)).plans
     }
 
     /// Everything about a plan's launches but addresses.

@@ -26,6 +26,7 @@ pub mod launch;
 mod memory;
 mod meter;
 mod numerics;
+mod opened_part;
 mod options;
 pub mod pack;
 mod pages;

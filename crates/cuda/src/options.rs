@@ -34,6 +34,10 @@ pub struct Options {
     /// Tokens that drafts with the target's LM head propose from, the first of the vocabulary, at
     /// least 64; `None` for the default, which is all tokens of a small vocabulary.
     pub draft_vocab: Option<usize>,
+    /// Refuse to run a pipeline stage above one on a GPU whose memory this GPU does not reach.
+    pub require_peer_access: bool,
+    /// Hand rows of pipeline stages over through host memory wherever the GPUs are, for tests.
+    pub rows_through_host: bool,
     /// Plan as if all memory were free: for a GPU that is not in this machine.
     pub assume_free: bool,
     /// How kernels are compiled.

@@ -12,6 +12,7 @@ mod draft;
 mod experts;
 mod host;
 mod mtp;
+mod part;
 mod scorer;
 
 use std::borrow::Cow;
@@ -23,7 +24,7 @@ use std::thread;
 use contract::quant::dequantize_row;
 use contract::{
     AttentionSpec, DenseSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress,
-    Mixer, ModelSpec, WeightError, WeightRef, WeightSource,
+    Mixer, WeightError, WeightRef, WeightSource,
 };
 
 use crate::driver::{Event, Gpu, Pinned};
@@ -36,6 +37,7 @@ use experts::StackHalf;
 pub(crate) use experts::{ExpertWeights, FeedForwardWeights, PlacedLayers};
 use host::Apart;
 pub(crate) use mtp::MtpWeights;
+pub(crate) use part::{WeightPart, mixer_inputs, table_on_host};
 
 /// Bytes of one page-locked staging buffer.
 const STAGING_BYTES: usize = 16 << 20;
@@ -43,9 +45,6 @@ const STAGING_BYTES: usize = 16 << 20;
 const COPIES_IN_FLIGHT: usize = 2;
 /// More threads do not read a file faster.
 const MAX_THREADS: usize = 16;
-/// The table stays on the host if all weights are this many times as large. Host rows arrive one or
-/// two microseconds later, which matters in a small model's step.
-const HOST_TABLE_RATIO: usize = 16;
 
 /// A matrix `[rows, cols]` in device layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,8 +62,11 @@ pub(crate) struct Weights {
     pub(crate) layers: Vec<LayerWeights>,
     /// 0 in a scorer.
     pub(crate) final_norm: u64,
-    /// Without rows in a scorer.
+    /// Without rows in a scorer and in a pipeline stage below the last.
     pub(crate) head: WeightMatrix,
+    /// In a pipeline stage below the last whose layers may be fused: the norm before the mixer of
+    /// the layer above, and the matrices that project its input.
+    pub(crate) above: Option<(u64, Vec<WeightMatrix>)>,
     /// The multi-token-prediction head, if there is one.
     pub(crate) mtp: Option<MtpWeights>,
     pub(crate) draft: Option<DraftWeights>,
@@ -288,13 +290,14 @@ impl LayoutBuilder<'_> {
 
 impl Weights {
     /// Lays out all weights of a model that passed [`crate::check::require_supported`]. The target
-    /// uses `arena`, a host table `table_arena`, the draft `draft_arena`. With `slots`, experts lie
-    /// in host memory and in so many slots of each layer.
+    /// uses `arena`, a host table `table_arena`, the draft `draft_arena`.
     pub(crate) fn new(
-        (spec, slots, arena): (&ModelSpec, Option<usize>, &mut BumpAllocator),
+        (part, arena): (WeightPart<'_>, &mut BumpAllocator),
         table_arena: &mut BumpAllocator,
         (draft, draft_arena): (Option<&DraftSpec>, &mut BumpAllocator),
     ) -> Weights {
+        let WeightPart { spec, slots, .. } = part;
+        let on_host = part.table_on_host;
         let mut table = LayoutBuilder {
             of: WeightSet::HostTable,
             arena: table_arena,
@@ -305,8 +308,6 @@ impl Weights {
             arena,
             items: Vec::new(),
         };
-        let all: usize = spec.weights().into_iter().map(WeightRef::bytes).sum();
-        let on_host = HOST_TABLE_RATIO * spec.embedding.bytes() <= all;
         let table_builder = if on_host { &mut table } else { &mut plan };
         let embedding = table_builder.table(&spec.embedding);
         let mut placed = slots.and_then(|slots| PlacedLayers::new(spec, slots, &mut plan));
@@ -327,6 +328,17 @@ impl Weights {
         });
         let layers = layers.collect();
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));
+        let above = part.above.map(|layer| {
+            let inputs = mixer_inputs(&layer.mixer);
+            let norm = plan.vector(&layer.mixer_norm);
+            (
+                norm,
+                inputs
+                    .into_iter()
+                    .map(|matrix| plan.matrix(matrix))
+                    .collect(),
+            )
+        });
         let shared = mtp::SharedWeights {
             embedding,
             final_norm,
@@ -350,6 +362,7 @@ impl Weights {
             layers,
             final_norm,
             head,
+            above,
             mtp,
             draft,
             experts: placed,

@@ -17,9 +17,10 @@ use conformance::compare::Tolerance;
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft, WeightPrecision};
 use conformance::drafts2::{Draft2Case, Draft2Format, NAMES, TARGET};
 use conformance::golden::Golden;
+use conformance::stages;
 use contract::{
-    Backend, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat, LoadConfig,
-    QuantType, Runner, SeqId, SnapshotLocation, TokenId,
+    Backend, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat, LayerSplit, Limits,
+    LoadConfig, QuantType, Runner, SeqId, SnapshotLocation, TokenId,
 };
 use cuda::Options;
 use model::DraftKind;
@@ -306,6 +307,57 @@ fn later_drafts_propose_from_a_part_of_the_vocabulary() {
             .unwrap();
         if kind.0 == DraftKind::Dspark {
             assert_eq!(found.ids[0].index(), best);
+        }
+    }
+}
+
+/// Several stages on one GPU, with both kinds of drafts, whose captured layers and heads are in
+/// different stages; rows copied within the GPU and through host memory.
+#[test]
+fn pipeline_stages_on_one_gpu_give_the_bits_of_one_runner() {
+    let draft = DRAFTS.iter().find(|draft| draft.name == "sliding").unwrap();
+    let stored = draft.load_config(KvFormat::F16, WeightPrecision::AsStored);
+    let stored = stored.unwrap();
+    let file = (DraftFileFormat::C, DraftFileQuirks::default());
+    let loaded = draft.load(file, &stored.target).unwrap();
+    let config = LoadConfig {
+        draft: Some(DraftLoadConfig {
+            spec: loaded.spec,
+            weights: loaded.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtOpen,
+        }),
+        limits: Limits {
+            sequences: 2,
+            context: 1100,
+            tree_nodes: 16,
+            prefill_chunk: 320,
+            pool_tokens: None,
+        },
+        ..stored
+    };
+    let n = config.target.layers.len();
+    let cuts = [
+        vec![1.0, (n - 1) as f64],
+        vec![(n - 1) as f64, 1.0],
+        vec![1.0; n],
+    ];
+    for (as_large_model, rows_through_host) in [(false, false), (true, false), (true, true)] {
+        let options = Options {
+            as_large_model,
+            rows_through_host,
+            ..Options::default()
+        };
+        let Some(device) = open_device_with(options) else {
+            return;
+        };
+        for cut in &cuts {
+            let boxed = || -> Box<dyn Backend> { Box::new(device.backend.clone()) };
+            let split = LayerSplit::Weights(cut.clone());
+            let backend = stages::split_by(split, cut.len(), boxed);
+            if let Err(failure) = stages::compare(&device.backend, &backend, &config) {
+                panic!("large {as_large_model}, host {rows_through_host}, {cut:?}: {failure}");
+            }
         }
     }
 }

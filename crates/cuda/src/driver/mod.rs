@@ -15,6 +15,7 @@ mod error;
 mod function;
 mod gpu;
 mod graph;
+mod peer;
 mod stream;
 
 pub use crate::arch::Arch;

@@ -3,6 +3,7 @@
 //! A list of launches runs one by one or as a captured graph; only `launcher` knows which. All
 //! work is on one stream, so what is queued later sees what was queued before.
 
+mod boundary;
 pub(crate) mod copy_stream;
 mod draft;
 pub(crate) mod expert_slots;
@@ -32,6 +33,7 @@ use crate::plan::{EDIT_BYTES, PlanKey, Plans};
 use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, HIDDEN_ROWS, MtpStep, Step};
 
+pub(crate) use boundary::{Boundary, PeerAccess};
 use copy_stream::CopyStream;
 pub(crate) use draft::Reach;
 use expert_slots::ExpertSlots;
@@ -55,6 +57,8 @@ pub(crate) struct Engine {
     /// Captured hidden states that the draft has not consumed yet.
     pending: PendingFeatures,
     spec: Arc<ModelSpec>,
+    /// Where rows come from and go to, in a pipeline stage.
+    boundary: Option<Boundary>,
     /// Whether prompts are prefilled as decode steps over single-branch trees.
     prefill_as_steps: bool,
     /// The residual stream after each layer of the last chunk, while layers are captured.
@@ -154,6 +158,11 @@ impl Engine {
         };
         let waits = state.draft.as_ref().map_or(0, |_| state.slots.sequences);
         let copy_stream = CopyStream::new(&gpu, state.slots.sequences)?;
+        let boundary = if plans.stage.is_whole() {
+            None
+        } else {
+            Some(Boundary::new(&gpu, &plans)?)
+        };
         let mut engine = Engine {
             launcher,
             plans,
@@ -164,6 +173,7 @@ impl Engine {
             copy_stream,
             pending: PendingFeatures::new(waits),
             spec,
+            boundary,
             prefill_as_steps,
             #[cfg(feature = "inspect")]
             captured_layers: None,
@@ -272,7 +282,8 @@ impl Engine {
         unsafe {
             self.gpu
                 .copy_to_device(self.gpu.stream(), to, &self.headers.up.table, range)
-        }
+        }?;
+        self.note_upload()
     }
 
     /// Puts a slot's recurrent states and hidden row at the beginning of a text; does not wait.
@@ -306,6 +317,10 @@ impl Engine {
     ) -> Result<Vec<LogitsRow>, DeviceError> {
         let rows = usize::try_from(step.rows).unwrap_or(0);
         let key = PlanKey::of_step(step);
+        if self.hands_over() {
+            // The step before may not have read its header yet.
+            self.wait_for_headers()?;
+        }
         self.wait_for_tree_copies(step)?;
         self.place_features(step)?;
         let bytes = step::bytes_of(step);
@@ -317,8 +332,13 @@ impl Engine {
             self.queue_captured(key, rows)?;
             return Ok(Vec::new());
         }
+        self.begin_pass(rows)?;
         self.queue(key)?;
+        self.end_pass(key, rows)?;
         self.queue_expert_counts()?;
+        if self.hands_over() {
+            return Ok(Vec::new());
+        }
         let edited = self.queue_edits(PlanKey::EditedStep(step::bucket(rows)), requests)?;
         let masses = self.queue_masses(rows, edited, requests)?;
         self.sync()?;
@@ -351,7 +371,9 @@ impl Engine {
             self.queue_captured(key, tokens.len())?;
             return Ok(Vec::new());
         }
+        self.begin_pass(tokens.len())?;
         self.queue_after_copies(key, Some(slot))?;
+        self.end_pass(key, tokens.len())?;
         let mut answers = Vec::with_capacity(requests.len());
         for (i, batch) in requests.chunks(step::ROWS).enumerate() {
             if i > 0 {
@@ -416,15 +438,6 @@ impl Engine {
         slots.try_for_each(|slot| self.wait_for_copies(slot))
     }
 
-    /// Waits until nothing queued reads a header any more.
-    fn wait_for_headers(&mut self) -> Result<(), DeviceError> {
-        if self.headers.in_flight {
-            self.sync()
-        } else {
-            Ok(())
-        }
-    }
-
     /// Waits for all that is queued.
     fn sync(&mut self) -> Result<(), DeviceError> {
         self.gpu.sync()?;
@@ -448,35 +461,32 @@ impl Engine {
             headers,
             gpu,
             copy_stream,
+            boundary,
             ..
         } = self;
         let addresses = plans.addresses;
         let Headers { up, down, .. } = headers;
-        let first = |gpu: &Gpu| up.queue(gpu, addresses, plans, key);
+        let boundary = boundary.as_ref();
+        let note = |gpu: &Gpu| match boundary {
+            Some(boundary) => boundary.note_upload(gpu),
+            None => Ok(()),
+        };
+        let is_chunk = matches!(key, PlanKey::Chunk(_));
+        let first = |gpu: &Gpu| {
+            up.queue(gpu, addresses, plans, key)?;
+            // Chunks are not captured.
+            if is_chunk { note(gpu) } else { Ok(()) }
+        };
         let last = |gpu: &Gpu| download(gpu, down, addresses, plans, key);
         let ends = plans.all.get(&key).map_or(&[][..], |plan| &plan.layer_ends);
         let layer_waits = slot.map_or_else(Vec::new, |slot| copy_stream.layer_waits(slot, ends));
         launcher.run(gpu, key, &layer_waits, first, last)?;
+        if !is_chunk {
+            note(gpu)?;
+        }
         slot.into_iter()
             .for_each(|slot| copy_stream.clear_waits(slot));
         Ok(())
-    }
-
-    /// Uploads the head of the chunk header and `rows` tokens.
-    fn upload_chunk(&mut self, rows: usize) -> Result<(), DeviceError> {
-        self.headers.in_flight = true;
-        if rows > 0 && self.plans.is_short_prefill(rows) {
-            self.headers
-                .up
-                .queue_nodes(&self.gpu, self.plans.addresses)?;
-        }
-        let to = self.plans.addresses.chunk;
-        let range = 0..ChunkHead::bytes(rows);
-        // SAFETY: the next write of the header waits first, by `in_flight`.
-        unsafe {
-            self.gpu
-                .copy_to_device(self.gpu.stream(), to, &self.headers.up.chunk, range)
-        }
     }
 
     /// Queues the edits of rows and their reduction; false where none has any, or they are too many

@@ -2,6 +2,7 @@
 
 use contract::DeviceError;
 
+use super::Engine;
 use crate::driver::{Gpu, Pinned};
 use crate::plan::{Addresses, PlanKey, Plans};
 use crate::step::{ChunkHead, Commit, MtpStep, Step};
@@ -62,6 +63,26 @@ impl Uploads {
     }
 }
 
+impl Engine {
+    /// Uploads the head of the chunk header and `rows` tokens.
+    pub(super) fn upload_chunk(&mut self, rows: usize) -> Result<(), DeviceError> {
+        self.headers.in_flight = true;
+        if rows > 0 && self.plans.is_short_prefill(rows) {
+            self.headers
+                .up
+                .queue_nodes(&self.gpu, self.plans.addresses)?;
+        }
+        let to = self.plans.addresses.chunk;
+        let range = 0..ChunkHead::bytes(rows);
+        // SAFETY: the next write of the header waits first, by `in_flight`.
+        unsafe {
+            self.gpu
+                .copy_to_device(self.gpu.stream(), to, &self.headers.up.chunk, range)
+        }?;
+        self.note_upload()
+    }
+}
+
 /// Results that the GPU writes.
 pub(super) struct Downloads {
     /// Reduced logits rows.
@@ -96,6 +117,7 @@ pub(super) fn download(
         }
     }
     let bucket = match key {
+        PlanKey::Step { .. } if !plans.stage.is_last => return Ok(()),
         PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) => rows,
         PlanKey::Draft { rows, .. } | PlanKey::MtpDraft { rows, .. } => rows,
         PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,

@@ -1,5 +1,5 @@
 //! A decode step over trees: embedding, every layer, the hidden rows for a multi-token-prediction
-//! head, the LM head.
+//! head, the LM head. A pipeline stage has only its layers, and the last one what follows.
 
 use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
@@ -23,7 +23,7 @@ pub(super) fn step(
     let mut builder = builder(context, (rows, trees), at.step, eps, *arena);
     builder.numerics = context.numerics;
     builder.depth = depth;
-    builder.embed();
+    builder.input_rows(None);
     let layers = 0..context.spec.layers.len();
     let fused_layers = FusedLayerPlan::of_target(context);
     let fits = GemmFits {
@@ -44,6 +44,11 @@ pub(super) fn step(
         _ => layers.for_each(|i| builder.layer(i)),
     }
     let asked = RowSource::LogitsRowsOfStep(at.step);
+    if !context.stage.is_last {
+        let (plan, peak) = builder.finish();
+        *arena = peak;
+        return plan;
+    }
     if let Some(head) = Head::of(context) {
         builder.push(head.keep(context, rows, KeptRows::Nodes(at.step)));
     }

@@ -162,6 +162,7 @@ impl DecodeBuilder<'_> {
             let x = context.addresses.residual;
             self.push(capture_hidden_states(hidden, self.rows, self.source, x, to));
         }
+        self.hand_over_layer(i);
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 

@@ -35,6 +35,17 @@ pub(super) fn workspace_bytes(weights: &Weights, hidden: usize) -> usize {
 pub(super) struct FusedLayerPlan<'a> {
     layers: Vec<LayerMatrices<'a>>,
     form: FusedLayerConfig,
+    /// Of a pipeline stage.
+    stage: Option<FusedStage<'a>>,
+}
+
+/// The ends of the fused layers of a pipeline stage.
+#[derive(Clone, Copy)]
+struct FusedStage<'a> {
+    /// Whether the stage below has made the scales and projections of the first layer.
+    has_projections: bool,
+    /// The norm and projections of the layer above the last.
+    above: Option<&'a (u64, Vec<WeightMatrix>)>,
 }
 
 /// The norm and matrices of one layer.
@@ -89,7 +100,11 @@ impl<'a> FusedLayerPlan<'a> {
                 ffn: layer.ffn.dense()?,
             })
         });
-        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?)
+        let stage = (!context.stage.is_whole()).then_some(FusedStage {
+            has_projections: !context.stage.is_first,
+            above: context.weights.above.as_ref(),
+        });
+        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?, stage)
     }
 
     /// Layers that draft.
@@ -105,7 +120,7 @@ impl<'a> FusedLayerPlan<'a> {
                 ffn: layer.ffn.dense()?,
             })
         });
-        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?)
+        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?, None)
     }
 
     /// Selects fused layers on the GPUs where they were measured and are faster at every number of
@@ -115,22 +130,33 @@ impl<'a> FusedLayerPlan<'a> {
     fn new(
         context: &PlanContext<'a>,
         layers: Vec<LayerMatrices<'a>>,
+        stage: Option<FusedStage<'a>>,
     ) -> Option<FusedLayerPlan<'a>> {
         if !may_use_fused_layer(context.gpu) {
             return None;
         }
-        let kinds: Vec<WeightKind> = layers.iter().flat_map(LayerMatrices::kinds).collect();
+        let above = stage.and_then(|stage| stage.above);
+        let above = || above.into_iter().flat_map(|(_, matrices)| matrices);
+        // All stages of a model run the same kernels.
+        let kinds: Vec<WeightKind> = match stage {
+            Some(_) => context.stage.layer_kinds.clone(),
+            None => layers.iter().flat_map(LayerMatrices::kinds).collect(),
+        };
         let form = FusedLayerConfig::new(context.gpu, MAX_ROWS, &kinds)?;
         let fits = |i: usize, layer: &LayerMatrices<'_>| {
-            let next = layers
-                .get(i + 1)
-                .into_iter()
-                .flat_map(|layer| &layer.input_projections);
-            let next: Vec<_> = next.map(|m| (fused_matrix(m), 0)).collect();
+            let next: Vec<_> = match layers.get(i + 1) {
+                Some(next) => next.input_projections.iter().collect(),
+                None => above().collect(),
+            };
+            let next: Vec<_> = next.into_iter().map(|m| (fused_matrix(m), 0)).collect();
             fused_layer::fits(&layer.products(&next))
         };
         let all = layers.iter().enumerate().all(|(i, layer)| fits(i, layer));
-        all.then_some(FusedLayerPlan { layers, form })
+        all.then_some(FusedLayerPlan {
+            layers,
+            form,
+            stage,
+        })
     }
 }
 
@@ -209,9 +235,10 @@ impl DecodeBuilder<'_> {
         self.plan.note(gemm.kernel.file(), gemm.reason);
     }
 
-    /// Every layer, the first's norm and projections as launches of their own. `mixer` makes the
-    /// launches of a layer's mixer from its projections, `end` what follows when its output stands
-    /// in the residual stream.
+    /// Every layer, the first's norm and projections as launches of their own unless the stage
+    /// below has made them; the last ends with those of the stage above. `mixer` makes the launches
+    /// of a layer's mixer from its projections, `end` what follows when its output stands in the
+    /// residual stream.
     pub(super) fn push_fused_layers(
         &mut self,
         fused_layers: &FusedLayerPlan<'_>,
@@ -224,30 +251,41 @@ impl DecodeBuilder<'_> {
             return;
         };
         let mut arena = self.arena;
+        let stage = fused_layers.stage;
+        let matrices_above = stage.and_then(|stage| stage.above);
         let input_projections = fused_layers
             .layers
             .iter()
-            .flat_map(|layer| &layer.input_projections);
+            .flat_map(|layer| &layer.input_projections)
+            .chain(
+                matrices_above
+                    .into_iter()
+                    .flat_map(|(_, matrices)| matrices),
+            );
         let memory = FusedLayerBuffers {
             residual: context.addresses.residual,
             workspace: FusedLayerWorkspace::at(context.addresses.fused_layer, hidden),
             next: ActivationFormats::of(input_projections.map(|m| m.kind))
                 .allocate(&mut arena, rows, hidden),
             squares: [(); 2].map(|()| arena.take(fused_layer::square_sum_bytes(rows, hidden))),
-            scales: arena.take(4 * rows),
+            scales: match stage {
+                Some(_) => context.boundary_scales(rows).unwrap_or_default(),
+                None => arena.take(4 * rows),
+            },
             scratch: GemmScratch(context.addresses.partials),
         };
         // Projections of all layers have one place: those of a layer are written when the mixer
-        // below has read its own.
-        let (start, mut above) = (arena, arena);
-        let outputs = |layer: &LayerMatrices<'_>| {
+        // below has read its own. In a stage, that place is handed over.
+        let in_block = stage.and_then(|_| context.boundary_projections(rows));
+        let (start, mut above) = (in_block.unwrap_or(arena), arena);
+        let outputs = |matrices: &[WeightMatrix]| {
             let mut arena = start;
             let mut take = |m: &WeightMatrix| arena.take(4 * rows * m.rows);
-            let outs: Vec<u64> = layer.input_projections.iter().map(&mut take).collect();
+            let outs: Vec<u64> = matrices.iter().map(&mut take).collect();
             (outs, arena)
         };
-        for layer in &fused_layers.layers {
-            let (_, end) = outputs(layer);
+        for layer in fused_layers.layers.iter().filter(|_| in_block.is_none()) {
+            let (_, end) = outputs(&layer.input_projections);
             if end.used() > above.used() {
                 above = end;
             }
@@ -275,20 +313,26 @@ impl DecodeBuilder<'_> {
             scales: memory.scales,
             out: input,
         };
-        self.push(norm::rms_norm_and_scales(rms, rows, self.source, buffers));
-        let (mut projected, _) = outputs(first);
-        self.project_to(&input, &first.input_projections, &projected);
+        let (mut projected, _) = outputs(&first.input_projections);
+        if !stage.is_some_and(|stage| stage.has_projections) {
+            self.push(norm::rms_norm_and_scales(rms, rows, self.source, buffers));
+            self.project_to(&input, &first.input_projections, &projected);
+        }
         for (i, layer) in fused_layers.layers.iter().enumerate() {
             let mut arena = above;
             let mixed = mixer(self, i, &projected, &mut arena);
             self.note_peak(arena);
-            let next = fused_layers.layers.get(i + 1);
-            projected = next.map(|next| outputs(next).0).unwrap_or_default();
-            let matrices = next.into_iter().flat_map(|next| &next.input_projections);
-            let outs: Vec<_> = matrices.map(fused_matrix).zip(projected.clone()).collect();
+            let next: Option<(u64, &[WeightMatrix])> = match fused_layers.layers.get(i + 1) {
+                Some(next) => Some((next.norm, &next.input_projections)),
+                None => matrices_above.map(|(norm, matrices)| (*norm, &**matrices)),
+            };
+            let matrices = next.map_or(&[][..], |(_, matrices)| matrices);
+            projected = outputs(matrices).0;
+            let outs = matrices.iter().map(fused_matrix).zip(projected.clone());
+            let outs: Vec<_> = outs.collect();
             let norms = FusedLayerNorms {
                 ffn: layer.ffn.norm,
-                next: next.map_or(0, |next| next.norm),
+                next: next.map_or(0, |(norm, _)| norm),
                 eps: self.eps,
             };
             let products = layer.products(&outs);

@@ -33,8 +33,8 @@ fn part_and_whole(has_whole: bool) -> impl Iterator<Item = bool> {
     [false, true].into_iter().take(1 + usize::from(has_whole))
 }
 
-/// What drafts for a model.
-#[derive(Debug, Clone, Copy, Default)]
+/// What drafts for a model, and whether it has an LM head.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct DraftKeys {
     /// Rows of the blocks of a draft, if there is one.
     pub(super) block: Option<usize>,
@@ -44,6 +44,8 @@ pub(super) struct DraftKeys {
     pub(super) mtp: bool,
     /// Whether it usually proposes from a part of the vocabulary.
     pub(super) whole_mtp: bool,
+    /// Whether there is an LM head.
+    pub(super) head: bool,
 }
 
 /// The plans that limits can call for.
@@ -62,12 +64,15 @@ pub(super) fn keys(limits: Limits, drafts: DraftKeys, short: bool) -> Vec<PlanKe
     });
     let heads = buckets(limits.prefill_chunk).map(PlanKey::LmHead);
     let chunks = chunk_buckets(limits.prefill_chunk, short).map(PlanKey::Chunk);
-    let mut all: Vec<PlanKey> = steps.chain(heads).chain(chunks).collect();
-    all.extend(buckets(widest).map(PlanKey::EditedStep));
-    for edited in [false, true] {
-        all.extend(buckets(widest).map(|rows| PlanKey::Masses { rows, edited }));
+    let mut all: Vec<PlanKey> = steps.chain(chunks).collect();
+    if drafts.head {
+        all.extend(heads);
+        all.extend(buckets(widest).map(PlanKey::EditedStep));
+        for edited in [false, true] {
+            all.extend(buckets(widest).map(|rows| PlanKey::Masses { rows, edited }));
+        }
+        all.extend(buckets(limits.prefill_chunk).map(PlanKey::EditedLmHead));
     }
-    all.extend(buckets(limits.prefill_chunk).map(PlanKey::EditedLmHead));
     all.extend((1..=most).map(PlanKey::Commit));
     if drafts.mtp {
         all.extend(buckets(widest).map(PlanKey::MtpCommit));
@@ -92,6 +97,14 @@ mod tests {
     use super::*;
     use crate::step::Step;
 
+    const HEAD_ONLY: DraftKeys = DraftKeys {
+        block: None,
+        whole_block: false,
+        mtp: false,
+        whole_mtp: false,
+        head: true,
+    };
+
     #[test]
     fn limits_bound_the_buckets() {
         let limits = Limits {
@@ -102,7 +115,7 @@ mod tests {
             pool_tokens: None,
         };
         let kept = |short| -> Vec<PlanKey> {
-            let all = keys(limits, DraftKeys::default(), short).into_iter();
+            let all = keys(limits, HEAD_ONLY, short).into_iter();
             let kept = |key: &PlanKey| {
                 matches!(
                     key,
@@ -157,7 +170,7 @@ mod tests {
                 prefill_chunk: 64,
                 pool_tokens: None,
             };
-            let all = keys(limits, DraftKeys::default(), false).into_iter();
+            let all = keys(limits, HEAD_ONLY, false).into_iter();
             let built: BTreeSet<PlanKey> = all
                 .filter(|key| matches!(key, PlanKey::Step { .. }))
                 .collect();

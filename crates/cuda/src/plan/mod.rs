@@ -5,6 +5,7 @@
 //! otherwise complete. All plans share one arena, since one runs at a time on one stream.
 
 mod activations;
+mod boundary;
 mod commit;
 mod decode;
 mod decode_builder;
@@ -25,7 +26,7 @@ mod short_prefill;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::{Limits, LoadConfig, ModelSpec, RopeSpec};
+use contract::{Limits, LoadConfig, ModelSpec, RopeSpec, StageConfig};
 
 use crate::gpu_props::GpuProps;
 use crate::launch::draft::CaptureTarget;
@@ -39,7 +40,9 @@ use crate::state::{DraftState, State};
 use crate::step::{self, ChunkHead, Commit, MtpStep, ROWS, Step};
 use crate::weights::Weights;
 
+pub(crate) use boundary::{StageBoundary, StageKernels};
 pub(crate) use draft::{DraftLists, chains, pairs};
+use fused_layers::FusedLayerPlan;
 use keys::{DraftKeys, chunk_buckets, keys};
 pub(crate) use numerics::{attention_config, numerics_of};
 use prefill::DequantBuffers;
@@ -207,11 +210,16 @@ pub(crate) struct Plans {
     proposed: usize,
     /// What drafts.
     drafts: DraftKeys,
+    /// What a pipeline stage receives and hands over.
+    pub(crate) stage: StageBoundary,
+    /// Bytes of its longest block.
+    pub(crate) block_bytes: usize,
+    pub(crate) kernels: StageKernels,
 }
 
 /// What plans depend on besides the model.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PlanConfig {
+#[derive(Clone, Copy)]
+pub(crate) struct PlanConfig<'a> {
     pub(crate) gpu: GpuProps,
     /// Whether trees may have windows of their own.
     pub(crate) tree_windows: bool,
@@ -222,6 +230,8 @@ pub(crate) struct PlanConfig {
     /// Tokens that drafts with the target's LM head propose from, the first of the vocabulary;
     /// `None` for the default.
     pub(crate) draft_vocab: Option<usize>,
+    /// The pipeline stage that the model is the layers of; `None` for a whole model.
+    pub(crate) stage: Option<&'a StageConfig>,
 }
 
 /// The model, its memory and the options that plans are built from.
@@ -244,12 +254,14 @@ pub(crate) struct PlanContext<'a> {
     draft_lists: DraftLists,
     /// The target's ids of a draft's own vocabulary, int32; 0 if they are the same.
     draft_ids: u64,
+    stage: StageBoundary,
 }
 
 impl PlanContext<'_> {
-    /// The column of a layer among the captured hidden states, if a draft reads it.
+    /// The column of a layer of the stage among the captured hidden states, if a draft reads it.
     fn capture(&self, layer: usize) -> Option<(usize, &DraftState)> {
         let captured = &self.load_config.draft.as_ref()?.spec.capture_layers;
+        let layer = self.stage.first_layer + layer;
         let column = captured.iter().position(|captured| *captured == layer)?;
         Some((column, self.state.draft.as_ref()?))
     }
@@ -278,7 +290,7 @@ impl Plans {
         load_config: &LoadConfig,
         weights: &Weights,
         state: &State,
-        plan_config: PlanConfig,
+        plan_config: PlanConfig<'_>,
         scratch: &mut BumpAllocator,
     ) -> Plans {
         let (spec, limits) = (&*load_config.target, load_config.limits);
@@ -287,10 +299,17 @@ impl Plans {
             stride: spec.vocab,
             k: CANDIDATES.min(spec.vocab),
         };
+        let fused = may_use_fused_layer(plan_config.gpu);
+        let stage = match plan_config.stage {
+            Some(stage) => StageBoundary::of(stage, fused),
+            None => StageBoundary::whole(load_config, fused),
+        };
+        // Logits are where the LM head is.
+        let of_head = |bytes: usize| if stage.is_last { bytes } else { 0 };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
+        let block_bytes = stage.block_bytes(rows_of_pass);
         let dequant = DequantBuffers::of(spec, weights, limits.prefill_chunk);
         // The phases of a fused layer alternate between two scratch areas.
-        let fused = may_use_fused_layer(plan_config.gpu);
         let scratch_areas = 1 + usize::from(fused);
         let partial_bytes = small_batch::scratch_bytes(plan_config.gpu, scratch_areas * ROWS);
         let fused_layer_bytes = if fused {
@@ -313,10 +332,10 @@ impl Plans {
             mtp_draft: scratch.take(mtp_bytes),
             rows: scratch.take(reduce.out_bytes(ROWS)),
             draft_lists: scratch.take(draft_lists.bytes(ROWS)),
-            residual: scratch.take(4 * rows_of_pass * spec.hidden),
-            logits: scratch.take(4 * ROWS * reduce.stride),
-            edited: scratch.take(4 * ROWS * reduce.stride),
-            edits: scratch.take(EDIT_BYTES),
+            residual: scratch.take(block_bytes),
+            logits: scratch.take(of_head(4 * ROWS * reduce.stride)),
+            edited: scratch.take(of_head(4 * ROWS * reduce.stride)),
+            edits: scratch.take(of_head(EDIT_BYTES)),
             mass_queries: scratch.take(logits::MASS_QUERIES_BYTES),
             masses: scratch.take(logits::mass_bytes(ROWS)),
             counters: scratch.take(COUNTER_BYTES),
@@ -361,11 +380,17 @@ impl Plans {
             reduce,
             draft_lists,
             draft_ids,
+            stage: stage.clone(),
         };
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
         let mut longest = scratch.used();
         let short = short_prefill::path(&context, ROWS).kernel == PrefillPath::DecodeKernels;
+        let kernels = StageKernels {
+            short_prefill: short,
+            fused_layers: FusedLayerPlan::of_target(&context).is_some(),
+            gemv: gemv::fits(&context),
+        };
         let proposed = mtp::draft_vocab(spec.vocab, plan_config.draft_vocab);
         let in_part = proposed < spec.vocab;
         let drafts = DraftKeys {
@@ -373,6 +398,7 @@ impl Plans {
             whole_block: in_part && draft_spec.is_some_and(|draft| draft.head.is_none()),
             mtp: spec.mtp.is_some(),
             whole_mtp: in_part && spec.mtp.is_some(),
+            head: stage.is_last,
         };
         for key in keys(limits, drafts, short) {
             let mut arena = *scratch;
@@ -439,6 +465,9 @@ impl Plans {
             draft_lists,
             proposed,
             drafts,
+            stage,
+            block_bytes,
+            kernels,
         }
     }
 

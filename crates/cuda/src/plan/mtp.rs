@@ -312,7 +312,7 @@ mod tests {
     use crate::gpu_props::GpuProps;
     use crate::numerics::Numerics;
     use crate::state::State;
-    use crate::weights::Weights;
+    use crate::weights::{WeightPart, Weights};
 
     /// The plans of a synthetic model, without its head if `with_head` is false.
     fn plans(name: &str, with_head: bool, capability: (u32, u32), as_large_model: bool) -> Plans {
@@ -340,7 +340,7 @@ mod tests {
         let arena = || BumpAllocator::new(1 << 30);
         let [mut weights, mut table, mut draft] = [(); 3].map(|()| arena());
         let [mut kv, mut states, mut scratch, mut rings] = [(); 4].map(|()| arena());
-        let of_target = (&*config.target, None, &mut weights);
+        let of_target = (WeightPart::whole(&config.target, None), &mut weights);
         let weights = Weights::new(of_target, &mut table, (None, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut rings];
         let state = State::new(&config, regions);
@@ -350,6 +350,7 @@ mod tests {
             numerics: Numerics::Fastest,
             as_large_model,
             draft_vocab: Some(256),
+            stage: None,
         };
         Plans::new(&config, &weights, &state, plan_config, &mut scratch)
     }

@@ -4,6 +4,7 @@
 
 mod experts;
 mod scoring;
+mod stage;
 
 use contract::{AttentionSpec, GatedDeltaSpec, Mixer, ModelSpec};
 
@@ -124,9 +125,13 @@ pub(super) fn build(
         builder.features = Some(builder.arena.take(4 * rows * draft.width));
         builder.peak = builder.arena;
     }
-    let (at, table) = (context.addresses, context.weights.embedding);
-    let source = RowSource::Chunk(at.chunk);
-    builder.push(embedding::gather(table, rows, source, at.residual));
+    if context.stage.is_first {
+        let (at, table) = (context.addresses, context.weights.embedding);
+        let source = builder.source();
+        builder.push(embedding::gather(table, rows, source, at.residual));
+    } else {
+        builder.received_rows();
+    }
     for i in 0..context.spec.layers.len() {
         builder.layer(i);
     }
@@ -158,6 +163,10 @@ struct PrefillBuilder<'a> {
 impl PrefillBuilder<'_> {
     fn push(&mut self, launch: Launch) {
         self.plan.launches.push(launch);
+    }
+
+    fn source(&self) -> RowSource {
+        RowSource::Chunk(self.context.addresses.chunk)
     }
 
     fn chunk(&self) -> ChunkRows {
@@ -203,16 +212,11 @@ impl PrefillBuilder<'_> {
         }
         self.block(|b, arena| b.ffn(&weights.ffn, arena));
         if let Some(to) = self.features.and_then(|out| context.chunk_capture(i, out)) {
-            let source = RowSource::Chunk(context.addresses.chunk);
+            let (hidden, source) = (context.spec.hidden, self.source());
             let x = context.addresses.residual;
-            self.push(capture_hidden_states(
-                context.spec.hidden,
-                self.rows,
-                source,
-                x,
-                to,
-            ));
+            self.push(capture_hidden_states(hidden, self.rows, source, x, to));
         }
+        self.hand_over_layer(i);
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 

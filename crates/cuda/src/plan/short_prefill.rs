@@ -64,7 +64,7 @@ pub(super) fn build(
     let step = context.addresses.step;
     let mut builder = builder(context, (rows, 1), step, context.spec.norm_eps, start);
     builder.source = RowSource::Chunk(chunk);
-    builder.embed();
+    builder.input_rows(features);
     let mixer = |b: &mut DecodeBuilder<'_>,
                  i: usize,
                  projected: &[u64],
@@ -162,6 +162,7 @@ impl DecodeBuilder<'_> {
                 to,
             ));
         }
+        self.hand_over_layer(i);
         self.plan.layer_ends.push(self.plan.launches.len());
     }
 

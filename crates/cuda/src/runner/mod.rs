@@ -3,6 +3,7 @@
 
 mod drafting;
 mod pages;
+mod stage;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -15,8 +16,8 @@ use contract::protocol::{
 use contract::snapshot::{ReadAt, SnapshotIdentity};
 use contract::{
     Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, DraftLogits,
-    DraftSpec, KvFormat, LogitsRequest, LogitsRow, LogitsSelection, MtpDraftItem, Runner,
-    RunnerInfo, SeqId, SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
+    DraftSpec, LogitsRequest, LogitsRow, LogitsSelection, MtpDraftItem, Runner, RunnerInfo, SeqId,
+    SnapshotId, SnapshotInfo, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
 
 use crate::deferred_draft::DeferredDraft;
@@ -25,9 +26,12 @@ use crate::exec::Engine;
 use crate::options::Options;
 use crate::pages::{PageId, PagePool, SharedPagePool};
 use crate::pinned::PinnedPool;
-use crate::snapshot::{CudaDetachedSnapshot, ExportContext, GpuPageCopier, PageLayout, Snapshot};
+use crate::snapshot::{
+    CudaDetachedSnapshot, ExportContext, GpuPageCopier, ImportTarget, PageLayout, Snapshot,
+};
 use crate::step::{self, ChunkHead, Commit, Step};
 use drafting::DraftedRows;
+pub(crate) use stage::CudaStage;
 
 /// Freed page-locked memory that is kept for later states, in bytes.
 const IDLE_BYTES: usize = 1 << 30;
@@ -35,6 +39,10 @@ const IDLE_BYTES: usize = 1 << 30;
 /// One loaded model with its sequences and snapshots. Dropping it frees all of them.
 pub(crate) struct CudaRunner {
     info: RunnerInfo,
+    /// Identity of its snapshots: that of the whole model, in a pipeline stage.
+    identity: SnapshotIdentity,
+    /// Its first layer in the whole model.
+    first_layer: usize,
     pub(crate) engine: Engine,
     /// The draft, if there is one.
     draft: Option<DraftProperties>,
@@ -61,7 +69,6 @@ pub(crate) struct CudaRunner {
 #[derive(Debug, Clone)]
 pub(crate) struct DraftProperties {
     pub(crate) spec: Arc<DraftSpec>,
-    pub(crate) kv: KvFormat,
 }
 
 /// One open sequence.
@@ -102,6 +109,7 @@ impl CudaRunner {
     /// A runner without sequences. Pages are given out in order, or scattered all over the cache.
     pub(crate) fn new(
         info: RunnerInfo,
+        (identity, first_layer): (SnapshotIdentity, usize),
         engine: Engine,
         draft: Option<DraftProperties>,
         options: &Options,
@@ -124,6 +132,8 @@ impl CudaRunner {
             page_layout: Arc::new(PageLayout::new(engine.state())),
             host: Arc::new(PinnedPool::new(engine.gpu())),
             info,
+            identity,
+            first_layer,
             engine,
             draft,
             deferred_draft: None,
@@ -154,16 +164,6 @@ impl CudaRunner {
     fn take_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
-    }
-
-    fn identity(&self) -> SnapshotIdentity {
-        SnapshotIdentity {
-            model: self.info.model,
-            kv: self.info.kv,
-            rotated: true,
-            draft: self.draft.as_ref().map(|draft| (draft.spec.hash, draft.kv)),
-            mtp: self.info.mtp.is_some(),
-        }
     }
 
     /// Refuses every call once the GPU has failed.
@@ -539,7 +539,8 @@ impl Runner for CudaRunner {
             page_layout: Arc::clone(&self.page_layout),
             state: self.engine.shared_state(),
             copy_engine: self.engine.gpu().copy_engine(),
-            identity: self.identity(),
+            identity: self.identity,
+            first_layer: self.first_layer,
         };
         Ok(Box::new(CudaDetachedSnapshot::new(context, saved)))
     }
@@ -553,7 +554,11 @@ impl Runner for CudaRunner {
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
         self.require_device()?;
         let begun = Instant::now();
-        let to = (self.identity(), self.info.limits.context);
+        let to = ImportTarget {
+            identity: self.identity,
+            first_layer: self.first_layer,
+            context: self.info.limits.context,
+        };
         let engine = &self.engine;
         let copier = copier(engine.gpu(), &self.page_layout, &self.host);
         let state = engine.state();

@@ -35,6 +35,8 @@ pub(crate) struct ExportContext {
     pub(crate) state: Arc<State>,
     pub(crate) copy_engine: CopyEngine,
     pub(crate) identity: SnapshotIdentity,
+    /// The runner's first layer in the whole model.
+    pub(crate) first_layer: usize,
 }
 
 /// A snapshot that is written independently of the runner.
@@ -268,7 +270,13 @@ impl DetachedSnapshot for CudaDetachedSnapshot {
                     }
                 },
             };
-            write_section(sink, kind, number(layer), content)?;
+            let of_draft = matches!(kind, SectionKind::DraftKeys | SectionKind::DraftValues);
+            let first = if of_draft {
+                0
+            } else {
+                self.context.first_layer
+            };
+            write_section(sink, kind, number(first + layer), content)?;
         }
         Ok(())
     }

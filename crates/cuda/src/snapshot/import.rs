@@ -31,6 +31,26 @@ const PAGES_PER_PIECE: usize = 4;
 /// Thread limit. More threads read no faster.
 const MAX_WORKERS: usize = 16;
 
+/// What a snapshot is imported for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ImportTarget {
+    pub(crate) identity: SnapshotIdentity,
+    /// The runner's first layer in the whole model.
+    pub(crate) first_layer: usize,
+    /// The longest sequence.
+    pub(crate) context: usize,
+}
+
+impl ImportTarget {
+    /// The layer of a section among those of the runner or of its draft; `None` if it is below.
+    fn own_layer(&self, kind: SectionKind, layer: u32) -> Option<u32> {
+        match kind {
+            SectionKind::DraftKeys | SectionKind::DraftValues => Some(layer),
+            _ => layer.checked_sub(u32::try_from(self.first_layer).ok()?),
+        }
+    }
+}
+
 impl Snapshot {
     /// Reads the bytes that a [`CudaDetachedSnapshot`](super::CudaDetachedSnapshot) wrote on this
     /// or another device. Its pages go to free device pages first, then to the host.
@@ -38,10 +58,13 @@ impl Snapshot {
         copier: &GpuPageCopier<'_>,
         pages: &mut PagePool<PinnedBlock>,
         state: &State,
-        (identity, context): (SnapshotIdentity, usize),
+        to: ImportTarget,
         source: &dyn ReadAt,
     ) -> Result<Snapshot, DeviceError> {
         let mut in_order = SequentialReader::new(source);
+        let ImportTarget {
+            identity, context, ..
+        } = to;
         let header = read_header(&mut in_order, identity)?;
         let position = usize::try_from(header.position).unwrap_or(usize::MAX);
         if position > context {
@@ -49,7 +72,7 @@ impl Snapshot {
                 "its position is {position}, the context is {context}"
             )));
         }
-        let sections = sections(state, position, header.sections, &mut in_order)?;
+        let sections = sections(state, (position, to), header.sections, &mut in_order)?;
         let mut targets = Vec::new();
         let mut adopted = Vec::new();
         for _ in 0..position.div_ceil(PAGE_SIZE) {
@@ -110,7 +133,7 @@ struct Section {
 /// The section headers, checked for missing, duplicate and truncated sections.
 fn sections(
     state: &State,
-    position: usize,
+    (position, to): (usize, ImportTarget),
     declared: u32,
     in_order: &mut SequentialReader<'_>,
 ) -> Result<Vec<Section>, DeviceError> {
@@ -121,12 +144,16 @@ fn sections(
             "{declared} sections, {wanted} expected"
         )));
     }
-    let expected = |kind, layer| expected_bytes(state, position, kind, layer);
+    let expected = |kind, layer| expected_bytes(state, position, kind, to.own_layer(kind, layer)?);
     // Two halves per layer, then the hidden row.
     let mut seen = vec![false; wanted];
     let mut all = Vec::with_capacity(wanted);
     for _ in 0..wanted {
         let head = read_section_header(in_order, expected)?;
+        let head = SectionHeader {
+            layer: to.own_layer(head.kind, head.layer).unwrap_or(head.layer),
+            ..head
+        };
         let layer = head.layer as usize;
         let index = match head.kind {
             SectionKind::Keys | SectionKind::DeltaState => 2 * layer,

@@ -15,6 +15,7 @@ mod saved;
 mod sections;
 
 pub(crate) use export::{CudaDetachedSnapshot, ExportContext};
+pub(crate) use import::ImportTarget;
 pub(crate) use page_layout::{GpuPageCopier, PageLayout};
 pub(crate) use saved::Snapshot;
 

@@ -82,14 +82,14 @@ mod tests {
     use super::*;
     use crate::memory::BumpAllocator;
     use crate::pack;
-    use crate::weights::FeedForwardWeights;
+    use crate::weights::{FeedForwardWeights, WeightPart};
 
     #[test]
     fn placed_experts_have_the_bytes_of_their_rows() {
         const BASE: u64 = 1 << 20;
         let made = SyntheticModel::new(SyntheticLayout::HybridExperts, QuantType::Q8_0, 3);
         let [mut arena, mut table, mut draft] = [(); 3].map(|()| BumpAllocator::new(BASE));
-        let target = (&*made.spec, Some(2), &mut arena);
+        let target = (WeightPart::whole(&made.spec, Some(2)), &mut arena);
         let weights = Weights::new(target, &mut table, (None, &mut draft));
         let mut memory = vec![0; table.used() as usize];
         let sources = Sources {

@@ -46,6 +46,7 @@ impl Weights {
                 cols: spec.hidden,
                 at: 0,
             },
+            above: None,
             mtp: None,
             draft: None,
             experts: None,

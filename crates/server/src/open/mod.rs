@@ -88,6 +88,7 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
             vram_limit,
             eager: args.eager,
             numerics: args.numerics.map(numerics),
+            require_peer_access: args.peer_access,
             compile: config::kernels::options(&args.compiler),
             ..cuda::Options::default()
         },

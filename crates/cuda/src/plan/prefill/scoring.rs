@@ -22,7 +22,7 @@ use crate::numerics::Numerics;
 use crate::plan::draft::DraftLists;
 use crate::plan::layer_arguments::shape;
 use crate::plan::select::block_sparse_attention;
-use crate::plan::{Addresses, MOE_COUNTER_BYTES, Plan, PlanContext};
+use crate::plan::{Addresses, MOE_COUNTER_BYTES, Plan, PlanContext, StageBoundary};
 use crate::scorer::ScoreCall;
 use crate::state::{PAGE_SIZE, SequenceCapacity, State};
 use crate::step::ChunkHead;
@@ -161,6 +161,7 @@ impl ScoringPlans {
             },
             draft_lists: DraftLists::ByDepth,
             draft_ids: 0,
+            stage: StageBoundary::whole(load_config, false),
         };
         let dequantized = scratch.take_aligned(dequant.bytes, PANEL_ALIGN);
         let builder = PrefillBuilder {

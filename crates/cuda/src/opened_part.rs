@@ -1,0 +1,154 @@
+//! The part of a model that a GPU opens: the whole, or a pipeline stage.
+
+use contract::snapshot::SnapshotIdentity;
+use contract::{LoadConfig, StageConfig};
+
+use crate::gpu_props::GpuProps;
+use crate::plan::select::may_use_fused_layer;
+use crate::weights::{WeightPart, table_on_host};
+
+/// What is opened: a whole model, or a pipeline stage.
+#[derive(Clone)]
+pub(crate) struct OpenedPart {
+    pub(crate) stage: StageConfig,
+    /// Its layers as a model of their own.
+    pub(crate) config: LoadConfig,
+}
+
+impl OpenedPart {
+    pub(crate) fn whole(config: &LoadConfig) -> OpenedPart {
+        OpenedPart {
+            stage: StageConfig {
+                model: config.clone(),
+                layers: 0..config.target.layers.len(),
+            },
+            config: config.clone(),
+        }
+    }
+
+    pub(crate) fn of(stage: &StageConfig) -> OpenedPart {
+        OpenedPart {
+            stage: stage.clone(),
+            config: stage.load_config(),
+        }
+    }
+
+    /// The same for one sequence of another length, whatever the pool of all sequences.
+    pub(crate) fn with_context(&self, context: usize) -> OpenedPart {
+        let mut other = self.clone();
+        for limits in [&mut other.config.limits, &mut other.stage.model.limits] {
+            limits.context = context;
+            limits.pool_tokens = limits.pool_tokens.map(|_| 0);
+        }
+        other
+    }
+
+    /// The weights that lie on its GPU.
+    pub(crate) fn weights(&self, gpu: GpuProps, slots: Option<usize>) -> WeightPart<'_> {
+        let whole = &self.stage.model.target;
+        let above = whole.layers.get(self.stage.layers.end);
+        WeightPart {
+            spec: &self.config.target,
+            slots,
+            table_on_host: table_on_host(whole),
+            above: above.filter(|_| may_use_fused_layer(gpu)),
+        }
+    }
+
+    /// Identity of its snapshots, and its first layer in the whole model.
+    pub(crate) fn identity(&self) -> (SnapshotIdentity, usize) {
+        let whole = &self.stage.model;
+        let draft = whole.draft.as_ref();
+        let identity = SnapshotIdentity {
+            model: whole.target.hash,
+            kv: whole.kv,
+            rotated: true,
+            draft: draft.map(|draft| (draft.spec.hash, draft.kv)),
+            mtp: whole.target.mtp.is_some(),
+        };
+        (identity, self.stage.layers.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
+    use contract::{KvFormat, KvFormats, Limits, QuantType};
+
+    use super::*;
+    use crate::backend::CudaBackend;
+    use crate::launch::{Args, Launch};
+    use crate::numerics::Numerics;
+    use crate::options::Options;
+    use crate::plan::{PlanKey, Plans};
+    use crate::probe::GpuInfo;
+
+    /// Everything about a plan's launches but addresses.
+    fn launches(plans: &Plans, key: PlanKey) -> Vec<String> {
+        let all = plans.all[&key].launches.iter().cloned();
+        let bare = all.map(|launch| Launch {
+            args: Args::new(),
+            ..launch
+        });
+        bare.map(|launch| format!("{launch:?}")).collect()
+    }
+
+    #[test]
+    fn stages_launch_what_the_whole_model_launches() {
+        let model = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
+        let config = LoadConfig {
+            target: model.spec.clone(),
+            weights: model.weights.clone(),
+            draft: None,
+            batch_invariant: false,
+            kv: KvFormats {
+                k: KvFormat::Q8_0,
+                v: KvFormat::Q8_0,
+            },
+            limits: Limits {
+                sequences: 2,
+                context: 600,
+                tree_nodes: 64,
+                prefill_chunk: 300,
+                pool_tokens: None,
+            },
+        };
+        let n = config.target.layers.len();
+        for ((number, as_large_model), cut) in [(86, false), (86, true), (90, true)]
+            .into_iter()
+            .flat_map(|class| (1..n).map(move |cut| (class, cut)))
+        {
+            let gpu = GpuInfo {
+                ordinal: 0,
+                name: "a GPU".to_owned(),
+                capability: (number / 10, number % 10),
+                run_as: None,
+                sm_count: 82,
+                total_bytes: 24 << 30,
+            };
+            let options = Options {
+                numerics: Some(Numerics::Fastest),
+                as_large_model,
+                ..Options::default()
+            };
+            let backend = CudaBackend::with_options(gpu, options);
+            let plans = |layers| {
+                let model = config.clone();
+                let part = OpenedPart::of(&StageConfig { model, layers });
+                backend.planned(&part).plans
+            };
+            let [whole, lower, upper] = [0..n, 0..cut, cut..n].map(plans);
+            assert_eq!(lower.kernels, upper.kernels);
+            assert_eq!(lower.stage.block, upper.stage.block);
+            assert!(lower.block_bytes >= lower.stage.handed_over_parts(64, 64)[0].end);
+            for key in whole.all.keys().copied() {
+                if !matches!(key, PlanKey::Step { .. } | PlanKey::Chunk(_)) {
+                    continue;
+                }
+                let parts = [launches(&lower, key), launches(&upper, key)].concat();
+                assert_eq!(parts, launches(&whole, key), "{number}, cut {cut}, {key:?}");
+            }
+            assert!(!lower.all.contains_key(&PlanKey::LmHead(8)));
+        }
+    }
+}
