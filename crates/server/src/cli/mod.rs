@@ -406,7 +406,7 @@ pub struct ServeArgs {
     pub log_prompts: bool,
     /// Send a span per request to this OpenTelemetry collector, such as http://localhost:4318
     /// (OTLP in JSON).
-    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    #[arg(long, env = "HEARTH_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// A TOML file of settings; environment variables and flags override it.
     #[arg(long, env = "HEARTH_CONFIG", value_name = "FILE")]
