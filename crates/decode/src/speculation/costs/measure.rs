@@ -122,9 +122,10 @@ impl CostMeasurement<'_> {
             let between = between.filter(move |rows| (fewer + 1..n * max_nodes).contains(rows));
             between.chain([n * max_nodes]).map(move |rows| (n, rows))
         };
-        let mut several = vec![2, seqs.len()];
-        several.dedup();
+        // Blocks of four sequences fit one draft pass of a GPU, those of more do not.
+        let mut several = vec![2, 4, seqs.len()];
         several.retain(|n| (2..=seqs.len()).contains(n));
+        several.dedup();
         let counts = [1].into_iter().chain(several.iter().copied());
         let sources = self.sources.iter();
         let drafts = sources.flat_map(|source| counts.clone().map(move |n| (n, source)));
@@ -356,8 +357,8 @@ mod tests {
         }
         // The shared cost of several sequences is measured, not guessed.
         let sizes = |points: &[(usize, f64)]| points.iter().map(|p| p.0).collect::<Vec<_>>();
-        assert_eq!(sizes(costs.draft_points(DraftSource::Block)), [1, 2, 4]);
-        assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256]));
+        assert_eq!(sizes(costs.draft_points(DraftSource::Block)), [1, 2, 4, 8]);
+        assert!(sizes(costs.verify_points()).ends_with(&[64, 65, 128, 129, 256, 257, 512]));
         let stopped_clock = measure(
             &mut FakeRunner::new(spec),
             SourceSet::ALL,
