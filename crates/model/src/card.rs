@@ -25,6 +25,8 @@ pub struct ModelCard {
     pub thinking_terminator_hint: Option<String>,
     /// Recommended sampling.
     pub sampling: CardSampling,
+    /// The same for replies that do not reason, where it differs.
+    pub non_thinking_sampling: CardSampling,
     /// Reasoning tokens by effort: low, medium, high, x-high, max.
     pub effort_tiers: [Option<usize>; 5],
     /// Tags around reasoning and tool calls, which override those of the chat template.
@@ -68,7 +70,7 @@ const FALLBACK_TOKENS: usize = 16_000;
 /// Reply tokens kept if the card sets none.
 const REPLY_BUDGET: usize = 4096;
 const LEAST_REPLY_BUDGET: usize = 256;
-const KNOWN_KEYS: [&str; 15] = [
+const KNOWN_KEYS: [&str; 16] = [
     "name",
     "source",
     "verified_at",
@@ -79,6 +81,7 @@ const KNOWN_KEYS: [&str; 15] = [
     "thinking_marker",
     "thinking_terminator_hint",
     "sampling",
+    "non_thinking_sampling",
     "reasoning_effort_tiers",
     "reasoning_tags",
     "tool_call_tags",
@@ -138,6 +141,7 @@ impl ModelCard {
             thinking_marker: None,
             thinking_terminator_hint: None,
             sampling: CardSampling::default(),
+            non_thinking_sampling: CardSampling::default(),
             effort_tiers: [None; 5],
             markup: CardMarkup::default(),
             drafts: Vec::new(),
@@ -194,24 +198,8 @@ impl ModelCard {
             tool_calls: reader.tags("tool_call_tags"),
         };
         card.drafts = reader.drafts();
-        if let Some(sampling) = reader.object("sampling") {
-            let mut inner = CardFields {
-                fields: sampling,
-                warnings: reader.warnings,
-            };
-            card.sampling = CardSampling {
-                temperature: inner.number("temperature", 0.0, 2.0),
-                top_p: inner.number("top_p", f32::MIN_POSITIVE, 1.0),
-                top_k: inner.count("top_k", 0),
-                min_p: inner.number("min_p", 0.0, 1.0),
-                presence_penalty: inner.number("presence_penalty", -2.0, 2.0),
-                repetition_penalty: inner.number("repetition_penalty", f32::MIN_POSITIVE, 10.0),
-            };
-        }
-        let mut reader = CardFields {
-            fields: &fields,
-            warnings: &mut warnings,
-        };
+        card.sampling = reader.sampling("sampling");
+        card.non_thinking_sampling = reader.sampling("non_thinking_sampling");
         if let Some(tiers) = reader.object("reasoning_effort_tiers") {
             let mut inner = CardFields {
                 fields: tiers,
@@ -288,6 +276,25 @@ impl<'a> CardFields<'a, '_> {
         }
     }
 
+    /// An object of sampling values; all absent without it.
+    fn sampling(&mut self, key: &str) -> CardSampling {
+        let Some(fields) = self.object(key) else {
+            return CardSampling::default();
+        };
+        let mut inner = CardFields {
+            fields,
+            warnings: self.warnings,
+        };
+        CardSampling {
+            temperature: inner.number("temperature", 0.0, 2.0),
+            top_p: inner.number("top_p", f32::MIN_POSITIVE, 1.0),
+            top_k: inner.count("top_k", 0),
+            min_p: inner.number("min_p", 0.0, 1.0),
+            presence_penalty: inner.number("presence_penalty", -2.0, 2.0),
+            repetition_penalty: inner.number("repetition_penalty", f32::MIN_POSITIVE, 10.0),
+        }
+    }
+
     /// `[open, close]`, or `[]` for a model without such tags.
     fn tags(&mut self, key: &str) -> CardTags {
         let Some(value) = self.present(key) else {
@@ -347,7 +354,8 @@ mod tests {
     use super::*;
 
     const GOOD: &str = r#"{"name": "A", "source": "s", "verified_at": "d", "max_tokens": 100,
-        "sampling": {"temperature": 0.7, "top_k": 20}, "reasoning_effort_tiers": {"low": 5, "max": 50}}"#;
+        "sampling": {"temperature": 0.7, "top_k": 20}, "non_thinking_sampling": {"top_k": 5},
+        "reasoning_effort_tiers": {"low": 5, "max": 50}}"#;
 
     #[test]
     fn valid_cards_load_without_warning() {
@@ -359,6 +367,7 @@ mod tests {
         );
         assert_eq!(card.sampling.temperature, Some(0.7));
         assert_eq!(card.sampling.top_k, Some(20));
+        assert_eq!(card.non_thinking_sampling.top_k, Some(5));
         assert_eq!(card.effort_tiers, [Some(5), None, None, None, Some(50)]);
     }
 

@@ -13,6 +13,9 @@ use crate::names::{EMBEDDING, FINAL_NORM, HEAD};
 use crate::reader::{Reader, key_error};
 use crate::{ModelError, family, vocab};
 
+/// Models that a file may say it was made from.
+const MAX_BASE_MODELS: usize = 8;
+
 /// A model read from a file. Its weights stay in the file and are read in place.
 #[derive(Clone)]
 pub struct LoadedModel {
@@ -43,6 +46,8 @@ impl LoadedModel {
 pub struct ModelInfo {
     /// The model's own name, or the file's stem.
     pub name: String,
+    /// Names by which the file says what kind of model it is: those of the models it comes from.
+    pub other_names: Vec<String>,
     /// The family's name in the file.
     pub architecture: String,
     /// Number of weights that the model reads; a tied head counts once.
@@ -158,6 +163,11 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
     let values = |weights: Vec<&WeightRef>| weights.iter().map(|w| w.values() as u64).sum();
     let info = ModelInfo {
         name,
+        // A key of another type says as little as none.
+        other_names: other_names(|key| {
+            let text = file.meta().text(key).ok().flatten()?;
+            (!text.trim().is_empty()).then(|| text.to_owned())
+        }),
         quantization: quantization(&file, &types),
         mtp_parameters: spec.mtp.as_ref().map(|mtp| values(mtp.weights(&spec))),
         parameters: values(spec.weights()),
@@ -179,6 +189,19 @@ fn from_file(file: GgufFile, stem: &str) -> Result<LoadedModel, ModelError> {
         card,
         info,
     })
+}
+
+/// The model's basename with its size and finetune, and the models that it was made from, by the
+/// text of a key.
+fn other_names(text: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let parts = ["basename", "size_label", "finetune"];
+    let parts: Vec<String> = parts
+        .iter()
+        .filter_map(|part| text(&format!("general.{part}")))
+        .collect();
+    let own = text("general.basename").map(|_| parts.join("-"));
+    let bases = (0..MAX_BASE_MODELS).map_while(|i| text(&format!("general.base_model.{i}.name")));
+    own.into_iter().chain(bases).collect()
 }
 
 fn quantization(file: &GgufFile, types: &[TypeShare]) -> String {
@@ -210,4 +233,29 @@ fn type_shares(spec: &ModelSpec) -> Vec<TypeShare> {
     }
     shares.sort_by_key(|share| std::cmp::Reverse(share.bytes));
     shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_names_are_the_basename_with_its_parts_and_the_base_models() {
+        let of = |keys: &[(&str, &str)]| {
+            other_names(|key| {
+                let found = keys.iter().find(|(known, _)| *known == key);
+                found.map(|(_, text)| (*text).to_owned())
+            })
+        };
+        let all = [
+            ("general.basename", "Qwen3"),
+            ("general.finetune", "Instruct-2507"),
+            ("general.size_label", "4B"),
+            ("general.base_model.0.name", "Qwen3 4B Base"),
+            ("general.base_model.1.name", "Other"),
+        ];
+        let expected = ["Qwen3-4B-Instruct-2507", "Qwen3 4B Base", "Other"];
+        assert_eq!(of(&all), expected);
+        assert_eq!(of(&all[1..3]), Vec::<String>::new());
+    }
 }

@@ -9,12 +9,15 @@ use chat::conversation::{Conversation, Message};
 use chat::reply::{FinishReason, Reply, ReplyConfig, ReplyDelta};
 use chat::request::SamplingParams;
 use contract::Runner;
-use decode::{Event, Job, JobId, Scheduler, SchedulerConfig, SchedulerState, SpeculationConfig};
+use decode::{
+    Event, InitialPhase, Job, JobId, Scheduler, SchedulerConfig, SchedulerState, SpeculationConfig,
+};
 
 use crate::commands::caching;
 use crate::ids;
 use crate::open::drafting;
 use crate::text::model_context::ModelContext;
+use crate::text::prepare;
 use crate::text::reply::{Choice, ChoiceConfig, Part};
 use crate::text::sampling_params;
 
@@ -95,13 +98,15 @@ impl ReplyGenerator {
         on_delta: &mut dyn FnMut(&ReplyDelta) -> std::io::Result<()>,
         is_cancelled: &dyn Fn() -> bool,
     ) -> anyhow::Result<TimedReply> {
-        let rendered = self.model.template.render(&Conversation {
+        let conversation = Conversation {
             messages: messages.to_vec(),
             enable_thinking: options.thinking.or(self.model.defaults.thinking),
             add_generation_prompt: true,
             now_unix: i64::try_from(ids::unix_now()).unwrap_or(i64::MAX),
             ..Conversation::default()
-        })?;
+        };
+        let rendered = self.model.template.render(&conversation)?;
+        let phase = prepare::initial_phase(&self.model, &rendered, &conversation);
         let prompt = self.model.tokenizer.encode_rendered(&rendered)?;
         let n_prompt = prompt.len();
         let mut choice = Choice::new(&ChoiceConfig {
@@ -122,7 +127,7 @@ impl ReplyGenerator {
         let start = Instant::now();
         self.scheduler.submit(Job {
             id,
-            params: self.generation_params(n_prompt, options)?,
+            params: self.generation_params((n_prompt, phase), options)?,
             prompt: prompt.into(),
             choices: 1,
             priority: 0,
@@ -184,7 +189,7 @@ impl ReplyGenerator {
 
     fn generation_params(
         &self,
-        n_prompt: usize,
+        (n_prompt, phase): (usize, InitialPhase),
         options: &ReplyOptions,
     ) -> anyhow::Result<decode::GenerationParams> {
         let info = self.scheduler.info();
@@ -199,11 +204,9 @@ impl ReplyGenerator {
         };
         let default = self.model.defaults.max_tokens.unwrap_or(remaining);
         let max_tokens = options.max_tokens.unwrap_or(default).min(remaining);
+        let defaults = self.model.defaults.of_reply(phase);
         Ok(sampling_params::generation_params(
-            &fields,
-            &self.model.defaults,
-            max_tokens,
-            info.vocab,
+            &fields, &defaults, max_tokens, info.vocab,
         )?)
     }
 }

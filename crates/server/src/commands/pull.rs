@@ -60,7 +60,7 @@ fn card_draft(hub: &Hub, path: &Path) -> Option<String> {
         return None;
     }
     let loaded = open::load(path).ok()?;
-    let found = card::find(&loaded.info.name, &loaded.info.architecture, None);
+    let found = card::find(&loaded.info, None);
     let draft = found.card.draft_of(&loaded.spec.name)?;
     Some(hub.parse(&draft.source).ok()?.to_string())
 }

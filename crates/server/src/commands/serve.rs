@@ -446,11 +446,7 @@ pub(super) fn generation(
     loaded: &model::LoadedModel,
 ) -> (FoundCard, GenerationDefaults, Vec<ResolvedSetting>) {
     let info = &loaded.info;
-    let found = card::find(
-        &info.name,
-        &info.architecture,
-        args.model_cards_dir.as_deref(),
-    );
+    let found = card::find(info, args.model_cards_dir.as_deref());
     let flags = GenerationFlags {
         max_tokens: args.reasoning.answer_tokens(),
         thinking: args.reasoning.thinking_default.map(is_on),

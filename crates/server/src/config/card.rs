@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use model::{CardSampling, ModelCard};
+use model::{CardSampling, ModelCard, ModelInfo};
 
 use crate::config::{Origin, ResolvedSetting};
 use crate::settings::GenerationDefaults;
@@ -14,7 +14,7 @@ const EFFORTS: [&str; 5] = ["low", "medium", "high", "x_high", "max"];
 /// Directory of cards in a checkout of this project.
 const CHECKOUT: &str = "models/cards";
 /// Cards in the executable, by stem.
-const BUILT_IN: [(&str, &str); 12] = [
+const BUILT_IN: [(&str, &str); 14] = [
     ("ember", include_str!("../../../../models/cards/ember.json")),
     ("qwen3", include_str!("../../../../models/cards/qwen3.json")),
     (
@@ -32,6 +32,14 @@ const BUILT_IN: [(&str, &str); 12] = [
     (
         "qwen3.5",
         include_str!("../../../../models/cards/qwen3.5.json"),
+    ),
+    (
+        "qwen3.5-small",
+        include_str!("../../../../models/cards/qwen3.5-small.json"),
+    ),
+    (
+        "qwen3.6-35b-a3b",
+        include_str!("../../../../models/cards/qwen3.6-35b-a3b.json"),
     ),
     (
         "qwen3.6",
@@ -58,24 +66,29 @@ const BUILT_IN: [(&str, &str); 12] = [
         include_str!("../../../../models/cards/gemma-3.json"),
     ),
 ];
-/// Series of models that share a card: how their stems begin, what else is in them, and the card.
-/// The first that fits counts.
-const SERIES: [(&str, &str, &str); 14] = [
+/// Models that share a card: their architecture without `moe`, how their names' stems begin, what
+/// else is in them, and the card, if any. The first that fits counts.
+const SERIES: [(&str, &str, &str, &str); 19] = [
     // Synthetic models of benchmarks.
-    ("qwen3", "random-weights", ""),
-    ("qwen3.8-", "", "qwen3.8"),
-    ("qwen3.6-", "", "qwen3.6"),
-    ("qwen3.5-", "", "qwen3.5"),
-    ("qwen3-coder-", "", "qwen3-coder"),
-    ("qwen3-", "instruct", "qwen3-instruct"),
-    ("qwen3-", "thinking", "qwen3-thinking"),
-    ("qwen3-", "base", ""),
-    ("qwen3-", "", "qwen3"),
-    ("qwen2.5-", "instruct", "qwen2.5-instruct"),
-    ("smollm2-", "", "smollm2"),
-    ("llama-3", "instruct", "llama-3"),
-    ("meta-llama-3", "instruct", "llama-3"),
-    ("gemma-3-", "-it", "gemma-3"),
+    ("", "qwen3", "random-weights", ""),
+    ("qwen35", "qwen3.8-", "", "qwen3.8"),
+    ("qwen35", "qwen3.6-", "-base", ""),
+    ("qwen35", "qwen3.6-", "35b-a3b", "qwen3.6-35b-a3b"),
+    ("qwen35", "qwen3.6-", "", "qwen3.6"),
+    ("qwen35", "qwen3.5-", "-base", ""),
+    ("qwen35", "qwen3.5-0.8b", "", "qwen3.5-small"),
+    ("qwen35", "qwen3.5-2b", "", "qwen3.5-small"),
+    ("qwen35", "qwen3.5-", "", "qwen3.5"),
+    ("qwen3", "qwen3-coder-", "", "qwen3-coder"),
+    ("qwen3", "qwen3-", "instruct", "qwen3-instruct"),
+    ("qwen3", "qwen3-", "thinking", "qwen3-thinking"),
+    ("qwen3", "qwen3-", "base", ""),
+    ("qwen3", "qwen3-", "", "qwen3"),
+    ("qwen2", "qwen2.5-", "instruct", "qwen2.5-instruct"),
+    ("llama", "smollm2-", "", "smollm2"),
+    ("llama", "llama-3", "instruct", "llama-3"),
+    ("llama", "meta-llama-3", "instruct", "llama-3"),
+    ("gemma3", "gemma-3-", "-it", "gemma-3"),
 ];
 
 /// A card and where it was found.
@@ -114,37 +127,59 @@ pub struct GenerationFlags {
     pub sampling: CardSampling,
 }
 
-/// Finds the card of a model in `dir`, in the checkout, or in the executable.
+/// Finds the card of a model in `dir`, in the checkout, or in the executable, by the names that its
+/// file gives: its own, then those of the models it comes from.
 ///
 /// An invalid value is logged and ignored. Without a card, the family's defaults are used.
-pub fn find(model_name: &str, architecture: &str, dir: Option<&Path>) -> FoundCard {
-    let stem = ModelCard::stem(model_name);
-    let dirs = dir.into_iter().chain([Path::new(CHECKOUT)]);
-    for path in dirs.map(|dir| dir.join(format!("{stem}.json"))) {
-        match std::fs::read_to_string(&path) {
-            Ok(json) => return read(&json, architecture, &path.display().to_string()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => {
-                tracing::warn!(card = %path.display(), %error, "cannot read the model card")
+pub fn find(info: &ModelInfo, dir: Option<&Path>) -> FoundCard {
+    let others = info.other_names.iter().map(String::as_str);
+    let names: Vec<&str> = std::iter::once(info.name.as_str()).chain(others).collect();
+    find_by_names(&names, &info.architecture, dir)
+}
+
+fn find_by_names(names: &[&str], architecture: &str, dir: Option<&Path>) -> FoundCard {
+    let stems: Vec<String> = names.iter().map(|name| ModelCard::stem(name)).collect();
+    for stem in &stems {
+        let dirs = dir.into_iter().chain([Path::new(CHECKOUT)]);
+        for path in dirs.map(|dir| dir.join(format!("{stem}.json"))) {
+            match std::fs::read_to_string(&path) {
+                Ok(json) => return read(&json, architecture, &path.display().to_string()),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    tracing::warn!(card = %path.display(), %error, "cannot read the model card")
+                }
             }
         }
     }
-    let series = SERIES
-        .iter()
-        .find(|(begin, part, _)| stem.starts_with(begin) && stem.contains(part))
-        .map_or(&*stem, |(_, _, card)| card);
-    if let Some((name, json)) = BUILT_IN.iter().find(|(name, _)| *name == series) {
+    // A series without a card ends the search: the model has none.
+    let card = stems.iter().find_map(|stem| card_of(stem, architecture));
+    let found = card.and_then(|card| BUILT_IN.iter().find(|(name, _)| *name == card));
+    if let Some((name, json)) = found {
         return read(json, architecture, &format!("{name}, built in"));
     }
     if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
         tracing::warn!(dir = %dir.display(), "--model-cards-dir is not a directory");
     }
+    let stem = stems.first().map_or("the model", String::as_str);
     FoundCard {
         card: ModelCard::of_architecture(architecture),
         place: format!("none for {stem}, so {architecture} defaults"),
         origin: Origin::Default,
         verbatim: None,
     }
+}
+
+/// The built-in card of a stem: its own or that of its series, which is empty if the series has
+/// none.
+fn card_of<'a>(stem: &'a str, architecture: &str) -> Option<&'a str> {
+    if BUILT_IN.iter().any(|(name, _)| *name == stem) {
+        return Some(stem);
+    }
+    let dense = architecture.strip_suffix("moe").unwrap_or(architecture);
+    let fits = |(family, begin, part, _): &&(&str, &str, &str, &str)| {
+        [dense, ""].contains(family) && stem.starts_with(begin) && stem.contains(part)
+    };
+    SERIES.iter().find(fits).map(|(.., card)| *card)
 }
 
 fn read(json: &str, architecture: &str, place: &str) -> FoundCard {
@@ -193,6 +228,15 @@ pub fn generation_defaults(
         value
     }
     let max_tokens = flags.max_tokens.unwrap_or(found.card.max_tokens);
+    let own = &found.card.non_thinking_sampling;
+    // A flag holds for replies of both kinds.
+    let non_thinking = CardSampling {
+        temperature: own.temperature.filter(|_| by_flag.temperature.is_none()),
+        top_p: own.top_p.filter(|_| by_flag.top_p.is_none()),
+        top_k: own.top_k.filter(|_| by_flag.top_k.is_none()),
+        min_p: own.min_p.filter(|_| by_flag.min_p.is_none()),
+        ..*own
+    };
     let defaults = GenerationDefaults {
         max_tokens: Some(max_tokens),
         thinking: flags.thinking,
@@ -246,6 +290,7 @@ pub fn generation_defaults(
             neutral.presence_penalty,
             &mut add,
         ),
+        non_thinking,
         ..neutral
     };
     if flags.max_tokens.is_none() {
@@ -298,9 +343,11 @@ mod tests {
     fn card_is_found_by_the_stem_of_the_model_name() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a-model-1b.json"), CARD).unwrap();
-        let found = find("A Model_1B", "qwen35", Some(dir.path()));
+        let found = find_by_names(&["A Model_1B"], "qwen35", Some(dir.path()));
         assert_eq!((found.card.max_tokens, found.origin), (100, Origin::Card));
-        let none = find("B", "qwen35", Some(dir.path()));
+        let of_base = find_by_names(&["B", "A Model 1B"], "qwen35", Some(dir.path()));
+        assert_eq!(of_base.card, found.card);
+        let none = find_by_names(&["B"], "qwen35", Some(dir.path()));
         assert_eq!(
             (none.card, none.origin),
             (ModelCard::of_architecture("qwen35"), Origin::Default)
@@ -314,7 +361,7 @@ mod tests {
         let inner = dir.path().join("cards");
         std::fs::create_dir(&inner).unwrap();
         assert_eq!(
-            find("../secret", "qwen35", Some(&inner)).origin,
+            find_by_names(&["../secret"], "qwen35", Some(&inner)).origin,
             Origin::Default
         );
     }
@@ -364,32 +411,71 @@ mod tests {
 
     #[test]
     fn models_of_a_series_share_its_card() {
-        let temperature = |name: &str| find(name, "qwen3", None).card.sampling.temperature;
-        for (name, expected) in [
-            ("Qwen3 8B", Some(0.6)),
-            ("Qwen3-30B-A3B", Some(0.6)),
-            ("Qwen3 4B Instruct 2507", Some(0.7)),
-            ("Qwen3-235B-A22B-Thinking-2507", Some(0.6)),
-            ("Qwen3 Coder 30B A3B Instruct", Some(0.7)),
-            ("Qwen3.5-27B", Some(1.0)),
-            ("Qwen3.6 35B A3B", Some(1.0)),
-            ("Qwen3 8B Base", None),
-            ("qwen3.5-27b (random weights)", None),
-            ("Qwen2.5 7B Instruct", Some(0.7)),
-            ("Qwen2.5-7B", None),
-            ("Smollm2 135M 8k Lc100K Mix1 Ep2", Some(0.2)),
-            ("Llama 3.2 3B Instruct", Some(0.6)),
-            ("Meta Llama 3.1 8B Instruct", Some(0.6)),
-            ("Llama 3.2 3B", None),
-            ("Gemma 3 4b It", Some(1.0)),
-            ("Gemma 3 270m", None),
-            ("another", None),
+        let card = |names: &[&str], architecture| {
+            find_by_names(names, architecture, None)
+                .verbatim
+                .and_then(|card| Some(card["name"].as_str()?.to_owned()))
+        };
+        for (architecture, name, expected) in [
+            ("qwen3", "Qwen3 8B", "qwen3"),
+            ("qwen3moe", "Qwen3-30B-A3B", "qwen3"),
+            ("qwen3", "Qwen3 4B Instruct 2507", "qwen3-instruct"),
+            ("qwen3moe", "Qwen3-30B-A3B-Instruct-2507", "qwen3-instruct"),
+            ("qwen3moe", "Qwen3-30B-A3B-Thinking-2507", "qwen3-thinking"),
+            ("qwen3moe", "Qwen3 Coder 30B A3B Instruct", "qwen3-coder"),
+            ("qwen3", "Qwen3 8B Base", ""),
+            ("qwen35", "Qwen3.5-0.8B", "qwen3.5-small"),
+            ("qwen35", "Qwen3.5 2B", "qwen3.5-small"),
+            ("qwen35", "Qwen3.5-4B", "qwen3.5"),
+            ("qwen35", "Qwen3.5-9B", "qwen3.5"),
+            ("qwen35", "Qwen3.5 4B Base", ""),
+            ("qwen35", "Qwen3.5-27B", "qwen3.5"),
+            ("qwen35moe", "Qwen3.5-35B-A3B", "qwen3.5"),
+            ("qwen35moe", "Qwen3.5-122B-A10B", "qwen3.5"),
+            ("qwen35", "Qwen3.6-27B", "qwen3.6"),
+            ("qwen35moe", "Qwen3.6 35B A3B", "qwen3.6-35b-a3b"),
+            ("qwen35", "Qwen3.8-27B", "qwen3.8"),
+            ("qwen35", "qwen3.5-27b (random weights)", ""),
+            ("qwen2", "Qwen2.5 7B Instruct", "qwen2.5-instruct"),
+            ("qwen2", "Qwen2.5-7B", ""),
+            ("llama", "Smollm2 135M 8k Lc100K Mix1 Ep2", "smollm2"),
+            ("llama", "Llama 3.2 3B Instruct", "llama-3"),
+            ("llama", "Llama-3.3-70B-Instruct", "llama-3"),
+            ("llama", "Meta Llama 3.1 8B Instruct", "llama-3"),
+            ("llama", "Llama 3.2 3B", ""),
+            ("gemma3", "Gemma 3 4b It", "gemma-3"),
+            ("gemma3", "Gemma 3 270m", ""),
+            ("llama", "Qwen3.5-27B", ""),
+            ("qwen3", "another", ""),
         ] {
-            assert_eq!(temperature(name), expected, "{name}");
+            let expected = Some(expected.to_owned()).filter(|card| !card.is_empty());
+            assert_eq!(card(&[name], architecture), expected, "{name}");
+            let tuned = ["My finetune", name];
+            assert_eq!(card(&tuned, architecture), expected, "made from {name}");
         }
-        assert!(SERIES.iter().all(|(_, _, card)| {
+        assert!(SERIES.iter().all(|(.., card)| {
             card.is_empty() || BUILT_IN.iter().any(|(stem, _)| stem == card)
         }));
+    }
+
+    #[test]
+    fn non_thinking_replies_have_sampling_of_their_own_unless_a_flag_sets_it() {
+        let found = find_by_names(&["Qwen3.8 27B"], "qwen35", None);
+        let of = |flags: GenerationFlags| {
+            let file = CardSampling::default();
+            let defaults = generation_defaults(flags, &found, &file).0;
+            let other = defaults.of_non_thinking();
+            let pair = |d: &GenerationDefaults| (d.temperature, d.top_p, d.presence_penalty);
+            (pair(&defaults), pair(&other))
+        };
+        let flags = GenerationFlags::default();
+        assert_eq!(of(flags), ((1.0, 0.95, 0.0), (0.7, 0.8, 1.5)));
+        let sampling = CardSampling {
+            temperature: Some(0.5),
+            ..CardSampling::default()
+        };
+        let flags = GenerationFlags { sampling, ..flags };
+        assert_eq!(of(flags), ((0.5, 0.95, 0.0), (0.5, 0.8, 1.5)));
     }
 
     #[test]

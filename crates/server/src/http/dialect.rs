@@ -6,6 +6,7 @@
 //! Headers are sent once a request is admitted. A stream whose prompt is scored for compression
 //! begins before that, with comments on the progress.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -164,7 +165,7 @@ impl<T: Send + 'static> ParsedRequest<T> {
         let max_tokens = prepare::max_reply_tokens(model, request, room);
         let vocab = self.ready.info.vocab;
         let mut params =
-            sampling_params::generation_params(fields, &model.defaults, max_tokens, vocab)?;
+            sampling_params::generation_params(fields, &self.defaults(), max_tokens, vocab)?;
         token_rules::restrict(&mut params, fields, &model.tokenizer, vocab)?;
         params.logprobs = request.logprobs;
         params.prompt_logprobs = request.tokens.prompt_logprobs;
@@ -226,9 +227,12 @@ impl<T: Send + 'static> ParsedRequest<T> {
             .with_reasoning(request.thinking.visibility))
     }
 
-    /// Sampling defaults of the model.
-    pub fn defaults(&self) -> &GenerationDefaults {
-        &self.ready.model.defaults
+    /// Sampling defaults of the model, for a reply that begins as the prompt makes it.
+    pub fn defaults(&self) -> Cow<'_, GenerationDefaults> {
+        self.ready
+            .model
+            .defaults
+            .of_reply(self.prompt.initial_phase)
     }
 
     /// Adds what of the request the reply does not keep.

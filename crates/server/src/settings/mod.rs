@@ -5,11 +5,14 @@ pub mod keep_alive;
 pub mod model_pulls;
 pub mod reasoning;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use chat::openai::response::ReasoningField;
 use chat::request::LateSystem;
 use contract::AttentionWindow;
+use decode::InitialPhase;
+use model::CardSampling;
 use model::markup::CardMarkup;
 use tokio::sync::watch;
 
@@ -132,10 +135,36 @@ pub struct GenerationDefaults {
     pub repetition_penalty: f32,
     /// Presence penalty; 0 disables it.
     pub presence_penalty: f32,
+    /// Values of replies that do not reason, where they differ from those above.
+    pub non_thinking: CardSampling,
     /// Reasoning limits.
     pub reasoning: ReasoningDefaults,
     /// The model card's tags.
     pub markup: CardMarkup,
+}
+
+impl GenerationDefaults {
+    /// The defaults of a reply that begins in `phase`.
+    pub fn of_reply(&self, phase: InitialPhase) -> Cow<'_, GenerationDefaults> {
+        match phase {
+            InitialPhase::Answer => Cow::Owned(self.of_non_thinking()),
+            InitialPhase::Reasoning | InitialPhase::Undecided => Cow::Borrowed(self),
+        }
+    }
+
+    /// The defaults of a reply that does not reason.
+    pub fn of_non_thinking(&self) -> GenerationDefaults {
+        let own = &self.non_thinking;
+        GenerationDefaults {
+            temperature: own.temperature.unwrap_or(self.temperature),
+            top_p: own.top_p.unwrap_or(self.top_p),
+            top_k: own.top_k.unwrap_or(self.top_k),
+            min_p: own.min_p.unwrap_or(self.min_p),
+            repetition_penalty: own.repetition_penalty.unwrap_or(self.repetition_penalty),
+            presence_penalty: own.presence_penalty.unwrap_or(self.presence_penalty),
+            ..self.clone()
+        }
+    }
 }
 
 impl Default for ServerConfig {
@@ -195,6 +224,7 @@ impl Default for GenerationDefaults {
             min_p: 0.0,
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
+            non_thinking: CardSampling::default(),
             reasoning: ReasoningDefaults::default(),
             markup: CardMarkup::default(),
         }

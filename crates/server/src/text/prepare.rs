@@ -152,7 +152,7 @@ fn prepared(
 }
 
 /// Phase in which the reply to a prompt begins.
-fn initial_phase(
+pub fn initial_phase(
     model: &ModelContext,
     rendered: &RenderedPrompt,
     conversation: &Conversation,

@@ -165,6 +165,7 @@ async fn props_has_all_keys() {
         "model_alias",
         "model_path",
         "model_card",
+        "non_thinking_generation_settings",
         "pflash",
         "prefix_cache",
         "reasoning",

@@ -155,11 +155,7 @@ fn open_here(
         tracing::warn!("{BUNDLED_NOTE}");
     }
     let info = &loaded.info;
-    let found = card::find(
-        &info.name,
-        &info.architecture,
-        args.model_cards_dir.as_deref(),
-    );
+    let found = card::find(info, args.model_cards_dir.as_deref());
     let flags = GenerationFlags::default();
     let (defaults, _) = card::generation_defaults(flags, &found, &loaded.card.sampling);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;

@@ -16,6 +16,7 @@ use crate::engine::{EnginePhase, ModelHandle};
 use crate::error::ApiError;
 use crate::http::state::App;
 use crate::scripted;
+use crate::settings::GenerationDefaults;
 use crate::settings::compression::CompressionSettings;
 
 /// Incremented when a key is removed, renamed or changes type.
@@ -139,8 +140,8 @@ fn pool(stats: &Stats) -> Value {
 /// Defaults of a request.
 fn generation(handle: &ModelHandle) -> Value {
     let defaults = &handle.model.defaults;
-    json!({
-        "default_generation_settings": {
+    let settings = |defaults: &GenerationDefaults| {
+        json!({
             "n_ctx": handle.info.limits.context,
             "n_predict": defaults.max_tokens,
             "temperature": defaults.temperature,
@@ -149,7 +150,11 @@ fn generation(handle: &ModelHandle) -> Value {
             "min_p": defaults.min_p,
             "repeat_penalty": defaults.repetition_penalty,
             "presence_penalty": defaults.presence_penalty,
-        },
+        })
+    };
+    json!({
+        "default_generation_settings": settings(defaults),
+        "non_thinking_generation_settings": settings(&defaults.of_non_thinking()),
         "budget_envelope": envelope(handle),
         "model_card": handle.model.description.card.as_ref().and_then(|card| card.verbatim.clone()),
         "sampling": {"capabilities": {
