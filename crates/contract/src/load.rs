@@ -93,6 +93,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Features in use: threads, instruction sets, architecture.
     pub features: Vec<String>,
+    /// What kind of GPU it is and what was measured on it; `None` for other devices.
+    pub class: Option<String>,
     /// Total memory in bytes.
     pub total_bytes: u64,
     /// Free memory in bytes.

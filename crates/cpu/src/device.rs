@@ -79,6 +79,7 @@ impl CpuBackend {
                 self.dispatch.name().to_owned(),
                 format!("{} threads", self.threads),
             ],
+            class: None,
             total_bytes: memory.total,
             free_bytes: memory.free,
         }

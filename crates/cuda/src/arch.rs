@@ -37,14 +37,10 @@ impl Arch {
 }
 
 impl fmt::Display for Arch {
-    /// The full target name. 9.0, 10.0 and 12.0 need the letter for architecture-specific
+    /// The full target name. From 9.0 on, the letter stands for architecture-specific
     /// instructions.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exact = if matches!(self.number, 90 | 100 | 120) {
-            "a"
-        } else {
-            ""
-        };
+        let exact = if self.number >= 90 { "a" } else { "" };
         write!(f, "sm_{}{exact}", self.number)
     }
 }
@@ -60,6 +56,8 @@ mod tests {
             ("90a", "sm_90a"),
             ("86", "sm_86"),
             ("sm_120a", "sm_120a"),
+            ("sm_110", "sm_110a"),
+            ("121", "sm_121a"),
         ] {
             assert_eq!(
                 Arch::parse(typed).map(|a| a.to_string()).as_deref(),

@@ -156,14 +156,6 @@ impl Layout {
     }
 }
 
-impl GpuInfo {
-    /// Whether the kernels can be compiled for it: they need cp.async and the MMAs of compute
-    /// capability 8.0.
-    pub fn runs_kernels(&self) -> bool {
-        self.capability >= (8, 0)
-    }
-}
-
 impl CudaBackend {
     /// A GPU that [`probe`](crate::probe()) found, with all of its free memory.
     pub fn new(gpu: GpuInfo) -> CudaBackend {
@@ -195,6 +187,7 @@ impl CudaBackend {
             id: format!("cuda:{}", gpu.ordinal),
             name,
             features,
+            class: Some(gpu.class().description()),
             total_bytes: gpu.total_bytes,
             free_bytes,
         }
@@ -237,13 +230,8 @@ impl CudaBackend {
     }
 
     fn checked(&self, config: &LoadConfig) -> Result<(), DeviceError> {
-        if !self.gpu.runs_kernels() {
-            let (major, minor) = self.gpu.capability;
-            return Err(DeviceError::Unsupported {
-                what: format!("compute capability {major}.{minor}"),
-                device: self.name(),
-                instead: "the kernels need 8.0 or later, use --device cpu".to_owned(),
-            });
+        if let Some(refusal) = self.gpu.refusal(self.name()) {
+            return Err(refusal);
         }
         check::require_supported(config, &self.name())?;
         check::check_shared_memory(config, self.gpu.props(), &self.name())

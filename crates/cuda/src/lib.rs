@@ -19,6 +19,7 @@ mod deferred_draft;
 pub mod driver;
 mod exec;
 mod experts;
+mod gpu_class;
 mod gpu_props;
 #[cfg(feature = "inspect")]
 mod inspect;
@@ -43,6 +44,7 @@ pub mod timing;
 mod weights;
 
 pub use backend::CudaBackend;
+pub use gpu_class::GpuClass;
 pub use gpu_props::GpuProps;
 #[cfg(feature = "inspect")]
 pub use inspect::InspectedRunner;

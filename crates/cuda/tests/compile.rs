@@ -48,7 +48,9 @@ fn unit_compiles_to_a_cubin_with_resource_usage() {
     let Some(options) = options("a_unit_becomes_machine_code", None) else {
         return;
     };
-    for target in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"] {
+    for target in [
+        "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_110", "sm_120", "sm_121",
+    ] {
         let units = [bandwidth::unit(), bandwidth::unit()];
         let mut on_progress = Vec::new();
         let compiled =

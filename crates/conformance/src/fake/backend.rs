@@ -46,6 +46,7 @@ pub(super) fn device_info() -> DeviceInfo {
         id: "fake".to_owned(),
         name: "a hash function".to_owned(),
         features: Vec::new(),
+        class: None,
         total_bytes: 0,
         free_bytes: 0,
     }

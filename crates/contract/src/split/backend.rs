@@ -242,6 +242,7 @@ fn merged(all: DeviceInfo, other: DeviceInfo) -> DeviceInfo {
             format!("{}, {}", all.name, other.name)
         },
         features,
+        class: all.class.or(other.class),
         total_bytes: all.total_bytes + other.total_bytes,
         free_bytes: all.free_bytes + other.free_bytes,
     }

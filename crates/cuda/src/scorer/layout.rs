@@ -63,10 +63,8 @@ impl ScorerLayout {
             device: device.clone(),
             instead: instead.to_owned(),
         };
-        if !gpu.runs_kernels() {
-            let (major, minor) = gpu.capability;
-            let what = format!("compute capability {major}.{minor}");
-            return Err(unsupported(what, "the kernels need 8.0 or later"));
+        if let Some(refusal) = gpu.refusal(device.clone()) {
+            return Err(refusal);
         }
         let Some((exit_layer, attention_layers)) = exit_of(&config.model, config.exit_layer) else {
             let what = format!("scoring with {}", config.model.name);

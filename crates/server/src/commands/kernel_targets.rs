@@ -6,14 +6,16 @@ use cuda::GpuInfo;
 use cuda::driver::Arch;
 
 /// Multiprocessors of a usual GPU of an architecture, on which some kernels depend.
-const USUAL: [(u32, u32); 7] = [
+const USUAL: [(u32, u32); 9] = [
     (75, 68),
     (80, 108),
     (86, 82),
     (87, 16),
     (89, 128),
     (90, 132),
+    (110, 20),
     (120, 170),
+    (121, 48),
 ];
 /// Usual limits of a server.
 pub(super) const LIMITS: Limits = Limits {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use contract::Backend;
 
+use crate::open::other_devices::OtherDevice;
 use crate::open::placement::PlacementChoice;
 use cpu::CpuBackend;
 use cuda::CudaBackend;
@@ -173,6 +174,16 @@ pub enum DeviceChoiceError {
     /// Unknown device name.
     #[error("--device {0}: unknown device, use auto, cpu or cuda:N")]
     Unknown(String),
+    /// A device that other programs know and this one does not.
+    #[error("--device {name}: {kind} cannot be used: {reason}")]
+    Other {
+        /// Requested name.
+        name: String,
+        /// The devices of that name.
+        kind: &'static str,
+        /// What is planned, and what to use instead.
+        reason: &'static str,
+    },
     /// No such GPU.
     #[error("--device {name}: {detail}")]
     NoGpu {
@@ -214,8 +225,7 @@ fn choose_one(name: &str, choice: &DeviceChoice) -> Result<Box<dyn Backend>, Dev
             None => cpu_device(choice),
         },
         _ => {
-            let ordinal =
-                ordinal(name).ok_or_else(|| DeviceChoiceError::Unknown(name.to_owned()))?;
+            let ordinal = ordinal(name).ok_or_else(|| unknown(name))?;
             let no_gpu = |detail: String| DeviceChoiceError::NoGpu {
                 name: name.to_owned(),
                 detail,
@@ -231,6 +241,18 @@ fn choose_one(name: &str, choice: &DeviceChoice) -> Result<Box<dyn Backend>, Dev
     }
 }
 
+/// Why a name is not a device: it means one of another maker, or nothing.
+fn unknown(name: &str) -> DeviceChoiceError {
+    match OtherDevice::named(name) {
+        Some(device) => DeviceChoiceError::Other {
+            name: name.to_owned(),
+            kind: device.kind,
+            reason: device.reason,
+        },
+        None => DeviceChoiceError::Unknown(name.to_owned()),
+    }
+}
+
 /// The first GPU for which kernels can be compiled; logs why not otherwise.
 fn usable_gpu(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
     if choice.cpu_reference {
@@ -240,22 +262,19 @@ fn usable_gpu(choice: &DeviceChoice) -> Option<cuda::GpuInfo> {
         Ok(gpus) => gpus.into_iter().next()?,
         Err(cuda::NoGpuReason::NoDriver) => return None,
         Err(absence) => {
-            tracing::warn!("no card is used: {absence}");
+            tracing::warn!("no GPU is used: {absence}");
             return None;
         }
     };
-    if !gpu.runs_kernels() {
-        let (major, minor) = gpu.capability;
-        tracing::warn!(
-            gpu = %gpu.name,
-            "the card is not used: its compute capability is {major}.{minor}, the kernels need 8.0"
-        );
+    let class = gpu.class();
+    if class.unsupported.is_some() {
+        tracing::warn!(gpu = %gpu.name, "the GPU is not used: {}", class.description());
         return None;
     }
     match cuda::compile::Nvrtc::open(&choice.gpu.compile.nvrtc) {
         Ok(_) => Some(gpu),
         Err(error) => {
-            tracing::warn!(gpu = %gpu.name, "the card is not used: {error}");
+            tracing::warn!(gpu = %gpu.name, "the GPU is not used: {error}");
             None
         }
     }
@@ -294,12 +313,21 @@ mod tests {
 
     #[test]
     fn unknown_device_names_are_rejected_with_alternatives() {
-        for name in ["gpu", "cudax", "cuda:x", "metal"] {
+        for name in ["gpu", "cudax", "cuda:x", ""] {
             let error = choose_one(name, &choice(name)).err().unwrap();
             assert!(
                 error.to_string().contains("use auto, cpu or cuda:N"),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn devices_of_other_makers_are_refused_by_name() {
+        for (name, kind) in [("hip:0", "AMD"), ("xpu", "Intel"), ("Metal", "Apple")] {
+            let error = choose_one(name, &choice(name)).err().unwrap().to_string();
+            assert!(error.contains(name) && error.contains(kind), "{error}");
+            assert!(error.contains("--device cpu"), "{error}");
         }
     }
 

@@ -182,6 +182,7 @@ mod tests {
                 id: "cuda:0".to_owned(),
                 name: "fake".to_owned(),
                 features: Vec::new(),
+                class: None,
                 total_bytes: self.free_mib * MIB,
                 free_bytes: self.free_mib * MIB,
             })

@@ -117,6 +117,7 @@ mod tests {
                 id: self.id.to_owned(),
                 name: "fake".to_owned(),
                 features: Vec::new(),
+                class: None,
                 total_bytes: 24 * GIB,
                 free_bytes: self.free_bytes,
             })

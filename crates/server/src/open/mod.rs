@@ -11,6 +11,7 @@ mod kv_candidates;
 mod memory_fit;
 pub(crate) mod memory_plan;
 pub(crate) mod model_path;
+mod other_devices;
 pub mod placement;
 
 use std::borrow::Cow;

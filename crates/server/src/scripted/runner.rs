@@ -67,6 +67,7 @@ impl ScriptedRunner {
                 id: DEVICE.to_owned(),
                 name: "a script of replies".to_owned(),
                 features: Vec::new(),
+                class: None,
                 total_bytes: 0,
                 free_bytes: 0,
             },

@@ -100,14 +100,17 @@ fn no_gpu(
 
 /// One GPU: whether it is used, and what was measured on its kind.
 fn of_gpu(gpu: &GpuInfo, free: Option<u64>) -> Finding {
-    let name = format!("cuda:{}: {} ({})", gpu.ordinal, gpu.name, gpu.arch());
-    if !gpu.runs_kernels() {
-        let (major, minor) = gpu.capability;
-        let what = format!("{name}: compute capability {major}.{minor}; the kernels need 8.0");
+    let class = gpu.class();
+    let what = format!(
+        "cuda:{}: {}: {}",
+        gpu.ordinal,
+        gpu.name,
+        class.description()
+    );
+    if class.unsupported.is_some() {
         let action = "use --device cpu, or a GPU of the RTX 30 series or newer";
         return Finding::new("gpu", Severity::Warning, what).action(action);
     }
-    let what = format!("{name}: {}", measured(gpu.capability));
     match free {
         Some(free) if (free as f64) < FREE_SHARE * gpu.total_bytes as f64 => {
             let (free, total) = (bytes_text(free), bytes_text(gpu.total_bytes));
@@ -119,22 +122,6 @@ fn of_gpu(gpu: &GpuInfo, free: Option<u64>) -> Finding {
             .action("`nvidia-smi` lists the programs that use the rest")
         }
         _ => Finding::new("gpu", Severity::Ok, what),
-    }
-}
-
-/// What was measured on GPUs of this compute capability.
-fn measured(capability: (u32, u32)) -> &'static str {
-    match capability {
-        (9, 0) => {
-            "measured on this kind: Qwen3.5-27B Q4_K_M decodes 166 (H100) to 214 (H200) tokens/s, and \
-             an answer never depends on its batch"
-        }
-        (8, 0 | 6 | 9) | (12, 0) => {
-            "not timed on this kind yet; its kernels compile in every test run, and were not run on it"
-        }
-        _ => {
-            "neither timed nor compiled for in tests; the kernels of the nearest older kind are used"
-        }
     }
 }
 
@@ -314,7 +301,9 @@ mod tests {
         for home in [(8, 6), (8, 9), (12, 0)] {
             assert!(of(home).what.contains("not timed on this kind"), "{home:?}");
         }
-        assert_eq!(of((7, 5)).severity, Severity::Warning);
+        let old = of((7, 5));
+        assert_eq!(old.severity, Severity::Warning);
+        assert!(old.what.contains("cp.async"), "{old:?}");
         let full = of_gpu(&gpu((8, 6)), Some(2 << 30));
         assert_eq!(full.severity, Severity::Note);
         assert!(full.what.contains("2.00 GiB of 24.00 GiB"), "{full:?}");

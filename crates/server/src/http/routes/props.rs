@@ -66,6 +66,7 @@ pub(super) async fn props(State(app): State<App>) -> Result<Json<Value>, ApiErro
             "backend": info.device.id,
             "device": info.device.name,
             "features": info.device.features,
+            "device_class": info.device.class,
             "attention_window": config.window.window.tokens(),
             "attention_window_sinks": config.window.window.sinks(),
             "attention_window_force": config.window.force,
