@@ -14,18 +14,20 @@ use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::{Engine, LaunchMode, Launcher, PeerAccess, Regions, expert_slots, pinned_bytes};
 use crate::experts::prediction::{StepReads, placement};
-use crate::launch::CompileUnit;
+use crate::launch::{CompileUnit, Launch};
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::numerics::Numerics;
 use crate::opened_part::OpenedPart;
 use crate::options::Options;
 use crate::plan::explain::{ExplainedKernel, explain};
-use crate::plan::{PlanConfig, Plans, numerics_of};
+use crate::plan::select::Depth;
+use crate::plan::{PlanConfig, PlanKey, Plans, numerics_of};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, CudaStage, DraftProperties};
 use crate::scorer::{CudaScorer, ScorerLayout};
 use crate::state::{PAGE_SIZE, State};
+use crate::step;
 use crate::weights::{PlacedLayers, Sources, WeightSet, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to
@@ -255,6 +257,30 @@ impl CudaBackend {
         Ok(explain(&self.planned(&OpenedPart::whole(config)).plans))
     }
 
+    /// The launches of a decode step of one tree of `rows` rows after `depth` tokens, in order; the
+    /// GPU need not be in this machine.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
+    pub fn step_launches(
+        &self,
+        config: &LoadConfig,
+        (rows, depth): (usize, usize),
+    ) -> Result<Vec<Launch>, DeviceError> {
+        self.checked(config)?;
+        let rows = step::bucket(rows.min(config.limits.tree_nodes));
+        let key = PlanKey::Step {
+            rows,
+            trees: 1,
+            depth: Depth::of(rows, depth),
+        };
+        let part = OpenedPart::whole(config);
+        let mut launches = self.planned(&part).plans.take_launches();
+        Ok(launches
+            .remove(&key)
+            .expect("every bucket of a tree's nodes has a plan"))
+    }
+
     /// All kernels of a scorer, for filling a cache ahead of time.
     ///
     /// # Errors
@@ -446,8 +472,7 @@ mod tests {
     use contract::{KvFormat, KvFormats, Limits, QuantType};
 
     use super::*;
-    use crate::launch::{Args, Launch};
-    use crate::plan::PlanKey;
+    use crate::launch::Args;
 
     /// The plans of a small model with delta layers, for so many sequences.
     fn plans(

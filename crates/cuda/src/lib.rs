@@ -15,6 +15,7 @@ mod arch;
 mod backend;
 mod check;
 pub mod compile;
+pub mod cost;
 mod deferred_draft;
 pub mod driver;
 mod exec;

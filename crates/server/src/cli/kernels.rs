@@ -22,6 +22,10 @@ pub enum KernelsCommand {
     /// Print which kernels run a model, for how many rows, and why; needs neither a GPU nor
     /// libnvrtc.
     Explain(KernelsExplainArgs),
+    /// Predict the time of a decode step on a home GPU from the machine code of its kernels; needs
+    /// no GPU, but libnvrtc and nvdisasm.
+    #[command(hide = true)]
+    Cost(KernelsCostArgs),
 }
 
 /// `hearth kernels explain`.
@@ -44,6 +48,45 @@ pub struct KernelsExplainArgs {
     /// Print JSON lines instead of a table.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `hearth kernels cost`.
+#[derive(Debug, Args)]
+pub struct KernelsCostArgs {
+    /// Architectures: `sm_86` (RTX 3090), `sm_89` (4090), `sm_120` (5090).
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "sm_86,sm_89,sm_120"
+    )]
+    pub arch: Vec<String>,
+    /// A GGUF file, or a shape and recipe as for `hearth synth`.
+    #[arg(long, value_name = "MODEL", default_value = "qwen3.5-27b:q4_k_m")]
+    pub model: String,
+    /// Rows of a step.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,16,24"
+    )]
+    pub rows: Vec<usize>,
+    /// Fit the constants to three steps that an H100 measured, and predict those that it measured
+    /// besides; the model is that of the measurements.
+    #[arg(long)]
+    pub check: bool,
+    /// Disassembler of NVIDIA's CUDA toolkit [default: searched in PATH].
+    #[arg(
+        long,
+        env = "HEARTH_NVDISASM",
+        value_name = "FILE",
+        default_value = "nvdisasm"
+    )]
+    pub nvdisasm: std::path::PathBuf,
+    /// Compilation of kernels.
+    #[command(flatten)]
+    pub compiler: CompilerArgs,
 }
 
 /// `hearth kernels build`.

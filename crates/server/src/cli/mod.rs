@@ -48,7 +48,8 @@ pub use hosting::{HostingArgs, PsArgs, StopArgs};
 use installing::{COMPLETIONS_HELP, LAUNCH_HELP, MAN_HELP};
 pub use installing::{CompletionsArgs, LaunchArgs, ManArgs};
 pub use kernels::{
-    KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsExplainArgs, KernelsListArgs,
+    KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsCostArgs, KernelsExplainArgs,
+    KernelsListArgs,
 };
 pub use listening::ListenArgs;
 pub use models::{ListArgs, PullArgs, RmArgs};

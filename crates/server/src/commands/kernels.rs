@@ -19,7 +19,7 @@ use model::synth::SynthSpec;
 use serde_json::json;
 
 use super::kernel_targets::{LIMITS, arch, usual_gpu};
-use super::{compressing, kernels_explain, spill_record};
+use super::{compressing, kernels_cost, kernels_explain, spill_record};
 use crate::cli::{KernelsArgs, KernelsBuildArgs, KernelsCommand, KernelsListArgs};
 use crate::config;
 use crate::open;
@@ -42,6 +42,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> anyhow::Result<()> {
         KernelsCommand::Build(args) => build(args),
         KernelsCommand::List(args) => list(args),
         KernelsCommand::Explain(args) => kernels_explain::explain(args),
+        KernelsCommand::Cost(args) => kernels_cost::cost(args),
     }
 }
 

@@ -19,6 +19,7 @@ mod imatrix;
 mod inspect;
 mod kernel_targets;
 mod kernels;
+mod kernels_cost;
 mod kernels_explain;
 mod listening;
 mod markdown;

@@ -8,3 +8,4 @@ pub mod panels;
 pub mod prefill;
 pub mod small_batch;
 mod words;
+pub(crate) mod work;
