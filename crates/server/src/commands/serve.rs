@@ -17,6 +17,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
 use crate::commands::hosting::{self, ModelEntry};
+use crate::commands::listening::Port;
 use crate::commands::requested_pulls::RequestedPulls;
 use crate::commands::serving_plan::{self, FittedModel};
 use crate::commands::session_folder::SessionFolder;
@@ -169,7 +170,10 @@ async fn listen_and_serve(
     }
     reload::on_hangup(&mut config).context("cannot listen for signals")?;
     let stop = ShutdownSignal::on_signals().context("cannot listen for signals")?;
-    let listener = listening::listen(&config).await?;
+    let Port {
+        listener,
+        is_passed,
+    } = listening::listen(&config).await?;
     let address = listener.local_addr().context("cannot read the port")?;
     let url = format!("http://{address}/v1");
     if !address.ip().is_loopback() && config.api_keys.is_empty() {
@@ -190,6 +194,13 @@ async fn listen_and_serve(
     let watched = handle.clone();
     tokio::spawn(supervisor::feed_watchdog(move || watched.step_age(), stall));
     let announced = tokio::spawn(announce_stop(stop.clone()));
+    if is_passed {
+        // Connections wait in the socket's queue until the model is loaded or the load has failed.
+        tokio::select! {
+            _ = handle.wait_for(|phase| *phase != EnginePhase::Loading) => {}
+            () = stop.requested(1) => {}
+        }
+    }
     let served = crate::serve_with(config, handle.clone(), listener, stop.clone()).await;
     let forced = matches!(served, Err(ServeError::Forced));
     // An idle server may stop before the task runs, so the task is awaited; a second signal skips

@@ -134,7 +134,7 @@ fn launch_starts_a_server_that_ends_with_the_client() {
 }
 
 #[test]
-fn port_of_the_service_manager_is_used() {
+fn port_of_the_service_manager_answers_once_the_model_is_loaded() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     // A shell moves the port to the descriptor where the protocol expects it.
@@ -149,10 +149,13 @@ fn port_of_the_service_manager_is_used() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // The port takes connections before the server runs, as a service manager's does.
-    let health = crate::client::request(&address, "/v1/models", "", &[]);
+    // The port takes connections before the server runs, as a service manager's does. The request
+    // that starts it is answered, not refused because the model is still loading.
+    let body = r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}"#;
+    let reply = crate::client::request(&address, "/v1/chat/completions", body, &[]);
     let ended = server.kill().and_then(|()| server.wait());
-    assert_eq!(health.json()["data"][0]["id"], "bf16");
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!(reply.json()["model"], "bf16");
     ended.unwrap();
 }
 
