@@ -37,6 +37,7 @@ use crate::open;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::by_name::{self, Header};
 use crate::open::drafting::{Drafting, OpenedModel, clock};
+use crate::open::measured::MeasuredOnce;
 use crate::open::model_path::{check_draft, check_model};
 use crate::progress::percent;
 use crate::scripted::{Script, ScriptedRunner, WARNING};
@@ -188,7 +189,8 @@ async fn listen_and_serve(
         return serve_several(args, config, several, bundled, (listener, stop, url)).await;
     }
     tracing::info!("listening on http://{address}; loading");
-    let (engine, handle) = Engine::start(factory(args, bundled), config.queue_limit)?;
+    let load = factory(args, bundled, MeasuredOnce::default());
+    let (engine, handle) = Engine::start(load, config.queue_limit)?;
     let stall = config.timeouts.stall;
     tokio::spawn(announce(handle.clone(), url));
     let watched = handle.clone();
@@ -292,10 +294,12 @@ async fn serve_several(
 /// A model of a server that has several.
 fn hosted(args: &ServeArgs, entry: ModelEntry, bundled: Bundled, url: &str) -> HostedModel {
     let own = hosting::args_of(args, &entry);
-    let (for_fit, url) = (own.clone(), url.to_owned());
+    let (for_fit, url, measured) = (own.clone(), url.to_owned(), MeasuredOnce::default());
     HostedModel {
         name: entry.name,
-        open: Box::new(move || pulling_factory(own.clone(), bundled, url.clone())),
+        open: Box::new(move || {
+            pulling_factory(own.clone(), bundled, measured.clone(), url.clone())
+        }),
         fits: Arc::new(move || hosting::fits(&for_fit)),
     }
 }
@@ -317,8 +321,8 @@ async fn announce_stop(stop: ShutdownSignal) {
     supervisor::stopping();
 }
 
-/// The function that loads the model on the engine thread.
-fn factory(args: ServeArgs, bundled: Bundled) -> EngineFactory {
+/// The function that loads the model on the engine thread. `measured` is shared by its loads.
+fn factory(args: ServeArgs, bundled: Bundled, measured: MeasuredOnce) -> EngineFactory {
     Box::new(move |progress| {
         let mut last: Option<Instant> = None;
         let mut report = |at: contract::LoadProgress| {
@@ -328,20 +332,26 @@ fn factory(args: ServeArgs, bundled: Bundled) -> EngineFactory {
                 supervisor::loading(percent(at.done_bytes, at.total_bytes));
             }
         };
-        load(&args, bundled, &mut report).map_err(|error| BoxError::from(all_causes(&error)))
+        let loaded = load(&args, bundled, &mut report, &measured);
+        loaded.map_err(|error| BoxError::from(all_causes(&error)))
     })
 }
 
 /// As [`factory`], of one of several models: it is pulled first if its name is not in the cache,
 /// and the server at `url` goes on serving when its load has ended.
-fn pulling_factory(mut args: ServeArgs, bundled: Bundled, url: String) -> EngineFactory {
+fn pulling_factory(
+    mut args: ServeArgs,
+    bundled: Bundled,
+    measured: MeasuredOnce,
+    url: String,
+) -> EngineFactory {
     Box::new(move |progress| {
         let mut load = || {
             if let Some(model) = &mut args.model {
                 let pulled = pulled_with_progress(model, progress);
                 *model = pulled.map_err(|error| BoxError::from(all_causes(&error)))?;
             }
-            factory(args.clone(), bundled)(progress)
+            factory(args.clone(), bundled, measured.clone())(progress)
         };
         let loaded = load();
         supervisor::serving(&url);
@@ -378,6 +388,7 @@ fn load(
     args: &ServeArgs,
     bundled: Bundled,
     progress: &mut dyn FnMut(contract::LoadProgress),
+    measured: &MeasuredOnce,
 ) -> anyhow::Result<Loaded> {
     let path = model_path(args).map(|path| path.as_path());
     let loaded = open::load_or(path, bundled)?;
@@ -427,7 +438,7 @@ fn load(
         mut runner,
         speculation,
         config,
-    } = drafting.open(backend.as_ref(), fitted.config, progress)?;
+    } = drafting.open(backend.as_ref(), fitted.config, progress, measured)?;
     // States depend on the drafts that were opened.
     let store = caching::store(&args.cache, &config, &fitted.device)?;
     tracing::info!("{}", caching::line(&prefix, store.as_ref()));

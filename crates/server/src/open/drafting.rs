@@ -15,6 +15,7 @@ use model::{DraftOptions, LoadedDraft};
 use crate::cli::{DeviceArgs, DraftArgs, DraftSourceName, OnOff};
 use crate::open;
 use crate::open::bundled::Bundled;
+use crate::open::measured::{self, FirstLoad, MeasuredOnce};
 use crate::open::model_path::check_draft;
 use crate::progress::bytes_text;
 
@@ -161,15 +162,25 @@ impl Drafting {
     }
 
     /// Opens the model and completes the speculation settings. Drops the draft if even its best
-    /// case would be too slow on this device.
+    /// case would be too slow on this device. What an earlier load measured is not measured again.
     pub(crate) fn open(
         &self,
         backend: &dyn Backend,
         config: LoadConfig,
         also: &mut dyn FnMut(LoadProgress),
+        earlier: &MeasuredOnce,
     ) -> anyhow::Result<OpenedModel> {
+        if let Some(FirstLoad { costs, slow, .. }) =
+            earlier.with(&config).filter(|_| self.measure_costs)
+        {
+            let speculation = SpeculationConfig {
+                costs: Some(costs),
+                ..self.speculation.clone()
+            };
+            return open_without(backend, config, also, (speculation, slow));
+        }
         let mut runner = open::open(backend, config.clone(), also)?;
-        let mut speculation = self.speculation(runner.as_mut())?;
+        let speculation = self.speculation(runner.as_mut())?;
         let info = runner.info();
         if self.mtp && info.mtp.is_none() {
             tracing::warn!(
@@ -185,7 +196,7 @@ impl Drafting {
             });
         };
         let active = speculation.active_sources(info);
-        let mut slow = Vec::new();
+        let mut slow = SourceSet::NONE;
         for source in active.without(DraftSource::Suffix).iter() {
             let depth = source.depth(info).min(speculation.budget);
             let promise = costs.max_speedup(SourceSet::of(&[source]), depth);
@@ -200,9 +211,14 @@ impl Drafting {
                     },
                     decode::MIN_SPEEDUP
                 );
-                slow.push(source);
+                slow = slow.with(source);
             }
         }
+        earlier.keep(FirstLoad {
+            opened: measured::drafts(&config),
+            costs: costs.clone(),
+            slow,
+        });
         if slow.is_empty() {
             return Ok(OpenedModel {
                 runner,
@@ -211,20 +227,7 @@ impl Drafting {
             });
         }
         drop(runner);
-        let mut fewer = config;
-        for source in slow {
-            speculation.sources = speculation.sources.without(source);
-            match source {
-                DraftSource::Block => fewer.draft = None,
-                DraftSource::Mtp => fewer.target = Drafting::none().target(&fewer.target),
-                DraftSource::Suffix => {}
-            }
-        }
-        Ok(OpenedModel {
-            runner: open::open(backend, fewer.clone(), also)?,
-            speculation,
-            config: fewer,
-        })
+        open_without(backend, config, also, (speculation, slow))
     }
 
     /// Completes the speculation settings on an idle runner.
@@ -303,6 +306,24 @@ impl Drafting {
             )
         })
     }
+}
+
+/// Opens a model without the drafts that are too slow.
+fn open_without(
+    backend: &dyn Backend,
+    config: LoadConfig,
+    also: &mut dyn FnMut(LoadProgress),
+    (mut speculation, slow): (SpeculationConfig, SourceSet),
+) -> anyhow::Result<OpenedModel> {
+    for source in slow.iter() {
+        speculation.sources = speculation.sources.without(source);
+    }
+    let config = measured::without(config, slow);
+    Ok(OpenedModel {
+        runner: open::open(backend, config.clone(), also)?,
+        speculation,
+        config,
+    })
 }
 
 /// The sources that a model and the flags provide.

@@ -8,6 +8,7 @@ mod fit_drafting;
 pub(crate) mod fit_scoring;
 pub(crate) mod headroom;
 mod kv_candidates;
+pub(crate) mod measured;
 mod memory_fit;
 pub(crate) mod memory_plan;
 pub(crate) mod model_path;

@@ -27,7 +27,7 @@ fn server(more: &[&str]) -> ServerProcess {
     let ember = ember();
     let mut args = vec![ember.to_str().unwrap(), "--models", &small];
     args.extend(["--device", "cpu", "--max-ctx", "2048", "--models-max", "1"]);
-    args.extend(["--kv-cache-min-tokens", "16", "--no-speculation"]);
+    args.extend(["--kv-cache-min-tokens", "16"]);
     args.extend(more);
     ServerProcess::start(&args)
 }
@@ -51,6 +51,7 @@ fn kilobytes(server: &ServerProcess, name: &str) -> u64 {
 
 #[test]
 fn fifty_swaps_keep_sessions_and_memory() {
+    // With drafts: stored states depend on those that were opened.
     let server = server(&[]);
     let address = &server.address;
     let (text, state) = (long_prompt(), |server: &ServerProcess, model: usize| {
@@ -89,11 +90,16 @@ fn fifty_swaps_keep_sessions_and_memory() {
             assert!(now.1 <= warm.1 + 4, "{round}: {now:?} after {warm:?}");
         }
     }
+    server.signal("TERM");
+    let (code, log) = server.wait();
+    assert_eq!(code, Some(0), "{log}");
+    // Each of the two models is measured once, and opens the same drafts from then on.
+    assert_eq!(log.matches("measured what passes cost").count(), 2, "{log}");
 }
 
 #[test]
 fn concurrent_requests_for_two_models_are_all_answered() {
-    let server = server(&["--idle-unload", "1h"]);
+    let server = server(&["--idle-unload", "1h", "--no-speculation"]);
     thread::scope(|scope| {
         for client in 0..6 {
             let address = &server.address;
@@ -109,7 +115,7 @@ fn concurrent_requests_for_two_models_are_all_answered() {
 
 #[test]
 fn models_are_listed_and_unloaded_by_commands() {
-    let mut server = server(&["--api-key", "k"]);
+    let mut server = server(&["--api-key", "k", "--no-speculation"]);
     let url = format!("http://{}", server.address);
     server.wait_for("ember: loaded in");
     let run = |words: &[&str]| -> Done {

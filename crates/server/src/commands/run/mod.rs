@@ -21,6 +21,7 @@ use crate::config::server::is_on;
 use crate::open::bundled::{BUNDLED_NOTE, Bundled};
 use crate::open::by_name;
 use crate::open::drafting::Drafting;
+use crate::open::measured::MeasuredOnce;
 use crate::open::model_path::is_remote;
 use crate::open::{self, MemoryRequest};
 use editor::MessageEditor;
@@ -173,7 +174,8 @@ fn open_here(
         &args.device,
         (request, &mut drafting),
     )?;
-    let opened = drafting.open(backend.as_ref(), fitted.config, &mut |_| {})?;
+    let first = MeasuredOnce::default();
+    let opened = drafting.open(backend.as_ref(), fitted.config, &mut |_| {}, &first)?;
     let generator = ReplyGenerator::new(opened.runner, model, opened.speculation);
     Ok((generator, info.name.clone()))
 }
