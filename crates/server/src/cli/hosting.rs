@@ -32,7 +32,7 @@ pub struct HostingArgs {
     /// it again. A request's field `keep_alive` wins [default: never].
     #[arg(
         long,
-        alias = "sleep-idle-seconds",
+        aliases = ["sleep-idle-seconds", "keep-alive", "keepalive"],
         env = "HEARTH_IDLE_UNLOAD",
         value_name = "TIME",
         value_parser = time

@@ -24,7 +24,9 @@ const ONE_PROCESS: &str = "model and draft run in one process, on one device (--
      other yet); remove this flag and name the draft with --draft";
 const NO_UPSTREAM: &str =
     "prompts are compressed for this server only; send requests to those servers directly";
-const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; remove it";
+const EXPERTS: &str = "experts that do not fit the GPU stay in host memory by themselves; remove it, and set the limit with \
+     --vram-limit";
+const ALL_EXPERTS: &str = "the model chooses among all its experts; remove it";
 const NO_PAGING: &str = "the KV cache stays on the device; remove it, and use --max-ctx or --kv-type q4_0 if the cache does not fit";
 const NO_CACHE: &str = "the prefix cache has one eviction rule; remove it, and use --prefix-cache-entries or --kv-cache-dir";
 const NO_AGENT_CACHE: &str =
@@ -62,12 +64,12 @@ const REFUSED: [Refused; 28] = [
     one("kvflash", &["off", "0"], NO_PAGING),
     one("kvflash-policy", &[], NO_PAGING),
     one("kvflash-tau", &[], NO_PAGING),
-    many("adaptive-experts", NO_EXPERTS),
-    switch("spark", &OFF, NO_EXPERTS),
-    one("spark-slots", &[], NO_EXPERTS),
-    one("spark-vram", &[], NO_EXPERTS),
-    one("freq", &[], NO_EXPERTS),
-    one("collect-routing", &[], NO_EXPERTS),
+    many("adaptive-experts", ALL_EXPERTS),
+    switch("spark", &OFF, EXPERTS),
+    one("spark-slots", &[], EXPERTS),
+    one("spark-vram", &[], EXPERTS),
+    one("freq", &[], EXPERTS),
+    one("collect-routing", &[], EXPERTS),
 ];
 
 /// The environment variable of a flag.

@@ -6,13 +6,15 @@ use super::refusal::{ANY, OFF, Refused, one, switch};
 /// Values of a switch that is on.
 const ON: [&str; 7] = ["true", "1", "yes", "on", "auto", "enabled", "always"];
 
-const ONE_DEVICE: &str =
-    "one device holds the whole model; remove it, and choose the device with --device cuda:N";
-const WHOLE_MODEL: &str =
-    "the device holds the whole model; remove it, or use --device cpu to run without a GPU";
+const BY_LAYERS: &str = "several GPUs share a model by layers; remove it, and name them with --target-devices cuda:0,cuda:1";
+const ONE_COPY: &str = "a server has one copy of a model; remove it, and start one server for each GPU with --device cuda:N";
+const ALL_LAYERS: &str =
+    "all layers run on the GPU; remove it, or use --device cpu to run without a GPU";
+const SAMPLER: &str = "there is no such sampler; remove it, and use --top-p, --top-k or --min-p";
 const NO_IMAGES: &str = "images are not supported; remove it";
 const NO_ADAPTERS: &str = "adapters are not supported; remove it, and merge them into the file";
-const NO_EXPERTS: &str = "it is for mixture-of-experts models; remove it";
+const EXPERTS: &str = "experts that do not fit the GPU stay in host memory by themselves; remove it, and set the limit with \
+     --vram-limit";
 const BY_FILE: &str = "the model file says this; remove it";
 const BY_REQUEST: &str = "requests set it; remove it, and send it with each request";
 const DRAFTING: &str =
@@ -21,8 +23,10 @@ const LOGGING: &str = "use --log debug, or --log error for less; logs go to stan
 const NO_TLS: &str = "set up TLS in a proxy in front of the server, and remove it";
 const MEMORY: &str = "set the GPU memory with --vram-limit 20G or --vram-headroom 2G";
 const CHUNK: &str = "use --chunk for the tokens of a prefill chunk";
+const PREFIX: &str = "set the path in a proxy in front of the server, and remove it";
 const LOADING: &str = "there is one way to load; remove it";
 const NO_EMBEDDINGS: &str = "embeddings and rankings are not supported; remove it";
+const TEMPLATE_VALUES: &str = "send chat_template_kwargs with each request, and use --thinking-default on or off for thinking";
 const PAGE: &str = "the page at / is always served; remove it";
 
 /// The flags.
@@ -68,31 +72,43 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
     one(
         "gpu-layers",
         &["auto", "all", "-1", "99", "100", "999", "9999"],
-        WHOLE_MODEL,
+        ALL_LAYERS,
     ),
     one(
         "n-gpu-layers",
         &["auto", "all", "-1", "99", "100", "999", "9999"],
-        WHOLE_MODEL,
+        ALL_LAYERS,
     ),
     one(
         "gpu-layers-draft",
         &["auto", "all", "-1", "99", "100", "999"],
-        WHOLE_MODEL,
+        ALL_LAYERS,
     ),
     switch(
         "flash-attn",
         &ON,
         "attention is always computed that way; remove it",
     ),
-    one("split-mode", &["none"], ONE_DEVICE),
-    one("tensor-split", &[], ONE_DEVICE),
-    one("main-gpu", &["0"], ONE_DEVICE),
-    one("override-tensor", &[], WHOLE_MODEL),
-    switch("kv-offload", &ON, WHOLE_MODEL),
-    switch("no-kv-offload", &OFF, WHOLE_MODEL),
-    switch("cpu-moe", &OFF, NO_EXPERTS),
-    one("n-cpu-moe", &["0"], NO_EXPERTS),
+    one("split-mode", &["none"], BY_LAYERS),
+    one(
+        "tensor-split",
+        &[],
+        "use --target-layer-split, with --target-devices cuda:0,cuda:1",
+    ),
+    one("main-gpu", &["0"], "use --device cuda:N"),
+    switch("list-devices", &OFF, "use `hearth doctor`"),
+    one("override-tensor", &[], EXPERTS),
+    switch("kv-offload", &ON, ALL_LAYERS),
+    switch("no-kv-offload", &OFF, ALL_LAYERS),
+    switch("cpu-moe", &OFF, EXPERTS),
+    one("n-cpu-moe", &["0"], EXPERTS),
+    one(
+        "fit",
+        &ON,
+        "the longest context that fits is chosen; use --max-ctx for another",
+    ),
+    one("fit-target", &[], "use --vram-headroom, such as 1G"),
+    one("fit-ctx", &[], "use --max-ctx"),
     one(
         "threads-batch",
         &[],
@@ -107,6 +123,16 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
     switch("mlock", &OFF, "weights stay in memory; remove it"),
     switch("mmap", &ON, LOADING),
     switch("no-mmap", &ON, LOADING),
+    switch("direct-io", &ON, LOADING),
+    switch("no-repack", &ON, LOADING),
+    switch(
+        "check-tensors",
+        &OFF,
+        "files are checked when they are opened; remove it",
+    ),
+    one("defrag-thold", &ANY, LOADING),
+    one("prio", &["0"], "use nice(1), and remove it"),
+    one("poll", &ANY, LOADING),
     one(
         "numa",
         &[],
@@ -127,6 +153,13 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
         "batches are always continuous; use --max-sequences 1",
     ),
     // llama-server: drafts and caches.
+    one("device-draft", &[], "use --draft-device"),
+    one(
+        "ctx-size-draft",
+        &["0"],
+        "a draft has the model's context; remove it",
+    ),
+    one("spec-type", &[], "use --draft-sources"),
     one("draft-max", &[], DRAFTING),
     one("draft-n", &[], DRAFTING),
     one("draft-min", &[], DRAFTING),
@@ -138,6 +171,11 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
     one("ctx-checkpoints", &[], "use --prefix-cache-entries"),
     switch("cache-prompt", &ON, "prefixes are always cached; remove it"),
     switch("no-cache-prompt", &OFF, "use --prefix-cache-entries 0"),
+    one(
+        "slot-prompt-similarity",
+        &[],
+        "the longest common prefix is always reused; remove it",
+    ),
     one(
         "slot-save-path",
         &[],
@@ -161,6 +199,11 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
     one("presence-penalty", &["0", "0.0"], BY_REQUEST),
     one("frequency-penalty", &["0", "0.0"], BY_REQUEST),
     one("samplers", &[], BY_REQUEST),
+    one("logit-bias", &[], BY_REQUEST),
+    one("dry-multiplier", &["0", "0.0"], SAMPLER),
+    one("mirostat", &["0"], SAMPLER),
+    one("xtc-probability", &["0", "0.0"], SAMPLER),
+    one("typical", &["1", "1.0"], SAMPLER),
     one("grammar", &[], BY_REQUEST),
     one("grammar-file", &[], BY_REQUEST),
     one("json-schema", &[], BY_REQUEST),
@@ -171,6 +214,8 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
         "use --reasoning-field, or send reasoning_format",
     ),
     one("reasoning", &["auto"], "use --thinking-default on or off"),
+    one("chat-template-kwargs", &[], TEMPLATE_VALUES),
+    one("default-chat-template-kwargs", &[], TEMPLATE_VALUES),
     one(
         "reasoning-budget",
         &[],
@@ -181,6 +226,16 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
     one("ssl-key-file", &[], NO_TLS),
     one("ssl-cert-file", &[], NO_TLS),
     one("path", &[], PAGE),
+    one("api-prefix", &[], PREFIX),
+    one("webui-config", &[], PAGE),
+    one("tools", &[], "clients run tools; remove it"),
+    one("media-path", &[], NO_IMAGES),
+    switch("models-autoload", &ON, LOADING),
+    switch(
+        "no-models-autoload",
+        &OFF,
+        "models are loaded when requests name them; remove it",
+    ),
     switch("webui", &ON, PAGE),
     switch("no-webui", &OFF, PAGE),
     switch("slots", &ON, "slots are always shown; remove it"),
@@ -197,15 +252,50 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
     switch("embedding", &OFF, NO_EMBEDDINGS),
     switch("embeddings", &OFF, NO_EMBEDDINGS),
     switch("reranking", &OFF, NO_EMBEDDINGS),
+    one("pooling", &["none"], NO_EMBEDDINGS),
+    switch("spm-infill", &OFF, BY_FILE),
+    switch("no-perf", &ON, LOADING),
+    one("log-colors", &["auto"], "use --no-color, or remove it"),
+    switch("log-prefix", &ON, LOGGING),
+    switch("log-timestamps", &ON, LOGGING),
     switch("verbose", &OFF, LOGGING),
     one("log-verbosity", &[], LOGGING),
     one("log-file", &[], LOGGING),
     switch("log-disable", &OFF, LOGGING),
     // vLLM.
     one("gpu-memory-utilization", &[], MEMORY),
-    one("tensor-parallel-size", &["1"], ONE_DEVICE),
-    one("pipeline-parallel-size", &["1"], ONE_DEVICE),
-    one("data-parallel-size", &["1"], ONE_DEVICE),
+    one("kv-cache-memory-bytes", &[], "use --kv-pool, in tokens"),
+    one("num-gpu-blocks-override", &[], "use --kv-pool, in tokens"),
+    one("tensor-parallel-size", &["1"], BY_LAYERS),
+    one("pipeline-parallel-size", &["1"], BY_LAYERS),
+    one("data-parallel-size", &["1"], ONE_COPY),
+    one("load-format", &["auto", "gguf"], BY_FILE),
+    one("hf-overrides", &[], BY_FILE),
+    one("limit-mm-per-prompt", &ANY, NO_IMAGES),
+    switch("language-model-only", &ON, NO_IMAGES),
+    switch("async-scheduling", &ON, LOADING),
+    one(
+        "compilation-config",
+        &[],
+        "kernels are compiled for the GPU by themselves; remove it",
+    ),
+    one(
+        "generation-config",
+        &["auto"],
+        "use --model-cards-dir, or flags such as --temp",
+    ),
+    one(
+        "override-generation-config",
+        &[],
+        "use flags such as --temp and --top-p",
+    ),
+    one("max-logprobs", &[], "the most is fixed; remove it"),
+    one("response-role", &["assistant"], "remove it"),
+    one("root-path", &["", "/"], PREFIX),
+    one("ssl-keyfile", &[], NO_TLS),
+    one("ssl-certfile", &[], NO_TLS),
+    one("uvicorn-log-level", &[], LOGGING),
+    switch("enable-log-requests", &ON, LOGGING),
     one("dtype", &["auto"], BY_FILE),
     one("quantization", &["gguf"], BY_FILE),
     one("kv-cache-dtype", &["auto"], "use --kv-type, such as q8_0"),
@@ -238,7 +328,7 @@ pub(super) const OF_OTHER_SERVERS: &[Refused] = &[
         &[],
         "preempted sequences move to host memory by themselves; remove it",
     ),
-    one("cpu-offload-gb", &["0"], WHOLE_MODEL),
+    one("cpu-offload-gb", &["0"], EXPERTS),
     one("block-size", &[], "pages have one size; remove it"),
     one("allowed-origins", &[], "use --cors-origin"),
     one("download-dir", &[], "set the variable HF_HUB_CACHE"),

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 
 /// Short flags that the parser does not have, most of them of several letters, and their long form.
-const SHORT: [(&str, &str); 42] = [
+const SHORT: [(&str, &str); 47] = [
     ("-b", "--batch-size"),
     ("-s", "--seed"),
     ("-v", "--verbose"),
@@ -33,6 +33,11 @@ const SHORT: [(&str, &str); 42] = [
     ("-ts", "--tensor-split"),
     ("-mg", "--main-gpu"),
     ("-dev", "--device"),
+    ("-devd", "--device-draft"),
+    ("-cd", "--ctx-size-draft"),
+    ("-fit", "--fit"),
+    ("-fitt", "--fit-target"),
+    ("-sps", "--slot-prompt-similarity"),
     ("-nkvo", "--no-kv-offload"),
     ("-kvo", "--kv-offload"),
     ("-kvu", "--kv-unified"),
