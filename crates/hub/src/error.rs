@@ -29,7 +29,8 @@ pub enum HubError {
     },
     /// Not in the cache, and no request may leave the machine.
     #[error(
-        "{name} is not in the cache at {cache}, and HF_HUB_OFFLINE is set; pull it while online",
+        "{name} is not in the cache at {cache}, and no request may be sent (--offline, HEARTH_OFFLINE or \
+         HF_HUB_OFFLINE); pull it while online",
         cache = cache.display()
     )]
     Offline {

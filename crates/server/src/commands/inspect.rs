@@ -12,6 +12,7 @@ use crate::commands::{all_causes, compressing, draft_sources, shape};
 use crate::open::by_name;
 use crate::open::drafting::{Drafting, draft_config};
 use crate::open::fit_scoring::{ScorerFit, fit_scoring};
+use crate::open::known_model::KnownModel;
 use crate::open::memory_plan;
 use crate::open::model_path::check_model;
 use crate::open::placement;
@@ -19,11 +20,20 @@ use crate::open::{self, FittedConfig, MemoryRequest, count_text};
 use crate::progress::bytes_text;
 
 pub(super) fn inspect(mut args: InspectArgs) -> anyhow::Result<()> {
-    let header = by_name::header(&args.file)?;
-    args.file.clone_from(&header.path);
     args.draft = args.draft.as_deref().map(by_name::in_cache);
+    let found = by_name::header(&args.file).and_then(|header| {
+        check_model(&header.path)?;
+        Ok(header)
+    });
+    let header = match found {
+        Ok(header) => header,
+        Err(error) => {
+            let known = KnownModel::instead(&args.file, &error).filter(|_| args.plan.plan);
+            return known.map_or_else(|| Err(error), |known| plan_by_name(&args, &known));
+        }
+    };
+    args.file.clone_from(&header.path);
     let args = &args;
-    check_model(&args.file)?;
     let file = GgufFile::open(&args.file)?;
     let mut report = Report::default();
     report.file(&file, args);
@@ -50,12 +60,22 @@ pub(super) fn inspect(mut args: InspectArgs) -> anyhow::Result<()> {
     if args.metadata {
         report.metadata(&file);
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", Value::Object(report.json))?;
-    } else {
-        out.write_all(report.text.as_bytes())?;
-    }
+    report.print(args.json)?;
+    error.map_or(Ok(()), Err)
+}
+
+/// The plan of a model that is known by name, where its file cannot be read.
+fn plan_by_name(args: &InspectArgs, known: &KnownModel) -> anyhow::Result<()> {
+    tracing::warn!(
+        "{} is not here and the hub is not asked or does not answer; this is the plan of the published shape {}",
+        args.file.display(),
+        known.what
+    );
+    let loaded = known.spec.load()?;
+    let mut report = Report::default();
+    report.section("model", shape::of(&loaded.spec));
+    let error = report.plan(&loaded, args)?;
+    report.print(args.json)?;
     error.map_or(Ok(()), Err)
 }
 
@@ -75,6 +95,17 @@ struct TypeTotals {
 }
 
 impl Report {
+    /// Prints the facts as JSON or as text.
+    fn print(self, json: bool) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        if json {
+            writeln!(out, "{}", Value::Object(self.json))?;
+        } else {
+            out.write_all(self.text.as_bytes())?;
+        }
+        Ok(())
+    }
+
     fn line(&mut self, name: &str, value: &str) {
         self.text.push_str(&format!("{name:<22}{value}\n"));
     }

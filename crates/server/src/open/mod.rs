@@ -7,6 +7,7 @@ pub(crate) mod drafting;
 mod fit_drafting;
 pub(crate) mod fit_scoring;
 pub(crate) mod headroom;
+pub(crate) mod known_model;
 mod kv_candidates;
 pub(crate) mod measured;
 mod memory_fit;

@@ -187,6 +187,18 @@ fn name_works_in_place_of_a_file() {
         "{}",
         offline.err
     );
+    // A published shape is planned without its file.
+    let words = [
+        "inspect",
+        "maker/Qwen3-0.6B-GGUF:Q8_0",
+        "--plan",
+        "--device",
+        "cpu",
+    ];
+    let known = home.run_with(&words, |command| command.env("HF_HUB_OFFLINE", "1"));
+    assert_eq!(known.code, Some(0), "{}", known.err);
+    assert!(known.out.contains("total bytes"), "{}", known.out);
+    assert!(known.err.contains("published shape"), "{}", known.err);
     let wrong = home.run(&["inspect", "maker/Tiny-GGUF:mmproj-F16.gguf"]);
     assert!(wrong.err.contains("not a GGUF file"), "{}", wrong.err);
     assert!(!home.dir.path().join("hub").exists());
