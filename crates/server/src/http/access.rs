@@ -2,8 +2,8 @@
 //!
 //! A web page can send requests to any address its reader reaches, and a name under its control
 //! can resolve to 127.0.0.1. Without a key the server therefore checks what pages cannot forge: the
-//! `Host` and `Origin` headers, and a JSON content type, which a page may not send across origins
-//! without a preflight request. With a key, the key is the check.
+//! `Host` and `Origin` headers, and a JSON content type or the user agent of curl, which a page may
+//! not send across origins without a preflight request. With a key, the key is the check.
 
 use std::net::IpAddr;
 
@@ -71,7 +71,7 @@ impl AccessPolicy {
     pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         self.check_host(uri, headers)?;
         self.check_origin(headers)?;
-        if *method == Method::POST && !is_json(headers) {
+        if *method == Method::POST && !is_json(headers) && !is_data_of_curl(headers) {
             return Err(ApiError::UnsupportedMediaType);
         }
         Ok(())
@@ -180,6 +180,18 @@ fn is_json(headers: &HeaderMap) -> bool {
         || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
+/// Whether curl or wget sends data that its user did not declare, which it calls a form, as in the
+/// examples of Ollama's documents.
+fn is_data_of_curl(headers: &HeaderMap) -> bool {
+    let kind = header_text(headers, header::CONTENT_TYPE);
+    let agent = header_text(headers, header::USER_AGENT).unwrap_or_default();
+    kind.is_some_and(|kind| kind == "application/x-www-form-urlencoded")
+        && ["curl/", "wget/"]
+            .iter()
+            .any(|name| agent.starts_with(name))
+        && !headers.contains_key(header::ORIGIN)
+}
+
 /// A `--allowed-host` value: a host name or address without scheme and port, or `*`.
 pub fn parse_allowed_host(text: &str) -> Result<String, String> {
     if text == "*" || text.parse::<IpAddr>().is_ok() {
@@ -260,6 +272,26 @@ mod tests {
             assert_eq!(is_json(&headers), json, "{kind}");
         }
         assert!(!is_json(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn undeclared_data_of_curl_passes_and_forms_of_pages_do_not() {
+        let form = "application/x-www-form-urlencoded";
+        for (kind, agent, origin, passes) in [
+            (form, "curl/8.5.0", None, true),
+            (form, "Wget/1.21", None, true),
+            (form, "curl/8.5.0", Some("null"), false),
+            (form, "Mozilla/5.0 curl/8.5.0", None, false),
+            ("text/plain", "curl/8.5.0", None, false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+            headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
+            if let Some(origin) = origin {
+                headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
+            }
+            assert_eq!(is_data_of_curl(&headers), passes, "{kind} {agent}");
+        }
     }
 
     #[test]

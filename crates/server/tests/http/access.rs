@@ -191,6 +191,9 @@ async fn posts_of_other_content_types_are_refused_without_a_key() {
         }
     }
     assert_eq!(chat(&server, &[]).await.status, 415, "none at all");
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let curl = [form, ("user-agent", "curl/8.5.0")];
+    assert_eq!(chat(&server, &curl).await.status, 200);
     let headers = [("content-type", "application/json; charset=utf-8")];
     assert_eq!(chat(&server, &headers).await.status, 200);
 }
