@@ -19,7 +19,7 @@ fail() {
 clean_debian() {
   if [ ! -e "$base" ]; then
     mkdir -p "$(dirname "$base")"
-    debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >&2
+    debootstrap --variant=minbase bookworm "$root" >&2
     rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
     tar --directory "$root" --create --file "$base" .
   else

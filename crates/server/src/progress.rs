@@ -12,6 +12,8 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 static BARS: LazyLock<MultiProgress> =
     LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()));
 
+/// The bar of bytes.
+const BYTES: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 /// Log interval without a terminal.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -30,21 +32,31 @@ pub(crate) struct TaskProgress {
 impl TaskProgress {
     /// Byte progress with a label.
     pub(crate) fn new(what: impl Into<String>) -> TaskProgress {
-        const BYTES: &str = "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-        TaskProgress::drawn(what.into(), BYTES, false)
+        TaskProgress::drawn(what.into(), BYTES, false, None)
     }
 
     /// Item progress with a label.
     pub(crate) fn counting(what: impl Into<String>) -> TaskProgress {
-        TaskProgress::drawn(what.into(), "{msg} {wide_bar} {pos}/{len} {eta}", true)
+        TaskProgress::drawn(
+            what.into(),
+            "{msg} {wide_bar} {pos}/{len} {eta}",
+            true,
+            None,
+        )
     }
 
-    fn drawn(what: String, template: &str, things: bool) -> TaskProgress {
+    /// A bar that begins at so much of so much, if that is known.
+    fn drawn(what: String, template: &str, things: bool, from: Option<(u64, u64)>) -> TaskProgress {
         let bar = io::stderr().is_terminal().then(|| {
-            let bar = BARS.add(ProgressBar::new(0));
             let style = ProgressStyle::with_template(template).expect("both templates are valid");
-            bar.set_style(style);
-            bar.set_message(what.clone());
+            // An unknown length is not drawn as a full bar.
+            let bar = match from {
+                Some((done, total)) => ProgressBar::new(total).with_position(done),
+                None => ProgressBar::no_length(),
+            };
+            let bar = bar.with_style(style).with_message(what.clone());
+            let bar = BARS.add(bar);
+            bar.reset_eta();
             bar
         });
         TaskProgress {
@@ -52,7 +64,7 @@ impl TaskProgress {
             things,
             bar,
             last_line: Cell::new(Instant::now()),
-            start: (Instant::now(), 0),
+            start: (Instant::now(), from.map_or(0, |(done, _)| done)),
         }
     }
 
@@ -62,14 +74,8 @@ impl TaskProgress {
         done_bytes: u64,
         total_bytes: u64,
     ) -> TaskProgress {
-        let mut task = TaskProgress::new(what);
-        task.start.1 = done_bytes;
-        if let Some(bar) = &task.bar {
-            bar.set_length(total_bytes);
-            bar.set_position(done_bytes);
-            bar.reset_eta();
-        }
-        task
+        let from = Some((done_bytes, total_bytes));
+        TaskProgress::drawn(what.into(), BYTES, false, from)
     }
 
     /// Sets the progress.

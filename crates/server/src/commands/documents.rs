@@ -4,16 +4,29 @@
 use std::io::Write;
 
 use anyhow::Context;
+use clap::builder::PossibleValuesParser;
 
 use crate::cli::{CompletionsArgs, ManArgs};
+use crate::commands::connect;
 use crate::config;
 
 /// The executable's name.
 const NAME: &str = "hearth";
+/// The commands whose first word is a client.
+const OF_CLIENTS: [&str; 2] = ["connect", "launch"];
 
 pub(super) fn completions(args: &CompletionsArgs) -> anyhow::Result<()> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut config::documented(), NAME, &mut text);
+    let mut command = config::documented();
+    for name in OF_CLIENTS {
+        command = command.mut_subcommand(name, |command| {
+            command.mut_args(|arg| match arg.get_id().as_str() {
+                "client" => arg.value_parser(PossibleValuesParser::new(connect::names())),
+                _ => arg,
+            })
+        });
+    }
+    clap_complete::generate(args.shell, &mut command, NAME, &mut text);
     std::io::stdout().lock().write_all(&text)?;
     Ok(())
 }

@@ -164,7 +164,7 @@ fn completions_and_manual_pages_name_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let done = hearth(&["completions", shell]);
         assert_eq!(done.code, Some(0), "{}", done.err);
-        for name in ["serve", "doctor", "launch", "max-ctx"] {
+        for name in ["serve", "doctor", "launch", "max-ctx", "claude-code"] {
             assert!(done.out.contains(name), "{shell}: {name}");
         }
         if shell == "bash" {

@@ -49,6 +49,11 @@ impl ServedModel {
     }
 }
 
+/// The names of all clients.
+pub(super) fn names() -> [&'static str; CLIENTS.len()] {
+    CLIENTS.map(|client| client.name)
+}
+
 pub(super) fn connect(args: &ConnectArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let Some(name) = &args.client else {

@@ -1,6 +1,8 @@
 //! The models of the flags and of the cache: whether they open, and the memory they take.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use gguf::GgufFile;
 
 use super::finding::{Finding, Severity};
 use crate::cli::ServeArgs;
@@ -10,7 +12,7 @@ use crate::config;
 use crate::config::server::{model_path, server_config};
 use crate::open::bundled::Bundled;
 use crate::open::by_name;
-use crate::open::model_path::name_of;
+use crate::open::model_path::{check_model, name_of};
 
 /// The most models of the cache that are looked at.
 const MOST_CACHED: usize = 8;
@@ -87,7 +89,14 @@ fn of_entry(args: &ServeArgs, entry: &ModelEntry, bundled: Bundled) -> Finding {
         Ok(lines) if entry.path.is_none() => finding(Severity::Note, lines.join("\n"))
             .action("this is a toy; name a model to serve, such as unsloth/Qwen3.5-4B-GGUF:Q4_K_M"),
         Ok(lines) => finding(Severity::Ok, lines.join("\n")),
-        Err(error) => finding(Severity::Problem, format!("{name}: {}", all_causes(&error)))
-            .action("`hearth inspect FILE --plan` shows what fits; see --max-ctx, --kv-type and --max-sequences"),
+        Err(error) => {
+            let opens = |path: &PathBuf| check_model(path).is_ok() && GgufFile::open(path).is_ok();
+            let action = if entry.path.as_ref().is_none_or(opens) {
+                "`hearth inspect FILE --plan` shows what fits; see --max-ctx, --kv-type and --max-sequences"
+            } else {
+                "name a GGUF file, or a model of the hub such as unsloth/Qwen3.5-4B-GGUF:Q4_K_M; `hearth list` shows those that are downloaded"
+            };
+            finding(Severity::Problem, format!("{name}: {}", all_causes(&error))).action(action)
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::commands::http_client::HttpClient;
+use crate::progress::TaskProgress;
 
 const PATH: &str = "/v1/chat/completions";
 /// Words of prompts; most are one token in most vocabularies.
@@ -84,11 +85,14 @@ pub(super) struct LoadTest {
 impl LoadTest {
     /// Sends all requests and waits for their replies.
     pub(super) fn run(&self, arrivals: Arrivals) -> Measured {
-        let outcomes = Mutex::new(Vec::with_capacity(self.requests));
+        let progress = TaskProgress::counting(arrivals.name());
+        let outcomes = Mutex::new((Vec::with_capacity(self.requests), progress));
         let keep = |outcome| {
             // A thread that panicked ends the scope, and with it the run.
             if let Ok(mut all) = outcomes.lock() {
-                all.push(outcome);
+                let (outcomes, progress) = &mut *all;
+                outcomes.push(outcome);
+                progress.set(outcomes.len() as u64, self.requests as u64);
             }
         };
         let begun = Instant::now();
@@ -120,7 +124,8 @@ impl LoadTest {
         });
         let took = begun.elapsed();
         let (mut samples, mut failures) = (Vec::new(), Vec::new());
-        for outcome in outcomes.into_inner().unwrap_or_default() {
+        let outcomes = outcomes.into_inner().map(|(outcomes, _)| outcomes);
+        for outcome in outcomes.unwrap_or_default() {
             match outcome {
                 Outcome::Done(sample) => samples.push(sample),
                 Outcome::Failed(error) => failures.push(error),
