@@ -29,23 +29,15 @@ __device__ __forceinline__ int f32_thread() { return threadIdx.x; }
 __device__ __forceinline__ void f32_sync() { __syncthreads(); }
 #include "gemm/f32_gemm.cuh"
 #include "gemm/a16_layout.cuh"
-#include "gemm/dequant_tile.cuh"
+#include "gemm/gemv_tile.cuh"
 #include "norm/row_output.cuh"
+#include "gemm/gemv_input.cuh"
 
-struct Matrix {
-    const u8* weights;
-    float* out;  // SWIGLU: the f16 output, of the first matrix
-    int n_out, add;
-    int kind, units;              // along K
-    int first_block, tile_bytes;  // its first block; bytes of an m16 tile in a unit
-    u32 first_cost, cost;  // where its units begin on the line of gemm/decode_gemm_small_batch, and the cost of each
-};
 struct GemvParams {
     Matrix matrices[MAX_MATRICES];
     const u8* x;
     const float* norm;
-    // block b of gemm/decode_gemm_small_batch begins at b * cost_per_block + min(b, big_blocks)
-    u32 cost_per_block, big_blocks;
+    WorkRanges ranges;
     int n_matrices;
     float eps;
     int weight_bytes, partials;  // of a tile: bytes of weights, and number of partial sums
@@ -55,64 +47,6 @@ struct GemvParams {
 };
 
 #define N_MATRICES (1 + SWIGLU)
-#define NORM_ROUNDS ((NORM_WARPS + WARPS - 1) / WARPS)
-#define GROUPS_PER_WARP ((ROW_GROUPS + NORM_WARPS - 1) / NORM_WARPS)
-
-// 16 rows of a matrix: their weights, and how gemm/decode_gemm_small_batch splits the tile of 256 rows that they belong
-// to.
-struct TileRows {
-    const u8* weights;  // of unit 0
-    int unit_stride;    // bytes from a unit to the next
-    int second_slice;   // bytes from its first slice to its second
-    u32 first_unit;     // its first unit, counted from the matrix's
-    u32 first_block;    // the block of gemm/decode_gemm_small_batch that begins the tile
-    int n;              // blocks that share it
-};
-
-__device__ __forceinline__ u32 range_begin(const GemvParams& params, u32 block) {
-    return block * params.cost_per_block + min(block, params.big_blocks);
-}
-__device__ __forceinline__ u32 block_at_cost(const GemvParams& params, u32 cost) {
-    const u32 wide = params.big_blocks * (params.cost_per_block + 1);
-    return cost < wide ? cost / (params.cost_per_block + 1) : params.big_blocks + (cost - wide) / params.cost_per_block;
-}
-// First unit of the tile in block `part` of those that share it, or one past its last.
-__device__ __forceinline__ int split_unit(const GemvParams& params, const Matrix& s, const TileRows& rows, int part) {
-    const u32 begin = range_begin(params, rows.first_block + part);
-    const u32 unit = begin <= s.first_cost ? 0 : (begin - s.first_cost + s.cost - 1) / s.cost;
-    return unit <= rows.first_unit ? 0 : min(s.units, int(unit - rows.first_unit));
-}
-
-// Rows 16 * index .. of a matrix.
-__device__ __forceinline__ TileRows tile_rows(const GemvParams& params, const Matrix& s, int index) {
-    const int row_block = index / 8, tiles = min(8, (s.n_out - row_block * 128 + 15) / 16),
-              first_slice_bytes = s.tile_bytes - [&] {
-                  switch (s.kind) {
-                      case KIND_Q4K:
-                          return slice_tile_bytes(KIND_Q4K, 1);
-                      case KIND_Q5K:
-                          return slice_tile_bytes(KIND_Q5K, 1);
-                      case KIND_Q6K:
-                          return slice_tile_bytes(KIND_Q6K, 1);
-                  }
-                  return 0;
-              }();
-    const u8* block = s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8);
-    TileRows rows;
-    rows.weights = block + tiles * 64 + index % 8 * first_slice_bytes;
-    rows.unit_stride = s.tile_bytes * tiles;
-    rows.second_slice = tiles * first_slice_bytes - index % 8 * (2 * first_slice_bytes - s.tile_bytes);
-    rows.first_unit = u32(index / 16) * s.units;
-    const u32 begin = s.first_cost + rows.first_unit * s.cost;
-    rows.first_block = block_at_cost(params, begin);
-    rows.n = block_at_cost(params, begin + u32(s.units - 1) * s.cost) - rows.first_block + 1;
-    return rows;
-}
-__device__ __forceinline__ float row_factor(const Matrix& s, int row) {
-    const int row_block = row / 128;
-    return __ldg((const float*)(s.weights + size_t(row_block) * (128 * 4 + size_t(s.units) * s.tile_bytes * 8)) +
-                 row % 128);
-}
 
 // Starts loading all weights of an m16 tile, unit after unit.
 template <int KIND>
@@ -127,133 +61,30 @@ __device__ __forceinline__ void load_weights(u32 to, const TileRows& rows, int u
     }
 }
 
-// One K-slice as gemm/mma_slice.cuh does it; x: consecutive f16.
-template <int KIND, int SLICE>
-__device__ __forceinline__ void mma_slice(TileDequantizer<KIND>& tile, const u8* weights, u32 x, float (&acc)[4]) {
-    tile.template load_header<SLICE>(weights);
-    tile.load_codes(weights, 0);
-    tile.template decode_scales<SLICE>();
-#pragma unroll
-    for (int q = 0; q < slice_chunks(KIND); q++) {
-        tile.select_chunk(q);
-#pragma unroll
-        for (int s = 0; s < 2; s++) {
-            u32 a[2][4], b[4];
-            tile.template dequant<0>(s, a[0]);
-            tile.template dequant<1>(s, a[1]);
-            if (s == 0)
-                tile.rotate_codes();
-            else if (q + 1 < slice_chunks(KIND))
-                tile.load_codes(weights, q + 1);
-            // All columns of B are the row.
-            ldmatrix_x4(b, x + q * 128 + s * 32);
-            mma_f16(acc, a[0][0], a[0][1], a[0][2], a[0][3], b[0], b[1]);
-            mma_f16(acc, a[1][0], a[1][1], a[1][2], a[1][3], b[2], b[3]);
-        }
-    }
-}
-template <int KIND>
-__device__ __forceinline__ void mma_units(const u8* weights, u32 x, int from, int to, float (&acc)[4]) {
-    x += threadIdx.x % 32 / 16 * 64 + threadIdx.x / 8 % 2 * 16;
-    TileDequantizer<KIND> tile;
-    for (int unit = from; unit < to; unit++) {
-        const u8* at = weights + unit * unit_tile_bytes(KIND);
-        const u32 x_unit = x + unit * unit_slices(KIND) * slice_chunks(KIND) * 128;
-        mma_slice<KIND, 0>(tile, at, x_unit, acc);
-        if constexpr (unit_slices(KIND) == 2)
-            mma_slice<KIND, 1>(tile, at + slice_tile_bytes(KIND, 0), x_unit + slice_chunks(KIND) * 128, acc);
-    }
-}
-
-#define DISPATCH_KIND(CALL)                                                  \
-    switch (kind) {                                                          \
-        case KIND_Q4K:                                                       \
-            if constexpr (KINDS >> KIND_Q4K & 1) CALL(KIND_Q4K);             \
-            break;                                                           \
-        case KIND_Q5K:                                                       \
-            if constexpr (KINDS >> KIND_Q5K & 1) CALL(KIND_Q5K);             \
-            break;                                                           \
-        case KIND_Q6K:                                                       \
-            if constexpr (KINDS >> KIND_Q6K & 1) CALL(KIND_Q6K);             \
-            break;                                                           \
-        case KIND_Q8:                                                        \
-            if constexpr (KINDS >> KIND_Q8 & 1) CALL(KIND_Q8);               \
-            break;                                                           \
-        case KIND_U8_AFFINE:                                                 \
-            if constexpr (KINDS >> KIND_U8_AFFINE & 1) CALL(KIND_U8_AFFINE); \
-            break;                                                           \
-        case KIND_F16:                                                       \
-            if constexpr (KINDS >> KIND_F16 & 1) CALL(KIND_F16);             \
-            break;                                                           \
-    }
-
 // The input row for the packed and the f32 matrices.
 struct Input {
     u8* f16;
     float* f32;
 #if NORM
-    float norm[NORM_ROUNDS][GROUPS_PER_WARP][8];
+    NormWeights<WARPS> norm;
 #endif
 };
 
 // Before the dependency wait.
 __device__ __forceinline__ void prefetch_norm_weights(const GemvParams& params, Input& x) {
 #if NORM
-#pragma unroll
-    for (int r = 0; r < NORM_ROUNDS; r++)
-#pragma unroll
-        for (int i = 0; i < GROUPS_PER_WARP; i++) {
-            const int warp = threadIdx.x / 32 + r * WARPS;
-            if (warp < NORM_WARPS) load_row_group<WIDTH>(params.norm, warp + i * NORM_WARPS, x.norm[r][i]);
-        }
+    load_norm_weights<WARPS>(params.norm, x.norm);
 #endif
 }
 // After it; returns with the row in shared memory, visible to all threads.
 __device__ __forceinline__ void load_input(const GemvParams& params, Input& x) {
 #if NORM
-    // As norm/rms_norm with NORM_WARPS warps; a warp here may have several of those.
     __shared__ float warp_sums[NORM_WARPS];
-    float v[NORM_ROUNDS][GROUPS_PER_WARP][8];
-#pragma unroll
-    for (int r = 0; r < NORM_ROUNDS; r++) {
-        const int warp = threadIdx.x / 32 + r * WARPS;
-        if (warp >= NORM_WARPS) break;
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < GROUPS_PER_WARP; i++)
-            load_row_group<WIDTH>((const float*)params.x, warp + i * NORM_WARPS, v[r][i]);
-#pragma unroll
-        for (int i = 0; i < GROUPS_PER_WARP; i++)
-#pragma unroll
-            for (int j = 0; j < 8; j++) sum += v[r][i][j] * v[r][i][j];
-        sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) warp_sums[warp] = sum;
-    }
-    __syncthreads();
-    float sum = warp_sums[0];
-#pragma unroll
-    for (int i = 1; i < NORM_WARPS; i++) sum += warp_sums[i];
-    const float scale = 1.0f / sqrtf(sum / WIDTH + params.eps);
-#pragma unroll
-    for (int r = 0; r < NORM_ROUNDS; r++)
-#pragma unroll
-        for (int i = 0; i < GROUPS_PER_WARP; i++) {
-            const int warp = threadIdx.x / 32 + r * WARPS, group = warp + i * NORM_WARPS;
-            if (warp >= NORM_WARPS || group >= ROW_GROUPS) continue;
-            float y[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++) y[j] = v[r][i][j] * scale * x.norm[r][i][j];
-            const int at = group * 256 + threadIdx.x % 32 * 8;
-            *(uint4*)(x.f16 + at * 2) =
-                make_uint4(a16_f16x2(y[0], y[1]), a16_f16x2(y[2], y[3]), a16_f16x2(y[4], y[5]), a16_f16x2(y[6], y[7]));
-#if F32_MATRICES
-            ((float4*)(x.f32 + at))[0] = make_float4(y[0], y[1], y[2], y[3]);
-            ((float4*)(x.f32 + at))[1] = make_float4(y[4], y[5], y[6], y[7]);
-#endif
-        }
+    const auto load = [&](int group, float (&v)[8]) { load_row_group<WIDTH>((const float*)params.x, group, v); };
+    load_normed_input<WARPS>(load, x.norm, params.eps, warp_sums, x.f16, F32_MATRICES ? x.f32 : nullptr,
+                             [] { __syncthreads(); });
 #else
-    for (int i = threadIdx.x; i < WIDTH / 8; i += THREADS)
-        *(uint4*)(x.f16 + i * 16) = __ldcg((const uint4*)(params.x + i * 128));
+    load_f16_input<THREADS>(params.x, WIDTH, x.f16);
 #endif
     cp_async_wait<0>();
     __syncthreads();
@@ -311,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS)
 #pragma unroll
     for (int t = 0; t < N_MATRICES; t++) {
         const Matrix& s = params.matrices[matrix_index + t];
-        rows[t] = tile_rows(params, s, index);
+        rows[t] = tile_rows(params.ranges, s, index);
         const int kind = s.kind;
 #define FETCH(KIND) load_weights<KIND>(shared_address(memory + t * params.weight_bytes), rows[t], s.units)
         DISPATCH_KIND(FETCH)
@@ -321,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS)
 #pragma unroll
     for (int t = 0; t < N_MATRICES; t++)
         for (int i = threadIdx.x; i < rows[t].n; i += THREADS)
-            split_begin[t * params.partials + i] = split_unit(params, params.matrices[matrix_index + t], rows[t], i);
+            split_begin[t * params.partials + i] =
+                split_unit(params.ranges, params.matrices[matrix_index + t], rows[t], i);
     const Matrix& output = params.matrices[matrix_index];
     // Thread i < 16 writes row i.
     const int row = index * 16 + threadIdx.x;
@@ -358,10 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 32 / WARPS)
 #pragma unroll
     for (int t = 0; t < N_MATRICES; t++) {
         const float* from = partials + t * params.partials * 16 + threadIdx.x;
-        // Sums of several blocks begin at +0 in gemm/decode_gemm_small_batch.
-        float sum = rows[t].n > 1 ? 0.0f + from[0] : from[0];
-        for (int part = 1; part < rows[t].n; part++) sum += from[part * 16];
-        value[t] = residual + sum * factor[t];
+        value[t] = sum_of_parts(from, rows[t].n, factor[t], residual);
     }
 #if SWIGLU
     const float y = silu(value[0]) * value[1];
