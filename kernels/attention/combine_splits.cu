@@ -104,9 +104,9 @@ __device__ __forceinline__ float merge_splits(const SplitReader& v, float sink) 
     return acc * (sum > 0.0f ? 1.0f / sum : sum == sum ? 0.0f : sum);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-    attn_combine_splits(const Step* step, const float* q, const float* partial, const float* __restrict__ sinks,
-                        int rows, RowOutput out) {
+KERNEL(256)
+attn_combine_splits(const Step* step, const float* q, const float* partial, const float* __restrict__ sinks, int rows,
+                    RowOutput out) {
     pdl_launch();
     __shared__ __align__(16) float values[256];
     __shared__ float scratch[kv_rotated(V_FORMAT) ? 512 : 1];
@@ -133,7 +133,9 @@ extern "C" __global__ void __launch_bounds__(256)
         prefetch_splits(value, partial, rows, index, column % HEAD_DIM, n, masked_begin, masked_end);
 #if GATED
         // In the projection, the gate follows the head.
-        gate = sigmoid(q[index * Q_STRIDE + HEAD_DIM + column % HEAD_DIM]);
+        float v[1];
+        load_inputs<1>(q + index * Q_STRIDE + HEAD_DIM + column % HEAD_DIM, 0, v);
+        gate = sigmoid(v[0]);
 #endif
         result = merge_splits(value, sink);
     }

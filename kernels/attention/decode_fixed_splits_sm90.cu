@@ -353,9 +353,9 @@ __device__ __forceinline__ void pv_warpgroups(const KernelParams& params, TileIt
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, SMALL_BLOCK ? 2 : 1)
-    attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
-                     float* partial, int rows) {
+KERNEL(384, SMALL_BLOCK ? 2 : 1)
+attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
+                 float* partial, int rows) {
     extern __shared__ __align__(1024) u8 shared[];
     pdl_launch();
     const u32 smem_q = shared_address(shared), smem_k = smem_q + 6 * PANEL_BYTES;

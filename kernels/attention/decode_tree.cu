@@ -69,9 +69,9 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-extern "C" __global__ void __launch_bounds__(256, M16_TILES <= 2 ? 2 : 1)
-    attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
-                     float* partial, int rows) {
+KERNEL(256, M16_TILES <= 2 ? 2 : 1)
+attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, PageTable pages, float scale_log2,
+                 float* partial, int rows) {
     extern __shared__ __align__(16) u8 shared[];
     pdl_launch();
     const int lane = threadIdx.x % 32, warp = warp_index(), g = lane / 4, t = lane % 4;

@@ -73,11 +73,11 @@ __device__ __forceinline__ bool row_position(const Header* header, int row, int 
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128)
-    attn_qk_norm_rope_append(const Header* header, float* q, const float* k, const float* v,
-                             const float* __restrict__ q_norm, const float* __restrict__ k_norm,
-                             const double* __restrict__ frequency, u16* q16, float eps, Plane keys, Plane values,
-                             PageTable pages) {
+KERNEL(128)
+attn_qk_norm_rope_append(const Header* header, float* q, const float* k, const float* v,
+                         const float* __restrict__ q_norm, const float* __restrict__ k_norm,
+                         const double* __restrict__ frequency, u16* q16, float eps, Plane keys, Plane values,
+                         PageTable pages) {
     pdl_launch();
     const int head = blockIdx.x * 4 + warp_index(), row = blockIdx.y, lane = threadIdx.x % 32;
     float norm[DIM_BLOCKS];
@@ -99,8 +99,7 @@ extern "C" __global__ void __launch_bounds__(128)
     float x[DIM_BLOCKS];
     if (head < HEADS) {
         float* from = q + ((size_t)row * HEADS + head) * Q_STRIDE;
-#pragma unroll
-        for (int b = 0; b < DIM_BLOCKS; b++) x[b] = from[32 * b + lane];
+        load_inputs<DIM_BLOCKS>(from + lane, 32, x);
 #if QK_NORM
         rms_norm(x, norm, eps);
 #endif
@@ -117,8 +116,7 @@ extern "C" __global__ void __launch_bounds__(128)
         return;
     }
     const float* from = (is_key ? k : v) + (size_t)row * KV_STRIDE + kv_head * HEAD_DIM;
-#pragma unroll
-    for (int b = 0; b < DIM_BLOCKS; b++) x[b] = from[32 * b + lane];
+    load_inputs<DIM_BLOCKS>(from + lane, 32, x);
     if (is_key) {
 #if QK_NORM
         rms_norm(x, norm, eps);

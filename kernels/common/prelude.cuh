@@ -27,6 +27,19 @@ typedef unsigned long long u64;
 #define HAS_SM90 0
 #endif
 
+// The entry of a kernel that one_launch/one_launch.cu includes as a function: KERNEL(threads, blocks) name(..).
+#ifndef KERNEL
+#define KERNEL(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
+#endif
+
+// Loads N values of a row, `stride` apart, behind the dependency wait. one_launch/one_launch.cu has another for rows
+// that its blocks exchange.
+template <int N, class T>
+__device__ __forceinline__ void load_inputs(const T* from, long long stride, T (&v)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = from[i * stride];
+}
+
 // ---- programmatic dependent launch (sm_90 and up, with -DPDL) ------------------------------------------------------
 
 // The dependency wait. Before it, nothing that an earlier kernel wrote may be read.

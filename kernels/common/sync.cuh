@@ -84,6 +84,29 @@ __device__ __forceinline__ u64 policy_evict_last() {
     return p;
 }
 
+// ---- mbarriers -----------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void mbarrier_init(u32 mbarrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(u32 mbarrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
+}
+// Whether the phase of this parity is complete.
+__device__ __forceinline__ u32 mbarrier_test_wait(u32 mbarrier, u32 parity) {
+    u32 complete;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(complete)
+        : "r"(mbarrier), "r"(parity)
+        : "memory");
+    return complete;
+}
+// Arrives once the thread's copies so far (cp.async) have landed; counts as one of the barrier's arrivals.
+__device__ __forceinline__ void mbarrier_arrive_cp_async(u32 mbarrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(mbarrier) : "memory");
+}
+
 // ---- producer/consumer pipeline ------------------------------------------------------------------------------------
 
 // A stage of a ring of N_STAGES and the parity of its phase. A consumer starts at {0, 0}; a producer at {0, 1}, since
@@ -116,17 +139,11 @@ __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 byte
         : "memory");
 }
 
-// ---- mbarriers -----------------------------------------------------------------------------------------------------
+// ---- mbarriers of sm_90 --------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void mbarrier_init(u32 mbarrier, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
-}
 // Makes initialised barriers visible to the copy engine; a block barrier then makes them visible to the threads.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void mbarrier_arrive(u32 mbarrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive(u32 mbarrier, u32 arrivals) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
@@ -152,17 +169,6 @@ __device__ __forceinline__ void mbarrier_wait_cluster(u32 mbarrier) {
         "@done bra over;\n\tbra again;\n\tover:\n\t}" ::"r"(mbarrier)
         : "memory");
 }
-// Whether the phase of this parity is complete.
-__device__ __forceinline__ u32 mbarrier_test_wait(u32 mbarrier, u32 parity) {
-    u32 complete;
-    asm volatile(
-        "{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-        : "=r"(complete)
-        : "r"(mbarrier), "r"(parity)
-        : "memory");
-    return complete;
-}
-
 // A ring of N_STAGES buffers with two mbarriers each, `full` and behind all of those `empty`.
 template <int N_STAGES>
 struct Pipeline {

@@ -43,11 +43,11 @@ __device__ __forceinline__ float reduce_parts(const float (&x)[2 * COLUMN_PASSES
     return kept_half + __shfl_xor_sync(WARP_ALL, given_half, 4);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    gated_delta_row_fused(const Step* step, const float* x, const float* alpha, const float* beta, const float* window,
-                          u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
-                          u64 state_stride, float* factors, u64 factor_stride, const float* z, const float* norm,
-                          float eps, RowOutput out) {
+KERNEL(WARPS * 32)
+gated_delta_row_fused(const Step* step, const float* x, const float* alpha, const float* beta, const float* window,
+                      u64 window_stride, const float* weight, const float* a, const float* dt, const float* state,
+                      u64 state_stride, float* factors, u64 factor_stride, const float* z, const float* norm, float eps,
+                      RowOutput out) {
     __shared__ __align__(16) float qkv[3][HEAD_DIM];  // q, k, v
     __shared__ __align__(16) float o_row[HEAD_DIM];   // o
     __shared__ float gates[2];                        // decay, beta
@@ -89,22 +89,25 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     const bool writes_key_factors = head < K_HEADS;
 #endif
     pdl_wait();
-    float gate[8];
+    float4 gate[2];
     if (warp < 3) {
-        const float4 now = *(const float4*)(x + channel);
-        const float4 y = normalize_head(convolve(w, past[0], past[1], past[2], now), conv_head);
+        float4 now[1];
+        load_inputs<1>((const float4*)(x + channel), 0, now);
+        const float4 y = normalize_head(convolve(w, past[0], past[1], past[2], now[0]), conv_head);
         *(float4*)(qkv[warp] + 4 * lane) = y;
-        if (warp == 2 || writes_key_factors) *(float4*)(node + NODE_X + channel) = now;
+        if (warp == 2 || writes_key_factors) *(float4*)(node + NODE_X + channel) = now[0];
         if (warp == 1 && writes_key_factors) *(float4*)(node + key * HEAD_DIM + 4 * lane) = y;
     } else if (warp == 3) {
-        const float g = log_decay(alpha[head], gate_a, gate_dt);
+        float v[2];
+        load_inputs<2>(alpha + head, beta - alpha, v);
+        const float g = log_decay(v[0], gate_a, gate_dt);
         if (lane == 0) {
             gates[0] = expf(g);
-            gates[1] = 1.0f / (1.0f + expf(-beta[head]));
+            gates[1] = 1.0f / (1.0f + expf(-v[1]));
             node[NODE_G + head] = g;
         }
     } else if (warp == 4) {
-        load_row_group<HEAD_DIM * 2>(z + (head - lane / 16) * HEAD_DIM, 0, gate);
+        load_inputs<2>((const float4*)(z + (head - lane / 16) * HEAD_DIM + lane * 8), 1, gate);
     }
     __syncthreads();
     const float qk = warp_dot(*(const float4*)(qkv[0] + 4 * lane), *(const float4*)(qkv[1] + 4 * lane));
@@ -138,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     for (int gap = 8; gap; gap >>= 1) sum += __shfl_xor_sync(WARP_ALL, sum, gap);
     const float factor = 1.0f / sqrtf(sum * (1.0f / HEAD_DIM) + eps);
 #pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = y[i] * factor * scale[i] * silu(gate[i]);
+    for (int i = 0; i < 8; i++) y[i] = y[i] * factor * scale[i] * silu((&gate[i / 4].x)[i % 4]);
     const bool writes_group = lane / 16 == head % 2;
 #if V_HEADS % 2
     // With an odd number of heads, the last head also stores the empty half of its group.

@@ -116,6 +116,7 @@ impl Layout {
             tree_windows: options.windows,
             numerics,
             as_large_model: options.as_large_model,
+            one_launch: options.one_launch,
             draft_vocab: options.draft_vocab,
             stage: Some(&part.stage),
         };

@@ -51,7 +51,7 @@ pub use gpu_props::GpuProps;
 pub use inspect::InspectedRunner;
 pub use meter::{Meter, Reading};
 pub use numerics::Numerics;
-pub use options::Options;
+pub use options::{OneLaunch, Options};
 pub use peak_bandwidth::read_bandwidth;
 pub use plan::explain::ExplainedKernel;
 pub use plan::select;

@@ -38,8 +38,25 @@ pub struct Options {
     pub require_peer_access: bool,
     /// Hand rows of pipeline stages over through host memory wherever the GPUs are, for tests.
     pub rows_through_host: bool,
+    /// Whether steps of one row of small models are one persistent launch.
+    pub one_launch: OneLaunch,
     /// Plan as if all memory were free: for a GPU that is not in this machine.
     pub assume_free: bool,
     /// How kernels are compiled.
     pub compile: compile::Options,
+}
+
+/// Whether decode steps of one row run as one persistent launch (`one_launch/one_launch.cu`) where
+/// the model has one. A token's bits are the same either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OneLaunch {
+    /// Where it has been measured to be faster, which is on no GPU yet.
+    #[default]
+    Auto,
+    /// Wherever there is one.
+    On,
+    /// The same; one launch prints where its time goes.
+    Clocks,
+    /// Never.
+    Off,
 }

@@ -24,7 +24,7 @@ use contract::{
     Backend, CommitItem, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow, Mixer,
     NodeIdx, QuantType, Runner, SeqId, SnapshotId, SnapshotLocation, TokenId, Tree, VerifyItem,
 };
-use cuda::{Numerics, Options};
+use cuda::{Numerics, OneLaunch, Options};
 use fixtures::gpu::Random;
 use model::synth::SynthSpec;
 
@@ -379,5 +379,81 @@ fn logits_row_bits_do_not_depend_on_the_batch_width() {
             let leaf = &rows[n as usize - 1];
             same(&format!("{name}: the leaf of {n}"), leaf, &second);
         }
+    }
+}
+
+/// Rows of greedy decoding after prompts of 70 and 500 tokens, of the first layers of the 0.8B up
+/// to one past its first attention layer. `None` without a GPU.
+fn greedy_rows(types: &str, one_launch: OneLaunch, eager: bool) -> Option<Vec<LogitsRow>> {
+    let loaded = SynthSpec::parse(&format!("qwen3.5-0.8b:{types}")).unwrap();
+    let loaded = loaded.load().unwrap();
+    let mut spec = (*loaded.spec).clone();
+    let is_attention = |i: &usize| matches!(spec.layers[*i].mixer, Mixer::Attention(_));
+    let first = (0..spec.layers.len()).find(is_attention).unwrap();
+    spec.layers.truncate(first + 2);
+    let vocab = spec.vocab;
+    let config = LoadConfig {
+        target: Arc::new(spec),
+        weights: loaded.weights,
+        draft: None,
+        batch_invariant: false,
+        kv: Q8_0_KV,
+        limits: Limits {
+            sequences: 2,
+            tree_nodes: 1,
+            ..LIMITS
+        },
+    };
+    let device = open_device_with(Options {
+        eager,
+        one_launch,
+        ..Options::default()
+    })?;
+    let units = device.backend.units(&config).unwrap();
+    let is_one = |unit: &cuda::launch::CompileUnit| unit.file == "one_launch/one_launch.cu";
+    assert_eq!(
+        units.iter().any(is_one),
+        one_launch == OneLaunch::On,
+        "{types}"
+    );
+    let mut runner = device.backend.open(config, &mut |_| {}).unwrap();
+    let mut rows = Vec::new();
+    let ask = LogitsRequest::full();
+    for (prompt, steps) in [(70, 64), (500, 16)] {
+        let seq = runner.open(600).unwrap();
+        for chunk in text(vocab, prompt, steps).chunks(192) {
+            runner.prefill(seq, chunk, &[]).unwrap();
+        }
+        let mut token = TokenId(11);
+        for _ in 0..steps {
+            let row = feed(&mut *runner, seq, (token, &ask));
+            let best = (0..row.raw.len()).max_by(|a, b| row.raw[*a].total_cmp(&row.raw[*b]));
+            token = TokenId(best.unwrap() as u32);
+            rows.push(row);
+        }
+        runner.close(seq);
+    }
+    Some(rows)
+}
+
+#[test]
+fn one_launch_steps_equal_separate_launches() {
+    for (types, eager) in [
+        ("bf16", true),
+        ("bf16", false),
+        ("q8_0", false),
+        ("q4_k_m", false),
+    ] {
+        let begun = Instant::now();
+        let Some(separate) = greedy_rows(types, OneLaunch::Off, eager) else {
+            return;
+        };
+        let Some(one) = greedy_rows(types, OneLaunch::On, eager) else {
+            return;
+        };
+        for (i, (one, separate)) in one.iter().zip(&separate).enumerate() {
+            same(&format!("{types}, step {i}"), one, separate);
+        }
+        eprintln!("{types}: {} steps, {:?}", one.len(), begun.elapsed());
     }
 }

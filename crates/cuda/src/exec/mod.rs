@@ -13,6 +13,7 @@ mod launcher;
 mod layer_outputs;
 mod masses;
 mod mtp;
+mod one_launch;
 mod pending_features;
 mod prefill_as_steps;
 mod regions;
@@ -342,6 +343,7 @@ impl Engine {
         let edited = self.queue_edits(PlanKey::EditedStep(step::bucket(rows)), requests)?;
         let masses = self.queue_masses(rows, edited, requests)?;
         self.sync()?;
+        self.check_one_launch(key)?;
         self.move_experts()?;
         self.answer(requests, Reduced { edited, masses })
     }

@@ -4,7 +4,7 @@ use contract::DeviceError;
 
 use super::Engine;
 use crate::driver::{Gpu, Pinned};
-use crate::plan::{Addresses, PlanKey, Plans};
+use crate::plan::{Addresses, PlanKey, Plans, STATUS_BYTES};
 use crate::step::{ChunkHead, Commit, MtpStep, Step};
 
 /// Headers and tables that the GPU reads.
@@ -124,7 +124,12 @@ pub(super) fn download(
         PlanKey::Chunk(_) | PlanKey::Commit(_) | PlanKey::DraftContext(_) => return Ok(()),
         PlanKey::MtpCommit(_) | PlanKey::Masses { .. } => return Ok(()),
     };
-    let bytes = plans.reduce.out_bytes(bucket);
+    let status = if plans.one_launch.contains(&key) {
+        STATUS_BYTES
+    } else {
+        0
+    };
+    let bytes = plans.reduce.out_bytes(bucket) + status;
     // SAFETY: read only after the wait that follows.
     unsafe { gpu.copy_to_host(gpu.stream(), &mut to.rows, 0..bytes, from.rows) }
 }

@@ -20,6 +20,7 @@ pub mod logits;
 pub mod moe;
 pub mod mtp;
 pub mod norm;
+pub(crate) mod one_launch;
 pub mod score;
 pub mod step_words;
 
@@ -148,6 +149,11 @@ impl Args {
         self.places.push((self.words.len(), words.len() * 8));
         self.words.extend_from_slice(words);
         self
+    }
+
+    /// All values, 8 bytes for each that is shorter.
+    pub(crate) fn as_words(&self) -> &[u64] {
+        &self.words
     }
 
     /// Sizes in bytes, in order.

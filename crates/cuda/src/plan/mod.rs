@@ -20,6 +20,7 @@ mod layer_arguments;
 mod lm_head;
 mod mtp;
 mod numerics;
+mod one_launch;
 mod prefill;
 pub mod select;
 mod short_prefill;
@@ -36,6 +37,7 @@ use crate::launch::norm::RowSource;
 use crate::launch::{CompileUnit, Launch, logits};
 use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
+use crate::options::OneLaunch;
 use crate::state::{DraftState, State};
 use crate::step::{self, ChunkHead, Commit, MtpStep, ROWS, Step};
 use crate::weights::Weights;
@@ -45,6 +47,7 @@ pub(crate) use draft::{DraftLists, chains, pairs};
 use fused_layers::FusedLayerPlan;
 use keys::{DraftKeys, chunk_buckets, keys};
 pub(crate) use numerics::{attention_config, numerics_of};
+pub(crate) use one_launch::STATUS_BYTES;
 use prefill::DequantBuffers;
 pub(crate) use prefill::{ScoringAddresses, ScoringLayer, ScoringModel, ScoringPlans};
 use select::{Depth, PrefillPath, may_use_fused_layer};
@@ -166,6 +169,9 @@ pub(crate) struct Addresses {
     pub(crate) mtp_draft: u64,
     /// Reduced rows of the head, `[ROWS]`.
     pub(crate) rows: u64,
+    /// u32 right behind the reduced row of a step of one row: 0, or which wait of its persistent
+    /// launch took too long.
+    pub(crate) one_launch_status: u64,
     /// Lists of a draft, as [`DraftLists`] has them.
     pub(crate) draft_lists: u64,
     /// Residual stream, f32 `[rows][hidden]`.
@@ -201,6 +207,8 @@ pub(crate) struct Plans {
     pub(crate) tables: Vec<(u64, Vec<u8>)>,
     /// Runs to be zeroed once: address and bytes.
     pub(crate) zeroed: [(u64, usize); 5],
+    /// Steps that are one persistent launch, which gives a status behind the reduced row.
+    pub(crate) one_launch: BTreeSet<PlanKey>,
     limits: Limits,
     /// Whether there are short plans for short chunks.
     short: bool,
@@ -227,6 +235,8 @@ pub(crate) struct PlanConfig<'a> {
     pub(crate) numerics: Numerics,
     /// Whether small models use the kernels of large ones.
     pub(crate) as_large_model: bool,
+    /// Whether steps of one row are one persistent launch.
+    pub(crate) one_launch: OneLaunch,
     /// Tokens that drafts with the target's LM head propose from, the first of the vocabulary;
     /// `None` for the default.
     pub(crate) draft_vocab: Option<usize>,
@@ -321,7 +331,7 @@ impl Plans {
         let draft_lists =
             draft_spec.map_or(DraftLists::ByDepth, |draft| DraftLists::of(draft, reduce));
         let mtp_bytes = spec.mtp.as_ref().map_or(0, |_| size_of::<MtpStep>());
-        let addresses = Addresses {
+        let mut addresses = Addresses {
             step: scratch.take(size_of::<Step>()),
             draft: scratch.take(size_of::<Step>()),
             all_rows: scratch.take(size_of::<ChunkHead>()),
@@ -343,7 +353,9 @@ impl Plans {
             fused_layer: scratch.take(fused_layer_bytes),
             moe_counter: scratch.take(MOE_COUNTER_BYTES),
             split_k_flags: scratch.take(dequant.split_k_flag_bytes),
+            one_launch_status: 0,
         };
+        addresses.one_launch_status = addresses.rows + reduce.out_bytes(1) as u64;
         let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
         let mut tables = Vec::new();
         let of_draft = load_config
@@ -448,6 +460,8 @@ impl Plans {
         }
         let arena = usize::try_from(longest - scratch.used()).expect("an arena fits an address");
         scratch.take(arena);
+        let one_launch = one_launch::fuse(plan_config, &addresses, &mut all, scratch);
+        tables.extend(one_launch.tables);
         Plans {
             all,
             addresses,
@@ -460,6 +474,7 @@ impl Plans {
                 (addresses.split_k_flags, dequant.split_k_flag_bytes),
                 (addresses.moe_counter, MOE_COUNTER_BYTES),
             ],
+            one_launch: one_launch.keys,
             limits,
             short,
             draft_lists,

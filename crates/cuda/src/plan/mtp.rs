@@ -311,6 +311,7 @@ mod tests {
     use super::*;
     use crate::gpu_props::GpuProps;
     use crate::numerics::Numerics;
+    use crate::options::OneLaunch;
     use crate::state::State;
     use crate::weights::{WeightPart, Weights};
 
@@ -349,6 +350,7 @@ mod tests {
             tree_windows: false,
             numerics: Numerics::Fastest,
             as_large_model,
+            one_launch: OneLaunch::Off,
             draft_vocab: Some(256),
             stage: None,
         };

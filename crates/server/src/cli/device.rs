@@ -116,6 +116,19 @@ pub struct DeviceArgs {
         value_enum
     )]
     pub numerics: Option<NumericsArg>,
+    /// Run decode steps of one row of small models as one persistent launch: `on`, `off`, `clocks`
+    /// (`on`; the GPU prints where the time of one launch goes), or
+    /// `auto`, which is `off` on every GPU until it has been measured to be faster there. A token's
+    /// bits are the same.
+    #[arg(
+        long,
+        env = "HEARTH_ONE_LAUNCH",
+        value_name = "SWITCH",
+        value_enum,
+        default_value = "auto",
+        hide_short_help = true
+    )]
+    pub one_launch: OneLaunchArg,
     /// Compilation of kernels.
     #[command(flatten)]
     pub compiler: CompilerArgs,
@@ -130,6 +143,19 @@ pub enum NumericsArg {
     /// The fastest kernels; a token's bits may depend on the batch and on drafting.
     #[value(alias = "fast")]
     Fastest,
+}
+
+/// Whether steps of one row run as one persistent launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OneLaunchArg {
+    /// Where it has been measured to be faster.
+    Auto,
+    /// Wherever the model has one.
+    On,
+    /// The same; the GPU prints where the time of one launch goes.
+    Clocks,
+    /// Never.
+    Off,
 }
 
 /// Flags on the compilation of CUDA kernels.

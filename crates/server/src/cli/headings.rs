@@ -44,6 +44,7 @@ const HEADINGS: [(&str, &[&str]); 7] = [
             "gpu_like",
             "gpu_sms",
             "numerics",
+            "one_launch",
             "batch_invariant",
             "nvrtc",
             "kernel_cache",

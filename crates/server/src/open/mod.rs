@@ -25,7 +25,7 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use contract::{Backend, LoadConfig, LoadProgress, Runner, TemplateMarkup, Vocab};
 
-use crate::cli::{DeviceArgs, NumericsArg};
+use crate::cli::{DeviceArgs, NumericsArg, OneLaunchArg};
 use crate::config;
 use crate::open::bundled::Bundled;
 pub(crate) use crate::open::fit_drafting::{fit_drafting, fit_with_head};
@@ -92,6 +92,7 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
             eager: args.eager,
             numerics: args.numerics.map(numerics),
             require_peer_access: args.peer_access,
+            one_launch: one_launch(args.one_launch),
             compile: config::kernels::options(&args.compiler),
             ..cuda::Options::default()
         },
@@ -103,6 +104,16 @@ pub(crate) fn numerics(setting: NumericsArg) -> cuda::Numerics {
     match setting {
         NumericsArg::BatchInvariant => cuda::Numerics::BatchInvariant,
         NumericsArg::Fastest => cuda::Numerics::Fastest,
+    }
+}
+
+/// The switch of persistent launches of a setting.
+fn one_launch(setting: OneLaunchArg) -> cuda::OneLaunch {
+    match setting {
+        OneLaunchArg::Auto => cuda::OneLaunch::Auto,
+        OneLaunchArg::On => cuda::OneLaunch::On,
+        OneLaunchArg::Clocks => cuda::OneLaunch::Clocks,
+        OneLaunchArg::Off => cuda::OneLaunch::Off,
     }
 }
 

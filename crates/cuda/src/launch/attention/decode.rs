@@ -268,11 +268,7 @@ impl Shape {
     /// The tile of the warp-level mma kernel for `rows` rows, all of which may be one tree's.
     pub(crate) fn tile(&self, gpu: GpuProps, rows: usize) -> Tile {
         let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
-        let fixed = |tiles: usize| {
-            let key_warps = if tiles == 1 { 8 } else { 4 };
-            let stats = tiles * 16 * 4 * (key_warps + 3) + STEP_ROWS * 12;
-            tiles * (32 * self.head_dim + 2048) + stats
-        };
+        let fixed = |tiles: usize| tree_fixed_bytes(tiles, self.head_dim);
         let slot = self.tile_bytes();
         let fits = |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= gpu.shared_bytes;
         let most = (1..=MAX_M16_TILES)
@@ -302,6 +298,13 @@ impl Shape {
             blocks_per_sm,
         }
     }
+}
+
+/// Shared memory of a block of `decode_tree.cu` besides its stages, in bytes.
+pub(in crate::launch) fn tree_fixed_bytes(tiles: usize, head_dim: usize) -> usize {
+    let key_warps = if tiles == 1 { 8 } else { 4 };
+    let stats = tiles * 16 * 4 * (key_warps + 3) + STEP_ROWS * 12;
+    tiles * (32 * head_dim + 2048) + stats
 }
 
 /// Attention of the rows of a step over committed keys and their own trees. Partial results stay in

@@ -11,6 +11,7 @@ mod decode;
 pub mod kv_layout;
 mod prefill;
 
+pub(in crate::launch) use decode::tree_fixed_bytes;
 pub use decode::{DecodeAttention, DecodeBuffers, DecodeKernel, Tile, combine, tree};
 pub(crate) use decode::{KEYS_PER_TILE, STEP_ROWS};
 pub use prefill::{KeptBlocks, PrefillAttention, prefill, prefill_block_sparse};

@@ -133,7 +133,7 @@ impl PackedMatrices {
 }
 
 /// The block of `gemm/decode_gemm_small_batch.cu` whose work range contains `cost`.
-fn block_of(work_ranges: u64, cost: usize) -> usize {
+pub(in crate::launch) fn block_of(work_ranges: u64, cost: usize) -> usize {
     let (share, extra) = (
         (work_ranges & 0xffff_ffff) as usize,
         (work_ranges >> 32) as usize,

@@ -7,5 +7,5 @@ pub mod gemv;
 pub mod panels;
 pub mod prefill;
 pub mod small_batch;
-mod words;
+pub(super) mod words;
 pub(crate) mod work;

@@ -3,6 +3,7 @@
 use super::Selected;
 use crate::gpu_props::GpuProps;
 use crate::launch::gemm::prefill::{PrefillGemm, PrefillGemmKernel};
+use crate::options::OneLaunch;
 use crate::step::ROWS;
 
 /// How the GEMMs of a model's layers run in a decode step.
@@ -63,6 +64,17 @@ pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
 /// number of rows (`kernels/gemm/NOTES.md`).
 pub(crate) fn may_use_fused_layer(gpu: GpuProps) -> bool {
     gpu.has_wgmma
+}
+
+/// Whether steps of one row run as one persistent launch where the model has one.
+pub(crate) fn uses_one_launch(requested: OneLaunch) -> Selected<bool> {
+    match requested {
+        OneLaunch::On | OneLaunch::Clocks => {
+            Selected::new(true, "requested: one launch for the layers and the LM head")
+        }
+        OneLaunch::Off => Selected::new(false, "requested: separate launches"),
+        OneLaunch::Auto => Selected::new(false, "not measured to be faster on any GPU"),
+    }
 }
 
 /// How a prefill chunk is computed.

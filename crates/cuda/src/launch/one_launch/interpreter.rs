@@ -1,0 +1,309 @@
+//! A slow interpreter of a program's table, as the kernel reads it: which rows each task waits for,
+//! which it writes, and which parts its warps load and sum.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use super::program::{COUNTER_BYTES, Program, Table};
+use super::task::{
+    CONSUMER_WARPS, GEMV_PARTS_WORD, LOAD_BYTES, SUM_BYTES, TASK_BYTES, TaskKind, flag,
+};
+
+/// Exchanged rows are compared in pieces of this size.
+const GRANULE: u64 = 16;
+
+/// A part as the loading warp and the warp that sums it read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TablePart {
+    pub(super) weights: u64,
+    pub(super) first_unit: usize,
+    pub(super) units: usize,
+    pub(super) tile: usize,
+    pub(super) number: usize,
+    pub(super) n_first: usize,
+    pub(super) n_parts: usize,
+}
+
+/// A task with the parts that its warps take.
+#[derive(Debug, Clone)]
+pub(super) struct TableTask {
+    pub(super) kind: TaskKind,
+    pub(super) first: u64,
+    pub(super) count: u64,
+    pub(super) wait: Option<(usize, usize)>,
+    pub(super) raise: Option<usize>,
+    pub(super) flags: u32,
+    pub(super) exchanged: u32,
+    pub(super) words: Vec<u64>,
+    pub(super) parts: Vec<TablePart>,
+}
+
+/// Shapes of the mixers, which a table does not have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct MixerShapes {
+    pub(super) delta_heads: u64,
+    pub(super) delta_channels: u64,
+    pub(super) heads: u64,
+    pub(super) kv_heads: u64,
+    pub(super) head_dim: u64,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> usize {
+    usize::from(u16::from_le_bytes(
+        bytes[at..at + 2].try_into().expect("two bytes"),
+    ))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// The parts of a warp from its two lists, which have the same in the same order.
+struct WarpParts<'a> {
+    table: &'a Table,
+    load: usize,
+    sum: usize,
+    is_in_workspace: bool,
+}
+
+impl WarpParts<'_> {
+    fn skip_workspace(&mut self) {
+        let at = self.table.loads + self.load * LOAD_BYTES;
+        if u16_at(&self.table.bytes, at + 22) == 2 {
+            self.is_in_workspace = true;
+            self.load += 1;
+        }
+    }
+
+    fn take(&mut self) -> TablePart {
+        let bytes = &self.table.bytes;
+        let sum = self.table.sums + self.sum * SUM_BYTES;
+        let units = u16_at(bytes, sum);
+        self.sum += 1;
+        let mut weights = 0;
+        if units > 0 {
+            let load = self.table.loads + self.load * LOAD_BYTES;
+            assert_eq!(u16_at(bytes, load + 22), 1, "units are loaded");
+            assert_eq!(u16_at(bytes, load + 16), units, "as many as are summed");
+            weights = u64_at(bytes, load);
+            self.load += 1;
+        }
+        let byte = |at: usize| usize::from(bytes[sum + at]);
+        TablePart {
+            weights,
+            first_unit: u16_at(bytes, sum + 2),
+            units,
+            tile: u32_at(bytes, sum + 4) as usize,
+            number: byte(8),
+            n_first: byte(9),
+            n_parts: byte(10),
+        }
+    }
+}
+
+/// The lists of a program from its table.
+pub(super) fn lists_of(program: &Program) -> Vec<Vec<TableTask>> {
+    assert_eq!(
+        program.counter_bytes(),
+        (program.counters + 3) * COUNTER_BYTES
+    );
+    let table = program.table();
+    let list = |block: usize| block_list(&table, block);
+    (0..program.blocks.len()).map(list).collect()
+}
+
+fn block_list(table: &Table, block: usize) -> Vec<TableTask> {
+    let bytes = &table.bytes;
+    let begin = |i: usize| u32_at(bytes, block * 128 + 4 * i) as usize;
+    let mut warps: Vec<WarpParts> = (0..CONSUMER_WARPS)
+        .map(|warp| WarpParts {
+            table,
+            load: begin(1 + warp),
+            sum: begin(1 + CONSUMER_WARPS + warp),
+            is_in_workspace: false,
+        })
+        .collect();
+    let mut tasks = Vec::new();
+    for at in (table.tasks + begin(0) * TASK_BYTES..).step_by(TASK_BYTES) {
+        let kind = match u32_at(bytes, at) {
+            0 => break,
+            1 => TaskKind::Gemv,
+            2 => TaskKind::GemvF32,
+            3 => TaskKind::Delta,
+            4 => TaskKind::Append,
+            5 => TaskKind::Attention,
+            6 => TaskKind::Combine,
+            other => panic!("a task of kind {other}"),
+        };
+        let counter = |at| {
+            let value = u32_at(bytes, at);
+            (value != u32::MAX).then_some(value as usize)
+        };
+        let mut parts = Vec::new();
+        if kind == TaskKind::Attention {
+            warps.iter_mut().for_each(WarpParts::skip_workspace);
+        }
+        if kind == TaskKind::Gemv {
+            for (warp, list) in warps.iter_mut().enumerate() {
+                let n = u16_at(bytes, at + 32 + 8 * GEMV_PARTS_WORD + 2 * warp);
+                parts.extend((0..n).map(|_| list.take()));
+            }
+        }
+        let words = bytes[at + 32..at + TASK_BYTES].chunks(8);
+        tasks.push(TableTask {
+            kind,
+            first: u64::from(u32_at(bytes, at + 4)),
+            count: u64::from(u32_at(bytes, at + 8)),
+            wait: counter(at + 12).map(|counter| (counter, u32_at(bytes, at + 16) as usize)),
+            raise: counter(at + 20),
+            flags: u32_at(bytes, at + 24) & 0xffff,
+            exchanged: u32_at(bytes, at + 28),
+            words: words.map(|word| u64_at(word, 0)).collect(),
+            parts,
+        });
+    }
+    for warp in &warps {
+        let end = table.loads + warp.load * LOAD_BYTES;
+        assert_eq!(u16_at(bytes, end + 22), 0, "nothing is loaded for no sum");
+    }
+    tasks
+}
+
+/// Where values `first` .. + `n` of a row in f16 are.
+fn f16(at: u64, first: u64, n: u64) -> Range<u64> {
+    at + 2 * first..at + 2 * (first + n)
+}
+
+impl TableTask {
+    /// Operand `i` as `bytes` exchanged bytes from `begin` on; none if it is not exchanged.
+    fn row(&self, i: usize, begin: u64, bytes: u64) -> Option<Range<u64>> {
+        let at = self.words[i] + begin;
+        (self.exchanged >> i & 1 == 1).then_some(at..at + bytes)
+    }
+
+    fn tiles(&self) -> Vec<u64> {
+        let mut tiles: Vec<u64> = self.parts.iter().map(|part| part.tile as u64).collect();
+        tiles.sort_unstable();
+        tiles.dedup();
+        tiles
+    }
+
+    /// Exchanged bytes that the task reads and writes.
+    pub(super) fn accesses(&self, shapes: &MixerShapes) -> [Vec<Range<u64>>; 2] {
+        let w = &self.words;
+        let (mut reads, mut writes) = (Vec::new(), Vec::new());
+        match self.kind {
+            TaskKind::Gemv => {
+                let columns = w[8] & 0xffff_ffff;
+                if self.flags & flag::NORM != 0 {
+                    reads.extend(self.row(0, 0, 4 * columns));
+                } else if self.exchanged & 1 == 1 {
+                    reads.push(f16(w[0], 0, columns));
+                }
+                for tile in self.tiles() {
+                    if self.flags & flag::SWIGLU != 0 {
+                        writes.push(f16(w[3], 16 * tile, 16));
+                        continue;
+                    }
+                    let n = 16.min(self.count - 16 * tile);
+                    reads.extend(self.row(2, 64 * tile, 4 * n));
+                    writes.extend(self.row(3, 64 * tile, 4 * n));
+                }
+            }
+            // The row is that of the packed matrices of its phase.
+            TaskKind::GemvF32 => {
+                reads.extend(self.row(0, 0, GRANULE));
+                writes.extend(self.row(3, 4 * self.first, 4 * self.count));
+            }
+            TaskKind::Delta => {
+                reads.extend(self.row(1, 0, 4 * shapes.delta_channels));
+                reads.extend(self.row(2, 0, 4 * shapes.delta_heads));
+                reads.extend(self.row(3, 0, 4 * shapes.delta_heads));
+                reads.extend(self.row(13, 512 * self.first, 512));
+                writes.push(f16(w[17], 128 * self.first, 128));
+            }
+            TaskKind::Append => {
+                reads.extend(self.row(1, 0, 8 * shapes.heads * shapes.head_dim));
+                reads.extend(self.row(2, 0, 4 * shapes.kv_heads * shapes.head_dim));
+                reads.extend(self.row(3, 0, 4 * shapes.kv_heads * shapes.head_dim));
+            }
+            TaskKind::Attention => {}
+            TaskKind::Combine => {
+                reads.extend(self.row(1, 0, 8 * shapes.heads * shapes.head_dim));
+                writes.push(f16(w[6], 256 * self.first, 256));
+            }
+        }
+        [reads, writes]
+    }
+}
+
+/// The order in which blocks get their turns.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Turns {
+    /// Each block runs one task, then the next block.
+    Lockstep,
+    /// A block runs as far as it can, then the next block.
+    Greedy,
+    /// As `Greedy`, the last block first.
+    GreedyBackward,
+}
+
+/// Runs the lists: a task runs when the rows that it reads are there and its counter has its value.
+/// Fails if a word is written twice, or with the blocks that wait for ever.
+pub(super) fn run(
+    lists: &[Vec<TableTask>],
+    counters: usize,
+    shapes: &MixerShapes,
+    turns: Turns,
+) -> Result<(), String> {
+    let mut values = vec![0; counters];
+    let mut next = vec![0; lists.len()];
+    let mut written: HashSet<u64> = HashSet::new();
+    loop {
+        let mut has_moved = false;
+        for i in 0..lists.len() {
+            let block = match turns {
+                Turns::GreedyBackward => lists.len() - 1 - i,
+                Turns::Lockstep | Turns::Greedy => i,
+            };
+            while let Some(task) = lists[block].get(next[block]) {
+                let is_counted = |(counter, value): (usize, usize)| values[counter] >= value;
+                let [reads, writes] = task.accesses(shapes);
+                let mut granules = reads
+                    .iter()
+                    .flat_map(|range| range.start / GRANULE..range.end.div_ceil(GRANULE));
+                if !task.wait.is_none_or(is_counted) || !granules.all(|at| written.contains(&at)) {
+                    break;
+                }
+                for at in writes.iter().flat_map(|range| range.clone().step_by(4)) {
+                    // Granules of words: the first word of one says that it is there.
+                    if at % GRANULE == 0 && !written.insert(at / GRANULE) {
+                        return Err(format!("offset {at} is written twice"));
+                    }
+                }
+                if let Some(raise) = task.raise {
+                    values[raise] += 1;
+                }
+                next[block] += 1;
+                has_moved = true;
+                if matches!(turns, Turns::Lockstep) {
+                    break;
+                }
+            }
+        }
+        if !has_moved {
+            break;
+        }
+    }
+    let is_stuck = |block: &usize| next[*block] < lists[*block].len();
+    let stuck: Vec<usize> = (0..lists.len()).filter(is_stuck).collect();
+    if stuck.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("blocks {stuck:?} wait for ever in {turns:?}"))
+    }
+}

@@ -1,0 +1,426 @@
+//! What a launch of a plan is in the persistent launch.
+
+use super::task::{TaskKind, TilePart, flag};
+use crate::launch::gemm::gemv::block_of;
+use crate::launch::gemm::small_batch::MAX_MATRICES;
+use crate::launch::gemm::words::pair;
+use crate::launch::{CompileUnit, Launch};
+use crate::pack::{M16_ROWS, WeightKind};
+
+/// Words of a packed matrix in the arguments of `gemm/gemv.cu`.
+const MATRIX_WORDS: usize = 6;
+/// Words of a matrix in the arguments of `gemm/decode_gemm_small_batch.cu`.
+const SMALL_BATCH_MATRIX_WORDS: usize = 8;
+/// Words of an f32 matrix there.
+const F32_MATRIX_WORDS: usize = 4;
+/// Stages of `attention/decode_tree.cu` in the persistent launch: as few as it works with, since
+/// the ring has the memory otherwise.
+const TREE_STAGES: usize = 2;
+
+/// A launch of `gemm/gemv.cu`.
+#[derive(Debug, Clone)]
+pub(super) struct Gemv {
+    /// Packed matrices; gate and up are one entry.
+    pub(super) packed: Vec<Packed>,
+    pub(super) f32: Vec<F32Rows>,
+    /// [`flag::NORM`] and [`flag::SWIGLU`].
+    pub(super) flags: u32,
+    /// Values of the input row.
+    pub(super) columns: usize,
+    /// Partial sums of a tile at most, of gate and up together.
+    pub(super) parts: usize,
+}
+
+impl Gemv {
+    pub(super) fn is_normed(&self) -> bool {
+        self.flags & flag::NORM != 0
+    }
+}
+
+/// A packed matrix.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Matrix {
+    pub(super) weights: u64,
+    pub(super) out: u64,
+    pub(super) rows: usize,
+    pub(super) adds: bool,
+    pub(super) kind: usize,
+    /// Units along K.
+    pub(super) units: usize,
+    /// Bytes of a unit of 16 rows.
+    pub(super) unit_bytes: usize,
+    /// Where its units begin on the line of costs, and the cost of each.
+    pub(super) first_cost: usize,
+    pub(super) cost: usize,
+}
+
+impl Matrix {
+    pub(super) fn tiles(&self) -> usize {
+        self.rows.div_ceil(M16_ROWS)
+    }
+
+    /// Bytes from the row factors of 128 rows to those of the next.
+    pub(super) fn factor_stride(&self) -> usize {
+        128 * 4 + self.units * self.unit_bytes * 8
+    }
+
+    /// Bytes of the second slice of a unit.
+    fn second_slice_bytes(&self) -> usize {
+        match WeightKind::ALL.get(self.kind) {
+            Some(WeightKind::Q4K) => 1024,
+            Some(WeightKind::Q5K) => 1280,
+            Some(WeightKind::Q6K) => 1664,
+            _ => 0,
+        }
+    }
+
+    /// The parts of a tile of 16 rows, as `gemm/gemv_tile.cuh` has them: where
+    /// `gemm/decode_gemm_small_batch.cu` splits the tile of 256 rows that it belongs to.
+    pub(super) fn parts(&self, ranges: u64, tile: usize) -> Vec<TilePart> {
+        let row_block = tile / 8;
+        let tiles = (self.rows - row_block * 128).div_ceil(M16_ROWS).min(8);
+        let second = self.second_slice_bytes();
+        let first = self.unit_bytes - second;
+        let at = row_block * self.factor_stride() + tiles * 64 + tile % 8 * first;
+        let unit_stride = self.unit_bytes * tiles;
+        let first_unit = tile / 16 * self.units;
+        let begin = self.first_cost + first_unit * self.cost;
+        let block = |unit: usize| block_of(ranges, begin + unit * self.cost);
+        let n = block(self.units - 1) - block(0) + 1;
+        let range_begin = |block: usize| block * low(ranges) + block.min(high(ranges));
+        let split = |part: usize| {
+            let begin = range_begin(block(0) + part);
+            let unit = begin.saturating_sub(self.first_cost).div_ceil(self.cost);
+            unit.saturating_sub(first_unit).min(self.units)
+        };
+        let part = |number: usize| {
+            let begin = split(number);
+            let end = if number + 1 < n {
+                split(number + 1)
+            } else {
+                self.units
+            };
+            TilePart {
+                weights: self.weights + (at + begin * unit_stride) as u64,
+                first_unit: begin,
+                units: end - begin,
+                unit_stride,
+                second_slice: tiles * first - tile % 8 * (first - second),
+                slice_bytes: (first, second),
+                tile,
+                number,
+                n_first: n,
+                n_parts: n,
+                sequence: 0,
+            }
+        };
+        (0..n).map(part).collect()
+    }
+}
+
+/// A packed matrix, or gate and up.
+#[derive(Debug, Clone)]
+pub(super) struct Packed {
+    pub(super) matrices: Vec<Matrix>,
+    /// Address of the input row, of its norm, and the norm's epsilon as bits.
+    pub(super) x: u64,
+    pub(super) norm: u64,
+    pub(super) eps: usize,
+    /// How `gemm/decode_gemm_small_batch.cu` splits the line of costs.
+    pub(super) ranges: u64,
+}
+
+/// An f32 matrix.
+#[derive(Debug, Clone)]
+pub(super) struct F32Rows {
+    pub(super) rows: usize,
+    pub(super) weights: u64,
+    pub(super) out: u64,
+    pub(super) x: u64,
+    pub(super) norm: u64,
+    /// Values of a K-slice, and the norm's epsilon as bits.
+    pub(super) slice_and_eps: u64,
+}
+
+/// A launch whose kernel the persistent launch calls as a function.
+#[derive(Debug, Clone)]
+pub(super) struct Body {
+    pub(super) kind: TaskKind,
+    /// Tasks of the launch; 0: one for each block.
+    pub(super) tasks: usize,
+    /// `first` of consecutive tasks differs by this.
+    pub(super) step: usize,
+    /// Bytes that a task loads.
+    pub(super) bytes: usize,
+    /// The arguments.
+    pub(super) words: Vec<u64>,
+    /// Those that are rows exchanged between blocks.
+    pub(super) inputs: &'static [usize],
+    /// That which is the row it writes for other blocks, in f16, and its bytes.
+    pub(super) result: Option<(usize, usize)>,
+    /// Bytes of dynamic shared memory.
+    pub(super) workspace: usize,
+    /// `ATTENTION` of the kernel; 0 for other operations.
+    pub(super) attention: u32,
+    pub(super) defines: Vec<(&'static str, String)>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Operation {
+    Gemv(Gemv),
+    Body(Body),
+}
+
+/// Bytes of an exchanged row of `values` values in f16.
+fn f16_bytes(values: usize) -> usize {
+    2 * values.next_multiple_of(256)
+}
+
+fn low(word: u64) -> usize {
+    (word & 0xffff_ffff) as usize
+}
+
+fn high(word: u64) -> usize {
+    (word >> 32) as usize
+}
+
+impl CompileUnit {
+    /// The value of a define.
+    pub(super) fn value(&self, name: &str) -> Option<&str> {
+        let found = self.defines.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    fn number(&self, name: &str) -> Option<usize> {
+        self.value(name)?.parse().ok()
+    }
+}
+
+impl Operation {
+    /// Rows that others read: address and bytes.
+    pub(super) fn results(&self) -> Vec<(u64, usize)> {
+        match self {
+            Operation::Gemv(gemv) => {
+                let f32 = gemv.f32.iter().map(|matrix| (matrix.out, 4 * matrix.rows));
+                let packed = gemv.packed.iter().map(|packed| {
+                    let first = &packed.matrices[0];
+                    let bytes = if packed.matrices.len() == 2 {
+                        f16_bytes(first.rows)
+                    } else {
+                        4 * first.rows
+                    };
+                    (first.out, bytes)
+                });
+                f32.chain(packed).collect()
+            }
+            Operation::Body(body) => body
+                .result
+                .iter()
+                .map(|(word, bytes)| (body.words[*word], *bytes))
+                .collect(),
+        }
+    }
+
+    /// The operation of a launch; `None` if the persistent launch has none.
+    pub(super) fn of(launch: &Launch) -> Option<Operation> {
+        let body = |kind, tasks: usize, step, bytes| {
+            let (inputs, result): (&[usize], _) = match kind {
+                TaskKind::Delta => (&[1, 2, 3, 13], Some((17, f16_bytes(128 * tasks)))),
+                TaskKind::Append => (&[1, 2, 3], None),
+                TaskKind::Combine => (&[1], Some((6, f16_bytes(256 * tasks)))),
+                _ => (&[], None),
+            };
+            Some(Operation::Body(Body {
+                kind,
+                tasks,
+                step,
+                bytes,
+                words: launch.args.as_words().to_vec(),
+                inputs,
+                result,
+                workspace: 0,
+                attention: 0,
+                defines: defines_of(&launch.unit),
+            }))
+        };
+        match (launch.entry, launch.unit.file) {
+            ("gemv_batch_1", _) => Some(Operation::Gemv(gemv(launch)?)),
+            ("gemm_small_batch", _) => Some(Operation::Gemv(small_batch(launch)?)),
+            // A head's state is [128][128] f32.
+            ("gated_delta_row_fused", _) => {
+                body(TaskKind::Delta, launch.grid[0] as usize, 1, 1 << 16)
+            }
+            // A task has 12 heads, three times those of a block.
+            ("attn_qk_norm_rope_append", _) if launch.grid[1] == 1 => {
+                let tasks = (launch.grid[0] as usize).div_ceil(3);
+                body(TaskKind::Append, tasks, 3, 1 << 14)
+            }
+            (
+                "attn_decode_tree",
+                "attention/decode_tree.cu" | "attention/decode_fixed_splits_sm90.cu",
+            ) => attention(launch, body(TaskKind::Attention, 0, 1, 0)?),
+            ("attn_combine_splits", _) if launch.grid[1] == 1 => {
+                body(TaskKind::Combine, launch.grid[0] as usize, 1, 1 << 14)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Defines under the names that `one_launch/bodies.cuh` has for them.
+fn defines_of(unit: &CompileUnit) -> Vec<(&'static str, String)> {
+    let is_delta = unit.file == "gated_delta/decode_row_fused.cu";
+    let named = |name: &'static str| match (name, is_delta) {
+        ("WIDTH", _) => None,
+        ("K_HEADS", true) => Some("DELTA_K_HEADS"),
+        ("V_HEADS", true) => Some("DELTA_V_HEADS"),
+        ("GROUPED", true) => Some("DELTA_GROUPED"),
+        ("HEAD_DIM", false) => Some("ATTENTION_HEAD_DIM"),
+        _ => Some(name),
+    };
+    let named = |(name, value): &(&'static str, String)| Some((named(name)?, value.clone()));
+    unit.defines.iter().filter_map(named).collect()
+}
+
+fn attention(launch: &Launch, operation: Operation) -> Option<Operation> {
+    let Operation::Body(mut body) = operation else {
+        return None;
+    };
+    body.workspace = launch.shared as usize;
+    body.attention = 2;
+    if launch.unit.file == "attention/decode_tree.cu" {
+        body.attention = 1;
+        let (stages, tiles) = (
+            launch.unit.number("STAGES")?,
+            launch.unit.number("M16_TILES")?,
+        );
+        let head_dim = launch.unit.number("HEAD_DIM")?;
+        let fixed = crate::launch::attention::tree_fixed_bytes(tiles, head_dim);
+        body.workspace = fixed + (body.workspace - fixed) / stages * TREE_STAGES;
+        let mut defines = body.defines.iter_mut();
+        let (_, stages) = defines.find(|(name, _)| *name == "STAGES")?;
+        *stages = TREE_STAGES.to_string();
+    }
+    Some(Operation::Body(body))
+}
+
+fn gemv(launch: &Launch) -> Option<Gemv> {
+    let words = launch.args.as_words();
+    let (matrices, rest) = words.split_at_checked(MAX_MATRICES * MATRIX_WORDS)?;
+    let &[x, norm, ranges, counts, sizes, ref f32_words @ ..] = rest else {
+        return None;
+    };
+    let unit = &launch.unit;
+    let columns = unit.number("WIDTH")?;
+    let is_normed = unit.number("NORM")? == 1;
+    let is_gated = unit.number("SWIGLU")? == 1;
+    let per_entry = if is_gated { 2 } else { 1 };
+    let matrix = |words: &[u64]| Matrix {
+        weights: words[0],
+        out: words[1],
+        rows: low(words[2]),
+        adds: high(words[2]) != 0,
+        kind: low(words[3]),
+        units: high(words[3]),
+        unit_bytes: high(words[4]),
+        first_cost: low(words[5]),
+        cost: high(words[5]),
+    };
+    let matrices: Vec<Matrix> = matrices
+        .chunks(MATRIX_WORDS)
+        .take(low(counts))
+        .map(matrix)
+        .collect();
+    let entry = |matrices: &[Matrix]| Packed {
+        matrices: matrices.to_vec(),
+        x,
+        norm,
+        eps: high(counts),
+        ranges,
+    };
+    let f32 = if unit.number("F32_MATRICES")? == 1 {
+        let (matrices, rest) = f32_words.split_at_checked(MAX_MATRICES * F32_MATRIX_WORDS)?;
+        let &[_, _, f32_counts, _, slice] = rest else {
+            return None;
+        };
+        let matrices = matrices.chunks(F32_MATRIX_WORDS).take(low(f32_counts));
+        let rows = |matrix: &[u64]| {
+            let adds = low(matrix[3]) != 0;
+            (!adds).then_some(F32Rows {
+                rows: low(matrix[2]),
+                weights: matrix[0],
+                out: matrix[1],
+                x,
+                norm,
+                slice_and_eps: pair(low(slice), high(counts)),
+            })
+        };
+        // Their input is the row that packed matrices have normed.
+        if !is_normed {
+            return None;
+        }
+        matrices.map(rows).collect::<Option<Vec<_>>>()?
+    } else {
+        Vec::new()
+    };
+    Some(Gemv {
+        packed: matrices.chunks(per_entry).map(entry).collect(),
+        f32,
+        flags: (u32::from(is_normed) * flag::NORM) | (u32::from(is_gated) * flag::SWIGLU),
+        columns,
+        parts: per_entry * high(sizes),
+    })
+}
+
+/// A launch of `gemm/decode_gemm_small_batch.cu` over one row, which takes the place of a GEMV
+/// where a tile does not fit shared memory. Bits and weights are those of the GEMV.
+fn small_batch(launch: &Launch) -> Option<Gemv> {
+    let unit = &launch.unit;
+    if unit.number("ROWS")? != 1 || unit.number("F32_MATRICES")? != 0 {
+        return None;
+    }
+    let words = launch.args.as_words();
+    let (matrices, rest) = words.split_at_checked(MAX_MATRICES * SMALL_BATCH_MATRIX_WORDS)?;
+    let &[x, _, counts, ranges] = rest else {
+        return None;
+    };
+    let matrices = matrices.chunks(SMALL_BATCH_MATRIX_WORDS).take(low(counts));
+    let (mut packed, mut columns, mut parts) = (Vec::new(), 0, 1);
+    for matrix in matrices {
+        let &[weight, out, rows, add_and_kind, units, bytes, costs, _] = matrix else {
+            return None;
+        };
+        let (units, tiles_of_256, tile_bytes) = (low(units), high(units), low(bytes));
+        let kind = *WeightKind::ALL.get(high(add_and_kind))?;
+        columns = units * kind.unit_values();
+        for tile in 0..tiles_of_256 {
+            let begin = low(costs) + tile * units * high(costs);
+            let last = begin + (units - 1) * high(costs);
+            parts = parts.max(block_of(ranges, last) - block_of(ranges, begin) + 1);
+        }
+        packed.push(Packed {
+            matrices: vec![Matrix {
+                weights: weight,
+                out,
+                rows: low(rows),
+                adds: low(add_and_kind) != 0,
+                kind: high(add_and_kind),
+                units,
+                unit_bytes: tile_bytes,
+                first_cost: low(costs),
+                cost: high(costs),
+            }],
+            x,
+            norm: 0,
+            eps: 0,
+            ranges,
+        });
+    }
+    Some(Gemv {
+        packed,
+        f32: Vec::new(),
+        flags: 0,
+        columns,
+        parts,
+    })
+}

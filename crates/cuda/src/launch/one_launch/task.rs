@@ -1,0 +1,151 @@
+//! Tasks, as `kernels/one_launch/task.cuh` has them.
+
+use crate::launch::gemm::words::{narrow, pair};
+
+/// Consumer warps of a block, as in the kernel.
+pub(super) const CONSUMER_WARPS: usize = 14;
+/// The word of a packed matrix's task from which on it counts the parts of each warp.
+pub(super) const GEMV_PARTS_WORD: usize = 9;
+/// Bytes of a task.
+pub(super) const TASK_BYTES: usize = 256;
+/// Words of operands of a task.
+pub(super) const OPERAND_WORDS: usize = 28;
+
+/// What a task does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TaskKind {
+    /// Tiles of a packed matrix, or of gate and up.
+    Gemv = 1,
+    /// Rows of an f32 matrix.
+    GemvF32 = 2,
+    /// A value head of the gated delta rule.
+    Delta = 3,
+    /// Heads of queries, keys and values.
+    Append = 4,
+    /// A block's share of decode attention.
+    Attention = 5,
+    /// 256 values of the combined KV splits.
+    Combine = 6,
+}
+
+/// Bits of [`Task::flags`].
+pub(crate) mod flag {
+    /// The input is an f32 row to be normed.
+    pub(crate) const NORM: u32 = 1;
+    /// Two matrices, gate and up.
+    pub(crate) const SWIGLU: u32 = 2;
+    /// The input is that of the block's task before.
+    pub(crate) const KEEP_INPUT: u32 = 4;
+}
+
+/// A part of a launch that one block does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Task {
+    pub(crate) kind: TaskKind,
+    /// The first row, head, block or group, and how many; of a packed matrix its rows.
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    /// The counter to wait for and its least value.
+    pub(crate) wait: Option<(usize, usize)>,
+    /// The counter to raise by 1.
+    pub(crate) raise: Option<usize>,
+    pub(crate) flags: u32,
+    /// The number of the launch.
+    pub(crate) phase: usize,
+    /// Operands; [`OPERAND_WORDS`] at most.
+    pub(crate) words: Vec<u64>,
+    /// Bit i: word i is an offset in the exchanged rows.
+    pub(crate) exchanged: u32,
+}
+
+/// A range of K of a tile of 16 rows, which one warp sums.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TilePart {
+    /// Address of its first unit.
+    pub(crate) weights: u64,
+    pub(crate) first_unit: usize,
+    pub(crate) units: usize,
+    /// Bytes from a unit to the next, and from a unit's first slice to its second.
+    pub(crate) unit_stride: usize,
+    pub(crate) second_slice: usize,
+    /// Bytes of the slices of a unit; 0 for no second.
+    pub(crate) slice_bytes: (usize, usize),
+    pub(crate) tile: usize,
+    /// Which of the tile's sums.
+    pub(crate) number: usize,
+    /// Sums of the first matrix, and of both.
+    pub(crate) n_first: usize,
+    pub(crate) n_parts: usize,
+    /// Tiles of several sums that the block had before.
+    pub(crate) sequence: usize,
+}
+
+/// What the loading warp does for one consumer warp.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Load {
+    Part(TilePart),
+    /// Nothing more before the next task of attention is done, which works in the ring.
+    Workspace,
+}
+
+/// Bytes of a part in the list of the loading warp, and in that of the warp that sums it.
+pub(super) const LOAD_BYTES: usize = 32;
+pub(super) const SUM_BYTES: usize = 16;
+
+fn half(n: usize) -> u64 {
+    u64::from(u16::try_from(n).expect("a part has fewer than 2^16 units, and a unit bytes"))
+}
+
+impl TilePart {
+    /// As the warp that sums it reads it.
+    pub(super) fn append_sum(&self, out: &mut Vec<u8>) {
+        let byte = |n: usize| u8::try_from(n).expect("a tile has fewer than 256 sums");
+        out.extend((half(self.units) as u16).to_le_bytes());
+        out.extend((half(self.first_unit) as u16).to_le_bytes());
+        out.extend(narrow(self.tile).to_le_bytes());
+        out.extend([byte(self.number), byte(self.n_first), byte(self.n_parts), 0]);
+        out.extend(narrow(self.sequence).to_le_bytes());
+    }
+}
+
+impl Load {
+    /// As the loading warp reads it.
+    pub(super) fn append(&self, out: &mut Vec<u8>) {
+        let words = match self {
+            Load::Part(part) => [
+                part.weights,
+                pair(part.unit_stride, part.second_slice),
+                half(part.units)
+                    | half(part.slice_bytes.0) << 16
+                    | half(part.slice_bytes.1) << 32
+                    | 1 << 48,
+                0,
+            ],
+            Load::Workspace => [0, 0, 1 | 2 << 48, 0],
+        };
+        out.extend(words.into_iter().flat_map(u64::to_le_bytes));
+    }
+}
+
+impl Task {
+    pub(super) fn append(&self, out: &mut Vec<u8>) {
+        let (wait, value) = match self.wait {
+            Some((counter, value)) => (narrow(counter), narrow(value)),
+            None => (u32::MAX, 0),
+        };
+        let header = [
+            self.kind as u32,
+            narrow(self.first),
+            narrow(self.count),
+            wait,
+            value,
+            self.raise.map_or(u32::MAX, narrow),
+            self.flags | narrow(self.phase) << 16,
+            self.exchanged,
+        ];
+        let end = out.len() + TASK_BYTES;
+        out.extend(header.into_iter().flat_map(u32::to_le_bytes));
+        out.extend(self.words.iter().flat_map(|word| word.to_le_bytes()));
+        out.resize(end, 0);
+    }
+}

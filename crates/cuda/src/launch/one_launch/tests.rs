@@ -1,0 +1,196 @@
+//! Programs of a small hybrid model: complete, and never stuck.
+
+use std::collections::BTreeMap;
+
+use contract::{KvFormat, KvFormats, Limits, LoadConfig};
+use model::synth::SynthSpec;
+
+use super::interpreter::{MixerShapes, TablePart, TableTask, Turns, lists_of, run};
+use super::program::{Program, STATIC_SHARED_BYTES};
+use super::task::TaskKind;
+use crate::gpu_props::GpuProps;
+use crate::launch::Launch;
+use crate::memory::BumpAllocator;
+use crate::numerics::Numerics;
+use crate::options::OneLaunch;
+use crate::plan::{PlanConfig, PlanKey, Plans};
+use crate::state::State;
+use crate::weights::{WeightPart, Weights};
+
+/// Steps of one row of a small hybrid model.
+fn launches(types: &str, gpu: GpuProps, one_launch: OneLaunch) -> Vec<Launch> {
+    let loaded = SynthSpec::parse(&format!("tiny-hybrid:{types}")).unwrap();
+    let loaded = loaded.load().unwrap();
+    let config = LoadConfig {
+        target: loaded.spec,
+        weights: loaded.weights,
+        draft: None,
+        batch_invariant: false,
+        kv: KvFormats {
+            k: KvFormat::Q8_0,
+            v: KvFormat::Q8_0,
+        },
+        limits: Limits {
+            sequences: 1,
+            context: 600,
+            tree_nodes: 1,
+            prefill_chunk: 64,
+            pool_tokens: None,
+        },
+    };
+    let arena = || BumpAllocator::new(1 << 30);
+    let [mut weights, mut table, mut draft] = [(); 3].map(|()| arena());
+    let [mut kv, mut states, mut rings] = [2, 3, 4].map(|i| BumpAllocator::new(i << 40));
+    let mut scratch = BumpAllocator::new(1 << 44);
+    let of_target = (WeightPart::whole(&config.target, None), &mut weights);
+    let weights = Weights::new(of_target, &mut table, (None, &mut draft));
+    let regions = [&mut kv, &mut states, &mut scratch, &mut rings];
+    let state = State::new(&config, regions);
+    let numerics = if gpu.has_wgmma {
+        Numerics::BatchInvariant
+    } else {
+        Numerics::Fastest
+    };
+    let plan_config = PlanConfig {
+        gpu,
+        tree_windows: false,
+        numerics,
+        as_large_model: false,
+        one_launch,
+        draft_vocab: None,
+        stage: None,
+    };
+    let mut plans = Plans::new(&config, &weights, &state, plan_config, &mut scratch);
+    let is_one_row = |key: &PlanKey| matches!(key, PlanKey::Step { rows: 1, .. });
+    let (_, plan) = plans
+        .all
+        .iter_mut()
+        .find(|(key, _)| is_one_row(key))
+        .unwrap();
+    std::mem::take(&mut plan.launches)
+}
+
+fn hopper() -> GpuProps {
+    GpuProps::new((9, 0), 132)
+}
+
+fn program(types: &str, gpu: GpuProps) -> Program {
+    let launches = launches(types, gpu, OneLaunch::Off);
+    let run = Program::run_of(&launches).unwrap();
+    // All but the embedding and the reduction of the logits.
+    assert_eq!((run.start, run.end), (1, launches.len() - 2));
+    Program::of(gpu, &launches[run]).unwrap()
+}
+
+fn shapes() -> MixerShapes {
+    MixerShapes {
+        delta_heads: 6,
+        delta_channels: (2 * 2 + 6) * 128,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 256,
+    }
+}
+
+#[test]
+fn rows_that_tasks_wait_for_arrive_in_every_order_of_blocks() {
+    for (types, gpu) in [
+        ("bf16", hopper()),
+        ("q4_k_m", hopper()),
+        ("bf16", GpuProps::new((8, 6), 82)),
+        ("q8_0", GpuProps::new((12, 0), 170)),
+    ] {
+        let program = program(types, gpu);
+        let lists = lists_of(&program);
+        for turns in [Turns::Lockstep, Turns::Greedy, Turns::GreedyBackward] {
+            run(&lists, program.counters, &shapes(), turns).unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_unit_of_every_tile_is_summed_once() {
+    let program = program("bf16", hopper());
+    let lists = lists_of(&program);
+    let mut tiles: BTreeMap<(u64, usize), Vec<TablePart>> = BTreeMap::new();
+    for task in lists.iter().flatten() {
+        let columns = (task.words[8] & 0xffff_ffff) as usize;
+        for part in &task.parts {
+            let tile = tiles.entry((task.words[5], part.tile)).or_default();
+            tile.push(part.clone());
+            assert!((part.first_unit + part.units) * 64 <= columns);
+        }
+    }
+    for ((matrix, tile), mut parts) in tiles {
+        parts.sort_by_key(|part| part.number);
+        let n = parts
+            .iter()
+            .filter(|part| part.number < part.n_first)
+            .count();
+        assert_eq!((n, parts.len()), (parts[0].n_first, parts[0].n_parts));
+        let (first, second) = parts.split_at(n);
+        for parts in [first, second] {
+            let mut end = 0;
+            for part in parts {
+                assert_eq!(
+                    part.first_unit, end,
+                    "tile {tile} of the matrix at {matrix}"
+                );
+                end += part.units;
+            }
+            // Units of this shape: of the hidden width, of the mixers' and of the feed-forward's.
+            let is_whole = [256, 512, 768].contains(&(end * 64));
+            assert!(is_whole || parts.is_empty(), "tile {tile} has {end} units");
+        }
+    }
+}
+
+#[test]
+fn missing_tasks_and_rows_written_twice_are_found() {
+    let program = program("bf16", hopper());
+    let lists = lists_of(&program);
+    let run = |lists: &[Vec<TableTask>]| run(lists, program.counters, &shapes(), Turns::Greedy);
+    let mut missing = lists.clone();
+    let is_delta = |task: &TableTask| task.kind == TaskKind::Delta;
+    let block = lists
+        .iter()
+        .position(|list| list.iter().any(is_delta))
+        .unwrap();
+    let at = lists[block].iter().position(is_delta).unwrap();
+    missing[block].remove(at);
+    assert!(run(&missing).unwrap_err().contains("for ever"));
+    let mut twice = lists.clone();
+    let task = twice[block][at].clone();
+    twice[block].insert(at, task);
+    assert!(run(&twice).unwrap_err().contains("twice"));
+    let mut uncounted = lists.clone();
+    let attention = uncounted[3]
+        .iter_mut()
+        .find(|task| task.wait.is_some())
+        .unwrap();
+    attention.wait = attention.wait.map(|(counter, value)| (counter, value + 1));
+    assert!(run(&uncounted).unwrap_err().contains('3'));
+}
+
+#[test]
+fn a_selected_plan_is_the_embedding_one_launch_and_the_reduction() {
+    let entries = |one_launch| -> Vec<&'static str> {
+        let launches = launches("bf16", hopper(), one_launch);
+        launches.iter().map(|launch| launch.entry).collect()
+    };
+    let one = entries(OneLaunch::On);
+    let expected = [
+        "embedding_gather",
+        "one_launch",
+        "logits_reduce_chunks",
+        "logits_top_k",
+    ];
+    assert_eq!(one, expected);
+    for off in [OneLaunch::Off, OneLaunch::Auto] {
+        assert_eq!(entries(off).len(), 3 + 3 * 5 + 7 + 1);
+    }
+    let launches = launches("bf16", hopper(), OneLaunch::On);
+    let launch = &launches[1];
+    assert!(launch.cooperative && launch.grid == [132, 1, 1]);
+    assert!(launch.shared as usize + STATIC_SHARED_BYTES <= hopper().shared_bytes);
+}

@@ -1,0 +1,63 @@
+// Tasks of one_launch/one_launch.cu: what a block does, in order. The host writes them (crates/cuda/src/launch).
+//
+// A task begins with what any of its inputs needs (norms, states, committed keys), then waits for its inputs. Rows that
+// one task writes and another reads are exchanged in band (ABSENT): they show by themselves that they are there. Keys,
+// values, queries and partial results of attention are waited for by counters instead: a task waits until counter
+// `wait` is at least `wait_value`, and adds 1 to counter `raise` when its results are stored. Counters are 0 before a
+// launch and after it.
+#pragma once
+#include "common/prelude.cuh"
+
+#define TASK_END 0
+#define TASK_GEMV 1       // the warps' parts of a packed matrix, or of gate and up
+#define TASK_GEMV_F32 2   // `count` rows of an f32 matrix from row `first` on, at most 8
+#define TASK_DELTA 3      // value head `first` of the gated delta rule
+#define TASK_APPEND 4     // heads 4 `first` .. + 12: norm, RoPE, append to the KV cache
+#define TASK_ATTENTION 5  // the block's share of decode attention; `first` is the block
+#define TASK_COMBINE 6    // values 256 `first` .. + 256 of the combined KV splits
+
+#define FLAG_NORM 1        // the input is an f32 row to be normed
+#define FLAG_SWIGLU 2      // two matrices, gate and up
+#define FLAG_KEEP_INPUT 4  // the input of the block's task before
+
+#define COUNTER_STRIDE 32  // words between counters
+
+// A word of an exchanged row that is not there yet: a NaN that no operation gives, as one f32 or two f16.
+#define ABSENT 0xffffffffu
+
+struct Task {
+    int kind, first, count;
+    int wait, wait_value, raise;  // counters, -1 for none
+    u32 flags;                    // and from bit 16 on the phase: the number of the launch
+    u32 exchanged;                // bit i: words[i] is an offset in the exchanged rows of this launch
+    // TASK_GEMV and TASK_GEMV_F32: GemvOperands, F32Operands; else the arguments of the separate kernel, 8 bytes each
+    u64 words[28];
+};
+static_assert(sizeof(Task) == 256, "one_launch::Task has this size");
+
+// A part of a tile of 16 rows: a range of K, which one warp sums. As the loading warp needs it.
+#define LOAD_END 0
+#define LOAD_UNITS 1
+#define LOAD_WORKSPACE 2  // attention works in the ring: nothing is loaded until it is done
+struct LoadPart {
+    const u8* weights;  // its first unit
+    u32 unit_stride, second_slice;
+    u16 units, first_bytes, second_bytes, what;
+    u64 _pad;
+};
+// As the warp that sums it needs it.
+struct SumPart {
+    u16 units, first_unit;
+    u32 tile;                   // of 16 rows, in its matrix
+    u8 part, n_first, n_parts;  // number of the sum; sums of the first matrix, and of both
+    u8 _pad;
+    u32 sequence;  // tiles of several sums that the block had before
+};
+static_assert(sizeof(LoadPart) == 32 && sizeof(SumPart) == 16, "one_launch::Part has these sizes");
+
+// Lists of a block: its tasks and the parts of its warps, as indices of the first.
+struct BlockLists {
+    u32 tasks;
+    u32 loads[CONSUMER_WARPS], sums[CONSUMER_WARPS];
+    u32 _pad[32 - 1 - 2 * CONSUMER_WARPS];
+};
