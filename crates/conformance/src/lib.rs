@@ -17,6 +17,7 @@ pub mod drafts2;
 pub mod fake;
 pub mod golden;
 pub mod scoring;
+pub mod stage_faults;
 pub mod stages;
 pub mod suite;
 pub mod synthetic_model;

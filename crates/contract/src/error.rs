@@ -67,6 +67,25 @@ pub enum DeviceError {
     /// Reading or writing snapshot bytes failed.
     #[error("snapshot bytes could not be moved: {0}")]
     SnapshotIo(Arc<io::Error>),
+    /// A call failed half-way through a sequence, whose state is incomplete. Close it; other
+    /// sequences are not affected.
+    #[error("{seq} is lost in {during}: {detail}; close it and prefill again")]
+    SequenceLost {
+        /// The sequence.
+        seq: SeqId,
+        /// The call that failed.
+        during: &'static str,
+        /// Where it failed, and why.
+        detail: String,
+    },
+    /// A part of a model could not be opened on its device. Returned by `estimate` and `open` only.
+    #[error("{part}: {error}")]
+    Part {
+        /// The device and its part of the model.
+        part: String,
+        /// Why not.
+        error: Box<DeviceError>,
+    },
     /// The device failed and must not be used again. All of its sequences are lost.
     #[error("device lost in {during}: {detail}")]
     DeviceLost {
@@ -90,6 +109,42 @@ impl DeviceError {
             self,
             DeviceError::PoolExhausted { .. } | DeviceError::OutOfMemory { .. }
         )
+    }
+
+    /// Whether the call was refused before it changed anything: for lack of memory, or because the
+    /// caller broke the protocol.
+    pub fn is_refusal(&self) -> bool {
+        self.is_out_of_memory()
+            || matches!(
+                self,
+                DeviceError::InvalidCall { .. }
+                    | DeviceError::UnknownSequence(_)
+                    | DeviceError::UnknownSnapshot(_)
+            )
+    }
+
+    /// The error of a device among several, with its name and its part of the model.
+    pub(crate) fn named(self, part: &str) -> DeviceError {
+        match self {
+            DeviceError::DeviceLost { during, detail } => DeviceError::DeviceLost {
+                during,
+                detail: format!("{part}: {detail}"),
+            },
+            other => other,
+        }
+    }
+
+    /// The error of a device that cannot open its part. Those that name the device stay as they
+    /// are.
+    pub(crate) fn at_open(self, part: &str) -> DeviceError {
+        match self {
+            DeviceError::DeviceLost { .. } => self.named(part),
+            DeviceError::Unsupported { .. } | DeviceError::Placement(_) => self,
+            error => DeviceError::Part {
+                part: part.to_owned(),
+                error: Box::new(error),
+            },
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, WeightPrecision};
+use conformance::fake::{FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
+use conformance::stage_faults::FaultyDevice;
 use conformance::stages;
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
@@ -123,16 +125,15 @@ fn pipeline_stages_satisfy_every_property() {
     check(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
 }
 
-/// With both kinds of drafts, whose captured layers and heads are in different stages.
-#[test]
-fn pipeline_stages_give_the_bits_of_one_device() {
+/// A model with both kinds of drafts.
+fn drafting_config() -> LoadConfig {
     let draft = DRAFTS.iter().find(|draft| draft.name == "sliding").unwrap();
     let config = draft
         .load_config(KvFormat::F16, WeightPrecision::AsStored)
         .unwrap();
     let file = (DraftFileFormat::C, DraftFileQuirks::default());
     let loaded = draft.load(file, &config.target).unwrap();
-    let config = LoadConfig {
+    LoadConfig {
         draft: Some(DraftLoadConfig {
             spec: loaded.spec,
             weights: loaded.weights,
@@ -145,7 +146,13 @@ fn pipeline_stages_give_the_bits_of_one_device() {
             ..config.limits
         },
         ..config
-    };
+    }
+}
+
+/// With both kinds of drafts, whose captured layers and heads are in different stages.
+#[test]
+fn pipeline_stages_give_the_bits_of_one_device() {
+    let config = drafting_config();
     assert!(
         config.target.mtp.is_some(),
         "the target has a head that drafts"
@@ -160,5 +167,27 @@ fn pipeline_stages_give_the_bits_of_one_device() {
         if let Err(failure) = stages::compare(&fast(), &backend, &config) {
             panic!("layers {cut:?}: {failure}");
         }
+    }
+}
+
+/// A step that a stage refuses is undone in the stages below.
+#[test]
+fn refused_steps_of_a_stage_change_no_bits() {
+    let config = drafting_config();
+    let call = RunnerMethod::Verify;
+    for stage in 0..3 {
+        let devices: Vec<FaultyDevice> = (0..3).map(|_| FaultyDevice::new(fast())).collect();
+        let faults = devices[stage].faults.clone();
+        let boxed = devices
+            .into_iter()
+            .map(|device| -> Box<dyn Backend> { Box::new(device) });
+        let backend = stages::of_devices(LayerSplit::ByMemory, boxed);
+        let when = FaultTrigger::Nth(1);
+        let kind = FaultKind::OutOfMemory;
+        faults.fail(InjectedFault { call, when, kind });
+        if let Err(failure) = stages::compare(&fast(), &backend, &config) {
+            panic!("stage {stage}: {failure}");
+        }
+        assert!(faults.record().count(call) > 1);
     }
 }

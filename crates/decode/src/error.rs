@@ -76,6 +76,14 @@ pub enum JobError {
         /// The limit.
         detail: String,
     },
+    /// A call failed half-way through this job's sequence. Other jobs are not affected.
+    #[error("the sequence was lost in {during}: {detail}")]
+    SequenceLost {
+        /// The call that failed.
+        during: &'static str,
+        /// Where it failed, and why.
+        detail: String,
+    },
     /// The device rejected a call: a bug.
     #[error("the device refused a call: {detail}")]
     Device {
@@ -98,6 +106,10 @@ impl From<&DeviceError> for JobError {
                 free: *free,
             },
             DeviceError::DeviceLost { during, detail } => JobError::DeviceLost {
+                during,
+                detail: detail.clone(),
+            },
+            DeviceError::SequenceLost { during, detail, .. } => JobError::SequenceLost {
                 during,
                 detail: detail.clone(),
             },

@@ -346,9 +346,9 @@ impl From<JobError> for ApiError {
             JobError::Constraint { .. } => {
                 ApiError::invalid_param("response_format", failure.to_string())
             }
-            JobError::DeviceLost { .. } | JobError::Device { .. } => {
-                ApiError::internal(failure.to_string())
-            }
+            JobError::DeviceLost { .. }
+            | JobError::SequenceLost { .. }
+            | JobError::Device { .. } => ApiError::internal(failure.to_string()),
         }
     }
 }
@@ -504,6 +504,11 @@ mod tests {
                 detail: detail.clone(),
             },
             DeviceError::from(io),
+            DeviceError::SequenceLost {
+                seq: SeqId(1),
+                during: call,
+                detail: detail.clone(),
+            },
             DeviceError::DeviceLost {
                 during: call,
                 detail: detail.clone(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use contract::{DeviceError, SeqId};
 
-/// A method of the runner.
+/// A method of a runner or of a pipeline stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "each is the method of that name")]
 pub enum RunnerMethod {
@@ -21,6 +21,7 @@ pub enum RunnerMethod {
     FreeSnapshot,
     Export,
     Import,
+    Receive,
 }
 
 impl RunnerMethod {
@@ -39,6 +40,7 @@ impl RunnerMethod {
             RunnerMethod::FreeSnapshot => "free_snapshot",
             RunnerMethod::Export => "export",
             RunnerMethod::Import => "import",
+            RunnerMethod::Receive => "receive",
         }
     }
 }
@@ -74,6 +76,26 @@ pub enum FaultKind {
     OutOfMemory,
     /// The device is lost, for this call and every later one.
     DeviceLost,
+    /// The call is refused; nothing has changed.
+    Refused,
+}
+
+impl FaultKind {
+    /// The error of a call.
+    pub fn error(self, call: &'static str) -> DeviceError {
+        match self {
+            FaultKind::OutOfMemory => DeviceError::OutOfMemory {
+                what: "faked bytes",
+                wanted: 2,
+                free: 1,
+            },
+            FaultKind::DeviceLost => lost(call),
+            FaultKind::Refused => DeviceError::InvalidCall {
+                call,
+                detail: "injected refusal".to_owned(),
+            },
+        }
+    }
 }
 
 /// A flaw of a fake runner; at least one property of the suite must detect each.
@@ -190,7 +212,7 @@ impl FakeHandle {
     }
 
     /// Counts a call and returns its injected error, if any.
-    pub(super) fn enter(&self, call: RunnerMethod, seqs: &[SeqId]) -> Result<(), DeviceError> {
+    pub(crate) fn enter(&self, call: RunnerMethod, seqs: &[SeqId]) -> Result<(), DeviceError> {
         let mut shared = self.lock();
         shared.record.calls.push(call);
         let count = shared.counts.entry(call).or_insert(0);
@@ -210,14 +232,11 @@ impl FakeHandle {
         });
         match fault.map(|fault| fault.kind) {
             None => Ok(()),
-            Some(FaultKind::OutOfMemory) => Err(DeviceError::OutOfMemory {
-                what: "faked bytes",
-                wanted: 2,
-                free: 1,
-            }),
-            Some(FaultKind::DeviceLost) => {
-                shared.lost = Some(call.name());
-                Err(lost(call.name()))
+            Some(kind) => {
+                if kind == FaultKind::DeviceLost {
+                    shared.lost = Some(call.name());
+                }
+                Err(kind.error(call.name()))
             }
         }
     }

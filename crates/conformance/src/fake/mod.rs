@@ -8,6 +8,7 @@ mod drafts;
 mod faults;
 mod language;
 mod pages;
+mod stage;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};

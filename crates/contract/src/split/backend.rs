@@ -1,7 +1,8 @@
 //! Several devices as a [`Backend`].
 
 use super::runner::SplitRunner;
-use super::stage::{Stage, StageConfig};
+use super::stage::StageConfig;
+use super::stages::Stages;
 use crate::checked::CheckedRunner;
 use crate::placement::place;
 use crate::{
@@ -107,30 +108,35 @@ impl Backend for SplitBackend {
     ) -> Result<Box<dyn Runner>, DeviceError> {
         let placement = self.placed(&config)?;
         let configs = stage_configs(&placement, &config)?;
-        let targets = || self.devices.iter().zip(&configs);
         self.require_one_kind()?;
+        let targets = || {
+            let all = self.devices.iter().zip(&configs);
+            all.map(|(device, stage)| {
+                let name = format!("{} ({})", device.id, stage.part().text());
+                (name, &*device.backend, stage)
+            })
+        };
         // Every device is asked before any of them loads.
-        for (device, stage) in targets() {
-            device.backend.estimate_stage(stage)?;
+        for (name, backend, stage) in targets() {
+            let estimated = backend.estimate_stage(stage);
+            estimated.map_err(|error| error.at_open(&name))?;
         }
         let weights = config.target.weights();
         let total = weights.iter().map(|weight| weight.bytes() as u64).sum();
         let mut before = 0;
-        let mut stages: Vec<Box<dyn Stage>> = Vec::with_capacity(configs.len());
-        for (device, stage) in targets() {
+        let mut stages = Stages::default();
+        for (name, backend, stage) in targets() {
             let mut of_stage = 0;
-            let mut opened = device.backend.open_stage(stage.clone(), &mut |at| {
+            let opened = backend.open_stage(stage.clone(), &mut |at| {
                 of_stage = at.total_bytes;
                 progress(LoadProgress {
                     done_bytes: (before + at.done_bytes).min(total),
                     total_bytes: total,
                 });
-            })?;
+            });
+            let opened = opened.map_err(|error| error.at_open(&name))?;
             before += of_stage;
-            if let Some(below) = stages.last_mut() {
-                opened.connect(below.output())?;
-            }
-            stages.push(opened);
+            stages.push(name, opened)?;
         }
         let info = self.info(&config, &stages)?;
         let layers = configs.into_iter().map(|stage| stage.layers).collect();
@@ -157,13 +163,9 @@ impl SplitBackend {
     }
 
     /// The properties of all stages together: the least of each.
-    fn info(
-        &self,
-        config: &LoadConfig,
-        stages: &[Box<dyn Stage>],
-    ) -> Result<RunnerInfo, DeviceError> {
-        let all = || stages.iter().map(|stage| stage.info());
-        let last = stages.last().map(|stage| stage.info());
+    fn info(&self, config: &LoadConfig, stages: &Stages) -> Result<RunnerInfo, DeviceError> {
+        let all = || stages.iter().map(Runner::info);
+        let last = all().last();
         let page_size = all().map(|info| info.pool.page_size).max().unwrap_or(1);
         let tokens = all().map(|info| info.pool.tokens()).min().unwrap_or(0);
         Ok(RunnerInfo {

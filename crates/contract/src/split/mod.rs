@@ -7,6 +7,7 @@ mod backend;
 mod runner;
 mod sections;
 mod stage;
+mod stages;
 
 pub use backend::{SplitBackend, SplitDevice};
 pub use stage::{Stage, StageConfig, StageOutput};

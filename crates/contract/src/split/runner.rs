@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::sections::{JoinedSnapshot, StageSections};
 use super::stage::Stage;
+use super::stages::{Stages, StoppedPass};
 use crate::snapshot::ReadAt;
 use crate::{
     Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, DraftLogits,
@@ -14,11 +15,13 @@ use crate::{
 };
 
 /// Stages that run a model together, behind a
-/// [`CheckedRunner`](crate::checked::CheckedRunner). Dropping it drops all stages.
+/// [`CheckedRunner`](crate::checked::CheckedRunner).
+///
+/// A call that some stages have executed and another refuses is undone where that is possible.
+/// Where it is not, its sequences are lost, and only they; a lost device ends the runner.
 pub(super) struct SplitRunner {
     info: RunnerInfo,
-    /// Bottom to top; at least one.
-    stages: Vec<Box<dyn Stage>>,
+    stages: Stages,
     /// The layers of each stage, counted over the whole model.
     layers: Vec<Range<usize>>,
     /// Sections of a snapshot of the whole model.
@@ -27,8 +30,6 @@ pub(super) struct SplitRunner {
     snapshots: BTreeMap<SnapshotId, SplitSnapshot>,
     /// The last id of a sequence or snapshot.
     next_id: u64,
-    /// The first failure that may have left stages at different positions. Nothing runs after it.
-    fault: Option<(&'static str, String)>,
 }
 
 /// One open sequence.
@@ -38,6 +39,9 @@ struct SplitSequence {
     max_len: usize,
     /// Committed tokens.
     position: usize,
+    /// The call that left it at different positions in different stages, and why. Only `close`
+    /// may follow.
+    lost: Option<(&'static str, String)>,
 }
 
 /// One snapshot.
@@ -48,10 +52,10 @@ struct SplitSnapshot {
 }
 
 impl SplitRunner {
-    /// A runner over connected stages with these layers; `sections` are those of a snapshot of all.
+    /// A runner over stages with these layers; `sections` are those of a snapshot of all.
     pub(super) fn new(
         info: RunnerInfo,
-        stages: Vec<Box<dyn Stage>>,
+        stages: Stages,
         (layers, sections): (Vec<Range<usize>>, u32),
     ) -> SplitRunner {
         SplitRunner {
@@ -62,7 +66,6 @@ impl SplitRunner {
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
-            fault: None,
         }
     }
 
@@ -71,37 +74,45 @@ impl SplitRunner {
         self.next_id
     }
 
-    /// Refuses every call once the stages may differ.
-    fn require_stages(&self) -> Result<(), DeviceError> {
-        match &self.fault {
-            None => Ok(()),
-            Some((during, detail)) => Err(DeviceError::DeviceLost {
+    /// An open sequence that is not lost, on devices that are not.
+    fn sequence(&self, seq: SeqId) -> Result<&SplitSequence, DeviceError> {
+        self.stages.require()?;
+        let sequence = self.sequences.get(&seq);
+        let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
+        match &sequence.lost {
+            None => Ok(sequence),
+            Some((during, detail)) => Err(DeviceError::SequenceLost {
+                seq,
                 during,
                 detail: detail.clone(),
             }),
         }
     }
 
-    /// Passes on the result of a call that some stages may have executed and others not.
-    fn record<T>(
+    /// The error of a call that stage `i` ended when stages were at different positions of `seqs`.
+    fn lose(
         &mut self,
         during: &'static str,
-        result: Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
-        result.map_err(|error| {
-            let (during, detail) = match error {
-                DeviceError::DeviceLost { during, detail } => (during, detail),
-                other => (during, other.to_string()),
-            };
-            self.fault = Some((during, detail.clone()));
-            DeviceError::DeviceLost { during, detail }
-        })
-    }
-
-    fn sequence(&self, seq: SeqId) -> Result<&SplitSequence, DeviceError> {
-        self.sequences
-            .get(&seq)
-            .ok_or(DeviceError::UnknownSequence(seq))
+        seqs: &[SeqId],
+        StoppedPass { stage, error }: StoppedPass,
+    ) -> DeviceError {
+        if let DeviceError::DeviceLost { .. } = error {
+            return error;
+        }
+        let detail = format!("{}: {error}", self.stages.name(stage));
+        for seq in seqs {
+            if let Some(sequence) = self.sequences.get_mut(seq) {
+                sequence.lost = Some((during, detail.clone()));
+            }
+        }
+        match seqs.first() {
+            Some(seq) => DeviceError::SequenceLost {
+                seq: *seq,
+                during,
+                detail,
+            },
+            None => error,
+        }
     }
 
     /// A sequence's id in the last stage, which drafts.
@@ -110,100 +121,90 @@ impl SplitRunner {
         last.ok_or(DeviceError::UnknownSequence(seq))
     }
 
-    fn last(&mut self) -> &mut dyn Stage {
-        let last = self.stages.last_mut();
-        &mut **last.expect("a placement has a device")
+    /// Calls the last stage.
+    fn call_last<T>(
+        &mut self,
+        of: impl FnOnce(&mut dyn Stage) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        self.stages.require()?;
+        self.stages.call(self.stages.len() - 1, of)
     }
 
     /// Takes pages for the first `rows` positions in every stage before any of them runs.
     fn reserve(&mut self, seq: SeqId, rows: usize) -> Result<(), DeviceError> {
-        let sequence = self.sequences.get(&seq);
-        let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
-        let mut stages = self.stages.iter_mut().zip(&sequence.ids);
-        stages.try_for_each(|(stage, id)| stage.reserve(*id, rows))
-    }
-
-    /// Hands over the rows of stage `i - 1` to stage `i`.
-    fn hand_over(&mut self, i: usize, rows: usize) -> Result<(), DeviceError> {
-        let (below, above) = self.stages.split_at_mut(i);
-        match (below.last_mut(), above.first_mut()) {
-            (Some(below), Some(stage)) => stage.receive(below.output(), rows),
-            _ => Ok(()),
-        }
+        let ids = self.sequence(seq)?.ids.clone();
+        let mut stages = ids.into_iter().enumerate();
+        stages.try_for_each(|(i, id)| self.stages.call(i, |stage| stage.reserve(id, rows)))
     }
 
     /// Runs one pass of a prompt through all stages.
     fn prefill_pass(
         &mut self,
-        seq: SeqId,
+        ids: &[SeqId],
         tokens: &[TokenId],
         requests: &[(usize, LogitsRequest)],
-    ) -> Result<Vec<LogitsRow>, DeviceError> {
-        let ids = self.sequence(seq)?.ids.clone();
-        let mut rows = Vec::new();
-        for (i, id) in ids.iter().enumerate() {
-            self.hand_over(i, tokens.len())?;
+    ) -> Result<Vec<LogitsRow>, StoppedPass> {
+        let rows = self.stages.pass(tokens.len(), |stage, i| {
             let is_last = i + 1 == ids.len();
             let requests = if is_last { requests } else { &[] };
-            rows = self.stages[i].prefill(*id, tokens, requests)?;
-        }
-        Ok(rows)
+            stage.prefill(ids[i], tokens, requests)
+        })?;
+        Ok(rows.unwrap_or_default())
     }
 
-    /// Runs trees that fit one pass through all stages.
+    /// Runs trees that fit one pass through all stages; `ids` are the ids of each.
     fn verify_pass(
         &mut self,
         items: &[VerifyItem<'_>],
-    ) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
+        ids: &[Vec<SeqId>],
+    ) -> Result<Vec<Vec<LogitsRow>>, StoppedPass> {
         let n_rows = items.iter().map(|item| item.tree.len()).sum();
         let longest = items.iter().map(|item| item.tree.len()).max().unwrap_or(0);
         let none = vec![LogitsRequest::NONE; longest];
-        let mut rows = Vec::new();
-        for i in 0..self.stages.len() {
-            self.hand_over(i, n_rows)?;
-            let is_last = i + 1 == self.stages.len();
-            let mut own = Vec::with_capacity(items.len());
-            for item in items {
-                own.push(VerifyItem {
-                    seq: self.sequence(item.seq)?.ids[i],
-                    tree: item.tree,
-                    requests: if is_last {
-                        item.requests
-                    } else {
-                        &none[..item.tree.len()]
-                    },
-                });
+        let n_stages = self.stages.len();
+        let rows = self.stages.pass(n_rows, |stage, i| {
+            let is_last = i + 1 == n_stages;
+            let own = items.iter().zip(ids).map(|(item, ids)| VerifyItem {
+                seq: ids[i],
+                tree: item.tree,
+                requests: if is_last {
+                    item.requests
+                } else {
+                    &none[..item.tree.len()]
+                },
+            });
+            stage.verify(&own.collect::<Vec<VerifyItem<'_>>>())
+        })?;
+        Ok(rows.unwrap_or_default())
+    }
+
+    /// Drops the trees of a call that stage `stopped` ended: those of `earlier` passes are in all
+    /// stages, those of the pass itself in the stages below.
+    fn undo_verify(
+        &mut self,
+        earlier: &[VerifyItem<'_>],
+        pass: &[VerifyItem<'_>],
+        stopped: usize,
+    ) -> Result<(), DeviceError> {
+        let n_stages = self.stages.len();
+        let all = earlier.iter().map(|item| (item.seq, n_stages));
+        let all = all.chain(pass.iter().map(|item| (item.seq, stopped)));
+        for (seq, n_stages) in all {
+            self.discard_in(seq, n_stages)?;
+        }
+        Ok(())
+    }
+
+    /// Drops the pending tree of a sequence in the first `n_stages` stages.
+    fn discard_in(&mut self, seq: SeqId, n_stages: usize) -> Result<(), DeviceError> {
+        let ids = self.sequence(seq)?.ids.clone();
+        for (stage, id) in ids.into_iter().enumerate().take(n_stages) {
+            let done = self.stages.call(stage, |of| of.discard(id));
+            if let Err(error) = done {
+                return Err(self.lose("discard", &[seq], StoppedPass { stage, error }));
             }
-            rows = self.stages[i].verify(&own)?;
         }
-        Ok(rows)
-    }
-
-    /// Opens a sequence in every stage, or in none.
-    fn open_all(&mut self, max_len: usize) -> Result<Vec<SeqId>, DeviceError> {
-        let mut ids = Vec::with_capacity(self.stages.len());
-        for i in 0..self.stages.len() {
-            match self.stages[i].open(max_len) {
-                Ok(id) => ids.push(id),
-                Err(error) => {
-                    self.close_all(&ids);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(ids)
-    }
-
-    fn close_all(&mut self, ids: &[SeqId]) {
-        for (stage, id) in self.stages.iter_mut().zip(ids) {
-            stage.close(*id);
-        }
-    }
-
-    fn free_all(&mut self, ids: &[SnapshotId]) {
-        for (stage, id) in self.stages.iter_mut().zip(ids) {
-            stage.free_snapshot(*id);
-        }
+        Ok(())
     }
 
     /// Snapshots of all stages as one; if one failed, the others are freed.
@@ -213,21 +214,21 @@ impl SplitRunner {
     ) -> Result<SnapshotInfo, DeviceError> {
         let (mut ids, mut bytes, mut positions) = (Vec::new(), 0, Vec::new());
         for i in 0..self.stages.len() {
-            match made(&mut *self.stages[i], i) {
+            match self.stages.call(i, |stage| made(stage, i)) {
                 Ok(info) => {
                     ids.push(info.id);
                     positions.push(info.position);
                     bytes += info.bytes;
                 }
                 Err(error) => {
-                    self.free_all(&ids);
+                    self.stages.free(&ids);
                     return Err(error);
                 }
             }
         }
         let position = positions.first().copied().unwrap_or(0);
         if positions.iter().any(|other| *other != position) {
-            self.free_all(&ids);
+            self.stages.free(&ids);
             let detail = format!("its stages are at the positions {positions:?}");
             return Err(DeviceError::InvalidSnapshot { detail });
         }
@@ -241,15 +242,6 @@ impl SplitRunner {
     }
 }
 
-impl Drop for SplitRunner {
-    /// From the top, since a stage may still read rows of the stage below.
-    fn drop(&mut self) {
-        while let Some(stage) = self.stages.pop() {
-            drop(stage);
-        }
-    }
-}
-
 impl Runner for SplitRunner {
     fn info(&self) -> &RunnerInfo {
         &self.info
@@ -257,7 +249,7 @@ impl Runner for SplitRunner {
 
     /// The least of all stages; snapshots hold pages of every stage.
     fn capacity(&self) -> Capacity {
-        let all = self.stages.iter().map(|stage| stage.capacity());
+        let all = self.stages.iter().map(Runner::capacity);
         let least = all.reduce(|a, b| {
             let tokens = a.tokens.min(b.tokens);
             Capacity {
@@ -271,11 +263,12 @@ impl Runner for SplitRunner {
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.require_stages()?;
+        self.stages.require()?;
         let sequence = SplitSequence {
-            ids: self.open_all(max_len)?,
+            ids: self.stages.open(max_len)?,
             max_len,
             position: 0,
+            lost: None,
         };
         let id = SeqId(self.take_id());
         self.sequences.insert(id, sequence);
@@ -284,7 +277,7 @@ impl Runner for SplitRunner {
 
     fn close(&mut self, seq: SeqId) {
         if let Some(sequence) = self.sequences.remove(&seq) {
-            self.close_all(&sequence.ids);
+            self.stages.close(&sequence.ids);
         }
     }
 
@@ -294,8 +287,8 @@ impl Runner for SplitRunner {
         tokens: &[TokenId],
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, DeviceError> {
-        self.require_stages()?;
-        let position = self.sequence(seq)?.position;
+        let SplitSequence { ids, position, .. } = self.sequence(seq)?;
+        let (ids, position) = (ids.clone(), *position);
         self.reserve(seq, position + tokens.len())?;
         let each = self.stages.iter().map(|s| s.passes(position, tokens.len()));
         let mut rows = Vec::with_capacity(requests.len());
@@ -304,8 +297,14 @@ impl Runner for SplitRunner {
             let asked: Vec<(usize, LogitsRequest)> = within
                 .map(|(at, request)| (at - pass.start, request.clone()))
                 .collect();
-            let done = self.prefill_pass(seq, &tokens[pass.clone()], &asked);
-            rows.append(&mut self.record("prefill", done)?);
+            match self.prefill_pass(&ids, &tokens[pass.clone()], &asked) {
+                Ok(mut done) => rows.append(&mut done),
+                // The first stage has refused the call; nothing has changed.
+                Err(StoppedPass { stage: 0, error }) if pass.start == 0 && error.is_refusal() => {
+                    return Err(error);
+                }
+                Err(stopped) => return Err(self.lose("prefill", &[seq], stopped)),
+            }
             if let Some(sequence) = self.sequences.get_mut(&seq) {
                 sequence.position += pass.len();
             }
@@ -319,7 +318,6 @@ impl Runner for SplitRunner {
         depth: usize,
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.require_stages()?;
         let own = items.iter().map(|item| {
             Ok(DraftItem {
                 seq: self.id_of_last(item.seq)?,
@@ -327,13 +325,12 @@ impl Runner for SplitRunner {
             })
         });
         let own = own.collect::<Result<Vec<DraftItem>, DeviceError>>()?;
-        self.last().draft(&own, depth, k)
+        self.call_last(|stage| stage.draft(&own, depth, k))
     }
 
     fn draft_logits(&mut self, item: DraftItem) -> Result<DraftLogits, DeviceError> {
-        self.require_stages()?;
         let seq = self.id_of_last(item.seq)?;
-        self.last().draft_logits(DraftItem { seq, ..item })
+        self.call_last(|stage| stage.draft_logits(DraftItem { seq, ..item }))
     }
 
     fn draft_mtp(
@@ -341,7 +338,6 @@ impl Runner for SplitRunner {
         items: &[MtpDraftItem],
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.require_stages()?;
         let own = items.iter().map(|item| {
             Ok(MtpDraftItem {
                 seq: self.id_of_last(item.seq)?,
@@ -349,13 +345,15 @@ impl Runner for SplitRunner {
             })
         });
         let own = own.collect::<Result<Vec<MtpDraftItem>, DeviceError>>()?;
-        self.last().draft_mtp(&own, k)
+        self.call_last(|stage| stage.draft_mtp(&own, k))
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        self.require_stages()?;
+        let mut ids = Vec::with_capacity(items.len());
         for item in items {
-            let position = self.sequence(item.seq)?.position;
+            let sequence = self.sequence(item.seq)?;
+            let (of_stages, position) = (sequence.ids.clone(), sequence.position);
+            ids.push(of_stages);
             self.reserve(item.seq, position + item.tree.len())?;
         }
         let nodes: Vec<usize> = items.iter().map(|item| item.tree.len()).collect();
@@ -367,25 +365,39 @@ impl Runner for SplitRunner {
                 .iter()
                 .map(|s| s.items_per_pass(&nodes[begin..]));
             let end = begin + each.min().unwrap_or(1).clamp(1, items.len() - begin);
-            let done = self.verify_pass(&items[begin..end]);
-            rows.append(&mut self.record("verify", done)?);
+            match self.verify_pass(&items[begin..end], &ids[begin..end]) {
+                Ok(mut done) => rows.append(&mut done),
+                Err(StoppedPass { stage, error }) => {
+                    self.stages.require()?;
+                    self.undo_verify(&items[..begin], &items[begin..end], stage)?;
+                    return Err(error);
+                }
+            }
             begin = end;
         }
         Ok(rows)
     }
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        self.require_stages()?;
-        for i in 0..self.stages.len() {
-            let mut own = Vec::with_capacity(items.len());
-            for item in items {
-                own.push(CommitItem {
-                    seq: self.sequence(item.seq)?.ids[i],
-                    path: item.path,
-                });
+        let mut ids = Vec::with_capacity(items.len());
+        for item in items {
+            ids.push(self.sequence(item.seq)?.ids.clone());
+        }
+        for stage in 0..self.stages.len() {
+            let own = items.iter().zip(&ids).map(|(item, ids)| CommitItem {
+                seq: ids[stage],
+                path: item.path,
+            });
+            let own: Vec<CommitItem<'_>> = own.collect();
+            match self.stages.call(stage, |of| of.commit(&own)) {
+                Ok(()) => {}
+                // The first stage has refused the call; nothing has changed.
+                Err(error) if stage == 0 && error.is_refusal() => return Err(error),
+                Err(error) => {
+                    let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
+                    return Err(self.lose("commit", &seqs, StoppedPass { stage, error }));
+                }
             }
-            let done = self.stages[i].commit(&own);
-            self.record("commit", done)?;
         }
         for item in items {
             if let Some(sequence) = self.sequences.get_mut(&item.seq) {
@@ -396,11 +408,7 @@ impl Runner for SplitRunner {
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.require_stages()?;
-        let ids = self.sequence(seq)?.ids.clone();
-        let mut stages = self.stages.iter_mut().zip(ids);
-        let done = stages.try_for_each(|(stage, id)| stage.discard(id));
-        self.record("discard", done)
+        self.discard_in(seq, self.stages.len())
     }
 
     fn snapshot(
@@ -408,28 +416,32 @@ impl Runner for SplitRunner {
         seq: SeqId,
         location: SnapshotLocation,
     ) -> Result<SnapshotInfo, DeviceError> {
-        self.require_stages()?;
         let ids = self.sequence(seq)?.ids.clone();
         self.keep_snapshot(|stage, i| stage.snapshot(ids[i], location))
     }
 
     fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        self.require_stages()?;
+        let SplitSequence { ids, max_len, .. } = self.sequence(seq)?;
+        let (ids, max_len) = (ids.clone(), *max_len);
         let saved = self.snapshots.get(&snapshot);
         let saved = saved.ok_or(DeviceError::UnknownSnapshot(snapshot))?;
         let (snapshots, position) = (saved.ids.clone(), saved.position);
-        let SplitSequence { ids, max_len, .. } = self.sequence(seq)?;
-        let (ids, max_len) = (ids.clone(), *max_len);
-        let mut all = self.stages.iter_mut().zip(ids.iter().zip(&snapshots));
-        let restored = all.try_for_each(|(stage, (id, saved))| stage.restore(*id, *saved));
+        let mut all = ids.iter().zip(snapshots).enumerate();
+        let restored =
+            all.try_for_each(|(i, (id, saved))| self.stages.call(i, |of| of.restore(*id, saved)));
         if let Err(error) = restored {
+            self.stages.require()?;
             // Some stages may have the state: all begin anew.
-            self.close_all(&ids);
-            let opened = self.open_all(max_len);
-            let ids = self.record("restore", opened)?;
-            if let Some(sequence) = self.sequences.get_mut(&seq) {
-                (sequence.ids, sequence.position) = (ids, 0);
-            }
+            self.stages.close(&ids);
+            let opened = self.stages.open(max_len);
+            let Some(sequence) = self.sequences.get_mut(&seq) else {
+                return Err(error);
+            };
+            sequence.position = 0;
+            sequence.ids = opened.unwrap_or_else(|reopening| {
+                sequence.lost = Some(("restore", reopening.to_string()));
+                Vec::new()
+            });
             return Err(error);
         }
         if let Some(sequence) = self.sequences.get_mut(&seq) {
@@ -440,7 +452,7 @@ impl Runner for SplitRunner {
 
     fn free_snapshot(&mut self, snapshot: SnapshotId) {
         if let Some(saved) = self.snapshots.remove(&snapshot) {
-            self.free_all(&saved.ids);
+            self.stages.free(&saved.ids);
         }
     }
 
@@ -449,12 +461,16 @@ impl Runner for SplitRunner {
     }
 
     fn detach(&mut self, snapshot: SnapshotId) -> Result<Box<dyn DetachedSnapshot>, DeviceError> {
-        self.require_stages()?;
+        self.stages.require()?;
         let saved = self.snapshots.get(&snapshot);
-        let saved = saved.ok_or(DeviceError::UnknownSnapshot(snapshot))?;
-        let all = self.stages.iter_mut().zip(&saved.ids);
-        let parts = all.map(|(stage, id)| stage.detach(*id));
-        let parts = parts.collect::<Result<Vec<Box<dyn DetachedSnapshot>>, DeviceError>>()?;
+        let ids = saved
+            .ok_or(DeviceError::UnknownSnapshot(snapshot))?
+            .ids
+            .clone();
+        let mut parts = Vec::with_capacity(ids.len());
+        for (i, id) in ids.into_iter().enumerate() {
+            parts.push(self.stages.call(i, |stage| stage.detach(id))?);
+        }
         Ok(Box::new(JoinedSnapshot::new(parts, self.sections)))
     }
 
@@ -465,7 +481,7 @@ impl Runner for SplitRunner {
     }
 
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
-        self.require_stages()?;
+        self.stages.require()?;
         let parts = StageSections::of(source, &self.layers)?;
         self.keep_snapshot(|stage, i| stage.import_at(&parts[i]))
     }

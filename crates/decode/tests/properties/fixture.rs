@@ -161,6 +161,19 @@ impl SchedulerFixture {
         }
     }
 
+    /// Over another runner, whose faults `handle` injects.
+    pub(crate) fn over(
+        runner: Box<dyn Runner>,
+        handle: FakeHandle,
+        config: SchedulerConfig,
+    ) -> SchedulerFixture {
+        SchedulerFixture {
+            handle,
+            scheduler: Scheduler::new(runner, config),
+            events: Vec::new(),
+        }
+    }
+
     pub(crate) fn with_trees(
         spec: FakeSpec,
         config: SchedulerConfig,

@@ -16,4 +16,5 @@ mod preemption;
 mod prefix;
 mod reasoning;
 mod restriction;
+mod stages;
 mod warmup;

@@ -1,0 +1,153 @@
+//! The stages of a runner, bottom to top, and the first fault of any of them.
+
+use super::stage::Stage;
+use crate::{DeviceError, SeqId, SnapshotId};
+
+/// Stages that run one model. Dropping them drops all, from the top, since a stage may still read
+/// rows of the stage below.
+#[derive(Default)]
+pub(super) struct Stages {
+    all: Vec<Box<dyn Stage>>,
+    /// The device and the part of each, for messages.
+    names: Vec<String>,
+    /// The first loss of a device. Nothing runs after it.
+    fault: Option<(&'static str, String)>,
+}
+
+/// A pass that ended early.
+pub(super) struct StoppedPass {
+    /// The stage that failed; those below have executed the pass.
+    pub(super) stage: usize,
+    pub(super) error: DeviceError,
+}
+
+impl Stages {
+    /// Adds a stage above the others.
+    ///
+    /// # Errors
+    /// If it cannot receive rows from the stage below.
+    pub(super) fn push(
+        &mut self,
+        name: String,
+        mut stage: Box<dyn Stage>,
+    ) -> Result<(), DeviceError> {
+        if let Some(below) = self.all.last_mut() {
+            stage
+                .connect(below.output())
+                .map_err(|error| error.at_open(&name))?;
+        }
+        self.all.push(stage);
+        self.names.push(name);
+        Ok(())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &dyn Stage> {
+        self.all.iter().map(|stage| &**stage)
+    }
+
+    /// Refuses every call once a device is lost.
+    pub(super) fn require(&self) -> Result<(), DeviceError> {
+        match &self.fault {
+            None => Ok(()),
+            Some((during, detail)) => Err(DeviceError::DeviceLost {
+                during,
+                detail: detail.clone(),
+            }),
+        }
+    }
+
+    /// Calls stage `i`.
+    pub(super) fn call<T>(
+        &mut self,
+        i: usize,
+        of: impl FnOnce(&mut dyn Stage) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let result = of(&mut *self.all[i]);
+        self.record(i, result)
+    }
+
+    /// Passes on the result of stage `i`, and keeps the loss of its device.
+    fn record<T>(&mut self, i: usize, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        result.map_err(|error| {
+            let error = error.named(&self.names[i]);
+            if let DeviceError::DeviceLost { during, detail } = &error {
+                self.fault.get_or_insert_with(|| (*during, detail.clone()));
+            }
+            error
+        })
+    }
+
+    /// The name of stage `i`.
+    pub(super) fn name(&self, i: usize) -> &str {
+        &self.names[i]
+    }
+
+    /// Hands over the rows of stage `i - 1` to stage `i`; the first looks up its own.
+    pub(super) fn hand_over(&mut self, i: usize, rows: usize) -> Result<(), DeviceError> {
+        let (below, above) = self.all.split_at_mut(i);
+        match (below.last_mut(), above.first_mut()) {
+            (Some(below), Some(stage)) => {
+                let received = stage.receive(below.output(), rows);
+                self.record(i, received)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs a pass of `rows` rows in every stage, bottom to top; returns what the last `of` gives.
+    pub(super) fn pass<T>(
+        &mut self,
+        rows: usize,
+        mut of: impl FnMut(&mut dyn Stage, usize) -> Result<T, DeviceError>,
+    ) -> Result<Option<T>, StoppedPass> {
+        let mut last = None;
+        for i in 0..self.len() {
+            let done = self
+                .hand_over(i, rows)
+                .and_then(|()| self.call(i, |stage| of(stage, i)));
+            last = Some(done.map_err(|error| StoppedPass { stage: i, error })?);
+        }
+        Ok(last)
+    }
+
+    /// Opens a sequence in every stage, or in none.
+    pub(super) fn open(&mut self, max_len: usize) -> Result<Vec<SeqId>, DeviceError> {
+        let mut ids = Vec::with_capacity(self.len());
+        for i in 0..self.len() {
+            match self.call(i, |stage| stage.open(max_len)) {
+                Ok(id) => ids.push(id),
+                Err(error) => {
+                    self.close(&ids);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Closes a sequence in the stages that have it.
+    pub(super) fn close(&mut self, ids: &[SeqId]) {
+        for (stage, id) in self.all.iter_mut().zip(ids) {
+            stage.close(*id);
+        }
+    }
+
+    /// Frees a snapshot in the stages that have it.
+    pub(super) fn free(&mut self, ids: &[SnapshotId]) {
+        for (stage, id) in self.all.iter_mut().zip(ids) {
+            stage.free_snapshot(*id);
+        }
+    }
+}
+
+impl Drop for Stages {
+    fn drop(&mut self) {
+        while let Some(stage) = self.all.pop() {
+            drop(stage);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Faults of one of several pipeline stages: one error per job, and no hang.
+
+use conformance::fake::{
+    FakeBackend, FakeDraft, FakeHandle, FakeSpec, FaultKind, FaultTrigger, InjectedFault,
+    RunnerMethod,
+};
+use conformance::stage_faults::FaultyDevice;
+use conformance::stages;
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
+use contract::{
+    Backend, DeviceError, KvFormat, KvFormats, LayerSplit, LoadConfig, ModelSpec, QuantType, Runner,
+};
+use decode::{FinishReason, Job, JobError, SchedulerState, SubmitError};
+use proptest::prelude::*;
+
+use crate::fixture::{
+    ENDLESS, LANGUAGE, SchedulerFixture, config, drafting, greedy, job, prompt, reference_outputs,
+    sampled, spec,
+};
+
+/// Devices of a test.
+const STAGES: usize = 3;
+
+/// Faulty devices of fake stages; the handle of each.
+fn devices(spec: &FakeSpec) -> (Vec<FaultyDevice>, Vec<FakeHandle>) {
+    let devices: Vec<FaultyDevice> = (0..STAGES)
+        .map(|_| FaultyDevice::new(FakeBackend { spec: spec.clone() }))
+        .collect();
+    let handles = devices.iter().map(|device| device.faults.clone());
+    let handles = handles.collect();
+    (devices, handles)
+}
+
+fn open(spec: &FakeSpec, devices: Vec<FaultyDevice>) -> Result<Box<dyn Runner>, DeviceError> {
+    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q8_0, 1);
+    let f16 = KvFormat::F16;
+    let config = LoadConfig {
+        target: std::sync::Arc::new(ModelSpec {
+            vocab: spec.language.vocab,
+            ..(*model.spec).clone()
+        }),
+        weights: model.weights.clone(),
+        draft: None,
+        kv: KvFormats { k: f16, v: f16 },
+        limits: spec.limits,
+        batch_invariant: true,
+    };
+    let boxed = devices
+        .into_iter()
+        .map(|device| -> Box<dyn Backend> { Box::new(device) });
+    stages::of_devices(LayerSplit::ByMemory, boxed).open(config, &mut |_| {})
+}
+
+/// A scheduler over stages, with the faults of each.
+fn fixture(spec: &FakeSpec) -> (SchedulerFixture, Vec<FakeHandle>) {
+    let (devices, handles) = devices(spec);
+    let runner = open(spec, devices).expect("all stages open");
+    let fixture = SchedulerFixture::over(runner, handles[0].clone(), config());
+    (fixture, handles)
+}
+
+#[test]
+fn stage_that_fails_at_start_is_named() {
+    for (at, kind) in [
+        (0, FaultKind::OutOfMemory),
+        (1, FaultKind::DeviceLost),
+        (2, FaultKind::OutOfMemory),
+    ] {
+        let (mut devices, _) = devices(&spec(ENDLESS));
+        devices[at].at_start = Some(kind);
+        let error = open(&spec(ENDLESS), devices).err().unwrap();
+        let text = error.to_string();
+        assert!(text.contains(&format!("device {at} (layer")), "{text}");
+        let lost = matches!(error, DeviceError::DeviceLost { .. });
+        assert_eq!(lost, kind == FaultKind::DeviceLost, "{text}");
+    }
+}
+
+#[test]
+fn lost_stage_fails_every_job_once_and_is_named() {
+    let calls = [
+        RunnerMethod::Open,
+        RunnerMethod::Prefill,
+        RunnerMethod::Receive,
+        RunnerMethod::Draft,
+        RunnerMethod::Verify,
+        RunnerMethod::Commit,
+        RunnerMethod::Snapshot,
+        RunnerMethod::Restore,
+    ];
+    let draft = Some(FakeDraft {
+        depth: 3,
+        acceptance_rate: 0.5,
+    });
+    let spec = FakeSpec {
+        draft,
+        ..spec(ENDLESS)
+    };
+    for (call, stage) in calls
+        .into_iter()
+        .flat_map(|c| (0..STAGES).map(move |s| (c, s)))
+    {
+        let is_called = match call {
+            RunnerMethod::Receive => stage > 0,
+            RunnerMethod::Draft => stage + 1 == STAGES,
+            _ => true,
+        };
+        if !is_called {
+            continue;
+        }
+        let (mut fixture, handles) = fixture(&spec);
+        handles[stage].fail(InjectedFault {
+            call,
+            when: FaultTrigger::Nth(1),
+            kind: FaultKind::DeviceLost,
+        });
+        for id in 0..12 {
+            fixture.submit(Job {
+                choices: 2,
+                ..job(id, prompt(6, id as u32), greedy(20))
+            });
+        }
+        let error = loop {
+            match fixture.step() {
+                Ok(SchedulerState::Working) => {}
+                Ok(SchedulerState::Idle) => panic!("{call:?} was never called twice"),
+                Err(error) => break error,
+            }
+        };
+        let DeviceError::DeviceLost { during, detail } = &error else {
+            panic!("{call:?}: {error}");
+        };
+        assert_eq!(*during, call.name());
+        assert!(
+            detail.starts_with(&format!("device {stage} (layer")),
+            "{detail}"
+        );
+        let outputs = fixture.outputs();
+        for id in 0..12 {
+            let ended = |choice| {
+                let output = outputs.get(&(id, choice));
+                output.is_some_and(|output| output.reason.is_some())
+            };
+            let failed = matches!(fixture.failure(id), Some(JobError::DeviceLost { .. }));
+            assert!((ended(0) && ended(1)) != failed, "{call:?}: job {id}");
+        }
+        let refused = fixture.scheduler.submit(job(99, prompt(6, 0), greedy(1)));
+        assert!(matches!(refused, Err(SubmitError::DeviceLost { .. })));
+    }
+}
+
+/// A stage above the first refuses a chunk that those below have read: no state leads back.
+#[test]
+fn refused_prefill_of_an_upper_stage_fails_its_job_alone() {
+    for kind in [FaultKind::OutOfMemory, FaultKind::Refused] {
+        let (mut fixture, handles) = fixture(&spec(ENDLESS));
+        handles[1].fail(InjectedFault {
+            call: RunnerMethod::Prefill,
+            when: FaultTrigger::Nth(1),
+            kind,
+        });
+        let jobs: Vec<Job> = (0..3)
+            .map(|id| job(id, prompt(6, id as u32), greedy(9)))
+            .collect();
+        jobs.iter().for_each(|job| fixture.submit(job.clone()));
+        fixture.finish();
+        let failure = |id| fixture.failure(id);
+        let lost = matches!(
+            failure(1),
+            Some(JobError::SequenceLost {
+                during: "prefill",
+                ..
+            })
+        );
+        assert!(lost, "{:?}", failure(1));
+        let text = failure(1)
+            .map(|error| error.to_string())
+            .unwrap_or_default();
+        assert!(text.contains("device 1 (layer"), "{text}");
+        assert_eq!((failure(0), failure(2)), (None, None));
+    }
+}
+
+fn any_refusal() -> impl Strategy<Value = (usize, InjectedFault)> {
+    let call = prop::sample::select(vec![
+        RunnerMethod::Open,
+        RunnerMethod::Prefill,
+        RunnerMethod::Receive,
+        RunnerMethod::Draft,
+        RunnerMethod::Verify,
+        RunnerMethod::Commit,
+        RunnerMethod::Snapshot,
+        RunnerMethod::Restore,
+    ]);
+    let kind = prop::sample::select(vec![FaultKind::OutOfMemory, FaultKind::Refused]);
+    (0..STAGES, call, kind, 0..30_u64).prop_map(|(stage, call, kind, nth)| {
+        let when = FaultTrigger::Nth(nth);
+        (stage, InjectedFault { call, when, kind })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn refusals_of_stages_lose_no_device_and_change_no_tokens(
+        faults in prop::collection::vec(any_refusal(), 0..8),
+        choices in prop::collection::vec(1..3_usize, 1..4),
+    ) {
+        let (mut fixture, handles) = fixture(&drafting(spec(LANGUAGE), 4, 0.6));
+        faults.into_iter().for_each(|(stage, fault)| handles[stage].fail(fault));
+        let jobs: Vec<Job> = choices.iter().enumerate().map(|(i, choices)| Job {
+            choices: *choices,
+            ..job(i as u64, prompt(40, i as u32), sampled(20, i as u64))
+        }).collect();
+        jobs.iter().for_each(|job| fixture.submit(job.clone()));
+        // A lost device would panic here.
+        fixture.finish();
+        let outputs = fixture.outputs();
+        for job in &jobs {
+            let failed = fixture.failure(job.id.0);
+            for (choice, expected) in reference_outputs(&spec(LANGUAGE), job).iter().enumerate() {
+                let found = outputs.get(&(job.id.0, choice)).cloned().unwrap_or_default();
+                if failed.is_some() {
+                    prop_assert!(expected.tokens.starts_with(&found.tokens));
+                } else {
+                    prop_assert_eq!(&found.tokens, &expected.tokens);
+                    prop_assert!(found.reason.is_some_and(|r| r != FinishReason::Cancelled));
+                }
+            }
+        }
+    }
+}
