@@ -1,6 +1,8 @@
-//! Faults of one device among several: at start, in a hand-over and in any call.
+//! Faults of one device among several, at start, in a hand-over and in any call, and the time that
+//! its steps take beside those of other devices.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use contract::{
     Backend, Capacity, CommitItem, DeviceError, DeviceInfo, DraftCandidates, DraftItem, LoadConfig,
@@ -19,6 +21,42 @@ pub struct FaultyDevice {
     pub faults: FakeHandle,
     /// How opening a stage fails, if it does.
     pub at_start: Option<FaultKind>,
+    /// What its steps take.
+    pub time: Option<StepCost>,
+}
+
+/// What a device's steps take.
+#[derive(Debug, Clone)]
+pub struct StepCost {
+    /// The time that all devices share.
+    pub time: VirtualTime,
+    /// Microseconds of a step by its rows.
+    pub us: fn(usize) -> u64,
+}
+
+/// Virtual time of the host and of stages that work on their own, in microseconds.
+#[derive(Debug, Clone, Default)]
+pub struct VirtualTime {
+    shared: Arc<Mutex<Times>>,
+}
+
+#[derive(Debug, Default)]
+struct Times {
+    host: u64,
+    /// When the last step of each stage ends.
+    ends: Vec<u64>,
+}
+
+impl VirtualTime {
+    /// When the host returned from the last call.
+    pub fn host_us(&self) -> u64 {
+        self.lock().host
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Times> {
+        // A test that panicked while holding it has already failed.
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl FaultyDevice {
@@ -28,6 +66,7 @@ impl FaultyDevice {
             device: Box::new(device),
             faults: FakeHandle::default(),
             at_start: None,
+            time: None,
         }
     }
 }
@@ -61,9 +100,19 @@ impl Backend for FaultyDevice {
         if let Some(kind) = self.at_start {
             return Err(kind.error("opening a stage"));
         }
+        let has_head = stage.has_head();
+        let opened = self.time.as_ref().map_or(0, |cost| {
+            let mut times = cost.time.lock();
+            times.ends.push(0);
+            times.ends.len() - 1
+        });
+        let at = (opened, has_head);
         Ok(Box::new(FaultyStage {
             stage: self.device.open_stage(stage, progress)?,
             faults: self.faults.clone(),
+            time: self.time.clone(),
+            at,
+            received_us: 0,
         }))
     }
 }
@@ -72,6 +121,11 @@ impl Backend for FaultyDevice {
 struct FaultyStage {
     stage: Box<dyn Stage>,
     faults: FakeHandle,
+    time: Option<StepCost>,
+    /// Its index among the stages, and whether the host waits for its steps.
+    at: (usize, bool),
+    /// When the rows of the next step are there.
+    received_us: u64,
 }
 
 impl Runner for FaultyStage {
@@ -126,6 +180,16 @@ impl Runner for FaultyStage {
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
         self.faults.enter(RunnerMethod::Verify, &seqs)?;
+        if let Some(StepCost { time, us }) = &self.time {
+            let (i, has_head) = self.at;
+            let mut times = time.lock();
+            let begin = times.host.max(times.ends[i]).max(self.received_us);
+            let end = begin + us(items.iter().map(|item| item.tree.len()).sum());
+            times.ends[i] = end;
+            if has_head {
+                times.host = end;
+            }
+        }
         self.stage.verify(items)
     }
 
@@ -178,6 +242,9 @@ impl Stage for FaultyStage {
 
     fn receive(&mut self, below: &mut dyn StageOutput, rows: usize) -> Result<(), DeviceError> {
         self.faults.enter(RunnerMethod::Receive, &[])?;
+        if let Some(cost) = &self.time {
+            self.received_us = cost.time.lock().ends[self.at.0 - 1];
+        }
         self.stage.receive(below, rows)
     }
 

@@ -68,6 +68,37 @@ pub fn of_devices(
     SplitBackend::new(devices, (n, split), None)
 }
 
+/// The same with drafts on the last device, or on the first beside its layers.
+pub fn with_draft_apart(devices: Vec<Box<dyn Backend>>, draft: DraftDevice) -> SplitBackend {
+    let n = devices.len();
+    let devices = devices
+        .into_iter()
+        .enumerate()
+        .map(|(i, backend)| SplitDevice {
+            id: format!("device {i}"),
+            backend,
+            usable_bytes: 1 << 50,
+        });
+    let (n_targets, draft) = match draft {
+        DraftDevice::Own => (n - 1, n - 1),
+        DraftDevice::First => (n, 0),
+    };
+    SplitBackend::new(
+        devices.collect(),
+        (n_targets, LayerSplit::ByMemory),
+        Some(draft),
+    )
+}
+
+/// Where drafts run, apart from the LM head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftDevice {
+    /// On the last device, which has no layers.
+    Own,
+    /// On the first device, beside its layers.
+    First,
+}
+
 /// Compares `stages` with `one` device: prompts, trees of two sequences in one call, commits,
 /// discards and drafts; snapshots in bytes, and saved by either and restored by the other.
 ///
@@ -93,6 +124,24 @@ pub fn compare(
     let restored = |runner: &mut dyn Runner, from: &StageRun| restored(runner, &from.snapshot);
     let expected = restored(&mut *one, &found)?;
     require_same(&restored(&mut *stages, &found)?, &expected)
+}
+
+/// Compares the logits alone: drafts that run on a device of another kind are rounded otherwise.
+///
+/// # Errors
+/// The first difference.
+pub fn compare_logits(
+    one: &dyn Backend,
+    stages: &dyn Backend,
+    config: &LoadConfig,
+) -> Result<(), StageFailure> {
+    let open = |backend: &dyn Backend| backend.open(config.clone(), &mut |_| {});
+    let logits = |mut runner: Box<dyn Runner>| -> Result<_, StageFailure> {
+        let mut results = outcome(&mut *runner)?.results;
+        results.retain(|(what, _)| *what != "draft");
+        Ok(results)
+    };
+    require_same(&logits(open(stages)?)?, &logits(open(one)?)?)
 }
 
 fn require_same(

@@ -40,8 +40,19 @@ pub trait Backend {
         Err(no_stage(self, stage))
     }
 
-    /// Loads a contiguous range of a model's layers, one of several pipeline stages. The calling
-    /// thread will own it.
+    /// What the stages of one model must have in common: the layout of the rows between them, and
+    /// the kernels whose results the next stage goes on with. Stages are compared before any of
+    /// them loads.
+    ///
+    /// # Errors
+    /// Those of [`Backend::open_stage`].
+    fn stage_format(&self, stage: &StageConfig) -> Result<String, DeviceError> {
+        let _ = stage;
+        Ok(String::new())
+    }
+
+    /// Loads a contiguous range of a model's layers, or its draft alone, as one of several pipeline
+    /// stages. The calling thread will own it.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] by default: the device runs whole models only.

@@ -73,7 +73,7 @@ pub use spec::{
     AttentionBiases, AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash,
     ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
 };
-pub use split::{SplitBackend, SplitDevice, Stage, StageConfig, StageOutput};
+pub use split::{SplitBackend, SplitDevice, Stage, StageConfig, StageOutput, StepGroups};
 pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{FimTokens, PreTokenizer, SentencePieces, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};

@@ -91,9 +91,7 @@ impl CpuBackend {
         config: LoadConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CpuRunner, DeviceError> {
-        let layers = 0..config.target.layers.len();
-        let model = config;
-        self.open_part(&StageConfig { model, layers }, progress)
+        self.open_part(&StageConfig::whole(config), progress)
     }
 
     /// Opens a stage; one of all layers is a whole model.

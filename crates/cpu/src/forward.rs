@@ -21,10 +21,11 @@ impl ExecContext<'_> {
         let n_rows = segments.iter().map(|s| s.n_rows).sum();
         let hidden = weights.spec.hidden;
         buffers.fill_rope_tables(weights, segments, n_rows);
-        if let Some(first) = weights.layers.first() {
-            let PassBuffers { x, y, .. } = &mut *buffers;
-            self.norm(&x[..n_rows * hidden], &first.mixer_norm, y);
-        }
+        // A stage without layers has the rows of the last layer as its input.
+        let first = weights.layers.first();
+        let norm = first.map_or(&weights.final_norm, |first| &first.mixer_norm);
+        let PassBuffers { x, y, .. } = &mut *buffers;
+        self.norm(&x[..n_rows * hidden], norm, y);
         for (i, layer) in weights.layers.iter().enumerate() {
             match &layer.mixer {
                 LayerMixer::Attention(a) => {

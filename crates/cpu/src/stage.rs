@@ -12,6 +12,7 @@ pub(crate) struct StageRows {
     /// The stage's first layer in the whole model.
     first_layer: usize,
     is_first: bool,
+    has_head: bool,
     is_last: bool,
     hidden: usize,
     /// Layers whose captured hidden states come with the input.
@@ -31,6 +32,7 @@ impl StageRows {
         StageRows {
             first_layer: stage.layers.start,
             is_first: stage.is_first(),
+            has_head: stage.has_head(),
             is_last: stage.is_last(),
             hidden: stage.model.target.hidden,
             received: stage.received_layers(),
@@ -57,7 +59,7 @@ impl StageRows {
         call: &'static str,
         mut requests: impl Iterator<Item = &'a LogitsRequest>,
     ) -> Result<(), DeviceError> {
-        if self.is_last || requests.all(|ask| ask.selection == LogitsSelection::None) {
+        if self.has_head || requests.all(|ask| ask.selection == LogitsSelection::None) {
             return Ok(());
         }
         let detail = "logits of a stage without the LM head".to_owned();

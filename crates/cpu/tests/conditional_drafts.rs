@@ -2,6 +2,7 @@
 //! tokens, bit for bit, however these were committed and whatever else shares the pass.
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
+use conformance::stages::{self, DraftDevice};
 use contract::{
     Backend, CommitItem, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat,
     KvFormats, Limits, LoadConfig, LogitsRequest, NodeIdx, QuantType, Runner, SeqId,
@@ -234,5 +235,17 @@ fn memory_is_planned_independent_of_loading_time() {
             now.mapped_bytes > plain.mapped_bytes,
             "tables are read in place"
         );
+    }
+}
+
+#[test]
+fn later_drafts_apart_from_the_lm_head_give_the_bits_of_one_device() {
+    for kind in [KINDS[0], KINDS[2]] {
+        let config = load_config(kind, DraftLoad::AtFirstUse);
+        let boxed = || -> Box<dyn Backend> { Box::new(CpuBackend::new(CpuOptions::default())) };
+        let backend = stages::with_draft_apart(vec![boxed(), boxed()], DraftDevice::Own);
+        if let Err(failure) = stages::compare(&*boxed(), &backend, &config) {
+            panic!("{kind:?}: {failure}");
+        }
     }
 }

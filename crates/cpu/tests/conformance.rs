@@ -1,19 +1,24 @@
 //! The suite that every device must pass, on the CPU: each block layout, weight type and
 //! KV cache type, the reference and every supported instruction set.
 
+#![allow(clippy::unwrap_used, reason = "all of this file is a test")]
+
+use std::sync::Arc;
+
 use conformance::compare::{Precision, Tolerance};
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, WeightPrecision};
 use conformance::fake::{FaultKind, FaultTrigger, InjectedFault, RunnerMethod};
 use conformance::stage_faults::FaultyDevice;
-use conformance::stages;
+use conformance::stages::{self, DraftDevice};
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     Backend, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, LayerSplit, Limits, LoadConfig,
-    QuantType,
+    ModelSpec, QuantType, StepGroups, WeightSource,
 };
 use cpu::simd::dispatch::Dispatch;
 use cpu::{CpuBackend, CpuOptions};
+use model::synth::SynthSpec;
 
 fn case<'a>(
     backend: &'a dyn Backend,
@@ -168,6 +173,10 @@ fn pipeline_stages_give_the_bits_of_one_device() {
             panic!("layers {cut:?}: {failure}");
         }
     }
+    let backend = stages::split(3, boxed).with_step_groups(StepGroups::Two);
+    if let Err(failure) = stages::compare(&fast(), &backend, &config) {
+        panic!("two groups: {failure}");
+    }
 }
 
 /// A step that a stage refuses is undone in the stages below.
@@ -189,5 +198,69 @@ fn refused_steps_of_a_stage_change_no_bits() {
             panic!("stage {stage}: {failure}");
         }
         assert!(faults.record().count(call) > 1);
+    }
+}
+
+/// Drafts of both kinds on a device of their own, and beside the first layers, are those of one
+/// device, bit for bit.
+#[test]
+fn drafts_apart_from_the_lm_head_give_the_bits_of_one_device() {
+    let config = drafting_config();
+    let only_mtp = LoadConfig {
+        draft: None,
+        ..config.clone()
+    };
+    for (n, draft) in [
+        (2, DraftDevice::Own),
+        (3, DraftDevice::Own),
+        (2, DraftDevice::First),
+    ] {
+        for config in [&config, &only_mtp] {
+            let devices = (0..n).map(|_| boxed()).collect();
+            let backend = stages::with_draft_apart(devices, draft);
+            if let Err(failure) = stages::compare(&fast(), &backend, config) {
+                panic!("{n} devices, {draft:?}: {failure}");
+            }
+        }
+    }
+}
+
+/// The configuration of a model for stages, with room for two sequences.
+fn small_config(target: Arc<ModelSpec>, weights: Arc<dyn WeightSource>) -> LoadConfig {
+    let f16 = KvFormat::F16;
+    LoadConfig {
+        target,
+        weights,
+        draft: None,
+        kv: KvFormats { k: f16, v: f16 },
+        limits: Limits {
+            sequences: 2,
+            context: 160,
+            tree_nodes: 16,
+            prefill_chunk: 64,
+            pool_tokens: None,
+        },
+        batch_invariant: false,
+    }
+}
+
+/// Experts, and matrices of every type: the layers next to a boundary differ.
+#[test]
+fn stages_of_experts_and_of_mixed_types_give_the_bits_of_one_device() {
+    let mut configs: Vec<LoadConfig> = SyntheticLayout::EXPERTS
+        .into_iter()
+        .map(|layout| SyntheticModel::new(layout, QuantType::Q4_K, 7))
+        .map(|model| small_config(model.spec, model.weights))
+        .collect();
+    for shape in ["tiny-hybrid+mtp:mixed", "tiny-dense:mixed"] {
+        let model = SynthSpec::parse(shape).unwrap().load().unwrap();
+        configs.push(small_config(model.spec, model.weights));
+    }
+    for config in configs {
+        let n = config.target.layers.len().min(3);
+        let backend = stages::split(n, boxed).with_step_groups(StepGroups::Two);
+        if let Err(failure) = stages::compare(&fast(), &backend, &config) {
+            panic!("{}: {failure}", config.target.name);
+        }
     }
 }

@@ -428,7 +428,20 @@ impl Backend for CudaBackend {
                 instead: "name one device with --device".to_owned(),
             });
         }
+        if stage.layers.is_empty() {
+            return Err(DeviceError::Unsupported {
+                what: "drafts apart from the LM head".to_owned(),
+                device: self.name(),
+                instead: "name the device of the LM head or cpu with --draft-device, or remove it"
+                    .to_owned(),
+            });
+        }
         Ok(self.planned(&OpenedPart::of(stage)).memory())
+    }
+
+    fn stage_format(&self, stage: &StageConfig) -> Result<String, DeviceError> {
+        let plans = self.planned(&OpenedPart::of(stage)).plans;
+        Ok(format!("{:?} {:?}", plans.stage.block, plans.kernels))
     }
 
     fn open_stage(

@@ -18,10 +18,7 @@ pub(crate) struct OpenedPart {
 impl OpenedPart {
     pub(crate) fn whole(config: &LoadConfig) -> OpenedPart {
         OpenedPart {
-            stage: StageConfig {
-                model: config.clone(),
-                layers: 0..config.target.layers.len(),
-            },
+            stage: StageConfig::whole(config.clone()),
             config: config.clone(),
         }
     }
@@ -134,7 +131,11 @@ mod tests {
             let backend = CudaBackend::with_options(gpu, options);
             let plans = |layers| {
                 let model = config.clone();
-                let part = OpenedPart::of(&StageConfig { model, layers });
+                let part = OpenedPart::of(&StageConfig {
+                    model,
+                    layers,
+                    draft_apart: false,
+                });
                 backend.planned(&part).plans
             };
             let [whole, lower, upper] = [0..n, 0..cut, cut..n].map(plans);

@@ -20,8 +20,9 @@ use conformance::golden::Golden;
 use conformance::stages;
 use contract::{
     Backend, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat, LayerSplit, Limits,
-    LoadConfig, QuantType, Runner, SeqId, SnapshotLocation, TokenId,
+    LoadConfig, QuantType, Runner, SeqId, SnapshotLocation, StepGroups, TokenId,
 };
+use cpu::{CpuBackend, CpuOptions};
 use cuda::Options;
 use model::DraftKind;
 use model::synth::{SynthSpec, draft_of};
@@ -311,16 +312,14 @@ fn later_drafts_propose_from_a_part_of_the_vocabulary() {
     }
 }
 
-/// Several stages on one GPU, with both kinds of drafts, whose captured layers and heads are in
-/// different stages; rows copied within the GPU and through host memory.
-#[test]
-fn pipeline_stages_on_one_gpu_give_the_bits_of_one_runner() {
+/// A model with both kinds of drafts.
+fn drafting_config() -> LoadConfig {
     let draft = DRAFTS.iter().find(|draft| draft.name == "sliding").unwrap();
     let stored = draft.load_config(KvFormat::F16, WeightPrecision::AsStored);
     let stored = stored.unwrap();
     let file = (DraftFileFormat::C, DraftFileQuirks::default());
     let loaded = draft.load(file, &stored.target).unwrap();
-    let config = LoadConfig {
+    LoadConfig {
         draft: Some(DraftLoadConfig {
             spec: loaded.spec,
             weights: loaded.weights,
@@ -335,7 +334,14 @@ fn pipeline_stages_on_one_gpu_give_the_bits_of_one_runner() {
             pool_tokens: None,
         },
         ..stored
-    };
+    }
+}
+
+/// Several stages on one GPU, with both kinds of drafts, whose captured layers and heads are in
+/// different stages; rows copied within the GPU and through host memory.
+#[test]
+fn pipeline_stages_on_one_gpu_give_the_bits_of_one_runner() {
+    let config = drafting_config();
     let n = config.target.layers.len();
     let cuts = [
         vec![1.0, (n - 1) as f64],
@@ -359,5 +365,43 @@ fn pipeline_stages_on_one_gpu_give_the_bits_of_one_runner() {
                 panic!("large {as_large_model}, host {rows_through_host}, {cut:?}: {failure}");
             }
         }
+    }
+}
+
+/// Both kinds of drafts on the CPU: the logits of the GPU stay the same, bit for bit.
+#[test]
+fn drafts_on_the_cpu_leave_the_bits_of_the_gpu() {
+    let config = drafting_config();
+    for as_large_model in [false, true] {
+        let options = Options {
+            as_large_model,
+            ..Options::default()
+        };
+        let Some(device) = open_device_with(options) else {
+            return;
+        };
+        let cpu = CpuBackend::new(CpuOptions::default()).with_rotation();
+        let devices: Vec<Box<dyn Backend>> = vec![Box::new(device.backend.clone()), Box::new(cpu)];
+        let backend = stages::with_draft_apart(devices, stages::DraftDevice::Own);
+        if let Err(failure) = stages::compare_logits(&device.backend, &backend, &config) {
+            panic!("large {as_large_model}: {failure}");
+        }
+    }
+}
+
+/// Two sequences in two groups, which are in two stages at once.
+#[test]
+fn two_groups_in_stages_on_one_gpu_give_the_bits_of_one_runner() {
+    let config = LoadConfig {
+        batch_invariant: true,
+        ..drafting_config()
+    };
+    let Some(device) = open_device_with(Options::default()) else {
+        return;
+    };
+    let boxed = || -> Box<dyn Backend> { Box::new(device.backend.clone()) };
+    let backend = stages::split(2, boxed).with_step_groups(StepGroups::Two);
+    if let Err(failure) = stages::compare(&device.backend, &backend, &config) {
+        panic!("{failure}");
     }
 }

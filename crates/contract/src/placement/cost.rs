@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{ModelPart, PlacementRequest};
-use crate::{DraftSpec, KvFormats, LayerSpec, MemoryPlan, Mixer, ModelSpec};
+use crate::{KvFormats, LayerSpec, MemoryPlan, Mixer, ModelSpec};
 
 /// Bytes of a model's parts on one device: its plan for the whole model, divided in proportion to
 /// stored bytes (weights), bytes per token (KV cache) and values (states).
@@ -11,12 +11,12 @@ pub(super) struct ModelCosts {
     whole: MemoryPlan,
     /// Sums over the layers below layer `i`, `[n_layers + 1]`.
     below: Vec<Shares>,
-    /// What belongs to the LM head, the multi-token-prediction head included.
+    /// The LM head with its norm.
     head: Shares,
-    /// All layers and the head.
+    /// The multi-token-prediction head.
+    mtp: Shares,
+    /// All layers and both heads.
     all: Shares,
-    /// Stored bytes of the LM head alone, which a draft on another device may need a copy of.
-    lm_head_bytes: u64,
 }
 
 /// Amounts in proportion to which the memory of the whole model is divided.
@@ -43,24 +43,26 @@ impl Shares {
         Shares { weights, kv, state }
     }
 
-    fn of_head(spec: &ModelSpec, kv: KvFormats) -> Shares {
-        let own = spec.head.bytes() + spec.final_norm.bytes();
-        let mut shares = Shares {
-            weights: own as u64,
+    fn of_head(spec: &ModelSpec) -> Shares {
+        Shares {
+            weights: (spec.head.bytes() + spec.final_norm.bytes()) as u64,
             ..Shares::default()
-        };
-        if let Some(mtp) = &spec.mtp {
-            // Its embedding is looked up on the host.
-            let embedding = mtp.embedding.as_ref().map(|weight| &weight.name);
-            let weights = mtp.weights(spec);
-            let weights = weights.iter().filter(|w| Some(&w.name) != embedding);
-            shares = shares.plus(Shares {
-                weights: weights.map(|w| w.bytes() as u64).sum(),
-                kv: Shares::of_layer(&mtp.layer, kv).kv,
-                state: 4 * spec.hidden as u64,
-            });
         }
-        shares
+    }
+
+    fn of_mtp(spec: &ModelSpec, kv: KvFormats) -> Shares {
+        let Some(mtp) = &spec.mtp else {
+            return Shares::default();
+        };
+        // Its embedding is looked up on the host.
+        let embedding = mtp.embedding.as_ref().map(|weight| &weight.name);
+        let weights = mtp.weights(spec);
+        let weights = weights.iter().filter(|w| Some(&w.name) != embedding);
+        Shares {
+            weights: weights.map(|w| w.bytes() as u64).sum(),
+            kv: Shares::of_layer(&mtp.layer, kv).kv,
+            state: 4 * spec.hidden as u64,
+        }
     }
 
     fn plus(self, other: Shares) -> Shares {
@@ -89,22 +91,32 @@ impl ModelCosts {
             sum = sum.plus(Shares::of_layer(layer, request.kv));
             below.push(sum);
         }
-        let head = Shares::of_head(spec, request.kv);
+        let (head, mtp) = (Shares::of_head(spec), Shares::of_mtp(spec, request.kv));
         ModelCosts {
             whole: whole.clone(),
-            all: sum.plus(head),
+            all: sum.plus(head).plus(mtp),
             below,
             head,
-            lm_head_bytes: spec.head.bytes() as u64,
+            mtp,
         }
     }
 
-    /// Memory of a part whose layers are within the model.
-    pub(super) fn of(&self, wanted: &ModelPart, draft: Option<&DraftSpec>) -> MemoryPlan {
+    /// Memory of a part whose layers are within the model; `apart`: whether drafts run elsewhere
+    /// than the LM head.
+    pub(super) fn of(
+        &self,
+        wanted: &ModelPart,
+        apart: bool,
+        request: &PlacementRequest<'_>,
+    ) -> MemoryPlan {
         let Range { start, end } = wanted.layers;
         let (from, mut to) = (self.below[start], self.below[end]);
         if wanted.head {
             to = to.plus(self.head);
+        }
+        let has_mtp = if apart { wanted.draft } else { wanted.head };
+        if has_mtp {
+            to = to.plus(self.mtp);
         }
         let whole = &self.whole;
         let mut memory = MemoryPlan {
@@ -120,13 +132,13 @@ impl ModelCosts {
         };
         if wanted.draft {
             memory.draft_bytes = whole.draft_bytes;
-            // A draft without a head of its own multiplies with the target's.
-            if !wanted.head && draft.is_some_and(|draft| draft.head.is_none()) {
-                memory.draft_bytes += part(
-                    whole.weights_bytes,
-                    (0, self.lm_head_bytes),
-                    self.all.weights,
-                );
+            // Drafts without a head of their own multiply with the target's.
+            let spec = request.spec;
+            let borrows = request.draft.is_some_and(|draft| draft.head.is_none())
+                || spec.mtp.as_ref().is_some_and(|mtp| mtp.head.is_none());
+            if !wanted.head && borrows {
+                let copy = spec.head.bytes() as u64;
+                memory.draft_bytes += part(whole.weights_bytes, (0, copy), self.all.weights);
             }
         }
         memory

@@ -3,8 +3,9 @@
 //!
 //! A device runs a contiguous range of layers with everything that belongs to them: all attention
 //! and delta heads, all experts, the layers' KV pages and recurrent states. The device of the last
-//! layers also has the LM head and the multi-token-prediction head. The residual rows are handed
-//! over once per boundary. [`place`] is a pure function of what each device has and would need.
+//! layers also has the LM head. The draft and the multi-token-prediction head are there too, or
+//! both on a device named for them. The residual rows are handed over once per boundary. [`place`]
+//! is a pure function of what each device has and would need.
 
 mod cost;
 mod cut;
@@ -55,7 +56,8 @@ pub struct PlacementRequest<'a> {
     pub n_targets: usize,
     /// How the layers are divided.
     pub split: &'a LayerSplit,
-    /// Index in `devices` of the draft's device; `None` is the device of the LM head.
+    /// Index in `devices` of the device of the draft and the multi-token-prediction head; `None`
+    /// is the device of the LM head.
     pub draft_device: Option<usize>,
 }
 
@@ -86,9 +88,9 @@ pub struct PlacedPart {
 pub struct ModelPart {
     /// Its layers, counted from 0 at the bottom of the whole model; all heads and experts of them.
     pub layers: Range<usize>,
-    /// Whether it has the LM head, and the multi-token-prediction head if the model has one.
+    /// Whether it has the LM head.
     pub head: bool,
-    /// Whether it has the draft model.
+    /// Whether it has the draft model, or the multi-token-prediction head apart from the LM head.
     pub draft: bool,
 }
 
@@ -172,9 +174,10 @@ pub fn place(request: &PlacementRequest<'_>) -> Result<Placement, PlacementError
             layers: n_layers,
         });
     }
-    let draft_device = request
-        .draft
-        .map(|_| request.draft_device.unwrap_or(targets - 1));
+    let drafts = request.draft.is_some() || request.spec.mtp.is_some();
+    let draft_device = request.draft_device.filter(|_| drafts);
+    let draft_device = draft_device.or_else(|| request.draft.map(|_| targets - 1));
+    let apart = draft_device.is_some_and(|device| device + 1 != targets);
     let costs: Vec<ModelCosts> = request
         .devices
         .iter()
@@ -186,7 +189,7 @@ pub fn place(request: &PlacementRequest<'_>) -> Result<Placement, PlacementError
         layers,
     };
     let memory = |device: usize, layers: Range<usize>| {
-        costs[device].of(&part_of(device, layers), request.draft)
+        costs[device].of(&part_of(device, layers), apart, request)
     };
     let devices = &request.devices[..targets];
     let ranges = match request.split {

@@ -1,5 +1,8 @@
 //! Several devices as a [`Backend`].
 
+use std::ops::Range;
+
+use super::groups::StepGroups;
 use super::runner::SplitRunner;
 use super::stage::StageConfig;
 use super::stages::Stages;
@@ -28,6 +31,7 @@ pub struct SplitBackend {
     split: LayerSplit,
     /// Index of the draft's device; `None` is the device of the LM head.
     draft_device: Option<usize>,
+    groups: StepGroups,
 }
 
 impl SplitBackend {
@@ -43,7 +47,14 @@ impl SplitBackend {
             n_targets,
             split,
             draft_device,
+            groups: StepGroups::default(),
         }
+    }
+
+    /// Runs steps of several sequences as named, for tests and benches.
+    #[must_use]
+    pub fn with_step_groups(self, groups: StepGroups) -> SplitBackend {
+        SplitBackend { groups, ..self }
     }
 
     /// Which device runs what; it may exceed a device's memory.
@@ -107,25 +118,38 @@ impl Backend for SplitBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
         let placement = self.placed(&config)?;
-        let configs = stage_configs(&placement, &config)?;
+        let configs = self.stage_configs(&placement, &config);
         self.require_one_kind()?;
-        let targets = || {
-            let all = self.devices.iter().zip(&configs);
-            all.map(|(device, stage)| {
+        let all = || {
+            configs.iter().map(|(device, stage)| {
+                let device = &self.devices[*device];
                 let name = format!("{} ({})", device.id, stage.part().text());
                 (name, &*device.backend, stage)
             })
         };
         // Every device is asked before any of them loads.
-        for (name, backend, stage) in targets() {
-            let estimated = backend.estimate_stage(stage);
-            estimated.map_err(|error| error.at_open(&name))?;
+        let mut below: Option<(String, String)> = None;
+        for (name, backend, stage) in all() {
+            let asked = backend
+                .estimate_stage(stage)
+                .and_then(|_| backend.stage_format(stage));
+            let format = asked.map_err(|error| error.at_open(&name))?;
+            if stage.layers.is_empty() {
+                // A draft of its own reads captured rows only.
+                continue;
+            }
+            if let Some((lower, other)) = below
+                && other != format
+            {
+                return Err(other_kernels(&name, &lower));
+            }
+            below = Some((name, format));
         }
         let weights = config.target.weights();
         let total = weights.iter().map(|weight| weight.bytes() as u64).sum();
         let mut before = 0;
         let mut stages = Stages::default();
-        for (name, backend, stage) in targets() {
+        for (name, backend, stage) in all() {
             let mut of_stage = 0;
             let opened = backend.open_stage(stage.clone(), &mut |at| {
                 of_stage = at.total_bytes;
@@ -139,8 +163,8 @@ impl Backend for SplitBackend {
             stages.push(name, opened)?;
         }
         let info = self.info(&config, &stages)?;
-        let layers = configs.into_iter().map(|stage| stage.layers).collect();
-        let runner = SplitRunner::new(info, stages, (layers, sections(&config)));
+        let layers = configs.into_iter().map(|(_, stage)| stage.layers).collect();
+        let runner = SplitRunner::new(info, stages, (layers, sections(&config)), self.groups);
         Ok(Box::new(CheckedRunner::new(runner)))
     }
 }
@@ -160,6 +184,31 @@ impl SplitBackend {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// The stages of a placement, bottom to top, each with the index of its device. A draft apart
+    /// from the LM head is a stage of its own, whatever else its device runs.
+    fn stage_configs(
+        &self,
+        placement: &Placement,
+        config: &LoadConfig,
+    ) -> Vec<(usize, StageConfig)> {
+        let n_layers = config.target.layers.len();
+        let apart = placement
+            .parts
+            .iter()
+            .any(|of| of.part.draft && !of.part.head);
+        let stage = |layers: Range<usize>| StageConfig {
+            model: config.clone(),
+            layers,
+            draft_apart: apart,
+        };
+        let parts = placement.parts.iter().enumerate();
+        let with_layers = parts.filter(|(_, part)| !part.part.layers.is_empty());
+        let layers = with_layers.map(|(device, part)| (device, stage(part.part.layers.clone())));
+        let draft = self.draft_device.filter(|_| apart);
+        let draft = draft.map(|device| (device, stage(n_layers..n_layers)));
+        layers.chain(draft).collect()
     }
 
     /// The properties of all stages together: the least of each.
@@ -187,34 +236,15 @@ impl SplitBackend {
     }
 }
 
-/// What each device of the layers runs.
-///
-/// # Errors
-/// [`DeviceError::Unsupported`] for a draft on another device than the LM head.
-fn stage_configs(
-    placement: &Placement,
-    config: &LoadConfig,
-) -> Result<Vec<StageConfig>, DeviceError> {
-    if let Some(apart) = placement
-        .parts
-        .iter()
-        .find(|part| part.part.draft && !part.part.head)
-    {
-        return Err(DeviceError::Unsupported {
-            what: "a draft apart from the LM head".to_owned(),
-            device: apart.device.clone(),
-            instead: "remove --draft-device, and the draft runs beside the LM head".to_owned(),
-        });
+/// The refusal of a device that would go on with the results of other kernels.
+fn other_kernels(device: &str, below: &str) -> DeviceError {
+    DeviceError::Unsupported {
+        what: format!("layers above those of {below}, which runs other kernels,"),
+        device: device.to_owned(),
+        instead: "name GPUs of one architecture with --target-devices, or another \
+                  --target-layer-split"
+            .to_owned(),
     }
-    let parts = placement
-        .parts
-        .iter()
-        .filter(|part| !part.part.layers.is_empty());
-    let stages = parts.map(|part| StageConfig {
-        model: config.clone(),
-        layers: part.part.layers.clone(),
-    });
-    Ok(stages.collect())
 }
 
 /// Sections of a snapshot of the whole model: two per layer, those of drafts included, and the

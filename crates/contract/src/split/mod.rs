@@ -4,10 +4,13 @@
 //! each. The stages together are one [`Runner`](crate::Runner).
 
 mod backend;
+mod groups;
 mod runner;
 mod sections;
 mod stage;
 mod stages;
+mod steps;
 
 pub use backend::{SplitBackend, SplitDevice};
+pub use groups::StepGroups;
 pub use stage::{Stage, StageConfig, StageOutput};

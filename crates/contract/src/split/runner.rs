@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::ops::Range;
 
+use super::groups::{GroupTimes, StepGroups};
 use super::sections::{JoinedSnapshot, StageSections};
 use super::stage::Stage;
 use super::stages::{Stages, StoppedPass};
@@ -21,24 +22,27 @@ use crate::{
 /// Where it is not, its sequences are lost, and only they; a lost device ends the runner.
 pub(super) struct SplitRunner {
     info: RunnerInfo,
-    stages: Stages,
-    /// The layers of each stage, counted over the whole model.
+    pub(super) stages: Stages,
+    /// The layers of each stage, counted over the whole model; none in a draft's own.
     layers: Vec<Range<usize>>,
+    /// The stage with the LM head.
+    pub(super) head: usize,
     /// Sections of a snapshot of the whole model.
     sections: u32,
     sequences: BTreeMap<SeqId, SplitSequence>,
     snapshots: BTreeMap<SnapshotId, SplitSnapshot>,
     /// The last id of a sequence or snapshot.
     next_id: u64,
+    pub(super) times: GroupTimes,
 }
 
 /// One open sequence.
-struct SplitSequence {
+pub(super) struct SplitSequence {
     /// Its id in each stage.
-    ids: Vec<SeqId>,
+    pub(super) ids: Vec<SeqId>,
     max_len: usize,
     /// Committed tokens.
-    position: usize,
+    pub(super) position: usize,
     /// The call that left it at different positions in different stages, and why. Only `close`
     /// may follow.
     lost: Option<(&'static str, String)>,
@@ -57,15 +61,19 @@ impl SplitRunner {
         info: RunnerInfo,
         stages: Stages,
         (layers, sections): (Vec<Range<usize>>, u32),
+        groups: StepGroups,
     ) -> SplitRunner {
+        let times = GroupTimes::new(groups, info.batch_invariant);
         SplitRunner {
             info,
             stages,
+            head: layers.iter().rposition(|of| !of.is_empty()).unwrap_or(0),
             layers,
             sections,
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
+            times,
         }
     }
 
@@ -75,7 +83,7 @@ impl SplitRunner {
     }
 
     /// An open sequence that is not lost, on devices that are not.
-    fn sequence(&self, seq: SeqId) -> Result<&SplitSequence, DeviceError> {
+    pub(super) fn sequence(&self, seq: SeqId) -> Result<&SplitSequence, DeviceError> {
         self.stages.require()?;
         let sequence = self.sequences.get(&seq);
         let sequence = sequence.ok_or(DeviceError::UnknownSequence(seq))?;
@@ -131,7 +139,7 @@ impl SplitRunner {
     }
 
     /// Takes pages for the first `rows` positions in every stage before any of them runs.
-    fn reserve(&mut self, seq: SeqId, rows: usize) -> Result<(), DeviceError> {
+    pub(super) fn reserve(&mut self, seq: SeqId, rows: usize) -> Result<(), DeviceError> {
         let ids = self.sequence(seq)?.ids.clone();
         let mut stages = ids.into_iter().enumerate();
         stages.try_for_each(|(i, id)| self.stages.call(i, |stage| stage.reserve(id, rows)))
@@ -144,59 +152,16 @@ impl SplitRunner {
         tokens: &[TokenId],
         requests: &[(usize, LogitsRequest)],
     ) -> Result<Vec<LogitsRow>, StoppedPass> {
-        let rows = self.stages.pass(tokens.len(), |stage, i| {
-            let is_last = i + 1 == ids.len();
-            let requests = if is_last { requests } else { &[] };
+        let head = self.head;
+        let mut rows = self.stages.pass(tokens.len(), |stage, i| {
+            let requests = if i == head { requests } else { &[] };
             stage.prefill(ids[i], tokens, requests)
         })?;
-        Ok(rows.unwrap_or_default())
-    }
-
-    /// Runs trees that fit one pass through all stages; `ids` are the ids of each.
-    fn verify_pass(
-        &mut self,
-        items: &[VerifyItem<'_>],
-        ids: &[Vec<SeqId>],
-    ) -> Result<Vec<Vec<LogitsRow>>, StoppedPass> {
-        let n_rows = items.iter().map(|item| item.tree.len()).sum();
-        let longest = items.iter().map(|item| item.tree.len()).max().unwrap_or(0);
-        let none = vec![LogitsRequest::NONE; longest];
-        let n_stages = self.stages.len();
-        let rows = self.stages.pass(n_rows, |stage, i| {
-            let is_last = i + 1 == n_stages;
-            let own = items.iter().zip(ids).map(|(item, ids)| VerifyItem {
-                seq: ids[i],
-                tree: item.tree,
-                requests: if is_last {
-                    item.requests
-                } else {
-                    &none[..item.tree.len()]
-                },
-            });
-            stage.verify(&own.collect::<Vec<VerifyItem<'_>>>())
-        })?;
-        Ok(rows.unwrap_or_default())
-    }
-
-    /// Drops the trees of a call that stage `stopped` ended: those of `earlier` passes are in all
-    /// stages, those of the pass itself in the stages below.
-    fn undo_verify(
-        &mut self,
-        earlier: &[VerifyItem<'_>],
-        pass: &[VerifyItem<'_>],
-        stopped: usize,
-    ) -> Result<(), DeviceError> {
-        let n_stages = self.stages.len();
-        let all = earlier.iter().map(|item| (item.seq, n_stages));
-        let all = all.chain(pass.iter().map(|item| (item.seq, stopped)));
-        for (seq, n_stages) in all {
-            self.discard_in(seq, n_stages)?;
-        }
-        Ok(())
+        Ok(rows.swap_remove(head))
     }
 
     /// Drops the pending tree of a sequence in the first `n_stages` stages.
-    fn discard_in(&mut self, seq: SeqId, n_stages: usize) -> Result<(), DeviceError> {
+    pub(super) fn discard_in(&mut self, seq: SeqId, n_stages: usize) -> Result<(), DeviceError> {
         let ids = self.sequence(seq)?.ids.clone();
         for (stage, id) in ids.into_iter().enumerate().take(n_stages) {
             let done = self.stages.call(stage, |of| of.discard(id));
@@ -349,33 +314,7 @@ impl Runner for SplitRunner {
     }
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        let mut ids = Vec::with_capacity(items.len());
-        for item in items {
-            let sequence = self.sequence(item.seq)?;
-            let (of_stages, position) = (sequence.ids.clone(), sequence.position);
-            ids.push(of_stages);
-            self.reserve(item.seq, position + item.tree.len())?;
-        }
-        let nodes: Vec<usize> = items.iter().map(|item| item.tree.len()).collect();
-        let mut rows = Vec::with_capacity(items.len());
-        let mut begin = 0;
-        while begin < items.len() {
-            let each = self
-                .stages
-                .iter()
-                .map(|s| s.items_per_pass(&nodes[begin..]));
-            let end = begin + each.min().unwrap_or(1).clamp(1, items.len() - begin);
-            match self.verify_pass(&items[begin..end], &ids[begin..end]) {
-                Ok(mut done) => rows.append(&mut done),
-                Err(StoppedPass { stage, error }) => {
-                    self.stages.require()?;
-                    self.undo_verify(&items[..begin], &items[begin..end], stage)?;
-                    return Err(error);
-                }
-            }
-            begin = end;
-        }
-        Ok(rows)
+        self.step(items)
     }
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {

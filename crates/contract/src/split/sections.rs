@@ -87,7 +87,7 @@ pub(super) struct StageSections<'a> {
 
 impl<'a> StageSections<'a> {
     /// The sections of each stage; `layers` are those of each. Sections of a multi-token-prediction
-    /// head and of a draft belong to the last.
+    /// head and of a draft belong to the last stage.
     ///
     /// # Errors
     /// [`DeviceError::InvalidSnapshot`] for sections of unknown kinds or lengths. The stages check

@@ -13,33 +13,54 @@ pub struct StageConfig {
     pub model: LoadConfig,
     /// The stage's layers, counted from 0 at the bottom of the whole model.
     pub layers: Range<usize>,
+    /// Whether the draft model and the multi-token-prediction head have a stage of their own above
+    /// the LM head, without layers. The same in all stages of a model.
+    pub draft_apart: bool,
 }
 
 impl StageConfig {
+    /// A whole model as one stage.
+    pub fn whole(model: LoadConfig) -> StageConfig {
+        StageConfig {
+            layers: 0..model.target.layers.len(),
+            model,
+            draft_apart: false,
+        }
+    }
+
     /// Whether the stage reads token ids; others read the rows of the stage below.
     pub fn is_first(&self) -> bool {
         self.layers.start == 0
     }
 
-    /// Whether the stage has the LM head, the multi-token-prediction head and the draft.
+    /// Whether the stage has the LM head.
+    pub fn has_head(&self) -> bool {
+        !self.layers.is_empty() && self.layers.end == self.model.target.layers.len()
+    }
+
+    /// Whether no stage is above it, so that it has the multi-token-prediction head and the draft.
     pub fn is_last(&self) -> bool {
-        self.layers.end == self.model.target.layers.len()
+        if self.draft_apart {
+            self.layers.is_empty()
+        } else {
+            self.has_head()
+        }
     }
 
     /// The stage as a part of its model.
     pub fn part(&self) -> ModelPart {
         ModelPart {
             layers: self.layers.clone(),
-            head: self.is_last(),
-            draft: self.is_last() && self.model.draft.is_some(),
+            head: self.has_head(),
+            draft: self.is_last() && (self.draft_apart || self.model.draft.is_some()),
         }
     }
 
     /// The stage's layers as a model of their own, with the identity of the whole.
     ///
     /// Only the last stage has a multi-token-prediction head and a draft, whose captured layers
-    /// are those of the whole model. In other stages the LM head has no rows; where no token is
-    /// looked up, neither has the embedding.
+    /// are those of the whole model. The LM head has rows where logits or drafts are computed with
+    /// it, and the embedding where tokens are looked up.
     pub fn load_config(&self) -> LoadConfig {
         let (whole, last) = (&*self.model.target, self.is_last());
         let without_rows = |weight: &WeightRef| WeightRef {
@@ -47,6 +68,13 @@ impl StageConfig {
             ..weight.clone()
         };
         let drafts = last && (whole.mtp.is_some() || self.model.draft.is_some());
+        let borrows = |own: bool| last && !own;
+        let multiplies = self.has_head()
+            || whole
+                .mtp
+                .as_ref()
+                .is_some_and(|mtp| borrows(mtp.head.is_some()))
+            || (self.model.draft.as_ref()).is_some_and(|draft| borrows(draft.spec.head.is_some()));
         let target = ModelSpec {
             layers: whole.layers[self.layers.clone()].to_vec(),
             embedding: if self.is_first() || drafts {
@@ -54,7 +82,7 @@ impl StageConfig {
             } else {
                 without_rows(&whole.embedding)
             },
-            head: if last {
+            head: if multiplies {
                 whole.head.clone()
             } else {
                 without_rows(&whole.head)
@@ -99,9 +127,10 @@ impl StageConfig {
 ///
 /// All stages of a model get the same calls in the order of their layers. Between two stages of a
 /// pass, the upper one gets [`Stage::receive`]. `prefill` and `verify` get at most one pass, as
-/// [`Stage::passes`] and [`Stage::items_per_pass`] cut them; only the last stage gets logits
-/// requests that select something, and the calls of drafts. Sections of an exported snapshot are
-/// numbered over the whole model; [`Runner::import_at`] reads only those of the stage.
+/// [`Stage::passes`] and [`Stage::items_per_pass`] cut them; only the stage with the LM head gets
+/// logits requests that select something, and only the last the calls of drafts. Sections of an
+/// exported snapshot are numbered over the whole model; [`Runner::import_at`] reads only those of
+/// the stage.
 pub trait Stage: Runner {
     /// The passes of `n` tokens after `position` committed ones. Another stage may have them cut
     /// finer.

@@ -98,20 +98,21 @@ impl Stages {
         }
     }
 
-    /// Runs a pass of `rows` rows in every stage, bottom to top; returns what the last `of` gives.
+    /// Runs a pass of `rows` rows of a prompt in every stage, bottom to top; returns the result of
+    /// each.
     pub(super) fn pass<T>(
         &mut self,
         rows: usize,
         mut of: impl FnMut(&mut dyn Stage, usize) -> Result<T, DeviceError>,
-    ) -> Result<Option<T>, StoppedPass> {
-        let mut last = None;
+    ) -> Result<Vec<T>, StoppedPass> {
+        let mut all = Vec::with_capacity(self.len());
         for i in 0..self.len() {
             let done = self
                 .hand_over(i, rows)
                 .and_then(|()| self.call(i, |stage| of(stage, i)));
-            last = Some(done.map_err(|error| StoppedPass { stage: i, error })?);
+            all.push(done.map_err(|error| StoppedPass { stage: i, error })?);
         }
-        Ok(last)
+        Ok(all)
     }
 
     /// Opens a sequence in every stage, or in none.

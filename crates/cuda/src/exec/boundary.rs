@@ -45,6 +45,8 @@ pub(crate) struct Boundary {
     /// Rows that were received for the next pass.
     received_rows: Option<usize>,
     way: Option<Way>,
+    /// Page-locked memory of [`StageOutput::read`], as long as its longest call so far.
+    read: Option<Pinned<f32>>,
 }
 
 /// Whether rows may be read from the memory of another GPU.
@@ -93,6 +95,7 @@ impl Boundary {
             bucket: 0,
             received_rows: None,
             way: None,
+            read: None,
         })
     }
 
@@ -244,7 +247,10 @@ impl StageOutput for Boundary {
             return Err(invalid_call("reading the rows of a stage", detail));
         }
         self.done.sync()?;
-        let memory: Pinned<f32> = self.copy_engine.pinned(out.len())?;
+        let memory = match self.read.take() {
+            Some(memory) if memory.as_slice().len() >= out.len() => memory,
+            _ => self.copy_engine.pinned(out.len())?,
+        };
         let stream = self.copy_engine.stream()?;
         for i in 0..n_parts {
             let offset = match i {
@@ -259,7 +265,8 @@ impl StageOutput for Boundary {
             }?;
         }
         stream.sync()?;
-        out.copy_from_slice(memory.as_slice());
+        out.copy_from_slice(&memory.as_slice()[..out.len()]);
+        self.read = Some(memory);
         Ok(())
     }
 
@@ -389,7 +396,7 @@ impl Engine {
 
     /// Whether it is a stage without the LM head.
     pub(super) fn hands_over(&self) -> bool {
-        self.boundary.as_ref().is_some_and(|of| !of.stage.is_last)
+        self.boundary.as_ref().is_some_and(|of| !of.stage.has_head)
     }
 
     /// Waits until nothing queued reads a header any more.

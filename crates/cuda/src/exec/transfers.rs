@@ -117,7 +117,7 @@ pub(super) fn download(
         }
     }
     let bucket = match key {
-        PlanKey::Step { .. } if !plans.stage.is_last => return Ok(()),
+        PlanKey::Step { .. } if !plans.stage.has_head => return Ok(()),
         PlanKey::Step { rows, .. } | PlanKey::LmHead(rows) => rows,
         PlanKey::Draft { rows, .. } | PlanKey::MtpDraft { rows, .. } => rows,
         PlanKey::EditedStep(rows) | PlanKey::EditedLmHead(rows) => rows,

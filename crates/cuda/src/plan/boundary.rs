@@ -31,6 +31,9 @@ pub(crate) struct StageBoundary {
     /// The stage's first layer in the whole model.
     pub(crate) first_layer: usize,
     pub(crate) is_first: bool,
+    /// Whether the stage has the LM head.
+    pub(crate) has_head: bool,
+    /// Whether nothing is handed over.
     pub(crate) is_last: bool,
     /// Layers whose captured hidden states come with the input.
     pub(crate) received: Vec<usize>,
@@ -138,6 +141,7 @@ impl StageBoundary {
         StageBoundary {
             first_layer: stage.layers.start,
             is_first: stage.is_first(),
+            has_head: stage.has_head(),
             is_last: stage.is_last(),
             received: stage.received_layers(),
             handed_over: stage.handed_over_layers(),
@@ -148,11 +152,7 @@ impl StageBoundary {
 
     /// Of a whole model.
     pub(super) fn whole(load_config: &LoadConfig, fused: bool) -> StageBoundary {
-        let stage = StageConfig {
-            model: load_config.clone(),
-            layers: 0..load_config.target.layers.len(),
-        };
-        StageBoundary::of(&stage, fused)
+        StageBoundary::of(&StageConfig::whole(load_config.clone()), fused)
     }
 
     /// Whether it is a whole model.

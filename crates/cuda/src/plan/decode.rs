@@ -44,7 +44,7 @@ pub(super) fn step(
         _ => layers.for_each(|i| builder.layer(i)),
     }
     let asked = RowSource::LogitsRowsOfStep(at.step);
-    if !context.stage.is_last {
+    if !context.stage.has_head {
         let (plan, peak) = builder.finish();
         *arena = peak;
         return plan;

@@ -315,7 +315,7 @@ impl Plans {
             None => StageBoundary::whole(load_config, fused),
         };
         // Logits are where the LM head is.
-        let of_head = |bytes: usize| if stage.is_last { bytes } else { 0 };
+        let of_head = |bytes: usize| if stage.has_head { bytes } else { 0 };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let block_bytes = stage.block_bytes(rows_of_pass);
         let dequant = DequantBuffers::of(spec, weights, limits.prefill_chunk);
@@ -410,7 +410,7 @@ impl Plans {
             whole_block: in_part && draft_spec.is_some_and(|draft| draft.head.is_none()),
             mtp: spec.mtp.is_some(),
             whole_mtp: in_part && spec.mtp.is_some(),
-            head: stage.is_last,
+            head: stage.has_head,
         };
         for key in keys(limits, drafts, short) {
             let mut arena = *scratch;

@@ -1,14 +1,17 @@
 //! Faults of one of several pipeline stages: one error per job, and no hang.
 
+use std::sync::Arc;
+
 use conformance::fake::{
     FakeBackend, FakeDraft, FakeHandle, FakeSpec, FaultKind, FaultTrigger, InjectedFault,
     RunnerMethod,
 };
-use conformance::stage_faults::FaultyDevice;
+use conformance::stage_faults::{FaultyDevice, StepCost, VirtualTime};
 use conformance::stages;
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, DeviceError, KvFormat, KvFormats, LayerSplit, LoadConfig, ModelSpec, QuantType, Runner,
+    Backend, DeviceError, KvFormat, KvFormats, LayerSplit, LoadConfig, LogitsRequest, ModelSpec,
+    QuantType, Runner, StepGroups, Tree, VerifyItem,
 };
 use decode::{FinishReason, Job, JobError, SchedulerState, SubmitError};
 use proptest::prelude::*;
@@ -32,10 +35,18 @@ fn devices(spec: &FakeSpec) -> (Vec<FaultyDevice>, Vec<FakeHandle>) {
 }
 
 fn open(spec: &FakeSpec, devices: Vec<FaultyDevice>) -> Result<Box<dyn Runner>, DeviceError> {
+    open_with(spec, devices, StepGroups::Measured)
+}
+
+fn open_with(
+    spec: &FakeSpec,
+    devices: Vec<FaultyDevice>,
+    groups: StepGroups,
+) -> Result<Box<dyn Runner>, DeviceError> {
     let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q8_0, 1);
     let f16 = KvFormat::F16;
     let config = LoadConfig {
-        target: std::sync::Arc::new(ModelSpec {
+        target: Arc::new(ModelSpec {
             vocab: spec.language.vocab,
             ..(*model.spec).clone()
         }),
@@ -48,7 +59,8 @@ fn open(spec: &FakeSpec, devices: Vec<FaultyDevice>) -> Result<Box<dyn Runner>, 
     let boxed = devices
         .into_iter()
         .map(|device| -> Box<dyn Backend> { Box::new(device) });
-    stages::of_devices(LayerSplit::ByMemory, boxed).open(config, &mut |_| {})
+    let backend = stages::of_devices(LayerSplit::ByMemory, boxed);
+    backend.with_step_groups(groups).open(config, &mut |_| {})
 }
 
 /// A scheduler over stages, with the faults of each.
@@ -164,20 +176,59 @@ fn refused_prefill_of_an_upper_stage_fails_its_job_alone() {
             .collect();
         jobs.iter().for_each(|job| fixture.submit(job.clone()));
         fixture.finish();
-        let failure = |id| fixture.failure(id);
-        let lost = matches!(
-            failure(1),
-            Some(JobError::SequenceLost {
-                during: "prefill",
-                ..
-            })
-        );
-        assert!(lost, "{:?}", failure(1));
-        let text = failure(1)
-            .map(|error| error.to_string())
-            .unwrap_or_default();
+        let failed: Vec<JobError> = (0..3).filter_map(|id| fixture.failure(id)).collect();
+        let [error @ JobError::SequenceLost { during, .. }] = &failed[..] else {
+            panic!("{failed:?}");
+        };
+        assert_eq!(*during, "prefill");
+        let text = error.to_string();
         assert!(text.contains("device 1 (layer"), "{text}");
-        assert_eq!((failure(0), failure(2)), (None, None));
+    }
+}
+
+/// Virtual microseconds of a step of one stage.
+fn us_of_rows(rows: usize) -> u64 {
+    100 * rows as u64
+}
+
+/// Virtual microseconds of a step of four sequences with six rows each, where each of `n` stages
+/// takes 100 us a row, and the rows that it gives.
+fn step_of_four(n: usize, groups: StepGroups) -> (u64, String) {
+    let spec = spec(ENDLESS);
+    let time = VirtualTime::default();
+    let (mut devices, _) = devices(&spec);
+    devices.truncate(n);
+    for device in &mut devices {
+        device.time = Some(StepCost {
+            time: time.clone(),
+            us: us_of_rows,
+        });
+    }
+    let mut runner = open_with(&spec, devices, groups).unwrap();
+    let tree = Tree::chain(&prompt(6, 9)).unwrap();
+    let requests = vec![LogitsRequest::full(); tree.len()];
+    let mut items = Vec::new();
+    for i in 0..4 {
+        let seq = runner.open(64).unwrap();
+        runner.prefill(seq, &prompt(6, i), &[]).unwrap();
+        items.push(VerifyItem {
+            seq,
+            tree: &tree,
+            requests: &requests,
+        });
+    }
+    let rows = runner.verify(&items).unwrap();
+    (time.host_us(), format!("{rows:?}"))
+}
+
+#[test]
+fn two_groups_of_sequences_occupy_the_stages_in_turn() {
+    for n in [2, 3] {
+        let (together, rows) = step_of_four(n, StepGroups::One);
+        let (apart, rows_apart) = step_of_four(n, StepGroups::Two);
+        assert_eq!(rows, rows_apart);
+        assert_eq!(together, n as u64 * 2_400);
+        assert_eq!(apart, (n as u64 + 1) * 1_200);
     }
 }
 

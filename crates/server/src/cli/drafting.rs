@@ -70,7 +70,9 @@ pub struct DraftArgs {
     /// Reserve the draft's memory at the start and load its weights at their first use.
     #[arg(long, env = "HEARTH_LAZY_DRAFT", value_parser = FalseyValueParser::new())]
     pub lazy_draft: bool,
-    /// The draft's device, which must be the model's.
+    /// The device of the draft model and of the model's multi-token-prediction head [default: that
+    /// of the LM head]. Hidden states go there with each pass, candidates come back. Beside GPUs it
+    /// may be `cpu`, which saves GPU memory and costs speed.
     #[arg(long, env = "HEARTH_DRAFT_DEVICE", value_name = "DEVICE")]
     pub draft_device: Option<String>,
     /// Sliding window of all draft layers but the last, for files that lack it; 0 uses the file's.

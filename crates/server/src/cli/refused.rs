@@ -20,8 +20,8 @@ const FAMILIES: [(&str, &str); 2] = [
 
 const BY_LAYER: &str =
     "several devices share a model by layers; remove it and name them with --target-devices";
-const ONE_PROCESS: &str = "model and draft run in one process, on one device (--draft-device takes no \
-     other yet); remove this flag and name the draft with --draft";
+const ONE_PROCESS: &str = "model and draft run in one process, on one device or on several; remove \
+     this flag, name the draft with --draft and its device, such as cpu, with --draft-device";
 const NO_UPSTREAM: &str =
     "prompts are compressed for this server only; send requests to those servers directly";
 const EXPERTS: &str = "experts that do not fit the GPU stay in host memory by themselves; remove it, and set the limit with \

@@ -219,7 +219,8 @@ fn choose_one(name: &str, choice: &DeviceChoice) -> Result<Box<dyn Backend>, Dev
         return Err(DeviceChoiceError::ReferenceElsewhere(name.to_owned()));
     }
     match name {
-        "cpu" => cpu_device(choice),
+        // Numbers distinguish devices that share the processor, to try a placement.
+        "cpu" | "cpu:1" | "cpu:2" | "cpu:3" => cpu_device(choice),
         "auto" => match usable_gpu(choice) {
             Some(gpu) => gpu_device(gpu, choice),
             None => cpu_device(choice),

@@ -83,16 +83,6 @@ impl Drafting {
             batch_invariant: args.batch_invariant,
             ..Drafting::none()
         };
-        if let Some(name) = &args.draft_device
-            && name != &device.device
-            && name != "auto"
-        {
-            bail!(
-                "--draft-device {name}: the draft runs where the model does, on --device {}; leave it \
-                 away (`hearth inspect FILE --draft DRAFT --plan` shows what {name} would hold)",
-                device.device
-            );
-        }
         if args.no_speculation {
             return Ok(drafting);
         }

@@ -133,8 +133,8 @@ fn invalid_draft_flags_are_refused_by_name() {
     check_refused(&eval, &["--draft"]);
     let serve = "serve --dry-run --device cpu";
     check_refused(
-        &format!("{serve} --draft-device cuda:0"),
-        &["--draft-device cuda:0", "--device cpu"],
+        &format!("{serve} --draft-device cup"),
+        &["--draft-device", "cup", "unknown device"],
     );
     check_refused(&format!("{serve} --ddtree-budget 64"), &["64", "0..=63"]);
     check_refused(
@@ -179,6 +179,11 @@ fn dry_run_reports_the_draft() {
         &[],
     );
     assert!(!without.out.contains("ember-draft"), "{}", without.out);
+    let apart = good(
+        "serve --dry-run --device cpu --max-ctx 1024 --draft-device cpu:1",
+        &[],
+    );
+    assert!(apart.out.contains("cpu: the draft; "), "{}", apart.out);
 }
 
 #[test]
@@ -210,6 +215,7 @@ fn greedy_replies_are_identical_with_trees_chains_and_no_draft() {
         "--ddtree-cost-stop off --ddtree-chain-seed --ddtree-budget 40 --lazy-draft --batch-invariant",
         "--ddtree-cost-stop off --draft-sources suffix --lookup 1",
         "--ddtree-cost-stop off --lookup 0",
+        "--ddtree-cost-stop off --lookup 0 --draft-device cpu:1",
     ] {
         assert_eq!(reply(flags), plain, "{flags}");
     }
