@@ -159,17 +159,19 @@ fn accepted(tree: &Tree, text: &[TokenId]) -> usize {
 }
 
 /// Accepted draft tokens on a device and in the independent implementation, for chains and for
-/// trees.
+/// trees of the same candidates.
 pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64)> {
     let config = config_with_draft(None, FAST);
-    let mut all = Vec::new();
-    for (kind, seed) in [("chain", TreeInit::ChainOnly), ("tree", TreeInit::None)] {
-        let (mut found, mut expected) = (0, 0.0);
-        for case in cases().iter().filter(|case| !case["kept"].is_null()) {
-            let text = ids(&case["greedy_ids"]);
-            expected += numbers(&case["kept"][kind]).iter().sum::<f64>();
-            let name = case["name"].as_str().unwrap();
-            drafts((&config, backend), name, (K, 1), &mut |root, candidates| {
+    let kinds = [("chain", TreeInit::ChainOnly), ("tree", TreeInit::None)];
+    let mut all = kinds.map(|(kind, _)| (kind, 0, 0.0));
+    for case in cases().iter().filter(|case| !case["kept"].is_null()) {
+        let text = ids(&case["greedy_ids"]);
+        for (kind, _, expected) in &mut all {
+            *expected += numbers(&case["kept"][*kind]).iter().sum::<f64>();
+        }
+        let name = case["name"].as_str().unwrap();
+        drafts((&config, backend), name, (K, 1), &mut |root, candidates| {
+            for ((_, init), (_, found, _)) in kinds.into_iter().zip(&mut all) {
                 let inputs = TreeInputs {
                     root: text[root],
                     forced: &[],
@@ -179,14 +181,13 @@ pub(crate) fn acceptance(backend: &dyn Backend) -> Vec<(&'static str, usize, f64
                 let budget = TreeBudget {
                     max_nodes: 22,
                     max_depth: 15,
-                    init: seed,
+                    init,
                 };
-                found += accepted(&build_tree(inputs, budget).tree, &text[root + 1..]);
-            });
-        }
-        all.push((kind, found, expected));
+                *found += accepted(&build_tree(inputs, budget).tree, &text[root + 1..]);
+            }
+        });
     }
-    all
+    all.to_vec()
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::golden::{FAST, ember};
 
 /// Total prompts; each budget from 0 to 63 is used at least three times.
 const PROMPTS: usize = 204;
-const MAX_TOKENS: usize = 20;
+const MAX_TOKENS: usize = 10;
 
 /// Prompts of many kinds, as the template renders them.
 pub(crate) fn prompts() -> Vec<Vec<TokenId>> {
@@ -238,9 +238,11 @@ pub(crate) fn check_budgets(
     assert!(compared > least, "only {compared} texts were compared");
 }
 
+/// Every budget to 24 nodes and every third of the others, which take most of the time.
 #[test]
 fn trees_chains_and_no_draft_generate_the_same_tokens() {
-    check_budgets(&CpuBackend::new(FAST), false, 0..64);
+    let budgets = (0..24).chain((24..64).step_by(3));
+    check_budgets(&CpuBackend::new(FAST), false, budgets);
 }
 
 #[test]
