@@ -1,6 +1,10 @@
 //! Properties of verify.
 
-use contract::{LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem};
+use std::collections::HashMap;
+
+use contract::{
+    AttentionWindow, LogitsRequest, LogitsRow, NodeIdx, Runner, SeqId, TokenId, Tree, VerifyItem,
+};
 
 use super::rig::Rig;
 use super::{Case, Failure, LIMITS};
@@ -34,22 +38,51 @@ pub(super) fn shapes(rig: &Rig) -> Result<Vec<(&'static str, Tree)>, Failure> {
     ])
 }
 
+/// Rows after decoding a path of tokens behind a prefix, by path.
+pub(super) type PathRows = HashMap<Vec<TokenId>, LogitsRow>;
+
+/// The row of each node after decoding its path alone with `window`. One sequence decodes the path
+/// of a leaf and gives the rows of all its nodes; paths in `known` are not decoded again.
+pub(super) fn decoded_paths(
+    rig: &mut Rig,
+    prefix: &[TokenId],
+    (tree, window): (&Tree, AttentionWindow),
+    known: &mut PathRows,
+) -> Result<Vec<LogitsRow>, Failure> {
+    let tokens = |node| -> Vec<TokenId> {
+        let path = tree.path_to(node);
+        path.nodes().iter().map(|node| tree.token(*node)).collect()
+    };
+    let paths: Vec<Vec<TokenId>> = tree.nodes().map(tokens).collect();
+    // Children come after their parents: from the end, leaves come first.
+    for path in paths.iter().rev() {
+        if known.contains_key(path) {
+            continue;
+        }
+        let seq = rig.prefill(prefix)?;
+        for (end, token) in path.iter().enumerate() {
+            let root = Tree::root(*token).with_window(window);
+            let row = rig.verify(seq, &root)?.pop();
+            rig.commit(seq, &root, NodeIdx::ROOT)?;
+            known.extend(row.map(|row| (path[..=end].to_vec(), row)));
+        }
+        rig.runner.close(seq);
+    }
+    let rows = paths.iter().filter_map(|path| known.get(path).cloned());
+    Ok(rows.collect())
+}
+
 /// A node's row equals the row after decoding its path alone.
 pub(super) fn nodes_equal_their_path(case: &Case<'_>) -> Result<(), Failure> {
     let mut rig = case.open()?;
     let prefix = rig.text(11, 6);
+    let mut known = PathRows::new();
     for (name, tree) in shapes(&rig)? {
         let seq = rig.prefill(&prefix)?;
         let found = rig.verify(seq, &tree)?;
         rig.runner.close(seq);
-        let mut expected: Vec<LogitsRow> = Vec::new();
-        for node in tree.nodes() {
-            let path = tree.path_to(node);
-            let tokens: Vec<TokenId> = path.nodes().iter().map(|n| tree.token(*n)).collect();
-            let seq = rig.prefill(&prefix)?;
-            expected.extend(rig.decode(seq, &tokens)?.pop());
-            rig.runner.close(seq);
-        }
+        let tree = (&tree, AttentionWindow::FULL);
+        let expected = decoded_paths(&mut rig, &prefix, tree, &mut known)?;
         rig.same(&format!("{name} after a prompt"), &found, &expected)?;
     }
     // Trees after decoded tokens and at position 0.

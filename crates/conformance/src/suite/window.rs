@@ -1,8 +1,9 @@
 //! Properties of attention windows.
 
-use contract::{AttentionWindow, LogitsRow, NodeIdx, Runner, TokenId, Tree};
+use contract::{AttentionWindow, NodeIdx, Runner, TokenId, Tree};
 
 use super::rig::{Rig, same_rows};
+use super::tree::{PathRows, decoded_paths};
 use super::{Case, Failure, LIMITS};
 use crate::compare::Precision;
 
@@ -46,20 +47,7 @@ pub(super) fn nodes_equal_their_path(case: &Case<'_>) -> Result<(), Failure> {
         let seq = rig.prefill(&prefix)?;
         let found = rig.verify(seq, &tree.clone().with_window(window))?;
         rig.runner.close(seq);
-        let mut expected: Vec<LogitsRow> = Vec::new();
-        for node in tree.nodes() {
-            let path = tree.path_to(node);
-            let tokens = path.nodes().iter().map(|n| tree.token(*n));
-            let seq = rig.prefill(&prefix)?;
-            let mut row = Vec::new();
-            for token in tokens {
-                let root = Tree::root(token).with_window(window);
-                row = rig.verify(seq, &root)?;
-                rig.commit(seq, &root, NodeIdx::ROOT)?;
-            }
-            expected.append(&mut row);
-            rig.runner.close(seq);
-        }
+        let expected = decoded_paths(&mut rig, &prefix, (&tree, window), &mut PathRows::new())?;
         rig.same(&format!("{window:?}"), &found, &expected)?;
     }
     Ok(())
