@@ -94,9 +94,14 @@ pub fn weight_block(format: Format, tile: &[u8], row: usize, block: usize) -> We
 
 /// Adds one block to a running sum: `a` is the activations' scale, `q` their values.
 pub fn accumulate(sum: f32, weight: &WeightBlock, a: f32, q: &[i8]) -> f32 {
+    // 32 products of bytes stay far below 2³¹. Wrapping operations let builds with overflow checks
+    // use vectors too.
+    let add = |sum: i32, value: i32| sum.wrapping_add(value);
     let dot = |range: std::ops::Range<usize>| -> i32 {
         let pairs = weight.codes[range.clone()].iter().zip(&q[range]);
-        pairs.map(|(&w, &q)| w * i32::from(q)).sum()
+        pairs
+            .map(|(&w, &q)| w.wrapping_mul(i32::from(q)))
+            .fold(0, add)
     };
     let m = if weight.two_scales {
         let low = dot(0..BLOCK / 2) as f32 * weight.scales[0];
@@ -105,7 +110,7 @@ pub fn accumulate(sum: f32, weight: &WeightBlock, a: f32, q: &[i8]) -> f32 {
         let m = dot(0..BLOCK) as f32 * weight.scales[0];
         match weight.min {
             Some(min) => {
-                let q_sum: i32 = q.iter().map(|&q| i32::from(q)).sum();
+                let q_sum = q.iter().map(|&q| i32::from(q)).fold(0, add);
                 (-min).mul_add(q_sum as f32, m)
             }
             None => m,
