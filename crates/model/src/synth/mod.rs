@@ -16,7 +16,7 @@ use crate::recipe::{self, FileShape, Recipe};
 use random_blocks::{BlockPool, WeightRng};
 use shape::{
     CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, PRESETS, Planned, SynthKind, SynthMtp,
-    SynthShape,
+    SynthShape, UNIFORM,
 };
 use vocabulary::Vocabulary;
 
@@ -54,7 +54,8 @@ impl SynthSpec {
     /// Parses `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or
     /// `tiny-dense:mixed`. `q4_k_m-published` is the mix of published files, which benchmarks use.
     /// A hybrid shape with `+mtp`, as in `tiny-hybrid+mtp:q8_0`, has a multi-token-prediction head;
-    /// with `+mtp-own`, the head has its own embedding and LM head.
+    /// with `+mtp-own`, the head has its own embedding and LM head. Behind all that, `+uniform` makes
+    /// the tokens of a shape with experts choose them alike.
     ///
     /// # Errors
     /// [`ModelError::Unknown`] with the known names.
@@ -62,19 +63,26 @@ impl SynthSpec {
         let (name, types) = text.split_once(':').unwrap_or((text, "q4_k_m"));
         let known = || {
             let known: Vec<&str> = PRESETS.iter().map(|shape| shape.name).collect();
-            let suffixes = "; +mtp or +mtp-own behind a hybrid shape adds a head";
+            let suffixes = "; +mtp or +mtp-own behind a hybrid shape adds a head, +uniform behind one \
+                            with experts routes tokens to them alike";
             unknown("shape", name, known.join(", ") + suffixes)
         };
+        let (base, uniform_routing) = match name.strip_suffix(UNIFORM) {
+            Some(base) => (base, true),
+            None => (name, false),
+        };
         let mtp = [SynthMtp::Own, SynthMtp::Shared];
-        let mtp = mtp.into_iter().find(|mtp| name.ends_with(mtp.suffix()));
+        let mtp = mtp.into_iter().find(|mtp| base.ends_with(mtp.suffix()));
         let mtp = mtp.unwrap_or(SynthMtp::None);
-        let preset = name.strip_suffix(mtp.suffix()).unwrap_or(name);
+        let preset = base.strip_suffix(mtp.suffix()).unwrap_or(base);
         let preset = PRESETS.into_iter().find(|shape| shape.name == preset);
         let shape = SynthShape {
             mtp,
+            uniform_routing,
             ..preset.ok_or_else(known)?
         };
-        if shape.kind == SynthKind::Dense && mtp != SynthMtp::None {
+        let dense_head = shape.kind == SynthKind::Dense && mtp != SynthMtp::None;
+        if dense_head || uniform_routing && shape.experts.is_none() {
             return Err(known());
         }
         let only = |name: &str| {
@@ -220,6 +228,7 @@ fn draw(fill: Fill, ty: QuantType, bytes: &mut [u8], random: &mut WeightRng) {
         .map(|_| match fill {
             Fill::Matrix => random.normal(),
             Fill::Norm => 1.0 + 0.1 * random.normal(),
+            Fill::FaintNorm => 2e-3 * (1.0 + 0.1 * random.normal()),
             Fill::Vector => 0.05 * random.normal(),
             Fill::Decay => -random.between(-4.0, 1.4).exp(),
             Fill::DecayBias => random.between(-4.0, 0.5),

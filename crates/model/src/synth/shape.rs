@@ -21,7 +21,13 @@ pub(super) struct SynthShape {
     pub mtp: SynthMtp,
     /// The experts of every layer in place of the `ffn` channels.
     pub experts: Option<SynthExperts>,
+    /// Tokens choose experts alike: layers add so little that a router sees the token's random
+    /// embedding. Without it, the layers' sums grow alike for all tokens, and so do the choices.
+    pub uniform_routing: bool,
 }
+
+/// The suffix of a shape's name for [`uniform_routing`](SynthShape::uniform_routing).
+pub(super) const UNIFORM: &str = "+uniform";
 
 /// The mixture of experts of a synthetic model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +101,7 @@ const fn hybrid(
         tied,
         mtp: SynthMtp::None,
         experts: None,
+        uniform_routing: false,
     }
 }
 
@@ -134,6 +141,7 @@ const fn dense(
         tied,
         mtp: SynthMtp::None,
         experts: None,
+        uniform_routing: false,
     }
 }
 
@@ -195,6 +203,8 @@ pub(super) enum Fill {
     Matrix,
     /// Around one, as norm weights are.
     Norm,
+    /// Weights of a norm that leaves little of its input.
+    FaintNorm,
     /// Around zero, small: a row of a matrix that is stored as a vector.
     Vector,
     /// Negative, `-exp(A_log)` of a trained model's range.
@@ -217,7 +227,12 @@ pub(super) struct Planned {
 impl SynthShape {
     /// The model's display name.
     pub(super) fn title(&self) -> String {
-        format!("{}{} (random weights)", self.name, self.mtp.suffix())
+        let routing = if self.uniform_routing { UNIFORM } else { "" };
+        format!(
+            "{}{}{routing} (random weights)",
+            self.name,
+            self.mtp.suffix()
+        )
     }
 
     /// Blocks of the file: the layers and the multi-token-prediction head.
@@ -279,13 +294,18 @@ impl SynthShape {
         let hybrid = matches!(self.kind, SynthKind::Hybrid { .. });
         let mut put =
             |part: &str, dims: &[u64], fill| all.push(&format!("blk.{i}.{part}"), dims, fill);
-        put("attn_norm.weight", &[hidden], Fill::Norm);
+        let norm = if self.uniform_routing {
+            Fill::FaintNorm
+        } else {
+            Fill::Norm
+        };
+        put("attn_norm.weight", &[hidden], norm);
         let before_ffn = if hybrid {
             "post_attention_norm.weight"
         } else {
             "ffn_norm.weight"
         };
-        put(before_ffn, &[hidden], Fill::Norm);
+        put(before_ffn, &[hidden], norm);
         match self.kind {
             SynthKind::Hybrid { k_heads, v_heads } if !self.attends(i) => {
                 let values = v_heads * DELTA_DIM;
@@ -297,7 +317,7 @@ impl SynthShape {
                 put("ssm_a", &[v_heads], Fill::Decay);
                 put("ssm_dt.bias", &[v_heads], Fill::DecayBias);
                 put("ssm_conv1d.weight", &[CONV_TAPS, channels], Fill::Taps);
-                put("ssm_norm.weight", &[DELTA_DIM], Fill::Norm);
+                put("ssm_norm.weight", &[DELTA_DIM], norm);
                 put("ssm_out.weight", &[values, hidden], Fill::Matrix);
             }
             _ => {

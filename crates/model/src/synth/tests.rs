@@ -132,6 +132,8 @@ fn unknown_names_are_refused_with_the_known_names() {
     );
     let error = SynthSpec::parse("tiny-dense+mtp:q8_0").unwrap_err();
     assert!(error.to_string().contains("hybrid shape"), "{error}");
+    let error = SynthSpec::parse("tiny-hybrid+uniform:q8_0").unwrap_err();
+    assert!(error.to_string().contains("with experts"), "{error}");
     let error = SynthSpec::parse("tiny-dense:q9").unwrap_err().to_string();
     assert!(
         error.contains("q4_k_m") && error.contains("iq4_xs"),
