@@ -12,5 +12,5 @@ mod sheet;
 
 pub use counts::Counts;
 pub use model::{Fit, MeasuredStep, StepTimes, launch_times, step_times};
-pub use rates::{GpuRates, H100, RTX_3090, RTX_4090, RTX_5090};
+pub use rates::{GpuRates, H100, H200, RTX_3090, RTX_4090, RTX_5090};
 pub use sheet::{CostError, LaunchCost, Products, Sheet, UnitCode};

@@ -71,6 +71,12 @@ pub const H100: GpuRates = GpuRates {
     hmma_clocks: 6.7,
     imma_clocks: 6.7,
 };
+/// H200: an H100 with other memory.
+pub const H200: GpuRates = GpuRates {
+    name: "H200",
+    read_gb_s: 4480.0,
+    ..H100
+};
 
 impl GpuRates {
     /// The home GPU of an architecture.
