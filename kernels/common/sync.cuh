@@ -8,7 +8,7 @@
 //   ready flag       one block to another, in band: a word of +0.0 is "not ready", so data needs no extra flag
 //   semaphore        one block to another, by acquire and release of a counter in device memory
 //   cluster barrier  all threads of a cluster
-// Minimum architecture: sm_80; mbarriers, bulk copies and clusters need sm_90, register reallocation sm_90a.
+// Minimum architecture: sm_80; bulk copies and clusters need sm_90, register reallocation sm_90a.
 #pragma once
 #include "common/prelude.cuh"
 
@@ -50,7 +50,11 @@ __device__ __forceinline__ bool named_barrier_or(bool predicate) {
 // Between what threads write to shared memory and what wgmma or bulk copies read there.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Between what threads write or read in device memory and what bulk copies read there.
-__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ __forceinline__ void fence_proxy_async_global() {
+#if HAS_SM90
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
 
 // ---- asynchronous copies -------------------------------------------------------------------------------------------
 
@@ -102,6 +106,19 @@ __device__ __forceinline__ u32 mbarrier_test_wait(u32 mbarrier, u32 parity) {
         : "memory");
     return complete;
 }
+// Waits until the phase of this parity is complete.
+__device__ __forceinline__ void mbarrier_wait(u32 mbarrier, u32 parity) {
+#if HAS_SM90
+    asm volatile(
+        "{\n\t.reg .pred done;\n\t"
+        "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 0x989680;\n\t"
+        "@done bra over;\n\tbra again;\n\tover:\n\t}" ::"r"(mbarrier),
+        "r"(parity)
+        : "memory");
+#else
+    while (!mbarrier_test_wait(mbarrier, parity)) {}
+#endif
+}
 // Arrives once the thread's copies so far (cp.async) have landed; counts as one of the barrier's arrivals.
 __device__ __forceinline__ void mbarrier_arrive_cp_async(u32 mbarrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(mbarrier) : "memory");
@@ -151,15 +168,6 @@ __device__ __forceinline__ void mbarrier_arrive(u32 mbarrier, u32 arrivals) {
 // Arrives, and makes the phase wait for `bytes` of asynchronous copies too.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 mbarrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
-}
-// Waits until the phase of this parity is complete.
-__device__ __forceinline__ void mbarrier_wait(u32 mbarrier, u32 parity) {
-    asm volatile(
-        "{\n\t.reg .pred done;\n\t"
-        "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, 0x989680;\n\t"
-        "@done bra over;\n\tbra again;\n\tover:\n\t}" ::"r"(mbarrier),
-        "r"(parity)
-        : "memory");
 }
 // The same for the first phase of a barrier that other blocks of the cluster complete (`st_async`).
 __device__ __forceinline__ void mbarrier_wait_cluster(u32 mbarrier) {

@@ -1,8 +1,8 @@
 // f32 matrices beside the packed ones of a fused layer: out[row][n] = sum over k of W[n][k] * x[row][k] * factor(row).
 //
 // For the few matrices that a file stores as f32 (gate projections, 48 x 5120). A job is 16 rows of W and a K-slice, in
-// chunks of 256 values whose weights are in shared memory; the first chunk is loaded before the dependency wait. Two
-// warps take half a chunk each, for all rows of x at once.
+// chunks of F32_CHUNK values whose weights are in shared memory; the first chunk is loaded before the dependency wait.
+// Two warps take half a chunk each, for all rows of x at once.
 //
 // 3xTF32: mma.m16n8k8 reads the upper 19 bits of a number, hi; lo is the rest. w x = w_hi x_hi + w_hi x_lo + w_lo x_hi
 // leaves out 2^-21 of a product. A row of x is a column of these products: its bits depend on no other row. Slots t and
@@ -18,7 +18,9 @@
 #include "common/sync.cuh"
 
 #define F32_TILE_ROWS 16
+#ifndef F32_CHUNK
 #define F32_CHUNK 256
+#endif
 
 struct F32Matrix {
     const float* weights;  // [n_out][cols]
@@ -56,18 +58,19 @@ struct F32Job {
     }
 };
 
-// Starts loading 16 rows of W from value k0 on; zeros past K. A thread has the same quad of all rows.
+// Starts loading 16 rows of W from value k0 on; zeros past K. A thread has the same quad of all rows, or of every
+// second.
 __device__ __forceinline__ void f32_load(const F32Params& params, F32Smem& smem, int row_group, int k0) {
-    static_assert(F32_WARPS * 32 == F32_CHUNK / 4, "a quad of a row for each thread");
+    constexpr int QUADS = F32_CHUNK / 4, STEP = F32_WARPS * 32 / QUADS;  // rows that are loaded together
+    static_assert(F32_WARPS * 32 % QUADS == 0, "a quad of a row for each thread");
     const F32Matrix& s = f32_matrix(params, row_group);
-    const int quad = f32_thread(), k = k0 + quad * 4, first_row = (row_group - s.first_row_group) * F32_TILE_ROWS,
-              bytes = k < params.cols ? 16 : 0;
-    const float* from = s.weights + size_t(first_row) * params.cols + min(k, params.cols - 4);
+    const int quad = f32_thread() % QUADS, k = k0 + quad * 4,
+              first_row = (row_group - s.first_row_group) * F32_TILE_ROWS, bytes = k < params.cols ? 16 : 0;
+    const float* from = s.weights + min(k, params.cols - 4);
 #pragma unroll 1
-    for (int n = 0; n < F32_TILE_ROWS; n++) {
-        cp_async_16_zfill(shared_address(&smem.weights[n][quad ^ (n & 1) << 2]), from, bytes);
-        if (first_row + n + 1 < s.n_out) from += params.cols;
-    }
+    for (int n = f32_thread() / QUADS; n < F32_TILE_ROWS; n += STEP)
+        cp_async_16_zfill(shared_address(&smem.weights[n][quad ^ (n & 1) << 2]),
+                          from + size_t(min(first_row + n, s.n_out - 1)) * params.cols, bytes);
     cp_async_commit();
 }
 
@@ -95,7 +98,7 @@ __device__ __forceinline__ float component(const float4& v, int i) {
 // Blocks of 16 values of x in flight per warp; registers limit them.
 #define F32_PREFETCH (N8_TILES > 6 ? 1 : N8_TILES >= 2 ? 2 : 4)
 
-// Adds the products of 128 values from k on, `quad` in shared memory.
+// Adds the products of half a chunk from k on, `quad` in shared memory.
 __device__ __forceinline__ void f32_mma(const F32Params& params, const F32Smem& smem, int k, int quad,
                                         float (&acc)[N8_TILES][4]) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -166,7 +169,7 @@ __device__ __forceinline__ void f32_mainloop(const F32Params& params, F32Smem& s
             }
             cp_async_wait<0>();
             f32_sync();
-            f32_mma(params, smem, k0 + warp * 128, warp * 32, acc);
+            f32_mma(params, smem, k0 + warp * (F32_CHUNK / 2), warp * (F32_CHUNK / 8), acc);
         }
         // Both halves of K, in the space of the weights.
         float4* half = &smem.weights[0][0];

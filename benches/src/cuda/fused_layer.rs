@@ -255,14 +255,14 @@ impl LayerBuffers {
                 buffers: &self.memory,
                 mixed: self.halves.ptr(),
             };
-            let mut fused = fused_layer::launch(self.props, form, &layer);
-            for (name, value) in extra {
-                fused.unit = fused.unit.define(name, value);
+            let mut fused = fused_layer::launches(self.props, form, &layer);
+            for launch in &mut fused {
+                for (name, value) in extra {
+                    launch.unit = launch.unit.clone().define(name, value);
+                }
             }
-            [
-                convert(INNER, bucket, source, self.mixed.ptr(), halves),
-                fused,
-            ]
+            fused.insert(0, convert(INNER, bucket, source, self.mixed.ptr(), halves));
+            fused
         });
         launches.collect()
     }

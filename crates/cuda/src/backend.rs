@@ -117,6 +117,7 @@ impl Layout {
             numerics,
             as_large_model: options.as_large_model,
             one_launch: options.one_launch,
+            fused_layers: options.fused_layers,
             draft_vocab: options.draft_vocab,
             stage: Some(&part.stage),
         };

@@ -11,9 +11,9 @@ use contract::QuantType::{self, BF16, F32, Q4_K, Q5_K, Q6_K, Q8_0};
 use cuda::driver::Gpu;
 use cuda::launch::gemm::fused_layer::MAX_ROWS;
 use fixtures::fused_layer::{
-    FusedLayerFixture, LayerShape, LayerTypes, TestLayer, form, gpu_props, open_sm90,
+    FusedLayerFixture, LayerShape, LayerTypes, TestLayer, form, gpu_props,
 };
-use fixtures::gpu::Random;
+use fixtures::gpu::{Random, gpu};
 
 const SMALL: LayerShape = LayerShape {
     hidden: 512,
@@ -85,7 +85,7 @@ fn of(ty: QuantType, next: Vec<(QuantType, usize)>) -> LayerTypes {
 
 #[test]
 fn fused_layer_of_k_quants_matches_reference() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut random = Random::new(1);
     for rows in [1, 24, 32, 40, 64] {
         agrees(&gpu, &mut random, ("K-quants", &SMALL, &k_quants()), rows);
@@ -94,7 +94,7 @@ fn fused_layer_of_k_quants_matches_reference() {
 
 #[test]
 fn fused_layer_of_8_bit_weights_matches_reference() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let bytes = of(Q8_0, vec![(Q8_0, 300), (F32, 4)]);
     for rows in [1, 16, 40] {
         let mut random = Random::new(6);
@@ -104,7 +104,7 @@ fn fused_layer_of_8_bit_weights_matches_reference() {
 
 #[test]
 fn fused_layer_of_16_bit_weights_matches_reference() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let halves = of(BF16, vec![(BF16, 33), (BF16, 257)]);
     for rows in [1, 16] {
         let mut random = Random::new(7);
@@ -114,7 +114,7 @@ fn fused_layer_of_16_bit_weights_matches_reference() {
 
 #[test]
 fn last_fused_layer_matches_reference() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut random = Random::new(8);
     let last = of(Q4_K, Vec::new());
     agrees(&gpu, &mut random, ("the last", &SMALL, &last), 8);
@@ -123,7 +123,7 @@ fn last_fused_layer_matches_reference() {
 /// Shapes whose tiles spread over many blocks, and whose blocks have data-parallel tiles.
 #[test]
 fn fused_layer_of_real_widths_matches_reference() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut random = Random::new(2);
     let shape = LayerShape {
         hidden: 5120,
@@ -150,7 +150,7 @@ fn data_parallel_shape(gpu: &Gpu, own: usize, missing: usize) -> LayerShape {
 
 #[test]
 fn fused_layer_of_data_parallel_tiles_matches_reference() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut random = Random::new(12);
     let bytes = of(Q8_0, vec![(Q8_0, 300)]);
     for (types, own, missing, rows) in [
@@ -170,7 +170,7 @@ fn fused_layer_of_data_parallel_tiles_matches_reference() {
 /// Blocks without units pass all GEMM phases as soon as these open, and must still terminate.
 #[test]
 fn fused_layer_with_idle_blocks_terminates() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut random = Random::new(10);
     let shape = LayerShape {
         hidden: 256,
@@ -187,13 +187,13 @@ fn fused_layer_with_idle_blocks_terminates() {
 
 #[test]
 fn row_bits_do_not_depend_on_the_other_rows() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     check_row_bits(&gpu, &SMALL);
 }
 
 #[test]
 fn row_bits_of_data_parallel_tiles_do_not_depend_on_the_other_rows() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     check_row_bits(&gpu, &data_parallel_shape(&gpu, 1, 0));
 }
 
@@ -225,13 +225,13 @@ fn check_row_bits(gpu: &Gpu, shape: &LayerShape) {
 /// (harness/gpu/run.sh).
 #[test]
 fn fused_layer_is_deterministic() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     check_repeated_bits(&gpu, &SMALL);
 }
 
 #[test]
 fn fused_layer_of_data_parallel_tiles_is_deterministic() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     check_repeated_bits(&gpu, &data_parallel_shape(&gpu, 1, 0));
 }
 
@@ -259,7 +259,7 @@ fn check_repeated_bits(gpu: &Gpu, shape: &LayerShape) {
 
 #[test]
 fn non_finite_row_does_not_affect_other_rows() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut random = Random::new(4);
     let layer = TestLayer::new(&gpu, &mut random, &SMALL, &k_quants());
     let (mut x, mut y) = inputs(&mut random, &SMALL, 8);
@@ -289,7 +289,7 @@ fn non_finite_row_does_not_affect_other_rows() {
 /// far.
 #[test]
 fn row_with_outliers_keeps_its_precision() {
-    let Some(gpu) = open_sm90() else { return };
+    let Some(gpu) = gpu() else { return };
     let mut random = Random::new(5);
     let layer = TestLayer::new(&gpu, &mut random, &SMALL, &k_quants());
     for (before, mixed) in [(1e-3, 3.0), (1.0, 300.0), (1e3, 1e-3)] {

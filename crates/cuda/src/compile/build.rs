@@ -156,7 +156,7 @@ pub fn compile(
 /// weight kinds compile slowest, and more rows take longer.
 fn longest_first(units: &[&CompileUnit]) -> Vec<usize> {
     const LONG: [&str; 4] = [
-        "gemm/fused_layer_sm90.cu",
+        "gemm/fused_layer",
         "gemm/decode_gemm_small_batch.cu",
         "gemm/gemv.cu",
         "attention/decode_",

@@ -28,13 +28,13 @@ pub(super) fn step(
     let fused_layers = FusedLayerPlan::of_target(context);
     let fits = GemmFits {
         gemv: gemv::fits(context),
-        fused_layer: fused_layers.is_some(),
+        fused_layer: fused_layers.as_ref().map(FusedLayerPlan::form),
     };
     let gemm = decode_gemm(rows, fits);
     builder.plan.note(gemm.kernel.file(), gemm.reason);
     match (gemm.kernel, fused_layers) {
         (DecodeGemm::Gemv, _) => layers.for_each(|i| builder.gemv_layer(i)),
-        (DecodeGemm::FusedLayer, Some(fused_layers)) => {
+        (DecodeGemm::FusedLayer(_), Some(fused_layers)) => {
             builder.push_fused_layers(
                 &fused_layers,
                 DecodeBuilder::mixer,

@@ -3,10 +3,10 @@
 use super::PlanContext;
 use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
-use super::select::{GemmFits, decode_gemm, may_use_fused_layer};
+use super::select::{GemmFits, decode_gemm};
 use crate::launch::gemm::fused_layer::{
-    self, FusedLayer, FusedLayerBuffers, FusedLayerConfig, FusedLayerMatrices, FusedLayerNorms,
-    FusedLayerWorkspace, MAX_ROWS,
+    self, FusedLayer, FusedLayerBuffers, FusedLayerConfig, FusedLayerForm, FusedLayerMatrices,
+    FusedLayerNorms, FusedLayerWorkspace, MAX_ROWS,
 };
 use crate::launch::gemm::small_batch::GemmScratch;
 use crate::launch::norm::{self, ActivationBuffers, Residual, RmsShape};
@@ -34,7 +34,7 @@ pub(super) fn workspace_bytes(weights: &Weights, hidden: usize) -> usize {
 /// The matrices of every layer, bottom to top, if all layers can be fused.
 pub(super) struct FusedLayerPlan<'a> {
     layers: Vec<LayerMatrices<'a>>,
-    form: FusedLayerConfig,
+    config: FusedLayerConfig,
     /// Of a pipeline stage.
     stage: Option<FusedStage<'a>>,
 }
@@ -90,6 +90,11 @@ impl LayerMatrices<'_> {
 }
 
 impl<'a> FusedLayerPlan<'a> {
+    /// The source of the fused layers.
+    pub(super) fn form(&self) -> FusedLayerForm {
+        self.config.form()
+    }
+
     /// The target's layers.
     pub(super) fn of_target(context: &PlanContext<'a>) -> Option<FusedLayerPlan<'a>> {
         let layers = context.weights.layers.iter().map(|layer| {
@@ -123,16 +128,15 @@ impl<'a> FusedLayerPlan<'a> {
         FusedLayerPlan::new(context, layers.collect::<Option<_>>()?, None)
     }
 
-    /// Selects fused layers on the GPUs where they were measured and are faster at every number of
-    /// rows (`kernels/gemm/NOTES.md`). A fused layer and separate launches differ by rounding, so a
-    /// model uses them at every number of rows of a step or at none. No step has more than
-    /// [`MAX_ROWS`] rows, so the choice does not depend on them.
+    /// Selects fused layers where they may be used and fit. A fused layer and separate launches
+    /// differ by rounding, so a model uses them at every number of rows of a step or at none. No
+    /// step has more than [`MAX_ROWS`] rows, so the choice does not depend on them.
     fn new(
         context: &PlanContext<'a>,
         layers: Vec<LayerMatrices<'a>>,
         stage: Option<FusedStage<'a>>,
     ) -> Option<FusedLayerPlan<'a>> {
-        if !may_use_fused_layer(context.gpu) {
+        if !context.fused_layers {
             return None;
         }
         let above = stage.and_then(|stage| stage.above);
@@ -142,7 +146,7 @@ impl<'a> FusedLayerPlan<'a> {
             Some(_) => context.stage.layer_kinds.clone(),
             None => layers.iter().flat_map(LayerMatrices::kinds).collect(),
         };
-        let form = FusedLayerConfig::new(context.gpu, MAX_ROWS, &kinds)?;
+        let config = FusedLayerConfig::new(context.gpu, MAX_ROWS, &kinds)?;
         let fits = |i: usize, layer: &LayerMatrices<'_>| {
             let next: Vec<_> = match layers.get(i + 1) {
                 Some(next) => next.input_projections.iter().collect(),
@@ -154,7 +158,7 @@ impl<'a> FusedLayerPlan<'a> {
         let all = layers.iter().enumerate().all(|(i, layer)| fits(i, layer));
         all.then_some(FusedLayerPlan {
             layers,
-            form,
+            config,
             stage,
         })
     }
@@ -203,7 +207,7 @@ impl DecodeBuilder<'_> {
         mixer: impl Fn(&mut Self, usize, &[u64], &mut BumpAllocator) -> ActivationBuffers,
     ) {
         let fused_layers = FusedLayerPlan::of_drafting(self.context, layers);
-        self.note_gemm(fused_layers.is_some());
+        self.note_gemm(fused_layers.as_ref().map(FusedLayerPlan::form));
         if let Some(fused_layers) = fused_layers {
             self.push_fused_layers(&fused_layers, mixer, |_, _| {});
             return;
@@ -224,7 +228,7 @@ impl DecodeBuilder<'_> {
     }
 
     /// Notes how the GEMMs of layers that draft run.
-    pub(super) fn note_gemm(&mut self, fused_layer: bool) {
+    pub(super) fn note_gemm(&mut self, fused_layer: Option<FusedLayerForm>) {
         let gemm = decode_gemm(
             self.rows,
             GemmFits {
@@ -343,7 +347,9 @@ impl DecodeBuilder<'_> {
                 buffers: &memory,
                 mixed: mixed.f16,
             };
-            self.push(fused_layer::launch(gpu, fused_layers.form, &fused));
+            for launch in fused_layer::launches(gpu, fused_layers.config, &fused) {
+                self.push(launch);
+            }
             end(self, i);
         }
     }

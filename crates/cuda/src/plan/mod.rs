@@ -237,6 +237,8 @@ pub(crate) struct PlanConfig<'a> {
     pub(crate) as_large_model: bool,
     /// Whether steps of one row are one persistent launch.
     pub(crate) one_launch: OneLaunch,
+    /// Whether layers are fused also where that was not measured to be faster.
+    pub(crate) fused_layers: bool,
     /// Tokens that drafts with the target's LM head propose from, the first of the vocabulary;
     /// `None` for the default.
     pub(crate) draft_vocab: Option<usize>,
@@ -256,6 +258,8 @@ pub(crate) struct PlanContext<'a> {
     numerics: Numerics,
     /// Whether small models run as large ones do.
     as_large_model: bool,
+    /// Whether layers may be fused.
+    fused_layers: bool,
     pub(crate) addresses: Addresses,
     dequant: DequantBuffers,
     /// Inverse frequencies of each kind of rotation.
@@ -309,7 +313,12 @@ impl Plans {
             stride: spec.vocab,
             k: CANDIDATES.min(spec.vocab),
         };
-        let fused = may_use_fused_layer(plan_config.gpu);
+        // Part of a pipeline stage's weights is chosen by the GPU alone.
+        let fused = may_use_fused_layer(plan_config.gpu)
+            || plan_config.fused_layers
+                && plan_config
+                    .stage
+                    .is_none_or(|stage| stage.is_first() && stage.is_last());
         let stage = match plan_config.stage {
             Some(stage) => StageBoundary::of(stage, fused),
             None => StageBoundary::whole(load_config, fused),
@@ -386,6 +395,7 @@ impl Plans {
             tree_windows: plan_config.tree_windows,
             numerics: plan_config.numerics,
             as_large_model: plan_config.as_large_model,
+            fused_layers: fused,
             addresses,
             dequant,
             rotations,

@@ -351,6 +351,7 @@ mod tests {
             numerics: Numerics::Fastest,
             as_large_model,
             one_launch: OneLaunch::Off,
+            fused_layers: false,
             draft_vocab: Some(256),
             stage: None,
         };

@@ -75,7 +75,7 @@ pub(super) fn build(
         rows,
         GemmFits {
             gemv: false,
-            fused_layer: fused_layers.is_some(),
+            fused_layer: fused_layers.as_ref().map(FusedLayerPlan::form),
         },
     );
     builder.plan.note(gemm.kernel.file(), reason);

@@ -1,115 +1,32 @@
-//! All GEMMs between two mixers of a decode step, in one launch of `gemm/fused_layer_sm90.cu`.
+//! All GEMMs between two mixers of a decode step, in one launch of `gemm/fused_layer_sm90.cu` or
+//! `gemm/fused_layer.cu`.
 //!
 //! The phases are: output projection into the residual stream; gate and up with SwiGLU; down into
 //! the residual stream; the projections of the next layer. The norms before them are included.
 
-use super::f32_split::{F32GemmInput, F32Split};
+use super::f32_split::F32GemmInput;
 pub use super::fused_layer_buffers::{
     FusedLayer, FusedLayerBuffers, FusedLayerMatrices, FusedLayerNorms, FusedLayerWorkspace,
     FusedMatrix, MAX_ROWS, square_sum_bytes,
 };
-use super::small_batch::{
-    self, BLOCK_ROWS, F32_SHARED, ROW_BLOCKS, TILES, kinds_of, packed_scratch_bytes,
-};
+pub(crate) use super::fused_layer_config::FusedLayerForm;
+use super::fused_layer_config::{F32_ROWS, F32_SPLIT, MAX_MATRICES};
+pub use super::fused_layer_config::{FusedLayerConfig, fits};
+use super::small_batch::{self, BLOCK_ROWS, ROW_BLOCKS, TILES, packed_scratch_bytes};
 use super::words::{narrow, pair};
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::ActivationBuffers;
-use crate::launch::{Args, CompileUnit, Launch};
+use crate::launch::{Args, Launch};
 use crate::pack::A16_TILE;
 use crate::pack::{ActivationFormat, WeightKind};
 
-/// Maximum matrices of one launch.
-const MAX_MATRICES: usize = 8;
-/// Matrices of the layer itself; gate and up count as one.
-const LAYER_MATRICES: usize = 3;
 /// Maximum GEMM phases of a launch, and words of a phase and of a matrix in
 /// `gemm/fused_layer_phases.cuh`.
 const MAX_PHASES: usize = 4;
 const PHASE_WORDS: usize = 12;
 const MATRIX_WORDS: usize = 8;
-/// Threads of a block: eight MMA warps, a producer warp for weights, one for activations, two idle.
+/// Threads of a block: eight MMA warps, two producer warps, two auxiliary warps.
 const THREADS: u32 = 384;
-/// Shared memory of a block besides the pipeline ring and the f32 matrices, in bytes. It holds
-/// barriers, work ranges, the epilogues of two tiles, and the scales that the lanes of eight warps
-/// exchange.
-const FIXED_SHARED: usize = 14 << 10;
-/// Total shared memory of a block, in bytes, if the GPU has it. It is the maximum per block, since
-/// its registers leave no room for a second one.
-const MAX_SHARED: usize = 227 << 10;
-/// Rows of an f32 matrix per job of `gemm/f32_gemm_sm90.cuh`.
-const F32_ROWS: usize = 16;
-const F32_SPLIT: F32Split = F32Split {
-    k_step: 256,
-    max_jobs: 120,
-};
-/// What the fused layers of a model are compiled for; each row bucket has a unit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FusedLayerConfig {
-    kinds: u32,
-    f32_matrices: bool,
-    /// Bytes.
-    ring: usize,
-}
-
-impl FusedLayerConfig {
-    /// For matrices of these kinds on up to `most_rows` rows; `None` if the GPU has too little
-    /// shared memory.
-    pub fn new(gpu: GpuProps, most_rows: usize, kinds: &[WeightKind]) -> Option<FusedLayerConfig> {
-        let (bits, f32_matrices) = kinds_of(kinds);
-        let own = FIXED_SHARED + if f32_matrices { F32_SHARED } else { 0 };
-        let room = if gpu.shared_bytes >= small_batch::MAX_SHARED {
-            MAX_SHARED
-        } else {
-            gpu.shared_bytes
-        };
-        let ring = room.saturating_sub(own) / 128 * 128;
-        let packed = || kinds.iter().filter(|kind| **kind != WeightKind::F32);
-        let slice_bytes = packed().flat_map(|kind| kind.slice_bytes()).max()?;
-        let chunks = packed().map(|kind| kind.slices()).max()?;
-        let largest = ROW_BLOCKS * TILES * slice_bytes + most_rows.div_ceil(8) * chunks * A16_TILE;
-        // A warp may hold a slice while it waits for the next, and slices wrap around the ring.
-        (3 * largest <= ring).then_some(FusedLayerConfig {
-            kinds: bits,
-            f32_matrices,
-            ring,
-        })
-    }
-
-    fn unit(self, bucket: usize) -> CompileUnit {
-        CompileUnit::new("gemm/fused_layer_sm90.cu")
-            .define("ROWS", bucket)
-            .define("N8_TILES", bucket.div_ceil(8))
-            .define("RING_BYTES", self.ring)
-            .define("KINDS", self.kinds)
-            .define("MAX_MATRICES", MAX_MATRICES)
-            .define("F32_MATRICES", u8::from(self.f32_matrices))
-    }
-}
-
-/// Whether the matrices fit a fused layer. Gate and up must be alike, all must be packed except
-/// some of the next layer's, and the launch must have entries for all.
-pub fn fits(products: &FusedLayerMatrices<'_>) -> bool {
-    let FusedLayerMatrices {
-        out,
-        gate,
-        up,
-        down,
-        next,
-    } = products;
-    let of_next = || next.iter().map(|(matrix, _)| matrix);
-    let packed = |matrix: &FusedMatrix| matrix.kind.input() == ActivationFormat::F16;
-    let n_packed = of_next().filter(|m| packed(m)).count();
-    let f32_matrices = of_next().filter(|m| !packed(m));
-    [out, gate, up, down].into_iter().all(packed)
-        && (gate.kind, gate.rows, gate.cols) == (up.kind, up.rows, up.cols)
-        && (next.is_empty() || n_packed > 0)
-        && LAYER_MATRICES + n_packed <= MAX_MATRICES
-        && next.len() - n_packed <= MAX_MATRICES
-        && f32_matrices.map(|m| m.rows.div_ceil(F32_ROWS)).sum::<usize>() <= F32_SPLIT.max_jobs
-        && of_next().all(|m| packed(m) || m.cols.is_multiple_of(4))
-        // Weights of norms come by 16 bytes.
-        && out.rows.is_multiple_of(4)
-}
 
 /// One matrix of a phase.
 #[derive(Debug, Clone, Copy)]
@@ -165,7 +82,10 @@ fn data_parallel_tiles(gpu: GpuProps, gate: &FusedMatrix) -> Option<usize> {
 /// Builder of the GEMM phases of one launch.
 struct Phases {
     gpu: GpuProps,
-    bucket: usize,
+    /// Rows of the launch.
+    rows: usize,
+    /// Bytes from 64 values of the first phase's input to the next.
+    x_chunk_stride: usize,
     matrices: Vec<u64>,
     phases: Vec<u64>,
 }
@@ -294,7 +214,7 @@ impl Phases {
 
     /// 16-byte words of f16 rows to clear.
     fn vectors_to_zero(&self, rows: ConsumedRows) -> usize {
-        ActivationFormat::F16.bytes(self.bucket, rows.width) / 16
+        ActivationFormat::F16.bytes(self.rows, rows.width) / 16
     }
 
     /// `consumed`: the input to clear after all phases.
@@ -315,7 +235,8 @@ impl Phases {
         }
         let Phases {
             gpu,
-            bucket,
+            rows,
+            x_chunk_stride,
             matrices: mut words,
             mut phases,
         } = self;
@@ -328,11 +249,12 @@ impl Phases {
             memory.workspace.barrier,
             memory.scales,
             u64::from(eps.to_bits()) | (n_phases as u64) << 32 | (n_waited_phases as u64) << 48,
+            pair(x_chunk_stride, 0),
         ]);
         words.extend(f32_matrices.into_iter().flatten());
         Launch {
             entry: "fused_layer",
-            unit: form.unit(bucket),
+            unit: form.unit(rows),
             grid: [narrow(gpu.sm_count), 1, 1],
             block: [THREADS, 1, 1],
             shared: narrow(form.ring),
@@ -358,11 +280,60 @@ fn f32_params(gpu: GpuProps, matrices: &[(FusedMatrix, u64)], input: F32GemmInpu
     words
 }
 
-/// The launch of one fused layer.
+/// The launches of one fused layer: one, or more if its rows are too many for one.
 ///
 /// # Panics
 /// If the matrices do not [`fits`], or their kinds are not those of `form`.
-pub fn launch(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -> Launch {
+pub fn launches(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -> Vec<Launch> {
+    let bucket = layer.bucket;
+    assert!(
+        (1..=MAX_ROWS).contains(&bucket),
+        "a bucket of {bucket} rows"
+    );
+    assert!(
+        fits(layer.matrices),
+        "no fused layer of {:?}",
+        layer.matrices
+    );
+    let x_chunk_stride = bucket.div_ceil(8) * A16_TILE;
+    let launch_of = |first: usize| {
+        let rows = form.max_rows().min(bucket - first);
+        let at = |address: u64, floats: usize| address + 4 * (first * floats) as u64;
+        let of_next = layer.matrices.next.iter();
+        let next: Vec<_> = of_next
+            .map(|&(matrix, out)| (matrix, at(out, matrix.rows)))
+            .collect();
+        let buffers = FusedLayerBuffers {
+            residual: at(layer.buffers.residual, layer.matrices.out.rows),
+            scales: at(layer.buffers.scales, 1),
+            ..*layer.buffers
+        };
+        let part = FusedLayer {
+            bucket: rows,
+            matrices: &FusedLayerMatrices {
+                next: &next,
+                ..*layer.matrices
+            },
+            buffers: &buffers,
+            mixed: layer.mixed + (first / 8 * A16_TILE) as u64,
+            ..*layer
+        };
+        launch(gpu, form, &part, x_chunk_stride)
+    };
+    (0..bucket)
+        .step_by(form.max_rows())
+        .map(launch_of)
+        .collect()
+}
+
+/// The launch of rows that follow one another. `x_chunk_stride`: bytes from 64 values of the
+/// mixer's output to the next.
+fn launch(
+    gpu: GpuProps,
+    form: FusedLayerConfig,
+    layer: &FusedLayer<'_>,
+    x_chunk_stride: usize,
+) -> Launch {
     let FusedLayer {
         bucket,
         matrices: products,
@@ -370,11 +341,6 @@ pub fn launch(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -> 
         buffers: memory,
         mixed,
     } = *layer;
-    assert!(
-        (1..=MAX_ROWS).contains(&bucket),
-        "a bucket of {bucket} rows"
-    );
-    assert!(fits(products), "no fused layer of {products:?}");
     let FusedLayerMatrices {
         out,
         gate,
@@ -389,14 +355,11 @@ pub fn launch(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -> 
     );
     let of_next = next.iter().map(|(matrix, _)| matrix.kind);
     let kinds: Vec<WeightKind> = of_next.chain([out.kind, gate.kind, down.kind]).collect();
-    let (bits, has_f32) = kinds_of(&kinds);
-    assert!(
-        bits & !form.kinds == 0 && (form.f32_matrices || !has_f32),
-        "{kinds:?} in {form:?}"
-    );
+    assert!(form.has(&kinds), "{kinds:?} in {form:?}");
     let mut phases = Phases {
         gpu,
-        bucket,
+        rows: bucket,
+        x_chunk_stride,
         matrices: Vec::new(),
         phases: Vec::new(),
     };
@@ -537,6 +500,60 @@ mod tests {
         // More tiles than blocks; and no more blocks of a tile than it has units.
         assert_eq!(cut(&[256 * 133], 512), None);
         assert_eq!(cut(&[256], 512), Some((2, 2)));
+    }
+
+    /// Rows beyond one launch are a launch of their own: at an offset in what others read and
+    /// write, and at none in what only a launch itself uses.
+    #[test]
+    fn rows_beyond_one_launch_of_a_home_gpu_take_another() {
+        let gpu = GpuProps::new((8, 6), 82);
+        let matrix = |rows, cols| FusedMatrix {
+            kind: WeightKind::Q4K,
+            rows,
+            cols,
+            weight: 0,
+        };
+        let next = [(matrix(256, 512), 1 << 32)];
+        let layer = FusedLayer {
+            bucket: 40,
+            matrices: &FusedLayerMatrices {
+                out: matrix(512, 768),
+                gate: matrix(1280, 512),
+                up: matrix(1280, 512),
+                down: matrix(512, 1280),
+                next: &next,
+            },
+            norms: FusedLayerNorms {
+                ffn: 0,
+                next: 0,
+                eps: 1e-6,
+            },
+            buffers: &FusedLayerBuffers {
+                residual: 2 << 32,
+                workspace: FusedLayerWorkspace::at(3 << 32, 512),
+                next: ActivationBuffers::default(),
+                squares: [4 << 32, 5 << 32],
+                scales: 6 << 32,
+                scratch: small_batch::GemmScratch(7 << 32),
+            },
+            mixed: 8 << 32,
+        };
+        let config = FusedLayerConfig::new(gpu, MAX_ROWS, &[WeightKind::Q4K]).unwrap();
+        let launches = launches(gpu, config, &layer);
+        let rows: Vec<_> = launches
+            .iter()
+            .map(|launch| &*launch.unit.defines[0].1)
+            .collect();
+        assert_eq!(rows, ["32", "8"]);
+        // Residual, projection of the next layer and mixer output; squares.
+        let words = [2, 3 * MATRIX_WORDS + 2, MAX_MATRICES * MATRIX_WORDS];
+        let of = |launch: &Launch| words.map(|word| launch.args.words[word]);
+        let rows_apart = [32 * 512 * 4, 32 * 256 * 4, 32 / 8 * A16_TILE as u64];
+        let [first, second] = [0, 1].map(|i| of(&launches[i]));
+        assert_eq!(first, [2 << 32, 1 << 32, 8 << 32]);
+        assert_eq!([0, 1, 2].map(|i| second[i] - first[i]), rows_apart);
+        let squares = launches[1].args.words[MAX_MATRICES * MATRIX_WORDS + 5];
+        assert_eq!(squares, 4 << 32);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod f32_split;
 pub mod fused_layer;
 mod fused_layer_buffers;
+mod fused_layer_config;
 pub mod gemv;
 pub mod panels;
 pub mod prefill;

@@ -74,7 +74,7 @@ pub(super) fn push(
     let (x, step) = (b.context.addresses.residual, b.step);
     let all: Vec<Sublayer<'_>> = layers.iter().flat_map(sublayers).collect();
     let Some(first) = all.first() else { return };
-    b.note_gemm(false);
+    b.note_gemm(None);
     // One place for the normed input of every sublayer: the end of a sublayer writes it when the
     // sublayer's own input has been read.
     let mut arena = b.arena;

@@ -151,6 +151,7 @@ impl ScoringPlans {
             tree_windows: false,
             numerics: Numerics::Fastest,
             as_large_model: false,
+            fused_layers: false,
             addresses: own,
             dequant,
             rotations,

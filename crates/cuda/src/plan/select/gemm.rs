@@ -2,6 +2,7 @@
 
 use super::Selected;
 use crate::gpu_props::GpuProps;
+use crate::launch::gemm::fused_layer::FusedLayerForm;
 use crate::launch::gemm::prefill::{PrefillGemm, PrefillGemmKernel};
 use crate::options::OneLaunch;
 use crate::step::ROWS;
@@ -13,8 +14,9 @@ pub(crate) enum DecodeGemm {
     Gemv,
     /// `gemm/decode_gemm_small_batch.cu`: a launch per input.
     SmallBatch,
-    /// `gemm/fused_layer_sm90.cu`: all GEMMs from a mixer to the next in one persistent launch.
-    FusedLayer,
+    /// `gemm/fused_layer_sm90.cu` or `gemm/fused_layer.cu`: all GEMMs from a mixer to the next in
+    /// one persistent launch.
+    FusedLayer(FusedLayerForm),
 }
 
 impl DecodeGemm {
@@ -23,7 +25,7 @@ impl DecodeGemm {
         match self {
             DecodeGemm::Gemv => "gemm/gemv.cu",
             DecodeGemm::SmallBatch => "gemm/decode_gemm_small_batch.cu",
-            DecodeGemm::FusedLayer => "gemm/fused_layer_sm90.cu",
+            DecodeGemm::FusedLayer(form) => form.file(),
         }
     }
 }
@@ -33,8 +35,8 @@ impl DecodeGemm {
 pub(crate) struct GemmFits {
     /// All layers fit the gemv with its norm, and it is faster: the model is small.
     pub(crate) gemv: bool,
-    /// All layers fit the fused layer on this GPU.
-    pub(crate) fused_layer: bool,
+    /// The fused layer of this GPU, if it may be used and all layers fit it.
+    pub(crate) fused_layer: Option<FusedLayerForm>,
 }
 
 /// The GEMMs of a decode step of up to `rows` rows. Fused layers round differently from separate
@@ -49,19 +51,23 @@ pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
             DecodeGemm::SmallBatch,
             "small model: the bits of its gemv at every number of rows",
         ),
-        (false, true) => Selected::new(
-            DecodeGemm::FusedLayer,
+        (false, Some(form @ FusedLayerForm::Sm90)) => Selected::new(
+            DecodeGemm::FusedLayer(form),
             "wgmma GPU, all layers fit: no launch gaps between GEMMs",
         ),
-        (false, false) => Selected::new(
+        (false, Some(form @ FusedLayerForm::Mma)) => Selected::new(
+            DecodeGemm::FusedLayer(form),
+            "asked for, all layers fit: no launch gaps between GEMMs",
+        ),
+        (false, None) => Selected::new(
             DecodeGemm::SmallBatch,
             "no fused layer for this GPU or these matrices",
         ),
     }
 }
 
-/// Whether fused layers may run on a GPU: on those where they were measured to be faster at every
-/// number of rows (`kernels/gemm/NOTES.md`).
+/// Whether fused layers run on a GPU by default: on those where they were measured to be faster at
+/// every number of rows (`kernels/gemm/NOTES.md`).
 pub(crate) fn may_use_fused_layer(gpu: GpuProps) -> bool {
     gpu.has_wgmma
 }
