@@ -38,7 +38,7 @@ pub(super) fn shapes(rig: &Rig) -> Result<Vec<(&'static str, Tree)>, Failure> {
     ])
 }
 
-/// Rows after decoding a path of tokens behind a prefix, by path.
+/// Rows after decoding a path of tokens behind a prefix, each under its path.
 pub(super) type PathRows = HashMap<Vec<TokenId>, LogitsRow>;
 
 /// The row of each node after decoding its path alone with `window`. One sequence decodes the path

@@ -54,8 +54,8 @@ impl SynthSpec {
     /// Parses `SHAPE:TYPES`, such as `qwen3.5-0.8b:q4_k_m`, `tiny-hybrid:iq4_xs` or
     /// `tiny-dense:mixed`. `q4_k_m-published` is the mix of published files, which benchmarks use.
     /// A hybrid shape with `+mtp`, as in `tiny-hybrid+mtp:q8_0`, has a multi-token-prediction head;
-    /// with `+mtp-own`, the head has its own embedding and LM head. Behind all that, `+uniform` makes
-    /// the tokens of a shape with experts choose them alike.
+    /// with `+mtp-own`, the head has its own embedding and LM head. Behind all that, `+uniform`
+    /// makes the tokens of a shape with experts choose them alike.
     ///
     /// # Errors
     /// [`ModelError::Unknown`] with the known names.

@@ -37,8 +37,8 @@ const FITTED: Fit = Fit {
 };
 /// The same where launches overlap, which hides a part of each path.
 const OVERLAPPED_LAUNCH_US: f64 = -2.89;
-/// Largest errors of `--check` among the steps that are not fitted: of classes whose launches do not
-/// overlap, and of those whose launches do.
+/// Largest errors of `--check` among the steps that are not fitted: of classes whose launches do
+/// not overlap, and of those whose launches do.
 const CHECKED_ERRORS: [f64; 2] = [0.065, 0.160];
 /// Steps of Qwen3.5-27B Q4_K_M that one H100 and one H200 opened as another class measured: class,
 /// multiprocessors, rows, milliseconds (`benches/results/home_class.jsonl`, c34ed1f0 and c1b51d3d).
@@ -257,7 +257,8 @@ fn write_sheet(
     Ok(())
 }
 
-/// How far predictions of measured steps are off, for classes without and with overlapping launches.
+/// How far predictions of measured steps are off, for classes without and with launches that
+/// overlap.
 fn check_words(worst: f64, overlaps: bool) -> String {
     let verdict = if worst <= TOLERANCE {
         "within"
