@@ -4,12 +4,12 @@ use conformance::fake::{
     FakeDraft, FakeSpec, FaultKind, FaultTrigger, Flaw, InjectedFault, RunnerMethod,
 };
 use contract::{DeviceError, SeqId};
-use decode::{FinishReason, Job, JobError, SchedulerState, SubmitError};
+use decode::{Job, JobError, SchedulerState, SubmitError};
 use proptest::prelude::*;
 
 use crate::fixture::{
     ENDLESS, LANGUAGE, SchedulerFixture, any_sources, config, drafting, greedy, job, prompt,
-    reference_outputs, sampled, spec, with_sources,
+    reference_outputs, require_reference_tokens, sampled, spec, with_sources,
 };
 
 fn out_of_memory(call: RunnerMethod, when: FaultTrigger) -> InjectedFault {
@@ -310,18 +310,6 @@ proptest! {
         }).collect();
         jobs.iter().for_each(|job| fixture.submit(job.clone()));
         fixture.finish();
-        let outputs = fixture.outputs();
-        for job in &jobs {
-            let failed = fixture.failure(job.id.0);
-            for (choice, expected) in reference_outputs(&spec(LANGUAGE), job).iter().enumerate() {
-                let found = outputs.get(&(job.id.0, choice)).cloned().unwrap_or_default();
-                if failed.is_some() {
-                    prop_assert!(expected.tokens.starts_with(&found.tokens));
-                } else {
-                    prop_assert_eq!(&found.tokens, &expected.tokens);
-                    prop_assert!(found.reason.is_some_and(|r| r != FinishReason::Cancelled));
-                }
-            }
-        }
+        require_reference_tokens(&fixture, &jobs)?;
     }
 }

@@ -343,3 +343,27 @@ impl RandomTrees {
         tree
     }
 }
+
+/// Checks that jobs which ended have the tokens of the reference, and failed ones a part of them.
+pub(crate) fn require_reference_tokens(
+    fixture: &SchedulerFixture,
+    jobs: &[Job],
+) -> Result<(), TestCaseError> {
+    let outputs = fixture.outputs();
+    for job in jobs {
+        let failed = fixture.failure(job.id.0);
+        let reference = reference_outputs(&spec(LANGUAGE), job);
+        for (choice, expected) in reference.iter().enumerate() {
+            let found = outputs.get(&(job.id.0, choice)).cloned();
+            let found = found.unwrap_or_default();
+            if failed.is_some() {
+                prop_assert!(expected.tokens.starts_with(&found.tokens));
+            } else {
+                prop_assert_eq!(&found.tokens, &expected.tokens);
+                let ended = found.reason.is_some_and(|r| r != FinishReason::Cancelled);
+                prop_assert!(ended);
+            }
+        }
+    }
+    Ok(())
+}

@@ -13,12 +13,12 @@ use contract::{
     Backend, DeviceError, KvFormat, KvFormats, LayerSplit, LoadConfig, LogitsRequest, ModelSpec,
     QuantType, Runner, StepGroups, Tree, VerifyItem,
 };
-use decode::{FinishReason, Job, JobError, SchedulerState, SubmitError};
+use decode::{Job, JobError, SchedulerState, SubmitError};
 use proptest::prelude::*;
 
 use crate::fixture::{
-    ENDLESS, LANGUAGE, SchedulerFixture, config, drafting, greedy, job, prompt, reference_outputs,
-    sampled, spec,
+    ENDLESS, LANGUAGE, SchedulerFixture, config, drafting, greedy, job, prompt,
+    require_reference_tokens, sampled, spec,
 };
 
 /// Devices of a test.
@@ -266,18 +266,6 @@ proptest! {
         jobs.iter().for_each(|job| fixture.submit(job.clone()));
         // A lost device would panic here.
         fixture.finish();
-        let outputs = fixture.outputs();
-        for job in &jobs {
-            let failed = fixture.failure(job.id.0);
-            for (choice, expected) in reference_outputs(&spec(LANGUAGE), job).iter().enumerate() {
-                let found = outputs.get(&(job.id.0, choice)).cloned().unwrap_or_default();
-                if failed.is_some() {
-                    prop_assert!(expected.tokens.starts_with(&found.tokens));
-                } else {
-                    prop_assert_eq!(&found.tokens, &expected.tokens);
-                    prop_assert!(found.reason.is_some_and(|r| r != FinishReason::Cancelled));
-                }
-            }
-        }
+        require_reference_tokens(&fixture, &jobs)?;
     }
 }
