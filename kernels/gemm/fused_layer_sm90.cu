@@ -9,13 +9,13 @@
 // Stream-K: the work units of a phase are distributed over all blocks (stream_k.cuh), and partial tiles are reduced in
 // block order. The bits of a row depend on shapes and grid only, not on ROWS: batch-invariant.
 //
-// RMS norm is folded into the GEMMs around it. The epilogue that updates the barrier_phase x writes f16(x * weight *
+// RMS norm is folded into the GEMMs around it. The epilogue that updates the residual x writes f16(x * weight *
 // inv_rms * HEADROOM) with the last known inv_rms, and the sum of squares of each 16 columns. The next phase adds up
 // the squares, which gives the true inv_rms, and multiplies its results by true / (last * HEADROOM).
 //
 // No grid barrier between GEMMs: activations carry an in-band ready flag (common/sync.cuh), so a block starts a phase
 // as soon as its first K = 256 slice of x has landed. A grid barrier follows for what is needed later: squares, the
-// barrier_phase stream, clearing of consumed activations, and x by bulk copies.
+// residual stream, clearing of consumed activations, and x by bulk copies.
 //
 // Warps: 0..7 math; 8 weight and epilogue-operand producer; 9 activation producer; 10 and 11 auxiliary: grid barrier,
 // norm scales, reduction of stream-K tiles, f32 matrices.
@@ -23,7 +23,7 @@
 // With programmatic dependent launch, this launch may wait for blocks of its predecessors only.
 //
 // in      FusedLayerParams (fused_layer_phases.cuh), by value
-// out     barrier_phase f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of
+// out     residual f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of
 //         the last norm
 // grid    multiprocessors x 384 threads
 // smem    RING_BYTES dynamic: STAGES stages, each a K-slice of 16 m16 tiles of weights and the same values of x
