@@ -11,6 +11,12 @@ use contract::{
 const SHORT_PROMPT: usize = 37;
 /// Candidates of drafts.
 const CANDIDATES: usize = 5;
+/// Names of the calls of each step.
+const STEPS: [(&str, &str); 3] = [
+    ("draft of step 0", "verify of step 0"),
+    ("draft of step 1", "verify of step 1"),
+    ("draft of step 2", "verify of step 2"),
+];
 
 /// Why stages are not one device.
 #[derive(Debug, thiserror::Error)]
@@ -138,7 +144,7 @@ pub fn compare_logits(
     let open = |backend: &dyn Backend| backend.open(config.clone(), &mut |_| {});
     let logits = |mut runner: Box<dyn Runner>| -> Result<_, StageFailure> {
         let mut results = outcome(&mut *runner)?.results;
-        results.retain(|(what, _)| *what != "draft");
+        results.retain(|(what, _)| !what.starts_with("draft"));
         Ok(results)
     };
     require_same(&logits(open(stages)?)?, &logits(open(one)?)?)
@@ -199,8 +205,9 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
             results.push(("prefill", format!("{rows:?}")));
         }
     }
-    for step in 0..3 {
-        results.push(("draft", drafted(&mut runner, &seqs)?));
+    for step in 0..STEPS.len() {
+        let (draft, verify) = STEPS[step];
+        results.push((draft, drafted(&mut runner, &seqs)?));
         let tokens = [0, 1].map(|i| text(&runner, 5, 40 + step + i));
         let (a, leaf) = branches(&tokens[0])?;
         let b = Tree::chain(&tokens[1][..3])?;
@@ -216,7 +223,7 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
             Err(error) if error.is_refusal() => runner.verify(&items),
             done => done,
         };
-        results.push(("verify", format!("{:?}", rows?)));
+        results.push((verify, format!("{:?}", rows?)));
         let (path, other) = (a.path_to(leaf), b.path_to(NodeIdx(1)));
         let commit = |seq, path| CommitItem { seq, path };
         if step == 1 {

@@ -2,7 +2,8 @@
 //! GPUs are ordered by events.
 //!
 //! A stage queues the copy of the block below it on its own stream, behind the event of the pass
-//! that makes it. The stage below overwrites the block only behind the event of that copy.
+//! that makes it. The stage below overwrites the block only behind the event of that copy: the
+//! first with its next pass, others with the rows that they receive for it.
 
 use std::any::Any;
 use std::ops::Range;
@@ -109,12 +110,20 @@ impl Boundary {
         self.uploaded.sync()
     }
 
-    /// Prepares a pass of `rows` rows: its input was received, and its output may be written.
+    /// Prepares a pass of `rows` rows: its input was received, or may be written by the first stage.
     pub(super) fn begin(&mut self, gpu: &Gpu, rows: usize) -> Result<(), DeviceError> {
         if !self.stage.is_first && self.received_rows.take() != Some(rows) {
             let detail = format!("{rows} rows, but the stage below handed over others");
             return Err(invalid_call("a pass of a stage", detail));
         }
+        if self.stage.is_first {
+            self.wait_until_taken(gpu)?;
+        }
+        Ok(())
+    }
+
+    /// Has what is queued next come behind the copy of the last block to the stage above.
+    fn wait_until_taken(&self, gpu: &Gpu) -> Result<(), DeviceError> {
         match &self.taken {
             Some(taken) => gpu.stream().wait(taken),
             None => Ok(()),
@@ -376,7 +385,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues the copy of the rows of the last pass of `below`.
+    /// Queues the copy of the rows of the last pass of `below`, behind that of the stage's own last
+    /// block to the stage above.
     pub(crate) fn receive(&mut self, below: &Boundary, rows: usize) -> Result<(), DeviceError> {
         let Engine { gpu, boundary, .. } = self;
         let Some((stage, way)) = boundary.as_mut().and_then(|stage| {
@@ -388,7 +398,9 @@ impl Engine {
                 "the stages are not connected".to_owned(),
             ));
         };
-        let queued = way.queue(gpu, &stage.copy_engine, stage.at, below, &below.parts);
+        let queued = stage
+            .wait_until_taken(gpu)
+            .and_then(|()| way.queue(gpu, &stage.copy_engine, stage.at, below, &below.parts));
         stage.way = Some(way);
         stage.received_rows = Some(rows).filter(|rows| *rows == below.n_rows);
         queued
