@@ -153,8 +153,8 @@ fn positive(text: &str) -> Result<f64, String> {
 /// `hearth bench prompts`.
 #[derive(Debug, Args)]
 pub struct PromptsArgs {
-    /// Prompts as JSON lines: a string, or an object with `prompt` (a user's text) or `messages`,
-    /// `task` and optional `tools`.
+    /// Prompts as JSON lines: a string, or an object with `prompt` (a user's text), `messages` or
+    /// `text` (continued as it stands, without the chat template), `task` and optional `tools`.
     #[arg(value_name = "FILE.jsonl")]
     pub file: PathBuf,
     /// The GGUF file [default: the bundled model].
@@ -168,6 +168,10 @@ pub struct PromptsArgs {
     /// The most drafted nodes of each tree.
     #[arg(long, value_name = "N", default_value = "22", value_parser = value_parser!(u8).range(1..=63))]
     pub budget: u8,
+    /// Size trees by measured step costs, as `serve` does. With `off` every tree fills the budget,
+    /// so that tokens per step show the drafts' acceptance, alike on every machine.
+    #[arg(long, value_enum, value_name = "WHETHER", default_value = "on")]
+    pub cost_stop: OnOff,
     /// The most tokens of a reply.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub tokens: usize,

@@ -9,15 +9,15 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 
 use anyhow::{Context, bail};
-use contract::{Runner, TokenId};
-use decode::{Scheduler, SchedulerConfig, SourceSet, SpeculationConfig};
+use contract::{LoadConfig, Runner, TokenId};
+use decode::{DraftSource, Scheduler, SchedulerConfig, SourceSet, SpeculationConfig};
 use serde_json::{Value, json};
 
 use super::reply_timing::{ReplyTiming, time_reply};
 use super::timed_runner::TimedRunner;
 use super::tune::{Prompt, context_tokens, render};
 use super::{ModelSource, draft, model};
-use crate::cli::PromptsArgs;
+use crate::cli::{OnOff, PromptsArgs};
 use crate::open::bundled::Bundled;
 use crate::open::{self, MemoryRequest, drafting};
 
@@ -43,20 +43,19 @@ pub(super) fn table(args: &PromptsArgs, bundled: Bundled) -> anyhow::Result<()> 
         tree_nodes: usize::from(args.budget) + 1,
     };
     let fitted = open::fit_with_head(backend.as_ref(), &loaded, &args.device, request)?;
-    let plain = fitted.config;
-    let mut drafted = plain.clone();
+    let mut whole = fitted.config;
     if args.draft.is_some() || source.bundled_default().is_some() {
-        drafted.draft = Some(draft(&loaded, args.draft.as_deref(), &source, plain.kv.k)?);
+        whole.draft = Some(draft(&loaded, args.draft.as_deref(), &source, whole.kv.k)?);
     }
-    // The plain runner has neither a draft nor a head, which cost time at each commit.
-    let mut without = plain;
-    without.target = drafting::Drafting::none().target(&without.target);
-    let runner = TimedRunner::new(open::open(backend.as_ref(), without, &mut |_| {})?);
-    let none = SpeculationConfig {
-        budget: 0,
-        ..SpeculationConfig::default()
+    let open = |sources| {
+        let config = with_only(&whole, sources);
+        anyhow::Ok(TimedRunner::new(open::open(
+            backend.as_ref(),
+            config,
+            &mut |_| {},
+        )?))
     };
-    let time = |runner: &TimedRunner, speculation| {
+    let time = |runner: TimedRunner, speculation| {
         let config = SchedulerConfig {
             max_sequences: 1,
             eos: loaded.vocab.eos.clone(),
@@ -64,28 +63,34 @@ pub(super) fn table(args: &PromptsArgs, bundled: Bundled) -> anyhow::Result<()> 
             clock: Some(drafting::clock),
             ..SchedulerConfig::default()
         };
-        let mut scheduler = Scheduler::new(Box::new(runner.clone()), config);
+        let mut scheduler = Scheduler::new(Box::new(runner), config);
         let replies = prompts
             .iter()
             .map(|prompt| time_reply(&mut scheduler, &prompt.tokens, args.tokens));
         replies.collect::<anyhow::Result<Timings>>()
     };
-    let plainly = time(&runner, none)?;
-    drop(runner);
-    let runner = TimedRunner::new(open::open(backend.as_ref(), drafted, &mut |_| {})?);
-    let costs = drafting::measure(&mut runner.clone(), SourceSet::ALL)?;
-    let info = runner.info().clone();
+    let none = SpeculationConfig {
+        budget: 0,
+        ..SpeculationConfig::default()
+    };
+    let plainly = time(open(SourceSet::NONE)?, none)?;
     let mut methods = Vec::new();
-    for sources in methods_of(SourceSet::ALL.available(&info)) {
+    for sources in methods_of(available(&whole)) {
+        let runner = open(sources)?;
+        let costs = match args.cost_stop {
+            OnOff::On => drafting::measure(&mut runner.clone(), sources)?,
+            OnOff::Off => None,
+        };
+        let is_exact = runner.info().batch_invariant;
         let speculation = SpeculationConfig {
             budget: usize::from(args.budget),
             sources,
-            costs: costs.clone(),
+            costs,
             ..SpeculationConfig::default()
         };
-        let timings = time(&runner, speculation)?;
+        let timings = time(runner, speculation)?;
         let differs = plainly.iter().zip(&timings).position(|(a, b)| a.1 != b.1);
-        if let Some(at) = differs.filter(|_| info.batch_invariant) {
+        if let Some(at) = differs.filter(|_| is_exact) {
             bail!("the reply to prompt {at} differs with {}", name(sources));
         }
         methods.push((name(sources), timings));
@@ -95,6 +100,31 @@ pub(super) fn table(args: &PromptsArgs, bundled: Bundled) -> anyhow::Result<()> 
         (&loaded.info.name, &fitted.device.name),
         (&prompts, &plainly, &methods),
     )
+}
+
+/// The sources of a loaded model and draft.
+fn available(whole: &LoadConfig) -> SourceSet {
+    let mut sources = SourceSet::of(&[DraftSource::Suffix]);
+    if whole.draft.is_some() {
+        sources = sources.with(DraftSource::Block);
+    }
+    if whole.target.mtp.is_some() {
+        sources = sources.with(DraftSource::Mtp);
+    }
+    sources
+}
+
+/// The model with what `sources` need, as `serve` opens it: a draft model and a head take time at
+/// each commit even where they draft nothing.
+fn with_only(whole: &LoadConfig, sources: SourceSet) -> LoadConfig {
+    let mut config = whole.clone();
+    if !sources.contains(DraftSource::Block) {
+        config.draft = None;
+    }
+    if !sources.contains(DraftSource::Mtp) {
+        config.target = drafting::Drafting::none().target(&config.target);
+    }
+    config
 }
 
 /// Each source alone, then all together.
@@ -114,11 +144,11 @@ fn name(sources: SourceSet) -> String {
     names.join("+")
 }
 
-/// The entries of a file of JSON lines, as chat requests with a class.
+/// The entries of a file of JSON lines with a class: chat requests, or texts to continue.
 ///
 /// # Errors
-/// Names the line that is neither a text nor an object with `prompt` or `messages`.
-fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
+/// Names the line that is neither a text nor an object with `prompt`, `messages` or `text`.
+pub(super) fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
     let lines = text.lines().enumerate();
     let lines = lines.filter(|(_, line)| !line.trim().is_empty());
     let entry = |(i, line): (usize, &str)| -> anyhow::Result<Value> {
@@ -131,11 +161,14 @@ fn entries(text: &str) -> anyhow::Result<Vec<Value>> {
             .iter()
             .find_map(|key| entry[*key].as_str());
         let class = class.unwrap_or("all").to_owned();
+        if entry["text"].is_string() {
+            return Ok(json!({"class": class, "text": entry["text"]}));
+        }
         let messages = match (&entry["messages"], &entry["prompt"]) {
             (Value::Array(_), _) => entry["messages"].clone(),
             (_, Value::String(prompt)) => json!([{"role": "user", "content": prompt}]),
             _ => bail!(
-                "{}: use a string, or an object with `prompt` or `messages`, and `task`",
+                "{}: use a string, or an object with `prompt`, `messages` or `text`, and `task`",
                 at()
             ),
         };
@@ -173,8 +206,14 @@ fn report(
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{model} on {device}: greedy replies of up to {} tokens, trees of up to {} drafted nodes",
-        args.tokens, args.budget
+        "{model} on {device}: greedy replies of up to {} tokens, trees of {} {} drafted nodes",
+        args.tokens,
+        if args.cost_stop == OnOff::On {
+            "up to"
+        } else {
+            "always"
+        },
+        args.budget
     )?;
     writeln!(
         out,
@@ -198,6 +237,7 @@ fn report(
                     "bench": "prompts", "task": task, "prompts": n, "drafts": name,
                     "model": model, "device": device, "tokens_per_s": total.per_s(),
                     "tokens_per_step": per_step, "speedup": speedup,
+                    "budget": args.budget, "cost_stop": args.cost_stop == OnOff::On,
                     "version": env!("CARGO_PKG_VERSION"),
                 });
                 let file = OpenOptions::new().create(true).append(true).open(path);
@@ -211,8 +251,6 @@ fn report(
 
 #[cfg(test)]
 mod tests {
-    use decode::DraftSource;
-
     use super::*;
 
     #[test]
@@ -221,12 +259,13 @@ mod tests {
             "\"Hello\"\n\n",
             "{\"task\": \"math\", \"prompt\": \"1 + 1?\"}\n",
             "{\"class\": \"chat\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}],",
-            " \"tools\": [{}]}\n",
+            " \"tools\": [{}]}\n{\"task\": \"prose\", \"text\": \"It was\"}\n",
         ));
         let found = found.unwrap();
         let class = |i: usize| found[i]["class"].as_str().unwrap();
         assert_eq!((class(0), class(1), class(2)), ("all", "math", "chat"));
         assert_eq!(found[1]["messages"][0]["content"], "1 + 1?");
+        assert_eq!(found[3], json!({"class": "prose", "text": "It was"}));
         let tools = |i: usize| found[i]["tools"].clone();
         assert_eq!((tools(1), tools(2)), (Value::Null, json!([{}])));
         let wrong = entries("\"a\"\n{\"text\": 3}").unwrap_err();

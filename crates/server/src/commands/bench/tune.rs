@@ -181,10 +181,11 @@ pub(super) fn prompts(
     render(&all, &name, loaded)
 }
 
-/// The prompts of chat requests with a class, rendered by the model's chat template.
+/// The prompts of chat requests with a class, rendered by the model's chat template. An entry with
+/// `text` is tokenized as it stands, for the model to continue.
 ///
 /// # Errors
-/// Names the list and the entry that is not a chat request.
+/// Names the list and the entry that is neither a text nor a chat request.
 pub(super) fn render(
     all: &[Value],
     name: &str,
@@ -199,14 +200,19 @@ pub(super) fn render(
     let mut prompts = Vec::with_capacity(all.len());
     for (i, prompt) in all.iter().enumerate() {
         let at = || format!("{name}, entry {i}");
-        let request = chat_request(prompt.to_string().as_bytes()).with_context(at)?;
-        let rendered = side
-            .template
-            .render(&request.conversation(&policy)?)
-            .with_context(at)?;
+        let tokens = if let Some(text) = prompt["text"].as_str() {
+            side.tokenizer
+                .encode_prompt_up_to(text, usize::MAX.into())
+                .with_context(at)?
+        } else {
+            let request = chat_request(prompt.to_string().as_bytes()).with_context(at)?;
+            let conversation = request.conversation(&policy)?;
+            let rendered = side.template.render(&conversation).with_context(at)?;
+            side.tokenizer.encode_rendered(&rendered).with_context(at)?
+        };
         prompts.push(Prompt {
             class: prompt["class"].as_str().unwrap_or("all").to_owned(),
-            tokens: side.tokenizer.encode_rendered(&rendered).with_context(at)?,
+            tokens,
         });
     }
     if prompts.is_empty() {
