@@ -362,3 +362,55 @@ impl PromptCompressor {
         self.aging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use chat::openai::request::chat_request;
+    use chat::request::{CompressionMode, LateSystem};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_scorer_that_fails_leaves_the_prompt_whole() {
+        let loaded = crate::open::tiny();
+        let scorer = ScorerConfig {
+            model: loaded.spec,
+            weights: loaded.weights,
+            exit_layer: None,
+            // Less than the prompt, so that every call fails.
+            max_tokens: 64,
+        };
+        let settings = CompressionSettings {
+            mode: CompressionMode::Always,
+            ..CompressionSettings::default()
+        };
+        let choice = DeviceChoice::default().on_the_cpu();
+        let texts = ScorerTexts::default();
+        let compressor = PromptCompressor::open(settings, scorer, choice, texts).unwrap();
+        let text = "The mill stands by the river. ".repeat(60);
+        let body = json!({"messages": [{"role": "user", "content": format!("{text}\n\nWhere?")}]});
+        let request = chat_request(body.to_string().as_bytes()).unwrap();
+        let policy = ConversationPolicy {
+            late_system: LateSystem::User,
+            thinking_default: Some(false),
+            now_unix: 0,
+        };
+        let model = (&crate::commands::tiny_model(), 8192);
+        let cancel = CancelFlag::default();
+        let prompt = prepare::chat(model, &policy, &request, &cancel).unwrap();
+        let of = PromptToCompress {
+            model,
+            policy: &policy,
+            request: &request,
+            prompt: &prompt,
+        };
+        let (shorter, outcome) = compressor.compress(of, &cancel, &Arc::default());
+        assert!(shorter.is_none());
+        let CompressionReason::Failed(why) = &outcome.reason else {
+            panic!("{outcome:?}");
+        };
+        assert!(why.contains("64 that the scorer"), "{why}");
+        assert_eq!(outcome.tokens_after, prompt.ids.len());
+    }
+}
