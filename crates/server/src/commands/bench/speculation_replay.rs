@@ -54,7 +54,7 @@ const MIN_SPEEDUP_ON_CODE: f64 = 1.25;
 
 /// The required speed-up of some classes on the CPU, in the order of the prompts.
 const MIN_SPEEDUPS: [(&str, f64); 4] = [
-    ("code", 1.7),
+    ("code", 1.65),
     ("chat", 1.3),
     ("prose", 1.1),
     ("repeated", 1.3),
