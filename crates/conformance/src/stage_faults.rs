@@ -5,10 +5,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use contract::{
-    Backend, Capacity, CommitItem, DeviceError, DeviceInfo, DraftCandidates, DraftItem, LoadConfig,
-    LoadProgress, LogitsRequest, LogitsRow, MemoryPlan, MtpDraftItem, Runner, RunnerInfo, SeqId,
-    SnapshotId, SnapshotInfo, SnapshotLocation, Stage, StageConfig, StageOutput, TokenId,
-    VerifyItem,
+    Backend, DeviceError, DeviceInfo, LoadConfig, LoadProgress, LogitsRow, MemoryPlan, Runner,
+    SeqId, Stage, StageConfig, StageOutput, VerifyItem, forward_runner,
 };
 
 use crate::fake::{FakeHandle, FaultKind, RunnerMethod};
@@ -128,58 +126,27 @@ struct FaultyStage {
     received_us: u64,
 }
 
+impl FaultyStage {
+    /// The stage, unless this call of it fails. Faults that name sequences never occur.
+    fn entered(&mut self, call: RunnerMethod) -> Result<&mut dyn Stage, DeviceError> {
+        self.faults.enter(call, &[])?;
+        Ok(&mut *self.stage)
+    }
+}
+
 impl Runner for FaultyStage {
-    contract::forward_runner!(self => self.stage; draft_logits, detach, export, import, import_at);
-
-    fn info(&self) -> &RunnerInfo {
-        self.stage.info()
-    }
-
-    fn capacity(&self) -> Capacity {
-        self.stage.capacity()
-    }
-
-    fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {
-        self.faults.enter(RunnerMethod::Open, &[])?;
-        self.stage.open(max_len)
-    }
-
-    fn close(&mut self, seq: SeqId) {
-        self.stage.close(seq);
-    }
-
-    fn prefill(
-        &mut self,
-        seq: SeqId,
-        tokens: &[TokenId],
-        requests: &[(usize, LogitsRequest)],
-    ) -> Result<Vec<LogitsRow>, DeviceError> {
-        self.faults.enter(RunnerMethod::Prefill, &[seq])?;
-        self.stage.prefill(seq, tokens, requests)
-    }
-
-    fn draft(
-        &mut self,
-        items: &[DraftItem],
-        depth: usize,
-        k: usize,
-    ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.faults.enter(RunnerMethod::Draft, &[])?;
-        self.stage.draft(items, depth, k)
-    }
-
-    fn draft_mtp(
-        &mut self,
-        items: &[MtpDraftItem],
-        k: usize,
-    ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.faults.enter(RunnerMethod::Draft, &[])?;
-        self.stage.draft_mtp(items, k)
-    }
+    forward_runner!(self => self.stage; info, capacity, close, draft_logits, free_snapshot, detach,
+        export, import, import_at);
+    forward_runner!(self => self.entered(RunnerMethod::Open)?; open);
+    forward_runner!(self => self.entered(RunnerMethod::Prefill)?; prefill);
+    forward_runner!(self => self.entered(RunnerMethod::Draft)?; draft, draft_mtp);
+    forward_runner!(self => self.entered(RunnerMethod::Commit)?; commit);
+    forward_runner!(self => self.entered(RunnerMethod::Discard)?; discard);
+    forward_runner!(self => self.entered(RunnerMethod::Snapshot)?; snapshot);
+    forward_runner!(self => self.entered(RunnerMethod::Restore)?; restore);
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
-        let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
-        self.faults.enter(RunnerMethod::Verify, &seqs)?;
+        self.faults.enter(RunnerMethod::Verify, &[])?;
         if let Some(StepCost { time, us }) = &self.time {
             let (i, has_head) = self.at;
             let mut times = time.lock();
@@ -191,35 +158,6 @@ impl Runner for FaultyStage {
             }
         }
         self.stage.verify(items)
-    }
-
-    fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        let seqs: Vec<SeqId> = items.iter().map(|item| item.seq).collect();
-        self.faults.enter(RunnerMethod::Commit, &seqs)?;
-        self.stage.commit(items)
-    }
-
-    fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
-        self.faults.enter(RunnerMethod::Discard, &[seq])?;
-        self.stage.discard(seq)
-    }
-
-    fn snapshot(
-        &mut self,
-        seq: SeqId,
-        location: SnapshotLocation,
-    ) -> Result<SnapshotInfo, DeviceError> {
-        self.faults.enter(RunnerMethod::Snapshot, &[seq])?;
-        self.stage.snapshot(seq, location)
-    }
-
-    fn restore(&mut self, seq: SeqId, snapshot: SnapshotId) -> Result<(), DeviceError> {
-        self.faults.enter(RunnerMethod::Restore, &[seq])?;
-        self.stage.restore(seq, snapshot)
-    }
-
-    fn free_snapshot(&mut self, snapshot: SnapshotId) {
-        self.stage.free_snapshot(snapshot);
     }
 }
 

@@ -205,8 +205,7 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
             results.push(("prefill", format!("{rows:?}")));
         }
     }
-    for step in 0..STEPS.len() {
-        let (draft, verify) = STEPS[step];
+    for (step, (draft, verify)) in STEPS.into_iter().enumerate() {
         results.push((draft, drafted(&mut runner, &seqs)?));
         let tokens = [0, 1].map(|i| text(&runner, 5, 40 + step + i));
         let (a, leaf) = branches(&tokens[0])?;

@@ -88,18 +88,20 @@ fn stage_that_fails_at_start_is_named() {
     }
 }
 
+/// The calls of a stage that may fail.
+const CALLS: [RunnerMethod; 8] = [
+    RunnerMethod::Open,
+    RunnerMethod::Prefill,
+    RunnerMethod::Receive,
+    RunnerMethod::Draft,
+    RunnerMethod::Verify,
+    RunnerMethod::Commit,
+    RunnerMethod::Snapshot,
+    RunnerMethod::Restore,
+];
+
 #[test]
 fn lost_stage_fails_every_job_once_and_is_named() {
-    let calls = [
-        RunnerMethod::Open,
-        RunnerMethod::Prefill,
-        RunnerMethod::Receive,
-        RunnerMethod::Draft,
-        RunnerMethod::Verify,
-        RunnerMethod::Commit,
-        RunnerMethod::Snapshot,
-        RunnerMethod::Restore,
-    ];
     let draft = Some(FakeDraft {
         depth: 3,
         acceptance_rate: 0.5,
@@ -108,7 +110,7 @@ fn lost_stage_fails_every_job_once_and_is_named() {
         draft,
         ..spec(ENDLESS)
     };
-    for (call, stage) in calls
+    for (call, stage) in CALLS
         .into_iter()
         .flat_map(|c| (0..STAGES).map(move |s| (c, s)))
     {
@@ -233,16 +235,7 @@ fn two_groups_of_sequences_occupy_the_stages_in_turn() {
 }
 
 fn any_refusal() -> impl Strategy<Value = (usize, InjectedFault)> {
-    let call = prop::sample::select(vec![
-        RunnerMethod::Open,
-        RunnerMethod::Prefill,
-        RunnerMethod::Receive,
-        RunnerMethod::Draft,
-        RunnerMethod::Verify,
-        RunnerMethod::Commit,
-        RunnerMethod::Snapshot,
-        RunnerMethod::Restore,
-    ]);
+    let call = prop::sample::select(CALLS.to_vec());
     let kind = prop::sample::select(vec![FaultKind::OutOfMemory, FaultKind::Refused]);
     (0..STAGES, call, kind, 0..30_u64).prop_map(|(stage, call, kind, nth)| {
         let when = FaultTrigger::Nth(nth);
