@@ -429,14 +429,6 @@ impl Backend for CudaBackend {
                 instead: "name one device with --device".to_owned(),
             });
         }
-        if stage.layers.is_empty() {
-            return Err(DeviceError::Unsupported {
-                what: "drafts apart from the LM head".to_owned(),
-                device: self.name(),
-                instead: "name the device of the LM head or cpu with --draft-device, or remove it"
-                    .to_owned(),
-            });
-        }
         Ok(self.planned(&OpenedPart::of(stage)).memory())
     }
 

@@ -69,8 +69,14 @@ impl OpenedPart {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-    use contract::{KvFormat, KvFormats, Limits, QuantType};
+    use contract::{
+        DraftLoad, DraftLoadConfig, KvFormat, KvFormats, Limits, ModelSpec, QuantType, WeightSource,
+    };
+    use model::DraftKind;
+    use model::synth::{SynthSpec, draft_of};
 
     use super::*;
     use crate::backend::CudaBackend;
@@ -90,12 +96,10 @@ mod tests {
         bare.map(|launch| format!("{launch:?}")).collect()
     }
 
-    #[test]
-    fn stages_launch_what_the_whole_model_launches() {
-        let model = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
-        let config = LoadConfig {
-            target: model.spec.clone(),
-            weights: model.weights.clone(),
+    fn load_config(target: Arc<ModelSpec>, weights: Arc<dyn WeightSource>) -> LoadConfig {
+        LoadConfig {
+            target,
+            weights,
             draft: None,
             batch_invariant: false,
             kv: KvFormats {
@@ -109,26 +113,36 @@ mod tests {
                 prefill_chunk: 300,
                 pool_tokens: None,
             },
+        }
+    }
+
+    fn backend(number: u32, as_large_model: bool) -> CudaBackend {
+        let gpu = GpuInfo {
+            ordinal: 0,
+            name: "a GPU".to_owned(),
+            capability: (number / 10, number % 10),
+            run_as: None,
+            sm_count: 82,
+            total_bytes: 24 << 30,
         };
+        let options = Options {
+            numerics: Some(Numerics::Fastest),
+            as_large_model,
+            ..Options::default()
+        };
+        CudaBackend::with_options(gpu, options)
+    }
+
+    #[test]
+    fn stages_launch_what_the_whole_model_launches() {
+        let model = SyntheticModel::new(SyntheticLayout::HybridWide, QuantType::Q4_K, 1);
+        let config = load_config(model.spec.clone(), model.weights.clone());
         let n = config.target.layers.len();
         for ((number, as_large_model), cut) in [(86, false), (86, true), (90, true)]
             .into_iter()
             .flat_map(|class| (1..n).map(move |cut| (class, cut)))
         {
-            let gpu = GpuInfo {
-                ordinal: 0,
-                name: "a GPU".to_owned(),
-                capability: (number / 10, number % 10),
-                run_as: None,
-                sm_count: 82,
-                total_bytes: 24 << 30,
-            };
-            let options = Options {
-                numerics: Some(Numerics::Fastest),
-                as_large_model,
-                ..Options::default()
-            };
-            let backend = CudaBackend::with_options(gpu, options);
+            let backend = backend(number, as_large_model);
             let plans = |layers| {
                 let model = config.clone();
                 let part = OpenedPart::of(&StageConfig {
@@ -141,7 +155,8 @@ mod tests {
             let [whole, lower, upper] = [0..n, 0..cut, cut..n].map(plans);
             assert_eq!(lower.kernels, upper.kernels);
             assert_eq!(lower.stage.block, upper.stage.block);
-            assert!(lower.block_bytes >= lower.stage.handed_over_parts(64, 64)[0].end);
+            let parts = lower.stage.handed_over_parts(&upper.stage, 64, 64);
+            assert!(lower.block_bytes >= parts[0].bytes);
             for key in whole.all.keys().copied() {
                 if !matches!(key, PlanKey::Step { .. } | PlanKey::Chunk(_)) {
                     continue;
@@ -150,6 +165,77 @@ mod tests {
                 assert_eq!(parts, launches(&whole, key), "{number}, cut {cut}, {key:?}");
             }
             assert!(!lower.all.contains_key(&PlanKey::LmHead(8)));
+        }
+    }
+
+    /// A draft in a stage of its own, on this GPU or on one of another class than the layers'.
+    #[test]
+    fn stage_of_a_draft_launches_the_drafts_of_the_whole_model() {
+        let target = SynthSpec::parse("tiny-hybrid+mtp:q4_k_m").unwrap();
+        let target = target.load().unwrap();
+        let draft = draft_of(&target, DraftKind::Dflash2, QuantType::Q8_0, 1);
+        let config = LoadConfig {
+            draft: Some(DraftLoadConfig {
+                spec: draft.spec,
+                weights: draft.weights,
+                kv: KvFormat::F16,
+                load: DraftLoad::AtOpen,
+            }),
+            ..load_config(target.spec, target.weights)
+        };
+        let n = config.target.layers.len();
+        for (number, as_large_model) in [(86, false), (86, true), (90, true)] {
+            let plans = |layers, number, apart| {
+                let model = config.clone();
+                let part = OpenedPart::of(&StageConfig {
+                    model,
+                    layers,
+                    draft_apart: apart,
+                });
+                backend(number, as_large_model).planned(&part).plans
+            };
+            let whole = plans(0..n, number, false);
+            let (lower, draft) = (plans(0..n, number, true), plans(n..n, number, true));
+            let has = |plans: &Plans, key| plans.all.contains_key(&key);
+            for key in whole.all.keys().copied() {
+                let drafts = matches!(
+                    key,
+                    PlanKey::Draft { .. }
+                        | PlanKey::DraftContext(_)
+                        | PlanKey::MtpDraft { .. }
+                        | PlanKey::MtpCommit(_)
+                );
+                assert_eq!(
+                    (has(&draft, key), has(&lower, key)),
+                    match key {
+                        PlanKey::Step { .. } | PlanKey::Chunk(_) | PlanKey::Commit(_) =>
+                            (true, true),
+                        _ => (drafts, !drafts),
+                    },
+                    "{key:?}"
+                );
+                if drafts {
+                    assert_eq!(
+                        launches(&draft, key),
+                        launches(&whole, key),
+                        "{number}, {key:?}"
+                    );
+                }
+            }
+            let at = draft.addresses;
+            let row = (4 * draft.reduce.stride) as u64;
+            assert!(at.edited - at.logits >= 64 * row && at.edits - at.edited >= 64 * row);
+            // The residual stream and each captured layer, from any GPU's block to its own.
+            let captured = draft.stage.received.len();
+            for from in [&lower, &plans(0..n, 80, true)] {
+                let parts = from.stage.handed_over_parts(&draft.stage, 64, 40);
+                assert_eq!(parts.len(), 1 + captured);
+                for (i, part) in parts.iter().enumerate() {
+                    assert_eq!(part.bytes, 4 * 40 * config.target.hidden);
+                    assert_eq!(part.to, i * draft.block_bytes / (1 + captured));
+                    assert!(part.from + part.bytes <= from.block_bytes);
+                }
+            }
         }
     }
 }

@@ -28,7 +28,8 @@ use model::DraftKind;
 use model::synth::{SynthSpec, draft_of};
 
 use fixtures::model::{
-    F16_KV, F32_KV, LIMITS, ModelDevice, SMALL, cpu_reference, open_device, open_device_with, text,
+    F16_KV, F32_KV, LIMITS, ModelDevice, SMALL, cpu_reference, open_device, open_device_with,
+    open_last_device_with, open_two_devices_with, text,
 };
 
 /// Accepts every number and rejects NaN.
@@ -389,6 +390,54 @@ fn drafts_on_the_cpu_leave_the_bits_of_the_gpu() {
     }
 }
 
+/// Drafts of every kind on a GPU of their own, which is a second runner on the same GPU where there
+/// is no other, and on the GPU of the first layers where the LM head is on another: candidates,
+/// logits and snapshots have the bits of one GPU.
+#[test]
+fn drafts_on_another_gpu_have_the_bits_of_one_gpu() {
+    let only_mtp = LoadConfig {
+        draft: None,
+        ..drafting_config()
+    };
+    let later = KINDS[..2].iter().map(|kind| LoadConfig {
+        limits: drafting_config().limits,
+        ..synthetic(*kind)
+    });
+    let both = drafting_config();
+    let all: Vec<LoadConfig> = [both, only_mtp].into_iter().chain(later).collect();
+    for (as_large_model, rows_through_host, configs) in
+        [(false, false, &all[..]), (true, true, &all[..1])]
+    {
+        let options = || Options {
+            as_large_model,
+            rows_through_host,
+            ..Options::default()
+        };
+        let (Some(first), Some(last)) = (
+            open_device_with(options()),
+            open_last_device_with(options()),
+        ) else {
+            return;
+        };
+        let on = |device: &ModelDevice| -> Box<dyn Backend> { Box::new(device.backend.clone()) };
+        // A stage of all layers, since the calls of a stage make its GPU the current one.
+        let one = stages::split(1, || on(&first));
+        for (i, config) in configs.iter().enumerate() {
+            let place = match i {
+                0 => &[stages::DraftDevice::Own, stages::DraftDevice::First][..],
+                _ => &[stages::DraftDevice::Own],
+            };
+            for place in place {
+                let devices = vec![on(&first), on(&last)];
+                let apart = stages::with_draft_apart(devices, *place);
+                if let Err(failure) = stages::compare(&one, &apart, config) {
+                    panic!("{:?}, draft {i}, {place:?}: {failure}", options());
+                }
+            }
+        }
+    }
+}
+
 /// Two sequences in two groups, which are in two stages at once.
 #[test]
 fn two_groups_in_stages_on_one_gpu_give_the_bits_of_one_runner() {
@@ -403,5 +452,64 @@ fn two_groups_in_stages_on_one_gpu_give_the_bits_of_one_runner() {
     let backend = stages::split(2, boxed).with_step_groups(StepGroups::Two);
     if let Err(failure) = stages::compare(&device.backend, &backend, &config) {
         panic!("{failure}");
+    }
+}
+
+/// Compares stages on GPUs 0 and 1 with GPU 0 alone, snapshots saved by either and restored by the
+/// other included. The stages are on the GPUs of `order` and share the layers by `shares`.
+fn compare_on_two_gpus(
+    options: &Options,
+    (order, shares): (&[usize], &[f64]),
+    groups: StepGroups,
+    config: &LoadConfig,
+) {
+    let Some(devices) = open_two_devices_with(options) else {
+        return;
+    };
+    let on = |i: usize| -> Box<dyn Backend> { Box::new(devices[i].backend.clone()) };
+    // A stage of all layers, since the calls of a stage make its GPU the current one.
+    let one = stages::split(1, || on(0));
+    let split = LayerSplit::Weights(shares.to_vec());
+    let backend = stages::of_devices(split, order.iter().map(|i| on(*i)));
+    let backend = backend.with_step_groups(groups);
+    if let Err(failure) = stages::compare(&one, &backend, config) {
+        panic!("{options:?}, GPUs {order:?}, layers {shares:?}, {groups:?}: {failure}");
+    }
+}
+
+/// Rows come by peer access, where the GPUs have it, and through host memory. Of three stages, two
+/// are on one GPU.
+#[test]
+fn pipeline_stages_on_two_gpus_give_the_bits_of_one_gpu() {
+    let config = drafting_config();
+    let cuts: [(bool, bool, &[usize], &[f64]); 4] = [
+        (false, false, &[0, 1], &[2.0, 2.0]),
+        (false, false, &[1, 0, 1], &[1.0, 2.0, 1.0]),
+        (true, false, &[0, 1], &[3.0, 1.0]),
+        (true, true, &[0, 1, 0], &[1.0, 1.0, 2.0]),
+    ];
+    for (as_large_model, rows_through_host, order, shares) in cuts {
+        let options = Options {
+            as_large_model,
+            rows_through_host,
+            ..Options::default()
+        };
+        compare_on_two_gpus(&options, (order, shares), StepGroups::Measured, &config);
+    }
+}
+
+#[test]
+fn two_groups_in_stages_on_two_gpus_give_the_bits_of_one_gpu() {
+    let config = LoadConfig {
+        batch_invariant: true,
+        ..drafting_config()
+    };
+    for rows_through_host in [false, true] {
+        let options = Options {
+            rows_through_host,
+            ..Options::default()
+        };
+        let halves = (&[0, 1][..], &[2.0, 2.0][..]);
+        compare_on_two_gpus(&options, halves, StepGroups::Two, &config);
     }
 }

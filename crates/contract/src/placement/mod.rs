@@ -247,6 +247,11 @@ impl Placement {
         let most = self.parts.iter().max_by_key(|part| part.spare_bytes());
         let moved = most.filter(|part| part.spare_bytes() >= worst.lacking_bytes());
         let instead = match moved {
+            // No share of the layers makes room for a draft on a device of its own.
+            _ if worst.part.layers.is_empty() => {
+                "name a device with more memory with --draft-device, or use a smaller draft"
+                    .to_owned()
+            }
             Some(part) => format!(
                 "{} has {} GiB left: give it a larger share with --target-layer-split, or use \
                  fewer devices",

@@ -314,6 +314,14 @@ fn a_draft_goes_where_it_is_sent_and_takes_a_copy_of_the_head_it_lacks() {
     let apart = placed(&draft, Some(2));
     assert_eq!(apart[2].part.text(), "the draft");
     assert_eq!(apart[2].memory.kv_bytes, 0);
+    let mut narrow = Placement {
+        parts: apart.clone(),
+    };
+    narrow.parts[2].usable_bytes = GIB;
+    let text = narrow.require_memory().unwrap_err().to_string();
+    for part in ["cuda:2 lacks", "the draft take", "--draft-device"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
     assert!(apart[2].memory.draft_bytes > 2 * GIB);
     assert!(!apart[1].part.draft);
     let own_head = self::draft(Some(DraftHead {

@@ -170,17 +170,29 @@ impl Backend for SplitBackend {
 }
 
 impl SplitBackend {
-    /// Refuses a CPU beside GPUs: their residual rows differ by rounding where layers are fused.
+    /// Refuses a CPU beside GPUs, since their residual rows differ by rounding where layers are
+    /// fused, and a GPU that would draft for a CPU.
     fn require_one_kind(&self) -> Result<(), DeviceError> {
         let targets = self.devices.iter().take(self.n_targets);
         let infos = targets.map(|device| device.backend.probe());
         let infos = infos.collect::<Result<Vec<DeviceInfo>, DeviceError>>()?;
         let cpu = infos.iter().find(|info| info.is_cpu());
-        match cpu {
-            Some(cpu) if !infos.iter().all(DeviceInfo::is_cpu) => Err(DeviceError::Unsupported {
+        let Some(cpu) = cpu else {
+            return Ok(());
+        };
+        if !infos.iter().all(DeviceInfo::is_cpu) {
+            return Err(DeviceError::Unsupported {
                 what: "layers beside those of a GPU".to_owned(),
                 device: cpu.id.clone(),
                 instead: "name GPUs only with --target-devices, or only cpu".to_owned(),
+            });
+        }
+        let draft = self.draft_device.map(|device| &self.devices[device]);
+        match draft.map(|draft| draft.backend.probe()).transpose()? {
+            Some(draft) if !draft.is_cpu() => Err(DeviceError::Unsupported {
+                what: "a draft of layers on the CPU".to_owned(),
+                device: draft.id,
+                instead: "name cpu with --draft-device, or remove it".to_owned(),
             }),
             _ => Ok(()),
         }

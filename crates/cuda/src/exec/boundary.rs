@@ -6,7 +6,6 @@
 //! first with its next pass, others with the rows that they receive for it.
 
 use std::any::Any;
-use std::ops::Range;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -15,7 +14,7 @@ use contract::{DeviceError, StageOutput};
 
 use super::Engine;
 use crate::driver::{CopyEngine, Event, Gpu, Pinned, Stream};
-use crate::plan::{PlanKey, Plans, StageBoundary, StageKernels};
+use crate::plan::{BlockPart, PlanKey, Plans, StageBoundary, StageKernels};
 
 /// Copies that the test at start times.
 const TIMED_COPIES: usize = 16;
@@ -38,8 +37,7 @@ pub(crate) struct Boundary {
     taken: Option<Rc<Event>>,
     /// Recorded behind each upload of a header.
     uploaded: Event,
-    /// Parts of the block that the last pass has left, as offsets, and its rows.
-    parts: Vec<Range<usize>>,
+    /// Rows of the last pass.
     n_rows: usize,
     /// Bucket of the last pass.
     bucket: usize,
@@ -91,7 +89,6 @@ impl Boundary {
             done: Event::new(gpu)?,
             taken: None,
             uploaded: Event::new(gpu)?,
-            parts: Vec::new(),
             n_rows: 0,
             bucket: 0,
             received_rows: None,
@@ -110,7 +107,8 @@ impl Boundary {
         self.uploaded.sync()
     }
 
-    /// Prepares a pass of `rows` rows: its input was received, or may be written by the first stage.
+    /// Prepares a pass of `rows` rows: its input was received, or may be written by the first
+    /// stage.
     pub(super) fn begin(&mut self, gpu: &Gpu, rows: usize) -> Result<(), DeviceError> {
         if !self.stage.is_first && self.received_rows.take() != Some(rows) {
             let detail = format!("{rows} rows, but the stage below handed over others");
@@ -139,28 +137,27 @@ impl Boundary {
             PlanKey::Step { rows, .. } | PlanKey::Chunk(rows) => rows,
             _ => rows,
         };
-        self.parts = self.stage.handed_over_parts(bucket, rows);
         (self.n_rows, self.bucket) = (rows, bucket);
         gpu.stream().record(&self.done)
     }
 }
 
 impl Way {
-    /// Queues the copy of the parts of the block of `below` to `to`.
+    /// Queues the copy of the parts of the block of `below` to the block at `to`.
     fn queue(
         &self,
         gpu: &Gpu,
         copy_engine: &CopyEngine,
         to: u64,
         below: &Boundary,
-        parts: &[Range<usize>],
+        parts: &[BlockPart],
     ) -> Result<(), DeviceError> {
         let stream = gpu.stream();
         let Some(host) = &self.host else {
             stream.wait(&below.done)?;
             for part in parts {
-                let (to, from) = (to + part.start as u64, below.at + part.start as u64);
-                copy_engine.copy_from_device(stream, to, (&below.copy_engine, from), part.len())?;
+                let (to, from) = (to + part.to as u64, below.at + part.from as u64);
+                copy_engine.copy_from_device(stream, to, (&below.copy_engine, from), part.bytes)?;
             }
             return stream.record(&self.arrived);
         };
@@ -170,14 +167,14 @@ impl Way {
         let mut offset = 0;
         for part in parts {
             let staged = host.memory.device_ptr() + offset as u64;
-            let from = below.at + part.start as u64;
+            let from = below.at + part.from as u64;
             // SAFETY: the memory holds the longest block and lives as long as the stream.
             unsafe {
                 below
                     .copy_engine
-                    .copy(&host.stream, staged, from, part.len())
+                    .copy(&host.stream, staged, from, part.bytes)
             }?;
-            offset += part.len();
+            offset += part.bytes;
         }
         host.stream.record(&host.staged)?;
         gpu.make_current()?;
@@ -185,11 +182,11 @@ impl Way {
         let mut offset = 0;
         for part in parts {
             let staged = host.memory.device_ptr() + offset as u64;
-            let to = to + part.start as u64;
+            let to = to + part.to as u64;
             // SAFETY: the memory is written again only behind `arrived`, and lives until the engine
             // has been dropped.
-            unsafe { copy_engine.copy(stream, to, staged, part.len()) }?;
-            offset += part.len();
+            unsafe { copy_engine.copy(stream, to, staged, part.bytes) }?;
+            offset += part.bytes;
         }
         stream.record(&self.arrived)
     }
@@ -216,7 +213,11 @@ impl Way {
                 .copy(&stream, below.at, sent.device_ptr(), bytes)
         }?;
         stream.sync()?;
-        let part = 0..bytes;
+        let part = BlockPart {
+            from: 0,
+            to: 0,
+            bytes,
+        };
         let mut us = 0.0;
         // The first copy may set up the way.
         for timed in [1, TIMED_COPIES] {
@@ -264,7 +265,7 @@ impl StageOutput for Boundary {
         for i in 0..n_parts {
             let offset = match i {
                 0 => 0,
-                i => block.captured(self.bucket, i - 1),
+                i => self.stage.captured(self.bucket, i - 1),
             };
             let to = memory.device_ptr() + 4 * (i * width) as u64;
             // SAFETY: waited for before it is read.
@@ -313,7 +314,7 @@ impl Engine {
             instead: instead.to_owned(),
         };
         let alike = |of: &Boundary| (of.stage.block, of.kernels);
-        if alike(stage) != alike(below) {
+        if !stage.stage.is_draft() && alike(stage) != alike(below) {
             return Err(unsupported(
                 format!(
                     "layers above those of {}, which runs other kernels,",
@@ -398,9 +399,12 @@ impl Engine {
                 "the stages are not connected".to_owned(),
             ));
         };
+        let parts = below
+            .stage
+            .handed_over_parts(&stage.stage, below.bucket, below.n_rows);
         let queued = stage
             .wait_until_taken(gpu)
-            .and_then(|()| way.queue(gpu, &stage.copy_engine, stage.at, below, &below.parts));
+            .and_then(|()| way.queue(gpu, &stage.copy_engine, stage.at, below, &parts));
         stage.way = Some(way);
         stage.received_rows = Some(rows).filter(|rows| *rows == below.n_rows);
         queued

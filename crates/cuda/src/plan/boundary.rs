@@ -8,12 +8,11 @@
 //! captured layers    f32 [rows][hidden] each, those that a draft reads, bottom to top
 //! ```
 //!
-//! Every part begins at a multiple of 256 bytes. `rows` are those of the plan, padding included. A
-//! fused layer ends with the projections of the layer above it, with other bits than a launch of
-//! their own. So the stage below has a copy of these matrices, and a split model gives the bits of
-//! one device. Passes of more than [`ROWS`] rows have neither scales nor projections.
-
-use std::ops::Range;
+//! Every part begins at a multiple of 256 bytes. `rows` are those of the plan, padding included; in
+//! a draft's own stage, whose device may run other kernels, those of the longest pass. A fused
+//! layer ends with the projections of the layer above it, with other bits than a launch of their
+//! own. So the stage below has a copy of these matrices, and a split model gives the bits of one
+//! device. Passes of more than [`ROWS`] rows have neither scales nor projections.
 
 use contract::{FeedForward, LoadConfig, Mixer, ModelSpec, StageConfig};
 
@@ -39,6 +38,8 @@ pub(crate) struct StageBoundary {
     pub(crate) received: Vec<usize>,
     /// Layers whose captured hidden states go with the output. Those received come first.
     pub(crate) handed_over: Vec<usize>,
+    /// Rows of the longest pass, in a draft's own stage.
+    draft_rows: Option<usize>,
     pub(crate) block: BlockLayout,
     /// Kinds of the matrices of all layers of the whole model that may be fused.
     pub(super) layer_kinds: Vec<WeightKind>,
@@ -53,6 +54,14 @@ pub(crate) struct BlockLayout {
     pub(crate) projections: (usize, usize),
     /// Whether layers may be fused on this device.
     pub(crate) fused: bool,
+}
+
+/// A part of a block, as offsets in the stage that leaves it and in the one that receives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockPart {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) bytes: usize,
 }
 
 /// Kernels whose results a stage above goes on with.
@@ -123,7 +132,7 @@ impl BlockLayout {
     }
 
     /// Offset of captured layer `index`.
-    pub(crate) fn captured(&self, rows: usize, index: usize) -> usize {
+    fn captured(&self, rows: usize, index: usize) -> usize {
         let (values, matrices) = self.projections;
         let before = if self.fused && rows <= ROWS {
             // Each matrix begins at a multiple of 256 bytes.
@@ -145,6 +154,10 @@ impl StageBoundary {
             is_last: stage.is_last(),
             received: stage.received_layers(),
             handed_over: stage.handed_over_layers(),
+            draft_rows: stage
+                .layers
+                .is_empty()
+                .then(|| ROWS.max(stage.model.limits.prefill_chunk)),
             block: BlockLayout::of(&stage.model.target, fused),
             layer_kinds: layer_kinds(&stage.model.target),
         }
@@ -153,6 +166,19 @@ impl StageBoundary {
     /// Of a whole model.
     pub(super) fn whole(load_config: &LoadConfig, fused: bool) -> StageBoundary {
         StageBoundary::of(&StageConfig::whole(load_config.clone()), fused)
+    }
+
+    /// Whether it is a draft's own stage, which receives captured hidden states of any device.
+    pub(crate) fn is_draft(&self) -> bool {
+        self.draft_rows.is_some()
+    }
+
+    /// Offset of captured layer `index` in the block of a pass of `rows` rows.
+    pub(crate) fn captured(&self, rows: usize, index: usize) -> usize {
+        match self.draft_rows {
+            Some(longest) => (1 + index) * self.block.part_bytes(longest),
+            None => self.block.captured(rows, index),
+        }
     }
 
     /// Whether it is a whole model.
@@ -166,21 +192,33 @@ impl StageBoundary {
             return 4 * rows * self.block.hidden;
         }
         let n_captured = self.received.len().max(self.handed_over.len());
-        let of = |rows| self.block.captured(rows, n_captured);
+        let of = |rows| self.captured(rows, n_captured);
         of(rows).max(of(ROWS))
     }
 
-    /// The parts of the block that a pass of `rows` rows hands over, as offsets; `bucket` are the
-    /// rows of its plan.
-    pub(crate) fn handed_over_parts(&self, bucket: usize, rows: usize) -> Vec<Range<usize>> {
+    /// The parts of the block that a pass of `rows` rows hands over to a stage `above`; `bucket`
+    /// are the rows of its plan.
+    pub(crate) fn handed_over_parts(
+        &self,
+        above: &StageBoundary,
+        bucket: usize,
+        rows: usize,
+    ) -> Vec<BlockPart> {
         let n = self.handed_over.len();
-        if bucket <= ROWS {
-            let block = 0..self.block.captured(bucket, n);
-            return std::iter::once(block).collect();
+        if bucket <= ROWS && !above.is_draft() {
+            return vec![BlockPart {
+                from: 0,
+                to: 0,
+                bytes: self.captured(bucket, n),
+            }];
         }
-        let part = |at: usize| at..at + 4 * rows * self.block.hidden;
-        let captured = (0..n).map(|i| part(self.block.captured(bucket, i)));
-        std::iter::once(part(0)).chain(captured).collect()
+        let part = |from, to| BlockPart {
+            from,
+            to,
+            bytes: 4 * rows * self.block.hidden,
+        };
+        let captured = (0..n).map(|i| part(self.captured(bucket, i), above.captured(bucket, i)));
+        std::iter::once(part(0, 0)).chain(captured).collect()
     }
 }
 
@@ -191,7 +229,7 @@ impl PlanContext<'_> {
         let layer = stage.first_layer + layer;
         let index = stage.handed_over.iter().position(|kept| *kept == layer)?;
         Some(CaptureTarget {
-            out: self.addresses.residual + stage.block.captured(rows, index) as u64,
+            out: self.addresses.residual + stage.captured(rows, index) as u64,
             stride: self.spec.hidden,
             offset: 0,
             to_feature_pool: false,
@@ -209,7 +247,7 @@ impl PlanContext<'_> {
         let column = received.filter_map(|(i, layer)| {
             let mut captured = draft.spec.capture_layers.iter();
             let column = captured.position(|captured| captured == layer)?;
-            let at = self.addresses.residual + stage.block.captured(rows, i) as u64;
+            let at = self.addresses.residual + stage.captured(rows, i) as u64;
             Some((at, column))
         });
         column.collect()

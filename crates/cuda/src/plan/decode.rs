@@ -1,12 +1,12 @@
 //! A decode step over trees: embedding, every layer, the hidden rows for a multi-token-prediction
-//! head, the LM head. A pipeline stage has only its layers, and the last one what follows.
+//! head, the LM head. A pipeline stage has only its part of them.
 
 use super::decode_builder::{DecodeBuilder, builder};
 use super::fused_layers::FusedLayerPlan;
 use super::lm_head::LmHead;
 use super::mtp::Head;
 use super::select::{DecodeGemm, Depth, GemmFits, decode_gemm};
-use super::{Plan, PlanContext, gemv};
+use super::{Plan, PlanContext};
 use crate::launch::mtp::KeptRows;
 use crate::launch::norm::RowSource;
 use crate::memory::BumpAllocator;
@@ -27,7 +27,7 @@ pub(super) fn step(
     let layers = 0..context.spec.layers.len();
     let fused_layers = FusedLayerPlan::of_target(context);
     let fits = GemmFits {
-        gemv: gemv::fits(context),
+        gemv: context.gemv,
         fused_layer: fused_layers.as_ref().map(FusedLayerPlan::form),
     };
     let gemm = decode_gemm(rows, fits);
@@ -44,13 +44,13 @@ pub(super) fn step(
         _ => layers.for_each(|i| builder.layer(i)),
     }
     let asked = RowSource::LogitsRowsOfStep(at.step);
+    if let Some(head) = Head::of(context) {
+        builder.push(head.keep(context, rows, KeptRows::Nodes(at.step)));
+    }
     if !context.stage.has_head {
         let (plan, peak) = builder.finish();
         *arena = peak;
         return plan;
-    }
-    if let Some(head) = Head::of(context) {
-        builder.push(head.keep(context, rows, KeptRows::Nodes(at.step)));
     }
     builder.head(asked, LmHead::of_target(context, eps), arena)
 }

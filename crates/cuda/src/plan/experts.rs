@@ -1,6 +1,7 @@
 //! Mixtures of experts of decode steps.
 
-use super::PlanContext;
+use contract::ModelSpec;
+
 use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
 use crate::launch::moe::decode::{DecodeMoe, RouteInput};
@@ -52,9 +53,9 @@ fn expert_matrices(matrices: [WeightMatrix; 3], table: Option<ExpertTable>) -> E
 }
 
 /// Whether all layers have dense feed-forwards.
-pub(super) fn all_dense(context: &PlanContext<'_>) -> bool {
-    let mut layers = context.weights.layers.iter();
-    layers.all(|layer| layer.ffn.dense().is_some())
+pub(super) fn all_dense(whole: &ModelSpec) -> bool {
+    let mut layers = whole.layers.iter();
+    layers.all(|layer| layer.ffn.experts().is_none())
 }
 
 impl DecodeBuilder<'_> {

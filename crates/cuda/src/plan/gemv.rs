@@ -1,37 +1,49 @@
 //! Layers of a step of one row in few launches: norms in the products behind them, gated units in
 //! those before.
 
+use contract::{FeedForward, ModelSpec, WeightRef};
+
 use super::PlanContext;
 use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
 use super::gemm::{GemmOperation, gemm_matrix};
+use crate::gpu_props::GpuProps;
 use crate::launch::Launch;
 use crate::launch::gemm::gemv::{self, GemvEpilogue, GemvInput};
 use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use crate::launch::norm::ActivationBuffers;
 use crate::memory::BumpAllocator;
-use crate::weights::{FeedForwardWeights, FfnWeights, WeightMatrix};
+use crate::pack::WeightKind;
+use crate::weights::{FeedForwardWeights, FfnWeights, WeightMatrix, mixer_inputs};
 
-/// Whether layers of steps of one row go in few launches: where the norms fold into products.
-pub(super) fn fits(context: &PlanContext<'_>) -> bool {
-    if context.as_large_model {
-        return false;
-    }
-    let operands = |matrices: &[WeightMatrix]| -> Vec<GemmMatrix> {
-        let all = matrices
-            .iter()
-            .map(|m| gemm_matrix(m, 0, GemmEpilogue::Store));
-        all.collect()
+/// Whether layers of steps of one row go in few launches: where the norms fold into products. Asked
+/// of the whole model, so that all of its pipeline stages answer alike.
+pub(super) fn fits(gpu: GpuProps, whole: &ModelSpec) -> bool {
+    let fits = |matrices: &[&WeightRef], results| {
+        let operand = |weight: &&WeightRef| {
+            let matrix = WeightMatrix {
+                kind: WeightKind::of(weight.ty),
+                rows: weight.rows,
+                cols: weight.cols,
+                at: 0,
+            };
+            gemm_matrix(&matrix, 0, GemmEpilogue::Store)
+        };
+        let matrices: Vec<GemmMatrix> = matrices.iter().map(operand).collect();
+        let input = GemvInput::RmsNorm {
+            row: 0,
+            weight: 0,
+            eps: whole.norm_eps,
+        };
+        gemv::launch(gpu, whole.hidden, &matrices, input, results).is_some()
     };
-    let fits = |matrices: &[WeightMatrix], results| {
-        let input = residual_normed(context, (0, context.spec.norm_eps));
-        let matrices = operands(matrices);
-        launch(context, context.spec.hidden, &matrices, input, results).is_some()
-    };
-    context.weights.layers.iter().all(|layer| {
-        let dense = layer.ffn.dense();
-        fits(&layer.mixer.input_projections(), GemvEpilogue::Store)
-            && dense.is_none_or(|w| fits(&[w.gate, w.up], GemvEpilogue::SwiGlu(0)))
+    whole.layers.iter().all(|layer| {
+        let gate_and_up = match &layer.ffn {
+            FeedForward::Dense(w) => Some([&w.gate, &w.up]),
+            FeedForward::Experts(_) => None,
+        };
+        fits(&mixer_inputs(&layer.mixer), GemvEpilogue::Store)
+            && gate_and_up.is_none_or(|both| fits(&both, GemvEpilogue::SwiGlu(0)))
     })
 }
 
@@ -41,7 +53,7 @@ pub(super) fn head(
     logits: &GemmOperation,
     norm: (u64, f32),
 ) -> Option<Launch> {
-    if !fits(context) {
+    if !context.gemv {
         return None;
     }
     let matrices = [gemm_matrix(&logits.matrix, logits.out, logits.write)];

@@ -42,8 +42,9 @@ use crate::state::{DraftState, State};
 use crate::step::{self, ChunkHead, Commit, MtpStep, ROWS, Step};
 use crate::weights::Weights;
 
-pub(crate) use boundary::{StageBoundary, StageKernels};
+pub(crate) use boundary::{BlockPart, StageBoundary, StageKernels};
 pub(crate) use draft::{DraftLists, chains, pairs};
+use experts::all_dense;
 use fused_layers::FusedLayerPlan;
 use keys::{DraftKeys, chunk_buckets, keys};
 pub(crate) use numerics::{attention_config, numerics_of};
@@ -256,10 +257,12 @@ pub(crate) struct PlanContext<'a> {
     tree_windows: bool,
     /// Numerics of the target's decode steps.
     numerics: Numerics,
-    /// Whether small models run as large ones do.
-    as_large_model: bool,
     /// Whether layers may be fused.
     fused_layers: bool,
+    /// Whether layers of steps of one row go in few launches.
+    gemv: bool,
+    /// Whether no layer of the whole model has experts.
+    dense: bool,
     pub(crate) addresses: Addresses,
     dequant: DequantBuffers,
     /// Inverse frequencies of each kind of rotation.
@@ -323,8 +326,15 @@ impl Plans {
             Some(stage) => StageBoundary::of(stage, fused),
             None => StageBoundary::whole(load_config, fused),
         };
-        // Logits are where the LM head is.
+        let whole = plan_config.stage.map_or(spec, |stage| &*stage.model.target);
         let of_head = |bytes: usize| if stage.has_head { bytes } else { 0 };
+        // Of the target and of drafts; a draft that biases its logits does so beside them.
+        let computes_logits = stage.has_head || stage.is_last;
+        let logits_bytes = if computes_logits {
+            4 * ROWS * reduce.stride
+        } else {
+            0
+        };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let block_bytes = stage.block_bytes(rows_of_pass);
         let dequant = DequantBuffers::of(spec, weights, limits.prefill_chunk);
@@ -352,8 +362,8 @@ impl Plans {
             rows: scratch.take(reduce.out_bytes(ROWS)),
             draft_lists: scratch.take(draft_lists.bytes(ROWS)),
             residual: scratch.take(block_bytes),
-            logits: scratch.take(of_head(4 * ROWS * reduce.stride)),
-            edited: scratch.take(of_head(4 * ROWS * reduce.stride)),
+            logits: scratch.take(logits_bytes),
+            edited: scratch.take(logits_bytes),
             edits: scratch.take(of_head(EDIT_BYTES)),
             mass_queries: scratch.take(logits::MASS_QUERIES_BYTES),
             masses: scratch.take(logits::mass_bytes(ROWS)),
@@ -394,8 +404,9 @@ impl Plans {
             gpu: plan_config.gpu,
             tree_windows: plan_config.tree_windows,
             numerics: plan_config.numerics,
-            as_large_model: plan_config.as_large_model,
             fused_layers: fused,
+            gemv: !plan_config.as_large_model && gemv::fits(plan_config.gpu, whole),
+            dense: all_dense(whole),
             addresses,
             dequant,
             rotations,
@@ -411,7 +422,7 @@ impl Plans {
         let kernels = StageKernels {
             short_prefill: short,
             fused_layers: FusedLayerPlan::of_target(&context).is_some(),
-            gemv: gemv::fits(&context),
+            gemv: context.gemv,
         };
         let proposed = mtp::draft_vocab(spec.vocab, plan_config.draft_vocab);
         let in_part = proposed < spec.vocab;

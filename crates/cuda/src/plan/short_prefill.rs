@@ -9,12 +9,11 @@
 
 use super::activations::ActivationFormats;
 use super::decode_builder::{DecodeBuilder, builder};
-use super::experts::all_dense;
 use super::fused_layers::FusedLayerPlan;
 use super::layer_arguments::delta_inputs;
 use super::mtp::Head;
 use super::select::{GemmFits, PrefillPath, Selected, decode_gemm, prefill_path};
-use super::{Plan, PlanContext, draft, gemv};
+use super::{Plan, PlanContext, draft};
 use crate::launch::attention::Positions;
 use crate::launch::draft::capture_hidden_states;
 use crate::launch::gated_delta::{self, ChunkLaunch, Layer};
@@ -32,7 +31,7 @@ pub(super) fn path(context: &PlanContext<'_>, rows: usize) -> Selected<PrefillPa
     prefill_path(
         rows,
         context.load_config.batch_invariant,
-        gemv::fits(context) && all_dense(context),
+        context.gemv && context.dense,
     )
 }
 

@@ -62,7 +62,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "SIZES", value_delimiter = ',', requires = "plan")]
     pub vram: Vec<String>,
     /// The draft's device to plan for [default: the device of the LM head].
-    #[arg(long, value_name = "DEVICE", requires_all = ["plan", "draft"])]
+    #[arg(long, value_name = "DEVICE", requires = "plan")]
     pub draft_device: Option<String>,
     /// The scorer of prompt compression to plan for, as `--prefill-drafter` of `hearth serve`.
     #[arg(long, value_name = "MODEL", requires = "plan")]

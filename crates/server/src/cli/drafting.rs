@@ -72,7 +72,7 @@ pub struct DraftArgs {
     pub lazy_draft: bool,
     /// The device of the draft model and of the model's multi-token-prediction head [default: that
     /// of the LM head]. Hidden states go there with each pass, candidates come back. Beside GPUs it
-    /// may be `cpu`, which saves GPU memory and costs speed.
+    /// may be another GPU, or `cpu`, which saves GPU memory and costs speed.
     #[arg(long, env = "HEARTH_DRAFT_DEVICE", value_name = "DEVICE")]
     pub draft_device: Option<String>,
     /// Sliding window of all draft layers but the last, for files that lack it; 0 uses the file's.

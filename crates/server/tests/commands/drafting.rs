@@ -197,6 +197,15 @@ fn inspect_reads_a_draft_alone_and_with_its_model() {
     let report: Value = serde_json::from_str(&beside.out).unwrap();
     assert_eq!(report["draft"]["layers"], 4);
     assert!(report["plan"]["draft_bytes"].as_u64().unwrap() > 5_000_000);
+    let line = "inspect {} --draft {} --json --plan --vram 24GiB,12GiB --draft-device cuda:1 --max-ctx 1024";
+    let apart = good(line, &[&ember("ember.gguf"), &ember("ember-draft.gguf")]);
+    let report: Value = serde_json::from_str(&apart.out).unwrap();
+    let part = |i: usize| {
+        let part = &report["placement"][i];
+        ["device", "head", "draft"].map(|key| part[key].clone())
+    };
+    assert_eq!(part(0), [json!("cuda:0"), json!(true), json!(false)]);
+    assert_eq!(part(1), [json!("cuda:1"), json!(false), json!(true)]);
 }
 
 #[test]
