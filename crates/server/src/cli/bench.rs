@@ -61,6 +61,10 @@ pub struct BenchArgs {
     /// dflash2:q8_0, or dflash2:q8_0:16 for blocks of 16 rows.
     #[arg(long, value_name = "WHAT")]
     pub draft: Option<String>,
+    /// The device of the draft and of the model's multi-token-prediction head [default: that of the
+    /// LM head].
+    #[arg(long, value_name = "DEVICE")]
+    pub draft_device: Option<String>,
     /// Context lengths before each case, in tokens.
     #[arg(
         long,
@@ -193,6 +197,10 @@ pub struct StepArgs {
     /// bundled draft for the bundled model].
     #[arg(long, value_name = "WHAT")]
     pub draft: Option<String>,
+    /// The device of the draft and of the model's multi-token-prediction head [default: that of the
+    /// LM head].
+    #[arg(long, value_name = "DEVICE")]
+    pub draft_device: Option<String>,
     /// Device and numerics.
     #[command(flatten)]
     pub device: DeviceArgs,

@@ -83,7 +83,7 @@ pub(super) fn device(
     args: &ServeArgs,
     scorer_bytes: u64,
 ) -> anyhow::Result<Box<dyn contract::Backend>> {
-    let mut choice = open::choice_with_draft(&args.device, &args.draft)?;
+    let mut choice = open::choice_with_draft(&args.device, args.draft.draft_device.as_deref())?;
     choice.gpu.windows = args.window.attention_window > 0;
     open::device_beside(&args.device, choice, scorer_bytes)
 }

@@ -25,7 +25,7 @@ use chat::Tokenizer;
 use chat::template::ChatTemplate;
 use contract::{Backend, LoadConfig, LoadProgress, Runner, TemplateMarkup, Vocab};
 
-use crate::cli::{DeviceArgs, DraftArgs, NumericsArg, OneLaunchArg};
+use crate::cli::{DeviceArgs, NumericsArg, OneLaunchArg};
 use crate::config;
 use crate::open::bundled::Bundled;
 pub(crate) use crate::open::fit_drafting::{fit_drafting, fit_with_head};
@@ -43,10 +43,10 @@ pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<Box<dyn Backend>> {
     device_beside(args, choice(args)?, 0)
 }
 
-/// Device from flags, with the device of drafts.
+/// Device from flags, with `draft`, the device of drafts.
 pub(crate) fn device_with_draft(
     args: &DeviceArgs,
-    draft: &DraftArgs,
+    draft: Option<&str>,
 ) -> anyhow::Result<Box<dyn Backend>> {
     device_beside(args, choice_with_draft(args, draft)?, 0)
 }
@@ -108,13 +108,13 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
     })
 }
 
-/// Device selection from flags, with the device of drafts.
+/// Device selection from flags, with `draft`, the device of drafts.
 pub(crate) fn choice_with_draft(
     args: &DeviceArgs,
-    draft: &DraftArgs,
+    draft: Option<&str>,
 ) -> anyhow::Result<DeviceChoice> {
     Ok(DeviceChoice {
-        placement: PlacementChoice::of(args, draft.draft_device.as_deref())?,
+        placement: PlacementChoice::of(args, draft)?,
         ..choice(args)?
     })
 }

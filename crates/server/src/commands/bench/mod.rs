@@ -75,7 +75,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
     };
     let loaded = model(&source)?;
     let shapes = parse_shapes(&args.verify)?;
-    let choice = open::choice(&args.device)?;
+    let choice = open::choice_with_draft(&args.device, args.draft_device.as_deref())?;
     let backend = devices::choose(&choice)?;
     // Bandwidth is measured before the model fills the GPU's memory.
     let instruments = devices::instruments(&backend.probe()?.id, &choice)?;

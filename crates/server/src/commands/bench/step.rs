@@ -74,7 +74,7 @@ pub(super) fn step(args: &StepArgs, bundled: Bundled) -> anyhow::Result<()> {
     let loaded = model(&source)?;
     let sequences = args.sequences.iter().copied().max().unwrap_or(1);
     let tokens = ((WARM_UP + args.steps) as f64 * args.accept).ceil() as usize + 1;
-    let backend = open::device(&args.device)?;
+    let backend = open::device_with_draft(&args.device, args.draft_device.as_deref())?;
     let request = MemoryRequest {
         sequences,
         context: Some(args.depth + tokens + 80),

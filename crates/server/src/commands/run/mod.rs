@@ -160,7 +160,7 @@ fn open_here(
     let flags = GenerationFlags::default();
     let (defaults, _) = card::generation_defaults(flags, &found, &loaded.card.sampling);
     let model = open::text_side(&loaded, path, args.chat_template_file.as_deref(), defaults)?;
-    let backend = open::device_with_draft(&args.device, &args.draft)?;
+    let backend = open::device_with_draft(&args.device, args.draft.draft_device.as_deref())?;
     let beside = path.is_none().then_some(bundled);
     let mut drafting = Drafting::of(&args.draft, &args.device, &loaded, beside)?;
     let request = MemoryRequest {
