@@ -66,6 +66,10 @@ pub struct CompressionArgs {
     /// [default: the served model, if it has under 2 billion weights].
     #[arg(long, env = "HEARTH_PREFILL_DRAFTER", value_name = "MODEL")]
     pub prefill_drafter: Option<PathBuf>,
+    /// The device of the scorer, such as `cuda:1` or `cpu` [default: that of the model; beside a
+    /// model on several devices, the CPU].
+    #[arg(long, env = "HEARTH_PREFILL_DEVICE", value_name = "DEVICE")]
+    pub prefill_device: Option<String>,
     /// The layer after whose attention scoring ends [default: at two thirds of a hybrid model's
     /// attention layers, at half of another's, if it has at least six].
     #[arg(long, env = "HEARTH_PREFILL_EXIT_LAYER", value_name = "LAYER")]

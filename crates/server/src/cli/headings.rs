@@ -90,6 +90,7 @@ const HEADINGS: [(&str, &[&str]); 7] = [
             "prefill_keep_by_session",
             "prefill_aged",
             "prefill_drafter",
+            "prefill_device",
             "prefill_exit_layer",
             "prefill_alpha",
             "prefill_profile",

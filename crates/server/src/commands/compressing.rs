@@ -13,7 +13,9 @@ use crate::cli::{CompressionArgs, ServeArgs};
 use crate::compression::{PromptCompressor, ScorerTexts, TextStore};
 use crate::engine::store::TextFiles;
 use crate::open;
-use crate::open::fit_scoring::{MAX_SCORED_TOKENS, ScorerFit};
+use crate::open::devices;
+use crate::open::fit_scoring::{MAX_SCORED_TOKENS, ScorerDevice, ScorerFit};
+use crate::open::headroom::UsableMemory;
 use crate::progress::bytes_text;
 use crate::settings::compression::CompressionSettings;
 
@@ -128,6 +130,25 @@ pub(super) fn planned(
     }))
 }
 
+/// The device that the flags name for the scorer.
+///
+/// # Errors
+/// If there is no such device.
+pub(super) fn device(args: &ServeArgs) -> anyhow::Result<Option<ScorerDevice>> {
+    let Some(name) = &args.compression.prefill_device else {
+        return Ok(None);
+    };
+    let choice = open::choice(&args.device)?.named(name);
+    let backend = devices::choose(&choice).context("--prefill-device")?;
+    let info = backend.probe()?;
+    let usable = UsableMemory::of(&args.device, &info)?;
+    Ok(Some(ScorerDevice {
+        id: info.id,
+        backend,
+        usable_bytes: usable.bytes,
+    }))
+}
+
 /// The name of a scorer's model, and what to plan for.
 ///
 /// # Errors
@@ -193,10 +214,12 @@ pub(super) fn open(
         served: loaded.spec.hash.0,
         store,
     };
-    let mut choice = open::choice(&args.device)?.first();
-    if fit.memory.is_none() {
-        choice = choice.on_the_cpu();
-    }
+    let choice = open::choice(&args.device)?;
+    let choice = match (&fit.memory, &fit.device) {
+        (None, _) => choice.on_the_cpu(),
+        (Some(_), None) => choice.first(),
+        (Some(_), Some(id)) => choice.named(id),
+    };
     let compressor = PromptCompressor::open(settings, config, choice, texts)?;
     let info = compressor.scorer();
     tracing::info!(

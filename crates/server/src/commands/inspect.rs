@@ -214,7 +214,7 @@ impl Report {
         let (fitted, place) = match &scorer {
             Some((_, config)) => {
                 let with = (request, &mut drafting);
-                let found = fit_scoring(&device, loaded, &args.device, with, Some(config));
+                let found = fit_scoring(&device, loaded, &args.device, with, (Some(config), None));
                 found.map_or_else(
                     |error| (Err(error), None),
                     |(fitted, place)| (Ok(fitted), place),

@@ -30,7 +30,7 @@ impl FittedModel {
         self.scorer.as_ref()?.1.yields.as_deref()
     }
 
-    /// Bytes of the device that the scorer takes.
+    /// Bytes of the model's only device that the scorer takes.
     pub(super) fn scorer_bytes(&self) -> u64 {
         let scorer = self.scorer.as_ref();
         scorer.map_or(0, |(_, place)| place.device_bytes())
@@ -53,12 +53,13 @@ pub(super) fn fit(
         context: None,
         tree_nodes: drafting.tree_nodes(),
     };
+    let named = compressing::device(args)?;
     let (fitted, place) = fit_scoring(
         &|scorer_bytes| device(args, scorer_bytes),
         loaded,
         &args.device,
         (request, &mut drafting),
-        scorer.as_ref().map(PlannedScorer::config),
+        (scorer.as_ref().map(PlannedScorer::config), named.as_ref()),
     )?;
     Ok(FittedModel {
         fitted,

@@ -45,8 +45,15 @@ impl DeviceChoice {
     #[must_use]
     pub fn first(self) -> DeviceChoice {
         let first = self.placement.as_ref().and_then(PlacementChoice::first);
+        let name = first.map_or_else(|| self.name.clone(), str::to_owned);
+        self.named(&name)
+    }
+
+    /// The device of this name alone.
+    #[must_use]
+    pub fn named(self, name: &str) -> DeviceChoice {
         DeviceChoice {
-            name: first.map_or(self.name, str::to_owned),
+            name: name.to_owned(),
             placement: None,
             ..self
         }

@@ -1,12 +1,14 @@
-//! Fits plans with the scorer of prompt compression beside the model on one GPU.
+//! Fits plans with the scorer of prompt compression.
 //!
-//! The scorer's memory grows with the longest prompt that it reads. In order:
+//! The scorer's memory grows with the longest prompt that it reads. Beside the model on one GPU, in
+//! order:
 //!
 //! 1. Without `--max-ctx`, the context yields, to no less than half of what it would be.
 //! 2. The scorer reads shorter prompts; longer ones are not compressed.
 //! 3. The scorer runs on the CPU, which is slow.
 //!
-//! The KV cache type does not yield. A scorer on the CPU is not planned for.
+//! The KV cache type does not yield. A scorer on the CPU is not planned for. On a device of its
+//! own, or one of several of the model, it takes what the model leaves.
 
 use contract::{Backend, DeviceError, MemoryPlan, ScorerConfig};
 
@@ -29,6 +31,8 @@ pub(crate) struct ScorerFit {
     pub max_tokens: usize,
     /// Its memory on the GPU; `None` if it runs on the CPU.
     pub memory: Option<MemoryPlan>,
+    /// The id of its GPU, if that is not the model's only device.
+    pub device: Option<String>,
     /// What yields to what, for a warning; `None` if nothing does.
     pub yields: Option<String>,
 }
@@ -38,13 +42,15 @@ impl ScorerFit {
         ScorerFit {
             max_tokens: MAX_SCORED_TOKENS,
             memory: None,
+            device: None,
             yields,
         }
     }
 
-    /// Bytes of the device that the scorer takes.
+    /// Bytes of the model's only device that the scorer takes.
     pub(crate) fn device_bytes(&self) -> u64 {
-        self.memory.as_ref().map_or(0, MemoryPlan::total_bytes)
+        let beside = self.memory.as_ref().filter(|_| self.device.is_none());
+        beside.map_or(0, MemoryPlan::total_bytes)
     }
 
     /// The line of the plan.
@@ -56,8 +62,10 @@ impl ScorerFit {
             );
         };
         let beside = memory.total_bytes() - memory.weights_bytes;
+        let device = self.device.as_ref();
+        let device = device.map_or_else(String::new, |id| format!("on {id}, "));
         format!(
-            "scorer {name} {}: weights {}, {} beside them for prompts of up to {} tokens; pinned on the host {}",
+            "scorer {name} {device}{}: weights {}, {} beside them for prompts of up to {} tokens; pinned on the host {}",
             bytes_text(memory.total_bytes()),
             bytes_text(memory.weights_bytes),
             bytes_text(beside),
@@ -88,6 +96,51 @@ pub(crate) fn scorer_memory(
     }
 }
 
+/// A device that is named for the scorer.
+pub(crate) struct ScorerDevice {
+    pub id: String,
+    pub backend: Box<dyn Backend>,
+    /// What a model may take of it.
+    pub usable_bytes: u64,
+}
+
+impl ScorerDevice {
+    /// The place of a scorer beside the parts of a model that run on the device.
+    fn fit(&self, model: &FittedConfig, scorer: &ScorerConfig) -> Result<ScorerFit, DeviceError> {
+        let parts = model
+            .placement
+            .iter()
+            .flat_map(|placement| &placement.parts);
+        let here = parts.filter(|part| part.device == self.id);
+        let taken: u64 = here.map(|part| part.memory.total_bytes()).sum();
+        let left = self.usable_bytes.saturating_sub(taken);
+        let mut wanted = 0;
+        for max_tokens in PROMPTS {
+            let Some(memory) = scorer_memory(self.backend.as_ref(), scorer, max_tokens)? else {
+                return Ok(ScorerFit::on_the_cpu(None));
+            };
+            wanted = memory.total_bytes();
+            if wanted <= left {
+                return Ok(ScorerFit {
+                    max_tokens,
+                    memory: Some(memory),
+                    device: Some(self.id.clone()),
+                    yields: yields((0, 0), max_tokens),
+                });
+            }
+        }
+        Ok(ScorerFit::on_the_cpu(Some(format!(
+            "the scorer runs on the CPU, which takes minutes for a long prompt: {} has {} left of \
+             the {} that it takes for prompts of {} tokens; use another --prefill-device, a \
+             shorter --max-ctx or a smaller --prefill-drafter",
+            self.id,
+            bytes_text(left),
+            bytes_text(wanted),
+            PROMPTS[PROMPTS.len() - 1],
+        ))))
+    }
+}
+
 /// Fits a plan and, if there is a scorer, finds its place. `device` is the device beside a scorer
 /// of so many bytes.
 ///
@@ -98,13 +151,17 @@ pub(crate) fn fit_scoring(
     loaded: &model::LoadedModel,
     args: &DeviceArgs,
     (request, drafting): (MemoryRequest, &mut Drafting),
-    scorer: Option<&ScorerConfig>,
+    (scorer, named): (Option<&ScorerConfig>, Option<&ScorerDevice>),
 ) -> anyhow::Result<(FittedConfig, Option<ScorerFit>)> {
     let backend = device(0)?;
     let alone = fit_drafting(backend.as_ref(), loaded, args, (request, drafting))?;
     let Some(scorer) = scorer else {
         return Ok((alone, None));
     };
+    if let Some(named) = named.filter(|named| named.id != alone.device.id) {
+        let place = named.fit(&alone, scorer)?;
+        return Ok((alone, Some(place)));
+    }
     let asked = args.max_ctx.or(request.context);
     let context = |fitted: &FittedConfig| fitted.config.limits.context;
     for max_tokens in PROMPTS {
@@ -123,6 +180,7 @@ pub(crate) fn fit_scoring(
         let place = ScorerFit {
             max_tokens,
             memory: Some(memory),
+            device: None,
             yields,
         };
         return Ok((fitted, Some(place)));
@@ -222,6 +280,20 @@ mod tests {
 
     /// The context and the scorer's place on a GPU with so many MiB.
     fn fitted(free_mib: u64, words: &[&str], scores: bool) -> (usize, ScorerFit) {
+        fitted_with(free_mib, words, (scores, None))
+    }
+
+    /// The same with a scorer's own GPU.
+    fn fitted_with(
+        free_mib: u64,
+        words: &[&str],
+        (scores, own_mib): (bool, Option<u64>),
+    ) -> (usize, ScorerFit) {
+        let own = own_mib.map(|free_mib| ScorerDevice {
+            id: "cuda:1".to_owned(),
+            backend: Box::new(FakeGpu { free_mib, scores }),
+            usable_bytes: free_mib * MIB,
+        });
         let words = [
             "hearth",
             "serve",
@@ -250,7 +322,8 @@ mod tests {
         };
         let device = |_| Ok(Box::new(FakeGpu { free_mib, scores }) as Box<dyn Backend>);
         let drafting = &mut Drafting::none();
-        let found = fit_scoring(&device, &loaded, &args, (request, drafting), Some(&scorer));
+        let scorer = (Some(&scorer), own.as_ref());
+        let found = fit_scoring(&device, &loaded, &args, (request, drafting), scorer);
         let (fitted, place) = found.unwrap();
         let place = place.unwrap();
         let taken = fitted.memory.total_bytes() + place.device_bytes();
@@ -282,6 +355,21 @@ mod tests {
         let yields = place.yields.unwrap();
         assert!(yields.contains("instead of 2816"), "{yields}");
         assert!(yields.contains("up to 65536 tokens"), "{yields}");
+    }
+
+    #[test]
+    fn a_device_of_its_own_takes_what_fits_and_the_context_stays() {
+        let (context, place) = fitted_with(1000 + 512, &[], (true, Some(100 + 128)));
+        assert_eq!((context, place.max_tokens), (4096, 131_072));
+        assert_eq!(
+            (place.device.as_deref(), place.device_bytes()),
+            (Some("cuda:1"), 0)
+        );
+        assert!(place.line("small").contains("on cuda:1, "));
+        let (context, place) = fitted_with(1000 + 512, &[], (true, Some(100)));
+        assert_eq!((context, place.memory), (4096, None));
+        let yields = place.yields.unwrap();
+        assert!(yields.contains("cuda:1 has 100"), "{yields}");
     }
 
     #[test]
