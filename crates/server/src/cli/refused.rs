@@ -3,6 +3,8 @@
 //!
 //! A flag that the command defines itself is skipped, so a new flag needs no change here.
 
+use std::collections::HashSet;
+
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
@@ -85,18 +87,14 @@ pub(crate) fn goes_by(arg: &Arg, name: &str) -> bool {
 
 /// Adds the refused flags to a command, hidden in its help; the predecessor's have variables.
 pub(crate) fn known(command: Command) -> Command {
-    let command = REFUSED.iter().fold(command, |command, refused| {
-        let arg = Arg::new(id(refused)).env(variable(refused.flag));
-        with_flag(command, refused, arg)
-    });
-    known_servers(command)
+    known_servers(with_flags(command, &REFUSED, |refused| {
+        Arg::new(id(refused)).env(variable(refused.flag))
+    }))
 }
 
 /// Adds only the flags of other servers.
 pub(crate) fn known_servers(command: Command) -> Command {
-    OF_OTHER_SERVERS.iter().fold(command, |command, refused| {
-        with_flag(command, refused, Arg::new(id(refused)))
-    })
+    with_flags(command, OF_OTHER_SERVERS, |refused| Arg::new(id(refused)))
 }
 
 /// The id of a refused flag, which no argument of the command itself has.
@@ -104,26 +102,34 @@ fn id(refused: &Refused) -> String {
     format!("refused {}", refused.flag)
 }
 
-fn with_flag(command: Command, refused: &Refused, arg: Arg) -> Command {
-    if command
-        .get_arguments()
-        .any(|arg| goes_by(arg, refused.flag))
-    {
-        return command;
-    }
-    let arg = arg
-        .long(refused.flag)
-        .hide(true)
-        .action(ArgAction::Append)
-        .allow_negative_numbers(true);
-    command.arg(match refused.takes {
-        Takes::Nothing => arg
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("true"),
-        Takes::One => arg.num_args(1),
-        Takes::Many => arg.num_args(0..),
-    })
+/// Adds those flags that the command lacks; `begun` makes their arguments.
+fn with_flags(command: Command, flags: &[Refused], begun: impl Fn(&Refused) -> Arg) -> Command {
+    // Collected once: each flag against each of the command's arguments is most of the time that a
+    // debug build takes to read a command line.
+    let own: HashSet<String> = command.get_arguments().flat_map(names).collect();
+    let absent = flags.iter().filter(|refused| !own.contains(refused.flag));
+    command.args(absent.map(|refused| {
+        let arg = begun(refused)
+            .long(refused.flag)
+            .hide(true)
+            .action(ArgAction::Append)
+            .allow_negative_numbers(true);
+        match refused.takes {
+            Takes::Nothing => arg
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true"),
+            Takes::One => arg.num_args(1),
+            Takes::Many => arg.num_args(0..),
+        }
+    }))
+}
+
+/// The argument's long name and its aliases.
+fn names(arg: &Arg) -> Vec<String> {
+    let others = arg.get_all_aliases().unwrap_or_default();
+    let all = arg.get_long().into_iter().chain(others);
+    all.map(str::to_owned).collect()
 }
 
 /// Fails if a flag that [`known`] added was given; `command` is the one that was parsed.
