@@ -89,7 +89,7 @@ impl DraftCache {
     /// Copies the last `n` positions before `position` of every ring to stored rows `[n, ...]` in
     /// position order, where `n` is the number that the ring holds. No features may be pending.
     pub(crate) fn save(&self, position: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
-        debug_assert!(self.pending_features.is_empty(), "snapshots project first");
+        assert!(self.pending_features.is_empty(), "snapshots project first");
         let save = |ring: &DraftRing| {
             let copy = |bytes: &[u8], row: usize| -> Vec<u8> {
                 let held = ring.held(position);

@@ -295,7 +295,7 @@ impl DeltaState {
 
     /// Shifts the window past `path` and defers its state updates.
     fn commit_path(&mut self, path: &[NodeIdx]) {
-        debug_assert!(
+        assert!(
             self.deferred_path.is_empty(),
             "verify applies deferred updates first"
         );
