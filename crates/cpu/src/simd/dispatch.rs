@@ -1,6 +1,6 @@
 //! Instruction-set dispatch, decided once at start.
 
-use super::{Avx2, Avx512};
+use super::{Avx2, Avx512, Neon};
 
 /// A choice of kernels. A value proves that the processor supports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum Dispatch {
     Avx2(Avx2),
     /// 512-bit vectors: AVX-512 F, BW, VL, DQ and VNNI.
     Avx512(Avx512),
+    /// 128-bit vectors of 64-bit Arm, with the products of bytes that the processor has.
+    Neon(Neon),
 }
 
 impl Dispatch {
@@ -24,9 +26,8 @@ impl Dispatch {
 
     /// The fastest kernels that this processor supports.
     pub fn detect() -> Dispatch {
-        Dispatch::avx512()
-            .or_else(Dispatch::avx2)
-            .unwrap_or(Dispatch::Scalar)
+        // The list ends with the fastest.
+        *Dispatch::all_fast().last().unwrap_or(&Dispatch::Scalar)
     }
 
     /// The 256-bit kernels, if supported.
@@ -39,12 +40,15 @@ impl Dispatch {
         Avx512::detect().map(Dispatch::Avx512)
     }
 
-    /// All supported fast kernels, scalar first, for tests and benches.
+    /// All supported fast kernels, from scalar to the fastest; tests and benches try each.
     pub fn all_fast() -> Vec<Dispatch> {
         let wide = [Dispatch::avx2(), Dispatch::avx512()];
+        let wide = wide.into_iter().flatten();
+        let neon = Neon::detect_all().into_iter().map(Dispatch::Neon);
         [Dispatch::Scalar]
             .into_iter()
-            .chain(wide.into_iter().flatten())
+            .chain(wide)
+            .chain(neon)
             .collect()
     }
 
@@ -55,6 +59,7 @@ impl Dispatch {
             Dispatch::Scalar => "scalar",
             Dispatch::Avx2(_) => "avx2",
             Dispatch::Avx512(_) => "avx512-vnni",
+            Dispatch::Neon(kernels) => kernels.name(),
         }
     }
 

@@ -8,21 +8,23 @@
 mod avx2;
 mod avx512;
 pub mod dispatch;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod lanes;
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod offset;
 #[cfg(test)]
 mod reference_tests;
 pub mod scalar;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod table;
 pub mod tiles;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod vector;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;
+pub use neon::Neon;
 
 use crate::kernels::Kernels;
 use crate::matmul::activations;
@@ -39,6 +41,8 @@ impl Kernels {
             Dispatch::Avx512(token) => token.kernels(),
             #[cfg(target_arch = "x86_64")]
             Dispatch::Avx2(token) => token.kernels(),
+            #[cfg(target_arch = "aarch64")]
+            Dispatch::Neon(token) => token.kernels(),
             _ => Kernels::scalar(),
         }
     }
@@ -51,6 +55,8 @@ pub fn quantize(dispatch: Dispatch, x: &[f32], row: &mut RowMut<'_>) {
         Dispatch::Avx512(kernels) => kernels.quantize(x, row),
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx2(kernels) => kernels.quantize(x, row),
+        #[cfg(target_arch = "aarch64")]
+        Dispatch::Neon(kernels) => kernels.quantize(x, row),
         _ => activations::quantize(x, row),
     }
 }
@@ -68,6 +74,8 @@ pub fn tile(
         Dispatch::Avx512(kernels) => kernels.tile(packed, tile, acts, out),
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx2(kernels) => kernels.tile(packed, tile, acts, out),
+        #[cfg(target_arch = "aarch64")]
+        Dispatch::Neon(kernels) => kernels.tile(packed, tile, acts, out),
         _ => scalar::tile(packed, tile, acts, out),
     }
 }
@@ -86,6 +94,8 @@ pub fn float_tile(
         Dispatch::Avx512(kernels) => kernels.float_tile(packed, tile, x, out),
         #[cfg(target_arch = "x86_64")]
         Dispatch::Avx2(kernels) => kernels.float_tile(packed, tile, x, out),
+        #[cfg(target_arch = "aarch64")]
+        Dispatch::Neon(kernels) => kernels.float_tile(packed, tile, x, out),
         _ => scalar::float_tile(packed, tile, x, out),
     }
 }
