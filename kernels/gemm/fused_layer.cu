@@ -49,7 +49,7 @@ __device__ __forceinline__ void f32_sync() { named_barrier_sync<2, F32_WARPS * 3
 
 #include "gemm/fused_layer_phases.cuh"
 #include "gemm/fused_layer_epilogue.cuh"
-#include "gemm/f32_gemm_sm90.cuh"
+#include "gemm/f32_gemm_tf32.cuh"
 #include "gemm/fused_layer_aux.cuh"
 #include "gemm/mainloop.cuh"
 

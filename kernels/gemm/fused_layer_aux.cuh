@@ -5,7 +5,7 @@
 // (`Barriers`) has the mbarriers `phase_open` (1 arrival: the grid barrier of a phase is passed), `scales_ready` (all
 // lanes of these warps) and `phase_done` (all warps that do a phase's work).
 #pragma once
-#include "gemm/f32_gemm_sm90.cuh"
+#include "gemm/f32_gemm_tf32.cuh"
 #include "gemm/fused_layer_epilogue.cuh"
 
 struct FusedLayerParams {

@@ -265,7 +265,7 @@ impl Phases {
     }
 }
 
-/// `F32Params` of `gemm/f32_gemm_sm90.cuh`: groups of 16 rows, K cut into slices where groups alone
+/// `F32Params` of `gemm/f32_gemm_tf32.cuh`: groups of 16 rows, K cut into slices where groups alone
 /// would leave multiprocessors without work.
 fn f32_params(gpu: GpuProps, matrices: &[(FusedMatrix, u64)], input: F32GemmInput) -> Vec<u64> {
     let mut words = Vec::new();

@@ -11,7 +11,7 @@ use crate::pack::{A16_TILE, ActivationFormat, WeightKind};
 pub(super) const MAX_MATRICES: usize = 8;
 /// Matrices of the layer itself; gate and up count as one.
 const LAYER_MATRICES: usize = 3;
-/// Rows of an f32 matrix per job of `gemm/f32_gemm_sm90.cuh`.
+/// Rows of an f32 matrix per job of `gemm/f32_gemm_tf32.cuh`.
 pub(super) const F32_ROWS: usize = 16;
 pub(super) const F32_SPLIT: F32Split = F32Split {
     k_step: 256,
