@@ -51,6 +51,7 @@ __device__ __forceinline__ void f32_sync() { named_barrier_sync<2, F32_WARPS * 3
 #include "gemm/fused_layer_epilogue.cuh"
 #include "gemm/f32_gemm_tf32.cuh"
 #include "gemm/fused_layer_aux.cuh"
+#include "gemm/fused_layer_tiles.cuh"
 #include "gemm/mainloop.cuh"
 
 // A slice of x each; more for few rows, whose slices are short.
@@ -284,57 +285,28 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * (X_WARPS + F32_WARPS
     pipeline.weights.fill(params, smem.ranges, warp);
     pdl_wait();
 
-    const u32 scales_ready = shared_address(&smem.scales_ready), phase_done = shared_address(&smem.phase_done);
+    // This thread's operand of the epilogue, in flight under the products.
+    const int m = threadIdx.x / 128, row = threadIdx.x % 128;
+    float factor, norm;
     int n_tiles = 0;
-#pragma unroll 1
-    for (int phase_index = 0; phase_index < params.n_phases; phase_index++) {
-        const Phase& phase = params.phases[phase_index];
-        float4* scratch = scratch_of(params, phase_index);
-        bool has_scales = false;
-        const auto wait_for_scales = [&]() {
-            if (!has_scales) mbarrier_wait(scales_ready, phase_index & 1);
-            has_scales = true;
-        };
-        WorkRange range = smem.ranges[phase_index];
-        const WorkPosition& unit = range.begin;
-#pragma unroll 1
-        while (range.units) {
-            const Matrix& s = params.matrices[unit.matrix];
-            const bool is_stream_k = range.next >= 0;
-            const int n = range.run_length();
-            // This thread's operand of the epilogue, in flight under the products.
-            const int m = threadIdx.x / 128, row = threadIdx.x % 128,
-                      block = row_block(phase.epilogue_kind, unit.tile, m);
-            float factor = 0.0f, norm = 0.0f;
-            if (!is_stream_k && row / 16 < row_tiles(s, block)) {
-                factor = load_now((const float*)row_block_at(s, phase.epilogue_kind, unit.tile, m) + row);
-                if (phase.norm_weight && block * 128 + row < s.n_out)
-                    norm = load_now(phase.norm_weight + block * 128 + row);
-            }
-            float acc[M16_TILES][N8_TILES][4];
-#pragma unroll
-            for (int m = 0; m < M16_TILES; m++)
-#pragma unroll
-                for (int i = 0; i < N8_TILES; i++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            pipeline.multiply(s, warp_has_rows(range.shape.rows, warp), n, acc);
-            if (is_stream_k) {
-                publish_partial_tile(phase, s, scratch, unit.tile, stream_k_first_block(phase, s, unit.tile), warp,
-                                     acc);
-            } else {
-                // A warp that is a tile ahead writes the other buffer; two tiles ahead it has passed this barrier with
-                // all warps.
-                EpilogueSmem& operands = smem.epilogue[n_tiles++ & 1];
-                operands.factors[m][row] = factor;
-                operands.norm[m][row] = norm;
-                if (threadIdx.x == 0) operands.blocks = tile_blocks(phase, s, unit.tile);
-                sync_math_warps();
-                epilogue(phase, s, scratch, unit.tile, warp, rows, operands, wait_for_scales, acc);
-            }
-            range.advance(params.matrices, phase.epilogue_kind, n);
-        }
-        wait_for_scales();
-        mbarrier_arrive(phase_done);
-    }
+    const auto begin_tile = [&](const Phase& phase, const Matrix& s, int tile, bool is_stream_k) {
+        const int block = row_block(phase.epilogue_kind, tile, m);
+        factor = norm = 0.0f;
+        if (is_stream_k || row / 16 >= row_tiles(s, block)) return;
+        factor = load_now((const float*)row_block_at(s, phase.epilogue_kind, tile, m) + row);
+        if (phase.norm_weight && block * 128 + row < s.n_out) norm = load_now(phase.norm_weight + block * 128 + row);
+    };
+    const auto multiply = [&](const Matrix& s, const TileShape& shape, int n, float (&acc)[M16_TILES][N8_TILES][4]) {
+        pipeline.multiply(s, warp_has_rows(shape.rows, warp), n, acc);
+    };
+    // A warp that is a tile ahead writes the other buffer; two tiles ahead it has passed this barrier with all warps.
+    const auto share_operands = [&](const Phase& phase, const Matrix& s, int tile) -> const EpilogueSmem& {
+        EpilogueSmem& operands = smem.epilogue[n_tiles++ & 1];
+        operands.factors[m][row] = factor;
+        operands.norm[m][row] = norm;
+        if (threadIdx.x == 0) operands.blocks = tile_blocks(phase, s, tile);
+        sync_math_warps();
+        return operands;
+    };
+    math_warps(params, smem, rows, warp, begin_tile, multiply, share_operands, []() {});
 }

@@ -58,6 +58,7 @@ __device__ __forceinline__ void f32_sync() { named_barrier_sync<2, F32_WARPS * 3
 #include "gemm/fused_layer_epilogue.cuh"
 #include "gemm/f32_gemm_tf32.cuh"
 #include "gemm/fused_layer_aux.cuh"
+#include "gemm/fused_layer_tiles.cuh"
 #include "gemm/mainloop.cuh"
 
 // Registers per thread of math warps and of the other warps; the launch has 168 for each.
@@ -348,7 +349,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1)
     const int warp = warp_index();
     pdl_launch();
     __shared__ __align__(16) SharedStorage smem;
-    const u32 scales_ready = shared_address(&smem.scales_ready), phase_done = shared_address(&smem.phase_done);
     // Many blocks start only when the kernel before has ended, and all others wait for them: each warp computes one
     // thing at most.
     if (warp < params.n_phases) smem.ranges[warp] = work_range_of(params.matrices, params.phases[warp]);
@@ -395,41 +395,20 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128, 1)
     };
     const auto consumer_release = [&](const PipelineSlot& slot) { mbarrier_arrive(slot.barrier + FULL_TO_EMPTY); };
     const PipelineSlot null_slot = {0, shared_address(&smem.null_slot) - FULL_TO_EMPTY};
-    for (int phase_index = 0; phase_index < params.n_phases; phase_index++) {
-        const Phase& phase = params.phases[phase_index];
-        float4* scratch = scratch_of(params, phase_index);
-        bool has_scales = false;
-        const auto wait_for_scales = [&]() {
-            if (!has_scales) mbarrier_wait(scales_ready, phase_index & 1);
-            has_scales = true;
-        };
-        WorkRange range = smem.ranges[phase_index];
-        const WorkPosition& unit = range.begin;
-        while (range.units) {
-            const Matrix& s = params.matrices[unit.matrix];
-            const bool is_stream_k = range.next >= 0;
-            const int n = range.run_length();
-            float acc[M16_TILES][N8_TILES][4];
-#pragma unroll
-            for (int m = 0; m < M16_TILES; m++)
-#pragma unroll
-                for (int i = 0; i < N8_TILES; i++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) acc[m][i][e] = 0.0f;
-            gemm_mainloop(range.shape.kind, ring, n, warp_has_rows(range.shape.rows, warp), acc, consumer_wait,
-                          peek_next, consumer_release, null_slot);
-            if (is_stream_k) {
-                publish_partial_tile(phase, s, scratch, unit.tile, stream_k_first_block(phase, s, unit.tile), warp,
-                                     acc);
-            } else {
-                mbarrier_wait(shared_address(smem.epilogue_full + (n_tiles & 1)), n_tiles >> 1 & 1);
-                epilogue(phase, s, scratch, unit.tile, warp, rows, tiles.stages[n_tiles & 1], wait_for_scales, acc);
-                mbarrier_arrive(shared_address(smem.epilogue_empty + (n_tiles & 1)));
-                n_tiles++;
-            }
-            range.advance(params.matrices, phase.epilogue_kind, n);
-        }
-        wait_for_scales();
-        mbarrier_arrive(phase_done);
-    }
+    const auto multiply = [&](const Matrix&, const TileShape& shape, int n, float (&acc)[M16_TILES][N8_TILES][4]) {
+        gemm_mainloop(shape.kind, ring, n, warp_has_rows(shape.rows, warp), acc, consumer_wait, peek_next,
+                      consumer_release, null_slot);
+    };
+    // The producer has loaded them (load_epilogue_operands).
+    const auto wait_for_operands = [&](const Phase&, const Matrix&, int) -> const EpilogueSmem& {
+        mbarrier_wait(shared_address(smem.epilogue_full + (n_tiles & 1)), n_tiles >> 1 & 1);
+        return tiles.stages[n_tiles & 1];
+    };
+    const auto release_operands = [&]() {
+        mbarrier_arrive(shared_address(smem.epilogue_empty + (n_tiles & 1)));
+        n_tiles++;
+    };
+    math_warps(
+        params, smem, rows, warp, [](const Phase&, const Matrix&, int, bool) {}, multiply, wait_for_operands,
+        release_operands);
 }
