@@ -1,4 +1,4 @@
-// gemm/fused_layer: all GEMMs between two token mixers of a decode step (1 to 32 rows), in one persistent launch, by
+// gemm/fused_layer: all GEMMs between two token mixers of a decode step (1 to 64 rows), in one persistent launch, by
 // cp.async and mma.sync.
 //
 //   x += Wo y;   h = silu(Wgate n(x)) * (Wup n(x));   x += Wdown h;   p = W n(x) with W of the next layer
@@ -6,7 +6,7 @@
 //
 // The phases, stream-K, folded norms and ready flags are those of fused_layer_sm90.cu, for GPUs without bulk copies
 // and wgmma, and with 99 KB of shared memory in a block. The bits of a row depend on shapes and grid only, not on ROWS:
-// batch-invariant. Steps of more rows take several launches.
+// batch-invariant. If kinds with large slices leave too little shared memory, more than 32 rows take several launches.
 //
 // Warps: 0..7 math, each with a ring of its own weights (weight_ring.cuh); 8 and 9 load x, by turns, polling its ready
 // flags; 10 and 11 auxiliary (fused_layer_aux.cuh).
@@ -16,7 +16,7 @@
 // out     residual stream f32 [ROWS][n_out]; results of EPILOGUE_STORE matrices; scales [ROWS], inv_rms of the rows of
 //         the last norm
 // grid    multiprocessors x 384 threads
-// smem    RING_BYTES dynamic: X_STAGES K-slices of x, and eight rings of weights
+// smem    RING_BYTES dynamic: X_STAGES stages of x, and eight rings of weights
 // scratch as fused_layer_sm90.cu
 // defines ROWS, N8_TILES = ceil(ROWS / 8), RING_BYTES, KINDS (bit i: kind i occurs), MAX_MATRICES (per launch),
 //         F32_MATRICES (f32 matrices in the last phase)
@@ -54,9 +54,11 @@ __device__ __forceinline__ void f32_sync() { named_barrier_sync<2, F32_WARPS * 3
 #include "gemm/fused_layer_tiles.cuh"
 #include "gemm/mainloop.cuh"
 
-// A slice of x each; more for few rows, whose slices are short.
+// A stage holds a slice of x, or a chunk of it where a slice would leave too little for weights. More stages for few
+// rows, whose slices are short.
+constexpr bool X_BY_CHUNK = N8_TILES > 4;
 constexpr int X_STAGES = N8_TILES <= 2 ? 4 : 3;
-constexpr int X_STAGE_BYTES = N8_TILES * A16_TILE * max_slice_chunks(0);
+constexpr int X_STAGE_BYTES = N8_TILES * A16_TILE * (X_BY_CHUNK ? 1 : max_slice_chunks(0));
 #define WEIGHT_RING_BYTES ((RING_BYTES - X_STAGES * X_STAGE_BYTES) / WARPS / 16 * 16)
 static_assert(WEIGHT_RING_BYTES >= M16_TILES * 2 * max_slice_tile_bytes(0), "a ring holds two slices of any kind");
 #include "gemm/weight_ring.cuh"
@@ -105,14 +107,18 @@ struct XCursor {
     }
 };
 
-// Loads a slice of x by one warp, polling until all of it is ready if it may come from this launch. `chunk_stride`:
-// bytes from 64 values to the next.
+// Loads a stage of x by one warp, polling until all of it is ready if it may come from this launch, and stores it once
+// the stage is empty. What takes 64 registers is loaded only then: math warps take longer for so many rows than L2
+// does. `chunk_stride`: bytes from 64 values to the next.
 template <int CHUNKS>
-__device__ __forceinline__ void load_x_slice(const u8* from, u32 chunk_stride, bool has_flags, u32 to) {
+__device__ __forceinline__ void load_x(const u8* from, u32 chunk_stride, bool has_flags, const XCursor& stage,
+                                       const SharedStorage& smem, u32 x_ring) {
     constexpr int WORDS = 2 * N8_TILES;  // of 16 bytes in a chunk and lane
+    constexpr bool LOADS_AHEAD = CHUNKS * WORDS < 16;
     const u32 lane = threadIdx.x % 32 * 16;
     float4 v[CHUNKS * WORDS];
     bool waiting;
+    if (!LOADS_AHEAD) mbarrier_wait(stage.empty(smem), stage.parity);
     do {
         waiting = false;
 #pragma unroll
@@ -121,13 +127,15 @@ __device__ __forceinline__ void load_x_slice(const u8* from, u32 chunk_stride, b
 #pragma unroll
         for (int i = 0; i < CHUNKS * WORDS; i++) waiting |= any_not_ready(v[i]);
     } while (__any_sync(WARP_ALL, waiting && has_flags));
+    if (LOADS_AHEAD) mbarrier_wait(stage.empty(smem), stage.parity);
+    const u32 to = x_ring + stage.stage * X_STAGE_BYTES;
 #pragma unroll
     for (int i = 0; i < CHUNKS * WORDS; i++)
         st_shared_v4(to + i * 512 + lane, make_uint4(__float_as_uint(v[i].x), __float_as_uint(v[i].y),
                                                      __float_as_uint(v[i].z), __float_as_uint(v[i].w)));
 }
 
-// Warps 8 and 9: x of every slice, by turns.
+// Warps 8 and 9: x of every stage, by turns.
 // The parity of `phase_open` repeats after two phases, so these warps must see each phase open before the phase ends.
 // They poll the input of a phase only once the phase before it is open: until then it may hold what the launch before
 // has left.
@@ -145,21 +153,21 @@ __device__ __forceinline__ void activation_producer(const FusedLayerParams& para
         while (range.units) {
             const int n = range.run_length(), slices = params.matrices[range.begin.matrix].slices;
             const u8* x = phase.x + size_t(range.begin.unit) * slices * slices * stride;
+            // A slice has as many chunks as a unit has slices.
+            const int chunks = X_BY_CHUNK ? 1 : slices;
 #pragma unroll 1
-            for (int remaining = n * slices; remaining; remaining--) {
+            for (int remaining = n * slices * (X_BY_CHUNK ? slices : 1); remaining; remaining--) {
                 if (turn == 0) {
                     turn = X_WARPS;
-                    mbarrier_wait(state.empty(smem), state.parity);
-                    const u32 to = x_ring + state.stage * X_STAGE_BYTES;
-                    if (slices == 2)
-                        load_x_slice<2>(x, stride, phase_index > 0, to);
+                    if (!X_BY_CHUNK && slices == 2)
+                        load_x<2>(x, stride, phase_index > 0, state, smem, x_ring);
                     else
-                        load_x_slice<1>(x, stride, phase_index > 0, to);
+                        load_x<1>(x, stride, phase_index > 0, state, smem, x_ring);
                     mbarrier_arrive(state.full(smem));
                 }
                 turn--;
                 state.advance();
-                x += slices * stride;
+                x += chunks * stride;
             }
             range.advance(params.matrices, phase.epilogue_kind, n);
         }
@@ -180,9 +188,10 @@ struct MathPipeline {
 
     // An address of the ring as a pointer.
     __device__ __forceinline__ const u8* pointer(u32 at) const { return ring + (at - shared_address(ring)); }
-    __device__ __forceinline__ const u8* wait_for_x() {
+    // Waits for the next stage of x and returns its address.
+    __device__ __forceinline__ u32 wait_for_x() {
         mbarrier_wait(x.full(smem), x.parity);
-        return pointer(x_ring + x.stage * X_STAGE_BYTES);
+        return x_ring + x.stage * X_STAGE_BYTES;
     }
     __device__ __forceinline__ void release_x() {
         mbarrier_arrive(x.empty(smem));
@@ -206,8 +215,13 @@ struct MathPipeline {
         const auto run_slice = [&](auto slice, auto next, bool more) {
             constexpr int SLICE = decltype(slice)::value;
             const u8* const current[M16_TILES] = {w[0], w[1]};
-            const u8* values = wait_for_x();
-            mma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, current, values, acc, [&]() {
+            u32 values = 0;
+            const auto x_of_chunk = [&](int q) {
+                if (X_BY_CHUNK && q) release_x();
+                if (X_BY_CHUNK || q == 0) values = wait_for_x();
+                return X_BY_CHUNK ? values : values + q * N8_TILES * A16_TILE;
+            };
+            mma_slice<KIND, M16_TILES, N8_TILES, SLICE>(tile, current, x_of_chunk, acc, [&]() {
                 release_weights(M16_TILES * slice_tile_bytes(KIND, SLICE));
                 if (more) load_slice(next);
             });
@@ -228,8 +242,11 @@ struct MathPipeline {
                 M16_TILES * (s.slices == 2 && i % 2 ? s.tile_bytes - s.first_slice_bytes : s.first_slice_bytes);
             weights.wait(size);
             release_weights(size);
-            wait_for_x();
-            release_x();
+#pragma unroll 1
+            for (int stage = 0; stage < (X_BY_CHUNK ? s.slices : 1); stage++) {
+                wait_for_x();
+                release_x();
+            }
         }
     }
     __device__ __forceinline__ void multiply(const Matrix& s, bool has_rows, int units,

@@ -18,12 +18,14 @@ __device__ __forceinline__ void load_first_chunk(TileDequantizer<KIND> (&tile)[M
     for (int m = 0; m < M; m++) tile[m].load_codes(w[m], 0);
 }
 
-template <int KIND, int M, int N, int SLICE, typename PrefetchNext>
-__device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
-                                          float (&acc)[M][N][4], const PrefetchNext& prefetch_next) {
-    const int lane = threadIdx.x % 32;
+// x_of_chunk(q): the address of 64 values of x; called once the products of the chunk before have read theirs.
+template <int KIND, int M, int N, int SLICE, typename XOfChunk, typename PrefetchNext>
+__device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], const u8* const (&w)[M],
+                                          const XOfChunk& x_of_chunk, float (&acc)[M][N][4],
+                                          const PrefetchNext& prefetch_next) {
     // ldmatrix: values 0..15 and 32..47 of 64 for s = 0, 16 more for s = 1.
-    const u32 x_address = shared_address(x) + lane / 16 * 512 + lane % 16 * 16;
+    const int lane = threadIdx.x % 32;
+    const u32 of_lane = lane / 16 * 512 + lane % 16 * 16;
     constexpr int N_AT_A_TIME = N <= 4 ? N : N == 6 ? 3 : N == 8 ? 4 : 1;  // n8 tiles per step
     constexpr int CHUNKS = slice_chunks(KIND);
     decode_scales_all<SLICE>(tile);
@@ -31,6 +33,7 @@ __device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], cons
     for (int q = 0; q < CHUNKS; q++) {
 #pragma unroll
         for (int m = 0; m < M; m++) tile[m].select_chunk(q);
+        const u32 x = x_of_chunk(q) + of_lane;
 #pragma unroll
         for (int s = 0; s < 2; s++) {
             u32 a[2][M][4];
@@ -47,7 +50,7 @@ __device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], cons
             for (int n0 = 0; n0 < N; n0 += N_AT_A_TIME) {
                 u32 b[N_AT_A_TIME][4];
 #pragma unroll
-                for (int n = 0; n < N_AT_A_TIME; n++) ldmatrix_x4(b[n], x_address + (q * N + n0 + n) * 1024 + s * 256);
+                for (int n = 0; n < N_AT_A_TIME; n++) ldmatrix_x4(b[n], x + (n0 + n) * 1024 + s * 256);
                 if (q + 1 == CHUNKS && s == 1 && n0 + N_AT_A_TIME >= N) prefetch_next();
 #pragma unroll
                 for (int half = 0; half < 2; half++)
@@ -60,6 +63,14 @@ __device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], cons
             }
         }
     }
+}
+
+// The same for a slice of x in one place.
+template <int KIND, int M, int N, int SLICE, typename PrefetchNext>
+__device__ __forceinline__ void mma_slice(TileDequantizer<KIND> (&tile)[M], const u8* const (&w)[M], const u8* x,
+                                          float (&acc)[M][N][4], const PrefetchNext& prefetch_next) {
+    const u32 first = shared_address(x);
+    mma_slice<KIND, M, N, SLICE>(tile, w, [&](int q) { return first + q * N * 1024; }, acc, prefetch_next);
 }
 
 // The whole slice, without prefetch.

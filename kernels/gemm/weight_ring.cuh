@@ -11,7 +11,7 @@
 #include "gemm/fused_layer_phases.cuh"
 
 // Most slices in flight, each a group of cp.async.
-#define MAX_IN_FLIGHT 6
+#define MAX_IN_FLIGHT 4
 
 // Moves a position of the ring to where an entry of `bytes` begins, and returns the bytes that are left out. Both ends
 // pass the same positions.
@@ -80,11 +80,17 @@ struct WeightRing {
             if (taken > free) return;
             free -= taken;
             const u32 at = threadIdx.x % 32 * 16, to = base + begin + at;
+            // Tiles of a slice have 1024 to 2048 bytes.
+            const bool has_third = at + 1024 < bytes, has_fourth = at + 1536 < bytes;
 #pragma unroll
             for (int m = 0; m < M16_TILES; m++)
-#pragma unroll
-                for (u32 i = 0; i < 2048; i += 512)
-                    if (warp < rows[m] && at + i < bytes) cp_async_16(to + m * bytes + i, from[m] + i);
+                if (warp < rows[m]) {
+                    const u32 tile = to + m * bytes;
+                    cp_async_16(tile, from[m]);
+                    cp_async_16(tile + 512, from[m] + 512);
+                    if (has_third) cp_async_16(tile + 1024, from[m] + 1024);
+                    if (has_fourth) cp_async_16(tile + 1536, from[m] + 1536);
+                }
             cp_async_commit();
             write = begin + size;
             in_flight++;
@@ -95,29 +101,22 @@ struct WeightRing {
             const u32 swap = bytes;
             bytes = other_bytes;
             other_bytes = swap;
+            // No slice is smaller. This test is shorter than another round.
+            if (free < M16_TILES * 1024) return;
         }
     }
     // Waits for the next slice, of `size` bytes, and returns its address.
     __device__ __forceinline__ u32 wait(u32 size) {
-        switch (--in_flight) {
-            case 0:
-                cp_async_wait<0>();
-                break;
-            case 1:
-                cp_async_wait<1>();
-                break;
-            case 2:
-                cp_async_wait<2>();
-                break;
-            case 3:
-                cp_async_wait<3>();
-                break;
-            case 4:
-                cp_async_wait<4>();
-                break;
-            default:
-                cp_async_wait<MAX_IN_FLIGHT - 1>();
-        }
+        // Not a switch, which would be an indirect jump; the usual number first.
+        in_flight--;
+        if (in_flight == 2)
+            cp_async_wait<2>();
+        else if (in_flight == 1)
+            cp_async_wait<1>();
+        else if (in_flight == 0)
+            cp_async_wait<0>();
+        else
+            cp_async_wait<MAX_IN_FLIGHT - 1>();
         __syncwarp();
         free += ring_wrap(read, size);
         const u32 at = base + read;

@@ -104,7 +104,7 @@ impl Layout {
         ] = bases.map(BumpAllocator::new);
         let config = &part.config;
         let spec = config.draft.as_ref().map(|draft| &*draft.spec);
-        let of_target = (part.weights(gpu.props(), slots), &mut weights);
+        let of_target = (part.weights(options.separate_gemms, slots), &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(config, regions);
@@ -117,7 +117,7 @@ impl Layout {
             numerics,
             as_large_model: options.as_large_model,
             one_launch: options.one_launch,
-            fused_layers: options.fused_layers,
+            separate_gemms: options.separate_gemms,
             draft_vocab: options.draft_vocab,
             stage: Some(&part.stage),
         };

@@ -3,8 +3,6 @@
 use contract::snapshot::SnapshotIdentity;
 use contract::{LoadConfig, StageConfig};
 
-use crate::gpu_props::GpuProps;
-use crate::plan::select::may_use_fused_layer;
 use crate::weights::{WeightPart, table_on_host};
 
 /// What is opened: a whole model, or a pipeline stage.
@@ -40,15 +38,16 @@ impl OpenedPart {
         other
     }
 
-    /// The weights that lie on its GPU.
-    pub(crate) fn weights(&self, gpu: GpuProps, slots: Option<usize>) -> WeightPart<'_> {
+    /// The weights that lie on its GPU. A stage whose layers may be fused also has the input
+    /// projections of the first layer above it.
+    pub(crate) fn weights(&self, separate_gemms: bool, slots: Option<usize>) -> WeightPart<'_> {
         let whole = &self.stage.model.target;
         let above = whole.layers.get(self.stage.layers.end);
         WeightPart {
             spec: &self.config.target,
             slots,
             table_on_host: table_on_host(whole),
-            above: above.filter(|_| may_use_fused_layer(gpu)),
+            above: above.filter(|_| !separate_gemms),
         }
     }
 

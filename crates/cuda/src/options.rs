@@ -28,9 +28,9 @@ pub struct Options {
     /// Run small models with the kernels of large ones, without the gemv of single-row steps, for
     /// tests.
     pub as_large_model: bool,
-    /// Fuse the GEMMs of a layer also on GPUs where that was not measured to be faster, to check
-    /// and time it; pipeline stages are not.
-    pub fused_layers: bool,
+    /// Run each GEMM of a layer as a launch of its own in decode steps, to compare with fused
+    /// layers.
+    pub separate_gemms: bool,
     /// Numerics of decode steps where the plan does not require batch-invariant ones; `None` for
     /// the default of this GPU and model.
     pub numerics: Option<Numerics>,

@@ -67,23 +67,6 @@ fn unit_compiles_to_a_cubin_with_resource_usage() {
     }
 }
 
-/// A kernel that no default plan has.
-#[test]
-fn fused_layer_of_home_gpus_compiles_without_spills() {
-    let Some(options) = options("fused_layer", None) else {
-        return;
-    };
-    let unit = CompileUnit::new("gemm/fused_layer.cu")
-        .define("ROWS", 8)
-        .define("N8_TILES", 1)
-        .define("RING_BYTES", 78 << 10)
-        .define("KINDS", 1)
-        .define("MAX_MATRICES", 8)
-        .define("F32_MATRICES", 0);
-    let compiled = compile(arch("sm_80"), &[unit], &options, &mut |_| ()).unwrap();
-    assert_eq!(compiled[0].entries[0].spill_bytes, 0);
-}
-
 #[test]
 fn compile_error_names_file_and_line() {
     let Some(options) = options("a_mistake_is_reported", None) else {

@@ -98,25 +98,31 @@ fn compiles_units(number: u32, plans: &[LoadConfig], wanted: impl Fn(&CompileUni
     }
 }
 
-/// Single-row steps of small models use their own launches on every GPU. Layers of large models use
-/// fused layers on Hopper, and small ones on request.
+/// Single-row steps of small models use their own launches on every GPU. Layers of large models are
+/// fused on every GPU, unless separate launches are requested.
 #[test]
 fn small_models_use_fused_layers_only_on_large_model_paths() {
     let config = load_config(SyntheticLayout::HybridTiled, QuantType::Q4_K, KvFormat::F16);
-    let has = |number, as_large_model, file| {
+    let has = |number, as_large_model, separate_gemms, file| {
         let options = Options {
             as_large_model,
+            separate_gemms,
             ..Options::default()
         };
         let backend = CudaBackend::with_options(gpu_info(number), options);
         let units = backend.units(&config).unwrap();
         units.iter().any(|unit| unit.file == file)
     };
-    let (single, chain) = ("gemm/gemv.cu", "gemm/fused_layer_sm90.cu");
-    for number in [86, 90] {
-        assert!(has(number, false, single) && !has(number, false, chain));
-        assert!(!has(number, true, single));
-        assert_eq!(has(number, true, chain), number == 90);
+    let gemv = "gemm/gemv.cu";
+    for (number, fused) in [
+        (80, "gemm/fused_layer.cu"),
+        (86, "gemm/fused_layer.cu"),
+        (120, "gemm/fused_layer.cu"),
+        (90, "gemm/fused_layer_sm90.cu"),
+    ] {
+        assert!(has(number, false, false, gemv) && !has(number, false, false, fused));
+        assert!(has(number, true, false, fused) && !has(number, true, false, gemv));
+        assert!(!has(number, true, true, fused));
     }
 }
 

@@ -19,6 +19,7 @@ use contract::{FeedForward, LoadConfig, Mixer, ModelSpec, StageConfig};
 use super::PlanContext;
 use super::decode_builder::DecodeBuilder;
 use crate::launch::draft::{CaptureTarget, capture_hidden_states};
+use crate::launch::gemm::fused_layer::FusedLayerForm;
 use crate::memory::{ALIGN, BumpAllocator};
 use crate::pack::WeightKind;
 use crate::step::ROWS;
@@ -69,8 +70,8 @@ pub(crate) struct BlockPart {
 pub(crate) struct StageKernels {
     /// Short chunks run with the decode kernels.
     pub(super) short_prefill: bool,
-    /// Layers are fused in steps.
-    pub(super) fused_layers: bool,
+    /// The fused layers of steps, if layers are fused.
+    pub(super) fused_layers: Option<FusedLayerForm>,
     /// Steps of one row run with few launches.
     pub(super) gemv: bool,
 }

@@ -51,7 +51,7 @@ pub(crate) use numerics::{attention_config, numerics_of};
 pub(crate) use one_launch::STATUS_BYTES;
 use prefill::DequantBuffers;
 pub(crate) use prefill::{ScoringAddresses, ScoringLayer, ScoringModel, ScoringPlans};
-use select::{Depth, PrefillPath, may_use_fused_layer};
+use select::{Depth, PrefillPath};
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
 const CANDIDATES: usize = 64;
@@ -238,8 +238,8 @@ pub(crate) struct PlanConfig<'a> {
     pub(crate) as_large_model: bool,
     /// Whether steps of one row are one persistent launch.
     pub(crate) one_launch: OneLaunch,
-    /// Whether layers are fused also where that was not measured to be faster.
-    pub(crate) fused_layers: bool,
+    /// Whether each GEMM of a layer is a launch of its own.
+    pub(crate) separate_gemms: bool,
     /// Tokens that drafts with the target's LM head propose from, the first of the vocabulary;
     /// `None` for the default.
     pub(crate) draft_vocab: Option<usize>,
@@ -316,12 +316,7 @@ impl Plans {
             stride: spec.vocab,
             k: CANDIDATES.min(spec.vocab),
         };
-        // Part of a pipeline stage's weights is chosen by the GPU alone.
-        let fused = may_use_fused_layer(plan_config.gpu)
-            || plan_config.fused_layers
-                && plan_config
-                    .stage
-                    .is_none_or(|stage| stage.is_first() && stage.is_last());
+        let fused = !plan_config.separate_gemms;
         let stage = match plan_config.stage {
             Some(stage) => StageBoundary::of(stage, fused),
             None => StageBoundary::whole(load_config, fused),
@@ -421,7 +416,7 @@ impl Plans {
         let short = short_prefill::path(&context, ROWS).kernel == PrefillPath::DecodeKernels;
         let kernels = StageKernels {
             short_prefill: short,
-            fused_layers: FusedLayerPlan::of_target(&context).is_some(),
+            fused_layers: FusedLayerPlan::of_target(&context).map(|plan| plan.form()),
             gemv: context.gemv,
         };
         let proposed = mtp::draft_vocab(spec.vocab, plan_config.draft_vocab);

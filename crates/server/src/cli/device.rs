@@ -104,15 +104,15 @@ pub struct DeviceArgs {
         hide_short_help = true
     )]
     pub gpu_sms: Option<u32>,
-    /// Fuse the GEMMs of a layer in decode steps also on GPUs where that was not measured to be
-    /// faster, to check and time it.
+    /// Run each GEMM of a layer as a launch of its own in decode steps, to compare with fused
+    /// layers.
     #[arg(
         long,
-        env = "HEARTH_FUSED_LAYERS",
+        env = "HEARTH_SEPARATE_GEMMS",
         value_parser = FalseyValueParser::new(),
         hide_short_help = true
     )]
-    pub fused_layers: bool,
+    pub separate_gemms: bool,
     /// Numerics of a GPU's decode steps without --batch-invariant: `batch-invariant` or `fastest`
     /// [default: the former where it costs little]. With `fastest`, rounding depends on the batch
     /// and on drafting. On an H200, a verify step of 24 nodes of the 27B takes 5.60 ms with it and

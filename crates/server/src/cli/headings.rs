@@ -43,7 +43,7 @@ const HEADINGS: [(&str, &[&str]); 7] = [
             "eager",
             "gpu_like",
             "gpu_sms",
-            "fused_layers",
+            "separate_gemms",
             "numerics",
             "one_launch",
             "batch_invariant",

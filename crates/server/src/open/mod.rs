@@ -98,7 +98,7 @@ pub(crate) fn choice(args: &DeviceArgs) -> anyhow::Result<DeviceChoice> {
         gpu: cuda::Options {
             vram_limit,
             eager: args.eager,
-            fused_layers: args.fused_layers,
+            separate_gemms: args.separate_gemms,
             numerics: args.numerics.map(numerics),
             require_peer_access: args.peer_access,
             one_launch: one_launch(args.one_launch),

@@ -297,7 +297,7 @@ pub fn launches(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -
     );
     let x_chunk_stride = bucket.div_ceil(8) * A16_TILE;
     let launch_of = |first: usize| {
-        let rows = form.max_rows().min(bucket - first);
+        let rows = form.max_rows.min(bucket - first);
         let at = |address: u64, floats: usize| address + 4 * (first * floats) as u64;
         let of_next = layer.matrices.next.iter();
         let next: Vec<_> = of_next
@@ -320,10 +320,7 @@ pub fn launches(gpu: GpuProps, form: FusedLayerConfig, layer: &FusedLayer<'_>) -
         };
         launch(gpu, form, &part, x_chunk_stride)
     };
-    (0..bucket)
-        .step_by(form.max_rows())
-        .map(launch_of)
-        .collect()
+    (0..bucket).step_by(form.max_rows).map(launch_of).collect()
 }
 
 /// The launch of rows that follow one another. `x_chunk_stride`: bytes from 64 values of the
@@ -508,7 +505,7 @@ mod tests {
     fn rows_beyond_one_launch_of_a_home_gpu_take_another() {
         let gpu = GpuProps::new((8, 6), 82);
         let matrix = |rows, cols| FusedMatrix {
-            kind: WeightKind::Q4K,
+            kind: WeightKind::F16,
             rows,
             cols,
             weight: 0,
@@ -538,7 +535,7 @@ mod tests {
             },
             mixed: 8 << 32,
         };
-        let config = FusedLayerConfig::new(gpu, MAX_ROWS, &[WeightKind::Q4K]).unwrap();
+        let config = FusedLayerConfig::new(gpu, MAX_ROWS, &[WeightKind::F16]).unwrap();
         let launches = launches(gpu, config, &layer);
         let rows: Vec<_> = launches
             .iter()

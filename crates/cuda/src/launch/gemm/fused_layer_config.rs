@@ -1,7 +1,7 @@
 //! What fused layers are compiled for, and which matrices they take.
 
 use super::f32_split::F32Split;
-use super::fused_layer_buffers::{FusedLayerMatrices, FusedMatrix, MAX_ROWS};
+use super::fused_layer_buffers::{FusedLayerMatrices, FusedMatrix};
 use super::small_batch::{F32_SHARED, ROW_BLOCKS, TILES, kinds_of};
 use crate::gpu_props::GpuProps;
 use crate::launch::CompileUnit;
@@ -24,9 +24,10 @@ const FIXED_SHARED: usize = 14 << 10;
 /// The same in `gemm/fused_layer.cu`, and what f32 matrices add there.
 const MMA_FIXED_SHARED: usize = 13 << 10;
 const MMA_F32_SHARED: usize = 8 << 10;
-/// Maximum rows of one launch of `gemm/fused_layer.cu`.
-const MMA_ROWS: usize = 32;
-/// Stages of x in that kernel for so many rows.
+/// Rows up to which a stage of x holds a whole slice in that kernel; of more rows it holds 64
+/// values.
+const MMA_SLICE_ROWS: usize = 32;
+/// Stages of x there from 17 rows on.
 const MMA_X_STAGES: usize = 3;
 /// MMA warps, each with a ring of its own weights in `gemm/fused_layer.cu`.
 const MMA_WARPS: usize = 8;
@@ -62,11 +63,14 @@ pub struct FusedLayerConfig {
     pub(super) f32_matrices: bool,
     /// Dynamic shared memory of a block, in bytes.
     pub(super) ring: usize,
+    /// Maximum rows of one launch, a multiple of 8.
+    pub(super) max_rows: usize,
 }
 
 impl FusedLayerConfig {
-    /// For matrices of these kinds on up to `most_rows` rows; `None` if the GPU has too little
-    /// shared memory.
+    /// For matrices of these kinds on up to `most_rows` rows, a multiple of 8; `None` if the GPU
+    /// has too little shared memory. Where it is too little for so many rows at once, a launch
+    /// takes fewer.
     pub fn new(gpu: GpuProps, most_rows: usize, kinds: &[WeightKind]) -> Option<FusedLayerConfig> {
         let form = if gpu.has_wgmma {
             FusedLayerForm::Sm90
@@ -78,28 +82,37 @@ impl FusedLayerConfig {
         let slice_bytes = packed().flat_map(|kind| kind.slice_bytes()).max()?;
         let chunks = packed().map(|kind| kind.slices()).max()?;
         let x_bytes = |rows: usize| rows.div_ceil(8) * chunks * A16_TILE;
+        // Room, what is beside the ring, and its least size by the rows of a launch, most first.
         let (room, fixed, f32_shared, least) = match form {
             // A warp may hold a slice while it waits for the next, and slices wrap around the ring.
             FusedLayerForm::Sm90 => {
                 let largest = ROW_BLOCKS * TILES * slice_bytes + x_bytes(most_rows);
                 let room = gpu.shared_bytes.min(MAX_SHARED);
-                (room, FIXED_SHARED, F32_SHARED, 3 * largest)
+                (
+                    room,
+                    FIXED_SHARED,
+                    F32_SHARED,
+                    vec![(most_rows, 3 * largest)],
+                )
             }
             // A slice wraps around the ring of a warp as a whole.
             FusedLayerForm::Mma => {
-                let ring = 2 * ROW_BLOCKS * slice_bytes;
-                let stages = MMA_X_STAGES * x_bytes(most_rows.min(MMA_ROWS));
-                let least = stages + MMA_WARPS * ring;
+                let rings = MMA_WARPS * 2 * ROW_BLOCKS * slice_bytes;
+                let few = rings + MMA_X_STAGES * x_bytes(most_rows.min(MMA_SLICE_ROWS));
+                let many = few.max(rings + MMA_X_STAGES * most_rows.div_ceil(8) * A16_TILE);
+                let least = vec![(most_rows, many), (most_rows.min(MMA_SLICE_ROWS), few)];
                 (gpu.shared_bytes, MMA_FIXED_SHARED, MMA_F32_SHARED, least)
             }
         };
         let own = fixed + if f32_matrices { f32_shared } else { 0 };
         let ring = room.saturating_sub(own) / 128 * 128;
-        (least <= ring).then_some(FusedLayerConfig {
+        let (max_rows, _) = least.into_iter().find(|(_, least)| *least <= ring)?;
+        Some(FusedLayerConfig {
             form,
             kinds: bits,
             f32_matrices,
             ring,
+            max_rows,
         })
     }
 
@@ -116,14 +129,6 @@ impl FusedLayerConfig {
     /// The source.
     pub(crate) fn form(self) -> FusedLayerForm {
         self.form
-    }
-
-    /// Maximum rows of one launch, a multiple of 8.
-    pub(super) fn max_rows(self) -> usize {
-        match self.form {
-            FusedLayerForm::Sm90 => MAX_ROWS,
-            FusedLayerForm::Mma => MMA_ROWS,
-        }
     }
 
     /// Whether it is compiled for matrices of these kinds.
@@ -160,6 +165,7 @@ pub fn fits(products: &FusedLayerMatrices<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fused_layer_buffers::MAX_ROWS;
     use super::*;
 
     #[test]
@@ -167,12 +173,15 @@ mod tests {
         let kinds = [WeightKind::Q4K, WeightKind::Q6K, WeightKind::F32];
         let home = GpuProps::new((8, 6), 82);
         let config = FusedLayerConfig::new(home, MAX_ROWS, &kinds).unwrap();
-        assert_eq!((config.ring, config.max_rows()), (78 << 10, 32));
+        assert_eq!((config.ring, config.max_rows), (78 << 10, 64));
         assert!(config.has(&kinds[..2]) && !config.has(&[WeightKind::Q8]));
-        // 16-bit weights and whole K-quant slices of x leave no two slices in the ring of a warp.
+        // 16-bit weights have larger slices: fewer rows at once, and beside whole K-quant slices of
+        // x the ring of a warp does not hold two.
+        let halves = FusedLayerConfig::new(home, MAX_ROWS, &[WeightKind::F16, WeightKind::F32]);
+        assert_eq!(halves.map(|config| config.max_rows), Some(32));
         let wide = [WeightKind::Q6K, WeightKind::F16, WeightKind::F32];
         assert_eq!(FusedLayerConfig::new(home, MAX_ROWS, &wide), None);
         let hopper = FusedLayerConfig::new(GpuProps::new((9, 0), 132), MAX_ROWS, &kinds).unwrap();
-        assert_eq!((hopper.ring, hopper.max_rows()), (196 << 10, 64));
+        assert_eq!((hopper.ring, hopper.max_rows), (196 << 10, 64));
     }
 }

@@ -57,7 +57,7 @@ fn launches(types: &str, gpu: GpuProps, one_launch: OneLaunch) -> Vec<Launch> {
         numerics,
         as_large_model: false,
         one_launch,
-        fused_layers: false,
+        separate_gemms: false,
         draft_vocab: None,
         stage: None,
     };

@@ -57,19 +57,13 @@ pub(crate) fn decode_gemm(rows: usize, fits: GemmFits) -> Selected<DecodeGemm> {
         ),
         (false, Some(form @ FusedLayerForm::Mma)) => Selected::new(
             DecodeGemm::FusedLayer(form),
-            "asked for, all layers fit: no launch gaps between GEMMs",
+            "no wgmma, all layers fit: no launch gaps between GEMMs",
         ),
         (false, None) => Selected::new(
             DecodeGemm::SmallBatch,
-            "no fused layer for this GPU or these matrices",
+            "separate launches requested, or no fused layer of these matrices",
         ),
     }
-}
-
-/// Whether fused layers run on a GPU by default: on those where they were measured to be faster at
-/// every number of rows (`kernels/gemm/NOTES.md`).
-pub(crate) fn may_use_fused_layer(gpu: GpuProps) -> bool {
-    gpu.has_wgmma
 }
 
 /// Whether steps of one row run as one persistent launch where the model has one.

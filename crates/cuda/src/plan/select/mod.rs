@@ -17,8 +17,7 @@ pub(crate) use depth::SHALLOW_TOKENS;
 pub use gated_delta::{gated_delta_decode, gated_delta_scan, wy_tree};
 pub use gemm::prefill_gemm;
 pub(crate) use gemm::{
-    DecodeGemm, GemmFits, PrefillPath, decode_gemm, may_use_fused_layer, prefill_path,
-    uses_one_launch,
+    DecodeGemm, GemmFits, PrefillPath, decode_gemm, prefill_path, uses_one_launch,
 };
 
 /// What was selected, and why.
