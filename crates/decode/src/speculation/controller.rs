@@ -38,7 +38,10 @@ const DECAY: f64 = 0.9;
 const PRIOR_STEPS: f64 = 0.5;
 /// Decay and prior for the choice between plans. A step's tokens are mostly luck, and a choice that
 /// followed each step would fluctuate.
-const CHOICE_DECAY: f64 = 0.99;
+const CHOICE_DECAY: f64 = 0.98;
+/// Weight of a step's planned tokens beside its accepted ones in the choice between plans: planned
+/// ones vary less, accepted ones are never biased.
+const PLANNED_WEIGHT: f64 = 0.5;
 const CHOICE_PRIOR: f64 = 6.0;
 /// What the choice of a plan takes off for each further source: with equal promises, fewer draft.
 const FURTHER_SOURCE: f64 = 0.95;
@@ -197,6 +200,8 @@ pub(crate) struct Participant {
     pub(crate) deepest: usize,
     /// Its share of the time beyond plain decoding.
     pub(crate) share: f64,
+    /// Tokens that its tree was expected to have accepted, by the calibrated chances.
+    pub(crate) planned_tokens: f64,
 }
 
 /// Decayed sums of measured and of expected speed-ups.
@@ -461,6 +466,8 @@ impl SpeculationController {
             let budget = &mut state.budgets[budget_of(participant.allowance.sources)];
             *budget = (*budget + accepted - took).min(MAX_BUDGET);
             let speedup = (1.0 + accepted) / (1.0 + took);
+            let likely = accepted + PLANNED_WEIGHT * (participant.planned_tokens - accepted);
+            let likely_speedup = (1.0 + likely) / (1.0 + took);
             let Allowance {
                 sources,
                 prior,
@@ -470,14 +477,16 @@ impl SpeculationController {
             } = participant.allowance;
             let record = &mut state.plans[sources.index()];
             record.recent.observe(DECAY, speedup, expected);
-            record.choice.observe(CHOICE_DECAY, speedup, expected);
+            record
+                .choice
+                .observe(CHOICE_DECAY, likely_speedup, expected);
             let is_whole = participant.deepest > 0 && accepted >= participant.deepest as f64;
             if speedup >= participant.allowance.rival || is_whole {
                 record.failed_trials = 0;
             }
             record.was_whole = is_whole && participant.deepest >= RETRY_DEPTH;
             let bucket = &mut self.buckets[sources.index()][bucket];
-            *bucket = (bucket.0 + speedup, bucket.1 + prior);
+            *bucket = (bucket.0 + likely_speedup, bucket.1 + prior);
             if bucket.1 > BUCKET_PRIOR.1 {
                 *bucket = (bucket.0 / 2.0, bucket.1 / 2.0);
             }

@@ -19,9 +19,9 @@ use super::sources::{DraftSource, SourceSet};
 use super::tree_proposer::{TreeProposer, TreeRequest, TreeResult};
 use crate::stats::StepTimes;
 
-/// The required share of the best single source's speed-up on every kind of text. The least that
-/// was measured is 0.964, on chat with a device bound by reading weights.
-const OF_BEST: f64 = 0.95;
+/// The required share of the best single source's speed-up on every kind of text. It holds for
+/// these texts; of twelve others of the same kinds the worst reached 0.94 on one kind.
+const OF_BEST: f64 = 0.97;
 
 /// A kind of text.
 #[derive(Debug, Clone, Copy)]

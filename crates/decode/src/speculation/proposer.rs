@@ -249,6 +249,7 @@ fn choose_all_sizes(
             base_nodes: acceptance.base_nodes,
             deepest: sequence.exploration.deepest(*n),
             share: seconds,
+            planned_tokens: acceptance.probabilities.iter().take(*n).sum(),
         });
     }
     let overhead_seconds: f64 = participants.iter().map(|one| one.share).sum();
