@@ -16,6 +16,7 @@ use contract::{
     Backend, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, LayerSplit, Limits, LoadConfig,
     ModelSpec, QuantType, StepGroups, WeightSource,
 };
+use cpu::matmul::layout::Format;
 use cpu::simd::dispatch::Dispatch;
 use cpu::{CpuBackend, CpuOptions};
 use model::synth::SynthSpec;
@@ -76,14 +77,43 @@ fn every_layout_satisfies_every_property() {
     }
 }
 
+/// A type of each form that weights have in memory. Products of experts differ by form only, and
+/// files of the other types take seconds to make.
+const TYPES_OF_EXPERTS: [QuantType; 11] = [
+    QuantType::Q4_K,
+    QuantType::Q5_K,
+    QuantType::Q6_K,
+    QuantType::Q4_0,
+    QuantType::Q8_0,
+    QuantType::MXFP4,
+    QuantType::NVFP4,
+    QuantType::Q4_1,
+    QuantType::F32,
+    QuantType::F16,
+    QuantType::BF16,
+];
+
 #[test]
 fn every_weight_type_satisfies_the_properties_of_arithmetic() {
+    let every = QuantType::ALL.map(|ty| (ty, SyntheticLayout::HybridTiled));
+    let experts = TYPES_OF_EXPERTS.map(|ty| (ty, SyntheticLayout::DenseExperts));
     let backend = fast();
+    for (ty, layout) in every.into_iter().chain(experts) {
+        let model = SyntheticModel::new(layout, ty, 2);
+        check_arithmetic(&backend, &model, KvFormat::F16, KvFormat::F16);
+    }
+}
+
+#[test]
+fn experts_are_checked_in_every_form_of_memory() {
     for ty in QuantType::ALL {
-        for layout in [SyntheticLayout::HybridTiled, SyntheticLayout::DenseExperts] {
-            let model = SyntheticModel::new(layout, ty, 2);
-            check_arithmetic(&backend, &model, KvFormat::F16, KvFormat::F16);
-        }
+        let form = Format::of(ty);
+        let mut checked = TYPES_OF_EXPERTS.into_iter().map(Format::of);
+        assert!(
+            checked.any(|other| other == form),
+            "{form:?} of {}",
+            ty.name()
+        );
     }
 }
 
