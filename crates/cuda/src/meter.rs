@@ -19,6 +19,8 @@ pub struct Reading {
     pub watts: f64,
     /// Energy drawn since the driver was loaded, in joules; 0 where the GPU does not count it.
     pub joules: f64,
+    /// Power limit in force, in watts; 0 where the GPU has none.
+    pub limit_watts: f64,
     /// Temperature of the chip, in degrees Celsius.
     pub celsius: u32,
 }
@@ -69,6 +71,7 @@ impl Meter {
             memory_mhz: device.clock_info(Clock::Memory).unwrap_or(0),
             watts: f64::from(device.power_usage().unwrap_or(0)) / 1e3,
             joules: device.total_energy_consumption().unwrap_or(0) as f64 / 1e3,
+            limit_watts: f64::from(device.enforced_power_limit().unwrap_or(0)) / 1e3,
             celsius: device.temperature(TemperatureSensor::Gpu).unwrap_or(0),
         }
     }

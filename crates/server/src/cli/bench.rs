@@ -19,6 +19,7 @@ pub(super) const BENCH_HELP: &str = "Examples:\n  hearth bench --synthetic qwen3
     hearth bench speculation --device cpu --json lines.jsonl\n  \
     hearth bench prompts humaneval.jsonl model.gguf --draft draft.gguf\n  \
     hearth bench serve http://127.0.0.1:8000 --concurrency 1,8 --svg load.svg\n  \
+    hearth bench energy sweep.jsonl --cases tg --svg sweep.svg\n  \
     hearth bench depth --synthetic qwen3.5-27b:q4_k_m --draft q8_0 --device cuda:0 \
     --vram-limit 24GiB --at 512,131072\n  \
     hearth bench score --synthetic qwen3.5-0.8b:bf16 --device cuda --target qwen3.5-27b:q4_k_m";
@@ -103,6 +104,23 @@ pub enum BenchCommand {
     Score(ScoreArgs),
     /// Put load on a running server of OpenAI's protocol, and report the times that clients see.
     Serve(BenchServeArgs),
+    /// Compare the power limits under which `hearth bench --json` has run: speed and tokens per
+    /// joule of each case. Reads files only, and changes no setting.
+    Energy(EnergyArgs),
+}
+
+/// `hearth bench energy`.
+#[derive(Debug, Args)]
+pub struct EnergyArgs {
+    /// Files of JSON lines of `hearth bench --json`.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// The cases to compare, by the beginning of their names; none: all.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cases: Vec<String>,
+    /// Write a plot of tokens per joule and of speed over the power limit to this file.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 }
 
 /// `hearth bench serve`.

@@ -6,7 +6,9 @@
 mod cases;
 mod cost;
 mod depth;
+mod energy;
 mod first_token;
+mod plot;
 mod prompt_table;
 mod reply_timing;
 mod report;
@@ -65,6 +67,7 @@ pub(super) fn bench(args: &BenchArgs, bundled: Bundled) -> anyhow::Result<()> {
             };
         }
         Some(BenchCommand::Serve(args)) => return serve::serve(args),
+        Some(BenchCommand::Energy(args)) => return energy::energy(args),
         None => {}
     }
     let source = ModelSource {

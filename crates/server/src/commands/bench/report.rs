@@ -39,6 +39,7 @@ pub(super) struct ReportLine {
 pub(super) struct Energy {
     joules: f64,
     clock_mhz: u32,
+    limit_watts: f64,
 }
 
 impl Energy {
@@ -54,6 +55,7 @@ impl Energy {
             after.watts * took.as_secs_f64()
         };
         self.clock_mhz = after.clock_mhz;
+        self.limit_watts = after.limit_watts;
     }
 }
 
@@ -180,8 +182,9 @@ impl Report {
             .as_ref()
             .map(|instruments| gb_per_s * 1e9 / instruments.read_bytes_per_s);
         let tflops = per_s * line.flops / line.tokens as f64 / 1e12;
-        let mhz = line.energy.clock_mhz;
-        let joules = line.energy.joules / (line.tokens * line.ms.len()) as f64;
+        let energy = line.energy;
+        let mhz = energy.clock_mhz;
+        let joules = energy.joules / (line.tokens * line.ms.len()) as f64;
         let shown = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
         let share = share.filter(|_| line.bytes > 0.0);
         writeln!(
@@ -205,10 +208,34 @@ impl Report {
                 "tokens": line.tokens, "tokens_per_s": per_s, "bytes": line.bytes,
                 "gb_per_s": gb_per_s, "share_of_roofline": share, "read_gb_per_s": read,
                 "tflop_per_s": tflops, "sm_mhz": mhz, "joules_per_token": joules,
-                "kv": self.kv, "version": env!("CARGO_PKG_VERSION"),
+                "power_limit_w": energy.limit_watts, "kv": self.kv, "version": env!("CARGO_PKG_VERSION"),
             });
             writeln!(file, "{line}").context("the file of --json")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_runs_are_counted_and_short_runs_are_power_times_time() {
+        let reading = |joules: f64| Reading {
+            joules,
+            watts: 300.0,
+            limit_watts: 350.0,
+            ..Reading::default()
+        };
+        let joules_of = |before: f64, after: f64, ms: u64| {
+            let mut energy = Energy::default();
+            energy.add(reading(before), reading(after), Duration::from_millis(ms));
+            assert_eq!(energy.limit_watts, 350.0);
+            energy.joules
+        };
+        assert_eq!(joules_of(1000.0, 1250.0, 1000), 250.0);
+        assert_eq!(joules_of(1000.0, 1010.0, 100), 30.0);
+        assert_eq!(joules_of(0.0, 0.0, 1000), 300.0, "a GPU without a counter");
     }
 }

@@ -3,7 +3,6 @@
 
 mod load;
 mod percentiles;
-mod plot;
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,8 +13,8 @@ use serde_json::{Value, json};
 
 use load::{Arrivals, LoadTest, Outcome, Sample};
 use percentiles::Percentiles;
-use plot::Curve;
 
+use super::plot::{self, Curve, Panel};
 use crate::cli::BenchServeArgs;
 use crate::commands::http_client::HttpClient;
 
@@ -191,13 +190,28 @@ fn json_line(args: &BenchServeArgs, (url, model): (&str, &str), result: &LoadRes
 }
 
 /// The curves of the plot: times to the first token and between parts.
-fn panels(results: &[LoadResult]) -> Vec<(&'static str, Vec<Curve>)> {
-    let panel = |(name, of): (&'static str, ValuesOf)| {
-        let curves = results.iter().map(|result| Curve {
-            name: result.name.clone(),
-            values: values(result, of),
-        });
-        (name, curves.collect())
+fn panels(results: &[LoadResult]) -> Vec<Panel<'static>> {
+    let panel = |name, of: ValuesOf| {
+        let curve = |result: &LoadResult| {
+            let values = values(result, of);
+            let point = |percent| Some((percent, values.at(percent)?));
+            Curve {
+                name: result.name.clone(),
+                points: (0..=100).map(f64::from).filter_map(point).collect(),
+            }
+        };
+        Panel {
+            name,
+            x_unit: "%",
+            x_end: 100.0,
+            curves: results.iter().map(curve).collect(),
+        }
     };
-    TABLE.into_iter().take(2).map(panel).collect()
+    let names = ["first token (ms)", "between parts (ms)"];
+    let of = TABLE.into_iter().map(|(_, of)| of);
+    names
+        .into_iter()
+        .zip(of)
+        .map(|(name, of)| panel(name, of))
+        .collect()
 }

@@ -1,8 +1,6 @@
-//! A plot of percentiles as SVG: one panel per distribution, one curve per load.
+//! A plot as SVG: panels beside each other, each with curves over a common horizontal axis.
 
 use std::fmt::Write;
-
-use super::percentiles::Percentiles;
 
 const WIDTH: f64 = 440.0;
 const HEIGHT: f64 = 280.0;
@@ -17,14 +15,23 @@ const COLORS: [&str; 6] = [
 /// Lines across a panel.
 const TICKS: usize = 5;
 
-/// The values of one load.
+/// A curve: its points as (x, y), in the order of x.
 pub(super) struct Curve {
     pub(super) name: String,
-    pub(super) values: Percentiles,
+    pub(super) points: Vec<(f64, f64)>,
 }
 
-/// The plot; each panel has a name, and milliseconds over percent of the values.
-pub(super) fn svg(title: &str, panels: &[(&str, Vec<Curve>)]) -> String {
+/// Curves over `x_unit`, from 0 to the end of the axis.
+pub(super) struct Panel<'a> {
+    /// The name, with the unit of y.
+    pub(super) name: &'a str,
+    pub(super) x_unit: &'a str,
+    pub(super) x_end: f64,
+    pub(super) curves: Vec<Curve>,
+}
+
+/// The plot.
+pub(super) fn svg(title: &str, panels: &[Panel]) -> String {
     let (width, height) = (PANEL * panels.len() as f64 + 10.0, HEIGHT + TOP + 60.0);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
@@ -33,23 +40,23 @@ pub(super) fn svg(title: &str, panels: &[(&str, Vec<Curve>)]) -> String {
          <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">{0}</text>\n",
         escaped(title)
     );
-    for (index, (name, curves)) in panels.iter().enumerate() {
-        panel(&mut out, PANEL * index as f64 + LEFT, name, curves);
+    for (index, panel) in panels.iter().enumerate() {
+        add_panel(&mut out, PANEL * index as f64 + LEFT, panel);
     }
     out.push_str("</svg>\n");
     out
 }
 
-fn panel(out: &mut String, left: f64, name: &str, curves: &[Curve]) {
-    let highest = curves.iter().filter_map(|curve| curve.values.at(100.0));
-    let top = round_up(highest.fold(0.0, f64::max));
+fn add_panel(out: &mut String, left: f64, panel: &Panel) {
+    let points = panel.curves.iter().flat_map(|curve| &curve.points);
+    let top = round_up(points.fold(0.0, |most, (_, y)| y.max(most)));
     let bottom = TOP + HEIGHT;
     // Writing to a string does not fail.
     let _ = writeln!(
         out,
-        "<text x=\"{left}\" y=\"{}\">{} (ms)</text>",
+        "<text x=\"{left}\" y=\"{}\">{}</text>",
         TOP - 12.0,
-        escaped(name)
+        escaped(panel.name)
     );
     for tick in 0..=TICKS {
         let share = tick as f64 / TICKS as f64;
@@ -58,21 +65,21 @@ fn panel(out: &mut String, left: f64, name: &str, curves: &[Curve]) {
             out,
             "<line x1=\"{left}\" y1=\"{y}\" x2=\"{}\" y2=\"{y}\" stroke=\"#ddd\"/>\
              <text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\
-             <text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{:.0} %</text>",
+             <text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{:.0} {}</text>",
             left + WIDTH,
             left - 8.0,
             y + 4.0,
             (top * share * 100.0).round() / 100.0,
             bottom + 18.0,
-            share * 100.0,
+            panel.x_end * share,
+            panel.x_unit,
         );
     }
-    for (index, curve) in curves.iter().enumerate() {
+    for (index, curve) in panel.curves.iter().enumerate() {
         let color = COLORS[index % COLORS.len()];
-        let points = (0..=100).filter_map(|percent| {
-            let value = curve.values.at(f64::from(percent))?;
-            let x = left + WIDTH * f64::from(percent) / 100.0;
-            Some(format!("{x:.1},{:.1}", bottom - HEIGHT * value / top))
+        let points = curve.points.iter().map(|(x, y)| {
+            let x = left + WIDTH * x / panel.x_end;
+            format!("{x:.1},{:.1}", bottom - HEIGHT * y / top)
         });
         let points: Vec<String> = points.collect();
         let _ = writeln!(
@@ -88,7 +95,7 @@ fn panel(out: &mut String, left: f64, name: &str, curves: &[Curve]) {
 }
 
 /// The next number of the form 1, 2 or 5 times a power of ten.
-fn round_up(value: f64) -> f64 {
+pub(super) fn round_up(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
     }
@@ -108,13 +115,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plot_has_a_curve_per_load_and_no_markup_of_names() {
-        let curve = |name: &str, values: &[f64]| Curve {
+    fn plot_has_every_curve_and_no_markup_of_names() {
+        let curve = |name: &str, points: &[(f64, f64)]| Curve {
             name: name.to_owned(),
-            values: Percentiles::new(values.to_vec()),
+            points: points.to_vec(),
         };
-        let curves = vec![curve("1 <b>", &[1.0, 3.0]), curve("none", &[])];
-        let svg = svg("a & b", &[("first", curves)]);
+        let panel = Panel {
+            name: "first (ms)",
+            x_unit: "%",
+            x_end: 100.0,
+            curves: vec![
+                curve("1 <b>", &[(0.0, 1.0), (100.0, 3.0)]),
+                curve("none", &[]),
+            ],
+        };
+        let svg = svg("a & b", &[panel]);
         assert_eq!(svg.matches("<polyline").count(), 2);
         assert!(
             svg.contains("a &amp; b") && svg.contains("1 &lt;b&gt;"),
