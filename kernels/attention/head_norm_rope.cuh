@@ -1,13 +1,19 @@
 // RMS norm and RoPE of one head by a warp: lane i has values 32 b + i of the head in x[b].
 //
-// Needs: HEAD_DIM (a multiple of 32), ROPE (an even number up to HEAD_DIM).
+// Needs: HEAD_DIM (a multiple of 32), ROPE (an even number up to HEAD_DIM), ROPE_ADJACENT (0 if absent): pairs are
+// values 2 j and 2 j + 1 instead of j and j + ROPE / 2.
 // references cpu::reference::{norm::rms_in_place, rope}
 #pragma once
 #include "common/prelude.cuh"
 #include "rope/sincos.cuh"
 
+#ifndef ROPE_ADJACENT
+#define ROPE_ADJACENT 0
+#endif
 #define DIM_BLOCKS (HEAD_DIM / 32)
 #define HALF_ROPE (ROPE / 2)
+// Whether a lane has both values of its pairs.
+#define ROPE_IN_LANE (!ROPE_ADJACENT && HALF_ROPE % 32 == 0)
 
 __device__ __forceinline__ float rms_scale(const float (&x)[DIM_BLOCKS], float eps) {
     float sum = 0.0f;
@@ -22,8 +28,8 @@ __device__ __forceinline__ void rms_norm(float (&x)[DIM_BLOCKS], const float (&n
     for (int b = 0; b < DIM_BLOCKS; b++) x[b] = x[b] * scale * norm[b];
 }
 
-// Sines and cosines of a row: lane i has pairs 32 b + i if HALF_ROPE is a multiple of 32, else values 32 b + i.
-#define ANGLES_PER_LANE (HALF_ROPE % 32 == 0 ? HALF_ROPE / 32 : (ROPE + 31) / 32)
+// Sines and cosines of a row: lane i has pairs 32 b + i if ROPE_IN_LANE, else those of values 32 b + i.
+#define ANGLES_PER_LANE (ROPE_IN_LANE ? HALF_ROPE / 32 : (ROPE + 31) / 32)
 struct Angles {
     float sine[ANGLES_PER_LANE], cosine[ANGLES_PER_LANE];
 };
@@ -33,15 +39,27 @@ __device__ __forceinline__ Angles angles_of(int position, const double* frequenc
 #pragma unroll
     for (int b = 0; b < ANGLES_PER_LANE; b++) {
         const int i = 32 * b + threadIdx.x % 32;
-        const int pair = HALF_ROPE % 32 == 0 || i < HALF_ROPE ? i : i < ROPE ? i - HALF_ROPE : 0;
+#if ROPE_ADJACENT
+        const int pair = i < ROPE ? i / 2 : 0;
+#else
+        const int pair = ROPE_IN_LANE || i < HALF_ROPE ? i : i < ROPE ? i - HALF_ROPE : 0;
+#endif
         sin_cos(position, frequency[pair], angles.sine[b], angles.cosine[b]);
     }
     return angles;
 }
 
-// Pairs (j, j + HALF_ROPE): in one lane if HALF_ROPE is a multiple of 32, else exchanged by shuffles.
+// Values of a pair in different lanes are exchanged by shuffles.
 __device__ __forceinline__ void apply_rope(float (&x)[DIM_BLOCKS], const Angles& angles) {
-#if HALF_ROPE % 32 == 0
+#if ROPE_ADJACENT
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int b = 0; b < (ROPE + 31) / 32; b++) {
+        const float other = __shfl_xor_sync(WARP_ALL, x[b], 1);
+        const float s = angles.sine[b], c = angles.cosine[b];
+        if (32 * b + lane < ROPE) x[b] = lane % 2 ? x[b] * c + other * s : x[b] * c - other * s;
+    }
+#elif ROPE_IN_LANE
 #pragma unroll
     for (int b = 0; b < HALF_ROPE / 32; b++) {
         const float s = angles.sine[b], c = angles.cosine[b];

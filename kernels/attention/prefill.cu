@@ -1,7 +1,7 @@
 // Prefill attention: causal, for a chunk of a prompt over the paged KV cache; f16 operands, f32 accumulators.
 //
 //   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <=
-//   committed + i
+//   committed + i, and j > committed + i - WINDOW with a window
 //
 // in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) follows it
 //      cache   K and V including the chunk's own, in any format except F32 (kv_cache.cuh); queries are rotated like K
@@ -14,7 +14,7 @@
 //      of the prompt. A key whose score is NaN has zero weight.
 // smem 3 * 64 * 2 * HEAD_DIM bytes
 // define HEAD_DIM (a multiple of 64), HEADS, KV_HEADS, GATED, PANELS_OUT, F32_OUT (0 or 1), K_FORMAT, V_FORMAT,
-//      BLOCK_SPARSE (0 or 1; 0 if absent)
+//      BLOCK_SPARSE (0 or 1; 0 if absent), WINDOW (keys that a row sees; 0, or absent, for all)
 // arch sm_80 and up     ref cpu::reference::attention::attend
 // test prefill_attention::prefill_attention_matches_reference, cpu_reference::scoring::scores_match_the_cpu_reference
 #define QUERIES 64
@@ -27,6 +27,9 @@
 #include "attention/prefill_epilogue.cuh"
 #include "attention/prefill_kv_tiles.cuh"
 
+#ifndef WINDOW
+#define WINDOW 0
+#endif
 #define LOWEST_SCORE (-1e30f)
 
 // Q of the block as f16; rows past `rows` are zero.
@@ -85,7 +88,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               smem_v = smem_k + KV_TILE * 2 * HEAD_DIM;
     const int end = committed + min(first + QUERIES, rows);
     const KeptBlocks kept = KEPT_BLOCKS(HEADS, head, first);
+#if WINDOW
+    // Keys that no row of the block sees change no bit: their weight is zero.
+    const int begin_of_first = max(committed + first - WINDOW + 1, 0) / KV_TILE * KV_TILE;
+#else
     const int begin_of_first = kept.next(0, end);
+#endif
     load_queries(q + head * HEAD_STRIDE, q_stride, first, rows, smem_q);
     __syncthreads();
     if (threadIdx.x >= THREADS - PRODUCER_THREADS) {
@@ -131,14 +139,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             named_barrier_arrive<THREADS>(K_EMPTY);
         }
 
-        const bool needs_mask = begin + KV_TILE > committed + first;
+        const bool needs_mask =
+            begin + KV_TILE > committed + first || (WINDOW && begin + WINDOW < committed + first + QUERIES);
         float new_max[2] = {row_max[0], row_max[1]};
 #pragma unroll
         for (int j = 0; j < KV_TILE / 8; j++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float s = scores[j][i] * log2_scale;
-                if (needs_mask && begin + j * 8 + lane % 4 * 2 + i % 2 > row_position + i / 2 * 8) {
+                const int key = begin + j * 8 + lane % 4 * 2 + i % 2, query = row_position + i / 2 * 8;
+                if (needs_mask && (key > query || (WINDOW && key <= query - WINDOW))) {
                     s = -INF;
                 }
                 scores[j][i] = fmaxf(s, -INF);  // NaN becomes -inf

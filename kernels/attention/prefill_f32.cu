@@ -1,7 +1,7 @@
 // Prefill attention in f32 throughout: causal, for caches stored as F32.
 //
 //   out[i][h] = sum_j softmax_j(scale * q[i][h] · k[j][h / GROUP]) v[j][h / GROUP] (* sigmoid(gate[i][h])),  j <=
-//   committed + i
+//   committed + i, and j > committed + i - WINDOW with a window
 //
 // in   q       f32 [rows][q_stride], head h at h * HEAD_STRIDE, its gate (HEAD_STRIDE = 2 * HEAD_DIM) follows it
 //      cache   K and V including the chunk's own, in any format of kv_cache.cuh; queries are rotated like K
@@ -12,7 +12,7 @@
 //      order of position, so a row's bits do not depend on its neighbors. A key whose score is NaN has zero weight.
 // smem none
 // define HEAD_DIM (a multiple of 32), HEADS, KV_HEADS, GATED (0 or 1), K_FORMAT, V_FORMAT, BLOCK_SPARSE (0 or
-//      1; 0 if absent)
+//      1; 0 if absent), WINDOW (keys that a row sees; 0, or absent, for all)
 // arch sm_80 and up     ref cpu::reference::attention::attend
 // test prefill_attention::prefill_attention_matches_reference, cpu_reference::scoring::scores_match_the_cpu_reference
 #include "attention/block_sparse.cuh"
@@ -24,6 +24,9 @@
 #define HEAD_STRIDE (GATED ? 2 * HEAD_DIM : HEAD_DIM)
 #define PER_LANE (HEAD_DIM / 32)
 #define ROWS 4
+#ifndef WINDOW
+#define WINDOW 0
+#endif
 #define LOWEST_SCORE (-1e30f)
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -47,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     const KeptBlocks kept = KEPT_BLOCKS(HEADS, head, first);
     const int end = committed + last + 1;
-    for (int position = kept.next(0, end); position < end; position = kept.next(position + 1, end)) {
+    const int begin = WINDOW ? max(committed + first - WINDOW + 1, 0) : kept.next(0, end);
+    for (int position = begin; position < end; position = kept.next(position + 1, end)) {
         const size_t row = kv_row(pages, slot, position, KV_HEADS, kv_head);
         float key[PER_LANE], value[PER_LANE];
 #pragma unroll
@@ -63,7 +67,8 @@ extern "C" __global__ void __launch_bounds__(128)
                 score = fmaf(query[r][i], key[i], score);
             }
             score = fmaxf(warp_sum(score) * scale, -INF);  // NaN becomes -inf
-            if (position > committed + first + r || score == -INF) {
+            const int query = committed + first + r;
+            if (position > query || (WINDOW && position <= query - WINDOW) || score == -INF) {
                 continue;
             }
             const float new_max = fmaxf(row_max[r], score), rescale = expf(row_max[r] - new_max),

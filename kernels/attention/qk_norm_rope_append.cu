@@ -1,7 +1,7 @@
 // QK norm + RoPE + KV cache append: everything between the q, k, v projections and attention, in one launch.
 //
-//   q, k = rope(rms_norm(head) * norm)      k, v are Hadamard-rotated if stored so, quantized, and written at the row's
-//                                           position; q is rotated like k
+//   q, k = rope(rms_norm(head + bias) * norm), v += bias
+//   k, v are Hadamard-rotated if stored so, quantized, and written at the row's position; q is rotated like k
 //
 // in   header   POSITIONS_FROM 0: Step   RoPE at position[row], written at tree.committed + row - tree.first
 //               POSITIONS_FROM 1: PrefillChunk both at committed + row
@@ -10,6 +10,7 @@
 //      q        [rows][HEADS][Q_STRIDE] f32; the head is the first HEAD_DIM values, an output gate may follow
 //      k, v     [rows] rows of [KV_HEADS][HEAD_DIM] f32, KV_STRIDE floats apart
 //      norms    [HEAD_DIM] f32 each, with QK_NORM      frequency [ROPE / 2] f64
+//      biases   of a projection's rows each, f32, with BIASES; null for none
 //      VALUES_NORMED: heads of v go through a norm without weights
 // out  Q_F16: q16 [rows][HEADS][HEAD_DIM] f16, else q in place;  the K and V planes
 // grid (ceil((HEADS + 2 KV_HEADS) / 4), rows) x 128 threads, one warp per head
@@ -31,6 +32,17 @@ typedef Commit Header;
 #else
 typedef MtpStep Header;
 #endif
+
+#ifndef BIASES
+#define BIASES 0
+#endif
+
+// Adds a head's part of a bias, if there is one.
+__device__ __forceinline__ void add_bias(float (&x)[DIM_BLOCKS], const float* bias, int head) {
+    if (!bias) return;
+#pragma unroll
+    for (int b = 0; b < DIM_BLOCKS; b++) x[b] += bias[head * HEAD_DIM + 32 * b + threadIdx.x % 32];
+}
 
 struct RowPosition {
     int slot, rope, cache;
@@ -77,7 +89,13 @@ KERNEL(128)
 attn_qk_norm_rope_append(const Header* header, float* q, const float* k, const float* v,
                          const float* __restrict__ q_norm, const float* __restrict__ k_norm,
                          const double* __restrict__ frequency, u16* q16, float eps, Plane keys, Plane values,
-                         PageTable pages) {
+                         PageTable pages
+#if BIASES
+                         ,
+                         const float* __restrict__ q_bias, const float* __restrict__ k_bias,
+                         const float* __restrict__ v_bias
+#endif
+) {
     pdl_launch();
     const int head = blockIdx.x * 4 + warp_index(), row = blockIdx.y, lane = threadIdx.x % 32;
     float norm[DIM_BLOCKS];
@@ -100,6 +118,9 @@ attn_qk_norm_rope_append(const Header* header, float* q, const float* k, const f
     if (head < HEADS) {
         float* from = q + ((size_t)row * HEADS + head) * Q_STRIDE;
         load_inputs<DIM_BLOCKS>(from + lane, 32, x);
+#if BIASES
+        add_bias(x, q_bias, head);
+#endif
 #if QK_NORM
         rms_norm(x, norm, eps);
 #endif
@@ -117,6 +138,9 @@ attn_qk_norm_rope_append(const Header* header, float* q, const float* k, const f
     }
     const float* from = (is_key ? k : v) + (size_t)row * KV_STRIDE + kv_head * HEAD_DIM;
     load_inputs<DIM_BLOCKS>(from + lane, 32, x);
+#if BIASES
+    add_bias(x, is_key ? k_bias : v_bias, kv_head);
+#endif
     if (is_key) {
 #if QK_NORM
         rms_norm(x, norm, eps);

@@ -1,6 +1,6 @@
 // Embedding rows of the tokens of a step or chunk, decoded from the file's own blocks.
 //
-//   out[row] = decode(table[token[row]])
+//   out[row] = decode(table[token[row]]) * scale, the factor only with SCALED
 //
 // in   header (norm/source_rows.cuh)     table: [vocab] rows of ROW_BYTES bytes in format TYPE (the GGUF id)
 // out  out f32 [rows][WIDTH]
@@ -55,7 +55,12 @@ __device__ __forceinline__ void copy_to_shared(u8* dst, const u8* src, int bytes
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    embedding_gather(const Header* header, const u8* __restrict__ table, float* out) {
+    embedding_gather(const Header* header, const u8* __restrict__ table, float* out
+#if defined(SCALED) && SCALED
+                     ,
+                     float scale
+#endif
+    ) {
     pdl_launch();
     __shared__ __align__(16) u8 bytes[BYTES];
     const int row = blockIdx.y, offset = threadIdx.x * 4, at = blockIdx.x * VALUES + offset;
@@ -75,6 +80,10 @@ extern "C" __global__ void __launch_bounds__(256)
     float v[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = at + i < WIDTH ? decode_value<TYPE>(bytes, offset + i) : 0.0f;
+#if defined(SCALED) && SCALED
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] *= scale;
+#endif
     float* dst = out + (size_t)row * WIDTH + at;
     if (WIDTH % 4 == 0) {
         *(float4*)dst = make_float4(v[0], v[1], v[2], v[3]);

@@ -1,10 +1,13 @@
-// Gated unit of the feed-forward network: y = silu(gate) * up, in the formats that the down projection reads.
+// Gated unit of the feed-forward network: y = f(gate) * up, in the formats that the down projection reads.
+//
+// f is silu, or gelu by its tanh formula with GELU.
 //
 // in   header (norm/source_rows.cuh)     gate, up: rows of WIDTH f32, STRIDE floats apart
 // out  y [rows][WIDTH] (norm/row_output.cuh)
 // grid (groups of 256 / 4, rows) x 128, one warp per group
-// arch sm_80 and up     reference cpu::reference::activation::swiglu     test crates/cuda/tests/norm.rs
+// arch sm_80 and up     references cpu::reference::activation::{swiglu, geglu}     test crates/cuda/tests/norm.rs
 #include "common/prelude.cuh"
+#include "ffn/gate_function.cuh"
 #include "norm/source_rows.cuh"
 #include "norm/row_output.cuh"
 
@@ -19,6 +22,6 @@ extern "C" __global__ void __launch_bounds__(128)
     load_row_group<WIDTH>(gate + (size_t)row * STRIDE, group, g);
     load_row_group<WIDTH>(up + (size_t)row * STRIDE, group, u);
 #pragma unroll
-    for (int i = 0; i < 8; i++) g[i] = silu(g[i]) * u[i];
+    for (int i = 0; i < 8; i++) g[i] = gate_function(g[i]) * u[i];
     store_row_group(out, row, group, g);
 }

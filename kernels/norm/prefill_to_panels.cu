@@ -2,15 +2,16 @@
 //
 //   prefill_rms_norm  y = x / sqrt(mean(x^2) + eps) * weight
 //   prefill_convert   y = x
-//   prefill_swiglu    y = silu(gate) * up
+//   prefill_swiglu    y = f(gate) * up; f is silu, or gelu by its tanh formula with GELU
 //
 // in     x, gate, up f32 [rows][stride]      weight f32 [WIDTH]
 // out    panels: f16(scale * y), rows_cap rows, WIDTH padded to 64 with zeros (gemm/panel_layout.cuh); 0 if not wanted
 //        y f32 [rows][WIDTH]; 0 if not wanted
 // grid   one block of 128 threads per row of the largest chunk; a thread holds eight neighbouring columns at a time
 // define WIDTH (a multiple of 4)     arch sm_80 and up
-// reference cpu::reference::{norm::rms, activation::swiglu}     test crates/cuda/tests/prefill_gemm.rs
+// reference cpu::reference::{norm::rms, activation::{swiglu, geglu}}     test crates/cuda/tests/prefill_gemm.rs
 #include "common/step.cuh"
+#include "ffn/gate_function.cuh"
 #include "gemm/panel_layout.cuh"
 
 #define THREADS 128
@@ -126,7 +127,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         Float8 v;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
+#if defined(GELU) && GELU
+            v.at[j] = gate_function(g.at[j]) * u.at[j];
+#else
             v.at[j] = g.at[j] / (1.0f + expf(-g.at[j])) * u.at[j];
+#endif
         }
         out.store(row, at, v);
     }

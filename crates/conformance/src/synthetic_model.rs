@@ -9,7 +9,8 @@ use contract::quant::quantize_row;
 use contract::{
     AttentionBiases, AttentionSpec, DenseSpec, ExpertGateUp, ExpertStack, FeedForward,
     GateActivation, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash, ModelSpec, MoeSpec,
-    OutputGate, QuantType, RopeSpec, SharedExpertSpec, WeightError, WeightRef, WeightSource,
+    OutputGate, QuantType, RopePairs, RopeSpec, SharedExpertSpec, WeightError, WeightRef,
+    WeightSource,
 };
 
 /// A model to try a device on.
@@ -45,6 +46,12 @@ pub enum SyntheticLayout {
     HybridExperts,
     /// Attention only, experts with gate and up apart, scaled weights.
     DenseExperts,
+    /// Attention only, no norms: biases, rotated pairs of neighbours, stretched positions, and
+    /// factors in the second layer. What Llama and Qwen2 have.
+    Neighbours,
+    /// Attention only, heads of 256 values: norms behind blocks, GELU, scaled embeddings, and a
+    /// window of [`SyntheticLayout::WINDOW`] tokens in all layers but the second. What Gemma has.
+    Windowed,
 }
 
 impl SyntheticLayout {
@@ -58,6 +65,13 @@ impl SyntheticLayout {
         SyntheticLayout::Plain,
         SyntheticLayout::Odd,
     ];
+
+    /// Tokens that a layer with a window sees: more than a tree has, and no multiple of a tile.
+    pub const WINDOW: usize = 100;
+
+    /// Every layout with parts that Qwen3 and later do not have.
+    pub const OTHER_FAMILIES: [SyntheticLayout; 2] =
+        [SyntheticLayout::Neighbours, SyntheticLayout::Windowed];
 
     /// Every layout of mixtures of experts.
     pub const EXPERTS: [SyntheticLayout; 2] = [
@@ -109,7 +123,11 @@ impl SyntheticModel {
             trained_context: 4096,
             norm_eps: 1e-6,
             embedding,
-            embedding_scale: 1.0,
+            embedding_scale: match layout {
+                // The square root of the width.
+                SyntheticLayout::Windowed => 16.0,
+                _ => 1.0,
+            },
             layers,
             // Spreads logits over a few units, as trained models do.
             final_norm: maker.vector("final_norm", hidden, |d| 2.0 + 0.2 * d.signed()),
@@ -255,6 +273,8 @@ impl ModelBuilder {
                 };
                 (0..2).map(|i| self.attention(i, heads)).collect()
             }
+            SyntheticLayout::Neighbours => (0..2).map(|i| self.neighbours(i)).collect(),
+            SyntheticLayout::Windowed => (0..3).map(|i| self.windowed(i)).collect(),
             SyntheticLayout::Odd => vec![
                 self.attention(0, gated(5, 1)),
                 self.delta(1, 1, 5, HeadMap::Tiled),
@@ -269,9 +289,78 @@ impl ModelBuilder {
                 }
                 _ => FeedForward::Dense(self.dense(&format!("layer {i}"), self.ffn)),
             };
-            self.layer(i, mixer, ffn)
+            let mut layer = self.layer(i, mixer, ffn);
+            if layout == SyntheticLayout::Windowed {
+                self.put_norms_behind(i, &mut layer);
+            }
+            layer
         });
         layers.collect()
+    }
+
+    /// Attention of [`SyntheticLayout::Neighbours`].
+    fn neighbours(&mut self, i: usize) -> Mixer {
+        let heads = Heads {
+            n_heads: 6,
+            n_kv_heads: 2,
+            head_dim: 64,
+            rope: 64,
+            gate: OutputGate::None,
+            normed: false,
+        };
+        let mut attention = self.attention_of(i, heads);
+        attention.rope.pairs = RopePairs::Adjacent;
+        attention.rope.scale = 0.5;
+        let mut bias = |part: &str, matrix: &WeightRef| {
+            let name = format!("layer {i} {part} bias");
+            Some(self.vector(&name, matrix.rows, |d| 0.5 * d.signed()))
+        };
+        attention.biases = AttentionBiases {
+            q: bias("q", &attention.q),
+            k: bias("k", &attention.k),
+            v: bias("v", &attention.v),
+            o: None,
+        };
+        if i == 1 {
+            let factors = self.vector("rope factors", heads.rope / 2, |d| 1.0 + 7.0 * d.unit());
+            attention.rope_factors = Some(factors);
+        }
+        Mixer::Attention(attention)
+    }
+
+    /// Attention of [`SyntheticLayout::Windowed`].
+    fn windowed(&mut self, i: usize) -> Mixer {
+        let heads = Heads {
+            n_heads: 4,
+            n_kv_heads: 1,
+            head_dim: 256,
+            rope: 256,
+            gate: OutputGate::None,
+            normed: true,
+        };
+        let mut attention = self.attention_of(i, heads);
+        if i == 1 {
+            attention.rope = RopeSpec {
+                scale: 0.125,
+                ..RopeSpec::new(heads.rope, 1e6)
+            };
+        } else {
+            attention.window = Some(SyntheticLayout::WINDOW);
+        }
+        Mixer::Attention(attention)
+    }
+
+    /// Gives a layer norms behind its blocks, and GELU.
+    fn put_norms_behind(&mut self, i: usize, layer: &mut LayerSpec) {
+        let mut norm = |part: &str| {
+            let name = format!("layer {i} {part}");
+            Some(self.vector(&name, self.hidden, |d| 0.8 + 0.1 * d.signed()))
+        };
+        layer.post_mixer_norm = norm("post_mixer_norm");
+        layer.post_ffn_norm = norm("post_ffn_norm");
+        if let FeedForward::Dense(dense) = &mut layer.ffn {
+            dense.activation = GateActivation::GeluTanh;
+        }
     }
 
     fn dense(&mut self, whose: &str, ffn: usize) -> DenseSpec {
@@ -330,6 +419,10 @@ impl ModelBuilder {
     }
 
     fn attention(&mut self, i: usize, heads: Heads) -> Mixer {
+        Mixer::Attention(self.attention_of(i, heads))
+    }
+
+    fn attention_of(&mut self, i: usize, heads: Heads) -> AttentionSpec {
         let name = |part: &str| format!("layer {i} {part}");
         let Heads {
             n_heads,
@@ -346,7 +439,7 @@ impl ModelBuilder {
                 .normed
                 .then(|| maker.vector(&name(part), head_dim, |d| 1.2 + 0.2 * d.signed()))
         };
-        Mixer::Attention(AttentionSpec {
+        AttentionSpec {
             n_heads,
             n_kv_heads,
             head_dim,
@@ -362,7 +455,7 @@ impl ModelBuilder {
             v: self.matrix(&name("v"), n_kv_heads * head_dim, self.hidden, 1.0),
             o: self.matrix(&name("o"), self.hidden, n_heads * head_dim, 1.0),
             biases: AttentionBiases::default(),
-        })
+        }
     }
 
     fn delta(&mut self, i: usize, n_k_heads: usize, n_v_heads: usize, head_map: HeadMap) -> Mixer {

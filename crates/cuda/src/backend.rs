@@ -22,7 +22,7 @@ use crate::opened_part::OpenedPart;
 use crate::options::Options;
 use crate::plan::explain::{ExplainedKernel, explain};
 use crate::plan::select::Depth;
-use crate::plan::{PlanConfig, PlanKey, Plans, numerics_of};
+use crate::plan::{PlanConfig, PlanKey, Plans, numerics_of, rope_factors};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, CudaStage, DraftProperties};
 use crate::scorer::{CudaScorer, ScorerLayout};
@@ -237,6 +237,14 @@ impl CudaBackend {
         if let Some(refusal) = self.gpu.refusal(self.name()) {
             return Err(refusal);
         }
+        let mut layers = config.target.attention_layers();
+        if self.options.windows && layers.any(|a| a.window.is_some()) {
+            return Err(DeviceError::Unsupported {
+                what: "an attention window beside the sliding windows of the model".to_owned(),
+                device: self.name(),
+                instead: "remove --attention-window".to_owned(),
+            });
+        }
         check::require_supported(config, &self.name())?;
         check::check_shared_memory(config, self.gpu.props(), &self.name())
     }
@@ -310,6 +318,9 @@ impl CudaBackend {
     ) -> Result<CudaRunner, DeviceError> {
         self.checked(&part.stage.model)?;
         let config = &part.config;
+        for a in config.target.attention_layers() {
+            rope_factors(a, &*config.weights)?;
+        }
         let slots = self.slots(part);
         let planned = self.layout(part, slots, [0; 6]);
         let memory = planned.memory();

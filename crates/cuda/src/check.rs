@@ -6,7 +6,7 @@ mod experts;
 use contract::quant::hadamard;
 use contract::{
     AttentionSpec, DeviceError, FeedForward, GateActivation, GatedDeltaSpec, KvFormat, Limits,
-    LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, RopePairs, Tree, WeightError, WeightRef,
+    LoadConfig, Mixer, ModelSpec, MtpSpec, OutputGate, Tree, WeightError, WeightRef,
 };
 
 use crate::gpu_props::GpuProps;
@@ -34,9 +34,8 @@ pub(crate) fn require_supported(config: &LoadConfig, device: &str) -> Result<(),
     };
     limits(config.limits).map_err(unsupported)?;
     spec(&config.target)?;
-    if let Some(what) = later_block(&config.target) {
-        let instead = "it runs on the CPU only so far (--device cpu)";
-        return Err(unsupported((what.to_owned(), instead)));
+    if let Some(what) = unsupported_block(&config.target) {
+        return Err(unsupported((what.to_owned(), "use --device cpu")));
     }
     blocks(&config.target).map_err(unsupported)?;
     groups(config).map_err(unsupported)?;
@@ -106,33 +105,42 @@ pub(crate) fn check_shared_memory(
 }
 
 /// The name of a part of a model that this device does not compute.
-fn later_block(spec: &ModelSpec) -> Option<&'static str> {
+fn unsupported_block(spec: &ModelSpec) -> Option<&'static str> {
+    for layer in &spec.layers {
+        let experts = layer.ffn.dense().is_none();
+        let silu = layer.ffn.activation() == GateActivation::Silu;
+        if experts && (layer.post_ffn_norm.is_some() || !silu) {
+            return Some("experts with a norm behind them or with GELU");
+        }
+    }
+    spec.kv_layers().find_map(|a| {
+        if a.window.is_some_and(|window| window < step::ROWS) {
+            Some("a sliding window of fewer than 64 tokens")
+        } else if a.biases.o.is_some() {
+            Some("attention with a bias of the output projection")
+        } else if a.gate != OutputGate::None && a.biases.iter().next().is_some() {
+            Some("gated attention with biases")
+        } else {
+            None
+        }
+    })
+}
+
+/// The name of a part of a model that scoring does not compute.
+pub(crate) fn unscored_block(spec: &ModelSpec) -> Option<&'static str> {
     if spec.embedding_scale != 1.0 {
-        return Some("a model with scaled embeddings");
+        return Some("scaled embeddings");
     }
     for layer in &spec.layers {
         if layer.post_mixer_norm.is_some() || layer.post_ffn_norm.is_some() {
-            return Some("a layer with norms behind its blocks");
-        }
-        if layer.ffn.activation() != GateActivation::Silu {
-            return Some("a feed-forward with GELU");
+            return Some("norms behind its blocks");
         }
     }
-    spec.kv_layers().find_map(later_attention)
-}
-
-fn later_attention(a: &AttentionSpec) -> Option<&'static str> {
-    if a.rope.pairs != RopePairs::Halves {
-        Some("rotary embedding of adjacent pairs")
-    } else if a.rope.scale != 1.0 || a.rope_factors.is_some() {
-        Some("a scaled rotary embedding")
-    } else if a.window.is_some() {
-        Some("a layer with a sliding window")
-    } else if a.biases.iter().next().is_some() {
-        Some("attention with biases")
-    } else {
-        None
-    }
+    spec.kv_layers().find_map(|a| match a {
+        _ if a.window.is_some() => Some("sliding windows"),
+        _ if a.biases.iter().next().is_some() => Some("biases"),
+        _ => None,
+    })
 }
 
 /// The norms and the feed-forward of a layer.
@@ -234,6 +242,8 @@ fn spec(spec: &ModelSpec) -> Result<(), WeightError> {
     }
     for layer in &spec.layers {
         feed_forward(&layer.mixer_norm, &layer.ffn_norm, &layer.ffn, hidden)?;
+        let mut behind = layer.post_mixer_norm.iter().chain(&layer.post_ffn_norm);
+        behind.try_for_each(|norm| shape(norm, 1, hidden))?;
         match &layer.mixer {
             Mixer::Attention(a) => attention(a, hidden)?,
             Mixer::GatedDelta(d) => delta(d, hidden)?,
@@ -282,7 +292,18 @@ fn attention(a: &AttentionSpec, hidden: usize) -> Result<(), WeightError> {
     shape(&a.v, kv_heads * dim, hidden)?;
     shape(&a.o, hidden, heads * dim)?;
     let mut norms = a.q_norm.iter().chain(&a.k_norm);
-    norms.try_for_each(|norm| shape(norm, 1, dim))
+    norms.try_for_each(|norm| shape(norm, 1, dim))?;
+    let biases = [
+        (&a.biases.q, &a.q),
+        (&a.biases.k, &a.k),
+        (&a.biases.v, &a.v),
+    ];
+    for (bias, matrix) in biases {
+        bias.as_ref()
+            .map_or(Ok(()), |bias| shape(bias, 1, matrix.rows))?;
+    }
+    let factors = a.rope_factors.as_ref();
+    factors.map_or(Ok(()), |factors| shape(factors, 1, a.rope.dims / 2))
 }
 
 fn delta(d: &GatedDeltaSpec, hidden: usize) -> Result<(), WeightError> {

@@ -8,6 +8,7 @@
 //! per token, which is negligible. On the device it would take the memory of tens of thousands of
 //! tokens.
 
+mod delta;
 mod draft;
 mod experts;
 mod host;
@@ -23,7 +24,7 @@ use std::thread;
 
 use contract::quant::dequantize_row;
 use contract::{
-    AttentionSpec, DenseSpec, DeviceError, DraftSpec, FeedForward, GatedDeltaSpec, LoadProgress,
+    AttentionSpec, DenseSpec, DeviceError, DraftSpec, FeedForward, GateActivation, LoadProgress,
     Mixer, WeightError, WeightRef, WeightSource,
 };
 
@@ -32,12 +33,13 @@ use crate::launch::embedding::EmbeddingTable;
 use crate::memory::BumpAllocator;
 use crate::pack::{self, WeightKind};
 
+pub(crate) use delta::DeltaWeights;
 pub(crate) use draft::{Conditioned, ConvWeights, DraftLayerWeights, DraftWeights};
 use experts::StackHalf;
 pub(crate) use experts::{ExpertWeights, FeedForwardWeights, PlacedLayers};
 use host::Apart;
 pub(crate) use mtp::MtpWeights;
-pub(crate) use part::{WeightPart, mixer_inputs, table_on_host};
+pub(crate) use part::{WeightPart, fuses, mixer_inputs, table_on_host};
 
 /// Bytes of one page-locked staging buffer.
 const STAGING_BYTES: usize = 16 << 20;
@@ -82,14 +84,20 @@ pub(crate) struct FfnWeights {
     pub(crate) gate: WeightMatrix,
     pub(crate) up: WeightMatrix,
     pub(crate) down: WeightMatrix,
+    /// The function of the gate.
+    pub(crate) activation: GateActivation,
 }
 
-/// One layer. Vectors are addresses of f32 values.
+/// One layer. Vectors are addresses of f32 values; absent norms are 0.
 #[derive(Debug, Clone)]
 pub(crate) struct LayerWeights {
     pub(crate) mixer_norm: u64,
     pub(crate) mixer: MixerWeights,
+    /// Behind the mixer.
+    pub(crate) post_mixer_norm: u64,
     pub(crate) ffn: FeedForwardWeights,
+    /// Behind the feed-forward.
+    pub(crate) post_ffn_norm: u64,
 }
 
 /// The mixer of a layer.
@@ -128,6 +136,8 @@ pub(crate) struct AttentionWeights {
     pub(crate) k: WeightMatrix,
     pub(crate) v: WeightMatrix,
     pub(crate) o: WeightMatrix,
+    /// Of `q`, `k` and `v`, f32; 0 for none.
+    pub(crate) biases: [u64; 3],
 }
 
 impl AttentionWeights {
@@ -135,20 +145,6 @@ impl AttentionWeights {
     pub(crate) fn input_projections(&self) -> [WeightMatrix; 3] {
         [self.q, self.k, self.v]
     }
-}
-
-/// Weights of a gated-delta mixer.
-#[derive(Debug, Clone)]
-pub(crate) struct DeltaWeights {
-    pub(crate) qkv: WeightMatrix,
-    pub(crate) z: WeightMatrix,
-    pub(crate) beta: WeightMatrix,
-    pub(crate) alpha: WeightMatrix,
-    pub(crate) out: WeightMatrix,
-    pub(crate) a: u64,
-    pub(crate) dt: u64,
-    pub(crate) conv: u64,
-    pub(crate) norm: u64,
 }
 
 /// One weight to load.
@@ -258,6 +254,7 @@ impl LayoutBuilder<'_> {
             gate: self.matrix(&ffn.gate),
             up: self.matrix(&ffn.up),
             down: self.matrix(&ffn.down),
+            activation: ffn.activation,
         }
     }
 
@@ -270,20 +267,8 @@ impl LayoutBuilder<'_> {
             k: self.matrix(&a.k),
             v: self.matrix(&a.v),
             o: self.matrix(&a.o),
-        }
-    }
-
-    fn delta(&mut self, d: &GatedDeltaSpec) -> DeltaWeights {
-        DeltaWeights {
-            qkv: self.matrix(&d.qkv),
-            z: self.matrix(&d.z),
-            beta: self.matrix(&d.beta),
-            alpha: self.matrix(&d.alpha),
-            out: self.matrix(&d.out),
-            a: self.vector(&d.a),
-            dt: self.vector(&d.dt),
-            conv: self.vector(&d.conv),
-            norm: self.vector(&d.norm),
+            biases: [&a.biases.q, &a.biases.k, &a.biases.v]
+                .map(|bias| self.optional_vector(bias.as_ref())),
         }
     }
 }
@@ -325,6 +310,8 @@ impl Weights {
                 }
                 _ => plan.feed_forward(&layer.ffn_norm, &layer.ffn),
             },
+            post_mixer_norm: plan.optional_vector(layer.post_mixer_norm.as_ref()),
+            post_ffn_norm: plan.optional_vector(layer.post_ffn_norm.as_ref()),
         });
         let layers = layers.collect();
         let (final_norm, head) = (plan.vector(&spec.final_norm), plan.matrix(&spec.head));

@@ -12,12 +12,16 @@ mod fixtures {
     pub mod nvrtc;
 }
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
+use contract::{KvFormat, KvFormats, Limits, LoadConfig, QuantType};
 use cuda::compile::{CompileError, Compiled, Nvrtc, Options, compile};
 use cuda::driver::Arch;
 use cuda::launch::{CompileUnit, bandwidth};
+use cuda::{CudaBackend, GpuInfo};
 
 /// Options with NVRTC, or `None` with a SKIPPED line.
 fn options(test: &str, cache: Option<PathBuf>) -> Option<Options> {
@@ -63,6 +67,73 @@ fn unit_compiles_to_a_cubin_with_resource_usage() {
         assert!(names.contains(&"bandwidth_read") && names.contains(&"bandwidth_copy"));
         for entry in &unit.entries {
             assert!(entry.registers > 8 && entry.spill_bytes == 0, "{entry:?}");
+        }
+    }
+}
+
+/// What the dense families beside Qwen have: pairs of neighbours, biases, windows, GELU, scaled
+/// embeddings and norms behind blocks.
+#[test]
+fn kernels_of_dense_families_compile_without_spills() {
+    let Some(options) = options("dense_families", None) else {
+        return;
+    };
+    let kv = KvFormats {
+        k: KvFormat::Q8_0,
+        v: KvFormat::Q8_0,
+    };
+    let limits = Limits {
+        sequences: 1,
+        context: 1024,
+        tree_nodes: 1,
+        prefill_chunk: 128,
+        pool_tokens: None,
+    };
+    let backend = CudaBackend::new(GpuInfo {
+        ordinal: 0,
+        name: "RTX 3090".to_owned(),
+        capability: (8, 6),
+        run_as: None,
+        sm_count: 82,
+        total_bytes: 24 << 30,
+    });
+    let mut own = Vec::new();
+    for layout in SyntheticLayout::OTHER_FAMILIES {
+        let model = SyntheticModel::new(layout, QuantType::Q8_0, 1);
+        let config = LoadConfig {
+            target: model.spec,
+            weights: model.weights,
+            draft: None,
+            batch_invariant: false,
+            kv,
+            limits,
+        };
+        let window = SyntheticLayout::WINDOW.to_string();
+        let is_own = |unit: &CompileUnit| {
+            unit.file == "norm/add_normed.cu"
+                || unit.defines.iter().any(|(name, value)| match *name {
+                    "ROPE_ADJACENT" | "BIASES" | "GELU" | "SCALED" => true,
+                    "WINDOW" => *value == window,
+                    _ => false,
+                })
+        };
+        own.extend(backend.units(&config).unwrap().into_iter().filter(is_own));
+    }
+    let files: BTreeSet<&str> = own.iter().map(|unit| unit.file).collect();
+    for file in [
+        "attention/decode_tree.cu",
+        "attention/prefill.cu",
+        "attention/qk_norm_rope_append.cu",
+        "embedding/gather.cu",
+        "ffn/swiglu.cu",
+        "norm/add_normed.cu",
+        "norm/prefill_to_panels.cu",
+    ] {
+        assert!(files.contains(file), "{file} is not in {files:?}");
+    }
+    for unit in compile_units(&own, &options).unwrap() {
+        for entry in &unit.entries {
+            assert_eq!(entry.spill_bytes, 0, "{entry:?}");
         }
     }
 }

@@ -104,6 +104,22 @@ fn layouts_of_experts_pass_the_suite() {
     assert_no_violations(violations.iter().sum());
 }
 
+/// Windows, biases, other rotations, norms behind blocks: as measured, and bit for bit.
+#[test]
+fn layouts_of_other_families_pass_the_suite() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let mut violations = 0;
+    for layout in SyntheticLayout::OTHER_FAMILIES {
+        let model = SyntheticModel::new(layout, QuantType::Q4_K, 1);
+        for mode in [Mode::Fast, Mode::Exact] {
+            violations += count_violations(&device, &model, F16_KV, mode);
+        }
+    }
+    assert_no_violations(violations);
+}
+
 /// Small models use single-row kernels. Here they use the large-model paths, with fused layers
 /// where the GPU has them.
 #[test]

@@ -534,3 +534,29 @@ fn short_run_covers_other_weight_kinds() {
         short_run(&device, &synthetic, KvFormats { k, v: k });
     }
 }
+
+/// Rotated pairs of neighbours, rotary factors, biases, sliding windows, norms behind blocks,
+/// scaled embeddings and GELU, in prompts and trees.
+#[test]
+fn layouts_of_other_families_match_the_cpu_reference() {
+    let Some(device) = open_device(false) else {
+        return;
+    };
+    let mut faulty = 0;
+    for layout in SyntheticLayout::OTHER_FAMILIES {
+        for (ty, kv) in [
+            (QuantType::F32, KvFormat::F32),
+            (QuantType::Q8_0, KvFormat::F16),
+            (QuantType::Q8_0, KvFormat::Q8_0),
+        ] {
+            let model = SyntheticModel::new(layout, ty, 5);
+            let tolerance = match ty {
+                QuantType::F32 => reference_tolerance(ty),
+                _ => kv_tolerance(kv).at_least_f16(),
+            };
+            let kv = KvFormats { k: kv, v: kv };
+            faulty += check_against_reference(&device, &model, (kv, SMALL), tolerance);
+        }
+    }
+    assert_no_faults(faulty);
+}

@@ -7,8 +7,8 @@ mod fixtures {
     pub mod step;
 }
 
-use contract::QuantType;
 use contract::quant::quantize_row;
+use contract::{GateActivation, QuantType};
 use cuda::GpuProps;
 use cuda::driver::Buffer;
 use cuda::launch::ffn::{self, GateUp};
@@ -306,7 +306,13 @@ fn gemv_with_fused_swiglu_equals_separate_launches() {
             up: projected[1].ptr(),
             stride: width,
         };
-        launches.push(ffn::swiglu(width, 1, fixture.source(), from, out));
+        launches.push(ffn::gated_unit(
+            (width, 1),
+            fixture.source(),
+            from,
+            GateActivation::Silu,
+            out,
+        ));
         let input = GemvInput::RmsNorm {
             row: row.ptr(),
             weight: weight.ptr(),

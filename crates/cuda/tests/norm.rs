@@ -1,4 +1,4 @@
-//! Norms and SwiGLU match the reference.
+//! Norms and gated units match the reference.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -7,9 +7,12 @@ mod fixtures {
     pub mod step;
 }
 
+use contract::GateActivation;
 use cpu::reference::{activation, norm};
 use cuda::launch::ffn::{self, GateUp};
-use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, convert, rms_norm};
+use cuda::launch::norm::{
+    ActivationBuffers, Residual, RmsShape, RowSource, add_normed, convert, rms_norm,
+};
 use fixtures::gpu::{Random, close, poisoned, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, chunk, star, step};
 
@@ -197,7 +200,7 @@ fn gathered_norm_takes_the_requested_rows() {
 }
 
 #[test]
-fn swiglu_matches_reference() {
+fn gated_units_match_the_reference() {
     let Some(gpu) = KernelDevice::open() else {
         return;
     };
@@ -208,8 +211,9 @@ fn swiglu_matches_reference() {
         gate[0] = -1e30;
         gate[1] = 90.0;
         let up = random.normals(rows * width, 1.0);
-        let mut y = vec![0.0; rows * width];
-        activation::swiglu(&gate, &up, &mut y);
+        let [mut silu, mut gelu] = [(); 2].map(|()| vec![0.0; rows * width]);
+        activation::swiglu(&gate, &up, &mut silu);
+        activation::geglu(&gate, &up, &mut gelu);
         let both: Vec<f32> = (0..rows)
             .flat_map(|r| {
                 [&gate, &up]
@@ -228,14 +232,51 @@ fn swiglu_matches_reference() {
             (b.ptr(), c.ptr(), width)
         };
         let from = GateUp { gate, up, stride };
-        let out = poisoned::<f32>(&gpu, rows * width);
-        gpu.launch(&[ffn::swiglu(
-            width,
-            rows,
-            RowSource::Chunk(header.ptr()),
-            from,
-            ActivationBuffers::f32(out.ptr()),
-        )]);
-        close("swiglu", &out.download(&gpu).unwrap(), &y, 1e-6);
+        let source = RowSource::Chunk(header.ptr());
+        for (activation, expected) in [
+            (GateActivation::Silu, &silu),
+            (GateActivation::GeluTanh, &gelu),
+        ] {
+            let out = poisoned::<f32>(&gpu, rows * width);
+            let to = ActivationBuffers::f32(out.ptr());
+            gpu.launch(&[ffn::gated_unit((width, rows), source, from, activation, to)]);
+            let found = out.download(&gpu).unwrap();
+            close("a gated unit", &found, expected, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn norms_behind_a_block_match_the_reference() {
+    let Some(gpu) = KernelDevice::open() else {
+        return;
+    };
+    let mut random = Random::new(14);
+    for (width, rows) in [(640, 5), (5120, 2), (36, 3)] {
+        let header = gpu.upload(&chunk(0, 0, &vec![0; rows], &[])).unwrap();
+        let (mut x, update) = (
+            random.normals((rows + 1) * width, 1.0),
+            random.normals((rows + 1) * width, 3.0),
+        );
+        let weight = random.between(width, 0.5, 1.5);
+        let (to, from, of) = (
+            gpu.upload(&x).unwrap(),
+            gpu.upload(&update).unwrap(),
+            gpu.upload(&weight).unwrap(),
+        );
+        // The row behind those of the header stays as it is.
+        for row in 0..rows {
+            let mut normed = vec![0.0; width];
+            norm::rms(&update[row * width..][..width], &weight, 1e-6, &mut normed);
+            activation::add(&mut x[row * width..][..width], &normed);
+        }
+        let rms = RmsShape { width, eps: 1e-6 };
+        let residual = Residual {
+            rows: to.ptr(),
+            update: from.ptr(),
+        };
+        let source = RowSource::Chunk(header.ptr());
+        gpu.launch(&[add_normed(rms, rows + 1, source, residual, of.ptr())]);
+        close("add_normed", &to.download(&gpu).unwrap(), &x, 2e-6);
     }
 }

@@ -8,7 +8,7 @@ mod fixtures {
     pub mod step;
 }
 
-use contract::QuantType;
+use contract::{GateActivation, QuantType};
 use cpu::reference::{activation, matmul, norm};
 use cuda::driver::Buffer;
 use cuda::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations};
@@ -77,6 +77,8 @@ fn activation_formats_match_reference() {
         }
         let mut gated = vec![0.0; n * width];
         activation::swiglu(&x, &up, &mut gated);
+        let mut gelu_gated = vec![0.0; n * width];
+        activation::geglu(&x, &up, &mut gelu_gated);
         let upload = |host: &[f32]| {
             let mut buffer = poisoned::<f32>(&gpu, cap * width);
             buffer.upload(&gpu, host).unwrap();
@@ -87,7 +89,7 @@ fn activation_formats_match_reference() {
             let y = poisoned::<f32>(&gpu, cap * width);
             (poisoned::<u16>(&gpu, Panels::bytes(cap, width) / 2), y)
         };
-        let made = [out(), out(), out()];
+        let made = [out(), out(), out(), out()];
         let to = |i: usize| PrefillActivations {
             panels: made[i].0.ptr(),
             f32: made[i].1.ptr(),
@@ -101,9 +103,10 @@ fn activation_formats_match_reference() {
         gpu.launch(&[
             panels::rms_norm(rms, chunk, x_at.ptr(), weight.ptr(), to(0)),
             panels::convert(chunk, x_rows, to(1)),
-            panels::swiglu(chunk, x_rows, up_rows, to(2)),
+            panels::gated_unit(chunk, [x_rows, up_rows], GateActivation::Silu, to(2)),
+            panels::gated_unit(chunk, [x_rows, up_rows], GateActivation::GeluTanh, to(3)),
         ]);
-        let expected = [normed, x, gated];
+        let expected = [normed, x, gated, gelu_gated];
         for ((panels, y), expected) in made.iter().zip(&expected) {
             let y = y.download(&gpu).unwrap();
             close("f32 rows", &y[..n * width], expected, 4e-6);

@@ -18,7 +18,7 @@ use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     AttentionSpec, Backend, Conditioning, DeviceError, DraftLoad, DraftLoadConfig, DraftSpec,
     ExpertGateUp, FeedForward, GateActivation, KvFormat, KvFormats, Limits, LoadConfig, Mixer,
-    ModelSpec, MoeSpec, QuantType, RopePairs,
+    MoeSpec, QuantType, RopePairs,
 };
 use cuda::{CudaBackend, GpuInfo, Options, compile};
 use model::DraftKind;
@@ -86,50 +86,38 @@ fn unsupported_plan_is_rejected_by_name_before_loading() {
 }
 
 #[test]
-fn parts_of_later_families_are_rejected_by_name() {
-    let refused = |change: &dyn Fn(&mut ModelSpec), part: &str| {
+fn parts_without_kernels_are_rejected_by_name() {
+    let refused = |change: &dyn Fn(&mut AttentionSpec), part: &str| {
         let mut config = load_config();
-        change(Arc::make_mut(&mut config.target));
+        let spec = Arc::make_mut(&mut config.target);
+        let attention = spec
+            .layers
+            .iter_mut()
+            .find_map(|layer| match &mut layer.mixer {
+                Mixer::Attention(a) => Some(a),
+                Mixer::GatedDelta(_) => None,
+            });
+        change(attention.unwrap());
         unsupported(&config, part);
-        unsupported(&config, "on the CPU only so far");
+        unsupported(&config, "--device cpu");
     };
     let norm = load_config().target.final_norm.clone();
-    refused(&|spec| spec.embedding_scale = 16.0, "scaled embeddings");
-    refused(
-        &|spec| spec.layers[0].post_mixer_norm = Some(norm.clone()),
-        "norms behind",
-    );
-    refused(
-        &|spec| spec.layers[1].post_ffn_norm = Some(norm.clone()),
-        "norms behind",
-    );
-    refused(
-        &|spec| {
-            let FeedForward::Dense(dense) = &mut spec.layers[0].ffn else {
-                panic!("the model is dense")
-            };
-            dense.activation = GateActivation::GeluTanh;
-        },
-        "GELU",
-    );
-    let in_attention = |change: &dyn Fn(&mut AttentionSpec), part: &str| {
-        let change = |spec: &mut ModelSpec| {
-            let attention = spec
-                .layers
-                .iter_mut()
-                .find_map(|layer| match &mut layer.mixer {
-                    Mixer::Attention(a) => Some(a),
-                    Mixer::GatedDelta(_) => None,
-                });
-            change(attention.unwrap());
-        };
-        refused(&change, part);
+    refused(&|a| a.window = Some(63), "fewer than 64 tokens");
+    refused(&|a| a.biases.o = Some(norm.clone()), "output projection");
+    let mut config = load_config();
+    let spec = Arc::make_mut(&mut config.target);
+    for layer in &mut spec.layers {
+        if let Mixer::Attention(a) = &mut layer.mixer {
+            a.window = Some(512);
+        }
+    }
+    let windows = Options {
+        windows: true,
+        ..options()
     };
-    in_attention(&|a| a.rope.pairs = RopePairs::Adjacent, "adjacent pairs");
-    in_attention(&|a| a.rope.scale = 0.125, "scaled rotary");
-    in_attention(&|a| a.rope_factors = Some(norm.clone()), "scaled rotary");
-    in_attention(&|a| a.window = Some(512), "sliding window");
-    in_attention(&|a| a.biases.v = Some(norm.clone()), "biases");
+    let backend = CudaBackend::with_options(rtx_3090(), windows);
+    let error = backend.estimate(&config).unwrap_err().to_string();
+    assert!(error.contains("remove --attention-window"), "{error}");
 }
 
 #[test]
@@ -202,7 +190,7 @@ fn drafts_without_kernels_are_rejected_by_name() {
     for (error, part) in [
         (gelu, "a draft with GELU"),
         (wide, "selects from 65 candidates"),
-        (turned, "rotary embedding of adjacent pairs"),
+        (turned, "a rotary embedding of another kind"),
     ] {
         assert!(matches!(error, DeviceError::Unsupported { .. }), "{error}");
         assert!(error.to_string().contains(part), "{error}");

@@ -2,10 +2,10 @@
 
 use contract::{
     AttentionSpec, Conditioning, DraftLayer, DraftSpec, DynamicConv, GateActivation, ModelSpec,
-    OutputGate, WeightError, WeightRef,
+    OutputGate, RopePairs, WeightError, WeightRef,
 };
 
-use super::{attention, later_attention, mismatch, shape};
+use super::{attention, mismatch, shape};
 use crate::step;
 
 /// Candidates of a row that the reduction of logits rows gives.
@@ -19,8 +19,17 @@ const RANK_STEP: usize = 4;
 pub(super) fn supported(draft: &DraftSpec) -> Result<(), (String, &'static str)> {
     let on_cpu = "it runs on the CPU only (--device cpu)";
     let layers = draft.layers.iter();
-    if let Some(what) = layers.clone().find_map(|l| later_attention(&l.attention)) {
-        return Err((format!("a draft with {what}"), on_cpu));
+    let plain = |a: &AttentionSpec| {
+        a.rope.pairs == RopePairs::Halves
+            && a.rope.scale == 1.0
+            && a.rope_factors.is_none()
+            && a.window.is_none()
+            && a.biases.iter().next().is_none()
+    };
+    if !layers.clone().all(|layer| plain(&layer.attention)) {
+        let what =
+            "a draft with biases, another window or a rotary embedding of another kind".to_owned();
+        return Err((what, on_cpu));
     }
     if layers
         .map(|l| &l.ffn)

@@ -1,5 +1,7 @@
 //! The gated unit between the projections of a feed-forward.
 
+use contract::GateActivation;
+
 use super::norm::{ActivationBuffers, RowSource};
 use super::{Args, CompileUnit, Launch};
 
@@ -14,14 +16,14 @@ pub struct GateUp {
     pub stride: usize,
 }
 
-/// `silu(gate) * up` into `out`, `width` values a row.
+/// `f(gate) * up` into `out`, `width` values a row, with the function of `activation`.
 ///
 /// `gate` and `up` are f32 rows, `stride` floats apart: two matrices, or two halves of one.
-pub fn swiglu(
-    width: usize,
-    rows: usize,
+pub fn gated_unit(
+    (width, rows): (usize, usize),
     source: RowSource,
     from: GateUp,
+    activation: GateActivation,
     out: ActivationBuffers,
 ) -> Launch {
     let GateUp { gate, up, stride } = from;
@@ -32,6 +34,7 @@ pub fn swiglu(
     let unit = CompileUnit::new("ffn/swiglu.cu")
         .define("SOURCE", source.number())
         .define("STRIDE", stride);
+    let unit = with_function(unit, activation);
     Launch {
         entry: "swiglu_rows",
         unit: out.define(unit, width, rows),
@@ -45,5 +48,16 @@ pub fn swiglu(
             .words(&out.words()),
         cooperative: false,
         overlap: true,
+    }
+}
+
+/// Adds the define of `kernels/ffn/gate_function.cuh`.
+pub(in crate::launch) fn with_function(
+    unit: CompileUnit,
+    activation: GateActivation,
+) -> CompileUnit {
+    match activation {
+        GateActivation::Silu => unit,
+        GateActivation::GeluTanh => unit.define("GELU", 1),
     }
 }

@@ -136,14 +136,15 @@ pub struct TailBuffers {
 }
 
 fn tail_unit(shape: &Shape, kv_stride: usize) -> CompileUnit {
-    CompileUnit::new("score/tail.cu")
+    let unit = CompileUnit::new("score/tail.cu")
         .define("HEAD_DIM", shape.head_dim)
         .define("HEADS", shape.n_heads)
         .define("KV_HEADS", shape.n_kv_heads)
         .define("Q_STRIDE", shape.q_stride())
         .define("KV_STRIDE", kv_stride)
         .define("ROPE", shape.rope.dims)
-        .define("QK_NORM", u32::from(shape.normed))
+        .define("QK_NORM", u32::from(shape.normed));
+    shape.rope_pairs(unit)
 }
 
 fn tail_args(chunk: ChunkRows, call: u64, from: TailInputs, eps: f32) -> Args {

@@ -63,9 +63,9 @@ impl DecodeBuilder<'_> {
             let y = b.normed(weights.mixer_norm, &input_projections, arena);
             let projected = b.project(&y, &input_projections, arena);
             let mixed = b.mixer(i, &projected, arena);
-            b.add(&mixed, weights.mixer.out());
+            b.add_normed(&mixed, weights.mixer.out(), weights.post_mixer_norm, arena);
         });
-        self.block(|b, arena| b.ffn(&weights.ffn, arena));
+        self.block(|b, arena| b.ffn(&weights.ffn, weights.post_ffn_norm, arena));
         self.layer_end(i);
     }
 }

@@ -74,10 +74,14 @@ impl DecodeBuilder<'_> {
 
     /// The tokens' embeddings into the residual stream.
     pub(super) fn embed(&mut self) {
-        self.embed_from(self.context.weights.embedding);
+        let context = self.context;
+        let (table, x) = (context.weights.embedding, context.addresses.residual);
+        let scale = context.spec.embedding_scale;
+        let launch = embedding::scaled(table, self.rows, self.source, x, scale);
+        self.push(launch);
     }
 
-    /// The same from a table of a draft's own.
+    /// The same from the table of a draft, not scaled.
     pub(super) fn embed_from(&mut self, table: EmbeddingTable) {
         let x = self.context.addresses.residual;
         self.push(embedding::gather(table, self.rows, self.source, x));
@@ -229,6 +233,29 @@ impl DecodeBuilder<'_> {
         self.products(input, &[product]);
     }
 
+    /// `x += matrix · input`, through the norm `post_norm` if it is not 0.
+    pub(super) fn add_normed(
+        &mut self,
+        input: &ActivationBuffers,
+        matrix: WeightMatrix,
+        post_norm: u64,
+        arena: &mut BumpAllocator,
+    ) {
+        if post_norm == 0 {
+            return self.add(input, matrix);
+        }
+        let update = self.project(input, &[matrix], arena)[0];
+        let rms = RmsShape {
+            width: self.context.spec.hidden,
+            eps: self.eps,
+        };
+        let to = Residual {
+            rows: self.context.addresses.residual,
+            update,
+        };
+        self.push(norm::add_normed(rms, self.rows, self.source, to, post_norm));
+    }
+
     fn products(&mut self, input: &ActivationBuffers, products: &[GemmOperation]) {
         let launches = gemm::launches(self.context, self.rows, input, products);
         self.plan.launches.extend(launches);
@@ -254,7 +281,8 @@ impl DecodeBuilder<'_> {
             kv_stride: w.k.rows,
             q_norm: w.q_norm,
             k_norm: w.k_norm,
-            frequencies: context.frequencies(a.rope),
+            frequencies: context.frequencies(a),
+            biases: w.biases,
         };
         let step = self.step;
         let size = StepSize {
@@ -327,16 +355,17 @@ impl DecodeBuilder<'_> {
         forms
     }
 
-    pub(super) fn dense_ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
+    /// A feed-forward with the norm before it, and that behind it if `post_norm` is not 0.
+    pub(super) fn dense_ffn(&mut self, w: &FfnWeights, post_norm: u64, arena: &mut BumpAllocator) {
         let input_projections = [w.gate, w.up];
         let y = self.normed(w.norm, &input_projections, arena);
         let projected = self.project(&y, &input_projections, arena);
-        let out = self.swiglu(w, &projected, arena);
-        self.add(&out, w.down);
+        let out = self.gated_unit(w, &projected, arena);
+        self.add_normed(&out, w.down, post_norm, arena);
     }
 
     /// The gated unit of the projections of gate and up.
-    pub(super) fn swiglu(
+    pub(super) fn gated_unit(
         &mut self,
         w: &FfnWeights,
         projected: &[u64],
@@ -348,7 +377,8 @@ impl DecodeBuilder<'_> {
         let stride = w.gate.rows;
         let out = ActivationFormats::of([w.down.kind]).allocate(arena, self.rows, stride);
         let from = GateUp { gate, up, stride };
-        self.push(ffn::swiglu(stride, self.rows, self.source, from, out));
+        let size = (stride, self.rows);
+        self.push(ffn::gated_unit(size, self.source, from, w.activation, out));
         out
     }
 }

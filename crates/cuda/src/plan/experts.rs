@@ -59,10 +59,16 @@ pub(super) fn all_dense(whole: &ModelSpec) -> bool {
 }
 
 impl DecodeBuilder<'_> {
-    /// The feed-forward of a layer with the norm before it.
-    pub(super) fn ffn(&mut self, w: &FeedForwardWeights, arena: &mut BumpAllocator) {
+    /// The feed-forward of a layer with the norm before it, and that behind it if `post_norm` is
+    /// not 0. Mixtures of experts have none behind.
+    pub(super) fn ffn(
+        &mut self,
+        w: &FeedForwardWeights,
+        post_norm: u64,
+        arena: &mut BumpAllocator,
+    ) {
         match w {
-            FeedForwardWeights::Dense(w) => self.dense_ffn(w, arena),
+            FeedForwardWeights::Dense(w) => self.dense_ffn(w, post_norm, arena),
             FeedForwardWeights::Experts(w) => self.experts(w, arena),
         }
     }

@@ -14,7 +14,7 @@ use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
 use crate::step::ROWS;
 use crate::weights::{
-    AttentionWeights, ExpertWeights, FeedForwardWeights, FfnWeights, WeightMatrix, Weights,
+    AttentionWeights, ExpertWeights, FeedForwardWeights, FfnWeights, WeightMatrix, Weights, fuses,
 };
 
 const _: () = assert!(ROWS <= MAX_ROWS, "a chain takes the rows of any step");
@@ -97,14 +97,20 @@ impl<'a> FusedLayerPlan<'a> {
 
     /// The target's layers.
     pub(super) fn of_target(context: &PlanContext<'a>) -> Option<FusedLayerPlan<'a>> {
-        let layers = context.weights.layers.iter().map(|layer| {
-            Some(LayerMatrices {
-                norm: layer.mixer_norm,
-                input_projections: layer.mixer.input_projections(),
-                out: layer.mixer.out(),
-                ffn: layer.ffn.dense()?,
-            })
-        });
+        let specs = context.spec.layers.iter();
+        let layers = context
+            .weights
+            .layers
+            .iter()
+            .zip(specs)
+            .map(|(layer, spec)| {
+                fuses(spec).then_some(LayerMatrices {
+                    norm: layer.mixer_norm,
+                    input_projections: layer.mixer.input_projections(),
+                    out: layer.mixer.out(),
+                    ffn: layer.ffn.dense()?,
+                })
+            });
         let stage = (!context.stage.is_whole()).then_some(FusedStage {
             has_projections: !context.stage.is_first,
             above: context.weights.above.as_ref(),
@@ -221,7 +227,7 @@ impl DecodeBuilder<'_> {
                 b.add(&mixed, layer.attention.o);
             });
             self.block(|b, arena| match layer.ffn {
-                DraftingFfn::Dense(w) => b.dense_ffn(w, arena),
+                DraftingFfn::Dense(w) => b.dense_ffn(w, 0, arena),
                 DraftingFfn::Experts(w) => b.experts(w, arena),
             });
         }

@@ -14,7 +14,7 @@ use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use crate::launch::norm::ActivationBuffers;
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
-use crate::weights::{FeedForwardWeights, FfnWeights, WeightMatrix, mixer_inputs};
+use crate::weights::{FeedForwardWeights, FfnWeights, WeightMatrix, fuses, mixer_inputs};
 
 /// Whether layers of steps of one row go in few launches: where the norms fold into products. Asked
 /// of the whole model, so that all of its pipeline stages answer alike.
@@ -42,7 +42,8 @@ pub(super) fn fits(gpu: GpuProps, whole: &ModelSpec) -> bool {
             FeedForward::Dense(w) => Some([&w.gate, &w.up]),
             FeedForward::Experts(_) => None,
         };
-        fits(&mixer_inputs(&layer.mixer), GemvEpilogue::Store)
+        fuses(layer)
+            && fits(&mixer_inputs(&layer.mixer), GemvEpilogue::Store)
             && gate_and_up.is_none_or(|both| fits(&both, GemvEpilogue::SwiGlu(0)))
     })
 }
@@ -172,7 +173,7 @@ impl DecodeBuilder<'_> {
                 self.push(launch);
                 self.project_and_add(&out, w.down);
             }
-            None => self.dense_ffn(w, arena),
+            None => self.dense_ffn(w, 0, arena),
         }
     }
 }

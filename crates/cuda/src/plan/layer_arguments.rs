@@ -23,7 +23,7 @@ pub(super) fn shape(a: &AttentionSpec, load_config: &LoadConfig, eps: f32) -> Sh
         rotated: true,
         eps,
         scale: a.scale,
-        window: 0,
+        window: a.window.unwrap_or(0),
         mask: Mask::Ancestors,
         ring_pages: 0,
     }

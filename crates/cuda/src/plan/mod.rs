@@ -22,12 +22,13 @@ mod mtp;
 mod numerics;
 mod one_launch;
 mod prefill;
+mod rotations;
 pub mod select;
 mod short_prefill;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::{Limits, LoadConfig, ModelSpec, RopeSpec, StageConfig};
+use contract::{AttentionSpec, Limits, LoadConfig, ModelSpec, StageConfig};
 
 use crate::gpu_props::GpuProps;
 use crate::launch::draft::CaptureTarget;
@@ -51,6 +52,8 @@ pub(crate) use numerics::{attention_config, numerics_of};
 pub(crate) use one_launch::STATUS_BYTES;
 use prefill::DequantBuffers;
 pub(crate) use prefill::{ScoringAddresses, ScoringLayer, ScoringModel, ScoringPlans};
+use rotations::Rotations;
+pub(crate) use rotations::rope_factors;
 use select::{Depth, PrefillPath};
 
 /// Candidates that the reduction of the head's rows gives; longer answers are made on the host.
@@ -266,7 +269,7 @@ pub(crate) struct PlanContext<'a> {
     pub(crate) addresses: Addresses,
     dequant: DequantBuffers,
     /// Inverse frequencies of each kind of rotation.
-    rotations: Vec<(RopeSpec, u64)>,
+    rotations: Rotations,
     reduce: logits::LogitsReduction,
     draft_lists: DraftLists,
     /// The target's ids of a draft's own vocabulary, int32; 0 if they are the same.
@@ -295,9 +298,8 @@ impl PlanContext<'_> {
         })
     }
 
-    fn frequencies(&self, rope: RopeSpec) -> u64 {
-        let found = self.rotations.iter().find(|(kind, _)| *kind == rope);
-        found.map_or(0, |(_, address)| *address)
+    fn frequencies(&self, a: &AttentionSpec) -> u64 {
+        self.rotations.frequencies(a)
     }
 }
 
@@ -370,21 +372,13 @@ impl Plans {
             one_launch_status: 0,
         };
         addresses.one_launch_status = addresses.rows + reduce.out_bytes(1) as u64;
-        let mut rotations: Vec<(RopeSpec, u64)> = Vec::new();
-        let mut tables = Vec::new();
         let of_draft = load_config
             .draft
             .iter()
             .flat_map(|draft| &draft.spec.layers);
         let of_draft = of_draft.map(|layer| &layer.attention);
-        for a in spec.kv_layers().chain(of_draft) {
-            if rotations.iter().all(|(kind, _)| *kind != a.rope) {
-                let table = layer_arguments::shape(a, load_config, spec.norm_eps).frequencies();
-                let at = scratch.take(8 * table.len());
-                rotations.push((a.rope, at));
-                tables.push((at, table.into_iter().flat_map(f64::to_le_bytes).collect()));
-            }
-        }
+        let rotated = spec.kv_layers().chain(of_draft);
+        let (rotations, mut tables) = Rotations::of(rotated, load_config, scratch);
         let own_ids = draft_spec.and_then(|draft| draft.head.as_ref()?.ids.as_ref());
         let draft_ids = own_ids.map_or(0, |ids| {
             let at = scratch.take(4 * ids.len());

@@ -140,7 +140,8 @@ impl<'a> Head<'a> {
             kv_stride: self.weights.attention.k.rows,
             q_norm: 0,
             k_norm: self.weights.attention.k_norm,
-            frequencies: context.frequencies(self.attention.rope),
+            frequencies: context.frequencies(self.attention),
+            biases: [0; 3],
         };
         let to = AppendTarget {
             cache: self.cache,

@@ -6,7 +6,7 @@ mod experts;
 mod scoring;
 mod stage;
 
-use contract::{AttentionSpec, GatedDeltaSpec, Mixer, ModelSpec};
+use contract::{AttentionSpec, GateActivation, GatedDeltaSpec, Mixer, ModelSpec};
 
 use super::gemm::gemm_matrix;
 use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
@@ -21,14 +21,14 @@ use crate::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemm, Pr
 use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use crate::launch::mtp::{self, KeptRows};
 use crate::launch::norm::panels::{self, F32Rows};
-use crate::launch::norm::{self, RmsShape, RowSource};
+use crate::launch::norm::{self, Residual, RmsShape, RowSource};
 use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
 use crate::state::LayerState;
 use crate::weights::{
     AttentionWeights, DeltaWeights, DraftLayerWeights, DraftWeights, FeedForwardWeights,
-    FfnWeights, MixerWeights, WeightMatrix, Weights,
+    FfnWeights, LayerWeights, MixerWeights, WeightMatrix, Weights,
 };
 
 pub(crate) use scoring::{ScoringAddresses, ScoringLayer, ScoringModel, ScoringPlans};
@@ -128,7 +128,8 @@ pub(super) fn build(
     if context.stage.is_first {
         let (at, table) = (context.addresses, context.weights.embedding);
         let source = builder.source();
-        builder.push(embedding::gather(table, rows, source, at.residual));
+        let scale = context.spec.embedding_scale;
+        builder.push(embedding::scaled(table, rows, source, at.residual, scale));
     } else {
         builder.received_rows();
     }
@@ -202,7 +203,7 @@ impl PrefillBuilder<'_> {
         ) {
             (Mixer::Attention(a), MixerWeights::Attention(w), LayerState::Kv(group, index)) => {
                 let cache = cache(context, group, index);
-                self.block(|b, arena| b.attention(a, w, weights.mixer_norm, cache, arena));
+                self.block(|b, arena| b.attention(a, weights, w, cache, arena));
             }
             (Mixer::GatedDelta(_), MixerWeights::Delta(w), LayerState::Delta(group, index)) => {
                 let layer = delta_layer(context, group, index, w);
@@ -210,7 +211,7 @@ impl PrefillBuilder<'_> {
             }
             _ => unreachable!("weights and state were laid out from this spec"),
         }
-        self.block(|b, arena| b.ffn(&weights.ffn, arena));
+        self.block(|b, arena| b.ffn(&weights.ffn, weights.post_ffn_norm, arena));
         if let Some(to) = self.features.and_then(|out| context.chunk_capture(i, out)) {
             let (hidden, source) = (context.spec.hidden, self.source());
             let x = context.addresses.residual;
@@ -339,6 +340,35 @@ impl PrefillBuilder<'_> {
         );
     }
 
+    /// `x += matrix · input`, through the norm `post_norm` if it is not 0.
+    fn add_normed(
+        &mut self,
+        input: PrefillActivations,
+        matrix: WeightMatrix,
+        post_norm: u64,
+        arena: &mut BumpAllocator,
+    ) {
+        if post_norm == 0 {
+            return self.add(input, matrix);
+        }
+        let update = self.project(input, &[matrix], arena)[0];
+        let rms = RmsShape {
+            width: self.context.spec.hidden,
+            eps: self.context.spec.norm_eps,
+        };
+        let to = Residual {
+            rows: self.context.addresses.residual,
+            update,
+        };
+        self.push(norm::add_normed(
+            rms,
+            self.rows,
+            self.source(),
+            to,
+            post_norm,
+        ));
+    }
+
     fn products(&mut self, input: PrefillActivations, cols: usize, matrices: &[GemmMatrix]) {
         let inputs = PrefillGemmInputs {
             panels: input.panels,
@@ -352,30 +382,30 @@ impl PrefillBuilder<'_> {
     fn attention(
         &mut self,
         a: &AttentionSpec,
+        layer: &LayerWeights,
         w: &AttentionWeights,
-        norm: u64,
         cache: Cache,
         arena: &mut BumpAllocator,
     ) {
         let context = self.context;
         let shape = shape(a, context.load_config, context.spec.norm_eps);
         let input_projections = w.input_projections();
-        let y = self.normed(norm, &input_projections, arena);
+        let y = self.normed(layer.mixer_norm, &input_projections, arena);
         let projected = self.project(y, &input_projections, arena);
-        self.append(&shape, w, &projected, cache);
+        self.append((a, &shape), w, &projected, cache);
         let out = self.out(&[w.o], a.n_heads * a.head_dim, arena);
         let selected = prefill_attention(&shape, context.gpu);
         let kernel = selected.kernel;
         self.plan.note(kernel.file(), selected.reason);
         let (chunk, q) = (self.chunk(), projected[0]);
         self.push(attention::prefill(kernel, &shape, chunk, q, cache, out));
-        self.add(out, w.o);
+        self.add_normed(out, w.o, layer.post_mixer_norm, arena);
     }
 
     /// Norms and rotates the projections `[q, k, v]`, q in place, and writes keys and values.
     fn append(
         &mut self,
-        shape: &attention::Shape,
+        (a, shape): (&AttentionSpec, &attention::Shape),
         w: &AttentionWeights,
         projected: &[u64],
         cache: Cache,
@@ -387,7 +417,8 @@ impl PrefillBuilder<'_> {
             kv_stride: w.k.rows,
             q_norm: w.q_norm,
             k_norm: w.k_norm,
-            frequencies: self.context.frequencies(shape.rope),
+            frequencies: self.context.frequencies(a),
+            biases: w.biases,
         };
         let at = Positions::Chunk(self.chunk().header);
         let to = AppendTarget {
@@ -432,18 +463,18 @@ impl PrefillBuilder<'_> {
         self.add(to, w.out);
     }
 
-    fn dense_ffn(&mut self, w: &FfnWeights, arena: &mut BumpAllocator) {
+    fn dense_ffn(&mut self, w: &FfnWeights, post_norm: u64, arena: &mut BumpAllocator) {
         let y = self.normed(w.norm, &[w.gate, w.up], arena);
-        let out = self.gated_unit(y, [w.gate, w.up], w.down, arena);
-        self.add(out, w.down);
+        let matrices = ([w.gate, w.up], w.activation, w.down);
+        let out = self.gated_unit(y, matrices, arena);
+        self.add_normed(out, w.down, post_norm, arena);
     }
 
-    /// `silu(gate y) * (up y)` in the form that `down` reads.
+    /// `f(gate y) * (up y)` in the form that `down` reads.
     fn gated_unit(
         &mut self,
         y: PrefillActivations,
-        [gate, up]: [WeightMatrix; 2],
-        down: WeightMatrix,
+        ([gate, up], activation, down): ([WeightMatrix; 2], GateActivation, WeightMatrix),
         arena: &mut BumpAllocator,
     ) -> PrefillActivations {
         let chunk = self.chunk();
@@ -455,14 +486,14 @@ impl PrefillBuilder<'_> {
             gate: (gate.kind, gate.at),
             up: (up.kind, up.at),
         };
-        if pair.fits() && out.f32 == 0 {
+        if activation == GateActivation::Silu && pair.fits() && out.f32 == 0 {
             let gemm = self.gemm();
             let launches = gemm::gemm_swiglu(gemm, chunk, pair, y.panels, self.scratch, out.panels);
             self.plan.launches.extend(launches);
         } else {
             let projected = self.project(y, &[gate, up], arena);
-            let [gate, up] = [projected[0], projected[1]].map(|at| F32Rows { at, width });
-            self.push(panels::swiglu(chunk, gate, up, out));
+            let both = [projected[0], projected[1]].map(|at| F32Rows { at, width });
+            self.push(panels::gated_unit(chunk, both, activation, out));
         }
         out
     }

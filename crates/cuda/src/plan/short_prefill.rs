@@ -88,9 +88,10 @@ pub(super) fn build(
                     let y = b.normed(weights.mixer_norm, &input_projections, arena);
                     let projected = b.project(&y, &input_projections, arena);
                     let mixed = b.chunk_mixer(i, &projected, arena);
-                    b.add(&mixed, weights.mixer.out());
+                    let out = weights.mixer.out();
+                    b.add_normed(&mixed, out, weights.post_mixer_norm, arena);
                 });
-                builder.block(|b, arena| b.ffn(&weights.ffn, arena));
+                builder.block(|b, arena| b.ffn(&weights.ffn, weights.post_ffn_norm, arena));
                 end(&mut builder, i);
             }
         }

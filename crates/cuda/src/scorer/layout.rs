@@ -78,6 +78,10 @@ impl ScorerLayout {
         );
         let load_config = load_config(config, exit_layer, rows);
         check::require_supported(&load_config, &device)?;
+        if let Some(part) = check::unscored_block(&load_config.target) {
+            let what = format!("scoring with {part}");
+            return Err(unsupported(what, "use another scorer, or --device cpu"));
+        }
         let spec = &*load_config.target;
         let [mut weights, mut kv, mut states, mut scratch] = bases.map(BumpAllocator::new);
         let mut table = BumpAllocator::new(table_base);

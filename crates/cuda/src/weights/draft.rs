@@ -108,6 +108,7 @@ fn layer(of: &DraftLayer, plan: &mut LayoutBuilder<'_>) -> DraftLayerWeights {
             k,
             v,
             o: plan.matrix(&a.o),
+            biases: [0; 3],
         },
         attention_conv: conv(of.attention_conv.as_ref(), plan),
         post_attention_norm: plan.optional_vector(of.post_attention_norm.as_ref()),

@@ -1,6 +1,6 @@
 //! The part of a model whose weights are laid out.
 
-use contract::{LayerSpec, Mixer, ModelSpec, WeightRef};
+use contract::{GateActivation, LayerSpec, Mixer, ModelSpec, WeightRef};
 
 /// The table stays on the host if all weights are this many times as large. Host rows arrive one or
 /// two microseconds later, which matters in a small model's step.
@@ -43,4 +43,12 @@ pub(crate) fn mixer_inputs(mixer: &Mixer) -> Vec<&WeightRef> {
         Mixer::Attention(a) => vec![&a.q, &a.k, &a.v],
         Mixer::GatedDelta(d) => vec![&d.qkv, &d.z, &d.beta, &d.alpha],
     }
+}
+
+/// Whether the products of a layer can end in the residual and its gated unit is SwiGLU, as fused
+/// launches have it.
+pub(crate) fn fuses(layer: &LayerSpec) -> bool {
+    layer.post_mixer_norm.is_none()
+        && layer.post_ffn_norm.is_none()
+        && layer.ffn.activation() == GateActivation::Silu
 }

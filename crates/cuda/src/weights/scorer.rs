@@ -31,7 +31,9 @@ impl Weights {
                 Mixer::Attention(a) => MixerWeights::Attention(plan.attention(a)),
                 Mixer::GatedDelta(d) => MixerWeights::Delta(plan.delta(d)),
             },
+            post_mixer_norm: plan.optional_vector(layer.post_mixer_norm.as_ref()),
             ffn: plan.feed_forward(&layer.ffn_norm, &layer.ffn),
+            post_ffn_norm: plan.optional_vector(layer.post_ffn_norm.as_ref()),
         });
         let layers = layers.collect();
         let mut items = plan.items;

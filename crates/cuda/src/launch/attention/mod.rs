@@ -5,7 +5,7 @@
 //! chunk is [`qk_norm_rope_append`], [`prefill`](prefill()). `kernels/attention/kv_cache.cuh` has
 //! the layout of the cache.
 
-use contract::{KvFormat, RopeSpec};
+use contract::{KvFormat, RopePairs, RopeSpec};
 
 mod decode;
 pub mod kv_layout;
@@ -115,8 +115,10 @@ pub struct Projections {
     pub q_norm: u64,
     /// f32 `[head_dim]`.
     pub k_norm: u64,
-    /// What [`Shape::frequencies`] gives, on the GPU.
+    /// f64 `[rope.dims / 2]`: the inverse frequencies, as [`Shape::frequencies`] gives them.
     pub frequencies: u64,
+    /// f32 of each projection's rows, added to `q`, `k` and `v` first; 0 for none.
+    pub biases: [u64; 3],
 }
 
 /// Where rows belong in their sequences.
@@ -133,12 +135,27 @@ pub enum Positions {
 }
 
 impl Shape {
-    /// f64 `[rope.dims / 2]`: what a position is multiplied with.
-    pub fn frequencies(&self) -> Vec<f64> {
-        let dims = self.rope.dims as f64;
-        (0..self.rope.dims / 2)
-            .map(|j| self.rope.theta.powf(-2.0 * j as f64 / dims))
+    /// f64 `[rope.dims / 2]`: what a position is multiplied with. `factors` are divisors, as many,
+    /// or none.
+    pub fn frequencies(&self, factors: &[f32]) -> Vec<f64> {
+        let RopeSpec {
+            dims, theta, scale, ..
+        } = self.rope;
+        let factors = factors.iter().copied().map(f64::from);
+        let factors = factors.chain(std::iter::repeat(1.0));
+        (0..dims / 2)
+            .map(|j| theta.powf(-2.0 * j as f64 / dims as f64) * scale)
+            .zip(factors)
+            .map(|(frequency, factor)| frequency / factor)
             .collect()
+    }
+
+    /// Adds the define of `kernels/attention/head_norm_rope.cuh` for the pairs of the rotation.
+    pub(in crate::launch) fn rope_pairs(&self, unit: CompileUnit) -> CompileUnit {
+        match self.rope.pairs {
+            RopePairs::Halves => unit,
+            RopePairs::Adjacent => unit.define("ROPE_ADJACENT", 1),
+        }
     }
 
     /// Values between query heads in the projection.
@@ -261,6 +278,30 @@ pub fn qk_norm_rope_append(
     } else {
         unit
     };
+    let unit = shape.rope_pairs(unit);
+    let has_biases = from.biases != [0; 3];
+    let unit = if has_biases {
+        unit.define("BIASES", 1)
+    } else {
+        unit
+    };
+    let args = Args::new()
+        .ptr(header)
+        .ptr(from.q)
+        .ptr(from.k)
+        .ptr(from.v)
+        .ptr(from.q_norm)
+        .ptr(from.k_norm)
+        .ptr(from.frequencies)
+        .ptr(f16_queries)
+        .f32(shape.eps)
+        .words(&[cache.k, cache.k_scale])
+        .words(&[cache.v, cache.v_scale])
+        .words(&shape.pages(&cache));
+    let args = match from.biases {
+        [0, 0, 0] => args,
+        biases => biases.into_iter().fold(args, Args::ptr),
+    };
     Launch {
         entry: "attn_qk_norm_rope_append",
         unit,
@@ -271,19 +312,7 @@ pub fn qk_norm_rope_append(
         ],
         block: [128, 1, 1],
         shared: 0,
-        args: Args::new()
-            .ptr(header)
-            .ptr(from.q)
-            .ptr(from.k)
-            .ptr(from.v)
-            .ptr(from.q_norm)
-            .ptr(from.k_norm)
-            .ptr(from.frequencies)
-            .ptr(f16_queries)
-            .f32(shape.eps)
-            .words(&[cache.k, cache.k_scale])
-            .words(&[cache.v, cache.v_scale])
-            .words(&shape.pages(&cache)),
+        args,
         cooperative: false,
         overlap: true,
     }

@@ -38,7 +38,7 @@ impl PrefillAttention {
     }
 }
 
-/// Causal attention of the rows of a chunk, gate included.
+/// Causal attention of the rows of a chunk, within the window if there is one, gate included.
 ///
 /// [`qk_norm_rope_append`](super::qk_norm_rope_append) with `f16_queries` 0 runs before it: it
 /// normalises and rotates `q` in place and writes keys and values.
@@ -57,9 +57,10 @@ pub fn prefill(
         to != PrefillActivations::default(),
         "a launch without a result"
     );
+    let has_windows = matches!(kernel, PrefillAttention::F32 | PrefillAttention::Mma);
     assert!(
-        shape.window == 0 && shape.ring_pages == 0,
-        "prefill attends to every position: {shape:?}"
+        (shape.window == 0 || has_windows) && shape.ring_pages == 0,
+        "{kernel:?} attends to every position: {shape:?}"
     );
     let form = PrefillTile::of(kernel, shape);
     let unit = match form.swapped {
@@ -67,6 +68,10 @@ pub fn prefill(
             .define("N8_TILES", n8_tiles)
             .define("STAGES", stages),
         None => CompileUnit::new(kernel.file()),
+    };
+    let unit = match shape.window {
+        0 => unit,
+        window => unit.define("WINDOW", window),
     };
     Launch {
         entry: form.entry,

@@ -228,3 +228,36 @@ pub fn convert(
         overlap: true,
     }
 }
+
+/// `x += rms_norm(update) * weight` of f32 rows `[rows][width]`: the norm behind a block, and the
+/// residual. `weight` is f32 `[width]`.
+pub fn add_normed(
+    shape: RmsShape,
+    rows: usize,
+    source: RowSource,
+    to: Residual,
+    weight: u64,
+) -> Launch {
+    let warps = warps(shape.width);
+    Launch {
+        entry: "add_normed",
+        unit: CompileUnit::new("norm/add_normed.cu")
+            .define("SOURCE", source.number())
+            .define("WIDTH", shape.width)
+            .define("N8_TILES", 0)
+            .define("OUT_F32", 0)
+            .define("OUT_F16", 0)
+            .define("NORM_WARPS", warps),
+        grid: [rows as u32, 1, 1],
+        block: [warps as u32 * 32, 1, 1],
+        shared: 0,
+        args: Args::new()
+            .ptr(source.header())
+            .ptr(to.rows)
+            .ptr(to.update)
+            .ptr(weight)
+            .f32(shape.eps),
+        cooperative: false,
+        overlap: true,
+    }
+}

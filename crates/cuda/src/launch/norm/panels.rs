@@ -1,5 +1,8 @@
 //! From f32 rows to the formats that prefill GEMMs read.
 
+use contract::GateActivation;
+
+use crate::launch::ffn;
 use crate::launch::gemm::panels::{ChunkRows, Panels, PrefillActivations, count, int};
 use crate::launch::norm::RmsShape;
 use crate::launch::{Args, CompileUnit, Launch};
@@ -70,16 +73,23 @@ pub fn convert(chunk: ChunkRows, x: F32Rows, to: PrefillActivations) -> Launch {
     launch("prefill_convert", x.width, chunk, args)
 }
 
-/// `silu(gate) * up` of rows of the same width.
+/// `f(gate) * up` of rows of the same width, with the function of `activation`.
 ///
-/// For matrices that [`crate::launch::gemm::prefill::gemm_swiglu`] does not support.
-pub fn swiglu(chunk: ChunkRows, gate: F32Rows, up: F32Rows, to: PrefillActivations) -> Launch {
-    assert!(gate.width == up.width, "SwiGLU of {gate:?} and {up:?}");
+/// For what [`crate::launch::gemm::prefill::gemm_swiglu`] does not support.
+pub fn gated_unit(
+    chunk: ChunkRows,
+    [gate, up]: [F32Rows; 2],
+    activation: GateActivation,
+    to: PrefillActivations,
+) -> Launch {
+    assert!(gate.width == up.width, "a unit of {gate:?} and {up:?}");
     let args = Args::new()
         .ptr(gate.at)
         .ptr(up.at)
         .i32(int(gate.width))
         .ptr(chunk.header);
     let args = out(args, to, chunk.rows);
-    launch("prefill_swiglu", gate.width, chunk, args)
+    let mut launch = launch("prefill_swiglu", gate.width, chunk, args);
+    launch.unit = ffn::with_function(launch.unit, activation);
+    launch
 }

@@ -251,7 +251,9 @@ impl Operation {
                 body(TaskKind::Delta, launch.grid[0] as usize, 1, 1 << 16)
             }
             // A task has 12 heads, three times those of a block.
-            ("attn_qk_norm_rope_append", _) if launch.grid[1] == 1 => {
+            ("attn_qk_norm_rope_append", _)
+                if launch.grid[1] == 1 && !has_variant(&launch.unit) =>
+            {
                 let tasks = (launch.grid[0] as usize).div_ceil(3);
                 body(TaskKind::Append, tasks, 3, 1 << 14)
             }
@@ -265,6 +267,12 @@ impl Operation {
             _ => None,
         }
     }
+}
+
+/// Whether a unit rotates adjacent pairs or adds biases, which the bodies do not.
+fn has_variant(unit: &CompileUnit) -> bool {
+    let mut names = unit.defines.iter().map(|(name, _)| *name);
+    names.any(|name| name == "ROPE_ADJACENT" || name == "BIASES")
 }
 
 /// Defines under the names that `one_launch/bodies.cuh` has for them.

@@ -126,7 +126,8 @@ pub(super) fn write_draft_context(
                 kv_stride: weights.attention.k.rows,
                 q_norm: 0,
                 k_norm: weights.attention.k_norm,
-                frequencies: context.frequencies(layer.attention.rope),
+                frequencies: context.frequencies(&layer.attention),
+                biases: [0; 3],
             };
             write_context(&shape, rows, at, from, cache(ring))
         })

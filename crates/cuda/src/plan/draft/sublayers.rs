@@ -110,7 +110,7 @@ pub(super) fn push(
             let inner = if at.is_multiple_of(2) {
                 mixer(b, layer, &projected, arena)
             } else {
-                b.swiglu(&layers[layer].ffn, &projected, arena)
+                b.gated_unit(&layers[layer].ffn, &projected, arena)
             };
             let update = b.project(&inner, &[sublayer.out], arena)[0];
             let buffers = FinishBuffers {

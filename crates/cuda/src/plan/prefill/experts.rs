@@ -1,5 +1,7 @@
 //! Mixtures of experts of a prompt's chunk.
 
+use contract::GateActivation;
+
 use super::PrefillBuilder;
 use crate::launch::gemm::small_batch::GemmEpilogue;
 use crate::launch::moe::prefill::PrefillMoe;
@@ -8,10 +10,16 @@ use crate::plan::gemm::gemm_matrix;
 use crate::weights::{ExpertWeights, FeedForwardWeights};
 
 impl PrefillBuilder<'_> {
-    /// The feed-forward of a layer with the norm before it.
-    pub(super) fn ffn(&mut self, w: &FeedForwardWeights, arena: &mut BumpAllocator) {
+    /// The feed-forward of a layer with the norm before it, and that behind it if `post_norm` is
+    /// not 0. Mixtures of experts have none behind.
+    pub(super) fn ffn(
+        &mut self,
+        w: &FeedForwardWeights,
+        post_norm: u64,
+        arena: &mut BumpAllocator,
+    ) {
         match w {
-            FeedForwardWeights::Dense(w) => self.dense_ffn(w, arena),
+            FeedForwardWeights::Dense(w) => self.dense_ffn(w, post_norm, arena),
             FeedForwardWeights::Experts(w) => self.experts(w, arena),
         }
     }
@@ -22,7 +30,8 @@ impl PrefillBuilder<'_> {
         let logits = self.project(y, &[w.router], arena)[0];
         let shared = w.shared.as_ref().map_or(0, |shared| {
             let matrices = [shared.gate, shared.up];
-            let h = self.gated_unit(y, matrices, shared.down, arena);
+            let matrices = (matrices, GateActivation::Silu, shared.down);
+            let h = self.gated_unit(y, matrices, arena);
             let out = arena.take(4 * self.rows * shape.width);
             let product = gemm_matrix(&shared.down, out, GemmEpilogue::Store);
             self.products(h, shared.down.cols, &[product]);

@@ -6,7 +6,7 @@
 //! chunk. A chunk's keys are written before its queries are attended to. Attention is causal, so
 //! one pass over the chunks completes a layer.
 
-use contract::{AttentionSpec, BlockSparsity, LoadConfig, Mixer, RopeSpec};
+use contract::{AttentionSpec, BlockSparsity, LoadConfig, Mixer};
 
 use super::{DequantBuffers, PANEL_ALIGN, PrefillBuilder};
 use crate::gpu_props::GpuProps;
@@ -21,6 +21,7 @@ use crate::memory::BumpAllocator;
 use crate::numerics::Numerics;
 use crate::plan::draft::DraftLists;
 use crate::plan::layer_arguments::shape;
+use crate::plan::rotations::Rotations;
 use crate::plan::select::block_sparse_attention;
 use crate::plan::{Addresses, MOE_COUNTER_BYTES, Plan, PlanContext, StageBoundary};
 use crate::scorer::ScoreCall;
@@ -125,7 +126,7 @@ impl ScoringPlans {
         let stream = scratch.take(4 * max_tokens * spec.hidden);
         let tail = tail_buffers(model, shapes(), scratch);
         let blocks = block_buffers(model, shapes(), scratch);
-        let (rotations, mut tables) = rotations(shapes(), scratch);
+        let (rotations, mut tables) = Rotations::of(spec.attention_layers(), load_config, scratch);
         let places = (0..pages).map(|page| i32::try_from(page).unwrap_or(i32::MAX));
         tables.push((page_table, places.flat_map(i32::to_le_bytes).collect()));
         let slots = SequenceCapacity {
@@ -328,24 +329,8 @@ fn block_buffers(
 }
 
 /// Addresses of bytes to be written there.
-type Tables = Vec<(u64, Vec<u8>)>;
-
-/// Inverse frequencies of each kind of rotation.
-fn rotations(
-    shapes: impl Iterator<Item = Shape>,
-    arena: &mut BumpAllocator,
-) -> (Vec<(RopeSpec, u64)>, Tables) {
-    let (mut rotations, mut tables): (Vec<(RopeSpec, u64)>, Tables) = (Vec::new(), Vec::new());
-    for shape in shapes {
-        if rotations.iter().all(|(kind, _)| *kind != shape.rope) {
-            let table = shape.frequencies();
-            let at = arena.take(8 * table.len());
-            rotations.push((shape.rope, at));
-            tables.push((at, table.into_iter().flat_map(f64::to_le_bytes).collect()));
-        }
-    }
-    (rotations, tables)
-}
+/// An attention layer and its shape for the kernels.
+type Layered<'a> = (&'a AttentionSpec, &'a Shape);
 
 /// Builds a scorer's lists from the launches of a prefill.
 struct ScoringBuilder<'a> {
@@ -372,9 +357,9 @@ impl ScoringBuilder<'_> {
         match (&context.spec.layers[i].mixer, &weights.mixer) {
             (Mixer::Attention(a), MixerWeights::Attention(w)) => {
                 let shape = shape(a, context.load_config, context.spec.norm_eps);
-                layer.queries = self.queries(&shape, w, norm);
-                layer.keys = self.keys(&shape, w, norm);
-                layer.tail_logits = Some(self.attention(a, &shape, w, norm));
+                layer.queries = self.queries((a, &shape), w, norm);
+                layer.keys = self.keys((a, &shape), w, norm);
+                layer.tail_logits = Some(self.attention((a, &shape), w, norm));
                 layer.raise = score::raise(a.n_heads, self.call, self.tail).into();
             }
             (Mixer::GatedDelta(d), MixerWeights::Delta(w)) => {
@@ -384,7 +369,7 @@ impl ScoringBuilder<'_> {
             }
             _ => unreachable!("weights were laid out from this spec"),
         }
-        self.builder.block(|b, arena| b.ffn(&weights.ffn, arena));
+        self.builder.block(|b, arena| b.ffn(&weights.ffn, 0, arena));
         layer.output = self.take();
         layer
     }
@@ -410,7 +395,7 @@ impl ScoringBuilder<'_> {
     /// Projected rows for the tail's launches.
     fn tail_inputs(
         &self,
-        shape: &Shape,
+        a: &AttentionSpec,
         w: &AttentionWeights,
         (rows, norm): (u64, u64),
     ) -> TailInputs {
@@ -418,47 +403,41 @@ impl ScoringBuilder<'_> {
             rows,
             kv_stride: w.k.rows,
             norm,
-            frequencies: self.builder.context.frequencies(shape.rope),
+            frequencies: self.builder.context.frequencies(a),
         }
     }
 
-    fn tail_logits(&self, shape: &Shape, w: &AttentionWeights, k: u64) -> Launch {
-        let from = self.tail_inputs(shape, w, (k, w.k_norm));
+    fn tail_logits(&self, (a, shape): Layered<'_>, w: &AttentionWeights, k: u64) -> Launch {
+        let from = self.tail_inputs(a, w, (k, w.k_norm));
         score::tail_logits(shape, self.builder.chunk(), self.call, from, self.tail)
     }
 
-    fn queries(&mut self, shape: &Shape, w: &AttentionWeights, norm: u64) -> Vec<Launch> {
+    fn queries(&mut self, layer: Layered<'_>, w: &AttentionWeights, norm: u64) -> Vec<Launch> {
         let mut q = 0;
         self.builder.block(|b, arena| {
             let y = b.normed(norm, &[w.q], arena);
             q = b.project(y, &[w.q], arena)[0];
         });
-        let from = self.tail_inputs(shape, w, (q, w.q_norm));
+        let from = self.tail_inputs(layer.0, w, (q, w.q_norm));
         let chunk = self.builder.chunk();
-        let launch = score::tail_queries(shape, chunk, self.call, from, self.tail);
+        let launch = score::tail_queries(layer.1, chunk, self.call, from, self.tail);
         self.builder.push(launch);
         self.take()
     }
 
-    fn keys(&mut self, shape: &Shape, w: &AttentionWeights, norm: u64) -> Vec<Launch> {
+    fn keys(&mut self, layer: Layered<'_>, w: &AttentionWeights, norm: u64) -> Vec<Launch> {
         let mut k = 0;
         self.builder.block(|b, arena| {
             let y = b.normed(norm, &[w.k], arena);
             k = b.project(y, &[w.k], arena)[0];
         });
-        let launch = self.tail_logits(shape, w, k);
+        let launch = self.tail_logits(layer, w, k);
         self.builder.push(launch);
         self.take()
     }
 
     /// Attention over the kept blocks. Returns the index of the launch that makes tail logits.
-    fn attention(
-        &mut self,
-        a: &AttentionSpec,
-        shape: &Shape,
-        w: &AttentionWeights,
-        norm: u64,
-    ) -> usize {
+    fn attention(&mut self, (a, shape): Layered<'_>, w: &AttentionWeights, norm: u64) -> usize {
         let (call, cache, blocks) = (self.call, self.cache, self.blocks);
         let input_projections = w.input_projections();
         let mut projected = Vec::new();
@@ -471,10 +450,10 @@ impl ScoringBuilder<'_> {
         // The buffers stay valid until the next block of launches begins.
         let out = out.expect("the block has just been built");
         let at = self.builder.plan.launches.len();
-        let tail_logits = self.tail_logits(shape, w, projected[1]);
+        let tail_logits = self.tail_logits((a, shape), w, projected[1]);
         let b = &mut self.builder;
         b.push(tail_logits);
-        b.append(shape, w, &projected, cache);
+        b.append((a, shape), w, &projected, cache);
         let (chunk, q) = (b.chunk(), projected[0]);
         let launches = score::kept_blocks(shape, chunk, call, (q, cache), blocks);
         b.plan.launches.extend(launches);
