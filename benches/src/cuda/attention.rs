@@ -235,7 +235,7 @@ impl AttentionBench {
             norm: gpu.upload(&vec![1.0; shape.head_dim])?,
             q16: gpu.filled(64 * width, 0)?,
             out: gpu.alloc(64 * width * 4)?,
-            frequencies: gpu.upload(&shape.frequencies())?,
+            frequencies: gpu.upload(&shape.frequencies(&[]))?,
             shape,
             _planes: planes,
             _table: table,
@@ -349,6 +349,7 @@ impl AttentionBench {
             q_norm: self.norm.ptr(),
             k_norm: self.norm.ptr(),
             frequencies: self.frequencies.ptr(),
+            biases: [0; 3],
         };
         let out = ActivationBuffers {
             f16: self.out.ptr(),

@@ -1,7 +1,7 @@
 //! Row kernels between GEMMs: norms, SwiGLU and embedding, and the logits reduction.
 
 use anyhow::Result;
-use contract::QuantType;
+use contract::{GateActivation, QuantType};
 use cuda::driver::Buffer;
 use cuda::launch::draft::{CaptureTarget, capture_hidden_states};
 use cuda::launch::ffn::{self, GateUp};
@@ -123,7 +123,7 @@ fn glue(bench: &mut Bench, rows: usize) -> Result<()> {
         ),
         (
             "swiglu to f16",
-            ffn::swiglu(FFN, rows, source, halves, f16),
+            ffn::gated_unit((FFN, rows), source, halves, GateActivation::Silu, f16),
             rows * FFN * 9,
         ),
         (
