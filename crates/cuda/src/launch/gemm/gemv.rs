@@ -2,9 +2,9 @@
 //! `gemm/gemv.cu`.
 //!
 //! The bits are those of [`norm::rms_norm`], [`super::small_batch::launches`] and
-//! [`crate::launch::ffn::swiglu`] in sequence. Every block loads all of its weights before it waits
-//! for its predecessor, so steps of small models, which are bound by launches and not by memory,
-//! take less time.
+//! [`crate::launch::ffn::gated_unit`] in sequence. Every block loads all of its weights before it
+//! waits for its predecessor, so steps of small models, which are bound by launches and not by
+//! memory, take less time.
 
 use super::f32_split::F32GemmInput;
 use super::small_batch::{

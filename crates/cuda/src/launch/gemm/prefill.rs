@@ -180,7 +180,7 @@ impl SwiGluMatrices {
 ///
 /// # Panics
 /// Unless the matrices [fit](SwiGluMatrices::fits). Otherwise use [`gemm`] and
-/// [`crate::launch::norm::panels::swiglu`].
+/// [`crate::launch::norm::panels::gated_unit`].
 pub fn gemm_swiglu(
     gemm: PrefillGemm,
     chunk: ChunkRows,

@@ -74,8 +74,13 @@ fn cases(text: &str, wanted: &[String]) -> anyhow::Result<Cases> {
         }
         let text = |field: &str| line[field].as_str().unwrap_or("?").to_owned();
         let depth = line["depth"].as_u64().unwrap_or(0);
+        // A quantisation is not part of a model's name; the bytes that it reads keep it apart.
+        let read = number("bytes").map_or_else(String::new, |bytes| {
+            let each = bytes / number("tokens").unwrap_or(1.0);
+            format!(", {:.3} GB read per token", each / 1e9)
+        });
         let name = format!(
-            "{} on {}, {case} at depth {depth}",
+            "{} on {}, {case} at depth {depth}{read}",
             text("model"),
             text("device")
         );
@@ -167,6 +172,25 @@ mod tests {
             | 220 | 900.0 | 90 | 0.2000 | 5.000 * |\n\
             | 350 | 1000.0 | 100 | 0.2500 | 4.000 |\n\n";
         assert_eq!(table(&cases), expected);
+    }
+
+    #[test]
+    fn quantisations_of_a_model_stay_apart() {
+        let line = |bytes: u64| {
+            format!(
+                r#"{{"model":"small","device":"a GPU","case":"tg 64","depth":0,"power_limit_w":300.0,"tokens_per_s":9.0,"joules_per_token":0.5,"tokens":64,"bytes":{bytes}}}"#
+            )
+        };
+        let both = [line(64_000_000_000), line(32_000_000_000)].join("\n");
+        let cases = cases(&both, &[]).unwrap();
+        let names: Vec<&str> = cases.keys().map(String::as_str).collect();
+        assert_eq!(
+            names,
+            [
+                "small on a GPU, tg 64 at depth 0, 0.500 GB read per token",
+                "small on a GPU, tg 64 at depth 0, 1.000 GB read per token",
+            ]
+        );
     }
 
     #[test]
