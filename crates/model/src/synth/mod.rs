@@ -2,6 +2,7 @@
 
 mod draft;
 mod in_memory;
+mod presets;
 mod random_blocks;
 mod shape;
 mod vocabulary;
@@ -13,10 +14,11 @@ use gguf::{Array, GgufWriter, Value};
 
 use crate::error::ModelError;
 use crate::recipe::{self, FileShape, Recipe};
+use presets::PRESETS;
 use random_blocks::{BlockPool, WeightRng};
 use shape::{
-    CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, PRESETS, Planned, SynthKind, SynthMtp,
-    SynthShape, UNIFORM,
+    CONV_TAPS, DELTA_DIM, Fill, HYBRID_ROPE_DIMS, INTERVAL, Planned, SynthDense, SynthKind,
+    SynthMtp, SynthShape, UNIFORM,
 };
 use vocabulary::Vocabulary;
 
@@ -81,7 +83,7 @@ impl SynthSpec {
             uniform_routing,
             ..preset.ok_or_else(known)?
         };
-        let dense_head = shape.kind == SynthKind::Dense && mtp != SynthMtp::None;
+        let dense_head = matches!(shape.kind, SynthKind::Dense(_)) && mtp != SynthMtp::None;
         if dense_head || uniform_routing && shape.experts.is_none() {
             return Err(known());
         }
@@ -246,8 +248,11 @@ fn metadata(
     let architecture = match (shape.kind, shape.experts) {
         (SynthKind::Hybrid { .. }, None) => "qwen35",
         (SynthKind::Hybrid { .. }, Some(_)) => "qwen35moe",
-        (SynthKind::Dense, None) => "qwen3",
-        (SynthKind::Dense, Some(_)) => "qwen3moe",
+        (SynthKind::Dense(_), Some(_)) => "qwen3moe",
+        (SynthKind::Dense(SynthDense::Qwen3), None) => "qwen3",
+        (SynthKind::Dense(SynthDense::Qwen2), None) => "qwen2",
+        (SynthKind::Dense(SynthDense::Llama { .. }), None) => "llama",
+        (SynthKind::Dense(SynthDense::Gemma3 { .. }), None) => "gemma3",
     };
     let mut put = |key: &str, value: Value| writer.meta(key, value);
     put("general.architecture", architecture.into())?;
@@ -281,10 +286,13 @@ fn metadata(
     put("attention.key_length", count(shape.head_dim))?;
     put("attention.value_length", count(shape.head_dim))?;
     put("attention.layer_norm_rms_epsilon", Value::F32(1e-6))?;
+    put("rope.freq_base", Value::F32(shape.theta))?;
     match shape.kind {
-        SynthKind::Dense => put("rope.freq_base", Value::F32(1e6))?,
+        SynthKind::Dense(SynthDense::Gemma3 { window }) => {
+            put("attention.sliding_window", Value::U32(window))?;
+        }
+        SynthKind::Dense(_) => {}
         SynthKind::Hybrid { k_heads, v_heads } => {
-            put("rope.freq_base", Value::F32(1e7))?;
             put("rope.dimension_count", Value::U32(HYBRID_ROPE_DIMS))?;
             put(
                 "rope.dimension_sections",

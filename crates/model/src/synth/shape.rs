@@ -1,5 +1,6 @@
-//! Exact shapes of real models, and of tiny ones with the same head dimensions, as lists of
-//! tensors.
+//! The shape of a synthetic model as a list of tensors.
+
+use crate::names::ROPE_FACTORS;
 
 /// The sizes that determine every tensor's shape.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,6 +17,8 @@ pub(super) struct SynthShape {
     pub head_dim: u64,
     pub vocab: u64,
     pub context: u32,
+    /// Base of the rotations.
+    pub theta: f32,
     pub tied: bool,
     /// The multi-token-prediction head.
     pub mtp: SynthMtp,
@@ -71,7 +74,30 @@ pub(super) enum SynthKind {
         v_heads: u64,
     },
     /// Attention in every layer.
-    Dense,
+    Dense(SynthDense),
+}
+
+/// What a dense family has beside matrices and norms before blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SynthDense {
+    /// Norms of query and key heads.
+    Qwen3,
+    /// Biases of queries, keys and values.
+    Qwen2,
+    /// Neither.
+    Llama {
+        /// Whether a tensor stretches the rotations, as in Llama 3.1 and later.
+        rope_factors: bool,
+    },
+    /// Norms of heads and behind blocks; five layers of six see the last tokens only.
+    Gemma3 { window: u32 },
+}
+
+impl SynthDense {
+    /// Whether query and key heads have norms.
+    fn norms_heads(self) -> bool {
+        matches!(self, SynthDense::Qwen3 | SynthDense::Gemma3 { .. })
+    }
 }
 
 /// Every fourth layer has attention.
@@ -79,122 +105,6 @@ pub(super) const INTERVAL: u64 = 4;
 pub(super) const DELTA_DIM: u64 = 128;
 pub(super) const CONV_TAPS: u64 = 4;
 pub(super) const HYBRID_ROPE_DIMS: u32 = 64;
-
-const fn hybrid(
-    name: &'static str,
-    (layers, hidden, ffn): (u64, u64, u64),
-    (heads, kv_heads): (u64, u64),
-    (k_heads, v_heads): (u64, u64),
-    tied: bool,
-) -> SynthShape {
-    SynthShape {
-        name,
-        kind: SynthKind::Hybrid { k_heads, v_heads },
-        layers,
-        hidden,
-        ffn,
-        heads,
-        kv_heads,
-        head_dim: 256,
-        vocab: 248_320,
-        context: 262_144,
-        tied,
-        mtp: SynthMtp::None,
-        experts: None,
-        uniform_routing: false,
-    }
-}
-
-/// The shape with experts in place of its feed-forward channels.
-const fn with_experts(
-    mut shape: SynthShape,
-    (count, used): (u64, u64),
-    (width, shared_width): (u64, u64),
-) -> SynthShape {
-    shape.ffn = 0;
-    shape.experts = Some(SynthExperts {
-        count,
-        used,
-        width,
-        shared_width,
-    });
-    shape
-}
-
-const fn dense(
-    name: &'static str,
-    (layers, hidden, ffn): (u64, u64, u64),
-    (heads, kv_heads): (u64, u64),
-    tied: bool,
-) -> SynthShape {
-    SynthShape {
-        name,
-        kind: SynthKind::Dense,
-        layers,
-        hidden,
-        ffn,
-        heads,
-        kv_heads,
-        head_dim: 128,
-        vocab: 151_936,
-        context: 40_960,
-        tied,
-        mtp: SynthMtp::None,
-        experts: None,
-        uniform_routing: false,
-    }
-}
-
-/// The same head dimensions with a vocabulary and a context for tests.
-const fn tiny(mut shape: SynthShape) -> SynthShape {
-    shape.vocab = 1024;
-    shape.context = 8192;
-    shape
-}
-
-/// The named shapes.
-pub(super) const PRESETS: [SynthShape; 14] = [
-    hybrid("qwen3.5-0.8b", (24, 1024, 3584), (8, 2), (16, 16), true),
-    hybrid("qwen3.5-2b", (24, 2048, 6144), (8, 2), (16, 16), true),
-    hybrid("qwen3.5-4b", (32, 2560, 9216), (16, 4), (16, 32), true),
-    hybrid("qwen3.5-9b", (32, 4096, 12_288), (16, 4), (16, 32), false),
-    hybrid("qwen3.5-27b", (64, 5120, 17_408), (24, 4), (16, 48), false),
-    with_experts(
-        hybrid("qwen3.5-35b-a3b", (40, 2048, 0), (16, 2), (16, 32), false),
-        (256, 8),
-        (512, 512),
-    ),
-    dense("qwen3-0.6b", (28, 1024, 3072), (16, 8), true),
-    with_experts(
-        dense("qwen3-30b-a3b", (48, 2048, 0), (32, 4), false),
-        (128, 8),
-        (768, 0),
-    ),
-    tiny(hybrid("tiny-hybrid", (4, 256, 512), (2, 1), (2, 6), false)),
-    tiny(hybrid(
-        "tiny-hybrid-r1",
-        (4, 256, 512),
-        (4, 2),
-        (2, 2),
-        true,
-    )),
-    tiny(dense("tiny-dense", (2, 256, 512), (4, 2), true)),
-    tiny(with_experts(
-        hybrid("tiny-hybrid-moe", (4, 256, 0), (2, 1), (2, 6), false),
-        (16, 4),
-        (256, 256),
-    )),
-    tiny(with_experts(
-        dense("tiny-dense-moe", (2, 256, 0), (4, 2), true),
-        (16, 4),
-        (256, 0),
-    )),
-    tiny(with_experts(
-        hybrid("small-moe", (12, 1024, 0), (8, 2), (8, 16), true),
-        (64, 8),
-        (256, 256),
-    )),
-];
 
 /// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -243,7 +153,7 @@ impl SynthShape {
     /// Whether layer `i` attends.
     pub(super) fn attends(&self, i: u64) -> bool {
         match self.kind {
-            SynthKind::Dense => true,
+            SynthKind::Dense(_) => true,
             // The head behind the layers attends too.
             SynthKind::Hybrid { .. } => (i + 1).is_multiple_of(INTERVAL) || i >= self.layers,
         }
@@ -260,6 +170,9 @@ impl SynthShape {
         all.push("output_norm.weight", &[self.hidden], Fill::Norm);
         if !self.tied {
             all.push("output.weight", &[self.hidden, self.vocab], Fill::Matrix);
+        }
+        if self.kind == SynthKind::Dense(SynthDense::Llama { rope_factors: true }) {
+            all.push(ROPE_FACTORS, &[self.head_dim / 2], Fill::Norm);
         }
         for i in 0..self.blocks() {
             self.layer(i, &mut all);
@@ -328,9 +241,24 @@ impl SynthShape {
                 put("attn_k.weight", &[hidden, keys], Fill::Matrix);
                 put("attn_v.weight", &[hidden, keys], Fill::Matrix);
                 put("attn_output.weight", &[queries, hidden], Fill::Matrix);
-                put("attn_q_norm.weight", &[self.head_dim], Fill::Norm);
-                put("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
+                let has_head_norms = match self.kind {
+                    SynthKind::Hybrid { .. } => true,
+                    SynthKind::Dense(family) => family.norms_heads(),
+                };
+                if has_head_norms {
+                    put("attn_q_norm.weight", &[self.head_dim], Fill::Norm);
+                    put("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
+                }
+                if self.kind == SynthKind::Dense(SynthDense::Qwen2) {
+                    put("attn_q.bias", &[queries], Fill::Vector);
+                    put("attn_k.bias", &[keys], Fill::Vector);
+                    put("attn_v.bias", &[keys], Fill::Vector);
+                }
             }
+        }
+        if let SynthKind::Dense(SynthDense::Gemma3 { .. }) = self.kind {
+            put("post_attention_norm.weight", &[hidden], norm);
+            put("post_ffw_norm.weight", &[hidden], norm);
         }
         let Some(experts) = self.experts else {
             put("ffn_gate.weight", &[hidden, ffn], Fill::Matrix);
@@ -370,47 +298,5 @@ impl List {
             dims: dims.to_vec(),
             fill,
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn preset(name: &str) -> SynthShape {
-        PRESETS
-            .into_iter()
-            .find(|shape| shape.name == name)
-            .unwrap()
-    }
-
-    #[test]
-    fn shapes_have_published_tensor_counts() {
-        assert_eq!(preset("qwen3.5-27b").tensors().len(), 851);
-        let with_head = SynthShape {
-            mtp: SynthMtp::Shared,
-            ..preset("qwen3.5-27b")
-        };
-        assert_eq!(with_head.tensors().len(), 866);
-        assert_eq!(preset("qwen3-0.6b").tensors().len(), 310);
-    }
-
-    #[test]
-    fn shapes_have_published_parameter_counts() {
-        let count = |name: &str| -> u64 {
-            let tensors = preset(name).tensors();
-            tensors.iter().map(|t| t.dims.iter().product::<u64>()).sum()
-        };
-        let billions = count("qwen3.5-27b") as f64 / 1e9;
-        assert!((26.85..26.95).contains(&billions), "{billions}");
-        let millions = count("qwen3.5-0.8b") as f64 / 1e6;
-        assert!((750.0..755.0).contains(&millions), "{millions}");
-        for (name, expected) in [
-            ("qwen3.5-35b-a3b", 34.6..34.8),
-            ("qwen3-30b-a3b", 30.5..30.6),
-        ] {
-            let billions = count(name) as f64 / 1e9;
-            assert!(expected.contains(&billions), "{name}: {billions}");
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::{HeadMap, Mixer, OutputGate, TokenKind};
+use contract::{HeadMap, Mixer, OutputGate, RopePairs, TokenKind};
 use gguf::FileBytes;
 
 use super::*;
@@ -104,6 +104,21 @@ fn dense_model_has_no_gate_and_a_tied_head() {
     assert_eq!(attention.gate, OutputGate::None);
     assert_eq!(attention.rope.dims, attention.head_dim);
     assert_eq!(spec.delta_layers().count(), 0);
+}
+
+#[test]
+fn dense_families_have_their_biases_factors_windows_and_norms() {
+    let llama = load("tiny-llama:q4_k_m").spec;
+    let attention = llama.attention_layers().next().unwrap();
+    assert_eq!(attention.rope.pairs, RopePairs::Adjacent);
+    assert!(attention.rope_factors.is_some() && attention.q_norm.is_none());
+    let qwen2 = load("tiny-qwen2:q8_0").spec;
+    let attention = qwen2.attention_layers().next().unwrap();
+    assert!(attention.biases.q.is_some() && attention.biases.o.is_none());
+    let gemma = load("tiny-gemma3:q4_k_m").spec;
+    let windows: Vec<_> = gemma.attention_layers().map(|a| a.window).collect();
+    assert_eq!(windows[4..], [Some(64), None]);
+    assert!(gemma.layers[0].post_ffn_norm.is_some() && gemma.embedding_scale == 16.0);
 }
 
 #[test]

@@ -487,7 +487,9 @@ pub struct InspectArgs {
 pub struct SynthArgs {
     /// A model's shape and a recipe, such as `qwen3.5-0.8b:q4_k_m`; shapes: qwen3.5-0.8b,
     /// qwen3.5-2b, qwen3.5-4b, qwen3.5-9b, qwen3.5-27b, qwen3.5-35b-a3b, qwen3-0.6b,
-    /// qwen3-30b-a3b, small-moe, tiny-hybrid, tiny-dense, tiny-hybrid-moe, tiny-dense-moe.
+    /// qwen3-30b-a3b, llama-3.2-1b, llama-3.1-8b, smollm2-135m, qwen2.5-7b, gemma-3-270m,
+    /// gemma-3-4b, small-moe, tiny-hybrid, tiny-dense, tiny-llama, tiny-qwen2, tiny-gemma3,
+    /// tiny-hybrid-moe, tiny-dense-moe.
     pub what: String,
     /// The GGUF file to write.
     pub output: PathBuf,

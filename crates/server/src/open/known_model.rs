@@ -7,6 +7,11 @@ use model::synth::SynthSpec;
 
 use crate::open::model_path::{ModelPathError, name_of};
 
+/// What repositories write before a model's name: its publisher.
+const PUBLISHERS: [&str; 5] = ["qwen_", "google_", "meta-llama_", "huggingfacetb_", "meta-"];
+/// What repositories write behind it, for other weights of the same shape.
+const VARIANTS: [&str; 4] = ["-instruct", "-it", "-pt", "-base"];
+
 /// A model whose published shape and weight types are known.
 pub(crate) struct KnownModel {
     /// Shape and types, such as `qwen3.5-27b:q4_k_m-published`.
@@ -39,12 +44,16 @@ impl KnownModel {
         }
     }
 
-    /// The model of a repository. Its name is the shape's, such as `Qwen3.5-27B-GGUF`.
+    /// The model of a repository. Its name is the shape's, such as `Qwen3.5-27B-GGUF`, perhaps with
+    /// the publisher's before it and the kind of training behind it.
     fn of(repo: &str, pick: &Pick) -> Option<KnownModel> {
         let (_, name) = repo.split_once('/')?;
         let name = name.to_ascii_lowercase();
-        let name = name.strip_prefix("qwen_").unwrap_or(&name);
-        let shape = name.strip_suffix("-gguf").unwrap_or(name);
+        let name = name.strip_suffix("-gguf").unwrap_or(&name);
+        let before = PUBLISHERS.iter().find_map(|part| name.strip_prefix(part));
+        let name = before.unwrap_or(name);
+        let behind = VARIANTS.iter().find_map(|part| name.strip_suffix(part));
+        let shape = behind.unwrap_or(name);
         let quant = match pick {
             Pick::Default => "Q4_K_M".to_owned(),
             Pick::Quant(quant) => quant.clone(),
@@ -85,6 +94,12 @@ mod tests {
             Some(published),
         );
         check("a/Qwen3-0.6B-GGUF:BF16", Some("qwen3-0.6b:bf16-published"));
+        let llama = "llama-3.1-8b:q4_k_m-published";
+        check("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", Some(llama));
+        check(
+            "google_x/google_gemma-3-4b-it-GGUF:Q8_0",
+            Some("gemma-3-4b:q8_0-published"),
+        );
         check("unsloth/Qwen3.5-27B-GGUF:UD-Q4_K_XL", None);
         check("a/Llama-3-8B-GGUF", None);
         check("https://example.org/qwen3.5-27b.gguf", None);
