@@ -8,8 +8,8 @@
 // so memory is busy with them, and with those of the next launch, while this launch waits for the one before. No two
 // blocks share a sum.
 // The bits are those of gemm/decode_gemm_small_batch in a bucket of any size: where that kernel splits a tile among
-// blocks, sums are split here too, and reduced in the same order. The norm is norm/rms_norm, the gated unit ffn/swiglu,
-// f32 matrices f32_gemm.cuh.
+// blocks, sums are split here too, and reduced in the same order. The norm is norm/rms_norm, the gated unit
+// ffn/gated_unit, f32 matrices f32_gemm.cuh.
 //
 // in      packed weights (weight_layout.cuh); NORM: row f32 [WIDTH] and norm f32 [WIDTH]; else x (a16_layout.cuh) for
 //         one row

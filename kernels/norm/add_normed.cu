@@ -29,13 +29,7 @@ extern "C" __global__ void __launch_bounds__(NORM_WARPS * 32)
 #pragma unroll
         for (int j = 0; j < 8; j++) sum += v[i][j] * v[i][j];
     }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) warp_sums[warp] = sum;
-    __syncthreads();
-    sum = warp_sums[0];
-#pragma unroll
-    for (int i = 1; i < NORM_WARPS; i++) sum += warp_sums[i];
-    const float scale = 1.0f / sqrtf(sum / WIDTH + eps);
+    const float scale = 1.0f / sqrtf(block_sum<NORM_WARPS>(sum, warp_sums) / WIDTH + eps);
 #pragma unroll
     for (int i = 0; i < PER_WARP; i++) {
         const int column = (warp + i * NORM_WARPS) * 256 + threadIdx.x % 32 * 8;

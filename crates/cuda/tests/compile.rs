@@ -125,7 +125,7 @@ fn kernels_of_dense_families_compile_without_spills() {
         "attention/prefill.cu",
         "attention/qk_norm_rope_append.cu",
         "embedding/gather.cu",
-        "ffn/swiglu.cu",
+        "ffn/gated_unit.cu",
         "norm/add_normed.cu",
         "norm/prefill_to_panels.cu",
     ] {

@@ -31,12 +31,12 @@ pub fn gated_unit(
         stride >= width,
         "rows of {width} values cannot be {stride} apart"
     );
-    let unit = CompileUnit::new("ffn/swiglu.cu")
+    let unit = CompileUnit::new("ffn/gated_unit.cu")
         .define("SOURCE", source.number())
         .define("STRIDE", stride);
     let unit = with_function(unit, activation);
     Launch {
-        entry: "swiglu_rows",
+        entry: "gated_unit_rows",
         unit: out.define(unit, width, rows),
         grid: [width.div_ceil(1024) as u32, rows as u32, 1],
         block: [128, 1, 1],

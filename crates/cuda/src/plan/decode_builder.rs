@@ -4,7 +4,7 @@ use contract::{AttentionSpec, Mixer};
 
 use super::activations::ActivationFormats;
 use super::gemm::{self, GemmOperation};
-use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
+use super::layer_arguments::{cache, delta_inputs, delta_layer, norm_behind, shape};
 use super::select::{Depth, StepSize, decode_attention, gated_delta_decode};
 use super::{Plan, PlanContext, attention_config};
 use crate::launch::Launch;
@@ -245,15 +245,8 @@ impl DecodeBuilder<'_> {
             return self.add(input, matrix);
         }
         let update = self.project(input, &[matrix], arena)[0];
-        let rms = RmsShape {
-            width: self.context.spec.hidden,
-            eps: self.eps,
-        };
-        let to = Residual {
-            rows: self.context.addresses.residual,
-            update,
-        };
-        self.push(norm::add_normed(rms, self.rows, self.source, to, post_norm));
+        let rows = (self.rows, self.source);
+        self.push(norm_behind(self.context, rows, update, post_norm));
     }
 
     fn products(&mut self, input: &ActivationBuffers, products: &[GemmOperation]) {

@@ -3,8 +3,10 @@
 use contract::{AttentionSpec, LoadConfig, OutputGate};
 
 use super::PlanContext;
+use crate::launch::Launch;
 use crate::launch::attention::{Cache, Mask, Shape};
 use crate::launch::gated_delta::{self, Layer, Slots};
+use crate::launch::norm::{self, Residual, RmsShape, RowSource};
 use crate::state::{DeltaGroup, KvGroup};
 use crate::weights::DeltaWeights;
 
@@ -27,6 +29,24 @@ pub(super) fn shape(a: &AttentionSpec, load_config: &LoadConfig, eps: f32) -> Sh
         mask: Mask::Ancestors,
         ring_pages: 0,
     }
+}
+
+/// The launch of a norm behind a block: `x += rms(update) * weight`, with f32 rows at `update`.
+pub(super) fn norm_behind(
+    context: &PlanContext<'_>,
+    (rows, source): (usize, RowSource),
+    update: u64,
+    weight: u64,
+) -> Launch {
+    let rms = RmsShape {
+        width: context.spec.hidden,
+        eps: context.spec.norm_eps,
+    };
+    let to = Residual {
+        rows: context.addresses.residual,
+        update,
+    };
+    norm::add_normed(rms, rows, source, to, weight)
 }
 
 /// Addresses of a layer's KV cache.

@@ -9,7 +9,7 @@ mod stage;
 use contract::{AttentionSpec, GateActivation, GatedDeltaSpec, Mixer, ModelSpec};
 
 use super::gemm::gemm_matrix;
-use super::layer_arguments::{cache, delta_inputs, delta_layer, shape};
+use super::layer_arguments::{cache, delta_inputs, delta_layer, norm_behind, shape};
 use super::mtp::{Head, chunk_stream};
 use super::select::{prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
@@ -21,7 +21,7 @@ use crate::launch::gemm::prefill::{self as gemm, DequantScratch, PrefillGemm, Pr
 use crate::launch::gemm::small_batch::{GemmEpilogue, GemmMatrix};
 use crate::launch::mtp::{self, KeptRows};
 use crate::launch::norm::panels::{self, F32Rows};
-use crate::launch::norm::{self, Residual, RmsShape, RowSource};
+use crate::launch::norm::{self, RmsShape, RowSource};
 use crate::launch::{Launch, embedding};
 use crate::memory::BumpAllocator;
 use crate::pack::WeightKind;
@@ -352,21 +352,8 @@ impl PrefillBuilder<'_> {
             return self.add(input, matrix);
         }
         let update = self.project(input, &[matrix], arena)[0];
-        let rms = RmsShape {
-            width: self.context.spec.hidden,
-            eps: self.context.spec.norm_eps,
-        };
-        let to = Residual {
-            rows: self.context.addresses.residual,
-            update,
-        };
-        self.push(norm::add_normed(
-            rms,
-            self.rows,
-            self.source(),
-            to,
-            post_norm,
-        ));
+        let rows = (self.rows, self.source());
+        self.push(norm_behind(self.context, rows, update, post_norm));
     }
 
     fn products(&mut self, input: PrefillActivations, cols: usize, matrices: &[GemmMatrix]) {

@@ -12,7 +12,7 @@
 #include "norm/row_output.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
-    swiglu_rows(const Header* header, const float* gate, const float* up, RowOutput out) {
+    gated_unit_rows(const Header* header, const float* gate, const float* up, RowOutput out) {
     pdl_launch();
     const int row = blockIdx.y, group = blockIdx.x * 4 + threadIdx.x / 32;
     const bool is_active = row < n_source_rows(header) && group < ROW_GROUPS;
