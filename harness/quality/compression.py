@@ -3,7 +3,8 @@
     python compression.py OUT.jsonl --hearth hearth --device cuda [--keeps 0.1,0.05] [--lengths 4096,8192] [--seeds 8]
     python compression.py OUT.jsonl 0.1=http://127.0.0.1:8001 [0.05=URL ...]
 
-With --hearth, it starts a server of the bundled model per keep ratio, and ends them. Every task of
+With --hearth, it starts a server per keep ratio, and ends them: of the bundled model, or with --model of a GGUF
+file, at the context that the model was trained for. Every task of
 `compression_tasks.py` goes once in full to the first server, and once to each server as its keep ratio compresses
 it. OUT.jsonl gets a line per answer; finished ones are skipped when it is run again. OUT.md and OUT.svg get the
 table and the plot, also with --report, which sends no request.
@@ -91,6 +92,8 @@ def main():
     args.add_argument("out")
     args.add_argument("servers", nargs="*", metavar="KEEP=URL")
     args.add_argument("--hearth", help="start servers with this executable instead")
+    args.add_argument("--model", help="GGUF file that they serve [default: the bundled model]")
+    args.add_argument("--scorer", help="GGUF file that scores their prompts [default: the model itself]")
     args.add_argument("--device", default="auto", help="their device")
     args.add_argument("--keeps", default="0.1,0.05", help="their keep ratios")
     args.add_argument("--lengths", default="4096,8192,16000")
@@ -108,7 +111,8 @@ def main():
     if args.hearth and not args.report:
         keeps = [float(keep) for keep in args.keeps.split(",")]
         folder = os.path.dirname(os.path.abspath(args.out))
-        started = (args.hearth, keeps, args.device, max(args.lengths), args.parallel, folder)
+        models = (args.hearth, args.model, args.scorer)
+        started = (*models, keeps, args.device, max(args.lengths), args.parallel, folder)
         with compression_servers.serving(*started) as servers:
             print(f"{len(servers)} servers ready after {time.time() - begun:.0f} s", flush=True)
             run(args, servers, begun)

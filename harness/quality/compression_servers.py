@@ -1,4 +1,4 @@
-"""Servers of the bundled model for `compression.py`: one per keep ratio, on one device."""
+"""Servers for `compression.py`: one per keep ratio, on one device."""
 
 import contextlib
 import os
@@ -35,14 +35,23 @@ def wait_until_ready(server, url, log):
 
 
 @contextlib.contextmanager
-def serving(hearth, keeps, device, longest, parallel, folder):
-    """[(keep ratio, URL)] of servers that end with the block. Their logs lie in `folder`."""
+def serving(hearth, model, scorer, keeps, device, longest, parallel, folder):
+    """[(keep ratio, URL)] of servers that end with the block. Their logs lie in `folder`.
+
+    `model` None is the bundled model; another has its trained context. Without `scorer`, the model scores itself.
+    """
+    if model:
+        beside = [model]
+    else:
+        beside = ["--max-ctx", str(longest + BESIDE_TEXT)]
+    if scorer:
+        beside += ["--prefill-drafter", scorer]
     servers, found = [], []
     try:
         for keep in keeps:
             port = free_port()
-            command = [hearth, "serve", "--port", str(port), "--device", device]
-            command += ["--max-ctx", str(longest + BESIDE_TEXT), "--max-sequences", str(parallel)]
+            command = [hearth, "serve", *beside, "--port", str(port), "--device", device]
+            command += ["--max-sequences", str(parallel)]
             command += ["--prefill-compression", "always", "--prefill-keep-ratio", str(keep)]
             log = os.path.join(folder, f"server-{keep:g}.log")
             with open(log, "wb") as file:
