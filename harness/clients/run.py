@@ -156,7 +156,10 @@ BY_PAGE = {"cline"}
 # Clients that `hearth launch` starts with words for one headless turn.
 LAUNCHED = ["claude-code", "codex", "opencode", "pi", "qwen-code", "copilot", "kilo", "kimi", "continue"]
 # Clients with a tool turn that the bundled model cannot follow.
-SCRIPTED = {"claude-code", "pi", "openclaw", "qwen-code", "copilot", "cline", "kilo", "kimi", "continue"}
+SCRIPTED = {
+    *("claude-code", "opencode", "pi", "openclaw", "qwen-code"),
+    *("copilot", "cline", "kilo", "kimi", "continue"),
+}
 
 if __name__ == "__main__":
     main()
