@@ -16,6 +16,7 @@ import json
 import os
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import compression_report
@@ -31,8 +32,12 @@ def post(url, path, body, timeout=900):
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=timeout) as reply:
-        return json.load(reply)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as reply:
+            return json.load(reply)
+    except urllib.error.HTTPError as error:
+        refused = error.read(2000).decode("utf-8", "replace")
+        raise SystemExit(f"{url}{path} answered {error.code}: {refused}") from None
 
 
 def ask(url, task, mode):
