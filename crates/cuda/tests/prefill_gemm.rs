@@ -426,6 +426,8 @@ fn prefill_gated_gemm_matches_reference() {
         (127, 1024, 3584, 1),
         (300, 768, 1024, 3),
         (1, 512, 128, 1),
+        // Tiles of 256 columns, where there is no wgmma.
+        (500, 256, 3584, 1),
     ] {
         let header = header(&gpu, n);
         let x = random.normals(n * cols, 1.0);
