@@ -114,8 +114,9 @@ impl Engine {
         self.gpu.stream().wait(&self.copy_stream.end)
     }
 
-    /// The copy stream and the GPU.
-    pub(crate) fn copy_stream(&mut self) -> (&mut CopyStream, &Gpu) {
-        (&mut self.copy_stream, &self.gpu)
+    /// The copy stream and the GPU, for copies behind the last commit.
+    pub(crate) fn copy_stream(&mut self) -> Result<(&mut CopyStream, &Gpu), DeviceError> {
+        self.join_commit()?;
+        Ok((&mut self.copy_stream, &self.gpu))
     }
 }

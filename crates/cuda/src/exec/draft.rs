@@ -64,6 +64,7 @@ impl Engine {
     /// Runs the plan of a step of blocks and waits.
     fn run_draft(&mut self, step: &mut Step, k: usize, whole: bool) -> Result<(), DeviceError> {
         step.set_candidates(k);
+        self.commit_stream.note_draft();
         self.wait_for_tree_copies(step)?;
         let trees = step.tree.iter().take(step.trees as usize);
         let slots: Vec<usize> = trees.map(|tree| tree.slot as usize).collect();

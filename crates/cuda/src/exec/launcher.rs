@@ -6,7 +6,7 @@ use std::time::Instant;
 use contract::DeviceError;
 
 use crate::compile::Modules;
-use crate::driver::{Event, Function, Gpu, Graph};
+use crate::driver::{Event, Function, Gpu, Graph, Stream};
 use crate::launch::Launch;
 use crate::plan::PlanKey;
 
@@ -20,10 +20,13 @@ pub(crate) enum LaunchMode {
     Graph,
 }
 
+/// Launches with their functions.
+type ReadyList = Vec<(Function, Launch)>;
+
 /// Every plan, ready to run. Graphs are dropped before the modules they launch from.
 pub(crate) struct Launcher {
     graphs: BTreeMap<PlanKey, Graph>,
-    lists: BTreeMap<PlanKey, Vec<(Function, Launch)>>,
+    lists: BTreeMap<PlanKey, ReadyList>,
     mode: LaunchMode,
     /// Keeps the functions loaded.
     _modules: Modules,
@@ -66,13 +69,7 @@ impl Launcher {
         first: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
         last: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let list = self
-            .lists
-            .get(&key)
-            .ok_or_else(|| DeviceError::InvalidCall {
-                call: "a plan",
-                detail: format!("{key:?} was not built for these limits"),
-            })?;
+        let list = list_of(&self.lists, key)?;
         let queue = || {
             first(gpu)?;
             let mut layer_waits = layer_waits.iter().peekable();
@@ -100,6 +97,17 @@ impl Launcher {
         Ok(())
     }
 
+    /// Queues the launches of a plan on `stream`, one by one.
+    pub(crate) fn run_on(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        key: PlanKey,
+    ) -> Result<(), DeviceError> {
+        let mut list = list_of(&self.lists, key)?.iter();
+        list.try_for_each(|(function, launch)| gpu.run_on(stream, function, launch))
+    }
+
     /// Queues the launches `range` of a plan one by one.
     #[cfg(feature = "inspect")]
     pub(crate) fn run_part(
@@ -112,4 +120,12 @@ impl Launcher {
         list.iter()
             .try_for_each(|(function, launch)| gpu.run_function(function, launch))
     }
+}
+
+/// The launches of a plan.
+fn list_of(lists: &BTreeMap<PlanKey, ReadyList>, key: PlanKey) -> Result<&ReadyList, DeviceError> {
+    lists.get(&key).ok_or_else(|| DeviceError::InvalidCall {
+        call: "a plan",
+        detail: format!("{key:?} was not built for these limits"),
+    })
 }

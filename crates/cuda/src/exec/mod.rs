@@ -1,9 +1,11 @@
 //! Running plans: headers up, launches, rows down.
 //!
 //! A list of launches runs one by one or as a captured graph; only `launcher` knows which. All
-//! work is on one stream, so what is queued later sees what was queued before.
+//! work but copies of states and commits beside drafts is on one stream, so what is queued later
+//! sees what was queued before.
 
 mod boundary;
+mod commit;
 pub(crate) mod copy_stream;
 mod draft;
 pub(crate) mod expert_slots;
@@ -35,6 +37,7 @@ use crate::state::State;
 use crate::step::{self, ChunkHead, Commit, HIDDEN_ROWS, MtpStep, Step};
 
 pub(crate) use boundary::{Boundary, PeerAccess};
+use commit::CommitStream;
 use copy_stream::CopyStream;
 pub(crate) use draft::Reach;
 use expert_slots::ExpertSlots;
@@ -46,6 +49,7 @@ use transfers::{Downloads, Uploads, download};
 /// One loaded model on one GPU. Fields are dropped in order: what points at memory goes before the
 /// memory.
 pub(crate) struct Engine {
+    commit_stream: CommitStream,
     launcher: Launcher,
     plans: Plans,
     headers: Headers,
@@ -158,6 +162,7 @@ impl Engine {
             pending_in_flight: false,
         };
         let waits = state.draft.as_ref().map_or(0, |_| state.slots.sequences);
+        let commit_stream = CommitStream::new(&gpu)?;
         let copy_stream = CopyStream::new(&gpu, state.slots.sequences)?;
         let boundary = if plans.stage.is_whole() {
             None
@@ -165,6 +170,7 @@ impl Engine {
             Some(Boundary::new(&gpu, &plans)?)
         };
         let mut engine = Engine {
+            commit_stream,
             launcher,
             plans,
             headers,
@@ -258,6 +264,7 @@ impl Engine {
     #[cfg(feature = "inspect")]
     pub(crate) fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, DeviceError> {
         self.wait_for_all_copies()?;
+        self.wait_for_commit()?;
         self.regions.read(&self.gpu, address, bytes)
     }
 
@@ -290,6 +297,7 @@ impl Engine {
     /// Puts a slot's recurrent states and hidden row at the beginning of a text; does not wait.
     pub(crate) fn clear_slot(&mut self, slot: usize) -> Result<(), DeviceError> {
         self.wait_for_copies(slot)?;
+        self.join_commit()?;
         self.drop_features(slot);
         for group in &self.state.delta {
             for (base, layer_bytes) in [
@@ -323,6 +331,7 @@ impl Engine {
             self.wait_for_headers()?;
         }
         self.wait_for_tree_copies(step)?;
+        self.join_commit()?;
         self.place_features(step)?;
         let bytes = step::bytes_of(step);
         self.headers.up.step.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
@@ -361,6 +370,7 @@ impl Engine {
             return self.prefill_as_steps(place, tokens, requests);
         }
         let slot = head.slot as usize;
+        self.join_commit()?;
         // The context of what was said before it goes first: the chunk may come round to the same
         // places.
         self.consume_features(&[slot])?;
@@ -416,23 +426,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Keeps paths; does not wait. `mtp` has their tokens, with a multi-token-prediction head.
-    pub(crate) fn commit(
-        &mut self,
-        commit: &Commit,
-        mtp: Option<&MtpStep>,
-    ) -> Result<(), DeviceError> {
-        let paths = commit.path.iter().take(commit.paths as usize);
-        let mut slots = paths.map(|path| path.slot as usize);
-        slots.try_for_each(|slot| self.wait_for_copies(slot))?;
-        self.wait_for_headers()?;
-        let bytes = step::bytes_of(commit);
-        self.headers.up.commit.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        self.queue(PlanKey::of_commit(commit))?;
-        self.keep_features(commit);
-        mtp.map_or(Ok(()), |paths| self.commit_mtp(paths))
-    }
-
     /// Has a step come behind copies of the states of its slots.
     fn wait_for_tree_copies(&mut self, step: &Step) -> Result<(), DeviceError> {
         let trees = step.tree.iter().take(step.trees as usize);
@@ -440,10 +433,10 @@ impl Engine {
         slots.try_for_each(|slot| self.wait_for_copies(slot))
     }
 
-    /// Waits for all that is queued.
+    /// Waits for all that is queued on the main stream.
     fn sync(&mut self) -> Result<(), DeviceError> {
         self.gpu.sync()?;
-        self.headers.in_flight = false;
+        self.headers.in_flight = self.commit_stream.is_open();
         self.headers.pending_in_flight = false;
         Ok(())
     }

@@ -22,6 +22,7 @@ impl Engine {
         rows: &MtpStep,
         k: usize,
     ) -> Result<Vec<LogitsRow>, DeviceError> {
+        self.commit_stream.note_draft();
         self.wait_for_tree_copies(&rows.step)?;
         let bytes = step::bytes_of(rows);
         self.headers.up.mtp_draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);

@@ -341,8 +341,12 @@ impl Runner for CudaRunner {
     }
 
     fn close(&mut self, seq: SeqId) {
-        // Work under way on the slot ends before any work of its next owner begins: one stream.
+        // Work under way on the slot and its pages ends before any work of their next owners
+        // begins: one stream, which a commit beside it joins.
         if let Some(sequence) = self.sequences.remove(&seq) {
+            let joined = self.engine.join_commit();
+            // The next call reports a fault.
+            let _ = self.record_fault(joined);
             self.free_slots.push(sequence.slot);
             self.page_pool.lock().release(sequence.table.into_iter());
         }
@@ -462,8 +466,9 @@ impl Runner for CudaRunner {
         let settled = self.engine.consume_features(&[at.0]);
         self.record_fault(settled)?;
         let state = self.engine.shared_state();
+        let copies = self.engine.copy_stream();
         let saved =
-            Snapshot::save_slot(self.engine.copy_stream(), &self.host, &state, at, location);
+            copies.and_then(|copies| Snapshot::save_slot(copies, &self.host, &state, at, location));
         let mut saved = self.record_fault(saved)?;
         if let Some(sequence) = self.sequences.get(&seq) {
             saved.pages = self
@@ -484,6 +489,8 @@ impl Runner for CudaRunner {
             .ok_or(DeviceError::UnknownSnapshot(snapshot))?;
         let position = saved.position;
         let slot = self.validator().restore(seq, saved.position)?.slot;
+        let joined = self.engine.join_commit();
+        self.record_fault(joined)?;
         if let Some(sequence) = self.sequences.get_mut(&seq) {
             // Its own pages may be needed.
             sequence.position = 0;

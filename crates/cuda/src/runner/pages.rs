@@ -61,7 +61,7 @@ impl CudaRunner {
         sequence.position = position;
         self.engine.drop_features(slot);
         let state = self.engine.shared_state();
-        saved.restore(self.engine.copy_stream(), &state, slot)?;
+        saved.restore(self.engine.copy_stream()?, &state, slot)?;
         self.engine.write_table(slot, 0, &page_indices)
     }
 
