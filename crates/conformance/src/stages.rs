@@ -1,11 +1,14 @@
 //! A model split into pipeline stages gives the bits of one device: logits, drafts and snapshots.
+//! Split into shards of each layer, it gives the same values, summed in another order.
 
 use contract::checked::CheckedRunner;
 use contract::{
-    Backend, CommitItem, DeviceError, DraftItem, LayerSplit, LoadConfig, LogitsRequest,
-    MtpDraftItem, NodeIdx, Runner, SeqId, SnapshotLocation, SplitBackend, SplitDevice, TokenId,
-    Tree, TreeError, VerifyItem,
+    Backend, CommitItem, DeviceError, DraftItem, LayerSplit, LoadConfig, LogitsRequest, LogitsRow,
+    MtpDraftItem, NodeIdx, Runner, SeqId, SnapshotLocation, SplitBackend, SplitDevice, SplitMode,
+    TokenId, Tree, TreeError, VerifyItem,
 };
+
+use crate::compare::{Precision, RowDifference, Tolerance, compare_rows};
 
 /// Tokens of the short prompt; the long one takes two thirds of the context.
 const SHORT_PROMPT: usize = 37;
@@ -27,6 +30,14 @@ pub enum StageFailure {
     /// An invalid tree.
     #[error(transparent)]
     Tree(#[from] TreeError),
+    /// A row of logits is further off than it may be.
+    #[error("{what}: {difference}")]
+    Row {
+        /// The call.
+        what: &'static str,
+        /// What differs.
+        difference: RowDifference,
+    },
     /// A result differs.
     #[error("{what}: {found} with stages, {expected} on one device")]
     Differs {
@@ -42,6 +53,8 @@ pub enum StageFailure {
 /// Results by call, and an exported snapshot.
 struct StageRun {
     results: Vec<(&'static str, String)>,
+    /// Whole rows of logits, by call.
+    rows: Vec<(&'static str, LogitsRow)>,
     snapshot: Vec<u8>,
 }
 
@@ -72,6 +85,11 @@ pub fn of_devices(
     let devices: Vec<SplitDevice> = devices.collect();
     let n = devices.len();
     SplitBackend::new(devices, (n, split), None)
+}
+
+/// Devices that share each layer.
+pub fn shards(devices: impl Iterator<Item = Box<dyn Backend>>) -> SplitBackend {
+    of_devices(LayerSplit::ByMemory, devices).with_split_mode(SplitMode::Tensor)
 }
 
 /// The same with drafts on the last device, or on the first beside its layers.
@@ -127,9 +145,52 @@ pub fn compare(
             expected: bytes(&expected),
         });
     }
-    let restored = |runner: &mut dyn Runner, from: &StageRun| restored(runner, &from.snapshot);
+    let restored = |runner: &mut dyn Runner, from: &StageRun| -> Result<_, StageFailure> {
+        Ok(restored(runner, &from.snapshot)?.0)
+    };
     let expected = restored(&mut *one, &found)?;
     require_same(&restored(&mut *stages, &found)?, &expected)
+}
+
+/// Compares `shards` with `one` device up to a tolerance: the logits of prompts and of trees, those
+/// behind a snapshot saved by either and restored by the other, and how snapshots are laid out.
+/// Bytes that shards export and import again are the same.
+///
+/// # Errors
+/// The first difference.
+pub fn compare_within(
+    one: &dyn Backend,
+    shards: &dyn Backend,
+    config: &LoadConfig,
+    tolerance: Tolerance,
+) -> Result<(), StageFailure> {
+    let open = |backend: &dyn Backend| backend.open(config.clone(), &mut |_| {});
+    let (mut one, mut shards) = (open(one)?, open(shards)?);
+    let (expected, found) = (outcome(&mut *one)?, outcome(&mut *shards)?);
+    require_close(&found.rows, &expected.rows, tolerance)?;
+    let length = |run: &StageRun| vec![("bytes of a snapshot", format!("{}", run.snapshot.len()))];
+    require_same(&length(&found), &length(&expected))?;
+    for run in [&found, &expected] {
+        let (expected, rows) = restored(&mut *one, &run.snapshot)?;
+        let (found, found_rows) = restored(&mut *shards, &run.snapshot)?;
+        require_close(&found_rows, &rows, tolerance)?;
+        let again = |mut all: Vec<(&'static str, String)>| all.split_off(all.len() - 1);
+        require_same(&again(found), &again(expected))?;
+    }
+    Ok(())
+}
+
+fn require_close(
+    found: &[(&'static str, LogitsRow)],
+    expected: &[(&'static str, LogitsRow)],
+    tolerance: Tolerance,
+) -> Result<(), StageFailure> {
+    let precision = Precision::Within(tolerance);
+    for ((what, found), (_, expected)) in found.iter().zip(expected) {
+        compare_rows(found, expected, precision)
+            .map_err(|difference| StageFailure::Row { what, difference })?;
+    }
+    Ok(())
 }
 
 /// Compares the logits alone: drafts that run on a device of another kind are rounded otherwise.
@@ -185,8 +246,13 @@ fn branches(tokens: &[TokenId]) -> Result<(Tree, NodeIdx), TreeError> {
 /// Runs the calls on a runner without sequences.
 fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
     let mut runner = CheckedRunner::new(Forward(runner));
-    let mut results = Vec::new();
+    let (mut results, mut whole_rows) = (Vec::new(), Vec::new());
     let context = runner.info().limits.context;
+    let vocab = runner.info().vocab;
+    let mut keep = |what, rows: &[LogitsRow]| {
+        let whole = rows.iter().filter(|row| row.ids.len() == vocab);
+        whole_rows.extend(whole.map(|row| (what, row.clone())));
+    };
     let mut seqs = [SeqId(0); 2];
     for (i, seq) in seqs.iter_mut().enumerate() {
         *seq = runner.open(context)?;
@@ -202,6 +268,7 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
             ];
             let asked = if chunk == last { &asked[..] } else { &[] };
             let rows = runner.prefill(*seq, tokens, asked)?;
+            keep("prefill", &rows);
             results.push(("prefill", format!("{rows:?}")));
         }
     }
@@ -222,7 +289,9 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
             Err(error) if error.is_refusal() => runner.verify(&items),
             done => done,
         };
-        results.push((verify, format!("{:?}", rows?)));
+        let rows = rows?;
+        keep(verify, &rows.concat());
+        results.push((verify, format!("{rows:?}")));
         let (path, other) = (a.path_to(leaf), b.path_to(NodeIdx(1)));
         let commit = |seq, path| CommitItem { seq, path };
         if step == 1 {
@@ -236,37 +305,47 @@ fn outcome(runner: &mut dyn Runner) -> Result<StageRun, StageFailure> {
     results.push(("snapshot", format!("{}", saved.position)));
     let mut snapshot = Vec::new();
     runner.export(saved.id, &mut snapshot)?;
-    results.push(("after a snapshot", probe(&mut runner, seqs[0])?));
+    let rows = probe(&mut runner, seqs[0])?;
+    keep("after a snapshot", &rows);
+    results.push(("after a snapshot", format!("{rows:?}")));
     for seq in seqs {
         runner.close(seq);
     }
     runner.free_snapshot(saved.id);
-    Ok(StageRun { results, snapshot })
+    Ok(StageRun {
+        results,
+        rows: whole_rows,
+        snapshot,
+    })
 }
 
+/// Results and rows.
+type Restored = (Vec<(&'static str, String)>, Vec<(&'static str, LogitsRow)>);
+
 /// What follows from a snapshot's bytes.
-fn restored(
-    runner: &mut dyn Runner,
-    snapshot: &[u8],
-) -> Result<Vec<(&'static str, String)>, StageFailure> {
+fn restored(runner: &mut dyn Runner, snapshot: &[u8]) -> Result<Restored, StageFailure> {
     let mut runner = CheckedRunner::new(Forward(runner));
     let saved = runner.import(&mut &*snapshot)?;
     let seq = runner.open(runner.info().limits.context)?;
     runner.restore(seq, saved.id)?;
     let mut again = Vec::new();
     runner.export(saved.id, &mut again)?;
+    let drafts = drafted(&mut runner, &[seq])?;
+    let rows = probe(&mut runner, seq)?;
     let results = vec![
-        ("draft after a restore", drafted(&mut runner, &[seq])?),
-        ("verify after a restore", probe(&mut runner, seq)?),
+        ("draft after a restore", drafts),
+        ("verify after a restore", format!("{rows:?}")),
         ("bytes saved again", format!("{}", again == snapshot)),
     ];
     runner.close(seq);
     runner.free_snapshot(saved.id);
-    Ok(results)
+    let rows = rows.into_iter();
+    let rows = rows.map(|row| ("verify after a restore", row));
+    Ok((results, rows.collect()))
 }
 
 /// The rows of one more token.
-fn probe(runner: &mut dyn Runner, seq: SeqId) -> Result<String, StageFailure> {
+fn probe(runner: &mut dyn Runner, seq: SeqId) -> Result<Vec<LogitsRow>, StageFailure> {
     let tree = Tree::root(text(runner, 1, 90)[0]);
     let requests = [LogitsRequest::full()];
     let item = VerifyItem {
@@ -276,7 +355,7 @@ fn probe(runner: &mut dyn Runner, seq: SeqId) -> Result<String, StageFailure> {
     };
     let rows = runner.verify(&[item])?;
     runner.discard(seq)?;
-    Ok(format!("{rows:?}"))
+    Ok(rows.concat())
 }
 
 /// The candidates of whatever drafts there are.

@@ -31,6 +31,7 @@ pub mod protocol;
 pub mod quant;
 pub mod runner;
 pub mod scorer;
+pub mod shard;
 pub mod snapshot;
 pub mod spec;
 pub mod split;
@@ -69,11 +70,14 @@ pub use runner::{
     SnapshotLocation, VerifyItem,
 };
 pub use scorer::{BlockSparsity, ScoreProgress, ScoreSettings, Scorer, ScorerConfig, ScorerInfo};
+pub use shard::{Shard, ShardError, ShardedModel, WeightSlice};
 pub use spec::{
     AttentionBiases, AttentionSpec, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelHash,
     ModelSpec, MtpSpec, OutputGate, RopePairs, RopeSpec,
 };
-pub use split::{SplitBackend, SplitDevice, Stage, StageConfig, StageOutput, StepGroups};
+pub use split::{
+    SplitBackend, SplitDevice, SplitMode, Stage, StageConfig, StageOutput, StepGroups,
+};
 pub use tree::{Tree, TreeError, TreePath};
 pub use vocab::{FimTokens, PreTokenizer, SentencePieces, TokenKind, Vocab};
 pub use weights::{WeightError, WeightRef, WeightSource};

@@ -11,6 +11,7 @@ use crate::kernels::Kernels;
 use crate::pass::CHUNK;
 use crate::runner::{CpuRunner, Parts};
 use crate::scorer::CpuScorer;
+use crate::shard::ShardThread;
 use crate::simd::dispatch::Dispatch;
 use crate::snapshot_pages::PAGE;
 use crate::stage::StageRows;
@@ -184,7 +185,14 @@ impl Backend for CpuBackend {
         stage: StageConfig,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Stage>, DeviceError> {
-        Ok(Box::new(self.open_part(&stage, progress)?))
+        match stage.which_shard() {
+            Some(shard) if !shard.is_last() => {
+                let backend = self.clone();
+                let open = move || backend.open_part(&stage, &mut |_| {});
+                Ok(Box::new(ShardThread::open(shard, open)?))
+            }
+            _ => Ok(Box::new(self.open_part(&stage, progress)?)),
+        }
     }
 
     fn open_scorer(

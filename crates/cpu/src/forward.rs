@@ -1,13 +1,15 @@
 //! Forward pass of token rows through the layers.
 
 use crate::blocks::{attention, delta, ffn};
+use crate::exchange::ExchangeEnd;
 use crate::pass::{ExecContext, LayerSegment, PassBuffers, Segment};
 use crate::state::LayerState;
 use crate::weights::{LayerMixer, ModelWeights};
 
 impl ExecContext<'_> {
     /// Runs rows with embeddings in `buffers.x` through all layers and leaves the residual stream
-    /// there. Calls `on_layer` with the residual stream `[n, hidden]` after each layer.
+    /// there. Calls `on_layer` with the residual stream `[n, hidden]` after each layer. Of a shard,
+    /// what each block adds is summed over all shards through `exchange`.
     ///
     /// Segments must cover the rows in order. Sequences receive their new rows and states but keep
     /// their position.
@@ -16,6 +18,7 @@ impl ExecContext<'_> {
         weights: &ModelWeights,
         buffers: &mut PassBuffers,
         segments: &mut [Segment<'_>],
+        exchange: Option<&ExchangeEnd>,
         on_layer: &mut dyn FnMut(usize, &[f32]),
     ) {
         let n_rows = segments.iter().map(|s| s.n_rows).sum();
@@ -24,6 +27,11 @@ impl ExecContext<'_> {
         // A stage without layers has the rows of the last layer as its input.
         let first = weights.layers.first();
         let norm = first.map_or(&weights.final_norm, |first| &first.mixer_norm);
+        let all_reduce = |rows: &mut [f32]| {
+            if let Some(exchange) = exchange {
+                exchange.all_reduce(rows);
+            }
+        };
         let PassBuffers { x, y, .. } = &mut *buffers;
         self.norm(&x[..n_rows * hidden], norm, y);
         for (i, layer) in weights.layers.iter().enumerate() {
@@ -38,9 +46,11 @@ impl ExecContext<'_> {
                 }
             }
             let all = n_rows * hidden;
+            all_reduce(&mut buffers.update[..all]);
             self.post_norm(&mut buffers.update[..all], layer.post_mixer_norm.as_deref());
             self.add_norm_of(buffers, n_rows, &layer.ffn_norm);
             ffn::apply(*self, layer, buffers, n_rows);
+            all_reduce(&mut buffers.update[..all]);
             self.post_norm(&mut buffers.update[..all], layer.post_ffn_norm.as_deref());
             let next = weights.layers.get(i + 1);
             let norm = next.map_or(&weights.final_norm, |next| &next.mixer_norm);

@@ -13,6 +13,7 @@ mod check;
 mod device;
 mod draft;
 mod draft_cache;
+mod exchange;
 mod forward;
 pub mod importance;
 #[cfg(feature = "inspect")]
@@ -30,6 +31,7 @@ pub mod reference;
 mod runner;
 mod scorer;
 mod scratch;
+mod shard;
 pub mod simd;
 mod snapshot;
 mod snapshot_pages;

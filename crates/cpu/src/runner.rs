@@ -14,6 +14,7 @@ use contract::{
 use crate::blocks::head::{self, AskedRow, HeadBuffers};
 use crate::draft::{Draft, HiddenStateCapture, Reach};
 use crate::draft_cache::{DraftCache, MAX_PENDING_FEATURES};
+use crate::exchange::ExchangeEnd;
 use crate::kernels::Kernels;
 use crate::mtp::{self, Committed, DraftedRow, MtpBuffers};
 use crate::pass::rows_per_pass;
@@ -55,6 +56,8 @@ pub(crate) struct CpuRunner {
     max_rows: usize,
     /// What it receives and hands over as a pipeline stage.
     stage: StageRows,
+    /// What it adds partial sums through, as a shard of a tensor split.
+    exchange: Option<ExchangeEnd>,
 }
 
 /// Parts of a runner.
@@ -109,6 +112,7 @@ impl CpuRunner {
             next_id: 0,
             max_rows,
             stage,
+            exchange: None,
         }
     }
 
@@ -187,7 +191,9 @@ impl CpuRunner {
                     stage.keep(first_layer + layer, x);
                     on_layer(layer, x);
                 };
-                compute.forward(&self.weights, &mut self.buffers, &mut segments, on_layer);
+                let exchange = self.exchange.as_ref();
+                let (weights, buffers) = (&self.weights, &mut self.buffers);
+                compute.forward(weights, buffers, &mut segments, exchange, on_layer);
                 rows.append(&mut head::rows(
                     compute,
                     &self.weights.head,
@@ -197,6 +203,9 @@ impl CpuRunner {
                 ));
             });
             stage.end(&self.buffers.x[..width]);
+            self.exchange
+                .as_ref()
+                .map_or(Ok(()), ExchangeEnd::require)?;
             sequence.drop_drafted();
             let hidden = self.weights.spec.hidden;
             let y = &self.buffers.y[..width];
@@ -281,7 +290,9 @@ impl CpuRunner {
                 capture.take(first_layer + layer, x);
                 stage.keep(first_layer + layer, x);
             };
-            compute.forward(&self.weights, &mut self.buffers, &mut segments, on_layer);
+            let exchange = self.exchange.as_ref();
+            let (weights, buffers) = (&self.weights, &mut self.buffers);
+            compute.forward(weights, buffers, &mut segments, exchange, on_layer);
             stage.end(&self.buffers.x[..first_row * hidden]);
             head::rows(
                 compute,
@@ -291,6 +302,9 @@ impl CpuRunner {
                 &mut self.head,
             )
         });
+        self.exchange
+            .as_ref()
+            .map_or(Ok(()), ExchangeEnd::require)?;
         for (segment, plan) in segments.into_iter().zip(plans.iter()) {
             if let Some(cache) = &mut segment.seq.draft {
                 let rows = segment.first_row..segment.first_row + segment.n_rows;

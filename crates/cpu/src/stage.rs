@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use contract::protocol::invalid_call;
-use contract::{DeviceError, LogitsRequest, LogitsSelection, StageConfig, StageOutput};
+use contract::{DeviceError, LogitsRequest, LogitsSelection, Shard, StageConfig, StageOutput};
 
 use crate::draft::HiddenStateCapture;
 
@@ -11,6 +11,8 @@ use crate::draft::HiddenStateCapture;
 pub(crate) struct StageRows {
     /// The stage's first layer in the whole model.
     first_layer: usize,
+    /// Its share of its layers, in a tensor split.
+    shard: Option<Shard>,
     is_first: bool,
     has_head: bool,
     is_last: bool,
@@ -31,6 +33,7 @@ impl StageRows {
     pub(crate) fn of(stage: &StageConfig) -> StageRows {
         StageRows {
             first_layer: stage.layers.start,
+            shard: stage.which_shard(),
             is_first: stage.is_first(),
             has_head: stage.has_head(),
             is_last: stage.is_last(),
@@ -46,6 +49,11 @@ impl StageRows {
     /// The stage's first layer in the whole model.
     pub(crate) fn first_layer(&self) -> usize {
         self.first_layer
+    }
+
+    /// Which share of its layers the stage has, in a tensor split.
+    pub(crate) fn shard(&self) -> Option<Shard> {
+        self.shard
     }
 
     /// Whether the stage looks up the embeddings of its rows.

@@ -13,8 +13,8 @@ use conformance::stages::{self, DraftDevice};
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, LayerSplit, Limits, LoadConfig,
-    ModelSpec, QuantType, StepGroups, WeightSource,
+    Backend, DeviceError, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, LayerSplit, Limits,
+    LoadConfig, ModelSpec, QuantType, StepGroups, TokenId, WeightSource,
 };
 use cpu::matmul::layout::Format;
 use cpu::simd::dispatch::Dispatch;
@@ -206,6 +206,67 @@ fn pipeline_stages_give_the_bits_of_one_device() {
     let backend = stages::split(3, boxed).with_step_groups(StepGroups::Two);
     if let Err(failure) = stages::compare(&fast(), &backend, &config) {
         panic!("two groups: {failure}");
+    }
+}
+
+/// A CPU of one thread.
+fn one_thread(reference: bool) -> Box<dyn Backend> {
+    Box::new(CpuBackend::new(CpuOptions {
+        reference,
+        threads: Some(1),
+    }))
+}
+
+/// Two shards have the values of one device, in another order of sums.
+#[test]
+fn shards_give_the_values_of_one_device() {
+    let models = [
+        SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 8),
+        SyntheticModel::new(SyntheticLayout::Plain, QuantType::Q8_0, 8),
+    ];
+    for model in models {
+        let config = LoadConfig {
+            kv: KvFormats {
+                k: KvFormat::F32,
+                v: KvFormat::F32,
+            },
+            ..small_config(model.spec, model.weights)
+        };
+        let shards = stages::shards((0..2).map(|_| one_thread(true)));
+        let tolerance = Tolerance::REORDERED;
+        let compared = stages::compare_within(&*one_thread(true), &shards, &config, tolerance);
+        if let Err(failure) = compared {
+            panic!("{}: {failure}", config.target.name);
+        }
+    }
+}
+
+/// Trees give the bits of their paths, whatever shares a pass.
+#[test]
+fn shards_satisfy_the_properties_of_arithmetic() {
+    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 9);
+    let backend = stages::shards((0..2).map(|_| one_thread(false)));
+    check_arithmetic(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
+}
+
+/// A pass that one shard refuses leaves the other in the middle of it: both are lost.
+#[test]
+fn shards_are_lost_with_the_first_that_fails() {
+    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 9);
+    let config = small_config(model.spec, model.weights);
+    let devices: Vec<FaultyDevice> = (0..2).map(|_| FaultyDevice::new(fast())).collect();
+    let (call, when) = (RunnerMethod::Prefill, FaultTrigger::Nth(0));
+    let kind = FaultKind::OutOfMemory;
+    let faults = devices[1].faults.clone();
+    faults.fail(InjectedFault { call, when, kind });
+    let devices = devices.into_iter();
+    let backend = stages::shards(devices.map(|device| -> Box<dyn Backend> { Box::new(device) }));
+    let mut runner = backend.open(config, &mut |_| {}).unwrap();
+    let seq = runner.open(64).unwrap();
+    let tokens = [TokenId(1), TokenId(2)];
+    for _ in 0..2 {
+        let error = runner.prefill(seq, &tokens, &[]).unwrap_err();
+        assert!(matches!(error, DeviceError::DeviceLost { .. }), "{error}");
     }
 }
 

@@ -14,20 +14,16 @@ use crate::deferred_draft::DeferredDraft;
 use crate::driver::Gpu;
 use crate::exec::{Engine, LaunchMode, Launcher, PeerAccess, Regions, expert_slots, pinned_bytes};
 use crate::experts::prediction::{StepReads, placement};
-use crate::launch::{CompileUnit, Launch};
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
 use crate::meter::Meter;
 use crate::numerics::Numerics;
 use crate::opened_part::OpenedPart;
-use crate::options::Options;
-use crate::plan::explain::{ExplainedKernel, explain};
-use crate::plan::select::Depth;
-use crate::plan::{PlanConfig, PlanKey, Plans, numerics_of, rope_factors};
+use crate::options::{OneLaunch, Options};
+use crate::plan::{PlanConfig, Plans, numerics_of, rope_factors};
 use crate::probe::GpuInfo;
 use crate::runner::{CudaRunner, CudaStage, DraftProperties};
 use crate::scorer::{CudaScorer, ScorerLayout};
 use crate::state::{PAGE_SIZE, State};
-use crate::step;
 use crate::weights::{PlacedLayers, Sources, WeightSet, Weights};
 
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to
@@ -37,7 +33,7 @@ const PREFILL_ALIGN: usize = 64;
 /// One GPU as a device.
 #[derive(Debug, Clone)]
 pub struct CudaBackend {
-    gpu: GpuInfo,
+    pub(crate) gpu: GpuInfo,
     options: Options,
 }
 
@@ -104,6 +100,7 @@ impl Layout {
         ] = bases.map(BumpAllocator::new);
         let config = &part.config;
         let spec = config.draft.as_ref().map(|draft| &*draft.spec);
+        let is_shard = part.stage.shard.is_some();
         let of_target = (part.weights(options.separate_gemms, slots), &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
@@ -116,7 +113,11 @@ impl Layout {
             tree_windows: options.windows,
             numerics,
             as_large_model: options.as_large_model,
-            one_launch: options.one_launch,
+            one_launch: if is_shard {
+                OneLaunch::Off
+            } else {
+                options.one_launch
+            },
             separate_gemms: options.separate_gemms,
             draft_vocab: options.draft_vocab,
             stage: Some(&part.stage),
@@ -233,7 +234,7 @@ impl CudaBackend {
         Some(1 + usize::try_from(more).unwrap_or(usize::MAX))
     }
 
-    fn checked(&self, config: &LoadConfig) -> Result<(), DeviceError> {
+    pub(crate) fn checked(&self, config: &LoadConfig) -> Result<(), DeviceError> {
         if let Some(refusal) = self.gpu.refusal(self.name()) {
             return Err(refusal);
         }
@@ -247,58 +248,6 @@ impl CudaBackend {
         }
         check::require_supported(config, &self.name())?;
         check::check_shared_memory(config, self.gpu.props(), &self.name())
-    }
-
-    /// All kernels that are compiled to run a model, for filling a cache ahead of time.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
-    pub fn units(&self, config: &LoadConfig) -> Result<Vec<CompileUnit>, DeviceError> {
-        self.checked(config)?;
-        Ok(self.planned(&OpenedPart::whole(config)).plans.units())
-    }
-
-    /// The kernels that run a model, for which rows, and why; the GPU need not be in this machine.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
-    pub fn explain(&self, config: &LoadConfig) -> Result<Vec<ExplainedKernel>, DeviceError> {
-        self.checked(config)?;
-        Ok(explain(&self.planned(&OpenedPart::whole(config)).plans))
-    }
-
-    /// The launches of a decode step of one tree of `rows` rows after `depth` tokens, in order; the
-    /// GPU need not be in this machine.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`] for a configuration that `open` would refuse.
-    pub fn step_launches(
-        &self,
-        config: &LoadConfig,
-        (rows, depth): (usize, usize),
-    ) -> Result<Vec<Launch>, DeviceError> {
-        self.checked(config)?;
-        let rows = step::bucket(rows.min(config.limits.tree_nodes));
-        let key = PlanKey::Step {
-            rows,
-            trees: 1,
-            depth: Depth::of(rows, depth),
-        };
-        let part = OpenedPart::whole(config);
-        let mut launches = self.planned(&part).plans.take_launches();
-        Ok(launches
-            .remove(&key)
-            .expect("every bucket of a tree's nodes has a plan"))
-    }
-
-    /// All kernels of a scorer, for filling a cache ahead of time.
-    ///
-    /// # Errors
-    /// [`DeviceError::Unsupported`] and [`DeviceError::Weight`] for a scorer that `open_scorer`
-    /// would refuse.
-    pub fn scorer_units(&self, config: &ScorerConfig) -> Result<Vec<CompileUnit>, DeviceError> {
-        let layout = ScorerLayout::new(config, &self.gpu, [0; 4])?;
-        Ok(layout.plans.units())
     }
 
     /// Opens a runner as its concrete type, so that tests can inspect it.
@@ -317,6 +266,7 @@ impl CudaBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<CudaRunner, DeviceError> {
         self.checked(&part.stage.model)?;
+        check::require_shard(&part.stage, &self.options, &self.name())?;
         let config = &part.config;
         for a in config.target.attention_layers() {
             rope_factors(a, &*config.weights)?;
@@ -356,10 +306,10 @@ impl CudaBackend {
         let table = (regions.table.device_ptr(), regions.table.as_mut_slice());
         layout.weights.load_table(sources, table, progress)?;
         let loaded = began.elapsed();
-        let mode = if self.options.eager {
-            LaunchMode::Eager
-        } else {
-            LaunchMode::Graph
+        let mode = match part.stage.shard {
+            Some(_) => LaunchMode::GraphWithChunks,
+            None if self.options.eager => LaunchMode::Eager,
+            None => LaunchMode::Graph,
         };
         let launcher = Launcher::new(&gpu, modules, layout.plans.take_launches(), mode)?;
         let info = RunnerInfo {
@@ -433,6 +383,7 @@ impl Backend for CudaBackend {
 
     fn estimate_stage(&self, stage: &StageConfig) -> Result<MemoryPlan, DeviceError> {
         self.checked(&stage.model)?;
+        check::require_shard(stage, &self.options, &self.name())?;
         if self.options.prefill_as_steps {
             return Err(DeviceError::Unsupported {
                 what: "prefilling as decode steps in a pipeline stage".to_owned(),
@@ -490,7 +441,8 @@ mod tests {
     use contract::{KvFormat, KvFormats, Limits, QuantType};
 
     use super::*;
-    use crate::launch::Args;
+    use crate::launch::{Args, Launch};
+    use crate::plan::PlanKey;
 
     /// The plans of a small model with delta layers, for so many sequences.
     fn plans(

@@ -2,6 +2,7 @@
 
 mod draft;
 mod experts;
+mod shard;
 
 use contract::quant::hadamard;
 use contract::{
@@ -13,6 +14,8 @@ use crate::gpu_props::GpuProps;
 use crate::launch::gemm::small_batch;
 use crate::pack::WeightKind;
 use crate::step;
+
+pub(crate) use shard::require_shard;
 
 /// Values per scale in the device's block formats.
 const BLOCK: usize = 32;

@@ -35,6 +35,7 @@ mod pages;
 mod peak_bandwidth;
 mod pinned;
 mod plan;
+mod planned_kernels;
 mod probe;
 mod runner;
 mod scorer;

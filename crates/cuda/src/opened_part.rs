@@ -148,6 +148,7 @@ mod tests {
                     model,
                     layers,
                     draft_apart: false,
+                    shard: None,
                 });
                 backend.planned(&part).plans
             };
@@ -190,6 +191,7 @@ mod tests {
                     model,
                     layers,
                     draft_apart: apart,
+                    shard: None,
                 });
                 backend(number, as_large_model).planned(&part).plans
             };

@@ -14,14 +14,15 @@ mod fixtures {
 use std::time::Instant;
 
 use conformance::compare::{Precision, Tolerance, compare_rows};
+use conformance::stages;
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, TokenId, Tree};
 
 use cuda::Options;
 use fixtures::model::{
-    F16_KV, LIMITS, ModelDevice, load_config, open_device, open_device_with, reference_tolerance,
-    text, verify,
+    F16_KV, LIMITS, ModelDevice, load_config, open_device, open_device_with, open_two_devices_with,
+    reference_tolerance, text, verify,
 };
 
 /// Tolerance between equivalent paths: other sum orders, rounded to half precision.
@@ -54,8 +55,17 @@ fn count_violations(
     kv: KvFormats,
     mode: Mode,
 ) -> usize {
+    violations_of(&device.backend, model, kv, mode)
+}
+
+fn violations_of(
+    backend: &dyn Backend,
+    model: &SyntheticModel,
+    kv: KvFormats,
+    mode: Mode,
+) -> usize {
     let case = Case {
-        backend: &device.backend,
+        backend,
         model,
         kv,
         precision: match mode {
@@ -208,6 +218,19 @@ fn batch_invariant_models_pass_the_suite_bit_exactly() {
     }
     let model = SyntheticModel::new(SyntheticLayout::HybridTiled, QuantType::F32, 5);
     violations += count_violations(&device, &model, F16_KV, Mode::Exact);
+    assert_no_violations(violations);
+}
+
+/// Two shards on two GPUs: any tree gives the bits of its paths, so drafting changes no text.
+#[test]
+fn shards_on_two_gpus_pass_the_suite_bit_exactly() {
+    let Some(devices) = open_two_devices_with(&Options::default()) else {
+        return;
+    };
+    let boxed = |device: &ModelDevice| -> Box<dyn Backend> { Box::new(device.backend.clone()) };
+    let backend = stages::shards(devices.iter().map(boxed));
+    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q4_K, 5);
+    let violations = violations_of(&backend, &model, F16_KV, Mode::Exact);
     assert_no_violations(violations);
 }
 

@@ -18,6 +18,7 @@ use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, RandomDraft,
 use conformance::drafts2::{Draft2Case, Draft2Format, NAMES, TARGET};
 use conformance::golden::Golden;
 use conformance::stages;
+use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
     Backend, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig, KvFormat, LayerSplit, Limits,
     LoadConfig, QuantType, Runner, SeqId, SnapshotLocation, StepGroups, TokenId,
@@ -28,8 +29,8 @@ use model::DraftKind;
 use model::synth::{SynthSpec, draft_of};
 
 use fixtures::model::{
-    F16_KV, F32_KV, LIMITS, ModelDevice, SMALL, cpu_reference, open_device, open_device_with,
-    open_last_device_with, open_two_devices_with, text,
+    F16_KV, F32_KV, LIMITS, ModelDevice, SMALL, cpu_reference, load_config, open_device,
+    open_device_with, open_last_device_with, open_two_devices_with, reference_tolerance, text,
 };
 
 /// Accepts every number and rejects NaN.
@@ -474,6 +475,61 @@ fn compare_on_two_gpus(
     let backend = backend.with_step_groups(groups);
     if let Err(failure) = stages::compare(&one, &backend, config) {
         panic!("{options:?}, GPUs {order:?}, layers {shares:?}, {groups:?}: {failure}");
+    }
+}
+
+/// Models that two devices can share: a hybrid with value heads tiled over key heads, attention
+/// alone, and a hybrid with both kinds of drafts.
+fn shared_configs() -> Vec<LoadConfig> {
+    let limits = drafting_config().limits;
+    let layouts = [
+        (SyntheticLayout::HybridHalves, QuantType::Q4_K),
+        (SyntheticLayout::Plain, QuantType::F32),
+    ];
+    let models = layouts.map(|(layout, ty)| SyntheticModel::new(layout, ty, 12));
+    let mut configs: Vec<LoadConfig> = models
+        .iter()
+        .map(|model| load_config(model, F16_KV, limits))
+        .collect();
+    let target = SynthSpec::parse("tiny-hybrid-r1+mtp-own:q8_0").unwrap();
+    let target = target.load().unwrap();
+    let draft = draft_of(&target, DraftKind::Dflash2, QuantType::Q8_0, 1);
+    configs.push(LoadConfig {
+        target: target.spec,
+        weights: target.weights,
+        draft: Some(DraftLoadConfig {
+            spec: draft.spec,
+            weights: draft.weights,
+            kv: KvFormat::F16,
+            load: DraftLoad::AtOpen,
+        }),
+        kv: F16_KV,
+        limits,
+        batch_invariant: false,
+    });
+    configs
+}
+
+/// Two GPUs that share each layer give the values of one, with drafts and snapshots.
+#[test]
+fn shards_on_two_gpus_give_the_values_of_one_gpu() {
+    let options = Options {
+        as_large_model: true,
+        ..Options::default()
+    };
+    let Some(devices) = open_two_devices_with(&options) else {
+        return;
+    };
+    let on = |device: &ModelDevice| -> Box<dyn Backend> { Box::new(device.backend.clone()) };
+    // A stage of all layers, since the calls of a stage make its GPU the current one.
+    let one = stages::split(1, || on(&devices[0]));
+    for config in shared_configs() {
+        let shards = stages::shards(devices.iter().map(on));
+        let tolerance = reference_tolerance(config.target.layers[0].ffn.weights()[0].ty).each;
+        let tolerance = tolerance.or(Tolerance::of_cache(KvFormat::F16));
+        if let Err(failure) = stages::compare_within(&one, &shards, &config, tolerance) {
+            panic!("{}: {failure}", config.target.name);
+        }
     }
 }
 

@@ -9,11 +9,14 @@ mod fixtures {
 
 use contract::GateActivation;
 use cpu::reference::{activation, norm};
+use cuda::driver::Buffer;
+use cuda::launch::Launch;
+use cuda::launch::all_reduce::{self, ExchangeShape};
 use cuda::launch::ffn::{self, GateUp};
 use cuda::launch::norm::{
     ActivationBuffers, Residual, RmsShape, RowSource, add_normed, convert, rms_norm,
 };
-use fixtures::gpu::{Random, close, poisoned, same_bits};
+use fixtures::gpu::{Random, close, modules, poisoned, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, chunk, star, step};
 
 const EPS: f32 = 1e-6;
@@ -88,6 +91,155 @@ fn rms_norm_matches_reference() {
                 .all(|v| v.to_bits() == u32::MAX),
             "padding was written"
         );
+    }
+}
+
+/// What the kernel sums: `rows` rows of two shards.
+const SUMS: ExchangeShape = ExchangeShape {
+    devices: 2,
+    width: 640,
+    rows: 64,
+};
+
+/// One shard of an all-reduce: its residual stream, its partial sums and its exchange.
+struct Shard<'a> {
+    gpu: &'a KernelDevice,
+    x: Buffer<f32>,
+    partial: Buffer<f32>,
+    exchange: Buffer<u8>,
+    header: Buffer<i32>,
+}
+
+impl Shard<'_> {
+    /// Shards that know each other, with `x` as the residual stream of both.
+    fn pair<'a>(gpus: [&'a KernelDevice; 2], x: &[f32]) -> [Shard<'a>; 2] {
+        let values = SUMS.rows * SUMS.width;
+        let mut shards = gpus.map(|gpu| {
+            gpu.make_current().unwrap();
+            let mut shard = Shard {
+                gpu,
+                x: poisoned(gpu, values),
+                partial: poisoned(gpu, values),
+                exchange: poisoned(gpu, SUMS.bytes()),
+                header: gpu.upload(&step(&[], &[])).unwrap(),
+            };
+            let zeros = vec![0; ExchangeShape::ZEROED_BYTES];
+            shard.exchange.upload_at(gpu, 0, &zeros).unwrap();
+            shard.x.upload(gpu, x).unwrap();
+            shard
+        });
+        let exchanges = [shards[0].exchange.ptr(), shards[1].exchange.ptr()];
+        for (rank, shard) in shards.iter_mut().enumerate() {
+            shard.gpu.make_current().unwrap();
+            let table = SUMS.table(rank, &exchanges);
+            shard.exchange.upload_at(shard.gpu, 0, &table).unwrap();
+        }
+        shards
+    }
+
+    /// Uploads `rows` rows of partial sums.
+    fn upload(&mut self, partial: &[f32], rows: usize) {
+        self.gpu.make_current().unwrap();
+        let head = [Placed {
+            slot: 0,
+            committed: 0,
+            tree: star(rows),
+        }];
+        self.partial.upload(self.gpu, partial).unwrap();
+        self.header.upload(self.gpu, &step(&head, &[])).unwrap();
+    }
+
+    fn launch(&self, rows: usize) -> Launch {
+        let to = Residual {
+            rows: self.x.ptr(),
+            update: self.partial.ptr(),
+        };
+        let source = RowSource::Step(self.header.ptr());
+        all_reduce::add(SUMS, rows, source, to, self.exchange.ptr())
+    }
+
+    fn check(&self, x: &[f32]) {
+        self.gpu.make_current().unwrap();
+        same_bits("x", &self.x.download(self.gpu).unwrap(), x);
+    }
+}
+
+/// `x` with the partial sums of both shards.
+fn add_both(x: &mut [f32], parts: &[Vec<f32>; 2]) {
+    for (x, (a, b)) in x.iter_mut().zip(parts[0].iter().zip(&parts[1])) {
+        *x += a + b;
+    }
+}
+
+/// On one GPU a launch that waits for another may keep it from starting. So the second shard's rows
+/// and flags are there before the first shard runs, and the first shard's before the second does.
+#[test]
+fn all_reduce_adds_the_sums_of_both_shards() {
+    let (Some(gpu), Some(again)) = (KernelDevice::open(), KernelDevice::open()) else {
+        return;
+    };
+    let mut random = Random::new(11);
+    let mut x = random.normals(SUMS.rows * SUMS.width, 1.0);
+    let mut shards = Shard::pair([&gpu, &again], &x);
+    let at = |word: usize| {
+        let exchanges = [shards[0].exchange.ptr(), shards[1].exchange.ptr()];
+        let table = SUMS.table(0, &exchanges);
+        let word = u64::from_le_bytes(table[8 * word..][..8].try_into().unwrap());
+        (word - exchanges[0]) as usize
+    };
+    // Pointers of device 0 to its flags and rows; 8 devices, 256 flags of each.
+    let (flags, received) = (at(1), at(9));
+    for (epoch, rows) in [64, 1, 24, 1, 1, 64, 3].into_iter().enumerate() {
+        let epoch = epoch as u32 + 1;
+        let parts = [0, 1].map(|_| random.normals(rows * SUMS.width, 1.0));
+        for (shard, part) in shards.iter_mut().zip(&parts) {
+            shard.upload(part, rows);
+        }
+        let bytes: Vec<u8> = parts[1].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let side = (epoch % 2) as usize * 4 * SUMS.rows * SUMS.width;
+        let first = &mut shards[0].exchange;
+        first.upload_at(&gpu, received + side, &bytes).unwrap();
+        let set: Vec<u8> = (0..256).flat_map(|_| epoch.to_le_bytes()).collect();
+        first.upload_at(&gpu, flags + 4 * 256, &set).unwrap();
+        for shard in &shards {
+            shard.gpu.launch(&[shard.launch(rows)]);
+        }
+        add_both(&mut x, &parts);
+        shards.iter().for_each(|shard| shard.check(&x));
+        // The second shard wrote the same rows again.
+        let again = shards[0].exchange.download(&gpu).unwrap();
+        assert_eq!(again[received + side..][..bytes.len()], bytes);
+    }
+}
+
+#[test]
+fn all_reduce_adds_on_two_gpus_in_the_order_of_the_shards() {
+    let (Some(one), Some(other)) = (KernelDevice::open(), KernelDevice::open_second()) else {
+        return;
+    };
+    let [first, second] = [&one, &other].map(|gpu| gpu.copy_engine());
+    assert!(first.enable_peer_access(&second).unwrap());
+    assert!(second.enable_peer_access(&first).unwrap());
+    let mut random = Random::new(12);
+    let mut x = random.normals(SUMS.rows * SUMS.width, 1.0);
+    let mut shards = Shard::pair([&one, &other], &x);
+    let units = [shards[0].launch(SUMS.rows).unit];
+    let ready = [&one, &other].map(|gpu| {
+        gpu.make_current().unwrap();
+        modules(gpu, &units)
+    });
+    // Launches of many blocks and of few follow each other.
+    for rows in [64, 1, 24, 1, 1, 64, 3] {
+        let parts = [0, 1].map(|_| random.normals(rows * SUMS.width, 1.0));
+        for (shard, part) in shards.iter_mut().zip(&parts) {
+            shard.upload(part, rows);
+        }
+        for (shard, modules) in shards.iter().zip(&ready) {
+            shard.gpu.make_current().unwrap();
+            shard.gpu.run(modules, &shard.launch(rows)).unwrap();
+        }
+        add_both(&mut x, &parts);
+        shards.iter().for_each(|shard| shard.check(&x));
     }
 }
 

@@ -11,6 +11,9 @@ pub enum SyntheticLayout {
     HybridGrouped,
     /// Heads of 256 values, six to a key head, between delta layers: what large models have.
     HybridWide,
+    /// As the one above, but with even numbers of all heads, so that two devices can share each
+    /// layer in blocks of 256 values.
+    HybridHalves,
     /// Attention only: eight query heads to a key head, no gate, norms on q and k.
     Dense,
     /// Attention only: as many key as query heads, no norms, partial rope, a head of its own.

@@ -46,6 +46,18 @@ impl ModelBuilder {
                 self.delta(1, 2, 4, HeadMap::Grouped),
                 self.attention(2, gated(4, 2)),
             ],
+            SyntheticLayout::HybridHalves => {
+                let heads = Heads {
+                    head_dim: 256,
+                    rope: 64,
+                    ..gated(4, 2)
+                };
+                vec![
+                    self.delta(0, 4, 12, HeadMap::Tiled),
+                    self.attention(1, heads),
+                    self.delta(2, 4, 8, HeadMap::Grouped),
+                ]
+            }
             SyntheticLayout::HybridWide => {
                 let heads = Heads {
                     head_dim: 256,

@@ -5,7 +5,8 @@
 //! and delta heads, all experts, the layers' KV pages and recurrent states. The device of the last
 //! layers also has the LM head. The draft and the multi-token-prediction head are there too, or
 //! both on a device named for them. The residual rows are handed over once per boundary. [`place`]
-//! is a pure function of what each device has and would need.
+//! is a pure function of what each device has and would need. In a tensor split each device has an
+//! equal share of every layer instead ([`crate::shard`]).
 
 mod cost;
 mod cut;
@@ -15,7 +16,7 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::{DraftSpec, KvFormats, MemoryPlan, ModelSpec};
+use crate::{DraftSpec, KvFormats, MemoryPlan, ModelSpec, Shard};
 
 use cost::ModelCosts;
 
@@ -92,6 +93,8 @@ pub struct ModelPart {
     pub head: bool,
     /// Whether it has the draft model, or the multi-token-prediction head apart from the LM head.
     pub draft: bool,
+    /// Which share it has of each of its layers; `None` for all heads and channels.
+    pub shard: Option<Shard>,
 }
 
 /// Why a model cannot be placed as requested.
@@ -187,6 +190,7 @@ pub fn place(request: &PlacementRequest<'_>) -> Result<Placement, PlacementError
         head: device + 1 == targets,
         draft: draft_device == Some(device),
         layers,
+        shard: None,
     };
     let memory = |device: usize, layers: Range<usize>| {
         costs[device].of(&part_of(device, layers), apart, request)
@@ -252,6 +256,10 @@ impl Placement {
                 "name a device with more memory with --draft-device, or use a smaller draft"
                     .to_owned()
             }
+            // All shards have the same share.
+            Some(_) if worst.part.shard.is_some() => {
+                "use --split-mode layer, which gives each device what it has memory for".to_owned()
+            }
             Some(part) => format!(
                 "{} has {} GiB left: give it a larger share with --target-layer-split, or use \
                  fewer devices",
@@ -295,6 +303,7 @@ impl ModelPart {
             layers: 0..n_layers,
             head: true,
             draft: true,
+            shard: None,
         }
     }
 
@@ -308,6 +317,12 @@ impl ModelPart {
                 self.layers.start,
                 self.layers.end - 1
             )),
+        };
+        let layers = match (layers, self.shard) {
+            (Some(layers), Some(Shard { index, count })) => {
+                Some(format!("shard {} of {count} of {layers}", index + 1))
+            }
+            (layers, _) => layers,
         };
         let head = self.head.then(|| "the LM head".to_owned());
         let draft = self.draft.then(|| "the draft".to_owned());

@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use super::groups::StepGroups;
 use super::runner::SplitRunner;
-use super::stage::StageConfig;
+use super::stage::{SplitMode, StageConfig};
 use super::stages::Stages;
 use crate::checked::CheckedRunner;
 use crate::placement::place;
 use crate::{
     Backend, DeviceError, DeviceInfo, KvPool, LayerSplit, LoadConfig, LoadProgress, MemoryPlan,
-    Placement, PlacementDevice, PlacementRequest, Runner, RunnerInfo,
+    PlacedPart, Placement, PlacementDevice, PlacementRequest, Runner, RunnerInfo, Shard,
+    ShardedModel,
 };
 
 /// One of the devices of a [`SplitBackend`].
@@ -32,6 +33,7 @@ pub struct SplitBackend {
     /// Index of the draft's device; `None` is the device of the LM head.
     draft_device: Option<usize>,
     groups: StepGroups,
+    mode: SplitMode,
 }
 
 impl SplitBackend {
@@ -48,7 +50,14 @@ impl SplitBackend {
             split,
             draft_device,
             groups: StepGroups::default(),
+            mode: SplitMode::Layer,
         }
+    }
+
+    /// The same with layers split in another way; of a tensor split the shares are equal.
+    #[must_use]
+    pub fn with_split_mode(self, mode: SplitMode) -> SplitBackend {
+        SplitBackend { mode, ..self }
     }
 
     /// Runs steps of several sequences as named, for tests and benches.
@@ -59,6 +68,9 @@ impl SplitBackend {
 
     /// Which device runs what; it may exceed a device's memory.
     fn place(&self, config: &LoadConfig) -> Result<Placement, DeviceError> {
+        if self.mode == SplitMode::Tensor {
+            return self.place_shards(config);
+        }
         let mut devices: Vec<PlacementDevice> = Vec::with_capacity(self.devices.len());
         for device in &self.devices {
             devices.push(PlacementDevice {
@@ -76,6 +88,46 @@ impl SplitBackend {
             split: &self.split,
             draft_device: self.draft_device,
         })?)
+    }
+
+    /// The share of each device in a tensor split.
+    fn place_shards(&self, config: &LoadConfig) -> Result<Placement, DeviceError> {
+        let mut parts = Vec::with_capacity(self.n_targets);
+        for (device, stage) in self.shards(config)? {
+            let device = &self.devices[device];
+            parts.push(PlacedPart {
+                device: device.id.clone(),
+                memory: device.backend.estimate_stage(&stage)?,
+                part: stage.part(),
+                usable_bytes: device.usable_bytes,
+            });
+        }
+        Ok(Placement { parts })
+    }
+
+    /// The shards of a tensor split, each with the index of its device.
+    fn shards(&self, config: &LoadConfig) -> Result<Vec<(usize, StageConfig)>, DeviceError> {
+        let unsupported = |what: String, instead: &str| DeviceError::Unsupported {
+            what,
+            device: "--split-mode tensor".to_owned(),
+            instead: instead.to_owned(),
+        };
+        let last = self.n_targets.saturating_sub(1);
+        if self.draft_device.is_some_and(|device| device != last) {
+            return Err(unsupported(
+                "a draft on another device than the last of --target-devices".to_owned(),
+                "remove --draft-device, or use --split-mode layer",
+            ));
+        }
+        let mut shards = Vec::with_capacity(self.n_targets);
+        for shard in Shard::all(self.n_targets) {
+            let sharded = ShardedModel::new(&config.target, shard);
+            let sharded = sharded
+                .map_err(|error| unsupported(error.to_string(), "use --split-mode layer"))?;
+            let stage = StageConfig::sharded(config.clone(), sharded);
+            shards.push((shard.index, stage));
+        }
+        Ok(shards)
     }
 
     fn placed(&self, config: &LoadConfig) -> Result<Placement, DeviceError> {
@@ -118,7 +170,10 @@ impl Backend for SplitBackend {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Box<dyn Runner>, DeviceError> {
         let placement = self.placed(&config)?;
-        let configs = self.stage_configs(&placement, &config);
+        let configs = match self.mode {
+            SplitMode::Layer => self.stage_configs(&placement, &config),
+            SplitMode::Tensor => self.shards(&config)?,
+        };
         self.require_one_kind()?;
         let all = || {
             configs.iter().map(|(device, stage)| {
@@ -148,7 +203,7 @@ impl Backend for SplitBackend {
         let weights = config.target.weights();
         let total = weights.iter().map(|weight| weight.bytes() as u64).sum();
         let mut before = 0;
-        let mut stages = Stages::default();
+        let mut stages = Stages::new(self.mode);
         for (name, backend, stage) in all() {
             let mut of_stage = 0;
             let opened = backend.open_stage(stage.clone(), &mut |at| {
@@ -164,7 +219,11 @@ impl Backend for SplitBackend {
         }
         let info = self.info(&config, &stages)?;
         let layers = configs.into_iter().map(|(_, stage)| stage.layers).collect();
-        let runner = SplitRunner::new(info, stages, (layers, sections(&config)), self.groups);
+        let target = config.target.clone();
+        let mut runner = SplitRunner::new(info, stages, (layers, sections(&config)), self.groups);
+        if self.mode == SplitMode::Tensor {
+            runner = runner.with_shards(target);
+        }
         Ok(Box::new(CheckedRunner::new(runner)))
     }
 }
@@ -214,6 +273,7 @@ impl SplitBackend {
             model: config.clone(),
             layers,
             draft_apart: apart,
+            shard: None,
         };
         let parts = placement.parts.iter().enumerate();
         let with_layers = parts.filter(|(_, part)| !part.part.layers.is_empty());
@@ -251,7 +311,7 @@ impl SplitBackend {
 /// The refusal of a device that would go on with the results of other kernels.
 fn other_kernels(device: &str, below: &str) -> DeviceError {
     DeviceError::Unsupported {
-        what: format!("layers above those of {below}, which runs other kernels,"),
+        what: format!("layers beside those of {below}, which runs other kernels,"),
         device: device.to_owned(),
         instead: "name GPUs of one architecture with --target-devices, or another \
                   --target-layer-split"

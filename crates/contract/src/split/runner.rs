@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::groups::{GroupTimes, StepGroups};
 use super::sections::{JoinedSnapshot, StageSections};
+use super::shards::ShardedState;
 use super::stage::Stage;
 use super::stages::{Stages, StoppedPass};
 use crate::snapshot::ReadAt;
 use crate::{
     Capacity, CommitItem, DetachedSnapshot, DeviceError, DraftCandidates, DraftItem, DraftLogits,
-    LogitsRequest, LogitsRow, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId, SnapshotInfo,
-    SnapshotLocation, TokenId, VerifyItem,
+    LogitsRequest, LogitsRow, ModelSpec, MtpDraftItem, Runner, RunnerInfo, SeqId, SnapshotId,
+    SnapshotInfo, SnapshotLocation, TokenId, VerifyItem,
 };
 
 /// Stages that run a model together, behind a
@@ -29,6 +31,8 @@ pub(super) struct SplitRunner {
     pub(super) head: usize,
     /// Sections of a snapshot of the whole model.
     sections: u32,
+    /// How states are cut, if the stages are shards.
+    shards: Option<ShardedState>,
     sequences: BTreeMap<SeqId, SplitSequence>,
     snapshots: BTreeMap<SnapshotId, SplitSnapshot>,
     /// The last id of a sequence or snapshot.
@@ -70,10 +74,20 @@ impl SplitRunner {
             head: layers.iter().rposition(|of| !of.is_empty()).unwrap_or(0),
             layers,
             sections,
+            shards: None,
             sequences: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             next_id: 0,
             times,
+        }
+    }
+
+    /// The same with shards of a model as its stages.
+    pub(super) fn with_shards(self, model: Arc<ModelSpec>) -> SplitRunner {
+        let count = self.stages.len();
+        SplitRunner {
+            shards: Some(ShardedState { model, count }),
+            ..self
         }
     }
 
@@ -410,7 +424,10 @@ impl Runner for SplitRunner {
         for (i, id) in ids.into_iter().enumerate() {
             parts.push(self.stages.call(i, |stage| stage.detach(id))?);
         }
-        Ok(Box::new(JoinedSnapshot::new(parts, self.sections)))
+        Ok(match &self.shards {
+            Some(shards) => Box::new(shards.join(parts)),
+            None => Box::new(JoinedSnapshot::new(parts, self.sections)),
+        })
     }
 
     fn import(&mut self, source: &mut dyn Read) -> Result<SnapshotInfo, DeviceError> {
@@ -421,6 +438,10 @@ impl Runner for SplitRunner {
 
     fn import_at(&mut self, source: &dyn ReadAt) -> Result<SnapshotInfo, DeviceError> {
         self.stages.require()?;
+        if let Some(shards) = &self.shards {
+            let parts = shards.cut(source)?;
+            return self.keep_snapshot(|stage, i| stage.import_at(&parts[i]));
+        }
         let parts = StageSections::of(source, &self.layers)?;
         self.keep_snapshot(|stage, i| stage.import_at(&parts[i]))
     }

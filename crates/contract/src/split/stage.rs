@@ -4,7 +4,19 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{DeviceError, LoadConfig, ModelPart, ModelSpec, Runner, SeqId, WeightRef};
+use crate::{
+    DeviceError, LoadConfig, ModelPart, ModelSpec, Runner, SeqId, Shard, ShardedModel, WeightRef,
+};
+
+/// What each of several devices has of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SplitMode {
+    /// A range of its layers.
+    #[default]
+    Layer,
+    /// An equal share of each layer: tensor parallelism ([`crate::shard`]).
+    Tensor,
+}
 
 /// What a stage runs.
 #[derive(Clone)]
@@ -16,6 +28,9 @@ pub struct StageConfig {
     /// Whether the draft model and the multi-token-prediction head have a stage of their own above
     /// the LM head, without layers. The same in all stages of a model.
     pub draft_apart: bool,
+    /// The share of all layers in a tensor split; `None` for whole layers. Its stages are its
+    /// shards in their order, the last with the LM head.
+    pub shard: Option<Arc<ShardedModel>>,
 }
 
 impl StageConfig {
@@ -25,6 +40,15 @@ impl StageConfig {
             layers: 0..model.target.layers.len(),
             model,
             draft_apart: false,
+            shard: None,
+        }
+    }
+
+    /// A shard of a whole model.
+    pub fn sharded(model: LoadConfig, shard: ShardedModel) -> StageConfig {
+        StageConfig {
+            shard: Some(Arc::new(shard)),
+            ..StageConfig::whole(model)
         }
     }
 
@@ -35,7 +59,14 @@ impl StageConfig {
 
     /// Whether the stage has the LM head.
     pub fn has_head(&self) -> bool {
-        !self.layers.is_empty() && self.layers.end == self.model.target.layers.len()
+        !self.layers.is_empty()
+            && self.layers.end == self.model.target.layers.len()
+            && self.which_shard().is_none_or(Shard::is_last)
+    }
+
+    /// Which share of its layers it has, in a tensor split.
+    pub fn which_shard(&self) -> Option<Shard> {
+        self.shard.as_ref().map(|sharded| sharded.shard())
     }
 
     /// Whether no stage is above it, so that it has the multi-token-prediction head and the draft.
@@ -53,6 +84,7 @@ impl StageConfig {
             layers: self.layers.clone(),
             head: self.has_head(),
             draft: self.is_last() && (self.draft_apart || self.model.draft.is_some()),
+            shard: self.which_shard(),
         }
     }
 
@@ -75,8 +107,12 @@ impl StageConfig {
                 .as_ref()
                 .is_some_and(|mtp| borrows(mtp.head.is_some()))
             || (self.model.draft.as_ref()).is_some_and(|draft| borrows(draft.spec.head.is_some()));
+        let layers = self
+            .shard
+            .as_ref()
+            .map_or(&whole.layers[..], |sharded| sharded.layers());
         let target = ModelSpec {
-            layers: whole.layers[self.layers.clone()].to_vec(),
+            layers: layers[self.layers.clone()].to_vec(),
             embedding: if self.is_first() || drafts {
                 whole.embedding.clone()
             } else {
@@ -93,6 +129,10 @@ impl StageConfig {
         LoadConfig {
             target: Arc::new(target),
             draft: self.model.draft.clone().filter(|_| last),
+            weights: match &self.shard {
+                Some(sharded) => sharded.weights(Arc::clone(&self.model.weights)),
+                None => Arc::clone(&self.model.weights),
+            },
             ..self.model.clone()
         }
     }
@@ -104,9 +144,9 @@ impl StageConfig {
     }
 
     /// The layers whose hidden states go to the stage above, bottom to top. None from the last
-    /// stage.
+    /// stage, and none between shards, each of which has the whole residual stream.
     pub fn handed_over_layers(&self) -> Vec<usize> {
-        if self.is_last() {
+        if self.is_last() || self.shard.is_some() {
             Vec::new()
         } else {
             self.captured_below(self.layers.end)
@@ -131,6 +171,10 @@ impl StageConfig {
 /// logits requests that select something, and only the last the calls of drafts. Sections of an
 /// exported snapshot are numbered over the whole model; [`Runner::import_at`] reads only those of
 /// the stage.
+///
+/// The shards of a tensor split are stages too, each with all layers: they get the same calls in
+/// their order, but no [`Stage::receive`]. A pass of any but the last returns before it is
+/// complete, since it waits for the partial sums of the others.
 pub trait Stage: Runner {
     /// The passes of `n` tokens after `position` committed ones. Another stage may have them cut
     /// finer.
@@ -146,7 +190,8 @@ pub trait Stage: Runner {
     /// [`DeviceError::PoolExhausted`]; nothing has changed.
     fn reserve(&mut self, seq: SeqId, rows: usize) -> Result<(), DeviceError>;
 
-    /// Prepares to receive rows from the stage below, once, and logs the way they take.
+    /// Prepares to receive rows from the stage below, once, and logs the way they take. A shard
+    /// prepares to exchange partial sums with the shard before it.
     ///
     /// # Errors
     /// If the devices cannot reach each other as they were asked to.

@@ -1,17 +1,17 @@
 //! The stages of a runner, bottom to top, and the first fault of any of them.
 
-use super::stage::Stage;
+use super::stage::{SplitMode, Stage};
 use crate::{DeviceError, SeqId, SnapshotId};
 
 /// Stages that run one model. Dropping them drops all, from the top, since a stage may still read
 /// rows of the stage below.
-#[derive(Default)]
 pub(super) struct Stages {
     all: Vec<Box<dyn Stage>>,
     /// The device and the part of each, for messages.
     names: Vec<String>,
     /// The first loss of a device. Nothing runs after it.
     fault: Option<(&'static str, String)>,
+    mode: SplitMode,
 }
 
 /// A pass that ended early.
@@ -22,6 +22,35 @@ pub(super) struct StoppedPass {
 }
 
 impl Stages {
+    /// No stages yet.
+    pub(super) fn new(mode: SplitMode) -> Stages {
+        Stages {
+            all: Vec::new(),
+            names: Vec::new(),
+            fault: None,
+            mode,
+        }
+    }
+
+    /// Whether each stage is a shard of all layers.
+    pub(super) fn are_shards(&self) -> bool {
+        self.mode == SplitMode::Tensor
+    }
+
+    /// The error of a pass that a stage has stopped. Where other shards have begun it, they wait
+    /// for sums that never come, so all devices are lost.
+    pub(super) fn stopped(&mut self, StoppedPass { stage, error }: StoppedPass) -> StoppedPass {
+        if !self.are_shards() || stage == 0 {
+            return StoppedPass { stage, error };
+        }
+        if self.fault.is_none() {
+            let detail = format!("{}: {error}", self.names[stage]);
+            self.fault = Some(("a pass of a tensor split", detail));
+        }
+        let error = self.require().err().unwrap_or(error);
+        StoppedPass { stage, error }
+    }
+
     /// Adds a stage above the others.
     ///
     /// # Errors
@@ -86,8 +115,12 @@ impl Stages {
         &self.names[i]
     }
 
-    /// Hands over the rows of stage `i - 1` to stage `i`; the first looks up its own.
+    /// Hands over the rows of stage `i - 1` to stage `i`; the first and all shards look up their
+    /// own.
     pub(super) fn hand_over(&mut self, i: usize, rows: usize) -> Result<(), DeviceError> {
+        if self.are_shards() {
+            return Ok(());
+        }
         let (below, above) = self.all.split_at_mut(i);
         match (below.last_mut(), above.first_mut()) {
             (Some(below), Some(stage)) => {
@@ -110,7 +143,8 @@ impl Stages {
             let done = self
                 .hand_over(i, rows)
                 .and_then(|()| self.call(i, |stage| of(stage, i)));
-            all.push(done.map_err(|error| StoppedPass { stage: i, error })?);
+            let done = done.map_err(|error| self.stopped(StoppedPass { stage: i, error }));
+            all.push(done?);
         }
         Ok(all)
     }

@@ -111,8 +111,9 @@ impl SplitRunner {
             groups.push(group(begin..end));
             begin = end;
         }
-        // Only stages with layers take time that can overlap.
-        if groups.len() != 1 || rows.len() < 2 || self.head == 0 {
+        // Only stages with layers of their own take time that can overlap.
+        let overlaps = self.head > 0 && !self.stages.are_shards();
+        if groups.len() != 1 || rows.len() < 2 || !overlaps {
             return (groups, None);
         }
         let apart = self.times.splits(rows);
@@ -124,7 +125,17 @@ impl SplitRunner {
     }
 
     fn run_groups(&mut self, step: &mut Step<'_>) -> Result<(), StoppedPass> {
-        let (n_stages, n_groups, head) = (self.stages.len(), step.groups.len(), self.head);
+        let (n_stages, n_groups) = (self.stages.len(), step.groups.len());
+        if self.stages.are_shards() {
+            // A shard's pass ends with those of the others.
+            for group in 0..n_groups {
+                for stage in 0..n_stages {
+                    let done = self.run_group(step, group, stage);
+                    done.map_err(|stopped| self.stages.stopped(stopped))?;
+                }
+            }
+            return Ok(());
+        }
         for turn in 0..(n_stages + n_groups).saturating_sub(1) {
             let busy = |stage: &usize| *stage <= turn && turn - stage < n_groups;
             let stages: Vec<usize> = (0..n_stages).filter(busy).collect();
@@ -134,16 +145,27 @@ impl SplitRunner {
                 received.map_err(|error| StoppedPass { stage, error })?;
             }
             for stage in stages {
-                let group = turn - stage;
-                let items = step.items_of(group, stage, head);
-                let done = self.stages.call(stage, |of| of.verify(&items));
-                let rows = done.map_err(|error| StoppedPass { stage, error })?;
-                let group = &mut step.groups[group];
-                group.done = stage + 1;
-                if stage == head {
-                    group.rows = rows;
-                }
+                self.run_group(step, turn - stage, stage)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Runs a group in one stage.
+    fn run_group(
+        &mut self,
+        step: &mut Step<'_>,
+        group: usize,
+        stage: usize,
+    ) -> Result<(), StoppedPass> {
+        let head = self.head;
+        let items = step.items_of(group, stage, head);
+        let done = self.stages.call(stage, |of| of.verify(&items));
+        let rows = done.map_err(|error| StoppedPass { stage, error })?;
+        let group = &mut step.groups[group];
+        group.done = stage + 1;
+        if stage == head {
+            group.rows = rows;
         }
         Ok(())
     }

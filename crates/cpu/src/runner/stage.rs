@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use contract::protocol::PrefillChunks;
-use contract::{DeviceError, SeqId, Stage, StageOutput};
+use contract::{DeviceError, SeqId, Shard, Stage, StageOutput};
 
 use super::CpuRunner;
+use crate::exchange::{self, ExchangeEnd};
 use crate::pass::CHUNK;
 
 impl Stage for CpuRunner {
@@ -26,7 +27,11 @@ impl Stage for CpuRunner {
         self.give_pages(seq, rows)
     }
 
-    fn connect(&mut self, _below: &mut dyn StageOutput) -> Result<(), DeviceError> {
+    fn connect(&mut self, below: &mut dyn StageOutput) -> Result<(), DeviceError> {
+        if let Some(shard) = self.which_shard() {
+            let end = exchange::end_beside(below, shard)?;
+            self.exchange_through(end);
+        }
         Ok(())
     }
 
@@ -40,6 +45,23 @@ impl Stage for CpuRunner {
 }
 
 impl CpuRunner {
+    /// Which shard of a tensor split it runs.
+    pub(crate) fn which_shard(&self) -> Option<Shard> {
+        self.stage.shard()
+    }
+
+    /// Adds partial sums up through this end of an exchange.
+    pub(crate) fn exchange_through(&mut self, end: ExchangeEnd) {
+        self.exchange = Some(end);
+    }
+
+    /// Ends the passes of the other shards.
+    pub(crate) fn end_exchange(&self) {
+        if let Some(exchange) = &self.exchange {
+            exchange.exchange().end();
+        }
+    }
+
     /// How prompts are cut into passes.
     pub(super) fn chunks(&self) -> PrefillChunks {
         PrefillChunks {

@@ -13,6 +13,7 @@ use contract::protocol::invalid_call;
 use contract::{DeviceError, StageOutput};
 
 use super::Engine;
+use super::exchange::ExchangeEnd;
 use crate::driver::{CopyEngine, Event, Gpu, Pinned, Stream};
 use crate::plan::{BlockPart, PlanKey, Plans, StageBoundary, StageKernels};
 
@@ -46,6 +47,8 @@ pub(crate) struct Boundary {
     way: Option<Way>,
     /// Page-locked memory of [`StageOutput::read`], as long as its longest call so far.
     read: Option<Pinned<f32>>,
+    /// Of a shard of a tensor split.
+    exchange: Option<ExchangeEnd>,
 }
 
 /// Whether rows may be read from the memory of another GPU.
@@ -94,6 +97,7 @@ impl Boundary {
             received_rows: None,
             way: None,
             read: None,
+            exchange: ExchangeEnd::new(gpu, plans),
         })
     }
 
@@ -289,6 +293,24 @@ impl Engine {
     /// The boundaries of a stage; `None` for a whole model.
     pub(crate) fn boundary(&mut self) -> Option<&mut Boundary> {
         self.boundary.as_mut()
+    }
+
+    /// Whether it runs a shard of a tensor split.
+    pub(crate) fn is_shard(&self) -> bool {
+        self.exchange.is_some()
+    }
+
+    /// Lets this shard, the last of two, and the one before it write in each other's memory.
+    ///
+    /// # Errors
+    /// Those of [`ExchangeEnd::connect`].
+    pub(crate) fn connect_shards(&mut self, below: &Boundary) -> Result<(), DeviceError> {
+        let (Some(this), Some(other)) = (&self.exchange, &below.exchange) else {
+            let detail = "one of the stages is no shard".to_owned();
+            return Err(invalid_call("connect", detail));
+        };
+        this.connect(other)?;
+        self.gpu.make_current()
     }
 
     /// Chooses how rows come from `below`, by a test, and logs it.

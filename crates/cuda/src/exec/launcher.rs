@@ -15,9 +15,12 @@ use crate::plan::PlanKey;
 pub(crate) enum LaunchMode {
     /// Launch by launch.
     Eager,
-    /// Captured at first use, replayed from then on.
+    /// Captured at first use, replayed from then on; prompts launch by launch.
     #[default]
     Graph,
+    /// Prompts are captured too. The launches of a shard wait for those of another, which the same
+    /// thread queues behind them, so a queue must take all of a pass at once.
+    GraphWithChunks,
 }
 
 /// Launches with their functions.
@@ -55,12 +58,22 @@ impl Launcher {
         })
     }
 
+    /// Whether a plan runs as a captured graph.
+    pub(crate) fn captures(&self, key: PlanKey) -> bool {
+        match self.mode {
+            LaunchMode::Eager => false,
+            LaunchMode::Graph => !matches!(key, PlanKey::Chunk(_)),
+            LaunchMode::GraphWithChunks => true,
+        }
+    }
+
     /// Queues `first`, the launches of a plan, and `last`.
     ///
     /// Launch `i` and those after it wait for the event of a gate `(i, event)`; only prompts have
-    /// any.
+    /// any. A captured prompt waits for all of them first.
     ///
-    /// Prompts run launch by launch: their kernels are long, and the queue stays ahead of the GPU.
+    /// Prompts mostly run launch by launch: their kernels are long, and the queue stays ahead of
+    /// the GPU.
     pub(crate) fn run(
         &mut self,
         gpu: &Gpu,
@@ -69,9 +82,11 @@ impl Launcher {
         first: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
         last: impl FnOnce(&Gpu) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
+        let captures = self.captures(key);
         let list = list_of(&self.lists, key)?;
         let queue = || {
             first(gpu)?;
+            let layer_waits = if captures { &[] } else { layer_waits };
             let mut layer_waits = layer_waits.iter().peekable();
             for (i, (function, launch)) in list.iter().enumerate() {
                 while let Some((_, event)) = layer_waits.next_if(|(at, _)| *at <= i) {
@@ -81,8 +96,11 @@ impl Launcher {
             }
             last(gpu)
         };
-        if self.mode == LaunchMode::Eager || matches!(key, PlanKey::Chunk(_)) {
+        if !captures {
             return queue();
+        }
+        for (_, event) in layer_waits {
+            gpu.stream().wait(event)?;
         }
         if let Some(graph) = self.graphs.get(&key) {
             return gpu.replay(graph);

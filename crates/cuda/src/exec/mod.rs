@@ -8,6 +8,7 @@ mod boundary;
 mod commit;
 pub(crate) mod copy_stream;
 mod draft;
+mod exchange;
 pub(crate) mod expert_slots;
 pub(crate) mod host_logits;
 mod launcher;
@@ -40,6 +41,7 @@ pub(crate) use boundary::{Boundary, PeerAccess};
 use commit::CommitStream;
 use copy_stream::CopyStream;
 pub(crate) use draft::Reach;
+use exchange::ExchangeEnd;
 use expert_slots::ExpertSlots;
 pub(crate) use launcher::{LaunchMode, Launcher};
 use pending_features::PendingFeatures;
@@ -64,6 +66,8 @@ pub(crate) struct Engine {
     spec: Arc<ModelSpec>,
     /// Where rows come from and go to, in a pipeline stage.
     boundary: Option<Boundary>,
+    /// What it exchanges with other shards of a tensor split.
+    exchange: Option<ExchangeEnd>,
     /// Whether prompts are prefilled as decode steps over single-branch trees.
     prefill_as_steps: bool,
     /// The residual stream after each layer of the last chunk, while layers are captured.
@@ -169,6 +173,7 @@ impl Engine {
         } else {
             Some(Boundary::new(&gpu, &plans)?)
         };
+        let exchange = ExchangeEnd::new(&gpu, &plans);
         let mut engine = Engine {
             commit_stream,
             launcher,
@@ -181,6 +186,7 @@ impl Engine {
             pending: PendingFeatures::new(waits),
             spec,
             boundary,
+            exchange,
             prefill_as_steps,
             #[cfg(feature = "inspect")]
             captured_layers: None,
@@ -466,17 +472,17 @@ impl Engine {
             Some(boundary) => boundary.note_upload(gpu),
             None => Ok(()),
         };
-        let is_chunk = matches!(key, PlanKey::Chunk(_));
+        // What is not captured notes its upload at once.
+        let notes_at_once = matches!(key, PlanKey::Chunk(_)) && !launcher.captures(key);
         let first = |gpu: &Gpu| {
             up.queue(gpu, addresses, plans, key)?;
-            // Chunks are not captured.
-            if is_chunk { note(gpu) } else { Ok(()) }
+            if notes_at_once { note(gpu) } else { Ok(()) }
         };
         let last = |gpu: &Gpu| download(gpu, down, addresses, plans, key);
         let ends = plans.all.get(&key).map_or(&[][..], |plan| &plan.layer_ends);
         let layer_waits = slot.map_or_else(Vec::new, |slot| copy_stream.layer_waits(slot, ends));
         launcher.run(gpu, key, &layer_waits, first, last)?;
-        if !is_chunk {
+        if !notes_at_once {
             note(gpu)?;
         }
         slot.into_iter()

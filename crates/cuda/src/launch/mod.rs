@@ -8,6 +8,7 @@
 use std::ffi::c_void;
 use std::fmt;
 
+pub mod all_reduce;
 pub mod attention;
 pub mod bandwidth;
 pub mod clocks;

@@ -23,6 +23,7 @@ pub(super) fn step(
     let mut builder = builder(context, (rows, trees), at.step, eps, *arena);
     builder.numerics = context.numerics;
     builder.depth = depth;
+    builder.exchange = context.exchange;
     builder.input_rows(None);
     let layers = 0..context.spec.layers.len();
     let fused_layers = FusedLayerPlan::of_target(context);
@@ -43,6 +44,7 @@ pub(super) fn step(
         }
         _ => layers.for_each(|i| builder.layer(i)),
     }
+    builder.exchange = None;
     let asked = RowSource::LogitsRowsOfStep(at.step);
     if let Some(head) = Head::of(context) {
         builder.push(head.keep(context, rows, KeptRows::Nodes(at.step)));

@@ -4,10 +4,11 @@ use contract::{AttentionSpec, Mixer};
 
 use super::activations::ActivationFormats;
 use super::gemm::{self, GemmOperation};
-use super::layer_arguments::{cache, delta_inputs, delta_layer, norm_behind, shape};
+use super::layer_arguments::{cache, delta_inputs, delta_layer, norm_behind, shape, sum_of_shards};
 use super::select::{Depth, StepSize, decode_attention, gated_delta_decode};
 use super::{Plan, PlanContext, attention_config};
 use crate::launch::Launch;
+use crate::launch::all_reduce::ExchangeShape;
 use crate::launch::attention::{
     self, AppendTarget, Cache, DecodeBuffers, Mask, Positions, Projections, Shape,
 };
@@ -39,6 +40,7 @@ pub(super) fn builder<'a>(
         numerics: Numerics::Fastest,
         depth: Depth::Any,
         source: RowSource::Step(step),
+        exchange: None,
         eps,
         arena,
         peak: arena,
@@ -59,6 +61,8 @@ pub(super) struct DecodeBuilder<'a> {
     /// How many tokens precede its trees.
     pub(super) depth: Depth,
     pub(super) source: RowSource,
+    /// What the products that end a block are summed through: in the layers of a shard.
+    pub(super) exchange: Option<ExchangeShape>,
     pub(super) eps: f32,
     /// Where a block's buffers begin.
     pub(super) arena: BumpAllocator,
@@ -233,7 +237,8 @@ impl DecodeBuilder<'_> {
         self.products(input, &[product]);
     }
 
-    /// `x += matrix · input`, through the norm `post_norm` if it is not 0.
+    /// `x += matrix · input`, through the norm `post_norm` if it is not 0; in the layers of a shard
+    /// the sum of all shards' products.
     pub(super) fn add_normed(
         &mut self,
         input: &ActivationBuffers,
@@ -241,6 +246,11 @@ impl DecodeBuilder<'_> {
         post_norm: u64,
         arena: &mut BumpAllocator,
     ) {
+        if let Some(shape) = self.exchange {
+            let update = self.project(input, &[matrix], arena)[0];
+            let rows = (self.rows, self.source);
+            return self.push(sum_of_shards(self.context, shape, rows, update));
+        }
         if post_norm == 0 {
             return self.add(input, matrix);
         }

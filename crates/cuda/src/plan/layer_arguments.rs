@@ -4,6 +4,7 @@ use contract::{AttentionSpec, LoadConfig, OutputGate};
 
 use super::PlanContext;
 use crate::launch::Launch;
+use crate::launch::all_reduce::{self, ExchangeShape};
 use crate::launch::attention::{Cache, Mask, Shape};
 use crate::launch::gated_delta::{self, Layer, Slots};
 use crate::launch::norm::{self, Residual, RmsShape, RowSource};
@@ -47,6 +48,20 @@ pub(super) fn norm_behind(
         update,
     };
     norm::add_normed(rms, rows, source, to, weight)
+}
+
+/// The launch of an all-reduce: `x += sum of the shards' products`, with this shard's at `update`.
+pub(super) fn sum_of_shards(
+    context: &PlanContext<'_>,
+    shape: ExchangeShape,
+    (rows, source): (usize, RowSource),
+    update: u64,
+) -> Launch {
+    let to = Residual {
+        rows: context.addresses.residual,
+        update,
+    };
+    all_reduce::add(shape, rows, source, to, context.addresses.exchange)
 }
 
 /// Addresses of a layer's KV cache.

@@ -31,6 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{AttentionSpec, Limits, LoadConfig, ModelSpec, StageConfig};
 
 use crate::gpu_props::GpuProps;
+use crate::launch::all_reduce::ExchangeShape;
 use crate::launch::draft::CaptureTarget;
 use crate::launch::gated_delta::{self, ChunkLaunch, GatedNormOutput};
 use crate::launch::gemm::small_batch;
@@ -200,6 +201,8 @@ pub(crate) struct Addresses {
     pub(crate) moe_counter: u64,
     /// Flags that order the K splits of prefill GEMMs; zero between launches.
     pub(crate) split_k_flags: u64,
+    /// What a shard exchanges with the others; 0 without any.
+    pub(crate) exchange: u64,
 }
 
 /// Every plan of a loaded model.
@@ -210,7 +213,7 @@ pub(crate) struct Plans {
     /// Tables to be written once: address and bytes.
     pub(crate) tables: Vec<(u64, Vec<u8>)>,
     /// Runs to be zeroed once: address and bytes.
-    pub(crate) zeroed: [(u64, usize); 5],
+    pub(crate) zeroed: [(u64, usize); 6],
     /// Steps that are one persistent launch, which gives a status behind the reduced row.
     pub(crate) one_launch: BTreeSet<PlanKey>,
     limits: Limits,
@@ -227,6 +230,8 @@ pub(crate) struct Plans {
     /// Bytes of its longest block.
     pub(crate) block_bytes: usize,
     pub(crate) kernels: StageKernels,
+    /// What a shard of a tensor split exchanges.
+    pub(crate) exchange: Option<ExchangeShape>,
 }
 
 /// What plans depend on besides the model.
@@ -275,6 +280,8 @@ pub(crate) struct PlanContext<'a> {
     /// The target's ids of a draft's own vocabulary, int32; 0 if they are the same.
     draft_ids: u64,
     stage: StageBoundary,
+    /// What the products that end a block are summed through, in a tensor split.
+    exchange: Option<ExchangeShape>,
 }
 
 impl PlanContext<'_> {
@@ -318,7 +325,8 @@ impl Plans {
             stride: spec.vocab,
             k: CANDIDATES.min(spec.vocab),
         };
-        let fused = !plan_config.separate_gemms;
+        let shard = plan_config.stage.and_then(StageConfig::which_shard);
+        let fused = !plan_config.separate_gemms && shard.is_none();
         let stage = match plan_config.stage {
             Some(stage) => StageBoundary::of(stage, fused),
             None => StageBoundary::whole(load_config, fused),
@@ -334,6 +342,13 @@ impl Plans {
         };
         let rows_of_pass = ROWS.max(limits.prefill_chunk);
         let block_bytes = stage.block_bytes(rows_of_pass);
+        let exchange = shard.map(|shard| ExchangeShape {
+            devices: shard.count,
+            width: spec.hidden,
+            rows: rows_of_pass,
+        });
+        let exchange_bytes = exchange.map_or(0, ExchangeShape::bytes);
+        let exchange_flags = exchange.map_or(0, |_| ExchangeShape::ZEROED_BYTES);
         let dequant = DequantBuffers::of(spec, weights, limits.prefill_chunk);
         // The phases of a fused layer alternate between two scratch areas.
         let scratch_areas = 1 + usize::from(fused);
@@ -369,6 +384,7 @@ impl Plans {
             fused_layer: scratch.take(fused_layer_bytes),
             moe_counter: scratch.take(MOE_COUNTER_BYTES),
             split_k_flags: scratch.take(dequant.split_k_flag_bytes),
+            exchange: scratch.take(exchange_bytes),
             one_launch_status: 0,
         };
         addresses.one_launch_status = addresses.rows + reduce.out_bytes(1) as u64;
@@ -394,7 +410,9 @@ impl Plans {
             tree_windows: plan_config.tree_windows,
             numerics: plan_config.numerics,
             fused_layers: fused,
-            gemv: !plan_config.as_large_model && gemv::fits(plan_config.gpu, whole),
+            gemv: !plan_config.as_large_model
+                && shard.is_none()
+                && gemv::fits(plan_config.gpu, whole),
             dense: all_dense(whole),
             addresses,
             dequant,
@@ -403,6 +421,7 @@ impl Plans {
             draft_lists,
             draft_ids,
             stage: stage.clone(),
+            exchange,
         };
         // Every plan begins at the same place of the arena; the arena is as long as the longest.
         let mut all = BTreeMap::new();
@@ -483,6 +502,7 @@ impl Plans {
                 (addresses.fused_layer, fused_layer_bytes),
                 (addresses.split_k_flags, dequant.split_k_flag_bytes),
                 (addresses.moe_counter, MOE_COUNTER_BYTES),
+                (addresses.exchange, exchange_flags),
             ],
             one_launch: one_launch.keys,
             limits,
@@ -493,6 +513,7 @@ impl Plans {
             stage,
             block_bytes,
             kernels,
+            exchange,
         }
     }
 

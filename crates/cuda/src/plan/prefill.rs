@@ -9,7 +9,7 @@ mod stage;
 use contract::{AttentionSpec, GateActivation, GatedDeltaSpec, Mixer, ModelSpec};
 
 use super::gemm::gemm_matrix;
-use super::layer_arguments::{cache, delta_inputs, delta_layer, norm_behind, shape};
+use super::layer_arguments::{cache, delta_inputs, delta_layer, norm_behind, shape, sum_of_shards};
 use super::mtp::{Head, chunk_stream};
 use super::select::{prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
@@ -340,7 +340,8 @@ impl PrefillBuilder<'_> {
         );
     }
 
-    /// `x += matrix · input`, through the norm `post_norm` if it is not 0.
+    /// `x += matrix · input`, through the norm `post_norm` if it is not 0; in a shard the sum of
+    /// all shards' products.
     fn add_normed(
         &mut self,
         input: PrefillActivations,
@@ -348,6 +349,11 @@ impl PrefillBuilder<'_> {
         post_norm: u64,
         arena: &mut BumpAllocator,
     ) {
+        if let Some(shape) = self.context.exchange {
+            let update = self.project(input, &[matrix], arena)[0];
+            let rows = (self.rows, self.source());
+            return self.push(sum_of_shards(self.context, shape, rows, update));
+        }
         if post_norm == 0 {
             return self.add(input, matrix);
         }
@@ -447,7 +453,7 @@ impl PrefillBuilder<'_> {
         };
         self.plan
             .push_chunked_delta(context.gpu, &launch, scratch, &out);
-        self.add(to, w.out);
+        self.add_normed(to, w.out, 0, arena);
     }
 
     fn dense_ffn(&mut self, w: &FfnWeights, post_norm: u64, arena: &mut BumpAllocator) {

@@ -63,6 +63,7 @@ pub(super) fn build(
     let step = context.addresses.step;
     let mut builder = builder(context, (rows, 1), step, context.spec.norm_eps, start);
     builder.source = RowSource::Chunk(chunk);
+    builder.exchange = context.exchange;
     builder.input_rows(features);
     let mixer = |b: &mut DecodeBuilder<'_>,
                  i: usize,
@@ -96,6 +97,7 @@ pub(super) fn build(
             }
         }
     }
+    builder.exchange = None;
     if let (Some(draft), Some(features)) = (&context.weights.draft, features) {
         builder.block(|b, arena| b.chunk_draft_context(draft, features, arena));
     }

@@ -75,7 +75,11 @@ impl Stage for CudaStage {
     fn connect(&mut self, below: &mut dyn StageOutput) -> Result<(), DeviceError> {
         let peer_access = self.peer_access;
         let below = boundary_of(below)?;
-        self.current().engine.connect(below, peer_access)
+        let engine = &mut self.current().engine;
+        if engine.is_shard() {
+            return engine.connect_shards(below);
+        }
+        engine.connect(below, peer_access)
     }
 
     fn receive(&mut self, below: &mut dyn StageOutput, rows: usize) -> Result<(), DeviceError> {
@@ -87,7 +91,7 @@ impl Stage for CudaStage {
 
     fn output(&mut self) -> &mut dyn StageOutput {
         let boundary = self.runner.engine.boundary();
-        boundary.expect("an engine of a stage has boundaries")
+        boundary.expect("an engine of a stage below another has boundaries")
     }
 }
 

@@ -28,6 +28,15 @@ pub struct DeviceArgs {
         conflicts_with = "device"
     )]
     pub target_devices: Vec<String>,
+    /// What each of --target-devices has of the model. `tensor` needs two GPUs that reach each
+    /// other's memory, and runs one sequence on both at once [default: layer].
+    #[arg(
+        long,
+        alias = "target-split-mode",
+        env = "HEARTH_SPLIT_MODE",
+        value_name = "MODE"
+    )]
+    pub split_mode: Option<SplitModeArg>,
     /// The share of the layers of each of --target-devices, as weights or layers, such as `40,24`
     /// [default: so that the fullest device has the lowest share of its memory in use].
     #[arg(
@@ -152,6 +161,17 @@ pub enum NumericsArg {
     /// The fastest kernels; a token's bits may depend on the batch and on drafting.
     #[value(alias = "fast")]
     Fastest,
+}
+
+/// What each of several devices has of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SplitModeArg {
+    /// All of it: one device.
+    None,
+    /// A range of its layers.
+    Layer,
+    /// Half of the heads and channels of every layer: tensor parallelism.
+    Tensor,
 }
 
 /// Whether steps of one row run as one persistent launch.

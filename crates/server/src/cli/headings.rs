@@ -26,6 +26,7 @@ const HEADINGS: [(&str, &[&str]); 7] = [
         &[
             "device",
             "target_devices",
+            "split_mode",
             "target_layer_split",
             "peer_access",
             "cpu_reference",

@@ -40,7 +40,7 @@ pub use caching::{CacheArgs, PlanArgs};
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::FalseyValueParser, value_parser};
 pub use clients::{ConnectArgs, ProbeArgs};
 pub use compression::CompressionArgs;
-pub use device::{CompilerArgs, DeviceArgs, NumericsArg, OneLaunchArg};
+pub use device::{CompilerArgs, DeviceArgs, NumericsArg, OneLaunchArg, SplitModeArg};
 use doctor::DOCTOR_HELP;
 pub use doctor::DoctorArgs;
 pub use drafting::{DraftArgs, DraftSourceName, EvalArgs, TreeArgs};

@@ -20,8 +20,6 @@ const FAMILIES: [(&str, &str); 2] = [
     ("--target-shard-ipc-", ONE_PROCESS),
 ];
 
-const BY_LAYER: &str =
-    "several devices share a model by layers; remove it and name them with --target-devices";
 const ONE_PROCESS: &str = "model and draft run in one process, on one device or on several; remove \
      this flag, name the draft with --draft and its device, such as cpu, with --draft-device";
 const NO_UPSTREAM: &str =
@@ -35,8 +33,7 @@ const NO_AGENT_CACHE: &str =
     "requests are not dispatched early; remove it, and use --prefix-warmup to prefill while idle";
 const ROLLBACK: &str = "states are always rolled back without replay; remove it";
 
-const REFUSED: [Refused; 28] = [
-    one("target-split-mode", &["layer"], BY_LAYER),
+const REFUSED: [Refused; 27] = [
     one("draft-ipc-bin", &[], ONE_PROCESS),
     one("draft-ipc-gpu", &[], ONE_PROCESS),
     one("draft-ipc-work-dir", &[], ONE_PROCESS),

@@ -1,10 +1,12 @@
 //! Several devices from flags: which run the layers, which the draft, and what each may take.
 
 use anyhow::{Context, bail};
-use contract::{Backend, LayerSplit, ModelSpec, PlacedPart, Placement, SplitBackend, SplitDevice};
+use contract::{
+    Backend, LayerSplit, ModelSpec, PlacedPart, Placement, SplitBackend, SplitDevice, SplitMode,
+};
 use serde_json::{Value, json};
 
-use crate::cli::DeviceArgs;
+use crate::cli::{DeviceArgs, SplitModeArg};
 use crate::open::headroom::UsableMemory;
 use crate::progress::bytes_text;
 
@@ -14,6 +16,7 @@ pub struct PlacementChoice {
     /// Names of the devices of the layers, bottom to top.
     targets: Vec<String>,
     split: LayerSplit,
+    mode: SplitMode,
     /// Name of the draft's device, if it is not that of the LM head.
     draft: Option<String>,
     /// The flags on memory.
@@ -36,6 +39,23 @@ impl PlacementChoice {
         if args.target_devices.is_empty() && !args.target_layer_split.is_empty() {
             bail!("--target-layer-split: name the devices with --target-devices, or remove it");
         }
+        let mode = match args.split_mode {
+            Some(SplitModeArg::Tensor) => SplitMode::Tensor,
+            Some(SplitModeArg::None) if targets.len() > 1 => {
+                bail!("--split-mode none: one device runs all; name it with --device")
+            }
+            _ => SplitMode::Layer,
+        };
+        let wants_several = !matches!(args.split_mode, None | Some(SplitModeArg::None));
+        if wants_several && targets.len() < 2 {
+            bail!("--split-mode: name the devices with --target-devices, such as cuda:0,cuda:1");
+        }
+        if mode == SplitMode::Tensor && !args.target_layer_split.is_empty() {
+            bail!(
+                "--target-layer-split: each device has half of every layer with --split-mode \
+                 tensor; remove one of the two"
+            );
+        }
         let with_head = targets.last();
         let draft = draft.filter(|name| *name != "auto" && Some(*name) != with_head.map(|n| &**n));
         let mut all = targets.iter().map(String::as_str).chain(draft);
@@ -57,6 +77,7 @@ impl PlacementChoice {
         Ok(Some(PlacementChoice {
             targets: targets.to_vec(),
             split,
+            mode,
             draft: draft.map(str::to_owned),
             args: args.clone(),
         }))
@@ -102,7 +123,7 @@ impl PlacementChoice {
             device.usable_bytes /= sharing.max(1) as u64;
         }
         let targets = (self.targets.len(), self.split.clone());
-        Ok(SplitBackend::new(devices, targets, draft_device))
+        Ok(SplitBackend::new(devices, targets, draft_device).with_split_mode(self.mode))
     }
 }
 
@@ -130,7 +151,14 @@ pub(crate) fn lines(placement: &Placement, spec: &ModelSpec) -> Vec<String> {
         .iter()
         .filter(|part| !part.part.layers.is_empty());
     let boundaries = with_layers.count().saturating_sub(1);
-    if boundaries > 0 {
+    let mut parts = placement.parts.iter();
+    if parts.any(|part| part.part.shard.is_some()) {
+        lines.push(format!(
+            "each row of {} is summed over the devices {} times",
+            bytes_text(Placement::handed_over_bytes(spec) as u64),
+            2 * spec.layers.len()
+        ));
+    } else if boundaries > 0 {
         lines.push(format!(
             "each row of {} crosses {boundaries} of the boundaries between devices",
             bytes_text(Placement::handed_over_bytes(spec) as u64)
@@ -173,6 +201,7 @@ pub(crate) fn json_of(placement: &Placement) -> Value {
             "layers": part.part.layers.len(),
             "head": part.part.head,
             "draft": part.part.draft,
+            "shard": part.part.shard.map(|shard| shard.index + 1),
             "bytes": part.memory.total_bytes(),
             "weights_bytes": part.memory.weights_bytes,
             "cache_bytes": part.memory.kv_bytes,
@@ -226,6 +255,37 @@ mod tests {
             "cpu,cpu",
         ];
         assert!(Cli::try_parse_from(both).is_err());
+    }
+
+    #[test]
+    fn shards_are_placed_and_printed_or_refused_by_flag() {
+        for (words, part) in [
+            (&["--split-mode", "tensor"][..], "--target-devices"),
+            (
+                &["--target-devices", "cpu,cpu", "--split-mode", "none"],
+                "--device",
+            ),
+        ] {
+            check_refused(words, None, &["--split-mode", part]);
+        }
+        let tensor = ["--target-devices", "cpu,cpu", "--split-mode", "tensor"];
+        let cut = [&tensor[..], &["--target-layer-split", "1,1"]].concat();
+        check_refused(&cut, None, &["--target-layer-split", "--split-mode tensor"]);
+        let (loaded, args) = (tiny(), args(&tensor));
+        let request = MemoryRequest {
+            sequences: 1,
+            context: None,
+            tree_nodes: 16,
+        };
+        let refused = fit(device(&args).unwrap().as_ref(), &loaded, &args, request);
+        let refused = refused.unwrap_err().to_string();
+        // One key head of attention.
+        for part in [
+            "they do not divide its 1 key and value heads",
+            "--split-mode layer",
+        ] {
+            assert!(refused.contains(part), "{part} in {refused}");
+        }
     }
 
     #[test]

@@ -102,11 +102,7 @@ const FLAGS: [(&str, &[&str], Fate); 102] = [
         Sets("target-devices"),
     ),
     ("--target-layer-split", &["1,1"], Sets("target-layer-split")),
-    (
-        "--target-split-mode",
-        &["tensor"],
-        Refused("--target-devices"),
-    ),
+    ("--target-split-mode", &["tensor"], Sets("split-mode")),
     ("--draft-ipc-bin", &["x"], Refused("--draft-device")),
     ("--draft-ipc-gpu", &["1"], Refused("--draft-device")),
     ("--peer-access", &[], Sets("peer-access")),
@@ -393,10 +389,7 @@ fn invalid_configuration_file_is_refused_with_a_suggestion() {
     for (toml, part) in [
         ("prot = 1", "did you mean port?"),
         ("max-ctxt = 1", "did you mean max-ctx?"),
-        (
-            "target-split-mode = \"tensor\"",
-            "--target-split-mode is not supported",
-        ),
+        ("draft-ipc-bin = \"x\"", "--draft-ipc-bin is not supported"),
         (
             "device = \"cpu\"\ntarget-device = \"cpu\"",
             "the same setting twice",

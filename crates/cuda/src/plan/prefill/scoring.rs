@@ -165,6 +165,7 @@ impl ScoringPlans {
             draft_lists: DraftLists::ByDepth,
             draft_ids: 0,
             stage: StageBoundary::whole(load_config, false),
+            exchange: None,
         };
         let dequantized = scratch.take_aligned(dequant.bytes, PANEL_ALIGN);
         let builder = PrefillBuilder {
