@@ -112,6 +112,31 @@ __device__ __forceinline__ void epilogue_store(const Matrix& s, float* to, const
             to[element_offset(i, s.stride)] = acc[i] * columns.factors[i / 2] * (i % 2 ? factor.y : factor.x);
 }
 
+#ifdef EXCHANGE
+// By a whole warp: the sum of both shards' values of a fragment, in the order of the shards.
+__device__ __forceinline__ float4 exchange_fragment(const FragmentExchange& exchange, u32 fragment, float4 own) {
+    own = make_float4(encode_ready(own.x), encode_ready(own.y), encode_ready(own.z), encode_ready(own.w));
+    const u32 at = fragment * 32 + threadIdx.x % 32;
+    asm volatile("st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(exchange.sent + at), "f"(own.x),
+                 "f"(own.y), "f"(own.z), "f"(own.w)
+                 : "memory");
+    float4* const from = exchange.received + at;
+    float4 other;
+    u32 spins = 0;
+    do {
+        asm volatile("ld.relaxed.sys.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(other.x), "=f"(other.y), "=f"(other.z), "=f"(other.w)
+                     : "l"(from)
+                     : "memory");
+        // Some 20 s: the other shard is gone.
+        if (++spins == 1u << 25) asm volatile("trap;");
+    } while (__any_sync(WARP_ALL, !is_ready(other)));
+    *from = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float4 a = exchange.rank ? other : own, b = exchange.rank ? own : other;
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+#endif
+
 __device__ __forceinline__ void epilogue_add_norm(const Matrix& s, const Phase& phase, int index, int n,
                                                   const RowScales& rows, const ColumnScales& columns,
                                                   float4 residual_in, float4 sum) {
@@ -121,8 +146,19 @@ __device__ __forceinline__ void epilogue_add_norm(const Matrix& s, const Phase& 
     const Bounds bounds(s, index, n);
     float* const to = s.out + output_offset(index, n, s.stride);
     float x[4], y[4];
+#ifdef EXCHANGE
+    const float4 sum_of_shards =
+        exchange_fragment(*phase.exchange, index * N8_TILES + n,
+                          make_float4(acc[0] * columns.factors[0], acc[1] * columns.factors[0],
+                                      acc[2] * columns.factors[1], acc[3] * columns.factors[1]));
+    x[0] = residual[0] + sum_of_shards.x;
+    x[1] = residual[1] + sum_of_shards.y;
+    x[2] = residual[2] + sum_of_shards.z;
+    x[3] = residual[3] + sum_of_shards.w;
+#else
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = residual[i] + acc[i] * columns.factors[i / 2];
+#endif
     // First what other blocks wait for.
     if (phase.out_f16) {
         const float2 last = *(const float2*)&rows.inv_rms[row];

@@ -38,6 +38,16 @@ struct Matrix {
     u32 first_cost;         // where its units begin in the iteration space
     u32 cost;               // of a unit
 };
+#ifdef EXCHANGE
+// An end of the exchange of partial sums with the other shard of a tensor split (EPILOGUE_ADD_NORM). Every fragment of
+// 16 columns and 8 rows has a place of its own, which shows by itself that it was written (ready flags). A place is
+// free again when the other shard comes to it: all sums of a phase are read before the next such phase begins.
+struct FragmentExchange {
+    float4* received;  // in this device's memory, written by the other: [columns / 16][N8_TILES][32], +0 between phases
+    float4* sent;      // the same in the other device's memory
+    int rank, unused;
+};
+#endif
 struct Phase {
     const u8* x;               // a16_layout.cuh
     const float* in_squares;   // [ROWS][groups]: squares of the row that x was made of; 0: x needs no correction
@@ -54,6 +64,9 @@ struct Phase {
     int norm_width;           // columns of the rows of in_squares
     u32 data_parallel_tiles;  // EPILOGUE_SWIGLU: whole tiles per block; 0: none
     u32 stream_k_begin;       // first tile after the data-parallel ones; block b has unit b of them, if there is one
+#ifdef EXCHANGE
+    const FragmentExchange* exchange;  // EPILOGUE_ADD_NORM
+#endif
 };
 
 // Row block of the matrix that is the first (m = 0) or second of a tile.

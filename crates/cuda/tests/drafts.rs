@@ -510,25 +510,32 @@ fn shared_configs() -> Vec<LoadConfig> {
     configs
 }
 
-/// Two GPUs that share each layer give the values of one, with drafts and snapshots.
+/// Two GPUs that share each layer give the values of one, with drafts and snapshots; sums are
+/// exchanged between launches, and in fused layers.
 #[test]
 fn shards_on_two_gpus_give_the_values_of_one_gpu() {
-    let options = Options {
-        as_large_model: true,
-        ..Options::default()
-    };
-    let Some(devices) = open_two_devices_with(&options) else {
-        return;
-    };
-    let on = |device: &ModelDevice| -> Box<dyn Backend> { Box::new(device.backend.clone()) };
-    // A stage of all layers, since the calls of a stage make its GPU the current one.
-    let one = stages::split(1, || on(&devices[0]));
-    for config in shared_configs() {
-        let shards = stages::shards(devices.iter().map(on));
-        let tolerance = reference_tolerance(config.target.layers[0].ffn.weights()[0].ty).each;
-        let tolerance = tolerance.or(Tolerance::of_cache(KvFormat::F16));
-        if let Err(failure) = stages::compare_within(&one, &shards, &config, tolerance) {
-            panic!("{}: {failure}", config.target.name);
+    for separate_gemms in [true, false] {
+        let options = Options {
+            separate_gemms,
+            as_large_model: true,
+            ..Options::default()
+        };
+        let Some(devices) = open_two_devices_with(&options) else {
+            return;
+        };
+        let on = |device: &ModelDevice| -> Box<dyn Backend> { Box::new(device.backend.clone()) };
+        // A stage of all layers, since the calls of a stage make its GPU the current one.
+        let one = stages::split(1, || on(&devices[0]));
+        for config in shared_configs() {
+            let shards = stages::shards(devices.iter().map(on));
+            let tolerance = reference_tolerance(config.target.layers[0].ffn.weights()[0].ty).each;
+            let tolerance = tolerance.or(Tolerance::of_cache(KvFormat::F16));
+            if let Err(failure) = stages::compare_within(&one, &shards, &config, tolerance) {
+                panic!(
+                    "{}, separate {separate_gemms}: {failure}",
+                    config.target.name
+                );
+            }
         }
     }
 }

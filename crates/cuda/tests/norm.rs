@@ -123,7 +123,7 @@ impl Shard<'_> {
                 exchange: poisoned(gpu, SUMS.bytes()),
                 header: gpu.upload(&step(&[], &[])).unwrap(),
             };
-            let zeros = vec![0; ExchangeShape::ZEROED_BYTES];
+            let zeros = vec![0; SUMS.zeroed_bytes()];
             shard.exchange.upload_at(gpu, 0, &zeros).unwrap();
             shard.x.upload(gpu, x).unwrap();
             shard

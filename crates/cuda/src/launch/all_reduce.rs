@@ -1,5 +1,6 @@
 //! The all-reduce of a tensor split.
 
+use super::gemm::fused_layer::MAX_ROWS;
 use super::norm::{Residual, RowSource};
 use super::{Args, CompileUnit, Launch};
 
@@ -13,6 +14,9 @@ const BLOCK_VALUES: usize = 1024;
 const POINTER_BYTES: usize = 256;
 /// Bytes of `struct Exchange`.
 const TABLE_BYTES: usize = POINTER_BYTES + 4 * MAX_BLOCKS;
+/// Where `struct FragmentExchange` of each sum of a fused layer stand, and their bytes.
+const FRAGMENT_TABLES: usize = 8 + 16 * MAX_DEVICES;
+const FRAGMENT_TABLE_BYTES: usize = 24;
 /// Bytes of a device's flags.
 const FLAG_BYTES: usize = 4 * MAX_DEVICES * MAX_BLOCKS;
 
@@ -28,8 +32,21 @@ pub struct ExchangeShape {
 }
 
 impl ExchangeShape {
-    /// Bytes that must be zero before the first launch: pointers, epochs and flags.
-    pub const ZEROED_BYTES: usize = TABLE_BYTES + FLAG_BYTES;
+    /// Bytes that must be zero before the first launch: pointers, epochs, flags and the places of
+    /// fragments.
+    pub fn zeroed_bytes(self) -> usize {
+        TABLE_BYTES + FLAG_BYTES + 2 * self.fragment_bytes()
+    }
+
+    /// Bytes of the places of a fused layer's sum: those of 16 columns and 8 rows, 16 bytes a lane.
+    fn fragment_bytes(self) -> usize {
+        self.width.div_ceil(16) * MAX_ROWS.div_ceil(8) * 32 * 16
+    }
+
+    /// The two `FragmentExchange` of a fused layer, in an exchange at `at`.
+    pub fn fragments(self, at: u64) -> [u64; 2] {
+        [0, 1].map(|sum| at + (FRAGMENT_TABLES + sum * FRAGMENT_TABLE_BYTES) as u64)
+    }
 
     /// Values of the rows of one sender.
     fn capacity(self) -> usize {
@@ -38,7 +55,7 @@ impl ExchangeShape {
 
     /// Bytes of a device's exchange.
     pub fn bytes(self) -> usize {
-        Self::ZEROED_BYTES + 2 * (self.devices - 1) * 4 * self.capacity()
+        self.zeroed_bytes() + 2 * (self.devices - 1) * 4 * self.capacity()
     }
 
     /// The pointers of shard `rank`, whose device and whose peers have their exchanges at these
@@ -49,8 +66,16 @@ impl ExchangeShape {
             at.chain(std::iter::repeat(0)).take(MAX_DEVICES)
         };
         let flags = pad(TABLE_BYTES);
-        let rows = pad(Self::ZEROED_BYTES);
+        let rows = pad(self.zeroed_bytes());
+        // Two shards exchange fragments.
+        let other = usize::from(rank == 0);
+        let fragments = [0, 1].into_iter().flat_map(|sum| {
+            let offset = (TABLE_BYTES + FLAG_BYTES + sum * self.fragment_bytes()) as u64;
+            let [own, of_other] = [rank, other].map(|shard| exchanges[shard] + offset);
+            [own, of_other, rank as u64]
+        });
         let words = std::iter::once(rank as u64).chain(flags).chain(rows);
+        let words = words.chain(fragments);
         words.flat_map(u64::to_le_bytes).collect()
     }
 }
@@ -107,18 +132,22 @@ mod tests {
             rows: 64,
         };
         let table = shape.table(1, &[1 << 20, 1 << 30]);
-        assert_eq!(table.len(), 8 + 16 * MAX_DEVICES);
+        assert_eq!(table.len(), FRAGMENT_TABLES + 2 * FRAGMENT_TABLE_BYTES);
         assert!(table.len() <= POINTER_BYTES);
         let word = |i: usize| u64::from_le_bytes(table[8 * i..][..8].try_into().unwrap());
         let flags = (1 << 20) + TABLE_BYTES as u64;
         assert_eq!([word(0), word(1), word(3)], [1, flags, 0]);
-        let rows = (1 << 30) + ExchangeShape::ZEROED_BYTES as u64;
+        let rows = (1 << 30) + shape.zeroed_bytes() as u64;
         assert_eq!(word(2 + MAX_DEVICES), rows);
-        assert!(ExchangeShape::ZEROED_BYTES.is_multiple_of(256));
-        assert_eq!(
-            shape.bytes() - ExchangeShape::ZEROED_BYTES,
-            2 * 4 * 64 * 256
-        );
+        // The first sum: received here, sent there.
+        let fragments = (TABLE_BYTES + FLAG_BYTES) as u64;
+        let at = FRAGMENT_TABLES / 8;
+        let ends = [(1 << 30) + fragments, (1 << 20) + fragments, 1];
+        assert_eq!([0, 1, 2].map(|i| word(at + i)), ends);
+        assert_eq!(word(at + 3) - word(at), 16 * 8 * 32 * 16);
+        assert_eq!(shape.fragments(0)[0], FRAGMENT_TABLES as u64);
+        assert!(shape.zeroed_bytes().is_multiple_of(256));
+        assert_eq!(shape.bytes() - shape.zeroed_bytes(), 2 * 4 * 64 * 256);
     }
 
     #[test]

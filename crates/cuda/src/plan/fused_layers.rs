@@ -115,7 +115,7 @@ impl<'a> FusedLayerPlan<'a> {
             has_projections: !context.stage.is_first,
             above: context.weights.above.as_ref(),
         });
-        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?, stage)
+        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?, stage, true)
     }
 
     /// Layers that draft.
@@ -131,7 +131,7 @@ impl<'a> FusedLayerPlan<'a> {
                 ffn: layer.ffn.dense()?,
             })
         });
-        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?, None)
+        FusedLayerPlan::new(context, layers.collect::<Option<_>>()?, None, false)
     }
 
     /// Selects fused layers where they may be used and fit. A fused layer and separate launches
@@ -141,16 +141,19 @@ impl<'a> FusedLayerPlan<'a> {
         context: &PlanContext<'a>,
         layers: Vec<LayerMatrices<'a>>,
         stage: Option<FusedStage<'a>>,
+        is_target: bool,
     ) -> Option<FusedLayerPlan<'a>> {
         if !context.fused_layers {
             return None;
         }
         let above = stage.and_then(|stage| stage.above);
         let above = || above.into_iter().flat_map(|(_, matrices)| matrices);
-        // All stages of a model run the same kernels.
-        let kinds: Vec<WeightKind> = match stage {
-            Some(_) => context.stage.layer_kinds.clone(),
-            None => layers.iter().flat_map(LayerMatrices::kinds).collect(),
+        // All stages and shards of a model run the same kernels.
+        let is_shard = is_target && context.exchange.is_some();
+        let kinds: Vec<WeightKind> = if stage.is_some() || is_shard {
+            context.stage.layer_kinds.clone()
+        } else {
+            layers.iter().flat_map(LayerMatrices::kinds).collect()
         };
         let config = FusedLayerConfig::new(context.gpu, MAX_ROWS, &kinds)?;
         let fits = |i: usize, layer: &LayerMatrices<'_>| {
@@ -283,6 +286,9 @@ impl DecodeBuilder<'_> {
                 None => arena.take(4 * rows),
             },
             scratch: GemmScratch(context.addresses.partials),
+            exchange: self
+                .exchange
+                .map_or([0; 2], |shape| shape.fragments(context.addresses.exchange)),
         };
         // Projections of all layers have one place: those of a layer are written when the mixer
         // below has read its own. In a stage, that place is handed over.

@@ -326,7 +326,7 @@ impl Plans {
             k: CANDIDATES.min(spec.vocab),
         };
         let shard = plan_config.stage.and_then(StageConfig::which_shard);
-        let fused = !plan_config.separate_gemms && shard.is_none();
+        let fused = !plan_config.separate_gemms;
         let stage = match plan_config.stage {
             Some(stage) => StageBoundary::of(stage, fused),
             None => StageBoundary::whole(load_config, fused),
@@ -348,7 +348,7 @@ impl Plans {
             rows: rows_of_pass,
         });
         let exchange_bytes = exchange.map_or(0, ExchangeShape::bytes);
-        let exchange_flags = exchange.map_or(0, |_| ExchangeShape::ZEROED_BYTES);
+        let exchange_flags = exchange.map_or(0, ExchangeShape::zeroed_bytes);
         let dequant = DequantBuffers::of(spec, weights, limits.prefill_chunk);
         // The phases of a fused layer alternate between two scratch areas.
         let scratch_areas = 1 + usize::from(fused);

@@ -88,6 +88,8 @@ struct Phases {
     x_chunk_stride: usize,
     matrices: Vec<u64>,
     phases: Vec<u64>,
+    /// Whether sums are exchanged with another shard.
+    exchanges: bool,
 }
 
 /// What a phase does with its results: the `EPILOGUE_STORE`, `EPILOGUE_ADD_NORM` and
@@ -99,6 +101,8 @@ enum PhaseEpilogue {
         next: ActivationBuffers,
         norm: u64,
         squares: u64,
+        /// Where sums are exchanged with another shard; 0 without one.
+        exchange: u64,
     },
     SwiGlu {
         halves: u64,
@@ -125,6 +129,11 @@ struct ConsumedRows {
 }
 
 impl Phases {
+    /// Words of a phase.
+    fn phase_words(&self) -> usize {
+        PHASE_WORDS + usize::from(self.exchanges)
+    }
+
     fn add_phase(&mut self, x: PhaseInput, matrices: &[PhaseMatrix], results: PhaseEpilogue) {
         let first = self.matrices.len() / MATRIX_WORDS;
         let cost_of = |matrix: &FusedMatrix| ROW_BLOCKS * TILES * matrix.kind.tile_bytes() / 16;
@@ -178,12 +187,17 @@ impl Phases {
             ]);
             total_cost += tiles * (tile_switch_cost + units * cost);
         }
+        let exchange = match results {
+            PhaseEpilogue::Add { exchange, .. } => exchange,
+            PhaseEpilogue::Store | PhaseEpilogue::SwiGlu { .. } => 0,
+        };
         let (write, next, norm, squares) = match results {
             PhaseEpilogue::Store => (0, ActivationBuffers::default(), 0, 0),
             PhaseEpilogue::Add {
                 next,
                 norm,
                 squares,
+                ..
             } => (1, next, norm, squares),
             PhaseEpilogue::SwiGlu { halves } => {
                 let next = ActivationBuffers {
@@ -210,6 +224,9 @@ impl Phases {
             pair(write, x.width),
             pair(data_parallel, data_parallel * self.gpu.sm_count),
         ]);
+        if self.exchanges {
+            self.phases.push(exchange);
+        }
     }
 
     /// 16-byte words of f16 rows to clear.
@@ -226,10 +243,11 @@ impl Phases {
         eps: f32,
         f32_matrices: Option<Vec<u64>>,
     ) -> Launch {
-        let n_phases = self.phases.len() / PHASE_WORDS;
+        let phase_words = self.phase_words();
+        let n_phases = self.phases.len() / phase_words;
         if let Some(consumed) = consumed {
             // One more phase without a GEMM.
-            let mut words = [0; PHASE_WORDS];
+            let mut words = vec![0; phase_words];
             (words[6], words[7]) = (consumed.at, pair(self.vectors_to_zero(consumed), 0));
             self.phases.extend(words);
         }
@@ -239,10 +257,11 @@ impl Phases {
             x_chunk_stride,
             matrices: mut words,
             mut phases,
+            exchanges,
         } = self;
-        let n_waited_phases = phases.len() / PHASE_WORDS;
+        let n_waited_phases = phases.len() / phase_words;
         words.resize(MAX_MATRICES * MATRIX_WORDS, 0);
-        phases.resize(MAX_PHASES * PHASE_WORDS, 0);
+        phases.resize(MAX_PHASES * phase_words, 0);
         words.extend(phases);
         words.extend([
             memory.scratch.0,
@@ -254,7 +273,7 @@ impl Phases {
         words.extend(f32_matrices.into_iter().flatten());
         Launch {
             entry: "fused_layer",
-            unit: form.unit(rows),
+            unit: form.unit(rows, exchanges),
             grid: [narrow(gpu.sm_count), 1, 1],
             block: [THREADS, 1, 1],
             shared: narrow(form.ring),
@@ -359,6 +378,7 @@ fn launch(
         x_chunk_stride,
         matrices: Vec::new(),
         phases: Vec::new(),
+        exchanges: memory.exchange != [0; 2],
     };
     let FusedLayerWorkspace { normed, gated, .. } = memory.workspace;
     let unscaled = |halves, consumed| PhaseInput {
@@ -380,6 +400,7 @@ fn launch(
         },
         norm: norms.ffn,
         squares: memory.squares[0],
+        exchange: memory.exchange[0],
     };
     let added = |matrix| {
         [PhaseMatrix {
@@ -421,6 +442,7 @@ fn launch(
         next: forms,
         norm: norms.next,
         squares: memory.squares[1],
+        exchange: memory.exchange[1],
     };
     let consumed = ConsumedRows {
         at: normed,
@@ -532,6 +554,7 @@ mod tests {
                 squares: [4 << 32, 5 << 32],
                 scales: 6 << 32,
                 scratch: small_batch::GemmScratch(7 << 32),
+                exchange: [0; 2],
             },
             mixed: 8 << 32,
         };

@@ -72,6 +72,9 @@ pub struct FusedLayerBuffers {
     pub scales: u64,
     /// As separate GEMMs have it, for twice as many rows.
     pub scratch: GemmScratch,
+    /// Where the two sums of a layer are exchanged with the other shard of a tensor split
+    /// ([`crate::launch::all_reduce::ExchangeShape::fragments`]); zeros without one.
+    pub exchange: [u64; 2],
 }
 
 /// One fused layer of a step.

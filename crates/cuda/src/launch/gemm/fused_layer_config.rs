@@ -116,14 +116,20 @@ impl FusedLayerConfig {
         })
     }
 
-    pub(super) fn unit(self, rows: usize) -> CompileUnit {
-        CompileUnit::new(self.form.file())
+    /// `exchanges`: whether sums are exchanged with another shard.
+    pub(super) fn unit(self, rows: usize, exchanges: bool) -> CompileUnit {
+        let unit = CompileUnit::new(self.form.file())
             .define("ROWS", rows)
             .define("N8_TILES", rows.div_ceil(8))
             .define("RING_BYTES", self.ring)
             .define("KINDS", self.kinds)
             .define("MAX_MATRICES", MAX_MATRICES)
-            .define("F32_MATRICES", u8::from(self.f32_matrices))
+            .define("F32_MATRICES", u8::from(self.f32_matrices));
+        if exchanges {
+            unit.define("EXCHANGE", 1)
+        } else {
+            unit
+        }
     }
 
     /// The source.
