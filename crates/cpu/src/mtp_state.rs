@@ -1,7 +1,12 @@
 //! A sequence's state for the multi-token-prediction head, besides its cached keys and values.
 
 use contract::protocol::push_mtp_row;
-use contract::{MtpRow, NodeIdx};
+use contract::{MtpRow, NodeIdx, TokenId, Tree};
+
+/// Maximum number of committed tokens whose keys and values the head's cache does not hold yet.
+/// Each row depends on its token and its hidden row alone, so one pass over many rows gives the
+/// bits of a pass per token, and it costs less.
+pub(crate) const MAX_UNCACHED_ROWS: usize = 256;
 
 /// Hidden rows that the head reads, and the rows that it has drafted. Dropped with the sequence.
 pub(crate) struct MtpState {
@@ -10,6 +15,10 @@ pub(crate) struct MtpState {
     pub(crate) hidden: Vec<f32>,
     /// The rows of the pending tree's nodes after the final norm, `[n_nodes, hidden]`.
     pub(crate) tree_hidden: Vec<f32>,
+    /// The last committed tokens, whose keys and values are not cached yet.
+    pub(crate) uncached_tokens: Vec<TokenId>,
+    /// The hidden row before each of them, `[n, hidden]`.
+    pub(crate) uncached_hidden: Vec<f32>,
     /// Depth of each drafted row.
     depths: Vec<usize>,
     /// Path of each drafted row from its root row, itself included.
@@ -24,10 +33,36 @@ impl MtpState {
         MtpState {
             hidden: vec![0.0; hidden],
             tree_hidden: Vec::new(),
+            uncached_tokens: Vec::new(),
+            uncached_hidden: Vec::new(),
             depths: Vec::new(),
             paths: Vec::new(),
             outputs: Vec::new(),
         }
+    }
+
+    /// Commits `path` of the pending tree. Its keys and values stay uncached.
+    pub(crate) fn commit(&mut self, tree: &Tree, path: &[NodeIdx]) {
+        let width = self.hidden.len();
+        for node in path {
+            self.uncached_tokens.push(tree.token(*node));
+            self.uncached_hidden.extend_from_slice(&self.hidden);
+            let row = &self.tree_hidden[node.index() * width..][..width];
+            self.hidden.copy_from_slice(row);
+        }
+    }
+
+    /// Restores the state behind a position whose keys and values are cached.
+    pub(crate) fn restore(&mut self, hidden: &[f32]) {
+        self.hidden.copy_from_slice(hidden);
+        self.mark_cached();
+        self.drop_drafted();
+    }
+
+    /// Marks all committed tokens as cached.
+    pub(crate) fn mark_cached(&mut self) {
+        self.uncached_tokens.clear();
+        self.uncached_hidden.clear();
     }
 
     /// Depths of the drafted rows.

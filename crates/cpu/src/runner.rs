@@ -17,6 +17,7 @@ use crate::draft_cache::{DraftCache, MAX_PENDING_FEATURES};
 use crate::exchange::ExchangeEnd;
 use crate::kernels::Kernels;
 use crate::mtp::{self, Committed, DraftedRow, MtpBuffers};
+use crate::mtp_state::MAX_UNCACHED_ROWS;
 use crate::pass::rows_per_pass;
 use crate::pass::{ExecContext, PassBuffers, Segment, SegmentKind, TreePlan};
 use crate::scratch::ScratchPool;
@@ -157,6 +158,7 @@ impl CpuRunner {
         self.give_pages(seq, position + tokens.len())?;
         let asked = requests.iter().map(|(_, ask)| ask);
         self.stage.require_head("prefill", asked)?;
+        self.cache_mtp_rows(&[seq])?;
         let passes = self.passes(position, tokens.len());
         let mut rows = Vec::new();
         let compute =
@@ -404,6 +406,7 @@ impl Runner for CpuRunner {
                 token: item.token,
             });
         }
+        self.cache_mtp_rows(&ids)?;
         self.draft_mtp_rows(&ids, &rows, k)
     }
 
@@ -430,7 +433,7 @@ impl Runner for CpuRunner {
 
     fn commit(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
         self.validator().commit(items)?;
-        self.commit_mtp(items)?;
+        let mut full = Vec::new();
         for item in items {
             let Some(sequence) = self.sequences.get_mut(&item.seq) else {
                 continue;
@@ -440,11 +443,18 @@ impl Runner for CpuRunner {
                 .draft
                 .as_ref()
                 .map_or(0, DraftCache::n_pending_features);
+            let uncached = sequence
+                .mtp
+                .as_ref()
+                .map_or(0, |mtp| mtp.uncached_tokens.len());
+            if uncached >= MAX_UNCACHED_ROWS {
+                full.push(item.seq);
+            }
             if waiting >= MAX_PENDING_FEATURES {
                 self.project(item.seq)?;
             }
         }
-        Ok(())
+        self.cache_mtp_rows(&full)
     }
 
     fn discard(&mut self, seq: SeqId) -> Result<(), DeviceError> {
@@ -462,6 +472,7 @@ impl Runner for CpuRunner {
     ) -> Result<SnapshotInfo, DeviceError> {
         self.validator().require_idle("snapshot", seq)?;
         self.project(seq)?;
+        self.cache_mtp_rows(&[seq])?;
         let sequence = self
             .sequences
             .get_mut(&seq)

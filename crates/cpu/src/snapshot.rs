@@ -36,8 +36,8 @@ enum SavedLayer {
 }
 
 impl Snapshot {
-    /// Copies the committed state that no snapshot holds yet. Deferred updates must be applied and
-    /// pending features projected before.
+    /// Copies the committed state that no snapshot holds yet. Deferred updates must be applied,
+    /// pending features projected and the head's rows cached before.
     pub(crate) fn of(
         sequence: &mut CpuSequence,
         ledger: &SnapshotBytes,
@@ -116,8 +116,7 @@ impl Snapshot {
             draft.restore(self.position, &self.draft);
         }
         if let (Some(mtp), Some(hidden)) = (&mut sequence.mtp, &self.mtp_hidden) {
-            mtp.hidden.copy_from_slice(hidden);
-            mtp.drop_drafted();
+            mtp.restore(hidden);
         }
         sequence.position = self.position;
         sequence.pending = None;

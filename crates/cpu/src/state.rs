@@ -9,7 +9,7 @@ use contract::{
 use crate::draft_cache::DraftCache;
 use crate::kernels::Kernels;
 use crate::kv_shape::KvShape;
-use crate::mtp_state::MtpState;
+use crate::mtp_state::{MAX_UNCACHED_ROWS, MtpState};
 use crate::reference::delta::PendingUpdate;
 use crate::snapshot_pages::SavedPages;
 use crate::thread_pool::ThreadPool;
@@ -112,8 +112,10 @@ pub(crate) fn sequence_bytes(spec: &ModelSpec, kv: KvFormats, limits: Limits) ->
     let mtp = spec.mtp.as_ref().and_then(MtpSpec::attention);
     let mtp_rows = mtp.map_or(0, |attention| {
         let row = 4 * spec.hidden as u64;
-        // The hidden rows of a tree's nodes, and what is kept of drafted rows.
-        row * limits.tree_nodes as u64 + drafted * (row + per_token(attention))
+        // The hidden rows of a tree's nodes and of uncached tokens, and what is kept of drafted
+        // rows. A commit adds its path to the uncached tokens before they are cached.
+        let uncached = (MAX_UNCACHED_ROWS + limits.tree_nodes) as u64;
+        row * (limits.tree_nodes as u64 + uncached) + drafted * (row + per_token(attention))
     });
     let mtp_state = mtp.map_or(0, |_| 4 * spec.hidden as u64);
     (
@@ -191,7 +193,7 @@ impl CpuSequence {
     /// updates.
     pub(crate) fn commit(&mut self, path: &[NodeIdx]) {
         let position = self.position;
-        // The multi-token-prediction head stores its rows when the path is known.
+        // The multi-token-prediction head caches its rows later.
         let trunk = self.layers.len() - usize::from(self.mtp.is_some());
         for layer in &mut self.layers[..trunk] {
             match layer {
@@ -201,6 +203,9 @@ impl CpuSequence {
         }
         if let Some(draft) = &mut self.draft {
             draft.commit(path);
+        }
+        if let (Some(mtp), Some(tree)) = (&mut self.mtp, &self.pending) {
+            mtp.commit(tree, path);
         }
         self.position += path.len();
         self.pending = None;

@@ -144,6 +144,36 @@ fn rows_and_drafts_do_not_depend_on_how_tokens_were_committed() {
 }
 
 #[test]
+fn rows_cached_late_equal_rows_cached_after_each_commit() {
+    let loaded = model(SHARED);
+    let mut runner = open(&loaded, KvFormat::F16, false);
+    let tokens = text(420);
+    // More commits than may stay uncached, a prompt behind uncached ones, and a snapshot of some.
+    let [eager, lazy] = [true, false].map(|drafts| {
+        let seq = runner.open(450).unwrap();
+        runner.prefill(seq, &tokens[..64], &[]).unwrap();
+        for piece in tokens[64..340].chunks(12) {
+            feed(&mut *runner, seq, piece, 5);
+            if drafts {
+                runner.draft_mtp(&[row(seq, None, 300)], 1).unwrap();
+            }
+        }
+        runner.prefill(seq, &tokens[340..400], &[]).unwrap();
+        feed(&mut *runner, seq, &tokens[400..], 4);
+        seq
+    });
+    let expected = draft(&mut *runner, eager);
+    let saved = runner.snapshot(lazy, SnapshotLocation::Host).unwrap();
+    assert!(state(&mut *runner, eager) == state(&mut *runner, lazy));
+    assert_eq!(draft(&mut *runner, lazy), expected);
+    // A restored sequence forgets its uncached tokens.
+    feed(&mut *runner, lazy, &text(9), 3);
+    runner.restore(lazy, saved.id).unwrap();
+    assert_eq!(draft(&mut *runner, lazy), expected);
+    assert!(state(&mut *runner, eager) == state(&mut *runner, lazy));
+}
+
+#[test]
 fn drafted_rows_do_not_depend_on_what_shares_the_call() {
     let loaded = model(SHARED);
     let mut runner = open(&loaded, KvFormat::F16, false);

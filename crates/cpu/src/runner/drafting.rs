@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::{CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLogits, SeqId};
+use contract::{DeviceError, DraftCandidates, DraftItem, DraftLogits, SeqId};
 
 use super::{CpuRunner, by_id};
 use crate::draft::{DraftRoot, Reach};
@@ -68,55 +68,42 @@ impl CpuRunner {
         self.pool.enter(|| draft.logits(compute, weights, root))
     }
 
-    /// Stores the rows of the multi-token-prediction head for the paths to be committed.
-    pub(super) fn commit_mtp(&mut self, items: &[CommitItem<'_>]) -> Result<(), DeviceError> {
-        if self.weights.mtp.is_none() {
-            return Ok(());
-        }
+    /// Stores keys and values of the committed tokens that the multi-token-prediction head's cache
+    /// does not hold yet.
+    pub(super) fn cache_mtp_rows(&mut self, ids: &[SeqId]) -> Result<(), DeviceError> {
         let compute =
             ExecContext::new(&self.pool, &self.kernels, &self.scratch, &self.weights.spec);
         let width = self.weights.spec.hidden;
-        let mut found = by_id(&mut self.sequences);
-        let mut committed = Vec::with_capacity(items.len());
-        for item in items {
-            let sequence = found.remove(&item.seq);
-            let sequence = sequence.ok_or(DeviceError::UnknownSequence(item.seq))?;
+        let mut uncached = Vec::with_capacity(ids.len());
+        for (id, sequence) in &mut self.sequences {
             let CpuSequence {
                 layers,
                 mtp,
-                pending,
                 position,
                 ..
             } = sequence;
-            let (Some(mtp), Some(tree)) = (mtp, pending) else {
+            let Some(mtp) = mtp.as_ref().filter(|_| ids.contains(id)) else {
                 continue;
             };
-            let (Some(cache), nodes) = (mtp::cache(layers), item.path.nodes()) else {
-                continue;
-            };
-            let rows = nodes
-                .iter()
-                .map(|node| &mtp.tree_hidden[node.index() * width..][..width]);
-            let last: Option<Vec<f32>> = rows.clone().next_back().map(<[f32]>::to_vec);
-            let before = std::iter::once(&*mtp.hidden).chain(rows);
-            let rows = Committed {
-                cache,
-                position: *position,
-                tokens: nodes.iter().map(|node| tree.token(*node)).collect(),
-                hidden: before.take(nodes.len()).collect(),
-            };
-            committed.push((rows, last));
+            if let (false, Some(cache)) = (mtp.uncached_tokens.is_empty(), mtp::cache(layers)) {
+                uncached.push(Committed {
+                    cache,
+                    position: *position - mtp.uncached_tokens.len(),
+                    tokens: mtp.uncached_tokens.clone(),
+                    hidden: mtp.uncached_hidden.chunks_exact(width).collect(),
+                });
+            }
         }
-        let (mut rows, lasts): (Vec<Committed<'_>>, Vec<Option<Vec<f32>>>) =
-            committed.into_iter().unzip();
+        if uncached.is_empty() {
+            return Ok(());
+        }
         let buffers = &mut self.mtp;
         self.pool
-            .enter(|| mtp::fill(compute, &self.weights, &mut rows, buffers))?;
-        for (item, last) in items.iter().zip(lasts) {
-            let sequence = self.sequences.get_mut(&item.seq);
-            let mtp = sequence.and_then(|sequence| sequence.mtp.as_mut());
-            if let (Some(mtp), Some(last)) = (mtp, last) {
-                mtp.hidden = last;
+            .enter(|| mtp::fill(compute, &self.weights, &mut uncached, buffers))?;
+        for id in ids {
+            let sequence = self.sequences.get_mut(id);
+            if let Some(mtp) = sequence.and_then(|sequence| sequence.mtp.as_mut()) {
+                mtp.mark_cached();
             }
         }
         Ok(())
