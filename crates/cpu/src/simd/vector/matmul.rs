@@ -71,6 +71,11 @@ pub(in crate::simd) unsafe fn accumulate<L: Lanes>(a: &[f32], b: &[f32], n: usiz
 /// The instruction set of `L`; `a` has `R` rows of `k` values, `b` and `c` have `W * L::N` columns
 /// from where they point, with row length `n`.
 #[inline(always)]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "the arrays are registers and every index is a number after unrolling; an iterator \
+              that owns an array is in memory where the compiler does not inline its calls"
+)]
 unsafe fn block<L: Lanes, const R: usize, const W: usize>(
     a: *const f32,
     b: *const f32,
@@ -81,26 +86,26 @@ unsafe fn block<L: Lanes, const R: usize, const W: usize>(
     // SAFETY: the caller's.
     unsafe {
         let mut sums = [[L::splat(0.0); W]; R];
-        for (row, sums) in sums.iter_mut().enumerate() {
-            for (w, sum) in sums.iter_mut().enumerate() {
-                *sum = L::load(c.add(row * n + w * L::N));
+        for row in 0..R {
+            for w in 0..W {
+                sums[row][w] = L::load(c.add(row * n + w * L::N));
             }
         }
         for i in 0..k {
             let mut columns = [L::splat(0.0); W];
-            for (w, column) in columns.iter_mut().enumerate() {
-                *column = L::load(b.add(i * n + w * L::N));
+            for w in 0..W {
+                columns[w] = L::load(b.add(i * n + w * L::N));
             }
-            for (row, sums) in sums.iter_mut().enumerate() {
+            for row in 0..R {
                 let factor = L::splat(*a.add(row * k + i));
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum = factor.mul_add(column, *sum);
+                for w in 0..W {
+                    sums[row][w] = factor.mul_add(columns[w], sums[row][w]);
                 }
             }
         }
-        for (row, sums) in sums.into_iter().enumerate() {
-            for (w, sum) in sums.into_iter().enumerate() {
-                sum.store(c.add(row * n + w * L::N));
+        for row in 0..R {
+            for w in 0..W {
+                sums[row][w].store(c.add(row * n + w * L::N));
             }
         }
     }
