@@ -197,6 +197,10 @@ pub struct PromptsArgs {
     /// The most tokens of a reply.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub tokens: usize,
+    /// Passes over the file. With more than one, the model is opened once for each method, and all
+    /// methods answer each prompt in turn, so that they share the machine's changes of speed.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub passes: usize,
     /// Append a JSON line per task and method to this file.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

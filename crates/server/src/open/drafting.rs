@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use contract::{
     Backend, DraftLoad, DraftLoadConfig, KvFormat, LoadConfig, LoadProgress, ModelSpec, Runner,
-    Tree,
+    RunnerInfo, Tree,
 };
 use decode::{CostTable, DraftSource, SourceSet, SpeculationConfig, TreeInit};
 use model::{DraftOptions, LoadedDraft};
@@ -186,24 +186,7 @@ impl Drafting {
             });
         };
         let active = speculation.active_sources(info);
-        let mut slow = SourceSet::NONE;
-        for source in active.without(DraftSource::Suffix).iter() {
-            let depth = source.depth(info).min(speculation.budget);
-            let promise = costs.max_speedup(SourceSet::of(&[source]), depth);
-            if promise < decode::MIN_SPEEDUP {
-                tracing::warn!(
-                    "{} is not used: drafts are wrong at times, and even one that never is would \
-                     bring no more than {promise:.2} times the speed of plain decoding on this \
-                     device, where {} are wanted to try; --ddtree-cost-stop off uses it all the same",
-                    match source {
-                        DraftSource::Mtp => "the multi-token-prediction head",
-                        DraftSource::Block | DraftSource::Suffix => "the draft",
-                    },
-                    decode::MIN_SPEEDUP
-                );
-                slow = slow.with(source);
-            }
-        }
+        let slow = slow_sources(costs, info, active, speculation.budget);
         earlier.keep(FirstLoad {
             opened: measured::drafts(&config),
             costs: costs.clone(),
@@ -296,6 +279,35 @@ impl Drafting {
             )
         })
     }
+}
+
+/// The sources of `active` that would be too slow on this device even if no draft were wrong. A
+/// warning names each of them.
+pub(crate) fn slow_sources(
+    costs: &CostTable,
+    info: &RunnerInfo,
+    active: SourceSet,
+    budget: usize,
+) -> SourceSet {
+    let mut slow = SourceSet::NONE;
+    for source in active.without(DraftSource::Suffix).iter() {
+        let depth = source.depth(info).min(budget);
+        let promise = costs.max_speedup(SourceSet::of(&[source]), depth);
+        if promise < decode::MIN_SPEEDUP {
+            tracing::warn!(
+                "{} is not used: drafts are wrong at times, and even one that never is would bring \
+                 no more than {promise:.2} times the speed of plain decoding on this device, where \
+                 {} are wanted to try; --ddtree-cost-stop off uses it all the same",
+                match source {
+                    DraftSource::Mtp => "the multi-token-prediction head",
+                    DraftSource::Block | DraftSource::Suffix => "the draft",
+                },
+                decode::MIN_SPEEDUP
+            );
+            slow = slow.with(source);
+        }
+    }
+    slow
 }
 
 /// Opens a model without the drafts that are too slow.

@@ -14,6 +14,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::cost::Cost;
+use super::cpu_time::cpu_seconds;
 use super::report::{Energy, Report, ReportLine};
 use super::step_shape::StepShape;
 
@@ -135,6 +136,7 @@ impl Bench {
             case: "prefill from 0".to_owned(),
             depth,
             ms: vec![self.prefilled.0],
+            cpu_ms: Vec::new(),
             tokens: depth,
             bytes: 0.0,
             flops: self.cost.prompt_flops(depth, 0),
@@ -293,6 +295,7 @@ impl Bench {
             tokens,
             bytes,
             ms: line.ms.iter().map(|ms| (ms - one).max(0.0)).collect(),
+            cpu_ms: Vec::new(),
             ..line
         })
     }
@@ -368,14 +371,17 @@ impl Bench {
         mut run: impl FnMut(&mut Bench, &[SeqId]) -> anyhow::Result<()>,
     ) -> anyhow::Result<ReportLine> {
         let mut ms = Vec::with_capacity(self.reps);
+        let mut cpu_ms = Vec::with_capacity(self.reps);
         let mut energy = Energy::default();
         for rep in 0..=self.reps {
             let seqs = self.sequences_at(depth, sequences)?;
             let before = self.report.meter_reading();
+            let cpu_start = cpu_seconds();
             let start = Instant::now();
             run(self, &seqs)?;
             let took = start.elapsed();
             if rep > 0 {
+                cpu_ms.push((cpu_seconds() - cpu_start) * 1e3);
                 ms.push(took.as_secs_f64() * 1e3);
                 if let Some((before, after)) = before.zip(self.report.meter_reading()) {
                     energy.add(before, after, took);
@@ -386,6 +392,7 @@ impl Bench {
             case,
             depth,
             ms,
+            cpu_ms,
             tokens: 1,
             bytes: 0.0,
             flops: 0.0,

@@ -5,6 +5,7 @@
 
 mod cases;
 mod cost;
+mod cpu_time;
 mod depth;
 mod energy;
 mod first_token;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::cpu_time::cpu_seconds;
 use anyhow::bail;
 use contract::TokenId;
 use decode::{Event, GenerationParams, Job, JobId, Sampling, Scheduler, SchedulerState};
@@ -11,6 +12,8 @@ use decode::{Event, GenerationParams, Job, JobId, Sampling, Scheduler, Scheduler
 pub(super) struct ReplyTiming {
     /// From the first token to the last.
     pub(super) seconds: f64,
+    /// Processor time of all threads meanwhile; 0 where the system does not count it.
+    pub(super) cpu_seconds: f64,
     /// Tokens after the first.
     pub(super) tokens: usize,
     /// Decode steps after the first token.
@@ -49,7 +52,7 @@ pub(super) fn time_reply(
         priority: 0,
     })?;
     let mut events = Vec::new();
-    let (mut start, mut reply) = (None, Vec::new());
+    let (mut start, mut cpu_start, mut reply) = (None, 0.0, Vec::new());
     let mut timing = ReplyTiming::default();
     loop {
         let progress = scheduler.step(&mut events)?;
@@ -58,7 +61,10 @@ pub(super) fn time_reply(
                 Event::Tokens { tokens, .. } => {
                     reply.extend(tokens.iter().map(|token| token.id));
                     match start {
-                        None => start = Some(Instant::now()),
+                        None => {
+                            cpu_start = cpu_seconds();
+                            start = Some(Instant::now());
+                        }
                         Some(start) => {
                             timing.tokens += tokens.len();
                             timing.steps += 1;
@@ -72,6 +78,7 @@ pub(super) fn time_reply(
             }
         }
         if progress == SchedulerState::Idle {
+            timing.cpu_seconds = cpu_seconds() - cpu_start;
             return Ok((timing, reply));
         }
     }

@@ -24,6 +24,8 @@ pub(super) struct ReportLine {
     pub(super) depth: usize,
     /// Milliseconds of each run.
     pub(super) ms: Vec<f64>,
+    /// Processor time of all threads in each run, in milliseconds; may be empty.
+    pub(super) cpu_ms: Vec<f64>,
     /// Tokens, nodes or positions of one run.
     pub(super) tokens: usize,
     /// Bytes that a run must read, or 0 if it is bound by operations.
@@ -169,6 +171,9 @@ impl Report {
         sorted.sort_by(f64::total_cmp);
         let (low, high) = (sorted[0], sorted[sorted.len() - 1]);
         let ms = sorted[sorted.len() / 2];
+        let mut cpu_ms = line.cpu_ms.clone();
+        cpu_ms.sort_by(f64::total_cmp);
+        let cpu_ms = cpu_ms.get(cpu_ms.len() / 2).copied();
         let seconds = ms / 1e3;
         // A difference of two times can be zero within noise; then there is no rate.
         let per_s = if ms > 0.0 {
@@ -204,7 +209,7 @@ impl Report {
             let read = self.instruments.as_ref().map(|i| i.read_bytes_per_s / 1e9);
             let line = json!({
                 "bench": "step", "model": self.model, "device": self.device, "case": line.case,
-                "depth": line.depth, "ms": ms, "low_ms": low, "high_ms": high, "runs": line.ms.len(),
+                "depth": line.depth, "ms": ms, "low_ms": low, "high_ms": high, "runs": line.ms.len(), "cpu_ms": cpu_ms,
                 "tokens": line.tokens, "tokens_per_s": per_s, "bytes": line.bytes,
                 "gb_per_s": gb_per_s, "share_of_roofline": share, "read_gb_per_s": read,
                 "tflop_per_s": tflops, "sm_mhz": mhz, "joules_per_token": joules,

@@ -284,6 +284,7 @@ mod tests {
             tokens: 10,
             steps,
             drafted: steps / 2,
+            ..ReplyTiming::default()
         };
         let one: Pairs = vec![
             (took(1.0, 10), took(0.5, 4)),
