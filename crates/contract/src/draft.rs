@@ -198,9 +198,32 @@ impl DraftSpec {
     /// Window of layers without one of their own, in tokens. Drafts are trained on 4,096 tokens.
     pub const DEFAULT_WINDOW: usize = 8192;
 
+    /// Rows of a narrow pass.
+    const NARROW_ROWS: usize = 8;
+
     /// Positions that one pass predicts.
     pub fn depth(&self) -> usize {
         self.block - self.first_row
+    }
+
+    /// The narrow pass of the draft, if it has one: a draft whose rows are independent, trained on
+    /// blocks of at least twice as many rows. Candidates of a narrow pass are those of a shorter
+    /// block, which are nearly as good (DFlash, arXiv 2602.06036, trains on 16 rows and drafts 8).
+    pub fn narrow(&self) -> Option<NarrowDraft> {
+        let blocks = self.block / DraftSpec::NARROW_ROWS;
+        (self.conditioning == Conditioning::Independent && blocks > 1).then_some(NarrowDraft {
+            depth: DraftSpec::NARROW_ROWS - self.first_row,
+            per_block: blocks,
+        })
+    }
+
+    /// Rows of a pass that predicts `depth` positions, root included: those of a narrow pass if it
+    /// reaches as far, otherwise those of the block.
+    pub fn pass_rows(&self, depth: usize) -> usize {
+        match self.narrow() {
+            Some(narrow) if depth <= narrow.depth => DraftSpec::NARROW_ROWS,
+            _ => self.block,
+        }
     }
 
     /// The largest window. Older hidden states are never used.
@@ -268,6 +291,22 @@ impl DraftLayer {
         }
         all.extend(self.ffn.matrices());
         all
+    }
+}
+
+/// A pass of a draft model with fewer rows than its block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NarrowDraft {
+    /// Positions that it predicts.
+    pub depth: usize,
+    /// Narrow passes that take as many rows as a whole one; at least 2.
+    pub per_block: usize,
+}
+
+impl NarrowDraft {
+    /// Whole passes that take the rows of `n` narrow ones.
+    pub fn blocks(self, n: usize) -> usize {
+        n.div_ceil(self.per_block)
     }
 }
 

@@ -44,7 +44,7 @@ pub use backend::Backend;
 pub use candidates::{CandidateLinks, CandidateList, DraftCandidates, DraftLogits, ListIdx};
 pub use draft::{
     BlockMask, Conditioning, ConfidenceHead, DraftHead, DraftLayer, DraftLoad, DraftLoadConfig,
-    DraftSpec, DraftValues, DynamicConv, MarkovHead, PairwiseSelector,
+    DraftSpec, DraftValues, DynamicConv, MarkovHead, NarrowDraft, PairwiseSelector,
 };
 pub use error::DeviceError;
 pub use feed_forward::{

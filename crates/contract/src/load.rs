@@ -225,6 +225,9 @@ pub struct RunnerInfo {
     /// Positions that the draft fills in one pass ([`DraftSpec::depth`](crate::DraftSpec::depth));
     /// `None` without a draft, and then `draft` must not be called.
     pub draft_depth: Option<usize>,
+    /// The draft's narrow pass, which serves calls of up to its depth
+    /// ([`DraftSpec::narrow`](crate::DraftSpec::narrow)).
+    pub narrow_draft: Option<crate::NarrowDraft>,
     /// Limits of [`Runner::draft_mtp`](crate::Runner::draft_mtp); `None` without a
     /// multi-token-prediction head, and then it must not be called.
     pub mtp: Option<MtpInfo>,

@@ -52,7 +52,8 @@ pub trait Runner {
     ///
     /// A draft whose candidates depend on the token before may return fewer than `k`; its first
     /// list is given the root. A device may propose from the most frequent tokens only, if `k` is
-    /// far below their number.
+    /// far below their number. Depths within the reach of a narrow pass
+    /// ([`RunnerInfo::narrow_draft`]) are drafted by it.
     fn draft(
         &mut self,
         items: &[DraftItem],

@@ -112,6 +112,7 @@ impl CpuBackend {
             kv: config.kv,
             model: config.target.hash,
             draft_depth: config.draft.as_ref().map(|draft| draft.spec.depth()),
+            narrow_draft: config.draft.as_ref().and_then(|draft| draft.spec.narrow()),
             mtp: config.target.mtp.as_ref().map(|_| MtpInfo::DEFAULT),
             batch_invariant: true,
             prefill_align: CHUNK,

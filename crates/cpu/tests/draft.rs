@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use contract::{
     Backend, CommitItem, DeviceError, DraftCandidates, DraftItem, DraftLoad, DraftLoadConfig,
@@ -80,6 +81,46 @@ fn draft(runner: &mut dyn Runner, seqs: &[SeqId]) -> Vec<DraftCandidates> {
         .collect();
     let depth = runner.info().draft_depth.unwrap();
     runner.draft(&items, depth, K).unwrap()
+}
+
+/// A draft of `depth` positions behind each sequence.
+fn draft_to(runner: &mut dyn Runner, seqs: &[SeqId], depth: usize) -> Vec<DraftCandidates> {
+    let root = TokenId(300);
+    let items = seqs.iter().map(|seq| DraftItem { seq: *seq, root });
+    runner.draft(&items.collect::<Vec<_>>(), depth, K).unwrap()
+}
+
+#[test]
+fn narrow_drafts_are_those_of_a_shorter_block() {
+    let mut short = load_config(None, 512);
+    if let Some(draft) = &mut short.draft {
+        let mut spec = (*draft.spec).clone();
+        spec.block = 8;
+        draft.spec = Arc::new(spec);
+    }
+    let (mut runner, mut short) = (open(load_config(None, 512)), open(short));
+    let narrow = runner.info().narrow_draft.unwrap();
+    assert_eq!((narrow.depth, narrow.blocks(3)), (7, 2));
+    assert_eq!(short.info().narrow_draft, None);
+    let read = |runner: &mut Box<dyn Runner>| -> Vec<SeqId> {
+        let seqs = [60, 33, 90].map(|n| {
+            let seq = runner.open(300).unwrap();
+            runner.prefill(seq, &text(n), &[]).unwrap();
+            seq
+        });
+        seqs.to_vec()
+    };
+    let (seqs, others) = (read(&mut runner), read(&mut short));
+    for depth in [1, 7] {
+        let found = draft_to(&mut *runner, &seqs, depth);
+        assert_eq!(found, draft_to(&mut *short, &others, depth), "{depth}");
+        assert_eq!(found[1..2], draft_to(&mut *runner, &seqs[1..2], depth));
+    }
+    let whole = draft_to(&mut *runner, &seqs, 8);
+    assert_ne!(
+        whole[0].log_probs[..K],
+        draft_to(&mut *runner, &seqs, 7)[0].log_probs[..K]
+    );
 }
 
 fn feed(runner: &mut dyn Runner, seq: SeqId, tokens: &[TokenId]) {

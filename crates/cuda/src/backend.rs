@@ -320,6 +320,7 @@ impl CudaBackend {
             kv: config.kv,
             model: config.target.hash,
             draft_depth: config.draft.as_ref().map(|draft| draft.spec.depth()),
+            narrow_draft: config.draft.as_ref().and_then(|draft| draft.spec.narrow()),
             mtp: layout.state.hidden.map(|_| MtpInfo {
                 vocab: layout.plans.mtp_vocab(),
                 ..MtpInfo::DEFAULT

@@ -3,7 +3,7 @@
 use contract::protocol::push_mtp_row;
 use contract::{
     CandidateLinks, DeviceError, DraftCandidates, DraftItem, ListIdx, MtpDraftItem, MtpInfo,
-    TokenId,
+    NarrowDraft, TokenId,
 };
 
 use super::{FakeRunner, HistoryHash, ranked};
@@ -53,6 +53,12 @@ impl FakeRunner {
         }
         ranked.truncate(k);
         (ranked, best)
+    }
+
+    /// The same runner, its draft having a narrow pass.
+    pub fn with_narrow_draft(mut self, narrow: NarrowDraft) -> FakeRunner {
+        self.info.narrow_draft = Some(narrow);
+        self
     }
 
     /// Candidates of the draft model for checked items.

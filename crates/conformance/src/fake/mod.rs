@@ -162,6 +162,7 @@ impl FakeRunner {
                 kv,
                 model: model_hash(spec.language.salt),
                 draft_depth: spec.draft.map(|draft| draft.depth),
+                narrow_draft: None,
                 mtp: spec.mtp.map(drafts::mtp_info),
                 batch_invariant: true,
                 prefill_align: spec.prefill_align,

@@ -300,6 +300,7 @@ impl SplitBackend {
             kv: config.kv,
             model: config.target.hash,
             draft_depth: last.and_then(|info| info.draft_depth),
+            narrow_draft: last.and_then(|info| info.narrow_draft),
             mtp: last.and_then(|info| info.mtp),
             batch_invariant: all().all(|info| info.batch_invariant),
             prefill_align: all().map(|info| info.prefill_align).max().unwrap_or(1),

@@ -153,25 +153,26 @@ impl Draft {
         reach: Reach,
         head_buffers: &mut HeadBuffers,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
-        self.run(compute, target, roots)?;
+        let rows = self.spec().pass_rows(reach.depth);
+        self.run(compute, target, roots, rows)?;
         if self.spec().conditioning != Conditioning::Independent {
             return self.score(compute, target, roots, (reach, None));
         }
-        let (block, first_row) = (self.spec().block, self.spec().first_row);
+        let first_row = self.spec().first_row;
         let ask = LogitsRequest::top_k(reach.k);
-        let firsts = (0..roots.len()).map(|i| i * block + first_row);
+        let firsts = (0..roots.len()).map(|i| i * rows + first_row);
         let asked: Vec<AskedRow<'_>> = firsts
             .flat_map(|first| first..first + reach.depth)
             .map(|row| AskedRow { row, ask: &ask })
             .collect();
-        let rows = head::rows(
+        let found = head::rows(
             compute,
             &target.head,
             &self.buffers.layer.y,
             &asked,
             head_buffers,
         );
-        Ok(rows.chunks(reach.depth).map(candidates).collect())
+        Ok(found.chunks(reach.depth).map(candidates).collect())
     }
 
     /// The logits of one sequence's drafting rows, and its likeliest chain.
@@ -183,7 +184,7 @@ impl Draft {
     ) -> Result<DraftLogits, DeviceError> {
         let (depth, vocab) = (self.spec().depth(), target.head.rows());
         let roots = &mut [root];
-        self.run(compute, target, roots)?;
+        self.run(compute, target, roots, self.spec().block)?;
         let reach = Reach { depth, k: 1 };
         let mut kept = Vec::new();
         let found = self.score(compute, target, roots, (reach, Some(&mut kept)))?;
@@ -205,21 +206,21 @@ impl Draft {
         Ok(DraftLogits { logits, chain })
     }
 
-    /// Runs the blocks of masks behind each root.
+    /// Runs blocks of `rows` rows: each root, and masks behind it.
     fn run(
         &mut self,
         compute: ExecContext<'_>,
         target: &ModelWeights,
         roots: &mut [DraftRoot<'_>],
+        rows: usize,
     ) -> Result<(), DeviceError> {
         for root in &mut *roots {
             self.project(compute, root.cache, root.position)?;
         }
-        let block = self.spec().block;
         let mask = self.spec().mask_token;
         let tokens: Vec<TokenId> = roots
             .iter()
-            .flat_map(|root| (0..block).map(move |row| if row == 0 { root.token } else { mask }))
+            .flat_map(|root| (0..rows).map(move |row| if row == 0 { root.token } else { mask }))
             .collect();
         let hidden = self.spec().hidden;
         let x = sized(&mut self.buffers.layer.x, tokens.len() * hidden);
@@ -227,7 +228,7 @@ impl Draft {
             Some(own) => table_rows(self.weights.source(), own, &tokens, x)?,
             None => target.embed(&tokens, x)?,
         }
-        self.pass(compute, roots)
+        self.pass(compute, roots, rows)
     }
 
     /// Candidates that depend on the token before, from the last pass.
@@ -252,11 +253,13 @@ impl Draft {
         scorer.candidates(compute, rows, reach, &mut self.scores, kept)
     }
 
-    /// Runs the blocks with embeddings in `x` and writes the stream after the final norm to `y`.
+    /// Runs blocks of `block` rows with embeddings in `x` and writes the stream after the final
+    /// norm to `y`.
     fn pass(
         &mut self,
         compute: ExecContext<'_>,
         roots: &[DraftRoot<'_>],
+        block: usize,
     ) -> Result<(), DeviceError> {
         let spec = self.weights.spec().clone();
         let weights = self.weights.get(compute.pool)?;
@@ -264,7 +267,7 @@ impl Draft {
             norm_eps: spec.norm_eps,
             ..compute
         };
-        let n = roots.len() * spec.block;
+        let n = roots.len() * block;
         let Buffers { layer, conv } = &mut self.buffers;
         let LayerBuffers {
             x,
@@ -282,7 +285,7 @@ impl Draft {
         let (x, y, update) = (&mut x[..all], sized(y, all), sized(update, all));
         let positions: Vec<usize> = roots
             .iter()
-            .flat_map(|root| root.position..root.position + spec.block)
+            .flat_map(|root| root.position..root.position + block)
             .collect();
         if let Some(first) = weights.layers.first() {
             compute.norm(x, &first.attention_norm, y);
@@ -300,7 +303,7 @@ impl Draft {
             let (q_width, kv_width) = (attention.q.rows(), attention.k.rows());
             let q = sized(q, n * q_width);
             let (k, v) = sized(kv, 2 * n * kv_width).split_at_mut(n * kv_width);
-            let input = convolved(compute, &layer.attention_conv, (y, spec.block), conv);
+            let input = convolved(compute, &layer.attention_conv, (y, block), conv);
             match of.values {
                 DraftValues::Projection => apply_all(
                     compute.pool,
@@ -325,13 +328,13 @@ impl Draft {
                 causal: of.block_mask == contract::BlockMask::Causal,
             };
             let heads = sized(heads, n * q_width);
-            let rows = spec.block * kv_width;
+            let rows = block * kv_width;
             let mut blocks: Vec<DraftBlock<'_>> = Vec::with_capacity(roots.len());
             for (at, root) in roots.iter().enumerate() {
                 blocks.push(DraftBlock {
                     ring: &root.cache.rings[i],
                     committed: root.position,
-                    q: &q[at * spec.block * q_width..][..spec.block * q_width],
+                    q: &q[at * block * q_width..][..block * q_width],
                     k: &k[at * rows..][..rows],
                     v: &v[at * rows..][..rows],
                 });
@@ -347,16 +350,16 @@ impl Draft {
             finish_sublayer(
                 compute,
                 (&layer.attention_conv, norm),
-                (update, spec.block),
+                (update, block),
                 conv,
             );
             compute.add_norm(x, update, &layer.ffn_norm, y);
             let width = n * layer.ffn.gate.rows();
             let wide = wide.each_mut().map(|buffer| sized(buffer, width));
-            let input = convolved(compute, &layer.ffn_conv, (y, spec.block), conv);
+            let input = convolved(compute, &layer.ffn_conv, (y, block), conv);
             dense::apply(compute, &layer.ffn, input, wide, update);
             let norm = layer.post_ffn_norm.as_deref();
-            finish_sublayer(compute, (&layer.ffn_conv, norm), (update, spec.block), conv);
+            finish_sublayer(compute, (&layer.ffn_conv, norm), (update, block), conv);
             let next = weights.layers.get(i + 1);
             let norm = next.map_or(&weights.final_norm, |next| &next.attention_norm);
             compute.add_norm(x, update, norm, y);

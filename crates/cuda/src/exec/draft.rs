@@ -25,7 +25,7 @@ impl Engine {
         // More candidates than the reduction gives are ranked on the host, from whole rows.
         let by_depth = self.plans.draft_lists == DraftLists::ByDepth;
         let whole = by_depth && reach.k > self.plans.reduce.k;
-        self.run_draft(step, reach.k, whole)?;
+        self.run_draft(step, spec, (reach.k, whole))?;
         self.candidates(step, spec, reach)
     }
 
@@ -40,7 +40,7 @@ impl Engine {
             depth: spec.depth(),
             k: 1,
         };
-        self.run_draft(step, reach.k, true)?;
+        self.run_draft(step, spec, (reach.k, true))?;
         let found = self.candidates(step, spec, reach)?;
         let chain = found.first().map_or_else(Vec::new, DraftCandidates::chain);
         let vocab = self.plans.reduce.vocab;
@@ -61,8 +61,13 @@ impl Engine {
         Ok(DraftLogits { logits, chain })
     }
 
-    /// Runs the plan of a step of blocks and waits.
-    fn run_draft(&mut self, step: &mut Step, k: usize, whole: bool) -> Result<(), DeviceError> {
+    /// Runs the plan of a step of blocks and waits. Narrow blocks take the plans of whole ones.
+    fn run_draft(
+        &mut self,
+        step: &mut Step,
+        spec: &DraftSpec,
+        (k, whole): (usize, bool),
+    ) -> Result<(), DeviceError> {
         step.set_candidates(k);
         self.commit_stream.note_draft();
         self.wait_for_tree_copies(step)?;
@@ -71,8 +76,9 @@ impl Engine {
         self.consume_features(&slots)?;
         let bytes = step::bytes_of(step);
         self.headers.up.draft.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        let rows = usize::try_from(step.rows).unwrap_or(0);
         self.queue(PlanKey::Draft {
-            rows: step.bucket(),
+            rows: step::bucket(rows.next_multiple_of(spec.block)),
             whole: whole && self.plans.has_whole_draft(),
         })?;
         self.sync()

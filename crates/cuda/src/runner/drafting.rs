@@ -76,10 +76,13 @@ impl CudaRunner {
         k: usize,
     ) -> Result<Vec<DraftCandidates>, DeviceError> {
         let spec = self.draft_spec();
-        let per_pass = (step::ROWS / spec.block).min(step::TREES);
+        let rows = spec.pass_rows(depth);
+        // Narrow blocks share the plans of whole ones.
+        let whole_blocks = step::ROWS / spec.block;
+        let per_pass = (whole_blocks * spec.block / rows).min(step::TREES);
         let mut all = Vec::with_capacity(items.len());
         for items in items.chunks(per_pass) {
-            let mut step = self.blocks(&spec, items, depth)?;
+            let mut step = self.blocks(&spec, items, (rows, depth))?;
             let found = self.engine.draft(&mut step, &spec, Reach { depth, k });
             all.append(&mut self.record_fault(found)?);
         }
@@ -92,7 +95,7 @@ impl CudaRunner {
         item: DraftItem,
     ) -> Result<DraftLogits, DeviceError> {
         let spec = self.draft_spec();
-        let mut step = self.blocks(&spec, &[item], spec.depth())?;
+        let mut step = self.blocks(&spec, &[item], (spec.block, spec.depth()))?;
         let found = self.engine.draft_logits(&mut step, &spec);
         self.record_fault(found)
     }
@@ -103,17 +106,18 @@ impl CudaRunner {
         Arc::clone(&draft.spec)
     }
 
-    /// Blocks of masks behind the roots, with logits rows for `depth` positions of each.
+    /// Blocks of `rows` rows, masks behind the roots, with logits rows for `depth` positions of
+    /// each.
     fn blocks(
         &self,
         spec: &DraftSpec,
         items: &[DraftItem],
-        depth: usize,
+        (rows, depth): (usize, usize),
     ) -> Result<Step, DeviceError> {
         let mut step = Step::new();
         for item in items {
             let sequence = self.sequence(item.seq)?;
-            let mut tokens = vec![spec.mask_token; spec.block];
+            let mut tokens = vec![spec.mask_token; rows];
             tokens[0] = item.root;
             let block = Tree::chain(&tokens).expect("a block is at most a tree");
             let first = usize::try_from(step.rows).unwrap_or(0) + spec.first_row;

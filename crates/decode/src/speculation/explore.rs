@@ -232,6 +232,14 @@ impl Exploration {
         self.order.iter().map(|at| self.nodes[*at].reached)
     }
 
+    /// The same without nodes deeper than `depth` below the certain tokens.
+    pub(crate) fn reached_within(&self, depth: usize) -> impl Iterator<Item = f64> {
+        let nodes = self.order.iter().map(|at| &self.nodes[*at]);
+        nodes
+            .filter(move |node| node.depth + 1 - self.base <= depth)
+            .map(|node| node.reached)
+    }
+
     /// Depth of the tree of the first `n` drafted nodes, below the certain tokens.
     pub(crate) fn deepest(&self, n: usize) -> usize {
         let drafted = self.order.iter().take(n);

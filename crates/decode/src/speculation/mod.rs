@@ -10,6 +10,7 @@
 //! | `explore` | the tree of the likeliest prefixes, whatever proposed them |
 //! | `head_growth` | lets the head extend that tree depth by depth |
 //! | `costs` | measures passes and sizes trees |
+//! | `narrow_draft` | drafts less deep for many sequences |
 //! | `controller` | chooses the sources per sequence and limits what drafting may lose |
 //! | `proposer` | a step of all of them |
 //!
@@ -29,6 +30,7 @@ mod explore_tests;
 mod head_growth;
 #[cfg(test)]
 mod mix_tests;
+mod narrow_draft;
 mod proposer;
 mod sequence_draft;
 mod sources;

@@ -27,6 +27,7 @@ use super::controller::{
 use super::costs::{Clock, DraftUse, NodeAcceptance, OnlineCostModel, choose_sizes, measure};
 use super::explore::Exploration;
 use super::head_growth::{HeadLimits, grow};
+use super::narrow_draft::DraftWidth;
 use super::sequence_draft::SequenceDraft;
 use super::sources::{DraftSource, SourceSet};
 use super::suffix::SuffixIndex;
@@ -45,6 +46,7 @@ pub(crate) struct MixedProposer {
     suffix: SuffixIndex,
     /// Current costs of passes.
     cost_model: Option<OnlineCostModel>,
+    width: DraftWidth,
     last: LastStep,
 }
 
@@ -93,6 +95,7 @@ impl MixedProposer {
             calibration: Calibration::default(),
             trust: HashMap::new(),
             suffix: SuffixIndex::default(),
+            width: DraftWidth::default(),
             last: LastStep::default(),
         }
     }
@@ -199,14 +202,7 @@ fn choose_all_sizes(
     } = costs_now;
     let acceptance: Vec<NodeAcceptance> = sequences
         .iter()
-        .map(|sequence| NodeAcceptance {
-            base_nodes: sequence.exploration.base(),
-            probabilities: sequence
-                .exploration
-                .reached()
-                .take(sequence.max_nodes())
-                .collect(),
-        })
+        .map(|sequence| sequence.acceptance_within(usize::MAX))
         .collect();
     // Other sequences' nodes cost the same with any draft.
     let own: usize = acceptance.iter().map(|one| one.base_nodes).sum();
@@ -218,12 +214,15 @@ fn choose_all_sizes(
     let more = (sizes.seconds - plain_seconds - draft_seconds).max(0.0);
     let per_node = more / nodes.max(1) as f64;
     let share = |of: DraftUse, n: usize| costs.drafts(of) / n.max(1) as f64;
+    let blocks = sequences
+        .iter()
+        .filter(|sequence| sequence.sources.contains(DraftSource::Block));
     let block = share(
         DraftUse {
             block: drafted.block,
             ..DraftUse::default()
         },
-        drafted.block,
+        blocks.count(),
     );
     let mtp = share(
         DraftUse {
@@ -296,13 +295,17 @@ impl TreeProposer for MixedProposer {
             base_nodes,
         });
         let mut controller = std::mem::take(&mut self.controller);
+        let mut width = std::mem::take(&mut self.width);
         let mut sequences = self.sequences(roots, budget);
         let depths = DraftSource::ALL.map(|source| source.depth(runner.info()));
         let depth_of = |source: DraftSource| depths[source.index()];
         let of = (self.sources, &depth_of as &dyn Fn(DraftSource) -> usize);
         choose_plans(&mut controller, &mut sequences, of, (costs_now, budget));
-        let drafted = self.draft(runner, &mut sequences, costs_now);
+        let drafted = self.draft(runner, &mut sequences, (costs_now, &mut width));
         let drafted = drafted.map(|drafted| {
+            if let (Some(narrow), Some(costs_now)) = (runner.info().narrow_draft, costs_now) {
+                width.observe(&sequences, narrow, (drafted, costs_now));
+            }
             let (sizes, planned) = choose_all_sizes(&sequences, costs_now, drafted);
             for (sequence, size) in sequences.iter().zip(&sizes) {
                 let n = (*size).min(sequence.max_nodes());
@@ -317,6 +320,7 @@ impl TreeProposer for MixedProposer {
             }
         });
         self.controller = controller;
+        self.width = width;
         self.last = drafted?;
         Ok(trees)
     }
@@ -368,7 +372,7 @@ impl MixedProposer {
         &self,
         runner: &mut dyn Runner,
         sequences: &mut [SequenceDraft<'_>],
-        costs_now: Option<StepCosts<'_>>,
+        (costs_now, width): (Option<StepCosts<'_>>, &mut DraftWidth),
     ) -> Result<DraftUse, DeviceError> {
         let mut drafted = DraftUse::default();
         let mut block: Vec<_> = sequences
@@ -377,7 +381,9 @@ impl MixedProposer {
             .collect();
         if !block.is_empty() {
             let deepest = block.iter().map(|s| s.root.max_depth).max();
-            let depth = DraftSource::Block.depth(runner.info());
+            let info = runner.info();
+            let narrow = width.begin(info.narrow_draft, block.len());
+            let depth = narrow.map_or(DraftSource::Block.depth(info), |narrow| narrow.depth);
             let depth = depth.min(deepest.unwrap_or(0));
             let items: Vec<DraftItem> = block
                 .iter()
@@ -392,7 +398,7 @@ impl MixedProposer {
                 sequence.drafts.block = Some(tempered);
                 sequence.exploration = sequence.explore(&self.calibration);
             }
-            drafted.block = block.len();
+            drafted.block = narrow.map_or(block.len(), |narrow| narrow.blocks(block.len()));
         }
         let mut mtp: Vec<_> = sequences
             .iter_mut()
@@ -420,5 +426,93 @@ impl MixedProposer {
             drafted.mtp_depths = grow(runner, &mut mtp, limits, &explore, &least_gain)?;
         }
         Ok(drafted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use conformance::fake::{FakeDraft, FakeRunner, FakeSpec};
+    use contract::{Limits, NarrowDraft, TokenId};
+
+    use super::*;
+    use crate::speculation::costs::CostTable;
+
+    /// The costs of drafts of `n` sequences, in whole blocks, and the depths of their trees.
+    fn drafts_of(n: usize, narrow: NarrowDraft) -> Vec<(usize, usize)> {
+        let spec = FakeSpec {
+            draft: Some(FakeDraft {
+                depth: 15,
+                acceptance_rate: 1.0,
+            }),
+            limits: Limits {
+                sequences: n,
+                ..FakeSpec::default().limits
+            },
+            ..FakeSpec::default()
+        };
+        let mut runner = FakeRunner::new(spec).with_narrow_draft(narrow);
+        // Rows beyond some dozens are dear, and so are whole drafts of many sequences.
+        let verify = vec![
+            (1, 6e-3),
+            (8, 6.1e-3),
+            (24, 6.5e-3),
+            (40, 8e-3),
+            (64, 16e-3),
+        ];
+        let draft = vec![(1, 1e-3), (2, 1.1e-3), (4, 2e-3), (8, 4e-3)];
+        let costs = CostTable::new(verify);
+        let costs = costs.and_then(|costs| costs.with_draft(DraftSource::Block, draft));
+        let config = SpeculationConfig {
+            costs,
+            ..SpeculationConfig::default()
+        };
+        let mut proposer = MixedProposer::new(config, SourceSet::of(&[DraftSource::Block]));
+        let history = [3, 1, 4].map(TokenId);
+        let seqs: Vec<SeqId> = (0..n).map(|_| runner.open(64).unwrap()).collect();
+        for seq in &seqs {
+            runner.prefill(*seq, &history[..2], &[]).unwrap();
+        }
+        let request = |seq: &SeqId| TreeRequest {
+            seq: *seq,
+            history: &history,
+            max_depth: 40,
+            forced: &[],
+            speculate: true,
+            surprisal: 0.1,
+        };
+        let requests: Vec<TreeRequest<'_>> = seqs.iter().map(request).collect();
+        let mut step = || {
+            let trees = proposer.propose(&mut runner, &requests).unwrap();
+            let blocks = proposer.last.drafted.block;
+            // Every drafted token is the next one.
+            let tokens = trees.iter().map(|proposed| proposed.tree.tokens().to_vec());
+            let tokens: Vec<Vec<TokenId>> = tokens.collect();
+            let results = seqs.iter().zip(&tokens);
+            let results = results.map(|(seq, tokens)| TreeResult {
+                seq: *seq,
+                tokens: &tokens[1..],
+            });
+            proposer.observe(&results.collect::<Vec<_>>(), StepTimes::default());
+            let depths = trees.iter().flat_map(|proposed| proposed.tree.depths());
+            (blocks, usize::from(depths.max().copied().unwrap_or(0)))
+        };
+        (0..40).map(|_| step()).filter(|step| step.0 > 0).collect()
+    }
+
+    #[test]
+    fn many_sequences_draft_in_narrow_passes_and_look_further_at_times() {
+        let narrow = NarrowDraft {
+            depth: 7,
+            per_block: 2,
+        };
+        let eight = drafts_of(8, narrow);
+        let (whole, halved) = (8, 4);
+        let is_narrow = |step: &&(usize, usize)| step.0 == halved && step.1 <= narrow.depth;
+        let n_narrow = eight.iter().filter(is_narrow).count();
+        let n_whole = eight.iter().filter(|step| step.0 == whole).count();
+        assert!(n_narrow > 8 * n_whole && n_whole > 1, "{eight:?}");
+        assert_eq!(n_narrow + n_whole, eight.len(), "{eight:?}");
+        let one = drafts_of(1, narrow);
+        assert!(one.iter().all(|step| step.0 == 1) && one.iter().any(|step| step.1 > 7));
     }
 }

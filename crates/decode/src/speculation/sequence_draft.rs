@@ -4,6 +4,7 @@ use super::build_tree::TreeBudget;
 use super::calibration::{Calibration, Trust};
 use super::candidates::{Chances, Drafts};
 use super::controller::Allowance;
+use super::costs::NodeAcceptance;
 use super::explore::{Exploration, Stem, explore};
 use super::sources::SourceSet;
 use super::tree_proposer::TreeRequest;
@@ -59,6 +60,15 @@ impl<'a> SequenceDraft<'a> {
             trust: &self.trust,
         };
         explore(stem(self.root), &self.drafts, chances, self.budget)
+    }
+
+    /// The acceptance of its nodes without those deeper than `depth`.
+    pub(super) fn acceptance_within(&self, depth: usize) -> NodeAcceptance {
+        let reached = self.exploration.reached_within(depth);
+        NodeAcceptance {
+            base_nodes: self.exploration.base(),
+            probabilities: reached.take(self.max_nodes()).collect(),
+        }
     }
 
     /// Maximum number of its drafted nodes.

@@ -80,6 +80,7 @@ impl ScriptedRunner {
             },
             model: spec.hash,
             draft_depth: None,
+            narrow_draft: None,
             mtp: None,
             batch_invariant: true,
             prefill_align: PREFILL_ALIGN,

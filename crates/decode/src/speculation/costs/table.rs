@@ -19,7 +19,8 @@ pub struct CostTable {
 /// The drafts of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct DraftUse {
-    /// Sequences that the draft model drafts for.
+    /// Sequences that the draft model drafts for; in a narrow draft, those whose rows would fill as
+    /// much of a whole one.
     pub(crate) block: usize,
     /// Sequences that the multi-token-prediction head drafts for.
     pub(crate) mtp: usize,

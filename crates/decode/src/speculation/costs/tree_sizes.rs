@@ -20,6 +20,13 @@ pub(crate) struct TreeSizes {
     pub(crate) seconds: f64,
 }
 
+impl TreeSizes {
+    /// Expected tokens per second.
+    pub(crate) fn tokens_per_second(&self) -> f64 {
+        self.tokens / self.seconds
+    }
+}
+
 /// The sizes with the most tokens per second, behind drafts of `draft` seconds and beside `others`
 /// nodes of sequences that do not draft.
 ///
@@ -53,7 +60,7 @@ pub(crate) fn choose_sizes(
         rows += 1;
         tokens += probability;
         let seconds = draft + costs.verify(rows);
-        if tokens / seconds > best.tokens / best.seconds {
+        if tokens / seconds > best.tokens_per_second() {
             best = TreeSizes {
                 nodes: nodes.clone(),
                 tokens,
