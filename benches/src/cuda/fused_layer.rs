@@ -191,6 +191,7 @@ impl LayerBuffers {
             squares: [rest[2].ptr(), rest[3].ptr()],
             scales: scales.ptr(),
             scratch: GemmScratch(scratch.ptr()),
+            exchange: [0; 2],
         };
         let norm: Vec<f32> = (0..HIDDEN).map(|_| 0.5 + random.unit()).collect();
         Ok(LayerBuffers {
