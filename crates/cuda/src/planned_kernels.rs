@@ -40,18 +40,25 @@ impl CudaBackend {
         config: &LoadConfig,
         (rows, depth): (usize, usize),
     ) -> Result<Vec<Launch>, DeviceError> {
-        self.checked(config)?;
         let rows = step::bucket(rows.min(config.limits.tree_nodes));
-        let key = PlanKey::Step {
-            rows,
-            trees: 1,
-            depth: Depth::of(rows, depth),
-        };
-        let part = OpenedPart::whole(config);
-        let mut launches = self.planned(&part).plans.take_launches();
-        Ok(launches
-            .remove(&key)
-            .expect("every bucket of a tree's nodes has a plan"))
+        let depth = Depth::of(rows, depth);
+        let trees = 1;
+        self.plan_launches(config, PlanKey::Step { rows, trees, depth })
+    }
+
+    /// The launches of the longest chunk of a prompt; otherwise as [`CudaBackend::step_launches`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn chunk_launches(&self, config: &LoadConfig) -> Result<Vec<Launch>, DeviceError> {
+        self.plan_launches(config, PlanKey::Chunk(config.limits.prefill_chunk))
+    }
+
+    fn plan_launches(&self, config: &LoadConfig, key: PlanKey) -> Result<Vec<Launch>, DeviceError> {
+        self.checked(config)?;
+        let mut plans = self.planned(&OpenedPart::whole(config)).plans;
+        let launches = plans.take_launches().remove(&key);
+        Ok(launches.expect("every bucket of rows within the limits has a plan"))
     }
 
     /// All kernels of a scorer, for filling a cache ahead of time.

@@ -7,10 +7,12 @@
 mod counts;
 pub mod listing;
 mod model;
+mod prompt;
 mod rates;
 mod sheet;
 
 pub use counts::Counts;
 pub use model::{Fit, MeasuredStep, StepTimes, launch_times, step_times};
+pub use prompt::{PromptFit, PromptSheet, PromptTimes, TiledGemm};
 pub use rates::{GpuRates, H100, H200, RTX_3090, RTX_4090, RTX_5090};
 pub use sheet::{CostError, LaunchCost, Products, Sheet, UnitCode};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::counts::Counts;
 use super::listing::{CodeLoop, KernelCode};
 use crate::compile::EntryReport;
-use crate::launch::gemm::work::{MatrixWork, copies_of_slice, matrices, unit_of_kind};
+use crate::launch::gemm::work::{MatrixWork, copies_of_slice, matrices, phases, unit_of_kind};
 use crate::launch::{CompileUnit, Launch};
 use crate::pack::{A16_TILE, WeightKind};
 
@@ -189,7 +189,8 @@ fn cost_of(
         }
         let trips = |depth| trips(launch.unit.file, rows, depth);
         let has_products = !matrices(launch).is_empty();
-        cost.path = cost.path.max(kernel.path(has_products, &trips));
+        let path = kernel.path(has_products, &trips) * phases(launch) as f64;
+        cost.path = cost.path.max(path);
     }
     for work in matrices(launch) {
         let unit = unit_of_kind(launch, work.kind);
@@ -206,7 +207,9 @@ fn cost_of(
         let n8_tiles = n8_tiles
             .and_then(|(_, tiles)| tiles.parse().ok())
             .unwrap_or(1);
-        let per_unit = per_unit(work.kind, n8_tiles, &main).map_err(|found| CostError::Loops {
+        let is_fused = launch.entry == "fused_layer";
+        let per_unit = per_unit(work.kind, n8_tiles, is_fused, &main);
+        let per_unit = per_unit.map_err(|found| CostError::Loops {
             unit: unit.to_string(),
             found,
         })?;
@@ -240,16 +243,27 @@ fn trips(file: &str, rows: usize, depth: usize) -> f64 {
 }
 
 /// Instructions of a warp per work unit of `n8_tiles` tiles of 8 rows: the main loop, its copies by
-/// how many there are, and the shared memory that they write.
-fn per_unit(kind: WeightKind, n8_tiles: usize, main: &CodeLoop) -> Result<Counts, String> {
+/// how many there are, and the shared memory that they write. In a fused layer a loop that copies
+/// goes round once for each slice: it loads one when one is used.
+fn per_unit(
+    kind: WeightKind,
+    n8_tiles: usize,
+    is_fused: bool,
+    main: &CodeLoop,
+) -> Result<Counts, String> {
     let slices = kind.slices();
-    if !main.copies.is_empty() && main.copies.len() != 3 * slices {
+    let loops_of_slice = if is_fused { 1 } else { 3 };
+    if !main.copies.is_empty() && main.copies.len() != loops_of_slice * slices {
         return Err(format!("{} loops that copy", main.copies.len()));
     }
     let mut counts = main.once;
     for (i, copy) in main.copies.iter().enumerate() {
-        let copies = copies_of_slice(kind, i / 3, n8_tiles)[i % 3];
-        counts = counts.plus(copy, copies / 4);
+        let rounds = if is_fused {
+            1
+        } else {
+            copies_of_slice(kind, i / 3, n8_tiles)[i % 3] / 4
+        };
+        counts = counts.plus(copy, rounds);
     }
     // Copies take what they write, whatever the code's branches for the last few.
     let copied_by_code = counts.ldgsts * 4;

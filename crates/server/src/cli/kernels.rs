@@ -72,8 +72,11 @@ pub struct KernelsCostArgs {
         default_value = "1,16,24"
     )]
     pub rows: Vec<usize>,
-    /// Fit the constants to three steps that an H100 measured, and predict those that it measured
-    /// besides; the model is that of the measurements.
+    /// Count a chunk of 2,048 tokens of a prompt in place of decode steps.
+    #[arg(long)]
+    pub prompt: bool,
+    /// Fit the constants to three measured steps, and predict those that were measured besides; the
+    /// model is that of the measurements.
     #[arg(long)]
     pub check: bool,
     /// Disassembler of NVIDIA's CUDA toolkit [default: searched in PATH].

@@ -1,7 +1,6 @@
 //! `hearth kernels cost`: what a decode step would take on home GPUs, counted from machine code.
 //!
-//! It counts a step with `--separate-gemms`. Fused layers wait for other blocks within a launch,
-//! which instructions do not show; with them a step takes less.
+//! It counts a step as it runs by default, with fused layers where the model and the GPU have them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,8 +12,8 @@ use anyhow::{Context, bail};
 use contract::{KvFormat, KvFormats, Limits, LoadConfig};
 use cuda::compile::{Compiled, Options, compile};
 use cuda::cost::{
-    Fit, GpuRates, H100, H200, LaunchCost, MeasuredStep, Sheet, StepTimes, UnitCode, launch_times,
-    listing, step_times,
+    Fit, GpuRates, H100, H200, LaunchCost, MeasuredStep, PromptFit, PromptSheet, Sheet, StepTimes,
+    UnitCode, launch_times, listing, step_times,
 };
 use cuda::driver::Arch;
 use cuda::launch::CompileUnit;
@@ -31,41 +30,46 @@ use crate::open::model_path::is_remote;
 const DEPTH: usize = 512;
 /// Share by which a prediction may be off before it counts as wrong.
 const TOLERANCE: f64 = 0.15;
-/// The constants that `--check` fits to the first of the figures below. The constant of a launch is
-/// zero: instructions on the path of each launch account for its end as well.
+/// The constants that `--check` fits to the first of the figures below.
 const FITTED: Fit = Fit {
-    efficiency: 0.62,
-    path_clocks: 8.8,
-    launch_us: 0.0,
+    efficiency: 0.88,
+    path_clocks: 3.6,
+    launch_us: 1.5,
 };
-/// The same where launches overlap, which hides a part of each path.
-const OVERLAPPED_LAUNCH_US: f64 = -2.89;
+/// The constant of a launch where launches overlap.
+const OVERLAPPED_LAUNCH_US: f64 = 1.53;
+/// Constants of the GEMMs of prompts, fitted to the five of a 27B that an H200 measured one by one:
+/// -6 to +4 %.
+const PROMPT_FIT: PromptFit = PromptFit {
+    efficiency: 0.88,
+    path_clocks: 7.2,
+};
+/// Milliseconds of a prompt of 2,048 tokens besides GEMMs and dequantisation, on all of an H200's
+/// multiprocessors at 1.98 GHz: what counts leave of the 379.3 ms that 82 of them took.
+const PROMPT_OTHERS_MS: f64 = 28.0;
 /// Largest errors of `--check` among the steps that are not fitted: of classes whose launches do
 /// not overlap, and of those whose launches do.
-const CHECKED_ERRORS: [f64; 2] = [0.065, 0.160];
-/// Steps of Qwen3.5-27B Q4_K_M that one H100 and one H200 opened as another class measured: class,
-/// multiprocessors, rows, milliseconds (`benches/results/home_class.jsonl`, c34ed1f0 and c1b51d3d).
-const MEASURED: [(GpuRates, u32, usize, usize, f64); 20] = [
-    (H100, 86, 132, 1, 8.78),
-    (H100, 86, 132, 32, 12.88),
-    (H100, 86, 82, 1, 10.79),
-    (H100, 86, 132, 8, 9.21),
-    (H100, 86, 132, 16, 10.44),
-    (H100, 86, 132, 24, 11.61),
-    (H100, 86, 82, 16, 13.20),
-    (H100, 86, 82, 24, 15.05),
-    (H100, 120, 132, 1, 8.02),
-    (H100, 120, 132, 16, 9.34),
-    (H100, 120, 132, 24, 9.62),
-    (H200, 86, 132, 4, 8.42),
-    (H200, 86, 132, 12, 9.87),
-    (H200, 86, 132, 20, 11.08),
-    (H200, 86, 132, 48, 16.78),
-    (H200, 86, 108, 1, 9.11),
-    (H200, 86, 108, 8, 9.51),
-    (H200, 86, 108, 24, 12.58),
-    (H200, 120, 132, 8, 8.12),
-    (H200, 120, 132, 32, 9.54),
+const CHECKED_ERRORS: [f64; 2] = [0.067, 0.132];
+/// Steps of Qwen3.5-27B Q4_K_M that H200s opened as another class measured, with fused layers:
+/// class, multiprocessors, rows, milliseconds (`benches/results/home_class.jsonl`, 16eb3c5e and
+/// 0f4f488b).
+const MEASURED: [(GpuRates, u32, usize, usize, f64); 16] = [
+    (H200, 86, 132, 1, 5.64),
+    (H200, 86, 132, 32, 9.26),
+    (H200, 86, 82, 1, 7.89),
+    (H200, 86, 132, 8, 6.02),
+    (H200, 86, 132, 16, 6.82),
+    (H200, 86, 132, 24, 7.84),
+    (H200, 86, 132, 40, 10.71),
+    (H200, 86, 132, 48, 12.71),
+    (H200, 86, 132, 64, 14.93),
+    (H200, 86, 82, 16, 9.63),
+    (H200, 86, 82, 24, 11.18),
+    (H200, 120, 132, 1, 5.64),
+    (H200, 120, 132, 16, 6.47),
+    (H200, 120, 132, 24, 7.45),
+    (H200, 120, 132, 32, 8.76),
+    (H200, 120, 132, 64, 13.98),
 ];
 /// The first of them are fitted; of the class whose launches overlap, the first.
 const N_FITTED: usize = 3;
@@ -76,11 +80,12 @@ pub(super) fn cost(args: &KernelsCostArgs) -> anyhow::Result<()> {
     if args.check {
         return check(&counter, &mut out);
     }
+    if args.prompt {
+        return prompts(&counter, args, &mut out);
+    }
     for name in &args.arch {
         let arch = arch(name)?;
-        let gpu = GpuRates::of_arch(arch.number).with_context(|| {
-            format!("--arch {name}: no rates of such a GPU; name sm_86, sm_89 or sm_120")
-        })?;
+        let gpu = rates(name, arch)?;
         for &rows in &args.rows {
             let sheet = counter.sheet(&Target::own(arch), gpu.sms, rows)?;
             let fit = constants(arch.has_pdl());
@@ -88,6 +93,12 @@ pub(super) fn cost(args: &KernelsCostArgs) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn rates(name: &str, arch: Arch) -> anyhow::Result<GpuRates> {
+    GpuRates::of_arch(arch.number).with_context(|| {
+        format!("--arch {name}: no rates of such a GPU; name sm_86, sm_89 or sm_120")
+    })
 }
 
 /// The stored constants, for launches that overlap or do not.
@@ -153,18 +164,37 @@ impl Counter<'_> {
         })
     }
 
-    /// The sheet of a step of `rows` rows on a GPU with `sms` multiprocessors.
-    fn sheet(&self, target: &Target, sms: usize, rows: usize) -> anyhow::Result<Sheet> {
+    /// The plans of a GPU with `sms` multiprocessors.
+    fn backend(target: &Target, sms: usize) -> CudaBackend {
         let gpu = GpuInfo {
             sm_count: u32::try_from(sms).unwrap_or(u32::MAX),
             ..usual_gpu(target.class)
         };
-        let options = cuda::Options {
-            separate_gemms: true,
-            ..cuda::Options::default()
-        };
-        let backend = CudaBackend::with_options(gpu, options);
+        CudaBackend::with_options(gpu, cuda::Options::default())
+    }
+
+    /// The sheet of a step of `rows` rows on a GPU with `sms` multiprocessors.
+    fn sheet(&self, target: &Target, sms: usize, rows: usize) -> anyhow::Result<Sheet> {
+        let backend = Counter::backend(target, sms);
         let launches = backend.step_launches(&self.config, (rows, DEPTH))?;
+        let code = self.code(target, &Sheet::units(&launches))?;
+        Ok(Sheet::new(rows, &launches, &code)?)
+    }
+
+    /// The sheet of the longest chunk of a prompt.
+    fn prompt_sheet(&self, target: &Target, sms: usize) -> anyhow::Result<PromptSheet> {
+        let launches = Counter::backend(target, sms).chunk_launches(&self.config)?;
+        let code = self.code(target, &PromptSheet::units(&launches))?;
+        let rows = self.config.limits.prefill_chunk;
+        Ok(PromptSheet::new(rows, &launches, &code)?)
+    }
+
+    /// Compiles and disassembles units.
+    fn code(
+        &self,
+        target: &Target,
+        units: &[CompileUnit],
+    ) -> anyhow::Result<BTreeMap<CompileUnit, UnitCode>> {
         let mut options = self.options.clone();
         if target.code != target.class {
             // As a GPU that is opened as one of another class compiles them.
@@ -174,13 +204,12 @@ impl Counter<'_> {
                 options.extra.push("-DNO_SM90=1".to_owned());
             }
         }
-        let units = Sheet::units(&launches);
-        let compiled = compile(target.code, &units, &options, &mut |_| ())?;
+        let compiled = compile(target.code, units, &options, &mut |_| ())?;
         let mut code: BTreeMap<CompileUnit, UnitCode> = BTreeMap::new();
         for unit in &compiled {
             code.insert(unit.unit.clone(), self.disassembled(unit)?);
         }
-        Ok(Sheet::new(rows, &launches, &code)?)
+        Ok(code)
     }
 
     fn disassembled(&self, compiled: &Compiled) -> anyhow::Result<UnitCode> {
@@ -213,6 +242,47 @@ impl Counter<'_> {
     }
 }
 
+/// A chunk of a prompt on each GPU, and on an H100.
+fn prompts(
+    counter: &Counter<'_>,
+    args: &KernelsCostArgs,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let home = Arch { number: 86 };
+    let mut targets = vec![(
+        H100,
+        Target {
+            class: home,
+            code: Arch { number: 90 },
+        },
+    )];
+    for name in &args.arch {
+        let arch = arch(name)?;
+        targets.push((rates(name, arch)?, Target::own(arch)));
+    }
+    for (gpu, target) in targets {
+        let sheet = counter.prompt_sheet(&target, gpu.sms)?;
+        let times = sheet.times(&gpu, &PROMPT_FIT);
+        let others = PROMPT_OTHERS_MS * (H100.sms as f64 * H100.ghz) / (gpu.sms as f64 * gpu.ghz);
+        let total = times.gemms + times.dequantize + others;
+        writeln!(
+            out,
+            "{} as {}, prompt of {} tokens: {total:.0} ms, {:.0} tokens/s, \
+             {:.2} of the {:.0} ms that products take at their peak; GEMMs {:.1}, dequantisation \
+             {:.1}, the rest {others:.1} ms (an H200's, by multiprocessors and clock)",
+            gpu.name,
+            target.class,
+            sheet.rows,
+            sheet.rows as f64 / total * 1e3,
+            total / times.floor,
+            times.floor,
+            times.gemms,
+            times.dequantize,
+        )?;
+    }
+    Ok(())
+}
+
 /// One line per kernel, then the step.
 fn write_sheet(
     out: &mut impl Write,
@@ -222,7 +292,7 @@ fn write_sheet(
 ) -> anyhow::Result<()> {
     writeln!(
         out,
-        "{} ({} multiprocessors, {} GHz, {} GB/s), {} rows: {} launches (--separate-gemms)",
+        "{} ({} multiprocessors, {} GHz, {} GB/s), {} rows: {} launches",
         gpu.name,
         gpu.sms,
         gpu.ghz,
@@ -254,10 +324,10 @@ fn write_sheet(
     write_times(out, &times)?;
     writeln!(
         out,
-        "  step {:.2} ms with products at their peak, {:.2} ms with the efficiency fitted on an \
-         H100, {:.2} ms if nothing overlaps; never run on this GPU, {}",
+        "  step {:.2} ms, {:.2} ms if products overlapped with all else, {:.2} ms if nothing \
+         overlaps; never run on this GPU, {}",
         times.total(),
-        times.slow_total(),
+        times.overlapped_total(),
         times.sum(),
         check_words(CHECKED_ERRORS[usize::from(overlaps)], overlaps)
     )?;
@@ -278,7 +348,7 @@ fn check_words(worst: f64, overlaps: bool) -> String {
         "without overlapping launches (sm_86)"
     };
     format!(
-        "steps {class} that an H100 and an H200 measured are predicted to {:.1} %, {verdict} the \
+        "steps {class} that H200s measured are predicted to {:.1} %, {verdict} the \
          {:.0} % that are allowed",
         worst * 100.0,
         TOLERANCE * 100.0

@@ -22,8 +22,10 @@ use crate::pack::{ActivationFormat, WeightKind};
 
 /// Maximum GEMM phases of a launch, and words of a phase and of a matrix in
 /// `gemm/fused_layer_phases.cuh`.
-const MAX_PHASES: usize = 4;
-const PHASE_WORDS: usize = 12;
+pub(super) const MAX_PHASES: usize = 4;
+pub(super) const PHASE_WORDS: usize = 12;
+/// The word of a phase that has its first matrix and the one behind its last.
+pub(super) const PHASE_RANGE_WORD: usize = 8;
 const MATRIX_WORDS: usize = 8;
 /// Threads of a block: eight MMA warps, two producer warps, two auxiliary warps.
 const THREADS: u32 = 384;

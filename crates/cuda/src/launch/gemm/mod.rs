@@ -7,6 +7,7 @@ mod fused_layer_config;
 pub mod gemv;
 pub mod panels;
 pub mod prefill;
+pub(crate) mod prompt_work;
 pub mod small_batch;
 pub(super) mod words;
 pub(crate) mod work;

@@ -1,5 +1,8 @@
-//! What a launch of `gemm/decode_gemm_small_batch.cu` computes, read back from its parameters.
+//! What a launch of `gemm/decode_gemm_small_batch.cu` or of a fused layer computes, read back from
+//! its parameters.
 
+use super::fused_layer::{MAX_PHASES, PHASE_RANGE_WORD, PHASE_WORDS};
+use super::fused_layer_config;
 use super::small_batch::{BLOCK_ROWS, MAX_MATRICES, ROW_BLOCKS, TILES};
 use crate::launch::{CompileUnit, Launch};
 use crate::pack::{A16_TILE, WeightKind};
@@ -8,6 +11,9 @@ use crate::pack::{A16_TILE, WeightKind};
 const MATRIX_WORDS: usize = 8;
 const KIND_WORD: usize = 3;
 const UNITS_WORD: usize = 4;
+/// The same in a fused layer: a word of kind and units, and the word of tiles.
+const FUSED_KIND_WORD: usize = 4;
+const FUSED_TILES_WORD: usize = 5;
 
 /// One packed matrix of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,24 +26,39 @@ pub(crate) struct MatrixWork {
     pub(crate) weight_bytes: usize,
 }
 
+fn low(word: u64) -> usize {
+    usize::try_from(word & 0xffff_ffff).unwrap_or(0)
+}
+
+fn high(word: u64) -> usize {
+    usize::try_from(word >> 32).unwrap_or(0)
+}
+
 /// The packed matrices of a launch; none for another kernel.
 pub(crate) fn matrices(launch: &Launch) -> Vec<MatrixWork> {
-    if launch.entry != "gemm_small_batch" {
-        return Vec::new();
-    }
     let words = &launch.args.words;
-    let low = |word: u64| usize::try_from(word & 0xffff_ffff).unwrap_or(0);
-    let high = |word: u64| usize::try_from(word >> 32).unwrap_or(0);
-    let n_matrices = words.get(MAX_MATRICES * MATRIX_WORDS + 2);
+    let (n_matrices, is_fused) = match launch.entry {
+        "gemm_small_batch" => {
+            let count = words.get(MAX_MATRICES * MATRIX_WORDS + 2);
+            (count.map_or(0, |word| low(*word)), false)
+        }
+        "fused_layer" => (fused_phases(words).map(high).max().unwrap_or(0), true),
+        _ => return Vec::new(),
+    };
     words
         .chunks_exact(MATRIX_WORDS)
-        .take(n_matrices.map_or(0, |word| low(*word)))
+        .take(n_matrices)
         .filter_map(|matrix| {
-            let number = high(matrix[KIND_WORD]);
+            let (number, units) = if is_fused {
+                let of_kind = matrix[FUSED_KIND_WORD];
+                (low(of_kind), high(of_kind) * low(matrix[FUSED_TILES_WORD]))
+            } else {
+                let units = matrix[UNITS_WORD];
+                (high(matrix[KIND_WORD]), low(units) * high(units))
+            };
             let kind = WeightKind::ALL
                 .into_iter()
                 .find(|kind| *kind as usize == number)?;
-            let units = low(matrix[UNITS_WORD]) * high(matrix[UNITS_WORD]);
             Some(MatrixWork {
                 kind,
                 units,
@@ -45,6 +66,24 @@ pub(crate) fn matrices(launch: &Launch) -> Vec<MatrixWork> {
             })
         })
         .collect()
+}
+
+/// First and end matrix of each phase of a fused layer.
+fn fused_phases(words: &[u64]) -> impl Iterator<Item = u64> {
+    let phases = words.get(fused_layer_config::MAX_MATRICES * MATRIX_WORDS..);
+    let phases = phases.unwrap_or_default().chunks_exact(PHASE_WORDS);
+    phases.take(MAX_PHASES).map(|phase| phase[PHASE_RANGE_WORD])
+}
+
+/// GEMM phases of a launch, one after the other: 1 but for a fused layer.
+pub(crate) fn phases(launch: &Launch) -> usize {
+    if launch.entry == "fused_layer" {
+        fused_phases(&launch.args.words)
+            .filter(|&range| high(range) > 0)
+            .count()
+    } else {
+        1
+    }
 }
 
 /// The unit of a launch with one kind of weights only, so that it has one main loop.
@@ -97,5 +136,6 @@ mod tests {
         assert_eq!(found[0].weight_bytes, 8 * 256 * 144);
         assert_eq!(unit_of_kind(launch, WeightKind::Q6K).defines[3].1, "4");
         assert_eq!(copies_of_slice(WeightKind::Q4K, 0, 3), [3, 3, 2]);
+        assert_eq!(phases(launch), 1);
     }
 }
