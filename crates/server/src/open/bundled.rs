@@ -15,5 +15,5 @@ pub struct Bundled {
 
 /// Logged whenever the bundled model is used.
 pub const BUNDLED_NOTE: &str = "no model was named, so this is the bundled one: a toy of 18 million weights for \
-    trying things out, whose answers are not to be relied on; name a GGUF file of Qwen3.5, Qwen3.6 \
-    or Qwen3 for real answers, or write one of real size with `hearth synth qwen3.5-0.8b:q4_k_m model.gguf`";
+    trying things out, whose answers are not to be relied on; name a GGUF file, or a model \
+    to pull such as unsloth/Qwen3.5-4B-GGUF:Q4_K_M, for real answers";

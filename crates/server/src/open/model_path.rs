@@ -12,6 +12,10 @@ use strsim::levenshtein;
 
 use crate::config;
 
+/// What may stand in place of a file that is not there, with none like it beside it.
+const ELSE_NAME: &str =
+    "; name a GGUF file that is there, or a model to pull, such as OWNER/REPO:QUANT";
+
 /// A word that is not a model file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ModelPathError {
@@ -61,7 +65,7 @@ pub(crate) enum ModelPathError {
         path: PathBuf,
         /// The system's error.
         source: io::Error,
-        /// The nearest file in the same folder, or nothing.
+        /// The nearest file in the same folder, or what else to name.
         hint: String,
     },
 }
@@ -118,7 +122,9 @@ fn check_exists(path: &Path) -> Result<(), ModelPathError> {
     Err(ModelPathError::Missing {
         path: path.to_owned(),
         source,
-        hint: nearest(path).map_or(String::new(), |near| format!("; did you mean {near}?")),
+        hint: nearest(path).map_or(ELSE_NAME.to_owned(), |near| {
+            format!("; did you mean {near}?")
+        }),
     })
 }
 
@@ -292,6 +298,7 @@ mod tests {
         );
         let far = check_model(Path::new(&at("llama.gguf"))).unwrap_err();
         assert!(!far.to_string().contains("did you mean"), "{far}");
+        assert!(far.to_string().contains("OWNER/REPO:QUANT"), "{far}");
         check_model(Path::new(&at("Qwen3-8B-Q4_K_M.gguf"))).unwrap();
     }
 }

@@ -58,7 +58,8 @@ pub(super) fn table(args: &PromptsArgs, bundled: Bundled) -> anyhow::Result<()> 
     let loaded = model(&source)?;
     let text = fs::read_to_string(&args.file);
     let text = text.with_context(|| args.file.display().to_string())?;
-    let prompts = render(&entries(&text)?, &args.file.display().to_string(), &loaded)?;
+    let file = args.file.display().to_string();
+    let prompts = render(&entries(&text).context(file.clone())?, &file, &loaded)?;
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let backend = open::device(&args.device)?;
     let request = MemoryRequest {

@@ -102,7 +102,13 @@ fn find(name: &str) -> anyhow::Result<&'static Client> {
     let known = CLIENTS.iter().find(|client| client.name == name);
     known.with_context(|| {
         let names: Vec<&str> = CLIENTS.iter().map(|client| client.name).collect();
-        format!("{name}: unknown client; use one of {}", names.join(", "))
+        // Many clients' programs have the first word of the name: `claude`, `qwen`, `openai`.
+        let near = names.iter().find(|known| known.starts_with(name));
+        let near = near.map_or(String::new(), |near| format!("did you mean {near}? "));
+        format!(
+            "{name}: unknown client; {near}use one of {}",
+            names.join(", ")
+        )
     })
 }
 
