@@ -23,7 +23,7 @@ const NO_PAGING: &str =
 const NO_EXPERTS: &str = "all experts stay in memory and the model chooses among them; unset it";
 
 /// Variables in order of rising precedence: the last one that sets an argument wins.
-const ALIASES: [(&str, Meaning); 26] = [
+const ALIASES: [(&str, Meaning); 27] = [
     ("DFLASH_TARGET", Meaning::Value("model_flag")),
     ("DFLASH_DRAFT", Meaning::Value("draft")),
     ("DFLASH_MODEL_NAME", Meaning::Value("model_name")),
@@ -44,6 +44,7 @@ const ALIASES: [(&str, Meaning); 26] = [
     ("DFLASH_KVFLASH", Meaning::Refused(NO_PAGING)),
     ("DFLASH_SPARK", Meaning::Refused(NO_EXPERTS)),
     ("HEARTH_TARGET_DEVICE", Meaning::Value("device")),
+    ("HEARTH_TARGET_SPLIT_MODE", Meaning::Value("split_mode")),
     ("HEARTH_READ_AHEAD", Meaning::Value("prefix_warmup")),
     ("HEARTH_FA_WINDOW", Meaning::Value("attention_window")),
     (
