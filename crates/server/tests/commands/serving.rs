@@ -11,7 +11,7 @@ fn bundled_model_is_served_by_default_with_a_warning() {
     let server = ServerProcess::start(&[]);
     for part in [
         "a toy",
-        "hearth synth",
+        "a model to pull",
         "device cpu",
         "32768 tokens",
         "memory ",
