@@ -6,7 +6,7 @@ use super::refusal::{ANY, OFF, Refused, one, switch};
 /// Values of a switch that is on.
 const ON: [&str; 7] = ["true", "1", "yes", "on", "auto", "enabled", "always"];
 
-const BY_LAYERS: &str = "name the GPUs that share a model with --target-devices cuda:0,cuda:1, and with --split-mode tensor each has half of every layer";
+const BY_LAYERS: &str = "remove it and name the GPUs that share a model with --target-devices cuda:0,cuda:1; with --split-mode tensor each has half of every layer";
 const ONE_COPY: &str = "a server has one copy of a model; remove it, and start one server for each GPU with --device cuda:N";
 const ALL_LAYERS: &str =
     "all layers run on the GPU; remove it, or use --device cpu to run without a GPU";
