@@ -8,15 +8,17 @@
 //
 // A split is processed in tiles of 64 keys. For Q K^T the warps divide a tile by keys; P goes through shared memory as
 // f16; for P V they divide it by head dims. Row sums of P are products with ones. Tiles, K-steps and accumulation have
-// the same order in every launch shape, so a row's bits depend neither on the row count nor on M16_TILES.
+// the same order in every launch shape, so a row's bits depend neither on the row count nor on M16_TILES. With
+// FIXED_SPLITS the splits follow from a row's position alone, so they are those of the token decoded alone.
 //
 // in   step     q16 [rows][HEADS][HEAD_DIM] f16, normed and rotated     K and V planes in any format except F32
 // out  partial  [rows][HEADS][SPLITS][HEAD_DIM] f32, then [rows][HEADS][SPLITS][2] f32 (m, l); splits without keys are
 //      neither written here nor read by combine_splits
-// grid one resident wave x 256 threads; a block takes every gridDim.x-th work item
-// smem Q M16_TILES * 32 HEAD_DIM, P M16_TILES * 2048, STAGES tiles of K or V, softmax state
+// grid one resident wave x 256 threads; a block takes the items of split_items.cuh or of fixed_split_items.cuh
+// smem Q M16_TILES * 32 HEAD_DIM, P M16_TILES * 2048, STAGES tiles of K or V, softmax state; with FIXED_SPLITS plans of
+//      TREE_PLANS trees and two items
 // arch sm_80 and up     reference cpu::reference::attention::attend
-// test attention::tree_attention_over_*_matches_reference
+// test attention::tree_attention_over_*_matches_reference, attention_batch_invariance::*
 #include "common/prelude.cuh"
 #include "common/step.cuh"
 #include "attention/kv_range.cuh"
@@ -60,8 +62,12 @@ struct SoftmaxStorage {
     int rope_position[STEP_ROWS];
 };
 
-// M tiles of 16 rows per KV head of a tree.
-__device__ __forceinline__ int m_tiles(const Tree& tree) { return (tree.nodes * GROUP_SIZE + 15) / 16; }
+#if FIXED_SPLITS
+#define QUERY_COLUMNS (M16_TILES * 16)
+#include "attention/fixed_split_items.cuh"
+#else
+#include "attention/split_items.cuh"
+#endif
 
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
@@ -77,62 +83,30 @@ attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, Pag
     const int lane = threadIdx.x % 32, warp = warp_index(), g = lane / 4, t = lane % 4;
     // The step header and committed KV are not written during a step, so only q16 and the rows of the nodes need
     // pdl_wait.
-    //
-    // Work items are (tree, split, KV head, part of M). If there is little work, M is cut finer so that every block has
-    // some.
-    const int trees = step->trees;
-    int total_m_tiles = 0;
-#pragma unroll 1
-    for (int i = 0; i < trees; i++) {
-        const WindowedTree windowed = windowed_tree(step, i);
-        total_m_tiles += num_splits(kv_range(windowed)) * m_tiles(windowed);
-    }
-    const int m_tiles_per_item =
-        max(1, min(M16_TILES, (total_m_tiles * KV_HEADS + (int)gridDim.x - 1) / (int)gridDim.x));
+    SoftmaxStorage& softmax = *(SoftmaxStorage*)(shared + M16_TILES * (32 * HEAD_DIM + 2048) + STAGES * STAGE_BYTES);
+    ItemStorage& storage = *(ItemStorage*)(&softmax + 1);
+    DecodeItems items(step, pages, storage);
+    DecodeItem item;
     bool waited = false;
-    for (int next_item = blockIdx.x;; next_item += gridDim.x) {
-        int item = next_item, tree_index = 0, parts = 0;
-        WindowedTree tree;
-        KvRange range;
-#pragma unroll 1
-        for (; tree_index < trees; tree_index++) {
-            tree = windowed_tree(step, tree_index);
-            range = kv_range(tree);
-            parts = (m_tiles(tree) + m_tiles_per_item - 1) / m_tiles_per_item;
-            const int items = num_splits(range) * KV_HEADS * parts;
-            if (item < items) break;
-            item -= items;
-        }
-        if (tree_index == trees) break;
-        const int part = item % parts, kv_head = item / parts % KV_HEADS, split = item / (parts * KV_HEADS);
-        const int begin = range.begin + split * range.split_size, end = min(begin + range.split_size, range.end);
-        const int m_first = part * m_tiles_per_item * 16, m_rows = tree.nodes * GROUP_SIZE - m_first;
-        const int tiles = min(m_tiles_per_item, (m_rows + 15) / 16);
-        __syncthreads();
-
+    while (items.take(step, pages, storage, softmax, item)) {
+        const int m_rows = item.m_rows, tiles = item.m_tiles;
         const u32 smem_q = shared_address(shared);
         const u32 smem_p = smem_q + M16_TILES * 32 * HEAD_DIM;
         const u32 smem_kv = smem_p + M16_TILES * 2048;
-        SoftmaxStorage& softmax =
-            *(SoftmaxStorage*)(shared + M16_TILES * (32 * HEAD_DIM + 2048) + STAGES * STAGE_BYTES);
 
         // Load h is K of tile h / 2 if h is even, V if h is odd.
-        const int loads = (end - begin + KV_TILE - 1) / KV_TILE * 2;
+        const int loads = item.tiles * 2;
         auto load = [&](int h) {
             if (h < loads) {
-                const int key = begin + h / 2 * KV_TILE, position = kv_position(key, range.begin, range.window_begin);
-                const size_t row = kv_row(pages, tree.slot, position, KV_HEADS, kv_head);
                 const u32 to = smem_kv + h % STAGES * STAGE_BYTES;
-                // No row sees keys older than the window; they may never have been written.
-                const int low = WINDOW > 0 ? tree.committed - WINDOW + 1 - position : 0, high = range.end - position;
                 if (h % 2 == 0)
-                    tile_load<K_FORMAT, K_STRIDE>(to, keys, row, low, high);
+                    item.template load_tile<K_FORMAT, K_STRIDE>(storage, to, keys, pages, h / 2);
                 else
-                    tile_load<V_FORMAT, V_STRIDE>(to, values, row, low, high);
+                    item.template load_tile<V_FORMAT, V_STRIDE>(storage, to, values, pages, h / 2);
             }
             cp_async_commit();
         };
-        const bool keys_are_committed = min(end, begin + STAGES / 2 * KV_TILE) <= tree.committed;
+        const bool keys_are_committed = item.is_committed(STAGES / 2);
         if (!keys_are_committed && !waited) pdl_wait();
 #pragma unroll 1
         for (int h = 0; h < STAGES - 1; h++) load(h);
@@ -145,17 +119,14 @@ attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, Pag
                       b = i / 64 % DIM_BLOCKS;
             uint4 words = make_uint4(0, 0, 0, 0);
             if (m < m_rows) {
-                const int row = tree.first + (m_first + m) / GROUP_SIZE;
-                const int head = kv_head * GROUP_SIZE + (m_first + m) % GROUP_SIZE;
+                const int row = item.step_row(storage, m);
+                const int head = item.kv_head * GROUP_SIZE + (item.m_first + m) % GROUP_SIZE;
                 words = query_words<K_FORMAT>(q16 + ((size_t)row * HEADS + head) * HEAD_DIM, b, target_lane % 4);
             }
             *(uint4*)(shared + i * 16) = words;
         }
         for (int i = threadIdx.x; i < M16_TILES * 16; i += 256) softmax.running_max[0][i] = -INF;
-        if (threadIdx.x < tree.nodes) {
-            softmax.visible[threadIdx.x] = visible_nodes(step, tree, threadIdx.x);
-            softmax.rope_position[threadIdx.x] = step->position[tree.first + threadIdx.x];
-        }
+        items.prefetch_next(step, storage);
 
         const int key_warp = warp % KEY_WARPS, qk_part = warp / KEY_WARPS;
         const int block = warp % DIM_BLOCKS, pv_part = warp / DIM_BLOCKS;
@@ -174,7 +145,8 @@ attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, Pag
         float s[QK_TILES][KEY_TILES][4];
         // ---- scores of tile j and their row maxima ----
         auto compute_scores = [&](int j) {
-            const int position = kv_position(begin + j * KV_TILE, range.begin, range.window_begin);
+            const int position = item.position(j);
+            const WindowedTree& tree = item.tree;
             const u32 tile = smem_kv + 2 * j % STAGES * STAGE_BYTES;
 #pragma unroll
             for (int i = 0; i < QK_TILES; i++)
@@ -216,7 +188,7 @@ attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, Pag
                             // Visibility bits of this thread's columns: 8 n + e.
                             u32 visible = ~0u;
                             if (row < m_rows) {
-                                const int node = (m_first + row) / GROUP_SIZE;
+                                const int node = (item.m_first + row) / GROUP_SIZE;
                                 visible = u32(
                                     visible_keys(position, tree, softmax.visible[node], softmax.rope_position[node]) >>
                                     (key_warp * KEY_TILES * 8 + 2 * t));
@@ -311,7 +283,7 @@ attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, Pag
             }
         };
 
-        const int n_tiles = loads / 2;
+        const int n_tiles = item.tiles;
 #if STAGES >= 4
         // Scores of tile j + 1 and P V of tile j run between the same two barriers.
         for (int j = -1; j < n_tiles; j++) {
@@ -353,9 +325,9 @@ attn_decode_tree(const Step* step, const u16* q16, Plane keys, Plane values, Pag
             for (int r = 0; r < 2; r++) {
                 const int row = m * 16 + g + 8 * r;
                 if (m < tiles && row < m_rows) {
-                    const int head = kv_head * GROUP_SIZE + (m_first + row) % GROUP_SIZE;
-                    const size_t index =
-                        ((size_t)(tree.first + (m_first + row) / GROUP_SIZE) * HEADS + head) * SPLITS + split;
+                    const int result = item.result(storage, row);
+                    if (result < 0) continue;
+                    const size_t index = result;
                     store_dims<V_FORMAT>(partial + index * HEAD_DIM + block * 32, o[i], r);
                     if (i % DIM_BLOCKS == block && t == 0) {
                         pairs[2 * index] = softmax.running_max[last][row];

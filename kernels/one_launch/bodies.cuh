@@ -44,6 +44,14 @@ namespace attention {
 #include "attention/combine_splits.cu"
 #undef WIDTH
 #define WIDTH HIDDEN
+#if FIXED_SPLITS
+#if ATTENTION == 1
+#define QUERY_COLUMNS (M16_TILES * 16)
+#else
+#define QUERY_COLUMNS (8 * N8_TILES)
+#endif
+#include "attention/fixed_splits_schedule.cuh"
+#endif
 #if ATTENTION == 1
 #include "attention/decode_tree.cu"
 #else

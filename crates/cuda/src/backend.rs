@@ -101,7 +101,13 @@ impl Layout {
         let config = &part.config;
         let spec = config.draft.as_ref().map(|draft| &*draft.spec);
         let is_shard = part.stage.shard.is_some();
-        let of_target = (part.weights(options.separate_gemms, slots), &mut weights);
+        let one_launch = if is_shard {
+            OneLaunch::Off
+        } else {
+            options.one_launch
+        };
+        let separate_gemms = options.separate_gemms || one_launch.is_requested();
+        let of_target = (part.weights(separate_gemms, slots), &mut weights);
         let placed = Weights::new(of_target, &mut table, (spec, &mut draft));
         let regions = [&mut kv, &mut states, &mut scratch, &mut draft];
         let state = State::new(config, regions);
@@ -113,12 +119,8 @@ impl Layout {
             tree_windows: options.windows,
             numerics,
             as_large_model: options.as_large_model,
-            one_launch: if is_shard {
-                OneLaunch::Off
-            } else {
-                options.one_launch
-            },
-            separate_gemms: options.separate_gemms,
+            one_launch,
+            separate_gemms,
             draft_vocab: options.draft_vocab,
             stage: Some(&part.stage),
         };

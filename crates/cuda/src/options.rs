@@ -63,3 +63,11 @@ pub enum OneLaunch {
     /// Never.
     Off,
 }
+
+impl OneLaunch {
+    /// Whether one launch was asked for. It is made of the launches of single GEMMs, so layers are
+    /// not fused then.
+    pub(crate) fn is_requested(self) -> bool {
+        matches!(self, OneLaunch::On | OneLaunch::Clocks)
+    }
+}

@@ -126,12 +126,12 @@ fn small_models_use_fused_layers_only_on_large_model_paths() {
     }
 }
 
-/// Plans are batch-invariant by default where the GPU has the kernels, and always where the
+/// Plans are batch-invariant by default unless the KV cache is f32, and always where the
 /// configuration requires it.
 #[test]
-fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
-    let files = |layout, number, batch_invariant, numerics| {
-        let mut config = load_config(layout, QuantType::Q4_K, KvFormat::Q8_0);
+fn plans_are_batch_invariant_by_default_or_when_required() {
+    let files = |layout, (number, kv), batch_invariant, numerics| {
+        let mut config = load_config(layout, QuantType::Q4_K, kv);
         config.batch_invariant = batch_invariant;
         let options = Options {
             numerics,
@@ -145,19 +145,40 @@ fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
             "gated_delta/decode_wy_tree.cu",
         ];
         let units = units.unwrap();
-        known.map(|file| units.iter().any(|unit| unit.file == file))
+        let has_plans = |unit: &CompileUnit| {
+            unit.file == "attention/decode_tree.cu"
+                && unit.defines.iter().any(|(name, _)| *name == "TREE_PLANS")
+        };
+        (
+            units.iter().any(has_plans),
+            known.map(|file| units.iter().any(|unit| unit.file == file)),
+        )
     };
-    let (spans, paths) = ([true, false, true, false], [false, true, true, false]);
-    let fast = [false, false, false, true];
+    let wgmma = (false, [true, false, true, false]);
+    let mma = (true, [false, false, true, false]);
+    let fast = (false, [false, false, false, true]);
+    let fastest = Some(Numerics::Fastest);
     let (wide, narrow) = (SyntheticLayout::HybridWide, SyntheticLayout::HybridTiled);
-    assert_eq!(files(wide, 90, false, None), spans);
-    assert_eq!(files(wide, 90, false, Some(Numerics::Fastest)), fast);
-    assert_eq!(files(wide, 90, true, Some(Numerics::Fastest)), spans);
-    // No kernel for these heads, and none on this GPU.
-    assert_eq!(files(narrow, 90, false, None), fast);
-    assert_eq!(files(narrow, 90, true, None), paths);
-    assert_eq!(files(wide, 86, false, None), fast);
-    assert_eq!(files(wide, 86, true, None), paths);
+    for (layout, number, invariant) in [
+        (wide, 90, wgmma),
+        // No wgmma kernel for these heads, and none on this GPU.
+        (narrow, 90, mma),
+        (wide, 86, mma),
+    ] {
+        let gpu = (number, KvFormat::Q8_0);
+        assert_eq!(files(layout, gpu, false, None), invariant);
+        assert_eq!(files(layout, gpu, false, fastest), fast);
+        assert_eq!(files(layout, gpu, true, fastest), invariant);
+    }
+    let full = (86, KvFormat::F32);
+    assert_eq!(
+        files(wide, full, false, None),
+        (false, [false, true, false, true])
+    );
+    assert_eq!(
+        files(wide, full, true, None),
+        (false, [false, true, true, false])
+    );
 }
 
 /// More sequences add only the multi-tree delta kernels, without duplicates.
@@ -165,28 +186,32 @@ fn plans_are_batch_invariant_where_kernels_exist_or_when_required() {
 fn more_sequences_add_few_kernels() {
     let loaded = SynthSpec::parse("qwen3.5-27b:q4_k_m-published").unwrap();
     let loaded = loaded.load().unwrap();
-    let units = |number, batch_invariant, sequences| {
+    let units = |number, numerics, sequences| {
         let config = LoadConfig {
             target: Arc::clone(&loaded.spec),
             weights: Arc::clone(&loaded.weights),
-            batch_invariant,
             limits: Limits {
                 sequences,
                 ..LIMITS
             },
             ..load_config(SyntheticLayout::Dense, QuantType::Q4_K, KvFormat::Q8_0)
         };
-        let units = CudaBackend::new(gpu_info(number)).units(&config).unwrap();
-        units.into_iter().collect::<BTreeSet<_>>()
+        let options = Options {
+            numerics: Some(numerics),
+            ..Options::default()
+        };
+        let units = CudaBackend::with_options(gpu_info(number), options).units(&config);
+        units.unwrap().into_iter().collect::<BTreeSet<_>>()
     };
-    for (number, batch_invariant, file) in [
-        (90, false, "gated_delta/decode_recurrent.cu"),
-        (86, true, "gated_delta/decode_recurrent.cu"),
-        (86, false, "gated_delta/decode_wy_tree.cu"),
+    let (fastest, invariant) = (Numerics::Fastest, Numerics::BatchInvariant);
+    for (number, numerics, file) in [
+        (90, invariant, "gated_delta/decode_recurrent.cu"),
+        (86, invariant, "gated_delta/decode_recurrent.cu"),
+        (86, fastest, "gated_delta/decode_wy_tree.cu"),
     ] {
-        let one = units(number, batch_invariant, 1);
+        let one = units(number, numerics, 1);
         for sequences in 2..=4 {
-            let more = units(number, batch_invariant, sequences);
+            let more = units(number, numerics, sequences);
             assert!(more.is_superset(&one), "sm_{number}, {sequences} sequences");
             let added: Vec<_> = more.difference(&one).collect();
             let names = added.iter().map(|unit| unit.to_string());
@@ -203,8 +228,7 @@ fn more_sequences_add_few_kernels() {
 fn every_unit_of_a_hybrid_model_compiles_for_sm86_and_sm90() {
     let mut plans = [SyntheticLayout::HybridTiled, SyntheticLayout::HybridWide]
         .map(|l| load_config(l, QuantType::Q4_K, KvFormat::Q8_0));
-    // Batch-invariant sums. Wide heads have them on sm_90 by default, and `hearth kernels build`
-    // compiles those.
+    // Wide heads in the order of free KV splits are compiled by `hearth kernels build`.
     plans[1].batch_invariant = true;
     compiles(90, &plans[..1]);
     compiles(86, &plans[1..]);
@@ -251,6 +275,8 @@ fn every_weight_type_is_planned_for_every_arch() {
 fn longer_context_adds_only_page_memory() {
     let backend = CudaBackend::new(gpu_info(86));
     let mut config = load_config(SyntheticLayout::Dense, QuantType::Q8_0, KvFormat::F16);
+    // From here on a row has the most KV splits.
+    config.limits.context = 8192;
     let short = backend.estimate(&config).unwrap();
     config.limits.context += 256;
     let long = backend.estimate(&config).unwrap();

@@ -30,14 +30,14 @@ pub(crate) fn numerics_of(
     requested.unwrap_or(default)
 }
 
-/// Whether all layers have batch-invariant kernels that cost little more than the fastest. These
-/// exist on compute capability 9.0, for heads and KV types that attention with fixed KV splits
-/// supports (`kernels/attention/decode_fixed_splits_sm90.cu`).
+/// Whether all layers have batch-invariant kernels that cost little more than the fastest: heads
+/// and KV types that attention with fixed KV splits supports
+/// (`kernels/attention/fixed_splits.cuh`).
 fn has_fast_invariant_kernels(load_config: &LoadConfig, gpu: GpuProps) -> bool {
     let config = attention_config(gpu, Numerics::BatchInvariant, false);
     let eps = load_config.target.norm_eps;
     let mut layers = load_config.target.attention_layers();
-    gpu.has_wgmma && layers.all(|a| uses_f16_queries(&shape(a, load_config, eps), config))
+    layers.all(|a| uses_f16_queries(&shape(a, load_config, eps), config))
 }
 
 /// What attention is launched with.

@@ -93,9 +93,8 @@ pub struct DraftArgs {
     )]
     pub draft_width: usize,
     /// Give bit-identical replies with and without drafting, alone and in a batch, and for any
-    /// prefill chunks, even where that is slower. Without the flag, the CPU guarantees all of it.
-    /// GPUs of compute capability 9.0 guarantee it for models with head size 256, except for
-    /// chunks. /props reports it.
+    /// prefill chunks, even where that is slower. Without the flag, the CPU guarantees all of it,
+    /// and GPUs all except for chunks and for a KV cache in f32. /props reports it.
     #[arg(
         long,
         alias = "exact",

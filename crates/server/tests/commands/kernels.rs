@@ -12,7 +12,7 @@ fn explain_names_kernel_and_reason_of_every_operation_without_a_gpu() {
     );
     for (operation, file) in [
         ("attention", "attention/decode_tree.cu"),
-        ("gated_delta", "gated_delta/decode_wy_tree.cu"),
+        ("gated_delta", "gated_delta/decode_recurrent.cu"),
         ("gemm", "gemm/decode_gemm_small_batch.cu"),
         ("norm", "norm/rms_norm.cu"),
     ] {

@@ -74,16 +74,6 @@ fn open(gpu: &CudaBackend, batch_invariant: bool) -> Box<dyn Runner> {
     gpu.open(config, &mut |_| {}).unwrap()
 }
 
-/// Whether a configuration must request batch invariance to get it. Hopper has it by default with
-/// these heads and caches.
-fn needs_batch_invariance(gpu: &CudaBackend) -> bool {
-    let info = open(gpu, false).info().clone();
-    let has = |feature: &str| info.device.features.iter().any(|f| f == feature);
-    let hopper = has("sm_90") && !info.device.features.iter().any(|f| f.starts_with("run as"));
-    assert!(info.batch_invariant || !hopper, "{info:?}");
-    !info.batch_invariant
-}
-
 /// Greedy continuations of the prompts by trees of 22 nodes or one token at a time, and tokens per
 /// step.
 fn generate(
@@ -321,15 +311,11 @@ fn fastest_numerics_diverge_from_plain_decoding_only_at_near_ties() {
 #[test]
 fn trees_on_gpu_match_plain_decoding_alone_and_batched() {
     let Some(gpu) = gpu() else { return };
-    let batch_invariant = needs_batch_invariance(&gpu);
+    assert!(open(&gpu, false).info().batch_invariant);
     let prompts: Vec<Vec<TokenId>> = prompts().into_iter().take(PROMPTS).collect();
-    let (plain, _) = generate(open(&gpu, batch_invariant), &prompts, (false, 4));
-    let (tree, per_step) = generate(open(&gpu, batch_invariant), &prompts, (true, 4));
-    let (alone, _) = generate(
-        open(&gpu, batch_invariant),
-        &prompts[..PROMPTS / 5],
-        (true, 1),
-    );
+    let (plain, _) = generate(open(&gpu, false), &prompts, (false, 4));
+    let (tree, per_step) = generate(open(&gpu, false), &prompts, (true, 4));
+    let (alone, _) = generate(open(&gpu, false), &prompts[..PROMPTS / 5], (true, 1));
     let diverged = plain.iter().zip(&tree).filter(|(a, b)| a != b).count();
     eprintln!("  {diverged} of {PROMPTS} texts diverge, {per_step:.2} tokens per step");
     assert!(per_step > 1.5, "{per_step} tokens per step");
@@ -340,15 +326,13 @@ fn trees_on_gpu_match_plain_decoding_alone_and_batched() {
 #[test]
 fn budgets_batches_and_cancellations_on_gpu_change_no_token() {
     let Some(gpu) = gpu() else { return };
-    let batch_invariant = needs_batch_invariance(&gpu);
-    check_budgets(&gpu, batch_invariant, (0..64).step_by(9));
+    check_budgets(&gpu, false, (0..64).step_by(9));
 }
 
 #[test]
 fn preempted_sequences_on_gpu_match_runs_alone() {
     let Some(gpu) = gpu() else { return };
-    let batch_invariant = needs_batch_invariance(&gpu);
-    check_small_pool(&gpu, batch_invariant);
+    check_small_pool(&gpu, false);
 }
 
 #[test]
@@ -379,11 +363,7 @@ fn acceptance_on_gpu_matches_the_independent_implementation() {
 #[test]
 fn states_on_gpu_after_500_tree_steps_match_plain_decoding() {
     let Some(gpu) = gpu() else { return };
-    let drift = Drift::of(
-        &gpu,
-        needs_batch_invariance(&gpu),
-        StoredPrecision::AsShipped,
-    );
+    let drift = Drift::of(&gpu, false, StoredPrecision::AsShipped);
     let worst = Difference::worst(&drift.end);
     eprintln!(
         "  {STEPS} steps of {:.2} tokens: worst {worst}",

@@ -48,6 +48,13 @@ pub enum DecodeKernel {
     TreeF32,
     /// `decode_tree.cu`: warp-level mma.
     Tree(Tile),
+    /// The same with batch-invariant KV splits.
+    FixedSplits {
+        /// The tile.
+        tile: Tile,
+        /// Room for the plans of so many trees.
+        tree_plans: usize,
+    },
     /// `decode_tree_sm90.cu`: wgmma with swapped operands (S^T), heads of 256.
     TreeSm90(Tile),
     /// `decode_tree_warp_specialized_sm90.cu`: one softmax warpgroup and two P V warpgroups.
@@ -68,7 +75,7 @@ impl DecodeKernel {
     pub fn file(&self) -> &'static str {
         match self {
             DecodeKernel::TreeF32 => "attention/decode_tree_f32.cu",
-            DecodeKernel::Tree(_) => "attention/decode_tree.cu",
+            DecodeKernel::Tree(_) | DecodeKernel::FixedSplits { .. } => "attention/decode_tree.cu",
             DecodeKernel::TreeSm90(_) => "attention/decode_tree_sm90.cu",
             DecodeKernel::WarpSpecializedSm90(_) => {
                 "attention/decode_tree_warp_specialized_sm90.cu"
@@ -265,10 +272,11 @@ impl Shape {
         })
     }
 
-    /// The tile of the warp-level mma kernel for `rows` rows, all of which may be one tree's.
-    pub(crate) fn tile(&self, gpu: GpuProps, rows: usize) -> Tile {
+    /// The tile of the warp-level mma kernel for `rows` rows, all of which may be one tree's;
+    /// `tree_plans`: with fixed KV splits, the trees that a block has plans for, else 0.
+    pub(crate) fn tile(&self, gpu: GpuProps, rows: usize, tree_plans: usize) -> Tile {
         let wanted = (rows * self.n_heads / self.n_kv_heads).div_ceil(16);
-        let fixed = |tiles: usize| tree_fixed_bytes(tiles, self.head_dim);
+        let fixed = |tiles: usize| tree_fixed_bytes(tiles, self.head_dim, tree_plans);
         let slot = self.tile_bytes();
         let fits = |tiles: usize, ring: usize| fixed(tiles) + ring * slot <= gpu.shared_bytes;
         let most = (1..=MAX_M16_TILES)
@@ -300,11 +308,21 @@ impl Shape {
     }
 }
 
-/// Shared memory of a block of `decode_tree.cu` besides its stages, in bytes.
-pub(in crate::launch) fn tree_fixed_bytes(tiles: usize, head_dim: usize) -> usize {
+/// Shared memory of a block of `decode_tree.cu` besides its stages, in bytes; `tree_plans`: with
+/// fixed KV splits, the trees that it has plans for, else 0.
+pub(in crate::launch) fn tree_fixed_bytes(
+    tiles: usize,
+    head_dim: usize,
+    tree_plans: usize,
+) -> usize {
     let key_warps = if tiles == 1 { 8 } else { 4 };
     let stats = tiles * 16 * 4 * (key_warps + 3) + STEP_ROWS * 12;
-    tiles * (32 * head_dim + 2048) + stats
+    // Plans, two items with their nodes, where nodes' own keys are; see `fixed_split_items.cuh`.
+    let items = match tree_plans {
+        0 => 0,
+        plans => plans * 128 + 24 + 2 * (80 + STEP_ROWS * 8) + KEYS_PER_TILE * 4,
+    };
+    tiles * (32 * head_dim + 2048) + stats + items
 }
 
 /// Attention of the rows of a step over committed keys and their own trees. Partial results stay in
@@ -340,6 +358,11 @@ pub fn tree(shape: &Shape, selected: &DecodeAttention, at: &DecodeBuffers) -> La
         DecodeKernel::Tree(tile) => {
             let unit = unit.define("M16_TILES", tile.tiles);
             (unit.define("STAGES", tile.k_stages), tile, 256)
+        }
+        DecodeKernel::FixedSplits { tile, tree_plans } => {
+            let unit = unit.define("M16_TILES", tile.tiles);
+            let unit = unit.define("STAGES", tile.k_stages);
+            (unit.define("TREE_PLANS", tree_plans), tile, 256)
         }
         DecodeKernel::TreeSm90(tile) => {
             let unit = unit.define("N8_TILES", tile.tiles);

@@ -303,7 +303,8 @@ fn attention(launch: &Launch, operation: Operation) -> Option<Operation> {
             launch.unit.number("M16_TILES")?,
         );
         let head_dim = launch.unit.number("HEAD_DIM")?;
-        let fixed = crate::launch::attention::tree_fixed_bytes(tiles, head_dim);
+        let tree_plans = launch.unit.number("TREE_PLANS").unwrap_or(0);
+        let fixed = crate::launch::attention::tree_fixed_bytes(tiles, head_dim, tree_plans);
         body.workspace = fixed + (body.workspace - fixed) / stages * TREE_STAGES;
         let mut defines = body.defines.iter_mut();
         let (_, stages) = defines.find(|(name, _)| *name == "STAGES")?;

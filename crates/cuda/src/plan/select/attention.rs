@@ -67,24 +67,32 @@ fn kv_is_f32(shape: &Shape) -> bool {
 /// Whether KV splits follow from a row's position alone, so that a tree node has the bits of its
 /// token decoded alone.
 pub fn has_fixed_splits(shape: &Shape, config: AttentionConfig) -> bool {
+    config.numerics == Numerics::BatchInvariant
+        && shape.mask == Mask::Ancestors
+        && !kv_is_f32(shape)
+        && (has_fixed_splits_sm90(shape, config.gpu) || fits_mma(shape, config.gpu))
+}
+
+/// Whether the wgmma kernel with fixed KV splits takes steps of every size.
+fn has_fixed_splits_sm90(shape: &Shape, gpu: GpuProps) -> bool {
     let deepest = StepSize {
         rows: STEP_ROWS,
         trees: TREES,
         tokens: usize::MAX,
     };
-    config.numerics == Numerics::BatchInvariant
-        && config.gpu.has_wgmma
+    let (tiles, plans) = (deepest.max_tiles(), deepest.tree_plans());
+    gpu.has_wgmma
         && shape.head_dim == 256
-        && shape.mask == Mask::Ancestors
-        && !kv_is_f32(shape)
         && shape
-            .fixed_splits_tile(
-                config.gpu,
-                STEP_ROWS,
-                deepest.max_tiles(),
-                deepest.tree_plans(),
-            )
+            .fixed_splits_tile(gpu, STEP_ROWS, tiles, plans)
             .is_some()
+}
+
+/// Whether the mma kernel with fixed KV splits takes all query heads of a node at once.
+fn fits_mma(shape: &Shape, gpu: GpuProps) -> bool {
+    [1, STEP_ROWS]
+        .into_iter()
+        .all(|rows| 16 * shape.tile(gpu, rows, TREES).tiles >= shape.n_heads / shape.n_kv_heads)
 }
 
 /// Whether decode attention reads queries in f16 beside the projection.
@@ -101,8 +109,13 @@ pub fn decode_attention(
     let gpu = config.gpu;
     let fixed = has_fixed_splits(shape, config);
     let Selected { kernel, reason } = decode_kernel(shape, config, size, fixed);
-    // As many fixed splits as there are blocks over all KV heads.
-    let max_fixed_splits = (gpu.sm_count / shape.n_kv_heads).clamp(1, MAX_SPLITS);
+    // As many fixed splits as there are blocks over all KV heads: a multiprocessor has two of few
+    // rows of the mma kernel.
+    let blocks = match kernel {
+        DecodeKernel::FixedSplits { .. } => 2 * gpu.sm_count,
+        _ => gpu.sm_count,
+    };
+    let max_fixed_splits = (blocks / shape.n_kv_heads).clamp(1, MAX_SPLITS);
     let splits = match kernel {
         DecodeKernel::TreeF32 => 1,
         _ if fixed => {
@@ -148,13 +161,22 @@ fn decode_kernel(
         return Selected::new(DecodeKernel::TreeF32, reason);
     }
     let tree_plans = size.tree_plans();
-    if fixed && let Some(tile) = shape.fixed_splits_tile(gpu, rows, size.max_tiles(), tree_plans) {
+    if fixed
+        && has_fixed_splits_sm90(shape, gpu)
+        && let Some(tile) = shape.fixed_splits_tile(gpu, rows, size.max_tiles(), tree_plans)
+    {
         let kernel = DecodeKernel::FixedSplitsSm90 {
             tile,
             rolled: size.tokens <= ROLLED_TOKENS,
             tree_plans,
         };
         return Selected::new(kernel, "batch-invariant numerics, wgmma, head size 256");
+    }
+    if fixed {
+        let tile = shape.tile(gpu, rows, tree_plans);
+        let kernel = DecodeKernel::FixedSplits { tile, tree_plans };
+        let reason = "batch-invariant numerics: KV splits follow from positions";
+        return Selected::new(kernel, reason);
     }
     let tile = shape.tile_sm90(gpu, rows);
     let alone = tile.blocks_per_sm == 1;
@@ -165,7 +187,7 @@ fn decode_kernel(
         } else {
             "no wgmma kernel for this GPU or head size"
         };
-        return Selected::new(DecodeKernel::Tree(shape.tile(gpu, rows)), reason);
+        return Selected::new(DecodeKernel::Tree(shape.tile(gpu, rows, 0)), reason);
     }
     let most = shape.max_warp_specialized_tiles(gpu).unwrap_or(0);
     if alone && most >= MIN_WARP_SPECIALIZED_TILES {
@@ -306,16 +328,16 @@ mod tests {
             assert_eq!((tile.tiles, tile.blocks_per_sm), (tiles, blocks));
             assert!(tile.shared_bytes <= gpu.shared_bytes && tile.k_stages >= 2);
         }
-        let one = SHAPE.tile(gpu, 1);
+        let one = SHAPE.tile(gpu, 1, 0);
         assert_eq!((one.tiles, one.blocks_per_sm), (1, 2));
         assert!(2 * (one.shared_bytes + 1024) <= 228 * 1024);
-        assert_eq!([24, 64].map(|rows| SHAPE.tile(gpu, rows).tiles), [5, 6]);
+        assert_eq!([24, 64].map(|rows| SHAPE.tile(gpu, rows, 0).tiles), [5, 6]);
         let small = GpuProps {
             shared_bytes: 99 * 1024,
             ..gpu
         };
         for rows in [1, 8, 24, 64] {
-            let tile = SHAPE.tile(small, rows);
+            let tile = SHAPE.tile(small, rows, TREES);
             assert!(tile.shared_bytes <= 99 * 1024 && tile.k_stages >= 2);
         }
     }
@@ -342,6 +364,39 @@ mod tests {
             head_dim: 128,
             ..SHAPE
         };
-        assert_eq!(kernel(&narrow, invariant, 1), DecodeKernel::TreeF32);
+        assert!(matches!(
+            kernel(&narrow, invariant, 1),
+            DecodeKernel::FixedSplits {
+                tree_plans: FEW_TREES,
+                ..
+            }
+        ));
+        let home = AttentionConfig {
+            gpu: GpuProps {
+                sm_count: 82,
+                shared_bytes: 99 << 10,
+                has_wgmma: false,
+            },
+            ..config(invariant)
+        };
+        for (rows, trees) in [(1, 1), (24, 1), (64, TREES)] {
+            let size = StepSize {
+                rows,
+                trees,
+                tokens: 131_072,
+            };
+            let found = decode_attention(&SHAPE, home, size).kernel;
+            let DecodeKernel::FixedSplits { tile, .. } = found.kernel else {
+                panic!("{found:?}");
+            };
+            // A row's splits depend on nothing but its position.
+            assert_eq!(found.max_fixed_splits, Some(41));
+            assert!(tile.shared_bytes <= home.gpu.shared_bytes && 16 * tile.tiles >= 6);
+        }
+        let full = Shape {
+            k: KvFormat::F32,
+            ..SHAPE
+        };
+        assert_eq!(kernel(&full, invariant, 1), DecodeKernel::TreeF32);
     }
 }
