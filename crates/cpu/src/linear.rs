@@ -38,8 +38,8 @@ thread_local! {
 /// file's bytes may be dropped after loading.
 ///
 /// The fast paths repack weights. The size is that of the file, except for these types: Q6_K one
-/// percent more, TQ1_0 and TQ2_0 4.5 bits per value, Q3_K and IQ3_S 6.6, Q5_0 and IQ4_NL 8.5, Q4_1,
-/// Q5_1, IQ4_XS, IQ2_XXS, IQ3_XXS, IQ1_S and MXFP4 9, IQ2_XS, IQ2_S, IQ1_M and NVFP4 10, Q2_K 16.
+/// percent more, TQ1_0 and TQ2_0 4.5 bits per value, Q3_K and IQ3_S 6.6, IQ4_NL 8.5, IQ4_XS,
+/// IQ2_XXS, IQ3_XXS, IQ1_S and MXFP4 9, IQ2_XS, IQ2_S, IQ1_M and NVFP4 10, Q2_K 16.
 pub struct Linear {
     name: Arc<str>,
     rows: usize,

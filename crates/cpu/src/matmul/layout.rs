@@ -12,10 +12,12 @@
 //! Q6K  256 cols  3392 B  d f16[16] | 32 unused | scales i8[16][16] | nibble lines [8][4]
 //!                        | top bit pairs [8][2 halves][64]: bits 2i, 2i + 1 of a byte: line i
 //! Q4    64 cols   576 B  d f16[2][16] | nibble lines [2][4]
+//! Q4M   32 cols   320 B  d f16[16] | min f16[16] | nibble lines [4], value = d * u + min
+//! Q5    64 cols   704 B  as Q4, then fifth bits [2][64], as in Q5K
+//! Q5M   32 cols   384 B  as Q4M, then fifth bits [64]
 //! S8    64 cols  1088 B  d f16[2][16] | lines [2][8] of value + 128
 //! S8W   32 cols   576 B  d f32[16] | lines [8] of value + 128
 //! S8H   32 cols   640 B  d f32[2 halves][16] | lines [8] of value + 128
-//! U8M   32 cols   576 B  d f16[16] | min f16[16] | lines [8], value = d * u + min
 //! F32    4 cols   256 B  [4][16]    F16, BF16  4 cols  128 B  [4][16]
 //! ```
 //!
@@ -40,14 +42,18 @@ pub enum Format {
     Q6K,
     /// Nibbles less 8.
     Q4,
+    /// Nibbles, f16 scale and minimum.
+    Q4M,
+    /// Five bits less 16.
+    Q5,
+    /// Five bits, f16 scale and minimum.
+    Q5M,
     /// Signed bytes, f16 scale.
     S8,
     /// Signed bytes, f32 scale.
     S8W,
     /// Signed bytes, f32 scale for every 16.
     S8H,
-    /// Unsigned bytes up to 31, f16 scale and minimum.
-    U8M,
     /// Unquantised.
     F32,
     /// Unquantised halves.
@@ -65,7 +71,10 @@ impl Format {
             QuantType::Q5_K => Format::Q5K,
             QuantType::Q6_K | QuantType::Q3_K | QuantType::IQ3_S => Format::Q6K,
             QuantType::Q4_0 | QuantType::TQ1_0 | QuantType::TQ2_0 => Format::Q4,
-            QuantType::Q8_0 | QuantType::Q5_0 | QuantType::IQ4_NL => Format::S8,
+            QuantType::Q4_1 => Format::Q4M,
+            QuantType::Q5_0 => Format::Q5,
+            QuantType::Q5_1 => Format::Q5M,
+            QuantType::Q8_0 | QuantType::IQ4_NL => Format::S8,
             QuantType::IQ4_XS
             | QuantType::IQ2_XXS
             | QuantType::IQ3_XXS
@@ -74,7 +83,6 @@ impl Format {
             QuantType::IQ2_XS | QuantType::IQ2_S | QuantType::IQ1_M | QuantType::NVFP4 => {
                 Format::S8H
             }
-            QuantType::Q4_1 | QuantType::Q5_1 => Format::U8M,
             QuantType::F32 => Format::F32,
             QuantType::F16 | QuantType::Q2_K => Format::F16,
             QuantType::BF16 => Format::BF16,
@@ -88,8 +96,11 @@ impl Format {
             Format::Q5K => (256, 2816),
             Format::Q6K => (256, 3392),
             Format::Q4 => (64, 576),
+            Format::Q4M => (32, 320),
+            Format::Q5 => (64, 704),
+            Format::Q5M => (32, 384),
             Format::S8 => (64, 1088),
-            Format::S8W | Format::U8M => (32, 576),
+            Format::S8W => (32, 576),
             Format::S8H => (32, 640),
             Format::F32 => (4, 256),
             Format::F16 | Format::BF16 => (4, 128),

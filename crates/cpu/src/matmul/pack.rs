@@ -63,7 +63,16 @@ fn pack_row(ty: QuantType, bytes: &[u8], cols: usize, row: usize, tile: &mut [u8
                 );
             }
         }
-        QuantType::Q8_0 | QuantType::Q5_0 | QuantType::IQ4_NL => {
+        QuantType::Q5_0 => {
+            for (i, block) in blocks {
+                let group = &mut tile[i / 2 * group_bytes..][..group_bytes];
+                let values = five_bits(&block[2..6], &block[6..22]);
+                put(group, 32 * (i % 2) + 2 * row, &block[..2]);
+                put_nibbles(&mut group[64 + 256 * (i % 2)..], row, &values);
+                put_fifth_bits(&mut group[576 + 64 * (i % 2)..], row, &values);
+            }
+        }
+        QuantType::Q8_0 | QuantType::IQ4_NL => {
             for (i, block) in blocks {
                 let group = &mut tile[i / 2 * group_bytes..][..group_bytes];
                 put(group, 32 * (i % 2) + 2 * row, &block[..2]);
@@ -78,7 +87,10 @@ fn pack_row(ty: QuantType, bytes: &[u8], cols: usize, row: usize, tile: &mut [u8
                     QuantType::Q4_1 => nibbles(&block[4..20]),
                     _ => five_bits(&block[4..8], &block[8..24]),
                 };
-                put_bytes(&mut group[64..], row, &values);
+                put_nibbles(&mut group[64..], row, &values);
+                if ty == QuantType::Q5_1 {
+                    put_fifth_bits(&mut group[320..], row, &values);
+                }
             }
         }
         QuantType::TQ1_0 | QuantType::TQ2_0 => {
@@ -154,6 +166,13 @@ fn put_nibbles(lines: &mut [u8], row: usize, values: &[u8; BLOCK]) {
     }
 }
 
+/// The line of fifth bits of one block.
+fn put_fifth_bits(line: &mut [u8], row: usize, values: &[u8; BLOCK]) {
+    for (i, &value) in values.iter().enumerate() {
+        line[4 * row + i % 4] |= (value >> 4 & 1) << (i / 4);
+    }
+}
+
 /// Eight byte lines of one block.
 fn put_bytes(lines: &mut [u8], row: usize, values: &[u8; BLOCK]) {
     for (i, &value) in values.iter().enumerate() {
@@ -174,7 +193,6 @@ fn five_bits(fifth: &[u8], low: &[u8]) -> [u8; BLOCK] {
 /// A block's signed values plus 128.
 fn signed_32(ty: QuantType, block: &[u8]) -> [u8; BLOCK] {
     match ty {
-        QuantType::Q5_0 => five_bits(&block[2..6], &block[6..22]).map(|u| u + 112),
         QuantType::IQ4_NL => nibbles(&block[2..18]).map(level),
         _ => std::array::from_fn(|i| block[2 + i] ^ 0x80),
     }
@@ -197,12 +215,12 @@ fn pack_q45_k(ty: QuantType, block: &[u8], row: usize, group: &mut [u8]) {
     };
     for sub in 0..8 {
         let codes = &quads[32 * (sub / 2)..][..BLOCK];
-        let values = std::array::from_fn(|i| codes[i] >> (4 * (sub % 2)) & 15);
+        let fifth_bit = |i: usize| fifth.map_or(0, |fifth| fifth[i] >> sub & 1);
+        let code = |i: usize| codes[i] >> (4 * (sub % 2)) & 15 | fifth_bit(i) << 4;
+        let values = std::array::from_fn(code);
         put_nibbles(&mut group[256 + 256 * sub..], row, &values);
-        let Some(fifth) = fifth else { continue };
-        for (i, &byte) in fifth.iter().enumerate() {
-            let bit = byte >> sub & 1;
-            group[256 + 2048 + 64 * sub + 4 * row + i % 4] |= bit << (i / 4);
+        if fifth.is_some() {
+            put_fifth_bits(&mut group[2304 + 64 * sub..], row, &values);
         }
     }
 }

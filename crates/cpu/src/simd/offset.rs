@@ -7,6 +7,8 @@ pub(super) enum Offset {
     None,
     /// Codes are 8 too high.
     Minus8,
+    /// Codes are 16 too high.
+    Minus16,
     /// Codes are 128 too high.
     Minus128,
     /// Codes are 128 too high, and the halves of a block are summed separately.

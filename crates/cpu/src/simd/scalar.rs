@@ -38,10 +38,7 @@ pub fn weight_block(format: Format, tile: &[u8], row: usize, block: usize) -> We
             let (scale, min) = contract::quant::scale_and_min(&packed, j);
             let mut codes = nibbles(&group[256 + 256 * j..], row);
             if format == Format::Q5K {
-                for (i, code) in codes.iter_mut().enumerate() {
-                    let bits = group[2304 + 64 * j + 4 * row + i % 4];
-                    *code += i32::from(bits >> (i / 4) & 1) << 4;
-                }
+                add_fifth_bits(&mut codes, &group[2304 + 64 * j..], row);
             }
             WeightBlock {
                 min: Some(half_at(group, 32 + 2 * row) * f32::from(min)),
@@ -70,6 +67,21 @@ pub fn weight_block(format: Format, tile: &[u8], row: usize, block: usize) -> We
             let codes = nibbles(&group[64 + 256 * j..], row);
             one(half_at(group, 32 * j + 2 * row), codes.map(|c| c - 8))
         }
+        Format::Q5 => {
+            let mut codes = nibbles(&group[64 + 256 * j..], row);
+            add_fifth_bits(&mut codes, &group[576 + 64 * j..], row);
+            one(half_at(group, 32 * j + 2 * row), codes.map(|c| c - 16))
+        }
+        Format::Q4M | Format::Q5M => {
+            let mut codes = nibbles(&group[64..], row);
+            if format == Format::Q5M {
+                add_fifth_bits(&mut codes, &group[320..], row);
+            }
+            WeightBlock {
+                min: Some(-half_at(group, 32 + 2 * row)),
+                ..one(half_at(group, 2 * row), codes)
+            }
+        }
         Format::S8 => {
             let codes = bytes(&group[64 + 512 * j..], row);
             one(half_at(group, 32 * j + 2 * row), codes.map(|c| c - 128))
@@ -83,10 +95,6 @@ pub fn weight_block(format: Format, tile: &[u8], row: usize, block: usize) -> We
             scales: [word_at(group, 4 * row), word_at(group, 64 + 4 * row)],
             two_scales: true,
             min: None,
-        },
-        Format::U8M => WeightBlock {
-            min: Some(-half_at(group, 32 + 2 * row)),
-            ..one(half_at(group, 2 * row), bytes(&group[64..], row))
         },
         Format::F32 | Format::F16 | Format::BF16 => unreachable!("a float format has no codes"),
     }
@@ -175,6 +183,12 @@ fn nibbles(lines: &[u8], row: usize) -> [i32; BLOCK] {
         let byte = lines[64 * (i / 4 % 4) + 4 * row + i % 4];
         i32::from(byte >> (4 * (i / 16)) & 15)
     })
+}
+
+fn add_fifth_bits(codes: &mut [i32; BLOCK], line: &[u8], row: usize) {
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code += i32::from(line[4 * row + i % 4] >> (i / 4) & 1) << 4;
+    }
 }
 
 fn bytes(lines: &[u8], row: usize) -> [i32; BLOCK] {

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 
 use super::Avx2;
-use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
-use super::unpack::{UnpackS8H, UnpackS8W, UnpackU8M};
+use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ4M, UnpackQ5, UnpackQ5K, UnpackQ5M};
+use super::unpack::{UnpackQ6K, UnpackS8, UnpackS8H, UnpackS8W, UnpackedBlock};
 use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
 use crate::simd::offset::Offset;
@@ -33,10 +33,12 @@ impl Avx2 {
                 Format::Q5K => sweep::<UnpackQ5K>(bytes, acts, out),
                 Format::Q6K => sweep::<UnpackQ6K>(bytes, acts, out),
                 Format::Q4 => sweep::<UnpackQ4>(bytes, acts, out),
+                Format::Q4M => sweep::<UnpackQ4M>(bytes, acts, out),
+                Format::Q5 => sweep::<UnpackQ5>(bytes, acts, out),
+                Format::Q5M => sweep::<UnpackQ5M>(bytes, acts, out),
                 Format::S8 => sweep::<UnpackS8>(bytes, acts, out),
                 Format::S8W => sweep::<UnpackS8W>(bytes, acts, out),
                 Format::S8H => sweep::<UnpackS8H>(bytes, acts, out),
-                Format::U8M => sweep::<UnpackU8M>(bytes, acts, out),
                 Format::F32 | Format::F16 | Format::BF16 => {
                     unreachable!("float formats take f32 activations")
                 }
@@ -134,6 +136,10 @@ unsafe fn strip<U: Unpack, const N: usize>(
                         [_mm256_setzero_si256(); 2]
                     }
                     Offset::Minus8 => [_mm256_set1_epi32(*minus_8.add(at)), _mm256_setzero_si256()],
+                    Offset::Minus16 => [
+                        _mm256_set1_epi32(2 * *minus_8.add(at)),
+                        _mm256_setzero_si256(),
+                    ],
                     Offset::Minus32Halves => [
                         _mm256_set1_epi32(*minus_32.add(2 * at)),
                         _mm256_set1_epi32(*minus_32.add(2 * at + 1)),

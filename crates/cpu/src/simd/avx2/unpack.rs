@@ -68,12 +68,12 @@ unsafe fn nibbles(at: *const u8) -> [__m256i; 8] {
     }
 }
 
-/// Eight lines of value + 128 as signed bytes; of plain codes without `SIGNED`.
+/// Eight lines of value + 128 as signed bytes.
 #[inline(always)]
-unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> [__m256i; 8] {
+unsafe fn bytes(at: *const u8) -> [__m256i; 8] {
     // SAFETY: callers point into eight lines of 64 readable bytes.
     unsafe {
-        let excess = _mm256_set1_epi8(if SIGNED { i8::MIN } else { 0 });
+        let excess = _mm256_set1_epi8(i8::MIN);
         let mut lines = [_mm256_setzero_si256(); 8];
         for (i, line) in lines.iter_mut().enumerate() {
             *line = _mm256_xor_si256(load(at.add(64 * i)), excess);
@@ -87,6 +87,39 @@ unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> [__m256i; 8] {
 unsafe fn or_masked(x: __m256i, bits: __m256i, mask: __m256i) -> __m256i {
     // SAFETY: callers have AVX2.
     unsafe { _mm256_or_si256(x, _mm256_and_si256(bits, mask)) }
+}
+
+/// Adds the fifth bits of eight lines of codes; `at` is the half's part of their line.
+#[inline(always)]
+unsafe fn add_fifth_bits(lines: &mut [__m256i; 8], at: *const u8) {
+    // SAFETY: callers point at 32 readable bytes.
+    unsafe {
+        let bits = load(at);
+        let shifted = [
+            _mm256_slli_epi16::<4>(bits),
+            _mm256_slli_epi16::<3>(bits),
+            _mm256_slli_epi16::<2>(bits),
+            _mm256_slli_epi16::<1>(bits),
+            bits,
+            _mm256_srli_epi16::<1>(bits),
+            _mm256_srli_epi16::<2>(bits),
+            _mm256_srli_epi16::<3>(bits),
+        ];
+        for (line, bits) in lines.iter_mut().zip(shifted) {
+            *line = or_masked(*line, bits, _mm256_set1_epi8(16));
+        }
+    }
+}
+
+/// Scales, and minima with the sign inverted: these are added, those of K-quants are subtracted.
+#[inline(always)]
+unsafe fn scale_and_min(group: *const u8, half: usize) -> (__m256, __m256) {
+    // SAFETY: callers point at a group that begins with sixteen scales and sixteen minima.
+    unsafe {
+        let minimum = halves(group.add(32 + 16 * half));
+        let minimum = _mm256_xor_ps(minimum, _mm256_set1_ps(-0.0));
+        (halves(group.add(16 * half)), minimum)
+    }
 }
 
 /// Scale and minimum of block `j` of a Q4K or Q5K group.
@@ -158,20 +191,7 @@ impl Unpack for UnpackQ5K {
         unsafe {
             let (scale, extra) = six_bits(group, half, j);
             let mut lines = nibbles(group.add(256 + 256 * j + 32 * half));
-            let bits = load(group.add(2304 + 64 * j + 32 * half));
-            let shifted = [
-                _mm256_slli_epi16::<4>(bits),
-                _mm256_slli_epi16::<3>(bits),
-                _mm256_slli_epi16::<2>(bits),
-                _mm256_slli_epi16::<1>(bits),
-                bits,
-                _mm256_srli_epi16::<1>(bits),
-                _mm256_srli_epi16::<2>(bits),
-                _mm256_srli_epi16::<3>(bits),
-            ];
-            for (line, bits) in lines.iter_mut().zip(shifted) {
-                *line = or_masked(*line, bits, _mm256_set1_epi8(16));
-            }
+            add_fifth_bits(&mut lines, group.add(2304 + 64 * j + 32 * half));
             UnpackedBlock {
                 lines,
                 scale,
@@ -256,7 +276,7 @@ impl Unpack for UnpackS8 {
         unsafe {
             let scale = halves(group.add(32 * j + 16 * half));
             UnpackedBlock {
-                lines: bytes::<true>(group.add(64 + 512 * j + 32 * half)),
+                lines: bytes(group.add(64 + 512 * j + 32 * half)),
                 scale,
                 extra: scale,
             }
@@ -277,7 +297,7 @@ impl Unpack for UnpackS8W {
         unsafe {
             let scale = _mm256_loadu_ps(group.add(32 * half).cast());
             UnpackedBlock {
-                lines: bytes::<true>(group.add(64 + 32 * half)),
+                lines: bytes(group.add(64 + 32 * half)),
                 scale,
                 extra: scale,
             }
@@ -298,7 +318,7 @@ impl Unpack for UnpackS8H {
         // SAFETY: the caller's; scales of the two halves of a row begin at 0 and 64, lines at 128.
         unsafe {
             UnpackedBlock {
-                lines: bytes::<true>(group.add(128 + 32 * half)),
+                lines: bytes(group.add(128 + 32 * half)),
                 scale: _mm256_loadu_ps(group.add(32 * half).cast()),
                 extra: _mm256_loadu_ps(group.add(64 + 32 * half).cast()),
             }
@@ -306,25 +326,70 @@ impl Unpack for UnpackS8H {
     }
 }
 
-pub(super) struct UnpackU8M;
+pub(super) struct UnpackQ4M;
 
-impl Unpack for UnpackU8M {
+impl Unpack for UnpackQ4M {
     const BLOCKS: usize = 1;
-    const BYTES: usize = 576;
+    const BYTES: usize = 320;
     const OFFSET: Offset = Offset::None;
     const MINIMUM: bool = true;
 
     #[inline(always)]
     unsafe fn block(group: *const u8, half: usize, _: usize) -> UnpackedBlock {
-        // SAFETY: the caller's; scales begin at 0, minima at 32, lines at 64.
+        // SAFETY: the caller's; nibble lines begin at 64.
         unsafe {
-            // This minimum is added and the K-quants' minimum is subtracted, so the sign is
-            // inverted.
-            let minimum = halves(group.add(32 + 16 * half));
+            let (scale, extra) = scale_and_min(group, half);
             UnpackedBlock {
-                lines: bytes::<false>(group.add(64 + 32 * half)),
-                scale: halves(group.add(16 * half)),
-                extra: _mm256_xor_ps(minimum, _mm256_set1_ps(-0.0)),
+                lines: nibbles(group.add(64 + 32 * half)),
+                scale,
+                extra,
+            }
+        }
+    }
+}
+
+pub(super) struct UnpackQ5;
+
+impl Unpack for UnpackQ5 {
+    const BLOCKS: usize = 2;
+    const BYTES: usize = 704;
+    const OFFSET: Offset = Offset::Minus16;
+
+    #[inline(always)]
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> UnpackedBlock {
+        // SAFETY: the caller's; scales begin at 0, nibble lines at 64, fifth bits at 576.
+        unsafe {
+            let scale = halves(group.add(32 * j + 16 * half));
+            let mut lines = nibbles(group.add(64 + 256 * j + 32 * half));
+            add_fifth_bits(&mut lines, group.add(576 + 64 * j + 32 * half));
+            UnpackedBlock {
+                lines,
+                scale,
+                extra: scale,
+            }
+        }
+    }
+}
+
+pub(super) struct UnpackQ5M;
+
+impl Unpack for UnpackQ5M {
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 384;
+    const OFFSET: Offset = Offset::None;
+    const MINIMUM: bool = true;
+
+    #[inline(always)]
+    unsafe fn block(group: *const u8, half: usize, _: usize) -> UnpackedBlock {
+        // SAFETY: the caller's; nibble lines begin at 64, fifth bits at 320.
+        unsafe {
+            let (scale, extra) = scale_and_min(group, half);
+            let mut lines = nibbles(group.add(64 + 32 * half));
+            add_fifth_bits(&mut lines, group.add(320 + 32 * half));
+            UnpackedBlock {
+                lines,
+                scale,
+                extra,
             }
         }
     }

@@ -4,8 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::Avx512;
-use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ5K, UnpackQ6K, UnpackS8, UnpackedBlock};
-use super::unpack::{UnpackS8H, UnpackS8W, UnpackU8M};
+use super::unpack::{Unpack, UnpackQ4, UnpackQ4K, UnpackQ4M, UnpackQ5, UnpackQ5K, UnpackQ5M};
+use super::unpack::{UnpackQ6K, UnpackS8, UnpackS8H, UnpackS8W, UnpackedBlock};
 use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed};
 use crate::simd::offset::Offset;
@@ -35,10 +35,12 @@ impl Avx512 {
                 Format::Q5K => sweep::<UnpackQ5K>(bytes, acts, out),
                 Format::Q6K => sweep::<UnpackQ6K>(bytes, acts, out),
                 Format::Q4 => sweep::<UnpackQ4>(bytes, acts, out),
+                Format::Q4M => sweep::<UnpackQ4M>(bytes, acts, out),
+                Format::Q5 => sweep::<UnpackQ5>(bytes, acts, out),
+                Format::Q5M => sweep::<UnpackQ5M>(bytes, acts, out),
                 Format::S8 => sweep::<UnpackS8>(bytes, acts, out),
                 Format::S8W => sweep::<UnpackS8W>(bytes, acts, out),
                 Format::S8H => sweep::<UnpackS8H>(bytes, acts, out),
-                Format::U8M => sweep::<UnpackU8M>(bytes, acts, out),
                 Format::F32 | Format::F16 | Format::BF16 => {
                     unreachable!("float formats take f32 activations")
                 }
@@ -93,7 +95,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
         let scales = acts.scales.as_ptr().add(first * blocks);
         let act_sums = acts.sums.as_ptr().add(first * blocks);
         let whole = match U::OFFSET {
-            Offset::Minus8 => acts.minus_8.as_ptr(),
+            Offset::Minus8 | Offset::Minus16 => acts.minus_8.as_ptr(),
             _ => acts.minus_128.as_ptr(),
         }
         .add(first * blocks);
@@ -125,6 +127,7 @@ unsafe fn strip<U: Unpack, const N: usize>(
                         Offset::Minus8 | Offset::Minus128 => {
                             low[c] = _mm512_set1_epi32(*whole.add(at));
                         }
+                        Offset::Minus16 => low[c] = _mm512_set1_epi32(2 * *whole.add(at)),
                         Offset::Minus128Halves => {
                             low[c] = _mm512_set1_epi32(4 * *halves.add(2 * at));
                             high[c] = _mm512_set1_epi32(4 * *halves.add(2 * at + 1));

@@ -93,6 +93,39 @@ unsafe fn bytes(at: *const u8) -> [__m512i; 8] {
     }
 }
 
+/// Adds the fifth bits of eight lines of codes; `at` points at their line.
+#[inline(always)]
+unsafe fn add_fifth_bits(lines: &mut [__m512i; 8], at: *const u8) {
+    // SAFETY: callers point at 64 readable bytes, and have AVX-512 BW.
+    unsafe {
+        let bits = load(at);
+        let sixteen = _mm512_set1_epi8(16);
+        let shifted = [
+            _mm512_slli_epi16::<4>(bits),
+            _mm512_slli_epi16::<3>(bits),
+            _mm512_slli_epi16::<2>(bits),
+            _mm512_slli_epi16::<1>(bits),
+            bits,
+            _mm512_srli_epi16::<1>(bits),
+            _mm512_srli_epi16::<2>(bits),
+            _mm512_srli_epi16::<3>(bits),
+        ];
+        for (line, bits) in lines.iter_mut().zip(shifted) {
+            *line = or_masked(*line, bits, sixteen);
+        }
+    }
+}
+
+/// Scales, and minima with the sign inverted: these are added, those of K-quants are subtracted.
+#[inline(always)]
+unsafe fn scale_and_min(group: *const u8) -> (__m512, __m512) {
+    // SAFETY: callers point at a group that begins with sixteen scales and sixteen minima.
+    unsafe {
+        let minimum = _mm512_xor_ps(halves(group.add(32)), _mm512_set1_ps(-0.0));
+        (halves(group), minimum)
+    }
+}
+
 /// Six-bit scales and minima of eight blocks, a byte each.
 struct SixBits {
     d: __m512,
@@ -196,21 +229,7 @@ impl Unpack for UnpackQ5K {
         unsafe {
             let (scale, extra) = self.0.of(j);
             let mut lines = nibbles(group.add(256 + 256 * j));
-            let bits = load(group.add(2304 + 64 * j));
-            let sixteen = _mm512_set1_epi8(16);
-            let shifted = [
-                _mm512_slli_epi16::<4>(bits),
-                _mm512_slli_epi16::<3>(bits),
-                _mm512_slli_epi16::<2>(bits),
-                _mm512_slli_epi16::<1>(bits),
-                bits,
-                _mm512_srli_epi16::<1>(bits),
-                _mm512_srli_epi16::<2>(bits),
-                _mm512_srli_epi16::<3>(bits),
-            ];
-            for (line, bits) in lines.iter_mut().zip(shifted) {
-                *line = or_masked(*line, bits, sixteen);
-            }
+            add_fifth_bits(&mut lines, group.add(2304 + 64 * j));
             UnpackedBlock {
                 lines,
                 scale,
@@ -381,30 +400,85 @@ impl Unpack for UnpackS8H {
     }
 }
 
-pub(super) struct UnpackU8M;
+pub(super) struct UnpackQ4M;
 
-impl Unpack for UnpackU8M {
+impl Unpack for UnpackQ4M {
     const BLOCKS: usize = 1;
-    const BYTES: usize = 576;
+    const BYTES: usize = 320;
     const OFFSET: Offset = Offset::None;
     const MINIMUM: bool = true;
 
     #[inline(always)]
     unsafe fn open(_: *const u8) -> Self {
-        UnpackU8M
+        UnpackQ4M
     }
 
     #[inline(always)]
     unsafe fn block(&self, group: *const u8, _: usize) -> UnpackedBlock {
-        // SAFETY: the caller's; scales begin at 0, minima at 32, lines at 64.
+        // SAFETY: the caller's; nibble lines begin at 64.
         unsafe {
-            // This minimum is added and the K-quants' minimum is subtracted, so the sign is
-            // inverted.
-            let minimum = halves(group.add(32));
+            let (scale, extra) = scale_and_min(group);
             UnpackedBlock {
-                lines: bytes(group.add(64)),
-                scale: halves(group),
-                extra: _mm512_xor_ps(minimum, _mm512_set1_ps(-0.0)),
+                lines: nibbles(group.add(64)),
+                scale,
+                extra,
+            }
+        }
+    }
+}
+
+pub(super) struct UnpackQ5;
+
+impl Unpack for UnpackQ5 {
+    const BLOCKS: usize = 2;
+    const BYTES: usize = 704;
+    const OFFSET: Offset = Offset::Minus16;
+
+    #[inline(always)]
+    unsafe fn open(_: *const u8) -> Self {
+        UnpackQ5
+    }
+
+    #[inline(always)]
+    unsafe fn block(&self, group: *const u8, j: usize) -> UnpackedBlock {
+        // SAFETY: the caller's; scales begin at 0, nibble lines at 64, fifth bits at 576.
+        unsafe {
+            let scale = halves(group.add(32 * j));
+            let mut lines = nibbles(group.add(64 + 256 * j));
+            add_fifth_bits(&mut lines, group.add(576 + 64 * j));
+            UnpackedBlock {
+                lines,
+                scale,
+                extra: scale,
+            }
+        }
+    }
+}
+
+pub(super) struct UnpackQ5M;
+
+impl Unpack for UnpackQ5M {
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 384;
+    const OFFSET: Offset = Offset::None;
+    const MINIMUM: bool = true;
+
+    #[inline(always)]
+    unsafe fn open(_: *const u8) -> Self {
+        UnpackQ5M
+    }
+
+    #[inline(always)]
+    unsafe fn block(&self, group: *const u8, _: usize) -> UnpackedBlock {
+        // SAFETY: the caller's; nibble lines begin at 64, fifth bits at 320.
+        unsafe {
+            let (scale, extra) = scale_and_min(group);
+            let mut lines = nibbles(group.add(64));
+            add_fifth_bits(&mut lines, group.add(320));
+            UnpackedBlock {
+                lines,
+                scale,
+                extra,
             }
         }
     }

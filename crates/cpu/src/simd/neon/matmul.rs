@@ -3,10 +3,8 @@
 use std::arch::aarch64::*;
 
 use super::dots::{Dot, Dots, Matrix, Widening};
-use super::unpack::{
-    SignedBlock, SignedQ4, SignedQ4K, SignedQ5K, SignedQ6K, SignedS8, UnpackSigned,
-};
-use super::unpack::{SignedS8H, SignedS8W, SignedU8M};
+use super::unpack::{SignedBlock, SignedQ4, SignedQ4K, SignedQ4M, SignedQ5, SignedQ5K, SignedQ5M};
+use super::unpack::{SignedQ6K, SignedS8, SignedS8H, SignedS8W, UnpackSigned};
 use super::{ByteProducts, Neon};
 use crate::matmul::activations::ActivationRows;
 use crate::matmul::layout::{BLOCK, Format, Packed, TILE_ROWS};
@@ -58,10 +56,12 @@ macro_rules! compiled {
                     Format::Q5K => sweep::<SignedQ5K, $dots>(bytes, acts, out),
                     Format::Q6K => sweep::<SignedQ6K, $dots>(bytes, acts, out),
                     Format::Q4 => sweep::<SignedQ4, $dots>(bytes, acts, out),
+                    Format::Q4M => sweep::<SignedQ4M, $dots>(bytes, acts, out),
+                    Format::Q5 => sweep::<SignedQ5, $dots>(bytes, acts, out),
+                    Format::Q5M => sweep::<SignedQ5M, $dots>(bytes, acts, out),
                     Format::S8 => sweep::<SignedS8, $dots>(bytes, acts, out),
                     Format::S8W => sweep::<SignedS8W, $dots>(bytes, acts, out),
                     Format::S8H => sweep::<SignedS8H, $dots>(bytes, acts, out),
-                    Format::U8M => sweep::<SignedU8M, $dots>(bytes, acts, out),
                     Format::F32 | Format::F16 | Format::BF16 => {
                         unreachable!("float formats take f32 activations")
                     }

@@ -110,12 +110,12 @@ unsafe fn less<const OFFSET: i8>(lines: [[uint8x16_t; 2]; 8]) -> [Line; 8] {
     }
 }
 
-/// Eight lines of bytes; value + 128 becomes the value where `SIGNED`.
+/// Eight lines of value + 128 as values.
 #[inline(always)]
-unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> [Line; 8] {
+unsafe fn bytes(at: *const u8) -> [Line; 8] {
     // SAFETY: callers point into eight lines of 64 readable bytes.
     unsafe {
-        let excess = vdupq_n_u8(if SIGNED { 0x80 } else { 0 });
+        let excess = vdupq_n_u8(0x80);
         let mut lines = [[vdupq_n_s8(0); 2]; 8];
         for (i, line) in lines.iter_mut().enumerate() {
             *line = load(at.add(64 * i)).map(|bytes| vreinterpretq_s8_u8(veorq_u8(bytes, excess)));
@@ -134,6 +134,29 @@ unsafe fn with_top_bits(line: &mut [uint8x16_t; 2], bits: [uint8x16_t; 2], first
             let moved = vshlq_u8(bits, vdupq_n_s8(4 - first));
             *codes = vorrq_u8(*codes, vandq_u8(moved, vdupq_n_u8(mask)));
         }
+    }
+}
+
+/// Adds the fifth bits of eight lines of codes; `at` is the half's part of their line.
+#[inline(always)]
+unsafe fn add_fifth_bits(lines: &mut [[uint8x16_t; 2]; 8], at: *const u8) {
+    // SAFETY: callers point at 32 readable bytes.
+    unsafe {
+        let bits = load(at);
+        for (i, line) in lines.iter_mut().enumerate() {
+            with_top_bits(line, bits, i as i8, 0x10);
+        }
+    }
+}
+
+/// Scales, and minima with the sign inverted: these are added, those of K-quants are subtracted.
+#[inline(always)]
+unsafe fn scale_and_min(group: *const u8, half: usize) -> (PerRow, PerRow) {
+    // SAFETY: callers point at a group that begins with sixteen scales and sixteen minima.
+    unsafe {
+        let minimum = halves(group.add(32 + 16 * half));
+        let minimum = minimum.map(|min| vnegq_f32(min));
+        (halves(group.add(16 * half)), minimum)
     }
 }
 
@@ -193,10 +216,7 @@ impl UnpackSigned for SignedQ5K {
         unsafe {
             let (scale, extra) = six_bits(group, half, j);
             let mut lines = nibbles(group.add(256 + 256 * j + 32 * half));
-            let bits = load(group.add(2304 + 64 * j + 32 * half));
-            for (i, line) in lines.iter_mut().enumerate() {
-                with_top_bits(line, bits, i as i8, 0x10);
-            }
+            add_fifth_bits(&mut lines, group.add(2304 + 64 * j + 32 * half));
             SignedBlock {
                 lines: less::<0>(lines),
                 scale,
@@ -270,7 +290,7 @@ impl UnpackSigned for SignedS8 {
         unsafe {
             let scale = halves(group.add(32 * j + 16 * half));
             SignedBlock {
-                lines: bytes::<true>(group.add(64 + 512 * j + 32 * half)),
+                lines: bytes(group.add(64 + 512 * j + 32 * half)),
                 scale,
                 extra: scale,
             }
@@ -290,7 +310,7 @@ impl UnpackSigned for SignedS8W {
         unsafe {
             let scale = words(group.add(32 * half));
             SignedBlock {
-                lines: bytes::<true>(group.add(64 + 32 * half)),
+                lines: bytes(group.add(64 + 32 * half)),
                 scale,
                 extra: scale,
             }
@@ -310,7 +330,7 @@ impl UnpackSigned for SignedS8H {
         // SAFETY: the caller's; scales of the two halves of a row begin at 0 and 64, lines at 128.
         unsafe {
             SignedBlock {
-                lines: bytes::<true>(group.add(128 + 32 * half)),
+                lines: bytes(group.add(128 + 32 * half)),
                 scale: words(group.add(32 * half)),
                 extra: words(group.add(64 + 32 * half)),
             }
@@ -318,24 +338,67 @@ impl UnpackSigned for SignedS8H {
     }
 }
 
-pub(super) struct SignedU8M;
+pub(super) struct SignedQ4M;
 
-impl UnpackSigned for SignedU8M {
+impl UnpackSigned for SignedQ4M {
     const BLOCKS: usize = 1;
-    const BYTES: usize = 576;
+    const BYTES: usize = 320;
     const MINIMUM: bool = true;
 
     #[inline(always)]
     unsafe fn block(group: *const u8, half: usize, _: usize) -> SignedBlock {
-        // SAFETY: the caller's; scales begin at 0, minima at 32, lines at 64.
+        // SAFETY: the caller's; nibble lines begin at 64.
         unsafe {
-            // This minimum is added and the K-quants' minimum is subtracted, so the sign is
-            // inverted.
-            let minimum = halves(group.add(32 + 16 * half));
+            let (scale, extra) = scale_and_min(group, half);
             SignedBlock {
-                lines: bytes::<false>(group.add(64 + 32 * half)),
-                scale: halves(group.add(16 * half)),
-                extra: minimum.map(|min| vnegq_f32(min)),
+                lines: less::<0>(nibbles(group.add(64 + 32 * half))),
+                scale,
+                extra,
+            }
+        }
+    }
+}
+
+pub(super) struct SignedQ5;
+
+impl UnpackSigned for SignedQ5 {
+    const BLOCKS: usize = 2;
+    const BYTES: usize = 704;
+
+    #[inline(always)]
+    unsafe fn block(group: *const u8, half: usize, j: usize) -> SignedBlock {
+        // SAFETY: the caller's; scales begin at 0, nibble lines at 64, fifth bits at 576.
+        unsafe {
+            let scale = halves(group.add(32 * j + 16 * half));
+            let mut lines = nibbles(group.add(64 + 256 * j + 32 * half));
+            add_fifth_bits(&mut lines, group.add(576 + 64 * j + 32 * half));
+            SignedBlock {
+                lines: less::<16>(lines),
+                scale,
+                extra: scale,
+            }
+        }
+    }
+}
+
+pub(super) struct SignedQ5M;
+
+impl UnpackSigned for SignedQ5M {
+    const BLOCKS: usize = 1;
+    const BYTES: usize = 384;
+    const MINIMUM: bool = true;
+
+    #[inline(always)]
+    unsafe fn block(group: *const u8, half: usize, _: usize) -> SignedBlock {
+        // SAFETY: the caller's; nibble lines begin at 64, fifth bits at 320.
+        unsafe {
+            let (scale, extra) = scale_and_min(group, half);
+            let mut lines = nibbles(group.add(64 + 32 * half));
+            add_fifth_bits(&mut lines, group.add(320 + 32 * half));
+            SignedBlock {
+                lines: less::<0>(lines),
+                scale,
+                extra,
             }
         }
     }
