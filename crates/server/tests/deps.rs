@@ -121,7 +121,7 @@ const HOMES: [(&str, &[&str]); 57] = [
     ("ureq", &["hub", "server"]),
     ("utoipa", &["server"]),
     ("uuid", &["server"]),
-    ("libc", &["gguf"]),
+    ("libc", &["cpu", "gguf"]),
     ("tempfile", &["conformance", "cuda", "server"]),
 ];
 
