@@ -43,15 +43,28 @@ impl ThreadPool {
     }
 
     /// Calls `work(i)` for each `i < n`, in any order and on any thread; returns when all are done.
+    ///
+    /// Each thread has a contiguous share of the indices and then helps with the others' shares,
+    /// so that threads read weights in long runs and still end together.
     pub fn for_each(&self, n: usize, work: impl Fn(usize) + Sync) {
-        let next = AtomicUsize::new(0);
+        let threads = self.threads();
+        let share = |thread: usize| ThreadShare {
+            next: AtomicUsize::new(n * thread / threads),
+            end: n * (thread + 1) / threads,
+        };
+        let shares: Vec<ThreadShare> = (0..threads).map(share).collect();
+        let joined = AtomicUsize::new(0);
         self.on_all(n, &|| {
-            loop {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                if i >= n {
-                    break;
+            let own = joined.fetch_add(1, Ordering::Relaxed);
+            for other in 0..threads {
+                let share = &shares[(own + other) % threads];
+                loop {
+                    let i = share.next.fetch_add(1, Ordering::Relaxed);
+                    if i >= share.end {
+                        break;
+                    }
+                    work(i);
                 }
-                work(i);
             }
         });
     }
@@ -83,6 +96,15 @@ impl ThreadPool {
         let _awake = self.workers.wake();
         self.workers.region(work);
     }
+}
+
+/// Indices that one thread claims first. A cache line of its own, since its owner writes it for
+/// each item.
+#[repr(align(64))]
+struct ThreadShare {
+    /// The next index to be claimed; beyond `end` when all are.
+    next: AtomicUsize,
+    end: usize,
 }
 
 /// The next item. Spins, because the lock is held only briefly.
