@@ -5,7 +5,7 @@
 // Each block writes its values into the memory of every peer, sets a flag there, waits for the peers' flags and adds.
 // Flags hold the number of the launch (its epoch), which only grows, so nothing is reset. Rows of odd and even epochs
 // have buffers of their own: a device begins epoch e + 2 behind its epoch e + 1, whose flags a peer sets behind its
-// own epoch e, which has then read all rows of e. A peer that stops answering for WATCHDOG_NS ends the launch with a
+// own epoch e, which has then read all rows of e. A peer that stops answering for watchdog_ms ends the launch with a
 // trap, which the host sees as a lost device.
 //
 // in   header (source_rows.cuh)     partial f32 [rows][WIDTH], of this device
@@ -20,10 +20,10 @@
 
 #define MAX_DEVICES 8
 #define MAX_BLOCKS 256
-#define WATCHDOG_NS 20000000000ull
 
 struct Exchange {
-    int rank, unused;
+    int rank;
+    u32 watchdog_ms;
     u32* flags[MAX_DEVICES];    // of each device, [sender][MAX_BLOCKS]
     float4* rows[MAX_DEVICES];  // of each device, [epoch % 2][sender, itself left out][CAPACITY / 4]
     u32 padding[30];
@@ -40,8 +40,8 @@ __device__ __forceinline__ void flag_release_system(u32* flag, u32 epoch) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(epoch) : "memory");
 }
 
-// Waits until the flag has reached `epoch`.
-__device__ __forceinline__ void flag_acquire_system(const u32* flag, u32 epoch) {
+// Waits until the flag has reached `epoch`, so long at most.
+__device__ __forceinline__ void flag_acquire_system(const u32* flag, u32 epoch, u32 watchdog_ms) {
     u64 begun = 0;
     for (u32 spins = 1;; spins++) {
         u32 seen;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void flag_acquire_system(const u32* flag, u32 epoch) 
         if (spins % 4096 == 0) {
             const u64 now = global_timer();
             if (begun == 0) begun = now;
-            if (now - begun > WATCHDOG_NS) asm volatile("trap;");
+            if (now - begun > watchdog_ms * 1000000ull) asm volatile("trap;");
         }
     }
 }
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int peer = threadIdx.x;
     if (peer < N_DEVICES && peer != rank) {
         flag_release_system(exchange->flags[peer] + rank * MAX_BLOCKS + blockIdx.x, epoch);
-        flag_acquire_system(exchange->flags[rank] + peer * MAX_BLOCKS + blockIdx.x, epoch);
+        flag_acquire_system(exchange->flags[rank] + peer * MAX_BLOCKS + blockIdx.x, epoch, exchange->watchdog_ms);
     }
     __syncthreads();
     for (int i = first; i < n; i += stride) {

@@ -122,14 +122,13 @@ __device__ __forceinline__ float4 exchange_fragment(const FragmentExchange& exch
                  : "memory");
     float4* const from = exchange.received + at;
     float4 other;
-    u32 spins = 0;
+    u32 spins = exchange.watchdog_spins;
     do {
         asm volatile("ld.relaxed.sys.global.v4.f32 {%0, %1, %2, %3}, [%4];"
                      : "=f"(other.x), "=f"(other.y), "=f"(other.z), "=f"(other.w)
                      : "l"(from)
                      : "memory");
-        // Some 20 s: the other shard is gone.
-        if (++spins == 1u << 25) asm volatile("trap;");
+        if (--spins == 0) asm volatile("trap;");
     } while (__any_sync(WARP_ALL, !is_ready(other)));
     *from = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     const float4 a = exchange.rank ? other : own, b = exchange.rank ? own : other;

@@ -41,11 +41,13 @@ struct Matrix {
 #ifdef EXCHANGE
 // An end of the exchange of partial sums with the other shard of a tensor split (EPILOGUE_ADD_NORM). Every fragment of
 // 16 columns and 8 rows has a place of its own, which shows by itself that it was written (ready flags). A place is
-// free again when the other shard comes to it: all sums of a phase are read before the next such phase begins.
+// free again when the other shard comes to it: all sums of a phase are read before the next such phase begins. A shard
+// that finds no fragment in `watchdog_spins` loads ends the launch with a trap.
 struct FragmentExchange {
     float4* received;  // in this device's memory, written by the other: [columns / 16][N8_TILES][32], +0 between phases
     float4* sent;      // the same in the other device's memory
-    int rank, unused;
+    int rank;
+    u32 watchdog_spins;
 };
 #endif
 struct Phase {

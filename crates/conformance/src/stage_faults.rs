@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use contract::{
     Backend, DeviceError, DeviceInfo, LoadConfig, LoadProgress, LogitsRow, MemoryPlan, Runner,
-    SeqId, Stage, StageConfig, StageOutput, VerifyItem, forward_runner,
+    SeqId, SplitMode, Stage, StageConfig, StageOutput, VerifyItem, forward_runner,
 };
 
 use crate::fake::{FakeHandle, FaultKind, RunnerMethod};
@@ -19,6 +19,10 @@ pub struct FaultyDevice {
     pub faults: FakeHandle,
     /// How opening a stage fails, if it does.
     pub at_start: Option<FaultKind>,
+    /// Whether it is a GPU that reaches no other's memory.
+    pub is_without_peers: bool,
+    /// Whether its steps are reported as begun and never run, as those of a GPU that stands still.
+    pub skips_steps: bool,
     /// What its steps take.
     pub time: Option<StepCost>,
 }
@@ -64,6 +68,8 @@ impl FaultyDevice {
             device: Box::new(device),
             faults: FakeHandle::default(),
             at_start: None,
+            is_without_peers: false,
+            skips_steps: false,
             time: None,
         }
     }
@@ -90,6 +96,25 @@ impl Backend for FaultyDevice {
         self.device.estimate_stage(stage)
     }
 
+    fn gpu_ordinal(&self) -> Option<u32> {
+        if self.is_without_peers {
+            Some(0)
+        } else {
+            self.device.gpu_ordinal()
+        }
+    }
+
+    fn require_peer_access(&self, below: u32, mode: SplitMode) -> Result<(), DeviceError> {
+        if self.is_without_peers {
+            return Err(FaultKind::Refused.error("peer access"));
+        }
+        self.device.require_peer_access(below, mode)
+    }
+
+    fn stage_format(&self, stage: &StageConfig) -> Result<String, DeviceError> {
+        self.device.stage_format(stage)
+    }
+
     fn open_stage(
         &self,
         stage: StageConfig,
@@ -108,6 +133,7 @@ impl Backend for FaultyDevice {
         Ok(Box::new(FaultyStage {
             stage: self.device.open_stage(stage, progress)?,
             faults: self.faults.clone(),
+            skips_steps: self.skips_steps,
             time: self.time.clone(),
             at,
             received_us: 0,
@@ -119,6 +145,7 @@ impl Backend for FaultyDevice {
 struct FaultyStage {
     stage: Box<dyn Stage>,
     faults: FakeHandle,
+    skips_steps: bool,
     time: Option<StepCost>,
     /// Its index among the stages, and whether the host waits for its steps.
     at: (usize, bool),
@@ -147,6 +174,9 @@ impl Runner for FaultyStage {
 
     fn verify(&mut self, items: &[VerifyItem<'_>]) -> Result<Vec<Vec<LogitsRow>>, DeviceError> {
         self.faults.enter(RunnerMethod::Verify, &[])?;
+        if self.skips_steps {
+            return Ok(vec![Vec::new(); items.len()]);
+        }
         if let Some(StepCost { time, us }) = &self.time {
             let (i, has_head) = self.at;
             let mut times = time.lock();

@@ -2,7 +2,7 @@
 
 use crate::{
     DeviceError, DeviceInfo, LoadConfig, LoadProgress, MemoryPlan, Placement, Runner, Scorer,
-    ScorerConfig, Stage, StageConfig,
+    ScorerConfig, SplitMode, Stage, StageConfig,
 };
 
 /// A kind of device, before anything is loaded on it.
@@ -49,6 +49,22 @@ pub trait Backend {
     fn stage_format(&self, stage: &StageConfig) -> Result<String, DeviceError> {
         let _ = stage;
         Ok(String::new())
+    }
+
+    /// The driver's number of a GPU; `None` for another kind of device.
+    fn gpu_ordinal(&self) -> Option<u32> {
+        None
+    }
+
+    /// Asks the driver whether this GPU reaches the memory of GPU `below`, whose stage is the one
+    /// below, and whether both reach each other's where they have shards. Called before any weight
+    /// is read.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] names both GPUs, where the split needs what they lack.
+    fn require_peer_access(&self, below: u32, mode: SplitMode) -> Result<(), DeviceError> {
+        let _ = (below, mode);
+        Ok(())
     }
 
     /// Loads a contiguous range of a model's layers, or its draft alone, as one of several pipeline

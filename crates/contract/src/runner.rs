@@ -187,7 +187,7 @@ impl DetachedSnapshot for Vec<u8> {
 }
 
 /// Free capacity of a runner, and the memory that snapshots hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capacity {
     /// Sequences that can still be opened.
     pub sequences: usize,

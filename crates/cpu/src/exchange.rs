@@ -20,8 +20,8 @@ struct PendingSum {
     partial: Vec<Option<Vec<f32>>>,
     /// Shards that have taken the sum; none while partial sums are missing.
     taken: Option<usize>,
-    /// Whether a shard has ended.
-    ended: bool,
+    /// Why there are no more sums: a shard has ended or failed.
+    ended: Option<String>,
 }
 
 /// A shard's end of an exchange. Dropping it ends the passes of the others with an error.
@@ -60,7 +60,7 @@ impl ExchangeEnd {
         let mut sum = self.exchange.lock();
         sum.partial.resize(count, None);
         // The sum before this one may not have been taken by all.
-        while sum.taken.is_some() && !sum.ended {
+        while sum.taken.is_some() && sum.ended.is_none() {
             sum = self.exchange.wait(sum);
         }
         sum.partial[index] = Some(rows.to_vec());
@@ -68,10 +68,10 @@ impl ExchangeEnd {
             sum.add_up();
             self.exchange.changed.notify_all();
         }
-        while sum.taken.is_none() && !sum.ended {
+        while sum.taken.is_none() && sum.ended.is_none() {
             sum = self.exchange.wait(sum);
         }
-        if sum.ended {
+        if sum.ended.is_some() {
             return;
         }
         if let Some(Some(sum)) = sum.partial.first() {
@@ -89,22 +89,29 @@ impl ExchangeEnd {
     /// Fails if another shard has ended.
     ///
     /// # Errors
-    /// [`DeviceError::DeviceLost`].
+    /// [`DeviceError::DeviceLost`] with the reason.
     pub(crate) fn require(&self) -> Result<(), DeviceError> {
-        if !self.exchange.lock().ended {
-            return Ok(());
+        match &self.exchange.lock().ended {
+            None => Ok(()),
+            Some(why) => Err(DeviceError::DeviceLost {
+                during: "a pass of a tensor split",
+                detail: why.clone(),
+            }),
         }
-        Err(DeviceError::DeviceLost {
-            during: "a pass of a tensor split",
-            detail: "another shard has ended".to_owned(),
-        })
+    }
+
+    /// Ends the passes of all shards, as this one cannot go on.
+    pub(crate) fn fail(&self, error: &DeviceError) {
+        let Shard { index, count } = self.shard;
+        let why = format!("shard {} of {count} failed: {error}", index + 1);
+        self.exchange.end(&why);
     }
 }
 
 impl Exchange {
-    /// Ends the passes of all shards.
-    pub(crate) fn end(&self) {
-        self.lock().ended = true;
+    /// Ends the passes of all shards; the first reason stays.
+    pub(crate) fn end(&self, why: &str) {
+        self.lock().ended.get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
     }
 
@@ -135,7 +142,9 @@ impl PendingSum {
 
 impl Drop for ExchangeEnd {
     fn drop(&mut self) {
-        self.exchange.end();
+        let Shard { index, count } = self.shard;
+        let why = format!("shard {} of {count} has ended", index + 1);
+        self.exchange.end(&why);
     }
 }
 
@@ -205,14 +214,22 @@ mod tests {
     }
 
     #[test]
-    fn shards_do_not_wait_for_one_that_has_ended() {
+    fn shards_do_not_wait_for_one_that_has_ended_or_failed_and_say_why() {
         let shards: Vec<Shard> = Shard::all(2).collect();
-        let first = ExchangeEnd::first(shards[0]);
-        drop(ExchangeEnd::of(first.exchange(), shards[1]));
-        first.all_reduce(&mut [1.0]);
-        assert!(matches!(
-            first.require(),
-            Err(DeviceError::DeviceLost { .. })
-        ));
+        for failed in [false, true] {
+            let first = ExchangeEnd::first(shards[0]);
+            let second = ExchangeEnd::of(first.exchange(), shards[1]);
+            let why = if failed {
+                second.fail(&invalid_call("verify", "a reason".to_owned()));
+                "shard 2 of 2 failed: misuse of verify: a reason"
+            } else {
+                "shard 2 of 2 has ended"
+            };
+            drop(second);
+            first.all_reduce(&mut [1.0]);
+            let error = first.require().unwrap_err();
+            assert!(matches!(error, DeviceError::DeviceLost { .. }));
+            assert!(error.to_string().ends_with(why), "{error}");
+        }
     }
 }

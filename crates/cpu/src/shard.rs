@@ -110,9 +110,9 @@ impl ShardThread {
         let failed = Arc::clone(&self.failed);
         self.send(Box::new(move |runner| {
             if let Err(error) = of(runner) {
+                runner.fail_exchange(&error);
                 let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                 failed.get_or_insert(error);
-                runner.end_exchange();
             }
         }))
     }
@@ -132,7 +132,7 @@ fn no_drafts<T>(call: &'static str) -> Result<T, DeviceError> {
 impl Drop for ShardThread {
     fn drop(&mut self) {
         // A pass under way waits for a shard that may be gone.
-        self.output.exchange.end();
+        self.output.exchange.end("the model was closed");
         self.calls = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -146,12 +146,7 @@ impl Runner for ShardThread {
     }
 
     fn capacity(&self) -> Capacity {
-        self.call(|runner| runner.capacity()).unwrap_or(Capacity {
-            sequences: 0,
-            tokens: 0,
-            evictable_tokens: 0,
-            snapshot_bytes: 0,
-        })
+        self.call(|runner| runner.capacity()).unwrap_or_default()
     }
 
     fn open(&mut self, max_len: usize) -> Result<SeqId, DeviceError> {

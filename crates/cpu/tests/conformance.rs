@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "all of this file is a test")]
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use conformance::compare::{Precision, Tolerance};
 use conformance::drafts::{DRAFTS, DraftFileFormat, DraftFileQuirks, WeightPrecision};
@@ -13,8 +15,9 @@ use conformance::stages::{self, DraftDevice};
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
 use contract::{
-    Backend, DeviceError, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, LayerSplit, Limits,
-    LoadConfig, ModelSpec, QuantType, StepGroups, TokenId, WeightSource,
+    Backend, CommitItem, DeviceError, DraftLoad, DraftLoadConfig, KvFormat, KvFormats, LayerSplit,
+    Limits, LoadConfig, LogitsRequest, ModelSpec, NodeIdx, QuantType, Runner, SnapshotLocation,
+    SplitBackend, StepGroups, TokenId, Tree, VerifyItem, WeightSource,
 };
 use cpu::matmul::layout::Format;
 use cpu::simd::dispatch::Dispatch;
@@ -249,25 +252,145 @@ fn shards_satisfy_the_properties_of_arithmetic() {
     check_arithmetic(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
 }
 
-/// A pass that one shard refuses leaves the other in the middle of it: both are lost.
-#[test]
-fn shards_are_lost_with_the_first_that_fails() {
-    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 9);
-    let config = small_config(model.spec, model.weights);
-    let devices: Vec<FaultyDevice> = (0..2).map(|_| FaultyDevice::new(fast())).collect();
-    let (call, when) = (RunnerMethod::Prefill, FaultTrigger::Nth(0));
-    let kind = FaultKind::OutOfMemory;
-    let faults = devices[1].faults.clone();
-    faults.fail(InjectedFault { call, when, kind });
-    let devices = devices.into_iter();
-    let backend = stages::shards(devices.map(|device| -> Box<dyn Backend> { Box::new(device) }));
-    let mut runner = backend.open(config, &mut |_| {}).unwrap();
-    let seq = runner.open(64).unwrap();
+/// Two shards on the CPU with a fault in one of them.
+fn shards_with_fault(shard: usize, fault: InjectedFault) -> SplitBackend {
+    let devices = [0, 1].map(|_| FaultyDevice::new(fast()));
+    devices[shard].faults.fail(fault);
+    stages::shards(
+        devices
+            .into_iter()
+            .map(|device| -> Box<dyn Backend> { Box::new(device) }),
+    )
+}
+
+/// Calls of every kind until one fails; then those that a scheduler makes after a lost device.
+fn calls_until_error(runner: &mut dyn Runner) -> Option<DeviceError> {
     let tokens = [TokenId(1), TokenId(2)];
-    for _ in 0..2 {
-        let error = runner.prefill(seq, &tokens, &[]).unwrap_err();
-        assert!(matches!(error, DeviceError::DeviceLost { .. }), "{error}");
+    let tree = Tree::root(TokenId(3));
+    let requests = [LogitsRequest::full()];
+    let (mut opened, mut saved) = (None, None);
+    let mut calls = || -> Result<(), DeviceError> {
+        let seq = *opened.insert(runner.open(64)?);
+        runner.prefill(seq, &tokens, &[])?;
+        let snapshot = runner.snapshot(seq, SnapshotLocation::Host)?.id;
+        runner.restore(seq, *saved.insert(snapshot))?;
+        let item = VerifyItem {
+            seq,
+            tree: &tree,
+            requests: &requests,
+        };
+        runner.verify(&[item])?;
+        runner.discard(seq)?;
+        runner.verify(&[item])?;
+        let path = tree.path_to(NodeIdx::ROOT);
+        runner.commit(&[CommitItem { seq, path: &path }])
+    };
+    let error = calls().err();
+    let lost = matches!(error, Some(DeviceError::DeviceLost { .. }));
+    assert_eq!(runner.capacity().tokens == 0, lost);
+    saved.into_iter().for_each(|id| runner.free_snapshot(id));
+    opened.into_iter().for_each(|seq| runner.close(seq));
+    error
+}
+
+/// A shard is lost in any call, while the other may wait for its sums: one error that names it, for
+/// this call and all that follow, and nothing waits, neither a close nor the end of the runner.
+#[test]
+fn lost_shard_is_named_and_leaves_nothing_waiting() {
+    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 9);
+    let (report, reported) = channel();
+    std::thread::spawn(move || {
+        let calls = [
+            RunnerMethod::Open,
+            RunnerMethod::Prefill,
+            RunnerMethod::Snapshot,
+            RunnerMethod::Restore,
+            RunnerMethod::Verify,
+            RunnerMethod::Discard,
+            RunnerMethod::Commit,
+        ];
+        for (call, shard) in calls.into_iter().flat_map(|call| [(call, 0), (call, 1)]) {
+            let (when, kind) = (FaultTrigger::Nth(0), FaultKind::DeviceLost);
+            let backend = shards_with_fault(shard, InjectedFault { call, when, kind });
+            let config = small_config(model.spec.clone(), model.weights.clone());
+            let mut runner = backend.open(config, &mut |_| {}).unwrap();
+            let first = calls_until_error(&mut *runner);
+            let next = runner.open(64).err();
+            drop(runner);
+            report.send((call, shard, first, next)).unwrap();
+        }
+    });
+    for _ in 0..14 {
+        let (call, shard, first, next) = reported
+            .recv_timeout(Duration::from_secs(60))
+            .expect("nothing waits for a lost shard");
+        let name = format!("device {shard} (shard {} of 2", shard + 1);
+        for error in [first, next] {
+            let text = error.map_or(String::new(), |error| error.to_string());
+            let starts = format!("device lost in {}", call.name());
+            assert!(
+                text.starts_with(&starts) && text.contains(&name),
+                "{call:?}: {text}"
+            );
+        }
     }
+}
+
+/// A pass that the second shard refuses leaves the first in the middle of it: both are lost. One
+/// that the first refuses has begun nowhere.
+#[test]
+fn pass_that_a_shard_refuses_loses_both_if_it_has_begun() {
+    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 9);
+    let (when, kind) = (FaultTrigger::Nth(0), FaultKind::OutOfMemory);
+    for (call, shard) in [RunnerMethod::Prefill, RunnerMethod::Verify]
+        .into_iter()
+        .flat_map(|call| [(call, 0), (call, 1)])
+    {
+        let backend = shards_with_fault(shard, InjectedFault { call, when, kind });
+        let config = small_config(model.spec.clone(), model.weights.clone());
+        let mut runner = backend.open(config, &mut |_| {}).unwrap();
+        let error = calls_until_error(&mut *runner).unwrap();
+        let lost = matches!(error, DeviceError::DeviceLost { .. });
+        assert_eq!(lost, shard == 1, "{call:?} of shard {shard}: {error}");
+        let again = calls_until_error(&mut *runner);
+        assert_eq!(
+            again.is_some(),
+            lost,
+            "{call:?} of shard {shard}: {again:?}"
+        );
+    }
+}
+
+/// A shard that does not open is named, and GPUs that do not reach each other are refused before
+/// any shard opens.
+#[test]
+fn shards_that_do_not_open_are_named_and_peer_access_is_asked_first() {
+    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 9);
+    let error = |edit: &dyn Fn(&mut [FaultyDevice; 2])| {
+        let mut devices = [0, 1].map(|_| FaultyDevice::new(fast()));
+        edit(&mut devices);
+        let devices = devices.into_iter();
+        let devices = devices.map(|device| -> Box<dyn Backend> { Box::new(device) });
+        let config = small_config(model.spec.clone(), model.weights.clone());
+        let opened = stages::shards(devices).open(config, &mut |_| {});
+        opened
+            .err()
+            .map_or(String::new(), |error| error.to_string())
+    };
+    for at in [0, 1] {
+        for kind in [FaultKind::OutOfMemory, FaultKind::DeviceLost] {
+            let text = error(&|devices| devices[at].at_start = Some(kind));
+            let name = format!("device {at} (shard {} of 2", at + 1);
+            assert!(text.contains(&name), "{name} in {text}");
+        }
+    }
+    let text = error(&|devices| {
+        for device in devices {
+            device.at_start = Some(FaultKind::DeviceLost);
+            device.is_without_peers = true;
+        }
+    });
+    assert!(text.contains("peer access"), "{text}");
 }
 
 /// A step that a stage refuses is undone in the stages below.

@@ -1,17 +1,17 @@
 //! The GPU as a [`Backend`]: its description, the memory that a model needs, and opening a model.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use contract::{
     Backend, DeviceError, DeviceInfo, DraftLoad, ExpertPlacement, KvPool, LoadConfig, LoadProgress,
-    MemoryPlan, MtpInfo, Runner, RunnerInfo, Scorer, ScorerConfig, Stage, StageConfig,
+    MemoryPlan, MtpInfo, Runner, RunnerInfo, Scorer, ScorerConfig, SplitMode, Stage, StageConfig,
 };
 
 use crate::check;
 use crate::compile::Modules;
 use crate::deferred_draft::DeferredDraft;
-use crate::driver::Gpu;
+use crate::driver::{Gpu, can_access_peer};
 use crate::exec::{Engine, LaunchMode, Launcher, PeerAccess, Regions, expert_slots, pinned_bytes};
 use crate::experts::prediction::{StepReads, placement};
 use crate::memory::{BumpAllocator, CONTEXT_BYTES, DRIVER_BYTES, MemoryBudget, REGION_ALIGN};
@@ -29,6 +29,9 @@ use crate::weights::{PlacedLayers, Sources, WeightSet, Weights};
 /// Prefill gives the same values however it is cut at multiples of this many tokens, up to
 /// rounding.
 const PREFILL_ALIGN: usize = 64;
+
+/// How long a shard of a tensor split waits for the sums of the other: longer than a pass takes.
+const SHARD_WATCHDOG: Duration = Duration::from_secs(20);
 
 /// One GPU as a device.
 #[derive(Debug, Clone)]
@@ -402,6 +405,18 @@ impl Backend for CudaBackend {
         Ok(format!("{:?} {:?}", plans.stage.block, plans.kernels))
     }
 
+    fn gpu_ordinal(&self) -> Option<u32> {
+        Some(self.gpu.ordinal)
+    }
+
+    fn require_peer_access(&self, below: u32, mode: SplitMode) -> Result<(), DeviceError> {
+        let gpus = check::Neighbours {
+            name: &self.name(),
+            ordinals: [self.gpu.ordinal, below],
+        };
+        gpus.require_access(mode, self.options.require_peer_access, can_access_peer)
+    }
+
     fn open_stage(
         &self,
         stage: StageConfig,
@@ -413,7 +428,8 @@ impl Backend for CudaBackend {
             options if options.rows_through_host => PeerAccess::Avoided,
             _ => PeerAccess::IfPossible,
         };
-        Ok(Box::new(CudaStage::new(runner, peer_access)))
+        let watchdog = self.options.shard_watchdog.unwrap_or(SHARD_WATCHDOG);
+        Ok(Box::new(CudaStage::new(runner, peer_access, watchdog)))
     }
 
     fn open(

@@ -2,6 +2,7 @@
 
 mod draft;
 mod experts;
+mod peer_access;
 mod shard;
 
 use contract::quant::hadamard;
@@ -15,6 +16,7 @@ use crate::launch::gemm::small_batch;
 use crate::pack::WeightKind;
 use crate::step;
 
+pub(crate) use peer_access::Neighbours;
 pub(crate) use shard::require_shard;
 
 /// Values per scale in the device's block formats.

@@ -1,5 +1,7 @@
 //! How a GPU is used.
 
+use std::time::Duration;
+
 use crate::compile;
 use crate::numerics::Numerics;
 
@@ -41,6 +43,9 @@ pub struct Options {
     pub require_peer_access: bool,
     /// Hand rows of pipeline stages over through host memory wherever the GPUs are, for tests.
     pub rows_through_host: bool,
+    /// How long a shard of a tensor split waits for the other's sums before its GPU is lost, for
+    /// tests; `None` for 20 s.
+    pub shard_watchdog: Option<Duration>,
     /// Whether steps of one row of small models are one persistent launch.
     pub one_launch: OneLaunch,
     /// Plan as if all memory were free: for a GPU that is not in this machine.

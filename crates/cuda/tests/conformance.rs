@@ -11,15 +11,20 @@ mod fixtures {
     pub mod model;
 }
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conformance::compare::{Precision, Tolerance, compare_rows};
+use conformance::stage_faults::FaultyDevice;
 use conformance::stages;
 use conformance::suite::{self, Case};
 use conformance::synthetic_model::{SyntheticLayout, SyntheticModel};
-use contract::{Backend, KvFormat, KvFormats, LogitsRow, NodeIdx, QuantType, TokenId, Tree};
+use contract::{
+    Backend, DeviceError, KvFormat, KvFormats, LogitsRequest, LogitsRow, NodeIdx, QuantType,
+    TokenId, Tree, VerifyItem,
+};
 
 use cuda::Options;
+use fixtures::gpu::ran_in_own_process;
 use fixtures::model::{
     F16_KV, LIMITS, ModelDevice, load_config, open_device, open_device_with, open_two_devices_with,
     reference_tolerance, text, verify,
@@ -234,7 +239,53 @@ fn shards_on_two_gpus_pass_the_suite_bit_exactly() {
     assert_no_violations(violations);
 }
 
-/// The same on large-model paths, in fused layers where the GPU has them.
+/// The first shard never runs its step: the second waits for sums until its watchdog ends the
+/// launch. One error names it, nothing hangs, and the process goes on.
+#[test]
+fn shard_that_waits_in_vain_ends_with_an_error_that_names_it() {
+    if ran_in_own_process("shard_that_waits_in_vain_ends_with_an_error_that_names_it") {
+        return;
+    }
+    let options = Options {
+        shard_watchdog: Some(Duration::from_millis(500)),
+        as_large_model: true,
+        ..Options::default()
+    };
+    let Some(devices) = open_two_devices_with(&options) else {
+        return;
+    };
+    let mut devices = devices
+        .each_ref()
+        .map(|device| FaultyDevice::new(device.backend.clone()));
+    devices[0].skips_steps = true;
+    let devices = devices.into_iter();
+    let backend = stages::shards(devices.map(|device| -> Box<dyn Backend> { Box::new(device) }));
+    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q4_K, 5);
+    let config = load_config(&model, F16_KV, LIMITS);
+    let prompt = text(config.target.vocab, 16, 1);
+    let mut runner = backend.open(config, &mut |_| {}).unwrap();
+    let seq = runner.open(64).unwrap();
+    runner.prefill(seq, &prompt, &[]).unwrap();
+    let begun = Instant::now();
+    let tree = Tree::root(TokenId(1));
+    let item = VerifyItem {
+        seq,
+        tree: &tree,
+        requests: &[LogitsRequest::full()],
+    };
+    let error = runner.verify(&[item]).unwrap_err();
+    eprintln!("after {} ms: {error}", begun.elapsed().as_millis());
+    let message = error.to_string();
+    assert!(matches!(error, DeviceError::DeviceLost { .. }), "{message}");
+    assert!(message.contains("shard 2 of 2"), "{message}");
+    assert_eq!(runner.capacity().tokens, 0);
+    runner.close(seq);
+    assert!(runner.open(64).is_err());
+    drop(runner);
+    assert!(begun.elapsed() < Duration::from_secs(15));
+}
+
+/// Batch-invariant models on large-model paths, in fused layers where the GPU has them.
 #[test]
 fn batch_invariant_models_on_large_model_paths_pass_the_suite_bit_exactly() {
     let options = Options {

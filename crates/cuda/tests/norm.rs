@@ -1,11 +1,13 @@
 //! Norms and gated units match the reference.
 
-#![allow(clippy::unwrap_used, reason = "these are tests")]
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "these are tests")]
 
 mod fixtures {
     pub mod gpu;
     pub mod step;
 }
+
+use std::time::{Duration, Instant};
 
 use contract::GateActivation;
 use cpu::reference::{activation, norm};
@@ -16,7 +18,7 @@ use cuda::launch::ffn::{self, GateUp};
 use cuda::launch::norm::{
     ActivationBuffers, Residual, RmsShape, RowSource, add_normed, convert, rms_norm,
 };
-use fixtures::gpu::{Random, close, modules, poisoned, same_bits};
+use fixtures::gpu::{Random, close, modules, poisoned, ran_in_own_process, same_bits};
 use fixtures::step::{KernelDevice, Placed, chain, chunk, star, step};
 
 const EPS: f32 = 1e-6;
@@ -101,6 +103,9 @@ const SUMS: ExchangeShape = ExchangeShape {
     rows: 64,
 };
 
+/// How long a shard waits for the other.
+const WATCHDOG: Duration = Duration::from_millis(500);
+
 /// One shard of an all-reduce: its residual stream, its partial sums and its exchange.
 struct Shard<'a> {
     gpu: &'a KernelDevice,
@@ -131,7 +136,7 @@ impl Shard<'_> {
         let exchanges = [shards[0].exchange.ptr(), shards[1].exchange.ptr()];
         for (rank, shard) in shards.iter_mut().enumerate() {
             shard.gpu.make_current().unwrap();
-            let table = SUMS.table(rank, &exchanges);
+            let table = SUMS.table(rank, &exchanges, WATCHDOG);
             shard.exchange.upload_at(shard.gpu, 0, &table).unwrap();
         }
         shards
@@ -183,7 +188,7 @@ fn all_reduce_adds_the_sums_of_both_shards() {
     let mut shards = Shard::pair([&gpu, &again], &x);
     let at = |word: usize| {
         let exchanges = [shards[0].exchange.ptr(), shards[1].exchange.ptr()];
-        let table = SUMS.table(0, &exchanges);
+        let table = SUMS.table(0, &exchanges, WATCHDOG);
         let word = u64::from_le_bytes(table[8 * word..][..8].try_into().unwrap());
         (word - exchanges[0]) as usize
     };
@@ -241,6 +246,34 @@ fn all_reduce_adds_on_two_gpus_in_the_order_of_the_shards() {
         add_both(&mut x, &parts);
         shards.iter().for_each(|shard| shard.check(&x));
     }
+}
+
+/// The other shard never arrives: its GPU's launch ends, the host gets an error, and the process
+/// goes on.
+#[test]
+fn all_reduce_without_the_other_shard_ends_with_an_error() {
+    if ran_in_own_process("all_reduce_without_the_other_shard_ends_with_an_error") {
+        return;
+    }
+    let (Some(gpu), Some(again)) = (KernelDevice::open(), KernelDevice::open()) else {
+        return;
+    };
+    let x = vec![0.0; SUMS.rows * SUMS.width];
+    let mut shards = Shard::pair([&gpu, &again], &x);
+    shards[0].upload(&x, SUMS.rows);
+    let launch = shards[0].launch(SUMS.rows);
+    let ready = modules(&gpu, &[launch.unit.clone()]);
+    let begun = Instant::now();
+    gpu.run(&ready, &launch).unwrap();
+    let error = gpu.sync().unwrap_err();
+    let waited = begun.elapsed();
+    eprintln!("after {} ms: {error}", waited.as_millis());
+    assert!((WATCHDOG..20 * WATCHDOG).contains(&waited), "{waited:?}");
+    let text = error.to_string();
+    assert!(
+        text.contains("device lost") && text.contains("tensor split"),
+        "{text}"
+    );
 }
 
 #[test]

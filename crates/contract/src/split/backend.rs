@@ -200,6 +200,7 @@ impl Backend for SplitBackend {
             }
             below = Some((name, format));
         }
+        self.require_peer_access(configs.iter().map(|(device, _)| *device))?;
         let weights = config.target.weights();
         let total = weights.iter().map(|weight| weight.bytes() as u64).sum();
         let mut before = 0;
@@ -255,6 +256,20 @@ impl SplitBackend {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// Asks the GPUs of neighbouring stages, given bottom to top, whether they reach each other's
+    /// memory.
+    fn require_peer_access(&self, stages: impl Iterator<Item = usize>) -> Result<(), DeviceError> {
+        let mut below = None;
+        for device in stages {
+            let backend = &self.devices[device].backend;
+            if let Some(below) = below {
+                backend.require_peer_access(below, self.mode)?;
+            }
+            below = backend.gpu_ordinal();
+        }
+        Ok(())
     }
 
     /// The stages of a placement, bottom to top, each with the index of its device. A draft apart

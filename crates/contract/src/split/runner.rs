@@ -226,8 +226,11 @@ impl Runner for SplitRunner {
         &self.info
     }
 
-    /// The least of all stages; snapshots hold pages of every stage.
+    /// The least of all stages; snapshots hold pages of every stage. Nothing on lost devices.
     fn capacity(&self) -> Capacity {
+        if self.stages.require().is_err() {
+            return Capacity::default();
+        }
         let all = self.stages.iter().map(Runner::capacity);
         let least = all.reduce(|a, b| {
             let tokens = a.tokens.min(b.tokens);

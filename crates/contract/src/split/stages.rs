@@ -164,15 +164,22 @@ impl Stages {
         Ok(ids)
     }
 
-    /// Closes a sequence in the stages that have it.
+    /// Closes a sequence in the stages that have it. After a fault no stage is called any more: a
+    /// shard may wait for the sums of another.
     pub(super) fn close(&mut self, ids: &[SeqId]) {
+        if self.fault.is_some() {
+            return;
+        }
         for (stage, id) in self.all.iter_mut().zip(ids) {
             stage.close(*id);
         }
     }
 
-    /// Frees a snapshot in the stages that have it.
+    /// Frees a snapshot in the stages that have it, unless there was a fault.
     pub(super) fn free(&mut self, ids: &[SnapshotId]) {
+        if self.fault.is_some() {
+            return;
+        }
         for (stage, id) in self.all.iter_mut().zip(ids) {
             stage.free_snapshot(*id);
         }

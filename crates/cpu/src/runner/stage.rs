@@ -55,10 +55,10 @@ impl CpuRunner {
         self.exchange = Some(end);
     }
 
-    /// Ends the passes of the other shards.
-    pub(crate) fn end_exchange(&self) {
+    /// Ends the passes of the other shards, after an error of this one's.
+    pub(crate) fn fail_exchange(&self, error: &DeviceError) {
         if let Some(exchange) = &self.exchange {
-            exchange.exchange().end();
+            exchange.fail(error);
         }
     }
 

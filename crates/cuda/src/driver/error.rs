@@ -29,10 +29,13 @@ fn remedy(code: CUresult) -> &'static str {
         R::CUDA_ERROR_OUT_OF_MEMORY => {
             "the GPU's memory is in use: close other programs on it, or lower --max-ctx"
         }
+        // What a trap gives, by which shards end their waits.
+        R::CUDA_ERROR_LAUNCH_FAILED | R::CUDA_ERROR_ILLEGAL_INSTRUCTION => {
+            "a kernel bug, or a GPU of a tensor split that does not answer the other: restart, and \
+             report the model and the GPUs"
+        }
         R::CUDA_ERROR_ILLEGAL_ADDRESS
         | R::CUDA_ERROR_MISALIGNED_ADDRESS
-        | R::CUDA_ERROR_LAUNCH_FAILED
-        | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
         | R::CUDA_ERROR_INVALID_PC
         | R::CUDA_ERROR_HARDWARE_STACK_ERROR
         | R::CUDA_ERROR_ASSERT => "a kernel bug: restart, and report the model and the GPU",

@@ -24,4 +24,5 @@ pub use error::failed;
 pub use function::{Function, Module, Resources};
 pub use gpu::Gpu;
 pub use graph::Graph;
+pub use peer::can_access_peer;
 pub use stream::{Event, Stream};

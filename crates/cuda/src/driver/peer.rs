@@ -1,7 +1,7 @@
 //! Copies between the memories of two devices.
 
 use contract::DeviceError;
-use cudarc::driver::sys;
+use cudarc::driver::{result, sys};
 
 use super::buffer::CopyEngine;
 use super::error::failed;
@@ -18,6 +18,28 @@ impl Gpu {
     }
 }
 
+/// Whether device `ordinal` can read and write the memory of device `other`. Opens no context.
+///
+/// # Errors
+/// [`DeviceError::DeviceLost`] from the driver.
+pub fn can_access_peer(ordinal: u32, other: u32) -> Result<bool, DeviceError> {
+    let device = |ordinal: u32| {
+        let handle = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        result::device::get(handle)
+            .map_err(|e| failed("cuDeviceGet", &format!("cuda:{ordinal}"), e))
+    };
+    can_access(device(ordinal)?, device(other)?)
+}
+
+fn can_access(device: sys::CUdevice, other: sys::CUdevice) -> Result<bool, DeviceError> {
+    let mut can_access = 0;
+    // SAFETY: both devices came from `cuDeviceGet`; writes one int.
+    unsafe { sys::cuDeviceCanAccessPeer(&raw mut can_access, device, other) }
+        .result()
+        .map_err(|e| failed("cuDeviceCanAccessPeer", "", e))?;
+    Ok(can_access != 0)
+}
+
 impl CopyEngine {
     /// Whether this device can read the memory of `other` directly; lets it do so.
     ///
@@ -27,12 +49,7 @@ impl CopyEngine {
         if self.is_same_device(other) {
             return Ok(true);
         }
-        let mut can_access = 0;
-        // SAFETY: both devices came from `cuDeviceGet`; writes one int.
-        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can_access, self.0.device, other.0.device) }
-            .result()
-            .map_err(|e| failed("cuDeviceCanAccessPeer", "", e))?;
-        if can_access == 0 {
+        if !can_access(self.0.device, other.0.device)? {
             return Ok(false);
         }
         self.0.enter()?;

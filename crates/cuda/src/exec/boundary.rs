@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use contract::protocol::invalid_call;
 use contract::{DeviceError, StageOutput};
@@ -300,16 +300,21 @@ impl Engine {
         self.exchange.is_some()
     }
 
-    /// Lets this shard, the last of two, and the one before it write in each other's memory.
+    /// Lets this shard, the last of two, and the one before it write in each other's memory, and
+    /// wait for each other for `watchdog` at most.
     ///
     /// # Errors
     /// Those of [`ExchangeEnd::connect`].
-    pub(crate) fn connect_shards(&mut self, below: &Boundary) -> Result<(), DeviceError> {
+    pub(crate) fn connect_shards(
+        &mut self,
+        below: &Boundary,
+        watchdog: Duration,
+    ) -> Result<(), DeviceError> {
         let (Some(this), Some(other)) = (&self.exchange, &below.exchange) else {
             let detail = "one of the stages is no shard".to_owned();
             return Err(invalid_call("connect", detail));
         };
-        this.connect(other)?;
+        this.connect(other, watchdog)?;
         self.gpu.make_current()
     }
 

@@ -1,5 +1,7 @@
 //! The all-reduce of a tensor split.
 
+use std::time::Duration;
+
 use super::gemm::fused_layer::MAX_ROWS;
 use super::norm::{Residual, RowSource};
 use super::{Args, CompileUnit, Launch};
@@ -17,6 +19,8 @@ const TABLE_BYTES: usize = POINTER_BYTES + 4 * MAX_BLOCKS;
 /// Where `struct FragmentExchange` of each sum of a fused layer stand, and their bytes.
 const FRAGMENT_TABLES: usize = 8 + 16 * MAX_DEVICES;
 const FRAGMENT_TABLE_BYTES: usize = 24;
+/// Loads by which a thread polls for a fragment in a millisecond.
+const SPINS_PER_MS: u64 = 1_678;
 /// Bytes of a device's flags.
 const FLAG_BYTES: usize = 4 * MAX_DEVICES * MAX_BLOCKS;
 
@@ -59,8 +63,11 @@ impl ExchangeShape {
     }
 
     /// The pointers of shard `rank`, whose device and whose peers have their exchanges at these
-    /// addresses, in device order. They go to the beginning of its exchange.
-    pub fn table(self, rank: usize, exchanges: &[u64]) -> Vec<u8> {
+    /// addresses, in device order, and how long it waits for a peer at most. They go to the
+    /// beginning of its exchange.
+    pub fn table(self, rank: usize, exchanges: &[u64], watchdog: Duration) -> Vec<u8> {
+        let ms = u64::try_from(watchdog.as_millis()).unwrap_or(u64::MAX);
+        let with_rank = |limit: u64| rank as u64 | (limit.clamp(1, u64::from(u32::MAX)) << 32);
         let pad = |offset: usize| {
             let at = exchanges.iter().map(move |at| at + offset as u64);
             at.chain(std::iter::repeat(0)).take(MAX_DEVICES)
@@ -72,9 +79,9 @@ impl ExchangeShape {
         let fragments = [0, 1].into_iter().flat_map(|sum| {
             let offset = (TABLE_BYTES + FLAG_BYTES + sum * self.fragment_bytes()) as u64;
             let [own, of_other] = [rank, other].map(|shard| exchanges[shard] + offset);
-            [own, of_other, rank as u64]
+            [own, of_other, with_rank(ms.saturating_mul(SPINS_PER_MS))]
         });
-        let words = std::iter::once(rank as u64).chain(flags).chain(rows);
+        let words = std::iter::once(with_rank(ms)).chain(flags).chain(rows);
         let words = words.chain(fragments);
         words.flat_map(u64::to_le_bytes).collect()
     }
@@ -131,18 +138,23 @@ mod tests {
             width: 256,
             rows: 64,
         };
-        let table = shape.table(1, &[1 << 20, 1 << 30]);
+        let table = shape.table(1, &[1 << 20, 1 << 30], Duration::from_millis(5));
         assert_eq!(table.len(), FRAGMENT_TABLES + 2 * FRAGMENT_TABLE_BYTES);
         assert!(table.len() <= POINTER_BYTES);
         let word = |i: usize| u64::from_le_bytes(table[8 * i..][..8].try_into().unwrap());
         let flags = (1 << 20) + TABLE_BYTES as u64;
-        assert_eq!([word(0), word(1), word(3)], [1, flags, 0]);
+        assert_eq!([word(0), word(1), word(3)], [1 | 5 << 32, flags, 0]);
         let rows = (1 << 30) + shape.zeroed_bytes() as u64;
         assert_eq!(word(2 + MAX_DEVICES), rows);
         // The first sum: received here, sent there.
         let fragments = (TABLE_BYTES + FLAG_BYTES) as u64;
         let at = FRAGMENT_TABLES / 8;
-        let ends = [(1 << 30) + fragments, (1 << 20) + fragments, 1];
+        let spins = 5 * SPINS_PER_MS;
+        let ends = [
+            (1 << 30) + fragments,
+            (1 << 20) + fragments,
+            1 | spins << 32,
+        ];
         assert_eq!([0, 1, 2].map(|i| word(at + i)), ends);
         assert_eq!(word(at + 3) - word(at), 16 * 8 * 32 * 16);
         assert_eq!(shape.fragments(0)[0], FRAGMENT_TABLES as u64);

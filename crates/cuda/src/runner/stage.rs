@@ -2,6 +2,7 @@
 //! the current one.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use contract::protocol::{PrefillChunks, invalid_call};
 use contract::{Capacity, DeviceError, Runner, RunnerInfo, SeqId, Stage, StageOutput};
@@ -14,13 +15,20 @@ use crate::step;
 pub(crate) struct CudaStage {
     runner: CudaRunner,
     peer_access: PeerAccess,
+    /// How long a shard waits for the other's sums at most.
+    watchdog: Duration,
 }
 
 impl CudaStage {
-    pub(crate) fn new(runner: CudaRunner, peer_access: PeerAccess) -> CudaStage {
+    pub(crate) fn new(
+        runner: CudaRunner,
+        peer_access: PeerAccess,
+        watchdog: Duration,
+    ) -> CudaStage {
         CudaStage {
             runner,
             peer_access,
+            watchdog,
         }
     }
 
@@ -73,11 +81,11 @@ impl Stage for CudaStage {
     }
 
     fn connect(&mut self, below: &mut dyn StageOutput) -> Result<(), DeviceError> {
-        let peer_access = self.peer_access;
+        let (peer_access, watchdog) = (self.peer_access, self.watchdog);
         let below = boundary_of(below)?;
         let engine = &mut self.current().engine;
         if engine.is_shard() {
-            return engine.connect_shards(below);
+            return engine.connect_shards(below, watchdog);
         }
         engine.connect(below, peer_access)
     }

@@ -43,9 +43,29 @@ fn open_with(
     devices: Vec<FaultyDevice>,
     groups: StepGroups,
 ) -> Result<Box<dyn Runner>, DeviceError> {
-    let model = SyntheticModel::new(SyntheticLayout::HybridGrouped, QuantType::Q8_0, 1);
+    let backend = stages::of_devices(LayerSplit::ByMemory, boxed(devices));
+    let config = load_config(spec, SyntheticLayout::HybridGrouped);
+    backend.with_step_groups(groups).open(config, &mut |_| {})
+}
+
+/// Opens two shards of every layer.
+fn open_shards(
+    spec: &FakeSpec,
+    devices: Vec<FaultyDevice>,
+) -> Result<Box<dyn Runner>, DeviceError> {
+    let config = load_config(spec, SyntheticLayout::HybridHalves);
+    stages::shards(boxed(devices)).open(config, &mut |_| {})
+}
+
+fn boxed(devices: Vec<FaultyDevice>) -> impl Iterator<Item = Box<dyn Backend>> {
+    let devices = devices.into_iter();
+    devices.map(|device| -> Box<dyn Backend> { Box::new(device) })
+}
+
+fn load_config(spec: &FakeSpec, layout: SyntheticLayout) -> LoadConfig {
+    let model = SyntheticModel::new(layout, QuantType::Q8_0, 1);
     let f16 = KvFormat::F16;
-    let config = LoadConfig {
+    LoadConfig {
         target: Arc::new(ModelSpec {
             vocab: spec.language.vocab,
             ..(*model.spec).clone()
@@ -55,12 +75,7 @@ fn open_with(
         kv: KvFormats { k: f16, v: f16 },
         limits: spec.limits,
         batch_invariant: true,
-    };
-    let boxed = devices
-        .into_iter()
-        .map(|device| -> Box<dyn Backend> { Box::new(device) });
-    let backend = stages::of_devices(LayerSplit::ByMemory, boxed);
-    backend.with_step_groups(groups).open(config, &mut |_| {})
+    }
 }
 
 /// A scheduler over stages, with the faults of each.
@@ -100,8 +115,51 @@ const CALLS: [RunnerMethod; 8] = [
     RunnerMethod::Restore,
 ];
 
+/// Twelve jobs on a device of which this stage is lost in the second call of a kind: one error for
+/// each job, which names the stage.
+fn check_lost_stage(
+    (mut fixture, handles): (SchedulerFixture, Vec<FakeHandle>),
+    (call, stage): (RunnerMethod, usize),
+    name: &str,
+) {
+    handles[stage].fail(InjectedFault {
+        call,
+        when: FaultTrigger::Nth(1),
+        kind: FaultKind::DeviceLost,
+    });
+    for id in 0..12 {
+        fixture.submit(Job {
+            choices: 2,
+            ..job(id, prompt(6, id as u32), greedy(20))
+        });
+    }
+    let error = loop {
+        match fixture.step() {
+            Ok(SchedulerState::Working) => {}
+            Ok(SchedulerState::Idle) => panic!("{call:?} was never called twice"),
+            Err(error) => break error,
+        }
+    };
+    let DeviceError::DeviceLost { during, detail } = &error else {
+        panic!("{call:?}: {error}");
+    };
+    assert!([call.name(), "a pass of a tensor split"].contains(during));
+    assert!(detail.starts_with(name), "{detail}");
+    let outputs = fixture.outputs();
+    for id in 0..12 {
+        let ended = |choice| {
+            let output = outputs.get(&(id, choice));
+            output.is_some_and(|output| output.reason.is_some())
+        };
+        let failed = matches!(fixture.failure(id), Some(JobError::DeviceLost { .. }));
+        assert!((ended(0) && ended(1)) != failed, "{call:?}: job {id}");
+    }
+    let refused = fixture.scheduler.submit(job(99, prompt(6, 0), greedy(1)));
+    assert!(matches!(refused, Err(SubmitError::DeviceLost { .. })));
+}
+
 #[test]
-fn lost_stage_fails_every_job_once_and_is_named() {
+fn lost_stage_or_shard_fails_every_job_once_and_is_named() {
     let draft = Some(FakeDraft {
         depth: 3,
         acceptance_rate: 0.5,
@@ -114,52 +172,21 @@ fn lost_stage_fails_every_job_once_and_is_named() {
         .into_iter()
         .flat_map(|c| (0..STAGES).map(move |s| (c, s)))
     {
-        let is_called = match call {
-            RunnerMethod::Receive => stage > 0,
-            RunnerMethod::Draft => stage + 1 == STAGES,
-            _ => true,
-        };
-        if !is_called {
-            continue;
+        let (drafts, receives) = (call == RunnerMethod::Draft, call == RunnerMethod::Receive);
+        if (!drafts || stage + 1 == STAGES) && (!receives || stage > 0) {
+            let name = format!("device {stage} (layer");
+            check_lost_stage(fixture(&spec), (call, stage), &name);
         }
-        let (mut fixture, handles) = fixture(&spec);
-        handles[stage].fail(InjectedFault {
-            call,
-            when: FaultTrigger::Nth(1),
-            kind: FaultKind::DeviceLost,
-        });
-        for id in 0..12 {
-            fixture.submit(Job {
-                choices: 2,
-                ..job(id, prompt(6, id as u32), greedy(20))
-            });
+        let is_called = !receives && (!drafts || stage == 1);
+        if stage < 2 && is_called {
+            let (mut devices, mut handles) = devices(&spec);
+            devices.truncate(2);
+            handles.truncate(2);
+            let runner = open_shards(&spec, devices).expect("both shards open");
+            let shards = SchedulerFixture::over(runner, handles[0].clone(), config());
+            let name = format!("device {stage} (shard {} of 2", stage + 1);
+            check_lost_stage((shards, handles), (call, stage), &name);
         }
-        let error = loop {
-            match fixture.step() {
-                Ok(SchedulerState::Working) => {}
-                Ok(SchedulerState::Idle) => panic!("{call:?} was never called twice"),
-                Err(error) => break error,
-            }
-        };
-        let DeviceError::DeviceLost { during, detail } = &error else {
-            panic!("{call:?}: {error}");
-        };
-        assert_eq!(*during, call.name());
-        assert!(
-            detail.starts_with(&format!("device {stage} (layer")),
-            "{detail}"
-        );
-        let outputs = fixture.outputs();
-        for id in 0..12 {
-            let ended = |choice| {
-                let output = outputs.get(&(id, choice));
-                output.is_some_and(|output| output.reason.is_some())
-            };
-            let failed = matches!(fixture.failure(id), Some(JobError::DeviceLost { .. }));
-            assert!((ended(0) && ended(1)) != failed, "{call:?}: job {id}");
-        }
-        let refused = fixture.scheduler.submit(job(99, prompt(6, 0), greedy(1)));
-        assert!(matches!(refused, Err(SubmitError::DeviceLost { .. })));
     }
 }
 

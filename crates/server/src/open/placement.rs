@@ -158,6 +158,18 @@ pub(crate) fn lines(placement: &Placement, spec: &ModelSpec) -> Vec<String> {
             bytes_text(Placement::handed_over_bytes(spec) as u64),
             2 * spec.layers.len()
         ));
+        if placement
+            .parts
+            .iter()
+            .any(|part| part.device.starts_with("cuda"))
+        {
+            lines.push(
+                "before weights are read, the driver is asked whether the GPUs reach each other's \
+                 memory (peer access); where they do not, a tensor split is refused, and none goes \
+                 through host memory: use --split-mode layer"
+                    .to_owned(),
+            );
+        }
     } else if boundaries > 0 {
         lines.push(format!(
             "each row of {} crosses {boundaries} of the boundaries between devices",
@@ -219,6 +231,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::open::{MemoryRequest, device, fit, tiny};
     use clap::Parser;
+    use contract::{MemoryPlan, ModelPart, Shard};
 
     fn args(words: &[&str]) -> DeviceArgs {
         let words = ["hearth", "serve"].iter().chain(words);
@@ -282,6 +295,29 @@ mod tests {
         let refused = refused.unwrap_or_default();
         for part in ["a tensor split of", "--split-mode layer"] {
             assert!(refused.contains(part), "{part} in {refused}");
+        }
+    }
+
+    #[test]
+    fn plan_of_a_tensor_split_says_that_peer_access_is_asked_for() {
+        let loaded = tiny();
+        let part = |index| PlacedPart {
+            device: format!("cuda:{index}"),
+            memory: MemoryPlan::default(),
+            part: ModelPart {
+                layers: 0..loaded.spec.layers.len(),
+                head: index == 1,
+                draft: false,
+                shard: Some(Shard { index, count: 2 }),
+            },
+            usable_bytes: 1 << 30,
+        };
+        let placement = Placement {
+            parts: vec![part(0), part(1)],
+        };
+        let lines = lines(&placement, &loaded.spec).join("\n");
+        for part in ["shard 2 of 2", "peer access", "--split-mode layer"] {
+            assert!(lines.contains(part), "{part} in {lines}");
         }
     }
 
