@@ -1,6 +1,7 @@
 // The products of all devices of a tensor split, summed and added to the residual stream: a one-shot all-reduce.
 //
 //   x += ((p_0 + p_1) + p_2) + ..     p_d: the partial sums of device d, so every device gets the same bits
+//   x  = the same                     with STORE, where a norm stands between a block and the residual stream
 //
 // Each block writes its values into the memory of every peer, sets a flag there, waits for the peers' flags and adds.
 // Flags hold the number of the launch (its epoch), which only grows, so nothing is reset. Rows of odd and even epochs
@@ -9,7 +10,7 @@
 // trap, which the host sees as a lost device.
 //
 // in   header (source_rows.cuh)     partial f32 [rows][WIDTH], of this device
-// out  x f32 [rows][WIDTH], in place
+// out  x f32 [rows][WIDTH], in place; with STORE it may be partial
 //      exchange: pointers, epochs, flags and rows of this device (struct Exchange); peers write flags and rows
 // grid at most MAX_BLOCKS blocks x 256, alike on all devices and all resident at once; block b works on every
 //      gridDim-th run of 1024 values
@@ -89,8 +90,12 @@ extern "C" __global__ void __launch_bounds__(256)
             const float4 v = d == rank ? partial[i] : __ldcg(rows_of(exchange, rank, d, epoch) + i);
             sum = d == 0 ? v : make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
         }
+#ifdef STORE
+        x[i] = sum;
+#else
         const float4 to = x[i];
         x[i] = make_float4(to.x + sum.x, to.y + sum.y, to.z + sum.z, to.w + sum.w);
+#endif
     }
     // Epochs count launches, those that a block had no part in included.
     for (int b = blockIdx.x + threadIdx.x * gridDim.x; b < MAX_BLOCKS; b += stride) exchange->epoch[b] = epoch;

@@ -12,11 +12,11 @@
 //
 // in   header, work (choose.cuh), logits f32 [ROWS][EXPERTS + SHARED], h, shared_h as decode_gate_up.cu wrote them,
 //      stacks down [EXPERTS][WIDTH][F], shared_down [WIDTH][F of the shared expert]
-// out  out f32 [ROWS][WIDTH], added to
+// out  out f32 [ROWS][WIDTH], added to; with STORE replaced, as the partial sums of a shard
 // grid WIDTH / 16 x WARPS * 32
 // smem products f32 [ROWS * (USED + SHARED)][16], then WARPS * 2 steps of a tile and of eight rows of h, dynamic
 // defines SOURCE, ROWS, WIDTH, EXPERTS, USED, SHARED, MAX_ENTRIES, DOWN_KIND, SHARED_DOWN_KIND, WARPS,
-//         EXPERT_TABLE (expert_weights.cuh)
+//         STORE, EXPERT_TABLE (expert_weights.cuh)
 // arch sm_80 and up     reference cpu::reference     test crates/cuda/tests/moe.rs
 #include "common/prelude.cuh"
 #include "moe/choose.cuh"
@@ -200,7 +200,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 #if SHARED
         shared_factor = ROWS == 1 ? sigmoid(__ldcg(params.logits + EXPERTS)) : __ldcg(params.work.shared_factor + row);
 #endif
+#ifdef STORE
+        old = 0.0f;
+#else
         old = params.out[size_t(row) * WIDTH + blockIdx.x * 16 + i % 16];
+#endif
     };
     load_sum(threadIdx.x);
     int stage = 0, n_done = 0;

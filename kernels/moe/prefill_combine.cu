@@ -4,9 +4,9 @@
 //
 // in   chunk     choices [rows][USED]     products f32 [rows * USED][WIDTH]     shared f32 [rows][WIDTH],
 //      shared_factor f32 [rows] if SHARED
-// out  x f32 [rows][WIDTH]
+// out  x f32 [rows][WIDTH], added to; with STORE replaced, as the partial sums of a shard
 // grid rows x 256
-// defines WIDTH (a multiple of 4), EXPERTS, USED, SHARED (0 or 1)
+// defines WIDTH (a multiple of 4), EXPERTS, USED, SHARED (0 or 1), STORE
 // arch sm_80 and up     reference cpu::reference     test crates/cuda/tests/moe.rs
 #include "common/prelude.cuh"
 #include "common/step.cuh"
@@ -36,7 +36,11 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int i = 0; i < USED; i++)
             add(sum, weight[i], ((const float4*)(products + (size_t(row) * USED + i) * WIDTH))[quad]);
         float4* to = (float4*)(x + size_t(row) * WIDTH) + quad;
+#ifdef STORE
+        *to = sum;
+#else
         const float4 old = *to;
         *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+#endif
     }
 }

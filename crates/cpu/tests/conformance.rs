@@ -223,11 +223,16 @@ fn one_thread(reference: bool) -> Box<dyn Backend> {
 /// Two shards have the values of one device, in another order of sums.
 #[test]
 fn shards_give_the_values_of_one_device() {
-    let models = [
-        SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 8),
-        SyntheticModel::new(SyntheticLayout::Plain, QuantType::Q8_0, 8),
+    let layouts = [
+        SyntheticLayout::HybridHalves,
+        SyntheticLayout::Plain,
+        SyntheticLayout::HybridExperts,
+        SyntheticLayout::DenseExperts,
+        SyntheticLayout::Neighbours,
+        SyntheticLayout::Windowed,
     ];
-    for model in models {
+    for layout in layouts {
+        let model = SyntheticModel::new(layout, QuantType::Q8_0, 8);
         let config = LoadConfig {
             kv: KvFormats {
                 k: KvFormat::F32,
@@ -247,9 +252,14 @@ fn shards_give_the_values_of_one_device() {
 /// Trees give the bits of their paths, whatever shares a pass.
 #[test]
 fn shards_satisfy_the_properties_of_arithmetic() {
-    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q8_0, 9);
-    let backend = stages::shards((0..2).map(|_| one_thread(false)));
-    check_arithmetic(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
+    for layout in [
+        SyntheticLayout::HybridHalves,
+        SyntheticLayout::HybridExperts,
+    ] {
+        let model = SyntheticModel::new(layout, QuantType::Q8_0, 9);
+        let backend = stages::shards((0..2).map(|_| one_thread(false)));
+        check_arithmetic(&backend, &model, KvFormat::Q8_0, KvFormat::F16);
+    }
 }
 
 /// Two shards on the CPU with a fault in one of them.

@@ -214,10 +214,10 @@ impl CudaBackend {
     }
 
     /// Slots of each layer for experts, as many as fit; `None` if all experts fit, or may take any
-    /// memory.
+    /// memory. A shard has all of its parts of experts on the device.
     fn slots(&self, part: &OpenedPart) -> Option<usize> {
         let mut layers = part.config.target.layers.iter();
-        if !layers.any(|layer| layer.ffn.experts().is_some()) {
+        if !layers.any(|layer| layer.ffn.experts().is_some()) || part.stage.shard.is_some() {
             return None;
         }
         if self.options.expert_slots.is_some() {

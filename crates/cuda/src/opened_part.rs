@@ -172,36 +172,49 @@ mod tests {
     /// Each waits for the other as often: twice a layer, in every pass.
     #[test]
     fn shards_launch_the_same_all_reduces() {
-        let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q4_K, 1);
-        let config = load_config(model.spec.clone(), model.weights.clone());
-        for (number, as_large_model) in [(86, false), (86, true), (90, true)] {
-            let backend = backend(number, as_large_model);
-            let [first, last] = [0, 1].map(|index| {
-                let shard = Shard { index, count: 2 };
-                let sharded = ShardedModel::new(&config.target, shard).unwrap();
-                let stage = StageConfig::sharded(config.clone(), sharded);
-                assert!(backend.estimate_stage(&stage).is_ok());
-                backend.planned(&OpenedPart::of(&stage)).plans
-            });
-            assert_eq!(first.exchange, last.exchange);
-            let passes = last.all.keys().copied();
-            for key in passes.filter(|key| matches!(key, PlanKey::Step { .. } | PlanKey::Chunk(_)))
-            {
-                let sums = [&first, &last].map(|plans| {
-                    let all = launches(plans, key).into_iter();
-                    let sums = all.filter(|launch| {
-                        launch.contains("all_reduce_add") || launch.contains("EXCHANGE")
-                    });
-                    sums.collect::<Vec<_>>()
-                });
-                assert_eq!(sums[0], sums[1], "{number}, {key:?}");
-                // A fused layer has both.
-                let n = config.target.layers.len();
-                assert!([n, 2 * n].contains(&sums[0].len()), "{number}, {key:?}");
+        for layout in [
+            SyntheticLayout::HybridHalves,
+            SyntheticLayout::HybridExperts,
+            SyntheticLayout::Windowed,
+        ] {
+            let model = SyntheticModel::new(layout, QuantType::Q8_0, 1);
+            let config = load_config(model.spec.clone(), model.weights.clone());
+            for (number, as_large_model) in [(86, false), (86, true), (90, true)] {
+                compare_all_reduces(&config, &backend(number, as_large_model));
             }
-            let heads = [&first, &last].map(|plans| plans.all.contains_key(&PlanKey::LmHead(8)));
-            assert_eq!(heads, [false, true]);
         }
+    }
+
+    fn compare_all_reduces(config: &LoadConfig, backend: &CudaBackend) {
+        let [first, last] = [0, 1].map(|index| {
+            let shard = Shard { index, count: 2 };
+            let sharded = ShardedModel::new(&config.target, shard).unwrap();
+            let stage = StageConfig::sharded(config.clone(), sharded);
+            assert!(backend.estimate_stage(&stage).is_ok());
+            backend.planned(&OpenedPart::of(&stage)).plans
+        });
+        assert_eq!(first.exchange, last.exchange);
+        let passes = last.all.keys().copied();
+        for key in passes.filter(|key| matches!(key, PlanKey::Step { .. } | PlanKey::Chunk(_))) {
+            let sums = [&first, &last].map(|plans| {
+                let all = launches(plans, key).into_iter();
+                let sums = all.filter(|launch| {
+                    launch.contains("all_reduce_add") || launch.contains("EXCHANGE")
+                });
+                sums.collect::<Vec<_>>()
+            });
+            assert_eq!(sums[0], sums[1], "{}, {key:?}", config.target.name);
+            // A fused layer has both.
+            let n = config.target.layers.len();
+            assert!(
+                [n, 2 * n].contains(&sums[0].len()),
+                "{}, {key:?}: {}",
+                config.target.name,
+                sums[0].len()
+            );
+        }
+        let heads = [&first, &last].map(|plans| plans.all.contains_key(&PlanKey::LmHead(8)));
+        assert_eq!(heads, [false, true]);
     }
 
     /// A draft in a stage of its own, on this GPU or on one of another class than the layers'.

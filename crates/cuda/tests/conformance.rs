@@ -234,9 +234,15 @@ fn shards_on_two_gpus_pass_the_suite_bit_exactly() {
     };
     let boxed = |device: &ModelDevice| -> Box<dyn Backend> { Box::new(device.backend.clone()) };
     let backend = stages::shards(devices.iter().map(boxed));
-    let model = SyntheticModel::new(SyntheticLayout::HybridHalves, QuantType::Q4_K, 5);
-    let violations = violations_of(&backend, &model, F16_KV, Mode::Exact);
-    assert_no_violations(violations);
+    let models = [
+        (SyntheticLayout::HybridHalves, QuantType::Q4_K),
+        (SyntheticLayout::HybridExperts, QuantType::Q8_0),
+    ];
+    let violations = models.map(|(layout, ty)| {
+        let model = SyntheticModel::new(layout, ty, 5);
+        violations_of(&backend, &model, F16_KV, Mode::Exact)
+    });
+    assert_no_violations(violations.iter().sum());
 }
 
 /// The first shard never runs its step: the second waits for sums until its watchdog ends the

@@ -485,6 +485,10 @@ fn shared_configs() -> Vec<LoadConfig> {
     let layouts = [
         (SyntheticLayout::HybridHalves, QuantType::Q4_K),
         (SyntheticLayout::Plain, QuantType::F32),
+        (SyntheticLayout::HybridExperts, QuantType::Q8_0),
+        (SyntheticLayout::DenseExperts, QuantType::Q8_0),
+        (SyntheticLayout::Neighbours, QuantType::Q8_0),
+        (SyntheticLayout::Windowed, QuantType::Q8_0),
     ];
     let models = layouts.map(|(layout, ty)| SyntheticModel::new(layout, ty, 12));
     let mut configs: Vec<LoadConfig> = models

@@ -20,6 +20,7 @@ use contract::{
     Backend, CommitItem, KvFormat, KvFormats, Limits, LoadConfig, LogitsRequest, LogitsRow,
     NodeIdx, QuantType, Runner, Tree,
 };
+use cuda::launch::moe::ExpertSum;
 use cuda::launch::moe::decode::{DecodeMoe, RouteInput};
 use cuda::launch::norm::{ActivationBuffers, Residual, RmsShape, RowSource, rms_norm};
 use cuda::pack::ActivationFormat;
@@ -196,7 +197,12 @@ fn fused_norm_of_a_router_equals_separate_launches() {
             let props = gpu.info().props();
             launches.push(moe.route(input, mixture.router(), counter.ptr()));
             launches.push(moe.gate_up((f16_rows.ptr(), mixture.scale), experts, shared));
-            launches.push(moe.down(props, experts, shared, (out.ptr(), mixture.scale)));
+            launches.push(moe.down(
+                props,
+                experts,
+                shared,
+                (ExpertSum::AddTo(out.ptr()), mixture.scale),
+            ));
             gpu.launch(&launches);
             out.download(&gpu).unwrap()
         };

@@ -148,7 +148,7 @@ impl ModelBuilder {
     fn windowed(&mut self, i: usize) -> Mixer {
         let heads = Heads {
             n_heads: 4,
-            n_kv_heads: 1,
+            n_kv_heads: 2,
             head_dim: 256,
             rope: 256,
             gate: OutputGate::None,

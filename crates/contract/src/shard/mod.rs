@@ -3,7 +3,7 @@
 //! ```text
 //! rows  (column-parallel)  attention q, k, v; delta qkv, z, beta, alpha, a, dt, conv; gate, up
 //! columns (row-parallel)   attention o; delta out; down
-//! whole on each device     norms, embedding, residual stream
+//! whole on each device     norms, embedding, residual stream, routers of experts
 //! whole on the last device LM head, multi-token-prediction head, draft
 //! ```
 //!
@@ -11,6 +11,11 @@
 //! with their key heads. The output of a mixer and of a feed-forward is the sum of the devices'
 //! products, taken in the order of the devices ([`ShardedModel`]). A shard is a model of its own
 //! with fewer heads and channels, so devices run it with the kernels of whole models.
+//!
+//! Of each expert every device has a part of the channels, as of a dense feed-forward: all devices
+//! choose the same experts from the same residual stream, and each has an equal part of the work
+//! whichever are chosen. Biases go with their rows; that of an output projection is added once, by
+//! the first device. A norm behind a block takes the sum of all devices.
 
 mod weights;
 
@@ -22,8 +27,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{
-    AttentionSpec, DenseSpec, FeedForward, GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelSpec,
-    WeightRef, WeightSource,
+    AttentionBiases, AttentionSpec, DenseSpec, ExpertGateUp, ExpertStack, FeedForward,
+    GatedDeltaSpec, HeadMap, LayerSpec, Mixer, ModelSpec, MoeSpec, SharedExpertSpec, WeightRef,
+    WeightSource,
 };
 
 use weights::ShardWeights;
@@ -111,8 +117,7 @@ impl ShardedModel {
     ///
     /// # Errors
     /// [`ShardError`] for a model with parts that have no equal shares: heads or channels that the
-    /// devices do not divide, columns whose border is within a quantisation block, and block kinds
-    /// that tensor splits do not cover.
+    /// devices do not divide, and columns whose border is within a quantisation block.
     pub fn new(whole: &ModelSpec, shard: Shard) -> Result<ShardedModel, ShardError> {
         let mut cut = Cut {
             shard,
@@ -172,16 +177,15 @@ struct Cut {
 
 impl Cut {
     fn layer(&mut self, layer: &LayerSpec) -> Result<LayerSpec, String> {
-        if layer.post_mixer_norm.is_some() || layer.post_ffn_norm.is_some() {
-            return Err("it has norms behind its blocks".to_owned());
-        }
         let mixer = match &layer.mixer {
             Mixer::Attention(a) => Mixer::Attention(self.attention(a)?),
             Mixer::GatedDelta(d) => Mixer::GatedDelta(self.delta(d)?),
         };
         let ffn = match &layer.ffn {
-            FeedForward::Dense(dense) => FeedForward::Dense(self.dense(dense)?),
-            FeedForward::Experts(_) => return Err("it is a mixture of experts".to_owned()),
+            FeedForward::Dense(dense) => {
+                FeedForward::Dense(self.dense(dense, "channels of a feed-forward")?)
+            }
+            FeedForward::Experts(moe) => FeedForward::Experts(Box::new(self.experts(moe)?)),
         };
         Ok(LayerSpec {
             mixer,
@@ -199,15 +203,25 @@ impl Cut {
     }
 
     fn attention(&mut self, a: &AttentionSpec) -> Result<AttentionSpec, String> {
-        if a.biases.iter().next().is_some() {
-            return Err("its attention has biases".to_owned());
-        }
         self.divides(a.n_heads, "attention heads")?;
         self.divides(a.n_kv_heads, "key and value heads")?;
         let heads = self.shard.part(a.n_heads);
         let queries = scaled(&heads, a.q.rows / a.n_heads);
         let keys = scaled(&self.shard.kv_heads(a), a.head_dim);
+        let mut bias = |bias: &Option<WeightRef>, rows: &Range<usize>| {
+            let bias = bias.as_ref();
+            bias.map(|bias| self.columns(bias, vec![rows.clone()]))
+                .transpose()
+        };
+        let biases = AttentionBiases {
+            q: bias(&a.biases.q, &queries)?,
+            k: bias(&a.biases.k, &keys)?,
+            v: bias(&a.biases.v, &keys)?,
+            // The sum of all shards has it once.
+            o: a.biases.o.clone().filter(|_| self.shard.index == 0),
+        };
         Ok(AttentionSpec {
+            biases,
             n_heads: heads.len(),
             n_kv_heads: a.n_kv_heads / self.shard.count,
             q: self.rows(&a.q, vec![queries]),
@@ -239,8 +253,8 @@ impl Cut {
         })
     }
 
-    fn dense(&mut self, dense: &DenseSpec) -> Result<DenseSpec, String> {
-        self.divides(dense.width(), "channels of a feed-forward")?;
+    fn dense(&mut self, dense: &DenseSpec, what: &str) -> Result<DenseSpec, String> {
+        self.divides(dense.width(), what)?;
         let channels = vec![self.shard.part(dense.width())];
         Ok(DenseSpec {
             gate: self.rows(&dense.gate, channels.clone()),
@@ -248,6 +262,50 @@ impl Cut {
             down: self.columns(&dense.down, channels)?,
             ..dense.clone()
         })
+    }
+
+    /// A part of the channels of every expert.
+    fn experts(&mut self, moe: &MoeSpec) -> Result<MoeSpec, String> {
+        let width = moe.width();
+        self.divides(width, "channels of each expert")?;
+        let channels = self.shard.part(width);
+        let gate_up = match &moe.gate_up {
+            ExpertGateUp::Separate { gate, up } => ExpertGateUp::Separate {
+                gate: self.expert_rows(gate, &[channels.clone()]),
+                up: self.expert_rows(up, &[channels.clone()]),
+            },
+            ExpertGateUp::Fused(fused) => {
+                let both = [channels.clone(), shifted(&channels, width)];
+                ExpertGateUp::Fused(self.expert_rows(fused, &both))
+            }
+        };
+        let down = ExpertStack {
+            weight: self.columns(&moe.down.weight, vec![channels])?,
+            ..moe.down.clone()
+        };
+        let shared = match &moe.shared {
+            Some(shared) => Some(SharedExpertSpec {
+                ffn: self.dense(&shared.ffn, "channels of its shared expert")?,
+                ..shared.clone()
+            }),
+            None => None,
+        };
+        Ok(MoeSpec {
+            gate_up,
+            down,
+            shared,
+            ..moe.clone()
+        })
+    }
+
+    /// These rows of every expert's matrix.
+    fn expert_rows(&mut self, stack: &ExpertStack, rows: &[Range<usize>]) -> ExpertStack {
+        let experts = (0..stack.n_experts).map(|expert| expert * stack.rows());
+        let all = experts.flat_map(|first| rows.iter().map(move |rows| shifted(rows, first)));
+        ExpertStack {
+            weight: self.rows(&stack.weight, all.collect()),
+            ..stack.clone()
+        }
     }
 
     /// These rows of a weight.

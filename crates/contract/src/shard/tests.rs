@@ -84,7 +84,36 @@ fn delta(ty: QuantType, name: &str, heads: [usize; 2], head_map: HeadMap) -> Gat
     }
 }
 
-/// Attention, and delta layers with key heads shared in either way.
+/// Four experts of `width` channels, whose gate and up are fused, beside a shared one of 128.
+fn mixture(ty: QuantType, width: usize) -> FeedForward {
+    let stack = |name: &str, rows, cols| ExpertStack {
+        weight: WeightRef {
+            name: name.into(),
+            ty,
+            rows: 4 * rows,
+            cols,
+        },
+        n_experts: 4,
+    };
+    let FeedForward::Dense(shared) = dense(QuantType::Q8_0, "shared", 256, 128) else {
+        unreachable!("it is dense")
+    };
+    FeedForward::Experts(Box::new(MoeSpec {
+        n_experts: 4,
+        n_used: 2,
+        weights_scale: 1.0,
+        activation: GateActivation::Silu,
+        router: weight("router whole", QuantType::F32, 4, 256),
+        gate_up: ExpertGateUp::Fused(stack("gate_up", 2 * width, 256)),
+        down: stack("down", 256, width),
+        shared: Some(SharedExpertSpec {
+            gate: weight("shared gate whole", QuantType::F32, 1, 256),
+            ffn: shared,
+        }),
+    }))
+}
+
+/// Attention with biases, delta layers with key heads shared in either way, and experts.
 fn spec(ty: QuantType) -> ModelSpec {
     let mixers = [
         Mixer::GatedDelta(delta(ty, "0", [4, 12], HeadMap::Tiled)),
@@ -92,6 +121,21 @@ fn spec(ty: QuantType) -> ModelSpec {
         Mixer::Attention(attention(ty, "2", [8, 4])),
     ];
     let mixers = mixers.into_iter().enumerate();
+    let mut layers: Vec<LayerSpec> = mixers
+        .map(|(i, mixer)| layer(ty, &i.to_string(), mixer, 512))
+        .collect();
+    let mut biased = attention(ty, "3", [8, 4]);
+    let bias = |name: &str, rows| Some(weight(name, QuantType::F32, 1, rows));
+    biased.biases = AttentionBiases {
+        q: bias("q bias", 2 * 64 * 8),
+        k: bias("k bias", 64 * 4),
+        v: bias("v bias", 64 * 4),
+        o: None,
+    };
+    let mut experts = layer(ty, "3", Mixer::Attention(biased), 512);
+    experts.ffn = mixture(ty, 128);
+    experts.post_ffn_norm = Some(weight("norm behind", QuantType::F32, 1, 256));
+    layers.push(experts);
     ModelSpec {
         name: "a model".to_owned(),
         hash: ModelHash::default(),
@@ -101,9 +145,7 @@ fn spec(ty: QuantType) -> ModelSpec {
         norm_eps: 1e-6,
         embedding: weight("embedding", ty, 512, 256),
         embedding_scale: 1.0,
-        layers: mixers
-            .map(|(i, mixer)| layer(ty, &i.to_string(), mixer, 512))
-            .collect(),
+        layers,
         final_norm: weight("final norm", QuantType::F32, 1, 256),
         head: weight("head", ty, 512, 256),
         mtp: None,
@@ -146,7 +188,8 @@ fn shards_together_are_the_whole_model() {
             let mut seen = BTreeSet::new();
             for sharded in &shards {
                 let Some(slice) = sharded.slice(&weight.name) else {
-                    assert!(weight.name.contains("norm"), "{} is whole", weight.name);
+                    let whole = ["norm", "whole"].map(|word| weight.name.contains(word));
+                    assert!(whole.contains(&true), "{} is whole", weight.name);
                     continue;
                 };
                 let own = sharded.weights(source.clone());
@@ -215,16 +258,19 @@ fn models_without_equal_shares_are_refused_by_part() {
     assert_eq!(refusal(2, &heads(8, 1)), of(few));
     let odd = "they do not divide its 5 attention heads";
     assert_eq!(refusal(2, &heads(5, 5)), of(odd));
-    let biased = |whole: &mut ModelSpec| {
-        let mut of = attention(QuantType::Q8_0, "2", [8, 4]);
-        of.biases.q = Some(weight("bias", QuantType::F32, 1, 512));
-        whole.layers = vec![layer(QuantType::Q8_0, "2", Mixer::Attention(of), 512)];
+    let experts = |width, ty| {
+        move |whole: &mut ModelSpec| {
+            let mixer = Mixer::Attention(attention(QuantType::Q8_0, "2", [8, 4]));
+            let mut of = layer(QuantType::Q8_0, "2", mixer, 512);
+            of.ffn = mixture(ty, width);
+            whole.layers = vec![of];
+        }
     };
-    assert_eq!(refusal(2, &biased), of("its attention has biases"));
-    let normed = |whole: &mut ModelSpec| {
-        whole.layers[0].post_ffn_norm = Some(weight("n", QuantType::F32, 1, 256));
-    };
-    assert_eq!(refusal(2, &normed), of("it has norms behind its blocks"));
+    assert_eq!(refusal(2, &experts(512, QuantType::Q4_K)), "");
+    let border = "column 384 of down is within a block of 256 values of Q4_K";
+    assert_eq!(refusal(2, &experts(768, QuantType::Q4_K)), of(border));
+    let odd = "they do not divide its 33 channels of each expert";
+    assert_eq!(refusal(2, &experts(33, QuantType::F32)), of(odd));
     let one = "a tensor split of a model over 1 devices: it takes two or more";
     assert_eq!(refusal(1, &heads(8, 4)), one);
 }

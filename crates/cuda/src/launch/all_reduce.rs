@@ -127,6 +127,29 @@ pub fn add(
     }
 }
 
+/// The sum of the partial sums of all devices in place of this device's at `partial`, f32
+/// `[rows][width]`: as [`add`], for a norm in between.
+///
+/// # Panics
+/// As [`add`].
+pub fn sum(
+    shape: ExchangeShape,
+    rows: usize,
+    source: RowSource,
+    partial: u64,
+    exchange: u64,
+) -> Launch {
+    let in_place = Residual {
+        rows: partial,
+        update: partial,
+    };
+    let launch = add(shape, rows, source, in_place, exchange);
+    Launch {
+        unit: launch.unit.define("STORE", 1),
+        ..launch
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

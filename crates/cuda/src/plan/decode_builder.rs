@@ -248,8 +248,7 @@ impl DecodeBuilder<'_> {
     ) {
         if let Some(shape) = self.exchange {
             let update = self.project(input, &[matrix], arena)[0];
-            let rows = (self.rows, self.source);
-            return self.push(sum_of_shards(self.context, shape, rows, update));
+            return self.add_shards(shape, update, post_norm);
         }
         if post_norm == 0 {
             return self.add(input, matrix);
@@ -257,6 +256,14 @@ impl DecodeBuilder<'_> {
         let update = self.project(input, &[matrix], arena)[0];
         let rows = (self.rows, self.source);
         self.push(norm_behind(self.context, rows, update, post_norm));
+    }
+
+    /// `x += sum of the shards' products`, this one's at `update`, through the norm `post_norm` if
+    /// it is not 0.
+    pub(super) fn add_shards(&mut self, shape: ExchangeShape, update: u64, post_norm: u64) {
+        let rows = (self.rows, self.source);
+        let launches = sum_of_shards(self.context, shape, rows, (update, post_norm));
+        self.plan.launches.extend(launches);
     }
 
     fn products(&mut self, input: &ActivationBuffers, products: &[GemmOperation]) {

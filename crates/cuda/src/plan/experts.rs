@@ -5,7 +5,7 @@ use contract::ModelSpec;
 use super::activations::ActivationFormats;
 use super::decode_builder::DecodeBuilder;
 use crate::launch::moe::decode::{DecodeMoe, RouteInput};
-use crate::launch::moe::{ExpertMatrices, ExpertMatrix, ExpertTable, MoeShape, Router};
+use crate::launch::moe::{ExpertMatrices, ExpertMatrix, ExpertSum, ExpertTable, MoeShape, Router};
 use crate::memory::BumpAllocator;
 use crate::weights::{ExpertWeights, FeedForwardWeights, WeightMatrix};
 
@@ -100,6 +100,13 @@ impl DecodeBuilder<'_> {
         let shared = shared.map(|w| expert_matrices([w.gate, w.up, w.down], None));
         self.push(moe.route(input, w.router(), context.addresses.moe_counter));
         self.push(moe.gate_up((f16, w.scale), experts, shared));
-        self.push(moe.down(context.gpu, experts, shared, (x, w.scale)));
+        let Some(shape) = self.exchange else {
+            let to = ExpertSum::AddTo(x);
+            return self.push(moe.down(context.gpu, experts, shared, (to, w.scale)));
+        };
+        let update = arena.take(4 * self.rows * shape.width);
+        let to = ExpertSum::Store(update);
+        self.push(moe.down(context.gpu, experts, shared, (to, w.scale)));
+        self.add_shards(shape, update, 0);
     }
 }

@@ -50,18 +50,24 @@ pub(super) fn norm_behind(
     norm::add_normed(rms, rows, source, to, weight)
 }
 
-/// The launch of an all-reduce: `x += sum of the shards' products`, with this shard's at `update`.
+/// The launches of an all-reduce: `x += sum of the shards' products`, with this shard's at
+/// `update`, through the norm `post_norm` if it is not 0.
 pub(super) fn sum_of_shards(
     context: &PlanContext<'_>,
     shape: ExchangeShape,
     (rows, source): (usize, RowSource),
-    update: u64,
-) -> Launch {
+    (update, post_norm): (u64, u64),
+) -> Vec<Launch> {
+    let exchange = context.addresses.exchange;
+    if post_norm != 0 {
+        let sum = all_reduce::sum(shape, rows, source, update, exchange);
+        return vec![sum, norm_behind(context, (rows, source), update, post_norm)];
+    }
     let to = Residual {
         rows: context.addresses.residual,
         update,
     };
-    all_reduce::add(shape, rows, source, to, context.addresses.exchange)
+    vec![all_reduce::add(shape, rows, source, to, exchange)]
 }
 
 /// Addresses of a layer's KV cache.

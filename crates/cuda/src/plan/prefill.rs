@@ -13,6 +13,7 @@ use super::layer_arguments::{cache, delta_inputs, delta_layer, norm_behind, shap
 use super::mtp::{Head, chunk_stream};
 use super::select::{prefill_attention, prefill_gemm};
 use super::{Plan, PlanContext};
+use crate::launch::all_reduce::ExchangeShape;
 use crate::launch::attention::{self, AppendTarget, Cache, Positions, Projections};
 use crate::launch::draft::capture_hidden_states;
 use crate::launch::gated_delta::{self, ChunkLaunch, Layer};
@@ -351,8 +352,7 @@ impl PrefillBuilder<'_> {
     ) {
         if let Some(shape) = self.context.exchange {
             let update = self.project(input, &[matrix], arena)[0];
-            let rows = (self.rows, self.source());
-            return self.push(sum_of_shards(self.context, shape, rows, update));
+            return self.add_shards(shape, update, post_norm);
         }
         if post_norm == 0 {
             return self.add(input, matrix);
@@ -360,6 +360,14 @@ impl PrefillBuilder<'_> {
         let update = self.project(input, &[matrix], arena)[0];
         let rows = (self.rows, self.source());
         self.push(norm_behind(self.context, rows, update, post_norm));
+    }
+
+    /// `x += sum of the shards' products`, this one's at `update`, through the norm `post_norm` if
+    /// it is not 0.
+    fn add_shards(&mut self, shape: ExchangeShape, update: u64, post_norm: u64) {
+        let rows = (self.rows, self.source());
+        let launches = sum_of_shards(self.context, shape, rows, (update, post_norm));
+        self.plan.launches.extend(launches);
     }
 
     fn products(&mut self, input: PrefillActivations, cols: usize, matrices: &[GemmMatrix]) {

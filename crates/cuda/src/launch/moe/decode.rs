@@ -2,7 +2,7 @@
 //!
 //! A row's result has the same bits whatever shares the step.
 
-use super::{ExpertMatrices, MoeShape, Router, ring_bytes, step_bytes};
+use super::{ExpertMatrices, ExpertSum, MoeShape, Router, ring_bytes, step_bytes};
 use crate::gpu_props::GpuProps;
 use crate::launch::norm::{self, RowSource};
 use crate::launch::{Args, CompileUnit, Launch};
@@ -197,7 +197,7 @@ impl DecodeMoe {
         }
     }
 
-    /// Adds the sum of each row's experts to `out`, f32 `[rows][width]`. `scale` is the router's.
+    /// The sum of each row's experts. `scale` is the router's.
     ///
     /// # Panics
     /// As [`DecodeMoe::gate_up`].
@@ -206,7 +206,7 @@ impl DecodeMoe {
         gpu: GpuProps,
         experts: ExpertMatrices,
         shared: Option<ExpertMatrices>,
-        (out, scale): (u64, f32),
+        (out, scale): (ExpertSum, f32),
     ) -> Launch {
         let (shape, parts) = (self.shape, self.parts());
         assert_eq!(shared.is_some(), shape.has_shared());
@@ -216,7 +216,7 @@ impl DecodeMoe {
         words.extend([parts.h, parts.shared_h]);
         words.extend(experts.down.words(shape.width, shape.ffn));
         words.extend(of_shared.words(shape.width, shape.shared_ffn.unwrap_or(0)));
-        words.extend([out, parts.logits, u64::from(scale.to_bits())]);
+        words.extend([out.address(), parts.logits, u64::from(scale.to_bits())]);
         words.push(experts.addresses());
         let products = self.rows * (shape.n_used + usize::from(shape.has_shared())) * 64;
         let stage = kinds.map(|kind| step_bytes(kind, 1, self.rows));
@@ -228,8 +228,8 @@ impl DecodeMoe {
             .define("MAX_ENTRIES", self.max_entries());
         Launch {
             entry: "moe_down",
-            unit: experts
-                .define(unit)
+            unit: out
+                .define(experts.define(unit))
                 .define("DOWN_KIND", kinds[0] as u32)
                 .define("SHARED_DOWN_KIND", kinds[1] as u32)
                 .define("WARPS", warps),

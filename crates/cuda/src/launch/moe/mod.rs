@@ -103,6 +103,30 @@ pub struct ExpertMatrices {
     pub table: Option<ExpertTable>,
 }
 
+/// Where the sum of each row's experts goes, f32 `[rows][width]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertSum {
+    /// Added to the residual stream here.
+    AddTo(u64),
+    /// Stored here, as the partial sums of a shard.
+    Store(u64),
+}
+
+impl ExpertSum {
+    fn address(self) -> u64 {
+        match self {
+            ExpertSum::AddTo(at) | ExpertSum::Store(at) => at,
+        }
+    }
+
+    fn define(self, unit: CompileUnit) -> CompileUnit {
+        match self {
+            ExpertSum::AddTo(_) => unit,
+            ExpertSum::Store(_) => unit.define("STORE", 1),
+        }
+    }
+}
+
 impl ExpertMatrices {
     fn define(&self, unit: CompileUnit) -> CompileUnit {
         unit.define("EXPERT_TABLE", u8::from(self.table.is_some()))

@@ -3,7 +3,7 @@
 //! The router's logits and the shared expert are products like others of a chunk. Every result of
 //! a row has the same bits however a prompt is cut into chunks.
 
-use super::{ExpertMatrices, ExpertMatrix, MoeShape, Router, ring_bytes};
+use super::{ExpertMatrices, ExpertMatrix, ExpertSum, MoeShape, Router, ring_bytes};
 use crate::gpu_props::GpuProps;
 use crate::launch::gemm::panels::{ChunkRows, Panels, int};
 use crate::launch::{Args, CompileUnit, Launch};
@@ -154,16 +154,17 @@ impl PrefillMoe {
         }
     }
 
-    /// Adds the sum of each row's experts to `x`, f32 `[rows][width]`; `shared` is the output of
-    /// the shared expert, f32 `[rows][width]`, or 0 without one.
-    pub fn combine(&self, shared: u64, x: u64) -> Launch {
+    /// The sum of each row's experts; `shared` is the output of the shared expert, f32
+    /// `[rows][width]`, or 0 without one.
+    pub fn combine(&self, shared: u64, out: ExpertSum) -> Launch {
         let parts = self.parts();
         assert_eq!(shared != 0, self.shape.has_shared());
         Launch {
             entry: "moe_prefill_combine",
-            unit: self
-                .shape
-                .define(CompileUnit::new("moe/prefill_combine.cu")),
+            unit: out.define(
+                self.shape
+                    .define(CompileUnit::new("moe/prefill_combine.cu")),
+            ),
             grid: [self.chunk.rows as u32, 1, 1],
             block: [256, 1, 1],
             shared: 0,
@@ -173,7 +174,7 @@ impl PrefillMoe {
                 .ptr(parts.products)
                 .ptr(shared)
                 .ptr(parts.shared_factor)
-                .ptr(x),
+                .ptr(out.address()),
             cooperative: false,
             overlap: false,
         }

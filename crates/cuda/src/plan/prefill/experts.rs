@@ -4,6 +4,7 @@ use contract::GateActivation;
 
 use super::PrefillBuilder;
 use crate::launch::gemm::small_batch::GemmEpilogue;
+use crate::launch::moe::ExpertSum;
 use crate::launch::moe::prefill::PrefillMoe;
 use crate::memory::BumpAllocator;
 use crate::plan::gemm::gemm_matrix;
@@ -46,6 +47,12 @@ impl PrefillBuilder<'_> {
         self.plan.launches.extend(launches);
         let launches = moe.experts(context.gpu, y.panels, w.matrices());
         self.plan.launches.extend(launches);
-        self.push(moe.combine(shared, context.addresses.residual));
+        let Some(exchange) = context.exchange else {
+            let to = ExpertSum::AddTo(context.addresses.residual);
+            return self.push(moe.combine(shared, to));
+        };
+        let update = arena.take(4 * self.rows * shape.width);
+        self.push(moe.combine(shared, ExpertSum::Store(update)));
+        self.add_shards(exchange, update, 0);
     }
 }
