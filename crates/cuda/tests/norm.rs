@@ -262,7 +262,7 @@ fn all_reduce_without_the_other_shard_ends_with_an_error() {
     let mut shards = Shard::pair([&gpu, &again], &x);
     shards[0].upload(&x, SUMS.rows);
     let launch = shards[0].launch(SUMS.rows);
-    let ready = modules(&gpu, &[launch.unit.clone()]);
+    let ready = modules(&gpu, std::slice::from_ref(&launch.unit));
     let begun = Instant::now();
     gpu.run(&ready, &launch).unwrap();
     let error = gpu.sync().unwrap_err();

@@ -270,10 +270,13 @@ impl Cut {
         self.divides(width, "channels of each expert")?;
         let channels = self.shard.part(width);
         let gate_up = match &moe.gate_up {
-            ExpertGateUp::Separate { gate, up } => ExpertGateUp::Separate {
-                gate: self.expert_rows(gate, &[channels.clone()]),
-                up: self.expert_rows(up, &[channels.clone()]),
-            },
+            ExpertGateUp::Separate { gate, up } => {
+                let rows = std::slice::from_ref(&channels);
+                ExpertGateUp::Separate {
+                    gate: self.expert_rows(gate, rows),
+                    up: self.expert_rows(up, rows),
+                }
+            }
             ExpertGateUp::Fused(fused) => {
                 let both = [channels.clone(), shifted(&channels, width)];
                 ExpertGateUp::Fused(self.expert_rows(fused, &both))
