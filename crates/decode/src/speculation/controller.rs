@@ -6,11 +6,14 @@
 //! too. For the other plans it is expected from the target's surprisal ([`crate::speculation`]),
 //! corrected by the steps of texts in the same bucket and of this sequence. The best plan drafts.
 //!
-//! Losses against plain decoding are bounded by a regret budget. A sequence drafts only within its
-//! budget, starts with little, earns a small share of its time, and regains what drafting gains. So
-//! over any texts, drafting loses at most [`REGRET_RATE`] of the time of plain decoding plus the
-//! initial budgets. Suffix matches alone have a second budget of the same kind, so that failed
-//! trials of the other sources do not stop them.
+//! Losses against plain decoding are bounded by one [`TrialBudget`] for all sequences: a sequence
+//! drafts only within what it has gained, what is put aside for its plan and bucket, and that
+//! budget. So over any texts, drafting loses at most [`TRIAL_SHARE`] of the time of plain decoding
+//! plus the initial budget, however short the replies are. Suffix matches alone have a second
+//! budget of the same kind, so that failed trials of the other sources do not stop them.
+//!
+//! Where a plan is not expected to pay, it is tried at growing intervals, counted over all
+//! sequences of its bucket: a new sequence does not repeat the trials of earlier ones.
 //!
 //! Losses against the best plan are bounded likewise. Another plan is tried where the trial budget
 //! covers what the trial is expected to lose; it earns [`TRIAL_RATE`] of the time.
@@ -21,21 +24,18 @@ use contract::SeqId;
 
 use super::costs::CostTable;
 use super::sources::SourceSet;
+use super::trial_budget::{SequenceAccount, TrialBudget};
 
-/// Regret budget of a new sequence, in plain steps: of drafts that cost a pass.
-pub(crate) const INITIAL_BUDGET: f64 = 5.0;
-/// Share of plain decoding time that may be lost in the long run.
-pub(crate) const REGRET_RATE: f64 = 0.012;
-/// Largest regret budget, in plain steps.
-const MAX_BUDGET: f64 = 8.0;
-/// The initial regret budget of suffix matches alone, and the share that they may lose.
-pub(crate) const SUFFIX_REGRET: (f64, f64) = (3.0, 0.008);
-/// Initial budgets in the shared budget, per concurrently decoding sequence.
-pub(crate) const SHARED_BUDGETS: f64 = 2.0;
+/// The initial trial budget of drafts that cost a pass, per concurrent sequence, in plain steps.
+pub(crate) const INITIAL_BUDGET: f64 = 6.0;
+/// Share of plain decoding time that these drafts may lose in the long run.
+pub(crate) const TRIAL_SHARE: f64 = 0.008;
+/// The same two of suffix matches alone.
+pub(crate) const SUFFIX_TRIALS: (f64, f64) = (3.0, 0.006);
 /// Decay of older steps, per step.
 const DECAY: f64 = 0.9;
 /// Weight of the prior against a sequence's own steps, in steps.
-const PRIOR_STEPS: f64 = 0.5;
+const PRIOR_STEPS: f64 = 1.0;
 /// Decay and prior for the choice between plans. A step's tokens are mostly luck, and a choice that
 /// followed each step would fluctuate.
 const CHOICE_DECAY: f64 = 0.98;
@@ -51,10 +51,10 @@ const BUCKET_PRIOR: (f64, f64) = (8.0, 192.0);
 const MIN_EXPECTED_SPEEDUP: f64 = 1.1;
 /// The same for suffix matches, whose chances are known.
 const MIN_SUFFIX_SPEEDUP: f64 = 1.02;
-/// Steps until a sequence with too little expected speed-up is tried anyway, with a full budget.
+/// Steps until a plan with too little expected speed-up is tried anyway, if the budget is ample.
 /// Doubles with every failed trial.
-const RETRY_AFTER: u32 = 64;
-/// The same for cheap trials, of at most so many plain tokens. The first is immediate.
+const RETRY_AFTER: u32 = 128;
+/// The same for cheap trials, of at most so many plain tokens.
 const CHEAP_TRIAL: (f64, u32) = (0.5, 8);
 /// Depth of a tree that, accepted as a whole, is followed by another trial at once.
 const RETRY_DEPTH: usize = 3;
@@ -63,7 +63,7 @@ const MAX_BACKOFF: u32 = 6;
 /// Share of the time that trials of worse plans may lose, and the largest budget of steps.
 const TRIAL_RATE: f64 = 0.008;
 const MAX_TRIAL_BUDGET: f64 = 3.0;
-/// Steps between two trials of a plan on a sequence that has a better one.
+/// Steps between two trials of a plan where there is a better one. Doubles with every failed trial.
 const TRIAL_AFTER: u32 = 12;
 /// Upper bounds of the surprisal buckets, in nats.
 const SURPRISAL_BUCKETS: [f64; 7] = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
@@ -223,6 +223,27 @@ impl Speedups {
     }
 }
 
+/// The trials of a plan against expectation.
+#[derive(Debug, Clone, Copy, Default)]
+struct TrialRecord {
+    /// Steps since the last one, and the number of failed ones; 0 before the first.
+    steps_since: u32,
+    failed: u32,
+}
+
+impl TrialRecord {
+    /// Whether `wait` steps have passed, doubled by each failure. The first trial is immediate.
+    fn is_due(self, wait: u32) -> bool {
+        self.failed == 0 || self.steps_since >= wait << self.failed
+    }
+
+    /// Begins a trial, which counts as failed until it succeeds.
+    fn begin(&mut self) {
+        self.steps_since = 0;
+        self.failed = (self.failed + 1).min(MAX_BACKOFF);
+    }
+}
+
 /// The record of a plan on one sequence.
 #[derive(Debug, Clone, Copy, Default)]
 struct PlanRecord {
@@ -230,9 +251,7 @@ struct PlanRecord {
     recent: Speedups,
     /// More steps, which decide between plans.
     choice: Speedups,
-    /// Steps since the last trial against expectation, and the number of failed trials.
-    steps_since_trial: u32,
-    failed_trials: u32,
+    trials: TrialRecord,
     /// Whether its last tree was accepted to its full depth, so that a larger one may be better.
     was_whole: bool,
 }
@@ -241,11 +260,21 @@ struct PlanRecord {
 #[derive(Debug, Clone, Copy)]
 struct ParticipantState {
     plans: [PlanRecord; SourceSet::COUNT],
-    /// Regret budgets, in plain steps: of drafts, and of suffix matches alone.
-    budgets: [f64; 2],
+    /// Of drafts, and of suffix matches alone.
+    accounts: [SequenceAccount; 2],
 }
 
-/// Index of the regret budget of a plan.
+/// The record of a plan in a bucket, over all sequences.
+#[derive(Debug, Clone, Copy)]
+struct BucketRecord {
+    /// Sums of measured and of expected speed-ups.
+    speedups: (f64, f64),
+    trials: TrialRecord,
+    /// Gains put aside for losses, in plain steps.
+    aside: f64,
+}
+
+/// Index of the budget of a plan.
 fn budget_of(sources: SourceSet) -> usize {
     usize::from(sources.is_empty())
 }
@@ -254,24 +283,37 @@ fn budget_of(sources: SourceSet) -> usize {
 #[derive(Debug)]
 pub(crate) struct SpeculationController {
     all: HashMap<SeqId, ParticipantState>,
-    /// Budgets for new sequences, in plain steps.
-    shared_budgets: [f64; 2],
+    /// Of drafts, and of suffix matches alone.
+    budgets: [TrialBudget; 2],
     /// Maximum number of concurrent sequences so far.
     max_sequences: usize,
-    /// Per plan and bucket: sums of measured and expected speed-ups.
-    buckets: [[(f64, f64); BUCKETS]; SourceSet::COUNT],
+    /// Per plan and bucket.
+    buckets: [[BucketRecord; BUCKETS]; SourceSet::COUNT],
     /// Budget for trials of worse plans, in steps.
     trial_budget: f64,
+    /// A fixed choice, whatever it gains or loses.
+    #[cfg(test)]
+    pub(super) forced: Option<SourceSet>,
 }
 
 impl Default for SpeculationController {
     fn default() -> SpeculationController {
+        let none = BucketRecord {
+            speedups: (BUCKET_PRIOR.0, BUCKET_PRIOR.0),
+            trials: TrialRecord::default(),
+            aside: 0.0,
+        };
         SpeculationController {
             all: HashMap::new(),
-            shared_budgets: [0.0; 2],
+            budgets: [
+                TrialBudget::new(INITIAL_BUDGET, TRIAL_SHARE),
+                TrialBudget::new(SUFFIX_TRIALS.0, SUFFIX_TRIALS.1),
+            ],
             max_sequences: 0,
-            buckets: [[(BUCKET_PRIOR.0, BUCKET_PRIOR.0); BUCKETS]; SourceSet::COUNT],
+            buckets: [[none; BUCKETS]; SourceSet::COUNT],
             trial_budget: MAX_TRIAL_BUDGET,
+            #[cfg(test)]
+            forced: None,
         }
     }
 }
@@ -298,40 +340,16 @@ impl Forecast {
 impl SpeculationController {
     /// Drops sequences that ended and adds new ones.
     pub(crate) fn sync_sequences(&mut self, seqs: impl Iterator<Item = SeqId> + Clone) {
-        const INITIAL: [f64; 2] = [INITIAL_BUDGET, SUFFIX_REGRET.0];
-        let SpeculationController {
-            all,
-            shared_budgets,
-            max_sequences,
-            ..
-        } = self;
         let n = seqs.clone().count();
-        let new = n.saturating_sub(*max_sequences);
-        *max_sequences += new;
-        for (shared, initial) in shared_budgets.iter_mut().zip(INITIAL) {
-            *shared += SHARED_BUDGETS * initial * new as f64;
-        }
-        all.retain(|seq, state| {
-            let stays = seqs.clone().any(|s| s == *seq);
-            for (i, shared) in shared_budgets.iter_mut().enumerate().filter(|_| !stays) {
-                *shared += state.budgets[i].min(INITIAL[i]);
-            }
-            stays
-        });
-        for (shared, initial) in shared_budgets.iter_mut().zip(INITIAL) {
-            *shared = shared.min(SHARED_BUDGETS * initial * *max_sequences as f64);
-        }
+        let new = n.saturating_sub(self.max_sequences);
+        self.max_sequences += new;
+        self.budgets.iter_mut().for_each(|budget| budget.grow(new));
+        self.all
+            .retain(|seq, _| seqs.clone().any(|other| other == *seq));
         for seq in seqs {
-            all.entry(seq).or_insert_with(|| {
-                let mut budgets = INITIAL;
-                for (budget, shared) in budgets.iter_mut().zip(&mut *shared_budgets) {
-                    *budget = shared.clamp(0.0, *budget);
-                    *shared -= *budget;
-                }
-                ParticipantState {
-                    plans: [PlanRecord::default(); SourceSet::COUNT],
-                    budgets,
-                }
+            self.all.entry(seq).or_insert_with(|| ParticipantState {
+                plans: [PlanRecord::default(); SourceSet::COUNT],
+                accounts: [SequenceAccount::default(); 2],
             });
         }
     }
@@ -345,15 +363,18 @@ impl SpeculationController {
         costs_now: StepCosts<'_>,
     ) -> Option<Allowance> {
         let state = self.all.get_mut(&now.seq)?;
-        let budgets = state.budgets;
-        let affordable = |plan: Plan| {
-            let budget = budgets[budget_of(plan.sources)] * costs_now.seconds_per_token();
-            let mut nodes = (0..=now.max_nodes).rev();
-            nodes.find(|n| costs_now.overhead(plan, *n) <= budget)
-        };
         let has_match = usize::from(now.suffix_speedup >= MIN_SUFFIX_SPEEDUP);
         let surprisal = SURPRISAL_BUCKETS.partition_point(|bucket| *bucket <= now.surprisal);
         let bucket = 2 * surprisal + has_match;
+        let (accounts, budgets, buckets) = (state.accounts, self.budgets, &self.buckets);
+        let affordable = |plan: Plan| {
+            let of = budget_of(plan.sources);
+            let aside = buckets[plan.sources.index()][bucket].aside;
+            let steps = accounts[of].may_lose(&budgets[of], aside, costs_now.sequences);
+            let seconds = steps * costs_now.seconds_per_token();
+            let mut nodes = (0..=now.max_nodes).rev();
+            nodes.find(|n| costs_now.overhead(plan, *n) <= seconds)
+        };
         let none = Plan {
             sources: SourceSet::NONE,
             deepest: 0,
@@ -377,11 +398,11 @@ impl SpeculationController {
         let mut forecasts = Vec::with_capacity(plans.len());
         for plan in plans {
             let record = &mut state.plans[plan.sources.index()];
-            record.steps_since_trial = record.steps_since_trial.saturating_add(1);
+            record.trials.steps_since = record.trials.steps_since.saturating_add(1);
             let Some(nodes) = affordable(*plan) else {
                 continue;
             };
-            let (speedup, expected) = self.buckets[plan.sources.index()][bucket];
+            let (speedup, expected) = buckets[plan.sources.index()][bucket].speedups;
             let probability = acceptance_probability(now.surprisal);
             let prior = costs_now.speedup(*plan, probability, nodes.min(plan.deepest));
             let expected = prior * speedup / expected;
@@ -403,15 +424,23 @@ impl SpeculationController {
                 best = Some(forecast);
             }
         }
+        for plan in plans {
+            let trials = &mut self.buckets[plan.sources.index()][bucket].trials;
+            trials.steps_since = trials.steps_since.saturating_add(1);
+        }
         let best = best.filter(|best| best.value >= MIN_EXPECTED_SPEEDUP && best.choice > base);
         let chosen = best.map(|best| best.allowance).or(suffix);
         let trial = match best {
             None if base < MIN_EXPECTED_SPEEDUP => {
-                let first = forecasts
-                    .iter()
-                    .filter(|forecast| forecast.is_single() && state.may_try(forecast))
-                    .max_by(|a, b| a.value.total_cmp(&b.value));
-                first.copied()
+                let may_try = |forecast: &&Forecast| {
+                    let sources = forecast.allowance.sources.index();
+                    let (of, shared) = (&state.plans[sources], &self.buckets[sources][bucket]);
+                    forecast.is_single()
+                        && (of.was_whole
+                            || is_due(forecast, (of.trials, shared.trials), self.budgets[0]))
+                };
+                let all = forecasts.iter().filter(may_try);
+                all.max_by(|a, b| a.value.total_cmp(&b.value)).copied()
             }
             None => None,
             Some(best) => {
@@ -419,9 +448,19 @@ impl SpeculationController {
                     (1.0 - forecast.choice / best.choice).max(0.1) * (1.0 + forecast.overhead)
                 };
                 let next = forecasts.iter().filter(|forecast| {
-                    let record = &state.plans[forecast.allowance.sources.index()];
+                    let sources = forecast.allowance.sources.index();
+                    let (own, shared) = (
+                        state.plans[sources].trials,
+                        self.buckets[sources][bucket].trials,
+                    );
+                    // On a new sequence, earlier ones of the bucket count.
+                    let by = if own.failed == 0 && shared.steps_since > own.steps_since {
+                        shared
+                    } else {
+                        own
+                    };
                     forecast.allowance.sources != best.allowance.sources
-                        && record.steps_since_trial >= TRIAL_AFTER << record.failed_trials
+                        && by.steps_since >= TRIAL_AFTER << by.failed
                 });
                 let next = next.max_by(|a, b| a.choice.total_cmp(&b.choice)).copied();
                 let next = next.filter(|next| loss(next) <= self.trial_budget);
@@ -431,12 +470,24 @@ impl SpeculationController {
                 next
             }
         };
+        #[cfg(test)]
+        if let Some(forced) = self.forced {
+            let plan = plans.iter().find(|plan| plan.sources == forced);
+            return plan.map(|plan| Allowance {
+                sources: plan.sources,
+                nodes: now.max_nodes,
+                prior: 1.0,
+                expected: 1.0,
+                rival: 1.0,
+                bucket,
+            });
+        }
         let Some(trial) = trial else {
             return chosen;
         };
-        let record = &mut state.plans[trial.allowance.sources.index()];
-        record.steps_since_trial = 0;
-        record.failed_trials = (record.failed_trials + 1).min(MAX_BACKOFF);
+        let sources = trial.allowance.sources.index();
+        state.plans[sources].trials.begin();
+        self.buckets[sources][bucket].trials.begin();
         Some(Allowance {
             rival: best.map_or(1.0, |best| best.choice),
             ..trial.allowance
@@ -447,9 +498,10 @@ impl SpeculationController {
     /// sequence and its number of tokens.
     pub(crate) fn observe(&mut self, step: Option<&DraftedStep>, results: &[(SeqId, usize)]) {
         for (seq, tokens) in results {
-            if let Some(state) = self.all.get_mut(seq) {
-                for (budget, rate) in state.budgets.iter_mut().zip([REGRET_RATE, SUFFIX_REGRET.1]) {
-                    *budget = (*budget + rate * *tokens as f64).min(MAX_BUDGET);
+            if let Some(state) = self.all.get(seq) {
+                let accounts = state.accounts.iter().zip(&mut self.budgets);
+                for (_, budget) in accounts.filter(|(account, _)| !account.is_ahead()) {
+                    budget.earn(*tokens);
                 }
             }
             self.trial_budget = (self.trial_budget + TRIAL_RATE).min(MAX_TRIAL_BUDGET);
@@ -463,8 +515,6 @@ impl SpeculationController {
             let accepted = result.1.saturating_sub(participant.base_nodes) as f64;
             // In tokens of plain decoding.
             let took = step.overhead_seconds * participant.share / step.seconds_per_token;
-            let budget = &mut state.budgets[budget_of(participant.allowance.sources)];
-            *budget = (*budget + accepted - took).min(MAX_BUDGET);
             let speedup = (1.0 + accepted) / (1.0 + took);
             let likely = accepted + PLANNED_WEIGHT * (participant.planned_tokens - accepted);
             let likely_speedup = (1.0 + likely) / (1.0 + took);
@@ -475,6 +525,10 @@ impl SpeculationController {
                 bucket,
                 ..
             } = participant.allowance;
+            let of = budget_of(sources);
+            let shared = &mut self.buckets[sources.index()][bucket];
+            let budget = &mut self.budgets[of];
+            state.accounts[of].settle(accepted - took, budget, &mut shared.aside);
             let record = &mut state.plans[sources.index()];
             record.recent.observe(DECAY, speedup, expected);
             record
@@ -482,31 +536,29 @@ impl SpeculationController {
                 .observe(CHOICE_DECAY, likely_speedup, expected);
             let is_whole = participant.deepest > 0 && accepted >= participant.deepest as f64;
             if speedup >= participant.allowance.rival || is_whole {
-                record.failed_trials = 0;
+                record.trials.failed = 0;
+                shared.trials.failed = 0;
             }
             record.was_whole = is_whole && participant.deepest >= RETRY_DEPTH;
-            let bucket = &mut self.buckets[sources.index()][bucket];
-            *bucket = (bucket.0 + likely_speedup, bucket.1 + prior);
-            if bucket.1 > BUCKET_PRIOR.1 {
-                *bucket = (bucket.0 / 2.0, bucket.1 / 2.0);
+            let sums = &mut shared.speedups;
+            *sums = (sums.0 + likely_speedup, sums.1 + prior);
+            if sums.1 > BUCKET_PRIOR.1 {
+                *sums = (sums.0 / 2.0, sums.1 / 2.0);
             }
         }
     }
 }
 
-impl ParticipantState {
-    /// Whether a plan may be tried against expectation, in place of plain decoding.
-    fn may_try(&self, forecast: &Forecast) -> bool {
-        let record = &self.plans[forecast.allowance.sources.index()];
-        if record.was_whole {
-            return true;
-        }
-        if forecast.overhead <= CHEAP_TRIAL.0 {
-            record.failed_trials == 0
-                || record.steps_since_trial >= CHEAP_TRIAL.1 << record.failed_trials
-        } else {
-            self.budgets[budget_of(forecast.allowance.sources)] >= MAX_BUDGET
-                && record.steps_since_trial >= RETRY_AFTER << record.failed_trials
-        }
+/// Whether a trial against expectation, in place of plain decoding, is due for a plan by its record
+/// on the sequence and by that of its bucket.
+fn is_due(
+    forecast: &Forecast,
+    (own, shared): (TrialRecord, TrialRecord),
+    budget: TrialBudget,
+) -> bool {
+    if forecast.overhead <= CHEAP_TRIAL.0 {
+        own.is_due(CHEAP_TRIAL.1) && shared.is_due(CHEAP_TRIAL.1)
+    } else {
+        budget.is_ample() && own.is_due(RETRY_AFTER) && shared.is_due(RETRY_AFTER)
     }
 }

@@ -10,7 +10,7 @@ use contract::{
 
 use super::build_tree::TreeInit;
 use super::config::SpeculationConfig;
-use super::controller::{INITIAL_BUDGET, REGRET_RATE, SHARED_BUDGETS};
+use super::controller::{INITIAL_BUDGET, TRIAL_SHARE};
 use super::costs::CostTable;
 use super::proposer::MixedProposer;
 use super::sources::{DraftSource, SourceSet};
@@ -192,7 +192,7 @@ fn scenarios(n: usize, scenario: impl Fn(usize) -> Scenario) -> impl Iterator<It
 }
 
 #[test]
-fn adversarial_acceptance_loses_at_most_the_regret_bound() {
+fn adversarial_acceptance_loses_at_most_the_trial_budget() {
     let adversaries: [fn(usize, usize, usize) -> usize; 6] = [
         // Nothing is ever accepted.
         |_, _, _| 0,
@@ -221,10 +221,7 @@ fn adversarial_acceptance_loses_at_most_the_regret_bound() {
                     let lost = (seconds_taken - plain_seconds) / token;
                     // Step times have noise of up to a fifth, in both directions.
                     let noise = 0.01 * generated as f64;
-                    let most = SHARED_BUDGETS * INITIAL_BUDGET
-                        + REGRET_RATE * generated as f64
-                        + noise
-                        + 2.0;
+                    let most = INITIAL_BUDGET + TRIAL_SHARE * generated as f64 + noise + 2.0;
                     assert!(
                         lost <= most,
                         "{i}, surprisal {surprisal}, {n} x {tokens}: {lost} of {most}"

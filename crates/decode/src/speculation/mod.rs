@@ -12,6 +12,7 @@
 //! | `costs` | measures passes and sizes trees |
 //! | `narrow_draft` | drafts less deep for many sequences |
 //! | `controller` | chooses the sources per sequence and limits what drafting may lose |
+//! | `trial_budget` | what all sequences together may lose by trials |
 //! | `proposer` | a step of all of them |
 //!
 //! `build_tree` turns the candidates of one draft into a tree, for checks and benchmarks.
@@ -33,10 +34,15 @@ mod mix_tests;
 mod narrow_draft;
 mod proposer;
 mod sequence_draft;
+#[cfg(test)]
+mod short_reply_tests;
+#[cfg(test)]
+mod simulated;
 mod sources;
 pub mod suffix;
 mod surprisal;
 mod tree_proposer;
+mod trial_budget;
 
 pub use build_tree::{TreeBudget, TreeInit, TreeInputs, build_tree};
 pub use config::{MIN_SPEEDUP, SpeculationConfig};

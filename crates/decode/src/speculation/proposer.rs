@@ -100,6 +100,14 @@ impl MixedProposer {
         }
     }
 
+    /// A proposer that always drafts with `plan`.
+    #[cfg(test)]
+    pub(super) fn fixed(config: SpeculationConfig, plan: SourceSet) -> MixedProposer {
+        let mut proposer = MixedProposer::new(config, plan);
+        proposer.controller.forced = Some(plan.without(DraftSource::Suffix));
+        proposer
+    }
+
     /// The sequences with room for drafted nodes, each with its suffix matches. Those that may not
     /// speculate have none.
     fn sequences<'a>(
